@@ -1,0 +1,35 @@
+# make demo   cluster the pixels of a photograph      make test   everything a change must pass
+# make lint   ruff and mypy                           make clean  remove what the others made
+PYTHON ?= python3
+BIN    := .venv/bin
+
+.PHONY: demo test lint clean
+.DELETE_ON_ERROR:
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"tsapps needs Python 3.11 or newer, and $(PYTHON) is {v.major}.{v.minor}: make PYTHON=python3.12 …")'
+	$(PYTHON) -m venv .venv
+
+# One stamp for each set of extras, so that a changed pyproject.toml installs again.
+.venv/%.stamp: pyproject.toml .venv/bin/python
+	$(BIN)/python -m pip install --quiet --editable ".[$*]"
+	@touch $@
+
+demo: .venv/demo.stamp
+	$(BIN)/tsapps sample china data.npy --force
+	$(BIN)/tsapps kmeans data.npy --k 16 --force
+	@echo
+	@echo "Look at it:"
+	@echo "  $(BIN)/python -c \"import numpy as np; print(np.load('data-kmeans/centers.npy').round())\"    # the 16 colours"
+	@echo "  $(BIN)/tsapps sample china-painted data-kmeans/picture.png --model data-kmeans          # the photograph in them"
+
+test: .venv/test.stamp
+	$(BIN)/python -m pytest
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p tsapps
+
+clean:
+	rm -rf .venv build dist *.egg-info data.npy data-kmeans

@@ -1,0 +1,1 @@
+"""The applications that stand on the core, one package each."""

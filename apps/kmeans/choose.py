@@ -1,0 +1,138 @@
+"""From data of any kind to the engine that will work on it."""
+
+from typing import Any
+
+import numpy as np
+from scipy.sparse import issparse
+
+from tsapps.apps.kmeans.engine import Engine
+from tsapps.apps.kmeans.rows import ArrayRows, Rows, SparseRows
+from tsapps.kernels.arrays import as_array, kind_of, to_host
+from tsapps.kernels.backend import Choice, choose_device
+
+__all__ = ["ENGINES", "as_rows", "check_sample_weight", "choose", "compute_dtype", "open_engine"]
+
+#: The engines that `engine=` names; "auto" is the best one for the device.
+ENGINES = ("auto", "cublas")
+
+
+def choose(device: str, engine: str, *, resident: int | None) -> Choice:
+    """Choose the device, and check that the engine runs there.
+
+    Parameters
+    ----------
+    device : {"auto", "cpu", "cuda", "cuda:i"}
+        "auto" follows X to its GPU, else takes a GPU if there is one, else the CPU.
+    engine : {"auto", "cublas"}
+    resident : int or None
+        The GPU that X lies on.
+
+    Raises
+    ------
+    ValueError
+        If an argument is none of these, or an engine for GPUs is asked for on the CPU.
+    NoDeviceError
+        If a GPU is asked for that is not there.
+    """
+    if engine not in ENGINES:
+        raise ValueError(f"engine must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
+    choice = choose_device(device, resident=resident)
+    if engine != "auto" and not choice.is_gpu:
+        raise ValueError(f"engine={engine!r} needs a GPU, and the device is the CPU: {choice.reason}")
+    return choice
+
+
+def as_rows(X: Any) -> Rows:
+    """See X as blocks of rows: a `Rows` as it is, else a dense array of any library or a sparse matrix.
+
+    Raises
+    ------
+    ValueError
+        If X is not two-dimensional, is empty, or is not of a real number type.
+    """
+    rows: Rows
+    if isinstance(X, Rows):
+        rows = X
+    elif issparse(X) or type(X).__module__.startswith("cupyx.scipy.sparse"):
+        rows = SparseRows(X.tocsr())
+    else:
+        rows = ArrayRows(as_array(X) if kind_of(X) is not None else np.asarray(X))
+    if len(rows.shape) != 2:
+        raise ValueError(f"X has shape {rows.shape}; expected a matrix of shape (n_samples, n_features)")
+    if 0 in rows.shape:
+        raise ValueError(f"X has shape {rows.shape}; expected at least one sample and one feature")
+    if rows.dtype.kind not in "fiub" and rows.dtype.name != "bfloat16":
+        raise ValueError(f"X has dtype {rows.dtype}; expected real numbers")
+    return rows
+
+
+def check_sample_weight(sample_weight: Any, n_samples: int) -> Any:
+    """Return the weights as a NumPy or CuPy array of shape (n,), or None where every sample weighs 1.
+
+    Raises
+    ------
+    ValueError
+        If there is not one finite number a sample.
+    """
+    if sample_weight is None:
+        return None
+    weights = as_array(sample_weight) if kind_of(sample_weight) is not None else np.asarray(sample_weight, np.float64)
+    if weights.ndim == 0:
+        weights = np.full(n_samples, float(weights))
+    if weights.shape != (n_samples,):
+        raise ValueError(f"sample_weight has shape {weights.shape}; expected one number a sample, ({n_samples},)")
+    if not np.isfinite(to_host(weights)).all():
+        raise ValueError("sample_weight has a NaN or an infinity; expected finite numbers")
+    return weights
+
+
+def compute_dtype(dtype: np.dtype, *, on_gpu: bool) -> np.dtype:
+    """Return the type that K-means works in for data of `dtype`.
+
+    float32 for float32, else float64: scikit-learn's rule. On a GPU the halves (float16, bfloat16) are widened to
+    float32, which holds them exactly.
+    """
+    narrow = dtype == np.float32 or (on_gpu and dtype.name in ("float16", "bfloat16"))
+    return np.dtype(np.float32 if narrow else np.float64)
+
+
+def open_engine(
+    X: Any,
+    *,
+    dtype: np.dtype | None = None,
+    sample_weight: Any = None,
+    device: str = "auto",
+    engine: str = "auto",
+) -> Engine:
+    """Choose the device and build the engine that holds X there.
+
+    Parameters
+    ----------
+    X : Rows or array of shape (n, d)
+        See `as_rows`.
+    dtype : {float32, float64}, optional
+        The type to work in; by default `compute_dtype` of X's.
+    sample_weight : array of shape (n,), optional
+    device, engine : str
+        See `choose`.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of its range, or X is no matrix of real numbers.
+    NoDeviceError
+        If a GPU is asked for that is not there.
+    """
+    rows = as_rows(X)
+    choice = choose(device, engine, resident=rows.device)
+    weights = check_sample_weight(sample_weight, rows.shape[0])
+    dtype = np.dtype(dtype) if dtype is not None else compute_dtype(rows.dtype, on_gpu=choice.is_gpu)
+    if dtype not in (np.float32, np.float64):
+        raise ValueError(f"dtype must be float32 or float64, got {dtype}")
+    if choice.is_gpu:
+        from tsapps.apps.kmeans.cuda import CublasEngine
+
+        return CublasEngine(rows, dtype, weights, choice.index)
+    from tsapps.apps.kmeans.cpu import CpuEngine
+
+    return CpuEngine(rows, dtype, weights)

@@ -1,0 +1,291 @@
+"""What a fit asks of the data: passes over its rows, written once for every array library.
+
+An engine holds X (n samples, d features), the sample weights and one label a sample, and answers each question of
+`lloyd.py` and `seeding.py` in one pass over blocks of rows. Distances are ranked by the score
+
+    score(x, c) = ‖c‖² − 2·x·c  =  ‖x − c‖² − ‖x‖²
+
+one matrix product a block, so that at most a block's scores exist at any time and never an n×k matrix. X is centred by
+its mean as it is read: that shrinks the cancellation in the score. Sums over samples are carried in float64.
+
+`cpu.py` and `cuda.py` say how blocks are fed and how a block's rows are summed by label.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from sklearn.utils.extmath import row_norms
+
+from tsapps.apps.kmeans.rows import ArrayRows, Rows
+from tsapps.kernels.arrays import to_host
+
+__all__ = ["Assignment", "Engine"]
+
+T = TypeVar("T")
+
+
+@dataclass
+class Assignment:
+    """What one assignment pass found.
+
+    Attributes
+    ----------
+    moved : int
+        Samples whose label changed.
+    sums : numpy.ndarray of shape (k, d), float64
+        Weighted sum of the (centred) samples of each cluster.
+    weights : numpy.ndarray of shape (k,), float64
+        Weight in each cluster.
+    potential : float
+        Σ w·score over the samples: the inertia less Σ w·‖x‖². NaN unless asked for.
+    """
+
+    moved: int
+    sums: np.ndarray
+    weights: np.ndarray
+    potential: float
+
+
+class Engine(ABC):
+    """Passes over X on one device.
+
+    Parameters
+    ----------
+    source : Rows
+        X, of shape (n, d), of any real dtype.
+    dtype : numpy.dtype
+        float32 or float64: the type that scores are computed in.
+    sample_weight : numpy.ndarray of shape (n,), optional
+        None means that every sample weighs 1.
+    """
+
+    #: The array library, `numpy` or `cupy`.
+    xp: Any
+    #: Where the engine runs, "cpu" or "cuda:i".
+    device: str
+
+    def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None) -> None:
+        self.source = source
+        self.n_samples, self.n_features = source.shape
+        self.dtype = np.dtype(dtype)
+        self.mean = self.xp.zeros(self.n_features, self.dtype)
+        self.sample_weight = None if sample_weight is None else self.xp.asarray(sample_weight, dtype=self.dtype)
+        self.labels = self.xp.empty(self.n_samples, np.int32)
+        #: X on this device in `dtype`, less the mean; None where it is read from its source in every pass.
+        self.held: Any = self._borrow()
+        self._borrowed = self.held
+        if self.held is None and self.fits(self.n_samples * self.n_features * self.dtype.itemsize):
+            held = self.xp.empty(source.shape, self.dtype)
+            for start, block in self.source_blocks(self.block_rows(self.n_features)):
+                held[start : start + len(block)] = block
+            self.held = held
+
+    def _borrow(self) -> Any | None:
+        """Return the source's own array where it can be read as it is."""
+        if not isinstance(self.source, ArrayRows):
+            return None
+        array = self.source.array
+        usable = isinstance(array, self.xp.ndarray) and array.dtype == self.dtype and array.flags.c_contiguous
+        return array if usable else None
+
+    def __enter__(self) -> Self:
+        """Make the engine's device the current one."""
+        return self
+
+    def __exit__(self, *_: object) -> None:  # noqa: B027 (on the CPU there is nothing to do)
+        """Give the device before back."""
+
+    @abstractmethod
+    def fits(self, size: int) -> bool:
+        """Tell whether `size` more bytes for X leave the device room to work."""
+
+    @abstractmethod
+    def block_rows(self, n_columns: int) -> int:
+        """Return the rows of a block whose widest temporary has `n_columns` columns."""
+
+    def source_blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
+        """Yield (first row, block) of the source on this device, in the source's own dtype, not centred."""
+        return self.source.blocks(rows)
+
+    def blocks(self, n_columns: int) -> Iterator[tuple[int, Any]]:
+        """Yield (first row, block), to be passed through `prepared` before use."""
+        rows = self.block_rows(n_columns)
+        if self.held is None:
+            yield from self.source_blocks(rows)
+            return
+        for start in range(0, self.n_samples, rows):
+            yield start, self.held[start : start + rows]
+
+    def prepared(self, block: Any) -> Any:
+        """Return a block of `blocks` in `dtype` and centred."""
+        return block if self.held is not None else block.astype(self.dtype) - self.mean
+
+    def centre(self, mean: np.ndarray) -> None:
+        """Subtract `mean` (d,) from every row read from here on. Never writes to an array of the caller's."""
+        self.mean = self.xp.asarray(mean, dtype=self.dtype)
+        if self.held is None or not self.mean.any():
+            return
+        if self.held is not self._borrowed:
+            self.held -= self.mean
+        elif self.fits(self.held.nbytes):
+            self.held = self.held - self.mean
+        else:
+            self.held = None
+
+    @abstractmethod
+    def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
+        """Yield ``work(first row, block)`` for every block of centred rows in `dtype`, in row order.
+
+        `n_columns` is the width of the widest temporary that `work` makes for a block.
+        """
+
+    @abstractmethod
+    def sums_by_label(self, block: Any, labels: Any, weights: Any | None, n_clusters: int) -> tuple[Any, Any]:
+        """Return the weighted sum of a block's rows with each label (k, d), and the weight of each label (k,)."""
+
+    @abstractmethod
+    def square_distances(self, points: np.ndarray) -> Any:
+        """Return ‖x − p‖² for every point p and sample x, shape (len(points), n), in `dtype`.
+
+        As scikit-learn has it: through float64 where `dtype` is float32, and never below zero.
+        """
+
+    def weights_of(self, start: int, block: Any) -> Any | None:
+        """Return the weights of the samples of a block; None where all weigh 1."""
+        return None if self.sample_weight is None else self.sample_weight[start : start + len(block)]
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        """Return these samples, centred, in host memory; shape (len(indices), d)."""
+        rows = to_host(self.source.rows(np.asarray(indices)))
+        return rows.astype(self.dtype) - to_host(self.mean)
+
+    def forget_labels(self) -> None:
+        """Set every label to −1, so that the next assignment moves every sample."""
+        self.labels.fill(-1)
+
+    def moments(self) -> tuple[np.ndarray, float]:
+        """Return the mean of X (d,) and the mean over features of its variance, in one pass, in float64.
+
+        Sums are taken about the first sample, so that far-off-centre data does not cancel.
+
+        Raises
+        ------
+        ValueError
+            If X has a NaN or an infinity; names the row and column.
+        """
+        origin = self.xp.asarray(self.rows(np.array([0]))[0])
+
+        def work(_: int, block: Any) -> tuple[Any, Any]:
+            delta = (block - origin).astype(np.float64, copy=False)
+            return delta.sum(axis=0), (delta * delta).sum(axis=0)
+
+        total = square = self.xp.zeros(self.n_features)
+        for part in self.each_block(work, 2 * self.n_features):
+            total = total + part[0]
+            square = square + part[1]
+        total, square = to_host(total) / self.n_samples, to_host(square) / self.n_samples
+        if not np.isfinite(total).all():
+            self.refuse_non_finite()
+        return total + to_host(origin), float(np.mean(square - total * total))
+
+    def refuse_non_finite(self) -> None:
+        """Raise ValueError if X has a NaN or an infinity, naming the first."""
+
+        def work(start: int, block: Any) -> tuple[int, Any, np.ndarray]:
+            finite = to_host(self.xp.isfinite(block))
+            return start, None if finite.all() else to_host(block), finite
+
+        for start, block, finite in self.each_block(work, self.n_features):
+            if block is not None:
+                row, column = np.argwhere(~finite)[0]
+                raise ValueError(
+                    f"{self.source.name}: row {start + row}, column {column} is {block[row, column]}: "
+                    "K-means needs finite numbers; remove or replace such rows first"
+                )
+
+    def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:
+        """Give every sample the label of its nearest centre, the lowest index on a tie.
+
+        Parameters
+        ----------
+        centers : numpy.ndarray of shape (k, d)
+            Centred as the rows are.
+        update : bool
+            Also sum the samples of each cluster, for the next centres.
+        potential : bool
+            Also sum the scores.
+        """
+        xp, k = self.xp, len(centers)
+        minus_2_centers = xp.asarray(np.ascontiguousarray(-2 * centers.T, dtype=self.dtype))
+        norms = xp.asarray(row_norms(centers, squared=True))
+        shape = (k, self.n_features) if update else (0, 0)
+
+        def work(start: int, block: Any) -> tuple[Any, Any, Any, Any]:
+            weights = self.weights_of(start, block)
+            labels, best = self.nearest(block, minus_2_centers, norms, want_scores=potential)
+            held = self.labels[start : start + len(block)]
+            moved = xp.count_nonzero(labels != held)
+            held[:] = labels
+            sums, counts = self.sums_by_label(block, labels, weights, k) if update else (0, 0)
+            if best is not None:
+                best = (best if weights is None else best * weights).sum(dtype=np.float64)
+            return moved, sums, counts, best
+
+        sums, counts = xp.zeros(shape), xp.zeros(shape[0])
+        moved = score = 0
+        for part in self.each_block(work, 2 * k):
+            moved = moved + part[0]
+            sums += part[1]
+            counts += part[2]
+            score = score + part[3] if potential else score
+        return Assignment(int(moved), to_host(sums), to_host(counts), float(score) if potential else float("nan"))
+
+    def nearest(self, block: Any, minus_2_centers: Any, norms: Any, *, want_scores: bool) -> tuple[Any, Any | None]:
+        """Return each row's arg-min of the score (int32), and the score where it is wanted."""
+        scores = block @ minus_2_centers
+        scores += norms
+        return scores.argmin(axis=1).astype(np.int32), scores.min(axis=1) if want_scores else None
+
+    def inertia(self, centers: np.ndarray) -> float:
+        """Return Σ w·‖x − c‖² over the samples and their own centres, from differences, in float64."""
+        total = 0.0
+        for part in self._each_own_distance(centers, weighted=True):
+            total = total + part.sum(dtype=np.float64)
+        return float(total)
+
+    def own_distances(self, centers: np.ndarray) -> np.ndarray:
+        """Return ‖x − c‖² for every sample and its own centre, in host memory; shape (n,)."""
+        return np.concatenate([to_host(part) for part in self._each_own_distance(centers, weighted=False)])
+
+    def _each_own_distance(self, centers: np.ndarray, *, weighted: bool) -> Iterator[Any]:
+        device_centers = self.xp.asarray(centers, dtype=self.dtype)
+
+        def work(start: int, block: Any) -> Any:
+            delta = block - device_centers[self.labels[start : start + len(block)]]
+            delta *= delta
+            distances = delta.sum(axis=1)
+            weights = self.weights_of(start, block) if weighted else None
+            return distances if weights is None else distances * weights
+
+        return self.each_block(work, 2 * self.n_features)
+
+    def square_norm(self) -> float:
+        """Return Σ w·‖x‖² over the (centred) samples, in float64."""
+
+        def work(start: int, block: Any) -> Any:
+            weights = self.weights_of(start, block)
+            norms = (block * block).sum(axis=1)
+            return (norms if weights is None else norms * weights).sum(dtype=np.float64)
+
+        return float(sum(self.each_block(work, self.n_features)))
+
+    def centred(self) -> Any:
+        """Return the whole of X, centred, as an array of `xp`; shape (n, d)."""
+        return self.xp.concatenate(list(self.each_block(lambda _, block: block.copy(), self.n_features)))
+
+    def distances(self, points: np.ndarray) -> Any:
+        """Return ‖x − p‖ for every sample and point, shape (n, len(points)), in `dtype`: scikit-learn's transform."""
+        return self.xp.sqrt(self.square_distances(points)).T

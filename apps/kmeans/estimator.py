@@ -1,0 +1,277 @@
+"""`TSKMeans`: scikit-learn's KMeans on the CPU and on GPUs.
+
+On the CPU, arrays in memory go to scikit-learn's own `KMeans.fit` (public API, compiled, as fast as itself); matrices
+that are read in blocks go to the NumPy engine. On a GPU everything goes to the CuPy engines. Which one ran is in
+`device_`.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+from scipy.sparse import issparse
+from sklearn import get_config
+from sklearn.cluster import KMeans
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from tsapps.apps.kmeans import lloyd
+from tsapps.apps.kmeans.choose import choose, open_engine
+from tsapps.apps.kmeans.engine import Engine
+from tsapps.apps.kmeans.rows import Rows
+from tsapps.kernels.arrays import as_array, gpu_index, kind_of, like, to_host
+from tsapps.kernels.backend import Choice
+
+__all__ = ["TSKMeans"]
+
+
+class TSKMeans(KMeans):
+    """K-means clustering: scikit-learn's `KMeans`, and the same on GPUs.
+
+    The same parameters, attributes, semantics and random draws: with the same `random_state`, `TSKMeans` and
+    `sklearn.cluster.KMeans` find the same clustering.
+
+    Parameters
+    ----------
+    n_clusters : int, default=8
+        The number k of clusters.
+    init : {"k-means++", "random"}, callable or array of shape (k, d), default="k-means++"
+        The first centres. "k-means++" is the greedy form, as in scikit-learn. A callable is called with the centred X,
+        k and ``random_state=``.
+    n_init : "auto" or int, default="auto"
+        Runs from different first centres, of which the best is kept; "auto" is 1 for "k-means++" and arrays, else 10.
+    max_iter : int, default=300
+        Iterations of one run at most.
+    tol : float, default=1e-4
+        A run ends when the centres move less than this in all (squared, relative to the mean variance of the features),
+        or when no label changes.
+    verbose : int, default=0
+        Print the inertia of every iteration.
+    random_state : int, RandomState or None, default=None
+    copy_x : bool, default=True
+        On the CPU, False lets X be centred in place and restored afterwards. On a GPU X is never written.
+    algorithm : {"lloyd", "elkan"}, default="lloyd"
+        Both find the same clustering; on a GPU both run Lloyd.
+    device : {"auto", "cpu", "cuda", "cuda:i"}, default="auto"
+        "auto" follows X to the GPU that it lies on, else takes a GPU if there is one, else the CPU.
+    engine : {"auto", "cublas"}, default="auto"
+        What does the work on a GPU; "cublas" is Lloyd by cuBLAS products, to compare with.
+
+    Attributes
+    ----------
+    cluster_centers_ : array of shape (k, d)
+    labels_ : array of shape (n,), int32
+        The index of the nearest final centre, the lowest on a tie.
+    inertia_ : float
+        Σ w·‖x − c‖² over the samples and their centres.
+    n_iter_ : int
+    n_features_in_ : int
+    feature_names_in_ : array of shape (d,)
+        Where X is a frame with string column names.
+    device_ : str
+        Where `fit` ran: "cpu" or "cuda:i".
+
+    Notes
+    -----
+    X may be a NumPy, CuPy or torch array, anything with DLPack or ``__cuda_array_interface__``, a pandas or polars
+    frame, a sparse matrix, or what `tsapps.open_matrix` gives, which need not fit in memory. Arrays that come out
+    (`labels_`, `cluster_centers_`, what `predict` and `transform` return) are of the kind that went in: CuPy for CuPy,
+    torch for torch on the same device, else NumPy.
+
+    float32 data is worked on in float32, float16 and bfloat16 on a GPU in float32, all else in float64.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tsapps import TSKMeans
+    >>> X = np.array([[1.0, 2], [1, 4], [1, 0], [10, 2], [10, 4], [10, 0]])
+    >>> kmeans = TSKMeans(n_clusters=2, random_state=0, device="cpu").fit(X)
+    >>> kmeans.labels_
+    array([1, 1, 1, 0, 0, 0], dtype=int32)
+    >>> kmeans.predict([[0, 0], [12, 3]])
+    array([1, 0], dtype=int32)
+    """
+
+    def __init__(
+        self,
+        n_clusters: int = 8,
+        *,
+        init: Any = "k-means++",
+        n_init: Any = "auto",
+        max_iter: int = 300,
+        tol: float = 1e-4,
+        verbose: int = 0,
+        random_state: Any = None,
+        copy_x: bool = True,
+        algorithm: str = "lloyd",
+        device: str = "auto",
+        engine: str = "auto",
+    ) -> None:
+        super().__init__(
+            n_clusters,
+            init=init,
+            n_init=n_init,
+            max_iter=max_iter,
+            tol=tol,
+            verbose=verbose,
+            random_state=random_state,
+            copy_x=copy_x,
+            algorithm=algorithm,
+        )
+        self.device = device
+        self.engine = engine
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> TSKMeans:
+        """Compute the clustering.
+
+        Parameters
+        ----------
+        X : array, frame, sparse matrix or matrix of blocks, of shape (n, d)
+        y : ignored
+        sample_weight : array of shape (n,), optional
+            Not used by an `init` that is a callable or an array.
+
+        Returns
+        -------
+        TSKMeans
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            If a parameter is out of its range, X has a NaN or an infinity or fewer samples than clusters.
+        NoDeviceError
+            If a GPU is asked for that is not there.
+        """
+        choice = self._choose(X)
+        self._by_scikit_learn = not choice.is_gpu and not isinstance(X, Rows)
+        if self._by_scikit_learn:
+            super().fit(_on_host(X), y, _on_host(sample_weight))
+        else:
+            self._fit_engine(X, sample_weight)
+        self.device_ = choice.device
+        self.labels_: Any = like(self.labels_, X)
+        self.cluster_centers_: Any = like(self.cluster_centers_, X)
+        return self
+
+    def _fit_engine(self, X: Any, sample_weight: Any) -> None:
+        self._validate_params()
+        X = self._validated(X, reset=True)
+        engine = self._open(X, sample_weight)
+        if self.verbose:
+            print("Initialization complete")
+        best = lloyd.fit(
+            engine,
+            self.n_clusters,
+            init=self.init,
+            n_init=self.n_init,
+            max_iter=self.max_iter,
+            tol=self.tol,
+            random_state=check_random_state(self.random_state),
+            centre=not issparse(X),
+            progress=_print_progress if self.verbose else None,
+        )
+        self.cluster_centers_ = best.centers
+        self.labels_ = best.labels
+        self.inertia_ = best.inertia
+        self.n_iter_ = best.n_iter
+        self._n_features_out = self.n_clusters
+
+    def predict(self, X: Any) -> Any:
+        """Return the index of the nearest centre for every sample.
+
+        Parameters
+        ----------
+        X : array, frame, sparse matrix or matrix of blocks, of shape (n, d)
+
+        Returns
+        -------
+        array of shape (n,), int32
+            Of X's kind.
+        """
+        check_is_fitted(self)
+        if self._runs_scikit_learn(X):
+            return like(KMeans.predict(self._host_twin(), _on_host(X)), X)
+        with self._open(self._validated(X, reset=False)) as engine:
+            engine.assign(self._centers(engine), update=False)
+            return like(engine.labels, X)
+
+    def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
+        """Compute the clustering and return the distance of every sample to every centre; see `transform`."""
+        return self.fit(X, y, sample_weight).transform(X)
+
+    def transform(self, X: Any) -> Any:
+        """Return the distance of every sample to every centre.
+
+        Parameters
+        ----------
+        X : array, frame, sparse matrix or matrix of blocks, of shape (n, d)
+
+        Returns
+        -------
+        array of shape (n, k)
+            Of X's kind.
+        """
+        check_is_fitted(self)
+        if self._runs_scikit_learn(X):
+            distances = KMeans.transform(self._host_twin(), _on_host(X))
+            return distances if self._gives_frames() else like(distances, X)
+        with self._open(self._validated(X, reset=False)) as engine:
+            distances = engine.distances(self._centers(engine))
+        # A frame that set_output asks for is built from host memory.
+        return to_host(distances) if self._gives_frames() else like(distances, X)
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Return the opposite of the inertia of X about the centres."""
+        check_is_fitted(self)
+        if self._runs_scikit_learn(X):
+            return KMeans.score(self._host_twin(), _on_host(X), y, _on_host(sample_weight))
+        with self._open(self._validated(X, reset=False), sample_weight) as engine:
+            centers = self._centers(engine)
+            engine.assign(centers, update=False)
+            return -engine.inertia(centers)
+
+    def _choose(self, X: Any) -> Choice:
+        resident = X.device if isinstance(X, Rows) else gpu_index(X)
+        return choose(self.device, self.engine, resident=resident)
+
+    def _runs_scikit_learn(self, X: Any) -> bool:
+        """Tell whether scikit-learn's method serves X: on the CPU, in memory, after scikit-learn's own fit."""
+        return self._by_scikit_learn and not self._choose(X).is_gpu and not isinstance(X, Rows)
+
+    def _open(self, X: Any, sample_weight: Any = None) -> Engine:
+        return open_engine(X, sample_weight=sample_weight, device=self.device, engine=self.engine)
+
+    def _validated(self, X: Any, *, reset: bool) -> Any:
+        """Check X's features as scikit-learn does; make an array of what is not yet one (lists, frames)."""
+        whole = not isinstance(X, Rows) and kind_of(X) in (None, "frame")
+        return validate_data(
+            self,
+            X,
+            reset=reset,
+            **({"accept_sparse": "csr", "dtype": [np.float64, np.float32]} if whole else {"skip_check_array": True}),
+        )
+
+    def _centers(self, engine: Engine) -> np.ndarray:
+        return to_host(as_array(self.cluster_centers_)).astype(engine.dtype, copy=False)
+
+    def _host_twin(self) -> TSKMeans:
+        """Return a shallow copy whose centres are in host memory, for scikit-learn's methods."""
+        twin = copy.copy(self)
+        twin.cluster_centers_ = to_host(as_array(self.cluster_centers_))
+        return twin
+
+    def _gives_frames(self) -> bool:
+        chosen = getattr(self, "_sklearn_output_config", {}).get("transform", get_config()["transform_output"])
+        return chosen != "default"
+
+
+def _on_host(X: Any) -> Any:
+    """Return X as scikit-learn can take it: arrays of other libraries as NumPy, all else as it is."""
+    return to_host(as_array(X)) if kind_of(X) in ("cupy", "cuda", "torch", "dlpack") else X
+
+
+def _print_progress(progress: lloyd.Progress) -> None:
+    print(f"Iteration {progress.iteration - 1}, inertia {progress.inertia}.")

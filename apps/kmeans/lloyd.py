@@ -1,0 +1,289 @@
+"""Lloyd's algorithm: one loop for every engine, with scikit-learn's semantics to the letter.
+
+The loop holds the centres in host memory (k×d numbers) and asks an `Engine` for passes over the n samples. It never
+sees X. Random numbers are drawn from one `RandomState` in scikit-learn's order, so the same seed finds the same
+clustering as `sklearn.cluster.KMeans`.
+
+References
+----------
+Lloyd, "Least squares quantization in PCM", IEEE Trans. Inf. Theory 28 (1982).
+"""
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+
+from tsapps.apps.kmeans.engine import Assignment, Engine
+from tsapps.apps.kmeans.rows import ArrayRows
+from tsapps.apps.kmeans.seeding import SMALL, kmeans_plusplus, random_samples
+from tsapps.kernels.arrays import to_host
+
+__all__ = ["Clustering", "Progress", "fit"]
+
+#: A way to choose the first centres: a name, an array of centres, or a function of (X, k, random_state).
+Init = Any
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the loop tells its listener after every iteration.
+
+    Attributes
+    ----------
+    run : int
+        Which of the `n_init` runs, from 0.
+    iteration : int
+        From 1.
+    inertia : float
+        Of the samples and the centres that they were just assigned to.
+    moved : int
+        Samples whose label this iteration changed.
+    """
+
+    run: int
+    iteration: int
+    inertia: float
+    moved: int
+
+
+@dataclass
+class Clustering:
+    """A fitted clustering of n samples in d dimensions into k clusters.
+
+    Attributes
+    ----------
+    labels : array of shape (n,), int32
+        NumPy or, from a GPU engine, CuPy.
+    centers : numpy.ndarray of shape (k, d)
+    inertia : float
+        Σ w·‖x − c‖².
+    n_iter : int
+        Iterations of the best run.
+    converged : bool
+        False where the best run ended at `max_iter`.
+    cluster_sizes : numpy.ndarray of shape (k,), int64
+    seconds : dict of str to float
+        Wall time by phase: "prepare", "seed", "iterate".
+    """
+
+    labels: Any
+    centers: np.ndarray
+    inertia: float
+    n_iter: int
+    converged: bool
+    cluster_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def fit(
+    engine: Engine,
+    n_clusters: int,
+    *,
+    init: Init = "k-means++",
+    n_init: int | str = "auto",
+    max_iter: int = 300,
+    tol: float = 1e-4,
+    random_state: np.random.RandomState,
+    centre: bool = True,
+    progress: Callable[[Progress], None] | None = None,
+) -> Clustering:
+    """Cluster the samples that `engine` holds; keep the best of `n_init` runs.
+
+    Parameters
+    ----------
+    engine : Engine
+    n_clusters : int
+        k, with 1 ≤ k ≤ n.
+    init : {"k-means++", "random"}, array of shape (k, d), or callable
+        As in scikit-learn; a callable is given the centred X, a NumPy or CuPy array.
+    n_init, max_iter, tol, random_state
+        As in scikit-learn; `tol` is relative to the mean variance of the features.
+    centre : bool
+        Whether to subtract the mean of X while working (scikit-learn does, but for sparse X).
+    progress : callable, optional
+        Called with a `Progress` after every iteration; costs the pass's best scores.
+
+    Returns
+    -------
+    Clustering
+
+    Raises
+    ------
+    ValueError
+        If X has a NaN or an infinity, or `init` gives centres of another shape.
+    """
+    if engine.n_samples < n_clusters:
+        raise ValueError(f"n_samples={engine.n_samples} should be >= n_clusters={n_clusters}.")
+    runs = _number_of_runs(init, n_init)
+    clock = _Clock()
+    best: Clustering | None = None
+    with engine:
+        mean, variance = _moments(engine)
+        if not centre:
+            mean = np.zeros_like(mean)
+        engine.centre(mean)
+        mean = to_host(engine.mean)
+        square_norm = engine.square_norm() if progress else 0.0
+        clock.lap("prepare")
+        for run in range(runs):
+            centers = _first_centers(engine, n_clusters, init, random_state, mean)
+            clock.lap("seed")
+
+            def report(iteration: int, step: Assignment, run: int = run) -> None:
+                if progress is not None:
+                    progress(Progress(run, iteration, square_norm + step.potential, step.moved))
+
+            found = _single_run(engine, centers, max_iter, variance * tol, report if progress else None)
+            clock.lap("iterate")
+            if best is None or (
+                found.inertia < best.inertia and not _same_clustering(found.labels, best.labels, n_clusters)
+            ):
+                best = found
+                if runs > 1:
+                    engine.labels = engine.xp.empty_like(found.labels)
+        assert best is not None  # there is at least one run
+        best.cluster_sizes = to_host(engine.xp.bincount(best.labels, minlength=n_clusters))
+    best.centers = best.centers + mean
+    best.seconds = clock.seconds
+    distinct = np.count_nonzero(best.cluster_sizes)
+    if distinct < n_clusters:
+        warnings.warn(
+            f"Number of distinct clusters ({distinct}) found smaller than n_clusters ({n_clusters}). "
+            "Possibly due to duplicate points in X.",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+    return best
+
+
+def _number_of_runs(init: Init, n_init: int | str) -> int:
+    """Return how many runs `n_init` means: one from given centres, and "auto" as in scikit-learn."""
+    given = not isinstance(init, str) and not callable(init)
+    if n_init == "auto":
+        return 1 if given or init == "k-means++" else 10
+    if given and n_init != 1:
+        warnings.warn(
+            f"Explicit initial center position passed: performing only one init instead of n_init={n_init}.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return 1
+    return int(n_init)
+
+
+class _Clock:
+    """Adds up the wall time of each phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        self._last = now
+
+
+def _moments(engine: Engine) -> tuple[np.ndarray, float]:
+    """Return the mean of X (d,) and the mean variance of its features."""
+    source = engine.source
+    mean, variance = engine.moments()
+    if isinstance(source, ArrayRows) and engine.n_samples * engine.n_features * engine.dtype.itemsize <= SMALL:
+        # scikit-learn's own rounding; see SMALL.
+        X = to_host(source.array).astype(engine.dtype, order="C", copy=False)
+        return X.mean(axis=0), float(np.mean(np.var(X, axis=0)))
+    return mean, variance
+
+
+def _first_centers(
+    engine: Engine, n_clusters: int, init: Init, random_state: np.random.RandomState, mean: np.ndarray
+) -> np.ndarray:
+    if isinstance(init, str):
+        draw = {"k-means++": kmeans_plusplus, "random": random_samples}[init]
+        return draw(engine, n_clusters, random_state)
+    if callable(init):
+        centers = to_host(init(engine.centred(), n_clusters, random_state=random_state)).astype(engine.dtype)
+    else:
+        centers = np.array(init, dtype=engine.dtype)
+    if centers.shape != (n_clusters, engine.n_features):
+        raise ValueError(
+            f"the initial centers have shape {centers.shape}; "
+            f"expected (n_clusters, n_features) = ({n_clusters}, {engine.n_features})"
+        )
+    return centers if callable(init) else centers - mean
+
+
+def _single_run(
+    engine: Engine,
+    centers: np.ndarray,
+    max_iter: int,
+    tol: float,
+    report: Callable[[int, Assignment], None] | None,
+) -> Clustering:
+    """Iterate until no label changes, the centres move less than `tol` in all (squared), or `max_iter`."""
+    engine.forget_labels()
+    converged = strict = False
+    for iteration in range(1, max_iter + 1):
+        step = engine.assign(centers, potential=report is not None)
+        if report is not None:
+            report(iteration, step)
+        if (step.weights == 0).any():
+            _relocate_empty_clusters(engine, step, centers)
+        new_centers = _means(step).astype(engine.dtype)
+        shift = float(((new_centers - centers) ** 2).sum())
+        centers = new_centers
+        strict = step.moved == 0
+        converged = strict or shift <= tol
+        if converged:
+            break
+    if not strict:
+        # So that the labels are those of the final centres.
+        engine.assign(centers, update=False)
+    return Clustering(engine.labels, centers, engine.inertia(centers), iteration, converged)
+
+
+def _relocate_empty_clusters(engine: Engine, step: Assignment, centers: np.ndarray) -> None:
+    """Give each empty cluster the sample farthest from its own centre, taken from that centre's cluster.
+
+    The choice among equals is scikit-learn's: the order that `numpy.argpartition` leaves.
+    """
+    empty = np.flatnonzero(step.weights == 0)
+    distances = engine.own_distances(centers)
+    if distances.max() == 0:
+        return  # fewer distinct samples than clusters: there is nothing to move to
+    farthest = np.argpartition(distances, -len(empty))[: -len(empty) - 1 : -1]
+    rows = engine.rows(farthest).astype(np.float64)
+    labels = to_host(engine.labels[engine.xp.asarray(farthest)])
+    weights = np.ones(len(farthest))
+    if engine.sample_weight is not None:
+        weights = to_host(engine.sample_weight[engine.xp.asarray(farthest)]).astype(np.float64)
+    for new, old, row, weight in zip(empty, labels, rows, weights, strict=True):
+        step.sums[old] -= row * weight
+        step.sums[new] = row * weight
+        step.weights[new] = weight
+        step.weights[old] -= weight
+
+
+def _means(step: Assignment) -> np.ndarray:
+    """Return sums / weights; a cluster still empty takes the place of the heaviest one."""
+    heaviest = int(step.weights.argmax())
+    empty = step.weights == 0
+    means = step.sums * (1 / np.where(empty, 1, step.weights))[:, np.newaxis]
+    # As scikit-learn averages in place and in order, an empty cluster before the heaviest copies its sum, one after it
+    # its mean.
+    means[empty] = means[heaviest]
+    means[:heaviest][empty[:heaviest]] = step.sums[heaviest]
+    return means
+
+
+def _same_clustering(labels: Any, others: Any, n_clusters: int) -> bool:
+    """Tell whether each label in `labels` goes with only one in `others`: the same clusters under other names."""
+    labels, others = to_host(labels), to_host(others)
+    partner = np.full(n_clusters, -1, np.int32)
+    partner[labels] = others
+    return bool((partner[labels] == others).all())

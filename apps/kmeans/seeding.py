@@ -1,0 +1,86 @@
+"""First centres, drawn as scikit-learn draws them: the same random state gives the same samples.
+
+References
+----------
+Arthur and Vassilvitskii, "k-means++: the advantages of careful seeding", SODA 2007; with the greedy choice among
+2 + ⌊ln k⌋ candidates a step that scikit-learn makes.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from tsapps.apps.kmeans.engine import Engine
+from tsapps.kernels.arrays import to_host
+
+__all__ = ["SMALL", "kmeans_plusplus", "random_samples"]
+
+# Up to this many bytes of X, sums over the samples follow scikit-learn's own rounding in float32, on the host: which
+# sample a random number falls on depends on the last bits of a running sum. Above it they are carried in float64 where
+# X is: scikit-learn's float32 running sum loses whole samples there (after 2²⁴ equal terms it stops growing).
+SMALL = 32 << 20
+
+
+def _probabilities(engine: Engine) -> np.ndarray:
+    n = engine.n_samples
+    weights = np.ones(n, engine.dtype) if engine.sample_weight is None else to_host(engine.sample_weight)
+    return weights / weights.sum()
+
+
+def random_samples(engine: Engine, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
+    """Draw `n_clusters` different samples with probability in proportion to their weights.
+
+    Returns
+    -------
+    numpy.ndarray of shape (n_clusters, d)
+    """
+    seeds = random_state.choice(engine.n_samples, size=n_clusters, replace=False, p=_probabilities(engine))
+    return engine.rows(seeds)
+
+
+def kmeans_plusplus(engine: Engine, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
+    """Draw centres by greedy k-means++.
+
+    Each step draws 2 + ⌊ln k⌋ candidates with probability in proportion to w·D² (D: distance to the nearest centre so
+    far) and keeps the one that lowers the potential Σ w·D² most.
+
+    Returns
+    -------
+    numpy.ndarray of shape (n_clusters, d)
+    """
+    trials = 2 + int(np.log(n_clusters))
+    first = random_state.choice(engine.n_samples, p=_probabilities(engine))
+    centers = np.empty((n_clusters, engine.n_features), engine.dtype)
+    centers[0] = engine.rows(np.array([first]))[0]
+    small = engine.n_samples * engine.n_features * engine.dtype.itemsize <= SMALL
+    xp = np if small else engine.xp
+
+    def here(array: Any) -> Any:
+        return to_host(array) if small else array
+
+    if engine.sample_weight is None:
+        weights = xp.ones(engine.n_samples if small else 1, engine.dtype)
+    else:
+        weights = here(engine.sample_weight)
+
+    def potential(distances: Any) -> Any:
+        if small:
+            return (distances @ weights[:, np.newaxis])[:, 0]
+        return (distances * weights).sum(axis=1, dtype=np.float64)
+
+    closest = here(engine.square_distances(centers[:1]))
+    best_potential = potential(closest)[0]
+    closest = closest[0]
+    for step in range(1, n_clusters):
+        draws = random_state.uniform(size=trials) * float(best_potential)
+        running = xp.cumsum(weights * closest, dtype=None if small else np.float64)
+        candidates = to_host(xp.searchsorted(running, xp.asarray(draws)))
+        # Rounding can put a draw past the end of the running sum.
+        np.clip(candidates, None, engine.n_samples - 1, out=candidates)
+        distances = here(engine.square_distances(engine.rows(candidates)))
+        xp.minimum(closest, distances, out=distances)
+        potentials = potential(distances)
+        best = int(potentials.argmin())
+        best_potential, closest = potentials[best], distances[best]
+        centers[step] = engine.rows(candidates[best : best + 1])[0]
+    return centers

@@ -1,0 +1,131 @@
+"""Arrays of every library, seen as NumPy or CuPy without a copy, and given back in the library they came from.
+
+An array's home is found by the type in hand, and its library is imported only then (as einops does).
+"""
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["as_array", "gpu_index", "kind_of", "like", "to_host"]
+
+# DLPack's numbers for the memory that an array lies in (DLDeviceType).
+_DLPACK_CPU = 1
+_DLPACK_CUDA = 2
+
+
+def kind_of(obj: Any) -> str | None:
+    """Return the library whose array `obj` is: "numpy", "cupy", "torch", "cuda", "dlpack", "frame", or None.
+
+    "cuda" is any other object with ``__cuda_array_interface__``; "dlpack" any other one with ``__dlpack__``; "frame"
+    a pandas or polars data frame.
+    """
+    library = type(obj).__module__.partition(".")[0]
+    if isinstance(obj, np.ndarray):
+        return "numpy"
+    if library == "cupy" and hasattr(obj, "__cuda_array_interface__"):
+        return "cupy"
+    if library == "torch" and hasattr(obj, "__dlpack__"):
+        return "torch"
+    if library in ("pandas", "polars") and hasattr(obj, "columns"):
+        return "frame"
+    if hasattr(obj, "__cuda_array_interface__"):
+        return "cuda"
+    if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
+        return "dlpack"
+    return None
+
+
+def as_array(obj: Any) -> Any:
+    """View `obj` as a `numpy.ndarray` or a `cupy.ndarray`, without a copy where its library allows it.
+
+    Parameters
+    ----------
+    obj : array of any library
+        NumPy, CuPy, torch, an object with ``__cuda_array_interface__`` or DLPack, or a pandas or polars frame (whose
+        columns are gathered into one array, a copy).
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        CuPy exactly when the data lies on a GPU.
+
+    Raises
+    ------
+    TypeError
+        If `obj` is an array of no known kind, or lies on a device that is neither the CPU nor an NVIDIA GPU.
+    """
+    kind = kind_of(obj)
+    if kind in ("numpy", "cupy"):
+        return obj
+    if kind == "torch":
+        obj = obj.detach()
+    if kind == "frame":
+        return obj.to_numpy()
+    if kind == "cuda":
+        import cupy
+
+        return cupy.asarray(obj)
+    if kind in ("torch", "dlpack"):
+        device_type, index = obj.__dlpack_device__()
+        if device_type == _DLPACK_CPU:
+            return _from_host_dlpack(obj)
+        if device_type == _DLPACK_CUDA:
+            import cupy
+
+            with cupy.cuda.Device(index):
+                return cupy.from_dlpack(obj)
+        raise TypeError(
+            f"{type(obj).__name__} lies on DLPack device type {device_type}: move it to the CPU or an NVIDIA GPU"
+        )
+    raise TypeError(
+        f"expected an array of NumPy, CuPy or torch, one with DLPack or __cuda_array_interface__, or a data frame; "
+        f"got {type(obj).__module__}.{type(obj).__qualname__}"
+    )
+
+
+def _from_host_dlpack(obj: Any) -> np.ndarray:
+    if "bfloat16" in str(getattr(obj, "dtype", "")) and kind_of(obj) == "torch":
+        # NumPy's DLPack reader knows no bfloat16; the same bits pass as 16-bit integers.
+        import ml_dtypes
+        import torch
+
+        return np.from_dlpack(obj.view(torch.int16)).view(ml_dtypes.bfloat16)
+    return np.from_dlpack(obj)
+
+
+def gpu_index(obj: Any) -> int | None:
+    """Return the number of the GPU that `obj` lies on, or None where it lies in host memory or is no array."""
+    kind = kind_of(obj)
+    if kind in ("cupy", "cuda"):
+        return int(as_array(obj).device.id)
+    if kind in ("torch", "dlpack"):
+        device_type, index = obj.__dlpack_device__()
+        return int(index) if device_type == _DLPACK_CUDA else None
+    return None
+
+
+def to_host(array: Any) -> np.ndarray:
+    """Return a `numpy.ndarray` with the elements of a NumPy or CuPy array, copied only if it lies on a GPU."""
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+def like(array: Any, template: Any) -> Any:
+    """Give a NumPy or CuPy `array` back as the kind that `template` is.
+
+    A torch tensor on the same device for a torch tensor, a CuPy array for anything else on a GPU, else NumPy. A
+    template that is no array (a matrix read in blocks, a list) leaves a host array as it is.
+    """
+    index = gpu_index(template)
+    if index is None:
+        array = to_host(array)
+    elif isinstance(array, np.ndarray):
+        import cupy
+
+        with cupy.cuda.Device(index):
+            array = cupy.asarray(array)
+    if kind_of(template) == "torch":
+        import torch
+
+        return torch.from_dlpack(array)
+    return array

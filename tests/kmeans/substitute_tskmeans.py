@@ -1,0 +1,9 @@
+"""A pytest plugin that puts TSKMeans in KMeans' place before scikit-learn's own tests import it."""
+
+import sklearn.cluster
+import sklearn.cluster._kmeans
+
+from tsapps import TSKMeans
+
+sklearn.cluster.KMeans = TSKMeans
+sklearn.cluster._kmeans.KMeans = TSKMeans

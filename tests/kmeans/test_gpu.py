@@ -1,0 +1,235 @@
+"""TSKMeans on a GPU against TSKMeans on the CPU, which is scikit-learn's own."""
+
+import pickle
+import warnings
+
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse import random as random_sparse
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+
+from tsapps import TSKMeans
+from tsapps.apps.kmeans import lloyd
+from tsapps.apps.kmeans.choose import open_engine
+from tsapps.apps.kmeans.rows import ArrayRows
+
+pytestmark = pytest.mark.gpu
+cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ["digits", "china", "iris", "blobs"])
+@pytest.mark.parametrize("place", [np.asarray, cupy.asarray], ids=["host", "gpu"])
+def test_same_clustering_as_on_the_cpu(data_sets, name, dtype, weighted, seed, place):
+    X, k = data_sets[name]
+    X = X.astype(dtype)
+    weights = np.random.default_rng(seed).random(len(X)) if weighted else None
+    expected = TSKMeans(k, random_state=seed, device="cpu").fit(X, sample_weight=weights)
+    given_weights = None if weights is None else place(weights)
+    actual = TSKMeans(k, random_state=seed, device="cuda").fit(place(X), sample_weight=given_weights)
+    assert actual.device_ == "cuda:0"
+    oracle.assert_same_fit(actual, expected, X)
+    np.testing.assert_array_equal(oracle.host(actual.predict(place(X))), oracle.host(actual.labels_))
+    assert actual.score(place(X), sample_weight=given_weights) == pytest.approx(-actual.inertia_, rel=1e-5)
+    np.testing.assert_allclose(
+        oracle.host(actual.transform(place(X[:100]))),
+        np.sqrt(oracle.square_distances(X[:100], oracle.host(actual.cluster_centers_))),
+        atol=1e-3 if dtype is np.float32 else 1e-6,
+    )
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"init": "random", "n_init": 3},
+        {"init": "k-means++", "n_init": 3},
+        {"init": lambda X, k, random_state: X[random_state.permutation(len(X))[:k]], "n_init": 2},
+        {"max_iter": 1},
+        {"tol": 0},
+        {"algorithm": "elkan"},
+    ],
+)
+def test_parameters_as_on_the_cpu(data_sets, parameters):
+    X, k = data_sets["blobs"]
+    expected = TSKMeans(k, random_state=3, device="cpu", **parameters).fit(X)
+    actual = TSKMeans(k, random_state=3, device="cuda", engine="cublas", **parameters).fit(cupy.asarray(X))
+    oracle.assert_same_fit(actual, expected, X)
+
+
+def test_outputs_follow_the_input(data_sets):
+    X = data_sets["iris"][0]
+    torch = pytest.importorskip("torch")
+    for given_X, kind in (
+        (X, np.ndarray),
+        (cupy.asarray(X), cupy.ndarray),
+        (torch.from_numpy(X).cuda(), torch.Tensor),
+        (torch.from_numpy(X), torch.Tensor),
+    ):
+        kmeans = TSKMeans(3, random_state=0, device="cuda").fit(given_X)
+        outputs = (kmeans.labels_, kmeans.cluster_centers_, kmeans.predict(given_X), kmeans.transform(given_X))
+        for out in outputs:
+            assert isinstance(out, kind)
+            if kind is torch.Tensor:
+                assert out.device == given_X.device
+        again = pickle.loads(pickle.dumps(kmeans))
+        np.testing.assert_array_equal(again.predict(X), oracle.host(kmeans.labels_))
+        # A model fitted on the GPU serves the CPU, and the other way round.
+        np.testing.assert_array_equal(again.set_params(device="cpu").predict(X), oracle.host(kmeans.labels_))
+    on_cpu = TSKMeans(3, random_state=0, device="cpu").fit(cupy.asarray(X))
+    assert isinstance(on_cpu.labels_, cupy.ndarray)
+    assert on_cpu.device_ == "cpu"
+    np.testing.assert_array_equal(on_cpu.set_params(device="cuda").predict(X), on_cpu.labels_.get())
+
+
+def test_auto_follows_the_data(data_sets):
+    X = data_sets["iris"][0]
+    assert TSKMeans(3, random_state=0).fit(cupy.asarray(X)).device_ == "cuda:0"
+    assert TSKMeans(3, random_state=0).fit(X).device_ == "cuda:0"
+
+
+def test_any_object_with_the_cuda_array_interface(data_sets):
+    array = cupy.asarray(data_sets["iris"][0])
+
+    class Interface:
+        __cuda_array_interface__ = array.__cuda_array_interface__
+        shape = array.shape
+
+    kmeans = TSKMeans(3, random_state=0).fit(Interface())
+    assert isinstance(kmeans.labels_, cupy.ndarray)
+    np.testing.assert_array_equal(kmeans.labels_.get(), KMeans(3, random_state=0).fit(array.get()).labels_)
+
+
+def test_frames_and_set_output(data_sets):
+    pandas = pytest.importorskip("pandas")
+    X = data_sets["iris"][0]
+    kmeans = TSKMeans(3, random_state=0, device="cuda").set_output(transform="pandas")
+    out = kmeans.fit_transform(pandas.DataFrame(X, columns=list("abcd")))
+    assert list(out.columns) == ["tskmeans0", "tskmeans1", "tskmeans2"]
+    assert list(kmeans.feature_names_in_) == list("abcd")
+    assert list(kmeans.transform(cupy.asarray(X)).columns) == ["tskmeans0", "tskmeans1", "tskmeans2"]
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_sparse(on_gpu):
+    X = random_sparse(2000, 30, 0.2, format="csr", random_state=5)
+    expected = KMeans(5, random_state=0).fit(X)
+    if on_gpu:
+        sparse = pytest.importorskip("cupyx.scipy.sparse")
+        given_X = sparse.csr_matrix(X)
+    else:
+        given_X = X
+    actual = TSKMeans(5, random_state=0, device="cuda").fit(given_X)
+    np.testing.assert_array_equal(oracle.host(actual.labels_), expected.labels_)
+    np.testing.assert_allclose(oracle.host(actual.cluster_centers_), expected.cluster_centers_, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("place", [np.asarray, cupy.asarray], ids=["host", "gpu"])
+def test_halves_are_worked_on_in_float32(data_sets, dtype, place):
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    X, k = data_sets["blobs"]
+    X = X.astype(dtype)
+    expected = TSKMeans(k, random_state=0, device="cpu").fit(X.astype(np.float32))
+    actual = TSKMeans(k, random_state=0, device="cuda").fit(place(X))
+    oracle.assert_same_fit(actual, expected, X.astype(np.float64))
+
+
+@pytest.fixture
+def no_memory(monkeypatch):
+    """Make the engine read X from its source in every pass, through small pinned buffers."""
+    from tsapps.apps.kmeans import cuda
+
+    monkeypatch.setattr(cuda.CublasEngine, "fits", lambda self, size: False)
+    monkeypatch.setattr(cuda.CublasEngine, "_borrow", lambda self: None)
+    monkeypatch.setattr(cuda, "_PINNED_BYTES", 1 << 16)
+    monkeypatch.setattr(cuda, "_BLOCK_BYTES", 1 << 20)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8])
+@pytest.mark.parametrize("place", [np.asarray, cupy.asarray], ids=["host", "gpu"])
+def test_streamed_finds_the_same(no_memory, data_sets, dtype, place):
+    X = (data_sets["china"][0][:60_000] * 255).astype(dtype)
+    engine = open_engine(ArrayRows(place(X)), device="cuda")
+    assert engine.held is None
+    found = lloyd.fit(engine, 7, random_state=np.random.RandomState(0))
+    expected = KMeans(7, random_state=0).fit(X)
+    assert found.n_iter == expected.n_iter_
+    assert np.mean(found.labels.get() != expected.labels_) <= (0.002 if dtype is np.float32 else 0)
+    np.testing.assert_allclose(found.centers, expected.cluster_centers_, rtol=1e-3 if dtype is np.float32 else 1e-9)
+
+
+def test_same_bits_on_every_run(rng):
+    X = cupy.asarray(rng.standard_normal((300_000, 24)).astype(np.float32))
+    weights = cupy.asarray(rng.random(300_000))
+    fits = [TSKMeans(37, random_state=0, max_iter=15).fit(X, sample_weight=weights) for _ in range(2)]
+    assert (fits[0].labels_ == fits[1].labels_).all()
+    assert (fits[0].cluster_centers_ == fits[1].cluster_centers_).all()
+    assert fits[0].inertia_ == fits[1].inertia_
+
+
+def test_never_writes_to_the_callers_array(rng):
+    X = cupy.asarray(rng.random((300, 4)) + 100)
+    before = X.copy()
+    TSKMeans(3, random_state=0, copy_x=False).fit(X)
+    assert (X == before).all()
+
+
+def test_empty_clusters_and_duplicates(rng):
+    X = rng.standard_normal((500, 3))
+    init = np.concatenate([X[:4], np.full((3, 3), 1e3) + np.arange(3)[:, np.newaxis]])
+    expected = TSKMeans(7, init=init, n_init=1, device="cpu").fit(X)
+    oracle.assert_same_fit(TSKMeans(7, init=init, device="cuda").fit(cupy.asarray(X)), expected, X)
+    twice = np.array([[1.0, 2.0], [5.0, 6.0], [5.0, 6.0]])
+    with pytest.warns(ConvergenceWarning, match=r"distinct clusters \(2\)"):
+        TSKMeans(3, random_state=0, device="cuda").fit(twice)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_non_finite_names_the_row_and_column(rng, bad):
+    X = rng.random((100_000, 3))
+    X[77_777, 2] = bad
+    with pytest.raises(ValueError, match=rf"row 77777, column 2 is {bad}"):
+        TSKMeans(2, device="cuda").fit(cupy.asarray(X))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(1, 300), d=st.integers(1, 40), k=st.integers(1, 12), seed=st.integers(0, 2**31), wide=st.booleans()
+)
+def test_one_step_is_the_references(n, d, k, seed, wide):
+    rng = np.random.default_rng(seed)
+    dtype = np.float64 if wide else np.float32
+    X = rng.standard_normal((n, d)).astype(dtype)
+    X -= X.mean(axis=0)
+    centers = rng.standard_normal((k, d)).astype(dtype)
+    engine = open_engine(cupy.asarray(X), device="cuda")
+    step = engine.assign(centers)
+    labels, expected = oracle.lloyd_step(X, centers)
+    oracle.assert_nearest(X, centers, engine.labels.get(), dtype)
+    if np.array_equal(labels, engine.labels.get()):
+        filled = step.weights > 0
+        got = step.sums[filled] / step.weights[filled, np.newaxis]
+        np.testing.assert_allclose(got, expected[filled], rtol=0, atol=oracle.gamma(n + 3, dtype) * np.abs(X).max() * 4)
+
+
+def test_more_than_2_to_31_elements():
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    if free < 30e9:
+        pytest.skip("needs 30 GB of free GPU memory")
+    n, d, k = 140_000_000, 16, 4
+    random = cupy.random.default_rng(0)
+    truth = random.integers(0, k, n, dtype=np.int32)
+    X = random.standard_normal((n, d), dtype=np.float32)
+    X[cupy.arange(n), truth] += 20
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kmeans = TSKMeans(k, init=20 * np.eye(k, d), max_iter=3).fit(X)
+    assert (kmeans.labels_ == truth).all()
+    np.testing.assert_allclose(kmeans.cluster_centers_.get(), 20 * np.eye(k, d), atol=5e-3)

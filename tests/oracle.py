@@ -1,0 +1,86 @@
+"""References and tolerances that tests share: plain float64 NumPy, written apart from the code under test."""
+
+import numpy as np
+
+
+def gamma(operations: int, dtype) -> float:
+    """Return Higham's γ_q = q·u / (1 − q·u), the bound on the relative error of q roundings in a row."""
+    q_u = operations * np.finfo(dtype).eps / 2
+    return q_u / (1 - q_u)
+
+
+def square_distances(X, centers):
+    """Return ‖x − c‖² (n, k) from differences, in float64."""
+    X, centers = np.asarray(X, np.float64), np.asarray(centers, np.float64)
+    return (
+        ((X[:, np.newaxis, :] - centers) ** 2).sum(axis=2)
+        if X.size * len(centers) < 1e8
+        else np.stack([((X - c) ** 2).sum(axis=1) for c in centers], axis=1)
+    )
+
+
+def lloyd_step(X, centers, weights=None):
+    """Return (labels, new centres) of one Lloyd iteration in float64; an empty cluster keeps its centre."""
+    labels = square_distances(X, centers).argmin(axis=1)
+    weights = np.ones(len(X)) if weights is None else np.asarray(weights, np.float64)
+    new = np.array(centers, np.float64)
+    for j in range(len(centers)):
+        mine = labels == j
+        if weights[mine].sum() > 0:
+            new[j] = np.average(np.asarray(X, np.float64)[mine], axis=0, weights=weights[mine])
+    return labels, new
+
+
+def assert_nearest(X, centers, labels, dtype, slack=0.0):
+    """Assert that every label is a nearest centre, up to the rounding of the score in `dtype`.
+
+    The score ‖c‖² − 2·x·c takes d + 2 roundings of terms no larger than ‖c‖² + 2‖x‖‖c‖ in all, about the mean of X;
+    centring rounds x and c once more. `slack` is how far the centres that gave the labels may lie from `centers`.
+    """
+    X = np.asarray(X, np.float64)
+    mean = X.mean(axis=0)
+    distances = square_distances(X, centers)
+    rows = np.arange(len(X))
+    excess = distances[rows, labels] - distances.min(axis=1)
+    norm_x = np.linalg.norm(X - mean, axis=1)
+    norm_c = np.linalg.norm(np.asarray(centers, np.float64) - mean, axis=1).max()
+    magnitude = np.linalg.norm(X, axis=1).max() + np.linalg.norm(mean)
+    rounding = 2 * gamma(X.shape[1] + 4, dtype) * (norm_c**2 + 2 * norm_x * norm_c + magnitude * (norm_x + norm_c))
+    moved = 2 * slack * (2 * np.sqrt(distances[rows, labels]) + slack)
+    late = excess - rounding - moved
+    worst = late.argmax()
+    assert late[worst] <= 0, f"row {worst} has label {labels[worst]}, which is {excess[worst]} farther than the nearest"
+
+
+def assert_same_fit(actual, expected, X):
+    """Assert that two fitted estimators (any array kind) found the same clustering, up to the dtype's rounding.
+
+    In float64, and in float32 on small data, the iterations and every label must be the same. Over many samples
+    scikit-learn's own float32 result depends on its number of threads: it adds up to n numbers in float32, in as many
+    partial sums as there are threads. On china.jpg (273,280 samples, k = 16) one thread and two differ by an iteration
+    for two of twelve seeds, and by up to 2e-4 in inertia; TSKMeans, which adds in float64, must lie as close.
+    """
+    dtype = np.asarray(expected.cluster_centers_).dtype
+    labels, centers = np.asarray(host(actual.labels_)), np.asarray(host(actual.cluster_centers_))
+    assert labels.dtype == np.int32
+    assert centers.dtype == dtype
+    if dtype == np.float32 and len(X) > 100_000:
+        assert abs(actual.n_iter_ - expected.n_iter_) <= 1
+        np.testing.assert_allclose(actual.inertia_, expected.inertia_, rtol=2e-4)
+        slack = np.linalg.norm(centers - expected.cluster_centers_, axis=1).max()
+        assert slack < 0.01 * np.std(X)
+        assert_nearest(X, expected.cluster_centers_, labels, dtype, slack)
+        assert np.mean(labels != expected.labels_) < 0.01
+        return
+    assert actual.n_iter_ == expected.n_iter_
+    np.testing.assert_array_equal(labels, expected.labels_)
+    scale = np.abs(np.asarray(X, np.float64)).max()
+    # The rounding of a sum of n terms grows as its square root, as signs vary.
+    tolerance = 4 * np.sqrt(len(X)) * np.finfo(dtype).eps
+    np.testing.assert_allclose(centers, expected.cluster_centers_, rtol=0, atol=tolerance * scale)
+    np.testing.assert_allclose(actual.inertia_, expected.inertia_, rtol=tolerance)
+
+
+def host(array):
+    """Return an array of NumPy, CuPy or torch in host memory."""
+    return array.get() if hasattr(array, "get") else array.cpu() if hasattr(array, "cpu") else array

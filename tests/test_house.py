@@ -1,0 +1,52 @@
+"""The shape of the house: what installs where, which room may know which, and how long a room may be."""
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+from setuptools import find_packages
+
+ROOT = Path(__file__).parent.parent
+SOURCES = [
+    p
+    for top in ("tsapps", "kernels", "apps")
+    for p in (ROOT / top).rglob("*.py")
+    if "tsapps/kernels" not in str(p) and "tsapps/apps" not in str(p)
+]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_packages_lists_every_package():
+    # find_packages follows the two links, tsapps/kernels and tsapps/apps.
+    found = {"tsapps", *(f"tsapps.{name}" for name in find_packages(str(ROOT / "tsapps")))}
+    assert set(PROJECT["tool"]["setuptools"]["packages"]) == found
+
+
+def test_one_version():
+    from tsapps import __version__
+
+    assert PROJECT["project"]["version"] == __version__
+    assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_arrows_run_one_way(path):
+    room = path.relative_to(ROOT).parts[0]
+    allowed = {"kernels": ("tsapps.kernels",), "apps": ("tsapps.apps", "tsapps.kernels"), "tsapps": ("tsapps",)}[room]
+    for name in imported(path):
+        if name.split(".")[0] == "tsapps":
+            assert name.startswith(allowed), f"{room}/ must not know {name}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_module_is_at_most_400_lines(path):
+    assert len(path.read_text().splitlines()) <= 400

@@ -1,0 +1,33 @@
+"""tsapps: applications on one fast tall-and-skinny matrix product.
+
+The public face, imported lazily so that ``import tsapps`` and ``tsapps --help`` cost nothing.
+
+TSKMeans
+    scikit-learn's ``KMeans``, on the CPU and on NVIDIA GPUs.
+open_matrix
+    Any supported file or array as a shape, a dtype and blocks of rows.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["TSKMeans", "open_matrix"]
+
+_HOMES = {"TSKMeans": "tsapps.apps.kmeans", "open_matrix": "tsapps.matrix"}
+
+if TYPE_CHECKING:
+    from tsapps.apps.kmeans import TSKMeans
+    from tsapps.matrix import open_matrix
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'tsapps' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,25 @@
+"""The errors that users see at the command line, and the exit code of each."""
+
+from enum import IntEnum
+
+from tsapps.kernels.backend import NoDeviceError
+
+__all__ = ["ExitCode", "MatrixError", "NoDeviceError", "UsageError"]
+
+
+class ExitCode(IntEnum):
+    """What a `tsapps` command tells the shell."""
+
+    DONE = 0
+    FAILURE = 1
+    USAGE = 2
+    CORRUPTION = 3
+    NO_DEVICE = 4
+
+
+class MatrixError(ValueError):
+    """A file or array does not hold the matrix that it claims to hold (truncated, wrong header, NaN, …)."""
+
+
+class UsageError(ValueError):
+    """What was asked for cannot be done with what was given (an existing output, k larger than n, …)."""
