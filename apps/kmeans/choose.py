@@ -7,25 +7,34 @@ from scipy.sparse import issparse
 
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.rows import ArrayRows, Rows, SparseRows
-from tsapps.kernels.arrays import as_array, kind_of, to_host
+from tsapps.kernels.arrays import as_array, gpu_index, kind_of, to_host
 from tsapps.kernels.backend import Choice, choose_device
 
-__all__ = ["ENGINES", "as_rows", "check_sample_weight", "choose", "compute_dtype", "open_engine"]
+__all__ = [
+    "ENGINES",
+    "as_rows",
+    "check_sample_weight",
+    "choose",
+    "compute_dtype",
+    "is_sparse",
+    "open_engine",
+    "resident",
+]
 
 #: The engines that `engine=` names; "auto" is the best one for the device.
 ENGINES = ("auto", "cublas")
 
 
-def choose(device: str, engine: str, *, resident: int | None) -> Choice:
+def choose(X: Any, device: str, engine: str) -> Choice:
     """Choose the device, and check that the engine runs there.
 
     Parameters
     ----------
+    X : Rows or array
+        The data.
     device : {"auto", "cpu", "cuda", "cuda:i"}
         "auto" follows X to its GPU, else takes a GPU if there is one, else the CPU.
     engine : {"auto", "cublas"}
-    resident : int or None
-        The GPU that X lies on.
 
     Raises
     ------
@@ -36,10 +45,22 @@ def choose(device: str, engine: str, *, resident: int | None) -> Choice:
     """
     if engine not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
-    choice = choose_device(device, resident=resident)
+    choice = choose_device(device, resident=resident(X))
     if engine != "auto" and not choice.is_gpu:
         raise ValueError(f"engine={engine!r} needs a GPU, and the device is the CPU: {choice.reason}")
     return choice
+
+
+def is_sparse(X: Any) -> bool:
+    """Tell whether X is a sparse matrix of SciPy or, on a GPU, of CuPy."""
+    return issparse(X) or type(X).__module__.startswith("cupyx.scipy.sparse")
+
+
+def resident(X: Any) -> int | None:
+    """Return the GPU that X lies on, or None where it lies in host memory."""
+    if isinstance(X, Rows):
+        return X.device
+    return as_rows(X).device if is_sparse(X) else gpu_index(X)
 
 
 def as_rows(X: Any) -> Rows:
@@ -53,7 +74,7 @@ def as_rows(X: Any) -> Rows:
     rows: Rows
     if isinstance(X, Rows):
         rows = X
-    elif issparse(X) or type(X).__module__.startswith("cupyx.scipy.sparse"):
+    elif is_sparse(X):
         rows = SparseRows(X.tocsr())
     else:
         rows = ArrayRows(as_array(X) if kind_of(X) is not None else np.asarray(X))
@@ -124,7 +145,7 @@ def open_engine(
         If a GPU is asked for that is not there.
     """
     rows = as_rows(X)
-    choice = choose(device, engine, resident=rows.device)
+    choice = choose(rows, device, engine)
     weights = check_sample_weight(sample_weight, rows.shape[0])
     dtype = np.dtype(dtype) if dtype is not None else compute_dtype(rows.dtype, on_gpu=choice.is_gpu)
     if dtype not in (np.float32, np.float64):

@@ -65,26 +65,26 @@ class CpuEngine(Engine):
             while waiting:
                 yield waiting.popleft().result()
 
-    def nearest(self, block: Any, minus_2_centers: Any, norms: Any, *, want_scores: bool) -> tuple[Any, Any | None]:
-        """Return each row's arg-min of the score (int32), and the score where it is wanted."""
+    def assign_block(
+        self, block: Any, weights: Any | None, minus_2_centers: Any, norms: Any, *, update: bool, potential: bool
+    ) -> tuple[Any, Any | None, Any, Any]:
+        """Assign a block's rows; see `Engine.assign_block`."""
         labels = np.empty(len(block), np.int32)
-        best = np.empty(len(block), self.dtype) if want_scores else None
+        lowest = np.empty(len(block), self.dtype) if potential else None
         rows = max(64, _SCORE_ELEMENTS // len(norms))
         for start in range(0, len(block), rows):
             part = slice(start, start + rows)
             scores = block[part] @ minus_2_centers
             scores += norms
             labels[part] = scores.argmin(axis=1)
-            if best is not None:
-                best[part] = scores.min(axis=1)
-        return labels, best
-
-    def sums_by_label(self, block: Any, labels: Any, weights: Any | None, n_clusters: int) -> tuple[Any, Any]:
-        """Return the weighted sum of a block's rows with each label (k, d), and the weight of each label (k,)."""
-        # The transpose of the weighted one-hot label matrix, times the rows.
+            if lowest is not None:
+                lowest[part] = scores.min(axis=1)
+        if not update:
+            return labels, lowest, 0, 0
+        # The sums are the transpose of the weighted one-hot label matrix, times the rows.
         entries = np.ones(len(block), self.dtype) if weights is None else weights
-        one_hot = csr_matrix((entries, labels, np.arange(len(block) + 1)), shape=(len(block), n_clusters))
-        return one_hot.T @ block, np.bincount(labels, weights=weights, minlength=n_clusters)
+        one_hot = csr_matrix((entries, labels, np.arange(len(block) + 1)), shape=(len(block), len(norms)))
+        return labels, lowest, one_hot.T @ block, np.bincount(labels, weights=weights, minlength=len(norms))
 
     def square_distances(self, points: np.ndarray) -> np.ndarray:
         """Return ‖x − p‖² for every point p and sample x, shape (len(points), n), in `dtype`."""

@@ -76,7 +76,7 @@ class Engine(ABC):
         self.labels = self.xp.empty(self.n_samples, np.int32)
         #: X on this device in `dtype`, less the mean; None where it is read from its source in every pass.
         self.held: Any = self._borrow()
-        self._borrowed = self.held
+        self._borrowed: Any = self.held
         if self.held is None and self.fits(self.n_samples * self.n_features * self.dtype.itemsize):
             held = self.xp.empty(source.shape, self.dtype)
             for start, block in self.source_blocks(self.block_rows(self.n_features)):
@@ -143,8 +143,20 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def sums_by_label(self, block: Any, labels: Any, weights: Any | None, n_clusters: int) -> tuple[Any, Any]:
-        """Return the weighted sum of a block's rows with each label (k, d), and the weight of each label (k,)."""
+    def assign_block(
+        self, block: Any, weights: Any | None, minus_2_centers: Any, norms: Any, *, update: bool, potential: bool
+    ) -> tuple[Any, Any | None, Any, Any]:
+        """Assign a block's rows; see `assign`.
+
+        Returns
+        -------
+        labels : array of shape (rows,), int32
+            The arg-min of the score, the lowest index on a tie.
+        scores : array of shape (rows,) or None
+            The lowest score of each row, where `potential` asks for it.
+        sums, totals : arrays of shape (k, d) and (k,)
+            The weighted sum of the rows with each label, and their weight; 0 and 0 without `update`.
+        """
 
     @abstractmethod
     def square_distances(self, points: np.ndarray) -> Any:
@@ -225,29 +237,24 @@ class Engine(ABC):
 
         def work(start: int, block: Any) -> tuple[Any, Any, Any, Any]:
             weights = self.weights_of(start, block)
-            labels, best = self.nearest(block, minus_2_centers, norms, want_scores=potential)
+            labels, scores, sums, totals = self.assign_block(
+                block, weights, minus_2_centers, norms, update=update, potential=potential
+            )
             held = self.labels[start : start + len(block)]
             moved = xp.count_nonzero(labels != held)
             held[:] = labels
-            sums, counts = self.sums_by_label(block, labels, weights, k) if update else (0, 0)
-            if best is not None:
-                best = (best if weights is None else best * weights).sum(dtype=np.float64)
-            return moved, sums, counts, best
+            if scores is not None:
+                scores = (scores if weights is None else scores * weights).sum(dtype=np.float64)
+            return moved, sums, totals, scores
 
-        sums, counts = xp.zeros(shape), xp.zeros(shape[0])
+        sums, totals = xp.zeros(shape), xp.zeros(shape[0])
         moved = score = 0
-        for part in self.each_block(work, 2 * k):
+        for part in self.each_block(work, k):
             moved = moved + part[0]
             sums += part[1]
-            counts += part[2]
+            totals += part[2]
             score = score + part[3] if potential else score
-        return Assignment(int(moved), to_host(sums), to_host(counts), float(score) if potential else float("nan"))
-
-    def nearest(self, block: Any, minus_2_centers: Any, norms: Any, *, want_scores: bool) -> tuple[Any, Any | None]:
-        """Return each row's arg-min of the score (int32), and the score where it is wanted."""
-        scores = block @ minus_2_centers
-        scores += norms
-        return scores.argmin(axis=1).astype(np.int32), scores.min(axis=1) if want_scores else None
+        return Assignment(int(moved), to_host(sums), to_host(totals), float(score) if potential else float("nan"))
 
     def inertia(self, centers: np.ndarray) -> float:
         """Return Σ w·‖x − c‖² over the samples and their own centres, from differences, in float64."""

@@ -11,18 +11,16 @@ import copy
 from typing import Any
 
 import numpy as np
-from scipy.sparse import issparse
 from sklearn import get_config
 from sklearn.cluster import KMeans
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from tsapps.apps.kmeans import lloyd
-from tsapps.apps.kmeans.choose import choose, open_engine
+from tsapps.apps.kmeans.choose import choose, is_sparse, open_engine, resident
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.rows import Rows
-from tsapps.kernels.arrays import as_array, gpu_index, kind_of, like, to_host
-from tsapps.kernels.backend import Choice
+from tsapps.kernels.arrays import as_array, kind_of, like, to_host
 
 __all__ = ["TSKMeans"]
 
@@ -145,7 +143,7 @@ class TSKMeans(KMeans):
         NoDeviceError
             If a GPU is asked for that is not there.
         """
-        choice = self._choose(X)
+        choice = choose(X, self.device, self.engine)
         self._by_scikit_learn = not choice.is_gpu and not isinstance(X, Rows)
         if self._by_scikit_learn:
             super().fit(_on_host(X), y, _on_host(sample_weight))
@@ -170,7 +168,7 @@ class TSKMeans(KMeans):
             max_iter=self.max_iter,
             tol=self.tol,
             random_state=check_random_state(self.random_state),
-            centre=not issparse(X),
+            centre=not is_sparse(X),
             progress=_print_progress if self.verbose else None,
         )
         self.cluster_centers_ = best.centers
@@ -233,25 +231,21 @@ class TSKMeans(KMeans):
             engine.assign(centers, update=False)
             return -engine.inertia(centers)
 
-    def _choose(self, X: Any) -> Choice:
-        resident = X.device if isinstance(X, Rows) else gpu_index(X)
-        return choose(self.device, self.engine, resident=resident)
-
     def _runs_scikit_learn(self, X: Any) -> bool:
         """Tell whether scikit-learn's method serves X: on the CPU, in memory, after scikit-learn's own fit."""
-        return self._by_scikit_learn and not self._choose(X).is_gpu and not isinstance(X, Rows)
+        return self._by_scikit_learn and not choose(X, self.device, self.engine).is_gpu and not isinstance(X, Rows)
 
     def _open(self, X: Any, sample_weight: Any = None) -> Engine:
         return open_engine(X, sample_weight=sample_weight, device=self.device, engine=self.engine)
 
     def _validated(self, X: Any, *, reset: bool) -> Any:
         """Check X's features as scikit-learn does; make an array of what is not yet one (lists, frames)."""
-        whole = not isinstance(X, Rows) and kind_of(X) in (None, "frame")
+        ready = isinstance(X, Rows) or kind_of(X) not in (None, "frame") or (is_sparse(X) and resident(X) is not None)
         return validate_data(
             self,
             X,
             reset=reset,
-            **({"accept_sparse": "csr", "dtype": [np.float64, np.float32]} if whole else {"skip_check_array": True}),
+            **({"skip_check_array": True} if ready else {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}),
         )
 
     def _centers(self, engine: Engine) -> np.ndarray:

@@ -1,0 +1,76 @@
+// What the library Lloyd needs between its cuBLAS products: the arg-min of each row of scores, and sums by label.
+//
+//   scores (rows × k, row-major)   −2·x·c for every row x of a block of X and every centre c, from cuBLAS
+//   norms (k)                      ‖c‖², added here so that the scores are not read and written once more for it
+//
+// `nearest` reads each score once and coalesced: a power-of-two group of lanes shares a row, so 16 clusters take half a
+// warp and 1000 take a whole one. Where a product with the one-hot label matrix is to follow (few clusters) it leaves
+// that matrix in the place of the scores. `segment_sums` serves many clusters, where a one-hot product would double the
+// arithmetic: the rows come sorted by label, and a block of threads adds up one cluster's rows in their order. No
+// atomics: the same bits on every run.
+
+#define FULL_WARP 0xffffffffu
+
+template <typename T>
+__global__ void nearest(T* scores, const T* norms, const T* weights, long long rows, int k, int log2_lanes,
+                        bool one_hot, int* labels, T* best) {
+  const long long thread = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  const int lanes = 1 << log2_lanes, lane = (int)thread & (lanes - 1);
+  const bool present = thread >> log2_lanes < rows;
+  // Threads past the end repeat the last row, because every lane of a warp must take part in the shuffles.
+  const long long row = present ? thread >> log2_lanes : rows - 1;
+  T* row_scores = scores + row * k;
+
+  int label = lane < k ? lane : 0;
+  T lowest = row_scores[label] + norms[label];
+  for (int j = lane + lanes; j < k; j += lanes) {
+    const T score = row_scores[j] + norms[j];
+    if (score < lowest) {
+      lowest = score;
+      label = j;
+    }
+  }
+  for (int offset = lanes / 2; offset > 0; offset /= 2) {
+    const T other = __shfl_xor_sync(FULL_WARP, lowest, offset);
+    const int other_label = __shfl_xor_sync(FULL_WARP, label, offset);
+    if (other < lowest || (other == lowest && other_label < label)) {
+      lowest = other;
+      label = other_label;
+    }
+  }
+  if (!present) return;
+  if (lane == 0) {
+    labels[row] = label;
+    if (best) best[row] = lowest;
+  }
+  if (one_hot) {
+    const T weight = weights ? weights[row] : T(1);
+    for (int j = lane; j < k; j += lanes) row_scores[j] = j == label ? weight : T(0);
+  }
+}
+
+// Block (j, f): cluster j, features 32·f … 32·f + 31; 32 × 8 threads. Thread (x, y) adds rows y, y + 8, … of the cluster
+// in feature x, in double; the eight partial sums are then added in the order of y.
+template <typename T>
+__global__ void segment_sums(const T* X, const T* weights, const long long* order, const long long* starts, int d,
+                             double* sums, double* totals) {
+  __shared__ double partial[8][33];
+  const int cluster = blockIdx.x, feature = blockIdx.y * 32 + threadIdx.x;
+  double sum = 0;
+  if (feature <= d) {  // one feature more than X has: the weights themselves
+    for (long long i = starts[cluster] + threadIdx.y; i < starts[cluster + 1]; i += 8) {
+      const long long row = order[i];
+      const double weight = weights ? (double)weights[row] : 1.0;
+      sum += feature < d ? weight * (double)X[row * d + feature] : weight;
+    }
+  }
+  partial[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || feature > d) return;
+  for (int y = 1; y < 8; ++y) sum += partial[y][threadIdx.x];
+  if (feature < d) {
+    sums[(long long)cluster * d + feature] = sum;
+  } else {
+    totals[cluster] = sum;
+  }
+}
