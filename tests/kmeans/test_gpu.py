@@ -35,7 +35,8 @@ def test_same_clustering_as_on_the_cpu(data_sets, name, dtype, weighted, seed, p
     actual = TSKMeans(k, random_state=seed, device="cuda").fit(place(X), sample_weight=given_weights)
     assert actual.device_ == "cuda:0"
     oracle.assert_same_fit(actual, expected, X)
-    np.testing.assert_array_equal(oracle.host(actual.predict(place(X))), oracle.host(actual.labels_))
+    # As in scikit-learn, fit centres X and predict does not, so that float32 scores differ in their last bits.
+    oracle.assert_nearest(X, oracle.host(actual.cluster_centers_), oracle.host(actual.predict(place(X))), dtype)
     assert actual.score(place(X), sample_weight=given_weights) == pytest.approx(-actual.inertia_, rel=1e-5)
     np.testing.assert_allclose(
         oracle.host(actual.transform(place(X[:100]))),
@@ -178,7 +179,7 @@ def test_never_writes_to_the_callers_array(rng):
     X = cupy.asarray(rng.random((300, 4)) + 100)
     before = X.copy()
     TSKMeans(3, random_state=0, copy_x=False).fit(X)
-    assert (X == before).all()
+    assert (before == X).all()
 
 
 def test_empty_clusters_and_duplicates(rng):

@@ -1,0 +1,83 @@
+"""A command line without a GPU, run in an empty directory of its own."""
+
+import struct
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_iris, make_blobs
+from typer.testing import CliRunner
+
+from tsapps.cli import app
+from tsapps.kernels import backend
+
+NO_GPU = "CuPy is not installed (pip install 'tsapps[cuda13]')"
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path, monkeypatch):
+    """The current directory: empty, and on a machine without a GPU."""
+    monkeypatch.setattr(backend, "_probe", lambda: ((), NO_GPU))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run():
+    """Run a command in this process: ``run("kmeans", "x.npy", …)``."""
+
+    def run(*args):
+        return CliRunner().invoke(app, [str(arg) for arg in args])
+
+    return run
+
+
+@pytest.fixture
+def succeed(run):
+    """Run a command that must exit 0, and return its stdout."""
+
+    def succeed(*args):
+        result = run(*args)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    return succeed
+
+
+@pytest.fixture
+def refuse(run, directory):
+    """Run a command that must fail with one line on stderr and write nothing; return that line."""
+
+    def refuse(code, *args):
+        before = snapshot(directory)
+        result = run(*args)
+        assert result.exit_code == code, result.output
+        assert result.stdout == ""
+        assert result.stderr.startswith("tsapps: ")
+        assert result.stderr.count("\n") == 1
+        assert snapshot(directory) == before
+        return result.stderr
+
+    return refuse
+
+
+def snapshot(directory):
+    """Every path below a directory, with its bytes."""
+    return {path: path.read_bytes() if path.is_file() else None for path in directory.rglob("*")}
+
+
+@pytest.fixture
+def iris(directory):
+    X = load_iris().data
+    np.save("iris.npy", X)
+    return X
+
+
+@pytest.fixture
+def blobs(directory):
+    """600 × 5 float32 about 6 centres, as .npy, .csv and .fbin."""
+    X = make_blobs(600, 5, centers=6, random_state=1)[0].astype(np.float32)
+    np.save("blobs.npy", X)
+    np.savetxt("blobs.csv", X, delimiter=",", header="a,b,c,d,e", comments="", fmt="%.17g")
+    with open("blobs.fbin", "wb") as file:
+        file.write(struct.pack("<II", *X.shape) + X.tobytes())
+    return X

@@ -1,0 +1,52 @@
+"""`tsapps info`: what is here, and what would be used."""
+
+import json
+
+import numpy
+import pytest
+
+import tsapps
+from tsapps.cli.info import cache_directory
+from tsapps.kernels import backend
+
+H100 = backend.Gpu(0, "NVIDIA H100", "9.0", 132, 80 << 30, 50 << 20)
+
+
+def test_without_a_gpu_says_why(succeed):
+    report = json.loads(succeed("info", "--json"))
+    why = "CuPy is not installed (pip install 'tsapps[cuda13]')"
+    assert report["gpus"] == []
+    assert report["why_no_gpu"] == why
+    assert report["auto"] == {"device": "cpu", "reason": why}
+    assert report["cpu"]["cores"] >= 1
+    assert report["cpu"]["memory_available"] > 0
+    assert report["versions"]["tsapps"] == tsapps.__version__
+    assert report["versions"]["numpy"] == numpy.__version__
+    assert "h5py" in report["optional"]
+
+
+def test_with_a_gpu_names_it(succeed, monkeypatch):
+    monkeypatch.setattr(backend, "_probe", lambda: ((H100,), ""))
+    report = json.loads(succeed("info", "--json"))
+    assert report["gpus"] == [H100.as_dict()]
+    assert report["auto"]["device"] == "cuda:0"
+    table = succeed("info")
+    assert "NVIDIA H100, 80.0 GiB, compute capability 9.0, 132 multiprocessors" in table
+    assert "cuda:0: NVIDIA H100 is available" in table
+
+
+def test_table(succeed):
+    table = succeed("info")
+    for what in ("tsapps", "python", "numpy", "scikit-learn", "cpu", "gpu", "auto", "cache", "optional"):
+        assert any(line.startswith(f"{what} ") for line in table.splitlines()), what
+    assert "none: CuPy is not installed" in table
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [("/fast/cache", "/fast/cache/tsapps"), ("", "/home/ann/.cache/tsapps"), ("relative", None)],
+)
+def test_cache_directory(monkeypatch, setting, expected):
+    monkeypatch.setenv("HOME", "/home/ann")
+    monkeypatch.setenv("XDG_CACHE_HOME", setting)
+    assert str(cache_directory()) == (expected or "/home/ann/.cache/tsapps")

@@ -1,0 +1,103 @@
+"""The directory of a result: there whole or not at all, and nobody else's files touched."""
+
+import os
+
+import pytest
+
+from tsapps.cli.result import KIND, new_directory
+from tsapps.errors import UsageError
+
+
+def write(directory, text):
+    (directory / "labels.npy").write_text(text)
+    (directory / "summary.json").write_text(f'{{"kind": "{KIND}", "text": "{text}"}}')
+
+
+@pytest.fixture
+def place(directory):
+    """An earlier result."""
+    place = directory / "place"
+    place.mkdir()
+    write(place, "old")
+    return place
+
+
+def assert_old_and_alone(place):
+    assert (place / "labels.npy").read_text() == "old"
+    assert [path.name for path in place.parent.iterdir()] == ["place"]
+
+
+def replace(place, *, force, then=lambda: None):
+    """Write a new result to `place`, and do `then` before it is done."""
+    with new_directory(place, force=force) as temporary:
+        write(temporary, "new")
+        then()
+
+
+def raising(error):
+    def then():
+        raise error
+
+    return then
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), OSError("disk full"), MemoryError()])
+def test_an_interruption_leaves_nothing(directory, error):
+    with pytest.raises(type(error)):
+        replace(directory / "new", force=False, then=raising(error))
+    assert not list(directory.iterdir())
+
+
+def test_an_interruption_keeps_the_old_result(place):
+    with pytest.raises(KeyboardInterrupt):
+        replace(place, force=True, then=raising(KeyboardInterrupt()))
+    assert_old_and_alone(place)
+
+
+def test_the_old_result_is_there_until_the_new_one_is_complete(place):
+    seen = []
+    replace(place, force=True, then=lambda: seen.append((place / "labels.npy").read_text()))
+    assert seen == ["old"]
+    assert (place / "labels.npy").read_text() == "new"
+
+
+def test_a_failed_exchange_puts_the_old_result_back(place, monkeypatch):
+    rename = os.rename
+
+    def fail(source, target):
+        if os.path.basename(source).endswith(".tmp"):
+            raise OSError("the disk failed")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(OSError, match="the disk failed"):
+        replace(place, force=True)
+    assert_old_and_alone(place)
+
+
+def test_force_replaces_all_of_it(place):
+    (place / "centers.npy").write_text("old")
+    replace(place, force=True)
+    assert (place / "labels.npy").read_text() == "new"
+    assert not (place / "centers.npy").exists()
+    assert [path.name for path in place.parent.iterdir()] == ["place"]
+
+
+def test_files_that_came_meanwhile_are_kept(place):
+    with pytest.raises(UsageError, match=r"holds 'notes\.txt'"):
+        replace(place, force=True, then=lambda: (place / "notes.txt").write_text("mine"))
+    assert (place / "notes.txt").read_text() == "mine"
+    assert (place / "labels.npy").read_text() == "old"
+
+
+def test_a_directory_that_came_meanwhile_is_kept(directory):
+    with pytest.raises(UsageError, match="already exists"):
+        replace(directory / "new", force=False, then=lambda: (directory / "new").mkdir())
+    assert [path.name for path in directory.iterdir()] == ["new"]
+
+
+def test_permissions_are_those_of_any_new_directory(directory):
+    with new_directory(directory / "new", force=False):
+        pass
+    (directory / "other").mkdir()
+    assert (directory / "new").stat().st_mode == (directory / "other").stat().st_mode

@@ -1,0 +1,162 @@
+"""Files are written whole or not at all."""
+
+import errno
+import os
+import signal
+import stat
+
+import numpy as np
+import pytest
+
+from tsapps.errors import UsageError
+from tsapps.matrix import open_matrix, replacing, save_npy
+
+
+def test_by_hand(tmp_path):
+    with replacing(tmp_path / "x.txt") as file:
+        file.write(b"new")
+        assert not (tmp_path / "x.txt").exists()
+    assert (tmp_path / "x.txt").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["x.txt"]
+
+
+class Stopped(BaseException):
+    """Not an Exception, as KeyboardInterrupt is not."""
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+    signal.pause()
+
+
+def fail_with(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("exception", "stop"),
+    [
+        (KeyboardInterrupt, interrupt),
+        (Stopped, lambda: fail_with(Stopped())),
+        (ValueError, lambda: fail_with(ValueError())),
+        (SystemExit, lambda: fail_with(SystemExit(1))),
+    ],
+)
+@pytest.mark.parametrize("old", [b"old", None])
+def test_interrupted(tmp_path, exception, stop, old):
+    path = tmp_path / "x.npy"
+    if old is not None:
+        path.write_bytes(old)
+    with pytest.raises(exception), replacing(path) as file:  # noqa: PT012 the exception comes from within
+        file.write(b"half")
+        stop()
+    assert os.listdir(tmp_path) == ([] if old is None else ["x.npy"])
+    if old is not None:
+        assert path.read_bytes() == old
+
+
+def test_interrupted_while_an_array_is_written(tmp_path, monkeypatch):
+    save_npy(tmp_path / "x.npy", np.ones(3))
+
+    def write_array(file, array, **options):
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np.lib.format, "write_array", write_array)
+    with pytest.raises(KeyboardInterrupt):
+        save_npy(tmp_path / "x.npy", np.zeros(3))
+    assert os.listdir(tmp_path) == ["x.npy"]
+    assert np.load(tmp_path / "x.npy").tolist() == [1, 1, 1]
+
+
+def test_full_disk_is_named(tmp_path, monkeypatch):
+    def fsync(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match=r"No space left on device: .*x.npy"):
+        save_npy(tmp_path / "x.npy", np.ones(3))
+    assert os.listdir(tmp_path) == []
+
+
+def test_reaches_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    events = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (events.append("fsync"), fsync(descriptor)))
+    monkeypatch.setattr(os, "replace", lambda *names: (events.append("replace"), replace(*names)))
+    save_npy(tmp_path / "x.npy", np.ones(3))
+    assert events == ["fsync", "replace", "fsync"]  # the last one is the directory's
+
+
+def test_permissions_are_those_of_any_new_file(tmp_path):
+    (tmp_path / "plain").write_bytes(b"")
+    save_npy(tmp_path / "x.npy", np.ones(3))
+    assert stat.S_IMODE((tmp_path / "x.npy").stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+
+
+def test_a_link_is_followed(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "x.npy").write_bytes(b"old")
+    (tmp_path / "x.npy").symlink_to("elsewhere/x.npy")
+    save_npy(tmp_path / "x.npy", np.ones(3))
+    assert (tmp_path / "x.npy").is_symlink()
+    assert np.load(tmp_path / "elsewhere" / "x.npy").tolist() == [1, 1, 1]
+
+
+def test_longest_name(tmp_path):
+    save_npy(tmp_path / ("x" * 251 + ".npy"), np.ones(3))
+
+
+def test_in_the_current_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_npy("x.npy", np.ones(3))
+    assert os.listdir(tmp_path) == ["x.npy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (".", "is a directory: name a file in it"),
+        ("absent/x.npy", "cannot be written: No such file or directory"),
+        ("pipe", "is no regular file: name one"),
+    ],
+)
+def test_refused_paths(tmp_path, name, message):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match=f"^{tmp_path}/?.*: {message}"):
+        save_npy(tmp_path / name, np.ones(3))
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f4", "i1", "u8", "?", "c8", "U3"])
+@pytest.mark.parametrize("shape", [(), (5,), (4, 3), (2, 3, 4), (0, 3)])
+def test_round_trip(tmp_path, shape, dtype, order):
+    array = np.asarray(np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype), order=order)
+    save_npy(tmp_path / "x.npy", array)
+    loaded = np.load(tmp_path / "x.npy", allow_pickle=False)
+    assert loaded.dtype == array.dtype
+    np.testing.assert_array_equal(loaded, array)
+
+
+def test_over_the_file_that_is_being_read(tmp_path):
+    save_npy(tmp_path / "x.npy", np.ones((4, 2)))
+    matrix = open_matrix(tmp_path / "x.npy")
+    blocks = matrix.blocks(1)
+    next(blocks)
+    save_npy(tmp_path / "x.npy", np.zeros((1, 1)))
+    assert [block.tolist() for _, block in blocks] == [[[1, 1]]] * 3  # the old file lives on until it is let go
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "object"])
+def test_refused_types(tmp_path, dtype):
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    with pytest.raises(UsageError, match=r"x.npy: .npy holds no (bfloat16|object): convert it"):
+        save_npy(tmp_path / "x.npy", np.ones((2, 2)).astype(dtype))
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_is_no_array(tmp_path):
+    with pytest.raises(TypeError, match="expected an array"):
+        save_npy(tmp_path / "x.npy", [1, 2])

@@ -1,0 +1,5 @@
+"""``python -m tsapps``: the command line."""
+
+from tsapps.cli import main
+
+main()

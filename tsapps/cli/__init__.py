@@ -1,0 +1,141 @@
+"""The command line: one module a command, each of which parses, calls and prints.
+
+NumPy and everything behind it is imported inside the commands, so that ``tsapps --help`` answers at once. Every error
+that a user can bring about ends in one line on stderr and a code of `ExitCode`.
+"""
+
+import io
+import shlex
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from tsapps import __version__
+from tsapps.cli.info import info
+from tsapps.cli.kmeans import kmeans
+from tsapps.cli.predict import predict
+from tsapps.cli.sample import sample
+from tsapps.errors import ExitCode, NoDeviceError, UsageError
+
+__all__ = ["app", "main"]
+
+
+class _Terminated(SystemExit):
+    """SIGTERM came."""
+
+
+class _Commands(TyperGroup):
+    """The commands, and what becomes of their errors and warnings."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta["tsapps.command"] = shlex.join(["tsapps", *args])
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            with _one_line_warnings():
+                result = super().invoke(ctx)
+                sys.stdout.flush()
+                return result
+        except BrokenPipeError:
+            raise  # typer ends quietly: who read our output wanted no more of it
+        except KeyboardInterrupt:
+            _fail("interrupted", 128 + signal.SIGINT)
+        except _Terminated:
+            _fail("terminated", 128 + signal.SIGTERM)
+        except UsageError as error:
+            _fail(error, ExitCode.USAGE)
+        except NoDeviceError as error:
+            _fail(error, ExitCode.NO_DEVICE)
+        except MemoryError as error:
+            _fail(f"out of memory: {error}", ExitCode.FAILURE)
+        except OSError as error:
+            what = error.strerror or " ".join(map(str, error.args))
+            _fail(f"{error.filename}: {what}" if error.filename is not None else what, ExitCode.FAILURE)
+        except (ValueError, TypeError) as error:
+            _fail(error, ExitCode.FAILURE)
+        except RuntimeError as error:
+            if not type(error).__module__.startswith("cupy"):
+                raise
+            _fail(f"the GPU failed: {error}", ExitCode.FAILURE)
+
+
+def _fail(message: object, code: int) -> NoReturn:
+    print(f"tsapps: {_one_line(message)}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split("\n"))
+
+
+@contextmanager
+def _one_line_warnings() -> Iterator[None]:
+    """Show warnings as one line each, without the place in the source that raised them."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"tsapps: warning: {_one_line(message)}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        # What is not finite is refused by name and place; NumPy's hints on the way there say less.
+        warnings.filterwarnings("ignore", "(overflow|invalid value|divide by zero) encountered", RuntimeWarning)
+        warnings.showwarning = show
+        yield
+
+
+app = typer.Typer(
+    name="tsapps",
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain help, which needs no import of rich
+    pretty_exceptions_enable=False,  # an error that is not expected is a bug: its whole traceback belongs in the report
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(short_help="Cluster the rows of a matrix.")(kmeans)
+app.command(short_help="Find the nearest centre of every row.")(predict)
+app.command(short_help="Write a data set to try things on.")(sample)
+app.command(short_help="Show versions, devices and memory.")(info)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"tsapps {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _tsapps(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Exact K-means for large matrices, on the CPU and on NVIDIA GPUs.
+
+    Exit codes: 0 done, 1 failure (bad data, full disk), 2 wrong use (bad option, existing output, missing file), 4 no
+    GPU where one was asked for, 130 interrupted.
+    """
+
+
+def main() -> None:
+    """Run the command line; what the installed ``tsapps`` calls."""
+
+    def terminate(number: int, _: object) -> NoReturn:
+        raise _Terminated(128 + number)
+
+    # As after Ctrl-C, what is half written is removed.
+    signal.signal(signal.SIGTERM, terminate)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A file's name may hold what the terminal's encoding does not.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        app(prog_name="tsapps")
+    finally:
+        # The work is over; a second Ctrl-C while worker threads end must not print a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)

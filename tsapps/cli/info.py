@@ -1,0 +1,81 @@
+"""``tsapps info``: what is installed, which devices there are, and which one would do the work."""
+
+import os
+import sys
+from pathlib import Path
+
+from tsapps import __version__
+from tsapps.cli.options import Json
+from tsapps.cli.output import gibibytes, print_json, print_table
+
+__all__ = ["cache_directory", "info", "versions"]
+
+_OPTIONAL = ("h5py", "ml_dtypes", "pyarrow", "safetensors", "pillow", "matplotlib", "pandas", "polars", "torch")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what results depend on; CuPy's where it has been imported."""
+    import platform
+    from importlib.metadata import version
+
+    found = {name: version(name) for name in ("numpy", "scipy", "scikit-learn")}
+    found = {"tsapps": __version__, "python": platform.python_version(), **found}
+    if "cupy" in sys.modules:
+        found["cupy"] = sys.modules["cupy"].__version__
+    return found
+
+
+def cache_directory() -> Path:
+    """Return where files that can be made again are kept for this user; it need not exist."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification has relative paths ignored.
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tsapps"
+
+
+def _optional_versions() -> dict[str, str | None]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: dict[str, str | None] = {}
+    for name in _OPTIONAL:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def info(as_json: Json = False) -> None:
+    """Show versions, devices, memory, and the device that --device auto takes."""
+    import platform
+
+    from tsapps.kernels.backend import available_host_memory, choose_device, gpus, why_no_gpu
+
+    choice = choose_device("auto")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    report = {
+        "versions": versions(),
+        "platform": platform.platform(),
+        "cpu": {"cores": cores, "memory_available": available_host_memory()},
+        "gpus": [gpu.as_dict() for gpu in gpus()],
+        "why_no_gpu": why_no_gpu() or None,
+        "auto": {"device": choice.device, "reason": choice.reason},
+        "cache": str(cache_directory()),
+        "optional": _optional_versions(),
+    }
+    if as_json:
+        print_json(report)
+        return
+    rows = versions()
+    rows["platform"] = platform.platform()
+    rows["cpu"] = f"{cores} cores, {gibibytes(available_host_memory())} of memory available"
+    for gpu in gpus():
+        rows[f"cuda:{gpu.index}"] = (
+            f"{gpu.name}, {gibibytes(gpu.memory)}, compute capability {gpu.compute_capability}, "
+            f"{gpu.multiprocessors} multiprocessors"
+        )
+    if not gpus():
+        rows["gpu"] = f"none: {why_no_gpu()}"
+    rows["auto"] = f"{choice.device}: {choice.reason}"
+    rows["cache"] = str(cache_directory())
+    rows["optional"] = ", ".join(f"{name} {number or '–'}" for name, number in _optional_versions().items())
+    print_table(rows)

@@ -1,0 +1,96 @@
+"""Options that commands share, and the checks of files and devices that come before any data is read."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tsapps.errors import UsageError
+from tsapps.kernels.backend import Choice, choose_device
+
+__all__ = [
+    "Data",
+    "Device",
+    "Json",
+    "Quiet",
+    "check_input",
+    "check_output_file",
+    "check_writable",
+    "choose",
+    "split_name",
+    "stem",
+]
+
+Data = Annotated[
+    str,
+    typer.Argument(
+        metavar="DATA",
+        show_default=False,
+        help="Matrix of n rows (samples) and d columns (features), as tsapps kmeans --help says.",
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="auto|cpu|cuda|cuda:i",
+        help="Where to compute; auto takes a GPU if there is one, else the CPU.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON to stdout, and nothing else there.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print no progress and no table; warnings, errors and --json still are.")
+]
+
+
+def split_name(path: str) -> tuple[str, str]:
+    """Split ``FILE:NAME`` into the file and the name of an array in it, empty where the path has none."""
+    file, colon, name = path.rpartition(":")
+    return (file, name) if colon and not os.path.exists(path) and os.path.exists(file) else (path, "")
+
+
+def stem(path: str) -> str:
+    """Return what outputs are named after: ``x`` for ``some/x.npy``, ``x-train-images`` for ``x.h5:train/images``."""
+    file, name = split_name(path)
+    return "-".join([Path(file).stem, *filter(None, name.split("/"))])
+
+
+def check_input(path: str) -> None:
+    """Raise `UsageError` unless there is such a file."""
+    if not os.path.exists(split_name(path)[0]):
+        raise UsageError(f"{path}: no such file: check the path")
+
+
+def check_output_file(path: Path, *, force: bool) -> None:
+    """Raise `UsageError` unless a file may be written there."""
+    if path.is_dir():
+        raise UsageError(f"{path}: is a directory: name a file in it")
+    if os.path.lexists(path) and not force:
+        raise UsageError(f"{path}: already exists: choose another name, or replace it with --force")
+    check_writable(path)
+
+
+def check_writable(path: Path) -> None:
+    """Raise `UsageError` unless the directory that `path` is to lie in can be written to."""
+    parent = Path(os.path.realpath(path)).parent
+    if not parent.is_dir():
+        raise UsageError(f"{path}: there is no directory {parent}: make it first (mkdir -p)")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{path}: the directory {parent} may not be written to: choose another place")
+
+
+def choose(device: str, *, resident: int | None = None) -> Choice:
+    """Choose the device as `choose_device` does; what is no device is wrong use.
+
+    Raises
+    ------
+    UsageError
+        If `device` is no device's name.
+    NoDeviceError
+        If a GPU is asked for that is not there.
+    """
+    try:
+        return choose_device(device, resident=resident)
+    except ValueError as error:
+        raise UsageError(f"--{error}") from error

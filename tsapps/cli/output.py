@@ -1,0 +1,67 @@
+"""What commands print: one live line while they work, and a table or JSON when they are done."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["gibibytes", "live_line", "print_json", "print_table", "seconds_by_phase"]
+
+# Where nobody watches, a log gets a line this many seconds apart: a sign of life, and none from a short run.
+_LOG_SECONDS = 10.0
+
+
+@contextmanager
+def live_line(*, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Lend a function that shows on stderr what is going on: one line, rewritten, or sparse lines of a log."""
+    if quiet:
+        yield lambda _: None
+    elif not sys.stderr.isatty():
+        yield _log()
+    else:
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.table import Column
+
+        text_column = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
+        console = Console(stderr=True, highlight=False)
+        with Progress(SpinnerColumn(), TimeElapsedColumn(), text_column, console=console, transient=True) as progress:
+            task = progress.add_task("", total=None)
+            yield lambda text: progress.update(task, description=text)
+
+
+def _log() -> Callable[[str], None]:
+    last = time.monotonic()
+
+    def show(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _LOG_SECONDS:
+            last = time.monotonic()
+            print(f"tsapps: {text}", file=sys.stderr, flush=True)
+
+    return show
+
+
+def print_json(summary: Mapping[str, Any]) -> None:
+    """Print a summary to stdout as JSON."""
+    print(json.dumps(summary, indent=2, allow_nan=False))
+
+
+def print_table(rows: Mapping[str, str]) -> None:
+    """Print a table of two columns to stdout: what, and its value."""
+    width = max(map(len, rows))
+    for what, value in rows.items():
+        print(f"{what:{width}}  {value}")
+
+
+def seconds_by_phase(seconds: Mapping[str, float]) -> str:
+    """Return, for example, ``1.52 (read 0.01, iterate 1.51)``."""
+    phases = ", ".join(f"{phase} {value:.2f}" for phase, value in seconds.items() if phase != "total")
+    return f"{seconds['total']:.2f} ({phases})"
+
+
+def gibibytes(count: int) -> str:
+    """Return a number of bytes in GiB, for people."""
+    return f"{count / 2**30:,.1f} GiB"

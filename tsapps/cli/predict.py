@@ -1,0 +1,118 @@
+"""``tsapps predict``: the nearest centre of every row, by the centres that ``tsapps kmeans`` found."""
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tsapps.cli.info import versions
+from tsapps.cli.options import Data, Device, Json, Quiet, check_input, check_output_file, choose, stem
+from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
+from tsapps.cli.result import read_model
+from tsapps.errors import MatrixError, UsageError
+
+__all__ = ["predict"]
+
+
+def predict(
+    ctx: typer.Context,
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL_DIR", show_default=False, help="Directory that tsapps kmeans wrote.")
+    ],
+    data: Data,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.npy", help="File to write.  [default: <name of DATA>-labels.npy, in the current directory]"
+        ),
+    ] = None,
+    device: Device = "auto",
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE.npy if it exists.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Give every row of DATA the number of its nearest centre in MODEL_DIR.
+
+    Writes the numbers as int32, one a row. Computes in the type that the model was computed in.
+    """
+    began = time.perf_counter()
+    out = out or Path(f"{stem(data)}-labels.npy")
+    check_input(data)
+    check_output_file(out, force=force)
+    if out.exists() and os.path.exists(data) and os.path.samefile(out, data):
+        raise UsageError(f"{out}: is DATA itself: choose another --out")
+    choose(device)  # before the imports, which take longer
+
+    import numpy as np
+
+    from tsapps.apps.kmeans.choose import open_engine
+    from tsapps.kernels.arrays import to_host
+    from tsapps.matrix import open_matrix, save_npy
+
+    centers, trained = read_model(model)
+    matrix = open_matrix(data)
+    (n, d), k = matrix.shape, len(centers)
+    if d != centers.shape[1]:
+        raise UsageError(
+            f"{data}: has {d} columns, and the centres in {model} have {centers.shape[1]}: they must agree"
+        )
+    choice = choose(device, resident=matrix.device)
+    seconds = {"start": time.perf_counter() - began}
+
+    with live_line(quiet=quiet) as show:
+        show(f"reading {data}: {n:,} × {d:,} {matrix.dtype}")
+        lap = time.perf_counter()
+        engine = open_engine(matrix, dtype=centers.dtype, device=device)
+        engine.refuse_non_finite()
+        seconds["read"] = time.perf_counter() - lap
+        show("nearest centres")
+        lap = time.perf_counter()
+        # Distances lose fewest digits about a point amid the centres; any would do, and the labels of a row must not
+        # depend on the other rows.
+        origin = centers.mean(axis=0)
+        engine.centre(origin)
+        engine.assign(centers - origin, update=False)
+        inertia = engine.inertia(centers - origin)
+        labels = to_host(engine.labels)
+        sizes = np.bincount(labels, minlength=k).tolist()
+        seconds["assign"] = time.perf_counter() - lap
+        if not np.isfinite(inertia):
+            raise MatrixError(f"{data}: distances overflow {engine.dtype}: scale the data down, or train in float64")
+        lap = time.perf_counter()
+        save_npy(out, labels)
+        seconds["write"] = time.perf_counter() - lap
+    seconds["total"] = time.perf_counter() - began
+
+    summary: dict[str, Any] = {
+        "kind": "tsapps predict",
+        "command": ctx.meta["tsapps.command"],
+        "model": os.path.abspath(model),
+        "input": os.path.abspath(data),
+        "output": os.path.abspath(out),
+        "n": n,
+        "d": d,
+        "k": k,
+        "data_dtype": str(matrix.dtype),
+        "dtype": trained["dtype"],
+        "device": engine.device,
+        "device_reason": choice.reason,
+        "inertia": inertia,
+        "cluster_sizes": sizes,
+        "seconds": seconds,
+        "versions": versions(),
+    }
+    if as_json:
+        print_json(summary)
+    elif not quiet:
+        print_table(
+            {
+                "data": f"{data}: {n:,} × {d:,} {matrix.dtype}, worked on in {engine.dtype}",
+                "clusters": f"{k:,}, of {min(sizes):,} to {max(sizes):,} rows",
+                "inertia": f"{inertia:.6g}",
+                "device": f"{engine.device}: {choice.reason}",
+                "seconds": seconds_by_phase(seconds),
+                "written": str(out),
+            }
+        )

@@ -1,0 +1,138 @@
+"""The directory that `kmeans` writes and `predict` reads, which is there whole or not at all.
+
+labels.npy
+    int32, shape (n,): the cluster of every row.
+centers.npy
+    float32 or float64, shape (k, d).
+summary.json
+    How they were found, and how good they are.
+"""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tsapps.cli.options import check_writable
+from tsapps.errors import MatrixError, UsageError
+
+__all__ = ["KIND", "check_place", "new_directory", "read_model"]
+
+#: What summary.json says that it is.
+KIND = "tsapps kmeans"
+
+_FILES = {"labels.npy", "centers.npy", "summary.json"}
+
+
+def check_place(directory: Path, *, force: bool) -> None:
+    """Check that a result may be written to `directory`.
+
+    Raises
+    ------
+    UsageError
+        If it exists and `force` is not set, or it is anything but an earlier result or an empty directory, or its
+        parent cannot be written to.
+    """
+    check_writable(directory)
+    if not os.path.lexists(directory):
+        return
+    if not directory.is_dir():
+        raise UsageError(f"{directory}: exists and is no directory: choose another --out")
+    if not force:
+        raise UsageError(f"{directory}: already exists: choose another --out, or replace it with --force")
+    if os.path.samefile(directory, os.curdir):
+        raise UsageError(f"{directory}: is the current directory, which cannot be replaced: choose another --out")
+    held = {entry.name for entry in os.scandir(directory)}
+    if foreign := sorted(held - _FILES):
+        raise UsageError(
+            f"{directory}: holds {foreign[0]!r}, which is no part of a kmeans result: "
+            "--force replaces only such results; choose another --out"
+        )
+    if held and _read_summary(directory) is None:
+        raise UsageError(f"{directory}: is no kmeans result (by its summary.json): choose another --out")
+
+
+def _read_summary(directory: Path) -> dict[str, Any] | None:
+    """Return the summary of a result; None where there is none."""
+    try:
+        summary = json.loads((directory / "summary.json").read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return summary if isinstance(summary, dict) and summary.get("kind") == KIND else None
+
+
+@contextmanager
+def new_directory(directory: Path, *, force: bool) -> Iterator[Path]:
+    """Make a directory that gets the name `directory` once the ``with`` block has ended without an exception.
+
+    After any exception, Ctrl-C included, it is gone and `directory` is what it was.
+
+    Raises
+    ------
+    UsageError
+        See `check_place`; it is checked again at the end, for hours may have passed.
+    OSError
+        If the disk is full or fails.
+    """
+    place = Path(os.path.realpath(directory))
+    temporary = place.with_name(f".{place.name[:40]}.{secrets.token_hex(8)}.tmp")
+    try:
+        os.mkdir(temporary)
+        yield temporary
+        check_place(directory, force=force)
+        if place.exists():
+            _exchange(temporary, place)
+        else:
+            os.rename(temporary, place)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename is not None:
+            error.filename = os.fspath(directory)  # the name that the user knows
+        raise
+
+
+def _exchange(new: Path, place: Path) -> None:
+    """Put `new` in the place of an earlier result, and only then delete that."""
+    old = new.with_suffix(".old")
+    try:
+        os.rename(place, old)
+        os.rename(new, place)
+    except BaseException:
+        if old.exists() and not place.exists():
+            os.rename(old, place)
+        raise
+    # File by file: whatever else got in there meanwhile is not ours to delete.
+    for name in _FILES:
+        (old / name).unlink(missing_ok=True)
+    old.rmdir()
+
+
+def read_model(directory: Path) -> tuple[Any, dict[str, Any]]:
+    """Return the centres, a `numpy.ndarray` of shape (k, d), and the summary of a result.
+
+    Raises
+    ------
+    UsageError
+        If `directory` is no result of ``tsapps kmeans``.
+    MatrixError
+        If its files do not go together.
+    """
+    import numpy as np
+
+    from tsapps.matrix import open_matrix
+
+    summary = _read_summary(directory)
+    if summary is None:
+        raise UsageError(f"{directory}: is no result of tsapps kmeans (it has no summary.json by it): name its --out")
+    matrix = open_matrix(directory / "centers.npy")
+    expected = (summary.get("k"), summary.get("d"), summary.get("dtype"))
+    if (*matrix.shape, str(matrix.dtype)) != expected or matrix.dtype not in (np.float32, np.float64):
+        raise MatrixError(
+            f"{matrix.name}: is {matrix.shape[0]} × {matrix.shape[1]} {matrix.dtype}, and summary.json beside it says "
+            f"{expected[0]} × {expected[1]} {expected[2]}: run tsapps kmeans again"
+        )
+    return matrix.read(), summary

@@ -1,0 +1,199 @@
+"""What every matrix offers, whatever holds its elements: a name, a shape, a dtype, and its rows; in any dtype."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from tsapps.errors import MatrixError, UsageError
+from tsapps.matrix.checks import check_dtype, check_finite, check_indices, check_shape, current_device, is_floating
+
+__all__ = ["ConvertedMatrix", "Matrix"]
+
+# Rows are read this many bytes at a time where the caller does not say how many: it fits a CPU's last-level cache.
+_BLOCK_BYTES = 1 << 24
+
+
+class Matrix(ABC):
+    """n rows (samples) of d numbers (features), read as blocks of rows as often as one likes.
+
+    Attributes
+    ----------
+    name : str
+        What messages call it: the path, or "the array in memory".
+    shape : tuple of int
+        (n, d), both at least 1.
+    dtype : numpy.dtype
+        An integer or floating-point type, or bfloat16, in the machine's byte order.
+    device : int or None
+        The GPU on which the elements lie; None for host memory and files.
+    """
+
+    def __init__(self, name: str, shape: Sequence[int], dtype: np.dtype, device: int | None = None) -> None:
+        check_dtype(dtype, name)
+        check_shape(shape, name)
+        self.name = name
+        self.shape: tuple[int, int] = (int(shape[0]), int(shape[1]))
+        self.dtype = dtype.newbyteorder("=")
+        self.device = device
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the whole matrix takes in memory."""
+        return self.shape[0] * self.shape[1] * self.dtype.itemsize
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
+        """Yield the matrix from its first row to its last, some rows at a time; each call begins afresh.
+
+        Parameters
+        ----------
+        rows : int
+            The most rows in one block, at least 1.
+
+        Yields
+        ------
+        start : int
+            The number of the block's first row.
+        block : numpy.ndarray or cupy.ndarray of shape (at most rows, d)
+            C-contiguous, of the matrix's own dtype, not checked for NaN. It may be a view: do not write to it.
+
+        Raises
+        ------
+        ValueError
+            If `rows` is less than 1.
+        MatrixError
+            If the file turns out, on reading, not to hold what it claims.
+        """
+        if rows < 1:
+            raise ValueError(f"rows must be at least 1, got {rows}")
+        return self._blocks(rows)
+
+    @abstractmethod
+    def _blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
+        """Yield the blocks; `rows` has been checked."""
+
+    def rows(self, indices: Any) -> Any:
+        """Return the rows with these numbers, in this order; a number may stand there more than once.
+
+        Parameters
+        ----------
+        indices : array-like of int, shape (m,)
+            Row numbers from 0 to n - 1.
+
+        Returns
+        -------
+        numpy.ndarray or cupy.ndarray of shape (m, d)
+            A C-contiguous copy in the matrix's own dtype.
+
+        Raises
+        ------
+        IndexError
+            If a number is no row's, or `indices` is no one-dimensional array of integers.
+        """
+        return self._rows(check_indices(indices, self.shape[0], self.name))
+
+    def _rows(self, numbers: np.ndarray) -> Any:
+        """Return the rows; `numbers` has been checked. Here by one pass, for those that cannot go to a row at once."""
+        return self._gather(self._blocks(self._default_rows()), numbers)
+
+    def _gather(self, blocks: Iterator[tuple[int, np.ndarray]], numbers: np.ndarray) -> np.ndarray:
+        """Pick rows out of ascending host blocks that hold them, not a block further than the last of them."""
+        out = np.empty((len(numbers), self.shape[1]), self.dtype)
+        order = np.argsort(numbers, kind="stable")
+        ascending = numbers[order]
+        first = 0
+        while first < len(numbers):
+            start, block = next(blocks)
+            last = int(np.searchsorted(ascending, start + len(block)))
+            out[order[first:last]] = block[ascending[first:last] - start]
+            first = last
+        return out
+
+    def read(self, dtype: DTypeLike | None = None) -> Any:
+        """Return the whole matrix, having checked that every element is finite.
+
+        Parameters
+        ----------
+        dtype : numpy dtype, optional
+            Another dtype for the result, as for `open_matrix`.
+
+        Returns
+        -------
+        numpy.ndarray or cupy.ndarray of shape (n, d)
+            C-contiguous. For an array in memory that is so already, that array itself.
+
+        Raises
+        ------
+        MatrixError
+            If an element is NaN or infinite, in the file or in `dtype`.
+        """
+        if dtype is not None and np.dtype(dtype) != self.dtype:
+            return ConvertedMatrix(self, np.dtype(dtype)).read()
+        return self._read()
+
+    def _read(self) -> Any:
+        """Return the whole in the matrix's own dtype, checked."""
+        whole = self._empty(self.dtype)
+        with current_device(whole):
+            for start, block in self._blocks(self._default_rows()):
+                check_finite(block, start, self.name)
+                whole[start : start + len(block)] = block
+        return whole
+
+    def _empty(self, dtype: np.dtype) -> Any:
+        """Return an array of the matrix's shape, where its elements lie."""
+        return np.empty(self.shape, dtype)
+
+    def _default_rows(self) -> int:
+        return max(1, _BLOCK_BYTES // (self.shape[1] * self.dtype.itemsize))
+
+    def __repr__(self) -> str:
+        where = "" if self.device is None else f" on GPU {self.device}"
+        return f"<Matrix {self.name}: {self.shape[0]} × {self.shape[1]} {self.dtype}{where}>"
+
+
+class ConvertedMatrix(Matrix):
+    """Another matrix's elements in `dtype`.
+
+    Raises
+    ------
+    UsageError
+        If `dtype` is neither floating-point nor wide enough for every value of the source's dtype.
+    """
+
+    def __init__(self, source: Matrix, dtype: np.dtype) -> None:
+        if not (is_floating(dtype) or (dtype.kind in "iu" and np.can_cast(source.dtype, dtype, "safe"))):
+            raise UsageError(
+                f"{source.name}: its {source.dtype} elements cannot be read as {dtype} without loss: "
+                f"ask for a floating-point type, such as float32"
+            )
+        super().__init__(source.name, source.shape, dtype, source.device)
+        self._source = source
+
+    def _blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
+        for start, block in self._source._blocks(rows):
+            yield start, self._convert(block, range(start, start + len(block)))
+
+    def _rows(self, numbers: np.ndarray) -> Any:
+        return self._convert(self._source._rows(numbers), numbers)
+
+    def _empty(self, dtype: np.dtype) -> Any:
+        return self._source._empty(dtype)
+
+    def _convert(self, block: Any, numbers: Sequence[int] | np.ndarray) -> Any:
+        """Return the block in `dtype`; `numbers` are its rows' numbers, for the message."""
+        with current_device(block), np.errstate(over="ignore"):  # numbers too large are refused below, by name
+            converted = block.astype(self.dtype)
+            if np.can_cast(block.dtype, self.dtype, "safe"):
+                return converted
+            overflown = np.isfinite(block) & ~np.isfinite(converted)
+            if not bool(overflown.any()):
+                return converted
+            row, column = divmod(int(overflown.argmax()), block.shape[1])
+            value = float(block[row, column])
+        raise MatrixError(
+            f"{self.name}: row {int(numbers[row])}, column {column} is {value:g} (counted from 0), "
+            f"too large for {self.dtype}: ask for a wider type, or scale the data"
+        )

@@ -1,0 +1,123 @@
+"""What is refused, and in which words: each check raises a `MatrixError` that says what to do."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from tsapps.errors import MatrixError
+from tsapps.kernels.arrays import as_array, kind_of, to_host
+
+__all__ = [
+    "changed",
+    "check_dtype",
+    "check_finite",
+    "check_indices",
+    "check_shape",
+    "current_device",
+    "is_floating",
+    "unreadable",
+]
+
+
+def is_floating(dtype: np.dtype) -> bool:
+    """Return whether `dtype` can hold NaN: NumPy's floating-point types and bfloat16."""
+    return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+def check_dtype(dtype: np.dtype, name: str) -> None:
+    """Raise `MatrixError` unless `dtype` is an integer or floating-point type."""
+    if dtype.names is not None:
+        fields = ", ".join(dtype.names)
+        raise MatrixError(
+            f"{name}: holds records with the fields {fields}; expected plain numbers: save them as columns"
+        )
+    if dtype.kind in "iu" or is_floating(dtype):
+        return
+    advice = {
+        "b": "convert it, for example with X.astype('uint8')",
+        "c": "save the real and the imaginary parts as columns",
+        "O": "Python objects are never unpickled; convert it with X.astype('float64'), or keep numeric columns only",
+        "V": "if it was bfloat16, save it as .safetensors or as float32",
+    }.get(dtype.kind, "keep numeric columns only")
+    raise MatrixError(f"{name}: holds elements of type {dtype}; expected integers or floating-point numbers: {advice}")
+
+
+def check_shape(shape: Sequence[int], name: str) -> None:
+    """Raise `MatrixError` unless `shape` is (n, d) with both at least 1."""
+    if len(shape) != 2:
+        raise MatrixError(
+            f"{name}: holds a {len(shape)}-dimensional array of shape {tuple(shape)}; expected two dimensions, "
+            f"(samples, features): reshape it, for example with X.reshape(len(X), -1)"
+        )
+    if min(shape) < 0:
+        raise MatrixError(f"{name}: its header says {shape[0]} × {shape[1]}; a size cannot be negative: write it again")
+    if min(shape) == 0:
+        raise MatrixError(
+            f"{name}: is empty, {shape[0]} × {shape[1]}; expected at least one row and one column: check what wrote it"
+        )
+
+
+def check_finite(block: Any, start: int, name: str) -> None:
+    """Raise `MatrixError` for the first NaN or infinity of a block.
+
+    Parameters
+    ----------
+    block : numpy.ndarray or cupy.ndarray of shape (m, d)
+        Integers pass unread.
+    start : int
+        The number of the block's first row in the matrix.
+    name : str
+        What the message calls the matrix.
+
+    Raises
+    ------
+    MatrixError
+        Naming the row and the column, both counted from 0.
+    """
+    if not is_floating(block.dtype):
+        return
+    with current_device(block):
+        finite = np.isfinite(block)  # CuPy answers for its own arrays
+        if bool(finite.all()):
+            return
+        row, column = divmod(int(finite.argmin()), block.shape[1])
+        value = float(block[row, column])
+    raise MatrixError(
+        f"{name}: row {start + row}, column {column} is {value} (counted from 0); "
+        f"every element must be a finite number: drop such rows, or fill them in"
+    )
+
+
+def current_device(block: Any) -> AbstractContextManager[Any]:
+    """Return a context in which a CuPy block's own GPU is the current one; for host blocks, one that does nothing."""
+    return nullcontext() if isinstance(block, np.ndarray) else block.device
+
+
+def check_indices(indices: Any, n: int, name: str) -> np.ndarray:
+    """Return row numbers as a one-dimensional NumPy array, having checked that they lie in 0 to n - 1."""
+    numbers = np.asarray(indices) if kind_of(indices) is None else to_host(as_array(indices))
+    if numbers.ndim == 1 and numbers.size == 0:
+        return np.empty(0, np.intp)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        raise IndexError(
+            f"row numbers must be a one-dimensional array of integers, got {numbers.ndim} dimensions of {numbers.dtype}"
+        )
+    for number in (int(numbers.min()), int(numbers.max())):
+        if not 0 <= number < n:
+            raise IndexError(f"{name}: row {number} was asked for, but its rows are 0 to {n - 1}")
+    return numbers.astype(np.intp, copy=False)
+
+
+def unreadable(name: str, error: Exception) -> MatrixError:
+    """Return the error for a file that its format's library refuses, with the library's reason in one line."""
+    reason = " ".join(str(error).split())[:200]
+    return MatrixError(
+        f"{name}: cannot be read ({reason}): it is truncated, damaged or of another format: copy it again"
+    )
+
+
+def changed(name: str) -> MatrixError:
+    """Return the error for a file that another program rewrote between two passes."""
+    return MatrixError(f"{name}: has changed since it was opened: leave it alone until the work is done")

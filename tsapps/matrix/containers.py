@@ -1,0 +1,214 @@
+"""Formats that hold several named arrays in one file: .npz, HDF5, safetensors. `file.npz:name` says which."""
+
+import json
+import lzma
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+
+from tsapps.errors import MatrixError
+from tsapps.matrix.base import Matrix
+from tsapps.matrix.binary import check_size, read_npy_header
+from tsapps.matrix.checks import changed, check_dtype, check_shape, unreadable
+from tsapps.matrix.memory import HostMatrix
+from tsapps.matrix.optional import optional_module
+
+__all__ = ["open_hdf5", "open_npz", "open_safetensors"]
+
+# What zipfile and its decompressors raise for damaged, encrypted or exotic archives.
+_ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    OSError,
+    RuntimeError,
+    UnicodeDecodeError,
+)
+
+# safetensors' element types; those that are no numbers of ours are here to be refused with the right words.
+_SAFETENSORS_TYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "u1",
+    "BOOL": "?",
+    "C64": "<c8",
+}
+
+# HDF5 rows that are not stored in chunks are picked out by pieces of this many bytes: a disk reads no less.
+_HDF5_PIECE_BYTES = 1 << 16
+
+_MOST_NAMES = 10
+
+
+def open_npz(path: str, wanted: str | None) -> Matrix:
+    """Open an array of NumPy's archive format, compressed or not; only headers are read."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+
+            def header(name: str) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype, int]:
+                with archive.open(members[name]) as file:
+                    return *read_npy_header(file, f"{path}:{name}"), file.tell()
+
+            name = _choose(path, wanted, list(members), lambda name: header(name)[0])
+            shape, order, dtype, offset = header(name)
+            full_name = f"{path}:{name}"
+            check_dtype(dtype, full_name)
+            check_shape(shape, full_name)
+            check_size(full_name, members[name].file_size, offset, shape, dtype)
+    except _ZIP_ERRORS as error:
+        raise unreadable(path, error) from error
+    return NpzMatrix(path, members[name].filename, full_name, shape, dtype, order)
+
+
+class NpzMatrix(Matrix):
+    """An array that every pass decompresses from its beginning; all of it at once if it is in Fortran order."""
+
+    def __init__(
+        self, path: str, member: str, name: str, shape: Sequence[int], dtype: np.dtype, order: Literal["C", "F"]
+    ) -> None:
+        super().__init__(name, shape, dtype)
+        self._path = path
+        self._member = member
+        self._stored_dtype = dtype
+        self._order = order
+
+    def _blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        n, d = self.shape
+        try:
+            with zipfile.ZipFile(self._path) as archive, archive.open(self._member) as file:
+                if read_npy_header(file, self.name) != (self.shape, self._order, self._stored_dtype):
+                    raise changed(self.name)
+                if self._order == "F":  # a row is strewn over the whole stream
+                    yield from HostMatrix(self._elements(file, (d, n)).T, self.name)._blocks(rows)
+                    return
+                for start in range(0, n, rows):
+                    yield start, self._elements(file, (min(rows, n - start), d)).astype(self.dtype, copy=False)
+        except _ZIP_ERRORS as error:
+            raise unreadable(self.name, error) from error
+
+    def _elements(self, file: Any, shape: tuple[int, int]) -> np.ndarray:
+        size = shape[0] * shape[1] * self.dtype.itemsize
+        content = file.read(size)
+        if len(content) < size:
+            raise EOFError(f"{size - len(content)} bytes are missing")
+        return np.frombuffer(content, self._stored_dtype).reshape(shape)
+
+
+def open_hdf5(path: str, wanted: str | None) -> Matrix:
+    """Open a dataset of an HDF5 file; `wanted` is its path in there."""
+    h5py = optional_module("h5py", path)
+    try:
+        with h5py.File(path, "r") as file:
+            names: list[str] = []
+            file.visititems(lambda name, thing: names.append(name) if isinstance(thing, h5py.Dataset) else None)
+            if wanted is not None:
+                wanted = wanted.strip("/")
+                if isinstance(file.get(wanted), h5py.Dataset):
+                    names.append(wanted)  # links are not visited
+            name = _choose(path, wanted, names, lambda name: file[name].shape or ())
+            return Hdf5Matrix(path, name, file[name].shape or (), file[name].dtype)
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+class Hdf5Matrix(Matrix):
+    """A dataset of an HDF5 file, which is open only while it is read."""
+
+    def __init__(self, path: str, member: str, shape: Sequence[int], dtype: np.dtype) -> None:
+        super().__init__(f"{path}:/{member}", shape, dtype)
+        self._path = path
+        self._member = member
+
+    def _blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        return self._pieces(rows, range(0, self.shape[0], rows))
+
+    def _rows(self, numbers: np.ndarray) -> np.ndarray:
+        h5py = optional_module("h5py", self._path)
+        with h5py.File(self._path, "r") as file:
+            chunks = file[self._member].chunks
+        step = chunks[0] if chunks else max(1, _HDF5_PIECE_BYTES // (self.shape[1] * self.dtype.itemsize))
+        starts = np.unique(numbers // step) * step  # HDF5's own selection by numbers is slow for more than a few
+        return self._gather(self._pieces(step, starts.tolist()), numbers)
+
+    def _pieces(self, rows: int, starts: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
+        h5py = optional_module("h5py", self._path)
+        try:
+            with h5py.File(self._path, "r") as file:
+                dataset = file[self._member]
+                if dataset.shape != self.shape:
+                    raise changed(self.name)
+                for start in starts:
+                    yield start, np.require(dataset[start : start + rows], self.dtype, ["C", "A"])
+        except OSError as error:
+            raise unreadable(self.name, error) from error
+
+
+def open_safetensors(path: str, wanted: str | None) -> Matrix:
+    """Open a tensor of a safetensors file, mapped into memory.
+
+    The library checks the file; its own slices are copies and take no row numbers, so the elements are mapped here.
+    """
+    safetensors = optional_module("safetensors", path)
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            name = _choose(path, wanted, list(file.keys()), lambda name: tuple(file.get_slice(name).get_shape()))
+            shape = tuple(file.get_slice(name).get_shape())
+            kind = file.get_slice(name).get_dtype()
+    except safetensors.SafetensorError as error:
+        raise unreadable(path, error) from error
+    full_name = f"{path}:{name}"
+    if kind == "BF16":
+        dtype = np.dtype(optional_module("ml_dtypes", path).bfloat16)
+    elif kind in _SAFETENSORS_TYPES:
+        dtype = np.dtype(_SAFETENSORS_TYPES[kind])
+    else:
+        raise MatrixError(f"{full_name}: holds elements of type {kind}: convert it to float16, bfloat16 or float32")
+    check_dtype(dtype, full_name)
+    check_shape(shape, full_name)
+    with open(path, "rb") as file:
+        offset = _safetensors_offset(file, name)
+    return HostMatrix(np.memmap(path, dtype, "r", offset, shape).view(np.ndarray), full_name, mapped=True)
+
+
+def _safetensors_offset(file: BinaryIO, name: str) -> int:
+    """Return where a tensor begins: the file is a length in 8 bytes, as much JSON, and then the elements."""
+    (length,) = struct.unpack("<Q", file.read(8))
+    header = json.loads(file.read(length))
+    return 8 + length + int(header[name]["data_offsets"][0])
+
+
+def _choose(path: str, wanted: str | None, names: Sequence[str], shape_of: Callable[[str], tuple[int, ...]]) -> str:
+    """Return the name of the array that was asked for: without a name, the only matrix among the arrays."""
+    if not names:
+        raise MatrixError(f"{path}: holds no array: check what wrote it")
+    if wanted is not None:
+        if wanted not in names:
+            raise MatrixError(f"{path}: holds no array {wanted!r}: name one of {_listing(names)}")
+        return wanted
+    matrices = [name for name in names if len(shape_of(name)) == 2]
+    candidates = matrices or names
+    if len(candidates) > 1:
+        raise MatrixError(
+            f"{path}: holds several arrays, {_listing(candidates)}: name one, for example {path}:{candidates[0]}"
+        )
+    return candidates[0]
+
+
+def _listing(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

@@ -1,0 +1,101 @@
+"""Matrices whose elements can be addressed: arrays in host memory, mapped files, and arrays on a GPU."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tsapps.errors import MatrixError
+from tsapps.kernels.arrays import as_array, kind_of
+from tsapps.matrix.base import Matrix
+from tsapps.matrix.checks import check_finite
+
+__all__ = ["GpuMatrix", "HostMatrix", "open_array"]
+
+
+def open_array(array: Any) -> Matrix:
+    """View an array or data frame as a matrix, without a copy where its library allows it.
+
+    Raises
+    ------
+    TypeError
+        If `array` is an array of no known kind.
+    MatrixError
+        If it is no matrix of numbers.
+    """
+    name = "the data frame in memory" if kind_of(array) == "frame" else "the array in memory"
+    if isinstance(array, np.ma.MaskedArray):
+        raise MatrixError(f"{name}: is masked; expected a number everywhere: fill the gaps with X.filled(value)")
+    array = as_array(array)
+    return HostMatrix(array, name) if isinstance(array, np.ndarray) else GpuMatrix(array, name)
+
+
+class HostMatrix(Matrix):
+    """A NumPy array of any strides and byte order, in memory or mapped from a file.
+
+    Parameters
+    ----------
+    array : numpy.ndarray of shape (n, d)
+    name : str
+    mapped : bool
+        Whether `array` maps a file; `read` then copies it, so that the result outlives the file.
+    """
+
+    def __init__(self, array: np.ndarray, name: str, *, mapped: bool = False) -> None:
+        super().__init__(name, array.shape, array.dtype)
+        self._array = np.asarray(array)  # an np.matrix or np.memmap would answer slices with its own kind
+        self._mapped = mapped
+
+    def _blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        for start in range(0, self.shape[0], rows):
+            yield start, self._plain(self._array[start : start + rows])
+
+    def _rows(self, numbers: np.ndarray) -> np.ndarray:
+        return self._plain(self._array[numbers])
+
+    def _read(self) -> np.ndarray:
+        plain = self._array.flags.c_contiguous and self._array.flags.aligned and self._array.dtype == self.dtype
+        if self._mapped or not plain:
+            return super()._read()
+        for start, block in self._blocks(self._default_rows()):
+            check_finite(block, start, self.name)
+        return self._array
+
+    def _plain(self, part: np.ndarray) -> np.ndarray:
+        """Return C-contiguous, aligned rows in the machine's byte order: `part` itself where it is so already."""
+        return np.require(part, self.dtype, ["C", "A"])
+
+
+class GpuMatrix(Matrix):
+    """A CuPy array of any strides; its blocks are CuPy arrays on the same GPU."""
+
+    def __init__(self, array: Any, name: str) -> None:
+        super().__init__(name, array.shape, np.dtype(array.dtype), int(array.device.id))
+        self._array = array
+
+    def _blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
+        import cupy
+
+        for start in range(0, self.shape[0], rows):
+            with self._array.device:  # not around the yield: the caller's own device must stay current there
+                block = cupy.ascontiguousarray(self._array[start : start + rows])
+            yield start, block
+
+    def _rows(self, numbers: np.ndarray) -> Any:
+        import cupy
+
+        with self._array.device:
+            return cupy.ascontiguousarray(self._array[cupy.asarray(numbers)])
+
+    def _read(self) -> Any:
+        if not self._array.flags.c_contiguous:
+            return super()._read()
+        for start, block in self._blocks(self._default_rows()):
+            check_finite(block, start, self.name)
+        return self._array
+
+    def _empty(self, dtype: np.dtype) -> Any:
+        import cupy
+
+        with self._array.device:
+            return cupy.empty(self.shape, dtype)

@@ -1,0 +1,119 @@
+"""The door: which reader a path or an array goes to."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from tsapps.errors import MatrixError
+from tsapps.matrix.base import ConvertedMatrix, Matrix
+from tsapps.matrix.binary import BIN_TYPES, VECS_TYPES, open_bin, open_npy, open_vecs
+from tsapps.matrix.containers import open_hdf5, open_npz, open_safetensors
+from tsapps.matrix.memory import open_array
+from tsapps.matrix.parquet import ParquetMatrix
+from tsapps.matrix.text import TextMatrix
+
+__all__ = ["EXTENSIONS", "open_matrix"]
+
+# A reader of a format takes a path, and for files of several arrays the wanted one's name or None. It reads no more
+# than the header (a text file has none: its lines are counted) and raises MatrixError or OSError.
+_SINGLE: dict[str, Callable[[str], Matrix]] = {
+    ".npy": open_npy,
+    **dict.fromkeys(BIN_TYPES, open_bin),
+    **dict.fromkeys(VECS_TYPES, open_vecs),
+    **dict.fromkeys([".csv", ".tsv", ".txt"], TextMatrix),
+    ".parquet": ParquetMatrix,
+}
+_SEVERAL: dict[str, Callable[[str, str | None], Matrix]] = {
+    ".npz": open_npz,
+    ".h5": open_hdf5,
+    ".hdf5": open_hdf5,
+    ".safetensors": open_safetensors,
+}
+
+EXTENSIONS: tuple[str, ...] = (*_SINGLE, *_SEVERAL)
+"""The extensions that `open_matrix` knows."""
+
+
+def open_matrix(source: Any, *, dtype: DTypeLike | None = None) -> Matrix:
+    """Open a file or an array as a matrix.
+
+    Parameters
+    ----------
+    source : path-like, array or Matrix
+        A file, its format told by its extension (`EXTENSIONS`); for .npz, HDF5 and safetensors the path may end in
+        ``:name``, which says which array, and need not where only one array is a matrix. Or an array in memory: NumPy,
+        CuPy, torch, an object with ``__cuda_array_interface__`` or DLPack, a pandas or polars frame.
+    dtype : numpy dtype, optional
+        The dtype that the elements are given in; by default the one they have (float64 for text). Floating-point, or
+        wide enough for every value of the dtype that they have.
+
+    Returns
+    -------
+    Matrix
+        Files are read when their rows are asked for, not before.
+
+    Raises
+    ------
+    MatrixError
+        If there is no such file, or it holds no matrix of numbers: the message names the file and says what to do.
+    UsageError
+        If the elements cannot be given in `dtype`.
+    TypeError
+        If `source` is neither a path nor an array of a known kind.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> matrix = open_matrix(np.arange(6.0).reshape(3, 2))
+    >>> matrix.shape
+    (3, 2)
+    >>> [(start, block.tolist()) for start, block in matrix.blocks(2)]
+    [(0, [[0.0, 1.0], [2.0, 3.0]]), (2, [[4.0, 5.0]])]
+    """
+    if isinstance(source, Matrix):
+        matrix = source
+    elif isinstance(source, (str, os.PathLike)):
+        matrix = _open_path(os.fspath(source))
+    else:
+        matrix = open_array(source)
+    if dtype is None or np.dtype(dtype) == matrix.dtype:
+        return matrix
+    return ConvertedMatrix(matrix, np.dtype(dtype))
+
+
+def _open_path(path: str) -> Matrix:
+    file, wanted = _split(path)
+    extension = os.path.splitext(file)[1].lower()
+    known = ", ".join(EXTENSIONS)
+    if not os.path.exists(file):
+        raise MatrixError(f"{path}: no such file: check the path")
+    if os.path.isdir(file):
+        raise MatrixError(f"{path}: is a directory: name a file in it ({known})")
+    if not os.path.isfile(file):
+        raise MatrixError(f"{path}: is no regular file: matrices are read more than once, so save it to one first")
+    if not os.access(file, os.R_OK):
+        raise MatrixError(f"{path}: may not be read by this user: change its permissions")
+    try:
+        if extension in _SEVERAL:
+            return _SEVERAL[extension](file, wanted)
+        if extension not in _SINGLE:
+            raise MatrixError(f"{path}: has the unknown extension {extension!r}; expected one of {known}: convert it")
+        if wanted is not None:
+            raise MatrixError(f"{path}: a {extension} file holds one matrix: leave out ':{wanted}'")
+        return _SINGLE[extension](file)
+    except OSError as error:
+        raise MatrixError(
+            f"{path}: cannot be read: {error.strerror or error}: check the file and its permissions"
+        ) from error
+
+
+def _split(path: str) -> tuple[str, str | None]:
+    """Split ``file:name``; a colon that belongs to an existing file's own name splits nothing."""
+    if not os.path.exists(path):
+        for place, letter in enumerate(path):
+            if letter == ":" and os.path.exists(path[:place]):
+                return path[:place], path[place + 1 :] or None
+    return path, None

@@ -1,0 +1,107 @@
+"""Files written whole or not at all."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from tsapps.errors import UsageError
+from tsapps.kernels.arrays import as_array, to_host
+
+__all__ = ["replacing", "save_npy"]
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a file that takes the place of `path` once the ``with`` block has ended without an exception.
+
+    The bytes go to a temporary file beside `path`, reach the disk, and only then get its name, in one step. After any
+    exception, Ctrl-C included, `path` is what it was and the temporary file is gone.
+
+    Parameters
+    ----------
+    path : path-like
+        A symbolic link is followed: the file that it points to is replaced.
+
+    Yields
+    ------
+    file : binary file
+
+    Raises
+    ------
+    UsageError
+        If `path` is a directory or a device, or its directory is missing or not writable.
+    OSError
+        If the disk is full or fails.
+
+    Examples
+    --------
+    >>> with replacing("notes.txt") as file:  # doctest: +SKIP
+    ...     file.write("the whole text".encode())
+    """
+    target = os.path.realpath(path)
+    if os.path.isdir(target):
+        raise UsageError(f"{os.fspath(path)}: is a directory: name a file in it")
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise UsageError(f"{os.fspath(path)}: is no regular file: name one")
+    directory, base = os.path.split(target)
+    # The name is cut, so that it is no longer than a file system allows where `base` itself is as long as that.
+    temporary = os.path.join(directory, f".{base[:40]}.{secrets.token_hex(8)}.tmp")
+    try:
+        try:
+            file = open(temporary, "xb")  # noqa: SIM115 closed below, before it is renamed
+        except OSError as error:
+            raise UsageError(f"{os.fspath(path)}: cannot be written: {error.strerror}") from error
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException as error:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = os.fspath(path)  # "No space left on device" says which file only so
+        raise
+    _sync_directory(directory)
+
+
+def _sync_directory(directory: str) -> None:
+    """Make the new name last through a power cut, where directories can be synchronised at all."""
+    with suppress(OSError):  # some may not be opened, some network file systems refuse; the file itself is on the disk
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def save_npy(path: str | os.PathLike[str], array: Any) -> None:
+    """Write an array to a .npy file, whole or not at all.
+
+    Parameters
+    ----------
+    path : path-like
+        Taken as it is: no extension is added.
+    array : array of any library
+        Of numbers, of any shape; copied to the host if it lies on a GPU.
+
+    Raises
+    ------
+    UsageError
+        If the format has no such dtype (bfloat16, Python objects), or `path` cannot be written.
+    TypeError
+        If `array` is an array of no known kind.
+    OSError
+        If the disk is full or fails.
+    """
+    host = to_host(as_array(array))
+    if host.dtype.kind in "OV":
+        raise UsageError(
+            f"{os.fspath(path)}: .npy holds no {host.dtype}: convert it, for example with astype('float32')"
+        )
+    with replacing(path) as file:
+        np.lib.format.write_array(file, host, allow_pickle=False)
