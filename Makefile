@@ -18,10 +18,12 @@ BIN    := .venv/bin
 demo: .venv/demo.stamp
 	$(BIN)/tsapps sample china data.npy --force
 	$(BIN)/tsapps kmeans data.npy --k 16 --force
+	@$(BIN)/python -c "import numpy as np; from PIL import Image; \
+	  labels, centers = (np.load(f'data-kmeans/{name}.npy') for name in ('labels', 'centers')); \
+	  Image.fromarray(centers[labels].round().astype('uint8').reshape(427, 640, 3)).save('china-16.png')"
 	@echo
-	@echo "Look at it:"
-	@echo "  $(BIN)/python -c \"import numpy as np; print(np.load('data-kmeans/centers.npy').round())\"    # the 16 colours"
-	@echo "  $(BIN)/tsapps sample china-painted data-kmeans/picture.png --model data-kmeans          # the photograph in them"
+	@echo "china-16.png is the photograph in its 16 colours; the colours themselves:"
+	@echo "  $(BIN)/python -c \"import numpy as np; print(np.load('data-kmeans/centers.npy').round())\""
 
 test: .venv/test.stamp
 	$(BIN)/python -m pytest
@@ -32,4 +34,4 @@ lint: .venv/dev.stamp
 	$(BIN)/mypy -p tsapps
 
 clean:
-	rm -rf .venv build dist *.egg-info data.npy data-kmeans
+	rm -rf .venv build dist *.egg-info data.npy data-kmeans china-16.png

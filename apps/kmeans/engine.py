@@ -206,16 +206,17 @@ class Engine(ABC):
     def refuse_non_finite(self) -> None:
         """Raise ValueError if X has a NaN or an infinity, naming the first."""
 
-        def work(start: int, block: Any) -> tuple[int, Any, np.ndarray]:
-            finite = to_host(self.xp.isfinite(block))
-            return start, None if finite.all() else to_host(block), finite
+        def work(start: int, block: Any) -> str | None:
+            finite = self.xp.isfinite(block)
+            if bool(finite.all()):
+                return None
+            row, column = np.argwhere(~to_host(finite))[0]
+            return f"row {start + row}, column {column} is {to_host(block)[row, column]}"
 
-        for start, block, finite in self.each_block(work, self.n_features):
-            if block is not None:
-                row, column = np.argwhere(~finite)[0]
+        for place in self.each_block(work, self.n_features):
+            if place is not None:
                 raise ValueError(
-                    f"{self.source.name}: row {start + row}, column {column} is {block[row, column]}: "
-                    "K-means needs finite numbers; remove or replace such rows first"
+                    f"{self.source.name}: {place}: K-means needs finite numbers; remove or replace such rows first"
                 )
 
     def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:

@@ -58,11 +58,11 @@ def test_interrupted(tmp_path, exception, stop, old):
 def test_interrupted_while_an_array_is_written(tmp_path, monkeypatch):
     save_npy(tmp_path / "x.npy", np.ones(3))
 
-    def write_array(file, array, **options):
+    def write_header(file, header):
         file.write(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(np.lib.format, "write_array", write_array)
+    monkeypatch.setattr(np.lib.format, "write_array_header_1_0", write_header)
     with pytest.raises(KeyboardInterrupt):
         save_npy(tmp_path / "x.npy", np.zeros(3))
     assert os.listdir(tmp_path) == ["x.npy"]

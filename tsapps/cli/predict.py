@@ -64,18 +64,18 @@ def predict(
     with live_line(quiet=quiet) as show:
         show(f"reading {data}: {n:,} × {d:,} {matrix.dtype}")
         lap = time.perf_counter()
-        engine = open_engine(matrix, dtype=centers.dtype, device=device)
-        engine.refuse_non_finite()
-        seconds["read"] = time.perf_counter() - lap
-        show("nearest centres")
-        lap = time.perf_counter()
-        # Distances lose fewest digits about a point amid the centres; any would do, and the labels of a row must not
-        # depend on the other rows.
-        origin = centers.mean(axis=0)
-        engine.centre(origin)
-        engine.assign(centers - origin, update=False)
-        inertia = engine.inertia(centers - origin)
-        labels = to_host(engine.labels)
+        with open_engine(matrix, dtype=centers.dtype, device=device) as engine:
+            engine.refuse_non_finite()
+            seconds["read"] = time.perf_counter() - lap
+            show("nearest centres")
+            lap = time.perf_counter()
+            # Distances lose fewest digits about a point amid the centres; any would do, and the labels of a row must
+            # not depend on the other rows.
+            origin = centers.mean(axis=0)
+            engine.centre(origin)
+            engine.assign(centers - origin, update=False)
+            inertia = engine.inertia(centers - origin)
+            labels = to_host(engine.labels)
         sizes = np.bincount(labels, minlength=k).tolist()
         seconds["assign"] = time.perf_counter() - lap
         if not np.isfinite(inertia):

@@ -103,5 +103,10 @@ def save_npy(path: str | os.PathLike[str], array: Any) -> None:
         raise UsageError(
             f"{os.fspath(path)}: .npy holds no {host.dtype}: convert it, for example with astype('float32')"
         )
+    if not (host.flags.c_contiguous or host.flags.f_contiguous):
+        host = np.ascontiguousarray(host)
+    elements = host if host.flags.c_contiguous else host.T
     with replacing(path) as file:
-        np.lib.format.write_array(file, host, allow_pickle=False)
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(host))
+        # Not numpy's write_array: its error for a full disk has no errno, so no name and no reason.
+        file.write(elements.reshape(-1).view(np.uint8).data)
