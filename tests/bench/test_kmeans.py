@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from bench import kmeans, record
 from bench.ceilings import Ceilings
 from bench.kmeans_data import Shape
@@ -9,8 +10,6 @@ from bench.kmeans_measure import NotRightError, Problem, Timing, check_step, com
 from bench.kmeans_peers import PEERS, Peer, ScikitLearn, Torch, Tsapps
 from bench.timing import CpuClock
 from tsapps.kernels.backend import gpus
-
-TINY = Shape(2000, 5, 4, "float32")
 
 
 class OnCpu(Tsapps):

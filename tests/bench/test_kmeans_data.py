@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+
 from bench import kmeans_data as data
 from bench.ceilings import Ceilings
 from bench.kmeans_data import CPU_SHAPES, GPU_SHAPES, Shape
@@ -117,4 +118,4 @@ def test_centers_error():
     labels = np.array([0, 0, 1, 2])
     means = np.array([[2.0, 0], [5, 5], [0, 2]])
     assert data.centers_error(X, labels, means) == 0
-    assert data.centers_error(X, labels, means + [[0, 0], [0, 0], [0, 0.2]]) == pytest.approx(0.1)
+    assert data.centers_error(X, labels, means + np.array([[0, 0], [0, 0], [0, 0.2]])) == pytest.approx(0.1)

@@ -2,6 +2,7 @@ import json
 import subprocess
 
 import pytest
+
 from bench import record
 
 GOOD = {

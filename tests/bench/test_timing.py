@@ -1,6 +1,7 @@
 import time
 
 import pytest
+
 from bench.timing import CpuClock, repeats_within
 
 

@@ -1,0 +1,1 @@
+"""Benchmarks, and the records that they leave in `results/`."""

@@ -1,0 +1,235 @@
+"""Time K-means: one Lloyd iteration and a whole fit, by tsapps and by others, on named shapes.
+
+    python bench/kmeans.py --engine cublas --engine torch --shapes all
+    python bench/kmeans.py --engine tsapps --shapes 10M-128-64-f32,100M-4-16-f32 --repeats 15
+    python bench/kmeans.py --device cpu
+
+Data is drawn where it is used, fresh for every run (`--seed` repeats one). On a GPU the labels of one iteration are
+first compared with the float64 arg-min, and its new centres with float64 means; what is not right is neither timed nor
+recorded. Then:
+
+iter_ms   one iteration from given centres, X on the GPU, L2 cold: the median of CUDA event timings around it, the
+          host's part included ("step"); for a library that offers only whole fits, the time that an iteration adds to
+          a fit ("slope")
+fit_ms    a whole fit of 20 iterations from given centres at tol=0, by the wall clock; left out where it does not fit in
+          `--seconds-budget`, which bounds the timing of one engine on one shape
+floor_ms  what the hardware allows, from rates measured in the same run; see `kmeans_data.floor_ms`
+
+On a CPU, `TSKMeans(device="cpu")` and scikit-learn's `KMeans` fit the same data in turn; the ratio is printed.
+Every shape's records are saved as soon as it is done.
+"""
+
+import argparse
+import gc
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from secrets import randbelow
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench import kmeans_data as data
+from bench import record
+from bench.ceilings import Ceilings, measure
+from bench.kmeans_data import CPU_SHAPES, GPU_SHAPES, Shape
+from bench.kmeans_measure import Problem, Timing, check_step, compare_on_cpu, time_peer
+from bench.kmeans_peers import PEERS
+from bench.timing import Clock, GpuClock
+from tsapps.kernels.backend import gpus, why_no_gpu
+
+_TIME = (float, type(None))
+#: The fields of a record besides `record.COMMON`, and those that name it.
+FIELDS: dict[str, tuple[type, ...]] = {
+    "n": (int,),
+    "d": (int,),
+    "k": (int,),
+    "dtype": (str,),
+    "iter_ms": _TIME,
+    "iter_from": (str,),
+    "fit_ms": _TIME,
+    "n_iter": (int, type(None)),
+    "floor_ms": _TIME,
+    "read_gbs": _TIME,
+    "labels_equal_f64": (float,),
+    "rows_compared": (int,),
+    "repeats": (int,),
+    "seed": (int,),
+}
+KEY = ("what", "engine", "n", "d", "k", "dtype")
+
+
+def run_gpu(options: argparse.Namespace) -> int:
+    """Time the asked engines on the asked shapes on the current GPU; return the exit code."""
+    engines = [name for name in options.engine if _installed(name)]
+    if not engines:
+        return 1
+    import cupy
+
+    device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+    path = options.out or record.results_path(device, "kmeans")
+    clock = GpuClock()
+    ceilings = measure(clock)
+    rates = ", ".join(f"{unit} {rate:.0f}" for unit, rate in ceilings.matmul_tflops.items())
+    print(f"{device}: read {ceilings.read_gbs:.0f} GB/s; 8192³ TFLOP/s: {rates or 'not measured'}", flush=True)
+    common = {"device": device, "commit": options.commit or record.commit_of(), "seed": options.seed}
+    failures = 0
+    for shape in options.shapes or GPU_SHAPES:
+        _free_memory(cupy)
+        needed, free = _needed(shape), cupy.cuda.runtime.memGetInfo()[0]
+        if needed > free:
+            print(f"{shape.name}: skipped: needs about {needed >> 30} GiB, {free >> 30} are free", flush=True)
+            continue
+        try:
+            problem = Problem.draw(shape, options.seed, cupy)
+        except Exception as error:  # noqa: BLE001 (as below)
+            failures += _say_failed(shape, "data", error)
+            continue
+        for name in engines:
+            if shape.dtype not in PEERS[name].dtypes:
+                print(f"{shape.name:<22} {name:<13} does not take {shape.dtype}", flush=True)
+                continue
+            _free_memory(cupy)
+            try:
+                checked, timing = _check_and_time(name, problem, clock, options, cupy)
+            except Exception as error:  # noqa: BLE001 (a peer may raise anything: it is said, and nothing is recorded)
+                failures += _say_failed(shape, name, error)
+                continue
+            one = {**_measured(name, shape, timing, ceilings), **checked, **common, "versions": _versions(name, cupy)}
+            _save(path, one)
+            print(_line(one), flush=True)
+        del problem
+    return 1 if failures else 0
+
+
+def _check_and_time(
+    name: str, problem: Problem, clock: Clock, options: argparse.Namespace, xp: Any
+) -> tuple[dict[str, Any], Timing]:
+    peer = PEERS[name](problem.X, problem.centers)
+    checked = check_step(peer, problem, xp)
+    return checked, time_peer(peer, clock, options.repeats, options.seconds_budget)
+
+
+def _say_failed(shape: Shape, name: str, error: Exception) -> int:
+    first_line = (str(error).splitlines() or [""])[0][:160]
+    print(f"{shape.name:<22} {name:<13} NOT RECORDED: {type(error).__name__}: {first_line}", flush=True)
+    return 1
+
+
+def _installed(name: str) -> bool:
+    found = PEERS[name].installed()
+    if not found:
+        print(f"{name}: not installed")
+    return found
+
+
+def _needed(shape: Shape) -> int:
+    """Bytes on the GPU: X, a copy of it in the dtype worked in, a label and its check a sample, and temporaries."""
+    return shape.n * (shape.d * (shape.itemsize + max(4, shape.itemsize)) + 32) + (6 << 30)
+
+
+def _free_memory(cupy: Any) -> None:
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+    if "torch" in sys.modules:
+        sys.modules["torch"].cuda.empty_cache()
+
+
+def _versions(engine: str = "tsapps", cupy: Any = None) -> dict[str, str]:
+    known = {"tsapps": "tsapps", "numpy": "numpy", "scikit-learn": "sklearn"}
+    if cupy is None:
+        return record.module_versions(known)
+    if PEERS[engine].module not in known.values():
+        known[engine] = PEERS[engine].module
+    known |= {name: name for name in ("cupy", "torch") if name in sys.modules}
+    runtime = cupy.cuda.runtime
+    cuda = {"cuda-runtime": runtime.runtimeGetVersion(), "cuda-driver": runtime.driverGetVersion()}
+    dotted = {name: f"{number // 1000}.{number % 1000 // 10}" for name, number in cuda.items()}
+    return {**record.module_versions(known), **dotted}
+
+
+def _measured(engine: str, shape: Shape, timing: Timing, ceilings: Ceilings) -> dict[str, Any]:
+    floor, set_by = data.floor_ms(shape, ceilings)
+    return {
+        "what": "kmeans",
+        "engine": engine,
+        **asdict(shape),
+        **asdict(timing),
+        "floor_ms": floor,
+        "floor_set_by": set_by,
+        "read_ceiling_gbs": ceilings.read_gbs,
+        "matmul_ceiling_tflops": ceilings.matmul_tflops,
+        "read_gbs": data.read_bytes(shape) / timing.iter_ms / 1e6,
+    }
+
+
+def _save(path: Path, one: dict[str, Any]) -> None:
+    one["date"] = record.today()
+    record.check(one, FIELDS)
+    record.store(path, one, KEY)
+
+
+def _line(one: Mapping[str, Any]) -> str:
+    """Return a record as one line for people."""
+    shape = Shape(one["n"], one["d"], one["k"], one["dtype"])
+    parts = [f"{shape.name:<22} {one['engine']:<13}"]
+    if one["iter_from"] != "fit":
+        floor = f" ({one['iter_ms'] / one['floor_ms']:.1f}× the floor)" if one["floor_ms"] else ""
+        parts.append(f"iteration {one['iter_ms']:.3f} ms{floor}, {one['read_gbs']:.0f} GB/s")
+    parts.append(f"fit {one['fit_ms']:.1f} ms, {one['n_iter']} iterations" if one["fit_ms"] else "no time for a fit")
+    parts.append(f"labels {one['labels_equal_f64']:.4%} of {one['rows_compared']}")
+    return "; ".join(parts)
+
+
+def run_cpu(options: argparse.Namespace) -> int:
+    """Time scikit-learn and TSKMeans on the CPU, in turn; return the exit code."""
+    path = options.out or record.results_path(record.cpu_name(), "kmeans")
+    common = {"device": record.cpu_name(), "commit": options.commit or record.commit_of(), "seed": options.seed}
+    for shape in options.shapes or CPU_SHAPES:
+        ours, theirs = compare_on_cpu(shape, options.seed, options.repeats)
+        for one in (ours, theirs):
+            one |= common | {"versions": _versions(), "cores": os.cpu_count()}
+            _save(path, one)
+            print(_line(one))
+        print(f"{shape.name:<22} tsapps / scikit-learn: {ours['fit_ms'] / theirs['fit_ms']:.3f}", flush=True)
+    return 0
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--engine", action="append", choices=list(PEERS), help="may be given again; cublas if not given"
+    )
+    parser.add_argument("--shapes", default="all", help="all, or names such as 10M-128-64-f32, with commas between")
+    parser.add_argument("--out", type=Path, help="the records' file; bench/results/<device>/kmeans.json if not given")
+    parser.add_argument("--repeats", type=int, default=9, help="timings of one thing at most (default 9)")
+    parser.add_argument("--seconds-budget", type=float, default=8, help="for one engine on one shape (default 8)")
+    parser.add_argument("--seed", type=int, default=randbelow(2**31), help="of the data; a fresh one if not given")
+    parser.add_argument("--commit", help="what is measured, where there is no git to ask")
+    options = parser.parse_args(arguments)
+    options.engine = list(dict.fromkeys(options.engine or ["cublas"]))
+    try:
+        options.shapes = [] if options.shapes == "all" else [Shape.parse(name) for name in options.shapes.split(",")]
+    except ValueError as error:
+        parser.error(str(error))
+    if options.repeats < 1:
+        parser.error("--repeats must be at least 1")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    options = _parse(arguments)
+    if options.device == "cpu":
+        return run_cpu(options)
+    if not gpus():
+        print(f"no GPU to time: {why_no_gpu()}; --device cpu needs none", file=sys.stderr)
+        return 1
+    return run_gpu(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""Check and time one implementation of K-means on one problem. What is not right is not timed."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from bench import kmeans_data as data
+from bench.kmeans_data import Shape
+from bench.kmeans_peers import Peer
+from bench.timing import Clock, CpuClock, median, repeats_within
+from tsapps.kernels.arrays import as_array
+
+__all__ = ["FIT_ITERATIONS", "NotRightError", "Problem", "Timing", "check_step", "compare_on_cpu", "time_peer"]
+
+#: Iterations of a fit that is timed.
+FIT_ITERATIONS = 20
+MOST_COMPARED_ROWS = 1_000_000
+#: The least share of labels equal to the float64 arg-min: peers score float32 in tf32, and halves with half centres.
+LEAST_EQUAL = {"float64": 0.9999, "float32": 0.98, "float16": 0.95, "bfloat16": 0.9}
+#: The largest error of a new centre, relative: peers sum in float32, and round what they return to X's dtype.
+MOST_CENTERS_ERROR = {"float64": 1e-4, "float32": 1e-3, "float16": 1e-2, "bfloat16": 2e-2}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What `time_peer` found; `n_iter` is the fit's, None where there was no time for one."""
+
+    iter_ms: float
+    iter_from: str
+    repeats: int
+    fit_ms: float | None = None
+    n_iter: int | None = None
+
+
+class NotRightError(Exception):
+    """An engine's labels or centres differ from the reference by more than its arithmetic explains."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """X and first centres on the GPU, and the float64 arg-min of some of the rows."""
+
+    shape: Shape
+    X: Any
+    centers: Any
+    rows: Any
+    expected: Any
+
+    @classmethod
+    def draw(cls, shape: Shape, seed: int, xp: Any) -> "Problem":
+        """Draw the data, and find what is right."""
+        X, centers = data.draw(shape, seed, xp)
+        rows = data.compared_rows(shape.n, MOST_COMPARED_ROWS, seed, xp)
+        return cls(shape, X, centers, rows, data.nearest_f64(X, centers, rows, xp))
+
+
+def check_step(peer: Peer, problem: Problem, xp: Any) -> dict[str, Any]:
+    """Make one iteration and return how right it is, as fields of the record.
+
+    Raises
+    ------
+    NotRightError
+        If too few labels are the float64 arg-min, or a new centre is too far from the mean of its samples.
+    """
+    dtype = problem.shape.dtype
+    labels, new_centers = (_as(xp, array) for array in peer.step())
+    try:
+        share = data.share_equal(labels, problem.rows, problem.expected, problem.shape.k)
+    except ValueError as error:
+        raise NotRightError(str(error)) from error
+    if share < LEAST_EQUAL[dtype]:
+        raise NotRightError(f"{share:.4%} of the labels are the float64 arg-min, fewer than {LEAST_EQUAL[dtype]:.2%}")
+    error = data.centers_error(problem.X, labels, new_centers)
+    if not error <= MOST_CENTERS_ERROR[dtype]:
+        raise NotRightError(f"a new centre is off by {error:.1e}, more than {MOST_CENTERS_ERROR[dtype]:.0e}")
+    return {"labels_equal_f64": share, "rows_compared": len(problem.rows), "centers_error": error}
+
+
+def _as(xp: Any, array: Any) -> Any:
+    return xp.asarray(as_array(array))
+
+
+def time_peer(peer: Peer, clock: Clock, repeats: int, seconds: float) -> Timing:
+    """Time one iteration and, where `seconds` allow, fits of `FIT_ITERATIONS`. The peer has made one step already."""
+    return _time_steps(peer, clock, repeats, seconds) if peer.steps else _time_slope(peer, clock, repeats, seconds)
+
+
+def _time_steps(peer: Peer, clock: Clock, repeats: int, seconds: float) -> Timing:
+    end = time.perf_counter() + seconds
+    peer.step()
+    estimate = clock.step_ms(peer.step)
+    count = repeats_within(0.4 * seconds, estimate, repeats)
+    iter_ms = median(clock.step_ms(peer.step) for _ in range(count))
+    if time.perf_counter() + FIT_ITERATIONS * iter_ms / 1e3 > end:
+        return Timing(iter_ms, "step", count)
+    peer.fit(1)  # warms up what only a fit does
+    fits = [clock.wall_ms(lambda: peer.fit(FIT_ITERATIONS))]
+    while len(fits) < min(repeats, 5) and time.perf_counter() + fits[0][0] / 1e3 < end:
+        fits.append(clock.wall_ms(lambda: peer.fit(FIT_ITERATIONS)))
+    return Timing(iter_ms, "step", count, median(ms for ms, _ in fits), int(fits[0][1]))
+
+
+def _time_slope(peer: Peer, clock: Clock, repeats: int, seconds: float) -> Timing:
+    end = time.perf_counter() + seconds
+    short, _ = clock.wall_ms(lambda: peer.fit(1))
+    if 4 * short > 1e3 * seconds:
+        raise TimeoutError(f"a fit of one iteration takes {short / 1e3:.1f} s: too slow for {seconds:g} s")
+    iterations = min(FIT_ITERATIONS, 1 + repeats_within(seconds, short, FIT_ITERATIONS))
+    pairs: list[tuple[float, float, int]] = []
+    while not pairs or (len(pairs) < repeats and time.perf_counter() + (pairs[0][0] + pairs[0][1]) / 1e3 < end):
+        short, first = clock.wall_ms(lambda: peer.fit(1))
+        long, last = clock.wall_ms(lambda: peer.fit(iterations))
+        if last <= first:
+            raise NotRightError(f"a fit ended after {last} iterations: there is no slope to take")
+        pairs.append((short, long, last - first))
+    iter_ms = median((long - short) / more for short, long, more in pairs)
+    if iterations < FIT_ITERATIONS:
+        return Timing(iter_ms, "slope", len(pairs))
+    return Timing(iter_ms, "slope", len(pairs), median(long for _, long, _ in pairs), int(last))
+
+
+def compare_on_cpu(shape: Shape, seed: int, repeats: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fit the same data by both, in turn, and return the fields that they measured: ours, theirs.
+
+    The labels of a fit are compared with the float64 arg-min at its own final centres.
+    """
+    from sklearn.cluster import KMeans
+
+    from tsapps import TSKMeans
+
+    X, centers = data.draw(shape, seed, np)
+    options = {"n_clusters": shape.k, "init": centers, "n_init": 1, "max_iter": FIT_ITERATIONS, "tol": 0}
+    models = {"tsapps-cpu": TSKMeans(device="cpu", **options), "scikit-learn": KMeans(**options)}
+    rows = data.compared_rows(shape.n, MOST_COMPARED_ROWS, seed, np)
+    shares = {}
+    for name, model in models.items():
+        model.fit(X)
+        expected = data.nearest_f64(X, model.cluster_centers_, rows, np)
+        shares[name] = data.share_equal(model.labels_, rows, expected, shape.k)
+        if shares[name] < LEAST_EQUAL[shape.dtype]:
+            raise NotRightError(f"{name} on {shape.name}: {shares[name]:.4%} of the labels are right")
+    clock, times = CpuClock(), {name: [] for name in models}
+    for turn in range(repeats):
+        for name in _alternating(models, turn):
+            times[name].append(clock.wall_ms(lambda name=name: models[name].fit(X))[0])
+    ours, theirs = (
+        {
+            "what": "kmeans",
+            "engine": name,
+            **asdict(shape),
+            "iter_ms": median(times[name]) / model.n_iter_,
+            "iter_from": "fit",
+            "repeats": repeats,
+            "fit_ms": median(times[name]),
+            "n_iter": int(model.n_iter_),
+            "floor_ms": None,
+            "read_gbs": None,
+            "labels_equal_f64": shares[name],
+            "rows_compared": len(rows),
+        }
+        for name, model in models.items()
+    )
+    return ours, theirs
+
+
+def _alternating(names: Mapping[str, Any], turn: int) -> Iterator[str]:
+    return iter(names) if turn % 2 == 0 else reversed(list(names))

@@ -1,0 +1,251 @@
+"""Lloyd's algorithm by tsapps and by others, behind one small face.
+
+Each adapter is bound to one X and its first centres, both CuPy arrays. A peer's library is imported when the adapter is
+made; its own kernels are asked for by name where it would otherwise fall back to something else without a word.
+"""
+
+from abc import ABC, abstractmethod
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tsapps.kernels.arrays import to_host
+
+__all__ = ["PEERS", "Peer"]
+
+_ALL = ("float64", "float32", "float16", "bfloat16")
+
+
+class Peer(ABC):
+    """Lloyd iterations on X (n, d) from given centres (k, d)."""
+
+    #: What the command line and the record call it.
+    name: ClassVar[str]
+    #: The module to import, whose version is recorded.
+    module: ClassVar[str]
+    #: The dtypes that it takes.
+    dtypes: ClassVar[tuple[str, ...]] = _ALL
+    #: Whether `step` is one iteration alone; False where it is a whole fit of one iteration.
+    steps: ClassVar[bool] = False
+
+    def __init__(self, X: Any, centers: Any) -> None:
+        self.X, self.centers = X, centers
+        self.k = len(centers)
+
+    @classmethod
+    def installed(cls) -> bool:
+        """Whether its library can be found."""
+        return find_spec(cls.module) is not None
+
+    @abstractmethod
+    def step(self) -> tuple[Any, Any]:
+        """Make one iteration: the labels at the given centres (n,), and the new centres (k, d)."""
+
+    @abstractmethod
+    def fit(self, iterations: int) -> int:
+        """Fit from the given centres, at most so many iterations, and return how many were made."""
+
+
+class Tsapps(Peer):
+    """Our own kernels; an error where they do not serve the shape."""
+
+    name, module = "tsapps", "tsapps"
+    steps = True
+    engine = "auto"
+    device = "cuda"
+
+    def __init__(self, X: Any, centers: Any) -> None:
+        super().__init__(X, centers)
+        from tsapps.apps.kmeans.choose import compute_dtype
+
+        # The host's copy, in the dtype that the fit works in.
+        self.given = to_host(centers).astype(compute_dtype(X.dtype, on_gpu=self.device == "cuda"))
+        self._open: Any = None
+
+    def _engine(self) -> Any:
+        """Return an engine that holds X as a fit does, centred."""
+        if self._open is None:
+            from tsapps.apps.kmeans.choose import open_engine
+
+            engine = open_engine(self.X, device=self.device, engine=self.engine)
+            if self.name == "tsapps" and type(engine).__name__ == "CublasEngine":
+                raise ValueError("no kernel of ours serves this shape: it goes to the cublas engine")
+            with engine:
+                engine.centre(engine.moments()[0])
+                engine.forget_labels()
+            self._open, self._mean = engine, to_host(engine.mean)
+        return self._open
+
+    def step(self) -> tuple[Any, Any]:
+        """Assign on the device, and divide the sums on the host, as a fit does."""
+        with self._engine() as engine:
+            found = engine.assign(self.given - self._mean)
+        means = found.sums / np.maximum(found.weights, 1)[:, np.newaxis]
+        return engine.labels, means.astype(engine.dtype) + self._mean
+
+    def fit(self, iterations: int) -> int:
+        """Fit a `TSKMeans`."""
+        from tsapps import TSKMeans
+
+        self._open = None
+        options = {"n_init": 1, "max_iter": iterations, "tol": 0, "device": self.device, "engine": self.engine}
+        return TSKMeans(self.k, init=self.given, **options).fit(self.X).n_iter_
+
+
+class Cublas(Tsapps):
+    """The library Lloyd of `TSKMeans(engine="cublas")`."""
+
+    name = "cublas"
+    engine = "cublas"
+
+
+class ScikitLearn(Peer):
+    """scikit-learn on the host's CPU; X is copied there once, outside of every timing."""
+
+    name, module = "scikit-learn", "sklearn"
+
+    def __init__(self, X: Any, centers: Any) -> None:
+        super().__init__(to_host(X), to_host(centers))
+        if self.X.dtype.name == "bfloat16":
+            self.X, self.centers = self.X.astype(np.float32), self.centers.astype(np.float32)
+
+    def _fitted(self, iterations: int) -> Any:
+        from sklearn.cluster import KMeans
+
+        return KMeans(self.k, init=self.centers, n_init=1, max_iter=iterations, tol=0).fit(self.X)
+
+    def step(self) -> tuple[Any, Any]:
+        """Fit one iteration; the labels are those that predict gives at the first centres."""
+        model = self._fitted(1)
+        new_centers, model.cluster_centers_ = model.cluster_centers_, self.centers.astype(model.cluster_centers_.dtype)
+        return model.predict(self.X), new_centers
+
+    def fit(self, iterations: int) -> int:
+        """Fit a `KMeans`."""
+        return self._fitted(iterations).n_iter_
+
+
+class Torch(Peer):
+    """Lloyd as torch users write it, a block of rows at a time: product, argmin, index_add."""
+
+    name, module = "torch", "torch"
+    steps = True
+
+    def __init__(self, X: Any, centers: Any) -> None:
+        import torch
+
+        super().__init__(torch.from_dlpack(X), torch.from_dlpack(centers))
+        self.torch = torch
+        self.half = self.X.itemsize == 2
+        self.rows = max(1, (512 << 20) // (4 * max(self.k, self.X.shape[1])))
+
+    def _step_from(self, centers: Any) -> tuple[Any, Any]:
+        torch = self.torch
+        wide = torch.float32 if self.half else self.X.dtype
+        norms = (centers.to(wide) ** 2).sum(dim=1)
+        transposed = centers.t().contiguous()
+        labels = torch.empty(len(self.X), dtype=torch.int32, device=self.X.device)
+        sums = torch.zeros(centers.shape, dtype=wide, device=self.X.device)
+        counts = torch.zeros(self.k, dtype=wide, device=self.X.device)
+        for start in range(0, len(self.X), self.rows):
+            block = self.X[start : start + self.rows]
+            if self.half:
+                scores = torch.mm(block, transposed, out_dtype=wide).mul_(-2).add_(norms)
+            else:
+                scores = torch.addmm(norms, block, transposed, alpha=-2)
+            nearest = scores.argmin(dim=1)
+            labels[start : start + self.rows] = nearest
+            sums.index_add_(0, nearest, block.to(wide))
+            counts.index_add_(0, nearest, torch.ones(len(block), dtype=wide, device=self.X.device))
+        new_centers = sums / counts[:, None]
+        return labels, torch.where(counts[:, None] > 0, new_centers.to(centers.dtype), centers)
+
+    def step(self) -> tuple[Any, Any]:
+        """Make one iteration."""
+        return self._step_from(self.centers)
+
+    def fit(self, iterations: int) -> int:
+        """Make so many iterations and an assignment to the last centres."""
+        centers = self.centers
+        for _ in range(iterations):
+            _, centers = self._step_from(centers)
+        self._step_from(centers)
+        return iterations
+
+
+class Cuvs(Peer):
+    """cuVS, the engine of cuML."""
+
+    name, module = "cuvs", "cuvs"
+    dtypes = ("float64", "float32")
+
+    def __init__(self, X: Any, centers: Any) -> None:
+        super().__init__(X, centers)
+        from cuvs.cluster import kmeans
+        from cuvs.common import Resources
+
+        self.kmeans, self.resources = kmeans, Resources()
+
+    def _fitted(self, iterations: int) -> tuple[Any, Any]:
+        # It refuses tol=0; this one ends a fit only where the inertia does not fall.
+        options = {"init_method": "Array", "max_iter": iterations, "tol": 1e-30, "n_init": 1}
+        parameters = self.kmeans.KMeansParams(n_clusters=self.k, **options)
+        return parameters, self.kmeans.fit(parameters, self.X, self.centers.copy(), resources=self.resources)
+
+    def step(self) -> tuple[Any, Any]:
+        """Fit one iteration; the labels are those that predict gives at the first centres."""
+        parameters, found = self._fitted(1)
+        labels, _ = self.kmeans.predict(parameters, self.X, self.centers, resources=self.resources)
+        self.resources.sync()
+        return labels, found.centroids
+
+    def fit(self, iterations: int) -> int:
+        """Fit; its n_iter is one more than max_iter where a fit does not end early."""
+        return min(iterations, self._fitted(iterations)[1].n_iter)
+
+
+class FlashKmeans(Peer):
+    """flash-kmeans, its Triton kernels."""
+
+    name, module = "flash-kmeans", "flash_kmeans"
+
+    def __init__(self, X: Any, centers: Any) -> None:
+        import torch
+        from flash_kmeans.kmeans_triton_impl import batch_kmeans_Euclid
+
+        super().__init__(torch.from_dlpack(X)[None], torch.from_dlpack(centers)[None])
+        self.k = self.centers.shape[1]
+        self.run = batch_kmeans_Euclid
+
+    def _fitted(self, iterations: int) -> tuple[Any, Any, int]:
+        return self.run(self.X, self.k, max_iters=iterations, tol=0.0, init_centroids=self.centers.clone())
+
+    def step(self) -> tuple[Any, Any]:
+        """Fit one iteration; it returns the labels that the iteration found."""
+        labels, new_centers, _ = self._fitted(1)
+        return labels[0], new_centers[0]
+
+    def fit(self, iterations: int) -> int:
+        """Fit; the labels that it returns are those of the centres before the last."""
+        return self._fitted(iterations)[2]
+
+
+class Flashlib(FlashKmeans):
+    """flashlib, the kernels that it chooses itself."""
+
+    name, module = "flashlib", "flashlib"
+
+    def __init__(self, X: Any, centers: Any) -> None:
+        import torch
+        from flashlib import flash_kmeans
+
+        Peer.__init__(self, torch.from_dlpack(X)[None], torch.from_dlpack(centers)[None])
+        self.k = self.centers.shape[1]
+        self.run = flash_kmeans
+
+
+#: Every adapter by its name.
+PEERS: dict[str, type[Peer]] = {
+    peer.name: peer for peer in (Tsapps, Cublas, ScikitLearn, Torch, Cuvs, FlashKmeans, Flashlib)
+}

@@ -1,0 +1,147 @@
+"""What a benchmark leaves behind: one JSON object a measurement, in `bench/results/<device>/<what>.json`.
+
+A file holds a list, one object a line, so that a new measurement is one changed line in a diff. A record takes the
+place of the older one with the same key. A file is replaced by one rename: a run cut short never leaves half of one.
+"""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "COMMON",
+    "check",
+    "commit_of",
+    "cpu_name",
+    "load",
+    "module_versions",
+    "results_path",
+    "slug",
+    "store",
+    "today",
+]
+
+ROOT = Path(__file__).resolve().parents[1]
+
+#: The fields of every record, with the types that each may have.
+COMMON: dict[str, tuple[type, ...]] = {
+    "what": (str,),
+    "engine": (str,),
+    "device": (str,),
+    "versions": (dict,),
+    "commit": (str,),
+    "date": (str,),
+}
+
+# Words of a device's name that tell no two devices apart.
+_NOISE = re.compile(r"\((r|tm)\)|\bnvidia\b|\bgeforce\b|\bcpu\b|\bprocessor\b|@.*$", re.IGNORECASE)
+
+
+def slug(device: str) -> str:
+    """Return a device's name as a folder's name: "NVIDIA H200" is h200."""
+    return "-".join(re.findall(r"[a-z0-9]+", _NOISE.sub(" ", device).lower()))
+
+
+def cpu_name() -> str:
+    """Return the model of this machine's CPU."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
+
+
+def results_path(device: str, what: str) -> Path:
+    """Return where the records of benchmark `what` on `device` are kept."""
+    return ROOT / "bench" / "results" / slug(device) / f"{what}.json"
+
+
+def today() -> str:
+    """Return the date in UTC, as in 2026-11-21."""
+    return datetime.now(UTC).date().isoformat()
+
+
+def commit_of(root: Path = ROOT) -> str:
+    """Return the commit that is measured, with "-dirty" where the tree differs from it.
+
+    Records that a run has just written are no difference. "unknown" where there is no commit to name.
+    """
+    commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    if not commit:
+        return "unknown"
+    changed = _git(root, "status", "--porcelain", "--", ".", ":(exclude)bench/results")
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(root: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def module_versions(modules: Mapping[str, str]) -> dict[str, str]:
+    """Return Python's version and that of each module, under the name that `modules` gives it."""
+    versions = {"python": platform.python_version()}
+    for name, module in modules.items():
+        versions[name] = str(getattr(import_module(module), "__version__", "unknown"))
+    return versions
+
+
+def check(record: Mapping[str, Any], fields: Mapping[str, tuple[type, ...]]) -> None:
+    """Raise ValueError unless `record` has the `COMMON` fields and `fields`, each of a type that it may have.
+
+    Further fields are free. Numbers must be finite; `date` must be a date.
+    """
+    for name, types in {**COMMON, **fields}.items():
+        if name not in record:
+            raise ValueError(f"the record has no {name!r}")
+        if not isinstance(record[name], types) or (isinstance(record[name], bool) and bool not in types):
+            expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in types)
+            raise ValueError(f"{name!r} is {record[name]!r}; expected {expected}")
+    try:
+        date.fromisoformat(record["date"])
+        json.dumps(record, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the record cannot be kept: {error}") from error
+
+
+def load(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a file; none where there is no such file."""
+    if not path.exists():
+        return []
+    records = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(records, list):
+        raise ValueError(f"{path} holds a {type(records).__name__}; expected a list of records")
+    return records
+
+
+def store(path: Path, record: Mapping[str, Any], key: Sequence[str]) -> None:
+    """Put a record into a file, in the place of the one whose fields named in `key` are the same."""
+    records = load(path)
+    place = next((i for i, old in enumerate(records) if all(old.get(name) == record[name] for name in key)), None)
+    if place is None:
+        records.append(dict(record))
+    else:
+        records[place] = dict(record)
+    lines = ",\n".join(json.dumps(one, ensure_ascii=False, allow_nan=False) for one in records)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(f"[\n{lines}\n]\n")
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

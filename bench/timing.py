@@ -1,0 +1,76 @@
+"""Clocks for work on a GPU and on the CPU, and how often to repeat what they time.
+
+On a GPU every timing starts with a cold level-2 cache and an idle device: a buffer larger than the cache is written,
+and the device is waited for, before the clock starts. So a timing holds the host's part of the work too.
+"""
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any, Protocol
+
+__all__ = ["Clock", "CpuClock", "GpuClock", "median", "repeats_within"]
+
+
+class Clock(Protocol):
+    """What times a call."""
+
+    def step_ms(self, call: Callable[[], Any]) -> float:
+        """Return the milliseconds of a short call, by the most exact clock of the device."""
+
+    def wall_ms(self, call: Callable[[], Any]) -> tuple[float, Any]:
+        """Return the milliseconds of a call by the wall clock, until the device is idle, and what it returns."""
+
+
+class GpuClock:
+    """CUDA events on the current stream of the current GPU, and the wall clock."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self._cupy = cupy
+        l2 = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["l2CacheSize"]
+        self._flush = cupy.empty(max(256 << 20, 2 * l2), cupy.uint8)
+        self._turn = 0
+        self._start, self._stop = cupy.cuda.Event(), cupy.cuda.Event()
+
+    def _prepare(self) -> None:
+        self._turn = (self._turn + 1) % 256
+        self._flush.fill(self._turn)
+        self._cupy.cuda.Device().synchronize()
+
+    def step_ms(self, call: Callable[[], Any]) -> float:
+        """Return the milliseconds between two events around a call."""
+        self._prepare()
+        self._start.record()
+        call()
+        self._stop.record()
+        self._stop.synchronize()
+        return float(self._cupy.cuda.get_elapsed_time(self._start, self._stop))
+
+    def wall_ms(self, call: Callable[[], Any]) -> tuple[float, Any]:
+        """Return the milliseconds of a call by the wall clock, until the device is idle, and what it returns."""
+        self._prepare()
+        start = time.perf_counter()
+        result = call()
+        self._cupy.cuda.Device().synchronize()
+        return 1e3 * (time.perf_counter() - start), result
+
+
+class CpuClock:
+    """The wall clock."""
+
+    def step_ms(self, call: Callable[[], Any]) -> float:
+        """Return the milliseconds of a call."""
+        return self.wall_ms(call)[0]
+
+    def wall_ms(self, call: Callable[[], Any]) -> tuple[float, Any]:
+        """Return the milliseconds of a call, and what it returns."""
+        start = time.perf_counter()
+        result = call()
+        return 1e3 * (time.perf_counter() - start), result
+
+
+def repeats_within(seconds: float, each_ms: float, most: int) -> int:
+    """Return how often to repeat what takes about `each_ms`: as often as `seconds` allow, from 1 to `most` times."""
+    return max(1, min(most, int(1e3 * seconds / max(each_ms, 1e-3))))
