@@ -18,11 +18,9 @@ BIN    := .venv/bin
 demo: .venv/demo.stamp
 	$(BIN)/tsapps sample china data.npy --force
 	$(BIN)/tsapps kmeans data.npy --k 16 --force
-	@$(BIN)/python -c "import numpy as np; from PIL import Image; \
-	  labels, centers = (np.load(f'data-kmeans/{name}.npy') for name in ('labels', 'centers')); \
-	  Image.fromarray(centers[labels].round().astype('uint8').reshape(427, 640, 3)).save('china-16.png')"
+	@$(BIN)/python docs/paint_china.py data-kmeans china-16.png
 	@echo
-	@echo "china-16.png is the photograph in its 16 colours; the colours themselves:"
+	@echo "Look at china-16.png: the photograph, the same in its 16 colours, and how much of each there is. The colours:"
 	@echo "  $(BIN)/python -c \"import numpy as np; print(np.load('data-kmeans/centers.npy').round())\""
 
 test: .venv/test.stamp
