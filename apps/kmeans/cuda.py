@@ -38,13 +38,22 @@ _FILLERS = min(8, os.cpu_count() or 1)
 # With more clusters than this a product with the one-hot label matrix costs more than sorting the labels.
 _ONE_HOT_CLUSTERS = 64
 
+_KERNELS = ("nearest", "segment_sums", "own_distances", "column_moments")
+_THREADS = 256
+
 
 @cache
 def _module() -> Any:
     """Compile library.cuh; CuPy keeps the result in its disk cache."""
     source = (Path(__file__).parent / "library.cuh").read_text(encoding="utf-8")
-    names = [f"{kernel}<{scalar}>" for kernel in ("nearest", "segment_sums") for scalar in ("float", "double")]
+    names = [f"{kernel}<{scalar}>" for kernel in _KERNELS for scalar in ("float", "double")]
     return cupy.RawModule(code=source, options=("--std=c++17",), name_expressions=names)
+
+
+def _row_groups(rows: int, columns: int) -> tuple[Any, tuple[int]]:
+    """Return log2 of the lanes that share a row, at most a warp, and the grid that covers the rows."""
+    log2_lanes = min(5, (columns - 1).bit_length())
+    return np.int32(log2_lanes), (-((-rows << log2_lanes) // _THREADS),)
 
 
 def _pointer(array: Any | None) -> Any:
@@ -108,18 +117,9 @@ class CublasEngine(Engine):
         labels = cupy.empty(rows, np.int32)
         lowest = cupy.empty(rows, self.dtype) if potential else None
         one_hot = update and k <= _ONE_HOT_CLUSTERS
-        log2_lanes = min(5, (k - 1).bit_length())
-        arguments = (
-            scores,
-            norms,
-            _pointer(weights),
-            np.int64(rows),
-            np.int32(k),
-            np.int32(log2_lanes),
-            np.bool_(one_hot),
-        )
-        grid = -((-rows << log2_lanes) // 256)
-        self._kernel("nearest")((grid,), (256,), (*arguments, labels, _pointer(lowest)))
+        log2_lanes, grid = _row_groups(rows, k)
+        arguments = (scores, norms, _pointer(weights), np.int64(rows), np.int32(k), log2_lanes, np.bool_(one_hot))
+        self._kernel("nearest")(grid, (_THREADS,), (*arguments, labels, _pointer(lowest)))
         if not update:
             return labels, lowest, 0, 0
         if one_hot:
@@ -133,6 +133,25 @@ class CublasEngine(Engine):
         arguments = (block, _pointer(weights), order, starts, np.int32(self.n_features), sums, totals)
         self._kernel("segment_sums")((k, self.n_features // 32 + 1), (32, 8), arguments)
         return sums, totals
+
+    def block_moments(self, block: Any, origin: Any) -> tuple[Any, Any]:
+        """Return Σ(x − origin) and Σ(x − origin)² over a block's rows, each of shape (d,), float64."""
+        d = self.n_features
+        width = min(32, 1 << (d - 1).bit_length())
+        columns, slices = -(-d // width), min(1024, -(-len(block) // 64))
+        sums, squares = cupy.empty((2, slices, d))
+        arguments = (block, origin, np.int64(len(block)), np.int32(d), sums, squares)
+        self._kernel("column_moments")((columns, slices), (width, _THREADS // width), arguments)
+        return sums.sum(axis=0), squares.sum(axis=0)
+
+    def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
+        """Return ‖x − c‖² of each of a block's rows and the centre that its label names, in `dtype`."""
+        rows, d = block.shape
+        distances = cupy.empty(rows, self.dtype)
+        log2_lanes, grid = _row_groups(rows, d)
+        arguments = (block, centers, labels, np.int64(rows), np.int32(d), log2_lanes, distances)
+        self._kernel("own_distances")(grid, (_THREADS,), arguments)
+        return distances
 
     def _kernel(self, name: str) -> Any:
         return _module().get_function(f"{name}<{'float' if self.dtype == np.float32 else 'double'}>")

@@ -120,8 +120,8 @@ class Engine(ABC):
             yield start, self.held[start : start + rows]
 
     def prepared(self, block: Any) -> Any:
-        """Return a block of `blocks` in `dtype` and centred."""
-        return block if self.held is not None else block.astype(self.dtype) - self.mean
+        """Return a block of `blocks` in `dtype`, row-major and centred."""
+        return block if self.held is not None else block.astype(self.dtype, order="C") - self.mean
 
     def centre(self, mean: np.ndarray) -> None:
         """Subtract `mean` (d,) from every row read from here on. Never writes to an array of the caller's."""
@@ -158,6 +158,17 @@ class Engine(ABC):
             The weighted sum of the rows with each label, and their weight; 0 and 0 without `update`.
         """
 
+    def block_moments(self, block: Any, origin: Any) -> tuple[Any, Any]:
+        """Return Σ(x − origin) and Σ(x − origin)² over a block's rows, each of shape (d,), float64."""
+        delta = (block - origin).astype(np.float64, copy=False)
+        return delta.sum(axis=0), (delta * delta).sum(axis=0)
+
+    def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
+        """Return ‖x − c‖² of each of a block's rows and the centre that its label names, in `dtype`."""
+        delta = block - centers[labels]
+        delta *= delta
+        return delta.sum(axis=1)
+
     @abstractmethod
     def square_distances(self, points: np.ndarray) -> Any:
         """Return ‖x − p‖² for every point p and sample x, shape (len(points), n), in `dtype`.
@@ -191,8 +202,7 @@ class Engine(ABC):
         origin = self.xp.asarray(self.rows(np.array([0]))[0])
 
         def work(_: int, block: Any) -> tuple[Any, Any]:
-            delta = (block - origin).astype(np.float64, copy=False)
-            return delta.sum(axis=0), (delta * delta).sum(axis=0)
+            return self.block_moments(block, origin)
 
         total = square = self.xp.zeros(self.n_features)
         for part in self.each_block(work, 2 * self.n_features):
@@ -272,9 +282,7 @@ class Engine(ABC):
         device_centers = self.xp.asarray(centers, dtype=self.dtype)
 
         def work(start: int, block: Any) -> Any:
-            delta = block - device_centers[self.labels[start : start + len(block)]]
-            delta *= delta
-            distances = delta.sum(axis=1)
+            distances = self.block_distances(block, device_centers, self.labels[start : start + len(block)])
             weights = self.weights_of(start, block) if weighted else None
             return distances if weights is None else distances * weights
 

@@ -1,13 +1,17 @@
-// What the library Lloyd needs between its cuBLAS products: the arg-min of each row of scores, and sums by label.
+// What the library Lloyd needs beside its cuBLAS products. X is a block of rows × d numbers, row-major; each kernel reads
+// what it reads once and coalesced, and none uses atomics: the same bits on every run.
 //
-//   scores (rows × k, row-major)   −2·x·c for every row x of a block of X and every centre c, from cuBLAS
+// nearest         the arg-min of each row of scores
+//   scores (rows × k, row-major)   −2·x·c for every row x of X and every centre c, from cuBLAS
 //   norms (k)                      ‖c‖², added here so that the scores are not read and written once more for it
+// segment_sums    the sum of the rows with each label
+// own_distances   ‖x − c‖² of each row and its own centre
+// column_moments  Σ(x − o) and Σ(x − o)² of each column, about an origin o
 //
 // `nearest` reads each score once and coalesced: a power-of-two group of lanes shares a row, so 16 clusters take half a
 // warp and 1000 take a whole one. Where a product with the one-hot label matrix is to follow (few clusters) it leaves
 // that matrix in the place of the scores. `segment_sums` serves many clusters, where a one-hot product would double the
-// arithmetic: the rows come sorted by label, and a block of threads adds up one cluster's rows in their order. No
-// atomics: the same bits on every run.
+// arithmetic: the rows come sorted by label, and a block of threads adds up one cluster's rows in their order.
 
 #define FULL_WARP 0xffffffffu
 
@@ -73,4 +77,52 @@ __global__ void segment_sums(const T* X, const T* weights, const long long* orde
   } else {
     totals[cluster] = sum;
   }
+}
+
+// Groups of 2^log2_lanes lanes share a row, as in `nearest`.
+template <typename T>
+__global__ void own_distances(const T* X, const T* centers, const int* labels, long long rows, int d, int log2_lanes,
+                              T* distances) {
+  const long long thread = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  const int lanes = 1 << log2_lanes, lane = (int)thread & (lanes - 1);
+  const bool present = thread >> log2_lanes < rows;
+  const long long row = present ? thread >> log2_lanes : rows - 1;
+  const T *x = X + row * d, *center = centers + (long long)labels[row] * d;
+  double sum = 0;
+  for (int j = lane; j < d; j += lanes) {
+    const double delta = (double)x[j] - (double)center[j];
+    sum += delta * delta;
+  }
+  for (int offset = lanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, offset);
+  if (present && lane == 0) distances[row] = (T)sum;
+}
+
+// Block (f, g): features f·blockDim.x …, every (gridDim.y · blockDim.y)-th row from row g·blockDim.y on. Each writes one
+// row of partial sums, (gridDim.y × d), for the caller to add up. 256 threads.
+template <typename T>
+__global__ void column_moments(const T* X, const T* origin, long long rows, int d, double* sums, double* squares) {
+  __shared__ double partial[2][256];
+  const int feature = blockIdx.x * blockDim.x + threadIdx.x;
+  double sum = 0, square = 0;
+  if (feature < d) {
+    const double about = (double)origin[feature];
+    const long long step = (long long)gridDim.y * blockDim.y;
+#pragma unroll 4
+    for (long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y; row < rows; row += step) {
+      const double delta = (double)X[row * d + feature] - about;
+      sum += delta;
+      square += delta * delta;
+    }
+  }
+  const int place = threadIdx.y * blockDim.x + threadIdx.x;
+  partial[0][place] = sum;
+  partial[1][place] = square;
+  __syncthreads();
+  if (threadIdx.y != 0 || feature >= d) return;
+  for (int y = 1; y < blockDim.y; ++y) {
+    sum += partial[0][y * blockDim.x + threadIdx.x];
+    square += partial[1][y * blockDim.x + threadIdx.x];
+  }
+  sums[(long long)blockIdx.y * d + feature] = sum;
+  squares[(long long)blockIdx.y * d + feature] = square;
 }

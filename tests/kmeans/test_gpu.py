@@ -154,7 +154,9 @@ def no_memory(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8])
-@pytest.mark.parametrize("place", [np.asarray, cupy.asarray], ids=["host", "gpu"])
+@pytest.mark.parametrize(
+    "place", [np.asarray, np.asfortranarray, cupy.asarray, cupy.asfortranarray], ids=["host", "host-F", "gpu", "gpu-F"]
+)
 def test_streamed_finds_the_same(no_memory, data_sets, dtype, place):
     X = (data_sets["china"][0][:60_000] * 255).astype(dtype)
     engine = open_engine(ArrayRows(place(X)), device="cuda")
@@ -164,6 +166,31 @@ def test_streamed_finds_the_same(no_memory, data_sets, dtype, place):
     assert found.n_iter == expected.n_iter_
     assert np.mean(found.labels.get() != expected.labels_) <= (0.002 if dtype is np.float32 else 0)
     np.testing.assert_allclose(found.centers, expected.cluster_centers_, rtol=1e-3 if dtype is np.float32 else 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(1, 3000), d=st.integers(1, 70), k=st.integers(1, 200), seed=st.integers(0, 2**31))
+def test_passes_are_the_references(n, d, k, seed):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, d)) + 100
+    weights = rng.random(n)
+    engine = open_engine(cupy.asarray(X), device="cuda", sample_weight=weights)
+    engine.block_rows = lambda n_columns: 700
+    mean, variance = engine.moments()
+    np.testing.assert_allclose(mean, X.mean(axis=0), rtol=1e-13)
+    np.testing.assert_allclose(variance, X.var(axis=0).mean(), rtol=1e-9, atol=1e-13)
+    engine.centre(mean)
+    centers = rng.standard_normal((k, d))
+    step = engine.assign(centers)
+    labels = engine.labels.get()
+    oracle.assert_nearest(X - mean, centers, labels, np.float64)
+    for j in range(k):
+        mine = labels == j
+        np.testing.assert_allclose(step.weights[j], weights[mine].sum(), rtol=1e-12)
+        np.testing.assert_allclose(step.sums[j], weights[mine] @ (X - mean)[mine], atol=1e-12 * n)
+    own = oracle.square_distances(X - mean, centers)[np.arange(n), labels]
+    np.testing.assert_allclose(engine.own_distances(centers), own, rtol=1e-12)
+    assert engine.inertia(centers) == pytest.approx(own @ weights, rel=1e-12)
 
 
 def test_same_bits_on_every_run(rng):
