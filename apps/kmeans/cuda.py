@@ -38,8 +38,10 @@ _FILLERS = min(8, os.cpu_count() or 1)
 # With more clusters than this a product with the one-hot label matrix costs more than sorting the labels.
 _ONE_HOT_CLUSTERS = 64
 
-_KERNELS = ("nearest", "segment_sums", "own_distances", "column_moments")
+_KERNELS = ("nearest", "segment_sums", "own_distances", "point_distances", "column_moments")
 _THREADS = 256
+# The points that one launch of point_distances takes.
+_POINTS = 8
 
 
 @cache
@@ -159,18 +161,21 @@ class CublasEngine(Engine):
     def square_distances(self, points: np.ndarray) -> Any:
         """Return ‖x − p‖² for every point p and sample x, shape (len(points), n), in `dtype`."""
         out = cupy.empty((len(points), self.n_samples), self.dtype)
-        wide = cupy.asarray(points, dtype=np.float64)
-        norms = (wide * wide).sum(axis=1)[:, np.newaxis]
+        groups = []
+        for first in range(0, len(points), _POINTS):
+            group = np.zeros((_POINTS, self.n_features), self.dtype)
+            wanted = points[first : first + _POINTS]
+            group[: len(wanted)] = wanted
+            groups.append((cupy.asarray(group), len(wanted), out[first:]))
 
         def work(start: int, block: Any) -> None:
-            block = block.astype(np.float64, copy=False)
-            distances = (-2 * wide) @ block.T
-            distances += norms
-            distances += (block * block).sum(axis=1)
-            cupy.maximum(distances, 0, out=distances)
-            out[:, start : start + len(block)] = distances
+            rows, d = block.shape
+            log2_lanes, grid = _row_groups(rows, d)
+            for group, count, distances in groups:
+                sizes = (np.int32(count), np.int64(rows), np.int32(d), log2_lanes, np.int64(self.n_samples))
+                self._kernel("point_distances")(grid, (_THREADS,), (block, group, *sizes, distances[:, start:]))
 
-        for _ in self.each_block(work, 2 * (self.n_features + len(points))):
+        for _ in self.each_block(work, self.n_features):
             pass
         return out
 

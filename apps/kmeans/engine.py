@@ -173,7 +173,7 @@ class Engine(ABC):
     def square_distances(self, points: np.ndarray) -> Any:
         """Return ‖x − p‖² for every point p and sample x, shape (len(points), n), in `dtype`.
 
-        As scikit-learn has it: through float64 where `dtype` is float32, and never below zero.
+        In float64 arithmetic, as scikit-learn has it for float32 data too, and never below zero.
         """
 
     def weights_of(self, start: int, block: Any) -> Any | None:

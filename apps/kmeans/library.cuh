@@ -6,6 +6,7 @@
 //   norms (k)                      ‖c‖², added here so that the scores are not read and written once more for it
 // segment_sums    the sum of the rows with each label
 // own_distances   ‖x − c‖² of each row and its own centre
+// point_distances ‖x − p‖² of each row and each of up to 8 points: the candidates of a k-means++ step
 // column_moments  Σ(x − o) and Σ(x − o)² of each column, about an origin o
 //
 // `nearest` reads each score once and coalesced: a power-of-two group of lanes shares a row, so 16 clusters take half a
@@ -95,6 +96,33 @@ __global__ void own_distances(const T* X, const T* centers, const int* labels, l
   }
   for (int offset = lanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, offset);
   if (present && lane == 0) distances[row] = (T)sum;
+}
+
+#define POINTS 8
+
+// points (POINTS × d): the `count` that are wanted, and zeros. Out: one row of `stride` numbers a point. Groups of
+// 2^log2_lanes lanes share a row.
+template <typename T>
+__global__ void point_distances(const T* X, const T* points, int count, long long rows, int d, int log2_lanes,
+                                long long stride, T* distances) {
+  const long long thread = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  const int lanes = 1 << log2_lanes, lane = (int)thread & (lanes - 1);
+  const bool present = thread >> log2_lanes < rows;
+  const long long row = present ? thread >> log2_lanes : rows - 1;
+  double sums[POINTS] = {};
+  for (int j = lane; j < d; j += lanes) {
+    const double x = (double)X[row * d + j];
+#pragma unroll
+    for (int p = 0; p < POINTS; ++p) {
+      const double delta = x - (double)points[p * d + j];
+      sums[p] += delta * delta;
+    }
+  }
+#pragma unroll
+  for (int p = 0; p < POINTS; ++p) {
+    for (int offset = lanes / 2; offset > 0; offset /= 2) sums[p] += __shfl_xor_sync(FULL_WARP, sums[p], offset);
+    if (present && lane == 0 && p < count) distances[p * stride + row] = (T)sums[p];
+  }
 }
 
 // Block (f, g): features f·blockDim.x …, every (gridDim.y · blockDim.y)-th row from row g·blockDim.y on. Each writes one

@@ -58,22 +58,24 @@ def kmeans_plusplus(engine: Engine, n_clusters: int, random_state: np.random.Ran
     def here(array: Any) -> Any:
         return to_host(array) if small else array
 
-    if engine.sample_weight is None:
-        weights = xp.ones(engine.n_samples if small else 1, engine.dtype)
-    else:
-        weights = here(engine.sample_weight)
+    weights = None if engine.sample_weight is None else here(engine.sample_weight)
+    if small and weights is None:
+        weights = np.ones(engine.n_samples, engine.dtype)
+
+    def weighted(distances: Any) -> Any:
+        return distances if weights is None else distances * weights
 
     def potential(distances: Any) -> Any:
         if small:
             return (distances @ weights[:, np.newaxis])[:, 0]
-        return (distances * weights).sum(axis=1, dtype=np.float64)
+        return weighted(distances).sum(axis=1, dtype=np.float64)
 
     closest = here(engine.square_distances(centers[:1]))
     best_potential = potential(closest)[0]
     closest = closest[0]
     for step in range(1, n_clusters):
         draws = random_state.uniform(size=trials) * float(best_potential)
-        running = xp.cumsum(weights * closest, dtype=None if small else np.float64)
+        running = xp.cumsum(weighted(closest), dtype=None if small else np.float64)
         candidates = to_host(xp.searchsorted(running, xp.asarray(draws)))
         # Rounding can put a draw past the end of the running sum.
         np.clip(candidates, None, engine.n_samples - 1, out=candidates)

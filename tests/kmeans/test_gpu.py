@@ -155,7 +155,9 @@ def no_memory(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8])
 @pytest.mark.parametrize(
-    "place", [np.asarray, np.asfortranarray, cupy.asarray, cupy.asfortranarray], ids=["host", "host-F", "gpu", "gpu-F"]
+    "place",
+    [np.asarray, np.asfortranarray, cupy.asarray, lambda X: cupy.asfortranarray(cupy.asarray(X))],
+    ids=["host", "host-F", "gpu", "gpu-F"],
 )
 def test_streamed_finds_the_same(no_memory, data_sets, dtype, place):
     X = (data_sets["china"][0][:60_000] * 255).astype(dtype)
@@ -191,6 +193,8 @@ def test_passes_are_the_references(n, d, k, seed):
     own = oracle.square_distances(X - mean, centers)[np.arange(n), labels]
     np.testing.assert_allclose(engine.own_distances(centers), own, rtol=1e-12)
     assert engine.inertia(centers) == pytest.approx(own @ weights, rel=1e-12)
+    every = oracle.square_distances(X - mean, centers[:20]).T
+    np.testing.assert_allclose(engine.square_distances(centers[:20]).get(), every, rtol=1e-12)
 
 
 def test_same_bits_on_every_run(rng):
