@@ -163,7 +163,7 @@ class CublasEngine(Engine):
         out = cupy.empty((len(points), self.n_samples), self.dtype)
         groups = []
         for first in range(0, len(points), _POINTS):
-            group = np.zeros((_POINTS, self.n_features), self.dtype)
+            group = np.zeros((_POINTS, self.n_features))
             wanted = points[first : first + _POINTS]
             group[: len(wanted)] = wanted
             groups.append((cupy.asarray(group), len(wanted), out[first:]))

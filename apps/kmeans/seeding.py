@@ -49,16 +49,20 @@ def kmeans_plusplus(engine: Engine, n_clusters: int, random_state: np.random.Ran
     numpy.ndarray of shape (n_clusters, d)
     """
     trials = 2 + int(np.log(n_clusters))
-    first = random_state.choice(engine.n_samples, p=_probabilities(engine))
+    small = engine.n_samples * engine.n_features * engine.dtype.itemsize <= SMALL
+    if small or engine.sample_weight is not None:
+        first = random_state.choice(engine.n_samples, p=_probabilities(engine))
+    else:
+        # What `choice` does with its one random number where all weights are the same, without n running sums.
+        first = min(int(random_state.random_sample() * engine.n_samples), engine.n_samples - 1)
     centers = np.empty((n_clusters, engine.n_features), engine.dtype)
     centers[0] = engine.rows(np.array([first]))[0]
-    small = engine.n_samples * engine.n_features * engine.dtype.itemsize <= SMALL
     xp = np if small else engine.xp
 
     def here(array: Any) -> Any:
         return to_host(array) if small else array
 
-    weights = None if engine.sample_weight is None else here(engine.sample_weight)
+    weights: Any = None if engine.sample_weight is None else here(engine.sample_weight)
     if small and weights is None:
         weights = np.ones(engine.n_samples, engine.dtype)
 
