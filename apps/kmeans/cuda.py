@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.rows import Rows
+from tsapps.kernels.build import function
 
 __all__ = ["CublasEngine"]
 
@@ -38,18 +38,11 @@ _FILLERS = min(8, os.cpu_count() or 1)
 # With more clusters than this a product with the one-hot label matrix costs more than sorting the labels.
 _ONE_HOT_CLUSTERS = 64
 
+_SOURCE = Path(__file__).parent / "library.cuh"
 _KERNELS = ("nearest", "segment_sums", "own_distances", "point_distances", "column_moments")
 _THREADS = 256
 # The points that one launch of point_distances takes.
 _POINTS = 8
-
-
-@cache
-def _module() -> Any:
-    """Compile library.cuh; CuPy keeps the result in its disk cache."""
-    source = (Path(__file__).parent / "library.cuh").read_text(encoding="utf-8")
-    names = [f"{kernel}<{scalar}>" for kernel in _KERNELS for scalar in ("float", "double")]
-    return cupy.RawModule(code=source, options=("--std=c++17",), name_expressions=names)
 
 
 def _row_groups(rows: int, columns: int) -> tuple[Any, tuple[int]]:
@@ -156,7 +149,9 @@ class CublasEngine(Engine):
         return distances
 
     def _kernel(self, name: str) -> Any:
-        return _module().get_function(f"{name}<{'float' if self.dtype == np.float32 else 'double'}>")
+        scalar = "float" if self.dtype == np.float32 else "double"
+        names = tuple(f"{kernel}<{scalar}>" for kernel in _KERNELS)
+        return function(_SOURCE, names, f"{name}<{scalar}>", self._gpu.id)
 
     def square_distances(self, points: np.ndarray) -> Any:
         """Return ‖x − p‖² for every point p and sample x, shape (len(points), n), in `dtype`."""

@@ -6,8 +6,8 @@ import numpy
 import pytest
 
 import tsapps
-from tsapps.cli.info import cache_directory
 from tsapps.kernels import backend
+from tsapps.kernels.build import cache_directory
 
 H100 = backend.Gpu(0, "NVIDIA H100", "9.0", 132, 80 << 30, 50 << 20)
 

@@ -2,13 +2,12 @@
 
 import os
 import sys
-from pathlib import Path
 
 from tsapps import __version__
 from tsapps.cli.options import Json
 from tsapps.cli.output import gibibytes, print_json, print_table
 
-__all__ = ["cache_directory", "info", "versions"]
+__all__ = ["info", "versions"]
 
 _OPTIONAL = ("h5py", "ml_dtypes", "pyarrow", "safetensors", "pillow", "matplotlib", "pandas", "polars", "torch")
 
@@ -23,13 +22,6 @@ def versions() -> dict[str, str]:
     if "cupy" in sys.modules:
         found["cupy"] = sys.modules["cupy"].__version__
     return found
-
-
-def cache_directory() -> Path:
-    """Return where files that can be made again are kept for this user; it need not exist."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification has relative paths ignored.
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tsapps"
 
 
 def _optional_versions() -> dict[str, str | None]:
@@ -49,6 +41,7 @@ def info(as_json: Json = False) -> None:
     import platform
 
     from tsapps.kernels.backend import available_host_memory, choose_device, gpus, why_no_gpu
+    from tsapps.kernels.build import cache_directory
 
     choice = choose_device("auto")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,227 @@
+"""From a kernel's source to machine code: NVRTC, and a disk cache that knows every header.
+
+Compiling needs CuPy and NVRTC (they come with the extras cuda12 and cuda13) but no GPU and no driver, so that every
+kernel is compiled for every architecture wherever the tests run.
+
+A cache entry's key is a digest of the source, of every header that it includes (and those include), of the flags, the
+compiler's version and the architecture: editing a header never gives a stale kernel. An entry is written under a
+temporary name and renamed, so that processes that compile the same kernel at the same time do not disturb each other.
+"""
+
+import hashlib
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Cubin", "Resources", "build", "cache_directory", "function", "headers_of"]
+
+#: Root of what `#include "…"` names: the directory that holds kernels/ and apps/ where they are installed.
+INCLUDE_ROOT = Path(__file__).resolve().parent.parent
+
+# Flags of every kernel. -v puts registers and spills into the log, which `Resources` reads.
+_FLAGS = ("--std=c++17", "-default-device", "--ptxas-options=-v")
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+# What ptxas -v says of one kernel: its mangled name, then spills, then registers and shared memory.
+_ENTRY = re.compile(r"Compiling entry function '(\w+)'")
+_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
+# A compile that takes longer than this is announced: the user waits for it once.
+_PATIENCE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one kernel takes.
+
+    Attributes
+    ----------
+    registers : int
+        A thread.
+    shared : int
+        Static bytes a block.
+    stack, spill_stores, spill_loads : int
+        Bytes a thread in local memory.
+    """
+
+    registers: int
+    shared: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """Machine code of one source for one architecture.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+        In the cache.
+    names : dict of str to str
+        The mangled name of each kernel that was asked for.
+    resources : dict of str to Resources
+        Of each kernel that was asked for.
+    seconds : float
+        What compiling took when it was done.
+    """
+
+    path: Path
+    names: dict[str, str]
+    resources: dict[str, Resources]
+    seconds: float
+
+
+def cache_directory() -> Path:
+    """Return where files that can be made again are kept for this user; it need not exist."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification has relative paths ignored.
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tsapps"
+
+
+def headers_of(source: str, root: Path = INCLUDE_ROOT) -> dict[str, str]:
+    """Return the text of every file that `source` includes by ``#include "…"``, by its path under `root`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If an included file is not there.
+    """
+    found: dict[str, str] = {}
+    waiting = _INCLUDE.findall(source)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found[name] = (root / name).read_text(encoding="utf-8")
+            waiting += _INCLUDE.findall(found[name])
+    return found
+
+
+def build(source: str, kernels: Sequence[str], arch: str, *, flags: Sequence[str] = ()) -> Cubin:
+    """Compile a source for one architecture, or take the result from the cache.
+
+    Parameters
+    ----------
+    source : str
+        CUDA C++; its ``#include "…"`` are found under `INCLUDE_ROOT`.
+    kernels : sequence of str
+        Name expressions of the kernels, such as ``"nearest<float>"``.
+    arch : str
+        Such as ``"sm_90a"``.
+    flags : sequence of str
+        Further NVRTC flags.
+
+    Returns
+    -------
+    Cubin
+
+    Raises
+    ------
+    RuntimeError
+        If the source does not compile; says the compiler's first error.
+    """
+    from cupy.cuda import nvrtc
+
+    headers = headers_of(source)
+    all_flags = (*_FLAGS, f"-arch={arch}", *flags)
+    parts = [source, *(f"{name}\0{text}" for name, text in sorted(headers.items())), *kernels, *all_flags]
+    digest = hashlib.sha256("\0".join([*parts, str(nvrtc.getVersion())]).encode()).hexdigest()[:32]
+    folder = cache_directory() / "cubin"
+    entry = folder / f"{digest}.json"
+    if not entry.exists():
+        _compile(source, kernels, headers, all_flags, entry)
+    return _read(entry)
+
+
+def _read(entry: Path) -> Cubin:
+    found = json.loads(entry.read_text(encoding="utf-8"))
+    resources = {kernel: Resources(**one) for kernel, one in found["resources"].items()}
+    return Cubin(entry.with_suffix(".cubin"), found["names"], resources, found["seconds"])
+
+
+def _compile(source: str, kernels: Sequence[str], headers: dict[str, str], flags: Sequence[str], entry: Path) -> None:
+    from cupy.cuda import nvrtc
+
+    began = time.perf_counter()
+    encoded = [text.encode() for text in headers.values()], [name.encode() for name in headers]
+    program = nvrtc.createProgram(source, f"{entry.stem}.cu", *encoded)
+    try:
+        for kernel in kernels:
+            nvrtc.addNameExpression(program, kernel)
+        try:
+            nvrtc.compileProgram(program, tuple(flags))
+        except nvrtc.NVRTCError as error:
+            log = nvrtc.getProgramLog(program)
+            first = next((line for line in log.splitlines() if "error" in line), str(error))
+            raise RuntimeError(f"a kernel does not compile ({' '.join(flags)}): {first}") from error
+        names = {kernel: nvrtc.getLoweredName(program, kernel) for kernel in kernels}
+        usage = _usage(nvrtc.getProgramLog(program))
+        cubin = nvrtc.getCUBIN(program)
+    finally:
+        nvrtc.destroyProgram(program)
+    seconds = time.perf_counter() - began
+    if seconds > _PATIENCE_SECONDS:
+        print(f"tsapps: compiled a kernel in {seconds:.1f} s; it is kept in {entry.parent}", file=sys.stderr)
+    resources = {kernel: asdict(usage[name]) for kernel, name in names.items()}
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    # The description last: where it is, the code is.
+    _write(entry.with_suffix(".cubin"), cubin)
+    description = {"names": names, "resources": resources, "seconds": seconds, "flags": list(flags)}
+    _write(entry, json.dumps(description, indent=1).encode())
+
+
+def _usage(log: str) -> dict[str, Resources]:
+    """Read what ptxas says of every kernel, by its mangled name."""
+    found = {}
+    pieces = _ENTRY.split(log)[1:]
+    for name, text in zip(pieces[::2], pieces[1::2], strict=True):
+        spills, used = _SPILLS.search(text), _USED.search(text)
+        if spills is None or used is None:
+            raise RuntimeError(f"the compiler's report on {name} has another form than expected: {text[:200]!r}")
+        stack, stores, loads = map(int, spills.groups())
+        found[name] = Resources(int(used[1]), int(used[2] or 0), stack, stores, loads)
+    return found
+
+
+def _write(path: Path, content: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+@cache
+def function(path: Path, kernels: tuple[str, ...], kernel: str, device: int) -> Any:
+    """Return a kernel of the source file at `path`, loaded on GPU `device`: a `cupy.cuda.Function`.
+
+    Raises
+    ------
+    RuntimeError
+        If the source does not compile.
+    """
+    import cupy
+
+    cubin = build(path.read_text(encoding="utf-8"), kernels, architecture(device))
+    with cupy.cuda.Device(device):
+        return cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[kernel])
+
+
+@cache
+def architecture(device: int) -> str:
+    """Return the architecture to compile for on a GPU, with its own instructions where it has such: ``"sm_90a"``."""
+    import cupy
+
+    capability = cupy.cuda.Device(device).compute_capability
+    return f"sm_{capability}{'a' if capability in ('90', '100', '103', '120') else ''}"

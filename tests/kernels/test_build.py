@@ -1,0 +1,123 @@
+"""Compiling and its cache; and every kernel for every architecture, without a GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tsapps.apps.kmeans import choose
+from tsapps.kernels import build
+
+pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
+ARCHITECTURES = ["sm_80", "sm_90a", "sm_100a"]
+KMEANS = Path(choose.__file__).parent / "library.cuh"
+
+SOURCE = """
+#include "inner.cuh"
+template <typename T> __global__ void scale(T* x, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) x[i] *= FACTOR;
+}
+"""
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "tsapps" / "cubin"
+
+
+@pytest.fixture
+def headers(tmp_path, monkeypatch):
+    """A place for headers: inner.cuh includes factor.cuh."""
+    root = tmp_path / "include"
+    root.mkdir()
+    (root / "inner.cuh").write_text('#include "factor.cuh"\n')
+    (root / "factor.cuh").write_text("#define FACTOR 2\n")
+    real = build.headers_of
+    monkeypatch.setattr(build, "headers_of", lambda source: real(source, root))
+    return root
+
+
+def test_second_build_is_the_first_ones_file(cache, headers):
+    first = build.build(SOURCE, ["scale<float>", "scale<double>"], "sm_90")
+    written = first.path.stat().st_mtime_ns
+    second = build.build(SOURCE, ["scale<float>", "scale<double>"], "sm_90")
+    assert second == first
+    assert second.path.stat().st_mtime_ns == written
+    assert first.path.read_bytes()[:4] == b"\x7fELF"
+    assert "scale" in first.names["scale<float>"]
+    assert first.resources["scale<float>"].registers > 0
+    assert first.resources["scale<double>"].spill_stores == 0
+    assert sorted(p.suffix for p in cache.iterdir()) == [".cubin", ".json"]
+
+
+@pytest.mark.parametrize("change", ["source", "header", "arch", "flags", "kernels"])
+def test_every_ingredient_is_in_the_key(cache, headers, change):
+    arguments = {"source": SOURCE, "kernels": ["scale<float>"], "arch": "sm_90", "flags": ()}
+    first = build.build(**arguments)
+    if change == "header":
+        (headers / "factor.cuh").write_text("#define FACTOR 3\n")
+    else:
+        arguments |= {
+            "source": {"source": SOURCE + "\n"},
+            "arch": {"arch": "sm_80"},
+            "flags": {"flags": ("-use_fast_math",)},
+            "kernels": {"kernels": ["scale<double>"]},
+        }[change]
+    assert build.build(**arguments).path != first.path
+
+
+def test_an_error_is_the_compilers_first(cache, headers):
+    with pytest.raises(RuntimeError, match=r"does not compile \(.*-arch=sm_90.*\): .*FACTOR"):
+        build.build(SOURCE.replace('#include "inner.cuh"', ""), ["scale<float>"], "sm_90")
+    assert not cache.exists()
+
+
+def test_a_missing_header_is_named(cache):
+    with pytest.raises(FileNotFoundError, match=r"absent\.cuh"):
+        build.build('#include "absent.cuh"', [], "sm_90")
+
+
+def test_a_slow_compile_says_so_once(cache, headers, capsys, monkeypatch):
+    monkeypatch.setattr(build, "_PATIENCE_SECONDS", 0)
+    build.build(SOURCE, ["scale<float>"], "sm_90")
+    assert capsys.readouterr().err.count("compiled a kernel in") == 1
+    build.build(SOURCE, ["scale<float>"], "sm_90")
+    assert capsys.readouterr().err == ""
+
+
+def test_spills_are_seen(cache):
+    source = """
+    __global__ void __launch_bounds__(1024) hungry(double* x) {
+      double v[64];
+      for (int i = 0; i < 64; ++i) v[i] = x[i * 1024 + threadIdx.x];
+      for (int j = 0; j < 64; ++j) for (int i = 0; i < 64; ++i) v[i] = v[i] * v[(i * 7 + j) % 64] + v[j];
+      for (int i = 0; i < 64; ++i) x[i * 1024 + threadIdx.x] = v[i];
+    }"""
+    used = build.build(source, ["hungry"], "sm_90").resources["hungry"]
+    assert used.spill_stores + used.stack > 0
+
+
+def test_two_processes_at_once(tmp_path):
+    script = (
+        "from tsapps.kernels.build import build; "
+        "print(build('__global__ void f(int* x) { *x = 1; }', ['f'], 'sm_90').path.read_bytes()[:4])"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate()[0].strip() for process in running] == [r"b'\x7fELF'"] * 3
+    assert len(list((tmp_path / "tsapps" / "cubin").iterdir())) == 2
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("scalar", ["float", "double"])
+def test_kmeans_kernels_compile_without_spills(cache, scalar, arch):
+    names = ("nearest", "segment_sums", "own_distances", "point_distances", "column_moments")
+    kernels = [f"{name}<{scalar}>" for name in names]
+    for kernel, used in build.build(KMEANS.read_text(), kernels, arch).resources.items():
+        assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
+        assert used.registers <= 64, kernel
