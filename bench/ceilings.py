@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.timing import GpuClock, median
 
-__all__ = ["Ceilings", "measure"]
+__all__ = ["Ceilings", "measure", "measure_read_gbs"]
 
 _STREAM_BYTES = 16 << 30
 _MATMUL_SIZE = 8192
@@ -50,10 +50,11 @@ class Ceilings:
 
 def measure(clock: GpuClock) -> Ceilings:
     """Measure the ceilings of the current GPU."""
-    return Ceilings(_read_gbs(clock), _matmul_tflops(clock))
+    return Ceilings(measure_read_gbs(clock), _matmul_tflops(clock))
 
 
-def _read_gbs(clock: GpuClock) -> float:
+def measure_read_gbs(clock: GpuClock) -> float:
+    """Measure the rate of a read stream on the current GPU, in 10⁹ bytes a second."""
     import cupy
 
     size = min(_STREAM_BYTES, cupy.cuda.runtime.memGetInfo()[0] // 4 // 16 * 16)

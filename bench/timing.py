@@ -48,6 +48,16 @@ class GpuClock:
         self._stop.synchronize()
         return float(self._cupy.cuda.get_elapsed_time(self._start, self._stop))
 
+    def kernel_ms(self, call: Callable[[], Any]) -> float:
+        """Return the milliseconds of what a call launches, without the host's part: it is queued behind the flush."""
+        self._turn = (self._turn + 1) % 256
+        self._flush.fill(self._turn)
+        self._start.record()
+        call()
+        self._stop.record()
+        self._stop.synchronize()
+        return float(self._cupy.cuda.get_elapsed_time(self._start, self._stop))
+
     def wall_ms(self, call: Callable[[], Any]) -> tuple[float, Any]:
         """Return the milliseconds of a call by the wall clock, until the device is idle, and what it returns."""
         self._prepare()

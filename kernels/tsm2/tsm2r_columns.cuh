@@ -1,0 +1,132 @@
+// TSM2R for a column-major A: C (m × w) = alpha · A (m × k) · B (k × w) + beta · C, A large both ways, w small.
+//
+//            k               w      w           A, column-major: one column is m consecutive numbers.
+//       ┌─┬─┬─────┐        ┌────┐ ┌────┐
+//  V    │v│v│ …   │      k │ B  │ │    │        A thread owns V = 16 / sizeof(T) consecutive rows and walks along k,
+//  rows ├─┼─┼─────┤   ×    │    │=│ C  │ m      16 bytes of a column at a time. The V × W sums of its rows stay in
+//     m │         │        └────┘ │    │        registers, so that A is read once for W columns of C.
+//       └─────────┘               └────┘
+//
+// Why it is fast. Each element of A is used W times and B stays in the level-2 cache, so the time is one read of A. A
+// thread asks for the kUnroll vectors of the next step before it multiplies those of this one; with the threads of one
+// wave that keeps far more bytes under way than latency times bandwidth needs. B is read from shared memory, the same
+// row by all threads at once (a broadcast), and each of its numbers serves V rows. Loads are plain: streaming hints
+// (ld.global.cs) cost 6 % on an H200.
+//
+// The rows alone do not fill a GPU, so k is split over gridDim.y. The block that arrives last for its rows adds the
+// partial sums in the order of the splits: the same bits on every run, whoever is last.
+#pragma once
+
+// C ← alpha · sum + beta · C, for one element. With beta = 0, C is not read.
+template <typename T, typename Sum>
+struct Store {
+  T* C;
+  long long row_stride, column_stride;
+  Sum alpha, beta;
+
+  __device__ void operator()(long long row, int column, Sum sum) const {
+    T* c = C + row * row_stride + column * column_stride;
+    *c = T(beta == Sum(0) ? alpha * sum : alpha * sum + beta * Sum(*c));
+  }
+};
+
+// 16 bytes from an address that is a multiple of 16.
+template <typename T, int V>
+__device__ inline void load_vector(T (&into)[V], const T* from) {
+  static_assert(sizeof(T) * V == sizeof(uint4), "a vector is 16 bytes");
+  *reinterpret_cast<uint4*>(into) = *reinterpret_cast<const uint4*>(from);
+}
+
+// True in every thread of the block that arrives last of the gridDim.y that share a tile; what the others wrote before
+// is then visible. `arrived` holds a zero for each tile, and zeros again afterwards.
+__device__ inline bool last_to_arrive(unsigned* arrived, long long tile) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicAdd(&arrived[tile], 1u) == gridDim.y - 1;
+    if (last) arrived[tile] = 0;
+  }
+  __syncthreads();
+  __threadfence();
+  return last;
+}
+
+// Grid (⌈m / (kThreads·V)⌉, splits, ⌈w / W⌉), kThreads threads. Split y works on columns y·per_split … of A.
+//   A[i, j] is A[i + j·lda]; with kVector, A and every column of it begin at a multiple of 16 bytes
+//   B[j, c] is B[j·b_row + c·b_column]
+//   partial (tiles of C × splits × V·W·kThreads) and arrived (tiles of C) are not used with one split
+template <typename T, typename Sum, int W, int kUnroll, int kThreads, bool kVector, typename Epilogue>
+__global__ void __launch_bounds__(kThreads)
+    tsm2r_columns(const T* A, long long lda, const T* B, long long b_row, long long b_column, long long m, long long k,
+                  int w, long long per_split, Sum* partial, unsigned* arrived, Epilogue epilogue) {
+  constexpr int V = 16 / sizeof(T), kTile = 64;
+  static_assert(kTile % kUnroll == 0, "a tile of B is a whole number of steps");
+  __shared__ __align__(16) Sum tile_of_B[kTile][W];
+  const long long first = ((long long)blockIdx.x * kThreads + threadIdx.x) * V;
+  const int rows = first >= m ? 0 : m - first < V ? (int)(m - first) : V;
+  const int column = blockIdx.z * W;
+  const long long begin = blockIdx.y * per_split, end = begin + per_split < k ? begin + per_split : k;
+
+  T now[kUnroll][V], next[kUnroll][V];
+  auto load_next = [&](long long j) {
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const T* from = A + first + (j + u) * lda;
+      if (kVector && rows == V && j + u < end) {
+        load_vector(next[u], from);
+      } else {
+#pragma unroll
+        for (int v = 0; v < V; ++v) next[u][v] = v < rows && j + u < end ? from[v] : T(0);
+      }
+    }
+  };
+
+  Sum sums[W][V] = {};
+  load_next(begin);
+  for (long long tile = begin; tile < end; tile += kTile) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < kTile * W; i += kThreads) {
+      const long long j = tile + i / W;
+      const int c = column + i % W;
+      tile_of_B[i / W][i % W] = j < end && c < w ? Sum(B[j * b_row + c * b_column]) : Sum(0);
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int j = 0; j < kTile; j += kUnroll) {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u)
+#pragma unroll
+        for (int v = 0; v < V; ++v) now[u][v] = next[u][v];
+      load_next(tile + j + kUnroll);
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u)
+#pragma unroll
+        for (int c = 0; c < W; ++c) {
+          const Sum b = tile_of_B[j + u][c];
+#pragma unroll
+          for (int v = 0; v < V; ++v) sums[c][v] += Sum(now[u][v]) * b;
+        }
+    }
+  }
+
+  if (gridDim.y > 1) {
+    const long long tile = (long long)blockIdx.z * gridDim.x + blockIdx.x;
+    Sum* mine = partial + tile * gridDim.y * (W * V * kThreads) + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < W * V; ++i) mine[((long long)blockIdx.y * W * V + i) * kThreads] = sums[i / V][i % V];
+    if (!last_to_arrive(arrived, tile)) return;
+#pragma unroll
+    for (int i = 0; i < W * V; ++i) {
+      Sum sum = 0;
+      for (unsigned split = 0; split < gridDim.y; ++split)
+        sum += __ldcg(&mine[((long long)split * W * V + i) * kThreads]);
+      sums[i / V][i % V] = sum;
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < W; ++c)
+#pragma unroll
+    for (int v = 0; v < V; ++v)
+      if (v < rows && column + c < w) epilogue(first + v, column + c, sums[c][v]);
+}
