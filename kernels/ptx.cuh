@@ -1,0 +1,262 @@
+// The only file with inline PTX: one inline function an instruction. Each has two bodies: the instruction, and what it
+// means in C++ (TSA_HOST), so that a kernel's own source runs on the CPU. Needs no header under NVRTC.
+//
+// Fragments of a matrix, as the PTX ISA deals them to the lanes of a warp; g = lane / 4, t = lane % 4:
+//
+//              A (M × K), row-major                 B (K × 8)            C and D (M × 8), M = 8 or 16
+//   f64, tf32  a[i]: row g + 8·(i % (M / 8)),       b[i]: row t + 4·i,   d[i]: row g + 8·(i / 2),
+//              column t + 4·(i / (M / 8))           column g             column 2·t + i % 2
+//   b16 pairs  a[i]: row g + 8·(i % 2), columns     b[i]: rows 2·t + 8·i the same
+//              2·t + 8·(i / 2) and the next         and the next, col. g
+//
+// The lower element of a pair is in the lower half of the register. All lanes of the warp take part in mma and ldmatrix.
+#pragma once
+
+#if defined(TSA_HOST)
+#define TSA_PTX inline
+#else
+#define TSA_PTX __device__ __forceinline__
+#endif
+
+namespace ptx {
+
+// 16 bytes, moved as one.
+struct alignas(16) Quad {
+  unsigned at[4];
+};
+
+// cp.async ─ from global to shared memory past the registers. `bytes` is 4, 8 or 16, both addresses are multiples of it.
+// Where `present` is false, zeros are written and nothing is read. A copy has landed for this thread after cp_async_wait,
+// and for others after a barrier that follows.
+template <int bytes>
+TSA_PTX void cp_async(void* shared, const void* global, bool present = true) {
+  static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
+  const int read = present ? bytes : 0;
+#if defined(TSA_HOST)
+  cuda_host::copy_async(shared, global, read, bytes);
+#else
+  const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
+  const unsigned long long from = (unsigned long long)__cvta_generic_to_global(global);
+  if constexpr (bytes == 16) {  // past L1 as well
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(read) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from), "r"(read), "n"(bytes)
+                 : "memory");
+  }
+#endif
+}
+
+// Makes one group of this thread's copies since the last commit.
+TSA_PTX void cp_async_commit() {
+#if defined(TSA_HOST)
+  cuda_host::commit_copies();
+#else
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits for this thread's groups but the `pending` latest.
+template <int pending>
+TSA_PTX void cp_async_wait() {
+#if defined(TSA_HOST)
+  cuda_host::wait_for_copies(pending);
+#else
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+#endif
+}
+
+// ld.global.nc ─ 16 bytes that nobody writes while the kernel runs and that are read once: they take no place in L1.
+TSA_PTX Quad load_no_allocate(const void* global) {
+  Quad value;
+#if defined(TSA_HOST)
+  cuda_host::check_aligned(global, 16, "ld.global");
+  memcpy(&value, global, 16);
+#else
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.at[0]), "=r"(value.at[1]), "=r"(value.at[2]), "=r"(value.at[3])
+               : "l"(__cvta_generic_to_global(global)));
+#endif
+  return value;
+}
+
+// The same, but the first to go from L1 instead: for neighbours that share a cache line at different times.
+TSA_PTX Quad load_evict_first(const void* global) {
+  Quad value;
+#if defined(TSA_HOST)
+  cuda_host::check_aligned(global, 16, "ld.global");
+  memcpy(&value, global, 16);
+#else
+  asm volatile("ld.global.nc.L1::evict_first.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.at[0]), "=r"(value.at[1]), "=r"(value.at[2]), "=r"(value.at[3])
+               : "l"(__cvta_generic_to_global(global)));
+#endif
+  return value;
+}
+
+// st.global ─ 16 bytes that are not read again soon.
+TSA_PTX void store_no_allocate(void* global, const Quad& value) {
+#if defined(TSA_HOST)
+  cuda_host::check_aligned(global, 16, "st.global");
+  memcpy(global, &value, 16);
+#else
+  asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(global)),
+               "r"(value.at[0]), "r"(value.at[1]), "r"(value.at[2]), "r"(value.at[3])
+               : "memory");
+#endif
+}
+
+// cvt.rna ─ the nearest tf32 (10 bits after the point), ties away from zero; the 13 bits below are zero.
+TSA_PTX float to_tf32(float x) {
+#if defined(TSA_HOST)
+  if (x != x) return x;
+  return __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u);
+#else
+  unsigned bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+  return __uint_as_float(bits);
+#endif
+}
+
+// ldmatrix ─ four 8 × 8 matrices of 16-bit elements from shared memory. Lane 8·i + r points to row r of matrix i, 16 bytes
+// at a multiple of 16; every lane gets in to[i] the elements (g, 2·t) and (g, 2·t + 1) of matrix i, transposed: (2·t, g)
+// and (2·t + 1, g).
+template <bool transposed = false>
+TSA_PTX void ldmatrix_x4(unsigned (&to)[4], const void* shared_row) {
+#if defined(TSA_HOST)
+  cuda_host::check_aligned(shared_row, 16, "ldmatrix");
+  const auto rows = cuda_host::publish_to_warp(static_cast<const unsigned short*>(shared_row), "ldmatrix");
+  const int g = cuda_host::here.lane / 4, t = cuda_host::here.lane % 4;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned low = transposed ? rows[8 * i + 2 * t][g] : rows[8 * i + g][2 * t];
+    const unsigned high = transposed ? rows[8 * i + 2 * t + 1][g] : rows[8 * i + g][2 * t + 1];
+    to[i] = low | high << 16;
+  }
+#else
+  const unsigned from = (unsigned)__cvta_generic_to_shared(shared_row);
+  if constexpr (transposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from)
+                 : "memory");
+  }
+#endif
+}
+
+#if defined(TSA_HOST)
+
+// d += A·B for any shape above. `element(register, half)` reads one; a register holds `pack` elements along K.
+template <int M, int K, int pack, typename T, typename R, int NA, int NB, int ND, typename Element>
+inline void mma_on_host(T (&d)[ND], const R (&a)[NA], const R (&b)[NB], Element element) {
+  static_assert(NA * pack == M * K / 32 && NB * pack == 8 * K / 32 && ND == M * 8 / 32);
+  struct Fragments {
+    R a[NA], b[NB];
+  } mine;
+  memcpy(mine.a, a, sizeof a);
+  memcpy(mine.b, b, sizeof b);
+  const auto lanes = cuda_host::publish_to_warp(mine, "mma");
+  const int g = cuda_host::here.lane / 4, t = cuda_host::here.lane % 4, step = 4 * pack;
+  for (int i = 0; i < ND; ++i) {
+    const int row = g + 8 * (i / 2), column = 2 * t + i % 2;
+    for (int k = 0; k < K; ++k) {
+      const R left = lanes[row % 8 * 4 + k % step / pack].a[row / 8 + M / 8 * (k / step)];
+      const R right = lanes[column * 4 + k % step / pack].b[k / step];
+      d[i] += element(left, k % pack) * element(right, k % pack);
+    }
+  }
+}
+
+#endif
+
+// mma m16n8k8, tf32 ─ the bits below a tf32's are ignored: round with to_tf32 first.
+TSA_PTX void mma_m16n8k8(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
+#if defined(TSA_HOST)
+  mma_on_host<16, 8, 1>(d, a, b, [](float x, int) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); });
+#else
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
+        "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
+#endif
+}
+
+// mma m8n8k4, f64 (sm_80 and later); the next three: sm_90 and later.
+TSA_PTX void mma_m8n8k4(double (&d)[2], const double (&a)[1], const double (&b)[1]) {
+#if defined(TSA_HOST)
+  mma_on_host<8, 4, 1>(d, a, b, [](double x, int) { return x; });
+#else
+  asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+               : "+d"(d[0]), "+d"(d[1])
+               : "d"(a[0]), "d"(b[0]));
+#endif
+}
+
+TSA_PTX void mma_m16n8k4(double (&d)[4], const double (&a)[2], const double (&b)[1]) {
+#if defined(TSA_HOST)
+  mma_on_host<16, 4, 1>(d, a, b, [](double x, int) { return x; });
+#else
+  asm volatile(
+      "mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
+      : "d"(a[0]), "d"(a[1]), "d"(b[0]));
+#endif
+}
+
+TSA_PTX void mma_m16n8k8(double (&d)[4], const double (&a)[4], const double (&b)[2]) {
+#if defined(TSA_HOST)
+  mma_on_host<16, 8, 1>(d, a, b, [](double x, int) { return x; });
+#else
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
+      : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
+#endif
+}
+
+TSA_PTX void mma_m16n8k16(double (&d)[4], const double (&a)[8], const double (&b)[4]) {
+#if defined(TSA_HOST)
+  mma_on_host<16, 16, 1>(d, a, b, [](double x, int) { return x; });
+#else
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7, %8, %9, %10, %11}, "
+      "{%12, %13, %14, %15}, {%0, %1, %2, %3};"
+      : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
+      : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(a[4]), "d"(a[5]), "d"(a[6]), "d"(a[7]), "d"(b[0]), "d"(b[1]),
+        "d"(b[2]), "d"(b[3]));
+#endif
+}
+
+// mma m16n8k16 ─ f16 and bf16 with float sums.
+TSA_PTX void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+#if defined(TSA_HOST)
+  mma_on_host<16, 16, 2>(d, a, b, [](unsigned x, int half) { return cuda_host::half_value(x >> 16 * half & 0xffff); });
+#else
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+TSA_PTX void mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+#if defined(TSA_HOST)
+  mma_on_host<16, 16, 2>(d, a, b,
+                         [](unsigned x, int half) { return cuda_host::bfloat16_value(x >> 16 * half & 0xffff); });
+#else
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+}  // namespace ptx

@@ -1,0 +1,198 @@
+// TSM2 as published (Chen et al., "TSM2: optimizing tall-and-skinny matrix-matrix multiplication on GPUs", ICS '19):
+// four kernels for C = A·B, each one step beyond the one before. The rest of this directory is measured against them.
+//
+// Shapes: A (m × k) is large both ways, B (k × w) and C (m × w) are skinny, w ≪ k. All column-major: element (r, c) of A
+// is A[r + c·lda]. A block of t1 threads owns t1 rows of A and C; thread i owns row i and goes along it.
+//
+//                                              p   p + t2
+//                                          ┌───┬───┬───┐
+//                                        j ├ ─ ┼───┼ ─ ┤
+//                                          │   │▒▒▒│   │  the tile of B (t1 × t2) that
+//                                          │   │▒▒▒│   │  a block has in shared memory
+//                       B (k × w)   j + t1 ├ ─ ┼───┼ ─ ┤
+//                                          └───┴───┴───┘
+//                     l  l + t3
+//      ┌──────────────┬──┬──────────────┐  ┌───┬───┬───┐
+//      │              │  │              │  │   │   │   │
+//      ├──────────────┼──┼──────────────┤  ├───┼───┼───┤
+//      │ thread 0     │▒▒│              │  │   │▒▒▒│   │
+//      │ thread 1     │▒▒│ ──▸          │  │   │▒▒▒│   │  t2 sums a thread, in registers
+//      │ …            │▒▒│              │  │   │▒▒▒│   │
+//      ├──────────────┼──┼──────────────┤  ├───┼───┼───┤
+//      │              │  │              │  │   │   │   │
+//      └──────────────┴──┴──────────────┘  └───┴───┴───┘
+//        A (m × k)                           C (m × w)
+//
+// Threads of a warp own neighbouring rows, so that in every column of A they read neighbouring addresses: coalesced, with
+// nothing to rearrange. What is left is to read A as seldom as can be, and never to wait for it:
+//
+//   V0  inner product   C[i, c] = Σₗ A[i, l]·B[l, c], one column c after the other. Reads A w times.
+//   V1  outer product   Goes along the row once for t2 columns: each element of A is loaded once and meets t2 elements of
+//                       B; the t2 sums stay in registers. Reads A ⌈w / t2⌉ times. Every thread reads all of B from global
+//                       memory, one address a warp, which uses 4 or 8 of the 32 bytes that such a read moves.
+//   V2  + shared B      The block loads a t1 × t2 tile of B together, a row a thread: neighbouring threads, neighbouring
+//                       addresses. B is read from global memory once a block, not once a thread. In shared memory the
+//                       tile is column-major too: storing it, neighbouring threads hit neighbouring banks; using it, all
+//                       threads read the same element, which is one broadcast. Neither has a bank conflict.
+//   V3  + prefetch      In V2 a thread stands still from each load to the first use. Here nextA (t3 elements of the row)
+//                       and nextB (one row of the next tile) are being loaded into registers while currA and currB are
+//                       multiplied. The multiplications need nothing that is under way.
+//
+// t1 decides how many threads share a tile of B; t2 how often A is read and, with t2 sums and t2 prefetched elements, how
+// many registers a thread takes; t3 how many loads of A a thread has under way. The paper picks t2 and t3 by a model of
+// bandwidth, latency and occupancy, and t1 by trying.
+//
+// Any m, k, w ≥ 1. A thread past the last row repeats it, because all must reach the barriers, and writes nothing. Past
+// the last column of A, and past the edges of B, zeros are used; C is not written past its last column.
+//
+// Launch: ⌈m / t1⌉ blocks of t1 threads, no dynamic shared memory; t1·t2·sizeof(T) ≤ 48 KB. All loops but those over t2
+// and t3 are kept rolled, as in the paper: unrolled, they would take more registers than the model counts.
+#pragma once
+#include "kernels/tsm2/simt.cuh"
+
+namespace tsm2 {
+
+// a = the next t3 elements of a row of A; `rest` elements of the row are left.
+template <typename T, int t3>
+__device__ __forceinline__ void load_row(T (&a)[t3], const T* from, long long lda, int rest) {
+#pragma unroll
+  for (int b = 0; b < t3; ++b, from += lda) a[b] = b < rest ? *from : T(0);
+}
+
+// b = elements (row, p … p + t2 − 1) of B.
+template <typename T, int t2>
+__device__ __forceinline__ void load_tile(T (&b)[t2], const T* B, long long ldb, long long row, long long k, int p, int w) {
+  const T* from = B + row + p * ldb;
+  const int columns = row < k ? w - p : 0;
+#pragma unroll
+  for (int a = 0; a < t2; ++a, from += ldb) b[a] = a < columns ? *from : T(0);
+}
+
+// This thread's row of the tile in shared memory.
+template <int t1, typename T, int t2>
+__device__ __forceinline__ void store_tile(T (&tile)[t1 * t2], const T (&b)[t2]) {
+#pragma unroll
+  for (int a = 0; a < t2; ++a) tile[threadIdx.x + a * t1] = b[a];
+}
+
+// c += a · (rows l … l + t3 − 1 of the tile).
+template <int t1, typename T, int t2, int t3>
+__device__ __forceinline__ void multiply(T (&c)[t2], const T (&a)[t3], const T (&tile)[t1 * t2], int l) {
+#pragma unroll
+  for (int b = 0; b < t3; ++b) {
+#pragma unroll
+    for (int q = 0; q < t2; ++q) c[q] += a[b] * tile[l + b + q * t1];
+  }
+}
+
+// Columns p … p + t2 − 1 of this thread's row of C.
+template <typename T, int t2>
+__device__ __forceinline__ void store_sums(T* C, long long ldc, long long row, long long m, int p, int w, const T (&c)[t2]) {
+  if (row >= m) return;
+  T* to = C + row + p * ldc;
+#pragma unroll
+  for (int a = 0; a < t2; ++a, to += ldc) {
+    if (p + a < w) *to = c[a];
+  }
+}
+
+// t2 and t3 are not used.
+template <typename T, int t1, int t2, int t3>
+__global__ SIMT_BLOCK(t1) void tsm2_v0(const T* __restrict__ A, const T* __restrict__ B, T* __restrict__ C, long long m,
+                                       long long k, int w, long long lda, long long ldb, long long ldc) {
+  const long long row = (long long)blockIdx.x * t1 + threadIdx.x;
+  if (row >= m) return;
+  for (int p = 0; p < w; ++p) {
+    T sum = 0;
+#pragma unroll 1
+    for (long long l = 0; l < k; ++l) sum += A[row + l * lda] * B[l + p * ldb];
+    C[row + p * ldc] = sum;
+  }
+}
+
+// t3 is not used.
+template <typename T, int t1, int t2, int t3>
+__global__ SIMT_BLOCK(t1) void tsm2_v1(const T* __restrict__ A, const T* __restrict__ B, T* __restrict__ C, long long m,
+                                       long long k, int w, long long lda, long long ldb, long long ldc) {
+  const long long row = (long long)blockIdx.x * t1 + threadIdx.x;
+  if (row >= m) return;
+  for (int p = 0; p < w; p += t2) {
+    T currC[t2] = {};
+#pragma unroll 1
+    for (long long l = 0; l < k; ++l) {
+      const T currA = A[row + l * lda];
+      T currB[t2];
+      load_tile(currB, B, ldb, l, k, p, w);
+#pragma unroll
+      for (int a = 0; a < t2; ++a) currC[a] += currA * currB[a];
+    }
+    store_sums(C, ldc, row, m, p, w, currC);
+  }
+}
+
+template <typename T, int t1, int t2, int t3>
+__global__ SIMT_BLOCK(t1) void tsm2_v2(const T* __restrict__ A, const T* __restrict__ B, T* __restrict__ C, long long m,
+                                       long long k, int w, long long lda, long long ldb, long long ldc) {
+  static_assert(t1 % t3 == 0, "a tile of B must hold whole steps of A");
+  __shared__ T currB[t1 * t2];
+  const long long row = (long long)blockIdx.x * t1 + threadIdx.x;
+
+#pragma unroll 1
+  for (int p = 0; p < w; p += t2) {
+    const T* from = A + (row < m ? row : m - 1);
+    T currC[t2] = {};
+#pragma unroll 1
+    for (long long j = 0; j < k; j += t1) {
+      __syncthreads();  // all have used the tile before
+      T mine[t2];
+      load_tile(mine, B, ldb, j + threadIdx.x, k, p, w);
+      store_tile<t1>(currB, mine);
+      __syncthreads();  // the tile is whole
+      const int rest = k - j < t1 ? (int)(k - j) : t1;
+#pragma unroll 1
+      for (int l = 0; l < rest; l += t3, from += t3 * lda) {
+        T currA[t3];
+        load_row(currA, from, lda, rest - l);
+        multiply<t1>(currC, currA, currB, l);
+      }
+    }
+    store_sums(C, ldc, row, m, p, w, currC);
+  }
+}
+
+template <typename T, int t1, int t2, int t3>
+__global__ SIMT_BLOCK(t1) void tsm2_v3(const T* __restrict__ A, const T* __restrict__ B, T* __restrict__ C, long long m,
+                                       long long k, int w, long long lda, long long ldb, long long ldc) {
+  static_assert(t1 % t3 == 0, "a tile of B must hold whole steps of A");
+  __shared__ T currB[t1 * t2];
+  const long long row = (long long)blockIdx.x * t1 + threadIdx.x;
+
+#pragma unroll 1
+  for (int p = 0; p < w; p += t2) {
+    const T* from = A + (row < m ? row : m - 1);
+    T currC[t2] = {}, currA[t3], nextA[t3], nextB[t2];
+    load_row(currA, from, lda, k < t3 ? (int)k : t3);
+    load_tile(nextB, B, ldb, threadIdx.x, k, p, w);
+    store_tile<t1>(currB, nextB);  // all have used the last tile of the columns before: see the end of the loop over j
+#pragma unroll 1
+    for (long long j = 0; j < k; j += t1) {
+      __syncthreads();  // the tile is whole
+      load_tile(nextB, B, ldb, j + t1 + threadIdx.x, k, p, w);
+      // Of the row from column j on, as far as this tile and the first step of the next one reach.
+      const int rest = k - j < t1 + t3 ? (int)(k - j) : t1 + t3;
+#pragma unroll 1
+      for (int l = 0; l < t1 && l < rest; l += t3) {
+        from += t3 * lda;
+        load_row(nextA, from, lda, rest - l - t3);
+        multiply<t1>(currC, currA, currB, l);
+#pragma unroll
+        for (int b = 0; b < t3; ++b) currA[b] = nextA[b];
+      }
+      __syncthreads();  // all have used the tile
+      store_tile<t1>(currB, nextB);
+    }
+    store_sums(C, ldc, row, m, p, w, currC);
+  }
+}
+
+}  // namespace tsm2

@@ -1,0 +1,121 @@
+// CUDA's built-in functions, as far as kernels use them.
+#pragma once
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <source_location>
+#include <type_traits>
+
+#include "runtime.hpp"
+
+using std::max;  // as in CUDA, of two numbers of one type
+using std::min;
+
+// --- Barriers and fences ----------------------------------------------------------------------------------------------
+
+inline void __syncthreads(std::source_location at = std::source_location::current()) {
+  cuda_host::wait_for_block("__syncthreads", at.line());
+}
+inline void __syncwarp(unsigned mask = ~0u) { cuda_host::publish(mask, 0, "__syncwarp"); }
+inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void __threadfence_block() {}
+
+// --- Within a warp ----------------------------------------------------------------------------------------------------
+// As in CUDA, a lane whose source lies outside its segment of `width` lanes keeps its own value.
+
+template <typename T>
+T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
+  const int lane = cuda_host::here.lane, first = lane & ~(width - 1);
+  return cuda_host::publish(mask, value, "__shfl_sync")[first | (source & (width - 1))];
+}
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32) {
+  const int lane = cuda_host::here.lane, last = lane | (width - 1), source = lane ^ bits;
+  return cuda_host::publish(mask, value, "__shfl_xor_sync")[source > last ? lane : source];
+}
+template <typename T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  const int lane = cuda_host::here.lane, last = lane | (width - 1), source = lane + (int)delta;
+  return cuda_host::publish(mask, value, "__shfl_down_sync")[source > last ? lane : source];
+}
+template <typename T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  const int lane = cuda_host::here.lane, first = lane & ~(width - 1), source = lane - (int)delta;
+  return cuda_host::publish(mask, value, "__shfl_up_sync")[source < first ? lane : source];
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate) {
+  const auto lanes = cuda_host::publish(mask, (int)(predicate != 0), "__ballot_sync");
+  unsigned votes = 0;
+  for (int lane = 0; lane < cuda_host::warp_lanes; ++lane) votes |= (unsigned)(lanes[lane] == 1) << lane;
+  return votes;
+}
+inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
+inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
+
+// --- Atomics ----------------------------------------------------------------------------------------------------------
+
+template <typename T>
+T atomicAdd(T* at, std::type_identity_t<T> value) {
+  return std::atomic_ref<T>(*at).fetch_add(value);
+}
+template <typename T>
+T atomicExch(T* at, std::type_identity_t<T> value) {
+  return std::atomic_ref<T>(*at).exchange(value);
+}
+template <typename T>
+T atomicCAS(T* at, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
+  std::atomic_ref<T>(*at).compare_exchange_strong(expected, value);
+  return expected;
+}
+template <typename T, typename Change>
+T atomic_change(T* at, Change change) {
+  std::atomic_ref<T> cell(*at);
+  T old = cell.load();
+  while (!cell.compare_exchange_weak(old, change(old))) {
+  }
+  return old;
+}
+template <typename T>
+T atomicMin(T* at, std::type_identity_t<T> value) {
+  return atomic_change(at, [=](T old) { return std::min(old, value); });
+}
+template <typename T>
+T atomicMax(T* at, std::type_identity_t<T> value) {
+  return atomic_change(at, [=](T old) { return std::max(old, value); });
+}
+inline unsigned atomicInc(unsigned* at, unsigned last) {
+  return atomic_change(at, [=](unsigned old) { return old >= last ? 0 : old + 1; });
+}
+
+// --- Loads and stores with a cache hint -------------------------------------------------------------------------------
+
+template <typename T>
+T __ldg(const T* at) {
+  return *at;
+}
+template <typename T>
+T __ldcs(const T* at) {
+  return *at;
+}
+template <typename T>
+T __ldcg(const T* at) {
+  return *at;
+}
+template <typename T>
+void __stcs(T* at, std::type_identity_t<T> value) {
+  *at = value;
+}
+template <typename T>
+void __stcg(T* at, std::type_identity_t<T> value) {
+  *at = value;
+}
+
+// --- Bits and arithmetic ----------------------------------------------------------------------------------------------
+
+inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
+inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
+inline int __float_as_int(float value) { return std::bit_cast<int>(value); }
+inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
+inline int __popc(unsigned bits) { return std::popcount(bits); }
+inline int __clz(int bits) { return std::countl_zero((unsigned)bits); }
+inline int __ffs(int bits) { return bits ? std::countr_zero((unsigned)bits) + 1 : 0; }

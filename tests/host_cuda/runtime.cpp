@@ -1,0 +1,383 @@
+// Blocks of CUDA threads: the launch, the scheduler, barriers, warps, shared memory.
+//
+// A block runs on one OS thread, which resumes its fibers in turn; a fiber runs until it waits at a barrier (of the block,
+// or of some lanes of its warp) or ends. Environment variables, read at each launch, vary what CUDA leaves open:
+//
+//   TSA_SEED=n        n ≠ 0: the threads of a block, and the blocks, run in an order drawn from n; 0: in their own
+//   TSA_COPIES=early  asynchronous copies land at once; otherwise as late as the contract allows
+//   TSA_THREADS=n     OS threads; by default one a core
+//
+// Shared memory holds NaNs (every byte is 0xFF) when a block begins. Errors end the launch, and the message waits for
+// `cuda_host_take_error`, as an exception cannot pass through a caller in C.
+#include "runtime.hpp"
+
+#include <link.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "fibers.hpp"
+
+namespace cuda_host {
+
+constinit thread_local Here here{};
+
+namespace {
+
+constexpr size_t largest_shared = 227 << 10;
+
+struct Barrier {
+  int expected = 0, arrived = 0;
+  unsigned generation = 0;
+  unsigned line = 0;  // in the source, of those who wait; 0 where it is not known
+};
+
+// The lanes of a warp that act together under one mask, and what each hands to the others. Two sets of slots by turns: a
+// lane may still be reading the last exchange while another writes the next.
+struct Group {
+  unsigned mask = 0;
+  Barrier barrier;
+  alignas(16) Slots slots[2];
+};
+
+struct Warp {
+  unsigned alive = 0;
+  std::list<Group> groups;
+};
+
+// One asynchronous copy that has not landed.
+struct Copy {
+  void* to;
+  const void* from;
+  size_t read, bytes;
+};
+
+void land(const Copy& copy) {
+  memset(copy.to, 0, copy.bytes);
+  memcpy(copy.to, copy.from, copy.read);
+}
+
+struct Fiber {
+  Context context;
+  uint3 index;
+  int lane;
+  Warp* warp;
+  bool done;
+  Barrier* waits_at;
+  unsigned generation;
+  const char* waits_in;
+  std::vector<Copy> open;                 // since the last commit
+  std::vector<std::vector<Copy>> groups;  // committed, oldest first
+};
+
+struct Block {
+  Context scheduler;
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  Barrier barrier;
+  unsigned char* shared = nullptr;
+  void (*kernel)(const void*) = nullptr;
+  const void* context = nullptr;
+  std::string error;
+};
+
+struct Schedule {
+  unsigned seed;
+  bool early_copies;
+  unsigned threads;
+};
+
+// What this OS thread is doing, beside `here`.
+struct Doing {
+  Block* block;
+  Fiber* fiber;
+  Schedule schedule;
+};
+constinit thread_local Doing doing{};
+
+Schedule schedule_from_environment() {
+  const char *seed = getenv("TSA_SEED"), *copies = getenv("TSA_COPIES"), *threads = getenv("TSA_THREADS");
+  const unsigned wanted = threads ? (unsigned)atoi(threads) : std::thread::hardware_concurrency();
+  return {seed ? (unsigned)atoi(seed) : 0, copies && !strcmp(copies, "early"), std::max(1u, wanted)};
+}
+
+// --- Barriers ---------------------------------------------------------------------------------------------------------
+
+void release(Barrier& barrier) {
+  barrier.arrived = 0;
+  ++barrier.generation;
+}
+
+// Waits until all expected threads have arrived. The last one waits for its turn too, so that any may go on first.
+void wait(Barrier& barrier, const char* what, unsigned line = 0) {
+  Fiber& me = *doing.fiber;
+  if (barrier.arrived == 0) {
+    barrier.line = line;
+  } else if (barrier.line != line) {
+    fail("%s in divergent code: some threads wait at line %u, others at line %u", what, barrier.line, line);
+  }
+  me.waits_at = &barrier;
+  me.generation = barrier.generation;
+  me.waits_in = what;
+  if (++barrier.arrived == barrier.expected) release(barrier);
+  switch_context(me.context, doing.block->scheduler);
+}
+
+Group& group_of(unsigned mask) {
+  Warp& warp = *doing.fiber->warp;
+  for (Group& group : warp.groups) {
+    if (group.mask == mask) return group;
+  }
+  Group& group = warp.groups.emplace_back();
+  group.mask = mask;
+  group.barrier.expected = std::popcount(mask & warp.alive);
+  return group;
+}
+
+// A thread that has ended is not waited for.
+void leave() {
+  Fiber& me = *doing.fiber;
+  Barrier& barrier = doing.block->barrier;
+  if (--barrier.expected == barrier.arrived && barrier.arrived) release(barrier);
+  me.warp->alive &= ~(1u << me.lane);
+  for (Group& group : me.warp->groups) {
+    group.barrier.expected = std::popcount(group.mask & me.warp->alive);
+    if (group.barrier.arrived && group.barrier.arrived == group.barrier.expected) release(group.barrier);
+  }
+}
+
+// --- Shared memory ----------------------------------------------------------------------------------------------------
+
+// The part of memory that holds this OS thread's copy of the library's thread-local variables, which is where static
+// shared memory lies.
+struct Range {
+  unsigned char* begin = nullptr;
+  size_t bytes = 0;
+};
+
+Range thread_local_range() {
+  Range range;
+  dl_iterate_phdr(
+      [](dl_phdr_info* library, size_t, void* out) {
+        for (int i = 0; i < library->dlpi_phnum; ++i) {
+          const auto& segment = library->dlpi_phdr[i];
+          auto* begin = static_cast<unsigned char*>(library->dlpi_tls_data);
+          auto* mine = reinterpret_cast<unsigned char*>(&here);
+          if (segment.p_type != PT_TLS || !begin || mine < begin || mine >= begin + segment.p_memsz) continue;
+          *static_cast<Range*>(out) = {begin, segment.p_memsz};
+          return 1;
+        }
+        return 0;
+      },
+      &range);
+  return range;
+}
+
+void poison_static_shared(const Range& range) {
+  const Doing kept = doing;
+  memset(range.begin, 0xFF, range.bytes);
+  asm volatile("" : : "r"(&doing) : "memory");  // the compiler does not see that `doing` lies in the range
+  doing = kept;
+}
+
+// --- The launch -------------------------------------------------------------------------------------------------------
+
+// Where every fiber begins; it serves one block after another.
+void fiber_entry() {
+  arrive(doing.block->scheduler);
+  while (true) {
+    Block& block = *doing.block;
+    try {
+      block.kernel(block.context);
+    } catch (const std::exception& error) {
+      block.error = error.what();
+    }
+    leave();
+    doing.fiber->done = true;
+    switch_context(doing.fiber->context, block.scheduler);
+  }
+}
+
+std::string deadlock(const Block& block) {
+  int waiting = 0, ended = 0;
+  const Fiber* first = nullptr;
+  for (const Fiber& fiber : block.fibers) {
+    ended += fiber.done;
+    waiting += fiber.waits_at == &block.barrier;
+    if (!fiber.done && (!first || fiber.waits_at == &block.barrier)) first = &fiber;
+  }
+  const std::string line = first->waits_at->line ? " at line " + std::to_string(first->waits_at->line) : "";
+  return std::string("deadlock: a thread waits in ") + first->waits_in + line + " for threads that do not come; of " +
+         std::to_string(block.fibers.size()) + " threads " + std::to_string(waiting) +
+         " wait at the block's barrier and " + std::to_string(ended) + " have ended";
+}
+
+// Runs a block whose fibers are ready, to its end.
+void run_block(Block& block, std::mt19937& random) {
+  std::vector<Fiber*> order;
+  for (Fiber& fiber : block.fibers) order.push_back(&fiber);
+  while (!order.empty()) {
+    bool progress = false;
+    if (doing.schedule.seed) std::shuffle(order.begin(), order.end(), random);
+    for (Fiber* fiber : order) {
+      if (fiber->waits_at && fiber->waits_at->generation == fiber->generation) continue;
+      fiber->waits_at = nullptr;
+      progress = true;
+      doing.fiber = fiber;
+      here.thread_index = fiber->index;
+      here.lane = fiber->lane;
+      switch_context(block.scheduler, fiber->context);
+      if (!stack_is_whole(static_cast<const char*>(fiber->context.stack))) {
+        fprintf(stderr, "cuda_host: a thread outgrew its stack of %zu bytes\n", stack_bytes);
+        abort();  // what it wrote over belongs to another thread
+      }
+      if (!block.error.empty()) return;
+    }
+    std::erase_if(order, [](const Fiber* fiber) { return fiber->done; });
+    if (!order.empty() && !progress) {
+      block.error = deadlock(block);
+      return;
+    }
+  }
+}
+
+void make_ready(Block& block, dim3 size) {
+  const unsigned threads = size.x * size.y * size.z;
+  block.warps.clear();
+  block.warps.resize((threads + warp_lanes - 1) / warp_lanes);
+  block.barrier = {(int)threads};
+  for (unsigned t = 0; t < threads; ++t) {
+    Fiber& fiber = block.fibers[t];
+    fiber.index = {t % size.x, t / size.x % size.y, t / size.x / size.y};
+    fiber.lane = t % warp_lanes;
+    fiber.warp = &block.warps[t / warp_lanes];
+    fiber.warp->alive |= 1u << fiber.lane;
+    fiber.done = false;
+    fiber.waits_at = nullptr;
+    fiber.open.clear();
+    fiber.groups.clear();
+  }
+}
+
+std::mutex error_lock;
+std::string pending_error;
+
+}  // namespace
+
+void launch(dim3 grid, dim3 size, size_t shared_bytes, void (*kernel)(const void*), const void* context) {
+  const unsigned threads = size.x * size.y * size.z;
+  const size_t blocks = (size_t)grid.x * grid.y * grid.z;
+  const Schedule schedule = schedule_from_environment();
+  std::atomic<size_t> next = 0;
+  const auto report = [](const std::string& message) {
+    const std::lock_guard guard(error_lock);
+    if (pending_error.empty()) pending_error = message;
+  };
+  if (threads < 1 || threads > 1024 || blocks < 1 || grid.y > 65535 || grid.z > 65535 || shared_bytes > largest_shared) {
+    return report("a launch that no GPU takes: " + std::to_string(blocks) + " blocks of " + std::to_string(threads) +
+                  " threads with " + std::to_string(shared_bytes) + " bytes of shared memory");
+  }
+  std::vector<size_t> order(blocks);
+  for (size_t i = 0; i < blocks; ++i) order[i] = i;
+  if (schedule.seed) std::shuffle(order.begin(), order.end(), std::mt19937(schedule.seed));
+
+  const auto work = [&] {
+    const auto stacks = std::make_unique_for_overwrite<char[]>(stack_bytes * threads);
+    Block block;
+    block.kernel = kernel;
+    block.context = context;
+    block.fibers.resize(threads);
+    const std::align_val_t alignment{128};
+    block.shared = static_cast<unsigned char*>(::operator new(shared_bytes, alignment));
+    for (unsigned t = 0; t < threads; ++t) make_context(block.fibers[t].context, &stacks[stack_bytes * t], fiber_entry);
+    doing = {&block, nullptr, schedule};
+    const Range static_shared = thread_local_range();
+    for (size_t turn; (turn = next++) < blocks && block.error.empty();) {
+      const size_t i = order[turn];
+      poison_static_shared(static_shared);
+      memset(block.shared, 0xFF, shared_bytes);
+      const uint3 index = {(unsigned)(i % grid.x), (unsigned)(i / grid.x % grid.y), (unsigned)(i / grid.x / grid.y)};
+      here = {{}, 0, index, size, grid, block.shared};
+      make_ready(block, size);
+      std::mt19937 random(schedule.seed + 7919 * (unsigned)i);
+      run_block(block, random);
+    }
+    if (!block.error.empty()) {
+      next = blocks;
+      report(block.error);
+    }
+    ::operator delete(block.shared, alignment);
+  };
+  std::vector<std::thread> pool;
+  for (size_t i = 1; i < std::min<size_t>(schedule.threads, blocks); ++i) pool.emplace_back(work);
+  work();
+  for (std::thread& thread : pool) thread.join();
+}
+
+void fail(const char* format, ...) {
+  char message[256];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(message, sizeof message, format, arguments);
+  va_end(arguments);
+  throw std::runtime_error(message);  // caught in `fiber_entry`
+}
+
+void wait_for_block(const char* what, unsigned line) { wait(doing.block->barrier, what, line); }
+
+const Slots& exchange(unsigned mask, const void* value, size_t bytes, const char* what) {
+  if (!(mask >> here.lane & 1)) fail("%s: a lane that its own mask leaves out", what);
+  Group& group = group_of(mask);
+  Slots& slots = group.slots[group.barrier.generation & 1];
+  if (group.barrier.arrived == 0) memset(slots, 0xFF, sizeof slots);
+  memcpy(slots[here.lane], value, bytes);
+  wait(group.barrier, what);
+  return slots;
+}
+
+void need_whole_warp(const char* what) {
+  if (doing.fiber->warp->alive != ~0u) fail("%s needs every lane of the warp", what);
+}
+
+void copy_async(void* to, const void* from, size_t read, size_t bytes) {
+  check_aligned(to, bytes, "cp.async");
+  check_aligned(from, bytes, "cp.async");
+  if (doing.schedule.early_copies) {
+    land({to, from, read, bytes});
+  } else {
+    doing.fiber->open.push_back({to, from, read, bytes});
+  }
+}
+
+void commit_copies() { doing.fiber->groups.push_back(std::exchange(doing.fiber->open, {})); }
+
+void wait_for_copies(size_t pending) {
+  auto& groups = doing.fiber->groups;
+  while (groups.size() > pending) {
+    for (const Copy& copy : groups.front()) land(copy);
+    groups.erase(groups.begin());
+  }
+}
+
+}  // namespace cuda_host
+
+// Returns the message of the first error since the last call, or null. For one caller at a time.
+extern "C" const char* cuda_host_take_error() {
+  static std::string taken;
+  taken = std::exchange(cuda_host::pending_error, {});
+  return taken.empty() ? nullptr : taken.c_str();
+}

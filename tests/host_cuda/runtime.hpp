@@ -1,0 +1,82 @@
+// What kernels and intrinsics.hpp ask of the runner. Short, and of few headers, as every kernel's test compiles it;
+// runtime.cpp, which does the work, is compiled once.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+struct uint3 {
+  unsigned x, y, z;
+};
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+
+namespace cuda_host {
+
+constexpr int warp_lanes = 32;
+
+// The CUDA thread that runs now on this OS thread. Constant initialisation: nothing runs at the first access.
+struct Here {
+  uint3 thread_index;
+  int lane;
+  uint3 block_index;
+  dim3 block_size, grid_size;
+  unsigned char* shared;  // dynamic
+};
+extern constinit thread_local Here here;
+
+// Ends the launch with an error.
+[[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// Runs `kernel(context)` once for every thread of the grid; returns when all have ended, or at the first error.
+void launch(dim3 grid, dim3 size, size_t shared_bytes, void (*kernel)(const void*), const void* context);
+
+template <typename Kernel>
+void launch(dim3 grid, dim3 size, size_t shared_bytes, const Kernel& kernel) {
+  launch(grid, size, shared_bytes, [](const void* it) { (*static_cast<const Kernel*>(it))(); }, &kernel);
+}
+
+// Waits for all threads of the block that have not ended; `line` is where, in the source.
+void wait_for_block(const char* what, unsigned line);
+
+// What lanes hand to each other at one exchange; bytes 0xFF where a lane takes no part.
+constexpr size_t slot_bytes = 128;
+typedef unsigned char Slots[warp_lanes][slot_bytes];
+
+// Hands `value` to the other lanes of `mask`, and returns what all of them hand out, once all have.
+const Slots& exchange(unsigned mask, const void* value, size_t bytes, const char* what);
+
+template <typename T>
+struct Lanes {
+  const Slots& slots;
+  const T& operator[](int lane) const { return *reinterpret_cast<const T*>(slots[lane]); }
+};
+
+template <typename T>
+Lanes<T> publish(unsigned mask, const T& value, const char* what) {
+  static_assert(sizeof value <= slot_bytes);
+  return {exchange(mask, &value, sizeof value, what)};
+}
+
+// The same for instructions that need the whole warp.
+void need_whole_warp(const char* what);
+template <typename T>
+Lanes<T> publish_to_warp(const T& value, const char* what) {
+  need_whole_warp(what);
+  return publish(~0u, value, what);
+}
+
+// What the host bodies of cp.async do. `read` is `bytes`, or 0 to write zeros.
+void copy_async(void* to, const void* from, size_t read, size_t bytes);
+void commit_copies();
+void wait_for_copies(size_t pending);  // this thread's, but for its `pending` latest groups
+
+inline void check_aligned(const void* address, size_t bytes, const char* what) {
+  if (reinterpret_cast<uintptr_t>(address) % bytes) {
+    fail("%s of %zu bytes at an address that is no multiple of it", what, bytes);
+  }
+}
+
+}  // namespace cuda_host

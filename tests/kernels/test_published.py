@@ -1,0 +1,199 @@
+"""TSM2 as published, V0 to V3: the kernels' own source, run on the CPU, against float64."""
+
+import runpy
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import oracle
+import pytest
+from host_cuda import harness
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsapps import kernels
+
+SOURCE = (Path(kernels.__file__).parent / "tsm2" / "published.cuh").read_text(encoding="utf-8")
+SCALARS = {"float": np.float32, "double": np.float64}
+T1, T2, T3 = (32, 64, 128), (1, 2, 4, 8), (1, 2, 4)
+# V0 uses neither t2 nor t3, V1 not t3.
+VARIANTS = {
+    "v0": [(1, 1)],
+    "v1": [(t2, 1) for t2 in T2],
+    "v2": [(t2, t3) for t2 in T2 for t3 in T3],
+    "v3": [(t2, t3) for t2 in T2 for t3 in T3],
+}
+CASES = [(variant, t2, t3) for variant, tiles in VARIANTS.items() for t2, t3 in tiles]
+UNTOUCHED = -12345.0
+
+
+def entry(variant, scalar, t1, t2, t3):
+    return f"""
+extern "C" void {variant}_{scalar}_{t1}_{t2}_{t3}(const {scalar}* A, const {scalar}* B, {scalar}* C, long long m,
+    long long k, long long w, long long lda, long long ldb, long long ldc) {{
+  cuda_host::launch((m + {t1} - 1) / {t1}, {t1}, 0,
+                    [=] {{ tsm2::tsm2_{variant}<{scalar}, {t1}, {t2}, {t3}>(A, B, C, m, k, w, lda, ldb, ldc); }});
+}}"""
+
+
+@cache
+def library(scalar, t1):
+    """All variants of one scalar and block size."""
+    return harness.build(SOURCE + "".join(entry(variant, scalar, t1, t2, t3) for variant, t2, t3 in CASES))
+
+
+def altered(variant, old, new, occurrence=0):
+    """One float kernel with t1, t2, t3 = 64, 4, 2 and `old` replaced by `new` at one of its occurrences."""
+    pieces = SOURCE.split(old)
+    assert len(pieces) > occurrence + 1, f"{old!r} is not in the source"
+    text = old.join(pieces[: occurrence + 1]) + new + old.join(pieces[occurrence + 1 :])
+    return text + entry(variant, "float", 64, 4, 2)
+
+
+def column_major(values, leading_dimension, outside):
+    """Return a copy of a matrix, column-major, and the memory it lies in: columns of `leading_dimension` elements."""
+    rows, columns = values.shape
+    memory = np.full((columns, leading_dimension), outside, values.dtype)
+    memory[:, :rows] = values.T
+    return memory
+
+
+def multiply(kernels, name, A, B, pads=(0, 0, 0)):
+    """Run a kernel on A·B; what lies outside the matrices is NaN, and must stay as it was around C."""
+    (m, k), w = A.shape, B.shape[1]
+    lda, ldb, ldc = m + pads[0], k + pads[1], m + pads[2]
+    a, b = column_major(A, lda, np.nan), column_major(B, ldb, np.nan)
+    c = np.full((w, ldc), UNTOUCHED, A.dtype)
+    kernels.call(name, a, b, c, m, k, w, lda, ldb, ldc)
+    np.testing.assert_array_equal(c[:, m:], UNTOUCHED)
+    return c[:, :m].T
+
+
+def matrices(m, k, w, dtype, seed=0):
+    random = np.random.default_rng(seed)
+    return random.standard_normal((m, k)).astype(dtype), random.standard_normal((k, w)).astype(dtype)
+
+
+def assert_product(C, A, B):
+    """|Ĉ − C| ≤ γₖ·|A|·|B|, element by element: k products, summed in any order. The reference rounds in float64."""
+    exact, magnitude = A.astype(np.float64) @ B, np.abs(A.astype(np.float64)) @ np.abs(B)
+    k = A.shape[1]
+    late = np.abs(C - exact) - (oracle.gamma(k, C.dtype) + oracle.gamma(k, np.float64)) * magnitude
+    # NaN, which poisoned memory gives, is not at most zero.
+    assert np.all(late <= 0), f"{np.count_nonzero(~(late <= 0))} of {C.size} elements are off, by {np.nanmax(late)}"
+
+
+@pytest.mark.parametrize("scalar", SCALARS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_two_by_two_by_hand(variant, scalar):
+    A = np.array([[1, 2], [3, 4]], SCALARS[scalar])
+    B = np.array([[5, 6], [7, 8]], SCALARS[scalar])
+    t2, t3 = VARIANTS[variant][-1]
+    C = multiply(library(scalar, 32), f"{variant}_{scalar}_32_{t2}_{t3}", A, B)
+    np.testing.assert_array_equal(C, [[19, 22], [43, 50]])
+
+
+@pytest.mark.parametrize("scalar", SCALARS)
+@pytest.mark.parametrize("t1", T1)
+@pytest.mark.parametrize(("variant", "t2", "t3"), CASES)
+def test_every_tile_with_ragged_edges(variant, scalar, t1, t2, t3):
+    """Two blocks and a bit, two tiles of B and a bit, two groups of columns and a bit."""
+    A, B = matrices(2 * t1 + 5, 2 * t1 + 3, 2 * t2 + 1, SCALARS[scalar])
+    assert_product(multiply(library(scalar, t1), f"{variant}_{scalar}_{t1}_{t2}_{t3}", A, B), A, B)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 200, 1), (200, 1, 3), (64, 64, 4), (128, 128, 8), (63, 65, 5)], ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_shapes_at_the_edges_of_the_tiles(variant, shape):
+    A, B = matrices(*shape, np.float64)
+    t2, t3 = VARIANTS[variant][-1]
+    assert_product(multiply(library("double", 64), f"{variant}_double_64_{t2}_{t3}", A, B), A, B)
+
+
+@given(
+    case=st.sampled_from(CASES),
+    scalar=st.sampled_from(list(SCALARS)),
+    t1=st.sampled_from(T1),
+    shape=st.tuples(st.integers(1, 300), st.integers(1, 300), st.integers(1, 20)),
+    pads=st.tuples(*[st.integers(0, 9)] * 3),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=100, deadline=None)
+def test_any_shape_leading_dimensions_and_order_of_threads(case, scalar, t1, shape, pads, seed):
+    variant, t2, t3 = case
+    A, B = matrices(*shape, SCALARS[scalar], seed)
+    with harness.schedule(seed=seed):
+        C = multiply(library(scalar, t1), f"{variant}_{scalar}_{t1}_{t2}_{t3}", A, B, pads)
+    assert_product(C, A, B)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_same_bits_in_any_order_of_threads(variant):
+    A, B = matrices(150, 140, 9, np.float32)
+    t2, t3 = VARIANTS[variant][-1]
+    first = multiply(library("float", 64), f"{variant}_float_64_{t2}_{t3}", A, B)
+    for seed in range(1, 6):
+        with harness.schedule(seed=seed, threads=1 + seed % 2):
+            again = multiply(library("float", 64), f"{variant}_float_64_{t2}_{t3}", A, B)
+        np.testing.assert_array_equal(again, first)
+
+
+@pytest.mark.parametrize("barrier", range(SOURCE.count("__syncthreads();")))
+def test_a_missing_barrier_is_caught(barrier):
+    """Whichever barrier is deleted, the product is wrong, in the threads' own order and in others."""
+    variant = "v2" if SOURCE.split("__syncthreads();")[barrier].rfind("tsm2_v3") < 0 and barrier < 2 else "v3"
+    kernels = harness.build(altered(variant, "__syncthreads();", "", barrier))
+    A, B = matrices(150, 300, 9, np.float32)
+    for seed in range(4):
+        with harness.schedule(seed=seed):
+            C = multiply(kernels, f"{variant}_float_64_4_2", A, B)
+        with pytest.raises(AssertionError, match="elements are off"):
+            assert_product(C, A, B)
+
+
+def test_a_barrier_in_divergent_code_is_caught():
+    kernels = harness.build(altered("v3", "__syncthreads();  // the tile is whole\n      load", "if (row < m) __syncthreads();\n      load"))
+    A, B = matrices(70, 300, 9, np.float32)
+    with pytest.raises(harness.KernelError, match="divergent"):
+        multiply(kernels, "v3_float_64_4_2", A, B)
+
+
+def test_sums_that_do_not_begin_at_zero_are_caught():
+    A, B = matrices(70, 30, 9, np.float32)
+    for variant, occurrence in {"v1": 0, "v2": 1}.items():
+        kernels = harness.build(altered(variant, "T currC[t2] = {};", "T currC[t2];", occurrence))
+        with pytest.raises(AssertionError, match="elements are off"):
+            assert_product(multiply(kernels, f"{variant}_float_64_4_2", A, B), A, B)
+
+
+def run_in_exact_memory(source, variants):
+    """For a process under AddressSanitizer: shapes with ragged edges, and no element beyond them."""
+    kernels = harness.build(source, harness.SANITIZE)
+    for m, k, w in [(1, 1, 1), (64, 64, 4), (70, 130, 9)]:
+        A, B = matrices(m, k, w, np.float32)
+        for variant in variants:
+            assert_product(multiply(kernels, f"{variant}_float_64_4_2", A, B), A, B)
+
+
+def sanitized(*arguments):
+    return harness.run_sanitized(f"import runpy; runpy.run_path({__file__!r})['run_in_exact_memory'](*{arguments!r})")
+
+
+def test_nothing_is_touched_out_of_bounds():
+    run = sanitized(SOURCE + "".join(entry(variant, "float", 64, 4, 2) for variant in VARIANTS), list(VARIANTS))
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize(
+    ("variant", "old", "new", "message"),
+    [
+        ("v2", "row < m ? row : m - 1", "row", "heap-buffer-overflow"),
+        ("v1", "a < columns ?", "a < columns + t2 ?", "heap-buffer-overflow"),
+        ("v3", "tile[l + b + q * t1]", "tile[l + b + q * t1 + t1]", "out of bounds"),
+    ],
+)
+def test_out_of_bounds_is_caught(variant, old, new, message):
+    run = sanitized(altered(variant, old, new), [variant])
+    assert run.returncode != 0
+    assert message in run.stderr
+    assert "kernels.cuh" in run.stderr, "the place in the source is missing"
