@@ -197,6 +197,15 @@ def test_passes_are_the_references(n, d, k, seed):
     np.testing.assert_allclose(engine.square_distances(centers[:20]).get(), every, rtol=1e-12)
 
 
+def test_many_clusters(rng):
+    # More than one-hot products serve: the labels are sorted and their segments summed.
+    X = rng.standard_normal((3000, 40))
+    weights = rng.random(3000)
+    expected = TSKMeans(150, random_state=0, device="cpu", max_iter=5).fit(X, sample_weight=weights)
+    actual = TSKMeans(150, random_state=0, device="cuda", max_iter=5).fit(X, sample_weight=weights)
+    oracle.assert_same_fit(actual, expected, X)
+
+
 def test_same_bits_on_every_run(rng):
     X = cupy.asarray(rng.standard_normal((300_000, 24)).astype(np.float32))
     weights = cupy.asarray(rng.random(300_000))
