@@ -23,6 +23,17 @@ def test_packages_lists_every_package():
     assert set(PROJECT["tool"]["setuptools"]["packages"]) == found
 
 
+def test_every_kernel_file_installs():
+    data = PROJECT["tool"]["setuptools"]["package-data"]
+    for source in [*(ROOT / "kernels").rglob("*.cuh"), *(ROOT / "apps").rglob("*.cuh")]:
+        home = next(
+            (ROOT / package.removeprefix("tsapps.").replace(".", "/"), patterns)
+            for package, patterns in data.items()
+            if source.is_relative_to(ROOT / package.removeprefix("tsapps.").replace(".", "/"))
+        )
+        assert any(source in home[0].glob(pattern) for pattern in home[1]), source
+
+
 def test_one_version():
     from tsapps import __version__
 
