@@ -9,7 +9,7 @@
 //   b16 pairs  a[i]: row g + 8·(i % 2), columns     b[i]: rows 2·t + 8·i the same
 //              2·t + 8·(i / 2) and the next         and the next, col. g
 //
-// The lower element of a pair is in the lower half of the register. All lanes of the warp take part in mma and ldmatrix.
+// The lower element of a pair is in the lower half of the register. All lanes of a warp take part in mma and ldmatrix.
 #pragma once
 
 #if defined(TSA_HOST)
@@ -25,9 +25,9 @@ struct alignas(16) Quad {
   unsigned at[4];
 };
 
-// cp.async ─ from global to shared memory past the registers. `bytes` is 4, 8 or 16, both addresses are multiples of it.
-// Where `present` is false, zeros are written and nothing is read. A copy has landed for this thread after cp_async_wait,
-// and for others after a barrier that follows.
+// cp.async ─ from global to shared memory past the registers. `bytes` is 4, 8 or 16, and both addresses are multiples
+// of it. Where `present` is false, zeros are written and nothing is read. A copy has landed for this thread after
+// cp_async_wait, and for others after a barrier that follows.
 template <int bytes>
 TSA_PTX void cp_async(void* shared, const void* global, bool present = true) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
@@ -117,9 +117,9 @@ TSA_PTX float to_tf32(float x) {
 #endif
 }
 
-// ldmatrix ─ four 8 × 8 matrices of 16-bit elements from shared memory. Lane 8·i + r points to row r of matrix i, 16 bytes
-// at a multiple of 16; every lane gets in to[i] the elements (g, 2·t) and (g, 2·t + 1) of matrix i, transposed: (2·t, g)
-// and (2·t + 1, g).
+// ldmatrix ─ four 8 × 8 matrices of 16-bit elements from shared memory. Lane 8·i + r points to row r of matrix i, 16
+// bytes at a multiple of 16; every lane gets in to[i] the elements (g, 2·t) and (g, 2·t + 1) of matrix i, transposed:
+// (2·t, g) and (2·t + 1, g).
 template <bool transposed = false>
 TSA_PTX void ldmatrix_x4(unsigned (&to)[4], const void* shared_row) {
 #if defined(TSA_HOST)

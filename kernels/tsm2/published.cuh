@@ -1,8 +1,8 @@
 // TSM2 as published (Chen et al., "TSM2: optimizing tall-and-skinny matrix-matrix multiplication on GPUs", ICS '19):
 // four kernels for C = A·B, each one step beyond the one before. The rest of this directory is measured against them.
 //
-// Shapes: A (m × k) is large both ways, B (k × w) and C (m × w) are skinny, w ≪ k. All column-major: element (r, c) of A
-// is A[r + c·lda]. A block of t1 threads owns t1 rows of A and C; thread i owns row i and goes along it.
+// Shapes: A (m × k) is large both ways, B (k × w) and C (m × w) are skinny, w ≪ k. All column-major: element (r, c) of
+// A is A[r + c·lda]. A block of t1 threads owns t1 rows of A and C; thread i owns row i and goes along it.
 //
 //                                              p   p + t2
 //                                          ┌───┬───┬───┐
@@ -23,24 +23,24 @@
 //      └──────────────┴──┴──────────────┘  └───┴───┴───┘
 //        A (m × k)                           C (m × w)
 //
-// Threads of a warp own neighbouring rows, so that in every column of A they read neighbouring addresses: coalesced, with
-// nothing to rearrange. What is left is to read A as seldom as can be, and never to wait for it:
+// Threads of a warp own neighbouring rows, so that in every column of A they read neighbouring addresses: coalesced,
+// with nothing to rearrange. What is left is to read A as seldom as can be, and never to wait for it:
 //
 //   V0  inner product   C[i, c] = Σₗ A[i, l]·B[l, c], one column c after the other. Reads A w times.
-//   V1  outer product   Goes along the row once for t2 columns: each element of A is loaded once and meets t2 elements of
-//                       B; the t2 sums stay in registers. Reads A ⌈w / t2⌉ times. Every thread reads all of B from global
-//                       memory, one address a warp, which uses 4 or 8 of the 32 bytes that such a read moves.
-//   V2  + shared B      The block loads a t1 × t2 tile of B together, a row a thread: neighbouring threads, neighbouring
-//                       addresses. B is read from global memory once a block, not once a thread. In shared memory the
-//                       tile is column-major too: storing it, neighbouring threads hit neighbouring banks; using it, all
-//                       threads read the same element, which is one broadcast. Neither has a bank conflict.
-//   V3  + prefetch      In V2 a thread stands still from each load to the first use. Here nextA (t3 elements of the row)
+//   V1  outer product   Goes along the row once for t2 columns: each element of A is loaded once and meets t2 elements
+//                       of B; the t2 sums stay in registers. Reads A ⌈w / t2⌉ times. Every thread reads all of B from
+//                       global memory, one address a warp, which uses 4 or 8 of the 32 bytes that such a read moves.
+//   V2  + shared B      The block loads a t1 × t2 tile of B together, a row a thread: neighbouring threads read
+//                       neighbouring addresses. B is read from global memory once a block, not once a thread. In shared
+//                       memory the tile is column-major too: storing it, neighbouring threads hit neighbouring banks;
+//                       using it, all threads read the same element, a broadcast. Neither has a bank conflict.
+//   V3  + prefetch      In V2 a thread stands still from each load to its use. Here nextA (t3 elements of the row)
 //                       and nextB (one row of the next tile) are being loaded into registers while currA and currB are
 //                       multiplied. The multiplications need nothing that is under way.
 //
-// t1 decides how many threads share a tile of B; t2 how often A is read and, with t2 sums and t2 prefetched elements, how
-// many registers a thread takes; t3 how many loads of A a thread has under way. The paper picks t2 and t3 by a model of
-// bandwidth, latency and occupancy, and t1 by trying.
+// t1 decides how many threads share a tile of B; t2 how often A is read and, with t2 sums and t2 prefetched elements,
+// how many registers a thread takes; t3 how many loads of A a thread has under way. The paper picks t2 and t3 by a
+// model of bandwidth, latency and occupancy, and t1 by trying.
 //
 // Any m, k, w ≥ 1. A thread past the last row repeats it, because all must reach the barriers, and writes nothing. Past
 // the last column of A, and past the edges of B, zeros are used; C is not written past its last column.
@@ -61,7 +61,8 @@ __device__ __forceinline__ void load_row(T (&a)[t3], const T* from, long long ld
 
 // b = elements (row, p … p + t2 − 1) of B.
 template <typename T, int t2>
-__device__ __forceinline__ void load_tile(T (&b)[t2], const T* B, long long ldb, long long row, long long k, int p, int w) {
+__device__ __forceinline__ void load_tile(T (&b)[t2], const T* B, long long ldb, long long row, long long k, int p,
+                                          int w) {
   const T* from = B + row + p * ldb;
   const int columns = row < k ? w - p : 0;
 #pragma unroll
@@ -87,7 +88,8 @@ __device__ __forceinline__ void multiply(T (&c)[t2], const T (&a)[t3], const T (
 
 // Columns p … p + t2 − 1 of this thread's row of C.
 template <typename T, int t2>
-__device__ __forceinline__ void store_sums(T* C, long long ldc, long long row, long long m, int p, int w, const T (&c)[t2]) {
+__device__ __forceinline__ void store_sums(T* C, long long ldc, long long row, long long m, int p, int w,
+                                           const T (&c)[t2]) {
   if (row >= m) return;
   T* to = C + row + p * ldc;
 #pragma unroll

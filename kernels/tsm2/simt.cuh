@@ -1,5 +1,6 @@
-// What SIMT kernels stand on, so that they hold no inline PTX, no warp size and no `_sync` shuffle themselves and compile
-// for CUDA (nvcc, and NVRTC without a header directory), for HIP (wavefronts of 64 included) and for the CPU (TSA_HOST).
+// What SIMT kernels stand on, so that they hold no inline PTX, no warp size and no `_sync` shuffle themselves and
+// compile for CUDA (nvcc, and NVRTC without a header directory), for HIP (wavefronts of 64 included) and for the CPU
+// (TSA_HOST).
 //
 //   simt::warp_size                 lanes that run together
 //   simt::lane()                    this thread's, in blocks of one dimension
@@ -10,8 +11,8 @@
 //   simt::load_streaming            a Vector that is read once: it should not displace what others will read again
 //   simt::store_streaming           likewise, written once
 //   simt::dynamic_shared<T>()       the shared memory that the launch gives the block
-//   SIMT_BLOCK(threads)             before `void`: a kernel's threads a block, where it helps the compiler to know. Told,
-//                                   ptxas spills a few registers to fit one more block on an SM; not told, AMD's
+//   SIMT_BLOCK(threads)             before `void`: a kernel's threads a block, where it helps the compiler to know.
+//                                   Told, ptxas spills a few registers to fit one more block on an SM; not told, AMD's
 //                                   compiler makes do with the registers that 1024 threads would have, and spills many
 #pragma once
 #if defined(__HIP__) || defined(__HIP_PLATFORM_AMD__)

@@ -6,17 +6,17 @@
 //   runtime.cpp     the runner: blocks, warps, barriers, the launch; what is varied, and what is found wrong
 //   fibers.hpp      switching between the threads of a block
 //
-// This file comes before a kernel's source (`-include`) and gives it CUDA's keywords. TSA_HOST tells kernels/ptx.cuh and
-// kernels/tsm2/simt.cuh to use their host bodies. A test calls a kernel through a function of C linkage:
+// This file comes before a kernel's source (`-include`) and gives it CUDA's keywords. TSA_HOST tells kernels/ptx.cuh
+// and kernels/tsm2/simt.cuh to use their host bodies. A test calls a kernel through a function of C linkage:
 //
 //   extern "C" void run(const float* x, float* y, long long n) {
 //     cuda_host::launch((n + 127) / 128, 128, 0, [=] { twice<float>(x, y, n); });
 //   }
 //
-// What is seen: wrong results that come of missing barriers and waits, deadlocks, barriers in divergent code, misaligned
-// copies, and, built with sanitizers, out-of-bounds accesses with their line. What is not: the memory model between
-// blocks, timing, bank conflicts, and whatever has no host body (bulk copies, mbarrier, wgmma, clusters). None of it
-// replaces compute-sanitizer on a GPU.
+// What is seen: wrong results that come of missing barriers and waits, deadlocks, barriers in divergent code,
+// misaligned copies, and, built with sanitizers, out-of-bounds accesses with their line. What is not: the memory model
+// between blocks, timing, bank conflicts, and whatever has no host body (bulk copies, mbarrier, wgmma, clusters). None
+// of it replaces compute-sanitizer on a GPU.
 #pragma once
 #define TSA_HOST 1
 
@@ -32,7 +32,7 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(bytes) __attribute__((aligned(bytes)))
-// The threads of a block share their OS thread, and blocks that run at the same time do not. See `poison_static_shared`.
+// The threads of a block share their OS thread, and blocks that run at the same time do not.
 #define __shared__ static thread_local
 
 #define threadIdx (cuda_host::here.thread_index)

@@ -125,7 +125,11 @@ def build(source: str, flags: Sequence[str] = ()) -> Kernels:
         text.write_text(source, encoding="utf-8")
         # Included rather than compiled, as a source may itself be a header.
         inputs = ["-include", "cuda_host.hpp", "-include", str(text), "-x", "c++", os.devnull]
-        headers = [*sorted(HERE.glob("*.h*")), *sorted((ROOT / "kernels").rglob("*.cuh")), *(ROOT / "apps").rglob("*.cuh")]
+        headers = [
+            *sorted(HERE.glob("*.h*")),
+            *sorted((ROOT / "kernels").rglob("*.cuh")),
+            *sorted((ROOT / "apps").rglob("*.cuh")),
+        ]
         library = _made(".so", [*flags, "-shared", *inputs, "-x", "none", str(runtime)], [text, *headers])
     return Kernels(str(library))
 

@@ -11,7 +11,7 @@
 using std::max;  // as in CUDA, of two numbers of one type
 using std::min;
 
-// --- Barriers and fences ----------------------------------------------------------------------------------------------
+// --- Barriers and fences --------------------------------------------------------------------------------------------
 
 inline void __syncthreads(std::source_location at = std::source_location::current()) {
   cuda_host::wait_for_block("__syncthreads", at.line());
@@ -20,7 +20,7 @@ inline void __syncwarp(unsigned mask = ~0u) { cuda_host::publish(mask, 0, "__syn
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void __threadfence_block() {}
 
-// --- Within a warp ----------------------------------------------------------------------------------------------------
+// --- Within a warp --------------------------------------------------------------------------------------------------
 // As in CUDA, a lane whose source lies outside its segment of `width` lanes keeps its own value.
 
 template <typename T>
@@ -52,7 +52,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
 
-// --- Atomics ----------------------------------------------------------------------------------------------------------
+// --- Atomics --------------------------------------------------------------------------------------------------------
 
 template <typename T>
 T atomicAdd(T* at, std::type_identity_t<T> value) {
@@ -87,7 +87,7 @@ inline unsigned atomicInc(unsigned* at, unsigned last) {
   return atomic_change(at, [=](unsigned old) { return old >= last ? 0 : old + 1; });
 }
 
-// --- Loads and stores with a cache hint -------------------------------------------------------------------------------
+// --- Loads and stores with a cache hint -----------------------------------------------------------------------------
 
 template <typename T>
 T __ldg(const T* at) {
@@ -110,7 +110,7 @@ void __stcg(T* at, std::type_identity_t<T> value) {
   *at = value;
 }
 
-// --- Bits and arithmetic ----------------------------------------------------------------------------------------------
+// --- Bits and arithmetic --------------------------------------------------------------------------------------------
 
 inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
 inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }

@@ -1,7 +1,7 @@
 // Blocks of CUDA threads: the launch, the scheduler, barriers, warps, shared memory.
 //
-// A block runs on one OS thread, which resumes its fibers in turn; a fiber runs until it waits at a barrier (of the block,
-// or of some lanes of its warp) or ends. Environment variables, read at each launch, vary what CUDA leaves open:
+// A block runs on one OS thread, which resumes its fibers in turn; a fiber runs until it waits at a barrier (of the
+// block, or of some lanes of its warp) or ends. Environment variables, read at each launch, vary what CUDA leaves open:
 //
 //   TSA_SEED=n        n ≠ 0: the threads of a block, and the blocks, run in an order drawn from n; 0: in their own
 //   TSA_COPIES=early  asynchronous copies land at once; otherwise as late as the contract allows
@@ -46,8 +46,8 @@ struct Barrier {
   unsigned line = 0;  // in the source, of those who wait; 0 where it is not known
 };
 
-// The lanes of a warp that act together under one mask, and what each hands to the others. Two sets of slots by turns: a
-// lane may still be reading the last exchange while another writes the next.
+// The lanes of a warp that act together under one mask, and what each hands to the others. Two sets of slots by turns:
+// a lane may still be reading the last exchange while another writes the next.
 struct Group {
   unsigned mask = 0;
   Barrier barrier;
@@ -115,7 +115,7 @@ Schedule schedule_from_environment() {
   return {seed ? (unsigned)atoi(seed) : 0, copies && !strcmp(copies, "early"), std::max(1u, wanted)};
 }
 
-// --- Barriers ---------------------------------------------------------------------------------------------------------
+// --- Barriers -------------------------------------------------------------------------------------------------------
 
 void release(Barrier& barrier) {
   barrier.arrived = 0;
@@ -160,7 +160,7 @@ void leave() {
   }
 }
 
-// --- Shared memory ----------------------------------------------------------------------------------------------------
+// --- Shared memory --------------------------------------------------------------------------------------------------
 
 // The part of memory that holds this OS thread's copy of the library's thread-local variables, which is where static
 // shared memory lies.
@@ -194,7 +194,7 @@ void poison_static_shared(const Range& range) {
   doing = kept;
 }
 
-// --- The launch -------------------------------------------------------------------------------------------------------
+// --- The launch -----------------------------------------------------------------------------------------------------
 
 // Where every fiber begins; it serves one block after another.
 void fiber_entry() {
@@ -287,7 +287,8 @@ void launch(dim3 grid, dim3 size, size_t shared_bytes, void (*kernel)(const void
     const std::lock_guard guard(error_lock);
     if (pending_error.empty()) pending_error = message;
   };
-  if (threads < 1 || threads > 1024 || blocks < 1 || grid.y > 65535 || grid.z > 65535 || shared_bytes > largest_shared) {
+  if (threads < 1 || threads > 1024 || blocks < 1 || grid.y > 65535 || grid.z > 65535 ||
+      shared_bytes > largest_shared) {
     return report("a launch that no GPU takes: " + std::to_string(blocks) + " blocks of " + std::to_string(threads) +
                   " threads with " + std::to_string(shared_bytes) + " bytes of shared memory");
   }
