@@ -5,7 +5,6 @@ import pickle
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pytest
 import sklearn
 from sklearn.base import clone
@@ -71,13 +70,17 @@ def as_torch(X):
     return pytest.importorskip("torch").from_numpy(X)
 
 
+def as_polars(X):
+    return pytest.importorskip("polars").DataFrame(X)
+
+
 def as_blocks(X):
     return ArrayRows(X)
 
 
 @pytest.mark.parametrize(
     "convert",
-    [np.asarray, np.asfortranarray, np.ndarray.tolist, pd.DataFrame, pl.DataFrame, as_dlpack, as_torch, as_blocks],
+    [np.asarray, np.asfortranarray, np.ndarray.tolist, pd.DataFrame, as_polars, as_dlpack, as_torch, as_blocks],
 )
 def test_every_kind_of_input(X, fitted, convert):
     X = X[:500]
@@ -114,6 +117,7 @@ def test_clone_and_pickle(X, blocks):
 
 @pytest.mark.parametrize("container", ["pandas", "polars"])
 def test_set_output_and_feature_names(X, container):
+    pytest.importorskip(container)
     frame = pd.DataFrame(X, columns=[f"f{i}" for i in range(X.shape[1])])
     kmeans = TSKMeans(3, random_state=1, device="cpu").set_output(transform=container)
     for out in (kmeans.fit_transform(frame), kmeans.transform(frame)):
