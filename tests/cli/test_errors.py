@@ -1,6 +1,7 @@
 """What errors of every kind look like to the shell."""
 
 import errno
+import shlex
 import subprocess
 import sys
 
@@ -75,7 +76,7 @@ def test_a_full_disk_leaves_the_old_result(directory, succeed):
 
 
 def test_a_reader_that_leaves_early_is_no_error(directory):
-    command = f"{sys.executable} -m tsapps info 2>errors | true"
+    command = f"{shlex.quote(sys.executable)} -m tsapps info 2>errors | true"
     subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], check=False)
     assert (directory / "errors").read_text() == ""
 
