@@ -143,7 +143,10 @@ def choose_device(request: str = "auto", *, resident: int | None = None) -> Choi
 
 
 def available_host_memory() -> int:
-    """Return the bytes of memory that this process may still take without swapping (Linux: MemAvailable)."""
+    """Return the bytes of memory that this process may still take without swapping.
+
+    Linux's MemAvailable; elsewhere half of the machine's memory, and 4 GiB where the system does not tell that.
+    """
     try:
         with open("/proc/meminfo", encoding="ascii") as meminfo:
             for line in meminfo:
@@ -151,4 +154,6 @@ def available_host_memory() -> int:
                     return int(line.split()[1]) * 1024
     except OSError:
         pass  # not Linux: ask POSIX below
+    if not hasattr(os, "sysconf"):
+        return 4 << 30
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
