@@ -20,18 +20,57 @@
 
 namespace ptx {
 
+// 16-bit floats: storage, and conversion from and to float, to nearest and ties to even.
+struct Half {
+  unsigned short bits;
+};
+struct Bfloat16 {
+  unsigned short bits;
+};
+
+TSA_PTX Half to_half(float x) {
+#if defined(TSA_HOST)
+  return {cuda_host::half_bits(x)};
+#else
+  Half value;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(value.bits) : "f"(x));
+  return value;
+#endif
+}
+
+TSA_PTX float to_float(Half x) {
+#if defined(TSA_HOST)
+  return cuda_host::half_value(x.bits);
+#else
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(x.bits));
+  return value;
+#endif
+}
+
+TSA_PTX Bfloat16 to_bfloat16(float x) {
+#if defined(TSA_HOST)
+  return {cuda_host::bfloat16_bits(x)};
+#else
+  Bfloat16 value;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(value.bits) : "f"(x));
+  return value;
+#endif
+}
+
+TSA_PTX float to_float(Bfloat16 x) { return __uint_as_float((unsigned)x.bits << 16); }
+
 // 16 bytes, moved as one.
 struct alignas(16) Quad {
   unsigned at[4];
 };
 
 // cp.async ─ from global to shared memory past the registers. `bytes` is 4, 8 or 16, and both addresses are multiples
-// of it. Where `present` is false, zeros are written and nothing is read. A copy has landed for this thread after
-// cp_async_wait, and for others after a barrier that follows.
+// of it. The first `read` bytes are copied, and zeros after them: with 0, nothing is read. A copy has landed for this
+// thread after cp_async_wait, and for others after a barrier that follows.
 template <int bytes>
-TSA_PTX void cp_async(void* shared, const void* global, bool present = true) {
+TSA_PTX void cp_async(void* shared, const void* global, int read = bytes) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
-  const int read = present ? bytes : 0;
 #if defined(TSA_HOST)
   cuda_host::copy_async(shared, global, read, bytes);
 #else

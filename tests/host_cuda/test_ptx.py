@@ -84,7 +84,7 @@ __global__ void pipeline(const float* x, float* y, int tiles) {
   const int mine = threadIdx.x * floats, neighbour = (threadIdx.x + 1) % 64 * floats;
   auto fetch = [&](int tile) {
     const bool present = tile < tiles - 1 || threadIdx.x < 63;
-    if (tile < tiles) ptx::cp_async<bytes>(&buffer[tile % 2][mine], x + tile * width + mine, present);
+    if (tile < tiles) ptx::cp_async<bytes>(&buffer[tile % 2][mine], x + tile * width + mine, present ? bytes : 0);
     ptx::cp_async_commit();
   };
   fetch(0);

@@ -1,0 +1,277 @@
+"""What a GPU can do, as data: the record that the performance model and the plans are computed from.
+
+Two sources: `KNOWN` holds the vendor's published rates of a few GPUs, so that a model can be asked about a machine that
+is not there; `live` reads the GPU at hand through CuPy. A GPU at hand that is known takes its published rates.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+__all__ = ["KNOWN", "Device", "find", "from_attributes", "live"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU: its sizes, its rates and its latencies.
+
+    Attributes
+    ----------
+    name : str
+    compute_capability : str
+        For example ``"9.0"``.
+    multiprocessors : int
+    registers : int
+        32-bit registers of a multiprocessor.
+    shared_memory : int
+        Bytes of shared memory of a multiprocessor.
+    shared_memory_per_block : int
+        Bytes that one block may have at most, having opted in.
+    max_threads : int
+        Threads resident on a multiprocessor.
+    clock_hz : float
+        The boost clock; of the K40c the base clock, at which its peaks are published.
+    bandwidth : float
+        Peak of the device's memory in bytes/s.
+    l2 : int
+        Bytes of level-2 cache.
+    peaks : tuple of (str, float)
+        flop/s by unit, a fused multiply-add being two: ``"float64"`` and ``"float32"`` are the ordinary units;
+        ``"float64_tensor"``, ``"tf32"``, ``"float16"`` and ``"bfloat16"`` the tensor units, dense, where there are any.
+    memory_latency : int
+        Cycles from a load to its use, missing every cache, on an idle memory.
+    compute_latency : tuple of (str, int)
+        Cycles from one fused multiply-add to the next that depends on it, by dtype.
+    """
+
+    name: str
+    compute_capability: str
+    multiprocessors: int
+    registers: int
+    shared_memory: int
+    shared_memory_per_block: int
+    max_threads: int
+    clock_hz: float
+    bandwidth: float
+    l2: int
+    peaks: tuple[tuple[str, float], ...]
+    memory_latency: int
+    compute_latency: tuple[tuple[str, int], ...]
+
+    def peak(self, unit: str) -> float:
+        """Return the peak of a unit in flop/s; ValueError where the device has no such unit."""
+        return _entry(self.peaks, unit, f"{self.name} has no peak for unit")
+
+    def fma_latency(self, dtype: str) -> int:
+        """Return the cycles of a dependent fused multiply-add; ValueError for a dtype with none recorded."""
+        return int(_entry(self.compute_latency, dtype, f"{self.name} has no latency for dtype"))
+
+
+def _entry(pairs: tuple[tuple[str, float], ...], key: str, complaint: str) -> float:
+    for name, value in pairs:
+        if name == key:
+            return value
+    raise ValueError(f"{complaint} {key!r}; expected one of {', '.join(name for name, _ in pairs) or '(none)'}")
+
+
+def _latencies(float32: int, float64: int) -> tuple[tuple[str, int], ...]:
+    return (("float32", float32), ("float64", float64))
+
+
+# Sizes and rates are the vendor's: data sheets and architecture white papers; sizes that those leave out (registers,
+# shared memory, resident threads) are of the CUDA C++ Programming Guide's table of compute capabilities.
+#
+# Latencies are measured. Kepler to Volta: Arafa, Badawy, Chennupati, Santhi, Eidenbenz, "Instructions' latencies
+# characterization for NVIDIA GPGPUs" (arXiv:1905.08778), global memory and dependent fma/dfma. A100 and H100, global
+# memory: Luo et al., "Benchmarking and dissecting the Nvidia Hopper GPU architecture via microbenchmarking"
+# (arXiv:2402.13499), rounded. The fma of A100 and later is taken to be Volta's; the H200 to be the H100's.
+_RECORDS = (
+    # 15 SMs of 192 + 64 units. Both peaks are at the base clock, 745 MHz, and not at the 875 MHz of its boost.
+    Device(
+        "K40c", "3.5", 15, 65_536, 48 << 10, 48 << 10, 2048, 745e6, 288e9, 1536 << 10,
+        (("float64", 1.43e12), ("float32", 4.29e12)), 331, _latencies(9, 10),
+    ),
+    # The float64 peak is 1/32 of the float32 one, 24 SMs of 4 units at 1114 MHz; the data sheet rounds it to 0.2.
+    Device(
+        "M40", "5.2", 24, 65_536, 96 << 10, 48 << 10, 2048, 1114e6, 288e9, 3 << 20,
+        (("float64", 0.2139e12), ("float32", 6.844e12)), 379, _latencies(6, 48),
+    ),
+    # The PCIe card of 16 GB. Its float16 is packed in the ordinary units, which is no tensor unit.
+    Device(
+        "P100", "6.0", 56, 65_536, 64 << 10, 48 << 10, 2048, 1303e6, 732e9, 4 << 20,
+        (("float64", 4.7e12), ("float32", 9.3e12)), 482, _latencies(6, 8),
+    ),
+    # SXM2.
+    Device(
+        "V100", "7.0", 80, 65_536, 96 << 10, 96 << 10, 2048, 1530e6, 900e9, 6 << 20,
+        (("float64", 7.8e12), ("float32", 15.7e12), ("float16", 125e12)), 362, _latencies(4, 8),
+    ),
+    # SXM4, 80 GB.
+    Device(
+        "A100", "8.0", 108, 65_536, 164 << 10, 163 << 10, 2048, 1410e6, 2039e9, 40 << 20,
+        (
+            ("float64", 9.7e12), ("float32", 19.5e12), ("float64_tensor", 19.5e12),
+            ("tf32", 156e12), ("float16", 312e12), ("bfloat16", 312e12),
+        ), 466, _latencies(4, 8),
+    ),
+    # SXM5, 80 GB. The tensor peaks are the dense ones: half of what the data sheet prints, which counts sparsity.
+    Device(
+        "H100", "9.0", 132, 65_536, 228 << 10, 227 << 10, 2048, 1980e6, 3350e9, 50 << 20,
+        (
+            ("float64", 33.5e12), ("float32", 66.9e12), ("float64_tensor", 66.9e12),
+            ("tf32", 494.7e12), ("float16", 989.4e12), ("bfloat16", 989.4e12),
+        ), 479, _latencies(4, 8),
+    ),
+)  # fmt: skip
+
+#: The published records, by the short name.
+KNOWN: Mapping[str, Device] = MappingProxyType(
+    # The H200 is the H100's processor with another memory; its level-2 cache is what the driver reports.
+    {d.name: d for d in (*_RECORDS, replace(_RECORDS[-1], name="H200", bandwidth=4800e9, l2=60 << 20))}
+)
+
+# What CUDA calls each of them. A form of the same GPU with other clocks or another memory (PCIe, NVL, 40 GB, a MIG
+# slice) is another device, and not found.
+_CALLED = {
+    "K40c": r"",
+    "M40": r"( 24GB)?",
+    "P100": r"(-PCIE-16GB)?",
+    "V100": r"(-SXM2-(16|32)GB)?",
+    "A100": r"(-SXM4-80GB)?",
+    "H100": r"( 80GB HBM3)?",
+    "H200": r"",
+}
+
+# Fused multiply-adds a cycle of one multiprocessor, by compute capability: "Arithmetic Instructions" of the CUDA C++
+# Programming Guide; of the tensor units, the architecture white papers. Consumer chips' tensor rates depend on the
+# product, and are left out.
+_FMA_UNITS: dict[str, dict[str, int]] = {
+    "3.5": {"float64": 64, "float32": 192},
+    "3.7": {"float64": 64, "float32": 192},
+    "5.0": {"float64": 4, "float32": 128},
+    "5.2": {"float64": 4, "float32": 128},
+    "5.3": {"float64": 4, "float32": 128},
+    "6.0": {"float64": 32, "float32": 64},
+    "6.1": {"float64": 4, "float32": 128},
+    "6.2": {"float64": 4, "float32": 128},
+    "7.0": {"float64": 32, "float32": 64, "float16": 512},
+    "7.5": {"float64": 2, "float32": 64},
+    "8.0": {"float64": 32, "float32": 64, "float64_tensor": 64, "tf32": 512, "float16": 1024, "bfloat16": 1024},
+    "8.6": {"float64": 2, "float32": 128},
+    "8.7": {"float64": 2, "float32": 128},
+    "8.9": {"float64": 2, "float32": 128},
+    "9.0": {"float64": 64, "float32": 128, "float64_tensor": 128, "tf32": 1024, "float16": 2048, "bfloat16": 2048},
+    "10.0": {"float64": 64, "float32": 128},
+    "12.0": {"float64": 2, "float32": 128},
+}
+# The measured latencies of the known GPU of the same generation; of the newest known one for what came after.
+_GENERATIONS = {3: "K40c", 5: "M40", 6: "P100", 7: "V100", 8: "A100", 9: "H100"}
+
+
+def find(name: str) -> Device | None:
+    """Find the published record of a GPU.
+
+    Parameters
+    ----------
+    name : str
+        As CUDA reports it, for example ``"NVIDIA A100-SXM4-80GB"``, or the short name; in any case.
+
+    Returns
+    -------
+    Device or None
+        None where the name is of no known GPU, a form of one with other rates included.
+    """
+    for short, rest in _CALLED.items():
+        if re.fullmatch(rf"(NVIDIA )?(Tesla )?{short}{rest}", name.strip(), re.IGNORECASE):
+            return KNOWN[short]
+    return None
+
+
+def from_attributes(attributes: Mapping[str, Any]) -> Device:
+    """Make the record of a GPU from what CUDA reports of it; pure.
+
+    Parameters
+    ----------
+    attributes : mapping
+        The fields of CUDA's ``cudaDeviceProp`` by their names there: ``name`` (bytes or str), ``major``, ``minor``,
+        ``multiProcessorCount``, ``regsPerMultiprocessor``, ``sharedMemPerMultiprocessor``, ``sharedMemPerBlockOptin``
+        (bytes), ``maxThreadsPerMultiProcessor``, ``l2CacheSize`` (bytes), ``clockRate``, ``memoryClockRate`` (kHz)
+        and ``memoryBusWidth`` (bits).
+
+    Returns
+    -------
+    Device
+        Sizes as reported. The rates of a known GPU (`find`) as published; of another, bandwidth = 2 · memory clock ·
+        bus width / 8 and peak = 2 · units · multiprocessors · clock, with no peaks where the units of its compute
+        capability are not known. The latencies are those measured on a GPU of its generation.
+
+    Raises
+    ------
+    ValueError
+        If an attribute is missing, or a clock or the bus width is not positive and the GPU is not a known one.
+    """
+    try:
+        name = attributes["name"]
+        name = name.decode() if isinstance(name, bytes) else name
+        major, multiprocessors = attributes["major"], attributes["multiProcessorCount"]
+        capability = f"{major}.{attributes['minor']}"
+        published = find(name)
+        if published is not None:
+            clock, bandwidth, peaks = published.clock_hz, published.bandwidth, published.peaks
+        else:
+            rates = {key: attributes[key] for key in ("clockRate", "memoryClockRate", "memoryBusWidth")}
+            if min(rates.values()) <= 0:
+                raise ValueError(f"{name} reports {rates}; expected positive clocks and bus width")
+            clock = rates["clockRate"] * 1e3
+            # Two transfers a clock: every memory of a GPU since GDDR3 has been of double data rate.
+            bandwidth = 2 * rates["memoryClockRate"] * 1e3 * rates["memoryBusWidth"] / 8
+            units = _FMA_UNITS.get(capability, {})
+            peaks = tuple((unit, 2 * each * multiprocessors * clock) for unit, each in units.items())
+        kin = KNOWN[_GENERATIONS.get(major, "H100")]
+        return Device(
+            name,
+            capability,
+            multiprocessors,
+            attributes["regsPerMultiprocessor"],
+            attributes["sharedMemPerMultiprocessor"],
+            attributes["sharedMemPerBlockOptin"],
+            attributes["maxThreadsPerMultiProcessor"],
+            clock,
+            bandwidth,
+            attributes["l2CacheSize"],
+            peaks,
+            kin.memory_latency,
+            kin.compute_latency,
+        )
+    except KeyError as error:
+        raise ValueError(f"attribute {error.args[0]!r} is missing; got {', '.join(sorted(attributes))}") from None
+
+
+def live(index: int = 0) -> Device:
+    """Read one GPU of this machine through CuPy.
+
+    Parameters
+    ----------
+    index : int
+        CUDA's number for it in this process.
+
+    Returns
+    -------
+    Device
+        As `from_attributes` makes it.
+
+    Raises
+    ------
+    ImportError
+        If CuPy is not installed.
+    cupy.cuda.runtime.CUDARuntimeError
+        If there is no such GPU.
+    """
+    from cupy.cuda import runtime
+
+    # CUDA 13 took the clocks out of the properties; as attributes (of these numbers, in driver_types.h) they stay.
+    numbers = {"clockRate": 13, "memoryClockRate": 36, "memoryBusWidth": 37}
+    rates = {key: runtime.deviceGetAttribute(number, index) for key, number in numbers.items()}
+    return from_attributes({**runtime.getDeviceProperties(index), **rates})

@@ -1,0 +1,389 @@
+"""The performance model of TSM2 (Algorithm 5), and the roofline that no kernel beats.
+
+C (m × w) = A (m × k) · B (k × w), A large and w narrow. In TSM2 a thread owns a row: it keeps t2 sums of C, fetches t3
+elements of A at a time, and t1 threads make a block, which holds t1 × t2 of B in shared memory. So A is read ⌈w/t2⌉
+times, and the model asks which (t1, t2, t3) keep enough loads or operations in flight to saturate the one unit that
+bounds the product. With s the bytes of an element, P the peak and BW the bandwidth::
+
+    registers a thread    R = c + (3·t2 + 2·t3) · s/4      next and current B, sums of C; next and current A
+    shared memory         S = t2·s                         bytes a thread
+    occupancy             Occ = min(threads, registers/R, shared memory/S), a multiple of t1
+    memory                Util = min(1, Occ·t3·s / (latency·BW/SMs))        Little's law
+    arithmetic            Util = min(1, Occ·t2·t3 / (latency·P/SMs))
+    threshold             t2* = P·s/BW                     where t2·t3/P = t3·s/BW
+    f_mem = ⌈w/t2⌉·m·k·s / (BW·Util)    f_comp = m·k·w / (P·Util)
+
+Source: Chen et al., "TSM2: Optimizing tall-and-skinny matrix-matrix multiplication on GPUs", ICS 2019, sections 3.6.2
+and 3.6.3, Algorithm 5; the formulas are rebuilt from the text.
+
+Two ways of counting. A peak counts a fused multiply-add as two operations; the paper's thresholds (K40c 40, M40 6,
+P100 50 in float64) come out only if the product's work counts it as one. ``flops_per_fma=1``, the default, is the
+paper's; with ``flops_per_fma=2`` the thresholds halve to the physical crossover (20, 3, 25), and no prediction is below
+the roofline of its arithmetic.
+
+What this gives of the paper's picks, as (t2, t3, t1) in float64 at w = 16, and what it does not:
+
+- K40c, 16, 4, 128: `choose` returns 16, 3, 128. t2 = w at all the paper's w; but the memory is saturated from t3 = 3 on
+  (at w = 2 and 4 from 1, at w = 8 from 2). 4 would take a latency of 358 to 476 cycles, and 331 are measured.
+- M40, 8, 4, 256: `choose` returns 8, 1, 128, bound by arithmetic, which every t3 saturates.
+- P100, 4, 4, 128: `choose` returns 16, 2, 256. No c and no latency make it 4: fewer columns at a time leave room for
+  more threads, but never for so many more as there are more passes over A. That pick has a reason outside of the model.
+
+The paper's picks for the K40c and the M40 are predicted as fast as those of `choose`, that for the P100 four times as
+slow. Given the paper's t2 and t3, `block_threads` returns its t1 on all three.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, floor, inf
+from typing import Any
+
+import numpy as np
+
+from tsapps.kernels.device import Device
+
+__all__ = [
+    "Prediction",
+    "block_threads",
+    "choose",
+    "compute_seconds",
+    "compute_utilisation",
+    "descend",
+    "floor_seconds",
+    "memory_seconds",
+    "memory_utilisation",
+    "occupancy",
+    "predict",
+    "registers",
+    "shared_memory",
+    "threshold",
+]
+
+#: c, the registers of a thread apart from its tiles: pointers, sizes, counters. The paper measures it and does not
+#: print it. Calibrated, one value for every device: with 12 to 16, and no other, `block_threads` returns the paper's
+#: t1 for its (t2, t3) at w = 16 on all three of its GPUs; with 15 and 16 on the K40c at w = 2 and 4 too, not at w = 8.
+SETUP_REGISTERS = 16
+#: A thread can have no more: an instruction names a register in eight bits, and one of the names is zero.
+MAX_REGISTERS = 255
+#: The t1 considered. Of fewer threads than 128 not every multiprocessor holds as many as it can: 16 blocks are the most
+#: on the oldest of the GPUs. More than 1024 is no block.
+BLOCKS = (128, 256, 512, 1024)
+#: The largest t3 considered; the sums of C have the better use for more registers.
+T3_MAX = 8
+_WARP = 32
+_ITEMSIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A predicted time in seconds, and the unit that bounds it: ``"memory"`` or ``"compute"``."""
+
+    seconds: float
+    bound: str
+
+
+def _itemsize(dtype: Any, *, arithmetic: bool = True) -> tuple[str, int]:
+    """Return the name of a dtype and its bytes; with `arithmetic`, of those that the model knows."""
+    known = ("float64", "float32") if arithmetic else tuple(_ITEMSIZES)
+    try:
+        name = dtype if isinstance(dtype, str) and dtype in _ITEMSIZES else np.dtype(dtype).name
+    except TypeError:
+        name = repr(dtype)
+    if name not in known:
+        raise ValueError(f"dtype is {name}; expected one of {', '.join(known)}")
+    return name, _ITEMSIZES[name]
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+            raise TypeError(f"{name} is {size!r}; expected an int")
+        if size < 1:
+            raise ValueError(f"{name} is {size}; expected at least 1")
+
+
+def _check_convention(flops_per_fma: int) -> None:
+    if flops_per_fma not in (1, 2):
+        raise ValueError(f"flops_per_fma is {flops_per_fma!r}; expected 1 (the paper's count) or 2 (the peak's)")
+
+
+# The continuous forms, for the descent too: t2 and t3 may be any positive numbers.
+
+
+def _registers(itemsize: int, t2: float, t3: float) -> float:
+    return SETUP_REGISTERS + (3 * t2 + 2 * t3) * itemsize / 4
+
+
+def _occupancy(device: Device, itemsize: int, t2: float, t3: float) -> float:
+    return min(
+        device.max_threads,
+        device.registers / _registers(itemsize, t2, t3),
+        device.shared_memory / (t2 * itemsize),
+    )
+
+
+def _memory_utilisation(device: Device, itemsize: int, threads: float, t3: float) -> float:
+    need = device.memory_latency / device.clock_hz * device.bandwidth / device.multiprocessors
+    return min(1.0, threads * t3 * itemsize / need)
+
+
+def _compute_utilisation(device: Device, name: str, threads: float, t2: float, t3: float, flops_per_fma: int) -> float:
+    need = device.fma_latency(name) / device.clock_hz * device.peak(name) / device.multiprocessors
+    return min(1.0, threads * t2 * t3 * flops_per_fma / need)
+
+
+def registers(dtype: Any, t2: int, t3: int) -> int:
+    """Return the 32-bit registers of a thread, R; see the module. More than 255 would spill."""
+    _check_sizes(t2=t2, t3=t3)
+    return round(_registers(_itemsize(dtype)[1], t2, t3))
+
+
+def shared_memory(dtype: Any, t2: int) -> int:
+    """Return the bytes of shared memory for each thread of a block, S; a block has t1·S."""
+    _check_sizes(t2=t2)
+    return t2 * _itemsize(dtype)[1]
+
+
+def occupancy(device: Device, dtype: Any, t1: int, t2: int, t3: int) -> int:
+    """Return the threads that a multiprocessor holds at once.
+
+    Parameters
+    ----------
+    device : Device
+    dtype : {"float32", "float64"} or the like of a NumPy dtype
+    t1, t2, t3 : int
+        Threads a block, columns of C at a time, and elements of A fetched at a time; at least 1.
+
+    Returns
+    -------
+    int
+        A multiple of t1; 0 where no block fits.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these.
+    """
+    _check_sizes(t1=t1, t2=t2, t3=t3)
+    _, itemsize = _itemsize(dtype)
+    if t1 * shared_memory(dtype, t2) > device.shared_memory_per_block:
+        return 0
+    return floor(_occupancy(device, itemsize, t2, t3) / t1) * t1
+
+
+def memory_utilisation(device: Device, dtype: Any, t1: int, t2: int, t3: int) -> float:
+    """Return the part of the bandwidth that the loads in flight sustain, from 0 to 1; arguments as of `occupancy`."""
+    threads = occupancy(device, dtype, t1, t2, t3)
+    return _memory_utilisation(device, _itemsize(dtype)[1], threads, t3)
+
+
+def compute_utilisation(device: Device, dtype: Any, t1: int, t2: int, t3: int, *, flops_per_fma: int = 1) -> float:
+    """Return the part of the peak that the operations in flight sustain, from 0 to 1; arguments as of `occupancy`."""
+    _check_convention(flops_per_fma)
+    threads = occupancy(device, dtype, t1, t2, t3)
+    return _compute_utilisation(device, _itemsize(dtype)[0], threads, t2, t3, flops_per_fma)
+
+
+def threshold(device: Device, dtype: Any, *, flops_per_fma: int = 1) -> float:
+    """Return t2*, the columns at a time past which arithmetic takes longer than reading A.
+
+    Parameters
+    ----------
+    device : Device
+    dtype : {"float32", "float64"} or the like of a NumPy dtype
+    flops_per_fma : {1, 2}
+        What a multiply-add of the product counts against the peak: 1 as in the paper, 2 as in the peak itself.
+
+    Returns
+    -------
+    float
+        P·s / (BW·flops_per_fma).
+
+    Raises
+    ------
+    ValueError
+        If an argument is none of these, or the device has no peak for the dtype.
+    """
+    _check_convention(flops_per_fma)
+    name, itemsize = _itemsize(dtype)
+    return device.peak(name) * itemsize / (device.bandwidth * flops_per_fma)
+
+
+def memory_seconds(device: Device, m: int, k: int, w: int, dtype: Any, t1: int, t2: int, t3: int) -> float:
+    """Return f_mem, the seconds to read A ⌈w/t2⌉ times; infinite where no block fits. Arguments as of `predict`."""
+    _check_sizes(m=m, k=k, w=w)
+    utilisation = memory_utilisation(device, dtype, t1, t2, t3)
+    return -(-w // t2) * m * k * _itemsize(dtype)[1] / (device.bandwidth * utilisation) if utilisation else inf
+
+
+def compute_seconds(
+    device: Device, m: int, k: int, w: int, dtype: Any, t1: int, t2: int, t3: int, *, flops_per_fma: int = 1
+) -> float:
+    """Return f_comp, the seconds of the arithmetic; infinite where no block fits. Arguments as of `predict`."""
+    _check_sizes(m=m, k=k, w=w)
+    utilisation = compute_utilisation(device, dtype, t1, t2, t3, flops_per_fma=flops_per_fma)
+    return flops_per_fma * m * k * w / (device.peak(_itemsize(dtype)[0]) * utilisation) if utilisation else inf
+
+
+def predict(
+    device: Device, m: int, k: int, w: int, dtype: Any, t1: int, t2: int, t3: int, *, flops_per_fma: int = 1
+) -> Prediction:
+    """Predict the time of TSM2 with prefetch.
+
+    Loads and arithmetic overlap, so the slower of the two is the time. Reading B and writing C are left out, as in the
+    paper; so is that few rows may not fill the GPU.
+
+    Parameters
+    ----------
+    device : Device
+    m, k, w : int
+        A is m × k, B is k × w; at least 1.
+    dtype : {"float32", "float64"} or the like of a NumPy dtype
+    t1, t2, t3 : int
+        Threads a block, columns of C at a time, and elements of A fetched at a time; at least 1.
+    flops_per_fma : {1, 2}
+        What a multiply-add of the product counts against the peak: 1 as in the paper, 2 as in the peak itself.
+
+    Returns
+    -------
+    Prediction
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these, or no block of t1 threads fits a multiprocessor.
+    """
+    memory = memory_seconds(device, m, k, w, dtype, t1, t2, t3)
+    compute = compute_seconds(device, m, k, w, dtype, t1, t2, t3, flops_per_fma=flops_per_fma)
+    if memory == inf:
+        raise ValueError(
+            f"no block of t1={t1}, t2={t2}, t3={t3} in {_itemsize(dtype)[0]} fits {device.name}; "
+            f"expected fewer threads or smaller tiles"
+        )
+    return Prediction(compute, "compute") if compute > memory else Prediction(memory, "memory")
+
+
+def block_threads(device: Device, dtype: Any, t2: int, t3: int) -> int:
+    """Return t1 for given tiles.
+
+    The paper times every t1 that divides the occupancy. Here it is the t1 of `BLOCKS` that keeps the most threads
+    resident, and the largest of those, which reads B the fewest times.
+    """
+    return max(BLOCKS, key=lambda t1: (occupancy(device, dtype, t1, t2, t3), t1))
+
+
+def choose(device: Device, m: int, k: int, w: int, dtype: Any, *, flops_per_fma: int = 1) -> tuple[int, int, int]:
+    """Choose t1, t2 and t3 as Algorithm 5 does, by trying every one.
+
+    With w ≤ t2* the product is bound by memory: the smallest f_mem over 1 ≤ t2 ≤ w. Else the faster of the smallest
+    f_comp over t2* ≤ t2 ≤ w and the smallest f_mem over t2 < t2*. Many tiles saturate the unit and tie, of which the
+    paper says nothing: here the one is taken that `predict` has fastest (arithmetic at its peak must still not wait for
+    too many passes over A), then the one of the fewest registers. t1 comes last, from `block_threads`.
+
+    Returns
+    -------
+    tuple of int
+        (t1, t2, t3). Arguments and errors as of `predict`.
+    """
+    _check_sizes(m=m, k=k, w=w)
+    limit = threshold(device, dtype, flops_per_fma=flops_per_fma)
+    best: tuple[tuple[float, float, int], int, int] | None = None
+    # The paper descends along the gradient. The domain is a few hundred points, so all of them are tried: exact, and
+    # with the true ⌈w/t2⌉, which has no gradient. `descend` is the paper's way.
+    for t2 in range(1, min(w, MAX_REGISTERS) + 1):
+        for t3 in range(1, T3_MAX + 1):
+            used = registers(dtype, t2, t3)
+            if used > MAX_REGISTERS or not occupancy(device, dtype, BLOCKS[0], t2, t3):
+                continue
+            # t1 is not known yet, and threads come by the warp.
+            memory = memory_seconds(device, m, k, w, dtype, _WARP, t2, t3)
+            compute = compute_seconds(device, m, k, w, dtype, _WARP, t2, t3, flops_per_fma=flops_per_fma)
+            objective = compute if w > limit and t2 >= limit else memory
+            rank = (objective, max(memory, compute), used)
+            if best is None or rank < best[0]:
+                best = rank, t2, t3
+    if best is None:
+        raise ValueError(f"no tile fits {device.name}, not t2 = t3 = 1 in {_itemsize(dtype)[0]}")
+    _, t2, t3 = best
+    return block_threads(device, dtype, t2, t3), t2, t3
+
+
+def descend(device: Device, w: int, dtype: Any, *, flops_per_fma: int = 1) -> tuple[int, int]:
+    """Choose t2 and t3 by gradient descent, as printed: from t2 = t3 = 1, step 0.1, stop at 1e-4, round to the nearest.
+
+    What the paper leaves open is decided so. The objective is the time relative to one pass over A, or to the
+    arithmetic at its peak, since a fixed step means nothing in seconds. ⌈w/t2⌉ is w/t2, and no count is rounded on the
+    way. Steps are clipped to the bounds on t2 and to 1 ≤ t3 ≤ `T3_MAX`. It stops when neither moves by more than 1e-4.
+
+    Bound by memory, and w ≤ 32, it ends at the t2 of `choose` and within one of its t3. Bound by arithmetic it stays
+    where it enters, at t2 = ⌈t2*⌉ and t3 = 1: the units are saturated there, and the gradient is zero. Wider than that,
+    it runs into tiles that need more registers than a thread can have, of which Algorithm 5 knows nothing.
+
+    Returns
+    -------
+    tuple of int
+        (t2, t3). Arguments and errors as of `choose`.
+    """
+    _check_sizes(w=w)
+    name, itemsize = _itemsize(dtype)
+    limit = threshold(device, dtype, flops_per_fma=flops_per_fma)
+
+    def memory(t2: float, t3: float) -> float:
+        return w / t2 / _memory_utilisation(device, itemsize, _occupancy(device, itemsize, t2, t3), t3)
+
+    def compute(t2: float, t3: float) -> float:
+        threads = _occupancy(device, itemsize, t2, t3)
+        return 1 / _compute_utilisation(device, name, threads, t2, t3, flops_per_fma)
+
+    if w <= limit:
+        return _descent(memory, 1.0, float(w))
+    by_compute = _descent(compute, float(max(1, ceil(limit))), float(w))
+    if limit <= 1:
+        return by_compute
+    by_memory = _descent(memory, 1.0, float(max(1, ceil(limit) - 1)))
+    # Both relative to one pass over A: the arithmetic alone takes w/t2* passes.
+    return by_compute if w / limit * compute(*by_compute) <= memory(*by_memory) else by_memory
+
+
+def _descent(objective: Callable[[float, float], float], lowest: float, highest: float) -> tuple[int, int]:
+    """Descend over lowest ≤ t2 ≤ highest and 1 ≤ t3 ≤ T3_MAX from the smallest of both."""
+    t2, t3, step, stop, h = lowest, 1.0, 0.1, 1e-4, 1e-6
+    # At a kink of the objective a fixed step swings to and fro for ever; it has long been near the place by then.
+    for _ in range(100_000):
+        slope2 = (objective(t2 + h, t3) - objective(t2 - h, t3)) / (2 * h)
+        slope3 = (objective(t2, t3 + h) - objective(t2, t3 - h)) / (2 * h)
+        next2 = min(max(t2 - step * slope2, lowest), highest)
+        next3 = min(max(t3 - step * slope3, 1.0), float(T3_MAX))
+        moved = max(abs(next2 - t2), abs(next3 - t3))
+        t2, t3 = next2, next3
+        if moved < stop:
+            break
+    return round(t2), round(t3)
+
+
+def floor_seconds(device: Device, m: int, k: int, w: int, dtype: Any, unit: str) -> float:
+    """Return the roofline: the time that no kernel of a product can go below.
+
+    Parameters
+    ----------
+    device : Device
+    m, k, w : int
+        A is m × k, B is k × w; at least 1.
+    dtype : {"float64", "float32", "float16", "bfloat16"} or the like of a NumPy dtype
+        Of A, B and C.
+    unit : str
+        The unit that multiplies, one of the device's peaks: ``"float64"``, ``"tf32"`` …
+
+    Returns
+    -------
+    float
+        max((m·k + k·w + m·w)·s / bandwidth, 2·m·k·w / peak), a multiply-add being two operations.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these, or the device has no such unit.
+    """
+    _check_sizes(m=m, k=k, w=w)
+    _, itemsize = _itemsize(dtype, arithmetic=False)
+    return max((m * k + k * w + m * w) * itemsize / device.bandwidth, 2 * m * k * w / device.peak(unit))

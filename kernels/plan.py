@@ -1,0 +1,179 @@
+"""The choice of a kernel: a pure function from a problem and a device to a plan."""
+
+from dataclasses import dataclass, replace
+from math import gcd
+
+from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
+
+__all__ = ["Plan", "instantiate"]
+
+ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfloat16": "ptx::Bfloat16"}
+SUM = {"float64": "double", "float32": "float", "float16": "float", "bfloat16": "float"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How tall_skinny.cuh is instantiated; the names are those of its comments.
+
+    Attributes
+    ----------
+    tile_m, tile_n, depth : int
+        Rows and columns of C in a tile; what a stage adds of the sum over k.
+    warps_m, warps_n, warps_k : int
+        Warps that share rows, columns and depth of a tile.
+    stages : int
+        Of the ring.
+    blocks : int
+        A multiprocessor.
+    keep_b : bool
+        Whether all of B stays in shared memory.
+    products : {3, 6}
+        tf32 products of one of float32.
+    stretch : int
+        Words a lane that are summed in the tensor cores before a rounded addition.
+    fold : int
+        Lines of packed operands that are taken as one.
+    """
+
+    dtype: str
+    tile_m: int
+    tile_n: int
+    depth: int
+    warps_m: int = 1
+    warps_n: int = 1
+    warps_k: int = 1
+    stages: int = 4
+    blocks: int = 1
+    keep_b: bool = False
+    gram: bool = False
+    products: int = 3
+    stretch: int = 8
+    fold: int = 1
+    stride: int = 1
+    a_along: bool = True
+    b_along: bool = False
+    a_unit: int = 16
+    b_unit: int = 16
+    a_packed: bool = False
+    b_packed: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads a block."""
+        return 32 * self.warps_m * self.warps_n * self.warps_k
+
+    def struct(self) -> str:
+        """Return the plan as the C++ class that the kernel is instantiated with."""
+        element = ELEMENT[self.dtype]
+
+        def operand(along: bool, outer: int, unit: int, packed: bool) -> str:
+            return (
+                f"tsm2::Operand<{element}, {str(along).lower()}, {outer}, {self.depth}, {unit}, "
+                f"{str(packed).lower()}, {self.stride}>"
+            )
+
+        integers = {
+            "kTileM": self.tile_m,
+            "kTileN": self.tile_n,
+            "kDepth": self.depth,
+            "kWarpsM": self.warps_m,
+            "kWarpsN": self.warps_n,
+            "kWarpsK": self.warps_k,
+            "kStages": self.stages,
+            "kBlocksAMultiprocessor": self.blocks,
+            "kProducts": self.products,
+            "kStretch": self.stretch,
+            "kStride": self.stride,
+        }
+        return "\n".join(
+            [
+                "struct Plan {",
+                f"  using Element = {element};",
+                f"  using A = {operand(self.a_along, self.tile_m, self.a_unit, self.a_packed)};",
+                f"  using B = {operand(self.b_along, self.tile_n, self.b_unit, self.b_packed)};",
+                *(f"  static constexpr int {name} = {value};" for name, value in integers.items()),
+                f"  static constexpr bool kKeepB = {str(self.keep_b).lower()}, kGram = {str(self.gram).lower()};",
+                "};",
+            ]
+        )
+
+    def epilogue(self) -> str:
+        """Return the epilogue that stores C."""
+        element, total = ELEMENT[self.dtype], SUM[self.dtype]
+        if self.fold > 1:
+            rows, columns = self.tile_m // self.fold, self.tile_n // self.fold
+            return f"tsm2::StoreFolded<{element}, {total}, {self.fold}, {rows}, {columns}>"
+        return f"tsm2::Store<{element}, {total}, {self.tile_n // self.warps_n}>"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block; the kernel's own arithmetic."""
+
+        def tile(outer: int) -> int:
+            return -(-outer * self.depth * ITEMSIZE[self.dtype] // 128) * 128
+
+        a, b = tile(self.tile_m), 0 if self.gram else tile(self.tile_n)
+        ring = self.stages * (a + (0 if self.keep_b else b)) + (b if self.keep_b else 0)
+        size = 8 if self.dtype == "float64" else 4
+        rows, columns = self.tile_m // self.warps_m, self.tile_n // self.warps_n
+        row_blocks, column_blocks = -(-rows // 16), -(-columns // 8)
+        sums = self.warps_m * self.warps_n * 16 * 8 * (column_blocks // 2 * 2 + 1) * size
+        handed_over = self.warps_m * self.warps_n * self.warps_k // 2 * 32 * 4 * row_blocks * column_blocks * size
+        return ring + max(sums, handed_over if self.warps_k > 1 else 0)
+
+    @property
+    def tile_sums(self) -> int:
+        """Sums of one tile in the workspace."""
+        rows, columns = self.tile_m // self.warps_m, self.tile_n // self.warps_n
+        return self.warps_m * self.warps_n * 32 * 4 * -(-rows // 16) * -(-columns // 8)
+
+    def units(self, m: int, k: int, w: int) -> int:
+        """Return how many units a product of this size has."""
+        return -(-m // self.tile_m) * -(-w // self.tile_n) * -(-k // self.depth)
+
+
+def instantiate(plan: Plan, problem: Problem) -> Plan:
+    """Fill in what follows from the operands' layouts: units of copy, packing, the stride of depths.
+
+    Raises
+    ------
+    ValueError
+        If an operand's lines are not even aligned to an element of it.
+    """
+    size = problem.itemsize
+    sides = ((problem.a, plan.tile_m, problem.m), (problem.b, plan.tile_n, problem.w))
+    filled, strides = [], []
+    for layout, outer, extent in sides:
+        length, whole = (plan.depth, problem.k) if layout.along_depth else (outer, extent)
+        lines = outer if layout.along_depth else plan.depth
+        line_bytes = length * size
+        unit = gcd(gcd(layout.alignment, line_bytes), 16)
+        # Whole lines without a gap are one piece, whatever their length.
+        packed = unit < 16 and layout.leading == length == whole and lines * line_bytes % 16 == 0
+        if packed:
+            unit = layout.base_alignment
+        if unit < size:
+            raise ValueError(f"an operand of {problem.dtype} lies at a multiple of {unit} bytes only")
+        filled.append((layout.along_depth, unit, packed))
+        strides.append(_stride(layout.along_depth, length, size))
+    stride = max(strides)
+    (a_along, a_unit, a_packed), (b_along, b_unit, b_packed) = filled
+    return replace(
+        plan,
+        stride=stride,
+        a_along=a_along,
+        b_along=b_along,
+        a_unit=a_unit,
+        b_unit=b_unit,
+        a_packed=a_packed,
+        b_packed=b_packed,
+    )
+
+
+def _stride(along_depth: bool, length: int, size: int) -> int:
+    """Return by how many words depths are dealt to lanes so that an operand's lines fall in different banks."""
+    if along_depth:
+        return 8 if length * size % 8 == 4 and length >= 32 else 1
+    if size == 2:
+        return 4 // gcd(4, length)
+    return 8 // gcd(8, length * size // 4)

@@ -1,0 +1,109 @@
+// What the tensor cores multiply, by element type: how the elements of an operand become words of a fragment, and one
+// 16 × 8 block of sums from them.
+//
+//   Tensor<T>::Word        what one register of a fragment holds: one element, or two halves that follow along the depth
+//   Tensor<T>::Sum         what is summed in
+//   Tensor<T>::Parts       a word, ready to be multiplied
+//   Tensor<T>::multiply    d (16 × 8) += a (16 × 2 words of four lanes) · b (2 words of four lanes × 8)
+//
+// With g = lane / 4 and t = lane % 4, a[i] is row g + 8·(i % 2), b[i] is column g; word i / 2 (i) of lane t. Which
+// elements along the depth these are does not matter as long as A and B agree: a sum may be taken in any order.
+//
+// float is multiplied as tf32 in `kProducts` products. An element is the sum of tf32 parts, x = x₁ + x₂ (+ x₃), of 11
+// bits each, the first two rounded to nearest. Three products, x₁y₂ + x₂y₁ + x₁y₁, leave out no more than 2⁻²² of |xy|
+// for x₂y₂ and as much for what is below x₂; six products leave out less than 2⁻³¹. Tensor cores truncate as they add, so
+// sums stay in them only over a stretch of the depth, and are then added by ordinary rounded additions.
+#pragma once
+#include "kernels/ptx.cuh"
+
+template <typename T, int kProducts>
+struct Tensor;
+
+template <int kProducts>
+struct Tensor<double, kProducts> {
+  using Word = double;
+  using Sum = double;
+  using Parts = double;
+  static constexpr bool kRounds = true;
+
+  static __device__ Parts parts(Word word) { return word; }
+  static __device__ void multiply(Sum (&d)[4], const Parts (&a)[4], const Parts (&b)[2]) {
+#if defined(TSA_HOST) || __CUDA_ARCH__ >= 900
+    ptx::mma_m16n8k8(d, a, b);
+#else
+    double half[2];
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      half[0] = d[i], half[1] = d[i + 1];
+#pragma unroll
+      for (int word = 0; word < 2; ++word) {
+        const double left[1] = {a[i / 2 + 2 * word]}, right[1] = {b[word]};
+        ptx::mma_m8n8k4(half, left, right);
+      }
+      d[i] = half[0], d[i + 1] = half[1];
+    }
+#endif
+  }
+};
+
+template <int kProducts>
+struct Tensor<float, kProducts> {
+  static_assert(kProducts == 3 || kProducts == 6, "two parts of an element, or three");
+  static constexpr int kParts = kProducts / 3 + 1;
+  using Word = float;
+  using Sum = float;
+  struct Parts {
+    float at[kParts];
+  };
+  static constexpr bool kRounds = false;
+
+  static __device__ Parts parts(Word word) {
+    Parts parts;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      // The last part may have more bits than a tf32; the tensor cores drop them.
+      parts.at[i] = i + 1 < kParts ? ptx::to_tf32(word) : word;
+      word -= parts.at[i];
+    }
+    return parts;
+  }
+  static __device__ void multiply(Sum (&d)[4], const Parts (&a)[4], const Parts (&b)[2]) {
+    // The smallest products first.
+#pragma unroll
+    for (int order = kParts - 1; order >= 0; --order)
+#pragma unroll
+      for (int left = 0; left <= order; ++left) product(d, a, b, left, order - left);
+  }
+
+ private:
+  static __device__ void product(Sum (&d)[4], const Parts (&a)[4], const Parts (&b)[2], int left, int right) {
+    const float x[4] = {a[0].at[left], a[1].at[left], a[2].at[left], a[3].at[left]};
+    const float y[2] = {b[0].at[right], b[1].at[right]};
+    ptx::mma_m16n8k8(d, x, y);
+  }
+};
+
+// Halves: one product, float sums. A word is a pair, the first in its lower half.
+template <typename T>
+struct TensorOfHalves {
+  using Word = unsigned;
+  using Sum = float;
+  using Parts = unsigned;
+  static constexpr bool kRounds = false;
+
+  static __device__ Parts parts(Word word) { return word; }
+};
+
+template <int kProducts>
+struct Tensor<ptx::Half, kProducts> : TensorOfHalves<ptx::Half> {
+  static __device__ void multiply(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    ptx::mma_m16n8k16_f16(d, a, b);
+  }
+};
+
+template <int kProducts>
+struct Tensor<ptx::Bfloat16, kProducts> : TensorOfHalves<ptx::Bfloat16> {
+  static __device__ void multiply(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    ptx::mma_m16n8k16_bf16(d, a, b);
+  }
+};

@@ -1,0 +1,145 @@
+// One operand of a product: how a tile of it comes to shared memory, and how a lane reads its words of it from there.
+//
+// Both operands of C = A · B are seen the same way: an operand has an *outer* index (the row of A and of C, or the column
+// of B and of C) and a *depth* index (the one that is summed over). In memory it is a set of lines, each contiguous:
+//
+//        along the depth                     across the depth
+//        depth →                             outer →
+//      ┌──────────────────┐ outer 0        ┌──────────────────┐ depth 0
+//      ├──────────────────┤       1        ├──────────────────┤       1
+//      ├──────────────────┤       2        ├──────────────────┤       2
+//       a row-major A, Aᵀ's                 a column-major A, a row-major B
+//
+// A tile is copied as it lies, 16 bytes at a time where its alignment allows, by cp.async: a thread waits for no load and
+// holds none in registers. What lies beyond the operand is filled with zeros, which add nothing.
+//
+// A lane (g = lane / 4, t = lane % 4) reads outer index 8·e + g and the depths of `Depth`, one word at a time. Two things
+// keep these reads free of bank conflicts. Depths are dealt to t in strides (kStride), and 16-byte pieces of a line lie
+// rotated by an exclusive or with the line's number (`rotation`), so that the 8 × 4 words of a warp fall in 32 banks.
+//
+// An app that makes an operand of its own (labels as a one-hot matrix, a difference of two matrices) gives the kernel a
+// class with the same members: Source, kBytes, copy() and word().
+#pragma once
+#include "kernels/tsm2/fragments.cuh"
+
+namespace tsm2 {
+
+constexpr int greatest_power_of_two(int divides, int at_most) {
+  int power = 1;
+  while (power < at_most && divides % (2 * power) == 0) power *= 2;
+  return power;
+}
+
+// Which depths word q of lane t holds, of `kDepth` that a warp goes through: `kPerWord` of them from
+// first(q) + t·step(q). Whole blocks of 4·kStride words are dealt kStride at a time, what is left one at a time.
+template <int kDepth, int kPerWord, int kStride>
+struct Depth {
+  static constexpr int kTotal = (kDepth + kPerWord - 1) / kPerWord;
+  static constexpr int kInBlocks = kTotal / (4 * kStride) * kStride;               // words a lane
+  static constexpr int kWords = kInBlocks + (kTotal - 4 * kInBlocks + 3) / 4;      // words a lane
+  static constexpr int step(int q) { return kPerWord * (q < kInBlocks ? kStride : 1); }
+  static constexpr int first(int q) {
+    return kPerWord * (q < kInBlocks ? q / kStride * 4 * kStride + q % kStride : 4 * q);
+  }
+};
+
+// kOuter × kDepth elements of type T. Copies are of `kUnit` bytes (16, 8, 4, or 2: by ordinary loads). With kPacked, the
+// operand's lines follow each other without a gap, and a tile is whole lines: one contiguous piece, whatever a line's
+// length. `kStride` is Depth's.
+template <typename T, bool kAlongDepth, int kOuter, int kDepth, int kUnit, bool kPacked, int kStride>
+struct Operand {
+  using Word = typename Tensor<T, 3>::Word;
+  static constexpr int kPerWord = sizeof(T) == 2 ? 2 : 1;
+  static constexpr int kLines = kAlongDepth ? kOuter : kDepth, kLength = kAlongDepth ? kDepth : kOuter;
+  static constexpr int kBytes = (kLines * kLength * (int)sizeof(T) + 127) / 128 * 128;
+
+  // Element (outer, depth) is data[outer·leading + depth] along the depth, data[depth·leading + outer] across it. A
+  // packed operand is `size` elements, of which its last line may have fewer than the others.
+  struct Source {
+    const T* data;
+    long long leading, outer, depth, size;
+  };
+
+  // A warp reads lines in groups of 8, 4 words of each, or of 4 lines, 8 words of each.
+  static constexpr int kGroup = sizeof(T) == 2 || (kAlongDepth && sizeof(T) == 4) ? 4 : 8;
+  static constexpr int kLineBytes = kLength * (int)sizeof(T);
+  static constexpr int kPeriod = greatest_power_of_two(kLineBytes / 4 * (kAlongDepth ? 1 : kPerWord * kStride), 32);
+  static constexpr bool kRotates = kLineBytes % (4 * kPeriod) == 0;
+
+  // By how many bytes, as an exclusive or, the line is rotated that the lane with this g (along) or t (across) reads.
+  static __device__ int rotation(int lane_index) {
+    return kRotates ? lane_index * kPeriod / 32 * (4 * kGroup) : 0;
+  }
+  static __device__ int rotation_of_line(int line) {
+    return rotation(kAlongDepth ? line % (kGroup == 4 ? 8 : 4) : line / (kPerWord * kStride) % 4);
+  }
+
+  // Starts copying the tile whose first element is (outer, depth); all threads of the block take part.
+  template <int kThreads>
+  static __device__ void copy(unsigned char* tile, const Source& from, long long outer, long long depth) {
+    constexpr int kElements = kUnit / (int)sizeof(T);
+    static_assert(kPacked ? kLines * kLineBytes % kUnit == 0 : kLineBytes % kUnit == 0, "a tile is whole units");
+    constexpr int kUnitsALine = kPacked ? 1 : kLineBytes / kUnit;
+    constexpr int kUnits = kPacked ? kLines * kLineBytes / kUnit : kLines * kUnitsALine;
+    const long long lines = kAlongDepth ? from.outer - outer : from.depth - depth;
+    const long long length = kAlongDepth ? from.depth - depth : from.outer - outer;
+    const T* begin = from.data + (kAlongDepth ? outer * from.leading + depth : depth * from.leading + outer);
+    const long long rest = from.size - (kAlongDepth ? outer : depth) * kLength;
+    const int elements = rest < kLines * kLength ? (int)rest : kLines * kLength;
+#pragma unroll
+    for (int i = 0; i < (kUnits + kThreads - 1) / kThreads; ++i) {
+      const int unit = i * kThreads + (int)threadIdx.x;
+      if (kUnits % kThreads != 0 && unit >= kUnits) break;
+      int left, to;
+      const T* source;
+      if (kPacked) {
+        left = elements - unit * kElements;
+        source = begin + unit * kElements;
+        to = unit * kUnit;
+      } else {
+        const int line = unit / kUnitsALine, at = unit % kUnitsALine * kElements;
+        left = line >= lines ? 0 : at + kElements <= length ? kElements : (int)length - at;
+        source = begin + line * from.leading + at;
+        to = line * kLineBytes + (at * (int)sizeof(T) ^ rotation_of_line(line));
+      }
+      left = left < 0 ? 0 : left < kElements ? left : kElements;
+      if constexpr (kUnit == 2) {
+        *reinterpret_cast<T*>(tile + to) = left ? *source : T{};
+      } else {
+        ptx::cp_async<kUnit>(tile + to, left ? source : from.data, left * (int)sizeof(T));
+      }
+    }
+  }
+
+  // Word q of Depths, at outer index first_outer + 8·e + g and from depth first_depth on.
+  template <typename Depths>
+  static __device__ Word word(const unsigned char* tile, int first_outer, int e, int first_depth, int q, int g, int t) {
+    const int in_line = 8 * e + g;
+    const int depth = first_depth + Depths::first(q) + t * Depths::step(q);
+    if ((kOuter % 8 != 0 && first_outer + in_line >= kOuter) || (kMasks<Depths> && depth >= kDepth)) return Word(0);
+    const int lane_index = kAlongDepth ? g % (kGroup == 4 ? 8 : 4) : q < Depths::kInBlocks ? t : -1;
+    const int turned = lane_index >= 0 ? rotation(lane_index) : rotation_of_line(depth);
+    // Rotation stays within a line's own bytes from first_outer (first_depth) on: plans share tiles in such pieces.
+    const unsigned char* at =
+        kAlongDepth ? tile + (first_outer + in_line) * kLineBytes + first_depth * (int)sizeof(T) +
+                          (((depth - first_depth) * (int)sizeof(T)) ^ turned)
+                    : tile + depth * kLineBytes + first_outer * (int)sizeof(T) + ((in_line * (int)sizeof(T)) ^ turned);
+    if constexpr (kPerWord == 1) {
+      return *reinterpret_cast<const Word*>(at);
+    } else {
+      const bool second = !kMasks<Depths> || depth + 1 < kDepth;
+      if constexpr (kAlongDepth && kLineBytes % 4 == 0) {
+        return *reinterpret_cast<const Word*>(at) & (second ? ~0u : 0xffffu);
+      } else {
+        const auto half = [&](int bytes) -> unsigned { return *reinterpret_cast<const unsigned short*>(at + bytes); };
+        return half(0) | (second ? half(kAlongDepth ? 2 : kLineBytes) : 0u) << 16;
+      }
+    }
+  }
+
+  // Whether some word lies beyond the tile.
+  template <typename Depths>
+  static constexpr bool kMasks = kDepth % (Depths::kWords * 4 * kPerWord) != 0;
+};
+
+}  // namespace tsm2

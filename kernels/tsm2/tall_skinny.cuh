@@ -1,0 +1,331 @@
+// C (m × n) = A (m × k) · B (k × n) with n small: TSM2R (m and k large), TSM2L (m large, k small) and TSMTTSM (m small, k
+// large: AᵀD). One kernel, instantiated by a plan.
+//
+//              k                    n          Both operands stream through a ring of stages in shared memory
+//      ┌────┬────┬────┐          ┌────┐        (operand.cuh), and warps multiply what a stage holds with the tensor
+//      │unit│unit│    │ tile    k│unit│        cores (fragments.cuh).
+//      ├────┼────┼────┤          ├────┤
+//    m │    │    │    │     ×    │unit│        A *tile* is kTileM rows of C by kTileN columns. A *unit* is the part of a
+//      └────┴────┴────┘          └────┘        tile that one stage adds: `kDepth` of the sum over k.
+//
+// The units of all tiles, tile by tile, are dealt to the blocks in equal, contiguous shares, whatever the shape: a block
+// may have many small tiles (TSM2L), a part of one (TSMTTSM), or the end of one tile and the beginning of the next
+// (TSM2R). So every multiprocessor has the same work, and the memory is kept busy to the end.
+//
+// Within a tile, kWarpsM × kWarpsN × kWarpsK warps share rows, columns and depth. Blocks that share a tile write their
+// sums to `partial`; the last to arrive adds them in the order of the blocks, 16 at a time: the same bits on every run.
+//
+// Why it is fast: each operand is read once, with up to kStages − 1 stages on their way, more bytes than latency times
+// bandwidth needs; the tensor cores leave the arithmetic hidden behind the reads, and threads free to move data.
+#pragma once
+#include "kernels/tsm2/epilogue.cuh"
+#include "kernels/tsm2/operand.cuh"
+#include "kernels/tsm2/simt.cuh"
+
+namespace tsm2 {
+
+// What the launch says: k, and how many units there are. The rest follows.
+struct Work {
+  long long m, n, k;
+};
+
+// A tile of C and a place in its depth.
+struct Place {
+  long long row, column, depth;
+};
+
+// Goes through the units in order.
+template <typename Plan>
+class Cursor {
+ public:
+  __device__ Cursor(const Work& work, long long unit) : work_(work) {
+    const long long depths = (work.k + Plan::kDepth - 1) / Plan::kDepth;
+    const long long tile = unit / depths, tiles = (work.m + Plan::kTileM - 1) / Plan::kTileM;
+    at_ = {tile % tiles * Plan::kTileM, tile / tiles * Plan::kTileN, (unit - tile * depths) * Plan::kDepth};
+  }
+  __device__ const Place& operator*() const { return at_; }
+  // Whether this unit is the last one of its tile.
+  __device__ bool ends_tile() const { return at_.depth + Plan::kDepth >= work_.k; }
+  __device__ void advance() {
+    at_.depth += Plan::kDepth;
+    if (at_.depth < work_.k) return;
+    at_.depth = 0;
+    at_.row += Plan::kTileM;
+    if (at_.row < work_.m) return;
+    at_.row = 0;
+    at_.column += Plan::kTileN;
+  }
+
+ private:
+  const Work& work_;
+  Place at_;
+};
+
+// True in every thread of the block that arrives as the last of `expected`. What the others wrote before is then visible.
+// `arrived` is zero before the first, and zero again afterwards.
+__device__ inline bool last_of(unsigned* arrived, unsigned expected) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicAdd(arrived, 1u) == expected - 1;
+    if (last) *arrived = 0;
+  }
+  __syncthreads();
+  __threadfence();
+  return last;
+}
+
+template <typename Plan, typename Epilogue>
+class Product {
+ public:
+  using A = typename Plan::A;
+  using B = typename Plan::B;
+  using T = typename Plan::Element;
+  using Unit = Tensor<T, Plan::kProducts>;
+  using Sum = typename Unit::Sum;
+
+  static constexpr int kWarps = Plan::kWarpsM * Plan::kWarpsN * Plan::kWarpsK, kThreads = 32 * kWarps;
+  static constexpr int kRows = Plan::kTileM / Plan::kWarpsM, kColumns = Plan::kTileN / Plan::kWarpsN;  // of a warp
+  static constexpr int kEights = (kRows + 7) / 8, kBlocks = (kRows + 15) / 16, kColumnBlocks = (kColumns + 7) / 8;
+  static constexpr int kRegisters = 4 * kBlocks * kColumnBlocks;
+  using Depths = Depth<Plan::kDepth / Plan::kWarpsK, A::kPerWord, Plan::kStride>;
+  static_assert(Plan::kTileM % Plan::kWarpsM == 0 && Plan::kTileN % Plan::kWarpsN == 0 &&
+                Plan::kDepth % Plan::kWarpsK == 0 && (Plan::kWarpsM == 1 || kRows % 16 == 0) &&
+                (Plan::kWarpsN == 1 || kColumns % 8 == 0), "warps share a tile evenly");
+
+  // Shared memory, in bytes: the ring, a B that stays, and sums on their way between warps and to the epilogue.
+  static constexpr bool kOwnB = !Plan::kGram;
+  static constexpr int kStage = A::kBytes + (kOwnB && !Plan::kKeepB ? B::kBytes : 0);
+  static constexpr int kRing = Plan::kStages * kStage, kKept = kOwnB && Plan::kKeepB ? B::kBytes : 0;
+  // A row of a warp's block: an odd number of eights, so that the rows of a fragment fall in different banks.
+  static constexpr int kPitch = 8 * (kColumnBlocks / 2 * 2 + 1);
+  static constexpr int kBlockSums = 16 * kPitch * (int)sizeof(Sum);
+  static constexpr int kHandedOver = kWarps / 2 * 32 * kRegisters * (int)sizeof(Sum);
+  static constexpr int kSums = kWarps / Plan::kWarpsK * kBlockSums;
+  static constexpr int kScratch = Plan::kWarpsK > 1 && kHandedOver > kSums ? kHandedOver : kSums;
+  static constexpr int kSharedBytes = kRing + kKept + kScratch;
+  // Sums of one tile in `partial`.
+  static constexpr int kTileSums = Plan::kWarpsM * Plan::kWarpsN * 32 * kRegisters;
+
+  __device__ Product(unsigned char* shared, const typename A::Source& a, const typename B::Source& b, const Work& work,
+                     Sum* partial, unsigned* arrived, const Epilogue& epilogue)
+      : shared_(shared), a_(a), b_(b), work_(work), partial_(partial), arrived_(arrived), epilogue_(epilogue) {
+    const int warp = threadIdx.x / 32;
+    g_ = threadIdx.x % 32 / 4, t_ = threadIdx.x % 4;
+    warp_m_ = warp % Plan::kWarpsM;
+    warp_n_ = warp / Plan::kWarpsM % Plan::kWarpsN;
+    warp_k_ = warp / (Plan::kWarpsM * Plan::kWarpsN);
+    const long long depths = (work.k + Plan::kDepth - 1) / Plan::kDepth;
+    tile_units_ = depths;
+    units_ = depths * ((work.m + Plan::kTileM - 1) / Plan::kTileM) * ((work.n + Plan::kTileN - 1) / Plan::kTileN);
+  }
+
+  __device__ __forceinline__ void run() {
+    const long long begin = share(blockIdx.x), end = share(blockIdx.x + 1);
+    if (begin == end) return;
+    if (kKept) B::template copy<kThreads>(shared_ + kRing, b_, 0, 0);
+    Cursor<Plan> ahead(work_, begin), now(work_, begin);
+    long long fetched = begin;
+    auto fetch = [&] {
+      if (fetched < end) {
+        unsigned char* stage = shared_ + (fetched - begin) % Plan::kStages * kStage;
+        A::template copy<kThreads>(stage, a_, (*ahead).row, (*ahead).depth);
+        if (kOwnB && !Plan::kKeepB) B::template copy<kThreads>(stage + A::kBytes, b_, (*ahead).column, (*ahead).depth);
+        ahead.advance();
+      }
+      ++fetched;
+      ptx::cp_async_commit();
+    };
+    for (int i = 0; i < Plan::kStages - 1; ++i) fetch();
+
+    Sum sums[kBlocks][kColumnBlocks][4] = {};
+    long long tile_begin = begin;
+    int slot = 0;
+    for (long long unit = begin; unit < end; ++unit) {
+      ptx::cp_async_wait<Plan::kStages - 2>();
+      __syncthreads();  // this unit's stage has landed, and all warps are done with the last one's
+      fetch();
+      const unsigned char* stage = shared_ + slot * kStage;
+      multiply(stage, Plan::kGram ? stage : Plan::kKeepB ? shared_ + kRing : stage + A::kBytes, sums);
+      slot = slot + 1 == Plan::kStages ? 0 : slot + 1;
+      if (now.ends_tile() || unit + 1 == end) {
+        finish(*now, tile_begin, unit + 1, sums);
+        tile_begin = unit + 1;
+#pragma unroll
+        for (int i = 0; i < kRegisters; ++i) sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4] = 0;
+      }
+      now.advance();
+    }
+  }
+
+ private:
+  // The first unit of a block.
+  __device__ long long share(long long block) const { return units_ * block / gridDim.x; }
+  // The block that has a unit.
+  __device__ long long block_of(long long unit) const { return ((unit + 1) * gridDim.x - 1) / units_; }
+
+  // Adds what a stage holds.
+  __device__ __forceinline__ void multiply(const unsigned char* a_tile, const unsigned char* b_tile,
+                           Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
+    using Parts = typename Unit::Parts;
+    const int row = warp_m_ * kRows, column = warp_n_ * kColumns, depth = warp_k_ * (Plan::kDepth / Plan::kWarpsK);
+    Sum some[kBlocks][kColumnBlocks][4] = {};
+#pragma unroll
+    for (int q = 0; q < Depths::kWords; q += 2) {
+      Parts a[2 * kBlocks][2];
+#pragma unroll
+      for (int i = 0; i < 4 * kBlocks; ++i) {
+        const int e = i / 2, word = q + i % 2;
+        a[e][i % 2] = e < kEights && word < Depths::kWords
+                          ? Unit::parts(A::template word<Depths>(a_tile, row, e, depth, word, g_, t_))
+                          : Parts{};
+      }
+#pragma unroll
+      for (int j = 0; j < kColumnBlocks; ++j) {
+        Parts b[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          b[i] = q + i < Depths::kWords ? Unit::parts(B::template word<Depths>(b_tile, column, j, depth, q + i, g_, t_))
+                                        : Parts{};
+        }
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+          const Parts left[4] = {a[2 * block][0], a[2 * block + 1][0], a[2 * block][1], a[2 * block + 1][1]};
+          Unit::multiply(Unit::kRounds ? sums[block][j] : some[block][j], left, b);
+        }
+      }
+      if (!Unit::kRounds && ((q + 2) % Plan::kStretch == 0 || q + 2 >= Depths::kWords)) {
+#pragma unroll
+        for (int i = 0; i < kRegisters; ++i) {
+          Sum& stretch = some[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4];
+          sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4] += stretch;
+          stretch = 0;
+        }
+      }
+    }
+  }
+
+  // Ends this block's part of a tile, the units from `begin` to `end`.
+  __device__ __forceinline__ void finish(const Place& at, long long begin, long long end, Sum (&sums)[kBlocks][kColumnBlocks][4]) {
+    if (Plan::kWarpsK > 1) add_warps(sums);
+    if (end - begin < tile_units_ && !add_blocks(begin / tile_units_ * tile_units_, sums)) return;
+    if (warp_k_ == 0) conclude(at, sums);
+  }
+
+  // Sums over the warps that share rows and columns, into those with warp_k_ 0: the upper half hands over to the lower.
+  __device__ __forceinline__ void add_warps(Sum (&sums)[kBlocks][kColumnBlocks][4]) {
+    Sum* handed_over = reinterpret_cast<Sum*>(shared_ + kRing + kKept);
+    constexpr int kTogether = Plan::kWarpsM * Plan::kWarpsN * 32;
+    const int thread = threadIdx.x % kTogether;
+    for (int half = Plan::kWarpsK / 2; half > 0; half /= 2) {
+      __syncthreads();
+      Sum* mine = handed_over + warp_k_ % half * (kTogether * kRegisters) + thread;
+      if (warp_k_ >= half && warp_k_ < 2 * half) {
+#pragma unroll
+        for (int i = 0; i < kRegisters; ++i) {
+          mine[i * kTogether] = sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4];
+        }
+      }
+      __syncthreads();
+      if (warp_k_ < half) {
+#pragma unroll
+        for (int i = 0; i < kRegisters; ++i) {
+          sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4] += mine[i * kTogether];
+        }
+      }
+    }
+    __syncthreads();
+  }
+
+  // Sums over the blocks that share a tile, whose first unit is `tile`. True in the one block that then has them all.
+  //
+  // A block has two places in `partial`: for a tile that it begins, and for one that others began.
+  __device__ __forceinline__ bool add_blocks(long long tile, Sum (&sums)[kBlocks][kColumnBlocks][4]) {
+    constexpr int kGroup = 16;
+    const int first = (int)block_of(tile), blocks = (int)block_of(tile + tile_units_ - 1) - first + 1;
+    const int mine = blockIdx.x - first, group = mine / kGroup, groups = (blocks + kGroup - 1) / kGroup;
+    auto place = [&](int i) { return partial_ + (2LL * (first + i) + (i == 0)) * kTileSums; };
+    put(place(mine), sums);
+    const int members = blocks - group * kGroup < kGroup ? blocks - group * kGroup : kGroup;
+    if (!last_of(&arrived_[2 * (first + group * kGroup) + (group == 0)], members)) return false;
+    gather(place, group * kGroup, 1, members, sums);
+    if (groups == 1) return true;
+    put(place(group * kGroup), sums);
+    if (!last_of(&arrived_[2 * gridDim.x + first], groups)) return false;
+    gather(place, 0, kGroup, groups, sums);
+    return true;
+  }
+
+  __device__ __forceinline__ void put(Sum* to, const Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
+    if (warp_k_ != 0) return;
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) {
+      __stcg(&to[i * (kTileSums / kRegisters) + threadIdx.x], sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4]);
+    }
+  }
+
+  template <typename Place>
+  __device__ __forceinline__ void gather(Place place, int first, int step, int count, Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
+    if (warp_k_ != 0) return;
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) {
+      sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4] = 0;
+    }
+    for (int one = 0; one < count; ++one) {
+      const Sum* from = place(first + one * step);
+#pragma unroll
+      for (int i = 0; i < kRegisters; ++i) {
+        sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4] +=
+            __ldcg(&from[i * (kTileSums / kRegisters) + threadIdx.x]);
+      }
+    }
+  }
+
+  // Hands a warp's sums to the epilogue, 16 rows at a time.
+  __device__ __forceinline__ void conclude(const Place& at, const Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
+    Sum* block = reinterpret_cast<Sum*>(shared_ + kRing + kKept) + threadIdx.x / 32 * (16 * kPitch);
+    const long long column = at.column + warp_n_ * kColumns;
+    const int columns = work_.n - column < kColumns ? (int)(work_.n - column) : kColumns;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+      for (int j = 0; j < kColumnBlocks; ++j)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          struct alignas(2 * sizeof(Sum)) Pair {
+            Sum at[2];
+          };
+          *reinterpret_cast<Pair*>(block + (g_ + 8 * half) * kPitch + 8 * j + 2 * t_) =
+              Pair{sums[i][j][2 * half], sums[i][j][2 * half + 1]};
+        }
+      __syncwarp();
+      const long long row = at.row + warp_m_ * kRows + 16 * i;
+      const long long left = work_.m - row < kRows - 16 * i ? work_.m - row : kRows - 16 * i;
+      if (left > 0 && columns > 0) {
+        epilogue_(Sums<Sum, kPitch>{block}, row, left < 16 ? (int)left : 16, (int)column, columns);
+      }
+      __syncwarp();
+    }
+  }
+
+  unsigned char* shared_;
+  const typename A::Source& a_;
+  const typename B::Source& b_;
+  const Work& work_;
+  Sum* partial_;
+  unsigned* arrived_;
+  const Epilogue& epilogue_;
+  long long tile_units_, units_;
+  int g_, t_, warp_m_, warp_n_, warp_k_;
+};
+
+// partial: 2 · gridDim.x · kTileSums sums; arrived: 3 · gridDim.x zeros. Neither is used where no tile is shared.
+template <typename Plan, typename Epilogue>
+__global__ void __launch_bounds__(Product<Plan, Epilogue>::kThreads, Plan::kBlocksAMultiprocessor)
+    tall_skinny(const typename Plan::A::Source a, const typename Plan::B::Source b, const Work work,
+                typename Product<Plan, Epilogue>::Sum* partial, unsigned* arrived, const Epilogue epilogue) {
+  Product<Plan, Epilogue>(simt::dynamic_shared<unsigned char>(), a, b, work, partial, arrived, epilogue).run();
+}
+
+}  // namespace tsm2

@@ -1,0 +1,150 @@
+"""The records of GPUs: their arithmetic, their names, and the reading of one, without a GPU and on one."""
+
+import dataclasses
+
+import pytest
+
+from tsapps.kernels.device import KNOWN, Device, find, from_attributes, live
+
+# An RTX 4090, which is not in KNOWN: 128 SMs, 2520 MHz, GDDR6X of 10 501 MHz on 384 bits.
+RTX_4090 = {
+    "name": b"NVIDIA GeForce RTX 4090",
+    "major": 8,
+    "minor": 9,
+    "multiProcessorCount": 128,
+    "regsPerMultiprocessor": 65_536,
+    "sharedMemPerMultiprocessor": 102_400,
+    "sharedMemPerBlockOptin": 101_376,
+    "maxThreadsPerMultiProcessor": 1536,
+    "l2CacheSize": 75_497_472,
+    "clockRate": 2_520_000,
+    "memoryClockRate": 10_501_000,
+    "memoryBusWidth": 384,
+}
+
+
+def test_a_record_made_by_hand():
+    # 2 · 10.501 GHz · 48 bytes = 1008.096 GB/s; 2 · 128 · 128 · 2.52 GHz = 82.575 Tflop/s, and 1/64 of it in float64.
+    device = from_attributes(RTX_4090)
+    assert (device.name, device.compute_capability) == ("NVIDIA GeForce RTX 4090", "8.9")
+    assert (device.multiprocessors, device.max_threads, device.l2) == (128, 1536, 75_497_472)
+    assert (device.registers, device.shared_memory, device.shared_memory_per_block) == (65_536, 102_400, 101_376)
+    assert device.clock_hz == 2.52e9
+    assert device.bandwidth == pytest.approx(1008.096e9)
+    assert device.peak("float32") == pytest.approx(82.575e12, rel=1e-5)
+    assert device.peak("float64") == pytest.approx(device.peak("float32") / 64)
+
+
+def test_a_known_gpu_has_its_published_rates_and_its_own_sizes():
+    # The driver's memory clock of an H200 gives 4.9 TB/s; the data sheet says 4.8.
+    reported = RTX_4090 | {"name": "NVIDIA H200", "major": 9, "minor": 0, "multiProcessorCount": 131}
+    device = from_attributes(reported)
+    assert device.multiprocessors == 131
+    published = KNOWN["H200"]
+    assert (device.bandwidth, device.peaks, device.clock_hz) == (4.8e12, published.peaks, published.clock_hz)
+    assert (device.memory_latency, device.compute_latency) == (published.memory_latency, published.compute_latency)
+
+
+def test_a_known_gpu_needs_no_reported_clocks():
+    rates = {"clockRate", "memoryClockRate", "memoryBusWidth"}
+    reported = {key: value for key, value in RTX_4090.items() if key not in rates}
+    assert from_attributes(reported | {"name": "NVIDIA H200", "major": 9, "minor": 0}).bandwidth == 4.8e12
+
+
+def test_an_unknown_compute_capability_has_no_peaks():
+    device = from_attributes(RTX_4090 | {"major": 99, "minor": 0})
+    assert device.peaks == ()
+    assert device.memory_latency == KNOWN["H100"].memory_latency
+    with pytest.raises(ValueError, match=r"no peak for unit 'float32'; expected one of \(none\)"):
+        device.peak("float32")
+
+
+def test_a_missing_attribute():
+    with pytest.raises(ValueError, match="attribute 'l2CacheSize' is missing"):
+        from_attributes({key: value for key, value in RTX_4090.items() if key != "l2CacheSize"})
+
+
+def test_no_clock():
+    with pytest.raises(ValueError, match="expected positive clocks"):
+        from_attributes(RTX_4090 | {"memoryClockRate": 0})
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("h200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("A100-SXM4-80GB", "A100"),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("Tesla V100-SXM2-32GB", "V100"),
+        ("Tesla P100-PCIE-16GB", "P100"),
+        ("Tesla M40", "M40"),
+        ("Tesla M40 24GB", "M40"),
+        ("Tesla K40c", "K40c"),
+        # Forms of the same GPUs that have other rates, and names that hold the name of another.
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA A100-SXM4-40GB", None),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", None),
+        ("Tesla P100-SXM2-16GB", None),
+        ("Tesla K40m", None),
+        ("", None),
+    ],
+)
+def test_find(name, expected):
+    assert find(name) is (KNOWN[expected] if expected else None)
+
+
+def test_every_known_gpu_is_found_by_its_name():
+    assert set(KNOWN) == {"K40c", "M40", "P100", "V100", "A100", "H100", "H200"}
+    assert all(find(name) is device and device.name == name for name, device in KNOWN.items())
+
+
+@pytest.mark.parametrize("device", KNOWN.values(), ids=KNOWN)
+def test_published_peaks_agree_with_units_and_clock(device):
+    """Data-sheet peaks are 2 · units · multiprocessors · clock, to the digits that the data sheets print.
+
+    Tensor peaks of the H100 are published at 1830 MHz, 8 % below its boost clock.
+    """
+    reported = RTX_4090 | {
+        "name": "a GPU of this compute capability",
+        "major": int(device.compute_capability[0]),
+        "minor": int(device.compute_capability[2]),
+        "multiProcessorCount": device.multiprocessors,
+        "clockRate": device.clock_hz / 1e3,
+    }
+    computed = from_attributes(reported)
+    assert {unit for unit, _ in computed.peaks} == {unit for unit, _ in device.peaks}
+    for unit, peak in device.peaks:
+        assert peak == pytest.approx(computed.peak(unit), rel=0.08 if device.compute_capability == "9.0" else 0.011)
+
+
+def test_immutable_and_hashable():
+    device = KNOWN["H200"]
+    assert len({*KNOWN.values(), dataclasses.replace(device)}) == len(KNOWN)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        device.bandwidth = 1.0
+    with pytest.raises(TypeError):
+        KNOWN["H200"] = device
+
+
+def test_unknown_units_and_dtypes():
+    with pytest.raises(ValueError, match="K40c has no peak for unit 'tf32'; expected one of float64, float32"):
+        KNOWN["K40c"].peak("tf32")
+    with pytest.raises(ValueError, match="K40c has no latency for dtype 'int8'"):
+        KNOWN["K40c"].fma_latency("int8")
+    assert KNOWN["M40"].fma_latency("float64") == 48
+
+
+@pytest.mark.gpu
+def test_live():
+    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
+    device = live()
+    assert isinstance(device, Device)
+    assert device.multiprocessors >= 1
+    assert device.bandwidth > 1e10
+    assert device.clock_hz > 1e8
+    assert device.shared_memory >= device.shared_memory_per_block
