@@ -117,7 +117,9 @@ class Plan:
         size = 8 if self.dtype == "float64" else 4
         rows, columns = self.tile_m // self.warps_m, self.tile_n // self.warps_n
         row_blocks, column_blocks = -(-rows // 16), -(-columns // 8)
-        sums = self.warps_m * self.warps_n * 16 * 8 * (column_blocks // 2 * 2 + 1) * size
+        pitch = columns + 8 if columns % 16 == 0 else columns
+        together = min(max(1, 4096 // (16 * pitch * size)), row_blocks)
+        sums = self.warps_m * self.warps_n * -(-16 * together * pitch * size // 16) * 16
         handed_over = self.warps_m * self.warps_n * self.warps_k // 2 * 32 * 4 * row_blocks * column_blocks * size
         return ring + max(sums, handed_over if self.warps_k > 1 else 0)
 
@@ -156,7 +158,8 @@ def instantiate(plan: Plan, problem: Problem) -> Plan:
             raise ValueError(f"an operand of {problem.dtype} lies at a multiple of {unit} bytes only")
         filled.append((layout.along_depth, unit, packed))
         strides.append(_stride(layout.along_depth, length, size))
-    stride = max(strides)
+    # An operand along the depth in lines of whole 16-byte pieces needs a stride of one.
+    stride = 1 if any(layout.along_depth for layout, *_ in sides) and min(strides) == 1 else max(strides)
     (a_along, a_unit, a_packed), (b_along, b_unit, b_packed) = filled
     return replace(
         plan,
@@ -172,8 +175,9 @@ def instantiate(plan: Plan, problem: Problem) -> Plan:
 
 def _stride(along_depth: bool, length: int, size: int) -> int:
     """Return by how many words depths are dealt to lanes so that an operand's lines fall in different banks."""
+    words = length * size // 4
     if along_depth:
-        return 8 if length * size % 8 == 4 and length >= 32 else 1
-    if size == 2:
-        return 4 // gcd(4, length)
-    return 8 // gcd(8, length * size // 4)
+        return 8 if length * size % 8 == 4 and words >= 32 else 1
+    if words <= 8 or length * size % 4:
+        return 1
+    return 1 if size == 2 else 8 // gcd(8, words)

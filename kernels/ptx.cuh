@@ -216,7 +216,7 @@ TSA_PTX void mma_m16n8k8(float (&d)[4], const float (&a)[4], const float (&b)[2]
 #if defined(TSA_HOST)
   mma_on_host<16, 8, 1>(d, a, b, [](float x, int) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); });
 #else
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -230,7 +230,7 @@ TSA_PTX void mma_m8n8k4(double (&d)[2], const double (&a)[1], const double (&b)[
 #if defined(TSA_HOST)
   mma_on_host<8, 4, 1>(d, a, b, [](double x, int) { return x; });
 #else
-  asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+  asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
                : "+d"(d[0]), "+d"(d[1])
                : "d"(a[0]), "d"(b[0]));
 #endif
@@ -240,7 +240,7 @@ TSA_PTX void mma_m16n8k4(double (&d)[4], const double (&a)[2], const double (&b)
 #if defined(TSA_HOST)
   mma_on_host<16, 4, 1>(d, a, b, [](double x, int) { return x; });
 #else
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
       : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
       : "d"(a[0]), "d"(a[1]), "d"(b[0]));
@@ -251,7 +251,7 @@ TSA_PTX void mma_m16n8k8(double (&d)[4], const double (&a)[4], const double (&b)
 #if defined(TSA_HOST)
   mma_on_host<16, 8, 1>(d, a, b, [](double x, int) { return x; });
 #else
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
       : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
@@ -263,7 +263,7 @@ TSA_PTX void mma_m16n8k16(double (&d)[4], const double (&a)[8], const double (&b
 #if defined(TSA_HOST)
   mma_on_host<16, 16, 1>(d, a, b, [](double x, int) { return x; });
 #else
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7, %8, %9, %10, %11}, "
       "{%12, %13, %14, %15}, {%0, %1, %2, %3};"
       : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
@@ -277,7 +277,7 @@ TSA_PTX void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsig
 #if defined(TSA_HOST)
   mma_on_host<16, 16, 2>(d, a, b, [](unsigned x, int half) { return cuda_host::half_value(x >> 16 * half & 0xffff); });
 #else
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -290,7 +290,7 @@ TSA_PTX void mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], const unsi
   mma_on_host<16, 16, 2>(d, a, b,
                          [](unsigned x, int half) { return cuda_host::bfloat16_value(x >> 16 * half & 0xffff); });
 #else
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])

@@ -1,7 +1,7 @@
 // What becomes of the sums of a tall-and-skinny product.
 //
-// An epilogue is a class that the kernel calls for each warp's block of up to 16 rows when its sums are complete, with
-// all 32 lanes:
+// An epilogue is a class that the kernel calls for a few rows of a warp's at a time when their sums are complete, with all
+// 32 lanes:
 //
 //   template <typename Sums>
 //   __device__ void operator()(const Sums& sums, long long row, int rows, int column, int columns) const;
@@ -13,74 +13,86 @@
 
 namespace tsm2 {
 
-// A warp's block of sums in shared memory; rows begin at multiples of 16 bytes.
-template <typename Sum, int kPitch>
+// A warp's rows of sums in shared memory, kPitch apart.
+template <typename Sum, int pitch>
 struct Sums {
+  static constexpr int kPitch = pitch;
   const Sum* first;
   __device__ const Sum& operator()(int i, int j) const { return first[i * kPitch + j]; }
 };
 
-// An element of C, as the sum's type and back.
+// An element of C as the sum's type, and a sum as an element of C.
 template <typename T>
-__device__ inline T convert(T x) {
-  return x;
-}
-__device__ inline float convert(ptx::Half x) { return ptx::to_float(x); }
-__device__ inline float convert(ptx::Bfloat16 x) { return ptx::to_float(x); }
-template <typename T, typename Sum>
-__device__ inline T convert_to(Sum x) {
-  if constexpr (sizeof(T) == sizeof(Sum)) return x;
-  else if constexpr (__is_same(T, ptx::Half)) return ptx::to_half(x);
-  else return ptx::to_bfloat16(x);
-}
+struct Element {
+  static __device__ T from(T sum) { return sum; }
+  static __device__ T value(T x) { return x; }
+};
+template <>
+struct Element<ptx::Half> {
+  static __device__ ptx::Half from(float sum) { return ptx::to_half(sum); }
+  static __device__ float value(ptx::Half x) { return ptx::to_float(x); }
+};
+template <>
+struct Element<ptx::Bfloat16> {
+  static __device__ ptx::Bfloat16 from(float sum) { return ptx::to_bfloat16(sum); }
+  static __device__ float value(ptx::Bfloat16 x) { return ptx::to_float(x); }
+};
 
-// C ← alpha · sum + beta · C. With beta = 0, C is not read. `kColumns` is how many columns a tile has.
+// C ← alpha · sum + beta · C. With beta = 0, C is not read. `kColumns` is how many columns a warp has.
 //   C[i, j] is C[i·row_stride + j·column_stride]
-//   vector: whether column_stride is 1 and every row begins at a multiple of 16 bytes
+//   packed: whether C is row-major, of kColumns columns without a gap, and begins at a multiple of 16 bytes
 template <typename T, typename Sum, int kColumns>
 struct Store {
   T* C;
-  long long row_stride, column_stride, vector;
+  long long row_stride, column_stride, packed;
   Sum alpha, beta;
 
   template <typename Sums>
   __device__ void operator()(const Sums& sums, long long row, int rows, int column, int columns) const {
-    constexpr int kVector = 16 / sizeof(T);
     const int lane = threadIdx.x % 32;
-    T* block = C + row * row_stride + column * column_stride;
-    if (kColumns % kVector == 0 && vector && columns == kColumns) {
-      for (int i = kVector * lane; i < rows * kColumns; i += 32 * kVector) {
-        struct alignas(16) Vector {
-          T at[kVector];
-        } out;
-        auto* to = reinterpret_cast<Vector*>(block + i / kColumns * row_stride + i % kColumns);
-        if (beta != Sum(0)) out = *to;
-        struct alignas(16) SumVector {
-          Sum at[16 / sizeof(Sum)];
-        };
-#pragma unroll
-        for (int v = 0; v < kVector; v += 16 / sizeof(Sum)) {
-          const auto some = *reinterpret_cast<const SumVector*>(&sums(i / kColumns, i % kColumns + v));
-#pragma unroll
-          for (int j = 0; j < int(16 / sizeof(Sum)); ++j) out.at[v + j] = scaled(some.at[j], &out.at[v + j]);
-        }
-        *to = out;
-      }
+    if (packed && rows % 8 == 0) {
+      store_packed(sums, C + row * kColumns, rows * kColumns, lane);
       return;
     }
     // Lanes follow C's own order, so that their stores make whole sectors.
+    T* block = C + row * row_stride + column * column_stride;
     const bool by_rows = column_stride <= row_stride;
-    for (int i = lane; i < 16 * kColumns; i += 32) {
-      const int r = by_rows ? i / kColumns : i % 16, c = by_rows ? i % kColumns : i / 16;
-      if (r >= rows || c >= columns) continue;
+    for (int i = lane; i < rows * kColumns; i += 32) {
+      const int r = by_rows ? i / kColumns : i % rows, c = by_rows ? i % kColumns : i / rows;
+      if (c >= columns) continue;
       T* to = block + r * row_stride + c * column_stride;
       *to = scaled(sums(r, c), to);
     }
   }
 
  private:
+  // Rows that follow each other without a gap, and begin at a multiple of 16 bytes: 16 bytes a lane.
+  template <typename Sums>
+  __device__ void store_packed(const Sums& sums, T* to, int elements, int lane) const {
+    constexpr int kVector = 16 / sizeof(T), kSums = 16 / sizeof(Sum);
+    struct alignas(16) Vector {
+      T at[kVector];
+    };
+    struct alignas(16) SumVector {
+      Sum at[kSums];
+    };
+    for (int i = kVector * lane; i < elements; i += 32 * kVector) {
+      Vector out;
+      auto* place = reinterpret_cast<Vector*>(to + i);
+      if (beta != Sum(0)) out = *place;
+#pragma unroll
+      for (int v = 0; v < kVector; v += kSums) {
+        const Sum* from = Sums::kPitch == kColumns ? sums.first + i + v : &sums((i + v) / kColumns, (i + v) % kColumns);
+        const auto some = *reinterpret_cast<const SumVector*>(from);
+#pragma unroll
+        for (int j = 0; j < kSums; ++j) out.at[v + j] = scaled(some.at[j], &out.at[v + j]);
+      }
+      *place = out;
+    }
+  }
+
   __device__ T scaled(Sum sum, const T* old) const {
-    return convert_to<T, Sum>(beta == Sum(0) ? alpha * sum : alpha * sum + beta * convert(*old));
+    return Element<T>::from(beta == Sum(0) ? alpha * sum : alpha * sum + beta * Element<T>::value(*old));
   }
 };
 
@@ -89,7 +101,7 @@ struct Store {
 template <typename T, typename Sum, int kFold, int kRows, int kColumns>
 struct StoreFolded {
   T* C;
-  long long row_stride, column_stride, vector;
+  long long row_stride, column_stride, packed;
   Sum alpha, beta;
 
   template <typename Sums>
@@ -100,7 +112,7 @@ struct StoreFolded {
 #pragma unroll
       for (int fold = 0; fold < kFold; ++fold) sum += sums(fold * kRows + r, fold * kColumns + c);
       T* to = C + r * row_stride + c * column_stride;
-      *to = convert_to<T, Sum>(beta == Sum(0) ? alpha * sum : alpha * sum + beta * convert(*to));
+      *to = Element<T>::from(beta == Sum(0) ? alpha * sum : alpha * sum + beta * Element<T>::value(*to));
     }
   }
 };

@@ -4,7 +4,8 @@
 //   Tensor<T>::Word        what one register of a fragment holds: one element, or two halves that follow along the depth
 //   Tensor<T>::Sum         what is summed in
 //   Tensor<T>::Parts       a word, ready to be multiplied
-//   Tensor<T>::multiply    d (16 × 8) += a (16 × 2 words of four lanes) · b (2 words of four lanes × 8)
+//   Tensor<T>::multiply    d (16 × 8) += a (16 × 2 words of four lanes) · b (2 words of four lanes × 8), one of the
+//                          kSteps instructions that this takes; the caller has others of its own between two of them
 //
 // With g = lane / 4 and t = lane % 4, a[i] is row g + 8·(i % 2), b[i] is column g; word i / 2 (i) of lane t. Which
 // elements along the depth these are does not matter as long as A and B agree: a sum may be taken in any order.
@@ -25,10 +26,11 @@ struct Tensor<double, kProducts> {
   using Sum = double;
   using Parts = double;
   static constexpr bool kRounds = true;
+  static constexpr int kSteps = 1;
 
   static __device__ Parts parts(Word word) { return word; }
-  static __device__ void multiply(Sum (&d)[4], const Parts (&a)[4], const Parts (&b)[2]) {
-#if defined(TSA_HOST) || __CUDA_ARCH__ >= 900
+  static __device__ void multiply(int, Sum (&d)[4], const Parts (&a)[4], const Parts (&b)[2]) {
+#if defined(TSA_HOST) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
     ptx::mma_m16n8k8(d, a, b);
 #else
     double half[2];
@@ -56,6 +58,7 @@ struct Tensor<float, kProducts> {
     float at[kParts];
   };
   static constexpr bool kRounds = false;
+  static constexpr int kSteps = kProducts;
 
   static __device__ Parts parts(Word word) {
     Parts parts;
@@ -67,16 +70,11 @@ struct Tensor<float, kProducts> {
     }
     return parts;
   }
-  static __device__ void multiply(Sum (&d)[4], const Parts (&a)[4], const Parts (&b)[2]) {
-    // The smallest products first.
-#pragma unroll
-    for (int order = kParts - 1; order >= 0; --order)
-#pragma unroll
-      for (int left = 0; left <= order; ++left) product(d, a, b, left, order - left);
-  }
-
- private:
-  static __device__ void product(Sum (&d)[4], const Parts (&a)[4], const Parts (&b)[2], int left, int right) {
+  static __device__ void multiply(int step, Sum (&d)[4], const Parts (&a)[4], const Parts (&b)[2]) {
+    // The smallest products first: parts i of a and j of b with i + j = 2, 2, 2, 1, 1, 0.
+    const int of_six = step + 6 - kProducts;
+    const int left = of_six == 1 || of_six == 4 ? 1 : of_six == 0 ? 2 : 0;
+    const int right = (of_six < 3 ? 2 : of_six < 5 ? 1 : 0) - left;
     const float x[4] = {a[0].at[left], a[1].at[left], a[2].at[left], a[3].at[left]};
     const float y[2] = {b[0].at[right], b[1].at[right]};
     ptx::mma_m16n8k8(d, x, y);
@@ -90,20 +88,21 @@ struct TensorOfHalves {
   using Sum = float;
   using Parts = unsigned;
   static constexpr bool kRounds = false;
+  static constexpr int kSteps = 1;
 
   static __device__ Parts parts(Word word) { return word; }
 };
 
 template <int kProducts>
 struct Tensor<ptx::Half, kProducts> : TensorOfHalves<ptx::Half> {
-  static __device__ void multiply(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  static __device__ void multiply(int, float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     ptx::mma_m16n8k16_f16(d, a, b);
   }
 };
 
 template <int kProducts>
 struct Tensor<ptx::Bfloat16, kProducts> : TensorOfHalves<ptx::Bfloat16> {
-  static __device__ void multiply(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  static __device__ void multiply(int, float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     ptx::mma_m16n8k16_bf16(d, a, b);
   }
 };

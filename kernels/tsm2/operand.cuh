@@ -13,12 +13,12 @@
 // A tile is copied as it lies, 16 bytes at a time where its alignment allows, by cp.async: a thread waits for no load and
 // holds none in registers. What lies beyond the operand is filled with zeros, which add nothing.
 //
-// A lane (g = lane / 4, t = lane % 4) reads outer index 8·e + g and the depths of `Depth`, one word at a time. Two things
-// keep these reads free of bank conflicts. Depths are dealt to t in strides (kStride), and 16-byte pieces of a line lie
-// rotated by an exclusive or with the line's number (`rotation`), so that the 8 × 4 words of a warp fall in 32 banks.
+// A lane (g = lane / 4, t = lane % 4) has outer indices 8·e + g and the depths of `Depth`. Two things keep its reads free
+// of bank conflicts. Depths are dealt to t in strides (kStride), and 16-byte pieces of a line lie rotated by an exclusive
+// or with the line's number (`rotation`), so that what a warp reads at once falls in all 32 banks.
 //
 // An app that makes an operand of its own (labels as a one-hot matrix, a difference of two matrices) gives the kernel a
-// class with the same members: Source, kBytes, copy() and word().
+// class with the same members: Source, kBytes, kPerWord, copy() and words().
 #pragma once
 #include "kernels/tsm2/fragments.cuh"
 
@@ -60,18 +60,19 @@ struct Operand {
     long long leading, outer, depth, size;
   };
 
-  // A warp reads lines in groups of 8, 4 words of each, or of 4 lines, 8 words of each.
-  static constexpr int kGroup = sizeof(T) == 2 || (kAlongDepth && sizeof(T) == 4) ? 4 : 8;
-  static constexpr int kLineBytes = kLength * (int)sizeof(T);
-  static constexpr int kPeriod = greatest_power_of_two(kLineBytes / 4 * (kAlongDepth ? 1 : kPerWord * kStride), 32);
+  // A warp reads 8 lines at once, 4 words of each; or 4 lines, 8 words of each, whose numbers are kStride apart.
+  static constexpr bool kEightLines = sizeof(T) == 2 || (kAlongDepth && sizeof(T) == 4);
+  static constexpr int kLineBytes = kLength * (int)sizeof(T), kApart = kEightLines || kAlongDepth ? 1 : kStride;
+  static constexpr int kPeriod = greatest_power_of_two(kLineBytes / 4 * kApart, 32);
   static constexpr bool kRotates = kLineBytes % (4 * kPeriod) == 0;
+  // Whether four words come with one ldmatrix.
+  static constexpr bool kMatrices =
+      sizeof(Word) == 4 && kLineBytes % 16 == 0 && kStride == 1 && (kAlongDepth || (sizeof(T) == 2 && kDepth % 8 == 0));
 
-  // By how many bytes, as an exclusive or, the line is rotated that the lane with this g (along) or t (across) reads.
-  static __device__ int rotation(int lane_index) {
-    return kRotates ? lane_index * kPeriod / 32 * (4 * kGroup) : 0;
-  }
-  static __device__ int rotation_of_line(int line) {
-    return rotation(kAlongDepth ? line % (kGroup == 4 ? 8 : 4) : line / (kPerWord * kStride) % 4);
+  // By how many bytes, as an exclusive or, a line is rotated.
+  static __device__ int rotation(int line) {
+    if (!kRotates) return 0;
+    return kEightLines ? line % 8 * kPeriod / 32 * 16 : line / kApart % 4 * kPeriod / 32 * 32;
   }
 
   // Starts copying the tile whose first element is (outer, depth); all threads of the block take part.
@@ -100,7 +101,7 @@ struct Operand {
         const int line = unit / kUnitsALine, at = unit % kUnitsALine * kElements;
         left = line >= lines ? 0 : at + kElements <= length ? kElements : (int)length - at;
         source = begin + line * from.leading + at;
-        to = line * kLineBytes + (at * (int)sizeof(T) ^ rotation_of_line(line));
+        to = line * kLineBytes + (at * (int)sizeof(T) ^ rotation(line));
       }
       left = left < 0 ? 0 : left < kElements ? left : kElements;
       if constexpr (kUnit == 2) {
@@ -111,35 +112,57 @@ struct Operand {
     }
   }
 
-  // Word q of Depths, at outer index first_outer + 8·e + g and from depth first_depth on.
-  template <typename Depths>
-  static __device__ Word word(const unsigned char* tile, int first_outer, int e, int first_depth, int q, int g, int t) {
-    const int in_line = 8 * e + g;
-    const int depth = first_depth + Depths::first(q) + t * Depths::step(q);
-    if ((kOuter % 8 != 0 && first_outer + in_line >= kOuter) || (kMasks<Depths> && depth >= kDepth)) return Word(0);
-    const int lane_index = kAlongDepth ? g % (kGroup == 4 ? 8 : 4) : q < Depths::kInBlocks ? t : -1;
-    const int turned = lane_index >= 0 ? rotation(lane_index) : rotation_of_line(depth);
-    // Rotation stays within a line's own bytes from first_outer (first_depth) on: plans share tiles in such pieces.
-    const unsigned char* at =
-        kAlongDepth ? tile + (first_outer + in_line) * kLineBytes + first_depth * (int)sizeof(T) +
-                          (((depth - first_depth) * (int)sizeof(T)) ^ turned)
-                    : tile + depth * kLineBytes + first_outer * (int)sizeof(T) + ((in_line * (int)sizeof(T)) ^ turned);
-    if constexpr (kPerWord == 1) {
-      return *reinterpret_cast<const Word*>(at);
+  // Words q and q + 1 of Depths at eights e and e + 1 of the `kEights` that a warp has from first_outer on: to[i] is word
+  // q + i / 2 at outer index first_outer + 8·(e + i % 2) + g. Depths outside the tile are zeros; an outer index outside
+  // it gives sums that nobody reads.
+  template <typename Depths, int kEights>
+  static __device__ void words(Word (&to)[4], const unsigned char* tile, int first_outer, int e, int first_depth, int q) {
+    const int lane = threadIdx.x % 32;
+    if constexpr (kMatrices) {
+      const int eight = e + lane / 8 % 2 < kEights ? e + lane / 8 % 2 : e, row = lane % 8;
+      const int word = q + lane / 16 < Depths::kWords ? q + lane / 16 : q;
+      const int outer = first_outer + 8 * eight + (kAlongDepth ? row : 0);
+      const int depth = first_depth + 4 * kPerWord * word + (kAlongDepth ? 0 : row);
+      unsigned bits[4];
+      ptx::ldmatrix_x4<!kAlongDepth>(bits, element(tile, outer, depth));
+      memcpy(to, bits, sizeof bits);
+      if (q + 1 >= Depths::kWords) to[2] = to[3] = Word(0);
     } else {
-      const bool second = !kMasks<Depths> || depth + 1 < kDepth;
-      if constexpr (kAlongDepth && kLineBytes % 4 == 0) {
-        return *reinterpret_cast<const Word*>(at) & (second ? ~0u : 0xffffu);
-      } else {
-        const auto half = [&](int bytes) -> unsigned { return *reinterpret_cast<const unsigned short*>(at + bytes); };
-        return half(0) | (second ? half(kAlongDepth ? 2 : kLineBytes) : 0u) << 16;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        to[i] = q + i / 2 < Depths::kWords && e + i % 2 < kEights
+                    ? word<Depths>(tile, first_outer + 8 * (e + i % 2) + lane / 4, first_depth, q + i / 2, lane % 4)
+                    : Word(0);
       }
     }
   }
 
-  // Whether some word lies beyond the tile.
+ private:
+  // Where an element lies; for an outer index outside the tile, some other element.
+  static __device__ const unsigned char* element(const unsigned char* tile, int outer, int depth) {
+    if (kOuter % 8 != 0 && outer >= kOuter) outer = kOuter - 1;
+    const int line = kAlongDepth ? outer : depth, at = (kAlongDepth ? depth : outer) * (int)sizeof(T);
+    return tile + line * kLineBytes + (at ^ rotation(line));
+  }
+
   template <typename Depths>
-  static constexpr bool kMasks = kDepth % (Depths::kWords * 4 * kPerWord) != 0;
+  static __device__ Word word(const unsigned char* tile, int outer, int first_depth, int q, int t) {
+    // Whether some word lies beyond the tile's depth.
+    constexpr bool kMasks = kDepth % (Depths::kWords * 4 * kPerWord) != 0;
+    const int depth = first_depth + Depths::first(q) + t * Depths::step(q);
+    if (kMasks && depth >= kDepth) return Word(0);
+    if constexpr (kPerWord == 1) {
+      return *reinterpret_cast<const Word*>(element(tile, outer, depth));
+    } else if constexpr (kAlongDepth && kLineBytes % 4 == 0) {
+      const Word pair = *reinterpret_cast<const Word*>(element(tile, outer, depth));
+      return kMasks && depth + 1 >= kDepth ? pair & 0xffffu : pair;
+    } else {
+      const auto half = [&](int i) -> Word {
+        return *reinterpret_cast<const unsigned short*>(element(tile, outer, depth + i));
+      };
+      return half(0) | (kMasks && depth + 1 >= kDepth ? 0 : half(1)) << 16;
+    }
+  }
 };
 
 }  // namespace tsm2

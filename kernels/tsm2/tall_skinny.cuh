@@ -98,9 +98,12 @@ class Product {
   static constexpr bool kOwnB = !Plan::kGram;
   static constexpr int kStage = A::kBytes + (kOwnB && !Plan::kKeepB ? B::kBytes : 0);
   static constexpr int kRing = Plan::kStages * kStage, kKept = kOwnB && Plan::kKeepB ? B::kBytes : 0;
-  // A row of a warp's block: an odd number of eights, so that the rows of a fragment fall in different banks.
-  static constexpr int kPitch = 8 * (kColumnBlocks / 2 * 2 + 1);
-  static constexpr int kBlockSums = 16 * kPitch * (int)sizeof(Sum);
+  // A row of the sums that a warp hands to the epilogue: without a gap, unless the rows of a fragment would fall in the
+  // same banks. And how many blocks of 16 rows it hands over at once.
+  static constexpr int kPitch = kColumns % 16 == 0 ? kColumns + 8 : kColumns;
+  static constexpr int kFit = 4096 / (16 * kPitch * (int)sizeof(Sum));
+  static constexpr int kTogether = kFit < 1 ? 1 : kFit < kBlocks ? kFit : kBlocks;
+  static constexpr int kBlockSums = (16 * kTogether * kPitch * (int)sizeof(Sum) + 15) / 16 * 16;
   static constexpr int kHandedOver = kWarps / 2 * 32 * kRegisters * (int)sizeof(Sum);
   static constexpr int kSums = kWarps / Plan::kWarpsK * kBlockSums;
   static constexpr int kScratch = Plan::kWarpsK > 1 && kHandedOver > kSums ? kHandedOver : kSums;
@@ -167,40 +170,43 @@ class Product {
 
   // Adds what a stage holds.
   __device__ __forceinline__ void multiply(const unsigned char* a_tile, const unsigned char* b_tile,
-                           Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
+                                           Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
     using Parts = typename Unit::Parts;
+    using Word = typename A::Word;
     const int row = warp_m_ * kRows, column = warp_n_ * kColumns, depth = warp_k_ * (Plan::kDepth / Plan::kWarpsK);
-    Sum some[kBlocks][kColumnBlocks][4] = {};
+    Sum stretch[kBlocks][kColumnBlocks][4] = {};
 #pragma unroll
     for (int q = 0; q < Depths::kWords; q += 2) {
-      Parts a[2 * kBlocks][2];
+      Parts a[kBlocks][4], b[kColumnBlocks + 1][2];
 #pragma unroll
-      for (int i = 0; i < 4 * kBlocks; ++i) {
-        const int e = i / 2, word = q + i % 2;
-        a[e][i % 2] = e < kEights && word < Depths::kWords
-                          ? Unit::parts(A::template word<Depths>(a_tile, row, e, depth, word, g_, t_))
-                          : Parts{};
+      for (int i = 0; i < kBlocks; ++i) {
+        Word words[4];
+        A::template words<Depths, kEights>(words, a_tile, row, 2 * i, depth, q);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) a[i][j] = Unit::parts(words[j]);
       }
 #pragma unroll
-      for (int j = 0; j < kColumnBlocks; ++j) {
-        Parts b[2];
+      for (int i = 0; i < kColumnBlocks; i += 2) {
+        Word words[4];
+        B::template words<Depths, kColumnBlocks>(words, b_tile, column, i, depth, q);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          b[i] = q + i < Depths::kWords ? Unit::parts(B::template word<Depths>(b_tile, column, j, depth, q + i, g_, t_))
-                                        : Parts{};
-        }
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
-          const Parts left[4] = {a[2 * block][0], a[2 * block + 1][0], a[2 * block][1], a[2 * block + 1][1]};
-          Unit::multiply(Unit::kRounds ? sums[block][j] : some[block][j], left, b);
-        }
+        for (int j = 0; j < 4; ++j) b[i + j % 2][j / 2] = Unit::parts(words[j]);
       }
+      // One product of all blocks before the next: the tensor cores take a while to add to the same sums again.
+#pragma unroll
+      for (int step = 0; step < Unit::kSteps; ++step)
+#pragma unroll
+        for (int j = 0; j < kColumnBlocks; ++j)
+#pragma unroll
+          for (int i = 0; i < kBlocks; ++i) {
+            Unit::multiply(step, Unit::kRounds ? sums[i][j] : stretch[i][j], a[i], b[j]);
+          }
       if (!Unit::kRounds && ((q + 2) % Plan::kStretch == 0 || q + 2 >= Depths::kWords)) {
 #pragma unroll
         for (int i = 0; i < kRegisters; ++i) {
-          Sum& stretch = some[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4];
-          sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4] += stretch;
-          stretch = 0;
+          Sum& some = stretch[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4];
+          sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4] += some;
+          some = 0;
         }
       }
     }
@@ -216,22 +222,22 @@ class Product {
   // Sums over the warps that share rows and columns, into those with warp_k_ 0: the upper half hands over to the lower.
   __device__ __forceinline__ void add_warps(Sum (&sums)[kBlocks][kColumnBlocks][4]) {
     Sum* handed_over = reinterpret_cast<Sum*>(shared_ + kRing + kKept);
-    constexpr int kTogether = Plan::kWarpsM * Plan::kWarpsN * 32;
-    const int thread = threadIdx.x % kTogether;
+    constexpr int kLanes = Plan::kWarpsM * Plan::kWarpsN * 32;
+    const int thread = threadIdx.x % kLanes;
     for (int half = Plan::kWarpsK / 2; half > 0; half /= 2) {
       __syncthreads();
-      Sum* mine = handed_over + warp_k_ % half * (kTogether * kRegisters) + thread;
+      Sum* mine = handed_over + warp_k_ % half * (kLanes * kRegisters) + thread;
       if (warp_k_ >= half && warp_k_ < 2 * half) {
 #pragma unroll
         for (int i = 0; i < kRegisters; ++i) {
-          mine[i * kTogether] = sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4];
+          mine[i * kLanes] = sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4];
         }
       }
       __syncthreads();
       if (warp_k_ < half) {
 #pragma unroll
         for (int i = 0; i < kRegisters; ++i) {
-          sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4] += mine[i * kTogether];
+          sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4] += mine[i * kLanes];
         }
       }
     }
@@ -282,32 +288,42 @@ class Product {
     }
   }
 
-  // Hands a warp's sums to the epilogue, 16 rows at a time.
+  // Hands a warp's sums to the epilogue, kTogether blocks of 16 rows at a time.
   __device__ __forceinline__ void conclude(const Place& at, const Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
-    Sum* block = reinterpret_cast<Sum*>(shared_ + kRing + kKept) + threadIdx.x / 32 * (16 * kPitch);
-    const long long column = at.column + warp_n_ * kColumns;
+    Sum* rows = reinterpret_cast<Sum*>(shared_ + kRing + kKept + threadIdx.x / 32 * kBlockSums);
+    const long long column = at.column + warp_n_ * kColumns, row = at.row + warp_m_ * kRows;
     const int columns = work_.n - column < kColumns ? (int)(work_.n - column) : kColumns;
+    const int rows_left = work_.m - row < kRows ? (int)(work_.m - row) : kRows;
 #pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
-#pragma unroll
-      for (int j = 0; j < kColumnBlocks; ++j)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          struct alignas(2 * sizeof(Sum)) Pair {
-            Sum at[2];
-          };
-          *reinterpret_cast<Pair*>(block + (g_ + 8 * half) * kPitch + 8 * j + 2 * t_) =
-              Pair{sums[i][j][2 * half], sums[i][j][2 * half + 1]};
-        }
+    for (int first = 0; first < kBlocks; first += kTogether) {
       __syncwarp();
-      const long long row = at.row + warp_m_ * kRows + 16 * i;
-      const long long left = work_.m - row < kRows - 16 * i ? work_.m - row : kRows - 16 * i;
+#pragma unroll
+      for (int i = 0; i < kTogether && first + i < kBlocks; ++i)
+#pragma unroll
+        for (int j = 0; j < kColumnBlocks; ++j)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int c = 8 * j + 2 * t_;
+            Sum* to = rows + (16 * i + 8 * half + g_) * kPitch + c;
+            const Sum* pair = &sums[first + i][j][2 * half];
+            if constexpr (kColumns % 8 == 0) {
+              *reinterpret_cast<Pair*>(to) = Pair{{pair[0], pair[1]}};
+            } else {
+              if (c < kColumns) to[0] = pair[0];
+              if (c + 1 < kColumns) to[1] = pair[1];
+            }
+          }
+      __syncwarp();
+      const int left = rows_left - 16 * first < 16 * kTogether ? rows_left - 16 * first : 16 * kTogether;
       if (left > 0 && columns > 0) {
-        epilogue_(Sums<Sum, kPitch>{block}, row, left < 16 ? (int)left : 16, (int)column, columns);
+        epilogue_(Sums<Sum, kPitch>{rows}, row + 16 * first, left, (int)column, columns);
       }
-      __syncwarp();
     }
   }
+
+  struct alignas(2 * sizeof(Sum)) Pair {
+    Sum at[2];
+  };
 
   unsigned char* shared_;
   const typename A::Source& a_;
