@@ -3,11 +3,12 @@
 An array's home is found by the type in hand, and its library is imported only then (as einops does).
 """
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-__all__ = ["as_array", "gpu_index", "kind_of", "like", "to_host"]
+__all__ = ["DeviceMatrix", "as_array", "device_matrix", "gpu_index", "kind_of", "like", "to_host"]
 
 # DLPack's numbers for the memory that an array lies in (DLDeviceType).
 _DLPACK_CPU = 1
@@ -129,3 +130,79 @@ def like(array: Any, template: Any) -> Any:
 
         return torch.from_dlpack(array)
     return array
+
+
+@dataclass(frozen=True)
+class DeviceMatrix:
+    """A matrix in the memory of a GPU: what a kernel's launch needs of it, whichever library it belongs to.
+
+    Attributes
+    ----------
+    pointer : int
+    shape, strides : tuple of int
+        Strides in bytes.
+    dtype : str
+        The name of its dtype, such as ``"bfloat16"``.
+    itemsize : int
+    device : int
+        The number of its GPU.
+    owner : object
+        What keeps the memory alive.
+    """
+
+    pointer: int
+    shape: tuple[int, int]
+    strides: tuple[int, int]
+    dtype: str
+    itemsize: int
+    device: int
+    owner: Any
+
+    @property
+    def transposed(self) -> "DeviceMatrix":
+        """The transposed matrix, in the same memory."""
+        return replace(self, shape=self.shape[::-1], strides=self.strides[::-1])
+
+    def overlaps(self, other: "DeviceMatrix") -> bool:
+        """Whether an element of the one is an element of the other."""
+        if self.device != other.device or self._end <= other.pointer or other._end <= self.pointer:
+            return False
+        return np.shares_memory(self._addresses(), other._addresses())
+
+    @property
+    def _end(self) -> int:
+        last = sum((length - 1) * step for length, step in zip(self.shape, self.strides, strict=True))
+        return self.pointer + last + self.itemsize if 0 not in self.shape else self.pointer
+
+    def _addresses(self) -> np.ndarray:
+        """Return a NumPy array of the same addresses, whose elements must not be touched."""
+        interface = {
+            "version": 3,
+            "data": (self.pointer, True),
+            "shape": self.shape,
+            "strides": self.strides,
+            "typestr": f"|V{self.itemsize}",
+        }
+        return np.asarray(type("Interface", (), {"__array_interface__": interface})())
+
+
+def device_matrix(name: str, obj: Any) -> DeviceMatrix:
+    """View an array that lies on a GPU, without a copy.
+
+    Raises
+    ------
+    ValueError
+        If it is no matrix; says so of `name`.
+    """
+    if kind_of(obj) == "torch":
+        shape, itemsize = tuple(obj.shape), obj.element_size()
+        strides = tuple(step * itemsize for step in obj.stride())
+        found = obj.data_ptr(), str(obj.dtype).removeprefix("torch."), obj.device.index
+    else:
+        array = as_array(obj)
+        shape, strides, itemsize = array.shape, array.strides, array.itemsize
+        found = array.data.ptr, array.dtype.name, array.device.id
+    if len(shape) != 2:
+        raise ValueError(f"{name} has shape {tuple(shape)}; expected a matrix, (rows, columns)")
+    pointer, dtype, device = found
+    return DeviceMatrix(int(pointer), shape, strides, dtype, itemsize, int(device), obj)

@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from tsapps.kernels.arrays import DeviceMatrix
 from tsapps.kernels.build import Cubin, architecture, build
+from tsapps.kernels.plan import SUM, Plan
+from tsapps.kernels.problem import Problem
 
-__all__ = ["PUBLISHED", "ColumnsPlan", "columns_plan", "published", "tsm2r_columns"]
+__all__ = ["PUBLISHED", "ColumnsPlan", "columns_plan", "published", "tall_skinny", "tsm2r_columns"]
 
 _FOLDER = Path(__file__).resolve().parent / "tsm2"
 _SCALARS = {"float32": "float", "float64": "double"}
@@ -205,3 +208,87 @@ def tsm2r_columns(A: Any, B: Any, *, alpha: float = 1.0, beta: float = 0.0, out:
 def _columns_name(plan: ColumnsPlan, scalar: str) -> str:
     instance = f"{scalar}, {scalar}, {plan.width}, {plan.unroll}, {plan.threads}, {str(plan.vector).lower()}"
     return f"tsm2r_columns<{instance}, Store<{scalar}, {scalar}>>"
+
+
+# --- tall_skinny.cuh -----------------------------------------------------------------------------------------------
+
+_SOURCE = np.dtype([("data", "u8"), ("leading", "i8"), ("outer", "i8"), ("depth", "i8"), ("size", "i8")])
+_WORK = np.dtype([("m", "i8"), ("n", "i8"), ("k", "i8")])
+
+
+def compiled_plan(plan: Plan, arch: str) -> tuple[Cubin, str]:
+    """Compile the kernel of a plan for an architecture, and return it with its name expression; needs no GPU."""
+    name = f"tsm2::tall_skinny<Plan, {plan.epilogue()}>"
+    return build(f'#include "kernels/tsm2/tall_skinny.cuh"\n{plan.struct()}\n', [name], arch), name
+
+
+@cache
+def _planned_kernel(plan: Plan, device: int) -> Any:
+    """Return the kernel of a plan, loaded on a GPU."""
+    import cupy
+
+    cubin, name = compiled_plan(plan, architecture(device))
+    with cupy.cuda.Device(device):
+        kernel = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[name])
+        kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
+    return kernel
+
+
+@cache
+def _multiprocessors(device: int) -> int:
+    import cupy
+
+    return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
+
+
+# For each GPU and stream, memory for partial sums and for the counts of blocks that arrived, which every launch leaves
+# at zero. Launches on one stream follow each other, so that they can share it.
+_workspaces: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+
+def _workspace(device: int, bytes_of_sums: int, counts: int) -> tuple[Any, Any]:
+    """Return memory for partial sums and zeroed counts on the current stream."""
+    import cupy
+
+    key = device, cupy.cuda.get_current_stream().ptr
+    sums, arrived = _workspaces.get(key, (None, None))
+    if sums is None or sums.size < bytes_of_sums:
+        sums = cupy.empty(bytes_of_sums, cupy.uint8)
+    if arrived is None or arrived.size < counts:
+        arrived = cupy.zeros(max(counts, 4096), cupy.uint32)
+    _workspaces[key] = sums, arrived
+    return sums, arrived
+
+
+def tall_skinny(
+    plan: Plan, problem: Problem, A: DeviceMatrix, B: DeviceMatrix, C: DeviceMatrix, alpha: float, beta: float
+) -> None:
+    """Compute C ← alpha · A · B + beta · C by tall_skinny.cuh, on CuPy's current stream.
+
+    Parameters
+    ----------
+    plan : Plan
+        Made for `problem`.
+    problem : Problem
+        Of A and B.
+    A, B, C : DeviceMatrix of shapes (m, k), (k, w), (m, w)
+    alpha, beta : float
+    """
+    total = np.dtype(np.float64 if SUM[plan.dtype] == "double" else np.float32)
+    m, k, w = problem.m * plan.fold, -(-problem.k // plan.fold), problem.w * plan.fold
+    grid = min(plan.units(m, k, w), _multiprocessors(A.device) * plan.blocks)
+    partial, arrived = _workspace(A.device, 2 * grid * plan.tile_sums * total.itemsize, 3 * grid)
+    rows, columns = (stride // C.itemsize for stride in C.strides)
+    packed = columns == 1 and rows == plan.tile_n == problem.w and plan.warps_n == 1 and C.pointer % 16 == 0
+    store = np.array(
+        (C.pointer, rows, columns, packed, alpha, beta),
+        [("C", "u8"), ("rows", "i8"), ("columns", "i8"), ("packed", "i8"), ("alpha", total), ("beta", total)],
+    )[()]
+    sources = (
+        np.array((x.pointer, layout.leading * plan.fold, outer, k, x.shape[0] * x.shape[1]), _SOURCE)[()]
+        for x, layout, outer in ((A, problem.a, m), (B, problem.b, w))
+    )
+    work = np.array((m, w, k), _WORK)[()]
+    _planned_kernel(plan, A.device)(
+        (grid,), (plan.threads,), (*sources, work, partial, arrived, store), shared_mem=plan.shared_bytes
+    )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from math import gcd
 
-from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
+from tsapps.kernels.problem import ITEMSIZE, Problem
 
 __all__ = ["Plan", "instantiate"]
 
@@ -142,23 +142,23 @@ def instantiate(plan: Plan, problem: Problem) -> Plan:
     ValueError
         If an operand's lines are not even aligned to an element of it.
     """
-    size = problem.itemsize
-    sides = ((problem.a, plan.tile_m, problem.m), (problem.b, plan.tile_n, problem.w))
+    size, fold = problem.itemsize, plan.fold
+    sides = ((problem.a, plan.tile_m, problem.m * fold), (problem.b, plan.tile_n, problem.w * fold))
     filled, strides = [], []
     for layout, outer, extent in sides:
         length, whole = (plan.depth, problem.k) if layout.along_depth else (outer, extent)
         lines = outer if layout.along_depth else plan.depth
-        line_bytes = length * size
-        unit = gcd(gcd(layout.alignment, line_bytes), 16)
+        line_bytes, leading = length * size, layout.leading * fold
+        alignment = layout.alignment if fold == 1 else gcd(layout.base_alignment, leading * size)
+        unit = gcd(alignment, line_bytes, 16)
         # Whole lines without a gap are one piece, whatever their length.
-        packed = unit < 16 and layout.leading == length == whole and lines * line_bytes % 16 == 0
+        packed = unit < 16 and leading == length == whole and lines * line_bytes % 16 == 0
         if packed:
             unit = layout.base_alignment
         if unit < size:
             raise ValueError(f"an operand of {problem.dtype} lies at a multiple of {unit} bytes only")
         filled.append((layout.along_depth, unit, packed))
         strides.append(_stride(layout.along_depth, length, size))
-    # An operand along the depth in lines of whole 16-byte pieces needs a stride of one.
     stride = 1 if any(layout.along_depth for layout, *_ in sides) and min(strides) == 1 else max(strides)
     (a_along, a_unit, a_packed), (b_along, b_unit, b_packed) = filled
     return replace(

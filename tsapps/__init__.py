@@ -4,6 +4,8 @@ The public face, imported lazily so that ``import tsapps`` and ``tsapps --help``
 
 TSKMeans
     scikit-learn's ``KMeans``, on the CPU and on NVIDIA GPUs.
+matmul, gram
+    Tall-and-skinny products A · B and Aᵀ · A, of NumPy, CuPy or torch arrays.
 open_matrix
     Any supported file or array as a shape, a dtype and blocks of rows.
 """
@@ -12,12 +14,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["TSKMeans", "open_matrix"]
+__all__ = ["TSKMeans", "gram", "matmul", "open_matrix"]
 
-_HOMES = {"TSKMeans": "tsapps.apps.kmeans", "open_matrix": "tsapps.matrix"}
+_HOMES = {
+    "TSKMeans": "tsapps.apps.kmeans",
+    "gram": "tsapps.kernels.product",
+    "matmul": "tsapps.kernels.product",
+    "open_matrix": "tsapps.matrix",
+}
 
 if TYPE_CHECKING:
     from tsapps.apps.kmeans import TSKMeans
+    from tsapps.kernels.product import gram, matmul
     from tsapps.matrix import open_matrix
 
 

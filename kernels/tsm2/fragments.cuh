@@ -65,11 +65,14 @@ struct Tensor<float, kProducts> {
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
       // The last part may have more bits than a tf32; the tensor cores drop them.
-      parts.at[i] = i + 1 < kParts ? ptx::to_tf32(word) : word;
+      parts.at[i] = i + 1 < kParts ? nearest_tf32(word) : word;
       word -= parts.at[i];
     }
     return parts;
   }
+  // cvt.rna.tf32 takes two instructions more, for NaNs whose bits overflow here: of those, the next part is a NaN.
+  static __device__ float nearest_tf32(float x) { return __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u); }
+
   static __device__ void multiply(int step, Sum (&d)[4], const Parts (&a)[4], const Parts (&b)[2]) {
     // The smallest products first: parts i of a and j of b with i + j = 2, 2, 2, 1, 1, 0.
     const int of_six = step + 6 - kProducts;

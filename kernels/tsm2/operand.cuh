@@ -64,7 +64,7 @@ struct Operand {
   static constexpr bool kEightLines = sizeof(T) == 2 || (kAlongDepth && sizeof(T) == 4);
   static constexpr int kLineBytes = kLength * (int)sizeof(T), kApart = kEightLines || kAlongDepth ? 1 : kStride;
   static constexpr int kPeriod = greatest_power_of_two(kLineBytes / 4 * kApart, 32);
-  static constexpr bool kRotates = kLineBytes % (4 * kPeriod) == 0;
+  static constexpr bool kRotates = !kPacked && kLineBytes % (4 * kPeriod) == 0;
   // Whether four words come with one ldmatrix.
   static constexpr bool kMatrices =
       sizeof(Word) == 4 && kLineBytes % 16 == 0 && kStride == 1 && (kAlongDepth || (sizeof(T) == 2 && kDepth % 8 == 0));
@@ -75,40 +75,43 @@ struct Operand {
     return kEightLines ? line % 8 * kPeriod / 32 * 16 : line / kApart % 4 * kPeriod / 32 * 32;
   }
 
+  static constexpr int kElements = kUnit / (int)sizeof(T);  // of a unit of copy
+  static constexpr int kUnits = kLines * kLineBytes / kUnit, kUnitsALine = kPacked ? kUnits : kLineBytes / kUnit;
+  static_assert(kPacked ? kLines * kLineBytes % kUnit == 0 : kLineBytes % kUnit == 0, "a tile is whole units");
+
   // Starts copying the tile whose first element is (outer, depth); all threads of the block take part.
   template <int kThreads>
-  static __device__ void copy(unsigned char* tile, const Source& from, long long outer, long long depth) {
-    constexpr int kElements = kUnit / (int)sizeof(T);
-    static_assert(kPacked ? kLines * kLineBytes % kUnit == 0 : kLineBytes % kUnit == 0, "a tile is whole units");
-    constexpr int kUnitsALine = kPacked ? 1 : kLineBytes / kUnit;
-    constexpr int kUnits = kPacked ? kLines * kLineBytes / kUnit : kLines * kUnitsALine;
-    const long long lines = kAlongDepth ? from.outer - outer : from.depth - depth;
-    const long long length = kAlongDepth ? from.depth - depth : from.outer - outer;
-    const T* begin = from.data + (kAlongDepth ? outer * from.leading + depth : depth * from.leading + outer);
-    const long long rest = from.size - (kAlongDepth ? outer : depth) * kLength;
-    const int elements = rest < kLines * kLength ? (int)rest : kLines * kLength;
+  static __device__ __forceinline__ void copy(unsigned char* tile, const Source& from, long long outer,
+                                              long long depth) {
+    const long long first_line = kAlongDepth ? outer : depth, first_at = kAlongDepth ? depth : outer;
+    const T* begin = from.data + first_line * from.leading + first_at;
+    const long long lines = (kAlongDepth ? from.outer : from.depth) - first_line;
+    const long long length = kPacked ? from.size - first_line * kLength
+                                     : (kAlongDepth ? from.depth : from.outer) - first_at;
+    // A thread's units lie in lines kStep apart, at the same place in each, if the threads fill whole lines.
+    constexpr bool kWholeLines = !kPacked && kThreads % kUnitsALine == 0;
+    if ((kPacked ? length >= kUnits * kElements : lines >= kLines && length >= kLength)) {
+      if constexpr (kPacked || kWholeLines) {
+        constexpr int kStep = kPacked ? 0 : kThreads / kUnitsALine;
+        const int line = kPacked ? 0 : threadIdx.x / kUnitsALine;
+        const int at = (threadIdx.x - line * (kPacked ? 0 : kUnitsALine)) * kElements;
+        const T* source = begin + line * from.leading + at;
+        const long long step = kPacked ? kThreads * kElements : kStep * from.leading;
 #pragma unroll
-    for (int i = 0; i < (kUnits + kThreads - 1) / kThreads; ++i) {
-      const int unit = i * kThreads + (int)threadIdx.x;
-      if (kUnits % kThreads != 0 && unit >= kUnits) break;
-      int left, to;
-      const T* source;
-      if (kPacked) {
-        left = elements - unit * kElements;
-        source = begin + unit * kElements;
-        to = unit * kUnit;
-      } else {
-        const int line = unit / kUnitsALine, at = unit % kUnitsALine * kElements;
-        left = line >= lines ? 0 : at + kElements <= length ? kElements : (int)length - at;
-        source = begin + line * from.leading + at;
-        to = line * kLineBytes + (at * (int)sizeof(T) ^ rotation(line));
+        for (int i = 0; i < (kUnits + kThreads - 1) / kThreads; ++i) {
+          if (kUnits % kThreads != 0 && i * kThreads + (int)threadIdx.x >= kUnits) break;
+          copy_unit(tile + place(line + i * kStep, at + (kPacked ? i * kThreads * kElements : 0)), source, kElements);
+          source += step;
+        }
+        return;
       }
-      left = left < 0 ? 0 : left < kElements ? left : kElements;
-      if constexpr (kUnit == 2) {
-        *reinterpret_cast<T*>(tile + to) = left ? *source : T{};
-      } else {
-        ptx::cp_async<kUnit>(tile + to, left ? source : from.data, left * (int)sizeof(T));
-      }
+    }
+#pragma unroll 1
+    for (int unit = threadIdx.x; unit < kUnits; unit += kThreads) {
+      const int line = unit / kUnitsALine, at = unit % kUnitsALine * kElements;
+      const long long left = kPacked || line < lines ? length - at : 0;
+      copy_unit(tile + place(line, at), left > 0 ? begin + line * from.leading + at : from.data,
+                left <= 0 ? 0 : left < kElements ? (int)left : kElements);
     }
   }
 
@@ -138,11 +141,24 @@ struct Operand {
   }
 
  private:
+  // Bytes from the beginning of the tile to element `at` of a line; of a packed tile, all of it is line 0.
+  static __device__ int place(int line, int at) {
+    return line * kLineBytes + (at * (int)sizeof(T) ^ (kPacked ? 0 : rotation(line)));
+  }
+
+  static __device__ void copy_unit(unsigned char* to, const T* from, int elements) {
+    if constexpr (kUnit == 2) {
+      *reinterpret_cast<T*>(to) = elements ? *from : T{};
+    } else {
+      ptx::cp_async<kUnit>(to, from, elements * (int)sizeof(T));
+    }
+  }
+
   // Where an element lies; for an outer index outside the tile, some other element.
   static __device__ const unsigned char* element(const unsigned char* tile, int outer, int depth) {
     if (kOuter % 8 != 0 && outer >= kOuter) outer = kOuter - 1;
-    const int line = kAlongDepth ? outer : depth, at = (kAlongDepth ? depth : outer) * (int)sizeof(T);
-    return tile + line * kLineBytes + (at ^ rotation(line));
+    const int line = kAlongDepth ? outer : depth, at = kAlongDepth ? depth : outer;
+    return tile + line * kLineBytes + ((at * (int)sizeof(T)) ^ rotation(line));
   }
 
   template <typename Depths>

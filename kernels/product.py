@@ -1,0 +1,312 @@
+"""The public products: what is given is checked, planned for and computed where it lies."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, lru_cache
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from tsapps.kernels import host
+from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gpu_index, kind_of
+from tsapps.kernels.choose import LIBRARY, plan
+from tsapps.kernels.device import Device, live
+from tsapps.kernels.plan import Plan
+from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
+
+__all__ = ["gram", "matmul", "planned"]
+
+
+def matmul(A: Any, B: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = None, stream: Any = None) -> Any:
+    """Compute alpha · A · B + beta · out, fast where one side of the product is at most 64 wide.
+
+    Parameters
+    ----------
+    A : array of shape (m, k)
+        NumPy, CuPy, torch, or anything with DLPack or ``__cuda_array_interface__``; float64, float32, float16 or
+        bfloat16; row- or column-major, with any leading dimension.
+    B : array of shape (k, w)
+        Of A's dtype, where A lies.
+    alpha, beta : float
+    out : array of shape (m, w), optional
+        Of A's dtype, where A lies, apart from A and B in memory. Not read where beta is 0. If not given, one is made:
+        row-major, of A's library.
+    stream : optional
+        The CUDA stream: of CuPy or torch, or its address. By default the current one of A's library. Nothing waits for
+        the GPU.
+
+    Returns
+    -------
+    array of shape (m, w)
+        `out`.
+
+    Raises
+    ------
+    TypeError
+        If an operand is no array, or of another dtype than these.
+    ValueError
+        If shapes, dtypes or devices do not agree, `out` overlaps an operand, beta is not 0 without an `out`, or an
+        operand is neither row- nor column-major: no copy is made behind the caller's back.
+
+    Notes
+    -----
+    With u the unit roundoff and γ(k) = k·u / (1 − k·u), element by element, |C − AB| ≤ γ(k)·|A||B| in float64, and
+    (γ(k + 4) + 2⁻²¹)·|A||B| in float32, whose products are three of tf32 parts, summed in float32. float16 and bfloat16
+    are multiplied exactly and summed in float32, and the sum is rounded once. The same bits on every run on one device.
+    An infinity among float32 operands gives NaN where float32 arithmetic might give an infinity.
+
+    The kernels go back to TSM2 (Chen, Xiong, Xu, Li and Tao, "TSM2: optimizing tall-and-skinny matrix-matrix
+    multiplication on GPUs", ICS 2019). Where cuBLAS was measured faster, or no side is narrow, it is called.
+    """
+    if gpu_index(A) is None and gpu_index(B) is None:
+        _check_no_stream(stream)
+        return _on_host(A, B, alpha, beta, out)
+    with _on_stream(A, stream):
+        a, b = _operands(A, B)
+        m, w = a.shape[0], b.shape[1]
+        made = _result(A, a, (m, w), beta) if out is None else out
+        c = _checked_result(made, a, (m, w), (a, b))
+        _compute(a, b, c, alpha, beta, gram=False)
+        return made
+
+
+def gram(A: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = None, stream: Any = None) -> Any:
+    """Compute alpha · Aᵀ · A + beta · out, reading A once where it has at most 64 columns.
+
+    Parameters
+    ----------
+    A : array of shape (m, k)
+        As for `matmul`.
+    alpha, beta : float
+    out : array of shape (k, k), optional
+        As for `matmul`.
+    stream : optional
+        As for `matmul`.
+
+    Returns
+    -------
+    array of shape (k, k)
+        `out`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for `matmul`.
+
+    Notes
+    -----
+    |G − AᵀA| ≤ γ(m)·|A|ᵀ|A| as for `matmul`, with m for k.
+    """
+    if gpu_index(A) is None:
+        _check_no_stream(stream)
+        return _gram_on_host(A, alpha, beta, out)
+    with _on_stream(A, stream):
+        a = device_matrix("A", A)
+        _check_dtype("A", a.dtype)
+        shape = (a.shape[1], a.shape[1])
+        made = _result(A, a, shape, beta) if out is None else out
+        c = _checked_result(made, a, shape, (a,))
+        _compute(a.transposed, a, c, alpha, beta, gram=True)
+        return made
+
+
+# --- Checks --------------------------------------------------------------------------------------------------------
+
+
+def _check_dtype(name: str, dtype: str) -> None:
+    if dtype not in ITEMSIZE:
+        raise TypeError(f"{name} has dtype {dtype}; expected {', '.join(ITEMSIZE)}")
+
+
+def _check_pair(a: Any, b: Any, a_dtype: str, b_dtype: str) -> None:
+    _check_dtype("A", a_dtype)
+    _check_dtype("B", b_dtype)
+    if a_dtype != b_dtype:
+        raise ValueError(f"A has dtype {a_dtype} and B {b_dtype}; convert one of them")
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(f"A has shape {tuple(a.shape)} and B {tuple(b.shape)}; expected (m, k) and (k, w)")
+
+
+def _check_no_stream(stream: Any) -> None:
+    if stream is not None:
+        raise ValueError("a stream was given for arrays in host memory; streams are for arrays on a GPU")
+
+
+def _where(obj: Any) -> str:
+    index = gpu_index(obj)
+    return "in host memory" if index is None else f"on GPU {index}"
+
+
+def _operands(A: Any, B: Any) -> tuple[DeviceMatrix, DeviceMatrix]:
+    """View both operands on one GPU."""
+    if gpu_index(A) != gpu_index(B):
+        for name, X in (("A", A), ("B", B)):
+            if kind_of(X) is None:
+                raise TypeError(f"{name} is a {type(X).__name__}; expected an array {_where(A if X is B else B)}")
+        raise ValueError(f"A lies {_where(A)} and B {_where(B)}; move one of them")
+    a, b = device_matrix("A", A), device_matrix("B", B)
+    _check_pair(a, b, a.dtype, b.dtype)
+    return a, b
+
+
+def _result(A: Any, a: DeviceMatrix, shape: tuple[int, int], beta: float) -> Any:
+    """Make the result, in A's library."""
+    if beta != 0:
+        raise ValueError(f"beta is {beta}, and there is no `out` to scale by it")
+    if kind_of(A) == "torch":
+        return A.new_empty(shape)
+    import cupy
+
+    with cupy.cuda.Device(a.device):
+        return cupy.empty(shape, as_array(A).dtype)
+
+
+def _checked_result(
+    out: Any, a: DeviceMatrix, shape: tuple[int, int], operands: tuple[DeviceMatrix, ...]
+) -> DeviceMatrix:
+    if gpu_index(out) != a.device:
+        raise ValueError(f"out lies {_where(out)} and A on GPU {a.device}; expected the same")
+    c = device_matrix("out", out)
+    if c.shape != shape or c.dtype != a.dtype:
+        raise ValueError(f"out has shape {tuple(c.shape)} and dtype {c.dtype}; expected {shape} and {a.dtype}")
+    for name, operand in zip("AB", operands, strict=False):
+        if c.overlaps(operand):
+            raise ValueError(f"out overlaps {name} in memory; give it memory of its own")
+    return c
+
+
+@contextmanager
+def _on_stream(A: Any, stream: Any) -> Iterator[None]:
+    """Make the caller's stream, and A's GPU, CuPy's current ones."""
+    import cupy
+
+    index = gpu_index(A)
+    if stream is None and kind_of(A) == "torch":
+        import torch
+
+        stream = torch.cuda.current_stream(A.device)
+    with cupy.cuda.Device(index):
+        if stream is None:
+            yield
+            return
+        address = next((getattr(stream, name) for name in ("ptr", "cuda_stream") if hasattr(stream, name)), stream)
+        if not isinstance(address, int):
+            raise TypeError(f"stream is a {type(stream).__name__}; expected a stream of CuPy or torch, or its address")
+        with cupy.cuda.ExternalStream(address):
+            yield
+
+
+# --- Computing on a GPU --------------------------------------------------------------------------------------------
+
+
+def _compute(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, alpha: float, beta: float, *, gram: bool) -> None:
+    from tsapps.kernels import launch, library
+
+    if 0 in c.shape:
+        return
+    if a.shape[0] < b.shape[1]:  # the narrow side is B's: Cᵀ = Bᵀ·Aᵀ
+        a, b, c = b.transposed, a.transposed, c.transposed
+    problem = problem_of(a, b, gram=gram)
+    found = planned(problem, _live(a.device)) if problem.k else LIBRARY
+    if isinstance(found, Plan):
+        launch.tall_skinny(found, problem, a, b, c, alpha, beta)
+    else:
+        _layout("out", c, depth=1)
+        library.gemm(a, b, c, alpha, beta)
+
+
+@cache
+def _live(index: int) -> Device:
+    return live(index)
+
+
+@lru_cache(maxsize=4096)
+def planned(problem: Problem, device: Device) -> Plan | str:
+    """Return the plan of a problem on a device, by the user's own table of picks if there is one."""
+    from tsapps.kernels.tune import user_table
+
+    return plan(problem, device, user_table(device.name))
+
+
+def problem_of(a: DeviceMatrix, b: DeviceMatrix, *, gram: bool = False) -> Problem:
+    """Describe a product of two matrices on a GPU.
+
+    Raises
+    ------
+    ValueError
+        If one is neither row- nor column-major.
+    """
+    (m, k), w = a.shape, b.shape[1]
+    return Problem(m, k, w, a.dtype, _layout("A", a, depth=1), _layout("B", b, depth=0), gram)
+
+
+def _layout(name: str, x: DeviceMatrix, depth: int) -> Layout:
+    """Return how an operand lies in memory; `depth` is its dimension that is summed over."""
+    size, outer = x.itemsize, 1 - depth
+    for along, line, other in ((True, depth, outer), (False, outer, depth)):
+        length, lines = x.shape[line], x.shape[other]
+        apart = x.strides[other] if lines > 1 else length * size
+        if (x.strides[line] == size or length == 1) and apart >= length * size and apart % size == 0:
+            return Layout(along, apart // size, gcd(16, x.pointer, apart if lines > 1 else 16), gcd(16, x.pointer))
+    raise ValueError(
+        f"{name} has strides of {x.strides} bytes at shape {tuple(x.shape)}; expected a row-major or a column-major "
+        "matrix: make it contiguous first"
+    )
+
+
+# --- On the CPU ----------------------------------------------------------------------------------------------------
+
+
+def _host_array(name: str, obj: Any) -> np.ndarray:
+    if kind_of(obj) in (None, "frame"):
+        raise TypeError(
+            f"{name} is a {type(obj).__module__}.{type(obj).__qualname__}; expected an array of NumPy, CuPy or "
+            "torch, or one with DLPack or __cuda_array_interface__"
+        )
+    array = np.asarray(as_array(obj))
+    if array.ndim != 2:
+        raise ValueError(f"{name} has shape {array.shape}; expected a matrix, (rows, columns)")
+    _check_dtype(name, array.dtype.name)
+    return array
+
+
+def _host_result(
+    out: Any, dtype: np.dtype, shape: tuple[int, int], operands: tuple[np.ndarray, ...], beta: float
+) -> Any:
+    if out is None:
+        if beta != 0:
+            raise ValueError(f"beta is {beta}, and there is no `out` to scale by it")
+        return np.empty(shape, dtype)
+    if gpu_index(out) is not None:
+        raise ValueError(f"out lies {_where(out)} and A in host memory; expected the same")
+    array = _host_array("out", out)
+    if array.shape != shape or array.dtype != dtype:
+        raise ValueError(f"out has shape {array.shape} and dtype {array.dtype}; expected {shape} and {dtype}")
+    if not array.flags.writeable:
+        raise ValueError("out is read-only; give an array that can be written")
+    for name, operand in zip("AB", operands, strict=False):
+        if np.may_share_memory(array, operand) and np.shares_memory(array, operand):
+            raise ValueError(f"out overlaps {name} in memory; give it memory of its own")
+    return array
+
+
+def _on_host(A: Any, B: Any, alpha: float, beta: float, out: Any) -> Any:
+    a, b = _host_array("A", A), _host_array("B", B)
+    _check_pair(a, b, a.dtype.name, b.dtype.name)
+    c = _host_result(out, a.dtype, (a.shape[0], b.shape[1]), (a, b), beta)
+    host.matmul(a, b, c, alpha, beta)
+    return _given_back(c, A, out)
+
+
+def _gram_on_host(A: Any, alpha: float, beta: float, out: Any) -> Any:
+    a = _host_array("A", A)
+    c = _host_result(out, a.dtype, (a.shape[1], a.shape[1]), (a,), beta)
+    host.gram(a, c, alpha, beta)
+    return _given_back(c, A, out)
+
+
+def _given_back(c: np.ndarray, A: Any, out: Any) -> Any:
+    from tsapps.kernels.arrays import like
+
+    return like(c, A) if out is None else out
