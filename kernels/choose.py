@@ -9,6 +9,7 @@ tensor-core products of a stage.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import product
 from math import log2
 from pathlib import Path
 from typing import Any
@@ -28,22 +29,25 @@ _LEAST_CAPABILITY = 8
 # Shared memory that the system keeps of every block.
 _RESERVED = 1024
 # Registers of a thread beside its sums; and of an SM, and how many a thread may have.
-_OTHER_REGISTERS, _REGISTERS, _MOST_REGISTERS = 72, 65_536, 255
+_OTHER_REGISTERS, _REGISTERS, _MOST_REGISTERS = 64, 65_536, 255
 
 
 def registers(plan: Plan) -> int:
     """Return about how many registers a thread needs: its sums, and those of the stretch that is being added up."""
     rows, columns = plan.tile_m // plan.warps_m, plan.tile_n // plan.warps_n
     sums = 4 * -(-rows // 16) * -(-columns // 8)
-    # float64 takes two registers, and rounds in the tensor cores; the others hold a stretch's sums too.
-    return 2 * sums + _OTHER_REGISTERS
+    # float64 takes two registers; float32 holds a stretch's sums too.
+    return (2 if plan.dtype == "float64" or plan.stretch else 1) * sums + _OTHER_REGISTERS
 
 
 def fits(plan: Plan, device: Device) -> bool:
     """Whether a multiprocessor of the device holds the plan's blocks."""
     shared = plan.shared_bytes
+    kept = plan.tile_n * plan.depth * ITEMSIZE[plan.dtype] if plan.keep_b else 0
     return (
-        shared <= device.shared_memory_per_block
+        # A B that is kept arrives where the ring will be.
+        kept <= plan.stages * stage_bytes(plan)
+        and shared <= device.shared_memory_per_block
         and plan.blocks * (shared + _RESERVED) <= device.shared_memory
         and plan.blocks * plan.threads <= device.max_threads
         and registers(plan) <= min(_MOST_REGISTERS, _REGISTERS // (plan.blocks * plan.threads))
@@ -64,29 +68,38 @@ def candidates(problem: Problem, device: Device) -> list[Plan]:
     return found
 
 
+def _stretch(problem: Problem) -> int:
+    """Return how many words the tensor cores may add up before a rounded addition.
+
+    They truncate. Of float32 that would show; of halves it is far below the rounding of the result.
+    """
+    return 8 if problem.dtype == "float32" else 0
+
+
 def _tsm2r(problem: Problem) -> Iterator[Plan]:
     """Yield plans of a tile of many rows, B beside A in every stage."""
     for line_bytes in (128, 256):
         depth = line_bytes // problem.itemsize
         for tile_m, warps_m, warps_n in (
             *((128, 4, 1), (256, 8, 1), (64, 4, 1), (128, 8, 1), (256, 16, 1)),
-            *((128, 4, 2), (256, 8, 2), (256, 4, 2), (64, 2, 2)),
+            *((128, 4, 2), (256, 8, 2), (256, 4, 2), (64, 2, 2), (128, 2, 2), (128, 2, 4)),
         ):
             if warps_n > 1 and problem.w < 32:
                 continue
             tile_n = -(-problem.w // (8 * warps_n)) * 8 * warps_n if warps_n > 1 else problem.w
-            for stages in (3, 4, 5):
-                for blocks in (1, 2, 3):
-                    yield Plan(
-                        problem.dtype,
-                        tile_m,
-                        tile_n,
-                        depth,
-                        warps_m=warps_m,
-                        warps_n=warps_n,
-                        stages=stages,
-                        blocks=blocks,
-                    )
+            for stages, blocks, prepare_b in product((3, 4, 5), (1, 2, 3), (False, True)):
+                yield Plan(
+                    problem.dtype,
+                    tile_m,
+                    tile_n,
+                    depth,
+                    warps_m=warps_m,
+                    warps_n=warps_n,
+                    stages=stages,
+                    blocks=blocks,
+                    prepare_b=prepare_b,
+                    stretch=_stretch(problem),
+                )
 
 
 def _tsm2l(problem: Problem) -> Iterator[Plan]:
@@ -105,6 +118,7 @@ def _tsm2l(problem: Problem) -> Iterator[Plan]:
                         stages=stages,
                         blocks=blocks,
                         keep_b=True,
+                        stretch=_stretch(problem),
                     )
 
 
@@ -117,7 +131,7 @@ def _tsmttsm(problem: Problem) -> Iterator[Plan]:
         if warps_n > 1 and (fold > 1 or problem.gram or w <= 8):
             continue
         tile_n = -(-w // (8 * warps_n)) * 8 * warps_n if warps_n > 1 else w
-        least = warps_k * (64 if problem.itemsize == 2 else 32)
+        least = warps_k * 128 // problem.itemsize
         for stage in (8192, 16_384, 32_768, 65_536):
             depth = max(least, stage // line // least * least)
             for stages in (3, 4, 6):
@@ -133,6 +147,7 @@ def _tsmttsm(problem: Problem) -> Iterator[Plan]:
                         blocks=blocks,
                         gram=problem.gram,
                         fold=fold,
+                        stretch=_stretch(problem),
                     )
 
 
@@ -152,7 +167,7 @@ def foldable(problem: Problem) -> int:
 
 
 def predict(plan: Plan, problem: Problem, device: Device) -> float:
-    """Return about how many seconds a plan takes: what the memory, the schedulers or the tensor cores take longest over.
+    """Return about how many seconds a plan takes, as the memory, the schedulers or the tensor cores bound it.
 
     Parameters
     ----------
@@ -189,11 +204,14 @@ def predict(plan: Plan, problem: Problem, device: Device) -> float:
     steps = plan.products if size == 4 else 1
     products = steps * row_blocks * column_blocks
     parts = 3 if size == 4 else 1
-    per_pair = parts * (a_words + b_words) + products + (4 * row_blocks * column_blocks / 4 if size < 8 else 0)
+    shares_parts = plan.keep_b or plan.prepare_b
+    taking_apart = parts * a_words + b_words * (0.5 if shares_parts else parts)
+    per_pair = taking_apart + products + (4 * row_blocks * column_blocks / 4 if size < 8 else 0)
     warps = plan.threads // 32
     copies = 4 * stage / 512
     epilogue = 6 * row_blocks * column_blocks * warps * plan.depth / max(k, plan.depth)
-    issue = plan.blocks * (warps * (pairs * per_pair + 60) + copies + epilogue) / 4
+    preparing = pairs * b_words * plan.warps_n * (parts + 2) if plan.prepare_b else 0
+    issue = plan.blocks * (warps * (pairs * per_pair + 60) + preparing + copies + epilogue) / 4
     # Cycles of a multiprocessor's tensor cores for one product, from its rate: 2·16·8·(8·words) flops.
     unit = {8: "float64_tensor", 4: "tf32", 2: problem.dtype}[size]
     flops = 2 * 16 * 8 * 8 * words
@@ -236,7 +254,7 @@ def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | 
 #: What tells one row of a table from another; `k` and `w` are the largest that it is for.
 KEY = ("shape", "dtype", "along", "k", "w")
 #: What a row says of the plan; its `stage` is the bytes of A in one.
-PICKED = ("warps_m", "warps_n", "warps_k", "stages", "blocks")
+PICKED = ("warps_m", "warps_n", "warps_k", "stages", "blocks", "prepare_b")
 
 
 def stage_bytes(plan: Plan) -> int:

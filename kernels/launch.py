@@ -279,10 +279,9 @@ def tall_skinny(
     grid = min(plan.units(m, k, w), _multiprocessors(A.device) * plan.blocks)
     partial, arrived = _workspace(A.device, 2 * grid * plan.tile_sums * total.itemsize, 3 * grid)
     rows, columns = (stride // C.itemsize for stride in C.strides)
-    packed = columns == 1 and rows == plan.tile_n == problem.w and plan.warps_n == 1 and C.pointer % 16 == 0
     store = np.array(
-        (C.pointer, rows, columns, packed, alpha, beta),
-        [("C", "u8"), ("rows", "i8"), ("columns", "i8"), ("packed", "i8"), ("alpha", total), ("beta", total)],
+        (C.pointer, rows, columns, _lies(plan, problem, C), alpha, beta),
+        [("C", "u8"), ("rows", "i8"), ("columns", "i8"), ("lies", "i8"), ("alpha", total), ("beta", total)],
     )[()]
     sources = (
         np.array((x.pointer, layout.leading * plan.fold, outer, k, x.shape[0] * x.shape[1]), _SOURCE)[()]
@@ -292,3 +291,16 @@ def tall_skinny(
     _planned_kernel(plan, A.device)(
         (grid,), (plan.threads,), (*sources, work, partial, arrived, store), shared_mem=plan.shared_bytes
     )
+
+
+def _lies(plan: Plan, problem: Problem, C: DeviceMatrix) -> int:
+    """Return how C lies in memory, by the numbers of epilogue.cuh's `Lies`."""
+    anyhow, packed, in_pairs = range(3)
+    rows, columns = (stride // C.itemsize for stride in C.strides)
+    blocks, elements = (16, 4) if C.itemsize == 2 else (8, 2)
+    if columns != 1 and problem.w > 1:
+        return anyhow
+    if problem.w % blocks == 0 and rows % elements == 0 and C.pointer % (elements * C.itemsize) == 0:
+        return in_pairs
+    whole = rows == plan.tile_n == problem.w and plan.warps_n == 1
+    return packed if whole and C.pointer % 16 == 0 else anyhow

@@ -27,10 +27,12 @@ class Plan:
         A multiprocessor.
     keep_b : bool
         Whether all of B stays in shared memory.
+    prepare_b : bool
+        Whether the warps share the work of taking each stage's B apart.
     products : {3, 6}
         tf32 products of one of float32.
     stretch : int
-        Words a lane that are summed in the tensor cores before a rounded addition.
+        Words a lane that are summed in the tensor cores before a rounded addition; 0 is never.
     fold : int
         Lines of packed operands that are taken as one.
     """
@@ -45,6 +47,7 @@ class Plan:
     stages: int = 4
     blocks: int = 1
     keep_b: bool = False
+    prepare_b: bool = False
     gram: bool = False
     products: int = 3
     stretch: int = 8
@@ -85,6 +88,7 @@ class Plan:
             "kStretch": self.stretch,
             "kStride": self.stride,
         }
+        booleans = {"kKeepB": self.keep_b, "kPrepareB": self.prepare_b, "kGram": self.gram}
         return "\n".join(
             [
                 "struct Plan {",
@@ -92,7 +96,7 @@ class Plan:
                 f"  using A = {operand(self.a_along, self.tile_m, self.a_unit, self.a_packed)};",
                 f"  using B = {operand(self.b_along, self.tile_n, self.b_unit, self.b_packed)};",
                 *(f"  static constexpr int {name} = {value};" for name, value in integers.items()),
-                f"  static constexpr bool kKeepB = {str(self.keep_b).lower()}, kGram = {str(self.gram).lower()};",
+                *(f"  static constexpr bool {name} = {str(value).lower()};" for name, value in booleans.items()),
                 "};",
             ]
         )
@@ -112,8 +116,11 @@ class Plan:
         def tile(outer: int) -> int:
             return -(-outer * self.depth * ITEMSIZE[self.dtype] // 128) * 128
 
-        a, b = tile(self.tile_m), 0 if self.gram else tile(self.tile_n)
-        ring = self.stages * (a + (0 if self.keep_b else b)) + (b if self.keep_b else 0)
+        streams_b = not (self.keep_b or self.gram)
+        ring = self.stages * (tile(self.tile_m) + (tile(self.tile_n) if streams_b else 0))
+        if self.keep_b or self.prepare_b:
+            part = {"float64": 8, "float32": 4 * (self.products // 3 + 1)}.get(self.dtype, 4)
+            ring += (1 + streams_b) * -(-self._words // 2) * -(-self.tile_n // 8) * 32 * 2 * part
         size = 8 if self.dtype == "float64" else 4
         rows, columns = self.tile_m // self.warps_m, self.tile_n // self.warps_n
         row_blocks, column_blocks = -(-rows // 16), -(-columns // 8)
@@ -122,6 +129,13 @@ class Plan:
         sums = self.warps_m * self.warps_n * -(-16 * together * pitch * size // 16) * 16
         handed_over = self.warps_m * self.warps_n * self.warps_k // 2 * 32 * 4 * row_blocks * column_blocks * size
         return ring + max(sums, handed_over if self.warps_k > 1 else 0)
+
+    @property
+    def _words(self) -> int:
+        """Words of a fragment that a lane goes through in a stage."""
+        total = -(-self.depth // self.warps_k // (2 if ITEMSIZE[self.dtype] == 2 else 1))
+        in_blocks = total // (4 * self.stride) * self.stride
+        return in_blocks + -(-(total - 4 * in_blocks) // 4)
 
     @property
     def tile_sums(self) -> int:

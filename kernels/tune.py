@@ -22,7 +22,7 @@ from tsapps.kernels import library
 from tsapps.kernels.arrays import device_matrix
 from tsapps.kernels.build import architecture, cache_directory
 from tsapps.kernels.choose import KEY, PICKED, candidates, predict, stage_bytes, tuned_table
-from tsapps.kernels.device import live
+from tsapps.kernels.device import Device, live
 from tsapps.kernels.launch import compiled_plan, tall_skinny
 from tsapps.kernels.plan import Plan
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
@@ -120,9 +120,7 @@ def tune(cells: Iterable[Cell], *, most: int = 12, index: int = 0, report: Calla
     found = {}
     for cell in cells:
         problem = cell.problem()
-        promising = sorted(
-            candidates(problem, device), key=lambda plan, problem=problem: predict(plan, problem, device)
-        )
+        promising = sorted(candidates(problem, device), key=partial(_seconds, problem, device))
         found[cell] = promising[:most]
     # Compiling takes longest, and needs no GPU: in processes of their own, before anything is timed.
     plans = list(dict.fromkeys(plan for promising in found.values() for plan in promising))
@@ -131,6 +129,10 @@ def tune(cells: Iterable[Cell], *, most: int = 12, index: int = 0, report: Calla
     with cupy.cuda.Device(index):
         flush = cupy.empty(max(256 << 20, 4 * device.l2), cupy.uint8)
         return [_measured(cell, promising, flush, report) for cell, promising in found.items()]
+
+
+def _seconds(problem: Problem, device: Device, plan: Plan) -> float:
+    return predict(plan, problem, device)
 
 
 def _measured(cell: Cell, plans: Sequence[Plan], flush: Any, report: Callable[[str], None]) -> dict[str, Any]:
@@ -142,7 +144,7 @@ def _measured(cell: Cell, plans: Sequence[Plan], flush: Any, report: Callable[[s
     expected = C.astype("f8")
     library_ms = _milliseconds(lambda: library.gemm(a, b, c, 1.0, 0.0), flush)
     # What one rounding of the result and sums of k products in any order may differ by, for operands around 1.
-    allowed = 16 * float(np.finfo(A.dtype).eps) * max(1.0, cell.k**0.5)
+    allowed = float(np.finfo(A.dtype).eps) * (16 * cell.k**0.5 + cell.k)
     rows = []
     for plan in plans:
         C.fill(float("nan"))

@@ -8,8 +8,17 @@
 //
 // `sums(i, j)` is the sum of row + i and column + j, for i < rows and j < columns, in shared memory: an app's own epilogue
 // (an arg-min along a row, a checksum) may go through them in any order.
+//
+// With kTakesFragments and where takes_fragments() says so, it is given registers instead, as the tensor cores leave them:
+//
+//   template <int kBlocks>
+//   __device__ void fragments(long long row, int column, int columns, bool present, int half,
+//                             const Sum (&d)[kBlocks][4]) const;
+//
+// where d[j][2·half] and d[j][2·half + 1] are columns 8·j + 2·(lane % 4) and the next of the lane's row.
 #pragma once
 #include "kernels/ptx.cuh"
+#include "kernels/tsm2/simt.cuh"
 
 namespace tsm2 {
 
@@ -38,19 +47,76 @@ struct Element<ptx::Bfloat16> {
   static __device__ float value(ptx::Bfloat16 x) { return ptx::to_float(x); }
 };
 
+// How C lies in memory, as far as it matters to Store.
+enum class Lies : long long {
+  kAnyhow,  // with any strides
+  kPacked,  // row-major without gaps, as wide as the tile, from a multiple of 16 bytes on
+  kInPairs  // row-major, of whole column blocks (of two for halves), every row from a multiple of two elements (four) on
+};
+
 // C ← alpha · sum + beta · C. With beta = 0, C is not read. `kColumns` is how many columns a warp has.
-//   C[i, j] is C[i·row_stride + j·column_stride]
-//   packed: whether C is row-major, of kColumns columns without a gap, and begins at a multiple of 16 bytes
+// C[i, j] is C[i·row_stride + j·column_stride].
 template <typename T, typename Sum, int kColumns>
 struct Store {
   T* C;
-  long long row_stride, column_stride, packed;
+  long long row_stride, column_stride;
+  Lies lies;
   Sum alpha, beta;
+
+  static constexpr bool kTakesFragments = kColumns % (sizeof(T) == 2 ? 16 : 8) == 0;
+  __device__ bool takes_fragments() const { return lies == Lies::kInPairs; }
+
+  template <int kBlocks>
+  __device__ void fragments(long long row, int column, int columns, bool present, int half,
+                            const Sum (&d)[kBlocks][4]) const {
+    const int t = threadIdx.x % 4;
+    if constexpr (sizeof(T) > 2) {
+      struct alignas(2 * sizeof(T)) Pair {
+        T at[2];
+      };
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+        const int c = 8 * j + 2 * t;
+        if (!present || c >= columns) continue;
+        auto* to = reinterpret_cast<Pair*>(C + row * row_stride + column + c);
+        Pair out;
+        if (beta != Sum(0)) out = *to;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) out.at[i] = scaled(d[j][2 * half + i], &out.at[i]);
+        *to = out;
+      }
+    } else if constexpr (kBlocks % 2 == 0) {
+      // Two lanes that are neighbours swap a pair, so that each has four elements of one block, and a row's eight bytes a
+      // lane fill a sector of 32.
+      const bool odd = t % 2;
+      struct alignas(8) Four {
+        T at[4];
+      };
+#pragma unroll
+      for (int j = 0; j < kBlocks; j += 2) {
+        float mine[2], theirs[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float first = d[j][2 * half + i], second = d[j + 1][2 * half + i];
+          mine[i] = odd ? second : first;
+          theirs[i] = simt::shuffle_xor(odd ? first : second, 1);
+        }
+        const int c = 8 * (j + odd) + 4 * (t / 2);
+        if (!present || c >= columns) continue;
+        auto* to = reinterpret_cast<Four*>(C + row * row_stride + column + c);
+        Four out;
+        if (beta != Sum(0)) out = *to;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out.at[i] = scaled((i < 2) != odd ? mine[i % 2] : theirs[i % 2], &out.at[i]);
+        *to = out;
+      }
+    }
+  }
 
   template <typename Sums>
   __device__ void operator()(const Sums& sums, long long row, int rows, int column, int columns) const {
     const int lane = threadIdx.x % 32;
-    if (packed && rows % 8 == 0) {
+    if (lies == Lies::kPacked && rows % 8 == 0) {
       store_packed(sums, C + row * kColumns, rows * kColumns, lane);
       return;
     }
@@ -101,8 +167,11 @@ struct Store {
 template <typename T, typename Sum, int kFold, int kRows, int kColumns>
 struct StoreFolded {
   T* C;
-  long long row_stride, column_stride, packed;
+  long long row_stride, column_stride;
+  Lies lies;
   Sum alpha, beta;
+
+  static constexpr bool kTakesFragments = false;
 
   template <typename Sums>
   __device__ void operator()(const Sums& sums, long long, int, int, int) const {

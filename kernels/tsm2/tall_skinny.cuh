@@ -94,10 +94,16 @@ class Product {
                 Plan::kDepth % Plan::kWarpsK == 0 && (Plan::kWarpsM == 1 || kRows % 16 == 0) &&
                 (Plan::kWarpsN == 1 || kColumns % 8 == 0), "warps share a tile evenly");
 
-  // Shared memory, in bytes: the ring, a B that stays, and sums on their way between warps and to the epilogue.
-  static constexpr bool kOwnB = !Plan::kGram;
-  static constexpr int kStage = A::kBytes + (kOwnB && !Plan::kKeepB ? B::kBytes : 0);
-  static constexpr int kRing = Plan::kStages * kStage, kKept = kOwnB && Plan::kKeepB ? B::kBytes : 0;
+  // Shared memory, in bytes: the ring, B as parts (once if it stays, else that of this unit and of the next), and sums
+  // on their way between warps and to the epilogue.
+  static constexpr bool kOwnB = !Plan::kGram, kStreamsB = kOwnB && !Plan::kKeepB;
+  static constexpr bool kPreparesB = Plan::kKeepB || Plan::kPrepareB;
+  static_assert(!kPreparesB || (kOwnB && Plan::kWarpsK == 1), "warps share the parts of B");
+  static constexpr int kStage = A::kBytes + (kStreamsB ? B::kBytes : 0), kRing = Plan::kStages * kStage;
+  static constexpr int kPairs = (Depths::kWords + 1) / 2, kTileColumnBlocks = (Plan::kTileN + 7) / 8;
+  static constexpr int kParts = kPreparesB ? kPairs * kTileColumnBlocks * 32 * 2 * (int)sizeof(typename Unit::Parts) : 0;
+  static constexpr int kAllParts = (kStreamsB ? 2 : 1) * kParts;
+  static_assert(!Plan::kKeepB || B::kBytes <= kRing, "B arrives where the ring will be");
   // A row of the sums that a warp hands to the epilogue: without a gap, unless the rows of a fragment would fall in the
   // same banks. And how many blocks of 16 rows it hands over at once.
   static constexpr int kPitch = kColumns % 16 == 0 ? kColumns + 8 : kColumns;
@@ -107,7 +113,7 @@ class Product {
   static constexpr int kHandedOver = kWarps / 2 * 32 * kRegisters * (int)sizeof(Sum);
   static constexpr int kSums = kWarps / Plan::kWarpsK * kBlockSums;
   static constexpr int kScratch = Plan::kWarpsK > 1 && kHandedOver > kSums ? kHandedOver : kSums;
-  static constexpr int kSharedBytes = kRing + kKept + kScratch;
+  static constexpr int kSharedBytes = kRing + kAllParts + kScratch;
   // Sums of one tile in `partial`.
   static constexpr int kTileSums = Plan::kWarpsM * Plan::kWarpsN * 32 * kRegisters;
 
@@ -127,31 +133,45 @@ class Product {
   __device__ __forceinline__ void run() {
     const long long begin = share(blockIdx.x), end = share(blockIdx.x + 1);
     if (begin == end) return;
-    if (kKept) B::template copy<kThreads>(shared_ + kRing, b_, 0, 0);
+    if (Plan::kKeepB) {
+      B::template copy<kThreads>(shared_, b_, 0, 0);
+      ptx::cp_async_commit();
+      ptx::cp_async_wait<0>();
+      __syncthreads();
+      prepare(shared_, parts(0));
+      __syncthreads();
+    }
     Cursor<Plan> ahead(work_, begin), now(work_, begin);
     long long fetched = begin;
     auto fetch = [&] {
       if (fetched < end) {
-        unsigned char* stage = shared_ + (fetched - begin) % Plan::kStages * kStage;
+        unsigned char* stage = shared_ + (int)((fetched - begin) % Plan::kStages) * kStage;
         A::template copy<kThreads>(stage, a_, (*ahead).row, (*ahead).depth);
-        if (kOwnB && !Plan::kKeepB) B::template copy<kThreads>(stage + A::kBytes, b_, (*ahead).column, (*ahead).depth);
+        if (kStreamsB) B::template copy<kThreads>(stage + A::kBytes, b_, (*ahead).column, (*ahead).depth);
         ahead.advance();
       }
       ++fetched;
       ptx::cp_async_commit();
     };
     for (int i = 0; i < Plan::kStages - 1; ++i) fetch();
+    constexpr bool kPreparesNext = kPreparesB && kStreamsB;
+    if (kPreparesNext) {
+      ptx::cp_async_wait<Plan::kStages - 2>();
+      __syncthreads();
+      prepare(shared_ + A::kBytes, parts(0));
+    }
 
     Sum sums[kBlocks][kColumnBlocks][4] = {};
     long long tile_begin = begin;
     int slot = 0;
     for (long long unit = begin; unit < end; ++unit) {
-      ptx::cp_async_wait<Plan::kStages - 2>();
-      __syncthreads();  // this unit's stage has landed, and all warps are done with the last one's
+      ptx::cp_async_wait<Plan::kStages - (kPreparesNext ? 3 : 2)>();
+      __syncthreads();  // this unit's stage has landed (or the next one's), and all warps are done with the last one's
       fetch();
       const unsigned char* stage = shared_ + slot * kStage;
-      multiply(stage, Plan::kGram ? stage : Plan::kKeepB ? shared_ + kRing : stage + A::kBytes, sums);
       slot = slot + 1 == Plan::kStages ? 0 : slot + 1;
+      if (kPreparesNext && unit + 1 < end) prepare(shared_ + slot * kStage + A::kBytes, parts(unit + 1 - begin));
+      multiply(stage, Plan::kGram ? stage : stage + A::kBytes, parts(unit - begin), sums);
       if (now.ends_tile() || unit + 1 == end) {
         finish(*now, tile_begin, unit + 1, sums);
         tile_begin = unit + 1;
@@ -168,40 +188,75 @@ class Product {
   // The block that has a unit.
   __device__ long long block_of(long long unit) const { return ((unit + 1) * gridDim.x - 1) / units_; }
 
+  using Parts = typename Unit::Parts;
+  struct alignas(sizeof(Parts) == 12 ? 8 : 2 * sizeof(Parts)) PartsOfTwo {
+    Parts at[2];
+  };
+
+  // Where the parts of a unit's B lie: words q and q + 1 of column block j, lane by lane, at (q / 2 · blocks + j) · 32.
+  __device__ PartsOfTwo* parts(long long unit) const {
+    return reinterpret_cast<PartsOfTwo*>(shared_ + kRing + (kStreamsB && unit % 2 ? kParts : 0));
+  }
+
+  // Takes a tile of B apart, once for all warps.
+  __device__ __forceinline__ void prepare(const unsigned char* b_tile, PartsOfTwo* to) const {
+    const int lane = threadIdx.x % 32;
+    constexpr int kTwos = (kTileColumnBlocks + 1) / 2;
+    for (int i = threadIdx.x / 32; i < kPairs * kTwos; i += kWarps) {
+      const int pair = i / kTwos, j = i % kTwos * 2;
+      typename B::Word words[4];
+      B::template words<Depths, kTileColumnBlocks>(words, b_tile, 0, j, 0, 2 * pair);
+      PartsOfTwo* at = to + (pair * kTileColumnBlocks + j) * 32 + lane;
+      at[0] = {{Unit::parts(words[0]), Unit::parts(words[2])}};
+      if (j + 1 < kTileColumnBlocks) at[32] = {{Unit::parts(words[1]), Unit::parts(words[3])}};
+    }
+  }
+
   // Adds what a stage holds.
   __device__ __forceinline__ void multiply(const unsigned char* a_tile, const unsigned char* b_tile,
-                                           Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
-    using Parts = typename Unit::Parts;
-    using Word = typename A::Word;
+                                           const PartsOfTwo* b_parts, Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
     const int row = warp_m_ * kRows, column = warp_n_ * kColumns, depth = warp_k_ * (Plan::kDepth / Plan::kWarpsK);
+    // Sums of a stretch, unless the tensor cores round as they add or their truncation does not matter.
+    constexpr bool kStretches = !Unit::kRounds && Plan::kStretch > 0;
     Sum stretch[kBlocks][kColumnBlocks][4] = {};
 #pragma unroll
     for (int q = 0; q < Depths::kWords; q += 2) {
-      Parts a[kBlocks][4], b[kColumnBlocks + 1][2];
+      Parts a[kBlocks][4];
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) {
-        Word words[4];
+        typename A::Word words[4];
         A::template words<Depths, kEights>(words, a_tile, row, 2 * i, depth, q);
 #pragma unroll
         for (int j = 0; j < 4; ++j) a[i][j] = Unit::parts(words[j]);
       }
+      // Four column blocks at a time: enough products that none waits for the one before it in the same sums.
 #pragma unroll
-      for (int i = 0; i < kColumnBlocks; i += 2) {
-        Word words[4];
-        B::template words<Depths, kColumnBlocks>(words, b_tile, column, i, depth, q);
+      for (int first = 0; first < kColumnBlocks; first += 4) {
+        constexpr int kTogether = 4;
+        Parts b[kTogether][2];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) b[i + j % 2][j / 2] = Unit::parts(words[j]);
-      }
-      // One product of all blocks before the next: the tensor cores take a while to add to the same sums again.
+        for (int i = 0; i < kTogether && first + i < kColumnBlocks; i += kPreparesB ? 1 : 2) {
+          const int j = first + i;
+          if constexpr (kPreparesB) {
+            const PartsOfTwo two = b_parts[(q / 2 * kTileColumnBlocks + column / 8 + j) * 32 + (int)threadIdx.x % 32];
+            b[i][0] = two.at[0], b[i][1] = two.at[1];
+          } else {
+            typename B::Word words[4];
+            B::template words<Depths, kColumnBlocks>(words, b_tile, column, j, depth, q);
 #pragma unroll
-      for (int step = 0; step < Unit::kSteps; ++step)
-#pragma unroll
-        for (int j = 0; j < kColumnBlocks; ++j)
-#pragma unroll
-          for (int i = 0; i < kBlocks; ++i) {
-            Unit::multiply(step, Unit::kRounds ? sums[i][j] : stretch[i][j], a[i], b[j]);
+            for (int word = 0; word < 4; ++word) b[i + word % 2][word / 2] = Unit::parts(words[word]);
           }
-      if (!Unit::kRounds && ((q + 2) % Plan::kStretch == 0 || q + 2 >= Depths::kWords)) {
+        }
+#pragma unroll
+        for (int step = 0; step < Unit::kSteps; ++step)
+#pragma unroll
+          for (int j = first; j < first + kTogether && j < kColumnBlocks; ++j)
+#pragma unroll
+            for (int i = 0; i < kBlocks; ++i) {
+              Unit::multiply(step, kStretches ? stretch[i][j] : sums[i][j], a[i], b[j - first]);
+            }
+      }
+      if (kStretches && ((q + 2) % (kStretches ? Plan::kStretch : 1) == 0 || q + 2 >= Depths::kWords)) {
 #pragma unroll
         for (int i = 0; i < kRegisters; ++i) {
           Sum& some = stretch[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4];
@@ -221,7 +276,7 @@ class Product {
 
   // Sums over the warps that share rows and columns, into those with warp_k_ 0: the upper half hands over to the lower.
   __device__ __forceinline__ void add_warps(Sum (&sums)[kBlocks][kColumnBlocks][4]) {
-    Sum* handed_over = reinterpret_cast<Sum*>(shared_ + kRing + kKept);
+    Sum* handed_over = reinterpret_cast<Sum*>(shared_ + kRing + kAllParts);
     constexpr int kLanes = Plan::kWarpsM * Plan::kWarpsN * 32;
     const int thread = threadIdx.x % kLanes;
     for (int half = Plan::kWarpsK / 2; half > 0; half /= 2) {
@@ -290,10 +345,21 @@ class Product {
 
   // Hands a warp's sums to the epilogue, kTogether blocks of 16 rows at a time.
   __device__ __forceinline__ void conclude(const Place& at, const Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
-    Sum* rows = reinterpret_cast<Sum*>(shared_ + kRing + kKept + threadIdx.x / 32 * kBlockSums);
+    Sum* rows = reinterpret_cast<Sum*>(shared_ + kRing + kAllParts + threadIdx.x / 32 * kBlockSums);
     const long long column = at.column + warp_n_ * kColumns, row = at.row + warp_m_ * kRows;
     const int columns = work_.n - column < kColumns ? (int)(work_.n - column) : kColumns;
     const int rows_left = work_.m - row < kRows ? (int)(work_.m - row) : kRows;
+    if constexpr (Epilogue::kTakesFragments) {
+      if (epilogue_.takes_fragments()) {
+#pragma unroll
+        for (int i = 0; i < 2 * kBlocks; ++i) {
+          // All lanes take part, also those whose row is not there.
+          const bool present = 8 * i + g_ < rows_left;
+          epilogue_.fragments(row + 8 * i + g_, (int)column, columns, present, i % 2, sums[i / 2]);
+        }
+        return;
+      }
+    }
 #pragma unroll
     for (int first = 0; first < kBlocks; first += kTogether) {
       __syncwarp();
