@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tsapps.kernels.device import Device
-from tsapps.kernels.plan import Plan, instantiate
+from tsapps.kernels.plan import Plan, RowsPlan, instantiate, rows_plan
 from tsapps.kernels.problem import ITEMSIZE, NARROW, Problem
 
 __all__ = ["LIBRARY", "candidates", "plan", "predict", "tuned_table"]
@@ -226,7 +226,7 @@ def predict(plan: Plan, problem: Problem, device: Device) -> float:
     return rounds * (max(memory, busiest / device.clock_hz) + 0.2 * (busiest + waiting) / device.clock_hz)
 
 
-def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | None = None) -> Plan | str:
+def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | None = None) -> Plan | RowsPlan | str:
     """Choose how a product is computed.
 
     Parameters
@@ -238,8 +238,12 @@ def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | 
 
     Returns
     -------
-    Plan or LIBRARY
+    Plan, RowsPlan or LIBRARY
     """
+    tensor_cores = float(device.compute_capability) >= _LEAST_CAPABILITY
+    rows = rows_plan(problem) if tensor_cores else rows_plan(problem, most=64)
+    if rows is not None:
+        return rows
     found = candidates(problem, device)
     if not found:
         return LIBRARY

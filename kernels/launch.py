@@ -12,10 +12,10 @@ import numpy as np
 
 from tsapps.kernels.arrays import DeviceMatrix
 from tsapps.kernels.build import Cubin, architecture, build
-from tsapps.kernels.plan import SUM, Plan
+from tsapps.kernels.plan import SUM, Plan, RowsPlan
 from tsapps.kernels.problem import Problem
 
-__all__ = ["PUBLISHED", "ColumnsPlan", "columns_plan", "published", "tall_skinny", "tsm2r_columns"]
+__all__ = ["PUBLISHED", "ColumnsPlan", "columns_plan", "published", "tall_skinny", "tsm2l_rows", "tsm2r_columns"]
 
 _FOLDER = Path(__file__).resolve().parent / "tsm2"
 _SCALARS = {"float32": "float", "float64": "double"}
@@ -304,3 +304,21 @@ def _lies(plan: Plan, problem: Problem, C: DeviceMatrix) -> int:
         return in_pairs
     whole = rows == plan.tile_n == problem.w and plan.warps_n == 1
     return packed if whole and C.pointer % 16 == 0 else anyhow
+
+
+# --- tsm2l_rows.cuh ------------------------------------------------------------------------------------------------
+
+# Blocks that are launched for each multiprocessor: more than fit at a time, so that all end at about the same time.
+_ROWS_BLOCKS = 64
+
+
+def tsm2l_rows(
+    plan: RowsPlan, problem: Problem, A: DeviceMatrix, B: DeviceMatrix, C: DeviceMatrix, alpha: float, beta: float
+) -> None:
+    """Compute C ← alpha · A · B + beta · C by tsm2l_rows.cuh, on CuPy's current stream; arguments as `tall_skinny`."""
+    total = np.float64 if SUM[plan.dtype] == "double" else np.float32
+    blocks = -(-problem.m // (plan.rows * plan.threads))
+    grid = max(1, min(blocks, _multiprocessors(A.device) * _ROWS_BLOCKS))
+    b_row, b_column = (np.int64(stride // B.itemsize) for stride in B.strides)
+    pointers = (np.uint64(A.pointer), np.uint64(B.pointer), b_row, b_column, np.uint64(C.pointer), np.int64(problem.m))
+    _kernel("tsm2l_rows.cuh", plan.kernel(), A.device)((grid,), (plan.threads,), (*pointers, total(alpha), total(beta)))

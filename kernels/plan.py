@@ -5,7 +5,7 @@ from math import gcd
 
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
-__all__ = ["Plan", "instantiate"]
+__all__ = ["Plan", "RowsPlan", "instantiate", "rows_plan"]
 
 ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfloat16": "ptx::Bfloat16"}
 SUM = {"float64": "double", "float32": "float", "float16": "float", "bfloat16": "float"}
@@ -195,3 +195,51 @@ def _stride(along_depth: bool, length: int, size: int) -> int:
     if words <= 8 or length * size % 4:
         return 1
     return 1 if size == 2 else 8 // gcd(8, words)
+
+
+@dataclass(frozen=True)
+class RowsPlan:
+    """How tsm2l_rows.cuh is instantiated.
+
+    Attributes
+    ----------
+    dtype : str
+    k, w : int
+    rows : int
+        Of a thread's piece of A.
+    ahead : int
+        Pieces that a thread has on their way.
+    threads : int
+        A block.
+    """
+
+    dtype: str
+    k: int
+    w: int
+    rows: int
+    ahead: int = 1
+    threads: int = 128
+
+    def kernel(self) -> str:
+        """Return the kernel's name expression."""
+        sizes = f"{self.k}, {self.w}, {self.rows}, {self.ahead}, {self.threads}"
+        return f"tsm2::tsm2l_rows<{ELEMENT[self.dtype]}, {SUM[self.dtype]}, {sizes}>"
+
+
+def rows_plan(problem: Problem, most: int = 32) -> RowsPlan | None:
+    """Return the plan of tsm2l_rows.cuh, or None where the problem is none for it.
+
+    Parameters
+    ----------
+    problem : Problem
+    most : int
+        Elements of B that a thread keeps. From 32 on tensor cores were faster on an H200; 64 fit.
+    """
+    a, size = problem.a, problem.itemsize
+    packed = a.along_depth and a.leading == problem.k and a.base_alignment == 16 and problem.c_packed
+    narrow = problem.k * problem.w <= most and problem.w <= 2 * problem.k
+    if problem.shape != "tsm2l" or not packed or not narrow:
+        return None
+    rows = 16 // gcd(16, problem.k * size)
+    # Two such pieces at a time, unless that is more than a thread should hold.
+    return RowsPlan(problem.dtype, problem.k, problem.w, 2 * rows if 2 * rows * problem.k * size <= 64 else rows)

@@ -45,6 +45,8 @@ class Problem:
     a, b : Layout
     gram : bool
         Whether B is Aᵀ in the same memory.
+    c_packed : bool
+        Whether C is row-major without gaps and begins at a multiple of 16 bytes.
     """
 
     m: int
@@ -54,6 +56,7 @@ class Problem:
     a: Layout
     b: Layout
     gram: bool = False
+    c_packed: bool = False
 
     @property
     def itemsize(self) -> int:

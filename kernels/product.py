@@ -12,7 +12,7 @@ from tsapps.kernels import host
 from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gpu_index, kind_of
 from tsapps.kernels.choose import LIBRARY, plan
 from tsapps.kernels.device import Device, live
-from tsapps.kernels.plan import Plan
+from tsapps.kernels.plan import Plan, RowsPlan
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 
 __all__ = ["gram", "matmul", "planned"]
@@ -207,10 +207,12 @@ def _compute(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, alpha: float, be
         return
     if a.shape[0] < b.shape[1]:  # the narrow side is B's: Cᵀ = Bᵀ·Aᵀ
         a, b, c = b.transposed, a.transposed, c.transposed
-    problem = problem_of(a, b, gram=gram)
+    problem = problem_of(a, b, c, gram=gram)
     found = planned(problem, _live(a.device)) if problem.k else LIBRARY
     if isinstance(found, Plan):
         launch.tall_skinny(found, problem, a, b, c, alpha, beta)
+    elif isinstance(found, RowsPlan):
+        launch.tsm2l_rows(found, problem, a, b, c, alpha, beta)
     else:
         _layout("out", c, depth=1)
         library.gemm(a, b, c, alpha, beta)
@@ -222,15 +224,15 @@ def _live(index: int) -> Device:
 
 
 @lru_cache(maxsize=4096)
-def planned(problem: Problem, device: Device) -> Plan | str:
+def planned(problem: Problem, device: Device) -> Plan | RowsPlan | str:
     """Return the plan of a problem on a device, by the user's own table of picks if there is one."""
     from tsapps.kernels.tune import user_table
 
     return plan(problem, device, user_table(device.name))
 
 
-def problem_of(a: DeviceMatrix, b: DeviceMatrix, *, gram: bool = False) -> Problem:
-    """Describe a product of two matrices on a GPU.
+def problem_of(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, gram: bool = False) -> Problem:
+    """Describe a product of two matrices on a GPU, to be written to a third.
 
     Raises
     ------
@@ -238,7 +240,8 @@ def problem_of(a: DeviceMatrix, b: DeviceMatrix, *, gram: bool = False) -> Probl
         If one is neither row- nor column-major.
     """
     (m, k), w = a.shape, b.shape[1]
-    return Problem(m, k, w, a.dtype, _layout("A", a, depth=1), _layout("B", b, depth=0), gram)
+    c_packed = c.strides == (w * c.itemsize, c.itemsize) and c.pointer % 16 == 0
+    return Problem(m, k, w, a.dtype, _layout("A", a, depth=1), _layout("B", b, depth=0), gram, c_packed)
 
 
 def _layout(name: str, x: DeviceMatrix, depth: int) -> Layout:

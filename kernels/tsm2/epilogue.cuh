@@ -17,34 +17,16 @@
 //
 // where d[j][2·half] and d[j][2·half + 1] are columns 8·j + 2·(lane % 4) and the next of the lane's row.
 #pragma once
-#include "kernels/ptx.cuh"
-#include "kernels/tsm2/simt.cuh"
+#include "kernels/tsm2/element.cuh"
 
 namespace tsm2 {
 
 // A warp's rows of sums in shared memory, kPitch apart.
-template <typename Sum, int pitch>
+template <typename Sum, int pitch, int most_rows>
 struct Sums {
-  static constexpr int kPitch = pitch;
+  static constexpr int kPitch = pitch, kMostRows = most_rows;
   const Sum* first;
   __device__ const Sum& operator()(int i, int j) const { return first[i * kPitch + j]; }
-};
-
-// An element of C as the sum's type, and a sum as an element of C.
-template <typename T>
-struct Element {
-  static __device__ T from(T sum) { return sum; }
-  static __device__ T value(T x) { return x; }
-};
-template <>
-struct Element<ptx::Half> {
-  static __device__ ptx::Half from(float sum) { return ptx::to_half(sum); }
-  static __device__ float value(ptx::Half x) { return ptx::to_float(x); }
-};
-template <>
-struct Element<ptx::Bfloat16> {
-  static __device__ ptx::Bfloat16 from(float sum) { return ptx::to_bfloat16(sum); }
-  static __device__ float value(ptx::Bfloat16 x) { return ptx::to_float(x); }
 };
 
 // How C lies in memory, as far as it matters to Store.
@@ -123,9 +105,9 @@ struct Store {
     // Lanes follow C's own order, so that their stores make whole sectors.
     T* block = C + row * row_stride + column * column_stride;
     const bool by_rows = column_stride <= row_stride;
-    for (int i = lane; i < rows * kColumns; i += 32) {
-      const int r = by_rows ? i / kColumns : i % rows, c = by_rows ? i % kColumns : i / rows;
-      if (c >= columns) continue;
+    for (int i = lane; i < Sums::kMostRows * kColumns; i += 32) {
+      const int r = by_rows ? i / kColumns : i % Sums::kMostRows, c = by_rows ? i % kColumns : i / Sums::kMostRows;
+      if (r >= rows || c >= columns) continue;
       T* to = block + r * row_stride + c * column_stride;
       *to = scaled(sums(r, c), to);
     }

@@ -8,9 +8,9 @@
 //    m │    │    │    │     ×    │unit│        A *tile* is kTileM rows of C by kTileN columns. A *unit* is the part of a
 //      └────┴────┴────┘          └────┘        tile that one stage adds: `kDepth` of the sum over k.
 //
-// The units of all tiles, tile by tile, are dealt to the blocks in equal, contiguous shares, whatever the shape: a block
-// may have many small tiles (TSM2L), a part of one (TSMTTSM), or the end of one tile and the beginning of the next
-// (TSM2R). So every multiprocessor has the same work, and the memory is kept busy to the end.
+// The units of all tiles, tile by tile, are dealt to the blocks in equal, contiguous shares: a block may have a part of a
+// tile (TSMTTSM), or the end of one and the beginning of the next (TSM2R). So every multiprocessor has the same work, and
+// the memory is kept busy to the end. Of a k that fits one stage, B stays and the tiles are dealt in turn (TSM2L).
 //
 // Within a tile, kWarpsM × kWarpsN × kWarpsK warps share rows, columns and depth. Blocks that share a tile write their
 // sums to `partial`; the last to arrive adds them in the order of the blocks, 16 at a time: the same bits on every run.
@@ -34,7 +34,7 @@ struct Place {
   long long row, column, depth;
 };
 
-// Goes through the units in order.
+// Goes through the units of a block in order.
 template <typename Plan>
 class Cursor {
  public:
@@ -47,6 +47,10 @@ class Cursor {
   // Whether this unit is the last one of its tile.
   __device__ bool ends_tile() const { return at_.depth + Plan::kDepth >= work_.k; }
   __device__ void advance() {
+    if (Plan::kKeepB) {
+      at_.row += (long long)Plan::kTileM * gridDim.x;
+      return;
+    }
     at_.depth += Plan::kDepth;
     if (at_.depth < work_.k) return;
     at_.depth = 0;
@@ -131,8 +135,11 @@ class Product {
   }
 
   __device__ __forceinline__ void run() {
-    const long long begin = share(blockIdx.x), end = share(blockIdx.x + 1);
-    if (begin == end) return;
+    // Tiles that are one unit each are dealt in turn: at any time all blocks read and write near each other, which the
+    // memory does faster.
+    const long long begin = Plan::kKeepB ? blockIdx.x : share(blockIdx.x);
+    const long long end = Plan::kKeepB ? begin + (units_ - begin + gridDim.x - 1) / gridDim.x : share(blockIdx.x + 1);
+    if (begin >= end) return;
     if (Plan::kKeepB) {
       B::template copy<kThreads>(shared_, b_, 0, 0);
       ptx::cp_async_commit();
@@ -382,7 +389,7 @@ class Product {
       __syncwarp();
       const int left = rows_left - 16 * first < 16 * kTogether ? rows_left - 16 * first : 16 * kTogether;
       if (left > 0 && columns > 0) {
-        epilogue_(Sums<Sum, kPitch>{rows}, row + 16 * first, left, (int)column, columns);
+        epilogue_(Sums<Sum, kPitch, 16 * kTogether>{rows}, row + 16 * first, left, (int)column, columns);
       }
     }
   }

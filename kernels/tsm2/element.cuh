@@ -1,0 +1,29 @@
+// An element as the type that it is summed in, and a sum as an element.
+#pragma once
+#include "kernels/tsm2/simt.cuh"
+#if !defined(TSA_HIP)
+#include "kernels/ptx.cuh"
+#endif
+
+namespace tsm2 {
+
+template <typename T>
+struct Element {
+  static __device__ T from(T sum) { return sum; }
+  static __device__ T value(T x) { return x; }
+};
+
+#if !defined(TSA_HIP)
+template <>
+struct Element<ptx::Half> {
+  static __device__ ptx::Half from(float sum) { return ptx::to_half(sum); }
+  static __device__ float value(ptx::Half x) { return ptx::to_float(x); }
+};
+template <>
+struct Element<ptx::Bfloat16> {
+  static __device__ ptx::Bfloat16 from(float sum) { return ptx::to_bfloat16(sum); }
+  static __device__ float value(ptx::Bfloat16 x) { return ptx::to_float(x); }
+};
+#endif
+
+}  // namespace tsm2
