@@ -105,7 +105,7 @@ def _tsm2r(problem: Problem) -> Iterator[Plan]:
 def _tsm2l(problem: Problem) -> Iterator[Plan]:
     """Yield plans of tiles of whole rows, B kept in shared memory."""
     for rows in (16, 32, 64, 128, 256):
-        for warps, blocks in ((4, 2), (8, 1), (8, 2), (4, 3), (4, 4)):
+        for warps, blocks in ((4, 1), (4, 2), (8, 1), (8, 2), (4, 3), (4, 4)):
             for stages in (2, 3, 5):
                 stage = rows * warps * problem.k * problem.itemsize
                 if 2048 <= stage <= 65_536:

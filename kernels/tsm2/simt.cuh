@@ -11,6 +11,7 @@
 //   simt::load_streaming            a Vector that is read once: it should not displace what others will read again
 //   simt::store_streaming           likewise, written once
 //   simt::dynamic_shared<T>()       the shared memory that the launch gives the block
+//   simt::last_to_arrive(…)         whether this block is the last of some that hand over what they wrote
 //   SIMT_BLOCK(threads)             before `void`: a kernel's threads a block, where it helps the compiler to know.
 //                                   Told, ptxas spills a few registers to fit one more block on an SM; not told, AMD's
 //                                   compiler makes do with the registers that 1024 threads would have, and spills many
@@ -149,6 +150,21 @@ __device__ __forceinline__ T* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char bytes[];
   return reinterpret_cast<T*>(bytes);
 #endif
+}
+
+// True in every thread of the block that arrives as the last of `expected`; what the others wrote before is then visible.
+// `arrived` is zero before the first, and zero again afterwards. All threads of the block take part.
+__device__ inline bool last_to_arrive(unsigned* arrived, unsigned expected) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicAdd(arrived, 1u) == expected - 1;
+    if (last) *arrived = 0;
+  }
+  __syncthreads();
+  __threadfence();
+  return last;
 }
 
 }  // namespace simt

@@ -20,65 +20,9 @@
 #pragma once
 #include "kernels/tsm2/epilogue.cuh"
 #include "kernels/tsm2/operand.cuh"
-#include "kernels/tsm2/simt.cuh"
+#include "kernels/tsm2/units.cuh"
 
 namespace tsm2 {
-
-// What the launch says: k, and how many units there are. The rest follows.
-struct Work {
-  long long m, n, k;
-};
-
-// A tile of C and a place in its depth.
-struct Place {
-  long long row, column, depth;
-};
-
-// Goes through the units of a block in order.
-template <typename Plan>
-class Cursor {
- public:
-  __device__ Cursor(const Work& work, long long unit) : work_(work) {
-    const long long depths = (work.k + Plan::kDepth - 1) / Plan::kDepth;
-    const long long tile = unit / depths, tiles = (work.m + Plan::kTileM - 1) / Plan::kTileM;
-    at_ = {tile % tiles * Plan::kTileM, tile / tiles * Plan::kTileN, (unit - tile * depths) * Plan::kDepth};
-  }
-  __device__ const Place& operator*() const { return at_; }
-  // Whether this unit is the last one of its tile.
-  __device__ bool ends_tile() const { return at_.depth + Plan::kDepth >= work_.k; }
-  __device__ void advance() {
-    if (Plan::kKeepB) {
-      at_.row += (long long)Plan::kTileM * gridDim.x;
-      return;
-    }
-    at_.depth += Plan::kDepth;
-    if (at_.depth < work_.k) return;
-    at_.depth = 0;
-    at_.row += Plan::kTileM;
-    if (at_.row < work_.m) return;
-    at_.row = 0;
-    at_.column += Plan::kTileN;
-  }
-
- private:
-  const Work& work_;
-  Place at_;
-};
-
-// True in every thread of the block that arrives as the last of `expected`. What the others wrote before is then visible.
-// `arrived` is zero before the first, and zero again afterwards.
-__device__ inline bool last_of(unsigned* arrived, unsigned expected) {
-  __shared__ bool last;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    last = atomicAdd(arrived, 1u) == expected - 1;
-    if (last) *arrived = 0;
-  }
-  __syncthreads();
-  __threadfence();
-  return last;
-}
 
 template <typename Plan, typename Epilogue>
 class Product {
@@ -316,11 +260,11 @@ class Product {
     auto place = [&](int i) { return partial_ + (2LL * (first + i) + (i == 0)) * kTileSums; };
     put(place(mine), sums);
     const int members = blocks - group * kGroup < kGroup ? blocks - group * kGroup : kGroup;
-    if (!last_of(&arrived_[2 * (first + group * kGroup) + (group == 0)], members)) return false;
+    if (!simt::last_to_arrive(&arrived_[2 * (first + group * kGroup) + (group == 0)], members)) return false;
     gather(place, group * kGroup, 1, members, sums);
     if (groups == 1) return true;
     put(place(group * kGroup), sums);
-    if (!last_of(&arrived_[2 * gridDim.x + first], groups)) return false;
+    if (!simt::last_to_arrive(&arrived_[2 * gridDim.x + first], groups)) return false;
     gather(place, 0, kGroup, groups, sums);
     return true;
   }

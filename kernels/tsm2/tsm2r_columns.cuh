@@ -16,6 +16,7 @@
 // The rows alone do not fill a GPU, so k is split over gridDim.y. The block that arrives last for its rows adds the
 // partial sums in the order of the splits: the same bits on every run, whoever is last.
 #pragma once
+#include "kernels/tsm2/simt.cuh"
 
 // C ← alpha · sum + beta · C, for one element. With beta = 0, C is not read.
 template <typename T, typename Sum>
@@ -35,21 +36,6 @@ template <typename T, int V>
 __device__ inline void load_vector(T (&into)[V], const T* from) {
   static_assert(sizeof(T) * V == sizeof(uint4), "a vector is 16 bytes");
   *reinterpret_cast<uint4*>(into) = *reinterpret_cast<const uint4*>(from);
-}
-
-// True in every thread of the block that arrives last of the gridDim.y that share a tile; what the others wrote before
-// is then visible. `arrived` holds a zero for each tile, and zeros again afterwards.
-__device__ inline bool last_to_arrive(unsigned* arrived, long long tile) {
-  __shared__ bool last;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    last = atomicAdd(&arrived[tile], 1u) == gridDim.y - 1;
-    if (last) arrived[tile] = 0;
-  }
-  __syncthreads();
-  __threadfence();
-  return last;
 }
 
 // Grid (⌈m / (kThreads·V)⌉, splits, ⌈w / W⌉), kThreads threads. Split y works on columns y·per_split … of A.
@@ -115,7 +101,7 @@ __global__ void __launch_bounds__(kThreads)
     Sum* mine = partial + tile * gridDim.y * (W * V * kThreads) + threadIdx.x;
 #pragma unroll
     for (int i = 0; i < W * V; ++i) mine[((long long)blockIdx.y * W * V + i) * kThreads] = sums[i / V][i % V];
-    if (!last_to_arrive(arrived, tile)) return;
+    if (!simt::last_to_arrive(&arrived[tile], gridDim.y)) return;
 #pragma unroll
     for (int i = 0; i < W * V; ++i) {
       Sum sum = 0;

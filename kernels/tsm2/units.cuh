@@ -1,0 +1,48 @@
+// The units of work of a product, in the order in which a block goes through them (tall_skinny.cuh).
+#pragma once
+#include "kernels/tsm2/simt.cuh"
+
+namespace tsm2 {
+
+// The sizes of a product.
+struct Work {
+  long long m, n, k;
+};
+
+// A tile of C and a place in its depth.
+struct Place {
+  long long row, column, depth;
+};
+
+// Goes through the units of a block in order.
+template <typename Plan>
+class Cursor {
+ public:
+  __device__ Cursor(const Work& work, long long unit) : work_(work) {
+    const long long depths = (work.k + Plan::kDepth - 1) / Plan::kDepth;
+    const long long tile = unit / depths, tiles = (work.m + Plan::kTileM - 1) / Plan::kTileM;
+    at_ = {tile % tiles * Plan::kTileM, tile / tiles * Plan::kTileN, (unit - tile * depths) * Plan::kDepth};
+  }
+  __device__ const Place& operator*() const { return at_; }
+  // Whether this unit is the last one of its tile.
+  __device__ bool ends_tile() const { return at_.depth + Plan::kDepth >= work_.k; }
+  __device__ void advance() {
+    if (Plan::kKeepB) {
+      at_.row += (long long)Plan::kTileM * gridDim.x;
+      return;
+    }
+    at_.depth += Plan::kDepth;
+    if (at_.depth < work_.k) return;
+    at_.depth = 0;
+    at_.row += Plan::kTileM;
+    if (at_.row < work_.m) return;
+    at_.row = 0;
+    at_.column += Plan::kTileN;
+  }
+
+ private:
+  const Work& work_;
+  Place at_;
+};
+
+}  // namespace tsm2
