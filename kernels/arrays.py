@@ -3,8 +3,8 @@
 An array's home is found by the type in hand, and its library is imported only then (as einops does).
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,19 +21,29 @@ def kind_of(obj: Any) -> str | None:
     "cuda" is any other object with ``__cuda_array_interface__``; "dlpack" any other one with ``__dlpack__``; "frame"
     a pandas or polars data frame.
     """
-    library = type(obj).__module__.partition(".")[0]
-    if isinstance(obj, np.ndarray):
-        return "numpy"
-    if library == "cupy" and hasattr(obj, "__cuda_array_interface__"):
-        return "cupy"
-    if library == "torch" and hasattr(obj, "__dlpack__"):
-        return "torch"
-    if library in ("pandas", "polars") and hasattr(obj, "columns"):
-        return "frame"
+    kind: Any = type(obj)  # which mypy does not take for hashable
+    known = _kind_of_type(kind)
+    if known is not None:
+        return known
     if hasattr(obj, "__cuda_array_interface__"):
         return "cuda"
     if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
         return "dlpack"
+    return None
+
+
+@cache
+def _kind_of_type(kind: Any) -> str | None:
+    """Return the kind of all objects of a type, or None where it takes the object to tell."""
+    library = kind.__module__.partition(".")[0]
+    if issubclass(kind, np.ndarray):
+        return "numpy"
+    if library == "cupy" and hasattr(kind, "__cuda_array_interface__"):
+        return "cupy"
+    if library == "torch" and hasattr(kind, "__dlpack__"):
+        return "torch"
+    if library in ("pandas", "polars") and hasattr(kind, "columns"):
+        return "frame"
     return None
 
 
@@ -98,7 +108,9 @@ def _from_host_dlpack(obj: Any) -> np.ndarray:
 def gpu_index(obj: Any) -> int | None:
     """Return the number of the GPU that `obj` lies on, or None where it lies in host memory or is no array."""
     kind = kind_of(obj)
-    if kind in ("cupy", "cuda"):
+    if kind == "cupy":
+        return int(obj.device.id)
+    if kind == "cuda":
         return int(as_array(obj).device.id)
     if kind in ("torch", "dlpack"):
         device_type, index = obj.__dlpack_device__()
@@ -132,8 +144,7 @@ def like(array: Any, template: Any) -> Any:
     return array
 
 
-@dataclass(frozen=True)
-class DeviceMatrix:
+class DeviceMatrix(NamedTuple):
     """A matrix in the memory of a GPU: what a kernel's launch needs of it, whichever library it belongs to.
 
     Attributes
@@ -161,7 +172,7 @@ class DeviceMatrix:
     @property
     def transposed(self) -> "DeviceMatrix":
         """The transposed matrix, in the same memory."""
-        return replace(self, shape=self.shape[::-1], strides=self.strides[::-1])
+        return self._replace(shape=self.shape[::-1], strides=self.strides[::-1])
 
     def overlaps(self, other: "DeviceMatrix") -> bool:
         """Whether an element of the one is an element of the other."""
@@ -171,8 +182,9 @@ class DeviceMatrix:
 
     @property
     def _end(self) -> int:
-        last = sum((length - 1) * step for length, step in zip(self.shape, self.strides, strict=True))
-        return self.pointer + last + self.itemsize if 0 not in self.shape else self.pointer
+        (rows, columns), (down, right) = self.shape, self.strides
+        last = (rows - 1) * down + (columns - 1) * right
+        return self.pointer + last + self.itemsize if rows and columns else self.pointer
 
     def _addresses(self) -> np.ndarray:
         """Return a NumPy array of the same addresses, whose elements must not be touched."""
@@ -201,8 +213,14 @@ def device_matrix(name: str, obj: Any) -> DeviceMatrix:
     else:
         array = as_array(obj)
         shape, strides, itemsize = array.shape, array.strides, array.itemsize
-        found = array.data.ptr, array.dtype.name, array.device.id
+        found = array.data.ptr, _name(array.dtype), array.device.id
     if len(shape) != 2:
         raise ValueError(f"{name} has shape {tuple(shape)}; expected a matrix, (rows, columns)")
     pointer, dtype, device = found
     return DeviceMatrix(int(pointer), shape, strides, dtype, itemsize, int(device), obj)
+
+
+@cache
+def _name(dtype: np.dtype) -> str:
+    """Return a dtype's name, which NumPy makes anew every time."""
+    return dtype.name

@@ -3,6 +3,7 @@
 Everything here is launched on CuPy's current stream.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,19 @@ from tsapps.kernels.build import Cubin, architecture, build
 from tsapps.kernels.plan import SUM, Plan, RowsPlan
 from tsapps.kernels.problem import Problem
 
-__all__ = ["PUBLISHED", "ColumnsPlan", "columns_plan", "published", "tall_skinny", "tsm2l_rows", "tsm2r_columns"]
+__all__ = [
+    "PUBLISHED",
+    "ColumnsPlan",
+    "Launch",
+    "columns_plan",
+    "published",
+    "tall_skinny",
+    "tsm2l_rows",
+    "tsm2r_columns",
+]
+
+#: Computes C ← alpha · A · B + beta · C on CuPy's current stream, of the addresses of A, B and C, and alpha and beta.
+Launch = Callable[[int, int, int, float, float], None]
 
 _FOLDER = Path(__file__).resolve().parent / "tsm2"
 _SCALARS = {"float32": "float", "float64": "double"}
@@ -260,37 +273,40 @@ def _workspace(device: int, bytes_of_sums: int, counts: int) -> tuple[Any, Any]:
     return sums, arrived
 
 
-def tall_skinny(
-    plan: Plan, problem: Problem, A: DeviceMatrix, B: DeviceMatrix, C: DeviceMatrix, alpha: float, beta: float
-) -> None:
-    """Compute C ← alpha · A · B + beta · C by tall_skinny.cuh, on CuPy's current stream.
+def tall_skinny(plan: Plan, problem: Problem, C: DeviceMatrix) -> Launch:
+    """Return what computes a product by tall_skinny.cuh.
 
     Parameters
     ----------
     plan : Plan
         Made for `problem`.
     problem : Problem
-        Of A and B.
-    A, B, C : DeviceMatrix of shapes (m, k), (k, w), (m, w)
-    alpha, beta : float
+    C : DeviceMatrix of shape (m, w)
+        The result, or one that lies like it: of the same strides, and aligned alike.
     """
     total = np.dtype(np.float64 if SUM[plan.dtype] == "double" else np.float32)
     m, k, w = problem.m * plan.fold, -(-problem.k // plan.fold), problem.w * plan.fold
-    grid = min(plan.units(m, k, w), _multiprocessors(A.device) * plan.blocks)
-    partial, arrived = _workspace(A.device, 2 * grid * plan.tile_sums * total.itemsize, 3 * grid)
+    device = C.device
+    grid, block = (min(plan.units(m, k, w), _multiprocessors(device) * plan.blocks),), (plan.threads,)
+    sums, counts, shared = 2 * grid[0] * plan.tile_sums * total.itemsize, 3 * grid[0], plan.shared_bytes
     rows, columns = (stride // C.itemsize for stride in C.strides)
-    store = np.array(
-        (C.pointer, rows, columns, _lies(plan, problem, C), alpha, beta),
-        [("C", "u8"), ("rows", "i8"), ("columns", "i8"), ("lies", "i8"), ("alpha", total), ("beta", total)],
-    )[()]
-    sources = (
-        np.array((x.pointer, layout.leading * plan.fold, outer, k, x.shape[0] * x.shape[1]), _SOURCE)[()]
-        for x, layout, outer in ((A, problem.a, m), (B, problem.b, w))
-    )
+    fields = ("C", "u8"), ("rows", "i8"), ("columns", "i8"), ("lies", "i8"), ("alpha", total), ("beta", total)
+    store = np.array((0, rows, columns, _lies(plan, problem, C), 0, 0), [*fields])
+    a = np.array((0, problem.a.leading * plan.fold, m, k, problem.m * problem.k), _SOURCE)
+    b = np.array((0, problem.b.leading * plan.fold, w, k, problem.k * problem.w), _SOURCE)
     work = np.array((m, w, k), _WORK)[()]
-    _planned_kernel(plan, A.device)(
-        (grid,), (plan.threads,), (*sources, work, partial, arrived, store), shared_mem=plan.shared_bytes
-    )
+    kernel = _planned_kernel(plan, device)
+
+    def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
+        # Copies, as other threads may be launching the same.
+        a_here, b_here, store_here = a.copy(), b.copy(), store.copy()
+        a_here["data"], b_here["data"] = A, B
+        store_here["C"], store_here["alpha"], store_here["beta"] = C, alpha, beta
+        partial, arrived = _workspace(device, sums, counts)
+        arguments = (a_here[()], b_here[()], work, partial, arrived, store_here[()])
+        kernel(grid, block, arguments, shared_mem=shared)
+
+    return launch
 
 
 def _lies(plan: Plan, problem: Problem, C: DeviceMatrix) -> int:
@@ -312,13 +328,17 @@ def _lies(plan: Plan, problem: Problem, C: DeviceMatrix) -> int:
 _ROWS_BLOCKS = 64
 
 
-def tsm2l_rows(
-    plan: RowsPlan, problem: Problem, A: DeviceMatrix, B: DeviceMatrix, C: DeviceMatrix, alpha: float, beta: float
-) -> None:
-    """Compute C ← alpha · A · B + beta · C by tsm2l_rows.cuh, on CuPy's current stream; arguments as `tall_skinny`."""
+def tsm2l_rows(plan: RowsPlan, problem: Problem, C: DeviceMatrix) -> Launch:
+    """Return what computes a product by tsm2l_rows.cuh; arguments as for `tall_skinny`."""
     total = np.float64 if SUM[plan.dtype] == "double" else np.float32
     blocks = -(-problem.m // (plan.rows * plan.threads))
-    grid = max(1, min(blocks, _multiprocessors(A.device) * _ROWS_BLOCKS))
-    b_row, b_column = (np.int64(stride // B.itemsize) for stride in B.strides)
-    pointers = (np.uint64(A.pointer), np.uint64(B.pointer), b_row, b_column, np.uint64(C.pointer), np.int64(problem.m))
-    _kernel("tsm2l_rows.cuh", plan.kernel(), A.device)((grid,), (plan.threads,), (*pointers, total(alpha), total(beta)))
+    grid, block = (max(1, min(blocks, _multiprocessors(C.device) * _ROWS_BLOCKS)),), (plan.threads,)
+    along, leading = problem.b.along_depth, problem.b.leading
+    b_row, b_column = np.int64(1 if along else leading), np.int64(leading if along else 1)
+    m, kernel = np.int64(problem.m), _kernel("tsm2l_rows.cuh", plan.kernel(), C.device)
+
+    def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
+        pointers = np.uint64(A), np.uint64(B), b_row, b_column, np.uint64(C)
+        kernel(grid, block, (*pointers, m, total(alpha), total(beta)))
+
+    return launch

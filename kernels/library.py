@@ -1,5 +1,6 @@
 """The library's product: cuBLAS, called where it is faster, or where no kernel of ours applies."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -26,43 +27,45 @@ def _column_major(X: DeviceMatrix) -> tuple[bool, int]:
     return False, X.strides[0] // size if rows > 1 else columns
 
 
-def gemm(A: DeviceMatrix, B: DeviceMatrix, out: DeviceMatrix, alpha: float, beta: float) -> None:
-    """Compute out ← alpha · A · B + beta · out by cublasGemmEx, on CuPy's current stream.
+def gemm(A: DeviceMatrix, B: DeviceMatrix, out: DeviceMatrix) -> Callable[[int, int, int, float, float], None]:
+    """Return what computes a product by cublasGemmEx on CuPy's current stream.
 
     Parameters
     ----------
     A, B, out : DeviceMatrix of shapes (m, k), (k, n), (m, n)
-        Each row- or column-major, of one dtype: float64, float32, float16 or bfloat16.
-    alpha, beta : float
+        Each row- or column-major, of one dtype: float64, float32, float16 or bfloat16; or matrices that lie like them.
+
+    Returns
+    -------
+    callable
+        Of the addresses of A, B and out, and of alpha and beta: out ← alpha · A · B + beta · out.
     """
-    if _column_major(out)[0]:
-        _column_major_gemm(A, B, out, alpha, beta)
-    else:
-        _column_major_gemm(B.transposed, A.transposed, out.transposed, alpha, beta)
-
-
-def _column_major_gemm(A: DeviceMatrix, B: DeviceMatrix, out: DeviceMatrix, alpha: float, beta: float) -> None:
-    import cupy
-
     cublas = _cublas()
-    name = A.dtype
-    (a_plain, lda), (b_plain, ldb) = _column_major(A), _column_major(B)
-    scale = np.float64 if name == "float64" else np.float32
-    scalars = np.array([alpha, beta], scale)
-    handle = cupy.cuda.device.get_cublas_handle()
-    before = cublas.getMathMode(handle)
-    cublas.setMathMode(handle, _MATH)
-    try:
-        cublas.gemmEx(
-            handle,
-            *(_PLAIN if plain else _TRANSPOSED for plain in (a_plain, b_plain)),
-            *(*out.shape, A.shape[1]),
-            *(scalars.ctypes.data, A.pointer, _DATA[name], lda, B.pointer, _DATA[name], ldb),
-            *(scalars.ctypes.data + scalars.itemsize, out.pointer, _DATA[name], _column_major(out)[1]),
-            *(_COMPUTE_64F if name == "float64" else _COMPUTE_32F, _DEFAULT_ALGORITHM),
-        )
-    finally:
-        cublas.setMathMode(handle, before)
+    from cupy.cuda import device
+
+    # A row-major result is the column-major one of the transposed product.
+    swapped = not _column_major(out)[0]
+    first, second, result = (B.transposed, A.transposed, out.transposed) if swapped else (A, B, out)
+    (plain, lda), (second_plain, ldb), ldc = _column_major(first), _column_major(second), _column_major(result)[1]
+    transposed = tuple(_PLAIN if one else _TRANSPOSED for one in (plain, second_plain))
+    sizes, data = (*result.shape, first.shape[1]), _DATA[A.dtype]
+    scale, compute = (np.float64, _COMPUTE_64F) if A.dtype == "float64" else (np.float32, _COMPUTE_32F)
+
+    def launch(A: int, B: int, out: int, alpha: float, beta: float) -> None:
+        scalars = np.array([alpha, beta], scale)
+        at, first, second = scalars.ctypes.data, *((B, A) if swapped else (A, B))
+        handle = device.get_cublas_handle()
+        before = cublas.getMathMode(handle)
+        cublas.setMathMode(handle, _MATH)
+        try:
+            cublas.gemmEx(
+                *(handle, *transposed, *sizes, at, first, data, lda, second, data, ldb),
+                *(at + scalars.itemsize, out, data, ldc, compute, _DEFAULT_ALGORITHM),
+            )
+        finally:
+            cublas.setMathMode(handle, before)
+
+    return launch
 
 
 @cache

@@ -1,17 +1,18 @@
 """The public products: what is given is checked, planned for and computed where it lies."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache, lru_cache
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
 from math import gcd
 from typing import Any
 
 import numpy as np
 
-from tsapps.kernels import host
+from tsapps.kernels import host, library
 from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gpu_index, kind_of
 from tsapps.kernels.choose import LIBRARY, plan
 from tsapps.kernels.device import Device, live
+from tsapps.kernels.launch import Launch, tall_skinny, tsm2l_rows
 from tsapps.kernels.plan import Plan, RowsPlan
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 
@@ -59,16 +60,18 @@ def matmul(A: Any, B: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = 
     The kernels go back to TSM2 (Chen, Xiong, Xu, Li and Tao, "TSM2: optimizing tall-and-skinny matrix-matrix
     multiplication on GPUs", ICS 2019). Where cuBLAS was measured faster, or no side is narrow, it is called.
     """
-    if gpu_index(A) is None and gpu_index(B) is None:
+    index, other = gpu_index(A), gpu_index(B)
+    if index is None and other is None:
         _check_no_stream(stream)
         return _on_host(A, B, alpha, beta, out)
-    with _on_stream(A, stream):
-        a, b = _operands(A, B)
-        m, w = a.shape[0], b.shape[1]
-        made = _result(A, a, (m, w), beta) if out is None else out
-        c = _checked_result(made, a, (m, w), (a, b))
+    if index is None or index != other:
+        raise _apart(A, B)
+    with _on_stream(A, index, stream):
+        a, b = device_matrix("A", A), device_matrix("B", B)
+        _check_pair(a, b, a.dtype, b.dtype)
+        out, c = _result(A, a, (a.shape[0], b.shape[1]), beta, out, (a, b))
         _compute(a, b, c, alpha, beta, gram=False)
-        return made
+        return out
 
 
 def gram(A: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = None, stream: Any = None) -> Any:
@@ -98,17 +101,16 @@ def gram(A: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = None, stre
     -----
     |G − AᵀA| ≤ γ(m)·|A|ᵀ|A| as for `matmul`, with m for k.
     """
-    if gpu_index(A) is None:
+    index = gpu_index(A)
+    if index is None:
         _check_no_stream(stream)
         return _gram_on_host(A, alpha, beta, out)
-    with _on_stream(A, stream):
+    with _on_stream(A, index, stream):
         a = device_matrix("A", A)
         _check_dtype("A", a.dtype)
-        shape = (a.shape[1], a.shape[1])
-        made = _result(A, a, shape, beta) if out is None else out
-        c = _checked_result(made, a, shape, (a,))
+        out, c = _result(A, a, (a.shape[1], a.shape[1]), beta, out, (a,))
         _compute(a.transposed, a, c, alpha, beta, gram=True)
-        return made
+        return out
 
 
 # --- Checks --------------------------------------------------------------------------------------------------------
@@ -138,33 +140,23 @@ def _where(obj: Any) -> str:
     return "in host memory" if index is None else f"on GPU {index}"
 
 
-def _operands(A: Any, B: Any) -> tuple[DeviceMatrix, DeviceMatrix]:
-    """View both operands on one GPU."""
-    if gpu_index(A) != gpu_index(B):
-        for name, X in (("A", A), ("B", B)):
-            if kind_of(X) is None:
-                raise TypeError(f"{name} is a {type(X).__name__}; expected an array {_where(A if X is B else B)}")
-        raise ValueError(f"A lies {_where(A)} and B {_where(B)}; move one of them")
-    a, b = device_matrix("A", A), device_matrix("B", B)
-    _check_pair(a, b, a.dtype, b.dtype)
-    return a, b
+def _apart(A: Any, B: Any) -> Exception:
+    """Return the error that tells of operands which do not lie on one GPU."""
+    for name, X in (("A", A), ("B", B)):
+        if kind_of(X) is None:
+            return TypeError(f"{name} is a {type(X).__name__}; expected an array {_where(A if X is B else B)}")
+    return ValueError(f"A lies {_where(A)} and B {_where(B)}; move one of them")
 
 
-def _result(A: Any, a: DeviceMatrix, shape: tuple[int, int], beta: float) -> Any:
-    """Make the result, in A's library."""
-    if beta != 0:
-        raise ValueError(f"beta is {beta}, and there is no `out` to scale by it")
-    if kind_of(A) == "torch":
-        return A.new_empty(shape)
-    import cupy
-
-    with cupy.cuda.Device(a.device):
-        return cupy.empty(shape, as_array(A).dtype)
-
-
-def _checked_result(
-    out: Any, a: DeviceMatrix, shape: tuple[int, int], operands: tuple[DeviceMatrix, ...]
-) -> DeviceMatrix:
+def _result(
+    A: Any, a: DeviceMatrix, shape: tuple[int, int], beta: float, out: Any, operands: tuple[DeviceMatrix, ...]
+) -> tuple[Any, DeviceMatrix]:
+    """Return the result, checked if it is given, else made in A's library; and a view of it."""
+    if out is None:
+        if beta != 0:
+            raise ValueError(f"beta is {beta}, and there is no `out` to scale by it")
+        out = _made(A, shape)
+        return out, device_matrix("out", out)
     if gpu_index(out) != a.device:
         raise ValueError(f"out lies {_where(out)} and A on GPU {a.device}; expected the same")
     c = device_matrix("out", out)
@@ -173,57 +165,71 @@ def _checked_result(
     for name, operand in zip("AB", operands, strict=False):
         if c.overlaps(operand):
             raise ValueError(f"out overlaps {name} in memory; give it memory of its own")
-    return c
+    return out, c
 
 
-@contextmanager
-def _on_stream(A: Any, stream: Any) -> Iterator[None]:
+def _made(A: Any, shape: tuple[int, int]) -> Any:
+    """Return a matrix of A's library and dtype, on the current GPU."""
+    if kind_of(A) == "torch":
+        return A.new_empty(shape)
+    import cupy
+
+    return cupy.empty(shape, as_array(A).dtype)
+
+
+def _on_stream(A: Any, index: int, stream: Any) -> AbstractContextManager[None]:
     """Make the caller's stream, and A's GPU, CuPy's current ones."""
     import cupy
 
-    index = gpu_index(A)
     if stream is None and kind_of(A) == "torch":
         import torch
 
         stream = torch.cuda.current_stream(A.device)
-    with cupy.cuda.Device(index):
-        if stream is None:
-            yield
-            return
-        address = next((getattr(stream, name) for name in ("ptr", "cuda_stream") if hasattr(stream, name)), stream)
-        if not isinstance(address, int):
-            raise TypeError(f"stream is a {type(stream).__name__}; expected a stream of CuPy or torch, or its address")
-        with cupy.cuda.ExternalStream(address):
-            yield
+    if stream is None:
+        return nullcontext() if cupy.cuda.runtime.getDevice() == index else cupy.cuda.Device(index)
+    address = next((getattr(stream, name) for name in ("ptr", "cuda_stream") if hasattr(stream, name)), stream)
+    if not isinstance(address, int):
+        raise TypeError(f"stream is a {type(stream).__name__}; expected a stream of CuPy or torch, or its address")
+    return _on_stream_at(index, address)
+
+
+@contextmanager
+def _on_stream_at(index: int, address: int) -> Iterator[None]:
+    import cupy
+
+    with cupy.cuda.Device(index), cupy.cuda.ExternalStream(address):
+        yield
 
 
 # --- Computing on a GPU --------------------------------------------------------------------------------------------
 
 
 def _compute(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, alpha: float, beta: float, *, gram: bool) -> None:
-    from tsapps.kernels import launch, library
-
     if 0 in c.shape:
         return
     if a.shape[0] < b.shape[1]:  # the narrow side is B's: Cᵀ = Bᵀ·Aᵀ
         a, b, c = b.transposed, a.transposed, c.transposed
-    problem = problem_of(a, b, c, gram=gram)
-    found = planned(problem, _live(a.device)) if problem.k else LIBRARY
-    if isinstance(found, Plan):
-        launch.tall_skinny(found, problem, a, b, c, alpha, beta)
-    elif isinstance(found, RowsPlan):
-        launch.tsm2l_rows(found, problem, a, b, c, alpha, beta)
-    else:
-        _layout("out", c, depth=1)
-        library.gemm(a, b, c, alpha, beta)
+    _launch(_like(a), _like(b), _like(c), gram)(a.pointer, b.pointer, c.pointer, alpha, beta)
 
 
-@cache
-def _live(index: int) -> Device:
-    return live(index)
+def _like(x: DeviceMatrix) -> DeviceMatrix:
+    """Return a matrix that lies like another one: as it, but for its address beyond what alignment tells."""
+    return DeviceMatrix(x.pointer % 16, *x[1:-1], None)
 
 
 @lru_cache(maxsize=4096)
+def _launch(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, gram: bool) -> Launch:
+    """Return what computes the products of matrices that lie like these: planned, compiled and loaded once."""
+    problem = problem_of(a, b, c, gram=gram)
+    found = planned(problem, live(a.device)) if problem.k else LIBRARY
+    if isinstance(found, Plan):
+        return tall_skinny(found, problem, c)
+    if isinstance(found, RowsPlan):
+        return tsm2l_rows(found, problem, c)
+    _layout("out", c, depth=1)
+    return library.gemm(a, b, c)
+
+
 def planned(problem: Problem, device: Device) -> Plan | RowsPlan | str:
     """Return the plan of a problem on a device, by the user's own table of picks if there is one."""
     from tsapps.kernels.tune import user_table

@@ -159,15 +159,17 @@ def _measured(cell: Cell, plans: Sequence[Plan], flush: Any, report: Callable[[s
     A, B, C = cell.operands()
     a, b, c = device_matrix("A", A), device_matrix("B", B), device_matrix("C", C)
     problem = cell.problem()
-    library.gemm(a, b, c, 1.0, 0.0)
+    operands = a.pointer, b.pointer, c.pointer, 1.0, 0.0
+    call = partial(library.gemm(a, b, c), *operands)
+    call()
     expected = C.astype("f8")
-    library_ms = _milliseconds(lambda: library.gemm(a, b, c, 1.0, 0.0), flush)
+    library_ms = _milliseconds(call, flush)
     # What one rounding of the result and sums of k products in any order may differ by, for operands around 1.
     allowed = float(np.finfo(A.dtype).eps) * (256 * cell.k**0.5 + 4 * cell.k)
     rows = []
     for plan in plans:
         C.fill(float("nan"))
-        call = partial(tall_skinny, plan, problem, a, b, c, 1.0, 0.0)
+        call = partial(tall_skinny(plan, problem, c), *operands)
         call()
         if not float(abs(C.astype("f8") - expected).max()) <= allowed:
             raise RuntimeError(f"{plan} gives a wrong result for {cell}")

@@ -10,6 +10,7 @@
 //   simt::Vector<T, N>              N elements, moved by one instruction where they are 4, 8 or 16 bytes
 //   simt::load_streaming            a Vector that is read once: it should not displace what others will read again
 //   simt::store_streaming           likewise, written once
+//   simt::load_from_other_block     an element that another block wrote: past the multiprocessor's own cache
 //   simt::dynamic_shared<T>()       the shared memory that the launch gives the block
 //   simt::last_to_arrive(…)         whether this block is the last of some that hand over what they wrote
 //   SIMT_BLOCK(threads)             before `void`: a kernel's threads a block, where it helps the compiler to know.
@@ -139,6 +140,15 @@ __device__ __forceinline__ void store_streaming(T* to, const Vector<T, N>& value
   typename Word<N * sizeof(T)>::type word;
   memcpy(&word, &value, sizeof word);
   __stcs(reinterpret_cast<decltype(word)*>(to), word);
+#endif
+}
+
+template <typename T>
+__device__ __forceinline__ T load_from_other_block(const T* from) {
+#if defined(TSA_HIP)
+  return __hip_atomic_load(from, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+#else
+  return __ldcg(from);
 #endif
 }
 

@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < W * V; ++i) {
       Sum sum = 0;
       for (unsigned split = 0; split < gridDim.y; ++split)
-        sum += __ldcg(&mine[((long long)split * W * V + i) * kThreads]);
+        sum += simt::load_from_other_block(&mine[((long long)split * W * V + i) * kThreads]);
       sums[i / V][i % V] = sum;
     }
   }
