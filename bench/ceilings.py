@@ -6,9 +6,11 @@ A benchmark's floor is the larger of its bytes over the one and its flops over t
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from bench.timing import GpuClock, median
 
-__all__ = ["Ceilings", "measure", "measure_read_gbs"]
+__all__ = ["Ceilings", "Streams", "measure", "measure_matmul_tflops", "measure_read_gbs", "measure_streams"]
 
 _STREAM_BYTES = 16 << 30
 _MATMUL_SIZE = 8192
@@ -32,6 +34,44 @@ read_stream(const uint4* __restrict__ data, size_t count, unsigned* out)
 """
 
 
+# Each thread reads and writes so many 16-byte vectors, and is done.
+_MIXED_STREAM = r"""
+extern "C" __global__ void __launch_bounds__(256) mixed_stream(const uint4* __restrict__ data, uint4* __restrict__ out)
+{
+    uint4 sum = {};
+    #pragma unroll
+    for (int j = 0; j < READS; ++j) {
+        const uint4 v = data[(size_t)blockIdx.x * (READS * 256) + j * 256 + threadIdx.x];
+        sum.x ^= v.x, sum.y ^= v.y, sum.z ^= v.z, sum.w ^= v.w;
+    }
+    #pragma unroll
+    for (int j = 0; j < WRITES; ++j) out[(size_t)blockIdx.x * (WRITES * 256) + j * 256 + threadIdx.x] = sum;
+}
+"""
+# Vectors that a thread reads and writes.
+_MIXES = ((8, 1), (4, 1), (4, 2), (4, 4), (2, 4), (1, 4), (1, 8), (0, 4))
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Rates of plain streams of one GPU, which depend on how much of them is written.
+
+    Attributes
+    ----------
+    points : tuple of (float, float)
+        The share of writes, from 0 to 1 in order, and 10⁹ bytes a second.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def milliseconds(self, read: int, written: int) -> float:
+        """Return how long a stream takes that reads and writes so many bytes: its time a byte lies between points."""
+        shares, rates = zip(*self.points, strict=True)
+        return (
+            float(np.interp(written / (read + written), shares, [1 / rate for rate in rates])) * (read + written) / 1e6
+        )
+
+
 @dataclass(frozen=True)
 class Ceilings:
     """Rates of one GPU.
@@ -50,7 +90,7 @@ class Ceilings:
 
 def measure(clock: GpuClock) -> Ceilings:
     """Measure the ceilings of the current GPU."""
-    return Ceilings(measure_read_gbs(clock), _matmul_tflops(clock))
+    return Ceilings(measure_read_gbs(clock), measure_matmul_tflops(clock))
 
 
 def measure_read_gbs(clock: GpuClock) -> float:
@@ -67,7 +107,26 @@ def measure_read_gbs(clock: GpuClock) -> float:
     return data.nbytes / median(clock.step_ms(lambda: kernel(*arguments)) for _ in range(_REPEATS)) / 1e6
 
 
-def _matmul_tflops(clock: GpuClock) -> dict[str, float]:
+def measure_streams(clock: GpuClock) -> Streams:
+    """Measure streams with several shares of writes on the current GPU."""
+    import cupy
+
+    size = min(_STREAM_BYTES, cupy.cuda.runtime.memGetInfo()[0] // 4) // 2
+    data, out = (cupy.random.default_rng(0).random(size // 4, dtype=cupy.float32) for _ in range(2))
+    points = [(0.0, measure_read_gbs(clock))]
+    for reads, writes in _MIXES:
+        flags = (f"-DREADS={reads}", f"-DWRITES={writes}")
+        kernel = cupy.RawKernel(_MIXED_STREAM, "mixed_stream", options=flags)
+        blocks = size // (max(reads, writes) * 256 * 16)
+        moved = blocks * (reads + writes) * 256 * 16
+        kernel((blocks,), (256,), (data, out))
+        ms = median(clock.kernel_ms(lambda: kernel((blocks,), (256,), (data, out))) for _ in range(_REPEATS))  # noqa: B023
+        points.append((writes / (reads + writes), moved / ms / 1e6))
+    return Streams(tuple(points))
+
+
+def measure_matmul_tflops(clock: GpuClock) -> dict[str, float]:
+    """Measure large matrix products on the current GPU, in 10¹² flop/s by unit; none where torch is not installed."""
     try:
         import torch
     except ImportError:

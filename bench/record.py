@@ -26,6 +26,7 @@ __all__ = [
     "results_path",
     "slug",
     "store",
+    "store_sorted",
     "today",
 ]
 
@@ -134,6 +135,21 @@ def store(path: Path, record: Mapping[str, Any], key: Sequence[str]) -> None:
         records.append(dict(record))
     else:
         records[place] = dict(record)
+    _write(path, records)
+
+
+def store_sorted(path: Path, new: Sequence[Mapping[str, Any]], key: Sequence[str]) -> None:
+    """Put records into a file, in the place of all older ones that agree with one of them in `key`; sorted by `key`."""
+
+    def of(one: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(one.get(name) for name in key)
+
+    replaced = {of(one) for one in new}
+    kept = [one for one in load(path) if of(one) not in replaced]
+    _write(path, sorted([*kept, *new], key=of))
+
+
+def _write(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     lines = ",\n".join(json.dumps(one, ensure_ascii=False, allow_nan=False) for one in records)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -16,7 +16,7 @@ from tsapps.kernels.launch import Launch, tall_skinny, tsm2l_rows
 from tsapps.kernels.plan import Plan, RowsPlan
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 
-__all__ = ["gram", "matmul", "planned"]
+__all__ = ["gram", "matmul", "oriented", "planned", "prepared", "problem_of"]
 
 
 def matmul(A: Any, B: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = None, stream: Any = None) -> Any:
@@ -207,9 +207,13 @@ def _on_stream_at(index: int, address: int) -> Iterator[None]:
 def _compute(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, alpha: float, beta: float, *, gram: bool) -> None:
     if 0 in c.shape:
         return
-    if a.shape[0] < b.shape[1]:  # the narrow side is B's: Cᵀ = Bᵀ·Aᵀ
-        a, b, c = b.transposed, a.transposed, c.transposed
-    _launch(_like(a), _like(b), _like(c), gram)(a.pointer, b.pointer, c.pointer, alpha, beta)
+    a, b, c = oriented(a, b, c)
+    prepared(_like(a), _like(b), _like(c), gram)(a.pointer, b.pointer, c.pointer, alpha, beta)
+
+
+def oriented(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> tuple[DeviceMatrix, DeviceMatrix, DeviceMatrix]:
+    """Return the operands and the result, or those of Cᵀ = Bᵀ · Aᵀ, so that the narrow side is B's."""
+    return (a, b, c) if a.shape[0] >= b.shape[1] else (b.transposed, a.transposed, c.transposed)
 
 
 def _like(x: DeviceMatrix) -> DeviceMatrix:
@@ -218,8 +222,8 @@ def _like(x: DeviceMatrix) -> DeviceMatrix:
 
 
 @lru_cache(maxsize=4096)
-def _launch(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, gram: bool) -> Launch:
-    """Return what computes the products of matrices that lie like these: planned, compiled and loaded once."""
+def prepared(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, gram: bool = False) -> Launch:
+    """Return what computes the products of `oriented` matrices that lie like these: planned, compiled and loaded."""
     problem = problem_of(a, b, c, gram=gram)
     found = planned(problem, live(a.device)) if problem.k else LIBRARY
     if isinstance(found, Plan):
