@@ -112,7 +112,9 @@ def gpu_index(obj: Any) -> int | None:
         return int(obj.device.id)
     if kind == "cuda":
         return int(as_array(obj).device.id)
-    if kind in ("torch", "dlpack"):
+    if kind == "torch":
+        return obj.device.index if obj.is_cuda else None
+    if kind == "dlpack":
         device_type, index = obj.__dlpack_device__()
         return int(index) if device_type == _DLPACK_CUDA else None
     return None
@@ -209,7 +211,7 @@ def device_matrix(name: str, obj: Any) -> DeviceMatrix:
     if kind_of(obj) == "torch":
         shape, itemsize = tuple(obj.shape), obj.element_size()
         strides = tuple(step * itemsize for step in obj.stride())
-        found = obj.data_ptr(), str(obj.dtype).removeprefix("torch."), obj.device.index
+        found = obj.data_ptr(), _name(obj.dtype), obj.device.index
     else:
         array = as_array(obj)
         shape, strides, itemsize = array.shape, array.strides, array.itemsize
@@ -221,6 +223,6 @@ def device_matrix(name: str, obj: Any) -> DeviceMatrix:
 
 
 @cache
-def _name(dtype: np.dtype) -> str:
-    """Return a dtype's name, which NumPy makes anew every time."""
-    return dtype.name
+def _name(dtype: Any) -> str:
+    """Return the name of a dtype of NumPy or torch, which both would make anew every time."""
+    return dtype.name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")

@@ -34,7 +34,7 @@ _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 # A compile that takes longer than this is announced: the user waits for it once.
-_PATIENCE_SECONDS = 1.0
+PATIENCE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def build(source: str, kernels: Sequence[str], arch: str, *, flags: Sequence[str
     from cupy.cuda import nvrtc
 
     headers = headers_of(source)
-    all_flags = (*_FLAGS, f"-arch={arch}", *flags)
+    all_flags = (*_FLAGS, *_no_cache(), f"-arch={arch}", *flags)
     parts = [source, *(f"{name}\0{text}" for name, text in sorted(headers.items())), *kernels, *all_flags]
     digest = hashlib.sha256("\0".join([*parts, str(nvrtc.getVersion())]).encode()).hexdigest()[:32]
     folder = cache_directory() / "cubin"
@@ -139,6 +139,27 @@ def build(source: str, kernels: Sequence[str], arch: str, *, flags: Sequence[str
     if not entry.exists():
         _compile(source, kernels, headers, all_flags, entry)
     return _read(entry)
+
+
+@cache
+def _no_cache() -> tuple[str, ...]:
+    """Return the flag that keeps NVRTC from answering out of a cache of its own, without the report on registers.
+
+    Compilers before CUDA 12.9 or so have neither the cache nor the flag.
+    """
+    from cupy.cuda import nvrtc
+
+    flag = "--no-cache"
+    program = nvrtc.createProgram("", "empty.cu", [], [])
+    try:
+        nvrtc.compileProgram(program, (flag,))
+    except nvrtc.NVRTCError as error:
+        if "INVALID_OPTION" not in str(error):
+            raise
+        return ()
+    finally:
+        nvrtc.destroyProgram(program)
+    return (flag,)
 
 
 def _read(entry: Path) -> Cubin:
@@ -168,7 +189,7 @@ def _compile(source: str, kernels: Sequence[str], headers: dict[str, str], flags
     finally:
         nvrtc.destroyProgram(program)
     seconds = time.perf_counter() - began
-    if seconds > _PATIENCE_SECONDS:
+    if seconds > PATIENCE_SECONDS:
         print(f"tsapps: compiled a kernel in {seconds:.1f} s; it is kept in {entry.parent}", file=sys.stderr)
     resources = {kernel: asdict(usage[name]) for kernel, name in names.items()}
     entry.parent.mkdir(parents=True, exist_ok=True)

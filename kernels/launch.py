@@ -292,8 +292,8 @@ def tall_skinny(plan: Plan, problem: Problem, C: DeviceMatrix) -> Launch:
     rows, columns = (stride // C.itemsize for stride in C.strides)
     fields = ("C", "u8"), ("rows", "i8"), ("columns", "i8"), ("lies", "i8"), ("alpha", total), ("beta", total)
     store = np.array((0, rows, columns, _lies(plan, problem, C), 0, 0), [*fields])
-    a = np.array((0, problem.a.leading * plan.fold, m, k, problem.m * problem.k), _SOURCE)
-    b = np.array((0, problem.b.leading * plan.fold, w, k, problem.k * problem.w), _SOURCE)
+    a = np.array((0, problem.a.leading * plan.fold, m, k, problem.a.size(problem.m, problem.k)), _SOURCE)
+    b = np.array((0, problem.b.leading * plan.fold, w, k, problem.b.size(problem.w, problem.k)), _SOURCE)
     work = np.array((m, w, k), _WORK)[()]
     kernel = _planned_kernel(plan, device)
 

@@ -33,6 +33,11 @@ class Layout:
     alignment: int
     base_alignment: int
 
+    def size(self, outer: int, depth: int) -> int:
+        """Return the elements from the first to the last of an operand of these sizes."""
+        lines, length = (outer, depth) if self.along_depth else (depth, outer)
+        return (lines - 1) * self.leading + length
+
 
 @dataclass(frozen=True)
 class Problem:

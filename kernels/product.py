@@ -185,19 +185,32 @@ def _on_stream(A: Any, index: int, stream: Any) -> AbstractContextManager[None]:
         import torch
 
         stream = torch.cuda.current_stream(A.device)
+    here = cupy.cuda.runtime.getDevice() == index
     if stream is None:
-        return nullcontext() if cupy.cuda.runtime.getDevice() == index else cupy.cuda.Device(index)
+        return nullcontext() if here else cupy.cuda.Device(index)
     address = next((getattr(stream, name) for name in ("ptr", "cuda_stream") if hasattr(stream, name)), stream)
     if not isinstance(address, int):
         raise TypeError(f"stream is a {type(stream).__name__}; expected a stream of CuPy or torch, or its address")
-    return _on_stream_at(index, address)
+    if here and address == cupy.cuda.get_current_stream().ptr:
+        return nullcontext()
+    return _on_stream_at(index, _Stream(address))
+
+
+class _Stream:
+    """A stream of another library, by the protocol that CuPy takes one by."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._address
 
 
 @contextmanager
-def _on_stream_at(index: int, address: int) -> Iterator[None]:
+def _on_stream_at(index: int, stream: _Stream) -> Iterator[None]:
     import cupy
 
-    with cupy.cuda.Device(index), cupy.cuda.ExternalStream(address):
+    with cupy.cuda.Device(index), cupy.cuda.Stream.from_external(stream):
         yield
 
 
@@ -208,7 +221,7 @@ def _compute(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, alpha: float, be
     if 0 in c.shape:
         return
     a, b, c = oriented(a, b, c)
-    prepared(_like(a), _like(b), _like(c), gram)(a.pointer, b.pointer, c.pointer, alpha, beta)
+    prepared(a, b, c, gram=gram)(a.pointer, b.pointer, c.pointer, alpha, beta)
 
 
 def oriented(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> tuple[DeviceMatrix, DeviceMatrix, DeviceMatrix]:
@@ -221,9 +234,13 @@ def _like(x: DeviceMatrix) -> DeviceMatrix:
     return DeviceMatrix(x.pointer % 16, *x[1:-1], None)
 
 
-@lru_cache(maxsize=4096)
-def prepared(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, gram: bool = False) -> Launch:
+def prepared(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, gram: bool = False) -> Launch:
     """Return what computes the products of `oriented` matrices that lie like these: planned, compiled and loaded."""
+    return _prepared(_like(a), _like(b), _like(c), gram)
+
+
+@lru_cache(maxsize=4096)
+def _prepared(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, gram: bool) -> Launch:
     problem = problem_of(a, b, c, gram=gram)
     found = planned(problem, live(a.device)) if problem.k else LIBRARY
     if isinstance(found, Plan):

@@ -53,8 +53,8 @@ struct Operand {
   static constexpr int kLines = kAlongDepth ? kOuter : kDepth, kLength = kAlongDepth ? kDepth : kOuter;
   static constexpr int kBytes = (kLines * kLength * (int)sizeof(T) + 127) / 128 * 128;
 
-  // Element (outer, depth) is data[outer·leading + depth] along the depth, data[depth·leading + outer] across it. A
-  // packed operand is `size` elements, of which its last line may have fewer than the others.
+  // Element (outer, depth) is data[outer·leading + depth] along the depth, data[depth·leading + outer] across it. The
+  // last one is data[size − 1]: of an operand without gaps, the last line may be shorter than the others.
   struct Source {
     const T* data;
     long long leading, outer, depth, size;
@@ -84,13 +84,14 @@ struct Operand {
   static __device__ __forceinline__ void copy(unsigned char* tile, const Source& from, long long outer,
                                               long long depth) {
     const long long first_line = kAlongDepth ? outer : depth, first_at = kAlongDepth ? depth : outer;
-    const T* begin = from.data + first_line * from.leading + first_at;
+    const long long first = first_line * from.leading + first_at, left = from.size - first;
+    const T* begin = from.data + first;
     const long long lines = (kAlongDepth ? from.outer : from.depth) - first_line;
-    const long long length = kPacked ? from.size - first_line * kLength
-                                     : (kAlongDepth ? from.depth : from.outer) - first_at;
+    const long long length = (kAlongDepth ? from.depth : from.outer) - first_at;
     // A thread's units lie in lines kStep apart, at the same place in each, if the threads fill whole lines.
     constexpr bool kWholeLines = !kPacked && kThreads % kUnitsALine == 0;
-    if ((kPacked ? length >= kUnits * kElements : lines >= kLines && length >= kLength)) {
+    const bool whole = lines >= kLines && length >= kLength && left >= (kLines - 1) * from.leading + kLength;
+    if (kPacked ? left >= kUnits * kElements : whole) {
       if constexpr (kPacked || kWholeLines) {
         constexpr int kStep = kPacked ? 0 : kThreads / kUnitsALine;
         const int line = kPacked ? 0 : threadIdx.x / kUnitsALine;
@@ -109,9 +110,11 @@ struct Operand {
 #pragma unroll 1
     for (int unit = threadIdx.x; unit < kUnits; unit += kThreads) {
       const int line = unit / kUnitsALine, at = unit % kUnitsALine * kElements;
-      const long long left = kPacked || line < lines ? length - at : 0;
-      copy_unit(tile + place(line, at), left > 0 ? begin + line * from.leading + at : from.data,
-                left <= 0 ? 0 : left < kElements ? (int)left : kElements);
+      const long long offset = line * from.leading + at;
+      long long present = left - offset;
+      if (!kPacked) present = line >= lines ? 0 : present < length - at ? present : length - at;
+      copy_unit(tile + place(line, at), present > 0 ? begin + offset : from.data,
+                present <= 0 ? 0 : present < kElements ? (int)present : kElements);
     }
   }
 
