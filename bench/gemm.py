@@ -5,7 +5,7 @@
 
 Every result is compared with float64 before it is timed, against the bound that `tsapps.matmul` states; what is not
 right is neither timed nor recorded. A timing is the median of CUDA event times of the kernel alone, queued behind a
-write of more than the level-2 cache holds. The floor is a plain stream of every operand once with as many writes,
+read of more than the level-2 cache holds. The floor is a plain stream of every operand once with as many writes,
 or the arithmetic at the rate of large products, whichever is longer; both rates are measured in the same run.
 """
 
@@ -31,8 +31,8 @@ from tsapps.kernels import launch, product
 from tsapps.kernels.arrays import DeviceMatrix, device_matrix
 from tsapps.kernels.backend import gpus, why_no_gpu
 from tsapps.kernels.build import architecture
+from tsapps.kernels.choose import LIBRARY
 from tsapps.kernels.device import live
-from tsapps.kernels.plan import Plan, RowsPlan
 
 FIELDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("shape", "kernel", "plan", "dtype", "layout", "library", "bound"), (str,)),
@@ -120,14 +120,13 @@ def calls(cell: Cell, A: Any, B: Any, C: Any) -> Iterator[tuple[str, str, Callab
     """Yield what is timed beside the library: a kernel's name, its plan in words, and what computes the product."""
     a, b, c = oriented(cell, *(device_matrix("a matrix", x)._replace(dtype=cell.dtype) for x in (A, B, C)))
     plan = product.planned(product.problem_of(a, b, c), live(a.device))
-    name = {Plan: "tall_skinny", RowsPlan: "tsm2l_rows"}.get(type(plan), "cublas")
+    name = plan if isinstance(plan, str) else plan.kernel_name
     yield name, str(plan), partial(product.prepared(a, b, c), a.pointer, b.pointer, c.pointer, 1.0, 0.0)
     square = cell.shape == "tsm2r" and cell.layout == "col" and cell.k == cell.m and cell.w in PUBLISHED_WIDTHS
     if square and cell.dtype in ("float32", "float64"):
         tiles = {"t1": T1, "t2": min(cell.w, MOST_T2), "t3": T3}
         for name in launch.PUBLISHED:
             yield name, str(tiles), partial(launch.published, name, A, B, **tiles)
-        yield "tsm2r_columns", "", partial(launch.tsm2r_columns, A, B, out=C)
 
 
 def oriented(cell: Cell, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> tuple[DeviceMatrix, ...]:
@@ -145,9 +144,9 @@ def compile_plans(cells: Iterable[Cell]) -> None:
             strides = (columns * size, size) if cell.layout == "row" else (size, rows * size)
             matrices.append(DeviceMatrix(0, (rows, columns), strides, cell.dtype, size, 0, None))
         plans.add(product.planned(product.problem_of(*oriented(cell, *matrices)), device))
-    compile_one = partial(launch.compiled_plan, arch=architecture(0))
+    compile_one = partial(launch.compile_any, arch=architecture(0))
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(compile_one, (plan for plan in plans if isinstance(plan, Plan)), chunksize=4))
+        list(pool.map(compile_one, plans - {LIBRARY}, chunksize=4))
 
 
 # --- One process a GPU ------------------------------------------------------------------------------------------------

@@ -9,7 +9,16 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-__all__ = ["Choice", "Gpu", "NoDeviceError", "available_host_memory", "choose_device", "gpus", "why_no_gpu"]
+__all__ = [
+    "Choice",
+    "Gpu",
+    "NoDeviceError",
+    "available_cores",
+    "available_host_memory",
+    "choose_device",
+    "gpus",
+    "why_no_gpu",
+]
 
 
 class NoDeviceError(RuntimeError):
@@ -140,6 +149,11 @@ def choose_device(request: str = "auto", *, resident: int | None = None) -> Choi
     if index >= len(gpus()):
         raise NoDeviceError(f"device {request!r} was asked for, but the last GPU is cuda:{len(gpus()) - 1}")
     return Choice(f"cuda:{index}", f"{request} was asked for")
+
+
+def available_cores() -> int:
+    """Return how many of the machine's cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def available_host_memory() -> int:

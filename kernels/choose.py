@@ -1,169 +1,35 @@
 """The choice of a kernel for a product: a pure function of the problem and of the device.
 
-`candidates` lists the plans that a device can run for a problem; `plan` takes one of them. Where a table of measured
+candidates.py lists the plans that a device can run for a problem; `plan` takes one of them. Where a table of measured
 picks for the device is given (kernels/tuned/, or the user's own made by ``tsapps tune``), it decides, and it also knows
 where the library was faster. Else `predict` does: Little's law for the bytes on their way, and the instructions and
 tensor-core products of a stage.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import product
-from math import log2
+from math import inf, log2
 from pathlib import Path
 from typing import Any
 
+from tsapps.kernels.candidates import candidates, stage_bytes
 from tsapps.kernels.device import Device
-from tsapps.kernels.plan import Plan, RowsPlan, instantiate, rows_plan
-from tsapps.kernels.problem import ITEMSIZE, NARROW, Problem
+from tsapps.kernels.plan import Plan
+from tsapps.kernels.problem import NARROW, Problem
+from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan
 
-__all__ = ["LIBRARY", "candidates", "plan", "predict", "tuned_table"]
+__all__ = ["KEY", "LIBRARY", "PICKED", "key_of", "pick_of", "plan", "predict", "promising", "tuned_table"]
 
 #: What `plan` returns where cuBLAS is to be called.
 LIBRARY = "library"
 
 _TUNED = Path(__file__).resolve().parent / "tuned"
-# Tensor-core instructions that the kernel is made of came with compute capability 8.0.
-_LEAST_CAPABILITY = 8
-# Shared memory that the system keeps of every block.
-_RESERVED = 1024
-# Registers of a thread beside its sums; and of an SM, and how many a thread may have.
-_OTHER_REGISTERS, _REGISTERS, _MOST_REGISTERS = 64, 65_536, 255
-
-
-def registers(plan: Plan) -> int:
-    """Return about how many registers a thread needs: its sums, and those of the stretch that is being added up."""
-    rows, columns = plan.tile_m // plan.warps_m, plan.tile_n // plan.warps_n
-    sums = 4 * -(-rows // 16) * -(-columns // 8)
-    # float64 takes two registers; float32 holds a stretch's sums too.
-    return (2 if plan.dtype == "float64" or plan.stretch else 1) * sums + _OTHER_REGISTERS
-
-
-def fits(plan: Plan, device: Device) -> bool:
-    """Whether a multiprocessor of the device holds the plan's blocks."""
-    shared = plan.shared_bytes
-    kept = plan.tile_n * plan.depth * ITEMSIZE[plan.dtype] if plan.keep_b else 0
-    return (
-        # A B that is kept arrives where the ring will be.
-        kept <= plan.stages * stage_bytes(plan)
-        and shared <= device.shared_memory_per_block
-        and plan.blocks * (shared + _RESERVED) <= device.shared_memory
-        and plan.blocks * plan.threads <= device.max_threads
-        and registers(plan) <= min(_MOST_REGISTERS, _REGISTERS // (plan.blocks * plan.threads))
-    )
-
-
-def candidates(problem: Problem, device: Device) -> list[Plan]:
-    """Return every plan worth trying, as instances for the problem's layouts; none where no kernel of ours applies."""
-    generators = {"tsm2r": _tsm2r, "tsm2l": _tsm2l, "tsmttsm": _tsmttsm}
-    shape = problem.shape
-    if shape == "other" or float(device.compute_capability) < _LEAST_CAPABILITY:
-        return []
-    found = []
-    for one in generators[shape](problem):
-        made = instantiate(one, problem)
-        if fits(made, device) and made not in found:
-            found.append(made)
-    return found
-
-
-def _stretch(problem: Problem) -> int:
-    """Return how many words the tensor cores may add up before a rounded addition.
-
-    They truncate. Of float32 that would show; of halves it is far below the rounding of the result.
-    """
-    return 8 if problem.dtype == "float32" else 0
-
-
-def _tsm2r(problem: Problem) -> Iterator[Plan]:
-    """Yield plans of a tile of many rows, B beside A in every stage."""
-    for line_bytes in (128, 256):
-        depth = line_bytes // problem.itemsize
-        for tile_m, warps_m, warps_n in (
-            *((128, 4, 1), (256, 8, 1), (64, 4, 1), (128, 8, 1), (256, 16, 1)),
-            *((128, 4, 2), (256, 8, 2), (256, 4, 2), (64, 2, 2), (128, 2, 2), (128, 2, 4)),
-        ):
-            if warps_n > 1 and problem.w < 32:
-                continue
-            tile_n = -(-problem.w // (8 * warps_n)) * 8 * warps_n if warps_n > 1 else problem.w
-            for stages, blocks, prepare_b in product((3, 4, 5), (1, 2, 3), (False, True)):
-                yield Plan(
-                    problem.dtype,
-                    tile_m,
-                    tile_n,
-                    depth,
-                    warps_m=warps_m,
-                    warps_n=warps_n,
-                    stages=stages,
-                    blocks=blocks,
-                    prepare_b=prepare_b,
-                    stretch=_stretch(problem),
-                )
-
-
-def _tsm2l(problem: Problem) -> Iterator[Plan]:
-    """Yield plans of tiles of whole rows, B kept in shared memory."""
-    for rows in (16, 32, 64, 128, 256):
-        for warps, blocks in ((4, 1), (4, 2), (8, 1), (8, 2), (4, 3), (4, 4)):
-            for stages in (2, 3, 5):
-                stage = rows * warps * problem.k * problem.itemsize
-                if 2048 <= stage <= 65_536:
-                    yield Plan(
-                        problem.dtype,
-                        rows * warps,
-                        problem.w,
-                        problem.k,
-                        warps_m=warps,
-                        stages=stages,
-                        blocks=blocks,
-                        keep_b=True,
-                        stretch=_stretch(problem),
-                    )
-
-
-def _tsmttsm(problem: Problem) -> Iterator[Plan]:
-    """Yield plans of one tile, whose depth blocks and warps share."""
-    fold = foldable(problem)
-    m, w = problem.m * fold, problem.w * fold
-    line = (m + (0 if problem.gram else w)) * problem.itemsize
-    for warps_n, warps_k in ((1, 8), (1, 4), (2, 4), (4, 2), (1, 16)):
-        if warps_n > 1 and (fold > 1 or problem.gram or w <= 8):
-            continue
-        tile_n = -(-w // (8 * warps_n)) * 8 * warps_n if warps_n > 1 else w
-        least = warps_k * 128 // problem.itemsize
-        for stage in (8192, 16_384, 32_768, 65_536):
-            depth = max(least, stage // line // least * least)
-            for stages in (3, 4, 6):
-                for blocks in (1, 2):
-                    yield Plan(
-                        problem.dtype,
-                        m,
-                        tile_n,
-                        depth,
-                        warps_n=warps_n,
-                        warps_k=warps_k,
-                        stages=stages,
-                        blocks=blocks,
-                        gram=problem.gram,
-                        fold=fold,
-                        stretch=_stretch(problem),
-                    )
-
-
-def foldable(problem: Problem) -> int:
-    """Return how many lines of both operands of a TSMTTSM can be taken as one, to fill the tensor cores' 16 × 8 blocks.
-
-    Taken so, A and B have fold times the columns, and the product's diagonal blocks add up to the one that is wanted.
-    """
-    across = not problem.a.along_depth and not problem.b.along_depth
-    packed = problem.a.leading == problem.m and problem.b.leading == problem.w
-    if not across or not packed:
-        return 1
-    fold = 1
-    while 2 * fold * max(problem.m, problem.w) <= 16:
-        fold *= 2
-    return fold
+# How many plans of the same tile and warps are worth measuring.
+_ALIKE = 2
+# k · w up to which, without a table, a kernel that has no tensor cores to feed is taken where there is one.
+_SIMPLE = 128
 
 
 def predict(plan: Plan, problem: Problem, device: Device) -> float:
@@ -190,13 +56,14 @@ def predict(plan: Plan, problem: Problem, device: Device) -> float:
     size = problem.itemsize
     m, w, k = problem.m * plan.fold, problem.w * plan.fold, -(-problem.k // plan.fold)
     units = plan.units(m, k, w)
-    resident = device.multiprocessors * plan.blocks
-    rounds = -(-units // min(units, resident))  # of stages, in the busiest block
+    together = plan.blocks * plan.teams  # tiles that a multiprocessor works on
+    resident = device.multiprocessors * together
+    rounds = -(-units // min(units, resident))  # of stages, in the busiest team
     stage = plan.depth * (plan.tile_m + (0 if plan.keep_b or plan.gram else plan.tile_n)) * size
     out = plan.tile_m * plan.tile_n * size * plan.depth / max(k, plan.depth)
     need = device.memory_latency / device.clock_hz * device.bandwidth / device.multiprocessors
-    on_their_way = plan.blocks * (plan.stages - 1) * stage
-    memory = (stage + out) * plan.blocks * device.multiprocessors / (device.bandwidth * min(1.0, on_their_way / need))
+    on_their_way = together * (plan.stages - 1) * stage
+    memory = (stage + out) * resident / (device.bandwidth * min(1.0, on_their_way / need))
     words = {8: 1, 4: 1, 2: 2}[size]
     row_blocks, column_blocks = -(-plan.tile_m // plan.warps_m // 16), -(-plan.tile_n // plan.warps_n // 8)
     pairs = plan.depth / plan.warps_k / (8 * words)
@@ -207,11 +74,11 @@ def predict(plan: Plan, problem: Problem, device: Device) -> float:
     shares_parts = plan.keep_b or plan.prepare_b
     taking_apart = parts * a_words + b_words * (0.5 if shares_parts else parts)
     per_pair = taking_apart + products + (4 * row_blocks * column_blocks / 4 if size < 8 else 0)
-    warps = plan.threads // 32
+    warps = plan.warps
     copies = 4 * stage / 512
     epilogue = 6 * row_blocks * column_blocks * warps * plan.depth / max(k, plan.depth)
     preparing = pairs * b_words * plan.warps_n * (parts + 2) if plan.prepare_b else 0
-    issue = plan.blocks * (warps * (pairs * per_pair + 60) + preparing + copies + epilogue) / 4
+    issue = together * (warps * (pairs * per_pair + 60) + preparing + copies + epilogue) / 4
     # Cycles of a multiprocessor's tensor cores for one product, from its rate: 2·16·8·(8·words) flops.
     unit = {8: "float64_tensor", 4: "tf32", 2: problem.dtype}[size]
     flops = 2 * 16 * 8 * 8 * words
@@ -219,14 +86,14 @@ def predict(plan: Plan, problem: Problem, device: Device) -> float:
         rate = device.peak(unit) / device.multiprocessors / device.clock_hz
     except ValueError:
         rate = 1024.0
-    tensor = plan.blocks * warps * pairs * products * flops / rate
-    waiting = 2500 / plan.blocks
+    tensor = together * warps * pairs * products * flops / rate
+    waiting = 2500 / together
     busiest = max(issue, tensor)
     # Loads, issue and tensor cores overlap, but for about a fifth.
     return rounds * (max(memory, busiest / device.clock_hz) + 0.2 * (busiest + waiting) / device.clock_hz)
 
 
-def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | None = None) -> Plan | RowsPlan | str:
+def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | None = None) -> AnyPlan | str:
     """Choose how a product is computed.
 
     Parameters
@@ -238,52 +105,100 @@ def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | 
 
     Returns
     -------
-    Plan, RowsPlan or LIBRARY
+    Plan, RowsPlan, ColumnsPlan, SplitPlan, FewPlan or LIBRARY
     """
-    tensor_cores = float(device.compute_capability) >= _LEAST_CAPABILITY
-    rows = rows_plan(problem) if tensor_cores else rows_plan(problem, most=64)
-    if rows is not None:
-        return rows
     found = candidates(problem, device)
     if not found:
         return LIBRARY
     pick = _look_up(tuned_table(device.name) if table is None else table, problem)
     if pick is None:
-        return min(found, key=lambda one: predict(one, problem, device))
-    if pick["library"]:
+        simple = isinstance(found[0], SplitPlan) or problem.k * problem.w <= _SIMPLE
+        return (
+            found[0]
+            if simple and not isinstance(found[0], Plan)
+            else min(found, key=lambda one: _seconds(one, problem, device))
+        )
+    if pick["kernel"] == LIBRARY:
         return LIBRARY
-    return min(found, key=lambda one: (_unlike(one, pick), predict(one, problem, device)))
+    alike = [one for one in found if one.kernel_name == pick["kernel"]]
+    if not alike:  # a kernel for other layouts than the problem's
+        return min(found, key=lambda one: _seconds(one, problem, device))
+    return min(alike, key=lambda one: (_unlike(one, pick), _seconds(one, problem, device)))
 
 
-#: What tells one row of a table from another; `k` and `w` are the largest that it is for.
-KEY = ("shape", "dtype", "along", "k", "w")
-#: What a row says of the plan; its `stage` is the bytes of A in one.
-PICKED = ("warps_m", "warps_n", "warps_k", "stages", "blocks", "prepare_b")
+def promising(problem: Problem, device: Device, most: int) -> list[AnyPlan]:
+    """Return the plans that are worth measuring: at most so many, the fastest by `predict`, and unlike each other."""
+    found: list[AnyPlan] = []
+    alike: Counter[tuple[int, ...]] = Counter()
+    for one in sorted(candidates(problem, device), key=lambda one: _seconds(one, problem, device)):
+        if isinstance(one, Plan):
+            kind = one.tile_m, one.depth, one.warps_m, one.warps_n, one.warps_k, one.teams * one.blocks
+            if len(found) >= most or alike[kind] == _ALIKE:
+                continue
+            alike[kind] += 1
+        found.append(one)
+    return found
 
 
-def stage_bytes(plan: Plan) -> int:
-    """Return the bytes of A in a stage."""
-    return plan.tile_m * plan.depth * ITEMSIZE[plan.dtype]
+def _seconds(plan: AnyPlan, problem: Problem, device: Device) -> float:
+    """Return `predict` of a plan, with those that it does not know after all others."""
+    return predict(plan, problem, device) if isinstance(plan, Plan) else inf
 
 
-def _unlike(plan: Plan, pick: Mapping[str, Any]) -> tuple[int, float]:
+#: What tells one row of a table from another: `k` and `w` are the largest that it is for, and `long` is the dimension
+#: (`Problem.long`) that it was measured at.
+KEY = ("shape", "dtype", "along", "k", "w", "long")
+#: What a row says of its plan, by its kernel; `stage` is the bytes of A in one.
+PICKED: Mapping[str, tuple[str, ...]] = {
+    Plan.kernel_name: ("tile_m", "warps_m", "warps_n", "warps_k", "teams", "stages", "blocks", "prepare_b", "stage"),
+    RowsPlan.kernel_name: ("rows", "ahead"),
+    ColumnsPlan.kernel_name: ("ahead",),
+    SplitPlan.kernel_name: (),
+    FewPlan.kernel_name: (),
+    LIBRARY: (),
+}
+
+
+def key_of(problem: Problem) -> dict[str, Any]:
+    """Return what tells the row of a table that is made for a problem."""
+    shape = problem.shape
+    short = {"tsmttsm": problem.m, "tsm2l": problem.k}.get(shape, NARROW)
+    along = problem.a.along_depth
+    return {"shape": shape, "dtype": problem.dtype, "along": along, "k": short, "w": problem.w, "long": problem.long}
+
+
+def pick_of(plan: AnyPlan | str) -> dict[str, Any]:
+    """Return what a row says of a plan, or of `LIBRARY`."""
+    if isinstance(plan, str):
+        return {"kernel": plan}
+    return {"kernel": plan.kernel_name} | {name: _parameter(plan, name) for name in PICKED[plan.kernel_name]}
+
+
+def _parameter(plan: AnyPlan, name: str) -> int | bool:
+    return stage_bytes(plan) if name == "stage" and isinstance(plan, Plan) else getattr(plan, name)
+
+
+def _unlike(plan: AnyPlan, pick: Mapping[str, Any]) -> tuple[int, float]:
     """Return how far a plan is from a table's row, whose k and w may be larger."""
-    differing = sum(getattr(plan, name) != pick[name] for name in PICKED)
-    return differing, abs(log2(stage_bytes(plan) / pick["stage"]))
+    names = PICKED[plan.kernel_name]
+    differing = sum(_parameter(plan, name) != pick[name] for name in names if name != "stage")
+    return differing, abs(log2(_parameter(plan, "stage") / pick["stage"])) if "stage" in names else 0.0
 
 
 def _look_up(table: Sequence[Mapping[str, Any]], problem: Problem) -> Mapping[str, Any] | None:
-    """Return the table's row for the smallest k and w that hold the problem's, or None."""
-    like = "float16" if problem.dtype == "bfloat16" else problem.dtype  # the same bytes and the same instructions
-    short = problem.m if problem.shape == "tsmttsm" else problem.k if problem.shape == "tsm2l" else NARROW
+    """Return the table's row for the smallest k and w that hold the problem's, of the nearest `long`; or None."""
+    own = key_of(problem)
+    if problem.dtype == "bfloat16":
+        own["dtype"] = "float16"  # the same bytes and the same instructions
+    same = ("shape", "dtype", "along")
     rows = [
         row
         for row in table
-        if (row["shape"], row["dtype"], row["along"]) == (problem.shape, like, problem.a.along_depth)
-        and row["k"] >= short
-        and row["w"] >= problem.w
+        if row["k"] >= own["k"] and row["w"] >= own["w"] and all(row[name] == own[name] for name in same)
     ]
-    return min(rows, key=lambda row: (row["k"] + row["w"], row["w"]), default=None)
+    return min(
+        rows, key=lambda row: (row["k"] + row["w"], row["w"], abs(log2(row["long"] / own["long"]))), default=None
+    )
 
 
 @cache

@@ -4,7 +4,6 @@ Everything here is launched on CuPy's current stream.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,22 @@ from typing import Any
 import numpy as np
 
 from tsapps.kernels.arrays import DeviceMatrix
-from tsapps.kernels.build import Cubin, architecture, build
-from tsapps.kernels.plan import SUM, Plan, RowsPlan
+from tsapps.kernels.build import Cubin, Resources, architecture, build
+from tsapps.kernels.plan import SUM, Plan
 from tsapps.kernels.problem import Problem
+from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan
 
 __all__ = [
     "PUBLISHED",
-    "ColumnsPlan",
     "Launch",
-    "columns_plan",
+    "compile_any",
+    "prepare",
     "published",
     "tall_skinny",
+    "tsm2l_columns",
     "tsm2l_rows",
     "tsm2r_columns",
+    "tsmttsm_few",
 ]
 
 #: Computes C ← alpha · A · B + beta · C on CuPy's current stream, of the addresses of A, B and C, and alpha and beta.
@@ -103,126 +105,6 @@ def _leading(X: Any) -> int:
     return X.strides[1] // X.itemsize if X.shape[1] > 1 else X.shape[0]
 
 
-@dataclass(frozen=True)
-class ColumnsPlan:
-    """How tsm2r_columns is instantiated and launched.
-
-    Attributes
-    ----------
-    width : int
-        Columns of C at a time.
-    unroll : int
-        Columns of A a step.
-    threads : int
-        A block.
-    vector : bool
-        Whether A is read 16 bytes at a time.
-    splits, per_split : int
-        Parts of k, and columns of A in each.
-    """
-
-    width: int
-    unroll: int
-    threads: int
-    vector: bool
-    splits: int
-    per_split: int
-
-
-# (unroll, threads, blocks an SM) by bytes of an element and width: the fastest of 106 instances on an H200 at
-# n = 10,240 and 30,720. Blocks an SM follow from registers, which the tests hold against what the compiler says.
-_TUNED = {
-    (4, 1): (8, 128, 5),
-    (4, 2): (8, 128, 4),
-    (4, 4): (4, 128, 6),
-    (4, 8): (4, 128, 4),
-    (4, 16): (4, 512, 1),
-    (8, 1): (4, 256, 4),
-    (8, 2): (4, 256, 3),
-    (8, 4): (4, 128, 6),
-    (8, 8): (4, 128, 5),
-    (8, 16): (4, 256, 1),
-}
-# Splits are whole tiles of B, and no shorter than this: a split costs a round of partial sums.
-_TILE, _LEAST_TILES = 64, 4
-
-
-def columns_plan(m: int, k: int, w: int, itemsize: int, *, vector: bool, multiprocessors: int) -> ColumnsPlan:
-    """Plan tsm2r_columns for a product: pure.
-
-    k is split so that the blocks fill the GPU once: a second, partly filled wave cost up to a tenth at n = 10,240.
-    """
-    width = next((size for size in (1, 2, 4, 8) if w <= size), 16)
-    unroll, threads, blocks = _TUNED[itemsize, width]
-    tiles = -(-m // (threads * 16 // itemsize)) * -(-w // width)
-    splits = max(1, min(multiprocessors * blocks // tiles, k // (_TILE * _LEAST_TILES), 65_535))
-    per_split = -(-k // splits // _TILE) * _TILE
-    return ColumnsPlan(width, unroll, threads, vector, -(-k // per_split), per_split)
-
-
-def tsm2r_columns(A: Any, B: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = None) -> Any:
-    """Compute alpha · A · B + beta · out by tsm2r_columns.cuh.
-
-    Parameters
-    ----------
-    A : cupy.ndarray of shape (m, k), float32 or float64, column-major, any leading dimension
-    B : cupy.ndarray of shape (k, w), of A's dtype, any strides
-    alpha, beta : float
-    out : cupy.ndarray of shape (m, w), of A's dtype, any strides, optional
-        Not read where beta is 0; made, column-major, where it is not given.
-
-    Returns
-    -------
-    cupy.ndarray of shape (m, w)
-        `out`.
-
-    Raises
-    ------
-    ValueError
-        If an argument is none of these.
-
-    Notes
-    -----
-    |C − AB| ≤ γ(k)·|A||B|, γ(k) = k·u / (1 − k·u), element by element. The same bits on every run.
-    """
-    import cupy
-
-    m, k, w = _check(A, B)
-    if out is None:
-        if beta != 0:
-            raise ValueError(f"beta is {beta}, and there is no `out` to scale by it")
-        out = cupy.empty((m, w), A.dtype, order="F")
-    elif out.shape != (m, w) or out.dtype != A.dtype:
-        raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}; expected {(m, w)} and {A.dtype}")
-    lda, itemsize = _leading(A), A.itemsize
-    vector = A.data.ptr % 16 == 0 and lda * itemsize % 16 == 0
-    device = A.device.id
-    processors = cupy.cuda.Device(device).attributes["MultiProcessorCount"]
-    plan = columns_plan(m, k, w, itemsize, vector=vector, multiprocessors=processors)
-    scalar = _SCALARS[A.dtype.name]
-    store = np.array(
-        (out.data.ptr, out.strides[0] // itemsize, out.strides[1] // itemsize, alpha, beta),
-        [("C", "u8"), ("row_stride", "i8"), ("column_stride", "i8"), ("alpha", A.dtype), ("beta", A.dtype)],
-    )[()]
-    tiles = (-(-m // (plan.threads * 16 // itemsize)), -(-w // plan.width))
-    count = tiles[0] * tiles[1] if plan.splits > 1 else 0
-    partial = cupy.empty(count * plan.splits * plan.threads * 16 // itemsize * plan.width, A.dtype)
-    arrived = cupy.zeros(count, np.uint32)
-    strides = (np.int64(stride // itemsize) for stride in B.strides)
-    sizes = (np.int64(m), np.int64(k), np.int32(w), np.int64(plan.per_split))
-    _kernel("tsm2r_columns.cuh", _columns_name(plan, scalar), device)(
-        (tiles[0], plan.splits, tiles[1]),
-        (plan.threads,),
-        (A, np.int64(lda), B, *strides, *sizes, partial, arrived, store),
-    )
-    return out
-
-
-def _columns_name(plan: ColumnsPlan, scalar: str) -> str:
-    instance = f"{scalar}, {scalar}, {plan.width}, {plan.unroll}, {plan.threads}, {str(plan.vector).lower()}"
-    return f"tsm2r_columns<{instance}, Store<{scalar}, {scalar}>>"
-
-
 # --- tall_skinny.cuh -----------------------------------------------------------------------------------------------
 
 _SOURCE = np.dtype([("data", "u8"), ("leading", "i8"), ("outer", "i8"), ("depth", "i8"), ("size", "i8")])
@@ -287,11 +169,11 @@ def tall_skinny(plan: Plan, problem: Problem, C: DeviceMatrix) -> Launch:
     total = np.dtype(np.float64 if SUM[plan.dtype] == "double" else np.float32)
     m, k, w = problem.m * plan.fold, -(-problem.k // plan.fold), problem.w * plan.fold
     device = C.device
-    grid, block = (min(plan.units(m, k, w), _multiprocessors(device) * plan.blocks),), (plan.threads,)
+    grid, block = (min(-(-plan.units(m, k, w) // plan.teams), _multiprocessors(device) * plan.blocks),), (plan.threads,)
     sums, counts, shared = 2 * grid[0] * plan.tile_sums * total.itemsize, 3 * grid[0], plan.shared_bytes
     rows, columns = (stride // C.itemsize for stride in C.strides)
-    fields = ("C", "u8"), ("rows", "i8"), ("columns", "i8"), ("lies", "i8"), ("alpha", total), ("beta", total)
-    store = np.array((0, rows, columns, _lies(plan, problem, C), 0, 0), [*fields])
+    fields = ("C", "u8"), ("rows", "i8"), ("columns", "i8"), ("regular", "i8"), ("alpha", total), ("beta", total)
+    store = np.array((0, rows, columns, _regular(plan, problem), 0, 0), [*fields])
     a = np.array((0, problem.a.leading * plan.fold, m, k, problem.a.size(problem.m, problem.k)), _SOURCE)
     b = np.array((0, problem.b.leading * plan.fold, w, k, problem.b.size(problem.w, problem.k)), _SOURCE)
     work = np.array((m, w, k), _WORK)[()]
@@ -309,23 +191,22 @@ def tall_skinny(plan: Plan, problem: Problem, C: DeviceMatrix) -> Launch:
     return launch
 
 
-def _lies(plan: Plan, problem: Problem, C: DeviceMatrix) -> int:
-    """Return how C lies in memory, by the numbers of epilogue.cuh's `Lies`."""
-    anyhow, packed, in_pairs = range(3)
-    rows, columns = (stride // C.itemsize for stride in C.strides)
-    blocks, elements = (16, 4) if C.itemsize == 2 else (8, 2)
-    if columns != 1 and problem.w > 1:
-        return anyhow
-    if problem.w % blocks == 0 and rows % elements == 0 and C.pointer % (elements * C.itemsize) == 0:
-        return in_pairs
-    whole = rows == plan.tile_n == problem.w and plan.warps_n == 1
-    return packed if whole and C.pointer % 16 == 0 else anyhow
+def _regular(plan: Plan, problem: Problem) -> bool:
+    """Return whether C lies as is best for the plan's epilogue (epilogue.cuh)."""
+    if plan.store == "StoreColumns":
+        return problem.c == "aligned columns"
+    return problem.c == "packed" and plan.tile_n == problem.w and plan.warps_n == 1
 
 
-# --- tsm2l_rows.cuh ------------------------------------------------------------------------------------------------
+# --- tsm2l_rows.cuh and tsm2l_columns.cuh --------------------------------------------------------------------------
 
 # Blocks that are launched for each multiprocessor: more than fit at a time, so that all end at about the same time.
-_ROWS_BLOCKS = 64
+_ROWS_BLOCKS, _COLUMNS_BLOCKS = 64, 16
+
+
+def _b_strides(problem: Problem) -> tuple[np.int64, np.int64]:
+    along, leading = problem.b.along_depth, problem.b.leading
+    return np.int64(1 if along else leading), np.int64(leading if along else 1)
 
 
 def tsm2l_rows(plan: RowsPlan, problem: Problem, C: DeviceMatrix) -> Launch:
@@ -333,12 +214,96 @@ def tsm2l_rows(plan: RowsPlan, problem: Problem, C: DeviceMatrix) -> Launch:
     total = np.float64 if SUM[plan.dtype] == "double" else np.float32
     blocks = -(-problem.m // (plan.rows * plan.threads))
     grid, block = (max(1, min(blocks, _multiprocessors(C.device) * _ROWS_BLOCKS)),), (plan.threads,)
-    along, leading = problem.b.along_depth, problem.b.leading
-    b_row, b_column = np.int64(1 if along else leading), np.int64(leading if along else 1)
-    m, kernel = np.int64(problem.m), _kernel("tsm2l_rows.cuh", plan.kernel(), C.device)
+    strides, m, kernel = _b_strides(problem), np.int64(problem.m), _kernel("tsm2l_rows.cuh", plan.kernel(), C.device)
 
     def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
-        pointers = np.uint64(A), np.uint64(B), b_row, b_column, np.uint64(C)
+        kernel(grid, block, (np.uint64(A), np.uint64(B), *strides, np.uint64(C), m, total(alpha), total(beta)))
+
+    return launch
+
+
+def tsm2l_columns(plan: ColumnsPlan, problem: Problem, C: DeviceMatrix) -> Launch:
+    """Return what computes a product by tsm2l_columns.cuh; arguments as for `tall_skinny`."""
+    total = np.float64 if SUM[plan.dtype] == "double" else np.float32
+    blocks = -(-problem.m // (16 // C.itemsize * plan.threads))
+    grid, block = (min(blocks, _multiprocessors(C.device) * _COLUMNS_BLOCKS),), (plan.threads,)
+    lda, ldc = np.int64(problem.a.leading), np.int64(C.strides[1] // C.itemsize)
+    strides, m, kernel = _b_strides(problem), np.int64(problem.m), _kernel("tsm2l_columns.cuh", plan.kernel(), C.device)
+
+    def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
+        pointers = np.uint64(A), lda, np.uint64(B), *strides, np.uint64(C), ldc
         kernel(grid, block, (*pointers, m, total(alpha), total(beta)))
 
     return launch
+
+
+# --- tsm2r_columns.cuh ---------------------------------------------------------------------------------------------
+
+
+def tsm2r_columns(plan: SplitPlan, problem: Problem, C: DeviceMatrix) -> Launch:
+    """Return what computes a product by tsm2r_columns.cuh; arguments as for `tall_skinny`."""
+    device, size, total = C.device, C.itemsize, np.dtype(np.float64 if SUM[plan.dtype] == "double" else np.float32)
+    tiles = -(-problem.m // (plan.threads * 16 // size)), -(-problem.w // plan.width)
+    grid, block = (tiles[0], plan.splits, tiles[1]), (plan.threads,)
+    counts = tiles[0] * tiles[1] if plan.splits > 1 else 0
+    sums = counts * plan.splits * plan.threads * 16 // size * plan.width * total.itemsize
+    rows, columns = (stride // size for stride in C.strides)
+    fields = ("C", "u8"), ("row_stride", "i8"), ("column_stride", "i8"), ("alpha", total), ("beta", total)
+    store = np.array((0, rows, columns, 0, 0), [*fields])
+    lda, strides = np.int64(problem.a.leading), _b_strides(problem)
+    sizes = np.int64(problem.m), np.int64(problem.k), np.int32(problem.w), np.int64(plan.per_split)
+    kernel = _kernel("tsm2r_columns.cuh", plan.kernel(), device)
+
+    def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
+        store_here = store.copy()
+        store_here["C"], store_here["alpha"], store_here["beta"] = C, alpha, beta
+        workspace = _workspace(device, sums, counts)
+        kernel(grid, block, (np.uint64(A), lda, np.uint64(B), *strides, *sizes, *workspace, store_here[()]))
+
+    return launch
+
+
+# --- tsmttsm_few.cuh -----------------------------------------------------------------------------------------------
+
+_FEW_BLOCKS = 4  # a multiprocessor
+
+
+def tsmttsm_few(plan: FewPlan, problem: Problem, C: DeviceMatrix) -> Launch:
+    """Return what computes a product by tsmttsm_few.cuh; arguments as for `tall_skinny`."""
+    device, total = C.device, np.dtype(np.float64 if SUM[plan.dtype] == "double" else np.float32)
+    blocks = -(-problem.k // (plan.depth * plan.threads))
+    grid, block = (min(blocks, _multiprocessors(device) * _FEW_BLOCKS),), (plan.threads,)
+    sums, kernel = grid[0] * plan.m * plan.w * total.itemsize, _kernel("tsmttsm_few.cuh", plan.kernel(), device)
+    lda, ldb, k = np.int64(problem.a.leading), np.int64(problem.b.leading), np.int64(problem.k)
+    strides = tuple(np.int64(stride // C.itemsize) for stride in C.strides)
+
+    def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
+        pointers = np.uint64(A), lda, np.uint64(B), ldb, np.uint64(C)
+        workspace = _workspace(device, sums, 1)
+        kernel(grid, block, (*pointers, *strides, k, *workspace, total.type(alpha), total.type(beta)))
+
+    return launch
+
+
+_LAUNCHERS: dict[str, Callable[..., Launch]] = {
+    Plan.kernel_name: tall_skinny,
+    RowsPlan.kernel_name: tsm2l_rows,
+    ColumnsPlan.kernel_name: tsm2l_columns,
+    SplitPlan.kernel_name: tsm2r_columns,
+    FewPlan.kernel_name: tsmttsm_few,
+}
+
+
+def prepare(plan: AnyPlan, problem: Problem, C: DeviceMatrix) -> Launch:
+    """Return what computes a product by the plan's kernel; arguments as for `tall_skinny`."""
+    return _LAUNCHERS[plan.kernel_name](plan, problem, C)
+
+
+def compile_any(plan: AnyPlan, arch: str) -> Resources:
+    """Compile the kernel of a plan for an architecture, and return what it uses; needs no GPU."""
+    if isinstance(plan, Plan):
+        cubin, name = compiled_plan(plan, arch)
+    else:
+        name = plan.kernel()
+        cubin = compiled(f"{plan.kernel_name}.cuh", name, arch)
+    return cubin.resources[name]

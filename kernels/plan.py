@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, replace
 from math import gcd
+from typing import ClassVar
 
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
-__all__ = ["Plan", "RowsPlan", "instantiate", "rows_plan"]
+__all__ = ["ELEMENT", "SUM", "Plan", "instantiate"]
 
+#: What an element is called in C++, and what it is summed in.
 ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfloat16": "ptx::Bfloat16"}
 SUM = {"float64": "double", "float32": "float", "float16": "float", "bfloat16": "float"}
 
@@ -20,7 +22,9 @@ class Plan:
     tile_m, tile_n, depth : int
         Rows and columns of C in a tile; what a stage adds of the sum over k.
     warps_m, warps_n, warps_k : int
-        Warps that share rows, columns and depth of a tile.
+        Warps that share rows, columns and depth of a tile: a team.
+    teams : int
+        A block.
     stages : int
         Of the ring.
     blocks : int
@@ -35,7 +39,11 @@ class Plan:
         Words a lane that are summed in the tensor cores before a rounded addition; 0 is never.
     fold : int
         Lines of packed operands that are taken as one.
+    store : {"Store", "StorePairs", "StoreColumns", "StoreFolded"}
+        The epilogue; they are told apart in epilogue.cuh.
     """
+
+    kernel_name: ClassVar[str] = "tall_skinny"
 
     dtype: str
     tile_m: int
@@ -44,6 +52,7 @@ class Plan:
     warps_m: int = 1
     warps_n: int = 1
     warps_k: int = 1
+    teams: int = 1
     stages: int = 4
     blocks: int = 1
     keep_b: bool = False
@@ -59,11 +68,17 @@ class Plan:
     b_unit: int = 16
     a_packed: bool = False
     b_packed: bool = False
+    store: str = "Store"
+
+    @property
+    def warps(self) -> int:
+        """Warps a team."""
+        return self.warps_m * self.warps_n * self.warps_k
 
     @property
     def threads(self) -> int:
         """Threads a block."""
-        return 32 * self.warps_m * self.warps_n * self.warps_k
+        return 32 * self.warps * self.teams
 
     def struct(self) -> str:
         """Return the plan as the C++ class that the kernel is instantiated with."""
@@ -82,6 +97,7 @@ class Plan:
             "kWarpsM": self.warps_m,
             "kWarpsN": self.warps_n,
             "kWarpsK": self.warps_k,
+            "kTeams": self.teams,
             "kStages": self.stages,
             "kBlocksAMultiprocessor": self.blocks,
             "kProducts": self.products,
@@ -104,10 +120,12 @@ class Plan:
     def epilogue(self) -> str:
         """Return the epilogue that stores C."""
         element, total = ELEMENT[self.dtype], SUM[self.dtype]
-        if self.fold > 1:
-            rows, columns = self.tile_m // self.fold, self.tile_n // self.fold
-            return f"tsm2::StoreFolded<{element}, {total}, {self.fold}, {rows}, {columns}>"
-        return f"tsm2::Store<{element}, {total}, {self.tile_n // self.warps_n}>"
+        sizes: tuple[int, ...] = ()
+        if self.store == "StoreFolded":
+            sizes = self.fold, self.tile_m // self.fold, self.tile_n // self.fold
+        elif self.store == "Store":
+            sizes = (self.tile_n // self.warps_n,)
+        return f"tsm2::{self.store}<{', '.join([element, total, *map(str, sizes)])}>"
 
     @property
     def shared_bytes(self) -> int:
@@ -117,7 +135,7 @@ class Plan:
             return -(-outer * self.depth * ITEMSIZE[self.dtype] // 128) * 128
 
         streams_b = not (self.keep_b or self.gram)
-        ring = self.stages * (tile(self.tile_m) + (tile(self.tile_n) if streams_b else 0))
+        ring = self.teams * self.stages * (tile(self.tile_m) + (tile(self.tile_n) if streams_b else 0))
         if self.keep_b or self.prepare_b:
             part = {"float64": 8, "float32": 4 * (self.products // 3 + 1)}.get(self.dtype, 4)
             ring += (1 + streams_b) * -(-self._words // 2) * -(-self.tile_n // 8) * 32 * 2 * part
@@ -126,8 +144,10 @@ class Plan:
         row_blocks, column_blocks = -(-rows // 16), -(-columns // 8)
         pitch = columns + 8 if columns % 16 == 0 else columns
         together = min(max(1, 4096 // (16 * pitch * size)), row_blocks)
-        sums = self.warps_m * self.warps_n * -(-16 * together * pitch * size // 16) * 16
-        handed_over = self.warps_m * self.warps_n * self.warps_k // 2 * 32 * 4 * row_blocks * column_blocks * size
+        sums = 0
+        if self.store in ("Store", "StoreFolded"):
+            sums = self.warps_m * self.warps_n * self.teams * -(-16 * together * pitch * size // 16) * 16
+        handed_over = self.warps // 2 * 32 * 4 * row_blocks * column_blocks * size
         return ring + max(sums, handed_over if self.warps_k > 1 else 0)
 
     @property
@@ -184,7 +204,19 @@ def instantiate(plan: Plan, problem: Problem) -> Plan:
         b_unit=b_unit,
         a_packed=a_packed,
         b_packed=b_packed,
+        store=_store(plan, problem),
     )
+
+
+def _store(plan: Plan, problem: Problem) -> str:
+    """Return the epilogue for the problem's C."""
+    if plan.fold > 1:
+        return "StoreFolded"
+    if problem.c in ("aligned columns", "columns"):
+        return "StoreColumns"
+    blocks = 16 if problem.itemsize == 2 else 8
+    whole = problem.w % blocks == 0 and plan.tile_n // plan.warps_n % blocks == 0
+    return "StorePairs" if whole and problem.c in ("packed", "rows") else "Store"
 
 
 def _stride(along_depth: bool, length: int, size: int) -> int:
@@ -195,51 +227,3 @@ def _stride(along_depth: bool, length: int, size: int) -> int:
     if words <= 8 or length * size % 4:
         return 1
     return 1 if size == 2 else 8 // gcd(8, words)
-
-
-@dataclass(frozen=True)
-class RowsPlan:
-    """How tsm2l_rows.cuh is instantiated.
-
-    Attributes
-    ----------
-    dtype : str
-    k, w : int
-    rows : int
-        Of a thread's piece of A.
-    ahead : int
-        Pieces that a thread has on their way.
-    threads : int
-        A block.
-    """
-
-    dtype: str
-    k: int
-    w: int
-    rows: int
-    ahead: int = 1
-    threads: int = 128
-
-    def kernel(self) -> str:
-        """Return the kernel's name expression."""
-        sizes = f"{self.k}, {self.w}, {self.rows}, {self.ahead}, {self.threads}"
-        return f"tsm2::tsm2l_rows<{ELEMENT[self.dtype]}, {SUM[self.dtype]}, {sizes}>"
-
-
-def rows_plan(problem: Problem, most: int = 32) -> RowsPlan | None:
-    """Return the plan of tsm2l_rows.cuh, or None where the problem is none for it.
-
-    Parameters
-    ----------
-    problem : Problem
-    most : int
-        Elements of B that a thread keeps. From 32 on tensor cores were faster on an H200; 64 fit.
-    """
-    a, size = problem.a, problem.itemsize
-    packed = a.along_depth and a.leading == problem.k and a.base_alignment == 16 and problem.c_packed
-    narrow = problem.k * problem.w <= most and problem.w <= 2 * problem.k
-    if problem.shape != "tsm2l" or not packed or not narrow:
-        return None
-    rows = 16 // gcd(16, problem.k * size)
-    # Two such pieces at a time, unless that is more than a thread should hold.
-    return RowsPlan(problem.dtype, problem.k, problem.w, 2 * rows if 2 * rows * problem.k * size <= 64 else rows)

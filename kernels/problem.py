@@ -1,13 +1,16 @@
 """What is to be multiplied: shapes, dtypes and how the operands lie in memory. No arrays, no devices."""
 
 from dataclasses import dataclass
+from math import isqrt
 from typing import Literal
 
-__all__ = ["ITEMSIZE", "Layout", "Problem", "Shape"]
+__all__ = ["ITEMSIZE", "NARROW", "Layout", "Lies", "Problem", "Shape"]
 
 #: Bytes of an element, by the name of its dtype.
 ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
+#: How a result lies, in the words of `Problem`.
+Lies = Literal["packed", "rows", "aligned columns", "columns", "any"]
 #: TSM2R: m and k large, w small. TSM2L: only m large. TSMTTSM: only k, the dimension that is summed over, large.
 Shape = Literal["tsm2r", "tsm2l", "tsmttsm", "other"]
 
@@ -50,8 +53,10 @@ class Problem:
     a, b : Layout
     gram : bool
         Whether B is Aᵀ in the same memory.
-    c_packed : bool
-        Whether C is row-major without gaps and begins at a multiple of 16 bytes.
+    c : {"packed", "rows", "aligned columns", "columns", "any"}
+        How C lies: row-major without gaps from a multiple of 16 bytes on; row-major, every row from a multiple of 8
+        bytes on, or of two elements if those are more; with contiguous columns, each from a multiple of 16 bytes on, or
+        not; or with any strides.
     """
 
     m: int
@@ -61,7 +66,7 @@ class Problem:
     a: Layout
     b: Layout
     gram: bool = False
-    c_packed: bool = False
+    c: Lies = "any"
 
     @property
     def itemsize(self) -> int:
@@ -76,6 +81,11 @@ class Problem:
         if self.m <= NARROW:
             return "tsmttsm"
         return "tsm2l" if self.k <= NARROW else "tsm2r"
+
+    @property
+    def long(self) -> int:
+        """The long dimension; of TSM2R, which has two, their geometric mean."""
+        return {"tsm2l": self.m, "tsmttsm": self.k}.get(self.shape, isqrt(self.m * self.k))
 
     @property
     def bytes(self) -> int:

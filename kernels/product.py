@@ -12,11 +12,11 @@ from tsapps.kernels import host, library
 from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gpu_index, kind_of
 from tsapps.kernels.choose import LIBRARY, plan
 from tsapps.kernels.device import Device, live
-from tsapps.kernels.launch import Launch, tall_skinny, tsm2l_rows
-from tsapps.kernels.plan import Plan, RowsPlan
-from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
+from tsapps.kernels.launch import Launch, prepare
+from tsapps.kernels.problem import ITEMSIZE, Layout, Lies, Problem
+from tsapps.kernels.simple import AnyPlan
 
-__all__ = ["gram", "matmul", "oriented", "planned", "prepared", "problem_of"]
+__all__ = ["forget_plans", "gram", "matmul", "oriented", "planned", "prepared", "problem_of"]
 
 
 def matmul(A: Any, B: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = None, stream: Any = None) -> Any:
@@ -243,15 +243,18 @@ def prepared(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, gram: bool = 
 def _prepared(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, gram: bool) -> Launch:
     problem = problem_of(a, b, c, gram=gram)
     found = planned(problem, live(a.device)) if problem.k else LIBRARY
-    if isinstance(found, Plan):
-        return tall_skinny(found, problem, c)
-    if isinstance(found, RowsPlan):
-        return tsm2l_rows(found, problem, c)
-    _layout("out", c, depth=1)
-    return library.gemm(a, b, c)
+    if isinstance(found, str):
+        _layout("out", c, depth=1)
+        return library.gemm(a, b, c)
+    return prepare(found, problem, c)
 
 
-def planned(problem: Problem, device: Device) -> Plan | RowsPlan | str:
+def forget_plans() -> None:
+    """Make plans anew from the next product on, as after a table has changed."""
+    _prepared.cache_clear()
+
+
+def planned(problem: Problem, device: Device) -> AnyPlan | str:
     """Return the plan of a problem on a device, by the user's own table of picks if there is one."""
     from tsapps.kernels.tune import user_table
 
@@ -267,8 +270,18 @@ def problem_of(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, gram: bool 
         If one is neither row- nor column-major.
     """
     (m, k), w = a.shape, b.shape[1]
-    c_packed = c.strides == (w * c.itemsize, c.itemsize) and c.pointer % 16 == 0
-    return Problem(m, k, w, a.dtype, _layout("A", a, depth=1), _layout("B", b, depth=0), gram, c_packed)
+    return Problem(m, k, w, a.dtype, _layout("A", a, depth=1), _layout("B", b, depth=0), gram, _lies(c))
+
+
+def _lies(c: DeviceMatrix) -> Lies:
+    (_, columns), (down, right), size = c.shape, c.strides, c.itemsize
+    if (down, right) == (columns * size, size) and c.pointer % 16 == 0:
+        return "packed"
+    if right == size and (down | c.pointer) % max(8, 2 * size) == 0:
+        return "rows"
+    if down == size and columns > 1:
+        return "aligned columns" if (right | c.pointer) % 16 == 0 else "columns"
+    return "any"
 
 
 def _layout(name: str, x: DeviceMatrix, depth: int) -> Layout:

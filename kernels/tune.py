@@ -3,31 +3,32 @@
 The tables that come with tsapps (kernels/tuned/) were made by the same functions on the GPUs that they are named after.
 """
 
-import json
 import multiprocessing
-import os
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+import signal
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from math import gcd
-from pathlib import Path
+from math import gcd, inf
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from tsapps.kernels import library
+from tsapps.kernels import build, library
 from tsapps.kernels.arrays import device_matrix
-from tsapps.kernels.build import architecture, cache_directory
-from tsapps.kernels.choose import KEY, PICKED, candidates, predict, stage_bytes, tuned_table
+from tsapps.kernels.backend import available_cores
+from tsapps.kernels.build import architecture
+from tsapps.kernels.choose import LIBRARY, key_of, pick_of, promising
 from tsapps.kernels.device import Device, live
-from tsapps.kernels.launch import compiled_plan, tall_skinny
-from tsapps.kernels.plan import Plan
-from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
+from tsapps.kernels.launch import compile_any, prepare
+from tsapps.kernels.problem import ITEMSIZE, NARROW, Layout, Problem
+from tsapps.kernels.simple import AnyPlan
+from tsapps.kernels.tables import user_path, user_table, write_table
 
-__all__ = ["CELLS", "Cell", "tune", "user_path", "user_table", "write_table"]
+__all__ = ["CELLS", "Cell", "own_cell", "promising", "tune", "user_path", "user_table", "write_table"]
 
 #: The library is called where it is faster by more than this.
 MARGIN = 1.02
@@ -44,6 +45,10 @@ class Cell:
     w: int
     along: bool
 
+    def __str__(self) -> str:
+        order = "row" if self.along else "column"
+        return f"{self.shape} {self.dtype} {self.m:,} × {self.k:,} × {self.w}, A {order}-major"
+
     def _layouts(self) -> tuple[bool, bool]:
         """Whether the lines of A, and those of B, run along the depth."""
         return self.along, self.along if self.shape == "tsmttsm" else not self.along
@@ -57,7 +62,12 @@ class Cell:
 
         a_along, b_along = self._layouts()
         a, b = layout(a_along, self.m), layout(b_along, self.w)
-        return Problem(self.m, self.k, self.w, self.dtype, a, b)
+        return Problem(self.m, self.k, self.w, self.dtype, a, b, c="packed" if self._by_rows else "aligned columns")
+
+    @property
+    def _by_rows(self) -> bool:
+        """Whether C is row-major: as A is, but for "tsmttsm", whose C is small."""
+        return self.along or self.shape == "tsmttsm"
 
     def operands(self) -> tuple[Any, Any, Any]:
         """Return A, B and C on the current GPU, from a normal distribution."""
@@ -71,7 +81,8 @@ class Cell:
             return wide if along else wide.T
 
         a_along, b_along = self._layouts()
-        return draw(a_along, self.m), draw(b_along, self.w).T, cupy.empty((self.m, self.w), self.dtype)
+        C = cupy.empty((self.m, self.w), self.dtype, order="C" if self._by_rows else "F")
+        return draw(a_along, self.m), draw(b_along, self.w).T, C
 
 
 def _cells() -> Iterable[Cell]:
@@ -94,6 +105,15 @@ def _cells() -> Iterable[Cell]:
 CELLS = tuple(_cells())
 
 
+def own_cell(m: int, k: int, w: int, dtype: str, *, along: bool) -> Cell:
+    """Return the cell of one product of the user's own; ValueError where it has no narrow side, or A has it."""
+    if w > m:
+        raise ValueError(f"C is {m:,} × {w:,}; expected w ≤ m: give Cᵀ = Bᵀ · Aᵀ, with m and w exchanged")
+    if w > NARROW:
+        raise ValueError(f"C is {m:,} × {w:,}; expected w ≤ {NARROW}: wider products are always the library's")
+    return Cell("tsmttsm" if m <= NARROW else "tsm2l" if k <= NARROW else "tsm2r", dtype, m, k, w, along)
+
+
 def tune(
     cells: Iterable[Cell],
     *,
@@ -101,8 +121,8 @@ def tune(
     index: int = 0,
     architectures: Sequence[str] = (),
     report: Callable[[str], None] = print,
-) -> list[dict[str, Any]]:
-    """Measure the most promising plans of each cell on a GPU, and return a table's rows with what was measured.
+) -> Iterator[dict[str, Any]]:
+    """Measure the most promising plans of each cell on a GPU, and yield a table's row as soon as a cell is done.
 
     Parameters
     ----------
@@ -114,48 +134,88 @@ def tune(
     architectures : sequence of str
         Others on which a pick must not spill registers either, such as ``"sm_80"``.
     report : callable
-        Told of every cell in one line.
+        Told in one line of what begins and of every cell that is done.
 
-    Returns
-    -------
-    list of dict
-        For each cell its key, whether the library was faster, the pick, and the milliseconds of both.
+    Yields
+    ------
+    dict
+        Of a cell its key, whether the library was faster, the pick, and the milliseconds of both. A cell whose operands
+        do not fit in the GPU's memory, or none of whose plans compiles without spills, is left out with a warning.
 
     Raises
     ------
+    ValueError
+        If no kernel of ours runs any of the cells on this GPU.
     RuntimeError
         If a plan's result differs from the library's by more than rounding.
     """
+    device, kinds = live(index), (architecture(index), *architectures)
+    cells = list(cells)
+    waiting = [(cell, plans) for cell in cells if (plans := promising(cell.problem(), device, most))]
+    if len(waiting) < len(cells):
+        report(f"{len(cells) - len(waiting)} of {len(cells)} products are the library's on {device.name}")
+    if not waiting:
+        raise ValueError(
+            f"{device.name} (compute capability {device.compute_capability}) runs none of these products by a kernel "
+            "of ours; expected compute capability 8.0 or later: cuBLAS is called without a table"
+        )
+    # Compiling takes longest, and would disturb the clock: a few cells at a time, enough for every core, then they are
+    # measured.
+    at_once = max(1, 8 * available_cores() // most)
+    with _compilers() as pool:
+        for first in range(0, len(waiting), at_once):
+            batch = waiting[first : first + at_once]
+            plans = list(dict.fromkeys(plan for _, its_plans in batch for plan in its_plans))
+            report(f"compiling {len(plans)} plans of {batch[0][0]} and {len(batch) - 1} more")
+            sound = dict(zip(plans, pool.map(partial(_is_sound, kinds), plans), strict=True))
+            for cell, its_plans in batch:
+                kept = [plan for plan in its_plans if sound[plan]]
+                if not kept:
+                    warnings.warn(f"{cell} is left out: no plan fits {device.name} without spills", stacklevel=2)
+                    continue
+                try:
+                    row = _measured(cell, kept, device, index, report)
+                except MemoryError as error:
+                    warnings.warn(f"{cell} is left out: {error}", stacklevel=2)
+                    continue
+                yield row
+
+
+@contextmanager
+def _compilers() -> Iterator[Executor]:
+    """Lend processes to compile in, which end at once when the work is given up."""
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(available_cores(), spawn, initializer=_begin_compiling)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin_compiling() -> None:
+    """Make a process one of `_compilers`: Ctrl-C is for the process that waits for them, and so is every message."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    build.PATIENCE_SECONDS = inf
+
+
+def _is_sound(architectures: Sequence[str], plan: AnyPlan) -> bool:
+    """Whether a plan compiles without spills."""
+    return all(compile_any(plan, arch).spill_stores == 0 for arch in architectures)
+
+
+def _measured(
+    cell: Cell, plans: Sequence[AnyPlan], device: Device, index: int, report: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return a table's row for one cell, measured on a GPU."""
     import cupy
 
-    device, kinds = live(index), (architecture(index), *architectures)
-    found = {}
-    for cell in cells:
-        problem = cell.problem()
-        promising = sorted(candidates(problem, device), key=partial(_seconds, problem, device))
-        found[cell] = promising[:most]
-    # Compiling takes longest, and needs no GPU: in processes of their own, before anything is timed.
-    plans = list(dict.fromkeys(plan for promising in found.values() for plan in promising))
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
-        sound = dict(zip(plans, pool.map(partial(_is_sound, kinds), plans, chunksize=8), strict=True))
-    found = {cell: [plan for plan in promising if sound[plan]] for cell, promising in found.items()}
     with cupy.cuda.Device(index):
-        flush = cupy.empty(max(256 << 20, 4 * device.l2), cupy.uint8)
-        return [_measured(cell, promising, flush, report) for cell, promising in found.items() if promising]
+        flush = cupy.zeros(max(256 << 20, 4 * device.l2) // 8, cupy.uint64)
+        return _fastest(cell, plans, flush, report)
 
 
-def _is_sound(architectures: Sequence[str], plan: Plan) -> bool:
-    """Whether a plan compiles without spills."""
-    built = [compiled_plan(plan, arch) for arch in architectures]
-    return all(cubin.resources[name].spill_stores == 0 for cubin, name in built)
-
-
-def _seconds(problem: Problem, device: Device, plan: Plan) -> float:
-    return predict(plan, problem, device)
-
-
-def _measured(cell: Cell, plans: Sequence[Plan], flush: Any, report: Callable[[str], None]) -> dict[str, Any]:
-    """Return a table's row for one cell."""
+def _fastest(cell: Cell, plans: Sequence[AnyPlan], flush: Any, report: Callable[[str], None]) -> dict[str, Any]:
+    """Return a table's row for one cell, measured on the current GPU."""
     A, B, C = cell.operands()
     a, b, c = device_matrix("A", A), device_matrix("B", B), device_matrix("C", C)
     problem = cell.problem()
@@ -169,7 +229,7 @@ def _measured(cell: Cell, plans: Sequence[Plan], flush: Any, report: Callable[[s
     rows = []
     for plan in plans:
         C.fill(float("nan"))
-        call = partial(tall_skinny(plan, problem, c), *operands)
+        call = partial(prepare(plan, problem, c), *operands)
         call()
         if not float(abs(C.astype("f8") - expected).max()) <= allowed:
             raise RuntimeError(f"{plan} gives a wrong result for {cell}")
@@ -178,57 +238,24 @@ def _measured(cell: Cell, plans: Sequence[Plan], flush: Any, report: Callable[[s
     gbs = problem.bytes / 1e6
     report(f"{cell}: {gbs / ms:.0f} GB/s of {len(plans)} plans, the library {gbs / library_ms:.0f}")
     return {
-        **{name: getattr(cell, name) for name in ("shape", "dtype", "along")},
-        "k": cell.m if cell.shape == "tsmttsm" else 64 if cell.shape == "tsm2r" else cell.k,
-        "w": cell.w,
-        "library": bool(library_ms * MARGIN < ms),
-        **{name: getattr(best, name) for name in PICKED},
-        "stage": stage_bytes(best),
+        **key_of(problem),
+        **pick_of(LIBRARY if library_ms * MARGIN < ms else best),
         "ms": round(ms, 5),
         "library_ms": round(library_ms, 5),
     }
 
 
 def _milliseconds(call: Callable[[], Any], flush: Any) -> float:
-    """Return the median milliseconds of a call that is queued behind a write of more than the level-2 cache holds."""
+    """Return the median milliseconds of a call that is queued behind a read of more than the level-2 cache holds."""
     import cupy
 
     start, stop, times = cupy.cuda.Event(), cupy.cuda.Event(), []
-    for turn in range(5):
-        flush.fill(turn)
+    largest = cupy.empty((), flush.dtype)
+    for _ in range(5):
+        cupy.max(flush, out=largest)
         start.record()
         call()
         stop.record()
         stop.synchronize()
         times.append(cupy.cuda.get_elapsed_time(start, stop))
     return float(median(times))
-
-
-def user_path(device_name: str) -> Path:
-    """Return where the user's picks for a device of this name are kept; it need not exist."""
-    return cache_directory() / "tuned" / f"{'-'.join(device_name.lower().split())}.json"
-
-
-def user_table(device_name: str) -> Sequence[Mapping[str, Any]]:
-    """Return the user's picks, with those that come with tsapps for what they leave out."""
-    path = user_path(device_name)
-    shipped = tuned_table(device_name)
-    if not path.exists():
-        return shipped
-    own = json.loads(path.read_text(encoding="utf-8"))
-    keys = {tuple(row[name] for name in KEY) for row in own}
-    return [*own, *(row for row in shipped if tuple(row[name] for name in KEY) not in keys)]
-
-
-def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a table of picks, one row a line, by one rename."""
-    text = "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -1,21 +1,19 @@
 // What becomes of the sums of a tall-and-skinny product.
 //
-// An epilogue is a class that the kernel calls for a few rows of a warp's at a time when their sums are complete, with all
-// 32 lanes:
+// An epilogue is a class that the kernel calls with complete sums, with all 32 lanes of a warp. By kTakes it says how:
 //
-//   template <typename Sums>
-//   __device__ void operator()(const Sums& sums, long long row, int rows, int column, int columns) const;
+//   kRows       template <typename Sums>
+//               void operator()(const Sums& sums, long long row, int rows, long long column, int columns) const;
 //
-// `sums(i, j)` is the sum of row + i and column + j, for i < rows and j < columns, in shared memory: an app's own epilogue
-// (an arg-min along a row, a checksum) may go through them in any order.
+//               `sums(i, j)` is the sum of row + i and column + j, for i < rows and j < columns, in shared memory: an app's
+//               own epilogue (an arg-min along a row, a checksum) may go through them in any order.
 //
-// With kTakesFragments and where takes_fragments() says so, it is given registers instead, as the tensor cores leave them:
+//   kFragments  template <int kBlocks>
+//               void fragments(long long row, int rows, long long column, int columns, const Sum (&d)[kBlocks][4]) const;
 //
-//   template <int kBlocks>
-//   __device__ void fragments(long long row, int column, int columns, bool present, int half,
-//                             const Sum (&d)[kBlocks][4]) const;
-//
-// where d[j][2·half] and d[j][2·half + 1] are columns 8·j + 2·(lane % 4) and the next of the lane's row.
+//               Registers, as the tensor cores leave them: with g = lane / 4 and t = lane % 4, d[j][2·half + i] is the sum
+//               of row + 8·half + g and column + 8·j + 2·t + i, where that row and column are less than `rows` and
+//               `columns` away.
 #pragma once
 #include "kernels/tsm2/element.cuh"
 
@@ -29,76 +27,33 @@ struct Sums {
   __device__ const Sum& operator()(int i, int j) const { return first[i * kPitch + j]; }
 };
 
-// How C lies in memory, as far as it matters to Store.
-enum class Lies : long long {
-  kAnyhow,  // with any strides
-  kPacked,  // row-major without gaps, as wide as the tile, from a multiple of 16 bytes on
-  kInPairs  // row-major, of whole column blocks (of two for halves), every row from a multiple of two elements (four) on
-};
+enum class Takes { kRows, kFragments };
 
-// C ← alpha · sum + beta · C. With beta = 0, C is not read. `kColumns` is how many columns a warp has.
-// C[i, j] is C[i·row_stride + j·column_stride].
-template <typename T, typename Sum, int kColumns>
-struct Store {
+// C ← alpha · sum + beta · C, where C[i, j] is C[i·row_stride + j·column_stride]. With beta = 0, C is not read.
+template <typename T, typename Sum>
+struct Scaled {
   T* C;
   long long row_stride, column_stride;
-  Lies lies;
+  // Whether C lies as is best for the class below: without gaps for Store, for StoreColumns in columns of whole 8 bytes.
+  long long regular;
   Sum alpha, beta;
 
-  static constexpr bool kTakesFragments = kColumns % (sizeof(T) == 2 ? 16 : 8) == 0;
-  __device__ bool takes_fragments() const { return lies == Lies::kInPairs; }
-
-  template <int kBlocks>
-  __device__ void fragments(long long row, int column, int columns, bool present, int half,
-                            const Sum (&d)[kBlocks][4]) const {
-    const int t = threadIdx.x % 4;
-    if constexpr (sizeof(T) > 2) {
-      struct alignas(2 * sizeof(T)) Pair {
-        T at[2];
-      };
-#pragma unroll
-      for (int j = 0; j < kBlocks; ++j) {
-        const int c = 8 * j + 2 * t;
-        if (!present || c >= columns) continue;
-        auto* to = reinterpret_cast<Pair*>(C + row * row_stride + column + c);
-        Pair out;
-        if (beta != Sum(0)) out = *to;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) out.at[i] = scaled(d[j][2 * half + i], &out.at[i]);
-        *to = out;
-      }
-    } else if constexpr (kBlocks % 2 == 0) {
-      // Two lanes that are neighbours swap a pair, so that each has four elements of one block, and a row's eight bytes a
-      // lane fill a sector of 32.
-      const bool odd = t % 2;
-      struct alignas(8) Four {
-        T at[4];
-      };
-#pragma unroll
-      for (int j = 0; j < kBlocks; j += 2) {
-        float mine[2], theirs[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float first = d[j][2 * half + i], second = d[j + 1][2 * half + i];
-          mine[i] = odd ? second : first;
-          theirs[i] = simt::shuffle_xor(odd ? first : second, 1);
-        }
-        const int c = 8 * (j + odd) + 4 * (t / 2);
-        if (!present || c >= columns) continue;
-        auto* to = reinterpret_cast<Four*>(C + row * row_stride + column + c);
-        Four out;
-        if (beta != Sum(0)) out = *to;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) out.at[i] = scaled((i < 2) != odd ? mine[i % 2] : theirs[i % 2], &out.at[i]);
-        *to = out;
-      }
-    }
+  __device__ T scaled(Sum sum, const T* old) const {
+    return Element<T>::from(beta == Sum(0) ? alpha * sum : alpha * sum + beta * Element<T>::value(*old));
   }
+};
+
+// Any C. It is regular if it is row-major without gaps, as wide as the tile, from a multiple of 16 bytes on. `kColumns` is
+// how many columns a warp has.
+template <typename T, typename Sum, int kColumns>
+struct Store : Scaled<T, Sum> {
+  using Scaled<T, Sum>::C, Scaled<T, Sum>::row_stride, Scaled<T, Sum>::column_stride, Scaled<T, Sum>::beta;
+  static constexpr Takes kTakes = Takes::kRows;
 
   template <typename Sums>
-  __device__ void operator()(const Sums& sums, long long row, int rows, int column, int columns) const {
+  __device__ void operator()(const Sums& sums, long long row, int rows, long long column, int columns) const {
     const int lane = threadIdx.x % 32;
-    if (lies == Lies::kPacked && rows % 8 == 0) {
+    if (this->regular && rows % 8 == 0) {
       store_packed(sums, C + row * kColumns, rows * kColumns, lane);
       return;
     }
@@ -109,7 +64,7 @@ struct Store {
       const int r = by_rows ? i / kColumns : i % Sums::kMostRows, c = by_rows ? i % kColumns : i / Sums::kMostRows;
       if (r >= rows || c >= columns) continue;
       T* to = block + r * row_stride + c * column_stride;
-      *to = scaled(sums(r, c), to);
+      *to = this->scaled(sums(r, c), to);
     }
   }
 
@@ -133,37 +88,153 @@ struct Store {
         const Sum* from = Sums::kPitch == kColumns ? sums.first + i + v : &sums((i + v) / kColumns, (i + v) % kColumns);
         const auto some = *reinterpret_cast<const SumVector*>(from);
 #pragma unroll
-        for (int j = 0; j < kSums; ++j) out.at[v + j] = scaled(some.at[j], &out.at[v + j]);
+        for (int j = 0; j < kSums; ++j) out.at[v + j] = this->scaled(some.at[j], &out.at[v + j]);
       }
       *place = out;
     }
   }
+};
 
-  __device__ T scaled(Sum sum, const T* old) const {
-    return Element<T>::from(beta == Sum(0) ? alpha * sum : alpha * sum + beta * Element<T>::value(*old));
+// A row-major C of whole column blocks (of two for halves), every row from a multiple of two elements (four) on.
+template <typename T, typename Sum>
+struct StorePairs : Scaled<T, Sum> {
+  using Scaled<T, Sum>::C, Scaled<T, Sum>::row_stride, Scaled<T, Sum>::beta;
+  static constexpr Takes kTakes = Takes::kFragments;
+
+  template <int kBlocks>
+  __device__ void fragments(long long row, int rows, long long column, int columns, const Sum (&d)[kBlocks][4]) const {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const bool present = 8 * half + g < rows;
+      T* line = C + (row + 8 * half + g) * row_stride + column;
+      if constexpr (sizeof(T) > 2) {
+        struct alignas(2 * sizeof(T)) Pair {
+          T at[2];
+        };
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j) {
+          const int c = 8 * j + 2 * t;
+          if (!present || c >= columns) continue;
+          auto* to = reinterpret_cast<Pair*>(line + c);
+          Pair out;
+          if (beta != Sum(0)) out = *to;
+#pragma unroll
+          for (int i = 0; i < 2; ++i) out.at[i] = this->scaled(d[j][2 * half + i], &out.at[i]);
+          *to = out;
+        }
+      } else if constexpr (kBlocks % 2 == 0) {
+        // Two lanes that are neighbours swap a pair, so that each has four elements of one block, and a row's eight bytes
+        // a lane fill a sector of 32.
+        const bool odd = t % 2;
+        struct alignas(8) Four {
+          T at[4];
+        };
+#pragma unroll
+        for (int j = 0; j < kBlocks; j += 2) {
+          float mine[2], theirs[2];
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const float first = d[j][2 * half + i], second = d[j + 1][2 * half + i];
+            mine[i] = odd ? second : first;
+            theirs[i] = simt::shuffle_xor(odd ? first : second, 1);
+          }
+          const int c = 8 * (j + odd) + 4 * (t / 2);
+          if (!present || c >= columns) continue;
+          auto* to = reinterpret_cast<Four*>(line + c);
+          Four out;
+          if (beta != Sum(0)) out = *to;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) out.at[i] = this->scaled((i < 2) != odd ? mine[i % 2] : theirs[i % 2], &out.at[i]);
+          *to = out;
+        }
+      }
+    }
+  }
+};
+
+// A C whose columns are contiguous: row_stride is 1. It is regular if they begin at multiples of 8 bytes.
+//
+// Eight lanes have eight rows of a column, which are a sector of 32 bytes, or more; of halves, four lanes have 16 rows.
+template <typename T, typename Sum>
+struct StoreColumns : Scaled<T, Sum> {
+  using Scaled<T, Sum>::C, Scaled<T, Sum>::column_stride, Scaled<T, Sum>::beta;
+  static constexpr Takes kTakes = Takes::kFragments;
+
+  template <int kBlocks>
+  __device__ void fragments(long long row, int rows, long long column, int columns, const Sum (&d)[kBlocks][4]) const {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    T* begin = C + row + column * column_stride;
+    if constexpr (sizeof(T) == 2) {
+      if (this->regular && rows >= 16) {
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j) four_rows(begin, columns, j, d[j]);
+        return;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int r = 8 * (i / 2) + g, c = 8 * j + 2 * t + i % 2;
+        if (r >= rows || c >= columns) continue;
+        T* to = begin + r + c * column_stride;
+        *to = this->scaled(d[j][i], to);
+      }
+  }
+
+ private:
+  // Lanes swap, first with the one of the next row, so that each has two rows of one column, then with the one two rows on:
+  // each has four rows of one half.
+  __device__ void four_rows(T* begin, int columns, int j, const Sum (&d)[4]) const {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const bool odd = g % 2, second = g / 2 % 2;
+    float rows[2][2];  // of each half
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float mine = odd ? d[2 * half + 1] : d[2 * half];
+      const float theirs = simt::shuffle_xor(odd ? d[2 * half] : d[2 * half + 1], 4);
+      rows[half][0] = odd ? theirs : mine;
+      rows[half][1] = odd ? mine : theirs;
+    }
+    struct alignas(8) Four {
+      T at[4];
+    };
+    float four[4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float mine = second ? rows[1][i] : rows[0][i];
+      const float theirs = simt::shuffle_xor(second ? rows[0][i] : rows[1][i], 8);
+      four[i] = second ? theirs : mine;
+      four[2 + i] = second ? mine : theirs;
+    }
+    const int r = 8 * second + g / 4 * 4, c = 8 * j + 2 * t + odd;
+    if (c >= columns) return;
+    auto* to = reinterpret_cast<Four*>(begin + r + c * column_stride);
+    Four out;
+    if (beta != Sum(0)) out = *to;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out.at[i] = this->scaled(four[i], &out.at[i]);
+    *to = out;
   }
 };
 
 // The same for operands whose lines were folded: kFold lines of A and of B were taken as one, so that the sums of k × w
 // lie kFold times along the diagonal of the tile.
 template <typename T, typename Sum, int kFold, int kRows, int kColumns>
-struct StoreFolded {
-  T* C;
-  long long row_stride, column_stride;
-  Lies lies;
-  Sum alpha, beta;
-
-  static constexpr bool kTakesFragments = false;
+struct StoreFolded : Scaled<T, Sum> {
+  using Scaled<T, Sum>::C, Scaled<T, Sum>::row_stride, Scaled<T, Sum>::column_stride;
+  static constexpr Takes kTakes = Takes::kRows;
 
   template <typename Sums>
-  __device__ void operator()(const Sums& sums, long long, int, int, int) const {
+  __device__ void operator()(const Sums& sums, long long, int, long long, int) const {
     for (int i = threadIdx.x % 32; i < kRows * kColumns; i += 32) {
       const int r = i / kColumns, c = i % kColumns;
       Sum sum = 0;
 #pragma unroll
       for (int fold = 0; fold < kFold; ++fold) sum += sums(fold * kRows + r, fold * kColumns + c);
       T* to = C + r * row_stride + c * column_stride;
-      *to = Element<T>::from(beta == Sum(0) ? alpha * sum : alpha * sum + beta * Element<T>::value(*to));
+      *to = this->scaled(sum, to);
     }
   }
 };

@@ -79,10 +79,10 @@ struct Operand {
   static constexpr int kUnits = kLines * kLineBytes / kUnit, kUnitsALine = kPacked ? kUnits : kLineBytes / kUnit;
   static_assert(kPacked ? kLines * kLineBytes % kUnit == 0 : kLineBytes % kUnit == 0, "a tile is whole units");
 
-  // Starts copying the tile whose first element is (outer, depth); all threads of the block take part.
+  // Starts copying the tile whose first element is (outer, depth), by threads 0 to kThreads − 1.
   template <int kThreads>
   static __device__ __forceinline__ void copy(unsigned char* tile, const Source& from, long long outer,
-                                              long long depth) {
+                                              long long depth, int thread) {
     const long long first_line = kAlongDepth ? outer : depth, first_at = kAlongDepth ? depth : outer;
     const long long first = first_line * from.leading + first_at, left = from.size - first;
     const T* begin = from.data + first;
@@ -94,13 +94,13 @@ struct Operand {
     if (kPacked ? left >= kUnits * kElements : whole) {
       if constexpr (kPacked || kWholeLines) {
         constexpr int kStep = kPacked ? 0 : kThreads / kUnitsALine;
-        const int line = kPacked ? 0 : threadIdx.x / kUnitsALine;
-        const int at = (threadIdx.x - line * (kPacked ? 0 : kUnitsALine)) * kElements;
+        const int line = kPacked ? 0 : thread / kUnitsALine;
+        const int at = (thread - line * (kPacked ? 0 : kUnitsALine)) * kElements;
         const T* source = begin + line * from.leading + at;
         const long long step = kPacked ? kThreads * kElements : kStep * from.leading;
 #pragma unroll
         for (int i = 0; i < (kUnits + kThreads - 1) / kThreads; ++i) {
-          if (kUnits % kThreads != 0 && i * kThreads + (int)threadIdx.x >= kUnits) break;
+          if (kUnits % kThreads != 0 && i * kThreads + thread >= kUnits) break;
           copy_unit(tile + place(line + i * kStep, at + (kPacked ? i * kThreads * kElements : 0)), source, kElements);
           source += step;
         }
@@ -108,7 +108,7 @@ struct Operand {
       }
     }
 #pragma unroll 1
-    for (int unit = threadIdx.x; unit < kUnits; unit += kThreads) {
+    for (int unit = thread; unit < kUnits; unit += kThreads) {
       const int line = unit / kUnitsALine, at = unit % kUnitsALine * kElements;
       const long long offset = line * from.leading + at;
       long long present = left - offset;

@@ -10,10 +10,13 @@
 //
 // The units of all tiles, tile by tile, are dealt to the blocks in equal, contiguous shares: a block may have a part of a
 // tile (TSMTTSM), or the end of one and the beginning of the next (TSM2R). So every multiprocessor has the same work, and
-// the memory is kept busy to the end. Of a k that fits one stage, B stays and the tiles are dealt in turn (TSM2L).
+// the memory is kept busy to the end.
 //
 // Within a tile, kWarpsM × kWarpsN × kWarpsK warps share rows, columns and depth. Blocks that share a tile write their
 // sums to `partial`; the last to arrive adds them in the order of the blocks, 16 at a time: the same bits on every run.
+//
+// Of a k that fits one stage, B stays in shared memory and tiles are dealt in turn (TSM2L). There a block is kTeams warps,
+// each with tiles and a ring of its own: they wait for no barrier, and while one stores, others load and multiply.
 //
 // Why it is fast: each operand is read once, with up to kStages − 1 stages on their way, more bytes than latency times
 // bandwidth needs; the tensor cores leave the arithmetic hidden behind the reads, and threads free to move data.
@@ -33,7 +36,10 @@ class Product {
   using Unit = Tensor<T, Plan::kProducts>;
   using Sum = typename Unit::Sum;
 
-  static constexpr int kWarps = Plan::kWarpsM * Plan::kWarpsN * Plan::kWarpsK, kThreads = 32 * kWarps;
+  // Warps of a team and of a block.
+  static constexpr int kTeam = Plan::kWarpsM * Plan::kWarpsN * Plan::kWarpsK, kWarps = kTeam * Plan::kTeams;
+  static constexpr int kThreads = 32 * kWarps;
+  static_assert(Plan::kTeams == 1 || (Plan::kKeepB && kTeam == 1), "a block of several teams is of single warps");
   static constexpr int kRows = Plan::kTileM / Plan::kWarpsM, kColumns = Plan::kTileN / Plan::kWarpsN;  // of a warp
   static constexpr int kEights = (kRows + 7) / 8, kBlocks = (kRows + 15) / 16, kColumnBlocks = (kColumns + 7) / 8;
   static constexpr int kRegisters = 4 * kBlocks * kColumnBlocks;
@@ -42,33 +48,37 @@ class Product {
                 Plan::kDepth % Plan::kWarpsK == 0 && (Plan::kWarpsM == 1 || kRows % 16 == 0) &&
                 (Plan::kWarpsN == 1 || kColumns % 8 == 0), "warps share a tile evenly");
 
-  // Shared memory, in bytes: the ring, B as parts (once if it stays, else that of this unit and of the next), and sums
-  // on their way between warps and to the epilogue.
+  // Shared memory, in bytes: each team's ring, B as parts (once if it stays, else that of this unit and of the next), and
+  // sums on their way between warps and to the epilogue.
   static constexpr bool kOwnB = !Plan::kGram, kStreamsB = kOwnB && !Plan::kKeepB;
   static constexpr bool kPreparesB = Plan::kKeepB || Plan::kPrepareB;
   static_assert(!kPreparesB || (kOwnB && Plan::kWarpsK == 1), "warps share the parts of B");
   static constexpr int kStage = A::kBytes + (kStreamsB ? B::kBytes : 0), kRing = Plan::kStages * kStage;
+  static constexpr int kRings = Plan::kTeams * kRing;
   static constexpr int kPairs = (Depths::kWords + 1) / 2, kTileColumnBlocks = (Plan::kTileN + 7) / 8;
   static constexpr int kParts = kPreparesB ? kPairs * kTileColumnBlocks * 32 * 2 * (int)sizeof(typename Unit::Parts) : 0;
   static constexpr int kAllParts = (kStreamsB ? 2 : 1) * kParts;
-  static_assert(!Plan::kKeepB || B::kBytes <= kRing, "B arrives where the ring will be");
+  static_assert(!Plan::kKeepB || B::kBytes <= kRings, "B arrives where the rings will be");
   // A row of the sums that a warp hands to the epilogue: without a gap, unless the rows of a fragment would fall in the
   // same banks. And how many blocks of 16 rows it hands over at once.
   static constexpr int kPitch = kColumns % 16 == 0 ? kColumns + 8 : kColumns;
   static constexpr int kFit = 4096 / (16 * kPitch * (int)sizeof(Sum));
   static constexpr int kTogether = kFit < 1 ? 1 : kFit < kBlocks ? kFit : kBlocks;
-  static constexpr int kBlockSums = (16 * kTogether * kPitch * (int)sizeof(Sum) + 15) / 16 * 16;
+  static constexpr int kRowSums = (16 * kTogether * kPitch * (int)sizeof(Sum) + 15) / 16 * 16;
+  static constexpr int kBlockSums = Epilogue::kTakes == Takes::kRows ? kRowSums : 0;
   static constexpr int kHandedOver = kWarps / 2 * 32 * kRegisters * (int)sizeof(Sum);
   static constexpr int kSums = kWarps / Plan::kWarpsK * kBlockSums;
   static constexpr int kScratch = Plan::kWarpsK > 1 && kHandedOver > kSums ? kHandedOver : kSums;
-  static constexpr int kSharedBytes = kRing + kAllParts + kScratch;
+  static constexpr int kSharedBytes = kRings + kAllParts + kScratch;
   // Sums of one tile in `partial`.
   static constexpr int kTileSums = Plan::kWarpsM * Plan::kWarpsN * 32 * kRegisters;
 
   __device__ Product(unsigned char* shared, const typename A::Source& a, const typename B::Source& b, const Work& work,
                      Sum* partial, unsigned* arrived, const Epilogue& epilogue)
       : shared_(shared), a_(a), b_(b), work_(work), partial_(partial), arrived_(arrived), epilogue_(epilogue) {
-    const int warp = threadIdx.x / 32;
+    const int warp = threadIdx.x / 32 % kTeam;
+    team_ = threadIdx.x / 32 / kTeam;
+    ring_ = shared_ + team_ * kRing;
     g_ = threadIdx.x % 32 / 4, t_ = threadIdx.x % 4;
     warp_m_ = warp % Plan::kWarpsM;
     warp_n_ = warp / Plan::kWarpsM % Plan::kWarpsN;
@@ -79,26 +89,28 @@ class Product {
   }
 
   __device__ __forceinline__ void run() {
-    // Tiles that are one unit each are dealt in turn: at any time all blocks read and write near each other, which the
-    // memory does faster.
-    const long long begin = Plan::kKeepB ? blockIdx.x : share(blockIdx.x);
-    const long long end = Plan::kKeepB ? begin + (units_ - begin + gridDim.x - 1) / gridDim.x : share(blockIdx.x + 1);
-    if (begin >= end) return;
     if (Plan::kKeepB) {
-      B::template copy<kThreads>(shared_, b_, 0, 0);
+      B::template copy<kThreads>(shared_, b_, 0, 0, threadIdx.x);
       ptx::cp_async_commit();
       ptx::cp_async_wait<0>();
       __syncthreads();
       prepare(shared_, parts(0));
       __syncthreads();
     }
+    // Tiles that are one unit each are dealt in turn: at any time all blocks read and write near each other, which the
+    // memory does faster; and to all blocks before a block's next team, so that few tiles make all of them work.
+    const long long teams = (long long)gridDim.x * Plan::kTeams;
+    const long long begin = Plan::kKeepB ? team_ * (long long)gridDim.x + blockIdx.x : share(blockIdx.x);
+    const long long end = Plan::kKeepB ? begin + (units_ - begin + teams - 1) / teams : share(blockIdx.x + 1);
+    if (begin >= end) return;
     Cursor<Plan> ahead(work_, begin), now(work_, begin);
     long long fetched = begin;
     auto fetch = [&] {
       if (fetched < end) {
-        unsigned char* stage = shared_ + (int)((fetched - begin) % Plan::kStages) * kStage;
-        A::template copy<kThreads>(stage, a_, (*ahead).row, (*ahead).depth);
-        if (kStreamsB) B::template copy<kThreads>(stage + A::kBytes, b_, (*ahead).column, (*ahead).depth);
+        unsigned char* stage = ring_ + (int)((fetched - begin) % Plan::kStages) * kStage;
+        const int thread = threadIdx.x % (32 * kTeam);
+        A::template copy<32 * kTeam>(stage, a_, (*ahead).row, (*ahead).depth, thread);
+        if (kStreamsB) B::template copy<kThreads>(stage + A::kBytes, b_, (*ahead).column, (*ahead).depth, thread);
         ahead.advance();
       }
       ++fetched;
@@ -117,11 +129,16 @@ class Product {
     int slot = 0;
     for (long long unit = begin; unit < end; ++unit) {
       ptx::cp_async_wait<Plan::kStages - (kPreparesNext ? 3 : 2)>();
-      __syncthreads();  // this unit's stage has landed (or the next one's), and all warps are done with the last one's
+      // This unit's stage has landed (or the next one's), and the whole team is done with the last one's.
+      if (Plan::kTeams > 1) {
+        simt::sync_warp();
+      } else {
+        __syncthreads();
+      }
       fetch();
-      const unsigned char* stage = shared_ + slot * kStage;
+      const unsigned char* stage = ring_ + slot * kStage;
       slot = slot + 1 == Plan::kStages ? 0 : slot + 1;
-      if (kPreparesNext && unit + 1 < end) prepare(shared_ + slot * kStage + A::kBytes, parts(unit + 1 - begin));
+      if (kPreparesNext && unit + 1 < end) prepare(ring_ + slot * kStage + A::kBytes, parts(unit + 1 - begin));
       multiply(stage, Plan::kGram ? stage : stage + A::kBytes, parts(unit - begin), sums);
       if (now.ends_tile() || unit + 1 == end) {
         finish(*now, tile_begin, unit + 1, sums);
@@ -146,7 +163,7 @@ class Product {
 
   // Where the parts of a unit's B lie: words q and q + 1 of column block j, lane by lane, at (q / 2 · blocks + j) · 32.
   __device__ PartsOfTwo* parts(long long unit) const {
-    return reinterpret_cast<PartsOfTwo*>(shared_ + kRing + (kStreamsB && unit % 2 ? kParts : 0));
+    return reinterpret_cast<PartsOfTwo*>(shared_ + kRings + (kStreamsB && unit % 2 ? kParts : 0));
   }
 
   // Takes a tile of B apart, once for all warps.
@@ -221,13 +238,14 @@ class Product {
   // Ends this block's part of a tile, the units from `begin` to `end`.
   __device__ __forceinline__ void finish(const Place& at, long long begin, long long end, Sum (&sums)[kBlocks][kColumnBlocks][4]) {
     if (Plan::kWarpsK > 1) add_warps(sums);
-    if (end - begin < tile_units_ && !add_blocks(begin / tile_units_ * tile_units_, sums)) return;
+    // Of a B that is kept, a unit is a whole tile.
+    if (!Plan::kKeepB && end - begin < tile_units_ && !add_blocks(end - 1 - at.depth / Plan::kDepth, sums)) return;
     if (warp_k_ == 0) conclude(at, sums);
   }
 
   // Sums over the warps that share rows and columns, into those with warp_k_ 0: the upper half hands over to the lower.
   __device__ __forceinline__ void add_warps(Sum (&sums)[kBlocks][kColumnBlocks][4]) {
-    Sum* handed_over = reinterpret_cast<Sum*>(shared_ + kRing + kAllParts);
+    Sum* handed_over = reinterpret_cast<Sum*>(shared_ + kRings + kAllParts);
     constexpr int kLanes = Plan::kWarpsM * Plan::kWarpsN * 32;
     const int thread = threadIdx.x % kLanes;
     for (int half = Plan::kWarpsK / 2; half > 0; half /= 2) {
@@ -271,46 +289,51 @@ class Product {
 
   __device__ __forceinline__ void put(Sum* to, const Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
     if (warp_k_ != 0) return;
+    Sum* mine = to + threadIdx.x;
 #pragma unroll
     for (int i = 0; i < kRegisters; ++i) {
-      __stcg(&to[i * (kTileSums / kRegisters) + threadIdx.x], sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4]);
+      __stcg(&mine[i * (kTileSums / kRegisters)], sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4]);
     }
   }
 
+  // Sums what some blocks handed over: every kWarpsK-th of them in each of the warps that share rows and columns, then
+  // those.
   template <typename Place>
-  __device__ __forceinline__ void gather(Place place, int first, int step, int count, Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
-    if (warp_k_ != 0) return;
+  __device__ __forceinline__ void gather(Place place, int first, int step, int count, Sum (&sums)[kBlocks][kColumnBlocks][4]) {
 #pragma unroll
     for (int i = 0; i < kRegisters; ++i) {
       sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4] = 0;
     }
-    for (int one = 0; one < count; ++one) {
-      const Sum* from = place(first + one * step);
+    constexpr int kLanes = kTileSums / kRegisters;
+    for (int one = warp_k_; one < count; one += Plan::kWarpsK) {
+      const Sum* from = place(first + one * step) + threadIdx.x % kLanes;
 #pragma unroll
       for (int i = 0; i < kRegisters; ++i) {
-        sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4] +=
-            __ldcg(&from[i * (kTileSums / kRegisters) + threadIdx.x]);
+        sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4] += __ldcg(&from[i * kLanes]);
+      }
+    }
+    if (Plan::kWarpsK > 1) add_warps(sums);
+  }
+
+  // Hands a warp's sums to the epilogue.
+  __device__ __forceinline__ void conclude(const Place& at, const Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
+    const Place first = {at.row + warp_m_ * kRows, at.column + warp_n_ * kColumns, 0};
+    const int rows = work_.m - first.row < kRows ? (int)(work_.m - first.row) : kRows;
+    const int columns = work_.n - first.column < kColumns ? (int)(work_.n - first.column) : kColumns;
+    if constexpr (Epilogue::kTakes == Takes::kRows) {
+      hand_over_rows(first, rows, columns, sums);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+        epilogue_.fragments(first.row + 16 * i, rows - 16 * i, first.column, columns, sums[i]);
       }
     }
   }
 
-  // Hands a warp's sums to the epilogue, kTogether blocks of 16 rows at a time.
-  __device__ __forceinline__ void conclude(const Place& at, const Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
-    Sum* rows = reinterpret_cast<Sum*>(shared_ + kRing + kAllParts + threadIdx.x / 32 * kBlockSums);
-    const long long column = at.column + warp_n_ * kColumns, row = at.row + warp_m_ * kRows;
-    const int columns = work_.n - column < kColumns ? (int)(work_.n - column) : kColumns;
-    const int rows_left = work_.m - row < kRows ? (int)(work_.m - row) : kRows;
-    if constexpr (Epilogue::kTakesFragments) {
-      if (epilogue_.takes_fragments()) {
-#pragma unroll
-        for (int i = 0; i < 2 * kBlocks; ++i) {
-          // All lanes take part, also those whose row is not there.
-          const bool present = 8 * i + g_ < rows_left;
-          epilogue_.fragments(row + 8 * i + g_, (int)column, columns, present, i % 2, sums[i / 2]);
-        }
-        return;
-      }
-    }
+  // By way of shared memory, kTogether blocks of 16 rows at a time.
+  __device__ __forceinline__ void hand_over_rows(const Place& at, int rows_left, int columns,
+                                                 const Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
+    Sum* rows = reinterpret_cast<Sum*>(shared_ + kRings + kAllParts + threadIdx.x / 32 * kBlockSums);
 #pragma unroll
     for (int first = 0; first < kBlocks; first += kTogether) {
       __syncwarp();
@@ -333,7 +356,7 @@ class Product {
       __syncwarp();
       const int left = rows_left - 16 * first < 16 * kTogether ? rows_left - 16 * first : 16 * kTogether;
       if (left > 0 && columns > 0) {
-        epilogue_(Sums<Sum, kPitch, 16 * kTogether>{rows}, row + 16 * first, left, (int)column, columns);
+        epilogue_(Sums<Sum, kPitch, 16 * kTogether>{rows}, at.row + 16 * first, left, at.column, columns);
       }
     }
   }
@@ -350,7 +373,8 @@ class Product {
   unsigned* arrived_;
   const Epilogue& epilogue_;
   long long tile_units_, units_;
-  int g_, t_, warp_m_, warp_n_, warp_k_;
+  unsigned char* ring_;
+  int g_, t_, team_, warp_m_, warp_n_, warp_k_;
 };
 
 // partial: 2 · gridDim.x · kTileSums sums; arrived: 3 · gridDim.x zeros. Neither is used where no tile is shared.

@@ -16,18 +16,20 @@
 // The rows alone do not fill a GPU, so k is split over gridDim.y. The block that arrives last for its rows adds the
 // partial sums in the order of the splits: the same bits on every run, whoever is last.
 #pragma once
-#include "kernels/tsm2/simt.cuh"
+#include "kernels/tsm2/element.cuh"
+
+namespace tsm2 {
 
 // C ← alpha · sum + beta · C, for one element. With beta = 0, C is not read.
 template <typename T, typename Sum>
-struct Store {
+struct StoreElement {
   T* C;
   long long row_stride, column_stride;
   Sum alpha, beta;
 
   __device__ void operator()(long long row, int column, Sum sum) const {
     T* c = C + row * row_stride + column * column_stride;
-    *c = T(beta == Sum(0) ? alpha * sum : alpha * sum + beta * Sum(*c));
+    *c = Element<T>::from(beta == Sum(0) ? alpha * sum : alpha * sum + beta * Element<T>::value(*c));
   }
 };
 
@@ -63,7 +65,7 @@ __global__ void __launch_bounds__(kThreads)
         load_vector(next[u], from);
       } else {
 #pragma unroll
-        for (int v = 0; v < V; ++v) next[u][v] = v < rows && j + u < end ? from[v] : T(0);
+        for (int v = 0; v < V; ++v) next[u][v] = v < rows && j + u < end ? from[v] : T{};
       }
     }
   };
@@ -75,7 +77,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = threadIdx.x; i < kTile * W; i += kThreads) {
       const long long j = tile + i / W;
       const int c = column + i % W;
-      tile_of_B[i / W][i % W] = j < end && c < w ? Sum(B[j * b_row + c * b_column]) : Sum(0);
+      tile_of_B[i / W][i % W] = j < end && c < w ? Element<T>::value(B[j * b_row + c * b_column]) : Sum(0);
     }
     __syncthreads();
 #pragma unroll 1
@@ -91,7 +93,7 @@ __global__ void __launch_bounds__(kThreads)
         for (int c = 0; c < W; ++c) {
           const Sum b = tile_of_B[j + u][c];
 #pragma unroll
-          for (int v = 0; v < V; ++v) sums[c][v] += Sum(now[u][v]) * b;
+          for (int v = 0; v < V; ++v) sums[c][v] += Element<T>::value(now[u][v]) * b;
         }
     }
   }
@@ -116,3 +118,5 @@ __global__ void __launch_bounds__(kThreads)
     for (int v = 0; v < V; ++v)
       if (v < rows && column + c < w) epilogue(first + v, column + c, sums[c][v]);
 }
+
+}  // namespace tsm2

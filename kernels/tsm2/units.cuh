@@ -28,7 +28,7 @@ class Cursor {
   __device__ bool ends_tile() const { return at_.depth + Plan::kDepth >= work_.k; }
   __device__ void advance() {
     if (Plan::kKeepB) {
-      at_.row += (long long)Plan::kTileM * gridDim.x;
+      at_.row += (long long)Plan::kTileM * gridDim.x * Plan::kTeams;
       return;
     }
     at_.depth += Plan::kDepth;

@@ -20,8 +20,13 @@ class Process:
         self.terminal, end = pty.openpty()
         self.changed = threading.Condition()
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+        # What starts tests in the background may have them, and so their children, ignore Ctrl-C.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tsapps", *args], stdout=subprocess.PIPE, stderr=end, env=environment
+            [sys.executable, "-m", "tsapps", *args],
+            stdout=subprocess.PIPE,
+            stderr=end,
+            env=environment,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(end)
         self.reader = threading.Thread(target=self._read, daemon=True)

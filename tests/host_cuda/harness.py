@@ -163,7 +163,8 @@ def schedule(*, seed: int = 0, copies: str = "late", threads: int | None = None)
     Parameters
     ----------
     seed : int
-        What the order of threads and of blocks is drawn from; 0 is their own order.
+        What the order of threads and of blocks is drawn from; 0 is their own order. By an odd one, warps run one at a
+        time, each as far as it can without the others (a missing barrier between warps shows).
     copies : {"late", "early"}
         Whether asynchronous copies land as late as the contract allows (a missing wait shows) or at once (a missing
         barrier after the last use shows).

@@ -3,7 +3,8 @@
 // A block runs on one OS thread, which resumes its fibers in turn; a fiber runs until it waits at a barrier (of the
 // block, or of some lanes of its warp) or ends. Environment variables, read at each launch, vary what CUDA leaves open:
 //
-//   TSA_SEED=n        n ≠ 0: the threads of a block, and the blocks, run in an order drawn from n; 0: in their own
+//   TSA_SEED=n        n ≠ 0: the threads of a block, and the blocks, run in an order drawn from n; 0: in their own.
+//                     n odd: and one warp at a time, until it can go no farther without the others
 //   TSA_COPIES=early  asynchronous copies land at once; otherwise as late as the contract allows
 //   TSA_THREADS=n     OS threads; by default one a core
 //
@@ -226,15 +227,23 @@ std::string deadlock(const Block& block) {
          " wait at the block's barrier and " + std::to_string(ended) + " have ended";
 }
 
+bool can_run(const Fiber* fiber) { return !fiber->waits_at || fiber->waits_at->generation != fiber->generation; }
+
 // Runs a block whose fibers are ready, to its end.
 void run_block(Block& block, std::mt19937& random) {
+  const bool one_warp_at_a_time = doing.schedule.seed % 2;
+  const Warp* running = nullptr;
   std::vector<Fiber*> order;
   for (Fiber& fiber : block.fibers) order.push_back(&fiber);
   while (!order.empty()) {
     bool progress = false;
     if (doing.schedule.seed) std::shuffle(order.begin(), order.end(), random);
+    if (std::ranges::none_of(order, [=](const Fiber* one) { return one->warp == running && can_run(one); })) {
+      const auto next = std::ranges::find_if(order, can_run);
+      running = next == order.end() ? nullptr : (*next)->warp;
+    }
     for (Fiber* fiber : order) {
-      if (fiber->waits_at && fiber->waits_at->generation == fiber->generation) continue;
+      if (!can_run(fiber) || (one_warp_at_a_time && fiber->warp != running)) continue;
       fiber->waits_at = nullptr;
       progress = true;
       doing.fiber = fiber;

@@ -25,8 +25,12 @@ class Stopped(BaseException):
 
 
 def interrupt():
-    os.kill(os.getpid(), signal.SIGINT)
-    signal.pause()
+    # What starts tests in the background may have them ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def fail_with(error):

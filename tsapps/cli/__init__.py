@@ -21,6 +21,7 @@ from tsapps.cli.info import info
 from tsapps.cli.kmeans import kmeans
 from tsapps.cli.predict import predict
 from tsapps.cli.sample import sample
+from tsapps.cli.tune import tune
 from tsapps.errors import ExitCode, NoDeviceError, UsageError
 
 __all__ = ["app", "main"]
@@ -102,6 +103,7 @@ app.command(short_help="Cluster the rows of a matrix.")(kmeans)
 app.command(short_help="Find the nearest centre of every row.")(predict)
 app.command(short_help="Write a data set to try things on.")(sample)
 app.command(short_help="Show versions, devices and memory.")(info)
+app.command(short_help="Measure which kernels are fastest on this GPU.")(tune)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,7 +1,7 @@
 """``tsapps info``: what is installed, which devices there are, and which one would do the work."""
 
-import os
 import sys
+from typing import Any
 
 from tsapps import __version__
 from tsapps.cli.options import Json
@@ -36,20 +36,47 @@ def _optional_versions() -> dict[str, str | None]:
     return found
 
 
+def _picks(device_name: str) -> dict[str, Any]:
+    """Return whence the plans of products on a GPU come: the user's table, the one that comes with tsapps, or neither.
+
+    A table that cannot be read is told of here, where people look for what is wrong.
+    """
+    from tsapps.kernels.choose import tuned_table
+    from tsapps.kernels.tables import own_table, user_path
+
+    path = user_path(device_name)
+    found: dict[str, Any] = {"path": str(path) if path.exists() else None, "own": 0, "error": None}
+    try:
+        found["own"] = len(own_table(device_name))
+    except (ValueError, OSError) as error:
+        found["error"] = str(error)
+    return found | {"shipped": len(tuned_table(device_name))}
+
+
+def _describe_picks(path: str | None, own: int, error: str | None, shipped: int) -> str:
+    if error:
+        return error
+    if not path:
+        return f"the {shipped} that come with tsapps" if shipped else "none: the model decides (tsapps tune measures)"
+    return f"{own} of yours, {path}; for the rest {f'the {shipped} that come with tsapps' if shipped else 'the model'}"
+
+
 def info(as_json: Json = False) -> None:
     """Show versions, devices, memory, and the device that --device auto takes."""
     import platform
 
-    from tsapps.kernels.backend import available_host_memory, choose_device, gpus, why_no_gpu
+    from tsapps.kernels.backend import available_cores, available_host_memory, choose_device, gpus, why_no_gpu
     from tsapps.kernels.build import cache_directory
 
     choice = choose_device("auto")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
+    picks = {f"cuda:{gpu.index}": _picks(gpu.name) for gpu in gpus()}
     report = {
         "versions": versions(),
         "platform": platform.platform(),
         "cpu": {"cores": cores, "memory_available": available_host_memory()},
         "gpus": [gpu.as_dict() for gpu in gpus()],
+        "picks": picks,
         "why_no_gpu": why_no_gpu() or None,
         "auto": {"device": choice.device, "reason": choice.reason},
         "cache": str(cache_directory()),
@@ -66,6 +93,7 @@ def info(as_json: Json = False) -> None:
             f"{gpu.name}, {gibibytes(gpu.memory)}, compute capability {gpu.compute_capability}, "
             f"{gpu.multiprocessors} multiprocessors"
         )
+        rows[f"cuda:{gpu.index} picks"] = _describe_picks(**picks[f"cuda:{gpu.index}"])
     if not gpus():
         rows["gpu"] = f"none: {why_no_gpu()}"
     rows["auto"] = f"{choice.device}: {choice.reason}"

@@ -1,0 +1,200 @@
+"""The plans that a device can run for a problem. Pure."""
+
+from collections.abc import Iterator
+from itertools import product
+
+from tsapps.kernels.device import Device
+from tsapps.kernels.plan import Plan, instantiate
+from tsapps.kernels.problem import ITEMSIZE, Problem
+from tsapps.kernels.simple import AnyPlan, simple_plans
+
+__all__ = ["RESERVED", "candidates", "fits", "foldable", "registers", "stage_bytes"]
+
+#: Shared memory that the system keeps of every block.
+RESERVED = 1024
+# Tensor-core instructions that the kernel is made of came with compute capability 8.0.
+_LEAST_CAPABILITY = 8
+# Depth up to which float32 is multiplied in six products.
+_FEW = 4
+# Registers of a thread beside its sums, by bytes of an element; and of an SM, and how many a thread may have.
+_OTHER_REGISTERS, _REGISTERS, _MOST_REGISTERS = {8: 64, 4: 48, 2: 48}, 65_536, 255
+
+
+def stage_bytes(plan: Plan) -> int:
+    """Return the bytes of A in a stage."""
+    return plan.tile_m * plan.depth * ITEMSIZE[plan.dtype]
+
+
+def registers(plan: Plan) -> int:
+    """Return about how many registers a thread needs: its sums, and those of the stretch that is being added up."""
+    rows, columns = plan.tile_m // plan.warps_m, plan.tile_n // plan.warps_n
+    sums = 4 * -(-rows // 16) * -(-columns // 8)
+    # float64 takes two registers; float32 holds a stretch's sums too.
+    return (2 if plan.dtype == "float64" or plan.stretch else 1) * sums + _OTHER_REGISTERS[ITEMSIZE[plan.dtype]]
+
+
+def fits(plan: Plan, device: Device) -> bool:
+    """Whether a multiprocessor of the device holds the plan's blocks."""
+    shared = plan.shared_bytes
+    kept = plan.tile_n * plan.depth * ITEMSIZE[plan.dtype] if plan.keep_b else 0
+    return (
+        # A B that is kept arrives where the ring will be.
+        kept <= plan.teams * plan.stages * stage_bytes(plan)
+        and shared <= device.shared_memory_per_block
+        and plan.blocks * (shared + RESERVED) <= device.shared_memory
+        and plan.blocks * plan.threads <= device.max_threads
+        and registers(plan) <= min(_MOST_REGISTERS, _REGISTERS // (plan.blocks * plan.threads))
+    )
+
+
+def candidates(problem: Problem, device: Device) -> list[AnyPlan]:
+    """Return every plan worth trying, as instances for the problem's layouts; none where no kernel of ours applies."""
+    generators = {"tsm2r": _tsm2r, "tsm2l": _tsm2l, "tsmttsm": _tsmttsm}
+    shape = problem.shape
+    tensor_cores = float(device.compute_capability) >= _LEAST_CAPABILITY
+    if shape == "other" or (problem.dtype == "bfloat16" and not tensor_cores):
+        return []
+    found: list[AnyPlan] = [*simple_plans(problem, device.multiprocessors)]
+    if not tensor_cores:
+        return found
+    for one in generators[shape](problem):
+        made = instantiate(one, problem)
+        if fits(made, device) and made not in found:
+            found.append(made)
+    return found
+
+
+def _stretch(problem: Problem) -> int:
+    """Return how many words the tensor cores may add up before a rounded addition.
+
+    They truncate. Of float32 that would show; of halves it is far below the rounding of the result.
+    """
+    return 8 if problem.dtype == "float32" else 0
+
+
+def _products(problem: Problem) -> int:
+    """Return of how many tf32 products one of float32 is made.
+
+    Three leave an error of up to 4·2⁻²⁴ in each product. Sums of a few products round less than twice that in plain
+    float32, and get six.
+    """
+    return 6 if problem.dtype == "float32" and problem.k <= _FEW else 3
+
+
+def _tsm2r(problem: Problem) -> Iterator[Plan]:
+    """Yield plans of a tile of many rows, B beside A in every stage."""
+    # Bytes of a line of A in a stage where lines run along the depth; and of its tile's rows, and warps m, n and k.
+    wide = ((128, 4, 1, 1), (256, 8, 1, 1), (64, 4, 1, 1), (128, 8, 1, 1), (256, 16, 1, 1))
+    wider = ((128, 4, 2, 1), (256, 8, 2, 1), (256, 4, 2, 1), (64, 2, 2, 1), (128, 2, 2, 1), (128, 2, 4, 1))
+    if problem.a.along_depth:
+        long = ((64, 2, 1, 2), (32, 2, 1, 2), (32, 2, 1, 4), (64, 4, 1, 2), (32, 1, 1, 4), (16, 1, 1, 4), (16, 1, 1, 8))
+        shapes = [*product((128, 256), (*wide, *wider)), *product((512, 1024, 2048), long)]
+    else:
+        shapes = [*product((128, 256), (*wide, *wider)), *product((32, 64), ((512, 8, 1, 1), (512, 16, 1, 1)))]
+    for line_bytes, (tile_m, warps_m, warps_n, warps_k) in shapes:
+        depth = line_bytes // problem.itemsize
+        if warps_n > 1 and problem.w < 32:
+            continue
+        tile_n = -(-problem.w // (8 * warps_n)) * 8 * warps_n if warps_n > 1 else problem.w
+        for stages, blocks, prepare_b in product((3, 4, 5), (1, 2, 3), (False, True)):
+            if prepare_b and warps_k > 1:
+                continue
+            yield Plan(
+                problem.dtype,
+                tile_m,
+                tile_n,
+                depth,
+                warps_m=warps_m,
+                warps_n=warps_n,
+                warps_k=warps_k,
+                stages=stages,
+                blocks=blocks,
+                prepare_b=prepare_b,
+                stretch=_stretch(problem),
+            )
+
+
+# Teams, or warps of the one team, of a block that keeps B; and blocks a multiprocessor.
+_TEAMS = ((8, 1), (16, 1), (4, 2), (8, 2), (16, 2), (4, 4), (8, 3))
+_WARPS = ((4, 1), (4, 2), (4, 3), (4, 4), (8, 1), (8, 2))
+
+
+def _tsm2l(problem: Problem) -> Iterator[Plan]:
+    """Yield plans of tiles of whole rows, B kept in shared memory.
+
+    A tile is a warp's own; or, as long lines are better read by several, a block's where lines run across the depth.
+    """
+    row = problem.k * problem.itemsize
+    # Of what is mostly written, less need be on its way.
+    least = 24_576 * problem.k / (problem.k + problem.w)
+    shapes = [
+        (rows, 1, teams, blocks, stages)
+        for rows, (teams, blocks), stages in product((16, 32, 64, 128), _TEAMS, (2, 3, 4, 6))
+        if least <= rows * row * teams * blocks * (stages - 1) <= 163_840
+    ]
+    if not problem.a.along_depth:
+        shapes += [
+            (rows, warps, 1, blocks, stages)
+            for rows, (warps, blocks), stages in product((16, 32, 64), _WARPS, (2, 3, 4))
+            if 4096 <= rows * warps * row <= 65_536
+        ]
+    for rows, warps, teams, blocks, stages in shapes:
+        yield Plan(
+            problem.dtype,
+            rows * warps,
+            problem.w,
+            problem.k,
+            warps_m=warps,
+            teams=teams,
+            stages=stages,
+            blocks=blocks,
+            keep_b=True,
+            products=_products(problem),
+            stretch=_stretch(problem),
+        )
+
+
+def _tsmttsm(problem: Problem) -> Iterator[Plan]:
+    """Yield plans of one tile, whose depth blocks and warps share."""
+    fold = foldable(problem)
+    m, w = problem.m * fold, problem.w * fold
+    line = (m + (0 if problem.gram else w)) * problem.itemsize
+    for warps_m, warps_n, warps_k in ((1, 1, 8), (1, 1, 4), (2, 1, 4), (2, 1, 2), (1, 2, 4), (1, 4, 2), (1, 1, 16)):
+        if (warps_n > 1 and (fold > 1 or problem.gram or w <= 8)) or (warps_m > 1 and m % (16 * warps_m) != 0):
+            continue
+        tile_n = -(-w // (8 * warps_n)) * 8 * warps_n if warps_n > 1 else w
+        depths = {
+            max(least, stage // line // least * least)
+            for least in (warps_k * 128 // problem.itemsize, warps_k * 64 // problem.itemsize)
+            for stage in (8192, 16_384, 32_768, 65_536)
+        }
+        for depth, stages, blocks in product(sorted(depths), (3, 4, 6), (1, 2)):
+            yield Plan(
+                problem.dtype,
+                m,
+                tile_n,
+                depth,
+                warps_m=warps_m,
+                warps_n=warps_n,
+                warps_k=warps_k,
+                stages=stages,
+                blocks=blocks,
+                gram=problem.gram,
+                fold=fold,
+                stretch=_stretch(problem),
+            )
+
+
+def foldable(problem: Problem) -> int:
+    """Return how many lines of both operands of a TSMTTSM can be taken as one, to fill the tensor cores' 16 × 8 blocks.
+
+    Taken so, A and B have fold times the columns, and the product's diagonal blocks add up to the one that is wanted.
+    """
+    across = not problem.a.along_depth and not problem.b.along_depth
+    packed = problem.a.leading == problem.m and problem.b.leading == problem.w
+    if not across or not packed:
+        return 1
+    fold = 1
+    while 2 * fold * max(problem.m, problem.w) <= 16:
+        fold *= 2
+    return fold

@@ -1,0 +1,227 @@
+"""The kernels without tensor cores: which products they are for, and how they are instantiated. Pure."""
+
+from dataclasses import dataclass
+from math import gcd, lcm
+from typing import ClassVar
+
+from tsapps.kernels.plan import ELEMENT, SUM, Plan
+from tsapps.kernels.problem import Problem
+
+__all__ = [
+    "AnyPlan",
+    "ColumnsPlan",
+    "FewPlan",
+    "RowsPlan",
+    "SplitPlan",
+    "few_plan",
+    "simple_plans",
+    "split_plan",
+]
+
+
+@dataclass(frozen=True)
+class RowsPlan:
+    """How tsm2l_rows.cuh is instantiated.
+
+    Attributes
+    ----------
+    dtype : str
+    k, w : int
+    rows : int
+        Of a thread's piece of A.
+    ahead : int
+        Pieces that a thread has on their way.
+    threads : int
+        A block.
+    """
+
+    kernel_name: ClassVar[str] = "tsm2l_rows"
+
+    dtype: str
+    k: int
+    w: int
+    rows: int
+    ahead: int = 1
+    threads: int = 128
+
+    def kernel(self) -> str:
+        """Return the kernel's name expression."""
+        sizes = f"{self.k}, {self.w}, {self.rows}, {self.ahead}, {self.threads}"
+        return f"tsm2::tsm2l_rows<{ELEMENT[self.dtype]}, {SUM[self.dtype]}, {sizes}>"
+
+
+@dataclass(frozen=True)
+class ColumnsPlan:
+    """How tsm2l_columns.cuh is instantiated.
+
+    Attributes
+    ----------
+    dtype : str
+    k, w : int
+    ahead : int
+        Columns of A at a time, where rows of C are kept.
+    threads : int
+        A block.
+    """
+
+    kernel_name: ClassVar[str] = "tsm2l_columns"
+
+    dtype: str
+    k: int
+    w: int
+    ahead: int = 8
+    threads: int = 128
+
+    def kernel(self) -> str:
+        """Return the kernel's name expression."""
+        sizes = f"{self.k}, {self.w}, {self.ahead}, {self.threads}"
+        return f"tsm2::tsm2l_columns<{ELEMENT[self.dtype]}, {SUM[self.dtype]}, {sizes}>"
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """How tsm2r_columns.cuh is instantiated and launched.
+
+    Attributes
+    ----------
+    dtype : str
+    width : int
+        Columns of C at a time.
+    unroll : int
+        Columns of A a step.
+    threads : int
+        A block.
+    vector : bool
+        Whether A is read 16 bytes at a time.
+    splits, per_split : int
+        Parts of k, and columns of A in each.
+    """
+
+    kernel_name: ClassVar[str] = "tsm2r_columns"
+
+    dtype: str
+    width: int
+    unroll: int
+    threads: int
+    vector: bool
+    splits: int
+    per_split: int
+
+    def kernel(self) -> str:
+        """Return the kernel's name expression."""
+        element, total = ELEMENT[self.dtype], SUM[self.dtype]
+        sizes = f"{self.width}, {self.unroll}, {self.threads}, {str(self.vector).lower()}"
+        return f"tsm2::tsm2r_columns<{element}, {total}, {sizes}, tsm2::StoreElement<{element}, {total}>>"
+
+
+# (unroll, threads, blocks a multiprocessor) by bytes of an element and width: of four and eight bytes, the fastest of
+# 106 instances on an H200 at n = 10,240 and 30,720. The blocks follow from registers, which the tests hold against what
+# the compiler says. Wider products leave it too few registers: tensor cores are faster.
+SPLIT_INSTANCES = {
+    (2, 1): (8, 128, 5),
+    (2, 2): (8, 128, 4),
+    (2, 4): (4, 128, 5),
+    (4, 1): (8, 128, 5),
+    (4, 2): (8, 128, 4),
+    (4, 4): (4, 128, 6),
+    (8, 1): (4, 256, 4),
+    (8, 2): (4, 256, 3),
+    (8, 4): (4, 128, 6),
+    (8, 8): (4, 128, 5),
+}
+_WIDEST_SPLIT = {2: 4, 4: 4, 8: 8}
+# Splits are whole tiles of B, and no shorter than this: a split costs a round of partial sums.
+_TILE, _LEAST_TILES = 64, 4
+
+
+def split_plan(problem: Problem, multiprocessors: int) -> SplitPlan:
+    """Plan tsm2r_columns.cuh for a product with lines of A across the depth.
+
+    k is split so that the blocks fill the GPU once: a second, partly filled wave cost up to a tenth at n = 10,240.
+    """
+    size = problem.itemsize
+    width = min(one for itemsize, one in SPLIT_INSTANCES if itemsize == size and problem.w <= one)
+    unroll, threads, blocks = SPLIT_INSTANCES[size, width]
+    tiles = -(-problem.m // (threads * 16 // size)) * -(-problem.w // width)
+    splits = max(1, min(multiprocessors * blocks // tiles, problem.k // (_TILE * _LEAST_TILES), 65_535))
+    per_split = -(-problem.k // splits // _TILE) * _TILE
+    vector = problem.a.alignment == 16
+    return SplitPlan(problem.dtype, width, unroll, threads, vector, -(-problem.k // per_split), per_split)
+
+
+@dataclass(frozen=True)
+class FewPlan:
+    """How tsmttsm_few.cuh is instantiated.
+
+    Attributes
+    ----------
+    dtype : str
+    m, w : int
+    along : bool
+        Whether the lines of both operands run along the depth.
+    depth : int
+        Of a piece.
+    threads : int
+        A block.
+    """
+
+    kernel_name: ClassVar[str] = "tsmttsm_few"
+
+    dtype: str
+    m: int
+    w: int
+    along: bool
+    depth: int
+    threads: int = 256
+
+    def kernel(self) -> str:
+        """Return the kernel's name expression."""
+        sizes = f"{self.m}, {self.w}, {str(self.along).lower()}, {self.depth}, {self.threads}"
+        return f"tsm2::tsmttsm_few<{ELEMENT[self.dtype]}, {SUM[self.dtype]}, {sizes}>"
+
+
+def few_plan(problem: Problem) -> FewPlan | None:
+    """Return the plan of tsmttsm_few.cuh, or None where the problem is none for it."""
+    a, b, m, w, size = problem.a, problem.b, problem.m, problem.w, problem.itemsize
+    if problem.shape != "tsmttsm" or m * w > _MOST_SUMS[size] or a.along_depth != b.along_depth:
+        return None
+    vector = 16 // size
+    if a.along_depth:
+        aligned, depth = min(a.alignment, b.alignment) == 16, vector
+    else:
+        packed = a.leading == m and b.leading == w
+        aligned = packed and min(a.base_alignment, b.base_alignment) == 16
+        depth = lcm(vector // gcd(vector, m), vector // gcd(vector, w))
+    if not aligned or depth * (m + w) > _MOST_VECTORS * vector:
+        return None
+    return FewPlan(problem.dtype, m, w, a.along_depth, depth)
+
+
+#: How a kernel of ours is instantiated.
+AnyPlan = Plan | RowsPlan | ColumnsPlan | SplitPlan | FewPlan
+
+
+def simple_plans(problem: Problem, multiprocessors: int) -> list[RowsPlan | ColumnsPlan | SplitPlan | FewPlan]:
+    """Return the plans of the kernels without tensor cores, the most promising first; none where they do not apply."""
+    few = few_plan(problem)
+    if few is not None:
+        return [few]
+    a, k, w, size = problem.a, problem.k, problem.w, problem.itemsize
+    across = not a.along_depth and a.alignment == 16
+    if problem.shape == "tsm2r" and across and w <= _WIDEST_SPLIT[size]:
+        return [split_plan(problem, multiprocessors)]
+    if problem.shape != "tsm2l":
+        return []
+    if a.along_depth and a.leading == k and a.base_alignment == 16 and problem.c == "packed" and k * w <= _MOST_OF_B:
+        least = 16 // gcd(16, k * size)
+        rows = (2 * least, least) if 2 * least * max(k, w) * size <= 32 else (least, 2 * least)
+        return [RowsPlan(problem.dtype, k, w, one) for one in rows if one * k * size <= 128]
+    if across and problem.c == "aligned columns" and min(k, w) * 16 // size * (2 if size == 8 else 1) <= _MOST_KEPT:
+        return [ColumnsPlan(problem.dtype, k, w)]
+    return []
+
+
+# Elements of B that a thread of tsm2l_rows keeps, and registers of A or of C that one of tsm2l_columns does.
+_MOST_OF_B, _MOST_KEPT = 64, 132
+# Sums of a thread of tsmttsm_few, by bytes of an element, and vectors that it loads at a time.
+_MOST_SUMS, _MOST_VECTORS = {8: 32, 4: 64, 2: 64}, 20

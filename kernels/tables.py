@@ -1,0 +1,122 @@
+"""The user's own tables of picks, made by ``tsapps tune``: one JSON file for each kind of GPU, one row a line.
+
+A row says for which products it is (`choose.KEY`) and by what parameters a plan for them is picked, so that it stays
+valid when kernels change. What a table leaves out, the one that comes with tsapps says (kernels/tuned/), or the model.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tsapps.kernels.build import cache_directory
+from tsapps.kernels.choose import KEY, PICKED, tuned_table
+
+__all__ = ["keep", "own_table", "reset", "user_path", "user_table", "write_table"]
+
+# What a row must say: one of a few words, or a value of a type.
+_WORDS = {
+    "shape": ("tsm2r", "tsm2l", "tsmttsm"),
+    "dtype": ("float64", "float32", "float16"),
+    "kernel": tuple(PICKED),
+}
+_TYPES: dict[str, type[int]] = {"along": bool, "prepare_b": bool}
+
+
+def user_path(device_name: str) -> Path:
+    """Return where the user's picks for a device of this name are kept; it need not exist."""
+    return cache_directory() / "tuned" / f"{'-'.join(device_name.lower().split())}.json"
+
+
+def user_table(device_name: str) -> Sequence[Mapping[str, Any]]:
+    """Return the user's picks, with those that come with tsapps for what they leave out; errors as `own_table`."""
+    own = own_table(device_name)
+    keys = {_key(row) for row in own}
+    return [*own, *(row for row in tuned_table(device_name) if _key(row) not in keys)]
+
+
+def own_table(device_name: str) -> list[dict[str, Any]]:
+    """Return the user's own picks for a device of this name; ValueError if their file holds other things."""
+    path = user_path(device_name)
+    advice = "mend it, or remove it with tsapps tune --reset"
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise ValueError(f"{path}: is no table of picks ({error}): {advice}") from error
+    if not isinstance(rows, list):
+        raise ValueError(f"{path}: is no table of picks (a {type(rows).__name__}, expected a list): {advice}")
+    for number, row in enumerate(rows):
+        wrong = _what_is_wrong(row)
+        if wrong:
+            raise ValueError(f"{path}: row {number} {wrong}: {advice}")
+    return rows
+
+
+def _what_is_wrong(row: Any) -> str:
+    """Return what a table's row says that it must not, or the empty string."""
+    if not isinstance(row, dict):
+        return f"is {row!r}, expected an object"
+    for name, words in _WORDS.items():
+        if name not in row:
+            return f"has no {name!r} (made by another version of tsapps?)"
+        if row[name] not in words:
+            return f"has {name} {row[name]!r}, expected one of {', '.join(words)}"
+    for name in (*KEY, *PICKED[row["kernel"]]):
+        if name not in row:
+            return f"has no {name!r} (made by another version of tsapps?)"
+        kind, value = _TYPES.get(name, int), row[name]
+        if name not in _WORDS and (type(value) is not kind or (kind is int and value < 1)):
+            expected = "true or false" if kind is bool else "a whole number, at least 1"
+            return f"has {name} {value!r}, expected {expected}"
+    return ""
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in KEY)
+
+
+def keep(device_name: str, row: dict[str, Any]) -> int:
+    """Put a row into the user's table, in place of one with its key, and return how many it then has.
+
+    From the next product on, plans are made by the new table. Errors as `own_table`.
+    """
+    rows = {_key(one): one for one in own_table(device_name)} | {_key(row): row}
+    write_table(user_path(device_name), rows.values())
+    _forget_plans()
+    return len(rows)
+
+
+def reset(device_name: str) -> bool:
+    """Remove the user's table for a device of this name, and return whether there was one."""
+    try:
+        user_path(device_name).unlink()
+    except FileNotFoundError:
+        return False
+    _forget_plans()
+    return True
+
+
+def _forget_plans() -> None:
+    from tsapps.kernels import product  # it stands on this module
+
+    product.forget_plans()
+
+
+def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a table of picks, one row a line, by one rename."""
+    text = "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(FileNotFoundError):  # where an interruption comes just after the rename
+            os.unlink(temporary)
+        raise

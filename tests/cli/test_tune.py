@@ -1,0 +1,355 @@
+"""`tsapps tune`: the user's own table of picks, made on a GPU, or by stand-ins for what needs one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from tsapps.errors import ExitCode
+from tsapps.kernels import backend, product, tables
+from tsapps.kernels import tune as tuning
+from tsapps.kernels.choose import KEY, LIBRARY, key_of, pick_of, tuned_table
+from tsapps.kernels.device import KNOWN, live
+from tsapps.kernels.plan import Plan
+
+PROBE = backend._probe
+# A GPU for which no table comes with tsapps.
+DEVICE = replace(KNOWN["H100"], name="Some H100")
+OWN = ("--m", 4096, "--k", 4096, "--w", 8)
+ONE = (*OWN, "--dtype", "float32", "--layout", "row")
+
+
+@pytest.fixture(autouse=True)
+def cache(directory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU on which the most promising plan of every product takes 1 ms, and the library 2."""
+
+    def measured(cell, plans, device, index, report):
+        report(f"{cell}: measured")
+        return row_of(cell, plans[0])
+
+    here = backend.Gpu(0, DEVICE.name, "9.0", 132, 80 << 30, 50 << 20)
+    monkeypatch.setattr(backend, "_probe", lambda: ((here,), ""))
+    monkeypatch.setattr(tuning, "live", lambda index: DEVICE)
+    monkeypatch.setattr(tuning, "architecture", lambda index: "sm_90a")
+    monkeypatch.setattr(tuning, "_compilers", lambda: ThreadPoolExecutor(1))
+    monkeypatch.setattr(tuning, "_is_sound", lambda architectures, plan: True)
+    monkeypatch.setattr(tuning, "_measured", measured)
+
+
+def row_of(cell, plan):
+    """A row as `tune` makes them."""
+    return key_of(cell.problem()) | pick_of(plan) | {"ms": 1.0, "library_ms": 2.0}
+
+
+def one_row(w=8, **changes):
+    cell = tuning.own_cell(4096, 4096, w, "float32", along=True)
+    return row_of(cell, tuning.promising(cell.problem(), DEVICE, 1)[0]) | changes
+
+
+def own_file():
+    return tables.user_path(DEVICE.name)
+
+
+def write(text):
+    own_file().parent.mkdir(parents=True, exist_ok=True)
+    own_file().write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+# --- What is measured ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [(), ("--reset",), ("--device", "cuda:1"), ("--device", "auto")])
+def test_without_a_gpu_there_is_nothing_to_measure_on(refuse, arguments):
+    assert "CuPy is not installed" in refuse(ExitCode.NO_DEVICE, "tune", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("--device", "cpu"), "--device cpu: plans are measured on a GPU: give cuda or cuda:<number>"),
+        (("--device", "3"), "--device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>', got '3'"),
+        (("--m", 10, "--w", 4), "--k is missing: a product of your own takes --m, --k and --w"),
+        ((*OWN, "--shape", "tsm2r"), "--shape is for the usual products; that of your own follows from --m, --k"),
+        (("--m", 10, "--k", 900, "--w", 40), "C is 10 × 40; expected w ≤ m: give Cᵀ = Bᵀ · Aᵀ, with m and w exchanged"),
+        (("--m", 900, "--k", 9, "--w", 65), "C is 900 × 65; expected w ≤ 64: wider products are always the library's"),
+        (("--reset", "--shape", "tsm2r"), "--reset removes the whole table for the GPU: give nothing with it"),
+        (("--reset", "--dry-run"), "--reset removes the whole table for the GPU: give nothing with it"),
+    ],
+)
+def test_wrong_use(refuse, gpu, arguments, what):
+    assert what in refuse(ExitCode.USAGE, "tune", *arguments)
+
+
+def test_a_dry_run_without_a_gpu_lists_what_would_be_measured(succeed, directory):
+    lines = succeed("tune", "--dry-run", "--most", 5).splitlines()
+    assert len(lines) == len(tuning.CELLS) + 1
+    assert lines[0] == "tsm2r float64 20,480 × 20,480 × 1, A row-major: up to 5 plans"
+    assert lines[-1] == f"{len(tuning.CELLS)} products, up to {5 * len(tuning.CELLS):,} plans"
+    assert list(directory.iterdir()) == []
+
+
+def test_a_dry_run_with_a_gpu_counts_the_plans(succeed, gpu):
+    report = json.loads(succeed("tune", "--dry-run", "--shape", "tsmttsm", "--dtype", "float16", "--json"))
+    cells = [cell for cell in tuning.CELLS if (cell.shape, cell.dtype) == ("tsmttsm", "float16")]
+    assert report["device"] == DEVICE.name
+    assert report["cells"] == len(report["products"]) == len(cells)
+    assert report["plans"] == sum(len(tuning.promising(cell.problem(), DEVICE, 18)) for cell in cells)
+    assert not own_file().exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--shape", "tsm2l"), lambda cell: cell.shape == "tsm2l"),
+        (("--shape", "tsm2l", "--shape", "tsm2r"), lambda cell: cell.shape != "tsmttsm"),
+        (("--dtype", "float64", "--layout", "col"), lambda cell: cell.dtype == "float64" and not cell.along),
+    ],
+)
+def test_filters(succeed, gpu, arguments, expected):
+    report = json.loads(succeed("tune", "--dry-run", "--json", *arguments))
+    assert [one["product"] for one in report["products"]] == [str(cell) for cell in filter(expected, tuning.CELLS)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape"),
+    [((10**6, 900, 64), "tsm2r"), ((10**6, 64, 3), "tsm2l"), ((64, 10**6, 3), "tsmttsm"), ((2, 1, 1), "tsmttsm")],
+)
+def test_a_product_of_ones_own_has_the_shape_that_its_problem_has(sizes, shape):
+    cell = tuning.own_cell(*sizes, "float32", along=False)
+    assert cell.shape == cell.problem().shape == shape
+
+
+# --- What is kept --------------------------------------------------------------------------------------------------
+
+
+def test_the_table_is_written_and_used(succeed, gpu):
+    problem = tuning.own_cell(4096, 4096, 8, "float32", along=True).problem()
+    report = json.loads(succeed("tune", *ONE, "--json"))
+    assert report["measured"] == json.loads(own_file().read_text()) == [one_row()]
+    assert (report["path"], report["rows"], report["left_out"]) == (str(own_file()), 1, 0)
+    assert [path.name for path in own_file().parent.iterdir()] == [own_file().name]
+    plan = product.planned(problem, DEVICE)
+    assert isinstance(plan, Plan)
+    assert pick_of(plan).items() <= one_row().items()
+    tables.keep(DEVICE.name, one_row(kernel=LIBRARY))
+    assert product.planned(problem, DEVICE) == LIBRARY
+    succeed("tune", "--reset")
+    assert isinstance(product.planned(problem, DEVICE), Plan)
+
+
+def test_rows_with_the_same_key_are_replaced_and_others_stay(succeed, gpu):
+    narrow, old = one_row(w=1, ms=7.0), one_row(ms=9.0)
+    write(json.dumps([narrow, old]))
+    table = succeed("tune", *OWN, "--dtype", "float32")
+    both = json.loads(own_file().read_text())
+    assert both[:2] == [narrow, one_row()]
+    assert [row["along"] for row in both] == [True, True, False]
+    assert "products  2; fastest by kernels of tsapps: 2, by cuBLAS: 0\n" in table
+    assert f"{own_file()}: 3 rows" in table
+
+
+def test_quiet(run, gpu):
+    done = run("tune", *ONE, "--quiet")
+    assert (done.exit_code, done.output) == (0, "")
+    assert own_file().exists()
+
+
+def test_what_was_measured_before_an_interruption_is_kept(run, gpu, monkeypatch):
+    measured, done = tuning._measured, []
+
+    def third_fails(cell, *others):
+        done.append(cell)
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        return measured(cell, *others)
+
+    monkeypatch.setattr(tuning, "_measured", third_fails)
+    result = run("tune", "--shape", "tsm2r", "--dtype", "float64")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "tsapps: interrupted\n")
+    assert [(row["dtype"], row["w"]) for row in json.loads(own_file().read_text())] == [("float64", 1), ("float64", 2)]
+    assert [path.name for path in own_file().parent.iterdir()] == [own_file().name]
+
+
+def test_an_interruption_just_after_the_rename_is_no_other_error(monkeypatch):
+    def renamed_and_interrupted(old, new, rename=os.replace):
+        rename(old, new)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", renamed_and_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tables.write_table(own_file(), [one_row()])
+    assert tables.own_table(DEVICE.name) == [one_row()]
+
+
+def test_products_that_cannot_be_measured_are_left_out_and_named(run, gpu, monkeypatch):
+    measured = tuning._measured
+
+    def no_memory(cell, *others):
+        if cell.along:
+            raise MemoryError("Out of memory allocating 9 bytes")
+        return measured(cell, *others)
+
+    monkeypatch.setattr(tuning, "_measured", no_memory)
+    product_of_mine = "tsm2r float32 4,096 × 4,096 × 8, A row-major"
+    warning = f"tsapps: warning: {product_of_mine} is left out: Out of memory allocating 9 bytes\n"
+    done = run("tune", *OWN, "--dtype", "float32")
+    assert (done.exit_code, done.stderr) == (0, warning)
+    assert "products  1, and 1 left out; fastest by kernels of tsapps: 1, by cuBLAS: 0\n" in done.stdout
+    done = run("tune", *ONE)
+    assert (done.exit_code, done.stderr) == (1, f"{warning}tsapps: nothing was measured, and no table written\n")
+
+
+def test_plans_that_spill_are_not_measured(run, gpu, monkeypatch):
+    cell = tuning.own_cell(4096, 4096, 8, "float32", along=True)
+    first, second = tuning.promising(cell.problem(), DEVICE, 2)
+    monkeypatch.setattr(tuning, "_is_sound", lambda architectures, plan: plan != first)
+    assert run("tune", *ONE).exit_code == 0
+    assert tables.own_table(DEVICE.name) == [row_of(cell, second)]
+    done = run("tune", *ONE, "--most", 1)
+    assert done.exit_code == 1
+    assert "is left out: no plan fits Some H100 without spills" in done.stderr
+
+
+def test_a_gpu_that_is_too_old(run, gpu, monkeypatch):
+    monkeypatch.setattr(tuning, "live", lambda index: KNOWN["V100"])
+    done = run("tune", *ONE, "--quiet")
+    assert done.exit_code == ExitCode.FAILURE
+    assert done.stderr.startswith(
+        "tsapps: V100 (compute capability 7.0) runs none of these products by a kernel of ours"
+    )
+    assert done.stderr.count("\n") == 1
+    assert not own_file().exists()
+
+
+def test_ctrl_c_ends_the_compilers_at_once():
+    script = """
+import time
+from tsapps.kernels import tune
+tune.available_cores = lambda: 2
+if __name__ == "__main__":
+    try:
+        with tune._compilers() as pool:
+            for _ in pool.map(time.sleep, [0.2] * 3000):
+                print("done", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # Where the tests run in the background, Ctrl-C is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    for _ in range(8):
+        assert process.stdout.readline() == "done\n"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the compilers as well
+    stdout, stderr = process.communicate(timeout=30)
+    assert stdout.splitlines()[-1] == "interrupted"
+    assert (process.returncode, stderr) == (0, "")
+
+
+# --- A table that holds other things -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "is no table of picks (Expecting value: line 1 column 1 (char 0))"),
+        ('[{"shape": "tsm2r"', "is no table of picks (Expecting ',' delimiter: line 1 column 19 (char 18))"),
+        (b"\xff\xfe", "is no table of picks ('utf-8' codec can't decode byte 0xff in position 0: invalid start byte)"),
+        ("{}", "is no table of picks (a dict, expected a list)"),
+        ("[7]", "row 0 is 7, expected an object"),
+        (json.dumps([one_row(), {"shape": "tsm2r"}]), "row 1 has no 'dtype' (made by another version of tsapps?)"),
+        (json.dumps([one_row()]).replace("stages", "steps"), "row 0 has no 'stages' (made by another version"),
+        (json.dumps([one_row(shape="gemm")]), "row 0 has shape 'gemm', expected one of tsm2r, tsm2l, tsmttsm"),
+        (json.dumps([one_row(dtype=["f4"])]), "row 0 has dtype ['f4'], expected one of float64, float32, float16"),
+        (json.dumps([one_row(along=1)]), "row 0 has along 1, expected true or false"),
+        (json.dumps([one_row() | {"w": "8"}]), "row 0 has w '8', expected a whole number, at least 1"),
+        (json.dumps([one_row(stage=0)]), "row 0 has stage 0, expected a whole number, at least 1"),
+        (json.dumps([one_row(blocks=1.5)]), "row 0 has blocks 1.5, expected a whole number, at least 1"),
+        (json.dumps([one_row(warps_m=None)]), "row 0 has warps_m None, expected a whole number, at least 1"),
+    ],
+)
+def test_a_malformed_table_is_an_error_in_one_line(refuse, succeed, gpu, text, what):
+    write(text)
+    line = refuse(ExitCode.FAILURE, "tune", *ONE).removeprefix("tsapps: ").rstrip("\n")
+    assert line.startswith(f"{own_file()}: {what}")
+    assert line.endswith(": mend it, or remove it with tsapps tune --reset")
+    with pytest.raises(ValueError, match="tsapps tune --reset"):
+        tuning.user_table(DEVICE.name)
+    assert line in succeed("info").splitlines()[-4]
+    assert json.loads(succeed("info", "--json"))["picks"]["cuda:0"]["error"] == line
+    assert succeed("tune", "--reset") == f"removed  {own_file()}\n"
+    assert tuning.user_table(DEVICE.name) == []
+
+
+def test_a_row_may_say_more_than_is_asked():
+    write(json.dumps([one_row(comment="measured in winter")]))
+    assert tables.own_table(DEVICE.name) == [one_row(comment="measured in winter")]
+
+
+def test_the_users_rows_go_before_those_that_come_with_tsapps():
+    shipped = tuned_table("NVIDIA H200")
+    mine = one_row(**{name: shipped[3][name] for name in KEY})
+    tables.keep("NVIDIA H200", mine)
+    both = tables.user_table("NVIDIA H200")
+    assert len(both) == len(shipped)
+    assert mine in both
+    assert shipped[3] not in both
+
+
+# --- Reset, and what info says -------------------------------------------------------------------------------------
+
+
+def test_reset_of_nothing(succeed, gpu):
+    assert succeed("tune", "--reset") == f"removed  nothing: there is no {own_file()}\n"
+    assert json.loads(succeed("tune", "--reset", "--json"))["removed"] is False
+
+
+def test_info_says_which_table_is_in_use(succeed, gpu, monkeypatch):
+    assert "cuda:0 picks  none: the model decides (tsapps tune measures)\n" in succeed("info")
+    tables.keep(DEVICE.name, one_row())
+    assert f"cuda:0 picks  1 of yours, {own_file()}; for the rest the model\n" in succeed("info")
+    report = json.loads(succeed("info", "--json"))["picks"]
+    assert report == {"cuda:0": {"path": str(own_file()), "own": 1, "error": None, "shipped": 0}}
+    monkeypatch.setattr(backend, "_probe", lambda: ((backend.Gpu(0, "NVIDIA H200", "9.0", 132, 1 << 37, 1),), ""))
+    shipped = len(tuned_table("NVIDIA H200"))
+    assert f"cuda:0 picks  the {shipped} that come with tsapps\n" in succeed("info")
+    tables.keep("NVIDIA H200", one_row())
+    assert f"1 of yours, {tables.user_path('NVIDIA H200')}; for the rest the {shipped} that come" in succeed("info")
+
+
+# --- On a GPU ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_a_product_is_tuned_on_the_gpu_at_hand_and_its_table_used(succeed, monkeypatch):
+    cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+    monkeypatch.setattr(backend, "_probe", PROBE)
+    A, B = cupy.ones((4096, 4096), "f4"), cupy.ones((4096, 8), "f4")
+    product.matmul(A, B)  # by the tables that there are before
+    assert product._prepared.cache_info().currsize > 0
+    report = json.loads(succeed("tune", *ONE, "--most", 2, "--json"))
+    device, problem = live(0), tuning.own_cell(4096, 4096, 8, "float32", along=True).problem()
+    (row,) = report["measured"]
+    assert tables.own_table(device.name) == [row]
+    assert row["ms"] > 0 < row["library_ms"]
+    assert product._prepared.cache_info().currsize == 0
+    for kernel in (row["kernel"], LIBRARY):
+        tables.keep(device.name, row | {"kernel": kernel})
+        plan = product.planned(problem, device)
+        assert pick_of(plan).items() <= (row | {"kernel": kernel}).items()
+        assert (product.matmul(A, B) == 4096).all()

@@ -1,0 +1,120 @@
+"""tall_skinny.cuh on the CPU: nothing is touched out of bounds, and bugs that are put into it are found."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from host_cuda import harness
+from host_cuda.tall_skinny import KERNEL, Case, altered, build_each, check, entry_name, source
+
+from tsapps.kernels.plan import Plan
+
+OPERAND, EPILOGUE, SIMT = (f"kernels/tsm2/{name}.cuh" for name in ("operand", "epilogue", "simt"))
+BARRIER = "__syncthreads();"
+
+# Each has blocks that go through several tiles, edges that are ragged, and warps that share what a barrier guards.
+STREAM = Case(Plan("float32", 64, 16, 32, warps_m=4, stages=3), 150, 203, 16, pads=(5, 0), C="tall", grid=4)
+PREPARED = Case(Plan("float32", 64, 24, 32, warps_m=4, stages=3, prepare_b=True), 150, 299, 24, grid=4)
+KEPT = Case(Plan("float32", 64, 9, 21, warps_m=4, stages=3, keep_b=True), 400, 21, 9, C="wide", grid=3)
+TEAMS = Case(Plan("float32", 16, 9, 21, teams=4, stages=3, keep_b=True), 600, 21, 9, "FC", C="F", grid=2)
+DEEP = Case(Plan("float32", 33, 16, 128, warps_n=2, warps_k=4, stages=3), 33, 900, 16, "FC", C="wide", grid=3)
+WIDE = Case(Plan("float32", 64, 40, 32, warps_m=2, stages=3), 200, 99, 40, C="wide", grid=3)
+FOLDED = Case(Plan("float32", 12, 8, 32, warps_k=2, stages=3, fold=4), 3, 1001, 2, "FC", grid=3)
+HALVES = Case(Plan("float16", 32, 32, 64, warps_m=2, stages=3), 77, 150, 32, pads=(2, 0), grid=3)
+DOUBLES = Case(Plan("float64", 32, 5, 16, stages=3), 77, 133, 5, "FF", (1, 3), C="F", grid=4)
+
+#: What is changed in which file, at which occurrence, and a product that shows it.
+FAULTS = {
+    "B is not whole before it is taken apart": (KERNEL, BARRIER, "", 0, KEPT),
+    "the ring begins before all have read B": (KERNEL, BARRIER, "", 1, KEPT),
+    "the first B is not whole": (KERNEL, BARRIER, "", 2, PREPARED),
+    "a stage is used before it is whole": (KERNEL, BARRIER, "", 3, STREAM),
+    "sums are handed over where others are read": (KERNEL, BARRIER, "", 4, DEEP),
+    "sums are taken before they are handed over": (KERNEL, BARRIER, "", 5, DEEP),
+    "rows are handed over where sums are read": (KERNEL, BARRIER, "", 6, DEEP),
+    "a warp's own stage is not whole": (KERNEL, "simt::sync_warp();", "", 0, TEAMS),
+    "rows are overwritten while they are stored": (KERNEL, "__syncwarp();", "", 0, WIDE),
+    "rows are stored before they are whole": (KERNEL, "__syncwarp();", "", 1, WIDE),
+    "a wait for one stage too few": (KERNEL, "kPreparesNext ? 3 : 2", "kPreparesNext ? 2 : 1", 0, STREAM),
+    "no wait for the B that stays": (KERNEL, "ptx::cp_async_wait<0>();", "", 0, KEPT),
+    "sums of the last tile": (KERNEL, "[i % 4] = 0;", "[i % 4] += 0;", 0, STREAM),
+    "another block's place": (
+        KERNEL,
+        "((unit + 1) * gridDim.x - 1) / units_",
+        "unit * gridDim.x / units_",
+        0,
+        replace(STREAM, grid=8),
+    ),
+    "counts that stay": (SIMT, "if (last) *arrived = 0;", "", 0, STREAM),
+    "told before the last has counted": (SIMT, BARRIER, "", 1, replace(STREAM, m=400, grid=8)),
+    "what lies between lines": (OPERAND, "present < length - at ? present : length - at", "present", 0, STREAM),
+    "depths beyond the tile": (OPERAND, "if (kMasks && depth >= kDepth) return Word(0);", "", 0, KEPT),
+    "rows that are not there": (EPILOGUE, "if (!present || c >= columns)", "if (c >= columns)", 0, STREAM),
+    "an old result that counts for nothing": (EPILOGUE, "beta == Sum(0) ? alpha * sum : alpha", "alpha", 0, WIDE),
+}
+
+
+def with_fault(header, old, new, occurrence, case):
+    """Return the source of the instance that shows a fault, with it."""
+    return source([case.instance], altered(header, old, new, occurrence))
+
+
+@cache
+def faulty():
+    """Build every instance with its fault."""
+    return dict(zip(FAULTS, build_each([with_fault(*fault) for fault in FAULTS.values()]), strict=True))
+
+
+def run_in_any_order(library, case):
+    for seed in range(4):
+        for copies in ("late", "early"):
+            with harness.schedule(seed=seed, copies=copies, threads=1):
+                check({entry_name(case.instance): library}, case)
+
+
+@pytest.mark.parametrize("case", dict.fromkeys(case for *_, case in FAULTS.values()), ids=str)
+def test_without_a_fault_nothing_is_found(case):
+    run_in_any_order(harness.build(source([case.instance])), case)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found(name):
+    with pytest.raises((AssertionError, harness.KernelError)):
+        run_in_any_order(faulty()[name], FAULTS[name][-1])
+
+
+# --- Out of bounds --------------------------------------------------------------------------------------------------
+
+EXACT = [replace(STREAM, C="C"), PREPARED, KEPT, TEAMS, DEEP, WIDE, HALVES, DOUBLES, FOLDED]
+
+#: As FAULTS; these touch what is beyond an operand or the result.
+OUTSIDE = {
+    "the last line of folded ones": (OPERAND, "present = left - offset;", "present = length;", 0, FOLDED),
+    "rows that are not there": (*FAULTS["rows that are not there"][:-1], replace(STREAM, C="C")),
+}
+
+
+def run_in_exact_memory(fault=""):
+    """For a process under AddressSanitizer: operands whose memory ends with their last element."""
+    cases = [OUTSIDE[fault][-1]] if fault else EXACT
+    text = with_fault(*OUTSIDE[fault]) if fault else source([case.instance for case in cases])
+    library = harness.build(text, harness.SANITIZE)
+    for case in cases:
+        check({entry_name(case.instance): library}, case)
+
+
+def sanitized(*arguments):
+    return harness.run_sanitized(f"import runpy; runpy.run_path({__file__!r})['run_in_exact_memory'](*{arguments!r})")
+
+
+def test_nothing_is_touched_out_of_bounds():
+    run = sanitized()
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_out_of_bounds_is_caught(name):
+    run = sanitized(name)
+    assert run.returncode != 0
+    assert "heap-buffer-overflow" in run.stderr
+    assert "kernels.cuh" in run.stderr, "the place in the source is missing"

@@ -1,0 +1,98 @@
+"""Every plan that a table of kernels/tuned/ picks compiles for every architecture, without spills and as planned.
+
+A table's picks were found among the plans that fit the device it was measured on; that they do is checked against what
+the compiler says.
+"""
+
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+from host_cuda import harness
+
+from tsapps.kernels import choose, launch
+from tsapps.kernels.candidates import RESERVED
+from tsapps.kernels.choose import KEY, LIBRARY, pick_of
+from tsapps.kernels.device import KNOWN
+from tsapps.kernels.plan import Plan
+from tsapps.kernels.tune import Cell
+
+ARCHITECTURES = ["sm_80", "sm_90a", "sm_100a"]
+TABLES = sorted(path.stem for path in choose._TUNED.glob("*.json"))
+# Registers are given out by eight to a thread, shared memory by 128 bytes.
+REGISTERS_AT_ONCE, SHARED_AT_ONCE = 8, 128
+
+
+def rounded_up(number, step):
+    return -(-number // step) * step
+
+
+def device_of(table):
+    """Return the device that a table was measured on, from its file's name: nvidia-h200, nvidia-a100-sxm4-80gb."""
+    return next(device for short, device in KNOWN.items() if short.lower() in table.split("-"))
+
+
+def rows_of(table):
+    return choose.tuned_table(table.replace("-", " "))
+
+
+def unlike_planned(plan, device, used):
+    """Return how the kernel of a plan differs from what it was taken to be when it was chosen, or ""."""
+    found = []
+    if used.stack or used.spill_stores or used.spill_loads:
+        found.append(f"stack {used.stack}, spills {used.spill_stores} + {used.spill_loads} bytes")
+    blocks, dynamic = (plan.blocks, plan.shared_bytes) if isinstance(plan, Plan) else (1, 0)
+    registers = rounded_up(used.registers, REGISTERS_AT_ONCE) * plan.threads * blocks
+    if registers > device.registers:
+        found.append(f"{used.registers} registers a thread, {registers} of {device.registers} in all")
+    shared = rounded_up(dynamic + used.shared, SHARED_AT_ONCE)
+    if shared > device.shared_memory_per_block:
+        found.append(f"{shared} bytes of shared memory of a block's {device.shared_memory_per_block}")
+    if blocks * (shared + RESERVED) > device.shared_memory:
+        found.append(f"{blocks} blocks of {shared} bytes of shared memory of {device.shared_memory} in all")
+    return ", ".join(found)
+
+
+def complaints(plans, device, arch):
+    """Compile plans, each given with what it is for, and return what is wrong with which."""
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        running = {plan: pool.submit(launch.compile_any, plan, arch) for plan in plans}
+    found = []
+    for plan, future in running.items():
+        wrong = str(future.exception() or unlike_planned(plan, device, future.result()))
+        found += [f"{cell}: {wrong}" for cell in plans[plan] if wrong]
+    return found
+
+
+def problem_of(row):
+    """Return a problem that a row is for."""
+    long, short = row["long"], row["k"]
+    m, k = {"tsm2l": (long, short), "tsmttsm": (short, long), "tsm2r": (long, long)}[row["shape"]]
+    return Cell(row["shape"], row["dtype"], m, k, row["w"], row["along"]).problem()
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("table", TABLES)
+def test_every_pick_compiles_without_spills_and_as_small_as_planned(monkeypatch, capfd, table, arch):
+    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
+    # Machine code stays in pytest's cache, whose key is all that it is made of.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(harness.CACHE.parent))
+    device, plans = device_of(table), {}
+    for row in rows_of(table):
+        plan = choose.plan(problem_of(row), device, rows_of(table))
+        if plan != LIBRARY:
+            plans.setdefault(plan, []).append({name: row[name] for name in KEY})
+    found = complaints(plans, device, arch)
+    capfd.readouterr()  # that compiling took long
+    if found:
+        pytest.fail(f"{len(found)} picks of {table} are not as planned on {arch}:\n" + "\n".join(found), pytrace=False)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_row_decides_what_it_is_for(table):
+    rows, device = rows_of(table), device_of(table)
+    assert len({tuple(row[name] for name in KEY) for row in rows}) == len(rows)
+    for row in rows:
+        pick = pick_of(choose.plan(problem_of(row), device, rows))
+        assert pick.items() <= row.items()

@@ -1,0 +1,196 @@
+"""``tsapps tune``: measure which plans are fastest on the GPU at hand, and keep them in a table of the user's own."""
+
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tsapps.cli.options import Json, Quiet, check_writable, choose
+from tsapps.cli.output import live_line, print_json, print_table
+from tsapps.errors import NoDeviceError, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tsapps.kernels.tune import Cell
+
+__all__ = ["tune"]
+
+
+class Shape(StrEnum):
+    """The shapes of products that tables are made for."""
+
+    tsm2r = "tsm2r"
+    tsm2l = "tsm2l"
+    tsmttsm = "tsmttsm"
+
+
+class Dtype(StrEnum):
+    """The types that tables are made for; bfloat16 goes by float16's."""
+
+    float64 = "float64"
+    float32 = "float32"
+    float16 = "float16"
+
+
+class Order(StrEnum):
+    """How A lies in memory."""
+
+    row = "row"
+    column = "col"
+
+
+def tune(
+    shapes: Annotated[
+        list[Shape] | None,
+        typer.Option("--shape", metavar="tsm2r|tsm2l|tsmttsm", help="Only products of this shape; may be repeated."),
+    ] = None,
+    dtypes: Annotated[
+        list[Dtype] | None,
+        typer.Option(
+            "--dtype",
+            metavar="float64|float32|float16",
+            help="Only this type; may be repeated. bfloat16 goes by float16's picks.",
+        ),
+    ] = None,
+    layouts: Annotated[
+        list[Order] | None,
+        typer.Option("--layout", metavar="row|col", help="Only a row- or a column-major A; may be repeated."),
+    ] = None,
+    m: Annotated[int | None, typer.Option("--m", min=1, help="Rows of A and C, of one product of your own.")] = None,
+    k: Annotated[int | None, typer.Option("--k", min=1, help="Columns of A and rows of B, likewise.")] = None,
+    w: Annotated[int | None, typer.Option("--w", min=1, help="Columns of B and C, likewise.")] = None,
+    device: Annotated[str, typer.Option("--device", metavar="cuda|cuda:i", help="The GPU to measure on.")] = "cuda",
+    most: Annotated[int, typer.Option(min=1, help="Plans a product that are measured, the most promising ones.")] = 18,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be measured; needs no GPU.")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="Remove your table for this GPU; measure nothing.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure which kernels are fastest on this GPU, for tsapps.matmul and tsapps.gram.
+
+    C (m × w) = A (m × k) · B (k × w), w ≤ 64: tsm2r has m and k large, tsm2l only m, tsmttsm only k. Without options,
+    some 190 products of up to 2 GB are measured, which takes minutes; give --m, --k and --w for one of your own. B lies
+    as A does, for tsmttsm the other way.
+
+    A pick holds for every product of its shape, type and layout that is no wider, up to the next narrower pick. Your
+    table goes before the one that comes with tsapps, for every GPU of this name. It is written after each product: what
+    was measured before Ctrl-C is kept.
+    """
+    if reset:
+        if shapes or dtypes or layouts or dry_run or (m, k, w) != (None, None, None):
+            raise UsageError("--reset removes the whole table for the GPU: give nothing with it but --device")
+        _reset(device, as_json=as_json, quiet=quiet)
+        return
+    cells = _cells(shapes, dtypes, layouts, (m, k, w))
+    if dry_run:
+        _list(cells, device, most, as_json=as_json)
+        return
+
+    index, name = _gpu(device)
+    from tsapps.kernels import tables
+    from tsapps.kernels import tune as tuning
+
+    path = tables.user_path(name)
+    tables.own_table(name)  # what is wrong with it is said before anything is measured
+    _check_place(path)
+    began = time.perf_counter()
+    found: list[dict[str, Any]] = []
+    rows = 0
+    with live_line(quiet=quiet) as show:
+
+        def report(text: str) -> None:
+            show(f"{len(found) + 1} of {len(cells)}: {text}")
+
+        for row in tuning.tune(cells, most=most, index=index, report=report):
+            found.append(row)
+            rows = tables.keep(name, row)
+    if not found:
+        raise ValueError("nothing was measured, and no table written")
+    seconds = time.perf_counter() - began
+    if as_json:
+        summary = {"device": f"cuda:{index}", "name": name, "path": str(path), "rows": rows, "seconds": seconds}
+        print_json(summary | {"left_out": len(cells) - len(found), "measured": found})
+    elif not quiet:
+        ours = sum(row["kernel"] != "library" for row in found)
+        count = f"{len(found)}, and {len(cells) - len(found)} left out" if len(found) < len(cells) else f"{len(found)}"
+        print_table(
+            {
+                "device": f"cuda:{index}: {name}",
+                "products": f"{count}; fastest by kernels of tsapps: {ours}, by cuBLAS: {len(found) - ours}",
+                "seconds": f"{seconds:.1f}",
+                "written": f"{path}: {rows} rows",
+            }
+        )
+
+
+def _cells(
+    shapes: list[Shape] | None,
+    dtypes: list[Dtype] | None,
+    layouts: list[Order] | None,
+    sizes: tuple[int | None, int | None, int | None],
+) -> list["Cell"]:
+    """Return the products that were asked for."""
+    from tsapps.kernels.tune import CELLS, own_cell
+
+    kinds, alongs = list(dtypes or Dtype), [order == Order.row for order in layouts or Order]
+    m, k, w = sizes
+    if m is None and k is None and w is None:
+        wanted = list(shapes or Shape)
+        return [cell for cell in CELLS if cell.shape in wanted and cell.dtype in kinds and cell.along in alongs]
+    if m is None or k is None or w is None:
+        missing = ", ".join(name for name, size in zip(("--m", "--k", "--w"), sizes, strict=True) if size is None)
+        raise UsageError(f"{missing} is missing: a product of your own takes --m, --k and --w")
+    if shapes:
+        raise UsageError("--shape is for the usual products; that of your own follows from --m, --k and --w")
+    try:
+        return [own_cell(m, k, w, str(dtype), along=along) for dtype in kinds for along in alongs]
+    except ValueError as error:
+        raise UsageError(f"--m {m} --k {k} --w {w}: {error}") from error
+
+
+def _gpu(device: str) -> tuple[int, str]:
+    """Return the number and the name of the GPU that was asked for."""
+    from tsapps.kernels.backend import gpus
+
+    choice = choose("cuda" if device == "auto" else device)
+    if not choice.is_gpu:
+        raise UsageError(f"--device {device}: plans are measured on a GPU: give cuda or cuda:<number>")
+    return choice.index, gpus()[choice.index].name
+
+
+def _check_place(path: "Path") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(path)
+
+
+def _reset(device: str, *, as_json: bool, quiet: bool) -> None:
+    from tsapps.kernels import tables
+
+    index, name = _gpu(device)
+    path = tables.user_path(name)
+    removed = tables.reset(name)
+    if as_json:
+        print_json({"device": f"cuda:{index}", "name": name, "path": str(path), "removed": removed})
+    elif not quiet:
+        print_table({"removed": str(path) if removed else f"nothing: there is no {path}"})
+
+
+def _list(cells: list["Cell"], device: str, most: int, *, as_json: bool) -> None:
+    """List products, with the number of plans that would be measured; without a GPU, the most that it can be."""
+    from tsapps.kernels import tune as tuning
+
+    try:
+        gpu = tuning.live(_gpu(device)[0])
+    except NoDeviceError:
+        gpu = None
+    plans = [most if gpu is None else len(tuning.promising(cell.problem(), gpu, most)) for cell in cells]
+    about = "up to " if gpu is None else ""
+    if as_json:
+        listed = [{"product": str(cell), "plans": count} for cell, count in zip(cells, plans, strict=True)]
+        print_json({"device": gpu and gpu.name, "cells": len(cells), "plans": sum(plans), "products": listed})
+        return
+    for cell, count in zip(cells, plans, strict=True):
+        print(f"{cell}: {about}{count} plans")
+    print(f"{len(cells)} products, {about}{sum(plans):,} plans")
