@@ -91,6 +91,8 @@ class SplitPlan:
         Columns of A a step.
     threads : int
         A block.
+    blocks : int
+        A multiprocessor is to hold at a time.
     vector : bool
         Whether A is read 16 bytes at a time.
     splits, per_split : int
@@ -103,6 +105,7 @@ class SplitPlan:
     width: int
     unroll: int
     threads: int
+    blocks: int
     vector: bool
     splits: int
     per_split: int
@@ -110,7 +113,7 @@ class SplitPlan:
     def kernel(self) -> str:
         """Return the kernel's name expression."""
         element, total = ELEMENT[self.dtype], SUM[self.dtype]
-        sizes = f"{self.width}, {self.unroll}, {self.threads}, {str(self.vector).lower()}"
+        sizes = f"{self.width}, {self.unroll}, {self.threads}, {self.blocks}, {str(self.vector).lower()}"
         return f"tsm2::tsm2r_columns<{element}, {total}, {sizes}, tsm2::StoreElement<{element}, {total}>>"
 
 
@@ -127,7 +130,7 @@ SPLIT_INSTANCES = {
     (8, 1): (4, 256, 4),
     (8, 2): (4, 256, 3),
     (8, 4): (4, 128, 6),
-    (8, 8): (4, 128, 5),
+    (8, 8): (4, 128, 4),
 }
 _WIDEST_SPLIT = {2: 4, 4: 4, 8: 8}
 # Splits are whole tiles of B, and no shorter than this: a split costs a round of partial sums.
@@ -146,7 +149,9 @@ def split_plan(problem: Problem, multiprocessors: int) -> SplitPlan:
     splits = max(1, min(multiprocessors * blocks // tiles, problem.k // (_TILE * _LEAST_TILES), 65_535))
     per_split = -(-problem.k // splits // _TILE) * _TILE
     vector = problem.a.alignment == 16
-    return SplitPlan(problem.dtype, width, unroll, threads, vector, -(-problem.k // per_split), per_split)
+    # One element at a time takes more registers, which are worth more there than blocks that hide each other's waits.
+    resident = blocks if vector else 1
+    return SplitPlan(problem.dtype, width, unroll, threads, resident, vector, -(-problem.k // per_split), per_split)
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,16 @@
 //   SIMT_BLOCK(threads)             before `void`: a kernel's threads a block, where it helps the compiler to know.
 //                                   Told, ptxas spills a few registers to fit one more block on an SM; not told, AMD's
 //                                   compiler makes do with the registers that 1024 threads would have, and spills many
+//   SIMT_RESIDENT(threads, blocks)  likewise, always told, with the blocks that an SM of CUDA's is to hold at a time
 #pragma once
 #if defined(__HIP__) || defined(__HIP_PLATFORM_AMD__)
 #define TSA_HIP 1
 #include <hip/hip_runtime.h>
 #define SIMT_BLOCK(threads) __launch_bounds__(threads)
+#define SIMT_RESIDENT(threads, blocks) __launch_bounds__(threads)
 #else
 #define SIMT_BLOCK(threads)
+#define SIMT_RESIDENT(threads, blocks) __launch_bounds__(threads, blocks)
 #endif
 
 namespace simt {

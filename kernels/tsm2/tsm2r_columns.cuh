@@ -44,8 +44,8 @@ __device__ inline void load_vector(T (&into)[V], const T* from) {
 //   A[i, j] is A[i + j·lda]; with kVector, A and every column of it begin at a multiple of 16 bytes
 //   B[j, c] is B[j·b_row + c·b_column]
 //   partial (tiles of C × splits × V·W·kThreads) and arrived (tiles of C) are not used with one split
-template <typename T, typename Sum, int W, int kUnroll, int kThreads, bool kVector, typename Epilogue>
-__global__ void __launch_bounds__(kThreads)
+template <typename T, typename Sum, int W, int kUnroll, int kThreads, int kBlocks, bool kVector, typename Epilogue>
+__global__ void SIMT_RESIDENT(kThreads, kBlocks)
     tsm2r_columns(const T* A, long long lda, const T* B, long long b_row, long long b_column, long long m, long long k,
                   int w, long long per_split, Sum* partial, unsigned* arrived, Epilogue epilogue) {
   constexpr int V = 16 / sizeof(T), kTile = 64;

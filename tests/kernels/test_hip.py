@@ -27,10 +27,11 @@ def published():
 
 
 def splits():
-    for (itemsize, width), (unroll, threads, _) in SPLIT_INSTANCES.items():
+    for (itemsize, width), (unroll, threads, blocks) in SPLIT_INSTANCES.items():
         if itemsize > 2:
             dtype = {4: "float32", 8: "float64"}[itemsize]
-            yield from (SplitPlan(dtype, width, unroll, threads, vector, 2, 64).kernel() for vector in (True, False))
+            plans = [SplitPlan(dtype, width, unroll, threads, blocks, vector, 2, 64) for vector in (True, False)]
+            yield from (plan.kernel() for plan in plans)
 
 
 def columns():

@@ -21,7 +21,7 @@ extern "C" void run_{T}_{W}_{vector}(const {T}* A, long long lda, const {T}* B, 
   const auto tiles = [](long long size, long long tile) {{ return unsigned((size + tile - 1) / tile); }};
   const dim3 grid{{tiles(m, {THREADS} * V), unsigned(splits), tiles(w, {W})}};
   cuda_host::launch(grid, {{{THREADS}}}, 0, [=] {{
-    tsm2::tsm2r_columns<{T}, {T}, {W}, 4, {THREADS}, {vector}>(A, lda, B, b_row, b_column, m, k, int(w), per_split,
+    tsm2::tsm2r_columns<{T}, {T}, {W}, 4, {THREADS}, 1, {vector}>(A, lda, B, b_row, b_column, m, k, int(w), per_split,
         partial, arrived, tsm2::StoreElement<{T}, {T}>{{C, c_row, c_column, {T}(alpha), {T}(beta)}});
   }});
 }}"""
