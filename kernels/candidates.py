@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from tsapps.kernels.device import Device
-from tsapps.kernels.plan import Plan, instantiate
+from tsapps.kernels.plan import Plan, WarpgroupPlan, instantiate
 from tsapps.kernels.problem import ITEMSIZE, Problem
 from tsapps.kernels.simple import AnyPlan, simple_plans
 
@@ -12,10 +12,14 @@ __all__ = ["RESERVED", "candidates", "fits", "foldable", "registers", "stage_byt
 
 #: Shared memory that the system keeps of every block.
 RESERVED = 1024
-# Tensor-core instructions that the kernel is made of came with compute capability 8.0.
-_LEAST_CAPABILITY = 8
+# Tensor-core instructions that the kernel is made of came with compute capability 8.0; those of warpgroups are of 9.0.
+_LEAST_CAPABILITY, _WARPGROUPS = 8, "9.0"
 # Depth up to which float32 is multiplied in six products.
 _FEW = 4
+# Columns, and rows of a TSMTTSM, up to which warpgroups have nothing to gain.
+_NARROW_FOR_WARPGROUPS, _FEW_FOR_WARPGROUPS = 8, 32
+# Registers of a multiplier of tall_skinny_warpgroups.cuh beside its sums and words of A, by bytes of an element.
+_MULTIPLIERS_OTHER = {8: 72, 4: 32, 2: 32}
 # Registers of a thread beside its sums, by bytes of an element; and of an SM, and how many a thread may have.
 _OTHER_REGISTERS, _REGISTERS, _MOST_REGISTERS = {8: 64, 4: 48, 2: 48}, 65_536, 255
 
@@ -30,20 +34,31 @@ def registers(plan: Plan) -> int:
     rows, columns = plan.tile_m // plan.warps_m, plan.tile_n // plan.warps_n
     sums = 4 * -(-rows // 16) * -(-columns // 8)
     # float64 takes two registers; float32 holds a stretch's sums too.
-    return (2 if plan.dtype == "float64" or plan.stretch else 1) * sums + _OTHER_REGISTERS[ITEMSIZE[plan.dtype]]
+    times = 2 if plan.dtype == "float64" or plan.stretch else 1
+    if isinstance(plan, WarpgroupPlan):
+        # All of a stage's words of A, of float32 in two parts; two of float64.
+        rows = -(-rows // 16) * 16
+        words = rows * plan.depth * ITEMSIZE[plan.dtype] // 128 * (2 if plan.dtype == "float32" else 1)
+        return times * sums + (rows if plan.dtype == "float64" else words) + _MULTIPLIERS_OTHER[ITEMSIZE[plan.dtype]]
+    return times * sums + _OTHER_REGISTERS[ITEMSIZE[plan.dtype]]
 
 
 def fits(plan: Plan, device: Device) -> bool:
     """Whether a multiprocessor of the device holds the plan's blocks."""
     shared = plan.shared_bytes
     kept = plan.tile_n * plan.depth * ITEMSIZE[plan.dtype] if plan.keep_b else 0
+    most = min(_MOST_REGISTERS, _REGISTERS // (plan.blocks * plan.threads))
+    if isinstance(plan, WarpgroupPlan):
+        equal, loading, most = plan.registers
+        if not loading <= equal <= most:
+            return False
     return (
         # A B that is kept arrives where the ring will be.
         kept <= plan.teams * plan.stages * stage_bytes(plan)
         and shared <= device.shared_memory_per_block
         and plan.blocks * (shared + RESERVED) <= device.shared_memory
         and plan.blocks * plan.threads <= device.max_threads
-        and registers(plan) <= min(_MOST_REGISTERS, _REGISTERS // (plan.blocks * plan.threads))
+        and registers(plan) <= most
     )
 
 
@@ -57,7 +72,10 @@ def candidates(problem: Problem, device: Device) -> list[AnyPlan]:
     found: list[AnyPlan] = [*simple_plans(problem, device.multiprocessors)]
     if not tensor_cores:
         return found
-    for one in generators[shape](problem):
+    plans: list[Plan] = [*generators[shape](problem)]
+    if device.compute_capability == _WARPGROUPS:
+        plans += _warpgroups(problem)
+    for one in plans:
         made = instantiate(one, problem)
         if fits(made, device) and made not in found:
             found.append(made)
@@ -110,6 +128,34 @@ def _tsm2r(problem: Problem) -> Iterator[Plan]:
                 stages=stages,
                 blocks=blocks,
                 prepare_b=prepare_b,
+                stretch=_stretch(problem),
+            )
+
+
+def _warpgroups(problem: Problem) -> Iterator[WarpgroupPlan]:
+    """Yield plans of warpgroups, where there are products enough for them."""
+    if problem.w <= _NARROW_FOR_WARPGROUPS:
+        return
+    if problem.shape == "tsm2r":
+        # Tall tiles, whose rows two or three warpgroups share.
+        tiles = (128, 8), (256, 8), (192, 12), (384, 12)
+        for (tile_m, warps_m), line_bytes, stages in product(tiles, (128, 64), (3, 4, 6)):
+            depth = line_bytes // problem.itemsize
+            yield WarpgroupPlan(
+                problem.dtype, tile_m, problem.w, depth, warps_m=warps_m, stages=stages, stretch=_stretch(problem)
+            )
+    if problem.shape == "tsmttsm" and problem.m > _FEW_FOR_WARPGROUPS:
+        # One tile, whose depth blocks share.
+        for depth, stages, blocks in product((16, 32, 64), (3, 4, 6), (2, 3)):
+            yield WarpgroupPlan(
+                problem.dtype,
+                problem.m,
+                problem.w,
+                depth,
+                warps_m=4,
+                stages=stages,
+                blocks=blocks,
+                gram=problem.gram,
                 stretch=_stretch(problem),
             )
 

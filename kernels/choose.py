@@ -16,7 +16,7 @@ from typing import Any
 
 from tsapps.kernels.candidates import candidates, stage_bytes
 from tsapps.kernels.device import Device
-from tsapps.kernels.plan import Plan
+from tsapps.kernels.plan import Plan, WarpgroupPlan
 from tsapps.kernels.problem import NARROW, Problem
 from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan
 
@@ -105,7 +105,7 @@ def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | 
 
     Returns
     -------
-    Plan, RowsPlan, ColumnsPlan, SplitPlan, FewPlan or LIBRARY
+    Plan, WarpgroupPlan, RowsPlan, ColumnsPlan, SplitPlan, FewPlan or LIBRARY
     """
     found = candidates(problem, device)
     if not found:
@@ -131,7 +131,7 @@ def promising(problem: Problem, device: Device, most: int) -> list[AnyPlan]:
     found: list[AnyPlan] = []
     alike: Counter[tuple[int, ...]] = Counter()
     for one in sorted(candidates(problem, device), key=lambda one: _seconds(one, problem, device)):
-        if isinstance(one, Plan):
+        if type(one) is Plan:
             kind = one.tile_m, one.depth, one.warps_m, one.warps_n, one.warps_k, one.teams * one.blocks
             if len(found) >= most or alike[kind] == _ALIKE:
                 continue
@@ -142,7 +142,7 @@ def promising(problem: Problem, device: Device, most: int) -> list[AnyPlan]:
 
 def _seconds(plan: AnyPlan, problem: Problem, device: Device) -> float:
     """Return `predict` of a plan, with those that it does not know after all others."""
-    return predict(plan, problem, device) if isinstance(plan, Plan) else inf
+    return predict(plan, problem, device) if type(plan) is Plan else inf
 
 
 #: What tells one row of a table from another: `k` and `w` are the largest that it is for, and `long` is the dimension
@@ -151,6 +151,7 @@ KEY = ("shape", "dtype", "along", "k", "w", "long")
 #: What a row says of its plan, by its kernel; `stage` is the bytes of A in one.
 PICKED: Mapping[str, tuple[str, ...]] = {
     Plan.kernel_name: ("tile_m", "warps_m", "warps_n", "warps_k", "teams", "stages", "blocks", "prepare_b", "stage"),
+    WarpgroupPlan.kernel_name: ("tile_m", "warps_m", "stages", "stage"),
     RowsPlan.kernel_name: ("rows", "ahead"),
     ColumnsPlan.kernel_name: ("ahead",),
     SplitPlan.kernel_name: (),

@@ -12,7 +12,7 @@ import numpy as np
 
 from tsapps.kernels.arrays import DeviceMatrix
 from tsapps.kernels.build import Cubin, Resources, architecture, build
-from tsapps.kernels.plan import SUM, Plan
+from tsapps.kernels.plan import SUM, Plan, WarpgroupPlan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan
 
@@ -105,7 +105,7 @@ def _leading(X: Any) -> int:
     return X.strides[1] // X.itemsize if X.shape[1] > 1 else X.shape[0]
 
 
-# --- tall_skinny.cuh -----------------------------------------------------------------------------------------------
+# --- tall_skinny.cuh and tall_skinny_warpgroups.cuh ------------------------------------------------------------------
 
 _SOURCE = np.dtype([("data", "u8"), ("leading", "i8"), ("outer", "i8"), ("depth", "i8"), ("size", "i8")])
 _WORK = np.dtype([("m", "i8"), ("n", "i8"), ("k", "i8")])
@@ -113,8 +113,8 @@ _WORK = np.dtype([("m", "i8"), ("n", "i8"), ("k", "i8")])
 
 def compiled_plan(plan: Plan, arch: str) -> tuple[Cubin, str]:
     """Compile the kernel of a plan for an architecture, and return it with its name expression; needs no GPU."""
-    name = f"tsm2::tall_skinny<Plan, {plan.epilogue()}>"
-    return build(f'#include "kernels/tsm2/tall_skinny.cuh"\n{plan.struct()}\n', [name], arch), name
+    name = f"tsm2::{plan.kernel_name}<Plan, {plan.epilogue()}>"
+    return build(f'#include "kernels/tsm2/{plan.kernel_name}.cuh"\n{plan.struct()}\n', [name], arch), name
 
 
 @cache
@@ -156,7 +156,7 @@ def _workspace(device: int, bytes_of_sums: int, counts: int) -> tuple[Any, Any]:
 
 
 def tall_skinny(plan: Plan, problem: Problem, C: DeviceMatrix) -> Launch:
-    """Return what computes a product by tall_skinny.cuh.
+    """Return what computes a product by tall_skinny.cuh, or by tall_skinny_warpgroups.cuh.
 
     Parameters
     ----------
@@ -287,6 +287,7 @@ def tsmttsm_few(plan: FewPlan, problem: Problem, C: DeviceMatrix) -> Launch:
 
 _LAUNCHERS: dict[str, Callable[..., Launch]] = {
     Plan.kernel_name: tall_skinny,
+    WarpgroupPlan.kernel_name: tall_skinny,
     RowsPlan.kernel_name: tsm2l_rows,
     ColumnsPlan.kernel_name: tsm2l_columns,
     SplitPlan.kernel_name: tsm2r_columns,

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 from math import gcd
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
-__all__ = ["ELEMENT", "SUM", "Plan", "instantiate"]
+__all__ = ["ELEMENT", "SUM", "Plan", "WarpgroupPlan", "instantiate"]
 
 #: What an element is called in C++, and what it is summed in.
 ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfloat16": "ptx::Bfloat16"}
@@ -130,25 +130,48 @@ class Plan:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block; the kernel's own arithmetic."""
+        ring = self._ring + ((1 + self._streams_b) * self._parts if self.keep_b or self.prepare_b else 0)
+        row_blocks, column_blocks = self._row_blocks, -(-self.tile_n // self.warps_n // 8)
+        sums = self.warps_m * self.warps_n * self.teams * self._handed_over(row_blocks)
+        handed_over = self.warps // 2 * 32 * 4 * row_blocks * column_blocks * self._sum_bytes
+        return ring + max(sums, handed_over if self.warps_k > 1 else 0)
+
+    @property
+    def _sum_bytes(self) -> int:
+        return 8 if SUM[self.dtype] == "double" else 4
+
+    @property
+    def _row_blocks(self) -> int:
+        """Blocks of 16 rows that a warp has."""
+        return -(-self.tile_m // self.warps_m // 16)
+
+    @property
+    def _ring(self) -> int:
+        """Bytes of all stages."""
 
         def tile(outer: int) -> int:
             return -(-outer * self.depth * ITEMSIZE[self.dtype] // 128) * 128
 
-        streams_b = not (self.keep_b or self.gram)
-        ring = self.teams * self.stages * (tile(self.tile_m) + (tile(self.tile_n) if streams_b else 0))
-        if self.keep_b or self.prepare_b:
-            part = {"float64": 8, "float32": 4 * (self.products // 3 + 1)}.get(self.dtype, 4)
-            ring += (1 + streams_b) * -(-self._words // 2) * -(-self.tile_n // 8) * 32 * 2 * part
-        size = 8 if self.dtype == "float64" else 4
-        rows, columns = self.tile_m // self.warps_m, self.tile_n // self.warps_n
-        row_blocks, column_blocks = -(-rows // 16), -(-columns // 8)
+        return self.teams * self.stages * (tile(self.tile_m) + (tile(self.tile_n) if self._streams_b else 0))
+
+    @property
+    def _streams_b(self) -> bool:
+        return not (self.keep_b or self.gram)
+
+    @property
+    def _parts(self) -> int:
+        """Bytes of a unit's B as parts."""
+        part = {"float64": 8, "float32": 4 * (self.products // 3 + 1)}.get(self.dtype, 4)
+        return -(-self._words // 2) * -(-self.tile_n // 8) * 32 * 2 * part
+
+    def _handed_over(self, row_blocks: int) -> int:
+        """Return the bytes of the sums that a warp of so many blocks of 16 rows hands to the epilogue at once."""
+        if self.store not in ("Store", "StoreFolded"):
+            return 0
+        columns = self.tile_n // self.warps_n
         pitch = columns + 8 if columns % 16 == 0 else columns
-        together = min(max(1, 4096 // (16 * pitch * size)), row_blocks)
-        sums = 0
-        if self.store in ("Store", "StoreFolded"):
-            sums = self.warps_m * self.warps_n * self.teams * -(-16 * together * pitch * size // 16) * 16
-        handed_over = self.warps // 2 * 32 * 4 * row_blocks * column_blocks * size
-        return ring + max(sums, handed_over if self.warps_k > 1 else 0)
+        together = min(max(1, 4096 // (16 * pitch * self._sum_bytes)), row_blocks)
+        return -(-16 * together * pitch * self._sum_bytes // 16) * 16
 
     @property
     def _words(self) -> int:
@@ -168,7 +191,35 @@ class Plan:
         return -(-m // self.tile_m) * -(-w // self.tile_n) * -(-k // self.depth)
 
 
-def instantiate(plan: Plan, problem: Problem) -> Plan:
+@dataclass(frozen=True)
+class WarpgroupPlan(Plan):
+    """How tall_skinny_warpgroups.cuh is instantiated: `warps_m` are those that multiply, beside the four that load."""
+
+    kernel_name: ClassVar[str] = "tall_skinny_warpgroups"
+
+    @property
+    def threads(self) -> int:
+        """Threads a block."""
+        return 32 * self.warps_m + 128
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block; the kernel's own arithmetic."""
+        return self._ring + 2 * self._parts + self.warps_m * self._handed_over(1)
+
+    @property
+    def registers(self) -> tuple[int, int, int]:
+        """Registers of a thread: as it begins, of a loader, of a multiplier; the kernel's own arithmetic."""
+        groups = self.warps_m // 4
+        equal = 512 // self.blocks // (groups + 1) // 8 * 8
+        loading = 80 if groups == 3 and self.tile_sums // (32 * self.warps_m) < 64 else 56
+        return equal, loading, min(240, ((groups + 1) * equal - loading) // groups // 8 * 8)
+
+
+_AnyPlan = TypeVar("_AnyPlan", bound=Plan)
+
+
+def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
     """Fill in what follows from the operands' layouts: units of copy, packing, the stride of depths.
 
     Raises

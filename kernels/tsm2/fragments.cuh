@@ -3,7 +3,7 @@
 //
 //   Tensor<T>::Word        what one register of a fragment holds: one element, or two halves that follow along the depth
 //   Tensor<T>::Sum         what is summed in
-//   Tensor<T>::Parts       a word, ready to be multiplied
+//   Tensor<T>::Parts       a word, ready to be multiplied: kParts of type Register, whose `bits` are those of one
 //   Tensor<T>::multiply    d (16 × 8) += a (16 × 2 words of four lanes) · b (2 words of four lanes × 8), one of the
 //                          kSteps instructions that this takes; the caller has others of its own between two of them
 //
@@ -25,10 +25,12 @@ struct Tensor<double, kProducts> {
   using Word = double;
   using Sum = double;
   using Parts = double;
+  using Register = double;
   static constexpr bool kRounds = true;
-  static constexpr int kSteps = 1;
+  static constexpr int kParts = 1, kSteps = 1;
 
   static __device__ Parts parts(Word word) { return word; }
+  static __device__ Register bits(Parts parts, int) { return parts; }
   static __device__ void multiply(int, Sum (&d)[4], const Parts (&a)[4], const Parts (&b)[2]) {
 #if defined(TSA_HOST) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
     ptx::mma_m16n8k8(d, a, b);
@@ -57,6 +59,7 @@ struct Tensor<float, kProducts> {
   struct Parts {
     float at[kParts];
   };
+  using Register = unsigned;
   static constexpr bool kRounds = false;
   static constexpr int kSteps = kProducts;
 
@@ -73,13 +76,21 @@ struct Tensor<float, kProducts> {
   // cvt.rna.tf32 takes two instructions more, for NaNs whose bits overflow here: of those, the next part is a NaN.
   static __device__ float nearest_tf32(float x) { return __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u); }
 
-  static __device__ void multiply(int step, Sum (&d)[4], const Parts (&a)[4], const Parts (&b)[2]) {
-    // The smallest products first: parts i of a and j of b with i + j = 2, 2, 2, 1, 1, 0.
+  static __device__ unsigned bits(const Parts& parts, int part) { return __float_as_uint(parts.at[part]); }
+
+  // Which parts of a and of b a step multiplies, the smallest products first: i and j with i + j = 2, 2, 2, 1, 1, 0.
+  static __device__ constexpr int left(int step) {
     const int of_six = step + 6 - kProducts;
-    const int left = of_six == 1 || of_six == 4 ? 1 : of_six == 0 ? 2 : 0;
-    const int right = (of_six < 3 ? 2 : of_six < 5 ? 1 : 0) - left;
-    const float x[4] = {a[0].at[left], a[1].at[left], a[2].at[left], a[3].at[left]};
-    const float y[2] = {b[0].at[right], b[1].at[right]};
+    return of_six == 1 || of_six == 4 ? 1 : of_six == 0 ? 2 : 0;
+  }
+  static __device__ constexpr int right(int step) {
+    const int of_six = step + 6 - kProducts;
+    return (of_six < 3 ? 2 : of_six < 5 ? 1 : 0) - left(step);
+  }
+
+  static __device__ void multiply(int step, Sum (&d)[4], const Parts (&a)[4], const Parts (&b)[2]) {
+    const int i = left(step), j = right(step);
+    const float x[4] = {a[0].at[i], a[1].at[i], a[2].at[i], a[3].at[i]}, y[2] = {b[0].at[j], b[1].at[j]};
     ptx::mma_m16n8k8(d, x, y);
   }
 };
@@ -90,10 +101,14 @@ struct TensorOfHalves {
   using Word = unsigned;
   using Sum = float;
   using Parts = unsigned;
+  using Register = unsigned;
   static constexpr bool kRounds = false;
-  static constexpr int kSteps = 1;
+  static constexpr int kParts = 1, kSteps = 1;
 
   static __device__ Parts parts(Word word) { return word; }
+  static __device__ unsigned bits(Parts parts, int) { return parts; }
+  static __device__ constexpr int left(int) { return 0; }
+  static __device__ constexpr int right(int) { return 0; }
 };
 
 template <int kProducts>

@@ -120,8 +120,8 @@ struct Operand {
 
   // Words q and q + 1 of Depths at eights e and e + 1 of the `kEights` that a warp has from first_outer on: to[i] is word
   // q + i / 2 at outer index first_outer + 8·(e + i % 2) + g. Depths outside the tile are zeros; an outer index outside
-  // it gives sums that nobody reads.
-  template <typename Depths, int kEights>
+  // it gives sums that nobody reads; kBeyond: there may be more of those than fill an eight.
+  template <typename Depths, int kEights, bool kBeyond = false>
   static __device__ void words(Word (&to)[4], const unsigned char* tile, int first_outer, int e, int first_depth, int q) {
     const int lane = threadIdx.x % 32;
     if constexpr (kMatrices) {
@@ -130,14 +130,14 @@ struct Operand {
       const int outer = first_outer + 8 * eight + (kAlongDepth ? row : 0);
       const int depth = first_depth + 4 * kPerWord * word + (kAlongDepth ? 0 : row);
       unsigned bits[4];
-      ptx::ldmatrix_x4<!kAlongDepth>(bits, element(tile, outer, depth));
+      ptx::ldmatrix_x4<!kAlongDepth>(bits, element<kBeyond>(tile, outer, depth));
       memcpy(to, bits, sizeof bits);
       if (q + 1 >= Depths::kWords) to[2] = to[3] = Word(0);
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         to[i] = q + i / 2 < Depths::kWords && e + i % 2 < kEights
-                    ? word<Depths>(tile, first_outer + 8 * (e + i % 2) + lane / 4, first_depth, q + i / 2, lane % 4)
+                    ? word<Depths, kBeyond>(tile, first_outer + 8 * (e + i % 2) + lane / 4, first_depth, q + i / 2, lane % 4)
                     : Word(0);
       }
     }
@@ -158,26 +158,28 @@ struct Operand {
   }
 
   // Where an element lies; for an outer index outside the tile, some other element.
+  template <bool kBeyond>
   static __device__ const unsigned char* element(const unsigned char* tile, int outer, int depth) {
-    if (kOuter % 8 != 0 && outer >= kOuter) outer = kOuter - 1;
+    // What ldmatrix reads across the depth are eights.
+    if ((kBeyond || kOuter % 8 != 0) && outer >= kOuter) outer = kMatrices && !kAlongDepth ? kOuter - 8 : kOuter - 1;
     const int line = kAlongDepth ? outer : depth, at = kAlongDepth ? depth : outer;
     return tile + line * kLineBytes + ((at * (int)sizeof(T)) ^ rotation(line));
   }
 
-  template <typename Depths>
+  template <typename Depths, bool kBeyond>
   static __device__ Word word(const unsigned char* tile, int outer, int first_depth, int q, int t) {
     // Whether some word lies beyond the tile's depth.
     constexpr bool kMasks = kDepth % (Depths::kWords * 4 * kPerWord) != 0;
     const int depth = first_depth + Depths::first(q) + t * Depths::step(q);
     if (kMasks && depth >= kDepth) return Word(0);
     if constexpr (kPerWord == 1) {
-      return *reinterpret_cast<const Word*>(element(tile, outer, depth));
+      return *reinterpret_cast<const Word*>(element<kBeyond>(tile, outer, depth));
     } else if constexpr (kAlongDepth && kLineBytes % 4 == 0) {
-      const Word pair = *reinterpret_cast<const Word*>(element(tile, outer, depth));
+      const Word pair = *reinterpret_cast<const Word*>(element<kBeyond>(tile, outer, depth));
       return kMasks && depth + 1 >= kDepth ? pair & 0xffffu : pair;
     } else {
       const auto half = [&](int i) -> Word {
-        return *reinterpret_cast<const unsigned short*>(element(tile, outer, depth + i));
+        return *reinterpret_cast<const unsigned short*>(element<kBeyond>(tile, outer, depth + i));
       };
       return half(0) | (kMasks && depth + 1 >= kDepth ? 0 : half(1)) << 16;
     }

@@ -166,18 +166,24 @@ __device__ __forceinline__ T* dynamic_shared() {
 }
 
 // True in every thread of the block that arrives as the last of `expected`; what the others wrote before is then visible.
-// `arrived` is zero before the first, and zero again afterwards. All threads of the block take part.
-__device__ inline bool last_to_arrive(unsigned* arrived, unsigned expected) {
+// `arrived` is zero before the first, and zero again afterwards. All threads take part that `sync` is a barrier of, of
+// them the block's first.
+template <typename Sync>
+__device__ inline bool last_to_arrive(unsigned* arrived, unsigned expected, Sync sync) {
   __shared__ bool last;
   __threadfence();
-  __syncthreads();
+  sync();
   if (threadIdx.x == 0) {
     last = atomicAdd(arrived, 1u) == expected - 1;
     if (last) *arrived = 0;
   }
-  __syncthreads();
+  sync();
   __threadfence();
   return last;
+}
+
+__device__ inline bool last_to_arrive(unsigned* arrived, unsigned expected) {
+  return last_to_arrive(arrived, expected, [] { __syncthreads(); });
 }
 
 }  // namespace simt

@@ -12,8 +12,7 @@
 // tile (TSMTTSM), or the end of one and the beginning of the next (TSM2R). So every multiprocessor has the same work, and
 // the memory is kept busy to the end.
 //
-// Within a tile, kWarpsM × kWarpsN × kWarpsK warps share rows, columns and depth. Blocks that share a tile write their
-// sums to `partial`; the last to arrive adds them in the order of the blocks, 16 at a time: the same bits on every run.
+// Within a tile, kWarpsM × kWarpsN × kWarpsK warps share rows, columns and depth. Blocks may share a tile (block_sums.cuh).
 //
 // Of a k that fits one stage, B stays in shared memory and tiles are dealt in turn (TSM2L). There a block is kTeams warps,
 // each with tiles and a ring of its own: they wait for no barrier, and while one stores, others load and multiply.
@@ -21,7 +20,8 @@
 // Why it is fast: each operand is read once, with up to kStages − 1 stages on their way, more bytes than latency times
 // bandwidth needs; the tensor cores leave the arithmetic hidden behind the reads, and threads free to move data.
 #pragma once
-#include "kernels/tsm2/epilogue.cuh"
+#include "kernels/tsm2/block_sums.cuh"
+#include "kernels/tsm2/hand_over.cuh"
 #include "kernels/tsm2/operand.cuh"
 #include "kernels/tsm2/units.cuh"
 
@@ -59,15 +59,10 @@ class Product {
   static constexpr int kParts = kPreparesB ? kPairs * kTileColumnBlocks * 32 * 2 * (int)sizeof(typename Unit::Parts) : 0;
   static constexpr int kAllParts = (kStreamsB ? 2 : 1) * kParts;
   static_assert(!Plan::kKeepB || B::kBytes <= kRings, "B arrives where the rings will be");
-  // A row of the sums that a warp hands to the epilogue: without a gap, unless the rows of a fragment would fall in the
-  // same banks. And how many blocks of 16 rows it hands over at once.
-  static constexpr int kPitch = kColumns % 16 == 0 ? kColumns + 8 : kColumns;
-  static constexpr int kFit = 4096 / (16 * kPitch * (int)sizeof(Sum));
-  static constexpr int kTogether = kFit < 1 ? 1 : kFit < kBlocks ? kFit : kBlocks;
-  static constexpr int kRowSums = (16 * kTogether * kPitch * (int)sizeof(Sum) + 15) / 16 * 16;
-  static constexpr int kBlockSums = Epilogue::kTakes == Takes::kRows ? kRowSums : 0;
+  using Over = HandOver<Sum, kColumns, kBlocks>;
+  static constexpr int kOver = Over::template kBytes<Epilogue>;
   static constexpr int kHandedOver = kWarps / 2 * 32 * kRegisters * (int)sizeof(Sum);
-  static constexpr int kSums = kWarps / Plan::kWarpsK * kBlockSums;
+  static constexpr int kSums = kWarps / Plan::kWarpsK * kOver;
   static constexpr int kScratch = Plan::kWarpsK > 1 && kHandedOver > kSums ? kHandedOver : kSums;
   static constexpr int kSharedBytes = kRings + kAllParts + kScratch;
   // Sums of one tile in `partial`.
@@ -75,17 +70,14 @@ class Product {
 
   __device__ Product(unsigned char* shared, const typename A::Source& a, const typename B::Source& b, const Work& work,
                      Sum* partial, unsigned* arrived, const Epilogue& epilogue)
-      : shared_(shared), a_(a), b_(b), work_(work), partial_(partial), arrived_(arrived), epilogue_(epilogue) {
+      : shared_(shared), a_(a), b_(b), work_(work), shares_(Shares::of<Plan>(work)), partial_(partial),
+        arrived_(arrived), epilogue_(epilogue) {
     const int warp = threadIdx.x / 32 % kTeam;
     team_ = threadIdx.x / 32 / kTeam;
     ring_ = shared_ + team_ * kRing;
-    g_ = threadIdx.x % 32 / 4, t_ = threadIdx.x % 4;
     warp_m_ = warp % Plan::kWarpsM;
     warp_n_ = warp / Plan::kWarpsM % Plan::kWarpsN;
     warp_k_ = warp / (Plan::kWarpsM * Plan::kWarpsN);
-    const long long depths = (work.k + Plan::kDepth - 1) / Plan::kDepth;
-    tile_units_ = depths;
-    units_ = depths * ((work.m + Plan::kTileM - 1) / Plan::kTileM) * ((work.n + Plan::kTileN - 1) / Plan::kTileN);
   }
 
   __device__ __forceinline__ void run() {
@@ -100,8 +92,8 @@ class Product {
     // Tiles that are one unit each are dealt in turn: at any time all blocks read and write near each other, which the
     // memory does faster; and to all blocks before a block's next team, so that few tiles make all of them work.
     const long long teams = (long long)gridDim.x * Plan::kTeams;
-    const long long begin = Plan::kKeepB ? team_ * (long long)gridDim.x + blockIdx.x : share(blockIdx.x);
-    const long long end = Plan::kKeepB ? begin + (units_ - begin + teams - 1) / teams : share(blockIdx.x + 1);
+    const long long begin = Plan::kKeepB ? team_ * (long long)gridDim.x + blockIdx.x : shares_.begin(blockIdx.x);
+    const long long end = Plan::kKeepB ? begin + (shares_.units - begin + teams - 1) / teams : shares_.begin(blockIdx.x + 1);
     if (begin >= end) return;
     Cursor<Plan> ahead(work_, begin), now(work_, begin);
     long long fetched = begin;
@@ -144,18 +136,13 @@ class Product {
         finish(*now, tile_begin, unit + 1, sums);
         tile_begin = unit + 1;
 #pragma unroll
-        for (int i = 0; i < kRegisters; ++i) sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4] = 0;
+        for (int i = 0; i < kRegisters; ++i) sum_at(sums, i) = 0;
       }
       now.advance();
     }
   }
 
  private:
-  // The first unit of a block.
-  __device__ long long share(long long block) const { return units_ * block / gridDim.x; }
-  // The block that has a unit.
-  __device__ long long block_of(long long unit) const { return ((unit + 1) * gridDim.x - 1) / units_; }
-
   using Parts = typename Unit::Parts;
   struct alignas(sizeof(Parts) == 12 ? 8 : 2 * sizeof(Parts)) PartsOfTwo {
     Parts at[2];
@@ -227,9 +214,8 @@ class Product {
       if (kStretches && ((q + 2) % (kStretches ? Plan::kStretch : 1) == 0 || q + 2 >= Depths::kWords)) {
 #pragma unroll
         for (int i = 0; i < kRegisters; ++i) {
-          Sum& some = stretch[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4];
-          sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4] += some;
-          some = 0;
+          sum_at(sums, i) += sum_at(stretch, i);
+          sum_at(stretch, i) = 0;
         }
       }
     }
@@ -237,14 +223,28 @@ class Product {
 
   // Ends this block's part of a tile, the units from `begin` to `end`.
   __device__ __forceinline__ void finish(const Place& at, long long begin, long long end, Sum (&sums)[kBlocks][kColumnBlocks][4]) {
-    if (Plan::kWarpsK > 1) add_warps(sums);
+    if (Plan::kWarpsK > 1) add_splits(sums);
     // Of a B that is kept, a unit is a whole tile.
-    if (!Plan::kKeepB && end - begin < tile_units_ && !add_blocks(end - 1 - at.depth / Plan::kDepth, sums)) return;
-    if (warp_k_ == 0) conclude(at, sums);
+    const bool shared = !Plan::kKeepB && end - begin < shares_.tile_units;
+    const BlockSums<Product, Sum, kTileSums> others(*this, shares_, partial_, arrived_);
+    if (shared && !others.add(end - 1 - at.depth / Plan::kDepth, sums)) return;
+    if (warp_k_ != 0) return;
+    const Place first = {at.row + warp_m_ * kRows, at.column + warp_n_ * kColumns, 0};
+    const int rows = work_.m - first.row < kRows ? (int)(work_.m - first.row) : kRows;
+    const int columns = work_.n - first.column < kColumns ? (int)(work_.n - first.column) : kColumns;
+    unsigned char* scratch = shared_ + kRings + kAllParts + threadIdx.x / 32 * kOver;
+    Over::run(epilogue_, scratch, first.row, rows, first.column, columns, sums);
   }
 
+  // This block's threads as a team of BlockSums.
+  template <typename, typename, int>
+  friend class BlockSums;
+  static constexpr int kSplits = Plan::kWarpsK;
+  __device__ int split() const { return warp_k_; }
+  __device__ void sync() const { __syncthreads(); }
+
   // Sums over the warps that share rows and columns, into those with warp_k_ 0: the upper half hands over to the lower.
-  __device__ __forceinline__ void add_warps(Sum (&sums)[kBlocks][kColumnBlocks][4]) {
+  __device__ __forceinline__ void add_splits(Sum (&sums)[kBlocks][kColumnBlocks][4]) {
     Sum* handed_over = reinterpret_cast<Sum*>(shared_ + kRings + kAllParts);
     constexpr int kLanes = Plan::kWarpsM * Plan::kWarpsN * 32;
     const int thread = threadIdx.x % kLanes;
@@ -253,131 +253,30 @@ class Product {
       Sum* mine = handed_over + warp_k_ % half * (kLanes * kRegisters) + thread;
       if (warp_k_ >= half && warp_k_ < 2 * half) {
 #pragma unroll
-        for (int i = 0; i < kRegisters; ++i) {
-          mine[i * kLanes] = sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4];
-        }
+        for (int i = 0; i < kRegisters; ++i) mine[i * kLanes] = sum_at(sums, i);
       }
       __syncthreads();
       if (warp_k_ < half) {
 #pragma unroll
-        for (int i = 0; i < kRegisters; ++i) {
-          sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4] += mine[i * kLanes];
-        }
+        for (int i = 0; i < kRegisters; ++i) sum_at(sums, i) += mine[i * kLanes];
       }
     }
     __syncthreads();
   }
 
-  // Sums over the blocks that share a tile, whose first unit is `tile`. True in the one block that then has them all.
-  //
-  // A block has two places in `partial`: for a tile that it begins, and for one that others began.
-  __device__ __forceinline__ bool add_blocks(long long tile, Sum (&sums)[kBlocks][kColumnBlocks][4]) {
-    constexpr int kGroup = 16;
-    const int first = (int)block_of(tile), blocks = (int)block_of(tile + tile_units_ - 1) - first + 1;
-    const int mine = blockIdx.x - first, group = mine / kGroup, groups = (blocks + kGroup - 1) / kGroup;
-    auto place = [&](int i) { return partial_ + (2LL * (first + i) + (i == 0)) * kTileSums; };
-    put(place(mine), sums);
-    const int members = blocks - group * kGroup < kGroup ? blocks - group * kGroup : kGroup;
-    if (!simt::last_to_arrive(&arrived_[2 * (first + group * kGroup) + (group == 0)], members)) return false;
-    gather(place, group * kGroup, 1, members, sums);
-    if (groups == 1) return true;
-    put(place(group * kGroup), sums);
-    if (!simt::last_to_arrive(&arrived_[2 * gridDim.x + first], groups)) return false;
-    gather(place, 0, kGroup, groups, sums);
-    return true;
-  }
-
-  __device__ __forceinline__ void put(Sum* to, const Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
-    if (warp_k_ != 0) return;
-    Sum* mine = to + threadIdx.x;
-#pragma unroll
-    for (int i = 0; i < kRegisters; ++i) {
-      __stcg(&mine[i * (kTileSums / kRegisters)], sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4]);
-    }
-  }
-
-  // Sums what some blocks handed over: every kWarpsK-th of them in each of the warps that share rows and columns, then
-  // those.
-  template <typename Place>
-  __device__ __forceinline__ void gather(Place place, int first, int step, int count, Sum (&sums)[kBlocks][kColumnBlocks][4]) {
-#pragma unroll
-    for (int i = 0; i < kRegisters; ++i) {
-      sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4] = 0;
-    }
-    constexpr int kLanes = kTileSums / kRegisters;
-    for (int one = warp_k_; one < count; one += Plan::kWarpsK) {
-      const Sum* from = place(first + one * step) + threadIdx.x % kLanes;
-#pragma unroll
-      for (int i = 0; i < kRegisters; ++i) {
-        sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4] += __ldcg(&from[i * kLanes]);
-      }
-    }
-    if (Plan::kWarpsK > 1) add_warps(sums);
-  }
-
-  // Hands a warp's sums to the epilogue.
-  __device__ __forceinline__ void conclude(const Place& at, const Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
-    const Place first = {at.row + warp_m_ * kRows, at.column + warp_n_ * kColumns, 0};
-    const int rows = work_.m - first.row < kRows ? (int)(work_.m - first.row) : kRows;
-    const int columns = work_.n - first.column < kColumns ? (int)(work_.n - first.column) : kColumns;
-    if constexpr (Epilogue::kTakes == Takes::kRows) {
-      hand_over_rows(first, rows, columns, sums);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kBlocks; ++i) {
-        epilogue_.fragments(first.row + 16 * i, rows - 16 * i, first.column, columns, sums[i]);
-      }
-    }
-  }
-
-  // By way of shared memory, kTogether blocks of 16 rows at a time.
-  __device__ __forceinline__ void hand_over_rows(const Place& at, int rows_left, int columns,
-                                                 const Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
-    Sum* rows = reinterpret_cast<Sum*>(shared_ + kRings + kAllParts + threadIdx.x / 32 * kBlockSums);
-#pragma unroll
-    for (int first = 0; first < kBlocks; first += kTogether) {
-      __syncwarp();
-#pragma unroll
-      for (int i = 0; i < kTogether && first + i < kBlocks; ++i)
-#pragma unroll
-        for (int j = 0; j < kColumnBlocks; ++j)
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const int c = 8 * j + 2 * t_;
-            Sum* to = rows + (16 * i + 8 * half + g_) * kPitch + c;
-            const Sum* pair = &sums[first + i][j][2 * half];
-            if constexpr (kColumns % 8 == 0) {
-              *reinterpret_cast<Pair*>(to) = Pair{{pair[0], pair[1]}};
-            } else {
-              if (c < kColumns) to[0] = pair[0];
-              if (c + 1 < kColumns) to[1] = pair[1];
-            }
-          }
-      __syncwarp();
-      const int left = rows_left - 16 * first < 16 * kTogether ? rows_left - 16 * first : 16 * kTogether;
-      if (left > 0 && columns > 0) {
-        epilogue_(Sums<Sum, kPitch, 16 * kTogether>{rows}, at.row + 16 * first, left, at.column, columns);
-      }
-    }
-  }
-
-  struct alignas(2 * sizeof(Sum)) Pair {
-    Sum at[2];
-  };
-
   unsigned char* shared_;
   const typename A::Source& a_;
   const typename B::Source& b_;
   const Work& work_;
+  const Shares shares_;
   Sum* partial_;
   unsigned* arrived_;
   const Epilogue& epilogue_;
-  long long tile_units_, units_;
   unsigned char* ring_;
-  int g_, t_, team_, warp_m_, warp_n_, warp_k_;
+  int team_, warp_m_, warp_n_, warp_k_;
 };
 
-// partial: 2 · gridDim.x · kTileSums sums; arrived: 3 · gridDim.x zeros. Neither is used where no tile is shared.
+// partial and arrived are those of BlockSums, and not used where no tile is shared.
 template <typename Plan, typename Epilogue>
 __global__ void __launch_bounds__(Product<Plan, Epilogue>::kThreads, Plan::kBlocksAMultiprocessor)
     tall_skinny(const typename Plan::A::Source a, const typename Plan::B::Source b, const Work work,

@@ -9,6 +9,31 @@ struct Work {
   long long m, n, k;
 };
 
+// How the units of all tiles are dealt to the blocks: in equal, contiguous shares, block b from ⌊units · b / gridDim.x⌋ on.
+struct Shares {
+  long long units, tile_units;
+  long long each;  // units / gridDim.x, rounded down
+  unsigned rest;   // what that leaves
+  float blocks_a_unit;
+
+  template <typename Plan>
+  static __device__ Shares of(const Work& work) {
+    const long long depths = (work.k + Plan::kDepth - 1) / Plan::kDepth;
+    const long long tiles = (work.m + Plan::kTileM - 1) / Plan::kTileM * ((work.n + Plan::kTileN - 1) / Plan::kTileN);
+    const long long units = depths * tiles, each = units / gridDim.x;
+    return {units, depths, each, (unsigned)(units - each * gridDim.x), (float)gridDim.x / (float)units};
+  }
+  // The first unit of a block; the grid has less than 2¹⁶.
+  __device__ long long begin(unsigned block) const { return block * each + block * rest / gridDim.x; }
+  // The block that has a unit. Guessed first: a division of 64 bits is a call, before which registers are put away.
+  __device__ unsigned block_of(long long unit) const {
+    unsigned block = (unsigned)((float)unit * blocks_a_unit);
+    while (begin(block) > unit) --block;
+    while (begin(block + 1) <= unit) ++block;
+    return block;
+  }
+};
+
 // A tile of C and a place in its depth.
 struct Place {
   long long row, column, depth;

@@ -15,7 +15,7 @@
 //
 // What is seen: wrong results that come of missing barriers and waits, deadlocks, barriers in divergent code,
 // misaligned copies, and, built with sanitizers, out-of-bounds accesses with their line. What is not: the memory model
-// between blocks, timing, bank conflicts, and whatever has no host body (bulk copies, mbarrier, wgmma, clusters). None
+// between blocks, timing, bank conflicts, and whatever has no host body (bulk copies, mbarrier, clusters). None
 // of it replaces compute-sanitizer on a GPU.
 #pragma once
 #define TSA_HOST 1

@@ -5,7 +5,7 @@
 //
 //   TSA_SEED=n        n ≠ 0: the threads of a block, and the blocks, run in an order drawn from n; 0: in their own.
 //                     n odd: and one warp at a time, until it can go no farther without the others
-//   TSA_COPIES=early  asynchronous copies land at once; otherwise as late as the contract allows
+//   TSA_COPIES=early  asynchronous copies and products are done at once; otherwise as late as the contract allows
 //   TSA_THREADS=n     OS threads; by default one a core
 //
 // Shared memory holds NaNs (every byte is 0xFF) when a block begins. Errors end the launch, and the message waits for
@@ -72,6 +72,12 @@ void land(const Copy& copy) {
   memcpy(copy.to, copy.from, copy.read);
 }
 
+// One asynchronous product that is not done.
+struct Work {
+  void (*run)(void*);
+  void* context;
+};
+
 struct Fiber {
   Context context;
   uint3 index;
@@ -83,13 +89,15 @@ struct Fiber {
   const char* waits_in;
   std::vector<Copy> open;                 // since the last commit
   std::vector<std::vector<Copy>> groups;  // committed, oldest first
+  std::vector<Work> begun;                // since the last commit
+  std::vector<std::vector<Work>> working;
 };
 
 struct Block {
   Context scheduler;
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
-  Barrier barrier;
+  Barrier barrier, some[16];  // of the whole block, and those that `wait_for_some` counts
   unsigned char* shared = nullptr;
   void (*kernel)(const void*) = nullptr;
   const void* context = nullptr;
@@ -269,6 +277,7 @@ void make_ready(Block& block, dim3 size) {
   block.warps.clear();
   block.warps.resize((threads + warp_lanes - 1) / warp_lanes);
   block.barrier = {(int)threads};
+  for (Barrier& some : block.some) some = {};
   for (unsigned t = 0; t < threads; ++t) {
     Fiber& fiber = block.fibers[t];
     fiber.index = {t % size.x, t / size.x % size.y, t / size.x / size.y};
@@ -279,6 +288,8 @@ void make_ready(Block& block, dim3 size) {
     fiber.waits_at = nullptr;
     fiber.open.clear();
     fiber.groups.clear();
+    fiber.begun.clear();
+    fiber.working.clear();
   }
 }
 
@@ -349,6 +360,19 @@ void fail(const char* format, ...) {
 
 void wait_for_block(const char* what, unsigned line) { wait(doing.block->barrier, what, line); }
 
+void wait_for_some(int id, int threads, bool waits) {
+  const char* what = waits ? "bar.sync" : "bar.arrive";
+  if (waits) need_whole_warp(what);
+  if (id < 1 || id > 15 || threads < 1 || threads % warp_lanes) fail("%s %d, %d: no such barrier", what, id, threads);
+  Barrier& barrier = doing.block->some[id];
+  if (barrier.arrived && barrier.expected != threads) {
+    fail("%s %d of %d threads, where others have %d", what, id, threads, barrier.expected);
+  }
+  barrier.expected = threads;
+  if (waits) return wait(barrier, what);
+  if (++barrier.arrived == barrier.expected) release(barrier);
+}
+
 const Slots& exchange(unsigned mask, const void* value, size_t bytes, const char* what) {
   if (!(mask >> here.lane & 1)) fail("%s: a lane that its own mask leaves out", what);
   Group& group = group_of(mask);
@@ -380,6 +404,25 @@ void wait_for_copies(size_t pending) {
   while (groups.size() > pending) {
     for (const Copy& copy : groups.front()) land(copy);
     groups.erase(groups.begin());
+  }
+}
+
+void begin_work(void (*run)(void*), void* context) {
+  need_whole_warp("wgmma");
+  if (doing.schedule.early_copies) {
+    run(context);
+  } else {
+    doing.fiber->begun.push_back({run, context});
+  }
+}
+
+void commit_work() { doing.fiber->working.push_back(std::exchange(doing.fiber->begun, {})); }
+
+void wait_for_work(size_t pending) {
+  auto& working = doing.fiber->working;
+  while (working.size() > pending) {
+    for (const Work& work : working.front()) work.run(work.context);
+    working.erase(working.begin());
   }
 }
 

@@ -41,6 +41,9 @@ void launch(dim3 grid, dim3 size, size_t shared_bytes, const Kernel& kernel) {
 // Waits for all threads of the block that have not ended; `line` is where, in the source.
 void wait_for_block(const char* what, unsigned line);
 
+// Arrives at one of the block's barriers 1 to 15, of `threads` threads; `waits`: and goes on once all have.
+void wait_for_some(int id, int threads, bool waits);
+
 // What lanes hand to each other at one exchange; bytes 0xFF where a lane takes no part.
 constexpr size_t slot_bytes = 128;
 typedef unsigned char Slots[warp_lanes][slot_bytes];
@@ -72,6 +75,21 @@ Lanes<T> publish_to_warp(const T& value, const char* what) {
 void copy_async(void* to, const void* from, size_t read, size_t bytes);
 void commit_copies();
 void wait_for_copies(size_t pending);  // this thread's, but for its `pending` latest groups
+
+// What the host bodies of wgmma do: a warp's `run(context)` begins now, or as late as the contract allows.
+void begin_work(void (*run)(void*), void* context);
+void commit_work();
+void wait_for_work(size_t pending);  // this warp's, but for its `pending` latest groups
+
+template <typename Work>
+void begin_work(const Work& work) {
+  begin_work(
+      [](void* it) {
+        (*static_cast<Work*>(it))();
+        delete static_cast<Work*>(it);
+      },
+      new Work(work));
+}
 
 inline void check_aligned(const void* address, size_t bytes, const char* what) {
   if (reinterpret_cast<uintptr_t>(address) % bytes) {

@@ -1,4 +1,4 @@
-"""Runs products by tall_skinny.cuh's own source on the CPU, and checks them against float64."""
+"""Runs products by the own source of tall_skinny(_warpgroups).cuh on the CPU, and checks them against float64."""
 
 import hashlib
 import os
@@ -69,7 +69,8 @@ class Case:
 
 
 def entry_name(instance):
-    return "run_" + hashlib.sha256((instance.struct() + instance.epilogue()).encode()).hexdigest()[:12]
+    described = instance.kernel_name + instance.struct() + instance.epilogue()
+    return "run_" + hashlib.sha256(described.encode()).hexdigest()[:12]
 
 
 def entry(instance):
@@ -79,7 +80,7 @@ def entry(instance):
 namespace {name}_ {{
 {instance.struct()}
 using E = {instance.epilogue()};
-using P = tsm2::Product<Plan, E>;
+using P = tsm2::{PRODUCTS[instance.kernel_name]}<Plan, E>;
 extern "C" void sizes_{name}(long long* to) {{ to[0] = P::kSharedBytes, to[1] = P::kTileSums, to[2] = P::kThreads; }}
 extern "C" void {name}(const void* A, const void* B, void* C, const long long* sizes, void* partial, unsigned* arrived,
                        double alpha, double beta, long long grid) {{
@@ -92,21 +93,25 @@ extern "C" void {name}(const void* A, const void* B, void* C, const long long* s
   const E epilogue{{{{static_cast<T*>(C), rows, columns, regular, P::Sum(alpha), P::Sum(beta)}}}};
   auto* sums = static_cast<P::Sum*>(partial);
   cuda_host::launch(dim3(grid), P::kThreads, P::kSharedBytes, [=] {{
-    tsm2::tall_skinny<Plan, E>(a, b, work, sums, arrived, epilogue);
+    tsm2::{instance.kernel_name}<Plan, E>(a, b, work, sums, arrived, epilogue);
   }});
 }}
 }}"""
 
 
-KERNEL = "kernels/tsm2/tall_skinny.cuh"
+#: The class that a kernel runs.
+PRODUCTS = {"tall_skinny": "Product", "tall_skinny_warpgroups": "WarpgroupProduct"}
+KERNEL, WARPGROUPS = (f"kernels/tsm2/{name}.cuh" for name in PRODUCTS)
 
 
-def source(instances, kernel=f'#include "{KERNEL}"'):
-    return "\n".join(["#include <array>", kernel, *map(entry, instances)])
+def source(instances, text=""):
+    """Return the entry points of some instances behind their kernels, or behind `text` in those kernels' place."""
+    kernels = {f'#include "kernels/tsm2/{one.kernel_name}.cuh"': None for one in instances}
+    return "\n".join(["#include <array>", *([text] if text else kernels), *map(entry, instances)])
 
 
-def altered(header, old, new, occurrence=0):
-    """Return the kernel with its headers in place, and in one of them `old` replaced by `new` at one occurrence."""
+def altered(kernel, header, old, new, occurrence=0):
+    """Return a kernel with its headers in place, and in one of them `old` replaced by `new` at one occurrence."""
     included = set()
 
     def inlined(name):
@@ -120,7 +125,7 @@ def altered(header, old, new, occurrence=0):
             text = old.join(pieces[: occurrence + 1]) + new + old.join(pieces[occurrence + 1 :])
         return re.sub(r'#include "(kernels/.*)"\n', lambda match: inlined(match[1]), text)
 
-    text = inlined(KERNEL)
+    text = inlined(kernel)
     assert header in included, f"{header} is no header of the kernel"
     return text
 

@@ -11,7 +11,7 @@ from tsapps.kernels import choose
 from tsapps.kernels.candidates import candidates, fits, foldable, registers
 from tsapps.kernels.choose import KEY, LIBRARY, key_of, pick_of, plan, promising
 from tsapps.kernels.device import KNOWN
-from tsapps.kernels.plan import Plan, instantiate
+from tsapps.kernels.plan import Plan, WarpgroupPlan, instantiate
 from tsapps.kernels.problem import ITEMSIZE, NARROW, Layout, Problem
 from tsapps.kernels.simple import ColumnsPlan, FewPlan, RowsPlan, SplitPlan
 
@@ -70,7 +70,13 @@ def test_every_candidate_fits_and_the_choice_is_one_of_them(problem, name):
             assert one.blocks * (shared + 1024) <= device.shared_memory
             assert one.blocks * one.threads <= device.max_threads
             assert one.threads <= 1024
-            assert registers(one) * one.blocks * one.threads <= device.registers
+            if isinstance(one, WarpgroupPlan):
+                begin, loading, multiplying = one.registers
+                assert registers(one) <= multiplying
+                dealt = 32 * one.warps_m * multiplying + 128 * loading
+                assert dealt <= begin * one.threads <= device.registers // one.blocks
+            else:
+                assert registers(one) * one.blocks * one.threads <= device.registers
             assert instantiate(one, problem) == one
     assert len(set(found)) == len(found)
     chosen = plan(problem, device)

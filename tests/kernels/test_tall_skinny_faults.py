@@ -9,7 +9,9 @@ from host_cuda.tall_skinny import KERNEL, Case, altered, build_each, check, entr
 
 from tsapps.kernels.plan import Plan
 
-OPERAND, EPILOGUE, SIMT = (f"kernels/tsm2/{name}.cuh" for name in ("operand", "epilogue", "simt"))
+OPERAND, EPILOGUE, HAND_OVER, UNITS, SIMT = (
+    f"kernels/tsm2/{name}.cuh" for name in ("operand", "epilogue", "hand_over", "units", "simt")
+)
 BARRIER = "__syncthreads();"
 
 # Each has blocks that go through several tiles, edges that are ragged, and warps that share what a barrier guards.
@@ -29,24 +31,24 @@ FAULTS = {
     "the ring begins before all have read B": (KERNEL, BARRIER, "", 1, KEPT),
     "the first B is not whole": (KERNEL, BARRIER, "", 2, PREPARED),
     "a stage is used before it is whole": (KERNEL, BARRIER, "", 3, STREAM),
-    "sums are handed over where others are read": (KERNEL, BARRIER, "", 4, DEEP),
-    "sums are taken before they are handed over": (KERNEL, BARRIER, "", 5, DEEP),
-    "rows are handed over where sums are read": (KERNEL, BARRIER, "", 6, DEEP),
+    "sums are handed over where others are read": (KERNEL, BARRIER, "", 5, DEEP),
+    "sums are taken before they are handed over": (KERNEL, BARRIER, "", 6, DEEP),
+    "rows are handed over where sums are read": (KERNEL, BARRIER, "", 7, DEEP),
     "a warp's own stage is not whole": (KERNEL, "simt::sync_warp();", "", 0, TEAMS),
-    "rows are overwritten while they are stored": (KERNEL, "__syncwarp();", "", 0, WIDE),
-    "rows are stored before they are whole": (KERNEL, "__syncwarp();", "", 1, WIDE),
+    "rows are overwritten while they are stored": (HAND_OVER, "__syncwarp();", "", 0, WIDE),
+    "rows are stored before they are whole": (HAND_OVER, "__syncwarp();", "", 1, WIDE),
     "a wait for one stage too few": (KERNEL, "kPreparesNext ? 3 : 2", "kPreparesNext ? 2 : 1", 0, STREAM),
     "no wait for the B that stays": (KERNEL, "ptx::cp_async_wait<0>();", "", 0, KEPT),
-    "sums of the last tile": (KERNEL, "[i % 4] = 0;", "[i % 4] += 0;", 0, STREAM),
+    "sums of the last tile": (KERNEL, "sum_at(sums, i) = 0;", "sum_at(sums, i) += 0;", 0, STREAM),
     "another block's place": (
-        KERNEL,
-        "((unit + 1) * gridDim.x - 1) / units_",
-        "unit * gridDim.x / units_",
+        UNITS,
+        "while (begin(block + 1) <= unit) ++block;",
+        "--block;",
         0,
         replace(STREAM, grid=8),
     ),
     "counts that stay": (SIMT, "if (last) *arrived = 0;", "", 0, STREAM),
-    "told before the last has counted": (SIMT, BARRIER, "", 1, replace(STREAM, m=400, grid=8)),
+    "told before the last has counted": (SIMT, "sync();", "", 1, replace(STREAM, m=400, grid=8)),
     "what lies between lines": (OPERAND, "present < length - at ? present : length - at", "present", 0, STREAM),
     "depths beyond the tile": (OPERAND, "if (kMasks && depth >= kDepth) return Word(0);", "", 0, KEPT),
     "rows that are not there": (EPILOGUE, "if (!present || c >= columns)", "if (c >= columns)", 0, STREAM),
@@ -56,7 +58,7 @@ FAULTS = {
 
 def with_fault(header, old, new, occurrence, case):
     """Return the source of the instance that shows a fault, with it."""
-    return source([case.instance], altered(header, old, new, occurrence))
+    return source([case.instance], altered(KERNEL, header, old, new, occurrence))
 
 
 @cache

@@ -15,10 +15,11 @@ from tsapps.kernels import choose, launch
 from tsapps.kernels.candidates import RESERVED
 from tsapps.kernels.choose import KEY, LIBRARY, pick_of
 from tsapps.kernels.device import KNOWN
-from tsapps.kernels.plan import Plan
+from tsapps.kernels.plan import Plan, WarpgroupPlan
 from tsapps.kernels.tune import Cell
 
 ARCHITECTURES = ["sm_80", "sm_90a", "sm_100a"]
+WARPGROUPS = "sm_90a"  # the one that has their instructions
 TABLES = sorted(path.stem for path in choose._TUNED.glob("*.json"))
 # Registers are given out by eight to a thread, shared memory by 128 bytes.
 REGISTERS_AT_ONCE, SHARED_AT_ONCE = 8, 128
@@ -81,7 +82,7 @@ def test_every_pick_compiles_without_spills_and_as_small_as_planned(monkeypatch,
     device, plans = device_of(table), {}
     for row in rows_of(table):
         plan = choose.plan(problem_of(row), device, rows_of(table))
-        if plan != LIBRARY:
+        if plan != LIBRARY and not (isinstance(plan, WarpgroupPlan) and arch != WARPGROUPS):
             plans.setdefault(plan, []).append({name: row[name] for name in KEY})
     found = complaints(plans, device, arch)
     capfd.readouterr()  # that compiling took long

@@ -1,0 +1,79 @@
+// Sums of tiles that several blocks share (units.cuh: Shares). Each writes its own to `partial`; the last to arrive adds
+// them in the order of the blocks, 16 at a time, so that nobody waits long: the same bits on every run.
+#pragma once
+#include "kernels/tsm2/hand_over.cuh"
+#include "kernels/tsm2/units.cuh"
+
+namespace tsm2 {
+
+// A tile has kTileSums sums. `Team` is the threads of a block that have them:
+//
+//   kSplits        how many of them have sums of the same elements of C, each over a part of the depth
+//   split()        which of these this thread is
+//   add_splits(s)  adds the sums of all splits to those of split 0
+//   sync()         a barrier of the team
+template <typename Team, typename Sum, int kTileSums>
+class BlockSums {
+ public:
+  // partial: 2 · gridDim.x · kTileSums sums; arrived: 3 · gridDim.x zeros.
+  __device__ BlockSums(Team& team, const Shares& shares, Sum* partial, unsigned* arrived)
+      : team_(team), shares_(shares), partial_(partial), arrived_(arrived) {}
+
+  // Adds those of the other blocks that share a tile, whose first unit is `tile`. True in the one block that then has
+  // them all, in split 0 of its team.
+  template <int kBlocks, int kColumnBlocks>
+  __device__ __forceinline__ bool add(long long tile, Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
+    constexpr int kGroup = 16;
+    const int first = (int)shares_.block_of(tile);
+    const int blocks = (int)shares_.block_of(tile + shares_.tile_units - 1) - first + 1;
+    const int mine = blockIdx.x - first, group = mine / kGroup, groups = (blocks + kGroup - 1) / kGroup;
+    // A block has two places: for a tile that it begins, and for one that others began.
+    auto place = [&](int i) { return partial_ + (2LL * (first + i) + (i == 0)) * kTileSums; };
+    put(place(mine), sums);
+    const int members = blocks - group * kGroup < kGroup ? blocks - group * kGroup : kGroup;
+    if (!last_to_arrive(2 * (first + group * kGroup) + (group == 0), members)) return false;
+    gather(place, group * kGroup, 1, members, sums);
+    if (groups == 1) return true;
+    put(place(group * kGroup), sums);
+    if (!last_to_arrive(2 * gridDim.x + first, groups)) return false;
+    gather(place, 0, kGroup, groups, sums);
+    return true;
+  }
+
+ private:
+  __device__ bool last_to_arrive(int count, int expected) const {
+    return simt::last_to_arrive(&arrived_[count], expected, [&] { team_.sync(); });
+  }
+
+  template <int kBlocks, int kColumnBlocks>
+  __device__ __forceinline__ void put(Sum* to, Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
+    constexpr int kRegisters = 4 * kBlocks * kColumnBlocks, kLanes = kTileSums / kRegisters;
+    if (team_.split() != 0) return;
+    Sum* mine = to + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) __stcg(&mine[i * kLanes], sum_at(sums, i));
+  }
+
+  // Sums what some blocks handed over: every kSplits-th of them in each split, then those.
+  template <typename Place, int kBlocks, int kColumnBlocks>
+  __device__ __forceinline__ void gather(Place place, int first, int step, int count,
+                                         Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
+    constexpr int kRegisters = 4 * kBlocks * kColumnBlocks, kLanes = kTileSums / kRegisters;
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) sum_at(sums, i) = 0;
+#pragma unroll 1
+    for (int one = team_.split(); one < count; one += Team::kSplits) {
+      const Sum* from = place(first + one * step) + threadIdx.x % kLanes;
+#pragma unroll
+      for (int i = 0; i < kRegisters; ++i) sum_at(sums, i) += __ldcg(&from[i * kLanes]);
+    }
+    if constexpr (Team::kSplits > 1) team_.add_splits(sums);
+  }
+
+  Team& team_;
+  const Shares& shares_;
+  Sum* partial_;
+  unsigned* arrived_;
+};
+
+}  // namespace tsm2

@@ -1,0 +1,77 @@
+// From the registers of a warp to an epilogue (epilogue.cuh): sums as fragments of kBlocks × 16 rows and kColumns columns.
+#pragma once
+#include "kernels/tsm2/epilogue.cuh"
+
+namespace tsm2 {
+
+// Sum i of a lane, in the order in which fragments hold them.
+template <typename Sum, int kBlocks, int kColumnBlocks>
+__device__ __forceinline__ Sum& sum_at(Sum (&sums)[kBlocks][kColumnBlocks][4], int i) {
+  return sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4];
+}
+
+template <typename Sum, int kColumns, int kBlocks>
+struct HandOver {
+  static constexpr int kColumnBlocks = (kColumns + 7) / 8;
+  // A row of sums in shared memory: without a gap, unless the rows of a fragment would fall in the same banks. And how
+  // many blocks of 16 rows are handed over at once.
+  static constexpr int kPitch = kColumns % 16 == 0 ? kColumns + 8 : kColumns;
+  static constexpr int kFit = 4096 / (16 * kPitch * (int)sizeof(Sum));
+  static constexpr int kTogether = kFit < 1 ? 1 : kFit < kBlocks ? kFit : kBlocks;
+  static constexpr int kRowSums = (16 * kTogether * kPitch * (int)sizeof(Sum) + 15) / 16 * 16;
+  // Bytes of shared memory that a warp needs.
+  template <typename Epilogue>
+  static constexpr int kBytes = Epilogue::kTakes == Takes::kRows ? kRowSums : 0;
+
+  // Of `rows` and `columns` that are part of C, from (row, column) on; either may be 0 or less.
+  template <typename Epilogue>
+  static __device__ __forceinline__ void run(const Epilogue& epilogue, unsigned char* scratch, long long row, int rows,
+                                             long long column, int columns,
+                                             const Sum (&sums)[kBlocks][kColumnBlocks][4]) {
+    if constexpr (Epilogue::kTakes == Takes::kFragments) {
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) epilogue.fragments(row + 16 * i, rows - 16 * i, column, columns, sums[i]);
+    } else {
+      run_rows(epilogue, reinterpret_cast<Sum*>(scratch), row, rows, column, columns, sums);
+    }
+  }
+
+ private:
+  struct alignas(2 * sizeof(Sum)) Pair {
+    Sum at[2];
+  };
+
+  template <typename Epilogue>
+  static __device__ __forceinline__ void run_rows(const Epilogue& epilogue, Sum* in_shared, long long row, int rows,
+                                                  long long column, int columns,
+                                                  const Sum (&sums)[kBlocks][kColumnBlocks][4]) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int first = 0; first < kBlocks; first += kTogether) {
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < kTogether && first + i < kBlocks; ++i)
+#pragma unroll
+        for (int j = 0; j < kColumnBlocks; ++j)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int c = 8 * j + 2 * t;
+            Sum* to = in_shared + (16 * i + 8 * half + g) * kPitch + c;
+            const Sum* pair = &sums[first + i][j][2 * half];
+            if constexpr (kColumns % 8 == 0) {
+              *reinterpret_cast<Pair*>(to) = Pair{{pair[0], pair[1]}};
+            } else {
+              if (c < kColumns) to[0] = pair[0];
+              if (c + 1 < kColumns) to[1] = pair[1];
+            }
+          }
+      __syncwarp();
+      const int left = rows - 16 * first < 16 * kTogether ? rows - 16 * first : 16 * kTogether;
+      if (left > 0 && columns > 0) {
+        epilogue(Sums<Sum, kPitch, 16 * kTogether>{in_shared}, row + 16 * first, left, column, columns);
+      }
+    }
+  }
+};
+
+}  // namespace tsm2

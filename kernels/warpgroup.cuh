@@ -1,0 +1,170 @@
+// The instructions of warpgroups: four warps of a Hopper SM (sm_90a) that multiply together. Inline PTX, as in ptx.cuh,
+// with what it means on the CPU (TSA_HOST).
+#pragma once
+#include "kernels/ptx.cuh"
+
+namespace ptx {
+
+// bar.sync, bar.arrive ─ barrier `id` of a block, 1 to 15, for `threads` of it, whole warps. Those that sync wait for all,
+// those that arrive do not; what either wrote before is then visible to those that waited.
+TSA_PTX void barrier_sync(int id, int threads) {
+#if defined(TSA_HOST)
+  cuda_host::wait_for_some(id, threads, true);
+#else
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+
+TSA_PTX void barrier_arrive(int id, int threads) {
+#if defined(TSA_HOST)
+  cuda_host::wait_for_some(id, threads, false);
+#else
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+
+// setmaxnreg ─ from here on, this warpgroup has so many registers a thread (a multiple of 8, 24 to 256): more, which the
+// other warpgroups of the block have to give first, or fewer.
+template <int registers>
+TSA_PTX void more_registers() {
+#if !defined(TSA_HOST)
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+#endif
+}
+template <int registers>
+TSA_PTX void fewer_registers() {
+#if !defined(TSA_HOST)
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+#endif
+}
+
+// wgmma ─ d (64 × 8·blocks) += A · B, begun by the four warps of a warpgroup and not awaited; `clears`: d = A · B. A is
+// 64 × 8 of tf32 or 64 × 16 of halves; each warp has 16 rows of it in registers, a fragment of mma m16n8k8 or m16n8k16,
+// and d[j] is the warp's fragment of columns 8·j and on.
+//
+// B lies in shared memory, from a multiple of 16 bytes on: 256 bytes for 8 columns, in which 64 words of 32 bits lie lane
+// by lane: word i of B's fragment (ptx.cuh) in lane l at 4·(32·i + l).
+//
+// Before the first wgmma that uses registers which were written: wgmma_fence. Before one that uses a B which was stored:
+// async_fence by those who stored it, then a barrier. What is begun is a group from wgmma_commit on; until wgmma_wait (for
+// all groups but the `pending` latest), their d is not read, and B not written.
+template <typename T>
+inline constexpr bool is_half = false;
+template <>
+inline constexpr bool is_half<Half> = true;
+
+#if defined(TSA_HOST)
+
+inline void async_fence() {}
+inline void wgmma_fence() {}
+inline void wgmma_commit() { cuda_host::commit_work(); }
+template <int pending, int blocks>
+inline void wgmma_wait(float (&)[blocks][4]) {
+  cuda_host::wait_for_work(pending);
+}
+
+template <bool clears, typename T, int blocks>
+inline void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b) {
+  cuda_host::check_aligned(b, 16, "wgmma");
+  struct {
+    float (*d)[4];
+    unsigned a[4];
+    const unsigned* b;
+  } work = {d, {a[0], a[1], a[2], a[3]}, static_cast<const unsigned*>(b)};
+  cuda_host::begin_work([=] {
+    for (int j = 0; j < blocks; ++j) {
+      float(&sums)[4] = work.d[j];
+      if (clears) sums[0] = sums[1] = sums[2] = sums[3] = 0;
+      const unsigned words[2] = {work.b[64 * j + cuda_host::here.lane], work.b[64 * j + 32 + cuda_host::here.lane]};
+      if constexpr (sizeof(T) == 2) {
+        if constexpr (is_half<T>) {
+          mma_m16n8k16_f16(sums, work.a, words);
+        } else {
+          mma_m16n8k16_bf16(sums, work.a, words);
+        }
+      } else {
+        float x[4], y[2];
+        memcpy(x, work.a, sizeof x);
+        memcpy(y, words, sizeof y);
+        mma_m16n8k8(sums, x, y);
+      }
+    }
+  });
+}
+
+#else
+
+// Orders stores to shared memory before what the tensor cores read of it.
+TSA_PTX void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+TSA_PTX void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+TSA_PTX void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int pending, int blocks>
+TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+  // The compiler does not know that d was being written: whatever reads it has to stay behind the wait.
+#pragma unroll
+  for (int i = 0; i < 4 * blocks; ++i) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
+}
+
+// Templates cannot make lists of registers; these do, for 1 to 8 blocks of columns.
+#define TSA_NAMES_1 "%0, %1, %2, %3"
+#define TSA_NAMES_2 TSA_NAMES_1 ", %4, %5, %6, %7"
+#define TSA_NAMES_3 TSA_NAMES_2 ", %8, %9, %10, %11"
+#define TSA_NAMES_4 TSA_NAMES_3 ", %12, %13, %14, %15"
+#define TSA_NAMES_5 TSA_NAMES_4 ", %16, %17, %18, %19"
+#define TSA_NAMES_6 TSA_NAMES_5 ", %20, %21, %22, %23"
+#define TSA_NAMES_7 TSA_NAMES_6 ", %24, %25, %26, %27"
+#define TSA_NAMES_8 TSA_NAMES_7 ", %28, %29, %30, %31"
+#define TSA_SUMS_OF(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+#define TSA_SUMS_1 TSA_SUMS_OF(0)
+#define TSA_SUMS_2 TSA_SUMS_1, TSA_SUMS_OF(1)
+#define TSA_SUMS_3 TSA_SUMS_2, TSA_SUMS_OF(2)
+#define TSA_SUMS_4 TSA_SUMS_3, TSA_SUMS_OF(3)
+#define TSA_SUMS_5 TSA_SUMS_4, TSA_SUMS_OF(4)
+#define TSA_SUMS_6 TSA_SUMS_5, TSA_SUMS_OF(5)
+#define TSA_SUMS_7 TSA_SUMS_6, TSA_SUMS_OF(6)
+#define TSA_SUMS_8 TSA_SUMS_7, TSA_SUMS_OF(7)
+// The rest: A, the descriptor of B, whether d is added to; of halves, that B is not transposed.
+#define TSA_WGMMA(blocks, n, rest)                                                                                   \
+  if constexpr (sizeof(T) == 4)                                                                                      \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k8.f32.tf32.tf32 {" TSA_NAMES_##blocks "}, " rest ", 1, 1;"  \
+                 : TSA_SUMS_##blocks                                                                                 \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(from), "n"(!clears));                             \
+  else if constexpr (is_half<T>)                                                                                     \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32.f16.f16 {" TSA_NAMES_##blocks "}, " rest             \
+                 ", 1, 1, 0;"                                                                                        \
+                 : TSA_SUMS_##blocks                                                                                 \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(from), "n"(!clears));                             \
+  else                                                                                                               \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" TSA_NAMES_##blocks "}, " rest           \
+                 ", 1, 1, 0;"                                                                                        \
+                 : TSA_SUMS_##blocks                                                                                 \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(from), "n"(!clears))
+
+template <bool clears, typename T, int blocks>
+TSA_PTX void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b) {
+  static_assert(1 <= blocks && blocks <= 8, "8 to 64 columns");
+  // In units of 16 bytes: where B begins, 128 bytes from its word 0 to its word 1, 256 to the next 8 columns.
+  const unsigned long long from = ((unsigned)__cvta_generic_to_shared(b) & 0x3ffffu) >> 4 | 8ull << 16 | 16ull << 32;
+  if constexpr (blocks == 1) {
+    TSA_WGMMA(1, "8", "{%4, %5, %6, %7}, %8, %9");
+  } else if constexpr (blocks == 2) {
+    TSA_WGMMA(2, "16", "{%8, %9, %10, %11}, %12, %13");
+  } else if constexpr (blocks == 3) {
+    TSA_WGMMA(3, "24", "{%12, %13, %14, %15}, %16, %17");
+  } else if constexpr (blocks == 4) {
+    TSA_WGMMA(4, "32", "{%16, %17, %18, %19}, %20, %21");
+  } else if constexpr (blocks == 5) {
+    TSA_WGMMA(5, "40", "{%20, %21, %22, %23}, %24, %25");
+  } else if constexpr (blocks == 6) {
+    TSA_WGMMA(6, "48", "{%24, %25, %26, %27}, %28, %29");
+  } else if constexpr (blocks == 7) {
+    TSA_WGMMA(7, "56", "{%28, %29, %30, %31}, %32, %33");
+  } else {
+    TSA_WGMMA(8, "64", "{%32, %33, %34, %35}, %36, %37");
+  }
+}
+
+#endif
+
+}  // namespace ptx

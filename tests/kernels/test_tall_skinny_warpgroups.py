@@ -1,0 +1,271 @@
+"""tall_skinny_warpgroups.cuh, its own source run on the CPU, against float64; and bugs that are put into it."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from host_cuda import harness
+from host_cuda.tall_skinny import (
+    DTYPES,
+    WARPGROUPS,
+    Case,
+    altered,
+    build_each,
+    build_instances,
+    check,
+    entry_name,
+    launch_product,
+    operands,
+    placed,
+    result,
+    source,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsapps.kernels import launch
+from tsapps.kernels.plan import WarpgroupPlan
+from tsapps.kernels.problem import ITEMSIZE
+
+#: Where the arithmetic is what differs from another dtype, two orders of A and B will do.
+EVERY_ORDER = ["CC", "CF", "FC", "FF"]
+ORDERS = {"float64": EVERY_ORDER, "float32": EVERY_ORDER, "float16": EVERY_ORDER, "bfloat16": ["CC", "FF"]}
+
+
+def plan(dtype, tile_m, tile_n, groups, *, line_bytes=128, stages=3, gram=False):
+    """One group leaves room for a second block."""
+    depth, blocks = line_bytes // ITEMSIZE[dtype], 2 if groups == 1 else 1
+    return WarpgroupPlan(
+        dtype, tile_m, tile_n, depth, warps_m=4 * groups, stages=stages, blocks=blocks, stretch=8, gram=gram
+    )
+
+
+def cases_of(dtype, orders):
+    """Tiles that one block has and that several share, ragged edges, gaps between lines; w = 5, 24, 33, 40, 64."""
+    yield Case(plan(dtype, 64, 24, 1), 150, 300, 24, orders)
+    yield Case(
+        plan(dtype, 128, 64, 2, stages=4), 200, 203, 64, orders, (5, 0), C="padded", alpha=-0.5, beta=2.0, grid=3
+    )
+    yield Case(plan(dtype, 192, 33, 3), 391, 131, 33, orders, (0, 3), (1, 2), C="F", alpha=1.5, grid=7)
+    yield Case(plan(dtype, 256, 40, 2), 300, 170, 40, orders, C="strided", beta=-1.0, grid=4)
+    yield Case(plan(dtype, 128, 5, 1, line_bytes=64, stages=5), 130, 640, 5, orders, C="wide", grid=9)
+    # TSMTTSM: one tile.
+    yield Case(plan(dtype, 40, 33, 1), 40, 900, 33, orders, (8, 0), C="F")
+    yield Case(plan(dtype, 33, 64, 1, line_bytes=64, stages=4), 33, 700, 64, orders, beta=0.5, grid=3)
+
+
+def grams(dtype):
+    for w, orders in ((64, "FC"), (33, "FC"), (48, "CF")):
+        yield Case(plan(dtype, w, w, 1, gram=True), w, 500, w, orders, gram=True)
+
+
+CASES = [
+    *(case for dtype, every in ORDERS.items() for orders in every for case in cases_of(dtype, orders)),
+    *(case for dtype in ORDERS for case in grams(dtype)),
+]
+HAND = [Case(plan(dtype, 64, 2, 1), 2, 2, 2) for dtype in ORDERS]
+
+
+@pytest.fixture(scope="module", name="libraries")
+def _libraries():
+    return libraries()
+
+
+@cache
+def libraries():
+    """Every instance that a test here needs."""
+    return build_instances([case.instance for case in [*CASES, *HAND]])
+
+
+# --- Results --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", HAND, ids=str)
+def test_two_by_two_by_hand(libraries, case):
+    dtype = DTYPES[case.plan.dtype]
+    A, B = (placed(np.array(values).astype(dtype), "C") for values in ([[1, 2], [3, 4]], [[5, 6], [7, 8]]))
+    C = np.full((2, 2), np.nan, dtype)
+    launch_product(libraries, case, A, B, C)
+    assert C.tolist() == [[19, 22], [43, 50]]
+    launch_product(libraries, replace(case, alpha=2.0, beta=-1.0), A, B, C)
+    assert C.tolist() == [[19, 22], [43, 50]]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_float64(libraries, case):
+    check(libraries, case)
+
+
+@pytest.mark.parametrize("case", [*HAND, *CASES], ids=str)
+def test_a_plan_knows_the_kernels_own_sizes(libraries, case):
+    instance = case.instance
+    sizes = np.zeros(3, np.int64)
+    libraries[entry_name(instance)].call("sizes_" + entry_name(instance), sizes)
+    assert sizes.tolist() == [instance.shared_bytes, instance.tile_sums, instance.threads]
+
+
+@given(
+    case=st.sampled_from([case for case in CASES if not case.gram]),
+    m=st.integers(1, 500),
+    k=st.integers(1, 400),
+    grid=st.integers(1, 24),
+    seed=st.integers(0, 2**16),
+    copies=st.sampled_from(["late", "early"]),
+)
+@settings(max_examples=100, deadline=None)
+def test_any_sizes_and_schedule(libraries, case, m, k, grid, seed, copies):
+    # A TSMTTSM's m is the tile's. Gaps leave every line where the instance needs it.
+    m = case.m if case.m <= 64 else m
+    instance, multiple = case.instance, 16 // ITEMSIZE[case.plan.dtype]
+    lengths = (k if case.orders[0] == "C" else m, case.w if case.orders[1] == "C" else k)
+    packed = instance.a_packed, instance.b_packed
+    pads = tuple(0 if gapless else -length % multiple for length, gapless in zip(lengths, packed, strict=True))
+    with harness.schedule(seed=seed, copies=copies):
+        check(libraries, replace(case, m=m, k=k, pads=pads, grid=grid), seed, instance)
+
+
+# --- Schedules ------------------------------------------------------------------------------------------------------
+
+SCHEDULED = [*cases_of("float32", "CC"), *cases_of("float16", "FC")]
+
+
+@pytest.mark.parametrize("case", SCHEDULED, ids=str)
+def test_same_bits_in_any_schedule(libraries, case):
+    A, B = operands(case)
+    results = []
+    for seed, copies in ((0, "late"), (0, "early"), (1, "late"), (2, "early"), (3, "late"), (4, "early")):
+        C, memory = result(case.m, case.w, A.dtype, case.C)
+        C[...] = 1
+        with harness.schedule(seed=seed, copies=copies, threads=1 + seed % 3):
+            launch_product(libraries, case, A, B, C)
+        results.append(memory.tobytes())
+    assert len(set(results)) == 1
+
+
+@pytest.mark.parametrize("grid", [1, 2, 16, 64])
+@pytest.mark.parametrize("case", SCHEDULED, ids=str)
+def test_any_number_of_blocks(libraries, case, grid):
+    check(libraries, replace(case, grid=grid))
+
+
+def test_float32_is_as_exact_as_sums_of_float32(libraries):
+    """Three products of tf32: what they leave out is a few roundings of float32, with cancellation or without."""
+    case = next(iter(cases_of("float32", "CC")))
+    A, B = operands(case)
+    for left, right in ((A, B), (abs(A), abs(B))):
+        C = np.full((case.m, case.w), np.nan, np.float32)
+        launch_product(libraries, case, placed(left, "C"), placed(right, "C"), C)
+        exact, magnitude = left.astype("f8") @ right.astype("f8"), abs(left).astype("f8") @ abs(right).astype("f8")
+        plain = abs((left @ right).astype("f8") - exact) / magnitude
+        assert (abs(C - exact) / magnitude).max() <= 2 * max(plain.max(), 2.0**-24)
+
+
+# --- Faults ---------------------------------------------------------------------------------------------------------
+
+OPERAND, FRAGMENTS = "kernels/tsm2/operand.cuh", "kernels/tsm2/fragments.cuh"
+STREAM = Case(plan("float32", 128, 24, 2, stages=4), 300, 411, 24, pads=(1, 0), C="tall", grid=4)
+SHARED = replace(STREAM, m=800, grid=12)
+STORED = Case(plan("float16", 64, 24, 1), 150, 600, 24, C="wide", grid=2)
+
+#: What is changed in which file, at which occurrence, and a product that shows it.
+FAULTS = {
+    "B is taken apart before it is whole": (WARPGROUPS, "ptx::barrier_sync(kOfLoaders, kGroup);", "", 0, STREAM),
+    "a wait for one stage too few": (WARPGROUPS, "<Plan::kStages - 2>", "<Plan::kStages - 1>", 0, STREAM),
+    "a stage is used before it is whole": (
+        WARPGROUPS,
+        "ptx::barrier_sync(full(place, group_), 2 * kGroup);",
+        "",
+        0,
+        STREAM,
+    ),
+    "a stage is written over while it is used": (
+        WARPGROUPS,
+        "for (int group = 0; group < kGroups; ++group) ptx::barrier_sync(empty(place, group), 2 * kGroup);",
+        "",
+        0,
+        STREAM,
+    ),
+    "parts are given back before they are multiplied": (
+        WARPGROUPS,
+        "ptx::wgmma_wait<",
+        "if (false) ptx::wgmma_wait<",
+        0,
+        STREAM,
+    ),
+    "a warpgroup reads another's rows": (WARPGROUPS, "group_ * kMatrices + matrix", "matrix", 0, STREAM),
+    "sums of the last tile": (WARPGROUPS, "sum_at(sums, i) = 0;", "sum_at(sums, i) += 0;", 0, STREAM),
+    "sums of the last unit": (WARPGROUPS, "kAlone && step == 0 && pair == 0", "false", 0, STREAM),
+    "told before all have handed over": (
+        WARPGROUPS,
+        "ptx::barrier_sync(kOfMultipliers, kMultipliers);",
+        "",
+        0,
+        SHARED,
+    ),
+    "the smaller part of B": (FRAGMENTS, "- left(step);", "- 0 * left(step);", 0, STREAM),
+    "rows are stored before they are whole": ("kernels/tsm2/hand_over.cuh", "__syncwarp();", "", 1, STORED),
+}
+
+
+@cache
+def faulty():
+    """Build every instance with its fault."""
+    texts = [source([case.instance], altered(WARPGROUPS, *change)) for *change, case in FAULTS.values()]
+    return dict(zip(FAULTS, build_each(texts), strict=True))
+
+
+def run_in_any_order(library, case):
+    for seed in range(4):
+        for copies in ("late", "early"):
+            with harness.schedule(seed=seed, copies=copies, threads=1):
+                check({entry_name(case.instance): library}, case)
+
+
+@pytest.mark.parametrize("case", [STREAM, SHARED, STORED], ids=["stream", "shared", "stored"])
+def test_without_a_fault_nothing_is_found(case):
+    run_in_any_order(harness.build(source([case.instance])), case)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found(name):
+    with pytest.raises((AssertionError, harness.KernelError)):
+        run_in_any_order(faulty()[name], FAULTS[name][-1])
+
+
+# --- Out of bounds --------------------------------------------------------------------------------------------------
+
+
+def run_in_exact_memory():
+    """For a process under AddressSanitizer: operands whose memory ends with their last element."""
+    cases = [replace(STREAM, C="C"), STORED, *cases_of("bfloat16", "FF")]
+    library = harness.build(source([case.instance for case in cases]), harness.SANITIZE)
+    for case in cases:
+        check({entry_name(case.instance): library}, case)
+
+
+def test_nothing_is_touched_out_of_bounds():
+    run = harness.run_sanitized(f"import runpy; runpy.run_path({__file__!r})['run_in_exact_memory']()")
+    assert run.returncode == 0, run.stderr
+
+
+# --- Compiled -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tile_m", "tile_n", "groups"),
+    [
+        ("float32", 256, 64, 2),
+        ("float32", 192, 64, 3),
+        ("float32", 256, 33, 2),
+        ("float16", 256, 64, 2),
+        ("bfloat16", 128, 24, 2),
+    ],
+)
+def test_compiles_without_spills(dtype, tile_m, tile_n, groups):
+    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
+    made = plan(dtype, tile_m, tile_n, groups, stages=4)
+    used = launch.compile_any(Case(made, 20_480, 20_480, tile_n).instance, "sm_90a")
+    assert used.stack == used.spill_stores == used.spill_loads == 0
+    # The registers that all threads begin with; setmaxnreg deals them out again.
+    assert used.registers * made.threads <= 65_536
