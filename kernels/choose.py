@@ -18,7 +18,7 @@ from tsapps.kernels.candidates import candidates, stage_bytes
 from tsapps.kernels.device import Device
 from tsapps.kernels.plan import Plan, WarpgroupPlan
 from tsapps.kernels.problem import NARROW, Problem
-from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan
+from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
 
 __all__ = ["KEY", "LIBRARY", "PICKED", "key_of", "pick_of", "plan", "predict", "promising", "tuned_table"]
 
@@ -71,8 +71,7 @@ def predict(plan: Plan, problem: Problem, device: Device) -> float:
     steps = plan.products if size == 4 else 1
     products = steps * row_blocks * column_blocks
     parts = 3 if size == 4 else 1
-    shares_parts = plan.keep_b or plan.prepare_b
-    taking_apart = parts * a_words + b_words * (0.5 if shares_parts else parts)
+    taking_apart = parts * a_words + b_words * (0.5 if plan.shares_parts else parts)
     per_pair = taking_apart + products + (4 * row_blocks * column_blocks / 4 if size < 8 else 0)
     warps = plan.warps
     copies = 4 * stage / 512
@@ -105,7 +104,7 @@ def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | 
 
     Returns
     -------
-    Plan, WarpgroupPlan, RowsPlan, ColumnsPlan, SplitPlan, FewPlan or LIBRARY
+    Plan, WarpgroupPlan, RowsPlan, WidePlan, ColumnsPlan, SplitPlan, FewPlan or LIBRARY
     """
     found = candidates(problem, device)
     if not found:
@@ -153,7 +152,8 @@ PICKED: Mapping[str, tuple[str, ...]] = {
     Plan.kernel_name: ("tile_m", "warps_m", "warps_n", "warps_k", "teams", "stages", "blocks", "prepare_b", "stage"),
     WarpgroupPlan.kernel_name: ("tile_m", "warps_m", "stages", "stage"),
     RowsPlan.kernel_name: ("rows", "ahead"),
-    ColumnsPlan.kernel_name: ("ahead",),
+    WidePlan.kernel_name: ("ahead",),
+    ColumnsPlan.kernel_name: ("ahead", "threads"),
     SplitPlan.kernel_name: (),
     FewPlan.kernel_name: (),
     LIBRARY: (),

@@ -14,7 +14,7 @@ from tsapps.kernels.arrays import DeviceMatrix
 from tsapps.kernels.build import Cubin, Resources, architecture, build
 from tsapps.kernels.plan import SUM, Plan, WarpgroupPlan
 from tsapps.kernels.problem import Problem
-from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan
+from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
 
 __all__ = [
     "PUBLISHED",
@@ -198,7 +198,7 @@ def _regular(plan: Plan, problem: Problem) -> bool:
     return problem.c == "packed" and plan.tile_n == problem.w and plan.warps_n == 1
 
 
-# --- tsm2l_rows.cuh and tsm2l_columns.cuh --------------------------------------------------------------------------
+# --- tsm2l_rows.cuh, tsm2l_wide.cuh and tsm2l_columns.cuh ----------------------------------------------------------
 
 # Blocks that are launched for each multiprocessor: more than fit at a time, so that all end at about the same time.
 _ROWS_BLOCKS, _COLUMNS_BLOCKS = 64, 16
@@ -209,12 +209,16 @@ def _b_strides(problem: Problem) -> tuple[np.int64, np.int64]:
     return np.int64(1 if along else leading), np.int64(leading if along else 1)
 
 
-def tsm2l_rows(plan: RowsPlan, problem: Problem, C: DeviceMatrix) -> Launch:
-    """Return what computes a product by tsm2l_rows.cuh; arguments as for `tall_skinny`."""
+def tsm2l_rows(plan: RowsPlan | WidePlan, problem: Problem, C: DeviceMatrix) -> Launch:
+    """Return what computes a product by tsm2l_rows.cuh, or by tsm2l_wide.cuh; arguments as for `tall_skinny`."""
     total = np.float64 if SUM[plan.dtype] == "double" else np.float32
-    blocks = -(-problem.m // (plan.rows * plan.threads))
+    blocks = -(-problem.m // (plan.rows * plan.threads if isinstance(plan, RowsPlan) else plan.rows))
     grid, block = (max(1, min(blocks, _multiprocessors(C.device) * _ROWS_BLOCKS)),), (plan.threads,)
-    strides, m, kernel = _b_strides(problem), np.int64(problem.m), _kernel("tsm2l_rows.cuh", plan.kernel(), C.device)
+    strides, m, kernel = (
+        _b_strides(problem),
+        np.int64(problem.m),
+        _kernel(f"{plan.kernel_name}.cuh", plan.kernel(), C.device),
+    )
 
     def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
         kernel(grid, block, (np.uint64(A), np.uint64(B), *strides, np.uint64(C), m, total(alpha), total(beta)))
@@ -289,6 +293,7 @@ _LAUNCHERS: dict[str, Callable[..., Launch]] = {
     Plan.kernel_name: tall_skinny,
     WarpgroupPlan.kernel_name: tall_skinny,
     RowsPlan.kernel_name: tsm2l_rows,
+    WidePlan.kernel_name: tsm2l_rows,
     ColumnsPlan.kernel_name: tsm2l_columns,
     SplitPlan.kernel_name: tsm2r_columns,
     FewPlan.kernel_name: tsmttsm_few,

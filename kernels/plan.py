@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import ClassVar, TypeVar
 
+from tsapps.kernels.banks import STRIDES, turns
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
 __all__ = ["ELEMENT", "SUM", "Plan", "WarpgroupPlan", "instantiate"]
@@ -71,6 +72,11 @@ class Plan:
     store: str = "Store"
 
     @property
+    def shares_parts(self) -> bool:
+        """Whether B is taken apart once for all warps."""
+        return self.keep_b or self.prepare_b
+
+    @property
     def warps(self) -> int:
         """Warps a team."""
         return self.warps_m * self.warps_n * self.warps_k
@@ -130,7 +136,7 @@ class Plan:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block; the kernel's own arithmetic."""
-        ring = self._ring + ((1 + self._streams_b) * self._parts if self.keep_b or self.prepare_b else 0)
+        ring = self._ring + ((1 + self._streams_b) * self._parts if self.shares_parts else 0)
         row_blocks, column_blocks = self._row_blocks, -(-self.tile_n // self.warps_n // 8)
         sums = self.warps_m * self.warps_n * self.teams * self._handed_over(row_blocks)
         handed_over = self.warps // 2 * 32 * 4 * row_blocks * column_blocks * self._sum_bytes
@@ -196,6 +202,7 @@ class WarpgroupPlan(Plan):
     """How tall_skinny_warpgroups.cuh is instantiated: `warps_m` are those that multiply, beside the four that load."""
 
     kernel_name: ClassVar[str] = "tall_skinny_warpgroups"
+    shares_parts: ClassVar[bool] = True
 
     @property
     def threads(self) -> int:
@@ -229,7 +236,7 @@ def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
     """
     size, fold = problem.itemsize, plan.fold
     sides = ((problem.a, plan.tile_m, problem.m * fold), (problem.b, plan.tile_n, problem.w * fold))
-    filled, strides = [], []
+    filled = []
     for layout, outer, extent in sides:
         length, whole = (plan.depth, problem.k) if layout.along_depth else (outer, extent)
         lines = outer if layout.along_depth else plan.depth
@@ -243,12 +250,17 @@ def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
         if unit < size:
             raise ValueError(f"an operand of {problem.dtype} lies at a multiple of {unit} bytes only")
         filled.append((layout.along_depth, unit, packed))
-        strides.append(_stride(layout.along_depth, length, size))
-    stride = 1 if any(layout.along_depth for layout, *_ in sides) and min(strides) == 1 else max(strides)
     (a_along, a_unit, a_packed), (b_along, b_unit, b_packed) = filled
+    # B is read by every warp of a tile's rows, unless its parts are made once.
+    reads_of_b = 0 if plan.keep_b else plan.tile_n * (1 if plan.shares_parts else plan.warps_m)
+
+    def cost(stride: int) -> float:
+        of_a = turns(size, a_along, plan.tile_m, plan.depth, a_packed, stride) * plan.tile_m * plan.warps_n
+        return of_a + turns(size, b_along, plan.tile_n, plan.depth, b_packed, stride) * reads_of_b
+
     return replace(
         plan,
-        stride=stride,
+        stride=min(STRIDES, key=cost),
         a_along=a_along,
         b_along=b_along,
         a_unit=a_unit,
@@ -268,13 +280,3 @@ def _store(plan: Plan, problem: Problem) -> str:
     blocks = 16 if problem.itemsize == 2 else 8
     whole = problem.w % blocks == 0 and plan.tile_n // plan.warps_n % blocks == 0
     return "StorePairs" if whole and problem.c in ("packed", "rows") else "Store"
-
-
-def _stride(along_depth: bool, length: int, size: int) -> int:
-    """Return by how many words depths are dealt to lanes so that an operand's lines fall in different banks."""
-    words = length * size // 4
-    if along_depth:
-        return 8 if length * size % 8 == 4 and words >= 32 else 1
-    if words <= 8 or length * size % 4:
-        return 1
-    return 1 if size == 2 else 8 // gcd(8, words)

@@ -5,7 +5,7 @@ from math import gcd, lcm
 from typing import ClassVar
 
 from tsapps.kernels.plan import ELEMENT, SUM, Plan
-from tsapps.kernels.problem import Problem
+from tsapps.kernels.problem import ITEMSIZE, Problem
 
 __all__ = [
     "AnyPlan",
@@ -13,6 +13,7 @@ __all__ = [
     "FewPlan",
     "RowsPlan",
     "SplitPlan",
+    "WidePlan",
     "few_plan",
     "simple_plans",
     "split_plan",
@@ -48,6 +49,42 @@ class RowsPlan:
         """Return the kernel's name expression."""
         sizes = f"{self.k}, {self.w}, {self.rows}, {self.ahead}, {self.threads}"
         return f"tsm2::tsm2l_rows<{ELEMENT[self.dtype]}, {SUM[self.dtype]}, {sizes}>"
+
+
+@dataclass(frozen=True)
+class WidePlan:
+    """How tsm2l_wide.cuh is instantiated.
+
+    Attributes
+    ----------
+    dtype : str
+    k, w : int
+    ahead : int
+        Rows of A that a thread loads before it multiplies the first.
+    """
+
+    kernel_name: ClassVar[str] = "tsm2l_wide"
+
+    dtype: str
+    k: int
+    w: int
+    ahead: int
+
+    @property
+    def threads(self) -> int:
+        """Threads a block: at most 256, whose vectors are whole rows of C."""
+        vectors = self.w // gcd(self.w, 16 // ITEMSIZE[self.dtype])
+        return 256 // vectors * vectors
+
+    @property
+    def rows(self) -> int:
+        """Rows of C that a block has at a time."""
+        return self.threads * (16 // ITEMSIZE[self.dtype]) // self.w
+
+    def kernel(self) -> str:
+        """Return the kernel's name expression."""
+        sizes = f"{self.k}, {self.w}, {self.ahead}, {self.threads}"
+        return f"tsm2::tsm2l_wide<{ELEMENT[self.dtype]}, {SUM[self.dtype]}, {sizes}>"
 
 
 @dataclass(frozen=True)
@@ -203,10 +240,10 @@ def few_plan(problem: Problem) -> FewPlan | None:
 
 
 #: How a kernel of ours is instantiated.
-AnyPlan = Plan | RowsPlan | ColumnsPlan | SplitPlan | FewPlan
+AnyPlan = Plan | RowsPlan | WidePlan | ColumnsPlan | SplitPlan | FewPlan
 
 
-def simple_plans(problem: Problem, multiprocessors: int) -> list[RowsPlan | ColumnsPlan | SplitPlan | FewPlan]:
+def simple_plans(problem: Problem, multiprocessors: int) -> list[AnyPlan]:
     """Return the plans of the kernels without tensor cores, the most promising first; none where they do not apply."""
     few = few_plan(problem)
     if few is not None:
@@ -217,16 +254,23 @@ def simple_plans(problem: Problem, multiprocessors: int) -> list[RowsPlan | Colu
         return [split_plan(problem, multiprocessors)]
     if problem.shape != "tsm2l":
         return []
-    if a.along_depth and a.leading == k and a.base_alignment == 16 and problem.c == "packed" and k * w <= _MOST_OF_B:
+    kept = 16 // size * (2 if size == 8 else 1)  # registers of a vector
+    if a.along_depth and a.leading == k and a.base_alignment == 16 and problem.c == "packed":
+        if k * w > _MOST_OF_B:
+            wide = k <= _MOST_OF_WIDE and w * size >= 16 and k * kept <= _MOST_OF_B
+            return [WidePlan(problem.dtype, k, w, ahead) for ahead in (1, 4)] if wide else []
         least = 16 // gcd(16, k * size)
         rows = (2 * least, least) if 2 * least * max(k, w) * size <= 32 else (least, 2 * least)
         return [RowsPlan(problem.dtype, k, w, one) for one in rows if one * k * size <= 128]
-    if across and problem.c == "aligned columns" and min(k, w) * 16 // size * (2 if size == 8 else 1) <= _MOST_KEPT:
-        return [ColumnsPlan(problem.dtype, k, w)]
+    if across and problem.c == "aligned columns" and min(k, w) * kept <= _MOST_KEPT:
+        threads = (128, 512) if min(k, w) * kept <= _KEPT_BY_MANY else (128,)
+        return [ColumnsPlan(problem.dtype, k, w, threads=one) for one in threads]
     return []
 
 
-# Elements of B that a thread of tsm2l_rows keeps, and registers of A or of C that one of tsm2l_columns does.
-_MOST_OF_B, _MOST_KEPT = 64, 132
+# Elements of B that a thread of tsm2l_rows or tsm2l_wide keeps, and depths of the latter's.
+_MOST_OF_B, _MOST_OF_WIDE = 64, 8
+# Registers of A or of C that a thread of tsm2l_columns keeps, of 128 in a block and of 512.
+_MOST_KEPT, _KEPT_BY_MANY = 132, 64
 # Sums of a thread of tsmttsm_few, by bytes of an element, and vectors that it loads at a time.
 _MOST_SUMS, _MOST_VECTORS = {8: 32, 4: 64, 2: 64}, 20

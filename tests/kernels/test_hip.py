@@ -11,7 +11,7 @@ import pytest
 from tsapps.kernels import launch
 from tsapps.kernels.build import INCLUDE_ROOT
 from tsapps.kernels.problem import ITEMSIZE
-from tsapps.kernels.simple import SPLIT_INSTANCES, ColumnsPlan, FewPlan, RowsPlan, SplitPlan
+from tsapps.kernels.simple import SPLIT_INSTANCES, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
 
 pytestmark = pytest.mark.skipif(shutil.which("hipcc") is None, reason="hipcc is not installed (apt-get install hipcc)")
 ARCHITECTURES = ("gfx906", "gfx90a")
@@ -44,6 +44,11 @@ def rows():
         for k, w in ((1, 1), (2, 2), (3, 5), (4, 4), (8, 3), (16, 1)):
             whole = 16 // gcd(16, k * ITEMSIZE[dtype])  # the fewest rows that are whole vectors
             yield from (RowsPlan(dtype, k, w, rows).kernel() for rows in (whole, 2 * whole))
+
+
+def wide():
+    for dtype in SCALARS:
+        yield from (WidePlan(dtype, k, w, 4).kernel() for k, w in ((1, 64), (2, 33), (3, 40), (4, 64)))
 
 
 def few():
@@ -79,9 +84,10 @@ def compiled(header, kernels, arch, directory):
         ("tsm2r_columns.cuh", splits),
         ("tsm2l_columns.cuh", columns),
         ("tsm2l_rows.cuh", rows),
+        ("tsm2l_wide.cuh", wide),
         ("tsmttsm_few.cuh", few),
     ],
-    ids=["published", "tsm2r_columns", "tsm2l_columns", "tsm2l_rows", "tsmttsm_few"],
+    ids=["published", "tsm2r_columns", "tsm2l_columns", "tsm2l_rows", "tsm2l_wide", "tsmttsm_few"],
 )
 def test_compiles_for_wavefronts_of_64_without_spills(tmp_path, header, instances, arch):
     names = list(dict.fromkeys(instances()))

@@ -1,4 +1,4 @@
-"""tsm2l_rows.cuh, its own source run on the CPU, against float64."""
+"""tsm2l_rows.cuh and tsm2l_wide.cuh, their own source run on the CPU, against float64."""
 
 from dataclasses import replace
 from functools import cache
@@ -14,7 +14,7 @@ from tsapps.kernels.candidates import candidates
 from tsapps.kernels.device import KNOWN
 from tsapps.kernels.plan import ELEMENT, SUM, Plan
 from tsapps.kernels.problem import Layout, Problem
-from tsapps.kernels.simple import RowsPlan
+from tsapps.kernels.simple import RowsPlan, WidePlan
 
 # k and w: with 1, powers of two and others, and the most elements of B.
 SIZES = [(1, 1), (1, 2), (2, 2), (2, 3), (3, 1), (3, 3), (4, 4), (5, 6), (7, 9), (8, 4), (8, 8), (16, 2), (16, 4)]
@@ -30,10 +30,18 @@ def plan_of(dtype, k, w):
 PLANS = [plan_of(dtype, k, w) for dtype in DTYPES for k, w in SIZES]
 # Two pieces on their way, and rows that are more than are whole vectors.
 PLANS += [RowsPlan(dtype, 2, 3, 16, ahead=2, threads=THREADS) for dtype in DTYPES]
+# Rows of whole vectors, and rows that begin anywhere in one.
+WIDE = [(1, 64, 4), (2, 33, 1), (3, 40, 2), (4, 17, 4), (8, 9, 1)]
+PLANS += [WidePlan(dtype, *sizes) for dtype in DTYPES for sizes in WIDE]
 
 
 def name_of(plan):
-    return f"run_{plan.dtype}_{plan.k}_{plan.w}_{plan.rows}_{plan.ahead}"
+    return f"run_{plan.kernel_name}_{plan.dtype}_{plan.k}_{plan.w}_{plan.rows}_{plan.ahead}"
+
+
+def block_rows(plan):
+    """Rows that a block has at a time."""
+    return plan.rows * plan.threads if isinstance(plan, RowsPlan) else plan.rows
 
 
 def source(plans):
@@ -50,7 +58,7 @@ extern "C" void {name_of(plan)}(const void* A, const void* B, long long b_row, l
 }}"""
         for plan in plans
     ]
-    return "\n".join(['#include "kernels/tsm2/tsm2l_rows.cuh"', *entries])
+    return "\n".join([*(f'#include "kernels/tsm2/tsm2l_{kind}.cuh"' for kind in ("rows", "wide")), *entries])
 
 
 @cache
@@ -108,8 +116,8 @@ def test_two_by_two_by_hand(libraries, dtype):
 @pytest.mark.parametrize("plan", PLANS, ids=name_of)
 def test_every_remainder_of_rows(libraries, plan):
     """One block that goes round twice, from whole pieces to one row less than another piece."""
-    for rest in range(plan.rows):
-        check(libraries, plan, 2 * THREADS * plan.rows + rest, grid=1)
+    for rest in range(min(plan.rows, 40)):
+        check(libraries, plan, 2 * block_rows(plan) + rest, grid=1)
         check(libraries, plan, rest + 1)
 
 
@@ -132,10 +140,11 @@ def run_in_exact_memory():
     plans = [
         plan_of(dtype, *sizes) for dtype in ("float64", "float32", "float16") for sizes in ((2, 3), (5, 6), (16, 2))
     ]
+    plans += [WidePlan(dtype, *sizes) for dtype in ("float64", "float32", "float16") for sizes in WIDE]
     library = harness.build(source(plans), harness.SANITIZE)
     rng = np.random.default_rng(0)
     for plan in plans:
-        for m in (1, plan.rows, 3 * plan.rows + 1, THREADS * plan.rows * 3 - 1):
+        for m in (1, plan.rows, 3 * plan.rows + 1, 3 * block_rows(plan) - 1):
             A, B = (rng.standard_normal(shape).astype(plan.dtype) for shape in ((m, plan.k), (plan.k, plan.w)))
             C = np.full((m, plan.w), np.nan, plan.dtype)
             multiply({name_of(plan): library}, plan, A, B, C)
