@@ -153,7 +153,7 @@ PICKED: Mapping[str, tuple[str, ...]] = {
     WarpgroupPlan.kernel_name: ("tile_m", "warps_m", "stages", "stage"),
     RowsPlan.kernel_name: ("rows", "ahead"),
     WidePlan.kernel_name: ("ahead",),
-    ColumnsPlan.kernel_name: ("ahead", "threads"),
+    ColumnsPlan.kernel_name: ("ahead", "threads", "streams"),
     SplitPlan.kernel_name: (),
     FewPlan.kernel_name: (),
     LIBRARY: (),

@@ -99,6 +99,8 @@ class ColumnsPlan:
         Columns of A at a time, where rows of C are kept.
     threads : int
         A block.
+    streams : bool
+        Whether C is stored as what nobody will read soon.
     """
 
     kernel_name: ClassVar[str] = "tsm2l_columns"
@@ -108,10 +110,11 @@ class ColumnsPlan:
     w: int
     ahead: int = 8
     threads: int = 128
+    streams: bool = False
 
     def kernel(self) -> str:
         """Return the kernel's name expression."""
-        sizes = f"{self.k}, {self.w}, {self.ahead}, {self.threads}"
+        sizes = f"{self.k}, {self.w}, {self.ahead}, {self.threads}, {str(self.streams).lower()}"
         return f"tsm2::tsm2l_columns<{ELEMENT[self.dtype]}, {SUM[self.dtype]}, {sizes}>"
 
 
@@ -264,7 +267,7 @@ def simple_plans(problem: Problem, multiprocessors: int) -> list[AnyPlan]:
         return [RowsPlan(problem.dtype, k, w, one) for one in rows if one * k * size <= 128]
     if across and problem.c == "aligned columns" and min(k, w) * kept <= _MOST_KEPT:
         threads = (128, 512) if min(k, w) * kept <= _KEPT_BY_MANY else (128,)
-        return [ColumnsPlan(problem.dtype, k, w, threads=one) for one in threads]
+        return [ColumnsPlan(problem.dtype, k, w, threads=one, streams=it) for one in threads for it in (False, True)]
     return []
 
 

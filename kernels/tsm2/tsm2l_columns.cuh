@@ -18,8 +18,8 @@
 namespace tsm2 {
 
 // Any grid, kThreads threads. A[i, j] is A[i + j·lda], B[j, c] is B[j·b_row + c·b_column], C[i, c] is C[i + c·ldc]. Columns of
-// A and of C begin at multiples of 16 bytes.
-template <typename T, typename Sum, int K, int W, int kAhead, int kThreads>
+// A and of C begin at multiples of 16 bytes. With kStreams, C is stored as what nobody will read soon.
+template <typename T, typename Sum, int K, int W, int kAhead, int kThreads, bool kStreams>
 __global__ void __launch_bounds__(kThreads)
     tsm2l_columns(const T* A, long long lda, const T* B, long long b_row, long long b_column, T* C, long long ldc,
                   long long m, Sum alpha, Sum beta) {
@@ -66,7 +66,9 @@ __global__ void __launch_bounds__(kThreads)
         const Sum old = beta == Sum(0) ? Sum(0) : beta * Element<T>::value(out[i]);
         out[i] = Element<T>::from(alpha * sums[i] + old);
       }
-      if (whole) {
+      if (whole && kStreams) {
+        simt::store_streaming(to, out);
+      } else if (whole) {
         *reinterpret_cast<Vector*>(to) = out;
       } else {
 #pragma unroll

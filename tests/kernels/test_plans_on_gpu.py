@@ -1,4 +1,7 @@
-"""Every kind of plan that a GPU can run, whatever the planner would take, against float64. Run under compute-sanitizer."""
+"""Every kind of plan that a GPU can run, whatever the planner would take, against float64.
+
+What is run under compute-sanitizer.
+"""
 
 import numpy as np
 import pytest

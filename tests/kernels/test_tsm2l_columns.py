@@ -16,6 +16,7 @@ from tsapps.kernels.simple import ColumnsPlan
 # k and w: A is kept where k is not the larger; else C is, to which columns of A are added three at a time.
 SIZES = [(1, 1), (2, 2), (2, 3), (3, 2), (1, 9), (4, 4), (5, 12), (12, 5), (6, 1), (16, 3), (3, 33)]
 PLANS = [ColumnsPlan(dtype, k, w, ahead=3, threads=32) for dtype in DTYPES for k, w in SIZES]
+PLANS += [ColumnsPlan(dtype, 3, 7, threads=32, streams=True) for dtype in DTYPES]
 
 
 def name_of(plan):
