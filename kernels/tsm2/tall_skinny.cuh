@@ -58,6 +58,10 @@ class Product {
   static constexpr int kPairs = (Depths::kWords + 1) / 2, kTileColumnBlocks = (Plan::kTileN + 7) / 8;
   static constexpr int kParts = kPreparesB ? kPairs * kTileColumnBlocks * 32 * 2 * (int)sizeof(typename Unit::Parts) : 0;
   static constexpr int kAllParts = (kStreamsB ? 2 : 1) * kParts;
+  // A B that is kept arrives beside the first stages of A, in the one that is filled last; or, if it is too large, before
+  // them, where the rings will be.
+  static constexpr bool kArrivesBeside = Plan::kKeepB && B::kBytes <= kStage;
+  static constexpr int kArrivesAt = kArrivesBeside ? (Plan::kStages - 1) * kStage : 0;
   static_assert(!Plan::kKeepB || B::kBytes <= kRings, "B arrives where the rings will be");
   using Over = HandOver<Sum, kColumns, kBlocks>;
   static constexpr int kOver = Over::template kBytes<Epilogue>;
@@ -82,19 +86,16 @@ class Product {
 
   __device__ __forceinline__ void run() {
     if (Plan::kKeepB) {
-      B::template copy<kThreads>(shared_, b_, 0, 0, threadIdx.x);
+      B::template copy<kThreads>(shared_ + kArrivesAt, b_, 0, 0, threadIdx.x);
       ptx::cp_async_commit();
-      ptx::cp_async_wait<0>();
-      __syncthreads();
-      prepare(shared_, parts(0));
-      __syncthreads();
+      if (!kArrivesBeside) share_kept_b<0>();
     }
     // Tiles that are one unit each are dealt in turn: at any time all blocks read and write near each other, which the
     // memory does faster; and to all blocks before a block's next team, so that few tiles make all of them work.
     const long long teams = (long long)gridDim.x * Plan::kTeams;
     const long long begin = Plan::kKeepB ? team_ * (long long)gridDim.x + blockIdx.x : shares_.begin(blockIdx.x);
     const long long end = Plan::kKeepB ? begin + (shares_.units - begin + teams - 1) / teams : shares_.begin(blockIdx.x + 1);
-    if (begin >= end) return;
+    if (begin >= end && !kArrivesBeside) return;
     Cursor<Plan> ahead(work_, begin), now(work_, begin);
     long long fetched = begin;
     auto fetch = [&] {
@@ -109,6 +110,7 @@ class Product {
       ptx::cp_async_commit();
     };
     for (int i = 0; i < Plan::kStages - 1; ++i) fetch();
+    if (kArrivesBeside) share_kept_b<Plan::kStages - 1>();
     constexpr bool kPreparesNext = kPreparesB && kStreamsB;
     if (kPreparesNext) {
       ptx::cp_async_wait<Plan::kStages - 2>();
@@ -147,6 +149,15 @@ class Product {
   struct alignas(sizeof(Parts) == 12 ? 8 : 2 * sizeof(Parts)) PartsOfTwo {
     Parts at[2];
   };
+
+  // Makes the parts of a B that is kept, which arrives in this thread's group of copies before the `pending` latest.
+  template <int pending>
+  __device__ __forceinline__ void share_kept_b() const {
+    ptx::cp_async_wait<pending>();
+    __syncthreads();
+    prepare(shared_ + kArrivesAt, parts(0));
+    __syncthreads();
+  }
 
   // Where the parts of a unit's B lie: words q and q + 1 of column block j, lane by lane, at (q / 2 · blocks + j) · 32.
   __device__ PartsOfTwo* parts(long long unit) const {

@@ -18,6 +18,7 @@ BARRIER = "__syncthreads();"
 STREAM = Case(Plan("float32", 64, 16, 32, warps_m=4, stages=3), 150, 203, 16, pads=(5, 0), C="tall", grid=4)
 PREPARED = Case(Plan("float32", 64, 24, 32, warps_m=4, stages=3, prepare_b=True), 150, 299, 24, grid=4)
 KEPT = Case(Plan("float32", 64, 9, 21, warps_m=4, stages=3, keep_b=True), 400, 21, 9, C="wide", grid=3)
+LARGE = Case(Plan("float32", 16, 40, 21, teams=2, stages=3, keep_b=True), 400, 21, 40, grid=3)
 TEAMS = Case(Plan("float32", 16, 9, 21, teams=4, stages=3, keep_b=True), 600, 21, 9, "FC", C="F", grid=2)
 DEEP = Case(Plan("float32", 33, 16, 128, warps_n=2, warps_k=4, stages=3), 33, 900, 16, "FC", C="wide", grid=3)
 WIDE = Case(Plan("float32", 64, 40, 32, warps_m=2, stages=3), 200, 99, 40, C="wide", grid=3)
@@ -27,10 +28,11 @@ DOUBLES = Case(Plan("float64", 32, 5, 16, stages=3), 77, 133, 5, "FF", (1, 3), C
 
 #: What is changed in which file, at which occurrence, and a product that shows it.
 FAULTS = {
-    "B is not whole before it is taken apart": (KERNEL, BARRIER, "", 0, KEPT),
-    "the ring begins before all have read B": (KERNEL, BARRIER, "", 1, KEPT),
-    "the first B is not whole": (KERNEL, BARRIER, "", 2, PREPARED),
-    "a stage is used before it is whole": (KERNEL, BARRIER, "", 3, STREAM),
+    "the first B is not whole": (KERNEL, BARRIER, "", 0, PREPARED),
+    "a stage is used before it is whole": (KERNEL, BARRIER, "", 1, STREAM),
+    "B is not whole before it is taken apart": (KERNEL, BARRIER, "", 2, KEPT),
+    "the ring goes on before all have read B": (KERNEL, BARRIER, "", 3, TEAMS),
+    "the ring begins before all have read a large B": (KERNEL, BARRIER, "", 3, LARGE),
     "sums are handed over where others are read": (KERNEL, BARRIER, "", 5, DEEP),
     "sums are taken before they are handed over": (KERNEL, BARRIER, "", 6, DEEP),
     "rows are handed over where sums are read": (KERNEL, BARRIER, "", 7, DEEP),
@@ -38,7 +40,7 @@ FAULTS = {
     "rows are overwritten while they are stored": (HAND_OVER, "__syncwarp();", "", 0, WIDE),
     "rows are stored before they are whole": (HAND_OVER, "__syncwarp();", "", 1, WIDE),
     "a wait for one stage too few": (KERNEL, "kPreparesNext ? 3 : 2", "kPreparesNext ? 2 : 1", 0, STREAM),
-    "no wait for the B that stays": (KERNEL, "ptx::cp_async_wait<0>();", "", 0, KEPT),
+    "no wait for the B that stays": (KERNEL, "ptx::cp_async_wait<pending>();", "", 0, KEPT),
     "sums of the last tile": (KERNEL, "sum_at(sums, i) = 0;", "sum_at(sums, i) += 0;", 0, STREAM),
     "another block's place": (
         UNITS,
