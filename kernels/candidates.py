@@ -12,6 +12,8 @@ __all__ = ["RESERVED", "candidates", "fits", "foldable", "registers", "stage_byt
 
 #: Shared memory that the system keeps of every block.
 RESERVED = 1024
+# What tells a block that it is the last to arrive, with its alignment.
+_STATIC = 128
 # Tensor-core instructions that the kernel is made of came with compute capability 8.0; those of warpgroups are of 9.0.
 _LEAST_CAPABILITY, _WARPGROUPS = 8, "9.0"
 # Depth up to which float32 is multiplied in six products.
@@ -45,7 +47,7 @@ def registers(plan: Plan) -> int:
 
 def fits(plan: Plan, device: Device) -> bool:
     """Whether a multiprocessor of the device holds the plan's blocks."""
-    shared = plan.shared_bytes
+    shared = plan.shared_bytes + _STATIC
     kept = plan.tile_n * plan.depth * ITEMSIZE[plan.dtype] if plan.keep_b else 0
     most = min(_MOST_REGISTERS, _REGISTERS // (plan.blocks * plan.threads))
     if isinstance(plan, WarpgroupPlan):

@@ -45,7 +45,7 @@ TSA_PTX void fewer_registers() {
 // B lies in shared memory, from a multiple of 16 bytes on: 256 bytes for 8 columns, in which 64 words of 32 bits lie lane
 // by lane: word i of B's fragment (ptx.cuh) in lane l at 4·(32·i + l).
 //
-// Before the first wgmma that uses registers which were written: wgmma_fence. Before one that uses a B which was stored:
+// Before the first wgmma that uses registers which were written: wgmma_fence of those of A. Before one that uses a B which was stored:
 // async_fence by those who stored it, then a barrier. What is begun is a group from wgmma_commit on; until wgmma_wait (for
 // all groups but the `pending` latest), their d is not read, and B not written.
 template <typename T>
@@ -56,7 +56,8 @@ inline constexpr bool is_half<Half> = true;
 #if defined(TSA_HOST)
 
 inline void async_fence() {}
-inline void wgmma_fence() {}
+template <int parts, int pairs>
+inline void wgmma_fence(unsigned (&)[parts][pairs][4]) {}
 inline void wgmma_commit() { cuda_host::commit_work(); }
 template <int pending, int blocks>
 inline void wgmma_wait(float (&)[blocks][4]) {
@@ -96,7 +97,13 @@ inline void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b) 
 
 // Orders stores to shared memory before what the tensor cores read of it.
 TSA_PTX void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-TSA_PTX void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+template <int parts, int pairs>
+TSA_PTX void wgmma_fence(unsigned (&a)[parts][pairs][4]) {
+  // The compiler does not know that the fence is for registers: whatever writes these has to stay before it.
+#pragma unroll
+  for (int i = 0; i < 4 * parts * pairs; ++i) asm volatile("" : "+r"(a[i / 4 / pairs][i / 4 % pairs][i % 4])::"memory");
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
 TSA_PTX void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int pending, int blocks>
 TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {

@@ -105,6 +105,13 @@ struct Operand {
           source += step;
         }
         return;
+      } else {
+#pragma unroll 4
+        for (int unit = thread; unit < kUnits; unit += kThreads) {
+          const int line = unit / kUnitsALine, at = unit % kUnitsALine * kElements;
+          copy_unit(tile + place(line, at), begin + line * from.leading + at, kElements);
+        }
+        return;
       }
     }
 #pragma unroll 1

@@ -97,7 +97,7 @@ class WarpgroupProduct {
   // --- Loaders --------------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void load(long long begin, long long end) {
-    const int thread = threadIdx.x - kMultipliers;
+    const int thread = threadIdx.x % kGroup;
     Cursor<Plan> ahead(work_, begin);
     long long fetched = begin;
     int free = 0, now = 0;  // stages
@@ -130,8 +130,11 @@ class WarpgroupProduct {
 
   // Takes a unit's B apart.
   __device__ __forceinline__ void prepare(const unsigned char* b_tile, int place, int thread) const {
-    constexpr int kTwos = (kColumnBlocks + 1) / 2;
-    for (int i = thread / 32; i < kPairs * kTwos; i += kGroup / 32) {
+    constexpr int kTwos = (kColumnBlocks + 1) / 2, kAll = kPairs * kTwos, kWarps = kGroup / 32;
+#pragma unroll
+    for (int round = 0; round < (kAll + kWarps - 1) / kWarps; ++round) {
+      const int i = thread / 32 + round * kWarps;
+      if (kAll % kWarps != 0 && i >= kAll) break;
       const int pair = i / kTwos, j = i % kTwos * 2;
       typename B::Word words[4];
       B::template words<Depths, kColumnBlocks>(words, b_tile, 0, j, 0, 2 * pair);
@@ -192,9 +195,16 @@ class WarpgroupProduct {
       Sum alone[kMatrices][kColumnBlocks][4];
 #pragma unroll
       for (int i = 0; i < kMatrices; ++i) {
-        Parts a[kPairs][4];
+        Register a[Unit::kParts][kPairs][4];
 #pragma unroll
-        for (int pair = 0; pair < kPairs; ++pair) load_pair(a[pair], a_tile, i, pair);
+        for (int pair = 0; pair < kPairs; ++pair) {
+          Parts words[4];
+          load_pair(words, a_tile, i, pair);
+#pragma unroll
+          for (int part = 0; part < Unit::kParts; ++part)
+#pragma unroll
+            for (int word = 0; word < 4; ++word) a[part][pair][word] = Unit::bits(words[word], part);
+        }
         begin_products(a, place, kAlone ? alone[i] : sums[i]);
       }
       wait_and_add<0>(alone, sums);
@@ -214,15 +224,14 @@ class WarpgroupProduct {
   static constexpr bool kAlone = Unit::kParts > 1;
 
   // All products of a unit with 64 rows of A.
-  __device__ __forceinline__ void begin_products(const Parts (&a)[kPairs][4], int place, Sum (&sums)[kColumnBlocks][4]) const {
-    ptx::wgmma_fence();
+  __device__ __forceinline__ void begin_products(Register (&a)[Unit::kParts][kPairs][4], int place,
+                                                 Sum (&sums)[kColumnBlocks][4]) const {
+    ptx::wgmma_fence(a);
 #pragma unroll
     for (int step = 0; step < Unit::kSteps; ++step)
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
-        Register left[4];
-#pragma unroll
-        for (int word = 0; word < 4; ++word) left[word] = Unit::bits(a[pair][word], Unit::left(step));
+        const Register(&left)[4] = a[Unit::left(step)][pair];
         const Register* right = matrix(place, pair, Unit::right(step));
         if (kAlone && step == 0 && pair == 0) {
           ptx::wgmma<true, T>(sums, left, right);

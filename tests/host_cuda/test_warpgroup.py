@@ -33,16 +33,16 @@ __global__ void product(const unsigned* A, const unsigned* B, float* D, int roun
     return;
   }
   ptx::more_registers<200>();
-  unsigned a[4];
-  for (int i = 0; i < 4; ++i) a[i] = A[(16 * warp + g + 8 * (i % 2)) * 8 + 4 * (i / 2) + t];
+  unsigned a[1][1][4];
+  for (int i = 0; i < 4; ++i) a[0][0][i] = A[(16 * warp + g + 8 * (i % 2)) * 8 + 4 * (i / 2) + t];
   float sums[blocks][4] = {}, alone[blocks][4];
   for (int round = 0; round < rounds; ++round) {
     const int place = round % 2;
     ptx::barrier_sync(full + place, 256);
-    ptx::wgmma_fence();
-    ptx::wgmma<true, T>(alone, a, matrix[place]);
+    ptx::wgmma_fence(a);
+    ptx::wgmma<true, T>(alone, a[0][0], matrix[place]);
     ptx::wgmma_commit();
-    ptx::wgmma<false, T>(sums, a, matrix[place]);
+    ptx::wgmma<false, T>(sums, a[0][0], matrix[place]);
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>(alone);
     ptx::wgmma_wait<0>(sums);

@@ -59,7 +59,7 @@ extern "C" void run_{i}(unsigned char* tile, unsigned char* out, long long* word
   cuda_host::launch(1, 32, 0, [=] {{
     for (int q = 0; q < D::kWords; q += 2) {{
       O::Word read[4];
-      O::words<D, 2>(read, tile, 0, 0, 0, q);
+      O::words<D, {-(-case[2] // 8)}>(read, tile, 0, 0, 0, q);
       memcpy(out + (q / 2 * 32 + threadIdx.x) * sizeof read, read, sizeof read);
     }}
   }});

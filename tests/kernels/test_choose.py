@@ -13,7 +13,7 @@ from tsapps.kernels.choose import KEY, LIBRARY, key_of, pick_of, plan, promising
 from tsapps.kernels.device import KNOWN
 from tsapps.kernels.plan import Plan, WarpgroupPlan, instantiate
 from tsapps.kernels.problem import ITEMSIZE, NARROW, Layout, Problem
-from tsapps.kernels.simple import ColumnsPlan, FewPlan, RowsPlan, SplitPlan
+from tsapps.kernels.simple import ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
 
 DTYPES = list(ITEMSIZE)
 OLD = [name for name, device in KNOWN.items() if float(device.compute_capability) < 8]
@@ -273,6 +273,12 @@ def test_when_a_simple_kernel_applies(change, kind):
 @given(k=st.integers(1, NARROW), w=st.integers(1, NARROW), dtype=st.sampled_from(DTYPES))
 def test_pieces_of_rows_are_whole_vectors_that_a_thread_can_hold(k, w, dtype):
     for one in simple(problem(1000, k, w, dtype)):
+        if isinstance(one, WidePlan):
+            vectors = one.threads * 16 // ITEMSIZE[dtype]
+            assert vectors == one.rows * w
+            assert one.threads <= 256
+            assert k <= 8
+            continue
         piece = one.rows * k * ITEMSIZE[dtype]
         assert piece % 16 == 0
         assert piece <= 128

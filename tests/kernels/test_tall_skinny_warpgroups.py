@@ -267,5 +267,5 @@ def test_compiles_without_spills(dtype, tile_m, tile_n, groups):
     made = plan(dtype, tile_m, tile_n, groups, stages=4)
     used = launch.compile_any(Case(made, 20_480, 20_480, tile_n).instance, "sm_90a")
     assert used.stack == used.spill_stores == used.spill_loads == 0
-    # The registers that all threads begin with; setmaxnreg deals them out again.
-    assert used.registers * made.threads <= 65_536
+    # What setmaxnreg deals out again: with fewer, those who ask for more would wait for ever.
+    assert used.registers == made.registers[0]
