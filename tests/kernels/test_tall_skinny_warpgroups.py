@@ -29,8 +29,7 @@ from tsapps.kernels.plan import WarpgroupPlan
 from tsapps.kernels.problem import ITEMSIZE
 
 #: Where the arithmetic is what differs from another dtype, two orders of A and B will do.
-EVERY_ORDER = ["CC", "CF", "FC", "FF"]
-ORDERS = {"float64": EVERY_ORDER, "float32": EVERY_ORDER, "float16": EVERY_ORDER, "bfloat16": ["CC", "FF"]}
+ORDERS = {"float64": ["CC", "FF"], "float32": ["CC", "CF", "FC", "FF"], "float16": ["CF", "FC"], "bfloat16": ["CC"]}
 
 
 def plan(dtype, tile_m, tile_n, groups, *, line_bytes=128, stages=3, gram=False):
@@ -238,7 +237,7 @@ def test_a_fault_is_found(name):
 
 def run_in_exact_memory():
     """For a process under AddressSanitizer: operands whose memory ends with their last element."""
-    cases = [replace(STREAM, C="C"), STORED, *cases_of("bfloat16", "FF")]
+    cases = [replace(STREAM, C="C"), STORED, *cases_of("float16", "CF")]
     library = harness.build(source([case.instance for case in cases]), harness.SANITIZE)
     for case in cases:
         check({entry_name(case.instance): library}, case)
