@@ -9,15 +9,13 @@
 //      └────┴────┴────┘        └────┘      *multipliers*, kWarpsM / 4 warpgroups, each with kMatrices · 64 rows of the tile,
 //                                            load their words of A, take them apart, and multiply.
 //
-// Two places for the parts of B go back and forth between them, each with two barriers a multiplying warpgroup: `full`
-// (the loaders arrive, the warpgroup waits) and `empty` (the other way round). A stage of the ring is free again when the
-// parts of its unit are.
+// Two places for the parts of B go back and forth between them, each with two barriers a multiplying warpgroup: `full` (the
+// loaders arrive, the warpgroup waits) and `empty` (the other way round). A stage is free again when its unit's parts are.
 //
 // Why it is fast: wgmma reads B once for 64 rows of A, where mma.sync reads it for every 16 or 32, and the tensor cores work
-// on one warpgroup's products while the others load, take apart and add up. There is no wgmma of doubles; they gain what
-// is left, that no multiplier ever waits for a copy or for a barrier of the whole block. Tall tiles (up to 384 rows) keep
-// what is read of B from the level-2 cache, w · k for every tile, a fraction of A. setmaxnreg gives the loaders' registers
-// to the multipliers.
+// on one warpgroup's products while the others load, take apart and add up. There is no wgmma of doubles; they gain that
+// no multiplier waits for a barrier of the whole block. Tall tiles keep what is read of B from the level-2 cache, w · k for
+// every tile, a fraction of A. setmaxnreg gives the loaders' registers to the multipliers.
 #pragma once
 #include "kernels/tsm2/block_sums.cuh"
 #include "kernels/tsm2/hand_over.cuh"
@@ -83,7 +81,6 @@ class WarpgroupProduct {
 
  private:
   using Parts = typename Unit::Parts;
-
   // Barriers between the loaders and a warpgroup, by place of the parts; of all loaders; of all multipliers.
   static __device__ int full(int place, int group) { return 1 + 2 * group + place; }
   static __device__ int empty(int place, int group) { return 1 + 2 * kGroups + 2 * group + place; }
@@ -233,11 +230,8 @@ class WarpgroupProduct {
       for (int pair = 0; pair < kPairs; ++pair) {
         const Register(&left)[4] = a[Unit::left(step)][pair];
         const Register* right = matrix(place, pair, Unit::right(step));
-        if (kAlone && step == 0 && pair == 0) {
-          ptx::wgmma<true, T>(sums, left, right);
-        } else {
-          ptx::wgmma<false, T>(sums, left, right);
-        }
+        if (kAlone && step == 0 && pair == 0) ptx::wgmma<true, T>(sums, left, right);
+        else ptx::wgmma<false, T>(sums, left, right);
       }
     ptx::wgmma_commit();
   }
