@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 import ml_dtypes
@@ -137,12 +137,16 @@ def build_each(sources):
         return list(pool.map(harness.build, sources))
 
 
-def build_instances(instances, parts=4):
-    """Return the library of every instance, by the name of its entry point; they are built in several parts."""
-    named = {entry_name(one): one for one in instances}
+def build_named(plans, source_of, name_of, parts=2):
+    """Return the library of every plan, by the name of its entry point; they are built in several parts."""
+    named = {name_of(one): one for one in plans}
     shares = [share for share in (list(named)[i::parts] for i in range(parts)) if share]
-    built = build_each([source([named[name] for name in share]) for share in shares])
+    built = build_each([source_of([named[name] for name in share]) for share in shares])
     return {name: library for share, library in zip(shares, built, strict=True) for name in share}
+
+
+def build_instances(instances):
+    return build_named(instances, source, entry_name, parts=4)
 
 
 # --- Running ----------------------------------------------------------------------------------------------------------
@@ -242,3 +246,41 @@ def check(libraries, case, seed=0, instance=None):
     assert_product(C, A, B, case.plan, case.alpha, case.beta, before)
     C[...] = UNTOUCHED
     assert (memory == memory.dtype.type(UNTOUCHED)).all(), "memory around C was written"
+
+
+def check_two_by_two(libraries, case):
+    """A product worked by hand; then twice it, less what it left in C, which is the same again."""
+    dtype = DTYPES[case.plan.dtype]
+    A, B = (placed(np.array(values).astype(dtype), "C") for values in ([[1, 2], [3, 4]], [[5, 6], [7, 8]]))
+    C = np.full((2, 2), np.nan, dtype)
+    launch_product(libraries, case, A, B, C)
+    assert C.tolist() == [[19, 22], [43, 50]]
+    launch_product(libraries, replace(case, alpha=2.0, beta=-1.0), A, B, C)
+    assert C.tolist() == [[19, 22], [43, 50]]
+
+
+def check_sizes(libraries, case):
+    """A plan knows the kernel's own sizes."""
+    instance, sizes = case.instance, np.zeros(3, np.int64)
+    libraries[entry_name(instance)].call("sizes_" + entry_name(instance), sizes)
+    assert sizes.tolist() == [instance.shared_bytes, instance.tile_sums, instance.threads]
+
+
+def check_same_bits(libraries, case):
+    """The same bits in any order of threads, warps and blocks, with copies that land early or late."""
+    A, B = operands(case)
+    results = []
+    for seed, copies in ((0, "late"), (0, "early"), (1, "late"), (2, "early"), (3, "late"), (4, "early")):
+        C, memory = result(case.m, case.w, A.dtype, case.C)
+        C[...] = 1
+        with harness.schedule(seed=seed, copies=copies, threads=1 + seed % 3):
+            launch_product(libraries, case, A, B, C)
+        results.append(memory.tobytes())
+    assert len(set(results)) == 1
+
+
+def check_in_any_order(library, case):
+    for seed in range(4):
+        for copies in ("late", "early"):
+            with harness.schedule(seed=seed, copies=copies, threads=1):
+                check({entry_name(case.instance): library}, case)

@@ -30,8 +30,8 @@ def splits():
     for (itemsize, width), (unroll, threads, blocks) in SPLIT_INSTANCES.items():
         if itemsize > 2:
             dtype = {4: "float32", 8: "float64"}[itemsize]
-            plans = [SplitPlan(dtype, width, unroll, threads, blocks, vector, 2, 64) for vector in (True, False)]
-            yield from (plan.kernel() for plan in plans)
+            for vector in (True, False):
+                yield SplitPlan(dtype, width, unroll, threads, blocks, vector, 2, 64).kernel()
 
 
 def columns():

@@ -3,21 +3,17 @@
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import pytest
 from host_cuda import harness
 from host_cuda.tall_skinny import (
     ARITHMETIC,
-    DTYPES,
     RESULTS,
     Case,
     build_instances,
     check,
-    entry_name,
-    launch_product,
-    operands,
-    placed,
-    result,
+    check_same_bits,
+    check_sizes,
+    check_two_by_two,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -164,13 +160,7 @@ def libraries():
 
 @pytest.mark.parametrize("case", HAND, ids=str)
 def test_two_by_two_by_hand(libraries, case):
-    dtype = DTYPES[case.plan.dtype]
-    A, B = (placed(np.array(values).astype(dtype), "C") for values in ([[1, 2], [3, 4]], [[5, 6], [7, 8]]))
-    C = np.full((2, 2), np.nan, dtype)
-    launch_product(libraries, case, A, B, C)
-    assert C.tolist() == [[19, 22], [43, 50]]
-    launch_product(libraries, replace(case, alpha=2.0, beta=-1.0), A, B, C)
-    assert C.tolist() == [[19, 22], [43, 50]]
+    check_two_by_two(libraries, case)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -180,10 +170,7 @@ def test_against_float64(libraries, case):
 
 @pytest.mark.parametrize("case", [*HAND, *CASES], ids=str)
 def test_a_plan_knows_the_kernels_own_sizes(libraries, case):
-    instance = case.instance
-    sizes = np.zeros(3, np.int64)
-    libraries[entry_name(instance)].call("sizes_" + entry_name(instance), sizes)
-    assert sizes.tolist() == [instance.shared_bytes, instance.tile_sums, instance.threads]
+    check_sizes(libraries, case)
 
 
 # --- Properties -----------------------------------------------------------------------------------------------------
@@ -266,15 +253,7 @@ SCHEDULED = [
 
 @pytest.mark.parametrize("case", SCHEDULED, ids=str)
 def test_same_bits_in_any_schedule(libraries, case):
-    A, B = operands(case)
-    results = []
-    for seed, copies in ((0, "late"), (0, "early"), (1, "late"), (2, "early"), (3, "late"), (4, "early")):
-        C, memory = result(case.m, case.w, A.dtype, case.C)
-        C[...] = 1
-        with harness.schedule(seed=seed, copies=copies, threads=1 + seed % 3):
-            launch_product(libraries, case, A, B, C)
-        results.append(memory.tobytes())
-    assert len(set(results)) == 1
+    check_same_bits(libraries, case)
 
 
 @pytest.mark.parametrize("grid", [1, 2, 7, 64])

@@ -7,18 +7,20 @@ import numpy as np
 import pytest
 from host_cuda import harness
 from host_cuda.tall_skinny import (
-    DTYPES,
     WARPGROUPS,
     Case,
     altered,
     build_each,
     build_instances,
     check,
+    check_in_any_order,
+    check_same_bits,
+    check_sizes,
+    check_two_by_two,
     entry_name,
     launch_product,
     operands,
     placed,
-    result,
     source,
 )
 from hypothesis import given, settings
@@ -82,13 +84,7 @@ def libraries():
 
 @pytest.mark.parametrize("case", HAND, ids=str)
 def test_two_by_two_by_hand(libraries, case):
-    dtype = DTYPES[case.plan.dtype]
-    A, B = (placed(np.array(values).astype(dtype), "C") for values in ([[1, 2], [3, 4]], [[5, 6], [7, 8]]))
-    C = np.full((2, 2), np.nan, dtype)
-    launch_product(libraries, case, A, B, C)
-    assert C.tolist() == [[19, 22], [43, 50]]
-    launch_product(libraries, replace(case, alpha=2.0, beta=-1.0), A, B, C)
-    assert C.tolist() == [[19, 22], [43, 50]]
+    check_two_by_two(libraries, case)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -98,10 +94,7 @@ def test_against_float64(libraries, case):
 
 @pytest.mark.parametrize("case", [*HAND, *CASES], ids=str)
 def test_a_plan_knows_the_kernels_own_sizes(libraries, case):
-    instance = case.instance
-    sizes = np.zeros(3, np.int64)
-    libraries[entry_name(instance)].call("sizes_" + entry_name(instance), sizes)
-    assert sizes.tolist() == [instance.shared_bytes, instance.tile_sums, instance.threads]
+    check_sizes(libraries, case)
 
 
 @given(
@@ -131,15 +124,7 @@ SCHEDULED = [*cases_of("float32", "CC"), *cases_of("float16", "FC")]
 
 @pytest.mark.parametrize("case", SCHEDULED, ids=str)
 def test_same_bits_in_any_schedule(libraries, case):
-    A, B = operands(case)
-    results = []
-    for seed, copies in ((0, "late"), (0, "early"), (1, "late"), (2, "early"), (3, "late"), (4, "early")):
-        C, memory = result(case.m, case.w, A.dtype, case.C)
-        C[...] = 1
-        with harness.schedule(seed=seed, copies=copies, threads=1 + seed % 3):
-            launch_product(libraries, case, A, B, C)
-        results.append(memory.tobytes())
-    assert len(set(results)) == 1
+    check_same_bits(libraries, case)
 
 
 @pytest.mark.parametrize("grid", [1, 2, 16, 64])
@@ -214,22 +199,15 @@ def faulty():
     return dict(zip(FAULTS, build_each(texts), strict=True))
 
 
-def run_in_any_order(library, case):
-    for seed in range(4):
-        for copies in ("late", "early"):
-            with harness.schedule(seed=seed, copies=copies, threads=1):
-                check({entry_name(case.instance): library}, case)
-
-
 @pytest.mark.parametrize("case", [STREAM, SHARED, STORED], ids=["stream", "shared", "stored"])
 def test_without_a_fault_nothing_is_found(case):
-    run_in_any_order(harness.build(source([case.instance])), case)
+    check_in_any_order(harness.build(source([case.instance])), case)
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(name):
     with pytest.raises((AssertionError, harness.KernelError)):
-        run_in_any_order(faulty()[name], FAULTS[name][-1])
+        check_in_any_order(faulty()[name], FAULTS[name][-1])
 
 
 # --- Out of bounds --------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 from host_cuda import harness
-from host_cuda.tall_skinny import DTYPES, UNTOUCHED, assert_product, build_each
+from host_cuda.tall_skinny import DTYPES, UNTOUCHED, assert_product, build_named
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,9 +63,7 @@ extern "C" void {name_of(plan)}(const void* A, const void* B, long long b_row, l
 
 @cache
 def libraries():
-    shares = [PLANS[i::2] for i in range(2)]
-    built = build_each([source(share) for share in shares])
-    return {name_of(plan): library for share, library in zip(shares, built, strict=True) for plan in share}
+    return build_named(PLANS, source, name_of)
 
 
 @pytest.fixture(scope="module", name="libraries")

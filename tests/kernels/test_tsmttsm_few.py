@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 from host_cuda import harness
-from host_cuda.tall_skinny import DTYPES, UNTOUCHED, assert_product, build_each, result
+from host_cuda.tall_skinny import DTYPES, UNTOUCHED, assert_product, build_named, result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,9 +51,7 @@ extern "C" void {name_of(plan)}(const void* A, long long lda, const void* B, lon
 
 @cache
 def libraries():
-    shares = [PLANS[i::2] for i in range(2)]
-    built = build_each([source(share) for share in shares])
-    return {name_of(plan): library for share, library in zip(shares, built, strict=True) for plan in share}
+    return build_named(PLANS, source, name_of)
 
 
 @pytest.fixture(scope="module", name="libraries")
