@@ -38,10 +38,11 @@ def registers(plan: Plan) -> int:
     # float64 takes two registers; float32 holds a stretch's sums too.
     times = 2 if plan.dtype == "float64" or plan.stretch else 1
     if isinstance(plan, WarpgroupPlan):
-        # All of a stage's words of A, of float32 in two parts; two of float64.
-        rows = -(-rows // 16) * 16
-        words = rows * plan.depth * ITEMSIZE[plan.dtype] // 128 * (2 if plan.dtype == "float32" else 1)
-        return times * sums + (rows if plan.dtype == "float64" else words) + _MULTIPLIERS_OTHER[ITEMSIZE[plan.dtype]]
+        # Two words of A of float64; else those of two jobs, which float32 takes in two parts and adds up alone.
+        rows, jobs = -(-rows // 16) * 16, 2 * 8
+        words = {"float64": rows, "float32": 2 * jobs}.get(plan.dtype, jobs)
+        alone = 2 * 4 * -(-columns // 8) if plan.dtype == "float32" else 0
+        return (2 if plan.dtype == "float64" else 1) * sums + alone + words + _MULTIPLIERS_OTHER[ITEMSIZE[plan.dtype]]
     return times * sums + _OTHER_REGISTERS[ITEMSIZE[plan.dtype]]
 
 
@@ -51,8 +52,8 @@ def fits(plan: Plan, device: Device) -> bool:
     kept = plan.tile_n * plan.depth * ITEMSIZE[plan.dtype] if plan.keep_b else 0
     most = min(_MOST_REGISTERS, _REGISTERS // (plan.blocks * plan.threads))
     if isinstance(plan, WarpgroupPlan):
-        equal, loading, most = plan.registers
-        if not loading <= equal <= most:
+        equal, helping, most = plan.registers
+        if not (helping <= equal <= most and plan.has_whole_jobs):
             return False
     return (
         # A B that is kept arrives where the ring will be.
@@ -141,20 +142,21 @@ def _warpgroups(problem: Problem) -> Iterator[WarpgroupPlan]:
     if problem.shape == "tsm2r":
         # Tall tiles, whose rows two or three warpgroups share.
         tiles = (128, 8), (256, 8), (192, 12), (384, 12)
-        for (tile_m, warps_m), line_bytes, stages in product(tiles, (128, 64), (3, 4, 6)):
+        for (tile_m, warps_m), line_bytes, stages in product(tiles, (256, 128, 64), (3, 4, 6)):
             depth = line_bytes // problem.itemsize
             yield WarpgroupPlan(
                 problem.dtype, tile_m, problem.w, depth, warps_m=warps_m, stages=stages, stretch=_stretch(problem)
             )
     if problem.shape == "tsmttsm" and problem.m > _FEW_FOR_WARPGROUPS:
-        # One tile, whose depth blocks share.
-        for depth, stages, blocks in product((16, 32, 64), (3, 4, 6), (2, 3)):
+        # One tile, whose depth blocks and warpgroups share.
+        for depth, stages, (splits, blocks) in product((16, 32, 64, 128), (3, 4, 6), ((2, 1), (1, 2), (1, 3))):
             yield WarpgroupPlan(
                 problem.dtype,
                 problem.m,
                 problem.w,
                 depth,
                 warps_m=4,
+                warps_k=splits,
                 stages=stages,
                 blocks=blocks,
                 gram=problem.gram,

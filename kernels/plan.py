@@ -12,6 +12,10 @@ __all__ = ["ELEMENT", "SUM", "Plan", "WarpgroupPlan", "instantiate"]
 #: What an element is called in C++, and what it is summed in.
 ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfloat16": "ptx::Bfloat16"}
 SUM = {"float64": "double", "float32": "float", "float16": "float", "bfloat16": "float"}
+# Bytes that the level-2 cache prefetches at a time.
+_PREFETCHED = 256
+# Registers of a thread of tall_skinny_warpgroups.cuh that copies or prepares.
+_HELPING = 64
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,8 @@ class Plan:
     b_unit: int = 16
     a_packed: bool = False
     b_packed: bool = False
+    a_prefetches: bool = False
+    b_prefetches: bool = False
     store: str = "Store"
 
     @property
@@ -90,10 +96,10 @@ class Plan:
         """Return the plan as the C++ class that the kernel is instantiated with."""
         element = ELEMENT[self.dtype]
 
-        def operand(along: bool, outer: int, unit: int, packed: bool) -> str:
+        def operand(along: bool, outer: int, unit: int, packed: bool, prefetches: bool) -> str:
             return (
                 f"tsm2::Operand<{element}, {str(along).lower()}, {outer}, {self.depth}, {unit}, "
-                f"{str(packed).lower()}, {self.stride}>"
+                f"{str(packed).lower()}, {str(prefetches).lower()}, {self.stride}>"
             )
 
         integers = {
@@ -115,8 +121,8 @@ class Plan:
             [
                 "struct Plan {",
                 f"  using Element = {element};",
-                f"  using A = {operand(self.a_along, self.tile_m, self.a_unit, self.a_packed)};",
-                f"  using B = {operand(self.b_along, self.tile_n, self.b_unit, self.b_packed)};",
+                f"  using A = {operand(self.a_along, self.tile_m, self.a_unit, self.a_packed, self.a_prefetches)};",
+                f"  using B = {operand(self.b_along, self.tile_n, self.b_unit, self.b_packed, self.b_prefetches)};",
                 *(f"  static constexpr int {name} = {value};" for name, value in integers.items()),
                 *(f"  static constexpr bool {name} = {str(value).lower()};" for name, value in booleans.items()),
                 "};",
@@ -182,9 +188,14 @@ class Plan:
     @property
     def _words(self) -> int:
         """Words of a fragment that a lane goes through in a stage."""
-        total = -(-self.depth // self.warps_k // (2 if ITEMSIZE[self.dtype] == 2 else 1))
+        total = -(-self.depth // self._depth_warps // (2 if ITEMSIZE[self.dtype] == 2 else 1))
         in_blocks = total // (4 * self.stride) * self.stride
         return in_blocks + -(-(total - 4 * in_blocks) // 4)
+
+    @property
+    def _depth_warps(self) -> int:
+        """Warps that share the words of a stage."""
+        return self.warps_k
 
     @property
     def tile_sums(self) -> int:
@@ -199,35 +210,44 @@ class Plan:
 
 @dataclass(frozen=True)
 class WarpgroupPlan(Plan):
-    """How tall_skinny_warpgroups.cuh is instantiated: `warps_m` are those that multiply, beside the four that load."""
+    """How tall_skinny_warpgroups.cuh is instantiated: `warps_m` · `warps_k` multiply, eight copy and prepare."""
 
     kernel_name: ClassVar[str] = "tall_skinny_warpgroups"
     shares_parts: ClassVar[bool] = True
+    _depth_warps: ClassVar[int] = 1
 
     @property
     def threads(self) -> int:
         """Threads a block."""
-        return 32 * self.warps_m + 128
+        return 32 * self.warps + 256
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block; the kernel's own arithmetic."""
-        return self._ring + 2 * self._parts + self.warps_m * self._handed_over(1)
+        handed_over = (self.warps_k - 1) * self.tile_sums * self._sum_bytes
+        return self._ring + 2 * self._parts + self.warps_m * self._handed_over(1) + handed_over
 
     @property
     def registers(self) -> tuple[int, int, int]:
-        """Registers of a thread: as it begins, of a loader, of a multiplier; the kernel's own arithmetic."""
-        groups = self.warps_m // 4
-        equal = 512 // self.blocks // (groups + 1) // 8 * 8
-        loading = 80 if groups == 3 and self.tile_sums // (32 * self.warps_m) < 64 else 56
-        return equal, loading, min(240, ((groups + 1) * equal - loading) // groups // 8 * 8)
+        """Registers of a thread: as it begins, of one that copies or prepares, of a multiplier, as in the kernel."""
+        groups = self.warps // 4
+        equal = 512 // self.blocks // (groups + 2) // 8 * 8
+        return equal, _HELPING, min(240, ((groups + 2) * equal - 2 * _HELPING) // groups // 8 * 8)
+
+    @property
+    def has_whole_jobs(self) -> bool:
+        """Whether a unit is whole instructions and, but for float64, jobs in pairs; the kernel's own conditions."""
+        pairs, rest = divmod(self._words, 2 * self.warps_k)
+        matrices = -(-self.tile_m // (16 * self.warps_m))
+        jobs = pairs // (2 if pairs % 2 == 0 else 1) * matrices
+        return rest == 0 and (self.dtype == "float64" or jobs % 2 == 0)
 
 
 _AnyPlan = TypeVar("_AnyPlan", bound=Plan)
 
 
 def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
-    """Fill in what follows from the operands' layouts: units of copy, packing, the stride of depths.
+    """Fill in what follows from the operands' layouts: units of copy, packing, prefetches, the stride of depths.
 
     Raises
     ------
@@ -249,8 +269,9 @@ def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
             unit = layout.base_alignment
         if unit < size:
             raise ValueError(f"an operand of {problem.dtype} lies at a multiple of {unit} bytes only")
-        filled.append((layout.along_depth, unit, packed))
-    (a_along, a_unit, a_packed), (b_along, b_unit, b_packed) = filled
+        prefetches = layout.along_depth and line_bytes < _PREFETCHED and whole > length
+        filled.append((layout.along_depth, unit, packed, prefetches))
+    (a_along, a_unit, a_packed, a_prefetches), (b_along, b_unit, b_packed, b_prefetches) = filled
     # B is read by every warp of a tile's rows, unless its parts are made once.
     reads_of_b = 0 if plan.keep_b else plan.tile_n * (1 if plan.shares_parts else plan.warps_m)
 
@@ -267,6 +288,8 @@ def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
         b_unit=b_unit,
         a_packed=a_packed,
         b_packed=b_packed,
+        a_prefetches=a_prefetches,
+        b_prefetches=b_prefetches,
         store=_store(plan, problem),
     )
 

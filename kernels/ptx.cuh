@@ -68,8 +68,9 @@ struct alignas(16) Quad {
 
 // cp.async ─ from global to shared memory past the registers. `bytes` is 4, 8 or 16, and both addresses are multiples
 // of it. The first `read` bytes are copied, and zeros after them: with 0, nothing is read. A copy has landed for this
-// thread after cp_async_wait, and for others after a barrier that follows.
-template <int bytes>
+// thread after cp_async_wait, and for others after a barrier that follows. With `prefetches`, the level-2 cache is to read
+// all 256 bytes around, for those who copy the rest soon.
+template <int bytes, bool prefetches = false>
 TSA_PTX void cp_async(void* shared, const void* global, int read = bytes) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
 #if defined(TSA_HOST)
@@ -78,7 +79,14 @@ TSA_PTX void cp_async(void* shared, const void* global, int read = bytes) {
   const unsigned to = (unsigned)__cvta_generic_to_shared(shared);
   const unsigned long long from = (unsigned long long)__cvta_generic_to_global(global);
   if constexpr (bytes == 16) {  // past L1 as well
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(read) : "memory");
+    if constexpr (prefetches) {
+      asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(read) : "memory");
+    } else {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(read) : "memory");
+    }
+  } else if constexpr (prefetches) {
+    asm volatile("cp.async.ca.shared.global.L2::256B [%0], [%1], %3, %2;" ::"r"(to), "l"(from), "r"(read), "n"(bytes)
+                 : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from), "r"(read), "n"(bytes)
                  : "memory");

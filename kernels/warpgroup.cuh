@@ -63,6 +63,10 @@ template <int pending, int blocks>
 inline void wgmma_wait(float (&)[blocks][4]) {
   cuda_host::wait_for_work(pending);
 }
+template <int pending>
+inline void wgmma_wait() {
+  cuda_host::wait_for_work(pending);
+}
 
 template <bool clears, typename T, int blocks>
 inline void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b) {
@@ -95,6 +99,16 @@ inline void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b) 
 
 #else
 
+template <int parts, int pairs>
+TSA_PTX void hold(unsigned (&a)[parts][pairs][4]) {
+#pragma unroll
+  for (int i = 0; i < 4 * parts * pairs; ++i) asm volatile("" : "+r"(a[i / 4 / pairs][i / 4 % pairs][i % 4])::"memory");
+}
+template <int blocks>
+TSA_PTX void hold(float (&d)[blocks][4]) {
+#pragma unroll
+  for (int i = 0; i < 4 * blocks; ++i) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
+}
 // Orders stores to shared memory before what the tensor cores read of it.
 TSA_PTX void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 template <int parts, int pairs>
@@ -105,9 +119,13 @@ TSA_PTX void wgmma_fence(unsigned (&a)[parts][pairs][4]) {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 TSA_PTX void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int pending>
+TSA_PTX void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
 template <int pending, int blocks>
 TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+  wgmma_wait<pending>();
   // The compiler does not know that d was being written: whatever reads it has to stay behind the wait.
 #pragma unroll
   for (int i = 0; i < 4 * blocks; ++i) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");

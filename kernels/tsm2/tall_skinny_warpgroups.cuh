@@ -2,20 +2,24 @@
 // where the tensor cores have as much to do as the memory. n is at most 64.
 //
 //              k                  n        The units of work, the operands, sums that blocks share and epilogues are those
-//      ┌────┬────┬────┐        ┌────┐      of tall_skinny.cuh. What differs is who does what in a block:
+//      ┌────┬────┬────┐        ┌────┐      of tall_skinny.cuh. What differs is who does what in a block, by warpgroups:
 //      │unit│unit│    │ tile  k│unit│
-//      ├────┼────┼────┤        ├────┤      *loaders*, one warpgroup, copy A and B of the units to come into a ring of
-//    m │    │    │    │   ×    │unit│        stages, and take this unit's B apart into what multipliers read;
-//      └────┴────┴────┘        └────┘      *multipliers*, kWarpsM / 4 warpgroups, each with kMatrices · 64 rows of the tile,
-//                                            load their words of A, take them apart, and multiply.
+//      ├────┼────┼────┤        ├────┤      one *copies* A and B of the units to come into a ring of stages;
+//    m │    │    │    │   ×    │unit│      one *prepares* B, taking a unit apart into what multipliers read;
+//      └────┴────┴────┘        └────┘      kWarpsM / 4 times kWarpsK *multiply*, each kMatrices · 64 rows of the tile with
+//                                            a part of every unit's depth: they load their words of A and take them apart.
 //
-// Two places for the parts of B go back and forth between them, each with two barriers a multiplying warpgroup: `full` (the
-// loaders arrive, the warpgroup waits) and `empty` (the other way round). A stage is free again when its unit's parts are.
+// They wait for each other at barriers, two of each kind, for even units and for odd ones, as there are two places for
+// the parts of B: `landed` (copied, to be prepared), and for every multiplying warpgroup `full` (prepared, to be
+// multiplied) and `empty` (multiplied: the unit's parts and its stage are free).
 //
-// Why it is fast: wgmma reads B once for 64 rows of A, where mma.sync reads it for every 16 or 32, and the tensor cores work
-// on one warpgroup's products while the others load, take apart and add up. There is no wgmma of doubles; they gain that
-// no multiplier waits for a barrier of the whole block. Tall tiles keep what is read of B from the level-2 cache, w · k for
-// every tile, a fraction of A. setmaxnreg gives the loaders' registers to the multipliers.
+// A unit is several *jobs*: the products of a matrix of 64 rows with some of the depth. While the tensor cores work on one,
+// the warpgroup loads the next job's words of A and adds up the sums of the last.
+//
+// Why it is fast: wgmma reads B once for 64 rows of A, where mma.sync reads it for every 16 or 32, and the tensor cores
+// always have a job waiting. There is no wgmma of doubles; they gain that no multiplier waits for a barrier of the whole
+// block. Tall tiles keep what is read of B from the level-2 cache, w · k for every tile, a fraction of A. setmaxnreg gives
+// the registers of those who copy and prepare to those who multiply.
 #pragma once
 #include "kernels/tsm2/block_sums.cuh"
 #include "kernels/tsm2/hand_over.cuh"
@@ -34,99 +38,124 @@ class WarpgroupProduct {
   using Unit = Tensor<T, Plan::kProducts>;
   using Sum = typename Unit::Sum;
 
-  static constexpr int kGroups = Plan::kWarpsM / 4, kGroup = 128;
-  static constexpr int kMultipliers = kGroups * kGroup, kThreads = kMultipliers + kGroup;
-  static constexpr int kMatrices = (Plan::kTileM + 64 * kGroups - 1) / (64 * kGroups), kColumns = Plan::kTileN;
+  // Warpgroups by what they do: the first kGroups multiply.
+  static constexpr int kRowGroups = Plan::kWarpsM / 4, kSplits = Plan::kWarpsK, kGroups = kRowGroups * kSplits;
+  static constexpr int kCopies = kGroups, kPrepares = kGroups + 1, kGroup = 128;
+  static constexpr int kMultipliers = kGroups * kGroup, kThreads = kMultipliers + 2 * kGroup;
+  static constexpr int kMatrices = (Plan::kTileM + 64 * kRowGroups - 1) / (64 * kRowGroups), kColumns = Plan::kTileN;
   static constexpr int kColumnBlocks = (kColumns + 7) / 8, kRegisters = 4 * kMatrices * kColumnBlocks;
-  static_assert(Plan::kWarpsM % 4 == 0 && kGroups <= 3 && Plan::kWarpsN == 1 && Plan::kWarpsK == 1 && kColumns <= 64,
+  static_assert(Plan::kWarpsM % 4 == 0 && kGroups <= 3 && Plan::kWarpsN == 1 && kSplits <= 2 && kColumns <= 64,
                 "at most 64 columns, and barriers for three warpgroups");
   using Depths = Depth<Plan::kDepth, A::kPerWord, Plan::kStride>;
   static constexpr int kPairs = Depths::kWords / 2;
-  static_assert(Depths::kWords % 2 == 0, "an instruction takes two words a lane");
+  static_assert(Depths::kWords % (2 * kSplits) == 0, "an instruction takes two words a lane");
+  // Jobs of a warpgroup in a unit: kJobPairs pairs of words of one matrix each. Two sets of registers take turns.
+  static constexpr int kGroupPairs = kPairs / kSplits, kJobPairs = kGroupPairs % 2 == 0 ? 2 : 1;
+  static constexpr int kJobs = kGroupPairs / kJobPairs * kMatrices;
+  static_assert(sizeof(T) == 8 || kJobs % 2 == 0, "the jobs of a unit are even in number");
 
-  // Shared memory, in bytes: the ring, two units' B as parts, and what the epilogue needs.
+  // Shared memory, in bytes: the ring, two units' B as parts, what the epilogue needs, and the sums of the second split.
   static constexpr int kStage = A::kBytes + (Plan::kGram ? 0 : B::kBytes), kRing = Plan::kStages * kStage;
-  static_assert(Plan::kStages >= 3, "this unit's stage, the next one's, and one that is on its way");
+  static_assert(Plan::kStages >= 3, "a unit's stage, the next one's, and one that is on its way");
   using Register = typename Unit::Register;
   static constexpr int kMatrixBytes = 64 * (int)sizeof(Register) * kColumnBlocks;
   static constexpr int kParts = kPairs * Unit::kParts * kMatrixBytes;
   using Over = HandOver<Sum, kColumns, 1>;
   static constexpr int kOver = Over::template kBytes<Epilogue>;
-  static constexpr int kSharedBytes = kRing + 2 * kParts + kMultipliers / 32 * kOver;
-  static constexpr int kTileSums = kMultipliers * kRegisters;  // in `partial`
+  static constexpr int kLanes = kRowGroups * kGroup, kAllOver = kLanes / 32 * kOver;
+  static constexpr int kTileSums = kLanes * kRegisters;  // in `partial`
+  static constexpr int kHandedOver = (kSplits - 1) * kTileSums * (int)sizeof(Sum);
+  static constexpr int kSharedBytes = kRing + 2 * kParts + kAllOver + kHandedOver;
 
   __device__ WarpgroupProduct(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
                               const Work& work, Sum* partial, unsigned* arrived, const Epilogue& epilogue)
       : shared_(shared), a_(a), b_(b), work_(work), shares_(Shares::of<Plan>(work)), partial_(partial),
         arrived_(arrived), epilogue_(epilogue), group_(threadIdx.x / kGroup) {}
 
-  // Registers of a thread: as all begin with, of 512 for a thread of every warpgroup of a multiprocessor; of a loader; and
-  // of a multiplier, which gets the rest.
-  static constexpr int kEqual = 512 / Plan::kBlocksAMultiprocessor / (kGroups + 1) / 8 * 8;
-  static constexpr int kLoading = kGroups == 3 && kRegisters < 64 ? 80 : 56;
-  static constexpr int kMost = ((kGroups + 1) * kEqual - kLoading) / kGroups / 8 * 8, kMultiplying = kMost < 240 ? kMost : 240;
-  static_assert(kLoading <= kEqual && kEqual <= kMultiplying, "one warpgroup gives, the others take");
+  // Registers of a thread: as all begin with, of 512 for a thread of every warpgroup of a multiprocessor; of one that copies
+  // or prepares; and of a multiplier, which gets the rest.
+  static constexpr int kEqual = 512 / Plan::kBlocksAMultiprocessor / (kGroups + 2) / 8 * 8, kHelping = 64;
+  static constexpr int kMost = ((kGroups + 2) * kEqual - 2 * kHelping) / kGroups / 8 * 8;
+  static constexpr int kMultiplying = kMost < 240 ? kMost : 240;
+  static_assert(kHelping <= kEqual && kEqual <= kMultiplying, "some warpgroups give, the others take");
 
   __device__ __forceinline__ void run() {
     const long long begin = shares_.begin(blockIdx.x), end = shares_.begin(blockIdx.x + 1);
     if (begin >= end) return;
-    if (group_ == kGroups) {
-      ptx::fewer_registers<kLoading>();
-      load(begin, end);
+    const int units = (int)(end - begin);
+    if (group_ == kCopies) {
+      ptx::fewer_registers<kHelping>();
+      copy(begin, units);
+    } else if (group_ == kPrepares) {
+      ptx::fewer_registers<kHelping>();
+      prepare(units);
     } else {
       ptx::more_registers<kMultiplying>();
-      multiply(begin, end);
+      multiply(begin, units);
     }
   }
 
  private:
   using Parts = typename Unit::Parts;
-  // Barriers between the loaders and a warpgroup, by place of the parts; of all loaders; of all multipliers.
-  static __device__ int full(int place, int group) { return 1 + 2 * group + place; }
-  static __device__ int empty(int place, int group) { return 1 + 2 * kGroups + 2 * group + place; }
-  static constexpr int kOfLoaders = 1 + 4 * kGroups, kOfMultipliers = kOfLoaders + 1;
+  // Barriers, for even units (place 0) and for odd ones, and the threads that they are for; and one of all multipliers.
+  static __device__ int landed(int place) { return 1 + place; }
+  static __device__ int full(int place, int group) { return 3 + 2 * group + place; }
+  static __device__ int empty(int place, int group) { return 3 + 2 * kGroups + 2 * group + place; }
+  static constexpr int kLanded = 2 * kGroup, kFull = 2 * kGroup, kEmpty = 3 * kGroup, kOfMultipliers = 3 + 4 * kGroups;
 
   // Where part `part` of words 2·pair and 2·pair + 1 of B lies: 64 registers a column block, word by word, lane by lane.
   __device__ Register* matrix(int place, int pair, int part) const {
     return reinterpret_cast<Register*>(shared_ + kRing + place * kParts + (pair * Unit::kParts + part) * kMatrixBytes);
   }
 
-  // --- Loaders --------------------------------------------------------------------------------------------------------
+  static __device__ int next(int stage) { return stage + 1 == Plan::kStages ? 0 : stage + 1; }
 
-  __device__ __forceinline__ void load(long long begin, long long end) {
+  // --- Who copies -----------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void copy(long long begin, int units) const {
     const int thread = threadIdx.x % kGroup;
     Cursor<Plan> ahead(work_, begin);
-    long long fetched = begin;
-    int free = 0, now = 0;  // stages
-    auto fetch = [&] {
-      if (fetched < end) {
-        unsigned char* stage = shared_ + free * kStage;
-        A::template copy<kGroup>(stage, a_, (*ahead).row, (*ahead).depth, thread);
-        if (!Plan::kGram) B::template copy<kGroup>(stage + A::kBytes, b_, (*ahead).column, (*ahead).depth, thread);
+    int stage = 0;
+    for (int unit = 0; unit < units + Plan::kStages - 2; ++unit) {
+      if (unit >= Plan::kStages) await_empty((unit - Plan::kStages) % 2);
+      if (unit >= Plan::kStages - 2) {
+        ptx::cp_async_wait<Plan::kStages - 3>();
+        ptx::barrier_arrive(landed((unit - (Plan::kStages - 2)) % 2), kLanded);
+      }
+      if (unit < units) {
+        unsigned char* to = shared_ + stage * kStage;
+        A::template copy<kGroup>(to, a_, (*ahead).row, (*ahead).depth, thread);
+        if (!Plan::kGram) B::template copy<kGroup>(to + A::kBytes, b_, (*ahead).column, (*ahead).depth, thread);
         ahead.advance();
+        stage = next(stage);
       }
-      free = free + 1 == Plan::kStages ? 0 : free + 1;
-      ++fetched;
       ptx::cp_async_commit();
-    };
-    for (int i = 0; i < Plan::kStages - 2; ++i) fetch();
-    for (long long unit = begin; unit < end; ++unit) {
-      const int place = (int)((unit - begin) % 2);
-      if (unit >= begin + 2) {
-        for (int group = 0; group < kGroups; ++group) ptx::barrier_sync(empty(place, group), 2 * kGroup);
-      }
-      fetch();
-      ptx::cp_async_wait<Plan::kStages - 2>();
-      ptx::barrier_sync(kOfLoaders, kGroup);  // what the other loaders copied of this unit has landed too
-      prepare(shared_ + now * kStage + (Plan::kGram ? 0 : A::kBytes), place, thread);
-      now = now + 1 == Plan::kStages ? 0 : now + 1;
+    }
+  }
+
+  // Waits until a unit is multiplied.
+  __device__ __forceinline__ void await_empty(int place) const {
+    for (int group = 0; group < kGroups; ++group) ptx::barrier_sync(empty(place, group), kEmpty);
+  }
+
+  // --- Who prepares ---------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void prepare(int units) const {
+    const int thread = threadIdx.x % kGroup;
+    int stage = 0;
+    for (int unit = 0; unit < units; ++unit) {
+      const int place = unit % 2;
+      if (unit >= 2) await_empty(place);
+      ptx::barrier_sync(landed(place), kLanded);
+      take_apart(shared_ + stage * kStage + (Plan::kGram ? 0 : A::kBytes), place, thread);
       ptx::async_fence();
-      for (int group = 0; group < kGroups; ++group) ptx::barrier_arrive(full(place, group), 2 * kGroup);
+      for (int group = 0; group < kGroups; ++group) ptx::barrier_arrive(full(place, group), kFull);
+      stage = next(stage);
     }
   }
 
   // Takes a unit's B apart.
-  __device__ __forceinline__ void prepare(const unsigned char* b_tile, int place, int thread) const {
+  __device__ __forceinline__ void take_apart(const unsigned char* b_tile, int place, int thread) const {
     constexpr int kTwos = (kColumnBlocks + 1) / 2, kAll = kPairs * kTwos, kWarps = kGroup / 32;
 #pragma unroll
     for (int round = 0; round < (kAll + kWarps - 1) / kWarps; ++round) {
@@ -147,119 +176,140 @@ class WarpgroupProduct {
     }
   }
 
-  // --- Multipliers ----------------------------------------------------------------------------------------------------
+  // --- Who multiplies -------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void multiply(long long begin, long long end) {
-    Cursor<Plan> now(work_, begin);
-    Sum sums[kMatrices][kColumnBlocks][4] = {};
-    long long tile_begin = begin;
+  __device__ __forceinline__ void multiply(long long begin, int units) {
+    Cursor<Plan> tile(work_, begin);
     int stage = 0;
-    for (long long unit = begin; unit < end; ++unit) {
-      const int place = (int)((unit - begin) % 2);
-      ptx::barrier_sync(full(place, group_), 2 * kGroup);
-      add_unit(shared_ + stage * kStage, place, sums);
-      if (unit + 2 < end) ptx::barrier_arrive(empty(place, group_), 2 * kGroup);
-      stage = stage + 1 == Plan::kStages ? 0 : stage + 1;
-      if (now.ends_tile() || unit + 1 == end) {
-        finish(*now, tile_begin, unit + 1, sums);
-        tile_begin = unit + 1;
+    for (int unit = 0; unit < units; tile.next_tile()) {
+      const int first = unit, left = units - unit;
+      const int last = unit + (tile.units_left() < left ? tile.units_left() : left);
+      Sum sums[kMatrices][kColumnBlocks][4] = {};
+      if constexpr (sizeof(T) == 8) {
+        for (; unit < last; ++unit) {
+          ptx::barrier_sync(full(unit % 2, group_), kFull);
+          add_unit(shared_ + stage * kStage, unit % 2, sums);
+          if (unit + 2 < units) ptx::barrier_arrive(empty(unit % 2, group_), kEmpty);
+          stage = next(stage);
+        }
+      } else {
+        Words words[2];
+        Sum alone[2][kColumnBlocks][4];
+        ptx::barrier_sync(full(unit % 2, group_), kFull);
+        load_job(words[0], 0, shared_ + stage * kStage);
+        for (; unit < last; ++unit) {
+          const unsigned char* a_tile = shared_ + stage * kStage;
+          stage = next(stage);
 #pragma unroll
-        for (int i = 0; i < kRegisters; ++i) sum_at(sums, i) = 0;
+          for (int job = 0; job < kJobs; ++job) {
+            begin_job(words[job % 2], job, unit % 2, alone[job % 2], sums);
+            if (job > 0) end_job<1>(job - 1, alone, sums);
+            if (job + 1 < kJobs) {
+              load_job(words[(job + 1) % 2], job + 1, a_tile);
+            } else if (unit + 1 < last) {
+              ptx::barrier_sync(full((unit + 1) % 2, group_), kFull);
+              load_job(words[0], 0, shared_ + stage * kStage);
+            }
+          }
+          end_job<0>(kJobs - 1, alone, sums);
+          if (unit + 2 < units) ptx::barrier_arrive(empty(unit % 2, group_), kEmpty);
+        }
       }
-      now.advance();
+      finish(*tile, begin + first, begin + last, sums);
     }
   }
 
-  // Adds what a stage holds.
+  // Adds what a stage holds, of doubles.
   __device__ __forceinline__ void add_unit(const unsigned char* a_tile, int place,
                                            Sum (&sums)[kMatrices][kColumnBlocks][4]) const {
-    if constexpr (sizeof(T) == 8) {
-      const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32;
 #pragma unroll
-      for (int pair = 0; pair < kPairs; ++pair) {
-        Parts a[kMatrices][4];
+    for (int pair = 0; pair < kGroupPairs; ++pair) {
+      Parts a[kMatrices][4];
 #pragma unroll
-        for (int i = 0; i < kMatrices; ++i) load_pair(a[i], a_tile, i, pair);
-        const Register* b = matrix(place, pair, 0);
+      for (int i = 0; i < kMatrices; ++i) load_pair(a[i], a_tile, i, pair);
+      const Register* b = matrix(place, split() * kGroupPairs + pair, 0);
 #pragma unroll
-        for (int j = 0; j < kColumnBlocks; ++j) {
-          const Parts words[2] = {b[64 * j + lane], b[64 * j + 32 + lane]};
+      for (int j = 0; j < kColumnBlocks; ++j) {
+        const Parts words[2] = {b[64 * j + lane], b[64 * j + 32 + lane]};
 #pragma unroll
-          for (int i = 0; i < kMatrices; ++i) Unit::multiply(0, sums[i][j], a[i], words);
-        }
+        for (int i = 0; i < kMatrices; ++i) Unit::multiply(0, sums[i][j], a[i], words);
       }
-    } else {
-      Sum alone[kMatrices][kColumnBlocks][4];
-#pragma unroll
-      for (int i = 0; i < kMatrices; ++i) {
-        Register a[Unit::kParts][kPairs][4];
-#pragma unroll
-        for (int pair = 0; pair < kPairs; ++pair) {
-          Parts words[4];
-          load_pair(words, a_tile, i, pair);
-#pragma unroll
-          for (int part = 0; part < Unit::kParts; ++part)
-#pragma unroll
-            for (int word = 0; word < 4; ++word) a[part][pair][word] = Unit::bits(words[word], part);
-        }
-        begin_products(a, place, kAlone ? alone[i] : sums[i]);
-      }
-      wait_and_add<0>(alone, sums);
     }
   }
 
-  // Words 2·pair and 2·pair + 1 of this warp's rows of a matrix.
-  __device__ __forceinline__ void load_pair(Parts (&to)[4], const unsigned char* a_tile, int matrix, int pair) const {
-    constexpr bool kBeyond = Plan::kTileM % (64 * kGroups * kMatrices) != 0;
-    typename A::Word words[4];
-    A::template words<Depths, 2, kBeyond>(words, a_tile, first_row(matrix), 0, 0, 2 * pair);
-#pragma unroll
-    for (int word = 0; word < 4; ++word) to[word] = Unit::parts(words[word]);
-  }
-
-  // The tensor cores truncate as they add: with more than one part, they add up one unit alone (fragments.cuh).
+  // The tensor cores truncate as they add: with more than one part, they add up one job alone (fragments.cuh).
   static constexpr bool kAlone = Unit::kParts > 1;
 
-  // All products of a unit with 64 rows of A.
-  __device__ __forceinline__ void begin_products(Register (&a)[Unit::kParts][kPairs][4], int place,
-                                                 Sum (&sums)[kColumnBlocks][4]) const {
+  using Words = Register[Unit::kParts][kJobPairs][4];
+
+  // Loads a job's words of A and takes them apart.
+  __device__ __forceinline__ void load_job(Words& a, int job, const unsigned char* a_tile) const {
+#pragma unroll
+    for (int pair = 0; pair < kJobPairs; ++pair) {
+      Parts words[4];
+      load_pair(words, a_tile, job % kMatrices, job / kMatrices * kJobPairs + pair);
+#pragma unroll
+      for (int part = 0; part < Unit::kParts; ++part)
+#pragma unroll
+        for (int word = 0; word < 4; ++word) a[part][pair][word] = Unit::bits(words[word], part);
+    }
+  }
+
+  __device__ __forceinline__ void begin_job(Words& a, int job, int place, Sum (&alone)[kColumnBlocks][4],
+                                            Sum (&sums)[kMatrices][kColumnBlocks][4]) const {
     ptx::wgmma_fence(a);
 #pragma unroll
     for (int step = 0; step < Unit::kSteps; ++step)
 #pragma unroll
-      for (int pair = 0; pair < kPairs; ++pair) {
+      for (int pair = 0; pair < kJobPairs; ++pair) {
         const Register(&left)[4] = a[Unit::left(step)][pair];
-        const Register* right = matrix(place, pair, Unit::right(step));
-        if (kAlone && step == 0 && pair == 0) ptx::wgmma<true, T>(sums, left, right);
-        else ptx::wgmma<false, T>(sums, left, right);
+        const int at = split() * kGroupPairs + job / kMatrices * kJobPairs + pair;
+        const Register* right = matrix(place, at, Unit::right(step));
+        if (kAlone && step == 0 && pair == 0) ptx::wgmma<true, T>(alone, left, right);
+        else ptx::wgmma<false, T>(kAlone ? alone : sums[job % kMatrices], left, right);
       }
     ptx::wgmma_commit();
   }
 
-  // The products of matrix i, and those of the ones after it.
-  template <int i>
-  __device__ __forceinline__ void wait_and_add(Sum (&alone)[kMatrices][kColumnBlocks][4],
-                                               Sum (&sums)[kMatrices][kColumnBlocks][4]) const {
-    if constexpr (i < kMatrices) {
-      ptx::wgmma_wait<kMatrices - 1 - i>(kAlone ? alone[i] : sums[i]);
-      if constexpr (kAlone) {
+  // Waits for all jobs but the `pending` latest, of which `job` is the last.
+  template <int pending>
+  __device__ __forceinline__ void end_job(int job, Sum (&alone)[2][kColumnBlocks][4],
+                                          Sum (&sums)[kMatrices][kColumnBlocks][4]) const {
+    if constexpr (kAlone) {
+      Sum(&done)[kColumnBlocks][4] = alone[job % 2];
+      ptx::wgmma_wait<pending>(done);
 #pragma unroll
-        for (int j = 0; j < 4 * kColumnBlocks; ++j) sums[i][j / 4][j % 4] += alone[i][j / 4][j % 4];
-      }
-      wait_and_add<i + 1>(alone, sums);
+      for (int j = 0; j < 4 * kColumnBlocks; ++j) sums[job % kMatrices][j / 4][j % 4] += done[j / 4][j % 4];
+    } else if constexpr (pending == 0) {
+#pragma unroll
+      for (int i = 0; i < kMatrices; ++i) ptx::wgmma_wait<0>(sums[i]);
+    } else {
+      ptx::wgmma_wait<pending>();
     }
+  }
+
+  // Of this warp's rows of a matrix, two words: those of pair `pair` of this warpgroup's depth.
+  __device__ __forceinline__ void load_pair(Parts (&to)[4], const unsigned char* a_tile, int matrix, int pair) const {
+    constexpr bool kBeyond = Plan::kTileM % (64 * kRowGroups * kMatrices) != 0;
+    typename A::Word words[4];
+    A::template words<Depths, 2, kBeyond>(words, a_tile, first_row(matrix), 0, 0, 2 * (split() * kGroupPairs + pair));
+#pragma unroll
+    for (int word = 0; word < 4; ++word) to[word] = Unit::parts(words[word]);
   }
 
   // The first row, in the tile, of this warp's sixteen of a matrix.
   __device__ int first_row(int matrix) const {
-    return 64 * (group_ * kMatrices + matrix) + 16 * (threadIdx.x % kGroup / 32);
+    return 64 * (group_ % kRowGroups * kMatrices + matrix) + 16 * (threadIdx.x % kGroup / 32);
   }
 
   // Ends this block's part of a tile, the units from `begin` to `end`.
   __device__ __forceinline__ void finish(const Place& at, long long begin, long long end,
                                          Sum (&sums)[kMatrices][kColumnBlocks][4]) {
+    if (kSplits > 1) add_splits(sums);
     const BlockSums<WarpgroupProduct, Sum, kTileSums> others(*this, shares_, partial_, arrived_);
-    if (end - begin < shares_.tile_units && !others.add(end - 1 - at.depth / Plan::kDepth, sums)) return;
+    if (end - begin < shares_.tile_units && !others.add(begin - at.depth / Plan::kDepth, sums)) return;
+    if (split() != 0) return;
     const int columns = work_.n - at.column < kColumns ? (int)(work_.n - at.column) : kColumns;
 #pragma unroll
     for (int i = 0; i < kMatrices; ++i) {
@@ -274,8 +324,20 @@ class WarpgroupProduct {
   // The multipliers as a team of BlockSums.
   template <typename, typename, int>
   friend class BlockSums;
-  static constexpr int kSplits = 1;
-  __device__ int split() const { return 0; }
+  __device__ int split() const { return kSplits > 1 ? group_ / kRowGroups : 0; }
+  __device__ __forceinline__ void add_splits(Sum (&sums)[kMatrices][kColumnBlocks][4]) {
+    Sum* second = reinterpret_cast<Sum*>(shared_ + kRing + 2 * kParts + kAllOver) + threadIdx.x % kLanes;
+    sync();
+    if (split() == 1) {
+#pragma unroll
+      for (int i = 0; i < kRegisters; ++i) second[i * kLanes] = sum_at(sums, i);
+    }
+    sync();
+    if (split() == 0) {
+#pragma unroll
+      for (int i = 0; i < kRegisters; ++i) sum_at(sums, i) += second[i * kLanes];
+    }
+  }
   __device__ void sync() const { ptx::barrier_sync(kOfMultipliers, kMultipliers); }
 
   unsigned char* shared_;

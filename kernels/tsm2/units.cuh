@@ -57,7 +57,12 @@ class Cursor {
       return;
     }
     at_.depth += Plan::kDepth;
-    if (at_.depth < work_.k) return;
+    if (at_.depth >= work_.k) next_tile();
+  }
+  // How many units of this tile there are from this one on.
+  __device__ int units_left() const { return (int)((work_.k - at_.depth + Plan::kDepth - 1) / Plan::kDepth); }
+  // To the first unit of the next tile.
+  __device__ void next_tile() {
     at_.depth = 0;
     at_.row += Plan::kTileM;
     if (at_.row < work_.m) return;

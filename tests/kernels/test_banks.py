@@ -42,9 +42,8 @@ TILES = [
 def operand(dtype, along, outer, depth, packed, stride):
     unit = 16 if packed or (depth if along else outer) * ITEMSIZE[dtype] % 16 == 0 else ITEMSIZE[dtype]
     packed = "true" if packed else "false"
-    return (
-        f"tsm2::Operand<{ELEMENT[dtype]}, {'true' if along else 'false'}, {outer}, {depth}, {unit}, {packed}, {stride}>"
-    )
+    along = "true" if along else "false"
+    return f"tsm2::Operand<{ELEMENT[dtype]}, {along}, {outer}, {depth}, {unit}, {packed}, false, {stride}>"
 
 
 def source(cases):

@@ -34,11 +34,20 @@ from tsapps.kernels.problem import ITEMSIZE
 ORDERS = {"float64": ["CC", "FF"], "float32": ["CC", "CF", "FC", "FF"], "float16": ["CF", "FC"], "bfloat16": ["CC"]}
 
 
-def plan(dtype, tile_m, tile_n, groups, *, line_bytes=128, stages=3, gram=False):
+def plan(dtype, tile_m, tile_n, groups, *, splits=1, line_bytes=128, stages=3, gram=False):
     """One group leaves room for a second block."""
-    depth, blocks = line_bytes // ITEMSIZE[dtype], 2 if groups == 1 else 1
+    depth, blocks = line_bytes // ITEMSIZE[dtype], 2 if groups * splits == 1 else 1
     return WarpgroupPlan(
-        dtype, tile_m, tile_n, depth, warps_m=4 * groups, stages=stages, blocks=blocks, stretch=8, gram=gram
+        dtype,
+        tile_m,
+        tile_n,
+        depth,
+        warps_m=4 * groups,
+        warps_k=splits,
+        stages=stages,
+        blocks=blocks,
+        stretch=8,
+        gram=gram,
     )
 
 
@@ -53,12 +62,14 @@ def cases_of(dtype, orders):
     yield Case(plan(dtype, 128, 5, 1, line_bytes=64, stages=5), 130, 640, 5, orders, C="wide", grid=9)
     # TSMTTSM: one tile.
     yield Case(plan(dtype, 40, 33, 1), 40, 900, 33, orders, (8, 0), C="F")
-    yield Case(plan(dtype, 33, 64, 1, line_bytes=64, stages=4), 33, 700, 64, orders, beta=0.5, grid=3)
+    yield Case(plan(dtype, 33, 64, 1, splits=2, line_bytes=256, stages=4), 33, 700, 64, orders, beta=0.5, grid=3)
+    yield Case(plan(dtype, 64, 40, 1, splits=2, line_bytes=256), 64, 2000, 40, orders, C="F")
 
 
 def grams(dtype):
     for w, orders in ((64, "FC"), (33, "FC"), (48, "CF")):
         yield Case(plan(dtype, w, w, 1, gram=True), w, 500, w, orders, gram=True)
+    yield Case(plan(dtype, 64, 64, 1, splits=2, line_bytes=256, gram=True), 64, 900, 64, "FC", gram=True)
 
 
 CASES = [
@@ -150,35 +161,71 @@ def test_float32_is_as_exact_as_sums_of_float32(libraries):
 OPERAND, FRAGMENTS = "kernels/tsm2/operand.cuh", "kernels/tsm2/fragments.cuh"
 STREAM = Case(plan("float32", 128, 24, 2, stages=4), 300, 411, 24, pads=(1, 0), C="tall", grid=4)
 SHARED = replace(STREAM, m=800, grid=12)
+SPLIT = Case(plan("float32", 64, 24, 1, splits=2, line_bytes=256), 64, 2000, 24, grid=3)
 STORED = Case(plan("float16", 64, 24, 1), 150, 600, 24, C="wide", grid=2)
 
 #: What is changed in which file, at which occurrence, and a product that shows it.
 FAULTS = {
-    "B is taken apart before it is whole": (WARPGROUPS, "ptx::barrier_sync(kOfLoaders, kGroup);", "", 0, STREAM),
-    "a wait for one stage too few": (WARPGROUPS, "<Plan::kStages - 2>", "<Plan::kStages - 1>", 0, STREAM),
-    "a stage is used before it is whole": (
+    "B is taken apart before it is whole": (WARPGROUPS, "ptx::barrier_sync(landed(place), kLanded);", "", 0, STREAM),
+    "a wait for one stage too few": (WARPGROUPS, "<Plan::kStages - 3>", "<Plan::kStages - 2>", 0, STREAM),
+    "a unit is used before it is prepared": (
         WARPGROUPS,
-        "ptx::barrier_sync(full(place, group_), 2 * kGroup);",
+        "ptx::barrier_sync(full((unit + 1) % 2, group_), kFull);",
         "",
         0,
         STREAM,
     ),
-    "a stage is written over while it is used": (
+    "the first unit is used before it is prepared": (
         WARPGROUPS,
-        "for (int group = 0; group < kGroups; ++group) ptx::barrier_sync(empty(place, group), 2 * kGroup);",
+        "ptx::barrier_sync(full(unit % 2, group_), kFull);",
         "",
+        1,
+        STREAM,
+    ),
+    "stages and parts are written over while they are used": (
+        WARPGROUPS,
+        "ptx::barrier_sync(empty(place, group), kEmpty);",
+        ";",
         0,
         STREAM,
     ),
-    "parts are given back before they are multiplied": (
+    "a unit is given back before it is multiplied": (
         WARPGROUPS,
         "ptx::wgmma_wait<",
         "if (false) ptx::wgmma_wait<",
         0,
         STREAM,
     ),
-    "a warpgroup reads another's rows": (WARPGROUPS, "group_ * kMatrices + matrix", "matrix", 0, STREAM),
-    "sums of the last tile": (WARPGROUPS, "sum_at(sums, i) = 0;", "sum_at(sums, i) += 0;", 0, STREAM),
+    "a job is added up before it ends": (WARPGROUPS, "end_job<1>", "end_job<2>", 0, STREAM),
+    "the next job's words of A are the last one's": (
+        WARPGROUPS,
+        "words[(job + 1) % 2], job + 1",
+        "words[job % 2], job + 1",
+        0,
+        STREAM,
+    ),
+    "a warpgroup reads another's rows": (WARPGROUPS, "group_ % kRowGroups * kMatrices + matrix", "matrix", 0, STREAM),
+    "a warpgroup multiplies another's depth": (
+        WARPGROUPS,
+        "return kSplits > 1 ? group_ / kRowGroups : 0;",
+        "return 0;",
+        0,
+        SPLIT,
+    ),
+    "sums of the second split are read too early": (
+        WARPGROUPS,
+        "    sync();\n    if (split() == 0)",
+        "    if (split() == 0)",
+        0,
+        SPLIT,
+    ),
+    "sums of the last tile": (
+        WARPGROUPS,
+        "Sum sums[kMatrices][kColumnBlocks][4] = {};",
+        "static thread_local Sum sums[kMatrices][kColumnBlocks][4] = {};",
+        0,
+        STREAM,
+    ),
     "sums of the last unit": (WARPGROUPS, "kAlone && step == 0 && pair == 0", "false", 0, STREAM),
     "told before all have handed over": (
         WARPGROUPS,
@@ -199,7 +246,7 @@ def faulty():
     return dict(zip(FAULTS, build_each(texts), strict=True))
 
 
-@pytest.mark.parametrize("case", [STREAM, SHARED, STORED], ids=["stream", "shared", "stored"])
+@pytest.mark.parametrize("case", [STREAM, SHARED, SPLIT, STORED], ids=["stream", "shared", "split", "stored"])
 def test_without_a_fault_nothing_is_found(case):
     check_in_any_order(harness.build(source([case.instance])), case)
 
@@ -230,18 +277,19 @@ def test_nothing_is_touched_out_of_bounds():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tile_m", "tile_n", "groups"),
+    ("dtype", "tile_m", "tile_n", "groups", "splits", "line_bytes"),
     [
-        ("float32", 256, 64, 2),
-        ("float32", 192, 64, 3),
-        ("float32", 256, 33, 2),
-        ("float16", 256, 64, 2),
-        ("bfloat16", 128, 24, 2),
+        ("float32", 256, 64, 2, 1, 64),
+        ("float32", 192, 16, 3, 1, 128),
+        ("float32", 256, 33, 2, 1, 128),
+        ("float32", 64, 64, 1, 2, 256),
+        ("float16", 256, 64, 2, 1, 128),
+        ("bfloat16", 128, 24, 2, 1, 128),
     ],
 )
-def test_compiles_without_spills(dtype, tile_m, tile_n, groups):
+def test_compiles_without_spills(dtype, tile_m, tile_n, groups, splits, line_bytes):
     pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
-    made = plan(dtype, tile_m, tile_n, groups, stages=4)
+    made = plan(dtype, tile_m, tile_n, groups, splits=splits, line_bytes=line_bytes, stages=4)
     used = launch.compile_any(Case(made, 20_480, 20_480, tile_n).instance, "sm_90a")
     assert used.stack == used.spill_stores == used.spill_loads == 0
     # What setmaxnreg deals out again: with fewer, those who ask for more would wait for ever.
