@@ -52,8 +52,8 @@ def fits(plan: Plan, device: Device) -> bool:
     kept = plan.tile_n * plan.depth * ITEMSIZE[plan.dtype] if plan.keep_b else 0
     most = min(_MOST_REGISTERS, _REGISTERS // (plan.blocks * plan.threads))
     if isinstance(plan, WarpgroupPlan):
-        equal, helping, most = plan.registers
-        if not (helping <= equal <= most and plan.has_whole_jobs):
+        equal, loading, most = plan.registers
+        if not (loading <= equal <= most and plan.has_whole_jobs):
             return False
     return (
         # A B that is kept arrives where the ring will be.
@@ -142,14 +142,14 @@ def _warpgroups(problem: Problem) -> Iterator[WarpgroupPlan]:
     if problem.shape == "tsm2r":
         # Tall tiles, whose rows two or three warpgroups share.
         tiles = (128, 8), (256, 8), (192, 12), (384, 12)
-        for (tile_m, warps_m), line_bytes, stages in product(tiles, (256, 128, 64), (3, 4, 6)):
+        for (tile_m, warps_m), line_bytes, stages in product(tiles, (256, 128, 64), (4, 6)):
             depth = line_bytes // problem.itemsize
             yield WarpgroupPlan(
                 problem.dtype, tile_m, problem.w, depth, warps_m=warps_m, stages=stages, stretch=_stretch(problem)
             )
     if problem.shape == "tsmttsm" and problem.m > _FEW_FOR_WARPGROUPS:
         # One tile, whose depth blocks and warpgroups share.
-        for depth, stages, (splits, blocks) in product((16, 32, 64, 128), (3, 4, 6), ((2, 1), (1, 2), (1, 3))):
+        for depth, stages, (splits, blocks) in product((16, 32, 64, 128), (4, 6, 8), ((2, 1), (1, 2), (1, 3))):
             yield WarpgroupPlan(
                 problem.dtype,
                 problem.m,

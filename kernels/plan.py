@@ -14,8 +14,8 @@ ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfl
 SUM = {"float64": "double", "float32": "float", "float16": "float", "bfloat16": "float"}
 # Bytes that the level-2 cache prefetches at a time.
 _PREFETCHED = 256
-# Registers of a thread of tall_skinny_warpgroups.cuh that copies or prepares.
-_HELPING = 64
+# Registers of a thread of tall_skinny_warpgroups.cuh that loads.
+_LOADING = 72
 
 
 @dataclass(frozen=True)
@@ -188,14 +188,9 @@ class Plan:
     @property
     def _words(self) -> int:
         """Words of a fragment that a lane goes through in a stage."""
-        total = -(-self.depth // self._depth_warps // (2 if ITEMSIZE[self.dtype] == 2 else 1))
+        total = -(-self.depth // self.warps_k // (2 if ITEMSIZE[self.dtype] == 2 else 1))
         in_blocks = total // (4 * self.stride) * self.stride
         return in_blocks + -(-(total - 4 * in_blocks) // 4)
-
-    @property
-    def _depth_warps(self) -> int:
-        """Warps that share the words of a stage."""
-        return self.warps_k
 
     @property
     def tile_sums(self) -> int:
@@ -210,11 +205,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class WarpgroupPlan(Plan):
-    """How tall_skinny_warpgroups.cuh is instantiated: `warps_m` · `warps_k` multiply, eight copy and prepare."""
+    """How tall_skinny_warpgroups.cuh is instantiated: `warps_m` · `warps_k` multiply, eight load."""
 
     kernel_name: ClassVar[str] = "tall_skinny_warpgroups"
     shares_parts: ClassVar[bool] = True
-    _depth_warps: ClassVar[int] = 1
 
     @property
     def threads(self) -> int:
@@ -225,19 +219,19 @@ class WarpgroupPlan(Plan):
     def shared_bytes(self) -> int:
         """Shared memory of a block; the kernel's own arithmetic."""
         handed_over = (self.warps_k - 1) * self.tile_sums * self._sum_bytes
-        return self._ring + 2 * self._parts + self.warps_m * self._handed_over(1) + handed_over
+        return self._ring + 2 * self.warps_k * self._parts + self.warps_m * self._handed_over(1) + handed_over
 
     @property
     def registers(self) -> tuple[int, int, int]:
-        """Registers of a thread: as it begins, of one that copies or prepares, of a multiplier, as in the kernel."""
+        """Registers of a thread: as it begins, of a loader, of a multiplier, as in the kernel."""
         groups = self.warps // 4
         equal = 512 // self.blocks // (groups + 2) // 8 * 8
-        return equal, _HELPING, min(240, ((groups + 2) * equal - 2 * _HELPING) // groups // 8 * 8)
+        return equal, _LOADING, min(240, ((groups + 2) * equal - 2 * _LOADING) // groups // 8 * 8)
 
     @property
     def has_whole_jobs(self) -> bool:
         """Whether a unit is whole instructions and, but for float64, jobs in pairs; the kernel's own conditions."""
-        pairs, rest = divmod(self._words, 2 * self.warps_k)
+        pairs, rest = divmod(self._words, 2)
         matrices = -(-self.tile_m // (16 * self.warps_m))
         jobs = pairs // (2 if pairs % 2 == 0 else 1) * matrices
         return rest == 0 and (self.dtype == "float64" or jobs % 2 == 0)

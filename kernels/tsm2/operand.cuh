@@ -37,10 +37,11 @@ struct Depth {
   static constexpr int kTotal = (kDepth + kPerWord - 1) / kPerWord;
   static constexpr int kInBlocks = kTotal / (4 * kStride) * kStride;               // words a lane
   static constexpr int kWords = kInBlocks + (kTotal - 4 * kInBlocks + 3) / 4;      // words a lane
-  static constexpr int step(int q) { return kPerWord * (q < kInBlocks ? kStride : 1); }
+  static constexpr int step(int q) { return kPerWord * (in_blocks(q) ? kStride : 1); }
   static constexpr int first(int q) {
-    return kPerWord * (q < kInBlocks ? q / kStride * 4 * kStride + q % kStride : 4 * q);
+    return kPerWord * (in_blocks(q) ? q / kStride * 4 * kStride + q % kStride : 4 * q);
   }
+  static constexpr bool in_blocks(int q) { return kInBlocks == kWords || q < kInBlocks; }
 };
 
 // kOuter × kDepth elements of type T. Copies are of `kUnit` bytes (16, 8, 4, or 2: by ordinary loads). With kPacked, the
@@ -144,9 +145,10 @@ struct Operand {
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        to[i] = q + i / 2 < Depths::kWords && e + i % 2 < kEights
-                    ? word<Depths, kBeyond>(tile, first_outer + 8 * (e + i % 2) + lane / 4, first_depth, q + i / 2, lane % 4)
-                    : Word(0);
+        // Of even numbers nothing is missing, which the compiler does not see where it does not know e or q.
+        const bool present = (Depths::kWords % 2 == 0 || q + i / 2 < Depths::kWords) && (kEights % 2 == 0 || e + i % 2 < kEights);
+        to[i] = present ? word<Depths, kBeyond>(tile, first_outer + 8 * (e + i % 2) + lane / 4, first_depth, q + i / 2, lane % 4)
+                        : Word(0);
       }
     }
   }

@@ -4,14 +4,15 @@
 //              k                  n        The units of work, the operands, sums that blocks share and epilogues are those
 //      ┌────┬────┬────┐        ┌────┐      of tall_skinny.cuh. What differs is who does what in a block, by warpgroups:
 //      │unit│unit│    │ tile  k│unit│
-//      ├────┼────┼────┤        ├────┤      one *copies* A and B of the units to come into a ring of stages;
-//    m │    │    │    │   ×    │unit│      one *prepares* B, taking a unit apart into what multipliers read;
-//      └────┴────┴────┘        └────┘      kWarpsM / 4 times kWarpsK *multiply*, each kMatrices · 64 rows of the tile with
-//                                            a part of every unit's depth: they load their words of A and take them apart.
+//      ├────┼────┼────┤        ├────┤      two *loaders*, one for even units and one for odd ones: they copy A and B into a
+//    m │    │    │    │   ×    │unit│        ring of stages, and take B apart into what multipliers read;
+//      └────┴────┴────┘        └────┘      *multipliers*, kWarpsM / 4 times kWarpsK, each kMatrices · 64 rows of the tile
+//                                            and a part of every unit's depth: they load their words of A, take them
+//                                            apart, and multiply.
 //
-// They wait for each other at barriers, two of each kind, for even units and for odd ones, as there are two places for
-// the parts of B: `landed` (copied, to be prepared), and for every multiplying warpgroup `full` (prepared, to be
-// multiplied) and `empty` (multiplied: the unit's parts and its stage are free).
+// The parts of B have two places, for even units and for odd ones, each with two barriers between its loader and every
+// multiplier: `full` (the loader arrives, the multiplier waits) and `empty` (the other way round; the unit's parts and
+// its stage are free).
 //
 // A unit is several *jobs*: the products of a matrix of 64 rows with some of the depth. While the tensor cores work on one,
 // the warpgroup loads the next job's words of A and adds up the sums of the last.
@@ -19,7 +20,7 @@
 // Why it is fast: wgmma reads B once for 64 rows of A, where mma.sync reads it for every 16 or 32, and the tensor cores
 // always have a job waiting. There is no wgmma of doubles; they gain that no multiplier waits for a barrier of the whole
 // block. Tall tiles keep what is read of B from the level-2 cache, w · k for every tile, a fraction of A. setmaxnreg gives
-// the registers of those who copy and prepare to those who multiply.
+// the loaders' registers to the multipliers.
 #pragma once
 #include "kernels/tsm2/block_sums.cuh"
 #include "kernels/tsm2/hand_over.cuh"
@@ -38,25 +39,25 @@ class WarpgroupProduct {
   using Unit = Tensor<T, Plan::kProducts>;
   using Sum = typename Unit::Sum;
 
-  // Warpgroups by what they do: the first kGroups multiply.
+  // The first kGroups warpgroups multiply.
   static constexpr int kRowGroups = Plan::kWarpsM / 4, kSplits = Plan::kWarpsK, kGroups = kRowGroups * kSplits;
-  static constexpr int kCopies = kGroups, kPrepares = kGroups + 1, kGroup = 128;
+  static constexpr int kGroup = 128;
   static constexpr int kMultipliers = kGroups * kGroup, kThreads = kMultipliers + 2 * kGroup;
   static constexpr int kMatrices = (Plan::kTileM + 64 * kRowGroups - 1) / (64 * kRowGroups), kColumns = Plan::kTileN;
   static constexpr int kColumnBlocks = (kColumns + 7) / 8, kRegisters = 4 * kMatrices * kColumnBlocks;
   static_assert(Plan::kWarpsM % 4 == 0 && kGroups <= 3 && Plan::kWarpsN == 1 && kSplits <= 2 && kColumns <= 64,
                 "at most 64 columns, and barriers for three warpgroups");
-  using Depths = Depth<Plan::kDepth, A::kPerWord, Plan::kStride>;
-  static constexpr int kPairs = Depths::kWords / 2;
-  static_assert(Depths::kWords % (2 * kSplits) == 0, "an instruction takes two words a lane");
+  static constexpr int kGroupDepth = Plan::kDepth / kSplits;
+  using Depths = Depth<kGroupDepth, A::kPerWord, Plan::kStride>;
+  static_assert(Plan::kDepth % kSplits == 0 && Depths::kWords % 2 == 0, "an instruction takes two words a lane");
   // Jobs of a warpgroup in a unit: kJobPairs pairs of words of one matrix each. Two sets of registers take turns.
-  static constexpr int kGroupPairs = kPairs / kSplits, kJobPairs = kGroupPairs % 2 == 0 ? 2 : 1;
+  static constexpr int kGroupPairs = Depths::kWords / 2, kPairs = kGroupPairs * kSplits, kJobPairs = kGroupPairs % 2 == 0 ? 2 : 1;
   static constexpr int kJobs = kGroupPairs / kJobPairs * kMatrices;
   static_assert(sizeof(T) == 8 || kJobs % 2 == 0, "the jobs of a unit are even in number");
 
   // Shared memory, in bytes: the ring, two units' B as parts, what the epilogue needs, and the sums of the second split.
   static constexpr int kStage = A::kBytes + (Plan::kGram ? 0 : B::kBytes), kRing = Plan::kStages * kStage;
-  static_assert(Plan::kStages >= 3, "a unit's stage, the next one's, and one that is on its way");
+  static_assert(Plan::kStages >= 4 && Plan::kStages % 2 == 0, "loaders have two stages each, or more");
   using Register = typename Unit::Register;
   static constexpr int kMatrixBytes = 64 * (int)sizeof(Register) * kColumnBlocks;
   static constexpr int kParts = kPairs * Unit::kParts * kMatrixBytes;
@@ -72,23 +73,20 @@ class WarpgroupProduct {
       : shared_(shared), a_(a), b_(b), work_(work), shares_(Shares::of<Plan>(work)), partial_(partial),
         arrived_(arrived), epilogue_(epilogue), group_(threadIdx.x / kGroup) {}
 
-  // Registers of a thread: as all begin with, of 512 for a thread of every warpgroup of a multiprocessor; of one that copies
-  // or prepares; and of a multiplier, which gets the rest.
-  static constexpr int kEqual = 512 / Plan::kBlocksAMultiprocessor / (kGroups + 2) / 8 * 8, kHelping = 64;
-  static constexpr int kMost = ((kGroups + 2) * kEqual - 2 * kHelping) / kGroups / 8 * 8;
+  // Registers of a thread: as all begin with, of 512 for a thread of every warpgroup of a multiprocessor; of a loader;
+  // and of a multiplier, which gets the rest.
+  static constexpr int kEqual = 512 / Plan::kBlocksAMultiprocessor / (kGroups + 2) / 8 * 8, kLoading = 72;
+  static constexpr int kMost = ((kGroups + 2) * kEqual - 2 * kLoading) / kGroups / 8 * 8;
   static constexpr int kMultiplying = kMost < 240 ? kMost : 240;
-  static_assert(kHelping <= kEqual && kEqual <= kMultiplying, "some warpgroups give, the others take");
+  static_assert(kLoading <= kEqual && kEqual <= kMultiplying, "some warpgroups give, the others take");
 
   __device__ __forceinline__ void run() {
     const long long begin = shares_.begin(blockIdx.x), end = shares_.begin(blockIdx.x + 1);
     if (begin >= end) return;
     const int units = (int)(end - begin);
-    if (group_ == kCopies) {
-      ptx::fewer_registers<kHelping>();
-      copy(begin, units);
-    } else if (group_ == kPrepares) {
-      ptx::fewer_registers<kHelping>();
-      prepare(units);
+    if (group_ >= kGroups) {
+      ptx::fewer_registers<kLoading>();
+      load(begin, units);
     } else {
       ptx::more_registers<kMultiplying>();
       multiply(begin, units);
@@ -97,11 +95,11 @@ class WarpgroupProduct {
 
  private:
   using Parts = typename Unit::Parts;
-  // Barriers, for even units (place 0) and for odd ones, and the threads that they are for; and one of all multipliers.
-  static __device__ int landed(int place) { return 1 + place; }
-  static __device__ int full(int place, int group) { return 3 + 2 * group + place; }
-  static __device__ int empty(int place, int group) { return 3 + 2 * kGroups + 2 * group + place; }
-  static constexpr int kLanded = 2 * kGroup, kFull = 2 * kGroup, kEmpty = 3 * kGroup, kOfMultipliers = 3 + 4 * kGroups;
+  // Barriers between a loader and a multiplier, by place of the parts; of each loader; of all multipliers.
+  static __device__ int full(int place, int group) { return 1 + 2 * group + place; }
+  static __device__ int empty(int place, int group) { return 1 + 2 * kGroups + 2 * group + place; }
+  static __device__ int of_loader(int place) { return 1 + 4 * kGroups + place; }
+  static constexpr int kOfMultipliers = 3 + 4 * kGroups;
 
   // Where part `part` of words 2·pair and 2·pair + 1 of B lies: 64 registers a column block, word by word, lane by lane.
   __device__ Register* matrix(int place, int pair, int part) const {
@@ -110,60 +108,51 @@ class WarpgroupProduct {
 
   static __device__ int next(int stage) { return stage + 1 == Plan::kStages ? 0 : stage + 1; }
 
-  // --- Who copies -----------------------------------------------------------------------------------------------------
+  // --- Loaders --------------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void copy(long long begin, int units) const {
-    const int thread = threadIdx.x % kGroup;
+  __device__ __forceinline__ void load(long long begin, int units) const {
+    const int place = group_ - kGroups, thread = threadIdx.x % kGroup;
     Cursor<Plan> ahead(work_, begin);
-    int stage = 0;
-    for (int unit = 0; unit < units + Plan::kStages - 2; ++unit) {
-      if (unit >= Plan::kStages) await_empty((unit - Plan::kStages) % 2);
-      if (unit >= Plan::kStages - 2) {
-        ptx::cp_async_wait<Plan::kStages - 3>();
-        ptx::barrier_arrive(landed((unit - (Plan::kStages - 2)) % 2), kLanded);
-      }
-      if (unit < units) {
-        unsigned char* to = shared_ + stage * kStage;
-        A::template copy<kGroup>(to, a_, (*ahead).row, (*ahead).depth, thread);
-        if (!Plan::kGram) B::template copy<kGroup>(to + A::kBytes, b_, (*ahead).column, (*ahead).depth, thread);
+    if (place != 0) ahead.advance();
+    int fetched = place, free = place, now = place;  // units; stages
+    auto fetch = [&] {
+      if (fetched < units) {
+        unsigned char* stage = shared_ + free * kStage;
+        A::template copy<kGroup>(stage, a_, (*ahead).row, (*ahead).depth, thread);
+        if (!Plan::kGram) B::template copy<kGroup>(stage + A::kBytes, b_, (*ahead).column, (*ahead).depth, thread);
         ahead.advance();
-        stage = next(stage);
+        ahead.advance();
       }
+      fetched += 2;
+      free = next(next(free));
       ptx::cp_async_commit();
-    }
-  }
-
-  // Waits until a unit is multiplied.
-  __device__ __forceinline__ void await_empty(int place) const {
-    for (int group = 0; group < kGroups; ++group) ptx::barrier_sync(empty(place, group), kEmpty);
-  }
-
-  // --- Who prepares ---------------------------------------------------------------------------------------------------
-
-  __device__ __forceinline__ void prepare(int units) const {
-    const int thread = threadIdx.x % kGroup;
-    int stage = 0;
-    for (int unit = 0; unit < units; ++unit) {
-      const int place = unit % 2;
-      if (unit >= 2) await_empty(place);
-      ptx::barrier_sync(landed(place), kLanded);
-      take_apart(shared_ + stage * kStage + (Plan::kGram ? 0 : A::kBytes), place, thread);
+    };
+    for (int i = 0; i < Plan::kStages / 2 - 1; ++i) fetch();
+    for (int unit = place; unit < units; unit += 2) {
+      if (unit >= 2) {
+        for (int group = 0; group < kGroups; ++group) ptx::barrier_sync(empty(place, group), 2 * kGroup);
+      }
+      ptx::cp_async_wait<Plan::kStages / 2 - 2>();
+      ptx::barrier_sync(of_loader(place), kGroup);  // what the other threads copied of this unit has landed too
+      take_apart(shared_ + now * kStage + (Plan::kGram ? 0 : A::kBytes), place, thread);
+      now = next(next(now));
       ptx::async_fence();
-      for (int group = 0; group < kGroups; ++group) ptx::barrier_arrive(full(place, group), kFull);
-      stage = next(stage);
+      for (int group = 0; group < kGroups; ++group) ptx::barrier_arrive(full(place, group), 2 * kGroup);
+      fetch();
     }
   }
 
   // Takes a unit's B apart.
   __device__ __forceinline__ void take_apart(const unsigned char* b_tile, int place, int thread) const {
     constexpr int kTwos = (kColumnBlocks + 1) / 2, kAll = kPairs * kTwos, kWarps = kGroup / 32;
-#pragma unroll
+#pragma unroll 2
     for (int round = 0; round < (kAll + kWarps - 1) / kWarps; ++round) {
       const int i = thread / 32 + round * kWarps;
       if (kAll % kWarps != 0 && i >= kAll) break;
       const int pair = i / kTwos, j = i % kTwos * 2;
       typename B::Word words[4];
-      B::template words<Depths, kColumnBlocks>(words, b_tile, 0, j, 0, 2 * pair);
+      const int depth = pair / kGroupPairs * kGroupDepth;
+      B::template words<Depths, kColumnBlocks>(words, b_tile, 0, j, depth, 2 * (pair % kGroupPairs));
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
         if (j + word % 2 >= kColumnBlocks) continue;
@@ -176,7 +165,7 @@ class WarpgroupProduct {
     }
   }
 
-  // --- Who multiplies -------------------------------------------------------------------------------------------------
+  // --- Multipliers ----------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void multiply(long long begin, int units) {
     Cursor<Plan> tile(work_, begin);
@@ -187,15 +176,15 @@ class WarpgroupProduct {
       Sum sums[kMatrices][kColumnBlocks][4] = {};
       if constexpr (sizeof(T) == 8) {
         for (; unit < last; ++unit) {
-          ptx::barrier_sync(full(unit % 2, group_), kFull);
+          ptx::barrier_sync(full(unit % 2, group_), 2 * kGroup);
           add_unit(shared_ + stage * kStage, unit % 2, sums);
-          if (unit + 2 < units) ptx::barrier_arrive(empty(unit % 2, group_), kEmpty);
+          if (unit + 2 < units) ptx::barrier_arrive(empty(unit % 2, group_), 2 * kGroup);
           stage = next(stage);
         }
       } else {
         Words words[2];
         Sum alone[2][kColumnBlocks][4];
-        ptx::barrier_sync(full(unit % 2, group_), kFull);
+        ptx::barrier_sync(full(unit % 2, group_), 2 * kGroup);
         load_job(words[0], 0, shared_ + stage * kStage);
         for (; unit < last; ++unit) {
           const unsigned char* a_tile = shared_ + stage * kStage;
@@ -207,12 +196,12 @@ class WarpgroupProduct {
             if (job + 1 < kJobs) {
               load_job(words[(job + 1) % 2], job + 1, a_tile);
             } else if (unit + 1 < last) {
-              ptx::barrier_sync(full((unit + 1) % 2, group_), kFull);
+              ptx::barrier_sync(full((unit + 1) % 2, group_), 2 * kGroup);
               load_job(words[0], 0, shared_ + stage * kStage);
             }
           }
           end_job<0>(kJobs - 1, alone, sums);
-          if (unit + 2 < units) ptx::barrier_arrive(empty(unit % 2, group_), kEmpty);
+          if (unit + 2 < units) ptx::barrier_arrive(empty(unit % 2, group_), 2 * kGroup);
         }
       }
       finish(*tile, begin + first, begin + last, sums);
@@ -293,7 +282,7 @@ class WarpgroupProduct {
   __device__ __forceinline__ void load_pair(Parts (&to)[4], const unsigned char* a_tile, int matrix, int pair) const {
     constexpr bool kBeyond = Plan::kTileM % (64 * kRowGroups * kMatrices) != 0;
     typename A::Word words[4];
-    A::template words<Depths, 2, kBeyond>(words, a_tile, first_row(matrix), 0, 0, 2 * (split() * kGroupPairs + pair));
+    A::template words<Depths, 2, kBeyond>(words, a_tile, first_row(matrix), 0, split() * kGroupDepth, 2 * pair);
 #pragma unroll
     for (int word = 0; word < 4; ++word) to[word] = Unit::parts(words[word]);
   }

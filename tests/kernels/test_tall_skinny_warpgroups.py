@@ -34,7 +34,7 @@ from tsapps.kernels.problem import ITEMSIZE
 ORDERS = {"float64": ["CC", "FF"], "float32": ["CC", "CF", "FC", "FF"], "float16": ["CF", "FC"], "bfloat16": ["CC"]}
 
 
-def plan(dtype, tile_m, tile_n, groups, *, splits=1, line_bytes=128, stages=3, gram=False):
+def plan(dtype, tile_m, tile_n, groups, *, splits=1, line_bytes=128, stages=4, gram=False):
     """One group leaves room for a second block."""
     depth, blocks = line_bytes // ITEMSIZE[dtype], 2 if groups * splits == 1 else 1
     return WarpgroupPlan(
@@ -59,7 +59,7 @@ def cases_of(dtype, orders):
     )
     yield Case(plan(dtype, 192, 33, 3), 391, 131, 33, orders, (0, 3), (1, 2), C="F", alpha=1.5, grid=7)
     yield Case(plan(dtype, 256, 40, 2), 300, 170, 40, orders, C="strided", beta=-1.0, grid=4)
-    yield Case(plan(dtype, 128, 5, 1, line_bytes=64, stages=5), 130, 640, 5, orders, C="wide", grid=9)
+    yield Case(plan(dtype, 128, 5, 1, line_bytes=64, stages=6), 130, 640, 5, orders, C="wide", grid=9)
     # TSMTTSM: one tile.
     yield Case(plan(dtype, 40, 33, 1), 40, 900, 33, orders, (8, 0), C="F")
     yield Case(plan(dtype, 33, 64, 1, splits=2, line_bytes=256, stages=4), 33, 700, 64, orders, beta=0.5, grid=3)
@@ -166,25 +166,25 @@ STORED = Case(plan("float16", 64, 24, 1), 150, 600, 24, C="wide", grid=2)
 
 #: What is changed in which file, at which occurrence, and a product that shows it.
 FAULTS = {
-    "B is taken apart before it is whole": (WARPGROUPS, "ptx::barrier_sync(landed(place), kLanded);", "", 0, STREAM),
-    "a wait for one stage too few": (WARPGROUPS, "<Plan::kStages - 3>", "<Plan::kStages - 2>", 0, STREAM),
+    "B is taken apart before it is whole": (WARPGROUPS, "ptx::barrier_sync(of_loader(place), kGroup);", "", 0, STREAM),
+    "a wait for one stage too few": (WARPGROUPS, "<Plan::kStages / 2 - 2>", "<Plan::kStages / 2 - 1>", 0, STREAM),
     "a unit is used before it is prepared": (
         WARPGROUPS,
-        "ptx::barrier_sync(full((unit + 1) % 2, group_), kFull);",
+        "ptx::barrier_sync(full((unit + 1) % 2, group_), 2 * kGroup);",
         "",
         0,
         STREAM,
     ),
     "the first unit is used before it is prepared": (
         WARPGROUPS,
-        "ptx::barrier_sync(full(unit % 2, group_), kFull);",
+        "ptx::barrier_sync(full(unit % 2, group_), 2 * kGroup);",
         "",
         1,
         STREAM,
     ),
     "stages and parts are written over while they are used": (
         WARPGROUPS,
-        "ptx::barrier_sync(empty(place, group), kEmpty);",
+        "ptx::barrier_sync(empty(place, group), 2 * kGroup);",
         ";",
         0,
         STREAM,
