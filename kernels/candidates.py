@@ -21,7 +21,7 @@ _FEW = 4
 # Columns, and rows of a TSMTTSM, up to which warpgroups have nothing to gain.
 _NARROW_FOR_WARPGROUPS, _FEW_FOR_WARPGROUPS = 8, 32
 # Registers of a multiplier of tall_skinny_warpgroups.cuh beside its sums and words of A, by bytes of an element.
-_MULTIPLIERS_OTHER = {8: 72, 4: 32, 2: 32}
+_MULTIPLIERS_OTHER = {8: 72, 4: 24, 2: 24}
 # Registers of a thread beside its sums, by bytes of an element; and of an SM, and how many a thread may have.
 _OTHER_REGISTERS, _REGISTERS, _MOST_REGISTERS = {8: 64, 4: 48, 2: 48}, 65_536, 255
 
@@ -39,7 +39,7 @@ def registers(plan: Plan) -> int:
     times = 2 if plan.dtype == "float64" or plan.stretch else 1
     if isinstance(plan, WarpgroupPlan):
         # Two words of A of float64; else those of two jobs, which float32 takes in two parts and adds up alone.
-        rows, jobs = -(-rows // 16) * 16, 2 * 8
+        rows, jobs = -(-rows // 16) * 16, 2 * 4 * plan.job_pairs
         words = {"float64": rows, "float32": 2 * jobs}.get(plan.dtype, jobs)
         alone = 2 * 4 * -(-columns // 8) if plan.dtype == "float32" else 0
         return (2 if plan.dtype == "float64" else 1) * sums + alone + words + _MULTIPLIERS_OTHER[ITEMSIZE[plan.dtype]]
@@ -140,16 +140,25 @@ def _warpgroups(problem: Problem) -> Iterator[WarpgroupPlan]:
     if problem.w <= _NARROW_FOR_WARPGROUPS:
         return
     if problem.shape == "tsm2r":
-        # Tall tiles, whose rows two or three warpgroups share.
-        tiles = (128, 8), (256, 8), (192, 12), (384, 12)
-        for (tile_m, warps_m), line_bytes, stages in product(tiles, (256, 128, 64), (4, 6)):
-            depth = line_bytes // problem.itemsize
+        # Tall tiles, whose rows two warpgroups share.
+        for tile_m, line_bytes, stages in product((128, 256), (256, 128, 64), (3, 4, 6)):
             yield WarpgroupPlan(
-                problem.dtype, tile_m, problem.w, depth, warps_m=warps_m, stages=stages, stretch=_stretch(problem)
+                problem.dtype,
+                tile_m,
+                problem.w,
+                line_bytes // problem.itemsize,
+                warps_m=8,
+                stages=stages,
+                stretch=_stretch(problem),
             )
     if problem.shape == "tsmttsm" and problem.m > _FEW_FOR_WARPGROUPS:
         # One tile, whose depth blocks and warpgroups share.
-        for depth, stages, (splits, blocks) in product((16, 32, 64, 128), (4, 6, 8), ((2, 1), (1, 2), (1, 3))):
+        groups = (1, 1, 2), (2, 2, 1)
+        for depth, stages, (splits, loaders, blocks), job_pairs in product(
+            (16, 32, 64, 128), (3, 4, 6, 8), groups, (2, 4)
+        ):
+            if job_pairs != 2 and problem.dtype == "float64":
+                continue
             yield WarpgroupPlan(
                 problem.dtype,
                 problem.m,
@@ -161,6 +170,8 @@ def _warpgroups(problem: Problem) -> Iterator[WarpgroupPlan]:
                 blocks=blocks,
                 gram=problem.gram,
                 stretch=_stretch(problem),
+                loaders=loaders,
+                job_pairs=job_pairs,
             )
 
 

@@ -150,7 +150,7 @@ KEY = ("shape", "dtype", "along", "k", "w", "long")
 #: What a row says of its plan, by its kernel; `stage` is the bytes of A in one.
 PICKED: Mapping[str, tuple[str, ...]] = {
     Plan.kernel_name: ("tile_m", "warps_m", "warps_n", "warps_k", "teams", "stages", "blocks", "prepare_b", "stage"),
-    WarpgroupPlan.kernel_name: ("tile_m", "warps_m", "stages", "stage"),
+    WarpgroupPlan.kernel_name: ("tile_m", "warps_m", "warps_k", "loaders", "job_pairs", "stages", "blocks", "stage"),
     RowsPlan.kernel_name: ("rows", "ahead"),
     WidePlan.kernel_name: ("ahead",),
     ColumnsPlan.kernel_name: ("ahead", "threads", "streams"),

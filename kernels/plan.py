@@ -14,8 +14,8 @@ ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfl
 SUM = {"float64": "double", "float32": "float", "float16": "float", "bfloat16": "float"}
 # Bytes that the level-2 cache prefetches at a time.
 _PREFETCHED = 256
-# Registers of a thread of tall_skinny_warpgroups.cuh that loads.
-_LOADING = 72
+# Registers of a thread of tall_skinny_warpgroups.cuh that loads, by how many warpgroups do.
+_LOADING = {1: 88, 2: 64}
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,22 @@ class Plan:
                 f"{str(packed).lower()}, {str(prefetches).lower()}, {self.stride}>"
             )
 
-        integers = {
+        booleans = {"kKeepB": self.keep_b, "kPrepareB": self.prepare_b, "kGram": self.gram}
+        return "\n".join(
+            [
+                "struct Plan {",
+                f"  using Element = {element};",
+                f"  using A = {operand(self.a_along, self.tile_m, self.a_unit, self.a_packed, self.a_prefetches)};",
+                f"  using B = {operand(self.b_along, self.tile_n, self.b_unit, self.b_packed, self.b_prefetches)};",
+                *(f"  static constexpr int {name} = {value};" for name, value in self._integers.items()),
+                *(f"  static constexpr bool {name} = {str(value).lower()};" for name, value in booleans.items()),
+                "};",
+            ]
+        )
+
+    @property
+    def _integers(self) -> dict[str, int]:
+        return {
             "kTileM": self.tile_m,
             "kTileN": self.tile_n,
             "kDepth": self.depth,
@@ -116,18 +131,6 @@ class Plan:
             "kStretch": self.stretch,
             "kStride": self.stride,
         }
-        booleans = {"kKeepB": self.keep_b, "kPrepareB": self.prepare_b, "kGram": self.gram}
-        return "\n".join(
-            [
-                "struct Plan {",
-                f"  using Element = {element};",
-                f"  using A = {operand(self.a_along, self.tile_m, self.a_unit, self.a_packed, self.a_prefetches)};",
-                f"  using B = {operand(self.b_along, self.tile_n, self.b_unit, self.b_packed, self.b_prefetches)};",
-                *(f"  static constexpr int {name} = {value};" for name, value in integers.items()),
-                *(f"  static constexpr bool {name} = {str(value).lower()};" for name, value in booleans.items()),
-                "};",
-            ]
-        )
 
     def epilogue(self) -> str:
         """Return the epilogue that stores C."""
@@ -205,7 +208,18 @@ class Plan:
 
 @dataclass(frozen=True)
 class WarpgroupPlan(Plan):
-    """How tall_skinny_warpgroups.cuh is instantiated: `warps_m` · `warps_k` multiply, eight load."""
+    """How tall_skinny_warpgroups.cuh is instantiated: `warps_m` · `warps_k` warps multiply.
+
+    Attributes
+    ----------
+    loaders : {1, 2}
+        Warpgroups that load.
+    job_pairs : {1, 2, 4}
+        Pairs of words that are multiplied together.
+    """
+
+    loaders: int = 2
+    job_pairs: int = 2
 
     kernel_name: ClassVar[str] = "tall_skinny_warpgroups"
     shares_parts: ClassVar[bool] = True
@@ -213,7 +227,7 @@ class WarpgroupPlan(Plan):
     @property
     def threads(self) -> int:
         """Threads a block."""
-        return 32 * self.warps + 256
+        return 32 * self.warps + 128 * self.loaders
 
     @property
     def shared_bytes(self) -> int:
@@ -224,17 +238,19 @@ class WarpgroupPlan(Plan):
     @property
     def registers(self) -> tuple[int, int, int]:
         """Registers of a thread: as it begins, of a loader, of a multiplier, as in the kernel."""
-        groups = self.warps // 4
-        equal = 512 // self.blocks // (groups + 2) // 8 * 8
-        return equal, _LOADING, min(240, ((groups + 2) * equal - 2 * _LOADING) // groups // 8 * 8)
+        groups, loading = self.warps // 4, _LOADING[self.loaders]
+        equal = 512 // self.blocks // (groups + self.loaders) // 8 * 8
+        return equal, loading, min(240, ((groups + self.loaders) * equal - self.loaders * loading) // groups // 8 * 8)
+
+    @property
+    def _integers(self) -> dict[str, int]:
+        return super()._integers | {"kLoaders": self.loaders, "kJobPairs": self.job_pairs}
 
     @property
     def has_whole_jobs(self) -> bool:
-        """Whether a unit is whole instructions and, but for float64, jobs in pairs; the kernel's own conditions."""
+        """Whether a unit is whole instructions and, but for float64, whole jobs; the kernel's own conditions."""
         pairs, rest = divmod(self._words, 2)
-        matrices = -(-self.tile_m // (16 * self.warps_m))
-        jobs = pairs // (2 if pairs % 2 == 0 else 1) * matrices
-        return rest == 0 and (self.dtype == "float64" or jobs % 2 == 0)
+        return rest == 0 and (self.dtype == "float64" or pairs % self.job_pairs == 0)
 
 
 _AnyPlan = TypeVar("_AnyPlan", bound=Plan)

@@ -18,7 +18,7 @@
 // or with the line's number (`rotation`), so that what a warp reads at once falls in all 32 banks.
 //
 // An app that makes an operand of its own (labels as a one-hot matrix, a difference of two matrices) gives the kernel a
-// class with the same members: Source, kBytes, kPerWord, copy() and words().
+// class with the same members: Source, kBytes, kPerWord, Reader and words().
 #pragma once
 #include "kernels/tsm2/fragments.cuh"
 
@@ -81,51 +81,84 @@ struct Operand {
   static constexpr int kUnits = kLines * kLineBytes / kUnit, kUnitsALine = kPacked ? kUnits : kLineBytes / kUnit;
   static_assert(kPacked ? kLines * kLineBytes % kUnit == 0 : kLineBytes % kUnit == 0, "a tile is whole units");
 
-  // Starts copying the tile whose first element is (outer, depth), by threads 0 to kThreads − 1.
+  // A thread's part, of kThreads, in copying tiles: one after another along the depth.
   template <int kThreads>
-  static __device__ __forceinline__ void copy(unsigned char* tile, const Source& from, long long outer,
-                                              long long depth, int thread) {
-    const long long first_line = kAlongDepth ? outer : depth, first_at = kAlongDepth ? depth : outer;
-    const long long first = first_line * from.leading + first_at, left = from.size - first;
-    const T* begin = from.data + first;
-    const long long lines = (kAlongDepth ? from.outer : from.depth) - first_line;
-    const long long length = (kAlongDepth ? from.depth : from.outer) - first_at;
-    // A thread's units lie in lines kStep apart, at the same place in each, if the threads fill whole lines.
-    constexpr bool kWholeLines = !kPacked && kThreads % kUnitsALine == 0;
-    const bool whole = lines >= kLines && length >= kLength && left >= (kLines - 1) * from.leading + kLength;
-    if (kPacked ? left >= kUnits * kElements : whole) {
-      if constexpr (kPacked || kWholeLines) {
+  class Reader {
+   public:
+    __device__ Reader(const Source& from, int thread) : from_(from), thread_(thread) {
+      const int line = kPacked ? 0 : thread / kUnitsALine;
+      first_ = line * from.leading + (thread - line * kUnitsALine) * kElements;
+    }
+
+    // To the tile whose first element is (outer, depth).
+    __device__ __forceinline__ void move_to(long long outer, long long depth) {
+      const long long first = kAlongDepth ? outer * from_.leading + depth : depth * from_.leading + outer;
+      begin_ = from_.data + first;
+      lines_ = kAlongDepth ? from_.outer - outer : from_.depth - depth;
+      length_ = kAlongDepth ? from_.depth - depth : from_.outer - outer;
+      left_ = from_.size - first;
+    }
+
+    // To the next tile along the depth.
+    __device__ __forceinline__ void advance() {
+      const long long elements = kAlongDepth ? kDepth : kDepth * from_.leading;
+      begin_ += elements;
+      left_ -= elements;
+      (kAlongDepth ? length_ : lines_) -= kDepth;
+    }
+
+    // Starts copying.
+    __device__ __forceinline__ void copy(unsigned char* tile) const {
+      if (kPacked ? left_ >= kUnits * kElements : lines_ >= kLines && length_ >= kLength) {
+        copy_whole(tile);
+      } else {
+        copy_ragged(tile);
+      }
+    }
+
+   private:
+    __device__ __forceinline__ void copy_whole(unsigned char* tile) const {
+      // A thread's units lie in lines kStep apart, at the same place in each, if the threads fill whole lines.
+      if constexpr (kPacked || kThreads % kUnitsALine == 0) {
         constexpr int kStep = kPacked ? 0 : kThreads / kUnitsALine;
-        const int line = kPacked ? 0 : thread / kUnitsALine;
-        const int at = (thread - line * (kPacked ? 0 : kUnitsALine)) * kElements;
-        const T* source = begin + line * from.leading + at;
-        const long long step = kPacked ? kThreads * kElements : kStep * from.leading;
+        const int line = kPacked ? 0 : thread_ / kUnitsALine;
+        const int at = (thread_ - line * (kPacked ? 0 : kUnitsALine)) * kElements;
+        const T* source = begin_ + first_;
+        const long long step = kPacked ? kThreads * kElements : kStep * from_.leading;
 #pragma unroll
         for (int i = 0; i < (kUnits + kThreads - 1) / kThreads; ++i) {
-          if (kUnits % kThreads != 0 && i * kThreads + thread >= kUnits) break;
+          if (kUnits % kThreads != 0 && i * kThreads + thread_ >= kUnits) break;
           copy_unit(tile + place(line + i * kStep, at + (kPacked ? i * kThreads * kElements : 0)), source, kElements);
           source += step;
         }
-        return;
       } else {
 #pragma unroll 4
-        for (int unit = thread; unit < kUnits; unit += kThreads) {
+        for (int unit = thread_; unit < kUnits; unit += kThreads) {
           const int line = unit / kUnitsALine, at = unit % kUnitsALine * kElements;
-          copy_unit(tile + place(line, at), begin + line * from.leading + at, kElements);
+          copy_unit(tile + place(line, at), begin_ + line * from_.leading + at, kElements);
         }
-        return;
       }
     }
+
+    // What lies beyond the operand is filled with zeros.
+    __device__ __forceinline__ void copy_ragged(unsigned char* tile) const {
 #pragma unroll 1
-    for (int unit = thread; unit < kUnits; unit += kThreads) {
-      const int line = unit / kUnitsALine, at = unit % kUnitsALine * kElements;
-      const long long offset = line * from.leading + at;
-      long long present = left - offset;
-      if (!kPacked) present = line >= lines ? 0 : present < length - at ? present : length - at;
-      copy_unit(tile + place(line, at), present > 0 ? begin + offset : from.data,
-                present <= 0 ? 0 : present < kElements ? (int)present : kElements);
+      for (int unit = thread_; unit < kUnits; unit += kThreads) {
+        const int line = unit / kUnitsALine, at = unit % kUnitsALine * kElements;
+        const long long offset = line * from_.leading + at;
+        long long present = left_ - offset;
+        if (!kPacked) present = line >= lines_ ? 0 : present < length_ - at ? present : length_ - at;
+        copy_unit(tile + place(line, at), present > 0 ? begin_ + offset : from_.data,
+                  present <= 0 ? 0 : present < kElements ? (int)present : kElements);
+      }
     }
-  }
+
+    const Source& from_;
+    const int thread_;
+    long long first_;  // from the tile's first element to this thread's
+    const T* begin_;   // the tile's first element, and how much there is from it on: lines, of one, and all elements
+    long long lines_, length_, left_;
+  };
 
   // Words q and q + 1 of Depths at eights e and e + 1 of the `kEights` that a warp has from first_outer on: to[i] is word
   // q + i / 2 at outer index first_outer + 8·(e + i % 2) + g. Depths outside the tile are zeros; an outer index outside

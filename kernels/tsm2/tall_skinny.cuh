@@ -86,7 +86,9 @@ class Product {
 
   __device__ __forceinline__ void run() {
     if (Plan::kKeepB) {
-      B::template copy<kThreads>(shared_ + kArrivesAt, b_, 0, 0, threadIdx.x);
+      typename B::template Reader<kThreads> b(b_, threadIdx.x);
+      b.move_to(0, 0);
+      b.copy(shared_ + kArrivesAt);
       ptx::cp_async_commit();
       if (!kArrivesBeside) share_kept_b<0>();
     }
@@ -98,15 +100,25 @@ class Product {
     if (begin >= end && !kArrivesBeside) return;
     Cursor<Plan> ahead(work_, begin), now(work_, begin);
     long long fetched = begin;
+    int free = 0;  // stage
+    typename A::template Reader<32 * kTeam> a(a_, threadIdx.x % (32 * kTeam));
+    typename B::template Reader<kThreads> b(b_, threadIdx.x);
+    bool moves = true;
     auto fetch = [&] {
       if (fetched < end) {
-        unsigned char* stage = ring_ + (int)((fetched - begin) % Plan::kStages) * kStage;
-        const int thread = threadIdx.x % (32 * kTeam);
-        A::template copy<32 * kTeam>(stage, a_, (*ahead).row, (*ahead).depth, thread);
-        if (kStreamsB) B::template copy<kThreads>(stage + A::kBytes, b_, (*ahead).column, (*ahead).depth, thread);
-        ahead.advance();
+        unsigned char* stage = ring_ + free * kStage;
+        if (moves) {
+          a.move_to((*ahead).row, (*ahead).depth);
+          if (kStreamsB) b.move_to((*ahead).column, (*ahead).depth);
+        }
+        a.copy(stage);
+        if (kStreamsB) b.copy(stage + A::kBytes);
+        moves = ahead.advance();
+        a.advance();
+        if (kStreamsB) b.advance();
       }
       ++fetched;
+      free = free + 1 == Plan::kStages ? 0 : free + 1;
       ptx::cp_async_commit();
     };
     for (int i = 0; i < Plan::kStages - 1; ++i) fetch();

@@ -4,15 +4,15 @@
 //              k                  n        The units of work, the operands, sums that blocks share and epilogues are those
 //      ┌────┬────┬────┐        ┌────┐      of tall_skinny.cuh. What differs is who does what in a block, by warpgroups:
 //      │unit│unit│    │ tile  k│unit│
-//      ├────┼────┼────┤        ├────┤      two *loaders*, one for even units and one for odd ones: they copy A and B into a
-//    m │    │    │    │   ×    │unit│        ring of stages, and take B apart into what multipliers read;
+//      ├────┼────┼────┤        ├────┤      *loaders* copy A and B of the units to come into a ring of stages, and take
+//    m │    │    │    │   ×    │unit│        this unit's B apart into what multipliers read; two of them part that work;
 //      └────┴────┴────┘        └────┘      *multipliers*, kWarpsM / 4 times kWarpsK, each kMatrices · 64 rows of the tile
-//                                            and a part of every unit's depth: they load their words of A, take them
-//                                            apart, and multiply.
+//                                            and a part of every unit's depth, load their words of A, take them apart,
+//                                            and multiply.
 //
-// The parts of B have two places, for even units and for odd ones, each with two barriers between its loader and every
-// multiplier: `full` (the loader arrives, the multiplier waits) and `empty` (the other way round; the unit's parts and
-// its stage are free).
+// They wait for each other at barriers, two of each kind, for even units and for odd ones, as there are two places for
+// the parts of B: `landed` (copied), and for every multiplier `full` (the parts are made) and `empty` (multiplied: the
+// unit's parts and its stage are free).
 //
 // A unit is several *jobs*: the products of a matrix of 64 rows with some of the depth. While the tensor cores work on one,
 // the warpgroup loads the next job's words of A and adds up the sums of the last.
@@ -41,8 +41,8 @@ class WarpgroupProduct {
 
   // The first kGroups warpgroups multiply.
   static constexpr int kRowGroups = Plan::kWarpsM / 4, kSplits = Plan::kWarpsK, kGroups = kRowGroups * kSplits;
-  static constexpr int kGroup = 128;
-  static constexpr int kMultipliers = kGroups * kGroup, kThreads = kMultipliers + 2 * kGroup;
+  static constexpr int kGroup = 128, kLoaders = Plan::kLoaders;
+  static constexpr int kMultipliers = kGroups * kGroup, kThreads = kMultipliers + kLoaders * kGroup;
   static constexpr int kMatrices = (Plan::kTileM + 64 * kRowGroups - 1) / (64 * kRowGroups), kColumns = Plan::kTileN;
   static constexpr int kColumnBlocks = (kColumns + 7) / 8, kRegisters = 4 * kMatrices * kColumnBlocks;
   static_assert(Plan::kWarpsM % 4 == 0 && kGroups <= 3 && Plan::kWarpsN == 1 && kSplits <= 2 && kColumns <= 64,
@@ -50,14 +50,16 @@ class WarpgroupProduct {
   static constexpr int kGroupDepth = Plan::kDepth / kSplits;
   using Depths = Depth<kGroupDepth, A::kPerWord, Plan::kStride>;
   static_assert(Plan::kDepth % kSplits == 0 && Depths::kWords % 2 == 0, "an instruction takes two words a lane");
-  // Jobs of a warpgroup in a unit: kJobPairs pairs of words of one matrix each. Two sets of registers take turns.
-  static constexpr int kGroupPairs = Depths::kWords / 2, kPairs = kGroupPairs * kSplits, kJobPairs = kGroupPairs % 2 == 0 ? 2 : 1;
-  static constexpr int kJobs = kGroupPairs / kJobPairs * kMatrices;
-  static_assert(sizeof(T) == 8 || kJobs % 2 == 0, "the jobs of a unit are even in number");
+  static constexpr int kGroupPairs = Depths::kWords / 2, kPairs = kGroupPairs * kSplits;
+  // Jobs of a warpgroup in a unit: kJobPairs pairs of words of one matrix each. Two sets of registers take turns; of an
+  // even number of jobs, the next unit's first is loaded before this one's last ends.
+  static constexpr int kJobPairs = Plan::kJobPairs, kJobs = kGroupPairs / kJobPairs * kMatrices;
+  static constexpr bool kLoadsAhead = kJobs % 2 == 0;
+  static_assert(sizeof(T) == 8 || kGroupPairs % kJobPairs == 0, "a unit is whole jobs");
 
   // Shared memory, in bytes: the ring, two units' B as parts, what the epilogue needs, and the sums of the second split.
   static constexpr int kStage = A::kBytes + (Plan::kGram ? 0 : B::kBytes), kRing = Plan::kStages * kStage;
-  static_assert(Plan::kStages >= 4 && Plan::kStages % 2 == 0, "loaders have two stages each, or more");
+  static_assert(Plan::kStages >= 3, "a stage that is read, one that is taken apart, and one that is on its way");
   using Register = typename Unit::Register;
   static constexpr int kMatrixBytes = 64 * (int)sizeof(Register) * kColumnBlocks;
   static constexpr int kParts = kPairs * Unit::kParts * kMatrixBytes;
@@ -75,8 +77,9 @@ class WarpgroupProduct {
 
   // Registers of a thread: as all begin with, of 512 for a thread of every warpgroup of a multiprocessor; of a loader;
   // and of a multiplier, which gets the rest.
-  static constexpr int kEqual = 512 / Plan::kBlocksAMultiprocessor / (kGroups + 2) / 8 * 8, kLoading = 72;
-  static constexpr int kMost = ((kGroups + 2) * kEqual - 2 * kLoading) / kGroups / 8 * 8;
+  static constexpr int kEqual = 512 / Plan::kBlocksAMultiprocessor / (kGroups + kLoaders) / 8 * 8;
+  static constexpr int kLoading = kLoaders == 1 ? 88 : 64;
+  static constexpr int kMost = ((kGroups + kLoaders) * kEqual - kLoaders * kLoading) / kGroups / 8 * 8;
   static constexpr int kMultiplying = kMost < 240 ? kMost : 240;
   static_assert(kLoading <= kEqual && kEqual <= kMultiplying, "some warpgroups give, the others take");
 
@@ -84,9 +87,15 @@ class WarpgroupProduct {
     const long long begin = shares_.begin(blockIdx.x), end = shares_.begin(blockIdx.x + 1);
     if (begin >= end) return;
     const int units = (int)(end - begin);
-    if (group_ >= kGroups) {
+    if (kLoaders == 1 && group_ == kGroups) {
       ptx::fewer_registers<kLoading>();
-      load(begin, units);
+      load<true, true>(begin, units);
+    } else if (group_ == kGroups) {
+      ptx::fewer_registers<kLoading>();
+      load<true, false>(begin, units);
+    } else if (group_ > kGroups) {
+      ptx::fewer_registers<kLoading>();
+      load<false, true>(begin, units);
     } else {
       ptx::more_registers<kMultiplying>();
       multiply(begin, units);
@@ -95,11 +104,11 @@ class WarpgroupProduct {
 
  private:
   using Parts = typename Unit::Parts;
-  // Barriers between a loader and a multiplier, by place of the parts; of each loader; of all multipliers.
-  static __device__ int full(int place, int group) { return 1 + 2 * group + place; }
-  static __device__ int empty(int place, int group) { return 1 + 2 * kGroups + 2 * group + place; }
-  static __device__ int of_loader(int place) { return 1 + 4 * kGroups + place; }
-  static constexpr int kOfMultipliers = 3 + 4 * kGroups;
+  // Barriers, by place of the parts, and the threads that two of them are for; and one of all multipliers.
+  static __device__ int landed(int place) { return 1 + place; }
+  static __device__ int full(int place, int group) { return 3 + 2 * group + place; }
+  static __device__ int empty(int place, int group) { return 3 + 2 * kGroups + 2 * group + place; }
+  static constexpr int kFull = 2 * kGroup, kEmpty = kGroup + kLoaders * kGroup, kOfMultipliers = 3 + 4 * kGroups;
 
   // Where part `part` of words 2·pair and 2·pair + 1 of B lies: 64 registers a column block, word by word, lane by lane.
   __device__ Register* matrix(int place, int pair, int part) const {
@@ -110,35 +119,50 @@ class WarpgroupProduct {
 
   // --- Loaders --------------------------------------------------------------------------------------------------------
 
+  template <bool kCopies, bool kPrepares>
   __device__ __forceinline__ void load(long long begin, int units) const {
-    const int place = group_ - kGroups, thread = threadIdx.x % kGroup;
+    const int thread = threadIdx.x % kGroup;
     Cursor<Plan> ahead(work_, begin);
-    if (place != 0) ahead.advance();
-    int fetched = place, free = place, now = place;  // units; stages
+    typename A::template Reader<kGroup> a(a_, thread);
+    typename B::template Reader<kGroup> b(b_, thread);
+    bool moves = true;
+    int fetched = 0, free = 0, now = 0;  // units; stages
     auto fetch = [&] {
       if (fetched < units) {
         unsigned char* stage = shared_ + free * kStage;
-        A::template copy<kGroup>(stage, a_, (*ahead).row, (*ahead).depth, thread);
-        if (!Plan::kGram) B::template copy<kGroup>(stage + A::kBytes, b_, (*ahead).column, (*ahead).depth, thread);
-        ahead.advance();
-        ahead.advance();
+        if (moves) {
+          a.move_to((*ahead).row, (*ahead).depth);
+          if (!Plan::kGram) b.move_to((*ahead).column, (*ahead).depth);
+        }
+        a.copy(stage);
+        if (!Plan::kGram) b.copy(stage + A::kBytes);
+        moves = ahead.advance();
+        a.advance();
+        if (!Plan::kGram) b.advance();
       }
-      fetched += 2;
-      free = next(next(free));
+      ++fetched;
+      free = next(free);
       ptx::cp_async_commit();
     };
-    for (int i = 0; i < Plan::kStages / 2 - 1; ++i) fetch();
-    for (int unit = place; unit < units; unit += 2) {
+    if (kCopies) {
+      for (int i = 0; i < Plan::kStages - 2; ++i) fetch();
+    }
+    for (int unit = 0; unit < units; ++unit) {
+      const int place = unit % 2;
       if (unit >= 2) {
-        for (int group = 0; group < kGroups; ++group) ptx::barrier_sync(empty(place, group), 2 * kGroup);
+        for (int group = 0; group < kGroups; ++group) ptx::barrier_sync(empty(place, group), kEmpty);
       }
-      ptx::cp_async_wait<Plan::kStages / 2 - 2>();
-      ptx::barrier_sync(of_loader(place), kGroup);  // what the other threads copied of this unit has landed too
-      take_apart(shared_ + now * kStage + (Plan::kGram ? 0 : A::kBytes), place, thread);
-      now = next(next(now));
-      ptx::async_fence();
-      for (int group = 0; group < kGroups; ++group) ptx::barrier_arrive(full(place, group), 2 * kGroup);
-      fetch();
+      if (kCopies) ptx::cp_async_wait<Plan::kStages - 3>();
+      if (kPrepares) {
+        ptx::barrier_sync(landed(place), kLoaders * kGroup);
+        take_apart(shared_ + now * kStage + (Plan::kGram ? 0 : A::kBytes), place, thread);
+        now = next(now);
+        ptx::async_fence();
+        for (int group = 0; group < kGroups; ++group) ptx::barrier_arrive(full(place, group), kFull);
+      } else {
+        ptx::barrier_arrive(landed(place), kLoaders * kGroup);
+      }
+      if (kCopies) fetch();
     }
   }
 
@@ -176,32 +200,34 @@ class WarpgroupProduct {
       Sum sums[kMatrices][kColumnBlocks][4] = {};
       if constexpr (sizeof(T) == 8) {
         for (; unit < last; ++unit) {
-          ptx::barrier_sync(full(unit % 2, group_), 2 * kGroup);
+          ptx::barrier_sync(full(unit % 2, group_), kFull);
           add_unit(shared_ + stage * kStage, unit % 2, sums);
-          if (unit + 2 < units) ptx::barrier_arrive(empty(unit % 2, group_), 2 * kGroup);
+          if (unit + 2 < units) ptx::barrier_arrive(empty(unit % 2, group_), kEmpty);
           stage = next(stage);
         }
       } else {
         Words words[2];
         Sum alone[2][kColumnBlocks][4];
-        ptx::barrier_sync(full(unit % 2, group_), 2 * kGroup);
-        load_job(words[0], 0, shared_ + stage * kStage);
         for (; unit < last; ++unit) {
           const unsigned char* a_tile = shared_ + stage * kStage;
           stage = next(stage);
+          if (!kLoadsAhead || unit == first) {
+            ptx::barrier_sync(full(unit % 2, group_), kFull);
+            load_job(words[0], 0, a_tile);
+          }
 #pragma unroll
           for (int job = 0; job < kJobs; ++job) {
             begin_job(words[job % 2], job, unit % 2, alone[job % 2], sums);
             if (job > 0) end_job<1>(job - 1, alone, sums);
             if (job + 1 < kJobs) {
               load_job(words[(job + 1) % 2], job + 1, a_tile);
-            } else if (unit + 1 < last) {
-              ptx::barrier_sync(full((unit + 1) % 2, group_), 2 * kGroup);
+            } else if (kLoadsAhead && unit + 1 < last) {
+              ptx::barrier_sync(full((unit + 1) % 2, group_), kFull);
               load_job(words[0], 0, shared_ + stage * kStage);
             }
           }
           end_job<0>(kJobs - 1, alone, sums);
-          if (unit + 2 < units) ptx::barrier_arrive(empty(unit % 2, group_), 2 * kGroup);
+          if (unit + 2 < units) ptx::barrier_arrive(empty(unit % 2, group_), kEmpty);
         }
       }
       finish(*tile, begin + first, begin + last, sums);

@@ -51,13 +51,16 @@ class Cursor {
   __device__ const Place& operator*() const { return at_; }
   // Whether this unit is the last one of its tile.
   __device__ bool ends_tile() const { return at_.depth + Plan::kDepth >= work_.k; }
-  __device__ void advance() {
+  // True where this comes to another tile.
+  __device__ bool advance() {
     if (Plan::kKeepB) {
       at_.row += (long long)Plan::kTileM * gridDim.x * Plan::kTeams;
-      return;
+      return true;
     }
     at_.depth += Plan::kDepth;
-    if (at_.depth >= work_.k) next_tile();
+    const bool ended = at_.depth >= work_.k;
+    if (ended) next_tile();
+    return ended;
   }
   // How many units of this tile there are from this one on.
   __device__ int units_left() const { return (int)((work_.k - at_.depth + Plan::kDepth - 1) / Plan::kDepth); }

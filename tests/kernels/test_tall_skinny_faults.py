@@ -86,7 +86,7 @@ EXACT = [replace(STREAM, C="C"), PREPARED, KEPT, TEAMS, DEEP, WIDE, HALVES, DOUB
 
 #: As FAULTS; these touch what is beyond an operand or the result.
 OUTSIDE = {
-    "the last line of folded ones": (OPERAND, "present = left - offset;", "present = length;", 0, FOLDED),
+    "the last line of folded ones": (OPERAND, "present = left_ - offset;", "present = length_;", 0, FOLDED),
     "rows that are not there": (*FAULTS["rows that are not there"][:-1], replace(STREAM, C="C")),
 }
 

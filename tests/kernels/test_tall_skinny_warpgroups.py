@@ -34,7 +34,7 @@ from tsapps.kernels.problem import ITEMSIZE
 ORDERS = {"float64": ["CC", "FF"], "float32": ["CC", "CF", "FC", "FF"], "float16": ["CF", "FC"], "bfloat16": ["CC"]}
 
 
-def plan(dtype, tile_m, tile_n, groups, *, splits=1, line_bytes=128, stages=4, gram=False):
+def plan(dtype, tile_m, tile_n, groups, *, splits=1, loaders=1, job_pairs=2, line_bytes=128, stages=4, gram=False):
     """One group leaves room for a second block."""
     depth, blocks = line_bytes // ITEMSIZE[dtype], 2 if groups * splits == 1 else 1
     return WarpgroupPlan(
@@ -48,21 +48,36 @@ def plan(dtype, tile_m, tile_n, groups, *, splits=1, line_bytes=128, stages=4, g
         blocks=blocks,
         stretch=8,
         gram=gram,
+        loaders=loaders,
+        job_pairs=job_pairs,
     )
 
 
 def cases_of(dtype, orders):
     """Tiles that one block has and that several share, ragged edges, gaps between lines; w = 5, 24, 33, 40, 64."""
-    yield Case(plan(dtype, 64, 24, 1), 150, 300, 24, orders)
+    yield Case(plan(dtype, 64, 24, 1, job_pairs=4), 150, 300, 24, orders)
     yield Case(
-        plan(dtype, 128, 64, 2, stages=4), 200, 203, 64, orders, (5, 0), C="padded", alpha=-0.5, beta=2.0, grid=3
+        plan(dtype, 128, 64, 2, loaders=2, stages=6),
+        200,
+        203,
+        64,
+        orders,
+        (5, 0),
+        C="padded",
+        alpha=-0.5,
+        beta=2.0,
+        grid=3,
     )
-    yield Case(plan(dtype, 192, 33, 3), 391, 131, 33, orders, (0, 3), (1, 2), C="F", alpha=1.5, grid=7)
-    yield Case(plan(dtype, 256, 40, 2), 300, 170, 40, orders, C="strided", beta=-1.0, grid=4)
+    yield Case(
+        plan(dtype, 192, 33, 3, job_pairs=1, stages=3), 391, 131, 33, orders, (0, 3), (1, 2), C="F", alpha=1.5, grid=7
+    )
+    yield Case(plan(dtype, 256, 40, 2, loaders=2), 300, 170, 40, orders, C="strided", beta=-1.0, grid=4)
     yield Case(plan(dtype, 128, 5, 1, line_bytes=64, stages=6), 130, 640, 5, orders, C="wide", grid=9)
     # TSMTTSM: one tile.
     yield Case(plan(dtype, 40, 33, 1), 40, 900, 33, orders, (8, 0), C="F")
-    yield Case(plan(dtype, 33, 64, 1, splits=2, line_bytes=256, stages=4), 33, 700, 64, orders, beta=0.5, grid=3)
+    yield Case(
+        plan(dtype, 33, 64, 1, splits=2, loaders=2, line_bytes=256, stages=6), 33, 700, 64, orders, beta=0.5, grid=3
+    )
     yield Case(plan(dtype, 64, 40, 1, splits=2, line_bytes=256), 64, 2000, 40, orders, C="F")
 
 
@@ -166,25 +181,31 @@ STORED = Case(plan("float16", 64, 24, 1), 150, 600, 24, C="wide", grid=2)
 
 #: What is changed in which file, at which occurrence, and a product that shows it.
 FAULTS = {
-    "B is taken apart before it is whole": (WARPGROUPS, "ptx::barrier_sync(of_loader(place), kGroup);", "", 0, STREAM),
-    "a wait for one stage too few": (WARPGROUPS, "<Plan::kStages / 2 - 2>", "<Plan::kStages / 2 - 1>", 0, STREAM),
+    "B is taken apart before it is whole": (
+        WARPGROUPS,
+        "ptx::barrier_sync(landed(place), kLoaders * kGroup);",
+        "",
+        0,
+        STREAM,
+    ),
+    "a wait for one stage too few": (WARPGROUPS, "<Plan::kStages - 3>", "<Plan::kStages - 2>", 0, STREAM),
     "a unit is used before it is prepared": (
         WARPGROUPS,
-        "ptx::barrier_sync(full((unit + 1) % 2, group_), 2 * kGroup);",
+        "ptx::barrier_sync(full((unit + 1) % 2, group_), kFull);",
         "",
         0,
         STREAM,
     ),
     "the first unit is used before it is prepared": (
         WARPGROUPS,
-        "ptx::barrier_sync(full(unit % 2, group_), 2 * kGroup);",
+        "ptx::barrier_sync(full(unit % 2, group_), kFull);",
         "",
         1,
         STREAM,
     ),
     "stages and parts are written over while they are used": (
         WARPGROUPS,
-        "ptx::barrier_sync(empty(place, group), 2 * kGroup);",
+        "ptx::barrier_sync(empty(place, group), kEmpty);",
         ";",
         0,
         STREAM,
@@ -277,19 +298,19 @@ def test_nothing_is_touched_out_of_bounds():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tile_m", "tile_n", "groups", "splits", "line_bytes"),
+    ("dtype", "tile_m", "tile_n", "groups", "splits", "loaders", "line_bytes"),
     [
-        ("float32", 256, 64, 2, 1, 64),
-        ("float32", 192, 16, 3, 1, 128),
-        ("float32", 256, 33, 2, 1, 128),
-        ("float32", 64, 64, 1, 2, 256),
-        ("float16", 256, 64, 2, 1, 128),
-        ("bfloat16", 128, 24, 2, 1, 128),
+        ("float32", 256, 64, 2, 1, 2, 64),
+        ("float32", 192, 16, 3, 1, 1, 128),
+        ("float32", 256, 33, 2, 1, 2, 128),
+        ("float32", 64, 64, 1, 2, 2, 256),
+        ("float16", 256, 64, 2, 1, 2, 128),
+        ("bfloat16", 128, 24, 2, 1, 2, 128),
     ],
 )
-def test_compiles_without_spills(dtype, tile_m, tile_n, groups, splits, line_bytes):
+def test_compiles_without_spills(dtype, tile_m, tile_n, groups, splits, loaders, line_bytes):
     pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
-    made = plan(dtype, tile_m, tile_n, groups, splits=splits, line_bytes=line_bytes, stages=4)
+    made = plan(dtype, tile_m, tile_n, groups, splits=splits, loaders=loaders, line_bytes=line_bytes)
     used = launch.compile_any(Case(made, 20_480, 20_480, tile_n).instance, "sm_90a")
     assert used.stack == used.spill_stores == used.spill_loads == 0
     # What setmaxnreg deals out again: with fewer, those who ask for more would wait for ever.
