@@ -31,6 +31,8 @@ _FLAGS = ("--std=c++17", "-default-device", "--ptxas-options=-v")
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 # What ptxas -v says of one kernel: its mangled name, then spills, then registers and shared memory.
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
+# Of wgmma: "are serialized due to", "wait_group is injected".
+_WAITS = re.compile(r"\(C75\d\d\)[^\n]*wgmma[^\n]* function '(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 # A compile that takes longer than this is announced: the user waits for it once.
@@ -49,6 +51,8 @@ class Resources:
         Static bytes a block.
     stack, spill_stores, spill_loads : int
         Bytes a thread in local memory.
+    waits : bool
+        Whether the compiler had to wait for products of a warpgroup that the source leaves under way.
     """
 
     registers: int
@@ -56,6 +60,7 @@ class Resources:
     stack: int
     spill_stores: int
     spill_loads: int
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -201,14 +206,14 @@ def _compile(source: str, kernels: Sequence[str], headers: dict[str, str], flags
 
 def _usage(log: str) -> dict[str, Resources]:
     """Read what ptxas says of every kernel, by its mangled name."""
-    found = {}
+    found, waiting = {}, _WAITS.findall(log)
     pieces = _ENTRY.split(log)[1:]
     for name, text in zip(pieces[::2], pieces[1::2], strict=True):
         spills, used = _SPILLS.search(text), _USED.search(text)
         if spills is None or used is None:
             raise RuntimeError(f"the compiler's report on {name} has another form than expected: {text[:200]!r}")
         stack, stores, loads = map(int, spills.groups())
-        found[name] = Resources(int(used[1]), int(used[2] or 0), stack, stores, loads)
+        found[name] = Resources(int(used[1]), int(used[2] or 0), stack, stores, loads, name in waiting)
     return found
 
 

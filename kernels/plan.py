@@ -184,7 +184,8 @@ class Plan:
         if self.store not in ("Store", "StoreFolded"):
             return 0
         columns = self.tile_n // self.warps_n
-        pitch = columns + 8 if columns % 16 == 0 else columns
+        blocks = -(-columns // 8)
+        pitch = columns if columns <= 8 else 8 * (blocks + (blocks + 1) % 2)
         together = min(max(1, 4096 // (16 * pitch * self._sum_bytes)), row_blocks)
         return -(-16 * together * pitch * self._sum_bytes // 16) * 16
 

@@ -83,12 +83,22 @@ struct Store : Scaled<T, Sum> {
       Vector out;
       auto* place = reinterpret_cast<Vector*>(to + i);
       if (beta != Sum(0)) out = *place;
+      if constexpr (Sums::kPitch == kColumns || kColumns % kSums == 0) {
 #pragma unroll
-      for (int v = 0; v < kVector; v += kSums) {
-        const Sum* from = Sums::kPitch == kColumns ? sums.first + i + v : &sums((i + v) / kColumns, (i + v) % kColumns);
-        const auto some = *reinterpret_cast<const SumVector*>(from);
+        for (int v = 0; v < kVector; v += kSums) {
+          const Sum* from = Sums::kPitch == kColumns ? sums.first + i + v : &sums((i + v) / kColumns, (i + v) % kColumns);
+          const auto some = *reinterpret_cast<const SumVector*>(from);
 #pragma unroll
-        for (int j = 0; j < kSums; ++j) out.at[v + j] = this->scaled(some.at[j], &out.at[v + j]);
+          for (int j = 0; j < kSums; ++j) out.at[v + j] = this->scaled(some.at[j], &out.at[v + j]);
+        }
+      } else {
+        static_assert(kColumns >= kVector, "a vector is of two rows at most");
+        const int column = i % kColumns;
+        const Sum* from = &sums(i / kColumns, column);
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) {
+          out.at[v] = this->scaled(from[column + v < kColumns ? v : v + Sums::kPitch - kColumns], &out.at[v]);
+        }
       }
       *place = out;
     }

@@ -13,9 +13,9 @@ __device__ __forceinline__ Sum& sum_at(Sum (&sums)[kBlocks][kColumnBlocks][4], i
 template <typename Sum, int kColumns, int kBlocks>
 struct HandOver {
   static constexpr int kColumnBlocks = (kColumns + 7) / 8;
-  // A row of sums in shared memory: without a gap, unless the rows of a fragment would fall in the same banks. And how
-  // many blocks of 16 rows are handed over at once.
-  static constexpr int kPitch = kColumns % 16 == 0 ? kColumns + 8 : kColumns;
+  // From a row of sums in shared memory to the next: no gap within one column block; else an odd number of column blocks,
+  // so that the rows of a fragment fall in different banks. And how many blocks of 16 rows are handed over at once.
+  static constexpr int kPitch = kColumns <= 8 ? kColumns : 8 * (kColumnBlocks + (kColumnBlocks + 1) % 2);
   static constexpr int kFit = 4096 / (16 * kPitch * (int)sizeof(Sum));
   static constexpr int kTogether = kFit < 1 ? 1 : kFit < kBlocks ? kFit : kBlocks;
   static constexpr int kRowSums = (16 * kTogether * kPitch * (int)sizeof(Sum) + 15) / 16 * 16;
@@ -58,7 +58,7 @@ struct HandOver {
             const int c = 8 * j + 2 * t;
             Sum* to = in_shared + (16 * i + 8 * half + g) * kPitch + c;
             const Sum* pair = &sums[first + i][j][2 * half];
-            if constexpr (kColumns % 8 == 0) {
+            if constexpr (kPitch % 8 == 0) {
               *reinterpret_cast<Pair*>(to) = Pair{{pair[0], pair[1]}};
             } else {
               if (c < kColumns) to[0] = pair[0];

@@ -101,6 +101,24 @@ def test_spills_are_seen(cache):
     assert used.spill_stores + used.stack > 0
 
 
+@pytest.mark.parametrize(("wait", "waits"), [("ptx::wgmma_wait<0>(d);", False), ("", True)])
+def test_waits_of_the_compilers_own_are_seen(cache, wait, waits):
+    source = f"""
+#include "kernels/warpgroup.cuh"
+__global__ void product(unsigned* in, float* out) {{
+  __shared__ __align__(16) unsigned b[64];
+  unsigned a[1][1][4] = {{{{{{in[0], in[1], in[2], in[3]}}}}}};
+  float d[1][4];
+  ptx::wgmma_fence(a);
+  ptx::wgmma<true, float>(d, a[0][0], b);
+  ptx::wgmma_commit();
+  {wait}
+  for (int i = 0; i < 4; ++i) out[4 * threadIdx.x + i] = d[0][i];
+}}
+"""
+    assert build.build(source, ["product"], "sm_90a").resources["product"].waits == waits
+
+
 def test_two_processes_at_once(tmp_path):
     script = (
         "from tsapps.kernels.build import build; "

@@ -73,7 +73,7 @@ def test_every_candidate_fits_and_the_choice_is_one_of_them(problem, name):
             if isinstance(one, WarpgroupPlan):
                 begin, loading, multiplying = one.registers
                 assert registers(one) <= multiplying
-                dealt = 32 * one.warps_m * multiplying + 128 * loading
+                dealt = 32 * one.warps * multiplying + 128 * one.loaders * loading
                 assert dealt <= begin * one.threads <= device.registers // one.blocks
             else:
                 assert registers(one) * one.blocks * one.threads <= device.registers
@@ -325,6 +325,12 @@ PLAN = Plan("float32", 64, 12, 32, warps_m=4)
         (Plan("float32", 64, 3, 8, keep_b=True), problem(500, 8, 3), {"b_unit": 16, "b_packed": True}),
         (Plan("float32", 64, 3, 5, keep_b=True), problem(500, 5, 3, bases=(4, 4)), {"a_unit": 4, "a_packed": True}),
         (Plan("float32", 64, 3, 5, keep_b=True), problem(500, 5, 3, pads=(1, 0)), {"a_unit": 4, "a_packed": False}),
+        # The next unit goes on along rows of A of which this one has 128 bytes; not of 256, nor of whole rows.
+        (PLAN, problem(500, 1000, 12), {"a_prefetches": True, "b_prefetches": False}),
+        (replace(PLAN, depth=64), problem(500, 1000, 12), {"a_prefetches": False}),
+        (PLAN, problem(500, 1000, 12, a_along=False, b_along=True), {"a_prefetches": False, "b_prefetches": True}),
+        (Plan("float32", 64, 3, 8, keep_b=True), problem(500, 8, 3), {"a_prefetches": False}),
+        (Plan("float32", 64, 3, 8, keep_b=True), problem(500, 8, 3, pads=(8, 0)), {"a_prefetches": False}),
         # Columns of 64 floats: lanes of one warp read rows of the depth that are two apart.
         (PLAN, problem(5000, 1000, 12, a_along=False), {"a_along": False, "stride": 8 // gcd(8, 64) * 2}),
         # Rows of 33 floats fall in banks one apart, and of 33 doubles as well.

@@ -313,5 +313,6 @@ def test_compiles_without_spills(dtype, tile_m, tile_n, groups, splits, loaders,
     made = plan(dtype, tile_m, tile_n, groups, splits=splits, loaders=loaders, line_bytes=line_bytes)
     used = launch.compile_any(Case(made, 20_480, 20_480, tile_n).instance, "sm_90a")
     assert used.stack == used.spill_stores == used.spill_loads == 0
+    assert not used.waits
     # What setmaxnreg deals out again: with fewer, those who ask for more would wait for ever.
     assert used.registers == made.registers[0]

@@ -43,6 +43,8 @@ def unlike_planned(plan, device, used):
     found = []
     if used.stack or used.spill_stores or used.spill_loads:
         found.append(f"stack {used.stack}, spills {used.spill_stores} + {used.spill_loads} bytes")
+    if used.waits:
+        found.append("waits for products of warpgroups")
     if isinstance(plan, WarpgroupPlan) and used.registers != plan.registers[0]:
         found.append(f"{used.registers} registers, which setmaxnreg takes to be {plan.registers[0]}")
     blocks, dynamic = (plan.blocks, plan.shared_bytes) if isinstance(plan, Plan) else (1, 0)
