@@ -1,4 +1,4 @@
-"""Write the README's table of figures from the records: ``python bench/readme.py``. A test keeps the two the same."""
+"""Write the README's tables of figures from the records: ``python bench/readme.py``. A test keeps the two the same."""
 
 import sys
 from collections.abc import Sequence
@@ -8,13 +8,49 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench import record
+from bench.gemm_summary import ours
 from bench.kmeans_data import GPU_SHAPES
 
-__all__ = ["kmeans_table", "with_tables"]
+__all__ = ["gemm_table", "kmeans_table", "with_tables"]
 
 README = record.ROOT / "README.md"
-RECORDS = record.ROOT / "bench" / "results" / "h200" / "kmeans.json"
-_BEGIN, _END = "<!-- figures: bench/results/h200/kmeans.json -->", "<!-- end of figures -->"
+RECORDS = record.ROOT / "bench" / "results" / "h200"
+_END = "<!-- end of figures -->"
+#: Products of the README: shape, m, k, and widths w.
+PRODUCTS = (
+    ("tsm2r", 20_480, 20_480, (2, 8, 16, 32, 64)),
+    ("tsm2l", 10_000_000, 4, (4,)),
+    ("tsm2l", 10_000_000, 16, (16,)),
+    ("tsm2l", 10_000_000, 64, (64,)),
+    ("tsmttsm", 10_000_000, 4, (4,)),
+    ("tsmttsm", 10_000_000, 16, (16,)),
+    ("tsmttsm", 10_000_000, 64, (64,)),
+)
+_PRODUCT_DTYPES = ("float64", "float32", "float16")
+_DRAWN = {"tsm2r": "{m:,} × {k:,} · {w}", "tsm2l": "{m:,} × {k} · {w}", "tsmttsm": "({m:,} × {k})ᵀ · {w}"}
+
+
+def gemm_table(records: Sequence[dict[str, Any]]) -> str:
+    """Return milliseconds of row-major products as a Markdown table: floor, ours and library's for each dtype."""
+    found = {
+        tuple(one[name] for name in ("shape", "m", "k", "w", "dtype")): one
+        for one in ours(records)
+        if one["layout"] == "row"
+    }
+    lines = [
+        "| A · columns of B | " + " | ".join(f"{dtype}: floor | ours | library" for dtype in _PRODUCT_DTYPES) + " |",
+        "|---|" + "---:|" * (3 * len(_PRODUCT_DTYPES)),
+    ]
+    for shape, m, k, widths in PRODUCTS:
+        for w in widths:
+            row = [found.get((shape, m, k, w, dtype)) for dtype in _PRODUCT_DTYPES]
+            if any(row):
+                times = " | ".join(
+                    " | ".join(f"{one[name]:.3f}" if one else "–" for name in ("floor_ms", "ms", "library_ms"))
+                    for one in row
+                )
+                lines.append(f"| {_DRAWN[shape].format(m=m, k=k, w=w)} | {times} |")
+    return "\n".join(lines)
 
 
 def kmeans_table(records: Sequence[dict[str, Any]]) -> str:
@@ -35,11 +71,17 @@ def kmeans_table(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+TABLES = {"gemm.json": gemm_table, "kmeans.json": kmeans_table}
+
+
 def with_tables(text: str) -> str:
-    """Return a README's text with its table made anew."""
-    before, _, rest = text.partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    return f"{before}{_BEGIN}\n{kmeans_table(record.load(RECORDS))}\n{_END}{after}"
+    """Return a README's text with its tables made anew."""
+    for file, table in TABLES.items():
+        begin = f"<!-- figures: bench/results/h200/{file} -->"
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(_END)
+        text = f"{before}{begin}\n{table(record.load(RECORDS / file))}\n{_END}{after}"
+    return text
 
 
 if __name__ == "__main__":

@@ -185,7 +185,8 @@ class Plan:
             return 0
         columns = self.tile_n // self.warps_n
         blocks = -(-columns // 8)
-        pitch = columns if columns <= 8 else 8 * (blocks + (blocks + 1) % 2)
+        gapless = columns <= 8 or (self._sum_bytes == 8 and columns % 16 != 0)
+        pitch = columns if gapless else 8 * (blocks + (blocks + 1) % 2)
         together = min(max(1, 4096 // (16 * pitch * self._sum_bytes)), row_blocks)
         return -(-16 * together * pitch * self._sum_bytes // 16) * 16
 

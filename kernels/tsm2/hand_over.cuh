@@ -13,9 +13,11 @@ __device__ __forceinline__ Sum& sum_at(Sum (&sums)[kBlocks][kColumnBlocks][4], i
 template <typename Sum, int kColumns, int kBlocks>
 struct HandOver {
   static constexpr int kColumnBlocks = (kColumns + 7) / 8;
-  // From a row of sums in shared memory to the next: no gap within one column block; else an odd number of column blocks,
-  // so that the rows of a fragment fall in different banks. And how many blocks of 16 rows are handed over at once.
-  static constexpr int kPitch = kColumns <= 8 ? kColumns : 8 * (kColumnBlocks + (kColumnBlocks + 1) % 2);
+  // From a row of sums in shared memory to the next: no gap, if they are of one column block, or doubles; else, so that the
+  // rows of a fragment fall in different banks, an odd number of column blocks. And how many blocks of 16 rows are handed
+  // over at once.
+  static constexpr bool kGapless = kColumns <= 8 || (sizeof(Sum) == 8 && kColumns % 16 != 0);
+  static constexpr int kPitch = kGapless ? kColumns : 8 * (kColumnBlocks + (kColumnBlocks + 1) % 2);
   static constexpr int kFit = 4096 / (16 * kPitch * (int)sizeof(Sum));
   static constexpr int kTogether = kFit < 1 ? 1 : kFit < kBlocks ? kFit : kBlocks;
   static constexpr int kRowSums = (16 * kTogether * kPitch * (int)sizeof(Sum) + 15) / 16 * 16;
