@@ -187,7 +187,10 @@ def _unlike(plan: AnyPlan, pick: Mapping[str, Any]) -> tuple[int, float]:
 
 
 def _look_up(table: Sequence[Mapping[str, Any]], problem: Problem) -> Mapping[str, Any] | None:
-    """Return the table's row for the smallest k and w that hold the problem's, of the nearest `long`; or None."""
+    """Return the table's row for the smallest k and w that hold the problem's, of the nearest `long`; or None.
+
+    That the library was faster says nothing of other sizes: an odd one may take it five times as long.
+    """
     own = key_of(problem)
     if problem.dtype == "bfloat16":
         own["dtype"] = "float16"  # the same bytes and the same instructions
@@ -196,6 +199,7 @@ def _look_up(table: Sequence[Mapping[str, Any]], problem: Problem) -> Mapping[st
         row
         for row in table
         if row["k"] >= own["k"] and row["w"] >= own["w"] and all(row[name] == own[name] for name in same)
+        if row["kernel"] != LIBRARY or (row["k"], row["w"]) == (own["k"], own["w"])
     ]
     return min(
         rows, key=lambda row: (row["k"] + row["w"], row["w"], abs(log2(row["long"] / own["long"]))), default=None

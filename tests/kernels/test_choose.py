@@ -199,9 +199,22 @@ def test_bfloat16_takes_the_rows_of_float16():
     ],
 )
 def test_the_smallest_row_that_holds_a_product_is_taken(k, w, taken):
-    rows = [row(problem(10**6, size, size), LIBRARY) for size in (64, 16, 32)]
+    rows = [
+        row(one, next(made for made in candidates(one, H200) if isinstance(made, Plan)))
+        for one in (problem(10**6, size, size) for size in (64, 16, 32))
+    ]
     found = choose._look_up(rows, problem(10**6, k, w))
     assert (found["k"], found["w"]) == taken
+
+
+def test_where_the_library_was_faster_says_nothing_of_other_sizes():
+    large = problem(10**6, 64, 64)
+    ours = row(large, candidates(large, H200)[0])
+    table = [row(problem(10**6, 32, 32), LIBRARY), ours]
+    assert choose._look_up(table, problem(10**6, 32, 32))["kernel"] == LIBRARY
+    for k, w in ((31, 32), (32, 31), (33, 33)):
+        assert choose._look_up(table, problem(10**6, k, w)) == ours
+    assert choose._look_up(table[:1], problem(10**6, 31, 32)) is None
 
 
 def test_of_rows_for_the_same_k_and_w_the_one_of_the_nearest_length_is_taken():
