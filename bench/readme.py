@@ -8,7 +8,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench import record
-from bench.gemm_summary import ours
+from bench.gemm_summary import large, of_floor, ours, over_library
 from bench.kmeans_data import GPU_SHAPES
 
 __all__ = ["gemm_table", "kmeans_table", "with_tables"]
@@ -31,7 +31,7 @@ _DRAWN = {"tsm2r": "{m:,} × {k:,} · {w}", "tsm2l": "{m:,} × {k} · {w}", "tsm
 
 
 def gemm_table(records: Sequence[dict[str, Any]]) -> str:
-    """Return milliseconds of row-major products as a Markdown table: floor, ours and library's for each dtype."""
+    """Return milliseconds of row-major products as a Markdown table, floor, ours and library's, and how many lag."""
     found = {
         tuple(one[name] for name in ("shape", "m", "k", "w", "dtype")): one
         for one in ours(records)
@@ -50,7 +50,14 @@ def gemm_table(records: Sequence[dict[str, Any]]) -> str:
                     for one in row
                 )
                 lines.append(f"| {_DRAWN[shape].format(m=m, k=k, w=w)} | {times} |")
-    return "\n".join(lines)
+    cells = ours(records)
+    big = [of_floor(one) for one in large(cells)]
+    behind = (
+        f"Of all {len(cells):,} products, {sum(over_library(one) < 0.98 for one in cells):,} are more than 2 % slower "
+        f"than the library's best; of the {len(big):,} that move 256 MB or more and are bound by that, "
+        f"{sum(one < 0.85 for one in big):,} stay below 85 % of the floor."
+    )
+    return "\n".join([*lines, "", behind])
 
 
 def kmeans_table(records: Sequence[dict[str, Any]]) -> str:
