@@ -156,7 +156,7 @@ PICKED: Mapping[str, tuple[str, ...]] = {
     ColumnsPlan.kernel_name: ("ahead", "threads", "streams"),
     SplitPlan.kernel_name: (),
     FewPlan.kernel_name: (),
-    LIBRARY: (),
+    LIBRARY: ("c_by_rows",),
 }
 
 
@@ -168,10 +168,10 @@ def key_of(problem: Problem) -> dict[str, Any]:
     return {"shape": shape, "dtype": problem.dtype, "along": along, "k": short, "w": problem.w, "long": problem.long}
 
 
-def pick_of(plan: AnyPlan | str) -> dict[str, Any]:
-    """Return what a row says of a plan, or of `LIBRARY`."""
+def pick_of(plan: AnyPlan | str, problem: Problem) -> dict[str, Any]:
+    """Return what a row says of a problem's plan, or of `LIBRARY`."""
     if isinstance(plan, str):
-        return {"kernel": plan}
+        return {"kernel": plan, "c_by_rows": problem.c_by_rows}
     return {"kernel": plan.kernel_name} | {name: _parameter(plan, name) for name in PICKED[plan.kernel_name]}
 
 
@@ -189,7 +189,8 @@ def _unlike(plan: AnyPlan, pick: Mapping[str, Any]) -> tuple[int, float]:
 def _look_up(table: Sequence[Mapping[str, Any]], problem: Problem) -> Mapping[str, Any] | None:
     """Return the table's row for the smallest k and w that hold the problem's, of the nearest `long`; or None.
 
-    That the library was faster says nothing of other sizes: an odd one may take it five times as long.
+    That the library was faster says nothing of other sizes, nor of a C that lies otherwise, as that of the transposed
+    product: these may take it five times as long.
     """
     own = key_of(problem)
     if problem.dtype == "bfloat16":
@@ -199,7 +200,7 @@ def _look_up(table: Sequence[Mapping[str, Any]], problem: Problem) -> Mapping[st
         row
         for row in table
         if row["k"] >= own["k"] and row["w"] >= own["w"] and all(row[name] == own[name] for name in same)
-        if row["kernel"] != LIBRARY or (row["k"], row["w"]) == (own["k"], own["w"])
+        if row["kernel"] != LIBRARY or (row["k"], row["w"], row["c_by_rows"]) == (own["k"], own["w"], problem.c_by_rows)
     ]
     return min(
         rows, key=lambda row: (row["k"] + row["w"], row["w"], abs(log2(row["long"] / own["long"]))), default=None

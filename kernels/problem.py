@@ -83,6 +83,11 @@ class Problem:
         return "tsm2l" if self.k <= NARROW else "tsm2r"
 
     @property
+    def c_by_rows(self) -> bool:
+        """Whether C is row-major, or neither row- nor column-major."""
+        return self.c not in ("aligned columns", "columns")
+
+    @property
     def long(self) -> int:
         """The long dimension; of TSM2R, which has two, their geometric mean."""
         return {"tsm2l": self.m, "tsmttsm": self.k}.get(self.shape, isqrt(self.m * self.k))

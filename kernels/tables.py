@@ -23,7 +23,7 @@ _WORDS = {
     "dtype": ("float64", "float32", "float16"),
     "kernel": tuple(PICKED),
 }
-_TYPES: dict[str, type[int]] = {"along": bool, "prepare_b": bool, "streams": bool}
+_TYPES: dict[str, type[int]] = {"along": bool, "c_by_rows": bool, "prepare_b": bool, "streams": bool}
 
 
 def user_path(device_name: str) -> Path:

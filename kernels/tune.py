@@ -239,7 +239,7 @@ def _fastest(cell: Cell, plans: Sequence[AnyPlan], flush: Any, report: Callable[
     report(f"{cell}: {gbs / ms:.0f} GB/s of {len(plans)} plans, the library {gbs / library_ms:.0f}")
     return {
         **key_of(problem),
-        **pick_of(LIBRARY if library_ms * MARGIN < ms else best),
+        **pick_of(LIBRARY if library_ms * MARGIN < ms else best, problem),
         "ms": round(ms, 5),
         "library_ms": round(library_ms, 5),
     }

@@ -48,7 +48,7 @@ def gpu(monkeypatch):
 
 def row_of(cell, plan):
     """A row as `tune` makes them."""
-    return key_of(cell.problem()) | pick_of(plan) | {"ms": 1.0, "library_ms": 2.0}
+    return key_of(cell.problem()) | pick_of(plan, cell.problem()) | {"ms": 1.0, "library_ms": 2.0}
 
 
 def one_row(w=8, **changes):
@@ -140,8 +140,8 @@ def test_the_table_is_written_and_used(succeed, gpu):
     assert [path.name for path in own_file().parent.iterdir()] == [own_file().name]
     plan = product.planned(problem, DEVICE)
     assert isinstance(plan, Plan)
-    assert pick_of(plan).items() <= one_row().items()
-    tables.keep(DEVICE.name, one_row(kernel=LIBRARY))
+    assert pick_of(plan, problem).items() <= one_row().items()
+    tables.keep(DEVICE.name, one_row(kernel=LIBRARY, c_by_rows=True))
     assert product.planned(problem, DEVICE) == LIBRARY
     succeed("tune", "--reset")
     assert isinstance(product.planned(problem, DEVICE), Plan)
@@ -349,7 +349,8 @@ def test_a_product_is_tuned_on_the_gpu_at_hand_and_its_table_used(succeed, monke
     assert row["ms"] > 0 < row["library_ms"]
     assert product._prepared.cache_info().currsize == 0
     for kernel in (row["kernel"], LIBRARY):
-        tables.keep(device.name, row | {"kernel": kernel})
+        changed = row | {"kernel": kernel, "c_by_rows": True}
+        tables.keep(device.name, changed)
         plan = product.planned(problem, device)
-        assert pick_of(plan).items() <= (row | {"kernel": kernel}).items()
+        assert pick_of(plan, problem).items() <= changed.items()
         assert (product.matmul(A, B) == 4096).all()

@@ -157,7 +157,7 @@ H200 = KNOWN["H200"]
 
 def row(one, picked):
     """Return a table's row for a problem."""
-    return key_of(one) | pick_of(picked)
+    return key_of(one) | pick_of(picked, one)
 
 
 @pytest.mark.parametrize("one", [TSM2R, TSM2L, TSMTTSM], ids=lambda one: one.shape)
@@ -215,6 +215,14 @@ def test_where_the_library_was_faster_says_nothing_of_other_sizes():
     for k, w in ((31, 32), (32, 31), (33, 33)):
         assert choose._look_up(table, problem(10**6, k, w)) == ours
     assert choose._look_up(table[:1], problem(10**6, 31, 32)) is None
+
+
+def test_where_the_library_was_faster_says_nothing_of_a_result_that_lies_otherwise():
+    by_rows, by_columns = (problem(10**6, 32, 32, c=c) for c in ("packed", "aligned columns"))
+    for one, other in ((by_rows, by_columns), (by_columns, by_rows)):
+        table = [row(one, LIBRARY)]
+        assert plan(one, H200, table) == LIBRARY
+        assert plan(other, H200, table) == plan(other, H200, []) != LIBRARY
 
 
 def test_of_rows_for_the_same_k_and_w_the_one_of_the_nearest_length_is_taken():

@@ -7,6 +7,7 @@ the compiler says.
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 import pytest
 from host_cuda import harness
@@ -74,7 +75,10 @@ def problem_of(row):
     """Return a problem that a row is for."""
     long, short = row["long"], row["k"]
     m, k = {"tsm2l": (long, short), "tsmttsm": (short, long), "tsm2r": (long, long)}[row["shape"]]
-    return Cell(row["shape"], row["dtype"], m, k, row["w"], row["along"]).problem()
+    problem = Cell(row["shape"], row["dtype"], m, k, row["w"], row["along"]).problem()
+    if "c_by_rows" not in row:
+        return problem
+    return replace(problem, c="packed" if row["c_by_rows"] else "aligned columns")
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -99,5 +103,6 @@ def test_every_row_decides_what_it_is_for(table):
     rows, device = rows_of(table), device_of(table)
     assert len({tuple(row[name] for name in KEY) for row in rows}) == len(rows)
     for row in rows:
-        pick = pick_of(choose.plan(problem_of(row), device, rows))
+        problem = problem_of(row)
+        pick = pick_of(choose.plan(problem, device, rows), problem)
         assert pick.items() <= row.items()
