@@ -16,11 +16,22 @@ from typing import Any
 
 from tsapps.kernels.candidates import candidates, stage_bytes
 from tsapps.kernels.device import Device
-from tsapps.kernels.plan import Plan, WarpgroupPlan
+from tsapps.kernels.plan import LibraryPlan, Plan, WarpgroupPlan
 from tsapps.kernels.problem import NARROW, Problem
 from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
 
-__all__ = ["KEY", "LIBRARY", "PICKED", "key_of", "pick_of", "plan", "predict", "promising", "tuned_table"]
+__all__ = [
+    "KEY",
+    "LIBRARY",
+    "PICKED",
+    "key_of",
+    "library_plans",
+    "pick_of",
+    "plan",
+    "predict",
+    "promising",
+    "tuned_table",
+]
 
 #: What `plan` returns where cuBLAS is to be called.
 LIBRARY = "library"
@@ -28,6 +39,8 @@ LIBRARY = "library"
 _TUNED = Path(__file__).resolve().parent / "tuned"
 # How many plans of the same tile and warps are worth measuring.
 _ALIKE = 2
+# Algorithms of the library that are worth measuring, for each way to put a product.
+_RANKS = 8
 # k · w up to which, without a table, a kernel that has no tensor cores to feed is taken where there is one.
 _SIMPLE = 128
 
@@ -104,7 +117,7 @@ def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | 
 
     Returns
     -------
-    Plan, WarpgroupPlan, RowsPlan, WidePlan, ColumnsPlan, SplitPlan, FewPlan or LIBRARY
+    Plan, WarpgroupPlan, RowsPlan, WidePlan, ColumnsPlan, SplitPlan, FewPlan, LibraryPlan or LIBRARY
     """
     found = candidates(problem, device)
     if not found:
@@ -119,6 +132,8 @@ def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | 
         )
     if pick["kernel"] == LIBRARY:
         return LIBRARY
+    if pick["kernel"] == LibraryPlan.kernel_name:
+        return LibraryPlan(pick["rank"], pick["own_orders"])
     alike = [one for one in found if one.kernel_name == pick["kernel"]]
     if not alike:  # a kernel for other layouts than the problem's
         return min(found, key=lambda one: _seconds(one, problem, device))
@@ -139,6 +154,13 @@ def promising(problem: Problem, device: Device, most: int) -> list[AnyPlan]:
     return found
 
 
+def library_plans(problem: Problem) -> list[LibraryPlan]:
+    """Return the library's algorithms that are worth measuring."""
+    if problem.c == "any":
+        return []
+    return [LibraryPlan(rank, own) for own in (False, True) for rank in range(1, _RANKS + 1)]
+
+
 def _seconds(plan: AnyPlan, problem: Problem, device: Device) -> float:
     """Return `predict` of a plan, with those that it does not know after all others."""
     return predict(plan, problem, device) if type(plan) is Plan else inf
@@ -156,8 +178,11 @@ PICKED: Mapping[str, tuple[str, ...]] = {
     ColumnsPlan.kernel_name: ("ahead", "threads", "streams"),
     SplitPlan.kernel_name: (),
     FewPlan.kernel_name: (),
-    LIBRARY: ("c_by_rows",),
+    LIBRARY: (),
+    LibraryPlan.kernel_name: ("rank", "own_orders"),
 }
+#: The libraries' kernels, and what a row says of them besides: for what they were measured.
+OF_LIBRARIES, MEASURED_FOR = (LIBRARY, LibraryPlan.kernel_name), ("c_by_rows",)
 
 
 def key_of(problem: Problem) -> dict[str, Any]:
@@ -170,9 +195,9 @@ def key_of(problem: Problem) -> dict[str, Any]:
 
 def pick_of(plan: AnyPlan | str, problem: Problem) -> dict[str, Any]:
     """Return what a row says of a problem's plan, or of `LIBRARY`."""
-    if isinstance(plan, str):
-        return {"kernel": plan, "c_by_rows": problem.c_by_rows}
-    return {"kernel": plan.kernel_name} | {name: _parameter(plan, name) for name in PICKED[plan.kernel_name]}
+    kernel = plan if isinstance(plan, str) else plan.kernel_name
+    found: dict[str, Any] = {"kernel": kernel} | ({"c_by_rows": problem.c_by_rows} if kernel in OF_LIBRARIES else {})
+    return found | ({} if isinstance(plan, str) else {name: _parameter(plan, name) for name in PICKED[kernel]})
 
 
 def _parameter(plan: AnyPlan, name: str) -> int | bool:
@@ -200,7 +225,8 @@ def _look_up(table: Sequence[Mapping[str, Any]], problem: Problem) -> Mapping[st
         row
         for row in table
         if row["k"] >= own["k"] and row["w"] >= own["w"] and all(row[name] == own[name] for name in same)
-        if row["kernel"] != LIBRARY or (row["k"], row["w"], row["c_by_rows"]) == (own["k"], own["w"], problem.c_by_rows)
+        if row["kernel"] not in OF_LIBRARIES
+        or (row["k"], row["w"], row["c_by_rows"]) == (own["k"], own["w"], problem.c_by_rows)
     ]
     return min(
         rows, key=lambda row: (row["k"] + row["w"], row["w"], abs(log2(row["long"] / own["long"]))), default=None

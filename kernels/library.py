@@ -1,14 +1,19 @@
-"""The library's product: cuBLAS, called where it is faster, or where no kernel of ours applies."""
+"""The libraries' products: cuBLAS and cublasLt, called where one is faster, or where no kernel of ours applies."""
 
+import ctypes
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from tsapps.kernels import cublaslt
 from tsapps.kernels.arrays import DeviceMatrix
+from tsapps.kernels.cublaslt import COL, ROW, Layout, LtProduct, Product
+from tsapps.kernels.plan import LibraryPlan
+from tsapps.kernels.problem import Problem
 
-__all__ = ["gemm"]
+__all__ = ["algorithm", "gemm"]
 
 # cudaDataType_t and cublasComputeType_t, by dtype: float64 in float64, all else in float32, never in TF32.
 _DATA = {"float64": 1, "float32": 0, "float16": 2, "bfloat16": 14}
@@ -73,3 +78,77 @@ def _cublas() -> Any:
     from cupy.cuda import cublas
 
     return cublas
+
+
+# For each GPU and stream, memory for algorithms that need some: those on one stream follow each other.
+_workspaces: dict[tuple[int, int], Any] = {}
+
+
+def _workspace(device: int, stream: int, size: int) -> int:
+    """Return the address of so many bytes for the current stream, aligned to 256 as all of CuPy's memory; or 0."""
+    import cupy
+
+    if size == 0:
+        return 0
+    found = _workspaces.get((device, stream))
+    if found is None or found.size < size:
+        found = _workspaces[device, stream] = cupy.empty(size, cupy.uint8)
+    return int(found.data.ptr)
+
+
+# cublasLtReductionScheme_t: partial sums of halves are added up in float32.
+_IN_COMPUTE_TYPE = 2
+
+
+def algorithm(plan: LibraryPlan, problem: Problem, C: DeviceMatrix) -> Callable[[int, int, int, float, float], None]:
+    """Return what computes a product by an algorithm of cublasLt on CuPy's current stream.
+
+    Parameters
+    ----------
+    plan : LibraryPlan
+    problem : Problem
+    C : DeviceMatrix of shape (m, w)
+        The result, or one that lies like it.
+
+    Raises
+    ------
+    LibraryError
+        If cublasLt offers nothing for the product.
+    """
+    import cupy
+
+    with cupy.cuda.Device(C.device):
+        library, handle = cublaslt.of_device(C.device)
+        described = LtProduct(library, _described(plan, problem, C), *_types(problem.dtype), _IN_COMPUTE_TYPE)
+        algos = described.algorithms(handle)
+    if not algos:
+        raise cublaslt.LibraryError(f"cublasLt offers no algorithm for {problem}")
+    _, algo, needed = algos[min(plan.rank, len(algos)) - 1]
+    kind = ctypes.c_double if problem.dtype == "float64" else ctypes.c_float
+    swapped = not (plan.own_orders or _column_major(C)[0])
+
+    def launch(A: int, B: int, C_: int, alpha: float, beta: float) -> None:
+        stream = cupy.cuda.get_current_stream().ptr
+        pointers, scalars = ((B, A, C_) if swapped else (A, B, C_)), (kind(alpha), kind(beta))
+        described.run(algo, handle, pointers, scalars, (_workspace(C.device, stream, needed), needed), stream)
+
+    return launch
+
+
+def _types(dtype: str) -> tuple[int, int, int]:
+    """Return what cublasLt calls a dtype, what is computed in, and the type of alpha and beta."""
+    return (_DATA[dtype], _COMPUTE_64F, 1) if dtype == "float64" else (_DATA[dtype], _COMPUTE_32F, 0)
+
+
+def _described(plan: LibraryPlan, problem: Problem, C: DeviceMatrix) -> Product:
+    """Return a product as cublasLt is told of it."""
+    m, k, w = problem.m, problem.k, problem.w
+    by_columns, leading = _column_major(C)
+    own = Product(
+        Layout(problem.a.base_alignment, m, k, ROW if problem.a.along_depth else COL, problem.a.leading),
+        False,
+        Layout(problem.b.base_alignment, k, w, COL if problem.b.along_depth else ROW, problem.b.leading),
+        False,
+        Layout(C.pointer % 16 or 16, m, w, COL if by_columns else ROW, leading),
+    )
+    return own if plan.own_orders else own.column_major()

@@ -7,7 +7,7 @@ from typing import ClassVar, TypeVar
 from tsapps.kernels.banks import STRIDES, turns
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
-__all__ = ["ELEMENT", "SUM", "Plan", "WarpgroupPlan", "instantiate"]
+__all__ = ["ELEMENT", "SUM", "LibraryPlan", "Plan", "WarpgroupPlan", "instantiate"]
 
 #: What an element is called in C++, and what it is summed in.
 ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfloat16": "ptx::Bfloat16"}
@@ -253,6 +253,24 @@ class WarpgroupPlan(Plan):
         """Whether a unit is whole instructions and, but for float64, whole jobs; the kernel's own conditions."""
         pairs, rest = divmod(self._words, 2)
         return rest == 0 and (self.dtype == "float64" or pairs % self.job_pairs == 0)
+
+
+@dataclass(frozen=True)
+class LibraryPlan:
+    """An algorithm of cublasLt.
+
+    Attributes
+    ----------
+    rank : int
+        Among those that its heuristics offer, from 1 on; where they are fewer, the last is taken.
+    own_orders : bool
+        Whether it is told of row-major matrices, or of the same product of column-major ones.
+    """
+
+    kernel_name: ClassVar[str] = "cublaslt"
+
+    rank: int = 1
+    own_orders: bool = False
 
 
 _AnyPlan = TypeVar("_AnyPlan", bound=Plan)

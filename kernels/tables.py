@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tsapps.kernels.build import cache_directory
-from tsapps.kernels.choose import KEY, PICKED, tuned_table
+from tsapps.kernels.choose import KEY, MEASURED_FOR, OF_LIBRARIES, PICKED, tuned_table
 
 __all__ = ["keep", "own_table", "reset", "user_path", "user_table", "write_table"]
 
@@ -23,7 +23,13 @@ _WORDS = {
     "dtype": ("float64", "float32", "float16"),
     "kernel": tuple(PICKED),
 }
-_TYPES: dict[str, type[int]] = {"along": bool, "c_by_rows": bool, "prepare_b": bool, "streams": bool}
+_TYPES: dict[str, type[int]] = {
+    "along": bool,
+    "c_by_rows": bool,
+    "own_orders": bool,
+    "prepare_b": bool,
+    "streams": bool,
+}
 
 
 def user_path(device_name: str) -> Path:
@@ -66,7 +72,7 @@ def _what_is_wrong(row: Any) -> str:
             return f"has no {name!r} (made by another version of tsapps?)"
         if row[name] not in words:
             return f"has {name} {row[name]!r}, expected one of {', '.join(words)}"
-    for name in (*KEY, *PICKED[row["kernel"]]):
+    for name in (*KEY, *PICKED[row["kernel"]], *(MEASURED_FOR if row["kernel"] in OF_LIBRARIES else ())):
         if name not in row:
             return f"has no {name!r} (made by another version of tsapps?)"
         kind, value = _TYPES.get(name, int), row[name]

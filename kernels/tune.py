@@ -21,7 +21,7 @@ from tsapps.kernels import build, library
 from tsapps.kernels.arrays import device_matrix
 from tsapps.kernels.backend import available_cores
 from tsapps.kernels.build import architecture
-from tsapps.kernels.choose import LIBRARY, key_of, pick_of, promising
+from tsapps.kernels.choose import LIBRARY, key_of, library_plans, pick_of, promising
 from tsapps.kernels.device import Device, live
 from tsapps.kernels.launch import compile_any, prepare
 from tsapps.kernels.problem import ITEMSIZE, NARROW, Layout, Problem
@@ -128,7 +128,7 @@ def tune(
     ----------
     cells : iterable of Cell
     most : int
-        Candidates a cell, the first by `predict`.
+        Candidates a cell, the first by `predict`; algorithms of the library come on top.
     index : int
         The GPU.
     architectures : sequence of str
@@ -227,7 +227,7 @@ def _fastest(cell: Cell, plans: Sequence[AnyPlan], flush: Any, report: Callable[
     # What one rounding of the result and sums of k products in any order may differ by, for operands around 1.
     allowed = float(np.finfo(A.dtype).eps) * (256 * cell.k**0.5 + 4 * cell.k)
     rows = []
-    for plan in plans:
+    for plan in (*plans, *library_plans(problem)):
         C.fill(float("nan"))
         call = partial(prepare(plan, problem, c), *operands)
         call()

@@ -11,6 +11,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from bench import library_gemm as lg
+from tsapps.kernels import cublaslt
 
 FLOAT64 = lg._TYPES["float64"]
 
@@ -144,8 +145,8 @@ def test_wrong_operands_are_refused(shapes, array, dtype, message):
 
 
 def test_structs_are_as_long_as_in_the_header():
-    assert sizeof(lg.HeuristicResult) == 96
-    offsets = [getattr(lg.HeuristicResult, name).offset for name, *_ in lg.HeuristicResult._fields_]
+    assert sizeof(cublaslt.HeuristicResult) == 96
+    offsets = [getattr(cublaslt.HeuristicResult, name).offset for name, *_ in cublaslt.HeuristicResult._fields_]
     assert offsets == [0, 64, 72, 76, 80]
 
 
@@ -215,7 +216,7 @@ def test_cublaslt_is_told_of_the_product():
     operands = [OnHost(one) for one in (A, B, out)]
     own = lg.formulations(*operands, trans_a=False)["own orders"]
     library = Lt()
-    described = lg.LtProduct(library, own, FLOAT64)
+    described = lg.LtProduct(library, own, FLOAT64.data, FLOAT64.compute, FLOAT64.scale)
     layouts = [(1, 7, 5, 5), (1, 5, 3, 5), (1, 7, 3, 4), (1, 7, 3, 4)]
     made = list(library.made.values())
     assert made[0] == ("MatmulDesc", [70, 1], {3: 0, 4: 0})
@@ -230,18 +231,20 @@ def test_cublaslt_is_told_of_the_product():
             [one.data.ptr for one in (*operands, operands[2])], preference.values(), strict=True
         )
     )
-    assert [(i, algo[0]) for i, algo in described.algorithms(None)] == [(0, 5), (3, 7), (5, 9)]
+    assert [(i, algo[0], size) for i, algo, size in described.algorithms(None)] == [
+        *((0, 5, 0), (3, 7, lg.WORKSPACE), (5, 9, 0))
+    ]
 
-    stream = SimpleNamespace(ptr=77)
-    algos = [algo for _, algo in described.algorithms(None)]
-    described.run(algos[0], None, ctypes.c_void_p(4096), lambda: stream)
+    algos = [algo for _, algo, _ in described.algorithms(None)]
+    given = tuple(one.data.ptr for one in operands), (FLOAT64.alpha, FLOAT64.beta), (4096, 64 << 20), 77
+    described.run(algos[0], None, *given)
     run = library.runs[0]
     assert len(run) == 16
     assert [run[i].value for i in (3, 5, 8, 10)] == [operands[i].data.ptr for i in (0, 1, 2, 2)]
     assert [run[i].value for i in (13, 14, 15)] == [4096, 64 << 20, 77]
     assert (run[2]._obj.value, run[7]._obj.value, addressof(run[12]._obj)) == (1, 0, addressof(algos[0]))
     with pytest.raises(lg.LibraryError, match="cublasLtMatmul returned CUBLAS_STATUS_EXECUTION_FAILED"):
-        described.run(algos[2], None, None, lambda: stream)
+        described.run(algos[2], None, *given)
 
     made = set(library.made)
     del described, run
@@ -277,7 +280,8 @@ def libraries(monkeypatch):
     for name in ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(cublas=modes))
     monkeypatch.setattr(lg, "find", lambda stem: Blas())
-    monkeypatch.setattr(lg, "_of_device", lambda _: (library, None, None, None))
+    monkeypatch.setattr(lg, "of_device", lambda _: (library, None))
+    monkeypatch.setattr(lg, "_workspace", lambda _: (None, 0))
     for name in (*lg.EMULATION, "NVIDIA_TF32_OVERRIDE"):
         monkeypatch.setenv(name, "0")
     return modes, library

@@ -1,0 +1,136 @@
+"""cublasLt as a plan: what it is told of a product, by a stand-in that multiplies on the CPU."""
+
+from ctypes import c_double, sizeof
+from itertools import product
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+
+from tsapps.kernels import cublaslt, library
+from tsapps.kernels.arrays import DeviceMatrix
+from tsapps.kernels.plan import LibraryPlan
+from tsapps.kernels.problem import Layout, Problem
+
+
+class Lt:
+    """cublasLt for float64. Descriptors are dictionaries of attributes; an algorithm multiplies, and is noted."""
+
+    def __init__(self, offered=((3, 0), (4, 1024), (5, 0))):
+        self.made, self.ran, self.offered = {}, [], offered
+        for what in ("MatmulDesc", "MatrixLayout", "MatmulPreference"):
+            setattr(self, f"cublasLt{what}Create", self._create)
+            setattr(self, f"cublasLt{what}SetAttribute", self._set)
+            setattr(self, f"cublasLt{what}Destroy", lambda made: 0)
+
+    def _create(self, made, *given):
+        made._obj.value = 1 + len(self.made)
+        self.made[made._obj.value] = {"given": [one.value for one in given]}
+        return 0
+
+    def _set(self, descriptor, attribute, value, size):
+        assert size.value == sizeof(value._obj)
+        self.made[descriptor.value][attribute.value] = value._obj.value
+        return 0
+
+    def cublasLtMatmulAlgoGetHeuristic(self, handle, desc, a, b, c, d, preference, most, results, count):  # noqa: N802
+        assert self.made[preference.value][cublaslt.PREF_REDUCTIONS] == 2
+        for i, (algo, workspace) in enumerate(self.offered):
+            results[i].algo[0], results[i].workspace_size = algo, workspace
+        count._obj.value = len(self.offered)
+        return 0
+
+    def matrix(self, layout, pointer):
+        _, rows, cols, ld = self.made[layout.value]["given"]
+        by_rows = self.made[layout.value][cublaslt.LAYOUT_ORDER] == cublaslt.ROW
+        length, lines = (cols, rows) if by_rows else (rows, cols)
+        flat = np.ctypeslib.as_array((c_double * ((lines - 1) * ld + length)).from_address(pointer.value))
+        lined = as_strided(flat, (lines, length), (8 * ld, 8))
+        return lined if by_rows else lined.T
+
+    def cublasLtMatmul(self, handle, desc, alpha, a, al, b, bl, beta, c, cl, d, dl, algo, memory, size, stream):  # noqa: N802
+        A, B, C = self.matrix(al, a), self.matrix(bl, b), self.matrix(cl, c)
+        transposed = [self.made[desc.value][name] for name in (cublaslt.DESC_TRANSA, cublaslt.DESC_TRANSB)]
+        A, B = (X.T if trans else X for X, trans in zip((A, B), transposed, strict=True))
+        C[:] = alpha._obj.value * (A @ B) + beta._obj.value * C
+        self.ran.append((algo._obj[0], memory.value or 0, size.value, stream.value))
+        return 0
+
+
+@pytest.fixture
+def lt(monkeypatch):
+    """Stand-ins for cublasLt, and for what CuPy has."""
+    stand_in = Lt()
+    monkeypatch.setattr(cublaslt, "of_device", lambda _: (stand_in, None))
+    monkeypatch.setattr(library, "_workspace", lambda device, stream, size: 4096 if size else 0)
+
+    class Device:
+        def __init__(self, index):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            return None
+
+    class Stream:
+        ptr = 77
+
+    cuda = type("cuda", (), {"Device": Device, "get_current_stream": staticmethod(Stream)})
+    monkeypatch.setitem(__import__("sys").modules, "cupy", type("cupy", (), {"cuda": cuda}))
+    return stand_in
+
+
+def laid(values, by_rows, pad):
+    """Return a matrix in an order, with a gap between its lines."""
+    lines = values if by_rows else values.T
+    memory = np.full((lines.shape[0], lines.shape[1] + pad), np.nan)
+    memory[:, : lines.shape[1]] = lines
+    view = memory[:, : lines.shape[1]]
+    return view if by_rows else view.T
+
+
+def described(x):
+    return DeviceMatrix(x.ctypes.data, x.shape, x.strides, "float64", 8, 0, None)
+
+
+@pytest.mark.parametrize("own_orders", [False, True])
+@pytest.mark.parametrize("orders", list(product([True, False], repeat=3)), ids=str)
+def test_a_product_in_any_orders(lt, orders, own_orders):
+    rng = np.random.default_rng(0)
+    m, k, w = 9, 7, 4
+    given = [rng.standard_normal(shape) for shape in ((m, k), (k, w), (m, w))]
+    A, B, C = (laid(x, by_rows, pad) for x, by_rows, pad in zip(given, orders, (2, 1, 3), strict=True))
+    a_leading, b_leading = (max(x.strides) // 8 for x in (A, B))
+    problem = Problem(m, k, w, "float64", Layout(orders[0], a_leading, 8, 8), Layout(not orders[1], b_leading, 8, 8))
+    launch = library.algorithm(LibraryPlan(2, own_orders), problem, described(C))
+    launch(A.ctypes.data, B.ctypes.data, C.ctypes.data, -0.5, 2.0)
+    np.testing.assert_allclose(C, -0.5 * given[0] @ given[1] + 2.0 * given[2], rtol=1e-14, atol=1e-14)
+    assert lt.ran == [(4, 4096, 1024, 77)]
+
+
+@pytest.mark.parametrize(("rank", "algorithm"), [(1, 3), (2, 4), (3, 5), (8, 5)])
+def test_the_algorithm_of_a_rank_or_the_last(lt, rank, algorithm):
+    A, B, C = np.ones((3, 2)), np.ones((2, 2)), np.zeros((3, 2))
+    problem = Problem(3, 2, 2, "float64", Layout(True, 2, 16, 16), Layout(False, 2, 16, 16))
+    library.algorithm(LibraryPlan(rank), problem, described(C))(A.ctypes.data, B.ctypes.data, C.ctypes.data, 1.0, 0.0)
+    assert (C == 2).all()
+    assert lt.ran[0][0] == algorithm
+
+
+def test_nothing_is_offered(lt):
+    lt.offered = ()
+    problem = Problem(3, 2, 2, "float64", Layout(True, 2, 16, 16), Layout(False, 2, 16, 16))
+    with pytest.raises(cublaslt.LibraryError, match="cublasLt offers no algorithm"):
+        library.algorithm(LibraryPlan(), problem, described(np.zeros((3, 2))))
+
+
+def test_scalars_are_of_the_type_that_is_computed_in():
+    assert library._types("float64") == (1, 70, 1)
+    in_float32 = [library._types(name) for name in ("float32", "float16", "bfloat16")]
+    assert in_float32 == [
+        (0, 68, 0),
+        (2, 68, 0),
+        (14, 68, 0),
+    ]
