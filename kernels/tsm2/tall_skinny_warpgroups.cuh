@@ -24,45 +24,23 @@
 #pragma once
 #include "kernels/tsm2/block_sums.cuh"
 #include "kernels/tsm2/hand_over.cuh"
-#include "kernels/tsm2/operand.cuh"
-#include "kernels/tsm2/units.cuh"
-#include "kernels/warpgroup.cuh"
+#include "kernels/tsm2/warpgroup_loader.cuh"
 
 namespace tsm2 {
 
 template <typename Plan, typename Epilogue>
-class WarpgroupProduct {
+class WarpgroupProduct : WarpgroupBlock<Plan> {
  public:
-  using A = typename Plan::A;
-  using B = typename Plan::B;
-  using T = typename Plan::Element;
-  using Unit = Tensor<T, Plan::kProducts>;
+  using Block = WarpgroupBlock<Plan>;
+  using typename Block::A, typename Block::B, typename Block::T, typename Block::Unit, typename Block::Register;
+  using typename Block::Depths;
   using Sum = typename Unit::Sum;
+  using Block::kGroup, Block::kGroups, Block::kRowGroups, Block::kSplits, Block::kMultipliers, Block::kThreads;
+  using Block::kLoaders, Block::kMatrices, Block::kColumns, Block::kColumnBlocks, Block::kRegisters, Block::kGroupDepth;
+  using Block::kGroupPairs, Block::kJobPairs, Block::kJobs, Block::kLoadsAhead, Block::kStage, Block::kRing;
+  using Block::kParts, Block::full, Block::empty, Block::next, Block::kFull, Block::kEmpty;
 
-  // The first kGroups warpgroups multiply.
-  static constexpr int kRowGroups = Plan::kWarpsM / 4, kSplits = Plan::kWarpsK, kGroups = kRowGroups * kSplits;
-  static constexpr int kGroup = 128, kLoaders = Plan::kLoaders;
-  static constexpr int kMultipliers = kGroups * kGroup, kThreads = kMultipliers + kLoaders * kGroup;
-  static constexpr int kMatrices = (Plan::kTileM + 64 * kRowGroups - 1) / (64 * kRowGroups), kColumns = Plan::kTileN;
-  static constexpr int kColumnBlocks = (kColumns + 7) / 8, kRegisters = 4 * kMatrices * kColumnBlocks;
-  static_assert(Plan::kWarpsM % 4 == 0 && kGroups <= 3 && Plan::kWarpsN == 1 && kSplits <= 2 && kColumns <= 64,
-                "at most 64 columns, and barriers for three warpgroups");
-  static constexpr int kGroupDepth = Plan::kDepth / kSplits;
-  using Depths = Depth<kGroupDepth, A::kPerWord, Plan::kStride>;
-  static_assert(Plan::kDepth % kSplits == 0 && Depths::kWords % 2 == 0, "an instruction takes two words a lane");
-  static constexpr int kGroupPairs = Depths::kWords / 2, kPairs = kGroupPairs * kSplits;
-  // Jobs of a warpgroup in a unit: kJobPairs pairs of words of one matrix each. Two sets of registers take turns; of an
-  // even number of jobs, the next unit's first is loaded before this one's last ends.
-  static constexpr int kJobPairs = Plan::kJobPairs, kJobs = kGroupPairs / kJobPairs * kMatrices;
-  static constexpr bool kLoadsAhead = kJobs % 2 == 0;
-  static_assert(sizeof(T) == 8 || kGroupPairs % kJobPairs == 0, "a unit is whole jobs");
-
-  // Shared memory, in bytes: the ring, two units' B as parts, what the epilogue needs, and the sums of the second split.
-  static constexpr int kStage = A::kBytes + (Plan::kGram ? 0 : B::kBytes), kRing = Plan::kStages * kStage;
-  static_assert(Plan::kStages >= 3, "a stage that is read, one that is taken apart, and one that is on its way");
-  using Register = typename Unit::Register;
-  static constexpr int kMatrixBytes = 64 * (int)sizeof(Register) * kColumnBlocks;
-  static constexpr int kParts = kPairs * Unit::kParts * kMatrixBytes;
+  // Shared memory, in bytes: that of WarpgroupBlock, what the epilogue needs, and the sums of the second split.
   using Over = HandOver<Sum, kColumns, 1>;
   static constexpr int kOver = Over::template kBytes<Epilogue>;
   static constexpr int kLanes = kRowGroups * kGroup, kAllOver = kLanes / 32 * kOver;
@@ -72,124 +50,30 @@ class WarpgroupProduct {
 
   __device__ WarpgroupProduct(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
                               const Work& work, Sum* partial, unsigned* arrived, const Epilogue& epilogue)
-      : shared_(shared), a_(a), b_(b), work_(work), shares_(Shares::of<Plan>(work)), partial_(partial),
+      : shared_(shared), loader_(shared, a, b, work), work_(work), shares_(Shares::of<Plan>(work)), partial_(partial),
         arrived_(arrived), epilogue_(epilogue), group_(threadIdx.x / kGroup) {}
-
-  // Registers of a thread: as all begin with, of 512 for a thread of every warpgroup of a multiprocessor; of a loader;
-  // and of a multiplier, which gets the rest.
-  static constexpr int kEqual = 512 / Plan::kBlocksAMultiprocessor / (kGroups + kLoaders) / 8 * 8;
-  static constexpr int kLoading = kLoaders == 1 ? 88 : 64;
-  static constexpr int kMost = ((kGroups + kLoaders) * kEqual - kLoaders * kLoading) / kGroups / 8 * 8;
-  static constexpr int kMultiplying = kMost < 240 ? kMost : 240;
-  static_assert(kLoading <= kEqual && kEqual <= kMultiplying, "some warpgroups give, the others take");
 
   __device__ __forceinline__ void run() {
     const long long begin = shares_.begin(blockIdx.x), end = shares_.begin(blockIdx.x + 1);
     if (begin >= end) return;
     const int units = (int)(end - begin);
     if (kLoaders == 1 && group_ == kGroups) {
-      ptx::fewer_registers<kLoading>();
-      load<true, true>(begin, units);
+      ptx::fewer_registers<Block::kLoading>();
+      loader_.template run<true, true>(begin, units);
     } else if (group_ == kGroups) {
-      ptx::fewer_registers<kLoading>();
-      load<true, false>(begin, units);
+      ptx::fewer_registers<Block::kLoading>();
+      loader_.template run<true, false>(begin, units);
     } else if (group_ > kGroups) {
-      ptx::fewer_registers<kLoading>();
-      load<false, true>(begin, units);
+      ptx::fewer_registers<Block::kLoading>();
+      loader_.template run<false, true>(begin, units);
     } else {
-      ptx::more_registers<kMultiplying>();
+      ptx::more_registers<Block::kMultiplying>();
       multiply(begin, units);
     }
   }
 
  private:
   using Parts = typename Unit::Parts;
-  // Barriers, by place of the parts, and the threads that two of them are for; and one of all multipliers.
-  static __device__ int landed(int place) { return 1 + place; }
-  static __device__ int full(int place, int group) { return 3 + 2 * group + place; }
-  static __device__ int empty(int place, int group) { return 3 + 2 * kGroups + 2 * group + place; }
-  static constexpr int kFull = 2 * kGroup, kEmpty = kGroup + kLoaders * kGroup, kOfMultipliers = 3 + 4 * kGroups;
-
-  // Where part `part` of words 2·pair and 2·pair + 1 of B lies: 64 registers a column block, word by word, lane by lane.
-  __device__ Register* matrix(int place, int pair, int part) const {
-    return reinterpret_cast<Register*>(shared_ + kRing + place * kParts + (pair * Unit::kParts + part) * kMatrixBytes);
-  }
-
-  static __device__ int next(int stage) { return stage + 1 == Plan::kStages ? 0 : stage + 1; }
-
-  // --- Loaders --------------------------------------------------------------------------------------------------------
-
-  template <bool kCopies, bool kPrepares>
-  __device__ __forceinline__ void load(long long begin, int units) const {
-    const int thread = threadIdx.x % kGroup;
-    Cursor<Plan> ahead(work_, begin);
-    typename A::template Reader<kGroup> a(a_, thread);
-    typename B::template Reader<kGroup> b(b_, thread);
-    bool moves = true;
-    int fetched = 0, free = 0, now = 0;  // units; stages
-    auto fetch = [&] {
-      if (fetched < units) {
-        unsigned char* stage = shared_ + free * kStage;
-        if (moves) {
-          a.move_to((*ahead).row, (*ahead).depth);
-          if (!Plan::kGram) b.move_to((*ahead).column, (*ahead).depth);
-        }
-        a.copy(stage);
-        if (!Plan::kGram) b.copy(stage + A::kBytes);
-        moves = ahead.advance();
-        a.advance();
-        if (!Plan::kGram) b.advance();
-      }
-      ++fetched;
-      free = next(free);
-      ptx::cp_async_commit();
-    };
-    if (kCopies) {
-      for (int i = 0; i < Plan::kStages - 2; ++i) fetch();
-    }
-    for (int unit = 0; unit < units; ++unit) {
-      const int place = unit % 2;
-      if (unit >= 2) {
-        for (int group = 0; group < kGroups; ++group) ptx::barrier_sync(empty(place, group), kEmpty);
-      }
-      if (kCopies) ptx::cp_async_wait<Plan::kStages - 3>();
-      if (kPrepares) {
-        ptx::barrier_sync(landed(place), kLoaders * kGroup);
-        take_apart(shared_ + now * kStage + (Plan::kGram ? 0 : A::kBytes), place, thread);
-        now = next(now);
-        ptx::async_fence();
-        for (int group = 0; group < kGroups; ++group) ptx::barrier_arrive(full(place, group), kFull);
-      } else {
-        ptx::barrier_arrive(landed(place), kLoaders * kGroup);
-      }
-      if (kCopies) fetch();
-    }
-  }
-
-  // Takes a unit's B apart.
-  __device__ __forceinline__ void take_apart(const unsigned char* b_tile, int place, int thread) const {
-    constexpr int kTwos = (kColumnBlocks + 1) / 2, kAll = kPairs * kTwos, kWarps = kGroup / 32;
-#pragma unroll 2
-    for (int round = 0; round < (kAll + kWarps - 1) / kWarps; ++round) {
-      const int i = thread / 32 + round * kWarps;
-      if (kAll % kWarps != 0 && i >= kAll) break;
-      const int pair = i / kTwos, j = i % kTwos * 2;
-      typename B::Word words[4];
-      const int depth = pair / kGroupPairs * kGroupDepth;
-      B::template words<Depths, kColumnBlocks>(words, b_tile, 0, j, depth, 2 * (pair % kGroupPairs));
-#pragma unroll
-      for (int word = 0; word < 4; ++word) {
-        if (j + word % 2 >= kColumnBlocks) continue;
-        const Parts parts = Unit::parts(words[word]);
-#pragma unroll
-        for (int part = 0; part < Unit::kParts; ++part) {
-          matrix(place, pair, part)[64 * (j + word % 2) + 32 * (word / 2) + thread % 32] = Unit::bits(parts, part);
-        }
-      }
-    }
-  }
-
-  // --- Multipliers ----------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void multiply(long long begin, int units) {
     Cursor<Plan> tile(work_, begin);
@@ -243,7 +127,7 @@ class WarpgroupProduct {
       Parts a[kMatrices][4];
 #pragma unroll
       for (int i = 0; i < kMatrices; ++i) load_pair(a[i], a_tile, i, pair);
-      const Register* b = matrix(place, split() * kGroupPairs + pair, 0);
+      const Register* b = Block::matrix(shared_, place, split() * kGroupPairs + pair, 0);
 #pragma unroll
       for (int j = 0; j < kColumnBlocks; ++j) {
         const Parts words[2] = {b[64 * j + lane], b[64 * j + 32 + lane]};
@@ -280,7 +164,7 @@ class WarpgroupProduct {
       for (int pair = 0; pair < kJobPairs; ++pair) {
         const Register(&left)[4] = a[Unit::left(step)][pair];
         const int at = split() * kGroupPairs + job / kMatrices * kJobPairs + pair;
-        const Register* right = matrix(place, at, Unit::right(step));
+        const Register* right = Block::matrix(shared_, place, at, Unit::right(step));
         if (kAlone && step == 0 && pair == 0) ptx::wgmma<true, T>(alone, left, right);
         else ptx::wgmma<false, T>(kAlone ? alone : sums[job % kMatrices], left, right);
       }
@@ -353,11 +237,10 @@ class WarpgroupProduct {
       for (int i = 0; i < kRegisters; ++i) sum_at(sums, i) += second[i * kLanes];
     }
   }
-  __device__ void sync() const { ptx::barrier_sync(kOfMultipliers, kMultipliers); }
+  __device__ void sync() const { ptx::barrier_sync(Block::kOfMultipliers, kMultipliers); }
 
   unsigned char* shared_;
-  const typename A::Source& a_;
-  const typename B::Source& b_;
+  const WarpgroupLoader<Plan> loader_;
   const Work& work_;
   const Shares shares_;
   Sum* partial_;

@@ -173,7 +173,7 @@ def test_float32_is_as_exact_as_sums_of_float32(libraries):
 
 # --- Faults ---------------------------------------------------------------------------------------------------------
 
-OPERAND, FRAGMENTS = "kernels/tsm2/operand.cuh", "kernels/tsm2/fragments.cuh"
+FRAGMENTS, LOADER = "kernels/tsm2/fragments.cuh", "kernels/tsm2/warpgroup_loader.cuh"
 STREAM = Case(plan("float32", 128, 24, 2, stages=4), 300, 411, 24, pads=(1, 0), C="tall", grid=4)
 SHARED = replace(STREAM, m=800, grid=12)
 SPLIT = Case(plan("float32", 64, 24, 1, splits=2, line_bytes=256), 64, 2000, 24, grid=3)
@@ -182,13 +182,13 @@ STORED = Case(plan("float16", 64, 24, 1), 150, 600, 24, C="wide", grid=2)
 #: What is changed in which file, at which occurrence, and a product that shows it.
 FAULTS = {
     "B is taken apart before it is whole": (
-        WARPGROUPS,
-        "ptx::barrier_sync(landed(place), kLoaders * kGroup);",
+        LOADER,
+        "ptx::barrier_sync(Block::landed(place), Block::kLoaders * Block::kGroup);",
         "",
         0,
         STREAM,
     ),
-    "a wait for one stage too few": (WARPGROUPS, "<Plan::kStages - 3>", "<Plan::kStages - 2>", 0, STREAM),
+    "a wait for one stage too few": (LOADER, "<Plan::kStages - 3>", "<Plan::kStages - 2>", 0, STREAM),
     "a unit is used before it is prepared": (
         WARPGROUPS,
         "ptx::barrier_sync(full((unit + 1) % 2, group_), kFull);",
@@ -204,8 +204,8 @@ FAULTS = {
         STREAM,
     ),
     "stages and parts are written over while they are used": (
-        WARPGROUPS,
-        "ptx::barrier_sync(empty(place, group), kEmpty);",
+        LOADER,
+        "ptx::barrier_sync(Block::empty(place, group), Block::kEmpty);",
         ";",
         0,
         STREAM,

@@ -1,0 +1,60 @@
+// What a block of tall_skinny_warpgroups.cuh is made of: warpgroups, jobs, shared memory and barriers.
+#pragma once
+#include "kernels/tsm2/operand.cuh"
+#include "kernels/warpgroup.cuh"
+
+namespace tsm2 {
+
+template <typename Plan>
+struct WarpgroupBlock {
+  using A = typename Plan::A;
+  using B = typename Plan::B;
+  using T = typename Plan::Element;
+  using Unit = Tensor<T, Plan::kProducts>;
+  using Register = typename Unit::Register;
+
+  // The first kGroups warpgroups multiply.
+  static constexpr int kRowGroups = Plan::kWarpsM / 4, kSplits = Plan::kWarpsK, kGroups = kRowGroups * kSplits;
+  static constexpr int kGroup = 128, kLoaders = Plan::kLoaders;
+  static constexpr int kMultipliers = kGroups * kGroup, kThreads = kMultipliers + kLoaders * kGroup;
+  static constexpr int kMatrices = (Plan::kTileM + 64 * kRowGroups - 1) / (64 * kRowGroups), kColumns = Plan::kTileN;
+  static constexpr int kColumnBlocks = (kColumns + 7) / 8, kRegisters = 4 * kMatrices * kColumnBlocks;
+  static_assert(Plan::kWarpsM % 4 == 0 && kGroups <= 3 && Plan::kWarpsN == 1 && kSplits <= 2 && kColumns <= 64,
+                "at most 64 columns, and barriers for three warpgroups");
+  static constexpr int kGroupDepth = Plan::kDepth / kSplits;
+  using Depths = Depth<kGroupDepth, A::kPerWord, Plan::kStride>;
+  static_assert(Plan::kDepth % kSplits == 0 && Depths::kWords % 2 == 0, "an instruction takes two words a lane");
+  static constexpr int kGroupPairs = Depths::kWords / 2, kPairs = kGroupPairs * kSplits;
+  // Jobs of a warpgroup in a unit: kJobPairs pairs of words of one matrix each. Two sets of registers take turns; of an
+  // even number of jobs, the next unit's first is loaded before this one's last ends.
+  static constexpr int kJobPairs = Plan::kJobPairs, kJobs = kGroupPairs / kJobPairs * kMatrices;
+  static constexpr bool kLoadsAhead = kJobs % 2 == 0;
+  static_assert(sizeof(T) == 8 || kGroupPairs % kJobPairs == 0, "a unit is whole jobs");
+
+  // The first of shared memory, in bytes: the ring, and two units' B as parts.
+  static constexpr int kStage = A::kBytes + (Plan::kGram ? 0 : B::kBytes), kRing = Plan::kStages * kStage;
+  static_assert(Plan::kStages >= 3, "a stage that is read, one that is taken apart, and one that is on its way");
+  static constexpr int kMatrixBytes = 64 * (int)sizeof(Register) * kColumnBlocks;
+  static constexpr int kParts = kPairs * Unit::kParts * kMatrixBytes;
+  static __device__ int next(int stage) { return stage + 1 == Plan::kStages ? 0 : stage + 1; }
+  // Where part `part` of words 2·pair and 2·pair + 1 of B lies: 64 registers a column block, word by word, lane by lane.
+  static __device__ Register* matrix(unsigned char* shared, int place, int pair, int part) {
+    return reinterpret_cast<Register*>(shared + kRing + place * kParts + (pair * Unit::kParts + part) * kMatrixBytes);
+  }
+
+  // Barriers, by place of the parts, and the threads that two of them are for; and one of all multipliers.
+  static __device__ int landed(int place) { return 1 + place; }
+  static __device__ int full(int place, int group) { return 3 + 2 * group + place; }
+  static __device__ int empty(int place, int group) { return 3 + 2 * kGroups + 2 * group + place; }
+  static constexpr int kFull = 2 * kGroup, kEmpty = kGroup + kLoaders * kGroup, kOfMultipliers = 3 + 4 * kGroups;
+
+  // Registers of a thread: as all begin with, of 512 for a thread of every warpgroup of a multiprocessor; of a loader;
+  // and of a multiplier, which gets the rest.
+  static constexpr int kEqual = 512 / Plan::kBlocksAMultiprocessor / (kGroups + kLoaders) / 8 * 8;
+  static constexpr int kLoading = kLoaders == 1 ? 88 : 64;
+  static constexpr int kMost = ((kGroups + kLoaders) * kEqual - kLoaders * kLoading) / kGroups / 8 * 8;
+  static constexpr int kMultiplying = kMost < 240 ? kMost : 240;
+  static_assert(kLoading <= kEqual && kEqual <= kMultiplying, "some warpgroups give, the others take");
+};
+
+}  // namespace tsm2

@@ -1,0 +1,101 @@
+// The warpgroups of tall_skinny_warpgroups.cuh that copy A and B to shared memory, and take B apart.
+#pragma once
+#include "kernels/tsm2/units.cuh"
+#include "kernels/tsm2/warpgroup_block.cuh"
+
+namespace tsm2 {
+
+template <typename Plan>
+class WarpgroupLoader {
+ public:
+  using Block = WarpgroupBlock<Plan>;
+  using A = typename Block::A;
+  using B = typename Block::B;
+  using Unit = typename Block::Unit;
+
+  __device__ WarpgroupLoader(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
+                             const Work& work)
+      : shared_(shared), a_(a), b_(b), work_(work) {}
+
+  template <bool kCopies, bool kPrepares>
+  __device__ __forceinline__ void run(long long begin, int units) const {
+    const int thread = threadIdx.x % Block::kGroup;
+    Cursor<Plan> ahead(work_, begin);
+    typename A::template Reader<Block::kGroup> a(a_, thread);
+    typename B::template Reader<Block::kGroup> b(b_, thread);
+    bool moves = true;
+    int fetched = 0, free = 0, now = 0;  // units; stages
+    auto fetch = [&] {
+      if (fetched < units) {
+        unsigned char* stage = shared_ + free * Block::kStage;
+        if (moves) {
+          a.move_to((*ahead).row, (*ahead).depth);
+          if (!Plan::kGram) b.move_to((*ahead).column, (*ahead).depth);
+        }
+        a.copy(stage);
+        if (!Plan::kGram) b.copy(stage + A::kBytes);
+        moves = ahead.advance();
+        a.advance();
+        if (!Plan::kGram) b.advance();
+      }
+      ++fetched;
+      free = Block::next(free);
+      ptx::cp_async_commit();
+    };
+    if (kCopies) {
+      for (int i = 0; i < Plan::kStages - 2; ++i) fetch();
+    }
+    for (int unit = 0; unit < units; ++unit) {
+      const int place = unit % 2;
+      if (unit >= 2) {
+        for (int group = 0; group < Block::kGroups; ++group) ptx::barrier_sync(Block::empty(place, group), Block::kEmpty);
+      }
+      if (kCopies) ptx::cp_async_wait<Plan::kStages - 3>();
+      if (kPrepares) {
+        ptx::barrier_sync(Block::landed(place), Block::kLoaders * Block::kGroup);
+        take_apart(shared_ + now * Block::kStage + (Plan::kGram ? 0 : A::kBytes), place, thread);
+        now = Block::next(now);
+        ptx::async_fence();
+        for (int group = 0; group < Block::kGroups; ++group) ptx::barrier_arrive(Block::full(place, group), Block::kFull);
+      } else {
+        ptx::barrier_arrive(Block::landed(place), Block::kLoaders * Block::kGroup);
+      }
+      if (kCopies) fetch();
+    }
+  }
+
+ private:
+  using Parts = typename Unit::Parts;
+
+  // Takes a unit's B apart.
+  __device__ __forceinline__ void take_apart(const unsigned char* b_tile, int place, int thread) const {
+    constexpr int kTwos = (Block::kColumnBlocks + 1) / 2, kAll = Block::kPairs * kTwos, kWarps = Block::kGroup / 32;
+#pragma unroll 2
+    for (int round = 0; round < (kAll + kWarps - 1) / kWarps; ++round) {
+      const int i = thread / 32 + round * kWarps;
+      if (kAll % kWarps != 0 && i >= kAll) break;
+      const int pair = i / kTwos, j = i % kTwos * 2;
+      typename B::Word words[4];
+      const int depth = pair / Block::kGroupPairs * Block::kGroupDepth;
+      const int word_of_pair = 2 * (pair % Block::kGroupPairs);
+      B::template words<typename Block::Depths, Block::kColumnBlocks>(words, b_tile, 0, j, depth, word_of_pair);
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        if (j + word % 2 >= Block::kColumnBlocks) continue;
+        const Parts parts = Unit::parts(words[word]);
+#pragma unroll
+        for (int part = 0; part < Unit::kParts; ++part) {
+          typename Block::Register* to = Block::matrix(shared_, place, pair, part);
+          to[64 * (j + word % 2) + 32 * (word / 2) + thread % 32] = Unit::bits(parts, part);
+        }
+      }
+    }
+  }
+
+  unsigned char* shared_;
+  const typename A::Source& a_;
+  const typename B::Source& b_;
+  const Work& work_;
+};
+
+}  // namespace tsm2
