@@ -22,8 +22,7 @@
 #pragma once
 #include "kernels/tsm2/block_sums.cuh"
 #include "kernels/tsm2/hand_over.cuh"
-#include "kernels/tsm2/operand.cuh"
-#include "kernels/tsm2/units.cuh"
+#include "kernels/tsm2/unit_reader.cuh"
 
 namespace tsm2 {
 
@@ -98,25 +97,12 @@ class Product {
     const long long begin = Plan::kKeepB ? team_ * (long long)gridDim.x + blockIdx.x : shares_.begin(blockIdx.x);
     const long long end = Plan::kKeepB ? begin + (shares_.units - begin + teams - 1) / teams : shares_.begin(blockIdx.x + 1);
     if (begin >= end && !kArrivesBeside) return;
-    Cursor<Plan> ahead(work_, begin), now(work_, begin);
+    Cursor<Plan> now(work_, begin);
+    UnitReader<Plan, 32 * kTeam, kThreads, kStreamsB> reader(a_, b_, work_, begin, threadIdx.x % (32 * kTeam), threadIdx.x);
     long long fetched = begin;
     int free = 0;  // stage
-    typename A::template Reader<32 * kTeam> a(a_, threadIdx.x % (32 * kTeam));
-    typename B::template Reader<kThreads> b(b_, threadIdx.x);
-    bool moves = true;
     auto fetch = [&] {
-      if (fetched < end) {
-        unsigned char* stage = ring_ + free * kStage;
-        if (moves) {
-          a.move_to((*ahead).row, (*ahead).depth);
-          if (kStreamsB) b.move_to((*ahead).column, (*ahead).depth);
-        }
-        a.copy(stage);
-        if (kStreamsB) b.copy(stage + A::kBytes);
-        moves = ahead.advance();
-        a.advance();
-        if (kStreamsB) b.advance();
-      }
+      if (fetched < end) reader.copy(ring_ + free * kStage);
       ++fetched;
       free = free + 1 == Plan::kStages ? 0 : free + 1;
       ptx::cp_async_commit();

@@ -1,6 +1,6 @@
 // The warpgroups of tall_skinny_warpgroups.cuh that copy A and B to shared memory, and take B apart.
 #pragma once
-#include "kernels/tsm2/units.cuh"
+#include "kernels/tsm2/unit_reader.cuh"
 #include "kernels/tsm2/warpgroup_block.cuh"
 
 namespace tsm2 {
@@ -20,24 +20,10 @@ class WarpgroupLoader {
   template <bool kCopies, bool kPrepares>
   __device__ __forceinline__ void run(long long begin, int units) const {
     const int thread = threadIdx.x % Block::kGroup;
-    Cursor<Plan> ahead(work_, begin);
-    typename A::template Reader<Block::kGroup> a(a_, thread);
-    typename B::template Reader<Block::kGroup> b(b_, thread);
-    bool moves = true;
+    UnitReader<Plan, Block::kGroup, Block::kGroup, !Plan::kGram> reader(a_, b_, work_, begin, thread, thread);
     int fetched = 0, free = 0, now = 0;  // units; stages
     auto fetch = [&] {
-      if (fetched < units) {
-        unsigned char* stage = shared_ + free * Block::kStage;
-        if (moves) {
-          a.move_to((*ahead).row, (*ahead).depth);
-          if (!Plan::kGram) b.move_to((*ahead).column, (*ahead).depth);
-        }
-        a.copy(stage);
-        if (!Plan::kGram) b.copy(stage + A::kBytes);
-        moves = ahead.advance();
-        a.advance();
-        if (!Plan::kGram) b.advance();
-      }
+      if (fetched < units) reader.copy(shared_ + free * Block::kStage);
       ++fetched;
       free = Block::next(free);
       ptx::cp_async_commit();

@@ -1,0 +1,40 @@
+// Copies units, one after another as Cursor goes through them, to the stages of a ring.
+#pragma once
+#include "kernels/tsm2/operand.cuh"
+#include "kernels/tsm2/units.cuh"
+
+namespace tsm2 {
+
+// By kThreadsA and kThreadsB threads, A to the beginning of a stage and, with kReadsB, B behind it.
+template <typename Plan, int kThreadsA, int kThreadsB, bool kReadsB>
+class UnitReader {
+ public:
+  using A = typename Plan::A;
+  using B = typename Plan::B;
+
+  // From a unit on.
+  __device__ UnitReader(const typename A::Source& a, const typename B::Source& b, const Work& work, long long unit,
+                        int thread_of_a, int thread_of_b)
+      : ahead_(work, unit), a_(a, thread_of_a), b_(b, thread_of_b) {}
+
+  // Starts copying the next unit.
+  __device__ __forceinline__ void copy(unsigned char* stage) {
+    if (moves_) {
+      a_.move_to((*ahead_).row, (*ahead_).depth);
+      if (kReadsB) b_.move_to((*ahead_).column, (*ahead_).depth);
+    }
+    a_.copy(stage);
+    if (kReadsB) b_.copy(stage + A::kBytes);
+    moves_ = ahead_.advance();
+    a_.advance();
+    if (kReadsB) b_.advance();
+  }
+
+ private:
+  Cursor<Plan> ahead_;
+  typename A::template Reader<kThreadsA> a_;
+  typename B::template Reader<kThreadsB> b_;
+  bool moves_ = true;
+};
+
+}  // namespace tsm2
