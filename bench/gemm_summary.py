@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench import record
 from bench.gemm_grid import DTYPES, LAYOUTS, SHAPES
 
-__all__ = ["large", "of_floor", "ours", "over_library", "text"]
+__all__ = ["memory_bound", "of_floor", "ours", "over_library", "text"]
 
 #: What is large: a launch and the first bytes' way take a few hundredths of it.
 LARGE_BYTES = 256e6
@@ -30,8 +30,13 @@ def ours(records: Iterable[Record]) -> list[Record]:
 
 
 def large(cells: Iterable[Record]) -> list[Record]:
-    """Return the cells that are large, and bound by the memory."""
-    return [one for one in cells if one["gbs"] * one["ms"] * 1e6 >= LARGE_BYTES and one["bound"] == "memory"]
+    """Return the cells that are large."""
+    return [one for one in cells if one["gbs"] * one["ms"] * 1e6 >= LARGE_BYTES]
+
+
+def memory_bound(cells: Iterable[Record]) -> list[Record]:
+    """Return the large cells that are bound by the memory."""
+    return [one for one in large(cells) if one["bound"] == "memory"]
 
 
 def of_floor(one: Record) -> float:
@@ -52,7 +57,7 @@ def name(one: Record) -> str:
 def text(records: Sequence[Record], worst: int = 12) -> str:
     """Return tables of what the records show, and the cells that are furthest behind."""
     cells = ours(records)
-    memory_bound = large(cells)
+    streams = memory_bound(cells)
     lines = [
         "| shape | dtype | layout | cells | large | floor: median | worst | <85 % | library: median | worst | < 98 % |",
         "|---|---|---|" + "---:|" * 8,
@@ -60,7 +65,7 @@ def text(records: Sequence[Record], worst: int = 12) -> str:
     for shape, dtype, layout in product(SHAPES, DTYPES, LAYOUTS):
         key = {"shape": shape, "dtype": dtype, "layout": layout}
         some = [one for one in cells if key.items() <= one.items()]
-        big = [of_floor(one) for one in memory_bound if key.items() <= one.items()]
+        big = [of_floor(one) for one in streams if key.items() <= one.items()]
         if not some or not big:
             continue
         ratios = [over_library(one) for one in some]
@@ -70,7 +75,7 @@ def text(records: Sequence[Record], worst: int = 12) -> str:
             f"| {sum(one < 0.98 for one in ratios)} |"
         )
     for title, some, by in (
-        ("furthest from the floor", memory_bound, of_floor),
+        ("furthest from the floor", streams, of_floor),
         ("furthest behind the library", cells, over_library),
     ):
         lines += ["", f"{title}:"]
@@ -89,7 +94,7 @@ def plot(records: Sequence[Record], path: Path, by: Callable[[Record], float], l
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    cells = [one for one in ours(records) if one["gbs"] * one["ms"] * 1e6 >= LARGE_BYTES]
+    cells = large(ours(records))
     figure, axes = plt.subplots(1, len(SHAPES), figsize=(12, 4.2), sharey=True, constrained_layout=True)
     for axis, shape in zip(axes, SHAPES, strict=True):
         for place, (dtype, layout) in enumerate(product(DTYPES, LAYOUTS)):

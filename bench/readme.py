@@ -8,7 +8,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench import record
-from bench.gemm_summary import large, of_floor, ours, over_library
+from bench.gemm_summary import memory_bound, of_floor, ours, over_library
 from bench.kmeans_data import GPU_SHAPES
 
 __all__ = ["gemm_table", "kmeans_table", "with_tables"]
@@ -32,10 +32,9 @@ _DRAWN = {"tsm2r": "{m:,} × {k:,} · {w}", "tsm2l": "{m:,} × {k} · {w}", "tsm
 
 def gemm_table(records: Sequence[dict[str, Any]]) -> str:
     """Return milliseconds of row-major products as a Markdown table, floor, ours and library's, and how many lag."""
+    cells = ours(records)
     found = {
-        tuple(one[name] for name in ("shape", "m", "k", "w", "dtype")): one
-        for one in ours(records)
-        if one["layout"] == "row"
+        tuple(one[name] for name in ("shape", "m", "k", "w", "dtype")): one for one in cells if one["layout"] == "row"
     }
     lines = [
         "| A · columns of B | " + " | ".join(f"{dtype}: floor | ours | library" for dtype in _PRODUCT_DTYPES) + " |",
@@ -50,12 +49,11 @@ def gemm_table(records: Sequence[dict[str, Any]]) -> str:
                     for one in row
                 )
                 lines.append(f"| {_DRAWN[shape].format(m=m, k=k, w=w)} | {times} |")
-    cells = ours(records)
-    big = [of_floor(one) for one in large(cells)]
+    fractions = [of_floor(one) for one in memory_bound(cells)]
     behind = (
         f"Of all {len(cells):,} products, {sum(over_library(one) < 0.98 for one in cells):,} are more than 2 % slower "
-        f"than the library's best; of the {len(big):,} that move 256 MB or more and are bound by that, "
-        f"{sum(one < 0.85 for one in big):,} stay below 85 % of the floor."
+        f"than the library's best; of the {len(fractions):,} that move 256 MB or more and are bound by that, "
+        f"{sum(one < 0.85 for one in fractions):,} stay below 85 % of the floor."
     )
     return "\n".join([*lines, "", behind])
 

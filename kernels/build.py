@@ -31,10 +31,10 @@ _FLAGS = ("--std=c++17", "-default-device", "--ptxas-options=-v")
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 # What ptxas -v says of one kernel: its mangled name, then spills, then registers and shared memory.
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
-# Of wgmma: "are serialized due to", "wait_group is injected".
-_WAITS = re.compile(r"\(C75\d\d\)[^\n]*wgmma[^\n]* function '(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
+# And before all that, of wgmma: "are serialized due to", "wait_group is injected".
+_WAITS = re.compile(r"\(C75\d\d\)[^\n]*wgmma[^\n]* function '(\w+)'")
 # A compile that takes longer than this is announced: the user waits for it once.
 PATIENCE_SECONDS = 1.0
 

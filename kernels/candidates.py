@@ -35,14 +35,14 @@ def registers(plan: Plan) -> int:
     """Return about how many registers a thread needs: its sums, and those of the stretch that is being added up."""
     rows, columns = plan.tile_m // plan.warps_m, plan.tile_n // plan.warps_n
     sums = 4 * -(-rows // 16) * -(-columns // 8)
+    if isinstance(plan, WarpgroupPlan):
+        # float64 takes two registers, and has two words of A; others have those of two jobs, which float32 takes in two
+        # parts and adds up alone.
+        jobs, alone = 2 * 4 * plan.job_pairs, 2 * 4 * -(-columns // 8)
+        needed = {"float64": 2 * sums + -(-rows // 16) * 16, "float32": sums + alone + 2 * jobs}
+        return needed.get(plan.dtype, sums + jobs) + _MULTIPLIERS_OTHER[ITEMSIZE[plan.dtype]]
     # float64 takes two registers; float32 holds a stretch's sums too.
     times = 2 if plan.dtype == "float64" or plan.stretch else 1
-    if isinstance(plan, WarpgroupPlan):
-        # Two words of A of float64; else those of two jobs, which float32 takes in two parts and adds up alone.
-        rows, jobs = -(-rows // 16) * 16, 2 * 4 * plan.job_pairs
-        words = {"float64": rows, "float32": 2 * jobs}.get(plan.dtype, jobs)
-        alone = 2 * 4 * -(-columns // 8) if plan.dtype == "float32" else 0
-        return (2 if plan.dtype == "float64" else 1) * sums + alone + words + _MULTIPLIERS_OTHER[ITEMSIZE[plan.dtype]]
     return times * sums + _OTHER_REGISTERS[ITEMSIZE[plan.dtype]]
 
 
@@ -149,16 +149,12 @@ def _warpgroups(problem: Problem) -> Iterator[WarpgroupPlan]:
                 line_bytes // problem.itemsize,
                 warps_m=8,
                 stages=stages,
-                stretch=_stretch(problem),
             )
     if problem.shape == "tsmttsm" and problem.m > _FEW_FOR_WARPGROUPS:
         # One tile, whose depth blocks and warpgroups share.
-        groups = (1, 1, 2), (2, 2, 1)
-        for depth, stages, (splits, loaders, blocks), job_pairs in product(
-            (16, 32, 64, 128), (3, 4, 6, 8), groups, (2, 4)
-        ):
-            if job_pairs != 2 and problem.dtype == "float64":
-                continue
+        depths, groups = (16, 32, 64, 128), ((1, 1, 2), (2, 2, 1))
+        jobs = (2,) if problem.dtype == "float64" else (2, 4)
+        for depth, stages, (splits, loaders, blocks), job_pairs in product(depths, (3, 4, 6, 8), groups, jobs):
             yield WarpgroupPlan(
                 problem.dtype,
                 problem.m,
@@ -169,7 +165,6 @@ def _warpgroups(problem: Problem) -> Iterator[WarpgroupPlan]:
                 stages=stages,
                 blocks=blocks,
                 gram=problem.gram,
-                stretch=_stretch(problem),
                 loaders=loaders,
                 job_pairs=job_pairs,
             )

@@ -45,9 +45,9 @@ TSA_PTX void fewer_registers() {
 // B lies in shared memory, from a multiple of 16 bytes on: 256 bytes for 8 columns, in which 64 words of 32 bits lie lane
 // by lane: word i of B's fragment (ptx.cuh) in lane l at 4·(32·i + l).
 //
-// Before the first wgmma that uses registers which were written: wgmma_fence of those of A. Before one that uses a B which was stored:
-// async_fence by those who stored it, then a barrier. What is begun is a group from wgmma_commit on; until wgmma_wait (for
-// all groups but the `pending` latest), their d is not read, and B not written.
+// Before the first wgmma that uses registers which were written: wgmma_fence of those of A. Before one that uses a B which
+// was stored: async_fence by those who stored it, then a barrier. What is begun is a group from wgmma_commit on; until
+// wgmma_wait (for all groups but the `pending` latest), their d is not read, and B not written.
 template <typename T>
 inline constexpr bool is_half = false;
 template <>
@@ -99,16 +99,6 @@ inline void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b) 
 
 #else
 
-template <int parts, int pairs>
-TSA_PTX void hold(unsigned (&a)[parts][pairs][4]) {
-#pragma unroll
-  for (int i = 0; i < 4 * parts * pairs; ++i) asm volatile("" : "+r"(a[i / 4 / pairs][i / 4 % pairs][i % 4])::"memory");
-}
-template <int blocks>
-TSA_PTX void hold(float (&d)[blocks][4]) {
-#pragma unroll
-  for (int i = 0; i < 4 * blocks; ++i) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
-}
 // Orders stores to shared memory before what the tensor cores read of it.
 TSA_PTX void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 template <int parts, int pairs>

@@ -94,7 +94,6 @@ struct Operand {
     __device__ __forceinline__ void move_to(long long outer, long long depth) {
       const long long first = kAlongDepth ? outer * from_.leading + depth : depth * from_.leading + outer;
       begin_ = from_.data + first;
-      lines_ = kAlongDepth ? from_.outer - outer : from_.depth - depth;
       length_ = kAlongDepth ? from_.depth - depth : from_.outer - outer;
       left_ = from_.size - first;
     }
@@ -104,12 +103,14 @@ struct Operand {
       const long long elements = kAlongDepth ? kDepth : kDepth * from_.leading;
       begin_ += elements;
       left_ -= elements;
-      (kAlongDepth ? length_ : lines_) -= kDepth;
+      if (kAlongDepth) length_ -= kDepth;
     }
 
     // Starts copying.
     __device__ __forceinline__ void copy(unsigned char* tile) const {
-      if (kPacked ? left_ >= kUnits * kElements : lines_ >= kLines && length_ >= kLength) {
+      // Where the tile's last line is there to its end, the others are.
+      const bool whole = length_ >= kLength && left_ >= (kLines - 1) * from_.leading + kLength;
+      if (kPacked ? left_ >= kUnits * kElements : whole) {
         copy_whole(tile);
       } else {
         copy_ragged(tile);
@@ -147,7 +148,7 @@ struct Operand {
         const int line = unit / kUnitsALine, at = unit % kUnitsALine * kElements;
         const long long offset = line * from_.leading + at;
         long long present = left_ - offset;
-        if (!kPacked) present = line >= lines_ ? 0 : present < length_ - at ? present : length_ - at;
+        if (!kPacked && present > length_ - at) present = length_ - at;
         copy_unit(tile + place(line, at), present > 0 ? begin_ + offset : from_.data,
                   present <= 0 ? 0 : present < kElements ? (int)present : kElements);
       }
@@ -156,8 +157,8 @@ struct Operand {
     const Source& from_;
     const int thread_;
     long long first_;  // from the tile's first element to this thread's
-    const T* begin_;   // the tile's first element, and how much there is from it on: lines, of one, and all elements
-    long long lines_, length_, left_;
+    const T* begin_;   // the tile's first element, and how much there is from it on: of its line, and in all
+    long long length_, left_;
   };
 
   // Words q and q + 1 of Depths at eights e and e + 1 of the `kEights` that a warp has from first_outer on: to[i] is word

@@ -57,6 +57,7 @@ class WarpgroupProduct : WarpgroupBlock<Plan> {
     const long long begin = shares_.begin(blockIdx.x), end = shares_.begin(blockIdx.x + 1);
     if (begin >= end) return;
     const int units = (int)(end - begin);
+    // Loaders first: with the multipliers before them, the compiler spills registers of doubles.
     if (kLoaders == 1 && group_ == kGroups) {
       ptx::fewer_registers<Block::kLoading>();
       loader_.template run<true, true>(begin, units);

@@ -46,7 +46,6 @@ def plan(dtype, tile_m, tile_n, groups, *, splits=1, loaders=1, job_pairs=2, lin
         warps_k=splits,
         stages=stages,
         blocks=blocks,
-        stretch=8,
         gram=gram,
         loaders=loaders,
         job_pairs=job_pairs,
