@@ -194,7 +194,7 @@ def tall_skinny(plan: Plan, problem: Problem, C: DeviceMatrix) -> Launch:
 
 def _regular(plan: Plan, problem: Problem) -> bool:
     """Return whether C lies as is best for the plan's epilogue (epilogue.cuh)."""
-    if plan.store == "StoreColumns":
+    if plan.store == "StoreLines":
         return problem.c == "aligned columns"
     return problem.c == "packed" and plan.tile_n == problem.w and plan.warps_n == 1
 

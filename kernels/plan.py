@@ -44,7 +44,7 @@ class Plan:
         Words a lane that are summed in the tensor cores before a rounded addition; 0 is never.
     fold : int
         Lines of packed operands that are taken as one.
-    store : {"Store", "StorePairs", "StoreColumns", "StoreFolded"}
+    store : {"Store", "StorePairs", "StoreColumns", "StoreLines", "StoreFolded"}
         The epilogue; they are told apart in epilogue.cuh.
     """
 
@@ -138,7 +138,7 @@ class Plan:
         sizes: tuple[int, ...] = ()
         if self.store == "StoreFolded":
             sizes = self.fold, self.tile_m // self.fold, self.tile_n // self.fold
-        elif self.store == "Store":
+        elif self.store in ("Store", "StoreLines"):
             sizes = (self.tile_n // self.warps_n,)
         return f"tsm2::{self.store}<{', '.join([element, total, *map(str, sizes)])}>"
 
@@ -181,10 +181,12 @@ class Plan:
 
     def _handed_over(self, row_blocks: int) -> int:
         """Return the bytes of the sums that a warp of so many blocks of 16 rows hands to the epilogue at once."""
+        columns, size = self.tile_n // self.warps_n, ITEMSIZE[self.dtype]
+        blocks = -(-columns // 8)
+        if self.store == "StoreLines":
+            return 16 * (16 * min(row_blocks, 8 // size) * size + 16)
         if self.store not in ("Store", "StoreFolded"):
             return 0
-        columns = self.tile_n // self.warps_n
-        blocks = -(-columns // 8)
         gapless = columns <= 8 or (self._sum_bytes == 8 and columns % 16 != 0)
         pitch = columns if gapless else 8 * (blocks + (blocks + 1) % 2)
         together = min(max(1, 4096 // (16 * pitch * self._sum_bytes)), row_blocks)
@@ -329,7 +331,7 @@ def _store(plan: Plan, problem: Problem) -> str:
     if plan.fold > 1:
         return "StoreFolded"
     if problem.c in ("aligned columns", "columns"):
-        return "StoreColumns"
+        return "StoreLines" if plan.keep_b else "StoreColumns"
     blocks = 16 if problem.itemsize == 2 else 8
     whole = problem.w % blocks == 0 and plan.tile_n // plan.warps_n % blocks == 0
     return "StorePairs" if whole and problem.c in ("packed", "rows") else "Store"

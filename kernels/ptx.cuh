@@ -59,6 +59,27 @@ TSA_PTX Bfloat16 to_bfloat16(float x) {
 #endif
 }
 
+// The same of two, the first in the lower half.
+TSA_PTX unsigned to_halves(float lower, float upper) {
+#if defined(TSA_HOST)
+  return to_half(lower).bits | (unsigned)to_half(upper).bits << 16;
+#else
+  unsigned pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(upper), "f"(lower));
+  return pair;
+#endif
+}
+
+TSA_PTX unsigned to_bfloat16s(float lower, float upper) {
+#if defined(TSA_HOST)
+  return to_bfloat16(lower).bits | (unsigned)to_bfloat16(upper).bits << 16;
+#else
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(upper), "f"(lower));
+  return pair;
+#endif
+}
+
 TSA_PTX float to_float(Bfloat16 x) { return __uint_as_float((unsigned)x.bits << 16); }
 
 // 16 bytes, moved as one.
@@ -192,6 +213,40 @@ TSA_PTX void ldmatrix_x4(unsigned (&to)[4], const void* shared_row) {
                  : "r"(from)
                  : "memory");
   }
+#endif
+}
+
+// stmatrix ─ the way back, transposed: lane 8·i + r points to row r of matrix i, 16 bytes at a multiple of 16, and what a
+// lane has in from[i] are the elements (2·t, g) and (2·t + 1, g) of matrix i. Before sm_90, movmatrix and ordinary stores.
+TSA_PTX void stmatrix_x4_transposed(void* shared_row, const unsigned (&from)[4]) {
+#if defined(TSA_HOST)
+  cuda_host::check_aligned(shared_row, 16, "stmatrix");
+  struct Registers {
+    unsigned at[4];
+  } mine;
+  memcpy(mine.at, from, sizeof mine.at);
+  const auto lanes = cuda_host::publish_to_warp(mine, "stmatrix");
+  const int matrix = cuda_host::here.lane / 8, row = cuda_host::here.lane % 8;
+  for (int column = 0; column < 8; ++column) {
+    const unsigned pair = lanes[4 * column + row / 2].at[matrix];
+    static_cast<unsigned short*>(shared_row)[column] = (unsigned short)(pair >> 16 * (row % 2));
+  }
+#else
+  const unsigned to = (unsigned)__cvta_generic_to_shared(shared_row);
+#if __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(from[0]),
+               "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+#else
+  const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    unsigned pair;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(pair) : "r"(from[i]));
+    const unsigned row = __shfl_sync(0xffffffffu, to, 8 * i + g);
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(row + 4 * t), "r"(pair) : "memory");
+  }
+#endif
 #endif
 }
 

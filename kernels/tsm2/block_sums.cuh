@@ -23,7 +23,6 @@ class BlockSums {
   // them all, in split 0 of its team.
   template <int kBlocks, int kColumnBlocks>
   __device__ __forceinline__ bool add(long long tile, Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
-    constexpr int kGroup = 16;
     const int first = (int)shares_.block_of(tile);
     const int blocks = (int)shares_.block_of(tile + shares_.tile_units - 1) - first + 1;
     const int mine = blockIdx.x - first, group = mine / kGroup, groups = (blocks + kGroup - 1) / kGroup;
@@ -41,6 +40,8 @@ class BlockSums {
   }
 
  private:
+  static constexpr int kGroup = 16;
+
   __device__ bool last_to_arrive(int count, int expected) const {
     return simt::last_to_arrive(&arrived_[count], expected, [&] { team_.sync(); });
   }
@@ -61,11 +62,23 @@ class BlockSums {
     constexpr int kRegisters = 4 * kBlocks * kColumnBlocks, kLanes = kTileSums / kRegisters;
 #pragma unroll
     for (int i = 0; i < kRegisters; ++i) sum_at(sums, i) = 0;
+    // As many at a time as registers allow: each read of another block's sums takes about a microsecond.
+    constexpr int kFit = 64 / (kRegisters * (int)(sizeof(Sum) / 4)), kMost = kGroup / Team::kSplits;
+    constexpr int kAtOnce = kFit < 1 ? 1 : kFit < kMost ? kFit : kMost;
 #pragma unroll 1
-    for (int one = team_.split(); one < count; one += Team::kSplits) {
-      const Sum* from = place(first + one * step) + threadIdx.x % kLanes;
+    for (int begin = team_.split(); begin < count; begin += kAtOnce * Team::kSplits) {
+      Sum some[kAtOnce][kRegisters];
 #pragma unroll
-      for (int i = 0; i < kRegisters; ++i) sum_at(sums, i) += __ldcg(&from[i * kLanes]);
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int one = begin + j * Team::kSplits;
+        const Sum* from = place(first + one * step) + threadIdx.x % kLanes;
+#pragma unroll
+        for (int i = 0; i < kRegisters; ++i) some[j][i] = one < count ? __ldcg(&from[i * kLanes]) : Sum(0);
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+#pragma unroll
+        for (int i = 0; i < kRegisters; ++i) sum_at(sums, i) += some[j][i];
     }
     if constexpr (Team::kSplits > 1) team_.add_splits(sums);
   }

@@ -1,4 +1,4 @@
-// An element as the type that it is summed in, and a sum as an element.
+// An element as the type that it is summed in, and a sum as an element; of 16-bit elements two sums as a register.
 #pragma once
 #include "kernels/tsm2/simt.cuh"
 #if !defined(TSA_HIP)
@@ -18,11 +18,13 @@ template <>
 struct Element<ptx::Half> {
   static __device__ ptx::Half from(float sum) { return ptx::to_half(sum); }
   static __device__ float value(ptx::Half x) { return ptx::to_float(x); }
+  static __device__ unsigned pair(float lower, float upper) { return ptx::to_halves(lower, upper); }
 };
 template <>
 struct Element<ptx::Bfloat16> {
   static __device__ ptx::Bfloat16 from(float sum) { return ptx::to_bfloat16(sum); }
   static __device__ float value(ptx::Bfloat16 x) { return ptx::to_float(x); }
+  static __device__ unsigned pair(float lower, float upper) { return ptx::to_bfloat16s(lower, upper); }
 };
 #endif
 

@@ -14,6 +14,13 @@
 //               Registers, as the tensor cores leave them: with g = lane / 4 and t = lane % 4, d[j][2·half + i] is the sum
 //               of row + 8·half + g and column + 8·j + 2·t + i, where that row and column are less than `rows` and
 //               `columns` away.
+//
+//   kTile       template <int kBlocks, int kColumnBlocks>
+//               void tile(unsigned char* scratch, long long row, int rows, long long column, int columns,
+//                         const Sum (&d)[kBlocks][kColumnBlocks][4]) const;
+//
+//               All of a warp's registers, block i of 16 rows in d[i], and kBytes<kBlocks, kColumnBlocks> of shared memory
+//               that is the warp's own.
 #pragma once
 #include "kernels/tsm2/element.cuh"
 
@@ -27,20 +34,22 @@ struct Sums {
   __device__ const Sum& operator()(int i, int j) const { return first[i * kPitch + j]; }
 };
 
-enum class Takes { kRows, kFragments };
+enum class Takes { kRows, kFragments, kTile };
 
 // C ← alpha · sum + beta · C, where C[i, j] is C[i·row_stride + j·column_stride]. With beta = 0, C is not read.
 template <typename T, typename Sum>
 struct Scaled {
   T* C;
   long long row_stride, column_stride;
-  // Whether C lies as is best for the class below: without gaps for Store, for StoreColumns in columns of whole 8 bytes.
+  // Whether C lies as is best for the class below: for Store without gaps, for the classes of columns with each of them
+  // from a multiple of 16 bytes on.
   long long regular;
   Sum alpha, beta;
 
-  __device__ T scaled(Sum sum, const T* old) const {
-    return Element<T>::from(beta == Sum(0) ? alpha * sum : alpha * sum + beta * Element<T>::value(*old));
+  __device__ Sum total(Sum sum, const T* old) const {
+    return beta == Sum(0) ? alpha * sum : alpha * sum + beta * Element<T>::value(*old);
   }
+  __device__ T scaled(Sum sum, const T* old) const { return Element<T>::from(total(sum, old)); }
 };
 
 // Any C. It is regular if it is row-major without gaps, as wide as the tile, from a multiple of 16 bytes on. `kColumns` is
@@ -163,9 +172,9 @@ struct StorePairs : Scaled<T, Sum> {
   }
 };
 
-// A C whose columns are contiguous: row_stride is 1. It is regular if they begin at multiples of 8 bytes.
+// A C whose columns are contiguous: row_stride is 1.
 //
-// Eight lanes have eight rows of a column, which are a sector of 32 bytes, or more; of halves, four lanes have 16 rows.
+// Eight lanes have eight rows of a column, which are a sector of 32 bytes, or more; of halves, half of one.
 template <typename T, typename Sum>
 struct StoreColumns : Scaled<T, Sum> {
   using Scaled<T, Sum>::C, Scaled<T, Sum>::column_stride, Scaled<T, Sum>::beta;
@@ -175,13 +184,6 @@ struct StoreColumns : Scaled<T, Sum> {
   __device__ void fragments(long long row, int rows, long long column, int columns, const Sum (&d)[kBlocks][4]) const {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     T* begin = C + row + column * column_stride;
-    if constexpr (sizeof(T) == 2) {
-      if (this->regular && rows >= 16) {
-#pragma unroll
-        for (int j = 0; j < kBlocks; ++j) four_rows(begin, columns, j, d[j]);
-        return;
-      }
-    }
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j)
 #pragma unroll
@@ -192,44 +194,104 @@ struct StoreColumns : Scaled<T, Sum> {
         *to = this->scaled(d[j][i], to);
       }
   }
+};
+
+// The same by way of shared memory, where whole tiles are stored at a time: 16 bytes a lane, up to 128 of a column.
+template <typename T, typename Sum, int kColumns>
+struct StoreLines : Scaled<T, Sum> {
+  using Scaled<T, Sum>::C, Scaled<T, Sum>::column_stride, Scaled<T, Sum>::beta;
+  static constexpr Takes kTakes = Takes::kTile;
+  // Elements of a lane's 16 bytes, and column blocks that are stored at once.
+  static constexpr int kVector = 16 / sizeof(T), kAcross = 2;
+  // Rows that are stored at once: those that make a line of 128 bytes.
+  template <int kBlocks>
+  static constexpr int kLine = 16 * (kBlocks < kVector / 2 ? kBlocks : kVector / 2);
+  // From a column to the next in shared memory: an odd number of 16 bytes, or of 8, so that what eight lanes write falls
+  // in different banks.
+  template <int kBlocks>
+  static constexpr int kPitch = kLine<kBlocks> + kVector;
+  template <int kBlocks, int kColumnBlocks>
+  static constexpr int kBytes = 8 * kAcross * kPitch<kBlocks> * (int)sizeof(T);
+
+  template <int kBlocks, int kColumnBlocks>
+  __device__ void tile(unsigned char* scratch, long long row, int rows, long long column, int columns,
+                       const Sum (&d)[kBlocks][kColumnBlocks][4]) const {
+    T* lines = reinterpret_cast<T*>(scratch);
+#pragma unroll
+    for (int i = 0; i < kBlocks; i += kLine<kBlocks> / 16)
+#pragma unroll
+      for (int j = 0; j < kColumnBlocks; j += kAcross) {
+        const int down = rows - 16 * i < kLine<kBlocks> ? rows - 16 * i : kLine<kBlocks>;
+        const int across = columns - 8 * j < 8 * kAcross ? columns - 8 * j : 8 * kAcross;
+        T* to = C + row + 16 * i + (column + 8 * j) * column_stride;
+        __syncwarp();  // what was here is stored
+        if (beta != Sum(0)) {
+          move<kLine<kBlocks>>(lines, kPitch<kBlocks>, to, column_stride, down, across);
+          __syncwarp();
+        }
+#pragma unroll
+        for (int block = 0; block < kLine<kBlocks> / 16 && i + block < kBlocks; ++block) {
+          put<kPitch<kBlocks>>(lines + 16 * block, d[i + block], j);
+        }
+        __syncwarp();
+        move<kLine<kBlocks>>(to, column_stride, lines, kPitch<kBlocks>, down, across);
+      }
+  }
 
  private:
-  // Lanes swap, first with the one of the next row, so that each has two rows of one column, then with the one two rows on:
-  // each has four rows of one half.
-  __device__ void four_rows(T* begin, int columns, int j, const Sum (&d)[4]) const {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const bool odd = g % 2, second = g / 2 % 2;
-    float rows[2][2];  // of each half
+  // Moves some columns of some rows.
+  template <int kRows>
+  __device__ void move(T* to, long long to_stride, const T* from, long long from_stride, int rows, int columns) const {
+    const int lane = threadIdx.x % 32;
+    if (this->regular && rows == kRows) {
+      constexpr int kPieces = kRows / kVector;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float mine = odd ? d[2 * half + 1] : d[2 * half];
-      const float theirs = simt::shuffle_xor(odd ? d[2 * half] : d[2 * half + 1], 4);
-      rows[half][0] = odd ? theirs : mine;
-      rows[half][1] = odd ? mine : theirs;
+      for (int i = lane; i < 8 * kAcross * kPieces; i += 32) {
+        const int c = i / kPieces, r = i % kPieces * kVector;
+        if (c >= columns) continue;
+        *reinterpret_cast<ptx::Quad*>(to + r + c * to_stride) = *reinterpret_cast<const ptx::Quad*>(from + r + c * from_stride);
+      }
+      return;
     }
-    struct alignas(8) Four {
-      T at[4];
-    };
-    float four[4];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float mine = second ? rows[1][i] : rows[0][i];
-      const float theirs = simt::shuffle_xor(second ? rows[0][i] : rows[1][i], 8);
-      four[i] = second ? theirs : mine;
-      four[2 + i] = second ? mine : theirs;
+#pragma unroll 1
+    for (int i = lane; i < 8 * kAcross * kRows; i += 32) {
+      const int c = i / kRows, r = i % kRows;
+      if (r < rows && c < columns) to[r + c * to_stride] = from[r + c * from_stride];
     }
-    const int r = 8 * second + g / 4 * 4, c = 8 * j + 2 * t + odd;
-    if (c >= columns) return;
-    auto* to = reinterpret_cast<Four*>(begin + r + c * column_stride);
-    Four out;
-    if (beta != Sum(0)) out = *to;
+  }
+
+  // 16 rows of column blocks `first` and the next to shared memory; with beta, the old C is there.
+  template <int kPitch, int kColumnBlocks>
+  __device__ void put(T* columns, const Sum (&d)[kColumnBlocks][4], int first) const {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    if constexpr (sizeof(T) == 2) {
+      // The upper and the lower half of both blocks, each 8 × 8: lane 8·i + r points to column r of matrix i.
+      T* mine = columns + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 8;
+      unsigned words[4] = {};
+      if (beta != Sum(0)) ptx::ldmatrix_x4<true>(words, mine);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) out.at[i] = this->scaled(four[i], &out.at[i]);
-    *to = out;
+      for (int i = 0; i < 4; ++i) {
+        const int j = first + i / 2;
+        if (j >= kColumnBlocks) break;
+        const Sum* pair = &d[j][i % 2 * 2];
+        T old[2];
+        memcpy(old, &words[i], sizeof old);
+        words[i] = Element<T>::pair(this->total(pair[0], &old[0]), this->total(pair[1], &old[1]));
+      }
+      ptx::stmatrix_x4_transposed(mine, words);
+    } else {
+#pragma unroll
+      for (int j = first; j < first + kAcross && j < kColumnBlocks; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          T* to = columns + (8 * (j - first) + 2 * t + i % 2) * kPitch + 8 * (i / 2) + g;
+          *to = this->scaled(d[j][i], to);
+        }
+    }
   }
 };
 
-// The same for operands whose lines were folded: kFold lines of A and of B were taken as one, so that the sums of k × w
+// Any C for operands whose lines were folded: kFold lines of A and of B were taken as one, so that the sums of k × w
 // lie kFold times along the diagonal of the tile.
 template <typename T, typename Sum, int kFold, int kRows, int kColumns>
 struct StoreFolded : Scaled<T, Sum> {

@@ -23,7 +23,12 @@ struct HandOver {
   static constexpr int kRowSums = (16 * kTogether * kPitch * (int)sizeof(Sum) + 15) / 16 * 16;
   // Bytes of shared memory that a warp needs.
   template <typename Epilogue>
-  static constexpr int kBytes = Epilogue::kTakes == Takes::kRows ? kRowSums : 0;
+  static constexpr int bytes() {
+    if constexpr (Epilogue::kTakes == Takes::kTile) return Epilogue::template kBytes<kBlocks, kColumnBlocks>;
+    return Epilogue::kTakes == Takes::kRows ? kRowSums : 0;
+  }
+  template <typename Epilogue>
+  static constexpr int kBytes = bytes<Epilogue>();
 
   // Of `rows` and `columns` that are part of C, from (row, column) on; either may be 0 or less.
   template <typename Epilogue>
@@ -33,6 +38,8 @@ struct HandOver {
     if constexpr (Epilogue::kTakes == Takes::kFragments) {
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) epilogue.fragments(row + 16 * i, rows - 16 * i, column, columns, sums[i]);
+    } else if constexpr (Epilogue::kTakes == Takes::kTile) {
+      epilogue.tile(scratch, row, rows, column, columns, sums);
     } else {
       run_rows(epilogue, reinterpret_cast<Sum*>(scratch), row, rows, column, columns, sums);
     }

@@ -6,6 +6,7 @@ and sums are exact and every format must give the same.
 
 from functools import cache
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -68,6 +69,24 @@ __global__ void matrices(const unsigned short* x, unsigned* y) {
   for (int i = 0; i < 4; ++i) y[i * 32 + threadIdx.x] = to[i];
 }
 
+// The same matrix stored again from what the lanes have of it.
+__global__ void matrices_back(const unsigned short* x, unsigned short* y) {
+  __shared__ __align__(16) unsigned short tile[16 * 16], copy[16 * 16];
+  for (int i = threadIdx.x; i < 256; i += 32) tile[i] = x[i];
+  __syncthreads();
+  const int matrix = threadIdx.x / 8, at = (threadIdx.x % 8 + matrix % 2 * 8) * 16 + matrix / 2 * 8;
+  unsigned of_lane[4];
+  ptx::ldmatrix_x4<true>(of_lane, tile + at);
+  ptx::stmatrix_x4_transposed(copy + at, of_lane);
+  __syncthreads();
+  for (int i = threadIdx.x; i < 256; i += 32) y[i] = copy[i];
+}
+
+__global__ void pairs_of_halves(const float* x, unsigned* y) {
+  y[2 * threadIdx.x] = ptx::to_halves(x[2 * threadIdx.x], x[2 * threadIdx.x + 1]);
+  y[2 * threadIdx.x + 1] = ptx::to_bfloat16s(x[2 * threadIdx.x], x[2 * threadIdx.x + 1]);
+}
+
 __global__ void round_to_tf32(const float* x, float* y) { y[threadIdx.x] = ptx::to_tf32(x[threadIdx.x]); }
 
 __global__ void copy_quads(const float* x, float* y) {
@@ -111,6 +130,8 @@ PRODUCTS = {
 PARAMETERS = {call: parameters for call, (_, _, _, parameters) in PRODUCTS.items()} | {
     "matrices<false>": "const unsigned short*, unsigned*",
     "matrices<true>": "const unsigned short*, unsigned*",
+    "matrices_back": "const unsigned short*, unsigned short*",
+    "pairs_of_halves": "const float*, unsigned*",
     "round_to_tf32": "const float*, float*",
     "copy_quads": "const float*, float*",
     "pipeline<4>": "const float*, float*, int",
@@ -208,6 +229,23 @@ def test_ldmatrix(on_machine, transposed):
         matrix = x[row : row + 8, column : column + 8]
         matrix = matrix.T if transposed else matrix
         np.testing.assert_array_equal(y[i].astype("<u4").view("<u2").reshape(8, 8), matrix)
+
+
+def test_stmatrix_is_the_way_back(on_machine):
+    x = np.arange(256, dtype=np.uint16)
+    y = np.zeros_like(x)
+    on_machine("matrices_back")(x, y)
+    np.testing.assert_array_equal(y, x)
+
+
+def test_pairs_of_halves(on_machine):
+    x = np.random.default_rng(0).standard_normal(64).astype(np.float32)
+    x[:4] = 1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-8, 1 + 3 * 2.0**-8  # ties of both formats
+    y = np.zeros(64, np.uint32)
+    on_machine("pairs_of_halves")(x, y)
+    halves = np.stack([x.astype(format).view("<u2") for format in (np.float16, ml_dtypes.bfloat16)])
+    expected = halves.reshape(2, 32, 2).transpose(1, 0, 2)
+    np.testing.assert_array_equal(y.astype("<u4").view("<u2").reshape(32, 2, 2), expected)
 
 
 def test_to_tf32_rounds_to_nearest_and_ties_away_from_zero(on_machine):

@@ -389,6 +389,11 @@ def test_the_epilogue_follows_from_how_the_result_lies(w, tile_n, warps_n, dtype
     assert instantiate(made, problem(500, 1000, w, dtype, c=c)).store == store
 
 
+def test_columns_of_whole_tiles_are_stored_as_lines():
+    made = Plan("float16", 64, 16, 9, warps_m=2, keep_b=True)
+    assert instantiate(made, problem(5000, 9, 16, "float16", c="columns")).store == "StoreLines"
+
+
 def test_an_operand_between_elements_is_an_error():
     one = problem(500, 1000, 12, "float64", bases=(4, 16))
     with pytest.raises(ValueError, match="float64 lies at a multiple of 4 bytes only"):

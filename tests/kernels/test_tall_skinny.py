@@ -60,6 +60,10 @@ def tsm2l(dtype, products, orders):
     ):
         plan = Plan(dtype, rows, w, k, warps_m=warps, teams=teams, stages=3, keep_b=True, products=products)
         yield Case(plan, 323, k, w, orders, pads, C=C, alpha=scale[0], beta=scale[1], grid=3)
+    # Columns from multiples of 16 bytes on: a tile's rows in one line of them and in several, the last tile's not all.
+    for k, w, rows, warps, beta in ((12, 33, 16, 1, 0.0), (33, 24, 128, 1, -0.5), (9, 5, 64, 2, 0.0)):
+        plan = Plan(dtype, rows, w, k, warps_m=warps, teams=2 // warps, stages=2, keep_b=True, products=products)
+        yield Case(plan, 328, k, w, orders, C="F", alpha=0.5, beta=beta, grid=2)
 
 
 def tsmttsm(dtype, products, orders):
@@ -134,14 +138,16 @@ PLANS = [
         Plan("float32", 64, 3, 5, warps_m=2, stages=3, keep_b=True, a_packed=True, b_unit=4),
         Plan("float32", 12, 8, 32, warps_k=2, stages=3, fold=4, a_along=False, store="StoreFolded"),
         Plan("float16", 32, 32, 32, warps_m=2, warps_n=2, b_along=True, stretch=0, store="StorePairs"),
-        Plan("float16", 32, 7, 8, teams=2, keep_b=True, a_unit=2, b_packed=True, b_unit=8, store="StoreColumns"),
+        Plan("float16", 32, 7, 8, teams=2, keep_b=True, a_unit=2, b_packed=True, b_unit=8, store="StoreLines"),
+        Plan("float32", 64, 12, 16, warps_m=2, stages=2, keep_b=True, a_along=False, a_unit=4, store="StoreLines"),
         Plan("bfloat16", 16, 6, 32, warps_k=2, stages=3, a_along=False, a_unit=2, b_unit=2),
         Plan("bfloat16", 64, 16, 64, warps_m=4, stages=3, stretch=0, a_unit=4, b_unit=8),
         Plan("bfloat16", 6, 4, 64, warps_k=2, fold=2, a_along=False, a_packed=True, b_packed=True, store="StoreFolded"),
     )
 ]
 #: The results that an epilogue can store.
-STORES = {"Store": RESULTS, "StorePairs": ("C", "tall", "padded"), "StoreColumns": ("F",), "StoreFolded": RESULTS}
+STORES = {"Store": RESULTS, "StorePairs": ("C", "tall", "padded"), "StoreFolded": RESULTS}
+STORES |= dict.fromkeys(("StoreColumns", "StoreLines"), ("F",))
 
 
 @pytest.fixture(scope="module", name="libraries")
