@@ -243,7 +243,7 @@ def test_pairs_of_halves(on_machine):
     x[:4] = 1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-8, 1 + 3 * 2.0**-8  # ties of both formats
     y = np.zeros(64, np.uint32)
     on_machine("pairs_of_halves")(x, y)
-    halves = np.stack([x.astype(format).view("<u2") for format in (np.float16, ml_dtypes.bfloat16)])
+    halves = np.stack([x.astype(kind).view("<u2") for kind in (np.float16, ml_dtypes.bfloat16)])
     expected = halves.reshape(2, 32, 2).transpose(1, 0, 2)
     np.testing.assert_array_equal(y.astype("<u4").view("<u2").reshape(32, 2, 2), expected)
 

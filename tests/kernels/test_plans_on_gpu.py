@@ -10,6 +10,7 @@ from host_cuda.tall_skinny import DTYPES, assert_product
 from tsapps.kernels import launch
 from tsapps.kernels.arrays import device_matrix
 from tsapps.kernels.candidates import candidates
+from tsapps.kernels.choose import library_plans
 from tsapps.kernels.device import live
 from tsapps.kernels.plan import Plan
 from tsapps.kernels.product import problem_of
@@ -107,3 +108,24 @@ def test_every_kind_of_gram(w, dtype):
         launch.prepare(plan, problem, c)(a.pointer, b.pointer, c.pointer, 1.0, 0.0)
         like = Plan(dtype, 16, 8, 8, products=plan.products if isinstance(plan, Plan) else 3)
         assert_product(numpy_of(out, dtype), D.T, D, like)
+
+
+@pytest.mark.parametrize(("dtype", "orders"), [(dtype, orders) for dtype in ORDERS for orders in ORDERS[dtype]])
+@pytest.mark.parametrize(("m", "k", "w"), SIZES[::4])
+def test_every_algorithm_of_the_library(m, k, w, dtype, orders):
+    rng = np.random.default_rng(m + k + w)
+    A, B, before = (rng.standard_normal(shape).astype(DTYPES[dtype]) for shape in ((m, k), (k, w), (m, w)))
+    a, b = placed(A, orders[0], 1), placed(B, orders[1], 3)
+    matrices = [device_matrix(name, x)._replace(dtype=dtype) for name, x in (("A", a), ("B", b))]
+    for order in "CF":
+        problem = problem_of(*matrices, device_matrix("C", placed(before, order, 0))._replace(dtype=dtype))
+        plans = library_plans(problem)
+        assert plans
+        for plan in plans:
+            for alpha, beta in ((1.0, 0.0), (-0.5, 2.0)):
+                out = placed(before, order, 0)
+                c = device_matrix("C", out)._replace(dtype=dtype)
+                launch.prepare(plan, problem, c)(matrices[0].pointer, matrices[1].pointer, c.pointer, alpha, beta)
+                # In float32 as it is, without tf32.
+                like = Plan(dtype, 16, 8, 8, products=6)
+                assert_product(numpy_of(out, dtype), A, B, like, alpha, beta, before.astype("f8"))
