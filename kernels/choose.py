@@ -21,9 +21,11 @@ from tsapps.kernels.problem import NARROW, Problem
 from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
 
 __all__ = [
+    "ALGORITHM",
     "KEY",
     "LIBRARY",
     "PICKED",
+    "RANKED",
     "key_of",
     "library_plans",
     "pick_of",
@@ -122,7 +124,10 @@ def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | 
     found = candidates(problem, device)
     if not found:
         return LIBRARY
-    pick = _look_up(tuned_table(device.name) if table is None else table, problem)
+    rows = tuned_table(device.name) if table is None else table
+    if (algorithm := _algorithm(rows, problem)) is not None:
+        return algorithm
+    pick = _look_up(rows, problem)
     if pick is None:
         simple = isinstance(found[0], SplitPlan) or problem.k * problem.w <= _SIMPLE
         return (
@@ -132,8 +137,6 @@ def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | 
         )
     if pick["kernel"] == LIBRARY:
         return LIBRARY
-    if pick["kernel"] == LibraryPlan.kernel_name:
-        return LibraryPlan(pick["rank"], pick["own_orders"])
     alike = [one for one in found if one.kernel_name == pick["kernel"]]
     if not alike:  # a kernel for other layouts than the problem's
         return min(found, key=lambda one: _seconds(one, problem, device))
@@ -166,10 +169,10 @@ def _seconds(plan: AnyPlan, problem: Problem, device: Device) -> float:
     return predict(plan, problem, device) if type(plan) is Plan else inf
 
 
-#: What tells one row of a table from another: `k` and `w` are the largest that it is for, and `long` is the dimension
-#: (`Problem.long`) that it was measured at.
-KEY = ("shape", "dtype", "along", "k", "w", "long")
-#: What a row says of its plan, by its kernel; `stage` is the bytes of A in one.
+#: What tells one row of a table from another: `k` and `w` are the largest that its pick is for, `m` and `depth` the
+#: problem's own m and k that it was measured with.
+KEY = ("shape", "dtype", "along", "k", "w", "m", "depth", "c_by_rows")
+#: What a row says of its pick, by the kernel's name; `stage` is the bytes of A in one.
 PICKED: Mapping[str, tuple[str, ...]] = {
     Plan.kernel_name: ("tile_m", "warps_m", "warps_n", "warps_k", "teams", "stages", "blocks", "prepare_b", "stage"),
     WarpgroupPlan.kernel_name: ("tile_m", "warps_m", "warps_k", "loaders", "job_pairs", "stages", "blocks", "stage"),
@@ -179,25 +182,29 @@ PICKED: Mapping[str, tuple[str, ...]] = {
     SplitPlan.kernel_name: (),
     FewPlan.kernel_name: (),
     LIBRARY: (),
-    LibraryPlan.kernel_name: ("rank", "own_orders"),
 }
-#: The libraries' kernels, and what a row says of them besides: for what they were measured.
-OF_LIBRARIES, MEASURED_FOR = (LIBRARY, LibraryPlan.kernel_name), ("c_by_rows",)
+#: Where a row says which of the library's algorithms was faster still, and what it says of it. That holds for the sizes
+#: that it was measured at alone: the library ranks its algorithms anew for all others.
+ALGORITHM = "algorithm"
+RANKED = ("rank", "own_orders")
 
 
 def key_of(problem: Problem) -> dict[str, Any]:
     """Return what tells the row of a table that is made for a problem."""
     shape = problem.shape
     short = {"tsmttsm": problem.m, "tsm2l": problem.k}.get(shape, NARROW)
-    along = problem.a.along_depth
-    return {"shape": shape, "dtype": problem.dtype, "along": along, "k": short, "w": problem.w, "long": problem.long}
+    sizes = {"k": short, "w": problem.w, "m": problem.m, "depth": problem.k}
+    about = {"shape": shape, "dtype": problem.dtype, "along": problem.a.along_depth}
+    return about | sizes | {"c_by_rows": problem.c_by_rows}
 
 
-def pick_of(plan: AnyPlan | str, problem: Problem) -> dict[str, Any]:
-    """Return what a row says of a problem's plan, or of `LIBRARY`."""
-    kernel = plan if isinstance(plan, str) else plan.kernel_name
-    found: dict[str, Any] = {"kernel": kernel} | ({"c_by_rows": problem.c_by_rows} if kernel in OF_LIBRARIES else {})
-    return found | ({} if isinstance(plan, str) else {name: _parameter(plan, name) for name in PICKED[kernel]})
+def pick_of(plan: AnyPlan | str) -> dict[str, Any]:
+    """Return what a row says of a plan, or of `LIBRARY`."""
+    if isinstance(plan, LibraryPlan):
+        return {ALGORITHM: {name: getattr(plan, name) for name in RANKED}}
+    if isinstance(plan, str):
+        return {"kernel": plan}
+    return {"kernel": plan.kernel_name} | {name: _parameter(plan, name) for name in PICKED[plan.kernel_name]}
 
 
 def _parameter(plan: AnyPlan, name: str) -> int | bool:
@@ -211,26 +218,50 @@ def _unlike(plan: AnyPlan, pick: Mapping[str, Any]) -> tuple[int, float]:
     return differing, abs(log2(_parameter(plan, "stage") / pick["stage"])) if "stage" in names else 0.0
 
 
-def _look_up(table: Sequence[Mapping[str, Any]], problem: Problem) -> Mapping[str, Any] | None:
-    """Return the table's row for the smallest k and w that hold the problem's, of the nearest `long`; or None.
+def _looked_up(problem: Problem) -> dict[str, Any]:
+    """Return `key_of` a problem; of bfloat16 as of float16, of the same bytes and the same instructions."""
+    return key_of(problem) | ({"dtype": "float16"} if problem.dtype == "bfloat16" else {})
 
-    That the library was faster says nothing of other sizes, nor of a C that lies otherwise, as that of the transposed
-    product: these may take it five times as long.
+
+def _algorithm(table: Sequence[Mapping[str, Any]], problem: Problem) -> LibraryPlan | None:
+    """Return the library's algorithm that was fastest for the very problem, if one was."""
+    if problem.gram or problem.c == "any" or not _lies_as_measured(problem):
+        return None
+    own = _looked_up(problem)
+    found = next((row[ALGORITHM] for row in table if ALGORITHM in row and own.items() <= row.items()), None)
+    return found and LibraryPlan(*(found[name] for name in RANKED))
+
+
+def _lies_as_measured(problem: Problem) -> bool:
+    """Whether both operands have no gaps, and lie in the orders that tables are made for (tune.py)."""
+    a, b = problem.a, problem.b
+    across = problem.w == 1 or (a.along_depth == b.along_depth) == (problem.shape == "tsmttsm")
+    lengths = ((a, problem.m), (b, problem.w))
+    return across and all(one.leading == (problem.k if one.along_depth else outer) for one, outer in lengths)
+
+
+def _look_up(table: Sequence[Mapping[str, Any]], problem: Problem) -> Mapping[str, Any] | None:
+    """Return the table's row for the smallest k and w that hold the problem's, of the nearest sizes; or None.
+
+    That the library was faster says nothing of another k or w, nor of a C that lies otherwise, as that of the
+    transposed product: these may take it five times as long.
     """
-    own = key_of(problem)
-    if problem.dtype == "bfloat16":
-        own["dtype"] = "float16"  # the same bytes and the same instructions
+    own = _looked_up(problem)
     same = ("shape", "dtype", "along")
     rows = [
         row
         for row in table
         if row["k"] >= own["k"] and row["w"] >= own["w"] and all(row[name] == own[name] for name in same)
-        if row["kernel"] not in OF_LIBRARIES
-        or (row["k"], row["w"], row["c_by_rows"]) == (own["k"], own["w"], problem.c_by_rows)
+        if row["kernel"] != LIBRARY or all(row[name] == own[name] for name in ("k", "w", "c_by_rows"))
     ]
-    return min(
-        rows, key=lambda row: (row["k"] + row["w"], row["w"], abs(log2(row["long"] / own["long"]))), default=None
-    )
+
+    def distance(row: Mapping[str, Any]) -> tuple[float, ...]:
+        taller, deeper = row["m"] / own["m"], row["depth"] / own["depth"]
+        larger = {"tsm2l": taller, "tsmttsm": deeper}.get(problem.shape, taller * deeper)
+        far = abs(log2(larger)), abs(log2(deeper))
+        return row["k"] + row["w"], row["w"], *far, row["c_by_rows"] != own["c_by_rows"]
+
+    return min(rows, key=distance, default=None)
 
 
 @cache

@@ -1,7 +1,6 @@
 """What is to be multiplied: shapes, dtypes and how the operands lie in memory. No arrays, no devices."""
 
 from dataclasses import dataclass
-from math import isqrt
 from typing import Literal
 
 __all__ = ["ITEMSIZE", "NARROW", "Layout", "Lies", "Problem", "Shape"]
@@ -86,11 +85,6 @@ class Problem:
     def c_by_rows(self) -> bool:
         """Whether C is row-major, or neither row- nor column-major."""
         return self.c not in ("aligned columns", "columns")
-
-    @property
-    def long(self) -> int:
-        """The long dimension; of TSM2R, which has two, their geometric mean."""
-        return {"tsm2l": self.m, "tsmttsm": self.k}.get(self.shape, isqrt(self.m * self.k))
 
     @property
     def bytes(self) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tsapps.kernels.build import cache_directory
-from tsapps.kernels.choose import KEY, MEASURED_FOR, OF_LIBRARIES, PICKED, tuned_table
+from tsapps.kernels.choose import ALGORITHM, KEY, PICKED, RANKED, tuned_table
 
 __all__ = ["keep", "own_table", "reset", "user_path", "user_table", "write_table"]
 
@@ -72,13 +72,19 @@ def _what_is_wrong(row: Any) -> str:
             return f"has no {name!r} (made by another version of tsapps?)"
         if row[name] not in words:
             return f"has {name} {row[name]!r}, expected one of {', '.join(words)}"
-    for name in (*KEY, *PICKED[row["kernel"]], *(MEASURED_FOR if row["kernel"] in OF_LIBRARIES else ())):
-        if name not in row:
-            return f"has no {name!r} (made by another version of tsapps?)"
-        kind, value = _TYPES.get(name, int), row[name]
-        if name not in _WORDS and (type(value) is not kind or (kind is int and value < 1)):
-            expected = "true or false" if kind is bool else "a whole number, at least 1"
-            return f"has {name} {value!r}, expected {expected}"
+    parts = [(row, (*KEY, *PICKED[row["kernel"]]))]
+    if ALGORITHM in row:
+        if not isinstance(row[ALGORITHM], dict):
+            return f"has {ALGORITHM} {row[ALGORITHM]!r}, expected an object"
+        parts.append((row[ALGORITHM], RANKED))
+    for part, names in parts:
+        for name in names:
+            if name not in part:
+                return f"has no {name!r} (made by another version of tsapps?)"
+            kind, value = _TYPES.get(name, int), part[name]
+            if name not in _WORDS and (type(value) is not kind or (kind is int and value < 1)):
+                expected = "true or false" if kind is bool else "a whole number, at least 1"
+                return f"has {name} {value!r}, expected {expected}"
     return ""
 
 

@@ -15,7 +15,7 @@ from tsapps.kernels import backend, product, tables
 from tsapps.kernels import tune as tuning
 from tsapps.kernels.choose import KEY, LIBRARY, key_of, pick_of, tuned_table
 from tsapps.kernels.device import KNOWN, live
-from tsapps.kernels.plan import Plan
+from tsapps.kernels.plan import LibraryPlan, Plan
 
 PROBE = backend._probe
 # A GPU for which no table comes with tsapps.
@@ -48,7 +48,7 @@ def gpu(monkeypatch):
 
 def row_of(cell, plan):
     """A row as `tune` makes them."""
-    return key_of(cell.problem()) | pick_of(plan, cell.problem()) | {"ms": 1.0, "library_ms": 2.0}
+    return key_of(cell.problem()) | pick_of(plan) | {"ms": 1.0, "library_ms": 2.0}
 
 
 def one_row(w=8, **changes):
@@ -140,8 +140,8 @@ def test_the_table_is_written_and_used(succeed, gpu):
     assert [path.name for path in own_file().parent.iterdir()] == [own_file().name]
     plan = product.planned(problem, DEVICE)
     assert isinstance(plan, Plan)
-    assert pick_of(plan, problem).items() <= one_row().items()
-    tables.keep(DEVICE.name, one_row(kernel=LIBRARY, c_by_rows=True))
+    assert pick_of(plan).items() <= one_row().items()
+    tables.keep(DEVICE.name, one_row(kernel=LIBRARY))
     assert product.planned(problem, DEVICE) == LIBRARY
     succeed("tune", "--reset")
     assert isinstance(product.planned(problem, DEVICE), Plan)
@@ -280,6 +280,12 @@ if __name__ == "__main__":
         (json.dumps([one_row() | {"w": "8"}]), "row 0 has w '8', expected a whole number, at least 1"),
         (json.dumps([one_row(stage=0)]), "row 0 has stage 0, expected a whole number, at least 1"),
         (json.dumps([one_row(blocks=1.5)]), "row 0 has blocks 1.5, expected a whole number, at least 1"),
+        (json.dumps([one_row(algorithm=3)]), "row 0 has algorithm 3, expected an object"),
+        (json.dumps([one_row(algorithm={"rank": 1})]), "row 0 has no 'own_orders' (made by another version"),
+        (
+            json.dumps([one_row(algorithm={"rank": 0, "own_orders": True})]),
+            "row 0 has rank 0, expected a whole number, at least 1",
+        ),
         (json.dumps([one_row(warps_m=None)]), "row 0 has warps_m None, expected a whole number, at least 1"),
     ],
 )
@@ -348,9 +354,10 @@ def test_a_product_is_tuned_on_the_gpu_at_hand_and_its_table_used(succeed, monke
     assert tables.own_table(device.name) == [row]
     assert row["ms"] > 0 < row["library_ms"]
     assert product._prepared.cache_info().currsize == 0
-    for kernel in (row["kernel"], LIBRARY):
-        changed = row | {"kernel": kernel, "c_by_rows": True}
+    row.pop("algorithm", None)
+    for pick in ({}, {"kernel": LIBRARY}, pick_of(LibraryPlan(2))):
+        changed = row | pick
         tables.keep(device.name, changed)
         plan = product.planned(problem, device)
-        assert pick_of(plan, problem).items() <= changed.items()
+        assert pick_of(plan).items() <= changed.items()
         assert (product.matmul(A, B) == 4096).all()

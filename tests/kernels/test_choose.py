@@ -11,7 +11,7 @@ from tsapps.kernels import choose
 from tsapps.kernels.candidates import candidates, fits, foldable, registers
 from tsapps.kernels.choose import KEY, LIBRARY, key_of, pick_of, plan, promising
 from tsapps.kernels.device import KNOWN
-from tsapps.kernels.plan import Plan, WarpgroupPlan, instantiate
+from tsapps.kernels.plan import LibraryPlan, Plan, WarpgroupPlan, instantiate
 from tsapps.kernels.problem import ITEMSIZE, NARROW, Layout, Problem
 from tsapps.kernels.simple import ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
 
@@ -157,7 +157,7 @@ H200 = KNOWN["H200"]
 
 def row(one, picked):
     """Return a table's row for a problem."""
-    return key_of(one) | pick_of(picked, one)
+    return key_of(one) | pick_of(picked)
 
 
 @pytest.mark.parametrize("one", [TSM2R, TSM2L, TSMTTSM], ids=lambda one: one.shape)
@@ -228,7 +228,38 @@ def test_where_the_library_was_faster_says_nothing_of_a_result_that_lies_otherwi
 def test_of_rows_for_the_same_k_and_w_the_one_of_the_nearest_length_is_taken():
     rows = [row(problem(m, 32, 32), LIBRARY) for m in (10**4, 10**6, 10**7)]
     for m, taken in ((500, 10**4), (50_000, 10**4), (300_000, 10**6), (10**8, 10**7)):
-        assert choose._look_up(rows, problem(m, 32, 32))["long"] == taken
+        assert choose._look_up(rows, problem(m, 32, 32))["m"] == taken
+
+
+def test_of_equally_large_products_the_one_of_the_nearest_depth_is_taken():
+    rows = [row(problem(m, 36 * 10**8 // m, 8), LIBRARY) for m in (20_000, 60_000, 180_000)]
+    for m, taken in ((15_000, 20_000), (60_000, 60_000), (100_000, 60_000), (300_000, 180_000)):
+        found = choose._look_up(rows, problem(m, 36 * 10**8 // m, 8))
+        assert found["depth"] == 36 * 10**8 // taken
+
+
+def test_an_algorithm_of_the_library_is_for_the_very_sizes_and_layouts():
+    ours = candidates(TSM2R, H200)[0]
+    table = [row(TSM2R, ours) | pick_of(LibraryPlan(3, True))]
+    assert plan(TSM2R, H200, table) == LibraryPlan(3, True)
+    others = [
+        *(problem(m, k, 8) for m, k in ((20_001, 20_000), (20_000, 20_001), (10_000, 40_000))),
+        problem(20_000, 20_000, 8, c="aligned columns"),
+        problem(20_000, 20_000, 8, c="any"),
+        problem(20_000, 20_000, 8, pads=(4, 0)),
+        problem(20_000, 20_000, 8, pads=(0, 4)),
+        problem(20_000, 20_000, 8, b_along=True),
+    ]
+    for one in others:
+        picked = plan(one, H200, table)
+        assert picked.kernel_name == ours.kernel_name
+        assert picked == plan(one, H200, [row(TSM2R, ours)])
+
+
+def test_an_algorithm_for_float16_is_for_bfloat16_too():
+    half = problem(20_000, 20_000, 8, "float16")
+    table = [row(half, LIBRARY) | pick_of(LibraryPlan(2))]
+    assert plan(replace(half, dtype="bfloat16"), H200, table) == LibraryPlan(2, False)
 
 
 @pytest.mark.parametrize("other", ["shape", "dtype", "along", "k", "w"])
@@ -246,11 +277,14 @@ def test_without_a_row_the_model_decides(other):
 
 def test_a_key_says_what_a_row_is_for():
     assert tuple(key_of(TSM2L)) == KEY
-    assert key_of(TSM2L) == {"shape": "tsm2l", "dtype": "float32", "along": True, "k": 32, "w": 32, "long": 10**6}
-    assert key_of(TSMTTSM) == {"shape": "tsmttsm", "dtype": "float32", "along": False, "k": 32, "w": 8, "long": 10**6}
-    # Of TSM2R both are long: any k is one row's, and the length is the geometric mean.
-    key = {"shape": "tsm2r", "dtype": "float32", "along": True, "k": NARROW, "w": 8, "long": 600}
-    assert key_of(problem(400, 900, 8)) == key
+    about = {"dtype": "float32", "c_by_rows": True}
+    sizes = {"k": 32, "w": 32, "m": 10**6, "depth": 32}
+    assert key_of(TSM2L) == {"shape": "tsm2l", "along": True, **sizes, **about}
+    sizes = {"k": 32, "w": 8, "m": 32, "depth": 10**6}
+    assert key_of(TSMTTSM) == {"shape": "tsmttsm", "along": False, **sizes, **about}
+    # Of TSM2R both are long: any k is one row's.
+    sizes = {"k": NARROW, "w": 8, "m": 400, "depth": 900}
+    assert key_of(problem(400, 900, 8)) == {"shape": "tsm2r", "along": True, **sizes, **about}
 
 
 # --- Plans that follow from the layouts -----------------------------------------------------------------------------

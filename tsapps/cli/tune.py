@@ -113,7 +113,7 @@ def tune(
         summary = {"device": f"cuda:{index}", "name": name, "path": str(path), "rows": rows, "seconds": seconds}
         print_json(summary | {"left_out": len(cells) - len(found), "measured": found})
     elif not quiet:
-        ours = sum(row["kernel"] != "library" for row in found)
+        ours = sum(row["kernel"] != "library" and "algorithm" not in row for row in found)
         count = f"{len(found)}, and {len(cells) - len(found)} left out" if len(found) < len(cells) else f"{len(found)}"
         print_table(
             {
