@@ -183,8 +183,8 @@ PICKED: Mapping[str, tuple[str, ...]] = {
     FewPlan.kernel_name: (),
     LIBRARY: (),
 }
-#: Where a row says which of the library's algorithms was faster still, and what it says of it. That holds for the sizes
-#: that it was measured at alone: the library ranks its algorithms anew for all others.
+#: Where a row says which of the library's algorithms was faster still, or nothing else, and what it says of it. That
+#: holds for the dtype and the sizes that it was measured at alone: for all others, the library ranks them anew.
 ALGORITHM = "algorithm"
 RANKED = ("rank", "own_orders")
 
@@ -218,16 +218,11 @@ def _unlike(plan: AnyPlan, pick: Mapping[str, Any]) -> tuple[int, float]:
     return differing, abs(log2(_parameter(plan, "stage") / pick["stage"])) if "stage" in names else 0.0
 
 
-def _looked_up(problem: Problem) -> dict[str, Any]:
-    """Return `key_of` a problem; of bfloat16 as of float16, of the same bytes and the same instructions."""
-    return key_of(problem) | ({"dtype": "float16"} if problem.dtype == "bfloat16" else {})
-
-
 def _algorithm(table: Sequence[Mapping[str, Any]], problem: Problem) -> LibraryPlan | None:
     """Return the library's algorithm that was fastest for the very problem, if one was."""
     if problem.gram or problem.c == "any" or not _lies_as_measured(problem):
         return None
-    own = _looked_up(problem)
+    own = key_of(problem)
     found = next((row[ALGORITHM] for row in table if ALGORITHM in row and own.items() <= row.items()), None)
     return found and LibraryPlan(*(found[name] for name in RANKED))
 
@@ -241,17 +236,20 @@ def _lies_as_measured(problem: Problem) -> bool:
 
 
 def _look_up(table: Sequence[Mapping[str, Any]], problem: Problem) -> Mapping[str, Any] | None:
-    """Return the table's row for the smallest k and w that hold the problem's, of the nearest sizes; or None.
+    """Return the table's row with a pick, for the smallest k and w that hold the problem's, of the nearest sizes.
 
     That the library was faster says nothing of another k or w, nor of a C that lies otherwise, as that of the
     transposed product: these may take it five times as long.
     """
-    own = _looked_up(problem)
+    own = key_of(problem)
+    if problem.dtype == "bfloat16":
+        own["dtype"] = "float16"  # the same bytes and the same instructions
     same = ("shape", "dtype", "along")
     rows = [
         row
         for row in table
-        if row["k"] >= own["k"] and row["w"] >= own["w"] and all(row[name] == own[name] for name in same)
+        if "kernel" in row and row["k"] >= own["k"] and row["w"] >= own["w"]
+        if all(row[name] == own[name] for name in same)
         if row["kernel"] != LIBRARY or all(row[name] == own[name] for name in ("k", "w", "c_by_rows"))
     ]
 

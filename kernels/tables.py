@@ -20,7 +20,7 @@ __all__ = ["keep", "own_table", "reset", "user_path", "user_table", "write_table
 # What a row must say: one of a few words, or a value of a type.
 _WORDS = {
     "shape": ("tsm2r", "tsm2l", "tsmttsm"),
-    "dtype": ("float64", "float32", "float16"),
+    "dtype": ("float64", "float32", "float16", "bfloat16"),
     "kernel": tuple(PICKED),
 }
 _TYPES: dict[str, type[int]] = {
@@ -68,11 +68,13 @@ def _what_is_wrong(row: Any) -> str:
     if not isinstance(row, dict):
         return f"is {row!r}, expected an object"
     for name, words in _WORDS.items():
+        if name == "kernel" and name not in row and ALGORITHM in row:
+            continue
         if name not in row:
             return f"has no {name!r} (made by another version of tsapps?)"
         if row[name] not in words:
             return f"has {name} {row[name]!r}, expected one of {', '.join(words)}"
-    parts = [(row, (*KEY, *PICKED[row["kernel"]]))]
+    parts = [(row, (*KEY, *PICKED.get(row.get("kernel", ""), ())))]
     if ALGORITHM in row:
         if not isinstance(row[ALGORITHM], dict):
             return f"has {ALGORITHM} {row[ALGORITHM]!r}, expected an object"

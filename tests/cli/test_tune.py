@@ -275,7 +275,10 @@ if __name__ == "__main__":
         (json.dumps([one_row(), {"shape": "tsm2r"}]), "row 1 has no 'dtype' (made by another version of tsapps?)"),
         (json.dumps([one_row()]).replace("stages", "steps"), "row 0 has no 'stages' (made by another version"),
         (json.dumps([one_row(shape="gemm")]), "row 0 has shape 'gemm', expected one of tsm2r, tsm2l, tsmttsm"),
-        (json.dumps([one_row(dtype=["f4"])]), "row 0 has dtype ['f4'], expected one of float64, float32, float16"),
+        (
+            json.dumps([one_row(dtype=["f4"])]),
+            "row 0 has dtype ['f4'], expected one of float64, float32, float16, bfloat16",
+        ),
         (json.dumps([one_row(along=1)]), "row 0 has along 1, expected true or false"),
         (json.dumps([one_row() | {"w": "8"}]), "row 0 has w '8', expected a whole number, at least 1"),
         (json.dumps([one_row(stage=0)]), "row 0 has stage 0, expected a whole number, at least 1"),

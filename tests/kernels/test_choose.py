@@ -256,10 +256,13 @@ def test_an_algorithm_of_the_library_is_for_the_very_sizes_and_layouts():
         assert picked == plan(one, H200, [row(TSM2R, ours)])
 
 
-def test_an_algorithm_for_float16_is_for_bfloat16_too():
+def test_a_pick_for_float16_is_for_bfloat16_too_but_no_algorithm():
     half = problem(20_000, 20_000, 8, "float16")
+    other = replace(half, dtype="bfloat16")
     table = [row(half, LIBRARY) | pick_of(LibraryPlan(2))]
-    assert plan(replace(half, dtype="bfloat16"), H200, table) == LibraryPlan(2, False)
+    assert plan(other, H200, table) == LIBRARY
+    # A row may say no more than that.
+    assert plan(other, H200, [*table, row(other, LibraryPlan(5))]) == LibraryPlan(5, False)
 
 
 @pytest.mark.parametrize("other", ["shape", "dtype", "along", "k", "w"])

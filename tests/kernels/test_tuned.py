@@ -40,8 +40,8 @@ def rows_of(table):
 
 
 def picks_of(table):
-    """Return a table's rows without what they say of the library's algorithms."""
-    return [{name: row[name] for name in row if name != ALGORITHM} for row in rows_of(table)]
+    """Return a table's rows that have a pick, without what they say of the library's algorithms."""
+    return [{name: row[name] for name in row if name != ALGORITHM} for row in rows_of(table) if "kernel" in row]
 
 
 def unlike_planned(plan, device, used):
@@ -105,7 +105,8 @@ def test_every_row_decides_what_it_is_for(table):
     assert len({tuple(row[name] for name in KEY) for row in rows}) == len(rows)
     for row in rows:
         problem = problem_of(row)
-        assert pick_of(choose.plan(problem, device, picks)).items() <= row.items()
+        if "kernel" in row:
+            assert pick_of(choose.plan(problem, device, picks)).items() <= row.items()
         if ALGORITHM in row:
             (algorithm,) = pick_of(choose.plan(problem, device, rows)).values()
             assert algorithm.items() <= row[ALGORITHM].items()
