@@ -16,7 +16,7 @@ from typing import Any
 
 from tsapps.kernels.candidates import candidates, stage_bytes
 from tsapps.kernels.device import Device
-from tsapps.kernels.plan import LibraryPlan, Plan, WarpgroupPlan
+from tsapps.kernels.plan import LibraryAlgorithm, Plan, WarpgroupPlan
 from tsapps.kernels.problem import NARROW, Problem
 from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
 
@@ -26,8 +26,9 @@ __all__ = [
     "LIBRARY",
     "PICKED",
     "RANKED",
+    "VERSION",
     "key_of",
-    "library_plans",
+    "library_algorithms",
     "pick_of",
     "plan",
     "predict",
@@ -119,7 +120,7 @@ def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | 
 
     Returns
     -------
-    Plan, WarpgroupPlan, RowsPlan, WidePlan, ColumnsPlan, SplitPlan, FewPlan, LibraryPlan or LIBRARY
+    Plan, WarpgroupPlan, RowsPlan, WidePlan, ColumnsPlan, SplitPlan, FewPlan, LibraryAlgorithm or LIBRARY
     """
     found = candidates(problem, device)
     if not found:
@@ -157,11 +158,11 @@ def promising(problem: Problem, device: Device, most: int) -> list[AnyPlan]:
     return found
 
 
-def library_plans(problem: Problem) -> list[LibraryPlan]:
+def library_algorithms(problem: Problem) -> list[LibraryAlgorithm]:
     """Return the library's algorithms that are worth measuring."""
     if problem.c == "any":
         return []
-    return [LibraryPlan(rank, own) for own in (False, True) for rank in range(1, _RANKS + 1)]
+    return [LibraryAlgorithm(rank, own) for own in (False, True) for rank in range(1, _RANKS + 1)]
 
 
 def _seconds(plan: AnyPlan, problem: Problem, device: Device) -> float:
@@ -187,6 +188,8 @@ PICKED: Mapping[str, tuple[str, ...]] = {
 #: holds for the dtype and the sizes that it was measured at alone: for all others, the library ranks them anew.
 ALGORITHM = "algorithm"
 RANKED = ("rank", "own_orders")
+#: What of it says which version of cublasLt ranked it so (`cublaslt.version`).
+VERSION = "version"
 
 
 def key_of(problem: Problem) -> dict[str, Any]:
@@ -200,7 +203,7 @@ def key_of(problem: Problem) -> dict[str, Any]:
 
 def pick_of(plan: AnyPlan | str) -> dict[str, Any]:
     """Return what a row says of a plan, or of `LIBRARY`."""
-    if isinstance(plan, LibraryPlan):
+    if isinstance(plan, LibraryAlgorithm):
         return {ALGORITHM: {name: getattr(plan, name) for name in RANKED}}
     if isinstance(plan, str):
         return {"kernel": plan}
@@ -218,21 +221,23 @@ def _unlike(plan: AnyPlan, pick: Mapping[str, Any]) -> tuple[int, float]:
     return differing, abs(log2(_parameter(plan, "stage") / pick["stage"])) if "stage" in names else 0.0
 
 
-def _algorithm(table: Sequence[Mapping[str, Any]], problem: Problem) -> LibraryPlan | None:
+def _algorithm(table: Sequence[Mapping[str, Any]], problem: Problem) -> LibraryAlgorithm | None:
     """Return the library's algorithm that was fastest for the very problem, if one was."""
-    if problem.gram or problem.c == "any" or not _lies_as_measured(problem):
+    if problem.gram or not _lies_as_measured(problem):
         return None
     own = key_of(problem)
     found = next((row[ALGORITHM] for row in table if ALGORITHM in row and own.items() <= row.items()), None)
-    return found and LibraryPlan(*(found[name] for name in RANKED))
+    return found and LibraryAlgorithm(*(found[name] for name in RANKED))
 
 
 def _lies_as_measured(problem: Problem) -> bool:
-    """Whether both operands have no gaps, and lie in the orders that tables are made for (tune.py)."""
+    """Whether all is aligned, both operands have no gaps, and they lie in the orders of a table's (tune.py)."""
     a, b = problem.a, problem.b
     across = problem.w == 1 or (a.along_depth == b.along_depth) == (problem.shape == "tsmttsm")
     lengths = ((a, problem.m), (b, problem.w))
-    return across and all(one.leading == (problem.k if one.along_depth else outer) for one, outer in lengths)
+    gapless = all(one.leading == (problem.k if one.along_depth else outer) for one, outer in lengths)
+    aligned = a.base_alignment == b.base_alignment == 16 and problem.c in ("packed", "aligned columns")
+    return across and gapless and aligned
 
 
 def _look_up(table: Sequence[Mapping[str, Any]], problem: Problem) -> Mapping[str, Any] | None:

@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ALIGNMENT", "COL", "ROW", "WORKSPACE", "HeuristicResult", "Layout", "LibraryError", "LtProduct", "Product"]
-__all__ += ["call", "find", "of_device"]
+__all__ = ["ALIGNMENT", "COL", "ROW", "WORKSPACE", "HeuristicResult", "LibraryError", "LtProduct", "Matrix", "Product"]
+__all__ += ["call", "find", "of_device", "version"]
 
 #: What an algorithm may use, how it is aligned, and how many algorithms are asked for.
 WORKSPACE, ALIGNMENT, MOST_ALGOS = 64 << 20, 256, 64
@@ -41,7 +41,7 @@ class HeuristicResult(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Layout:
+class Matrix:
     """A matrix in memory: `ld` elements lie between two columns (order COL) or two rows (order ROW)."""
 
     ptr: int
@@ -52,20 +52,20 @@ class Layout:
     owner: Any = field(default=None, compare=False, repr=False)
 
     @property
-    def transposed(self) -> "Layout":
+    def transposed(self) -> "Matrix":
         """The same memory, read as the transposed matrix."""
-        return Layout(self.ptr, self.cols, self.rows, COL + ROW - self.order, self.ld, self.owner)
+        return Matrix(self.ptr, self.cols, self.rows, COL + ROW - self.order, self.ld, self.owner)
 
 
 @dataclass(frozen=True)
 class Product:
     """out = op(first) · op(second), where op transposes what is said to be transposed."""
 
-    first: Layout
+    first: Matrix
     trans_first: bool
-    second: Layout
+    second: Matrix
     trans_second: bool
-    out: Layout
+    out: Matrix
 
     def column_major(self) -> "Product":
         """Return the same product with each matrix column-major: a row-major one is its column-major transposed."""
@@ -95,6 +95,19 @@ def call(library: Any, name: str, *arguments: Any) -> None:
     """Call a function of a library; raise LibraryError unless it returns CUBLAS_STATUS_SUCCESS."""
     if status := getattr(library, name)(*arguments):
         raise LibraryError(f"{name} returned CUBLAS_STATUS_{STATUS.get(status, status)}")
+
+
+@cache
+def version() -> int | None:
+    """Return the version of cublasLt, as cublasLtGetVersion says it; None where there is none."""
+    with suppress(ImportError):
+        import cupy.cuda.cublas  # noqa: F401, as CuPy may know best where it is
+    try:
+        get = find("cublasLt").cublasLtGetVersion
+    except OSError:
+        return None
+    get.restype = c_size_t
+    return int(get())
 
 
 @cache

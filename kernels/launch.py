@@ -13,7 +13,7 @@ import numpy as np
 from tsapps.kernels import library
 from tsapps.kernels.arrays import DeviceMatrix
 from tsapps.kernels.build import Cubin, Resources, architecture, build
-from tsapps.kernels.plan import SUM, LibraryPlan, Plan, WarpgroupPlan
+from tsapps.kernels.plan import SUM, LibraryAlgorithm, Plan, WarpgroupPlan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
 
@@ -298,7 +298,7 @@ _LAUNCHERS: dict[str, Callable[..., Launch]] = {
     ColumnsPlan.kernel_name: tsm2l_columns,
     SplitPlan.kernel_name: tsm2r_columns,
     FewPlan.kernel_name: tsmttsm_few,
-    LibraryPlan.kernel_name: library.algorithm,
+    LibraryAlgorithm.kernel_name: library.algorithm,
 }
 
 
@@ -309,7 +309,7 @@ def prepare(plan: AnyPlan, problem: Problem, C: DeviceMatrix) -> Launch:
 
 def compile_any(plan: AnyPlan, arch: str) -> Resources:
     """Compile the kernel of a plan for an architecture, and return what it uses; needs no GPU."""
-    if isinstance(plan, LibraryPlan):
+    if isinstance(plan, LibraryAlgorithm):
         return Resources(0, 0, 0, 0, 0)
     if isinstance(plan, Plan):
         cubin, name = compiled_plan(plan, arch)

@@ -9,8 +9,8 @@ import numpy as np
 
 from tsapps.kernels import cublaslt
 from tsapps.kernels.arrays import DeviceMatrix
-from tsapps.kernels.cublaslt import COL, ROW, Layout, LtProduct, Product
-from tsapps.kernels.plan import LibraryPlan
+from tsapps.kernels.cublaslt import COL, ROW, LtProduct, Matrix, Product
+from tsapps.kernels.plan import LibraryAlgorithm
 from tsapps.kernels.problem import Problem
 
 __all__ = ["algorithm", "gemm"]
@@ -84,28 +84,28 @@ def _cublas() -> Any:
 _workspaces: dict[tuple[int, int], Any] = {}
 
 
-def _workspace(device: int, stream: int, size: int) -> int:
-    """Return the address of so many bytes for the current stream, aligned to 256 as all of CuPy's memory; or 0."""
+def _workspace(device: int, stream: int, size: int) -> Any:
+    """Return memory of so many bytes or more for the current stream, aligned to 256 as all of CuPy's."""
     import cupy
 
-    if size == 0:
-        return 0
     found = _workspaces.get((device, stream))
     if found is None or found.size < size:
         found = _workspaces[device, stream] = cupy.empty(size, cupy.uint8)
-    return int(found.data.ptr)
+    return found
 
 
 # cublasLtReductionScheme_t: partial sums of halves are added up in float32.
 _IN_COMPUTE_TYPE = 2
 
 
-def algorithm(plan: LibraryPlan, problem: Problem, C: DeviceMatrix) -> Callable[[int, int, int, float, float], None]:
+def algorithm(
+    plan: LibraryAlgorithm, problem: Problem, C: DeviceMatrix
+) -> Callable[[int, int, int, float, float], None]:
     """Return what computes a product by an algorithm of cublasLt on CuPy's current stream.
 
     Parameters
     ----------
-    plan : LibraryPlan
+    plan : LibraryAlgorithm
     problem : Problem
     C : DeviceMatrix of shape (m, w)
         The result, or one that lies like it.
@@ -130,7 +130,9 @@ def algorithm(plan: LibraryPlan, problem: Problem, C: DeviceMatrix) -> Callable[
     def launch(A: int, B: int, C_: int, alpha: float, beta: float) -> None:
         stream = cupy.cuda.get_current_stream().ptr
         pointers, scalars = ((B, A, C_) if swapped else (A, B, C_)), (kind(alpha), kind(beta))
-        described.run(algo, handle, pointers, scalars, (_workspace(C.device, stream, needed), needed), stream)
+        # Held until the product is enqueued: another thread may put a larger one in its place.
+        memory = _workspace(C.device, stream, needed)
+        described.run(algo, handle, pointers, scalars, (memory.data.ptr if needed else 0, needed), stream)
 
     return launch
 
@@ -140,15 +142,15 @@ def _types(dtype: str) -> tuple[int, int, int]:
     return (_DATA[dtype], _COMPUTE_64F, 1) if dtype == "float64" else (_DATA[dtype], _COMPUTE_32F, 0)
 
 
-def _described(plan: LibraryPlan, problem: Problem, C: DeviceMatrix) -> Product:
+def _described(plan: LibraryAlgorithm, problem: Problem, C: DeviceMatrix) -> Product:
     """Return a product as cublasLt is told of it."""
     m, k, w = problem.m, problem.k, problem.w
     by_columns, leading = _column_major(C)
     own = Product(
-        Layout(problem.a.base_alignment, m, k, ROW if problem.a.along_depth else COL, problem.a.leading),
+        Matrix(problem.a.base_alignment, m, k, ROW if problem.a.along_depth else COL, problem.a.leading),
         False,
-        Layout(problem.b.base_alignment, k, w, COL if problem.b.along_depth else ROW, problem.b.leading),
+        Matrix(problem.b.base_alignment, k, w, COL if problem.b.along_depth else ROW, problem.b.leading),
         False,
-        Layout(C.pointer % 16 or 16, m, w, COL if by_columns else ROW, leading),
+        Matrix(C.pointer % 16 or 16, m, w, COL if by_columns else ROW, leading),
     )
     return own if plan.own_orders else own.column_major()

@@ -7,7 +7,7 @@ from typing import ClassVar, TypeVar
 from tsapps.kernels.banks import STRIDES, turns
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
-__all__ = ["ELEMENT", "SUM", "LibraryPlan", "Plan", "WarpgroupPlan", "instantiate"]
+__all__ = ["ELEMENT", "SUM", "LibraryAlgorithm", "Plan", "WarpgroupPlan", "instantiate"]
 
 #: What an element is called in C++, and what it is summed in.
 ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfloat16": "ptx::Bfloat16"}
@@ -138,7 +138,7 @@ class Plan:
         sizes: tuple[int, ...] = ()
         if self.store == "StoreFolded":
             sizes = self.fold, self.tile_m // self.fold, self.tile_n // self.fold
-        elif self.store in ("Store", "StoreLines"):
+        elif self.store == "Store":
             sizes = (self.tile_n // self.warps_n,)
         return f"tsm2::{self.store}<{', '.join([element, total, *map(str, sizes)])}>"
 
@@ -258,7 +258,7 @@ class WarpgroupPlan(Plan):
 
 
 @dataclass(frozen=True)
-class LibraryPlan:
+class LibraryAlgorithm:
     """An algorithm of cublasLt.
 
     Attributes
@@ -266,7 +266,7 @@ class LibraryPlan:
     rank : int
         Among those that its heuristics offer, from 1 on; where they are fewer, the last is taken.
     own_orders : bool
-        Whether it is told of row-major matrices, or of the same product of column-major ones.
+        Whether it is told of row-major matrices as such; else of the same product of column-major ones.
     """
 
     kernel_name: ClassVar[str] = "cublaslt"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.kernels import host, library
+from tsapps.kernels import cublaslt, host, library
 from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gpu_index, kind_of
 from tsapps.kernels.choose import LIBRARY, plan
 from tsapps.kernels.device import Device, live
@@ -256,9 +256,9 @@ def forget_plans() -> None:
 
 def planned(problem: Problem, device: Device) -> AnyPlan | str:
     """Return the plan of a problem on a device, by the user's own table of picks if there is one."""
-    from tsapps.kernels.tune import user_table
+    from tsapps.kernels.tables import of_version, user_table
 
-    return plan(problem, device, user_table(device.name))
+    return plan(problem, device, of_version(user_table(device.name), cublaslt.version()))
 
 
 def problem_of(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, gram: bool = False) -> Problem:
@@ -275,11 +275,13 @@ def problem_of(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, gram: bool 
 
 def _lies(c: DeviceMatrix) -> Lies:
     (_, columns), (down, right), size = c.shape, c.strides, c.itemsize
+    if columns == 1:
+        right = size  # that of a single column is any
     if (down, right) == (columns * size, size) and c.pointer % 16 == 0:
         return "packed"
     if right == size and (down | c.pointer) % max(8, 2 * size) == 0:
         return "rows"
-    if down == size and columns > 1:
+    if down == size:
         return "aligned columns" if (right | c.pointer) % 16 == 0 else "columns"
     return "any"
 

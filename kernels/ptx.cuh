@@ -10,7 +10,8 @@
 //   b16 pairs  a[i]: row g + 8·(i % 2), columns     b[i]: rows 2·t + 8·i the same
 //              2·t + 8·(i / 2) and the next         and the next, col. g
 //
-// The lower element of a pair is in the lower half of the register. All lanes of a warp take part in mma and ldmatrix.
+// The lower element of a pair is in the lower half of the register. All lanes of a warp take part in mma, ldmatrix and
+// stmatrix.
 #pragma once
 
 #if defined(TSA_HOST)
@@ -217,7 +218,8 @@ TSA_PTX void ldmatrix_x4(unsigned (&to)[4], const void* shared_row) {
 }
 
 // stmatrix ─ the way back, transposed: lane 8·i + r points to row r of matrix i, 16 bytes at a multiple of 16, and what a
-// lane has in from[i] are the elements (2·t, g) and (2·t + 1, g) of matrix i. Before sm_90, movmatrix and ordinary stores.
+// lane has in from[i] are the elements (2·t, g) and (2·t + 1, g) of matrix i. Before
+// sm_90, or with TSA_NO_STMATRIX, movmatrix and ordinary stores.
 TSA_PTX void stmatrix_x4_transposed(void* shared_row, const unsigned (&from)[4]) {
 #if defined(TSA_HOST)
   cuda_host::check_aligned(shared_row, 16, "stmatrix");
@@ -233,7 +235,7 @@ TSA_PTX void stmatrix_x4_transposed(void* shared_row, const unsigned (&from)[4])
   }
 #else
   const unsigned to = (unsigned)__cvta_generic_to_shared(shared_row);
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 && !defined(TSA_NO_STMATRIX)
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(from[0]),
                "r"(from[1]), "r"(from[2]), "r"(from[3])
                : "memory");

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import gcd, lcm
 from typing import ClassVar
 
-from tsapps.kernels.plan import ELEMENT, SUM, LibraryPlan, Plan
+from tsapps.kernels.plan import ELEMENT, SUM, LibraryAlgorithm, Plan
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
 __all__ = [
@@ -243,7 +243,7 @@ def few_plan(problem: Problem) -> FewPlan | None:
 
 
 #: How a kernel of ours is instantiated.
-AnyPlan = Plan | RowsPlan | WidePlan | ColumnsPlan | SplitPlan | FewPlan | LibraryPlan
+AnyPlan = Plan | RowsPlan | WidePlan | ColumnsPlan | SplitPlan | FewPlan | LibraryAlgorithm
 
 
 def simple_plans(problem: Problem, multiprocessors: int) -> list[AnyPlan]:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from tsapps.kernels.build import cache_directory
-from tsapps.kernels.choose import ALGORITHM, KEY, PICKED, RANKED, tuned_table
+from tsapps.kernels.choose import ALGORITHM, KEY, PICKED, RANKED, VERSION, tuned_table
 
-__all__ = ["keep", "own_table", "reset", "user_path", "user_table", "write_table"]
+__all__ = ["keep", "of_version", "own_table", "reset", "user_path", "user_table", "write_table"]
 
 # What a row must say: one of a few words, or a value of a type.
 _WORDS = {
     "shape": ("tsm2r", "tsm2l", "tsmttsm"),
-    "dtype": ("float64", "float32", "float16", "bfloat16"),
+    "dtype": ("float64", "float32", "float16"),
     "kernel": tuple(PICKED),
 }
 _TYPES: dict[str, type[int]] = {
@@ -42,6 +42,18 @@ def user_table(device_name: str) -> Sequence[Mapping[str, Any]]:
     own = own_table(device_name)
     keys = {_key(row) for row in own}
     return [*own, *(row for row in tuned_table(device_name) if _key(row) not in keys)]
+
+
+def of_version(rows: Iterable[Mapping[str, Any]], version: int | None) -> list[Mapping[str, Any]]:
+    """Return a table without what its rows say of algorithms that another version of cublasLt has ranked."""
+    found = []
+    for row in rows:
+        if ALGORITHM in row and row[ALGORITHM][VERSION] != version:
+            row = {name: value for name, value in row.items() if name != ALGORITHM}
+            if "kernel" not in row:
+                continue
+        found.append(row)
+    return found
 
 
 def own_table(device_name: str) -> list[dict[str, Any]]:
@@ -68,17 +80,15 @@ def _what_is_wrong(row: Any) -> str:
     if not isinstance(row, dict):
         return f"is {row!r}, expected an object"
     for name, words in _WORDS.items():
-        if name == "kernel" and name not in row and ALGORITHM in row:
-            continue
         if name not in row:
             return f"has no {name!r} (made by another version of tsapps?)"
         if row[name] not in words:
             return f"has {name} {row[name]!r}, expected one of {', '.join(words)}"
-    parts = [(row, (*KEY, *PICKED.get(row.get("kernel", ""), ())))]
+    parts = [(row, (*KEY, *PICKED[row["kernel"]]))]
     if ALGORITHM in row:
         if not isinstance(row[ALGORITHM], dict):
             return f"has {ALGORITHM} {row[ALGORITHM]!r}, expected an object"
-        parts.append((row[ALGORITHM], RANKED))
+        parts.append((row[ALGORITHM], (*RANKED, VERSION)))
     for part, names in parts:
         for name in names:
             if name not in part:

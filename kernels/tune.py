@@ -1,30 +1,34 @@
 """A table of picks for the GPU at hand: candidate plans, each checked and measured, beside the library.
 
-The tables that come with tsapps (kernels/tuned/) were made by the same functions on the GPUs that they are named after.
+The tables that come with tsapps (kernels/tuned/) were measured alike on the GPUs that they are named
+after, and thinned out.
 """
 
 import multiprocessing
 import signal
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from math import gcd, inf
+from math import inf
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from tsapps.kernels import build, library
-from tsapps.kernels.arrays import device_matrix
+from tsapps.kernels import build, cublaslt, library
+from tsapps.kernels.arrays import DeviceMatrix, device_matrix
 from tsapps.kernels.backend import available_cores
 from tsapps.kernels.build import architecture
-from tsapps.kernels.choose import ALGORITHM, LIBRARY, key_of, library_plans, pick_of, promising
+from tsapps.kernels.choose import ALGORITHM, LIBRARY, VERSION, key_of, library_algorithms, pick_of, promising
+from tsapps.kernels.cublaslt import LibraryError
 from tsapps.kernels.device import Device, live
 from tsapps.kernels.launch import compile_any, prepare
-from tsapps.kernels.problem import ITEMSIZE, NARROW, Layout, Problem
+from tsapps.kernels.plan import LibraryAlgorithm
+from tsapps.kernels.problem import ITEMSIZE, NARROW, Problem
+from tsapps.kernels.product import problem_of
 from tsapps.kernels.simple import AnyPlan
 from tsapps.kernels.tables import user_path, user_table, write_table
 
@@ -49,25 +53,19 @@ class Cell:
         order = "row" if self.along else "column"
         return f"{self.shape} {self.dtype} {self.m:,} × {self.k:,} × {self.w}, A {order}-major"
 
-    def _layouts(self) -> tuple[bool, bool]:
-        """Whether the lines of A, and those of B, run along the depth."""
-        return self.along, self.along if self.shape == "tsmttsm" else not self.along
+    def _by_rows(self) -> tuple[bool, bool, bool]:
+        """Whether A, B and C are row-major: C as A is, but for "tsmttsm", whose C is small."""
+        small = self.shape == "tsmttsm"
+        return self.along, not self.along if small else self.along, self.along or small
 
     def problem(self) -> Problem:
         """Return the problem; its operands are aligned and have no gaps."""
-
-        def layout(along: bool, outer: int) -> Layout:
-            leading = self.k if along else outer
-            return Layout(along, leading, gcd(16, leading * ITEMSIZE[self.dtype]), 16)
-
-        a_along, b_along = self._layouts()
-        a, b = layout(a_along, self.m), layout(b_along, self.w)
-        return Problem(self.m, self.k, self.w, self.dtype, a, b, c="packed" if self._by_rows else "aligned columns")
-
-    @property
-    def _by_rows(self) -> bool:
-        """Whether C is row-major: as A is, but for "tsmttsm", whose C is small."""
-        return self.along or self.shape == "tsmttsm"
+        size, matrices = ITEMSIZE[self.dtype], []
+        shapes = (self.m, self.k), (self.k, self.w), (self.m, self.w)
+        for (rows, columns), by_rows in zip(shapes, self._by_rows(), strict=True):
+            strides = (columns * size, size) if by_rows else (size, rows * size)
+            matrices.append(DeviceMatrix(0, (rows, columns), strides, self.dtype, size, 0, None))
+        return problem_of(*matrices)
 
     def operands(self) -> tuple[Any, Any, Any]:
         """Return A, B and C on the current GPU, from a normal distribution."""
@@ -75,14 +73,14 @@ class Cell:
 
         random = cupy.random.default_rng(1)
 
-        def draw(along: bool, outer: int) -> Any:
-            shape = (outer, self.k) if along else (self.k, outer)
+        def draw(rows: int, columns: int, by_rows: bool) -> Any:
+            shape = (rows, columns) if by_rows else (columns, rows)
             wide = random.standard_normal(shape, dtype="f8" if self.dtype == "float64" else "f4").astype(self.dtype)
-            return wide if along else wide.T
+            return wide if by_rows else wide.T
 
-        a_along, b_along = self._layouts()
-        C = cupy.empty((self.m, self.w), self.dtype, order="C" if self._by_rows else "F")
-        return draw(a_along, self.m), draw(b_along, self.w).T, C
+        a_by_rows, b_by_rows, c_by_rows = self._by_rows()
+        C = cupy.empty((self.m, self.w), self.dtype, order="C" if c_by_rows else "F")
+        return draw(self.m, self.k, a_by_rows), draw(self.k, self.w, b_by_rows), C
 
 
 def _cells() -> Iterable[Cell]:
@@ -139,8 +137,9 @@ def tune(
     Yields
     ------
     dict
-        Of a cell its key, whether the library was faster, the pick, and the milliseconds of both. A cell whose operands
-        do not fit in the GPU's memory, or none of whose plans compiles without spills, is left out with a warning.
+        Of a cell its key, the pick or that the library was faster, the milliseconds of both, and which of the library's
+        algorithms was faster than both, if one was. A cell whose operands do not fit in the GPU's memory, or none of
+        whose plans compiles without spills, is left out with a warning.
 
     Raises
     ------
@@ -227,26 +226,36 @@ def _fastest(cell: Cell, plans: Sequence[AnyPlan], flush: Any, report: Callable[
     # What one rounding of the result and sums of k products in any order may differ by, for operands around 1.
     allowed = float(np.finfo(A.dtype).eps) * (256 * cell.k**0.5 + 4 * cell.k)
     found: dict[AnyPlan, float] = {}
-    for plan in (*plans, *library_plans(problem)):
+    for plan in (*plans, *library_algorithms(problem)):
         C.fill(float("nan"))
-        call = partial(prepare(plan, problem, c), *operands)
-        call()
+        try:
+            call = partial(prepare(plan, problem, c), *operands)
+            call()
+        except LibraryError:  # not every algorithm that is offered runs, and none may be for a mix of orders
+            continue
         if not float(abs(C.astype("f8") - expected).max()) <= allowed:
             raise RuntimeError(f"{plan} gives a wrong result for {cell}")
         found[plan] = _milliseconds(call, flush)
-    best, algorithm = (min(some, key=found.__getitem__) for some in (plans, library_plans(problem)))
-    ms, algorithm_ms = found[best], found[algorithm]
-    gbs = problem.bytes / 1e6
-    fastest = min(library_ms, algorithm_ms)
-    report(f"{cell}: {gbs / ms:.0f} GB/s of {len(plans)} plans, the library {gbs / fastest:.0f}")
+    row = _row(problem, found, library_ms)
+    gbs, fastest = problem.bytes / 1e6, row.get(ALGORITHM, {}).get("ms", library_ms)
+    report(f"{cell}: {gbs / row['ms']:.0f} GB/s of {len(plans)} plans, the library {gbs / fastest:.0f}")
+    return row
+
+
+def _row(problem: Problem, milliseconds: Mapping[AnyPlan, float], library_ms: float) -> dict[str, Any]:
+    """Return a table's row of what the plans of a problem took."""
+    order = sorted(milliseconds, key=milliseconds.__getitem__)
+    best = next(plan for plan in order if not isinstance(plan, LibraryAlgorithm))
+    algorithm = next((plan for plan in order if isinstance(plan, LibraryAlgorithm)), None)
+    ms = milliseconds[best]
     row = {
         **key_of(problem),
         **pick_of(LIBRARY if library_ms * MARGIN < ms else best),
         "ms": round(ms, 5),
         "library_ms": round(library_ms, 5),
     }
-    if algorithm_ms * MARGIN < min(ms, library_ms):
-        row[ALGORITHM] = pick_of(algorithm)[ALGORITHM] | {"ms": round(algorithm_ms, 5)}
+    if algorithm is not None and (algorithm_ms := milliseconds[algorithm]) * MARGIN < min(ms, library_ms):
+        row[ALGORITHM] = pick_of(algorithm)[ALGORITHM] | {VERSION: cublaslt.version(), "ms": round(algorithm_ms, 5)}
     return row
 
 

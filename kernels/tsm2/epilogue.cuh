@@ -19,8 +19,8 @@
 //               void tile(unsigned char* scratch, long long row, int rows, long long column, int columns,
 //                         const Sum (&d)[kBlocks][kColumnBlocks][4]) const;
 //
-//               All of a warp's registers, block i of 16 rows in d[i], and kBytes<kBlocks, kColumnBlocks> of shared memory
-//               that is the warp's own.
+//               All of a warp's registers, block i of 16 rows in d[i], and kBytes<kBlocks> of shared memory that is the
+//               warp's own.
 #pragma once
 #include "kernels/tsm2/element.cuh"
 
@@ -41,8 +41,8 @@ template <typename T, typename Sum>
 struct Scaled {
   T* C;
   long long row_stride, column_stride;
-  // Whether C lies as is best for the class below: for Store without gaps, for the classes of columns with each of them
-  // from a multiple of 16 bytes on.
+  // Whether C lies as is best for the class below: for Store without gaps, for StoreLines with each column from a
+  // multiple of 16 bytes on.
   long long regular;
   Sum alpha, beta;
 
@@ -177,7 +177,7 @@ struct StorePairs : Scaled<T, Sum> {
 // Eight lanes have eight rows of a column, which are a sector of 32 bytes, or more; of halves, half of one.
 template <typename T, typename Sum>
 struct StoreColumns : Scaled<T, Sum> {
-  using Scaled<T, Sum>::C, Scaled<T, Sum>::column_stride, Scaled<T, Sum>::beta;
+  using Scaled<T, Sum>::C, Scaled<T, Sum>::column_stride;
   static constexpr Takes kTakes = Takes::kFragments;
 
   template <int kBlocks>
@@ -197,7 +197,7 @@ struct StoreColumns : Scaled<T, Sum> {
 };
 
 // The same by way of shared memory, where whole tiles are stored at a time: 16 bytes a lane, up to 128 of a column.
-template <typename T, typename Sum, int kColumns>
+template <typename T, typename Sum>
 struct StoreLines : Scaled<T, Sum> {
   using Scaled<T, Sum>::C, Scaled<T, Sum>::column_stride, Scaled<T, Sum>::beta;
   static constexpr Takes kTakes = Takes::kTile;
@@ -206,11 +206,11 @@ struct StoreLines : Scaled<T, Sum> {
   // Rows that are stored at once: those that make a line of 128 bytes.
   template <int kBlocks>
   static constexpr int kLine = 16 * (kBlocks < kVector / 2 ? kBlocks : kVector / 2);
-  // From a column to the next in shared memory: an odd number of 16 bytes, or of 8, so that what eight lanes write falls
-  // in different banks.
+  // From a column to the next in shared memory: an odd number of 16 bytes, so that what is written at a time falls in
+  // different banks.
   template <int kBlocks>
   static constexpr int kPitch = kLine<kBlocks> + kVector;
-  template <int kBlocks, int kColumnBlocks>
+  template <int kBlocks>
   static constexpr int kBytes = 8 * kAcross * kPitch<kBlocks> * (int)sizeof(T);
 
   template <int kBlocks, int kColumnBlocks>

@@ -24,7 +24,7 @@ struct HandOver {
   // Bytes of shared memory that a warp needs.
   template <typename Epilogue>
   static constexpr int bytes() {
-    if constexpr (Epilogue::kTakes == Takes::kTile) return Epilogue::template kBytes<kBlocks, kColumnBlocks>;
+    if constexpr (Epilogue::kTakes == Takes::kTile) return Epilogue::template kBytes<kBlocks>;
     return Epilogue::kTakes == Takes::kRows ? kRowSums : 0;
   }
   template <typename Epilogue>

@@ -167,7 +167,7 @@ def on_cpu(call):
     return lambda *arrays: library().call(symbol(call), *arrays)
 
 
-def on_gpu(call):
+def on_gpu(call, *flags):
     """The same kernel, as a function that works on NumPy arrays."""
     import cupy
 
@@ -177,7 +177,7 @@ def on_gpu(call):
     old = int(architecture[3:].rstrip("a")) < 90
     if old and call.startswith("f64_16"):
         pytest.skip(f"{call} needs sm_90, and this GPU is {architecture}")
-    cubin = build.build(KERNELS, [call], architecture, flags=("-DNO_SM_90",) if old else ())
+    cubin = build.build(KERNELS, [call], architecture, flags=(*flags, "-DNO_SM_90") if old else flags)
     function = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[call])
 
     def run(*arrays):
@@ -235,6 +235,14 @@ def test_stmatrix_is_the_way_back(on_machine):
     x = np.arange(256, dtype=np.uint16)
     y = np.zeros_like(x)
     on_machine("matrices_back")(x, y)
+    np.testing.assert_array_equal(y, x)
+
+
+@pytest.mark.gpu
+def test_what_stands_for_stmatrix_on_older_gpus():
+    x = np.arange(256, dtype=np.uint16)
+    y = np.zeros_like(x)
+    on_gpu("matrices_back", "-DTSA_NO_STMATRIX")(x, y)
     np.testing.assert_array_equal(y, x)
 
 

@@ -11,7 +11,7 @@ from tsapps.kernels import choose
 from tsapps.kernels.candidates import candidates, fits, foldable, registers
 from tsapps.kernels.choose import KEY, LIBRARY, key_of, pick_of, plan, promising
 from tsapps.kernels.device import KNOWN
-from tsapps.kernels.plan import LibraryPlan, Plan, WarpgroupPlan, instantiate
+from tsapps.kernels.plan import LibraryAlgorithm, Plan, WarpgroupPlan, instantiate
 from tsapps.kernels.problem import ITEMSIZE, NARROW, Layout, Problem
 from tsapps.kernels.simple import ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
 
@@ -240,12 +240,13 @@ def test_of_equally_large_products_the_one_of_the_nearest_depth_is_taken():
 
 def test_an_algorithm_of_the_library_is_for_the_very_sizes_and_layouts():
     ours = candidates(TSM2R, H200)[0]
-    table = [row(TSM2R, ours) | pick_of(LibraryPlan(3, True))]
-    assert plan(TSM2R, H200, table) == LibraryPlan(3, True)
+    table = [row(TSM2R, ours) | pick_of(LibraryAlgorithm(3, True))]
+    assert plan(TSM2R, H200, table) == LibraryAlgorithm(3, True)
     others = [
         *(problem(m, k, 8) for m, k in ((20_001, 20_000), (20_000, 20_001), (10_000, 40_000))),
         problem(20_000, 20_000, 8, c="aligned columns"),
-        problem(20_000, 20_000, 8, c="any"),
+        *(problem(20_000, 20_000, 8, c=c) for c in ("any", "rows", "columns")),
+        *(problem(20_000, 20_000, 8, bases=bases) for bases in ((8, 16), (16, 8))),
         problem(20_000, 20_000, 8, pads=(4, 0)),
         problem(20_000, 20_000, 8, pads=(0, 4)),
         problem(20_000, 20_000, 8, b_along=True),
@@ -259,10 +260,10 @@ def test_an_algorithm_of_the_library_is_for_the_very_sizes_and_layouts():
 def test_a_pick_for_float16_is_for_bfloat16_too_but_no_algorithm():
     half = problem(20_000, 20_000, 8, "float16")
     other = replace(half, dtype="bfloat16")
-    table = [row(half, LIBRARY) | pick_of(LibraryPlan(2))]
+    table = [row(half, LIBRARY) | pick_of(LibraryAlgorithm(2))]
     assert plan(other, H200, table) == LIBRARY
     # A row may say no more than that.
-    assert plan(other, H200, [*table, row(other, LibraryPlan(5))]) == LibraryPlan(5, False)
+    assert plan(other, H200, [*table, row(other, LibraryAlgorithm(5))]) == LibraryAlgorithm(5, False)
 
 
 @pytest.mark.parametrize("other", ["shape", "dtype", "along", "k", "w"])

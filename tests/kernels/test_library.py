@@ -9,7 +9,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from tsapps.kernels import cublaslt, library
 from tsapps.kernels.arrays import DeviceMatrix
-from tsapps.kernels.plan import LibraryPlan
+from tsapps.kernels.plan import LibraryAlgorithm
 from tsapps.kernels.problem import Layout, Problem
 
 
@@ -62,7 +62,7 @@ def lt(monkeypatch):
     """Stand-ins for cublasLt, and for what CuPy has."""
     stand_in = Lt()
     monkeypatch.setattr(cublaslt, "of_device", lambda _: (stand_in, None))
-    monkeypatch.setattr(library, "_workspace", lambda device, stream, size: 4096 if size else 0)
+    monkeypatch.setattr(library, "_workspaces", {})
 
     class Device:
         def __init__(self, index):
@@ -77,8 +77,16 @@ def lt(monkeypatch):
     class Stream:
         ptr = 77
 
+    class Memory:
+        made = 0
+
+        def __init__(self, size, dtype):
+            Memory.made += 1
+            self.size, self.data = size, type("data", (), {"ptr": 4096 * Memory.made})
+
     cuda = type("cuda", (), {"Device": Device, "get_current_stream": staticmethod(Stream)})
-    monkeypatch.setitem(__import__("sys").modules, "cupy", type("cupy", (), {"cuda": cuda}))
+    stand_in_cupy = type("cupy", (), {"cuda": cuda, "empty": Memory, "uint8": "u1"})
+    monkeypatch.setitem(__import__("sys").modules, "cupy", stand_in_cupy)
     return stand_in
 
 
@@ -104,7 +112,7 @@ def test_a_product_in_any_orders(lt, orders, own_orders):
     A, B, C = (laid(x, by_rows, pad) for x, by_rows, pad in zip(given, orders, (2, 1, 3), strict=True))
     a_leading, b_leading = (max(x.strides) // 8 for x in (A, B))
     problem = Problem(m, k, w, "float64", Layout(orders[0], a_leading, 8, 8), Layout(not orders[1], b_leading, 8, 8))
-    launch = library.algorithm(LibraryPlan(2, own_orders), problem, described(C))
+    launch = library.algorithm(LibraryAlgorithm(2, own_orders), problem, described(C))
     launch(A.ctypes.data, B.ctypes.data, C.ctypes.data, -0.5, 2.0)
     np.testing.assert_allclose(C, -0.5 * given[0] @ given[1] + 2.0 * given[2], rtol=1e-14, atol=1e-14)
     assert lt.ran == [(4, 4096, 1024, 77)]
@@ -114,7 +122,9 @@ def test_a_product_in_any_orders(lt, orders, own_orders):
 def test_the_algorithm_of_a_rank_or_the_last(lt, rank, algorithm):
     A, B, C = np.ones((3, 2)), np.ones((2, 2)), np.zeros((3, 2))
     problem = Problem(3, 2, 2, "float64", Layout(True, 2, 16, 16), Layout(False, 2, 16, 16))
-    library.algorithm(LibraryPlan(rank), problem, described(C))(A.ctypes.data, B.ctypes.data, C.ctypes.data, 1.0, 0.0)
+    library.algorithm(LibraryAlgorithm(rank), problem, described(C))(
+        A.ctypes.data, B.ctypes.data, C.ctypes.data, 1.0, 0.0
+    )
     assert (C == 2).all()
     assert lt.ran[0][0] == algorithm
 
@@ -123,7 +133,7 @@ def test_nothing_is_offered(lt):
     lt.offered = ()
     problem = Problem(3, 2, 2, "float64", Layout(True, 2, 16, 16), Layout(False, 2, 16, 16))
     with pytest.raises(cublaslt.LibraryError, match="cublasLt offers no algorithm"):
-        library.algorithm(LibraryPlan(), problem, described(np.zeros((3, 2))))
+        library.algorithm(LibraryAlgorithm(), problem, described(np.zeros((3, 2))))
 
 
 def test_scalars_are_of_the_type_that_is_computed_in():

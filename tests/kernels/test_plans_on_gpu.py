@@ -10,9 +10,10 @@ from host_cuda.tall_skinny import DTYPES, assert_product
 from tsapps.kernels import launch
 from tsapps.kernels.arrays import device_matrix
 from tsapps.kernels.candidates import candidates
-from tsapps.kernels.choose import library_plans
+from tsapps.kernels.choose import library_algorithms
 from tsapps.kernels.device import live
 from tsapps.kernels.plan import Plan
+from tsapps.kernels.problem import ITEMSIZE
 from tsapps.kernels.product import problem_of
 
 pytestmark = pytest.mark.gpu
@@ -42,7 +43,9 @@ def kind(plan):
     if not isinstance(plan, Plan):
         return (plan.kernel_name,)
     shared = plan.teams > 1, plan.warps_m > 1, plan.warps_n > 1, plan.warps_k > 1, plan.prepare_b, plan.fold > 1
-    return (plan.kernel_name, *shared)
+    # Of a column stored from a whole tile, lines of up to 128 bytes.
+    line = min(plan.tile_m // plan.warps_m, 128 // ITEMSIZE[plan.dtype]) if plan.keep_b else 0
+    return (plan.kernel_name, *shared, line)
 
 
 def placed(values, order, pad):
@@ -119,7 +122,7 @@ def test_every_algorithm_of_the_library(m, k, w, dtype, orders):
     matrices = [device_matrix(name, x)._replace(dtype=dtype) for name, x in (("A", a), ("B", b))]
     for order in "CF":
         problem = problem_of(*matrices, device_matrix("C", placed(before, order, 0))._replace(dtype=dtype))
-        plans = library_plans(problem)
+        plans = library_algorithms(problem)
         assert plans
         for plan in plans:
             for alpha, beta in ((1.0, 0.0), (-0.5, 2.0)):

@@ -25,6 +25,7 @@ WIDE = Case(Plan("float32", 64, 40, 32, warps_m=2, stages=3), 200, 99, 40, C="wi
 FOLDED = Case(Plan("float32", 12, 8, 32, warps_k=2, stages=3, fold=4), 3, 1001, 2, "FC", grid=3)
 HALVES = Case(Plan("float16", 32, 32, 64, warps_m=2, stages=3), 77, 150, 32, pads=(2, 0), grid=3)
 DOUBLES = Case(Plan("float64", 32, 5, 16, stages=3), 77, 133, 5, "FF", (1, 3), C="F", grid=4)
+LINES = Case(Plan("float32", 16, 24, 9, teams=2, stages=2, keep_b=True), 328, 9, 24, C="F", beta=-0.5, grid=2)
 
 #: What is changed in which file, at which occurrence, and a product that shows it.
 FAULTS = {
@@ -39,6 +40,9 @@ FAULTS = {
     "a warp's own stage is not whole": (KERNEL, "simt::sync_warp();", "", 0, TEAMS),
     "rows are overwritten while they are stored": (HAND_OVER, "__syncwarp();", "", 0, WIDE),
     "rows are stored before they are whole": (HAND_OVER, "__syncwarp();", "", 1, WIDE),
+    "lines are overwritten while they are stored": (EPILOGUE, "__syncwarp();", "", 0, LINES),
+    "the old lines are not whole": (EPILOGUE, "__syncwarp();", "", 1, LINES),
+    "lines are stored before they are whole": (EPILOGUE, "__syncwarp();", "", 2, LINES),
     "a wait for one stage too few": (KERNEL, "kPreparesNext ? 3 : 2", "kPreparesNext ? 2 : 1", 0, STREAM),
     "no wait for the B that stays": (KERNEL, "ptx::cp_async_wait<pending>();", "", 0, KEPT),
     "sums of the last tile": (KERNEL, "sum_at(sums, i) = 0;", "sum_at(sums, i) += 0;", 0, STREAM),
@@ -83,7 +87,19 @@ def test_a_fault_is_found(name):
 # --- Out of bounds --------------------------------------------------------------------------------------------------
 
 # Of the last, the tile has as many lines as the operands, the last of them shorter.
-EXACT = [replace(STREAM, C="C"), PREPARED, KEPT, TEAMS, DEEP, WIDE, HALVES, DOUBLES, FOLDED, replace(FOLDED, k=1023)]
+EXACT = [
+    replace(STREAM, C="C"),
+    PREPARED,
+    KEPT,
+    TEAMS,
+    DEEP,
+    WIDE,
+    HALVES,
+    DOUBLES,
+    FOLDED,
+    LINES,
+    replace(FOLDED, k=1023),
+]
 
 #: As FAULTS; these touch what is beyond an operand or the result.
 OUTSIDE = {

@@ -104,6 +104,7 @@ def test_every_row_decides_what_it_is_for(table):
     rows, picks, device = rows_of(table), picks_of(table), device_of(table)
     assert len({tuple(row[name] for name in KEY) for row in rows}) == len(rows)
     for row in rows:
+        assert "kernel" in row or ALGORITHM in row
         problem = problem_of(row)
         if "kernel" in row:
             assert pick_of(choose.plan(problem, device, picks)).items() <= row.items()

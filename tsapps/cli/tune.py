@@ -62,7 +62,12 @@ def tune(
     k: Annotated[int | None, typer.Option("--k", min=1, help="Columns of A and rows of B, likewise.")] = None,
     w: Annotated[int | None, typer.Option("--w", min=1, help="Columns of B and C, likewise.")] = None,
     device: Annotated[str, typer.Option("--device", metavar="cuda|cuda:i", help="The GPU to measure on.")] = "cuda",
-    most: Annotated[int, typer.Option(min=1, help="Plans a product that are measured, the most promising ones.")] = 18,
+    most: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Plans a product that are measured, the most promising ones; the library's algorithms on top."
+        ),
+    ] = 18,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be measured; needs no GPU.")] = False,
     reset: Annotated[bool, typer.Option("--reset", help="Remove your table for this GPU; measure nothing.")] = False,
     as_json: Json = False,
