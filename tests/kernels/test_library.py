@@ -129,6 +129,16 @@ def test_the_algorithm_of_a_rank_or_the_last(lt, rank, algorithm):
     assert lt.ran[0][0] == algorithm
 
 
+def test_memory_is_shared_and_grows(lt):
+    lt.offered = (1, 0), (2, 1024), (3, 4096)
+    A, B, C = np.ones((3, 2)), np.ones((2, 2)), np.zeros((3, 2))
+    problem = Problem(3, 2, 2, "float64", Layout(True, 2, 16, 16), Layout(False, 2, 16, 16))
+    for rank in (2, 3, 2):
+        launch = library.algorithm(LibraryAlgorithm(rank), problem, described(C))
+        launch(A.ctypes.data, B.ctypes.data, C.ctypes.data, 1.0, 0.0)
+    assert lt.ran == [(2, 4096, 1024, 77), (3, 8192, 4096, 77), (2, 8192, 1024, 77)]
+
+
 def test_nothing_is_offered(lt):
     lt.offered = ()
     problem = Problem(3, 2, 2, "float64", Layout(True, 2, 16, 16), Layout(False, 2, 16, 16))
