@@ -1,17 +1,16 @@
 """How `bench/library_gemm.py` calls the libraries: on the CPU by stand-ins that do what the libraries' manuals say."""
 
-import ctypes
 import sys
-from ctypes import addressof, c_double, sizeof
+from ctypes import c_double
 from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cublaslt_stand_in import FAILING, Lt
 from numpy.lib.stride_tricks import as_strided
 
 from bench import library_gemm as lg
-from tsapps.kernels import cublaslt
 
 FLOAT64 = lg._TYPES["float64"]
 
@@ -144,12 +143,6 @@ def test_wrong_operands_are_refused(shapes, array, dtype, message):
         lg.candidates(*operands, dtype=dtype)
 
 
-def test_structs_are_as_long_as_in_the_header():
-    assert sizeof(cublaslt.HeuristicResult) == 96
-    offsets = [getattr(cublaslt.HeuristicResult, name).offset for name, *_ in cublaslt.HeuristicResult._fields_]
-    assert offsets == [0, 64, 72, 76, 80]
-
-
 def test_arithmetic_is_pinned():
     types = {name: (kind.data, kind.compute, kind.scale) for name, kind in lg._TYPES.items()}
     assert types == {"float64": (1, 70, 1), "float32": (0, 68, 0), "float16": (2, 68, 0), "bfloat16": (14, 68, 0)}
@@ -163,93 +156,6 @@ def test_an_environment_that_emulates_is_refused(name, monkeypatch):
     monkeypatch.setenv(name, "1")
     with pytest.raises(lg.LibraryError, match=f"{name} is '1'; expected 0 or unset"):
         lg.pin_native()
-
-
-def test_no_library(monkeypatch):
-    with pytest.raises(OSError, match=r"found no libnone_such\.so: CuPy has loaded none"):
-        lg.find("none_such")
-
-
-def test_a_wheel_is_found_on_the_path(monkeypatch, tmp_path):
-    library = tmp_path / "nvidia" / "cu13" / "lib" / "libtsapps_stub.so.13"
-    library.parent.mkdir(parents=True)
-    library.touch()
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.setattr(ctypes, "CDLL", lambda path: path)
-    assert lg.find("tsapps_stub") == str(library)
-
-
-class Lt:
-    """cublasLt, which notes its descriptors' attributes, and offers algorithms 5, 5, 6 and 7."""
-
-    def __init__(self):
-        self.made, self.destroyed, self.runs = {}, [], []
-        for what in ("MatmulDesc", "MatrixLayout", "MatmulPreference"):
-            setattr(self, f"cublasLt{what}Create", lambda made, *given, what=what: self._create(made, what, given))
-            setattr(self, f"cublasLt{what}SetAttribute", self._set)
-            setattr(self, f"cublasLt{what}Destroy", lambda made: self.destroyed.append(made.value) or 0)
-
-    def _create(self, made, what, given):
-        made._obj.value = 1000 + len(self.made)
-        self.made[made._obj.value] = what, [one.value for one in given], {}
-        return 0
-
-    def _set(self, descriptor, attribute, value, size):
-        assert size.value == sizeof(value._obj)
-        self.made[descriptor.value][2][attribute.value] = value._obj.value
-        return 0
-
-    def cublasLtMatmulAlgoGetHeuristic(self, handle, desc, a, b, c, d, preference, most, results, count):  # noqa: N802
-        offered = ((5, 0, 0), (5, 0, 0), (6, lg.WORKSPACE + 1, 0), (7, lg.WORKSPACE, 0), (8, 0, 15), (9, 0, 0))
-        for i, (algo, workspace, state) in enumerate(offered):
-            results[i].algo[0], results[i].workspace_size, results[i].state = algo, workspace, state
-        count._obj.value = len(offered)
-        return 0
-
-    def cublasLtMatmul(self, *given):  # noqa: N802
-        self.runs.append(given)
-        return 13 if given[12]._obj[0] == 9 else 0
-
-
-def test_cublaslt_is_told_of_the_product():
-    A, B, out = np.zeros((7, 5)), np.zeros((3, 5)).T, np.zeros((7, 4))[:, :3]
-    operands = [OnHost(one) for one in (A, B, out)]
-    own = lg.formulations(*operands, trans_a=False)["own orders"]
-    library = Lt()
-    described = lg.LtProduct(library, own, FLOAT64.data, FLOAT64.compute, FLOAT64.scale)
-    layouts = [(1, 7, 5, 5), (1, 5, 3, 5), (1, 7, 3, 4), (1, 7, 3, 4)]
-    made = list(library.made.values())
-    assert made[0] == ("MatmulDesc", [70, 1], {3: 0, 4: 0})
-    assert [tuple(given) for what, given, _ in made if what == "MatrixLayout"] == layouts
-    assert [set_ for what, _, set_ in made if what == "MatrixLayout"] == [{1: 1}, {1: 0}, {1: 1}, {1: 1}]
-    preference = made[-1][2]
-    assert preference.pop(1) == 64 << 20
-    assert list(preference) == [5, 6, 7, 8]
-    assert all(
-        own_ptr % aligned == 0
-        for own_ptr, aligned in zip(
-            [one.data.ptr for one in (*operands, operands[2])], preference.values(), strict=True
-        )
-    )
-    assert [(i, algo[0], size) for i, algo, size in described.algorithms(None)] == [
-        *((0, 5, 0), (3, 7, lg.WORKSPACE), (5, 9, 0))
-    ]
-
-    algos = [algo for _, algo, _ in described.algorithms(None)]
-    given = tuple(one.data.ptr for one in operands), (FLOAT64.alpha, FLOAT64.beta), (4096, 64 << 20), 77
-    described.run(algos[0], None, *given)
-    run = library.runs[0]
-    assert len(run) == 16
-    assert [run[i].value for i in (3, 5, 8, 10)] == [operands[i].data.ptr for i in (0, 1, 2, 2)]
-    assert [run[i].value for i in (13, 14, 15)] == [4096, 64 << 20, 77]
-    assert (run[2]._obj.value, run[7]._obj.value, addressof(run[12]._obj)) == (1, 0, addressof(algos[0]))
-    with pytest.raises(lg.LibraryError, match="cublasLtMatmul returned CUBLAS_STATUS_EXECUTION_FAILED"):
-        described.run(algos[2], None, *given)
-
-    made = set(library.made)
-    del described, run
-    library.runs.clear()
-    assert set(library.destroyed) == made
 
 
 class Modes:
@@ -271,7 +177,9 @@ class Modes:
 @pytest.fixture
 def libraries(monkeypatch):
     """Stand-ins for CuPy, cuBLAS and cublasLt."""
-    modes, library = Modes(), Lt()
+    # One is offered twice, one wants too much memory, one is refused, and one does not run.
+    offered = (5, 0, 0), (5, 0, 0), (6, lg.WORKSPACE + 1, 0), (7, lg.WORKSPACE, 0), (8, 0, 15), (FAILING, 0, 0)
+    modes, library = Modes(), Lt(offered)
     device = SimpleNamespace(get_cublas_handle=lambda: 1)
     cuda = SimpleNamespace(
         device=device, Device=lambda: SimpleNamespace(id=0), get_current_stream=lambda: SimpleNamespace(ptr=77)
@@ -301,8 +209,10 @@ def test_candidates(libraries):
         assert (out == 5).all()
         # As CuPy had it, afterwards.
         assert modes.set == [("stream", 77), ("math", lg.DEFAULT_MATH), ("math", 3)]
+    out[:] = 0
     found["cublasLt[3] (own orders)"]()
-    assert library.runs[-1][12]._obj[0] == 7
+    assert library.ran == [(7, 0, lg.WORKSPACE, 77)]
+    assert (out == 5).all()
 
 
 def test_a_way_that_is_refused_is_seen(libraries):

@@ -1,11 +1,10 @@
 """cublasLt as a plan: what it is told of a product, by a stand-in that multiplies on the CPU."""
 
-from ctypes import c_double, sizeof
 from itertools import product
 
 import numpy as np
 import pytest
-from numpy.lib.stride_tricks import as_strided
+from cublaslt_stand_in import Lt
 
 from tsapps.kernels import cublaslt, library
 from tsapps.kernels.arrays import DeviceMatrix
@@ -13,54 +12,10 @@ from tsapps.kernels.plan import LibraryAlgorithm
 from tsapps.kernels.problem import Layout, Problem
 
 
-class Lt:
-    """cublasLt for float64. Descriptors are dictionaries of attributes; an algorithm multiplies, and is noted."""
-
-    def __init__(self, offered=((3, 0), (4, 1024), (5, 0))):
-        self.made, self.ran, self.offered = {}, [], offered
-        for what in ("MatmulDesc", "MatrixLayout", "MatmulPreference"):
-            setattr(self, f"cublasLt{what}Create", self._create)
-            setattr(self, f"cublasLt{what}SetAttribute", self._set)
-            setattr(self, f"cublasLt{what}Destroy", lambda made: 0)
-
-    def _create(self, made, *given):
-        made._obj.value = 1 + len(self.made)
-        self.made[made._obj.value] = {"given": [one.value for one in given]}
-        return 0
-
-    def _set(self, descriptor, attribute, value, size):
-        assert size.value == sizeof(value._obj)
-        self.made[descriptor.value][attribute.value] = value._obj.value
-        return 0
-
-    def cublasLtMatmulAlgoGetHeuristic(self, handle, desc, a, b, c, d, preference, most, results, count):  # noqa: N802
-        assert self.made[preference.value][cublaslt.PREF_REDUCTIONS] == 2
-        for i, (algo, workspace) in enumerate(self.offered):
-            results[i].algo[0], results[i].workspace_size = algo, workspace
-        count._obj.value = len(self.offered)
-        return 0
-
-    def matrix(self, layout, pointer):
-        _, rows, cols, ld = self.made[layout.value]["given"]
-        by_rows = self.made[layout.value][cublaslt.LAYOUT_ORDER] == cublaslt.ROW
-        length, lines = (cols, rows) if by_rows else (rows, cols)
-        flat = np.ctypeslib.as_array((c_double * ((lines - 1) * ld + length)).from_address(pointer.value))
-        lined = as_strided(flat, (lines, length), (8 * ld, 8))
-        return lined if by_rows else lined.T
-
-    def cublasLtMatmul(self, handle, desc, alpha, a, al, b, bl, beta, c, cl, d, dl, algo, memory, size, stream):  # noqa: N802
-        A, B, C = self.matrix(al, a), self.matrix(bl, b), self.matrix(cl, c)
-        transposed = [self.made[desc.value][name] for name in (cublaslt.DESC_TRANSA, cublaslt.DESC_TRANSB)]
-        A, B = (X.T if trans else X for X, trans in zip((A, B), transposed, strict=True))
-        C[:] = alpha._obj.value * (A @ B) + beta._obj.value * C
-        self.ran.append((algo._obj[0], memory.value or 0, size.value, stream.value))
-        return 0
-
-
 @pytest.fixture
 def lt(monkeypatch):
     """Stand-ins for cublasLt, and for what CuPy has."""
-    stand_in = Lt()
+    stand_in = Lt([(3, 0, 0), (4, 1024, 0), (5, 0, 0)])
     monkeypatch.setattr(cublaslt, "of_device", lambda _: (stand_in, None))
     monkeypatch.setattr(library, "_workspaces", {})
 
@@ -116,6 +71,8 @@ def test_a_product_in_any_orders(lt, orders, own_orders):
     launch(A.ctypes.data, B.ctypes.data, C.ctypes.data, -0.5, 2.0)
     np.testing.assert_allclose(C, -0.5 * given[0] @ given[1] + 2.0 * given[2], rtol=1e-14, atol=1e-14)
     assert lt.ran == [(4, 4096, 1024, 77)]
+    # Partial sums of halves are added up in float32.
+    assert [one[cublaslt.PREF_REDUCTIONS] for one in lt.attributes("MatmulPreference")] == [2]
 
 
 @pytest.mark.parametrize(("rank", "algorithm"), [(1, 3), (2, 4), (3, 5), (8, 5)])
@@ -130,7 +87,7 @@ def test_the_algorithm_of_a_rank_or_the_last(lt, rank, algorithm):
 
 
 def test_memory_is_shared_and_grows(lt):
-    lt.offered = (1, 0), (2, 1024), (3, 4096)
+    lt.offered = (1, 0, 0), (2, 1024, 0), (3, 4096, 0)
     A, B, C = np.ones((3, 2)), np.ones((2, 2)), np.zeros((3, 2))
     problem = Problem(3, 2, 2, "float64", Layout(True, 2, 16, 16), Layout(False, 2, 16, 16))
     for rank in (2, 3, 2):
