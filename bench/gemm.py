@@ -28,7 +28,7 @@ from bench import library_gemm, record
 from bench.gemm_grid import DTYPES, LAYOUTS, SHAPES, Cell, Pools, exact, grid, largest_error, spoil
 from bench.timing import GpuClock, median
 from tsapps.kernels import launch, product
-from tsapps.kernels.arrays import DeviceMatrix, device_matrix
+from tsapps.kernels.arrays import DeviceMatrix, device_matrix, gapless
 from tsapps.kernels.backend import gpus, why_no_gpu
 from tsapps.kernels.build import architecture
 from tsapps.kernels.choose import LIBRARY
@@ -138,11 +138,8 @@ def compile_plans(cells: Iterable[Cell]) -> None:
     """Compile what the cells will need, on all cores, so that no GPU waits for it."""
     device, plans = live(), set()
     for cell in cells:
-        matrices = []
-        for rows, columns in cell.shapes:
-            size = DTYPES[cell.dtype]
-            strides = (columns * size, size) if cell.layout == "row" else (size, rows * size)
-            matrices.append(DeviceMatrix(0, (rows, columns), strides, cell.dtype, size, 0, None))
+        by_rows, size = cell.layout == "row", DTYPES[cell.dtype]
+        matrices = (gapless(shape, cell.dtype, size, by_rows=by_rows) for shape in cell.shapes)
         plans.add(product.planned(product.problem_of(*oriented(cell, *matrices)), device))
     compile_one = partial(launch.compile_any, arch=architecture(0))
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:

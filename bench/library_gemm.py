@@ -5,7 +5,7 @@
 The arithmetic is native: float64 in float64, all else in float32, with neither TF32 nor emulation. As cuBLAS does by
 default, partial sums of float16 and bfloat16 products may be added up in their own type.
 
-The numbers are those of `cublas_api.h` and `library_types.h`; they are the same in CUDA 12 and 13.
+The numbers are those of `cublas_api.h`; they are the same in CUDA 12 and 13.
 """
 
 import ctypes
@@ -25,6 +25,7 @@ from tsapps.kernels.cublaslt import (
     ALIGNMENT,
     COL,
     ROW,
+    TYPES,
     WORKSPACE,
     LibraryError,
     LtProduct,
@@ -50,12 +51,12 @@ Clock, Check = Callable[[Run], float], Callable[[], float] | None
 
 # CuPy's name, cudaDataType_t, cublasComputeType_t and cudaDataType_t of the scalars, alpha and beta, NaN in an array.
 _Type = namedtuple("_Type", "array data compute scale alpha beta gemv nan")
-_FLOAT = 68, 0, ctypes.c_float(1), ctypes.c_float(0)
+_FLOAT, _DOUBLE = ((kind(1), kind(0)) for kind in (ctypes.c_float, ctypes.c_double))
 _TYPES = {
-    "float64": _Type("float64", 1, 70, 1, ctypes.c_double(1), ctypes.c_double(0), "cublasDgemv_v2", float("nan")),
-    "float32": _Type("float32", 0, *_FLOAT, "cublasSgemv_v2", float("nan")),
-    "float16": _Type("float16", 2, *_FLOAT, None, float("nan")),
-    "bfloat16": _Type("uint16", 14, *_FLOAT, None, 0x7FC0),
+    "float64": _Type("float64", *TYPES["float64"], *_DOUBLE, "cublasDgemv_v2", float("nan")),
+    "float32": _Type("float32", *TYPES["float32"], *_FLOAT, "cublasSgemv_v2", float("nan")),
+    "float16": _Type("float16", *TYPES["float16"], *_FLOAT, None, float("nan")),
+    "bfloat16": _Type("uint16", *TYPES["bfloat16"], *_FLOAT, None, 0x7FC0),
 }
 
 

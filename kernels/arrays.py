@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["DeviceMatrix", "as_array", "device_matrix", "gpu_index", "kind_of", "like", "to_host"]
+__all__ = ["DeviceMatrix", "as_array", "device_matrix", "gapless", "gpu_index", "kind_of", "like", "to_host"]
 
 # DLPack's numbers for the memory that an array lies in (DLDeviceType).
 _DLPACK_CPU = 1
@@ -198,6 +198,13 @@ class DeviceMatrix(NamedTuple):
             "typestr": f"|V{self.itemsize}",
         }
         return np.asarray(type("Interface", (), {"__array_interface__": interface})())
+
+
+def gapless(shape: tuple[int, int], dtype: str, itemsize: int, *, by_rows: bool) -> DeviceMatrix:
+    """Describe a row- or column-major matrix that has no gaps and no memory: what a plan is made for, ahead of one."""
+    rows, columns = shape
+    strides = (columns * itemsize, itemsize) if by_rows else (itemsize, rows * itemsize)
+    return DeviceMatrix(0, shape, strides, dtype, itemsize, 0, None)
 
 
 def device_matrix(name: str, obj: Any) -> DeviceMatrix:

@@ -1,6 +1,6 @@
 """cublasLt by ctypes: products as it is told of them, and its algorithms by rank.
 
-The numbers are those of `cublasLt.h` and `library_types.h`; they are the same in CUDA 12 and 13.
+The numbers are those of `cublasLt.h`, `cublas_api.h` and `library_types.h`; they are the same in CUDA 12 and 13.
 """
 
 import ctypes
@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 __all__ = ["ALIGNMENT", "COL", "ROW", "WORKSPACE", "HeuristicResult", "LibraryError", "LtProduct", "Matrix", "Product"]
-__all__ += ["call", "find", "of_device", "version"]
+__all__ += ["TYPES", "call", "find", "of_device", "version"]
 
 #: What an algorithm may use, how it is aligned, and how many algorithms are asked for.
 WORKSPACE, ALIGNMENT, MOST_ALGOS = 64 << 20, 256, 64
 
+#: By dtype, cudaDataType_t of the matrices, cublasComputeType_t, and cudaDataType_t of alpha and beta: float64 in
+#: float64, all else in float32, never in TF32.
+TYPES = {"float64": (1, 70, 1), "float32": (0, 68, 0), "float16": (2, 68, 0), "bfloat16": (14, 68, 0)}
 COL, ROW = 0, 1  # cublasLtOrder_t
 LAYOUT_ORDER, DESC_TRANSA, DESC_TRANSB = 1, 3, 4
 PREF_WORKSPACE, PREF_REDUCTIONS, PREF_ALIGNMENTS = 1, 3, (5, 6, 7, 8)

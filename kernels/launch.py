@@ -16,6 +16,7 @@ from tsapps.kernels.build import Cubin, Resources, architecture, build
 from tsapps.kernels.plan import SUM, LibraryAlgorithm, Plan, WarpgroupPlan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
+from tsapps.kernels.workspace import scratch
 
 __all__ = [
     "PUBLISHED",
@@ -137,23 +138,19 @@ def _multiprocessors(device: int) -> int:
     return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
 
 
-# For each GPU and stream, memory for partial sums and for the counts of blocks that arrived, which every launch leaves
-# at zero. Launches on one stream follow each other, so that they can share it.
-_workspaces: dict[tuple[int, int], tuple[Any, Any]] = {}
+# For each GPU and stream, the counts of blocks that arrived, which every launch leaves at zero.
+_counts: dict[tuple[int, int], Any] = {}
 
 
 def _workspace(device: int, bytes_of_sums: int, counts: int) -> tuple[Any, Any]:
     """Return memory for partial sums and zeroed counts on the current stream."""
     import cupy
 
-    key = device, cupy.cuda.get_current_stream().ptr
-    sums, arrived = _workspaces.get(key, (None, None))
-    if sums is None or sums.size < bytes_of_sums:
-        sums = cupy.empty(bytes_of_sums, cupy.uint8)
+    stream = cupy.cuda.get_current_stream().ptr
+    arrived = _counts.get((device, stream))
     if arrived is None or arrived.size < counts:
-        arrived = cupy.zeros(max(counts, 4096), cupy.uint32)
-    _workspaces[key] = sums, arrived
-    return sums, arrived
+        arrived = _counts[device, stream] = cupy.zeros(max(counts, 4096), cupy.uint32)
+    return scratch(device, stream, bytes_of_sums), arrived
 
 
 def tall_skinny(plan: Plan, problem: Problem, C: DeviceMatrix) -> Launch:

@@ -12,12 +12,10 @@ from tsapps.kernels.arrays import DeviceMatrix
 from tsapps.kernels.cublaslt import COL, ROW, LtProduct, Matrix, Product
 from tsapps.kernels.plan import LibraryAlgorithm
 from tsapps.kernels.problem import Problem
+from tsapps.kernels.workspace import scratch
 
 __all__ = ["algorithm", "gemm"]
 
-# cudaDataType_t and cublasComputeType_t, by dtype: float64 in float64, all else in float32, never in TF32.
-_DATA = {"float64": 1, "float32": 0, "float16": 2, "bfloat16": 14}
-_COMPUTE_32F, _COMPUTE_64F = 68, 70
 _TRANSPOSED, _PLAIN = 1, 0
 _DEFAULT_ALGORITHM = -1
 # cublasMath_t: no TF32, and no sums of halves in halves.
@@ -53,8 +51,8 @@ def gemm(A: DeviceMatrix, B: DeviceMatrix, out: DeviceMatrix) -> Callable[[int, 
     first, second, result = (B.transposed, A.transposed, out.transposed) if swapped else (A, B, out)
     (plain, lda), (second_plain, ldb), ldc = _column_major(first), _column_major(second), _column_major(result)[1]
     transposed = tuple(_PLAIN if one else _TRANSPOSED for one in (plain, second_plain))
-    sizes, data = (*result.shape, first.shape[1]), _DATA[A.dtype]
-    scale, compute = (np.float64, _COMPUTE_64F) if A.dtype == "float64" else (np.float32, _COMPUTE_32F)
+    sizes, (data, compute, _) = (*result.shape, first.shape[1]), cublaslt.TYPES[A.dtype]
+    scale = np.float64 if A.dtype == "float64" else np.float32
 
     def launch(A: int, B: int, out: int, alpha: float, beta: float) -> None:
         scalars = np.array([alpha, beta], scale)
@@ -78,20 +76,6 @@ def _cublas() -> Any:
     from cupy.cuda import cublas
 
     return cublas
-
-
-# For each GPU and stream, memory for algorithms that need some: those on one stream follow each other.
-_workspaces: dict[tuple[int, int], Any] = {}
-
-
-def _workspace(device: int, stream: int, size: int) -> Any:
-    """Return memory of so many bytes or more for the current stream, aligned to 256 as all of CuPy's."""
-    import cupy
-
-    found = _workspaces.get((device, stream))
-    if found is None or found.size < size:
-        found = _workspaces[device, stream] = cupy.empty(size, cupy.uint8)
-    return found
 
 
 # cublasLtReductionScheme_t: partial sums of halves are added up in float32.
@@ -119,7 +103,7 @@ def algorithm(
 
     with cupy.cuda.Device(C.device):
         library, handle = cublaslt.of_device(C.device)
-        described = LtProduct(library, _described(plan, problem, C), *_types(problem.dtype), _IN_COMPUTE_TYPE)
+        described = LtProduct(library, _described(plan, problem, C), *cublaslt.TYPES[problem.dtype], _IN_COMPUTE_TYPE)
         algos = described.algorithms(handle)
     if not algos:
         raise cublaslt.LibraryError(f"cublasLt offers no algorithm for {problem}")
@@ -130,16 +114,10 @@ def algorithm(
     def launch(A: int, B: int, C_: int, alpha: float, beta: float) -> None:
         stream = cupy.cuda.get_current_stream().ptr
         pointers, scalars = ((B, A, C_) if swapped else (A, B, C_)), (kind(alpha), kind(beta))
-        # Held until the product is enqueued: another thread may put a larger one in its place.
-        memory = _workspace(C.device, stream, needed)
+        memory = scratch(C.device, stream, needed)
         described.run(algo, handle, pointers, scalars, (memory.data.ptr if needed else 0, needed), stream)
 
     return launch
-
-
-def _types(dtype: str) -> tuple[int, int, int]:
-    """Return what cublasLt calls a dtype, what is computed in, and the type of alpha and beta."""
-    return (_DATA[dtype], _COMPUTE_64F, 1) if dtype == "float64" else (_DATA[dtype], _COMPUTE_32F, 0)
 
 
 def _described(plan: LibraryAlgorithm, problem: Problem, C: DeviceMatrix) -> Product:

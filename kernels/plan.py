@@ -181,12 +181,13 @@ class Plan:
 
     def _handed_over(self, row_blocks: int) -> int:
         """Return the bytes of the sums that a warp of so many blocks of 16 rows hands to the epilogue at once."""
-        columns, size = self.tile_n // self.warps_n, ITEMSIZE[self.dtype]
-        blocks = -(-columns // 8)
         if self.store == "StoreLines":
+            size = ITEMSIZE[self.dtype]
             return 16 * (16 * min(row_blocks, 8 // size) * size + 16)
         if self.store not in ("Store", "StoreFolded"):
             return 0
+        columns = self.tile_n // self.warps_n
+        blocks = -(-columns // 8)
         gapless = columns <= 8 or (self._sum_bytes == 8 and columns % 16 != 0)
         pitch = columns if gapless else 8 * (blocks + (blocks + 1) % 2)
         together = min(max(1, 4096 // (16 * pitch * self._sum_bytes)), row_blocks)

@@ -13,6 +13,7 @@ from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gpu_ind
 from tsapps.kernels.choose import LIBRARY, plan
 from tsapps.kernels.device import Device, live
 from tsapps.kernels.launch import Launch, prepare
+from tsapps.kernels.plan import LibraryAlgorithm
 from tsapps.kernels.problem import ITEMSIZE, Layout, Lies, Problem
 from tsapps.kernels.simple import AnyPlan
 
@@ -258,7 +259,12 @@ def planned(problem: Problem, device: Device) -> AnyPlan | str:
     """Return the plan of a problem on a device, by the user's own table of picks if there is one."""
     from tsapps.kernels.tables import of_version, user_table
 
-    return plan(problem, device, of_version(user_table(device.name), cublaslt.version()))
+    table = user_table(device.name)
+    found = plan(problem, device, table)
+    # Only an algorithm makes the version matter, which takes loading the library.
+    if isinstance(found, LibraryAlgorithm):
+        found = plan(problem, device, of_version(table, cublaslt.version()))
+    return found
 
 
 def problem_of(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, gram: bool = False) -> Problem:

@@ -242,7 +242,7 @@ def few_plan(problem: Problem) -> FewPlan | None:
     return FewPlan(problem.dtype, m, w, a.along_depth, depth)
 
 
-#: How a kernel of ours is instantiated.
+#: How a kernel of ours is instantiated, or which of the library's algorithms runs.
 AnyPlan = Plan | RowsPlan | WidePlan | ColumnsPlan | SplitPlan | FewPlan | LibraryAlgorithm
 
 

@@ -1,7 +1,7 @@
 """A table of picks for the GPU at hand: candidate plans, each checked and measured, beside the library.
 
-The tables that come with tsapps (kernels/tuned/) were measured alike on the GPUs that they are named
-after, and thinned out.
+The tables that come with tsapps (kernels/tuned/) were measured alike on the GPUs that they are named after,
+and thinned out.
 """
 
 import multiprocessing
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.kernels import build, cublaslt, library
-from tsapps.kernels.arrays import DeviceMatrix, device_matrix
+from tsapps.kernels.arrays import device_matrix, gapless
 from tsapps.kernels.backend import available_cores
 from tsapps.kernels.build import architecture
 from tsapps.kernels.choose import ALGORITHM, LIBRARY, VERSION, key_of, library_algorithms, pick_of, promising
@@ -60,12 +60,9 @@ class Cell:
 
     def problem(self) -> Problem:
         """Return the problem; its operands are aligned and have no gaps."""
-        size, matrices = ITEMSIZE[self.dtype], []
         shapes = (self.m, self.k), (self.k, self.w), (self.m, self.w)
-        for (rows, columns), by_rows in zip(shapes, self._by_rows(), strict=True):
-            strides = (columns * size, size) if by_rows else (size, rows * size)
-            matrices.append(DeviceMatrix(0, (rows, columns), strides, self.dtype, size, 0, None))
-        return problem_of(*matrices)
+        orders = zip(shapes, self._by_rows(), strict=True)
+        return problem_of(*(gapless(shape, self.dtype, ITEMSIZE[self.dtype], by_rows=one) for shape, one in orders))
 
     def operands(self) -> tuple[Any, Any, Any]:
         """Return A, B and C on the current GPU, from a normal distribution."""

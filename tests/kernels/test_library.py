@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cublaslt_stand_in import Lt
 
-from tsapps.kernels import cublaslt, library
+from tsapps.kernels import cublaslt, library, workspace
 from tsapps.kernels.arrays import DeviceMatrix
 from tsapps.kernels.plan import LibraryAlgorithm
 from tsapps.kernels.problem import Layout, Problem
@@ -17,7 +17,7 @@ def lt(monkeypatch):
     """Stand-ins for cublasLt, and for what CuPy has."""
     stand_in = Lt([(3, 0, 0), (4, 1024, 0), (5, 0, 0)])
     monkeypatch.setattr(cublaslt, "of_device", lambda _: (stand_in, None))
-    monkeypatch.setattr(library, "_workspaces", {})
+    monkeypatch.setattr(workspace, "_scratch", {})
 
     class Device:
         def __init__(self, index):
@@ -104,8 +104,8 @@ def test_nothing_is_offered(lt):
 
 
 def test_scalars_are_of_the_type_that_is_computed_in():
-    assert library._types("float64") == (1, 70, 1)
-    in_float32 = [library._types(name) for name in ("float32", "float16", "bfloat16")]
+    assert cublaslt.TYPES["float64"] == (1, 70, 1)
+    in_float32 = [cublaslt.TYPES[name] for name in ("float32", "float16", "bfloat16")]
     assert in_float32 == [
         (0, 68, 0),
         (2, 68, 0),

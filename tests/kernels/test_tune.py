@@ -2,7 +2,7 @@
 
 import pytest
 
-from tsapps.kernels import cublaslt, tables, tune
+from tsapps.kernels import cublaslt, product, tables, tune
 from tsapps.kernels.candidates import candidates
 from tsapps.kernels.choose import ALGORITHM, KEY, LIBRARY, pick_of
 from tsapps.kernels.device import KNOWN
@@ -71,3 +71,17 @@ def test_an_algorithm_holds_for_the_version_that_ranked_it():
     assert tables.of_version([both, alone, plain], 130_100) == [both, alone, plain]
     for other in (130_101, None):
         assert tables.of_version([both, alone, plain], other) == [plain, plain]
+
+
+def test_the_version_is_asked_for_where_an_algorithm_was_faster_alone(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    device, problem = KNOWN["H200"], CELL.problem()
+    row = tune._row(problem, {OURS: 1.0, FIRST: 0.5}, 2.0)
+    tables.keep(device.name, row)
+    assert product.planned(problem, device) == FIRST
+    monkeypatch.setattr(cublaslt, "version", lambda: None)
+    picked = product.planned(problem, device)
+    assert pick_of(picked).items() <= row.items()
+    tables.keep(device.name, {name: row[name] for name in row if name != ALGORITHM})
+    monkeypatch.setattr(cublaslt, "version", lambda: pytest.fail("cublasLt is loaded for nothing"))
+    assert product.planned(problem, device) == picked

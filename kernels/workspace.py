@@ -1,0 +1,20 @@
+"""Memory that launches work in: those on one stream follow each other, so that they can share it."""
+
+from typing import Any
+
+__all__ = ["scratch"]
+
+_scratch: dict[tuple[int, int], Any] = {}
+
+
+def scratch(device: int, stream: int, size: int) -> Any:
+    """Return so many bytes or more for a launch on the current stream, aligned to 256 as all of CuPy's memory.
+
+    Hold what is returned until the launch is enqueued: another thread may put a larger one in its place.
+    """
+    import cupy
+
+    found = _scratch.get((device, stream))
+    if found is None or found.size < size:
+        found = _scratch[device, stream] = cupy.empty(size, cupy.uint8)
+    return found
