@@ -218,8 +218,8 @@ TSA_PTX void ldmatrix_x4(unsigned (&to)[4], const void* shared_row) {
 }
 
 // stmatrix ─ the way back, transposed: lane 8·i + r points to row r of matrix i, 16 bytes at a multiple of 16, and what a
-// lane has in from[i] are the elements (2·t, g) and (2·t + 1, g) of matrix i. Before
-// sm_90, or with TSA_NO_STMATRIX, movmatrix and ordinary stores.
+// lane has in from[i] are the elements (2·t, g) and (2·t + 1, g) of matrix i. Before sm_90, or with TSA_NO_STMATRIX,
+// movmatrix and ordinary stores.
 TSA_PTX void stmatrix_x4_transposed(void* shared_row, const unsigned (&from)[4]) {
 #if defined(TSA_HOST)
   cuda_host::check_aligned(shared_row, 16, "stmatrix");
