@@ -216,6 +216,7 @@ def main() -> int:
     parser.add_argument("--shape", choices=SHAPES, action="append", help="only this one; may be repeated")
     parser.add_argument("--dtype", choices=DTYPES, action="append", help="only this one; may be repeated")
     parser.add_argument("--layout", choices=LAYOUTS, action="append", help="only this one; may be repeated")
+    parser.add_argument("--w", type=int, action="append", help="only this width; may be repeated")
     parser.add_argument("--every", type=int, default=1, help="only every such cell of the grid")
     parser.add_argument("--out", type=Path, help="the records' file; bench/results/<device>/gemm.json if not given")
     parser.add_argument("--seed", type=int, default=randbelow(2**31), help="of the data; a fresh one if not given")
@@ -230,6 +231,7 @@ def main() -> int:
         if one.shape in (options.shape or SHAPES)
         and one.dtype in (options.dtype or DTYPES)
         and one.layout in (options.layout or LAYOUTS)
+        and one.w in (options.w or [one.w])
     ][:: options.every]
     failed = run(options, cells)
     if failed:
