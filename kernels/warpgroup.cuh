@@ -5,13 +5,14 @@
 
 namespace ptx {
 
-// bar.sync, bar.arrive ─ barrier `id` of a block, 1 to 15, for `threads` of it, whole warps. Those that sync wait for all,
-// those that arrive do not; what either wrote before is then visible to those that waited.
+// barrier.sync, barrier.arrive ─ barrier `id` of a block, 1 to 15, for `threads` of it, whole warps. Those that sync wait
+// for all, those that arrive do not; what either wrote before is then visible to those that waited. Not the aligned forms
+// (bar.sync): warps may come from different places of the code.
 TSA_PTX void barrier_sync(int id, int threads) {
 #if defined(TSA_HOST)
   cuda_host::wait_for_some(id, threads, true);
 #else
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+  asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 #endif
 }
 
@@ -19,7 +20,7 @@ TSA_PTX void barrier_arrive(int id, int threads) {
 #if defined(TSA_HOST)
   cuda_host::wait_for_some(id, threads, false);
 #else
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+  asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 #endif
 }
 
