@@ -21,6 +21,7 @@ from tsapps.kernels.workspace import scratch
 __all__ = [
     "PUBLISHED",
     "Launch",
+    "blocks_of",
     "compile_any",
     "prepare",
     "published",
@@ -29,6 +30,7 @@ __all__ = [
     "tsm2l_rows",
     "tsm2r_columns",
     "tsmttsm_few",
+    "with_epilogue",
 ]
 
 #: Computes C ← alpha · A · B + beta · C on CuPy's current stream, of the addresses of A, B and C, and alpha and beta.
@@ -113,18 +115,23 @@ _SOURCE = np.dtype([("data", "u8"), ("leading", "i8"), ("outer", "i8"), ("depth"
 _WORK = np.dtype([("m", "i8"), ("n", "i8"), ("k", "i8")])
 
 
-def compiled_plan(plan: Plan, arch: str) -> tuple[Cubin, str]:
-    """Compile the kernel of a plan for an architecture, and return it with its name expression; needs no GPU."""
-    name = f"tsm2::{plan.kernel_name}<Plan, {plan.epilogue()}>"
-    return build(f'#include "kernels/tsm2/{plan.kernel_name}.cuh"\n{plan.struct()}\n', [name], arch), name
+def compiled_plan(plan: Plan, arch: str, epilogue: str = "", header: str = "") -> tuple[Cubin, str]:
+    """Compile the kernel of a plan for an architecture, and return it with its name expression; needs no GPU.
+
+    `epilogue` is the class of an app's own, and `header` where it is; else the plan's is compiled, which stores C.
+    """
+    name = f"tsm2::{plan.kernel_name}<Plan, {epilogue or plan.epilogue()}>"
+    include = f'#include "{header}"\n' if header else ""
+    source = f'#include "kernels/tsm2/{plan.kernel_name}.cuh"\n{include}{plan.struct()}\n'
+    return build(source, [name], arch), name
 
 
 @cache
-def _planned_kernel(plan: Plan, device: int) -> Any:
+def _planned_kernel(plan: Plan, device: int, epilogue: str = "", header: str = "") -> Any:
     """Return the kernel of a plan, loaded on a GPU."""
     import cupy
 
-    cubin, name = compiled_plan(plan, architecture(device))
+    cubin, name = compiled_plan(plan, architecture(device), epilogue, header)
     with cupy.cuda.Device(device):
         kernel = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[name])
         kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
@@ -165,28 +172,55 @@ def tall_skinny(plan: Plan, problem: Problem, C: DeviceMatrix) -> Launch:
         The result, or one that lies like it: of the same strides, and aligned alike.
     """
     total = np.dtype(np.float64 if SUM[plan.dtype] == "double" else np.float32)
-    m, k, w = problem.m * plan.fold, -(-problem.k // plan.fold), problem.w * plan.fold
-    device = C.device
-    grid, block = (min(-(-plan.units(m, k, w) // plan.teams), _multiprocessors(device) * plan.blocks),), (plan.threads,)
-    sums, counts, shared = 2 * grid[0] * plan.tile_sums * total.itemsize, 3 * grid[0], plan.shared_bytes
     rows, columns = (stride // C.itemsize for stride in C.strides)
     fields = ("C", "u8"), ("rows", "i8"), ("columns", "i8"), ("regular", "i8"), ("alpha", total), ("beta", total)
     store = np.array((0, rows, columns, _regular(plan, problem), 0, 0), [*fields])
+    run = with_epilogue(plan, problem, C.device)
+
+    def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
+        store_here = store.copy()  # as other threads may be launching the same
+        store_here["C"], store_here["alpha"], store_here["beta"] = C, alpha, beta
+        run(A, B, store_here[()])
+
+    return launch
+
+
+def blocks_of(plan: Plan, problem: Problem, device: int) -> int:
+    """Return how many blocks a plan is launched with."""
+    m, k, w = problem.m * plan.fold, -(-problem.k // plan.fold), problem.w * plan.fold
+    return min(-(-plan.units(m, k, w) // plan.teams), _multiprocessors(device) * plan.blocks)
+
+
+def with_epilogue(
+    plan: Plan, problem: Problem, device: int, epilogue: str = "", header: str = ""
+) -> Callable[[int, int, Any], None]:
+    """Return what runs a plan's kernel, of the addresses of A and B and of the epilogue as a NumPy structure.
+
+    Parameters
+    ----------
+    plan : Plan
+        Made for `problem`.
+    problem : Problem
+    device : int
+    epilogue, header : str
+        As for `compiled_plan`.
+    """
+    total = np.dtype(np.float64 if SUM[plan.dtype] == "double" else np.float32)
+    m, k, w = problem.m * plan.fold, -(-problem.k // plan.fold), problem.w * plan.fold
+    grid, block = (blocks_of(plan, problem, device),), (plan.threads,)
+    sums, counts, shared = 2 * grid[0] * plan.tile_sums * total.itemsize, 3 * grid[0], plan.shared_bytes
     a = np.array((0, problem.a.leading * plan.fold, m, k, problem.a.size(problem.m, problem.k)), _SOURCE)
     b = np.array((0, problem.b.leading * plan.fold, w, k, problem.b.size(problem.w, problem.k)), _SOURCE)
     work = np.array((m, w, k), _WORK)[()]
-    kernel = _planned_kernel(plan, device)
+    kernel = _planned_kernel(plan, device, epilogue, header)
 
-    def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
-        # Copies, as other threads may be launching the same.
-        a_here, b_here, store_here = a.copy(), b.copy(), store.copy()
+    def run(A: int, B: int, epilogue: Any) -> None:
+        a_here, b_here = a.copy(), b.copy()
         a_here["data"], b_here["data"] = A, B
-        store_here["C"], store_here["alpha"], store_here["beta"] = C, alpha, beta
         partial, arrived = _workspace(device, sums, counts)
-        arguments = (a_here[()], b_here[()], work, partial, arrived, store_here[()])
-        kernel(grid, block, arguments, shared_mem=shared)
+        kernel(grid, block, (a_here[()], b_here[()], work, partial, arrived, epilogue), shared_mem=shared)
 
-    return launch
+    return run
 
 
 def _regular(plan: Plan, problem: Problem) -> bool:

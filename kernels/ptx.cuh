@@ -175,6 +175,13 @@ TSA_PTX void store_no_allocate(void* global, const Quad& value) {
 #endif
 }
 
+// prefetch ─ the line around an address into the level-2 cache.
+TSA_PTX void prefetch(const void* global) {
+#if !defined(TSA_HOST)
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(global)));
+#endif
+}
+
 // cvt.rna ─ the nearest tf32 (10 bits after the point), ties away from zero; the 13 bits below are zero.
 TSA_PTX float to_tf32(float x) {
 #if defined(TSA_HOST)

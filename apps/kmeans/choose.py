@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 #: The engines that `engine=` names; "auto" is the best one for the device.
-ENGINES = ("auto", "cublas")
+ENGINES = ("auto", "fused", "cublas")
 
 
 def choose(X: Any, device: str, engine: str) -> Choice:
@@ -34,7 +34,7 @@ def choose(X: Any, device: str, engine: str) -> Choice:
         The data.
     device : {"auto", "cpu", "cuda", "cuda:i"}
         "auto" follows X to its GPU, else takes a GPU if there is one, else the CPU.
-    engine : {"auto", "cublas"}
+    engine : {"auto", "fused", "cublas"}
 
     Raises
     ------
@@ -152,8 +152,11 @@ def open_engine(
         raise ValueError(f"dtype must be float32 or float64, got {dtype}")
     if choice.is_gpu:
         from tsapps.apps.kmeans.cuda import CublasEngine
+        from tsapps.apps.kmeans.fused import FusedEngine
 
-        return CublasEngine(rows, dtype, weights, choice.index)
+        if engine == "cublas":
+            return CublasEngine(rows, dtype, weights, choice.index)
+        return FusedEngine(rows, dtype, weights, choice.index, always=engine == "fused")
     from tsapps.apps.kmeans.cpu import CpuEngine
 
     return CpuEngine(rows, dtype, weights)

@@ -70,6 +70,10 @@ class CublasEngine(Engine):
         self._gpu = cupy.cuda.Device(index)
         with self._gpu:
             super().__init__(source, dtype, sample_weight)
+            #: What kernels subtract from the rows that they are given: all that is left of the mean.
+            self.shift = cupy.zeros(self.n_features, self.dtype)
+            #: The largest |x − origin| of each feature that `moments` has seen.
+            self.largest = cupy.zeros(self.n_features)
 
     def __enter__(self) -> Self:
         """Make the engine's GPU the current one."""
@@ -134,9 +138,10 @@ class CublasEngine(Engine):
         d = self.n_features
         width = min(32, 1 << (d - 1).bit_length())
         columns, slices = -(-d // width), min(1024, -(-len(block) // 64))
-        sums, squares = cupy.empty((2, slices, d))
-        arguments = (block, origin, np.int64(len(block)), np.int32(d), sums, squares)
+        sums, squares, largest = cupy.empty((3, slices, d))
+        arguments = (block, origin, np.int64(len(block)), np.int32(d), sums, squares, largest)
         self._kernel("column_moments")((columns, slices), (width, _THREADS // width), arguments)
+        self.largest = cupy.maximum(self.largest, largest.max(axis=0))
         return sums.sum(axis=0), squares.sum(axis=0)
 
     def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
@@ -144,7 +149,7 @@ class CublasEngine(Engine):
         rows, d = block.shape
         distances = cupy.empty(rows, self.dtype)
         log2_lanes, grid = _row_groups(rows, d)
-        arguments = (block, centers, labels, np.int64(rows), np.int32(d), log2_lanes, distances)
+        arguments = (block, self.shift, centers, labels, np.int64(rows), np.int32(d), log2_lanes, distances)
         self._kernel("own_distances")(grid, (_THREADS,), arguments)
         return distances
 
@@ -168,7 +173,9 @@ class CublasEngine(Engine):
             log2_lanes, grid = _row_groups(rows, d)
             for group, count, distances in groups:
                 sizes = (np.int32(count), np.int64(rows), np.int32(d), log2_lanes, np.int64(self.n_samples))
-                self._kernel("point_distances")(grid, (_THREADS,), (block, group, *sizes, distances[:, start:]))
+                self._kernel("point_distances")(
+                    grid, (_THREADS,), (block, self.shift, group, *sizes, distances[:, start:])
+                )
 
         for _ in self.each_block(work, self.n_features):
             pass

@@ -56,8 +56,9 @@ class TSKMeans(KMeans):
         Both find the same clustering; on a GPU both run Lloyd.
     device : {"auto", "cpu", "cuda", "cuda:i"}, default="auto"
         "auto" follows X to the GPU that it lies on, else takes a GPU if there is one, else the CPU.
-    engine : {"auto", "cublas"}, default="auto"
-        What does the work on a GPU; "cublas" is Lloyd by cuBLAS products, to compare with.
+    engine : {"auto", "fused", "cublas"}, default="auto"
+        What does the work on a GPU. "fused" is our own kernels, which "auto" takes for all but small data; "cublas" is
+        Lloyd by cuBLAS products, to compare with.
 
     Attributes
     ----------

@@ -7,7 +7,9 @@
 // segment_sums    the sum of the rows with each label
 // own_distances   ‖x − c‖² of each row and its own centre
 // point_distances ‖x − p‖² of each row and each of up to 8 points: the candidates of a k-means++ step
-// column_moments  Σ(x − o) and Σ(x − o)² of each column, about an origin o
+// column_moments  Σ(x − o), Σ(x − o)² and max |x − o| of each column, about an origin o
+//
+// x is X's row less `mean`: zero, where X is centred already.
 //
 // `nearest` reads each score once and coalesced: a power-of-two group of lanes shares a row, so 16 clusters take half a
 // warp and 1000 take a whole one. Where a product with the one-hot label matrix is to follow (few clusters) it leaves
@@ -82,8 +84,8 @@ __global__ void segment_sums(const T* X, const T* weights, const long long* orde
 
 // Groups of 2^log2_lanes lanes share a row, as in `nearest`.
 template <typename T>
-__global__ void own_distances(const T* X, const T* centers, const int* labels, long long rows, int d, int log2_lanes,
-                              T* distances) {
+__global__ void own_distances(const T* X, const T* mean, const T* centers, const int* labels, long long rows, int d,
+                              int log2_lanes, T* distances) {
   const long long thread = blockIdx.x * (long long)blockDim.x + threadIdx.x;
   const int lanes = 1 << log2_lanes, lane = (int)thread & (lanes - 1);
   const bool present = thread >> log2_lanes < rows;
@@ -91,7 +93,7 @@ __global__ void own_distances(const T* X, const T* centers, const int* labels, l
   const T *x = X + row * d, *center = centers + (long long)labels[row] * d;
   double sum = 0;
   for (int j = lane; j < d; j += lanes) {
-    const double delta = (double)x[j] - (double)center[j];
+    const double delta = (double)(x[j] - mean[j]) - (double)center[j];
     sum += delta * delta;
   }
   for (int offset = lanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, offset);
@@ -103,15 +105,15 @@ __global__ void own_distances(const T* X, const T* centers, const int* labels, l
 // points (POINTS × d): the `count` that are wanted, and zeros; in double, as converting costs more than the arithmetic.
 // Out: one row of `stride` numbers a point. Groups of 2^log2_lanes lanes share a row.
 template <typename T>
-__global__ void point_distances(const T* X, const double* points, int count, long long rows, int d, int log2_lanes,
-                                long long stride, T* distances) {
+__global__ void point_distances(const T* X, const T* mean, const double* points, int count, long long rows, int d,
+                                int log2_lanes, long long stride, T* distances) {
   const long long thread = blockIdx.x * (long long)blockDim.x + threadIdx.x;
   const int lanes = 1 << log2_lanes, lane = (int)thread & (lanes - 1);
   const bool present = thread >> log2_lanes < rows;
   const long long row = present ? thread >> log2_lanes : rows - 1;
   double sums[POINTS] = {};
   for (int j = lane; j < d; j += lanes) {
-    const double x = (double)X[row * d + j];
+    const double x = (double)(X[row * d + j] - mean[j]);
 #pragma unroll
     for (int p = 0; p < POINTS; ++p) {
       const double delta = x - points[p * d + j];
@@ -126,12 +128,14 @@ __global__ void point_distances(const T* X, const double* points, int count, lon
 }
 
 // Block (f, g): features f·blockDim.x …, every (gridDim.y · blockDim.y)-th row from row g·blockDim.y on. Each writes one
-// row of partial sums, (gridDim.y × d), for the caller to add up. 256 threads.
+// row of partial results, (gridDim.y × d), for the caller to put together. 256 threads.
 template <typename T>
-__global__ void column_moments(const T* X, const T* origin, long long rows, int d, double* sums, double* squares) {
-  __shared__ double partial[2][256];
+__global__ void column_moments(const T* X, const T* origin, long long rows, int d, double* sums, double* squares,
+                               double* largest) {
+  __shared__ double partial[3][256];
   const int feature = blockIdx.x * blockDim.x + threadIdx.x;
   double sum = 0, square = 0;
+  T most = 0;
   if (feature < d) {
     const double about = (double)origin[feature];
     const long long step = (long long)gridDim.y * blockDim.y;
@@ -140,17 +144,24 @@ __global__ void column_moments(const T* X, const T* origin, long long rows, int 
       const double delta = (double)X[row * d + feature] - about;
       sum += delta;
       square += delta * delta;
+      const T size = (T)(delta < 0 ? -delta : delta);
+      most = size > most ? size : most;
     }
   }
   const int place = threadIdx.y * blockDim.x + threadIdx.x;
   partial[0][place] = sum;
   partial[1][place] = square;
+  partial[2][place] = most;
   __syncthreads();
   if (threadIdx.y != 0 || feature >= d) return;
+  double greatest = most;
   for (int y = 1; y < blockDim.y; ++y) {
-    sum += partial[0][y * blockDim.x + threadIdx.x];
-    square += partial[1][y * blockDim.x + threadIdx.x];
+    const int other = y * blockDim.x + threadIdx.x;
+    sum += partial[0][other];
+    square += partial[1][other];
+    greatest = partial[2][other] > greatest ? partial[2][other] : greatest;
   }
   sums[(long long)blockIdx.y * d + feature] = sum;
   squares[(long long)blockIdx.y * d + feature] = square;
+  largest[(long long)blockIdx.y * d + feature] = greatest;
 }

@@ -119,3 +119,6 @@ inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
 inline int __popc(unsigned bits) { return std::popcount(bits); }
 inline int __clz(int bits) { return std::countl_zero((unsigned)bits); }
 inline int __ffs(int bits) { return bits ? std::countr_zero((unsigned)bits) + 1 : 0; }
+inline float __saturatef(float value) { return value > 0 ? std::min(value, 1.0f) : 0.0f; }  // of no number, 0
+inline int __float2int_rn(float value) { return (int)std::lrintf(value); }
+inline long long __double2ll_rn(double value) { return std::llrint(value); }

@@ -1,0 +1,251 @@
+"""The fused engine: Lloyd on a float16 copy of X, with exact labels and exact sums.
+
+An iteration is one tall-and-skinny product of the core, of X's copy in float16 (`shadow.cuh`) and the centres. Its
+epilogue finds the nearest centre of every row and, by a rigorous bound on what float16 rounds away, the few rows for
+which it is not sure (`nearest.cuh`). Those are decided in float64 from X itself (`decide.cuh`), and rows whose label
+changes move from one cluster's sum to another's (`move.cuh`). So an iteration reads half of float32's bytes and a
+quarter of float64's; labels are the float64 arg-min; and sums are integers, the same bits on every run.
+
+What it cannot do it leaves to `CublasEngine`: more clusters than the epilogue has room for, X that does not fit the
+GPU, and small data, where scikit-learn's own rounding decides.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+
+from tsapps.apps.kmeans.cuda import CublasEngine
+from tsapps.apps.kmeans.engine import Assignment
+from tsapps.apps.kmeans.fused_plan import (
+    ENTRY_BYTES,
+    MOST_CLUSTERS,
+    NEAREST,
+    ROWS,
+    assign_plan,
+    capacity,
+    moves,
+    padded,
+    shadow_problem,
+    shadow_scale,
+    tensor_error,
+)
+from tsapps.apps.kmeans.rows import Rows
+from tsapps.kernels.arrays import to_host
+from tsapps.kernels.build import function
+from tsapps.kernels.device import Device, live
+from tsapps.kernels.launch import blocks_of, with_epilogue
+
+__all__ = ["FusedEngine"]
+
+#: Bytes of X below which the labels are left to `CublasEngine`: they follow scikit-learn's own rounding there.
+LEAST_BYTES = 32 << 20
+_FOLDER = Path(__file__).parent
+_EPILOGUE, _HEADER = "kmeans::Nearest", "apps/kmeans/nearest.cuh"
+_MOVE_THREADS, _DECIDE_THREADS, _SHADOW_THREADS, _PLACE_THREADS = 512, 256, 256, 128
+# Blocks a multiprocessor: of `move`, as many as are resident; of the others, more.
+_MOVE_BLOCKS, _OTHER_BLOCKS = 2, 8
+_MOST_SAMPLES = 2**32 - 1
+_LEAST_CAPABILITY = 8.0
+_SCALAR = {"float32": "float", "float64": "double"}
+
+
+class FusedEngine(CublasEngine):
+    """Passes over X on a GPU by the kernels of this package; see `Engine`.
+
+    Parameters
+    ----------
+    source, dtype, sample_weight, index
+        As for `CublasEngine`.
+    always : bool
+        Whether small data is served too.
+    """
+
+    def __init__(
+        self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None, index: int, *, always: bool = False
+    ) -> None:
+        super().__init__(source, dtype, sample_weight, index)
+        self.gpu: Device = live(index)
+        self.gpu_index = index
+        large = always or self.n_samples * self.n_features * self.dtype.itemsize >= LEAST_BYTES
+        tensor_cores = float(self.gpu.compute_capability) >= _LEAST_CAPABILITY
+        self._applies = large and tensor_cores and self.held is not None and self.n_samples < _MOST_SAMPLES
+        self._found: tuple[np.ndarray, np.ndarray, float] | None = None
+        self._shadow: _Shadow | None = None
+        self._step: _Step | None = None
+
+    def moments(self) -> tuple[np.ndarray, float]:
+        """Return the mean of X and the mean variance of its features; see `Engine.moments`."""
+        origin = self.rows(np.array([0]))[0]
+        mean, variance = super().moments()
+        self._found = origin, mean, variance
+        return mean, variance
+
+    def centre(self, mean: np.ndarray) -> None:
+        """Subtract `mean` from every row read from here on, as it is read."""
+        if not self._applies:
+            super().centre(mean)
+            return
+        self.mean = self.shift = cupy.asarray(mean, dtype=self.dtype)
+
+    def _centre_held(self) -> None:
+        """Subtract the mean once for all, for passes that expect centred rows."""
+        if bool(self.shift.any()):
+            self.shift = cupy.zeros_like(self.shift)
+            super().centre(self.mean)
+            self._applies = self.held is not None
+
+    def square_norm(self) -> float:
+        """Return Σ w·‖x‖² over the (centred) samples, in float64."""
+        self._centre_held()
+        return super().square_norm()
+
+    def centred(self) -> Any:
+        """Return the whole of X, centred, as an array of `xp`; shape (n, d)."""
+        self._centre_held()
+        return super().centred()
+
+    def forget_labels(self) -> None:
+        """Set every label to −1, so that the next assignment moves every sample."""
+        super().forget_labels()
+        self._step = None
+
+    def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:
+        """Give every sample the label of its nearest centre; see `Engine.assign`."""
+        k = len(centers)
+        shadow = self._made_shadow() if k <= MOST_CLUSTERS else None
+        if shadow is None:
+            self._step = None
+            self._centre_held()
+            return super().assign(centers, update=update, potential=potential)
+        if self._step is None or self._step.k != k:
+            self.forget_labels()
+            self._step = _Step(self, shadow, k)
+        moved = self._step.run(centers)
+        if not update and not potential:
+            return Assignment(moved, np.zeros((0, 0)), np.zeros(0), float("nan"))
+        sums, weights = self._step.sums()
+        score = float("nan")
+        if potential:
+            wide = centers.astype(np.float64)
+            score = float(weights @ (wide * wide).sum(axis=1) - 2 * (sums * wide).sum())
+        return Assignment(moved, sums, weights, score)
+
+    def _made_shadow(self) -> "_Shadow | None":
+        """Return the copy that iterations read; None where there is none to be."""
+        if self._applies and self._shadow is None:
+            if self._found is None:
+                self.moments()
+            self._applies = self.fits(_Shadow.size(*self.source.shape))
+            self._shadow = _Shadow(self) if self._applies else None
+        return self._shadow if self._applies else None
+
+    def spread(self) -> tuple[np.ndarray, float]:
+        """Return no less than the largest |x − mean| of each feature, and the root of the mean square over all."""
+        if self._found is None:
+            raise RuntimeError("the moments of X have not been taken")
+        origin, mean, variance = self._found
+        shift = to_host(self.shift).astype(np.float64)
+        square = variance + float(np.mean((mean - shift) ** 2))
+        return to_host(self.largest) + np.abs(origin - shift), square**0.5
+
+    def kernel(self, file: str, name: str) -> Any:
+        """Return a kernel of a file of this package, loaded on the engine's GPU."""
+        return function(_FOLDER / file, (name,), name, self.gpu_index)
+
+
+class _Shadow:
+    """The copy of X in float16, scaled, and the norms of its rows; see shadow.cuh."""
+
+    def __init__(self, engine: FusedEngine) -> None:
+        n, d = engine.source.shape
+        _, middle = engine.spread()
+        self.scale = np.float32(shadow_scale(middle))
+        self.rows = cupy.empty((n, padded(d)), np.float16)
+        self.norms = cupy.empty(n, np.float32)
+        scalar = _SCALAR[engine.dtype.name]
+        log2_lanes = min(5, (padded(d) // 2 - 1).bit_length())
+        sizes = np.int64(d), np.int64(n), np.int32(d), np.int32(padded(d))
+        arguments = (engine.held, *sizes, engine.shift, self.scale, np.int32(log2_lanes), self.rows, self.norms)
+        grid = (engine.gpu.multiprocessors * _OTHER_BLOCKS,)
+        engine.kernel("shadow.cuh", f"kmeans::make_shadow<{scalar}, {scalar}>")(grid, (_SHADOW_THREADS,), arguments)
+
+    @staticmethod
+    def size(n: int, d: int) -> int:
+        """Return about the bytes of a shadow and of an iteration's lists."""
+        return n * (2 * padded(d) + 4) + 2 * n * ENTRY_BYTES
+
+
+class _Step:
+    """One iteration for k clusters, and the clusters' sums as the labels are."""
+
+    def __init__(self, engine: FusedEngine, shadow: _Shadow, k: int) -> None:
+        self._engine, self._shadow, self.k = engine, shadow, k
+        n, d = engine.source.shape
+        index = engine.gpu_index
+        plan = assign_plan(n, d, k, engine.gpu)
+        if plan is None:
+            raise RuntimeError(f"no kernel fits {engine.gpu.name} for {d} features and {k} clusters")
+        problem = shadow_problem(n, d, k)
+        self._product = with_epilogue(plan, problem, index, _EPILOGUE, _HEADER)
+        lists = blocks_of(plan, problem, index)
+        self._capacity = capacity(plan, n, lists)
+        self._ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
+        self._entries = cupy.empty(lists * self._capacity * ENTRY_BYTES, np.uint8)
+        # What every iteration begins with as zeros: the lists' lengths, the extremes of the centres, rows that moved.
+        self._zeroed = cupy.empty(lists + 4, np.uint32)
+        self._counts, self._extremes, self._moved = self._zeroed[:lists], self._zeroed[lists:-1], self._zeroed[-1:]
+        self._halves = cupy.empty((k, padded(d)), np.float16)
+        self._half_squares = cupy.empty(-(-k // 8) * 8, np.float32)
+        self._sums = cupy.zeros((k, d + 1), np.uint64)
+        self._prepare_moves(lists)
+
+    def _prepare_moves(self, lists: int) -> None:
+        engine, k = self._engine, self.k
+        n, d = engine.source.shape
+        weights = engine.sample_weight
+        largest, middle = engine.spread()
+        most_weight = None if weights is None else float(abs(weights).max())
+        plan = moves(n, k, engine.dtype, largest, middle, most_weight)
+        scale = "float" if plan.digits == 2 else "double"
+        self._scales = np.array(plan.scales)
+        self._device_scales = cupy.asarray(self._scales, dtype=np.float32 if scale == "float" else np.float64)
+        multiprocessors = engine.gpu.multiprocessors
+        parts = max(1, -(-multiprocessors * _MOVE_BLOCKS // (lists * plan.chunks)))
+        self._move_grid = lists, parts, plan.chunks
+        self._decide_grid = lists, max(1, multiprocessors * _OTHER_BLOCKS // lists)
+        log2_lanes = min(5, (min(d, plan.columns) - 1).bit_length())
+        self._move_sizes = np.int32(k), np.int32(plan.columns), np.int32(log2_lanes)
+        self._shared = plan.shared_bytes
+        scalar = _SCALAR[engine.dtype.name]
+        flags = f"{plan.digits}, {str(plan.shared).lower()}, {str(weights is not None).lower()}"
+        self._place = engine.kernel("centers.cuh", f"kmeans::place_centers<{scalar}>")
+        self._decide = engine.kernel("decide.cuh", f"kmeans::decide<{scalar}, {scalar}>")
+        self._move = engine.kernel("move.cuh", f"kmeans::move<{scalar}, {scalar}, {flags}, {scale}>")
+        self._move.max_dynamic_shared_size_bytes = self._shared
+
+    def run(self, centers: np.ndarray) -> int:
+        """Give every sample the label of its nearest centre; return how many labels changed."""
+        engine, shadow = self._engine, self._shadow
+        n, d = engine.source.shape
+        on_device, k = cupy.asarray(centers, dtype=engine.dtype), np.int32(self.k)
+        self._zeroed.fill(0)
+        sizes = k, np.int32(d), np.int32(padded(d)), shadow.scale
+        places = self._halves, self._half_squares, self._extremes
+        self._place((self._half_squares.size,), (_PLACE_THREADS,), (on_device, *sizes, *places))
+        pointers = self._half_squares, self._extremes, shadow.norms, engine.labels, self._entries, self._counts
+        fields = (*(one.data.ptr for one in pointers), self._capacity, n, self._ahead, tensor_error(d), 0.0)
+        self._product(shadow.rows.data.ptr, self._halves.data.ptr, np.array(fields, NEAREST)[()])
+        weights = 0 if engine.sample_weight is None else engine.sample_weight.data.ptr
+        rows = np.array((engine.held.data.ptr, d, d, 0, engine.shift.data.ptr, weights), ROWS)[()]
+        lists = self._entries, self._counts, np.int64(self._capacity)
+        self._decide(self._decide_grid, (_DECIDE_THREADS,), (rows, on_device, k, *lists))
+        arguments = (rows, self._device_scales, *self._move_sizes, *lists, engine.labels, self._sums, self._moved)
+        self._move(self._move_grid, (_MOVE_THREADS,), arguments, shared_mem=self._shared)
+        return int(self._moved[0])
+
+    def sums(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the clusters' weighted sums (k, d) and weights (k,), in float64."""
+        values = to_host(self._sums).view(np.int64) / self._scales
+        return values[:, :-1], values[:, -1]

@@ -1,0 +1,170 @@
+"""What an iteration of the fused engine is made of, chosen from sizes alone: its product, its integers, its blocks."""
+
+from dataclasses import dataclass, replace
+from math import ceil, log2
+
+import numpy as np
+
+from tsapps.kernels.candidates import fits
+from tsapps.kernels.device import Device
+from tsapps.kernels.plan import Plan, instantiate
+from tsapps.kernels.problem import Layout, Problem
+
+__all__ = [
+    "ENTRY_BYTES",
+    "MOST_CLUSTERS",
+    "MOST_EXPONENT",
+    "NEAREST",
+    "ROWS",
+    "Moves",
+    "assign_plan",
+    "capacity",
+    "moves",
+    "padded",
+    "shadow_problem",
+    "shadow_scale",
+    "tensor_error",
+]
+
+#: The clusters that the epilogue has room for.
+MOST_CLUSTERS = 64
+#: Powers of two that float32 can be scaled by, back and forth.
+MOST_EXPONENT = 96
+#: The C++ classes that kernels take, as NumPy structures: `Nearest` and `Rows`.
+NEAREST = np.dtype(
+    [(name, "u8") for name in ("half_squares", "extremes", "norms", "labels", "entries", "counts")]
+    + [("capacity", "i8"), ("n", "i8"), ("ahead", "i8"), ("tensor_error", "f4"), ("padding", "f4")]
+)
+ROWS = np.dtype([("X", "u8"), ("leading", "i8"), ("d", "i4"), ("padding", "i4"), ("mean", "u8"), ("weights", "u8")])
+#: Bytes of an `Entry`.
+ENTRY_BYTES = 16
+# What the tensor cores may lose of each sum of 16 products, relative to all that was added.
+_TENSOR_ERROR = 2.0**-22
+# Where float16 is to hold the data: about so large in the mean square, a four-thousandth of its largest number.
+_MIDDLE = 16.0
+# Longest rows that one stage of the ring holds whole; and those so short that 64 are a tile.
+_MOST_DEPTH, _SHORT = 256, 16
+# Digits of 16 bits of a sum's elements, and the most bits that they use beside the sign.
+_NARROW, _WIDE = 2, 3
+_BITS = {_NARROW: 30, _WIDE: 46}
+# How far a feature's largest element may lie above the mean square for two digits to be as exact as float32.
+_SPREAD = 2.0**8
+# Bytes of a block's sums (kPlane in move.cuh), and the fewest columns of them that are worth a block.
+_PLANES, _FEWEST_COLUMNS = 66 * 1024, 8
+
+
+def padded(d: int) -> int:
+    """Return the elements of a row of the shadow: d rounded up to 16 bytes."""
+    return -(-d // 8) * 8
+
+
+def tensor_error(d: int) -> float:
+    """Return γ: what the sum of d products by tensor cores may be off by, relative to the product of the norms."""
+    return (padded(d) / 16 + 1) * _TENSOR_ERROR
+
+
+def shadow_scale(middle: float) -> float:
+    """Return the power of two that the shadow's elements are multiplied by; `middle` is the data's root mean square."""
+    exponent = round(log2(_MIDDLE / middle)) if middle > 0 else 0
+    return float(2.0 ** min(max(exponent, -MOST_EXPONENT), MOST_EXPONENT))
+
+
+def shadow_problem(n: int, d: int, k: int) -> Problem:
+    """Return the product of an iteration: the shadow's n rows by k centres."""
+    layout = Layout(True, padded(d), 16, 16)
+    return Problem(n, padded(d), k, "float16", layout, layout, False, "rows")
+
+
+def assign_plan(n: int, d: int, k: int, device: Device) -> Plan | None:
+    """Choose how an iteration's product is computed; None where none of the core's kernels will do.
+
+    Short rows are multiplied by warps that have a ring each, with the centres in shared memory; of long ones, pieces
+    of 256 bytes of 128 rows go through a ring that a block shares. What was measured is in docs/notes/lloyd.md.
+    """
+    problem = shadow_problem(n, d, k)
+    tile_n = -(-k // 8) * 8
+    found: list[Plan] = []
+    if problem.k <= _MOST_DEPTH:
+        for tile_m in (64, 32) if problem.k <= _SHORT else (32,):
+            for blocks, teams in ((2, 12), (1, 16), (1, 12), (1, 8), (1, 4)):
+                short = Plan("float16", tile_m, tile_n, problem.k, teams=teams, blocks=blocks, keep_b=True, stretch=0)
+                found += [replace(short, stages=stages) for stages in ((3, 2) if problem.k <= _SHORT else (2,))]
+    long = Plan("float16", 128, tile_n, 128, warps_m=4, stages=3, stretch=0)
+    found += [replace(long, blocks=blocks) for blocks in (2, 1)]
+    for plan in found:
+        # The epilogue takes no shared memory, as StorePairs does not.
+        made = replace(instantiate(plan, problem), store="StorePairs")
+        if fits(made, device):
+            return made
+    return None
+
+
+def capacity(plan: Plan, n: int, blocks: int) -> int:
+    """Return the most rows that one of `blocks` blocks of a plan's kernel can be the one to end."""
+    tiles = -(-n // plan.tile_m)
+    if plan.keep_b:  # tiles are dealt in turn, to all blocks and then to their next team
+        return plan.teams * -(-tiles // (blocks * plan.teams)) * plan.tile_m
+    return (-(-tiles // blocks) + 2) * plan.tile_m
+
+
+@dataclass(frozen=True)
+class Moves:
+    """How elements become integers, and how sums of them lie in shared memory; see move.cuh.
+
+    Attributes
+    ----------
+    digits : {2, 3}
+        Of 16 bits each.
+    scales : tuple of float
+        For each feature, and for the weights, the power of two that an element is multiplied by.
+    columns, chunks : int
+        Columns of the sums that a block has, and how many blocks have them all.
+    shared : bool
+        Whether a block's sums are in shared memory.
+    """
+
+    digits: int
+    scales: tuple[float, ...]
+    columns: int
+    chunks: int
+    shared: bool
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        return _PLANES // (4 * self.digits) * 4 * self.digits if self.shared else 0
+
+
+def moves(n: int, k: int, dtype: np.dtype, largest: np.ndarray, middle: float, most_weight: float | None) -> Moves:
+    """Choose how sums are kept.
+
+    Parameters
+    ----------
+    n, k : int
+    dtype : {float32, float64}
+    largest : numpy.ndarray of shape (d,)
+        No less than the largest |x − mean| of each feature.
+    middle : float
+        The root of the mean square of all x − mean.
+    most_weight : float, optional
+        The largest |weight|; None where all are 1.
+
+    Notes
+    -----
+    An element is exact to 2⁻³¹ of its feature's largest where float32 is no better in the mean, else to 2⁻⁴⁷ or to what
+    leaves room for n of them in 64 bits.
+    """
+    d = len(largest)
+    most = largest * (1.0 if most_weight is None else most_weight)
+    # A feature that is always the same adds zeros, whatever its scale.
+    exponents = np.ceil(np.log2(np.where(most > 0, most, 1.0)))
+    narrow = dtype == np.float32 and float(largest.max()) <= _SPREAD * middle
+    narrow = narrow and bool((np.abs(exponents) < MOST_EXPONENT).all())
+    digits = _NARROW if narrow else _WIDE
+    bits = min(_BITS[digits], 62 - ceil(log2(n)))
+    of_weight = 0 if not most_weight else bits - ceil(log2(most_weight))
+    scales = np.exp2(np.append(bits - exponents, of_weight))
+    columns = min(d + 1, _PLANES // (4 * digits) // k)
+    shared = columns >= min(d + 1, _FEWEST_COLUMNS)
+    chunks = -(-(d + 1) // columns) if shared else 1
+    return Moves(digits, tuple(scales.tolist()), -(-(d + 1) // chunks), chunks, shared)

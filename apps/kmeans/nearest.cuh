@@ -1,0 +1,138 @@
+// The nearest centre of every row, as the epilogue of a tall-and-skinny product: which centres can be the nearest, and the
+// rows that have to be looked at again.
+//
+//   sums (rows × k)   x̂ · ĉ of every row of the shadow (shadow.cuh) and every centre in float16, in float32
+//
+// The nearest centre is the one of the largest x·c − ‖c‖²/2. What is known of x·c is x̂·ĉ ± E, where (shadow.cuh)
+//
+//   E = norm · (2⁻¹² C + δ + γ (C + δ)) + 2⁻²² H,   C = max ‖c‖, δ = max ‖c − ĉ‖, H = max ‖c‖²/2
+//
+// norm being the row's and γ the tensor cores' error. So a centre can be the nearest only if its score is above the best one
+// less 2 E: the row's *candidates*, a bit each. A row with one candidate is decided, and nothing of it is written if that is
+// its label already. Every other row goes to a list, one a block, for `resolve.cuh`.
+//
+// Why it is fast: of each score a subtraction, a maximum and two multiply-adds, which count candidates in the mantissa of a
+// float (a fused multiply-add that saturates is 1 above the threshold and 0 below it); then two shuffles bring the four
+// parts of a row's bits together. The labels, 4 bytes a row, are read and not written.
+#pragma once
+#include "kernels/tsm2/epilogue.cuh"
+
+namespace kmeans {
+
+#define kInfinity __uint_as_float(0x7f800000u)
+
+// What is to be decided of one row. Bit 16·s + p of the candidates is centre 8·(p / 2) + 2·s + p % 2.
+struct alignas(16) Entry {
+  unsigned row;
+  int label;  // the one it has
+  unsigned low, high;
+};
+
+__device__ __forceinline__ int centre_of_bit(int bit) { return bit % 16 / 2 * 8 + bit / 16 * 2 + bit % 2; }
+__device__ __forceinline__ int bit_of_centre(int centre) { return centre % 8 / 2 * 16 + centre / 8 * 2 + centre % 2; }
+
+// What centres.cuh finds out of all centres, as it goes: C, δ and H, not negative.
+struct Extremes {
+  float norm, lost, half_square;
+};
+
+struct Nearest {
+  static constexpr tsm2::Takes kTakes = tsm2::Takes::kTile;
+  template <int kBlocks>
+  static constexpr int kBytes = 0;
+
+  const float* half_squares;  // ‖c‖²/2 of every column of the product; infinite past the last centre
+  const Extremes* extremes;
+  const float* norms;
+  const int* labels;
+  Entry* entries;    // block b's from b · capacity on
+  unsigned* counts;  // of every block's
+  long long capacity;
+  long long n, ahead;  // rows, and how many from a warp's tile to its next: their labels and norms are asked for early
+  float tensor_error;  // γ
+
+  template <int kBlocks, int kColumnBlocks>
+  __device__ void tile(unsigned char*, long long row, int rows, long long, int,
+                       const float (&d)[kBlocks][kColumnBlocks][4]) const {
+    static_assert(kBlocks % 2 == 0 && kColumnBlocks <= 8, "rows are dealt to lanes 32 at a time; a lane has up to 16 bits");
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    float half_square[kColumnBlocks][2];
+#pragma unroll
+    for (int j = 0; j < kColumnBlocks; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) half_square[j][i] = half_squares[8 * j + 2 * t + i];
+    const long long soon = row + ahead + 16 * (lane / 2);
+    if (lane < 2 * kBlocks && lane % 4 < 2 && soon < n) {
+      ptx::prefetch(lane % 2 ? static_cast<const void*>(norms + soon) : labels + soon);
+    }
+    const Extremes most = *extremes;
+    const float a_norm = most.norm * (1.0f / 4096 + 1.0f / (1 << 22)) + most.lost + tensor_error * (most.norm + most.lost);
+    const float always = most.half_square * (1.0f / (1 << 22)) + 1e-18f;
+#pragma unroll
+    for (int first = 0; first < kBlocks; first += 2) {
+      // This lane decides row 8·t + g of these 32; of the others' rows it has some of the scores.
+      const int mine = 16 * first + 8 * t + g;
+      const bool present = mine < rows;
+      const int label = present ? labels[row + mine] : 0;
+      const float error = 1.0001f * ((present ? norms[row + mine] : 0.0f) * a_norm + always);
+      unsigned bits[4];
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        bits[q] = candidates(d[first + q / 2], q % 2, half_square, __shfl_sync(0xffffffffu, error, 4 * g + q));
+      }
+      const unsigned two[2] = {bits[0] | bits[1] << 16, bits[2] | bits[3] << 16};
+      // Each lane keeps what is of its own row, and of the row that it still has in hand for its neighbour.
+      const unsigned kept = t < 2 ? two[0] : two[1];
+      const unsigned got = __shfl_xor_sync(0xffffffffu, t < 2 ? two[1] : two[0], 2);
+      const int own = t % 2 * 16, other = 16 - own;
+      const unsigned across = __shfl_xor_sync(0xffffffffu, (kept >> other & 0xffff) | (got >> other) << 16, 1);
+      // Of lanes t and t ^ 1, then of t ^ 2 and t ^ 3, the lower lane's in the lower half.
+      const unsigned ours = (kept >> own & 0xffff) << own | (across & 0xffff) << other;
+      const unsigned theirs = (got >> own & 0xffff) << own | across >> 16 << other;
+      const unsigned low = t < 2 ? ours : theirs, high = t < 2 ? theirs : ours;
+      const bool decided = __popc(low) + __popc(high) == 1;
+      const int bit = low ? __ffs(low) - 1 : 31 + __ffs(high);
+      append(present && !(decided && centre_of_bit(bit) == label), {(unsigned)(row + mine), label, low, high});
+    }
+  }
+
+ private:
+  // Which of this lane's centres of row 8·half + g can be the nearest, bit 2·j + i for column 8·j + 2·t + i.
+  template <int kColumnBlocks>
+  __device__ __forceinline__ unsigned candidates(const float (&d)[kColumnBlocks][4], int half,
+                                                 const float (&half_square)[kColumnBlocks][2], float error) const {
+    float score[kColumnBlocks][2], best = -kInfinity;
+#pragma unroll
+    for (int j = 0; j < kColumnBlocks; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        score[j][i] = d[j][2 * half + i] - half_square[j][i];
+        best = fmaxf(best, score[j][i]);
+      }
+    best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 1));
+    best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 2));
+    // Scores are between 1e-18 and 1e18 apart, or the same.
+    constexpr float kLarge = 1.2676506e30f;  // 2¹⁰⁰
+    const float threshold = (2 * error - best) * kLarge;
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < kColumnBlocks; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        sum = fmaf(__saturatef(fmaf(score[j][i], kLarge, threshold)), (float)(1 << (2 * j + i)), sum);
+      }
+    return (unsigned)sum;
+  }
+
+  __device__ __forceinline__ void append(bool wanted, const Entry& entry) const {
+    const unsigned all = __ballot_sync(0xffffffffu, wanted);
+    if (all == 0) return;
+    const int lane = threadIdx.x % 32;
+    unsigned begin = 0;
+    if (lane == 0) begin = atomicAdd(&counts[blockIdx.x], (unsigned)__popc(all));
+    begin = __shfl_sync(0xffffffffu, begin, 0);
+    if (wanted) entries[blockIdx.x * capacity + begin + __popc(all & ((1u << lane) - 1))] = entry;
+  }
+};
+
+}  // namespace kmeans

@@ -1,0 +1,66 @@
+// What a fit reads in X's place: a copy in float16, with what the rounding may have cost.
+//
+//   X (n × d, any dtype, rows `leading` apart)   →   shadow (n × padded, float16) = fl16((x − mean) · scale)
+//                                                    norms (n)  ‖shadow row‖, or more where rounding cost more
+//
+// `scale` is a power of two that brings the data to the middle of float16's range; `padded` is d rounded up to whole 16
+// bytes, filled with zeros. With e = ‖(x − mean)·scale − shadow‖ (the two differ by 2⁻¹¹ of each element at most, by less
+// than half of that in the mean), norms[i] is the larger of ‖shadow‖ and e / 2⁻¹²: for every c and ĉ
+//
+//   |(x − mean)·scale · c − shadow · ĉ|  ≤  norms[i] · (2⁻¹² ‖c‖ + ‖c − ĉ‖)
+//
+// What float16 cannot hold becomes infinite, and so does its norm: nothing is claimed of such a row.
+//
+// Why it is fast: one read of X and half a write of it, once in a fit, after which every iteration reads half as much (a
+// quarter, of float64). Groups of lanes share a row, so that short rows fill a warp too.
+#pragma once
+#include "kernels/ptx.cuh"
+#include "kernels/tsm2/element.cuh"
+
+namespace kmeans {
+
+constexpr unsigned kEveryLane = 0xffffffffu;
+
+// x − mean, rounded to the type that K-means works in.
+template <typename T, typename Work>
+__device__ __forceinline__ Work centred(T x, Work mean) {
+  return (Work)tsm2::Element<T>::value(x) - mean;
+}
+
+// 2^log2_lanes lanes share a row.
+template <typename T, typename Work>
+__global__ void __launch_bounds__(256, 4) make_shadow(const T* X, long long leading, long long rows, int d, int padded,
+                                                   const Work* mean, float scale, int log2_lanes, ptx::Half* shadow,
+                                                   float* norms) {
+  const int lanes = 1 << log2_lanes, lane = (int)threadIdx.x & (lanes - 1);
+  const long long together = (long long)gridDim.x * blockDim.x >> log2_lanes;
+  const long long first = ((long long)blockIdx.x * blockDim.x + threadIdx.x) >> log2_lanes;
+  // Every lane of a warp takes part in the shuffles: past the end, in those of the last row.
+  for (long long begin = 0; begin < rows; begin += together) {
+    const long long row = begin + first < rows ? begin + first : rows - 1;
+    const T* x = X + row * leading;
+    unsigned* to = reinterpret_cast<unsigned*>(shadow + row * padded);
+    float square = 0, lost = 0;
+#pragma unroll 2
+    for (int j = 2 * lane; j < padded; j += 2 * lanes) {
+      const Work lower = j < d ? centred<T, Work>(x[j], mean[j]) * (Work)scale : Work(0);
+      const Work upper = j + 1 < d ? centred<T, Work>(x[j + 1], mean[j + 1]) * (Work)scale : Work(0);
+      const unsigned pair = ptx::to_halves((float)lower, (float)upper);
+      to[j / 2] = pair;
+      const float a = ptx::to_float(ptx::Half{(unsigned short)(pair & 0xffff)});
+      const float b = ptx::to_float(ptx::Half{(unsigned short)(pair >> 16)});
+      const float of_a = (float)(lower - a), of_b = (float)(upper - b);
+      square += a * a + b * b;
+      lost += of_a * of_a + of_b * of_b;
+    }
+    for (int bits = lanes / 2; bits > 0; bits /= 2) {
+      square += __shfl_xor_sync(kEveryLane, square, bits);
+      lost += __shfl_xor_sync(kEveryLane, lost, bits);
+    }
+    // More than the additions may have rounded away. An infinity minus itself is no number, and then the norm is infinite.
+    const float least = 4096 * sqrtf(lost), most = sqrtf(square);
+    if (lane == 0 && begin + first < rows) norms[row] = 1.0002f * (least > most ? least : most);
+  }
+}
+
+}  // namespace kmeans

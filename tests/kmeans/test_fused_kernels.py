@@ -1,0 +1,275 @@
+"""The fused engine's kernels, their own source run on the CPU: labels against float64, sums against integers."""
+
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import oracle
+import pytest
+from host_cuda import harness
+from host_cuda.tall_skinny import DTYPES, build_each
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsapps.apps.kmeans.fused_plan import (
+    ENTRY_BYTES,
+    NEAREST,
+    ROWS,
+    assign_plan,
+    capacity,
+    moves,
+    padded,
+    shadow_problem,
+    shadow_scale,
+    tensor_error,
+)
+from tsapps.kernels.device import KNOWN
+from tsapps.kernels.plan import ELEMENT
+
+H200 = KNOWN["H200"]
+#: Features and clusters: one of each, rows shorter than 16 bytes, tiles of 64 rows, centres of several parts, long rows.
+SHAPES = [(1, 1), (3, 2), (4, 16), (16, 9), (40, 33), (130, 64), (300, 5)]
+WORK = {"float32": np.float32, "float64": np.float64, "float16": np.float32, "bfloat16": np.float32}
+SCALAR = {np.float32: "float", np.float64: "double"}
+BLOCKS = 3
+
+
+def product_source(d, k):
+    plan = assign_plan(10**7, d, k, H200)
+    return f"""
+#include "kernels/tsm2/tall_skinny.cuh"
+#include "apps/kmeans/nearest.cuh"
+namespace of_{d}_{k} {{
+{plan.struct()}
+using P = tsm2::Product<Plan, kmeans::Nearest>;
+extern "C" void assign_{d}_{k}(const void* shadow, const void* halves, long long n, const kmeans::Nearest* nearest,
+                               void* partial, unsigned* arrived, long long blocks) {{
+  constexpr long long kPadded = {padded(d)};
+  const Plan::A::Source a{{static_cast<const ptx::Half*>(shadow), kPadded, n, kPadded, n * kPadded}};
+  const Plan::B::Source b{{static_cast<const ptx::Half*>(halves), kPadded, {k}, kPadded, {k} * kPadded}};
+  const tsm2::Work work{{n, {k}, kPadded}};
+  const kmeans::Nearest epilogue = *nearest;
+  auto* sums = static_cast<P::Sum*>(partial);
+  cuda_host::launch(dim3(blocks), P::kThreads, P::kSharedBytes, [=] {{
+    tsm2::tall_skinny<Plan, kmeans::Nearest>(a, b, work, sums, arrived, epilogue);
+  }});
+}}
+}}"""
+
+
+def rows_source(dtype, digits, shared, weighted):
+    T, W = ELEMENT[dtype], SCALAR[WORK[dtype]]
+    scale, name = "float" if digits == 2 else "double", f"{dtype}_{digits}_{int(shared)}_{int(weighted)}"
+    flags = f"{digits}, {str(shared).lower()}, {str(weighted).lower()}, {scale}"
+    return f"""
+#include "apps/kmeans/centers.cuh"
+#include "apps/kmeans/move.cuh"
+extern "C" void shadow_{name}(const void* X, long long n, long long d, long long padded, const void* mean, double scale,
+                              long long log2_lanes, void* shadow, float* norms) {{
+  cuda_host::launch(dim3({BLOCKS}), 256, 0, [=] {{
+    kmeans::make_shadow<{T}, {W}>(static_cast<const {T}*>(X), d, n, (int)d, (int)padded, static_cast<const {W}*>(mean),
+                                  (float)scale, (int)log2_lanes, static_cast<ptx::Half*>(shadow), norms);
+  }});
+}}
+extern "C" void place_{name}(const void* centers, long long k, long long d, long long padded, double scale, void* halves,
+                             float* half_squares, kmeans::Extremes* extremes) {{
+  cuda_host::launch(dim3((k + 7) / 8 * 8), 128, 0, [=] {{
+    kmeans::place_centers<{W}>(static_cast<const {W}*>(centers), (int)k, (int)d, (int)padded, (float)scale,
+                               static_cast<ptx::Half*>(halves), half_squares, extremes);
+  }});
+}}
+extern "C" void decide_{name}(const void* rows, const void* centers, long long k, kmeans::Entry* entries,
+                              const unsigned* counts, long long capacity, long long lists) {{
+  const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
+  cuda_host::launch(dim3(lists, 2), 256, 0, [=] {{
+    kmeans::decide<{T}, {W}>(of, static_cast<const {W}*>(centers), (int)k, entries, counts, capacity);
+  }});
+}}
+extern "C" void move_{name}(const void* rows, const {scale}* scales, long long k, long long columns, long long chunks,
+                            long long log2_lanes, const kmeans::Entry* entries, const unsigned* counts,
+                            long long capacity, long long lists, int* labels, unsigned long long* sums, unsigned* moved,
+                            long long shared_bytes) {{
+  const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
+  cuda_host::launch(dim3(lists, 2, chunks), 512, shared_bytes, [=] {{
+    kmeans::move<{T}, {W}, {flags}>(of, scales, (int)k, (int)columns, (int)log2_lanes, entries, counts, capacity,
+                                    labels, sums, moved);
+  }});
+}}"""
+
+
+#: dtype, digits, whether sums are in shared memory, whether samples have weights.
+KINDS = [
+    ("float32", 2, True, False),
+    ("float32", 2, True, True),
+    ("float32", 3, False, False),
+    ("float64", 3, True, False),
+    ("float16", 2, False, False),
+    ("bfloat16", 2, True, False),
+]
+
+
+@cache
+def libraries():
+    sources = [product_source(*shape) for shape in SHAPES] + [rows_source(*kind) for kind in KINDS]
+    return dict(zip([*SHAPES, *KINDS], build_each(sources), strict=True))
+
+
+class Iterations:
+    """X and what iterations keep of it, as `FusedEngine` has them."""
+
+    def __init__(self, X, k, kind, weights=None, mean=None):
+        self.dtype, self.digits, self.shared, self.weighted = kind
+        self.work = WORK[self.dtype]
+        self.X, self.k = np.ascontiguousarray(X.astype(DTYPES[self.dtype])), k
+        self.n, self.d = X.shape
+        self.name, self.library = f"{self.dtype}_{self.digits}_{int(self.shared)}_{int(self.weighted)}", libraries()[kind]
+        self.mean = (np.zeros(self.d) if mean is None else mean).astype(self.work)
+        # Rounded to the type that K-means works in, as the kernels have it.
+        self.centred = self.X.astype(self.work) - self.mean
+        self.weights = None if weights is None else weights.astype(self.work)
+        wide = self.centred.astype(np.float64)
+        self.largest, middle = abs(wide).max(axis=0), float(np.sqrt((wide * wide).mean()))
+        self.scale = shadow_scale(middle)
+        most = None if weights is None else float(abs(self.weights).max())
+        self.moves = moves(self.n, k, np.dtype(self.work), self.largest, middle, most)
+        self.scales = np.array(self.moves.scales)
+        if self.digits != self.moves.digits:
+            bits = 30 if self.digits == 2 else 46
+            self.scales = np.exp2(np.append(bits - np.ceil(np.log2(np.maximum(self.largest, 1e-30))), 0.0))
+        self.shadow = np.full((self.n, padded(self.d)), np.nan, np.float16)
+        self.norms = np.full(self.n, np.nan, np.float32)
+        log2_lanes = min(5, (padded(self.d) // 2 - 1).bit_length())
+        sizes = self.n, self.d, padded(self.d)
+        self.call("shadow", self.X, *sizes, self.mean, self.scale, log2_lanes, self.shadow, self.norms)
+        self.labels = np.full(self.n, -1, np.int32)
+        self.sums = np.zeros((k, self.d + 1), np.int64)
+
+    def call(self, name, *arguments):
+        self.library.call(f"{name}_{self.name}", *arguments)
+
+    def iterate(self, centers):
+        """Run one iteration; return how many rows the float16 product left undecided, and how many moved."""
+        n, d, k = self.n, self.d, self.k
+        centers = np.ascontiguousarray(centers.astype(self.work))
+        halves = np.full((k, padded(d)), np.nan, np.float16)
+        half_squares, extremes = np.full(-(-k // 8) * 8, np.nan, np.float32), np.zeros(3, np.float32)
+        self.call("place", centers, k, d, padded(d), self.scale, halves, half_squares, extremes)
+        plan, problem = assign_plan(10**7, d, k, H200), shadow_problem(n, d, k)
+        lists = min(BLOCKS, -(-plan.units(n, problem.k, k) // plan.teams))
+        room = capacity(plan, n, lists)
+        entries, counts = np.zeros((lists, room, ENTRY_BYTES // 4), np.uint32), np.zeros(lists, np.uint32)
+        ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
+        pointers = (one.ctypes.data for one in (half_squares, extremes, self.norms, self.labels, entries, counts))
+        nearest = np.array((*pointers, room, n, ahead, tensor_error(d), 0), NEAREST)
+        partial, arrived = np.zeros(2 * lists * plan.tile_sums + 1, np.float32), np.zeros(3 * lists, np.uint32)
+        libraries()[d, k].call(f"assign_{d}_{k}", self.shadow, halves, n, nearest, partial, arrived, lists)
+        assert (counts <= room).all()
+        bits = [bin(low).count("1") + bin(high).count("1") for b in range(lists) for low, high in entries[b, : counts[b], 2:].tolist()]
+        weights = 0 if self.weights is None else self.weights.ctypes.data
+        rows = np.array((self.X.ctypes.data, d, d, 0, self.mean.ctypes.data, weights), ROWS)
+        self.call("decide", rows, centers, k, entries, counts, room, lists)
+        columns, chunks = (self.moves.columns, self.moves.chunks) if self.shared else (d + 1, 1)
+        scales = self.scales.astype(np.float32 if self.digits == 2 else np.float64)
+        moved, log2_lanes = np.zeros(1, np.uint32), min(5, (min(d, columns) - 1).bit_length())
+        lists_of = entries, counts, room, lists
+        state = self.labels, self.sums, moved
+        self.call("move", rows, scales, k, columns, chunks, log2_lanes, *lists_of, *state, 68 << 10)
+        return sum(one != 1 for one in bits), int(moved[0])
+
+    def assert_right(self, centers):
+        """Labels are nearest centres to float64's last bits; sums are those of the labels, to the last bit."""
+        distances = oracle.square_distances(self.centred, centers.astype(self.work))
+        mine = distances[np.arange(self.n), self.labels]
+        assert (mine <= distances.min(axis=1) * (1 + 1e-12)).all()
+        one = np.ones(self.n, self.work) if self.weights is None else self.weights
+        values = np.column_stack([self.centred * one[:, np.newaxis], one])
+        scales = self.scales.astype(np.float32 if self.digits == 2 else np.float64)
+        integers = np.rint(values.astype(scales.dtype) * scales).astype(np.int64)
+        expected = np.zeros_like(self.sums)
+        np.add.at(expected, self.labels, integers)
+        np.testing.assert_array_equal(self.sums, expected)
+
+
+def blobs(n, d, k, rng, apart=3.0):
+    """Clusters that overlap, and centres among them."""
+    middles = apart * rng.standard_normal((k, d))
+    return middles[rng.integers(0, k, n)] + rng.standard_normal((n, d)), middles + 0.3 * rng.standard_normal((k, d))
+
+
+def test_by_hand():
+    X = np.array([[0.0, 0, 0], [1, 0, 0], [4, 0, 0], [3, 0, 0], [2, 0, 0]])
+    centers = np.array([[0.5, 0, 0], [3.5, 0, 0]])
+    of = Iterations(X, 2, KINDS[0])
+    _, moved = of.iterate(centers)
+    # The last lies in the middle, and goes to the first.
+    assert of.labels.tolist() == [0, 0, 1, 1, 0] and moved == 5
+    assert (of.sums[:, 0] / of.scales[0]).tolist() == [3.0, 7.0] and of.sums[:, 3].tolist() == [3, 2]
+    undecided, moved = of.iterate(centers)
+    assert (undecided, moved) == (1, 0)  # the one in the middle
+    assert of.iterate(np.array([[0.0, 0, 0], [2.5, 0, 0]])) == (0, 1)
+    assert of.labels.tolist() == [0, 0, 1, 1, 1] and (of.sums[:, 0] / of.scales[0]).tolist() == [1.0, 9.0]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
+@pytest.mark.parametrize(("d", "k"), SHAPES)
+def test_labels_and_sums(d, k, kind, rng):
+    n = 700
+    X, centers = blobs(n, d, k, rng)
+    weights = rng.random(n) * 3 if kind[3] else None
+    X = X.astype(DTYPES[kind[0]]).astype(np.float64)
+    of = Iterations(X, k, kind, weights, X.mean(axis=0))
+    centers = centers - X.mean(axis=0)
+    later = [centers + scale * rng.standard_normal(centers.shape) for scale in (0, 0.05, 0.5)]
+    for step, now in enumerate(later):
+        before = of.labels.copy()
+        undecided, moved = of.iterate(now)
+        of.assert_right(now)
+        assert moved == np.count_nonzero(before != of.labels)
+        assert step or moved == n
+        # The bound leaves few rows undecided where features are many; one feature has float16's whole error.
+        assert undecided <= n // 4
+    assert all((earlier != now).any() for earlier, now in pairwise(later))
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]], ids=["float32", "float64"])
+def test_what_float16_cannot_hold(kind, rng):
+    X, centers = blobs(300, 16, 9, rng)
+    X[7] *= 1e9  # infinite in float16
+    X[8:40] *= 1e-9  # zero, nearly
+    X[40:80] = X[40]  # the same sample
+    X[80:90] = (centers[0] + centers[1]) / 2  # between two centres, but for rounding
+    of = Iterations(X, 9, (kind[0], 3, False, False) if kind[0] == "float32" else kind)
+    of.iterate(centers)
+    of.assert_right(centers)
+
+
+def test_far_off_centre_and_equal_centres(rng):
+    X, centers = blobs(400, 40, 33, rng)
+    X, centers = X + 1e4, centers + 1e4
+    centers[5] = centers[2]
+    of = Iterations(X, 33, KINDS[0], mean=X.mean(axis=0))
+    centers = centers.astype(np.float32) - of.mean
+    of.iterate(centers)
+    of.assert_right(centers)
+    assert not (of.labels == 5).any()  # the lower of equals
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.sampled_from(SHAPES),
+    kind=st.sampled_from([kind for kind in KINDS if not kind[3]]),
+    n=st.integers(1, 300),
+    grain=st.sampled_from([None, 1.0, 0.25]),
+    seed=st.integers(0, 2**16),
+)
+def test_any_data(shape, kind, n, grain, seed):
+    d, k = shape
+    rng = np.random.default_rng(seed)
+    X, centers = blobs(n, d, k, rng, apart=rng.choice([0.1, 1.0, 30.0]))
+    if grain:  # many ties
+        X, centers = np.round(X / grain) * grain, np.round(centers / grain) * grain
+    of = Iterations(X, k, kind)
+    with harness.schedule(seed=seed, copies="early" if seed % 2 else "late"):
+        for now in (centers, centers[::-1].copy()):
+            of.iterate(now)
+            of.assert_right(now)
