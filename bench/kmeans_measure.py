@@ -90,17 +90,30 @@ def time_peer(peer: Peer, clock: Clock, repeats: int, seconds: float) -> Timing:
 
 def _time_steps(peer: Peer, clock: Clock, repeats: int, seconds: float) -> Timing:
     end = time.perf_counter() + seconds
-    peer.step()
-    estimate = clock.step_ms(peer.step)
-    count = repeats_within(0.4 * seconds, estimate, repeats)
-    iter_ms = median(clock.step_ms(peer.step) for _ in range(count))
+    kind = "mean of 20" if peer.settles else "step"
+
+    def one_ms() -> float:
+        if not peer.settles:
+            return clock.step_ms(peer.step)
+        made = 0
+
+        def iterate() -> None:
+            nonlocal made
+            made = peer.iterate(FIT_ITERATIONS)
+
+        return clock.step_ms(iterate) / made
+
+    one_ms()
+    estimate = one_ms()
+    count = repeats_within(0.4 * seconds, estimate * (FIT_ITERATIONS if peer.settles else 1), repeats)
+    iter_ms = median(one_ms() for _ in range(count))
     if time.perf_counter() + FIT_ITERATIONS * iter_ms / 1e3 > end:
-        return Timing(iter_ms, "step", count)
+        return Timing(iter_ms, kind, count)
     peer.fit(1)  # warms up what only a fit does
     fits = [clock.wall_ms(lambda: peer.fit(FIT_ITERATIONS))]
     while len(fits) < min(repeats, 5) and time.perf_counter() + fits[0][0] / 1e3 < end:
         fits.append(clock.wall_ms(lambda: peer.fit(FIT_ITERATIONS)))
-    return Timing(iter_ms, "step", count, median(ms for ms, _ in fits), int(fits[0][1]))
+    return Timing(iter_ms, kind, count, median(ms for ms, _ in fits), int(fits[0][1]))
 
 
 def _time_slope(peer: Peer, clock: Clock, repeats: int, seconds: float) -> Timing:

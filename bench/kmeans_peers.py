@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tsapps.apps.kmeans.fused_plan import MOST_CLUSTERS
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["PEERS", "Peer"]
@@ -28,6 +29,8 @@ class Peer(ABC):
     dtypes: ClassVar[tuple[str, ...]] = _ALL
     #: Whether `step` is one iteration alone; False where it is a whole fit of one iteration.
     steps: ClassVar[bool] = False
+    #: Whether an iteration costs less the fewer labels change, so that only the mean of many says what one costs.
+    settles: ClassVar[bool] = False
 
     def __init__(self, X: Any, centers: Any) -> None:
         self.X, self.centers = X, centers
@@ -51,7 +54,7 @@ class Tsapps(Peer):
     """Our own kernels; an error where they do not serve the shape."""
 
     name, module = "tsapps", "tsapps"
-    steps = True
+    steps = settles = True
     engine = "auto"
     device = "cuda"
 
@@ -69,7 +72,7 @@ class Tsapps(Peer):
             from tsapps.apps.kmeans.choose import open_engine
 
             engine = open_engine(self.X, device=self.device, engine=self.engine)
-            if self.name == "tsapps" and type(engine).__name__ == "CublasEngine":
+            if self.settles and self.device == "cuda" and self.k > MOST_CLUSTERS:
                 raise ValueError("no kernel of ours serves this shape: it goes to the cublas engine")
             with engine:
                 engine.centre(engine.moments()[0])
@@ -83,6 +86,12 @@ class Tsapps(Peer):
             found = engine.assign(self.given - self._mean)
         means = found.sums / np.maximum(found.weights, 1)[:, np.newaxis]
         return engine.labels, means.astype(engine.dtype) + self._mean
+
+    def iterate(self, iterations: int) -> int:
+        """Make so many iterations from the given centres and no labels; return how many were made."""
+        with self._engine() as engine:
+            engine.forget_labels()
+            return engine.iterate(self.given - self._mean, 0, iterations, 0.0, None).count
 
     def fit(self, iterations: int) -> int:
         """Fit a `TSKMeans`."""
@@ -98,6 +107,7 @@ class Cublas(Tsapps):
 
     name = "cublas"
     engine = "cublas"
+    settles = False
 
 
 class ScikitLearn(Peer):

@@ -1,50 +1,133 @@
-// The centres as `nearest.cuh` wants them.
+// The centres as `nearest.cuh` wants them, and from one iteration to the next without the host.
 //
-//   centers (k × d)  →  halves (k × padded, float16) = fl16(c · scale), half_squares = ‖c · scale‖²/2, and the extremes of all
+//   centers (k × d)  →  halves (k × padded, float16) = fl16(c · scale), half_squares = ‖c · scale‖²/2, and the extremes
 //
-// half_squares has kColumns more numbers than centres ask for: infinite, so that no row is nearest to a column of padding.
+// place_centers   of centres that are given; half_squares is infinite past the last, up to the columns of the product
+// advance         of the means of the sums (move.cuh), which become the next centres; and whether there is to be a next
+//                 iteration: not if no label changed, if the centres moved by no more than `tolerance` in all (squared), or
+//                 if a cluster is empty, which the host has to fill. What would follow then does nothing.
+//
+// A block a centre; the last block to arrive puts together what the others found, in their order: the same bits always.
 #pragma once
 #include "apps/kmeans/nearest.cuh"
+#include "apps/kmeans/shadow.cuh"
 
 namespace kmeans {
 
-// Not negative: as integers they have the same order.
-__device__ __forceinline__ void raise(float* to, double value) {
-  atomicMax(reinterpret_cast<int*>(to), __float_as_int((float)(value * 1.000001)));
+// What the host learns of an iteration.
+struct Outcome {
+  int stop, empty;
+  unsigned moved;
+  int padding;
+  double shift, potential;  // Σ ‖new c − c‖²; Σ w·(‖c‖² − 2 x·c), at the centres that the labels are of
+};
+
+// What one block found out about its centre.
+struct OfCentre {
+  double square, lost, shift, potential;
+};
+
+constexpr int kCentreThreads = 128;
+
+// Sums over a block, in thread 0.
+__device__ __forceinline__ OfCentre block_sum(OfCentre mine) {
+  __shared__ OfCentre of_warp[kCentreThreads / 32];
+  double* values = reinterpret_cast<double*>(&mine);
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+#pragma unroll
+    for (int bits = 16; bits > 0; bits /= 2) values[i] += __shfl_xor_sync(kEveryLane, values[i], bits);
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
+  __syncthreads();
+  for (int warp = 1; threadIdx.x == 0 && warp < kCentreThreads / 32; ++warp) {
+    mine.square += of_warp[warp].square, mine.lost += of_warp[warp].lost;
+    mine.shift += of_warp[warp].shift, mine.potential += of_warp[warp].potential;
+  }
+  return mine;
 }
 
-// A block a column; `extremes` is zero before.
-template <typename Work>
-__global__ void __launch_bounds__(128) place_centers(const Work* centers, int k, int d, int padded, float scale,
-                                                     ptx::Half* halves, float* half_squares, Extremes* extremes) {
-  __shared__ double sums[2][4];
-  const int j = blockIdx.x;
-  if (j >= k) {
-    if (threadIdx.x == 0) half_squares[j] = kInfinity;
-    return;
-  }
+// One element of a centre to float16.
+__device__ __forceinline__ void place(double c, float scale, ptx::Half* half, OfCentre& found) {
+  const double scaled = c * scale;
+  *half = ptx::to_half((float)scaled);
+  const double lost = scaled - ptx::to_float(*half);
+  found.square += scaled * scaled;
+  found.lost += lost * lost;
+}
+
+__device__ __forceinline__ Extremes extremes_of(const OfCentre* found, int k) {
   double square = 0, lost = 0;
+  for (int j = 0; j < k; ++j) {
+    square = found[j].square > square ? found[j].square : square;
+    lost = found[j].lost > lost ? found[j].lost : lost;
+  }
+  // Rounded up; an infinity stays one.
+  return {(float)(sqrt(square) * 1.000001), (float)(sqrt(lost) * 1.000001), (float)(square / 2 * 1.000001)};
+}
+
+template <typename Work>
+__global__ void __launch_bounds__(kCentreThreads) place_centers(const Work* centers, int k, int d, int padded, float scale,
+                                                                ptx::Half* halves, float* half_squares, OfCentre* found,
+                                                                unsigned* arrived, Extremes* extremes) {
+  const int j = blockIdx.x;
+  OfCentre mine = {};
+  for (int i = threadIdx.x; j < k && i < padded; i += blockDim.x) {
+    place(i < d ? (double)centers[(long long)j * d + i] : 0.0, scale, &halves[(long long)j * padded + i], mine);
+  }
+  mine = block_sum(mine);
+  if (threadIdx.x == 0) {
+    if (j < k) found[j] = mine;
+    half_squares[j] = j < k ? (float)(mine.square / 2) : kInfinity;
+  }
+  if (simt::last_to_arrive(arrived, gridDim.x) && threadIdx.x == 0) *extremes = extremes_of(found, k);
+}
+
+// `outcome` is this iteration's; `stopped` is set with its `stop` and stays. Leaves `counts` and `moved` at zero.
+template <typename Work>
+__global__ void __launch_bounds__(kCentreThreads) advance(const unsigned long long* sums, const double* scales,
+                                                          const Work* centers, int k, int d, int padded, float scale,
+                                                          double tolerance, Work* next, ptx::Half* halves,
+                                                          float* half_squares, OfCentre* found, unsigned* arrived,
+                                                          Extremes* extremes, unsigned* counts, int lists, unsigned* moved,
+                                                          int* stopped, Outcome* outcome) {
+  if (*stopped) return;
+  const int j = blockIdx.x;
+  const unsigned long long* mine_of_sums = sums + (long long)j * (d + 1);
+  const double weight = (double)(long long)mine_of_sums[d] / scales[d];
+  const double inverse = 1 / (weight != 0 ? weight : 1.0);
+  OfCentre mine = {};
   for (int i = threadIdx.x; i < padded; i += blockDim.x) {
-    const double c = i < d ? (double)centers[(long long)j * d + i] * scale : 0.0;
-    const ptx::Half half = ptx::to_half((float)c);
-    halves[(long long)j * padded + i] = half;
-    square += c * c;
-    lost += (c - ptx::to_float(half)) * (c - ptx::to_float(half));
+    double c = 0;
+    if (i < d) {
+      const double sum = (double)(long long)mine_of_sums[i] / scales[i], old = (double)centers[(long long)j * d + i];
+      const Work mean = weight != 0 ? (Work)(sum * inverse) : (Work)old;
+      next[(long long)j * d + i] = mean;
+      c = (double)mean;
+      mine.shift += (c - old) * (c - old);
+      mine.potential += old * (weight * old - 2 * sum);
+    }
+    place(c, scale, &halves[(long long)j * padded + i], mine);
   }
-#pragma unroll
-  for (int bits = 16; bits > 0; bits /= 2) {
-    square += __shfl_xor_sync(0xffffffffu, square, bits);
-    lost += __shfl_xor_sync(0xffffffffu, lost, bits);
+  mine = block_sum(mine);
+  if (threadIdx.x == 0) {
+    found[j] = mine;
+    half_squares[j] = (float)(mine.square / 2);
   }
-  if (threadIdx.x % 32 == 0) sums[0][threadIdx.x / 32] = square, sums[1][threadIdx.x / 32] = lost;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  square = sums[0][0] + sums[0][1] + sums[0][2] + sums[0][3];
-  lost = sums[1][0] + sums[1][1] + sums[1][2] + sums[1][3];
-  half_squares[j] = (float)(square / 2);
-  raise(&extremes->norm, sqrt(square));
-  raise(&extremes->lost, sqrt(lost));
-  raise(&extremes->half_square, square / 2);
+  if (!simt::last_to_arrive(arrived, gridDim.x)) return;
+  if (threadIdx.x == 0) {
+    Outcome whole = {0, 0, *moved, 0, 0.0, 0.0};
+    for (int i = 0; i < k; ++i) {
+      whole.shift += found[i].shift;
+      whole.potential += found[i].potential;
+      if (sums[(long long)i * (d + 1) + d] == 0) whole.empty = 1;
+    }
+    whole.stop = whole.empty || whole.moved == 0 || whole.shift <= tolerance;
+    *extremes = extremes_of(found, k);
+    *outcome = whole;
+    *stopped = whole.stop;
+    *moved = 0;
+  }
+  for (int i = threadIdx.x; i < lists; i += blockDim.x) counts[i] = 0;
 }
 
 }  // namespace kmeans

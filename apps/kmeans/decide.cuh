@@ -70,7 +70,8 @@ __device__ __forceinline__ int nearest_candidate(const Rows<T, Work>& rows, cons
 // Block (x, y): part y of list x. Leaves one candidate in every entry.
 template <typename T, typename Work>
 __global__ void __launch_bounds__(256, 4) decide(const Rows<T, Work> rows, const Work* centers, int k, Entry* entries,
-                                              const unsigned* counts, long long capacity) {
+                                              const unsigned* counts, long long capacity, const int* stopped) {
+  if (*stopped) return;
   Entry* list = entries + blockIdx.x * capacity;
   const unsigned count = counts[blockIdx.x], warps = blockDim.x / 32 * gridDim.y, lane = threadIdx.x % 32;
   const unsigned even = (count + warps - 1) / warps, each = even < kMostEntries ? even : kMostEntries;

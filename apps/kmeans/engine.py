@@ -22,7 +22,7 @@ from sklearn.utils.extmath import row_norms
 from tsapps.apps.kmeans.rows import ArrayRows, Rows
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["Assignment", "Engine"]
+__all__ = ["Assignment", "Engine", "Iterated", "Report"]
 
 T = TypeVar("T")
 
@@ -47,6 +47,46 @@ class Assignment:
     sums: np.ndarray
     weights: np.ndarray
     potential: float
+
+    def means(self) -> np.ndarray:
+        """Return sums / weights (k, d); a cluster that is empty takes the place of the heaviest one."""
+        heaviest = int(self.weights.argmax())
+        empty = self.weights == 0
+        means = self.sums * (1 / np.where(empty, 1, self.weights))[:, np.newaxis]
+        # As scikit-learn averages in place and in order, an empty cluster before the heaviest copies its sum, one after
+        # it its mean.
+        means[empty] = means[heaviest]
+        means[:heaviest][empty[:heaviest]] = self.sums[heaviest]
+        return means
+
+
+@dataclass
+class Iterated:
+    """Where some iterations ended.
+
+    Attributes
+    ----------
+    centers : numpy.ndarray of shape (k, d)
+        The next ones; those that the last labels are of, if a cluster is empty.
+    count : int
+        How many iterations there were.
+    strict : bool
+        Whether no label changed in the last.
+    shift : float
+        Σ ‖new c − c‖² of the last; NaN if a cluster is empty.
+    empty : Assignment or None
+        The last assignment, if it left a cluster empty.
+    """
+
+    centers: np.ndarray
+    count: int
+    strict: bool
+    shift: float
+    empty: Assignment | None = None
+
+
+#: Called after every iteration with its number in the run, from 1, the labels that changed, and Σ w·score.
+Report = Callable[[int, int, float], None]
 
 
 class Engine(ABC):
@@ -266,6 +306,31 @@ class Engine(ABC):
             totals += part[2]
             score = score + part[3] if potential else score
         return Assignment(int(moved), to_host(sums), to_host(totals), float(score) if potential else float("nan"))
+
+    def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
+        """Iterate until no label changes, the centres move by `tol` at most in all (squared), or a cluster is empty.
+
+        Parameters
+        ----------
+        centers : numpy.ndarray of shape (k, d)
+            Centred as the rows are.
+        before, last : int
+            How many iterations there were in this run, and how many there are to be at most.
+        tol : float
+        report : callable, optional
+        """
+        for iteration in range(before + 1, last + 1):
+            step = self.assign(centers, potential=report is not None)
+            if report is not None:
+                report(iteration, step.moved, step.potential)
+            if (step.weights == 0).any():
+                return Iterated(centers, iteration - before, step.moved == 0, float("nan"), step)
+            new_centers = step.means().astype(self.dtype)
+            shift = float(((new_centers - centers) ** 2).sum())
+            centers = new_centers
+            if step.moved == 0 or shift <= tol:
+                break
+        return Iterated(centers, iteration - before, step.moved == 0, shift)
 
     def inertia(self, centers: np.ndarray) -> float:
         """Return Σ w·‖x − c‖² over the samples and their own centres, from differences, in float64."""

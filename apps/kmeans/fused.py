@@ -17,11 +17,12 @@ import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.cuda import CublasEngine
-from tsapps.apps.kmeans.engine import Assignment
+from tsapps.apps.kmeans.engine import Assignment, Iterated, Report
 from tsapps.apps.kmeans.fused_plan import (
     ENTRY_BYTES,
     MOST_CLUSTERS,
     NEAREST,
+    OUTCOME,
     ROWS,
     assign_plan,
     capacity,
@@ -43,10 +44,12 @@ __all__ = ["FusedEngine"]
 LEAST_BYTES = 32 << 20
 _FOLDER = Path(__file__).parent
 _EPILOGUE, _HEADER = "kmeans::Nearest", "apps/kmeans/nearest.cuh"
-_MOVE_THREADS, _DECIDE_THREADS, _SHADOW_THREADS, _PLACE_THREADS = 512, 256, 256, 128
+_MOVE_THREADS, _DECIDE_THREADS, _SHADOW_THREADS, _CENTRE_THREADS = 512, 256, 256, 128
 # Blocks a multiprocessor: of `move`, as many as are resident; of the others, more.
 _MOVE_BLOCKS, _OTHER_BLOCKS = 2, 8
 _MOST_SAMPLES = 2**32 - 1
+# Iterations that are launched before the outcome of the first of them is asked for.
+_AHEAD = 4
 _LEAST_CAPABILITY = 8.0
 _SCALAR = {"float32": "float", "float64": "double"}
 
@@ -98,6 +101,8 @@ class FusedEngine(CublasEngine):
 
     def square_norm(self) -> float:
         """Return Σ w·‖x‖² over the (centred) samples, in float64."""
+        if self._applies and self._found is not None and self.sample_weight is None:
+            return self.n_samples * self.n_features * self.spread()[1] ** 2
         self._centre_held()
         return super().square_norm()
 
@@ -109,28 +114,37 @@ class FusedEngine(CublasEngine):
     def forget_labels(self) -> None:
         """Set every label to −1, so that the next assignment moves every sample."""
         super().forget_labels()
-        self._step = None
+        if self._step is not None:
+            self._step.forget()
 
     def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:
         """Give every sample the label of its nearest centre; see `Engine.assign`."""
-        k = len(centers)
+        step = self._step_for(len(centers))
+        if step is None:
+            return super().assign(centers, update=update, potential=potential)
+        moved = step.assign(centers)
+        sums, weights = step.sums()
+        wide = centers.astype(np.float64)
+        score = float(weights @ (wide * wide).sum(axis=1) - 2 * (sums * wide).sum())
+        return Assignment(moved, sums, weights, score)
+
+    def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
+        """Iterate on the GPU, without the host; see `Engine.iterate`."""
+        step = self._step_for(len(centers))
+        if step is None:
+            return super().iterate(centers, before, last, tol, report)
+        return step.iterate(centers, before, last, tol, report)
+
+    def _step_for(self, k: int) -> "_Step | None":
+        """Return what makes iterations for k clusters; None where `CublasEngine` is to."""
         shadow = self._made_shadow() if k <= MOST_CLUSTERS else None
         if shadow is None:
             self._step = None
             self._centre_held()
-            return super().assign(centers, update=update, potential=potential)
-        if self._step is None or self._step.k != k:
-            self.forget_labels()
+        elif self._step is None or self._step.k != k:
             self._step = _Step(self, shadow, k)
-        moved = self._step.run(centers)
-        if not update and not potential:
-            return Assignment(moved, np.zeros((0, 0)), np.zeros(0), float("nan"))
-        sums, weights = self._step.sums()
-        score = float("nan")
-        if potential:
-            wide = centers.astype(np.float64)
-            score = float(weights @ (wide * wide).sum(axis=1) - 2 * (sums * wide).sum())
-        return Assignment(moved, sums, weights, score)
+            self.forget_labels()
+        return self._step
 
     def _made_shadow(self) -> "_Shadow | None":
         """Return the copy that iterations read; None where there is none to be."""
@@ -193,12 +207,18 @@ class _Step:
         self._capacity = capacity(plan, n, lists)
         self._ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
         self._entries = cupy.empty(lists * self._capacity * ENTRY_BYTES, np.uint8)
-        # What every iteration begins with as zeros: the lists' lengths, the extremes of the centres, rows that moved.
-        self._zeroed = cupy.empty(lists + 4, np.uint32)
-        self._counts, self._extremes, self._moved = self._zeroed[:lists], self._zeroed[lists:-1], self._zeroed[-1:]
+        # Zero before every iteration: the lists' lengths, rows that moved, blocks that arrived, whether to stop.
+        self._zeroed = cupy.zeros(lists + 3, np.uint32)
+        self._counts = self._zeroed[:lists]
+        self._moved, self._arrived, self._stopped = (self._zeroed[lists + i : lists + i + 1] for i in range(3))
+        self._centers = cupy.empty((2, k, d), engine.dtype)  # of an iteration, and of the next
         self._halves = cupy.empty((k, padded(d)), np.float16)
         self._half_squares = cupy.empty(-(-k // 8) * 8, np.float32)
-        self._sums = cupy.zeros((k, d + 1), np.uint64)
+        self._extremes, self._found = cupy.empty(3, np.float32), cupy.empty((k, 4))
+        self._outcomes = cupy.empty(_AHEAD, OUTCOME)
+        memory = cupy.cuda.alloc_pinned_memory(_AHEAD * OUTCOME.itemsize)
+        self._seen = np.frombuffer(memory, OUTCOME, _AHEAD)
+        self._sums = cupy.empty((k, d + 1), np.uint64)
         self._prepare_moves(lists)
 
     def _prepare_moves(self, lists: int) -> None:
@@ -210,7 +230,8 @@ class _Step:
         plan = moves(n, k, engine.dtype, largest, middle, most_weight)
         scale = "float" if plan.digits == 2 else "double"
         self._scales = np.array(plan.scales)
-        self._device_scales = cupy.asarray(self._scales, dtype=np.float32 if scale == "float" else np.float64)
+        self._device_scales = cupy.asarray(self._scales)
+        self._move_scales = self._device_scales.astype(np.float32 if scale == "float" else np.float64)
         multiprocessors = engine.gpu.multiprocessors
         parts = max(1, -(-multiprocessors * _MOVE_BLOCKS // (lists * plan.chunks)))
         self._move_grid = lists, parts, plan.chunks
@@ -221,29 +242,92 @@ class _Step:
         scalar = _SCALAR[engine.dtype.name]
         flags = f"{plan.digits}, {str(plan.shared).lower()}, {str(weights is not None).lower()}"
         self._place = engine.kernel("centers.cuh", f"kmeans::place_centers<{scalar}>")
+        self._advance = engine.kernel("centers.cuh", f"kmeans::advance<{scalar}>")
         self._decide = engine.kernel("decide.cuh", f"kmeans::decide<{scalar}, {scalar}>")
         self._move = engine.kernel("move.cuh", f"kmeans::move<{scalar}, {scalar}, {flags}, {scale}>")
         self._move.max_dynamic_shared_size_bytes = self._shared
 
-    def run(self, centers: np.ndarray) -> int:
+    def forget(self) -> None:
+        """Begin again, with no sample in any cluster."""
+        self._sums.fill(0)
+
+    def assign(self, centers: np.ndarray) -> int:
         """Give every sample the label of its nearest centre; return how many labels changed."""
-        engine, shadow = self._engine, self._shadow
-        n, d = engine.source.shape
-        on_device, k = cupy.asarray(centers, dtype=engine.dtype), np.int32(self.k)
+        self._begin(centers)
+        self._move_rows(self._centers[0])
+        return int(self._moved[0])
+
+    def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
+        """Launch iterations, some ahead of those whose outcome is known; see `Engine.iterate`."""
+        self._begin(centers)
+        events: list[Any] = []
+        for iteration in range(before, last + _AHEAD):
+            count = iteration - before
+            if iteration < last:
+                self._launch(count, tol)
+                events.append(cupy.cuda.Event(disable_timing=True))
+                events[-1].record()
+            known = count - _AHEAD + 1
+            if known < 0 or known >= last - before:
+                continue
+            events[known].synchronize()
+            outcome = self._seen[known % _AHEAD].copy()
+            if report is not None:
+                report(before + known + 1, int(outcome["moved"]), float(outcome["potential"]))
+            if outcome["stop"] or before + known + 1 == last:
+                break
+        strict, now = bool(outcome["moved"] == 0), known % 2
+        if outcome["empty"]:
+            sums, weights = self.sums()
+            empty = Assignment(int(outcome["moved"]), sums, weights, float(outcome["potential"]))
+            return Iterated(to_host(self._centers[now]), known + 1, strict, float("nan"), empty)
+        return Iterated(to_host(self._centers[1 - now]), known + 1, strict, float(outcome["shift"]))
+
+    def _begin(self, centers: np.ndarray) -> None:
+        """Put centres where the first iteration expects them."""
+        d = self._engine.n_features
+        self._centers[0].set(np.ascontiguousarray(centers, dtype=self._engine.dtype))
         self._zeroed.fill(0)
-        sizes = k, np.int32(d), np.int32(padded(d)), shadow.scale
-        places = self._halves, self._half_squares, self._extremes
-        self._place((self._half_squares.size,), (_PLACE_THREADS,), (on_device, *sizes, *places))
+        sizes = np.int32(self.k), np.int32(d), np.int32(padded(d)), self._shadow.scale
+        found = self._found, self._arrived, self._extremes
+        arguments = (self._centers[0], *sizes, self._halves, self._half_squares, *found)
+        self._place((self._half_squares.size,), (_CENTRE_THREADS,), arguments)
+
+    def _launch(self, count: int, tol: float) -> None:
+        """Launch one iteration, and the copy of its outcome to the host."""
+        d, now, place = self._engine.n_features, count % 2, count % _AHEAD
+        self._move_rows(self._centers[now])
+        sizes = np.int32(self.k), np.int32(d), np.int32(padded(d)), self._shadow.scale, np.float64(tol)
+        results = self._centers[1 - now], self._halves, self._half_squares, self._found, self._arrived, self._extremes
+        state = self._counts, np.int32(self._counts.size), self._moved, self._stopped, self._outcomes[place:]
+        arguments = (self._sums, self._device_scales, self._centers[now], *sizes, *results, *state)
+        self._advance((self.k,), (_CENTRE_THREADS,), arguments)
+        source, size = self._outcomes[place:].data.ptr, OUTCOME.itemsize
+        stream = cupy.cuda.get_current_stream().ptr
+        to_host_kind = cupy.cuda.runtime.memcpyDeviceToHost
+        cupy.cuda.runtime.memcpyAsync(self._seen[place:].ctypes.data, source, size, to_host_kind, stream)
+
+    def _move_rows(self, centers: Any) -> None:
+        """Launch what gives every sample its label at the centres that were placed, and keeps the sums."""
+        engine, shadow, k = self._engine, self._shadow, np.int32(self.k)
+        n, d = engine.source.shape
         pointers = self._half_squares, self._extremes, shadow.norms, engine.labels, self._entries, self._counts
-        fields = (*(one.data.ptr for one in pointers), self._capacity, n, self._ahead, tensor_error(d), 0.0)
+        fields = (
+            *(one.data.ptr for one in (*pointers, self._stopped)),
+            self._capacity,
+            n,
+            self._ahead,
+            tensor_error(d),
+            0.0,
+        )
         self._product(shadow.rows.data.ptr, self._halves.data.ptr, np.array(fields, NEAREST)[()])
         weights = 0 if engine.sample_weight is None else engine.sample_weight.data.ptr
         rows = np.array((engine.held.data.ptr, d, d, 0, engine.shift.data.ptr, weights), ROWS)[()]
         lists = self._entries, self._counts, np.int64(self._capacity)
-        self._decide(self._decide_grid, (_DECIDE_THREADS,), (rows, on_device, k, *lists))
-        arguments = (rows, self._device_scales, *self._move_sizes, *lists, engine.labels, self._sums, self._moved)
+        self._decide(self._decide_grid, (_DECIDE_THREADS,), (rows, centers, k, *lists, self._stopped))
+        state = engine.labels, self._sums, self._moved, self._stopped
+        arguments = (rows, self._move_scales, *self._move_sizes, *lists, *state)
         self._move(self._move_grid, (_MOVE_THREADS,), arguments, shared_mem=self._shared)
-        return int(self._moved[0])
 
     def sums(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the clusters' weighted sums (k, d) and weights (k,), in float64."""

@@ -15,6 +15,7 @@ __all__ = [
     "MOST_CLUSTERS",
     "MOST_EXPONENT",
     "NEAREST",
+    "OUTCOME",
     "ROWS",
     "Moves",
     "assign_plan",
@@ -30,12 +31,15 @@ __all__ = [
 MOST_CLUSTERS = 64
 #: Powers of two that float32 can be scaled by, back and forth.
 MOST_EXPONENT = 96
-#: The C++ classes that kernels take, as NumPy structures: `Nearest` and `Rows`.
+#: The C++ classes that kernels take and give, as NumPy structures: `Nearest`, `Rows` and `Outcome`.
 NEAREST = np.dtype(
-    [(name, "u8") for name in ("half_squares", "extremes", "norms", "labels", "entries", "counts")]
+    [(name, "u8") for name in ("half_squares", "extremes", "norms", "labels", "entries", "counts", "stopped")]
     + [("capacity", "i8"), ("n", "i8"), ("ahead", "i8"), ("tensor_error", "f4"), ("padding", "f4")]
 )
 ROWS = np.dtype([("X", "u8"), ("leading", "i8"), ("d", "i4"), ("padding", "i4"), ("mean", "u8"), ("weights", "u8")])
+OUTCOME = np.dtype(
+    [("stop", "i4"), ("empty", "i4"), ("moved", "u4"), ("padding", "i4"), ("shift", "f8"), ("potential", "f8")]
+)
 #: Bytes of an `Entry`.
 ENTRY_BYTES = 16
 # What the tensor cores may lose of each sum of 16 products, relative to all that was added.

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from tsapps.apps.kmeans.engine import Assignment, Engine
+from tsapps.apps.kmeans.engine import Assignment, Engine, Report
 from tsapps.apps.kmeans.rows import ArrayRows
 from tsapps.apps.kmeans.seeding import SMALL, kmeans_plusplus, random_samples
 from tsapps.kernels.arrays import to_host
@@ -134,9 +134,9 @@ def fit(
             centers = _first_centers(engine, n_clusters, init, random_state, mean)
             clock.lap("seed")
 
-            def report(iteration: int, step: Assignment, run: int = run) -> None:
+            def report(iteration: int, moved: int, potential: float, run: int = run) -> None:
                 if progress is not None:
-                    progress(Progress(run, iteration, square_norm + step.potential, step.moved))
+                    progress(Progress(run, iteration, square_norm + potential, moved))
 
             found = _single_run(engine, centers, max_iter, variance * tol, report if progress else None)
             clock.lap("iterate")
@@ -218,33 +218,24 @@ def _first_centers(
     return centers if callable(init) else centers - mean
 
 
-def _single_run(
-    engine: Engine,
-    centers: np.ndarray,
-    max_iter: int,
-    tol: float,
-    report: Callable[[int, Assignment], None] | None,
-) -> Clustering:
+def _single_run(engine: Engine, centers: np.ndarray, max_iter: int, tol: float, report: Report | None) -> Clustering:
     """Iterate until no label changes, the centres move less than `tol` in all (squared), or `max_iter`."""
     engine.forget_labels()
-    converged = strict = False
-    for iteration in range(1, max_iter + 1):
-        step = engine.assign(centers, potential=report is not None)
-        if report is not None:
-            report(iteration, step)
-        if (step.weights == 0).any():
-            _relocate_empty_clusters(engine, step, centers)
-        new_centers = _means(step).astype(engine.dtype)
-        shift = float(((new_centers - centers) ** 2).sum())
-        centers = new_centers
-        strict = step.moved == 0
-        converged = strict or shift <= tol
-        if converged:
-            break
-    if not strict:
+    done, converged = 0, False
+    while done < max_iter and not converged:
+        found = engine.iterate(centers, done, max_iter, tol, report)
+        done += found.count
+        if found.empty is not None:
+            _relocate_empty_clusters(engine, found.empty, centers=found.centers)
+            new_centers = found.empty.means().astype(engine.dtype)
+            found.shift = float(((new_centers - found.centers) ** 2).sum())
+            found.centers = new_centers
+        centers = found.centers
+        converged = found.strict or found.shift <= tol
+    if not found.strict:
         # So that the labels are those of the final centres.
         engine.assign(centers, update=False)
-    return Clustering(engine.labels, centers, engine.inertia(centers), iteration, converged)
+    return Clustering(engine.labels, centers, engine.inertia(centers), done, converged)
 
 
 def _relocate_empty_clusters(engine: Engine, step: Assignment, centers: np.ndarray) -> None:
@@ -267,18 +258,6 @@ def _relocate_empty_clusters(engine: Engine, step: Assignment, centers: np.ndarr
         step.sums[new] = row * weight
         step.weights[new] = weight
         step.weights[old] -= weight
-
-
-def _means(step: Assignment) -> np.ndarray:
-    """Return sums / weights; a cluster still empty takes the place of the heaviest one."""
-    heaviest = int(step.weights.argmax())
-    empty = step.weights == 0
-    means = step.sums * (1 / np.where(empty, 1, step.weights))[:, np.newaxis]
-    # As scikit-learn averages in place and in order, an empty cluster before the heaviest copies its sum, one after it
-    # its mean.
-    means[empty] = means[heaviest]
-    means[:heaviest][empty[:heaviest]] = step.sums[heaviest]
-    return means
 
 
 def _same_clustering(labels: Any, others: Any, n_clusters: int) -> bool:

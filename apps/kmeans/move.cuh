@@ -106,7 +106,8 @@ template <typename T, typename Work, int kDigits, bool kShared, bool kWeighted, 
 __global__ void __launch_bounds__(512, 2) move(const Rows<T, Work> rows, const Scale* scales, int k, int columns,
                                                int log2_lanes, const Entry* entries, const unsigned* counts,
                                                long long capacity, int* labels, unsigned long long* sums,
-                                               unsigned* moved) {
+                                               unsigned* moved, const int* stopped) {
+  if (*stopped) return;
   struct Change {
     unsigned row;
     int from, to;

@@ -31,7 +31,7 @@ struct alignas(16) Entry {
 __device__ __forceinline__ int centre_of_bit(int bit) { return bit % 16 / 2 * 8 + bit / 16 * 2 + bit % 2; }
 __device__ __forceinline__ int bit_of_centre(int centre) { return centre % 8 / 2 * 16 + centre / 8 * 2 + centre % 2; }
 
-// What centres.cuh finds out of all centres, as it goes: C, δ and H, not negative.
+// What centers.cuh finds out of all centres: C, δ and H.
 struct Extremes {
   float norm, lost, half_square;
 };
@@ -47,6 +47,7 @@ struct Nearest {
   const int* labels;
   Entry* entries;    // block b's from b · capacity on
   unsigned* counts;  // of every block's
+  const int* stopped;  // if set, nothing is done
   long long capacity;
   long long n, ahead;  // rows, and how many from a warp's tile to its next: their labels and norms are asked for early
   float tensor_error;  // γ
@@ -55,6 +56,7 @@ struct Nearest {
   __device__ void tile(unsigned char*, long long row, int rows, long long, int,
                        const float (&d)[kBlocks][kColumnBlocks][4]) const {
     static_assert(kBlocks % 2 == 0 && kColumnBlocks <= 8, "rows are dealt to lanes 32 at a time; a lane has up to 16 bits");
+    if (*stopped) return;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float half_square[kColumnBlocks][2];
 #pragma unroll

@@ -106,6 +106,12 @@ def test_time_of_steps(given_peer):
     assert time_peer(given_peer, SetClock(), 5, 0.05) == Timing(3.0, "step", 5)
 
 
+def test_time_of_what_settles(given_peer):
+    given_peer.steps = given_peer.settles = True
+    given_peer.iterate = lambda iterations: iterations - 5  # converged
+    assert time_peer(given_peer, SetClock(), 5, 10) == Timing(0.2, "mean of 20", 5, 70.0, 20)
+
+
 def test_time_of_a_slope(given_peer):
     assert time_peer(given_peer, SetClock(), 5, 10) == Timing(3.0, "slope", 5, 70.0, 20)
     given_peer.most = 7

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tsapps.apps.kmeans.fused_plan import (
     ENTRY_BYTES,
     NEAREST,
+    OUTCOME,
     ROWS,
     assign_plan,
     capacity,
@@ -27,7 +28,8 @@ from tsapps.kernels.device import KNOWN
 from tsapps.kernels.plan import ELEMENT
 
 H200 = KNOWN["H200"]
-#: Features and clusters: one of each, rows shorter than 16 bytes, tiles of 64 rows, centres of several parts, long rows.
+#: Features and clusters: one of each, rows of less than 16 bytes, tiles of 64 rows, centres of several parts, and
+#: long rows.
 SHAPES = [(1, 1), (3, 2), (4, 16), (16, 9), (40, 33), (130, 64), (300, 5)]
 WORK = {"float32": np.float32, "float64": np.float64, "float16": np.float32, "bfloat16": np.float32}
 SCALAR = {np.float32: "float", np.float64: "double"}
@@ -71,28 +73,42 @@ extern "C" void shadow_{name}(const void* X, long long n, long long d, long long
                                   (float)scale, (int)log2_lanes, static_cast<ptx::Half*>(shadow), norms);
   }});
 }}
-extern "C" void place_{name}(const void* centers, long long k, long long d, long long padded, double scale, void* halves,
-                             float* half_squares, kmeans::Extremes* extremes) {{
-  cuda_host::launch(dim3((k + 7) / 8 * 8), 128, 0, [=] {{
+extern "C" void place_{name}(const void* centers, long long k, long long d, long long padded, double scale,
+                             void* halves, float* half_squares, void* found, unsigned* arrived,
+                             kmeans::Extremes* extremes) {{
+  cuda_host::launch(dim3((k + 7) / 8 * 8), kmeans::kCentreThreads, 0, [=] {{
     kmeans::place_centers<{W}>(static_cast<const {W}*>(centers), (int)k, (int)d, (int)padded, (float)scale,
-                               static_cast<ptx::Half*>(halves), half_squares, extremes);
+                               static_cast<ptx::Half*>(halves), half_squares, static_cast<kmeans::OfCentre*>(found),
+                               arrived, extremes);
+  }});
+}}
+extern "C" void advance_{name}(const unsigned long long* sums, const double* scales, const void* centers, long long k,
+                               long long d, long long padded, double scale, double tolerance, void* next, void* halves,
+                               float* half_squares, void* found, unsigned* arrived, kmeans::Extremes* extremes,
+                               unsigned* counts, long long lists, unsigned* moved, int* stopped,
+                               kmeans::Outcome* outcome) {{
+  cuda_host::launch(dim3(k), kmeans::kCentreThreads, 0, [=] {{
+    kmeans::advance<{W}>(sums, scales, static_cast<const {W}*>(centers), (int)k, (int)d, (int)padded, (float)scale,
+                         tolerance, static_cast<{W}*>(next), static_cast<ptx::Half*>(halves), half_squares,
+                         static_cast<kmeans::OfCentre*>(found), arrived, extremes, counts, (int)lists, moved, stopped,
+                         outcome);
   }});
 }}
 extern "C" void decide_{name}(const void* rows, const void* centers, long long k, kmeans::Entry* entries,
-                              const unsigned* counts, long long capacity, long long lists) {{
+                              const unsigned* counts, long long capacity, long long lists, const int* stopped) {{
   const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
   cuda_host::launch(dim3(lists, 2), 256, 0, [=] {{
-    kmeans::decide<{T}, {W}>(of, static_cast<const {W}*>(centers), (int)k, entries, counts, capacity);
+    kmeans::decide<{T}, {W}>(of, static_cast<const {W}*>(centers), (int)k, entries, counts, capacity, stopped);
   }});
 }}
 extern "C" void move_{name}(const void* rows, const {scale}* scales, long long k, long long columns, long long chunks,
                             long long log2_lanes, const kmeans::Entry* entries, const unsigned* counts,
                             long long capacity, long long lists, int* labels, unsigned long long* sums, unsigned* moved,
-                            long long shared_bytes) {{
+                            const int* stopped, long long shared_bytes) {{
   const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
   cuda_host::launch(dim3(lists, 2, chunks), 512, shared_bytes, [=] {{
     kmeans::move<{T}, {W}, {flags}>(of, scales, (int)k, (int)columns, (int)log2_lanes, entries, counts, capacity,
-                                    labels, sums, moved);
+                                    labels, sums, moved, stopped);
   }});
 }}"""
 
@@ -122,7 +138,10 @@ class Iterations:
         self.work = WORK[self.dtype]
         self.X, self.k = np.ascontiguousarray(X.astype(DTYPES[self.dtype])), k
         self.n, self.d = X.shape
-        self.name, self.library = f"{self.dtype}_{self.digits}_{int(self.shared)}_{int(self.weighted)}", libraries()[kind]
+        self.name, self.library = (
+            f"{self.dtype}_{self.digits}_{int(self.shared)}_{int(self.weighted)}",
+            libraries()[kind],
+        )
         self.mean = (np.zeros(self.d) if mean is None else mean).astype(self.work)
         # Rounded to the type that K-means works in, as the kernels have it.
         self.centred = self.X.astype(self.work) - self.mean
@@ -149,32 +168,55 @@ class Iterations:
 
     def iterate(self, centers):
         """Run one iteration; return how many rows the float16 product left undecided, and how many moved."""
-        n, d, k = self.n, self.d, self.k
+        d, k = self.d, self.k
         centers = np.ascontiguousarray(centers.astype(self.work))
-        halves = np.full((k, padded(d)), np.nan, np.float16)
-        half_squares, extremes = np.full(-(-k // 8) * 8, np.nan, np.float32), np.zeros(3, np.float32)
-        self.call("place", centers, k, d, padded(d), self.scale, halves, half_squares, extremes)
+        self.halves = np.full((k, padded(d)), np.nan, np.float16)
+        self.half_squares = np.full(-(-k // 8) * 8, np.nan, np.float32)
+        self.extremes, self.found = np.full(3, np.nan, np.float32), np.full((k, 4), np.nan)
+        sizes, self.arrived = (k, d, padded(d), self.scale), np.zeros(1, np.uint32)
+        places = self.halves, self.half_squares, self.found, self.arrived, self.extremes
+        self.call("place", centers, *sizes, *places)
+        return self.move_rows(centers)
+
+    def move_rows(self, centers, stopped=0):
+        """Run what follows of an iteration, at the centres that were placed."""
+        n, d, k = self.n, self.d, self.k
+        self.stopped = np.array([stopped], np.int32)
         plan, problem = assign_plan(10**7, d, k, H200), shadow_problem(n, d, k)
         lists = min(BLOCKS, -(-plan.units(n, problem.k, k) // plan.teams))
         room = capacity(plan, n, lists)
         entries, counts = np.zeros((lists, room, ENTRY_BYTES // 4), np.uint32), np.zeros(lists, np.uint32)
         ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
-        pointers = (one.ctypes.data for one in (half_squares, extremes, self.norms, self.labels, entries, counts))
+        pointed = self.half_squares, self.extremes, self.norms, self.labels, entries, counts, self.stopped
+        pointers = (one.ctypes.data for one in pointed)
         nearest = np.array((*pointers, room, n, ahead, tensor_error(d), 0), NEAREST)
         partial, arrived = np.zeros(2 * lists * plan.tile_sums + 1, np.float32), np.zeros(3 * lists, np.uint32)
-        libraries()[d, k].call(f"assign_{d}_{k}", self.shadow, halves, n, nearest, partial, arrived, lists)
+        libraries()[d, k].call(f"assign_{d}_{k}", self.shadow, self.halves, n, nearest, partial, arrived, lists)
         assert (counts <= room).all()
-        bits = [bin(low).count("1") + bin(high).count("1") for b in range(lists) for low, high in entries[b, : counts[b], 2:].tolist()]
+        masks = [mask for b in range(lists) for mask in entries[b, : counts[b], 2:].tolist()]
+        undecided = sum(low.bit_count() + high.bit_count() != 1 for low, high in masks)
         weights = 0 if self.weights is None else self.weights.ctypes.data
         rows = np.array((self.X.ctypes.data, d, d, 0, self.mean.ctypes.data, weights), ROWS)
-        self.call("decide", rows, centers, k, entries, counts, room, lists)
+        self.call("decide", rows, centers, k, entries, counts, room, lists, self.stopped)
         columns, chunks = (self.moves.columns, self.moves.chunks) if self.shared else (d + 1, 1)
         scales = self.scales.astype(np.float32 if self.digits == 2 else np.float64)
         moved, log2_lanes = np.zeros(1, np.uint32), min(5, (min(d, columns) - 1).bit_length())
         lists_of = entries, counts, room, lists
-        state = self.labels, self.sums, moved
+        self.counts, state = counts, (self.labels, self.sums, moved, self.stopped)
         self.call("move", rows, scales, k, columns, chunks, log2_lanes, *lists_of, *state, 68 << 10)
-        return sum(one != 1 for one in bits), int(moved[0])
+        return undecided, int(moved[0])
+
+    def advance(self, centers, moved, tolerance=0.0):
+        """Return the outcome of an iteration, and the next centres, which are placed."""
+        centers = np.ascontiguousarray(centers.astype(self.work))
+        following, outcome = np.full_like(centers, np.nan), np.zeros(1, OUTCOME)
+        sizes = self.k, self.d, padded(self.d), self.scale, tolerance
+        results = following, self.halves, self.half_squares, self.found, self.arrived, self.extremes
+        state = self.counts, self.counts.size, np.array([moved], np.uint32), self.stopped, outcome
+        self.call("advance", self.sums, self.scales, centers, *sizes, *results, *state)
+        assert not self.counts.any()
+        assert not state[2].any()
+        return outcome[0], following
 
     def assert_right(self, centers):
         """Labels are nearest centres to float64's last bits; sums are those of the labels, to the last bit."""
@@ -202,12 +244,15 @@ def test_by_hand():
     of = Iterations(X, 2, KINDS[0])
     _, moved = of.iterate(centers)
     # The last lies in the middle, and goes to the first.
-    assert of.labels.tolist() == [0, 0, 1, 1, 0] and moved == 5
-    assert (of.sums[:, 0] / of.scales[0]).tolist() == [3.0, 7.0] and of.sums[:, 3].tolist() == [3, 2]
+    assert of.labels.tolist() == [0, 0, 1, 1, 0]
+    assert moved == 5
+    assert (of.sums[:, 0] / of.scales[0]).tolist() == [3.0, 7.0]
+    assert of.sums[:, 3].tolist() == [3, 2]
     undecided, moved = of.iterate(centers)
     assert (undecided, moved) == (1, 0)  # the one in the middle
     assert of.iterate(np.array([[0.0, 0, 0], [2.5, 0, 0]])) == (0, 1)
-    assert of.labels.tolist() == [0, 0, 1, 1, 1] and (of.sums[:, 0] / of.scales[0]).tolist() == [1.0, 9.0]
+    assert of.labels.tolist() == [0, 0, 1, 1, 1]
+    assert (of.sums[:, 0] / of.scales[0]).tolist() == [1.0, 9.0]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
@@ -252,6 +297,54 @@ def test_far_off_centre_and_equal_centres(rng):
     of.iterate(centers)
     of.assert_right(centers)
     assert not (of.labels == 5).any()  # the lower of equals
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[1], KINDS[3]], ids=lambda kind: "-".join(map(str, kind)))
+@pytest.mark.parametrize(("d", "k"), [(3, 2), (40, 33), (300, 5)])
+def test_iterations_without_the_host(d, k, kind, rng):
+    n = 600
+    X, centers = blobs(n, d, k, rng, apart=1.0)
+    weights = rng.random(n) + 0.5 if kind[3] else None
+    of = Iterations(X, k, kind, weights, X.mean(axis=0))
+    centers = (centers - X.mean(axis=0)).astype(of.work)
+    _, moved = of.iterate(centers)
+    for _ in range(3):
+        outcome, following = of.advance(centers, moved)
+        one = np.ones(n) if weights is None else of.weights
+        if outcome["empty"]:
+            assert outcome["stop"]
+            assert len(set(of.labels.tolist())) < k
+            return
+        labels, expected = oracle.lloyd_step(of.centred, centers, one)
+        tolerance = 4 * np.finfo(of.work).eps * abs(of.centred).max() + abs(of.centred).max() * 2.0**-29
+        np.testing.assert_allclose(following, expected, rtol=0, atol=tolerance)
+        change = following.astype(np.float64) - centers
+        assert outcome["moved"] == moved
+        assert outcome["stop"] == (moved == 0)
+        assert outcome["shift"] == pytest.approx((change * change).sum(), rel=1e-9)
+        distances = oracle.square_distances(of.centred, centers)[np.arange(n), labels]
+        norms = (of.centred.astype(np.float64) ** 2).sum(axis=1)
+        assert outcome["potential"] + one @ norms == pytest.approx(one @ distances, rel=1e-6)
+        centers = following
+        _, moved = of.move_rows(centers)
+        of.assert_right(centers)
+
+
+def test_stops(rng):
+    X, centers = blobs(200, 40, 33, rng)
+    of = Iterations(X, 33, KINDS[0])
+    _, moved = of.iterate(centers)
+    if (np.bincount(of.labels, minlength=33) == 0).any():
+        centers = X[:33].copy()
+        _, moved = of.iterate(centers)
+    outcome, following = of.advance(centers, moved, tolerance=np.inf)
+    assert outcome["stop"] == 1
+    assert of.stopped[0] == 1
+    labels, sums = of.labels.copy(), of.sums.copy()
+    # What follows does nothing.
+    assert of.move_rows(following + 5, stopped=1) == (0, 0)
+    assert (of.labels == labels).all()
+    assert (of.sums == sums).all()
 
 
 @settings(max_examples=40, deadline=None)

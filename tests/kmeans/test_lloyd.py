@@ -309,7 +309,7 @@ def test_wrong_sample_weight(weights, message):
         ({"device": "gpu"}, "device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>', got 'gpu'"),
         ({"device": "cuda:x"}, "got 'cuda:x'"),
         ({"device": 0}, "got 0"),
-        ({"engine": "magic", "device": "cpu"}, "engine must be one of 'auto', 'cublas', got 'magic'"),
+        ({"engine": "magic", "device": "cpu"}, "engine must be one of 'auto', 'fused', 'cublas', got 'magic'"),
         ({"engine": "cublas", "device": "cpu"}, "engine='cublas' needs a GPU"),
         ({"dtype": np.float16, "device": "cpu"}, "dtype must be float32 or float64, got float16"),
     ],

@@ -1,0 +1,134 @@
+"""The fused engine on a GPU, against Lloyd in float64 and against the other engines."""
+
+import numpy as np
+import oracle
+import pytest
+from sklearn.datasets import make_blobs
+
+from tsapps import TSKMeans
+from tsapps.apps.kmeans import lloyd
+from tsapps.apps.kmeans.choose import open_engine
+
+pytestmark = pytest.mark.gpu
+cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+
+SHAPES = [(20_000, 1, 2), (30_001, 3, 64), (20_000, 16, 16), (9_999, 40, 33), (8_000, 130, 64), (3_000, 1000, 5)]
+
+
+def blobs(n, d, k, dtype, seed=0, spread=1.0):
+    X, _ = make_blobs(n, d, centers=k, cluster_std=spread, center_box=(-3, 3), random_state=seed)
+    return X.astype(dtype)
+
+
+def fit(X, k, engine="fused", **options):
+    options = {"n_init": 1, "tol": 0, "init": X[:k].astype(np.float32 if X.dtype == np.float16 else X.dtype)} | options
+    weights = options.pop("sample_weight", None)
+    model = TSKMeans(k, device="cuda", engine=engine, **options).fit(cupy.asarray(X), sample_weight=weights)
+    assert model.device_ == "cuda:0"
+    return model
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize(("n", "d", "k"), SHAPES)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_iterations_are_those_of_float64(n, d, k, dtype, weighted):
+    X = blobs(n, d, k, dtype, spread=2.0)
+    weights = np.random.default_rng(1).random(n) + 0.1 if weighted else None
+    model = fit(X, k, max_iter=4, sample_weight=weights)
+    centers = X[:k].astype(np.float64)
+    for _ in range(4):
+        labels, centers = oracle.lloyd_step(X, centers, weights)
+        assert len(set(labels.tolist())) == k, "the oracle keeps empty clusters where they are"
+    work = np.float64 if dtype == np.float64 else np.float32
+    # Centres are rounded after each iteration, and a label at the border may follow.
+    found = oracle.host(model.cluster_centers_)
+    np.testing.assert_allclose(found, centers, rtol=0, atol=1e-3 if work is np.float32 else 1e-9)
+    oracle.assert_nearest(X, found, oracle.host(model.labels_), work)
+    distances = oracle.square_distances(X, found)[np.arange(n), oracle.host(model.labels_)]
+    expected = distances.sum() if weights is None else weights @ distances
+    assert model.inertia_ == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_same_bits_on_every_run(dtype):
+    X = blobs(50_000, 24, 20, dtype, spread=3.0)
+    first, second = fit(X, 20), fit(X, 20)
+    assert first.n_iter_ == second.n_iter_ > 5
+    assert first.inertia_ == second.inertia_
+    for name in ("cluster_centers_", "labels_"):
+        np.testing.assert_array_equal(oracle.host(getattr(first, name)), oracle.host(getattr(second, name)))
+
+
+@pytest.mark.parametrize("tol", [0, 1e-3])
+@pytest.mark.parametrize(("n", "d", "k"), SHAPES[1:4])
+def test_converges_where_scikit_learn_does(n, d, k, tol):
+    X = blobs(n, d, k, np.float64)
+    expected = TSKMeans(k, init=X[:k], n_init=1, tol=tol, device="cpu").fit(X)
+    actual = fit(X, k, tol=tol)
+    assert actual.n_iter_ == expected.n_iter_
+    np.testing.assert_array_equal(oracle.host(actual.labels_), expected.labels_)
+    np.testing.assert_allclose(oracle.host(actual.cluster_centers_), expected.cluster_centers_, atol=1e-9)
+
+
+@pytest.mark.parametrize("max_iter", [1, 2, 3, 30])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_empty_clusters_as_in_scikit_learn(max_iter):
+    X = blobs(5_000, 6, 8, np.float64)
+    init = np.concatenate([X[:6], X[:1] + 1e3, X[:1] - 1e3])  # two that no sample is near
+    options = {"init": init, "n_init": 1, "tol": 0, "max_iter": max_iter}
+    expected = TSKMeans(8, device="cpu", **options).fit(X)
+    actual = fit(X, 8, init=init, max_iter=max_iter)
+    assert actual.n_iter_ == expected.n_iter_
+    np.testing.assert_array_equal(oracle.host(actual.labels_), expected.labels_)
+    np.testing.assert_allclose(oracle.host(actual.cluster_centers_), expected.cluster_centers_, atol=1e-9)
+
+
+def test_other_ways_in():
+    X = blobs(20_000, 12, 9, np.float32)
+    before = X.copy()
+    on_gpu = cupy.asarray(X)
+    model = TSKMeans(9, engine="fused", random_state=0, n_init=2).fit(on_gpu)
+    other = TSKMeans(9, engine="cublas", random_state=0, n_init=2).fit(on_gpu)
+    assert model.inertia_ == pytest.approx(other.inertia_, rel=1e-6)
+    np.testing.assert_array_equal(cupy.asnumpy(on_gpu), before)
+    labels = oracle.host(model.predict(cupy.asarray(X[:5000])))
+    oracle.assert_nearest(X[:5000], oracle.host(model.cluster_centers_), labels, np.float32)
+    assert model.score(on_gpu) == pytest.approx(-model.inertia_, rel=1e-6)
+    assert TSKMeans(9, device="cuda", engine="fused", random_state=0).fit(X).inertia_ > 0  # from the host
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_more_clusters_than_it_has_room_for():
+    X = blobs(8_000, 8, 100, np.float32)
+    assert fit(X, 100, max_iter=3).inertia_ == pytest.approx(fit(X, 100, "cublas", max_iter=3).inertia_, rel=1e-4)
+
+
+def test_tells_of_every_iteration():
+    X = blobs(20_000, 12, 9, np.float32, spread=3.0)
+    told = []
+    for engine in ("fused", "cublas"):
+        with open_engine(cupy.asarray(X), engine=engine) as opened:
+            seen = []
+            state = np.random.RandomState(0)
+            lloyd.fit(opened, 9, init=X[:9], n_init=1, tol=0, max_iter=7, random_state=state, progress=seen.append)
+            told.append(seen)
+    for ours, theirs in zip(*told, strict=True):
+        assert ours.iteration == theirs.iteration
+        assert ours.inertia == pytest.approx(theirs.inertia, rel=1e-5)
+        assert abs(ours.moved - theirs.moved) <= 5
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1e6, 1e15])
+def test_any_magnitude(scale):
+    X = blobs(20_000, 10, 7, np.float64) * scale + 100 * scale
+    assert fit(X, 7).inertia_ == pytest.approx(fit(X, 7, "cublas").inertia_, rel=1e-9)
+
+
+def test_an_outlier_costs_no_accuracy():
+    X = blobs(20_000, 10, 7, np.float32)
+    X[5] *= 1e8
+    actual, expected = fit(X, 7, max_iter=5), fit(X.astype(np.float64), 7, "cublas", max_iter=5)
+    ours, theirs = oracle.host(actual.cluster_centers_), oracle.host(expected.cluster_centers_)
+    usual = abs(theirs).max(axis=1) < 1e3
+    np.testing.assert_allclose(ours[usual], theirs[usual], atol=1e-4)
