@@ -49,7 +49,7 @@ _MOVE_THREADS, _DECIDE_THREADS, _SHADOW_THREADS, _CENTRE_THREADS = 512, 256, 256
 _MOVE_BLOCKS, _OTHER_BLOCKS = 2, 8
 _MOST_SAMPLES = 2**32 - 1
 # Iterations that are launched before the outcome of the first of them is asked for.
-_AHEAD = 4
+_AHEAD = 2
 _LEAST_CAPABILITY = 8.0
 _SCALAR = {"float32": "float", "float64": "double"}
 
@@ -179,11 +179,14 @@ class _Shadow:
         self.rows = cupy.empty((n, padded(d)), np.float16)
         self.norms = cupy.empty(n, np.float32)
         scalar = _SCALAR[engine.dtype.name]
-        log2_lanes = min(5, (padded(d) // 2 - 1).bit_length())
+        vector = 2 if scalar == "double" else 4
+        aligned = d % vector == 0 and engine.held.data.ptr % (vector * engine.dtype.itemsize) == 0
+        log2_lanes = min(5, (padded(d) // vector - 1).bit_length())
         sizes = np.int64(d), np.int64(n), np.int32(d), np.int32(padded(d))
         arguments = (engine.held, *sizes, engine.shift, self.scale, np.int32(log2_lanes), self.rows, self.norms)
         grid = (engine.gpu.multiprocessors * _OTHER_BLOCKS,)
-        engine.kernel("shadow.cuh", f"kmeans::make_shadow<{scalar}, {scalar}>")(grid, (_SHADOW_THREADS,), arguments)
+        name = f"kmeans::make_shadow<{scalar}, {scalar}, {str(aligned).lower()}>"
+        engine.kernel("shadow.cuh", name)(grid, (_SHADOW_THREADS,), arguments)
 
     @staticmethod
     def size(n: int, d: int) -> int:

@@ -27,11 +27,16 @@ __device__ __forceinline__ Work centred(T x, Work mean) {
   return (Work)tsm2::Element<T>::value(x) - mean;
 }
 
-// 2^log2_lanes lanes share a row.
-template <typename T, typename Work>
+// 2^log2_lanes lanes share a row, of which each takes kVector elements at a time: by one load, if kAligned (rows begin at
+// multiples of so many bytes, and are whole vectors).
+template <typename T>
+constexpr int kVector = sizeof(T) == 8 ? 2 : 4;
+
+template <typename T, typename Work, bool kAligned>
 __global__ void __launch_bounds__(256, 4) make_shadow(const T* X, long long leading, long long rows, int d, int padded,
-                                                   const Work* mean, float scale, int log2_lanes, ptx::Half* shadow,
-                                                   float* norms) {
+                                                      const Work* mean, float scale, int log2_lanes, ptx::Half* shadow,
+                                                      float* norms) {
+  constexpr int kWide = kVector<T>;
   const int lanes = 1 << log2_lanes, lane = (int)threadIdx.x & (lanes - 1);
   const long long together = (long long)gridDim.x * blockDim.x >> log2_lanes;
   const long long first = ((long long)blockIdx.x * blockDim.x + threadIdx.x) >> log2_lanes;
@@ -42,16 +47,29 @@ __global__ void __launch_bounds__(256, 4) make_shadow(const T* X, long long lead
     unsigned* to = reinterpret_cast<unsigned*>(shadow + row * padded);
     float square = 0, lost = 0;
 #pragma unroll 2
-    for (int j = 2 * lane; j < padded; j += 2 * lanes) {
-      const Work lower = j < d ? centred<T, Work>(x[j], mean[j]) * (Work)scale : Work(0);
-      const Work upper = j + 1 < d ? centred<T, Work>(x[j + 1], mean[j + 1]) * (Work)scale : Work(0);
-      const unsigned pair = ptx::to_halves((float)lower, (float)upper);
-      to[j / 2] = pair;
-      const float a = ptx::to_float(ptx::Half{(unsigned short)(pair & 0xffff)});
-      const float b = ptx::to_float(ptx::Half{(unsigned short)(pair >> 16)});
-      const float of_a = (float)(lower - a), of_b = (float)(upper - b);
-      square += a * a + b * b;
-      lost += of_a * of_a + of_b * of_b;
+    for (int j = kWide * lane; j < padded; j += kWide * lanes) {
+      Work value[kWide];
+      if (kAligned && j < d) {
+        const auto some = simt::load_streaming<kWide>(x + j);
+        const auto middle = *reinterpret_cast<const simt::Vector<Work, kWide>*>(mean + j);
+#pragma unroll
+        for (int i = 0; i < kWide; ++i) value[i] = centred<T, Work>(some.at[i], middle.at[i]) * (Work)scale;
+      } else {
+#pragma unroll
+        for (int i = 0; i < kWide; ++i) {
+          value[i] = j + i < d ? centred<T, Work>(x[j + i], mean[j + i]) * (Work)scale : Work(0);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kWide; i += 2) {
+        const unsigned pair = ptx::to_halves((float)value[i], (float)value[i + 1]);
+        to[(j + i) / 2] = pair;
+        const float a = ptx::to_float(ptx::Half{(unsigned short)(pair & 0xffff)});
+        const float b = ptx::to_float(ptx::Half{(unsigned short)(pair >> 16)});
+        const float of_a = (float)(value[i] - a), of_b = (float)(value[i + 1] - b);
+        square += a * a + b * b;
+        lost += of_a * of_a + of_b * of_b;
+      }
     }
     for (int bits = lanes / 2; bits > 0; bits /= 2) {
       square += __shfl_xor_sync(kEveryLane, square, bits);

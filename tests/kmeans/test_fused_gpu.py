@@ -131,4 +131,6 @@ def test_an_outlier_costs_no_accuracy():
     actual, expected = fit(X, 7, max_iter=5), fit(X.astype(np.float64), 7, "cublas", max_iter=5)
     ours, theirs = oracle.host(actual.cluster_centers_), oracle.host(expected.cluster_centers_)
     usual = abs(theirs).max(axis=1) < 1e3
-    np.testing.assert_allclose(ours[usual], theirs[usual], atol=1e-4)
+    # The outlier draws the mean away, and samples are rounded about it.
+    rounding = np.finfo(np.float32).eps * abs(X.mean(axis=0)).max()
+    np.testing.assert_allclose(ours[usual], theirs[usual], atol=2 * rounding)

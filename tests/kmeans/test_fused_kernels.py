@@ -67,10 +67,11 @@ def rows_source(dtype, digits, shared, weighted):
 #include "apps/kmeans/centers.cuh"
 #include "apps/kmeans/move.cuh"
 extern "C" void shadow_{name}(const void* X, long long n, long long d, long long padded, const void* mean, double scale,
-                              long long log2_lanes, void* shadow, float* norms) {{
+                              long long log2_lanes, void* shadow, float* norms, long long aligned) {{
   cuda_host::launch(dim3({BLOCKS}), 256, 0, [=] {{
-    kmeans::make_shadow<{T}, {W}>(static_cast<const {T}*>(X), d, n, (int)d, (int)padded, static_cast<const {W}*>(mean),
-                                  (float)scale, (int)log2_lanes, static_cast<ptx::Half*>(shadow), norms);
+    auto* kernel = aligned ? kmeans::make_shadow<{T}, {W}, true> : kmeans::make_shadow<{T}, {W}, false>;
+    kernel(static_cast<const {T}*>(X), d, n, (int)d, (int)padded, static_cast<const {W}*>(mean), (float)scale,
+           (int)log2_lanes, static_cast<ptx::Half*>(shadow), norms);
   }});
 }}
 extern "C" void place_{name}(const void* centers, long long k, long long d, long long padded, double scale,
@@ -157,9 +158,10 @@ class Iterations:
             self.scales = np.exp2(np.append(bits - np.ceil(np.log2(np.maximum(self.largest, 1e-30))), 0.0))
         self.shadow = np.full((self.n, padded(self.d)), np.nan, np.float16)
         self.norms = np.full(self.n, np.nan, np.float32)
-        log2_lanes = min(5, (padded(self.d) // 2 - 1).bit_length())
+        vector = 2 if self.dtype == "float64" else 4
+        log2_lanes, aligned = min(5, (padded(self.d) // vector - 1).bit_length()), self.d % vector == 0
         sizes = self.n, self.d, padded(self.d)
-        self.call("shadow", self.X, *sizes, self.mean, self.scale, log2_lanes, self.shadow, self.norms)
+        self.call("shadow", self.X, *sizes, self.mean, self.scale, log2_lanes, self.shadow, self.norms, int(aligned))
         self.labels = np.full(self.n, -1, np.int32)
         self.sums = np.zeros((k, self.d + 1), np.int64)
 
