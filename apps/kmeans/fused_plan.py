@@ -34,7 +34,7 @@ MOST_EXPONENT = 96
 #: The C++ classes that kernels take and give, as NumPy structures: `Nearest`, `Rows` and `Outcome`.
 NEAREST = np.dtype(
     [(name, "u8") for name in ("half_squares", "extremes", "norms", "labels", "entries", "counts", "stopped")]
-    + [("capacity", "i8"), ("n", "i8"), ("ahead", "i8"), ("tensor_error", "f4"), ("padding", "f4")]
+    + [("capacity", "i8"), ("n", "u4"), ("ahead", "u4"), ("tensor_error", "f4"), ("padding", "f4")]
 )
 ROWS = np.dtype([("X", "u8"), ("leading", "i8"), ("d", "i4"), ("padding", "i4"), ("mean", "u8"), ("weights", "u8")])
 OUTCOME = np.dtype(
@@ -46,8 +46,8 @@ ENTRY_BYTES = 16
 _TENSOR_ERROR = 2.0**-22
 # Where float16 is to hold the data: about so large in the mean square, a four-thousandth of its largest number.
 _MIDDLE = 16.0
-# Longest rows that one stage of the ring holds whole; and those so short that 64 are a tile.
-_MOST_DEPTH, _SHORT = 256, 16
+# Longest rows that one stage of the ring holds whole; and rows so short, and columns so few, that 64 rows are a tile.
+_MOST_DEPTH, _SHORT, _FEW = 256, 16, 16
 # Digits of 16 bits of a sum's elements, and the most bits that they use beside the sign.
 _NARROW, _WIDE = 2, 3
 _BITS = {_NARROW: 30, _WIDE: 46}
@@ -89,7 +89,7 @@ def assign_plan(n: int, d: int, k: int, device: Device) -> Plan | None:
     tile_n = -(-k // 8) * 8
     found: list[Plan] = []
     if problem.k <= _MOST_DEPTH:
-        for tile_m in (64, 32) if problem.k <= _SHORT else (32,):
+        for tile_m in (64, 32) if problem.k <= _SHORT and tile_n <= _FEW else (32,):
             for blocks, teams in ((2, 12), (1, 16), (1, 12), (1, 8), (1, 4)):
                 short = Plan("float16", tile_m, tile_n, problem.k, teams=teams, blocks=blocks, keep_b=True, stretch=0)
                 found += [replace(short, stages=stages) for stages in ((3, 2) if problem.k <= _SHORT else (2,))]

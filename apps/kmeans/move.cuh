@@ -103,7 +103,7 @@ __device__ __forceinline__ long long as_integer(Work value, double scale) {
 // Block (x, y, z): part y of list x, and columns from z · columns on. 2^log2_lanes lanes share a row. The blocks of the
 // first columns write the labels too, and add to `moved`; those of the last columns add up the weights.
 template <typename T, typename Work, int kDigits, bool kShared, bool kWeighted, typename Scale>
-__global__ void __launch_bounds__(512, 2) move(const Rows<T, Work> rows, const Scale* scales, int k, int columns,
+__global__ void __launch_bounds__(512, kShared ? 2 : 1) move(const Rows<T, Work> rows, const Scale* scales, int k, int columns,
                                                int log2_lanes, const Entry* entries, const unsigned* counts,
                                                long long capacity, int* labels, unsigned long long* sums,
                                                unsigned* moved, const int* stopped) {
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(512, 2) move(const Rows<T, Work> rows, const S
     const int waiting = __popc(all);
     changed += waiting;
     // Some rows at a time, so that they are on their way together; past the last, nothing of row 0 is added.
-    constexpr int kTogether = 4;
+    constexpr int kTogether = kDigits == 2 ? 4 : 2;
     for (int i = lane >> log2_lanes; i < waiting; i += kTogether * groups) {
       const T* x[kTogether];
       long long to[kTogether], from[kTogether];

@@ -47,23 +47,22 @@ struct Nearest {
   const int* labels;
   Entry* entries;    // block b's from b · capacity on
   unsigned* counts;  // of every block's
-  const int* stopped;  // if set, nothing is done
+  const int* stopped;  // if set, nothing is listed
   long long capacity;
-  long long n, ahead;  // rows, and how many from a warp's tile to its next: their labels and norms are asked for early
+  unsigned n, ahead;  // rows, and how many from a warp's tile to its next: their labels and norms are asked for early
   float tensor_error;  // γ
 
   template <int kBlocks, int kColumnBlocks>
   __device__ void tile(unsigned char*, long long row, int rows, long long, int,
                        const float (&d)[kBlocks][kColumnBlocks][4]) const {
     static_assert(kBlocks % 2 == 0 && kColumnBlocks <= 8, "rows are dealt to lanes 32 at a time; a lane has up to 16 bits");
-    if (*stopped) return;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float half_square[kColumnBlocks][2];
 #pragma unroll
     for (int j = 0; j < kColumnBlocks; ++j)
 #pragma unroll
       for (int i = 0; i < 2; ++i) half_square[j][i] = half_squares[8 * j + 2 * t + i];
-    const long long soon = row + ahead + 16 * (lane / 2);
+    const unsigned from = (unsigned)row, soon = from + ahead + 16 * (lane / 2);
     if (lane < 2 * kBlocks && lane % 4 < 2 && soon < n) {
       ptx::prefetch(lane % 2 ? static_cast<const void*>(norms + soon) : labels + soon);
     }
@@ -75,8 +74,8 @@ struct Nearest {
       // This lane decides row 8·t + g of these 32; of the others' rows it has some of the scores.
       const int mine = 16 * first + 8 * t + g;
       const bool present = mine < rows;
-      const int label = present ? labels[row + mine] : 0;
-      const float error = 1.0001f * ((present ? norms[row + mine] : 0.0f) * a_norm + always);
+      const int label = present ? labels[from + mine] : 0;
+      const float error = 1.0001f * ((present ? norms[from + mine] : 0.0f) * a_norm + always);
       unsigned bits[4];
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
@@ -94,7 +93,7 @@ struct Nearest {
       const unsigned low = t < 2 ? ours : theirs, high = t < 2 ? theirs : ours;
       const bool decided = __popc(low) + __popc(high) == 1;
       const int bit = low ? __ffs(low) - 1 : 31 + __ffs(high);
-      append(present && !(decided && centre_of_bit(bit) == label), {(unsigned)(row + mine), label, low, high});
+      append(present && !(decided && centre_of_bit(bit) == label), {from + mine, label, low, high});
     }
   }
 
@@ -103,17 +102,15 @@ struct Nearest {
   template <int kColumnBlocks>
   __device__ __forceinline__ unsigned candidates(const float (&d)[kColumnBlocks][4], int half,
                                                  const float (&half_square)[kColumnBlocks][2], float error) const {
-    float score[kColumnBlocks][2], best = -kInfinity;
+    float best = -kInfinity;
 #pragma unroll
     for (int j = 0; j < kColumnBlocks; ++j)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        score[j][i] = d[j][2 * half + i] - half_square[j][i];
-        best = fmaxf(best, score[j][i]);
-      }
+      for (int i = 0; i < 2; ++i) best = fmaxf(best, d[j][2 * half + i] - half_square[j][i]);
     best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 1));
     best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 2));
-    // Scores are between 1e-18 and 1e18 apart, or the same.
+    // Scores are between 1e-18 and 1e18 apart, or the same. They are computed again, in another way, for the compiler not
+    // to keep them in registers.
     constexpr float kLarge = 1.2676506e30f;  // 2¹⁰⁰
     const float threshold = (2 * error - best) * kLarge;
     float sum = 0;
@@ -121,14 +118,15 @@ struct Nearest {
     for (int j = 0; j < kColumnBlocks; ++j)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        sum = fmaf(__saturatef(fmaf(score[j][i], kLarge, threshold)), (float)(1 << (2 * j + i)), sum);
+        const float above = fmaf(d[j][2 * half + i], kLarge, fmaf(half_square[j][i], -kLarge, threshold));
+        sum = fmaf(__saturatef(above), (float)(1 << (2 * j + i)), sum);
       }
     return (unsigned)sum;
   }
 
   __device__ __forceinline__ void append(bool wanted, const Entry& entry) const {
     const unsigned all = __ballot_sync(0xffffffffu, wanted);
-    if (all == 0) return;
+    if (all == 0 || *stopped) return;
     const int lane = threadIdx.x % 32;
     unsigned begin = 0;
     if (lane == 0) begin = atomicAdd(&counts[blockIdx.x], (unsigned)__popc(all));

@@ -1,0 +1,145 @@
+"""The fused engine's choices, and what the compiler makes of them."""
+
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+
+import numpy as np
+import pytest
+from host_cuda import harness
+
+from tsapps.apps.kmeans.fused_plan import MOST_CLUSTERS, assign_plan, capacity, moves, shadow_scale
+from tsapps.kernels import launch
+from tsapps.kernels.build import build
+from tsapps.kernels.device import KNOWN
+
+ARCHITECTURES = {"sm_80": "A100", "sm_90a": "H200", "sm_100a": "H200"}
+#: Features and clusters that take each kind of plan: whole rows of each length, and pieces of long ones.
+SHAPES = [
+    (1, 1),
+    (4, 16),
+    (16, 16),
+    (16, 64),
+    (32, 64),
+    (64, 33),
+    (128, 16),
+    (128, 64),
+    (256, 64),
+    (300, 33),
+    (4096, 64),
+]
+FOLDER = harness.ROOT / "apps" / "kmeans"
+
+
+@pytest.mark.parametrize("device", ["A100", "H100", "H200"])
+def test_there_is_a_plan_for_every_shape(device):
+    for d in (1, 3, 8, 17, 64, 100, 200, 256, 257, 1000, 20_000):
+        for k in range(1, MOST_CLUSTERS + 1):
+            plan = assign_plan(10**6, d, k, KNOWN[device])
+            assert plan is not None
+            # What the epilogue asks for: 32 rows of a warp at a time, and all centres.
+            assert plan.tile_m // plan.warps_m % 32 == 0
+            assert plan.warps_n == 1
+            assert plan.tile_n >= k
+
+
+@pytest.mark.parametrize("blocks", [1, 7, 132])
+@pytest.mark.parametrize(("d", "k"), [(16, 16), (128, 64), (4096, 16)])
+@pytest.mark.parametrize("n", [1, 33, 5000, 10**6])
+def test_lists_have_room_for_every_row_of_a_block(n, d, k, blocks):
+    plan = assign_plan(n, d, k, KNOWN["H200"])
+    tiles = -(-n // plan.tile_m)
+    if plan.keep_b:  # in turn
+        most = max(len(range(block, tiles, blocks)) for block in range(blocks))
+    else:  # units in equal shares; a block may be the one to end any tile that it has a unit of
+        units, of_tile = plan.units(n, d, k), -(-d // plan.depth)
+        shares = [(units * block // blocks, units * (block + 1) // blocks) for block in range(blocks)]
+        most = max((end - 1) // of_tile - begin // of_tile + 1 if end > begin else 0 for begin, end in shares)
+    assert most * plan.tile_m <= capacity(plan, n, blocks)
+
+
+def test_shadow_scale():
+    assert shadow_scale(1.0) == 16.0
+    assert shadow_scale(16.0) == 1.0
+    assert shadow_scale(0.0) == 1.0
+    assert shadow_scale(1e300) == 2.0**-96
+
+
+def test_moves_by_hand():
+    found = moves(1000, 16, np.dtype(np.float32), np.array([3.0, 0.0, 0.25]), 1.0, None)
+    assert found.digits == 2
+    # 30 bits of what is at most 4, 1 and a quarter; samples are counted as they are.
+    assert found.scales == (2.0**28, 2.0**30, 2.0**32, 1.0)
+    assert (found.columns, found.chunks, found.shared) == (4, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "digits"),
+    [
+        ({}, 2),
+        ({"dtype": np.dtype(np.float64)}, 3),
+        ({"largest": np.full(64, 1e3)}, 3),
+        ({"largest": np.full(64, 1e-35)}, 3),
+    ],
+)
+def test_digits(change, digits):
+    given = {"n": 10**6, "k": 8, "dtype": np.dtype(np.float32), "largest": np.full(64, 4.0), "middle": 1.0}
+    found = moves(**(given | {"most_weight": None} | change))
+    assert found.digits == digits
+
+
+@pytest.mark.parametrize("n", [1, 1000, 2**31, 2**32 - 2])
+@pytest.mark.parametrize("weight", [None, 1e-3, 7.0])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sums_do_not_overflow(n, weight, dtype):
+    largest = np.array([1e-6, 1.0, 5.0, 1e5])
+    found = moves(n, 4, np.dtype(dtype), largest, 1.0, weight)
+    most = np.append(largest, 1.0) * (1.0 if weight is None else weight)
+    elements = np.array(found.scales) * most
+    assert (elements <= 2.0 ** (16 * found.digits - 1) - 1).all()
+    assert (elements * n < 2.0**63).all()
+
+
+@pytest.mark.parametrize("d", [1, 128, 4096, 100_000])
+@pytest.mark.parametrize("k", [1, 16, 64])
+def test_sums_of_a_block_fit(d, k):
+    for dtype in (np.float32, np.float64):
+        found = moves(10**6, k, np.dtype(dtype), np.ones(d), 1.0, None)
+        assert found.columns * found.chunks >= d + 1
+        if found.shared:
+            assert found.columns * k * found.digits * 4 <= found.shared_bytes <= 68 << 10
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_products_compile_without_spills(arch):
+    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
+    plans = [assign_plan(10**7, *shape, KNOWN[ARCHITECTURES[arch]]) for shape in SHAPES]
+    compiled = partial(launch.compiled_plan, arch=arch, epilogue="kmeans::Nearest", header="apps/kmeans/nearest.cuh")
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        for shape, plan, (cubin, name) in zip(SHAPES, plans, pool.map(compiled, plans), strict=True):
+            used = cubin.resources[name]
+            assert used.stack == used.spill_stores == used.spill_loads == 0, shape
+            assert -(-used.registers // 8) * 8 * plan.threads * plan.blocks <= 65_536, shape
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("scalar", ["float", "double"])
+def test_other_kernels_compile_without_spills(scalar, arch):
+    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
+    digits = [("2", "float"), ("3", "double")] if scalar == "float" else [("3", "double")]
+    switches = [(shared, weighted) for shared in ("true", "false") for weighted in ("true", "false")]
+    names = {
+        "shadow.cuh": [f"make_shadow<{scalar}, {scalar}, {aligned}>" for aligned in ("true", "false")],
+        "centers.cuh": [f"place_centers<{scalar}>", f"advance<{scalar}>"],
+        "decide.cuh": [f"decide<{scalar}, {scalar}>"],
+        "move.cuh": [
+            f"move<{scalar}, {scalar}, {count}, {shared}, {weighted}, {scale}>"
+            for count, scale in digits
+            for shared, weighted in switches
+        ],
+    }
+    for file, kernels in names.items():
+        source = (FOLDER / file).read_text(encoding="utf-8")
+        for kernel, used in build(source, [f"kmeans::{name}" for name in kernels], arch).resources.items():
+            assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
