@@ -7,6 +7,10 @@
 //                 iteration: not if no label changed, if the centres moved by no more than `tolerance` in all (squared), or
 //                 if a cluster is empty, which the host has to fill. What would follow then does nothing.
 //
+// A centre far away would widen the bound of every row. Where all rows are within `reach` of the mean but for a few, a centre
+// more than 4·reach from it is the nearest of none of the others, as long as another centre is within 2·reach: it is
+// left out (half_squares is infinite), and rows beyond the reach are left to decide.cuh.
+//
 // A block a centre; the last block to arrive puts together what the others found, in their order: the same bits always.
 #pragma once
 #include "apps/kmeans/nearest.cuh"
@@ -55,20 +59,32 @@ __device__ __forceinline__ void place(double c, float scale, ptx::Half* half, Of
   found.lost += lost * lost;
 }
 
-__device__ __forceinline__ Extremes extremes_of(const OfCentre* found, int k) {
-  double square = 0, lost = 0;
+// Of the centres that are not left out; by one thread.
+__device__ __forceinline__ Extremes put_together(const OfCentre* found, int k, float reach, float* half_squares) {
+  const double far = 16.1 * reach * reach;  // norms of rows are of what was rounded
+  double least = kInfinity, square = 0, lost = 0;
+  for (int j = 0; j < k; ++j) least = found[j].square < least ? found[j].square : least;
+  bool some = false;
   for (int j = 0; j < k; ++j) {
+    // What is no number is far.
+    if (!(found[j].square <= far) && least <= far / 4) {
+      half_squares[j] = kInfinity;
+      some = true;
+      continue;
+    }
     square = found[j].square > square ? found[j].square : square;
     lost = found[j].lost > lost ? found[j].lost : lost;
   }
   // Rounded up; an infinity stays one.
-  return {(float)(sqrt(square) * 1.000001), (float)(sqrt(lost) * 1.000001), (float)(square / 2 * 1.000001)};
+  const float norm = (float)(sqrt(square) * 1.000001), of_lost = (float)(sqrt(lost) * 1.000001);
+  return {norm, of_lost, (float)(square / 2 * 1.000001), some ? reach : kInfinity};
 }
 
 template <typename Work>
-__global__ void __launch_bounds__(kCentreThreads) place_centers(const Work* centers, int k, int d, int padded, float scale,
-                                                                ptx::Half* halves, float* half_squares, OfCentre* found,
-                                                                unsigned* arrived, Extremes* extremes) {
+__global__ void __launch_bounds__(kCentreThreads, 4) place_centers(const Work* centers, int k, int d, int padded,
+                                                                   float scale, float reach, ptx::Half* halves,
+                                                                   float* half_squares, OfCentre* found,
+                                                                   unsigned* arrived, Extremes* extremes) {
   const int j = blockIdx.x;
   OfCentre mine = {};
   for (int i = threadIdx.x; j < k && i < padded; i += blockDim.x) {
@@ -79,17 +95,20 @@ __global__ void __launch_bounds__(kCentreThreads) place_centers(const Work* cent
     if (j < k) found[j] = mine;
     half_squares[j] = j < k ? (float)(mine.square / 2) : kInfinity;
   }
-  if (simt::last_to_arrive(arrived, gridDim.x) && threadIdx.x == 0) *extremes = extremes_of(found, k);
+  if (simt::last_to_arrive(arrived, gridDim.x) && threadIdx.x == 0) {
+    *extremes = put_together(found, k, reach, half_squares);
+  }
 }
 
 // `outcome` is this iteration's; `stopped` is set with its `stop` and stays. Leaves `counts` and `moved` at zero.
 template <typename Work>
-__global__ void __launch_bounds__(kCentreThreads) advance(const unsigned long long* sums, const double* scales,
-                                                          const Work* centers, int k, int d, int padded, float scale,
-                                                          double tolerance, Work* next, ptx::Half* halves,
-                                                          float* half_squares, OfCentre* found, unsigned* arrived,
-                                                          Extremes* extremes, unsigned* counts, int lists, unsigned* moved,
-                                                          int* stopped, Outcome* outcome) {
+__global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long long* sums, const double* scales,
+                                                             const Work* centers, int k, int d, int padded,
+                                                             float scale, float reach, double tolerance, Work* next,
+                                                             ptx::Half* halves, float* half_squares, OfCentre* found,
+                                                             unsigned* arrived, Extremes* extremes, unsigned* counts,
+                                                             int lists, unsigned* moved, int* stopped,
+                                                             Outcome* outcome) {
   if (*stopped) return;
   const int j = blockIdx.x;
   const unsigned long long* mine_of_sums = sums + (long long)j * (d + 1);
@@ -122,7 +141,7 @@ __global__ void __launch_bounds__(kCentreThreads) advance(const unsigned long lo
       if (sums[(long long)i * (d + 1) + d] == 0) whole.empty = 1;
     }
     whole.stop = whole.empty || whole.moved == 0 || whole.shift <= tolerance;
-    *extremes = extremes_of(found, k);
+    *extremes = put_together(found, k, reach, half_squares);
     *outcome = whole;
     *stopped = whole.stop;
     *moved = 0;

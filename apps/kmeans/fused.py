@@ -29,6 +29,7 @@ from tsapps.apps.kmeans.fused_plan import (
     moves,
     padded,
     shadow_problem,
+    shadow_reach,
     shadow_scale,
     tensor_error,
 )
@@ -51,6 +52,8 @@ _MOST_SAMPLES = 2**32 - 1
 # Iterations that are launched before the outcome of the first of them is asked for.
 _AHEAD = 2
 _LEAST_CAPABILITY = 8.0
+# The least weight beside the largest: sums have 46 bits for it (fused_plan.py).
+_LEAST_WEIGHT = 2.0**-16
 _SCALAR = {"float32": "float", "float64": "double"}
 
 
@@ -73,10 +76,18 @@ class FusedEngine(CublasEngine):
         self.gpu_index = index
         large = always or self.n_samples * self.n_features * self.dtype.itemsize >= LEAST_BYTES
         tensor_cores = float(self.gpu.compute_capability) >= _LEAST_CAPABILITY
-        self._applies = large and tensor_cores and self.held is not None and self.n_samples < _MOST_SAMPLES
+        room = self.held is not None and self.n_samples < _MOST_SAMPLES
+        self._applies = large and tensor_cores and room and self._weights_are_alike()
         self._found: tuple[np.ndarray, np.ndarray, float] | None = None
         self._shadow: _Shadow | None = None
         self._step: _Step | None = None
+
+    def _weights_are_alike(self) -> bool:
+        """Tell whether integers of one scale hold every weight well."""
+        if self.sample_weight is None:
+            return True
+        weights = abs(self.sample_weight[self.sample_weight != 0])
+        return not weights.size or float(weights.min()) >= _LEAST_WEIGHT * float(weights.max())
 
     def moments(self) -> tuple[np.ndarray, float]:
         """Return the mean of X and the mean variance of its features; see `Engine.moments`."""
@@ -217,7 +228,7 @@ class _Step:
         self._centers = cupy.empty((2, k, d), engine.dtype)  # of an iteration, and of the next
         self._halves = cupy.empty((k, padded(d)), np.float16)
         self._half_squares = cupy.empty(-(-k // 8) * 8, np.float32)
-        self._extremes, self._found = cupy.empty(3, np.float32), cupy.empty((k, 4))
+        self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
         self._outcomes = cupy.empty(_AHEAD, OUTCOME)
         memory = cupy.cuda.alloc_pinned_memory(_AHEAD * OUTCOME.itemsize)
         self._seen = np.frombuffer(memory, OUTCOME, _AHEAD)
@@ -291,7 +302,7 @@ class _Step:
         d = self._engine.n_features
         self._centers[0].set(np.ascontiguousarray(centers, dtype=self._engine.dtype))
         self._zeroed.fill(0)
-        sizes = np.int32(self.k), np.int32(d), np.int32(padded(d)), self._shadow.scale
+        sizes = np.int32(self.k), np.int32(d), np.int32(padded(d)), self._shadow.scale, np.float32(shadow_reach(d))
         found = self._found, self._arrived, self._extremes
         arguments = (self._centers[0], *sizes, self._halves, self._half_squares, *found)
         self._place((self._half_squares.size,), (_CENTRE_THREADS,), arguments)
@@ -300,7 +311,8 @@ class _Step:
         """Launch one iteration, and the copy of its outcome to the host."""
         d, now, place = self._engine.n_features, count % 2, count % _AHEAD
         self._move_rows(self._centers[now])
-        sizes = np.int32(self.k), np.int32(d), np.int32(padded(d)), self._shadow.scale, np.float64(tol)
+        numbers = self._shadow.scale, np.float32(shadow_reach(d)), np.float64(tol)
+        sizes = np.int32(self.k), np.int32(d), np.int32(padded(d)), *numbers
         results = self._centers[1 - now], self._halves, self._half_squares, self._found, self._arrived, self._extremes
         state = self._counts, np.int32(self._counts.size), self._moved, self._stopped, self._outcomes[place:]
         arguments = (self._sums, self._device_scales, self._centers[now], *sizes, *results, *state)

@@ -1,7 +1,7 @@
 """What an iteration of the fused engine is made of, chosen from sizes alone: its product, its integers, its blocks."""
 
 from dataclasses import dataclass, replace
-from math import ceil, log2
+from math import ceil, log2, sqrt
 
 import numpy as np
 
@@ -23,6 +23,7 @@ __all__ = [
     "moves",
     "padded",
     "shadow_problem",
+    "shadow_reach",
     "shadow_scale",
     "tensor_error",
 ]
@@ -71,6 +72,11 @@ def shadow_scale(middle: float) -> float:
     """Return the power of two that the shadow's elements are multiplied by; `middle` is the data's root mean square."""
     exponent = round(log2(_MIDDLE / middle)) if middle > 0 else 0
     return float(2.0 ** min(max(exponent, -MOST_EXPONENT), MOST_EXPONENT))
+
+
+def shadow_reach(d: int) -> float:
+    """Return the norm that few rows of the shadow exceed: twice the root of the mean square; see centers.cuh."""
+    return 2.0 * _MIDDLE * sqrt(2.0 * d)
 
 
 def shadow_problem(n: int, d: int, k: int) -> Problem:
@@ -162,7 +168,8 @@ def moves(n: int, k: int, dtype: np.dtype, largest: np.ndarray, middle: float, m
     most = largest * (1.0 if most_weight is None else most_weight)
     # A feature that is always the same adds zeros, whatever its scale.
     exponents = np.ceil(np.log2(np.where(most > 0, most, 1.0)))
-    narrow = dtype == np.float32 and float(largest.max()) <= _SPREAD * middle
+    # Weights may differ by much, and a cluster of small ones is no empty cluster.
+    narrow = dtype == np.float32 and most_weight is None and float(largest.max()) <= _SPREAD * middle
     narrow = narrow and bool((np.abs(exponents) < MOST_EXPONENT).all())
     digits = _NARROW if narrow else _WIDE
     bits = min(_BITS[digits], 62 - ceil(log2(n)))

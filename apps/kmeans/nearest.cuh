@@ -31,9 +31,9 @@ struct alignas(16) Entry {
 __device__ __forceinline__ int centre_of_bit(int bit) { return bit % 16 / 2 * 8 + bit / 16 * 2 + bit % 2; }
 __device__ __forceinline__ int bit_of_centre(int centre) { return centre % 8 / 2 * 16 + centre / 8 * 2 + centre % 2; }
 
-// What centers.cuh finds out of all centres: C, δ and H.
+// What centers.cuh finds out of all centres: C, δ and H; and the norm from which on a row is not decided here.
 struct Extremes {
-  float norm, lost, half_square;
+  float norm, lost, half_square, reach;
 };
 
 struct Nearest {
@@ -75,7 +75,8 @@ struct Nearest {
       const int mine = 16 * first + 8 * t + g;
       const bool present = mine < rows;
       const int label = present ? labels[from + mine] : 0;
-      const float error = 1.0001f * ((present ? norms[from + mine] : 0.0f) * a_norm + always);
+      const float norm = present ? norms[from + mine] : 0.0f;
+      const float error = 1.0001f * (norm * a_norm + always);
       unsigned bits[4];
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
@@ -90,7 +91,8 @@ struct Nearest {
       // Of lanes t and t ^ 1, then of t ^ 2 and t ^ 3, the lower lane's in the lower half.
       const unsigned ours = (kept >> own & 0xffff) << own | (across & 0xffff) << other;
       const unsigned theirs = (got >> own & 0xffff) << own | across >> 16 << other;
-      const unsigned low = t < 2 ? ours : theirs, high = t < 2 ? theirs : ours;
+      const bool within = norm <= most.reach;
+      const unsigned low = within ? t < 2 ? ours : theirs : 0, high = within ? t < 2 ? theirs : ours : 0;
       const bool decided = __popc(low) + __popc(high) == 1;
       const int bit = low ? __ffs(low) - 1 : 31 + __ffs(high);
       append(present && !(decided && centre_of_bit(bit) == label), {from + mine, label, low, high});

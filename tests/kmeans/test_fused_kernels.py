@@ -21,6 +21,7 @@ from tsapps.apps.kmeans.fused_plan import (
     moves,
     padded,
     shadow_problem,
+    shadow_reach,
     shadow_scale,
     tensor_error,
 )
@@ -75,24 +76,24 @@ extern "C" void shadow_{name}(const void* X, long long n, long long d, long long
   }});
 }}
 extern "C" void place_{name}(const void* centers, long long k, long long d, long long padded, double scale,
-                             void* halves, float* half_squares, void* found, unsigned* arrived,
+                             double reach, void* halves, float* half_squares, void* found, unsigned* arrived,
                              kmeans::Extremes* extremes) {{
   cuda_host::launch(dim3((k + 7) / 8 * 8), kmeans::kCentreThreads, 0, [=] {{
     kmeans::place_centers<{W}>(static_cast<const {W}*>(centers), (int)k, (int)d, (int)padded, (float)scale,
-                               static_cast<ptx::Half*>(halves), half_squares, static_cast<kmeans::OfCentre*>(found),
-                               arrived, extremes);
+                               (float)reach, static_cast<ptx::Half*>(halves), half_squares,
+                               static_cast<kmeans::OfCentre*>(found), arrived, extremes);
   }});
 }}
 extern "C" void advance_{name}(const unsigned long long* sums, const double* scales, const void* centers, long long k,
-                               long long d, long long padded, double scale, double tolerance, void* next, void* halves,
-                               float* half_squares, void* found, unsigned* arrived, kmeans::Extremes* extremes,
-                               unsigned* counts, long long lists, unsigned* moved, int* stopped,
+                               long long d, long long padded, double scale, double reach, double tolerance,
+                               void* next, void* halves, float* half_squares, void* found, unsigned* arrived,
+                               kmeans::Extremes* extremes, unsigned* counts, long long lists, unsigned* moved, int* stopped,
                                kmeans::Outcome* outcome) {{
   cuda_host::launch(dim3(k), kmeans::kCentreThreads, 0, [=] {{
     kmeans::advance<{W}>(sums, scales, static_cast<const {W}*>(centers), (int)k, (int)d, (int)padded, (float)scale,
-                         tolerance, static_cast<{W}*>(next), static_cast<ptx::Half*>(halves), half_squares,
-                         static_cast<kmeans::OfCentre*>(found), arrived, extremes, counts, (int)lists, moved, stopped,
-                         outcome);
+                         (float)reach, tolerance, static_cast<{W}*>(next), static_cast<ptx::Half*>(halves),
+                         half_squares, static_cast<kmeans::OfCentre*>(found), arrived, extremes, counts, (int)lists,
+                         moved, stopped, outcome);
   }});
 }}
 extern "C" void decide_{name}(const void* rows, const void* centers, long long k, kmeans::Entry* entries,
@@ -117,7 +118,7 @@ extern "C" void move_{name}(const void* rows, const {scale}* scales, long long k
 #: dtype, digits, whether sums are in shared memory, whether samples have weights.
 KINDS = [
     ("float32", 2, True, False),
-    ("float32", 2, True, True),
+    ("float32", 3, True, True),
     ("float32", 3, False, False),
     ("float64", 3, True, False),
     ("float16", 2, False, False),
@@ -174,8 +175,8 @@ class Iterations:
         centers = np.ascontiguousarray(centers.astype(self.work))
         self.halves = np.full((k, padded(d)), np.nan, np.float16)
         self.half_squares = np.full(-(-k // 8) * 8, np.nan, np.float32)
-        self.extremes, self.found = np.full(3, np.nan, np.float32), np.full((k, 4), np.nan)
-        sizes, self.arrived = (k, d, padded(d), self.scale), np.zeros(1, np.uint32)
+        self.extremes, self.found = np.full(4, np.nan, np.float32), np.full((k, 4), np.nan)
+        sizes, self.arrived = (k, d, padded(d), self.scale, shadow_reach(d)), np.zeros(1, np.uint32)
         places = self.halves, self.half_squares, self.found, self.arrived, self.extremes
         self.call("place", centers, *sizes, *places)
         return self.move_rows(centers)
@@ -212,7 +213,7 @@ class Iterations:
         """Return the outcome of an iteration, and the next centres, which are placed."""
         centers = np.ascontiguousarray(centers.astype(self.work))
         following, outcome = np.full_like(centers, np.nan), np.zeros(1, OUTCOME)
-        sizes = self.k, self.d, padded(self.d), self.scale, tolerance
+        sizes = self.k, self.d, padded(self.d), self.scale, shadow_reach(self.d), tolerance
         results = following, self.halves, self.half_squares, self.found, self.arrived, self.extremes
         state = self.counts, self.counts.size, np.array([moved], np.uint32), self.stopped, outcome
         self.call("advance", self.sums, self.scales, centers, *sizes, *results, *state)
@@ -288,6 +289,22 @@ def test_what_float16_cannot_hold(kind, rng):
     of = Iterations(X, 9, (kind[0], 3, False, False) if kind[0] == "float32" else kind)
     of.iterate(centers)
     of.assert_right(centers)
+
+
+@pytest.mark.parametrize("away", [30.0, 1e3, 1e7])
+def test_a_centre_far_away_widens_no_bound(away, rng):
+    X, centers = blobs(700, 40, 33, rng)
+    X -= X.mean(axis=0)
+    X[5] = away * X[6]  # its cluster
+    centers[7] = X[5]
+    of = Iterations(np.concatenate([X, -X]), 33, KINDS[3])  # so that the outliers leave the mean where it is
+    # Scaled by what most rows are like.
+    of.scale = shadow_scale(float(np.sqrt((X[:5] ** 2).mean())))
+    of.call("shadow", of.X, of.n, of.d, padded(of.d), of.mean, of.scale, 4, of.shadow, of.norms, 1)
+    undecided, _ = of.iterate(centers)
+    of.assert_right(centers)
+    assert of.labels[5] == 7
+    assert undecided < of.n // 10
 
 
 def test_far_off_centre_and_equal_centres(rng):
