@@ -87,8 +87,8 @@ extern "C" void place_{name}(const void* centers, long long k, long long d, long
 extern "C" void advance_{name}(const unsigned long long* sums, const double* scales, const void* centers, long long k,
                                long long d, long long padded, double scale, double reach, double tolerance,
                                void* next, void* halves, float* half_squares, void* found, unsigned* arrived,
-                               kmeans::Extremes* extremes, unsigned* counts, long long lists, unsigned* moved, int* stopped,
-                               kmeans::Outcome* outcome) {{
+                               kmeans::Extremes* extremes, unsigned* counts, long long lists, unsigned* moved,
+                               int* stopped, kmeans::Outcome* outcome) {{
   cuda_host::launch(dim3(k), kmeans::kCentreThreads, 0, [=] {{
     kmeans::advance<{W}>(sums, scales, static_cast<const {W}*>(centers), (int)k, (int)d, (int)padded, (float)scale,
                          (float)reach, tolerance, static_cast<{W}*>(next), static_cast<ptx::Half*>(halves),
