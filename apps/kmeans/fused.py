@@ -86,8 +86,9 @@ class FusedEngine(CublasEngine):
         """Tell whether integers of one scale hold every weight well."""
         if self.sample_weight is None:
             return True
-        weights = abs(self.sample_weight[self.sample_weight != 0])
-        return not weights.size or float(weights.min()) >= _LEAST_WEIGHT * float(weights.max())
+        with self._gpu:
+            weights = abs(self.sample_weight[self.sample_weight != 0])
+            return not weights.size or float(weights.min()) >= _LEAST_WEIGHT * float(weights.max())
 
     def moments(self) -> tuple[np.ndarray, float]:
         """Return the mean of X and the mean variance of its features; see `Engine.moments`."""
@@ -171,9 +172,9 @@ class FusedEngine(CublasEngine):
         if self._found is None:
             raise RuntimeError("the moments of X have not been taken")
         origin, mean, variance = self._found
-        shift = to_host(self.shift).astype(np.float64)
-        square = variance + float(np.mean((mean - shift) ** 2))
-        return to_host(self.largest) + np.abs(origin - shift), square**0.5
+        subtracted = to_host(self.mean).astype(np.float64)
+        square = variance + float(np.mean((mean - subtracted) ** 2))
+        return to_host(self.largest) + np.abs(origin - subtracted), square**0.5
 
     def kernel(self, file: str, name: str) -> Any:
         """Return a kernel of a file of this package, loaded on the engine's GPU."""
