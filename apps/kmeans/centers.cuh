@@ -77,7 +77,9 @@ __device__ __forceinline__ Extremes put_together(const OfCentre* found, int k, f
   }
   // Rounded up; an infinity stays one.
   const float norm = (float)(sqrt(square) * 1.000001), of_lost = (float)(sqrt(lost) * 1.000001);
-  return {norm, of_lost, (float)(square / 2 * 1.000001), some ? reach : kInfinity};
+  // Products past 2²⁷ would overflow in the epilogue, and a centre that is infinite in float16 has none.
+  const float within = of_lost < kInfinity ? (float)(1 << 27) / norm : -1.0f;
+  return {norm, of_lost, (float)(square / 2 * 1.000001), some && reach < within ? reach : within};
 }
 
 template <typename Work>

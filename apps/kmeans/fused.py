@@ -38,6 +38,7 @@ from tsapps.kernels.arrays import to_host
 from tsapps.kernels.build import function
 from tsapps.kernels.device import Device, live
 from tsapps.kernels.launch import blocks_of, with_epilogue
+from tsapps.kernels.plan import Plan
 
 __all__ = ["FusedEngine"]
 
@@ -48,7 +49,8 @@ _EPILOGUE, _HEADER = "kmeans::Nearest", "apps/kmeans/nearest.cuh"
 _MOVE_THREADS, _DECIDE_THREADS, _SHADOW_THREADS, _CENTRE_THREADS = 512, 256, 256, 128
 # Blocks a multiprocessor: of `move`, as many as are resident; of the others, more.
 _MOVE_BLOCKS, _OTHER_BLOCKS = 2, 8
-_MOST_SAMPLES = 2**32 - 1
+# What 32 bits number, and what a row's norm is summed over in float32 (shadow.cuh).
+_MOST_SAMPLES, _MOST_FEATURES = 2**32 - 1, 2**18
 # Iterations that are launched before the outcome of the first of them is asked for.
 _AHEAD = 2
 _LEAST_CAPABILITY = 8.0
@@ -76,7 +78,7 @@ class FusedEngine(CublasEngine):
         self.gpu_index = index
         large = always or self.n_samples * self.n_features * self.dtype.itemsize >= LEAST_BYTES
         tensor_cores = float(self.gpu.compute_capability) >= _LEAST_CAPABILITY
-        room = self.held is not None and self.n_samples < _MOST_SAMPLES
+        room = self.held is not None and self.n_samples < _MOST_SAMPLES and self.n_features <= _MOST_FEATURES
         self._applies = large and tensor_cores and room and self._weights_are_alike()
         self._found: tuple[np.ndarray, np.ndarray, float] | None = None
         self._shadow: _Shadow | None = None
@@ -109,7 +111,7 @@ class FusedEngine(CublasEngine):
         if bool(self.shift.any()):
             self.shift = cupy.zeros_like(self.shift)
             super().centre(self.mean)
-            self._applies = self.held is not None
+            self._applies = self._applies and self.held is not None
 
     def square_norm(self) -> float:
         """Return Σ w·‖x‖² over the (centred) samples, in float64."""
@@ -149,13 +151,16 @@ class FusedEngine(CublasEngine):
 
     def _step_for(self, k: int) -> "_Step | None":
         """Return what makes iterations for k clusters; None where `CublasEngine` is to."""
-        shadow = self._made_shadow() if k <= MOST_CLUSTERS else None
-        if shadow is None:
+        if self._step is not None and self._step.k == k:
+            return self._step
+        plan = assign_plan(*self.source.shape, k, self.gpu) if self._applies and k <= MOST_CLUSTERS else None
+        shadow = self._made_shadow() if plan is not None else None
+        if plan is None or shadow is None:
             self._step = None
             self._centre_held()
-        elif self._step is None or self._step.k != k:
-            self._step = _Step(self, shadow, k)
-            self.forget_labels()
+            return None
+        self._step = _Step(self, shadow, plan, k)
+        self.forget_labels()
         return self._step
 
     def _made_shadow(self) -> "_Shadow | None":
@@ -209,13 +214,10 @@ class _Shadow:
 class _Step:
     """One iteration for k clusters, and the clusters' sums as the labels are."""
 
-    def __init__(self, engine: FusedEngine, shadow: _Shadow, k: int) -> None:
+    def __init__(self, engine: FusedEngine, shadow: _Shadow, plan: Plan, k: int) -> None:
         self._engine, self._shadow, self.k = engine, shadow, k
         n, d = engine.source.shape
         index = engine.gpu_index
-        plan = assign_plan(n, d, k, engine.gpu)
-        if plan is None:
-            raise RuntimeError(f"no kernel fits {engine.gpu.name} for {d} features and {k} clusters")
         problem = shadow_problem(n, d, k)
         self._product = with_epilogue(plan, problem, index, _EPILOGUE, _HEADER)
         lists = blocks_of(plan, problem, index)
@@ -276,21 +278,25 @@ class _Step:
         """Launch iterations, some ahead of those whose outcome is known; see `Engine.iterate`."""
         self._begin(centers)
         events: list[Any] = []
-        for iteration in range(before, last + _AHEAD):
-            count = iteration - before
-            if iteration < last:
-                self._launch(count, tol)
-                events.append(cupy.cuda.Event(disable_timing=True))
-                events[-1].record()
-            known = count - _AHEAD + 1
-            if known < 0 or known >= last - before:
-                continue
-            events[known].synchronize()
-            outcome = self._seen[known % _AHEAD].copy()
-            if report is not None:
-                report(before + known + 1, int(outcome["moved"]), float(outcome["potential"]))
-            if outcome["stop"] or before + known + 1 == last:
-                break
+        try:
+            for iteration in range(before, last + _AHEAD):
+                count = iteration - before
+                if iteration < last:
+                    self._launch(count, tol)
+                    events.append(cupy.cuda.Event(disable_timing=True))
+                    events[-1].record()
+                known = count - _AHEAD + 1
+                if known < 0 or known >= last - before:
+                    continue
+                events[known].synchronize()
+                outcome = self._seen[known % _AHEAD].copy()
+                if report is not None:
+                    report(before + known + 1, int(outcome["moved"]), float(outcome["potential"]))
+                if outcome["stop"] or before + known + 1 == last:
+                    break
+        finally:
+            # What is ahead is still writing to memory of this step.
+            cupy.cuda.get_current_stream().synchronize()
         strict, now = bool(outcome["moved"] == 0), known % 2
         if outcome["empty"]:
             sums, weights = self.sums()

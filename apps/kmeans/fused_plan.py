@@ -1,7 +1,7 @@
 """What an iteration of the fused engine is made of, chosen from sizes alone: its product, its integers, its blocks."""
 
 from dataclasses import dataclass, replace
-from math import ceil, log2, sqrt
+from math import ceil, inf, log2, sqrt
 
 import numpy as np
 
@@ -43,8 +43,11 @@ OUTCOME = np.dtype(
 )
 #: Bytes of an `Entry`.
 ENTRY_BYTES = 16
-# What the tensor cores may lose of each sum of 16 products, relative to all that was added.
-_TENSOR_ERROR = 2.0**-22
+# What the tensor cores may lose of each sum of 16 products, relative to all that was added: of 4, 8 or 16 terms at a
+# time, they truncate what lies some 24 bits below the largest.
+_TENSOR_ERROR = 2.0**-20
+# Likewise of float64, by which integers are scaled.
+_MOST_OF_DOUBLE = 900
 # Where float16 is to hold the data: about so large in the mean square, a four-thousandth of its largest number.
 _MIDDLE = 16.0
 # Longest rows that one stage of the ring holds whole; and rows so short, and columns so few, that 64 rows are a tile.
@@ -70,7 +73,7 @@ def tensor_error(d: int) -> float:
 
 def shadow_scale(middle: float) -> float:
     """Return the power of two that the shadow's elements are multiplied by; `middle` is the data's root mean square."""
-    exponent = round(log2(_MIDDLE / middle)) if middle > 0 else 0
+    exponent = round(log2(_MIDDLE) - log2(middle)) if 0 < middle < inf else 0
     return float(2.0 ** min(max(exponent, -MOST_EXPONENT), MOST_EXPONENT))
 
 
@@ -167,7 +170,7 @@ def moves(n: int, k: int, dtype: np.dtype, largest: np.ndarray, middle: float, m
     d = len(largest)
     most = largest * (1.0 if most_weight is None else most_weight)
     # A feature that is always the same adds zeros, whatever its scale.
-    exponents = np.ceil(np.log2(np.where(most > 0, most, 1.0)))
+    exponents = np.clip(np.ceil(np.log2(np.where(most > 0, most, 1.0))), -_MOST_OF_DOUBLE, None)
     # Weights may differ by much, and a cluster of small ones is no empty cluster.
     narrow = dtype == np.float32 and most_weight is None and float(largest.max()) <= _SPREAD * middle
     narrow = narrow and bool((np.abs(exponents) < MOST_EXPONENT).all())

@@ -111,8 +111,8 @@ struct Nearest {
       for (int i = 0; i < 2; ++i) best = fmaxf(best, d[j][2 * half + i] - half_square[j][i]);
     best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 1));
     best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 2));
-    // Scores are between 1e-18 and 1e18 apart, or the same. They are computed again, in another way, for the compiler not
-    // to keep them in registers.
+    // Products are below 2²⁸ (centers.cuh), so that what overflows here is no candidate. Scores are 1e-18 apart or more, or
+    // the same. They are computed again, in another way, for the compiler not to keep them in registers.
     constexpr float kLarge = 1.2676506e30f;  // 2¹⁰⁰
     const float threshold = (2 * error - best) * kLarge;
     float sum = 0;

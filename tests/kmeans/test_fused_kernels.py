@@ -307,6 +307,34 @@ def test_a_centre_far_away_widens_no_bound(away, rng):
     assert undecided < of.n // 10
 
 
+def scaled_naturally(X, k):
+    """Iterations of float64 data whose shadow is 16 times the data."""
+    of = Iterations(X, k, KINDS[3])
+    of.scale = 16.0
+    vector = 2
+    log2_lanes = min(5, (padded(of.d) // vector - 1).bit_length())
+    sizes = of.n, of.d, padded(of.d)
+    of.call("shadow", of.X, *sizes, of.mean, of.scale, log2_lanes, of.shadow, of.norms, int(of.d % vector == 0))
+    return of
+
+
+def test_products_that_would_overflow(rng):
+    X = np.zeros((400, 3))
+    X[:, 0] = 1000 + np.linspace(-0.1, 0.1, 400)  # about the middle of two centres, both far away
+    of, centers = scaled_naturally(X, 2), np.array([[750.0, 0, 0], [1250, 0, 0]])
+    of.iterate(centers)
+    of.assert_right(centers)
+
+
+def test_centres_that_float16_cannot_hold(rng):
+    of, centers = (
+        scaled_naturally(rng.standard_normal((500, 3)), 2),
+        np.array([[-5, -65000, -20000], [66000, 0, 0]]) / 16,
+    )
+    of.iterate(centers)
+    of.assert_right(centers)
+
+
 def test_far_off_centre_and_equal_centres(rng):
     X, centers = blobs(400, 40, 33, rng)
     X, centers = X + 1e4, centers + 1e4

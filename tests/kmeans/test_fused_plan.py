@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -44,6 +45,12 @@ def test_there_is_a_plan_for_every_shape(device):
             assert plan.tile_n >= k
 
 
+def test_there_may_be_none_where_shared_memory_is_small():
+    small = replace(KNOWN["A100"], shared_memory=100 << 10, shared_memory_per_block=99 << 10)
+    assert assign_plan(10**6, 32, 16, small) is not None
+    assert assign_plan(10**6, 20_000, 64, small) is None  # and the cuBLAS engine is taken
+
+
 @pytest.mark.parametrize("blocks", [1, 7, 132])
 @pytest.mark.parametrize(("d", "k"), [(16, 16), (128, 64), (4096, 16)])
 @pytest.mark.parametrize("n", [1, 33, 5000, 10**6])
@@ -64,6 +71,8 @@ def test_shadow_scale():
     assert shadow_scale(16.0) == 1.0
     assert shadow_scale(0.0) == 1.0
     assert shadow_scale(1e300) == 2.0**-96
+    assert shadow_scale(1e-320) == 2.0**96
+    assert shadow_scale(np.inf) == 1.0
 
 
 def test_moves_by_hand():
@@ -81,6 +90,7 @@ def test_moves_by_hand():
         ({"dtype": np.dtype(np.float64)}, 3),
         ({"largest": np.full(64, 1e3)}, 3),
         ({"largest": np.full(64, 1e-35)}, 3),
+        ({"largest": np.full(64, 1e-310)}, 3),
     ],
 )
 def test_digits(change, digits):
