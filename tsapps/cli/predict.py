@@ -70,7 +70,7 @@ def predict(
             show("nearest centres")
             lap = time.perf_counter()
             # Distances lose fewest digits about a point amid the centres; any would do, and the labels of a row must
-            # not depend on the other rows (on a GPU they do by rounding: large files are decided in float64).
+            # not depend on the other rows.
             origin = centers.mean(axis=0)
             engine.centre(origin)
             engine.assign(centers - origin, update=False)
