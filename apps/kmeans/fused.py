@@ -151,7 +151,7 @@ class FusedEngine(CublasEngine):
 
     def _step_for(self, k: int) -> "_Step | None":
         """Return what makes iterations for k clusters; None where `CublasEngine` is to."""
-        if self._step is not None and self._step.k == k:
+        if self._applies and self._step is not None and self._step.k == k:
             return self._step
         plan = assign_plan(*self.source.shape, k, self.gpu) if self._applies and k <= MOST_CLUSTERS else None
         shadow = self._made_shadow() if plan is not None else None
