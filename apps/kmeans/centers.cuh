@@ -38,9 +38,7 @@ __device__ __forceinline__ OfCentre block_sum(OfCentre mine) {
   __shared__ OfCentre of_warp[kCentreThreads / 32];
   double* values = reinterpret_cast<double*>(&mine);
 #pragma unroll
-  for (int i = 0; i < 4; ++i)
-#pragma unroll
-    for (int bits = 16; bits > 0; bits /= 2) values[i] += __shfl_xor_sync(kEveryLane, values[i], bits);
+  for (int i = 0; i < 4; ++i) values[i] = simt::warp_sum(values[i]);
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
   __syncthreads();
   for (int warp = 1; threadIdx.x == 0 && warp < kCentreThreads / 32; ++warp) {

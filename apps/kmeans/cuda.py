@@ -19,6 +19,7 @@ import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.engine import Engine
+from tsapps.apps.kmeans.fused_plan import log2_lanes
 from tsapps.apps.kmeans.rows import Rows
 from tsapps.kernels.build import function
 
@@ -47,8 +48,8 @@ _POINTS = 8
 
 def _row_groups(rows: int, columns: int) -> tuple[Any, tuple[int]]:
     """Return log2 of the lanes that share a row, at most a warp, and the grid that covers the rows."""
-    log2_lanes = min(5, (columns - 1).bit_length())
-    return np.int32(log2_lanes), (-((-rows << log2_lanes) // _THREADS),)
+    shared_by = log2_lanes(columns)
+    return np.int32(shared_by), (-((-rows << shared_by) // _THREADS),)
 
 
 def _pointer(array: Any | None) -> Any:
@@ -116,8 +117,8 @@ class CublasEngine(Engine):
         labels = cupy.empty(rows, np.int32)
         lowest = cupy.empty(rows, self.dtype) if potential else None
         one_hot = update and k <= _ONE_HOT_CLUSTERS
-        log2_lanes, grid = _row_groups(rows, k)
-        arguments = (scores, norms, _pointer(weights), np.int64(rows), np.int32(k), log2_lanes, np.bool_(one_hot))
+        lanes, grid = _row_groups(rows, k)
+        arguments = (scores, norms, _pointer(weights), np.int64(rows), np.int32(k), lanes, np.bool_(one_hot))
         self._kernel("nearest")(grid, (_THREADS,), (*arguments, labels, _pointer(lowest)))
         if not update:
             return labels, lowest, 0, 0
@@ -148,8 +149,8 @@ class CublasEngine(Engine):
         """Return ‖x − c‖² of each of a block's rows and the centre that its label names, in `dtype`."""
         rows, d = block.shape
         distances = cupy.empty(rows, self.dtype)
-        log2_lanes, grid = _row_groups(rows, d)
-        arguments = (block, self.shift, centers, labels, np.int64(rows), np.int32(d), log2_lanes, distances)
+        lanes, grid = _row_groups(rows, d)
+        arguments = (block, self.shift, centers, labels, np.int64(rows), np.int32(d), lanes, distances)
         self._kernel("own_distances")(grid, (_THREADS,), arguments)
         return distances
 
@@ -170,12 +171,11 @@ class CublasEngine(Engine):
 
         def work(start: int, block: Any) -> None:
             rows, d = block.shape
-            log2_lanes, grid = _row_groups(rows, d)
+            lanes, grid = _row_groups(rows, d)
             for group, count, distances in groups:
-                sizes = (np.int32(count), np.int64(rows), np.int32(d), log2_lanes, np.int64(self.n_samples))
-                self._kernel("point_distances")(
-                    grid, (_THREADS,), (block, self.shift, group, *sizes, distances[:, start:])
-                )
+                sizes = (np.int32(count), np.int64(rows), np.int32(d), lanes, np.int64(self.n_samples))
+                arguments = (block, self.shift, group, *sizes, distances[:, start:])
+                self._kernel("point_distances")(grid, (_THREADS,), arguments)
 
         for _ in self.each_block(work, self.n_features):
             pass

@@ -22,22 +22,16 @@ struct Rows {
   const Work* weights;  // null: all 1
 };
 
-// The least and the greatest number of entries that a warp takes at a time.
+// The most entries that a warp takes at a time.
 constexpr int kMostEntries = 32;
 
 // Takes a candidate; k if there is none left.
 __device__ __forceinline__ int next_candidate(unsigned& low, unsigned& high, int k) {
-  if (low) {
-    const int bit = __ffs(low) - 1;
-    low &= low - 1;
-    return centre_of_bit(bit);
-  }
-  if (high) {
-    const int bit = 31 + __ffs(high);
-    high &= high - 1;
-    return centre_of_bit(bit);
-  }
-  return k;
+  if ((low | high) == 0) return k;
+  const int centre = first_centre(low, high);
+  if (low) low &= low - 1;
+  else high &= high - 1;
+  return centre;
 }
 
 // The label of an entry, by a warp.
@@ -57,8 +51,7 @@ __device__ __forceinline__ int nearest_candidate(const Rows<T, Work>& rows, cons
       const double delta = (double)centred<T, Work>(x[j], rows.mean[j]) - (double)c[j];
       sum += delta * delta;
     }
-#pragma unroll
-    for (int bits = 16; bits > 0; bits /= 2) sum += __shfl_xor_sync(kEveryLane, sum, bits);
+    sum = simt::warp_sum(sum);
     if (sum < least || (sum == least && centre < label)) {
       least = sum;
       label = centre;
@@ -79,11 +72,11 @@ __global__ void __launch_bounds__(256, 4) decide(const Rows<T, Work> rows, const
     Entry mine = {};
     const bool present = lane < each && begin + lane < count;
     if (present) mine = list[begin + lane];
-    unsigned waiting = __ballot_sync(kEveryLane, present && __popc(mine.low) + __popc(mine.high) != 1);
+    unsigned waiting = __ballot_sync(simt::every_lane, present && __popc(mine.low) + __popc(mine.high) != 1);
     for (; waiting; waiting &= waiting - 1) {
       const int one = __ffs(waiting) - 1;
-      const unsigned row = __shfl_sync(kEveryLane, mine.row, one), low = __shfl_sync(kEveryLane, mine.low, one);
-      const int label = nearest_candidate(rows, centers, k, row, low, __shfl_sync(kEveryLane, mine.high, one));
+      const unsigned row = simt::shuffle(mine.row, one), low = simt::shuffle(mine.low, one);
+      const int label = nearest_candidate(rows, centers, k, row, low, simt::shuffle(mine.high, one));
       if ((int)lane != one) continue;
       const int bit = bit_of_centre(label);
       mine.low = bit < 32 ? 1u << bit : 0;

@@ -60,7 +60,7 @@ class Assignment:
         return means
 
 
-@dataclass
+@dataclass(frozen=True)
 class Iterated:
     """Where some iterations ended.
 

@@ -26,19 +26,21 @@ from tsapps.apps.kmeans.fused_plan import (
     ROWS,
     assign_plan,
     capacity,
+    log2_lanes,
     moves,
     padded,
     shadow_problem,
     shadow_reach,
     shadow_scale,
     tensor_error,
+    vector_of,
 )
 from tsapps.apps.kmeans.rows import Rows
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.build import function
 from tsapps.kernels.device import Device, live
 from tsapps.kernels.launch import blocks_of, with_epilogue
-from tsapps.kernels.plan import Plan
+from tsapps.kernels.plan import ELEMENT, Plan
 
 __all__ = ["FusedEngine"]
 
@@ -56,7 +58,6 @@ _AHEAD = 2
 _LEAST_CAPABILITY = 8.0
 # The least weight beside the largest: sums have 46 bits for it (fused_plan.py).
 _LEAST_WEIGHT = 2.0**-16
-_SCALAR = {"float32": "float", "float64": "double"}
 
 
 class FusedEngine(CublasEngine):
@@ -75,7 +76,6 @@ class FusedEngine(CublasEngine):
     ) -> None:
         super().__init__(source, dtype, sample_weight, index)
         self.gpu: Device = live(index)
-        self.gpu_index = index
         large = always or self.n_samples * self.n_features * self.dtype.itemsize >= LEAST_BYTES
         tensor_cores = float(self.gpu.compute_capability) >= _LEAST_CAPABILITY
         room = self.held is not None and self.n_samples < _MOST_SAMPLES and self.n_features <= _MOST_FEATURES
@@ -181,9 +181,15 @@ class FusedEngine(CublasEngine):
         square = variance + float(np.mean((mean - subtracted) ** 2))
         return to_host(self.largest) + np.abs(origin - subtracted), square**0.5
 
-    def kernel(self, file: str, name: str) -> Any:
-        """Return a kernel of a file of this package, loaded on the engine's GPU."""
-        return function(_FOLDER / file, (name,), name, self.gpu_index)
+    @property
+    def gpu_index(self) -> int:
+        """CUDA's number for the engine's GPU."""
+        return int(self._gpu.id)
+
+    def kernels(self, file: str, *names: str) -> list[Any]:
+        """Return kernels of a file of this package, compiled together and loaded on the engine's GPU."""
+        full = tuple(f"kmeans::{name}" for name in names)
+        return [function(_FOLDER / file, full, name, self.gpu_index) for name in full]
 
 
 class _Shadow:
@@ -195,15 +201,14 @@ class _Shadow:
         self.scale = np.float32(shadow_scale(middle))
         self.rows = cupy.empty((n, padded(d)), np.float16)
         self.norms = cupy.empty(n, np.float32)
-        scalar = _SCALAR[engine.dtype.name]
-        vector = 2 if scalar == "double" else 4
-        aligned = d % vector == 0 and engine.held.data.ptr % (vector * engine.dtype.itemsize) == 0
-        log2_lanes = min(5, (padded(d) // vector - 1).bit_length())
+        scalar, size = ELEMENT[engine.dtype.name], engine.dtype.itemsize
+        vector = vector_of(size)
+        aligned = d % vector == 0 and engine.held.data.ptr % (vector * size) == 0
         sizes = np.int64(d), np.int64(n), np.int32(d), np.int32(padded(d))
-        arguments = (engine.held, *sizes, engine.shift, self.scale, np.int32(log2_lanes), self.rows, self.norms)
-        grid = (engine.gpu.multiprocessors * _OTHER_BLOCKS,)
-        name = f"kmeans::make_shadow<{scalar}, {scalar}, {str(aligned).lower()}>"
-        engine.kernel("shadow.cuh", name)(grid, (_SHADOW_THREADS,), arguments)
+        lanes = np.int32(log2_lanes(padded(d) // vector))
+        (kernel,) = engine.kernels("shadow.cuh", f"make_shadow<{scalar}, {scalar}, {str(aligned).lower()}>")
+        arguments = (engine.held, *sizes, engine.shift, self.scale, lanes, self.rows, self.norms)
+        kernel((engine.gpu.multiprocessors * _OTHER_BLOCKS,), (_SHADOW_THREADS,), arguments)
 
     @staticmethod
     def size(n: int, d: int) -> int:
@@ -225,7 +230,7 @@ class _Step:
         self._ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
         self._entries = cupy.empty(lists * self._capacity * ENTRY_BYTES, np.uint8)
         # Zero before every iteration: the lists' lengths, rows that moved, blocks that arrived, whether to stop.
-        self._zeroed = cupy.zeros(lists + 3, np.uint32)
+        self._zeroed = cupy.empty(lists + 3, np.uint32)
         self._counts = self._zeroed[:lists]
         self._moved, self._arrived, self._stopped = (self._zeroed[lists + i : lists + i + 1] for i in range(3))
         self._centers = cupy.empty((2, k, d), engine.dtype)  # of an iteration, and of the next
@@ -235,7 +240,10 @@ class _Step:
         self._outcomes = cupy.empty(_AHEAD, OUTCOME)
         memory = cupy.cuda.alloc_pinned_memory(_AHEAD * OUTCOME.itemsize)
         self._seen = np.frombuffer(memory, OUTCOME, _AHEAD)
-        self._sums = cupy.empty((k, d + 1), np.uint64)
+        self._sums = cupy.empty((k, d + 1), np.int64)
+        # What both kernels that place centres are told of them.
+        sizes = np.int32(k), np.int32(d), np.int32(padded(d))
+        self._sizes = *sizes, shadow.scale, np.float32(shadow_reach(d))
         self._prepare_moves(lists)
 
     def _prepare_moves(self, lists: int) -> None:
@@ -245,23 +253,21 @@ class _Step:
         largest, middle = engine.spread()
         most_weight = None if weights is None else float(abs(weights).max())
         plan = moves(n, k, engine.dtype, largest, middle, most_weight)
-        scale = "float" if plan.digits == 2 else "double"
         self._scales = np.array(plan.scales)
         self._device_scales = cupy.asarray(self._scales)
-        self._move_scales = self._device_scales.astype(np.float32 if scale == "float" else np.float64)
+        self._move_scales = self._device_scales.astype(np.float32 if plan.digits == 2 else np.float64)
         multiprocessors = engine.gpu.multiprocessors
         parts = max(1, -(-multiprocessors * _MOVE_BLOCKS // (lists * plan.chunks)))
         self._move_grid = lists, parts, plan.chunks
         self._decide_grid = lists, max(1, multiprocessors * _OTHER_BLOCKS // lists)
-        log2_lanes = min(5, (min(d, plan.columns) - 1).bit_length())
-        self._move_sizes = np.int32(k), np.int32(plan.columns), np.int32(log2_lanes)
+        lanes = log2_lanes(min(d, plan.columns))
+        self._move_sizes = np.int32(k), np.int32(plan.columns), np.int32(lanes)
         self._shared = plan.shared_bytes
-        scalar = _SCALAR[engine.dtype.name]
-        flags = f"{plan.digits}, {str(plan.shared).lower()}, {str(weights is not None).lower()}"
-        self._place = engine.kernel("centers.cuh", f"kmeans::place_centers<{scalar}>")
-        self._advance = engine.kernel("centers.cuh", f"kmeans::advance<{scalar}>")
-        self._decide = engine.kernel("decide.cuh", f"kmeans::decide<{scalar}, {scalar}>")
-        self._move = engine.kernel("move.cuh", f"kmeans::move<{scalar}, {scalar}, {flags}, {scale}>")
+        scalar = ELEMENT[engine.dtype.name]
+        decide = f"decide<{scalar}, {scalar}>"
+        move = f"move<{scalar}, {scalar}, {plan.digits}, {str(weights is not None).lower()}>"
+        self._decide, self._move = engine.kernels("move.cuh", decide, move)
+        self._place, self._advance = engine.kernels("centers.cuh", f"place_centers<{scalar}>", f"advance<{scalar}>")
         self._move.max_dynamic_shared_size_bytes = self._shared
 
     def forget(self) -> None:
@@ -279,20 +285,19 @@ class _Step:
         self._begin(centers)
         events: list[Any] = []
         try:
-            for iteration in range(before, last + _AHEAD):
-                count = iteration - before
-                if iteration < last:
+            for count in range(last - before + _AHEAD - 1):
+                if before + count < last:
                     self._launch(count, tol)
                     events.append(cupy.cuda.Event(disable_timing=True))
                     events[-1].record()
                 known = count - _AHEAD + 1
-                if known < 0 or known >= last - before:
+                if known < 0:
                     continue
                 events[known].synchronize()
                 outcome = self._seen[known % _AHEAD].copy()
                 if report is not None:
                     report(before + known + 1, int(outcome["moved"]), float(outcome["potential"]))
-                if outcome["stop"] or before + known + 1 == last:
+                if outcome["stop"]:
                     break
         finally:
             # What is ahead is still writing to memory of this step.
@@ -306,23 +311,27 @@ class _Step:
 
     def _begin(self, centers: np.ndarray) -> None:
         """Put centres where the first iteration expects them."""
-        d = self._engine.n_features
         self._centers[0].set(np.ascontiguousarray(centers, dtype=self._engine.dtype))
         self._zeroed.fill(0)
-        sizes = np.int32(self.k), np.int32(d), np.int32(padded(d)), self._shadow.scale, np.float32(shadow_reach(d))
         found = self._found, self._arrived, self._extremes
-        arguments = (self._centers[0], *sizes, self._halves, self._half_squares, *found)
+        arguments = (self._centers[0], *self._sizes, self._halves, self._half_squares, *found)
         self._place((self._half_squares.size,), (_CENTRE_THREADS,), arguments)
 
     def _launch(self, count: int, tol: float) -> None:
         """Launch one iteration, and the copy of its outcome to the host."""
-        d, now, place = self._engine.n_features, count % 2, count % _AHEAD
+        now, place = count % 2, count % _AHEAD
         self._move_rows(self._centers[now])
-        numbers = self._shadow.scale, np.float32(shadow_reach(d)), np.float64(tol)
-        sizes = np.int32(self.k), np.int32(d), np.int32(padded(d)), *numbers
         results = self._centers[1 - now], self._halves, self._half_squares, self._found, self._arrived, self._extremes
         state = self._counts, np.int32(self._counts.size), self._moved, self._stopped, self._outcomes[place:]
-        arguments = (self._sums, self._device_scales, self._centers[now], *sizes, *results, *state)
+        arguments = (
+            self._sums,
+            self._device_scales,
+            self._centers[now],
+            *self._sizes,
+            np.float64(tol),
+            *results,
+            *state,
+        )
         self._advance((self.k,), (_CENTRE_THREADS,), arguments)
         source, size = self._outcomes[place:].data.ptr, OUTCOME.itemsize
         stream = cupy.cuda.get_current_stream().ptr
@@ -334,15 +343,9 @@ class _Step:
         engine, shadow, k = self._engine, self._shadow, np.int32(self.k)
         n, d = engine.source.shape
         pointers = self._half_squares, self._extremes, shadow.norms, engine.labels, self._entries, self._counts
-        fields = (
-            *(one.data.ptr for one in (*pointers, self._stopped)),
-            self._capacity,
-            n,
-            self._ahead,
-            tensor_error(d),
-            0.0,
-        )
-        self._product(shadow.rows.data.ptr, self._halves.data.ptr, np.array(fields, NEAREST)[()])
+        addresses = (one.data.ptr for one in (*pointers, self._stopped))
+        nearest = np.array((*addresses, self._capacity, n, self._ahead, tensor_error(d), 0.0), NEAREST)[()]
+        self._product(shadow.rows.data.ptr, self._halves.data.ptr, nearest)
         weights = 0 if engine.sample_weight is None else engine.sample_weight.data.ptr
         rows = np.array((engine.held.data.ptr, d, d, 0, engine.shift.data.ptr, weights), ROWS)[()]
         lists = self._entries, self._counts, np.int64(self._capacity)
@@ -353,5 +356,5 @@ class _Step:
 
     def sums(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the clusters' weighted sums (k, d) and weights (k,), in float64."""
-        values = to_host(self._sums).view(np.int64) / self._scales
+        values = to_host(self._sums) / self._scales
         return values[:, :-1], values[:, -1]

@@ -20,12 +20,14 @@ __all__ = [
     "Moves",
     "assign_plan",
     "capacity",
+    "log2_lanes",
     "moves",
     "padded",
     "shadow_problem",
     "shadow_reach",
     "shadow_scale",
     "tensor_error",
+    "vector_of",
 ]
 
 #: The clusters that the epilogue has room for.
@@ -57,13 +59,23 @@ _NARROW, _WIDE = 2, 3
 _BITS = {_NARROW: 30, _WIDE: 46}
 # How far a feature's largest element may lie above the mean square for two digits to be as exact as float32.
 _SPREAD = 2.0**8
-# Bytes of a block's sums (kPlane in move.cuh), and the fewest columns of them that are worth a block.
-_PLANES, _FEWEST_COLUMNS = 66 * 1024, 8
+# Bytes of a block's sums (kPlane in move.cuh).
+_PLANES = 66 * 1024
 
 
 def padded(d: int) -> int:
     """Return the elements of a row of the shadow: d rounded up to 16 bytes."""
     return -(-d // 8) * 8
+
+
+def log2_lanes(columns: int) -> int:
+    """Return log2 of the lanes that share a row of so many columns: at most a warp."""
+    return min(5, (columns - 1).bit_length())
+
+
+def vector_of(itemsize: int) -> int:
+    """Return the elements that a lane of shadow.cuh takes at a time (its kVector)."""
+    return 2 if itemsize == 8 else 4
 
 
 def tensor_error(d: int) -> float:
@@ -132,20 +144,17 @@ class Moves:
         For each feature, and for the weights, the power of two that an element is multiplied by.
     columns, chunks : int
         Columns of the sums that a block has, and how many blocks have them all.
-    shared : bool
-        Whether a block's sums are in shared memory.
     """
 
     digits: int
     scales: tuple[float, ...]
     columns: int
     chunks: int
-    shared: bool
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
-        return _PLANES // (4 * self.digits) * 4 * self.digits if self.shared else 0
+        return _PLANES // (4 * self.digits) * 4 * self.digits
 
 
 def moves(n: int, k: int, dtype: np.dtype, largest: np.ndarray, middle: float, most_weight: float | None) -> Moves:
@@ -178,7 +187,5 @@ def moves(n: int, k: int, dtype: np.dtype, largest: np.ndarray, middle: float, m
     bits = min(_BITS[digits], 62 - ceil(log2(n)))
     of_weight = 0 if not most_weight else bits - ceil(log2(most_weight))
     scales = np.exp2(np.append(bits - exponents, of_weight))
-    columns = min(d + 1, _PLANES // (4 * digits) // k)
-    shared = columns >= min(d + 1, _FEWEST_COLUMNS)
-    chunks = -(-(d + 1) // columns) if shared else 1
-    return Moves(digits, tuple(scales.tolist()), -(-(d + 1) // chunks), chunks, shared)
+    chunks = -(-(d + 1) // (_PLANES // (4 * digits) // k))
+    return Moves(digits, tuple(scales.tolist()), -(-(d + 1) // chunks), chunks)

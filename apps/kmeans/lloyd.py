@@ -225,13 +225,13 @@ def _single_run(engine: Engine, centers: np.ndarray, max_iter: int, tol: float, 
     while done < max_iter and not converged:
         found = engine.iterate(centers, done, max_iter, tol, report)
         done += found.count
+        centers, shift = found.centers, found.shift
         if found.empty is not None:
-            _relocate_empty_clusters(engine, found.empty, centers=found.centers)
+            _relocate_empty_clusters(engine, found.empty, centers)
             new_centers = found.empty.means().astype(engine.dtype)
-            found.shift = float(((new_centers - found.centers) ** 2).sum())
-            found.centers = new_centers
-        centers = found.centers
-        converged = found.strict or found.shift <= tol
+            shift = float(((new_centers - centers) ** 2).sum())
+            centers = new_centers
+        converged = found.strict or shift <= tol
     if not found.strict:
         # So that the labels are those of the final centres.
         engine.assign(centers, update=False)

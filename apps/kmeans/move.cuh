@@ -7,8 +7,7 @@
 // Sums are integers, so they are exact and the order of additions does not matter: any number of blocks gives the same
 // bits, and after any number of moves the sums are those of the labels. An element has 16·kDigits − 1 bits and a sign, of
 // which the lower digits are in 0 … 65535. In shared memory each digit is summed by itself in 32 bits, for kFlush rows at
-// most, and what they add up to goes to the 64-bit sums in global memory. A block has `columns` columns of the sums; where
-// even few of them do not fit (kShared is false), rows go to the 64-bit sums at once.
+// most, and what they add up to goes to the 64-bit sums in global memory. A block has `columns` columns of the sums.
 //
 // Why it is fast: integer additions in shared memory need no lock and no order (6·10¹² a second), several rows of a warp are
 // on their way at once, and after the first iterations few rows are here at all.
@@ -22,66 +21,58 @@ constexpr unsigned kFlush = 32768;
 template <int kDigits>
 constexpr int kPlane = 66 * 256 / kDigits;
 
-// What an element is as an integer.
+// What an element is as an integer, and what it is multiplied by.
 template <int kDigits>
 struct Integer {
-  using type = long long;
+  using Number = long long;
+  using Scale = double;
 };
 template <>
 struct Integer<2> {
-  using type = int;
+  using Number = int;
+  using Scale = float;
 };
 
 // The sums of some columns.
-template <int kDigits, bool kShared>
+template <int kDigits>
 class Sums {
  public:
-  using Number = typename Integer<kDigits>::type;
-
   __device__ Sums(unsigned long long* sums, unsigned* digits, int k, int width, int first, int columns)
       : sums_(sums), digits_(digits), k_(k), width_(width), first_(first), columns_(columns) {}
 
   // Where a cluster's begin; negative if it is none.
-  __device__ __forceinline__ long long place(int cluster) const {
-    return kShared ? cluster * columns_ : (long long)cluster * width_;
-  }
+  __device__ __forceinline__ int place(int cluster) const { return cluster * columns_; }
 
-  __device__ __forceinline__ void add(long long place, int column, Number number) const {
-    if constexpr (kShared) {
-      unsigned* to = digits_ + ((int)place + column - first_);
+  __device__ __forceinline__ void add(int place, int column, typename Integer<kDigits>::Number number) const {
+    unsigned* to = digits_ + (place + column - first_);
 #pragma unroll
-      for (int digit = 0; digit + 1 < kDigits; ++digit) {
-        atomicAdd(to, (unsigned)(number & 0xffff));
-        to += kPlane<kDigits>;
-        number >>= 16;
-      }
-      atomicAdd(to, (unsigned)number);
-    } else {
-      atomicAdd(&sums_[place + column], (unsigned long long)(long long)number);
+    for (int digit = 0; digit + 1 < kDigits; ++digit) {
+      atomicAdd(to, (unsigned)(number & 0xffff));
+      to += kPlane<kDigits>;
+      number >>= 16;
     }
+    atomicAdd(to, (unsigned)number);
   }
 
   __device__ __forceinline__ void clear() const {
-    for (int i = threadIdx.x; kShared && i < kDigits * kPlane<kDigits>; i += blockDim.x) digits_[i] = 0;
+    for (int i = threadIdx.x; i < kDigits * kPlane<kDigits>; i += blockDim.x) digits_[i] = 0;
     __syncthreads();
   }
 
   // To global memory, and zero again; with all threads of the block.
   __device__ __forceinline__ void flush() const {
-    if constexpr (kShared) {
-      const int size = k_ * columns_;
-      __syncthreads();
-      for (int i = threadIdx.x; i < size; i += blockDim.x) {
-        long long sum = 0;
+    const int size = k_ * columns_;
+    __syncthreads();
+    for (int i = threadIdx.x; i < size; i += blockDim.x) {
+      long long sum = 0;
 #pragma unroll
-        for (int digit = kDigits - 1; digit >= 0; --digit) {
-          sum = sum * 65536 + (int)digits_[digit * kPlane<kDigits> + i];
-          digits_[digit * kPlane<kDigits> + i] = 0;
-        }
-        if (sum != 0) atomicAdd(&sums_[(long long)(i / columns_) * width_ + first_ + i % columns_], (unsigned long long)sum);
+      for (int digit = kDigits - 1; digit >= 0; --digit) {
+        sum = sum * 65536 + (int)digits_[digit * kPlane<kDigits> + i];
+        digits_[digit * kPlane<kDigits> + i] = 0;
       }
-      __syncthreads();
+      if (sum != 0) atomicAdd(&sums_[(long long)(i / columns_) * width_ + first_ + i % columns_], (unsigned long long)sum);
     }
+    __syncthreads();
   }
 
  private:
@@ -102,11 +93,11 @@ __device__ __forceinline__ long long as_integer(Work value, double scale) {
 
 // Block (x, y, z): part y of list x, and columns from z · columns on. 2^log2_lanes lanes share a row. The blocks of the
 // first columns write the labels too, and add to `moved`; those of the last columns add up the weights.
-template <typename T, typename Work, int kDigits, bool kShared, bool kWeighted, typename Scale>
-__global__ void __launch_bounds__(512, kShared ? 2 : 1) move(const Rows<T, Work> rows, const Scale* scales, int k, int columns,
-                                               int log2_lanes, const Entry* entries, const unsigned* counts,
-                                               long long capacity, int* labels, unsigned long long* sums,
-                                               unsigned* moved, const int* stopped) {
+template <typename T, typename Work, int kDigits, bool kWeighted>
+__global__ void __launch_bounds__(512, 2) move(const Rows<T, Work> rows, const typename Integer<kDigits>::Scale* scales,
+                                               int k, int columns, int log2_lanes, const Entry* entries,
+                                               const unsigned* counts, long long capacity, int* labels,
+                                               unsigned long long* sums, unsigned* moved, const int* stopped) {
   if (*stopped) return;
   struct Change {
     unsigned row;
@@ -116,7 +107,7 @@ __global__ void __launch_bounds__(512, kShared ? 2 : 1) move(const Rows<T, Work>
   const unsigned count = counts[blockIdx.x], together = blockDim.x, part = blockIdx.y * together;
   if (part >= count) return;
   const int first = blockIdx.z * columns, end = first + columns <= rows.d + 1 ? first + columns : rows.d + 1;
-  const Sums<kDigits, kShared> here(sums, simt::dynamic_shared<unsigned>(), k, rows.d + 1, first, columns);
+  const Sums<kDigits> here(sums, simt::dynamic_shared<unsigned>(), k, rows.d + 1, first, columns);
   here.clear();
   const int lane = threadIdx.x % 32, lanes = 1 << log2_lanes, groups = 32 >> log2_lanes;
   Change* mine = changes[threadIdx.x / 32];
@@ -130,10 +121,10 @@ __global__ void __launch_bounds__(512, kShared ? 2 : 1) move(const Rows<T, Work>
     Change change = {};
     if (begin + threadIdx.x < count) {
       const Entry entry = entries[blockIdx.x * capacity + begin + threadIdx.x];
-      change = {entry.row, entry.label, centre_of_bit(entry.low ? __ffs(entry.low) - 1 : 31 + __ffs(entry.high))};
+      change = {entry.row, entry.label, first_centre(entry.low, entry.high)};
     }
     const bool moves = change.from != change.to;
-    const unsigned all = __ballot_sync(kEveryLane, moves);
+    const unsigned all = __ballot_sync(simt::every_lane, moves);
     __syncwarp();  // the last changes are done
     if (moves) {
       mine[__popc(all & ((1u << lane) - 1))] = change;
@@ -151,7 +142,7 @@ __global__ void __launch_bounds__(512, kShared ? 2 : 1) move(const Rows<T, Work>
     constexpr int kTogether = kDigits == 2 ? 4 : 2;
     for (int i = lane >> log2_lanes; i < waiting; i += kTogether * groups) {
       const T* x[kTogether];
-      long long to[kTogether], from[kTogether];
+      int to[kTogether], from[kTogether];
       Work weight[kTogether];
 #pragma unroll
       for (int j = 0; j < kTogether; ++j) {
@@ -165,7 +156,7 @@ __global__ void __launch_bounds__(512, kShared ? 2 : 1) move(const Rows<T, Work>
 #pragma unroll 2
       for (int column = first + (lane & (lanes - 1)); column < end && column < rows.d; column += lanes) {
         const Work mean = rows.mean[column];
-        const Scale scale = scales[column];
+        const auto scale = scales[column];
         Work value[kTogether];
 #pragma unroll
         for (int j = 0; j < kTogether; ++j) value[j] = centred<T, Work>(x[j][column], mean);

@@ -30,6 +30,10 @@ struct alignas(16) Entry {
 
 __device__ __forceinline__ int centre_of_bit(int bit) { return bit % 16 / 2 * 8 + bit / 16 * 2 + bit % 2; }
 __device__ __forceinline__ int bit_of_centre(int centre) { return centre % 8 / 2 * 16 + centre / 8 * 2 + centre % 2; }
+// The first of some candidates.
+__device__ __forceinline__ int first_centre(unsigned low, unsigned high) {
+  return centre_of_bit(low ? __ffs(low) - 1 : 31 + __ffs(high));
+}
 
 // What centers.cuh finds out of all centres: C, δ and H; and the norm from which on a row is not decided here.
 struct Extremes {
@@ -80,22 +84,21 @@ struct Nearest {
       unsigned bits[4];
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
-        bits[q] = candidates(d[first + q / 2], q % 2, half_square, __shfl_sync(0xffffffffu, error, 4 * g + q));
+        bits[q] = candidates(d[first + q / 2], q % 2, half_square, simt::shuffle(error, 4 * g + q));
       }
       const unsigned two[2] = {bits[0] | bits[1] << 16, bits[2] | bits[3] << 16};
       // Each lane keeps what is of its own row, and of the row that it still has in hand for its neighbour.
       const unsigned kept = t < 2 ? two[0] : two[1];
-      const unsigned got = __shfl_xor_sync(0xffffffffu, t < 2 ? two[1] : two[0], 2);
+      const unsigned got = simt::shuffle_xor(t < 2 ? two[1] : two[0], 2);
       const int own = t % 2 * 16, other = 16 - own;
-      const unsigned across = __shfl_xor_sync(0xffffffffu, (kept >> other & 0xffff) | (got >> other) << 16, 1);
+      const unsigned across = simt::shuffle_xor((kept >> other & 0xffff) | (got >> other) << 16, 1);
       // Of lanes t and t ^ 1, then of t ^ 2 and t ^ 3, the lower lane's in the lower half.
       const unsigned ours = (kept >> own & 0xffff) << own | (across & 0xffff) << other;
       const unsigned theirs = (got >> own & 0xffff) << own | across >> 16 << other;
       const bool within = norm <= most.reach;
       const unsigned low = within ? t < 2 ? ours : theirs : 0, high = within ? t < 2 ? theirs : ours : 0;
       const bool decided = __popc(low) + __popc(high) == 1;
-      const int bit = low ? __ffs(low) - 1 : 31 + __ffs(high);
-      append(present && !(decided && centre_of_bit(bit) == label), {from + mine, label, low, high});
+      append(present && !(decided && first_centre(low, high) == label), {from + mine, label, low, high});
     }
   }
 
@@ -109,8 +112,8 @@ struct Nearest {
     for (int j = 0; j < kColumnBlocks; ++j)
 #pragma unroll
       for (int i = 0; i < 2; ++i) best = fmaxf(best, d[j][2 * half + i] - half_square[j][i]);
-    best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 1));
-    best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 2));
+    best = fmaxf(best, simt::shuffle_xor(best, 1));
+    best = fmaxf(best, simt::shuffle_xor(best, 2));
     // Products are below 2²⁸ (centers.cuh), so that what overflows here is no candidate. Scores are 1e-18 apart or more, or
     // the same. They are computed again, in another way, for the compiler not to keep them in registers.
     constexpr float kLarge = 1.2676506e30f;  // 2¹⁰⁰
@@ -127,12 +130,12 @@ struct Nearest {
   }
 
   __device__ __forceinline__ void append(bool wanted, const Entry& entry) const {
-    const unsigned all = __ballot_sync(0xffffffffu, wanted);
+    const unsigned all = __ballot_sync(simt::every_lane, wanted);
     if (all == 0 || *stopped) return;
     const int lane = threadIdx.x % 32;
     unsigned begin = 0;
     if (lane == 0) begin = atomicAdd(&counts[blockIdx.x], (unsigned)__popc(all));
-    begin = __shfl_sync(0xffffffffu, begin, 0);
+    begin = simt::shuffle(begin, 0);
     if (wanted) entries[blockIdx.x * capacity + begin + __popc(all & ((1u << lane) - 1))] = entry;
   }
 };

@@ -19,8 +19,6 @@
 
 namespace kmeans {
 
-constexpr unsigned kEveryLane = 0xffffffffu;
-
 // x − mean, rounded to the type that K-means works in.
 template <typename T, typename Work>
 __device__ __forceinline__ Work centred(T x, Work mean) {
@@ -72,8 +70,8 @@ __global__ void __launch_bounds__(256, 4) make_shadow(const T* X, long long lead
       }
     }
     for (int bits = lanes / 2; bits > 0; bits /= 2) {
-      square += __shfl_xor_sync(kEveryLane, square, bits);
-      lost += __shfl_xor_sync(kEveryLane, lost, bits);
+      square += simt::shuffle_xor(square, bits);
+      lost += simt::shuffle_xor(lost, bits);
     }
     // More than the additions may have rounded away. An infinity minus itself is no number, and then the norm is infinite.
     const float least = 4096 * sqrtf(lost), most = sqrtf(square);

@@ -80,7 +80,7 @@ def test_moves_by_hand():
     assert found.digits == 2
     # 30 bits of what is at most 4, 1 and a quarter; samples are counted as they are.
     assert found.scales == (2.0**28, 2.0**30, 2.0**32, 1.0)
-    assert (found.columns, found.chunks, found.shared) == (4, 1, True)
+    assert (found.columns, found.chunks) == (4, 1)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,7 @@ def test_sums_of_a_block_fit(d, k):
     for dtype in (np.float32, np.float64):
         found = moves(10**6, k, np.dtype(dtype), np.ones(d), 1.0, None)
         assert found.columns * found.chunks >= d + 1
-        if found.shared:
-            assert found.columns * k * found.digits * 4 <= found.shared_bytes <= 68 << 10
+        assert found.columns * k * found.digits * 4 <= found.shared_bytes <= 68 << 10
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -137,16 +136,13 @@ def test_products_compile_without_spills(arch):
 @pytest.mark.parametrize("scalar", ["float", "double"])
 def test_other_kernels_compile_without_spills(scalar, arch):
     pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
-    digits = [("2", "float"), ("3", "double")] if scalar == "float" else [("3", "double")]
-    switches = [(shared, weighted) for shared in ("true", "false") for weighted in ("true", "false")]
+    digits = (2, 3) if scalar == "float" else (3,)
     names = {
         "shadow.cuh": [f"make_shadow<{scalar}, {scalar}, {aligned}>" for aligned in ("true", "false")],
         "centers.cuh": [f"place_centers<{scalar}>", f"advance<{scalar}>"],
         "decide.cuh": [f"decide<{scalar}, {scalar}>"],
         "move.cuh": [
-            f"move<{scalar}, {scalar}, {count}, {shared}, {weighted}, {scale}>"
-            for count, scale in digits
-            for shared, weighted in switches
+            f"move<{scalar}, {scalar}, {count}, {weighted}>" for count in digits for weighted in ("true", "false")
         ],
     }
     for file, kernels in names.items():

@@ -1,0 +1,242 @@
+"""Runs iterations of the fused K-means engine by its kernels' own source on the CPU, as `FusedEngine` launches them."""
+
+from functools import cache
+
+import numpy as np
+import oracle
+
+from host_cuda.tall_skinny import DTYPES, build_each
+from tsapps.apps.kmeans.fused_plan import (
+    ENTRY_BYTES,
+    NEAREST,
+    OUTCOME,
+    ROWS,
+    assign_plan,
+    capacity,
+    log2_lanes,
+    moves,
+    padded,
+    shadow_problem,
+    shadow_reach,
+    shadow_scale,
+    tensor_error,
+    vector_of,
+)
+from tsapps.kernels.device import KNOWN
+from tsapps.kernels.plan import ELEMENT
+
+H200 = KNOWN["H200"]
+#: Features and clusters: one of each, rows of less than 16 bytes, tiles of 64 rows, centres of several parts, and
+#: long rows.
+SHAPES = [(1, 1), (3, 2), (4, 16), (16, 9), (40, 33), (130, 64), (300, 5)]
+WORK = {"float32": np.float32, "float64": np.float64, "float16": np.float32, "bfloat16": np.float32}
+SCALAR = {np.float32: "float", np.float64: "double"}
+BLOCKS = 3
+
+
+def product_source(d, k):
+    plan = assign_plan(10**7, d, k, H200)
+    return f"""
+#include "kernels/tsm2/tall_skinny.cuh"
+#include "apps/kmeans/nearest.cuh"
+namespace of_{d}_{k} {{
+{plan.struct()}
+using P = tsm2::Product<Plan, kmeans::Nearest>;
+extern "C" void assign_{d}_{k}(const void* shadow, const void* halves, long long n, const kmeans::Nearest* nearest,
+                               void* partial, unsigned* arrived, long long blocks) {{
+  constexpr long long kPadded = {padded(d)};
+  const Plan::A::Source a{{static_cast<const ptx::Half*>(shadow), kPadded, n, kPadded, n * kPadded}};
+  const Plan::B::Source b{{static_cast<const ptx::Half*>(halves), kPadded, {k}, kPadded, {k} * kPadded}};
+  const tsm2::Work work{{n, {k}, kPadded}};
+  const kmeans::Nearest epilogue = *nearest;
+  auto* sums = static_cast<P::Sum*>(partial);
+  cuda_host::launch(dim3(blocks), P::kThreads, P::kSharedBytes, [=] {{
+    tsm2::tall_skinny<Plan, kmeans::Nearest>(a, b, work, sums, arrived, epilogue);
+  }});
+}}
+}}"""
+
+
+def rows_source(dtype, digits, weighted):
+    T, W = ELEMENT[dtype], SCALAR[WORK[dtype]]
+    scale, name = "float" if digits == 2 else "double", f"{dtype}_{digits}_{int(weighted)}"
+    flags = f"{digits}, {str(weighted).lower()}"
+    return f"""
+#include "apps/kmeans/centers.cuh"
+#include "apps/kmeans/move.cuh"
+extern "C" void shadow_{name}(const void* X, long long n, long long d, long long padded, const void* mean, double scale,
+                              long long log2_lanes, void* shadow, float* norms, long long aligned) {{
+  cuda_host::launch(dim3({BLOCKS}), 256, 0, [=] {{
+    auto* kernel = aligned ? kmeans::make_shadow<{T}, {W}, true> : kmeans::make_shadow<{T}, {W}, false>;
+    kernel(static_cast<const {T}*>(X), d, n, (int)d, (int)padded, static_cast<const {W}*>(mean), (float)scale,
+           (int)log2_lanes, static_cast<ptx::Half*>(shadow), norms);
+  }});
+}}
+extern "C" void place_{name}(const void* centers, long long k, long long d, long long padded, double scale,
+                             double reach, void* halves, float* half_squares, void* found, unsigned* arrived,
+                             kmeans::Extremes* extremes) {{
+  cuda_host::launch(dim3((k + 7) / 8 * 8), kmeans::kCentreThreads, 0, [=] {{
+    kmeans::place_centers<{W}>(static_cast<const {W}*>(centers), (int)k, (int)d, (int)padded, (float)scale,
+                               (float)reach, static_cast<ptx::Half*>(halves), half_squares,
+                               static_cast<kmeans::OfCentre*>(found), arrived, extremes);
+  }});
+}}
+extern "C" void advance_{name}(const unsigned long long* sums, const double* scales, const void* centers, long long k,
+                               long long d, long long padded, double scale, double reach, double tolerance,
+                               void* next, void* halves, float* half_squares, void* found, unsigned* arrived,
+                               kmeans::Extremes* extremes, unsigned* counts, long long lists, unsigned* moved,
+                               int* stopped, kmeans::Outcome* outcome) {{
+  cuda_host::launch(dim3(k), kmeans::kCentreThreads, 0, [=] {{
+    kmeans::advance<{W}>(sums, scales, static_cast<const {W}*>(centers), (int)k, (int)d, (int)padded, (float)scale,
+                         (float)reach, tolerance, static_cast<{W}*>(next), static_cast<ptx::Half*>(halves),
+                         half_squares, static_cast<kmeans::OfCentre*>(found), arrived, extremes, counts, (int)lists,
+                         moved, stopped, outcome);
+  }});
+}}
+extern "C" void decide_{name}(const void* rows, const void* centers, long long k, kmeans::Entry* entries,
+                              const unsigned* counts, long long capacity, long long lists, const int* stopped) {{
+  const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
+  cuda_host::launch(dim3(lists, 2), 256, 0, [=] {{
+    kmeans::decide<{T}, {W}>(of, static_cast<const {W}*>(centers), (int)k, entries, counts, capacity, stopped);
+  }});
+}}
+extern "C" void move_{name}(const void* rows, const {scale}* scales, long long k, long long columns, long long chunks,
+                            long long log2_lanes, const kmeans::Entry* entries, const unsigned* counts,
+                            long long capacity, long long lists, int* labels, unsigned long long* sums, unsigned* moved,
+                            const int* stopped, long long shared_bytes) {{
+  const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
+  cuda_host::launch(dim3(lists, 2, chunks), 512, shared_bytes, [=] {{
+    kmeans::move<{T}, {W}, {flags}>(of, scales, (int)k, (int)columns, (int)log2_lanes, entries, counts, capacity,
+                                    labels, sums, moved, stopped);
+  }});
+}}"""
+
+
+#: dtype, digits, whether samples have weights.
+KINDS = [
+    ("float32", 2, False),
+    ("float32", 3, True),
+    ("float32", 3, False),
+    ("float64", 3, False),
+    ("float16", 2, False),
+    ("bfloat16", 2, False),
+]
+
+
+@cache
+def libraries():
+    sources = [product_source(*shape) for shape in SHAPES] + [rows_source(*kind) for kind in KINDS]
+    return dict(zip([*SHAPES, *KINDS], build_each(sources), strict=True))
+
+
+class Iterations:
+    """X and what iterations keep of it, as `FusedEngine` has them."""
+
+    def __init__(self, X, k, kind, weights=None, mean=None):
+        self.dtype, self.digits, self.weighted = kind
+        self.work = WORK[self.dtype]
+        self.X, self.k = np.ascontiguousarray(X.astype(DTYPES[self.dtype])), k
+        self.n, self.d = X.shape
+        self.name = f"{self.dtype}_{self.digits}_{int(self.weighted)}"
+        self.library = libraries()[kind]
+        self.mean = (np.zeros(self.d) if mean is None else mean).astype(self.work)
+        # Rounded to the type that K-means works in, as the kernels have it.
+        self.centred = self.X.astype(self.work) - self.mean
+        self.weights = None if weights is None else weights.astype(self.work)
+        wide = self.centred.astype(np.float64)
+        self.largest, middle = abs(wide).max(axis=0), float(np.sqrt((wide * wide).mean()))
+        self.scale = shadow_scale(middle)
+        # Weighted sums have three digits, whatever the data.
+        three = 1.0 if self.digits == 3 else None
+        most = three if weights is None else float(abs(self.weights).max())
+        self.moves = moves(self.n, k, np.dtype(self.work), self.largest, middle, most)
+        self.scales = np.array(self.moves.scales)
+        if self.digits != self.moves.digits:
+            bits = 30 if self.digits == 2 else 46
+            self.scales = np.exp2(np.append(bits - np.ceil(np.log2(np.maximum(self.largest, 1e-30))), 0.0))
+        self.shadow = np.full((self.n, padded(self.d)), np.nan, np.float16)
+        self.norms = np.full(self.n, np.nan, np.float32)
+        self.make_shadow(self.scale)
+        self.labels = np.full(self.n, -1, np.int32)
+        self.sums = np.zeros((k, self.d + 1), np.int64)
+
+    def make_shadow(self, scale):
+        """Make the copy that iterations read."""
+        self.scale, vector = scale, vector_of(self.X.itemsize)
+        lanes, aligned = log2_lanes(padded(self.d) // vector), int(self.d % vector == 0)
+        sizes = self.n, self.d, padded(self.d)
+        self.call("shadow", self.X, *sizes, self.mean, self.scale, lanes, self.shadow, self.norms, aligned)
+
+    def call(self, name, *arguments):
+        self.library.call(f"{name}_{self.name}", *arguments)
+
+    def iterate(self, centers):
+        """Run one iteration; return how many rows the float16 product left undecided, and how many moved."""
+        d, k = self.d, self.k
+        centers = np.ascontiguousarray(centers.astype(self.work))
+        self.halves = np.full((k, padded(d)), np.nan, np.float16)
+        self.half_squares = np.full(-(-k // 8) * 8, np.nan, np.float32)
+        self.extremes, self.found = np.full(4, np.nan, np.float32), np.full((k, 4), np.nan)
+        sizes, self.arrived = (k, d, padded(d), self.scale, shadow_reach(d)), np.zeros(1, np.uint32)
+        places = self.halves, self.half_squares, self.found, self.arrived, self.extremes
+        self.call("place", centers, *sizes, *places)
+        return self.move_rows(centers)
+
+    def move_rows(self, centers, stopped=0):
+        """Run what follows of an iteration, at the centres that were placed."""
+        n, d, k = self.n, self.d, self.k
+        self.stopped = np.array([stopped], np.int32)
+        plan, problem = assign_plan(10**7, d, k, H200), shadow_problem(n, d, k)
+        lists = min(BLOCKS, -(-plan.units(n, problem.k, k) // plan.teams))
+        room = capacity(plan, n, lists)
+        entries, counts = np.zeros((lists, room, ENTRY_BYTES // 4), np.uint32), np.zeros(lists, np.uint32)
+        ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
+        pointed = self.half_squares, self.extremes, self.norms, self.labels, entries, counts, self.stopped
+        pointers = (one.ctypes.data for one in pointed)
+        nearest = np.array((*pointers, room, n, ahead, tensor_error(d), 0), NEAREST)
+        partial, arrived = np.zeros(2 * lists * plan.tile_sums + 1, np.float32), np.zeros(3 * lists, np.uint32)
+        libraries()[d, k].call(f"assign_{d}_{k}", self.shadow, self.halves, n, nearest, partial, arrived, lists)
+        assert (counts <= room).all()
+        masks = [mask for b in range(lists) for mask in entries[b, : counts[b], 2:].tolist()]
+        undecided = sum(low.bit_count() + high.bit_count() != 1 for low, high in masks)
+        weights = 0 if self.weights is None else self.weights.ctypes.data
+        rows = np.array((self.X.ctypes.data, d, d, 0, self.mean.ctypes.data, weights), ROWS)
+        self.call("decide", rows, centers, k, entries, counts, room, lists, self.stopped)
+        columns, chunks = self.moves.columns, self.moves.chunks
+        scales = self.scales.astype(np.float32 if self.digits == 2 else np.float64)
+        moved, lanes = np.zeros(1, np.uint32), log2_lanes(min(d, columns))
+        lists_of = entries, counts, room, lists
+        self.counts, state = counts, (self.labels, self.sums, moved, self.stopped)
+        self.call("move", rows, scales, k, columns, chunks, lanes, *lists_of, *state, 68 << 10)
+        return undecided, int(moved[0])
+
+    def advance(self, centers, moved, tolerance=0.0):
+        """Return the outcome of an iteration, and the next centres, which are placed."""
+        centers = np.ascontiguousarray(centers.astype(self.work))
+        following, outcome = np.full_like(centers, np.nan), np.zeros(1, OUTCOME)
+        sizes = self.k, self.d, padded(self.d), self.scale, shadow_reach(self.d), tolerance
+        results = following, self.halves, self.half_squares, self.found, self.arrived, self.extremes
+        state = self.counts, self.counts.size, np.array([moved], np.uint32), self.stopped, outcome
+        self.call("advance", self.sums, self.scales, centers, *sizes, *results, *state)
+        assert not self.counts.any()
+        assert not state[2].any()
+        return outcome[0], following
+
+    def assert_right(self, centers):
+        """Labels are nearest centres to float64's last bits; sums are those of the labels, to the last bit."""
+        distances = oracle.square_distances(self.centred, centers.astype(self.work))
+        mine = distances[np.arange(self.n), self.labels]
+        assert (mine <= distances.min(axis=1) * (1 + 1e-12)).all()
+        one = np.ones(self.n, self.work) if self.weights is None else self.weights
+        values = np.column_stack([self.centred * one[:, np.newaxis], one])
+        scales = self.scales.astype(np.float32 if self.digits == 2 else np.float64)
+        integers = np.rint(values.astype(scales.dtype) * scales).astype(np.int64)
+        expected = np.zeros_like(self.sums)
+        np.add.at(expected, self.labels, integers)
+        np.testing.assert_array_equal(self.sums, expected)
+
+
+def blobs(n, d, k, rng, apart=3.0):
+    """Clusters that overlap, and centres among them."""
+    middles = apart * rng.standard_normal((k, d))
+    return middles[rng.integers(0, k, n)] + rng.standard_normal((n, d)), middles + 0.3 * rng.standard_normal((k, d))
