@@ -49,6 +49,9 @@ TSA_PTX void fewer_registers() {
 // Before the first wgmma that uses registers which were written: wgmma_fence of those of A. Before one that uses a B which
 // was stored: async_fence by those who stored it, then a barrier. What is begun is a group from wgmma_commit on; until
 // wgmma_wait (for all groups but the `pending` latest), their d is not read, and B not written.
+//
+// wgmma_of_shared ─ the same of halves with A in shared memory too, as B is, and 128 columns. Before the first, if d's
+// registers were used: wgmma_fence.
 template <typename T>
 inline constexpr bool is_half = false;
 template <>
@@ -98,6 +101,31 @@ inline void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b) 
   });
 }
 
+template <bool clears>
+inline void wgmma_of_shared(float (&d)[16][4], const void* a, const void* b) {
+  cuda_host::check_aligned(a, 16, "wgmma");
+  cuda_host::check_aligned(b, 16, "wgmma");
+  struct {
+    float (*d)[4];
+    const unsigned short *a, *b;
+    int warp, lane;
+  } work = {d, static_cast<const unsigned short*>(a), static_cast<const unsigned short*>(b),
+            (int)cuda_host::here.thread_index.x / 32 % 4, cuda_host::here.lane};
+  cuda_host::begin_work([=] {
+    for (int i = 0; i < 64; ++i) {
+      const int row = 16 * work.warp + work.lane / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + work.lane % 4 * 2 + i % 2;
+      float sum = clears ? 0 : work.d[i / 4][i % 4];
+      for (int k = 0; k < 16; ++k) {
+        const int within = k / 8 * 64 + k % 8;
+        sum += cuda_host::half_value(work.a[row / 8 * 128 + row % 8 * 8 + within]) *
+               cuda_host::half_value(work.b[column / 8 * 128 + column % 8 * 8 + within]);
+      }
+      work.d[i / 4][i % 4] = sum;
+    }
+  });
+}
+inline void wgmma_fence() {}
+
 #else
 
 // Orders stores to shared memory before what the tensor cores read of it.
@@ -109,6 +137,7 @@ TSA_PTX void wgmma_fence(unsigned (&a)[parts][pairs][4]) {
   for (int i = 0; i < 4 * parts * pairs; ++i) asm volatile("" : "+r"(a[i / 4 / pairs][i / 4 % pairs][i % 4])::"memory");
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
+TSA_PTX void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TSA_PTX void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int pending>
 TSA_PTX void wgmma_wait() {
@@ -122,7 +151,7 @@ TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {
   for (int i = 0; i < 4 * blocks; ++i) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
 }
 
-// Templates cannot make lists of registers; these do, for 1 to 8 blocks of columns.
+// Templates cannot make lists of registers; these do, for 1 to 16 blocks of columns.
 #define TSA_NAMES_1 "%0, %1, %2, %3"
 #define TSA_NAMES_2 TSA_NAMES_1 ", %4, %5, %6, %7"
 #define TSA_NAMES_3 TSA_NAMES_2 ", %8, %9, %10, %11"
@@ -131,6 +160,14 @@ TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {
 #define TSA_NAMES_6 TSA_NAMES_5 ", %20, %21, %22, %23"
 #define TSA_NAMES_7 TSA_NAMES_6 ", %24, %25, %26, %27"
 #define TSA_NAMES_8 TSA_NAMES_7 ", %28, %29, %30, %31"
+#define TSA_NAMES_9 TSA_NAMES_8 ", %32, %33, %34, %35"
+#define TSA_NAMES_10 TSA_NAMES_9 ", %36, %37, %38, %39"
+#define TSA_NAMES_11 TSA_NAMES_10 ", %40, %41, %42, %43"
+#define TSA_NAMES_12 TSA_NAMES_11 ", %44, %45, %46, %47"
+#define TSA_NAMES_13 TSA_NAMES_12 ", %48, %49, %50, %51"
+#define TSA_NAMES_14 TSA_NAMES_13 ", %52, %53, %54, %55"
+#define TSA_NAMES_15 TSA_NAMES_14 ", %56, %57, %58, %59"
+#define TSA_NAMES_16 TSA_NAMES_15 ", %60, %61, %62, %63"
 #define TSA_SUMS_OF(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 #define TSA_SUMS_1 TSA_SUMS_OF(0)
 #define TSA_SUMS_2 TSA_SUMS_1, TSA_SUMS_OF(1)
@@ -140,6 +177,14 @@ TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {
 #define TSA_SUMS_6 TSA_SUMS_5, TSA_SUMS_OF(5)
 #define TSA_SUMS_7 TSA_SUMS_6, TSA_SUMS_OF(6)
 #define TSA_SUMS_8 TSA_SUMS_7, TSA_SUMS_OF(7)
+#define TSA_SUMS_9 TSA_SUMS_8, TSA_SUMS_OF(8)
+#define TSA_SUMS_10 TSA_SUMS_9, TSA_SUMS_OF(9)
+#define TSA_SUMS_11 TSA_SUMS_10, TSA_SUMS_OF(10)
+#define TSA_SUMS_12 TSA_SUMS_11, TSA_SUMS_OF(11)
+#define TSA_SUMS_13 TSA_SUMS_12, TSA_SUMS_OF(12)
+#define TSA_SUMS_14 TSA_SUMS_13, TSA_SUMS_OF(13)
+#define TSA_SUMS_15 TSA_SUMS_14, TSA_SUMS_OF(14)
+#define TSA_SUMS_16 TSA_SUMS_15, TSA_SUMS_OF(15)
 // The rest: A, the descriptor of B, whether d is added to; of halves, that B is not transposed.
 #define TSA_WGMMA(blocks, n, rest)                                                                                   \
   if constexpr (sizeof(T) == 4)                                                                                      \
@@ -157,11 +202,16 @@ TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {
                  : TSA_SUMS_##blocks                                                                                 \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(from), "n"(!clears))
 
+// In units of 16 bytes: where a matrix begins, 128 bytes from word 0 of its fragments to word 1, 256 to the next 8 columns
+// (or rows).
+TSA_PTX unsigned long long matrix_descriptor(const void* shared) {
+  return ((unsigned)__cvta_generic_to_shared(shared) & 0x3ffffu) >> 4 | 8ull << 16 | 16ull << 32;
+}
+
 template <bool clears, typename T, int blocks>
 TSA_PTX void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b) {
   static_assert(1 <= blocks && blocks <= 8, "8 to 64 columns");
-  // In units of 16 bytes: where B begins, 128 bytes from its word 0 to its word 1, 256 to the next 8 columns.
-  const unsigned long long from = ((unsigned)__cvta_generic_to_shared(b) & 0x3ffffu) >> 4 | 8ull << 16 | 16ull << 32;
+  const unsigned long long from = matrix_descriptor(b);
   if constexpr (blocks == 1) {
     TSA_WGMMA(1, "8", "{%4, %5, %6, %7}, %8, %9");
   } else if constexpr (blocks == 2) {
@@ -178,6 +228,24 @@ TSA_PTX void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b)
     TSA_WGMMA(7, "56", "{%28, %29, %30, %31}, %32, %33");
   } else {
     TSA_WGMMA(8, "64", "{%32, %33, %34, %35}, %36, %37");
+  }
+}
+
+// Where d is only written, the compiler has to know, or it makes the tensor cores wait for what was in its registers.
+#define TSA_NEW_OF(j) "=f"(d[j][0]), "=f"(d[j][1]), "=f"(d[j][2]), "=f"(d[j][3])
+#define TSA_NEW_4(j) TSA_NEW_OF(j), TSA_NEW_OF(j + 1), TSA_NEW_OF(j + 2), TSA_NEW_OF(j + 3)
+#define TSA_WGMMA_OF_SHARED "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" TSA_NAMES_16 "}, %64, %65, "
+
+template <bool clears>
+TSA_PTX void wgmma_of_shared(float (&d)[16][4], const void* a, const void* b) {
+  if constexpr (clears) {
+    asm volatile(TSA_WGMMA_OF_SHARED "0, 1, 1, 0, 0;"
+                 : TSA_NEW_4(0), TSA_NEW_4(4), TSA_NEW_4(8), TSA_NEW_4(12)
+                 : "l"(matrix_descriptor(a)), "l"(matrix_descriptor(b)));
+  } else {
+    asm volatile(TSA_WGMMA_OF_SHARED "1, 1, 1, 0, 0;"
+                 : TSA_SUMS_16
+                 : "l"(matrix_descriptor(a)), "l"(matrix_descriptor(b)));
   }
 }
 

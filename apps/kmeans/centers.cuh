@@ -15,6 +15,7 @@
 #pragma once
 #include "apps/kmeans/nearest.cuh"
 #include "apps/kmeans/shadow.cuh"
+#include "kernels/tsm2/slabs.cuh"
 
 namespace kmeans {
 
@@ -48,6 +49,30 @@ __device__ __forceinline__ OfCentre block_sum(OfCentre mine) {
   return mine;
 }
 
+// `op` over the threads of a block, in an order that is always the same; for all of them.
+template <typename Op>
+__device__ __forceinline__ double over_block(double mine, Op op) {
+  __shared__ double of_warp[kCentreThreads / 32];
+#pragma unroll
+  for (int bits = 16; bits > 0; bits /= 2) mine = op(mine, simt::shuffle_xor(mine, bits));
+  __syncthreads();  // what was here has been read
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
+  __syncthreads();
+  mine = of_warp[0];
+  for (int warp = 1; warp < kCentreThreads / 32; ++warp) mine = op(mine, of_warp[warp]);
+  return mine;
+}
+
+// Where centres in float16 go: `padded` columns a row, or slabs (slabs.cuh).
+struct Halves {
+  ptx::Half* to;
+  int padded, slabs;  // 0 slabs: rows
+
+  __device__ __forceinline__ ptx::Half* at(int centre, int column) const {
+    return to + (slabs ? tsm2::slab_offset(centre, column, slabs) : (long long)centre * padded + column);
+  }
+};
+
 // One element of a centre to float16.
 __device__ __forceinline__ void place(double c, float scale, ptx::Half* half, OfCentre& found) {
   const double scaled = c * scale;
@@ -57,55 +82,60 @@ __device__ __forceinline__ void place(double c, float scale, ptx::Half* half, Of
   found.lost += lost * lost;
 }
 
-// Of the centres that are not left out; by one thread.
-__device__ __forceinline__ Extremes put_together(const OfCentre* found, int k, float reach, float* half_squares) {
+// Of the centres that are not left out; by a block.
+__device__ __forceinline__ void put_together(const OfCentre* found, int k, float reach, float* half_squares,
+                                             Extremes* extremes) {
+  const auto least_of = [](double a, double b) { return b < a ? b : a; };
+  const auto most_of = [](double a, double b) { return b > a ? b : a; };
   const double far = 16.1 * reach * reach;  // norms of rows are of what was rounded
-  double least = kInfinity, square = 0, lost = 0;
-  for (int j = 0; j < k; ++j) least = found[j].square < least ? found[j].square : least;
-  bool some = false;
-  for (int j = 0; j < k; ++j) {
+  double least = kInfinity, square = 0, lost = 0, some = 0;
+  for (int j = threadIdx.x; j < k; j += blockDim.x) least = least_of(least, found[j].square);
+  least = over_block(least, least_of);
+  for (int j = threadIdx.x; j < k; j += blockDim.x) {
     // What is no number is far.
     if (!(found[j].square <= far) && least <= far / 4) {
       half_squares[j] = kInfinity;
-      some = true;
+      some = 1;
       continue;
     }
-    square = found[j].square > square ? found[j].square : square;
-    lost = found[j].lost > lost ? found[j].lost : lost;
+    square = most_of(square, found[j].square);
+    lost = most_of(lost, found[j].lost);
   }
+  square = over_block(square, most_of);
+  lost = over_block(lost, most_of);
+  some = over_block(some, most_of);
+  if (threadIdx.x != 0) return;
   // Rounded up; an infinity stays one.
   const float norm = (float)(sqrt(square) * 1.000001), of_lost = (float)(sqrt(lost) * 1.000001);
   // Products past 2²⁷ would overflow in the epilogue, and a centre that is infinite in float16 has none.
   const float within = of_lost < kInfinity ? (float)(1 << 27) / norm : -1.0f;
-  return {norm, of_lost, (float)(square / 2 * 1.000001), some && reach < within ? reach : within};
+  *extremes = {norm, of_lost, (float)(square / 2 * 1.000001), some != 0 && reach < within ? reach : within};
 }
 
 template <typename Work>
-__global__ void __launch_bounds__(kCentreThreads, 4) place_centers(const Work* centers, int k, int d, int padded,
-                                                                   float scale, float reach, ptx::Half* halves,
+__global__ void __launch_bounds__(kCentreThreads, 4) place_centers(const Work* centers, int k, int d,
+                                                                   const Halves halves, float scale, float reach,
                                                                    float* half_squares, OfCentre* found,
                                                                    unsigned* arrived, Extremes* extremes) {
   const int j = blockIdx.x;
   OfCentre mine = {};
-  for (int i = threadIdx.x; j < k && i < padded; i += blockDim.x) {
-    place(i < d ? (double)centers[(long long)j * d + i] : 0.0, scale, &halves[(long long)j * padded + i], mine);
+  for (int i = threadIdx.x; j < k && i < halves.padded; i += blockDim.x) {
+    place(i < d ? (double)centers[(long long)j * d + i] : 0.0, scale, halves.at(j, i), mine);
   }
   mine = block_sum(mine);
   if (threadIdx.x == 0) {
     if (j < k) found[j] = mine;
     half_squares[j] = j < k ? (float)(mine.square / 2) : kInfinity;
   }
-  if (simt::last_to_arrive(arrived, gridDim.x) && threadIdx.x == 0) {
-    *extremes = put_together(found, k, reach, half_squares);
-  }
+  if (simt::last_to_arrive(arrived, gridDim.x)) put_together(found, k, reach, half_squares, extremes);
 }
 
 // `outcome` is this iteration's; `stopped` is set with its `stop` and stays. Leaves `counts` and `moved` at zero.
 template <typename Work>
 __global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long long* sums, const double* scales,
-                                                             const Work* centers, int k, int d, int padded,
+                                                             const Work* centers, int k, int d, const Halves halves,
                                                              float scale, float reach, double tolerance, Work* next,
-                                                             ptx::Half* halves, float* half_squares, OfCentre* found,
+                                                             float* half_squares, OfCentre* found,
                                                              unsigned* arrived, Extremes* extremes, unsigned* counts,
                                                              int lists, unsigned* moved, int* stopped,
                                                              Outcome* outcome) {
@@ -115,7 +145,7 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long
   const double weight = (double)(long long)mine_of_sums[d] / scales[d];
   const double inverse = 1 / (weight != 0 ? weight : 1.0);
   OfCentre mine = {};
-  for (int i = threadIdx.x; i < padded; i += blockDim.x) {
+  for (int i = threadIdx.x; i < halves.padded; i += blockDim.x) {
     double c = 0;
     if (i < d) {
       const double sum = (double)(long long)mine_of_sums[i] / scales[i], old = (double)centers[(long long)j * d + i];
@@ -125,7 +155,7 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long
       mine.shift += (c - old) * (c - old);
       mine.potential += old * (weight * old - 2 * sum);
     }
-    place(c, scale, &halves[(long long)j * padded + i], mine);
+    place(c, scale, halves.at(j, i), mine);
   }
   mine = block_sum(mine);
   if (threadIdx.x == 0) {
@@ -133,17 +163,21 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long
     half_squares[j] = (float)(mine.square / 2);
   }
   if (!simt::last_to_arrive(arrived, gridDim.x)) return;
+  const auto sum_of = [](double a, double b) { return a + b; };
+  double shift = 0, potential = 0, empty = 0;
+  for (int i = threadIdx.x; i < k; i += blockDim.x) {
+    shift += found[i].shift;
+    potential += found[i].potential;
+    if (sums[(long long)i * (d + 1) + d] == 0) empty = 1;
+  }
+  shift = over_block(shift, sum_of);
+  potential = over_block(potential, sum_of);
+  empty = over_block(empty, sum_of);
+  put_together(found, k, reach, half_squares, extremes);
   if (threadIdx.x == 0) {
-    Outcome whole = {0, 0, *moved, 0, 0.0, 0.0};
-    for (int i = 0; i < k; ++i) {
-      whole.shift += found[i].shift;
-      whole.potential += found[i].potential;
-      if (sums[(long long)i * (d + 1) + d] == 0) whole.empty = 1;
-    }
-    whole.stop = whole.empty || whole.moved == 0 || whole.shift <= tolerance;
-    *extremes = put_together(found, k, reach, half_squares);
-    *outcome = whole;
-    *stopped = whole.stop;
+    const bool stops = empty != 0 || *moved == 0 || shift <= tolerance;
+    *outcome = {stops, empty != 0, *moved, 0, shift, potential};
+    *stopped = stops;
     *moved = 0;
   }
   for (int i = threadIdx.x; i < lists; i += blockDim.x) counts[i] = 0;

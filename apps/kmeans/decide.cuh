@@ -34,26 +34,33 @@ __device__ __forceinline__ int next_candidate(unsigned& low, unsigned& high, int
   return centre;
 }
 
+// ‖x − c‖² of a row and a centre in float64, by a warp: the same bits in every lane.
+template <typename T, typename Work>
+__device__ __forceinline__ double square_distance(const Rows<T, Work>& rows, const Work* centers, long long row,
+                                                  int centre) {
+  const T* x = rows.X + row * rows.leading;
+  const Work* c = centers + (long long)centre * rows.d;
+  double sum = 0;
+#pragma unroll 4
+  for (int j = threadIdx.x % 32; j < rows.d; j += 32) {
+    const double delta = (double)centred<T, Work>(x[j], rows.mean[j]) - (double)c[j];
+    sum += delta * delta;
+  }
+  return simt::warp_sum(sum);
+}
+
 // The label of an entry, by a warp.
 template <typename T, typename Work>
 __device__ __forceinline__ int nearest_candidate(const Rows<T, Work>& rows, const Work* centers, int k, long long row,
                                                  unsigned low, unsigned high) {
-  const T* x = rows.X + row * rows.leading;
   const bool all = (low | high) == 0;
   double least = kInfinity;
   int label = 0;
   for (int centre = all ? 0 : next_candidate(low, high, k); centre < k;
        centre = all ? centre + 1 : next_candidate(low, high, k)) {
-    const Work* c = centers + (long long)centre * rows.d;
-    double sum = 0;
-#pragma unroll 4
-    for (int j = threadIdx.x % 32; j < rows.d; j += 32) {
-      const double delta = (double)centred<T, Work>(x[j], rows.mean[j]) - (double)c[j];
-      sum += delta * delta;
-    }
-    sum = simt::warp_sum(sum);
-    if (sum < least || (sum == least && centre < label)) {
-      least = sum;
+    const double distance = square_distance(rows, centers, row, centre);
+    if (distance < least || (distance == least && centre < label)) {
+      least = distance;
       label = centre;
     }
   }

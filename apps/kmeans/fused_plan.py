@@ -11,26 +11,33 @@ from tsapps.kernels.plan import Plan, instantiate
 from tsapps.kernels.problem import Layout, Problem
 
 __all__ = [
+    "CHANGE_BYTES",
     "ENTRY_BYTES",
+    "HALVES",
     "MOST_CLUSTERS",
     "MOST_EXPONENT",
     "NEAREST",
+    "NEAREST_OF_MANY",
     "OUTCOME",
     "ROWS",
-    "Moves",
+    "UNDECIDED_BYTES",
+    "Integers",
+    "StreamPlan",
     "assign_plan",
     "capacity",
+    "columns_of_block",
+    "integers",
     "log2_lanes",
-    "moves",
     "padded",
     "shadow_problem",
     "shadow_reach",
     "shadow_scale",
+    "stream_plan",
     "tensor_error",
     "vector_of",
 ]
 
-#: The clusters that the epilogue has room for.
+#: The clusters that nearest.cuh has room for; more are for nearest_of_many.cuh.
 MOST_CLUSTERS = 64
 #: Powers of two that float32 can be scaled by, back and forth.
 MOST_EXPONENT = 96
@@ -43,8 +50,16 @@ ROWS = np.dtype([("X", "u8"), ("leading", "i8"), ("d", "i4"), ("padding", "i4"),
 OUTCOME = np.dtype(
     [("stop", "i4"), ("empty", "i4"), ("moved", "u4"), ("padding", "i4"), ("shift", "f8"), ("potential", "f8")]
 )
-#: Bytes of an `Entry`.
-ENTRY_BYTES = 16
+NEAREST_OF_MANY = np.dtype(
+    [
+        (name, "u8")
+        for name in ("half_squares", "extremes", "norms", "labels", "changes", "undecided", "lengths", "stopped")
+    ]
+    + [("capacity", "i8"), ("n", "u4"), ("tensor_error", "f4")]
+)
+HALVES = np.dtype([("to", "u8"), ("padded", "i4"), ("slabs", "i4")])
+#: Bytes of an `Entry`, a `Change` and an `Undecided`.
+ENTRY_BYTES, CHANGE_BYTES, UNDECIDED_BYTES = 16, 16, 32
 # What the tensor cores may lose of each sum of 16 products, relative to all that was added: of 4, 8 or 16 terms at a
 # time, they truncate what lies some 24 bits below the largest.
 _TENSOR_ERROR = 2.0**-20
@@ -80,7 +95,7 @@ def vector_of(itemsize: int) -> int:
 
 def tensor_error(d: int) -> float:
     """Return γ: what the sum of d products by tensor cores may be off by, relative to the product of the norms."""
-    return (padded(d) / 16 + 1) * _TENSOR_ERROR
+    return (d / 16 + 2) * _TENSOR_ERROR
 
 
 def shadow_scale(middle: float) -> float:
@@ -133,8 +148,85 @@ def capacity(plan: Plan, n: int, blocks: int) -> int:
 
 
 @dataclass(frozen=True)
-class Moves:
-    """How elements become integers, and how sums of them lie in shared memory; see move.cuh.
+class StreamPlan:
+    """How streamed_columns.cuh multiplies: its template arguments, and the chunks of a row.
+
+    Attributes
+    ----------
+    slabs : int
+        Slabs of 16 columns in a chunk.
+    chunks : int
+        Chunks in a row.
+    stages_a, stages_b : int
+        Chunks of rows, and of centres, that shared memory holds.
+    cluster : int
+        Blocks that read the centres together.
+    """
+
+    slabs: int
+    chunks: int
+    stages_a: int
+    stages_b: int
+    cluster: int = 2
+
+    #: Rows of a tile, and columns.
+    TILE = 128
+    THREADS = 384
+    SLAB_BYTES = 4096
+
+    @property
+    def row_slabs(self) -> int:
+        """Slabs in a row of the shadow."""
+        return self.slabs * self.chunks
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        stages = self.stages_a + self.stages_b
+        return stages * (self.slabs * self.SLAB_BYTES + 16)
+
+    @property
+    def kernel(self) -> str:
+        """The name expression of the kernel."""
+        numbers = f"{self.slabs}, {self.stages_a}, {self.stages_b}, 1, {self.cluster}"
+        return f"tsm2::streamed_columns<{numbers}, kmeans::NearestOfMany>"
+
+    def blocks(self, n: int, multiprocessors: int) -> int:
+        """Return the blocks of a launch: one a multiprocessor, in whole clusters."""
+        tiles = -(-n // self.TILE)
+        return min(multiprocessors // self.cluster, -(-tiles // self.cluster)) * self.cluster
+
+    def capacity(self, n: int, blocks: int) -> int:
+        """Return the most rows that one of `blocks` blocks has."""
+        tiles = -(-n // self.TILE)
+        return -(-tiles // blocks) * self.TILE
+
+
+def stream_plan(d: int, device: Device) -> StreamPlan | None:
+    """Choose how many centres are multiplied; None where there are no warpgroups.
+
+    Chunks are as large as leaves room for 128 rows and four chunks of centres: the tensor cores have a whole chunk
+    waiting while the epilogue runs. Rows that are too long stream by as the centres do.
+    """
+    if device.compute_capability != "9.0":
+        return None
+    every = -(-d // 16)
+    room = device.shared_memory_per_block - 1024
+    for most in (8, 4, 2):
+        chunks = -(-every // most)
+        slabs = -(-every // chunks)
+        stages = room // (slabs * StreamPlan.SLAB_BYTES + 16)
+        for stages_a in (2 * chunks, chunks + 1, chunks):
+            # The last chunk of a row is given back once the first of the next row is there.
+            if stages_a > 1 and stages - stages_a >= 4:
+                return StreamPlan(slabs, chunks, stages_a, min(stages - stages_a, 8))
+    stages = room // (4 * StreamPlan.SLAB_BYTES + 16)
+    return StreamPlan(4, -(-every // 4), stages // 2, stages - stages // 2)
+
+
+@dataclass(frozen=True)
+class Integers:
+    """How elements become integers; see move.cuh.
 
     Attributes
     ----------
@@ -142,27 +234,23 @@ class Moves:
         Of 16 bits each.
     scales : tuple of float
         For each feature, and for the weights, the power of two that an element is multiplied by.
-    columns, chunks : int
-        Columns of the sums that a block has, and how many blocks have them all.
     """
 
     digits: int
     scales: tuple[float, ...]
-    columns: int
-    chunks: int
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block."""
+        """Dynamic shared memory of a block of `move`."""
         return _PLANES // (4 * self.digits) * 4 * self.digits
 
 
-def moves(n: int, k: int, dtype: np.dtype, largest: np.ndarray, middle: float, most_weight: float | None) -> Moves:
+def integers(n: int, dtype: np.dtype, largest: np.ndarray, middle: float, most_weight: float | None) -> Integers:
     """Choose how sums are kept.
 
     Parameters
     ----------
-    n, k : int
+    n : int
     dtype : {float32, float64}
     largest : numpy.ndarray of shape (d,)
         No less than the largest |x − mean| of each feature.
@@ -176,7 +264,6 @@ def moves(n: int, k: int, dtype: np.dtype, largest: np.ndarray, middle: float, m
     An element is exact to 2⁻³¹ of its feature's largest where float32 is no better in the mean, else to 2⁻⁴⁷ or to what
     leaves room for n of them in 64 bits.
     """
-    d = len(largest)
     most = largest * (1.0 if most_weight is None else most_weight)
     # A feature that is always the same adds zeros, whatever its scale.
     exponents = np.clip(np.ceil(np.log2(np.where(most > 0, most, 1.0))), -_MOST_OF_DOUBLE, None)
@@ -186,6 +273,10 @@ def moves(n: int, k: int, dtype: np.dtype, largest: np.ndarray, middle: float, m
     digits = _NARROW if narrow else _WIDE
     bits = min(_BITS[digits], 62 - ceil(log2(n)))
     of_weight = 0 if not most_weight else bits - ceil(log2(most_weight))
-    scales = np.exp2(np.append(bits - exponents, of_weight))
+    return Integers(digits, tuple(np.exp2(np.append(bits - exponents, of_weight)).tolist()))
+
+
+def columns_of_block(d: int, k: int, digits: int) -> tuple[int, int]:
+    """Return the columns of the sums that a block of `move` has, and how many blocks have them all."""
     chunks = -(-(d + 1) // (_PLANES // (4 * digits) // k))
-    return Moves(digits, tuple(scales.tolist()), -(-(d + 1) // chunks), chunks)
+    return -(-(d + 1) // chunks), chunks

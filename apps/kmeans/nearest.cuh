@@ -20,6 +20,7 @@
 namespace kmeans {
 
 #define kInfinity __uint_as_float(0x7f800000u)
+constexpr float kLarge = 1.2676506e30f;  // 2¹⁰⁰
 
 // What is to be decided of one row. Bit 16·s + p of the candidates is centre 8·(p / 2) + 2·s + p % 2.
 struct alignas(16) Entry {
@@ -116,7 +117,6 @@ struct Nearest {
     best = fmaxf(best, simt::shuffle_xor(best, 2));
     // Products are below 2²⁸ (centers.cuh), so that what overflows here is no candidate. Scores are 1e-18 apart or more, or
     // the same. They are computed again, in another way, for the compiler not to keep them in registers.
-    constexpr float kLarge = 1.2676506e30f;  // 2¹⁰⁰
     const float threshold = (2 * error - best) * kLarge;
     float sum = 0;
 #pragma unroll

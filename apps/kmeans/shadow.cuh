@@ -4,7 +4,7 @@
 //                                                    norms (n)  ‖shadow row‖, or more where rounding cost more
 //
 // `scale` is a power of two that brings the data to the middle of float16's range; `padded` is d rounded up to whole 16
-// bytes, filled with zeros. With e = ‖(x − mean)·scale − shadow‖ (the two differ by 2⁻¹¹ of each element at most, by less
+// bytes, filled with zeros; or, for many centres, it lies in slabs (slabs.cuh). With e = ‖(x − mean)·scale − shadow‖ (the two differ by 2⁻¹¹ of each element at most, by less
 // than half of that in the mean), norms[i] is the larger of ‖shadow‖ and e / 2⁻¹²: for every c and ĉ
 //
 //   |(x − mean)·scale · c − shadow · ĉ|  ≤  norms[i] · (2⁻¹² ‖c‖ + ‖c − ĉ‖)
@@ -16,6 +16,7 @@
 #pragma once
 #include "kernels/ptx.cuh"
 #include "kernels/tsm2/element.cuh"
+#include "kernels/tsm2/slabs.cuh"
 
 namespace kmeans {
 
@@ -32,8 +33,8 @@ constexpr int kVector = sizeof(T) == 8 ? 2 : 4;
 
 template <typename T, typename Work, bool kAligned>
 __global__ void __launch_bounds__(256, 4) make_shadow(const T* X, long long leading, long long rows, int d, int padded,
-                                                      const Work* mean, float scale, int log2_lanes, ptx::Half* shadow,
-                                                      float* norms) {
+                                                      int slabs, const Work* mean, float scale, int log2_lanes,
+                                                      ptx::Half* shadow, float* norms) {
   constexpr int kWide = kVector<T>;
   const int lanes = 1 << log2_lanes, lane = (int)threadIdx.x & (lanes - 1);
   const long long together = (long long)gridDim.x * blockDim.x >> log2_lanes;
@@ -42,7 +43,8 @@ __global__ void __launch_bounds__(256, 4) make_shadow(const T* X, long long lead
   for (long long begin = 0; begin < rows; begin += together) {
     const long long row = begin + first < rows ? begin + first : rows - 1;
     const T* x = X + row * leading;
-    unsigned* to = reinterpret_cast<unsigned*>(shadow + row * padded);
+    // A lane's elements lie together in slabs too.
+    ptx::Half* to = shadow + (slabs ? tsm2::slab_offset(row, 0, slabs) : row * padded);
     float square = 0, lost = 0;
 #pragma unroll 2
     for (int j = kWide * lane; j < padded; j += kWide * lanes) {
@@ -61,7 +63,8 @@ __global__ void __launch_bounds__(256, 4) make_shadow(const T* X, long long lead
 #pragma unroll
       for (int i = 0; i < kWide; i += 2) {
         const unsigned pair = ptx::to_halves((float)value[i], (float)value[i + 1]);
-        to[(j + i) / 2] = pair;
+        const int at = slabs ? (j + i) / 16 * tsm2::kSlabElements + (j + i) % 16 / 8 * 64 + (j + i) % 8 : j + i;
+        *reinterpret_cast<unsigned*>(to + at) = pair;
         const float a = ptx::to_float(ptx::Half{(unsigned short)(pair & 0xffff)});
         const float b = ptx::to_float(ptx::Half{(unsigned short)(pair >> 16)});
         const float of_a = (float)(value[i] - a), of_b = (float)(value[i + 1] - b);

@@ -15,7 +15,7 @@
 //
 // What is seen: wrong results that come of missing barriers and waits, deadlocks, barriers in divergent code,
 // misaligned copies, and, built with sanitizers, out-of-bounds accesses with their line. What is not: the memory model
-// between blocks, timing, bank conflicts, and whatever has no host body (bulk copies, mbarrier, clusters). None
+// between blocks, timing, bank conflicts, and whatever has no host body (clusters of several blocks). None
 // of it replaces compute-sanitizer on a GPU.
 #pragma once
 #define TSA_HOST 1
@@ -30,6 +30,7 @@
 #define __constant__ static const
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __grid_constant__
 #define __align__(bytes) __attribute__((aligned(bytes)))
 // The threads of a block share their OS thread, and blocks that run at the same time do not.

@@ -7,14 +7,20 @@ import oracle
 
 from host_cuda.tall_skinny import DTYPES, build_each
 from tsapps.apps.kmeans.fused_plan import (
+    CHANGE_BYTES,
     ENTRY_BYTES,
+    HALVES,
     NEAREST,
+    NEAREST_OF_MANY,
     OUTCOME,
     ROWS,
+    UNDECIDED_BYTES,
+    StreamPlan,
     assign_plan,
     capacity,
+    columns_of_block,
+    integers,
     log2_lanes,
-    moves,
     padded,
     shadow_problem,
     shadow_reach,
@@ -63,22 +69,24 @@ def rows_source(dtype, digits, weighted):
     flags = f"{digits}, {str(weighted).lower()}"
     return f"""
 #include "apps/kmeans/centers.cuh"
-#include "apps/kmeans/move.cuh"
-extern "C" void shadow_{name}(const void* X, long long n, long long d, long long padded, const void* mean, double scale,
-                              long long log2_lanes, void* shadow, float* norms, long long aligned) {{
+#include "apps/kmeans/decide_of_many.cuh"
+#include "apps/kmeans/segments.cuh"
+extern "C" void shadow_{name}(const void* X, long long n, long long d, long long padded, long long slabs,
+                              const void* mean, double scale, long long log2_lanes, void* shadow, float* norms,
+                              long long aligned) {{
   cuda_host::launch(dim3({BLOCKS}), 256, 0, [=] {{
     auto* kernel = aligned ? kmeans::make_shadow<{T}, {W}, true> : kmeans::make_shadow<{T}, {W}, false>;
-    kernel(static_cast<const {T}*>(X), d, n, (int)d, (int)padded, static_cast<const {W}*>(mean), (float)scale,
-           (int)log2_lanes, static_cast<ptx::Half*>(shadow), norms);
+    kernel(static_cast<const {T}*>(X), d, n, (int)d, (int)padded, (int)slabs, static_cast<const {W}*>(mean),
+           (float)scale, (int)log2_lanes, static_cast<ptx::Half*>(shadow), norms);
   }});
 }}
-extern "C" void place_{name}(const void* centers, long long k, long long d, long long padded, double scale,
-                             double reach, void* halves, float* half_squares, void* found, unsigned* arrived,
-                             kmeans::Extremes* extremes) {{
-  cuda_host::launch(dim3((k + 7) / 8 * 8), kmeans::kCentreThreads, 0, [=] {{
-    kmeans::place_centers<{W}>(static_cast<const {W}*>(centers), (int)k, (int)d, (int)padded, (float)scale,
-                               (float)reach, static_cast<ptx::Half*>(halves), half_squares,
-                               static_cast<kmeans::OfCentre*>(found), arrived, extremes);
+extern "C" void place_{name}(const void* centers, long long k, long long d, const void* halves, double scale,
+                             double reach, float* half_squares, void* found, unsigned* arrived,
+                             kmeans::Extremes* extremes, long long columns) {{
+  const auto to = *static_cast<const kmeans::Halves*>(halves);
+  cuda_host::launch(dim3(columns), kmeans::kCentreThreads, 0, [=] {{
+    kmeans::place_centers<{W}>(static_cast<const {W}*>(centers), (int)k, (int)d, to, (float)scale,
+                               (float)reach, half_squares, static_cast<kmeans::OfCentre*>(found), arrived, extremes);
   }});
 }}
 extern "C" void advance_{name}(const unsigned long long* sums, const double* scales, const void* centers, long long k,
@@ -86,10 +94,10 @@ extern "C" void advance_{name}(const unsigned long long* sums, const double* sca
                                void* next, void* halves, float* half_squares, void* found, unsigned* arrived,
                                kmeans::Extremes* extremes, unsigned* counts, long long lists, unsigned* moved,
                                int* stopped, kmeans::Outcome* outcome) {{
+  const auto to = *static_cast<const kmeans::Halves*>(halves);
   cuda_host::launch(dim3(k), kmeans::kCentreThreads, 0, [=] {{
-    kmeans::advance<{W}>(sums, scales, static_cast<const {W}*>(centers), (int)k, (int)d, (int)padded, (float)scale,
-                         (float)reach, tolerance, static_cast<{W}*>(next), static_cast<ptx::Half*>(halves),
-                         half_squares, static_cast<kmeans::OfCentre*>(found), arrived, extremes, counts, (int)lists,
+    kmeans::advance<{W}>(sums, scales, static_cast<const {W}*>(centers), (int)k, (int)d, to, (float)scale,
+                         (float)reach, tolerance, static_cast<{W}*>(next), half_squares, static_cast<kmeans::OfCentre*>(found), arrived, extremes, counts, (int)lists,
                          moved, stopped, outcome);
   }});
 }}
@@ -112,6 +120,58 @@ extern "C" void move_{name}(const void* rows, const {scale}* scales, long long k
 }}"""
 
 
+def many_source(dtype, digits, weighted):
+    T, W = ELEMENT[dtype], SCALAR[WORK[dtype]]
+    scale, name = "float" if digits == 2 else "double", f"{dtype}_{digits}_{int(weighted)}"
+    flags = f"{digits}, {str(weighted).lower()}"
+    return f"""
+extern "C" void decide_of_many_{name}(const void* rows, const void* centers, long long k, kmeans::Change* changes,
+                                      const kmeans::Undecided* undecided, kmeans::Lengths* lengths, long long capacity,
+                                      long long lists, const int* stopped) {{
+  const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
+  cuda_host::launch(dim3(lists, 2), 256, 0, [=] {{
+    kmeans::decide_of_many<{T}, {W}>(of, static_cast<const {W}*>(centers), (int)k, changes, undecided, lengths,
+                                     capacity, stopped);
+  }});
+}}
+extern "C" void count_{name}(const kmeans::Change* changes, const kmeans::Lengths* lengths, long long capacity,
+                             long long lists, long long k, int* labels, unsigned* counts, unsigned* begins,
+                             unsigned* arrived, unsigned* all, unsigned* moved, const int* stopped) {{
+  cuda_host::launch(dim3(lists, 2), 256, 0, [=] {{
+    kmeans::count_changes(changes, lengths, capacity, (int)k, labels, counts, begins, arrived, all, moved, stopped);
+  }});
+}}
+extern "C" void sort_{name}(const kmeans::Change* changes, const kmeans::Lengths* lengths, long long capacity,
+                            long long lists, unsigned* begins, kmeans::Segmented* places, const int* stopped) {{
+  cuda_host::launch(dim3(lists, 2), 256, 0, [=] {{
+    kmeans::sort_changes(changes, lengths, capacity, begins, places, stopped);
+  }});
+}}
+extern "C" void add_{name}(const void* rows, const {scale}* scales, const kmeans::Segmented* places,
+                           const unsigned* all, unsigned long long* sums, const int* stopped, long long aligned) {{
+  const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
+  cuda_host::launch(dim3({BLOCKS}), 256, 0, [=] {{
+    auto* kernel = aligned ? kmeans::add_segments<{T}, {W}, {flags}, true>
+                           : kmeans::add_segments<{T}, {W}, {flags}, false>;
+    kernel(of, scales, places, all, sums, stopped);
+  }});
+}}"""
+
+
+def streamed_source(plan):
+    return f"""
+#include "kernels/tsm2/streamed_columns.cuh"
+#include "apps/kmeans/nearest_of_many.cuh"
+extern "C" void assign(const void* shadow, const void* halves, long long row_tiles, long long column_tiles,
+                       long long chunks, const kmeans::NearestOfMany* nearest, long long blocks) {{
+  const kmeans::NearestOfMany epilogue = *nearest;
+  cuda_host::launch(dim3(blocks), {StreamPlan.THREADS}, {plan.shared_bytes}, [=] {{
+    {plan.kernel}(static_cast<const ptx::Half*>(shadow), static_cast<const ptx::Half*>(halves), (int)row_tiles,
+                  (int)column_tiles, (int)chunks, epilogue);
+  }});
+}}"""
+
+
 #: dtype, digits, whether samples have weights.
 KINDS = [
     ("float32", 2, False),
@@ -125,12 +185,20 @@ KINDS = [
 
 @cache
 def libraries():
-    sources = [product_source(*shape) for shape in SHAPES] + [rows_source(*kind) for kind in KINDS]
+    sources = [product_source(*shape) for shape in SHAPES]
+    sources += [rows_source(*kind) + many_source(*kind) for kind in KINDS]
     return dict(zip([*SHAPES, *KINDS], build_each(sources), strict=True))
+
+
+@cache
+def streamed(plan):
+    return build_each([streamed_source(plan)])[0]
 
 
 class Iterations:
     """X and what iterations keep of it, as `FusedEngine` has them."""
+
+    slabs, columns, tile = 0, 8, 1
 
     def __init__(self, X, k, kind, weights=None, mean=None):
         self.dtype, self.digits, self.weighted = kind
@@ -149,12 +217,13 @@ class Iterations:
         # Weighted sums have three digits, whatever the data.
         three = 1.0 if self.digits == 3 else None
         most = three if weights is None else float(abs(self.weights).max())
-        self.moves = moves(self.n, k, np.dtype(self.work), self.largest, middle, most)
-        self.scales = np.array(self.moves.scales)
-        if self.digits != self.moves.digits:
+        found = integers(self.n, np.dtype(self.work), self.largest, middle, most)
+        self.scales = np.array(found.scales)
+        if self.digits != found.digits:
             bits = 30 if self.digits == 2 else 46
             self.scales = np.exp2(np.append(bits - np.ceil(np.log2(np.maximum(self.largest, 1e-30))), 0.0))
-        self.shadow = np.full((self.n, padded(self.d)), np.nan, np.float16)
+        self.padded = 16 * self.slabs or padded(self.d)
+        self.shadow = np.full((-(-self.n // self.tile) * self.tile, self.padded), np.nan, np.float16)
         self.norms = np.full(self.n, np.nan, np.float32)
         self.make_shadow(self.scale)
         self.labels = np.full(self.n, -1, np.int32)
@@ -163,8 +232,8 @@ class Iterations:
     def make_shadow(self, scale):
         """Make the copy that iterations read."""
         self.scale, vector = scale, vector_of(self.X.itemsize)
-        lanes, aligned = log2_lanes(padded(self.d) // vector), int(self.d % vector == 0)
-        sizes = self.n, self.d, padded(self.d)
+        lanes, aligned = log2_lanes(self.padded // vector), int(self.d % vector == 0)
+        sizes = self.n, self.d, self.padded, self.slabs
         self.call("shadow", self.X, *sizes, self.mean, self.scale, lanes, self.shadow, self.norms, aligned)
 
     def call(self, name, *arguments):
@@ -174,12 +243,14 @@ class Iterations:
         """Run one iteration; return how many rows the float16 product left undecided, and how many moved."""
         d, k = self.d, self.k
         centers = np.ascontiguousarray(centers.astype(self.work))
-        self.halves = np.full((k, padded(d)), np.nan, np.float16)
-        self.half_squares = np.full(-(-k // 8) * 8, np.nan, np.float32)
+        columns = -(-k // self.columns) * self.columns
+        self.halves = np.full((columns, self.padded), np.nan if columns == k else 0, np.float16)
+        self.half_squares = np.full(columns, np.nan, np.float32)
         self.extremes, self.found = np.full(4, np.nan, np.float32), np.full((k, 4), np.nan)
-        sizes, self.arrived = (k, d, padded(d), self.scale, shadow_reach(d)), np.zeros(1, np.uint32)
-        places = self.halves, self.half_squares, self.found, self.arrived, self.extremes
-        self.call("place", centers, *sizes, *places)
+        halves = np.array((self.halves.ctypes.data, self.padded, self.slabs), HALVES)
+        self.sizes, self.arrived = (k, d, halves, self.scale, shadow_reach(d)), np.zeros(1, np.uint32)
+        places = self.half_squares, self.found, self.arrived, self.extremes
+        self.call("place", centers, *self.sizes, *places, columns)
         return self.move_rows(centers)
 
     def move_rows(self, centers, stopped=0):
@@ -202,7 +273,7 @@ class Iterations:
         weights = 0 if self.weights is None else self.weights.ctypes.data
         rows = np.array((self.X.ctypes.data, d, d, 0, self.mean.ctypes.data, weights), ROWS)
         self.call("decide", rows, centers, k, entries, counts, room, lists, self.stopped)
-        columns, chunks = self.moves.columns, self.moves.chunks
+        columns, chunks = columns_of_block(d, k, self.digits)
         scales = self.scales.astype(np.float32 if self.digits == 2 else np.float64)
         moved, lanes = np.zeros(1, np.uint32), log2_lanes(min(d, columns))
         lists_of = entries, counts, room, lists
@@ -214,10 +285,9 @@ class Iterations:
         """Return the outcome of an iteration, and the next centres, which are placed."""
         centers = np.ascontiguousarray(centers.astype(self.work))
         following, outcome = np.full_like(centers, np.nan), np.zeros(1, OUTCOME)
-        sizes = self.k, self.d, padded(self.d), self.scale, shadow_reach(self.d), tolerance
-        results = following, self.halves, self.half_squares, self.found, self.arrived, self.extremes
+        results = following, self.half_squares, self.found, self.arrived, self.extremes
         state = self.counts, self.counts.size, np.array([moved], np.uint32), self.stopped, outcome
-        self.call("advance", self.sums, self.scales, centers, *sizes, *results, *state)
+        self.call("advance", self.sums, self.scales, centers, *self.sizes, tolerance, *results, *state)
         assert not self.counts.any()
         assert not state[2].any()
         return outcome[0], following
@@ -234,6 +304,50 @@ class Iterations:
         expected = np.zeros_like(self.sums)
         np.add.at(expected, self.labels, integers)
         np.testing.assert_array_equal(self.sums, expected)
+
+
+class IterationsOfMany(Iterations):
+    """The same as `ManyCentres` launches them; `plan` is for clusters of one block."""
+
+    columns = tile = StreamPlan.TILE
+
+    def __init__(self, X, k, kind, plan, weights=None, mean=None):
+        self.plan, self.slabs = plan, plan.row_slabs
+        super().__init__(X, k, kind, weights, mean)
+        self.in_cluster = np.zeros(k, np.uint32)
+
+    def move_rows(self, centers, stopped=0):
+        """Run what follows of an iteration, at the centres that were placed."""
+        n, d, k, plan = self.n, self.d, self.k, self.plan
+        self.stopped, self.counts = np.array([stopped], np.int32), np.zeros(0, np.uint32)
+        lists = plan.blocks(n, BLOCKS)
+        room = plan.capacity(n, lists)
+        changes = np.zeros((lists, room, CHANGE_BYTES // 4), np.uint32)
+        undecided = np.zeros((lists, room, UNDECIDED_BYTES // 4), np.uint32)
+        lengths = np.zeros((lists, 2), np.uint32)
+        lists_of = changes, undecided, lengths
+        pointed = self.half_squares, self.extremes, self.norms, self.labels, *lists_of, self.stopped
+        pointers = (one.ctypes.data for one in pointed)
+        nearest = np.array((*pointers, room, n, tensor_error(d)), NEAREST_OF_MANY)
+        tiles = -(-n // plan.TILE), self.half_squares.size // plan.TILE, plan.chunks
+        streamed(plan).call("assign", self.shadow, self.halves, *tiles, nearest, lists)
+        assert (lengths <= room).all()
+        found = [undecided[b, : lengths[b, 1]] for b in range(lists)]
+        self.candidates = np.concatenate([part[:, 2] for part in found])
+        weights = 0 if self.weights is None else self.weights.ctypes.data
+        rows = np.array((self.X.ctypes.data, d, d, 0, self.mean.ctypes.data, weights), ROWS)
+        self.call("decide_of_many", rows, centers, k, *lists_of, room, lists, self.stopped)
+        assert (lengths <= room).all()
+        scales = self.scales.astype(np.float32 if self.digits == 2 else np.float64)
+        begins, arrived, moved = np.zeros(k, np.uint32), np.zeros(1, np.uint32), np.zeros(1, np.uint32)
+        every, of = np.zeros(1, np.uint32), (changes, lengths, room, lists)
+        counts = self.in_cluster, begins, arrived, every, moved
+        self.call("count", *of, k, self.labels, *counts, self.stopped)
+        assert not self.in_cluster.any()
+        self.call("sort", *of, begins, undecided, self.stopped)
+        aligned = int(d % vector_of(self.X.itemsize) == 0)
+        self.call("add", rows, scales, undecided, every, self.sums, self.stopped, aligned)
+        return len(self.candidates), int(moved[0])
 
 
 def blobs(n, d, k, rng, apart=3.0):

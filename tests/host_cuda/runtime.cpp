@@ -78,6 +78,36 @@ struct Work {
   void* context;
 };
 
+// What 8 bytes of shared memory hold of a barrier: arrivals that a phase expects and that are still to come, bytes that
+// are, and the parity of the phase.
+struct Mbarrier {
+  short expected, missing;
+  int bytes_and_parity;  // 2 · bytes + parity
+
+  int bytes() const { return bytes_and_parity >> 1; }
+  unsigned parity() const { return bytes_and_parity & 1; }
+  // The next phase, if this one is over.
+  void advance() {
+    if (missing == 0 && bytes() == 0) *this = {expected, expected, (int)(parity() ^ 1)};
+  }
+};
+static_assert(sizeof(Mbarrier) == 8);
+
+Mbarrier& of(unsigned long long* barrier) { return *reinterpret_cast<Mbarrier*>(barrier); }
+const Mbarrier& of(const unsigned long long* barrier) { return *reinterpret_cast<const Mbarrier*>(barrier); }
+
+// A bulk copy that has not landed.
+struct BulkCopy {
+  Copy copy;
+  unsigned long long* barrier;
+
+  void land() const {
+    cuda_host::land(copy);
+    of(barrier).bytes_and_parity -= 2 * (int)copy.bytes;
+    of(barrier).advance();
+  }
+};
+
 struct Fiber {
   Context context;
   uint3 index;
@@ -87,6 +117,8 @@ struct Fiber {
   Barrier* waits_at;
   unsigned generation;
   const char* waits_in;
+  const unsigned long long* waits_for;  // the end of this barrier's phase of `parity`
+  unsigned parity;
   std::vector<Copy> open;                 // since the last commit
   std::vector<std::vector<Copy>> groups;  // committed, oldest first
   std::vector<Work> begun;                // since the last commit
@@ -97,6 +129,7 @@ struct Block {
   Context scheduler;
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
+  std::vector<BulkCopy> bulk;
   Barrier barrier, some[16];  // of the whole block, and those that `wait_for_some` counts
   unsigned char* shared = nullptr;
   void (*kernel)(const void*) = nullptr;
@@ -229,13 +262,16 @@ std::string deadlock(const Block& block) {
     waiting += fiber.waits_at == &block.barrier;
     if (!fiber.done && (!first || fiber.waits_at == &block.barrier)) first = &fiber;
   }
-  const std::string line = first->waits_at->line ? " at line " + std::to_string(first->waits_at->line) : "";
+  const std::string line = first->waits_at && first->waits_at->line ? " at line " + std::to_string(first->waits_at->line) : "";
   return std::string("deadlock: a thread waits in ") + first->waits_in + line + " for threads that do not come; of " +
          std::to_string(block.fibers.size()) + " threads " + std::to_string(waiting) +
          " wait at the block's barrier and " + std::to_string(ended) + " have ended";
 }
 
-bool can_run(const Fiber* fiber) { return !fiber->waits_at || fiber->waits_at->generation != fiber->generation; }
+bool can_run(const Fiber* fiber) {
+  if (fiber->waits_for) return of(fiber->waits_for).parity() != fiber->parity;
+  return !fiber->waits_at || fiber->waits_at->generation != fiber->generation;
+}
 
 // Runs a block whose fibers are ready, to its end.
 void run_block(Block& block, std::mt19937& random) {
@@ -253,6 +289,7 @@ void run_block(Block& block, std::mt19937& random) {
     for (Fiber* fiber : order) {
       if (!can_run(fiber) || (one_warp_at_a_time && fiber->warp != running)) continue;
       fiber->waits_at = nullptr;
+      fiber->waits_for = nullptr;
       progress = true;
       doing.fiber = fiber;
       here.thread_index = fiber->index;
@@ -265,6 +302,13 @@ void run_block(Block& block, std::mt19937& random) {
       if (!block.error.empty()) return;
     }
     std::erase_if(order, [](const Fiber* fiber) { return fiber->done; });
+    if (!order.empty() && !progress && !block.bulk.empty()) {
+      // Any of the copies under way may be the first to land.
+      const size_t one = doing.schedule.seed ? random() % block.bulk.size() : 0;
+      block.bulk[one].land();
+      block.bulk.erase(block.bulk.begin() + one);
+      continue;
+    }
     if (!order.empty() && !progress) {
       block.error = deadlock(block);
       return;
@@ -277,6 +321,7 @@ void make_ready(Block& block, dim3 size) {
   block.warps.clear();
   block.warps.resize((threads + warp_lanes - 1) / warp_lanes);
   block.barrier = {(int)threads};
+  block.bulk.clear();
   for (Barrier& some : block.some) some = {};
   for (unsigned t = 0; t < threads; ++t) {
     Fiber& fiber = block.fibers[t];
@@ -286,6 +331,7 @@ void make_ready(Block& block, dim3 size) {
     fiber.warp->alive |= 1u << fiber.lane;
     fiber.done = false;
     fiber.waits_at = nullptr;
+    fiber.waits_for = nullptr;
     fiber.open.clear();
     fiber.groups.clear();
     fiber.begun.clear();
@@ -423,6 +469,38 @@ void wait_for_work(size_t pending) {
   while (working.size() > pending) {
     for (const Work& work : working.front()) work.run(work.context);
     working.erase(working.begin());
+  }
+}
+
+void mbarrier_init(unsigned long long* barrier, int arrivals) {
+  of(barrier) = {(short)arrivals, (short)arrivals, 0};
+}
+
+void mbarrier_arrive(unsigned long long* barrier, int bytes) {
+  Mbarrier& here = of(barrier);
+  if (here.missing < 1) fail("mbarrier.arrive: more arrivals than the %d that a phase expects", here.expected);
+  --here.missing;
+  here.bytes_and_parity += 2 * bytes;
+  here.advance();
+}
+
+void mbarrier_wait(const unsigned long long* barrier, unsigned parity) {
+  Fiber& me = *doing.fiber;
+  me.waits_for = barrier;
+  me.parity = parity;
+  me.waits_in = "mbarrier.try_wait";
+  switch_context(me.context, doing.block->scheduler);
+}
+
+void bulk_copy(void* to, const void* from, size_t bytes, unsigned long long* barrier) {
+  check_aligned(to, 16, "cp.async.bulk");
+  check_aligned(from, 16, "cp.async.bulk");
+  if (bytes % 16) fail("cp.async.bulk of %zu bytes, which is no multiple of 16", bytes);
+  const BulkCopy copy{{to, from, bytes, bytes}, barrier};
+  if (doing.schedule.early_copies) {
+    copy.land();
+  } else {
+    doing.block->bulk.push_back(copy);
   }
 }
 

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from host_cuda import harness
 
-from tsapps.apps.kmeans.fused_plan import MOST_CLUSTERS, assign_plan, capacity, moves, shadow_scale
+from tsapps.apps.kmeans.fused_plan import (
+    MOST_CLUSTERS,
+    assign_plan,
+    capacity,
+    columns_of_block,
+    integers,
+    shadow_scale,
+)
 from tsapps.kernels import launch
 from tsapps.kernels.build import build
 from tsapps.kernels.device import KNOWN
@@ -75,12 +82,12 @@ def test_shadow_scale():
     assert shadow_scale(np.inf) == 1.0
 
 
-def test_moves_by_hand():
-    found = moves(1000, 16, np.dtype(np.float32), np.array([3.0, 0.0, 0.25]), 1.0, None)
+def test_integers_by_hand():
+    found = integers(1000, np.dtype(np.float32), np.array([3.0, 0.0, 0.25]), 1.0, None)
     assert found.digits == 2
     # 30 bits of what is at most 4, 1 and a quarter; samples are counted as they are.
     assert found.scales == (2.0**28, 2.0**30, 2.0**32, 1.0)
-    assert (found.columns, found.chunks) == (4, 1)
+    assert columns_of_block(3, 16, 2) == (4, 1)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +101,8 @@ def test_moves_by_hand():
     ],
 )
 def test_digits(change, digits):
-    given = {"n": 10**6, "k": 8, "dtype": np.dtype(np.float32), "largest": np.full(64, 4.0), "middle": 1.0}
-    found = moves(**(given | {"most_weight": None} | change))
+    given = {"n": 10**6, "dtype": np.dtype(np.float32), "largest": np.full(64, 4.0), "middle": 1.0}
+    found = integers(**(given | {"most_weight": None} | change))
     assert found.digits == digits
 
 
@@ -104,7 +111,7 @@ def test_digits(change, digits):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_sums_do_not_overflow(n, weight, dtype):
     largest = np.array([1e-6, 1.0, 5.0, 1e5])
-    found = moves(n, 4, np.dtype(dtype), largest, 1.0, weight)
+    found = integers(n, np.dtype(dtype), largest, 1.0, weight)
     most = np.append(largest, 1.0) * (1.0 if weight is None else weight)
     elements = np.array(found.scales) * most
     assert (elements <= 2.0 ** (16 * found.digits - 1) - 1).all()
@@ -115,9 +122,10 @@ def test_sums_do_not_overflow(n, weight, dtype):
 @pytest.mark.parametrize("k", [1, 16, 64])
 def test_sums_of_a_block_fit(d, k):
     for dtype in (np.float32, np.float64):
-        found = moves(10**6, k, np.dtype(dtype), np.ones(d), 1.0, None)
-        assert found.columns * found.chunks >= d + 1
-        assert found.columns * k * found.digits * 4 <= found.shared_bytes <= 68 << 10
+        found = integers(10**6, np.dtype(dtype), np.ones(d), 1.0, None)
+        columns, chunks = columns_of_block(d, k, found.digits)
+        assert columns * chunks >= d + 1
+        assert columns * k * found.digits * 4 <= found.shared_bytes <= 68 << 10
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -1,0 +1,316 @@
+"""The steps of the fused engine: one iteration for k clusters, by the kernels for few centres or by those for many.
+
+    few (up to 64)   nearest.cuh on tall_skinny.cuh → decide.cuh → move.cuh → centers.cuh
+    many             nearest_of_many.cuh on streamed_columns.cuh → decide_of_many.cuh → segments.cuh → centers.cuh
+
+Few centres stay in shared memory, and the product is bound by what is read of X's copy; many stream by, and it is bound
+by the tensor cores.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+
+from tsapps.apps.kmeans.engine import Assignment, Iterated, Report
+from tsapps.apps.kmeans.fused_plan import (
+    CHANGE_BYTES,
+    ENTRY_BYTES,
+    HALVES,
+    NEAREST,
+    NEAREST_OF_MANY,
+    OUTCOME,
+    ROWS,
+    UNDECIDED_BYTES,
+    StreamPlan,
+    capacity,
+    columns_of_block,
+    integers,
+    log2_lanes,
+    padded,
+    shadow_problem,
+    shadow_reach,
+    shadow_scale,
+    tensor_error,
+    vector_of,
+)
+from tsapps.kernels.arrays import to_host
+from tsapps.kernels.build import architecture, build, function
+from tsapps.kernels.launch import blocks_of, with_epilogue
+from tsapps.kernels.plan import ELEMENT, Plan
+
+if TYPE_CHECKING:
+    from tsapps.apps.kmeans.fused import FusedEngine
+
+__all__ = ["FewCentres", "ManyCentres", "Shadow", "Step"]
+
+_FOLDER = Path(__file__).parent
+_MOVE_THREADS, _DECIDE_THREADS, _SHADOW_THREADS, _CENTRE_THREADS, _SEGMENT_THREADS = 512, 256, 256, 128, 256
+# Blocks a multiprocessor: of `move`, as many as are resident; of the others, more.
+_MOVE_BLOCKS, _OTHER_BLOCKS = 2, 8
+# Iterations that are launched before the outcome of the first of them is asked for.
+_AHEAD = 2
+
+
+def _kernels(engine: FusedEngine, file: str, *names: str) -> list[Any]:
+    """Return kernels of a file of this package, compiled together and loaded on the engine's GPU."""
+    full = tuple(f"kmeans::{name}" for name in names)
+    return [function(_FOLDER / file, full, name, engine.gpu_index) for name in full]
+
+
+@cache
+def _streamed(plan: StreamPlan, device: int) -> Any:
+    """Return the kernel of a plan, loaded on a GPU."""
+    headers = "kernels/tsm2/streamed_columns.cuh", "apps/kmeans/nearest_of_many.cuh"
+    source = "".join(f'#include "{header}"\n' for header in headers)
+    cubin = build(source, [plan.kernel], architecture(device))
+    with cupy.cuda.Device(device):
+        kernel = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[plan.kernel])
+        kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
+    return kernel
+
+
+class Shadow:
+    """The copy of X in float16, scaled, and the norms of its rows; see shadow.cuh.
+
+    `slabs` of 16 columns a row, in tiles of 128 rows (slabs.cuh); if 0, rows of `padded` elements.
+    """
+
+    def __init__(self, engine: FusedEngine, slabs: int) -> None:
+        n, d = engine.source.shape
+        self.slabs, self.padded = slabs, 16 * slabs or padded(d)
+        _, middle = engine.spread()
+        self.scale = np.float32(shadow_scale(middle))
+        self.rows = cupy.empty((-(-n // StreamPlan.TILE) * StreamPlan.TILE if slabs else n, self.padded), np.float16)
+        self.norms = cupy.empty(n, np.float32)
+        scalar, size = ELEMENT[engine.dtype.name], engine.dtype.itemsize
+        vector = vector_of(size)
+        aligned = d % vector == 0 and engine.held.data.ptr % (vector * size) == 0
+        sizes = np.int64(d), np.int64(n), np.int32(d), np.int32(self.padded), np.int32(slabs)
+        lanes = np.int32(log2_lanes(self.padded // vector))
+        (kernel,) = _kernels(engine, "shadow.cuh", f"make_shadow<{scalar}, {scalar}, {str(aligned).lower()}>")
+        arguments = (engine.held, *sizes, engine.shift, self.scale, lanes, self.rows, self.norms)
+        kernel((engine.gpu.multiprocessors * _OTHER_BLOCKS,), (_SHADOW_THREADS,), arguments)
+
+    @staticmethod
+    def size(n: int, d: int, slabs: int) -> int:
+        """Return about the bytes of a shadow and of an iteration's lists."""
+        lists = CHANGE_BYTES + UNDECIDED_BYTES if slabs else 2 * ENTRY_BYTES
+        return n * (2 * (16 * slabs or padded(d)) + 4 + lists)
+
+
+class Step(ABC):
+    """One iteration for k clusters, and the clusters' sums as the labels are."""
+
+    #: Columns of the product are whole multiples of this.
+    columns: int
+
+    def __init__(self, engine: FusedEngine, shadow: Shadow, k: int) -> None:
+        self._engine, self._shadow, self.k = engine, shadow, k
+        d = engine.n_features
+        # Zero before every iteration: rows that moved, blocks that arrived, whether to stop.
+        self._zeroed = cupy.empty(3, np.uint32)
+        self._moved, self._arrived, self._stopped = (self._zeroed[i : i + 1] for i in range(3))
+        self._counts = cupy.empty(0, np.uint32)  # of lists that `advance` is to empty
+        self._centers = cupy.empty((2, k, d), engine.dtype)  # of an iteration, and of the next
+        n_columns = -(-k // self.columns) * self.columns
+        self._halves = cupy.zeros((n_columns, shadow.padded), np.float16)
+        self._half_squares = cupy.empty(n_columns, np.float32)
+        self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
+        self._outcomes = cupy.empty(_AHEAD, OUTCOME)
+        memory = cupy.cuda.alloc_pinned_memory(_AHEAD * OUTCOME.itemsize)
+        self._seen = np.frombuffer(memory, OUTCOME, _AHEAD)
+        self._sums = cupy.empty((k, d + 1), np.int64)
+        # What both kernels that place centres are told of them.
+        halves = np.array((self._halves.data.ptr, shadow.padded, shadow.slabs), HALVES)[()]
+        self._sizes = np.int32(k), np.int32(d), halves, shadow.scale, np.float32(shadow_reach(d))
+        scalar = ELEMENT[engine.dtype.name]
+        self._place, self._advance = _kernels(engine, "centers.cuh", f"place_centers<{scalar}>", f"advance<{scalar}>")
+        weights = engine.sample_weight
+        self._weighted = str(weights is not None).lower()
+        largest, middle = engine.spread()
+        most_weight = None if weights is None else float(abs(weights).max())
+        self._integers = integers(engine.n_samples, engine.dtype, largest, middle, most_weight)
+        self._scales = np.array(self._integers.scales)
+        self._device_scales = cupy.asarray(self._scales)
+        self._move_scales = self._device_scales.astype(np.float32 if self._integers.digits == 2 else np.float64)
+
+    @abstractmethod
+    def _move_rows(self, centers: Any) -> None:
+        """Launch what gives every sample its label at the centres that were placed, and keeps the sums."""
+
+    def _rows(self) -> Any:
+        """Return what kernels are told of X."""
+        engine = self._engine
+        weights = 0 if engine.sample_weight is None else engine.sample_weight.data.ptr
+        d = engine.n_features
+        return np.array((engine.held.data.ptr, d, d, 0, engine.shift.data.ptr, weights), ROWS)[()]
+
+    def forget(self) -> None:
+        """Begin again, with no sample in any cluster."""
+        self._sums.fill(0)
+
+    def assign(self, centers: np.ndarray) -> int:
+        """Give every sample the label of its nearest centre; return how many labels changed."""
+        self._begin(centers)
+        self._move_rows(self._centers[0])
+        return int(self._moved[0])
+
+    def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
+        """Launch iterations, some ahead of those whose outcome is known; see `Engine.iterate`."""
+        self._begin(centers)
+        events: list[Any] = []
+        try:
+            for count in range(last - before + _AHEAD - 1):
+                if before + count < last:
+                    self._launch(count, tol)
+                    events.append(cupy.cuda.Event(disable_timing=True))
+                    events[-1].record()
+                known = count - _AHEAD + 1
+                if known < 0:
+                    continue
+                events[known].synchronize()
+                outcome = self._seen[known % _AHEAD].copy()
+                if report is not None:
+                    report(before + known + 1, int(outcome["moved"]), float(outcome["potential"]))
+                if outcome["stop"]:
+                    break
+        finally:
+            # What is ahead is still writing to memory of this step.
+            cupy.cuda.get_current_stream().synchronize()
+        strict, now = bool(outcome["moved"] == 0), known % 2
+        if outcome["empty"]:
+            sums, weights = self.sums()
+            empty = Assignment(int(outcome["moved"]), sums, weights, float(outcome["potential"]))
+            return Iterated(to_host(self._centers[now]), known + 1, strict, float("nan"), empty)
+        return Iterated(to_host(self._centers[1 - now]), known + 1, strict, float(outcome["shift"]))
+
+    def _begin(self, centers: np.ndarray) -> None:
+        """Put centres where the first iteration expects them."""
+        self._centers[0].set(np.ascontiguousarray(centers, dtype=self._engine.dtype))
+        self._zeroed.fill(0)
+        self._counts.fill(0)
+        found = self._found, self._arrived, self._extremes
+        arguments = (self._centers[0], *self._sizes, self._half_squares, *found)
+        self._place((self._half_squares.size,), (_CENTRE_THREADS,), arguments)
+
+    def _launch(self, count: int, tol: float) -> None:
+        """Launch one iteration, and the copy of its outcome to the host."""
+        now, place = count % 2, count % _AHEAD
+        self._move_rows(self._centers[now])
+        results = self._centers[1 - now], self._half_squares, self._found, self._arrived, self._extremes
+        state = self._counts, np.int32(self._counts.size), self._moved, self._stopped, self._outcomes[place:]
+        arguments = (
+            self._sums,
+            self._device_scales,
+            self._centers[now],
+            *self._sizes,
+            np.float64(tol),
+            *results,
+            *state,
+        )
+        self._advance((self.k,), (_CENTRE_THREADS,), arguments)
+        source, size = self._outcomes[place:].data.ptr, OUTCOME.itemsize
+        stream = cupy.cuda.get_current_stream().ptr
+        to_host_kind = cupy.cuda.runtime.memcpyDeviceToHost
+        cupy.cuda.runtime.memcpyAsync(self._seen[place:].ctypes.data, source, size, to_host_kind, stream)
+
+    def sums(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the clusters' weighted sums (k, d) and weights (k,), in float64."""
+        values = to_host(self._sums) / self._scales
+        return values[:, :-1], values[:, -1]
+
+
+class FewCentres(Step):
+    """A step for as many clusters as `nearest.cuh` has room for."""
+
+    columns = 8
+
+    def __init__(self, engine: FusedEngine, shadow: Shadow, plan: Plan, k: int) -> None:
+        super().__init__(engine, shadow, k)
+        n, d = engine.source.shape
+        index, digits = engine.gpu_index, self._integers.digits
+        problem = shadow_problem(n, d, k)
+        self._product = with_epilogue(plan, problem, index, "kmeans::Nearest", "apps/kmeans/nearest.cuh")
+        lists = blocks_of(plan, problem, index)
+        self._capacity = capacity(plan, n, lists)
+        self._ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
+        self._entries = cupy.empty(lists * self._capacity * ENTRY_BYTES, np.uint8)
+        self._counts = cupy.empty(lists, np.uint32)
+        multiprocessors = engine.gpu.multiprocessors
+        columns, chunks = columns_of_block(d, k, digits)
+        self._move_grid = lists, max(1, -(-multiprocessors * _MOVE_BLOCKS // (lists * chunks))), chunks
+        self._decide_grid = lists, max(1, multiprocessors * _OTHER_BLOCKS // lists)
+        self._move_sizes = np.int32(k), np.int32(columns), np.int32(log2_lanes(min(d, columns)))
+        scalar = ELEMENT[engine.dtype.name]
+        move = f"move<{scalar}, {scalar}, {digits}, {self._weighted}>"
+        self._decide, self._move = _kernels(engine, "move.cuh", f"decide<{scalar}, {scalar}>", move)
+        self._move.max_dynamic_shared_size_bytes = self._integers.shared_bytes
+
+    def _move_rows(self, centers: Any) -> None:
+        engine, shadow = self._engine, self._shadow
+        n, d = engine.source.shape
+        pointers = self._half_squares, self._extremes, shadow.norms, engine.labels, self._entries, self._counts
+        addresses = (one.data.ptr for one in (*pointers, self._stopped))
+        nearest = np.array((*addresses, self._capacity, n, self._ahead, tensor_error(d), 0.0), NEAREST)[()]
+        self._product(shadow.rows.data.ptr, self._halves.data.ptr, nearest)
+        rows, lists = self._rows(), (self._entries, self._counts, np.int64(self._capacity))
+        decided = rows, centers, np.int32(self.k), *lists, self._stopped
+        self._decide(self._decide_grid, (_DECIDE_THREADS,), decided)
+        state = engine.labels, self._sums, self._moved, self._stopped
+        arguments = (rows, self._move_scales, *self._move_sizes, *lists, *state)
+        self._move(self._move_grid, (_MOVE_THREADS,), arguments, shared_mem=self._integers.shared_bytes)
+
+
+class ManyCentres(Step):
+    """A step for any number of clusters, on Hopper GPUs."""
+
+    columns = StreamPlan.TILE
+
+    def __init__(self, engine: FusedEngine, shadow: Shadow, plan: StreamPlan, k: int) -> None:
+        super().__init__(engine, shadow, k)
+        n, d = engine.source.shape
+        self._plan, self._product = plan, _streamed(plan, engine.gpu_index)
+        multiprocessors = engine.gpu.multiprocessors
+        blocks = self._blocks = plan.blocks(n, multiprocessors)
+        self._capacity = plan.capacity(n, blocks)
+        self._changes = cupy.empty(blocks * self._capacity * CHANGE_BYTES, np.uint8)
+        # Once they are decided, their place is for what segments have.
+        self._undecided = cupy.empty(blocks * self._capacity * UNDECIDED_BYTES, np.uint8)
+        self._lengths = cupy.empty((blocks, 2), np.uint32)
+        self._places = cupy.empty(1, np.uint32)  # in all segments
+        self._in_cluster, self._begins = cupy.zeros(k, np.uint32), cupy.empty(k, np.uint32)
+        self._counted = cupy.zeros(1, np.uint32)  # blocks that arrived
+        self._list_grid = blocks, max(1, multiprocessors * _OTHER_BLOCKS // blocks)
+        self._segment_grid = (multiprocessors * _MOVE_BLOCKS,)
+        scalar, size = ELEMENT[engine.dtype.name], engine.dtype.itemsize
+        vector = vector_of(size)
+        aligned = str(d % vector == 0 and engine.held.data.ptr % (vector * size) == 0).lower()
+        add = f"add_segments<{scalar}, {scalar}, {self._integers.digits}, {self._weighted}, {aligned}>"
+        self._count, self._sort, self._add = _kernels(engine, "segments.cuh", "count_changes", "sort_changes", add)
+        (self._decide,) = _kernels(engine, "decide_of_many.cuh", f"decide_of_many<{scalar}, {scalar}>")
+
+    def _move_rows(self, centers: Any) -> None:
+        engine, shadow, plan, k = self._engine, self._shadow, self._plan, np.int32(self.k)
+        n, d = engine.source.shape
+        lists = self._changes, self._undecided, self._lengths
+        pointers = self._half_squares, self._extremes, shadow.norms, engine.labels, *lists, self._stopped
+        addresses = (one.data.ptr for one in pointers)
+        nearest = np.array((*addresses, self._capacity, n, tensor_error(d)), NEAREST_OF_MANY)[()]
+        tiles = np.int32(-(-n // plan.TILE)), np.int32(self._half_squares.size // plan.TILE), np.int32(plan.chunks)
+        product = shadow.rows, self._halves, *tiles, nearest
+        self._product((self._blocks,), (plan.THREADS,), product, shared_mem=plan.shared_bytes)
+        rows, room = self._rows(), np.int64(self._capacity)
+        decided = rows, centers, k, *lists, room, self._stopped
+        self._decide(self._list_grid, (_DECIDE_THREADS,), decided)
+        changes = self._changes, self._lengths, room
+        counts = self._in_cluster, self._begins, self._counted, self._places, self._moved
+        self._count(self._list_grid, (_SEGMENT_THREADS,), (*changes, k, engine.labels, *counts, self._stopped))
+        self._sort(self._list_grid, (_SEGMENT_THREADS,), (*changes, self._begins, self._undecided, self._stopped))
+        segments = rows, self._move_scales, self._undecided, self._places, self._sums, self._stopped
+        self._add(self._segment_grid, (_SEGMENT_THREADS,), segments)
