@@ -50,8 +50,8 @@ TSA_PTX void fewer_registers() {
 // was stored: async_fence by those who stored it, then a barrier. What is begun is a group from wgmma_commit on; until
 // wgmma_wait (for all groups but the `pending` latest), their d is not read, and B not written.
 //
-// wgmma_of_shared ─ the same of halves with A in shared memory too, as B is, and 128 columns. Before the first, if d's
-// registers were used: wgmma_fence.
+// With A in shared memory too, as B is, of halves, and 128 columns: matrices are named by matrix_at, and matrix_after of one
+// is so many bytes after it. The registers of d, if they were written, pass wgmma_fence first.
 template <typename T>
 inline constexpr bool is_half = false;
 template <>
@@ -101,30 +101,31 @@ inline void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b) 
   });
 }
 
-template <bool clears>
-inline void wgmma_of_shared(float (&d)[16][4], const void* a, const void* b) {
+inline const unsigned char* matrix_at(const void* shared) { return static_cast<const unsigned char*>(shared); }
+inline const unsigned char* matrix_after(const unsigned char* matrix, int bytes) { return matrix + bytes; }
+
+inline void wgmma(float (&d)[16][4], const unsigned char* a, const unsigned char* b) {
   cuda_host::check_aligned(a, 16, "wgmma");
   cuda_host::check_aligned(b, 16, "wgmma");
   struct {
     float (*d)[4];
     const unsigned short *a, *b;
     int warp, lane;
-  } work = {d, static_cast<const unsigned short*>(a), static_cast<const unsigned short*>(b),
+  } work = {d, reinterpret_cast<const unsigned short*>(a), reinterpret_cast<const unsigned short*>(b),
             (int)cuda_host::here.thread_index.x / 32 % 4, cuda_host::here.lane};
   cuda_host::begin_work([=] {
     for (int i = 0; i < 64; ++i) {
       const int row = 16 * work.warp + work.lane / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + work.lane % 4 * 2 + i % 2;
-      float sum = clears ? 0 : work.d[i / 4][i % 4];
       for (int k = 0; k < 16; ++k) {
         const int within = k / 8 * 64 + k % 8;
-        sum += cuda_host::half_value(work.a[row / 8 * 128 + row % 8 * 8 + within]) *
-               cuda_host::half_value(work.b[column / 8 * 128 + column % 8 * 8 + within]);
+        work.d[i / 4][i % 4] += cuda_host::half_value(work.a[row / 8 * 128 + row % 8 * 8 + within]) *
+                                cuda_host::half_value(work.b[column / 8 * 128 + column % 8 * 8 + within]);
       }
-      work.d[i / 4][i % 4] = sum;
     }
   });
 }
-inline void wgmma_fence() {}
+template <int blocks>
+inline void wgmma_fence(float (&)[blocks][4]) {}
 
 #else
 
@@ -137,7 +138,12 @@ TSA_PTX void wgmma_fence(unsigned (&a)[parts][pairs][4]) {
   for (int i = 0; i < 4 * parts * pairs; ++i) asm volatile("" : "+r"(a[i / 4 / pairs][i / 4 % pairs][i % 4])::"memory");
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-TSA_PTX void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+template <int blocks>
+TSA_PTX void wgmma_fence(float (&d)[blocks][4]) {
+#pragma unroll
+  for (int i = 0; i < 4 * blocks; ++i) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
 TSA_PTX void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int pending>
 TSA_PTX void wgmma_wait() {
@@ -204,14 +210,14 @@ TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {
 
 // In units of 16 bytes: where a matrix begins, 128 bytes from word 0 of its fragments to word 1, 256 to the next 8 columns
 // (or rows).
-TSA_PTX unsigned long long matrix_descriptor(const void* shared) {
+TSA_PTX unsigned long long matrix_at(const void* shared) {
   return ((unsigned)__cvta_generic_to_shared(shared) & 0x3ffffu) >> 4 | 8ull << 16 | 16ull << 32;
 }
 
 template <bool clears, typename T, int blocks>
 TSA_PTX void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b) {
   static_assert(1 <= blocks && blocks <= 8, "8 to 64 columns");
-  const unsigned long long from = matrix_descriptor(b);
+  const unsigned long long from = matrix_at(b);
   if constexpr (blocks == 1) {
     TSA_WGMMA(1, "8", "{%4, %5, %6, %7}, %8, %9");
   } else if constexpr (blocks == 2) {
@@ -231,22 +237,12 @@ TSA_PTX void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b)
   }
 }
 
-// Where d is only written, the compiler has to know, or it makes the tensor cores wait for what was in its registers.
-#define TSA_NEW_OF(j) "=f"(d[j][0]), "=f"(d[j][1]), "=f"(d[j][2]), "=f"(d[j][3])
-#define TSA_NEW_4(j) TSA_NEW_OF(j), TSA_NEW_OF(j + 1), TSA_NEW_OF(j + 2), TSA_NEW_OF(j + 3)
-#define TSA_WGMMA_OF_SHARED "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" TSA_NAMES_16 "}, %64, %65, "
+TSA_PTX unsigned long long matrix_after(unsigned long long matrix, int bytes) { return matrix + (bytes >> 4); }
 
-template <bool clears>
-TSA_PTX void wgmma_of_shared(float (&d)[16][4], const void* a, const void* b) {
-  if constexpr (clears) {
-    asm volatile(TSA_WGMMA_OF_SHARED "0, 1, 1, 0, 0;"
-                 : TSA_NEW_4(0), TSA_NEW_4(4), TSA_NEW_4(8), TSA_NEW_4(12)
-                 : "l"(matrix_descriptor(a)), "l"(matrix_descriptor(b)));
-  } else {
-    asm volatile(TSA_WGMMA_OF_SHARED "1, 1, 1, 0, 0;"
-                 : TSA_SUMS_16
-                 : "l"(matrix_descriptor(a)), "l"(matrix_descriptor(b)));
-  }
+TSA_PTX void wgmma(float (&d)[16][4], unsigned long long a, unsigned long long b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" TSA_NAMES_16 "}, %64, %65, 1, 1, 1, 0, 0;"
+               : TSA_SUMS_16
+               : "l"(a), "l"(b));
 }
 
 #endif

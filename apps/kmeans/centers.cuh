@@ -1,15 +1,15 @@
 // The centres as `nearest.cuh` wants them, and from one iteration to the next without the host.
 //
-//   centers (k × d)  →  halves (k × padded, float16) = fl16(c · scale), half_squares = ‖c · scale‖²/2, and the extremes
+//   centers (k × d)  →  halves (k × padded, float16) = fl16(c · scale), offsets = −‖c · scale‖²/2, and the extremes
 //
-// place_centers   of centres that are given; half_squares is infinite past the last, up to the columns of the product
+// place_centers   of centres that are given; offsets are −infinite past the last, up to the columns of the product
 // advance         of the means of the sums (move.cuh), which become the next centres; and whether there is to be a next
 //                 iteration: not if no label changed, if the centres moved by no more than `tolerance` in all (squared), or
 //                 if a cluster is empty, which the host has to fill. What would follow then does nothing.
 //
 // A centre far away would widen the bound of every row. Where all rows are within `reach` of the mean but for a few, a centre
 // more than 4·reach from it is the nearest of none of the others, as long as another centre is within 2·reach: it is
-// left out (half_squares is infinite), and rows beyond the reach are left to decide.cuh.
+// left out (its offset is −infinite), and rows beyond the reach are left to decide.cuh.
 //
 // A block a centre; the last block to arrive puts together what the others found, in their order: the same bits always.
 #pragma once
@@ -69,7 +69,7 @@ struct Halves {
   int padded, slabs;  // 0 slabs: rows
 
   __device__ __forceinline__ ptx::Half* at(int centre, int column) const {
-    return to + (slabs ? tsm2::slab_offset(centre, column, slabs) : (long long)centre * padded + column);
+    return to + (slabs ? tsm2::slab_offset(centre, column, slabs, tsm2::kSlabColumns) : (long long)centre * padded + column);
   }
 };
 
@@ -83,7 +83,7 @@ __device__ __forceinline__ void place(double c, float scale, ptx::Half* half, Of
 }
 
 // Of the centres that are not left out; by a block.
-__device__ __forceinline__ void put_together(const OfCentre* found, int k, float reach, float* half_squares,
+__device__ __forceinline__ void put_together(const OfCentre* found, int k, float reach, float* offsets,
                                              Extremes* extremes) {
   const auto least_of = [](double a, double b) { return b < a ? b : a; };
   const auto most_of = [](double a, double b) { return b > a ? b : a; };
@@ -94,7 +94,7 @@ __device__ __forceinline__ void put_together(const OfCentre* found, int k, float
   for (int j = threadIdx.x; j < k; j += blockDim.x) {
     // What is no number is far.
     if (!(found[j].square <= far) && least <= far / 4) {
-      half_squares[j] = kInfinity;
+      offsets[j] = -kInfinity;
       some = 1;
       continue;
     }
@@ -115,7 +115,7 @@ __device__ __forceinline__ void put_together(const OfCentre* found, int k, float
 template <typename Work>
 __global__ void __launch_bounds__(kCentreThreads, 4) place_centers(const Work* centers, int k, int d,
                                                                    const Halves halves, float scale, float reach,
-                                                                   float* half_squares, OfCentre* found,
+                                                                   float* offsets, OfCentre* found,
                                                                    unsigned* arrived, Extremes* extremes) {
   const int j = blockIdx.x;
   OfCentre mine = {};
@@ -125,9 +125,9 @@ __global__ void __launch_bounds__(kCentreThreads, 4) place_centers(const Work* c
   mine = block_sum(mine);
   if (threadIdx.x == 0) {
     if (j < k) found[j] = mine;
-    half_squares[j] = j < k ? (float)(mine.square / 2) : kInfinity;
+    offsets[j] = j < k ? -(float)(mine.square / 2) : -kInfinity;
   }
-  if (simt::last_to_arrive(arrived, gridDim.x)) put_together(found, k, reach, half_squares, extremes);
+  if (simt::last_to_arrive(arrived, gridDim.x)) put_together(found, k, reach, offsets, extremes);
 }
 
 // `outcome` is this iteration's; `stopped` is set with its `stop` and stays. Leaves `counts` and `moved` at zero.
@@ -135,7 +135,7 @@ template <typename Work>
 __global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long long* sums, const double* scales,
                                                              const Work* centers, int k, int d, const Halves halves,
                                                              float scale, float reach, double tolerance, Work* next,
-                                                             float* half_squares, OfCentre* found,
+                                                             float* offsets, OfCentre* found,
                                                              unsigned* arrived, Extremes* extremes, unsigned* counts,
                                                              int lists, unsigned* moved, int* stopped,
                                                              Outcome* outcome) {
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long
   mine = block_sum(mine);
   if (threadIdx.x == 0) {
     found[j] = mine;
-    half_squares[j] = (float)(mine.square / 2);
+    offsets[j] = -(float)(mine.square / 2);
   }
   if (!simt::last_to_arrive(arrived, gridDim.x)) return;
   const auto sum_of = [](double a, double b) { return a + b; };
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long
   shift = over_block(shift, sum_of);
   potential = over_block(potential, sum_of);
   empty = over_block(empty, sum_of);
-  put_together(found, k, reach, half_squares, extremes);
+  put_together(found, k, reach, offsets, extremes);
   if (threadIdx.x == 0) {
     const bool stops = empty != 0 || *moved == 0 || shift <= tolerance;
     *outcome = {stops, empty != 0, *moved, 0, shift, potential};

@@ -1,50 +1,71 @@
 // The rows that `nearest_of_many.cuh` could not decide, as decide.cuh does it: what changes joins the list of changes.
+//
+// A warp takes a row with candidates; a row that has to be compared with all centres, the whole block.
 #pragma once
 #include "apps/kmeans/decide.cuh"
 #include "apps/kmeans/nearest_of_many.cuh"
 
 namespace kmeans {
 
-// The nearest of an entry's candidates, or of all centres, by a warp.
-template <typename T, typename Work>
-__device__ __forceinline__ int nearest_candidate(const Rows<T, Work>& rows, const Work* centers, int k,
-                                                 const Undecided& entry) {
-  const int count = entry.count ? entry.count : k;
-  double least = kInfinity;
-  int label = 0;
-  for (int i = 0; i < count; ++i) {
-    const int centre = entry.count ? entry.candidates[i] : i;
-    const double distance = square_distance(rows, centers, entry.row, centre);
-    // Candidates come in no order.
-    if (distance < least || (distance == least && centre < label)) {
-      least = distance;
-      label = centre;
-    }
+constexpr int kDecideThreads = 256;
+
+// A centre and how far it is; the nearer of two, the first of equals.
+struct Distant {
+  double square;
+  int centre;
+
+  __device__ __forceinline__ void take(const Distant& other) {
+    if (other.square < square || (other.square == square && other.centre < centre)) *this = other;
   }
-  return label;
-}
+};
 
 // Block (x, y): part y of list x.
 template <typename T, typename Work>
-__global__ void __launch_bounds__(256, 4) decide_of_many(const Rows<T, Work> rows, const Work* centers, int k,
-                                                         Change* changes, const Undecided* undecided, Lengths* lengths,
-                                                         long long capacity, const int* stopped) {
+__global__ void __launch_bounds__(kDecideThreads, 4) decide_of_many(const Rows<T, Work> rows, const Work* centers, int k,
+                                                                  Change* changes, const Undecided* undecided,
+                                                                  Lengths* lengths, long long capacity,
+                                                                  const int* stopped) {
   if (*stopped) return;
-  const unsigned count = lengths[blockIdx.x].undecided, warps = blockDim.x / 32 * gridDim.y, lane = threadIdx.x % 32;
-  const unsigned even = (count + warps - 1) / warps, each = even < 32 ? even : 32;
-  for (unsigned begin = (blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32) * each; begin < count; begin += warps * each) {
-    Change mine = {};
-    for (unsigned i = 0; i < each && begin + i < count; ++i) {
-      const Undecided& entry = undecided[blockIdx.x * capacity + begin + i];
-      const int to = nearest_candidate(rows, centers, k, entry);
-      if (i == lane) mine = {entry.row, entry.label, to, 0};
-    }
-    const bool wanted = mine.from != mine.to;
+  constexpr int kWarps = kDecideThreads / 32;
+  __shared__ Distant of_warp[kWarps];
+  const unsigned count = lengths[blockIdx.x].undecided, share = (count + gridDim.y - 1) / gridDim.y;
+  const unsigned first = blockIdx.y * share, last = first + share < count ? first + share : count;
+  const Undecided* list = undecided + blockIdx.x * capacity;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  auto append = [&](bool wanted, const Change& change) {
     const unsigned all = __ballot_sync(simt::every_lane, wanted);
     unsigned place = 0;
     if (lane == 0 && all) place = atomicAdd(&lengths[blockIdx.x].changes, (unsigned)__popc(all));
     place = simt::shuffle(place, 0) + __popc(all & ((1u << lane) - 1));
-    if (wanted) changes[blockIdx.x * capacity + place] = mine;
+    if (wanted) changes[blockIdx.x * capacity + place] = change;
+  };
+  for (unsigned begin = first + warp; begin < last; begin += 32 * kWarps) {
+    Change mine = {};
+    for (int i = 0; i < 32 && begin + i * kWarps < last; ++i) {
+      const Undecided& entry = list[begin + i * kWarps];
+      Distant nearest = {kInfinity, entry.label};
+      for (int j = 0; j < entry.count; ++j) {
+        const int centre = entry.candidates[j];
+        nearest.take({square_distance(rows, centers, entry.row, centre), centre});
+      }
+      if (i == lane) mine = {entry.row, entry.label, nearest.centre, 0};
+    }
+    append(mine.from != mine.to, mine);
+  }
+  for (unsigned begin = first; begin < last; begin += 32) {
+    unsigned waiting = __ballot_sync(simt::every_lane, begin + lane < last && list[begin + lane].count == 0);
+    for (; waiting; waiting &= waiting - 1) {
+      const Undecided& entry = list[begin + __ffs(waiting) - 1];
+      Distant nearest = {kInfinity, warp < k ? warp : 0};
+      for (int centre = warp; centre < k; centre += kWarps) {
+        nearest.take({square_distance(rows, centers, entry.row, centre), centre});
+      }
+      __syncthreads();  // the last row's have been read
+      if (lane == 0) of_warp[warp] = nearest;
+      __syncthreads();
+      for (int other = 0; other < kWarps; ++other) nearest.take(of_warp[other]);
+      if (warp == 0) append(lane == 0 && nearest.centre != entry.label, {entry.row, entry.label, nearest.centre, 0});
+    }
   }
 }
 

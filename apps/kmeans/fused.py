@@ -17,7 +17,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.cuda import CublasEngine
 from tsapps.apps.kmeans.engine import Assignment, Iterated, Report
-from tsapps.apps.kmeans.fused_plan import MOST_CLUSTERS, StreamPlan, assign_plan, stream_plan
+from tsapps.apps.kmeans.fused_plan import MOST_CENTRES, MOST_CLUSTERS, StreamPlan, assign_plan, stream_plan
 from tsapps.apps.kmeans.fused_step import FewCentres, ManyCentres, Shadow, Step
 from tsapps.apps.kmeans.rows import Rows
 from tsapps.kernels.arrays import to_host
@@ -145,7 +145,7 @@ class FusedEngine(CublasEngine):
         n, d = self.source.shape
         if k <= MOST_CLUSTERS:
             return assign_plan(n, d, k, self.gpu)
-        return stream_plan(d, self.gpu) if n <= _MOST_OF_MANY else None
+        return stream_plan(d, self.gpu) if n <= _MOST_OF_MANY and k <= MOST_CENTRES else None
 
     def _shadow_for(self, plan: Plan | StreamPlan) -> Shadow | None:
         """Return the copy that iterations read; None where there is none to be."""

@@ -14,6 +14,7 @@ __all__ = [
     "CHANGE_BYTES",
     "ENTRY_BYTES",
     "HALVES",
+    "MOST_CENTRES",
     "MOST_CLUSTERS",
     "MOST_EXPONENT",
     "NEAREST",
@@ -39,11 +40,13 @@ __all__ = [
 
 #: The clusters that nearest.cuh has room for; more are for nearest_of_many.cuh.
 MOST_CLUSTERS = 64
+#: And what that has room for (kMostCentres).
+MOST_CENTRES = 1 << 16
 #: Powers of two that float32 can be scaled by, back and forth.
 MOST_EXPONENT = 96
 #: The C++ classes that kernels take and give, as NumPy structures: `Nearest`, `Rows` and `Outcome`.
 NEAREST = np.dtype(
-    [(name, "u8") for name in ("half_squares", "extremes", "norms", "labels", "entries", "counts", "stopped")]
+    [(name, "u8") for name in ("offsets", "extremes", "norms", "labels", "entries", "counts", "stopped")]
     + [("capacity", "i8"), ("n", "u4"), ("ahead", "u4"), ("tensor_error", "f4"), ("padding", "f4")]
 )
 ROWS = np.dtype([("X", "u8"), ("leading", "i8"), ("d", "i4"), ("padding", "i4"), ("mean", "u8"), ("weights", "u8")])
@@ -53,7 +56,7 @@ OUTCOME = np.dtype(
 NEAREST_OF_MANY = np.dtype(
     [
         (name, "u8")
-        for name in ("half_squares", "extremes", "norms", "labels", "changes", "undecided", "lengths", "stopped")
+        for name in ("offsets", "extremes", "norms", "labels", "changes", "undecided", "lengths", "stopped")
     ]
     + [("capacity", "i8"), ("n", "u4"), ("tensor_error", "f4")]
 )
@@ -157,6 +160,8 @@ class StreamPlan:
         Slabs of 16 columns in a chunk.
     chunks : int
         Chunks in a row.
+    groups : int
+        Warpgroups that multiply, each 64 rows.
     stages_a, stages_b : int
         Chunks of rows, and of centres, that shared memory holds.
     cluster : int
@@ -165,14 +170,14 @@ class StreamPlan:
 
     slabs: int
     chunks: int
+    groups: int
     stages_a: int
     stages_b: int
-    cluster: int = 2
+    cluster: int = 1
 
-    #: Rows of a tile, and columns.
-    TILE = 128
-    THREADS = 384
-    SLAB_BYTES = 4096
+    #: Rows of a tile of A, and columns of S that are computed at a time.
+    ROWS = 64
+    COLUMNS = 128
 
     @property
     def row_slabs(self) -> int:
@@ -180,48 +185,51 @@ class StreamPlan:
         return self.slabs * self.chunks
 
     @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 128 * self.groups + 128
+
+    @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block."""
-        stages = self.stages_a + self.stages_b
-        return stages * (self.slabs * self.SLAB_BYTES + 16)
+        """Dynamic shared memory of a block: chunks, and two barriers for each."""
+        bytes_a, bytes_b = (32 * self.slabs * rows for rows in (self.ROWS * self.groups, self.COLUMNS))
+        return self.stages_a * (bytes_a + 16) + self.stages_b * (bytes_b + 16)
 
     @property
     def kernel(self) -> str:
         """The name expression of the kernel."""
-        numbers = f"{self.slabs}, {self.stages_a}, {self.stages_b}, 1, {self.cluster}"
+        numbers = f"{self.slabs}, {self.groups}, {self.stages_a}, {self.stages_b}, {self.cluster}"
         return f"tsm2::streamed_columns<{numbers}, kmeans::NearestOfMany>"
 
     def blocks(self, n: int, multiprocessors: int) -> int:
         """Return the blocks of a launch: one a multiprocessor, in whole clusters."""
-        tiles = -(-n // self.TILE)
-        return min(multiprocessors // self.cluster, -(-tiles // self.cluster)) * self.cluster
+        clusters = -(-n // (self.ROWS * self.groups * self.cluster))
+        return min(multiprocessors // self.cluster, clusters) * self.cluster
 
     def capacity(self, n: int, blocks: int) -> int:
         """Return the most rows that one of `blocks` blocks has."""
-        tiles = -(-n // self.TILE)
-        return -(-tiles // blocks) * self.TILE
+        return -(-n // (self.ROWS * self.groups * blocks)) * self.ROWS * self.groups
 
 
 def stream_plan(d: int, device: Device) -> StreamPlan | None:
     """Choose how many centres are multiplied; None where there are no warpgroups.
 
-    Chunks are as large as leaves room for 128 rows and four chunks of centres: the tensor cores have a whole chunk
-    waiting while the epilogue runs. Rows that are too long stream by as the centres do.
+    Chunks are as large as leaves room for a block's rows and three chunks of centres. Rows that are too long stream by
+    as the centres do, and two blocks share what they read.
     """
     if device.compute_capability != "9.0":
         return None
-    every = -(-d // 16)
-    room = device.shared_memory_per_block - 1024
-    for most in (8, 4, 2):
-        chunks = -(-every // most)
-        slabs = -(-every // chunks)
-        stages = room // (slabs * StreamPlan.SLAB_BYTES + 16)
-        for stages_a in (2 * chunks, chunks + 1, chunks):
-            # The last chunk of a row is given back once the first of the next row is there.
-            if stages_a > 1 and stages - stages_a >= 4:
-                return StreamPlan(slabs, chunks, stages_a, min(stages - stages_a, 8))
-    stages = room // (4 * StreamPlan.SLAB_BYTES + 16)
-    return StreamPlan(4, -(-every // 4), stages // 2, stages - stages // 2)
+    every, room = -(-d // 16), device.shared_memory_per_block - 1024
+    for groups in (4, 3):
+        for most in (8, 4):
+            chunks = -(-every // most)
+            slabs = -(-every // chunks)
+            for stages_a in (2 * chunks, chunks + 1, chunks):
+                for stages_b in (6, 5, 4, 3):
+                    plan = StreamPlan(slabs, chunks, groups, stages_a, stages_b)
+                    if plan.shared_bytes <= room:
+                        return plan
+    return StreamPlan(4, -(-every // 4), 4, 4, 5, cluster=2)
 
 
 @dataclass(frozen=True)

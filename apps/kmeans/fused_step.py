@@ -86,7 +86,7 @@ class Shadow:
         self.slabs, self.padded = slabs, 16 * slabs or padded(d)
         _, middle = engine.spread()
         self.scale = np.float32(shadow_scale(middle))
-        self.rows = cupy.empty((-(-n // StreamPlan.TILE) * StreamPlan.TILE if slabs else n, self.padded), np.float16)
+        self.rows = cupy.empty((-(-n // StreamPlan.ROWS) * StreamPlan.ROWS if slabs else n, self.padded), np.float16)
         self.norms = cupy.empty(n, np.float32)
         scalar, size = ELEMENT[engine.dtype.name], engine.dtype.itemsize
         vector = vector_of(size)
@@ -120,7 +120,7 @@ class Step(ABC):
         self._centers = cupy.empty((2, k, d), engine.dtype)  # of an iteration, and of the next
         n_columns = -(-k // self.columns) * self.columns
         self._halves = cupy.zeros((n_columns, shadow.padded), np.float16)
-        self._half_squares = cupy.empty(n_columns, np.float32)
+        self._offsets = cupy.empty(n_columns, np.float32)
         self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
         self._outcomes = cupy.empty(_AHEAD, OUTCOME)
         memory = cupy.cuda.alloc_pinned_memory(_AHEAD * OUTCOME.itemsize)
@@ -196,14 +196,14 @@ class Step(ABC):
         self._zeroed.fill(0)
         self._counts.fill(0)
         found = self._found, self._arrived, self._extremes
-        arguments = (self._centers[0], *self._sizes, self._half_squares, *found)
-        self._place((self._half_squares.size,), (_CENTRE_THREADS,), arguments)
+        arguments = (self._centers[0], *self._sizes, self._offsets, *found)
+        self._place((self._offsets.size,), (_CENTRE_THREADS,), arguments)
 
     def _launch(self, count: int, tol: float) -> None:
         """Launch one iteration, and the copy of its outcome to the host."""
         now, place = count % 2, count % _AHEAD
         self._move_rows(self._centers[now])
-        results = self._centers[1 - now], self._half_squares, self._found, self._arrived, self._extremes
+        results = self._centers[1 - now], self._offsets, self._found, self._arrived, self._extremes
         state = self._counts, np.int32(self._counts.size), self._moved, self._stopped, self._outcomes[place:]
         arguments = (
             self._sums,
@@ -255,7 +255,7 @@ class FewCentres(Step):
     def _move_rows(self, centers: Any) -> None:
         engine, shadow = self._engine, self._shadow
         n, d = engine.source.shape
-        pointers = self._half_squares, self._extremes, shadow.norms, engine.labels, self._entries, self._counts
+        pointers = self._offsets, self._extremes, shadow.norms, engine.labels, self._entries, self._counts
         addresses = (one.data.ptr for one in (*pointers, self._stopped))
         nearest = np.array((*addresses, self._capacity, n, self._ahead, tensor_error(d), 0.0), NEAREST)[()]
         self._product(shadow.rows.data.ptr, self._halves.data.ptr, nearest)
@@ -270,7 +270,7 @@ class FewCentres(Step):
 class ManyCentres(Step):
     """A step for any number of clusters, on Hopper GPUs."""
 
-    columns = StreamPlan.TILE
+    columns = StreamPlan.COLUMNS
 
     def __init__(self, engine: FusedEngine, shadow: Shadow, plan: StreamPlan, k: int) -> None:
         super().__init__(engine, shadow, k)
@@ -299,18 +299,18 @@ class ManyCentres(Step):
         engine, shadow, plan, k = self._engine, self._shadow, self._plan, np.int32(self.k)
         n, d = engine.source.shape
         lists = self._changes, self._undecided, self._lengths
-        pointers = self._half_squares, self._extremes, shadow.norms, engine.labels, *lists, self._stopped
+        pointers = self._offsets, self._extremes, shadow.norms, engine.labels, *lists, self._stopped
         addresses = (one.data.ptr for one in pointers)
         nearest = np.array((*addresses, self._capacity, n, tensor_error(d)), NEAREST_OF_MANY)[()]
-        tiles = np.int32(-(-n // plan.TILE)), np.int32(self._half_squares.size // plan.TILE), np.int32(plan.chunks)
-        product = shadow.rows, self._halves, *tiles, nearest
-        self._product((self._blocks,), (plan.THREADS,), product, shared_mem=plan.shared_bytes)
+        tiles = -(-n // plan.ROWS), self._offsets.size // plan.COLUMNS, plan.chunks
+        product = shadow.rows, self._halves, *map(np.int32, tiles), nearest
+        self._product((self._blocks,), (plan.threads,), product, shared_mem=plan.shared_bytes)
         rows, room = self._rows(), np.int64(self._capacity)
         decided = rows, centers, k, *lists, room, self._stopped
         self._decide(self._list_grid, (_DECIDE_THREADS,), decided)
         changes = self._changes, self._lengths, room
         counts = self._in_cluster, self._begins, self._counted, self._places, self._moved
         self._count(self._list_grid, (_SEGMENT_THREADS,), (*changes, k, engine.labels, *counts, self._stopped))
-        self._sort(self._list_grid, (_SEGMENT_THREADS,), (*changes, self._begins, self._undecided, self._stopped))
+        self._sort(self._list_grid, (_SEGMENT_THREADS,), (*changes, k, self._begins, self._undecided, self._stopped))
         segments = rows, self._move_scales, self._undecided, self._places, self._sums, self._stopped
         self._add(self._segment_grid, (_SEGMENT_THREADS,), segments)

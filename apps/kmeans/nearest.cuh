@@ -46,7 +46,7 @@ struct Nearest {
   template <int kBlocks>
   static constexpr int kBytes = 0;
 
-  const float* half_squares;  // ‖c‖²/2 of every column of the product; infinite past the last centre
+  const float* offsets;  // −‖c‖²/2 of every column of the product; −infinite past the last centre
   const Extremes* extremes;
   const float* norms;
   const int* labels;
@@ -62,11 +62,11 @@ struct Nearest {
                        const float (&d)[kBlocks][kColumnBlocks][4]) const {
     static_assert(kBlocks % 2 == 0 && kColumnBlocks <= 8, "rows are dealt to lanes 32 at a time; a lane has up to 16 bits");
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    float half_square[kColumnBlocks][2];
+    float offset[kColumnBlocks][2];
 #pragma unroll
     for (int j = 0; j < kColumnBlocks; ++j)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) half_square[j][i] = half_squares[8 * j + 2 * t + i];
+      for (int i = 0; i < 2; ++i) offset[j][i] = offsets[8 * j + 2 * t + i];
     const unsigned from = (unsigned)row, soon = from + ahead + 16 * (lane / 2);
     if (lane < 2 * kBlocks && lane % 4 < 2 && soon < n) {
       ptx::prefetch(lane % 2 ? static_cast<const void*>(norms + soon) : labels + soon);
@@ -85,7 +85,7 @@ struct Nearest {
       unsigned bits[4];
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
-        bits[q] = candidates(d[first + q / 2], q % 2, half_square, simt::shuffle(error, 4 * g + q));
+        bits[q] = candidates(d[first + q / 2], q % 2, offset, simt::shuffle(error, 4 * g + q));
       }
       const unsigned two[2] = {bits[0] | bits[1] << 16, bits[2] | bits[3] << 16};
       // Each lane keeps what is of its own row, and of the row that it still has in hand for its neighbour.
@@ -107,12 +107,12 @@ struct Nearest {
   // Which of this lane's centres of row 8·half + g can be the nearest, bit 2·j + i for column 8·j + 2·t + i.
   template <int kColumnBlocks>
   __device__ __forceinline__ unsigned candidates(const float (&d)[kColumnBlocks][4], int half,
-                                                 const float (&half_square)[kColumnBlocks][2], float error) const {
+                                                 const float (&offset)[kColumnBlocks][2], float error) const {
     float best = -kInfinity;
 #pragma unroll
     for (int j = 0; j < kColumnBlocks; ++j)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) best = fmaxf(best, d[j][2 * half + i] - half_square[j][i]);
+      for (int i = 0; i < 2; ++i) best = fmaxf(best, d[j][2 * half + i] + offset[j][i]);
     best = fmaxf(best, simt::shuffle_xor(best, 1));
     best = fmaxf(best, simt::shuffle_xor(best, 2));
     // Products are below 2²⁸ (centers.cuh), so that what overflows here is no candidate. Scores are 1e-18 apart or more, or
@@ -123,7 +123,7 @@ struct Nearest {
     for (int j = 0; j < kColumnBlocks; ++j)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float above = fmaf(d[j][2 * half + i], kLarge, fmaf(half_square[j][i], -kLarge, threshold));
+        const float above = fmaf(d[j][2 * half + i], kLarge, fmaf(offset[j][i], kLarge, threshold));
         sum = fmaf(__saturatef(above), (float)(1 << (2 * j + i)), sum);
       }
     return (unsigned)sum;

@@ -2,12 +2,12 @@
 //
 // The bound is that of nearest.cuh: a centre can be the nearest only if its score is above the best one less 2 E. While
 // centres stream by, the best score so far is known, and centres near it are *candidates* so far. A lane has a quarter of
-// a row's scores; it keeps its candidates of the last two tiles of 128 centres that had any, as a mask of 32 bits each,
+// a row's scores; it keeps its candidates of the last three tiles of 128 centres that had any, as a mask of 32 bits each,
 // with the best score as it then was: they are candidates still if that is within 2 E of the best of all.
 //
-// Why it is fast: of most scores a subtraction and a maximum. Only where a warp meets a score near its row's best so far
-// are two more instructions spent on each, which count candidates in the mantissa of a float; the more tiles, the less
-// often.
+// Why it is fast: of most scores nothing but a maximum; −‖c‖²/2 is where the products begin. Only where a warp meets a
+// score near its row's best so far are two more instructions spent on each of the row's, which count candidates in the
+// mantissa of a float; the more tiles, the less often.
 #pragma once
 #include "apps/kmeans/nearest.cuh"
 
@@ -20,10 +20,11 @@ struct alignas(16) Change {
 };
 
 // A row that is to be decided between some candidates: of all centres, if `count` is 0.
-constexpr int kCandidates = 5;
+constexpr int kCandidates = 11, kMostCentres = 1 << 16;
 struct alignas(32) Undecided {
   unsigned row;
-  int label, count, candidates[kCandidates];
+  int label;
+  unsigned short count, candidates[kCandidates];
 };
 
 // How many of each a list has.
@@ -32,7 +33,7 @@ struct Lengths {
 };
 
 struct NearestOfMany {
-  const float* half_squares;  // ‖c‖²/2 of every column of the product; infinite past the last centre
+  const float* offsets;  // −‖c‖²/2 of every column of the product; −infinite past the last centre
   const Extremes* extremes;
   const float* norms;
   const int* labels;
@@ -49,19 +50,23 @@ struct NearestOfMany {
     int label[2];
   };
 
-  // Some candidates: bit 2·j + i of the mask is centre 128·tile + 8·j + 2·(lane % 4) + i.
+  // Some candidates: bit 2·j + i of the mask is centre 128·tile + 8·j + 2·(lane % 4) + i. The tile is in the last 9 bits of
+  // the best score as it then was, which is rounded up before.
+  static constexpr unsigned kTiles = kMostCentres / 128;
   struct Found {
-    float best;
-    int tile;
-    unsigned mask;
+    unsigned best_and_tile, mask;
+
+    __device__ __forceinline__ float best() const { return __uint_as_float(best_and_tile); }
+    __device__ __forceinline__ int tile() const { return best_and_tile % kTiles; }
   };
+  static constexpr int kKept = 3;
 
   // Of rows g and g + 8 of this warp's 16; the best is the same in the four lanes of a row.
   struct Rows {
     float best[2], twice_error[2], lost[2];  // the last: the best as it was when candidates were dropped for want of room
     int label[2];
     bool within[2];
-    Found latest[2], before[2];
+    Found found[2][kKept];  // latest first
   };
 
   __device__ __forceinline__ bool idle() const { return *stopped; }
@@ -74,60 +79,74 @@ struct NearestOfMany {
     if (threadIdx.x == 0) lengths[blockIdx.x] = *here();
   }
 
-  __device__ __forceinline__ void fetch(Fetched& fetched, int tile) const {
+  __device__ __forceinline__ void fetch(Fetched& fetched, long long first) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const unsigned row = row_of(tile, r);
+      const long long row = row_of(first, r);
       fetched.norm[r] = row < n ? norms[row] : 0.0f;
       fetched.label[r] = row < n ? labels[row] : 0;
+    }
+  }
+
+  __device__ __forceinline__ void start(int tile, float (&scores)[16][4]) const {
+    const float2* offset = reinterpret_cast<const float2*>(offsets + 128 * tile) + threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const float2 two = offset[4 * j];
+      scores[j][0] = scores[j][2] = two.x;
+      scores[j][1] = scores[j][3] = two.y;
     }
   }
 
   __device__ __forceinline__ void begin(Rows& rows, const Fetched& fetched) const {
     const Extremes most = *extremes;
     const float a_norm = most.norm * (1.0f / 4096 + 1.0f / (1 << 22)) + most.lost + tensor_error * (most.norm + most.lost);
-    const float always = most.half_square * (1.0f / (1 << 22)) + 1e-18f;
+    const float always = most.half_square * (tensor_error + 1.0f / (1 << 22)) + 1e-18f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       rows.twice_error[r] = 2.0002f * (fetched.norm[r] * a_norm + always);
       rows.within[r] = fetched.norm[r] <= most.reach;
       rows.label[r] = fetched.label[r];
       rows.best[r] = rows.lost[r] = -kInfinity;
-      rows.latest[r] = rows.before[r] = {-kInfinity, 0, 0};
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) rows.found[r][i] = {0, 0};
     }
   }
 
-  __device__ __forceinline__ void take(Rows& rows, int tile, const float (&products)[16][4]) const {
-    const float2* half_square = reinterpret_cast<const float2*>(half_squares + 128 * tile) + threadIdx.x % 4;
-    // One row after the other, for want of registers; and not in place, or the tensor cores would wait for it.
+  __device__ __forceinline__ void take(Rows& rows, int tile, const float (&scores)[16][4]) const {
+    float own[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float scores[16][2], own = -kInfinity;
-#pragma unroll
-      for (int j = 0; j < 16; ++j) {
-        const float2 of_two = half_square[4 * j];
-        scores[j][0] = products[j][2 * r] - of_two.x;
-        scores[j][1] = products[j][2 * r + 1] - of_two.y;
-        own = fmaxf(own, fmaxf(scores[j][0], scores[j][1]));
-      }
-      float best = fmaxf(own, simt::shuffle_xor(own, 1));
+      own[r] = most_of(scores, r);
+      float best = fmaxf(own[r], simt::shuffle_xor(own[r], 1));
       best = fmaxf(best, simt::shuffle_xor(best, 2));
       rows.best[r] = fmaxf(rows.best[r], best);
-      if (__any_sync(simt::every_lane, own > rows.best[r] - rows.twice_error[r])) {
-        add(rows, r, {rows.best[r], tile, candidates(scores, (rows.twice_error[r] - rows.best[r]) * kLarge)});
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float threshold = rows.twice_error[r] - rows.best[r];
+      if (__any_sync(simt::every_lane, own[r] + threshold > 0)) {
+        const unsigned mask = candidates(scores, r, threshold * kLarge);
+        const float above = rows.best[r] + fabsf(rows.best[r]) * (2.0f / (1 << 23) * kTiles);
+        add(rows, r, {(__float_as_uint(above) & ~(kTiles - 1)) | tile, mask});
       }
     }
   }
 
-  __device__ __forceinline__ void end(Rows& rows, int tile) const {
+  __device__ __forceinline__ void end(Rows& rows, long long first) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const unsigned row = row_of(tile, r);
+      const long long row = row_of(first, r);
       const bool present = row < n;
       const float least = rows.best[r] - rows.twice_error[r];
-      if (!(rows.latest[r].best > least)) rows.latest[r].mask = 0;
-      if (!(rows.before[r].best > least)) rows.before[r].mask = 0;
-      const int mine = __popc(rows.latest[r].mask) + __popc(rows.before[r].mask);
+      int mine = 0, to = 0;
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) {
+        Found& found = rows.found[r][i];
+        if (!(found.best() > least)) found.mask = 0;
+        mine += __popc(found.mask);
+        if (found.mask) to = centre(found);
+      }
       // How many there are in the row's lanes, in those before this one, and whether there were more.
       int all = mine + (rows.lost[r] > least ? 1 << 16 : 0);
       const int neighbour = simt::shuffle_xor(all, 1);
@@ -136,20 +155,18 @@ struct NearestOfMany {
       int at = (lane % 2 ? neighbour : 0) + (lane / 2 ? others : 0);
       all += others;
       const bool decided = rows.within[r] && all == 1;
-      const int to = centre(rows.latest[r].mask ? rows.latest[r] : rows.before[r]);
       const bool changes_label = present && decided && mine == 1 && to != rows.label[r], open = present && !decided;
       const unsigned change = append(changes_label, &here()->changes);
-      if (changes_label) changes[blockIdx.x * capacity + change] = {row, rows.label[r], to, 0};
+      if (changes_label) changes[blockIdx.x * capacity + change] = {(unsigned)row, rows.label[r], to, 0};
       const unsigned place = simt::shuffle(append(open && lane == 0, &here()->undecided), (int)threadIdx.x % 32 / 4 * 4);
       if (open) {
         const bool known = rows.within[r] && 0 < all && all <= kCandidates;
         Undecided& entry = undecided[blockIdx.x * capacity + place];
-        if (lane == 0) entry.row = row, entry.label = rows.label[r], entry.count = known ? all : 0;
-        for (Found& found = rows.latest[r]; known && found.mask; found.mask &= found.mask - 1) {
-          entry.candidates[at++] = centre(found);
-        }
-        for (Found& found = rows.before[r]; known && found.mask; found.mask &= found.mask - 1) {
-          entry.candidates[at++] = centre(found);
+        if (lane == 0) entry.row = (unsigned)row, entry.label = rows.label[r], entry.count = known ? all : 0;
+#pragma unroll
+        for (int i = 0; i < kKept; ++i) {
+          Found& found = rows.found[r][i];
+          for (; known && found.mask; found.mask &= found.mask - 1) entry.candidates[at++] = centre(found);
         }
       }
     }
@@ -162,37 +179,49 @@ struct NearestOfMany {
     return &lengths;
   }
 
-  static __device__ __forceinline__ unsigned row_of(int tile, int r) {
-    return 128u * tile + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
+  static __device__ __forceinline__ long long row_of(long long first, int r) {
+    return first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
   }
 
   // The first of some candidates of this lane.
   static __device__ __forceinline__ int centre(const Found& found) {
     const int bit = __ffs(found.mask) - 1;
-    return 128 * found.tile + bit / 2 * 8 + (int)threadIdx.x % 4 * 2 + bit % 2;
+    return 128 * found.tile() + bit / 2 * 8 + (int)threadIdx.x % 4 * 2 + bit % 2;
+  }
+
+  // The largest of this lane's scores of a row; four at a time, for they wait for each other.
+  static __device__ __forceinline__ float most_of(const float (&scores)[16][4], int r) {
+    float most[4];
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const float two = fmaxf(scores[j][2 * r], scores[j][2 * r + 1]);
+      most[j % 4] = j < 4 ? two : fmaxf(most[j % 4], two);
+    }
+    return fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
   }
 
   // As in nearest.cuh: a bit for each score above a threshold, of which this is the opposite times 2¹⁰⁰.
-  static __device__ __forceinline__ unsigned candidates(const float (&scores)[16][2], float threshold) {
-    float sums[2] = {};
+  static __device__ __forceinline__ unsigned candidates(const float (&scores)[16][4], int r, float threshold) {
+    float sums[4] = {};
 #pragma unroll
     for (int j = 0; j < 16; ++j)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float above = __saturatef(fmaf(scores[j][i], kLarge, threshold));
-        sums[j / 8] = fmaf(above, (float)(1 << (2 * j + i) % 16), sums[j / 8]);
+        const float above = __saturatef(fmaf(scores[j][2 * r + i], kLarge, threshold));
+        sums[j / 4] = fmaf(above, (float)(1 << (2 * j + i) % 16), sums[j / 4]);
       }
-    return (unsigned)sums[0] | (unsigned)sums[1] << 16;
+    return (unsigned)(sums[0] + sums[1]) | (unsigned)(sums[2] + sums[3]) << 16;
   }
 
   static __device__ __forceinline__ void add(Rows& rows, int r, const Found& found) {
     if (found.mask == 0) return;
-    const float least = rows.best[r] - rows.twice_error[r];
-    if (rows.latest[r].mask && rows.latest[r].best > least) {
-      if (rows.before[r].mask) rows.lost[r] = fmaxf(rows.lost[r], rows.before[r].best);
-      rows.before[r] = rows.latest[r];
+    Found(&kept)[kKept] = rows.found[r];
+    if (kept[0].mask && kept[0].best() > rows.best[r] - rows.twice_error[r]) {
+      if (kept[kKept - 1].mask) rows.lost[r] = fmaxf(rows.lost[r], kept[kKept - 1].best());
+#pragma unroll
+      for (int i = kKept - 1; i > 0; --i) kept[i] = kept[i - 1];
     }
-    rows.latest[r] = found;
+    kept[0] = found;
   }
 
   // A place in a list for each lane that wants one.

@@ -51,18 +51,30 @@ __device__ __forceinline__ unsigned begin_segments(unsigned* counts, unsigned* b
   return end;
 }
 
+// Additions to counters of k clusters by a block: in shared memory, if there are not too many, and then one a cluster.
+constexpr int kCountedHere = 4096;
+
 // Block (x, y): part y of list x. Writes the labels too. `counts` is zero before and after.
 __global__ void __launch_bounds__(kCountThreads, 4) count_changes(const Change* changes, const Lengths* lengths,
                                                                long long capacity, int k, int* labels,
                                                                unsigned* counts, unsigned* begins, unsigned* arrived,
                                                                unsigned* all, unsigned* moved, const int* stopped) {
   if (*stopped) return;
-  const unsigned count = lengths[blockIdx.x].changes;
-  for (unsigned i = blockIdx.y * blockDim.x + threadIdx.x; i < count; i += gridDim.y * blockDim.x) {
+  __shared__ unsigned here[kCountedHere];
+  const bool is_here = k <= kCountedHere;
+  unsigned* to = is_here ? here : counts;
+  const unsigned count = lengths[blockIdx.x].changes, part = blockIdx.y * blockDim.x + threadIdx.x;
+  for (int j = threadIdx.x; is_here && j < k; j += blockDim.x) here[j] = 0;
+  __syncthreads();
+  for (unsigned i = part; i < count; i += gridDim.y * blockDim.x) {
     const Change change = changes[blockIdx.x * capacity + i];
     labels[change.row] = change.to;
-    atomicAdd(&counts[change.to], 1u);
-    if (change.from >= 0) atomicAdd(&counts[change.from], 1u);
+    atomicAdd(&to[change.to], 1u);
+    if (change.from >= 0) atomicAdd(&to[change.from], 1u);
+  }
+  __syncthreads();
+  for (int j = threadIdx.x; is_here && j < k; j += blockDim.x) {
+    if (here[j]) atomicAdd(&counts[j], here[j]);
   }
   if (blockIdx.y == 0 && threadIdx.x == 0 && count) atomicAdd(moved, count);
   if (!simt::last_to_arrive(arrived, gridDim.x * gridDim.y)) return;
@@ -72,14 +84,32 @@ __global__ void __launch_bounds__(kCountThreads, 4) count_changes(const Change* 
 
 // Block (x, y): part y of list x.
 __global__ void __launch_bounds__(kCountThreads, 4) sort_changes(const Change* changes, const Lengths* lengths,
-                                                              long long capacity, unsigned* begins, Segmented* places,
-                                                              const int* stopped) {
+                                                              long long capacity, int k, unsigned* begins,
+                                                              Segmented* places, const int* stopped) {
   if (*stopped) return;
-  const unsigned count = lengths[blockIdx.x].changes;
-  for (unsigned i = blockIdx.y * blockDim.x + threadIdx.x; i < count; i += gridDim.y * blockDim.x) {
+  __shared__ unsigned here[kCountedHere];
+  const bool is_here = k <= kCountedHere;
+  const unsigned count = lengths[blockIdx.x].changes, part = blockIdx.y * blockDim.x + threadIdx.x;
+  if (is_here) {
+    // First how many places of each segment this block takes, then where they begin.
+    for (int j = threadIdx.x; j < k; j += blockDim.x) here[j] = 0;
+    __syncthreads();
+    for (unsigned i = part; i < count; i += gridDim.y * blockDim.x) {
+      const Change change = changes[blockIdx.x * capacity + i];
+      atomicAdd(&here[change.to], 1u);
+      if (change.from >= 0) atomicAdd(&here[change.from], 1u);
+    }
+    __syncthreads();
+    for (int j = threadIdx.x; j < k; j += blockDim.x) {
+      if (here[j]) here[j] = atomicAdd(&begins[j], here[j]);
+    }
+    __syncthreads();
+  }
+  unsigned* next = is_here ? here : begins;
+  for (unsigned i = part; i < count; i += gridDim.y * blockDim.x) {
     const Change change = changes[blockIdx.x * capacity + i];
-    places[atomicAdd(&begins[change.to], 1u)] = {change.row, 2u * change.to};
-    if (change.from >= 0) places[atomicAdd(&begins[change.from], 1u)] = {change.row, 2u * change.from + 1};
+    places[atomicAdd(&next[change.to], 1u)] = {change.row, 2u * change.to};
+    if (change.from >= 0) places[atomicAdd(&next[change.from], 1u)] = {change.row, 2u * change.from + 1};
   }
 }
 
@@ -94,7 +124,7 @@ __global__ void __launch_bounds__(256, 2) add_segments(const Rows<T, Work> rows,
                                                        unsigned long long* sums, const int* stopped) {
   if (*stopped) return;
   using Number = typename Integer<kDigits>::Number;
-  constexpr int kWide = kVector<T>, kTogether = 4;
+  constexpr int kWide = kVector<T>, kTogether = kAligned ? 8 : 4;
   const int lane = threadIdx.x % 32, width = rows.d + 1, slices = (rows.d + 32 * kWide - 1) / (32 * kWide);
   const unsigned all = *count;
   const long long warps = (long long)gridDim.x * (blockDim.x / 32);

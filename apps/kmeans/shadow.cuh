@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(256, 4) make_shadow(const T* X, long long lead
     const long long row = begin + first < rows ? begin + first : rows - 1;
     const T* x = X + row * leading;
     // A lane's elements lie together in slabs too.
-    ptx::Half* to = shadow + (slabs ? tsm2::slab_offset(row, 0, slabs) : row * padded);
+    ptx::Half* to = shadow + (slabs ? tsm2::slab_offset(row, 0, slabs, tsm2::kSlabRows) : row * padded);
     float square = 0, lost = 0;
 #pragma unroll 2
     for (int j = kWide * lane; j < padded; j += kWide * lanes) {
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(256, 4) make_shadow(const T* X, long long lead
 #pragma unroll
       for (int i = 0; i < kWide; i += 2) {
         const unsigned pair = ptx::to_halves((float)value[i], (float)value[i + 1]);
-        const int at = slabs ? (j + i) / 16 * tsm2::kSlabElements + (j + i) % 16 / 8 * 64 + (j + i) % 8 : j + i;
+        const int at = slabs ? (j + i) / 16 * (tsm2::kSlabRows * tsm2::kSlabDepth) + (j + i) % 16 / 8 * 64 + (j + i) % 8 : j + i;
         *reinterpret_cast<unsigned*>(to + at) = pair;
         const float a = ptx::to_float(ptx::Half{(unsigned short)(pair & 0xffff)});
         const float b = ptx::to_float(ptx::Half{(unsigned short)(pair >> 16)});

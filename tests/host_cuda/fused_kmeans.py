@@ -81,23 +81,23 @@ extern "C" void shadow_{name}(const void* X, long long n, long long d, long long
   }});
 }}
 extern "C" void place_{name}(const void* centers, long long k, long long d, const void* halves, double scale,
-                             double reach, float* half_squares, void* found, unsigned* arrived,
+                             double reach, float* offsets, void* found, unsigned* arrived,
                              kmeans::Extremes* extremes, long long columns) {{
   const auto to = *static_cast<const kmeans::Halves*>(halves);
   cuda_host::launch(dim3(columns), kmeans::kCentreThreads, 0, [=] {{
     kmeans::place_centers<{W}>(static_cast<const {W}*>(centers), (int)k, (int)d, to, (float)scale,
-                               (float)reach, half_squares, static_cast<kmeans::OfCentre*>(found), arrived, extremes);
+                               (float)reach, offsets, static_cast<kmeans::OfCentre*>(found), arrived, extremes);
   }});
 }}
 extern "C" void advance_{name}(const unsigned long long* sums, const double* scales, const void* centers, long long k,
                                long long d, long long padded, double scale, double reach, double tolerance,
-                               void* next, void* halves, float* half_squares, void* found, unsigned* arrived,
+                               void* next, void* halves, float* offsets, void* found, unsigned* arrived,
                                kmeans::Extremes* extremes, unsigned* counts, long long lists, unsigned* moved,
                                int* stopped, kmeans::Outcome* outcome) {{
   const auto to = *static_cast<const kmeans::Halves*>(halves);
   cuda_host::launch(dim3(k), kmeans::kCentreThreads, 0, [=] {{
     kmeans::advance<{W}>(sums, scales, static_cast<const {W}*>(centers), (int)k, (int)d, to, (float)scale,
-                         (float)reach, tolerance, static_cast<{W}*>(next), half_squares, static_cast<kmeans::OfCentre*>(found), arrived, extremes, counts, (int)lists,
+                         (float)reach, tolerance, static_cast<{W}*>(next), offsets, static_cast<kmeans::OfCentre*>(found), arrived, extremes, counts, (int)lists,
                          moved, stopped, outcome);
   }});
 }}
@@ -142,9 +142,10 @@ extern "C" void count_{name}(const kmeans::Change* changes, const kmeans::Length
   }});
 }}
 extern "C" void sort_{name}(const kmeans::Change* changes, const kmeans::Lengths* lengths, long long capacity,
-                            long long lists, unsigned* begins, kmeans::Segmented* places, const int* stopped) {{
+                            long long lists, long long k, unsigned* begins, kmeans::Segmented* places,
+                            const int* stopped) {{
   cuda_host::launch(dim3(lists, 2), 256, 0, [=] {{
-    kmeans::sort_changes(changes, lengths, capacity, begins, places, stopped);
+    kmeans::sort_changes(changes, lengths, capacity, (int)k, begins, places, stopped);
   }});
 }}
 extern "C" void add_{name}(const void* rows, const {scale}* scales, const kmeans::Segmented* places,
@@ -165,7 +166,7 @@ def streamed_source(plan):
 extern "C" void assign(const void* shadow, const void* halves, long long row_tiles, long long column_tiles,
                        long long chunks, const kmeans::NearestOfMany* nearest, long long blocks) {{
   const kmeans::NearestOfMany epilogue = *nearest;
-  cuda_host::launch(dim3(blocks), {StreamPlan.THREADS}, {plan.shared_bytes}, [=] {{
+  cuda_host::launch(dim3(blocks), {plan.threads}, {plan.shared_bytes}, [=] {{
     {plan.kernel}(static_cast<const ptx::Half*>(shadow), static_cast<const ptx::Half*>(halves), (int)row_tiles,
                   (int)column_tiles, (int)chunks, epilogue);
   }});
@@ -245,11 +246,11 @@ class Iterations:
         centers = np.ascontiguousarray(centers.astype(self.work))
         columns = -(-k // self.columns) * self.columns
         self.halves = np.full((columns, self.padded), np.nan if columns == k else 0, np.float16)
-        self.half_squares = np.full(columns, np.nan, np.float32)
+        self.offsets = np.full(columns, np.nan, np.float32)
         self.extremes, self.found = np.full(4, np.nan, np.float32), np.full((k, 4), np.nan)
         halves = np.array((self.halves.ctypes.data, self.padded, self.slabs), HALVES)
         self.sizes, self.arrived = (k, d, halves, self.scale, shadow_reach(d)), np.zeros(1, np.uint32)
-        places = self.half_squares, self.found, self.arrived, self.extremes
+        places = self.offsets, self.found, self.arrived, self.extremes
         self.call("place", centers, *self.sizes, *places, columns)
         return self.move_rows(centers)
 
@@ -262,7 +263,7 @@ class Iterations:
         room = capacity(plan, n, lists)
         entries, counts = np.zeros((lists, room, ENTRY_BYTES // 4), np.uint32), np.zeros(lists, np.uint32)
         ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
-        pointed = self.half_squares, self.extremes, self.norms, self.labels, entries, counts, self.stopped
+        pointed = self.offsets, self.extremes, self.norms, self.labels, entries, counts, self.stopped
         pointers = (one.ctypes.data for one in pointed)
         nearest = np.array((*pointers, room, n, ahead, tensor_error(d), 0), NEAREST)
         partial, arrived = np.zeros(2 * lists * plan.tile_sums + 1, np.float32), np.zeros(3 * lists, np.uint32)
@@ -285,7 +286,7 @@ class Iterations:
         """Return the outcome of an iteration, and the next centres, which are placed."""
         centers = np.ascontiguousarray(centers.astype(self.work))
         following, outcome = np.full_like(centers, np.nan), np.zeros(1, OUTCOME)
-        results = following, self.half_squares, self.found, self.arrived, self.extremes
+        results = following, self.offsets, self.found, self.arrived, self.extremes
         state = self.counts, self.counts.size, np.array([moved], np.uint32), self.stopped, outcome
         self.call("advance", self.sums, self.scales, centers, *self.sizes, tolerance, *results, *state)
         assert not self.counts.any()
@@ -309,7 +310,7 @@ class Iterations:
 class IterationsOfMany(Iterations):
     """The same as `ManyCentres` launches them; `plan` is for clusters of one block."""
 
-    columns = tile = StreamPlan.TILE
+    columns, tile = StreamPlan.COLUMNS, StreamPlan.ROWS
 
     def __init__(self, X, k, kind, plan, weights=None, mean=None):
         self.plan, self.slabs = plan, plan.row_slabs
@@ -326,14 +327,14 @@ class IterationsOfMany(Iterations):
         undecided = np.zeros((lists, room, UNDECIDED_BYTES // 4), np.uint32)
         lengths = np.zeros((lists, 2), np.uint32)
         lists_of = changes, undecided, lengths
-        pointed = self.half_squares, self.extremes, self.norms, self.labels, *lists_of, self.stopped
+        pointed = self.offsets, self.extremes, self.norms, self.labels, *lists_of, self.stopped
         pointers = (one.ctypes.data for one in pointed)
         nearest = np.array((*pointers, room, n, tensor_error(d)), NEAREST_OF_MANY)
-        tiles = -(-n // plan.TILE), self.half_squares.size // plan.TILE, plan.chunks
+        tiles = -(-n // plan.ROWS), self.offsets.size // plan.COLUMNS, plan.chunks
         streamed(plan).call("assign", self.shadow, self.halves, *tiles, nearest, lists)
         assert (lengths <= room).all()
         found = [undecided[b, : lengths[b, 1]] for b in range(lists)]
-        self.candidates = np.concatenate([part[:, 2] for part in found])
+        self.candidates = np.concatenate([part[:, 2] % 2**16 for part in found])
         weights = 0 if self.weights is None else self.weights.ctypes.data
         rows = np.array((self.X.ctypes.data, d, d, 0, self.mean.ctypes.data, weights), ROWS)
         self.call("decide_of_many", rows, centers, k, *lists_of, room, lists, self.stopped)
@@ -344,7 +345,7 @@ class IterationsOfMany(Iterations):
         counts = self.in_cluster, begins, arrived, every, moved
         self.call("count", *of, k, self.labels, *counts, self.stopped)
         assert not self.in_cluster.any()
-        self.call("sort", *of, begins, undecided, self.stopped)
+        self.call("sort", *of, k, begins, undecided, self.stopped)
         aligned = int(d % vector_of(self.X.itemsize) == 0)
         self.call("add", rows, scales, undecided, every, self.sums, self.stopped, aligned)
         return len(self.candidates), int(moved[0])
