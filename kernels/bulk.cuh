@@ -1,5 +1,5 @@
-// Bulk copies to shared memory, the barriers that count their bytes, and the blocks of a cluster (sm_90 and later). Inline
-// PTX, as in ptx.cuh, with what it means on the CPU (TSA_HOST; there a cluster is one block).
+// Bulk copies to shared memory, and the barriers that count their bytes (sm_90 and later). Inline PTX, as in ptx.cuh, with
+// what it means on the CPU (TSA_HOST).
 #pragma once
 #include "kernels/ptx.cuh"
 
@@ -7,8 +7,7 @@ namespace ptx {
 
 // mbarrier ─ 8 bytes of shared memory that count arrivals and bytes. A phase is over when all that are expected have
 // arrived and all bytes that were announced have come; then the next begins. Phases are told apart by their parity: the
-// first is 0. What those who arrived from this block wrote is visible to those who waited; what other blocks wrote need not
-// be, as a wider scope would empty the level-1 cache at every wait.
+// first is 0. What those who arrived wrote is visible to those who waited.
 struct Mbarrier {
   unsigned long long state;
 };
@@ -18,17 +17,11 @@ struct Mbarrier {
 TSA_PTX void mbarrier_init(Mbarrier* barrier, int arrivals) { cuda_host::mbarrier_init(&barrier->state, arrivals); }
 TSA_PTX void mbarrier_init_fence() {}
 TSA_PTX void mbarrier_arrive(Mbarrier* barrier) { cuda_host::mbarrier_arrive(&barrier->state, 0); }
-TSA_PTX void mbarrier_arrive_at(Mbarrier* barrier, int) { cuda_host::mbarrier_arrive(&barrier->state, 0); }
 TSA_PTX void mbarrier_arrive_expect(Mbarrier* barrier, int bytes) { cuda_host::mbarrier_arrive(&barrier->state, bytes); }
 TSA_PTX void mbarrier_wait(Mbarrier* barrier, unsigned parity) { cuda_host::mbarrier_wait(&barrier->state, parity); }
 TSA_PTX void bulk_copy(void* shared, const void* global, int bytes, Mbarrier* barrier) {
   cuda_host::bulk_copy(shared, global, bytes, &barrier->state);
 }
-TSA_PTX void bulk_copy_to_all(void* shared, const void* global, int bytes, Mbarrier* barrier, unsigned) {
-  cuda_host::bulk_copy(shared, global, bytes, &barrier->state);
-}
-TSA_PTX int rank_in_cluster() { return 0; }
-TSA_PTX void cluster_sync() { cuda_host::wait_for_block("barrier.cluster", 0); }
 
 #else
 
@@ -42,15 +35,6 @@ TSA_PTX void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.c
 
 TSA_PTX void mbarrier_arrive(Mbarrier* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-
-// At the barrier of the same place in block `rank` of the cluster.
-TSA_PTX void mbarrier_arrive_at(Mbarrier* barrier, int rank) {
-  asm volatile(
-      "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n\t"
-      "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(shared_address(barrier)),
-      "r"(rank)
-      : "memory");
 }
 
 // Arrives, and announces so many bytes of this phase.
@@ -78,26 +62,6 @@ TSA_PTX void bulk_copy(void* shared, const void* global, int bytes, Mbarrier* ba
                    shared_address(shared)),
                "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
-}
-
-// The same to the same place in every block of the cluster whose bit is set in `ranks`, and counted at the barrier there.
-TSA_PTX void bulk_copy_to_all(void* shared, const void* global, int bytes, Mbarrier* barrier, unsigned ranks) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
-      "%4;" ::"r"(shared_address(shared)),
-      "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(barrier)), "h"((unsigned short)ranks)
-      : "memory");
-}
-
-TSA_PTX int rank_in_cluster() {
-  int rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-// A barrier of all threads of all blocks of the cluster.
-TSA_PTX void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
 #endif

@@ -34,37 +34,67 @@ __device__ __forceinline__ int next_candidate(unsigned& low, unsigned& high, int
   return centre;
 }
 
-// ‖x − c‖² of a row and a centre in float64, by a warp: the same bits in every lane.
+// ‖x − c‖² of a row and two centres in float64, by a warp: the same bits in every lane.
+struct Two {
+  double first, second;
+};
+
 template <typename T, typename Work>
-__device__ __forceinline__ double square_distance(const Rows<T, Work>& rows, const Work* centers, long long row,
-                                                  int centre) {
+__device__ __forceinline__ Two square_distances(const Rows<T, Work>& rows, const Work* centers, long long row, int first,
+                                                int second) {
+  constexpr int kWide = kVector<Work>;
   const T* x = rows.X + row * rows.leading;
-  const Work* c = centers + (long long)centre * rows.d;
-  double sum = 0;
-#pragma unroll 4
-  for (int j = threadIdx.x % 32; j < rows.d; j += 32) {
-    const double delta = (double)centred<T, Work>(x[j], rows.mean[j]) - (double)c[j];
-    sum += delta * delta;
+  const Work *a = centers + (long long)first * rows.d, *b = centers + (long long)second * rows.d;
+  Two sum = {0, 0};
+  auto add = [&](Work one, Work of_a, Work of_b) {
+    const double to_a = (double)one - (double)of_a, to_b = (double)one - (double)of_b;
+    sum.first += to_a * to_a;
+    sum.second += to_b * to_b;
+  };
+  int begin = 0;
+  // Whole vectors, where every row and centre begins with one.
+  if (rows.d % kWide == 0 && rows.leading % kWide == 0 && reinterpret_cast<unsigned long long>(rows.X) % (kWide * sizeof(T)) == 0) {
+    begin = rows.d;
+#pragma unroll 2
+    for (int j = kWide * (threadIdx.x % 32); j < rows.d; j += 32 * kWide) {
+      const auto value = *reinterpret_cast<const simt::Vector<T, kWide>*>(x + j);
+      const auto mean = *reinterpret_cast<const simt::Vector<Work, kWide>*>(rows.mean + j);
+      const auto of_a = *reinterpret_cast<const simt::Vector<Work, kWide>*>(a + j);
+      const auto of_b = *reinterpret_cast<const simt::Vector<Work, kWide>*>(b + j);
+#pragma unroll
+      for (int i = 0; i < kWide; ++i) add(centred<T, Work>(value.at[i], mean.at[i]), of_a.at[i], of_b.at[i]);
+    }
   }
-  return simt::warp_sum(sum);
+#pragma unroll 2
+  for (int j = begin + threadIdx.x % 32; j < rows.d; j += 32) add(centred<T, Work>(x[j], rows.mean[j]), a[j], b[j]);
+  return {simt::warp_sum(sum.first), simt::warp_sum(sum.second)};
 }
+
+// A centre and how far it is; the nearer of two, the first of equals.
+struct Distant {
+  double square;
+  int centre;
+
+  __device__ __forceinline__ void take(const Distant& other) {
+    if (other.square < square || (other.square == square && other.centre < centre)) *this = other;
+  }
+};
 
 // The label of an entry, by a warp.
 template <typename T, typename Work>
 __device__ __forceinline__ int nearest_candidate(const Rows<T, Work>& rows, const Work* centers, int k, long long row,
                                                  unsigned low, unsigned high) {
   const bool all = (low | high) == 0;
-  double least = kInfinity;
-  int label = 0;
-  for (int centre = all ? 0 : next_candidate(low, high, k); centre < k;
-       centre = all ? centre + 1 : next_candidate(low, high, k)) {
-    const double distance = square_distance(rows, centers, row, centre);
-    if (distance < least || (distance == least && centre < label)) {
-      least = distance;
-      label = centre;
-    }
+  auto next = [&](int centre) { return all ? centre + 1 : next_candidate(low, high, k); };
+  Distant nearest = {kInfinity, 0};
+  for (int centre = all ? 0 : next(0); centre < k; centre = next(centre)) {
+    const int first = centre, second = next(centre);
+    centre = second;
+    const Two two = square_distances(rows, centers, row, first, second < k ? second : first);
+    nearest.take({two.first, first});
+    nearest.take({two.second, second < k ? second : first});
   }
-  return label;
+  return nearest.centre;
 }
 
 // Block (x, y): part y of list x. Leaves one candidate in every entry.

@@ -9,19 +9,9 @@ namespace kmeans {
 
 constexpr int kDecideThreads = 256;
 
-// A centre and how far it is; the nearer of two, the first of equals.
-struct Distant {
-  double square;
-  int centre;
-
-  __device__ __forceinline__ void take(const Distant& other) {
-    if (other.square < square || (other.square == square && other.centre < centre)) *this = other;
-  }
-};
-
 // Block (x, y): part y of list x.
 template <typename T, typename Work>
-__global__ void __launch_bounds__(kDecideThreads, 4) decide_of_many(const Rows<T, Work> rows, const Work* centers, int k,
+__global__ void __launch_bounds__(kDecideThreads, 3) decide_of_many(const Rows<T, Work> rows, const Work* centers, int k,
                                                                   Change* changes, const Undecided* undecided,
                                                                   Lengths* lengths, long long capacity,
                                                                   const int* stopped) {
@@ -44,9 +34,11 @@ __global__ void __launch_bounds__(kDecideThreads, 4) decide_of_many(const Rows<T
     for (int i = 0; i < 32 && begin + i * kWarps < last; ++i) {
       const Undecided& entry = list[begin + i * kWarps];
       Distant nearest = {kInfinity, entry.label};
-      for (int j = 0; j < entry.count; ++j) {
-        const int centre = entry.candidates[j];
-        nearest.take({square_distance(rows, centers, entry.row, centre), centre});
+      for (int j = 0; j < entry.count; j += 2) {
+        const int one = entry.candidates[j], other = j + 1 < entry.count ? entry.candidates[j + 1] : one;
+        const Two two = square_distances(rows, centers, entry.row, one, other);
+        nearest.take({two.first, one});
+        nearest.take({two.second, other});
       }
       if (i == lane) mine = {entry.row, entry.label, nearest.centre, 0};
     }
@@ -57,8 +49,11 @@ __global__ void __launch_bounds__(kDecideThreads, 4) decide_of_many(const Rows<T
     for (; waiting; waiting &= waiting - 1) {
       const Undecided& entry = list[begin + __ffs(waiting) - 1];
       Distant nearest = {kInfinity, warp < k ? warp : 0};
-      for (int centre = warp; centre < k; centre += kWarps) {
-        nearest.take({square_distance(rows, centers, entry.row, centre), centre});
+      for (int one = warp; one < k; one += 2 * kWarps) {
+        const int other = one + kWarps < k ? one + kWarps : one;
+        const Two two = square_distances(rows, centers, entry.row, one, other);
+        nearest.take({two.first, one});
+        nearest.take({two.second, other});
       }
       __syncthreads();  // the last row's have been read
       if (lane == 0) of_warp[warp] = nearest;

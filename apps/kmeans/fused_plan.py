@@ -164,8 +164,6 @@ class StreamPlan:
         Warpgroups that multiply, each 64 rows.
     stages_a, stages_b : int
         Chunks of rows, and of centres, that shared memory holds.
-    cluster : int
-        Blocks that read the centres together.
     """
 
     slabs: int
@@ -173,7 +171,6 @@ class StreamPlan:
     groups: int
     stages_a: int
     stages_b: int
-    cluster: int = 1
 
     #: Rows of a tile of A, and columns of S that are computed at a time.
     ROWS = 64
@@ -198,13 +195,12 @@ class StreamPlan:
     @property
     def kernel(self) -> str:
         """The name expression of the kernel."""
-        numbers = f"{self.slabs}, {self.groups}, {self.stages_a}, {self.stages_b}, {self.cluster}"
+        numbers = f"{self.slabs}, {self.groups}, {self.stages_a}, {self.stages_b}"
         return f"tsm2::streamed_columns<{numbers}, kmeans::NearestOfMany>"
 
     def blocks(self, n: int, multiprocessors: int) -> int:
-        """Return the blocks of a launch: one a multiprocessor, in whole clusters."""
-        clusters = -(-n // (self.ROWS * self.groups * self.cluster))
-        return min(multiprocessors // self.cluster, clusters) * self.cluster
+        """Return the blocks of a launch: one a multiprocessor."""
+        return min(multiprocessors, -(-n // (self.ROWS * self.groups)))
 
     def capacity(self, n: int, blocks: int) -> int:
         """Return the most rows that one of `blocks` blocks has."""
@@ -214,22 +210,20 @@ class StreamPlan:
 def stream_plan(d: int, device: Device) -> StreamPlan | None:
     """Choose how many centres are multiplied; None where there are no warpgroups.
 
-    Chunks are as large as leaves room for a block's rows and three chunks of centres. Rows that are too long stream by
-    as the centres do, and two blocks share what they read.
+    Chunks are as large as leaves room for a block's rows and some chunks of centres; what was measured is in
+    docs/notes/lloyd.md. Rows that are too long stream by as the centres do.
     """
     if device.compute_capability != "9.0":
         return None
     every, room = -(-d // 16), device.shared_memory_per_block - 1024
-    for groups in (4, 3):
-        for most in (8, 4):
-            chunks = -(-every // most)
-            slabs = -(-every // chunks)
-            for stages_a in (2 * chunks, chunks + 1, chunks):
-                for stages_b in (6, 5, 4, 3):
-                    plan = StreamPlan(slabs, chunks, groups, stages_a, stages_b)
-                    if plan.shared_bytes <= room:
-                        return plan
-    return StreamPlan(4, -(-every // 4), 4, 4, 5, cluster=2)
+    for most in (8, 4):
+        chunks = -(-every // most)
+        slabs = -(-every // chunks)
+        for stages_b in (6, 5, 4, 3):
+            plan = StreamPlan(slabs, chunks, 4, chunks, stages_b)
+            if plan.shared_bytes <= room:
+                return plan
+    return StreamPlan(4, -(-every // 4), 3, 5, 5)
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,17 @@
 //
 //               k                     n            A and B lie in slabs (slabs.cuh). A block has 64 · kGroups rows of A
 //          ┌─────────┐         ┌────┬────┬────┐    in shared memory while all of B streams by: in *chunks* of kSlabs
-//  64 · kG │  stays  │   ×   k │    │ →  │ →  │    slabs, which kGroups warpgroups multiply, 64 rows each. The blocks of a
-//          └─────────┘         └────┴────┴────┘    cluster have other rows, and the same chunks at the same time: each reads
-//                               streams by, 128    a part of every chunk and sends it to all of them.
+//  64 · kG │  stays  │   ×   k │    │ →  │ →  │    slabs, which kGroups warpgroups multiply, 64 rows each.
+//          └─────────┘         └────┴────┴────┘
+//                               streams by, 128
 //
 // One more warpgroup copies, by one thread, into a ring of A and one of B; mbarriers say what is there and what is free. If the ring of A has no
 // room for a block's rows, A streams by too, once for every 128 columns.
 //
 // Why it is fast: while one warpgroup's epilogue works on 128 columns, the tensor cores work for the others. The slower the
 // epilogue beside the products, the more warpgroups that takes, and the registers allow four. Products read 6 KB of shared
-// memory for 64 clocks of the tensor cores, of 8 KB that could be read. Many rows a block, and clusters, keep down what is
-// read of the level-2 cache: n · k for all the rows of a cluster.
+// memory for 64 clocks of the tensor cores, of 8 KB that could be read. Many rows a block keep down what is read of the
+// level-2 cache, n · k for each block's rows.
 #pragma once
 #include "kernels/bulk.cuh"
 #include "kernels/tsm2/simt.cuh"
@@ -34,7 +34,7 @@ namespace tsm2 {
 //   end(Rows&, row)                      after the last
 //
 // All threads of a multiplying warp take part in the last five, and all of the block in open and close.
-template <int kSlabs, int kGroups, int kStagesA, int kStagesB, int kCluster, typename Epilogue>
+template <int kSlabs, int kGroups, int kStagesA, int kStagesB, typename Epilogue>
 class StreamedColumns {
  public:
   static constexpr int kMultipliers = 128 * kGroups, kThreads = kMultipliers + 128;
@@ -55,9 +55,7 @@ class StreamedColumns {
         full_b_(empty_a_ + kStagesA), empty_b_(full_b_ + kStagesB), A_(reinterpret_cast<const unsigned char*>(A)),
         B_(reinterpret_cast<const unsigned char*>(B)), epilogue_(epilogue), row_tiles_(row_tiles),
         column_tiles_(column_tiles), chunks_(chunks),
-        // Blocks of a cluster take as many turns.
-        turns_((row_tiles - (int)blockIdx.x / kCluster * kCluster * kGroups + (int)gridDim.x * kGroups - 1) /
-               ((int)gridDim.x * kGroups)),
+        turns_((row_tiles - (int)blockIdx.x * kGroups + (int)gridDim.x * kGroups - 1) / ((int)gridDim.x * kGroups)),
         stays_(chunks <= kStagesA) {}
 
   __device__ __forceinline__ void run() const {
@@ -68,22 +66,20 @@ class StreamedColumns {
       }
       for (int i = 0; i < kStagesB; ++i) {
         ptx::mbarrier_init(full_b_ + i, 1);
-        ptx::mbarrier_init(empty_b_ + i, kCluster * kMultipliers / 32);
+        ptx::mbarrier_init(empty_b_ + i, kMultipliers / 32);
       }
       ptx::mbarrier_init_fence();
     }
     epilogue_.open();
-    together();
+    __syncthreads();
     if (threadIdx.x >= kMultipliers) {
       ptx::fewer_registers<kCopying>();
       if (threadIdx.x == kMultipliers) copy();
-      simt::sync_warp();
     } else {
       ptx::more_registers<kMultiplying>();
       multiply();
     }
-    // A block that has ended takes no copies and no arrivals.
-    together();
+    __syncthreads();
     epilogue_.close();
   }
 
@@ -97,14 +93,6 @@ class StreamedColumns {
       if (++stage == kStages) stage = 0, parity ^= 1;
     }
   };
-
-  static __device__ __forceinline__ void together() {
-    if constexpr (kCluster > 1) {
-      ptx::cluster_sync();
-    } else {
-      __syncthreads();
-    }
-  }
 
   // The first of this block's tiles in a turn.
   __device__ __forceinline__ int tile_of(int turn) const { return (turn * (int)gridDim.x + (int)blockIdx.x) * kGroups; }
@@ -141,17 +129,9 @@ class StreamedColumns {
   }
 
   __device__ __forceinline__ void copy_b(const Place<kStagesB>& to, int chunk) const {
-    constexpr int kPart = kStageB / kCluster;
     ptx::mbarrier_wait(empty_b_ + to.stage, to.parity ^ 1);
     ptx::mbarrier_arrive_expect(full_b_ + to.stage, kStageB);
-    const int part = ptx::rank_in_cluster() * kPart;
-    unsigned char* stage = ring_b_ + to.stage * kStageB + part;
-    const unsigned char* from = B_ + (long long)chunk * kStageB + part;
-    if constexpr (kCluster > 1) {
-      ptx::bulk_copy_to_all(stage, from, kPart, full_b_ + to.stage, (1u << kCluster) - 1);
-    } else {
-      ptx::bulk_copy(stage, from, kPart, full_b_ + to.stage);
-    }
+    ptx::bulk_copy(ring_b_ + to.stage * kStageB, B_ + (long long)chunk * kStageB, kStageB, full_b_ + to.stage);
   }
 
   __device__ __forceinline__ void multiply() const {
@@ -200,12 +180,9 @@ class StreamedColumns {
   }
 
   __device__ __forceinline__ void give_back(int a, int b, bool goes) const {
-    if constexpr (kCluster > 1) {
-      if (threadIdx.x % 32 < kCluster) ptx::mbarrier_arrive_at(empty_b_ + b, threadIdx.x % 32);
-    } else {
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty_b_ + b);
-    }
-    if (goes && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty_a_ + a);
+    if (threadIdx.x % 32 != 0) return;
+    ptx::mbarrier_arrive(empty_b_ + b);
+    if (goes) ptx::mbarrier_arrive(empty_a_ + a);
   }
 
   unsigned char *const ring_a_, *const ring_b_;
@@ -216,13 +193,13 @@ class StreamedColumns {
   const bool stays_;
 };
 
-// Of a grid of whole clusters. `row_tiles` and `column_tiles` are at least 1.
-template <int kSlabs, int kGroups, int kStagesA, int kStagesB, int kCluster, typename Epilogue>
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(128 * kGroups + 128, 1)
+// `row_tiles` and `column_tiles` are at least 1.
+template <int kSlabs, int kGroups, int kStagesA, int kStagesB, typename Epilogue>
+__global__ void __launch_bounds__(128 * kGroups + 128, 1)
     streamed_columns(const ptx::Half* A, const ptx::Half* B, int row_tiles, int column_tiles, int chunks,
                      const Epilogue epilogue) {
   if (epilogue.idle()) return;
-  using Kernel = StreamedColumns<kSlabs, kGroups, kStagesA, kStagesB, kCluster, Epilogue>;
+  using Kernel = StreamedColumns<kSlabs, kGroups, kStagesA, kStagesB, Epilogue>;
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   Kernel(shared, A, B, row_tiles, column_tiles, chunks, epilogue).run();
 }

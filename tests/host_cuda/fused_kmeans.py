@@ -90,15 +90,16 @@ extern "C" void place_{name}(const void* centers, long long k, long long d, cons
   }});
 }}
 extern "C" void advance_{name}(const unsigned long long* sums, const double* scales, const void* centers, long long k,
-                               long long d, long long padded, double scale, double reach, double tolerance,
-                               void* next, void* halves, float* offsets, void* found, unsigned* arrived,
-                               kmeans::Extremes* extremes, unsigned* counts, long long lists, unsigned* moved,
+                               long long d, const void* halves, double scale, double reach, double tolerance,
+                               void* next, float* offsets, void* found, unsigned* arrived, kmeans::Extremes* extremes,
+                               unsigned* counts, long long lists, unsigned* moved,
                                int* stopped, kmeans::Outcome* outcome) {{
   const auto to = *static_cast<const kmeans::Halves*>(halves);
   cuda_host::launch(dim3(k), kmeans::kCentreThreads, 0, [=] {{
     kmeans::advance<{W}>(sums, scales, static_cast<const {W}*>(centers), (int)k, (int)d, to, (float)scale,
-                         (float)reach, tolerance, static_cast<{W}*>(next), offsets, static_cast<kmeans::OfCentre*>(found), arrived, extremes, counts, (int)lists,
-                         moved, stopped, outcome);
+                         (float)reach, tolerance, static_cast<{W}*>(next), offsets,
+                         static_cast<kmeans::OfCentre*>(found), arrived, extremes, counts, (int)lists, moved, stopped,
+                         outcome);
   }});
 }}
 extern "C" void decide_{name}(const void* rows, const void* centers, long long k, kmeans::Entry* entries,
