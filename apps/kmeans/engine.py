@@ -117,11 +117,19 @@ class Engine(ABC):
         #: X on this device in `dtype`, less the mean; None where it is read from its source in every pass.
         self.held: Any = self._borrow()
         self._borrowed: Any = self.held
-        if self.held is None and self.fits(self.n_samples * self.n_features * self.dtype.itemsize):
-            held = self.xp.empty(source.shape, self.dtype)
-            for start, block in self.source_blocks(self.block_rows(self.n_features)):
-                held[start : start + len(block)] = block
-            self.held = held
+        if self.held is None and self.copies():
+            self._hold()
+
+    def copies(self) -> bool:
+        """Tell whether to hold a copy of X where it cannot be borrowed."""
+        return self.fits(self.n_samples * self.n_features * self.dtype.itemsize)
+
+    def _hold(self) -> None:
+        """Hold a copy of X, not centred."""
+        held = self.xp.empty(self.source.shape, self.dtype)
+        for start, block in self.source_blocks(self.block_rows(self.n_features)):
+            held[start : start + len(block)] = block
+        self.held = held
 
     def _borrow(self) -> Any | None:
         """Return the source's own array where it can be read as it is."""

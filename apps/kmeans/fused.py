@@ -19,7 +19,7 @@ from tsapps.apps.kmeans.cuda import CublasEngine
 from tsapps.apps.kmeans.engine import Assignment, Iterated, Report
 from tsapps.apps.kmeans.fused_plan import MOST_CENTRES, MOST_CLUSTERS, StreamPlan, assign_plan, stream_plan
 from tsapps.apps.kmeans.fused_step import FewCentres, ManyCentres, Shadow, Step
-from tsapps.apps.kmeans.rows import Rows
+from tsapps.apps.kmeans.rows import ArrayRows, Rows
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.device import Device, live
 from tsapps.kernels.plan import Plan
@@ -33,6 +33,9 @@ _MOST_SAMPLES, _MOST_FEATURES = 2**32 - 1, 2**18
 # Of many centres, a sample may be numbered twice (segments.cuh).
 _MOST_OF_MANY = 2**31 - 1
 _LEAST_CAPABILITY = 8.0
+_HALVES = ("float16", "bfloat16")
+# The square of the mean beside that of the spread, up to which halves are not centred.
+_NEARLY_CENTRED = 0.25
 # The least weight beside the largest: sums have 46 bits for it (fused_plan.py).
 _LEAST_WEIGHT = 2.0**-16
 
@@ -55,11 +58,36 @@ class FusedEngine(CublasEngine):
         self.gpu: Device = live(index)
         large = always or self.n_samples * self.n_features * self.dtype.itemsize >= LEAST_BYTES
         tensor_cores = float(self.gpu.compute_capability) >= _LEAST_CAPABILITY
-        room = self.held is not None and self.n_samples < _MOST_SAMPLES and self.n_features <= _MOST_FEATURES
+        room = self.rows_on_gpu is not None and self.n_samples < _MOST_SAMPLES and self.n_features <= _MOST_FEATURES
         self._applies = large and tensor_cores and room and self._weights_are_alike()
+        # Whether kernels subtract the mean, rather than it is subtracted from what they read.
+        self._shifts = False
         self._found: tuple[np.ndarray, np.ndarray, float] | None = None
         self._shadow: Shadow | None = None
         self._step: Step | None = None
+
+    @property
+    def rows_on_gpu(self) -> Any:
+        """X on the GPU, row-major and not centred, as kernels read it: of any dtype; None where there is no such."""
+        return self.held if self.held is not None else self._halves()
+
+    def _halves(self) -> Any | None:
+        """Return the source's own array, if it is one of halves that lies on the GPU row by row."""
+        if not isinstance(self.source, ArrayRows) or self.source.device is None or self.dtype != np.float32:
+            return None
+        array = self.source.array
+        here = self.source.device == self._gpu.id and array.flags.c_contiguous
+        return array if here and array.dtype.name in _HALVES else None
+
+    def copies(self) -> bool:
+        """Tell whether to hold a copy of X where it cannot be borrowed; see `Engine.copies`."""
+        return self._halves() is None and super().copies()
+
+    def prepared(self, block: Any) -> Any:
+        """Return a block of `blocks` in `dtype`, from which kernels subtract `shift`; see `Engine.prepared`."""
+        if self.held is None and self._shifts:
+            return block.astype(self.dtype, order="C")
+        return super().prepared(block)
 
     def _weights_are_alike(self) -> bool:
         """Tell whether integers of one scale hold every weight well."""
@@ -81,14 +109,23 @@ class FusedEngine(CublasEngine):
         if not self._applies:
             super().centre(mean)
             return
+        if self.held is None and self._found is not None:
+            # Halves that are nearly centred are better left as they are: their copy is exact.
+            variance = self._found[2]
+            if float(mean @ mean) <= _NEARLY_CENTRED * self.n_features * variance:
+                mean = np.zeros_like(mean)
+        self._shifts = True
         self.mean = self.shift = cupy.asarray(mean, dtype=self.dtype)
 
     def _centre_held(self) -> None:
         """Subtract the mean once for all, for passes that expect centred rows."""
-        if bool(self.shift.any()):
+        if self._shifts:
+            self._shifts = False
             self.shift = cupy.zeros_like(self.shift)
+            if self.held is None and super().copies():
+                self._hold()
             super().centre(self.mean)
-            self._applies = self._applies and self.held is not None
+            self._applies = self._applies and self.rows_on_gpu is not None
 
     def square_norm(self) -> float:
         """Return Σ w·‖x‖² over the (centred) samples, in float64."""

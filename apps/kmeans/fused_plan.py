@@ -13,6 +13,7 @@ from tsapps.kernels.problem import Layout, Problem
 __all__ = [
     "CHANGE_BYTES",
     "ENTRY_BYTES",
+    "EXACT",
     "HALVES",
     "MOST_CENTRES",
     "MOST_CLUSTERS",
@@ -20,6 +21,7 @@ __all__ = [
     "NEAREST",
     "NEAREST_OF_MANY",
     "OUTCOME",
+    "ROUNDING",
     "ROWS",
     "UNDECIDED_BYTES",
     "Integers",
@@ -47,19 +49,18 @@ MOST_EXPONENT = 96
 #: The C++ classes that kernels take and give, as NumPy structures: `Nearest`, `Rows` and `Outcome`.
 NEAREST = np.dtype(
     [(name, "u8") for name in ("offsets", "extremes", "norms", "labels", "entries", "counts", "stopped")]
-    + [("capacity", "i8"), ("n", "u4"), ("ahead", "u4"), ("tensor_error", "f4"), ("padding", "f4")]
+    + [("capacity", "i8"), ("n", "u4"), ("ahead", "u4"), ("tensor_error", "f4"), ("rounding", "f4")]
 )
 ROWS = np.dtype([("X", "u8"), ("leading", "i8"), ("d", "i4"), ("padding", "i4"), ("mean", "u8"), ("weights", "u8")])
 OUTCOME = np.dtype(
     [("stop", "i4"), ("empty", "i4"), ("moved", "u4"), ("padding", "i4"), ("shift", "f8"), ("potential", "f8")]
 )
 NEAREST_OF_MANY = np.dtype(
-    [
-        (name, "u8")
-        for name in ("offsets", "extremes", "norms", "labels", "changes", "undecided", "lengths", "stopped")
-    ]
-    + [("capacity", "i8"), ("n", "u4"), ("tensor_error", "f4")]
+    [(name, "u8") for name in ("offsets", "extremes", "norms", "labels", "changes", "undecided", "lengths", "stopped")]
+    + [("capacity", "i8"), ("n", "u4"), ("tensor_error", "f4"), ("rounding", "f4"), ("padding", "f4")]
 )
+#: What float16 loses of a row beside its norm, but for few rows: of data rounded to it, and of data that it holds.
+ROUNDING, EXACT = 2.0**-12, 2.0**-20
 HALVES = np.dtype([("to", "u8"), ("padded", "i4"), ("slabs", "i4")])
 #: Bytes of an `Entry`, a `Change` and an `Undecided`.
 ENTRY_BYTES, CHANGE_BYTES, UNDECIDED_BYTES = 16, 16, 32

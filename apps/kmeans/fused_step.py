@@ -21,10 +21,12 @@ from tsapps.apps.kmeans.engine import Assignment, Iterated, Report
 from tsapps.apps.kmeans.fused_plan import (
     CHANGE_BYTES,
     ENTRY_BYTES,
+    EXACT,
     HALVES,
     NEAREST,
     NEAREST_OF_MANY,
     OUTCOME,
+    ROUNDING,
     ROWS,
     UNDECIDED_BYTES,
     StreamPlan,
@@ -63,6 +65,18 @@ def _kernels(engine: FusedEngine, file: str, *names: str) -> list[Any]:
     return [function(_FOLDER / file, full, name, engine.gpu_index) for name in full]
 
 
+def _types(engine: FusedEngine) -> str:
+    """Return the types of X and of what K-means works in, as template arguments."""
+    return f"{ELEMENT[engine.rows_on_gpu.dtype.name]}, {ELEMENT[engine.dtype.name]}"
+
+
+def _aligned(engine: FusedEngine) -> str:
+    """Tell, as a template argument, whether every row of X begins with a whole vector, and is whole ones."""
+    X = engine.rows_on_gpu
+    vector = vector_of(X.itemsize)
+    return str(engine.n_features % vector == 0 and X.data.ptr % (vector * X.itemsize) == 0).lower()
+
+
 @cache
 def _streamed(plan: StreamPlan, device: int) -> Any:
     """Return the kernel of a plan, loaded on a GPU."""
@@ -88,13 +102,14 @@ class Shadow:
         self.scale = np.float32(shadow_scale(middle))
         self.rows = cupy.empty((-(-n // StreamPlan.ROWS) * StreamPlan.ROWS if slabs else n, self.padded), np.float16)
         self.norms = cupy.empty(n, np.float32)
-        scalar, size = ELEMENT[engine.dtype.name], engine.dtype.itemsize
-        vector = vector_of(size)
-        aligned = d % vector == 0 and engine.held.data.ptr % (vector * size) == 0
+        X = engine.rows_on_gpu
+        # What of a row float16 may lose beside its norm, but for few rows.
+        exact = X.itemsize == 2 and not bool(engine.shift.any())
+        self.rounding = np.float32(EXACT if exact else ROUNDING)
         sizes = np.int64(d), np.int64(n), np.int32(d), np.int32(self.padded), np.int32(slabs)
-        lanes = np.int32(log2_lanes(self.padded // vector))
-        (kernel,) = _kernels(engine, "shadow.cuh", f"make_shadow<{scalar}, {scalar}, {str(aligned).lower()}>")
-        arguments = (engine.held, *sizes, engine.shift, self.scale, lanes, self.rows, self.norms)
+        lanes = np.int32(log2_lanes(self.padded // vector_of(X.itemsize)))
+        (kernel,) = _kernels(engine, "shadow.cuh", f"make_shadow<{_types(engine)}, {_aligned(engine)}>")
+        arguments = (X, *sizes, engine.shift, self.scale, self.rounding, lanes, self.rows, self.norms)
         kernel((engine.gpu.multiprocessors * _OTHER_BLOCKS,), (_SHADOW_THREADS,), arguments)
 
     @staticmethod
@@ -149,7 +164,7 @@ class Step(ABC):
         engine = self._engine
         weights = 0 if engine.sample_weight is None else engine.sample_weight.data.ptr
         d = engine.n_features
-        return np.array((engine.held.data.ptr, d, d, 0, engine.shift.data.ptr, weights), ROWS)[()]
+        return np.array((engine.rows_on_gpu.data.ptr, d, d, 0, engine.shift.data.ptr, weights), ROWS)[()]
 
     def forget(self) -> None:
         """Begin again, with no sample in any cluster."""
@@ -247,9 +262,9 @@ class FewCentres(Step):
         self._move_grid = lists, max(1, -(-multiprocessors * _MOVE_BLOCKS // (lists * chunks))), chunks
         self._decide_grid = lists, max(1, multiprocessors * _OTHER_BLOCKS // lists)
         self._move_sizes = np.int32(k), np.int32(columns), np.int32(log2_lanes(min(d, columns)))
-        scalar = ELEMENT[engine.dtype.name]
-        move = f"move<{scalar}, {scalar}, {digits}, {self._weighted}>"
-        self._decide, self._move = _kernels(engine, "move.cuh", f"decide<{scalar}, {scalar}>", move)
+        types = _types(engine)
+        move = f"move<{types}, {digits}, {self._weighted}>"
+        self._decide, self._move = _kernels(engine, "move.cuh", f"decide<{types}>", move)
         self._move.max_dynamic_shared_size_bytes = self._integers.shared_bytes
 
     def _move_rows(self, centers: Any) -> None:
@@ -257,7 +272,7 @@ class FewCentres(Step):
         n, d = engine.source.shape
         pointers = self._offsets, self._extremes, shadow.norms, engine.labels, self._entries, self._counts
         addresses = (one.data.ptr for one in (*pointers, self._stopped))
-        nearest = np.array((*addresses, self._capacity, n, self._ahead, tensor_error(d), 0.0), NEAREST)[()]
+        nearest = np.array((*addresses, self._capacity, n, self._ahead, tensor_error(d), shadow.rounding), NEAREST)[()]
         self._product(shadow.rows.data.ptr, self._halves.data.ptr, nearest)
         rows, lists = self._rows(), (self._entries, self._counts, np.int64(self._capacity))
         decided = rows, centers, np.int32(self.k), *lists, self._stopped
@@ -274,7 +289,7 @@ class ManyCentres(Step):
 
     def __init__(self, engine: FusedEngine, shadow: Shadow, plan: StreamPlan, k: int) -> None:
         super().__init__(engine, shadow, k)
-        n, d = engine.source.shape
+        n = engine.n_samples
         self._plan, self._product = plan, _streamed(plan, engine.gpu_index)
         multiprocessors = engine.gpu.multiprocessors
         blocks = self._blocks = plan.blocks(n, multiprocessors)
@@ -288,12 +303,10 @@ class ManyCentres(Step):
         self._counted = cupy.zeros(1, np.uint32)  # blocks that arrived
         self._list_grid = blocks, max(1, multiprocessors * _OTHER_BLOCKS // blocks)
         self._segment_grid = (multiprocessors * _MOVE_BLOCKS,)
-        scalar, size = ELEMENT[engine.dtype.name], engine.dtype.itemsize
-        vector = vector_of(size)
-        aligned = str(d % vector == 0 and engine.held.data.ptr % (vector * size) == 0).lower()
-        add = f"add_segments<{scalar}, {scalar}, {self._integers.digits}, {self._weighted}, {aligned}>"
+        types = _types(engine)
+        add = f"add_segments<{types}, {self._integers.digits}, {self._weighted}, {_aligned(engine)}>"
         self._count, self._sort, self._add = _kernels(engine, "segments.cuh", "count_changes", "sort_changes", add)
-        (self._decide,) = _kernels(engine, "decide_of_many.cuh", f"decide_of_many<{scalar}, {scalar}>")
+        (self._decide,) = _kernels(engine, "decide_of_many.cuh", f"decide_of_many<{types}>")
 
     def _move_rows(self, centers: Any) -> None:
         engine, shadow, plan, k = self._engine, self._shadow, self._plan, np.int32(self.k)
@@ -301,7 +314,7 @@ class ManyCentres(Step):
         lists = self._changes, self._undecided, self._lengths
         pointers = self._offsets, self._extremes, shadow.norms, engine.labels, *lists, self._stopped
         addresses = (one.data.ptr for one in pointers)
-        nearest = np.array((*addresses, self._capacity, n, tensor_error(d)), NEAREST_OF_MANY)[()]
+        nearest = np.array((*addresses, self._capacity, n, tensor_error(d), shadow.rounding, 0), NEAREST_OF_MANY)[()]
         tiles = -(-n // plan.ROWS), self._offsets.size // plan.COLUMNS, plan.chunks
         product = shadow.rows, self._halves, *map(np.int32, tiles), nearest
         self._product((self._blocks,), (plan.threads,), product, shared_mem=plan.shared_bytes)

@@ -5,9 +5,9 @@
 //
 // The nearest centre is the one of the largest x·c − ‖c‖²/2. What is known of x·c is x̂·ĉ ± E, where (shadow.cuh)
 //
-//   E = norm · (2⁻¹² C + δ + γ (C + δ)) + 2⁻²² H,   C = max ‖c‖, δ = max ‖c − ĉ‖, H = max ‖c‖²/2
+//   E = norm · (ρ C + δ + γ (C + δ)) + 2⁻²² H,   C = max ‖c‖, δ = max ‖c − ĉ‖, H = max ‖c‖²/2
 //
-// norm being the row's and γ the tensor cores' error. So a centre can be the nearest only if its score is above the best one
+// norm being the row's, ρ what float16 loses (shadow.cuh) and γ the tensor cores' error. So a centre can be the nearest only if its score is above the best one
 // less 2 E: the row's *candidates*, a bit each. A row with one candidate is decided, and nothing of it is written if that is
 // its label already. Every other row goes to a list, one a block, for `resolve.cuh`.
 //
@@ -55,7 +55,7 @@ struct Nearest {
   const int* stopped;  // if set, nothing is listed
   long long capacity;
   unsigned n, ahead;  // rows, and how many from a warp's tile to its next: their labels and norms are asked for early
-  float tensor_error;  // γ
+  float tensor_error, rounding;  // γ, ρ
 
   template <int kBlocks, int kColumnBlocks>
   __device__ void tile(unsigned char*, long long row, int rows, long long, int,
@@ -72,7 +72,7 @@ struct Nearest {
       ptx::prefetch(lane % 2 ? static_cast<const void*>(norms + soon) : labels + soon);
     }
     const Extremes most = *extremes;
-    const float a_norm = most.norm * (1.0f / 4096 + 1.0f / (1 << 22)) + most.lost + tensor_error * (most.norm + most.lost);
+    const float a_norm = most.norm * (rounding + 1.0f / (1 << 22)) + most.lost + tensor_error * (most.norm + most.lost);
     const float always = most.half_square * (1.0f / (1 << 22)) + 1e-18f;
 #pragma unroll
     for (int first = 0; first < kBlocks; first += 2) {

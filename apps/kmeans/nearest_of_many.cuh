@@ -43,7 +43,7 @@ struct NearestOfMany {
   const int* stopped;
   long long capacity;
   unsigned n;
-  float tensor_error;  // γ
+  float tensor_error, rounding;  // γ, ρ
 
   struct Fetched {
     float norm[2];
@@ -100,7 +100,7 @@ struct NearestOfMany {
 
   __device__ __forceinline__ void begin(Rows& rows, const Fetched& fetched) const {
     const Extremes most = *extremes;
-    const float a_norm = most.norm * (1.0f / 4096 + 1.0f / (1 << 22)) + most.lost + tensor_error * (most.norm + most.lost);
+    const float a_norm = most.norm * (rounding + 1.0f / (1 << 22)) + most.lost + tensor_error * (most.norm + most.lost);
     const float always = most.half_square * (tensor_error + 1.0f / (1 << 22)) + 1e-18f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

@@ -5,9 +5,10 @@
 //
 // `scale` is a power of two that brings the data to the middle of float16's range; `padded` is d rounded up to whole 16
 // bytes, filled with zeros; or, for many centres, it lies in slabs (slabs.cuh). With e = ‖(x − mean)·scale − shadow‖ (the two differ by 2⁻¹¹ of each element at most, by less
-// than half of that in the mean), norms[i] is the larger of ‖shadow‖ and e / 2⁻¹²: for every c and ĉ
+// than half of that in the mean), norms[i] is the larger of ‖shadow‖ and e / ρ, where ρ is 2⁻¹², or 2⁻²⁰ of data that
+// float16 holds: for every c and ĉ
 //
-//   |(x − mean)·scale · c − shadow · ĉ|  ≤  norms[i] · (2⁻¹² ‖c‖ + ‖c − ĉ‖)
+//   |(x − mean)·scale · c − shadow · ĉ|  ≤  norms[i] · (ρ ‖c‖ + ‖c − ĉ‖)
 //
 // What float16 cannot hold becomes infinite, and so does its norm: nothing is claimed of such a row.
 //
@@ -33,7 +34,7 @@ constexpr int kVector = sizeof(T) == 8 ? 2 : 4;
 
 template <typename T, typename Work, bool kAligned>
 __global__ void __launch_bounds__(256, 4) make_shadow(const T* X, long long leading, long long rows, int d, int padded,
-                                                      int slabs, const Work* mean, float scale, int log2_lanes,
+                                                      int slabs, const Work* mean, float scale, float rounding, int log2_lanes,
                                                       ptx::Half* shadow, float* norms) {
   constexpr int kWide = kVector<T>;
   const int lanes = 1 << log2_lanes, lane = (int)threadIdx.x & (lanes - 1);
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(256, 4) make_shadow(const T* X, long long lead
       lost += simt::shuffle_xor(lost, bits);
     }
     // More than the additions may have rounded away. An infinity minus itself is no number, and then the norm is infinite.
-    const float least = 4096 * sqrtf(lost), most = sqrtf(square);
+    const float least = sqrtf(lost) / rounding, most = sqrtf(square);
     if (lane == 0 && begin + first < rows) norms[row] = 1.0002f * (least > most ? least : most);
   }
 }

@@ -9,10 +9,12 @@ from host_cuda.tall_skinny import DTYPES, build_each
 from tsapps.apps.kmeans.fused_plan import (
     CHANGE_BYTES,
     ENTRY_BYTES,
+    EXACT,
     HALVES,
     NEAREST,
     NEAREST_OF_MANY,
     OUTCOME,
+    ROUNDING,
     ROWS,
     UNDECIDED_BYTES,
     StreamPlan,
@@ -72,12 +74,12 @@ def rows_source(dtype, digits, weighted):
 #include "apps/kmeans/decide_of_many.cuh"
 #include "apps/kmeans/segments.cuh"
 extern "C" void shadow_{name}(const void* X, long long n, long long d, long long padded, long long slabs,
-                              const void* mean, double scale, long long log2_lanes, void* shadow, float* norms,
-                              long long aligned) {{
+                              const void* mean, double scale, double rounding, long long log2_lanes, void* shadow,
+                              float* norms, long long aligned) {{
   cuda_host::launch(dim3({BLOCKS}), 256, 0, [=] {{
     auto* kernel = aligned ? kmeans::make_shadow<{T}, {W}, true> : kmeans::make_shadow<{T}, {W}, false>;
     kernel(static_cast<const {T}*>(X), d, n, (int)d, (int)padded, (int)slabs, static_cast<const {W}*>(mean),
-           (float)scale, (int)log2_lanes, static_cast<ptx::Half*>(shadow), norms);
+           (float)scale, (float)rounding, (int)log2_lanes, static_cast<ptx::Half*>(shadow), norms);
   }});
 }}
 extern "C" void place_{name}(const void* centers, long long k, long long d, const void* halves, double scale,
@@ -225,6 +227,7 @@ class Iterations:
             bits = 30 if self.digits == 2 else 46
             self.scales = np.exp2(np.append(bits - np.ceil(np.log2(np.maximum(self.largest, 1e-30))), 0.0))
         self.padded = 16 * self.slabs or padded(self.d)
+        self.rounding = EXACT if self.X.itemsize == 2 and not self.mean.any() else ROUNDING
         self.shadow = np.full((-(-self.n // self.tile) * self.tile, self.padded), np.nan, np.float16)
         self.norms = np.full(self.n, np.nan, np.float32)
         self.make_shadow(self.scale)
@@ -236,7 +239,9 @@ class Iterations:
         self.scale, vector = scale, vector_of(self.X.itemsize)
         lanes, aligned = log2_lanes(self.padded // vector), int(self.d % vector == 0)
         sizes = self.n, self.d, self.padded, self.slabs
-        self.call("shadow", self.X, *sizes, self.mean, self.scale, lanes, self.shadow, self.norms, aligned)
+        self.call(
+            "shadow", self.X, *sizes, self.mean, self.scale, self.rounding, lanes, self.shadow, self.norms, aligned
+        )
 
     def call(self, name, *arguments):
         self.library.call(f"{name}_{self.name}", *arguments)
@@ -266,7 +271,7 @@ class Iterations:
         ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
         pointed = self.offsets, self.extremes, self.norms, self.labels, entries, counts, self.stopped
         pointers = (one.ctypes.data for one in pointed)
-        nearest = np.array((*pointers, room, n, ahead, tensor_error(d), 0), NEAREST)
+        nearest = np.array((*pointers, room, n, ahead, tensor_error(d), self.rounding), NEAREST)
         partial, arrived = np.zeros(2 * lists * plan.tile_sums + 1, np.float32), np.zeros(3 * lists, np.uint32)
         libraries()[d, k].call(f"assign_{d}_{k}", self.shadow, self.halves, n, nearest, partial, arrived, lists)
         assert (counts <= room).all()
@@ -330,7 +335,7 @@ class IterationsOfMany(Iterations):
         lists_of = changes, undecided, lengths
         pointed = self.offsets, self.extremes, self.norms, self.labels, *lists_of, self.stopped
         pointers = (one.ctypes.data for one in pointed)
-        nearest = np.array((*pointers, room, n, tensor_error(d)), NEAREST_OF_MANY)
+        nearest = np.array((*pointers, room, n, tensor_error(d), self.rounding, 0), NEAREST_OF_MANY)
         tiles = -(-n // plan.ROWS), self.offsets.size // plan.COLUMNS, plan.chunks
         streamed(plan).call("assign", self.shadow, self.halves, *tiles, nearest, lists)
         assert (lengths <= room).all()
