@@ -35,6 +35,7 @@ from tsapps.apps.kmeans.fused_plan import (
     tensor_error,
     vector_of,
 )
+from tsapps.apps.kmeans.fused_seeding import draw_plus_plus
 from tsapps.apps.kmeans.rows import Rows
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.build import function
@@ -124,6 +125,10 @@ class FusedEngine(CublasEngine):
         """Return the whole of X, centred, as an array of `xp`; shape (n, d)."""
         self._centre_held()
         return super().centred()
+
+    def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
+        """Draw samples by greedy k-means++ on the GPU, without the host; see `Engine.draw_plus_plus`."""
+        return draw_plus_plus(self, first, draws)
 
     def forget_labels(self) -> None:
         """Set every label to −1, so that the next assignment moves every sample."""

@@ -55,6 +55,12 @@ def kmeans_plusplus(engine: Engine, n_clusters: int, random_state: np.random.Ran
     else:
         # What `choice` does with its one random number where all weights are the same, without n running sums.
         first = min(int(random_state.random_sample() * engine.n_samples), engine.n_samples - 1)
+    # They do not depend on the data, and scikit-learn draws nothing between them.
+    draws = random_state.uniform(size=(n_clusters - 1, trials))
+    if not small:
+        samples = engine.draw_plus_plus(int(first), draws)
+        if samples is not None:
+            return engine.rows(samples)
     centers = np.empty((n_clusters, engine.n_features), engine.dtype)
     centers[0] = engine.rows(np.array([first]))[0]
     xp = np if small else engine.xp
@@ -78,9 +84,8 @@ def kmeans_plusplus(engine: Engine, n_clusters: int, random_state: np.random.Ran
     best_potential = potential(closest)[0]
     closest = closest[0]
     for step in range(1, n_clusters):
-        draws = random_state.uniform(size=trials) * float(best_potential)
         running = xp.cumsum(weighted(closest), dtype=None if small else np.float64)
-        candidates = to_host(xp.searchsorted(running, xp.asarray(draws)))
+        candidates = to_host(xp.searchsorted(running, xp.asarray(draws[step - 1] * float(best_potential))))
         # Rounding can put a draw past the end of the running sum.
         np.clip(candidates, None, engine.n_samples - 1, out=candidates)
         distances = here(engine.square_distances(engine.rows(candidates)))
