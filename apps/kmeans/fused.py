@@ -126,6 +126,13 @@ class FusedEngine(CublasEngine):
         self._centre_held()
         return super().centred()
 
+    def assign_block(
+        self, block: Any, weights: Any | None, minus_2_centers: Any, norms: Any, *, update: bool, potential: bool
+    ) -> tuple[Any, Any | None, Any, Any]:
+        """Assign a block's rows, from which the mean is still to be subtracted; see `Engine.assign_block`."""
+        centred = block - self.shift if bool(self.shift.any()) else block
+        return super().assign_block(centred, weights, minus_2_centers, norms, update=update, potential=potential)
+
     def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
         """Draw samples by greedy k-means++ on the GPU, without the host; see `Engine.draw_plus_plus`."""
         return draw_plus_plus(self, first, draws)

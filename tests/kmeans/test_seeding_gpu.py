@@ -92,6 +92,21 @@ def test_more_columns_than_fit_shared_memory(dtype):
     np.testing.assert_array_equal(found, seeds(X, 64, 1, engine="cublas")[0])
 
 
+@pytest.mark.parametrize("engine", ["fused", "cublas"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("n", "d", "k"), SHAPES[:5])
+def test_parallel_draws_are_those_of_the_cpu(n, d, k, weighted, engine):
+    X = blobs(n, d, k)
+    weights, mean = np.random.default_rng(1).random(n) if weighted else None, X.mean(axis=0)
+    found = []
+    for device, where in (("cpu", np.asarray), ("cuda", cupy.asarray)):
+        name = engine if device == "cuda" else "auto"
+        with open_engine(where(X), device=device, engine=name, sample_weight=weights) as opened:
+            opened.centre(mean)
+            found.append(seeding.kmeans_parallel(opened, k, np.random.RandomState(2)))
+    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-12)
+
+
 def test_more_than_2_to_31_elements():
     free, _ = cupy.cuda.runtime.memGetInfo()
     if free < 30e9:
