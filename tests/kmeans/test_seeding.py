@@ -115,6 +115,12 @@ def test_parallel_draws_are_the_references(rng, n, d, k, weighted):
             np.testing.assert_array_equal(drawn_in_parallel(X, k, seed, weights, block_rows), expected)
 
 
+def test_ties_count_for_the_sample_drawn_first(rng):
+    X = rng.integers(-4, 5, (300, 2)).astype(np.float64)
+    for seed in range(10):
+        np.testing.assert_array_equal(drawn_in_parallel(X, 6, seed), reference_in_parallel(X, 6, seed)[0])
+
+
 def test_further_rounds_where_five_find_too_few():
     # Nearly all of Σ D² is in the farthest samples: a round finds but a few of them.
     X = 4.0 ** np.arange(40)[:, np.newaxis]

@@ -137,12 +137,29 @@ def test_samples_without_weight_are_never_drawn(rng):
     weights = (np.arange(700) % 7 == 3).astype(np.float32)
     of = Seeding(rng.standard_normal((700, 130)), 8, "float32", weights)
     of.begin(3)
-    for step in range(5):
-        of.step(step, rng.random(of.plan.trials))
+    for step in range(7):
+        # Not by rounding either, of the last chunk's running sum: then it is the last that has weight.
+        of.step(step, np.array([*rng.random(of.plan.trials - 2), 1 - 2.0**-53, 1.0]))
         assert weights[of.candidates[step + 1]].all()
-    # Not by rounding either, in the last of the chunk.
-    of.step(5, np.array([1.0, 1 - 2.0**-53, 0.999999, 0.5]))
-    assert weights[of.candidates[6]].all()
+
+
+@pytest.mark.parametrize("chunk", [None, 1280])
+def test_many_chunks_and_long_ones(chunk, rng):
+    d, k, dtype, _ = SHAPES[4]
+    n = 5000
+    plan = plan_of(n, d, k, dtype)
+    # More than there are threads to look through them; and more rows than a block looks through at a time.
+    assert plan.chunks > 512
+    plan = plan if chunk is None else replace(plan, chunk=chunk, chunks=-(-n // chunk))
+    X = rng.standard_normal((n, d))
+    of, reference = Seeding(X, k, dtype, plan=plan), Reference(X, None, 0)
+    of.begin(0)
+    for step in range(3):
+        if step:
+            reference.keep(of.candidates[step])
+        draws = rng.random(plan.trials)
+        of.step(step, draws)
+        assert of.candidates[step + 1].tolist() == reference.candidates(draws).tolist()
 
 
 def test_columns_that_do_not_fit_shared_memory(rng):
@@ -155,7 +172,9 @@ def test_columns_that_do_not_fit_shared_memory(rng):
     for plan in (plan_of(300, d, k, dtype), plan_of(300, d, k, dtype, narrow)):
         of = Seeding(X, k, dtype, weights, plan=plan)
         draws = np.random.default_rng(1).random((k - 1, plan.trials))
-        of.draw(5, draws)
+        # One warp at a time, as far as it can without the others.
+        with harness.schedule(seed=1):
+            of.draw(5, draws)
         found.append((plan.window, of.sums.tobytes(), of.chosen.tolist()))
     assert [one[0] for one in found] == [2500, 1024]
     assert found[0][1:] == found[1][1:]
