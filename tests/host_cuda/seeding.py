@@ -92,17 +92,23 @@ class Seeding:
 
     def step(self, step, draws):
         """Try the candidates of a step, and make the next step's draws (none after the last)."""
-        plan = self.plan
-        weights = np.intp(0) if self.weights is None else self.weights
-        samples = self.X, self.n, self.d, weights
-        last, candidates = self.chosen[max(step - 1, 0) :], self.candidates[step]
-        sizes = plan.chunk, plan.chunks
-        arguments = *samples, last, candidates, *sizes, plan.window, self.closest, self.sums
-        self.library.call(f"try_{self.name}", *arguments, plan.shared_bytes, self.blocks)
+        self.attempt(step)
+        self.follow(step, draws)
+
+    def samples(self):
+        return self.X, self.n, self.d, np.intp(0) if self.weights is None else self.weights
+
+    def attempt(self, step):
+        plan, last = self.plan, self.chosen[max(step - 1, 0) :]
+        arguments = last, self.candidates[step], plan.chunk, plan.chunks, plan.window, self.closest, self.sums
+        self.library.call(f"try_{self.name}", *self.samples(), *arguments, plan.shared_bytes, self.blocks)
+
+    def follow(self, step, draws):
         following = (np.intp(0), self.chosen[step:], np.intp(0))
         if draws is not None:
             following = draws, self.chosen[step:], self.candidates[step + 1]
-        self.library.call(f"draw_{self.name}", *samples, self.closest, *sizes, self.sums, candidates, *following)
+        arguments = self.closest, self.plan.chunk, self.plan.chunks, self.sums, self.candidates[step]
+        self.library.call(f"draw_{self.name}", *self.samples(), *arguments, *following)
 
     def draw(self, first, draws):
         """Return the samples that are drawn."""
