@@ -28,7 +28,7 @@ def seeds(X, k, seed, weights=None, engine="fused", mean=None):
     with open_engine(cupy.asarray(X), engine=engine, sample_weight=weights) as opened:
         if mean is not None:
             opened.centre(mean)
-        drawn = opened.draw_plus_plus(0, np.zeros((1, 2)))
+        drawn = opened.draw_plus_plus(0, np.zeros((1, 2 + int(np.log(k)))))
         return seeding.kmeans_plusplus(opened, k, np.random.RandomState(seed)), drawn is not None
 
 
