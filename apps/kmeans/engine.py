@@ -224,6 +224,22 @@ class Engine(ABC):
         In float64 arithmetic, as scikit-learn has it for float32 data too, and never below zero.
         """
 
+    def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:  # noqa: ARG002 (what may serve)
+        """Draw samples by greedy k-means++ in the engine's own way; None where it has none, and passes are to do.
+
+        Parameters
+        ----------
+        first : int
+            The first sample.
+        draws : numpy.ndarray of shape (k − 1, trials)
+            For each further sample, where on the running sum of w·D² its candidates lie: in [0, 1), of its total.
+
+        Returns
+        -------
+        numpy.ndarray of shape (k,) or None
+        """
+        return None
+
     def weights_of(self, start: int, block: Any) -> Any | None:
         """Return the weights of the samples of a block; None where all weigh 1."""
         return None if self.sample_weight is None else self.sample_weight[start : start + len(block)]

@@ -10,18 +10,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from sklearn import get_config
 from sklearn.cluster import KMeans
 from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.choose import choose, is_sparse, open_engine, resident
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.rows import Rows
+from tsapps.apps.kmeans.seeding import kmeans_parallel
 from tsapps.kernels.arrays import as_array, kind_of, like, to_host
 
 __all__ = ["TSKMeans"]
@@ -37,11 +39,13 @@ class TSKMeans(KMeans):
     ----------
     n_clusters : int, default=8
         The number k of clusters.
-    init : {"k-means++", "random"}, callable or array of shape (k, d), default="k-means++"
-        The first centres. "k-means++" is the greedy form, as in scikit-learn. A callable is called with the centred X,
-        k and ``random_state=``.
+    init : {"k-means++", "k-means||", "random"}, callable or array of shape (k, d), default="k-means++"
+        The first centres. "k-means++" is the greedy form, as in scikit-learn. "k-means||" [1]_, which scikit-learn does
+        not have, draws 2k samples in each of five passes over X and chooses k of them; "k-means++" takes a pass for
+        each of the k. A callable is called with the centred X, k and ``random_state=``.
     n_init : "auto" or int, default="auto"
-        Runs from different first centres, of which the best is kept; "auto" is 1 for "k-means++" and arrays, else 10.
+        Runs from different first centres, of which the best is kept; "auto" is 1 for "k-means++", "k-means||" and
+        arrays, else 10.
     max_iter : int, default=300
         Iterations of one run at most.
     tol : float, default=1e-4
@@ -83,6 +87,10 @@ class TSKMeans(KMeans):
 
     float32 data is worked on in float32, float16 and bfloat16 on a GPU in float32, all else in float64.
 
+    References
+    ----------
+    .. [1] Bahmani, Moseley, Vattani, Kumar and Vassilvitskii, "Scalable k-means++", PVLDB 5 (2012).
+
     Examples
     --------
     >>> import numpy as np
@@ -94,6 +102,11 @@ class TSKMeans(KMeans):
     >>> kmeans.predict([[0, 0], [12, 3]])
     array([1, 0], dtype=int32)
     """
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        **KMeans._parameter_constraints,
+        "init": [StrOptions({"k-means++", "k-means||", "random"}), callable, "array-like"],
+    }
 
     def __init__(
         self,
@@ -149,13 +162,30 @@ class TSKMeans(KMeans):
         choice = choose(X, self.device, self.engine)
         self._by_scikit_learn = not choice.is_gpu and not isinstance(X, Rows)
         if self._by_scikit_learn:
-            super().fit(_on_host(X), y, _on_host(sample_weight))
+            with self._init_for_scikit_learn(_on_host(sample_weight)):
+                super().fit(_on_host(X), y, _on_host(sample_weight))
         else:
             self._fit_engine(X, sample_weight)
         self.device_ = choice.device
         self.labels_: Any = like(self.labels_, X)
         self.cluster_centers_: Any = like(self.cluster_centers_, X)
         return self
+
+    @contextmanager
+    def _init_for_scikit_learn(self, sample_weight: Any) -> Iterator[None]:
+        """Within the block, draw centres that scikit-learn cannot draw by a function that it can call."""
+        given = {name: self.get_params()[name] for name in ("init", "n_init")}
+
+        def draw(X: Any, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
+            with open_engine(X, sample_weight=sample_weight, device="cpu") as engine:
+                return kmeans_parallel(engine, n_clusters, random_state)
+
+        if isinstance(given["init"], str) and given["init"] == "k-means||":
+            self.set_params(init=draw, n_init=1 if given["n_init"] == "auto" else given["n_init"])
+        try:
+            yield
+        finally:
+            self.set_params(**given)
 
     def _fit_engine(self, X: Any, sample_weight: Any) -> None:
         self._validate_params()

@@ -18,6 +18,7 @@ import numpy as np
 from tsapps.apps.kmeans.cuda import CublasEngine
 from tsapps.apps.kmeans.engine import Assignment, Iterated, Report
 from tsapps.apps.kmeans.fused_plan import MOST_CENTRES, MOST_CLUSTERS, StreamPlan, assign_plan, stream_plan
+from tsapps.apps.kmeans.fused_seeding import draw_plus_plus
 from tsapps.apps.kmeans.fused_step import FewCentres, ManyCentres, Shadow, Step
 from tsapps.apps.kmeans.rows import ArrayRows, Rows
 from tsapps.kernels.arrays import to_host
@@ -138,6 +139,17 @@ class FusedEngine(CublasEngine):
         """Return the whole of X, centred, as an array of `xp`; shape (n, d)."""
         self._centre_held()
         return super().centred()
+
+    def assign_block(
+        self, block: Any, weights: Any | None, minus_2_centers: Any, norms: Any, *, update: bool, potential: bool
+    ) -> tuple[Any, Any | None, Any, Any]:
+        """Assign a block's rows, from which the mean is still to be subtracted; see `Engine.assign_block`."""
+        centred = block - self.shift if bool(self.shift.any()) else block
+        return super().assign_block(centred, weights, minus_2_centers, norms, update=update, potential=potential)
+
+    def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
+        """Draw samples by greedy k-means++ on the GPU, without the host; see `Engine.draw_plus_plus`."""
+        return draw_plus_plus(self, first, draws)
 
     def forget_labels(self) -> None:
         """Set every label to −1, so that the next assignment moves every sample."""

@@ -20,7 +20,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from tsapps.apps.kmeans.engine import Assignment, Engine, Report
 from tsapps.apps.kmeans.rows import ArrayRows
-from tsapps.apps.kmeans.seeding import SMALL, kmeans_plusplus, random_samples
+from tsapps.apps.kmeans.seeding import SMALL, kmeans_parallel, kmeans_plusplus, random_samples
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["Clustering", "Progress", "fit"]
@@ -99,8 +99,8 @@ def fit(
     engine : Engine
     n_clusters : int
         k, with 1 ≤ k ≤ n.
-    init : {"k-means++", "random"}, array of shape (k, d), or callable
-        As in scikit-learn; a callable is given the centred X, a NumPy or CuPy array.
+    init : {"k-means++", "k-means||", "random"}, array of shape (k, d), or callable
+        As in scikit-learn, and `seeding.kmeans_parallel`; a callable is given the centred X, a NumPy or CuPy array.
     n_init, max_iter, tol, random_state
         As in scikit-learn; `tol` is relative to the mean variance of the features.
     centre : bool
@@ -165,7 +165,7 @@ def _number_of_runs(init: Init, n_init: int | str) -> int:
     """Return how many runs `n_init` means: one from given centres, and "auto" as in scikit-learn."""
     given = not isinstance(init, str) and not callable(init)
     if n_init == "auto":
-        return 1 if given or init == "k-means++" else 10
+        return 1 if given or init in ("k-means++", "k-means||") else 10
     if given and n_init != 1:
         warnings.warn(
             f"Explicit initial center position passed: performing only one init instead of n_init={n_init}.",
@@ -204,7 +204,7 @@ def _first_centers(
     engine: Engine, n_clusters: int, init: Init, random_state: np.random.RandomState, mean: np.ndarray
 ) -> np.ndarray:
     if isinstance(init, str):
-        draw = {"k-means++": kmeans_plusplus, "random": random_samples}[init]
+        draw = {"k-means++": kmeans_plusplus, "k-means||": kmeans_parallel, "random": random_samples}[init]
         return draw(engine, n_clusters, random_state)
     if callable(init):
         centers = to_host(init(engine.centred(), n_clusters, random_state=random_state)).astype(engine.dtype)

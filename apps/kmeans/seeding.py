@@ -1,30 +1,49 @@
-"""First centres, drawn as scikit-learn draws them: the same random state gives the same samples.
+"""First centres: drawn as scikit-learn draws them, so that the same random state gives the same samples; and k-means‖.
 
 References
 ----------
 Arthur and Vassilvitskii, "k-means++: the advantages of careful seeding", SODA 2007; with the greedy choice among
 2 + ⌊ln k⌋ candidates a step that scikit-learn makes.
+Bahmani, Moseley, Vattani, Kumar and Vassilvitskii, "Scalable k-means++", PVLDB 5 (2012).
 """
 
 from typing import Any
 
 import numpy as np
+from sklearn.cluster import kmeans_plusplus as weighted_kmeans_plusplus
+from sklearn.utils.extmath import row_norms
 
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["SMALL", "kmeans_plusplus", "random_samples"]
+__all__ = ["SMALL", "kmeans_parallel", "kmeans_plusplus", "random_samples"]
 
 # Up to this many bytes of X, sums over the samples follow scikit-learn's own rounding in float32, on the host: which
 # sample a random number falls on depends on the last bits of a running sum. Above it they are carried in float64 where
 # X is: scikit-learn's float32 running sum loses whole samples there (after 2²⁴ equal terms it stops growing).
 SMALL = 32 << 20
 
+#: Of k-means‖: samples drawn a round, in multiples of k, and rounds. The paper's choice, with which it reaches what
+#: k-means++ does.
+OVERSAMPLING, ROUNDS = 2, 5
+
 
 def _probabilities(engine: Engine) -> np.ndarray:
     n = engine.n_samples
     weights = np.ones(n, engine.dtype) if engine.sample_weight is None else to_host(engine.sample_weight)
     return weights / weights.sum()
+
+
+def _is_small(engine: Engine) -> bool:
+    return engine.n_samples * engine.n_features * engine.dtype.itemsize <= SMALL
+
+
+def _first_sample(engine: Engine, random_state: np.random.RandomState) -> int:
+    """Draw one sample with probability in proportion to its weight."""
+    if _is_small(engine) or engine.sample_weight is not None:
+        return int(random_state.choice(engine.n_samples, p=_probabilities(engine)))
+    # What `choice` does with its one random number where all weights are the same, without n running sums.
+    return min(int(random_state.random_sample() * engine.n_samples), engine.n_samples - 1)
 
 
 def random_samples(engine: Engine, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
@@ -49,12 +68,13 @@ def kmeans_plusplus(engine: Engine, n_clusters: int, random_state: np.random.Ran
     numpy.ndarray of shape (n_clusters, d)
     """
     trials = 2 + int(np.log(n_clusters))
-    small = engine.n_samples * engine.n_features * engine.dtype.itemsize <= SMALL
-    if small or engine.sample_weight is not None:
-        first = random_state.choice(engine.n_samples, p=_probabilities(engine))
-    else:
-        # What `choice` does with its one random number where all weights are the same, without n running sums.
-        first = min(int(random_state.random_sample() * engine.n_samples), engine.n_samples - 1)
+    small, first = _is_small(engine), _first_sample(engine, random_state)
+    # They do not depend on the data, and scikit-learn draws nothing between them.
+    draws = random_state.uniform(size=(n_clusters - 1, trials))
+    if not small:
+        samples = engine.draw_plus_plus(first, draws)
+        if samples is not None:
+            return engine.rows(samples)
     centers = np.empty((n_clusters, engine.n_features), engine.dtype)
     centers[0] = engine.rows(np.array([first]))[0]
     xp = np if small else engine.xp
@@ -78,9 +98,8 @@ def kmeans_plusplus(engine: Engine, n_clusters: int, random_state: np.random.Ran
     best_potential = potential(closest)[0]
     closest = closest[0]
     for step in range(1, n_clusters):
-        draws = random_state.uniform(size=trials) * float(best_potential)
         running = xp.cumsum(weighted(closest), dtype=None if small else np.float64)
-        candidates = to_host(xp.searchsorted(running, xp.asarray(draws)))
+        candidates = to_host(xp.searchsorted(running, xp.asarray(draws[step - 1] * float(best_potential))))
         # Rounding can put a draw past the end of the running sum.
         np.clip(candidates, None, engine.n_samples - 1, out=candidates)
         distances = here(engine.square_distances(engine.rows(candidates)))
@@ -90,3 +109,82 @@ def kmeans_plusplus(engine: Engine, n_clusters: int, random_state: np.random.Ran
         best_potential, closest = potentials[best], distances[best]
         centers[step] = engine.rows(candidates[best : best + 1])[0]
     return centers
+
+
+def kmeans_parallel(engine: Engine, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
+    """Draw centres by k-means‖: many samples in each of a few passes, of which k are then chosen.
+
+    Five rounds draw 2k samples each, with probability in proportion to w·D² (D: distance to the nearest one drawn in
+    the rounds before). Every sample then counts for the nearest one drawn, and greedy k-means++ chooses k of them by
+    these weights, in memory. Where the rounds found fewer than k that are nearest to a sample, more follow; where no
+    sample is off those drawn, fewer than k are distinct, and the centres are these, again and again in their order.
+
+    Parameters
+    ----------
+    engine : Engine
+    n_clusters : int
+    random_state : numpy.random.RandomState
+
+    Returns
+    -------
+    numpy.ndarray of shape (n_clusters, d)
+
+    Notes
+    -----
+    A round draws exactly 2k times from the joint distribution, as the paper's experiments do "to reduce the variance",
+    rather than each sample independently: so it takes 2k random numbers and not n.
+
+    References
+    ----------
+    Bahmani, Moseley, Vattani, Kumar and Vassilvitskii, "Scalable k-means++", PVLDB 5 (2012).
+    """
+    xp = engine.xp
+    samples = np.array([_first_sample(engine, random_state)])
+    nearest, closest = _nearest_of(engine, engine.rows(samples))
+    rounds = 0
+    while True:
+        running = closest if engine.sample_weight is None else engine.sample_weight * closest
+        running = xp.cumsum(running, dtype=np.float64)
+        potential = float(running[-1])
+        if not potential > 0:
+            break
+        if rounds >= ROUNDS and np.count_nonzero(_weights_of(engine, nearest, len(samples))) >= n_clusters:
+            break
+        draws = random_state.uniform(size=OVERSAMPLING * n_clusters) * potential
+        found = to_host(xp.searchsorted(running, xp.asarray(draws)))
+        # Rounding can put a draw past the end of the running sum, or on a sample that has been drawn.
+        found = np.setdiff1d(np.minimum(found, engine.n_samples - 1), samples)
+        if not found.size:
+            break
+        labels, distances = _nearest_of(engine, engine.rows(found))
+        closer = distances < closest
+        nearest = xp.where(closer, labels + np.int32(len(samples)), nearest)
+        closest = xp.where(closer, distances, closest)
+        samples = np.concatenate([samples, found])
+        rounds += 1
+    weights = _weights_of(engine, nearest, len(samples))
+    points, weights = engine.rows(samples[weights > 0]), weights[weights > 0]
+    if len(points) <= n_clusters:
+        return np.resize(points, (n_clusters, engine.n_features))
+    return weighted_kmeans_plusplus(points, n_clusters, sample_weight=weights, random_state=random_state)[0]
+
+
+def _nearest_of(engine: Engine, points: np.ndarray) -> tuple[Any, Any]:
+    """Return the index (n,), int32, of the nearest point to every sample, and the square distance to it (n,)."""
+    xp = engine.xp
+    device_points = xp.asarray(points)
+    minus_2_points = xp.asarray(np.ascontiguousarray(-2 * points.T))
+    norms = xp.asarray(row_norms(points, squared=True))
+
+    def work(_: int, block: Any) -> tuple[Any, Any]:
+        labels = engine.assign_block(block, None, minus_2_points, norms, update=False, potential=False)[0]
+        return labels, engine.block_distances(block, device_points, labels)
+
+    labels, distances = zip(*engine.each_block(work, max(len(points), 2 * engine.n_features)), strict=True)
+    return xp.concatenate(labels), xp.concatenate(distances)
+
+
+def _weights_of(engine: Engine, nearest: Any, count: int) -> np.ndarray:
+    """Return the weight of the samples nearest to each of those drawn, (count,), float64, added in their order."""
+    weights = None if engine.sample_weight is None else to_host(engine.sample_weight)
+    return np.bincount(to_host(nearest), weights=weights, minlength=count).astype(np.float64)

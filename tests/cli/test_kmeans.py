@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from sklearn.cluster import KMeans
 
+from tsapps import TSKMeans
 from tsapps.matrix import EXTENSIONS
 
 
@@ -41,6 +42,14 @@ def test_four_points_by_hand(succeed, directory):
 def test_same_as_scikit_learn(succeed, directory, iris, init, seed):
     succeed("kmeans", "iris.npy", "--k", 5, "--init", init, "--seed", seed)
     assert_same_as_scikit_learn(directory / "iris-kmeans", iris, n_clusters=5, init=init, random_state=seed)
+
+
+def test_first_centres_of_few_passes(succeed, directory, iris):
+    succeed("kmeans", "iris.npy", "--k", 5, "--init", "k-means||", "--seed", 3)
+    expected = TSKMeans(5, init="k-means||", random_state=3, device="cpu").fit(iris)
+    labels, _, summary = load(directory / "iris-kmeans")
+    np.testing.assert_array_equal(labels, expected.labels_)
+    assert summary["init"] == "k-means||"
 
 
 @pytest.mark.parametrize("file", ["blobs.csv", "blobs.npy", "blobs.fbin"])
@@ -236,7 +245,12 @@ BAD = {
     "unknown device": (nothing, "iris.npy --k 3 --device tpu", USAGE, ["--device", "'auto', 'cpu', 'cuda'", "'tpu'"]),
     "no GPU": (nothing, "iris.npy --k 3 --device cuda", NO_DEVICE, ["'cuda' was asked for", "pip install"]),
     "no such GPU": (nothing, "iris.npy --k 3 --device cuda:3", NO_DEVICE, ["'cuda:3' was asked for"]),
-    "unknown init": (nothing, "iris.npy --k 3 --init kmeans", USAGE, ["--init kmeans: expected k-means++, random or"]),
+    "unknown init": (
+        nothing,
+        "iris.npy --k 3 --init kmeans",
+        USAGE,
+        ["--init kmeans: expected k-means++, k-means||, random or a file"],
+    ),
     "init of another shape": (
         save("c.npy", np.zeros((3, 5))),
         "iris.npy --k 3 --init c.npy",

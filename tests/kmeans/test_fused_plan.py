@@ -157,3 +157,16 @@ def test_other_kernels_compile_without_spills(scalar, arch):
         source = (FOLDER / file).read_text(encoding="utf-8")
         for kernel, used in build(source, [f"kmeans::{name}" for name in kernels], arch).resources.items():
             assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("scalar", ["float", "double"])
+def test_seeding_compiles_without_spills(scalar, arch):
+    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
+    # Candidates, lanes and whether vectors are read; weights take a few registers more.
+    kinds = [(6, 8, True), (7, 1, True), (7, 32, True), (12, 32, False)]
+    names = [f"try_candidates<{scalar}, {t}, {lanes}, {str(a).lower()}, true>" for t, lanes, a in kinds]
+    names.append(f"draw_candidates<{scalar}, 12, 32, true, true>")
+    source = (FOLDER / "seeding.cuh").read_text(encoding="utf-8")
+    for kernel, used in build(source, [f"kmeans::{name}" for name in names], arch).resources.items():
+        assert used.stack == used.spill_stores == used.spill_loads == 0, kernel

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["kmeans"]
 
-_INITS = ("k-means++", "random")
+_INITS = ("k-means++", "k-means||", "random")
 
 
 class Dtype(StrEnum):
@@ -40,8 +40,9 @@ def kmeans(
     init: Annotated[
         str,
         typer.Option(
-            metavar="k-means++|random|FILE",
-            help="First centres: drawn by k-means++, drawn at random from the rows, or a file of k rows.",
+            metavar="k-means++|'k-means||'|random|FILE",
+            help="First centres: drawn by k-means++, by k-means|| (five passes over DATA, where k-means++ takes k), at "
+            "random from the rows, or a file of k rows.",
         ),
     ] = "k-means++",
     n_init: Annotated[
@@ -93,7 +94,9 @@ def kmeans(
     for path in (data, *filter(None, [weights])):
         check_input(path)
     if init not in _INITS and not os.path.exists(split_name(init)[0]):
-        raise UsageError(f"--init {init}: expected k-means++, random or a file of k rows, and there is no such file")
+        raise UsageError(
+            f"--init {init}: expected k-means++, k-means||, random or a file of k rows, and there is no such file"
+        )
     if not tol < float("inf"):
         raise UsageError(f"--tol {tol}: expected a finite number, at least 0")
     result.check_place(out, force=force)

@@ -1,0 +1,71 @@
+"""Greedy k-means++ on a GPU, without the host until every centre is drawn; see seeding.cuh."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import cupy
+import numpy as np
+
+from tsapps.apps.kmeans.seeding_plan import seeding_plan
+from tsapps.kernels.arrays import to_host
+from tsapps.kernels.plan import ELEMENT
+
+if TYPE_CHECKING:
+    from tsapps.apps.kmeans.fused import FusedEngine
+
+__all__ = ["draw_plus_plus"]
+
+# Threads and blocks a multiprocessor of try_candidates, and threads of draw_candidates.
+_TRY_THREADS, _TRY_BLOCKS, _DRAW_THREADS = 256, 2, 512
+
+
+def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.ndarray | None:
+    """Draw samples by greedy k-means++, see `Engine.draw_plus_plus`; None where X is not held or there is no plan.
+
+    X is read once for each centre; beside it, n numbers are kept.
+    """
+    X, (steps, trials) = engine.held, draws.shape
+    if X is None:
+        return None
+    if steps == 0:
+        return np.array([first])
+    n, d = X.shape
+    size = engine.dtype.itemsize
+    aligned = d * size % 16 == 0 and X.data.ptr % 16 == 0
+    plan = seeding_plan(n, d, trials, size, aligned=aligned, device=engine.gpu)
+    if plan is None:
+        return None
+    weights = engine.sample_weight
+    names = ("try_candidates", "draw_candidates")
+    scalar = ELEMENT[engine.dtype.name]
+    attempt, draw = engine.kernels(
+        "seeding.cuh", *(plan.kernel(name, scalar, weighted=weights is not None) for name in names)
+    )
+    attempt.max_dynamic_shared_size_bytes = plan.shared_bytes
+    closest = cupy.full(n, np.inf, engine.dtype)
+    # Row s holds the candidates of centre s: for the first, itself.
+    candidates = cupy.full((steps + 1, trials), first, np.int64)
+    chosen = cupy.full(steps + 1, first, np.int64)
+    sums = cupy.empty((trials, plan.chunks))
+    numbers = cupy.asarray(draws, dtype=np.float64)
+    nothing = np.intp(0)
+    samples = X, np.int64(n), np.int32(d), nothing if weights is None else weights
+    chunks = np.int32(plan.chunk), np.int32(plan.chunks)
+    blocks = min(engine.gpu.multiprocessors * _TRY_BLOCKS, plan.chunks)
+    for step in range(steps + 1):
+        arguments = (
+            *samples,
+            chosen[max(step - 1, 0) :],
+            candidates[step],
+            *chunks,
+            np.int32(plan.window),
+            closest,
+            sums,
+        )
+        attempt((blocks,), (_TRY_THREADS,), arguments, shared_mem=plan.shared_bytes)
+        last = step == steps
+        following = (nothing, chosen[step:], nothing) if last else (numbers[step], chosen[step:], candidates[step + 1])
+        arguments = (*samples, closest, *chunks, sums, candidates[step], *following)
+        draw((1 if last else trials,), (_DRAW_THREADS,), arguments)
+    return to_host(chosen)

@@ -1,0 +1,238 @@
+// A step of greedy k-means++: which candidate lowers the potential Σ w·D² most, and the candidates of the step after.
+//
+//   X (n × d, row-major)     the samples, centred or not: distances are the same
+//   closest (n)              D²: the square distance to the nearest centre of the steps before the last
+//   sums (kTrials × chunks)  Σ w·D² of each chunk of samples, were a candidate a centre
+//
+// try_candidates reads X once: of each row the distances to the last step's centre, which goes into `closest`, and to all
+// candidates. draw_candidates adds up the sums, keeps the best candidate, and finds by bisection of the running sum, a
+// chunk and then a sample in it, where each uniform random number falls. Its rows are the chunk's alone: their distances
+// to the new centre are computed again rather than kept for every candidate and sample.
+//
+//   a warp:   kLanes lanes a row, 32 / kLanes rows side by side, kRows of them below one another
+//   a chunk:  of one warp, as many rows in turn as n alone decides; so the sums have the same bits for any grid
+//
+// Sums over samples are in double; distances are those of distances.cuh, the same bits at every step.
+//
+// Why it is fast: it is bound by the read of X. A row of 128 float32 with 6 candidates, of 8 lanes, takes 2 · 7 · 128 = 1792
+// lane-instructions for differences and squares; 56 to load points from shared memory (each load serves 4 rows), 32 to load
+// X and 32 to have what comes next read into the level-2 cache; 8 · 28 to add up the 7 distances; and about 160 for
+// `closest`, sums and addresses: 2300, 0.8 ms for 10M rows were all issue slots of an H200 filled, beside the 1.11 ms of the
+// 512 + 4 bytes (4 more where D² changes). Writing the distances to all candidates, in place of those to the last centre
+// once more, would take 2050 and 540 bytes, and six numbers a sample to hold.
+#pragma once
+#include "apps/kmeans/distances.cuh"
+
+namespace kmeans {
+
+constexpr int kTryThreads = 256, kTryBlocks = 2, kDrawThreads = 512;
+// Rows that a lane takes below one another, so that their sums fit the registers.
+template <typename T, int kPoints>
+constexpr int kTryRows = (kPoints <= 8 ? 4 : 2) * (int)sizeof(float) / (int)sizeof(T);
+
+// Warps take chunks of `chunk` rows (whole tiles) in turn. `last` is the centre of the step before. Shared memory has
+// `window` columns of the points: all, or a multiple of kStretch, and then the block's warps go through them together.
+template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted>
+__global__ void __launch_bounds__(kTryThreads, kTryBlocks)
+    try_candidates(const T* X, long long n, int d, const T* weights, const long long* last, const long long* candidates,
+                   int chunk, int chunks, int window, T* closest, double* sums) {
+  constexpr int kPoints = kTrials + 1, kRows = kTryRows<T, kPoints>, kGroups = 32 / kLanes, kTile = kRows * kGroups;
+  using Found = Distances<T, kPoints, kRows, kLanes, kAligned>;
+  T* points = simt::dynamic_shared<T>();
+  const int lane = simt::lane(), warp = threadIdx.x / 32, warps = blockDim.x / 32, member = Found::member();
+  const auto fetch = [&](int begin) {
+    for (int p = 0; p < kPoints; ++p) {
+      const T* point = X + (p == 0 ? *last : candidates[p - 1]) * d;
+#pragma unroll 4
+      for (int i = threadIdx.x; i < window; i += blockDim.x) points[p * window + i] = begin + i < d ? point[begin + i] : T(0);
+    }
+    __syncthreads();
+  };
+  const bool whole = d <= window;
+  if (whole) fetch(0);
+  // Neighbouring chunks go to different blocks, and the last few to all of them.
+  for (long long turn = blockIdx.x; turn < chunks; turn += (long long)warps * gridDim.x) {
+    const long long mine = turn + (long long)warp * gridDim.x;
+    if (whole && mine >= chunks) break;
+    const long long begin = mine * chunk;
+    const int count = begin >= n ? 0 : n - begin < chunk ? (int)(n - begin) : chunk;
+    double totals[Found::kHeld] = {};
+    for (int at = 0; at < chunk; at += kTile) {
+      const T* x[kRows];
+      T near[kRows], weight[kRows];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        // Every lane takes part in the shuffles: past the end, in those of the last row.
+        const int here = at + r * kGroups + lane / kLanes;
+        const long long row = here < count ? begin + here : n - 1;
+        x[r] = X + row * d;
+        near[r] = closest[row];
+        weight[r] = kWeighted ? weights[row] : T(1);
+      }
+      const bool full = at + 2 * kTile <= count;
+      Found found;
+      for (int from = 0; from < d; from += window) {
+        if (Found::kLong && !whole) {
+          __syncthreads();  // the last columns are done
+          fetch(from);
+        }
+        found.add(x, points, window, from, from + window < d ? from + window : d, d, full ? (long long)kTile * d : 0);
+        if (!Found::kLong) break;
+      }
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        T to_last = (T)found.at[r][0];
+        if (kLanes > 1) to_last = simt::shuffle(to_last, lane & ~(kLanes - 1));
+        const int here = at + r * kGroups + lane / kLanes;
+        if (to_last < near[r]) {
+          near[r] = to_last;
+          if (member == 0 && here < count) closest[begin + here] = to_last;
+        }
+#pragma unroll
+        for (int h = 0; h < Found::kHeld; ++h) {
+          const T there = (T)found.at[r][h];
+          if (here < count) totals[h] += (double)weight[r] * (double)(there < near[r] ? there : near[r]);
+        }
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < Found::kHeld; ++h) {
+#pragma unroll
+      for (int bits = 16; bits >= kLanes; bits /= 2) totals[h] += simt::shuffle_xor(totals[h], bits);
+      const int trial = Found::first_point() + h - 1;
+      const bool writes = lane < kLanes && member % Found::kAlike == 0;
+      if (writes && mine < chunks && trial >= 0 && trial < kTrials) sums[(long long)trial * chunks + mine] = totals[h];
+    }
+  }
+}
+
+// The running sum over the block's threads, and what is before this one's.
+__device__ __forceinline__ double running_sum(double value, double* of_warps, double& before, double& all) {
+  const int lane = simt::lane(), warp = threadIdx.x / 32, warps = blockDim.x / 32;
+#pragma unroll
+  for (int bits = 1; bits < 32; bits *= 2) {
+    const double lower = simt::shuffle_up(value, bits);
+    if (lane >= bits) value += lower;
+  }
+  const double previous = simt::shuffle_up(value, 1);
+  if (lane == 31) of_warps[warp] = value;
+  __syncthreads();
+  double base = 0;
+  all = 0;
+  for (int other = 0; other < warps; ++other) {
+    if (other == warp) base = all;
+    all += of_warps[other];
+  }
+  __syncthreads();
+  before = lane > 0 ? base + previous : base;
+  return base + value;
+}
+
+// Block t makes draw t of the next step; all of them find the best candidate of this one. Without draws, one block.
+template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted>
+__global__ void __launch_bounds__(kDrawThreads, 1)
+    draw_candidates(const T* X, long long n, int d, const T* weights, const T* closest, int chunk, int chunks,
+                    const double* sums, const long long* candidates, const double* draws, long long* chosen,
+                    long long* next) {
+  constexpr int kWarps = kDrawThreads / 32, kNone = 0x7fffffff;
+  static_assert(kTrials <= kWarps, "a warp adds up each candidate's sums");
+  __shared__ double partial[kTrials][kWarps], potentials[kTrials], of_warps[kWarps], masses[kDrawThreads];
+  __shared__ double potential, passed;
+  __shared__ int found, heavy, place;
+  const int thread = threadIdx.x, lane = simt::lane(), warp = thread / 32;
+  double mine[kTrials] = {};
+  for (int c = thread; c < chunks; c += kDrawThreads) {
+#pragma unroll
+    for (int t = 0; t < kTrials; ++t) mine[t] += sums[(long long)t * chunks + c];
+  }
+#pragma unroll
+  for (int t = 0; t < kTrials; ++t) {
+    const double sum = simt::warp_sum(mine[t]);
+    if (lane == 0) partial[t][warp] = sum;
+  }
+  __syncthreads();
+  if (warp < kTrials) {
+    const double sum = simt::warp_sum(lane < kWarps ? partial[warp][lane] : 0.0);
+    if (lane == 0) potentials[warp] = sum;
+  }
+  if (thread == 0) found = kNone;
+  __syncthreads();
+  int best = 0;
+  for (int t = 1; t < kTrials; ++t) best = potentials[t] < potentials[best] ? t : best;
+  const long long centre = candidates[best];
+  if (blockIdx.x == 0 && thread == 0) *chosen = centre;
+  if (draws == nullptr) return;
+
+  // Which chunk: the first that brings the running sum up to the target.
+  const double* of_best = sums + (long long)best * chunks;
+  const int run = (chunks + kDrawThreads - 1) / kDrawThreads, begin = thread * run;
+  const int end = begin + run < chunks ? begin + run : chunks;
+  double mass = 0, before, all;
+  for (int c = begin; c < end; ++c) mass += of_best[c];
+  const double up_to = running_sum(mass, of_warps, before, all);
+  if (thread == (chunks - 1) / run) potential = up_to;
+  __syncthreads();
+  const double target = draws[blockIdx.x] * potential;
+  if (begin < end && up_to >= target) atomicMin(&found, thread);
+  __syncthreads();
+  if (found == kNone) {  // rounding can put a draw past the end
+    if (thread == 0) next[blockIdx.x] = n - 1;
+    return;
+  }
+  if (thread == found) {
+    double sum = before;
+    for (int c = begin; c < end; ++c) {
+      const double of_chunk = of_best[c];
+      if (c == begin || of_chunk > 0) {
+        place = c;
+        passed = sum;
+      }
+      sum += of_chunk;
+      if (sum >= target) break;
+    }
+  }
+  __syncthreads();
+
+  // Which sample of it. Rounded otherwise, its sum may just miss the target: then the last that can be drawn.
+  using Found = Distances<T, 1, (kLanes > 1 ? 2 : 1), kLanes, kAligned>;
+  constexpr int kRows = kLanes > 1 ? 2 : 1, kGroups = kDrawThreads / kLanes;
+  const long long first = (long long)place * chunk;
+  const int count = n - first < chunk ? (int)(n - first) : chunk;
+  double sum = passed;
+  if (thread == 0) {
+    found = kNone;
+    heavy = -1;
+  }
+  for (int tile = 0; tile < count; tile += kDrawThreads) {
+    for (int i = 0; i < kDrawThreads && tile + i < count; i += kRows * kGroups) {
+      int at[kRows];
+      const T* x[kRows];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        at[r] = i + r * kGroups + thread / kLanes;
+        x[r] = X + (first + (tile + at[r] < count ? tile + at[r] : count - 1)) * d;
+      }
+      Found to_centre;
+      to_centre.add(x, X + centre * d, 0, 0, d, d, 0);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        if (Found::member() != 0 || tile + at[r] >= count) continue;
+        const long long row = first + tile + at[r];
+        const T there = (T)to_centre.at[r][0], near = closest[row];
+        masses[at[r]] = (double)(kWeighted ? weights[row] : T(1)) * (double)(there < near ? there : near);
+      }
+    }
+    __syncthreads();
+    const bool present = tile + thread < count;
+    const double value = present ? masses[thread] : 0.0;
+    const double reached = sum + running_sum(value, of_warps, before, all);
+    if (present && reached >= target) atomicMin(&found, tile + thread);
+    if (present && value > 0) atomicMax(&heavy, tile + thread);
+    sum += all;
+    __syncthreads();
+    if (found != kNone) break;
+  }
+  if (thread == 0) next[blockIdx.x] = first + (found != kNone ? found : heavy >= 0 ? heavy : count - 1);
+}
+
+}  // namespace kmeans

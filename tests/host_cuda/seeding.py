@@ -1,0 +1,118 @@
+"""Runs greedy k-means++ by seeding.cuh's own source on the CPU, as `fused_seeding.py` launches it."""
+
+from functools import cache
+
+import numpy as np
+
+from host_cuda.tall_skinny import build_each
+from tsapps.apps.kmeans.seeding_plan import seeding_plan
+from tsapps.kernels.device import KNOWN
+from tsapps.kernels.plan import ELEMENT
+
+H200 = KNOWN["H200"]
+#: Features, clusters, dtype and whether samples have weights: rows of a lane, of several, of a warp; of elements and of
+#: vectors; one sum a lane and two.
+SHAPES = [
+    (1, 2, "float64", True),
+    (3, 9, "float32", False),
+    (4, 16, "float32", True),
+    (16, 60, "float32", False),
+    (40, 12, "float64", False),
+    (130, 8, "float32", True),
+    (128, 60, "float32", False),
+    (130, 400, "float64", False),
+    (300, 5, "float32", False),
+    (1100, 60, "float32", False),
+    (2500, 4, "float64", True),
+]
+
+
+def trials_of(k):
+    return 2 + int(np.log(k))
+
+
+def plan_of(n, d, k, dtype, device=H200):
+    size = np.dtype(dtype).itemsize
+    return seeding_plan(n, d, trials_of(k), size, aligned=d * size % 16 == 0, device=device)
+
+
+def name_of(plan, dtype, weighted):
+    return f"{dtype}_{plan.trials}_{plan.lanes}_{int(plan.aligned)}_{int(weighted)}"
+
+
+def source(plan, dtype, weighted):
+    T, name = ELEMENT[dtype], name_of(plan, dtype, weighted)
+    return f"""
+#include "apps/kmeans/seeding.cuh"
+extern "C" void try_{name}(const void* X, long long n, long long d, const void* weights, const long long* last,
+                           const long long* candidates, long long chunk, long long chunks, long long window,
+                           void* closest, double* sums, long long shared_bytes, long long blocks) {{
+  cuda_host::launch(dim3(blocks), kmeans::kTryThreads, shared_bytes, [=] {{
+    kmeans::{plan.kernel("try_candidates", T, weighted=weighted)}(
+        static_cast<const {T}*>(X), n, (int)d, static_cast<const {T}*>(weights), last, candidates, (int)chunk,
+        (int)chunks, (int)window, static_cast<{T}*>(closest), sums);
+  }});
+}}
+extern "C" void draw_{name}(const void* X, long long n, long long d, const void* weights, const void* closest,
+                            long long chunk, long long chunks, const double* sums, const long long* candidates,
+                            const double* draws, long long* chosen, long long* next) {{
+  cuda_host::launch(dim3(draws ? {plan.trials} : 1), kmeans::kDrawThreads, 0, [=] {{
+    kmeans::{plan.kernel("draw_candidates", T, weighted=weighted)}(
+        static_cast<const {T}*>(X), n, (int)d, static_cast<const {T}*>(weights), static_cast<const {T}*>(closest),
+        (int)chunk, (int)chunks, sums, candidates, draws, chosen, next);
+  }});
+}}"""
+
+
+@cache
+def libraries():
+    kinds = [(plan_of(1000, d, k, dtype), dtype, weighted) for d, k, dtype, weighted in SHAPES]
+    return dict(zip([name_of(*kind) for kind in kinds], build_each([source(*kind) for kind in kinds]), strict=True))
+
+
+class Seeding:
+    """The draws of some samples, and what the kernels keep of them."""
+
+    def __init__(self, X, k, dtype, weights=None, plan=None, blocks=3):
+        self.X, self.k = np.ascontiguousarray(X.astype(dtype)), k
+        self.weights = None if weights is None else weights.astype(dtype)
+        self.n, self.d = X.shape
+        self.plan = plan_of(self.n, self.d, k, dtype) if plan is None else plan
+        self.blocks = blocks
+        self.name = name_of(self.plan, dtype, weights is not None)
+        self.library = libraries()[self.name]
+
+    def begin(self, first):
+        self.closest = np.full(self.n, np.inf, self.X.dtype)
+        self.candidates = np.full((self.k, self.plan.trials), -1, np.int64)
+        self.candidates[0] = self.chosen_first = first
+        self.chosen = np.full(self.k, -1, np.int64)
+        self.chosen[0] = first
+        self.sums = np.full((self.plan.trials, self.plan.chunks), np.nan)
+
+    def step(self, step, draws):
+        """Try the candidates of a step, and make the next step's draws (none after the last)."""
+        self.attempt(step)
+        self.follow(step, draws)
+
+    def samples(self):
+        return self.X, self.n, self.d, np.intp(0) if self.weights is None else self.weights
+
+    def attempt(self, step):
+        plan, last = self.plan, self.chosen[max(step - 1, 0) :]
+        arguments = last, self.candidates[step], plan.chunk, plan.chunks, plan.window, self.closest, self.sums
+        self.library.call(f"try_{self.name}", *self.samples(), *arguments, plan.shared_bytes, self.blocks)
+
+    def follow(self, step, draws):
+        following = (np.intp(0), self.chosen[step:], np.intp(0))
+        if draws is not None:
+            following = draws, self.chosen[step:], self.candidates[step + 1]
+        arguments = self.closest, self.plan.chunk, self.plan.chunks, self.sums, self.candidates[step]
+        self.library.call(f"draw_{self.name}", *self.samples(), *arguments, *following)
+
+    def draw(self, first, draws):
+        """Return the samples that are drawn."""
+        self.begin(first)
+        for step in range(self.k):
+            self.step(step, draws[step] if step < self.k - 1 else None)
+        return self.chosen

@@ -1,0 +1,229 @@
+"""Greedy k-means++ by the kernels' own source, run on the CPU, against scikit-learn's loop in float64."""
+
+from dataclasses import replace
+
+import numpy as np
+import oracle
+import pytest
+from host_cuda import harness
+from host_cuda.seeding import SHAPES, Seeding, plan_of, trials_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import make_blobs
+
+from tsapps.apps.kmeans.seeding_plan import MOST_TRIALS, seeding_plan
+from tsapps.kernels.device import KNOWN
+
+
+def potentials(closest, weights, distances):
+    """Return D² and Σ w·D² were each candidate a centre: shapes (trials, n) and (trials,)."""
+    lower = np.minimum(closest, distances)
+    return lower, lower @ weights
+
+
+class Reference:
+    """scikit-learn's steps in float64."""
+
+    def __init__(self, X, weights, first):
+        self.X, self.weights = X.astype(np.float64), np.ones(len(X)) if weights is None else weights.astype(np.float64)
+        self.closest = self.distances([first])[0]
+        self.potential = self.closest @ self.weights
+
+    def distances(self, samples):
+        return oracle.square_distances(self.X, self.X[samples]).T
+
+    def candidates(self, draws):
+        running = np.cumsum(self.weights * self.closest)
+        return np.minimum(np.searchsorted(running, draws * self.potential), len(self.X) - 1)
+
+    def keep(self, candidates):
+        """Keep the best candidate; return how much worse each is."""
+        lower, found = potentials(self.closest, self.weights, self.distances(candidates))
+        best = int(found.argmin())
+        self.closest, self.potential = lower[best], found[best]
+        return best, found
+
+
+def test_three_points_by_hand():
+    # Points 0, 1 and 100 on a line, weights 2, 1 and 1, the first as the first centre: Σ w·D² = 0 + 1 + 10,000.
+    of = Seeding(np.array([[0.0], [1], [100]]), 2, "float64", np.array([2.0, 1, 1]))
+    of.begin(0)
+    of.step(0, np.array([0.5 / 10_001, 1.5 / 10_001]))
+    assert of.sums.sum(axis=1).tolist() == [10_001, 10_001]
+    assert of.chosen[0] == 0
+    assert of.candidates[1].tolist() == [1, 2]
+    of.step(1, None)
+    # With 1 a centre, 99² are left; with 100, the 1 of the point between.
+    assert of.sums.sum(axis=1).tolist() == [99.0**2, 1.0]
+    assert of.closest.tolist() == [0, 1, 10_000]
+    assert of.chosen.tolist() == [0, 2]
+
+
+def blobs(n, d, k, seed=0):
+    X, _ = make_blobs(n, d, centers=max(2, k // 2), center_box=(-4, 4), random_state=seed)
+    return X
+
+
+@pytest.mark.parametrize("n", [1, 67, 500])
+@pytest.mark.parametrize(("d", "k", "dtype", "weighted"), SHAPES)
+def test_every_step(d, k, dtype, weighted, n, rng):
+    X = blobs(n, d, k).astype(dtype)
+    weights = (rng.random(n) * (np.arange(n) % 3 > 0)).astype(dtype) if weighted and n > 2 else None
+    weights = np.ones(n) if weighted and weights is None else weights
+    of, reference = Seeding(X, k, dtype, weights), Reference(X, weights, n // 2)
+    of.begin(n // 2)
+    tolerance = 4 * oracle.gamma(70, dtype)
+    for step in range(min(k, 6)):
+        draws = rng.random(of.plan.trials)
+        of.step(step, draws if step < k - 1 else None)
+        np.testing.assert_allclose(of.closest, reference.closest, rtol=tolerance)
+        candidates = of.candidates[step]
+        best, expected = (0, [reference.potential]) if step == 0 else reference.keep(candidates)
+        np.testing.assert_allclose(of.sums.sum(axis=1), np.resize(expected, of.plan.trials), rtol=tolerance)
+        chosen = int(of.chosen[step])
+        assert chosen in candidates
+        if step:
+            # The best, or one as good but for rounding.
+            mine = expected[int(np.flatnonzero(candidates == chosen)[0])]
+            assert mine <= expected[best] * (1 + 2 * tolerance)
+            if mine != expected[best]:
+                return
+        if step == k - 1:
+            return
+        # Where a draw falls on the running sum, to rounding.
+        running = np.cumsum(reference.weights * reference.closest)
+        slack, targets = 2 * tolerance * running[-1], draws * running[-1]
+        for at, target in zip(of.candidates[step + 1], targets, strict=True):
+            assert running[at] >= target - slack
+            assert at == 0 or running[at - 1] <= target + slack
+        if dtype == "float64":
+            assert of.candidates[step + 1].tolist() == reference.candidates(draws).tolist()
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 7])
+@pytest.mark.parametrize(("d", "k", "dtype", "weighted"), [SHAPES[2], SHAPES[6], SHAPES[9]])
+def test_same_bits_for_any_grid(d, k, dtype, weighted, blocks, rng):
+    X, weights = blobs(500, d, 6), rng.random(500) if weighted else None
+    draws = rng.random((3, trials_of(k)))
+    found = []
+    for count in (3, blocks):
+        of = Seeding(X, k, dtype, weights, blocks=count)
+        of.begin(3)
+        with harness.schedule(seed=blocks, threads=1 + blocks % 2):
+            for step in range(3):
+                of.step(step, draws[step])
+        found.append((of.sums.tobytes(), of.closest.tobytes(), of.candidates[:4].tolist()))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[4], SHAPES[8]])
+def test_samples_that_are_all_the_same(shape):
+    d, k, dtype, _ = shape
+    of = Seeding(np.full((300, d), 0.1), k, dtype)
+    draws = np.random.default_rng(0).random((k - 1, of.plan.trials))
+    # As in scikit-learn: nothing is left to draw by, and the first sample is taken again and again.
+    assert of.draw(7, draws).tolist() == [7] + [0] * (k - 1)
+
+
+def test_draws_at_the_ends(rng):
+    X = rng.standard_normal((500, 40))
+    of = Seeding(X, 12, "float64")
+    of.begin(4)
+    of.step(0, np.array([0.0, 1.0, 1 + 1e-9, 5.0]))
+    assert of.candidates[1].tolist() == [0, 499, 499, 499]
+
+
+def test_samples_without_weight_are_never_drawn(rng):
+    weights = (np.arange(700) % 7 == 3).astype(np.float32)
+    of = Seeding(rng.standard_normal((700, 130)), 8, "float32", weights)
+    of.begin(3)
+    for step in range(6):
+        of.step(step, rng.random(of.plan.trials))
+        assert weights[of.candidates[step + 1]].all()
+    # Not by rounding either: where a chunk's samples add up to a little less than its sum, it is the last with weight.
+    of.attempt(6)
+    of.sums *= 1 + 1e-12
+    of.follow(6, np.array([0.1, 0.5, 1 - 2.0**-53, 1.0]))
+    assert weights[of.candidates[7]].all()
+    assert of.candidates[7, 3] == 696
+
+
+@pytest.mark.parametrize("chunk", [None, 1280])
+def test_many_chunks_and_long_ones(chunk, rng):
+    d, k, dtype, _ = SHAPES[4]
+    n = 5000
+    plan = plan_of(n, d, k, dtype)
+    # More than there are threads to look through them; and more rows than a block looks through at a time.
+    assert plan.chunks > 512
+    plan = plan if chunk is None else replace(plan, chunk=chunk, chunks=-(-n // chunk))
+    X = rng.standard_normal((n, d))
+    of, reference = Seeding(X, k, dtype, plan=plan), Reference(X, None, 0)
+    of.begin(0)
+    for step in range(3):
+        if step:
+            reference.keep(of.candidates[step])
+        draws = rng.random(plan.trials)
+        of.step(step, draws)
+        assert of.candidates[step + 1].tolist() == reference.candidates(draws).tolist()
+
+
+def test_columns_that_do_not_fit_shared_memory(rng):
+    # 2500 columns of 4 candidates and a centre, in windows of 1024: the same bits as with all of them.
+    d, k, dtype, weighted = SHAPES[10]
+    assert weighted
+    X, weights = rng.standard_normal((300, d)), rng.random(300)
+    narrow = replace(KNOWN["H200"], shared_memory=100 << 10, shared_memory_per_block=48 << 10)
+    found = []
+    for plan in (plan_of(300, d, k, dtype), plan_of(300, d, k, dtype, narrow)):
+        of = Seeding(X, k, dtype, weights, plan=plan)
+        draws = np.random.default_rng(1).random((k - 1, plan.trials))
+        # One warp at a time, as far as it can without the others.
+        with harness.schedule(seed=1):
+            of.draw(5, draws)
+        found.append((plan.window, of.sums.tobytes(), of.chosen.tolist()))
+    assert [one[0] for one in found] == [2500, 1024]
+    assert found[0][1:] == found[1][1:]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    shape=st.sampled_from([SHAPES[0], SHAPES[1], SHAPES[4]]),
+    n=st.integers(1, 300),
+    grain=st.sampled_from([1.0, 0.25]),
+    seed=st.integers(0, 2**16),
+)
+def test_whole_seeding_of_grains(shape, n, grain, seed):
+    # Multiples of a power of two: every distance and sum is exact, so that ties and all are scikit-learn's.
+    d, k, dtype, weighted = shape
+    rng = np.random.default_rng(seed)
+    X = np.round(3 * rng.standard_normal((n, d)) / grain) * grain
+    weights = rng.integers(0, 4, n).astype(dtype) if weighted else None
+    of = Seeding(X, k, dtype, weights)
+    # Away from the running sum's own values, where rounding of the product decides.
+    draws = (rng.integers(0, 2**20, (k - 1, of.plan.trials)) + 0.5) / 2**20
+    first = int(rng.integers(n))
+    reference, expected = Reference(X, weights, first), [first]
+    for of_step in draws:
+        candidates = reference.candidates(of_step)
+        best, _ = reference.keep(candidates)
+        expected.append(int(candidates[best]))
+    with harness.schedule(seed=seed):
+        assert of.draw(first, draws).tolist() == expected
+
+
+@pytest.mark.parametrize("n", [1, 1000, 10**7, 2**31 + 5])
+@pytest.mark.parametrize("trials", [2, 6, 7, 8, 12])
+@pytest.mark.parametrize("d", [1, 3, 4, 16, 128, 511, 512, 5000, 300_000])
+def test_plans(n, d, trials):
+    for device in ("A100", "H200"):
+        for itemsize in (4, 8):
+            plan = seeding_plan(n, d, trials, itemsize, aligned=d % 4 == 0, device=KNOWN[device])
+            assert plan.chunks <= 2**14
+            assert (plan.chunks - 1) * plan.chunk < n <= plan.chunks * plan.chunk
+            assert plan.shared_bytes == plan.window * (trials + 1) * itemsize
+            assert plan.shared_bytes <= KNOWN[device].shared_memory_per_block
+            assert plan.window >= d or (plan.window % 1024 == 0 and plan.lanes == 32)
+
+
+def test_no_plan_for_more_trials_than_there_are_registers_for():
+    assert seeding_plan(1000, 4, MOST_TRIALS + 1, 4, aligned=True, device=KNOWN["H200"]) is None
