@@ -23,7 +23,7 @@ from tsapps.apps.kmeans.rows import ArrayRows, unit
 from tsapps.apps.kmeans.seeding import SMALL, kmeans_plusplus, random_samples
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["Clustering", "Progress", "fit"]
+__all__ = ["Clustering", "Progress", "fit", "relocate_empty_clusters"]
 
 #: A way to choose the first centres: a name, an array of centres, or a function of (X, k, random_state).
 Init = Any
@@ -234,7 +234,7 @@ def _single_run(engine: Engine, centers: np.ndarray, max_iter: int, tol: float, 
         done += found.count
         centers, shift = found.centers, found.shift
         if found.empty is not None:
-            _relocate_empty_clusters(engine, found.empty, centers)
+            relocate_empty_clusters(engine, found.empty, centers)
             new_centers = engine.next_centers(found.empty, centers)
             shift = float(((new_centers - centers) ** 2).sum())
             centers = new_centers
@@ -245,7 +245,7 @@ def _single_run(engine: Engine, centers: np.ndarray, max_iter: int, tol: float, 
     return Clustering(engine.labels, centers, engine.inertia(centers), done, converged)
 
 
-def _relocate_empty_clusters(engine: Engine, step: Assignment, centers: np.ndarray) -> None:
+def relocate_empty_clusters(engine: Engine, step: Assignment, centers: np.ndarray) -> None:
     """Give each empty cluster the sample farthest from its own centre, taken from that centre's cluster.
 
     The choice among equals is scikit-learn's: the order that `numpy.argpartition` leaves.
