@@ -43,6 +43,7 @@ struct Batch {
   const float* means;           // d
   const float* shadow_scales;   // 1
   const double* sum_scales;     // d: what an element is multiplied by to be an integer
+  const double* sum_units;      // d: one over that, as exact
   const double* tolerances;     // 1
   ptx::Half* shadow;            // n × padded
   float* norms;                 // n

@@ -127,7 +127,8 @@ class BatchedLloyd:
         middle = np.sqrt(variance + ((mean + off) ** 2).mean(axis=1))
         self.sum_scales, self._narrow = integers(n, largest + abs(off), middle)
         shadow_scales = np.array([shadow_scale(float(one)) for one in middle], np.float32)
-        return rounded, {"shadow_scales": shadow_scales, "sum_scales": self.sum_scales}
+        units = 1 / self.sum_scales
+        return rounded, {"shadow_scales": shadow_scales, "sum_scales": self.sum_scales, "sum_units": units}
 
     def _refuse(self, problem: int) -> None:
         rows = to_host(self.X[problem]).astype(np.float32)

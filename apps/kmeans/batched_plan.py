@@ -25,8 +25,8 @@ __all__ = [
 
 #: Arrays that the C++ class `Batch` points to.
 POINTERS = (
-    *("X", "means", "shadow_scales", "sum_scales", "tolerances", "shadow", "norms", "labels", "centers", "halves"),
-    *("half_squares", "extremes", "sums", "changes", "counts", "moved", "arrived", "status", "iterations"),
+    *("X", "means", "shadow_scales", "sum_scales", "sum_units", "tolerances", "shadow", "norms", "labels", "centers"),
+    *("halves", "half_squares", "extremes", "sums", "changes", "counts", "moved", "arrived", "status", "iterations"),
 )
 #: `Batch` and `Seeding` as NumPy structures.
 BATCH = np.dtype(

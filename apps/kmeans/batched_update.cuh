@@ -72,7 +72,7 @@ __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
   __shared__ Found of_warp[kUpdateThreads / 32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = batch.d;
   const double scale = batch.shadow_scales[problem];
-  const double* scales = batch.sum_scales + (long long)problem * d;
+  const double* units = batch.sum_units + (long long)problem * d;
   Found found = {};
   for (int j = warp; j < batch.k; j += kUpdateThreads / 32) {
     const long long which = (long long)problem * batch.k + j;
@@ -87,7 +87,7 @@ __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
         const float before = center[i];
         float now = before;
         if constexpr (kFromSums) {
-          now = (float)((double)(long long)simt::load_from_other_block(sums + i) / scales[i] * inverse);
+          now = (float)((double)(long long)simt::load_from_other_block(sums + i) * units[i] * inverse);
           center[i] = now;
         }
         c = now;
