@@ -145,4 +145,5 @@ def unit(vectors: Any) -> Any:
     _, exponents = xp.frexp(abs(vectors).max(axis=1))
     scaled = xp.ldexp(vectors, -exponents[:, np.newaxis])
     norms = xp.sqrt((scaled * scaled).sum(axis=1, dtype=np.float64))
-    return scaled / norms.astype(vectors.dtype)[:, np.newaxis]
+    scaled /= norms.astype(vectors.dtype)[:, np.newaxis]
+    return scaled

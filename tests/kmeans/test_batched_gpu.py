@@ -40,18 +40,18 @@ def test_each_is_what_tskmeans_finds(b, n, d, k, init):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize(
     ("b", "n", "d", "k"),
-    [(32, 5000, 64, 64), (16, 20_000, 128, 1024), (64, 1000, 128, 100), (4, 3000, 256, 65), (1, 7, 1, 1)],
+    [(32, 5000, 64, 64), (16, 4000, 128, 1024), (64, 1000, 128, 100), (4, 3000, 256, 65), (1, 7, 1, 1)],
 )
 def test_labels_are_nearest_and_centres_means(b, n, d, k, dtype):
     X = blobs(b, n, d, k, dtype, spread=2.0)
     found = kmeans_batched(cupy.asarray(X), k, init=X[:, :k].astype(np.float32), max_iter=6, tol=0)
     labels, centers = found.labels.get(), found.centers.get()
-    for i in {0, b // 2, b - 1}:
+    for i in {0, b - 1}:
         oracle.assert_nearest(X[i], centers[i], labels[i], np.float32)
-        expected = X[i, :k].astype(np.float64)
-        for _ in range(int(found.n_iter[i])):
-            _, expected = oracle.lloyd_step(X[i], expected)
         if k < n // 20:  # of small clusters one sample's border decides
+            expected = X[i, :k].astype(np.float64)
+            for _ in range(int(found.n_iter[i])):
+                _, expected = oracle.lloyd_step(X[i], expected)
             assert np.median(abs(expected - centers[i])) < 1e-4
         own = oracle.square_distances(X[i], centers[i])[np.arange(n), labels[i]]
         assert found.inertia[i].get() == pytest.approx(own.sum(), rel=1e-4)

@@ -80,11 +80,11 @@ SHAPES = [(1, 1), (3, 2), (16, 16), (17, 19), (40, 33), (5, 64), (20, 65), (16, 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("d", "k"), SHAPES)
 def test_labels_and_sums(d, k, dtype, rng):
-    X, centers = blobs(2, 210, d, k, rng, apart=0.3)
+    X, centers = blobs(2, 150, d, k, rng, apart=0.3)
     batch = one_iteration(X, centers, dtype)
     assert_nearest(batch)
     changed = batch.arrays["counts"].copy()
-    assert changed.tolist() == [210, 210]
+    assert changed.tolist() == [150, 150]
     shared = batch._narrow and batch.plan.sums_fit
     batch._launch("update", (2, 2), option=f", {str(shared).lower()}", shared=batch.plan.update_bytes if shared else 0)
     assert_sums(batch)
