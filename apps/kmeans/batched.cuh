@@ -31,9 +31,10 @@ struct Change {
   int from;
 };
 
-// Of the centres of a problem, scaled: max ‖c‖, max ‖c − ĉ‖ and max ‖c‖²/2.
+// Of the centres of a problem, scaled: max ‖c‖, max ‖c − ĉ‖ and max ‖c‖²/2; and the norm from which on a row has to be
+// compared with all of them, as centres far away were left out (centers.cuh has why).
 struct Extremes {
-  float norm, lost, half_square, padding;
+  float norm, lost, half_square, reach;
 };
 
 // b problems, each array by problem first.
@@ -50,7 +51,7 @@ struct Batch {
   int* labels;                  // n
   float* centers;               // k × d
   ptx::Half* halves;            // columns × padded: centres · scale; zero past the last
-  float* half_squares;          // columns: ‖c · scale‖²/2; infinite past the last
+  float* half_squares;          // columns: ‖c · scale‖²/2; infinite past the last, and far away
   Extremes* extremes;           // 1
   unsigned long long* sums;     // k × (d + 1): of each cluster, and how many rows it has
   Change* changes;              // n
@@ -59,7 +60,8 @@ struct Batch {
   int *status, *iterations;     // 1
   long long n;
   int d, k, padded, columns, max_iter;
-  float tensor_error;
+  float tensor_error, reach;
+  int padding;
 
   __device__ __forceinline__ const T* row(int problem, long long index) const { return X + (problem * n + index) * d; }
   // One element, less the mean, in float: what all distances and sums are of.

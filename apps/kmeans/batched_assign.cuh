@@ -120,7 +120,8 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
     const int row = 32 * warp + 16 * (r / 2) + 8 * (r % 2) + g;
-    margin[r] = 2.0002f * ((row < present ? batch.norms[from + row] : 0.0f) * a_norm + always);
+    const float norm = row < present ? batch.norms[from + row] : 0.0f;
+    margin[r] = norm <= most.reach ? 2.0002f * (norm * a_norm + always) : kInfinity;
     known[r] = {-kInfinity, 0, 0, !(margin[r] < kInfinity)};
   }
   const float* half_squares = batch.half_squares + (long long)problem * batch.columns + 2 * t;

@@ -19,7 +19,7 @@ from tsapps.apps.kmeans.batched_plan import (
     update_parts,
 )
 from tsapps.apps.kmeans.engine import Assignment
-from tsapps.apps.kmeans.fused_plan import shadow_scale, tensor_error
+from tsapps.apps.kmeans.fused_plan import shadow_reach, shadow_scale, tensor_error
 from tsapps.apps.kmeans.lloyd import relocate_empty_clusters
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan import ELEMENT
@@ -95,7 +95,7 @@ class BatchedLloyd:
         }
         self.arrays = arrays
         self.labels, self.centers, self.status = arrays["labels"], arrays["centers"], arrays["status"]
-        sizes = n, d, k, plan.padded, plan.columns, max_iter, tensor_error(d)
+        sizes = n, d, k, plan.padded, plan.columns, max_iter, tensor_error(d), shadow_reach(d), 0
         self._max_iter = max_iter
         self._batch = np.array((*map(machine.address, map(arrays.__getitem__, POINTERS)), *sizes), BATCH)
         self._launch("make_shadow", (self._blocks(n), b))

@@ -32,7 +32,7 @@ POINTERS = (
 BATCH = np.dtype(
     [(name, "u8") for name in POINTERS]
     + [("n", "i8"), ("d", "i4"), ("k", "i4"), ("padded", "i4"), ("columns", "i4"), ("max_iter", "i4")]
-    + [("tensor_error", "f4")]
+    + [("tensor_error", "f4"), ("reach", "f4"), ("padding", "i4")]
 )
 SEEDING = np.dtype(
     [(name, "u8") for name in ("uniforms", "candidates", "distances", "potentials", "best")]

@@ -60,9 +60,20 @@ struct Sums {
   }
 };
 
+// The largest ‖c‖² and ‖c − ĉ‖² of some centres.
+struct Largest {
+  double square, lost;
+
+  __device__ __forceinline__ void add(const Largest& other) {
+    square = square < other.square ? other.square : square;
+    lost = lost < other.lost ? other.lost : lost;
+  }
+};
+
 // What a warp found out about its centres, and a block about all.
 struct Found {
-  double square, lost, shift;
+  Largest near, far;
+  double least, shift;
 };
 
 // A problem's centres in float16 and what is to be known of them; kFromSums: the centres are the means of the sums, else
@@ -73,7 +84,10 @@ __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = batch.d;
   const double scale = batch.shadow_scales[problem];
   const double* units = batch.sum_units + (long long)problem * d;
-  Found found = {};
+  // Norms of rows are of what was rounded.
+  const float beyond = 16.1f / 2 * batch.reach * batch.reach;
+  float* half_squares = batch.half_squares + (long long)problem * batch.columns;
+  Found found = {{}, {}, kInfinity, 0};
   for (int j = warp; j < batch.k; j += kUpdateThreads / 32) {
     const long long which = (long long)problem * batch.k + j;
     const unsigned long long* sums = batch.sums + which * (d + 1);
@@ -103,22 +117,34 @@ __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
     square = simt::warp_sum(square);
     lost = simt::warp_sum(lost);
     shift = simt::warp_sum(shift);
-    if (lane == 0) batch.half_squares[(long long)problem * batch.columns + j] = (float)(square / 2);
-    found.square = found.square < square ? square : found.square;
-    found.lost = found.lost < lost ? lost : found.lost;
+    const float half_square = (float)(square / 2);
+    if (lane == 0) half_squares[j] = half_square;
+    if (half_square <= beyond) {
+      found.near.add({square, lost});
+    } else {
+      found.far.add({square, lost});
+    }
+    found.least = square < found.least ? square : found.least;
     found.shift += shift;
   }
   if (lane == 0) of_warp[warp] = found;
   __syncthreads();
+  double least = kInfinity;
+  for (int i = 0; i < kUpdateThreads / 32; ++i) least = of_warp[i].least < least ? of_warp[i].least : least;
+  const bool leaves_out = least / 2 <= beyond / 4;
+  for (int j = threadIdx.x; leaves_out && j < batch.k; j += kUpdateThreads) {
+    if (!(half_squares[j] <= beyond)) half_squares[j] = kInfinity;
+  }
   if (threadIdx.x == 0) {
     for (int i = 1; i < kUpdateThreads / 32; ++i) {
-      const Found other = of_warp[i];
-      found.square = found.square < other.square ? other.square : found.square;
-      found.lost = found.lost < other.lost ? other.lost : found.lost;
-      found.shift += other.shift;
+      found.near.add(of_warp[i].near);
+      found.far.add(of_warp[i].far);
+      found.shift += of_warp[i].shift;
     }
-    batch.extremes[problem] = {(float)(sqrt(found.square) * 1.000001), (float)(sqrt(found.lost) * 1.000001),
-                               (float)(found.square / 2 * 1.000001), 0.0f};
+    const bool some = leaves_out && found.far.square > 0;
+    if (!leaves_out) found.near.add(found.far);
+    batch.extremes[problem] = {(float)(sqrt(found.near.square) * 1.000001), (float)(sqrt(found.near.lost) * 1.000001),
+                               (float)(found.near.square / 2 * 1.000001), some ? batch.reach : kInfinity};
   }
   return found.shift;
 }

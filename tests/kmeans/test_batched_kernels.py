@@ -225,6 +225,30 @@ def test_what_float16_cannot_hold(rng):
     assert (batch.labels == 2).any(axis=1).all()
 
 
+@pytest.mark.parametrize("away", [10.0, 30.0, 1e7])
+def test_a_centre_far_away_widens_no_bound(away, rng):
+    X, centers = blobs(2, 300, 20, 70, rng)
+    X[1, 5:7] = away * X[1, 6], -away * X[1, 6]  # so that the mean stays; one has a cluster of its own
+    batch = batch_of(X, 70)
+    # Scaled by what most rows are like.
+    batch.arrays["shadow_scales"][:] = 16 / X[0].std()
+    batch._launch("make_shadow", (1, 2))
+    centers[1, 67] = X[1, 5]
+    batch.start_at(centers)
+    batch._launch("place_centers", (1, 2))
+    norm, _, half_square, reach = batch.arrays["extremes"][1]
+    left_out = np.isinf(batch.arrays["half_squares"][1, :70])
+    if away > 10:
+        assert left_out.tolist() == [j == 67 for j in range(70)]
+        assert reach == batch._batch["reach"]
+        assert norm < 4.1 * reach
+        assert half_square == pytest.approx(norm**2 / 2, rel=1e-5)
+    assert np.isinf(batch.arrays["extremes"][0, 3])
+    batch._assign(3)
+    assert_nearest(batch)
+    assert batch.labels[1, 5] == 67
+
+
 @pytest.mark.parametrize("apart", [0.0, 1e-5])
 def test_nearly_equal_centres_everywhere(apart, rng):
     """Every chunk has candidates of every row."""
