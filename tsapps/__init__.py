@@ -4,6 +4,8 @@ The public face, imported lazily so that ``import tsapps`` and ``tsapps --help``
 
 TSKMeans
     scikit-learn's ``KMeans``, on the CPU and on NVIDIA GPUs.
+kmeans_batched
+    Many K-means problems of one shape at once.
 matmul, gram
     Tall-and-skinny products A · B and Aᵀ · A, of NumPy, CuPy or torch arrays.
 open_matrix
@@ -14,17 +16,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["TSKMeans", "gram", "matmul", "open_matrix"]
+__all__ = ["TSKMeans", "gram", "kmeans_batched", "matmul", "open_matrix"]
 
 _HOMES = {
     "TSKMeans": "tsapps.apps.kmeans",
     "gram": "tsapps.kernels.product",
+    "kmeans_batched": "tsapps.apps.kmeans",
     "matmul": "tsapps.kernels.product",
     "open_matrix": "tsapps.matrix",
 }
 
 if TYPE_CHECKING:
-    from tsapps.apps.kmeans import TSKMeans
+    from tsapps.apps.kmeans import TSKMeans, kmeans_batched
     from tsapps.kernels.product import gram, matmul
     from tsapps.matrix import open_matrix
 

@@ -6,13 +6,15 @@ import numpy as np
 from scipy.sparse import issparse
 
 from tsapps.apps.kmeans.engine import Engine
-from tsapps.apps.kmeans.rows import ArrayRows, Rows, SparseRows
+from tsapps.apps.kmeans.rows import ArrayRows, Rows, SparseRows, UnitRows
 from tsapps.kernels.arrays import as_array, gpu_index, kind_of, to_host
 from tsapps.kernels.backend import Choice, choose_device
 
 __all__ = [
     "ENGINES",
+    "METRICS",
     "as_rows",
+    "check_metric",
     "check_sample_weight",
     "choose",
     "compute_dtype",
@@ -23,6 +25,8 @@ __all__ = [
 
 #: The engines that `engine=` names; "auto" is the best one for the device.
 ENGINES = ("auto", "fused", "cublas")
+#: The metrics that `metric=` names.
+METRICS = ("euclidean", "cosine")
 
 
 def choose(X: Any, device: str, engine: str) -> Choice:
@@ -49,6 +53,12 @@ def choose(X: Any, device: str, engine: str) -> Choice:
     if engine != "auto" and not choice.is_gpu:
         raise ValueError(f"engine={engine!r} needs a GPU, and the device is the CPU: {choice.reason}")
     return choice
+
+
+def check_metric(metric: str) -> None:
+    """Raise ValueError if a metric is none of `METRICS`."""
+    if metric not in METRICS:
+        raise ValueError(f"metric must be one of {', '.join(map(repr, METRICS))}, got {metric!r}")
 
 
 def is_sparse(X: Any) -> bool:
@@ -124,6 +134,7 @@ def open_engine(
     sample_weight: Any = None,
     device: str = "auto",
     engine: str = "auto",
+    metric: str = "euclidean",
 ) -> Engine:
     """Choose the device and build the engine that holds X there.
 
@@ -136,6 +147,8 @@ def open_engine(
     sample_weight : array of shape (n,), optional
     device, engine : str
         See `choose`.
+    metric : {"euclidean", "cosine"}
+        By "cosine" the engine holds X's rows scaled to norm 1.
 
     Raises
     ------
@@ -144,12 +157,15 @@ def open_engine(
     NoDeviceError
         If a GPU is asked for that is not there.
     """
+    check_metric(metric)
     rows = as_rows(X)
     choice = choose(rows, device, engine)
     weights = check_sample_weight(sample_weight, rows.shape[0])
     dtype = np.dtype(dtype) if dtype is not None else compute_dtype(rows.dtype, on_gpu=choice.is_gpu)
     if dtype not in (np.float32, np.float64):
         raise ValueError(f"dtype must be float32 or float64, got {dtype}")
+    if metric == "cosine":
+        rows = UnitRows(rows, dtype)
     if choice.is_gpu:
         from tsapps.apps.kmeans.cuda import CublasEngine
         from tsapps.apps.kmeans.fused import FusedEngine

@@ -20,7 +20,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.fused_plan import log2_lanes
-from tsapps.apps.kmeans.rows import Rows
+from tsapps.apps.kmeans.rows import Rows, UnitRows
 from tsapps.kernels.build import function
 
 __all__ = ["CublasEngine"]
@@ -101,6 +101,8 @@ class CublasEngine(Engine):
         """Yield (first row, block) of the source on this GPU, in the source's own dtype, not centred."""
         if self.source.device is not None:
             return self.source.blocks(rows)
+        if isinstance(self.source, UnitRows):  # rows are scaled here rather than by the host
+            return self.source.scaled(_stream_to_gpu(self.source.source, rows))
         return _stream_to_gpu(self.source, rows)
 
     def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:

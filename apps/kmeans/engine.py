@@ -8,6 +8,8 @@ An engine holds X (n samples, d features), the sample weights and one label a sa
 one matrix product a block, so that at most a block's scores exist at any time and never an n×k matrix. X is centred by
 its mean as it is read: that shrinks the cancellation in the score. Sums over samples are carried in float64.
 
+Over `UnitRows` the metric is the cosine: centres have norm 1 too, ‖x − c‖²/2 is 1 − cos(x, c), and nothing is centred.
+
 `cpu.py` and `cuda.py` say how blocks are fed and how a block's rows are summed by label.
 """
 
@@ -19,7 +21,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from sklearn.utils.extmath import row_norms
 
-from tsapps.apps.kmeans.rows import ArrayRows, Rows
+from tsapps.apps.kmeans.rows import ArrayRows, Rows, UnitRows, unit
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["Assignment", "Engine", "Iterated", "Report"]
@@ -109,6 +111,8 @@ class Engine(ABC):
 
     def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None) -> None:
         self.source = source
+        #: Whether rows and centres have norm 1, and distances are 1 − cos.
+        self.spherical = isinstance(source, UnitRows)
         self.n_samples, self.n_features = source.shape
         self.dtype = np.dtype(dtype)
         self.mean = self.xp.zeros(self.n_features, self.dtype)
@@ -349,19 +353,30 @@ class Engine(ABC):
                 report(iteration, step.moved, step.potential)
             if (step.weights == 0).any():
                 return Iterated(centers, iteration - before, step.moved == 0, float("nan"), step)
-            new_centers = step.means().astype(self.dtype)
+            new_centers = self.next_centers(step, centers)
             shift = float(((new_centers - centers) ** 2).sum())
             centers = new_centers
             if step.moved == 0 or shift <= tol:
                 break
         return Iterated(centers, iteration - before, step.moved == 0, shift)
 
+    def next_centers(self, step: Assignment, centers: np.ndarray) -> np.ndarray:
+        """Return the means of the clusters that `centers` (k, d) gave, of norm 1 where the metric is the cosine."""
+        means = step.means()
+        if self.spherical:
+            # Samples that cancel out have no direction in common: their centre stays.
+            means = unit(np.where(means.any(axis=1, keepdims=True), means, centers))
+        return means.astype(self.dtype)
+
     def inertia(self, centers: np.ndarray) -> float:
-        """Return Σ w·‖x − c‖² over the samples and their own centres, from differences, in float64."""
+        """Return Σ w·‖x − c‖² over the samples and their own centres, from differences, in float64.
+
+        Half of it where the metric is the cosine: Σ w·(1 − cos).
+        """
         total = 0.0
         for part in self._each_own_distance(centers, weighted=True):
             total = total + part.sum(dtype=np.float64)
-        return float(total)
+        return float(total) / (2 if self.spherical else 1)
 
     def own_distances(self, centers: np.ndarray) -> np.ndarray:
         """Return ‖x − c‖² for every sample and its own centre, in host memory; shape (n,)."""
@@ -392,5 +407,9 @@ class Engine(ABC):
         return self.xp.concatenate(list(self.each_block(lambda _, block: block.copy(), self.n_features)))
 
     def distances(self, points: np.ndarray) -> Any:
-        """Return ‖x − p‖ for every sample and point, shape (n, len(points)), in `dtype`: scikit-learn's transform."""
-        return self.xp.sqrt(self.square_distances(points)).T
+        """Return ‖x − p‖ for every sample and point, shape (n, len(points)), in `dtype`: scikit-learn's transform.
+
+        1 − cos where the metric is the cosine.
+        """
+        squares = self.square_distances(points)
+        return (squares / 2 if self.spherical else self.xp.sqrt(squares)).T

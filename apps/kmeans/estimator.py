@@ -20,7 +20,7 @@ from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from tsapps.apps.kmeans import lloyd
-from tsapps.apps.kmeans.choose import choose, is_sparse, open_engine, resident
+from tsapps.apps.kmeans.choose import check_metric, choose, is_sparse, open_engine, resident
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.rows import Rows
 from tsapps.apps.kmeans.seeding import kmeans_parallel
@@ -63,14 +63,19 @@ class TSKMeans(KMeans):
     engine : {"auto", "fused", "cublas"}, default="auto"
         What does the work on a GPU. "fused" is our own kernels, which "auto" takes for all but small data; "cublas" is
         Lloyd by cuBLAS products, to compare with.
+    metric : {"euclidean", "cosine"}, default="euclidean"
+        "cosine" is spherical K-means [2]_: samples and centres are scaled to norm 1, and a sample goes to the centre of
+        the largest cosine. X is not written, nor centred.
 
     Attributes
     ----------
     cluster_centers_ : array of shape (k, d)
+        Of norm 1 where the metric is the cosine.
     labels_ : array of shape (n,), int32
         The index of the nearest final centre, the lowest on a tie.
     inertia_ : float
-        Σ w·‖x − c‖² over the samples and their centres.
+        Σ w·‖x − c‖² over the samples and their centres; by "cosine" Σ w·(1 − cos(x, c)), which is half of the former of
+        samples scaled to norm 1.
     n_iter_ : int
     n_features_in_ : int
     feature_names_in_ : array of shape (d,)
@@ -90,6 +95,8 @@ class TSKMeans(KMeans):
     References
     ----------
     .. [1] Bahmani, Moseley, Vattani, Kumar and Vassilvitskii, "Scalable k-means++", PVLDB 5 (2012).
+    .. [2] Dhillon and Modha, "Concept decompositions for large sparse text data using clustering", Machine Learning 42
+       (2001).
 
     Examples
     --------
@@ -122,6 +129,7 @@ class TSKMeans(KMeans):
         algorithm: str = "lloyd",
         device: str = "auto",
         engine: str = "auto",
+        metric: str = "euclidean",
     ) -> None:
         super().__init__(
             n_clusters,
@@ -136,6 +144,7 @@ class TSKMeans(KMeans):
         )
         self.device = device
         self.engine = engine
+        self.metric = metric
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> TSKMeans:
         """Compute the clustering.
@@ -155,12 +164,15 @@ class TSKMeans(KMeans):
         Raises
         ------
         ValueError
-            If a parameter is out of its range, X has a NaN or an infinity or fewer samples than clusters.
+            If a parameter is out of its range, X has a NaN or an infinity, fewer samples than clusters or, by "cosine",
+            a row of zeros.
         NoDeviceError
             If a GPU is asked for that is not there.
         """
+        check_metric(self.metric)
         choice = choose(X, self.device, self.engine)
-        self._by_scikit_learn = not choice.is_gpu and not isinstance(X, Rows)
+        # scikit-learn has no spherical K-means.
+        self._by_scikit_learn = self.metric == "euclidean" and not choice.is_gpu and not isinstance(X, Rows)
         if self._by_scikit_learn:
             with self._init_for_scikit_learn(_on_host(sample_weight)):
                 super().fit(_on_host(X), y, _on_host(sample_weight))
@@ -243,7 +255,7 @@ class TSKMeans(KMeans):
         Returns
         -------
         array of shape (n, k)
-            Of X's kind.
+            Of X's kind. Cosine distances, 1 − cos, where that is the metric.
         """
         check_is_fitted(self)
         if self._runs_scikit_learn(X):
@@ -269,7 +281,7 @@ class TSKMeans(KMeans):
         return self._by_scikit_learn and not choose(X, self.device, self.engine).is_gpu and not isinstance(X, Rows)
 
     def _open(self, X: Any, sample_weight: Any = None) -> Engine:
-        return open_engine(X, sample_weight=sample_weight, device=self.device, engine=self.engine)
+        return open_engine(X, sample_weight=sample_weight, device=self.device, engine=self.engine, metric=self.metric)
 
     @contextmanager
     def _open_checked(self, X: Any, sample_weight: Any = None) -> Iterator[Engine]:

@@ -171,7 +171,7 @@ class FusedEngine(CublasEngine):
     def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
         """Iterate on the GPU, without the host; see `Engine.iterate`."""
         step = self._step_for(len(centers))
-        if step is None:
+        if step is None or self.spherical:  # `advance` has means, of which none has norm 1
             return super().iterate(centers, before, last, tol, report)
         return step.iterate(centers, before, last, tol, report)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import cupy
 import numpy as np
 
+from tsapps.apps.kmeans.fused_step import load_kernels
 from tsapps.apps.kmeans.seeding_plan import seeding_plan
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan import ELEMENT
@@ -39,8 +40,8 @@ def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.nda
     weights = engine.sample_weight
     names = ("try_candidates", "draw_candidates")
     scalar = ELEMENT[engine.dtype.name]
-    attempt, draw = engine.kernels(
-        "seeding.cuh", *(plan.kernel(name, scalar, weighted=weights is not None) for name in names)
+    attempt, draw = load_kernels(
+        engine, "seeding.cuh", *(plan.kernel(name, scalar, weighted=weights is not None) for name in names)
     )
     attempt.max_dynamic_shared_size_bytes = plan.shared_bytes
     closest = cupy.full(n, np.inf, engine.dtype)

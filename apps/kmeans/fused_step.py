@@ -49,7 +49,7 @@ from tsapps.kernels.plan import ELEMENT, Plan
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.fused import FusedEngine
 
-__all__ = ["FewCentres", "ManyCentres", "Shadow", "Step"]
+__all__ = ["FewCentres", "ManyCentres", "Shadow", "Step", "load_kernels"]
 
 _FOLDER = Path(__file__).parent
 _MOVE_THREADS, _DECIDE_THREADS, _SHADOW_THREADS, _CENTRE_THREADS, _SEGMENT_THREADS = 512, 256, 256, 128, 256
@@ -59,7 +59,7 @@ _MOVE_BLOCKS, _OTHER_BLOCKS = 2, 8
 _AHEAD = 2
 
 
-def _kernels(engine: FusedEngine, file: str, *names: str) -> list[Any]:
+def load_kernels(engine: FusedEngine, file: str, *names: str) -> list[Any]:
     """Return kernels of a file of this package, compiled together and loaded on the engine's GPU."""
     full = tuple(f"kmeans::{name}" for name in names)
     return [function(_FOLDER / file, full, name, engine.gpu_index) for name in full]
@@ -108,7 +108,7 @@ class Shadow:
         self.rounding = np.float32(EXACT if exact else ROUNDING)
         sizes = np.int64(d), np.int64(n), np.int32(d), np.int32(self.padded), np.int32(slabs)
         lanes = np.int32(log2_lanes(self.padded // vector_of(X.itemsize)))
-        (kernel,) = _kernels(engine, "shadow.cuh", f"make_shadow<{_types(engine)}, {_aligned(engine)}>")
+        (kernel,) = load_kernels(engine, "shadow.cuh", f"make_shadow<{_types(engine)}, {_aligned(engine)}>")
         arguments = (X, *sizes, engine.shift, self.scale, self.rounding, lanes, self.rows, self.norms)
         kernel((engine.gpu.multiprocessors * _OTHER_BLOCKS,), (_SHADOW_THREADS,), arguments)
 
@@ -145,7 +145,9 @@ class Step(ABC):
         halves = np.array((self._halves.data.ptr, shadow.padded, shadow.slabs), HALVES)[()]
         self._sizes = np.int32(k), np.int32(d), halves, shadow.scale, np.float32(shadow_reach(d))
         scalar = ELEMENT[engine.dtype.name]
-        self._place, self._advance = _kernels(engine, "centers.cuh", f"place_centers<{scalar}>", f"advance<{scalar}>")
+        self._place, self._advance = load_kernels(
+            engine, "centers.cuh", f"place_centers<{scalar}>", f"advance<{scalar}>"
+        )
         weights = engine.sample_weight
         self._weighted = str(weights is not None).lower()
         largest, middle = engine.spread()
@@ -264,7 +266,7 @@ class FewCentres(Step):
         self._move_sizes = np.int32(k), np.int32(columns), np.int32(log2_lanes(min(d, columns)))
         types = _types(engine)
         move = f"move<{types}, {digits}, {self._weighted}>"
-        self._decide, self._move = _kernels(engine, "move.cuh", f"decide<{types}>", move)
+        self._decide, self._move = load_kernels(engine, "move.cuh", f"decide<{types}>", move)
         self._move.max_dynamic_shared_size_bytes = self._integers.shared_bytes
 
     def _move_rows(self, centers: Any) -> None:
@@ -305,8 +307,8 @@ class ManyCentres(Step):
         self._segment_grid = (multiprocessors * _MOVE_BLOCKS,)
         types = _types(engine)
         add = f"add_segments<{types}, {self._integers.digits}, {self._weighted}, {_aligned(engine)}>"
-        self._count, self._sort, self._add = _kernels(engine, "segments.cuh", "count_changes", "sort_changes", add)
-        (self._decide,) = _kernels(engine, "decide_of_many.cuh", f"decide_of_many<{types}>")
+        self._count, self._sort, self._add = load_kernels(engine, "segments.cuh", "count_changes", "sort_changes", add)
+        (self._decide,) = load_kernels(engine, "decide_of_many.cuh", f"decide_of_many<{types}>")
 
     def _move_rows(self, centers: Any) -> None:
         engine, shadow, plan, k = self._engine, self._shadow, self._plan, np.int32(self.k)

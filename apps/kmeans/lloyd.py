@@ -19,11 +19,11 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from tsapps.apps.kmeans.engine import Assignment, Engine, Report
-from tsapps.apps.kmeans.rows import ArrayRows
+from tsapps.apps.kmeans.rows import ArrayRows, unit
 from tsapps.apps.kmeans.seeding import SMALL, kmeans_parallel, kmeans_plusplus, random_samples
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["Clustering", "Progress", "fit"]
+__all__ = ["Clustering", "Progress", "fit", "relocate_empty_clusters"]
 
 #: A way to choose the first centres: a name, an array of centres, or a function of (X, k, random_state).
 Init = Any
@@ -104,7 +104,8 @@ def fit(
     n_init, max_iter, tol, random_state
         As in scikit-learn; `tol` is relative to the mean variance of the features.
     centre : bool
-        Whether to subtract the mean of X while working (scikit-learn does, but for sparse X).
+        Whether to subtract the mean of X while working (scikit-learn does, but for sparse X). An engine of unit rows is
+        never centred.
     progress : callable, optional
         Called with a `Progress` after every iteration; costs the pass's best scores.
 
@@ -124,7 +125,7 @@ def fit(
     best: Clustering | None = None
     with engine:
         mean, variance = _moments(engine)
-        if not centre:
+        if not centre or engine.spherical:
             mean = np.zeros_like(mean)
         engine.centre(mean)
         mean = to_host(engine.mean)
@@ -136,7 +137,8 @@ def fit(
 
             def report(iteration: int, moved: int, potential: float, run: int = run) -> None:
                 if progress is not None:
-                    progress(Progress(run, iteration, square_norm + potential, moved))
+                    inertia = (square_norm + potential) / (2 if engine.spherical else 1)
+                    progress(Progress(run, iteration, inertia, moved))
 
             found = _single_run(engine, centers, max_iter, variance * tol, report if progress else None)
             clock.lap("iterate")
@@ -215,6 +217,11 @@ def _first_centers(
             f"the initial centers have shape {centers.shape}; "
             f"expected (n_clusters, n_features) = ({n_clusters}, {engine.n_features})"
         )
+    if engine.spherical:
+        if not centers.any(axis=1).all():
+            index = int(np.flatnonzero(~centers.any(axis=1))[0])
+            raise ValueError(f"initial center {index} is zero, and has no direction: metric='cosine' needs another")
+        return unit(centers)
     return centers if callable(init) else centers - mean
 
 
@@ -227,8 +234,8 @@ def _single_run(engine: Engine, centers: np.ndarray, max_iter: int, tol: float, 
         done += found.count
         centers, shift = found.centers, found.shift
         if found.empty is not None:
-            _relocate_empty_clusters(engine, found.empty, centers)
-            new_centers = found.empty.means().astype(engine.dtype)
+            relocate_empty_clusters(engine, found.empty, centers)
+            new_centers = engine.next_centers(found.empty, centers)
             shift = float(((new_centers - centers) ** 2).sum())
             centers = new_centers
         converged = found.strict or shift <= tol
@@ -238,7 +245,7 @@ def _single_run(engine: Engine, centers: np.ndarray, max_iter: int, tol: float, 
     return Clustering(engine.labels, centers, engine.inertia(centers), done, converged)
 
 
-def _relocate_empty_clusters(engine: Engine, step: Assignment, centers: np.ndarray) -> None:
+def relocate_empty_clusters(engine: Engine, step: Assignment, centers: np.ndarray) -> None:
     """Give each empty cluster the sample farthest from its own centre, taken from that centre's cluster.
 
     The choice among equals is scikit-learn's: the order that `numpy.argpartition` leaves.

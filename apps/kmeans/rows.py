@@ -3,12 +3,15 @@
 Anything with the members of `Rows` will do; `tsapps.open_matrix` gives one for a file of any size.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-__all__ = ["ArrayRows", "Rows", "SparseRows"]
+from tsapps.kernels.arrays import to_host
+
+__all__ = ["ArrayRows", "Rows", "SparseRows", "UnitRows", "unit"]
 
 
 @runtime_checkable
@@ -79,3 +82,68 @@ class SparseRows:
     def rows(self, indices: np.ndarray) -> Any:
         """Return the rows with these indices, dense, in the order asked for."""
         return self.matrix[indices].toarray()
+
+
+class UnitRows:
+    """The rows of another matrix, each scaled to norm 1, in `dtype`.
+
+    Scaled anew whenever they are read: the other matrix is never written to, and a copy is the reader's to keep.
+    """
+
+    def __init__(self, source: Rows, dtype: np.dtype) -> None:
+        self.source = source
+        self.name = source.name
+        self.shape = source.shape
+        self.dtype = np.dtype(dtype)
+        self.device = source.device
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
+        """Yield (first row, block of at most `rows` unit rows), in order; see `scaled`."""
+        return self.scaled(self.source.blocks(rows))
+
+    def scaled(self, blocks: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        """Scale blocks of the other matrix, on whichever device they are.
+
+        Raises
+        ------
+        ValueError
+            If a row is zero, which has no direction, or has a NaN or an infinity; names the first such row.
+        """
+        for start, block in blocks:
+            yield start, self._unit(block, range(start, start + len(block)))
+
+    def rows(self, indices: np.ndarray) -> Any:
+        """Return the rows with these indices, scaled, in the order asked for."""
+        return self._unit(self.source.rows(indices), indices)
+
+    def _unit(self, block: Any, indices: Sequence[int] | np.ndarray) -> Any:
+        block = block.astype(self.dtype, order="C", copy=False)
+        largest = abs(block).max(axis=1)
+        usable = (largest > 0) & (largest < np.inf)
+        if not bool(usable.all()):
+            first = int(np.flatnonzero(~to_host(usable))[0])
+            self._refuse(int(indices[first]), to_host(block[first]))
+        return unit(block)
+
+    def _refuse(self, index: int, row: np.ndarray) -> None:
+        if not row.any():
+            raise ValueError(
+                f"{self.name}: row {index} is zero, and has no direction: metric='cosine' needs a number that is not 0 "
+                "in every row; remove such rows first"
+            )
+        column = int(np.flatnonzero(~np.isfinite(row))[0])
+        raise ValueError(
+            f"{self.name}: row {index}, column {column} is {row[column]}: K-means needs finite numbers; "
+            "remove or replace such rows first"
+        )
+
+
+def unit(vectors: Any) -> Any:
+    """Return vectors (n, d), of NumPy or CuPy floats of which none is zero, scaled to norm 1."""
+    xp: Any = np if isinstance(vectors, np.ndarray) else import_module("cupy")
+    # First by a power of two, which rounds nothing and leaves no square that overflows.
+    _, exponents = xp.frexp(abs(vectors).max(axis=1))
+    scaled = xp.ldexp(vectors, -exponents[:, np.newaxis])
+    norms = xp.sqrt((scaled * scaled).sum(axis=1, dtype=np.float64))
+    scaled /= norms.astype(vectors.dtype)[:, np.newaxis]
+    return scaled

@@ -8,6 +8,7 @@ import pytest
 from sklearn.cluster import KMeans
 
 from tsapps import TSKMeans
+from tsapps.errors import ExitCode
 from tsapps.matrix import EXTENSIONS
 
 
@@ -57,6 +58,26 @@ def test_same_as_scikit_learn_from_any_format(succeed, directory, blobs, file):
     succeed("kmeans", file, "--k", 9, "--dtype", "float64", "--n-init", 3, "--tol", 0, "--out", "found")
     X = blobs.astype(np.float64)
     assert_same_as_scikit_learn(directory / "found", X, n_clusters=9, n_init=3, tol=0, random_state=0)
+
+
+def test_cosine(succeed, directory, iris):
+    succeed("kmeans", "iris.npy", "--k", 3, "--metric", "cosine", "--seed", 4)
+    labels, centers, summary = load(directory / "iris-kmeans")
+    expected = TSKMeans(3, metric="cosine", random_state=4, device="cpu").fit(iris)
+    np.testing.assert_array_equal(labels, expected.labels_)
+    np.testing.assert_allclose(np.linalg.norm(centers, axis=1), 1)
+    assert summary["metric"] == "cosine"
+    assert summary["inertia"] == pytest.approx(expected.inertia_)
+    # And the centres are used as what they are.
+    found = json.loads(succeed("predict", "iris-kmeans", "iris.npy", "--json"))
+    np.testing.assert_array_equal(np.load("iris-labels.npy"), labels)
+    assert found["inertia"] == pytest.approx(expected.inertia_)
+
+
+def test_cosine_refuses_a_row_of_zeros(refuse, iris):
+    np.save("zero.npy", np.concatenate([iris, np.zeros((1, 4))]))
+    line = refuse(ExitCode.FAILURE, "kmeans", "zero.npy", "--k", 3, "--metric", "cosine")
+    assert "zero.npy: row 150 is zero" in line
 
 
 def test_max_iter(succeed, directory, iris):

@@ -50,7 +50,9 @@ def test_examples_of_the_docstring():
 def test_public_name():
     assert tsapps.TSKMeans is TSKMeans
     assert "TSKMeans" in dir(tsapps)
-    with pytest.raises(AttributeError, match="no attribute 'kmeans'; it has TSKMeans, gram, matmul, open_matrix"):
+    with pytest.raises(
+        AttributeError, match="no attribute 'kmeans'; it has TSKMeans, gram, kmeans_batched, matmul, open_matrix"
+    ):
         tsapps.kmeans  # noqa: B018
 
 

@@ -33,6 +33,13 @@ class Dtype(StrEnum):
     float64 = "float64"
 
 
+class Metric(StrEnum):
+    """What K-means compares rows by."""
+
+    euclidean = "euclidean"
+    cosine = "cosine"
+
+
 def kmeans(
     ctx: typer.Context,
     data: Data,
@@ -67,6 +74,9 @@ def kmeans(
     weights: Annotated[
         str | None, typer.Option(metavar="FILE", help="One number ≥ 0 a row: its weight.  [default: all weigh 1]")
     ] = None,
+    metric: Annotated[
+        Metric, typer.Option(help="cosine: spherical K-means, of rows and centres scaled to norm 1.")
+    ] = Metric.euclidean,
     device: Device = "auto",
     dtype: Annotated[
         Dtype | None, typer.Option(help="Type to compute in.  [default: float32 for float32 data, else float64]")
@@ -121,7 +131,11 @@ def kmeans(
     with live_line(quiet=quiet) as show:
         show(f"reading {data}: {n:,} × {d:,} {matrix.dtype}")
         engine = open_engine(
-            matrix, dtype=None if dtype is None else np.dtype(dtype), sample_weight=sample_weight, device=device
+            matrix,
+            dtype=None if dtype is None else np.dtype(dtype),
+            sample_weight=sample_weight,
+            device=device,
+            metric=metric,
         )
         clock.lap("read")
         show(f"{init}: first centres")
@@ -154,6 +168,7 @@ def kmeans(
                 "k": k,
                 "data_dtype": str(matrix.dtype),
                 "dtype": str(engine.dtype),
+                "metric": str(metric),
                 "init": init if init in _INITS else os.path.abspath(init),
                 "n_init": runs,
                 "max_iter": max_iter,

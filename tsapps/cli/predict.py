@@ -59,19 +59,20 @@ def predict(
             f"{data}: has {d} columns, and the centres in {model} have {centers.shape[1]}: they must agree"
         )
     choice = choose(device, resident=matrix.device)
+    metric = trained.get("metric", "euclidean")
     seconds = {"start": time.perf_counter() - began}
 
     with live_line(quiet=quiet) as show:
         show(f"reading {data}: {n:,} × {d:,} {matrix.dtype}")
         lap = time.perf_counter()
-        with open_engine(matrix, dtype=centers.dtype, device=device) as engine:
+        with open_engine(matrix, dtype=centers.dtype, device=device, metric=metric) as engine:
             engine.refuse_non_finite()
             seconds["read"] = time.perf_counter() - lap
             show("nearest centres")
             lap = time.perf_counter()
             # Distances lose fewest digits about a point amid the centres; any would do, and the labels of a row must
             # not depend on the other rows.
-            origin = centers.mean(axis=0)
+            origin = np.zeros_like(centers[0]) if engine.spherical else centers.mean(axis=0)
             engine.centre(origin)
             engine.assign(centers - origin, update=False)
             inertia = engine.inertia(centers - origin)
@@ -96,6 +97,7 @@ def predict(
         "k": k,
         "data_dtype": str(matrix.dtype),
         "dtype": trained["dtype"],
+        "metric": metric,
         "device": engine.device,
         "device_reason": choice.reason,
         "inertia": inertia,

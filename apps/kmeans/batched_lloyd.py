@@ -1,0 +1,263 @@
+"""Lloyd on many problems at once by the kernels of batched*.cuh, whatever runs them."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from sklearn.exceptions import ConvergenceWarning
+
+from tsapps.apps.kmeans.batched_plan import (
+    BATCH,
+    POINTERS,
+    SEED_ROWS,
+    SEEDING,
+    STATUS,
+    TILE_ROWS,
+    BatchPlan,
+    integers,
+    update_parts,
+)
+from tsapps.apps.kmeans.engine import Assignment
+from tsapps.apps.kmeans.fused_plan import shadow_reach, shadow_scale, tensor_error
+from tsapps.apps.kmeans.lloyd import relocate_empty_clusters
+from tsapps.kernels.arrays import to_host
+from tsapps.kernels.plan import ELEMENT
+
+__all__ = ["BatchedLloyd", "Machine"]
+
+# Iterations between two looks of the host: a look costs about as much as an iteration of small problems.
+_AHEAD = 4
+# Blocks a multiprocessor of kernels that go over all rows.
+_BLOCKS = 8
+_SLICES, _SLICE_ROWS = 64, 256
+
+
+class Machine(Protocol):
+    """What runs kernels, and the array library of the memory that they work on."""
+
+    xp: Any
+    multiprocessors: int
+
+    def address(self, array: Any) -> int:
+        """Return where an array begins."""
+
+    def launch(self, kernel: str, template: str, grid: tuple[int, int], shared: int, *arguments: Any) -> None:
+        """Launch ``kernel<template>`` of `KERNELS`; an argument is a structure, an array or an int32."""
+
+
+class BatchedLloyd:
+    """b problems of n samples in d dimensions, clustered into k clusters each.
+
+    Parameters
+    ----------
+    machine : Machine
+    X : array of shape (b, n, d), C-contiguous
+        float32, float16 or bfloat16, of the machine's library.
+    k : int
+    plan : BatchPlan
+    max_iter : int
+    tol : float
+        Relative to the mean variance of each problem's features.
+    first : int
+        The number of the first problem, for messages.
+
+    Raises
+    ------
+    ValueError
+        If X has a NaN or an infinity; names the first.
+    """
+
+    def __init__(
+        self, machine: Machine, X: Any, k: int, plan: BatchPlan, *, max_iter: int, tol: float, first: int = 0
+    ) -> None:
+        self.machine, self.X, self.k, self.plan, self._first = machine, X, k, plan, first
+        self.xp = xp = machine.xp
+        b, n, d = self.b, self.n, self.d = X.shape
+        self.mean, scales = self._look_at(tol)
+        arrays = {
+            "X": X,
+            "means": xp.asarray(self.mean),
+            **{name: xp.asarray(value) for name, value in scales.items()},
+            "tolerances": xp.asarray(self.tolerances),
+            "shadow": xp.empty((b, n, plan.padded), np.float16),
+            "norms": xp.empty((b, n), np.float32),
+            "labels": xp.full((b, n), -1, np.int32),
+            "centers": xp.empty((b, k, d), np.float32),
+            "halves": xp.zeros((b, plan.columns, plan.padded), np.float16),
+            "half_squares": xp.full((b, plan.columns), np.inf, np.float32),
+            "extremes": xp.empty((b, 4), np.float32),
+            "sums": xp.zeros((b, k, d + 1), np.int64),
+            "changes": xp.empty((b, n, 2), np.int32),
+            **{name: xp.zeros(b, np.uint32) for name in ("counts", "moved", "arrived")},
+            "status": xp.full(b, STATUS["place"], np.int32),
+            "iterations": xp.zeros(b, np.int32),
+        }
+        self.arrays = arrays
+        self.labels, self.centers, self.status = arrays["labels"], arrays["centers"], arrays["status"]
+        sizes = n, d, k, plan.padded, plan.columns, max_iter, tensor_error(d), shadow_reach(d), 0
+        self._max_iter = max_iter
+        self._batch = np.array((*map(machine.address, map(arrays.__getitem__, POINTERS)), *sizes), BATCH)
+        self._launch("make_shadow", (self._blocks(n), b))
+
+    def _blocks(self, rows: int) -> int:
+        """Return the blocks a problem of a kernel that goes over all rows, a warp each."""
+        return max(1, min(-(-rows // 8), -(-self.machine.multiprocessors * _BLOCKS // self.b)))
+
+    def _launch(self, kernel: str, grid: tuple[int, int], *arguments: Any, option: str = "", shared: int = 0) -> None:
+        self.machine.launch(kernel, ELEMENT[self.X.dtype.name] + option, grid, shared, self._batch, *arguments)
+
+    def _look_at(self, tol: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Return the means, float32, and the scales of shadow and sums."""
+        xp, (b, n, d) = self.xp, self.X.shape
+        slices = min(_SLICES, -(-n // _SLICE_ROWS))
+        moments = xp.empty((b, slices, 3, d))
+        batch = np.zeros((), BATCH)
+        batch["X"], batch["n"], batch["d"] = self.machine.address(self.X), n, d
+        self.machine.launch("column_moments", ELEMENT[self.X.dtype.name], (slices, b), 0, batch, moments)
+        sums, largest = to_host(moments[:, :, :2].sum(axis=1)) / n, to_host(moments[:, :, 2].max(axis=1))
+        mean, square = sums[:, 0], sums[:, 1]
+        if not np.isfinite(mean).all():
+            self._refuse(int(np.flatnonzero(~np.isfinite(mean).all(axis=1))[0]))
+        origin = to_host(self.X[:, 0]).astype(np.float64)
+        rounded = (origin + mean).astype(np.float32)
+        variance = np.maximum(square - mean * mean, 0).mean(axis=1)
+        self.tolerances = tol * variance
+        off = origin - rounded
+        middle = np.sqrt(variance + ((mean + off) ** 2).mean(axis=1))
+        self.sum_scales, self._narrow = integers(n, largest + abs(off), middle)
+        shadow_scales = np.array([shadow_scale(float(one)) for one in middle], np.float32)
+        units = 1 / self.sum_scales
+        return rounded, {"shadow_scales": shadow_scales, "sum_scales": self.sum_scales, "sum_units": units}
+
+    def _refuse(self, problem: int) -> None:
+        rows = to_host(self.X[problem]).astype(np.float32)
+        row, column = np.argwhere(~np.isfinite(rows))[0]
+        raise ValueError(
+            f"X: problem {self._first + problem}, row {row}, column {column} is {rows[row, column]}: "
+            "K-means needs finite numbers; remove or replace such rows first"
+        )
+
+    def start_at(self, centers: Any) -> None:
+        """Begin at these centres, (b, k, d), not centred."""
+        self.centers[:] = self.xp.asarray(centers, dtype=np.float32) - self.arrays["means"][:, np.newaxis]
+
+    def start_at_random(self, states: Sequence[np.random.RandomState]) -> None:
+        """Begin at k samples of each problem, drawn as scikit-learn draws them."""
+        weights = self._probabilities()
+        rows = [state.choice(self.n, size=self.k, replace=False, p=weights) for state in states]
+        index = self.xp.asarray(np.stack(rows))
+        self.start_at(self.X[self.xp.arange(self.b)[:, np.newaxis], index].astype(np.float32))
+
+    def _probabilities(self) -> np.ndarray:
+        weights = np.ones(self.n, np.float32)
+        return weights / weights.sum()
+
+    def start_at_seeds(self, states: Sequence[np.random.RandomState]) -> None:
+        """Begin at centres by greedy k-means++, drawn as scikit-learn draws them."""
+        xp, b, k = self.xp, self.b, self.k
+        trials = 2 + int(np.log(k))
+        # What RandomState.choice makes of its one random number, for all problems at once.
+        running = self._probabilities().astype(np.float64).cumsum()
+        running /= running[-1]
+        firsts = [int(running.searchsorted(state.random_sample(), side="right")) for state in states]
+        uniforms = np.stack([state.uniform(size=(k - 1, trials)) for state in states])
+        tiles = -(-self.n // SEED_ROWS)
+        candidates = xp.zeros((b, trials), np.uint32)
+        candidates[:, 0] = xp.asarray(np.array(firsts, np.uint32))
+        arrays = (
+            xp.asarray(uniforms),
+            candidates,
+            xp.empty((2, b, trials, self.n), np.float32),
+            xp.empty((b, tiles, trials)),
+            xp.zeros(b, np.int32),
+        )
+        seeding = np.array((*(self.machine.address(one) for one in arrays), trials, tiles), SEEDING)
+        for step in range(k):
+            self._launch("candidate_distances", (tiles, b), seeding, np.int32(step), shared=8 * 8 * self.d)
+            self._launch("draw_candidates", (1, b), seeding, np.int32(step + 1))
+
+    def iterate(self) -> None:
+        """Iterate until every problem has converged or come to its last iteration."""
+        tiles, parts = -(-self.n // TILE_ROWS), update_parts(self.n, self.b, self.machine.multiprocessors)
+        shared = self._narrow and self.plan.sums_fit
+        option, shared_bytes = (", true", self.plan.update_bytes) if shared else (", false", 0)
+        self._launch("place_centers", (1, self.b))
+        while True:
+            for _ in range(_AHEAD):
+                self._assign(tiles)
+                self._launch("update", (parts, self.b), option=option, shared=shared_bytes)
+            status = to_host(self.status).copy()
+            for problem in np.flatnonzero(status == STATUS["empty"]).tolist():
+                status[problem] = self._fill_empty(problem)
+            self.status[:] = self.xp.asarray(status)
+            if (status == STATUS["place"]).any():
+                self._launch("place_centers", (1, self.b))
+            elif not (status == STATUS["running"]).any():
+                break
+        # So that the labels are those of the final centres.
+        self.status[:] = self.xp.asarray(np.where(status == STATUS["ended"], STATUS["place"], status))
+        self._launch("place_centers", (1, self.b))
+        self._assign(tiles)
+
+    def _assign(self, tiles: int) -> None:
+        option = f", {self.plan.width}"
+        self._launch("assign", (tiles, self.b), option=option, shared=self.plan.assign_bytes)
+
+    def _fill_empty(self, problem: int) -> int:
+        """Relocate a problem's empty clusters, as the host's loop does; return what becomes of the problem."""
+        values = to_host(self.arrays["sums"][problem]).astype(np.float64)
+        moved = int(to_host(self.arrays["moved"])[problem])
+        step = Assignment(moved, values[:, :-1] / self.sum_scales[problem], values[:, -1], float("nan"))
+        before = to_host(self.centers[problem])
+        one: Any = _One(self, problem)
+        relocate_empty_clusters(one, step, before)
+        centers = step.means().astype(np.float32)
+        shift = float(((centers.astype(np.float64) - before) ** 2).sum())
+        self.centers[problem] = self.xp.asarray(centers)
+        if moved == 0:
+            return STATUS["strict"]
+        last = int(to_host(self.arrays["iterations"])[problem]) >= self._max_iter
+        return STATUS["ended" if last or shift <= self.tolerances[problem] else "place"]
+
+    def inertias(self) -> Any:
+        """Return Σ ‖x − c‖² of every problem, shape (b,)."""
+        tiles = -(-self.n // SEED_ROWS)
+        parts = self.xp.empty((self.b, tiles))
+        self._launch("inertias", (tiles, self.b), parts)
+        return parts.sum(axis=1)
+
+    def final_centers(self) -> Any:
+        """Return the centres, (b, k, d), float32, as X has them."""
+        return self.centers + self.arrays["means"][:, np.newaxis]
+
+    def warn_of_lost_clusters(self) -> None:
+        """Warn, as scikit-learn does, where samples are fewer than clusters but for duplicates."""
+        numbers = self.labels + self.k * self.xp.arange(self.b)[:, np.newaxis]
+        sizes = self.xp.bincount(numbers.ravel(), minlength=self.b * self.k).reshape(self.b, self.k)
+        lost = np.flatnonzero(to_host((sizes == 0).any(axis=1)))
+        if len(lost):
+            warnings.warn(
+                f"Number of distinct clusters found smaller than n_clusters ({self.k}) in {len(lost)} problems, of "
+                f"which problem {self._first + lost[0]} is the first. Possibly due to duplicate points in X.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+
+
+class _One:
+    """One of the problems, as `relocate_empty_clusters` asks for it."""
+
+    def __init__(self, of: BatchedLloyd, problem: int) -> None:
+        self.xp, self.sample_weight = of.xp, None
+        self.labels = of.labels[problem]
+        self._X, self._mean = of.X[problem], of.arrays["means"][problem]
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        """Return these samples, centred, in host memory."""
+        return to_host(self._X[self.xp.asarray(indices)].astype(np.float32) - self._mean)
+
+    def own_distances(self, centers: np.ndarray) -> np.ndarray:
+        """Return ‖x − c‖² for every sample and its own centre, in host memory."""
+        delta = self._X.astype(np.float32) - self._mean - self.xp.asarray(centers)[self.labels]
+        return to_host((delta * delta).sum(axis=1))

@@ -1,0 +1,64 @@
+"""Runs `BatchedLloyd` by its kernels' own source on the CPU."""
+
+from functools import cache
+
+import numpy as np
+
+from host_cuda.tall_skinny import build_each
+from tsapps.apps.kmeans.batched_plan import KERNELS
+from tsapps.kernels.plan import ELEMENT
+
+OPTIONS = {"assign": [", 16", ", 32", ", 64"], "update": [", true", ", false"]}
+ARGUMENTS = {
+    "column_moments": ["double* moments"],
+    "draw_candidates": ["const batched::Seeding* seeding", "long long step"],
+    "candidate_distances": ["const batched::Seeding* seeding", "long long step"],
+    "inertias": ["double* parts"],
+}
+GIVEN = {"moments": "moments", "seeding": "*seeding", "step": "(int)step", "parts": "parts"}
+
+
+def entry_name(kernel, template):
+    return "run_" + f"{kernel}_{template}".translate(str.maketrans({":": "_", ",": "_", " ": None}))
+
+
+def source(element):
+    """Every kernel for one dtype."""
+    text = "".join(f'#include "apps/kmeans/{file}"\n' for file in sorted({file for file, _ in KERNELS.values()}))
+    for kernel, (_, threads) in KERNELS.items():
+        further = ARGUMENTS.get(kernel, [])
+        given = ", ".join(["of", *(GIVEN[one.split()[-1]] for one in further)])
+        for option in OPTIONS.get(kernel, [""]):
+            template = element + option
+            head = ", ".join([f"const batched::Batch<{element}>* batch", *further])
+            text += f"""
+extern "C" void {entry_name(kernel, template)}(long long x, long long y, long long shared, {head}) {{
+  const auto of = *batch;
+  cuda_host::launch(dim3(x, y), {threads}, shared, [=] {{ batched::{kernel}<{template}>({given}); }});
+}}"""
+    return text
+
+
+@cache
+def libraries():
+    names = ["float32", "float16", "bfloat16"]
+    return {
+        ELEMENT[name]: one for name, one in zip(names, build_each([source(ELEMENT[n]) for n in names]), strict=True)
+    }
+
+
+class HostMachine:
+    """The CPU, as `BatchedLloyd` asks for a machine. `multiprocessors` decides grids alone."""
+
+    xp = np
+
+    def __init__(self, multiprocessors=2):
+        self.multiprocessors = multiprocessors
+
+    def address(self, array):
+        assert array.flags.c_contiguous
+        return array.ctypes.data
+
+    def launch(self, kernel, template, grid, shared, *arguments):
+        given = [one if isinstance(one, np.ndarray) else int(one) for one in arguments]
+        libraries()[template.split(",")[0]].call(entry_name(kernel, template), *grid, shared, *given)
