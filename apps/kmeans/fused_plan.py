@@ -15,12 +15,15 @@ __all__ = [
     "ENTRY_BYTES",
     "EXACT",
     "HALVES",
+    "LISTS",
+    "LONG_ROWS",
     "MOST_CENTRES",
     "MOST_CLUSTERS",
     "MOST_EXPONENT",
     "NEAREST",
     "NEAREST_OF_MANY",
     "OUTCOME",
+    "PLACE_BYTES",
     "ROUNDING",
     "ROWS",
     "UNDECIDED_BYTES",
@@ -44,6 +47,8 @@ __all__ = [
 MOST_CLUSTERS = 64
 #: And what that has room for (kMostCentres).
 MOST_CENTRES = 1 << 16
+#: Features from which on rows are sorted by cluster to be moved, whatever shared memory has room for.
+LONG_ROWS = 1024
 #: Powers of two that float32 can be scaled by, back and forth.
 MOST_EXPONENT = 96
 #: The C++ classes that kernels take and give, as NumPy structures: `Nearest`, `Rows` and `Outcome`.
@@ -61,9 +66,10 @@ NEAREST_OF_MANY = np.dtype(
 )
 #: What float16 loses of a row beside its norm, but for few rows: of data rounded to it, and of data that it holds.
 ROUNDING, EXACT = 2.0**-12, 2.0**-20
+LISTS = np.dtype([("items", "u8"), ("lengths", "u8"), ("capacity", "i8"), ("step", "i4"), ("padding", "i4")])
 HALVES = np.dtype([("to", "u8"), ("padded", "i4"), ("slabs", "i4")])
-#: Bytes of an `Entry`, a `Change` and an `Undecided`.
-ENTRY_BYTES, CHANGE_BYTES, UNDECIDED_BYTES = 16, 16, 32
+#: Bytes of an `Entry`, a `Change`, an `Undecided` and a `Segmented`.
+ENTRY_BYTES, CHANGE_BYTES, UNDECIDED_BYTES, PLACE_BYTES = 16, 16, 32, 8
 # What the tensor cores may lose of each sum of 16 products, relative to all that was added: of 4, 8 or 16 terms at a
 # time, they truncate what lies some 24 bits below the largest.
 _TENSOR_ERROR = 2.0**-20
@@ -189,9 +195,9 @@ class StreamPlan:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: chunks, and two barriers for each."""
+        """Dynamic shared memory of a block: chunks, two barriers for each, and one for each warpgroup."""
         bytes_a, bytes_b = (32 * self.slabs * rows for rows in (self.ROWS * self.groups, self.COLUMNS))
-        return self.stages_a * (bytes_a + 16) + self.stages_b * (bytes_b + 16)
+        return self.stages_a * (bytes_a + 16) + self.stages_b * (bytes_b + 16) + 8 * self.groups
 
     @property
     def kernel(self) -> str:

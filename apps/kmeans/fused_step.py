@@ -23,9 +23,12 @@ from tsapps.apps.kmeans.fused_plan import (
     ENTRY_BYTES,
     EXACT,
     HALVES,
+    LISTS,
+    LONG_ROWS,
     NEAREST,
     NEAREST_OF_MANY,
     OUTCOME,
+    PLACE_BYTES,
     ROUNDING,
     ROWS,
     UNDECIDED_BYTES,
@@ -126,11 +129,11 @@ class Step(ABC):
     columns: int
 
     def __init__(self, engine: FusedEngine, shadow: Shadow, k: int) -> None:
-        self._engine, self._shadow, self.k = engine, shadow, k
+        self.engine, self._shadow, self.k = engine, shadow, k
         d = engine.n_features
         # Zero before every iteration: rows that moved, blocks that arrived, whether to stop.
         self._zeroed = cupy.empty(3, np.uint32)
-        self._moved, self._arrived, self._stopped = (self._zeroed[i : i + 1] for i in range(3))
+        self.moved, self._arrived, self.stopped = (self._zeroed[i : i + 1] for i in range(3))
         self._counts = cupy.empty(0, np.uint32)  # of lists that `advance` is to empty
         self._centers = cupy.empty((2, k, d), engine.dtype)  # of an iteration, and of the next
         n_columns = -(-k // self.columns) * self.columns
@@ -140,7 +143,7 @@ class Step(ABC):
         self._outcomes = cupy.empty(_AHEAD, OUTCOME)
         memory = cupy.cuda.alloc_pinned_memory(_AHEAD * OUTCOME.itemsize)
         self._seen = np.frombuffer(memory, OUTCOME, _AHEAD)
-        self._sums = cupy.empty((k, d + 1), np.int64)
+        self.device_sums = cupy.empty((k, d + 1), np.int64)
         # What both kernels that place centres are told of them.
         halves = np.array((self._halves.data.ptr, shadow.padded, shadow.slabs), HALVES)[()]
         self._sizes = np.int32(k), np.int32(d), halves, shadow.scale, np.float32(shadow_reach(d))
@@ -149,34 +152,34 @@ class Step(ABC):
             engine, "centers.cuh", f"place_centers<{scalar}>", f"advance<{scalar}>"
         )
         weights = engine.sample_weight
-        self._weighted = str(weights is not None).lower()
+        self.weighted = str(weights is not None).lower()
         largest, middle = engine.spread()
         most_weight = None if weights is None else float(abs(weights).max())
-        self._integers = integers(engine.n_samples, engine.dtype, largest, middle, most_weight)
-        self._scales = np.array(self._integers.scales)
+        self.integers = integers(engine.n_samples, engine.dtype, largest, middle, most_weight)
+        self._scales = np.array(self.integers.scales)
         self._device_scales = cupy.asarray(self._scales)
-        self._move_scales = self._device_scales.astype(np.float32 if self._integers.digits == 2 else np.float64)
+        self.move_scales = self._device_scales.astype(np.float32 if self.integers.digits == 2 else np.float64)
 
     @abstractmethod
     def _move_rows(self, centers: Any) -> None:
         """Launch what gives every sample its label at the centres that were placed, and keeps the sums."""
 
-    def _rows(self) -> Any:
+    def rows(self) -> Any:
         """Return what kernels are told of X."""
-        engine = self._engine
+        engine = self.engine
         weights = 0 if engine.sample_weight is None else engine.sample_weight.data.ptr
         d = engine.n_features
         return np.array((engine.rows_on_gpu.data.ptr, d, d, 0, engine.shift.data.ptr, weights), ROWS)[()]
 
     def forget(self) -> None:
         """Begin again, with no sample in any cluster."""
-        self._sums.fill(0)
+        self.device_sums.fill(0)
 
     def assign(self, centers: np.ndarray) -> int:
         """Give every sample the label of its nearest centre; return how many labels changed."""
         self._begin(centers)
         self._move_rows(self._centers[0])
-        return int(self._moved[0])
+        return int(self.moved[0])
 
     def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
         """Launch iterations, some ahead of those whose outcome is known; see `Engine.iterate`."""
@@ -209,7 +212,7 @@ class Step(ABC):
 
     def _begin(self, centers: np.ndarray) -> None:
         """Put centres where the first iteration expects them."""
-        self._centers[0].set(np.ascontiguousarray(centers, dtype=self._engine.dtype))
+        self._centers[0].set(np.ascontiguousarray(centers, dtype=self.engine.dtype))
         self._zeroed.fill(0)
         self._counts.fill(0)
         found = self._found, self._arrived, self._extremes
@@ -221,9 +224,9 @@ class Step(ABC):
         now, place = count % 2, count % _AHEAD
         self._move_rows(self._centers[now])
         results = self._centers[1 - now], self._offsets, self._found, self._arrived, self._extremes
-        state = self._counts, np.int32(self._counts.size), self._moved, self._stopped, self._outcomes[place:]
+        state = self._counts, np.int32(self._counts.size), self.moved, self.stopped, self._outcomes[place:]
         arguments = (
-            self._sums,
+            self.device_sums,
             self._device_scales,
             self._centers[now],
             *self._sizes,
@@ -239,8 +242,37 @@ class Step(ABC):
 
     def sums(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the clusters' weighted sums (k, d) and weights (k,), in float64."""
-        values = to_host(self._sums) / self._scales
+        values = to_host(self.device_sums) / self._scales
         return values[:, :-1], values[:, -1]
+
+
+class _Segments:
+    """Moves the rows of some lists from sum to sum, sorted by cluster; see segments.cuh.
+
+    `item` is the C++ class of what is in the lists, `places` memory for two places of every row.
+    """
+
+    def __init__(self, step: Step, item: str, lists: int, places: Any) -> None:
+        engine = step.engine
+        self._places = places
+        self._in_cluster, self._begins = cupy.zeros(step.k, np.uint32), cupy.empty(step.k, np.uint32)
+        # Blocks that arrived; places in all segments.
+        self._arrived, self._all = cupy.zeros(1, np.uint32), cupy.empty(1, np.uint32)
+        multiprocessors = engine.gpu.multiprocessors
+        self._list_grid = lists, max(1, multiprocessors * _OTHER_BLOCKS // lists)
+        self._segment_grid = (multiprocessors * _MOVE_BLOCKS,)
+        add = f"add_segments<{_types(engine)}, {step.integers.digits}, {step.weighted}, {_aligned(engine)}>"
+        names = f"count_changes<kmeans::{item}>", f"sort_changes<kmeans::{item}>", add
+        self._count, self._sort, self._add = load_kernels(engine, "segments.cuh", *names)
+
+    def move(self, step: Step, lists: Any) -> None:
+        """Launch what moves the rows of `lists`, a `LISTS`."""
+        k, stopped = np.int32(step.k), step.stopped
+        counts = self._in_cluster, self._begins, self._arrived, self._all, step.moved
+        self._count(self._list_grid, (_SEGMENT_THREADS,), (lists, k, step.engine.labels, *counts, stopped))
+        self._sort(self._list_grid, (_SEGMENT_THREADS,), (lists, k, self._begins, self._places, stopped))
+        segments = step.rows(), step.move_scales, self._places, self._all, step.device_sums, stopped
+        self._add(self._segment_grid, (_SEGMENT_THREADS,), segments)
 
 
 class FewCentres(Step):
@@ -251,7 +283,7 @@ class FewCentres(Step):
     def __init__(self, engine: FusedEngine, shadow: Shadow, plan: Plan, k: int) -> None:
         super().__init__(engine, shadow, k)
         n, d = engine.source.shape
-        index, digits = engine.gpu_index, self._integers.digits
+        index, digits = engine.gpu_index, self.integers.digits
         problem = shadow_problem(n, d, k)
         self._product = with_epilogue(plan, problem, index, "kmeans::Nearest", "apps/kmeans/nearest.cuh")
         lists = blocks_of(plan, problem, index)
@@ -260,28 +292,36 @@ class FewCentres(Step):
         self._entries = cupy.empty(lists * self._capacity * ENTRY_BYTES, np.uint8)
         self._counts = cupy.empty(lists, np.uint32)
         multiprocessors = engine.gpu.multiprocessors
+        self._segments: _Segments | None = None
+        if d >= LONG_ROWS:
+            places = cupy.empty(2 * lists * self._capacity * PLACE_BYTES, np.uint8)
+            self._segments = _Segments(self, "Entry", lists, places)
         columns, chunks = columns_of_block(d, k, digits)
         self._move_grid = lists, max(1, -(-multiprocessors * _MOVE_BLOCKS // (lists * chunks))), chunks
         self._decide_grid = lists, max(1, multiprocessors * _OTHER_BLOCKS // lists)
         self._move_sizes = np.int32(k), np.int32(columns), np.int32(log2_lanes(min(d, columns)))
         types = _types(engine)
-        move = f"move<{types}, {digits}, {self._weighted}>"
+        move = f"move<{types}, {digits}, {self.weighted}>"
         self._decide, self._move = load_kernels(engine, "move.cuh", f"decide<{types}>", move)
-        self._move.max_dynamic_shared_size_bytes = self._integers.shared_bytes
+        self._move.max_dynamic_shared_size_bytes = self.integers.shared_bytes
 
     def _move_rows(self, centers: Any) -> None:
-        engine, shadow = self._engine, self._shadow
+        engine, shadow = self.engine, self._shadow
         n, d = engine.source.shape
         pointers = self._offsets, self._extremes, shadow.norms, engine.labels, self._entries, self._counts
-        addresses = (one.data.ptr for one in (*pointers, self._stopped))
+        addresses = (one.data.ptr for one in (*pointers, self.stopped))
         nearest = np.array((*addresses, self._capacity, n, self._ahead, tensor_error(d), shadow.rounding), NEAREST)[()]
         self._product(shadow.rows.data.ptr, self._halves.data.ptr, nearest)
-        rows, lists = self._rows(), (self._entries, self._counts, np.int64(self._capacity))
-        decided = rows, centers, np.int32(self.k), *lists, self._stopped
+        rows, lists = self.rows(), (self._entries, self._counts, np.int64(self._capacity))
+        decided = rows, centers, np.int32(self.k), *lists, self.stopped
         self._decide(self._decide_grid, (_DECIDE_THREADS,), decided)
-        state = engine.labels, self._sums, self._moved, self._stopped
-        arguments = (rows, self._move_scales, *self._move_sizes, *lists, *state)
-        self._move(self._move_grid, (_MOVE_THREADS,), arguments, shared_mem=self._integers.shared_bytes)
+        if self._segments is not None:
+            every = np.array((self._entries.data.ptr, self._counts.data.ptr, self._capacity, 1, 0), LISTS)[()]
+            self._segments.move(self, every)
+            return
+        state = engine.labels, self.device_sums, self.moved, self.stopped
+        arguments = (rows, self.move_scales, *self._move_sizes, *lists, *state)
+        self._move(self._move_grid, (_MOVE_THREADS,), arguments, shared_mem=self.integers.shared_bytes)
 
 
 class ManyCentres(Step):
@@ -300,32 +340,22 @@ class ManyCentres(Step):
         # Once they are decided, their place is for what segments have.
         self._undecided = cupy.empty(blocks * self._capacity * UNDECIDED_BYTES, np.uint8)
         self._lengths = cupy.empty((blocks, 2), np.uint32)
-        self._places = cupy.empty(1, np.uint32)  # in all segments
-        self._in_cluster, self._begins = cupy.zeros(k, np.uint32), cupy.empty(k, np.uint32)
-        self._counted = cupy.zeros(1, np.uint32)  # blocks that arrived
         self._list_grid = blocks, max(1, multiprocessors * _OTHER_BLOCKS // blocks)
-        self._segment_grid = (multiprocessors * _MOVE_BLOCKS,)
-        types = _types(engine)
-        add = f"add_segments<{types}, {self._integers.digits}, {self._weighted}, {_aligned(engine)}>"
-        self._count, self._sort, self._add = load_kernels(engine, "segments.cuh", "count_changes", "sort_changes", add)
-        (self._decide,) = load_kernels(engine, "decide_of_many.cuh", f"decide_of_many<{types}>")
+        (self._decide,) = load_kernels(engine, "decide_of_many.cuh", f"decide_of_many<{_types(engine)}>")
+        self._segments = _Segments(self, "Change", blocks, self._undecided)
 
     def _move_rows(self, centers: Any) -> None:
-        engine, shadow, plan, k = self._engine, self._shadow, self._plan, np.int32(self.k)
+        engine, shadow, plan, k = self.engine, self._shadow, self._plan, np.int32(self.k)
         n, d = engine.source.shape
         lists = self._changes, self._undecided, self._lengths
-        pointers = self._offsets, self._extremes, shadow.norms, engine.labels, *lists, self._stopped
+        pointers = self._offsets, self._extremes, shadow.norms, engine.labels, *lists, self.stopped
         addresses = (one.data.ptr for one in pointers)
         nearest = np.array((*addresses, self._capacity, n, tensor_error(d), shadow.rounding, 0), NEAREST_OF_MANY)[()]
         tiles = -(-n // plan.ROWS), self._offsets.size // plan.COLUMNS, plan.chunks
         product = shadow.rows, self._halves, *map(np.int32, tiles), nearest
         self._product((self._blocks,), (plan.threads,), product, shared_mem=plan.shared_bytes)
-        rows, room = self._rows(), np.int64(self._capacity)
-        decided = rows, centers, k, *lists, room, self._stopped
+        rows, room = self.rows(), np.int64(self._capacity)
+        decided = rows, centers, k, *lists, room, self.stopped
         self._decide(self._list_grid, (_DECIDE_THREADS,), decided)
-        changes = self._changes, self._lengths, room
-        counts = self._in_cluster, self._begins, self._counted, self._places, self._moved
-        self._count(self._list_grid, (_SEGMENT_THREADS,), (*changes, k, engine.labels, *counts, self._stopped))
-        self._sort(self._list_grid, (_SEGMENT_THREADS,), (*changes, k, self._begins, self._undecided, self._stopped))
-        segments = rows, self._move_scales, self._undecided, self._places, self._sums, self._stopped
-        self._add(self._segment_grid, (_SEGMENT_THREADS,), segments)
+        every = np.array((self._changes.data.ptr, self._lengths.data.ptr, self._capacity, 2, 0), LISTS)[()]
+        self._segments.move(self, every)

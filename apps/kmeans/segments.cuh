@@ -1,7 +1,7 @@
 // Rows that change their label go from one cluster's sums to another's: what move.cuh does, for sums that shared memory has
 // no room for.
 //
-//   changes    lists of them: a row, its label, and its new one
+//   changes    lists of them: a row, its label, and its new one (or as decide.cuh leaves them, with rows that do not change)
 //   places     every row twice, where it goes to and where it leaves from, sorted by cluster: a *segment* for each
 //   sums       (k × (d + 1)), 64-bit integers, as in move.cuh
 //
@@ -16,6 +16,31 @@
 #include "apps/kmeans/nearest_of_many.cuh"
 
 namespace kmeans {
+
+// What either list says of a row.
+__device__ __forceinline__ Change change_of(const Change& change) { return change; }
+__device__ __forceinline__ Change change_of(const Entry& entry) {
+  return {entry.row, entry.label, first_centre(entry.low, entry.high), 0};
+}
+
+// Lists of T, a block's from its number times `capacity` on; their lengths are `step` words apart.
+template <typename T>
+struct Lists {
+  const T* items;
+  const unsigned* lengths;
+  long long capacity;
+  int step, padding;
+
+  // Those of this block's list that are this thread's: block (x, y) has part y of list x.
+  template <typename Work>
+  __device__ __forceinline__ void each(Work work) const {
+    const unsigned length = lengths[blockIdx.x * step];
+    for (unsigned i = blockIdx.y * blockDim.x + threadIdx.x; i < length; i += gridDim.y * blockDim.x) {
+      const Change change = change_of(items[blockIdx.x * capacity + i]);
+      if (change.from != change.to) work(change);
+    }
+  }
+};
 
 // A row in a segment; `cluster` is 2 · the cluster, and 1 more where the row leaves.
 struct alignas(8) Segmented {
@@ -54,51 +79,48 @@ __device__ __forceinline__ unsigned begin_segments(unsigned* counts, unsigned* b
 // Additions to counters of k clusters by a block: in shared memory, if there are not too many, and then one a cluster.
 constexpr int kCountedHere = 4096;
 
-// Block (x, y): part y of list x. Writes the labels too. `counts` is zero before and after.
-__global__ void __launch_bounds__(kCountThreads, 4) count_changes(const Change* changes, const Lengths* lengths,
-                                                               long long capacity, int k, int* labels,
+// Writes the labels too. `counts` is zero before and after.
+template <typename T>
+__global__ void __launch_bounds__(kCountThreads, 4) count_changes(const Lists<T> lists, int k, int* labels,
                                                                unsigned* counts, unsigned* begins, unsigned* arrived,
                                                                unsigned* all, unsigned* moved, const int* stopped) {
   if (*stopped) return;
   __shared__ unsigned here[kCountedHere];
   const bool is_here = k <= kCountedHere;
-  unsigned* to = is_here ? here : counts;
-  const unsigned count = lengths[blockIdx.x].changes, part = blockIdx.y * blockDim.x + threadIdx.x;
+  unsigned *to = is_here ? here : counts, mine = 0;
   for (int j = threadIdx.x; is_here && j < k; j += blockDim.x) here[j] = 0;
   __syncthreads();
-  for (unsigned i = part; i < count; i += gridDim.y * blockDim.x) {
-    const Change change = changes[blockIdx.x * capacity + i];
+  lists.each([&](const Change& change) {
     labels[change.row] = change.to;
     atomicAdd(&to[change.to], 1u);
     if (change.from >= 0) atomicAdd(&to[change.from], 1u);
-  }
+    ++mine;
+  });
+  mine = simt::warp_sum(mine);
+  if (threadIdx.x % 32 == 0 && mine) atomicAdd(moved, mine);
   __syncthreads();
   for (int j = threadIdx.x; is_here && j < k; j += blockDim.x) {
     if (here[j]) atomicAdd(&counts[j], here[j]);
   }
-  if (blockIdx.y == 0 && threadIdx.x == 0 && count) atomicAdd(moved, count);
   if (!simt::last_to_arrive(arrived, gridDim.x * gridDim.y)) return;
   const unsigned places = begin_segments(counts, begins, k);
   if (threadIdx.x == kCountThreads - 1) *all = places;
 }
 
-// Block (x, y): part y of list x.
-__global__ void __launch_bounds__(kCountThreads, 4) sort_changes(const Change* changes, const Lengths* lengths,
-                                                              long long capacity, int k, unsigned* begins,
+template <typename T>
+__global__ void __launch_bounds__(kCountThreads, 4) sort_changes(const Lists<T> lists, int k, unsigned* begins,
                                                               Segmented* places, const int* stopped) {
   if (*stopped) return;
   __shared__ unsigned here[kCountedHere];
   const bool is_here = k <= kCountedHere;
-  const unsigned count = lengths[blockIdx.x].changes, part = blockIdx.y * blockDim.x + threadIdx.x;
   if (is_here) {
     // First how many places of each segment this block takes, then where they begin.
     for (int j = threadIdx.x; j < k; j += blockDim.x) here[j] = 0;
     __syncthreads();
-    for (unsigned i = part; i < count; i += gridDim.y * blockDim.x) {
-      const Change change = changes[blockIdx.x * capacity + i];
+    lists.each([&](const Change& change) {
       atomicAdd(&here[change.to], 1u);
       if (change.from >= 0) atomicAdd(&here[change.from], 1u);
-    }
+    });
     __syncthreads();
     for (int j = threadIdx.x; j < k; j += blockDim.x) {
       if (here[j]) here[j] = atomicAdd(&begins[j], here[j]);
@@ -106,11 +128,10 @@ __global__ void __launch_bounds__(kCountThreads, 4) sort_changes(const Change* c
     __syncthreads();
   }
   unsigned* next = is_here ? here : begins;
-  for (unsigned i = part; i < count; i += gridDim.y * blockDim.x) {
-    const Change change = changes[blockIdx.x * capacity + i];
+  lists.each([&](const Change& change) {
     places[atomicAdd(&next[change.to], 1u)] = {change.row, 2u * change.to};
     if (change.from >= 0) places[atomicAdd(&next[change.from], 1u)] = {change.row, 2u * change.from + 1};
-  }
+  });
 }
 
 // The least and the most places of a warp's share, multiples of 32.

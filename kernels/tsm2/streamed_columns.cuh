@@ -11,8 +11,9 @@
 // One more warpgroup copies, by one thread, into a ring of A and one of B; mbarriers say what is there and what is free. If the ring of A has no
 // room for a block's rows, A streams by too, once for every 128 columns.
 //
-// Why it is fast: while one warpgroup's epilogue works on 128 columns, the tensor cores work for the others. The slower the
-// epilogue beside the products, the more warpgroups that takes, and the registers allow four. Products read 6 KB of shared
+// Why it is fast: while one warpgroup's epilogue works on 128 columns, the tensor cores work for the others: the warpgroups
+// take turns at beginning their products, or all would multiply at a time and then all have their epilogues. The slower
+// the epilogue beside the products, the more warpgroups that takes, and the registers allow four. Products read 6 KB of shared
 // memory for 64 clocks of the tensor cores, of 8 KB that could be read. Many rows a block keep down what is read of the
 // level-2 cache, n · k for each block's rows.
 #pragma once
@@ -44,7 +45,8 @@ class StreamedColumns {
   static constexpr int kSlabA = kSlabRows / 8 * kSlabGroup, kSlabB = kSlabColumns / 8 * kSlabGroup;
   static constexpr int kChunkA = kSlabs * kSlabA, kStageA = kGroups * kChunkA, kStageB = kSlabs * kSlabB;
   static constexpr int kRing = kStagesA * kStageA + kStagesB * kStageB;
-  static constexpr int kSharedBytes = kRing + 2 * (kStagesA + kStagesB) * (int)sizeof(ptx::Mbarrier);
+  static constexpr int kBarriers = 2 * (kStagesA + kStagesB) + kGroups;
+  static constexpr int kSharedBytes = kRing + kBarriers * (int)sizeof(ptx::Mbarrier);
   static_assert(kStagesB >= 2, "a chunk is multiplied while the next is copied");
 
   // A has `row_tiles` tiles, B `column_tiles`; both have kSlabs · `chunks` slabs.
@@ -52,11 +54,11 @@ class StreamedColumns {
                              int column_tiles, int chunks, const Epilogue& epilogue)
       : ring_a_(shared), ring_b_(shared + kStagesA * kStageA),
         full_a_(reinterpret_cast<ptx::Mbarrier*>(shared + kRing)), empty_a_(full_a_ + kStagesA),
-        full_b_(empty_a_ + kStagesA), empty_b_(full_b_ + kStagesB), A_(reinterpret_cast<const unsigned char*>(A)),
+        full_b_(empty_a_ + kStagesA), empty_b_(full_b_ + kStagesB), turn_(empty_b_ + kStagesB), A_(reinterpret_cast<const unsigned char*>(A)),
         B_(reinterpret_cast<const unsigned char*>(B)), epilogue_(epilogue), row_tiles_(row_tiles),
         column_tiles_(column_tiles), chunks_(chunks),
         turns_((row_tiles - (int)blockIdx.x * kGroups + (int)gridDim.x * kGroups - 1) / ((int)gridDim.x * kGroups)),
-        stays_(chunks <= kStagesA) {}
+        stays_(chunks <= kStagesA), in_turn_(chunks <= kStagesA && chunks <= kStagesB) {}
 
   __device__ __forceinline__ void run() const {
     if (threadIdx.x == 0) {
@@ -68,6 +70,7 @@ class StreamedColumns {
         ptx::mbarrier_init(full_b_ + i, 1);
         ptx::mbarrier_init(empty_b_ + i, kMultipliers / 32);
       }
+      for (int i = 0; i < kGroups; ++i) ptx::mbarrier_init(turn_ + i, 4);
       ptx::mbarrier_init_fence();
     }
     epilogue_.open();
@@ -139,6 +142,8 @@ class StreamedColumns {
     const int group = simt::shuffle((int)threadIdx.x / 128, 0);
     Place<kStagesA> a;
     Place<kStagesB> b;
+    // The first warpgroup begins, as if the last had been before it.
+    unsigned parity = group == 0;
     for (int turn = 0; turn < turns_; ++turn) {
       const long long row = (long long)(tile_of(turn) + group) * kSlabRows;
       typename Epilogue::Fetched fetched;
@@ -151,6 +156,8 @@ class StreamedColumns {
         if (stays_) a = first;
         epilogue_.start(column, sums);
         const bool comes = column == 0 || !stays_, goes = column == column_tiles_ - 1 || !stays_;
+        // A warpgroup ahead of the others holds all chunks of a tile.
+        if (in_turn_) ptx::mbarrier_wait(turn_ + group, parity), parity ^= 1;
         for (int chunk = 0; chunk < chunks_; ++chunk) {
           if (comes) ptx::mbarrier_wait(full_a_ + a.stage, a.parity);
           ptx::mbarrier_wait(full_b_ + b.stage, b.parity);
@@ -169,6 +176,7 @@ class StreamedColumns {
           }
           if (chunk + 1 < chunks_) a.next(), b.next();
         }
+        if (in_turn_ && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(turn_ + (group + 1) % kGroups);
         ptx::wgmma_wait<0>(sums);
         give_back(a.stage, b.stage, goes);
         a.next(), b.next();
@@ -186,11 +194,11 @@ class StreamedColumns {
   }
 
   unsigned char *const ring_a_, *const ring_b_;
-  ptx::Mbarrier *const full_a_, *const empty_a_, *const full_b_, *const empty_b_;
+  ptx::Mbarrier *const full_a_, *const empty_a_, *const full_b_, *const empty_b_, *const turn_;
   const unsigned char *const A_, *const B_;
   const Epilogue& epilogue_;
   const int row_tiles_, column_tiles_, chunks_, turns_;
-  const bool stays_;
+  const bool stays_, in_turn_;
 };
 
 // `row_tiles` and `column_tiles` are at least 1.

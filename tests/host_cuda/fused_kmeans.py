@@ -11,6 +11,7 @@ from tsapps.apps.kmeans.fused_plan import (
     ENTRY_BYTES,
     EXACT,
     HALVES,
+    LISTS,
     NEAREST,
     NEAREST_OF_MANY,
     OUTCOME,
@@ -137,18 +138,29 @@ extern "C" void decide_of_many_{name}(const void* rows, const void* centers, lon
                                      capacity, stopped);
   }});
 }}
-extern "C" void count_{name}(const kmeans::Change* changes, const kmeans::Lengths* lengths, long long capacity,
-                             long long lists, long long k, int* labels, unsigned* counts, unsigned* begins,
-                             unsigned* arrived, unsigned* all, unsigned* moved, const int* stopped) {{
-  cuda_host::launch(dim3(lists, 2), 256, 0, [=] {{
-    kmeans::count_changes(changes, lengths, capacity, (int)k, labels, counts, begins, arrived, all, moved, stopped);
+extern "C" void count_{name}(const void* lists, long long n_lists, long long of_entries, long long k, int* labels,
+                             unsigned* counts, unsigned* begins, unsigned* arrived, unsigned* all, unsigned* moved,
+                             const int* stopped) {{
+  const auto changes = *static_cast<const kmeans::Lists<kmeans::Change>*>(lists);
+  const auto entries = *static_cast<const kmeans::Lists<kmeans::Entry>*>(lists);
+  cuda_host::launch(dim3(n_lists, 2), 256, 0, [=] {{
+    if (of_entries) {{
+      kmeans::count_changes(entries, (int)k, labels, counts, begins, arrived, all, moved, stopped);
+    }} else {{
+      kmeans::count_changes(changes, (int)k, labels, counts, begins, arrived, all, moved, stopped);
+    }}
   }});
 }}
-extern "C" void sort_{name}(const kmeans::Change* changes, const kmeans::Lengths* lengths, long long capacity,
-                            long long lists, long long k, unsigned* begins, kmeans::Segmented* places,
-                            const int* stopped) {{
-  cuda_host::launch(dim3(lists, 2), 256, 0, [=] {{
-    kmeans::sort_changes(changes, lengths, capacity, (int)k, begins, places, stopped);
+extern "C" void sort_{name}(const void* lists, long long n_lists, long long of_entries, long long k, unsigned* begins,
+                            kmeans::Segmented* places, const int* stopped) {{
+  const auto changes = *static_cast<const kmeans::Lists<kmeans::Change>*>(lists);
+  const auto entries = *static_cast<const kmeans::Lists<kmeans::Entry>*>(lists);
+  cuda_host::launch(dim3(n_lists, 2), 256, 0, [=] {{
+    if (of_entries) {{
+      kmeans::sort_changes(entries, (int)k, begins, places, stopped);
+    }} else {{
+      kmeans::sort_changes(changes, (int)k, begins, places, stopped);
+    }}
   }});
 }}
 extern "C" void add_{name}(const void* rows, const {scale}* scales, const kmeans::Segmented* places,
@@ -203,6 +215,8 @@ class Iterations:
     """X and what iterations keep of it, as `FusedEngine` has them."""
 
     slabs, columns, tile = 0, 8, 1
+    #: Whether rows are sorted by cluster to be moved, as long ones are.
+    sorts = False
 
     def __init__(self, X, k, kind, weights=None, mean=None):
         self.dtype, self.digits, self.weighted = kind
@@ -231,6 +245,7 @@ class Iterations:
         self.shadow = np.full((-(-self.n // self.tile) * self.tile, self.padded), np.nan, np.float16)
         self.norms = np.full(self.n, np.nan, np.float32)
         self.make_shadow(self.scale)
+        self.in_cluster = np.zeros(k, np.uint32)
         self.labels = np.full(self.n, -1, np.int32)
         self.sums = np.zeros((k, self.d + 1), np.int64)
 
@@ -283,10 +298,26 @@ class Iterations:
         columns, chunks = columns_of_block(d, k, self.digits)
         scales = self.scales.astype(np.float32 if self.digits == 2 else np.float64)
         moved, lanes = np.zeros(1, np.uint32), log2_lanes(min(d, columns))
+        self.counts = counts
+        if self.sorts:
+            every = np.array((entries.ctypes.data, counts.ctypes.data, room, 1, 0), LISTS)
+            places = np.zeros(4 * lists * room, np.uint32)
+            return undecided, self.move_segments(rows, scales, every, lists, 1, places)
         lists_of = entries, counts, room, lists
-        self.counts, state = counts, (self.labels, self.sums, moved, self.stopped)
+        state = self.labels, self.sums, moved, self.stopped
         self.call("move", rows, scales, k, columns, chunks, lanes, *lists_of, *state, 68 << 10)
         return undecided, int(moved[0])
+
+    def move_segments(self, rows, scales, lists, n_lists, of_entries, places):
+        """Move the rows of some lists, sorted by cluster; return how many there are."""
+        begins, arrived, moved, every = (np.zeros(size, np.uint32) for size in (self.k, 1, 1, 1))
+        counts, of = (self.in_cluster, begins, arrived, every, moved), (lists, n_lists, of_entries, self.k)
+        self.call("count", *of, self.labels, *counts, self.stopped)
+        assert not self.in_cluster.any()
+        self.call("sort", *of, begins, places, self.stopped)
+        aligned = int(self.d % vector_of(self.X.itemsize) == 0)
+        self.call("add", rows, scales, places, every, self.sums, self.stopped, aligned)
+        return int(moved[0])
 
     def advance(self, centers, moved, tolerance=0.0):
         """Return the outcome of an iteration, and the next centres, which are placed."""
@@ -321,7 +352,6 @@ class IterationsOfMany(Iterations):
     def __init__(self, X, k, kind, plan, weights=None, mean=None):
         self.plan, self.slabs = plan, plan.row_slabs
         super().__init__(X, k, kind, weights, mean)
-        self.in_cluster = np.zeros(k, np.uint32)
 
     def move_rows(self, centers, stopped=0):
         """Run what follows of an iteration, at the centres that were placed."""
@@ -346,15 +376,9 @@ class IterationsOfMany(Iterations):
         self.call("decide_of_many", rows, centers, k, *lists_of, room, lists, self.stopped)
         assert (lengths <= room).all()
         scales = self.scales.astype(np.float32 if self.digits == 2 else np.float64)
-        begins, arrived, moved = np.zeros(k, np.uint32), np.zeros(1, np.uint32), np.zeros(1, np.uint32)
-        every, of = np.zeros(1, np.uint32), (changes, lengths, room, lists)
-        counts = self.in_cluster, begins, arrived, every, moved
-        self.call("count", *of, k, self.labels, *counts, self.stopped)
-        assert not self.in_cluster.any()
-        self.call("sort", *of, k, begins, undecided, self.stopped)
-        aligned = int(d % vector_of(self.X.itemsize) == 0)
-        self.call("add", rows, scales, undecided, every, self.sums, self.stopped, aligned)
-        return len(self.candidates), int(moved[0])
+        every = np.array((changes.ctypes.data, lengths.ctypes.data, room, 2, 0), LISTS)
+        moved = self.move_segments(rows, scales, every, lists, 0, undecided)
+        return len(self.candidates), moved
 
 
 def blobs(n, d, k, rng, apart=3.0):

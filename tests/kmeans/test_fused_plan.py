@@ -17,6 +17,7 @@ from tsapps.apps.kmeans.fused_plan import (
     columns_of_block,
     integers,
     shadow_scale,
+    stream_plan,
 )
 from tsapps.kernels import launch
 from tsapps.kernels.build import build
@@ -140,6 +141,19 @@ def test_products_compile_without_spills(arch):
             assert -(-used.registers // 8) * 8 * plan.threads * plan.blocks <= 65_536, shape
 
 
+@pytest.mark.parametrize("d", [16, 96, 128, 200, 256, 768])
+def test_products_of_many_compile_without_spills(d):
+    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
+    plan = stream_plan(d, KNOWN["H200"])
+    headers = "kernels/tsm2/streamed_columns.cuh", "apps/kmeans/nearest_of_many.cuh"
+    cubin = build("".join(f'#include "{header}"\n' for header in headers), [plan.kernel], "sm_90a")
+    used = cubin.resources[plan.kernel]
+    assert used.stack == used.spill_stores == used.spill_loads == 0
+    assert not used.waits
+    assert used.shared + plan.shared_bytes <= KNOWN["H200"].shared_memory_per_block
+    assert used.registers * plan.threads <= 65_536
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("scalar", ["float", "double"])
 def test_other_kernels_compile_without_spills(scalar, arch):
@@ -151,6 +165,16 @@ def test_other_kernels_compile_without_spills(scalar, arch):
         "decide.cuh": [f"decide<{scalar}, {scalar}>"],
         "move.cuh": [
             f"move<{scalar}, {scalar}, {count}, {weighted}>" for count in digits for weighted in ("true", "false")
+        ],
+        "decide_of_many.cuh": [f"decide_of_many<{scalar}, {scalar}>"],
+        "segments.cuh": [
+            f"{name}_changes<kmeans::{item}>" for name in ("count", "sort") for item in ("Entry", "Change")
+        ]
+        + [
+            f"add_segments<{scalar}, {scalar}, {count}, {weighted}, {aligned}>"
+            for count in digits
+            for weighted in ("true", "false")
+            for aligned in ("true", "false")
         ],
     }
     for file, kernels in names.items():

@@ -1,0 +1,187 @@
+"""The fused engine's kernels for many clusters, their own source run on the CPU, and those for long rows."""
+
+import numpy as np
+import oracle
+import pytest
+from host_cuda import harness
+from host_cuda.fused_kmeans import KINDS, Iterations, IterationsOfMany, blobs
+from host_cuda.tall_skinny import DTYPES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsapps.apps.kmeans.fused_plan import StreamPlan, stream_plan
+from tsapps.kernels.device import KNOWN
+
+H200 = KNOWN["H200"]
+#: d and a plan: rows that stay in turns of one chunk and of several, and rows that stream by.
+STAYS, STAYS_IN_PARTS, STREAMS = (
+    (100, StreamPlan(7, 1, 4, 1, 2)),
+    (50, StreamPlan(2, 2, 3, 3, 4)),
+    (70, StreamPlan(1, 5, 2, 3, 5)),
+)
+PLANS = [STAYS, STAYS_IN_PARTS, STREAMS]
+
+
+def test_by_hand():
+    """Centre j at j, on a line: a sample goes to the integer next to it, and of two as near to the lower."""
+    k = 300
+    centers, X = np.zeros((k, 3)), np.zeros((700, 3))
+    centers[:, 1] = np.arange(k)
+    X[:, 1] = np.arange(700) % k + np.where(np.arange(700) % 2, 0.25, -0.25)
+    X[699, 1] = 41.5
+    of = IterationsOfMany(X, k, KINDS[3], StreamPlan(1, 1, 2, 1, 2))
+    _, moved = of.iterate(centers)
+    assert moved == 700
+    expected = np.arange(700) % k
+    expected[699] = 41
+    assert of.labels.tolist() == expected.tolist()
+    assert (of.sums[:, 3] == np.bincount(expected, minlength=k) * of.scales[3]).all()
+    assert of.sums[0, 1] / of.scales[1] == -0.75  # samples 0, 300 and 600
+    assert of.iterate(centers)[1] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
+@pytest.mark.parametrize(("d", "plan"), PLANS, ids=["stays", "in parts", "streams"])
+def test_labels_and_sums(d, plan, kind, rng):
+    n, k = 500, 200
+    X, centers = blobs(n, d, k, rng, apart=0.7)
+    weights = rng.random(n) * 3 if kind[2] else None
+    X = X.astype(DTYPES[kind[0]]).astype(np.float64)
+    of = IterationsOfMany(X, k, kind, plan, weights, X.mean(axis=0))
+    centers = centers - X.mean(axis=0)
+    for scale in (0, 0.05, 0.5):
+        now = centers + scale * rng.standard_normal(centers.shape)
+        before = of.labels.copy()
+        undecided, moved = of.iterate(now)
+        of.assert_right(now)
+        assert moved == np.count_nonzero(before != of.labels)
+        assert undecided <= n // 4
+
+
+@pytest.mark.parametrize(
+    ("equal", "step"), [(2, 1), (11, 1), (12, 1), (200, 1), (2, 128), (3, 128), (4, 128), (12, 128)]
+)
+def test_ties(equal, step, rng):
+    """Centres that are the same, next to each other and 128 apart, where one lane has all of them: the lowest wins."""
+    k = max(200, step * (equal - 1) + 40)
+    d, plan = STAYS
+    X, centers = blobs(150, d, k, rng, apart=0.5)
+    places = np.arange(equal) * step
+    X[:100] = centers[places[-1]] + 0.1 * rng.standard_normal((100, d))
+    centers[places] = centers[places[-1]]
+    of = IterationsOfMany(X, k, KINDS[0], plan)
+    of.iterate(centers)
+    of.assert_right(centers)
+    assert (of.labels[:100] == 0).all()
+    known = of.candidates[: np.count_nonzero(of.candidates == equal)]
+    assert len(known) >= 100 if equal <= (11 if step == 1 else 3) else (of.candidates == 0).sum() >= 100
+
+
+def test_what_float16_cannot_hold(rng):
+    d, plan = STAYS
+    X, centers = blobs(300, d, 150, rng)
+    X[7] *= 1e9  # infinite in float16
+    X[8:40] *= 1e-9
+    X[40:80] = X[40]
+    X[80:90] = (centers[0] + centers[149]) / 2
+    centers[100] *= 1e7  # far away
+    of = IterationsOfMany(X, 150, KINDS[3], plan)
+    of.iterate(centers)
+    of.assert_right(centers)
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 255, 257, 900])
+def test_any_number_of_samples(n, rng):
+    d, plan = STAYS_IN_PARTS
+    X, centers = blobs(n, d, 129, rng)
+    of = IterationsOfMany(X, 129, KINDS[0], plan)
+    for now in (centers, centers[::-1].copy()):
+        of.iterate(now)
+        of.assert_right(now)
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[1]], ids=["alone", "weighted"])
+def test_iterations_without_the_host(kind, rng):
+    d, plan = STAYS_IN_PARTS
+    n, k = 900, 70
+    X, centers = blobs(n, d, k, rng, apart=1.0)
+    weights = rng.random(n) + 0.5 if kind[2] else None
+    of = IterationsOfMany(X, k, kind, plan, weights, X.mean(axis=0))
+    centers = X[:k].astype(of.work) - of.mean
+    _, moved = of.iterate(centers)
+    for _ in range(3):
+        outcome, following = of.advance(centers, moved)
+        one = np.ones(n) if weights is None else of.weights
+        labels, expected = oracle.lloyd_step(of.centred, centers, one)
+        assert not outcome["empty"]
+        tolerance = 4 * np.finfo(of.work).eps * abs(of.centred).max() + abs(of.centred).max() * 2.0**-29
+        np.testing.assert_allclose(following, expected, rtol=0, atol=tolerance)
+        change = following.astype(np.float64) - centers
+        assert outcome["moved"] == moved
+        assert outcome["shift"] == pytest.approx((change * change).sum(), rel=1e-9)
+        distances = oracle.square_distances(of.centred, centers)[np.arange(n), labels]
+        norms = (of.centred.astype(np.float64) ** 2).sum(axis=1)
+        assert outcome["potential"] + one @ norms == pytest.approx(one @ distances, rel=1e-6)
+        centers = following
+        _, moved = of.move_rows(centers)
+        of.assert_right(centers)
+    labels, sums = of.labels.copy(), of.sums.copy()
+    assert of.move_rows(centers + 5, stopped=1) == (0, 0)
+    assert (of.labels == labels).all()
+    assert (of.sums == sums).all()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
+@pytest.mark.parametrize(("d", "k"), [(16, 9), (300, 5)])
+def test_long_rows_are_sorted_to_be_moved(d, k, kind, rng):
+    """The sums of `nearest.cuh`'s entries by segments: the same as by move.cuh."""
+    X, centers = blobs(700, d, k, rng)
+    weights = rng.random(700) * 3 if kind[2] else None
+    of = Iterations(X, k, kind, weights, X.mean(axis=0))
+    of.sorts = True
+    for now in (centers, centers + 0.5 * rng.standard_normal(centers.shape)):
+        before = of.labels.copy()
+        _, moved = of.iterate(now - X.mean(axis=0))
+        of.assert_right(now - X.mean(axis=0))
+        assert moved == np.count_nonzero(before != of.labels)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    of=st.sampled_from(PLANS),
+    kind=st.sampled_from([KINDS[0], KINDS[3]]),
+    n=st.integers(1, 300),
+    k=st.integers(1, 270),
+    grain=st.sampled_from([None, 1.0, 0.25]),
+    seed=st.integers(0, 2**16),
+)
+def test_any_data(of, kind, n, k, grain, seed):
+    d, plan = of
+    rng = np.random.default_rng(seed)
+    X, centers = blobs(n, d, k, rng, apart=rng.choice([0.1, 1.0, 30.0]))
+    if grain:  # many ties
+        X, centers = np.round(X / grain) * grain, np.round(centers / grain) * grain
+    iterations = IterationsOfMany(X, k, kind, plan)
+    with harness.schedule(seed=seed, copies="early" if seed % 2 else "late"):
+        for now in (centers, centers[::-1].copy()):
+            iterations.iterate(now)
+            iterations.assert_right(now)
+
+
+@pytest.mark.parametrize("d", [1, 16, 17, 96, 128, 200, 256, 257, 500, 768, 4096])
+def test_plans(d):
+    plan = stream_plan(d, H200)
+    assert d <= 16 * plan.row_slabs < d + 16 * plan.chunks
+    assert plan.shared_bytes <= H200.shared_memory_per_block - 1024
+    assert plan.stages_b >= 2
+    assert plan.threads <= 1024
+    # What is the last to be given back is not what the next needs first.
+    assert plan.stages_a >= min(plan.chunks, 2)
+    for n in (1, 64, 65, 10**6, 2**31 - 1):
+        blocks = plan.blocks(n, 132)
+        assert 1 <= blocks <= 132
+        assert blocks * plan.capacity(n, blocks) >= n
+
+
+def test_no_plan_where_there_are_no_warpgroups():
+    assert stream_plan(128, KNOWN["A100"]) is None
