@@ -73,6 +73,16 @@ struct Halves {
   }
 };
 
+// −‖c‖²/2 of a centre, for both rows of the fragments of streamed_columns.cuh if centres lie in slabs.
+__device__ __forceinline__ void set_offset(float* offsets, const Halves& halves, int centre, float value) {
+  if (halves.slabs) {
+    float* to = offsets + centre / 8 * 16 + centre % 8 / 2 * 4 + centre % 2;
+    to[0] = to[2] = value;
+  } else {
+    offsets[centre] = value;
+  }
+}
+
 // One element of a centre to float16.
 __device__ __forceinline__ void place(double c, float scale, ptx::Half* half, OfCentre& found) {
   const double scaled = c * scale;
@@ -84,7 +94,7 @@ __device__ __forceinline__ void place(double c, float scale, ptx::Half* half, Of
 
 // Of the centres that are not left out; by a block.
 __device__ __forceinline__ void put_together(const OfCentre* found, int k, float reach, float* offsets,
-                                             Extremes* extremes) {
+                                             const Halves& halves, Extremes* extremes) {
   const auto least_of = [](double a, double b) { return b < a ? b : a; };
   const auto most_of = [](double a, double b) { return b > a ? b : a; };
   const double far = 16.1 * reach * reach;  // norms of rows are of what was rounded
@@ -94,7 +104,7 @@ __device__ __forceinline__ void put_together(const OfCentre* found, int k, float
   for (int j = threadIdx.x; j < k; j += blockDim.x) {
     // What is no number is far.
     if (!(found[j].square <= far) && least <= far / 4) {
-      offsets[j] = -kInfinity;
+      set_offset(offsets, halves, j, -kInfinity);
       some = 1;
       continue;
     }
@@ -125,9 +135,9 @@ __global__ void __launch_bounds__(kCentreThreads, 4) place_centers(const Work* c
   mine = block_sum(mine);
   if (threadIdx.x == 0) {
     if (j < k) found[j] = mine;
-    offsets[j] = j < k ? -(float)(mine.square / 2) : -kInfinity;
+    set_offset(offsets, halves, j, j < k ? -(float)(mine.square / 2) : -kInfinity);
   }
-  if (simt::last_to_arrive(arrived, gridDim.x)) put_together(found, k, reach, offsets, extremes);
+  if (simt::last_to_arrive(arrived, gridDim.x)) put_together(found, k, reach, offsets, halves, extremes);
 }
 
 // `outcome` is this iteration's; `stopped` is set with its `stop` and stays. Leaves `counts` and `moved` at zero.
@@ -160,7 +170,7 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long
   mine = block_sum(mine);
   if (threadIdx.x == 0) {
     found[j] = mine;
-    offsets[j] = -(float)(mine.square / 2);
+    set_offset(offsets, halves, j, -(float)(mine.square / 2));
   }
   if (!simt::last_to_arrive(arrived, gridDim.x)) return;
   const auto sum_of = [](double a, double b) { return a + b; };
@@ -173,7 +183,7 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long
   shift = over_block(shift, sum_of);
   potential = over_block(potential, sum_of);
   empty = over_block(empty, sum_of);
-  put_together(found, k, reach, offsets, extremes);
+  put_together(found, k, reach, offsets, halves, extremes);
   if (threadIdx.x == 0) {
     const bool stops = empty != 0 || *moved == 0 || shift <= tolerance;
     *outcome = {stops, empty != 0, *moved, 0, shift, potential};

@@ -40,7 +40,7 @@ _FILLERS = min(8, os.cpu_count() or 1)
 _ONE_HOT_CLUSTERS = 64
 
 _SOURCE = Path(__file__).parent / "library.cuh"
-_KERNELS = ("nearest", "segment_sums", "own_distances", "point_distances", "column_moments")
+_KERNELS, _VECTOR_KERNELS = ("nearest", "segment_sums", "point_distances"), ("own_distances", "column_moments")
 _THREADS = 256
 # The points that one launch of point_distances takes.
 _POINTS = 8
@@ -50,6 +50,11 @@ def _row_groups(rows: int, columns: int) -> tuple[Any, tuple[int]]:
     """Return log2 of the lanes that share a row, at most a warp, and the grid that covers the rows."""
     shared_by = log2_lanes(columns)
     return np.int32(shared_by), (-((-rows << shared_by) // _THREADS),)
+
+
+def _whole_vectors(array: Any) -> bool:
+    """Tell whether the rows of an array, or its one row, are whole 16 bytes from a multiple of 16 on."""
+    return array.shape[-1] * array.itemsize % 16 == 0 and array.data.ptr % 16 == 0 and array.flags.c_contiguous
 
 
 def _pointer(array: Any | None) -> Any:
@@ -139,11 +144,13 @@ class CublasEngine(Engine):
     def block_moments(self, block: Any, origin: Any) -> tuple[Any, Any]:
         """Return Σ(x − origin) and Σ(x − origin)² over a block's rows, each of shape (d,), float64."""
         d = self.n_features
-        width = min(32, 1 << (d - 1).bit_length())
-        columns, slices = -(-d // width), min(1024, -(-len(block) // 64))
+        vectors = _whole_vectors(block) and _whole_vectors(origin)
+        wide = 16 // self.dtype.itemsize if vectors else 1
+        width = min(32, 1 << (d // wide - 1).bit_length())
+        columns, slices = -(-d // (width * wide)), min(1024, -(-len(block) // 64))
         sums, squares, largest = cupy.empty((3, slices, d))
         arguments = (block, origin, np.int64(len(block)), np.int32(d), sums, squares, largest)
-        self._kernel("column_moments")((columns, slices), (width, _THREADS // width), arguments)
+        self._kernel("column_moments", vectors)((columns, slices), (width, _THREADS // width), arguments)
         self.largest = cupy.maximum(self.largest, largest.max(axis=0))
         return sums.sum(axis=0), squares.sum(axis=0)
 
@@ -152,14 +159,20 @@ class CublasEngine(Engine):
         rows, d = block.shape
         distances = cupy.empty(rows, self.dtype)
         lanes, grid = _row_groups(rows, d)
+        vectors = all(map(_whole_vectors, (block, self.shift, centers)))
+        if vectors:
+            lanes, grid = _row_groups(rows, d * self.dtype.itemsize // 16)
         arguments = (block, self.shift, centers, labels, np.int64(rows), np.int32(d), lanes, distances)
-        self._kernel("own_distances")(grid, (_THREADS,), arguments)
+        self._kernel("own_distances", vectors)(grid, (_THREADS,), arguments)
         return distances
 
-    def _kernel(self, name: str) -> Any:
+    def _kernel(self, name: str, vectors: bool | None = None) -> Any:
+        """Return a kernel; `vectors` says whether one of those that may read whole vectors does."""
         scalar = "float" if self.dtype == np.float32 else "double"
-        names = tuple(f"{kernel}<{scalar}>" for kernel in _KERNELS)
-        return function(_SOURCE, names, f"{name}<{scalar}>", self._gpu.id)
+        names = [f"{kernel}<{scalar}>" for kernel in _KERNELS]
+        names += [f"{kernel}<{scalar}, {of}>" for kernel in _VECTOR_KERNELS for of in ("false", "true")]
+        wanted = f"{name}<{scalar}>" if vectors is None else f"{name}<{scalar}, {str(vectors).lower()}>"
+        return function(_SOURCE, tuple(names), wanted, self._gpu.id)
 
     def square_distances(self, points: np.ndarray) -> Any:
         """Return ‖x − p‖² for every point p and sample x, shape (len(points), n), in `dtype`."""

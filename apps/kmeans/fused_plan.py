@@ -226,7 +226,7 @@ def stream_plan(d: int, device: Device) -> StreamPlan | None:
     for most in (8, 4):
         chunks = -(-every // most)
         slabs = -(-every // chunks)
-        for stages_b in (6, 5, 4, 3):
+        for stages_b in (4, 3):  # more would take the level-1 cache from the offsets
             plan = StreamPlan(slabs, chunks, 4, chunks, stages_b)
             if plan.shared_bytes <= room:
                 return plan

@@ -136,9 +136,9 @@ class Step(ABC):
         self.moved, self._arrived, self.stopped = (self._zeroed[i : i + 1] for i in range(3))
         self._counts = cupy.empty(0, np.uint32)  # of lists that `advance` is to empty
         self._centers = cupy.empty((2, k, d), engine.dtype)  # of an iteration, and of the next
-        n_columns = -(-k // self.columns) * self.columns
+        n_columns = self._n_columns = -(-k // self.columns) * self.columns
         self._halves = cupy.zeros((n_columns, shadow.padded), np.float16)
-        self._offsets = cupy.empty(n_columns, np.float32)
+        self._offsets = cupy.empty(n_columns * (2 if shadow.slabs else 1), np.float32)
         self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
         self._outcomes = cupy.empty(_AHEAD, OUTCOME)
         memory = cupy.cuda.alloc_pinned_memory(_AHEAD * OUTCOME.itemsize)
@@ -217,7 +217,7 @@ class Step(ABC):
         self._counts.fill(0)
         found = self._found, self._arrived, self._extremes
         arguments = (self._centers[0], *self._sizes, self._offsets, *found)
-        self._place((self._offsets.size,), (_CENTRE_THREADS,), arguments)
+        self._place((self._n_columns,), (_CENTRE_THREADS,), arguments)
 
     def _launch(self, count: int, tol: float) -> None:
         """Launch one iteration, and the copy of its outcome to the host."""
@@ -351,7 +351,7 @@ class ManyCentres(Step):
         pointers = self._offsets, self._extremes, shadow.norms, engine.labels, *lists, self.stopped
         addresses = (one.data.ptr for one in pointers)
         nearest = np.array((*addresses, self._capacity, n, tensor_error(d), shadow.rounding, 0), NEAREST_OF_MANY)[()]
-        tiles = -(-n // plan.ROWS), self._offsets.size // plan.COLUMNS, plan.chunks
+        tiles = -(-n // plan.ROWS), self._n_columns // plan.COLUMNS, plan.chunks
         product = shadow.rows, self._halves, *map(np.int32, tiles), nearest
         self._product((self._blocks,), (plan.threads,), product, shared_mem=plan.shared_bytes)
         rows, room = self.rows(), np.int64(self._capacity)

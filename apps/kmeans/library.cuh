@@ -16,7 +16,16 @@
 // that matrix in the place of the scores. `segment_sums` serves many clusters, where a one-hot product would double the
 // arithmetic: the rows come sorted by label, and a block of threads adds up one cluster's rows in their order.
 
+// Rows of whole 16 bytes, from a multiple of 16 on, are read 16 bytes at a time (kVectors).
+
 #define FULL_WARP 0xffffffffu
+
+// 16 bytes of a row.
+template <typename T>
+struct alignas(16) Piece {
+  static constexpr int kCount = 16 / sizeof(T);
+  T at[kCount];
+};
 
 template <typename T>
 __global__ void nearest(T* scores, const T* norms, const T* weights, long long rows, int k, int log2_lanes,
@@ -83,7 +92,7 @@ __global__ void segment_sums(const T* X, const T* weights, const long long* orde
 }
 
 // Groups of 2^log2_lanes lanes share a row, as in `nearest`.
-template <typename T>
+template <typename T, bool kVectors>
 __global__ void own_distances(const T* X, const T* mean, const T* centers, const int* labels, long long rows, int d,
                               int log2_lanes, T* distances) {
   const long long thread = blockIdx.x * (long long)blockDim.x + threadIdx.x;
@@ -92,9 +101,22 @@ __global__ void own_distances(const T* X, const T* mean, const T* centers, const
   const long long row = present ? thread >> log2_lanes : rows - 1;
   const T *x = X + row * d, *center = centers + (long long)labels[row] * d;
   double sum = 0;
-  for (int j = lane; j < d; j += lanes) {
-    const double delta = (double)(x[j] - mean[j]) - (double)center[j];
-    sum += delta * delta;
+  if (kVectors) {
+    using P = Piece<T>;
+    for (int j = P::kCount * lane; j < d; j += P::kCount * lanes) {
+      const P value = *reinterpret_cast<const P*>(x + j), of_mean = *reinterpret_cast<const P*>(mean + j);
+      const P of_center = *reinterpret_cast<const P*>(center + j);
+#pragma unroll
+      for (int i = 0; i < P::kCount; ++i) {
+        const double delta = (double)(value.at[i] - of_mean.at[i]) - (double)of_center.at[i];
+        sum += delta * delta;
+      }
+    }
+  } else {
+    for (int j = lane; j < d; j += lanes) {
+      const double delta = (double)(x[j] - mean[j]) - (double)center[j];
+      sum += delta * delta;
+    }
   }
   for (int offset = lanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, offset);
   if (present && lane == 0) distances[row] = (T)sum;
@@ -127,41 +149,65 @@ __global__ void point_distances(const T* X, const T* mean, const double* points,
   }
 }
 
-// Block (f, g): features f·blockDim.x …, every (gridDim.y · blockDim.y)-th row from row g·blockDim.y on. Each writes one
-// row of partial results, (gridDim.y × d), for the caller to put together. 256 threads.
-template <typename T>
-__global__ void column_moments(const T* X, const T* origin, long long rows, int d, double* sums, double* squares,
-                               double* largest) {
+// Block (f, g): features from f·blockDim.x·kWide on, kWide a thread, and every (gridDim.y · blockDim.y)-th row from row
+// g·blockDim.y + threadIdx.y on. Each writes one row of partial results, (gridDim.y × d), for the caller to put together.
+// 256 threads.
+template <typename T, bool kVectors>
+__global__ void __launch_bounds__(256, 3) column_moments(const T* X, const T* origin, long long rows, int d, double* sums,
+                                                         double* squares, double* largest) {
+  constexpr int kWide = kVectors ? Piece<T>::kCount : 1, kTogether = 4;
   __shared__ double partial[3][256];
-  const int feature = blockIdx.x * blockDim.x + threadIdx.x;
-  double sum = 0, square = 0;
-  T most = 0;
+  const int feature = (blockIdx.x * blockDim.x + threadIdx.x) * kWide;
+  double sum[kWide] = {}, square[kWide] = {};
+  T most[kWide] = {};
   if (feature < d) {
-    const double about = (double)origin[feature];
+    double about[kWide];
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) about[i] = (double)origin[feature + i];
     const long long step = (long long)gridDim.y * blockDim.y;
-#pragma unroll 4
-    for (long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y; row < rows; row += step) {
-      const double delta = (double)X[row * d + feature] - about;
-      sum += delta;
-      square += delta * delta;
-      const T size = (T)(delta < 0 ? -delta : delta);
-      most = size > most ? size : most;
+    for (long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y; row < rows; row += kTogether * step) {
+      // Some rows at a time; past the end, the origin itself, which adds nothing.
+      Piece<T> value[kTogether];
+#pragma unroll
+      for (int r = 0; r < kTogether; ++r) {
+        const T* from = row + r * step < rows ? X + (row + r * step) * d + feature : origin + feature;
+        if (kVectors) {
+          value[r] = *reinterpret_cast<const Piece<T>*>(from);
+        } else {
+          value[r].at[0] = *from;
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < kTogether; ++r) {
+#pragma unroll
+        for (int i = 0; i < kWide; ++i) {
+          const double delta = (double)value[r].at[i] - about[i];
+          sum[i] += delta;
+          square[i] += delta * delta;
+          const T size = (T)(delta < 0 ? -delta : delta);
+          most[i] = size > most[i] ? size : most[i];
+        }
+      }
     }
   }
   const int place = threadIdx.y * blockDim.x + threadIdx.x;
-  partial[0][place] = sum;
-  partial[1][place] = square;
-  partial[2][place] = most;
-  __syncthreads();
-  if (threadIdx.y != 0 || feature >= d) return;
-  double greatest = most;
-  for (int y = 1; y < blockDim.y; ++y) {
-    const int other = y * blockDim.x + threadIdx.x;
-    sum += partial[0][other];
-    square += partial[1][other];
-    greatest = partial[2][other] > greatest ? partial[2][other] : greatest;
+#pragma unroll
+  for (int i = 0; i < kWide; ++i) {
+    __syncthreads();
+    partial[0][place] = sum[i];
+    partial[1][place] = square[i];
+    partial[2][place] = most[i];
+    __syncthreads();
+    if (threadIdx.y != 0 || feature >= d) continue;
+    double greatest = most[i];
+    for (int y = 1; y < blockDim.y; ++y) {
+      const int other = y * blockDim.x + threadIdx.x;
+      sum[i] += partial[0][other];
+      square[i] += partial[1][other];
+      greatest = partial[2][other] > greatest ? partial[2][other] : greatest;
+    }
+    sums[(long long)blockIdx.y * d + feature + i] = sum[i];
+    squares[(long long)blockIdx.y * d + feature + i] = square[i];
+    largest[(long long)blockIdx.y * d + feature + i] = greatest;
   }
-  sums[(long long)blockIdx.y * d + feature] = sum;
-  squares[(long long)blockIdx.y * d + feature] = square;
-  largest[(long long)blockIdx.y * d + feature] = greatest;
 }

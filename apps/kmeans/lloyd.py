@@ -21,7 +21,7 @@ from sklearn.exceptions import ConvergenceWarning
 from tsapps.apps.kmeans.engine import Assignment, Engine, Report
 from tsapps.apps.kmeans.rows import ArrayRows, unit
 from tsapps.apps.kmeans.seeding import SMALL, kmeans_parallel, kmeans_plusplus, random_samples
-from tsapps.kernels.arrays import to_host
+from tsapps.kernels.arrays import as_array, kind_of, to_host
 
 __all__ = ["Clustering", "Progress", "fit", "relocate_empty_clusters"]
 
@@ -211,7 +211,7 @@ def _first_centers(
     if callable(init):
         centers = to_host(init(engine.centred(), n_clusters, random_state=random_state)).astype(engine.dtype)
     else:
-        centers = np.array(init, dtype=engine.dtype)
+        centers = np.array(to_host(as_array(init)) if kind_of(init) is not None else init, dtype=engine.dtype)
     if centers.shape != (n_clusters, engine.n_features):
         raise ValueError(
             f"the initial centers have shape {centers.shape}; "

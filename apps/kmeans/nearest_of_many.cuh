@@ -33,7 +33,7 @@ struct Lengths {
 };
 
 struct NearestOfMany {
-  const float* offsets;  // −‖c‖²/2 of every column of the product; −infinite past the last centre
+  const float4* offsets;  // −‖c‖²/2 of two columns, twice; −infinite past the last centre
   const Extremes* extremes;
   const float* norms;
   const int* labels;
@@ -89,12 +89,11 @@ struct NearestOfMany {
   }
 
   __device__ __forceinline__ void start(int tile, float (&scores)[16][4]) const {
-    const float2* offset = reinterpret_cast<const float2*>(offsets + 128 * tile) + threadIdx.x % 4;
+    const float4* offset = offsets + 64 * tile + threadIdx.x % 4;
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
-      const float2 two = offset[4 * j];
-      scores[j][0] = scores[j][2] = two.x;
-      scores[j][1] = scores[j][3] = two.y;
+      const float4 two = offset[4 * j];
+      scores[j][0] = two.x, scores[j][1] = two.y, scores[j][2] = two.z, scores[j][3] = two.w;
     }
   }
 

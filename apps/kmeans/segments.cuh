@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(256, 2) add_segments(const Rows<T, Work> rows,
                                                        unsigned long long* sums, const int* stopped) {
   if (*stopped) return;
   using Number = typename Integer<kDigits>::Number;
-  constexpr int kWide = kVector<T>, kTogether = kAligned ? 8 : 4;
+  constexpr int kWide = kVector<T>, kTogether = kAligned && !kWeighted && kDigits == 2 ? 8 : 4;
   const int lane = threadIdx.x % 32, width = rows.d + 1, slices = (rows.d + 32 * kWide - 1) / (32 * kWide);
   const unsigned all = *count;
   const long long warps = (long long)gridDim.x * (blockDim.x / 32);

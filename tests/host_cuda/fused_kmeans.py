@@ -267,7 +267,7 @@ class Iterations:
         centers = np.ascontiguousarray(centers.astype(self.work))
         columns = -(-k // self.columns) * self.columns
         self.halves = np.full((columns, self.padded), np.nan if columns == k else 0, np.float16)
-        self.offsets = np.full(columns, np.nan, np.float32)
+        self.offsets = np.full(columns * (2 if self.slabs else 1), np.nan, np.float32)
         self.extremes, self.found = np.full(4, np.nan, np.float32), np.full((k, 4), np.nan)
         halves = np.array((self.halves.ctypes.data, self.padded, self.slabs), HALVES)
         self.sizes, self.arrived = (k, d, halves, self.scale, shadow_reach(d)), np.zeros(1, np.uint32)
@@ -366,7 +366,7 @@ class IterationsOfMany(Iterations):
         pointed = self.offsets, self.extremes, self.norms, self.labels, *lists_of, self.stopped
         pointers = (one.ctypes.data for one in pointed)
         nearest = np.array((*pointers, room, n, tensor_error(d), self.rounding, 0), NEAREST_OF_MANY)
-        tiles = -(-n // plan.ROWS), self.offsets.size // plan.COLUMNS, plan.chunks
+        tiles = -(-n // plan.ROWS), len(self.halves) // plan.COLUMNS, plan.chunks
         streamed(plan).call("assign", self.shadow, self.halves, *tiles, nearest, lists)
         assert (lengths <= room).all()
         found = [undecided[b, : lengths[b, 1]] for b in range(lists)]
