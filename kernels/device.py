@@ -7,6 +7,7 @@ is not there; `live` reads the GPU at hand through CuPy. A GPU at hand that is k
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -249,6 +250,7 @@ def from_attributes(attributes: Mapping[str, Any]) -> Device:
         raise ValueError(f"attribute {error.args[0]!r} is missing; got {', '.join(sorted(attributes))}") from None
 
 
+@cache
 def live(index: int = 0) -> Device:
     """Read one GPU of this machine through CuPy.
 

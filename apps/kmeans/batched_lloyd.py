@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
+from tsapps.apps.kmeans.assignment import Assignment
 from tsapps.apps.kmeans.batched_plan import (
     BATCH,
     POINTERS,
@@ -18,7 +19,6 @@ from tsapps.apps.kmeans.batched_plan import (
     integers,
     update_parts,
 )
-from tsapps.apps.kmeans.engine import Assignment
 from tsapps.apps.kmeans.fused_plan import shadow_reach, shadow_scale, tensor_error
 from tsapps.apps.kmeans.lloyd import relocate_empty_clusters
 from tsapps.kernels.arrays import to_host

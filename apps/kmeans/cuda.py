@@ -97,8 +97,15 @@ class CublasEngine(Engine):
         free, _ = cupy.cuda.runtime.memGetInfo()
         return size + working <= free + cupy.get_default_memory_pool().free_bytes()
 
+    @property
+    def temporary_columns(self) -> int:
+        """Columns of what `block_moments` and `block_distances` make of a block beside their results: none."""
+        return 0
+
     def block_rows(self, n_columns: int) -> int:
         """Return the rows of a block whose widest temporary has `n_columns` columns."""
+        if n_columns == 0 and self.held is not None:
+            return self.n_samples
         rows = _BLOCK_BYTES // (self.dtype.itemsize * max(n_columns, self.n_features))
         return max(1, min(rows, _MOST_ROWS))
 

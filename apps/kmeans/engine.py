@@ -15,80 +15,18 @@ Over `UnitRows` the metric is the cosine: centres have norm 1 too, ‖x − c‖
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import numpy as np
 from sklearn.utils.extmath import row_norms
 
+from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
 from tsapps.apps.kmeans.rows import ArrayRows, Rows, UnitRows, unit
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["Assignment", "Engine", "Iterated", "Report"]
+__all__ = ["Engine"]
 
 T = TypeVar("T")
-
-
-@dataclass
-class Assignment:
-    """What one assignment pass found.
-
-    Attributes
-    ----------
-    moved : int
-        Samples whose label changed.
-    sums : numpy.ndarray of shape (k, d), float64
-        Weighted sum of the (centred) samples of each cluster.
-    weights : numpy.ndarray of shape (k,), float64
-        Weight in each cluster.
-    potential : float
-        Σ w·score over the samples: the inertia less Σ w·‖x‖². NaN unless asked for.
-    """
-
-    moved: int
-    sums: np.ndarray
-    weights: np.ndarray
-    potential: float
-
-    def means(self) -> np.ndarray:
-        """Return sums / weights (k, d); a cluster that is empty takes the place of the heaviest one."""
-        heaviest = int(self.weights.argmax())
-        empty = self.weights == 0
-        means = self.sums * (1 / np.where(empty, 1, self.weights))[:, np.newaxis]
-        # As scikit-learn averages in place and in order, an empty cluster before the heaviest copies its sum, one after
-        # it its mean.
-        means[empty] = means[heaviest]
-        means[:heaviest][empty[:heaviest]] = self.sums[heaviest]
-        return means
-
-
-@dataclass(frozen=True)
-class Iterated:
-    """Where some iterations ended.
-
-    Attributes
-    ----------
-    centers : numpy.ndarray of shape (k, d)
-        The next ones; those that the last labels are of, if a cluster is empty.
-    count : int
-        How many iterations there were.
-    strict : bool
-        Whether no label changed in the last.
-    shift : float
-        Σ ‖new c − c‖² of the last; NaN if a cluster is empty.
-    empty : Assignment or None
-        The last assignment, if it left a cluster empty.
-    """
-
-    centers: np.ndarray
-    count: int
-    strict: bool
-    shift: float
-    empty: Assignment | None = None
-
-
-#: Called after every iteration with its number in the run, from 1, the labels that changed, and Σ w·score.
-Report = Callable[[int, int, float], None]
 
 
 class Engine(ABC):
@@ -153,6 +91,11 @@ class Engine(ABC):
     @abstractmethod
     def fits(self, size: int) -> bool:
         """Tell whether `size` more bytes for X leave the device room to work."""
+
+    @property
+    def temporary_columns(self) -> int:
+        """Columns of what `block_moments` and `block_distances` make of a block beside their results."""
+        return 2 * self.n_features
 
     @abstractmethod
     def block_rows(self, n_columns: int) -> int:
@@ -273,7 +216,7 @@ class Engine(ABC):
             return self.block_moments(block, origin)
 
         total = square = self.xp.zeros(self.n_features)
-        for part in self.each_block(work, 2 * self.n_features):
+        for part in self.each_block(work, self.temporary_columns):
             total = total + part[0]
             square = square + part[1]
         total, square = to_host(total) / self.n_samples, to_host(square) / self.n_samples
@@ -390,7 +333,7 @@ class Engine(ABC):
             weights = self.weights_of(start, block) if weighted else None
             return distances if weights is None else distances * weights
 
-        return self.each_block(work, 2 * self.n_features)
+        return self.each_block(work, self.temporary_columns)
 
     def square_norm(self) -> float:
         """Return Σ w·‖x‖² over the (centred) samples, in float64."""

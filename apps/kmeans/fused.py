@@ -15,8 +15,8 @@ from typing import Any
 import cupy
 import numpy as np
 
+from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
 from tsapps.apps.kmeans.cuda import CublasEngine
-from tsapps.apps.kmeans.engine import Assignment, Iterated, Report
 from tsapps.apps.kmeans.fused_plan import MOST_CENTRES, MOST_CLUSTERS, StreamPlan, assign_plan, stream_plan
 from tsapps.apps.kmeans.fused_seeding import draw_plus_plus
 from tsapps.apps.kmeans.fused_step import FewCentres, ManyCentres, Shadow, Step

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.engine import Assignment, Iterated, Report
+from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
 from tsapps.apps.kmeans.fused_plan import (
     CHANGE_BYTES,
     ENTRY_BYTES,

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from tsapps.apps.kmeans.engine import Assignment, Engine, Report
+from tsapps.apps.kmeans.assignment import Assignment, Report
+from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.rows import ArrayRows, unit
 from tsapps.apps.kmeans.seeding import SMALL, kmeans_parallel, kmeans_plusplus, random_samples
 from tsapps.kernels.arrays import as_array, kind_of, to_host

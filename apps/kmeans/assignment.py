@@ -1,0 +1,70 @@
+"""What an engine's passes find: assignments, and where iterations ended."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["Assignment", "Iterated", "Report"]
+
+
+@dataclass
+class Assignment:
+    """What one assignment pass found.
+
+    Attributes
+    ----------
+    moved : int
+        Samples whose label changed.
+    sums : numpy.ndarray of shape (k, d), float64
+        Weighted sum of the (centred) samples of each cluster.
+    weights : numpy.ndarray of shape (k,), float64
+        Weight in each cluster.
+    potential : float
+        Σ w·score over the samples: the inertia less Σ w·‖x‖². NaN unless asked for.
+    """
+
+    moved: int
+    sums: np.ndarray
+    weights: np.ndarray
+    potential: float
+
+    def means(self) -> np.ndarray:
+        """Return sums / weights (k, d); a cluster that is empty takes the place of the heaviest one."""
+        heaviest = int(self.weights.argmax())
+        empty = self.weights == 0
+        means = self.sums * (1 / np.where(empty, 1, self.weights))[:, np.newaxis]
+        # As scikit-learn averages in place and in order, an empty cluster before the heaviest copies its sum, one after
+        # it its mean.
+        means[empty] = means[heaviest]
+        means[:heaviest][empty[:heaviest]] = self.sums[heaviest]
+        return means
+
+
+@dataclass(frozen=True)
+class Iterated:
+    """Where some iterations ended.
+
+    Attributes
+    ----------
+    centers : numpy.ndarray of shape (k, d)
+        The next ones; those that the last labels are of, if a cluster is empty.
+    count : int
+        How many iterations there were.
+    strict : bool
+        Whether no label changed in the last.
+    shift : float
+        Σ ‖new c − c‖² of the last; NaN if a cluster is empty.
+    empty : Assignment or None
+        The last assignment, if it left a cluster empty.
+    """
+
+    centers: np.ndarray
+    count: int
+    strict: bool
+    shift: float
+    empty: Assignment | None = None
+
+
+#: Called after every iteration with its number in the run, from 1, the labels that changed, and Σ w·score.
+Report = Callable[[int, int, float], None]
