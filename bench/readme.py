@@ -60,7 +60,7 @@ def gemm_table(records: Sequence[dict[str, Any]]) -> str:
 
 def kmeans_table(records: Sequence[dict[str, Any]]) -> str:
     """Return milliseconds an iteration as a Markdown table: a row a shape, a column an engine."""
-    engines = list(dict.fromkeys(one["engine"] for one in records))
+    engines = sorted(dict.fromkeys(one["engine"] for one in records), key=lambda name: name != "tsapps")
     lines = [
         f"| n | d | k | dtype | floor | {' | '.join(engines)} |",
         f"|---:|---:|---:|---|---:|{'---:|' * len(engines)}",
