@@ -42,8 +42,8 @@ _ONE_HOT_CLUSTERS = 64
 _SOURCE = Path(__file__).parent / "library.cuh"
 _KERNELS, _VECTOR_KERNELS = ("nearest", "segment_sums", "point_distances"), ("own_distances", "column_moments")
 _THREADS = 256
-# The points that one launch of point_distances takes.
-_POINTS = 8
+# The points that one launch of point_distances takes, and the rows that a group of lanes of own_distances does.
+_POINTS, _ROWS_TOGETHER = 8, 4
 
 
 def _row_groups(rows: int, columns: int) -> tuple[Any, tuple[int]]:
@@ -165,10 +165,8 @@ class CublasEngine(Engine):
         """Return ‖x − c‖² of each of a block's rows and the centre that its label names, in `dtype`."""
         rows, d = block.shape
         distances = cupy.empty(rows, self.dtype)
-        lanes, grid = _row_groups(rows, d)
         vectors = all(map(_whole_vectors, (block, self.shift, centers)))
-        if vectors:
-            lanes, grid = _row_groups(rows, d * self.dtype.itemsize // 16)
+        lanes, grid = _row_groups(-(-rows // _ROWS_TOGETHER), d * self.dtype.itemsize // 16 if vectors else d)
         arguments = (block, self.shift, centers, labels, np.int64(rows), np.int32(d), lanes, distances)
         self._kernel("own_distances", vectors)(grid, (_THREADS,), arguments)
         return distances

@@ -196,6 +196,10 @@ class Engine(ABC):
         rows = to_host(self.source.rows(np.asarray(indices)))
         return rows.astype(self.dtype) - to_host(self.mean)
 
+    def placed(self, centers: np.ndarray) -> np.ndarray:
+        """Return centres of X as it is as those that passes over it, not centred yet, are to be given."""
+        return centers
+
     def forget_labels(self) -> None:
         """Set every label to −1, so that the next assignment moves every sample."""
         self.labels.fill(-1)

@@ -238,7 +238,7 @@ class TSKMeans(KMeans):
         if self._runs_scikit_learn(X):
             return like(KMeans.predict(self._host_twin(), _on_host(X)), X)
         with self._open_checked(X) as engine:
-            engine.assign(self._centers(engine), update=False)
+            engine.assign(engine.placed(self._centers(engine)), update=False)
             return like(engine.labels, X)
 
     def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
@@ -272,7 +272,7 @@ class TSKMeans(KMeans):
         if self._runs_scikit_learn(X):
             return KMeans.score(self._host_twin(), _on_host(X), y, _on_host(sample_weight))
         with self._open_checked(X, sample_weight) as engine:
-            centers = self._centers(engine)
+            centers = engine.placed(self._centers(engine))
             engine.assign(centers, update=False)
             return -engine.inertia(centers)
 

@@ -32,7 +32,7 @@ LEAST_BYTES = 32 << 20
 # What 32 bits number, and what a row's norm is summed over in float32 (shadow.cuh).
 _MOST_SAMPLES, _MOST_FEATURES = 2**32 - 1, 2**18
 # Of many centres, a sample may be numbered twice (segments.cuh).
-_MOST_OF_MANY = 2**31 - 1
+_MOST_OF_MANY = 2**31 - 1024
 _LEAST_CAPABILITY = 8.0
 _HALVES = ("float16", "bfloat16")
 # The square of the mean beside that of the spread, up to which halves are not centred.
@@ -66,6 +66,8 @@ class FusedEngine(CublasEngine):
         self._found: tuple[np.ndarray, np.ndarray, float] | None = None
         self._shadow: Shadow | None = None
         self._step: Step | None = None
+        if not self._applies and self.held is None and super().copies():
+            self._hold()
 
     @property
     def rows_on_gpu(self) -> Any:
@@ -115,7 +117,7 @@ class FusedEngine(CublasEngine):
             variance = self._found[2]
             if float(mean @ mean) <= _NEARLY_CENTRED * self.n_features * variance:
                 mean = np.zeros_like(mean)
-        self._shifts = True
+        self._shifts, self._shadow, self._step = True, None, None
         self.mean = self.shift = cupy.asarray(mean, dtype=self.dtype)
 
     def _centre_held(self) -> None:
@@ -126,7 +128,9 @@ class FusedEngine(CublasEngine):
             if self.held is None and super().copies():
                 self._hold()
             super().centre(self.mean)
-            self._applies = self._applies and self.rows_on_gpu is not None
+            # What was made of X with the mean subtracted as it is read is of no more use.
+            self._shadow = self._step = None
+            self._applies = self._applies and (self.held is not None or not bool(self.mean.any()))
 
     def square_norm(self) -> float:
         """Return Σ w·‖x‖² over the (centred) samples, in float64."""
@@ -150,6 +154,14 @@ class FusedEngine(CublasEngine):
     def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
         """Draw samples by greedy k-means++ on the GPU, without the host; see `Engine.draw_plus_plus`."""
         return draw_plus_plus(self, first, draws)
+
+    def placed(self, centers: np.ndarray) -> np.ndarray:
+        """Return centres as passes want them; see `Engine.placed`. Far from the middle, few labels could be proved."""
+        if not self._applies or self.spherical:
+            return super().placed(centers)
+        mean, _ = self.moments()
+        self.centre(mean)
+        return centers - to_host(self.mean)
 
     def forget_labels(self) -> None:
         """Set every label to −1, so that the next assignment moves every sample."""
@@ -181,7 +193,7 @@ class FusedEngine(CublasEngine):
             return self._step
         self._step = None
         plan = self._plan_for(k) if self._applies else None
-        shadow = self._shadow_for(plan) if plan is not None else None
+        shadow = self._shadow_for(plan, k) if plan is not None else None
         if plan is None or shadow is None:
             self._centre_held()
             return None
@@ -196,14 +208,14 @@ class FusedEngine(CublasEngine):
             return assign_plan(n, d, k, self.gpu)
         return stream_plan(d, self.gpu) if n <= _MOST_OF_MANY and k <= MOST_CENTRES else None
 
-    def _shadow_for(self, plan: Plan | StreamPlan) -> Shadow | None:
+    def _shadow_for(self, plan: Plan | StreamPlan, k: int) -> Shadow | None:
         """Return the copy that iterations read; None where there is none to be."""
         slabs = plan.row_slabs if isinstance(plan, StreamPlan) else 0
         if self._shadow is None or self._shadow.slabs != slabs:
             self._shadow = None
             if self._found is None:
                 self.moments()
-            self._applies = self.fits(Shadow.size(*self.source.shape, slabs))
+            self._applies = self.fits(Shadow.size(*self.source.shape, k, slabs))
             self._shadow = Shadow(self, slabs) if self._applies else None
         return self._shadow
 

@@ -27,6 +27,8 @@ def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.nda
     X is read once for each centre; beside it, n numbers are kept.
     """
     X, (steps, trials) = engine.held, draws.shape
+    if X is None and engine.rows_on_gpu is not None and engine.fits(2 * engine.rows_on_gpu.nbytes):
+        X = engine.rows_on_gpu.astype(engine.dtype)  # halves
     if X is None:
         return None
     if steps == 0:

@@ -95,7 +95,7 @@ def _streamed(plan: StreamPlan, device: int) -> Any:
 class Shadow:
     """The copy of X in float16, scaled, and the norms of its rows; see shadow.cuh.
 
-    `slabs` of 16 columns a row, in tiles of 128 rows (slabs.cuh); if 0, rows of `padded` elements.
+    `slabs` of 16 columns a row, in tiles of 64 rows (slabs.cuh); if 0, rows of `padded` elements.
     """
 
     def __init__(self, engine: FusedEngine, slabs: int) -> None:
@@ -116,10 +116,11 @@ class Shadow:
         kernel((engine.gpu.multiprocessors * _OTHER_BLOCKS,), (_SHADOW_THREADS,), arguments)
 
     @staticmethod
-    def size(n: int, d: int, slabs: int) -> int:
-        """Return about the bytes of a shadow and of an iteration's lists."""
+    def size(n: int, d: int, k: int, slabs: int) -> int:
+        """Return about the bytes of a shadow, of an iteration's lists, and of what there is of every centre."""
         lists = CHANGE_BYTES + UNDECIDED_BYTES if slabs else 2 * ENTRY_BYTES
-        return n * (2 * (16 * slabs or padded(d)) + 4 + lists)
+        width = 16 * slabs or padded(d)
+        return n * (2 * width + 4 + lists) + k * (2 * width + 3 * 8 * (d + 1))
 
 
 class Step(ABC):

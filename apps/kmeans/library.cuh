@@ -20,6 +20,15 @@
 
 #define FULL_WARP 0xffffffffu
 
+template <bool kFirst, typename A, typename B>
+struct Either {
+  using type = A;
+};
+template <typename A, typename B>
+struct Either<false, A, B> {
+  using type = B;
+};
+
 // 16 bytes of a row.
 template <typename T>
 struct alignas(16) Piece {
@@ -91,35 +100,50 @@ __global__ void segment_sums(const T* X, const T* weights, const long long* orde
   }
 }
 
-// Groups of 2^log2_lanes lanes share a row, as in `nearest`.
+// Groups of 2^log2_lanes lanes share a row, as in `nearest`, and take some rows at a time, `together` apart.
+#define ROWS_TOGETHER 4
+
 template <typename T, bool kVectors>
-__global__ void own_distances(const T* X, const T* mean, const T* centers, const int* labels, long long rows, int d,
-                              int log2_lanes, T* distances) {
+__global__ void __launch_bounds__(256, 2) own_distances(const T* X, const T* mean, const T* centers, const int* labels,
+                                                        long long rows, int d, int log2_lanes, T* distances) {
+  struct Number {
+    T at[1];
+  };
+  using P = typename Either<kVectors, Piece<T>, Number>::type;
+  constexpr int kWide = sizeof(P) / sizeof(T);
   const long long thread = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  const long long together = gridDim.x * (long long)blockDim.x >> log2_lanes, first = thread >> log2_lanes;
   const int lanes = 1 << log2_lanes, lane = (int)thread & (lanes - 1);
-  const bool present = thread >> log2_lanes < rows;
-  const long long row = present ? thread >> log2_lanes : rows - 1;
-  const T *x = X + row * d, *center = centers + (long long)labels[row] * d;
-  double sum = 0;
-  if (kVectors) {
-    using P = Piece<T>;
-    for (int j = P::kCount * lane; j < d; j += P::kCount * lanes) {
-      const P value = *reinterpret_cast<const P*>(x + j), of_mean = *reinterpret_cast<const P*>(mean + j);
-      const P of_center = *reinterpret_cast<const P*>(center + j);
+  const T *x[ROWS_TOGETHER], *center[ROWS_TOGETHER];
+  double sum[ROWS_TOGETHER] = {};
 #pragma unroll
-      for (int i = 0; i < P::kCount; ++i) {
-        const double delta = (double)(value.at[i] - of_mean.at[i]) - (double)of_center.at[i];
-        sum += delta * delta;
+  for (int r = 0; r < ROWS_TOGETHER; ++r) {
+    const long long row = first + r * together < rows ? first + r * together : rows - 1;
+    x[r] = X + row * d;
+    center[r] = centers + (long long)labels[row] * d;
+  }
+  for (int j = kWide * lane; j < d; j += kWide * lanes) {
+    const P of_mean = *reinterpret_cast<const P*>(mean + j);
+    P value[ROWS_TOGETHER], of_center[ROWS_TOGETHER];
+#pragma unroll
+    for (int r = 0; r < ROWS_TOGETHER; ++r) {
+      value[r] = *reinterpret_cast<const P*>(x[r] + j);
+      of_center[r] = *reinterpret_cast<const P*>(center[r] + j);
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS_TOGETHER; ++r) {
+#pragma unroll
+      for (int i = 0; i < kWide; ++i) {
+        const double delta = (double)(value[r].at[i] - of_mean.at[i]) - (double)of_center[r].at[i];
+        sum[r] += delta * delta;
       }
     }
-  } else {
-    for (int j = lane; j < d; j += lanes) {
-      const double delta = (double)(x[j] - mean[j]) - (double)center[j];
-      sum += delta * delta;
-    }
   }
-  for (int offset = lanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, offset);
-  if (present && lane == 0) distances[row] = (T)sum;
+#pragma unroll
+  for (int r = 0; r < ROWS_TOGETHER; ++r) {
+    for (int offset = lanes / 2; offset > 0; offset /= 2) sum[r] += __shfl_xor_sync(FULL_WARP, sum[r], offset);
+    if (lane == 0 && first + r * together < rows) distances[first + r * together] = (T)sum[r];
+  }
 }
 
 #define POINTS 8

@@ -9,7 +9,7 @@
 //
 // norm being the row's, ρ what float16 loses (shadow.cuh) and γ the tensor cores' error. So a centre can be the nearest only if its score is above the best one
 // less 2 E: the row's *candidates*, a bit each. A row with one candidate is decided, and nothing of it is written if that is
-// its label already. Every other row goes to a list, one a block, for `resolve.cuh`.
+// its label already. Every other row goes to a list, one a block, for `decide.cuh`.
 //
 // Why it is fast: of each score a subtraction, a maximum and two multiply-adds, which count candidates in the mantissa of a
 // float (a fused multiply-add that saturates is 1 above the threshold and 0 below it); then two shuffles bring the four

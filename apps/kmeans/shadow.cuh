@@ -40,46 +40,66 @@ __global__ void __launch_bounds__(256, 4) make_shadow(const T* X, long long lead
   const int lanes = 1 << log2_lanes, lane = (int)threadIdx.x & (lanes - 1);
   const long long together = (long long)gridDim.x * blockDim.x >> log2_lanes;
   const long long first = ((long long)blockIdx.x * blockDim.x + threadIdx.x) >> log2_lanes;
-  // Every lane of a warp takes part in the shuffles: past the end, in those of the last row.
-  for (long long begin = 0; begin < rows; begin += together) {
-    const long long row = begin + first < rows ? begin + first : rows - 1;
-    const T* x = X + row * leading;
-    // A lane's elements lie together in slabs too.
-    ptx::Half* to = shadow + (slabs ? tsm2::slab_offset(row, 0, slabs, tsm2::kSlabRows) : row * padded);
-    float square = 0, lost = 0;
-#pragma unroll 2
-    for (int j = kWide * lane; j < padded; j += kWide * lanes) {
-      Work value[kWide];
-      if (kAligned && j < d) {
-        const auto some = simt::load_streaming<kWide>(x + j);
-        const auto middle = *reinterpret_cast<const simt::Vector<Work, kWide>*>(mean + j);
+  // Two rows at a time, for more of X to be on its way. Every lane of a warp takes part in the shuffles: past the end, in
+  // those of the last row.
+  constexpr int kTogether = 2;
+  for (long long begin = 0; begin < rows; begin += kTogether * together) {
+    const T* x[kTogether];
+    ptx::Half* to[kTogether];
+    float square[kTogether] = {}, lost[kTogether] = {};
 #pragma unroll
-        for (int i = 0; i < kWide; ++i) value[i] = centred<T, Work>(some.at[i], middle.at[i]) * (Work)scale;
+    for (int r = 0; r < kTogether; ++r) {
+      const long long wanted = begin + r * together + first, row = wanted < rows ? wanted : rows - 1;
+      x[r] = X + row * leading;
+      // A lane's elements lie together in slabs too.
+      to[r] = shadow + (slabs ? tsm2::slab_offset(row, 0, slabs, tsm2::kSlabRows) : row * padded);
+    }
+    for (int j = kWide * lane; j < padded; j += kWide * lanes) {
+      const int at = slabs ? j / 16 * (tsm2::kSlabRows * tsm2::kSlabDepth) + j % 16 / 8 * 64 + j % 8 : j;
+      Work value[kTogether][kWide];
+      if (kAligned && j < d) {
+        const auto middle = *reinterpret_cast<const simt::Vector<Work, kWide>*>(mean + j);
+        simt::Vector<T, kWide> some[kTogether];
+#pragma unroll
+        for (int r = 0; r < kTogether; ++r) some[r] = simt::load_streaming<kWide>(x[r] + j);
+#pragma unroll
+        for (int r = 0; r < kTogether; ++r)
+#pragma unroll
+          for (int i = 0; i < kWide; ++i) {
+            value[r][i] = centred<T, Work>(some[r].at[i], middle.at[i]) * (Work)scale;
+          }
       } else {
 #pragma unroll
-        for (int i = 0; i < kWide; ++i) {
-          value[i] = j + i < d ? centred<T, Work>(x[j + i], mean[j + i]) * (Work)scale : Work(0);
-        }
+        for (int r = 0; r < kTogether; ++r)
+#pragma unroll
+          for (int i = 0; i < kWide; ++i) {
+            value[r][i] = j + i < d ? centred<T, Work>(x[r][j + i], mean[j + i]) * (Work)scale : Work(0);
+          }
       }
 #pragma unroll
-      for (int i = 0; i < kWide; i += 2) {
-        const unsigned pair = ptx::to_halves((float)value[i], (float)value[i + 1]);
-        const int at = slabs ? (j + i) / 16 * (tsm2::kSlabRows * tsm2::kSlabDepth) + (j + i) % 16 / 8 * 64 + (j + i) % 8 : j + i;
-        *reinterpret_cast<unsigned*>(to + at) = pair;
-        const float a = ptx::to_float(ptx::Half{(unsigned short)(pair & 0xffff)});
-        const float b = ptx::to_float(ptx::Half{(unsigned short)(pair >> 16)});
-        const float of_a = (float)(value[i] - a), of_b = (float)(value[i + 1] - b);
-        square += a * a + b * b;
-        lost += of_a * of_a + of_b * of_b;
+      for (int r = 0; r < kTogether; ++r)
+#pragma unroll
+        for (int i = 0; i < kWide; i += 2) {
+          const unsigned pair = ptx::to_halves((float)value[r][i], (float)value[r][i + 1]);
+          *reinterpret_cast<unsigned*>(to[r] + at + i) = pair;
+          const float a = ptx::to_float(ptx::Half{(unsigned short)(pair & 0xffff)});
+          const float b = ptx::to_float(ptx::Half{(unsigned short)(pair >> 16)});
+          const float of_a = (float)(value[r][i] - a), of_b = (float)(value[r][i + 1] - b);
+          square[r] += a * a + b * b;
+          lost[r] += of_a * of_a + of_b * of_b;
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < kTogether; ++r) {
+      for (int bits = lanes / 2; bits > 0; bits /= 2) {
+        square[r] += simt::shuffle_xor(square[r], bits);
+        lost[r] += simt::shuffle_xor(lost[r], bits);
       }
+      // More than the additions may have rounded away. An infinity minus itself is no number, and then the norm is infinite.
+      const float least = sqrtf(lost[r]) / rounding, most = sqrtf(square[r]);
+      const long long row = begin + r * together + first;
+      if (lane == 0 && row < rows) norms[row] = 1.0002f * (least > most ? least : most);
     }
-    for (int bits = lanes / 2; bits > 0; bits /= 2) {
-      square += simt::shuffle_xor(square, bits);
-      lost += simt::shuffle_xor(lost, bits);
-    }
-    // More than the additions may have rounded away. An infinity minus itself is no number, and then the norm is infinite.
-    const float least = sqrtf(lost) / rounding, most = sqrtf(square);
-    if (lane == 0 && begin + first < rows) norms[row] = 1.0002f * (least > most ? least : most);
   }
 }
 

@@ -11,9 +11,9 @@
 // One more warpgroup copies, by one thread, into a ring of A and one of B; mbarriers say what is there and what is free. If the ring of A has no
 // room for a block's rows, A streams by too, once for every 128 columns.
 //
-// Why it is fast: while one warpgroup's epilogue works on 128 columns, the tensor cores work for the others: the warpgroups
-// take turns at beginning their products, or all would multiply at a time and then all have their epilogues. The slower
-// the epilogue beside the products, the more warpgroups that takes, and the registers allow four. Products read 6 KB of shared
+// Why it is fast: while one half of the warpgroups have their epilogues of 128 columns, the tensor cores work for the other
+// half. They take turns, as products that are begun are worked on together: else all would end at a time, and then all
+// have their epilogues. The slower the epilogue beside the products, the more warpgroups that takes; registers allow four. Products read 6 KB of shared
 // memory for 64 clocks of the tensor cores, of 8 KB that could be read. Many rows a block keep down what is read of the
 // level-2 cache, n · k for each block's rows.
 #pragma once
@@ -142,8 +142,9 @@ class StreamedColumns {
     const int group = simt::shuffle((int)threadIdx.x / 128, 0);
     Place<kStagesA> a;
     Place<kStagesB> b;
-    // The first warpgroup begins, as if the last had been before it.
-    unsigned parity = group == 0;
+    // One half begins, as if the other had been before it; of an odd number, one after the other.
+    constexpr int kHalf = kGroups % 2 ? 1 : kGroups / 2;
+    unsigned parity = group < kHalf;
     for (int turn = 0; turn < turns_; ++turn) {
       const long long row = (long long)(tile_of(turn) + group) * kSlabRows;
       typename Epilogue::Fetched fetched;
@@ -176,8 +177,8 @@ class StreamedColumns {
           }
           if (chunk + 1 < chunks_) a.next(), b.next();
         }
-        if (in_turn_ && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(turn_ + (group + 1) % kGroups);
         ptx::wgmma_wait<0>(sums);
+        if (in_turn_ && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(turn_ + (group + kHalf) % kGroups);
         give_back(a.stage, b.stage, goes);
         a.next(), b.next();
         if (column == 0) epilogue_.begin(rows, fetched);

@@ -139,4 +139,4 @@ def test_kmeans_kernels_compile_without_spills(cache, scalar, arch):
     kernels += [f"{name}<{scalar}, {of}>" for name in ("own_distances", "column_moments") for of in ("false", "true")]
     for kernel, used in build.build(KMEANS.read_text(), kernels, arch).resources.items():
         assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
-        assert used.registers <= 85, kernel
+        assert used.registers <= 128, kernel
