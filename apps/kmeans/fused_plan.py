@@ -1,13 +1,13 @@
 """What an iteration of the fused engine is made of, chosen from sizes alone: its product, its integers, its blocks."""
 
 from dataclasses import dataclass, replace
-from math import ceil, inf, log2, sqrt
+from math import ceil, gcd, inf, log2, sqrt
 
 import numpy as np
 
 from tsapps.kernels.candidates import fits
 from tsapps.kernels.device import Device
-from tsapps.kernels.plan import Plan, instantiate
+from tsapps.kernels.plan import ELEMENT, Plan, instantiate
 from tsapps.kernels.problem import Layout, Problem
 
 __all__ = [
@@ -24,11 +24,14 @@ __all__ = [
     "ROUNDING",
     "ROWS",
     "UNDECIDED_BYTES",
+    "FewPlan",
     "Integers",
     "StreamPlan",
     "assign_plan",
     "capacity",
     "columns_of_block",
+    "few_plan",
+    "few_scale",
     "integers",
     "log2_lanes",
     "padded",
@@ -78,6 +81,11 @@ _NARROW, _WIDE = 2, 3
 _BITS = {_NARROW: 30, _WIDE: 46}
 # How far a feature's largest element may lie above the mean square for two digits to be as exact as float32.
 _SPREAD = 2.0**8
+# Features, and elements of centres, that few_features.cuh has room for (kMostFeatures, kMostElements); the features of
+# which a thread has four rows; and the bytes of a block's sums, which leave the first cache room.
+_FEW_FEATURES, _FEW_ELEMENTS, _FOUR_ROWS, _FEW_BYTES = 16, 512, 4, 72 * 1024
+# The norm that the largest row of few features is scaled to.
+_FEW_NORM = 10
 # Bytes of a block's sums (kPlane in move.cuh).
 _PLANES = 66 * 1024
 
@@ -225,6 +233,91 @@ def stream_plan(d: int, device: Device) -> StreamPlan | None:
             if plan.shared_bytes <= room:
                 return plan
     return StreamPlan(4, -(-every // 4), 3, 5, 5)
+
+
+@dataclass(frozen=True)
+class FewPlan:
+    """How few_features.cuh computes an iteration: its template arguments.
+
+    Attributes
+    ----------
+    dtype : str
+        Of X.
+    features : int
+    clusters : int
+        Rounded up to whole fours.
+    rows : int
+        Of a thread at a time.
+    replicas : int
+        Of the sums in shared memory.
+    shifts : bool
+        Whether scores are of rows from which the mean was subtracted.
+    threads, blocks : int
+        Threads of a block, and blocks of a multiprocessor.
+    """
+
+    dtype: str
+    features: int
+    clusters: int
+    rows: int
+    replicas: int
+    shifts: bool
+    threads: int = 512
+    blocks: int = 1
+
+    @property
+    def sums_bytes(self) -> int:
+        """Bytes of a block's sums: two digits of every feature and a count, in every replica."""
+        return self.clusters * (2 * self.features + 1) * self.replicas * 4
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block: sums, and a queue a warp of a tile's rows and 32 more."""
+        return self.sums_bytes + self.threads // 32 * 32 * (self.rows + 1) * 8
+
+    @property
+    def kernel(self) -> str:
+        """The name expression of the kernel, in its namespace."""
+        numbers = f"{self.features}, {self.clusters}, {self.rows}, {str(self.shifts).lower()}"
+        return f"assign_rows<{ELEMENT[self.dtype]}, {numbers}, {self.replicas}, {self.threads}, {self.blocks}>"
+
+    @property
+    def alignment(self) -> int:
+        """Bytes that X begins at a multiple of: those of one load (few_wide)."""
+        itemsize = np.dtype(np.float16 if self.dtype == "bfloat16" else self.dtype).itemsize
+        return itemsize * gcd(self.features, 16 // itemsize)
+
+
+def few_plan(d: int, k: int, dtype: str, mean: float, norm: float) -> FewPlan | None:
+    """Choose how an iteration for few features and few clusters is computed; None where they are too many.
+
+    Parameters
+    ----------
+    d, k : int
+    dtype : {float32, float16, bfloat16}
+        Of X.
+    mean, norm : float
+        Of the mean that is subtracted; and what no row's norm exceeds once it is.
+
+    Notes
+    -----
+    Up to 512 elements of centres, the multiply-adds take no more than about the tensor cores' epilogue; rows of 16
+    features are read in the time of 300 instructions.
+    """
+    clusters = -(-k // 4) * 4
+    if d > _FEW_FEATURES or clusters > MOST_CLUSTERS or d * clusters > _FEW_ELEMENTS:
+        return None
+    # Scores of rows as they are, whose bound is up to twice as wide.
+    plan = FewPlan(dtype, d, clusters, 4 if d <= _FOUR_ROWS else 2, 32, mean > norm)
+    while plan.sums_bytes > _FEW_BYTES:
+        plan = replace(plan, replicas=plan.replicas // 2)
+    return plan
+
+
+def few_scale(norm: float) -> float:
+    """Return the power of two that few features are scaled by; `norm` is what no row's norm exceeds."""
+    exponent = _FEW_NORM - ceil(log2(norm)) if 0 < norm < inf else 0
+    return float(2.0 ** min(max(exponent, -MOST_EXPONENT), MOST_EXPONENT))
 
 
 @dataclass(frozen=True)
