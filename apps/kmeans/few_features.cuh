@@ -56,6 +56,7 @@ struct FewConstants {
   float threshold;               // 2 E, times kLarge; no number if every row is to be compared
   float padding[3];
 };
+static_assert(sizeof(FewConstants) == 4 * (kMostElements + kMostOfFew + 2 * kMostFeatures + 4), "FEW_BYTES");
 
 }  // namespace kmeans
 

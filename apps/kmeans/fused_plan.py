@@ -14,10 +14,13 @@ __all__ = [
     "CHANGE_BYTES",
     "ENTRY_BYTES",
     "EXACT",
+    "FEW_BYTES",
+    "FEW_NAME",
     "HALVES",
     "MOST_CENTRES",
     "MOST_CLUSTERS",
     "MOST_EXPONENT",
+    "NARROW",
     "NEAREST",
     "NEAREST_OF_MANY",
     "OUTCOME",
@@ -65,6 +68,8 @@ NEAREST_OF_MANY = np.dtype(
 #: What float16 loses of a row beside its norm, but for few rows: of data rounded to it, and of data that it holds.
 ROUNDING, EXACT = 2.0**-12, 2.0**-20
 HALVES = np.dtype([("to", "u8"), ("padded", "i4"), ("slabs", "i4")])
+#: The variable in constant memory of few_features.cuh, and the bytes of its class, `FewConstants`.
+FEW_NAME, FEW_BYTES = "few_constants", 4 * (512 + 64 + 2 * 16 + 4)
 #: Bytes of an `Entry`, a `Change` and an `Undecided`.
 ENTRY_BYTES, CHANGE_BYTES, UNDECIDED_BYTES = 16, 16, 32
 # What the tensor cores may lose of each sum of 16 products, relative to all that was added: of 4, 8 or 16 terms at a
@@ -76,14 +81,16 @@ _MOST_OF_DOUBLE = 900
 _MIDDLE = 16.0
 # Longest rows that one stage of the ring holds whole; and rows so short, and columns so few, that 64 rows are a tile.
 _MOST_DEPTH, _SHORT, _FEW = 256, 16, 16
-# Digits of 16 bits of a sum's elements, and the most bits that they use beside the sign.
-_NARROW, _WIDE = 2, 3
-_BITS = {_NARROW: 30, _WIDE: 46}
+#: Digits of 16 bits of a sum's elements, and the most bits that they use beside the sign.
+NARROW, _WIDE = 2, 3
+_BITS = {NARROW: 30, _WIDE: 46}
 # How far a feature's largest element may lie above the mean square for two digits to be as exact as float32.
 _SPREAD = 2.0**8
-# Features, and elements of centres, that few_features.cuh has room for (kMostFeatures, kMostElements); the features of
-# which a thread has four rows; and the bytes of a block's sums, which leave the first cache room.
-_FEW_FEATURES, _FEW_ELEMENTS, _FOUR_ROWS, _FEW_BYTES = 16, 512, 4, 72 * 1024
+# Up to so many features, the elements of centres that few_features.cuh has (kMostFeatures, kMostElements). Of more than
+# eight features, more multiply-adds would take longer than X's copy does.
+_FEW_ELEMENTS = ((8, 512), (16, 320))
+# The features of which a thread has four rows; and the bytes of a block's sums, which leave the first cache room.
+_FOUR_ROWS, _FEW_BYTES = 4, 72 * 1024
 # The norm that the largest row of few features is scaled to.
 _FEW_NORM = 10
 # Bytes of a block's sums (kPlane in move.cuh).
@@ -281,6 +288,10 @@ class FewPlan:
         numbers = f"{self.features}, {self.clusters}, {self.rows}, {str(self.shifts).lower()}"
         return f"assign_rows<{ELEMENT[self.dtype]}, {numbers}, {self.replicas}, {self.threads}, {self.blocks}>"
 
+    def grid(self, n: int, multiprocessors: int) -> int:
+        """Return the blocks of a launch: those that are resident, if there is a tile for each of their warps."""
+        return min(multiprocessors * self.blocks, -(-n // (self.threads * self.rows)))
+
     @property
     def alignment(self) -> int:
         """Bytes that X begins at a multiple of: those of one load (few_wide)."""
@@ -301,11 +312,11 @@ def few_plan(d: int, k: int, dtype: str, mean: float, norm: float) -> FewPlan | 
 
     Notes
     -----
-    Up to 512 elements of centres, the multiply-adds take no more than about the tensor cores' epilogue; rows of 16
-    features are read in the time of 300 instructions.
+    A row takes clusters · (d + 3) instructions and some more; counts are in few_features.cuh.
     """
     clusters = -(-k // 4) * 4
-    if d > _FEW_FEATURES or clusters > MOST_CLUSTERS or d * clusters > _FEW_ELEMENTS:
+    most = next((elements for features, elements in _FEW_ELEMENTS if d <= features), 0)
+    if clusters > MOST_CLUSTERS or d * clusters > most:
         return None
     # Scores of rows as they are, whose bound is up to twice as wide.
     plan = FewPlan(dtype, d, clusters, 4 if d <= _FOUR_ROWS else 2, 32, mean > norm)
@@ -366,7 +377,7 @@ def integers(n: int, dtype: np.dtype, largest: np.ndarray, middle: float, most_w
     # Weights may differ by much, and a cluster of small ones is no empty cluster.
     narrow = dtype == np.float32 and most_weight is None and float(largest.max()) <= _SPREAD * middle
     narrow = narrow and bool((np.abs(exponents) < MOST_EXPONENT).all())
-    digits = _NARROW if narrow else _WIDE
+    digits = NARROW if narrow else _WIDE
     bits = min(_BITS[digits], 62 - ceil(log2(n)))
     of_weight = 0 if not most_weight else bits - ceil(log2(most_weight))
     return Integers(digits, tuple(np.exp2(np.append(bits - exponents, of_weight)).tolist()))

@@ -1,10 +1,11 @@
-"""The steps of the fused engine: one iteration for k clusters, by the kernels for few centres or by those for many.
+"""The steps of the fused engine: one iteration for k clusters, by the kernels for as many features and centres.
 
+    few features     few_features.cuh → centers.cuh
     few (up to 64)   nearest.cuh on tall_skinny.cuh → decide.cuh → move.cuh → centers.cuh
     many             nearest_of_many.cuh on streamed_columns.cuh → decide_of_many.cuh → segments.cuh → centers.cuh
 
-Few centres stay in shared memory, and the product is bound by what is read of X's copy; many stream by, and it is bound
-by the tensor cores.
+Few features need no copy of X, nor tensor cores. Few centres stay in shared memory, and the product is bound by what is
+read of X's copy; many stream by, and it is bound by the tensor cores.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -22,6 +23,8 @@ from tsapps.apps.kmeans.fused_plan import (
     CHANGE_BYTES,
     ENTRY_BYTES,
     EXACT,
+    FEW_BYTES,
+    FEW_NAME,
     HALVES,
     NEAREST,
     NEAREST_OF_MANY,
@@ -29,9 +32,12 @@ from tsapps.apps.kmeans.fused_plan import (
     ROUNDING,
     ROWS,
     UNDECIDED_BYTES,
+    FewPlan,
+    Integers,
     StreamPlan,
     capacity,
     columns_of_block,
+    few_scale,
     integers,
     log2_lanes,
     padded,
@@ -49,12 +55,14 @@ from tsapps.kernels.plan import ELEMENT, Plan
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.fused import FusedEngine
 
-__all__ = ["FewCentres", "ManyCentres", "Shadow", "Step", "load_kernels"]
+__all__ = ["FewCentres", "FewFeatures", "ManyCentres", "Shadow", "Step", "integers_of", "load_kernels", "norms_of"]
 
 _FOLDER = Path(__file__).parent
 _MOVE_THREADS, _DECIDE_THREADS, _SHADOW_THREADS, _CENTRE_THREADS, _SEGMENT_THREADS = 512, 256, 256, 128, 256
 # Blocks a multiprocessor: of `move`, as many as are resident; of the others, more.
 _MOVE_BLOCKS, _OTHER_BLOCKS = 2, 8
+# More than a norm in float64 may be off by in float32.
+_ROUNDED_UP = 1.000001
 # Iterations that are launched before the outcome of the first of them is asked for.
 _AHEAD = 2
 
@@ -77,6 +85,18 @@ def _aligned(engine: FusedEngine) -> str:
     return str(engine.n_features % vector == 0 and X.data.ptr % (vector * X.itemsize) == 0).lower()
 
 
+def integers_of(engine: FusedEngine) -> Integers:
+    """Return how sums are kept of an engine's data, whose moments have been taken."""
+    weights = engine.sample_weight
+    most_weight = None if weights is None else float(abs(weights).max())
+    return integers(engine.n_samples, engine.dtype, *engine.spread(), most_weight)
+
+
+def norms_of(engine: FusedEngine) -> tuple[float, float]:
+    """Return the norm of what is subtracted from rows, and what no row's norm exceeds once it is."""
+    return float(np.linalg.norm(to_host(engine.shift).astype(np.float64))), float(np.linalg.norm(engine.spread()[0]))
+
+
 @cache
 def _streamed(plan: StreamPlan, device: int) -> Any:
     """Return the kernel of a plan, loaded on a GPU."""
@@ -89,6 +109,32 @@ def _streamed(plan: StreamPlan, device: int) -> Any:
     return kernel
 
 
+def _few_features(engine: FusedEngine, plan: FewPlan) -> tuple[Any, Any, int]:
+    """Return the kernels of a plan, that which places their constants the second, and where those are.
+
+    They are loaded for the caller alone, whose the constants are: CuPy's own modules of a file are one.
+    """
+    names = [f"kmeans::{name}" for name in (plan.kernel, f"place_constants<{ELEMENT[engine.dtype.name]}>")]
+    source = (_FOLDER / "few_features.cuh").read_text(encoding="utf-8")
+    cubin = build(source, names, architecture(engine.gpu_index))
+    with cupy.cuda.Device(engine.gpu_index):
+        module = cupy.cuda.function.Module()
+        module.load_file(str(cubin.path))
+        assign, place = (module.get_function(cubin.names[name]) for name in names)
+        attribute = cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        cupy.cuda.driver.funcSetAttribute(assign.ptr, attribute, plan.shared_bytes)
+        return assign, place, module.get_global_var(FEW_NAME)
+
+
+class Placement(NamedTuple):
+    """How centers.cuh places centres: elements of a row in float16, its slabs, the scale, and few rows' least norm."""
+
+    padded: int
+    slabs: int
+    scale: np.float32
+    reach: np.float32
+
+
 class Shadow:
     """The copy of X in float16, scaled, and the norms of its rows; see shadow.cuh.
 
@@ -97,6 +143,7 @@ class Shadow:
 
     def __init__(self, engine: FusedEngine, slabs: int) -> None:
         n, d = engine.source.shape
+        self._features = d
         self.slabs, self.padded = slabs, 16 * slabs or padded(d)
         _, middle = engine.spread()
         self.scale = np.float32(shadow_scale(middle))
@@ -112,6 +159,11 @@ class Shadow:
         arguments = (X, *sizes, engine.shift, self.scale, self.rounding, lanes, self.rows, self.norms)
         kernel((engine.gpu.multiprocessors * _OTHER_BLOCKS,), (_SHADOW_THREADS,), arguments)
 
+    @property
+    def placement(self) -> Placement:
+        """How centres are placed for a product with this."""
+        return Placement(self.padded, self.slabs, self.scale, np.float32(shadow_reach(self._features)))
+
     @staticmethod
     def size(n: int, d: int, slabs: int) -> int:
         """Return about the bytes of a shadow and of an iteration's lists."""
@@ -125,8 +177,8 @@ class Step(ABC):
     #: Columns of the product are whole multiples of this.
     columns: int
 
-    def __init__(self, engine: FusedEngine, shadow: Shadow, k: int) -> None:
-        self._engine, self._shadow, self.k = engine, shadow, k
+    def __init__(self, engine: FusedEngine, placement: Placement, k: int) -> None:
+        self._engine, self.k = engine, k
         d = engine.n_features
         # Zero before every iteration: rows that moved, blocks that arrived, whether to stop.
         self._zeroed = cupy.empty(3, np.uint32)
@@ -134,7 +186,7 @@ class Step(ABC):
         self._counts = cupy.empty(0, np.uint32)  # of lists that `advance` is to empty
         self._centers = cupy.empty((2, k, d), engine.dtype)  # of an iteration, and of the next
         n_columns = -(-k // self.columns) * self.columns
-        self._halves = cupy.zeros((n_columns, shadow.padded), np.float16)
+        self._halves = cupy.zeros((n_columns, placement.padded), np.float16)
         self._offsets = cupy.empty(n_columns, np.float32)
         self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
         self._outcomes = cupy.empty(_AHEAD, OUTCOME)
@@ -142,17 +194,14 @@ class Step(ABC):
         self._seen = np.frombuffer(memory, OUTCOME, _AHEAD)
         self._sums = cupy.empty((k, d + 1), np.int64)
         # What both kernels that place centres are told of them.
-        halves = np.array((self._halves.data.ptr, shadow.padded, shadow.slabs), HALVES)[()]
-        self._sizes = np.int32(k), np.int32(d), halves, shadow.scale, np.float32(shadow_reach(d))
+        halves = np.array((self._halves.data.ptr, placement.padded, placement.slabs), HALVES)[()]
+        self._sizes = np.int32(k), np.int32(d), halves, placement.scale, placement.reach
         scalar = ELEMENT[engine.dtype.name]
         self._place, self._advance = load_kernels(
             engine, "centers.cuh", f"place_centers<{scalar}>", f"advance<{scalar}>"
         )
-        weights = engine.sample_weight
-        self._weighted = str(weights is not None).lower()
-        largest, middle = engine.spread()
-        most_weight = None if weights is None else float(abs(weights).max())
-        self._integers = integers(engine.n_samples, engine.dtype, largest, middle, most_weight)
+        self._weighted = str(engine.sample_weight is not None).lower()
+        self._integers = integers_of(engine)
         self._scales = np.array(self._integers.scales)
         self._device_scales = cupy.asarray(self._scales)
         self._move_scales = self._device_scales.astype(np.float32 if self._integers.digits == 2 else np.float64)
@@ -243,13 +292,46 @@ class Step(ABC):
         return values[:, :-1], values[:, -1]
 
 
+class FewFeatures(Step):
+    """A step for few features and few clusters, of samples without weights in float32 or 16 bits."""
+
+    columns = 4
+
+    def __init__(self, engine: FusedEngine, plan: FewPlan, k: int) -> None:
+        of_mean, norm = norms_of(engine)
+        scale = few_scale(norm)
+        # No row is beyond the reach.
+        norm, of_mean = (_ROUNDED_UP * scale * value for value in (norm, of_mean))
+        d = engine.n_features
+        super().__init__(engine, Placement(padded(d), 0, np.float32(scale), np.float32(norm)), k)
+        self._plan = plan
+        self._bounds = np.float32(scale), np.float32(norm), np.float32(of_mean), np.bool_(not plan.shifts)
+        self._assign, self._place_constants, self._in_constant_memory = _few_features(engine, plan)
+        self._constants = cupy.empty(FEW_BYTES, np.uint8)
+        self._grid = (plan.grid(engine.n_samples, engine.gpu.multiprocessors),)
+
+    def _move_rows(self, centers: Any) -> None:
+        engine, plan, k = self._engine, self._plan, np.int32(self.k)
+        d, clusters = np.int32(plan.features), np.int32(plan.clusters)
+        given = self._offsets, self._extremes, engine.shift, self._move_scales
+        placed = centers, k, d, clusters, *given, *self._bounds, self._constants
+        self._place_constants((1,), (_CENTRE_THREADS,), placed)
+        stream, kind = cupy.cuda.get_current_stream().ptr, cupy.cuda.runtime.memcpyDeviceToDevice
+        source = self._constants.data.ptr
+        cupy.cuda.runtime.memcpyAsync(self._in_constant_memory, source, FEW_BYTES, kind, stream)
+        state = engine.labels, self._sums, self._moved, self._stopped
+        arguments = (engine.rows_on_gpu, centers, k, np.int64(engine.n_samples), *state)
+        self._assign(self._grid, (plan.threads,), arguments, shared_mem=plan.shared_bytes)
+
+
 class FewCentres(Step):
     """A step for as many clusters as `nearest.cuh` has room for."""
 
     columns = 8
 
     def __init__(self, engine: FusedEngine, shadow: Shadow, plan: Plan, k: int) -> None:
-        super().__init__(engine, shadow, k)
+        super().__init__(engine, shadow.placement, k)
+        self._shadow = shadow
         n, d = engine.source.shape
         index, digits = engine.gpu_index, self._integers.digits
         problem = shadow_problem(n, d, k)
@@ -290,7 +372,8 @@ class ManyCentres(Step):
     columns = StreamPlan.COLUMNS
 
     def __init__(self, engine: FusedEngine, shadow: Shadow, plan: StreamPlan, k: int) -> None:
-        super().__init__(engine, shadow, k)
+        super().__init__(engine, shadow.placement, k)
+        self._shadow = shadow
         n = engine.n_samples
         self._plan, self._product = plan, _streamed(plan, engine.gpu_index)
         multiprocessors = engine.gpu.multiprocessors
