@@ -25,19 +25,23 @@
 // Where the mean is small beside the data, what the scores have of it is in the offsets, −‖c‖²/2 − mean·c, and x is not
 // centred (M is then a bound of ‖x‖ as it is). What is compared and added up in the queue is centred, always.
 //
-// Why it is fast: X is read once and nothing is written but labels that change. Centres are operands in constant memory, so
-// that no score waits for shared memory. M is of all rows, so no row's norm is computed. Per row, with d = 4, k = 16 and
-// four rows a lane (of 28·10¹² lane instructions a second; in brackets d = 16, k = 16, two rows):
+// Why it is fast: X is read once and nothing is written but labels that change. Centres are operands in constant memory,
+// which go through uniform registers, so that no score waits for shared memory. M is of all rows, so no row's norm is
+// computed. Lane instructions a row, as compiled for sm_90a, with d = 4 and k = 16, four rows a lane, and with d = 16 and
+// k = 16, two rows:
 //
-//   scores        d k multiply-adds, k / kRows moves of an offset              64 + 4   (256 + 8)
-//   maximum       k − 1, at half rate                                          15       (15)
-//   threshold     2                                                            2        (2)
-//   candidates    2 k multiply-adds, the mask in a float's mantissa            32       (32)
-//   the rest      loads, addresses, one comparison, the tile's loop            8        (11)
-//   in all                                                                     125      (324)
+//                                                                 4 × 16     16 × 16
+//   scores        d k multiply-adds                                 64         256
+//                 centres to uniform registers, shared by rows       8          66
+//   maximum       k − 1, at half rate                               15          15
+//   threshold     2                                                  2           2
+//   candidates    2 k multiply-adds: a mask in a float's mantissa   32          32
+//   the rest      loads, addresses, one comparison, the tile's loop  8          11
+//   in all                                                         129         382
 //
-// so 100M rows of 4 take 0.45 ms of instructions and 0.43 ms of reading, and 50M of 16 take 0.58 and 0.73. A row that changes
-// its label costs 10 instructions to queue and some 80 to settle, all lanes at work.
+// Of 28·10¹² a second, 100M rows of 4 take 0.46 ms of instructions, beside 0.43 of reading, and 50M of 16 take 0.68 and
+// 0.73. Subtracting the mean, where it is far away, is d more. A row that changes its label costs 10 instructions to queue
+// and some 80 to settle, all lanes at work.
 #pragma once
 #include "apps/kmeans/centers.cuh"
 #include "apps/kmeans/move.cuh"
@@ -205,9 +209,10 @@ __device__ __forceinline__ int nearest_in_double(const float (&x)[kFeatures], co
 // Of the centres, in chunks of 16: the candidates of one chunk, bit j for centre 16 · chunk + j, and the chunk from bit 16
 // on; no bit where several chunks have candidates.
 constexpr int kChunk = 16;
-// Scores so far above zero are told apart below it: their last place is above 1 / kLarge (place_constants).
+// Subtracted from the threshold, so that it is never zero: next to zero, scores differ by less than 1 / kLarge, and one
+// above the threshold by so little would add a part of its bit. The bound has room for it (place_constants).
 constexpr float kLeast = (float)(1 << 26);
-// A float that has the bits of a mask in its last places, with none of them set.
+// A float whose last places are a mask, with no bit set.
 constexpr float kNoBits = (float)(1 << 23);
 #define kNoBitsAsInteger 0x4b000000u
 
@@ -238,7 +243,6 @@ __device__ __forceinline__ void find_candidates(const float (&x)[kRows][kFeature
         if (j < here) most = fmaxf(most, score[r][j]);
       }
       if (first > 0) most = fmaxf(most, best[r]);
-      // A step away from zero, next to which a score could be above the threshold by less than 1 / kLarge.
       const float threshold = fmaf(most, -kLarge, few_constants.threshold) - kLeast;
       float sum = kNoBits;
 #pragma unroll
