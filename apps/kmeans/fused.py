@@ -1,10 +1,11 @@
-"""The fused engine: Lloyd on a float16 copy of X, with exact labels and exact sums.
+"""The fused engine: Lloyd on a float16 copy of X, or on few features themselves, with exact labels and exact sums.
 
 An iteration is one product of the core, of X's copy in float16 (`shadow.cuh`) and the centres. Its epilogue finds the
 nearest centre of every row and, by a rigorous bound on what float16 rounds away, the few rows for which it is not sure.
 Those are decided in float64 from X itself, and rows whose label changes move from one cluster's sum to another's. So an
 iteration reads half of float32's bytes and a quarter of float64's; labels are the float64 arg-min; and sums are
-integers, the same bits on every run. `fused_step.py` has the kernels of both kinds: of few centres, and of many.
+integers, the same bits on every run. `fused_step.py` has the kernels of every kind: of few centres, and of many. Few
+features and few centres are multiplied in float32, from X itself, in the time of reading it (`few_features.cuh`).
 
 What it cannot do it leaves to `CublasEngine`: many centres on GPUs other than Hopper's, X that does not fit the GPU,
 and small data, where scikit-learn's own rounding decides.
@@ -17,9 +18,19 @@ import numpy as np
 
 from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
 from tsapps.apps.kmeans.cuda import CublasEngine
-from tsapps.apps.kmeans.fused_plan import MOST_CENTRES, MOST_CLUSTERS, StreamPlan, assign_plan, stream_plan
+from tsapps.apps.kmeans.few_features import FewFeatures, norms_of
+from tsapps.apps.kmeans.fused_plan import (
+    MOST_CENTRES,
+    MOST_CLUSTERS,
+    NARROW,
+    FewPlan,
+    StreamPlan,
+    assign_plan,
+    few_plan,
+    stream_plan,
+)
 from tsapps.apps.kmeans.fused_seeding import draw_plus_plus
-from tsapps.apps.kmeans.fused_step import FewCentres, ManyCentres, Shadow, Step
+from tsapps.apps.kmeans.fused_step import FewCentres, ManyCentres, Shadow, Step, integers_of
 from tsapps.apps.kmeans.rows import ArrayRows, Rows
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.device import Device, live
@@ -192,15 +203,33 @@ class FusedEngine(CublasEngine):
         if self._applies and self._step is not None and self._step.k == k:
             return self._step
         self._step = None
-        plan = self._plan_for(k) if self._applies else None
-        shadow = self._shadow_for(plan, k) if plan is not None else None
-        if plan is None or shadow is None:
+        self._step = made = self._made_for(k) if self._applies else None
+        if made is None:
             self._centre_held()
             return None
-        made = FewCentres(self, shadow, plan, k) if isinstance(plan, Plan) else ManyCentres(self, shadow, plan, k)
-        self._step = made
         self.forget_labels()
         return made
+
+    def _made_for(self, k: int) -> Step | None:
+        few = self._few_plan_for(k)
+        if few is not None:
+            return FewFeatures(self, few, k)
+        plan = self._plan_for(k)
+        shadow = self._shadow_for(plan, k) if plan is not None else None
+        if plan is None or shadow is None:
+            return None
+        return FewCentres(self, shadow, plan, k) if isinstance(plan, Plan) else ManyCentres(self, shadow, plan, k)
+
+    def _few_plan_for(self, k: int) -> FewPlan | None:
+        """Return how iterations read few features from X itself; None where they do not."""
+        if self.sample_weight is not None or self.dtype != np.float32:
+            return None
+        if self._found is None:
+            self.moments()
+        X = self.rows_on_gpu
+        plan = few_plan(self.n_features, k, X.dtype.name, *norms_of(self))
+        served = plan is not None and integers_of(self).digits == NARROW and X.data.ptr % plan.alignment == 0
+        return plan if served else None
 
     def _plan_for(self, k: int) -> Plan | StreamPlan | None:
         n, d = self.source.shape

@@ -1,10 +1,11 @@
-"""The steps of the fused engine: one iteration for k clusters, by the kernels for few centres or by those for many.
+"""The steps of the fused engine: one iteration for k clusters, by the kernels for as many features and centres.
 
+    few features     few_features.cuh → centers.cuh
     few (up to 64)   nearest.cuh on tall_skinny.cuh → decide.cuh → move.cuh → centers.cuh
     many             nearest_of_many.cuh on streamed_columns.cuh → decide_of_many.cuh → segments.cuh → centers.cuh
 
-Few centres stay in shared memory, and the product is bound by what is read of X's copy; many stream by, and it is bound
-by the tensor cores.
+Few features need no copy of X, nor tensor cores. Few centres stay in shared memory, and the product is bound by what is
+read of X's copy; many stream by, and it is bound by the tensor cores.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -32,6 +33,7 @@ from tsapps.apps.kmeans.fused_plan import (
     ROUNDING,
     ROWS,
     UNDECIDED_BYTES,
+    Integers,
     StreamPlan,
     capacity,
     columns_of_block,
@@ -52,7 +54,7 @@ from tsapps.kernels.plan import ELEMENT, Plan
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.fused import FusedEngine
 
-__all__ = ["FewCentres", "ManyCentres", "Shadow", "Step", "load_kernels"]
+__all__ = ["FewCentres", "ManyCentres", "Placement", "Shadow", "Step", "integers_of", "load_kernels"]
 
 _FOLDER = Path(__file__).parent
 _MOVE_THREADS, _DECIDE_THREADS, _SHADOW_THREADS, _CENTRE_THREADS, _SEGMENT_THREADS = 512, 256, 256, 128, 256
@@ -80,6 +82,13 @@ def _aligned(engine: FusedEngine) -> str:
     return str(engine.n_features % vector == 0 and X.data.ptr % (vector * X.itemsize) == 0).lower()
 
 
+def integers_of(engine: FusedEngine) -> Integers:
+    """Return how sums are kept of an engine's data, whose moments have been taken."""
+    weights = engine.sample_weight
+    most_weight = None if weights is None else float(abs(weights).max())
+    return integers(engine.n_samples, engine.dtype, *engine.spread(), most_weight)
+
+
 @cache
 def _streamed(plan: StreamPlan, device: int) -> Any:
     """Return the kernel of a plan, loaded on a GPU."""
@@ -92,6 +101,15 @@ def _streamed(plan: StreamPlan, device: int) -> Any:
     return kernel
 
 
+class Placement(NamedTuple):
+    """How centers.cuh places centres: elements of a row in float16, its slabs, the scale, and few rows' least norm."""
+
+    padded: int
+    slabs: int
+    scale: np.float32
+    reach: np.float32
+
+
 class Shadow:
     """The copy of X in float16, scaled, and the norms of its rows; see shadow.cuh.
 
@@ -100,6 +118,7 @@ class Shadow:
 
     def __init__(self, engine: FusedEngine, slabs: int) -> None:
         n, d = engine.source.shape
+        self._features = d
         self.slabs, self.padded = slabs, 16 * slabs or padded(d)
         _, middle = engine.spread()
         self.scale = np.float32(shadow_scale(middle))
@@ -115,6 +134,11 @@ class Shadow:
         arguments = (X, *sizes, engine.shift, self.scale, self.rounding, lanes, self.rows, self.norms)
         kernel((engine.gpu.multiprocessors * _OTHER_BLOCKS,), (_SHADOW_THREADS,), arguments)
 
+    @property
+    def placement(self) -> Placement:
+        """How centres are placed for a product with this."""
+        return Placement(self.padded, self.slabs, self.scale, np.float32(shadow_reach(self._features)))
+
     @staticmethod
     def size(n: int, d: int, k: int, slabs: int) -> int:
         """Return about the bytes of a shadow, of an iteration's lists, and of what there is of every centre."""
@@ -129,8 +153,8 @@ class Step(ABC):
     #: Columns of the product are whole multiples of this.
     columns: int
 
-    def __init__(self, engine: FusedEngine, shadow: Shadow, k: int) -> None:
-        self.engine, self._shadow, self.k = engine, shadow, k
+    def __init__(self, engine: FusedEngine, placement: Placement, k: int) -> None:
+        self.engine, self.k = engine, k
         d = engine.n_features
         # Zero before every iteration: rows that moved, blocks that arrived, whether to stop.
         self._zeroed = cupy.empty(3, np.uint32)
@@ -138,25 +162,22 @@ class Step(ABC):
         self._counts = cupy.empty(0, np.uint32)  # of lists that `advance` is to empty
         self._centers = cupy.empty((2, k, d), engine.dtype)  # of an iteration, and of the next
         n_columns = self._n_columns = -(-k // self.columns) * self.columns
-        self._halves = cupy.zeros((n_columns, shadow.padded), np.float16)
-        self._offsets = cupy.empty(n_columns * (2 if shadow.slabs else 1), np.float32)
+        self._halves = cupy.zeros((n_columns, placement.padded), np.float16)
+        self._offsets = cupy.empty(n_columns * (2 if placement.slabs else 1), np.float32)
         self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
         self._outcomes = cupy.empty(_AHEAD, OUTCOME)
         memory = cupy.cuda.alloc_pinned_memory(_AHEAD * OUTCOME.itemsize)
         self._seen = np.frombuffer(memory, OUTCOME, _AHEAD)
         self.device_sums = cupy.empty((k, d + 1), np.int64)
         # What both kernels that place centres are told of them.
-        halves = np.array((self._halves.data.ptr, shadow.padded, shadow.slabs), HALVES)[()]
-        self._sizes = np.int32(k), np.int32(d), halves, shadow.scale, np.float32(shadow_reach(d))
+        halves = np.array((self._halves.data.ptr, placement.padded, placement.slabs), HALVES)[()]
+        self._sizes = np.int32(k), np.int32(d), halves, placement.scale, placement.reach
         scalar = ELEMENT[engine.dtype.name]
         self._place, self._advance = load_kernels(
             engine, "centers.cuh", f"place_centers<{scalar}>", f"advance<{scalar}>"
         )
-        weights = engine.sample_weight
-        self.weighted = str(weights is not None).lower()
-        largest, middle = engine.spread()
-        most_weight = None if weights is None else float(abs(weights).max())
-        self.integers = integers(engine.n_samples, engine.dtype, largest, middle, most_weight)
+        self.weighted = str(engine.sample_weight is not None).lower()
+        self.integers = integers_of(engine)
         self._scales = np.array(self.integers.scales)
         self._device_scales = cupy.asarray(self._scales)
         self.move_scales = self._device_scales.astype(np.float32 if self.integers.digits == 2 else np.float64)
@@ -282,7 +303,8 @@ class FewCentres(Step):
     columns = 8
 
     def __init__(self, engine: FusedEngine, shadow: Shadow, plan: Plan, k: int) -> None:
-        super().__init__(engine, shadow, k)
+        super().__init__(engine, shadow.placement, k)
+        self._shadow = shadow
         n, d = engine.source.shape
         index, digits = engine.gpu_index, self.integers.digits
         problem = shadow_problem(n, d, k)
@@ -331,7 +353,8 @@ class ManyCentres(Step):
     columns = StreamPlan.COLUMNS
 
     def __init__(self, engine: FusedEngine, shadow: Shadow, plan: StreamPlan, k: int) -> None:
-        super().__init__(engine, shadow, k)
+        super().__init__(engine, shadow.placement, k)
+        self._shadow = shadow
         n = engine.n_samples
         self._plan, self._product = plan, _streamed(plan, engine.gpu_index)
         multiprocessors = engine.gpu.multiprocessors

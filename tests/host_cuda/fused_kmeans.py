@@ -231,7 +231,7 @@ class Iterations:
         self.weights = None if weights is None else weights.astype(self.work)
         wide = self.centred.astype(np.float64)
         self.largest, middle = abs(wide).max(axis=0), float(np.sqrt((wide * wide).mean()))
-        self.scale = shadow_scale(middle)
+        self.scale, self.reach = shadow_scale(middle), shadow_reach(self.d)
         # Weighted sums have three digits, whatever the data.
         three = 1.0 if self.digits == 3 else None
         most = three if weights is None else float(abs(self.weights).max())
@@ -270,7 +270,7 @@ class Iterations:
         self.offsets = np.full(columns * (2 if self.slabs else 1), np.nan, np.float32)
         self.extremes, self.found = np.full(4, np.nan, np.float32), np.full((k, 4), np.nan)
         halves = np.array((self.halves.ctypes.data, self.padded, self.slabs), HALVES)
-        self.sizes, self.arrived = (k, d, halves, self.scale, shadow_reach(d)), np.zeros(1, np.uint32)
+        self.sizes, self.arrived = (k, d, halves, self.scale, self.reach), np.zeros(1, np.uint32)
         places = self.offsets, self.found, self.arrived, self.extremes
         self.call("place", centers, *self.sizes, *places, columns)
         return self.move_rows(centers)

@@ -1,0 +1,140 @@
+"""Few features and few clusters on a GPU, against Lloyd in float64 and against the step that reads X's copy."""
+
+import numpy as np
+import oracle
+import pytest
+from sklearn.datasets import make_blobs
+
+from tsapps.apps.kmeans.choose import open_engine
+from tsapps.apps.kmeans.fused_plan import few_plan
+
+pytestmark = pytest.mark.gpu
+cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+
+SHAPES = [(300_001, 1, 2), (500_000, 4, 16), (100_003, 3, 64), (99_999, 5, 33), (400_000, 16, 16), (77_777, 8, 64)]
+
+
+def blobs(n, d, k, seed=0, away=0.0, spread=1.0):
+    X, _ = make_blobs(n, d, centers=k, cluster_std=spread, center_box=(-3, 3), random_state=seed)
+    return (X + away).astype(np.float32)
+
+
+def opened(X, shadowed=False):
+    """An engine whose data is centred, and whether its steps read X's copy."""
+    engine = open_engine(cupy.asarray(X), engine="fused")
+    with engine:
+        mean, _ = engine.moments()
+        engine.centre(mean)
+    if shadowed:
+        engine._few_plan_for = lambda _: None
+    return engine
+
+
+def iterated(engine, centers, count):
+    """Labels and sums after some iterations."""
+    with engine:
+        engine.forget_labels()
+        found = engine.iterate(centers, 0, count, 0.0, None)
+        return oracle.host(engine.labels), engine._step._sums.get(), found.centers, engine._step
+
+
+def few_and_shadowed(X, k, count=6):
+    centers = X[:k].astype(np.float32)
+    results = []
+    for shadowed in (False, True):
+        engine = opened(X, shadowed)
+        with engine:
+            mean = oracle.host(engine.mean)
+        results.append(iterated(engine, centers - mean, count))
+    return results
+
+
+@pytest.mark.parametrize("away", [0.0, 3.0, 1e3])
+@pytest.mark.parametrize(("n", "d", "k"), SHAPES)
+def test_same_bits_as_from_the_copy(n, d, k, away):
+    few, shadowed = few_and_shadowed(blobs(n, d, k, away=away, spread=2.0), k)
+    assert type(few[3]).__name__ == "FewFeatures"
+    assert type(shadowed[3]).__name__ == "FewCentres"
+    for ours, theirs in zip(few[:3], shadowed[:3], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("n", "d", "k"), SHAPES)
+def test_labels_are_those_of_float64(n, d, k):
+    X = blobs(n, d, k, spread=2.0)
+    centers = X[:k].copy()
+    engine = opened(X)
+    with engine:
+        centred = X - oracle.host(engine.mean)
+        centers = centers - oracle.host(engine.mean)
+        moved = engine.assign(centers).moved
+        labels = oracle.host(engine.labels)
+        assert engine.assign(centers).moved == 0
+    assert moved == n
+    distances = oracle.square_distances(centred, centers)
+    assert (distances[np.arange(n), labels] <= distances.min(axis=1) * (1 + 1e-12)).all()
+
+
+def test_constants_are_an_engines_own():
+    # Two engines of one shape take turns, so that each would see the other's centres.
+    data = [blobs(60_000, 4, 16, seed=seed) for seed in (1, 2)]
+    engines = [opened(X) for X in data]
+    steps = [X[:16] - X.mean(axis=0) for X in data]
+    for _ in range(3):
+        for engine, X, centers in zip(engines, data, steps, strict=True):
+            with engine:
+                engine.assign(centers)
+                centred = X - oracle.host(engine.mean)
+                distances = oracle.square_distances(centred, centers.astype(np.float32))
+                mine = distances[np.arange(len(X)), oracle.host(engine.labels)]
+            assert (mine <= distances.min(axis=1) * (1 + 1e-12)).all()
+
+
+def test_what_it_does_not_serve():
+    X = blobs(50_000, 4, 8)
+    outlier = X.copy()
+    outlier[7] = 1e6
+    unaligned = cupy.empty(X.size + 1, np.float32)[1:].reshape(X.shape)
+    unaligned[:] = cupy.asarray(X)
+    for data in (outlier, X.astype(np.float64), unaligned):
+        engine = opened(data)
+        with engine:
+            centers = oracle.host(data[:8]) - oracle.host(engine.mean)
+            engine.assign(centers)
+            served = type(engine._step).__name__ == "FewFeatures"
+            assert not served or engine.rows_on_gpu.data.ptr % few_plan(4, 8, "float32", 0.0, 1.0).alignment == 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_ties_on_a_grid(dtype):
+    rng = np.random.default_rng(0)
+    X = rng.integers(0, 8, (200_000, 3)).astype(dtype)
+    centers = np.array([[1, 1, 1], [1, 1, 1], [2, 1, 1], [6, 6, 6], [3, 3, 3], [4, 4, 4]], np.float32)
+    engine = opened(X)
+    with engine:
+        mean = oracle.host(engine.mean)
+        engine.assign(centers - mean)
+        labels = oracle.host(engine.labels)
+    distances = oracle.square_distances(X.astype(np.float32) - mean, centers - mean)
+    mine = distances[np.arange(len(X)), labels]
+    assert (mine <= distances.min(axis=1) * (1 + 1e-12)).all()
+    assert not (labels == 1).any()  # the lower of equals
+
+
+def test_more_rows_than_32_bits_number_elements_of():
+    n, d = (1 << 27) + 12_345, 16
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    if free < 6 * n * d:
+        pytest.skip(f"needs {6 * n * d >> 30} GiB of memory on the GPU, and {free >> 30} are free")
+    X = cupy.zeros((n, d), np.float32)
+    X[: n // 2, 3], X[n // 2 :, 3] = -1.0, 1.0
+    engine = opened(X)
+    with engine:
+        centers = np.zeros((2, d), np.float32)
+        centers[:, 3] = -0.5, 0.5
+        assert engine.assign(centers).moved == n
+        assert type(engine._step).__name__ == "FewFeatures"
+        sizes = engine._step.sums()[1]
+        assert int(engine.labels[: n // 2].sum()) == 0
+        assert int(engine.labels[n // 2 :].min()) == 1
+    assert sizes.tolist() == [n // 2, n - n // 2]
