@@ -35,7 +35,7 @@ def iterated(engine, centers, count):
     with engine:
         engine.forget_labels()
         found = engine.iterate(centers, 0, count, 0.0, None)
-        return oracle.host(engine.labels), engine._step._sums.get(), found.centers, engine._step
+        return oracle.host(engine.labels), engine._step.device_sums.get(), found.centers, engine._step
 
 
 def few_and_shadowed(X, k, count=6):
