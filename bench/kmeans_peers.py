@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tsapps.apps.kmeans.fused_plan import MOST_CLUSTERS
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["PEERS", "Peer"]
@@ -72,10 +71,10 @@ class Tsapps(Peer):
             from tsapps.apps.kmeans.choose import open_engine
 
             engine = open_engine(self.X, device=self.device, engine=self.engine)
-            if self.settles and self.device == "cuda" and self.k > MOST_CLUSTERS:
-                raise ValueError("no kernel of ours serves this shape: it goes to the cublas engine")
             with engine:
                 engine.centre(engine.moments()[0])
+                if self.settles and self.device == "cuda" and not engine.serves(self.k):
+                    raise ValueError("no kernel of ours serves this shape: it goes to the cublas engine")
                 engine.forget_labels()
             self._open, self._mean = engine, to_host(engine.mean)
         return self._open

@@ -198,6 +198,10 @@ class FusedEngine(CublasEngine):
             return super().iterate(centers, before, last, tol, report)
         return step.iterate(centers, before, last, tol, report)
 
+    def serves(self, k: int) -> bool:
+        """Tell whether iterations for k clusters are by the kernels of this package, rather than by `CublasEngine`."""
+        return self._step_for(k) is not None
+
     def _step_for(self, k: int) -> Step | None:
         """Return what makes iterations for k clusters; None where `CublasEngine` is to."""
         if self._applies and self._step is not None and self._step.k == k:
