@@ -58,12 +58,15 @@ def plot(records: Sequence[Record], path: Path) -> None:
     shapes = by_shape(records)
     engines = sorted({name for _, some in shapes for name in some}, key=lambda name: (name != OURS, name))
     marks = dict(zip(engines, "oxs^dv<>", strict=False))
+    colours = dict(
+        zip(engines, ("tab:red", "tab:blue", "tab:orange", "tab:green", "tab:purple", "black"), strict=False)
+    )
     figure, axis = plt.subplots(figsize=(9, 0.32 * len(shapes) + 1.4), constrained_layout=True)
     for name, mark in marks.items():
         points = [
             (some[name]["iter_ms"] / some[name]["floor_ms"], i) for i, (_, some) in enumerate(shapes) if name in some
         ]
-        axis.plot(*zip(*points, strict=True), mark, color="tab:red" if name == OURS else None, label=name)
+        axis.plot(*zip(*points, strict=True), mark, color=colours[name], label=name)
     axis.set_xscale("log", base=2)
     axis.set_xticks([0.5, 1, 2, 4, 8, 16, 32, 64], ["0.5", "1", "2", "4", "8", "16", "32", "64"])
     axis.set_yticks(range(len(shapes)), [shape.name for shape, _ in shapes])
@@ -71,7 +74,7 @@ def plot(records: Sequence[Record], path: Path) -> None:
     axis.axvline(1, color="grey", linewidth=0.8)
     axis.grid(axis="x", alpha=0.3)
     axis.set_xlabel("time of an iteration over the floor: one read of the data, or its arithmetic (n-d-k-dtype)")
-    axis.legend(loc="lower right")
+    figure.legend(loc="outside upper center", ncols=len(engines))
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
