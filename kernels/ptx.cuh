@@ -1,6 +1,6 @@
-// The only file with inline PTX, but for warpgroup.cuh: one inline function an instruction. Each has two bodies: the
-// instruction, and what it means in C++ (TSA_HOST), so that a kernel's own source runs on the CPU. Needs no header under
-// NVRTC.
+// The only file with inline PTX, but for bulk.cuh and warpgroup.cuh: one inline function an instruction. Each has two
+// bodies: the instruction, and what it means in C++ (TSA_HOST), so that a kernel's own source runs on the CPU. Needs no
+// header under NVRTC.
 //
 // Fragments of a matrix, as the PTX ISA deals them to the lanes of a warp; g = lane / 4, t = lane % 4:
 //

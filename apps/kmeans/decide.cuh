@@ -53,7 +53,8 @@ __device__ __forceinline__ Two square_distances(const Rows<T, Work>& rows, const
   };
   int begin = 0;
   // Whole vectors, where every row and centre begins with one.
-  if (rows.d % kWide == 0 && rows.leading % kWide == 0 && reinterpret_cast<unsigned long long>(rows.X) % (kWide * sizeof(T)) == 0) {
+  if (rows.d % kWide == 0 && rows.leading % kWide == 0 &&
+      reinterpret_cast<unsigned long long>(rows.X) % (kWide * sizeof(T)) == 0) {
     begin = rows.d;
 #pragma unroll 2
     for (int j = kWide * (threadIdx.x % 32); j < rows.d; j += 32 * kWide) {

@@ -1,9 +1,10 @@
 // The nearest of many centres: what nearest.cuh does, where the centres stream by 128 at a time (streamed_columns.cuh).
 //
-// The bound is that of nearest.cuh: a centre can be the nearest only if its score is above the best one less 2 E. While
-// centres stream by, the best score so far is known, and centres near it are *candidates* so far. A lane has a quarter of
-// a row's scores; it keeps its candidates of the last three tiles of 128 centres that had any, as a mask of 32 bits each,
-// with the best score as it then was: they are candidates still if that is within 2 E of the best of all.
+// The bound is that of nearest.cuh, and γ H more, as the tensor cores add to −‖c‖²/2: a centre can be the nearest only if
+// its score is above the best one less 2 E. While centres stream by, the best score so far is known, and centres near it
+// are *candidates* so far. A lane has a quarter of a row's scores; it keeps its candidates of the last three tiles of 128
+// centres that had any, as a mask of 32 bits each, with the best score as it then was: they are candidates still if that
+// is within 2 E of the best of all.
 //
 // Why it is fast: of most scores nothing but a maximum; −‖c‖²/2 is where the products begin. Only where a warp meets a
 // score near its row's best so far are two more instructions spent on each of the row's, which count candidates in the

@@ -4,9 +4,9 @@
 //                                                    norms (n)  ‖shadow row‖, or more where rounding cost more
 //
 // `scale` is a power of two that brings the data to the middle of float16's range; `padded` is d rounded up to whole 16
-// bytes, filled with zeros; or, for many centres, it lies in slabs (slabs.cuh). With e = ‖(x − mean)·scale − shadow‖ (the two differ by 2⁻¹¹ of each element at most, by less
-// than half of that in the mean), norms[i] is the larger of ‖shadow‖ and e / ρ, where ρ is 2⁻¹², or 2⁻²⁰ of data that
-// float16 holds: for every c and ĉ
+// bytes, filled with zeros; or, for many centres, it lies in slabs (slabs.cuh). With e = ‖(x − mean)·scale − shadow‖ (the
+// two differ by 2⁻¹¹ of each element at most, by less than half of that in the mean), norms[i] is the larger of ‖shadow‖ and
+// e / ρ, where ρ is 2⁻¹², or 2⁻²⁰ of data that float16 holds: for every c and ĉ
 //
 //   |(x − mean)·scale · c − shadow · ĉ|  ≤  norms[i] · (ρ ‖c‖ + ‖c − ĉ‖)
 //
@@ -34,8 +34,8 @@ constexpr int kVector = sizeof(T) == 8 ? 2 : 4;
 
 template <typename T, typename Work, bool kAligned>
 __global__ void __launch_bounds__(256, 4) make_shadow(const T* X, long long leading, long long rows, int d, int padded,
-                                                      int slabs, const Work* mean, float scale, float rounding, int log2_lanes,
-                                                      ptx::Half* shadow, float* norms) {
+                                                      int slabs, const Work* mean, float scale, float rounding,
+                                                      int log2_lanes, ptx::Half* shadow, float* norms) {
   constexpr int kWide = kVector<T>;
   const int lanes = 1 << log2_lanes, lane = (int)threadIdx.x & (lanes - 1);
   const long long together = (long long)gridDim.x * blockDim.x >> log2_lanes;

@@ -8,14 +8,14 @@
 //          └─────────┘         └────┴────┴────┘
 //                               streams by, 128
 //
-// One more warpgroup copies, by one thread, into a ring of A and one of B; mbarriers say what is there and what is free. If the ring of A has no
-// room for a block's rows, A streams by too, once for every 128 columns.
+// One more warpgroup copies, by one thread, into a ring of A and one of B; mbarriers say what is there and what is free. If
+// the ring of A has no room for a block's rows, A streams by too, once for every 128 columns.
 //
 // Why it is fast: while one half of the warpgroups have their epilogues of 128 columns, the tensor cores work for the other
 // half. They take turns, as products that are begun are worked on together: else all would end at a time, and then all
-// have their epilogues. The slower the epilogue beside the products, the more warpgroups that takes; registers allow four. Products read 6 KB of shared
-// memory for 64 clocks of the tensor cores, of 8 KB that could be read. Many rows a block keep down what is read of the
-// level-2 cache, n · k for each block's rows.
+// have their epilogues. The slower the epilogue beside the products, the more warpgroups that takes; registers allow four.
+// Products read 6 KB of shared memory for 64 clocks of the tensor cores, of 8 KB that could be read. Many rows a block keep
+// down what is read of the level-2 cache, n · k for each block's rows.
 #pragma once
 #include "kernels/bulk.cuh"
 #include "kernels/tsm2/simt.cuh"
@@ -54,9 +54,9 @@ class StreamedColumns {
                              int column_tiles, int chunks, const Epilogue& epilogue)
       : ring_a_(shared), ring_b_(shared + kStagesA * kStageA),
         full_a_(reinterpret_cast<ptx::Mbarrier*>(shared + kRing)), empty_a_(full_a_ + kStagesA),
-        full_b_(empty_a_ + kStagesA), empty_b_(full_b_ + kStagesB), turn_(empty_b_ + kStagesB), A_(reinterpret_cast<const unsigned char*>(A)),
-        B_(reinterpret_cast<const unsigned char*>(B)), epilogue_(epilogue), row_tiles_(row_tiles),
-        column_tiles_(column_tiles), chunks_(chunks),
+        full_b_(empty_a_ + kStagesA), empty_b_(full_b_ + kStagesB), turn_(empty_b_ + kStagesB),
+        A_(reinterpret_cast<const unsigned char*>(A)), B_(reinterpret_cast<const unsigned char*>(B)),
+        epilogue_(epilogue), row_tiles_(row_tiles), column_tiles_(column_tiles), chunks_(chunks),
         turns_((row_tiles - (int)blockIdx.x * kGroups + (int)gridDim.x * kGroups - 1) / ((int)gridDim.x * kGroups)),
         stays_(chunks <= kStagesA), in_turn_(chunks <= kStagesA && chunks <= kStagesB) {}
 

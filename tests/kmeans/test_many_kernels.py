@@ -100,6 +100,15 @@ def test_any_number_of_samples(n, rng):
         of.assert_right(now)
 
 
+def test_more_clusters_than_shared_memory_counts(rng):
+    X = rng.standard_normal((400, 3))
+    centers = rng.standard_normal((4500, 3))
+    of = IterationsOfMany(X, 4500, KINDS[3], StreamPlan(1, 1, 2, 1, 2))
+    for now in (centers, centers[::-1].copy()):
+        of.iterate(now)
+        of.assert_right(now)
+
+
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[1]], ids=["alone", "weighted"])
 def test_iterations_without_the_host(kind, rng):
     d, plan = STAYS_IN_PARTS
