@@ -1,0 +1,66 @@
+// The integer sums of few features and few clusters, in shared memory: a replica a lane, so that no two lanes of a warp add
+// to the same bank.
+#pragma once
+#include "apps/kmeans/move.cuh"
+
+namespace kmeans {
+
+// The sums of a block, in shared memory.
+template <int kFeatures, int kReplicas>
+class FewSums {
+ public:
+  static constexpr int kPlanes = 2 * kFeatures + 1;  // two digits of every feature, and a count
+
+  __device__ FewSums(unsigned long long* sums, unsigned* digits, int k) : sums_(sums), digits_(digits), k_(k) {}
+
+  // Adds a row, its elements as integers, to one cluster and subtracts it from another, if that is one.
+  __device__ __forceinline__ void move(const int (&numbers)[kFeatures], int to, int from) const {
+    unsigned* own = digits_ + threadIdx.x % kReplicas;
+    add(own + to * (kPlanes * kReplicas), numbers, 1);
+    if (from >= 0) add(own + from * (kPlanes * kReplicas), numbers, -1);
+  }
+
+  __device__ __forceinline__ void clear() const {
+    for (int i = threadIdx.x; i < k_ * kPlanes * kReplicas; i += blockDim.x) digits_[i] = 0;
+    __syncthreads();
+  }
+
+  // To global memory, and zero again; with all threads of the block, a warp a sum.
+  __device__ __forceinline__ void flush() const {
+    constexpr int kWidth = kFeatures + 1;
+    const int lane = threadIdx.x % 32;
+    __syncthreads();
+    for (int i = threadIdx.x / 32; i < k_ * kWidth; i += blockDim.x / 32) {
+      const int column = i % kWidth;
+      long long sum = 0;
+      if (lane < kReplicas) {
+        unsigned* low = digits_ + (i / kWidth * kPlanes + 2 * column) * kReplicas + lane;
+        sum = (int)*low;
+        *low = 0;
+        if (column < kFeatures) {
+          sum += (long long)(int)low[kReplicas] * 65536;
+          low[kReplicas] = 0;
+        }
+      }
+      sum = simt::warp_sum(sum);
+      if (lane == 0 && sum != 0) atomicAdd(&sums_[i], (unsigned long long)sum);
+    }
+    __syncthreads();
+  }
+
+ private:
+  __device__ __forceinline__ void add(unsigned* to, const int (&numbers)[kFeatures], int sign) const {
+#pragma unroll
+    for (int i = 0; i < kFeatures; ++i) {
+      atomicAdd(to + 2 * i * kReplicas, (unsigned)(sign * (numbers[i] & 0xffff)));
+      atomicAdd(to + (2 * i + 1) * kReplicas, (unsigned)(sign * (numbers[i] >> 16)));
+    }
+    atomicAdd(to + 2 * kFeatures * kReplicas, (unsigned)sign);
+  }
+
+  unsigned long long* sums_;
+  unsigned* digits_;
+  const int k_;
+};
+
+}  // namespace kmeans
