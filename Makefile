@@ -24,7 +24,7 @@ demo: .venv/demo.stamp
 	@echo "  $(BIN)/python -c \"import numpy as np; print(np.load('data-kmeans/centers.npy').round())\""
 
 test: .venv/test.stamp
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .
