@@ -268,6 +268,11 @@ class Step(ABC):
         return values[:, :-1], values[:, -1]
 
 
+def _grid_of_lists(engine: FusedEngine, lists: int) -> tuple[int, int]:
+    """Return a grid that has some blocks for each of `lists` lists."""
+    return lists, max(1, engine.gpu.multiprocessors * _OTHER_BLOCKS // lists)
+
+
 class _Segments:
     """Moves the rows of some lists from sum to sum, sorted by cluster; see segments.cuh.
 
@@ -280,9 +285,8 @@ class _Segments:
         self._in_cluster, self._begins = cupy.zeros(step.k, np.uint32), cupy.empty(step.k, np.uint32)
         # Blocks that arrived; places in all segments.
         self._arrived, self._all = cupy.zeros(1, np.uint32), cupy.empty(1, np.uint32)
-        multiprocessors = engine.gpu.multiprocessors
-        self._list_grid = lists, max(1, multiprocessors * _OTHER_BLOCKS // lists)
-        self._segment_grid = (multiprocessors * _MOVE_BLOCKS,)
+        self._list_grid = _grid_of_lists(engine, lists)
+        self._segment_grid = (engine.gpu.multiprocessors * _MOVE_BLOCKS,)
         add = f"add_segments<{_types(engine)}, {step.integers.digits}, {step.weighted}, {_aligned(engine)}>"
         names = f"count_changes<kmeans::{item}>", f"sort_changes<kmeans::{item}>", add
         self._count, self._sort, self._add = load_kernels(engine, "segments.cuh", *names)
@@ -321,7 +325,7 @@ class FewCentres(Step):
             self._segments = _Segments(self, "Entry", lists, places)
         columns, chunks = columns_of_block(d, k, digits)
         self._move_grid = lists, max(1, -(-multiprocessors * _MOVE_BLOCKS // (lists * chunks))), chunks
-        self._decide_grid = lists, max(1, multiprocessors * _OTHER_BLOCKS // lists)
+        self._decide_grid = _grid_of_lists(engine, lists)
         self._move_sizes = np.int32(k), np.int32(columns), np.int32(log2_lanes(min(d, columns)))
         types = _types(engine)
         move = f"move<{types}, {digits}, {self.weighted}>"
@@ -357,14 +361,13 @@ class ManyCentres(Step):
         self._shadow = shadow
         n = engine.n_samples
         self._plan, self._product = plan, _streamed(plan, engine.gpu_index)
-        multiprocessors = engine.gpu.multiprocessors
-        blocks = self._blocks = plan.blocks(n, multiprocessors)
+        blocks = self._blocks = plan.blocks(n, engine.gpu.multiprocessors)
         self._capacity = plan.capacity(n, blocks)
         self._changes = cupy.empty(blocks * self._capacity * CHANGE_BYTES, np.uint8)
         # Once they are decided, their place is for what segments have.
         self._undecided = cupy.empty(blocks * self._capacity * UNDECIDED_BYTES, np.uint8)
         self._lengths = cupy.empty((blocks, 2), np.uint32)
-        self._list_grid = blocks, max(1, multiprocessors * _OTHER_BLOCKS // blocks)
+        self._decide_grid = _grid_of_lists(engine, blocks)
         (self._decide,) = load_kernels(engine, "decide_of_many.cuh", f"decide_of_many<{_types(engine)}>")
         self._segments = _Segments(self, "Change", blocks, self._undecided)
 
@@ -380,6 +383,6 @@ class ManyCentres(Step):
         self._product((self._blocks,), (plan.threads,), product, shared_mem=plan.shared_bytes)
         rows, room = self.rows(), np.int64(self._capacity)
         decided = rows, centers, k, *lists, room, self.stopped
-        self._decide(self._list_grid, (_DECIDE_THREADS,), decided)
+        self._decide(self._decide_grid, (_DECIDE_THREADS,), decided)
         every = np.array((self._changes.data.ptr, self._lengths.data.ptr, self._capacity, 2, 0), LISTS)[()]
         self._segments.move(self, every)

@@ -180,7 +180,7 @@ def _nearest_of(engine: Engine, points: np.ndarray) -> tuple[Any, Any]:
         labels = engine.assign_block(block, None, minus_2_points, norms, update=False, potential=False)[0]
         return labels, engine.block_distances(block, device_points, labels)
 
-    labels, distances = zip(*engine.each_block(work, max(len(points), 2 * engine.n_features)), strict=True)
+    labels, distances = zip(*engine.each_block(work, max(len(points), engine.temporary_columns)), strict=True)
     return xp.concatenate(labels), xp.concatenate(distances)
 
 

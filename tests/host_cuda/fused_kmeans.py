@@ -4,6 +4,7 @@ from functools import cache
 
 import numpy as np
 import oracle
+import pytest
 
 from host_cuda.tall_skinny import DTYPES, build_each
 from tsapps.apps.kmeans.fused_plan import (
@@ -66,10 +67,14 @@ extern "C" void assign_{d}_{k}(const void* shadow, const void* halves, long long
 }}"""
 
 
-def rows_source(dtype, digits, weighted):
-    T, W = ELEMENT[dtype], SCALAR[WORK[dtype]]
-    scale, name = "float" if digits == 2 else "double", f"{dtype}_{digits}_{int(weighted)}"
-    flags = f"{digits}, {str(weighted).lower()}"
+def types_of(dtype, digits, weighted):
+    """Return the C++ types of X, of what is worked in and of scales, kernels' flags, and the entry points' suffix."""
+    flags, name = f"{digits}, {str(weighted).lower()}", f"{dtype}_{digits}_{int(weighted)}"
+    return ELEMENT[dtype], SCALAR[WORK[dtype]], "float" if digits == 2 else "double", flags, name
+
+
+def rows_source(*kind):
+    T, W, scale, flags, name = types_of(*kind)
     return f"""
 #include "apps/kmeans/centers.cuh"
 #include "apps/kmeans/decide_of_many.cuh"
@@ -124,10 +129,8 @@ extern "C" void move_{name}(const void* rows, const {scale}* scales, long long k
 }}"""
 
 
-def many_source(dtype, digits, weighted):
-    T, W = ELEMENT[dtype], SCALAR[WORK[dtype]]
-    scale, name = "float" if digits == 2 else "double", f"{dtype}_{digits}_{int(weighted)}"
-    flags = f"{digits}, {str(weighted).lower()}"
+def many_source(*kind):
+    T, W, scale, flags, name = types_of(*kind)
     return f"""
 extern "C" void decide_of_many_{name}(const void* rows, const void* centers, long long k, kmeans::Change* changes,
                                       const kmeans::Undecided* undecided, kmeans::Lengths* lengths, long long capacity,
@@ -223,7 +226,7 @@ class Iterations:
         self.work = WORK[self.dtype]
         self.X, self.k = np.ascontiguousarray(X.astype(DTYPES[self.dtype])), k
         self.n, self.d = X.shape
-        self.name = f"{self.dtype}_{self.digits}_{int(self.weighted)}"
+        self.name = types_of(*kind)[-1]
         self.library = libraries()[kind]
         self.mean = (np.zeros(self.d) if mean is None else mean).astype(self.work)
         # Rounded to the type that K-means works in, as the kernels have it.
@@ -329,6 +332,21 @@ class Iterations:
         assert not self.counts.any()
         assert not state[2].any()
         return outcome[0], following
+
+    def assert_advanced(self, centers, moved, outcome, following):
+        """An iteration that left no cluster empty is one of Lloyd in float64, and told of as it is."""
+        one = np.ones(self.n) if self.weights is None else self.weights
+        labels, expected = oracle.lloyd_step(self.centred, centers, one)
+        tolerance = 4 * np.finfo(self.work).eps * abs(self.centred).max() + abs(self.centred).max() * 2.0**-29
+        np.testing.assert_allclose(following, expected, rtol=0, atol=tolerance)
+        change = following.astype(np.float64) - centers
+        assert not outcome["empty"]
+        assert outcome["moved"] == moved
+        assert outcome["stop"] == (moved == 0)
+        assert outcome["shift"] == pytest.approx((change * change).sum(), rel=1e-9)
+        distances = oracle.square_distances(self.centred, centers)[np.arange(self.n), labels]
+        norms = (self.centred.astype(np.float64) ** 2).sum(axis=1)
+        assert outcome["potential"] + one @ norms == pytest.approx(one @ distances, rel=1e-6)
 
     def assert_right(self, centers):
         """Labels are nearest centres to float64's last bits; sums are those of the labels, to the last bit."""

@@ -1,7 +1,6 @@
 """The fused engine's kernels for many clusters, their own source run on the CPU, and those for long rows."""
 
 import numpy as np
-import oracle
 import pytest
 from host_cuda import harness
 from host_cuda.fused_kmeans import KINDS, Iterations, IterationsOfMany, blobs
@@ -120,17 +119,7 @@ def test_iterations_without_the_host(kind, rng):
     _, moved = of.iterate(centers)
     for _ in range(3):
         outcome, following = of.advance(centers, moved)
-        one = np.ones(n) if weights is None else of.weights
-        labels, expected = oracle.lloyd_step(of.centred, centers, one)
-        assert not outcome["empty"]
-        tolerance = 4 * np.finfo(of.work).eps * abs(of.centred).max() + abs(of.centred).max() * 2.0**-29
-        np.testing.assert_allclose(following, expected, rtol=0, atol=tolerance)
-        change = following.astype(np.float64) - centers
-        assert outcome["moved"] == moved
-        assert outcome["shift"] == pytest.approx((change * change).sum(), rel=1e-9)
-        distances = oracle.square_distances(of.centred, centers)[np.arange(n), labels]
-        norms = (of.centred.astype(np.float64) ** 2).sum(axis=1)
-        assert outcome["potential"] + one @ norms == pytest.approx(one @ distances, rel=1e-6)
+        of.assert_advanced(centers, moved, outcome, following)
         centers = following
         _, moved = of.move_rows(centers)
         of.assert_right(centers)
