@@ -41,6 +41,17 @@ struct Extremes {
   float norm, lost, half_square, reach;
 };
 
+// The bound E of a row of norm x: `of_norm` · x + `always`.
+struct Bound {
+  float of_norm, always;
+};
+
+// γ is the tensor cores' error, ρ the shadow's rounding; `of_half_square` what a score loses beside, relative to H.
+__device__ __forceinline__ Bound bound_of(const Extremes& most, float tensor_error, float rounding, float of_half_square) {
+  return {most.norm * (rounding + 1.0f / (1 << 22)) + most.lost + tensor_error * (most.norm + most.lost),
+          most.half_square * of_half_square + 1e-18f};
+}
+
 struct Nearest {
   static constexpr tsm2::Takes kTakes = tsm2::Takes::kTile;
   template <int kBlocks>
@@ -72,8 +83,7 @@ struct Nearest {
       ptx::prefetch(lane % 2 ? static_cast<const void*>(norms + soon) : labels + soon);
     }
     const Extremes most = *extremes;
-    const float a_norm = most.norm * (rounding + 1.0f / (1 << 22)) + most.lost + tensor_error * (most.norm + most.lost);
-    const float always = most.half_square * (1.0f / (1 << 22)) + 1e-18f;
+    const Bound bound = bound_of(most, tensor_error, rounding, 1.0f / (1 << 22));
 #pragma unroll
     for (int first = 0; first < kBlocks; first += 2) {
       // This lane decides row 8·t + g of these 32; of the others' rows it has some of the scores.
@@ -81,7 +91,7 @@ struct Nearest {
       const bool present = mine < rows;
       const int label = present ? labels[from + mine] : 0;
       const float norm = present ? norms[from + mine] : 0.0f;
-      const float error = 1.0001f * (norm * a_norm + always);
+      const float error = 1.0001f * (norm * bound.of_norm + bound.always);
       unsigned bits[4];
 #pragma unroll
       for (int q = 0; q < 4; ++q) {

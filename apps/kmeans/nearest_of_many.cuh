@@ -100,11 +100,10 @@ struct NearestOfMany {
 
   __device__ __forceinline__ void begin(Rows& rows, const Fetched& fetched) const {
     const Extremes most = *extremes;
-    const float a_norm = most.norm * (rounding + 1.0f / (1 << 22)) + most.lost + tensor_error * (most.norm + most.lost);
-    const float always = most.half_square * (tensor_error + 1.0f / (1 << 22)) + 1e-18f;
+    const Bound bound = bound_of(most, tensor_error, rounding, tensor_error + 1.0f / (1 << 22));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      rows.twice_error[r] = 2.0002f * (fetched.norm[r] * a_norm + always);
+      rows.twice_error[r] = 2.0002f * (fetched.norm[r] * bound.of_norm + bound.always);
       rows.within[r] = fetched.norm[r] <= most.reach;
       rows.label[r] = fetched.label[r];
       rows.best[r] = rows.lost[r] = -kInfinity;
