@@ -77,7 +77,7 @@ HALVES = np.dtype([("to", "u8"), ("padded", "i4"), ("slabs", "i4")])
 #: The variable in constant memory of few_features.cuh, and the bytes of its class, `FewConstants`.
 FEW_NAME, FEW_BYTES = "few_constants", 4 * (512 + 64 + 2 * 16 + 4)
 #: Bytes of an `Entry`, a `Change`, an `Undecided` and a `Segmented`.
-ENTRY_BYTES, CHANGE_BYTES, UNDECIDED_BYTES, PLACE_BYTES = 16, 16, 32, 8
+ENTRY_BYTES, CHANGE_BYTES, UNDECIDED_BYTES, PLACE_BYTES = 16, 16, 32, 4
 # What the tensor cores may lose of each sum of 16 products, relative to all that was added: of 4, 8 or 16 terms at a
 # time, they truncate what lies some 24 bits below the largest.
 _TENSOR_ERROR = 2.0**-20

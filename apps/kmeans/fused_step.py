@@ -297,7 +297,7 @@ class _Segments:
         counts = self._in_cluster, self._begins, self._arrived, self._all, step.moved
         self._count(self._list_grid, (_SEGMENT_THREADS,), (lists, k, step.engine.labels, *counts, stopped))
         self._sort(self._list_grid, (_SEGMENT_THREADS,), (lists, k, self._begins, self._places, stopped))
-        segments = step.rows(), step.move_scales, self._places, self._all, step.device_sums, stopped
+        segments = step.rows(), step.move_scales, k, self._places, self._begins, self._all, step.device_sums, stopped
         self._add(self._segment_grid, (_SEGMENT_THREADS,), segments)
 
 

@@ -166,13 +166,13 @@ extern "C" void sort_{name}(const void* lists, long long n_lists, long long of_e
     }}
   }});
 }}
-extern "C" void add_{name}(const void* rows, const {scale}* scales, const kmeans::Segmented* places,
-                           const unsigned* all, unsigned long long* sums, const int* stopped, long long aligned) {{
+extern "C" void add_{name}(const void* rows, const {scale}* scales, long long k, const kmeans::Segmented* places,
+                           const unsigned* ends, const unsigned* all, unsigned long long* sums, const int* stopped, long long aligned) {{
   const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
   cuda_host::launch(dim3({BLOCKS}), 256, 0, [=] {{
     auto* kernel = aligned ? kmeans::add_segments<{T}, {W}, {flags}, true>
                            : kmeans::add_segments<{T}, {W}, {flags}, false>;
-    kernel(of, scales, places, all, sums, stopped);
+    kernel(of, scales, (int)k, places, ends, all, sums, stopped);
   }});
 }}"""
 
@@ -304,7 +304,7 @@ class Iterations:
         self.counts = counts
         if self.sorts:
             every = np.array((entries.ctypes.data, counts.ctypes.data, room, 1, 0), LISTS)
-            places = np.zeros(4 * lists * room, np.uint32)
+            places = np.zeros(2 * lists * room, np.uint32)
             return undecided, self.move_segments(rows, scales, every, lists, 1, places)
         lists_of = entries, counts, room, lists
         state = self.labels, self.sums, moved, self.stopped
@@ -319,7 +319,7 @@ class Iterations:
         assert not self.in_cluster.any()
         self.call("sort", *of, begins, places, self.stopped)
         aligned = int(self.d % vector_of(self.X.itemsize) == 0)
-        self.call("add", rows, scales, places, every, self.sums, self.stopped, aligned)
+        self.call("add", rows, scales, self.k, places, begins, every, self.sums, self.stopped, aligned)
         return int(moved[0])
 
     def advance(self, centers, moved, tolerance=0.0):
