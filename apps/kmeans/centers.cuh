@@ -142,9 +142,11 @@ __global__ void __launch_bounds__(kCentreThreads, 4) place_centers(const Work* c
 
 // `outcome` is this iteration's; `stopped` is set with its `stop` and stays. Leaves `counts` and `moved` at zero.
 template <typename Work>
-__global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long long* sums, const double* scales,
-                                                             const Work* centers, int k, int d, const Halves halves,
-                                                             float scale, float reach, double tolerance, Work* next,
+__global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long long* __restrict__ sums,
+                                                             const double* __restrict__ scales,
+                                                             const Work* __restrict__ centers, int k, int d,
+                                                             const Halves halves, float scale, float reach,
+                                                             double tolerance, Work* __restrict__ next,
                                                              float* offsets, OfCentre* found,
                                                              unsigned* arrived, Extremes* extremes, unsigned* counts,
                                                              int lists, unsigned* moved, int* stopped,
@@ -155,6 +157,7 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long
   const double weight = (double)(long long)mine_of_sums[d] / scales[d];
   const double inverse = 1 / (weight != 0 ? weight : 1.0);
   OfCentre mine = {};
+#pragma unroll 4
   for (int i = threadIdx.x; i < halves.padded; i += blockDim.x) {
     double c = 0;
     if (i < d) {

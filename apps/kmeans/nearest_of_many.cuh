@@ -7,8 +7,8 @@
 // is within 2 E of the best of all.
 //
 // Why it is fast: of most scores nothing but a maximum; −‖c‖²/2 is where the products begin. Only where a warp meets a
-// score near its row's best so far are two more instructions spent on each of the row's, which count candidates in the
-// mantissa of a float; the more tiles, the less often.
+// score near its row's best so far are two more instructions spent on each of that quarter of a lane's, which count
+// candidates in the mantissa of a float; the more tiles, the less often.
 #pragma once
 #include "apps/kmeans/nearest.cuh"
 
@@ -113,22 +113,24 @@ struct NearestOfMany {
   }
 
   __device__ __forceinline__ void take(Rows& rows, int tile, const float (&scores)[16][4]) const {
-    float own[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      own[r] = most_of(scores, r);
-      float best = fmaxf(own[r], simt::shuffle_xor(own[r], 1));
+      float parts[4];
+      most_of_parts(scores, r, parts);
+      const float own = fmaxf(fmaxf(parts[0], parts[1]), fmaxf(parts[2], parts[3]));
+      float best = fmaxf(own, simt::shuffle_xor(own, 1));
       best = fmaxf(best, simt::shuffle_xor(best, 2));
       rows.best[r] = fmaxf(rows.best[r], best);
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
       const float threshold = rows.twice_error[r] - rows.best[r];
-      if (__any_sync(simt::every_lane, own[r] + threshold > 0)) {
-        const unsigned mask = candidates(scores, r, threshold * kLarge);
-        const float above = rows.best[r] + fabsf(rows.best[r]) * (2.0f / (1 << 23) * kTiles);
-        add(rows, r, {(__float_as_uint(above) & ~(kTiles - 1)) | tile, mask});
+      if (!__any_sync(simt::every_lane, own + threshold > 0)) continue;
+      unsigned mask = 0;
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        if (!__any_sync(simt::every_lane, parts[part] + threshold > 0)) continue;
+        mask |= candidates(scores, r, part, threshold * kLarge) << 8 * part;
       }
+      const float above = rows.best[r] + fabsf(rows.best[r]) * (2.0f / (1 << 23) * kTiles);
+      add(rows, r, {(__float_as_uint(above) & ~(kTiles - 1)) | tile, mask});
     }
   }
 
@@ -188,28 +190,25 @@ struct NearestOfMany {
     return 128 * found.tile() + bit / 2 * 8 + (int)threadIdx.x % 4 * 2 + bit % 2;
   }
 
-  // The largest of this lane's scores of a row; four at a time, for they wait for each other.
-  static __device__ __forceinline__ float most_of(const float (&scores)[16][4], int r) {
-    float most[4];
+  // The largest of each quarter of this lane's scores of a row.
+  static __device__ __forceinline__ void most_of_parts(const float (&scores)[16][4], int r, float (&most)[4]) {
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
       const float two = fmaxf(scores[j][2 * r], scores[j][2 * r + 1]);
-      most[j % 4] = j < 4 ? two : fmaxf(most[j % 4], two);
+      most[j / 4] = j % 4 == 0 ? two : fmaxf(most[j / 4], two);
     }
-    return fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
   }
 
-  // As in nearest.cuh: a bit for each score above a threshold, of which this is the opposite times 2¹⁰⁰.
-  static __device__ __forceinline__ unsigned candidates(const float (&scores)[16][4], int r, float threshold) {
-    float sums[4] = {};
+  // As in nearest.cuh: a bit for each score of a quarter above a threshold, of which this is the opposite times 2¹⁰⁰.
+  static __device__ __forceinline__ unsigned candidates(const float (&scores)[16][4], int r, int part, float threshold) {
+    constexpr float kNoBits = 1 << 23;
+    float sum = kNoBits;
 #pragma unroll
-    for (int j = 0; j < 16; ++j)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float above = __saturatef(fmaf(scores[j][2 * r + i], kLarge, threshold));
-        sums[j / 4] = fmaf(above, (float)(1 << (2 * j + i) % 16), sums[j / 4]);
-      }
-    return (unsigned)(sums[0] + sums[1]) | (unsigned)(sums[2] + sums[3]) << 16;
+    for (int bit = 0; bit < 8; ++bit) {
+      const float above = __saturatef(fmaf(scores[4 * part + bit / 2][2 * r + bit % 2], kLarge, threshold));
+      sum = fmaf(above, (float)(1 << bit), sum);
+    }
+    return __float_as_uint(sum) ^ __float_as_uint(kNoBits);
   }
 
   static __device__ __forceinline__ void add(Rows& rows, int r, const Found& found) {
