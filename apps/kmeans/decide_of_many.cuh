@@ -33,14 +33,12 @@ __global__ void __launch_bounds__(kDecideThreads, 3) decide_of_many(const Rows<T
     Change mine = {};
     for (int i = 0; i < 32 && begin + i * kWarps < last; ++i) {
       const Undecided& entry = list[begin + i * kWarps];
-      Distant nearest = {kInfinity, entry.label};
-      for (int j = 0; j < entry.count; j += 2) {
-        const int one = entry.candidates[j], other = j + 1 < entry.count ? entry.candidates[j + 1] : one;
-        const Two two = square_distances(rows, centers, entry.row, one, other);
-        nearest.take({two.first, one});
-        nearest.take({two.second, other});
-      }
-      if (i == lane) mine = {entry.row, entry.label, nearest.centre, 0};
+      const int to = nearest_of(rows, centers, entry.row, entry.label, [&](auto take) {
+        for (int j = 0; j < entry.count; j += 2) {
+          take(entry.candidates[j], entry.candidates[j + 1 < entry.count ? j + 1 : j]);
+        }
+      });
+      if (i == lane) mine = {entry.row, entry.label, to, 0};
     }
     append(mine.from != mine.to, mine);
   }
@@ -51,7 +49,7 @@ __global__ void __launch_bounds__(kDecideThreads, 3) decide_of_many(const Rows<T
       Distant nearest = {kInfinity, warp < k ? warp : 0};
       for (int one = warp; one < k; one += 2 * kWarps) {
         const int other = one + kWarps < k ? one + kWarps : one;
-        const Two two = square_distances(rows, centers, entry.row, one, other);
+        const auto two = square_distances<double>(rows, centers, entry.row, one, other);
         nearest.take({two.first, one});
         nearest.take({two.second, other});
       }
