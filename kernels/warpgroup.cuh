@@ -104,6 +104,7 @@ inline void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b) 
 inline const unsigned char* matrix_at(const void* shared) { return static_cast<const unsigned char*>(shared); }
 inline const unsigned char* matrix_after(const unsigned char* matrix, int bytes) { return matrix + bytes; }
 
+template <bool clears>
 inline void wgmma(float (&d)[16][4], const unsigned char* a, const unsigned char* b) {
   cuda_host::check_aligned(a, 16, "wgmma");
   cuda_host::check_aligned(b, 16, "wgmma");
@@ -116,6 +117,7 @@ inline void wgmma(float (&d)[16][4], const unsigned char* a, const unsigned char
   cuda_host::begin_work([=] {
     for (int i = 0; i < 64; ++i) {
       const int row = 16 * work.warp + work.lane / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + work.lane % 4 * 2 + i % 2;
+      if (clears) work.d[i / 4][i % 4] = 0;
       for (int k = 0; k < 16; ++k) {
         const int within = k / 8 * 64 + k % 8;
         work.d[i / 4][i % 4] += cuda_host::half_value(work.a[row / 8 * 128 + row % 8 * 8 + within]) *
@@ -239,10 +241,11 @@ TSA_PTX void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b)
 
 TSA_PTX unsigned long long matrix_after(unsigned long long matrix, int bytes) { return matrix + (bytes >> 4); }
 
+template <bool clears>
 TSA_PTX void wgmma(float (&d)[16][4], unsigned long long a, unsigned long long b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" TSA_NAMES_16 "}, %64, %65, 1, 1, 1, 0, 0;"
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" TSA_NAMES_16 "}, %64, %65, %66, 1, 1, 0, 0;"
                : TSA_SUMS_16
-               : "l"(a), "l"(b));
+               : "l"(a), "l"(b), "n"(!clears));
 }
 
 #endif

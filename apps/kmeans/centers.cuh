@@ -63,21 +63,21 @@ __device__ __forceinline__ double over_block(double mine, Op op) {
   return mine;
 }
 
-// Where centres in float16 go: `padded` columns a row, or slabs (slabs.cuh).
+// Where centres in float16 go: `padded` columns a row, or slabs, of which there is one more, for −‖c‖²/2 (slabs.cuh).
 struct Halves {
   ptx::Half* to;
   int padded, slabs;  // 0 slabs: rows
 
   __device__ __forceinline__ ptx::Half* at(int centre, int column) const {
-    return to + (slabs ? tsm2::slab_offset(centre, column, slabs, tsm2::kSlabColumns) : (long long)centre * padded + column);
+    if (slabs == 0) return to + (long long)centre * padded + column;
+    return to + tsm2::slab_offset(centre, column + tsm2::kSlabDepth, slabs + 1, tsm2::kSlabColumns);
   }
 };
 
-// −‖c‖²/2 of a centre, for both rows of the fragments of streamed_columns.cuh if centres lie in slabs.
+// −‖c‖²/2 of a centre.
 __device__ __forceinline__ void set_offset(float* offsets, const Halves& halves, int centre, float value) {
   if (halves.slabs) {
-    float* to = offsets + centre / 8 * 16 + centre % 8 / 2 * 4 + centre % 2;
-    to[0] = to[2] = value;
+    tsm2::place_parts(halves.to, centre, halves.slabs + 1, tsm2::kSlabColumns, value);
   } else {
     offsets[centre] = value;
   }
@@ -117,8 +117,9 @@ __device__ __forceinline__ void put_together(const OfCentre* found, int k, float
   if (threadIdx.x != 0) return;
   // Rounded up; an infinity stays one.
   const float norm = (float)(sqrt(square) * 1.000001), of_lost = (float)(sqrt(lost) * 1.000001);
-  // Products past 2²⁷ would overflow in the epilogue, and a centre that is infinite in float16 has none.
-  const float within = of_lost < kInfinity ? (float)(1 << 27) / norm : -1.0f;
+  // Products past 2²⁷ would overflow in the epilogue, and a centre that is infinite in float16 has none; nor has −‖c‖²/2 of
+  // a norm past 2¹⁵ room in slabs.
+  const float within = of_lost < kInfinity && norm < (float)(1 << 15) ? (float)(1 << 27) / norm : -1.0f;
   *extremes = {norm, of_lost, (float)(square / 2 * 1.000001), some != 0 && reach < within ? reach : within};
 }
 

@@ -67,7 +67,7 @@ OUTCOME = np.dtype(
     [("stop", "i4"), ("empty", "i4"), ("moved", "u4"), ("padding", "i4"), ("shift", "f8"), ("potential", "f8")]
 )
 NEAREST_OF_MANY = np.dtype(
-    [(name, "u8") for name in ("offsets", "extremes", "norms", "labels", "changes", "undecided", "lengths", "stopped")]
+    [(name, "u8") for name in ("extremes", "norms", "labels", "changes", "undecided", "lengths", "stopped")]
     + [("capacity", "i8"), ("n", "u4"), ("tensor_error", "f4"), ("rounding", "f4"), ("padding", "f4")]
 )
 #: What float16 loses of a row beside its norm, but for few rows: of data rounded to it, and of data that it holds.
@@ -210,9 +210,9 @@ class StreamPlan:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: chunks, two barriers for each, and one for each warpgroup."""
-        bytes_a, bytes_b = (32 * self.slabs * rows for rows in (self.ROWS * self.groups, self.COLUMNS))
-        return self.stages_a * (bytes_a + 16) + self.stages_b * (bytes_b + 16) + 8 * self.groups
+        """Dynamic shared memory of a block: chunks, two barriers for each, one for each warpgroup, and constants."""
+        bytes_a, bytes_b = 32 * self.slabs * self.ROWS * self.groups, 32 * (self.slabs + 1) * self.COLUMNS
+        return self.stages_a * (bytes_a + 16) + self.stages_b * (bytes_b + 16) + 8 * self.groups + 32 * self.ROWS
 
     @property
     def kernel(self) -> str:
@@ -241,7 +241,7 @@ def stream_plan(d: int, device: Device) -> StreamPlan | None:
     for most in (8, 4):
         chunks = -(-every // most)
         slabs = -(-every // chunks)
-        for stages_b in (4, 3):  # more would take the level-1 cache from the offsets
+        for stages_b in (4, 3):
             plan = StreamPlan(slabs, chunks, 4, chunks, stages_b)
             if plan.shared_bytes <= room:
                 return plan

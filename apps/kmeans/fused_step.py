@@ -162,8 +162,9 @@ class Step(ABC):
         self._counts = cupy.empty(0, np.uint32)  # of lists that `advance` is to empty
         self._centers = cupy.empty((2, k, d), engine.dtype)  # of an iteration, and of the next
         n_columns = self._n_columns = -(-k // self.columns) * self.columns
-        self._halves = cupy.zeros((n_columns, placement.padded), np.float16)
-        self._offsets = cupy.empty(n_columns * (2 if placement.slabs else 1), np.float32)
+        # Where centres lie in slabs, the first of them has their offsets.
+        self._halves = cupy.zeros((n_columns, placement.padded + (16 if placement.slabs else 0)), np.float16)
+        self._offsets = cupy.empty(n_columns, np.float32)
         self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
         self._outcomes = cupy.empty(_AHEAD, OUTCOME)
         memory = cupy.cuda.alloc_pinned_memory(_AHEAD * OUTCOME.itemsize)
@@ -375,7 +376,7 @@ class ManyCentres(Step):
         engine, shadow, plan, k = self.engine, self._shadow, self._plan, np.int32(self.k)
         n, d = engine.source.shape
         lists = self._changes, self._undecided, self._lengths
-        pointers = self._offsets, self._extremes, shadow.norms, engine.labels, *lists, self.stopped
+        pointers = self._extremes, shadow.norms, engine.labels, *lists, self.stopped
         addresses = (one.data.ptr for one in pointers)
         nearest = np.array((*addresses, self._capacity, n, tensor_error(d), shadow.rounding, 0), NEAREST_OF_MANY)[()]
         tiles = -(-n // plan.ROWS), self._n_columns // plan.COLUMNS, plan.chunks

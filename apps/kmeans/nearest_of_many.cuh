@@ -1,7 +1,7 @@
 // The nearest of many centres: what nearest.cuh does, where the centres stream by 128 at a time (streamed_columns.cuh).
 //
-// The bound is that of nearest.cuh, and γ H more, as the tensor cores add to −‖c‖²/2: a centre can be the nearest only if
-// its score is above the best one less 2 E. While centres stream by, the best score so far is known, and centres near it
+// The bound is that of nearest.cuh, and γ H more, as the tensor cores add to −‖c‖²/2, and 2⁻³² (slabs.cuh): a centre can be
+// the nearest only if its score is above the best one less 2 E. While centres stream by, the best score so far is known, and centres near it
 // are *candidates* so far. A lane has a quarter of a row's scores; it keeps its candidates of the last three tiles of 128
 // centres that had any, as a mask of 32 bits each, with the best score as it then was: they are candidates still if that
 // is within 2 E of the best of all.
@@ -34,7 +34,6 @@ struct Lengths {
 };
 
 struct NearestOfMany {
-  const float4* offsets;  // −‖c‖²/2 of two columns, twice; −infinite past the last centre
   const Extremes* extremes;
   const float* norms;
   const int* labels;
@@ -89,21 +88,12 @@ struct NearestOfMany {
     }
   }
 
-  __device__ __forceinline__ void start(int tile, float (&scores)[16][4]) const {
-    const float4* offset = offsets + 64 * tile + threadIdx.x % 4;
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-      const float4 two = offset[4 * j];
-      scores[j][0] = two.x, scores[j][1] = two.y, scores[j][2] = two.z, scores[j][3] = two.w;
-    }
-  }
-
   __device__ __forceinline__ void begin(Rows& rows, const Fetched& fetched) const {
     const Extremes most = *extremes;
     const Bound bound = bound_of(most, tensor_error, rounding, tensor_error + 1.0f / (1 << 22));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      rows.twice_error[r] = 2.0002f * (fetched.norm[r] * bound.of_norm + bound.always);
+      rows.twice_error[r] = 2.0002f * (fetched.norm[r] * bound.of_norm + bound.always + 2.5e-10f);
       rows.within[r] = fetched.norm[r] <= most.reach;
       rows.label[r] = fetched.label[r];
       rows.best[r] = rows.lost[r] = -kInfinity;

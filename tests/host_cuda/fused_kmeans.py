@@ -269,8 +269,9 @@ class Iterations:
         d, k = self.d, self.k
         centers = np.ascontiguousarray(centers.astype(self.work))
         columns = -(-k // self.columns) * self.columns
-        self.halves = np.full((columns, self.padded), np.nan if columns == k else 0, np.float16)
-        self.offsets = np.full(columns * (2 if self.slabs else 1), np.nan, np.float32)
+        width = self.padded + (16 if self.slabs else 0)
+        self.halves = np.full((columns, width), np.nan if columns == k else 0, np.float16)
+        self.offsets = np.full(columns, np.nan, np.float32)
         self.extremes, self.found = np.full(4, np.nan, np.float32), np.full((k, 4), np.nan)
         halves = np.array((self.halves.ctypes.data, self.padded, self.slabs), HALVES)
         self.sizes, self.arrived = (k, d, halves, self.scale, self.reach), np.zeros(1, np.uint32)
@@ -381,7 +382,7 @@ class IterationsOfMany(Iterations):
         undecided = np.zeros((lists, room, UNDECIDED_BYTES // 4), np.uint32)
         lengths = np.zeros((lists, 2), np.uint32)
         lists_of = changes, undecided, lengths
-        pointed = self.offsets, self.extremes, self.norms, self.labels, *lists_of, self.stopped
+        pointed = self.extremes, self.norms, self.labels, *lists_of, self.stopped
         pointers = (one.ctypes.data for one in pointed)
         nearest = np.array((*pointers, room, n, tensor_error(d), self.rounding, 0), NEAREST_OF_MANY)
         tiles = -(-n // plan.ROWS), len(self.halves) // plan.COLUMNS, plan.chunks
