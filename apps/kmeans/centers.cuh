@@ -32,7 +32,7 @@ struct OfCentre {
   double square, lost, shift, potential;
 };
 
-constexpr int kCentreThreads = 128;
+constexpr int kCentreThreads = 256;
 
 // Sums over a block, in thread 0.
 __device__ __forceinline__ OfCentre block_sum(OfCentre mine) {
@@ -99,8 +99,10 @@ __device__ __forceinline__ void put_together(const OfCentre* found, int k, float
   const auto most_of = [](double a, double b) { return b > a ? b : a; };
   const double far = 16.1 * reach * reach;  // norms of rows are of what was rounded
   double least = kInfinity, square = 0, lost = 0, some = 0;
+#pragma unroll 4
   for (int j = threadIdx.x; j < k; j += blockDim.x) least = least_of(least, found[j].square);
   least = over_block(least, least_of);
+#pragma unroll 4
   for (int j = threadIdx.x; j < k; j += blockDim.x) {
     // What is no number is far.
     if (!(found[j].square <= far) && least <= far / 4) {
@@ -141,10 +143,10 @@ __global__ void __launch_bounds__(kCentreThreads, 4) place_centers(const Work* c
   if (simt::last_to_arrive(arrived, gridDim.x)) put_together(found, k, reach, offsets, halves, extremes);
 }
 
-// `outcome` is this iteration's; `stopped` is set with its `stop` and stays. Leaves `counts` and `moved` at zero.
+// `units` are what one stands for in each column of the sums, powers of two. `outcome` is this iteration's; `stopped` is set with its `stop` and stays. Leaves `counts` and `moved` at zero.
 template <typename Work>
 __global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long long* __restrict__ sums,
-                                                             const double* __restrict__ scales,
+                                                             const double* __restrict__ units,
                                                              const Work* __restrict__ centers, int k, int d,
                                                              const Halves halves, float scale, float reach,
                                                              double tolerance, Work* __restrict__ next,
@@ -155,14 +157,14 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long
   if (*stopped) return;
   const int j = blockIdx.x;
   const unsigned long long* mine_of_sums = sums + (long long)j * (d + 1);
-  const double weight = (double)(long long)mine_of_sums[d] / scales[d];
+  const double weight = (double)(long long)mine_of_sums[d] * units[d];
   const double inverse = 1 / (weight != 0 ? weight : 1.0);
   OfCentre mine = {};
 #pragma unroll 4
   for (int i = threadIdx.x; i < halves.padded; i += blockDim.x) {
     double c = 0;
     if (i < d) {
-      const double sum = (double)(long long)mine_of_sums[i] / scales[i], old = (double)centers[(long long)j * d + i];
+      const double sum = (double)(long long)mine_of_sums[i] * units[i], old = (double)centers[(long long)j * d + i];
       const Work mean = weight != 0 ? (Work)(sum * inverse) : (Work)old;
       next[(long long)j * d + i] = mean;
       c = (double)mean;
@@ -179,6 +181,7 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long
   if (!simt::last_to_arrive(arrived, gridDim.x)) return;
   const auto sum_of = [](double a, double b) { return a + b; };
   double shift = 0, potential = 0, empty = 0;
+#pragma unroll 4
   for (int i = threadIdx.x; i < k; i += blockDim.x) {
     shift += found[i].shift;
     potential += found[i].potential;

@@ -57,9 +57,9 @@ if TYPE_CHECKING:
 __all__ = ["FewCentres", "ManyCentres", "Placement", "Shadow", "Step", "integers_of", "load_kernels"]
 
 _FOLDER = Path(__file__).parent
-_MOVE_THREADS, _DECIDE_THREADS, _SHADOW_THREADS, _CENTRE_THREADS, _SEGMENT_THREADS = 512, 256, 256, 128, 256
-# Blocks a multiprocessor: of `move`, as many as are resident; of the others, more.
-_MOVE_BLOCKS, _OTHER_BLOCKS = 2, 8
+_MOVE_THREADS, _DECIDE_THREADS, _SHADOW_THREADS, _CENTRE_THREADS, _SEGMENT_THREADS = 512, 256, 256, 256, 256
+# Blocks a multiprocessor: of `move` and `add_segments`, as many as are resident; of the others, more.
+_MOVE_BLOCKS, _SEGMENT_BLOCKS, _OTHER_BLOCKS = 2, 3, 8
 # Iterations that are launched before the outcome of the first of them is asked for.
 _AHEAD = 2
 
@@ -180,8 +180,8 @@ class Step(ABC):
         self.weighted = str(engine.sample_weight is not None).lower()
         self.integers = integers_of(engine)
         self._scales = np.array(self.integers.scales)
-        self._device_scales = cupy.asarray(self._scales)
-        self.move_scales = self._device_scales.astype(np.float32 if self.integers.digits == 2 else np.float64)
+        self.move_scales = cupy.asarray(self._scales, np.float32 if self.integers.digits == 2 else np.float64)
+        self._units = cupy.asarray(1 / self._scales)
 
     @abstractmethod
     def _move_rows(self, centers: Any) -> None:
@@ -250,7 +250,7 @@ class Step(ABC):
         state = self._counts, np.int32(self._counts.size), self.moved, self.stopped, self._outcomes[place:]
         arguments = (
             self.device_sums,
-            self._device_scales,
+            self._units,
             self._centers[now],
             *self._sizes,
             np.float64(tol),
@@ -287,7 +287,7 @@ class _Segments:
         # Blocks that arrived; places in all segments.
         self._arrived, self._all = cupy.zeros(1, np.uint32), cupy.empty(1, np.uint32)
         self._list_grid = _grid_of_lists(engine, lists)
-        self._segment_grid = (engine.gpu.multiprocessors * _MOVE_BLOCKS,)
+        self._segment_grid = (engine.gpu.multiprocessors * _SEGMENT_BLOCKS,)
         add = f"add_segments<{_types(engine)}, {step.integers.digits}, {step.weighted}, {_aligned(engine)}>"
         names = f"count_changes<kmeans::{item}>", f"sort_changes<kmeans::{item}>", add
         self._count, self._sort, self._add = load_kernels(engine, "segments.cuh", *names)

@@ -166,13 +166,13 @@ __device__ __forceinline__ void add_signed(long long& sum, long long number, int
 
 // kAligned: rows begin at multiples of a lane's vector and are whole ones.
 template <typename T, typename Work, int kDigits, bool kWeighted, bool kAligned>
-__global__ void __launch_bounds__(256, 2) add_segments(const Rows<T, Work> rows,
+__global__ void __launch_bounds__(256, kDigits == 2 && kAligned ? 3 : 2) add_segments(const Rows<T, Work> rows,
                                                        const typename Integer<kDigits>::Scale* scales, int k,
                                                        const Segmented* places, const unsigned* ends,
                                                        const unsigned* count, unsigned long long* sums,
                                                        const int* stopped) {
   if (*stopped) return;
-  constexpr int kWide = kVector<T>, kTogether = kAligned && !kWeighted && sizeof(T) == 2 ? 8 : 4;
+  constexpr int kWide = kVector<T>, kTogether = kWeighted ? 2 : kAligned && sizeof(T) == 2 ? 8 : 4;
   const int lane = threadIdx.x % 32, width = rows.d + 1, slices = (rows.d + 32 * kWide - 1) / (32 * kWide);
   const unsigned all = *count;
   const long long warps = (long long)gridDim.x * (blockDim.x / 32);
@@ -214,8 +214,10 @@ __global__ void __launch_bounds__(256, 2) add_segments(const Rows<T, Work> rows,
     // A lane has one of 32 places, and the one 32 after; past the end, the last place again, which is not added.
     auto place_at = [&](unsigned at) { return places[at + lane < end ? at + lane : end - 1]; };
     Segmented now = place_at(begin), soon = place_at(begin + 32);
+    // As it was loaded: taken apart, halves would be moved one by one.
+    using Loaded = simt::Vector<unsigned, kWide * sizeof(T) / 4>;
     struct Some {
-      simt::Vector<T, kWide> x[kTogether];
+      Loaded x[kTogether];
       Work weight[kTogether];
     };
     // Rows `first` … of these 64 places.
@@ -225,10 +227,12 @@ __global__ void __launch_bounds__(256, 2) add_segments(const Rows<T, Work> rows,
         const long long row = simt::shuffle(first < 32 ? now : soon, (first + j) % 32) / 2;
         const T* from = rows.X + row * rows.leading;
         if (kAligned) {
-          some.x[j] = *reinterpret_cast<const simt::Vector<T, kWide>*>(from + column[0]);
+          some.x[j] = *reinterpret_cast<const Loaded*>(from + column[0]);
         } else {
+          simt::Vector<T, kWide> x;
 #pragma unroll
-          for (int i = 0; i < kWide; ++i) some.x[j].at[i] = from[column[i]];
+          for (int i = 0; i < kWide; ++i) x.at[i] = from[column[i]];
+          some.x[j] = simt::bits_of<Loaded>(x);
         }
         if (kWeighted) some.weight[j] = rows.weights[row];
       }
@@ -254,10 +258,11 @@ __global__ void __launch_bounds__(256, 2) add_segments(const Rows<T, Work> rows,
           for (int j = 0; j < kTogether; ++j) {
             if (here + j < from || here + j >= to) continue;
             const int sign = leaving >> (first + j) & 1 ? -1 : 1;
+            const auto x = simt::bits_of<simt::Vector<T, kWide>>(some.x[j]);
             add_signed(weight_sum, kWeighted ? as_integer<Work>(some.weight[j], of_weight) : one, sign);
 #pragma unroll
             for (int i = 0; i < kWide; ++i) {
-              const Work value = centred<T, Work>(some.x[j].at[i], mean[i]);
+              const Work value = centred<T, Work>(x.at[i], mean[i]);
               add_signed(sum[i], as_integer<Work>(kWeighted ? some.weight[j] * value : value, scale[i]), sign);
             }
           }

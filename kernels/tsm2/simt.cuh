@@ -101,6 +101,15 @@ struct alignas(N * sizeof(T)) Vector {
   __device__ __forceinline__ const T& operator[](int i) const { return at[i]; }
 };
 
+// The same bits as another type of as many.
+template <typename To, typename From>
+__device__ __forceinline__ To bits_of(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
 // The machine's type of a Vector's size.
 template <int bytes>
 struct Word;

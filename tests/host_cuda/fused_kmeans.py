@@ -97,14 +97,14 @@ extern "C" void place_{name}(const void* centers, long long k, long long d, cons
                                (float)reach, offsets, static_cast<kmeans::OfCentre*>(found), arrived, extremes);
   }});
 }}
-extern "C" void advance_{name}(const unsigned long long* sums, const double* scales, const void* centers, long long k,
+extern "C" void advance_{name}(const unsigned long long* sums, const double* units, const void* centers, long long k,
                                long long d, const void* halves, double scale, double reach, double tolerance,
                                void* next, float* offsets, void* found, unsigned* arrived, kmeans::Extremes* extremes,
                                unsigned* counts, long long lists, unsigned* moved,
                                int* stopped, kmeans::Outcome* outcome) {{
   const auto to = *static_cast<const kmeans::Halves*>(halves);
   cuda_host::launch(dim3(k), kmeans::kCentreThreads, 0, [=] {{
-    kmeans::advance<{W}>(sums, scales, static_cast<const {W}*>(centers), (int)k, (int)d, to, (float)scale,
+    kmeans::advance<{W}>(sums, units, static_cast<const {W}*>(centers), (int)k, (int)d, to, (float)scale,
                          (float)reach, tolerance, static_cast<{W}*>(next), offsets,
                          static_cast<kmeans::OfCentre*>(found), arrived, extremes, counts, (int)lists, moved, stopped,
                          outcome);
@@ -329,7 +329,7 @@ class Iterations:
         following, outcome = np.full_like(centers, np.nan), np.zeros(1, OUTCOME)
         results = following, self.offsets, self.found, self.arrived, self.extremes
         state = self.counts, self.counts.size, np.array([moved], np.uint32), self.stopped, outcome
-        self.call("advance", self.sums, self.scales, centers, *self.sizes, tolerance, *results, *state)
+        self.call("advance", self.sums, 1 / self.scales, centers, *self.sizes, tolerance, *results, *state)
         assert not self.counts.any()
         assert not state[2].any()
         return outcome[0], following
