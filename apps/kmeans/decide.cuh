@@ -38,42 +38,47 @@ __device__ __forceinline__ int next_candidate(unsigned& low, unsigned& high, int
   return centre;
 }
 
-// ‖x − c‖² of a row and two centres in Sum, by a warp: the same bits in every lane.
-template <typename Sum>
-struct Two {
-  Sum first, second;
-};
-
-template <typename Sum, typename T, typename Work>
-__device__ __forceinline__ Two<Sum> square_distances(const Rows<T, Work>& rows, const Work* centers, long long row,
-                                                     int first, int second) {
+// ‖x − c‖² of a row and some centres in Sum, by a warp: the same bits in every lane.
+template <typename Sum, int kCentres, typename T, typename Work>
+__device__ __forceinline__ void square_distances(const Rows<T, Work>& rows, const Work* centers, long long row,
+                                                 const int (&which)[kCentres], Sum (&squares)[kCentres]) {
   constexpr int kWide = kVector<Work>;
   const T* x = rows.X + row * rows.leading;
-  const Work *a = centers + (long long)first * rows.d, *b = centers + (long long)second * rows.d;
-  Two<Sum> sum = {0, 0};
-  auto add = [&](Work one, Work of_a, Work of_b) {
-    const Sum to_a = (Sum)one - (Sum)of_a, to_b = (Sum)one - (Sum)of_b;
-    sum.first += to_a * to_a;
-    sum.second += to_b * to_b;
+  Sum sum[kCentres] = {};
+  auto add = [&](int c, Work one, Work of_centre) {
+    const Sum difference = (Sum)one - (Sum)of_centre;
+    sum[c] += difference * difference;
   };
   int begin = 0;
   // Whole vectors, where every row and centre begins with one.
   if (rows.d % kWide == 0 && rows.leading % kWide == 0 &&
       reinterpret_cast<unsigned long long>(rows.X) % (kWide * sizeof(T)) == 0) {
     begin = rows.d;
-#pragma unroll 2
+#pragma unroll(4 / kCentres)
     for (int j = kWide * (threadIdx.x % 32); j < rows.d; j += 32 * kWide) {
       const auto value = *reinterpret_cast<const simt::Vector<T, kWide>*>(x + j);
       const auto mean = *reinterpret_cast<const simt::Vector<Work, kWide>*>(rows.mean + j);
-      const auto of_a = *reinterpret_cast<const simt::Vector<Work, kWide>*>(a + j);
-      const auto of_b = *reinterpret_cast<const simt::Vector<Work, kWide>*>(b + j);
+      simt::Vector<Work, kWide> centre[kCentres];
 #pragma unroll
-      for (int i = 0; i < kWide; ++i) add(centred<T, Work>(value.at[i], mean.at[i]), of_a.at[i], of_b.at[i]);
+      for (int c = 0; c < kCentres; ++c) {
+        centre[c] = *reinterpret_cast<const simt::Vector<Work, kWide>*>(centers + (long long)which[c] * rows.d + j);
+      }
+#pragma unroll
+      for (int i = 0; i < kWide; ++i) {
+        const Work one = centred<T, Work>(value.at[i], mean.at[i]);
+#pragma unroll
+        for (int c = 0; c < kCentres; ++c) add(c, one, centre[c].at[i]);
+      }
     }
   }
-#pragma unroll 2
-  for (int j = begin + threadIdx.x % 32; j < rows.d; j += 32) add(centred<T, Work>(x[j], rows.mean[j]), a[j], b[j]);
-  return {simt::warp_sum(sum.first), simt::warp_sum(sum.second)};
+#pragma unroll 1
+  for (int j = begin + threadIdx.x % 32; j < rows.d; j += 32) {
+    const Work one = centred<T, Work>(x[j], rows.mean[j]);
+#pragma unroll
+    for (int c = 0; c < kCentres; ++c) add(c, one, centers[(long long)which[c] * rows.d + j]);
+  }
+#pragma unroll
+  for (int c = 0; c < kCentres; ++c) squares[c] = simt::warp_sum(sum[c]);
 }
 
 // A centre and how far it is; the nearer of two, the first of equals.
@@ -86,31 +91,42 @@ struct Distant {
   }
 };
 
+// The nearest by distances in float32, and the next: whether the first is so for certain.
+struct Surely {
+  float best = kInfinity, next = kInfinity;
+  int centre = 0;
+
+  __device__ __forceinline__ void take(float square, int other) {
+    next = fminf(next, fmaxf(best, square));
+    if (square < best) best = square, centre = other;
+  }
+  // By twice what either is off by; and squares may be too small to be as exact.
+  __device__ __forceinline__ bool is_so(int d) const {
+    return next - best > next * ((float)(d / 32 + 16) / (1 << 23)) + 1e-30f;
+  }
+};
+
 // The nearest of a row's candidates, by a warp. `pairs` calls what it is given with two of them at a time, of which the
 // second may be the first again; if there is none, the label is `otherwise`.
 template <typename T, typename Work, typename Pairs>
 __device__ __forceinline__ int nearest_of(const Rows<T, Work>& rows, const Work* centers, long long row, int otherwise,
                                           const Pairs& pairs) {
   if constexpr (sizeof(Work) == sizeof(float)) {
-    float best = kInfinity, next = kInfinity;
-    int nearest = otherwise;
+    Surely nearest;
     pairs([&](int first, int second) {
-      const auto two = square_distances<float>(rows, centers, row, first, second);
-      auto take = [&](float square, int centre) {
-        next = fminf(next, fmaxf(best, square));
-        if (square < best) best = square, nearest = centre;
-      };
-      take(two.first, first);
-      if (second != first) take(two.second, second);
+      float squares[2];
+      square_distances(rows, centers, row, {first, second}, squares);
+      nearest.take(squares[0], first);
+      if (second != first) nearest.take(squares[1], second);
     });
-    // Twice what either is off by; and squares that are too small to be as exact.
-    if (next - best > next * ((float)(rows.d / 32 + 16) / (1 << 23)) + 1e-30f) return nearest;
+    if (nearest.is_so(rows.d)) return nearest.centre;
   }
   Distant nearest = {kInfinity, otherwise};
   pairs([&](int first, int second) {
-    const auto two = square_distances<double>(rows, centers, row, first, second);
-    nearest.take({two.first, first});
-    nearest.take({two.second, second});
+    double squares[2];
+    square_distances(rows, centers, row, {first, second}, squares);
+    nearest.take({squares[0], first});
+    nearest.take({squares[1], second});
   });
   return nearest.centre;
 }

@@ -1,6 +1,7 @@
 // The rows that `nearest_of_many.cuh` could not decide, as decide.cuh does it: what changes joins the list of changes.
 //
-// A warp takes a row with candidates; a row that has to be compared with all centres, the whole block.
+// A warp takes a row with candidates; a row that has to be compared with all centres, the whole block, by what its
+// multiprocessor can read of the centres.
 #pragma once
 #include "apps/kmeans/decide.cuh"
 #include "apps/kmeans/nearest_of_many.cuh"
@@ -8,6 +9,50 @@
 namespace kmeans {
 
 constexpr int kDecideThreads = 256;
+
+// What each of some warps has, put together for all threads of the block.
+template <int kWarps, typename Found, typename Take>
+__device__ __forceinline__ Found of_all_warps(const Found& mine, Take take) {
+  __shared__ Found of_warp[kWarps];
+  __syncthreads();  // the last have been read
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
+  __syncthreads();
+  Found all = of_warp[0];
+  for (int warp = 1; warp < kWarps; ++warp) take(all, of_warp[warp]);
+  return all;
+}
+
+// The nearest of all centres, by a block of kWarps warps.
+template <int kWarps, typename T, typename Work>
+__device__ __forceinline__ int nearest_of_all(const Rows<T, Work>& rows, const Work* centers, int k, long long row) {
+  // Calls `take` with the distances of this warp's, and what centres they are.
+  auto each = [&](auto zero, auto take) {
+    constexpr int kCentres = sizeof(zero) == sizeof(float) ? 4 : 2;
+    for (int first = threadIdx.x / 32; first < k; first += kCentres * kWarps) {
+      int which[kCentres];
+      decltype(zero) squares[kCentres];
+#pragma unroll
+      for (int c = 0; c < kCentres; ++c) which[c] = first + c * kWarps < k ? first + c * kWarps : first;
+      square_distances(rows, centers, row, which, squares);
+#pragma unroll
+      for (int c = 0; c < kCentres; ++c) {
+        if (first + c * kWarps < k) take(squares[c], which[c]);
+      }
+    }
+  };
+  if constexpr (sizeof(Work) == sizeof(float)) {
+    Surely mine;
+    each(0.0f, [&](float square, int centre) { mine.take(square, centre); });
+    const auto all = of_all_warps<kWarps>(mine, [](Surely& to, const Surely& other) {
+      to.take(other.best, other.centre);
+      to.next = fminf(to.next, other.next);
+    });
+    if (all.is_so(rows.d)) return all.centre;
+  }
+  Distant mine = {kInfinity, 0};
+  each(0.0, [&](double square, int centre) { mine.take({square, centre}); });
+  return of_all_warps<kWarps>(mine, [](Distant& to, const Distant& other) { to.take(other); }).centre;
+}
 
 // Block (x, y): part y of list x.
 template <typename T, typename Work>
@@ -17,7 +62,6 @@ __global__ void __launch_bounds__(kDecideThreads, 3) decide_of_many(const Rows<T
                                                                   const int* stopped) {
   if (*stopped) return;
   constexpr int kWarps = kDecideThreads / 32;
-  __shared__ Distant of_warp[kWarps];
   const unsigned count = lengths[blockIdx.x].undecided, share = (count + gridDim.y - 1) / gridDim.y;
   const unsigned first = blockIdx.y * share, last = first + share < count ? first + share : count;
   const Undecided* list = undecided + blockIdx.x * capacity;
@@ -46,18 +90,8 @@ __global__ void __launch_bounds__(kDecideThreads, 3) decide_of_many(const Rows<T
     unsigned waiting = __ballot_sync(simt::every_lane, begin + lane < last && list[begin + lane].count == 0);
     for (; waiting; waiting &= waiting - 1) {
       const Undecided& entry = list[begin + __ffs(waiting) - 1];
-      Distant nearest = {kInfinity, warp < k ? warp : 0};
-      for (int one = warp; one < k; one += 2 * kWarps) {
-        const int other = one + kWarps < k ? one + kWarps : one;
-        const auto two = square_distances<double>(rows, centers, entry.row, one, other);
-        nearest.take({two.first, one});
-        nearest.take({two.second, other});
-      }
-      __syncthreads();  // the last row's have been read
-      if (lane == 0) of_warp[warp] = nearest;
-      __syncthreads();
-      for (int other = 0; other < kWarps; ++other) nearest.take(of_warp[other]);
-      if (warp == 0) append(lane == 0 && nearest.centre != entry.label, {entry.row, entry.label, nearest.centre, 0});
+      const int to = nearest_of_all<kWarps>(rows, centers, k, entry.row);
+      if (warp == 0) append(lane == 0 && to != entry.label, {entry.row, entry.label, to, 0});
     }
   }
 }

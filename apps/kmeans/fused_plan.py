@@ -218,7 +218,12 @@ class StreamPlan:
     def kernel(self) -> str:
         """The name expression of the kernel."""
         numbers = f"{self.slabs}, {self.groups}, {self.stages_a}, {self.stages_b}"
-        return f"tsm2::streamed_columns<{numbers}, kmeans::NearestOfMany>"
+        return f"tsm2::streamed_columns<{numbers}, {self.epilogue}>"
+
+    @property
+    def epilogue(self) -> str:
+        """The class of the epilogue; four warpgroups leave it few registers."""
+        return f"kmeans::NearestOfMany<{3 if self.groups > 3 else 5}>"
 
     def blocks(self, n: int, multiprocessors: int) -> int:
         """Return the blocks of a launch: one a multiprocessor."""

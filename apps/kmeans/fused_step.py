@@ -26,6 +26,7 @@ from tsapps.apps.kmeans.fused_plan import (
     HALVES,
     LISTS,
     LONG_ROWS,
+    NARROW,
     NEAREST,
     NEAREST_OF_MANY,
     OUTCOME,
@@ -58,8 +59,8 @@ __all__ = ["FewCentres", "ManyCentres", "Placement", "Shadow", "Step", "integers
 
 _FOLDER = Path(__file__).parent
 _MOVE_THREADS, _DECIDE_THREADS, _SHADOW_THREADS, _CENTRE_THREADS, _SEGMENT_THREADS = 512, 256, 256, 256, 256
-# Blocks a multiprocessor: of `move` and `add_segments`, as many as are resident; of the others, more.
-_MOVE_BLOCKS, _SEGMENT_BLOCKS, _OTHER_BLOCKS = 2, 3, 8
+# Blocks a multiprocessor: of `move`, as many as are resident; of the others, more.
+_MOVE_BLOCKS, _OTHER_BLOCKS = 2, 8
 # Iterations that are launched before the outcome of the first of them is asked for.
 _AHEAD = 2
 
@@ -287,8 +288,11 @@ class _Segments:
         # Blocks that arrived; places in all segments.
         self._arrived, self._all = cupy.zeros(1, np.uint32), cupy.empty(1, np.uint32)
         self._list_grid = _grid_of_lists(engine, lists)
-        self._segment_grid = (engine.gpu.multiprocessors * _SEGMENT_BLOCKS,)
-        add = f"add_segments<{_types(engine)}, {step.integers.digits}, {step.weighted}, {_aligned(engine)}>"
+        digits = step.integers.digits
+        add = f"add_segments<{_types(engine)}, {digits}, {step.weighted}, {_aligned(engine)}>"
+        # As many as are resident (segments.cuh).
+        resident = 3 if engine.rows_on_gpu.itemsize == 2 and digits == NARROW and _aligned(engine) == "true" else 2
+        self._segment_grid = (engine.gpu.multiprocessors * resident,)
         names = f"count_changes<kmeans::{item}>", f"sort_changes<kmeans::{item}>", add
         self._count, self._sort, self._add = load_kernels(engine, "segments.cuh", *names)
 

@@ -2,7 +2,7 @@
 //
 // The bound is that of nearest.cuh, and γ H more, as the tensor cores add to −‖c‖²/2, and 2⁻³² (slabs.cuh): a centre can be
 // the nearest only if its score is above the best one less 2 E. While centres stream by, the best score so far is known, and centres near it
-// are *candidates* so far. A lane has a quarter of a row's scores; it keeps its candidates of the last three tiles of 128
+// are *candidates* so far. A lane has a quarter of a row's scores; it keeps its candidates of the last few tiles of 128
 // centres that had any, as a mask of 32 bits each, with the best score as it then was: they are candidates still if that
 // is within 2 E of the best of all.
 //
@@ -33,6 +33,8 @@ struct Lengths {
   unsigned changes, undecided;
 };
 
+// kKept: tiles of which a lane keeps candidates, for want of registers.
+template <int kKept>
 struct NearestOfMany {
   const Extremes* extremes;
   const float* norms;
@@ -59,7 +61,6 @@ struct NearestOfMany {
     __device__ __forceinline__ float best() const { return __uint_as_float(best_and_tile); }
     __device__ __forceinline__ int tile() const { return best_and_tile % kTiles; }
   };
-  static constexpr int kKept = 3;
 
   // Of rows g and g + 8 of this warp's 16; the best is the same in the four lanes of a row.
   struct Rows {

@@ -166,7 +166,7 @@ __device__ __forceinline__ void add_signed(long long& sum, long long number, int
 
 // kAligned: rows begin at multiples of a lane's vector and are whole ones.
 template <typename T, typename Work, int kDigits, bool kWeighted, bool kAligned>
-__global__ void __launch_bounds__(256, kDigits == 2 && kAligned ? 3 : 2) add_segments(const Rows<T, Work> rows,
+__global__ void __launch_bounds__(256, sizeof(T) == 2 && kDigits == 2 && kAligned ? 3 : 2) add_segments(const Rows<T, Work> rows,
                                                        const typename Integer<kDigits>::Scale* scales, int k,
                                                        const Segmented* places, const unsigned* ends,
                                                        const unsigned* count, unsigned long long* sums,

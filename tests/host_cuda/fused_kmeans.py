@@ -182,8 +182,8 @@ def streamed_source(plan):
 #include "kernels/tsm2/streamed_columns.cuh"
 #include "apps/kmeans/nearest_of_many.cuh"
 extern "C" void assign(const void* shadow, const void* halves, long long row_tiles, long long column_tiles,
-                       long long chunks, const kmeans::NearestOfMany* nearest, long long blocks) {{
-  const kmeans::NearestOfMany epilogue = *nearest;
+                       long long chunks, const {plan.epilogue}* nearest, long long blocks) {{
+  const {plan.epilogue} epilogue = *nearest;
   cuda_host::launch(dim3(blocks), {plan.threads}, {plan.shared_bytes}, [=] {{
     {plan.kernel}(static_cast<const ptx::Half*>(shadow), static_cast<const ptx::Half*>(halves), (int)row_tiles,
                   (int)column_tiles, (int)chunks, epilogue);
