@@ -10,11 +10,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench import record
 from bench.gemm_summary import memory_bound, of_floor, ours, over_library
 from bench.kmeans_data import GPU_SHAPES
+from bench.kmeans_summary import by_shape, grid_text
 
 __all__ = ["gemm_table", "kmeans_table", "with_tables"]
 
 README = record.ROOT / "README.md"
 RECORDS = record.ROOT / "bench" / "results" / "h200"
+#: What `python bench/kmeans_summary.py --grid` draws.
+GRID_PLOT = "docs/kmeans-grid.png"
 _END = "<!-- end of figures -->"
 #: Products of the README: shape, m, k, and widths w.
 PRODUCTS = (
@@ -59,8 +62,11 @@ def gemm_table(records: Sequence[dict[str, Any]]) -> str:
 
 
 def kmeans_table(records: Sequence[dict[str, Any]]) -> str:
-    """Return milliseconds an iteration as a Markdown table: a row a shape, a column an engine."""
-    engines = sorted(dict.fromkeys(one["engine"] for one in records), key=lambda name: name != "tsapps")
+    """Return milliseconds an iteration as a Markdown table, a row a shape, a column an engine; then of the grid."""
+    of_table = {name for _, some in by_shape(records) for name in some}
+    # In the order of the file, ours first.
+    engines = [name for name in dict.fromkeys(one["engine"] for one in records) if name in of_table]
+    engines.sort(key=lambda name: not name.startswith("tsapps"))
     lines = [
         f"| n | d | k | dtype | floor | {' | '.join(engines)} |",
         f"|---:|---:|---:|---|---:|{'---:|' * len(engines)}",
@@ -73,6 +79,9 @@ def kmeans_table(records: Sequence[dict[str, Any]]) -> str:
         if floors:
             times = " | ".join(f"{one['iter_ms']:.2f}" if one else "–" for one in row)
             lines.append(f"| {shape.n:,} | {shape.d:,} | {shape.k:,} | {shape.dtype} | {min(floors):.2f} | {times} |")
+    of_grid = grid_text(records)
+    if of_grid:
+        lines += ["", of_grid, "", f"![Each shape of the grid]({GRID_PLOT})"]
     return "\n".join(lines)
 
 
