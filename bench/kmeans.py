@@ -83,7 +83,7 @@ def run_gpu(options: argparse.Namespace) -> int:
     failures = 0
     plan = _to_be_timed(options.shapes or GPU_SHAPES, engines, _recorded(path, common) if options.missing else set())
     for shape, names in plan.items():
-        _free_memory(cupy)
+        free_memory(cupy)
         if time.perf_counter() > end:
             print(f"{shape.name}: {options.minutes:g} minutes are over; --missing goes on from here", flush=True)
             break
@@ -97,7 +97,7 @@ def run_gpu(options: argparse.Namespace) -> int:
             failures += _say_failed(shape, "data", error)
             continue
         for name in names:
-            _free_memory(cupy)
+            free_memory(cupy)
             if time.perf_counter() > end:
                 break
             try:
@@ -105,7 +105,7 @@ def run_gpu(options: argparse.Namespace) -> int:
             except Exception as error:  # noqa: BLE001 (a peer may raise anything: it is said, and nothing is recorded)
                 failures += _say_failed(shape, name, error)
                 continue
-            one = {**_measured(name, shape, timing, ceilings), **checked, **common, "versions": _versions(name, cupy)}
+            one = {**_measured(name, shape, timing, ceilings), **checked, **common, "versions": versions_of(name, cupy)}
             _save(path, one)
             print(_line(one), flush=True)
         del problem
@@ -160,14 +160,16 @@ def _needed(shape: Shape) -> int:
     return shape.n * (shape.d * (shape.itemsize + max(4, shape.itemsize)) + 32) + (6 << 30)
 
 
-def _free_memory(cupy: Any) -> None:
+def free_memory(cupy: Any) -> None:
+    """Give back what the pools of CuPy and torch hold."""
     gc.collect()
     cupy.get_default_memory_pool().free_all_blocks()
     if "torch" in sys.modules:
         sys.modules["torch"].cuda.empty_cache()
 
 
-def _versions(engine: str = "tsapps", cupy: Any = None) -> dict[str, str]:
+def versions_of(engine: str = "tsapps", cupy: Any = None) -> dict[str, str]:
+    """Return the versions of an engine and of what it stands on; of the CPU's, without CuPy."""
     known = {"tsapps": "tsapps", "numpy": "numpy", "scikit-learn": "sklearn"}
     if cupy is None:
         return record.module_versions(known)
@@ -220,7 +222,7 @@ def run_cpu(options: argparse.Namespace) -> int:
     for shape in options.shapes or CPU_SHAPES:
         ours, theirs = compare_on_cpu(shape, options.seed, options.repeats)
         for one in (ours, theirs):
-            one |= common | {"versions": _versions(), "cores": os.cpu_count()}
+            one |= common | {"versions": versions_of(), "cores": os.cpu_count()}
             _save(path, one)
             print(_line(one))
         print(f"{shape.name:<22} tsapps / scikit-learn: {ours['fit_ms'] / theirs['fit_ms']:.3f}", flush=True)

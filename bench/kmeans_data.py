@@ -18,8 +18,10 @@ __all__ = [
     "centers_error",
     "compared_rows",
     "draw",
+    "draw_from",
     "floor_ms",
     "nearest_f64",
+    "numpy_dtype",
     "read_bytes",
     "shapes_named",
     "share_equal",
@@ -147,7 +149,11 @@ def draw(shape: Shape, seed: int, xp: Any) -> tuple[Any, Any]:
     labels mean something, and Lloyd takes tens of iterations. The first centres are k of the samples, exact in the
     dtype.
     """
-    rng = xp.random.default_rng(seed)
+    return draw_from(xp.random.default_rng(seed), shape, xp)
+
+
+def draw_from(rng: Any, shape: Shape, xp: Any) -> tuple[Any, Any]:
+    """Draw what `draw` does, from a generator."""
     work = np.float64 if shape.dtype == "float64" else np.float32
     means = rng.standard_normal((shape.k, shape.d), dtype=work)
     means *= work(6 / np.sqrt(2 * shape.d))
@@ -200,7 +206,7 @@ def centers_error(X: Any, labels: Any, new_centers: Any) -> float:
         mean = X[labels == cluster].astype(np.float64).mean(axis=0)
         delta = new_centers[cluster].astype(np.float64) - mean
         errors.append(float((delta * delta).sum() / (mean * mean).sum()) ** 0.5)
-    return max(errors)
+    return float(np.max(errors))  # of no number, no number
 
 
 def _blocks(n: int, row_bytes: int) -> list[tuple[int, int]]:

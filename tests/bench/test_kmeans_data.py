@@ -135,3 +135,5 @@ def test_centers_error():
     means = np.array([[2.0, 0], [5, 5], [0, 2]])
     assert data.centers_error(X, labels, means) == 0
     assert data.centers_error(X, labels, means + np.array([[0, 0], [0, 0], [0, 0.2]])) == pytest.approx(0.1)
+    for wrong in (0, 2):
+        assert np.isnan(data.centers_error(X, labels, np.where(np.arange(3)[:, np.newaxis] == wrong, np.nan, means)))

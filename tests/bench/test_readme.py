@@ -37,6 +37,21 @@ def test_table_of_iterations_by_hand():
     assert readme.kmeans_table(records).splitlines()[2:] == ["| 1,000,000 | 64 | 64 | float32 | 0.06 | 1.12 | 1.81 |"]
 
 
+def test_table_of_many_problems_by_hand():
+    common = {"b": 32, "n": 65_536, "d": 128, "k": 1000, "dtype": "float32", "floor_ms": 1.3}
+    records = [
+        {**common, "engine": "flash-kmeans", "iter_ms": 3.456},
+        {**common, "engine": "tsapps", "iter_ms": 1.25},
+        {**common, "engine": "tsapps", "iter_ms": 9.0, "b": 33},  # a shape of no table
+    ]
+    assert readme.batched_table(records).splitlines()[2:] == [
+        "| problems | n | d | k | dtype | floor | tsapps | flash-kmeans |",
+        "|---:|---:|---:|---:|---|---:|---:|---:|",
+        "| 32 | 65,536 | 128 | 1,000 | float32 | 1.300 | 1.250 | 3.456 |",
+    ]
+    assert readme.batched_table([]) == ""
+
+
 def test_what_the_grid_shows_follows_the_table():
     shape = {"floor_ms": 0.06}
     records = [
