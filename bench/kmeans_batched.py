@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench import kmeans_data as data
 from bench import record
+from bench.ahead import call_ahead
 from bench.ceilings import Ceilings, measure
 from bench.kmeans import FIELDS as FIELDS_OF_ONE
 from bench.kmeans import free_memory, versions_of
@@ -248,6 +249,17 @@ def measured(engine: str, shape: BatchShape, timing: Timing, ceilings: Ceilings)
     }
 
 
+def one_step(name: str, shape: BatchShape) -> None:
+    """Make one iteration on some data, for what is compiled for it."""
+    import cupy
+
+    sizes = shape.b, shape.each.n, shape.each.d
+    X = cupy.random.default_rng(0).standard_normal(sizes, dtype=cupy.float32)
+    X = X.astype(data.numpy_dtype(shape.each.dtype), copy=False)
+    PEERS[name](X, X[:, : shape.each.k].copy()).step()
+    cupy.cuda.Device().synchronize()
+
+
 def run(options: argparse.Namespace) -> int:
     """Time the asked engines on the asked shapes on the current GPU; return the exit code."""
     import cupy
@@ -262,10 +274,16 @@ def run(options: argparse.Namespace) -> int:
     ceilings = measure(clock)
     common = {"device": device, "commit": options.commit or record.commit_of(), "seed": options.seed}
     failures = 0
+    steps = [(name, shape) for shape in options.shapes for name in engines if PEERS[name].compiles]
+    free_memory(cupy)
+    call_ahead(one_step, steps, options.ahead)
     for shape in options.shapes:
         free_memory(cupy)
         X, centers = draw(shape, options.seed, cupy)
         for name in engines:
+            if shape.each.dtype not in PEERS[name].dtypes:
+                print(f"{shape.name:<24} {name:<13} does not take {shape.each.dtype}", flush=True)
+                continue
             free_memory(cupy)
             try:
                 peer = PEERS[name](X, centers)
@@ -298,6 +316,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="the records' file; bench/results/<device>/kmeans-batched.json")
     parser.add_argument("--repeats", type=int, default=9, help="timings of one thing at most (default 9)")
     parser.add_argument("--seconds-budget", type=float, default=4, help="for one engine on one shape (default 4)")
+    parser.add_argument("--ahead", type=int, default=0, help="as of bench/kmeans.py")
     parser.add_argument("--seed", type=int, default=randbelow(2**31), help="of the data; a fresh one if not given")
     parser.add_argument("--commit", help="what is measured, where there is no git to ask")
     options = parser.parse_args(arguments)

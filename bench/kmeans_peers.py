@@ -30,6 +30,8 @@ class Peer(ABC):
     steps: ClassVar[bool] = False
     #: Whether an iteration costs less the fewer labels change, so that only the mean of many says what one costs.
     settles: ClassVar[bool] = False
+    #: Whether it compiles kernels for each shape.
+    compiles: ClassVar[bool] = False
 
     def __init__(self, X: Any, centers: Any) -> None:
         self.X, self.centers = X, centers
@@ -227,6 +229,7 @@ class FlashKmeans(Peer):
     """flash-kmeans, its Triton kernels."""
 
     name, module = "flash-kmeans", "flash_kmeans"
+    compiles = True
 
     def __init__(self, X: Any, centers: Any) -> None:
         import torch

@@ -1,8 +1,5 @@
 """The checks and timings of `bench/kmeans.py`, on the CPU and on tiny shapes."""
 
-import sys
-from types import ModuleType, SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -261,20 +258,8 @@ class Stopwatch:
 
 
 @pytest.fixture
-def stand_in(monkeypatch, tmp_path):
+def stand_in(monkeypatch, numpy_for_cupy, tmp_path):
     """NumPy in CuPy's place, and our engine on the CPU; gives what runs the command line, and the records' file."""
-    runtime = SimpleNamespace(
-        getDeviceProperties=lambda _: {"name": b"NVIDIA H200"},
-        memGetInfo=lambda: (1 << 40, 1 << 40),
-        runtimeGetVersion=lambda: 13020,
-        driverGetVersion=lambda: 13000,
-    )
-    cupy = ModuleType("cupy")
-    cupy.__getattr__ = lambda name: getattr(np, name)
-    cupy.__version__ = "14.2.0"
-    cupy.cuda = SimpleNamespace(runtime=runtime, Device=lambda: SimpleNamespace(id=0))
-    cupy.get_default_memory_pool = lambda: SimpleNamespace(free_all_blocks=lambda: None)
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(PEERS, "tsapps", OnCpu)
     monkeypatch.setattr(OnCpu, "settles", False)
     for name, value in (("gpus", lambda: (1,)), ("GpuClock", CpuClock), ("measure", lambda _: Ceilings(4640, {}))):
@@ -303,6 +288,7 @@ def test_a_run_that_is_cut_short_and_gone_on_with(stand_in, monkeypatch, capsys)
         record.check(one, kmeans.FIELDS)
     assert [one["iter_from"] for one in found] == ["step", "slope"] * 2
     assert found[0]["fit_ms"] is None
+    kmeans.one_step("tsapps", Shape(2000, 5, 4, "float32"))
     # There is nothing left.
     capsys.readouterr()
     assert run(*engines) == 0

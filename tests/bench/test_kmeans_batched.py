@@ -138,6 +138,22 @@ def test_a_record_has_every_field(problem):
     assert (one["what"], one["b"], one["n"]) == ("kmeans-batched", 3, 300)
 
 
+def test_a_run(monkeypatch, numpy_for_cupy, tmp_path, capsys):
+    monkeypatch.setitem(PEERS, "tsapps", OnHost)
+    for name, value in (("gpus", lambda: (1,)), ("GpuClock", CpuClock), ("measure", lambda _: Ceilings(4640, {}))):
+        monkeypatch.setattr(bench, name, value)
+    out = tmp_path / "kmeans-batched.json"
+    options = ["--engine", "tsapps", "--shapes", "3x300-5-4-f32,3x300-5-4-f64", "--repeats", "1", "--commit", "c"]
+    assert bench.main([*options, "--out", str(out)]) == 0
+    (one,) = record.load(out)
+    record.check(one, bench.FIELDS)
+    assert (one["b"], one["n"], one["dtype"], one["iter_from"]) == (3, 300, "float32", "mean of 20")
+    said = capsys.readouterr().out
+    assert "3x300-5-4-f32            tsapps        iteration " in said
+    assert "3x300-5-4-f64            tsapps        does not take float64" in said
+    bench.one_step("tsapps", BatchShape.parse("3x300-5-4-f32"))
+
+
 @pytest.mark.skipif(bool(gpus()), reason="there is a GPU")
 def test_without_a_gpu(capsys):
     assert bench.main([]) == 1
