@@ -11,8 +11,9 @@ recorded. Then:
 
 iter_ms   one iteration from given centres, X on the GPU, L2 cold: the median of CUDA event timings around it, the
           host's part included ("step"); where an iteration costs less the fewer labels change, the mean of the first
-          20, the first with no labels at all ("mean of 20"; of as many as `--seconds-budget` allows, if fewer); for a
-          library that offers only whole fits, the time that an iteration adds to a fit ("slope")
+          20, the first with no labels at all ("mean of 20"; of as many as there are until it converges or a cluster is
+          empty, or as `--seconds-budget` allows, if fewer); for a library that offers only whole fits, the time that an
+          iteration adds to a fit ("slope")
 fit_ms    a whole fit of 20 iterations from given centres at tol=0, by the wall clock; left out where it does not fit in
           `--seconds-budget`, which bounds the timing of one engine on one shape, and by `--no-fit`
 floor_ms  what the hardware allows, from rates measured in the same run; see `kmeans_data.floor_ms`

@@ -6,8 +6,8 @@ Labels are first compared with the float64 arg-min, in every problem, and new ce
 and the last; what is not right is neither timed nor recorded. Then, as in `bench/kmeans.py`:
 
 iter_ms   one iteration of all problems: of ours the mean of the first 20, from no labels, the last assignment included
-          ("mean of 20"; a problem that converges early counts for the iterations that it made); of others, which make
-          as many iterations as they are told to, the time that an iteration adds to a fit ("slope")
+          ("mean of 20"; problems that converge early make fewer, and the time is divided by the mean of what they
+          made); of others, which make as many as they are told to, the time that an iteration adds to a fit ("slope")
 fit_ms    a whole fit of 20 iterations from given centres at tol=0, by the wall clock
 floor_ms  what the hardware allows for one iteration, as for one problem of as many samples
 """

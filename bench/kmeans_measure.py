@@ -100,14 +100,17 @@ def time_peer(peer: Peer, clock: Clock, repeats: int, seconds: float, *, fits: b
 
 def _time_steps(peer: Peer, clock: Clock, repeats: int, seconds: float, *, fits: bool) -> Timing:
     end = time.perf_counter() + seconds
-    iterations, kind = 1, "step"
+    iterations, made, kind = 1, 1.0, "step"
     if peer.settles:
         _mean_ms(peer, clock, 2)  # warms up what one step alone does not
-        iterations = repeats_within(seconds, _mean_ms(peer, clock, 2), FIT_ITERATIONS)
-        kind = f"mean of {iterations}"
+        iterations = repeats_within(seconds, _mean_ms(peer, clock, 2)[0], FIT_ITERATIONS)
 
     def one_ms() -> float:
-        return _mean_ms(peer, clock, iterations) if peer.settles else clock.step_ms(peer.step)
+        nonlocal made
+        if not peer.settles:
+            return clock.step_ms(peer.step)
+        ms, made = _mean_ms(peer, clock, iterations)
+        return ms
 
     first = one_ms()
     # What takes longer than all timings may is warm: the check has made a step, and an iteration is long.
@@ -115,6 +118,8 @@ def _time_steps(peer: Peer, clock: Clock, repeats: int, seconds: float, *, fits:
     count = repeats_within(0.4 * seconds, iterations * times[0], repeats)
     times += [one_ms() for _ in range(count - 1)]
     iter_ms = median(times)
+    if peer.settles:
+        kind = f"mean of {round(made)}"
     if not fits or time.perf_counter() + FIT_ITERATIONS * iter_ms / 1e3 > end:
         return Timing(iter_ms, kind, count)
     peer.fit(1)  # warms up what only a fit does
@@ -124,15 +129,16 @@ def _time_steps(peer: Peer, clock: Clock, repeats: int, seconds: float, *, fits:
     return Timing(iter_ms, kind, count, median(ms for ms, _ in found), int(found[0][1]))
 
 
-def _mean_ms(peer: Peer, clock: Clock, iterations: int) -> float:
-    """Return the mean of the first iterations, from no labels; of those that there are before it converges."""
-    made = 0
+def _mean_ms(peer: Peer, clock: Clock, iterations: int) -> tuple[float, float]:
+    """Return the mean of the first iterations, from no labels, and how many were made: fewer where it converges."""
+    made = 0.0
 
     def iterate() -> None:
         nonlocal made
         made = peer.iterate(iterations)
 
-    return clock.step_ms(iterate) / made
+    ms = clock.step_ms(iterate)
+    return ms / made, made
 
 
 def _time_slope(peer: Peer, clock: Clock, repeats: int, seconds: float) -> Timing:

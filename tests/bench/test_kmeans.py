@@ -131,8 +131,8 @@ def test_time_of_steps(given_peer):
 def test_time_of_what_settles(given_peer):
     given_peer.steps = given_peer.settles = True
     given_peer.iterate = lambda iterations: min(iterations, 15)  # converged
-    assert time_peer(given_peer, SetClock(), 5, 10) == Timing(0.2, "mean of 20", 5, 70.0, 20)
-    assert time_peer(given_peer, SetClock(), 5, 10, fits=False) == Timing(0.2, "mean of 20", 5)
+    assert time_peer(given_peer, SetClock(), 5, 10) == Timing(0.2, "mean of 15", 5, 70.0, 20)
+    assert time_peer(given_peer, SetClock(), 5, 10, fits=False) == Timing(0.2, "mean of 15", 5)
 
 
 def test_where_there_is_no_time_for_20_iterations(given_peer):
