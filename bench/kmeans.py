@@ -2,6 +2,7 @@
 
     python bench/kmeans.py --engine cublas --engine torch --shapes all
     python bench/kmeans.py --engine tsapps --shapes 10M-128-64-f32,100M-4-16-f32 --repeats 15
+    python bench/kmeans.py --engine tsapps --engine flashlib --shapes grid --no-fit --ahead 8 --missing --minutes 8
     python bench/kmeans.py --device cpu
 
 Data is drawn where it is used, fresh for every run (`--seed` repeats one). On a GPU the labels of one iteration are
@@ -10,21 +11,24 @@ recorded. Then:
 
 iter_ms   one iteration from given centres, X on the GPU, L2 cold: the median of CUDA event timings around it, the
           host's part included ("step"); where an iteration costs less the fewer labels change, the mean of the first
-          20, the first with no labels at all ("mean of 20"); for a library that offers only whole fits, the time that
-          an iteration adds to a fit ("slope")
+          20, the first with no labels at all ("mean of 20"; of as many as there are until it converges or a cluster is
+          empty, or as `--seconds-budget` allows, if fewer); for a library that offers only whole fits, the time that an
+          iteration adds to a fit ("slope")
 fit_ms    a whole fit of 20 iterations from given centres at tol=0, by the wall clock; left out where it does not fit in
-          `--seconds-budget`, which bounds the timing of one engine on one shape
+          `--seconds-budget`, which bounds the timing of one engine on one shape, and by `--no-fit`
 floor_ms  what the hardware allows, from rates measured in the same run; see `kmeans_data.floor_ms`
 
 On a CPU, `TSKMeans(device="cpu")` and scikit-learn's `KMeans` fit the same data in turn; the ratio is printed.
-Every shape's records are saved as soon as it is done.
+Every record is saved as soon as it is made. A run that `--minutes` end is gone on with by `--missing`, which leaves out
+what the records' file has of the same commit.
 """
 
 import argparse
 import gc
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from secrets import randbelow
@@ -34,8 +38,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench import kmeans_data as data
 from bench import record
+from bench.ahead import call_ahead
 from bench.ceilings import Ceilings, measure
-from bench.kmeans_data import CPU_SHAPES, GPU_SHAPES, Shape
+from bench.kmeans_data import CPU_SHAPES, GPU_SHAPES, GRIDS, Shape
 from bench.kmeans_measure import Problem, Timing, check_step, compare_on_cpu, time_peer
 from bench.kmeans_peers import PEERS
 from bench.timing import Clock, GpuClock
@@ -64,6 +69,7 @@ KEY = ("what", "engine", "n", "d", "k", "dtype")
 
 def run_gpu(options: argparse.Namespace) -> int:
     """Time the asked engines on the asked shapes on the current GPU; return the exit code."""
+    end = time.perf_counter() + 60 * options.minutes
     engines = [name for name in options.engine if _installed(name)]
     if not engines:
         return 1
@@ -77,8 +83,15 @@ def run_gpu(options: argparse.Namespace) -> int:
     print(f"{device}: read {ceilings.read_gbs:.0f} GB/s; 8192³ TFLOP/s: {rates or 'not measured'}", flush=True)
     common = {"device": device, "commit": options.commit or record.commit_of(), "seed": options.seed}
     failures = 0
-    for shape in options.shapes or GPU_SHAPES:
-        _free_memory(cupy)
+    plan = _to_be_timed(options.shapes or GPU_SHAPES, engines, _recorded(path, common) if options.missing else set())
+    steps = [(name, shape) for shape, names in plan.items() for name in names if PEERS[name].compiles]
+    free_memory(cupy)
+    call_ahead(one_step, steps, options.ahead)
+    for shape, names in plan.items():
+        free_memory(cupy)
+        if time.perf_counter() > end:
+            print(f"{shape.name}: {options.minutes:g} minutes are over; --missing goes on from here", flush=True)
+            break
         needed, free = _needed(shape), cupy.cuda.runtime.memGetInfo()[0]
         if needed > free:
             print(f"{shape.name}: skipped: needs about {needed >> 30} GiB, {free >> 30} are free", flush=True)
@@ -88,21 +101,32 @@ def run_gpu(options: argparse.Namespace) -> int:
         except Exception as error:  # noqa: BLE001 (as below)
             failures += _say_failed(shape, "data", error)
             continue
-        for name in engines:
-            if shape.dtype not in PEERS[name].dtypes:
-                print(f"{shape.name:<22} {name:<13} does not take {shape.dtype}", flush=True)
-                continue
-            _free_memory(cupy)
+        for name in names:
+            free_memory(cupy)
+            if time.perf_counter() > end:
+                break
             try:
                 checked, timing = _check_and_time(name, problem, clock, options, cupy)
             except Exception as error:  # noqa: BLE001 (a peer may raise anything: it is said, and nothing is recorded)
                 failures += _say_failed(shape, name, error)
                 continue
-            one = {**_measured(name, shape, timing, ceilings), **checked, **common, "versions": _versions(name, cupy)}
+            one = {**_measured(name, shape, timing, ceilings), **checked, **common, "versions": versions_of(name, cupy)}
             _save(path, one)
             print(_line(one), flush=True)
         del problem
     return 1 if failures else 0
+
+
+def one_step(name: str, shape: Shape) -> None:
+    """Make one iteration on some data, for what is compiled for it."""
+    import cupy
+
+    X = cupy.random.default_rng(0).standard_normal((shape.n, shape.d), dtype=cupy.float32)
+    X = X.astype(data.numpy_dtype(shape.dtype), copy=False)
+    PEERS[name](X, X[: shape.k].copy()).step()
+    cupy.cuda.Device().synchronize()
+    del X
+    free_memory(cupy)
 
 
 def _check_and_time(
@@ -110,7 +134,29 @@ def _check_and_time(
 ) -> tuple[dict[str, Any], Timing]:
     peer = PEERS[name](problem.X, problem.centers)
     checked = check_step(peer, problem, xp)
-    return checked, time_peer(peer, clock, options.repeats, options.seconds_budget)
+    # The shapes of record keep the fits that their records have.
+    fits = not options.no_fit or problem.shape in GPU_SHAPES
+    return checked, time_peer(peer, clock, options.repeats, options.seconds_budget, fits=fits)
+
+
+def _recorded(path: Path, common: Mapping[str, Any]) -> set[tuple[Any, ...]]:
+    """Return the keys of a file's records that are of the device and the commit in hand."""
+    same = [one for one in record.load(path) if all(one[name] == common[name] for name in ("device", "commit"))]
+    return {tuple(one[name] for name in KEY) for one in same}
+
+
+def _to_be_timed(
+    shapes: Sequence[Shape], engines: Sequence[str], recorded: set[tuple[Any, ...]]
+) -> dict[Shape, list[str]]:
+    """Return the engines to time by shape: those that take its dtype and have no record yet."""
+    plan: dict[Shape, list[str]] = {}
+    for shape in shapes:
+        for name in engines:
+            if shape.dtype not in PEERS[name].dtypes:
+                print(f"{shape.name:<22} {name:<13} does not take {shape.dtype}", flush=True)
+            elif ("kmeans", name, shape.n, shape.d, shape.k, shape.dtype) not in recorded:
+                plan.setdefault(shape, []).append(name)
+    return plan
 
 
 def _say_failed(shape: Shape, name: str, error: Exception) -> int:
@@ -131,14 +177,16 @@ def _needed(shape: Shape) -> int:
     return shape.n * (shape.d * (shape.itemsize + max(4, shape.itemsize)) + 32) + (6 << 30)
 
 
-def _free_memory(cupy: Any) -> None:
+def free_memory(cupy: Any) -> None:
+    """Give back what the pools of CuPy and torch hold."""
     gc.collect()
     cupy.get_default_memory_pool().free_all_blocks()
     if "torch" in sys.modules:
         sys.modules["torch"].cuda.empty_cache()
 
 
-def _versions(engine: str = "tsapps", cupy: Any = None) -> dict[str, str]:
+def versions_of(engine: str = "tsapps", cupy: Any = None) -> dict[str, str]:
+    """Return the versions of an engine and of what it stands on; of the CPU's, without CuPy."""
     known = {"tsapps": "tsapps", "numpy": "numpy", "scikit-learn": "sklearn"}
     if cupy is None:
         return record.module_versions(known)
@@ -191,7 +239,7 @@ def run_cpu(options: argparse.Namespace) -> int:
     for shape in options.shapes or CPU_SHAPES:
         ours, theirs = compare_on_cpu(shape, options.seed, options.repeats)
         for one in (ours, theirs):
-            one |= common | {"versions": _versions(), "cores": os.cpu_count()}
+            one |= common | {"versions": versions_of(), "cores": os.cpu_count()}
             _save(path, one)
             print(_line(one))
         print(f"{shape.name:<22} tsapps / scikit-learn: {ours['fit_ms'] / theirs['fit_ms']:.3f}", flush=True)
@@ -204,16 +252,29 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--engine", action="append", choices=list(PEERS), help="may be given again; cublas if not given"
     )
-    parser.add_argument("--shapes", default="all", help="all, or names such as 10M-128-64-f32, with commas between")
+    parser.add_argument(
+        "--shapes",
+        default="all",
+        help=f"all, or names such as 10M-128-64-f32, with commas between; or {', '.join(GRIDS)}",
+    )
     parser.add_argument("--out", type=Path, help="the records' file; bench/results/<device>/kmeans.json if not given")
     parser.add_argument("--repeats", type=int, default=9, help="timings of one thing at most (default 9)")
     parser.add_argument("--seconds-budget", type=float, default=8, help="for one engine on one shape (default 8)")
+    parser.add_argument("--no-fit", action="store_true", help="time iterations alone, but of the shapes of `all`")
+    parser.add_argument("--missing", action="store_true", help="leave out what there is a record of, of this commit")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing more after so long")
+    parser.add_argument(
+        "--ahead",
+        type=int,
+        default=0,
+        help="processes that first make an iteration of each shape by engines that compile for each (default 0: none)",
+    )
     parser.add_argument("--seed", type=int, default=randbelow(2**31), help="of the data; a fresh one if not given")
     parser.add_argument("--commit", help="what is measured, where there is no git to ask")
     options = parser.parse_args(arguments)
     options.engine = list(dict.fromkeys(options.engine or ["cublas"]))
     try:
-        options.shapes = [] if options.shapes == "all" else [Shape.parse(name) for name in options.shapes.split(",")]
+        options.shapes = [] if options.shapes == "all" else data.shapes_named(options.shapes)
     except ValueError as error:
         parser.error(str(error))
     if options.repeats < 1:

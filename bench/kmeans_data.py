@@ -13,13 +13,17 @@ from bench.ceilings import Ceilings
 __all__ = [
     "CPU_SHAPES",
     "GPU_SHAPES",
+    "GRIDS",
     "Shape",
     "centers_error",
     "compared_rows",
     "draw",
+    "draw_from",
     "floor_ms",
     "nearest_f64",
+    "numpy_dtype",
     "read_bytes",
+    "shapes_named",
     "share_equal",
 ]
 
@@ -61,7 +65,9 @@ class Shape:
             size = _SUFFIXES.get(n[-1:], 1)
             shape = cls(int(n.rstrip("Mk")) * size, int(d), int(k), _SHORT[short])
         except (KeyError, ValueError):
-            raise ValueError(f"shape {name!r}: expected n-d-k-dtype, such as 10M-128-64-f32") from None
+            raise ValueError(
+                f"shape {name!r}: expected n-d-k-dtype, such as 10M-128-64-f32, or one of {', '.join(GRIDS)}"
+            ) from None
         if min(shape.n, shape.d) < 1 or not 1 <= shape.k <= shape.n:
             raise ValueError(f"shape {name!r}: expected 1 <= k <= n and d >= 1")
         return shape
@@ -88,6 +94,24 @@ GPU_SHAPES = _shapes(
 )
 #: The shapes of record on a CPU: the pixels of a photograph, a table, handwritten digits.
 CPU_SHAPES = _shapes("273280-3-16-f64 273280-3-16-f32 100k-64-64-f64 100k-64-64-f32 20k-784-10-f64 20k-784-10-f32")
+
+_GRID_SIZES = {"1M": 1_000_000, "3M": 3_000_000, "10M": 10_000_000}
+_GRID = {
+    f"grid-{name}": tuple(
+        Shape(n, d, k, "float32") for d in (16, 32, 64, 128, 256) for k in (16, 64, 256, 1000, 16_384)
+    )
+    for name, n in _GRID_SIZES.items()
+}
+#: The shapes of the grid, all of them and by n, under the names that the command line takes.
+GRIDS: dict[str, tuple[Shape, ...]] = {"grid": tuple(shape for part in _GRID.values() for shape in part), **_GRID}
+
+
+def shapes_named(names: str) -> list[Shape]:
+    """Return the shapes of some names with commas between: each a shape's or a grid's."""
+    found: list[Shape] = []
+    for name in names.split(","):
+        found += GRIDS[name] if name in GRIDS else (Shape.parse(name),)
+    return list(dict.fromkeys(found))
 
 
 def read_bytes(shape: Shape) -> int:
@@ -125,7 +149,11 @@ def draw(shape: Shape, seed: int, xp: Any) -> tuple[Any, Any]:
     labels mean something, and Lloyd takes tens of iterations. The first centres are k of the samples, exact in the
     dtype.
     """
-    rng = xp.random.default_rng(seed)
+    return draw_from(xp.random.default_rng(seed), shape, xp)
+
+
+def draw_from(rng: Any, shape: Shape, xp: Any) -> tuple[Any, Any]:
+    """Draw what `draw` does, from a generator."""
     work = np.float64 if shape.dtype == "float64" else np.float32
     means = rng.standard_normal((shape.k, shape.d), dtype=work)
     means *= work(6 / np.sqrt(2 * shape.d))
@@ -178,7 +206,7 @@ def centers_error(X: Any, labels: Any, new_centers: Any) -> float:
         mean = X[labels == cluster].astype(np.float64).mean(axis=0)
         delta = new_centers[cluster].astype(np.float64) - mean
         errors.append(float((delta * delta).sum() / (mean * mean).sum()) ** 0.5)
-    return max(errors)
+    return float(np.max(errors))  # of no number, no number
 
 
 def _blocks(n: int, row_bytes: int) -> list[tuple[int, int]]:

@@ -17,7 +17,8 @@ __all__ = ["FIT_ITERATIONS", "NotRightError", "Problem", "Timing", "check_step",
 
 #: Iterations of a fit that is timed.
 FIT_ITERATIONS = 20
-MOST_COMPARED_ROWS = 1_000_000
+# Rows whose labels are compared: the most; and the fewest, where more would take longer than what is timed.
+_MOST_ROWS, _FEWEST_ROWS, _MOST_PRODUCTS = 1_000_000, 1 << 16, 1 << 38
 #: The least share of labels equal to the float64 arg-min: peers score float32 in tf32, and halves with half centres.
 LEAST_EQUAL = {"float64": 0.9999, "float32": 0.98, "float16": 0.95, "bfloat16": 0.9}
 #: The largest error of a new centre, relative: peers sum in float32, and round what they return to X's dtype.
@@ -53,8 +54,12 @@ class Problem:
     def draw(cls, shape: Shape, seed: int, xp: Any) -> "Problem":
         """Draw the data, and find what is right."""
         X, centers = data.draw(shape, seed, xp)
-        rows = data.compared_rows(shape.n, MOST_COMPARED_ROWS, seed, xp)
+        rows = data.compared_rows(shape.n, _rows_to_compare(shape), seed, xp)
         return cls(shape, X, centers, rows, data.nearest_f64(X, centers, rows, xp))
+
+
+def _rows_to_compare(shape: Shape) -> int:
+    return min(_MOST_ROWS, max(_FEWEST_ROWS, _MOST_PRODUCTS // (shape.d * shape.k)))
 
 
 def check_step(peer: Peer, problem: Problem, xp: Any) -> dict[str, Any]:
@@ -83,37 +88,57 @@ def _as(xp: Any, array: Any) -> Any:
     return xp.asarray(as_array(array))
 
 
-def time_peer(peer: Peer, clock: Clock, repeats: int, seconds: float) -> Timing:
-    """Time one iteration and, where `seconds` allow, fits of `FIT_ITERATIONS`. The peer has made one step already."""
-    return _time_steps(peer, clock, repeats, seconds) if peer.steps else _time_slope(peer, clock, repeats, seconds)
+def time_peer(peer: Peer, clock: Clock, repeats: int, seconds: float, *, fits: bool = True) -> Timing:
+    """Time one iteration and, where `seconds` allow, fits of `FIT_ITERATIONS`. The peer has made one step already.
+
+    Without `fits`, those that a slope is taken of are the only ones.
+    """
+    if peer.steps:
+        return _time_steps(peer, clock, repeats, seconds, fits=fits)
+    return _time_slope(peer, clock, repeats, seconds)
 
 
-def _time_steps(peer: Peer, clock: Clock, repeats: int, seconds: float) -> Timing:
+def _time_steps(peer: Peer, clock: Clock, repeats: int, seconds: float, *, fits: bool) -> Timing:
     end = time.perf_counter() + seconds
-    kind = "mean of 20" if peer.settles else "step"
+    iterations, made, kind = 1, 1.0, "step"
+    if peer.settles:
+        _mean_ms(peer, clock, 2)  # warms up what one step alone does not
+        iterations = repeats_within(seconds, _mean_ms(peer, clock, 2)[0], FIT_ITERATIONS)
 
     def one_ms() -> float:
+        nonlocal made
         if not peer.settles:
             return clock.step_ms(peer.step)
-        made = 0
+        ms, made = _mean_ms(peer, clock, iterations)
+        return ms
 
-        def iterate() -> None:
-            nonlocal made
-            made = peer.iterate(FIT_ITERATIONS)
-
-        return clock.step_ms(iterate) / made
-
-    one_ms()
-    estimate = one_ms()
-    count = repeats_within(0.4 * seconds, estimate * (FIT_ITERATIONS if peer.settles else 1), repeats)
-    iter_ms = median(one_ms() for _ in range(count))
-    if time.perf_counter() + FIT_ITERATIONS * iter_ms / 1e3 > end:
+    first = one_ms()
+    # What takes longer than all timings may is warm: the check has made a step, and an iteration is long.
+    times = [first if iterations * first > 400 * seconds else one_ms()]
+    count = repeats_within(0.4 * seconds, iterations * times[0], repeats)
+    times += [one_ms() for _ in range(count - 1)]
+    iter_ms = median(times)
+    if peer.settles:
+        kind = f"mean of {round(made)}"
+    if not fits or time.perf_counter() + FIT_ITERATIONS * iter_ms / 1e3 > end:
         return Timing(iter_ms, kind, count)
     peer.fit(1)  # warms up what only a fit does
-    fits = [clock.wall_ms(lambda: peer.fit(FIT_ITERATIONS))]
-    while len(fits) < min(repeats, 5) and time.perf_counter() + fits[0][0] / 1e3 < end:
-        fits.append(clock.wall_ms(lambda: peer.fit(FIT_ITERATIONS)))
-    return Timing(iter_ms, kind, count, median(ms for ms, _ in fits), int(fits[0][1]))
+    found = [clock.wall_ms(lambda: peer.fit(FIT_ITERATIONS))]
+    while len(found) < min(repeats, 5) and time.perf_counter() + found[0][0] / 1e3 < end:
+        found.append(clock.wall_ms(lambda: peer.fit(FIT_ITERATIONS)))
+    return Timing(iter_ms, kind, count, median(ms for ms, _ in found), int(found[0][1]))
+
+
+def _mean_ms(peer: Peer, clock: Clock, iterations: int) -> tuple[float, float]:
+    """Return the mean of the first iterations, from no labels, and how many were made: fewer where it converges."""
+    made = 0.0
+
+    def iterate() -> None:
+        nonlocal made
+        made = peer.iterate(iterations)
+
+    ms = clock.step_ms(iterate)
+    return ms / made, made
 
 
 def _time_slope(peer: Peer, clock: Clock, repeats: int, seconds: float) -> Timing:
@@ -147,7 +172,7 @@ def compare_on_cpu(shape: Shape, seed: int, repeats: int) -> tuple[dict[str, Any
     X, centers = data.draw(shape, seed, np)
     options = {"n_clusters": shape.k, "init": centers, "n_init": 1, "max_iter": FIT_ITERATIONS, "tol": 0}
     models = {"tsapps-cpu": TSKMeans(device="cpu", **options), "scikit-learn": KMeans(**options)}
-    rows = data.compared_rows(shape.n, MOST_COMPARED_ROWS, seed, np)
+    rows = data.compared_rows(shape.n, _rows_to_compare(shape), seed, np)
     shares = {}
     for name, model in models.items():
         model.fit(X)

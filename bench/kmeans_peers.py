@@ -30,6 +30,8 @@ class Peer(ABC):
     steps: ClassVar[bool] = False
     #: Whether an iteration costs less the fewer labels change, so that only the mean of many says what one costs.
     settles: ClassVar[bool] = False
+    #: Whether it compiles kernels for each shape.
+    compiles: ClassVar[bool] = False
 
     def __init__(self, X: Any, centers: Any) -> None:
         self.X, self.centers = X, centers
@@ -55,6 +57,7 @@ class Tsapps(Peer):
     name, module = "tsapps", "tsapps"
     steps = settles = True
     engine = "auto"
+    precision = "exact"
     device = "cuda"
 
     def __init__(self, X: Any, centers: Any) -> None:
@@ -70,7 +73,7 @@ class Tsapps(Peer):
         if self._open is None:
             from tsapps.apps.kmeans.choose import open_engine
 
-            engine = open_engine(self.X, device=self.device, engine=self.engine)
+            engine = open_engine(self.X, device=self.device, engine=self.engine, precision=self.precision)
             with engine:
                 engine.centre(engine.moments()[0])
                 if self.settles and self.device == "cuda" and not engine.serves(self.k):
@@ -98,7 +101,15 @@ class Tsapps(Peer):
 
         self._open = None
         options = {"n_init": 1, "max_iter": iterations, "tol": 0, "device": self.device, "engine": self.engine}
-        return TSKMeans(self.k, init=self.given, **options).fit(self.X).n_iter_
+        return TSKMeans(self.k, init=self.given, precision=self.precision, **options).fit(self.X).n_iter_
+
+
+class TsappsTf32(Tsapps):
+    """Our own kernels without proofs, `TSKMeans(precision="tf32")`: of float32 alone, as the others are exact."""
+
+    name = "tsapps-tf32"
+    dtypes = ("float32",)
+    precision = "tf32"
 
 
 class Cublas(Tsapps):
@@ -218,6 +229,7 @@ class FlashKmeans(Peer):
     """flash-kmeans, its Triton kernels."""
 
     name, module = "flash-kmeans", "flash_kmeans"
+    compiles = True
 
     def __init__(self, X: Any, centers: Any) -> None:
         import torch
@@ -256,5 +268,5 @@ class Flashlib(FlashKmeans):
 
 #: Every adapter by its name.
 PEERS: dict[str, type[Peer]] = {
-    peer.name: peer for peer in (Tsapps, Cublas, ScikitLearn, Torch, Cuvs, FlashKmeans, Flashlib)
+    peer.name: peer for peer in (Tsapps, TsappsTf32, Cublas, ScikitLearn, Torch, Cuvs, FlashKmeans, Flashlib)
 }

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench import record
 from bench.gemm_summary import memory_bound, of_floor, ours, over_library
+from bench.kmeans_batched import PEERS as BATCHED_PEERS
+from bench.kmeans_batched import SHAPES as BATCHED_SHAPES
 from bench.kmeans_data import GPU_SHAPES
+from bench.kmeans_summary import by_shape, grid_text
 
-__all__ = ["gemm_table", "kmeans_table", "with_tables"]
+__all__ = ["batched_table", "gemm_table", "kmeans_table", "with_tables"]
 
 README = record.ROOT / "README.md"
 RECORDS = record.ROOT / "bench" / "results" / "h200"
+#: What `python bench/kmeans_summary.py --grid` draws.
+GRID_PLOT = "docs/kmeans-grid.png"
 _END = "<!-- end of figures -->"
 #: Products of the README: shape, m, k, and widths w.
 PRODUCTS = (
@@ -59,8 +65,11 @@ def gemm_table(records: Sequence[dict[str, Any]]) -> str:
 
 
 def kmeans_table(records: Sequence[dict[str, Any]]) -> str:
-    """Return milliseconds an iteration as a Markdown table: a row a shape, a column an engine."""
-    engines = sorted(dict.fromkeys(one["engine"] for one in records), key=lambda name: name != "tsapps")
+    """Return milliseconds an iteration as a Markdown table, a row a shape, a column an engine; then of the grid."""
+    of_table = {name for _, some in by_shape(records) for name in some}
+    # In the order of the file, ours first.
+    engines = [name for name in dict.fromkeys(one["engine"] for one in records) if name in of_table]
+    engines.sort(key=lambda name: not name.startswith("tsapps"))
     lines = [
         f"| n | d | k | dtype | floor | {' | '.join(engines)} |",
         f"|---:|---:|---:|---|---:|{'---:|' * len(engines)}",
@@ -73,10 +82,35 @@ def kmeans_table(records: Sequence[dict[str, Any]]) -> str:
         if floors:
             times = " | ".join(f"{one['iter_ms']:.2f}" if one else "–" for one in row)
             lines.append(f"| {shape.n:,} | {shape.d:,} | {shape.k:,} | {shape.dtype} | {min(floors):.2f} | {times} |")
+    of_grid = grid_text(records)
+    if of_grid:
+        lines += ["", of_grid, "", f"![Each shape of the grid]({GRID_PLOT})"]
     return "\n".join(lines)
 
 
-TABLES = {"gemm.json": gemm_table, "kmeans.json": kmeans_table}
+def batched_table(records: Sequence[dict[str, Any]]) -> str:
+    """Return milliseconds an iteration of many problems at once as a Markdown table; empty without records."""
+    if not records:
+        return ""
+    engines = [name for name in BATCHED_PEERS if any(one["engine"] == name for one in records)]
+    lines = [
+        "And of `kmeans_batched`, milliseconds for one iteration of all problems:",
+        "",
+        f"| problems | n | d | k | dtype | floor | {' | '.join(engines)} |",
+        f"|---:|---:|---:|---:|---|---:|{'---:|' * len(engines)}",
+    ]
+    for shape in BATCHED_SHAPES:
+        key = {"b": shape.b, **asdict(shape.each)}
+        row = {one["engine"]: one for one in records if key.items() <= one.items()}
+        if row:
+            times = " | ".join(f"{row[name]['iter_ms']:.3f}" if name in row else "–" for name in engines)
+            floor = min(one["floor_ms"] for one in row.values())
+            sizes = f"{shape.b:,} | {shape.each.n:,} | {shape.each.d:,} | {shape.each.k:,} | {shape.each.dtype}"
+            lines.append(f"| {sizes} | {floor:.3f} | {times} |")
+    return "\n".join(lines)
+
+
+TABLES = {"gemm.json": gemm_table, "kmeans.json": kmeans_table, "kmeans-batched.json": batched_table}
 
 
 def with_tables(text: str) -> str:

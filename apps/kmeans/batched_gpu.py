@@ -12,7 +12,7 @@ from tsapps.apps.kmeans.batched_plan import KERNELS, MOST_PROBLEMS, BatchPlan, b
 from tsapps.kernels.build import function
 from tsapps.kernels.device import live
 
-__all__ = ["fit_on_gpu"]
+__all__ = ["Gpu", "fit_on_gpu"]
 
 _FOLDER = Path(__file__).parent
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -20,7 +20,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 _USUAL_SHARED = 48 << 10
 
 
-class _Gpu:
+class Gpu:
     """A GPU, as `BatchedLloyd` asks for a machine; see `batched_lloyd.Machine`."""
 
     xp = cupy
@@ -71,7 +71,7 @@ def fit_on_gpu(
     plan = batch_plan(n, d, k, live(index)) if X.dtype.name in _DTYPES else None
     if plan is None:
         return None
-    machine = _Gpu(index)
+    machine = Gpu(index)
     found = []
     with cupy.cuda.Device(index):
         for part in _parts(X, k, plan):

@@ -13,8 +13,10 @@ from tsapps.kernels.backend import Choice, choose_device
 __all__ = [
     "ENGINES",
     "METRICS",
+    "PRECISIONS",
     "as_rows",
     "check_metric",
+    "check_precision",
     "check_sample_weight",
     "choose",
     "compute_dtype",
@@ -27,6 +29,8 @@ __all__ = [
 ENGINES = ("auto", "fused", "cublas")
 #: The metrics that `metric=` names.
 METRICS = ("euclidean", "cosine")
+#: What `precision=` names.
+PRECISIONS = ("exact", "tf32")
 
 
 def choose(X: Any, device: str, engine: str) -> Choice:
@@ -59,6 +63,12 @@ def check_metric(metric: str) -> None:
     """Raise ValueError if a metric is none of `METRICS`."""
     if metric not in METRICS:
         raise ValueError(f"metric must be one of {', '.join(map(repr, METRICS))}, got {metric!r}")
+
+
+def check_precision(precision: str) -> None:
+    """Raise ValueError if a precision is none of `PRECISIONS`."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
 
 
 def is_sparse(X: Any) -> bool:
@@ -135,6 +145,7 @@ def open_engine(
     device: str = "auto",
     engine: str = "auto",
     metric: str = "euclidean",
+    precision: str = "exact",
 ) -> Engine:
     """Choose the device and build the engine that holds X there.
 
@@ -149,6 +160,8 @@ def open_engine(
         See `choose`.
     metric : {"euclidean", "cosine"}
         By "cosine" the engine holds X's rows scaled to norm 1.
+    precision : {"exact", "tf32"}
+        Whether the kernels of this package prove labels of float32 data, see `TSKMeans`; others always do.
 
     Raises
     ------
@@ -158,6 +171,7 @@ def open_engine(
         If a GPU is asked for that is not there.
     """
     check_metric(metric)
+    check_precision(precision)
     rows = as_rows(X)
     choice = choose(rows, device, engine)
     weights = check_sample_weight(sample_weight, rows.shape[0])
@@ -172,7 +186,7 @@ def open_engine(
 
         if engine == "cublas":
             return CublasEngine(rows, dtype, weights, choice.index)
-        return FusedEngine(rows, dtype, weights, choice.index, always=engine == "fused")
+        return FusedEngine(rows, dtype, weights, choice.index, always=engine == "fused", precision=precision)
     from tsapps.apps.kmeans.cpu import CpuEngine
 
     return CpuEngine(rows, dtype, weights)

@@ -20,7 +20,7 @@ from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from tsapps.apps.kmeans import lloyd
-from tsapps.apps.kmeans.choose import check_metric, choose, is_sparse, open_engine, resident
+from tsapps.apps.kmeans.choose import check_metric, check_precision, choose, is_sparse, open_engine, resident
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.rows import Rows
 from tsapps.apps.kmeans.seeding import kmeans_parallel
@@ -66,6 +66,12 @@ class TSKMeans(KMeans):
     metric : {"euclidean", "cosine"}, default="euclidean"
         "cosine" is spherical K-means [2]_: samples and centres are scaled to norm 1, and a sample goes to the centre of
         the largest cosine. X is not written, nor centred.
+    precision : {"exact", "tf32"}, default="exact"
+        "tf32" lets a GPU take the labels of float32 data as products of numbers with 11 significant bits (tf32's) have
+        them, and prove none: a sample about as near to two centres may get either, some in a thousand. Centres and
+        `inertia_` are exact for the labels, and the same bits come out on every run. It saves deciding such samples
+        in float64. The CPU, ``engine="cublas"``, small data, other dtypes and few features (up to 16, of few clusters)
+        are exact all the same.
 
     Attributes
     ----------
@@ -130,6 +136,7 @@ class TSKMeans(KMeans):
         device: str = "auto",
         engine: str = "auto",
         metric: str = "euclidean",
+        precision: str = "exact",
     ) -> None:
         super().__init__(
             n_clusters,
@@ -145,6 +152,7 @@ class TSKMeans(KMeans):
         self.device = device
         self.engine = engine
         self.metric = metric
+        self.precision = precision
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> TSKMeans:
         """Compute the clustering.
@@ -170,6 +178,7 @@ class TSKMeans(KMeans):
             If a GPU is asked for that is not there.
         """
         check_metric(self.metric)
+        check_precision(self.precision)
         choice = choose(X, self.device, self.engine)
         # scikit-learn has no spherical K-means.
         self._by_scikit_learn = self.metric == "euclidean" and not choice.is_gpu and not isinstance(X, Rows)
@@ -281,7 +290,14 @@ class TSKMeans(KMeans):
         return self._by_scikit_learn and not choose(X, self.device, self.engine).is_gpu and not isinstance(X, Rows)
 
     def _open(self, X: Any, sample_weight: Any = None) -> Engine:
-        return open_engine(X, sample_weight=sample_weight, device=self.device, engine=self.engine, metric=self.metric)
+        return open_engine(
+            X,
+            sample_weight=sample_weight,
+            device=self.device,
+            engine=self.engine,
+            metric=self.metric,
+            precision=self.precision,
+        )
 
     @contextmanager
     def _open_checked(self, X: Any, sample_weight: Any = None) -> Iterator[Engine]:

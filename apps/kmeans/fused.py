@@ -61,12 +61,22 @@ class FusedEngine(CublasEngine):
         As for `CublasEngine`.
     always : bool
         Whether small data is served too.
+    precision : {"exact", "tf32"}
+        Whether labels of float32 data that is copied to float16 are proved; see `Shadow`.
     """
 
     def __init__(
-        self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None, index: int, *, always: bool = False
+        self,
+        source: Rows,
+        dtype: np.dtype,
+        sample_weight: np.ndarray | None,
+        index: int,
+        *,
+        always: bool = False,
+        precision: str = "exact",
     ) -> None:
         super().__init__(source, dtype, sample_weight, index)
+        self.precision = precision
         self.gpu: Device = live(index)
         large = always or self.n_samples * self.n_features * self.dtype.itemsize >= LEAST_BYTES
         tensor_cores = float(self.gpu.compute_capability) >= _LEAST_CAPABILITY

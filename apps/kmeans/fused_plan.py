@@ -30,6 +30,7 @@ __all__ = [
     "ROUNDING",
     "ROWS",
     "UNDECIDED_BYTES",
+    "UNPROVED",
     "FewPlan",
     "Integers",
     "StreamPlan",
@@ -72,6 +73,8 @@ NEAREST_OF_MANY = np.dtype(
 )
 #: What float16 loses of a row beside its norm, but for few rows: of data rounded to it, and of data that it holds.
 ROUNDING, EXACT = 2.0**-12, 2.0**-20
+#: What norms, and with them the bound, are multiplied by where labels are not proved: the roundings of a score remain.
+UNPROVED = 2.0**-10
 LISTS = np.dtype([("items", "u8"), ("lengths", "u8"), ("capacity", "i8"), ("step", "i4"), ("padding", "i4")])
 HALVES = np.dtype([("to", "u8"), ("padded", "i4"), ("slabs", "i4")])
 #: The variable in constant memory of few_features.cuh, and the bytes of its class, `FewConstants`.

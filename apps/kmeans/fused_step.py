@@ -34,6 +34,7 @@ from tsapps.apps.kmeans.fused_plan import (
     ROUNDING,
     ROWS,
     UNDECIDED_BYTES,
+    UNPROVED,
     Integers,
     StreamPlan,
     capacity,
@@ -134,6 +135,9 @@ class Shadow:
         (kernel,) = load_kernels(engine, "shadow.cuh", f"make_shadow<{_types(engine)}, {_aligned(engine)}>")
         arguments = (X, *sizes, engine.shift, self.scale, self.rounding, lanes, self.rows, self.norms)
         kernel((engine.gpu.multiprocessors * _OTHER_BLOCKS,), (_SHADOW_THREADS,), arguments)
+        if engine.precision == "tf32" and X.dtype == np.float32:
+            # But of few rows, for which centres far away may have been left out.
+            self.norms[self.norms <= shadow_reach(d)] *= np.float32(UNPROVED)
 
     @property
     def placement(self) -> Placement:

@@ -6,7 +6,15 @@ import pytest
 from bench import kmeans, record
 from bench.ceilings import Ceilings
 from bench.kmeans_data import Shape
-from bench.kmeans_measure import NotRightError, Problem, Timing, check_step, compare_on_cpu, time_peer
+from bench.kmeans_measure import (
+    NotRightError,
+    Problem,
+    Timing,
+    _rows_to_compare,
+    check_step,
+    compare_on_cpu,
+    time_peer,
+)
 from bench.kmeans_peers import PEERS, Peer, ScikitLearn, Torch, Tsapps
 from bench.timing import CpuClock
 from tsapps.kernels.backend import gpus
@@ -37,8 +45,22 @@ def test_adapters_make_right_steps_and_fits(adapter, problem):
     assert check_step(peer, problem, np) == checked
 
 
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("1M-64-64-f32", 1_000_000),
+        ("10M-128-1000-f32", 1_000_000),
+        ("10M-128-16384-f32", 2**17),
+        ("10M-256-65536-f32", 2**16),
+    ],
+)
+def test_fewer_rows_are_compared_where_centres_are_many(name, rows):
+    assert _rows_to_compare(Shape.parse(name)) == rows
+
+
 def test_every_adapter_is_listed_under_its_name():
-    assert set(PEERS) == {"tsapps", "cublas", "scikit-learn", "torch", "cuvs", "flash-kmeans", "flashlib"}
+    ours, theirs = {"tsapps", "tsapps-tf32", "cublas"}, {"scikit-learn", "torch", "cuvs", "flash-kmeans", "flashlib"}
+    assert set(PEERS) == ours | theirs
     assert all(name == peer.name for name, peer in PEERS.items())
 
 
@@ -108,8 +130,33 @@ def test_time_of_steps(given_peer):
 
 def test_time_of_what_settles(given_peer):
     given_peer.steps = given_peer.settles = True
-    given_peer.iterate = lambda iterations: iterations - 5  # converged
-    assert time_peer(given_peer, SetClock(), 5, 10) == Timing(0.2, "mean of 20", 5, 70.0, 20)
+    given_peer.iterate = lambda iterations: min(iterations, 15)  # converged
+    assert time_peer(given_peer, SetClock(), 5, 10) == Timing(0.2, "mean of 15", 5, 70.0, 20)
+    assert time_peer(given_peer, SetClock(), 5, 10, fits=False) == Timing(0.2, "mean of 15", 5)
+
+
+def test_where_there_is_no_time_for_20_iterations(given_peer):
+    """An iteration takes 3 / 2 ms in the estimate, so that 0.012 s have room for eight."""
+    given_peer.steps = given_peer.settles = True
+    asked = []
+    given_peer.iterate = lambda iterations: asked.append(iterations) or iterations
+    timing = time_peer(given_peer, SetClock(), 5, 0.012, fits=False)
+    assert timing == Timing(3 / 8, "mean of 8", 1)
+    assert asked == [2, 2, 8, 8]
+    # Of what takes longer than all timings may, one is enough.
+    asked.clear()
+    assert time_peer(given_peer, SetClock(), 5, 0.006, fits=False) == Timing(0.75, "mean of 4", 1)
+    assert asked == [2, 2, 4]
+
+
+def test_slow_steps_are_made_once(given_peer):
+    given_peer.steps = True
+    made = []
+    step, given_peer.step = given_peer.step, lambda: made.append(1) or step()
+    assert time_peer(given_peer, SetClock(), 9, 0.007) == Timing(3.0, "step", 1)
+    assert len(made) == 1
+    assert time_peer(given_peer, SetClock(), 9, 0.04, fits=False) == Timing(3.0, "step", 5)
+    assert len(made) == 1 + 6
 
 
 def test_time_of_a_slope(given_peer):
@@ -140,6 +187,26 @@ def test_a_gpu_record_has_every_field(problem):
     assert one["read_gbs"] == pytest.approx((2000 * 5 * problem.X.itemsize + 8000) / 2e6)
     assert "iteration 2.000 ms" in kmeans._line(one)
     assert "no time for a fit" in kmeans._line({**one, "fit_ms": None})
+
+
+def test_what_is_missing(tmp_path, capsys):
+    path, device, commit = tmp_path / "kmeans.json", "NVIDIA H200", "c"
+    shapes = [Shape(1000, 16, 16, "float32"), Shape(1000, 16, 64, "float32"), Shape(1000, 16, 64, "float64")]
+    of_first = {"what": "kmeans", "n": 1000, "d": 16, "k": 16, "dtype": "float32", "device": device}
+    for one in (
+        {**of_first, "engine": "tsapps", "commit": commit},
+        {**of_first, "engine": "cublas", "commit": "another"},
+        {**of_first, "engine": "torch", "commit": commit, "device": "another"},
+    ):
+        record.store(path, one, kmeans.KEY)
+    engines = ["tsapps", "cublas", "torch", "tsapps-tf32"]
+    recorded = kmeans._recorded(path, {"device": device, "commit": commit})
+    plan = kmeans._to_be_timed(shapes, engines, recorded)
+    assert plan == dict(zip(shapes, (engines[1:], engines, engines[:3]), strict=True))
+    assert "tsapps-tf32   does not take float64" in capsys.readouterr().out
+    # A shape of which all is there is not drawn.
+    assert kmeans._to_be_timed(shapes[:1], ["tsapps"], recorded) == {}
+    assert kmeans._recorded(tmp_path / "none.json", {}) == set()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -177,6 +244,55 @@ def test_command_line_on_the_cpu(tmp_path, capsys):
         record.check(one, kmeans.FIELDS)
         assert one["commit"] == "c"
     assert "tsapps / scikit-learn: " in capsys.readouterr().out
+
+
+class Stopwatch:
+    """What `time.perf_counter` says: so many seconds later at every look."""
+
+    def __init__(self, step):
+        self.now, self.step = 0.0, step
+
+    def perf_counter(self):
+        self.now += self.step
+        return self.now
+
+
+@pytest.fixture
+def stand_in(monkeypatch, numpy_for_cupy, tmp_path):
+    """NumPy in CuPy's place, and our engine on the CPU; gives what runs the command line, and the records' file."""
+    monkeypatch.setitem(PEERS, "tsapps", OnCpu)
+    monkeypatch.setattr(OnCpu, "settles", False)
+    for name, value in (("gpus", lambda: (1,)), ("GpuClock", CpuClock), ("measure", lambda _: Ceilings(4640, {}))):
+        monkeypatch.setattr(kmeans, name, value)
+    out = tmp_path / "kmeans.json"
+    common = ["--no-fit", "--repeats", "2", "--commit", "c", "--seed", "1", "--out", str(out)]
+    return lambda *arguments: kmeans.main([*arguments, *common]), out
+
+
+def test_a_run_that_is_cut_short_and_gone_on_with(stand_in, monkeypatch, capsys):
+    run, out = stand_in
+    engines = ("--engine", "tsapps", "--engine", "scikit-learn", "--shapes", "2k-5-4-f32,1k-3-2-f32", "--missing")
+    monkeypatch.setattr(kmeans, "time", Stopwatch(7))
+    assert run(*engines, "--minutes", "0.3") == 0  # 18 s: over at the third look
+    assert [(one["engine"], one["n"]) for one in record.load(out)] == [("tsapps", 2000)]
+    assert "1k-3-2-f32: 0.3 minutes are over; --missing goes on from here" in capsys.readouterr().out
+    assert run(*engines) == 0
+    found = record.load(out)
+    assert [(one["engine"], one["n"]) for one in found] == [
+        ("tsapps", 2000),
+        ("scikit-learn", 2000),
+        ("tsapps", 1000),
+        ("scikit-learn", 1000),
+    ]
+    for one in found:
+        record.check(one, kmeans.FIELDS)
+    assert [one["iter_from"] for one in found] == ["step", "slope"] * 2
+    assert found[0]["fit_ms"] is None
+    kmeans.one_step("tsapps", Shape(2000, 5, 4, "float32"))
+    # There is nothing left.
+    capsys.readouterr()
+    assert run(*engines) == 0
+    assert "iteration" not in capsys.readouterr().out
 
 
 @pytest.mark.skipif(bool(gpus()), reason="there is a GPU")

@@ -3,7 +3,7 @@ import pytest
 
 from bench import kmeans_data as data
 from bench.ceilings import Ceilings
-from bench.kmeans_data import CPU_SHAPES, GPU_SHAPES, Shape
+from bench.kmeans_data import CPU_SHAPES, GPU_SHAPES, GRIDS, Shape
 
 # What was measured on an H200 on 2026-11-21.
 H200 = Ceilings(4640, {"float64": 62.8, "tf32": 409, "float16": 754, "bfloat16": 784})
@@ -32,6 +32,22 @@ def test_the_tables():
     assert len(set(GPU_SHAPES)) == 20
     assert {shape.dtype for shape in GPU_SHAPES} == {"float64", "float32", "float16", "bfloat16"}
     assert len(set(CPU_SHAPES)) == 6
+
+
+def test_the_grid():
+    assert len(set(GRIDS["grid"])) == 75
+    assert GRIDS["grid"] == GRIDS["grid-1M"] + GRIDS["grid-3M"] + GRIDS["grid-10M"]
+    for name, n in (("grid-1M", 10**6), ("grid-3M", 3 * 10**6), ("grid-10M", 10**7)):
+        assert {(shape.n, shape.dtype) for shape in GRIDS[name]} == {(n, "float32")}
+        assert {(shape.d, shape.k) for shape in GRIDS[name]} == {
+            (d, k) for d in (16, 32, 64, 128, 256) for k in (16, 64, 256, 1000, 16384)
+        }
+
+
+def test_shapes_by_name():
+    assert data.shapes_named("5-2-1-f32,grid-3M,3M-16-16-f32") == [Shape(5, 2, 1, "float32"), *GRIDS["grid-3M"]]
+    with pytest.raises(ValueError, match=r"'grid-2M': expected n-d-k-dtype, .* or one of grid, grid-1M, "):
+        data.shapes_named("grid-2M")
 
 
 @pytest.mark.parametrize(
@@ -119,3 +135,5 @@ def test_centers_error():
     means = np.array([[2.0, 0], [5, 5], [0, 2]])
     assert data.centers_error(X, labels, means) == 0
     assert data.centers_error(X, labels, means + np.array([[0, 0], [0, 0], [0, 0.2]])) == pytest.approx(0.1)
+    for wrong in (0, 2):
+        assert np.isnan(data.centers_error(X, labels, np.where(np.arange(3)[:, np.newaxis] == wrong, np.nan, means)))

@@ -1,4 +1,7 @@
+from dataclasses import asdict
+
 from bench import readme
+from bench.kmeans_data import GRIDS
 
 
 def test_the_figures_in_the_readme_are_the_records():
@@ -32,3 +35,33 @@ def test_table_of_iterations_by_hand():
         {**common, "engine": "torch", "iter_ms": 1.808, "floor_ms": 0.06},
     ]
     assert readme.kmeans_table(records).splitlines()[2:] == ["| 1,000,000 | 64 | 64 | float32 | 0.06 | 1.12 | 1.81 |"]
+
+
+def test_table_of_many_problems_by_hand():
+    common = {"b": 32, "n": 65_536, "d": 128, "k": 1000, "dtype": "float32", "floor_ms": 1.3}
+    records = [
+        {**common, "engine": "flash-kmeans", "iter_ms": 3.456},
+        {**common, "engine": "tsapps", "iter_ms": 1.25},
+        {**common, "engine": "tsapps", "iter_ms": 9.0, "b": 33},  # a shape of no table
+    ]
+    assert readme.batched_table(records).splitlines()[2:] == [
+        "| problems | n | d | k | dtype | floor | tsapps | flash-kmeans |",
+        "|---:|---:|---:|---:|---|---:|---:|---:|",
+        "| 32 | 65,536 | 128 | 1,000 | float32 | 1.300 | 1.250 | 3.456 |",
+    ]
+    assert readme.batched_table([]) == ""
+
+
+def test_what_the_grid_shows_follows_the_table():
+    shape = {"floor_ms": 0.06}
+    records = [
+        {**shape, **asdict(one), "engine": engine, "iter_ms": ms}
+        for engine, ms in (("cuvs", 3.0), ("tsapps", 1.0))
+        for one in GRIDS["grid"]
+    ]
+    lines = readme.kmeans_table([*records, {**records[0], "engine": "of no shape of record"}]).splitlines()
+    # Shapes that are of the table too, and their engines.
+    assert lines[0] == "| n | d | k | dtype | floor | tsapps | cuvs |"
+    assert lines[2] == "| 1,000,000 | 64 | 64 | float32 | 0.06 | 1.00 | 3.00 |"
+    assert lines[-3].startswith("Over a grid of n = 1M, 3M and 10M, ")
+    assert lines[-1] == "![Each shape of the grid](docs/kmeans-grid.png)"

@@ -60,6 +60,14 @@ def test_same_as_scikit_learn_from_any_format(succeed, directory, blobs, file):
     assert_same_as_scikit_learn(directory / "found", X, n_clusters=9, n_init=3, tol=0, random_state=0)
 
 
+def test_precision_is_said_and_changes_nothing_on_the_cpu(succeed, directory, iris):
+    for precision in ("exact", "tf32"):
+        succeed("kmeans", "iris.npy", "--k", 3, "--precision", precision, "--device", "cpu", "--out", precision)
+    (exact, _, said), (tf32, _, also_said) = load(directory / "exact"), load(directory / "tf32")
+    np.testing.assert_array_equal(exact, tf32)
+    assert (said["precision"], also_said["precision"]) == ("exact", "tf32")
+
+
 def test_cosine(succeed, directory, iris):
     succeed("kmeans", "iris.npy", "--k", 3, "--metric", "cosine", "--seed", 4)
     labels, centers, summary = load(directory / "iris-kmeans")

@@ -19,6 +19,7 @@ from tsapps.apps.kmeans.fused_plan import (
     ROUNDING,
     ROWS,
     UNDECIDED_BYTES,
+    UNPROVED,
     StreamPlan,
     assign_plan,
     capacity,
@@ -260,6 +261,16 @@ class Iterations:
         self.call(
             "shadow", self.X, *sizes, self.mean, self.scale, self.rounding, lanes, self.shadow, self.norms, aligned
         )
+
+    def prove_nothing(self):
+        """Leave labels to the products in float16, as precision="tf32" does."""
+        self.norms[self.norms <= self.reach] *= np.float32(UNPROVED)
+
+    def float16_scores(self, centers):
+        """Return x̂·ĉ − ‖c‖²/2 of every sample and centre, from what float16 holds of both; (n, k), in float64."""
+        x, c = ((self.scale * one.astype(np.float64)) for one in (self.centred, centers.astype(self.work)))
+        halves = [one.astype(np.float16).astype(np.float64) for one in (x, c)]
+        return halves[0] @ halves[1].T - (c * c).sum(axis=1) / 2
 
     def call(self, name, *arguments):
         self.library.call(f"{name}_{self.name}", *arguments)

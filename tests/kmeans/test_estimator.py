@@ -117,6 +117,18 @@ def test_clone_and_pickle(X, blocks):
     assert again.device_ == "cpu"
 
 
+@pytest.mark.parametrize("blocks", [False, True])
+def test_precision_changes_nothing_on_the_cpu(X, blocks):
+    X = X.astype(np.float32)
+    exact, tf32 = (
+        TSKMeans(3, random_state=1, device="cpu", precision=one).fit(ArrayRows(X) if blocks else X)
+        for one in ("exact", "tf32")
+    )
+    assert clone(tf32).precision == "tf32"
+    np.testing.assert_array_equal(exact.labels_, tf32.labels_)
+    assert exact.inertia_ == tf32.inertia_
+
+
 @pytest.mark.parametrize("container", ["pandas", "polars"])
 def test_set_output_and_feature_names(X, container):
     pytest.importorskip(container)
@@ -156,6 +168,7 @@ def test_verbose_prints_as_scikit_learn_does(X, capsys):
         ({"n_init": 0}, "n_init"),
         ({"algorithm": "full"}, "algorithm"),
         ({"device": "tpu"}, "device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>', got 'tpu'"),
+        ({"precision": "half"}, "precision must be one of 'exact', 'tf32', got 'half'"),
         ({"engine": "cublas"}, "engine='cublas' needs a GPU, and the device is the CPU"),
     ],
 )

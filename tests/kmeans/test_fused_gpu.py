@@ -50,6 +50,35 @@ def test_iterations_are_those_of_float64(n, d, k, dtype, weighted):
     assert model.inertia_ == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize(("n", "d", "k"), [(60_000, 64, 64), (30_000, 128, 300), (8_000, 1100, 20)])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_tf32_labels_are_nearly_all_exact_and_sums_are_theirs(n, d, k):
+    X = blobs(n, d, k, np.float32, spread=4.0)
+    fast, again = (fit(X, k, max_iter=1, precision="tf32") for _ in range(2))
+    labels = oracle.host(fast.labels_)
+    np.testing.assert_array_equal(labels, oracle.host(again.labels_))
+    assert (labels == oracle.square_distances(X, oracle.host(fast.cluster_centers_)).argmin(axis=1)).mean() >= 0.99
+    with open_engine(cupy.asarray(X), device="cuda", engine="fused", precision="tf32") as engine:
+        mean = engine.moments()[0]
+        engine.centre(mean)
+        found = engine.assign(X[:k] - mean)
+        labels = oracle.host(engine.labels)
+    expected = oracle.square_distances(X, X[:k]).argmin(axis=1)
+    assert (labels == expected).mean() >= 0.99
+    np.testing.assert_array_equal(found.weights, np.bincount(labels, minlength=k))
+    sums = np.zeros((k, d))
+    np.add.at(sums, labels, (X - mean.astype(np.float32)).astype(np.float64))
+    np.testing.assert_allclose(found.sums, sums, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+def test_tf32_changes_nothing_of_other_dtypes(dtype):
+    X = blobs(30_000, 40, 33, dtype, spread=3.0)
+    exact, fast = (fit(X, 33, max_iter=30, precision=one) for one in ("exact", "tf32"))
+    np.testing.assert_array_equal(oracle.host(exact.labels_), oracle.host(fast.labels_))
+    assert exact.inertia_ == fast.inertia_
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_same_bits_on_every_run(dtype):
     X = blobs(50_000, 24, 20, dtype, spread=3.0)

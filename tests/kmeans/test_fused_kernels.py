@@ -51,6 +51,34 @@ def test_labels_and_sums(d, k, kind, rng):
     assert all((earlier != now).any() for earlier, now in pairwise(later))
 
 
+def test_without_a_proof_by_hand():
+    # The middle is at 1 + 0.8·2⁻¹⁰, past the sample, whose copy in float16 is 1 + 2⁻¹⁰, past the middle.
+    centers = np.array([[1.6 * 2**-10, 0, 0], [2, 0, 0]])
+    X = np.array([[1 + 0.7 * 2**-10, 0, 0], [0, 0, 0], [2, 0, 0]])
+    of = Iterations(X, 2, KINDS[0])
+    undecided, _ = of.iterate(centers)
+    assert (undecided, of.labels.tolist()) == (1, [0, 0, 1])
+    of.prove_nothing()
+    undecided, moved = of.iterate(centers)
+    assert (undecided, moved, of.labels.tolist()) == (0, 1, [1, 0, 1])
+    np.testing.assert_array_equal(of.sums[:, 3], [1, 2])
+    assert of.sums[1, 0] / of.scales[0] == X[[0, 2], 0].astype(np.float32).sum(dtype=np.float64)
+
+
+@pytest.mark.parametrize(("d", "k"), SHAPES)
+def test_without_a_proof_labels_are_the_best_float16_scores(d, k, rng):
+    X, centers = blobs(700, d, k, rng)
+    of = Iterations(X, k, KINDS[0], mean=X.mean(axis=0))
+    of.prove_nothing()
+    centers = centers - X.mean(axis=0)
+    undecided, _ = of.iterate(centers)
+    assert undecided < 10
+    scores = of.float16_scores(centers)
+    lost = scores.max(axis=1) - scores[np.arange(700), of.labels]
+    # The sum of d products in float32, and of ‖c‖²/2.
+    assert lost.max() <= (d + 2) * 2**-23 * abs(scores).max()
+
+
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]], ids=["float32", "float64"])
 def test_what_float16_cannot_hold(kind, rng):
     X, centers = blobs(300, 16, 9, rng)
@@ -61,6 +89,18 @@ def test_what_float16_cannot_hold(kind, rng):
     of = Iterations(X, 9, KINDS[2] if kind[0] == "float32" else kind)
     of.iterate(centers)
     of.assert_right(centers)
+
+
+@pytest.mark.parametrize("away", [30.0, 1e3, 1e7])
+def test_without_a_proof_a_sample_far_away_keeps_its_centre(away, rng):
+    X, centers = blobs(300, 40, 33, rng)
+    X[5] = away * X[6]
+    centers[7] = X[5]
+    of = Iterations(X, 33, KINDS[3])
+    of.make_shadow(shadow_scale(float(np.sqrt((X[:5] ** 2).mean()))))
+    of.prove_nothing()
+    of.iterate(centers)
+    assert of.labels[5] == 7
 
 
 @pytest.mark.parametrize("away", [30.0, 1e3, 1e7])

@@ -39,6 +39,35 @@ def test_by_hand():
     assert of.iterate(centers)[1] == 0
 
 
+def test_without_a_proof_by_hand():
+    # As in test_fused_kernels.py; the other centres lie on a circle about the line.
+    k, angles = 150, np.linspace(0, 6, 148)
+    centers = np.zeros((k, 3))
+    centers[:2, 0] = 1.6 * 2**-10, 2
+    centers[2:, 1:] = 3 * np.transpose([np.cos(angles), np.sin(angles)])
+    X = np.array([[1 + 0.7 * 2**-10, 0, 0], [0, 0, 0], [2, 0, 0], centers[70]])
+    of = IterationsOfMany(X, k, KINDS[2], StreamPlan(1, 1, 2, 1, 2))
+    of.iterate(centers)
+    assert of.labels.tolist() == [0, 0, 1, 70]
+    of.prove_nothing()
+    undecided, moved = of.iterate(centers)
+    assert (undecided, moved, of.labels.tolist()) == (0, 1, [1, 0, 1, 70])
+
+
+@pytest.mark.parametrize(("d", "plan"), PLANS, ids=["stays", "in parts", "streams"])
+def test_without_a_proof_labels_are_the_best_float16_scores(d, plan, rng):
+    n, k = 500, 200
+    X, centers = blobs(n, d, k, rng, apart=0.7)
+    of = IterationsOfMany(X, k, KINDS[0], plan, mean=X.mean(axis=0))
+    of.prove_nothing()
+    centers = centers - X.mean(axis=0)
+    undecided, _ = of.iterate(centers)
+    assert undecided < 10
+    scores = of.float16_scores(centers)
+    lost = scores.max(axis=1) - scores[np.arange(n), of.labels]
+    assert lost.max() <= (d + 2) * 2**-23 * abs(scores).max()
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
 @pytest.mark.parametrize(("d", "plan"), PLANS, ids=["stays", "in parts", "streams"])
 def test_labels_and_sums(d, plan, kind, rng):
