@@ -56,10 +56,11 @@ __device__ __forceinline__ void share_sums(float (&values)[kAll], int member, in
   }
 }
 
-// More than the additions may have rounded away. An infinity minus itself is no number, and then the norm is infinite.
+// A row's norm, or what it lost by `rounding` if that is more; and more than the additions may have rounded away. An
+// infinity minus itself is no number, and then the norm is infinite.
 __device__ __forceinline__ float norm_of(float square, float lost, float inverse) {
-  const float least = sqrtf(lost) * inverse, most = sqrtf(square);
-  return 1.0002f * (least > most ? least : most);
+  const float least = lost * inverse;
+  return 1.0002f * sqrtf(least > square ? least : square);
 }
 
 template <typename T, typename Work, bool kAligned>
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 2 : 3)
   using Some = Packed<T, kWide / kLoads>;
   const int lanes = 1 << log2_lanes, member = simt::lane() & (lanes - 1), groups = 32 >> log2_lanes;
   const int stride = kWide << log2_lanes, column = kWide * member;
-  const float inverse = 1 / rounding;  // powers of two
+  const float inverse = 1 / (rounding * rounding);  // powers of two
   // A warp's tile is kRows rows of each group of lanes. What is less than one is done more than once: the last tile begins
   // where it is whole, and where there are not as many rows, groups have but one, and again the last.
   const int below = rows < kRows * groups ? 0 : groups, tile = below == 0 ? groups : kRows * groups;
