@@ -19,9 +19,13 @@ import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.engine import Engine
-from tsapps.apps.kmeans.fused_plan import log2_lanes
+from tsapps.apps.kmeans.fused_plan import log2_lanes, vector_of
+from tsapps.apps.kmeans.inertia_plan import THREADS as INERTIA_THREADS
+from tsapps.apps.kmeans.inertia_plan import inertia_plan
 from tsapps.apps.kmeans.rows import Rows, UnitRows
 from tsapps.kernels.build import function
+from tsapps.kernels.device import Device, live
+from tsapps.kernels.plan import ELEMENT
 
 __all__ = ["CublasEngine"]
 
@@ -39,11 +43,13 @@ _FILLERS = min(8, os.cpu_count() or 1)
 # With more clusters than this a product with the one-hot label matrix costs more than sorting the labels.
 _ONE_HOT_CLUSTERS = 64
 
-_SOURCE = Path(__file__).parent / "library.cuh"
-_KERNELS, _VECTOR_KERNELS = ("nearest", "segment_sums", "point_distances"), ("own_distances", "column_moments")
+_SOURCE, _INERTIA = (Path(__file__).parent / name for name in ("library.cuh", "inertia.cuh"))
+_KERNELS, _BLOCK_KERNELS = ("nearest", "segment_sums", "point_distances"), ("own_distances", "column_moments")
 _THREADS = 256
 # The points that one launch of point_distances takes, and the rows that a group of lanes of own_distances does.
 _POINTS, _ROWS_TOGETHER = 8, 4
+# Blocks of column_moments, about.
+_MOMENT_BLOCKS = 4096
 
 
 def _row_groups(rows: int, columns: int) -> tuple[Any, tuple[int]]:
@@ -52,9 +58,10 @@ def _row_groups(rows: int, columns: int) -> tuple[Any, tuple[int]]:
     return np.int32(shared_by), (-((-rows << shared_by) // _THREADS),)
 
 
-def _whole_vectors(array: Any) -> bool:
-    """Tell whether the rows of an array, or its one row, are whole 16 bytes from a multiple of 16 on."""
-    return array.shape[-1] * array.itemsize % 16 == 0 and array.data.ptr % 16 == 0 and array.flags.c_contiguous
+def _whole_vectors(array: Any, wide: int) -> bool:
+    """Tell whether an array's rows, or its one row, are whole vectors of `wide` elements, and begin where those may."""
+    here = array.data.ptr % (wide * array.itemsize) == 0
+    return here and array.shape[-1] % wide == 0 and array.flags.c_contiguous
 
 
 def _pointer(array: Any | None) -> Any:
@@ -74,6 +81,7 @@ class CublasEngine(Engine):
     def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None, index: int) -> None:
         self.device = f"cuda:{index}"
         self._gpu = cupy.cuda.Device(index)
+        self.gpu: Device = live(index)
         with self._gpu:
             super().__init__(source, dtype, sample_weight)
             #: What kernels subtract from the rows that they are given: all that is left of the mean.
@@ -150,33 +158,65 @@ class CublasEngine(Engine):
 
     def block_moments(self, block: Any, origin: Any) -> tuple[Any, Any]:
         """Return Σ(x − origin) and Σ(x − origin)² over a block's rows, each of shape (d,), float64."""
-        d = self.n_features
-        vectors = _whole_vectors(block) and _whole_vectors(origin)
-        wide = 16 // self.dtype.itemsize if vectors else 1
-        width = min(32, 1 << (d // wide - 1).bit_length())
-        columns, slices = -(-d // (width * wide)), min(1024, -(-len(block) // 64))
-        sums, squares, largest = cupy.empty((3, slices, d))
-        arguments = (block, origin, np.int64(len(block)), np.int32(d), sums, squares, largest)
-        self._kernel("column_moments", vectors)((columns, slices), (width, _THREADS // width), arguments)
-        self.largest = cupy.maximum(self.largest, largest.max(axis=0))
-        return sums.sum(axis=0), squares.sum(axis=0)
+        rows, d = block.shape
+        wide = vector_of(block.itemsize)
+        vectors = _whole_vectors(block, wide)
+        wide = wide if vectors else 1
+        width = min(32, 1 << (-(-d // wide) - 1).bit_length())
+        columns = -(-d // (width * wide))
+        # Many blocks, so that their last wave does not show; their number is not the GPU's to decide, nor is the order.
+        slices = min(max(1, _MOMENT_BLOCKS // columns), -(-rows // 64))
+        parts = cupy.empty((3, slices, d))
+        arguments = (block, origin, np.int64(rows), np.int32(d), *parts)
+        self._kernel("column_moments", block, vectors)((columns, slices), (width, _THREADS // width), arguments)
+        self.largest = cupy.maximum(self.largest, parts[2].max(axis=0))
+        total, square = parts[:2].sum(axis=1)
+        return total, square
 
     def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
         """Return ‖x − c‖² of each of a block's rows and the centre that its label names, in `dtype`."""
         rows, d = block.shape
         distances = cupy.empty(rows, self.dtype)
-        vectors = all(map(_whole_vectors, (block, self.shift, centers)))
-        lanes, grid = _row_groups(-(-rows // _ROWS_TOGETHER), d * self.dtype.itemsize // 16 if vectors else d)
+        wide = vector_of(block.itemsize)
+        vectors = all(_whole_vectors(array, wide) for array in (block, self.shift, centers))
+        lanes, grid = _row_groups(-(-rows // _ROWS_TOGETHER), d // wide if vectors else d)
         arguments = (block, self.shift, centers, labels, np.int64(rows), np.int32(d), lanes, distances)
-        self._kernel("own_distances", vectors)(grid, (_THREADS,), arguments)
+        self._kernel("own_distances", block, vectors)(grid, (_THREADS,), arguments)
         return distances
 
-    def _kernel(self, name: str, vectors: bool | None = None) -> Any:
-        """Return a kernel; `vectors` says whether one of those that may read whole vectors does."""
-        scalar = "float" if self.dtype == np.float32 else "double"
+    def inertia(self, centers: np.ndarray) -> float:
+        """Return Σ w·‖x − c‖²; see `Engine.inertia`."""
+        device_centers = cupy.asarray(centers, dtype=self.dtype)
+
+        def work(start: int, block: Any) -> Any:
+            labels = self.labels[start : start + len(block)]
+            return self._block_inertia(block, device_centers, labels, self.weights_of(start, block))
+
+        first, *others = self.each_block(work, self.temporary_columns)
+        return float(sum(others, first).item()) / (2 if self.spherical else 1)
+
+    def _block_inertia(self, block: Any, centers: Any, labels: Any, weights: Any | None) -> Any:
+        """Return Σ w·‖x − c‖² of a block's rows, an array of one float64."""
+        (rows, d), k = block.shape, len(centers)
+        sizes = rows, d, k, block.itemsize, self.dtype.itemsize
+        plan = inertia_plan(*sizes, aligned=block.data.ptr % 16 == 0, device=self.gpu)
+        name = plan.kernel(ELEMENT[block.dtype.name], ELEMENT[self.dtype.name], weighted=weights is not None)
+        kernel = function(_INERTIA, (name,), name, self._gpu.id)
+        kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
+        sums, arrived, total = cupy.empty(plan.slices), cupy.zeros(1, np.uint32), cupy.empty(())
+        counts = np.int64(rows), np.int32(k), np.int32(d), np.int32(plan.log2_lanes), np.int32(plan.slices)
+        arguments = (block, self.shift, centers, labels, _pointer(weights), *counts, sums, arrived, total)
+        grid = (plan.blocks(self.gpu.multiprocessors),)
+        kernel(grid, (INERTIA_THREADS,), arguments, shared_mem=plan.shared_bytes)
+        return total
+
+    def _kernel(self, name: str, block: Any = None, vectors: bool = False) -> Any:
+        """Return a kernel of library.cuh; of those that take blocks of any dtype, the one for `block`."""
+        scalar = ELEMENT[self.dtype.name]
+        element = scalar if block is None else ELEMENT[block.dtype.name]
         names = [f"{kernel}<{scalar}>" for kernel in _KERNELS]
-        names += [f"{kernel}<{scalar}, {of}>" for kernel in _VECTOR_KERNELS for of in ("false", "true")]
-        wanted = f"{name}<{scalar}>" if vectors is None else f"{name}<{scalar}, {str(vectors).lower()}>"
+        names += [f"{kernel}<{element}, {scalar}, {of}>" for kernel in _BLOCK_KERNELS for of in ("false", "true")]
+        wanted = f"{name}<{scalar}>" if block is None else f"{name}<{element}, {scalar}, {str(vectors).lower()}>"
         return function(_SOURCE, tuple(names), wanted, self._gpu.id)
 
     def square_distances(self, points: np.ndarray) -> Any:

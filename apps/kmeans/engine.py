@@ -56,6 +56,8 @@ class Engine(ABC):
         self.mean = self.xp.zeros(self.n_features, self.dtype)
         self.sample_weight = None if sample_weight is None else self.xp.asarray(sample_weight, dtype=self.dtype)
         self.labels = self.xp.empty(self.n_samples, np.int32)
+        #: What `moments` were taken about: the first sample.
+        self.origin = np.zeros(self.n_features, self.dtype)
         #: X on this device in `dtype`, less the mean; None where it is read from its source in every pass.
         self.held: Any = self._borrow()
         self._borrowed: Any = self.held
@@ -197,7 +199,14 @@ class Engine(ABC):
         return rows.astype(self.dtype) - to_host(self.mean)
 
     def placed(self, centers: np.ndarray) -> np.ndarray:
-        """Return centres of X as it is as those that passes over it, not centred yet, are to be given."""
+        """Check X, and return centres of X as it is as those that passes over it, not centred yet, are to be given.
+
+        Raises
+        ------
+        ValueError
+            If X has a NaN or an infinity; names the row and column.
+        """
+        self.refuse_non_finite()
         return centers
 
     def forget_labels(self) -> None:
@@ -214,7 +223,8 @@ class Engine(ABC):
         ValueError
             If X has a NaN or an infinity; names the row and column.
         """
-        origin = self.xp.asarray(self.rows(np.array([0]))[0])
+        self.origin = self.rows(np.array([0]))[0]
+        origin = self.xp.asarray(self.origin)
 
         def work(_: int, block: Any) -> tuple[Any, Any]:
             return self.block_moments(block, origin)
@@ -226,7 +236,7 @@ class Engine(ABC):
         total, square = to_host(total) / self.n_samples, to_host(square) / self.n_samples
         if not np.isfinite(total).all():
             self.refuse_non_finite()
-        return total + to_host(origin), float(np.mean(square - total * total))
+        return total + self.origin, float(np.mean(square - total * total))
 
     def refuse_non_finite(self) -> None:
         """Raise ValueError if X has a NaN or an infinity, naming the first."""
@@ -324,6 +334,10 @@ class Engine(ABC):
         for part in self._each_own_distance(centers, weighted=True):
             total = total + part.sum(dtype=np.float64)
         return float(total) / (2 if self.spherical else 1)
+
+    def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
+        """Return how many samples have each of `labels`, shape (k,), int64; of this engine, now or before."""
+        return to_host(self.xp.bincount(labels, minlength=k))
 
     def own_distances(self, centers: np.ndarray) -> np.ndarray:
         """Return ‖x − c‖² for every sample and its own centre, in host memory; shape (n,)."""

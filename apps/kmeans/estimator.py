@@ -246,7 +246,7 @@ class TSKMeans(KMeans):
         check_is_fitted(self)
         if self._runs_scikit_learn(X):
             return like(KMeans.predict(self._host_twin(), _on_host(X)), X)
-        with self._open_checked(X) as engine:
+        with self._open(self._validated(X, reset=False)) as engine:
             engine.assign(engine.placed(self._centers(engine)), update=False)
             return like(engine.labels, X)
 
@@ -270,7 +270,8 @@ class TSKMeans(KMeans):
         if self._runs_scikit_learn(X):
             distances = KMeans.transform(self._host_twin(), _on_host(X))
             return distances if self._gives_frames() else like(distances, X)
-        with self._open_checked(X) as engine:
+        with self._open(self._validated(X, reset=False)) as engine:
+            engine.refuse_non_finite()
             distances = engine.distances(self._centers(engine))
         # A frame that set_output asks for is built from host memory.
         return to_host(distances) if self._gives_frames() else like(distances, X)
@@ -280,7 +281,7 @@ class TSKMeans(KMeans):
         check_is_fitted(self)
         if self._runs_scikit_learn(X):
             return KMeans.score(self._host_twin(), _on_host(X), y, _on_host(sample_weight))
-        with self._open_checked(X, sample_weight) as engine:
+        with self._open(self._validated(X, reset=False), sample_weight) as engine:
             centers = engine.placed(self._centers(engine))
             engine.assign(centers, update=False)
             return -engine.inertia(centers)
@@ -298,13 +299,6 @@ class TSKMeans(KMeans):
             metric=self.metric,
             precision=self.precision,
         )
-
-    @contextmanager
-    def _open_checked(self, X: Any, sample_weight: Any = None) -> Iterator[Engine]:
-        """Lend an engine that holds X, with the features that `fit` saw and finite."""
-        with self._open(self._validated(X, reset=False), sample_weight) as engine:
-            engine.refuse_non_finite()
-            yield engine
 
     def _validated(self, X: Any, *, reset: bool) -> Any:
         """Check X's features as scikit-learn does; make an array of what is not yet one (lists, frames)."""

@@ -11,7 +11,8 @@ What it cannot do it leaves to `CublasEngine`: many centres on GPUs other than H
 and small data, where scikit-learn's own rounding decides.
 """
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import cupy
 import numpy as np
@@ -33,10 +34,11 @@ from tsapps.apps.kmeans.fused_seeding import draw_plus_plus
 from tsapps.apps.kmeans.fused_step import FewCentres, ManyCentres, Shadow, Step, integers_of
 from tsapps.apps.kmeans.rows import ArrayRows, Rows
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.device import Device, live
 from tsapps.kernels.plan import Plan
 
 __all__ = ["FusedEngine"]
+
+T = TypeVar("T")
 
 #: Bytes of X below which the labels are left to `CublasEngine`: they follow scikit-learn's own rounding there.
 LEAST_BYTES = 32 << 20
@@ -77,14 +79,15 @@ class FusedEngine(CublasEngine):
     ) -> None:
         super().__init__(source, dtype, sample_weight, index)
         self.precision = precision
-        self.gpu: Device = live(index)
         large = always or self.n_samples * self.n_features * self.dtype.itemsize >= LEAST_BYTES
         tensor_cores = float(self.gpu.compute_capability) >= _LEAST_CAPABILITY
         room = self.rows_on_gpu is not None and self.n_samples < _MOST_SAMPLES and self.n_features <= _MOST_FEATURES
         self._applies = large and tensor_cores and room and self._weights_are_alike()
-        # Whether kernels subtract the mean, rather than it is subtracted from what they read.
-        self._shifts = False
-        self._found: tuple[np.ndarray, np.ndarray, float] | None = None
+        # Whether kernels subtract the mean; whether it is subtracted before, from what they read.
+        self._shifts = self._centred = False
+        # The mean, the mean variance, and the largest |x − origin| of each feature; and what is subtracted of the mean.
+        self._found: tuple[np.ndarray, float, np.ndarray] | None = None
+        self._subtracted = np.zeros(self.n_features)
         self._shadow: Shadow | None = None
         self._step: Step | None = None
         if not self._applies and self.held is None and super().copies():
@@ -113,6 +116,17 @@ class FusedEngine(CublasEngine):
             return block.astype(self.dtype, order="C")
         return super().prepared(block)
 
+    def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
+        """Yield ``work(first row, block)`` for every block; see `Engine.each_block`.
+
+        Where `work` makes no temporaries it is a kernel's, which takes halves as they are.
+        """
+        halves = self._halves() if n_columns == 0 and self.held is None and not self._centred else None
+        if halves is None:
+            yield from super().each_block(work, n_columns)
+        else:
+            yield work(0, halves)
+
     def _weights_are_alike(self) -> bool:
         """Tell whether integers of one scale hold every weight well."""
         if self.sample_weight is None:
@@ -123,28 +137,29 @@ class FusedEngine(CublasEngine):
 
     def moments(self) -> tuple[np.ndarray, float]:
         """Return the mean of X and the mean variance of its features; see `Engine.moments`."""
-        origin = self.rows(np.array([0]))[0]
         mean, variance = super().moments()
-        self._found = origin, mean, variance
+        self._found = mean, variance, to_host(self.largest)
         return mean, variance
 
     def centre(self, mean: np.ndarray) -> None:
         """Subtract `mean` from every row read from here on, as it is read."""
         if not self._applies:
+            self._centred = True
             super().centre(mean)
             return
         if self.held is None and self._found is not None:
             # Halves that are nearly centred are better left as they are: their copy is exact.
-            variance = self._found[2]
+            variance = self._found[1]
             if float(mean @ mean) <= _NEARLY_CENTRED * self.n_features * variance:
                 mean = np.zeros_like(mean)
-        self._shifts, self._shadow, self._step = True, None, None
+        self._shifts, self._centred, self._shadow, self._step = True, False, None, None
         self.mean = self.shift = cupy.asarray(mean, dtype=self.dtype)
+        self._subtracted = mean.astype(self.dtype).astype(np.float64)
 
     def _centre_held(self) -> None:
         """Subtract the mean once for all, for passes that expect centred rows."""
         if self._shifts:
-            self._shifts = False
+            self._shifts, self._centred = False, True
             self.shift = cupy.zeros_like(self.shift)
             if self.held is None and super().copies():
                 self._hold()
@@ -196,6 +211,8 @@ class FusedEngine(CublasEngine):
         if step is None:
             return super().assign(centers, update=update, potential=potential)
         moved = step.assign(centers)
+        if not (update or potential):
+            return Assignment(moved, np.zeros((0, 0)), np.zeros(0), float("nan"))
         sums, weights = step.sums()
         wide = centers.astype(np.float64)
         score = float(weights @ (wide * wide).sum(axis=1) - 2 * (sums * wide).sum())
@@ -207,6 +224,13 @@ class FusedEngine(CublasEngine):
         if step is None or self.spherical:  # `advance` has means, of which none has norm 1
             return super().iterate(centers, before, last, tol, report)
         return step.iterate(centers, before, last, tol, report)
+
+    def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
+        """Return how many samples have each label; see `Engine.cluster_sizes`. The step has counted those it gave."""
+        step = self._step
+        if step is None or step.k != k or labels is not self.labels or self.sample_weight is not None:
+            return super().cluster_sizes(labels, k)
+        return step.counts()
 
     def serves(self, k: int) -> bool:
         """Tell whether iterations for k clusters are by the kernels of this package, rather than by `CublasEngine`."""
@@ -266,10 +290,9 @@ class FusedEngine(CublasEngine):
         """Return no less than the largest |x − mean| of each feature, and the root of the mean square over all."""
         if self._found is None:
             raise RuntimeError("the moments of X have not been taken")
-        origin, mean, variance = self._found
-        subtracted = to_host(self.mean).astype(np.float64)
-        square = variance + float(np.mean((mean - subtracted) ** 2))
-        return to_host(self.largest) + np.abs(origin - subtracted), square**0.5
+        mean, variance, largest = self._found
+        square = variance + float(np.mean((mean - self._subtracted) ** 2))
+        return largest + np.abs(self.origin - self._subtracted), square**0.5
 
     @property
     def gpu_index(self) -> int:

@@ -60,8 +60,8 @@ __all__ = ["FewCentres", "ManyCentres", "Placement", "Shadow", "Step", "integers
 
 _FOLDER = Path(__file__).parent
 _MOVE_THREADS, _DECIDE_THREADS, _SHADOW_THREADS, _CENTRE_THREADS, _SEGMENT_THREADS = 512, 256, 256, 256, 256
-# Blocks a multiprocessor: of `move`, as many as are resident; of the others, more.
-_MOVE_BLOCKS, _OTHER_BLOCKS = 2, 8
+# Blocks a multiprocessor: of `move`, as many as are resident; of the shadow, whole multiples of it; others, more.
+_MOVE_BLOCKS, _SHADOW_BLOCKS, _OTHER_BLOCKS = 2, 6, 8
 # Iterations that are launched before the outcome of the first of them is asked for.
 _AHEAD = 2
 
@@ -134,7 +134,7 @@ class Shadow:
         lanes = np.int32(log2_lanes(self.padded // vector_of(X.itemsize)))
         (kernel,) = load_kernels(engine, "shadow.cuh", f"make_shadow<{_types(engine)}, {_aligned(engine)}>")
         arguments = (X, *sizes, engine.shift, self.scale, self.rounding, lanes, self.rows, self.norms)
-        kernel((engine.gpu.multiprocessors * _OTHER_BLOCKS,), (_SHADOW_THREADS,), arguments)
+        kernel((engine.gpu.multiprocessors * _SHADOW_BLOCKS,), (_SHADOW_THREADS,), arguments)
         if engine.precision == "tf32" and X.dtype == np.float32:
             # But of few rows, for which centres far away may have been left out.
             self.norms[self.norms <= shadow_reach(d)] *= np.float32(UNPROVED)
@@ -267,6 +267,10 @@ class Step(ABC):
         stream = cupy.cuda.get_current_stream().ptr
         to_host_kind = cupy.cuda.runtime.memcpyDeviceToHost
         cupy.cuda.runtime.memcpyAsync(self._seen[place:].ctypes.data, source, size, to_host_kind, stream)
+
+    def counts(self) -> np.ndarray:
+        """Return how many samples each cluster has, (k,), int64, where none is weighted."""
+        return to_host(self.device_sums[:, -1]) // np.int64(self._scales[-1])
 
     def sums(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the clusters' weighted sums (k, d) and weights (k,), in float64."""

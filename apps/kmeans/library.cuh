@@ -16,25 +16,16 @@
 // that matrix in the place of the scores. `segment_sums` serves many clusters, where a one-hot product would double the
 // arithmetic: the rows come sorted by label, and a block of threads adds up one cluster's rows in their order.
 
-// Rows of whole 16 bytes, from a multiple of 16 on, are read 16 bytes at a time (kVectors).
+// own_distances and column_moments take X of any dtype, which they widen to `Work`, the type that K-means works in; and
+// kVectors says whether they read up to 16 bytes at a time: rows that begin at multiples of them, and are whole ones.
+#pragma once
+#include "apps/kmeans/packed.cuh"
 
 #define FULL_WARP 0xffffffffu
 
-template <bool kFirst, typename A, typename B>
-struct Either {
-  using type = A;
-};
-template <typename A, typename B>
-struct Either<false, A, B> {
-  using type = B;
-};
-
-// 16 bytes of a row.
-template <typename T>
-struct alignas(16) Piece {
-  static constexpr int kCount = 16 / sizeof(T);
-  T at[kCount];
-};
+// Elements of T that a lane reads at a time.
+template <typename T, bool kVectors>
+constexpr int kLibraryWide = kVectors ? (sizeof(T) == 8 ? 2 : 4) : 1;
 
 template <typename T>
 __global__ void nearest(T* scores, const T* norms, const T* weights, long long rows, int k, int log2_lanes,
@@ -103,18 +94,17 @@ __global__ void segment_sums(const T* X, const T* weights, const long long* orde
 // Groups of 2^log2_lanes lanes share a row, as in `nearest`, and take some rows at a time, `together` apart.
 #define ROWS_TOGETHER 4
 
-template <typename T, bool kVectors>
-__global__ void __launch_bounds__(256, 2) own_distances(const T* X, const T* mean, const T* centers, const int* labels,
-                                                        long long rows, int d, int log2_lanes, T* distances) {
-  struct Number {
-    T at[1];
-  };
-  using P = typename Either<kVectors, Piece<T>, Number>::type;
-  constexpr int kWide = sizeof(P) / sizeof(T);
+template <typename T, typename Work, bool kVectors>
+__global__ void __launch_bounds__(256, 2)
+    own_distances(const T* X, const Work* mean, const Work* centers, const int* labels, long long rows, int d,
+                  int log2_lanes, Work* distances) {
+  constexpr int kWide = kLibraryWide<T, kVectors>;
+  using P = simt::Vector<Work, kWide>;
   const long long thread = blockIdx.x * (long long)blockDim.x + threadIdx.x;
   const long long together = gridDim.x * (long long)blockDim.x >> log2_lanes, first = thread >> log2_lanes;
   const int lanes = 1 << log2_lanes, lane = (int)thread & (lanes - 1);
-  const T *x[ROWS_TOGETHER], *center[ROWS_TOGETHER];
+  const T* x[ROWS_TOGETHER];
+  const Work* center[ROWS_TOGETHER];
   double sum[ROWS_TOGETHER] = {};
 #pragma unroll
   for (int r = 0; r < ROWS_TOGETHER; ++r) {
@@ -124,17 +114,20 @@ __global__ void __launch_bounds__(256, 2) own_distances(const T* X, const T* mea
   }
   for (int j = kWide * lane; j < d; j += kWide * lanes) {
     const P of_mean = *reinterpret_cast<const P*>(mean + j);
-    P value[ROWS_TOGETHER], of_center[ROWS_TOGETHER];
+    kmeans::Packed<T, kWide> value[ROWS_TOGETHER];
+    P of_center[ROWS_TOGETHER];
 #pragma unroll
     for (int r = 0; r < ROWS_TOGETHER; ++r) {
-      value[r] = *reinterpret_cast<const P*>(x[r] + j);
+      value[r].load(x[r] + j);
       of_center[r] = *reinterpret_cast<const P*>(center[r] + j);
     }
 #pragma unroll
     for (int r = 0; r < ROWS_TOGETHER; ++r) {
+      const auto elements = value[r].elements();
 #pragma unroll
       for (int i = 0; i < kWide; ++i) {
-        const double delta = (double)(value[r].at[i] - of_mean.at[i]) - (double)of_center[r].at[i];
+        const Work element = (Work)tsm2::Element<T>::value(elements.at[i]);
+        const double delta = (double)(element - of_mean.at[i]) - (double)of_center[r].at[i];
         sum[r] += delta * delta;
       }
     }
@@ -142,7 +135,7 @@ __global__ void __launch_bounds__(256, 2) own_distances(const T* X, const T* mea
 #pragma unroll
   for (int r = 0; r < ROWS_TOGETHER; ++r) {
     for (int offset = lanes / 2; offset > 0; offset /= 2) sum[r] += __shfl_xor_sync(FULL_WARP, sum[r], offset);
-    if (lane == 0 && first + r * together < rows) distances[first + r * together] = (T)sum[r];
+    if (lane == 0 && first + r * together < rows) distances[first + r * together] = (Work)sum[r];
   }
 }
 
@@ -176,42 +169,55 @@ __global__ void point_distances(const T* X, const T* mean, const double* points,
 // Block (f, g): features from f·blockDim.x·kWide on, kWide a thread, and every (gridDim.y · blockDim.y)-th row from row
 // g·blockDim.y + threadIdx.y on. Each writes one row of partial results, (gridDim.y × d), for the caller to put together.
 // 256 threads.
-template <typename T, bool kVectors>
-__global__ void __launch_bounds__(256, 3) column_moments(const T* X, const T* origin, long long rows, int d, double* sums,
-                                                         double* squares, double* largest) {
-  constexpr int kWide = kVectors ? Piece<T>::kCount : 1, kTogether = 4;
+//
+// Why it is fast: the next rows are asked for before those that came are added up, and an element is converted to double
+// once, of which a multiprocessor makes 16 a clock: x − o is in `Work`, which is as exact as x itself is.
+template <typename T, typename Work, bool kVectors>
+__global__ void __launch_bounds__(256, 3)
+    column_moments(const T* X, const Work* origin, long long rows, int d, double* sums, double* squares,
+                   double* largest) {
+  // Of few bytes an element, more rows at a time.
+  constexpr int kWide = kLibraryWide<T, kVectors>, kTogether = sizeof(T) == 2 ? 6 : 4;
+  using P = kmeans::Packed<T, kWide>;
   __shared__ double partial[3][256];
   const int feature = (blockIdx.x * blockDim.x + threadIdx.x) * kWide;
   double sum[kWide] = {}, square[kWide] = {};
-  T most[kWide] = {};
-  if (feature < d) {
-    double about[kWide];
+  Work most[kWide] = {};
+  const long long step = (long long)gridDim.y * blockDim.y;
+  long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y;
+  if (feature < d && row < rows) {
+    Work about[kWide];
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) about[i] = (double)origin[feature + i];
-    const long long step = (long long)gridDim.y * blockDim.y;
-    for (long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y; row < rows; row += kTogether * step) {
-      // Some rows at a time; past the end, the origin itself, which adds nothing.
-      Piece<T> value[kTogether];
+    for (int i = 0; i < kWide; ++i) about[i] = origin[feature + i];
+    P now[kTogether], next[kTogether];
+    // Past the end, the first again, which is then left out.
+    const auto read = [&](P(&value)[kTogether], long long first) {
 #pragma unroll
       for (int r = 0; r < kTogether; ++r) {
-        const T* from = row + r * step < rows ? X + (row + r * step) * d + feature : origin + feature;
-        if (kVectors) {
-          value[r] = *reinterpret_cast<const Piece<T>*>(from);
-        } else {
-          value[r].at[0] = *from;
-        }
+        const long long here = first + r * step < rows ? first + r * step : first;
+        value[r].load(X + here * d + feature);
       }
+    };
+    read(now, row);
+    while (row < rows) {
+      const long long later = row + kTogether * step;
+      // Without a branch, which the compiler would put after what it does not depend on.
+      read(next, later < rows ? later : row);
 #pragma unroll
       for (int r = 0; r < kTogether; ++r) {
+        const bool present = row + r * step < rows;
+        const auto elements = now[r].elements();
 #pragma unroll
         for (int i = 0; i < kWide; ++i) {
-          const double delta = (double)value[r].at[i] - about[i];
-          sum[i] += delta;
-          square[i] += delta * delta;
-          const T size = (T)(delta < 0 ? -delta : delta);
+          const Work element = (Work)tsm2::Element<T>::value(elements.at[i]);
+          const Work delta = present ? element - about[i] : Work(0), size = delta < 0 ? -delta : delta;
+          sum[i] += (double)delta;
+          square[i] += (double)delta * (double)delta;
           most[i] = size > most[i] ? size : most[i];
         }
+        now[r] = next[r];
       }
+      row = later;
     }
   }
   const int place = threadIdx.y * blockDim.x + threadIdx.x;
@@ -224,7 +230,7 @@ __global__ void __launch_bounds__(256, 3) column_moments(const T* X, const T* or
     __syncthreads();
     if (threadIdx.y != 0 || feature >= d) continue;
     double greatest = most[i];
-    for (int y = 1; y < blockDim.y; ++y) {
+    for (int y = 1; y < (int)blockDim.y; ++y) {
       const int other = y * blockDim.x + threadIdx.x;
       sum[i] += partial[0][other];
       square[i] += partial[1][other];

@@ -150,7 +150,7 @@ def fit(
                 if runs > 1:
                     engine.labels = engine.xp.empty_like(found.labels)
         assert best is not None  # there is at least one run
-        best.cluster_sizes = to_host(engine.xp.bincount(best.labels, minlength=n_clusters))
+        best.cluster_sizes = engine.cluster_sizes(best.labels, n_clusters)
     best.centers = best.centers + mean
     best.seconds = clock.seconds
     distinct = np.count_nonzero(best.cluster_sizes)

@@ -13,10 +13,13 @@
 // What float16 cannot hold becomes infinite, and so does its norm: nothing is claimed of such a row.
 //
 // Why it is fast: one read of X and half a write of it, once in a fit, after which every iteration reads half as much (a
-// quarter, of float64). Groups of lanes share a row, so that short rows fill a warp too.
+// quarter, of float64). Groups of lanes share a row, so that short rows fill a warp too. A lane has a vector of each of
+// several rows, 64 bytes in all, and asks for the next ones before it converts those that came: 24 warps have 48 KB of a
+// multiprocessor's on their way. Of the sums over a row's lanes each lane ends with one of its own, so that the shuffles, the roots and
+// the rest of the norms are done once for all these rows: two sums in every lane took 10 shuffles a row in place of 2.5.
 #pragma once
+#include "apps/kmeans/packed.cuh"
 #include "kernels/ptx.cuh"
-#include "kernels/tsm2/element.cuh"
 #include "kernels/tsm2/slabs.cuh"
 
 namespace kmeans {
@@ -32,74 +35,137 @@ __device__ __forceinline__ Work centred(T x, Work mean) {
 template <typename T>
 constexpr int kVector = sizeof(T) == 8 ? 2 : 4;
 
-template <typename T, typename Work, bool kAligned>
-__global__ void __launch_bounds__(256, 4) make_shadow(const T* X, long long leading, long long rows, int d, int padded,
-                                                      int slabs, const Work* mean, float scale, float rounding,
-                                                      int log2_lanes, ptx::Half* shadow, float* norms) {
-  constexpr int kWide = kVector<T>;
-  const int lanes = 1 << log2_lanes, lane = (int)threadIdx.x & (lanes - 1);
-  const long long together = (long long)gridDim.x * blockDim.x >> log2_lanes;
-  const long long first = ((long long)blockIdx.x * blockDim.x + threadIdx.x) >> log2_lanes;
-  // Two rows at a time, for more of X to be on its way. Every lane of a warp takes part in the shuffles: past the end, in
-  // those of the last row.
-  constexpr int kTogether = 2;
-  for (long long begin = 0; begin < rows; begin += kTogether * together) {
-    const T* x[kTogether];
-    ptx::Half* to[kTogether];
-    float square[kTogether] = {}, lost[kTogether] = {};
+// Rows that a lane has together: 64 bytes of them, where one load takes a vector.
+template <typename T, bool kAligned>
+constexpr int kShadowRows = sizeof(T) == 2 && kAligned ? 8 : 4;
+
+// Adds up over the first `lanes` of values' kCount: while a lane has several, it gives one half of them to another lane
+// and takes the other half of what that one has. Of lanes ≥ kCount, lane i ends with sum i · kCount / lanes, in values[0].
+template <int kCount, int kAll>
+__device__ __forceinline__ void share_sums(float (&values)[kAll], int member, int lanes) {
+  if constexpr (kCount > 1) {
+    const bool upper = member & lanes / 2;
 #pragma unroll
-    for (int r = 0; r < kTogether; ++r) {
-      const long long wanted = begin + r * together + first, row = wanted < rows ? wanted : rows - 1;
-      x[r] = X + row * leading;
-      // A lane's elements lie together in slabs too.
-      to[r] = shadow + (slabs ? tsm2::slab_offset(row, 0, slabs, tsm2::kSlabRows) : row * padded);
+    for (int i = 0; i < kCount / 2; ++i) {
+      const float low = values[i], high = values[kCount / 2 + i];
+      values[i] = (upper ? high : low) + simt::shuffle_xor(upper ? low : high, lanes / 2);
     }
-    for (int j = kWide * lane; j < padded; j += kWide * lanes) {
-      const int at = slabs ? j / 16 * (tsm2::kSlabRows * tsm2::kSlabDepth) + j % 16 / 8 * 64 + j % 8 : j;
-      Work value[kTogether][kWide];
-      if (kAligned && j < d) {
-        const auto middle = *reinterpret_cast<const simt::Vector<Work, kWide>*>(mean + j);
-        simt::Vector<T, kWide> some[kTogether];
+    share_sums<kCount / 2>(values, member, lanes / 2);
+  } else {
+    for (int bits = lanes / 2; bits > 0; bits /= 2) values[0] += simt::shuffle_xor(values[0], bits);
+  }
+}
+
+// A row's norm, or what it lost by `rounding` if that is more; and more than the additions may have rounded away. An
+// infinity minus itself is no number, and then the norm is infinite.
+__device__ __forceinline__ float norm_of(float square, float lost, float inverse) {
+  const float least = lost * inverse;
+  return 1.0002f * sqrtf(least > square ? least : square);
+}
+
+template <typename T, typename Work, bool kAligned>
+__global__ void __launch_bounds__(256, sizeof(T) == 2 ? 2 : 3)
+    make_shadow(const T* X, long long leading, long long rows, int d, int padded, int slabs, const Work* mean,
+                float scale, float rounding, int log2_lanes, ptx::Half* shadow, float* norms) {
+  constexpr int kWide = kVector<T>, kRows = kShadowRows<T, kAligned>, kLoads = kAligned ? 1 : kWide;
+  using Some = Packed<T, kWide / kLoads>;
+  const int lanes = 1 << log2_lanes, member = simt::lane() & (lanes - 1), groups = 32 >> log2_lanes;
+  const int stride = kWide << log2_lanes, column = kWide * member;
+  const float inverse = 1 / (rounding * rounding);  // powers of two
+  // A warp's tile is kRows rows of each group of lanes. What is less than one is done more than once: the last tile begins
+  // where it is whole, and where there are not as many rows, groups have but one, and again the last.
+  const int below = rows < kRows * groups ? 0 : groups, tile = below == 0 ? groups : kRows * groups;
+  const long long last = rows < tile ? 0 : rows - tile, stretch = below * leading;
+  const long long warp = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
+  const long long step = (long long)gridDim.x * blockDim.x / 32 * tile;
+  int in_tile = simt::lane() >> log2_lanes;
+  in_tile = in_tile < rows ? in_tile : (int)rows - 1;
+  const auto read = [&](Some(&some)[kRows][kLoads], long long first, int j) {
+    const T* x = X + ((first < last ? first : last) + in_tile) * leading;
 #pragma unroll
-        for (int r = 0; r < kTogether; ++r) some[r] = simt::load_streaming<kWide>(x[r] + j);
+    for (int r = 0; r < kRows; ++r)
 #pragma unroll
-        for (int r = 0; r < kTogether; ++r)
-#pragma unroll
-          for (int i = 0; i < kWide; ++i) {
-            value[r][i] = centred<T, Work>(some[r].at[i], middle.at[i]) * (Work)scale;
-          }
+      for (int i = 0; i < kLoads; ++i) some[r][i].load(x + r * stretch + (j + i < d ? j + i : 0));
+  };
+
+  Some now[kRows][kLoads], next[kRows][kLoads];
+  // Squares of the shadow's rows, and of what they lost.
+  float sums[2 * kRows] = {};
+  long long first = warp * tile;
+  int from = 0;
+  if (first < rows) read(now, first, column);
+  while (first < rows) {
+    const bool ends = from + stride >= padded;
+    const long long later = ends ? first + step : first;
+    const int following = ends ? 0 : from + stride;
+    read(next, later, following + column);
+    const int j = from + column;
+    const long long row = (first < last ? first : last) + in_tile;
+    if (j < padded) {
+      simt::Vector<Work, kWide> middle;
+      if constexpr (kAligned) {
+        middle = *reinterpret_cast<const simt::Vector<Work, kWide>*>(mean + (j < d ? j : 0));
       } else {
 #pragma unroll
-        for (int r = 0; r < kTogether; ++r)
-#pragma unroll
-          for (int i = 0; i < kWide; ++i) {
-            value[r][i] = j + i < d ? centred<T, Work>(x[r][j + i], mean[j + i]) * (Work)scale : Work(0);
-          }
+        for (int i = 0; i < kWide; ++i) middle.at[i] = mean[j + i < d ? j + i : 0];
       }
 #pragma unroll
-      for (int r = 0; r < kTogether; ++r)
+      for (int r = 0; r < kRows; ++r) {
+        simt::Vector<T, kWide> x;
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+          const auto elements = now[r][i].elements();
+#pragma unroll
+          for (int e = 0; e < kWide / kLoads; ++e) x.at[i * (kWide / kLoads) + e] = elements.at[e];
+        }
+        simt::Vector<unsigned, kWide / 2> pairs;
 #pragma unroll
         for (int i = 0; i < kWide; i += 2) {
-          const unsigned pair = ptx::to_halves((float)value[r][i], (float)value[r][i + 1]);
-          *reinterpret_cast<unsigned*>(to[r] + at + i) = pair;
+          Work value[2];
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            value[e] = centred<T, Work>(x.at[i + e], middle.at[i + e]) * (Work)scale;
+            if (j + (kAligned ? 0 : i + e) >= d) value[e] = 0;
+          }
+          const unsigned pair = pairs.at[i / 2] = ptx::to_halves((float)value[0], (float)value[1]);
           const float a = ptx::to_float(ptx::Half{(unsigned short)(pair & 0xffff)});
           const float b = ptx::to_float(ptx::Half{(unsigned short)(pair >> 16)});
-          const float of_a = (float)(value[r][i] - a), of_b = (float)(value[r][i + 1] - b);
-          square[r] += a * a + b * b;
-          lost[r] += of_a * of_a + of_b * of_b;
+          const float of_a = (float)(value[0] - a), of_b = (float)(value[1] - b);
+          sums[r] += a * a + b * b;
+          sums[kRows + r] += of_a * of_a + of_b * of_b;
         }
+        // A lane's elements lie together in slabs too.
+        const long long to = slabs ? tsm2::slab_offset(row + r * below, j, slabs, tsm2::kSlabRows)
+                                   : (row + r * below) * padded + j;
+        simt::store_streaming(reinterpret_cast<unsigned*>(shadow + to), pairs);
+      }
+    }
+    if (ends) {
+      if (lanes >= 2 * kRows) {
+        share_sums<2 * kRows>(sums, member, lanes);
+        const float lost = simt::shuffle_xor(sums[0], lanes / 2);
+        const int alike = lanes / (2 * kRows), r = member / alike;
+        const float norm = norm_of(sums[0], lost, inverse);
+        if (r < kRows && member % alike == 0) norms[row + r * below] = norm;
+      } else {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          for (int bits = lanes / 2; bits > 0; bits /= 2) {
+            sums[r] += simt::shuffle_xor(sums[r], bits);
+            sums[kRows + r] += simt::shuffle_xor(sums[kRows + r], bits);
+          }
+          if (member == 0) norms[row + r * below] = norm_of(sums[r], sums[kRows + r], inverse);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * kRows; ++i) sums[i] = 0;
     }
 #pragma unroll
-    for (int r = 0; r < kTogether; ++r) {
-      for (int bits = lanes / 2; bits > 0; bits /= 2) {
-        square[r] += simt::shuffle_xor(square[r], bits);
-        lost[r] += simt::shuffle_xor(lost[r], bits);
-      }
-      // More than the additions may have rounded away. An infinity minus itself is no number, and then the norm is infinite.
-      const float least = sqrtf(lost[r]) / rounding, most = sqrtf(square[r]);
-      const long long row = begin + r * together + first;
-      if (lane == 0 && row < rows) norms[row] = 1.0002f * (least > most ? least : most);
-    }
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) now[r][i] = next[r][i];
+    first = later;
+    from = following;
   }
 }
 

@@ -113,6 +113,71 @@ def test_empty_clusters_as_in_scikit_learn(max_iter):
     np.testing.assert_allclose(oracle.host(actual.cluster_centers_), expected.cluster_centers_, atol=1e-9)
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("engine", ["fused", "cublas"])
+@pytest.mark.parametrize("place", [(0, 3), (777, 0), (9_999, 11)])
+def test_predict_and_score_refuse_what_is_not_finite(place, engine, bad):
+    X = blobs(10_000, 12, 5, np.float32)
+    model = fit(X, 5, engine)
+    X[place] = bad
+    for call in (model.predict, model.score, model.transform):
+        with pytest.raises(ValueError, match=rf"row {place[0]}, column {place[1]} is {bad}: K-means needs finite"):
+            call(cupy.asarray(X))
+
+
+def test_predict_takes_finite_numbers_whose_squares_are_not():
+    X = blobs(3_000, 4, 3, np.float64)
+    model = fit(X, 3)
+    X[7] = 1e200
+    assert set(oracle.host(model.predict(cupy.asarray(X))).tolist()) <= {0, 1, 2}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("n_init", [1, 3])
+@pytest.mark.parametrize(("n", "d", "k"), SHAPES[1:4])
+def test_cluster_sizes_are_those_of_the_labels(n, d, k, n_init, weighted):
+    X = cupy.asarray(blobs(n, d, k, np.float32, spread=2.0))
+    weights = cupy.random.random(n) + 0.1 if weighted else None
+    with open_engine(X, engine="fused", sample_weight=weights) as engine:
+        state = np.random.RandomState(1)
+        found = lloyd.fit(engine, k, init="random", n_init=n_init, max_iter=5, random_state=state)
+        assert engine.serves(k)
+    assert found.cluster_sizes.dtype == np.int64
+    np.testing.assert_array_equal(found.cluster_sizes, np.bincount(oracle.host(found.labels), minlength=k))
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("n", "d", "k"), [(1, 1, 1), (50_000, 1, 2), (70_001, 16, 5), (30_000, 128, 64), (5_000, 130, 7), (9_000, 96, 700)]
+)
+def test_inertia_of_any_rows(n, d, k, dtype, weighted, offset):
+    kind = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    rng = np.random.default_rng(5)
+    values = (3 + rng.standard_normal((n, d))).astype(kind)
+    room = cupy.zeros(n * d + offset, kind)
+    X = room[offset:].reshape(n, d)
+    X.set(values)
+    weights = rng.random(n) + 0.1 if weighted else None
+    for name in ("fused", "cublas"):
+        with open_engine(X, engine=name, sample_weight=weights) as engine:
+            mean, variance = engine.moments()
+            wide = values.astype(np.float64)
+            np.testing.assert_allclose(mean, wide.mean(axis=0), rtol=1e-6 if engine.dtype == np.float32 else 1e-12)
+            np.testing.assert_allclose(variance, wide.var(axis=0).mean(), rtol=1e-6, atol=1e-12)
+            engine.centre(mean)
+            centers = rng.standard_normal((k, d)).astype(engine.dtype)
+            labels = rng.integers(0, k, n)
+            engine.labels = cupy.asarray(labels, dtype=np.int32)
+            rows = values.astype(engine.dtype) - oracle.host(engine.mean)
+            distances = ((rows.astype(np.float64) - centers.astype(np.float64)[labels]) ** 2).sum(axis=1)
+            expected = distances.sum() if weights is None else weights @ distances
+            assert engine.inertia(centers) == pytest.approx(expected, rel=2.0**-21)
+            assert engine.inertia(centers) == engine.inertia(centers)
+            np.testing.assert_allclose(engine.own_distances(centers), distances, rtol=1e-6)
+
+
 def test_other_ways_in():
     X = blobs(20_000, 12, 9, np.float32)
     before = X.copy()

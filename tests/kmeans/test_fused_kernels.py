@@ -30,6 +30,24 @@ def test_by_hand():
     assert (of.sums[:, 0] / of.scales[0]).tolist() == [1.0, 9.0]
 
 
+# Fewer rows than a warp has groups of lanes, and than a tile; one more than some tiles; more than the grid at once.
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 17, 33, 64, 129, 700])
+@pytest.mark.parametrize("kind", [KINDS[0], *KINDS[3:]], ids=lambda kind: "-".join(map(str, kind)))
+@pytest.mark.parametrize(("d", "k"), SHAPES)
+def test_shadow(d, k, kind, n, rng):
+    X, _ = blobs(n, d, k, rng)
+    of = Iterations(X, k, kind, mean=X.mean(axis=0))
+    wanted = of.centred * of.work(of.scale)
+    found = of.shadow[:, :d].astype(np.float64)
+    # To float16 by way of float32.
+    np.testing.assert_array_equal(of.shadow[:, :d], wanted.astype(np.float32).astype(np.float16))
+    assert not of.shadow[:, d:].any()
+    norms, lost = np.linalg.norm(found, axis=1), np.linalg.norm(wanted.astype(np.float64) - found, axis=1)
+    least = np.maximum(norms, lost / of.rounding)
+    assert (of.norms >= least).all()
+    assert (of.norms <= least * 1.0005).all()
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
 @pytest.mark.parametrize(("d", "k"), SHAPES)
 def test_labels_and_sums(d, k, kind, rng):

@@ -222,7 +222,11 @@ def test_other_kernels_compile_without_spills(scalar, arch):
     pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
     digits = (2, 3) if scalar == "float" else (3,)
     names = {
-        "shadow.cuh": [f"make_shadow<{scalar}, {scalar}, {aligned}>" for aligned in ("true", "false")],
+        "shadow.cuh": [
+            f"make_shadow<{element}, {scalar}, {aligned}>"
+            for element in (("float", "ptx::Half", "ptx::Bfloat16") if scalar == "float" else ("double",))
+            for aligned in ("true", "false")
+        ],
         "centers.cuh": [f"place_centers<{scalar}>", f"advance<{scalar}>"],
         "decide.cuh": [f"decide<{scalar}, {scalar}>"],
         "move.cuh": [

@@ -1,0 +1,138 @@
+// The inertia: Σ w·‖x − c‖² over all samples, c being the centre that a sample's label names.
+//
+//   X (n × d, any dtype), mean (d), centers (k × d), labels (n), weights (n, or none)   →   total, one float64
+//
+// x is X's row less `mean`, rounded to `Work`, the type that K-means works in. Differences are in `Work` too, and so are
+// the sums of at most four squares; from there on all is in double. In float32 a square has two roundings from its
+// difference, up to four from its sum and one from its weight, all to nearest: the total is within 2⁻²¹ of it, and far
+// closer, as those of many rows cancel. The square of a difference beyond 10¹⁹ is infinite, as it is in scikit-learn.
+//
+//   a tile    kInertiaRows · 32 / lanes rows: a group of 2^log2_lanes lanes takes the same columns of kInertiaRows rows
+//   a slice   every `slices`-th tile, by one warp: a sum in double in each lane, added up over the lanes at the end
+//
+// Warps take slices in turn, and the last block to end adds up the slices' sums in their order. How many slices there are
+// depends on n and d alone: the same bits for any grid and on every GPU.
+//
+// Why it is fast: what a warp reads next it asks for before it adds up what it has: 64 bytes of X a lane, and the labels of
+// these rows, so that a multiprocessor's 20 warps have 40 KB on their way at any time. No lane needs what another has
+// before a slice ends. Centres lie in shared memory where that leaves the level-1 cache room (kShared). A row of 128
+// float32 takes some 60 instructions of its warp, and a conversion to double for four squares, of which a multiprocessor
+// makes but 16 a clock.
+#pragma once
+#include "apps/kmeans/packed.cuh"
+
+namespace kmeans {
+
+constexpr int kInertiaThreads = 640, kInertiaRows = 4;
+
+// What a lane reads of one step: a vector of each of its rows, and what goes with these rows.
+template <typename T, typename Work, bool kVectors, bool kWeighted>
+struct InertiaStep {
+  static constexpr int kWide = kVectors ? 16 / (int)sizeof(T) : 1;
+  Packed<T, kWide> x[kInertiaRows];
+  int label[kInertiaRows];
+  Work weight[kInertiaRows];
+
+  // Of rows `row`, `row` + groups, …, from `column` on: past the end of either, of one that is there.
+  __device__ __forceinline__ void read(const T* X, const int* labels, const Work* weights, long long n, int d,
+                                       long long row, int groups, int column) {
+    row = row < n ? row : n - 1;
+    const int more = n - row < kInertiaRows * groups ? (int)(n - row) - 1 : kInertiaRows * groups;
+    const T* from = X + row * d + (column < d ? column : 0);
+#pragma unroll
+    for (int r = 0; r < kInertiaRows; ++r) {
+      const int below = r * groups < more ? r * groups : more;
+      x[r].load(from + (long long)below * d);
+      label[r] = labels[row + below];
+      if (kWeighted) weight[r] = weights[row + below];
+    }
+  }
+
+  // Returns Σ w·(x − mean − c)² of the rows before `n`.
+  __device__ __forceinline__ double sum(const Work* mean, const Work* centers, long long n, int d, long long row,
+                                        int groups, int column) const {
+    constexpr int kFew = kWide < 4 ? kWide : 4;
+    double found = 0;
+    if (column >= d) return found;
+#pragma unroll
+    for (int part = 0; part < kWide; part += kFew) {
+      using Some = simt::Vector<Work, kFew>;
+      const Some middle = *reinterpret_cast<const Some*>(mean + column + part);
+      Work few = 0;
+#pragma unroll
+      for (int r = 0; r < kInertiaRows; ++r) {
+        const auto elements = x[r].elements();
+        const Some center = *reinterpret_cast<const Some*>(centers + (long long)label[r] * d + column + part);
+        Work squares = 0;
+#pragma unroll
+        for (int i = 0; i < kFew; ++i) {
+          const Work delta = (Work)tsm2::Element<T>::value(elements.at[part + i]) - middle.at[i] - center.at[i];
+          squares += delta * delta;
+        }
+        if (row + r * groups >= n) squares = 0;
+        few += kWeighted ? weight[r] * squares : squares;
+        // Single elements are added up over the rows.
+        if (kFew > 1 || r == kInertiaRows - 1) {
+          found += (double)few;
+          few = 0;
+        }
+      }
+    }
+    return found;
+  }
+};
+
+// One block a multiprocessor, or fewer. `arrived` is zero, and is left so.
+template <typename T, typename Work, bool kVectors, bool kShared, bool kWeighted>
+__global__ void __launch_bounds__(kInertiaThreads, 1)
+    add_inertia(const T* X, const Work* mean, const Work* centers, const int* labels, const Work* weights, long long n,
+                int k, int d, int log2_lanes, int slices, double* sums, unsigned* arrived, double* total) {
+  using Step = InertiaStep<T, Work, kVectors, kWeighted>;
+  constexpr int kWarps = kInertiaThreads / 32;
+  if constexpr (kShared) {
+    Work* shared = simt::dynamic_shared<Work>();
+#pragma unroll 4
+    for (int i = threadIdx.x; i < (k + 1) * d; i += kInertiaThreads) shared[i] = i < d ? mean[i] : centers[i - d];
+    __syncthreads();
+    mean = shared;
+    centers = shared + d;
+  }
+  const int lane = simt::lane(), warp = (int)threadIdx.x / 32, groups = 32 >> log2_lanes;
+  const int column = Step::kWide * (lane & ((1 << log2_lanes) - 1)), stride = Step::kWide << log2_lanes;
+  const long long tile = (long long)kInertiaRows * groups, below = tile * slices;
+  for (int slice = (int)blockIdx.x * kWarps + warp; slice < slices; slice += (int)gridDim.x * kWarps) {
+    long long begin = slice * tile;
+    const long long in_tile = lane >> log2_lanes;
+    int first = 0;
+    double sum = 0;
+    Step now, next;
+    now.read(X, labels, weights, n, d, begin + in_tile, groups, column);
+    while (begin < n) {
+      const bool ends = first + stride >= d;
+      const long long later = ends ? begin + below : begin;
+      const int following = ends ? 0 : first + stride;
+      if (later < n) next.read(X, labels, weights, n, d, later + in_tile, groups, following + column);
+      sum += now.sum(mean, centers, n, d, begin + in_tile, groups, first + column);
+      now = next;
+      begin = later;
+      first = following;
+    }
+    sum = simt::warp_sum(sum);
+    if (lane == 0) sums[slice] = sum;
+  }
+  if (!simt::last_to_arrive(arrived, gridDim.x)) return;
+  __shared__ double of_warps[kWarps];
+  double sum = 0;
+#pragma unroll 8
+  for (int slice = threadIdx.x; slice < slices; slice += kInertiaThreads) {
+    sum += simt::load_from_other_block(sums + slice);
+  }
+  sum = simt::warp_sum(sum);
+  if (lane == 0) of_warps[warp] = sum;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int other = 1; other < kWarps; ++other) sum += of_warps[other];
+  *total = sum;
+}
+
+}  // namespace kmeans
