@@ -168,7 +168,8 @@ extern "C" void sort_{name}(const void* lists, long long n_lists, long long of_e
   }});
 }}
 extern "C" void add_{name}(const void* rows, const {scale}* scales, long long k, const kmeans::Segmented* places,
-                           const unsigned* ends, const unsigned* all, unsigned long long* sums, const int* stopped, long long aligned) {{
+                           const unsigned* ends, const unsigned* all, unsigned long long* sums,
+                           const int* stopped, long long aligned) {{
   const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
   cuda_host::launch(dim3({BLOCKS}), 256, 0, [=] {{
     auto* kernel = aligned ? kmeans::add_segments<{T}, {W}, {flags}, true>
