@@ -30,6 +30,7 @@ __all__ = [
     "ROUNDING",
     "ROWS",
     "UNDECIDED_BYTES",
+    "WIDE_ROWS",
     "UNPROVED",
     "FewPlan",
     "Integers",
@@ -54,8 +55,9 @@ __all__ = [
 MOST_CLUSTERS = 64
 #: And what that has room for (kMostCentres).
 MOST_CENTRES = 1 << 16
-#: Features from which on rows are sorted by cluster to be moved, whatever shared memory has room for.
-LONG_ROWS = 1024
+#: Features from which on rows are sorted by cluster to be moved, whatever shared memory has room for: where all of them
+#: come to a cluster and leave none, so that each is read once; and always.
+WIDE_ROWS, LONG_ROWS = 128, 1024
 #: Powers of two that float32 can be scaled by, back and forth.
 MOST_EXPONENT = 96
 #: The C++ classes that kernels take and give, as NumPy structures: `Nearest`, `Rows` and `Outcome`.

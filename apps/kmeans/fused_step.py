@@ -34,6 +34,7 @@ from tsapps.apps.kmeans.fused_plan import (
     ROUNDING,
     ROWS,
     UNDECIDED_BYTES,
+    WIDE_ROWS,
     UNPROVED,
     Integers,
     StreamPlan,
@@ -175,6 +176,7 @@ class Step(ABC):
         memory = cupy.cuda.alloc_pinned_memory(_AHEAD * OUTCOME.itemsize)
         self._seen = np.frombuffer(memory, OUTCOME, _AHEAD)
         self.device_sums = cupy.empty((k, d + 1), np.int64)
+        self._anew = True  # whether no sample is in any cluster
         # What both kernels that place centres are told of them.
         halves = np.array((self._halves.data.ptr, placement.padded, placement.slabs), HALVES)[()]
         self._sizes = np.int32(k), np.int32(d), halves, placement.scale, placement.reach
@@ -202,6 +204,7 @@ class Step(ABC):
     def forget(self) -> None:
         """Begin again, with no sample in any cluster."""
         self.device_sums.fill(0)
+        self._anew = True
 
     def assign(self, centers: np.ndarray) -> int:
         """Give every sample the label of its nearest centre; return how many labels changed."""
@@ -333,8 +336,9 @@ class FewCentres(Step):
         self._counts = cupy.empty(lists, np.uint32)
         multiprocessors = engine.gpu.multiprocessors
         self._segments: _Segments | None = None
-        if d >= LONG_ROWS:
-            places = cupy.empty(2 * lists * self._capacity * PLACE_BYTES, np.uint8)
+        if d >= WIDE_ROWS:
+            of_row = 2 if d >= LONG_ROWS else 1
+            places = cupy.empty(of_row * lists * self._capacity * PLACE_BYTES, np.uint8)
             self._segments = _Segments(self, "Entry", lists, places)
         columns, chunks = columns_of_block(d, k, digits)
         self._move_grid = lists, max(1, -(-multiprocessors * _MOVE_BLOCKS // (lists * chunks))), chunks
@@ -355,7 +359,8 @@ class FewCentres(Step):
         rows, lists = self.rows(), (self._entries, self._counts, np.int64(self._capacity))
         decided = rows, centers, np.int32(self.k), *lists, self.stopped
         self._decide(self._decide_grid, (_DECIDE_THREADS,), decided)
-        if self._segments is not None:
+        if self._segments is not None and (self._anew or d >= LONG_ROWS):
+            self._anew = False
             every = np.array((self._entries.data.ptr, self._counts.data.ptr, self._capacity, 1, 0), LISTS)[()]
             self._segments.move(self, every)
             return
