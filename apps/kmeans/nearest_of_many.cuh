@@ -62,6 +62,9 @@ struct NearestOfMany {
     __device__ __forceinline__ int tile() const { return best_and_tile % kTiles; }
   };
 
+  // Parts of a lane's scores that are looked at only where one is near the best.
+  static constexpr int kParts = 2;
+
   // Of rows g and g + 8 of this warp's 16; the best is the same in the four lanes of a row.
   struct Rows {
     float best[2], twice_error[2], lost[2];  // the last: the best as it was when candidates were dropped for want of room
@@ -104,21 +107,28 @@ struct NearestOfMany {
   }
 
   __device__ __forceinline__ void take(Rows& rows, int tile, const float (&scores)[16][4]) const {
+    float parts[2][kParts], own[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float parts[4];
-      most_of_parts(scores, r, parts);
-      const float own = fmaxf(fmaxf(parts[0], parts[1]), fmaxf(parts[2], parts[3]));
-      float best = fmaxf(own, simt::shuffle_xor(own, 1));
-      best = fmaxf(best, simt::shuffle_xor(best, 2));
-      rows.best[r] = fmaxf(rows.best[r], best);
+      most_of_parts(scores, r, parts[r]);
+      own[r] = parts[r][0];
+#pragma unroll
+      for (int part = 1; part < kParts; ++part) own[r] = fmaxf(own[r], parts[r][part]);
+    }
+    float best[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) best[r] = fmaxf(own[r], simt::shuffle_xor(own[r], 1));
+#pragma unroll
+    for (int r = 0; r < 2; ++r) rows.best[r] = fmaxf(rows.best[r], fmaxf(best[r], simt::shuffle_xor(best[r], 2)));
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
       const float threshold = rows.twice_error[r] - rows.best[r];
-      if (!__any_sync(simt::every_lane, own + threshold > 0)) continue;
+      if (!__any_sync(simt::every_lane, own[r] + threshold > 0)) continue;
       unsigned mask = 0;
 #pragma unroll
-      for (int part = 0; part < 4; ++part) {
-        if (!__any_sync(simt::every_lane, parts[part] + threshold > 0)) continue;
-        mask |= candidates(scores, r, part, threshold * kLarge) << 8 * part;
+      for (int part = 0; part < kParts; ++part) {
+        if (!__any_sync(simt::every_lane, parts[r][part] + threshold > 0)) continue;
+        mask |= candidates(scores, r, part, threshold * kLarge) << 32 / kParts * part;
       }
       const float above = rows.best[r] + fabsf(rows.best[r]) * (2.0f / (1 << 23) * kTiles);
       add(rows, r, {(__float_as_uint(above) & ~(kTiles - 1)) | tile, mask});
@@ -181,25 +191,31 @@ struct NearestOfMany {
     return 128 * found.tile() + bit / 2 * 8 + (int)threadIdx.x % 4 * 2 + bit % 2;
   }
 
-  // The largest of each quarter of this lane's scores of a row.
-  static __device__ __forceinline__ void most_of_parts(const float (&scores)[16][4], int r, float (&most)[4]) {
+  // The largest of each part of this lane's scores of a row; two at a time, for they wait for each other.
+  static __device__ __forceinline__ void most_of_parts(const float (&scores)[16][4], int r, float (&most)[kParts]) {
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
-      const float two = fmaxf(scores[j][2 * r], scores[j][2 * r + 1]);
-      most[j / 4] = j % 4 == 0 ? two : fmaxf(most[j / 4], two);
+    for (int part = 0; part < kParts; ++part) {
+      float two[2];
+#pragma unroll
+      for (int j = 0; j < 16 / kParts; ++j) {
+        const float(&here)[4] = scores[16 / kParts * part + j];
+        const float both = fmaxf(here[2 * r], here[2 * r + 1]);
+        two[j % 2] = j < 2 ? both : fmaxf(two[j % 2], both);
+      }
+      most[part] = fmaxf(two[0], two[1]);
     }
   }
 
-  // As in nearest.cuh: a bit for each score of a quarter above a threshold, of which this is the opposite times 2¹⁰⁰.
+  // As in nearest.cuh: a bit for each score of a part above a threshold, of which this is the opposite times 2¹⁰⁰.
   static __device__ __forceinline__ unsigned candidates(const float (&scores)[16][4], int r, int part, float threshold) {
     constexpr float kNoBits = 1 << 23;
-    float sum = kNoBits;
+    float sums[2] = {kNoBits, 0};
 #pragma unroll
-    for (int bit = 0; bit < 8; ++bit) {
-      const float above = __saturatef(fmaf(scores[4 * part + bit / 2][2 * r + bit % 2], kLarge, threshold));
-      sum = fmaf(above, (float)(1 << bit), sum);
+    for (int bit = 0; bit < 32 / kParts; ++bit) {
+      const float above = __saturatef(fmaf(scores[16 / kParts * part + bit / 2][2 * r + bit % 2], kLarge, threshold));
+      sums[bit % 2] = fmaf(above, (float)(1 << bit), sums[bit % 2]);
     }
-    return __float_as_uint(sum) ^ __float_as_uint(kNoBits);
+    return __float_as_uint(sums[0] + sums[1]) ^ __float_as_uint(kNoBits);
   }
 
   static __device__ __forceinline__ void add(Rows& rows, int r, const Found& found) {

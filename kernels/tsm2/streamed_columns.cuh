@@ -50,8 +50,6 @@ class StreamedColumns {
   static constexpr int kRing = kRings + kSlabA;
   static constexpr int kBarriers = 2 * (kStagesA + kStagesB) + kGroups;
   static constexpr int kSharedBytes = kRing + kBarriers * (int)sizeof(ptx::Mbarrier);
-  // Slabs of the last chunk after which the next warpgroups may begin.
-  static constexpr int kEarly = (3 * kSlabs + 3) / 4;
   static_assert(kStagesB >= 2, "a chunk is multiplied while the next is copied");
 
   // A has `row_tiles` tiles, B `column_tiles`; both have kSlabs · `chunks` slabs, B one more.
@@ -183,20 +181,17 @@ class StreamedColumns {
           for (int slab = 0; slab < kSlabs; ++slab) {
             const auto after = ptx::matrix_after(of_b, (slab + 1) * kSlabB);
             ptx::wgmma<false>(sums, ptx::matrix_after(of_a, slab * kSlabA), after);
-            if (slab + 1 == kEarly) ptx::wgmma_commit();
           }
           ptx::wgmma_commit();
           // The chunk before is done, and then the last.
           if (chunk > 0) {
-            ptx::wgmma_wait<2>();
+            ptx::wgmma_wait<1>();
             give_back(a.stage == 0 ? kStagesA - 1 : a.stage - 1, b.stage == 0 ? kStagesB - 1 : b.stage - 1, goes);
           }
           if (chunk + 1 < chunks_) a.next(), b.next();
         }
-        ptx::wgmma_wait<1>();
-        // The others begin before this ends, so that the tensor cores do not wait for them.
-        if (in_turn_ && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(turn_ + (group + kHalf) % kGroups);
         ptx::wgmma_wait<0>(sums);
+        if (in_turn_ && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(turn_ + (group + kHalf) % kGroups);
         give_back(a.stage, b.stage, goes);
         a.next(), b.next();
         if (column == 0) epilogue_.begin(rows, fetched);
