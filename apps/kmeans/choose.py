@@ -135,6 +135,7 @@ def open_engine(
     device: str = "auto",
     engine: str = "auto",
     metric: str = "euclidean",
+    bounds: bool = False,
 ) -> Engine:
     """Choose the device and build the engine that holds X there.
 
@@ -149,6 +150,8 @@ def open_engine(
         See `choose`.
     metric : {"euclidean", "cosine"}
         By "cosine" the engine holds X's rows scaled to norm 1.
+    bounds : bool
+        Whether the fused engine leaves out rows whose labels stand; all others take no notice.
 
     Raises
     ------
@@ -172,7 +175,7 @@ def open_engine(
 
         if engine == "cublas":
             return CublasEngine(rows, dtype, weights, choice.index)
-        return FusedEngine(rows, dtype, weights, choice.index, always=engine == "fused")
+        return FusedEngine(rows, dtype, weights, choice.index, always=engine == "fused", bounds=bounds)
     from tsapps.apps.kmeans.cpu import CpuEngine
 
     return CpuEngine(rows, dtype, weights)

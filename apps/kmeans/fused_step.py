@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
+from tsapps.apps.kmeans.bounds import Bounds, load_kernels
+from tsapps.apps.kmeans.bounds_plan import MOTION
 from tsapps.apps.kmeans.fused_plan import (
     CHANGE_BYTES,
     ENTRY_BYTES,
@@ -47,7 +48,7 @@ from tsapps.apps.kmeans.fused_plan import (
     vector_of,
 )
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.build import architecture, build, function
+from tsapps.kernels.build import architecture, build
 from tsapps.kernels.launch import blocks_of, with_epilogue
 from tsapps.kernels.plan import ELEMENT, Plan
 
@@ -56,18 +57,11 @@ if TYPE_CHECKING:
 
 __all__ = ["FewCentres", "ManyCentres", "Placement", "Shadow", "Step", "integers_of", "load_kernels"]
 
-_FOLDER = Path(__file__).parent
 _MOVE_THREADS, _DECIDE_THREADS, _SHADOW_THREADS, _CENTRE_THREADS, _SEGMENT_THREADS = 512, 256, 256, 128, 256
 # Blocks a multiprocessor: of `move`, as many as are resident; of the others, more.
 _MOVE_BLOCKS, _OTHER_BLOCKS = 2, 8
 # Iterations that are launched before the outcome of the first of them is asked for.
 _AHEAD = 2
-
-
-def load_kernels(engine: FusedEngine, file: str, *names: str) -> list[Any]:
-    """Return kernels of a file of this package, compiled together and loaded on the engine's GPU."""
-    full = tuple(f"kmeans::{name}" for name in names)
-    return [function(_FOLDER / file, full, name, engine.gpu_index) for name in full]
 
 
 def _types(engine: FusedEngine) -> str:
@@ -152,6 +146,8 @@ class Step(ABC):
 
     #: Columns of the product are whole multiples of this.
     columns: int
+    #: What leaves out rows whose labels stand.
+    bounds: Bounds | None = None
 
     def __init__(self, engine: FusedEngine, placement: Placement, k: int) -> None:
         self.engine, self.k = engine, k
@@ -166,6 +162,7 @@ class Step(ABC):
         self._offsets = cupy.empty(n_columns * (2 if placement.slabs else 1), np.float32)
         self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
         self._outcomes = cupy.empty(_AHEAD, OUTCOME)
+        self._motion = np.zeros((), MOTION)[()]  # none is followed
         memory = cupy.cuda.alloc_pinned_memory(_AHEAD * OUTCOME.itemsize)
         self._seen = np.frombuffer(memory, OUTCOME, _AHEAD)
         self.device_sums = cupy.empty((k, d + 1), np.int64)
@@ -255,6 +252,7 @@ class Step(ABC):
             np.float64(tol),
             *results,
             *state,
+            self._motion,
         )
         self._advance((self.k,), (_CENTRE_THREADS,), arguments)
         source, size = self._outcomes[place:].data.ptr, OUTCOME.itemsize
@@ -315,6 +313,9 @@ class FewCentres(Step):
         self._product = with_epilogue(plan, problem, index, "kmeans::Nearest", "apps/kmeans/nearest.cuh")
         lists = blocks_of(plan, problem, index)
         self._capacity = capacity(plan, n, lists)
+        if engine.bounds and k > 1:
+            self.bounds = Bounds(engine, plan, problem, lists, self._capacity)
+            self._motion = self.bounds.motion
         self._ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
         self._entries = cupy.empty(lists * self._capacity * ENTRY_BYTES, np.uint8)
         self._counts = cupy.empty(lists, np.uint32)
@@ -332,13 +333,21 @@ class FewCentres(Step):
         self._decide, self._move = load_kernels(engine, "move.cuh", f"decide<{types}>", move)
         self._move.max_dynamic_shared_size_bytes = self.integers.shared_bytes
 
+    def _begin(self, centers: np.ndarray) -> None:
+        super()._begin(centers)
+        if self.bounds is not None:
+            self.bounds.begin()
+
     def _move_rows(self, centers: Any) -> None:
         engine, shadow = self.engine, self._shadow
         n, d = engine.source.shape
         pointers = self._offsets, self._extremes, shadow.norms, engine.labels, self._entries, self._counts
         addresses = (one.data.ptr for one in (*pointers, self.stopped))
-        nearest = np.array((*addresses, self._capacity, n, self._ahead, tensor_error(d), shadow.rounding), NEAREST)[()]
-        self._product(shadow.rows.data.ptr, self._halves.data.ptr, nearest)
+        nearest = (*addresses, self._capacity, n, self._ahead, tensor_error(d), shadow.rounding)
+        if self.bounds is None:
+            self._product(shadow.rows.data.ptr, self._halves.data.ptr, np.array(nearest, NEAREST)[()])
+        else:
+            self.bounds.score(shadow.rows, self._halves, nearest, engine.labels, self.stopped)
         rows, lists = self.rows(), (self._entries, self._counts, np.int64(self._capacity))
         decided = rows, centers, np.int32(self.k), *lists, self.stopped
         self._decide(self._decide_grid, (_DECIDE_THREADS,), decided)
