@@ -11,7 +11,7 @@ read of X's copy; many stream by, and it is bound by the tensor cores.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cupy
@@ -146,7 +146,7 @@ class Step(ABC):
 
     #: Columns of the product are whole multiples of this.
     columns: int
-    #: What leaves out rows whose labels stand.
+    #: What leaves out rows whose labels stand: made for the first iterations, as a single pass is of all rows.
     bounds: Bounds | None = None
 
     def __init__(self, engine: FusedEngine, placement: Placement, k: int) -> None:
@@ -234,6 +234,8 @@ class Step(ABC):
         self._centers[0].set(np.ascontiguousarray(centers, dtype=self.engine.dtype))
         self._zeroed.fill(0)
         self._counts.fill(0)
+        if self.bounds is not None:
+            self.bounds.begin()
         found = self._found, self._arrived, self._extremes
         arguments = (self._centers[0], *self._sizes, self._offsets, *found)
         self._place((self._n_columns,), (_CENTRE_THREADS,), arguments)
@@ -313,9 +315,7 @@ class FewCentres(Step):
         self._product = with_epilogue(plan, problem, index, "kmeans::Nearest", "apps/kmeans/nearest.cuh")
         lists = blocks_of(plan, problem, index)
         self._capacity = capacity(plan, n, lists)
-        if engine.bounds and k > 1:
-            self.bounds = Bounds(engine, plan, problem, lists, self._capacity)
-            self._motion = self.bounds.motion
+        self._made_bounds = partial(Bounds, engine, plan, problem, lists, self._capacity)
         self._ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
         self._entries = cupy.empty(lists * self._capacity * ENTRY_BYTES, np.uint8)
         self._counts = cupy.empty(lists, np.uint32)
@@ -333,10 +333,12 @@ class FewCentres(Step):
         self._decide, self._move = load_kernels(engine, "move.cuh", f"decide<{types}>", move)
         self._move.max_dynamic_shared_size_bytes = self.integers.shared_bytes
 
-    def _begin(self, centers: np.ndarray) -> None:
-        super()._begin(centers)
-        if self.bounds is not None:
-            self.bounds.begin()
+    def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
+        """Launch iterations, with bounds if they are asked for; see `Step.iterate`."""
+        if self.engine.bounds and self.k > 1 and self.bounds is None:
+            self.bounds = self._made_bounds()
+            self._motion = self.bounds.motion
+        return super().iterate(centers, before, last, tol, report)
 
     def _move_rows(self, centers: Any) -> None:
         engine, shadow = self.engine, self._shadow

@@ -135,6 +135,8 @@ struct NearestWithout : Nearest {
 };
 
 constexpr int kExamineThreads = 128;
+// Columns of a row that are asked for early.
+constexpr int kAskedFor = 512;
 
 // Block (x, y) adds to list x, and tiles of 32 rows are dealt to all lists in turn. `padded` is a multiple of 8, and rows and centres begin at multiples of 16 bytes.
 template <int kColumnBlocks>
@@ -149,6 +151,15 @@ __global__ void __launch_bounds__(kExamineThreads, 3) examine(const ptx::Half* s
     const int rows = count - begin < 32 ? (int)(count - begin) : 32;
     // Past the end, the last row again, of which nothing is kept.
     const unsigned mine = active[begin + (lane < rows ? lane : rows - 1)];
+    if (begin + step + lane < count) {
+      // The warp's next rows are asked for, a lane one.
+      const unsigned soon = active[begin + step + lane];
+      ptx::prefetch(nearest.norms + soon);
+      ptx::prefetch(nearest.labels + soon);
+      for (int column = 0; column < padded && column < kAskedFor; column += 64) {
+        ptx::prefetch(shadow + (long long)soon * padded + column);
+      }
+    }
     const ptx::Half* from[4];
 #pragma unroll
     for (int q = 0; q < 4; ++q) from[q] = shadow + (long long)simt::shuffle(mine, 8 * q + g) * padded;

@@ -93,6 +93,23 @@ def test_expiries_are_below_gaps(d, k, kind, rng):
     assert (of.expiries[chosen] <= gaps(of, centers)[chosen]).all()
 
 
+def test_a_warp_examines_several_tiles(rng):
+    n, d, k = 4001, 40, 33
+    X, centers = blobs(n, d, k, rng)
+    of = BoundedIterations(X, k, KINDS[0])
+    of.iterate(centers)
+    expected, expired = of.labels.copy(), rng.permutation(n)[:1000]
+    assert len(expired) > 3 * 2 * 4 * 32  # lists, blocks of a list, warps, rows of a tile
+    of.labels[expired] = (expected[expired] + 1) % k
+    of.expiries[:], of.expiries[expired] = np.inf, -np.inf
+    of.watch["pass"] = SCREEN
+    _, moved = of.iterate(centers)
+    assert of.passes[-1] == ACTIVE
+    assert moved == of.watch["examined"] == 1000
+    np.testing.assert_array_equal(of.labels, expected)
+    assert np.isfinite(of.expiries).sum() > 900
+
+
 def run(of, centers, iterations):
     """Return the labels, the sums and the outcome of every iteration, as the engine makes them."""
     found = []
