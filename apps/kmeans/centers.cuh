@@ -6,6 +6,7 @@
 // advance         of the means of the sums (move.cuh), which become the next centres; and whether there is to be a next
 //                 iteration: not if no label changed, if the centres moved by no more than `tolerance` in all (squared), or
 //                 if a cluster is empty, which the host has to fill. What would follow then does nothing.
+//                 With bounds (bounds.cuh), it keeps how far centres have moved too, and says what the next iteration does.
 //
 // A centre far away would widen the bound of every row. Where all rows are within `reach` of the mean but for a few, a centre
 // more than 4·reach from it is the nearest of none of the others, as long as another centre is within 2·reach: it is
@@ -13,6 +14,7 @@
 //
 // A block a centre; the last block to arrive puts together what the others found, in their order: the same bits always.
 #pragma once
+#include "apps/kmeans/bounds.cuh"
 #include "apps/kmeans/nearest.cuh"
 #include "apps/kmeans/shadow.cuh"
 #include "kernels/tsm2/slabs.cuh"
@@ -143,7 +145,26 @@ __global__ void __launch_bounds__(kCentreThreads, 4) place_centers(const Work* c
   if (simt::last_to_arrive(arrived, gridDim.x)) put_together(found, k, reach, offsets, halves, extremes);
 }
 
-// `units` are what one stands for in each column of the sums, powers of two. `outcome` is this iteration's; `stopped` is set with its `stop` and stays. Leaves `counts` and `moved` at zero.
+// What has moved, after the shifts of all centres were found; by a block, the last of its iteration.
+__device__ __forceinline__ void follow(const Motion& motion, const OfCentre* found, int k, double scale) {
+  const auto most_of = [](double a, double b) { return b > a ? b : a; };
+  double movement = 0;
+  for (int j = threadIdx.x; j < k; j += blockDim.x) {
+    const double mine = sqrt(found[j].shift) * scale * (1 + 1.0 / (1 << 18)) + 1e-18;
+    motion.moved[j] += mine;
+    movement = most_of(movement, mine);
+  }
+  movement = over_block(movement, most_of);
+  const double most = motion.watch->most + movement;
+  for (int j = threadIdx.x; j < k; j += blockDim.x) motion.limits[j] = limit_of(motion.moved[j], most);
+  __syncthreads();  // the last sum has been read
+  if (threadIdx.x != 0) return;
+  motion.watch->most = most;
+  motion.watch->plan_next(movement);
+}
+
+// `units` are what one stands for in each column of the sums, powers of two. `outcome` is this iteration's; `stopped` is
+// set with its `stop` and stays. Leaves `counts` and `moved` at zero.
 template <typename Work>
 __global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long long* __restrict__ sums,
                                                              const double* __restrict__ units,
@@ -153,7 +174,7 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long
                                                              float* offsets, OfCentre* found,
                                                              unsigned* arrived, Extremes* extremes, unsigned* counts,
                                                              int lists, unsigned* moved, int* stopped,
-                                                             Outcome* outcome) {
+                                                             Outcome* outcome, const Motion motion) {
   if (*stopped) return;
   const int j = blockIdx.x;
   const unsigned long long* mine_of_sums = sums + (long long)j * (d + 1);
@@ -191,6 +212,7 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long
   potential = over_block(potential, sum_of);
   empty = over_block(empty, sum_of);
   put_together(found, k, reach, offsets, halves, extremes);
+  if (motion.watch != nullptr) follow(motion, found, k, scale);
   if (threadIdx.x == 0) {
     const bool stops = empty != 0 || *moved == 0 || shift <= tolerance;
     *outcome = {stops, empty != 0, *moved, 0, shift, potential};

@@ -146,6 +146,7 @@ def open_engine(
     engine: str = "auto",
     metric: str = "euclidean",
     precision: str = "exact",
+    bounds: bool = False,
 ) -> Engine:
     """Choose the device and build the engine that holds X there.
 
@@ -162,6 +163,8 @@ def open_engine(
         By "cosine" the engine holds X's rows scaled to norm 1.
     precision : {"exact", "tf32"}
         Whether the kernels of this package prove labels of float32 data, see `TSKMeans`; others always do.
+    bounds : bool
+        Whether the fused engine leaves out rows whose labels stand; all others take no notice.
 
     Raises
     ------
@@ -186,7 +189,8 @@ def open_engine(
 
         if engine == "cublas":
             return CublasEngine(rows, dtype, weights, choice.index)
-        return FusedEngine(rows, dtype, weights, choice.index, always=engine == "fused", precision=precision)
+        options: dict[str, Any] = {"always": engine == "fused", "precision": precision, "bounds": bounds}
+        return FusedEngine(rows, dtype, weights, choice.index, **options)
     from tsapps.apps.kmeans.cpu import CpuEngine
 
     return CpuEngine(rows, dtype, weights)

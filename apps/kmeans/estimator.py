@@ -57,7 +57,10 @@ class TSKMeans(KMeans):
     copy_x : bool, default=True
         On the CPU, False lets X be centred in place and restored afterwards. On a GPU X is never written.
     algorithm : {"lloyd", "elkan"}, default="lloyd"
-        Both find the same clustering; on a GPU both run Lloyd.
+        Both find the same clustering, on a GPU with the same bits. There "elkan" keeps a bound for every sample and
+        leaves out those whose nearest centre cannot have changed (Hamerly's bounds [3]_, 5 more bytes a sample): late
+        iterations over clusters that lie apart cost a fraction, and bounds that do not pay turn themselves off. "fused"
+        has them for 2 to 64 clusters, but of few features; all else runs Lloyd.
     device : {"auto", "cpu", "cuda", "cuda:i"}, default="auto"
         "auto" follows X to the GPU that it lies on, else takes a GPU if there is one, else the CPU.
     engine : {"auto", "fused", "cublas"}, default="auto"
@@ -103,6 +106,8 @@ class TSKMeans(KMeans):
     .. [1] Bahmani, Moseley, Vattani, Kumar and Vassilvitskii, "Scalable k-means++", PVLDB 5 (2012).
     .. [2] Dhillon and Modha, "Concept decompositions for large sparse text data using clustering", Machine Learning 42
        (2001).
+
+    .. [3] Hamerly, "Making k-means even faster", SDM 2010.
 
     Examples
     --------
@@ -298,6 +303,7 @@ class TSKMeans(KMeans):
             engine=self.engine,
             metric=self.metric,
             precision=self.precision,
+            bounds=self.algorithm == "elkan",
         )
 
     def _validated(self, X: Any, *, reset: bool) -> Any:

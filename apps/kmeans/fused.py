@@ -18,6 +18,7 @@ import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
+from tsapps.apps.kmeans.bounds_plan import BOUNDS_BYTES
 from tsapps.apps.kmeans.cuda import CublasEngine
 from tsapps.apps.kmeans.few_features import FewFeatures, norms_of
 from tsapps.apps.kmeans.fused_plan import (
@@ -65,6 +66,10 @@ class FusedEngine(CublasEngine):
         Whether small data is served too.
     precision : {"exact", "tf32"}
         Whether labels of float32 data that is copied to float16 are proved; see `Shadow`.
+    bounds : bool
+        Whether iterations leave out rows whose labels stand, where that pays; see `bounds.Bounds`. Labels and sums
+        are the same. Few features, of which a row is hardly more than its bound, and more clusters than `MOST_CLUSTERS`
+        have none.
     """
 
     def __init__(
@@ -76,9 +81,10 @@ class FusedEngine(CublasEngine):
         *,
         always: bool = False,
         precision: str = "exact",
+        bounds: bool = False,
     ) -> None:
         super().__init__(source, dtype, sample_weight, index)
-        self.precision = precision
+        self.precision, self.bounds = precision, bounds
         large = always or self.n_samples * self.n_features * self.dtype.itemsize >= LEAST_BYTES
         tensor_cores = float(self.gpu.compute_capability) >= _LEAST_CAPABILITY
         room = self.rows_on_gpu is not None and self.n_samples < _MOST_SAMPLES and self.n_features <= _MOST_FEATURES
@@ -236,6 +242,12 @@ class FusedEngine(CublasEngine):
         """Tell whether iterations for k clusters are by the kernels of this package, rather than by `CublasEngine`."""
         return self._step_for(k) is not None
 
+    def examined(self) -> tuple[int, int]:
+        """Return in how many iterations for this k bounds left out rows, and the rows that were scored in them."""
+        bounds = None if self._step is None else self._step.bounds
+        watch = None if bounds is None else bounds.watch()
+        return (0, 0) if watch is None else (int(watch["screened"]), int(watch["examined"]))
+
     def _step_for(self, k: int) -> Step | None:
         """Return what makes iterations for k clusters; None where `CublasEngine` is to."""
         if self._applies and self._step is not None and self._step.k == k:
@@ -282,7 +294,8 @@ class FusedEngine(CublasEngine):
             self._shadow = None
             if self._found is None:
                 self.moments()
-            self._applies = self.fits(Shadow.size(*self.source.shape, k, slabs))
+            bounds = BOUNDS_BYTES * self.n_samples if self.bounds and not slabs else 0
+            self._applies = self.fits(Shadow.size(*self.source.shape, k, slabs) + bounds)
             self._shadow = Shadow(self, slabs) if self._applies else None
         return self._shadow
 

@@ -11,14 +11,15 @@ read of X's copy; many stream by, and it is bound by the tensor cores.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
+from tsapps.apps.kmeans.bounds import Bounds, load_kernels
+from tsapps.apps.kmeans.bounds_plan import MOTION
 from tsapps.apps.kmeans.fused_plan import (
     CHANGE_BYTES,
     ENTRY_BYTES,
@@ -34,8 +35,8 @@ from tsapps.apps.kmeans.fused_plan import (
     ROUNDING,
     ROWS,
     UNDECIDED_BYTES,
-    WIDE_ROWS,
     UNPROVED,
+    WIDE_ROWS,
     Integers,
     StreamPlan,
     capacity,
@@ -50,7 +51,7 @@ from tsapps.apps.kmeans.fused_plan import (
     vector_of,
 )
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.build import architecture, build, function
+from tsapps.kernels.build import architecture, build
 from tsapps.kernels.launch import blocks_of, with_epilogue
 from tsapps.kernels.plan import ELEMENT, Plan
 
@@ -59,18 +60,11 @@ if TYPE_CHECKING:
 
 __all__ = ["FewCentres", "ManyCentres", "Placement", "Shadow", "Step", "integers_of", "load_kernels"]
 
-_FOLDER = Path(__file__).parent
 _MOVE_THREADS, _DECIDE_THREADS, _SHADOW_THREADS, _CENTRE_THREADS, _SEGMENT_THREADS = 512, 256, 256, 256, 256
 # Blocks a multiprocessor: of `move`, as many as are resident; of the shadow, whole multiples of it; others, more.
 _MOVE_BLOCKS, _SHADOW_BLOCKS, _OTHER_BLOCKS = 2, 6, 8
 # Iterations that are launched before the outcome of the first of them is asked for.
 _AHEAD = 2
-
-
-def load_kernels(engine: FusedEngine, file: str, *names: str) -> list[Any]:
-    """Return kernels of a file of this package, compiled together and loaded on the engine's GPU."""
-    full = tuple(f"kmeans::{name}" for name in names)
-    return [function(_FOLDER / file, full, name, engine.gpu_index) for name in full]
 
 
 def _types(engine: FusedEngine) -> str:
@@ -158,6 +152,8 @@ class Step(ABC):
 
     #: Columns of the product are whole multiples of this.
     columns: int
+    #: What leaves out rows whose labels stand: made for the first iterations, as a single pass is of all rows.
+    bounds: Bounds | None = None
 
     def __init__(self, engine: FusedEngine, placement: Placement, k: int) -> None:
         self.engine, self.k = engine, k
@@ -173,6 +169,7 @@ class Step(ABC):
         self._offsets = cupy.empty(n_columns, np.float32)
         self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
         self._outcomes = cupy.empty(_AHEAD, OUTCOME)
+        self._motion = np.zeros((), MOTION)[()]  # none is followed
         memory = cupy.cuda.alloc_pinned_memory(_AHEAD * OUTCOME.itemsize)
         self._seen = np.frombuffer(memory, OUTCOME, _AHEAD)
         self.device_sums = cupy.empty((k, d + 1), np.int64)
@@ -246,6 +243,8 @@ class Step(ABC):
         self._centers[0].set(np.ascontiguousarray(centers, dtype=self.engine.dtype))
         self._zeroed.fill(0)
         self._counts.fill(0)
+        if self.bounds is not None:
+            self.bounds.begin()
         found = self._found, self._arrived, self._extremes
         arguments = (self._centers[0], *self._sizes, self._offsets, *found)
         self._place((self._n_columns,), (_CENTRE_THREADS,), arguments)
@@ -264,6 +263,7 @@ class Step(ABC):
             np.float64(tol),
             *results,
             *state,
+            self._motion,
         )
         self._advance((self.k,), (_CENTRE_THREADS,), arguments)
         source, size = self._outcomes[place:].data.ptr, OUTCOME.itemsize
@@ -331,6 +331,7 @@ class FewCentres(Step):
         self._product = with_epilogue(plan, problem, index, "kmeans::Nearest", "apps/kmeans/nearest.cuh")
         lists = blocks_of(plan, problem, index)
         self._capacity = capacity(plan, n, lists)
+        self._made_bounds = partial(Bounds, engine, plan, problem, lists, self._capacity)
         self._ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
         self._entries = cupy.empty(lists * self._capacity * ENTRY_BYTES, np.uint8)
         self._counts = cupy.empty(lists, np.uint32)
@@ -349,13 +350,23 @@ class FewCentres(Step):
         self._decide, self._move = load_kernels(engine, "move.cuh", f"decide<{types}>", move)
         self._move.max_dynamic_shared_size_bytes = self.integers.shared_bytes
 
+    def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
+        """Launch iterations, with bounds if they are asked for; see `Step.iterate`."""
+        if self.engine.bounds and self.k > 1 and self.bounds is None:
+            self.bounds = self._made_bounds()
+            self._motion = self.bounds.motion
+        return super().iterate(centers, before, last, tol, report)
+
     def _move_rows(self, centers: Any) -> None:
         engine, shadow = self.engine, self._shadow
         n, d = engine.source.shape
         pointers = self._offsets, self._extremes, shadow.norms, engine.labels, self._entries, self._counts
         addresses = (one.data.ptr for one in (*pointers, self.stopped))
-        nearest = np.array((*addresses, self._capacity, n, self._ahead, tensor_error(d), shadow.rounding), NEAREST)[()]
-        self._product(shadow.rows.data.ptr, self._halves.data.ptr, nearest)
+        nearest = (*addresses, self._capacity, n, self._ahead, tensor_error(d), shadow.rounding)
+        if self.bounds is None:
+            self._product(shadow.rows.data.ptr, self._halves.data.ptr, np.array(nearest, NEAREST)[()])
+        else:
+            self.bounds.score(shadow.rows, self._halves, nearest, engine.labels, self.stopped)
         rows, lists = self.rows(), (self._entries, self._counts, np.int64(self._capacity))
         decided = rows, centers, np.int32(self.k), *lists, self.stopped
         self._decide(self._decide_grid, (_DECIDE_THREADS,), decided)

@@ -97,23 +97,34 @@ struct Nearest {
       for (int q = 0; q < 4; ++q) {
         bits[q] = candidates(d[first + q / 2], q % 2, offset, simt::shuffle(error, 4 * g + q));
       }
-      const unsigned two[2] = {bits[0] | bits[1] << 16, bits[2] | bits[3] << 16};
-      // Each lane keeps what is of its own row, and of the row that it still has in hand for its neighbour.
-      const unsigned kept = t < 2 ? two[0] : two[1];
-      const unsigned got = simt::shuffle_xor(t < 2 ? two[1] : two[0], 2);
-      const int own = t % 2 * 16, other = 16 - own;
-      const unsigned across = simt::shuffle_xor((kept >> other & 0xffff) | (got >> other) << 16, 1);
-      // Of lanes t and t ^ 1, then of t ^ 2 and t ^ 3, the lower lane's in the lower half.
-      const unsigned ours = (kept >> own & 0xffff) << own | (across & 0xffff) << other;
-      const unsigned theirs = (got >> own & 0xffff) << own | across >> 16 << other;
       const bool within = norm <= most.reach;
-      const unsigned low = within ? t < 2 ? ours : theirs : 0, high = within ? t < 2 ? theirs : ours : 0;
+      const Candidates found = brought_together(bits, within);
+      const unsigned low = found.low, high = found.high;
       const bool decided = __popc(low) + __popc(high) == 1;
       append(present && !(decided && first_centre(low, high) == label), {from + mine, label, low, high});
     }
   }
 
- private:
+ protected:
+  struct Candidates {
+    unsigned low, high;
+  };
+
+  // Of the row that this lane decides, from the bits that each lane has of four rows; none if the row is not `within`.
+  static __device__ __forceinline__ Candidates brought_together(const unsigned (&bits)[4], bool within) {
+    const int t = threadIdx.x % 4;
+    const unsigned two[2] = {bits[0] | bits[1] << 16, bits[2] | bits[3] << 16};
+    // Each lane keeps what is of its own row, and of the row that it still has in hand for its neighbour.
+    const unsigned kept = t < 2 ? two[0] : two[1];
+    const unsigned got = simt::shuffle_xor(t < 2 ? two[1] : two[0], 2);
+    const int own = t % 2 * 16, other = 16 - own;
+    const unsigned across = simt::shuffle_xor((kept >> other & 0xffff) | (got >> other) << 16, 1);
+    // Of lanes t and t ^ 1, then of t ^ 2 and t ^ 3, the lower lane's in the lower half.
+    const unsigned ours = (kept >> own & 0xffff) << own | (across & 0xffff) << other;
+    const unsigned theirs = (got >> own & 0xffff) << own | across >> 16 << other;
+    return {within ? t < 2 ? ours : theirs : 0, within ? t < 2 ? theirs : ours : 0};
+  }
+
   // Which of this lane's centres of row 8·half + g can be the nearest, bit 2·j + i for column 8·j + 2·t + i.
   template <int kColumnBlocks>
   __device__ __forceinline__ unsigned candidates(const float (&d)[kColumnBlocks][4], int half,
@@ -125,6 +136,14 @@ struct Nearest {
       for (int i = 0; i < 2; ++i) best = fmaxf(best, d[j][2 * half + i] + offset[j][i]);
     best = fmaxf(best, simt::shuffle_xor(best, 1));
     best = fmaxf(best, simt::shuffle_xor(best, 2));
+    return candidates_near(d, half, offset, error, best);
+  }
+
+  // The same where the best score of the row is known.
+  template <int kColumnBlocks>
+  static __device__ __forceinline__ unsigned candidates_near(const float (&d)[kColumnBlocks][4], int half,
+                                                             const float (&offset)[kColumnBlocks][2], float error,
+                                                             float best) {
     // Products are below 2²⁸ (centers.cuh), so that what overflows here is no candidate. Scores are 1e-18 apart or more, or
     // the same. They are computed again, in another way, for the compiler not to keep them in registers.
     const float threshold = (2 * error - best) * kLarge;

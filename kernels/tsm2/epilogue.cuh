@@ -2,6 +2,8 @@
 //
 // An epilogue is a class that the kernel calls with complete sums, with all 32 lanes of a warp. By kTakes it says how:
 //
+// It may have `bool idle() const`: true where there is nothing to do at all.
+//
 //   kRows       template <typename Sums>
 //               void operator()(const Sums& sums, long long row, int rows, long long column, int columns) const;
 //
@@ -35,6 +37,21 @@ struct Sums {
 };
 
 enum class Takes { kRows, kFragments, kTile };
+
+// Whether an epilogue can say that there is nothing to do, and whether it says so.
+template <typename Epilogue, typename = void>
+constexpr bool may_idle = false;
+template <typename Epilogue>
+constexpr bool may_idle<Epilogue, decltype((void)&Epilogue::idle)> = true;
+
+template <typename Epilogue>
+__device__ __forceinline__ bool is_idle(const Epilogue& epilogue) {
+  if constexpr (may_idle<Epilogue>) {
+    return epilogue.idle();
+  } else {
+    return false;
+  }
+}
 
 // C ← alpha · sum + beta · C, where C[i, j] is C[i·row_stride + j·column_stride]. With beta = 0, C is not read.
 template <typename T, typename Sum>

@@ -84,6 +84,7 @@ class Product {
   }
 
   __device__ __forceinline__ void run() {
+    if (may_idle<Epilogue> && work_.m == 0) return;
     if (Plan::kKeepB) {
       typename B::template Reader<kThreads> b(b_, threadIdx.x);
       b.move_to(0, 0);
@@ -290,7 +291,9 @@ template <typename Plan, typename Epilogue>
 __global__ void __launch_bounds__(Product<Plan, Epilogue>::kThreads, Plan::kBlocksAMultiprocessor)
     tall_skinny(const typename Plan::A::Source a, const typename Plan::B::Source b, const Work work,
                 typename Product<Plan, Epilogue>::Sum* partial, unsigned* arrived, const Epilogue epilogue) {
-  Product<Plan, Epilogue>(simt::dynamic_shared<unsigned char>(), a, b, work, partial, arrived, epilogue).run();
+  // Told of no rows, it returns at once; a return here would cost registers.
+  const Work here{is_idle(epilogue) ? 0 : work.m, work.n, work.k};
+  Product<Plan, Epilogue>(simt::dynamic_shared<unsigned char>(), a, b, here, partial, arrived, epilogue).run();
 }
 
 }  // namespace tsm2

@@ -7,6 +7,7 @@ import oracle
 import pytest
 
 from host_cuda.tall_skinny import DTYPES, build_each
+from tsapps.apps.kmeans.bounds_plan import MOTION
 from tsapps.apps.kmeans.fused_plan import (
     CHANGE_BYTES,
     ENTRY_BYTES,
@@ -45,24 +46,24 @@ SCALAR = {np.float32: "float", np.float64: "double"}
 BLOCKS = 3
 
 
-def product_source(d, k):
-    plan = assign_plan(10**7, d, k, H200)
+def product_source(d, k, epilogue="Nearest", header="nearest.cuh"):
+    plan, name = assign_plan(10**7, d, k, H200), f"{epilogue}_{d}_{k}"
     return f"""
 #include "kernels/tsm2/tall_skinny.cuh"
-#include "apps/kmeans/nearest.cuh"
-namespace of_{d}_{k} {{
+#include "apps/kmeans/{header}"
+namespace of_{name} {{
 {plan.struct()}
-using P = tsm2::Product<Plan, kmeans::Nearest>;
-extern "C" void assign_{d}_{k}(const void* shadow, const void* halves, long long n, const kmeans::Nearest* nearest,
-                               void* partial, unsigned* arrived, long long blocks) {{
+using P = tsm2::Product<Plan, kmeans::{epilogue}>;
+extern "C" void assign_{name}(const void* shadow, const void* halves, long long n, const kmeans::{epilogue}* nearest,
+                              void* partial, unsigned* arrived, long long blocks) {{
   constexpr long long kPadded = {padded(d)};
   const Plan::A::Source a{{static_cast<const ptx::Half*>(shadow), kPadded, n, kPadded, n * kPadded}};
   const Plan::B::Source b{{static_cast<const ptx::Half*>(halves), kPadded, {k}, kPadded, {k} * kPadded}};
   const tsm2::Work work{{n, {k}, kPadded}};
-  const kmeans::Nearest epilogue = *nearest;
+  const kmeans::{epilogue} epilogue = *nearest;
   auto* sums = static_cast<P::Sum*>(partial);
   cuda_host::launch(dim3(blocks), P::kThreads, P::kSharedBytes, [=] {{
-    tsm2::tall_skinny<Plan, kmeans::Nearest>(a, b, work, sums, arrived, epilogue);
+    tsm2::tall_skinny<Plan, kmeans::{epilogue}>(a, b, work, sums, arrived, epilogue);
   }});
 }}
 }}"""
@@ -102,13 +103,14 @@ extern "C" void advance_{name}(const unsigned long long* sums, const double* uni
                                long long d, const void* halves, double scale, double reach, double tolerance,
                                void* next, float* offsets, void* found, unsigned* arrived, kmeans::Extremes* extremes,
                                unsigned* counts, long long lists, unsigned* moved,
-                               int* stopped, kmeans::Outcome* outcome) {{
+                               int* stopped, kmeans::Outcome* outcome, const kmeans::Motion* motion) {{
+  const auto follows = *motion;
   const auto to = *static_cast<const kmeans::Halves*>(halves);
   cuda_host::launch(dim3(k), kmeans::kCentreThreads, 0, [=] {{
     kmeans::advance<{W}>(sums, units, static_cast<const {W}*>(centers), (int)k, (int)d, to, (float)scale,
                          (float)reach, tolerance, static_cast<{W}*>(next), offsets,
                          static_cast<kmeans::OfCentre*>(found), arrived, extremes, counts, (int)lists, moved, stopped,
-                         outcome);
+                         outcome, follows);
   }});
 }}
 extern "C" void decide_{name}(const void* rows, const void* centers, long long k, kmeans::Entry* entries,
@@ -253,6 +255,7 @@ class Iterations:
         self.in_cluster = np.zeros(k, np.uint32)
         self.labels = np.full(self.n, -1, np.int32)
         self.sums = np.zeros((k, self.d + 1), np.int64)
+        self.motion = np.zeros((), MOTION)  # none is followed
 
     def make_shadow(self, scale):
         """Make the copy that iterations read."""
@@ -302,9 +305,9 @@ class Iterations:
         ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
         pointed = self.offsets, self.extremes, self.norms, self.labels, entries, counts, self.stopped
         pointers = (one.ctypes.data for one in pointed)
-        nearest = np.array((*pointers, room, n, ahead, tensor_error(d), self.rounding), NEAREST)
-        partial, arrived = np.zeros(2 * lists * plan.tile_sums + 1, np.float32), np.zeros(3 * lists, np.uint32)
-        libraries()[d, k].call(f"assign_{d}_{k}", self.shadow, self.halves, n, nearest, partial, arrived, lists)
+        nearest = (*pointers, room, n, ahead, tensor_error(d), self.rounding)
+        workspace = np.zeros(2 * lists * plan.tile_sums + 1, np.float32), np.zeros(3 * lists, np.uint32)
+        self.score(nearest, workspace, lists, room)
         assert (counts <= room).all()
         masks = [mask for b in range(lists) for mask in entries[b, : counts[b], 2:].tolist()]
         undecided = sum(low.bit_count() + high.bit_count() != 1 for low, high in masks)
@@ -324,6 +327,12 @@ class Iterations:
         self.call("move", rows, scales, k, columns, chunks, lanes, *lists_of, *state, 68 << 10)
         return undecided, int(moved[0])
 
+    def score(self, nearest, workspace, lists, room):
+        """List the rows whose labels change or are not sure; `nearest` are the fields of a `NEAREST`."""
+        shape, epilogue = f"{self.d}_{self.k}", np.array(nearest, NEAREST)
+        product = self.shadow, self.halves, self.n, epilogue, *workspace, lists
+        libraries()[self.d, self.k].call(f"assign_Nearest_{shape}", *product)
+
     def move_segments(self, rows, scales, lists, n_lists, of_entries, places):
         """Move the rows of some lists, sorted by cluster; return how many there are."""
         begins, arrived, moved, every = (np.zeros(size, np.uint32) for size in (self.k, 1, 1, 1))
@@ -340,7 +349,7 @@ class Iterations:
         centers = np.ascontiguousarray(centers.astype(self.work))
         following, outcome = np.full_like(centers, np.nan), np.zeros(1, OUTCOME)
         results = following, self.offsets, self.found, self.arrived, self.extremes
-        state = self.counts, self.counts.size, np.array([moved], np.uint32), self.stopped, outcome
+        state = self.counts, self.counts.size, np.array([moved], np.uint32), self.stopped, outcome, self.motion
         self.call("advance", self.sums, 1 / self.scales, centers, *self.sizes, tolerance, *results, *state)
         assert not self.counts.any()
         assert not state[2].any()

@@ -191,11 +191,15 @@ def test_few_features_compile_without_spills(arch):
         assert used.registers <= 128, kernel
 
 
+@pytest.mark.parametrize(
+    ("epilogue", "header"),
+    [("Nearest", "nearest.cuh"), ("NearestUntil", "nearest_until.cuh"), ("NearestWithout", "nearest_until.cuh")],
+)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_products_compile_without_spills(arch):
+def test_products_compile_without_spills(arch, epilogue, header):
     pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
     plans = [assign_plan(10**7, *shape, KNOWN[ARCHITECTURES[arch]]) for shape in SHAPES]
-    compiled = partial(launch.compiled_plan, arch=arch, epilogue="kmeans::Nearest", header="apps/kmeans/nearest.cuh")
+    compiled = partial(launch.compiled_plan, arch=arch, epilogue=f"kmeans::{epilogue}", header=f"apps/kmeans/{header}")
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
         for shape, plan, (cubin, name) in zip(SHAPES, plans, pool.map(compiled, plans), strict=True):
             used = cubin.resources[name]
@@ -229,6 +233,8 @@ def test_other_kernels_compile_without_spills(scalar, arch):
         ],
         "centers.cuh": [f"place_centers<{scalar}>", f"advance<{scalar}>"],
         "decide.cuh": [f"decide<{scalar}, {scalar}>"],
+        "bounds.cuh": ["screen"],
+        "nearest_until.cuh": [f"examine<{blocks}>" for blocks in range(1, MOST_CLUSTERS // 8 + 1)],
         "move.cuh": [
             f"move<{scalar}, {scalar}, {count}, {weighted}>" for count in digits for weighted in ("true", "false")
         ],

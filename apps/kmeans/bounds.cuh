@@ -1,0 +1,152 @@
+// Rows that need not be looked at: those whose nearest centre cannot have changed since they were last scored.
+//
+//   expiries (n)   of every row, how far centres may move before its label has to be proved again
+//   limits (k)     how far they have moved: a row of label a is safe as long as its expiry is above limits[a]
+//
+// A row is scored once: its nearest centre is then closer than any other by a gap g or more. Later its own centre has moved by
+// ΔP at most, and every other centre by ΔM at most, where P is the sum of all movements of that centre and M the sum of the
+// largest movement of any, iteration by iteration. So its label stands while g > ΔP + ΔM, that is while
+//
+//   expiry = g + P(then) + M(then)  >  P(now) + M(now) = limits[label]
+//
+// (Hamerly, "Making k-means even faster", SDM 2010, with his two bounds in one number): 8 bytes of a row are read and none
+// is written. A row that is not decided when it is scored expires at once. Lengths are in the shadow's units (shadow.cuh).
+//
+// Rounding. Movements are rounded up, by 2⁻¹⁸ of themselves and 10⁻¹⁸; gaps are less by 2⁻³⁰ of the distances that they lie
+// between (nearest_until.cuh). So the two squared distances of a safe row still differ by more than 2⁻³³ of themselves, and
+// float64, which is what `decide.cuh` sums them in, could not find another label.
+//
+// What runs is decided here, for the host to ask nothing: `screen` counts the rows that are not safe and lists them. If
+// they are few, they alone are scored (`examine`, nearest_until.cuh); else all rows are. Bounds that do not pay turn
+// themselves off: after the n-th screen in a row that found too many, 2ⁿ iterations run without bounds, and more of them
+// until the largest movement is a quarter less than it was.
+//
+// Why it is fast: one pass over 8 bytes a row, with few registers, where the copy of a row is 256 bytes at 128 features.
+#pragma once
+#include "kernels/tsm2/simt.cuh"
+
+namespace kmeans {
+
+// What gives rows their labels in an iteration.
+enum Pass : int {
+  kPlain,   // all rows are scored, without bounds
+  kUntil,   // all rows are scored, and their expiries written
+  kScreen,  // not known before they are screened: then kUntil, kPlain, or
+  kActive   // the rows that were listed are scored
+};
+
+// Iterations without bounds after a screen that found too many rows: twice as many after each, up to 2⁵.
+constexpr int kMostFailures = 5;
+// The part of the movement at the last such screen that the largest movement has to fall to.
+constexpr double kLess = 0.75;
+
+// What is known of an iteration's rows, and what is to be done in it.
+struct Watch {
+  double most;              // M
+  double latest, hopeless;  // the largest movement in the last iteration, and before the last screen that found too many
+  int pass;
+  unsigned active;           // rows that are not safe
+  int wait, failures, paid;  // iterations without bounds to come; screens in a row that found too many; whether one did not
+  // In all, for who wants to know: screens after which only listed rows were scored, and those rows.
+  unsigned screened;
+  unsigned long long examined;
+
+  // After a screen: whether listed rows are scored, of which there is room for `capacity`.
+  __device__ __forceinline__ void choose(unsigned found, unsigned capacity) {
+    if (found <= capacity) {
+      examined += found;
+      ++screened;
+      failures = 0;
+      paid = 1;
+      pass = kActive;
+    } else if (paid) {
+      // Expiries were of use, and are renewed.
+      paid = 0;
+      pass = kUntil;
+    } else {
+      hopeless = latest;
+      failures = failures < kMostFailures ? failures + 1 : failures;
+      wait = 1 << failures;
+      pass = kPlain;
+    }
+  }
+
+  // After an iteration in which the centre that moved most did so by `movement`: what the next is to do.
+  __device__ __forceinline__ void plan_next(double movement) {
+    latest = movement;
+    active = 0;
+    if (pass != kPlain) {
+      pass = kScreen;
+    } else if (--wait <= 0 && !(movement > kLess * hopeless)) {
+      pass = kUntil;
+      paid = 0;
+    }
+  }
+};
+
+// How far centres have moved, and what follows from it; without bounds, `watch` is null.
+struct Motion {
+  double* moved;  // of every centre, P
+  float* limits;
+  Watch* watch;
+};
+
+// No less than P + M of a centre, nor more by 2⁻²¹; and no more than it, of such a limit.
+__device__ __forceinline__ float limit_of(double moved, double most) {
+  return (float)((moved + most) * (1 + 1.0 / (1 << 22)));
+}
+__device__ __forceinline__ float below_limit(float limit) { return limit * (1 - 1.0f / (1 << 20)); }
+
+constexpr int kScreenThreads = 256;
+
+// Rows of a thread at a time, and what a warp lists before it asks for room.
+constexpr int kScreened = 4, kListed = 256;
+
+// Lists the rows that are not safe, in no order; beyond `capacity` of them it gives up. `expiries` and `labels` begin at
+// multiples of 16 bytes.
+__global__ void __launch_bounds__(kScreenThreads, 8) screen(const float* expiries, const int* labels, long long rows,
+                                                            const float* limits, unsigned* active, unsigned capacity,
+                                                            Watch* watch, unsigned* arrived, const int* stopped) {
+  if (*stopped || watch->pass != kScreen) return;
+  __shared__ unsigned listed[kScreenThreads / 32][kListed];
+  unsigned* mine = listed[threadIdx.x / 32];
+  const int lane = threadIdx.x % 32;
+  const long long each = (long long)gridDim.x * kScreenThreads * kScreened;
+  unsigned waiting = 0;
+  // Returns whether there is room for more.
+  auto hand_over = [&] {
+    unsigned begin = 0;
+    if (lane == 0) begin = atomicAdd(&watch->active, waiting);
+    begin = simt::shuffle(begin, 0);
+    __syncwarp();
+    for (unsigned i = lane; i < waiting && begin + i < capacity; i += 32) active[begin + i] = mine[i];
+    __syncwarp();
+    const bool fits = begin <= capacity && waiting <= capacity - begin;
+    waiting = 0;
+    return fits;
+  };
+  const long long first = ((long long)blockIdx.x * kScreenThreads + threadIdx.x) * kScreened;
+  for (long long row = first; row - kScreened * lane < rows; row += each) {
+    bool expired[kScreened] = {};
+    if (row + kScreened <= rows) {
+      const auto until = *reinterpret_cast<const simt::Vector<float, kScreened>*>(expiries + row);
+      const auto label = *reinterpret_cast<const simt::Vector<int, kScreened>*>(labels + row);
+#pragma unroll
+      for (int i = 0; i < kScreened; ++i) expired[i] = !(until.at[i] > limits[label.at[i]]);
+    } else {
+      for (int i = 0; i < kScreened; ++i) expired[i] = row + i < rows && !(expiries[row + i] > limits[labels[row + i]]);
+    }
+#pragma unroll
+    for (int i = 0; i < kScreened; ++i) {
+      const unsigned all = __ballot_sync(simt::every_lane, expired[i]);
+      if (expired[i]) mine[waiting + __popc(all & ((1u << lane) - 1))] = (unsigned)(row + i);
+      waiting += __popc(all);
+    }
+    if (waiting > kListed - 32 * kScreened && !hand_over()) break;
+  }
+  if (waiting) hand_over();
+  if (!simt::last_to_arrive(arrived, gridDim.x) || threadIdx.x != 0) return;
+  watch->choose(simt::load_from_other_block(&watch->active), capacity);
+}
+
+}  // namespace kmeans

@@ -1,0 +1,192 @@
+// The nearest centre of every row, as nearest.cuh finds it, and how far centres may move until it has to be found again
+// (bounds.cuh).
+//
+// With s₁ and s₂ the best and the second best score of a row as computed, and E their bound (nearest.cuh), squared distances
+// are ‖x‖² − 2 s: the row's nearest centre is within u, and the others are beyond it by g or more, where
+//
+//   u² = (1.001 norm)² − 2 s₁ + 4 E  ≥  d₁²,     D = 2 (s₁ − s₂) − 4 E  ≤  d₂² − d₁²,     g = √(u² + D) − u = D / (√(u² + D) + u)
+//
+// as √(d₁² + D) − d₁ falls with d₁. norm is ‖x̂‖, and no less than what rounding took of x by the 2¹² that the shadow has
+// (shadow.cuh). Centres that were left out (centers.cuh) are beyond 4.01 · reach of the mean.
+//
+//   NearestUntil   the epilogue of the product of all rows
+//   examine        scores the rows that `screen` listed, and them alone
+//
+// `examine` multiplies as the product does, so that the bound is the same: a warp takes 32 listed rows, whose halves it reads
+// from where they lie, 16 bytes a lane. Lane t of four has columns 8·t to 8·t + 7 of 32, of rows and centres alike; in which
+// order a sum is taken does not matter.
+//
+// Why it is fast: the second best score is two instructions more of each score, on the way to the best; and few rows are
+// examined, of which each is read once. Centres stay in the level-1 cache.
+#pragma once
+#include "apps/kmeans/bounds.cuh"
+#include "apps/kmeans/nearest.cuh"
+
+namespace kmeans {
+
+// A lower bound of the gap between a row's nearest centre and all others, from scores `best` and `second`.
+__device__ __forceinline__ float gap_of(float norm, float best, float second, float error, float reach) {
+  const float at_most = 1.001f * norm;
+  const float square = fmaxf(at_most * at_most - 2 * best + 4 * error, 0.0f), nearest = sqrtf(square);
+  // Finite, where there is no second.
+  const float ahead = fminf(1.999999f * (best - second) - 4 * error, 1e30f);
+  const float other = sqrtf(square + fmaxf(ahead, 0.0f));
+  const float between = ahead / (1.000001f * (other + nearest)), left_out = 4.01f * reach - at_most - nearest;
+  // Less what float64 may be mistaken by.
+  return (left_out < between ? left_out : between) - 1e-9f * (other + nearest);
+}
+
+struct NearestUntil : Nearest {
+  float* expiries;
+  const float* limits;
+  const Watch* watch;
+
+  __device__ __forceinline__ bool idle() const { return *stopped || watch->pass != kUntil; }
+
+  template <int kBlocks, int kColumnBlocks>
+  __device__ void tile(unsigned char*, long long row, int rows, long long, int,
+                       const float (&d)[kBlocks][kColumnBlocks][4]) const {
+    const unsigned from = (unsigned)row, soon = from + ahead + 16 * (threadIdx.x % 32 / 2);
+    const int lane = threadIdx.x % 32;
+    if (lane < 2 * kBlocks && lane % 4 < 2 && soon < n) {
+      ptx::prefetch(lane % 2 ? static_cast<const void*>(norms + soon) : labels + soon);
+    }
+    score(d, rows, [=](int i) { return from + i; });
+  }
+
+  // Of the rows that `row_of` numbers, the first `rows`.
+  template <int kBlocks, int kColumnBlocks, typename RowOf>
+  __device__ __forceinline__ void score(const float (&d)[kBlocks][kColumnBlocks][4], int rows, RowOf row_of) const {
+    static_assert(kBlocks % 2 == 0 && kColumnBlocks <= 8, "rows are dealt to lanes 32 at a time; a lane has up to 16 bits");
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    float offset[kColumnBlocks][2];
+#pragma unroll
+    for (int j = 0; j < kColumnBlocks; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) offset[j][i] = offsets[8 * j + 2 * t + i];
+    const Extremes most = *extremes;
+    const Bound bound = bound_of(most, tensor_error, rounding, 1.0f / (1 << 22));
+#pragma unroll
+    for (int first = 0; first < kBlocks; first += 2) {
+      const int mine = 16 * first + 8 * t + g;
+      const bool present = mine < rows;
+      const unsigned row = row_of(mine);
+      const int label = present ? labels[row] : 0;
+      const float norm = present ? norms[row] : 0.0f;
+      const float error = 1.0001f * (norm * bound.of_norm + bound.always);
+      unsigned bits[4];
+      Two mine_of = {0, 0};
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        const Two two = best_two(d[first + q / 2], q % 2, offset);
+        bits[q] = candidates_near(d[first + q / 2], q % 2, offset, simt::shuffle(error, 4 * g + q), two.best);
+        // Row 8·q + g of these 32 is lane q's of the four that have it.
+        if (t == q) mine_of = two;
+      }
+      const bool within = norm <= most.reach;
+      const Candidates found = brought_together(bits, within);
+      const bool decided = __popc(found.low) + __popc(found.high) == 1;
+      const int nearest = decided ? first_centre(found.low, found.high) : label;
+      if (present) {
+        float until = -kInfinity;
+        if (decided) {
+          const float gap = gap_of(norm, mine_of.best, mine_of.second, error, most.reach);
+          until = (gap + below_limit(limits[nearest])) * (1 - 1.0f / (1 << 20));
+        }
+        expiries[row] = until;
+      }
+      append(present && !(decided && nearest == label), {row, label, found.low, found.high});
+    }
+  }
+
+ private:
+  struct Two {
+    float best, second;
+  };
+
+  // The two best scores of row 8·half + g, in all four lanes that have it.
+  template <int kColumnBlocks>
+  static __device__ __forceinline__ Two best_two(const float (&d)[kColumnBlocks][4], int half,
+                                                 const float (&offset)[kColumnBlocks][2]) {
+    Two two = {-kInfinity, -kInfinity};
+#pragma unroll
+    for (int j = 0; j < kColumnBlocks; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float score = d[j][2 * half + i] + offset[j][i];
+        two.second = fmaxf(two.second, fminf(two.best, score));
+        two.best = fmaxf(two.best, score);
+      }
+#pragma unroll
+    for (int bits = 1; bits <= 2; bits *= 2) {
+      const float best = simt::shuffle_xor(two.best, bits), second = simt::shuffle_xor(two.second, bits);
+      two.second = fmaxf(fmaxf(two.second, second), fminf(two.best, best));
+      two.best = fmaxf(two.best, best);
+    }
+    return two;
+  }
+};
+
+// `Nearest` where bounds may take its place.
+struct NearestWithout : Nearest {
+  const Watch* watch;
+
+  __device__ __forceinline__ bool idle() const { return *stopped || watch->pass != kPlain; }
+};
+
+constexpr int kExamineThreads = 128;
+// Columns of a row that are asked for early.
+constexpr int kAskedFor = 512;
+
+// Block (x, y) adds to list x, and tiles of 32 rows are dealt to all lists in turn. `padded` is a multiple of 8, and rows and centres begin at multiples of 16 bytes.
+template <int kColumnBlocks>
+__global__ void __launch_bounds__(kExamineThreads, 3) examine(const ptx::Half* shadow, const ptx::Half* halves, int padded,
+                                                              const unsigned* active, const NearestUntil nearest) {
+  if (*nearest.stopped || nearest.watch->pass != kActive) return;
+  const unsigned count = nearest.watch->active;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const unsigned step = 32 * gridDim.x * gridDim.y * (kExamineThreads / 32);
+  const unsigned first = (threadIdx.x / 32 * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  for (unsigned begin = 32 * first; begin < count; begin += step) {
+    const int rows = count - begin < 32 ? (int)(count - begin) : 32;
+    // Past the end, the last row again, of which nothing is kept.
+    const unsigned mine = active[begin + (lane < rows ? lane : rows - 1)];
+    if (begin + step + lane < count) {
+      // The warp's next rows are asked for, a lane one.
+      const unsigned soon = active[begin + step + lane];
+      ptx::prefetch(nearest.norms + soon);
+      ptx::prefetch(nearest.labels + soon);
+      for (int column = 0; column < padded && column < kAskedFor; column += 64) {
+        ptx::prefetch(shadow + (long long)soon * padded + column);
+      }
+    }
+    const ptx::Half* from[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) from[q] = shadow + (long long)simt::shuffle(mine, 8 * q + g) * padded;
+    float sums[2][kColumnBlocks][4] = {};
+    for (int column = 8 * t; column - 8 * t < padded; column += 32) {
+      const bool present = column < padded;
+      ptx::Quad a[4];
+#pragma unroll
+      for (int q = 0; q < 4; ++q) a[q] = present ? *reinterpret_cast<const ptx::Quad*>(from[q] + column) : ptx::Quad{};
+#pragma unroll
+      for (int j = 0; j < kColumnBlocks; ++j) {
+        const ptx::Half* centre = halves + (long long)(8 * j + g) * padded;
+        const ptx::Quad b = present ? *reinterpret_cast<const ptx::Quad*>(centre + column) : ptx::Quad{};
+#pragma unroll
+        for (int word = 0; word < 4; word += 2) {
+          const unsigned of_b[2] = {b.at[word], b.at[word + 1]};
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const unsigned of_a[4] = {a[2 * i].at[word], a[2 * i + 1].at[word], a[2 * i].at[word + 1],
+                                      a[2 * i + 1].at[word + 1]};
+            ptx::mma_m16n8k16_f16(sums[i][j], of_a, of_b);
+          }
+        }
+      }
+    }
+    nearest.score(sums, rows, [=](int i) { return simt::shuffle(mine, i); });
+  }
+}
+
+}  // namespace kmeans

@@ -1,0 +1,92 @@
+"""Iterations with bounds by their kernels' own source on the CPU, as `Bounds` launches them."""
+
+from functools import cache
+
+import numpy as np
+
+from host_cuda.fused_kmeans import BLOCKS, Iterations, product_source
+from host_cuda.tall_skinny import build_each
+from tsapps.apps.kmeans.bounds_plan import FRESH_BYTES, MOTION, UNTIL, WITHOUT, fresh_watch, most_listed
+
+PLAIN, UNTIL_PASS, SCREEN, ACTIVE = range(4)
+#: Features and clusters: short rows, rows of one and a half steps of `examine`, and long ones in pieces.
+SHAPES = [(3, 2), (16, 9), (40, 33), (130, 64), (300, 5)]
+
+
+def bounds_source(d, k):
+    return f"""
+extern "C" void screen_{d}_{k}(const float* expiries, const int* labels, long long n, const float* limits,
+                               unsigned* active, long long capacity, kmeans::Watch* watch, unsigned* arrived,
+                               const int* stopped) {{
+  cuda_host::launch(dim3({BLOCKS}), kmeans::kScreenThreads, 0, [=] {{
+    kmeans::screen(expiries, labels, n, limits, active, (unsigned)capacity, watch, arrived, stopped);
+  }});
+}}
+extern "C" void examine_{d}_{k}(const void* shadow, const void* halves, long long padded, const unsigned* active,
+                                const kmeans::NearestUntil* nearest, long long lists) {{
+  const kmeans::NearestUntil until = *nearest;
+  cuda_host::launch(dim3(lists, 2), kmeans::kExamineThreads, 0, [=] {{
+    kmeans::examine<{-(-k // 8)}>(static_cast<const ptx::Half*>(shadow), static_cast<const ptx::Half*>(halves),
+                                  (int)padded, active, until);
+  }});
+}}"""
+
+
+WATCH_SOURCE = """
+extern "C" void choose(kmeans::Watch* watch, long long found, long long capacity) {
+  watch->choose((unsigned)found, (unsigned)capacity);
+}
+extern "C" void plan_next(kmeans::Watch* watch, double movement) { watch->plan_next(movement); }
+extern "C" void limit_of(double moved, double most, float* limits) {
+  limits[0] = kmeans::limit_of(moved, most);
+  limits[1] = kmeans::below_limit(limits[0]);
+}
+"""
+
+
+@cache
+def bounded():
+    sources = []
+    for shape in SHAPES:
+        parts = [product_source(*shape, name, "nearest_until.cuh") for name in ("NearestUntil", "NearestWithout")]
+        sources.append("\n".join([*parts, bounds_source(*shape), WATCH_SOURCE]))
+    return dict(zip(SHAPES, build_each(sources), strict=True))
+
+
+class BoundedIterations(Iterations):
+    """Iterations with bounds; `watch` is what is known, `expiries` those of all rows."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.watch, self.expiries = fresh_watch().reshape(1), np.full(self.n, np.nan, np.float32)
+        self.moved_by, self.limits = np.zeros(self.k), np.zeros(self.k, np.float32)
+        self.motion = np.array(tuple(one.ctypes.data for one in (self.moved_by, self.limits, self.watch)), MOTION)
+        self.passes = []
+
+    def begin(self):
+        """Begin anew, as with centres that no iteration made."""
+        self.watch.view(np.uint8)[:FRESH_BYTES] = fresh_watch().reshape(1).view(np.uint8)[:FRESH_BYTES]
+        self.moved_by[:], self.limits[:] = 0, 0
+
+    def screen(self, listed):
+        """List the rows that are not safe; return their numbers."""
+        active, arrived = np.full(listed + 1, 2**32 - 1, np.uint32), np.zeros(1, np.uint32)
+        listed_in = active, listed, self.watch, arrived, self.stopped
+        bounded()[self.d, self.k].call(
+            f"screen_{self.d}_{self.k}", self.expiries, self.labels, self.n, self.limits, *listed_in
+        )
+        assert not arrived.any()
+        assert active[listed] == 2**32 - 1
+        return active
+
+    def score(self, nearest, workspace, lists, room):
+        """Launch all of what may list rows; one of them does."""
+        library, shape = bounded()[self.d, self.k], f"{self.d}_{self.k}"
+        watch = self.watch.ctypes.data
+        until = np.array((*nearest, self.expiries.ctypes.data, self.limits.ctypes.data, watch), UNTIL)
+        active = self.screen(most_listed(self.n, lists, room))
+        self.passes.append(int(self.watch["pass"][0]))
+        library.call(f"examine_{shape}", self.shadow, self.halves, self.padded, active, until, lists)
+        for name, epilogue in (("NearestUntil", until), ("NearestWithout", np.array((*nearest, watch), WITHOUT))):
+            product = self.shadow, self.halves, self.n, epilogue, *workspace, lists
+            library.call(f"assign_{name}_{shape}", *product)

@@ -1,0 +1,120 @@
+"""Bounds on a GPU: the same bits as without, and fewer rows looked at."""
+
+import numpy as np
+import oracle
+import pytest
+from sklearn.datasets import make_blobs
+
+from tsapps import TSKMeans
+from tsapps.apps.kmeans import lloyd
+from tsapps.apps.kmeans.choose import open_engine
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")]
+cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+
+#: Samples, features, clusters: of every kind of product, and those that have no bounds (few features; one cluster).
+SHAPES = [
+    (60_000, 20, 64),
+    (50_000, 32, 16),
+    (30_001, 17, 33),
+    (20_000, 130, 64),
+    (9_999, 300, 5),
+    (4_000, 1030, 7),
+    (20_000, 4, 8),
+    (20_000, 40, 1),
+]
+
+
+def blobs(n, d, k, dtype, seed=0, spread=1.0):
+    X, _ = make_blobs(n, d, centers=k, cluster_std=spread, center_box=(-3, 3), random_state=seed)
+    return X.astype(dtype)
+
+
+def fit_both(X, k, **options):
+    """Return the fits without bounds and with them; X is NumPy."""
+    options = {"n_init": 1, "tol": 0, "init": X[:k].astype(np.float32 if X.dtype == np.float16 else X.dtype)} | options
+    weights = options.pop("sample_weight", None)
+    on_gpu = cupy.asarray(X)
+    models = (TSKMeans(k, engine="fused", algorithm=name, **options) for name in ("lloyd", "elkan"))
+    return [model.fit(on_gpu, sample_weight=weights) for model in models]
+
+
+def assert_same(plain, bounds):
+    assert bounds.n_iter_ == plain.n_iter_
+    assert bounds.inertia_ == plain.inertia_
+    for name in ("labels_", "cluster_centers_"):
+        np.testing.assert_array_equal(oracle.host(getattr(bounds, name)), oracle.host(getattr(plain, name)))
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["alone", "weighted"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize(("n", "d", "k"), SHAPES)
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+def test_the_same_bits(n, d, k, dtype, weighted, spread):
+    X = blobs(n, d, k, dtype, spread=spread)
+    weights = np.random.default_rng(1).random(n) + 0.1 if weighted else None
+    assert_same(*fit_both(X, k, sample_weight=weights, max_iter=60))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_uniform_data(dtype):
+    X = np.random.default_rng(0).random((100_000, 24)).astype(dtype)
+    assert_same(*fit_both(X, 40, max_iter=100))
+
+
+@pytest.mark.parametrize("grain", [1.0, 0.25])
+def test_ties(grain):
+    X = np.round(blobs(50_000, 20, 30, np.float32) / grain) * grain
+    assert_same(*fit_both(X, 30, max_iter=60))
+
+
+def test_more_than_64_clusters():
+    assert_same(*fit_both(blobs(50_000, 32, 200, np.float32), 200, max_iter=30))
+
+
+@pytest.mark.parametrize("max_iter", [1, 2, 3, 5, 60])
+def test_empty_clusters(max_iter):
+    X = blobs(20_000, 20, 8, np.float64)
+    init = np.concatenate([X[:6], X[:1] + 1e3, X[:1] - 1e3])  # two that no sample is near
+    assert_same(*fit_both(X, 8, init=init, max_iter=max_iter))
+
+
+def test_several_runs_and_a_tolerance():
+    X = blobs(30_000, 24, 12, np.float32, spread=2.0)
+    for options in ({"init": "random", "n_init": 4, "random_state": 0}, {"tol": 1e-3}, {"init": "k-means++"}):
+        assert_same(*fit_both(X, 12, **({"random_state": 3} | options)))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1e6, 1e15])
+def test_any_magnitude(scale):
+    X = blobs(20_000, 24, 7, np.float64, spread=2.0) * scale + 100 * scale
+    assert_same(*fit_both(X, 7, max_iter=40))
+
+
+def test_far_samples():
+    X = blobs(30_000, 24, 7, np.float32)
+    X[5] *= 1e8
+    X[6:20] *= 30
+    assert_same(*fit_both(X, 7, max_iter=40))
+
+
+def examined(X, k, max_iter=100):
+    """Return the iterations of a fit, those in which rows were left out, and the rows scored in those."""
+    with open_engine(cupy.asarray(X), engine="fused", bounds=True) as engine:
+        state = np.random.RandomState(0)
+        found = lloyd.fit(engine, k, init=X[:k], n_init=1, tol=0, max_iter=max_iter, random_state=state)
+        return found.n_iter, *engine.examined()
+
+
+def test_rows_are_left_out():
+    n = 200_000
+    iterations, cut_short, rows = examined(blobs(n, 32, 16, np.float32, spread=4.0), 16)
+    assert iterations > 10
+    assert cut_short > 5
+    # A quarter of the rows would be as many as are listed at most.
+    assert 0 < rows < 0.15 * n * cut_short
+
+
+def test_iterations_without_bounds_are_not_counted():
+    with open_engine(cupy.asarray(blobs(20_000, 32, 4, np.float32)), engine="fused") as engine:
+        assert engine.examined() == (0, 0)
