@@ -18,15 +18,14 @@ import numpy as np
 
 from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
 from tsapps.apps.kmeans.cuda import CublasEngine
-from tsapps.apps.kmeans.few_features import FewFeatures, norms_of
+from tsapps.apps.kmeans.few_features import few_step, norms_of
+from tsapps.apps.kmeans.few_plan import FewPlan, ProductsPlan, few_plan
 from tsapps.apps.kmeans.fused_plan import (
     MOST_CENTRES,
     MOST_CLUSTERS,
     NARROW,
-    FewPlan,
     StreamPlan,
     assign_plan,
-    few_plan,
     stream_plan,
 )
 from tsapps.apps.kmeans.fused_seeding import draw_plus_plus
@@ -217,14 +216,14 @@ class FusedEngine(CublasEngine):
     def _made_for(self, k: int) -> Step | None:
         few = self._few_plan_for(k)
         if few is not None:
-            return FewFeatures(self, few, k)
+            return few_step(self, few, k)
         plan = self._plan_for(k)
         shadow = self._shadow_for(plan, k) if plan is not None else None
         if plan is None or shadow is None:
             return None
         return FewCentres(self, shadow, plan, k) if isinstance(plan, Plan) else ManyCentres(self, shadow, plan, k)
 
-    def _few_plan_for(self, k: int) -> FewPlan | None:
+    def _few_plan_for(self, k: int) -> FewPlan | ProductsPlan | None:
         """Return how iterations read few features from X itself; None where they do not."""
         if self.sample_weight is not None or self.dtype != np.float32:
             return None
