@@ -117,6 +117,8 @@ class ProductsPlan:
         Whether the next tile waits in registers.
     kept : bool
         Whether the centres are in registers, rather than in shared memory.
+    vector : int
+        Elements that a lane has of a row that moves: a divisor of those of a row.
     threads, blocks : int
         Threads of a block, and blocks of a multiprocessor.
     """
@@ -127,6 +129,7 @@ class ProductsPlan:
     rows: int
     ahead: bool
     kept: bool
+    vector: int
     threads: int = 512
     blocks: int = 1
 
@@ -139,17 +142,18 @@ class ProductsPlan:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block.
 
-        Offsets, centres if they are not kept, two digits of every column and the rows of every cluster, 32 words each,
-        and a queue a warp of a tile's rows and 32 more.
+        Offsets, centres if they are not kept, of every cluster two digits of a lane's elements and the rows, 32 words
+        each, and a queue a warp of a tile's rows and 32 more.
         """
         centres = self.columns * (64 + (0 if self.kept else 16 * self.padded))
-        sums = 8 * self.columns * 128 * (2 * -(-self.features // 32) + 1)
+        elements = -(-self.features // (32 * self.vector)) * self.vector
+        sums = 8 * self.columns * 128 * (2 * elements + 1)
         return centres + sums + self.threads // 32 * (self.rows + 32) * 16
 
     @property
     def kernel(self) -> str:
         """The name expression of the kernel, in its namespace."""
-        kinds = f"{str(self.ahead).lower()}, {str(self.kept).lower()}, {self.threads}, {self.blocks}"
+        kinds = f"{str(self.ahead).lower()}, {str(self.kept).lower()}, {self.vector}, {self.threads}, {self.blocks}"
         numbers = f"{self.features}, {self.columns}, {self.rows // 16}"
         return f"assign_by_products<{ELEMENT[self.dtype]}, {numbers}, {kinds}>"
 
@@ -207,7 +211,8 @@ def products_plan(d: int, k: int, dtype: str) -> ProductsPlan:
     """
     columns, steps = -(-k // 8), -(-d // 16)
     rows = 64 if steps == 1 and columns == 2 and d % 4 == 0 and ITEMSIZE[dtype] == 4 else 32
-    return ProductsPlan(dtype, d, columns, rows, steps <= 2, steps * columns <= 4, 512 if steps <= 2 else 384)
+    vector = gcd(d, 2)
+    return ProductsPlan(dtype, d, columns, rows, steps <= 2, steps * columns <= 4, vector, 512 if steps <= 2 else 384)
 
 
 def few_scale(norm: float) -> float:

@@ -185,10 +185,10 @@ __device__ __forceinline__ unsigned candidates_of(const float (&scores)[kColumns
   return __float_as_uint(sum);
 }
 
-// kColumns is k / 8, rounded up; kBlocks the 16-row blocks of a tile. kAhead: the next tile waits in registers. Digits of
-// kMostAdded rows add up within 32 bits.
-template <typename T, int kFeatures, int kColumns, int kBlocks, bool kAhead, bool kKept, int kThreads, int kResident,
-          int kMostAdded = 32768>
+// kColumns is k / 8, rounded up; kBlocks the 16-row blocks of a tile. kAhead: the next tile waits in registers. kVector
+// elements of a row that moves are a lane's. Digits of kMostAdded rows add up within 32 bits.
+template <typename T, int kFeatures, int kColumns, int kBlocks, bool kAhead, bool kKept, int kVector, int kThreads,
+          int kResident, int kMostAdded = 32768>
 __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const T* X, const float* centers, int k,
                                                                           long long n, const Products of, int* labels,
                                                                           unsigned long long* sums, unsigned* moved,
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   const Centres nearby(of, shared);
   unsigned* digits = reinterpret_cast<unsigned*>(shared + Centres::kBytes);
-  const ColumnSums<T, kFeatures> here(sums, digits, k, X, of.mean, of.scales);
+  const ColumnSums<T, kFeatures, kVector> here(sums, digits, k, X, of.mean, of.scales);
   here.clear();
   Queue<Entry, kTile> queue(digits + 8 * kColumns * here.kWords);
   const Bound bound = few_bound(of, kFeatures);
@@ -256,7 +256,9 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
     const unsigned all = __ballot_sync(simt::every_lane, one.from != one.to);
     if (all == 0) return;
     Moving* moving = reinterpret_cast<Moving*>(items);  // where the items were, which all lanes have read
-    if (one.from != one.to) moving[__popc(all & ((1u << lane) - 1))] = one;
+    if (one.from != one.to) {
+      moving[__popc(all & ((1u << lane) - 1))] = {one.row, here.place(one.from), here.place(one.to), 0};
+    }
     __syncwarp();
     here.move(moving, __popc(all));
     changed += __popc(all);
@@ -271,6 +273,7 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
   const long long begin = ((long long)blockIdx.x * kWarps + threadIdx.x / 32) * kTile;
   if (kAhead && begin < n) load(begin);
   each_tile<kTile, kWarps, kTiles>(n, flush, [&](long long first, long long ahead, bool more) {
+    const int rows = n - first < kTile ? (int)(n - first) : kTile;
     if (!kAhead) load(first);
     unsigned a[kBlocks][kSteps][4];
 #pragma unroll
@@ -317,7 +320,7 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
         if (kColumns > 2 || b % 2) __syncwarp();
       }
       found[p] = candidates_of_own_row(bits);
-      waits[p] = !found[p].is(label[p]) && first + 32 * p + 8 * t + g < n;
+      waits[p] = !found[p].is(label[p]) & (32 * p + 8 * t + g < rows);
       any |= waits[p];
     }
     if (__any_sync(simt::every_lane, any)) {

@@ -38,12 +38,13 @@ def every_plan():
     for d, k in ((16, 16), (32, 64)):
         plan = chosen(d, k, "float32")
         plans += [replace(plan, ahead=not plan.ahead), replace(plan, kept=not plan.kept), replace(plan, rows=32)]
+        plans += [replace(plan, vector=vector) for vector in (1, 2, 4)]
     flushed = [(chosen(d, k, "float32"), None) for d, k in ((3, 9), (16, 16), (64, 64))]
     return [(plan, most or least_added(plan)) for plan, most in [*((plan, MOST_ADDED) for plan in plans), *flushed]]
 
 
 def name_of(plan, most_added):
-    numbers = plan.features, plan.columns, plan.rows, int(plan.ahead), int(plan.kept), most_added
+    numbers = plan.features, plan.columns, plan.rows, int(plan.ahead), int(plan.kept), plan.vector, most_added
     return "_".join(["products", plan.dtype, *map(str, numbers)])
 
 

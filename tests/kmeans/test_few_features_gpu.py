@@ -95,7 +95,7 @@ def test_halves(n, d, k, dtype, away):
 
 @pytest.mark.parametrize(
     "changed",
-    [{"rows": 32}, {"ahead": False}, {"kept": False}, {"threads": 256, "blocks": 2}, {"threads": 96}],
+    [{"rows": 32}, {"ahead": False}, {"kept": False}, {"vector": 1}, {"threads": 256, "blocks": 2}, {"threads": 96}],
     ids=str,
 )
 def test_same_bits_by_every_plan(changed):

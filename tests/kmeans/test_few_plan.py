@@ -82,13 +82,13 @@ def test_multiply_adds_by_hand():
 
 def test_products_by_hand():
     plan = few_plan(16, 16, "float32", 0.0, 1.0)
-    assert plan.kernel == "assign_by_products<float, 16, 2, 4, true, true, 512, 1>"
+    assert plan.kernel == "assign_by_products<float, 16, 2, 4, true, true, 2, 512, 1>"
     assert plan.padded == 16
-    # Offsets, of each cluster two digits and a count in 32 lanes, and 16 queues.
-    assert plan.shared_bytes == 2 * 64 + 16 * 3 * 128 + 16 * 96 * 16
+    # Offsets, of each cluster two digits of two elements and a count in 32 lanes, and 16 queues.
+    assert plan.shared_bytes == 2 * 64 + 16 * 5 * 128 + 16 * 96 * 16
     assert [plan.grid(n, 132) for n in (1, 1024, 1025, 10**8)] == [1, 1, 2, 132]
     plan = few_plan(40, 60, "bfloat16", 0.0, 1.0)
-    assert plan.kernel == "assign_by_products<ptx::Bfloat16, 40, 8, 2, false, false, 384, 1>"
+    assert plan.kernel == "assign_by_products<ptx::Bfloat16, 40, 8, 2, false, false, 2, 384, 1>"
     assert plan.padded == 48
     # And the centres: 64 of 48 elements.
     assert plan.shared_bytes == 8 * 64 + 64 * 48 * 2 + 64 * 5 * 128 + 12 * 64 * 16
@@ -141,5 +141,5 @@ def test_products_compile_without_spills(d, arch):
 
 def test_knobs_are_in_the_name():
     plan = few_plan(16, 16, "float32", 0.0, 1.0)
-    changed = [{"rows": 32}, {"ahead": False}, {"kept": False}, {"threads": 256}, {"blocks": 2}]
+    changed = [{"rows": 32}, {"ahead": False}, {"kept": False}, {"vector": 4}, {"threads": 256}, {"blocks": 2}]
     assert len({plan.kernel, *(replace(plan, **one).kernel for one in changed)}) == 1 + len(changed)

@@ -89,8 +89,8 @@ def test_the_last_rows(n, changed, rng):
         assert of.iterate(centers) == 0
 
 
-@pytest.mark.parametrize("changed", [{"ahead": False}, {"kept": True}], ids=str)
-def test_what_is_in_registers(changed, rng):
+@pytest.mark.parametrize("changed", [{"ahead": False}, {"kept": True}, *({"vector": v} for v in (1, 2, 4))], ids=str)
+def test_every_plan(changed, rng):
     X, centers = blobs(1100, 32, 64, rng)
     of = ProductsIterations(X, 64, KINDS[0], **changed)
     for now in (centers, centers[::-1]):
