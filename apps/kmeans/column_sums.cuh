@@ -51,9 +51,16 @@ class ColumnSums {
   __device__ __forceinline__ void move(const Moving* rows, int count) const {
     using Row = simt::Vector<T, kVector>;
     using Of = simt::Vector<float, kVector>;
-    constexpr int kAtOnce = kSlots > 2 ? 1 : kSlots > 1 ? 2 : 4;  // of a lane, so that several rows are on their way
+    constexpr int kAtOnce = kSlots > 1 ? 2 : 4;  // of a lane, so that several rows are on their way
     const int lane = threadIdx.x % 32, vector = lane % kLanes;
     unsigned* own = digits_ + lane;
+    Of mean[kParts], scale[kParts];
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+      if (!has(vector, p)) continue;
+      mean[p] = *reinterpret_cast<const Of*>(mean_ + column(vector, p));
+      scale[p] = *reinterpret_cast<const Of*>(scales_ + column(vector, p));
+    }
 #pragma unroll 1
     for (int i = lane / kLanes; i < count; i += kAtOnce * kTogether) {
       Moving one[kAtOnce];
@@ -70,15 +77,13 @@ class ColumnSums {
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {
         if (!has(vector, p)) continue;
-        const Of mean = *reinterpret_cast<const Of*>(mean_ + column(vector, p));
-        const Of scale = *reinterpret_cast<const Of*>(scales_ + column(vector, p));
 #pragma unroll
         for (int r = 0; r < kAtOnce; ++r) {
           if (one[r].to < 0) continue;
           int numbers[kVector];
 #pragma unroll
           for (int e = 0; e < kVector; ++e) {
-            numbers[e] = as_integer<float>(centred<T, float>(x[r][p].at[e], mean.at[e]), scale.at[e]);
+            numbers[e] = as_integer<float>(centred<T, float>(x[r][p].at[e], mean[p].at[e]), scale[p].at[e]);
           }
           add(own + one[r].to + 64 * kVector * p, numbers, 1);
           if (one[r].from >= 0) add(own + one[r].from + 64 * kVector * p, numbers, -1);

@@ -211,7 +211,7 @@ def products_plan(d: int, k: int, dtype: str) -> ProductsPlan:
     """
     columns, steps = -(-k // 8), -(-d // 16)
     rows = 64 if steps == 1 and columns == 2 and d % 4 == 0 and ITEMSIZE[dtype] == 4 else 32
-    vector = gcd(d, 2)
+    vector = gcd(d, 4 if columns <= 4 and rows == 32 and ITEMSIZE[dtype] == 4 else 2)
     return ProductsPlan(dtype, d, columns, rows, steps <= 2, steps * columns <= 4, vector, 512 if steps <= 2 else 384)
 
 

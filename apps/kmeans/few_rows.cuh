@@ -38,6 +38,37 @@ __device__ __forceinline__ void load_row(const T* from, T (&to)[kFeatures]) {
   }
 }
 
+// ‖x − c‖² in float64 of a row of X, by one thread, in the order of features.
+template <int kFeatures, typename T>
+__device__ __forceinline__ double square_distance(const T* row, const float* mean, const float* center) {
+  constexpr int kWide = few_wide<T, kFeatures, 4>();
+  double sum = 0;
+#pragma unroll 2
+  for (int i = 0; i < kFeatures; i += kWide) {
+    const auto x = *reinterpret_cast<const simt::Vector<T, kWide>*>(row + i);
+    const auto middle = *reinterpret_cast<const simt::Vector<float, kWide>*>(mean + i);
+    const auto c = *reinterpret_cast<const simt::Vector<float, kWide>*>(center + i);
+#pragma unroll
+    for (int e = 0; e < kWide; ++e) {
+      const double difference = (double)centred<T, float>(x.at[e], middle.at[e]) - (double)c.at[e];
+      sum += difference * difference;
+    }
+  }
+  return sum;
+}
+
+// The nearest of a row's candidates, or of all centres if it has none: the first of equals.
+template <int kFeatures, typename T>
+__device__ __forceinline__ int nearest_in_double(const T* row, const float* mean, const float* centers, int k,
+                                                 unsigned low, unsigned high) {
+  const bool all = (low | high) == 0;
+  Distant nearest = {kInfinity, 0};
+  for (int j = all ? 0 : next_candidate(low, high, k); j < k; j = all ? j + 1 : next_candidate(low, high, k)) {
+    nearest.take({square_distance<kFeatures>(row, mean, centers + j * kFeatures), j});
+  }
+  return nearest.centre;
+}
+
 // Asks for the rows of a tile and their labels, for them to be in the level-2 cache; by a warp.
 template <int kFeatures, int kTile, typename T>
 __device__ __forceinline__ void prefetch_tile(const T* X, const int* labels, long long first) {
