@@ -109,12 +109,15 @@ def test_sums_are_flushed(d, k, rng):
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_digits_do_not_overflow(sign):
-    # All of them add up in one place, with lower digits that are nearly the largest there are.
-    X = np.full((70_000, 1), sign * (1 - 2.0**-24))
+    # All of them add up in one place, with lower digits that are nearly the largest there are. 33 elements take all
+    # lanes.
+    X = np.full((40_000, 33), sign * (1 - 2.0**-24))
     X[0] = -sign * (1 - 2.0**-23)
-    of = ProductsIterations(X, 1, KINDS[0], blocks=1)
-    of.iterate(np.zeros((1, 1)))
-    of.assert_right(np.zeros((1, 1)))
+    centers = np.zeros((16, 33))
+    centers[1:] = 2 * X[0]
+    of = ProductsIterations(X, 16, KINDS[0], blocks=1)
+    of.iterate(centers)
+    of.assert_right(centers)
 
 
 def test_many_moves_with_few_rows_moving_at_a_time(rng):
@@ -218,17 +221,23 @@ def test_rows_at_the_borders(d, k, rng):
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_roundings_that_add_up(sign):
-    # Every element of a row is as far from float16 as can be, in the direction of the farther centre.
-    d, one = 16, 1 + 2.0**-11 * (1 - 2.0**-10)
-    centers = np.zeros((16, d))
-    centers[0], centers[1] = 1.0, -1.0
-    centers[2:, 0] = 50 + np.arange(14)
-    X = np.repeat(np.where(np.arange(d) % 2, one, -sign * one)[np.newaxis], 64, axis=0)
-    X[:, 0] += sign * 2.0**-12 * np.arange(64)
-    of = ProductsIterations(X, 16, KINDS[0])
+@pytest.mark.parametrize("small", [False, True], ids=["of ones", "of what is next to zero"])
+def test_roundings_that_add_up(small, sign):
+    # Elements lie next to the middle between two numbers of float16, on that side that all errors have one sign: nearly
+    # the bound itself, which is what keeps the farther centre from being taken for the nearer.
+    d, scale = 14, 2.0**10 if small else 2.0**8
+    base, half_place, centre = (0.0, 2.0**-25, 0.0025) if small else (scale, scale * 2.0**-11, scale)
+    low, high = base + half_place * (1 - 2.0**-9), base + half_place * (1 + 2.0**-9)
+    X = np.repeat(sign * np.where(np.arange(d) % 2, -high, low)[np.newaxis], 64, axis=0)
+    X[:, 0] += sign * half_place * np.arange(64) / 32
+    if small:
+        X = np.concatenate([X, [[0.9 * scale] + (d - 1) * [0]]])
+    of = ProductsIterations(X / scale, 2, KINDS[0])
+    assert of.scale == scale
+    centers = np.array([d * [centre / scale], d * [-centre / scale]])
     of.iterate(centers)
     of.assert_right(centers)
+    assert of.labels[:64].tolist() == [int(sign > 0)] + 63 * [int(sign < 0)]
 
 
 @pytest.mark.parametrize(("d", "k"), [(14, 2), (16, 16), (32, 64)])
