@@ -115,21 +115,23 @@ def test_same_bits_by_every_plan(changed):
 
 
 def test_one_huge_cluster_and_one_row_that_leaves_it():
-    # Sums of a block are flushed many times over, and all rows go to one cluster.
-    X = np.zeros((3_000_000, 16), np.float32)
-    X[:, 0] = 1 - 2.0**-24
-    X[1234] = -1.0
+    # Sums of a block are flushed many times over: what half of the rows add up to is far from zero, in one place.
+    n = 3_000_000
+    X = np.full((n, 16), 1 - 2.0**-24, np.float32)
+    X[n // 2 :] *= -1
+    X[1234] = np.where(np.arange(16) % 2, 0.5, -0.5)
     engine = opened(X)
     with engine:
         mean = oracle.host(engine.mean)
         centers = np.zeros((16, 16), np.float32)
-        centers[:, 0], centers[1:, 1] = 1, 50
-        assert engine.assign(centers - mean).moved == len(X)
-        assert engine._step.sums()[1].tolist() == [len(X)] + 15 * [0]
-        centers[1] = -1.0
+        centers[1:] = 50
+        assert engine.assign(centers - mean).moved == n
+        assert type(engine._step).__name__ == "FewProducts"
+        assert engine._step.sums()[1].tolist() == [n] + 15 * [0]
+        centers[1] = X[1234]
         assert engine.assign(centers - mean).moved == 1
         sums, weights = engine._step.sums()
-    assert weights.tolist() == [len(X) - 1, 1] + 14 * [0]
+    assert weights.tolist() == [n - 1, 1] + 14 * [0]
     np.testing.assert_allclose(sums[1], X[1234] - mean, rtol=1e-6)
 
 
