@@ -93,6 +93,17 @@ TSA_PTX long long multiply_add_wide(int a, int b, long long sum) {
 
 TSA_PTX float to_float(Bfloat16 x) { return __uint_as_float((unsigned)x.bits << 16); }
 
+// sqrt.approx ─ one instruction: off by 2⁻²³ of itself at most, and zero of what is below 2⁻¹²⁶.
+TSA_PTX float square_root(float x) {
+#if defined(TSA_HOST)
+  return x < 1.17549435e-38f ? 0.0f : sqrtf(x);
+#else
+  float root;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x));
+  return root;
+#endif
+}
+
 // 16 bytes, moved as one.
 struct alignas(16) Quad {
   unsigned at[4];

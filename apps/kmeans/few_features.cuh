@@ -44,6 +44,7 @@
 // and some 80 to settle, all lanes at work.
 #pragma once
 #include "apps/kmeans/few_constants.cuh"
+#include "apps/kmeans/few_rows.cuh"
 #include "apps/kmeans/few_sums.cuh"
 
 namespace kmeans {
@@ -53,26 +54,6 @@ struct alignas(8) Waiting {
   unsigned row;
   short from, to;
 };
-
-// The elements of a row that one load has: 16 bytes, where rows are whole ones.
-template <typename T, int kFeatures>
-constexpr int few_wide() {
-  int wide = 16 / sizeof(T);
-  while (kFeatures % wide) wide /= 2;
-  return wide;
-}
-
-// Loads a row as it is.
-template <int kFeatures, typename T>
-__device__ __forceinline__ void load_row(const T* from, T (&to)[kFeatures]) {
-  constexpr int kWide = few_wide<T, kFeatures>();
-#pragma unroll
-  for (int i = 0; i < kFeatures; i += kWide) {
-    const auto some = *reinterpret_cast<const simt::Vector<T, kWide>*>(from + i);
-#pragma unroll
-    for (int e = 0; e < kWide; ++e) to[i + e] = some.at[e];
-  }
-}
 
 // The nearest centre in float64, by one thread: the first of equals.
 template <int kFeatures>
@@ -93,12 +74,6 @@ __device__ __forceinline__ int nearest_in_double(const float (&x)[kFeatures], co
 // Of the centres, in chunks of 16: the candidates of one chunk, bit j for centre 16 · chunk + j, and the chunk from bit 16
 // on; no bit where several chunks have candidates.
 constexpr int kChunk = 16;
-// Subtracted from the threshold, so that it is never zero: next to zero, scores differ by less than 1 / kLarge, and one
-// above the threshold by so little would add a part of its bit. The bound has room for it (place_constants).
-constexpr float kLeast = (float)(1 << 26);
-// A float whose last places are a mask, with no bit set.
-constexpr float kNoBits = (float)(1 << 23);
-#define kNoBitsAsInteger 0x4b000000u
 
 template <int kFeatures, int kClusters, int kRows>
 __device__ __forceinline__ void find_candidates(const float (&x)[kRows][kFeatures], unsigned (&found)[kRows]) {
@@ -168,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
                                                                  int* labels, unsigned long long* sums, unsigned* moved,
                                                                  const int* stopped) {
   static_assert(kFeatures <= kMostFeatures && kClusters <= kMostOfFew && kFeatures * kClusters <= kMostElements);
-  constexpr int kWarps = kThreads / 32, kTile = 32 * kRows, kRoom = kTile + 32;
+  constexpr int kWarps = kThreads / 32, kTile = 32 * kRows;
   // A warp settles no more than kRows times a tile, and once more; then at most 32 / kReplicas lanes add to the same.
   constexpr int kTiles = (kMostAdded / (kWarps * (32 / kReplicas)) - 1) / kRows;
   static_assert(kTiles >= 1, "the digits of one tile would overflow");
@@ -176,20 +151,27 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
   unsigned* digits = simt::dynamic_shared<unsigned>();
   const FewSums<kFeatures, kReplicas> here(sums, digits, k);
   here.clear();
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  Waiting* queue = reinterpret_cast<Waiting*>(digits + kClusters * here.kPlanes * kReplicas) + warp * kRoom;
-  unsigned waiting = 0, changed = 0;
-  const long long tiles = (n + kTile - 1) / kTile, together = (long long)gridDim.x * kWarps;
-  long long tile = (long long)blockIdx.x * kWarps + warp;
-  int since = 0;
-  // Every warp of a block has as many turns, for all to be there when sums are flushed.
-  for (long long turn = (long long)blockIdx.x * kWarps; turn < tiles; turn += together, tile += together) {
-    if (since++ == kTiles) {
-      here.flush();
-      since = 1;
-    }
-    if (tile >= tiles) continue;
-    const long long first = tile * kTile;
+  const int lane = threadIdx.x % 32;
+  Queue<Waiting, kTile> queue(digits + kClusters * here.kPlanes * kReplicas);
+  unsigned changed = 0;
+  const auto settle = [&](const Waiting* items, int count) {
+    if (lane >= count) return;
+    const Waiting one = items[lane];
+    T again[kFeatures];
+    load_row<kFeatures>(X + (long long)one.row * kFeatures, again);
+    float value[kFeatures];
+#pragma unroll
+    for (int i = 0; i < kFeatures; ++i) value[i] = centred<T, float>(again[i], few_constants.mean[i]);
+    const int to = one.to >= 0 ? one.to : nearest_in_double<kFeatures>(value, centers, k);
+    if (to == one.from) return;
+    labels[one.row] = to;
+    int numbers[kFeatures];
+#pragma unroll
+    for (int i = 0; i < kFeatures; ++i) numbers[i] = as_integer<float>(value[i], few_constants.scales[i]);
+    here.move(numbers, to, one.from);
+    ++changed;
+  };
+  each_tile<kTile, kWarps, kTiles>(n, [&] { here.flush(); }, [&](long long first, long long ahead, bool more) {
     const int rows = n - first < kTile ? (int)(n - first) : kTile;
     const T* x_of_lane = X + (first + lane) * kFeatures;
     const int* label_of_lane = labels + first + lane;
@@ -210,15 +192,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
         label[r] = labels[row];
       }
     }
-    const long long next = first + together * kTile;
-    if (next + kTile <= n) {
-      const char* soon = reinterpret_cast<const char*>(X + next * kFeatures);
-#pragma unroll
-      for (int line = 0; line < kTile * kFeatures * (int)sizeof(T); line += 32 * 128) {
-        if (line + 128 * lane < kTile * kFeatures * (int)sizeof(T)) ptx::prefetch(soon + line + 128 * lane);
-      }
-      if (lane < kRows) ptx::prefetch(labels + next + 32 * lane);
-    }
+    if (first + ahead + kTile <= n) prefetch_tile<kFeatures, kTile>(X, labels, first + ahead);
     float x[kRows][kFeatures];
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
@@ -235,41 +209,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const bool waits = found[r] != found_of<kClusters>(label[r]) && 32 * r + lane < rows;
-        const unsigned all = __ballot_sync(simt::every_lane, waits);
-        if (waits) {
-          queue[waiting + __popc(all & ((1u << lane) - 1))] = {(unsigned)(first + 32 * r + lane), (short)label[r],
-                                                               (short)cluster_of(found[r])};
-        }
-        waiting += __popc(all);
+        queue.add(waits, {(unsigned)(first + 32 * r + lane), (short)label[r], (short)cluster_of(found[r])});
       }
     }
     // The last of a warp's tiles leaves nothing.
-    const unsigned least = tile + together < tiles ? 32 : 1;
-    while (waiting >= least) {
-      const unsigned taken = waiting < 32 ? waiting : 32;
-      waiting -= taken;
-      __syncwarp();
-      if (lane < (int)taken) {
-        const Waiting one = queue[waiting + lane];
-        const T* from = X + (long long)one.row * kFeatures;
-        T again[kFeatures];
-        load_row<kFeatures>(from, again);
-        float value[kFeatures];
-#pragma unroll
-        for (int i = 0; i < kFeatures; ++i) value[i] = centred<T, float>(again[i], few_constants.mean[i]);
-        const int to = one.to >= 0 ? one.to : nearest_in_double<kFeatures>(value, centers, k);
-        if (to != one.from) {
-          labels[one.row] = to;
-          int numbers[kFeatures];
-#pragma unroll
-          for (int i = 0; i < kFeatures; ++i) numbers[i] = as_integer<float>(value[i], few_constants.scales[i]);
-          here.move(numbers, to, one.from);
-          ++changed;
-        }
-      }
-      __syncwarp();  // what was there has been read
-    }
-  }
+    queue.drain(more ? 32 : 1, settle);
+  });
   here.flush();
   changed = simt::warp_sum(changed);
   if (lane == 0 && changed) atomicAdd(moved, changed);

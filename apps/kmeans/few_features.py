@@ -1,4 +1,4 @@
-"""A step of the fused engine for few features and few clusters: X is read as it is, see few_features.cuh."""
+"""Steps of the fused engine for few features and few clusters: X is read as it is, see few_(features|products).cuh."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.fused_plan import FEW_BYTES, FEW_NAME, FewPlan, few_scale, padded
-from tsapps.apps.kmeans.fused_step import Placement, Step
+from tsapps.apps.kmeans.few_plan import (
+    FEW_BYTES,
+    FEW_NAME,
+    FEW_ROUNDING,
+    PRODUCTS,
+    FewPlan,
+    ProductsPlan,
+    few_scale,
+)
+from tsapps.apps.kmeans.fused_plan import padded, tensor_error
+from tsapps.apps.kmeans.fused_step import Placement, Step, load_kernels
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.build import architecture, build
 from tsapps.kernels.plan import ELEMENT
@@ -17,7 +26,7 @@ from tsapps.kernels.plan import ELEMENT
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.fused import FusedEngine
 
-__all__ = ["FewFeatures", "norms_of"]
+__all__ = ["FewFeatures", "FewMultiplyAdds", "FewProducts", "few_step", "norms_of"]
 
 _FILE = Path(__file__).parent / "few_features.cuh"
 _PLACE_THREADS = 128
@@ -30,7 +39,32 @@ def norms_of(engine: FusedEngine) -> tuple[float, float]:
     return float(np.linalg.norm(to_host(engine.shift).astype(np.float64))), float(np.linalg.norm(engine.spread()[0]))
 
 
-def _few_features(engine: FusedEngine, plan: FewPlan) -> tuple[Any, Any, int]:
+def few_step(engine: FusedEngine, plan: FewPlan | ProductsPlan, k: int) -> FewFeatures:
+    """Return the step of a plan."""
+    return FewMultiplyAdds(engine, plan, k) if isinstance(plan, FewPlan) else FewProducts(engine, plan, k)
+
+
+class FewFeatures(Step):
+    """A step for few features and few clusters, of samples without weights in float32 or 16 bits."""
+
+    def __init__(self, engine: FusedEngine, plan: FewPlan | ProductsPlan, k: int, columns: int) -> None:
+        of_mean, norm = norms_of(engine)
+        self._scale = np.float32(few_scale(norm))
+        # No row is beyond the reach.
+        self._of_mean, self._norm = (np.float32(_ROUNDED_UP * self._scale * value) for value in (of_mean, norm))
+        super().__init__(engine, Placement(columns, 0, self._scale, self._norm), k)
+        self._threads, self._shared_bytes = (plan.threads,), plan.shared_bytes
+        self._grid = (plan.grid(engine.n_samples, engine.gpu.multiprocessors),)
+
+    def _launch_assign(self, kernel: Any, centers: Any, *more: Any) -> None:
+        """Launch the kernel that gives every sample its label; what it is told beside is `more`."""
+        engine = self.engine
+        state = engine.labels, self.device_sums, self.moved, self.stopped
+        arguments = engine.rows_on_gpu, centers, np.int32(self.k), np.int64(engine.n_samples), *more, *state
+        kernel(self._grid, self._threads, arguments, shared_mem=self._shared_bytes)
+
+
+def _with_constants(engine: FusedEngine, plan: FewPlan) -> tuple[Any, Any, int]:
     """Return the kernels of a plan, that which places their constants the second, and where those are.
 
     They are loaded for the caller alone, whose the constants are: CuPy's own modules of a file are one.
@@ -47,33 +81,44 @@ def _few_features(engine: FusedEngine, plan: FewPlan) -> tuple[Any, Any, int]:
         return assign, place, module.get_global_var(FEW_NAME)
 
 
-class FewFeatures(Step):
-    """A step for few features and few clusters, of samples without weights in float32 or 16 bits."""
+class FewMultiplyAdds(FewFeatures):
+    """Scores by multiply-adds, centres in constant memory: few_features.cuh."""
 
     columns = 4
 
     def __init__(self, engine: FusedEngine, plan: FewPlan, k: int) -> None:
-        of_mean, norm = norms_of(engine)
-        scale = few_scale(norm)
-        # No row is beyond the reach.
-        norm, of_mean = (_ROUNDED_UP * scale * value for value in (norm, of_mean))
-        d = engine.n_features
-        super().__init__(engine, Placement(padded(d), 0, np.float32(scale), np.float32(norm)), k)
+        super().__init__(engine, plan, k, padded(engine.n_features))
         self._plan = plan
-        self._bounds = np.float32(scale), np.float32(norm), np.float32(of_mean), np.bool_(not plan.shifts)
-        self._assign, self._place_constants, self._in_constant_memory = _few_features(engine, plan)
+        self._bounds = self._scale, self._norm, self._of_mean, np.bool_(not plan.shifts)
+        self._assign, self._place_constants, self._in_constant_memory = _with_constants(engine, plan)
         self._constants = cupy.empty(FEW_BYTES, np.uint8)
-        self._grid = (plan.grid(engine.n_samples, engine.gpu.multiprocessors),)
 
     def _move_rows(self, centers: Any) -> None:
-        engine, plan, k = self.engine, self._plan, np.int32(self.k)
+        plan, k = self._plan, np.int32(self.k)
         d, clusters = np.int32(plan.features), np.int32(plan.clusters)
-        given = self._offsets, self._extremes, engine.shift, self.move_scales
+        given = self._offsets, self._extremes, self.engine.shift, self.move_scales
         placed = centers, k, d, clusters, *given, *self._bounds, self._constants
         self._place_constants((1,), (_PLACE_THREADS,), placed)
         stream, kind = cupy.cuda.get_current_stream().ptr, cupy.cuda.runtime.memcpyDeviceToDevice
         source = self._constants.data.ptr
         cupy.cuda.runtime.memcpyAsync(self._in_constant_memory, source, FEW_BYTES, kind, stream)
-        state = engine.labels, self.device_sums, self.moved, self.stopped
-        arguments = (engine.rows_on_gpu, centers, k, np.int64(engine.n_samples), *state)
-        self._assign(self._grid, (plan.threads,), arguments, shared_mem=plan.shared_bytes)
+        self._launch_assign(self._assign, centers)
+
+
+class FewProducts(FewFeatures):
+    """Scores by products on tensor cores: few_products.cuh."""
+
+    columns = 8
+
+    def __init__(self, engine: FusedEngine, plan: ProductsPlan, k: int) -> None:
+        super().__init__(engine, plan, k, plan.padded)
+        (self._assign,) = load_kernels(engine, "few_products.cuh", plan.kernel)
+        self._assign.max_dynamic_shared_size_bytes = plan.shared_bytes
+        exact = engine.rows_on_gpu.itemsize == 2 and not bool(engine.shift.any())
+        given = self._halves, self._offsets, self._extremes, engine.shift, self.move_scales
+        addresses = (one.data.ptr for one in given)
+        bounds = self._scale, self._norm, tensor_error(plan.padded), 0.0 if exact else FEW_ROUNDING
+        self._products = np.array((*addresses, *bounds), PRODUCTS)[()]
+
+    def _move_rows(self, centers: Any) -> None:
+        self._launch_assign(self._assign, centers, self._products)

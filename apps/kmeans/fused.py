@@ -5,7 +5,8 @@ nearest centre of every row and, by a rigorous bound on what float16 rounds away
 Those are decided in float64 from X itself, and rows whose label changes move from one cluster's sum to another's. So an
 iteration reads half of float32's bytes and a quarter of float64's; labels are the float64 arg-min; and sums are
 integers, the same bits on every run. `fused_step.py` has the kernels of every kind: of few centres, and of many. Few
-features and few centres are multiplied in float32, from X itself, in the time of reading it (`few_features.cuh`).
+features and few centres are multiplied from X itself, in the time of reading it: in float32 (`few_features.cuh`), or
+as float16 by tensor cores, with the same bound (`few_products.cuh`).
 
 What it cannot do it leaves to `CublasEngine`: many centres on GPUs other than Hopper's, X that does not fit the GPU,
 and small data, where scikit-learn's own rounding decides.
@@ -20,15 +21,14 @@ import numpy as np
 from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
 from tsapps.apps.kmeans.bounds_plan import BOUNDS_BYTES
 from tsapps.apps.kmeans.cuda import CublasEngine
-from tsapps.apps.kmeans.few_features import FewFeatures, norms_of
+from tsapps.apps.kmeans.few_features import few_step, norms_of
+from tsapps.apps.kmeans.few_plan import FewPlan, ProductsPlan, few_plan
 from tsapps.apps.kmeans.fused_plan import (
     MOST_CENTRES,
     MOST_CLUSTERS,
     NARROW,
-    FewPlan,
     StreamPlan,
     assign_plan,
-    few_plan,
     stream_plan,
 )
 from tsapps.apps.kmeans.fused_seeding import draw_plus_plus
@@ -263,14 +263,14 @@ class FusedEngine(CublasEngine):
     def _made_for(self, k: int) -> Step | None:
         few = self._few_plan_for(k)
         if few is not None:
-            return FewFeatures(self, few, k)
+            return few_step(self, few, k)
         plan = self._plan_for(k)
         shadow = self._shadow_for(plan, k) if plan is not None else None
         if plan is None or shadow is None:
             return None
         return FewCentres(self, shadow, plan, k) if isinstance(plan, Plan) else ManyCentres(self, shadow, plan, k)
 
-    def _few_plan_for(self, k: int) -> FewPlan | None:
+    def _few_plan_for(self, k: int) -> FewPlan | ProductsPlan | None:
         """Return how iterations read few features from X itself; None where they do not."""
         if self.sample_weight is not None or self.dtype != np.float32:
             return None

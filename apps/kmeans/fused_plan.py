@@ -1,21 +1,19 @@
 """What an iteration of the fused engine is made of, chosen from sizes alone: its product, its integers, its blocks."""
 
 from dataclasses import dataclass, replace
-from math import ceil, gcd, inf, log2, sqrt
+from math import ceil, inf, log2, sqrt
 
 import numpy as np
 
 from tsapps.kernels.candidates import fits
 from tsapps.kernels.device import Device
-from tsapps.kernels.plan import ELEMENT, Plan, instantiate
+from tsapps.kernels.plan import Plan, instantiate
 from tsapps.kernels.problem import Layout, Problem
 
 __all__ = [
     "CHANGE_BYTES",
     "ENTRY_BYTES",
     "EXACT",
-    "FEW_BYTES",
-    "FEW_NAME",
     "HALVES",
     "LISTS",
     "LONG_ROWS",
@@ -32,14 +30,11 @@ __all__ = [
     "UNDECIDED_BYTES",
     "UNPROVED",
     "WIDE_ROWS",
-    "FewPlan",
     "Integers",
     "StreamPlan",
     "assign_plan",
     "capacity",
     "columns_of_block",
-    "few_plan",
-    "few_scale",
     "integers",
     "log2_lanes",
     "padded",
@@ -79,8 +74,6 @@ ROUNDING, EXACT = 2.0**-12, 2.0**-20
 UNPROVED = 2.0**-10
 LISTS = np.dtype([("items", "u8"), ("lengths", "u8"), ("capacity", "i8"), ("step", "i4"), ("padding", "i4")])
 HALVES = np.dtype([("to", "u8"), ("padded", "i4"), ("slabs", "i4")])
-#: The variable in constant memory of few_features.cuh, and the bytes of its class, `FewConstants`.
-FEW_NAME, FEW_BYTES = "few_constants", 4 * (512 + 64 + 2 * 16 + 4)
 #: Bytes of an `Entry`, a `Change`, an `Undecided` and a `Segmented`.
 ENTRY_BYTES, CHANGE_BYTES, UNDECIDED_BYTES, PLACE_BYTES = 16, 16, 32, 4
 # What the tensor cores may lose of each sum of 16 products, relative to all that was added: of 4, 8 or 16 terms at a
@@ -97,13 +90,6 @@ NARROW, _WIDE = 2, 3
 _BITS = {NARROW: 30, _WIDE: 46}
 # How far a feature's largest element may lie above the mean square for two digits to be as exact as float32.
 _SPREAD = 2.0**8
-# Up to so many features, the elements of centres that few_features.cuh has (kMostFeatures, kMostElements). Of more than
-# eight features, more multiply-adds would take longer than X's copy does.
-_FEW_ELEMENTS = ((8, 512), (16, 320))
-# The features of which a thread has four rows; and the bytes of a block's sums, which leave the first cache room.
-_FOUR_ROWS, _FEW_BYTES = 4, 72 * 1024
-# The norm that the largest row of few features is scaled to.
-_FEW_NORM = 10
 # Bytes of a block's sums (kPlane in move.cuh).
 _PLANES = 66 * 1024
 
@@ -256,95 +242,6 @@ def stream_plan(d: int, device: Device) -> StreamPlan | None:
             if plan.shared_bytes <= room:
                 return plan
     return StreamPlan(4, -(-every // 4), 3, 5, 5)
-
-
-@dataclass(frozen=True)
-class FewPlan:
-    """How few_features.cuh computes an iteration: its template arguments.
-
-    Attributes
-    ----------
-    dtype : str
-        Of X.
-    features : int
-    clusters : int
-        Rounded up to whole fours.
-    rows : int
-        Of a thread at a time.
-    replicas : int
-        Of the sums in shared memory.
-    shifts : bool
-        Whether scores are of rows from which the mean was subtracted.
-    threads, blocks : int
-        Threads of a block, and blocks of a multiprocessor.
-    """
-
-    dtype: str
-    features: int
-    clusters: int
-    rows: int
-    replicas: int
-    shifts: bool
-    threads: int = 512
-    blocks: int = 1
-
-    @property
-    def sums_bytes(self) -> int:
-        """Bytes of a block's sums: two digits of every feature and a count, in every replica."""
-        return self.clusters * (2 * self.features + 1) * self.replicas * 4
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: sums, and a queue a warp of a tile's rows and 32 more."""
-        return self.sums_bytes + self.threads // 32 * 32 * (self.rows + 1) * 8
-
-    @property
-    def kernel(self) -> str:
-        """The name expression of the kernel, in its namespace."""
-        numbers = f"{self.features}, {self.clusters}, {self.rows}, {str(self.shifts).lower()}"
-        return f"assign_rows<{ELEMENT[self.dtype]}, {numbers}, {self.replicas}, {self.threads}, {self.blocks}>"
-
-    def grid(self, n: int, multiprocessors: int) -> int:
-        """Return the blocks of a launch: those that are resident, if there is a tile for each of their warps."""
-        return min(multiprocessors * self.blocks, -(-n // (self.threads * self.rows)))
-
-    @property
-    def alignment(self) -> int:
-        """Bytes that X begins at a multiple of: those of one load (few_wide)."""
-        itemsize = np.dtype(np.float16 if self.dtype == "bfloat16" else self.dtype).itemsize
-        return itemsize * gcd(self.features, 16 // itemsize)
-
-
-def few_plan(d: int, k: int, dtype: str, mean: float, norm: float) -> FewPlan | None:
-    """Choose how an iteration for few features and few clusters is computed; None where they are too many.
-
-    Parameters
-    ----------
-    d, k : int
-    dtype : {float32, float16, bfloat16}
-        Of X.
-    mean, norm : float
-        Of the mean that is subtracted; and what no row's norm exceeds once it is.
-
-    Notes
-    -----
-    A row takes clusters · (d + 3) instructions and some more; counts are in few_features.cuh.
-    """
-    clusters = -(-k // 4) * 4
-    most = next((elements for features, elements in _FEW_ELEMENTS if d <= features), 0)
-    if clusters > MOST_CLUSTERS or d * clusters > most:
-        return None
-    # Scores of rows as they are, whose bound is up to twice as wide.
-    plan = FewPlan(dtype, d, clusters, 4 if d <= _FOUR_ROWS else 2, 32, mean > norm)
-    while plan.sums_bytes > _FEW_BYTES:
-        plan = replace(plan, replicas=plan.replicas // 2)
-    return plan
-
-
-def few_scale(norm: float) -> float:
-    """Return the power of two that few features are scaled by; `norm` is what no row's norm exceeds."""
-    exponent = _FEW_NORM - ceil(log2(norm)) if 0 < norm < inf else 0
-    return float(2.0 ** min(max(exponent, -MOST_EXPONENT), MOST_EXPONENT))
 
 
 @dataclass(frozen=True)

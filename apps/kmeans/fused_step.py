@@ -1,10 +1,10 @@
 """The steps of the fused engine: one iteration for k clusters, by the kernels for as many features and centres.
 
-    few features     few_features.cuh → centers.cuh
+    few features     few_features.cuh or few_products.cuh → centers.cuh
     few (up to 64)   nearest.cuh on tall_skinny.cuh → decide.cuh → move.cuh → centers.cuh
     many             nearest_of_many.cuh on streamed_columns.cuh → decide_of_many.cuh → segments.cuh → centers.cuh
 
-Few features need no copy of X, nor tensor cores. Few centres stay in shared memory, and the product is bound by what is
+Few features need no copy of X. Few centres stay in shared memory, and the product is bound by what is
 read of X's copy; many stream by, and it is bound by the tensor cores.
 """
 

@@ -36,6 +36,33 @@ __device__ __forceinline__ int first_centre(unsigned low, unsigned high) {
   return centre_of_bit(low ? __ffs(low) - 1 : 31 + __ffs(high));
 }
 
+// The candidates of a row.
+struct Candidates {
+  unsigned low, high;
+
+  // Whether there is one, and it is the row's label.
+  __device__ __forceinline__ bool is(int label) const {
+    const unsigned long long one = 1ull << (bit_of_centre(label) & 63);
+    return (label >= 0) & (low == (unsigned)one) & (high == (unsigned)(one >> 32));
+  }
+};
+
+// Of 32 rows, a lane has 16 bits each of four, in the lower half: of row g, of g + 8, and so on. Brings together those of
+// row 8·t + g.
+__device__ __forceinline__ Candidates candidates_of_own_row(const unsigned (&bits)[4]) {
+  const int t = threadIdx.x % 4;
+  const unsigned two[2] = {__byte_perm(bits[0], bits[1], 0x5410), __byte_perm(bits[2], bits[3], 0x5410)};
+  // Each lane keeps what is of its own row, and of the row that it still has in hand for its neighbour, whose are the other
+  // halves.
+  const unsigned kept = t < 2 ? two[0] : two[1];
+  const unsigned got = simt::shuffle_xor(t < 2 ? two[1] : two[0], 2);
+  const unsigned across = simt::shuffle_xor(__byte_perm(kept, got, t % 2 ? 0x5410 : 0x7632), 1);
+  // Of lanes t and t ^ 1, then of t ^ 2 and t ^ 3, the lower lane's in the lower half.
+  const unsigned ours = __byte_perm(kept, across, t % 2 ? 0x3254 : 0x5410);
+  const unsigned theirs = __byte_perm(got, across, t % 2 ? 0x3276 : 0x7610);
+  return {t < 2 ? ours : theirs, t < 2 ? theirs : ours};
+}
+
 // What centers.cuh finds out of all centres: C, δ and H; and the norm from which on a row is not decided here.
 struct Extremes {
   float norm, lost, half_square, reach;
@@ -97,34 +124,13 @@ struct Nearest {
       for (int q = 0; q < 4; ++q) {
         bits[q] = candidates(d[first + q / 2], q % 2, offset, simt::shuffle(error, 4 * g + q));
       }
-      const bool within = norm <= most.reach;
-      const Candidates found = brought_together(bits, within);
-      const unsigned low = found.low, high = found.high;
-      const bool decided = __popc(low) + __popc(high) == 1;
-      append(present && !(decided && first_centre(low, high) == label), {from + mine, label, low, high});
+      Candidates found = candidates_of_own_row(bits);
+      if (!(norm <= most.reach)) found = {0, 0};
+      append(present && !found.is(label), {from + mine, label, found.low, found.high});
     }
   }
 
  protected:
-  struct Candidates {
-    unsigned low, high;
-  };
-
-  // Of the row that this lane decides, from the bits that each lane has of four rows; none if the row is not `within`.
-  static __device__ __forceinline__ Candidates brought_together(const unsigned (&bits)[4], bool within) {
-    const int t = threadIdx.x % 4;
-    const unsigned two[2] = {bits[0] | bits[1] << 16, bits[2] | bits[3] << 16};
-    // Each lane keeps what is of its own row, and of the row that it still has in hand for its neighbour.
-    const unsigned kept = t < 2 ? two[0] : two[1];
-    const unsigned got = simt::shuffle_xor(t < 2 ? two[1] : two[0], 2);
-    const int own = t % 2 * 16, other = 16 - own;
-    const unsigned across = simt::shuffle_xor((kept >> other & 0xffff) | (got >> other) << 16, 1);
-    // Of lanes t and t ^ 1, then of t ^ 2 and t ^ 3, the lower lane's in the lower half.
-    const unsigned ours = (kept >> own & 0xffff) << own | (across & 0xffff) << other;
-    const unsigned theirs = (got >> own & 0xffff) << own | across >> 16 << other;
-    return {within ? t < 2 ? ours : theirs : 0, within ? t < 2 ? theirs : ours : 0};
-  }
-
   // Which of this lane's centres of row 8·half + g can be the nearest, bit 2·j + i for column 8·j + 2·t + i.
   template <int kColumnBlocks>
   __device__ __forceinline__ unsigned candidates(const float (&d)[kColumnBlocks][4], int half,

@@ -83,8 +83,8 @@ struct NearestUntil : Nearest {
         // Row 8·q + g of these 32 is lane q's of the four that have it.
         if (t == q) mine_of = two;
       }
-      const bool within = norm <= most.reach;
-      const Candidates found = brought_together(bits, within);
+      Candidates found = candidates_of_own_row(bits);
+      if (!(norm <= most.reach)) found = {0, 0};
       const bool decided = __popc(found.low) + __popc(found.high) == 1;
       const int nearest = decided ? first_centre(found.low, found.high) : label;
       if (present) {

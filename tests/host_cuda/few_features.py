@@ -1,4 +1,4 @@
-"""Runs iterations for few features and few clusters by their kernel's own source on the CPU, as `FewFeatures` does."""
+"""Runs iterations for few features by few_features.cuh's own source on the CPU, as `FewMultiplyAdds` does."""
 
 from dataclasses import replace
 from functools import cache
@@ -7,12 +7,14 @@ import numpy as np
 
 from host_cuda.fused_kmeans import BLOCKS, Iterations
 from host_cuda.tall_skinny import build_each
-from tsapps.apps.kmeans.fused_plan import few_plan, few_scale
+from tsapps.apps.kmeans.few_plan import few_scale, multiply_adds_plan
 from tsapps.kernels.plan import ELEMENT
 
-#: dtype, digits, whether samples have weights: those that `FewFeatures` serves.
+#: dtype, digits, whether samples have weights: those that `FewMultiplyAdds` serves.
 KINDS = [("float32", 2, False), ("float16", 2, False), ("bfloat16", 2, False)]
-SHAPES = [(d, k) for d in (1, 2, 3, 4, 5, 8, 16) for k in (1, 2, 9, 16, 33) if few_plan(d, k, "float32", 0.0, 1.0)]
+SHAPES = [
+    (d, k) for d in (1, 2, 3, 4, 5, 8, 16) for k in (1, 2, 9, 16, 33) if multiply_adds_plan(d, k, "float32", 0.0, 1.0)
+]
 #: Threads of a block, so few that a warp has several tiles; and the rows that a sum has digits for.
 THREADS, MOST_ADDED = 64, 32768
 
@@ -48,7 +50,7 @@ def name_of(plan, most_added):
 
 
 def chosen(d, k, dtype, mean, norm):
-    return replace(few_plan(d, k, dtype, mean, norm), threads=THREADS)
+    return replace(multiply_adds_plan(d, k, dtype, mean, norm), threads=THREADS)
 
 
 def least_added(plan):
@@ -75,7 +77,7 @@ def libraries():
 
 
 class FewIterations(Iterations):
-    """X and what iterations keep of it, as `FewFeatures` has them."""
+    """X and what iterations keep of it, as `FewMultiplyAdds` has them."""
 
     columns = 4
 

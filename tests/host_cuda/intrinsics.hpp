@@ -16,6 +16,15 @@ using std::min;
 inline void __syncthreads(std::source_location at = std::source_location::current()) {
   cuda_host::wait_for_block("__syncthreads", at.line());
 }
+inline int __syncthreads_or(int predicate, std::source_location at = std::source_location::current()) {
+  static thread_local int any;  // a block's
+  __syncthreads(at);
+  if (cuda_host::here.thread_index.x == 0) any = 0;
+  __syncthreads(at);
+  if (predicate) any = 1;
+  __syncthreads(at);
+  return any;
+}
 inline void __syncwarp(unsigned mask = ~0u) { cuda_host::publish(mask, 0, "__syncwarp"); }
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void __threadfence_block() {}
@@ -119,6 +128,12 @@ inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
 inline int __popc(unsigned bits) { return std::popcount(bits); }
 inline int __clz(int bits) { return std::countl_zero((unsigned)bits); }
 inline int __ffs(int bits) { return bits ? std::countr_zero((unsigned)bits) + 1 : 0; }
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const unsigned long long bytes = low | (unsigned long long)high << 32;
+  unsigned chosen = 0;
+  for (int i = 0; i < 4; ++i) chosen |= (unsigned)(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return chosen;
+}
 inline float __saturatef(float value) { return value > 0 ? std::min(value, 1.0f) : 0.0f; }  // of no number, 0
 inline int __float2int_rn(float value) { return (int)std::lrintf(value); }
 inline long long __double2ll_rn(double value) { return std::llrint(value); }

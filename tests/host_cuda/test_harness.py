@@ -61,6 +61,24 @@ def test_threads_that_have_ended_are_not_waited_for():
     np.testing.assert_array_equal(y, np.arange(64) < 40)
 
 
+def test_whether_any_thread_of_a_block_asked():
+    y = floats(3 * 64)
+    # Twice, for the second not to see the first.
+    run(
+        "x[blockIdx.x * 64 + threadIdx.x] = 10 * __syncthreads_or(blockIdx.x == 1 && threadIdx.x == 40) + "
+        "__syncthreads_or(threadIdx.x == 3 && blockIdx.x != 1);",
+        y,
+        grid=3,
+    )
+    np.testing.assert_array_equal(y.reshape(3, 64), np.repeat([[1], [10], [1]], 64, axis=1))
+
+
+def test_chosen_bytes():
+    y = np.zeros(64, np.uint32)
+    run("x[threadIdx.x] = __byte_perm(0x33221100u, 0x77665544u, threadIdx.x % 2 ? 0x7610u : 0x3254u);", y)
+    np.testing.assert_array_equal(y, [0x33225544, 0x77661100] * 32)
+
+
 def test_a_deadlock_says_who_waits():
     with pytest.raises(
         harness.KernelError, match=r"deadlock.*__syncthreads at line \d+.* 64 threads 32 wait at the bl"

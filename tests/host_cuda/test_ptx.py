@@ -88,6 +88,7 @@ __global__ void pairs_of_halves(const float* x, unsigned* y) {
 }
 
 __global__ void round_to_tf32(const float* x, float* y) { y[threadIdx.x] = ptx::to_tf32(x[threadIdx.x]); }
+__global__ void root(const float* x, float* y) { y[threadIdx.x] = ptx::square_root(x[threadIdx.x]); }
 
 __global__ void copy_quads(const float* x, float* y) {
   ptx::store_no_allocate(y + 8 * threadIdx.x, ptx::load_no_allocate(x + 8 * threadIdx.x));
@@ -133,6 +134,7 @@ PARAMETERS = {call: parameters for call, (_, _, _, parameters) in PRODUCTS.items
     "matrices_back": "const unsigned short*, unsigned short*",
     "pairs_of_halves": "const float*, unsigned*",
     "round_to_tf32": "const float*, float*",
+    "root": "const float*, float*",
     "copy_quads": "const float*, float*",
     "pipeline<4>": "const float*, float*, int",
     "pipeline<8>": "const float*, float*, int",
@@ -254,6 +256,15 @@ def test_pairs_of_halves(on_machine):
     halves = np.stack([x.astype(kind).view("<u2") for kind in (np.float16, ml_dtypes.bfloat16)])
     expected = halves.reshape(2, 32, 2).transpose(1, 0, 2)
     np.testing.assert_array_equal(y.astype("<u4").view("<u2").reshape(32, 2, 2), expected)
+
+
+def test_square_root(on_machine):
+    x = np.geomspace(1.2e-38, 3e38, 32).astype(np.float32)
+    x[:4] = 0, 1e-39, 1, np.inf
+    y = np.zeros(32, np.float32)
+    on_machine("root")(x, y)
+    assert y[:4].tolist() == [0, 0, 1, np.inf]
+    np.testing.assert_allclose(y[4:], np.sqrt(x[4:].astype(np.float64)), rtol=2.0**-22)
 
 
 def test_to_tf32_rounds_to_nearest_and_ties_away_from_zero(on_machine):

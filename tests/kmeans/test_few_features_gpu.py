@@ -1,17 +1,23 @@
 """Few features and few clusters on a GPU, against Lloyd in float64 and against the step that reads X's copy."""
 
+from dataclasses import replace
+
 import numpy as np
 import oracle
 import pytest
 from sklearn.datasets import make_blobs
 
 from tsapps.apps.kmeans.choose import open_engine
-from tsapps.apps.kmeans.fused_plan import few_plan
+from tsapps.apps.kmeans.few_plan import few_plan, multiply_adds_plan, products_plan
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
 
-SHAPES = [(300_001, 1, 2), (500_000, 4, 16), (100_003, 3, 64), (99_999, 5, 33), (400_000, 16, 16), (77_777, 8, 64)]
+#: Samples, features, clusters: of multiply-adds, and of products on tensor cores.
+OF_MULTIPLY_ADDS = [(300_001, 1, 2), (500_000, 4, 16), (100_003, 3, 64), (99_999, 5, 9)]
+OF_PRODUCTS = [(99_999, 5, 33), (77_777, 8, 64), (400_000, 16, 16), (300_017, 16, 20), (250_001, 21, 7)]
+OF_PRODUCTS += [(300_000, 32, 64)]
+SHAPES = [*OF_MULTIPLY_ADDS, *OF_PRODUCTS]
 
 
 def blobs(n, d, k, seed=0, away=0.0, spread=1.0):
@@ -53,7 +59,7 @@ def few_and_shadowed(X, k, count=6):
 @pytest.mark.parametrize(("n", "d", "k"), SHAPES)
 def test_same_bits_as_from_the_copy(n, d, k, away):
     few, shadowed = few_and_shadowed(blobs(n, d, k, away=away, spread=2.0), k)
-    assert type(few[3]).__name__ == "FewFeatures"
+    assert type(few[3]).__name__ == ("FewMultiplyAdds" if (n, d, k) in OF_MULTIPLY_ADDS else "FewProducts")
     assert type(shadowed[3]).__name__ == "FewCentres"
     for ours, theirs in zip(few[:3], shadowed[:3], strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -73,6 +79,60 @@ def test_labels_are_those_of_float64(n, d, k):
     assert moved == n
     distances = oracle.square_distances(centred, centers)
     assert (distances[np.arange(n), labels] <= distances.min(axis=1) * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("away", [0.0, 3.0])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("n", "d", "k"), [(300_001, 16, 16), (200_003, 64, 64), (150_001, 30, 40)])
+def test_halves(n, d, k, dtype, away):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    X = blobs(n, d, k, away=away, spread=2.0).astype(dtype if dtype == "float16" else ml_dtypes.bfloat16)
+    few, shadowed = few_and_shadowed(X, k)
+    assert type(few[3]).__name__ == "FewProducts"
+    for ours, theirs in zip(few[:3], shadowed[:3], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"rows": 32}, {"ahead": False}, {"kept": False}, {"vector": 1}, {"threads": 256, "blocks": 2}, {"threads": 96}],
+    ids=str,
+)
+def test_same_bits_by_every_plan(changed):
+    n, d, k = 400_003, 16, 16
+    X = blobs(n, d, k, spread=2.0)
+    results = []
+    for plan in (products_plan(d, k, "float32"), replace(products_plan(d, k, "float32"), **changed), None):
+        engine = opened(X)
+        engine._few_plan_for = lambda _, plan=plan: plan or multiply_adds_plan(d, k, "float32", 0.0, 1.0)
+        with engine:
+            mean = oracle.host(engine.mean)
+        results.append(iterated(engine, X[:k] - mean, 6))
+    assert type(results[2][3]).__name__ == "FewMultiplyAdds"
+    for others in results[1:]:
+        for ours, theirs in zip(results[0][:3], others[:3], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_one_huge_cluster_and_one_row_that_leaves_it():
+    # Sums of a block are flushed many times over: what half of the rows add up to is far from zero, in one place.
+    n = 3_000_000
+    X = np.full((n, 16), 1 - 2.0**-24, np.float32)
+    X[n // 2 :] *= -1
+    X[1234] = np.where(np.arange(16) % 2, 0.5, -0.5)
+    engine = opened(X)
+    with engine:
+        mean = oracle.host(engine.mean)
+        centers = np.zeros((16, 16), np.float32)
+        centers[1:] = 50
+        assert engine.assign(centers - mean).moved == n
+        assert type(engine._step).__name__ == "FewProducts"
+        assert engine._step.sums()[1].tolist() == [n] + 15 * [0]
+        centers[1] = X[1234]
+        assert engine.assign(centers - mean).moved == 1
+        sums, weights = engine._step.sums()
+    assert weights.tolist() == [n - 1, 1] + 14 * [0]
+    np.testing.assert_allclose(sums[1], X[1234] - mean, rtol=1e-6)
 
 
 def test_constants_are_an_engines_own():
@@ -101,7 +161,7 @@ def test_what_it_does_not_serve():
         with engine:
             centers = oracle.host(data[:8]) - oracle.host(engine.mean)
             engine.assign(centers)
-            served = type(engine._step).__name__ == "FewFeatures"
+            served = type(engine._step).__name__ == "FewMultiplyAdds"
             assert not served or engine.rows_on_gpu.data.ptr % few_plan(4, 8, "float32", 0.0, 1.0).alignment == 0
 
 
@@ -121,7 +181,8 @@ def test_ties_on_a_grid(dtype):
     assert not (labels == 1).any()  # the lower of equals
 
 
-def test_more_rows_than_32_bits_number_elements_of():
+@pytest.mark.parametrize(("k", "step"), [(2, "FewMultiplyAdds"), (8, "FewProducts")])
+def test_more_rows_than_32_bits_number_elements_of(k, step):
     n, d = (1 << 27) + 12_345, 16
     free, _ = cupy.cuda.runtime.memGetInfo()
     if free < 6 * n * d:
@@ -130,11 +191,12 @@ def test_more_rows_than_32_bits_number_elements_of():
     X[: n // 2, 3], X[n // 2 :, 3] = -1.0, 1.0
     engine = opened(X)
     with engine:
-        centers = np.zeros((2, d), np.float32)
-        centers[:, 3] = -0.5, 0.5
+        centers = np.zeros((k, d), np.float32)
+        centers[:2, 3] = -0.5, 0.5
+        centers[2:, 4] = 10
         assert engine.assign(centers).moved == n
-        assert type(engine._step).__name__ == "FewFeatures"
+        assert type(engine._step).__name__ == step
         sizes = engine._step.sums()[1]
         assert int(engine.labels[: n // 2].sum()) == 0
-        assert int(engine.labels[n // 2 :].min()) == 1
-    assert sizes.tolist() == [n // 2, n - n // 2]
+        assert int(engine.labels[n // 2 :].min()) == int(engine.labels[n // 2 :].max()) == 1
+    assert sizes.tolist() == [n // 2, n - n // 2] + (k - 2) * [0]

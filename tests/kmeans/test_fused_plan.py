@@ -15,8 +15,6 @@ from tsapps.apps.kmeans.fused_plan import (
     assign_plan,
     capacity,
     columns_of_block,
-    few_plan,
-    few_scale,
     integers,
     shadow_scale,
     stream_plan,
@@ -129,66 +127,6 @@ def test_sums_of_a_block_fit(d, k):
         columns, chunks = columns_of_block(d, k, found.digits)
         assert columns * chunks >= d + 1
         assert columns * k * found.digits * 4 <= found.shared_bytes <= 68 << 10
-
-
-@pytest.mark.parametrize(
-    ("d", "k", "found"),
-    [
-        (4, 16, (16, 4, 32)),
-        (16, 16, (16, 2, 32)),
-        (16, 20, (20, 2, 16)),
-        (16, 21, None),
-        (9, 32, (32, 2, 16)),
-        (17, 2, None),
-        (3, 64, (64, 4, 32)),
-        (8, 61, (64, 2, 16)),
-        (1, 65, None),
-        (1, 1, (4, 4, 32)),
-    ],
-)
-def test_few_features_are_read_themselves(d, k, found):
-    plan = few_plan(d, k, "float32", 0.0, 1.0)
-    assert found == (plan and (plan.clusters, plan.rows, plan.replicas))
-
-
-def test_few_features_about_a_mean_far_away_are_centred():
-    assert not few_plan(4, 16, "float32", 1.0, 1.0).shifts
-    assert few_plan(4, 16, "float32", 1.1, 1.0).shifts
-
-
-def test_few_features_by_hand():
-    plan = few_plan(4, 16, "float32", 0.0, 1.0)
-    assert plan.kernel == "assign_rows<float, 4, 16, 4, false, 32, 512, 1>"
-    assert plan.shared_bytes == 16 * 9 * 32 * 4 + 16 * 160 * 8
-    assert [few_plan(d, 2, "float32", 0, 1).alignment for d in (1, 2, 3, 4, 6, 12)] == [4, 8, 4, 16, 8, 16]
-    assert [few_plan(d, 2, "bfloat16", 0, 1).alignment for d in (1, 8, 12, 16)] == [2, 16, 8, 16]
-    assert [plan.grid(n, 132) for n in (1, 2048, 2049, 10**8)] == [1, 1, 2, 132]
-    assert few_scale(1.0) == 1024.0
-    assert few_scale(1000.0) == 1.0
-    assert few_scale(0.0) == few_scale(np.inf) == 1.0
-    assert few_scale(1e-30) == 2.0**96
-
-
-@pytest.mark.parametrize("device", ["A100", "H200"])
-def test_few_features_have_room(device):
-    for d in range(1, 17):
-        for k in range(1, MOST_CLUSTERS + 1):
-            plan = few_plan(d, k, "float32", 0.0, 1.0)
-            # The first cache has a good part of what they share.
-            assert plan is None or plan.blocks * plan.shared_bytes <= KNOWN[device].shared_memory_per_block // 1.5
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_few_features_compile_without_spills(arch):
-    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
-    shapes = [(1, 1), (2, 9), (3, 16), (4, 16), (4, 64), (5, 9), (8, 64), (9, 32), (16, 16), (16, 20)]
-    plans = [few_plan(d, k, "float32", mean, 1.0) for d, k in shapes for mean in (0.0, 2.0)]
-    plans += [few_plan(16, 16, dtype, 2.0, 1.0) for dtype in ("float16", "bfloat16")]
-    kernels = [f"kmeans::{name}" for name in (*(plan.kernel for plan in plans), "place_constants<float>")]
-    source = (FOLDER / "few_features.cuh").read_text(encoding="utf-8")
-    for kernel, used in build(source, kernels, arch).resources.items():
-        assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
-        assert used.registers <= 128, kernel
 
 
 @pytest.mark.parametrize(

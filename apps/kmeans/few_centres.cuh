@@ -1,0 +1,90 @@
+// The centres as few_products.cuh multiplies with them, and the bound of what that may be off by.
+//
+//   centres (8 · kColumns × 16 · kSteps, float16)   a lane (g, t) has of centre 8·j + g the columns 16·s + 4·t … 4·t + 3, which
+//                                                   the product takes for rows 2·t, 2·t + 1, 2·t + 8 and 2·t + 9 of step s
+//
+// Why it is fast: they are read once by a block. Few are kept in registers; of more, a lane reads 8 bytes of shared memory for
+// 2048 products of its warp, and where the sums of a block begin, 16.
+#pragma once
+#include "apps/kmeans/nearest.cuh"
+
+namespace kmeans {
+
+// What few_products.cuh is told of the centres and of the data.
+struct Products {
+  const ptx::Half* halves;  // of the centres, rows of kSteps · 16 (and of as many centres as the columns of the product)
+  const float* offsets;     // −‖c‖²/2 of every column; −infinite past the last centre
+  const Extremes* extremes;
+  const float *mean, *scales;  // what is subtracted of rows; what integers are multiplied by
+  float scale, norm;           // what rows are multiplied by; what no row's norm exceeds then
+  float tensor_error, rounding;  // γ, ρ
+};
+
+// 2 E of a row of norm n, times kLarge: `of_norm` · n + `always`.
+__device__ __forceinline__ Bound few_bound(const Products& of, int features) {
+  const Extremes most = *of.extremes;
+  const Bound bound = bound_of(most, of.tensor_error, of.rounding, of.tensor_error + 1.0f / (1 << 22));
+  const float least = sqrtf((float)features) / (1 << 25) * (most.norm + most.lost) + 1.0f / (1ull << 40);
+  const bool fits = of.norm * most.norm + most.half_square <= (float)(1 << 26);
+  // 0.1 % for 1 / (1 − ρ), and for roundings of the norm.
+  const float twice = fits ? 2.002f * kLarge : kInfinity - kInfinity;
+  return {twice * bound.of_norm, twice * (bound.always + least)};
+}
+
+// The centres' parts of the product, as a lane has them: of column block j and step s, and −‖c‖²/2 of its columns of a
+// block, of rows g and g + 8. In shared memory, or (kKept) in registers.
+template <int kSteps, int kColumns, bool kKept>
+class Centres {
+ public:
+  static constexpr int kBytes = (kKept ? 0 : kColumns * kSteps * 256) + kColumns * 64;
+
+  struct Two {
+    unsigned at[2];
+  };
+
+  __device__ Centres(const Products& of, void* shared) : shared_(static_cast<unsigned char*>(shared)) {
+    const int lane = threadIdx.x % 32;
+    for (int j = threadIdx.x / 32; j < kColumns; j += blockDim.x / 32) {
+      if (lane < 4) {
+        const float first = of.offsets[8 * j + 2 * lane], second = of.offsets[8 * j + 2 * lane + 1];
+        offsets()[4 * j + lane] = {first, second, first, second};
+      }
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        if (!kKept) fragments()[(j * kSteps + s) * 32 + lane] = fetch(of, j, s);
+      }
+    }
+    if (kKept) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j)
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) kept_[kKept ? j : 0][kKept ? s : 0] = fetch(of, j, s);
+    }
+  }
+
+  __device__ __forceinline__ void begin(int j, float (&scores)[4]) const {
+    const float4 two = offsets()[4 * j + threadIdx.x % 4];
+    scores[0] = two.x, scores[1] = two.y, scores[2] = two.z, scores[3] = two.w;
+  }
+
+  __device__ __forceinline__ void multiply(int j, int s, const unsigned (&a)[4], float (&scores)[4]) const {
+    const Two b = kKept ? kept_[kKept ? j : 0][kKept ? s : 0] : fragments()[(j * kSteps + s) * 32 + threadIdx.x % 32];
+    ptx::mma_m16n8k16_f16(scores, a, b.at);
+  }
+
+ private:
+  // Of centre 8·j + g, the elements that go with this lane's columns.
+  __device__ static __forceinline__ Two fetch(const Products& of, int j, int s) {
+    const int lane = threadIdx.x % 32;
+    const auto* from = of.halves + (8 * j + lane / 4) * (16 * kSteps) + 16 * s + 4 * (lane % 4);
+    return *reinterpret_cast<const Two*>(from);
+  }
+
+  __device__ __forceinline__ float4* offsets() const { return reinterpret_cast<float4*>(shared_); }
+  __device__ __forceinline__ Two* fragments() const { return reinterpret_cast<Two*>(shared_ + kColumns * 64); }
+
+  unsigned char* shared_;
+  Two kept_[kKept ? kColumns : 1][kKept ? kSteps : 1];
+};
+
+}  // namespace kmeans

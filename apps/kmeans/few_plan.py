@@ -1,0 +1,221 @@
+"""What an iteration for few features and few clusters is made of, chosen from sizes alone."""
+
+from dataclasses import dataclass, replace
+from math import ceil, gcd, inf, log2
+
+import numpy as np
+
+from tsapps.apps.kmeans.fused_plan import MOST_CLUSTERS, MOST_EXPONENT
+from tsapps.kernels.plan import ELEMENT
+from tsapps.kernels.problem import ITEMSIZE
+
+__all__ = [
+    "FEW_BYTES",
+    "FEW_NAME",
+    "FEW_ROUNDING",
+    "PRODUCTS",
+    "FewPlan",
+    "ProductsPlan",
+    "few_plan",
+    "few_scale",
+    "multiply_adds_plan",
+    "products_plan",
+]
+
+#: The variable in constant memory of few_features.cuh, and the bytes of its class, `FewConstants`.
+FEW_NAME, FEW_BYTES = "few_constants", 4 * (512 + 64 + 2 * 16 + 4)
+#: The C++ class `Products` of few_products.cuh, as a NumPy structure.
+PRODUCTS = np.dtype(
+    [(name, "u8") for name in ("halves", "offsets", "extremes", "mean", "scales")]
+    + [(name, "f4") for name in ("scale", "norm", "tensor_error", "rounding")]
+)
+#: The most that float16 loses of an element, beside it.
+FEW_ROUNDING = 2.0**-11
+# Up to so many features, the elements of centres that few_features.cuh has (kMostFeatures, kMostElements).
+_FEW_ELEMENTS = ((8, 512), (16, 320))
+# The features of which a thread has four rows; and the bytes of a block's sums, which leave the first cache room.
+_FOUR_ROWS, _FEW_BYTES = 4, 72 * 1024
+# The norm that the largest row of few features is scaled to.
+_FEW_NORM = 10
+# Features and elements of centres from which on tensor cores take fewer instructions; and the most features, by the
+# bytes of one: of more, an iteration reads less of X's copy.
+_LEAST_FOR_PRODUCTS, _LEAST_ELEMENTS = 5, 96
+_MOST_FOR_PRODUCTS = {4: 32, 2: 64}
+
+
+@dataclass(frozen=True)
+class FewPlan:
+    """How few_features.cuh computes an iteration: its template arguments.
+
+    Attributes
+    ----------
+    dtype : str
+        Of X.
+    features : int
+    clusters : int
+        Rounded up to whole fours.
+    rows : int
+        Of a thread at a time.
+    replicas : int
+        Of the sums in shared memory.
+    shifts : bool
+        Whether scores are of rows from which the mean was subtracted.
+    threads, blocks : int
+        Threads of a block, and blocks of a multiprocessor.
+    """
+
+    dtype: str
+    features: int
+    clusters: int
+    rows: int
+    replicas: int
+    shifts: bool
+    threads: int = 512
+    blocks: int = 1
+
+    @property
+    def sums_bytes(self) -> int:
+        """Bytes of a block's sums: two digits of every feature and a count, in every replica."""
+        return self.clusters * (2 * self.features + 1) * self.replicas * 4
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block: sums, and a queue a warp of a tile's rows and 32 more."""
+        return self.sums_bytes + self.threads // 32 * 32 * (self.rows + 1) * 8
+
+    @property
+    def kernel(self) -> str:
+        """The name expression of the kernel, in its namespace."""
+        numbers = f"{self.features}, {self.clusters}, {self.rows}, {str(self.shifts).lower()}"
+        return f"assign_rows<{ELEMENT[self.dtype]}, {numbers}, {self.replicas}, {self.threads}, {self.blocks}>"
+
+    def grid(self, n: int, multiprocessors: int) -> int:
+        """Return the blocks of a launch: those that are resident, if there is a tile for each of their warps."""
+        return min(multiprocessors * self.blocks, -(-n // (self.threads * self.rows)))
+
+    @property
+    def alignment(self) -> int:
+        """Bytes that X begins at a multiple of: those of one load (few_wide)."""
+        itemsize = ITEMSIZE[self.dtype]
+        return itemsize * gcd(self.features, 16 // itemsize)
+
+
+@dataclass(frozen=True)
+class ProductsPlan:
+    """How few_products.cuh computes an iteration: its template arguments.
+
+    Attributes
+    ----------
+    dtype : str
+        Of X.
+    features : int
+    columns : int
+        Blocks of eight centres.
+    rows : int
+        Of a warp's tile: whole 32.
+    ahead : bool
+        Whether the next tile waits in registers.
+    kept : bool
+        Whether the centres are in registers, rather than in shared memory.
+    vector : int
+        Elements that a lane has of a row that moves: a divisor of those of a row.
+    threads, blocks : int
+        Threads of a block, and blocks of a multiprocessor.
+    """
+
+    dtype: str
+    features: int
+    columns: int
+    rows: int
+    ahead: bool
+    kept: bool
+    vector: int
+    threads: int = 512
+    blocks: int = 1
+
+    @property
+    def padded(self) -> int:
+        """Elements of a centre in float16."""
+        return -(-self.features // 16) * 16
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block.
+
+        Offsets, centres if they are not kept, of every cluster two digits of a lane's elements and the rows, 32 words
+        each, and a queue a warp of a tile's rows and 32 more.
+        """
+        centres = self.columns * (64 + (0 if self.kept else 16 * self.padded))
+        elements = -(-self.features // (32 * self.vector)) * self.vector
+        sums = 8 * self.columns * 128 * (2 * elements + 1)
+        return centres + sums + self.threads // 32 * (self.rows + 32) * 16
+
+    @property
+    def kernel(self) -> str:
+        """The name expression of the kernel, in its namespace."""
+        kinds = f"{str(self.ahead).lower()}, {str(self.kept).lower()}, {self.vector}, {self.threads}, {self.blocks}"
+        numbers = f"{self.features}, {self.columns}, {self.rows // 16}"
+        return f"assign_by_products<{ELEMENT[self.dtype]}, {numbers}, {kinds}>"
+
+    def grid(self, n: int, multiprocessors: int) -> int:
+        """Return the blocks of a launch: those that are resident, if there is a tile for each of their warps."""
+        return min(multiprocessors * self.blocks, -(-n // (self.threads // 32 * self.rows)))
+
+    @property
+    def alignment(self) -> int:
+        """Bytes that X begins at a multiple of: those of one load (few_wide)."""
+        return ITEMSIZE[self.dtype] * gcd(self.features, 4)
+
+
+def few_plan(d: int, k: int, dtype: str, mean: float, norm: float) -> FewPlan | ProductsPlan | None:
+    """Choose how an iteration for few features and few clusters is computed; None where they are too many.
+
+    Parameters
+    ----------
+    d, k : int
+    dtype : {float32, float16, bfloat16}
+        Of X.
+    mean, norm : float
+        Of the mean that is subtracted; and what no row's norm exceeds once it is.
+
+    Notes
+    -----
+    By multiply-adds, a row takes clusters · (d + 3) instructions and some more; counts are in few_features.cuh and
+    few_products.cuh.
+    """
+    if d < _LEAST_FOR_PRODUCTS or d * k < _LEAST_ELEMENTS:
+        plan = multiply_adds_plan(d, k, dtype, mean, norm)
+        if plan is not None:
+            return plan
+    served = k <= MOST_CLUSTERS and d <= _MOST_FOR_PRODUCTS[ITEMSIZE[dtype]]
+    return products_plan(d, k, dtype) if served else None
+
+
+def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float) -> FewPlan | None:
+    """Return how few_features.cuh computes an iteration; None where there are too many features or clusters."""
+    clusters = -(-k // 4) * 4
+    most = next((elements for features, elements in _FEW_ELEMENTS if d <= features), 0)
+    if clusters > MOST_CLUSTERS or d * clusters > most:
+        return None
+    # Scores of rows as they are, whose bound is up to twice as wide.
+    plan = FewPlan(dtype, d, clusters, 4 if d <= _FOUR_ROWS else 2, 32, mean > norm)
+    while plan.sums_bytes > _FEW_BYTES:
+        plan = replace(plan, replicas=plan.replicas // 2)
+    return plan
+
+
+def products_plan(d: int, k: int, dtype: str) -> ProductsPlan:
+    """Return how few_products.cuh computes an iteration; for up to 64 features and 64 clusters.
+
+    What a thread keeps is what it has registers for: 128, or 168.
+    """
+    columns, steps = -(-k // 8), -(-d // 16)
+    rows = 64 if steps == 1 and columns == 2 and d % 4 == 0 and ITEMSIZE[dtype] == 4 else 32
+    vector = gcd(d, 4 if columns <= 4 and rows == 32 and ITEMSIZE[dtype] == 4 else 2)
+    return ProductsPlan(dtype, d, columns, rows, steps <= 2, steps * columns <= 4, vector, 512 if steps <= 2 else 384)
+
+
+def few_scale(norm: float) -> float:
+    """Return the power of two that few features are scaled by; `norm` is what no row's norm exceeds."""
+    exponent = _FEW_NORM - ceil(log2(norm)) if 0 < norm < inf else 0
+    return float(2.0 ** min(max(exponent, -MOST_EXPONENT), MOST_EXPONENT))

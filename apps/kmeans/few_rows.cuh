@@ -1,0 +1,136 @@
+// What kernels that read few features from X itself have in common: the tiles of a warp, and the queue of its rows that are
+// not done.
+//
+//   tiles     of kTile rows; those of a block's warps lie one after the other, those of the next turn a whole grid further on
+//   queue     a warp's, in shared memory: rows with another label, or in doubt, that any of its tiles left
+//
+// Why it is fast: few rows of a tile are not done, and they take many instructions. They are settled when there is one for
+// each lane of a warp, whatever tile they are of.
+#pragma once
+#include "apps/kmeans/move.cuh"
+
+namespace kmeans {
+
+// Subtracted from the threshold, so that it is never zero: next to zero, scores differ by less than 1 / kLarge, and one
+// above the threshold by so little would add a part of its bit. The bound has room for it: 2⁻⁴⁰ (place_constants, few_bound).
+constexpr float kLeast = (float)(1 << 26);
+// A float whose last places are a mask, with no bit set.
+constexpr float kNoBits = (float)(1 << 23);
+#define kNoBitsAsInteger 0x4b000000u
+
+// The elements of a row that one load has: 16 bytes, or kMost elements, where rows are whole ones.
+template <typename T, int kFeatures, int kMost = 16 / sizeof(T)>
+constexpr int few_wide() {
+  int wide = kMost;
+  while (kFeatures % wide) wide /= 2;
+  return wide;
+}
+
+// Loads a row as it is.
+template <int kFeatures, typename T>
+__device__ __forceinline__ void load_row(const T* from, T (&to)[kFeatures]) {
+  constexpr int kWide = few_wide<T, kFeatures>();
+#pragma unroll
+  for (int i = 0; i < kFeatures; i += kWide) {
+    const auto some = *reinterpret_cast<const simt::Vector<T, kWide>*>(from + i);
+#pragma unroll
+    for (int e = 0; e < kWide; ++e) to[i + e] = some.at[e];
+  }
+}
+
+// ‖x − c‖² in float64 of a row of X, by one thread, in the order of features.
+template <int kFeatures, typename T>
+__device__ __forceinline__ double square_distance(const T* row, const float* mean, const float* center) {
+  constexpr int kWide = few_wide<T, kFeatures, 4>();
+  double sum = 0;
+#pragma unroll 2
+  for (int i = 0; i < kFeatures; i += kWide) {
+    const auto x = *reinterpret_cast<const simt::Vector<T, kWide>*>(row + i);
+    const auto middle = *reinterpret_cast<const simt::Vector<float, kWide>*>(mean + i);
+    const auto c = *reinterpret_cast<const simt::Vector<float, kWide>*>(center + i);
+#pragma unroll
+    for (int e = 0; e < kWide; ++e) {
+      const double difference = (double)centred<T, float>(x.at[e], middle.at[e]) - (double)c.at[e];
+      sum += difference * difference;
+    }
+  }
+  return sum;
+}
+
+// The nearest of a row's candidates, or of all centres if it has none: the first of equals.
+template <int kFeatures, typename T>
+__device__ __forceinline__ int nearest_in_double(const T* row, const float* mean, const float* centers, int k,
+                                                 unsigned low, unsigned high) {
+  const bool all = (low | high) == 0;
+  Distant nearest = {kInfinity, 0};
+  for (int j = all ? 0 : next_candidate(low, high, k); j < k; j = all ? j + 1 : next_candidate(low, high, k)) {
+    nearest.take({square_distance<kFeatures>(row, mean, centers + j * kFeatures), j});
+  }
+  return nearest.centre;
+}
+
+// Asks for the rows of a tile and their labels, for them to be in the level-2 cache; by a warp.
+template <int kFeatures, int kTile, typename T>
+__device__ __forceinline__ void prefetch_tile(const T* X, const int* labels, long long first) {
+  constexpr int kBytes = kTile * kFeatures * (int)sizeof(T);
+  const int lane = threadIdx.x % 32;
+  const char* soon = reinterpret_cast<const char*>(X + first * kFeatures);
+#pragma unroll
+  for (int line = 0; line < kBytes; line += 32 * 128) {
+    if (line + 128 * lane < kBytes) ptx::prefetch(soon + line + 128 * lane);
+  }
+  if (lane < kTile / 32) ptx::prefetch(labels + first + 32 * lane);
+}
+
+// What the warps of a block do with their tiles: `body` of a tile's first row, of how many rows it is to the warp's next
+// tile, and of whether there is one. `between` is called by all threads of the block, before any warp has more than kTurns
+// tiles since the last time.
+template <int kTile, int kWarps, int kTurns, typename Between, typename Body>
+__device__ __forceinline__ void each_tile(long long n, Between between, Body body) {
+  const long long tiles = (n + kTile - 1) / kTile, together = (long long)gridDim.x * kWarps;
+  long long tile = (long long)blockIdx.x * kWarps + threadIdx.x / 32;
+  int since = 0;
+  // Every warp of a block has as many turns, for all to be there between them.
+  for (long long turn = (long long)blockIdx.x * kWarps; turn < tiles; turn += together, tile += together) {
+    if (since++ == kTurns) {
+      between();
+      since = 1;
+    }
+    if (tile < tiles) body(tile * kTile, together * kTile, tile + together < tiles);
+  }
+}
+
+// The rows of a warp that wait to be settled. Between two settlings, no more than kTile come.
+template <typename Item, int kTile>
+class Queue {
+ public:
+  static constexpr int kRoom = kTile + 32;
+
+  __device__ explicit Queue(void* items) : items_(static_cast<Item*>(items) + threadIdx.x / 32 * kRoom), waiting_(0) {}
+
+  // By all lanes: each adds its item if it is wanted.
+  __device__ __forceinline__ void add(bool wanted, const Item& item) {
+    const unsigned all = __ballot_sync(simt::every_lane, wanted), lane = threadIdx.x % 32;
+    if (wanted) items_[waiting_ + __popc(all & ((1u << lane) - 1))] = item;
+    waiting_ += __popc(all);
+  }
+
+  // Calls `settle` of up to 32 items and their number, by all lanes, until fewer than `least` wait. It may write where the
+  // items are.
+  template <typename Settle>
+  __device__ __forceinline__ void drain(unsigned least, Settle settle) {
+    while (waiting_ >= least) {
+      const unsigned taken = waiting_ < 32 ? waiting_ : 32;
+      waiting_ -= taken;
+      __syncwarp();
+      settle(items_ + waiting_, (int)taken);
+      __syncwarp();  // what was there has been read
+    }
+  }
+
+ private:
+  Item* items_;
+  unsigned waiting_;
+};
+
+}  // namespace kmeans

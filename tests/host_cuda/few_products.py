@@ -1,0 +1,103 @@
+"""Runs iterations for few features by few_products.cuh's own source on the CPU, as `FewProducts` does."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from host_cuda.fused_kmeans import BLOCKS, Iterations
+from host_cuda.tall_skinny import build_each
+from tsapps.apps.kmeans.few_plan import FEW_ROUNDING, PRODUCTS, few_scale, products_plan
+from tsapps.apps.kmeans.fused_plan import tensor_error
+from tsapps.kernels.plan import ELEMENT
+
+#: dtype, digits, whether samples have weights: those that `FewProducts` serves.
+KINDS = [("float32", 2, False), ("float16", 2, False), ("bfloat16", 2, False)]
+#: Features and clusters: rows of every alignment, part of a product and several, one to eight blocks of centres.
+SHAPES = [(1, 1), (3, 9), (5, 20), (8, 33), (14, 2), (16, 16), (20, 40), (32, 64), (33, 16), (64, 64)]
+#: Those of 16-bit data.
+HALF_SHAPES = [(5, 20), (16, 16), (32, 64), (64, 64)]
+#: Threads of a block, so few that a warp has several tiles; and the rows that a sum has digits for.
+THREADS, MOST_ADDED = 64, 32768
+
+
+def chosen(d, k, dtype, **changed):
+    return replace(products_plan(d, k, dtype), threads=THREADS, **changed)
+
+
+def least_added(plan):
+    """Return the fewest rows that a sum must have digits for: warps then ask to flush after every tile."""
+    return plan.threads // 32 * 2 * (plan.rows + 31)
+
+
+def every_plan():
+    """The plans that tests run, each with the rows that its digits add up for."""
+    plans = [chosen(d, k, "float32") for d, k in SHAPES]
+    plans += [chosen(d, k, dtype) for d, k in HALF_SHAPES for dtype in ("float16", "bfloat16")]
+    # What is in registers elsewhere, and the other way round.
+    for d, k in ((16, 16), (32, 64)):
+        plan = chosen(d, k, "float32")
+        plans += [replace(plan, ahead=not plan.ahead), replace(plan, kept=not plan.kept), replace(plan, rows=32)]
+        plans += [replace(plan, vector=vector) for vector in (1, 2, 4)]
+    flushed = [(chosen(d, k, "float32"), None) for d, k in ((3, 9), (16, 16), (64, 64))]
+    return [(plan, most or least_added(plan)) for plan, most in [*((plan, MOST_ADDED) for plan in plans), *flushed]]
+
+
+def name_of(plan, most_added):
+    numbers = plan.features, plan.columns, plan.rows, int(plan.ahead), int(plan.kept), plan.vector, most_added
+    return "_".join(["products", plan.dtype, *map(str, numbers)])
+
+
+def source(plan, most_added):
+    T = ELEMENT[plan.dtype]
+    kernel = f"{plan.kernel.removesuffix('>')}, {most_added}>"
+    return f"""
+extern "C" void {name_of(plan, most_added)}(const void* X, const float* centers, long long k, long long n,
+                                            const kmeans::Products* of, int* labels, unsigned long long* sums,
+                                            unsigned* moved, const int* stopped, long long blocks) {{
+  const kmeans::Products products = *of;
+  cuda_host::launch(dim3(blocks), {plan.threads}, {plan.shared_bytes}, [=] {{
+    kmeans::{kernel}(static_cast<const {T}*>(X), centers, (int)k, n, products, labels, sums, moved, stopped);
+  }});
+}}"""
+
+
+@cache
+def libraries():
+    plans, parts = list(dict.fromkeys(every_plan())), 4
+    shares = [plans[i::parts] for i in range(parts)]
+    header = '#include "apps/kmeans/few_products.cuh"\n'
+    built = build_each([header + "".join(source(*one) for one in share) for share in shares])
+    return {one: library for share, library in zip(shares, built, strict=True) for one in share}
+
+
+class ProductsIterations(Iterations):
+    """X and what iterations keep of it, as `FewProducts` has them."""
+
+    columns = 8
+
+    def __init__(self, X, k, kind, mean=None, flushes=False, blocks=BLOCKS, **changed):
+        super().__init__(X, k, kind, None, mean)
+        assert self.digits == 2
+        plan = self.plan = chosen(self.d, k, self.dtype, **changed)
+        self.blocks, self.most_added = blocks, least_added(plan) if flushes else MOST_ADDED
+        norm = float(np.linalg.norm(self.largest.astype(np.float64)))
+        self.scale, self.padded = few_scale(norm), plan.padded
+        self.reach = 1.000001 * self.scale * norm
+        exact = self.X.itemsize == 2 and not self.mean.any()
+        self.rounding = 0.0 if exact else FEW_ROUNDING
+        self.counts = np.zeros(0, np.uint32)
+
+    def move_rows(self, centers, stopped=0):
+        """Run what follows of an iteration, at the centres that were placed."""
+        library, moved = libraries()[self.plan, self.most_added], np.zeros(1, np.uint32)
+        scales, self.stopped = self.scales.astype(np.float32), np.array([stopped], np.int32)
+        # Past the last centre, where the GPU's memory is zero.
+        self.halves[self.k :] = 0
+        given = self.halves, self.offsets, self.extremes, self.mean, scales
+        bounds = self.scale, self.reach, tensor_error(self.padded), self.rounding
+        of = np.array((*(one.ctypes.data for one in given), *bounds), PRODUCTS)
+        state = self.labels, self.sums, moved, self.stopped
+        name = name_of(self.plan, self.most_added)
+        library.call(name, self.X, centers, self.k, self.n, of, *state, self.blocks)
+        return int(moved[0])

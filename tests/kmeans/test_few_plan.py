@@ -1,0 +1,145 @@
+"""The choices for few features and few clusters, and what the compiler makes of them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from host_cuda import harness
+
+from tsapps.apps.kmeans.few_plan import (
+    PRODUCTS,
+    FewPlan,
+    ProductsPlan,
+    few_plan,
+    few_scale,
+    multiply_adds_plan,
+    products_plan,
+)
+from tsapps.apps.kmeans.fused_plan import MOST_CLUSTERS
+from tsapps.kernels.build import build
+from tsapps.kernels.device import KNOWN
+
+ARCHITECTURES = ["sm_80", "sm_90a", "sm_100a"]
+FOLDER = harness.ROOT / "apps" / "kmeans"
+
+
+@pytest.mark.parametrize(
+    ("d", "k", "dtype", "found"),
+    [
+        (4, 16, "float32", FewPlan),
+        (4, 64, "float32", FewPlan),
+        (1, 65, "float32", None),
+        (5, 19, "float32", FewPlan),
+        (5, 20, "float32", ProductsPlan),
+        (16, 5, "float32", FewPlan),
+        (16, 16, "float32", ProductsPlan),
+        (17, 1, "float32", ProductsPlan),
+        (32, 64, "float32", ProductsPlan),
+        (33, 2, "float32", None),
+        (33, 2, "bfloat16", ProductsPlan),
+        (64, 64, "float16", ProductsPlan),
+        (65, 2, "float16", None),
+    ],
+)
+def test_what_is_chosen(d, k, dtype, found):
+    plan = few_plan(d, k, dtype, 0.0, 1.0)
+    assert plan is None if found is None else isinstance(plan, found)
+
+
+@pytest.mark.parametrize(
+    ("d", "k", "found"),
+    [
+        (4, 16, (16, 4, 32)),
+        (16, 16, (16, 2, 32)),
+        (16, 20, (20, 2, 16)),
+        (16, 21, None),
+        (9, 32, (32, 2, 16)),
+        (17, 2, None),
+        (3, 64, (64, 4, 32)),
+        (8, 61, (64, 2, 16)),
+        (1, 65, None),
+        (1, 1, (4, 4, 32)),
+    ],
+)
+def test_multiply_adds(d, k, found):
+    plan = multiply_adds_plan(d, k, "float32", 0.0, 1.0)
+    assert found == (plan and (plan.clusters, plan.rows, plan.replicas))
+
+
+def test_few_features_about_a_mean_far_away_are_centred():
+    assert not few_plan(4, 16, "float32", 1.0, 1.0).shifts
+    assert few_plan(4, 16, "float32", 1.1, 1.0).shifts
+
+
+def test_multiply_adds_by_hand():
+    plan = few_plan(4, 16, "float32", 0.0, 1.0)
+    assert plan.kernel == "assign_rows<float, 4, 16, 4, false, 32, 512, 1>"
+    assert plan.shared_bytes == 16 * 9 * 32 * 4 + 16 * 160 * 8
+    assert [multiply_adds_plan(d, 2, "float32", 0, 1).alignment for d in (1, 2, 3, 4, 6, 12)] == [4, 8, 4, 16, 8, 16]
+    assert [multiply_adds_plan(d, 2, "bfloat16", 0, 1).alignment for d in (1, 8, 12, 16)] == [2, 16, 8, 16]
+    assert [plan.grid(n, 132) for n in (1, 2048, 2049, 10**8)] == [1, 1, 2, 132]
+
+
+def test_products_by_hand():
+    plan = few_plan(16, 16, "float32", 0.0, 1.0)
+    assert plan.kernel == "assign_by_products<float, 16, 2, 4, true, true, 2, 512, 1>"
+    assert plan.padded == 16
+    # Offsets, of each cluster two digits of two elements and a count in 32 lanes, and 16 queues.
+    assert plan.shared_bytes == 2 * 64 + 16 * 5 * 128 + 16 * 96 * 16
+    assert [plan.grid(n, 132) for n in (1, 1024, 1025, 10**8)] == [1, 1, 2, 132]
+    plan = few_plan(40, 60, "bfloat16", 0.0, 1.0)
+    assert plan.kernel == "assign_by_products<ptx::Bfloat16, 40, 8, 2, false, false, 2, 384, 1>"
+    assert plan.padded == 48
+    # And the centres: 64 of 48 elements.
+    assert plan.shared_bytes == 8 * 64 + 64 * 48 * 2 + 64 * 5 * 128 + 12 * 64 * 16
+    assert [products_plan(d, 2, "float32").alignment for d in (1, 2, 3, 4, 6, 12, 32)] == [4, 8, 4, 16, 8, 16, 16]
+    assert [products_plan(d, 2, "bfloat16").alignment for d in (1, 2, 4, 12, 16)] == [2, 4, 8, 8, 8]
+    assert PRODUCTS.itemsize == 56
+
+
+def test_scale():
+    assert few_scale(1.0) == 1024.0
+    assert few_scale(1000.0) == 1.0
+    assert few_scale(0.0) == few_scale(np.inf) == 1.0
+    assert few_scale(1e-30) == 2.0**96
+
+
+@pytest.mark.parametrize("device", ["A100", "H200"])
+def test_there_is_room(device):
+    for dtype in ("float32", "bfloat16"):
+        for d in range(1, 65):
+            for k in range(1, MOST_CLUSTERS + 1):
+                plan = few_plan(d, k, dtype, 0.0, 1.0)
+                # The first cache has a good part of what they share.
+                assert plan is None or plan.blocks * plan.shared_bytes <= KNOWN[device].shared_memory_per_block // 1.5
+
+
+def assert_no_spills(file, plans, arch, *more):
+    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
+    threads = {f"kmeans::{plan.kernel}": plan.threads * plan.blocks for plan in plans}
+    source = (FOLDER / file).read_text(encoding="utf-8")
+    for kernel, used in build(source, [*threads, *more], arch).resources.items():
+        assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
+        assert -(-used.registers // 8) * 8 * threads.get(kernel, 128) <= 65_536, kernel
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_multiply_adds_compile_without_spills(arch):
+    shapes = [(1, 1), (2, 9), (3, 16), (4, 16), (4, 64), (5, 9), (8, 64), (9, 32), (16, 16), (16, 20)]
+    plans = [multiply_adds_plan(d, k, "float32", mean, 1.0) for d, k in shapes for mean in (0.0, 2.0)]
+    plans += [multiply_adds_plan(16, 16, dtype, 2.0, 1.0) for dtype in ("float16", "bfloat16")]
+    assert_no_spills("few_features.cuh", plans, arch, "kmeans::place_constants<float>")
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("d", [5, 16, 32, 64])
+def test_products_compile_without_spills(d, arch):
+    dtypes = ("float32", "bfloat16") if d <= 32 else ("bfloat16",)
+    plans = [products_plan(d, k, dtype) for dtype in dtypes for k in (16, 32, 64)]
+    assert_no_spills("few_products.cuh", plans, arch)
+
+
+def test_knobs_are_in_the_name():
+    plan = few_plan(16, 16, "float32", 0.0, 1.0)
+    changed = [{"rows": 32}, {"ahead": False}, {"kept": False}, {"vector": 4}, {"threads": 256}, {"blocks": 2}]
+    assert len({plan.kernel, *(replace(plan, **one).kernel for one in changed)}) == 1 + len(changed)

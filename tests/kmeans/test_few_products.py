@@ -1,0 +1,291 @@
+"""The kernel for few features on tensor cores, its own source run on the CPU: labels against float64, exact sums."""
+
+import numpy as np
+import oracle
+import pytest
+from host_cuda import harness
+from host_cuda.few_products import HALF_SHAPES, KINDS, SHAPES, ProductsIterations
+from host_cuda.fused_kmeans import blobs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def test_by_hand():
+    X = np.array([[0.0], [1], [4], [3], [2]])
+    of = ProductsIterations(X, 1, KINDS[0])
+    assert of.iterate(np.array([[7.0]])) == 5
+    assert of.labels.tolist() == [0] * 5
+    assert (of.sums[:, 0] / of.scales[0]).tolist() == [10.0]
+    assert of.sums[:, 1].tolist() == [5]
+    assert of.iterate(np.array([[7.0]])) == 0
+
+
+def test_by_hand_of_two_clusters():
+    X = np.zeros((5, 14))
+    X[:, 3] = [0, 1, 4, 3, 2]
+    centers = np.zeros((2, 14))
+    centers[:, 3] = 0.5, 3.5
+    of = ProductsIterations(X, 2, KINDS[0])
+    # The last lies in the middle, and goes to the first.
+    assert of.iterate(centers) == 5
+    assert of.labels.tolist() == [0, 0, 1, 1, 0]
+    assert (of.sums[:, 3] / of.scales[3]).tolist() == [3.0, 7.0]
+    assert of.sums[:, 14].tolist() == [3, 2]
+    centers[:, 3] = 0, 2.5
+    assert of.iterate(centers) == 1
+    assert of.labels.tolist() == [0, 0, 1, 1, 1]
+    assert (of.sums[:, 3] / of.scales[3]).tolist() == [1.0, 9.0]
+
+
+@pytest.mark.parametrize("away", [0.1, 5.0, 1e4], ids=lambda away: f"{away:g} away")
+@pytest.mark.parametrize(("d", "k"), SHAPES)
+def test_labels_and_sums(d, k, away, rng):
+    X, centers = blobs(1777, d, k, rng, apart=1.0)
+    X, centers = X + away, centers + away
+    mean = X.mean(axis=0)
+    of = ProductsIterations(X, k, KINDS[0], mean)
+    for step, scale in enumerate((0, 0.05, 0.5)):
+        now = centers - mean + scale * rng.standard_normal(centers.shape)
+        before = of.labels.copy()
+        moved = of.iterate(now)
+        of.assert_right(now)
+        assert moved == np.count_nonzero(before != of.labels)
+        assert step or moved == of.n
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
+@pytest.mark.parametrize(("d", "k"), HALF_SHAPES)
+def test_halves(d, k, kind, centred, rng):
+    X, centers = blobs(700, d, k, rng)
+    of = ProductsIterations(X, k, kind, X.mean(axis=0) if centred else None)
+    assert (of.rounding == 0) != centred
+    for now in (centers - of.mean, centers[::-1] - of.mean):
+        of.iterate(now)
+        of.assert_right(now)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind[0])
+@pytest.mark.parametrize(("d", "k"), [(16, 16), (32, 64)])
+def test_few_rows_are_in_doubt(d, k, kind, rng):
+    # What is decided in float64 is decided by other centres here, so that of two candidates the wrong one is taken.
+    X, centers = blobs(8000, d, k, rng, apart=4 / np.sqrt(2 * d))
+    of = ProductsIterations(X, k, kind)
+    of.iterate(centers)
+    right = of.labels.copy()
+    of.labels[:] = -1
+    of.move_rows(np.ascontiguousarray(-centers.astype(np.float32)))
+    assert 0 < np.count_nonzero(of.labels != right) < 0.05 * of.n
+
+
+@pytest.mark.parametrize("changed", [{}, {"ahead": False}, {"kept": False}, {"rows": 32}], ids=str)
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 64, 127, 128, 129, 768, 769])
+def test_the_last_rows(n, changed, rng):
+    X, centers = blobs(n, 16, 16, rng)
+    for blocks in (1, 3):
+        of = ProductsIterations(X, 16, KINDS[0], blocks=blocks, **changed)
+        assert of.iterate(centers) == n
+        of.assert_right(centers)
+        assert of.iterate(centers) == 0
+
+
+@pytest.mark.parametrize("changed", [{"ahead": False}, {"kept": True}, *({"vector": v} for v in (1, 2, 4))], ids=str)
+def test_every_plan(changed, rng):
+    X, centers = blobs(1100, 32, 64, rng)
+    of = ProductsIterations(X, 64, KINDS[0], **changed)
+    for now in (centers, centers[::-1]):
+        of.iterate(now)
+        of.assert_right(now)
+
+
+@pytest.mark.parametrize(("d", "k"), [(3, 9), (16, 16), (64, 64)])
+def test_sums_are_flushed(d, k, rng):
+    X, centers = blobs(2500, d, k, rng)
+    of = ProductsIterations(X, k, KINDS[0], flushes=True)
+    for now in (centers, centers[::-1], centers + 1):
+        of.iterate(now)
+        of.assert_right(now)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_digits_do_not_overflow(sign):
+    # All of them add up in one place, with lower digits that are nearly the largest there are. 33 elements take all
+    # lanes.
+    X = np.full((40_000, 33), sign * (1 - 2.0**-24))
+    X[0] = -sign * (1 - 2.0**-23)
+    centers = np.zeros((16, 33))
+    centers[1:] = 2 * X[0]
+    of = ProductsIterations(X, 16, KINDS[0], blocks=1)
+    of.iterate(centers)
+    of.assert_right(centers)
+
+
+def test_many_moves_with_few_rows_moving_at_a_time(rng):
+    # A row in forty, so that queues are filled by several tiles.
+    X = np.zeros((3000, 14))
+    X[:, 9] = np.where(np.arange(3000) % 40, 0.0, rng.random(3000))
+    of = ProductsIterations(X, 2, KINDS[0])
+    centers = np.zeros((2, 14))
+    centers[1, 9] = 5
+    assert of.iterate(centers) == 3000
+    centers[1, 9] = 0.5
+    expected = np.count_nonzero(X[:, 9].astype(np.float32) > 0.25)
+    assert 20 < expected < 75
+    assert of.iterate(centers) == expected
+    of.assert_right(centers)
+
+
+@pytest.mark.parametrize(("d", "k"), [(3, 9), (16, 16), (20, 40), (64, 64)])
+def test_far_off_centre_and_equal_centres(d, k, rng):
+    X, centers = blobs(900, d, k, rng)
+    X, centers = X + 1e4, centers + 1e4
+    centers[5] = centers[2]
+    centers[k - 1] = centers[1]
+    of = ProductsIterations(X, k, KINDS[0], mean=X.mean(axis=0))
+    centers = centers.astype(np.float32) - of.mean
+    of.iterate(centers)
+    of.assert_right(centers)
+    assert not np.isin(of.labels, (5, k - 1)).any()  # the lower of equals
+
+
+def test_all_centres_are_equal(rng):
+    X, _ = blobs(500, 32, 64, rng)
+    of = ProductsIterations(X, 64, KINDS[0])
+    of.iterate(np.ones((64, 32)))
+    assert not of.labels.any()
+    of.assert_right(np.ones((64, 32)))
+
+
+def test_all_rows_are_equal():
+    for value in (0.0, 3.0):
+        X = np.full((300, 16), value)
+        of = ProductsIterations(X, 16, KINDS[0])
+        centers = np.full((16, 16), value) + np.arange(16)[::-1, np.newaxis]
+        of.iterate(centers)
+        assert (of.labels == 15).all()
+        of.assert_right(centers)
+
+
+@pytest.mark.parametrize("magnitude", [1e-27, 1e-20, 1e-10, 1e10, 1e18, 1e27])
+def test_any_magnitude(magnitude, rng):
+    X, centers = blobs(900, 16, 16, rng)
+    of = ProductsIterations(X * magnitude, 16, KINDS[0])
+    for now in (centers * magnitude, centers[::-1] * magnitude):
+        of.iterate(now)
+        of.assert_right(now)
+
+
+@pytest.mark.parametrize("kind", KINDS[:2], ids=lambda kind: kind[0])
+def test_next_to_zero_in_float16(kind, rng):
+    # An outlier leaves the other rows where float16 has few bits, or none, and float16 itself its least numbers.
+    X, centers = blobs(900, 16, 16, rng)
+    X, centers = X * 2.0**-17, centers * 2.0**-17
+    X[7] = 1.0
+    of = ProductsIterations(X, 16, kind)
+    for now in (centers, centers[::-1]):
+        of.iterate(now)
+        of.assert_right(now)
+
+
+@pytest.mark.parametrize("away", [30.0, 1e4, 1e30])
+def test_a_centre_far_away(away, rng):
+    X, centers = blobs(900, 16, 16, rng)
+    X[5], centers[7] = 100.0, 100.0  # an outlier, and its cluster
+    centers[3] = away
+    of = ProductsIterations(X, 16, KINDS[0])
+    of.iterate(centers)
+    of.assert_right(centers)
+    assert of.labels[5] == 7 or away == 30.0
+
+
+def test_no_centre_is_near(rng):
+    X, centers = blobs(500, 14, 2, rng)
+    of = ProductsIterations(X, 2, KINDS[0])
+    for away in (1e3, 1e6, 1e12):
+        now = centers + away * np.eye(14)[0]
+        of.iterate(now)
+        of.assert_right(now)
+
+
+@pytest.mark.parametrize(("d", "k"), [(16, 16), (64, 64)])
+def test_rows_at_the_borders(d, k, rng):
+    # Between two centres but for some last places, where scores in float16 cannot tell.
+    centers = rng.standard_normal((k, d)).astype(np.float32)
+    middles = (centers[:16, np.newaxis] + centers[:16]).reshape(-1, d) / 2
+    X = np.repeat(middles, 10, axis=0).astype(np.float32)
+    X += np.spacing(X) * rng.integers(-3, 4, X.shape)
+    of = ProductsIterations(X, k, KINDS[0])
+    for now in (centers, centers * np.float32(1 + 2.0**-12)):
+        of.iterate(now)
+        of.assert_right(now)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("small", [False, True], ids=["of ones", "of what is next to zero"])
+def test_roundings_that_add_up(small, sign):
+    # Elements lie next to the middle between two numbers of float16, on that side that all errors have one sign: nearly
+    # the bound itself, which is what keeps the farther centre from being taken for the nearer.
+    d, scale = 14, 2.0**10 if small else 2.0**8
+    base, half_place, centre = (0.0, 2.0**-25, 0.0025) if small else (scale, scale * 2.0**-11, scale)
+    low, high = base + half_place * (1 - 2.0**-9), base + half_place * (1 + 2.0**-9)
+    X = np.repeat(sign * np.where(np.arange(d) % 2, -high, low)[np.newaxis], 64, axis=0)
+    X[:, 0] += sign * half_place * np.arange(64) / 32
+    if small:
+        X = np.concatenate([X, [[0.9 * scale] + (d - 1) * [0]]])
+    of = ProductsIterations(X / scale, 2, KINDS[0])
+    assert of.scale == scale
+    centers = np.array([d * [centre / scale], d * [-centre / scale]])
+    of.iterate(centers)
+    of.assert_right(centers)
+    assert of.labels[:64].tolist() == [int(sign > 0)] + 63 * [int(sign < 0)]
+
+
+@pytest.mark.parametrize(("d", "k"), [(14, 2), (16, 16), (32, 64)])
+def test_iterations_without_the_host(d, k, rng):
+    n = 900
+    X, centers = blobs(n, d, k, rng, apart=1.0)
+    of = ProductsIterations(X, k, KINDS[0], X.mean(axis=0))
+    centers = (centers - X.mean(axis=0)).astype(np.float32)
+    moved = of.iterate(centers)
+    for _ in range(3):
+        outcome, following = of.advance(centers, moved)
+        if outcome["empty"]:
+            assert len(set(of.labels.tolist())) < k
+            return
+        _, expected = oracle.lloyd_step(of.centred, centers, np.ones(n))
+        tolerance = 4 * np.finfo(np.float32).eps * abs(of.centred).max()
+        np.testing.assert_allclose(following, expected, rtol=0, atol=tolerance)
+        assert outcome["moved"] == moved
+        centers = following
+        moved = of.move_rows(centers)
+        of.assert_right(centers)
+
+
+def test_stops(rng):
+    X, centers = blobs(400, 16, 16, rng)
+    of = ProductsIterations(X, 16, KINDS[0])
+    of.iterate(centers)
+    labels, sums = of.labels.copy(), of.sums.copy()
+    assert of.move_rows(centers.astype(np.float32) + 5, stopped=1) == 0
+    assert (of.labels == labels).all()
+    assert (of.sums == sums).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.sampled_from(SHAPES),
+    n=st.integers(1, 500),
+    grain=st.sampled_from([None, 1.0, 0.25]),
+    seed=st.integers(0, 2**16),
+)
+def test_any_data(shape, n, grain, seed):
+    d, k = shape
+    rng = np.random.default_rng(seed)
+    X, centers = blobs(n, d, k, rng, apart=rng.choice([0.1, 1.0, 30.0]))
+    if grain:  # many ties
+        X, centers = np.round(X / grain) * grain, np.round(centers / grain) * grain
+    of = ProductsIterations(X, k, KINDS[0])
+    with harness.schedule(seed=seed, copies="early" if seed % 2 else "late"):
+        for now in (centers, centers[::-1].copy()):
+            of.iterate(now)
+            of.assert_right(now)
