@@ -14,8 +14,8 @@ import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.bounds_plan import FRESH_BYTES, MOTION, UNTIL, WATCH, WITHOUT, fresh_watch, most_listed
+from tsapps.apps.kmeans.shadow import load_kernels
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.build import function
 from tsapps.kernels.launch import with_epilogue
 from tsapps.kernels.plan import Plan
 from tsapps.kernels.problem import Problem
@@ -23,19 +23,13 @@ from tsapps.kernels.problem import Problem
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.fused import FusedEngine
 
-__all__ = ["Bounds", "load_kernels"]
+__all__ = ["Bounds"]
 
 _FOLDER = Path(__file__).parent
 _SCREEN_THREADS, _EXAMINE_THREADS = 256, 128
 # Blocks a multiprocessor, as many as are resident; and the rows that a block screens at a time.
 _SCREEN_BLOCKS, _EXAMINE_BLOCKS = 8, 3
 _SCREENED = 4 * _SCREEN_THREADS
-
-
-def load_kernels(engine: FusedEngine, file: str, *names: str) -> list[Any]:
-    """Return kernels of a file of this package, compiled together and loaded on the engine's GPU."""
-    full = tuple(f"kmeans::{name}" for name in names)
-    return [function(_FOLDER / file, full, name, engine.gpu_index) for name in full]
 
 
 class Bounds:

@@ -18,7 +18,8 @@ from tsapps.apps.kmeans.few_plan import (
     few_scale,
 )
 from tsapps.apps.kmeans.fused_plan import padded, tensor_error
-from tsapps.apps.kmeans.fused_step import Placement, Step, load_kernels
+from tsapps.apps.kmeans.fused_step import Step
+from tsapps.apps.kmeans.shadow import Placement, load_kernels
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.build import architecture, build
 from tsapps.kernels.plan import ELEMENT

@@ -37,9 +37,9 @@ _FEW_ELEMENTS = ((8, 512), (16, 320))
 _FOUR_ROWS, _FEW_BYTES = 4, 72 * 1024
 # The norm that the largest row of few features is scaled to.
 _FEW_NORM = 10
-# Features and elements of centres from which on tensor cores take fewer instructions; and the most features, by the
-# bytes of one: of more, an iteration reads less of X's copy.
-_LEAST_FOR_PRODUCTS, _LEAST_ELEMENTS = 5, 96
+# Features and elements of centres from which on tensor cores were faster, though rows that move cost more there; and
+# the most features, by the bytes of one: of more, an iteration reads less of X's copy.
+_LEAST_FOR_PRODUCTS, _LEAST_ELEMENTS = 5, 288
 _MOST_FOR_PRODUCTS = {4: 32, 2: 64}
 
 
@@ -210,9 +210,10 @@ def products_plan(d: int, k: int, dtype: str) -> ProductsPlan:
     What a thread keeps is what it has registers for: 128, or 168.
     """
     columns, steps = -(-k // 8), -(-d // 16)
-    rows = 64 if steps == 1 and columns == 2 and d % 4 == 0 and ITEMSIZE[dtype] == 4 else 32
-    vector = gcd(d, 4 if columns <= 4 and rows == 32 and ITEMSIZE[dtype] == 4 else 2)
-    return ProductsPlan(dtype, d, columns, rows, steps <= 2, steps * columns <= 4, vector, 512 if steps <= 2 else 384)
+    vector = gcd(d, 4 if columns <= 4 and ITEMSIZE[dtype] == 4 else 2)
+    if steps * columns <= 4 or steps != 2:
+        return ProductsPlan(dtype, d, columns, 32, steps == 1, steps * columns <= 4, vector, 512 if steps <= 2 else 384)
+    return ProductsPlan(dtype, d, columns, 32, ahead=False, kept=True, vector=vector, threads=256, blocks=2)
 
 
 def few_scale(norm: float) -> float:

@@ -32,8 +32,9 @@ from tsapps.apps.kmeans.fused_plan import (
     stream_plan,
 )
 from tsapps.apps.kmeans.fused_seeding import draw_plus_plus
-from tsapps.apps.kmeans.fused_step import FewCentres, ManyCentres, Shadow, Step, integers_of
+from tsapps.apps.kmeans.fused_step import FewCentres, ManyCentres, Step, integers_of
 from tsapps.apps.kmeans.rows import ArrayRows, Rows
+from tsapps.apps.kmeans.shadow import Shadow
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan import Plan
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.fused_step import load_kernels
 from tsapps.apps.kmeans.seeding_plan import seeding_plan
+from tsapps.apps.kmeans.shadow import load_kernels
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan import ELEMENT
 

@@ -12,18 +12,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
-from tsapps.apps.kmeans.bounds import Bounds, load_kernels
+from tsapps.apps.kmeans.bounds import Bounds
 from tsapps.apps.kmeans.bounds_plan import MOTION
 from tsapps.apps.kmeans.fused_plan import (
     CHANGE_BYTES,
     ENTRY_BYTES,
-    EXACT,
     HALVES,
     LISTS,
     LONG_ROWS,
@@ -32,10 +31,8 @@ from tsapps.apps.kmeans.fused_plan import (
     NEAREST_OF_MANY,
     OUTCOME,
     PLACE_BYTES,
-    ROUNDING,
     ROWS,
     UNDECIDED_BYTES,
-    UNPROVED,
     WIDE_ROWS,
     Integers,
     StreamPlan,
@@ -43,13 +40,10 @@ from tsapps.apps.kmeans.fused_plan import (
     columns_of_block,
     integers,
     log2_lanes,
-    padded,
     shadow_problem,
-    shadow_reach,
-    shadow_scale,
     tensor_error,
-    vector_of,
 )
+from tsapps.apps.kmeans.shadow import Placement, Shadow, aligned, load_kernels, types_of
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.build import architecture, build
 from tsapps.kernels.launch import blocks_of, with_epilogue
@@ -58,25 +52,13 @@ from tsapps.kernels.plan import ELEMENT, Plan
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.fused import FusedEngine
 
-__all__ = ["FewCentres", "ManyCentres", "Placement", "Shadow", "Step", "integers_of", "load_kernels"]
+__all__ = ["FewCentres", "ManyCentres", "Step", "integers_of"]
 
-_MOVE_THREADS, _DECIDE_THREADS, _SHADOW_THREADS, _CENTRE_THREADS, _SEGMENT_THREADS = 512, 256, 256, 256, 256
-# Blocks a multiprocessor: of `move`, as many as are resident; of the shadow, whole multiples of it; others, more.
-_MOVE_BLOCKS, _SHADOW_BLOCKS, _OTHER_BLOCKS = 2, 6, 8
+_MOVE_THREADS, _DECIDE_THREADS, _CENTRE_THREADS, _SEGMENT_THREADS = 512, 256, 256, 256
+# Blocks a multiprocessor: of `move`, as many as are resident; of the others, more.
+_MOVE_BLOCKS, _OTHER_BLOCKS = 2, 8
 # Iterations that are launched before the outcome of the first of them is asked for.
 _AHEAD = 2
-
-
-def _types(engine: FusedEngine) -> str:
-    """Return the types of X and of what K-means works in, as template arguments."""
-    return f"{ELEMENT[engine.rows_on_gpu.dtype.name]}, {ELEMENT[engine.dtype.name]}"
-
-
-def _aligned(engine: FusedEngine) -> str:
-    """Tell, as a template argument, whether every row of X begins with a whole vector, and is whole ones."""
-    X = engine.rows_on_gpu
-    vector = vector_of(X.itemsize)
-    return str(engine.n_features % vector == 0 and X.data.ptr % (vector * X.itemsize) == 0).lower()
 
 
 def integers_of(engine: FusedEngine) -> Integers:
@@ -96,55 +78,6 @@ def _streamed(plan: StreamPlan, device: int) -> Any:
         kernel = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[plan.kernel])
         kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
     return kernel
-
-
-class Placement(NamedTuple):
-    """How centers.cuh places centres: elements of a row in float16, its slabs, the scale, and few rows' least norm."""
-
-    padded: int
-    slabs: int
-    scale: np.float32
-    reach: np.float32
-
-
-class Shadow:
-    """The copy of X in float16, scaled, and the norms of its rows; see shadow.cuh.
-
-    `slabs` of 16 columns a row, in tiles of 64 rows (slabs.cuh); if 0, rows of `padded` elements.
-    """
-
-    def __init__(self, engine: FusedEngine, slabs: int) -> None:
-        n, d = engine.source.shape
-        self._features = d
-        self.slabs, self.padded = slabs, 16 * slabs or padded(d)
-        _, middle = engine.spread()
-        self.scale = np.float32(shadow_scale(middle))
-        self.rows = cupy.empty((-(-n // StreamPlan.ROWS) * StreamPlan.ROWS if slabs else n, self.padded), np.float16)
-        self.norms = cupy.empty(n, np.float32)
-        X = engine.rows_on_gpu
-        # What of a row float16 may lose beside its norm, but for few rows.
-        exact = X.itemsize == 2 and not bool(engine.shift.any())
-        self.rounding = np.float32(EXACT if exact else ROUNDING)
-        sizes = np.int64(d), np.int64(n), np.int32(d), np.int32(self.padded), np.int32(slabs)
-        lanes = np.int32(log2_lanes(self.padded // vector_of(X.itemsize)))
-        (kernel,) = load_kernels(engine, "shadow.cuh", f"make_shadow<{_types(engine)}, {_aligned(engine)}>")
-        arguments = (X, *sizes, engine.shift, self.scale, self.rounding, lanes, self.rows, self.norms)
-        kernel((engine.gpu.multiprocessors * _SHADOW_BLOCKS,), (_SHADOW_THREADS,), arguments)
-        if engine.precision == "tf32" and X.dtype == np.float32:
-            # But of few rows, for which centres far away may have been left out.
-            self.norms[self.norms <= shadow_reach(d)] *= np.float32(UNPROVED)
-
-    @property
-    def placement(self) -> Placement:
-        """How centres are placed for a product with this."""
-        return Placement(self.padded, self.slabs, self.scale, np.float32(shadow_reach(self._features)))
-
-    @staticmethod
-    def size(n: int, d: int, k: int, slabs: int) -> int:
-        """Return about the bytes of a shadow, of an iteration's lists, and of what there is of every centre."""
-        lists = CHANGE_BYTES + UNDECIDED_BYTES if slabs else 2 * ENTRY_BYTES
-        width = 16 * slabs or padded(d)
-        return n * (2 * width + 4 + lists) + k * (2 * width + 3 * 8 * (d + 1))
 
 
 class Step(ABC):
@@ -300,9 +233,9 @@ class _Segments:
         self._arrived, self._all = cupy.zeros(1, np.uint32), cupy.empty(1, np.uint32)
         self._list_grid = _grid_of_lists(engine, lists)
         digits = step.integers.digits
-        add = f"add_segments<{_types(engine)}, {digits}, {step.weighted}, {_aligned(engine)}>"
+        add = f"add_segments<{types_of(engine)}, {digits}, {step.weighted}, {aligned(engine)}>"
         # As many as are resident (segments.cuh).
-        resident = 3 if engine.rows_on_gpu.itemsize == 2 and digits == NARROW and _aligned(engine) == "true" else 2
+        resident = 3 if engine.rows_on_gpu.itemsize == 2 and digits == NARROW and aligned(engine) == "true" else 2
         self._segment_grid = (engine.gpu.multiprocessors * resident,)
         names = f"count_changes<kmeans::{item}>", f"sort_changes<kmeans::{item}>", add
         self._count, self._sort, self._add = load_kernels(engine, "segments.cuh", *names)
@@ -345,7 +278,7 @@ class FewCentres(Step):
         self._move_grid = lists, max(1, -(-multiprocessors * _MOVE_BLOCKS // (lists * chunks))), chunks
         self._decide_grid = _grid_of_lists(engine, lists)
         self._move_sizes = np.int32(k), np.int32(columns), np.int32(log2_lanes(min(d, columns)))
-        types = _types(engine)
+        types = types_of(engine)
         move = f"move<{types}, {digits}, {self.weighted}>"
         self._decide, self._move = load_kernels(engine, "move.cuh", f"decide<{types}>", move)
         self._move.max_dynamic_shared_size_bytes = self.integers.shared_bytes
@@ -397,7 +330,7 @@ class ManyCentres(Step):
         self._undecided = cupy.empty(blocks * self._capacity * UNDECIDED_BYTES, np.uint8)
         self._lengths = cupy.empty((blocks, 2), np.uint32)
         self._decide_grid = _grid_of_lists(engine, blocks)
-        (self._decide,) = load_kernels(engine, "decide_of_many.cuh", f"decide_of_many<{_types(engine)}>")
+        (self._decide,) = load_kernels(engine, "decide_of_many.cuh", f"decide_of_many<{types_of(engine)}>")
         self._segments = _Segments(self, "Change", blocks, self._undecided)
 
     def _move_rows(self, centers: Any) -> None:
