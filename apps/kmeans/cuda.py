@@ -105,6 +105,10 @@ class CublasEngine(Engine):
         free, _ = cupy.cuda.runtime.memGetInfo()
         return size + working <= free + cupy.get_default_memory_pool().free_bytes()
 
+    def forget_labels(self) -> None:
+        """Set every label to −1, which is all bits set: a third of the time that a kernel of CuPy's takes."""
+        self.labels.data.memset_async(0xFF, self.labels.nbytes)
+
     @property
     def temporary_columns(self) -> int:
         """Columns of what `block_moments` and `block_distances` make of a block beside their results: none."""
