@@ -51,7 +51,8 @@ class ColumnSums {
   __device__ __forceinline__ void move(const Moving* rows, int count) const {
     using Row = simt::Vector<T, kVector>;
     using Of = simt::Vector<float, kVector>;
-    constexpr int kAtOnce = kSlots > 1 ? 2 : 4;  // of a lane, so that several rows are on their way
+    // Of a lane, so that several rows are on their way; there are 32 at most.
+    constexpr int kAtOnce = kTogether == 32 ? 1 : kSlots > 1 ? 2 : 4;
     const int lane = threadIdx.x % 32, vector = lane % kLanes;
     unsigned* own = digits_ + lane;
     Of mean[kParts], scale[kParts];
