@@ -38,6 +38,7 @@ __all__ = [
     "integers",
     "log2_lanes",
     "padded",
+    "segments_vector",
     "shadow_problem",
     "shadow_reach",
     "shadow_scale",
@@ -107,6 +108,15 @@ def log2_lanes(columns: int) -> int:
 def vector_of(itemsize: int) -> int:
     """Return the elements that a lane of shadow.cuh takes at a time (its kVector)."""
     return 2 if itemsize == 8 else 4
+
+
+def segments_vector(itemsize: int, d: int, address: int, digits: int, *, weighted: bool) -> int:
+    """Return the elements of a row that a lane of `add_segments` takes by one load; 0 where rows do not begin so."""
+    wide = itemsize == 2 and d >= 256 and digits == NARROW and not weighted
+    for vector in (8, 4) if wide else (vector_of(itemsize),):
+        if d % vector == 0 and address % (vector * itemsize) == 0:
+            return vector
+    return 0
 
 
 def tensor_error(d: int) -> float:

@@ -40,10 +40,11 @@ from tsapps.apps.kmeans.fused_plan import (
     columns_of_block,
     integers,
     log2_lanes,
+    segments_vector,
     shadow_problem,
     tensor_error,
 )
-from tsapps.apps.kmeans.shadow import Placement, Shadow, aligned, load_kernels, types_of
+from tsapps.apps.kmeans.shadow import Placement, Shadow, load_kernels, types_of
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.build import architecture, build
 from tsapps.kernels.launch import blocks_of, with_epilogue
@@ -232,10 +233,11 @@ class _Segments:
         # Blocks that arrived; places in all segments.
         self._arrived, self._all = cupy.zeros(1, np.uint32), cupy.empty(1, np.uint32)
         self._list_grid = _grid_of_lists(engine, lists)
-        digits = step.integers.digits
-        add = f"add_segments<{types_of(engine)}, {digits}, {step.weighted}, {aligned(engine)}>"
+        X, digits, weighted = engine.rows_on_gpu, step.integers.digits, step.weighted == "true"
+        vector = segments_vector(X.itemsize, engine.n_features, X.data.ptr, digits, weighted=weighted)
+        add = f"add_segments<{types_of(engine)}, {digits}, {step.weighted}, {vector}>"
         # As many as are resident (segments.cuh).
-        resident = 3 if engine.rows_on_gpu.itemsize == 2 and digits == NARROW and aligned(engine) == "true" else 2
+        resident = 3 if X.itemsize == 2 and digits == NARROW and vector == 4 else 2
         self._segment_grid = (engine.gpu.multiprocessors * resident,)
         names = f"count_changes<kmeans::{item}>", f"sort_changes<kmeans::{item}>", add
         self._count, self._sort, self._add = load_kernels(engine, "segments.cuh", *names)

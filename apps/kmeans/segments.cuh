@@ -8,7 +8,7 @@
 // count_changes   counts what each cluster gets and loses; the last block to arrive makes of it where segments begin
 // sort_changes    puts every row's two places into their segments, in no order: sums are exact; where a segment began is
 //                 where it ends then
-// add_segments    adds and subtracts the rows of a segment in registers, 128 columns of some places by a warp
+// add_segments    adds and subtracts the rows of a segment in registers, 128 or 256 columns of some places by a warp
 //
 // Why it is fast: every changed row is read in whole lines, twice, some rows while those before are added, with no atomics
 // but where a segment or a warp's share ends. A place is 4 bytes, so that what is sorted stays in the level-2 cache until
@@ -164,15 +164,17 @@ __device__ __forceinline__ void add_signed(long long& sum, long long number, int
   sum += sign < 0 ? -number : number;
 }
 
-// kAligned: rows begin at multiples of a lane's vector and are whole ones.
-template <typename T, typename Work, int kDigits, bool kWeighted, bool kAligned>
-__global__ void __launch_bounds__(256, sizeof(T) == 2 && kDigits == 2 && kAligned ? 3 : 2) add_segments(const Rows<T, Work> rows,
+// kAligned: the elements that a lane takes by one load, as rows begin at multiples of so many and are whole ones; 0 if they
+// are not.
+template <typename T, typename Work, int kDigits, bool kWeighted, int kAligned>
+__global__ void __launch_bounds__(256, sizeof(T) == 2 && kDigits == 2 && kAligned == 4 ? 3 : 2) add_segments(const Rows<T, Work> rows,
                                                        const typename Integer<kDigits>::Scale* scales, int k,
                                                        const Segmented* places, const unsigned* ends,
                                                        const unsigned* count, unsigned long long* sums,
                                                        const int* stopped) {
   if (*stopped) return;
-  constexpr int kWide = kVector<T>, kTogether = kWeighted ? 2 : kAligned && sizeof(T) == 2 ? 8 : 4;
+  constexpr int kWide = kAligned ? kAligned : kVector<T>;
+  constexpr int kTogether = kWeighted ? 2 : kAligned == 4 && sizeof(T) == 2 ? 8 : 4;
   const int lane = threadIdx.x % 32, width = rows.d + 1, slices = (rows.d + 32 * kWide - 1) / (32 * kWide);
   const unsigned all = *count;
   const long long warps = (long long)gridDim.x * (blockDim.x / 32);

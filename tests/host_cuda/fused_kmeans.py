@@ -28,6 +28,7 @@ from tsapps.apps.kmeans.fused_plan import (
     integers,
     log2_lanes,
     padded,
+    segments_vector,
     shadow_problem,
     shadow_reach,
     shadow_scale,
@@ -40,7 +41,7 @@ from tsapps.kernels.plan import ELEMENT
 H200 = KNOWN["H200"]
 #: Features and clusters: one of each, rows of less than 16 bytes, tiles of 64 rows, centres of several parts, and
 #: long rows.
-SHAPES = [(1, 1), (3, 2), (4, 16), (16, 9), (40, 33), (130, 64), (300, 5)]
+SHAPES = [(1, 1), (3, 2), (4, 16), (16, 9), (40, 33), (130, 64), (300, 5), (264, 9)]
 WORK = {"float32": np.float32, "float64": np.float64, "float16": np.float32, "bfloat16": np.float32}
 SCALAR = {np.float32: "float", np.float64: "double"}
 BLOCKS = 3
@@ -171,11 +172,12 @@ extern "C" void sort_{name}(const void* lists, long long n_lists, long long of_e
 }}
 extern "C" void add_{name}(const void* rows, const {scale}* scales, long long k, const kmeans::Segmented* places,
                            const unsigned* ends, const unsigned* all, unsigned long long* sums,
-                           const int* stopped, long long aligned) {{
+                           const int* stopped, long long vector) {{
   const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
   cuda_host::launch(dim3({BLOCKS}), 256, 0, [=] {{
-    auto* kernel = aligned ? kmeans::add_segments<{T}, {W}, {flags}, true>
-                           : kmeans::add_segments<{T}, {W}, {flags}, false>;
+    auto* kernel = vector == 8   ? kmeans::add_segments<{T}, {W}, {flags}, 8>
+                   : vector == 0 ? kmeans::add_segments<{T}, {W}, {flags}, 0>
+                                 : kmeans::add_segments<{T}, {W}, {flags}, kmeans::kVector<{T}>>;
     kernel(of, scales, (int)k, places, ends, all, sums, stopped);
   }});
 }}"""
@@ -340,8 +342,9 @@ class Iterations:
         self.call("count", *of, self.labels, *counts, self.stopped)
         assert not self.in_cluster.any()
         self.call("sort", *of, begins, places, self.stopped)
-        aligned = int(self.d % vector_of(self.X.itemsize) == 0)
-        self.call("add", rows, scales, self.k, places, begins, every, self.sums, self.stopped, aligned)
+        address = self.X.ctypes.data
+        vector = segments_vector(self.X.itemsize, self.d, address, self.digits, weighted=self.weights is not None)
+        self.call("add", rows, scales, self.k, places, begins, every, self.sums, self.stopped, vector)
         return int(moved[0])
 
     def advance(self, centers, moved, tolerance=0.0):

@@ -16,6 +16,7 @@ from tsapps.apps.kmeans.fused_plan import (
     capacity,
     columns_of_block,
     integers,
+    segments_vector,
     shadow_scale,
     stream_plan,
 )
@@ -181,11 +182,12 @@ def test_other_kernels_compile_without_spills(scalar, arch):
             f"{name}_changes<kmeans::{item}>" for name in ("count", "sort") for item in ("Entry", "Change")
         ]
         + [
-            f"add_segments<{scalar}, {scalar}, {count}, {weighted}, {aligned}>"
+            f"add_segments<{scalar}, {scalar}, {count}, {weighted}, {vector}>"
             for count in digits
             for weighted in ("true", "false")
-            for aligned in ("true", "false")
-        ],
+            for vector in (0, 4 if scalar == "float" else 2)
+        ]
+        + [f"add_segments<ptx::Half, float, 2, false, {vector}>" for vector in (0, 4, 8)],
     }
     for file, kernels in names.items():
         source = (FOLDER / file).read_text(encoding="utf-8")
@@ -204,3 +206,10 @@ def test_seeding_compiles_without_spills(scalar, arch):
     source = (FOLDER / "seeding.cuh").read_text(encoding="utf-8")
     for kernel, used in build(source, [f"kmeans::{name}" for name in names], arch).resources.items():
         assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
+
+
+def test_vectors_of_segments():
+    assert [segments_vector(size, 1024, 4096, 2, weighted=False) for size in (2, 4, 8)] == [8, 4, 2]
+    assert [segments_vector(2, d, 4096, 2, weighted=False) for d in (128, 256, 260, 262)] == [4, 8, 4, 0]
+    assert [segments_vector(2, 256, address, 2, weighted=False) for address in (16, 8, 4)] == [8, 4, 0]
+    assert segments_vector(2, 256, 0, 3, weighted=False) == segments_vector(2, 256, 0, 2, weighted=True) == 4

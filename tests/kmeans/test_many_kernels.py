@@ -159,7 +159,7 @@ def test_iterations_without_the_host(kind, rng):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
-@pytest.mark.parametrize(("d", "k"), [(16, 9), (300, 5)])
+@pytest.mark.parametrize(("d", "k"), [(16, 9), (130, 64), (300, 5), (264, 9)])
 def test_long_rows_are_sorted_to_be_moved(d, k, kind, rng):
     """The sums of `nearest.cuh`'s entries by segments: the same as by move.cuh."""
     X, centers = blobs(700, d, k, rng)
