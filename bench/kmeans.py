@@ -16,6 +16,7 @@ iter_ms   one iteration from given centres, X on the GPU, L2 cold: the median of
           iteration adds to a fit ("slope")
 fit_ms    a whole fit of 20 iterations from given centres at tol=0, by the wall clock; left out where it does not fit in
           `--seconds-budget`, which bounds the timing of one engine on one shape, and by `--no-fit`
+seeded_fit_ms  likewise from centres drawn by greedy k-means++, of our own engine
 floor_ms  what the hardware allows, from rates measured in the same run; see `kmeans_data.floor_ms`
 
 On a CPU, `TSKMeans(device="cpu")` and scikit-learn's `KMeans` fit the same data in turn; the ratio is printed.

@@ -28,6 +28,8 @@ class Peer(ABC):
     dtypes: ClassVar[tuple[str, ...]] = _ALL
     #: Whether `step` is one iteration alone; False where it is a whole fit of one iteration.
     steps: ClassVar[bool] = False
+    #: Whether it offers fits from centres of its own, by greedy k-means++.
+    seeds: ClassVar[bool] = False
     #: Whether an iteration costs less the fewer labels change, so that only the mean of many says what one costs.
     settles: ClassVar[bool] = False
     #: Whether it compiles kernels for each shape.
@@ -55,7 +57,7 @@ class Tsapps(Peer):
     """Our own kernels; an error where they do not serve the shape."""
 
     name, module = "tsapps", "tsapps"
-    steps = settles = True
+    steps = settles = seeds = True
     engine = "auto"
     precision = "exact"
     device = "cuda"
@@ -97,11 +99,18 @@ class Tsapps(Peer):
 
     def fit(self, iterations: int) -> int:
         """Fit a `TSKMeans`."""
+        return self._fitted(iterations, init=self.given).n_iter_
+
+    def fit_seeded(self, iterations: int, seed: int) -> None:
+        """Fit a `TSKMeans` from centres drawn by greedy k-means++."""
+        self._fitted(iterations, random_state=seed)
+
+    def _fitted(self, iterations: int, **options: Any) -> Any:
         from tsapps import TSKMeans
 
         self._open = None
-        options = {"n_init": 1, "max_iter": iterations, "tol": 0, "device": self.device, "engine": self.engine}
-        return TSKMeans(self.k, init=self.given, precision=self.precision, **options).fit(self.X).n_iter_
+        options |= {"n_init": 1, "max_iter": iterations, "tol": 0, "device": self.device, "engine": self.engine}
+        return TSKMeans(self.k, precision=self.precision, **options).fit(self.X)
 
 
 class TsappsTf32(Tsapps):
@@ -117,7 +126,7 @@ class Cublas(Tsapps):
 
     name = "cublas"
     engine = "cublas"
-    settles = False
+    settles = seeds = False
 
 
 class ScikitLearn(Peer):
