@@ -82,12 +82,13 @@ class Tsapps(Peer):
                     raise ValueError("no kernel of ours serves this shape: it goes to the cublas engine")
                 engine.forget_labels()
             self._open, self._mean = engine, to_host(engine.mean)
+            self._centred = self.given - self._mean
         return self._open
 
     def step(self) -> tuple[Any, Any]:
         """Assign on the device, and divide the sums on the host, as a fit does."""
         with self._engine() as engine:
-            found = engine.assign(self.given - self._mean)
+            found = engine.assign(self._centred)
         means = found.sums / np.maximum(found.weights, 1)[:, np.newaxis]
         return engine.labels, means.astype(engine.dtype) + self._mean
 
@@ -95,7 +96,7 @@ class Tsapps(Peer):
         """Make so many iterations from the given centres and no labels; return how many were made."""
         with self._engine() as engine:
             engine.forget_labels()
-            return engine.iterate(self.given - self._mean, 0, iterations, 0.0, None).count
+            return engine.iterate(self._centred, 0, iterations, 0.0, None).count
 
     def fit(self, iterations: int) -> int:
         """Fit a `TSKMeans`."""
