@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
 
 from tsapps import TSKMeans
-from tsapps.apps.kmeans.batched_lloyd import BatchedLloyd
+from tsapps.apps.kmeans.batched_lloyd import BatchedLloyd, random_states
 from tsapps.apps.kmeans.batched_plan import STATUS, batch_plan
 from tsapps.kernels.device import KNOWN
 
@@ -266,6 +266,25 @@ def test_draws_are_those_of_random_state():
         expected = np.random.RandomState(seed).choice(57, p=batch._probabilities())
         found = (running / running[-1]).searchsorted(np.random.RandomState(seed).random_sample(), side="right")
         assert found == expected
+
+
+def test_states_seeded_again_draw_as_new_ones():
+    seeds = [5, 0, 2**32 - 1, 5]
+    for seed, state in zip(seeds, random_states(seeds), strict=True):
+        new = np.random.RandomState(seed)
+        assert state.random_sample() == new.random_sample()
+        np.testing.assert_array_equal(state.choice(50, size=9, replace=False), new.choice(50, size=9, replace=False))
+        state.standard_normal()  # which keeps a second draw back: no part of the next state
+        state.randint(2**20, size=3)
+
+
+@pytest.mark.parametrize("start", ["start_at_seeds", "start_at_random"])
+def test_a_state_is_used_before_the_next_is_asked_for(start, rng):
+    X, _ = blobs(3, 200, 4, 5, rng)
+    batch, other = batch_of(X, 5), batch_of(X, 5)
+    getattr(batch, start)(random_states([3, 8, 1]))
+    getattr(other, start)([np.random.RandomState(seed) for seed in (3, 8, 1)])
+    np.testing.assert_array_equal(batch.centers, other.centers)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
