@@ -9,10 +9,12 @@
 //     └──────────────────────────────────────┘      └─────────────────────────────────────┘
 //
 // A score is x̂·ĉ − ‖c‖²/2, known to ± E (nearest.cuh has why):  E = norm·(2⁻¹² C + δ + γ(C + δ)) + 2⁻²¹ H. The nearest
-// centre is among those above the best score less 2E: the row's candidates. Of each row two chunks with candidates are
+// centre is among those above the best score less 2E: the row's candidates. Of each row four chunks with candidates are
 // kept, 16 bits in each of four lanes; a chunk whose best lies 2E above all before drops them, one 2E below is dropped.
 // A row with one candidate is decided; of one with several, the candidates' distances are compared in float64 from X,
-// ties to the lowest index; of one with candidates in three chunks, or whose E is no number, all centres' are.
+// ties to the lowest index; of one with candidates in five chunks, or whose E is no number, all centres' are. That takes
+// a warp longer than all its products, so that it must be rare: where clusters of 1,000 overlap, at d = 128, candidates in
+// three chunks are 0.1 to 0.9 % of the rows, and in five fewer than 0.01 %.
 //
 // Why it is fast: of a score, d/16 · 1/128 mma of a warp; a subtraction, a maximum, a comparison and a bit: at d = 128 about
 // 0.35 ps for the products (600 TFLOP/s) and 0.2 ps for the rest (5.5 issue slots of 28·10¹² lane-instructions a second). A
@@ -38,6 +40,9 @@ __device__ __forceinline__ void copy_rows(ptx::Half* to, const ptx::Half* from, 
   }
 }
 
+// Centres that a row is compared with together, where it is compared with all.
+constexpr int kOfAll = 8;
+
 // The nearest of some centres to a row, by a warp.
 template <typename T>
 struct Nearest {
@@ -47,32 +52,44 @@ struct Nearest {
   double least;
   int label;
 
-  __device__ __forceinline__ void consider(int centre) {
-    const float* c = centers + (long long)centre * batch.d;
-    double sum = 0;
+  // Some together, as each is a chain of additions.
+  template <int kTogether>
+  __device__ __forceinline__ void consider(const int (&some)[kTogether]) {
+    double sums[kTogether] = {};
     for (int j = threadIdx.x % 32; j < batch.d; j += 32) {
-      const double delta = (double)batch.centred(x[j], mean[j]) - (double)c[j];
-      sum += delta * delta;
+      const double value = batch.centred(x[j], mean[j]);
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const double delta = value - (double)centers[(long long)some[i] * batch.d + j];
+        sums[i] += delta * delta;
+      }
     }
-    sum = simt::warp_sum(sum);
-    if (sum < least || (sum == least && centre < label)) {
-      least = sum;
-      label = centre;
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const double sum = simt::warp_sum(sums[i]);
+      if (sum < least || (sum == least && some[i] < label)) {
+        least = sum;
+        label = some[i];
+      }
     }
   }
 };
 
+// Chunks with candidates that are kept of a row beside the first; and what says that there are more, or that none is known.
+constexpr int kFurther = 3, kTooMany = kFurther + 1;
+
 // What is known of one row: its best score, and by the lane the candidates among the lane's columns, in the upper half the
-// chunk's number from 1 on.
+// chunk's number from 1 on; of chunks but the first they are in shared memory, as few rows have such.
 struct Known {
   float best;
-  unsigned first, second;
-  bool many;  // candidates in more than two chunks
+  unsigned first;
+  int further;
 };
 
 // The candidates of a chunk from this lane's scores of a row, bit 2·j + i for column 8·j + 2·t + i.
 template <int kBlocks>
-__device__ __forceinline__ void look(const float (&d)[kBlocks][4], int half, float margin, int chunk, Known& known) {
+__device__ __forceinline__ void look(const float (&d)[kBlocks][4], int half, float margin, int chunk, Known& known,
+                                     unsigned* further) {
   float best = -kInfinity;
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) best = fmaxf(best, fmaxf(d[j][2 * half], d[j][2 * half + 1]));
@@ -85,10 +102,10 @@ __device__ __forceinline__ void look(const float (&d)[kBlocks][4], int half, flo
 #pragma unroll
     for (int i = 0; i < 2; ++i) bits |= d[j][2 * half + i] >= least ? 1u << (2 * j + i) : 0u;
   if (least > known.best) {
-    known = {best, bits, 0, false};
+    known = {best, bits, 0};
   } else if (best >= known.best - margin) {
-    known.many = known.many || known.second != 0;
-    known.second = bits;
+    if (known.further < kFurther) further[known.further * 4 * kAssignThreads] = bits;
+    known.further = known.further < kFurther ? known.further + 1 : kTooMany;
     known.best = fmaxf(known.best, best);
   }
 }
@@ -104,7 +121,9 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
   const int stride = padded + 8;  // eight rows of a matrix lie in different banks
   const long long begin = (long long)blockIdx.x * kTileRows, from = problem * batch.n + begin;
   const int present = batch.n - begin < kTileRows ? (int)(batch.n - begin) : kTileRows;
-  ptx::Half* rows = simt::dynamic_shared<ptx::Half>();
+  // Of each row of a thread's four, kFurther times.
+  unsigned* lists = simt::dynamic_shared<unsigned>();
+  ptx::Half* rows = reinterpret_cast<ptx::Half*>(lists + kFurther * 4 * kAssignThreads);
   ptx::Half* rings = rows + kTileRows * stride;
   const ptx::Half* halves = batch.halves + (long long)problem * batch.columns * padded;
   copy_rows(rows, batch.shadow + from * padded, kTileRows, present, padded, stride);
@@ -122,7 +141,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
     const int row = 32 * warp + 16 * (r / 2) + 8 * (r % 2) + g;
     const float norm = row < present ? batch.norms[from + row] : 0.0f;
     margin[r] = norm <= most.reach ? 2.0002f * (norm * a_norm + always) : kInfinity;
-    known[r] = {-kInfinity, 0, 0, !(margin[r] < kInfinity)};
+    known[r] = {-kInfinity, 0, margin[r] < kInfinity ? 0 : kTooMany};
   }
   const float* half_squares = batch.half_squares + (long long)problem * batch.columns + 2 * t;
   const ptx::Half* mine = rows + (32 * warp + lane % 16) * stride + lane / 16 * 8;
@@ -162,8 +181,11 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
         d[1][j][i] -= half_square, d[1][j][2 + i] -= half_square;
       }
 #pragma unroll
-    for (int r = 0; r < 4; ++r) look(d[r / 2], r % 2, margin[r], chunk, known[r]);
+    for (int r = 0; r < 4; ++r) {
+      look(d[r / 2], r % 2, margin[r], chunk, known[r], lists + r * kAssignThreads + threadIdx.x);
+    }
   }
+  simt::sync_warp();  // a warp reads the lists of its own lanes
 
   // Lane (g, t) answers for row t of its four.
   const int own = 32 * warp + 16 * (t / 2) + 8 * (t % 2) + g;
@@ -172,7 +194,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
     const unsigned bits = known[r].first & 0xffff;
-    int found = __popc(bits) + __popc(known[r].second & 0xffff), centre = 0;
+    int found = __popc(bits), centre = 0;
     if (bits) {
       const int bit = __ffs(bits) - 1;
       centre = (int)((known[r].first >> 16) - 1) * kWidth + bit / 2 * 8 + 2 * t + bit % 2;
@@ -184,7 +206,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
     }
     if (r == t) {
       label = centre;
-      decided = found == 1 && !known[r].many;
+      decided = found == 1 && known[r].further == 0;
     }
   }
   const float* centers = batch.centers + (long long)problem * batch.k * batch.d;
@@ -192,26 +214,37 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
   unsigned waiting = __ballot_sync(simt::every_lane, own < present && !decided);
   for (; waiting; waiting &= waiting - 1) {
     const int one = __ffs(waiting) - 1, r = one % 4;
-    unsigned first = 0, second = 0;
-    bool many = false;
+    unsigned first = 0;
+    int further = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (i == r) first = known[i].first, second = known[i].second, many = known[i].many;
+      if (i == r) first = known[i].first, further = known[i].further;
     }
-    const bool all = simt::shuffle((int)(many || first == 0), one);
+    further = simt::shuffle(first ? further : kTooMany, one);
     const int row = 32 * warp + 16 * (r / 2) + 8 * (r % 2) + one / 4;
     Nearest<T> nearest{batch, batch.X + (from + row) * batch.d, mean, centers, kInfinity, 0};
-    if (all) {
-      for (int centre = 0; centre < batch.k; ++centre) nearest.consider(centre);
-    }
-    for (int part = 0; part < 8 && !all; ++part) {
-      const int source = part % 4;
-      const unsigned entry = simt::shuffle(part < 4 ? first : second, one - r + source);
-      for (unsigned bits = entry & 0xffff; bits; bits &= bits - 1) {
-        const int bit = __ffs(bits) - 1;
-        const int centre = (int)((entry >> 16) - 1) * kWidth + bit / 2 * 8 + 2 * source + bit % 2;
-        if (centre < batch.k) nearest.consider(centre);
+    if (further == kTooMany) {
+      for (int centre = 0; centre < batch.k; centre += kOfAll) {
+        int some[kOfAll];
+#pragma unroll
+        for (int i = 0; i < kOfAll; ++i) some[i] = centre + i < batch.k ? centre + i : batch.k - 1;
+        nearest.consider(some);
       }
+    } else {
+      int waits = -1;  // for another
+      for (int part = 0; part < 4 * (1 + further); ++part) {
+        const int source = one - r + part % 4;
+        const unsigned entry = part < 4 ? simt::shuffle(first, source)
+                                        : lists[(part / 4 * 4 - 4 + r) * kAssignThreads + 32 * warp + source];
+        for (unsigned bits = entry & 0xffff; bits; bits &= bits - 1) {
+          const int bit = __ffs(bits) - 1;
+          const int centre = (int)((entry >> 16) - 1) * kWidth + bit / 2 * 8 + 2 * (part % 4) + bit % 2;
+          if (centre >= batch.k) continue;
+          if (waits >= 0) nearest.consider({waits, centre});
+          waits = waits < 0 ? centre : -1;
+        }
+      }
+      if (waits >= 0) nearest.consider({waits, waits});
     }
     if (lane == one) label = nearest.label;
   }

@@ -249,14 +249,29 @@ def test_a_centre_far_away_widens_no_bound(away, rng):
     assert batch.labels[1, 5] == 67
 
 
+@pytest.mark.parametrize("chunks", [2, 3, 4, 5, 7])
 @pytest.mark.parametrize("apart", [0.0, 1e-5])
-def test_nearly_equal_centres_everywhere(apart, rng):
-    """Every chunk has candidates of every row."""
+def test_nearly_equal_centres_everywhere(apart, chunks, rng):
+    """Every chunk has candidates of every row: of four at most they are kept."""
     X, _ = blobs(1, 150, 8, 3, rng)
-    centers = np.tile(X[:, :3], (1, 70, 1)) + apart * rng.standard_normal((1, 210, 8))
+    k = 64 * chunks - 1
+    centers = np.tile(X[:, :3], (1, k // 3 + 1, 1))[:, :k] + apart * rng.standard_normal((1, k, 8))
     batch = one_iteration(X, centers)
     assert_nearest(batch)
     assert (np.unique(batch.labels // 64).tolist() == [0]) == (apart == 0)
+
+
+@pytest.mark.parametrize("chunks", [3, 4, 5, 6])
+def test_candidates_in_some_chunks(chunks, rng):
+    """The nearest is in the last chunk or the first that has candidates, and chunks without lie between."""
+    X, centers = blobs(1, 130, 24, 64 * 9, rng)
+    for i, row in enumerate(X[0, :64]):
+        order = np.concatenate([[0, 8], 1 + rng.permutation(7)])[:chunks]
+        away = 1 + 1e-4 * np.arange(chunks)
+        for chunk, much in zip(order, away if i % 2 else away[::-1], strict=True):
+            centers[0, 64 * chunk + i] = row + 1e-3 * much
+    batch = one_iteration(X, centers)
+    assert_nearest(batch)
 
 
 def test_draws_are_those_of_random_state():
