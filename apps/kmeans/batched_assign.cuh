@@ -27,16 +27,22 @@ namespace batched {
 
 constexpr int kTileRows = 128, kAssignThreads = 128;
 
-// Copies `count` rows of the shadow's kind to shared memory, rows `stride` apart; those from `present` on are zeros.
-__device__ __forceinline__ void copy_rows(ptx::Half* to, const ptx::Half* from, int count, int present, int padded,
-                                          int stride) {
+// Copies `count` rows of the shadow's kind to shared memory, padded + 8 apart; those from `present` on are zeros. Quads of
+// eight lie in a row one after the other, in shared memory with one between rows.
+template <bool kAllPresent>
+__device__ __forceinline__ void copy_rows(ptx::Half* to, const ptx::Half* from, int count, int present, int padded) {
   const int quads = padded / 8, down = kAssignThreads / quads, right = kAssignThreads % quads;
-  int row = (int)threadIdx.x / quads, quad = (int)threadIdx.x % quads;
-  while (row < count) {
-    const bool there = row < present;
-    ptx::cp_async<16>(to + row * stride + 8 * quad, from + (there ? (long long)row * padded + 8 * quad : 0), there ? 16 : 0);
-    row += down, quad += right;
-    if (quad >= quads) quad -= quads, ++row;
+  const int row = (int)threadIdx.x / quads;
+  int quad = (int)threadIdx.x % quads;
+  const ptx::Half* source = from + 8 * (int)threadIdx.x;
+  to += 8 * ((int)threadIdx.x + row);
+  for (int i = threadIdx.x; i < count * quads; i += kAssignThreads) {
+    const bool there = kAllPresent || i < present * quads;
+    ptx::cp_async<16>(to, there ? source : from, there ? 16 : 0);
+    source += 8 * kAssignThreads;
+    to += 8 * (kAssignThreads + down);
+    quad += right;
+    if (quad >= quads) quad -= quads, to += 8;
   }
 }
 
@@ -126,8 +132,8 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
   ptx::Half* rows = reinterpret_cast<ptx::Half*>(lists + kFurther * 4 * kAssignThreads);
   ptx::Half* rings = rows + kTileRows * stride;
   const ptx::Half* halves = batch.halves + (long long)problem * batch.columns * padded;
-  copy_rows(rows, batch.shadow + from * padded, kTileRows, present, padded, stride);
-  copy_rows(rings, halves, kWidth, kWidth, padded, stride);
+  copy_rows<false>(rows, batch.shadow + from * padded, kTileRows, present, padded);
+  copy_rows<true>(rings, halves, kWidth, kWidth, padded);
   ptx::cp_async_commit();
 
   const Extremes most = batch.extremes[problem];
@@ -149,21 +155,26 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
     ptx::cp_async_wait<0>();
     __syncthreads();  // the chunk is here, and nobody reads the one before
     if (chunk + 1 < chunks) {
-      const long long next = (long long)(chunk + 1) * kWidth * padded;
-      copy_rows(rings + (chunk + 1) % 2 * kWidth * stride, halves + next, kWidth, kWidth, padded, stride);
+      halves += kWidth * padded;
+      copy_rows<true>(rings + (chunk + 1) % 2 * kWidth * stride, halves, kWidth, kWidth, padded);
       ptx::cp_async_commit();
     }
-    const ptx::Half* theirs = rings + (chunk % 2 * kWidth + lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8;
+    // One address for each matrix that is asked for, which go down the rows together.
+    const ptx::Half *a_at[2] = {mine, mine + 16 * stride}, *b_at[kBlocks / 2];
+#pragma unroll
+    for (int j = 0; j < kBlocks / 2; ++j) {
+      b_at[j] = rings + (chunk % 2 * kWidth + 16 * j + lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8;
+    }
     float d[2][kBlocks][4] = {};
 #pragma unroll 2
     for (int depth = 0; depth < padded; depth += 16) {
       unsigned a[2][4];
-      ptx::ldmatrix_x4(a[0], mine + depth);
-      ptx::ldmatrix_x4(a[1], mine + 16 * stride + depth);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) ptx::ldmatrix_x4(a[i], a_at[i] + depth);
 #pragma unroll
       for (int j = 0; j < kBlocks; j += 2) {
         unsigned b[4];
-        ptx::ldmatrix_x4(b, theirs + 8 * j * stride + depth);
+        ptx::ldmatrix_x4(b, b_at[j / 2] + depth);
         const unsigned left[2] = {b[0], b[1]}, right[2] = {b[2], b[3]};
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
