@@ -101,6 +101,7 @@ __device__ __forceinline__ void look(const float (&d)[kBlocks][4], int half, flo
   for (int j = 0; j < kBlocks; ++j) best = fmaxf(best, fmaxf(d[j][2 * half], d[j][2 * half + 1]));
   best = fmaxf(best, simt::shuffle_xor(best, 1));
   best = fmaxf(best, simt::shuffle_xor(best, 2));
+  if (!(best >= known.best - margin)) return;
   const float least = best - margin;
   unsigned bits = (unsigned)(chunk + 1) << 16;
 #pragma unroll
@@ -109,7 +110,7 @@ __device__ __forceinline__ void look(const float (&d)[kBlocks][4], int half, flo
     for (int i = 0; i < 2; ++i) bits |= d[j][2 * half + i] >= least ? 1u << (2 * j + i) : 0u;
   if (least > known.best) {
     known = {best, bits, 0};
-  } else if (best >= known.best - margin) {
+  } else {
     if (known.further < kFurther) further[known.further * 4 * kAssignThreads] = bits;
     known.further = known.further < kFurther ? known.further + 1 : kTooMany;
     known.best = fmaxf(known.best, best);
