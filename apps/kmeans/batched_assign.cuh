@@ -8,18 +8,17 @@
 //     │ as the block runs                    │      │ memory; the next is on its way      │
 //     └──────────────────────────────────────┘      └─────────────────────────────────────┘
 //
-// A score is x̂·ĉ − ‖c‖²/2, known to ± E (nearest.cuh has why):  E = norm·(2⁻¹² C + δ + γ(C + δ)) + 2⁻²¹ H. The nearest
-// centre is among those above the best score less 2E: the row's candidates. Of each row four chunks with candidates are
-// kept, 16 bits in each of four lanes; a chunk whose best lies 2E above all before drops them, one 2E below is dropped.
-// A row with one candidate is decided; of one with several, the candidates' distances are compared in float64 from X,
-// ties to the lowest index; of one with candidates in five chunks, or whose E is no number, all centres' are. That takes
-// a warp longer than all its products, so that it must be rare: where clusters of 1,000 overlap, at d = 128, candidates in
-// three chunks are 0.1 to 0.9 % of the rows, and in five fewer than 0.01 %.
+// A score is x̂·ĉ − ‖c‖²/2, known to ± E (nearest.cuh has why):  E = norm·(2⁻¹² C + δ + γ(C + δ)) + (γ + 2⁻²¹) H, as sums
+// begin at −‖c‖²/2. The nearest centre is among those above the best score less 2E: the row's candidates. Of each row four
+// chunks with candidates are kept, 16 bits in each of four lanes; a chunk whose best lies 2E above all before drops them,
+// one 2E below is dropped. A row with one candidate is decided; of one with several, the candidates' distances are compared
+// in float64 from X, ties to the lowest index; of one with candidates in five chunks, or whose E is no number, all centres'
+// are. That takes a warp longer than all its products, so that it must be rare (docs/notes/lloyd.md).
 //
-// Why it is fast: of a score, d/16 · 1/128 mma of a warp; a subtraction, a maximum, a comparison and a bit: at d = 128 about
-// 0.35 ps for the products (600 TFLOP/s) and 0.2 ps for the rest (5.5 issue slots of 28·10¹² lane-instructions a second). A
-// row of k = 64 takes 35 ps of both, less than the 55 ps that reading its 256 bytes takes; of k = 1024, 0.57 ns, where FMA in
-// float32 would take 4.7 ns. Per 16-deep step a warp asks for 2 + kWidth / 16 matrices of shared memory for kWidth / 4 mma.
+// Why it is fast: of a score, d/16 · 1/128 mma of a warp and a maximum; a comparison and a bit in chunks whose best is near
+// the row's. At d = 128 a warp's 32 rows by 64 centres are some 800 instructions: 176 of the products, 300 of the scores, 100
+// that begin the sums, 110 that copy the next chunk. FMA in float32 would be 8,192. Per 16-deep step a warp asks for
+// 2 + kWidth / 16 matrices of shared memory for kWidth / 4 mma.
 #pragma once
 #include "apps/kmeans/batched.cuh"
 
@@ -130,16 +129,19 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
   const int present = batch.n - begin < kTileRows ? (int)(batch.n - begin) : kTileRows;
   // Of each row of a thread's four, kFurther times.
   unsigned* lists = simt::dynamic_shared<unsigned>();
-  ptx::Half* rows = reinterpret_cast<ptx::Half*>(lists + kFurther * 4 * kAssignThreads);
+  float* offsets = reinterpret_cast<float*>(lists + kFurther * 4 * kAssignThreads);  // of the chunks that are there
+  ptx::Half* rows = reinterpret_cast<ptx::Half*>(offsets + 2 * kWidth);
   ptx::Half* rings = rows + kTileRows * stride;
   const ptx::Half* halves = batch.halves + (long long)problem * batch.columns * padded;
   copy_rows<false>(rows, batch.shadow + from * padded, kTileRows, present, padded);
   copy_rows<true>(rings, halves, kWidth, kWidth, padded);
+  const float* half_squares = batch.half_squares + (long long)problem * batch.columns + 4 * threadIdx.x;
+  if (threadIdx.x < kWidth / 4) ptx::cp_async<16>(offsets + 4 * threadIdx.x, half_squares);
   ptx::cp_async_commit();
 
   const Extremes most = batch.extremes[problem];
   const float a_norm = most.norm * (1.0f / 4096 + 1.0f / (1 << 21)) + most.lost + batch.tensor_error * (most.norm + most.lost);
-  const float always = most.half_square * (1.0f / (1 << 21)) + 1e-18f;
+  const float always = most.half_square * (batch.tensor_error + 1.0f / (1 << 21)) + 1e-18f;
   // Row r of a lane's four is 16·(r / 2) + 8·(r % 2) + g of its warp's.
   Known known[4];
   float margin[4];
@@ -150,7 +152,6 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
     margin[r] = norm <= most.reach ? 2.0002f * (norm * a_norm + always) : kInfinity;
     known[r] = {-kInfinity, 0, margin[r] < kInfinity ? 0 : kTooMany};
   }
-  const float* half_squares = batch.half_squares + (long long)problem * batch.columns + 2 * t;
   const ptx::Half* mine = rows + (32 * warp + lane % 16) * stride + lane / 16 * 8;
   for (int chunk = 0; chunk < chunks; ++chunk) {
     ptx::cp_async_wait<0>();
@@ -158,6 +159,8 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
     if (chunk + 1 < chunks) {
       halves += kWidth * padded;
       copy_rows<true>(rings + (chunk + 1) % 2 * kWidth * stride, halves, kWidth, kWidth, padded);
+      half_squares += kWidth;
+      if (threadIdx.x < kWidth / 4) ptx::cp_async<16>(offsets + (chunk + 1) % 2 * kWidth + 4 * threadIdx.x, half_squares);
       ptx::cp_async_commit();
     }
     // One address for each matrix that is asked for, which go down the rows together.
@@ -166,9 +169,13 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
     for (int j = 0; j < kBlocks / 2; ++j) {
       b_at[j] = rings + (chunk % 2 * kWidth + 16 * j + lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8;
     }
-    float d[2][kBlocks][4] = {};
-#pragma unroll 2
-    for (int depth = 0; depth < padded; depth += 16) {
+    const float* offset = offsets + chunk % 2 * kWidth + 2 * t;
+    float d[2][kBlocks][4];
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) d[0][j][i] = d[1][j][i] = -offset[8 * j + i % 2];
+    const auto step = [&](int depth) {
       unsigned a[2][4];
 #pragma unroll
       for (int i = 0; i < 2; ++i) ptx::ldmatrix_x4(a[i], a_at[i] + depth);
@@ -183,15 +190,15 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
           ptx::mma_m16n8k16_f16(d[i][j + 1], a[i], right);
         }
       }
+    };
+    // Left in the middle, not unrolled with a rest: each loop that may make no step has its first sums copied.
+#pragma unroll 1
+    for (int depth = 0;; depth += 32) {
+      step(depth);
+      if (depth + 16 >= padded) break;
+      step(depth + 16);
+      if (depth + 32 >= padded) break;
     }
-#pragma unroll
-    for (int j = 0; j < kBlocks; ++j)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float half_square = half_squares[chunk * kWidth + 8 * j + i];
-        d[0][j][i] -= half_square, d[0][j][2 + i] -= half_square;
-        d[1][j][i] -= half_square, d[1][j][2 + i] -= half_square;
-      }
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       look(d[r / 2], r % 2, margin[r], chunk, known[r], lists + r * kAssignThreads + threadIdx.x);

@@ -101,7 +101,7 @@ def batch_plan(n: int, d: int, k: int, device: Device) -> BatchPlan | None:
     width = 16 if k <= 16 else 32 if k <= 32 else 64
     columns = -(-k // width) * width
     buffers = min(2, columns // width)
-    assign_bytes = _LIST_BYTES + (TILE_ROWS + buffers * width) * (padded + 8) * 2
+    assign_bytes = _LIST_BYTES + 2 * 4 * width + (TILE_ROWS + buffers * width) * (padded + 8) * 2
     update_bytes = 2 * 4 * k * (d + 1)
     room = min(device.shared_memory_per_block, _MOST_SUM_BYTES)
     served = n <= _MOST_ROWS and k <= _MOST_CLUSTERS and float(device.compute_capability) >= _LEAST_CAPABILITY
