@@ -194,6 +194,25 @@ def test_empty_clusters_as_in_tskmeans(max_iter, rng):
         np.testing.assert_allclose(batch.final_centers()[i], one.cluster_centers_, atol=1e-5)
 
 
+@pytest.mark.parametrize("start", ["start_at", "start_at_seeds"])
+def test_launches_are_as_many_for_any_number_of_problems(start, rng, monkeypatch):
+    X, centers = blobs(9, 200, 4, 5, rng, apart=0.5)
+    launched, launch = [], HostMachine.launch
+    monkeypatch.setattr(HostMachine, "launch", lambda self, *given: launched.append(given[0]) or launch(self, *given))
+
+    def of_problems(b):
+        launched.clear()
+        batch = batch_of(X[:b], 5, max_iter=4, tol=0)
+        getattr(batch, start)(centers[:b] if start == "start_at" else random_states(range(b)))
+        batch.iterate()
+        batch.warn_of_lost_clusters()
+        batch.inertias()
+        assert batch.arrays["iterations"].tolist() == [4] * b
+        return list(launched)
+
+    assert of_problems(1) == of_problems(9)
+
+
 def test_problems_do_not_see_each_other(rng):
     X, _ = blobs(4, 300, 9, 5, rng)
     X[2] *= 1e4
