@@ -157,9 +157,21 @@ def _first_centers(init: Any, shape: tuple[int, int, int]) -> Any:
     centers = as_array(init) if kind_of(init) is not None else np.asarray(init)
     if tuple(centers.shape) != shape:
         raise ValueError(f"init has shape {tuple(centers.shape)}; expected (b, n_clusters, d) = {shape}")
-    if not np.isfinite(to_host(centers).astype(np.float64)).all():
+    if not _all_finite(centers):
         raise ValueError("init has a NaN or an infinity; expected finite numbers")
     return centers
+
+
+def _all_finite(centers: Any) -> bool:
+    """Tell whether no element is a NaN or an infinity, where the array lies."""
+    if not isinstance(centers, np.ndarray) and centers.dtype.kind == "f":
+        import cupy
+
+        with centers.device:
+            return bool(cupy.isfinite(centers).all())
+    centers = to_host(centers)
+    # NumPy's isfinite knows no bfloat16.
+    return bool(np.isfinite(centers if centers.dtype.kind in "fiub" else centers.astype(np.float64)).all())
 
 
 def _seeds(random_state: Any, problems: int) -> list[int]:

@@ -8,16 +8,17 @@
 //     │ as the block runs                    │      │ memory; the next is on its way      │
 //     └──────────────────────────────────────┘      └─────────────────────────────────────┘
 //
-// A score is x̂·ĉ − ‖c‖²/2, known to ± E (nearest.cuh has why):  E = norm·(2⁻¹² C + δ + γ(C + δ)) + 2⁻²¹ H. The nearest
-// centre is among those above the best score less 2E: the row's candidates. Of each row two chunks with candidates are
-// kept, 16 bits in each of four lanes; a chunk whose best lies 2E above all before drops them, one 2E below is dropped.
-// A row with one candidate is decided; of one with several, the candidates' distances are compared in float64 from X,
-// ties to the lowest index; of one with candidates in three chunks, or whose E is no number, all centres' are.
+// A score is x̂·ĉ − ‖c‖²/2, known to ± E (nearest.cuh has why):  E = norm·(2⁻¹² C + δ + γ(C + δ)) + (γ + 2⁻²¹) H, as sums
+// begin at −‖c‖²/2. The nearest centre is among those above the best score less 2E: the row's candidates. Of each row four
+// chunks with candidates are kept, 16 bits in each of four lanes; a chunk whose best lies 2E above all before drops them,
+// one 2E below is dropped. A row with one candidate is decided; of one with several, the candidates' distances are compared
+// in float64 from X, ties to the lowest index; of one with candidates in five chunks, or whose E is no number, all centres'
+// are. That takes a warp longer than all its products, so that it must be rare (docs/notes/lloyd.md).
 //
-// Why it is fast: of a score, d/16 · 1/128 mma of a warp; a subtraction, a maximum, a comparison and a bit: at d = 128 about
-// 0.35 ps for the products (600 TFLOP/s) and 0.2 ps for the rest (5.5 issue slots of 28·10¹² lane-instructions a second). A
-// row of k = 64 takes 35 ps of both, less than the 55 ps that reading its 256 bytes takes; of k = 1024, 0.57 ns, where FMA in
-// float32 would take 4.7 ns. Per 16-deep step a warp asks for 2 + kWidth / 16 matrices of shared memory for kWidth / 4 mma.
+// Why it is fast: of a score, d/16 · 1/128 mma of a warp and a maximum; a comparison and a bit in chunks whose best is near
+// the row's. At d = 128 a warp's 32 rows by 64 centres are some 800 instructions: 176 of the products, 300 of the scores, 100
+// that begin the sums, 110 that copy the next chunk. FMA in float32 would be 8,192. Per 16-deep step a warp asks for
+// 2 + kWidth / 16 matrices of shared memory for kWidth / 4 mma.
 #pragma once
 #include "apps/kmeans/batched.cuh"
 
@@ -25,18 +26,27 @@ namespace batched {
 
 constexpr int kTileRows = 128, kAssignThreads = 128;
 
-// Copies `count` rows of the shadow's kind to shared memory, rows `stride` apart; those from `present` on are zeros.
-__device__ __forceinline__ void copy_rows(ptx::Half* to, const ptx::Half* from, int count, int present, int padded,
-                                          int stride) {
+// Copies `count` rows of the shadow's kind to shared memory, padded + 8 apart; those from `present` on are zeros. Quads of
+// eight lie in a row one after the other, in shared memory with one between rows.
+template <bool kAllPresent>
+__device__ __forceinline__ void copy_rows(ptx::Half* to, const ptx::Half* from, int count, int present, int padded) {
   const int quads = padded / 8, down = kAssignThreads / quads, right = kAssignThreads % quads;
-  int row = (int)threadIdx.x / quads, quad = (int)threadIdx.x % quads;
-  while (row < count) {
-    const bool there = row < present;
-    ptx::cp_async<16>(to + row * stride + 8 * quad, from + (there ? (long long)row * padded + 8 * quad : 0), there ? 16 : 0);
-    row += down, quad += right;
-    if (quad >= quads) quad -= quads, ++row;
+  const int row = (int)threadIdx.x / quads;
+  int quad = (int)threadIdx.x % quads;
+  const ptx::Half* source = from + 8 * (int)threadIdx.x;
+  to += 8 * ((int)threadIdx.x + row);
+  for (int i = threadIdx.x; i < count * quads; i += kAssignThreads) {
+    const bool there = kAllPresent || i < present * quads;
+    ptx::cp_async<16>(to, there ? source : from, there ? 16 : 0);
+    source += 8 * kAssignThreads;
+    to += 8 * (kAssignThreads + down);
+    quad += right;
+    if (quad >= quads) quad -= quads, to += 8;
   }
 }
+
+// Centres that a row is compared with together, where it is compared with all.
+constexpr int kOfAll = 8;
 
 // The nearest of some centres to a row, by a warp.
 template <typename T>
@@ -47,37 +57,50 @@ struct Nearest {
   double least;
   int label;
 
-  __device__ __forceinline__ void consider(int centre) {
-    const float* c = centers + (long long)centre * batch.d;
-    double sum = 0;
+  // Some together, as each is a chain of additions.
+  template <int kTogether>
+  __device__ __forceinline__ void consider(const int (&some)[kTogether]) {
+    double sums[kTogether] = {};
     for (int j = threadIdx.x % 32; j < batch.d; j += 32) {
-      const double delta = (double)batch.centred(x[j], mean[j]) - (double)c[j];
-      sum += delta * delta;
+      const double value = batch.centred(x[j], mean[j]);
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const double delta = value - (double)centers[(long long)some[i] * batch.d + j];
+        sums[i] += delta * delta;
+      }
     }
-    sum = simt::warp_sum(sum);
-    if (sum < least || (sum == least && centre < label)) {
-      least = sum;
-      label = centre;
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const double sum = simt::warp_sum(sums[i]);
+      if (sum < least || (sum == least && some[i] < label)) {
+        least = sum;
+        label = some[i];
+      }
     }
   }
 };
 
+// Chunks with candidates that are kept of a row beside the first; and what says that there are more, or that none is known.
+constexpr int kFurther = 3, kTooMany = kFurther + 1;
+
 // What is known of one row: its best score, and by the lane the candidates among the lane's columns, in the upper half the
-// chunk's number from 1 on.
+// chunk's number from 1 on; of chunks but the first they are in shared memory, as few rows have such.
 struct Known {
   float best;
-  unsigned first, second;
-  bool many;  // candidates in more than two chunks
+  unsigned first;
+  int further;
 };
 
 // The candidates of a chunk from this lane's scores of a row, bit 2·j + i for column 8·j + 2·t + i.
 template <int kBlocks>
-__device__ __forceinline__ void look(const float (&d)[kBlocks][4], int half, float margin, int chunk, Known& known) {
+__device__ __forceinline__ void look(const float (&d)[kBlocks][4], int half, float margin, int chunk, Known& known,
+                                     unsigned* further) {
   float best = -kInfinity;
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) best = fmaxf(best, fmaxf(d[j][2 * half], d[j][2 * half + 1]));
   best = fmaxf(best, simt::shuffle_xor(best, 1));
   best = fmaxf(best, simt::shuffle_xor(best, 2));
+  if (!(best >= known.best - margin)) return;
   const float least = best - margin;
   unsigned bits = (unsigned)(chunk + 1) << 16;
 #pragma unroll
@@ -85,10 +108,10 @@ __device__ __forceinline__ void look(const float (&d)[kBlocks][4], int half, flo
 #pragma unroll
     for (int i = 0; i < 2; ++i) bits |= d[j][2 * half + i] >= least ? 1u << (2 * j + i) : 0u;
   if (least > known.best) {
-    known = {best, bits, 0, false};
-  } else if (best >= known.best - margin) {
-    known.many = known.many || known.second != 0;
-    known.second = bits;
+    known = {best, bits, 0};
+  } else {
+    if (known.further < kFurther) further[known.further * 4 * kAssignThreads] = bits;
+    known.further = known.further < kFurther ? known.further + 1 : kTooMany;
     known.best = fmaxf(known.best, best);
   }
 }
@@ -104,16 +127,21 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
   const int stride = padded + 8;  // eight rows of a matrix lie in different banks
   const long long begin = (long long)blockIdx.x * kTileRows, from = problem * batch.n + begin;
   const int present = batch.n - begin < kTileRows ? (int)(batch.n - begin) : kTileRows;
-  ptx::Half* rows = simt::dynamic_shared<ptx::Half>();
+  // Of each row of a thread's four, kFurther times.
+  unsigned* lists = simt::dynamic_shared<unsigned>();
+  float* offsets = reinterpret_cast<float*>(lists + kFurther * 4 * kAssignThreads);  // of the chunks that are there
+  ptx::Half* rows = reinterpret_cast<ptx::Half*>(offsets + 2 * kWidth);
   ptx::Half* rings = rows + kTileRows * stride;
   const ptx::Half* halves = batch.halves + (long long)problem * batch.columns * padded;
-  copy_rows(rows, batch.shadow + from * padded, kTileRows, present, padded, stride);
-  copy_rows(rings, halves, kWidth, kWidth, padded, stride);
+  copy_rows<false>(rows, batch.shadow + from * padded, kTileRows, present, padded);
+  copy_rows<true>(rings, halves, kWidth, kWidth, padded);
+  const float* half_squares = batch.half_squares + (long long)problem * batch.columns + 4 * threadIdx.x;
+  if (threadIdx.x < kWidth / 4) ptx::cp_async<16>(offsets + 4 * threadIdx.x, half_squares);
   ptx::cp_async_commit();
 
   const Extremes most = batch.extremes[problem];
   const float a_norm = most.norm * (1.0f / 4096 + 1.0f / (1 << 21)) + most.lost + batch.tensor_error * (most.norm + most.lost);
-  const float always = most.half_square * (1.0f / (1 << 21)) + 1e-18f;
+  const float always = most.half_square * (batch.tensor_error + 1.0f / (1 << 21)) + 1e-18f;
   // Row r of a lane's four is 16·(r / 2) + 8·(r % 2) + g of its warp's.
   Known known[4];
   float margin[4];
@@ -122,29 +150,39 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
     const int row = 32 * warp + 16 * (r / 2) + 8 * (r % 2) + g;
     const float norm = row < present ? batch.norms[from + row] : 0.0f;
     margin[r] = norm <= most.reach ? 2.0002f * (norm * a_norm + always) : kInfinity;
-    known[r] = {-kInfinity, 0, 0, !(margin[r] < kInfinity)};
+    known[r] = {-kInfinity, 0, margin[r] < kInfinity ? 0 : kTooMany};
   }
-  const float* half_squares = batch.half_squares + (long long)problem * batch.columns + 2 * t;
   const ptx::Half* mine = rows + (32 * warp + lane % 16) * stride + lane / 16 * 8;
   for (int chunk = 0; chunk < chunks; ++chunk) {
     ptx::cp_async_wait<0>();
     __syncthreads();  // the chunk is here, and nobody reads the one before
     if (chunk + 1 < chunks) {
-      const long long next = (long long)(chunk + 1) * kWidth * padded;
-      copy_rows(rings + (chunk + 1) % 2 * kWidth * stride, halves + next, kWidth, kWidth, padded, stride);
+      halves += kWidth * padded;
+      copy_rows<true>(rings + (chunk + 1) % 2 * kWidth * stride, halves, kWidth, kWidth, padded);
+      half_squares += kWidth;
+      if (threadIdx.x < kWidth / 4) ptx::cp_async<16>(offsets + (chunk + 1) % 2 * kWidth + 4 * threadIdx.x, half_squares);
       ptx::cp_async_commit();
     }
-    const ptx::Half* theirs = rings + (chunk % 2 * kWidth + lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8;
-    float d[2][kBlocks][4] = {};
-#pragma unroll 2
-    for (int depth = 0; depth < padded; depth += 16) {
+    // One address for each matrix that is asked for, which go down the rows together.
+    const ptx::Half *a_at[2] = {mine, mine + 16 * stride}, *b_at[kBlocks / 2];
+#pragma unroll
+    for (int j = 0; j < kBlocks / 2; ++j) {
+      b_at[j] = rings + (chunk % 2 * kWidth + 16 * j + lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8;
+    }
+    const float* offset = offsets + chunk % 2 * kWidth + 2 * t;
+    float d[2][kBlocks][4];
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) d[0][j][i] = d[1][j][i] = -offset[8 * j + i % 2];
+    const auto step = [&](int depth) {
       unsigned a[2][4];
-      ptx::ldmatrix_x4(a[0], mine + depth);
-      ptx::ldmatrix_x4(a[1], mine + 16 * stride + depth);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) ptx::ldmatrix_x4(a[i], a_at[i] + depth);
 #pragma unroll
       for (int j = 0; j < kBlocks; j += 2) {
         unsigned b[4];
-        ptx::ldmatrix_x4(b, theirs + 8 * j * stride + depth);
+        ptx::ldmatrix_x4(b, b_at[j / 2] + depth);
         const unsigned left[2] = {b[0], b[1]}, right[2] = {b[2], b[3]};
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -152,18 +190,21 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
           ptx::mma_m16n8k16_f16(d[i][j + 1], a[i], right);
         }
       }
+    };
+    // Left in the middle, not unrolled with a rest: each loop that may make no step has its first sums copied.
+#pragma unroll 1
+    for (int depth = 0;; depth += 32) {
+      step(depth);
+      if (depth + 16 >= padded) break;
+      step(depth + 16);
+      if (depth + 32 >= padded) break;
     }
 #pragma unroll
-    for (int j = 0; j < kBlocks; ++j)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float half_square = half_squares[chunk * kWidth + 8 * j + i];
-        d[0][j][i] -= half_square, d[0][j][2 + i] -= half_square;
-        d[1][j][i] -= half_square, d[1][j][2 + i] -= half_square;
-      }
-#pragma unroll
-    for (int r = 0; r < 4; ++r) look(d[r / 2], r % 2, margin[r], chunk, known[r]);
+    for (int r = 0; r < 4; ++r) {
+      look(d[r / 2], r % 2, margin[r], chunk, known[r], lists + r * kAssignThreads + threadIdx.x);
+    }
   }
+  simt::sync_warp();  // a warp reads the lists of its own lanes
 
   // Lane (g, t) answers for row t of its four.
   const int own = 32 * warp + 16 * (t / 2) + 8 * (t % 2) + g;
@@ -172,7 +213,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
     const unsigned bits = known[r].first & 0xffff;
-    int found = __popc(bits) + __popc(known[r].second & 0xffff), centre = 0;
+    int found = __popc(bits), centre = 0;
     if (bits) {
       const int bit = __ffs(bits) - 1;
       centre = (int)((known[r].first >> 16) - 1) * kWidth + bit / 2 * 8 + 2 * t + bit % 2;
@@ -184,7 +225,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
     }
     if (r == t) {
       label = centre;
-      decided = found == 1 && !known[r].many;
+      decided = found == 1 && known[r].further == 0;
     }
   }
   const float* centers = batch.centers + (long long)problem * batch.k * batch.d;
@@ -192,26 +233,37 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
   unsigned waiting = __ballot_sync(simt::every_lane, own < present && !decided);
   for (; waiting; waiting &= waiting - 1) {
     const int one = __ffs(waiting) - 1, r = one % 4;
-    unsigned first = 0, second = 0;
-    bool many = false;
+    unsigned first = 0;
+    int further = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (i == r) first = known[i].first, second = known[i].second, many = known[i].many;
+      if (i == r) first = known[i].first, further = known[i].further;
     }
-    const bool all = simt::shuffle((int)(many || first == 0), one);
+    further = simt::shuffle(first ? further : kTooMany, one);
     const int row = 32 * warp + 16 * (r / 2) + 8 * (r % 2) + one / 4;
     Nearest<T> nearest{batch, batch.X + (from + row) * batch.d, mean, centers, kInfinity, 0};
-    if (all) {
-      for (int centre = 0; centre < batch.k; ++centre) nearest.consider(centre);
-    }
-    for (int part = 0; part < 8 && !all; ++part) {
-      const int source = part % 4;
-      const unsigned entry = simt::shuffle(part < 4 ? first : second, one - r + source);
-      for (unsigned bits = entry & 0xffff; bits; bits &= bits - 1) {
-        const int bit = __ffs(bits) - 1;
-        const int centre = (int)((entry >> 16) - 1) * kWidth + bit / 2 * 8 + 2 * source + bit % 2;
-        if (centre < batch.k) nearest.consider(centre);
+    if (further == kTooMany) {
+      for (int centre = 0; centre < batch.k; centre += kOfAll) {
+        int some[kOfAll];
+#pragma unroll
+        for (int i = 0; i < kOfAll; ++i) some[i] = centre + i < batch.k ? centre + i : batch.k - 1;
+        nearest.consider(some);
       }
+    } else {
+      int waits = -1;  // for another
+      for (int part = 0; part < 4 * (1 + further); ++part) {
+        const int source = one - r + part % 4;
+        const unsigned entry = part < 4 ? simt::shuffle(first, source)
+                                        : lists[(part / 4 * 4 - 4 + r) * kAssignThreads + 32 * warp + source];
+        for (unsigned bits = entry & 0xffff; bits; bits &= bits - 1) {
+          const int bit = __ffs(bits) - 1;
+          const int centre = (int)((entry >> 16) - 1) * kWidth + bit / 2 * 8 + 2 * (part % 4) + bit % 2;
+          if (centre >= batch.k) continue;
+          if (waits >= 0) nearest.consider({waits, centre});
+          waits = waits < 0 ? centre : -1;
+        }
+      }
+      if (waits >= 0) nearest.consider({waits, waits});
     }
     if (lane == one) label = nearest.label;
   }

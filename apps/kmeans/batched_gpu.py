@@ -7,7 +7,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.batched_lloyd import BatchedLloyd
+from tsapps.apps.kmeans.batched_lloyd import BatchedLloyd, random_states
 from tsapps.apps.kmeans.batched_plan import KERNELS, MOST_PROBLEMS, BatchPlan, batch_plan
 from tsapps.kernels.build import function
 from tsapps.kernels.device import live
@@ -28,6 +28,8 @@ class Gpu:
     def __init__(self, index: int) -> None:
         self.index = index
         self.multiprocessors = live(index).multiprocessors
+        # What finding a kernel again costs, small problems notice.
+        self._kernels: dict[tuple[str, str, int], tuple[Any, int]] = {}
 
     def address(self, array: Any) -> int:
         """Return where an array begins."""
@@ -35,14 +37,23 @@ class Gpu:
 
     def launch(self, kernel: str, template: str, grid: tuple[int, int], shared: int, *arguments: Any) -> None:
         """Launch ``kernel<template>`` on the current stream."""
-        file, threads = KERNELS[kernel]
-        name = f"batched::{kernel}<{template}>"
-        made = function(_FOLDER / file, (name,), name, self.index)
-        if shared > _USUAL_SHARED:
-            made.max_dynamic_shared_size_bytes = shared
+        key = kernel, template, shared
+        if key not in self._kernels:
+            self._kernels[key] = self._kernel(*key)
+        made, threads = self._kernels[key]
         # Structures go by value.
         given = tuple(one[()] if isinstance(one, np.ndarray) else one for one in arguments)
         made(grid, (threads,), given, shared_mem=shared)
+
+    def _kernel(self, kernel: str, template: str, shared: int) -> tuple[Any, int]:
+        """Return ``kernel<template>``, loaded, and the threads of a block."""
+        file, threads = KERNELS[kernel]
+        name = f"batched::{kernel}<{template}>"
+        made = function(_FOLDER / file, (name,), name, self.index)
+        # Another shape may have asked for more: that much remains allowed.
+        if shared > max(_USUAL_SHARED, made.max_dynamic_shared_size_bytes):
+            made.max_dynamic_shared_size_bytes = shared
+        return made, threads
 
 
 def fit_on_gpu(
@@ -77,13 +88,12 @@ def fit_on_gpu(
         for part in _parts(X, k, plan):
             on_gpu = cupy.ascontiguousarray(cupy.asarray(X[part]))
             batch = BatchedLloyd(machine, on_gpu, k, plan, max_iter=max_iter, tol=tol, first=part.start)
-            states = [np.random.RandomState(seed) for seed in seeds[part]]
             if not isinstance(init, str):
                 batch.start_at(init[part])
             elif init == "random":
-                batch.start_at_random(states)
+                batch.start_at_random(random_states(seeds[part]))
             else:
-                batch.start_at_seeds(states)
+                batch.start_at_seeds(random_states(seeds[part]))
             batch.iterate()
             batch.warn_of_lost_clusters()
             found.append((batch.labels, batch.final_centers(), batch.inertias(), batch.arrays["iterations"]))

@@ -58,6 +58,8 @@ MOST_PROBLEMS = 65_535
 # Rows are numbered in 32 bits, chunks of centres in 16; and candidates of a step of k-means++ are 16 at most.
 _MOST_ROWS, _MOST_CLUSTERS = 2**32 - 1, 1 << 20
 _LEAST_CAPABILITY = 8.0
+# Of `assign`: three further chunks of four rows a thread.
+_LIST_BYTES = 3 * 4 * 128 * 4
 # Two blocks of `update` share a multiprocessor's memory.
 _MOST_SUM_BYTES = 100 << 10
 # Bits of an element of the sums, beside its sign: of two digits in shared memory, and of 64-bit additions.
@@ -99,7 +101,7 @@ def batch_plan(n: int, d: int, k: int, device: Device) -> BatchPlan | None:
     width = 16 if k <= 16 else 32 if k <= 32 else 64
     columns = -(-k // width) * width
     buffers = min(2, columns // width)
-    assign_bytes = (TILE_ROWS + buffers * width) * (padded + 8) * 2
+    assign_bytes = _LIST_BYTES + 2 * 4 * width + (TILE_ROWS + buffers * width) * (padded + 8) * 2
     update_bytes = 2 * 4 * k * (d + 1)
     room = min(device.shared_memory_per_block, _MOST_SUM_BYTES)
     served = n <= _MOST_ROWS and k <= _MOST_CLUSTERS and float(device.compute_capability) >= _LEAST_CAPABILITY

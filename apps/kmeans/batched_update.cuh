@@ -95,24 +95,37 @@ __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
     ptx::Half* halves = batch.halves + ((long long)problem * batch.columns + j) * batch.padded;
     double inverse = 0, square = 0, lost = 0, shift = 0;
     if constexpr (kFromSums) inverse = 1 / (double)simt::load_from_other_block(sums + d);
-    for (int i = lane; i < batch.padded; i += 32) {
-      double c = 0;
-      if (i < d) {
-        const float before = center[i];
-        float now = before;
+    // All that some columns ask for is on its way before any of them is written.
+    constexpr int kColumns = 4;
+    for (int first = lane; first < batch.padded; first += 32 * kColumns) {
+      float before[kColumns];
+      double after[kColumns];
+#pragma unroll
+      for (int at = 0; at < kColumns; ++at) {
+        const int i = first + 32 * at;
+        before[at] = i < d ? center[i] : 0.0f;
         if constexpr (kFromSums) {
-          now = (float)((double)(long long)simt::load_from_other_block(sums + i) * units[i] * inverse);
-          center[i] = now;
+          after[at] = i < d ? (double)(long long)simt::load_from_other_block(sums + i) * units[i] : 0.0;
         }
-        c = now;
-        shift += (c - before) * (c - before);
       }
-      const double scaled = c * scale;
-      const ptx::Half half = ptx::to_half((float)scaled);
-      halves[i] = half;
-      const double rest = scaled - ptx::to_float(half);
-      square += scaled * scaled;
-      lost += rest * rest;
+#pragma unroll
+      for (int at = 0; at < kColumns; ++at) {
+        const int i = first + 32 * at;
+        if (i >= batch.padded) break;
+        float now = before[at];
+        if constexpr (kFromSums) {
+          now = (float)(after[at] * inverse);
+          if (i < d) center[i] = now;
+        }
+        const double c = now;
+        shift += (c - before[at]) * (c - before[at]);
+        const double scaled = c * scale;
+        const ptx::Half half = ptx::to_half((float)scaled);
+        halves[i] = half;
+        const double rest = scaled - ptx::to_float(half);
+        square += scaled * scaled;
+        lost += rest * rest;
+      }
     }
     square = simt::warp_sum(square);
     lost = simt::warp_sum(lost);

@@ -42,6 +42,7 @@ __all__ = [
     "shadow_problem",
     "shadow_reach",
     "shadow_scale",
+    "shadow_scales",
     "stream_plan",
     "tensor_error",
     "vector_of",
@@ -128,6 +129,13 @@ def shadow_scale(middle: float) -> float:
     """Return the power of two that the shadow's elements are multiplied by; `middle` is the data's root mean square."""
     exponent = round(log2(_MIDDLE) - log2(middle)) if 0 < middle < inf else 0
     return float(2.0 ** min(max(exponent, -MOST_EXPONENT), MOST_EXPONENT))
+
+
+def shadow_scales(middles: np.ndarray) -> np.ndarray:
+    """Return the `shadow_scale` of each of many data sets, float32."""
+    there = (middles > 0) & (middles < inf)
+    exponents = np.rint(log2(_MIDDLE) - np.log2(np.where(there, middles, _MIDDLE)))
+    return np.exp2(np.clip(exponents, -MOST_EXPONENT, MOST_EXPONENT)).astype(np.float32)
 
 
 def shadow_reach(d: int) -> float:

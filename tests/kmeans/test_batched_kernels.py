@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
 
 from tsapps import TSKMeans
-from tsapps.apps.kmeans.batched_lloyd import BatchedLloyd
+from tsapps.apps.kmeans.batched_lloyd import BatchedLloyd, random_states
 from tsapps.apps.kmeans.batched_plan import STATUS, batch_plan
 from tsapps.kernels.device import KNOWN
 
@@ -194,6 +194,25 @@ def test_empty_clusters_as_in_tskmeans(max_iter, rng):
         np.testing.assert_allclose(batch.final_centers()[i], one.cluster_centers_, atol=1e-5)
 
 
+@pytest.mark.parametrize("start", ["start_at", "start_at_seeds"])
+def test_launches_are_as_many_for_any_number_of_problems(start, rng, monkeypatch):
+    X, centers = blobs(9, 200, 4, 5, rng, apart=0.5)
+    launched, launch = [], HostMachine.launch
+    monkeypatch.setattr(HostMachine, "launch", lambda self, *given: launched.append(given[0]) or launch(self, *given))
+
+    def of_problems(b):
+        launched.clear()
+        batch = batch_of(X[:b], 5, max_iter=4, tol=0)
+        getattr(batch, start)(centers[:b] if start == "start_at" else random_states(range(b)))
+        batch.iterate()
+        batch.warn_of_lost_clusters()
+        batch.inertias()
+        assert batch.arrays["iterations"].tolist() == [4] * b
+        return list(launched)
+
+    assert of_problems(1) == of_problems(9)
+
+
 def test_problems_do_not_see_each_other(rng):
     X, _ = blobs(4, 300, 9, 5, rng)
     X[2] *= 1e4
@@ -249,14 +268,29 @@ def test_a_centre_far_away_widens_no_bound(away, rng):
     assert batch.labels[1, 5] == 67
 
 
+@pytest.mark.parametrize("chunks", [2, 3, 4, 5, 7])
 @pytest.mark.parametrize("apart", [0.0, 1e-5])
-def test_nearly_equal_centres_everywhere(apart, rng):
-    """Every chunk has candidates of every row."""
+def test_nearly_equal_centres_everywhere(apart, chunks, rng):
+    """Every chunk has candidates of every row: of four at most they are kept."""
     X, _ = blobs(1, 150, 8, 3, rng)
-    centers = np.tile(X[:, :3], (1, 70, 1)) + apart * rng.standard_normal((1, 210, 8))
+    k = 64 * chunks - 1
+    centers = np.tile(X[:, :3], (1, k // 3 + 1, 1))[:, :k] + apart * rng.standard_normal((1, k, 8))
     batch = one_iteration(X, centers)
     assert_nearest(batch)
     assert (np.unique(batch.labels // 64).tolist() == [0]) == (apart == 0)
+
+
+@pytest.mark.parametrize("chunks", [3, 4, 5, 6])
+def test_candidates_in_some_chunks(chunks, rng):
+    """The nearest is in the last chunk or the first that has candidates, and chunks without lie between."""
+    X, centers = blobs(1, 130, 24, 64 * 9, rng)
+    for i, row in enumerate(X[0, :64]):
+        order = np.concatenate([[0, 8], 1 + rng.permutation(7)])[:chunks]
+        away = 1 + 1e-4 * np.arange(chunks)
+        for chunk, much in zip(order, away if i % 2 else away[::-1], strict=True):
+            centers[0, 64 * chunk + i] = row + 1e-3 * much
+    batch = one_iteration(X, centers)
+    assert_nearest(batch)
 
 
 def test_draws_are_those_of_random_state():
@@ -266,6 +300,25 @@ def test_draws_are_those_of_random_state():
         expected = np.random.RandomState(seed).choice(57, p=batch._probabilities())
         found = (running / running[-1]).searchsorted(np.random.RandomState(seed).random_sample(), side="right")
         assert found == expected
+
+
+def test_states_seeded_again_draw_as_new_ones():
+    seeds = [5, 0, 2**32 - 1, 5]
+    for seed, state in zip(seeds, random_states(seeds), strict=True):
+        new = np.random.RandomState(seed)
+        assert state.random_sample() == new.random_sample()
+        np.testing.assert_array_equal(state.choice(50, size=9, replace=False), new.choice(50, size=9, replace=False))
+        state.standard_normal()  # which keeps a second draw back: no part of the next state
+        state.randint(2**20, size=3)
+
+
+@pytest.mark.parametrize("start", ["start_at_seeds", "start_at_random"])
+def test_a_state_is_used_before_the_next_is_asked_for(start, rng):
+    X, _ = blobs(3, 200, 4, 5, rng)
+    batch, other = batch_of(X, 5), batch_of(X, 5)
+    getattr(batch, start)(random_states([3, 8, 1]))
+    getattr(other, start)([np.random.RandomState(seed) for seed in (3, 8, 1)])
+    np.testing.assert_array_equal(batch.centers, other.centers)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

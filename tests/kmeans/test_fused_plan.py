@@ -18,6 +18,7 @@ from tsapps.apps.kmeans.fused_plan import (
     integers,
     segments_vector,
     shadow_scale,
+    shadow_scales,
     stream_plan,
 )
 from tsapps.kernels import launch
@@ -73,6 +74,14 @@ def test_lists_have_room_for_every_row_of_a_block(n, d, k, blocks):
         shares = [(units * block // blocks, units * (block + 1) // blocks) for block in range(blocks)]
         most = max((end - 1) // of_tile - begin // of_tile + 1 if end > begin else 0 for begin, end in shares)
     assert most * plan.tile_m <= capacity(plan, n, blocks)
+
+
+def test_shadow_scales_are_those_of_each():
+    middles = np.concatenate([[0, np.inf, np.nan, 1e-300, 1e300, 1, 16], np.exp(np.linspace(-40, 40, 500))])
+    with np.errstate(all="raise"):
+        found = shadow_scales(middles)
+    assert found.dtype == np.float32
+    assert found.tolist() == [shadow_scale(float(one)) for one in middles]
 
 
 def test_shadow_scale():
