@@ -107,27 +107,22 @@ struct NearestOfMany {
   }
 
   __device__ __forceinline__ void take(Rows& rows, int tile, const float (&scores)[16][4]) const {
-    float parts[2][kParts], own[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      most_of_parts(scores, r, parts[r]);
-      own[r] = parts[r][0];
+      float parts[kParts];
+      most_of_parts(scores, r, parts);
+      float own = parts[0];
 #pragma unroll
-      for (int part = 1; part < kParts; ++part) own[r] = fmaxf(own[r], parts[r][part]);
-    }
-    float best[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) best[r] = fmaxf(own[r], simt::shuffle_xor(own[r], 1));
-#pragma unroll
-    for (int r = 0; r < 2; ++r) rows.best[r] = fmaxf(rows.best[r], fmaxf(best[r], simt::shuffle_xor(best[r], 2)));
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
+      for (int part = 1; part < kParts; ++part) own = fmaxf(own, parts[part]);
+      float best = fmaxf(own, simt::shuffle_xor(own, 1));
+      best = fmaxf(best, simt::shuffle_xor(best, 2));
+      rows.best[r] = fmaxf(rows.best[r], best);
       const float threshold = rows.twice_error[r] - rows.best[r];
-      if (!__any_sync(simt::every_lane, own[r] + threshold > 0)) continue;
+      if (!__any_sync(simt::every_lane, own + threshold > 0)) continue;
       unsigned mask = 0;
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        if (!__any_sync(simt::every_lane, parts[r][part] + threshold > 0)) continue;
+        if (!__any_sync(simt::every_lane, parts[part] + threshold > 0)) continue;
         mask |= candidates(scores, r, part, threshold * kLarge) << 32 / kParts * part;
       }
       const float above = rows.best[r] + fabsf(rows.best[r]) * (2.0f / (1 << 23) * kTiles);
