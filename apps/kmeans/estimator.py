@@ -60,7 +60,7 @@ class TSKMeans(KMeans):
         Both find the same clustering, on a GPU with the same bits. There "elkan" keeps a bound for every sample and
         leaves out those whose nearest centre cannot have changed (Hamerly's bounds [3]_, 5 more bytes a sample): late
         iterations over clusters that lie apart cost a fraction, and bounds that do not pay turn themselves off. "fused"
-        has them for 2 to 64 clusters, but of few features; all else runs Lloyd.
+        has them for 2 to 64 clusters, but of few features and where `precision` is "tf32"; all else runs Lloyd.
     device : {"auto", "cpu", "cuda", "cuda:i"}, default="auto"
         "auto" follows X to the GPU that it lies on, else takes a GPU if there is one, else the CPU.
     engine : {"auto", "fused", "cublas"}, default="auto"

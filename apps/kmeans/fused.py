@@ -69,8 +69,8 @@ class FusedEngine(CublasEngine):
         Whether labels of float32 data that is copied to float16 are proved; see `Shadow`.
     bounds : bool
         Whether iterations leave out rows whose labels stand, where that pays; see `bounds.Bounds`. Labels and sums
-        are the same. Few features, of which a row is hardly more than its bound, and more clusters than `MOST_CLUSTERS`
-        have none.
+        are the same. Few features, of which a row is hardly more than its bound, more clusters than `MOST_CLUSTERS`,
+        and labels that are not proved have none.
     """
 
     def __init__(

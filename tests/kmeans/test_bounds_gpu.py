@@ -18,6 +18,7 @@ SHAPES = [
     (50_000, 32, 16),
     (30_001, 17, 33),
     (20_000, 130, 64),
+    (40_000, 70, 64),
     (9_999, 300, 5),
     (4_000, 1030, 7),
     (20_000, 4, 8),
@@ -118,3 +119,9 @@ def test_rows_are_left_out():
 def test_iterations_without_bounds_are_not_counted():
     with open_engine(cupy.asarray(blobs(20_000, 32, 4, np.float32)), engine="fused") as engine:
         assert engine.examined() == (0, 0)
+
+
+def test_none_where_labels_are_not_proved():
+    """Of norms that are not what they are called, no gap could be told."""
+    X = blobs(20_000, 130, 64, np.float32)
+    assert_same(*fit_both(X, 64, max_iter=40, precision="tf32"))
