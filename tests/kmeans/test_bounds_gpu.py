@@ -14,9 +14,9 @@ cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
 
 #: Samples, features, clusters: of every kind of product, and those that have no bounds (few features; one cluster).
 SHAPES = [
-    (60_000, 20, 64),
-    (50_000, 32, 16),
-    (30_001, 17, 33),
+    (60_000, 40, 64),
+    (50_000, 48, 16),
+    (30_001, 33, 33),
     (20_000, 130, 64),
     (40_000, 70, 64),
     (9_999, 300, 5),
@@ -59,13 +59,13 @@ def test_the_same_bits(n, d, k, dtype, weighted, spread):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_uniform_data(dtype):
-    X = np.random.default_rng(0).random((100_000, 24)).astype(dtype)
+    X = np.random.default_rng(0).random((100_000, 40)).astype(dtype)
     assert_same(*fit_both(X, 40, max_iter=100))
 
 
 @pytest.mark.parametrize("grain", [1.0, 0.25])
 def test_ties(grain):
-    X = np.round(blobs(50_000, 20, 30, np.float32) / grain) * grain
+    X = np.round(blobs(50_000, 40, 30, np.float32) / grain) * grain
     assert_same(*fit_both(X, 30, max_iter=60))
 
 
@@ -81,7 +81,7 @@ def test_empty_clusters(max_iter):
 
 
 def test_several_runs_and_a_tolerance():
-    X = blobs(30_000, 24, 12, np.float32, spread=2.0)
+    X = blobs(30_000, 40, 12, np.float32, spread=2.0)
     for options in ({"init": "random", "n_init": 4, "random_state": 0}, {"tol": 1e-3}, {"init": "k-means++"}):
         assert_same(*fit_both(X, 12, **({"random_state": 3} | options)))
 
@@ -93,7 +93,7 @@ def test_any_magnitude(scale):
 
 
 def test_far_samples():
-    X = blobs(30_000, 24, 7, np.float32)
+    X = blobs(30_000, 40, 7, np.float32)
     X[5] *= 1e8
     X[6:20] *= 30
     assert_same(*fit_both(X, 7, max_iter=40))
@@ -102,6 +102,7 @@ def test_far_samples():
 def examined(X, k, max_iter=100):
     """Return the iterations of a fit, those in which rows were left out, and the rows scored in those."""
     with open_engine(cupy.asarray(X), engine="fused", bounds=True) as engine:
+        engine._few_plan_for = lambda _: None  # which has no bounds
         state = np.random.RandomState(0)
         found = lloyd.fit(engine, k, init=X[:k], n_init=1, tol=0, max_iter=max_iter, random_state=state)
         return found.n_iter, *engine.examined()

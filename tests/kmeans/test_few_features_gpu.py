@@ -14,9 +14,8 @@ pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
 
 #: Samples, features, clusters: of multiply-adds, and of products on tensor cores.
-OF_MULTIPLY_ADDS = [(300_001, 1, 2), (500_000, 4, 16), (100_003, 3, 64), (99_999, 5, 9)]
-OF_PRODUCTS = [(99_999, 5, 33), (77_777, 8, 64), (400_000, 16, 16), (300_017, 16, 20), (250_001, 21, 7)]
-OF_PRODUCTS += [(300_000, 32, 64)]
+OF_MULTIPLY_ADDS = [(300_001, 1, 2), (500_000, 4, 16), (100_003, 3, 64), (99_999, 5, 33), (400_000, 16, 16)]
+OF_PRODUCTS = [(99_999, 5, 60), (77_777, 8, 64), (300_017, 16, 20), (250_001, 21, 7), (300_000, 32, 64)]
 SHAPES = [*OF_MULTIPLY_ADDS, *OF_PRODUCTS]
 
 
@@ -83,7 +82,7 @@ def test_labels_are_those_of_float64(n, d, k):
 
 @pytest.mark.parametrize("away", [0.0, 3.0])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("n", "d", "k"), [(300_001, 16, 16), (200_003, 64, 64), (150_001, 30, 40)])
+@pytest.mark.parametrize(("n", "d", "k"), [(300_001, 16, 20), (200_003, 64, 64), (150_001, 30, 40)])
 def test_halves(n, d, k, dtype, away):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     X = blobs(n, d, k, away=away, spread=2.0).astype(dtype if dtype == "float16" else ml_dtypes.bfloat16)
@@ -95,7 +94,7 @@ def test_halves(n, d, k, dtype, away):
 
 @pytest.mark.parametrize(
     "changed",
-    [{"rows": 32}, {"ahead": False}, {"kept": False}, {"vector": 1}, {"threads": 256, "blocks": 2}, {"threads": 96}],
+    [{"rows": 64}, {"ahead": False}, {"kept": False}, {"vector": 1}, {"threads": 256, "blocks": 2}, {"threads": 96}],
     ids=str,
 )
 def test_same_bits_by_every_plan(changed):
@@ -123,15 +122,15 @@ def test_one_huge_cluster_and_one_row_that_leaves_it():
     engine = opened(X)
     with engine:
         mean = oracle.host(engine.mean)
-        centers = np.zeros((16, 16), np.float32)
+        centers = np.zeros((20, 16), np.float32)
         centers[1:] = 50
         assert engine.assign(centers - mean).moved == n
         assert type(engine._step).__name__ == "FewProducts"
-        assert engine._step.sums()[1].tolist() == [n] + 15 * [0]
+        assert engine._step.sums()[1].tolist() == [n] + 19 * [0]
         centers[1] = X[1234]
         assert engine.assign(centers - mean).moved == 1
         sums, weights = engine._step.sums()
-    assert weights.tolist() == [n - 1, 1] + 14 * [0]
+    assert weights.tolist() == [n - 1, 1] + 18 * [0]
     np.testing.assert_allclose(sums[1], X[1234] - mean, rtol=1e-6)
 
 
@@ -181,7 +180,7 @@ def test_ties_on_a_grid(dtype):
     assert not (labels == 1).any()  # the lower of equals
 
 
-@pytest.mark.parametrize(("k", "step"), [(2, "FewMultiplyAdds"), (8, "FewProducts")])
+@pytest.mark.parametrize(("k", "step"), [(2, "FewMultiplyAdds"), (18, "FewProducts")])
 def test_more_rows_than_32_bits_number_elements_of(k, step):
     n, d = (1 << 27) + 12_345, 16
     free, _ = cupy.cuda.runtime.memGetInfo()
