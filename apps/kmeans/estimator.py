@@ -71,7 +71,7 @@ class TSKMeans(KMeans):
         the largest cosine. X is not written, nor centred.
     precision : {"exact", "tf32"}, default="exact"
         "tf32" lets a GPU take the labels of float32 data as products of numbers with 11 significant bits (tf32's) have
-        them, and prove none: a sample about as near to two centres may get either, some in a thousand. Centres and
+        them, and prove none: a sample about as near to two centres may get either, some in ten thousand. Centres and
         `inertia_` are exact for the labels, and the same bits come out on every run. It saves deciding such samples
         in float64. The CPU, ``engine="cublas"``, small data, other dtypes and few features (up to 16, of few clusters)
         are exact all the same.

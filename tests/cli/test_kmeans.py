@@ -68,6 +68,14 @@ def test_precision_is_said_and_changes_nothing_on_the_cpu(succeed, directory, ir
     assert (said["precision"], also_said["precision"]) == ("exact", "tf32")
 
 
+def test_elkan_is_said_and_finds_the_same(succeed, directory, iris):
+    for algorithm in ("lloyd", "elkan"):
+        succeed("kmeans", "iris.npy", "--k", 3, "--algorithm", algorithm, "--device", "cpu", "--out", algorithm)
+    (lloyd, _, said), (elkan, _, also_said) = load(directory / "lloyd"), load(directory / "elkan")
+    np.testing.assert_array_equal(lloyd, elkan)
+    assert (said["algorithm"], also_said["algorithm"]) == ("lloyd", "elkan")
+
+
 def test_cosine(succeed, directory, iris):
     succeed("kmeans", "iris.npy", "--k", 3, "--metric", "cosine", "--seed", 4)
     labels, centers, summary = load(directory / "iris-kmeans")
