@@ -123,7 +123,8 @@ __device__ __forceinline__ void put_together(const OfCentre* found, int k, float
   const float norm = (float)(sqrt(square) * 1.000001), of_lost = (float)(sqrt(lost) * 1.000001);
   // Products past 2²⁷ would overflow in the epilogue, and a centre that is infinite in float16 has none; nor has −‖c‖²/2 of
   // a norm past 2¹⁵ room in slabs.
-  const float within = of_lost < kInfinity && norm < (float)(1 << 15) ? (float)(1 << 27) / norm : -1.0f;
+  const bool holds = of_lost < kInfinity && (halves.slabs == 0 || norm < (float)(1 << 15));
+  const float within = holds ? (float)(1 << 27) / norm : -1.0f;
   *extremes = {norm, of_lost, (float)(square / 2 * 1.000001), some != 0 && reach < within ? reach : within};
 }
 

@@ -160,6 +160,10 @@ class CublasEngine(Engine):
         self._kernel("segment_sums")((k, self.n_features // 32 + 1), (32, 8), arguments)
         return sums, totals
 
+    def _sums_about(self, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        self.largest = cupy.zeros(self.n_features)
+        return super()._sums_about(origin)
+
     def block_moments(self, block: Any, origin: Any) -> tuple[Any, Any]:
         """Return Σ(x − origin) and Σ(x − origin)² over a block's rows, each of shape (d,), float64."""
         rows, d = block.shape

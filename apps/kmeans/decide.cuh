@@ -7,7 +7,7 @@
 // from differences, so that a label is the float64 arg-min. A row with no candidate (its scores were no numbers) is
 // compared with every centre.
 //
-// Why it is fast: of float32, distances are summed in float32 first. They are off by (d / 32 + 8)·2⁻²⁴ of themselves at
+// Why it is fast: of float32, distances are summed in float32 first. They are off by (d / 32 + 12)·2⁻²⁴ of themselves at
 // most, a thousandth of what left the row undecided, so that nearly all rows are decided by that; float64 would be bound by
 // converting to it, a quarter of a thread's clock each.
 #pragma once

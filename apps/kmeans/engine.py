@@ -216,7 +216,8 @@ class Engine(ABC):
     def moments(self) -> tuple[np.ndarray, float]:
         """Return the mean of X (d,) and the mean over features of its variance, in one pass, in float64.
 
-        Sums are taken about the first sample, so that far-off-centre data does not cancel.
+        Sums are taken about the first sample, so that far-off-centre data does not cancel; about zero, where samples
+        are farther from each other than their type holds.
 
         Raises
         ------
@@ -224,19 +225,27 @@ class Engine(ABC):
             If X has a NaN or an infinity; names the row and column.
         """
         self.origin = self.rows(np.array([0]))[0]
-        origin = self.xp.asarray(self.origin)
+        with np.errstate(over="ignore"):
+            total, square = self._sums_about(self.origin)
+        if not np.isfinite(total).all():
+            self.refuse_non_finite()
+            self.origin = np.zeros_like(self.origin)
+            total, square = self._sums_about(self.origin)
+        total, square = total / self.n_samples, square / self.n_samples
+        return total + self.origin, float(np.mean(square - total * total))
+
+    def _sums_about(self, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return Σ(x − origin) and Σ(x − origin)² over the samples, each of shape (d,), float64."""
+        device_origin = self.xp.asarray(origin)
 
         def work(_: int, block: Any) -> tuple[Any, Any]:
-            return self.block_moments(block, origin)
+            return self.block_moments(block, device_origin)
 
         total = square = self.xp.zeros(self.n_features)
         for part in self.each_block(work, self.temporary_columns):
             total = total + part[0]
             square = square + part[1]
-        total, square = to_host(total) / self.n_samples, to_host(square) / self.n_samples
-        if not np.isfinite(total).all():
-            self.refuse_non_finite()
-        return total + self.origin, float(np.mean(square - total * total))
+        return to_host(total), to_host(square)
 
     def refuse_non_finite(self) -> None:
         """Raise ValueError if X has a NaN or an infinity, naming the first."""

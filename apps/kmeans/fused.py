@@ -26,6 +26,7 @@ from tsapps.apps.kmeans.few_plan import FewPlan, ProductsPlan, few_plan
 from tsapps.apps.kmeans.fused_plan import (
     MOST_CENTRES,
     MOST_CLUSTERS,
+    MOST_PLACED,
     NARROW,
     StreamPlan,
     assign_plan,
@@ -46,8 +47,6 @@ T = TypeVar("T")
 LEAST_BYTES = 32 << 20
 # What 32 bits number, and what a row's norm is summed over in float32 (shadow.cuh).
 _MOST_SAMPLES, _MOST_FEATURES = 2**32 - 1, 2**18
-# Of many centres, a sample may be numbered twice (segments.cuh).
-_MOST_OF_MANY = 2**31 - 1024
 _LEAST_CAPABILITY = 8.0
 _HALVES = ("float16", "bfloat16")
 # The square of the mean beside that of the spread, up to which halves are not centred.
@@ -286,7 +285,7 @@ class FusedEngine(CublasEngine):
         n, d = self.source.shape
         if k <= MOST_CLUSTERS:
             return assign_plan(n, d, k, self.gpu)
-        return stream_plan(d, self.gpu) if n <= _MOST_OF_MANY and k <= MOST_CENTRES else None
+        return stream_plan(d, self.gpu) if n <= MOST_PLACED and k <= MOST_CENTRES else None
 
     def _shadow_for(self, plan: Plan | StreamPlan, k: int) -> Shadow | None:
         """Return the copy that iterations read; None where there is none to be."""

@@ -20,6 +20,7 @@ __all__ = [
     "MOST_CENTRES",
     "MOST_CLUSTERS",
     "MOST_EXPONENT",
+    "MOST_PLACED",
     "NARROW",
     "NEAREST",
     "NEAREST_OF_MANY",
@@ -55,6 +56,8 @@ MOST_CENTRES = 1 << 16
 #: Features from which on rows are sorted by cluster to be moved, whatever shared memory has room for: where all of them
 #: come to a cluster and leave none, so that each is read once; and always.
 WIDE_ROWS, LONG_ROWS = 128, 1024
+#: Rows that can be sorted: a place has 31 bits for one, and a row two places (segments.cuh).
+MOST_PLACED = 2**31 - 1024
 #: Powers of two that float32 can be scaled by, back and forth.
 MOST_EXPONENT = 96
 #: The C++ classes that kernels take and give, as NumPy structures: `Nearest`, `Rows` and `Outcome`.

@@ -26,6 +26,7 @@ from tsapps.apps.kmeans.fused_plan import (
     HALVES,
     LISTS,
     LONG_ROWS,
+    MOST_PLACED,
     NARROW,
     NEAREST,
     NEAREST_OF_MANY,
@@ -272,7 +273,7 @@ class FewCentres(Step):
         self._counts = cupy.empty(lists, np.uint32)
         multiprocessors = engine.gpu.multiprocessors
         self._segments: _Segments | None = None
-        if d >= WIDE_ROWS:
+        if d >= WIDE_ROWS and n <= MOST_PLACED:
             of_row = 2 if d >= LONG_ROWS else 1
             places = cupy.empty(of_row * lists * self._capacity * PLACE_BYTES, np.uint8)
             self._segments = _Segments(self, "Entry", lists, places)

@@ -182,6 +182,18 @@ def test_far_off_centre_data_keeps_its_clusters(rng):
     np.testing.assert_array_equal(found.labels, truth)
 
 
+def test_moments_of_samples_farther_apart_than_their_type_holds():
+    X = np.array([[3e38, 1], [-3e38, 2], [1, 3], [2, 4]], np.float32)
+    mean, variance = open_engine(X, device="cpu").moments()
+    wide = X.astype(np.float64)
+    # About zero; float32's largest numbers leave float64 room for squares.
+    np.testing.assert_allclose(mean, wide.mean(axis=0), rtol=1e-12, atol=1e23)
+    assert variance == pytest.approx(wide.var(axis=0).mean(), rel=1e-12)
+    X[2, 1] = np.inf
+    with pytest.raises(ValueError, match="row 2, column 1 is inf"):
+        open_engine(X, device="cpu").moments()
+
+
 @st.composite
 def problems(draw):
     """A matrix of any shape, dtype, order and stride, centres, weights or none."""
