@@ -157,7 +157,8 @@ class Engine(ABC):
 
     def block_moments(self, block: Any, origin: Any) -> tuple[Any, Any]:
         """Return Σ(x − origin) and Σ(x − origin)² over a block's rows, each of shape (d,), float64."""
-        delta = (block - origin).astype(np.float64, copy=False)
+        with np.errstate(over="ignore"):  # `moments` sees to it
+            delta = (block - origin).astype(np.float64, copy=False)
         return delta.sum(axis=0), (delta * delta).sum(axis=0)
 
     def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
@@ -225,8 +226,7 @@ class Engine(ABC):
             If X has a NaN or an infinity; names the row and column.
         """
         self.origin = self.rows(np.array([0]))[0]
-        with np.errstate(over="ignore"):
-            total, square = self._sums_about(self.origin)
+        total, square = self._sums_about(self.origin)
         if not np.isfinite(total).all():
             self.refuse_non_finite()
             self.origin = np.zeros_like(self.origin)
