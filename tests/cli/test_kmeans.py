@@ -60,20 +60,13 @@ def test_same_as_scikit_learn_from_any_format(succeed, directory, blobs, file):
     assert_same_as_scikit_learn(directory / "found", X, n_clusters=9, n_init=3, tol=0, random_state=0)
 
 
-def test_precision_is_said_and_changes_nothing_on_the_cpu(succeed, directory, iris):
-    for precision in ("exact", "tf32"):
-        succeed("kmeans", "iris.npy", "--k", 3, "--precision", precision, "--device", "cpu", "--out", precision)
-    (exact, _, said), (tf32, _, also_said) = load(directory / "exact"), load(directory / "tf32")
-    np.testing.assert_array_equal(exact, tf32)
-    assert (said["precision"], also_said["precision"]) == ("exact", "tf32")
-
-
-def test_elkan_is_said_and_finds_the_same(succeed, directory, iris):
-    for algorithm in ("lloyd", "elkan"):
-        succeed("kmeans", "iris.npy", "--k", 3, "--algorithm", algorithm, "--device", "cpu", "--out", algorithm)
-    (lloyd, _, said), (elkan, _, also_said) = load(directory / "lloyd"), load(directory / "elkan")
-    np.testing.assert_array_equal(lloyd, elkan)
-    assert (said["algorithm"], also_said["algorithm"]) == ("lloyd", "elkan")
+@pytest.mark.parametrize(("option", "values"), [("precision", ("exact", "tf32")), ("algorithm", ("lloyd", "elkan"))])
+def test_what_is_for_gpus_is_said_and_changes_nothing_on_the_cpu(succeed, directory, iris, option, values):
+    for value in values:
+        succeed("kmeans", "iris.npy", "--k", 3, f"--{option}", value, "--device", "cpu", "--out", value)
+    (labels, _, said), (others, _, also_said) = (load(directory / value) for value in values)
+    np.testing.assert_array_equal(labels, others)
+    assert (said[option], also_said[option]) == values
 
 
 def test_cosine(succeed, directory, iris):
