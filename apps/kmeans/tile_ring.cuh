@@ -1,0 +1,112 @@
+// The tiles of X and of its labels that a warp is about to compute, on their way to shared memory: a ring of its own.
+//
+//   stage 0   rows first … first + kTile − 1 of X as they lie, row by row; their labels, a byte each     computed now
+//   stage 1   the warp's next tile                                                                       on its way
+//   …
+//
+//   a row of 64 bytes, whose four units of 16 are read by one lane, of which eight take turns with others:
+//
+//     row 0, 1    0 1 2 3   0 1 2 3       lane r reads unit u of row r: where the units of rows 2, 3 change places with
+//     row 2, 3    1 0 3 2   1 0 3 2       their neighbours', and so on, eight lanes read eight units of 128 bytes' banks
+//     row 4, 5    2 3 0 1   2 3 0 1
+//
+// Why it is fast: a byte goes through the level-2 cache once (asking for lines early and loading them later goes twice, and
+// was what bounded these kernels), and through no register on its way; no warp waits for another; and whoever reads the rows,
+// in whatever order, finds no two lanes at one bank.
+#pragma once
+#include "kernels/ptx.cuh"
+#include "kernels/tsm2/simt.cuh"
+
+namespace kmeans {
+
+// Of no cluster.
+using Label = signed char;
+constexpr Label kNoCluster = -1;
+
+// `kTogether` bytes of a row, a power of two from 16 on, are read by lanes that are neighbours, or by one, at a time.
+template <typename T, int kFeatures, int kTile, int kStages, int kTogether>
+class TileRing {
+ public:
+  static constexpr int kRow = kFeatures * (int)sizeof(T), kTileBytes = kTile * kRow, kStage = kTileBytes + kTile;
+  static constexpr int kBytes = kStages * kStage;  // of a warp
+  static_assert(kTile % 32 == 0 && kTileBytes % 16 == 0 && kStage % 16 == 0, "a tile is whole units of 16 bytes");
+
+  // `shared` is the block's, for all of its warps.
+  __device__ TileRing(const T* X, const Label* labels, long long n, void* shared)
+      : X_(X), labels_(labels), n_(n), own_(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * kBytes), asked_(0), now_(0) {}
+
+  // Begins to copy the tile whose first row is `first`, or nothing if that is past the end; by all lanes. What the stage had
+  // before has been read.
+  __device__ __forceinline__ void ask(long long first) {
+    if (first < n_) {
+      unsigned char* to = own_ + asked_ * kStage;
+      if (first + kTile <= n_) {
+        copy(to, first, [](int) { return 16; }, [](int) { return 4; });
+      } else {
+        const int rows = (int)(n_ - first);
+        // Zeros for the rest.
+        copy(to, first, [rows](int byte) { return part(rows * kRow - byte, 16); }, [rows](int byte) { return part(rows - byte, 4); });
+      }
+    }
+    ptx::cp_async_commit();
+    asked_ = asked_ + 1 == kStages ? 0 : asked_ + 1;
+  }
+
+  // Waits for the tile that was asked for kStages − 1 times ago, for all lanes to read; and the last one has been read by all.
+  __device__ __forceinline__ void wait() {
+    ptx::cp_async_wait<kStages - 2>();
+    __syncwarp();
+    tile_ = own_ + now_ * kStage;
+    now_ = now_ + 1 == kStages ? 0 : now_ + 1;
+  }
+
+  // Of the tile that was waited for: a row, and what to combine, by exclusive or, with a byte's place in it.
+  __device__ __forceinline__ const unsigned char* row(int row) const { return tile_ + row * kRow; }
+  __device__ static __forceinline__ int swizzle(int row) {
+    return kTurns > 1 ? row / kBefore % kTurns * kTogether : 0;
+  }
+
+  __device__ __forceinline__ const Label* labels() const { return reinterpret_cast<const Label*>(tile_ + kTileBytes); }
+
+ private:
+  static constexpr int kLine = 128;  // bytes that all banks have
+  // Rows that are read at a time, and how many of them would begin at the same bank.
+  static constexpr int kRows = kTogether < kLine ? kLine / kTogether : 1;
+  static constexpr int turns() {
+    int turns = 1;
+    while (turns < kRows && kRow % (2 * turns * kTogether) == 0) turns *= 2;
+    return kRow % kTogether == 0 ? turns : 1;
+  }
+  static constexpr int kTurns = turns(), kBefore = kRows / kTurns;
+
+  __device__ static __forceinline__ int part(int left, int most) { return left <= 0 ? 0 : left < most ? left : most; }
+
+  // `of_rows` and `of_labels` say how much of some bytes there is.
+  template <typename OfRows, typename OfLabels>
+  __device__ __forceinline__ void copy(unsigned char* to, long long first, OfRows of_rows, OfLabels of_labels) const {
+    const int lane = threadIdx.x % 32;
+    const auto* from = reinterpret_cast<const unsigned char*>(X_ + first * kFeatures);
+#pragma unroll
+    for (int begin = 0; begin < kTileBytes; begin += 32 * 16) {
+      const int byte = begin + 16 * lane;
+      if (begin + 32 * 16 > kTileBytes && byte >= kTileBytes) break;
+      const int read = of_rows(byte);
+      const int place = kTurns > 1 ? byte ^ swizzle(byte / kRow) : byte;
+      ptx::cp_async<16>(to + place, read > 0 ? from + byte : from, read);
+    }
+    const int byte = 4 * lane;
+    if (byte < kTile) {
+      const int read = of_labels(byte);
+      ptx::cp_async<4>(to + kTileBytes + byte, labels_ + (read > 0 ? first + byte : first), read);
+    }
+  }
+
+  const T* X_;
+  const Label* labels_;
+  const long long n_;
+  unsigned char* const own_;
+  const unsigned char* tile_;
+  int asked_, now_;
+};
+
+}  // namespace kmeans
