@@ -106,8 +106,8 @@ class Step(ABC):
         self._halves = cupy.zeros((n_columns, placement.padded + (16 if placement.slabs else 0)), np.float16)
         self._offsets = cupy.empty(n_columns, np.float32)
         self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
-        self._outcomes = cupy.empty(_AHEAD, OUTCOME)
         self._motion = np.zeros((), MOTION)[()]  # none is followed
+        # The GPU writes to it: a copy of 32 bytes would take as long as a kernel.
         memory = cupy.cuda.alloc_pinned_memory(_AHEAD * OUTCOME.itemsize)
         self._seen = np.frombuffer(memory, OUTCOME, _AHEAD)
         self.device_sums = cupy.empty((k, d + 1), np.int64)
@@ -193,11 +193,11 @@ class Step(ABC):
         return np.array(self._centers[place].get(out=self._passing))
 
     def _launch(self, count: int, tol: float) -> None:
-        """Launch one iteration, and the copy of its outcome to the host."""
+        """Launch one iteration, which leaves its outcome with the host."""
         now, place = count % 2, count % _AHEAD
         self._move_rows(self._centers[now])
         results = self._centers[1 - now], self._offsets, self._found, self._arrived, self._extremes
-        state = self._counts, np.int32(self._counts.size), self.moved, self.stopped, self._outcomes[place:]
+        state = self._counts, np.int32(self._counts.size), self.moved, self.stopped
         arguments = (
             self.device_sums,
             self._units,
@@ -206,13 +206,10 @@ class Step(ABC):
             np.float64(tol),
             *results,
             *state,
+            np.uint64(self._seen[place:].ctypes.data),
             self._motion,
         )
         self._advance((self.k,), (_CENTRE_THREADS,), arguments)
-        source, size = self._outcomes[place:].data.ptr, OUTCOME.itemsize
-        stream = cupy.cuda.get_current_stream().ptr
-        to_host_kind = cupy.cuda.runtime.memcpyDeviceToHost
-        cupy.cuda.runtime.memcpyAsync(self._seen[place:].ctypes.data, source, size, to_host_kind, stream)
 
     def counts(self) -> np.ndarray:
         """Return how many samples each cluster has, (k,), int64, where none is weighted."""

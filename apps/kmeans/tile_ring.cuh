@@ -14,14 +14,10 @@
 // was what bounded these kernels), and through no register on its way; no warp waits for another; and whoever reads the rows,
 // in whatever order, finds no two lanes at one bank.
 #pragma once
+#include "apps/kmeans/labels.cuh"
 #include "kernels/ptx.cuh"
-#include "kernels/tsm2/simt.cuh"
 
 namespace kmeans {
-
-// Of no cluster.
-using Label = signed char;
-constexpr Label kNoCluster = -1;
 
 // `kTogether` bytes of a row, a power of two from 16 on, are read by lanes that are neighbours, or by one, at a time.
 template <typename T, int kFeatures, int kTile, int kStages, int kTogether>
