@@ -38,6 +38,18 @@ __device__ __forceinline__ void load_row(const T* from, T (&to)[kFeatures]) {
   }
 }
 
+// The same of a row whose units of 16 bytes have changed places: `swizzle` is combined with a byte's place.
+template <int kFeatures, typename T>
+__device__ __forceinline__ void load_row(const unsigned char* from, int swizzle, T (&to)[kFeatures]) {
+  constexpr int kWide = few_wide<T, kFeatures>();
+#pragma unroll
+  for (int i = 0; i < kFeatures; i += kWide) {
+    const auto some = *reinterpret_cast<const simt::Vector<T, kWide>*>(from + (i * (int)sizeof(T) ^ swizzle));
+#pragma unroll
+    for (int e = 0; e < kWide; ++e) to[i + e] = some.at[e];
+  }
+}
+
 // ‖x − c‖² in float64 of a row of X, by one thread, in the order of features.
 template <int kFeatures, typename T>
 __device__ __forceinline__ double square_distance(const T* row, const float* mean, const float* center) {
@@ -87,16 +99,13 @@ __device__ __forceinline__ void prefetch_tile(const T* X, const int* labels, lon
 // tiles since the last time.
 template <int kTile, int kWarps, int kTurns, typename Between, typename Body>
 __device__ __forceinline__ void each_tile(long long n, Between between, Body body) {
-  const long long tiles = (n + kTile - 1) / kTile, together = (long long)gridDim.x * kWarps;
-  long long tile = (long long)blockIdx.x * kWarps + threadIdx.x / 32;
-  int since = 0;
+  const unsigned tiles = (unsigned)((n + kTile - 1) / kTile), together = gridDim.x * kWarps;
+  unsigned tile = blockIdx.x * kWarps + threadIdx.x / 32;
   // Every warp of a block has as many turns, for all to be there between them.
-  for (long long turn = (long long)blockIdx.x * kWarps; turn < tiles; turn += together, tile += together) {
-    if (since++ == kTurns) {
-      between();
-      since = 1;
-    }
-    if (tile < tiles) body(tile * kTile, together * kTile, tile + together < tiles);
+  for (unsigned begin = blockIdx.x * kWarps; begin < tiles; begin += kTurns * together) {
+    if (begin >= kTurns * together) between();
+    const unsigned end = tiles - begin > kTurns * together ? begin + kTurns * together : tiles;
+    for (; tile < end; tile += together) body((long long)tile * kTile, (long long)together * kTile, tile + together < tiles);
   }
 }
 
@@ -112,6 +121,15 @@ class Queue {
   __device__ __forceinline__ void add(bool wanted, const Item& item) {
     const unsigned all = __ballot_sync(simt::every_lane, wanted), lane = threadIdx.x % 32;
     if (wanted) items_[waiting_ + __popc(all & ((1u << lane) - 1))] = item;
+    waiting_ += __popc(all);
+  }
+
+  // The same, in fewer instructions where mostly none is wanted: `fill` writes an item.
+  template <typename Fill>
+  __device__ __forceinline__ void add_any(bool wanted, Fill fill) {
+    const unsigned all = __ballot_sync(simt::every_lane, wanted), lane = threadIdx.x % 32;
+    if (all == 0) return;
+    if (wanted) fill(items_[waiting_ + __popc(all & ((1u << lane) - 1))]);
     waiting_ += __popc(all);
   }
 

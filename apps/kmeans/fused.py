@@ -277,7 +277,7 @@ class FusedEngine(CublasEngine):
         if self._found is None:
             self.moments()
         X = self.rows_on_gpu
-        plan = few_plan(self.n_features, k, X.dtype.name, *norms_of(self))
+        plan = few_plan(self.n_features, k, X.dtype.name, *norms_of(self), self.gpu.shared_memory_per_block)
         served = plan is not None and integers_of(self).digits == NARROW and X.data.ptr % plan.alignment == 0
         return plan if served else None
 
