@@ -85,7 +85,7 @@ class FewPlan:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: sums, and a warp's ring of tiles and a queue of a tile's rows and 32 more."""
+        """Dynamic shared memory of a block: sums, a ring a warp, and a queue a warp of a tile's rows and 32 more."""
         row = self.features * ITEMSIZE[self.dtype]
         ring = self.stages * self.rows * (row + 1)
         queue = (self.rows + 1) * (8 + (-(-row // 8) * 8 if row <= _SHORT else 0))
@@ -94,8 +94,8 @@ class FewPlan:
     @property
     def kernel(self) -> str:
         """The name expression of the kernel, in its namespace."""
-        numbers = f"{self.features}, {self.clusters}, {self.rows}, {str(self.shifts).lower()}"
-        return f"assign_rows<{ELEMENT[self.dtype]}, {numbers}, {self.replicas}, {self.stages}, {self.threads}, {self.blocks}>"
+        numbers = f"{self.features}, {self.clusters}, {self.rows}, {str(self.shifts).lower()}, {self.replicas}"
+        return f"assign_rows<{ELEMENT[self.dtype]}, {numbers}, {self.stages}, {self.threads}, {self.blocks}>"
 
     def grid(self, n: int, multiprocessors: int) -> int:
         """Return the blocks of a launch: those that are resident, if there is a tile for each of their warps."""

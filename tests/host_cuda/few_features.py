@@ -23,9 +23,9 @@ def source(plan, most_added):
     T = ELEMENT[plan.dtype]
     kernel = f"{plan.kernel.removesuffix('>')}, {most_added}>"
     return f"""
-extern "C" void {name_of(plan, most_added)}(const void* X, const float* centers, long long k, long long n, signed char* labels,
-                                            unsigned long long* sums, unsigned* moved, const int* stopped,
-                                            long long blocks) {{
+extern "C" void {name_of(plan, most_added)}(const void* X, const float* centers, long long k, long long n,
+                                            signed char* labels, unsigned long long* sums, unsigned* moved,
+                                            const int* stopped, long long blocks) {{
   cuda_host::launch(dim3(blocks), {plan.threads}, {plan.shared_bytes}, [=] {{
     kmeans::{kernel}(static_cast<const {T}*>(X), centers, (int)k, n, labels, sums, moved, stopped);
   }});
