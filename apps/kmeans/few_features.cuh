@@ -50,15 +50,17 @@
 
 namespace kmeans {
 
-// A row that is not done: its candidates as they were found, below its label, and its elements if it is short.
+// A row that is not done: its number; its candidates as they were found, and its label above them; its elements if it is
+// short.
 template <typename T, int kElements>
-struct alignas(8) Waiting {
-  unsigned row, found;
-  T x[kElements];
+struct Waiting {
+  static constexpr int kWide = few_wide<T, kElements, 8 / sizeof(T)>();
+  simt::Vector<unsigned, 2> row_found;
+  simt::Vector<T, kWide> x[kElements / kWide];
 };
 template <typename T>
-struct alignas(8) Waiting<T, 0> {
-  unsigned row, found;
+struct Waiting<T, 0> {
+  simt::Vector<unsigned, 2> row_found;
 };
 constexpr int kLabelBit = 24;
 // Rows of so many bytes wait with their elements; longer ones are read again.
@@ -67,6 +69,27 @@ constexpr int kShort = 16;
 // Of the centres, in chunks of 16: the candidates of one chunk, bit j for centre 16 · chunk + j, and the chunk from bit 16
 // on; no bit where several chunks have candidates.
 constexpr int kChunk = 16;
+
+// The largest of some scores and `other`. If `as_integers`, it is where that is not negative, and some score where all are:
+// then more are candidates, and none is lost. Three integers are compared by one instruction of sm_90 and later.
+template <bool as_integers>
+__device__ __forceinline__ float most_of(const float (&score)[kChunk], int count, float other) {
+  if constexpr (as_integers) {
+    int most = __float_as_int(score[0]);
+#pragma unroll
+    for (int j = 1; j < kChunk; ++j) {
+      if (j < count) most = most < __float_as_int(score[j]) ? __float_as_int(score[j]) : most;
+    }
+    return __int_as_float(most);
+  } else {
+    float most = other;
+#pragma unroll
+    for (int j = 0; j < kChunk; ++j) {
+      if (j < count) most = fmaxf(most, score[j]);
+    }
+    return most;
+  }
+}
 
 template <int kFeatures, int kClusters, int kRows>
 __device__ __forceinline__ void find_candidates(const float (&x)[kRows][kFeatures], unsigned (&found)[kRows]) {
@@ -89,12 +112,7 @@ __device__ __forceinline__ void find_candidates(const float (&x)[kRows][kFeature
     const int here = first + kChunk <= kClusters ? kChunk : kLast;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      float most = score[r][0];
-#pragma unroll
-      for (int j = 1; j < kChunk; ++j) {
-        if (j < here) most = fmaxf(most, score[r][j]);
-      }
-      if (first > 0) most = fmaxf(most, best[r]);
+      const float most = most_of<kClusters <= kChunk>(score[r], here, first > 0 ? best[r] : -kInfinity);
       const float threshold = fmaf(most, -kLarge, few_constants.threshold) - kLeast;
       float sum = kNoBits;
 #pragma unroll
@@ -179,38 +197,43 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
   const FewSums<kFeatures, kReplicas> here(
       sums, reinterpret_cast<unsigned*>(shared + kWarps * (Ring::kBytes + queue.kRoom * (int)sizeof(Item))), k);
   here.clear();
-  const int lane = simt::kept((int)threadIdx.x % 32);
+  const unsigned lane = simt::kept(threadIdx.x % 32);
   unsigned changed = 0;
   const auto settle = [&](const Item* items, int count) {
-    if (lane >= count) return;
-    const Item& one = items[lane];
+    if ((int)lane >= count) return;
+    const simt::Vector<unsigned, 2> one = items[lane].row_found;
+    const unsigned row = one.at[0], found = one.at[1];
     T again[kFeatures];
     if constexpr (kElements > 0) {
 #pragma unroll
-      for (int i = 0; i < kFeatures; ++i) again[i] = one.x[i];
+      for (int i = 0; i < kFeatures; i += Item::kWide) {
+        const auto some = items[lane].x[i / Item::kWide];
+#pragma unroll
+        for (int e = 0; e < Item::kWide; ++e) again[i + e] = some.at[e];
+      }
     } else {
-      load_row<kFeatures>(X + (long long)one.row * kFeatures, again);
+      load_row<kFeatures>(X + (long long)row * kFeatures, again);
     }
     float value[kFeatures];
 #pragma unroll
     for (int i = 0; i < kFeatures; ++i) value[i] = centred<T, float>(again[i], few_constants.mean[i]);
-    const unsigned found = one.found;
     const int from = (int)found >> kLabelBit;
     int to = cluster_of<kClusters>(found);
     if (to < 0) {
       to = nearest_of_found<kFeatures>(value, centers, k, found);
       if (to == from) return;
     }
-    labels[one.row] = (Label)to;
+    labels[row] = (Label)to;
     int numbers[kFeatures];
 #pragma unroll
     for (int i = 0; i < kFeatures; ++i) numbers[i] = as_integer<float>(value[i], few_constants.scales[i]);
     here.move(numbers, to, from);
     ++changed;
   };
-  each_tile<kTile, kWarps, kTiles>(n, [&] { here.flush(); }, [&](long long first, long long ahead, bool) {
+  each_tile<kTile, kWarps, kTiles>(n, [&] { here.flush(); }, [&](long long row, long long, bool) {
+    const unsigned first = (unsigned)row, left = (unsigned)n - first;
     ring.wait();
-    ring.ask((unsigned)(first + (kStages - 1) * ahead));
+    ring.ask(first + (kStages - 1) * together);
     float x[kRows][kFeatures];
     int label[kRows];
 #pragma unroll
@@ -228,18 +251,40 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
     bool any = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) any |= found[r] != found_of<kClusters>(label[r]);
-    if (!__any_sync(simt::every_lane, any)) return;
-    const int rows = n - first < kTile ? (int)(n - first) : kTile;
+    unsigned all = __ballot_sync(simt::every_lane, any);
+    if (all == 0) return;
+    // Bit r: row r of this lane is not done. Past the end there are zeros.
+    unsigned waits = 0;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      // Past the end there are zeros.
-      const bool waits = found[r] != found_of<kClusters>(label[r]) && 32 * r + lane < rows;
-      queue.add_any(waits, [&](Item& item) {
-        item.row = (unsigned)first + 32 * r + lane;
-        item.found = found[r] + ((unsigned)label[r] << kLabelBit);
-        if constexpr (kElements > 0) load_row<kFeatures>(reinterpret_cast<const T*>(ring.row(32 * r + lane)), item.x);
-      });
+      const unsigned differs = found[r] ^ found_of<kClusters>(label[r]);
+      waits += (differs < 1 ? differs : 1u) << r;
     }
+    if (left < kTile) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        if (32 * r + lane >= left) waits &= ~(1u << r);
+      }
+      all = __ballot_sync(simt::every_lane, waits != 0);
+    }
+    // Mostly a lane has one such row or none, so that one turn does.
+    queue.add_while(all, waits, [&](Item& item) {
+      int r = 0;
+      unsigned bits = found[0];
+#pragma unroll
+      for (int other = 1; other < kRows; ++other) {
+        if (waits >> other & 1) r = other, bits = found[other];
+      }
+      waits ^= 1u << r;
+      const unsigned of_label = (unsigned)ring.labels()[32 * r + lane] << kLabelBit;
+      item.row_found = {{first + 32 * r + lane, bits + of_label}};
+      if constexpr (kElements > 0) {
+        T again[kFeatures];
+        load_row<kFeatures>(reinterpret_cast<const T*>(ring.row(32 * r + lane)), again);
+#pragma unroll
+        for (int i = 0; i < kFeatures; ++i) item.x[i / Item::kWide].at[i % Item::kWide] = again[i];
+      }
+    });
     queue.drain(32, settle);
   });
   queue.drain(1, settle);

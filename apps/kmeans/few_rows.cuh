@@ -115,22 +115,28 @@ class Queue {
  public:
   static constexpr int kRoom = kTile + 32;
 
-  __device__ explicit Queue(void* items) : items_(static_cast<Item*>(items) + threadIdx.x / 32 * kRoom), waiting_(0) {}
+  __device__ explicit Queue(void* items)
+      : items_(simt::kept_shared(static_cast<Item*>(items) + threadIdx.x / 32 * kRoom)),
+        below_(simt::kept((1u << threadIdx.x % 32) - 1)),
+        waiting_(0) {}
 
   // By all lanes: each adds its item if it is wanted.
   __device__ __forceinline__ void add(bool wanted, const Item& item) {
-    const unsigned all = __ballot_sync(simt::every_lane, wanted), lane = threadIdx.x % 32;
-    if (wanted) items_[waiting_ + __popc(all & ((1u << lane) - 1))] = item;
+    const unsigned all = __ballot_sync(simt::every_lane, wanted);
+    if (wanted) items_[waiting_ + __popc(all & below_)] = item;
     waiting_ += __popc(all);
   }
 
-  // The same, in fewer instructions where mostly none is wanted: `fill` writes an item.
+  // The same, an item a turn, for as long as any lane's `wanted` is not zero: `fill` writes one and changes it. `all` are
+  // the lanes that begin with one.
   template <typename Fill>
-  __device__ __forceinline__ void add_any(bool wanted, Fill fill) {
-    const unsigned all = __ballot_sync(simt::every_lane, wanted), lane = threadIdx.x % 32;
-    if (all == 0) return;
-    if (wanted) fill(items_[waiting_ + __popc(all & ((1u << lane) - 1))]);
-    waiting_ += __popc(all);
+  __device__ __forceinline__ void add_while(unsigned all, const unsigned& wanted, Fill fill) {
+#pragma unroll 1
+    while (all != 0) {
+      if (wanted != 0) fill(items_[waiting_ + __popc(all & below_)]);
+      waiting_ += __popc(all);
+      all = __ballot_sync(simt::every_lane, wanted != 0);
+    }
   }
 
   // Calls `settle` of up to 32 items and their number, by all lanes, until fewer than `least` wait. It may write where the
@@ -148,6 +154,7 @@ class Queue {
 
  private:
   Item* items_;
+  const unsigned below_;  // the lanes before this one
   unsigned waiting_;
 };
 
