@@ -1,7 +1,7 @@
 """What an iteration for few features and few clusters is made of, chosen from sizes alone."""
 
 from dataclasses import dataclass, replace
-from math import ceil, gcd, inf, log2
+from math import ceil, inf, log2
 
 import numpy as np
 
@@ -38,6 +38,8 @@ FEW_ROUNDING = 2.0**-11
 _FEW_ELEMENTS = ((8, 512), (16, 320))
 # The features of which a thread has four rows; and the bytes of a block's sums, which leave the first cache room.
 _FOUR_ROWS, _FEW_BYTES = 4, 72 * 1024
+# The bytes of a row that waits with its elements (kShort).
+_SHORT = 16
 # The norm that the largest row of few features is scaled to.
 _FEW_NORM = 10
 # Features and elements of centres from which on tensor cores were faster, though rows that move cost more there; and
@@ -65,6 +67,8 @@ class FewPlan:
         Of the sums in shared memory.
     shifts : bool
         Whether scores are of rows from which the mean was subtracted.
+    stages : int
+        Tiles of a warp in shared memory, of which one is computed.
     threads, blocks : int
         Threads of a block, and blocks of a multiprocessor.
     """
@@ -75,6 +79,7 @@ class FewPlan:
     rows: int
     replicas: int
     shifts: bool
+    stages: int = 3
     threads: int = 512
     blocks: int = 1
 
@@ -85,24 +90,21 @@ class FewPlan:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: sums, and a queue a warp of a tile's rows and 32 more."""
-        return self.sums_bytes + self.threads // 32 * 32 * (self.rows + 1) * 8
+        """Dynamic shared memory of a block: sums, a ring a warp, and a queue a warp of a tile's rows and 32 more."""
+        row = self.features * ITEMSIZE[self.dtype]
+        ring = self.stages * self.rows * (row + 1)
+        queue = (self.rows + 1) * (8 + (-(-row // 8) * 8 if row <= _SHORT else 0))
+        return self.sums_bytes + self.threads * (ring + queue)
 
     @property
     def kernel(self) -> str:
         """The name expression of the kernel, in its namespace."""
-        numbers = f"{self.features}, {self.clusters}, {self.rows}, {str(self.shifts).lower()}"
-        return f"assign_rows<{ELEMENT[self.dtype]}, {numbers}, {self.replicas}, {self.threads}, {self.blocks}>"
+        numbers = f"{self.features}, {self.clusters}, {self.rows}, {str(self.shifts).lower()}, {self.replicas}"
+        return f"assign_rows<{ELEMENT[self.dtype]}, {numbers}, {self.stages}, {self.threads}, {self.blocks}>"
 
     def grid(self, n: int, multiprocessors: int) -> int:
         """Return the blocks of a launch: those that are resident, if there is a tile for each of their warps."""
         return min(multiprocessors * self.blocks, -(-n // (self.threads * self.rows)))
-
-    @property
-    def alignment(self) -> int:
-        """Bytes that X begins at a multiple of: those of one load (few_wide)."""
-        itemsize = ITEMSIZE[self.dtype]
-        return itemsize * gcd(self.features, 16 // itemsize)
 
 
 @dataclass(frozen=True)
@@ -184,14 +186,14 @@ def few_plan(d: int, k: int, dtype: str, mean: float, norm: float, shared_memory
     few_products.cuh.
     """
     if d < _LEAST_FOR_PRODUCTS or d * k < _LEAST_ELEMENTS:
-        plan = multiply_adds_plan(d, k, dtype, mean, norm)
+        plan = multiply_adds_plan(d, k, dtype, mean, norm, shared_memory)
         if plan is not None:
             return plan
     served = k <= MOST_CLUSTERS and d <= _MOST_FOR_PRODUCTS[ITEMSIZE[dtype]]
     return products_plan(d, k, dtype, shared_memory) if served else None
 
 
-def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float) -> FewPlan | None:
+def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float, shared_memory: int) -> FewPlan | None:
     """Return how few_features.cuh computes an iteration; None where there are too many features or clusters."""
     clusters = -(-k // 4) * 4
     most = next((elements for features, elements in _FEW_ELEMENTS if d <= features), 0)
@@ -200,6 +202,10 @@ def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float) -> 
     # Scores of rows as they are, whose bound is up to twice as wide.
     plan = FewPlan(dtype, d, clusters, 4 if d <= _FOUR_ROWS else 2, 32, mean > norm)
     while plan.sums_bytes > _FEW_BYTES:
+        plan = replace(plan, replicas=plan.replicas // 2)
+    if plan.shared_bytes > shared_memory:
+        plan = replace(plan, stages=2)
+    while plan.shared_bytes > shared_memory:
         plan = replace(plan, replicas=plan.replicas // 2)
     return plan
 
@@ -211,12 +217,9 @@ def products_plan(d: int, k: int, dtype: str, shared_memory: int) -> ProductsPla
     None where there is too little.
     """
     columns, steps = -(-k // 8), -(-d // 16)
-    kept = steps * columns <= 4 or (steps == 2 and columns <= 8)
-    plans = (
-        ProductsPlan(dtype, d, columns, stages, kept, threads)
-        for threads in _THREADS
-        for stages in range(_STAGES, 1, -1)
-    )
+    kept = steps * columns <= 4 or steps == 2
+    sizes = ((threads, stages) for threads in _THREADS for stages in range(_STAGES, 1, -1))
+    plans = (ProductsPlan(dtype, d, columns, stages, kept, threads) for threads, stages in sizes)
     return next((plan for plan in plans if plan.shared_bytes <= shared_memory), None)
 
 

@@ -38,6 +38,18 @@ __device__ __forceinline__ void load_row(const T* from, T (&to)[kFeatures]) {
   }
 }
 
+// The same of a row whose units of 16 bytes have changed places: `swizzle` is combined with a byte's place.
+template <int kFeatures, typename T>
+__device__ __forceinline__ void load_row(const unsigned char* from, int swizzle, T (&to)[kFeatures]) {
+  constexpr int kWide = few_wide<T, kFeatures>();
+#pragma unroll
+  for (int i = 0; i < kFeatures; i += kWide) {
+    const auto some = *reinterpret_cast<const simt::Vector<T, kWide>*>(from + (i * (int)sizeof(T) ^ swizzle));
+#pragma unroll
+    for (int e = 0; e < kWide; ++e) to[i + e] = some.at[e];
+  }
+}
+
 // ‖x − c‖² in Sum of a row of X, by one thread, in the order of features.
 template <typename Sum, int kFeatures, typename T>
 __device__ __forceinline__ Sum square_distance(const T* row, const float* mean, const float* center) {
@@ -95,16 +107,13 @@ __device__ __forceinline__ void prefetch_tile(const T* X, const int* labels, lon
 // tiles since the last time.
 template <int kTile, int kWarps, int kTurns, typename Between, typename Body>
 __device__ __forceinline__ void each_tile(long long n, Between between, Body body) {
-  const long long tiles = (n + kTile - 1) / kTile, together = (long long)gridDim.x * kWarps;
-  long long tile = (long long)blockIdx.x * kWarps + threadIdx.x / 32;
-  int since = 0;
+  const unsigned tiles = (unsigned)((n + kTile - 1) / kTile), together = gridDim.x * kWarps;
+  unsigned tile = blockIdx.x * kWarps + threadIdx.x / 32;
   // Every warp of a block has as many turns, for all to be there between them.
-  for (long long turn = (long long)blockIdx.x * kWarps; turn < tiles; turn += together, tile += together) {
-    if (since++ == kTurns) {
-      between();
-      since = 1;
-    }
-    if (tile < tiles) body(tile * kTile, together * kTile, tile + together < tiles);
+  for (unsigned begin = blockIdx.x * kWarps; begin < tiles; begin += kTurns * together) {
+    if (begin >= kTurns * together) between();
+    const unsigned end = tiles - begin > kTurns * together ? begin + kTurns * together : tiles;
+    for (; tile < end; tile += together) body((long long)tile * kTile, (long long)together * kTile, tile + together < tiles);
   }
 }
 
@@ -114,13 +123,28 @@ class Queue {
  public:
   static constexpr int kRoom = kTile + 32, kBytes = kRoom * (int)sizeof(Item);  // of a warp
 
-  __device__ explicit Queue(void* items) : items_(static_cast<Item*>(items) + threadIdx.x / 32 * kRoom), waiting_(0) {}
+  __device__ explicit Queue(void* items)
+      : items_(simt::kept_shared(static_cast<Item*>(items) + threadIdx.x / 32 * kRoom)),
+        below_(simt::kept((1u << threadIdx.x % 32) - 1)),
+        waiting_(0) {}
 
   // By all lanes: each adds its item if it is wanted.
   __device__ __forceinline__ void add(bool wanted, const Item& item) {
-    const unsigned all = __ballot_sync(simt::every_lane, wanted), lane = threadIdx.x % 32;
-    if (wanted) items_[waiting_ + __popc(all & ((1u << lane) - 1))] = item;
+    const unsigned all = __ballot_sync(simt::every_lane, wanted);
+    if (wanted) items_[waiting_ + __popc(all & below_)] = item;
     waiting_ += __popc(all);
+  }
+
+  // The same, an item a turn, for as long as any lane's `wanted` is not zero: `fill` writes one and changes it. `all` are
+  // the lanes that begin with one.
+  template <typename Fill>
+  __device__ __forceinline__ void add_while(unsigned all, const unsigned& wanted, Fill fill) {
+#pragma unroll 1
+    while (all != 0) {
+      if (wanted != 0) fill(items_[waiting_ + __popc(all & below_)]);
+      waiting_ += __popc(all);
+      all = __ballot_sync(simt::every_lane, wanted != 0);
+    }
   }
 
   // Calls `settle` of up to 32 items and their number, by all lanes, if `least` of them wait, and tells whether they did. It
@@ -145,6 +169,7 @@ class Queue {
 
  private:
   Item* items_;
+  const unsigned below_;  // the lanes before this one
   unsigned waiting_;
 };
 

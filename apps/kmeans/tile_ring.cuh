@@ -27,42 +27,45 @@ class TileRing {
   static constexpr int kBytes = kStages * kStage;  // of a warp
   static_assert(kTile % 32 == 0 && kTileBytes % 16 == 0 && kStage % 16 == 0, "a tile is whole units of 16 bytes");
 
-  // `shared` is the block's, for all of its warps.
+  // `shared` is the block's, for all of its warps. There are fewer than 2³² rows.
   __device__ TileRing(const T* X, const Label* labels, long long n, void* shared)
-      : X_(X), labels_(labels), n_(n), own_(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * kBytes), asked_(0), now_(0) {}
+      : X_(kept(reinterpret_cast<const unsigned char*>(X) + 16 * (threadIdx.x % 32))),
+        labels_(kept(labels + 4 * (threadIdx.x % 32))),
+        n_((unsigned)n),
+        lane_(simt::kept((int)threadIdx.x % 32)),
+        own_(simt::kept_shared(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * kBytes)),
+        asked_(0),
+        now_(kBytes - kStage) {}
 
-  // Begins to copy the tile whose first row is `first`, or nothing if that is past the end; by all lanes. What the stage had
-  // before has been read.
-  __device__ __forceinline__ void ask(long long first) {
-    if (first < n_) {
-      unsigned char* to = own_ + asked_ * kStage;
-      if (first + kTile <= n_) {
-        copy(to, first, [](int) { return 16; }, [](int) { return 4; });
-      } else {
-        const int rows = (int)(n_ - first);
-        // Zeros for the rest.
-        copy(to, first, [rows](int byte) { return part(rows * kRow - byte, 16); }, [rows](int byte) { return part(rows - byte, 4); });
-      }
+  // Begins to copy the tile whose first row is `first`, or nothing if that is past the end; by all lanes. Before the first
+  // wait kStages − 1 times, then once after each: what the stage had before has then been read.
+  __device__ __forceinline__ void ask(unsigned first) {
+    if (first < n_ / kTile * kTile) {
+      copy(first, [](int) { return 16; }, [](int) { return 4; });
+    } else if (first < n_) {
+      const int rows = (int)(n_ - first);
+      // Zeros for the rest.
+      copy(first, [rows](int byte) { return part(rows * kRow - byte, 16); }, [rows](int byte) { return part(rows - byte, 4); });
     }
     ptx::cp_async_commit();
-    asked_ = asked_ + 1 == kStages ? 0 : asked_ + 1;
+    asked_ += kStage;
   }
 
   // Waits for the tile that was asked for kStages − 1 times ago, for all lanes to read; and the last one has been read by all.
   __device__ __forceinline__ void wait() {
     ptx::cp_async_wait<kStages - 2>();
-    __syncwarp();
-    tile_ = own_ + now_ * kStage;
-    now_ = now_ + 1 == kStages ? 0 : now_ + 1;
+    simt::sync_warp();
+    asked_ = now_;
+    now_ = now_ == kBytes - kStage ? 0 : now_ + kStage;
   }
 
   // Of the tile that was waited for: a row, and what to combine, by exclusive or, with a byte's place in it.
-  __device__ __forceinline__ const unsigned char* row(int row) const { return tile_ + row * kRow; }
+  __device__ __forceinline__ const unsigned char* row(int row) const { return own_ + now_ + row * kRow; }
   __device__ static __forceinline__ int swizzle(int row) {
     return kTurns > 1 ? row / kBefore % kTurns * kTogether : 0;
   }
 
-  __device__ __forceinline__ const Label* labels() const { return reinterpret_cast<const Label*>(tile_ + kTileBytes); }
+  __device__ __forceinline__ const Label* labels() const { return reinterpret_cast<const Label*>(own_ + now_ + kTileBytes); }
 
  private:
   static constexpr int kLine = 128;  // bytes that all banks have
@@ -75,34 +78,41 @@ class TileRing {
   }
   static constexpr int kTurns = turns(), kBefore = kRows / kTurns;
 
+  template <typename To>
+  __device__ static __forceinline__ const To* kept(const To* at) {
+    return reinterpret_cast<const To*>(simt::kept(reinterpret_cast<unsigned long long>(at)));
+  }
+
   __device__ static __forceinline__ int part(int left, int most) { return left <= 0 ? 0 : left < most ? left : most; }
 
   // `of_rows` and `of_labels` say how much of some bytes there is.
   template <typename OfRows, typename OfLabels>
-  __device__ __forceinline__ void copy(unsigned char* to, long long first, OfRows of_rows, OfLabels of_labels) const {
-    const int lane = threadIdx.x % 32;
-    const auto* from = reinterpret_cast<const unsigned char*>(X_ + first * kFeatures);
+  __device__ __forceinline__ void copy(unsigned first, OfRows of_rows, OfLabels of_labels) const {
+    const int lane = lane_;
+    const unsigned char* from = X_ + (unsigned long long)first * kRow;
+    unsigned char* to = own_ + asked_;
 #pragma unroll
     for (int begin = 0; begin < kTileBytes; begin += 32 * 16) {
       const int byte = begin + 16 * lane;
       if (begin + 32 * 16 > kTileBytes && byte >= kTileBytes) break;
       const int read = of_rows(byte);
       const int place = kTurns > 1 ? byte ^ swizzle(byte / kRow) : byte;
-      ptx::cp_async<16>(to + place, read > 0 ? from + byte : from, read);
+      // Of a lane that reads nothing, the address is any of the tile.
+      ptx::cp_async<16>(to + place, read > 0 ? from + begin : from - 16 * lane, read);
     }
     const int byte = 4 * lane;
-    if (byte < kTile) {
+    if (kTile == 128 || byte < kTile) {
       const int read = of_labels(byte);
-      ptx::cp_async<4>(to + kTileBytes + byte, labels_ + (read > 0 ? first + byte : first), read);
+      ptx::cp_async<4>(to + kTileBytes + byte, labels_ + first - (read > 0 ? 0 : byte), read);
     }
   }
 
-  const T* X_;
-  const Label* labels_;
-  const long long n_;
+  const unsigned char* const X_;  // of this lane's units, and labels
+  const Label* const labels_;
+  const unsigned n_;
+  const int lane_;
   unsigned char* const own_;
-  const unsigned char* tile_;
-  int asked_, now_;
+  int asked_, now_;  // bytes to stages
 };
 
 }  // namespace kmeans
