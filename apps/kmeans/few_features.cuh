@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
   const unsigned together = gridDim.x * kWarps * kTile, begin = (blockIdx.x * kWarps + threadIdx.x / 32) * kTile;
 #pragma unroll
   for (int stage = 0; stage + 1 < kStages; ++stage) ring.ask(begin + stage * together);
-  Queue<Item, kTile> queue(shared + kWarps * Ring::kBytes);
+  Queue<Item, kTile, true> queue(shared + kWarps * Ring::kBytes);
   const FewSums<kFeatures, kReplicas> here(
       sums, reinterpret_cast<unsigned*>(shared + kWarps * (Ring::kBytes + queue.kRoom * (int)sizeof(Item))), k);
   here.clear();
@@ -230,8 +230,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
     here.move(numbers, to, from);
     ++changed;
   };
-  each_tile<kTile, kWarps, kTiles>(n, [&] { here.flush(); }, [&](long long row, long long, bool) {
-    const unsigned first = (unsigned)row, left = (unsigned)n - first;
+  each_first_row<kTile, kWarps, kTiles>((unsigned)n, [&] { here.flush(); }, [&](unsigned first) {
+    const unsigned left = (unsigned)n - first;
     ring.wait();
     ring.ask(first + (kStages - 1) * together);
     float x[kRows][kFeatures];

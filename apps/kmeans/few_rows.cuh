@@ -107,26 +107,42 @@ __device__ __forceinline__ void prefetch_tile(const T* X, const int* labels, lon
 // tiles since the last time.
 template <int kTile, int kWarps, int kTurns, typename Between, typename Body>
 __device__ __forceinline__ void each_tile(long long n, Between between, Body body) {
-  const unsigned tiles = (unsigned)((n + kTile - 1) / kTile), together = gridDim.x * kWarps;
-  unsigned tile = blockIdx.x * kWarps + threadIdx.x / 32;
+  const long long tiles = (n + kTile - 1) / kTile, together = (long long)gridDim.x * kWarps;
+  long long tile = (long long)blockIdx.x * kWarps + threadIdx.x / 32;
+  int since = 0;
   // Every warp of a block has as many turns, for all to be there between them.
-  for (unsigned begin = blockIdx.x * kWarps; begin < tiles; begin += kTurns * together) {
-    if (begin >= kTurns * together) between();
-    const unsigned end = tiles - begin > kTurns * together ? begin + kTurns * together : tiles;
-    for (; tile < end; tile += together) body((long long)tile * kTile, (long long)together * kTile, tile + together < tiles);
+  for (long long turn = (long long)blockIdx.x * kWarps; turn < tiles; turn += together, tile += together) {
+    if (since++ == kTurns) {
+      between();
+      since = 1;
+    }
+    if (tile < tiles) body(tile * kTile, together * kTile, tile + together < tiles);
   }
 }
 
-// The rows of a warp that wait to be settled. Between two settlings, no more than kTile come.
-template <typename Item, int kTile>
+// The same in fewer instructions, of fewer than 2³² rows: `body` of a tile's first row.
+template <int kTile, int kWarps, int kTurns, typename Between, typename Body>
+__device__ __forceinline__ void each_first_row(unsigned n, Between between, Body body) {
+  const unsigned tiles = n / kTile + (n % kTile != 0), together = gridDim.x * kWarps;
+  unsigned tile = blockIdx.x * kWarps + threadIdx.x / 32;
+  for (unsigned begin = blockIdx.x * kWarps; begin < tiles; begin += kTurns * together) {
+    if (begin >= kTurns * together) between();
+    const unsigned end = tiles - begin > kTurns * together ? begin + kTurns * together : tiles;
+    for (; tile < end; tile += together) body(tile * kTile);
+  }
+}
+
+// The rows of a warp that wait to be settled. Between two settlings, no more than kTile come. If `keeps`, registers hold
+// what places are computed from (simt::kept).
+template <typename Item, int kTile, bool keeps = false>
 class Queue {
  public:
   static constexpr int kRoom = kTile + 32, kBytes = kRoom * (int)sizeof(Item);  // of a warp
 
   __device__ explicit Queue(void* items)
-      : items_(simt::kept_shared(static_cast<Item*>(items) + threadIdx.x / 32 * kRoom)),
-        below_(simt::kept((1u << threadIdx.x % 32) - 1)),
-        waiting_(0) {}
+      : items_(static_cast<Item*>(items) + threadIdx.x / 32 * kRoom), below_((1u << threadIdx.x % 32) - 1), waiting_(0) {
+    if (keeps) items_ = simt::kept_shared(items_), below_ = simt::kept(below_);
+  }
 
   // By all lanes: each adds its item if it is wanted.
   __device__ __forceinline__ void add(bool wanted, const Item& item) {
@@ -169,7 +185,7 @@ class Queue {
 
  private:
   Item* items_;
-  const unsigned below_;  // the lanes before this one
+  unsigned below_;  // the lanes before this one
   unsigned waiting_;
 };
 
