@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
   constexpr int kTiles = (kMostAdded / (kWarps * (32 / kReplicas)) - 1) / kRows;
   static_assert(kTiles >= 1, "the digits of one tile would overflow");
   constexpr int kElements = kFeatures * (int)sizeof(T) <= kShort ? kFeatures : 0;
-  using Ring = TileRing<T, kFeatures, kTile, kStages, 16>;
+  using Ring = TileRing<T, kFeatures, kTile, kStages, 16, true>;
   using Item = Waiting<T, kElements>;
   if (*stopped) return;
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
     here.move(numbers, to, from);
     ++changed;
   };
-  each_first_row<kTile, kWarps, kTiles>((unsigned)n, [&] { here.flush(); }, [&](unsigned first) {
+  each_tile<kTile, kWarps, kTiles>((unsigned)n, [&] { here.flush(); }, [&](unsigned first) {
     const unsigned left = (unsigned)n - first;
     ring.wait();
     ring.ask(first + (kStages - 1) * together);

@@ -166,13 +166,14 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
       added = 0;
     }
   };
-  const long long together = (long long)gridDim.x * kThreads, own = (long long)blockIdx.x * kThreads + threadIdx.x / 32 * 32;
+  const unsigned together = gridDim.x * kThreads, own = blockIdx.x * kThreads + threadIdx.x / 32 * 32;
 #pragma unroll
   for (int stage = 0; stage + 1 < kStages; ++stage) ring.ask(own + stage * together);
-  each_tile<kTile, kWarps, kTiles>(n, flush, [&](long long first, long long ahead, bool more) {
+  each_tile<kTile, kWarps, kTiles>((unsigned)n, flush, [&](unsigned first) {
     ring.wait();
-    ring.ask(first + (kStages - 1) * ahead);
-    const int mine = 8 * t + g, label = ring.labels()[mine];
+    ring.ask(first + (kStages - 1) * together);
+    const unsigned mine = 8 * t + g;
+    const int label = ring.labels()[mine];
     unsigned bits[4];
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
@@ -207,7 +208,7 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
       if (kColumns > 2) __syncwarp();
     }
     const Candidates found = candidates_of_own_row(bits);
-    const bool waits = !found.is(label) & (first + mine < n);
+    const bool waits = !found.is(label) & (mine < (unsigned)n - first);
     if (__any_sync(simt::every_lane, waits)) {
       const bool certain = __popc(found.low) + __popc(found.high) == 1, moves = waits & certain;
       const int to = moves ? first_centre(found.low, found.high) : 0;
@@ -216,11 +217,12 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
       if (__popc(__ballot_sync(simt::every_lane, moves)) >= kMany) {
         moving.add(moves, {ring.row(mine), Ring::swizzle(mine), from_place, to_place});
       } else {
-        leaving.add(moves, {(unsigned)(first + mine), from_place, to_place});
+        leaving.add(moves, {first + mine, from_place, to_place});
       }
-      doubtful.add(waits & !certain, {(unsigned)(first + mine), label, found.low, found.high});
+      doubtful.add(waits & !certain, {first + mine, label, found.low, found.high});
     }
     // The last of a warp's tiles leaves nothing.
+    const bool more = (unsigned)n - first > together;
     doubtful.drain(more ? 32 : 1, decide);
     do {
       moving.take(1, move);

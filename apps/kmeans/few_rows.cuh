@@ -55,7 +55,7 @@ template <typename Sum, int kFeatures, typename T>
 __device__ __forceinline__ Sum square_distance(const T* row, const float* mean, const float* center) {
   constexpr int kWide = few_wide<T, kFeatures, 4>();
   Sum sum = 0;
-#pragma unroll 2
+#pragma unroll 1
   for (int i = 0; i < kFeatures; i += kWide) {
     const auto x = *reinterpret_cast<const simt::Vector<T, kWide>*>(row + i);
     const auto middle = *reinterpret_cast<const simt::Vector<float, kWide>*>(mean + i);
@@ -89,40 +89,10 @@ __device__ __forceinline__ int nearest_of_row(const T* row, const float* mean, c
   return nearest.centre;
 }
 
-// Asks for the rows of a tile and their labels, for them to be in the level-2 cache; by a warp.
-template <int kFeatures, int kTile, typename T>
-__device__ __forceinline__ void prefetch_tile(const T* X, const int* labels, long long first) {
-  constexpr int kBytes = kTile * kFeatures * (int)sizeof(T);
-  const int lane = threadIdx.x % 32;
-  const char* soon = reinterpret_cast<const char*>(X + first * kFeatures);
-#pragma unroll
-  for (int line = 0; line < kBytes; line += 32 * 128) {
-    if (line + 128 * lane < kBytes) ptx::prefetch(soon + line + 128 * lane);
-  }
-  if (lane < kTile / 32) ptx::prefetch(labels + first + 32 * lane);
-}
-
-// What the warps of a block do with their tiles: `body` of a tile's first row, of how many rows it is to the warp's next
-// tile, and of whether there is one. `between` is called by all threads of the block, before any warp has more than kTurns
-// tiles since the last time.
+// What the warps of a block do with their tiles: `body` of a tile's first row. `between` is called by all threads of the
+// block, before any warp has more than kTurns tiles since the last time. There are fewer than 2³² rows.
 template <int kTile, int kWarps, int kTurns, typename Between, typename Body>
-__device__ __forceinline__ void each_tile(long long n, Between between, Body body) {
-  const long long tiles = (n + kTile - 1) / kTile, together = (long long)gridDim.x * kWarps;
-  long long tile = (long long)blockIdx.x * kWarps + threadIdx.x / 32;
-  int since = 0;
-  // Every warp of a block has as many turns, for all to be there between them.
-  for (long long turn = (long long)blockIdx.x * kWarps; turn < tiles; turn += together, tile += together) {
-    if (since++ == kTurns) {
-      between();
-      since = 1;
-    }
-    if (tile < tiles) body(tile * kTile, together * kTile, tile + together < tiles);
-  }
-}
-
-// The same in fewer instructions, of fewer than 2³² rows: `body` of a tile's first row.
-template <int kTile, int kWarps, int kTurns, typename Between, typename Body>
-__device__ __forceinline__ void each_first_row(unsigned n, Between between, Body body) {
+__device__ __forceinline__ void each_tile(unsigned n, Between between, Body body) {
   const unsigned tiles = n / kTile + (n % kTile != 0), together = gridDim.x * kWarps;
   unsigned tile = blockIdx.x * kWarps + threadIdx.x / 32;
   for (unsigned begin = blockIdx.x * kWarps; begin < tiles; begin += kTurns * together) {

@@ -19,8 +19,9 @@
 
 namespace kmeans {
 
-// `kTogether` bytes of a row, a power of two from 16 on, are read by lanes that are neighbours, or by one, at a time.
-template <typename T, int kFeatures, int kTile, int kStages, int kTogether>
+// `kTogether` bytes of a row, a power of two from 16 on, are read by lanes that are neighbours, or by one, at a time. If
+// `keeps`, registers hold what places are computed from (simt::kept).
+template <typename T, int kFeatures, int kTile, int kStages, int kTogether, bool keeps = false>
 class TileRing {
  public:
   static constexpr int kRow = kFeatures * (int)sizeof(T), kTileBytes = kTile * kRow, kStage = kTileBytes + kTile;
@@ -32,10 +33,12 @@ class TileRing {
       : X_(kept(reinterpret_cast<const unsigned char*>(X) + 16 * (threadIdx.x % 32))),
         labels_(kept(labels + 4 * (threadIdx.x % 32))),
         n_((unsigned)n),
-        lane_(simt::kept((int)threadIdx.x % 32)),
-        own_(simt::kept_shared(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * kBytes)),
+        lane_(keeps ? simt::kept((int)threadIdx.x % 32) : (int)threadIdx.x % 32),
+        own_(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * kBytes),
         asked_(0),
-        now_(kBytes - kStage) {}
+        now_(kBytes - kStage) {
+    if (keeps) own_ = simt::kept_shared(own_);
+  }
 
   // Begins to copy the tile whose first row is `first`, or nothing if that is past the end; by all lanes. Before the first
   // wait kStages − 1 times, then once after each: what the stage had before has then been read.
@@ -80,7 +83,7 @@ class TileRing {
 
   template <typename To>
   __device__ static __forceinline__ const To* kept(const To* at) {
-    return reinterpret_cast<const To*>(simt::kept(reinterpret_cast<unsigned long long>(at)));
+    return keeps ? reinterpret_cast<const To*>(simt::kept(reinterpret_cast<unsigned long long>(at))) : at;
   }
 
   __device__ static __forceinline__ int part(int left, int most) { return left <= 0 ? 0 : left < most ? left : most; }
@@ -111,7 +114,7 @@ class TileRing {
   const Label* const labels_;
   const unsigned n_;
   const int lane_;
-  unsigned char* const own_;
+  unsigned char* own_;
   int asked_, now_;  // bytes to stages
 };
 

@@ -12,8 +12,9 @@ from tsapps.kernels.plan import ELEMENT
 
 #: dtype, digits, whether samples have weights: those that `FewMultiplyAdds` serves.
 KINDS = [("float32", 2, False), ("float16", 2, False), ("bfloat16", 2, False)]
+SHARED_MEMORY = 227 << 10
 SHAPES = [
-    (d, k) for d in (1, 2, 3, 4, 5, 8, 16) for k in (1, 2, 9, 16, 33) if multiply_adds_plan(d, k, "float32", 0.0, 1.0)
+    (d, k) for d in (1, 2, 3, 4, 5, 8, 16) for k in (1, 2, 9, 16, 33) if multiply_adds_plan(d, k, "float32", 0.0, 1.0, SHARED_MEMORY)
 ]
 #: Threads of a block, so few that a warp has several tiles; and the rows that a sum has digits for.
 THREADS, MOST_ADDED = 64, 32768
@@ -50,7 +51,7 @@ def name_of(plan, most_added):
 
 
 def chosen(d, k, dtype, mean, norm):
-    return replace(multiply_adds_plan(d, k, dtype, mean, norm), threads=THREADS)
+    return replace(multiply_adds_plan(d, k, dtype, mean, norm, SHARED_MEMORY), threads=THREADS)
 
 
 def least_added(plan):
