@@ -51,7 +51,9 @@ class ColumnSums {
   __device__ static __forceinline__ int place(int cluster) { return cluster * kWords; }
 
   // Adds rows to one cluster and subtracts them from another; by a warp, 32 rows at most.
-  __device__ __forceinline__ void move(const Moving* rows, int count) const {
+  __device__ __noinline__ static void move_rows(const Moving* rows, int count, unsigned columns_at) {
+    const float2* columns_ = reinterpret_cast<const float2*>(simt::dynamic_shared<unsigned char>() + columns_at);
+    unsigned* digits_ = reinterpret_cast<unsigned*>(simt::dynamic_shared<unsigned char>() + columns_at) + 2 * kWidth;
     constexpr int kAtOnce = kTogether < 32 ? AT_ONCE : 1;
     const int lane = threadIdx.x % 32, q = lane / kLanes;
     unsigned* own = digits_ + q / 4 * kWidth % 32;
@@ -92,6 +94,10 @@ class ColumnSums {
     if (lane >= count) return;
     atomicAdd(digits_ + 2 * kPlane + lane + rows[lane].to, 1u);
     if (rows[lane].from >= 0) atomicAdd(digits_ + 2 * kPlane + lane + rows[lane].from, ~0u);
+  }
+
+  __device__ __forceinline__ void move(const Moving* rows, int count) const {
+    move_rows(rows, count, (unsigned)(reinterpret_cast<unsigned char*>(columns_) - simt::dynamic_shared<unsigned char>()));
   }
 
   // To global memory, and zero again; with all threads of the block.

@@ -55,7 +55,7 @@ template <typename Sum, int kFeatures, typename T>
 __device__ __forceinline__ Sum square_distance(const T* row, const float* mean, const float* center) {
   constexpr int kWide = few_wide<T, kFeatures, 4>();
   Sum sum = 0;
-#pragma unroll 1
+#pragma unroll 2
   for (int i = 0; i < kFeatures; i += kWide) {
     const auto x = *reinterpret_cast<const simt::Vector<T, kWide>*>(row + i);
     const auto middle = *reinterpret_cast<const simt::Vector<float, kWide>*>(mean + i);
@@ -72,7 +72,7 @@ __device__ __forceinline__ Sum square_distance(const T* row, const float* mean, 
 // The nearest of a row's candidates, or of all centres if it has none: the first of equals. In float32 first, as in
 // decide.cuh: a square is off by (d + 3)·2⁻²⁴ of itself at most.
 template <int kFeatures, typename T>
-__device__ __forceinline__ int nearest_of_row(const T* row, const float* mean, const float* centers, int k, unsigned low,
+__device__ __noinline__ int nearest_of_row(const T* row, const float* mean, const float* centers, int k, unsigned low,
                                               unsigned high) {
   const bool all = (low | high) == 0;
   const auto each = [&](auto take) {
