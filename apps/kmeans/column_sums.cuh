@@ -14,7 +14,7 @@
 #include "apps/kmeans/few_rows.cuh"
 
 #ifndef AT_ONCE
-#define AT_ONCE 4
+#define AT_ONCE 2
 #endif
 
 namespace kmeans {

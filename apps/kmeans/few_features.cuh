@@ -1,13 +1,14 @@
 // An iteration for few features and few clusters, by fused multiply-adds on X itself: the label of every row, and the rows
 // that change theirs moved from one cluster's sums to another's, in one launch.
 //
-//   X (n × d, float32 or 16 bits, row by row)      labels (n)      sums (k × (d + 1)), 64-bit integers (move.cuh)
+//   X (n × d, float32 or 16 bits, row by row)   labels (n bytes)   sums (k × (d + 1)), 64-bit integers (move.cuh)
 //
-//   a warp's tile       lane 0   1   2 …  31         a lane has kRows rows of a tile in its registers; the next
-//     rows   0 …  31    ████████████████████         tile is asked for (to level 2) before this one is computed
+//   a warp's tile       lane 0   1   2 …  31         tiles and their labels come through a ring in shared memory
+//     rows   0 …  31    ████████████████████         (tile_ring.cuh); a lane has kRows rows of one in its registers
 //     rows  32 …  63    ████████████████████
-//     …                                              rows in doubt or with another label → the warp's queue → 32 at a
-//                                                    time are decided, written and added to
+//     …                                              rows in doubt or with another label → the warp's queue, with
+//                                                    their elements if these are short → 32 at a time are decided,
+//                                                    written and added to
 //
 //   sums in shared memory   [cluster][column, digit][replica]: a lane adds to its own replica, so in its own bank
 //
@@ -17,31 +18,32 @@
 //   E = (d + 4) u (M C + O)      d roundings of what is no more than M C + O; of the offset; of x − mean; of the threshold
 //
 // Candidates are, as in nearest.cuh, what is above the best score less 2 E, a bit each. A row with one candidate is decided;
-// others are compared in float64, with every centre and from differences, the first of equals: labels are the float64
-// arg-min. Scores are in units of the data's: all that is multiplied with x is scaled by a power of two squared, so that M
-// is about 2¹⁰ and no score overflows below; where centres are so far away that one could, the threshold is no number, and
-// every row is compared in float64.
+// others are compared in float64, from differences, the first of equals: labels are the float64 arg-min. Scores are in units
+// of the data's: all that is multiplied with x is scaled by a power of two squared, so that M is about 2¹⁰ and no score
+// overflows below; where centres are so far away that one could, the threshold is no number, and every row is compared in
+// float64.
 //
 // Where the mean is small beside the data, what the scores have of it is in the offsets, −‖c‖²/2 − mean·c, and x is not
 // centred (M is then a bound of ‖x‖ as it is). What is compared and added up in the queue is centred, always.
 //
-// Why it is fast: X is read once and nothing is written but labels that change. Centres are operands in constant memory,
-// which go through uniform registers, so that no score waits for shared memory. M is of all rows, so no row's norm is
-// computed. Lane instructions a row, as compiled for sm_90a, with d = 4 and k = 16, four rows a lane, and with d = 16 and
-// k = 16, two rows:
+// Why it is fast: X is read once, past the registers, and nothing is written but labels that change. Centres are operands in
+// constant memory, which go through uniform registers, so that no score waits for shared memory. M is of all rows, so no
+// row's norm is computed. Up to 16 clusters, the best score is the largest as an integer, of which one instruction compares
+// three (place_constants makes it positive). Lane instructions a row, as compiled for sm_90a, with d = 4 and k = 16, four
+// rows a lane, and with d = 16 and k = 16, two rows:
 //
 //                                                                 4 × 16     16 × 16
 //   scores        d k multiply-adds                                 64         256
-//                 centres to uniform registers, shared by rows       8          66
-//   maximum       k − 1, at half rate                               15          15
+//                 centres to uniform registers, shared by rows      10          88
+//   maximum       k / 2, at half rate                                8           8
 //   threshold     2                                                  2           2
 //   candidates    2 k multiply-adds: a mask in a float's mantissa   32          32
-//   the rest      loads, addresses, one comparison, the tile's loop  8          11
-//   in all                                                         129         382
+//   the rest      copies, loads, one comparison, the tile's loop    16          38
+//   in all                                                         132         424
 //
-// Of 28·10¹² a second, 100M rows of 4 take 0.46 ms of instructions, beside 0.43 of reading, and 50M of 16 take 0.68 and
-// 0.73. Subtracting the mean, where it is far away, is d more. A row that changes its label costs 10 instructions to queue
-// and some 80 to settle, all lanes at work.
+// Of 34·10¹² a second, 100M rows of 4 take 0.39 ms of instructions, beside 0.43 of reading, and 50M of 16 take 0.63 and 0.73.
+// Subtracting the mean, where it is far away, is d more. A tile in which any row is not done costs 65 instructions of the
+// warp, or 16 a row of 4 × 16, and 41 for each further row of one lane; settling 32 rows takes 92 (4 × 16), or 215.
 #pragma once
 #include "apps/kmeans/few_constants.cuh"
 #include "apps/kmeans/few_rows.cuh"

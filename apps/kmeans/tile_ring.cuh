@@ -31,9 +31,10 @@ class TileRing {
   // `shared` is the block's, for all of its warps. There are fewer than 2³² rows.
   __device__ TileRing(const T* X, const Label* labels, long long n, void* shared)
       : X_(kept(reinterpret_cast<const unsigned char*>(X) + 16 * (threadIdx.x % 32))),
-        labels_(kept(labels + 4 * (threadIdx.x % 32))),
+        labels_(kept(labels + label_byte((int)threadIdx.x % 32))),
         n_((unsigned)n),
-        lane_(keeps ? simt::kept((int)threadIdx.x % 32) : (int)threadIdx.x % 32),
+        lane_(kept((int)threadIdx.x % 32)),
+        place_(kept(16 * lane_ ^ swizzle(16 * lane_ / kRow))),
         own_(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * kBytes),
         asked_(0),
         now_(kBytes - kStage) {
@@ -80,7 +81,11 @@ class TileRing {
     return kRow % kTogether == 0 ? turns : 1;
   }
   static constexpr int kTurns = turns(), kBefore = kRows / kTurns;
+  // What a warp copies at a time, and whether it begins as any other does.
+  static constexpr int kAtATime = 32 * 16;
+  static constexpr bool kSame = kTurns == 1 || kAtATime % (kRow * kRows) == 0;
 
+  __device__ static __forceinline__ int kept(int value) { return keeps ? simt::kept(value) : value; }
   template <typename To>
   __device__ static __forceinline__ const To* kept(const To* at) {
     return keeps ? reinterpret_cast<const To*>(simt::kept(reinterpret_cast<unsigned long long>(at))) : at;
@@ -91,29 +96,28 @@ class TileRing {
   // `of_rows` and `of_labels` say how much of some bytes there is.
   template <typename OfRows, typename OfLabels>
   __device__ __forceinline__ void copy(unsigned first, OfRows of_rows, OfLabels of_labels) const {
-    const int lane = lane_;
     const unsigned char* from = X_ + (unsigned long long)first * kRow;
     unsigned char* to = own_ + asked_;
 #pragma unroll
-    for (int begin = 0; begin < kTileBytes; begin += 32 * 16) {
-      const int byte = begin + 16 * lane;
-      if (begin + 32 * 16 > kTileBytes && byte >= kTileBytes) break;
+    for (int begin = 0; begin < kTileBytes; begin += kAtATime) {
+      const int byte = begin + 16 * lane_;
+      if (begin + kAtATime > kTileBytes && byte >= kTileBytes) break;
       const int read = of_rows(byte);
-      const int place = kTurns > 1 ? byte ^ swizzle(byte / kRow) : byte;
       // Of a lane that reads nothing, the address is any of the tile.
-      ptx::cp_async<16>(to + place, read > 0 ? from + begin : from - 16 * lane, read);
+      ptx::cp_async<16>(kSame ? to + place_ + begin : to + (byte ^ swizzle(byte / kRow)),
+                        read > 0 ? from + begin : from - 16 * lane_, read);
     }
-    const int byte = 4 * lane;
-    if (kTile == 128 || byte < kTile) {
-      const int read = of_labels(byte);
-      ptx::cp_async<4>(to + kTileBytes + byte, labels_ + first - (read > 0 ? 0 : byte), read);
-    }
+    const int byte = label_byte(lane_), read = of_labels(byte);
+    ptx::cp_async<4>(to + kTileBytes + byte, labels_ + first - (read > 0 ? 0 : byte), read);
   }
+
+  // Of a tile of fewer than 128 labels, some lanes copy the same.
+  __device__ static __forceinline__ int label_byte(int lane) { return 4 * lane % kTile; }
 
   const unsigned char* const X_;  // of this lane's units, and labels
   const Label* const labels_;
   const unsigned n_;
-  const int lane_;
+  const int lane_, place_;  // where the first unit that a lane copies goes to
   unsigned char* own_;
   int asked_, now_;  // bytes to stages
 };
