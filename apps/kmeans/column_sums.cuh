@@ -13,10 +13,6 @@
 #pragma once
 #include "apps/kmeans/few_rows.cuh"
 
-#ifndef AT_ONCE
-#define AT_ONCE 2
-#endif
-
 namespace kmeans {
 
 // A row that goes from one cluster to another: where it begins, what a byte's place in it is combined with (TileRing), and
@@ -54,7 +50,7 @@ class ColumnSums {
   __device__ __noinline__ static void move_rows(const Moving* rows, int count, unsigned columns_at) {
     const float2* columns_ = reinterpret_cast<const float2*>(simt::dynamic_shared<unsigned char>() + columns_at);
     unsigned* digits_ = reinterpret_cast<unsigned*>(simt::dynamic_shared<unsigned char>() + columns_at) + 2 * kWidth;
-    constexpr int kAtOnce = kTogether < 32 ? AT_ONCE : 1;
+    constexpr int kAtOnce = kTogether < 32 ? 2 : 1;
     const int lane = threadIdx.x % 32, q = lane / kLanes;
     unsigned* own = digits_ + q / 4 * kWidth % 32;
     float2 of_column[4];

@@ -100,10 +100,7 @@ struct alignas(8) Leaving {
 };
 
 // Rows of a tile that move from which on they are read from shared memory.
-#ifndef MANY
-#define MANY 12
-#endif
-constexpr int kMany = MANY;
+constexpr int kMany = 12;
 
 // kColumns is k / 8, rounded up. Digits of kMostAdded rows add up within 32 bits.
 template <typename T, int kFeatures, int kColumns, int kStages, bool kKept, int kThreads, int kResident,

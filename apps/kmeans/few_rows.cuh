@@ -72,7 +72,7 @@ __device__ __forceinline__ Sum square_distance(const T* row, const float* mean, 
 // The nearest of a row's candidates, or of all centres if it has none: the first of equals. In float32 first, as in
 // decide.cuh: a square is off by (d + 3)·2⁻²⁴ of itself at most.
 template <int kFeatures, typename T>
-__device__ __noinline__ int nearest_of_row(const T* row, const float* mean, const float* centers, int k, unsigned low,
+__device__ __forceinline__ int nearest_of_row(const T* row, const float* mean, const float* centers, int k, unsigned low,
                                               unsigned high) {
   const bool all = (low | high) == 0;
   const auto each = [&](auto take) {

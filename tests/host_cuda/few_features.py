@@ -14,7 +14,10 @@ from tsapps.kernels.plan import ELEMENT
 KINDS = [("float32", 2, False), ("float16", 2, False), ("bfloat16", 2, False)]
 SHARED_MEMORY = 227 << 10
 SHAPES = [
-    (d, k) for d in (1, 2, 3, 4, 5, 8, 16) for k in (1, 2, 9, 16, 33) if multiply_adds_plan(d, k, "float32", 0.0, 1.0, SHARED_MEMORY)
+    (d, k)
+    for d in (1, 2, 3, 4, 5, 8, 16)
+    for k in (1, 2, 9, 16, 33)
+    if multiply_adds_plan(d, k, "float32", 0.0, 1.0, SHARED_MEMORY)
 ]
 #: Threads of a block, so few that a warp has several tiles; and the rows that a sum has digits for.
 THREADS, MOST_ADDED = 64, 32768
