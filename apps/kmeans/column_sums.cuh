@@ -1,4 +1,4 @@
-// The integer sums of few features (move.cuh) in shared memory, where a lane has the columns of a row that are its own.
+// The integer sums of few features (integers.cuh) in shared memory, where a lane has the columns of a row that are its own.
 //
 //   columns   kVector that lie together are a lane's. A warp takes 32 / kLanes rows at a time, kLanes lanes each: the power
 //             of two that has room for a row's vectors, or 32 and several parts

@@ -1,7 +1,7 @@
 // An iteration for few features and few clusters, by fused multiply-adds on X itself: the label of every row, and the rows
 // that change theirs moved from one cluster's sums to another's, in one launch.
 //
-//   X (n × d, float32 or 16 bits, row by row)      labels (n)      sums (k × (d + 1)), 64-bit integers (move.cuh)
+//   X (n × d, float32 or 16 bits, row by row)      labels (n)      sums (k × (d + 1)), 64-bit integers (integers.cuh)
 //
 //   a warp's tile       lane 0   1   2 …  31         a lane has kRows rows of a tile in its registers; the next
 //     rows   0 …  31    ████████████████████         tile is asked for (to level 2) before this one is computed
