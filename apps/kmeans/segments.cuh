@@ -76,23 +76,23 @@ __global__ void __launch_bounds__(256, kBlocks) add_segments(const Rows<T, Work>
       scale[i] = first_column + (kAligned ? 0 : kLanes * i) < rows.d ? scales[column(i)] : 0;
       mean[i] = rows.mean[column(i)];
     }
-    const auto of_weight = scales[rows.d];
+    const auto of_weight = kWeighted ? scales[rows.d] : 0;
     long long sum[kWide] = {}, weight_sum = 0;
-    unsigned n_added = 0;
-    int current = segment_of(begin, ends, number);
-    unsigned until = ends[current];
-    auto flush = [&] {
-      if (!kWeighted) weight_sum = n_added * (long long)as_integer<Work>(Work(1), of_weight);
+    // Of the segment in hand, its first place here and its end.
+    unsigned since = begin, until = ends[segment_of(begin, ends, number)];
+    auto flush = [&](unsigned place) {
+      if (!kWeighted) weight_sum = (place - since) * (long long)as_integer<Work>(Work(1), scales[rows.d]);
 #pragma unroll
       for (int bits = kLanes; bits < 32; bits *= 2) {
         if (kWeighted) weight_sum += simt::shuffle_xor(weight_sum, bits);
 #pragma unroll
         for (int i = 0; i < kWide; ++i) sum[i] += simt::shuffle_xor(sum[i], bits);
       }
-      // One after the other, in the same registers.
+      // One cluster after the other, in the same registers, of which the segment's number would take one all the time.
 #pragma unroll 1
       for (int side = 0; side < 2; ++side) {
-        const int cluster = side == 0 ? segments.to(current) : segments.from(current);
+        const int segment = segment_of(since, ends, number);
+        const int cluster = side == 0 ? segments.to(segment) : segments.from(segment);
         if (cluster >= 0 && group == 0) {
           unsigned long long* to = sums + (long long)cluster * width;
 #pragma unroll
@@ -107,19 +107,7 @@ __global__ void __launch_bounds__(256, kBlocks) add_segments(const Rows<T, Work>
       }
 #pragma unroll
       for (int i = 0; i < kWide; ++i) sum[i] = 0;
-      weight_sum = n_added = 0;
-    };
-    // To the segment of a place that is past this one's end.
-    auto go_on = [&](unsigned place) {
-      for (;; current += 32) {
-        const int other = current + 1 + lane;
-        const unsigned end_of_other = other < number ? ends[other] : ~0u;
-        const int passed = __popc(__ballot_sync(simt::every_lane, end_of_other <= place));
-        if (passed == 32) continue;
-        current += passed + 1;
-        until = simt::shuffle(end_of_other, passed);
-        return;
-      }
+      weight_sum = 0;
     };
     // A lane has one of 32 places, and the one 32 after; past the end, the last place again, which is not added.
     auto place_at = [&](unsigned at) { return places[at + lane < end ? at + lane : end - 1]; };
@@ -155,19 +143,19 @@ __global__ void __launch_bounds__(256, kBlocks) add_segments(const Rows<T, Work>
         if (at + first >= end) break;
         Some next;
         if (at + first + kStep < end) load(next, first + kStep);
-        // The rows of one segment after those of another.
-        const unsigned here = at + first, stop = end - here < kStep ? end : here + kStep;
-        for (unsigned from = here; from < stop;) {
-          if (from == until) {
-            flush();
-            go_on(from);
+        // The rows of one segment after those of another, by their numbers in the step.
+        const unsigned here = at + first, stop = end - here < kStep ? end - here : kStep;
+        for (unsigned from = 0; from < stop;) {
+          if (here + from == until) {
+            flush(until);
+            since = until;
+            until = ends[segment_of(until, ends, number)];
           }
-          const unsigned to = until < stop ? until : stop;
-          n_added += to - from;
+          const unsigned to = until - here < stop ? until - here : stop;
 #pragma unroll
           for (int j = 0; j < kTogether; ++j) {
-            const unsigned place = here + j * kGroups + group;
-            if (place < from || place >= to) continue;
+            const unsigned mine = j * kGroups + group;
+            if (mine < from || mine >= to) continue;
             const auto x = simt::bits_of<simt::Vector<T, kWide>>(some.x[j]);
             if (kWeighted) weight_sum += as_integer<Work>(some.weight[j], of_weight);
 #pragma unroll
@@ -183,7 +171,7 @@ __global__ void __launch_bounds__(256, kBlocks) add_segments(const Rows<T, Work>
       now = soon;
       if (at + 64 < end) soon = place_at(at + 64);
     }
-    flush();
+    flush(end);
   }
 }
 
