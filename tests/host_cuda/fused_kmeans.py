@@ -312,13 +312,17 @@ class Iterations:
         assert (counts <= room).all()
         masks = [mask for b in range(lists) for mask in entries[b, : counts[b], 2:].tolist()]
         undecided = sum(low.bit_count() + high.bit_count() != 1 for low, high in masks)
-        weights = 0 if self.weights is None else self.weights.ctypes.data
-        rows = np.array((self.X.ctypes.data, d, d, 0, self.mean.ctypes.data, weights), ROWS)
+        rows = self.rows()
         self.call("decide", rows, centers, k, entries, counts, room, lists, self.stopped)
         self.counts = counts
         every = np.array((entries.ctypes.data, counts.ctypes.data, room, 1, 0), LISTS)
         places = np.full(lists * room, 2**32 - 1, f"u{PLACE_BYTES}")
         return undecided, self.move_segments(rows, every, lists, places)
+
+    def rows(self):
+        """Return what kernels are told of X."""
+        weights = 0 if self.weights is None else self.weights.ctypes.data
+        return np.array((self.X.ctypes.data, self.d, self.d, 0, self.mean.ctypes.data, weights), ROWS)
 
     def score(self, nearest, workspace, lists, room):
         """List the rows whose labels change or are not sure; `nearest` are the fields of a `NEAREST`."""
@@ -343,6 +347,7 @@ class Iterations:
             assert begins[-1] == every[0]
         add = "add_" + plan_of((self.dtype, self.digits, self.weights is not None), self.d).arguments.replace(", ", "_")
         self.call(add, rows, scales, segments, places, begins, every, self.sums, self.stopped)
+        self.ends = begins
         return int(moved[0])
 
     def advance(self, centers, moved, tolerance=0.0):
@@ -412,8 +417,7 @@ class IterationsOfMany(Iterations):
         assert (lengths <= room).all()
         found = [undecided[b, : lengths[b, 1]] for b in range(lists)]
         self.candidates = np.concatenate([part[:, 2] % 2**16 for part in found])
-        weights = 0 if self.weights is None else self.weights.ctypes.data
-        rows = np.array((self.X.ctypes.data, d, d, 0, self.mean.ctypes.data, weights), ROWS)
+        rows = self.rows()
         self.call("decide_of_many", rows, centers, k, *lists_of, room, lists, self.stopped)
         assert (lengths <= room).all()
         every = np.array((changes.ctypes.data, lengths.ctypes.data, room, 2, 0), LISTS)

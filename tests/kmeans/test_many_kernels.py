@@ -130,8 +130,8 @@ def test_any_number_of_samples(n, rng):
 
 def test_more_clusters_than_shared_memory_counts(rng):
     X = rng.standard_normal((400, 3))
-    centers = rng.standard_normal((4500, 3))
-    of = IterationsOfMany(X, 4500, KINDS[3], StreamPlan(1, 1, 2, 1, 2))
+    centers = rng.standard_normal((5000, 3))
+    of = IterationsOfMany(X, 5000, KINDS[3], StreamPlan(1, 1, 2, 1, 2))
     for now in (centers, centers[::-1].copy()):
         of.iterate(now)
         of.assert_right(now)
