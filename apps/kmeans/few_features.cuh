@@ -46,34 +46,50 @@
 #include "apps/kmeans/few_constants.cuh"
 #include "apps/kmeans/few_rows.cuh"
 #include "apps/kmeans/few_sums.cuh"
+#include "apps/kmeans/tile_ring.cuh"
 
 namespace kmeans {
 
-// A row that is not done: its label, and its new one, negative if it is to be decided.
-struct alignas(8) Waiting {
-  unsigned row;
-  short from, to;
+// A row that is not done: its number; its candidates as they were found, and its label above them; its elements if it is
+// short.
+template <typename T, int kElements>
+struct Waiting {
+  static constexpr int kWide = few_wide<T, kElements, 8 / sizeof(T)>();
+  simt::Vector<unsigned, 2> row_found;
+  simt::Vector<T, kWide> x[kElements / kWide];
 };
-
-// The nearest centre in float64, by one thread: the first of equals.
-template <int kFeatures>
-__device__ __forceinline__ int nearest_in_double(const float (&x)[kFeatures], const float* centers, int k) {
-  Distant nearest = {kInfinity, 0};
-  for (int j = 0; j < k; ++j) {
-    double sum = 0;
-#pragma unroll
-    for (int i = 0; i < kFeatures; ++i) {
-      const double difference = (double)x[i] - (double)centers[j * kFeatures + i];
-      sum += difference * difference;
-    }
-    nearest.take({sum, j});
-  }
-  return nearest.centre;
-}
+template <typename T>
+struct Waiting<T, 0> {
+  simt::Vector<unsigned, 2> row_found;
+};
+constexpr int kLabelBit = 24;
+// Rows of so many bytes wait with their elements; longer ones are read again.
+constexpr int kShort = 16;
 
 // Of the centres, in chunks of 16: the candidates of one chunk, bit j for centre 16 · chunk + j, and the chunk from bit 16
 // on; no bit where several chunks have candidates.
 constexpr int kChunk = 16;
+
+// The largest of some scores and `other`. If `as_integers`, it is where that is not negative, and some score where all are:
+// then more are candidates, and none is lost. Three integers are compared by one instruction of sm_90 and later.
+template <bool as_integers>
+__device__ __forceinline__ float most_of(const float (&score)[kChunk], int count, float other) {
+  if constexpr (as_integers) {
+    int most = __float_as_int(score[0]);
+#pragma unroll
+    for (int j = 1; j < kChunk; ++j) {
+      if (j < count) most = most < __float_as_int(score[j]) ? __float_as_int(score[j]) : most;
+    }
+    return __int_as_float(most);
+  } else {
+    float most = other;
+#pragma unroll
+    for (int j = 0; j < kChunk; ++j) {
+      if (j < count) most = fmaxf(most, score[j]);
+    }
+    return most;
+  }
+}
 
 template <int kFeatures, int kClusters, int kRows>
 __device__ __forceinline__ void find_candidates(const float (&x)[kRows][kFeatures], unsigned (&found)[kRows]) {
@@ -96,12 +112,7 @@ __device__ __forceinline__ void find_candidates(const float (&x)[kRows][kFeature
     const int here = first + kChunk <= kClusters ? kChunk : kLast;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      float most = score[r][0];
-#pragma unroll
-      for (int j = 1; j < kChunk; ++j) {
-        if (j < here) most = fmaxf(most, score[r][j]);
-      }
-      if (first > 0) most = fmaxf(most, best[r]);
+      const float most = most_of<kClusters <= kChunk>(score[r], here, first > 0 ? best[r] : -kInfinity);
       const float threshold = fmaf(most, -kLarge, few_constants.threshold) - kLeast;
       float sum = kNoBits;
 #pragma unroll
@@ -130,91 +141,153 @@ __device__ __forceinline__ unsigned found_of(int label) {
 }
 
 // The cluster that was found; negative if it is in doubt.
+template <int kClusters>
 __device__ __forceinline__ int cluster_of(unsigned found) {
   const unsigned bits = found & 0xffff;
-  return bits != 0 && (bits & (bits - 1)) == 0 ? (int)(found >> 16) * kChunk + __ffs(bits) - 1 : -1;
+  const int chunk = kClusters <= kChunk ? 0 : (int)(found >> 16 & 3) * kChunk;
+  return bits != 0 && (bits & (bits - 1)) == 0 ? chunk + 31 - __clz((int)bits) : -1;
+}
+
+// The nearest, in float64, of the centres that were found, or of all if none was: the first of equals.
+template <int kFeatures>
+__device__ __forceinline__ int nearest_of_found(const float (&x)[kFeatures], const float* centers, int k,
+                                                unsigned found) {
+  unsigned bits = found & 0xffff;
+  const bool all = bits == 0;
+  const int first = all ? 0 : (int)(found >> 16 & 3) * kChunk;
+  Distant nearest = {kInfinity, 0};
+  int j = all ? 0 : first + __ffs(bits) - 1;
+#pragma unroll 1
+  while (j < k) {
+    double sum = 0;
+#pragma unroll
+    for (int i = 0; i < kFeatures; ++i) {
+      const double difference = (double)x[i] - (double)centers[j * kFeatures + i];
+      sum += difference * difference;
+    }
+    nearest.take({sum, j});
+    bits &= bits - 1;
+    j = all ? j + 1 : bits != 0 ? first + __ffs(bits) - 1 : k;
+  }
+  return nearest.centre;
 }
 
 // kClusters is k rounded up to whole fours. kShifts: scores are of centred rows. Digits of kMostAdded rows add up within 32
 // bits.
-template <typename T, int kFeatures, int kClusters, int kRows, bool kShifts, int kReplicas, int kThreads, int kBlocks,
-          int kMostAdded = 32768>
+template <typename T, int kFeatures, int kClusters, int kRows, bool kShifts, int kReplicas, int kStages, int kThreads,
+          int kBlocks, int kMostAdded = 32768>
 __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, const float* centers, int k, long long n,
-                                                                 int* labels, unsigned long long* sums, unsigned* moved,
-                                                                 const int* stopped) {
+                                                                 Label* labels, unsigned long long* sums,
+                                                                 unsigned* moved, const int* stopped) {
   static_assert(kFeatures <= kMostFeatures && kClusters <= kMostOfFew && kFeatures * kClusters <= kMostElements);
   constexpr int kWarps = kThreads / 32, kTile = 32 * kRows;
   // A warp settles no more than kRows times a tile, and once more; then at most 32 / kReplicas lanes add to the same.
   constexpr int kTiles = (kMostAdded / (kWarps * (32 / kReplicas)) - 1) / kRows;
   static_assert(kTiles >= 1, "the digits of one tile would overflow");
+  constexpr int kElements = kFeatures * (int)sizeof(T) <= kShort ? kFeatures : 0;
+  using Ring = TileRing<T, kFeatures, kTile, kStages, 16>;
+  using Item = Waiting<T, kElements>;
   if (*stopped) return;
-  unsigned* digits = simt::dynamic_shared<unsigned>();
-  const FewSums<kFeatures, kReplicas> here(sums, digits, k);
+  unsigned char* shared = simt::dynamic_shared<unsigned char>();
+  Ring ring(X, labels, n, shared);
+  const unsigned together = gridDim.x * kWarps * kTile, begin = (blockIdx.x * kWarps + threadIdx.x / 32) * kTile;
+#pragma unroll
+  for (int stage = 0; stage + 1 < kStages; ++stage) ring.ask(begin + stage * together);
+  Queue<Item, kTile, true> queue(shared + kWarps * Ring::kBytes);
+  const FewSums<kFeatures, kReplicas> here(
+      sums, reinterpret_cast<unsigned*>(shared + kWarps * (Ring::kBytes + queue.kRoom * (int)sizeof(Item))), k);
   here.clear();
-  const int lane = threadIdx.x % 32;
-  Queue<Waiting, kTile> queue(digits + kClusters * here.kPlanes * kReplicas);
+  const unsigned lane = simt::kept(threadIdx.x % 32);
   unsigned changed = 0;
-  const auto settle = [&](const Waiting* items, int count) {
-    if (lane >= count) return;
-    const Waiting one = items[lane];
+  const auto settle = [&](const Item* items, int count) {
+    if ((int)lane >= count) return;
+    const simt::Vector<unsigned, 2> one = items[lane].row_found;
+    const unsigned row = one.at[0], found = one.at[1];
     T again[kFeatures];
-    load_row<kFeatures>(X + (long long)one.row * kFeatures, again);
+    if constexpr (kElements > 0) {
+#pragma unroll
+      for (int i = 0; i < kFeatures; i += Item::kWide) {
+        const auto some = items[lane].x[i / Item::kWide];
+#pragma unroll
+        for (int e = 0; e < Item::kWide; ++e) again[i + e] = some.at[e];
+      }
+    } else {
+      load_row<kFeatures>(X + (long long)row * kFeatures, again);
+    }
     float value[kFeatures];
 #pragma unroll
     for (int i = 0; i < kFeatures; ++i) value[i] = centred<T, float>(again[i], few_constants.mean[i]);
-    const int to = one.to >= 0 ? one.to : nearest_in_double<kFeatures>(value, centers, k);
-    if (to == one.from) return;
-    labels[one.row] = to;
+    const int from = (int)found >> kLabelBit;
+    int to = cluster_of<kClusters>(found);
+    if (to < 0) {
+      to = nearest_of_found<kFeatures>(value, centers, k, found);
+      if (to == from) return;
+    }
+    labels[row] = (Label)to;
     int numbers[kFeatures];
 #pragma unroll
     for (int i = 0; i < kFeatures; ++i) numbers[i] = as_integer<float>(value[i], few_constants.scales[i]);
-    here.move(numbers, to, one.from);
+    here.move(numbers, to, from);
     ++changed;
   };
-  each_tile<kTile, kWarps, kTiles>(n, [&] { here.flush(); }, [&](long long first, long long ahead, bool more) {
-    const int rows = n - first < kTile ? (int)(n - first) : kTile;
-    const T* x_of_lane = X + (first + lane) * kFeatures;
-    const int* label_of_lane = labels + first + lane;
-    T raw[kRows][kFeatures];
-    int label[kRows];
-    if (rows == kTile) {
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        load_row<kFeatures>(x_of_lane + 32 * r * kFeatures, raw[r]);
-        label[r] = label_of_lane[32 * r];
-      }
-    } else {
-      // Past the end, the last row again, of which nothing is queued.
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const long long row = 32 * r + lane < rows ? first + 32 * r + lane : n - 1;
-        load_row<kFeatures>(X + row * kFeatures, raw[r]);
-        label[r] = labels[row];
-      }
-    }
-    if (first + ahead + kTile <= n) prefetch_tile<kFeatures, kTile>(X, labels, first + ahead);
+  each_first_row<kTile, kWarps, kTiles>((unsigned)n, [&] { here.flush(); }, [&](unsigned first) {
+    const unsigned left = (unsigned)n - first;
+    ring.wait();
+    ring.ask(first + (kStages - 1) * together);
     float x[kRows][kFeatures];
+    int label[kRows];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r)
+    for (int r = 0; r < kRows; ++r) {
+      T raw[kFeatures];
+      load_row<kFeatures>(ring.row(32 * r + lane), ring.swizzle(lane), raw);
+      label[r] = ring.labels()[32 * r + lane];
 #pragma unroll
       for (int i = 0; i < kFeatures; ++i) {
-        x[r][i] = kShifts ? centred<T, float>(raw[r][i], few_constants.mean[i]) : tsm2::Element<T>::value(raw[r][i]);
+        x[r][i] = kShifts ? centred<T, float>(raw[i], few_constants.mean[i]) : tsm2::Element<T>::value(raw[i]);
       }
+    }
     unsigned found[kRows];
     find_candidates<kFeatures, kClusters, kRows>(x, found);
     bool any = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) any |= found[r] != found_of<kClusters>(label[r]);
-    if (__any_sync(simt::every_lane, any)) {
+    unsigned all = __ballot_sync(simt::every_lane, any);
+    if (all == 0) return;
+    // Bit r: row r of this lane is not done. Past the end there are zeros.
+    unsigned waits = 0;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const unsigned differs = found[r] ^ found_of<kClusters>(label[r]);
+      waits += (differs < 1 ? differs : 1u) << r;
+    }
+    if (left < kTile) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        const bool waits = found[r] != found_of<kClusters>(label[r]) && 32 * r + lane < rows;
-        queue.add(waits, {(unsigned)(first + 32 * r + lane), (short)label[r], (short)cluster_of(found[r])});
+        if (32 * r + lane >= left) waits &= ~(1u << r);
       }
+      all = __ballot_sync(simt::every_lane, waits != 0);
     }
-    // The last of a warp's tiles leaves nothing.
-    queue.drain(more ? 32 : 1, settle);
+    // Mostly a lane has one such row or none, so that one turn does.
+    queue.add_while(all, waits, [&](Item& item) {
+      int r = 0;
+      unsigned bits = found[0];
+#pragma unroll
+      for (int other = 1; other < kRows; ++other) {
+        if (waits >> other & 1) r = other, bits = found[other];
+      }
+      waits ^= 1u << r;
+      const unsigned of_label = (unsigned)ring.labels()[32 * r + lane] << kLabelBit;
+      item.row_found = {{first + 32 * r + lane, bits + of_label}};
+      if constexpr (kElements > 0) {
+        T again[kFeatures];
+        load_row<kFeatures>(reinterpret_cast<const T*>(ring.row(32 * r + lane)), again);
+#pragma unroll
+        for (int i = 0; i < kFeatures; ++i) item.x[i / Item::kWide].at[i % Item::kWide] = again[i];
+      }
+    });
+    queue.drain(32, settle);
   });
+  queue.drain(1, settle);
   here.flush();
   changed = simt::warp_sum(changed);
   if (lane == 0 && changed) atomicAdd(moved, changed);

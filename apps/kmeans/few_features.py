@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
+from tsapps.apps.kmeans.assignment import Iterated, Report
 from tsapps.apps.kmeans.few_plan import (
     FEW_BYTES,
     FEW_NAME,
@@ -31,6 +32,8 @@ __all__ = ["FewFeatures", "FewMultiplyAdds", "FewProducts", "few_step", "norms_o
 
 _FILE = Path(__file__).parent / "few_features.cuh"
 _PLACE_THREADS = 128
+# As many blocks a multiprocessor as are resident.
+_WIDEN_THREADS, _WIDEN_BLOCKS = 256, 8
 # More than a norm in float64 may be off by in float32.
 _ROUNDED_UP = 1.000001
 
@@ -54,13 +57,39 @@ class FewFeatures(Step):
         # No row is beyond the reach.
         self._of_mean, self._norm = (np.float32(_ROUNDED_UP * self._scale * value) for value in (of_mean, norm))
         super().__init__(engine, Placement(columns, 0, self._scale, self._norm), k)
+        # A byte each while iterations run, in whole words; the engine's own follow them.
+        self._labels = cupy.empty(-(-engine.n_samples // 4) * 4, np.int8)
+        (self._widen,) = load_kernels(engine, "labels.cuh", "widen_labels")
         self._threads, self._shared_bytes = (plan.threads,), plan.shared_bytes
         self._grid = (plan.grid(engine.n_samples, engine.gpu.multiprocessors),)
+
+    def forget(self) -> None:
+        """Begin again, with no sample in any cluster."""
+        super().forget()
+        self._labels.data.memset_async(0xFF, self._labels.nbytes)
+
+    def assign(self, centers: np.ndarray) -> int:
+        """Give every sample the label of its nearest centre; return how many labels changed."""
+        moved = super().assign(centers)
+        self._label_engine()
+        return moved
+
+    def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
+        """Launch iterations; see `Step.iterate`."""
+        found = super().iterate(centers, before, last, tol, report)
+        self._label_engine()
+        return found
+
+    def _label_engine(self) -> None:
+        """Give the engine the labels that samples have."""
+        engine = self.engine
+        grid = engine.gpu.multiprocessors * _WIDEN_BLOCKS
+        self._widen((grid,), (_WIDEN_THREADS,), (self._labels, np.int64(engine.n_samples), engine.labels))
 
     def _launch_assign(self, kernel: Any, centers: Any, *more: Any) -> None:
         """Launch the kernel that gives every sample its label; what it is told beside is `more`."""
         engine = self.engine
-        state = engine.labels, self.device_sums, self.moved, self.stopped
+        state = self._labels, self.device_sums, self.moved, self.stopped
         arguments = engine.rows_on_gpu, centers, np.int32(self.k), np.int64(engine.n_samples), *more, *state
         kernel(self._grid, self._threads, arguments, shared_mem=self._shared_bytes)
 

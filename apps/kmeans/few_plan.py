@@ -1,7 +1,7 @@
 """What an iteration for few features and few clusters is made of, chosen from sizes alone."""
 
 from dataclasses import dataclass, replace
-from math import ceil, gcd, inf, log2
+from math import ceil, inf, log2
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from tsapps.kernels.plan import ELEMENT
 from tsapps.kernels.problem import ITEMSIZE
 
 __all__ = [
+    "ALIGNMENT",
     "FEW_BYTES",
     "FEW_NAME",
     "FEW_ROUNDING",
@@ -29,18 +30,24 @@ PRODUCTS = np.dtype(
     [(name, "u8") for name in ("halves", "offsets", "extremes", "mean", "scales")]
     + [(name, "f4") for name in ("scale", "norm", "tensor_error", "rounding")]
 )
+#: Bytes that X begins at a multiple of: those that tile_ring.cuh copies at a time.
+ALIGNMENT = 16
 #: The most that float16 loses of an element, beside it.
 FEW_ROUNDING = 2.0**-11
 # Up to so many features, the elements of centres that few_features.cuh has (kMostFeatures, kMostElements).
 _FEW_ELEMENTS = ((8, 512), (16, 320))
 # The features of which a thread has four rows; and the bytes of a block's sums, which leave the first cache room.
 _FOUR_ROWS, _FEW_BYTES = 4, 72 * 1024
+# The bytes of a row that waits with its elements (kShort).
+_SHORT = 16
 # The norm that the largest row of few features is scaled to.
 _FEW_NORM = 10
 # Features and elements of centres from which on tensor cores were faster, though rows that move cost more there; and
 # the most features, by the bytes of one: of more, an iteration reads less of X's copy.
 _LEAST_FOR_PRODUCTS, _LEAST_ELEMENTS = 5, 288
 _MOST_FOR_PRODUCTS = {4: 32, 2: 64}
+# The threads of a block of few_products.cuh, those that are better first; and the most stages of a warp's ring.
+_THREADS, _STAGES = (512, 384, 256), 4
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,8 @@ class FewPlan:
         Of the sums in shared memory.
     shifts : bool
         Whether scores are of rows from which the mean was subtracted.
+    stages : int
+        Tiles of a warp in shared memory, of which one is computed.
     threads, blocks : int
         Threads of a block, and blocks of a multiprocessor.
     """
@@ -70,6 +79,7 @@ class FewPlan:
     rows: int
     replicas: int
     shifts: bool
+    stages: int = 3
     threads: int = 512
     blocks: int = 1
 
@@ -80,24 +90,21 @@ class FewPlan:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: sums, and a queue a warp of a tile's rows and 32 more."""
-        return self.sums_bytes + self.threads // 32 * 32 * (self.rows + 1) * 8
+        """Dynamic shared memory of a block: sums, a ring a warp, and a queue a warp of a tile's rows and 32 more."""
+        row = self.features * ITEMSIZE[self.dtype]
+        ring = self.stages * self.rows * (row + 1)
+        queue = (self.rows + 1) * (8 + (-(-row // 8) * 8 if row <= _SHORT else 0))
+        return self.sums_bytes + self.threads * (ring + queue)
 
     @property
     def kernel(self) -> str:
         """The name expression of the kernel, in its namespace."""
-        numbers = f"{self.features}, {self.clusters}, {self.rows}, {str(self.shifts).lower()}"
-        return f"assign_rows<{ELEMENT[self.dtype]}, {numbers}, {self.replicas}, {self.threads}, {self.blocks}>"
+        numbers = f"{self.features}, {self.clusters}, {self.rows}, {str(self.shifts).lower()}, {self.replicas}"
+        return f"assign_rows<{ELEMENT[self.dtype]}, {numbers}, {self.stages}, {self.threads}, {self.blocks}>"
 
     def grid(self, n: int, multiprocessors: int) -> int:
         """Return the blocks of a launch: those that are resident, if there is a tile for each of their warps."""
         return min(multiprocessors * self.blocks, -(-n // (self.threads * self.rows)))
-
-    @property
-    def alignment(self) -> int:
-        """Bytes that X begins at a multiple of: those of one load (few_wide)."""
-        itemsize = ITEMSIZE[self.dtype]
-        return itemsize * gcd(self.features, 16 // itemsize)
 
 
 @dataclass(frozen=True)
@@ -111,14 +118,10 @@ class ProductsPlan:
     features : int
     columns : int
         Blocks of eight centres.
-    rows : int
-        Of a warp's tile: whole 32.
-    ahead : bool
-        Whether the next tile waits in registers.
+    stages : int
+        Tiles of a warp that are in shared memory, or on their way there.
     kept : bool
         Whether the centres are in registers, rather than in shared memory.
-    vector : int
-        Elements that a lane has of a row that moves: a divisor of those of a row.
     threads, blocks : int
         Threads of a block, and blocks of a multiprocessor.
     """
@@ -126,10 +129,8 @@ class ProductsPlan:
     dtype: str
     features: int
     columns: int
-    rows: int
-    ahead: bool
+    stages: int
     kept: bool
-    vector: int
     threads: int = 512
     blocks: int = 1
 
@@ -139,35 +140,34 @@ class ProductsPlan:
         return -(-self.features // 16) * 16
 
     @property
+    def ring_bytes(self) -> int:
+        """Bytes of the tiles of a block's warps: 32 rows and their labels each."""
+        return self.threads * self.stages * (self.features * ITEMSIZE[self.dtype] + 1)
+
+    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block.
 
-        Offsets, centres if they are not kept, of every cluster two digits of a lane's elements and the rows, 32 words
-        each, and a queue a warp of a tile's rows and 32 more.
+        Rings; offsets, and centres if they are not kept; of every column its mean and scale, of every cluster two
+        digits of each column and 32 counts of rows; and three queues a warp, of 64 rows, 64 and 128.
         """
         centres = self.columns * (64 + (0 if self.kept else 16 * self.padded))
-        elements = -(-self.features // (32 * self.vector)) * self.vector
-        sums = 8 * self.columns * 128 * (2 * elements + 1)
-        return centres + sums + self.threads // 32 * (self.rows + 32) * 16
+        width = 4 << ceil(log2(-(-self.features // 4)))
+        sums = 8 * self.columns * 4 * (2 * max(width, 32) + 32) + 8 * width
+        return self.ring_bytes + centres + sums + self.threads // 32 * (2 * 64 * 16 + 128 * 8)
 
     @property
     def kernel(self) -> str:
         """The name expression of the kernel, in its namespace."""
-        kinds = f"{str(self.ahead).lower()}, {str(self.kept).lower()}, {self.vector}, {self.threads}, {self.blocks}"
-        numbers = f"{self.features}, {self.columns}, {self.rows // 16}"
-        return f"assign_by_products<{ELEMENT[self.dtype]}, {numbers}, {kinds}>"
+        kinds = f"{self.stages}, {str(self.kept).lower()}, {self.threads}, {self.blocks}"
+        return f"assign_by_products<{ELEMENT[self.dtype]}, {self.features}, {self.columns}, {kinds}>"
 
     def grid(self, n: int, multiprocessors: int) -> int:
         """Return the blocks of a launch: those that are resident, if there is a tile for each of their warps."""
-        return min(multiprocessors * self.blocks, -(-n // (self.threads // 32 * self.rows)))
-
-    @property
-    def alignment(self) -> int:
-        """Bytes that X begins at a multiple of: those of one load (few_wide)."""
-        return ITEMSIZE[self.dtype] * gcd(self.features, 4)
+        return min(multiprocessors * self.blocks, -(-n // self.threads))
 
 
-def few_plan(d: int, k: int, dtype: str, mean: float, norm: float) -> FewPlan | ProductsPlan | None:
+def few_plan(d: int, k: int, dtype: str, mean: float, norm: float, shared_memory: int) -> FewPlan | ProductsPlan | None:
     """Choose how an iteration for few features and few clusters is computed; None where they are too many.
 
     Parameters
@@ -177,6 +177,8 @@ def few_plan(d: int, k: int, dtype: str, mean: float, norm: float) -> FewPlan | 
         Of X.
     mean, norm : float
         Of the mean that is subtracted; and what no row's norm exceeds once it is.
+    shared_memory : int
+        Bytes that a block may have.
 
     Notes
     -----
@@ -184,14 +186,14 @@ def few_plan(d: int, k: int, dtype: str, mean: float, norm: float) -> FewPlan | 
     few_products.cuh.
     """
     if d < _LEAST_FOR_PRODUCTS or d * k < _LEAST_ELEMENTS:
-        plan = multiply_adds_plan(d, k, dtype, mean, norm)
+        plan = multiply_adds_plan(d, k, dtype, mean, norm, shared_memory)
         if plan is not None:
             return plan
     served = k <= MOST_CLUSTERS and d <= _MOST_FOR_PRODUCTS[ITEMSIZE[dtype]]
-    return products_plan(d, k, dtype) if served else None
+    return products_plan(d, k, dtype, shared_memory) if served else None
 
 
-def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float) -> FewPlan | None:
+def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float, shared_memory: int) -> FewPlan | None:
     """Return how few_features.cuh computes an iteration; None where there are too many features or clusters."""
     clusters = -(-k // 4) * 4
     most = next((elements for features, elements in _FEW_ELEMENTS if d <= features), 0)
@@ -201,19 +203,24 @@ def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float) -> 
     plan = FewPlan(dtype, d, clusters, 4 if d <= _FOUR_ROWS else 2, 32, mean > norm)
     while plan.sums_bytes > _FEW_BYTES:
         plan = replace(plan, replicas=plan.replicas // 2)
+    if plan.shared_bytes > shared_memory:
+        plan = replace(plan, stages=2)
+    while plan.shared_bytes > shared_memory:
+        plan = replace(plan, replicas=plan.replicas // 2)
     return plan
 
 
-def products_plan(d: int, k: int, dtype: str) -> ProductsPlan:
+def products_plan(d: int, k: int, dtype: str, shared_memory: int) -> ProductsPlan | None:
     """Return how few_products.cuh computes an iteration; for up to 64 features and 64 clusters.
 
-    What a thread keeps is what it has registers for: 128, or 168.
+    `shared_memory` is what a block may have, in bytes: as many warps as registers allow for come first, then stages.
+    None where there is too little.
     """
     columns, steps = -(-k // 8), -(-d // 16)
-    vector = gcd(d, 4 if columns <= 4 and ITEMSIZE[dtype] == 4 else 2)
-    if steps * columns <= 4 or steps != 2:
-        return ProductsPlan(dtype, d, columns, 32, steps == 1, steps * columns <= 4, vector, 512 if steps <= 2 else 384)
-    return ProductsPlan(dtype, d, columns, 32, ahead=False, kept=True, vector=vector, threads=256, blocks=2)
+    kept = steps * columns <= 4 or steps == 2
+    sizes = ((threads, stages) for threads in _THREADS for stages in range(_STAGES, 1, -1))
+    plans = (ProductsPlan(dtype, d, columns, stages, kept, threads) for threads, stages in sizes)
+    return next((plan for plan in plans if plan.shared_bytes <= shared_memory), None)
 
 
 def few_scale(norm: float) -> float:

@@ -3,15 +3,16 @@
 //
 //   X (n × d, float32 or 16 bits, row by row)   centres in float16 (centers.cuh)   labels (n)   sums (k × (d + 1))
 //
-//   a warp's tile, 16 rows a block      columns 0 … 15        16 … 31       a lane (g, t) = (lane / 4, lane % 4) loads columns
-//     block 0   rows g                  t=0 t=1 t=2 t=3    t=0 t=1 …        4·t … 4·t + 3 of each 16, 16 bytes, of rows g
-//               rows g + 8              ███ ███ ███ ███    ███ ███ …        and g + 8: the quad reads a row, the warp eight.
-//     block 1   …                                                           The product takes them for columns 2·t, 2·t + 1,
-//                                                                           2·t + 8 and 2·t + 9; centres likewise
+//   a warp's tile, 32 rows,             columns 0 … 15        16 … 31       a lane (g, t) = (lane / 4, lane % 4) loads columns
+//   in its ring (tile_ring.cuh)         t=0 t=1 t=2 t=3    t=0 t=1 …        4·t … 4·t + 3 of each 16, 16 bytes, of rows g
+//     rows g                            ███ ███ ███ ███    ███ ███ …        and g + 8: the quad reads a row, the warp eight.
+//     rows g + 8                        ███ ███ ███ ███    ███ ███ …        The product takes them for columns 2·t, 2·t + 1,
+//     rows g + 16, g + 24               ███ ███ ███ ███    ███ ███ …        2·t + 8 and 2·t + 9; centres likewise
 //
 //   scores    mma m16n8k16 of (x − mean)·scale, rounded to float16, and the centres, that begins with −‖c‖²/2
-//   labels    as in nearest.cuh: candidates by the best score and a bound, brought together for each lane to have a row;
-//             rows that are not done → the warp's queue (few_rows.cuh) → decided in float64, moved (column_sums.cuh)
+//   labels    as in nearest.cuh: candidates by the best score and a bound, brought together for each lane to have a row
+//   moves     rows with one candidate that is not their label (column_sums.cuh): many of a tile at once, from the ring; few
+//             → a queue of the warp's (few_rows.cuh) → 32 at a time, from X; rows with several → another → decided in float64
 //
 // With x̂ and ĉ rounded to float16, n = ‖x̂‖ and a the most that is lost next to zero,
 //
@@ -39,18 +40,20 @@
 #pragma once
 #include "apps/kmeans/column_sums.cuh"
 #include "apps/kmeans/few_centres.cuh"
+#include "apps/kmeans/tile_ring.cuh"
 
 namespace kmeans {
 
-// Four columns of a row, from column `step` + `mine` on; zero past the last.
+// Four columns of a row, from column 16 · `step` + `mine` on; zero past the last.
 template <int kFeatures, typename T>
-__device__ __forceinline__ void load_four(const T* from, int step, int mine, T (&to)[4]) {
+__device__ __forceinline__ void load_four(const unsigned char* row, int swizzle, int step, int mine, T (&to)[4]) {
   constexpr int kWide = few_wide<T, kFeatures, 4>();
 #pragma unroll
   for (int i = 0; i < 4; i += kWide) {
     simt::Vector<T, kWide> some = {};
-    if (step + 16 <= kFeatures || step + mine + i < kFeatures) {
-      some = *reinterpret_cast<const simt::Vector<T, kWide>*>(from + i);
+    const int column = 16 * step + mine + i;
+    if (16 * step + 16 <= kFeatures || column < kFeatures) {
+      some = *reinterpret_cast<const simt::Vector<T, kWide>*>(row + (column * (int)sizeof(T) ^ swizzle));
     }
 #pragma unroll
     for (int e = 0; e < kWide; ++e) to[i + e] = some.at[e];
@@ -90,27 +93,46 @@ __device__ __forceinline__ unsigned candidates_of(const float (&scores)[kColumns
   return __float_as_uint(sum);
 }
 
-// kColumns is k / 8, rounded up; kBlocks the 16-row blocks of a tile. kAhead: the next tile waits in registers. kVector
-// elements of a row that moves are a lane's. Digits of kMostAdded rows add up within 32 bits.
-template <typename T, int kFeatures, int kColumns, int kBlocks, bool kAhead, bool kKept, int kVector, int kThreads,
-          int kResident, int kMostAdded = 32768>
+// A row that moves, and waits: where the clusters' sums begin, negative if there are none.
+struct alignas(8) Leaving {
+  unsigned row;
+  short from, to;
+};
+
+// Rows of a tile that move from which on they are read from shared memory.
+#ifndef MANY
+#define MANY 12
+#endif
+constexpr int kMany = MANY;
+
+// kColumns is k / 8, rounded up. Digits of kMostAdded rows add up within 32 bits.
+template <typename T, int kFeatures, int kColumns, int kStages, bool kKept, int kThreads, int kResident,
+          int kMostAdded = 32768>
 __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const T* X, const float* centers, int k,
-                                                                          long long n, const Products of, int* labels,
+                                                                          long long n, const Products of, Label* labels,
                                                                           unsigned long long* sums, unsigned* moved,
                                                                           const int* stopped) {
-  static_assert(kColumns <= 8 && kBlocks % 2 == 0, "a lane has up to 16 bits of a row; rows are dealt to lanes 32 at a time");
-  constexpr int kSteps = (kFeatures + 15) / 16, kWarps = kThreads / 32, kTile = 16 * kBlocks;
-  // A warp asks for the sums to be flushed when it has moved half of its share; it has at most 31 rows waiting.
-  constexpr int kShare = kMostAdded / kWarps / 2, kTiles = (kShare - 31) / kTile;
+  static_assert(kColumns <= 8, "a lane has up to 16 bits of a row");
+  constexpr int kSteps = (kFeatures + 15) / 16, kWarps = kThreads / 32, kTile = 32;
+  // A warp asks for the sums to be flushed when it has moved half of its share; it has at most 62 rows waiting.
+  constexpr int kShare = kMostAdded / kWarps / 2, kTiles = (kShare - 62) / kTile;
   static_assert(kTiles >= 1, "the digits of one tile would overflow");
   if (*stopped) return;
+  using Ring = TileRing<T, kFeatures, kTile, kStages, 16 * (int)sizeof(T)>;
   using Centres = Centres<kSteps, kColumns, kKept>;
+  using Sums = ColumnSums<T, kFeatures>;
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
+  Ring ring(X, labels, n, shared);
+  shared += kWarps * Ring::kBytes;
   const Centres nearby(of, shared);
-  unsigned* digits = reinterpret_cast<unsigned*>(shared + Centres::kBytes);
-  const ColumnSums<T, kFeatures, kVector> here(sums, digits, k, X, of.mean, of.scales);
-  here.clear();
-  Queue<Entry, kTile> queue(digits + 8 * kColumns * here.kWords);
+  shared += Centres::kBytes;
+  const Sums here(sums, shared, 8 * kColumns, k, of.mean, of.scales);
+  shared += Sums::bytes(8 * kColumns);
+  // Of a tile, rows that move are settled at once if they are many. Few wait, with those that were decided.
+  Queue<Moving, kTile> moving(shared);
+  Queue<Entry, kTile> doubtful(shared + kWarps * moving.kBytes);
+  Queue<Leaving, 3 * kTile> leaving(shared + kWarps * (moving.kBytes + doubtful.kBytes));
+  __syncthreads();
   const Bound bound = few_bound(of, kFeatures);
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   float shift[kSteps][4];
@@ -121,53 +143,22 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
       const int column = 16 * s + 4 * t + e;
       shift[s][e] = column < kFeatures ? -of.mean[column] * of.scale : 0.0f;
     }
-  struct {
-    T x[kBlocks][2][kSteps][4];
-    int label[kBlocks / 2];
-  } raw;
-  const auto load_rows = [&](long long first, auto row_of) {
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const T* from = X + row_of(first + g, 16 * b + 8 * half) * kFeatures + 4 * t;
-#pragma unroll
-        for (int s = 0; s < kSteps; ++s) load_four<kFeatures, T>(from + 16 * s, 16 * s, 4 * t, raw.x[b][half][s]);
-      }
-#pragma unroll
-    for (int p = 0; p < kBlocks / 2; ++p) raw.label[p] = labels[row_of(first + 8 * t + g, 32 * p)];
-  };
-  const auto load = [&](long long first) {
-    if (first + kTile <= n) {
-      load_rows(first, [](long long row, int more) { return row + more; });
-    } else {
-      // Past the end, the last row again, of which nothing is queued.
-      load_rows(first, [n](long long row, int more) { return row + more < n ? row + more : n - 1; });
-    }
-  };
   unsigned changed = 0, added = 0;
-  const auto settle = [&](Entry* items, int count) {
-    Moving one = {0, 0, 0, 0};
+  const auto move = [&](const Moving* rows, int count) {
+    here.move(rows, count);
+    changed += count;
+    added += count;
+  };
+  const auto decide = [&](const Entry* items, int count) {
+    Leaving one = {};
     if (lane < count) {
       const Entry entry = items[lane];
-      const bool single = __popc(entry.low) + __popc(entry.high) == 1;
-      one = {entry.row, entry.label,
-             single ? first_centre(entry.low, entry.high)
-                    : nearest_in_double<kFeatures>(X + (long long)entry.row * kFeatures, of.mean, centers, k, entry.low,
-                                                   entry.high),
-             0};
-      if (one.from != one.to) labels[one.row] = one.to;
+      const T* row = X + (long long)entry.row * kFeatures;
+      const int to = nearest_of_row<kFeatures>(row, of.mean, centers, k, entry.low, entry.high);
+      one = {entry.row, (short)here.place(entry.label), (short)here.place(to)};
+      if (to != entry.label) labels[entry.row] = (Label)to;
     }
-    const unsigned all = __ballot_sync(simt::every_lane, one.from != one.to);
-    if (all == 0) return;
-    Moving* moving = reinterpret_cast<Moving*>(items);  // where the items were, which all lanes have read
-    if (one.from != one.to) {
-      moving[__popc(all & ((1u << lane) - 1))] = {one.row, here.place(one.from), here.place(one.to), 0};
-    }
-    __syncwarp();
-    here.move(moving, __popc(all));
-    changed += __popc(all);
-    added += __popc(all);
+    leaving.add(one.from != one.to, one);
   };
   const auto flush = [&] {
     if (__syncthreads_or(added > kShare)) {
@@ -175,68 +166,68 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
       added = 0;
     }
   };
-  const long long begin = ((long long)blockIdx.x * kWarps + threadIdx.x / 32) * kTile;
-  if (kAhead && begin < n) load(begin);
-  each_tile<kTile, kWarps, kTiles>(n, flush, [&](long long first, long long ahead, bool more) {
-    const int rows = n - first < kTile ? (int)(n - first) : kTile;
-    if (!kAhead) load(first);
-    unsigned a[kBlocks][kSteps][4];
+  const long long together = (long long)gridDim.x * kThreads, own = (long long)blockIdx.x * kThreads + threadIdx.x / 32 * 32;
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b)
+  for (int stage = 0; stage + 1 < kStages; ++stage) ring.ask(own + stage * together);
+  each_tile<kTile, kWarps, kTiles>(n, flush, [&](long long first, long long ahead, bool more) {
+    ring.wait();
+    ring.ask(first + (kStages - 1) * ahead);
+    const int mine = 8 * t + g, label = ring.labels()[mine];
+    unsigned bits[4];
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      unsigned a[kSteps][4];
 #pragma unroll
       for (int half = 0; half < 2; ++half)
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
+          const int row = 16 * b + 8 * half + g;
+          T raw[4];
+          load_four<kFeatures, T>(ring.row(row), Ring::swizzle(row), s, 4 * t, raw);
           float x[4];
 #pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            x[e] = fmaf(tsm2::Element<T>::value(raw.x[b][half][s][e]), of.scale, shift[s][e]);
-          }
-          a[b][s][half] = ptx::to_halves(x[0], x[1]);
-          a[b][s][half + 2] = ptx::to_halves(x[2], x[3]);
+          for (int e = 0; e < 4; ++e) x[e] = fmaf(tsm2::Element<T>::value(raw[e]), of.scale, shift[s][e]);
+          a[s][half] = ptx::to_halves(x[0], x[1]);
+          a[s][half + 2] = ptx::to_halves(x[2], x[3]);
         }
-    int label[kBlocks / 2];
+      float scores[kColumns][4];
 #pragma unroll
-    for (int p = 0; p < kBlocks / 2; ++p) label[p] = raw.label[p];
-    if (kAhead && more) load(first + ahead);
-    const long long soon = first + (kAhead ? 2 : 1) * ahead;
-    if (soon + kTile <= n) prefetch_tile<kFeatures, kTile>(X, labels, soon);
-    Candidates found[kBlocks / 2];
-    bool any = false, waits[kBlocks / 2];
+      for (int j = 0; j < kColumns; ++j) nearby.begin(j, scores[j]);
 #pragma unroll
-    for (int p = 0; p < kBlocks / 2; ++p) {
-      unsigned bits[4];
+      for (int s = 0; s < kSteps; ++s)
 #pragma unroll
-      for (int b = 2 * p; b < 2 * p + 2; ++b) {
-        float scores[kColumns][4];
+        for (int j = 0; j < kColumns; ++j) nearby.multiply(j, s, a[s], scores[j]);
 #pragma unroll
-        for (int j = 0; j < kColumns; ++j) nearby.begin(j, scores[j]);
-#pragma unroll
-        for (int s = 0; s < kSteps; ++s)
-#pragma unroll
-          for (int j = 0; j < kColumns; ++j) nearby.multiply(j, s, a[b][s], scores[j]);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float norm = ptx::square_root(square_norm<kSteps>(a[b], half));
-          const float twice_error = fmaf(norm, bound.of_norm, bound.always);
-          bits[2 * (b % 2) + half] = candidates_of<kColumns>(scores, half, twice_error);
-        }
-        // For the scores of no more blocks to be in registers at a time.
-        if (kColumns > 2 || b % 2) __syncwarp();
+      for (int half = 0; half < 2; ++half) {
+        const float norm = ptx::square_root(square_norm<kSteps>(a, half));
+        const float twice_error = fmaf(norm, bound.of_norm, bound.always);
+        bits[2 * b + half] = candidates_of<kColumns>(scores, half, twice_error);
       }
-      found[p] = candidates_of_own_row(bits);
-      waits[p] = !found[p].is(label[p]) & (32 * p + 8 * t + g < rows);
-      any |= waits[p];
+      // For the scores of no more blocks to be in registers at a time.
+      if (kColumns > 2) __syncwarp();
     }
-    if (__any_sync(simt::every_lane, any)) {
-#pragma unroll
-      for (int p = 0; p < kBlocks / 2; ++p) {
-        const unsigned row = (unsigned)first + 32 * p + 8 * t + g;
-        queue.add(waits[p], {row, label[p], found[p].low, found[p].high});
+    const Candidates found = candidates_of_own_row(bits);
+    const bool waits = !found.is(label) & (first + mine < n);
+    if (__any_sync(simt::every_lane, waits)) {
+      const bool certain = __popc(found.low) + __popc(found.high) == 1, moves = waits & certain;
+      const int to = moves ? first_centre(found.low, found.high) : 0;
+      if (moves) labels[first + mine] = (Label)to;
+      const short from_place = (short)here.place(label), to_place = (short)here.place(to);
+      if (__popc(__ballot_sync(simt::every_lane, moves)) >= kMany) {
+        moving.add(moves, {ring.row(mine), Ring::swizzle(mine), from_place, to_place});
+      } else {
+        leaving.add(moves, {(unsigned)(first + mine), from_place, to_place});
       }
+      doubtful.add(waits & !certain, {(unsigned)(first + mine), label, found.low, found.high});
     }
     // The last of a warp's tiles leaves nothing.
-    queue.drain(more ? 32 : 1, settle);
+    doubtful.drain(more ? 32 : 1, decide);
+    do {
+      moving.take(1, move);
+    } while (leaving.take(more ? 32 : 1, [&](const Leaving* items, int count) {
+      const Leaving one = items[lane < count ? lane : 0];
+      moving.add(lane < count, {X + (long long)one.row * kFeatures, 0, one.from, one.to});
+    }));
   });
   here.flush();
   if (lane == 0 && changed) atomicAdd(moved, changed);

@@ -39,11 +39,23 @@ __device__ __forceinline__ void load_row(const T* from, T (&to)[kFeatures]) {
   }
 }
 
-// ‖x − c‖² in float64 of a row of X, by one thread, in the order of features.
+// The same of a row whose units of 16 bytes have changed places: `swizzle` is combined with a byte's place.
 template <int kFeatures, typename T>
-__device__ __forceinline__ double square_distance(const T* row, const float* mean, const float* center) {
+__device__ __forceinline__ void load_row(const unsigned char* from, int swizzle, T (&to)[kFeatures]) {
+  constexpr int kWide = few_wide<T, kFeatures>();
+#pragma unroll
+  for (int i = 0; i < kFeatures; i += kWide) {
+    const auto some = *reinterpret_cast<const simt::Vector<T, kWide>*>(from + (i * (int)sizeof(T) ^ swizzle));
+#pragma unroll
+    for (int e = 0; e < kWide; ++e) to[i + e] = some.at[e];
+  }
+}
+
+// ‖x − c‖² in Sum of a row of X, by one thread, in the order of features.
+template <typename Sum, int kFeatures, typename T>
+__device__ __forceinline__ Sum square_distance(const T* row, const float* mean, const float* center) {
   constexpr int kWide = few_wide<T, kFeatures, 4>();
-  double sum = 0;
+  Sum sum = 0;
 #pragma unroll 2
   for (int i = 0; i < kFeatures; i += kWide) {
     const auto x = *reinterpret_cast<const simt::Vector<T, kWide>*>(row + i);
@@ -51,22 +63,30 @@ __device__ __forceinline__ double square_distance(const T* row, const float* mea
     const auto c = *reinterpret_cast<const simt::Vector<float, kWide>*>(center + i);
 #pragma unroll
     for (int e = 0; e < kWide; ++e) {
-      const double difference = (double)centred<T, float>(x.at[e], middle.at[e]) - (double)c.at[e];
+      const Sum difference = (Sum)centred<T, float>(x.at[e], middle.at[e]) - (Sum)c.at[e];
       sum += difference * difference;
     }
   }
   return sum;
 }
 
-// The nearest of a row's candidates, or of all centres if it has none: the first of equals.
+// The nearest of a row's candidates, or of all centres if it has none: the first of equals. In float32 first, as in
+// decide.cuh: a square is off by (d + 3)·2⁻²⁴ of itself at most.
 template <int kFeatures, typename T>
-__device__ __forceinline__ int nearest_in_double(const T* row, const float* mean, const float* centers, int k,
-                                                 unsigned low, unsigned high) {
+__device__ __forceinline__ int nearest_of_row(const T* row, const float* mean, const float* centers, int k, unsigned low,
+                                              unsigned high) {
   const bool all = (low | high) == 0;
+  const auto each = [&](auto take) {
+    unsigned of_low = low, of_high = high;
+    for (int j = all ? 0 : next_candidate(of_low, of_high, k); j < k; j = all ? j + 1 : next_candidate(of_low, of_high, k)) {
+      take(j, centers + j * kFeatures);
+    }
+  };
+  Surely surely;
+  each([&](int j, const float* center) { surely.take(square_distance<float, kFeatures>(row, mean, center), j); });
+  if (surely.is_so(32 * kFeatures)) return surely.centre;
   Distant nearest = {kInfinity, 0};
-  for (int j = all ? 0 : next_candidate(low, high, k); j < k; j = all ? j + 1 : next_candidate(low, high, k)) {
-    nearest.take({square_distance<kFeatures>(row, mean, centers + j * kFeatures), j});
-  }
+  each([&](int j, const float* center) { nearest.take({square_distance<double, kFeatures>(row, mean, center), j}); });
   return nearest.centre;
 }
 
@@ -101,36 +121,72 @@ __device__ __forceinline__ void each_tile(long long n, Between between, Body bod
   }
 }
 
-// The rows of a warp that wait to be settled. Between two settlings, no more than kTile come.
-template <typename Item, int kTile>
+// The same in fewer instructions, of fewer than 2³² rows: `body` of a tile's first row.
+template <int kTile, int kWarps, int kTurns, typename Between, typename Body>
+__device__ __forceinline__ void each_first_row(unsigned n, Between between, Body body) {
+  const unsigned tiles = n / kTile + (n % kTile != 0), together = gridDim.x * kWarps;
+  unsigned tile = blockIdx.x * kWarps + threadIdx.x / 32;
+  for (unsigned begin = blockIdx.x * kWarps; begin < tiles; begin += kTurns * together) {
+    if (begin >= kTurns * together) between();
+    const unsigned end = tiles - begin > kTurns * together ? begin + kTurns * together : tiles;
+    for (; tile < end; tile += together) body(tile * kTile);
+  }
+}
+
+// The rows of a warp that wait to be settled. Between two settlings, no more than kTile come. If `keeps`, registers hold
+// what places are computed from (simt::kept).
+template <typename Item, int kTile, bool keeps = false>
 class Queue {
  public:
-  static constexpr int kRoom = kTile + 32;
+  static constexpr int kRoom = kTile + 32, kBytes = kRoom * (int)sizeof(Item);  // of a warp
 
-  __device__ explicit Queue(void* items) : items_(static_cast<Item*>(items) + threadIdx.x / 32 * kRoom), waiting_(0) {}
+  __device__ explicit Queue(void* items)
+      : items_(static_cast<Item*>(items) + threadIdx.x / 32 * kRoom), below_((1u << threadIdx.x % 32) - 1), waiting_(0) {
+    if (keeps) items_ = simt::kept_shared(items_), below_ = simt::kept(below_);
+  }
 
   // By all lanes: each adds its item if it is wanted.
   __device__ __forceinline__ void add(bool wanted, const Item& item) {
-    const unsigned all = __ballot_sync(simt::every_lane, wanted), lane = threadIdx.x % 32;
-    if (wanted) items_[waiting_ + __popc(all & ((1u << lane) - 1))] = item;
+    const unsigned all = __ballot_sync(simt::every_lane, wanted);
+    if (wanted) items_[waiting_ + __popc(all & below_)] = item;
     waiting_ += __popc(all);
   }
 
-  // Calls `settle` of up to 32 items and their number, by all lanes, until fewer than `least` wait. It may write where the
-  // items are.
+  // The same, an item a turn, for as long as any lane's `wanted` is not zero: `fill` writes one and changes it. `all` are
+  // the lanes that begin with one.
+  template <typename Fill>
+  __device__ __forceinline__ void add_while(unsigned all, const unsigned& wanted, Fill fill) {
+#pragma unroll 1
+    while (all != 0) {
+      if (wanted != 0) fill(items_[waiting_ + __popc(all & below_)]);
+      waiting_ += __popc(all);
+      all = __ballot_sync(simt::every_lane, wanted != 0);
+    }
+  }
+
+  // Calls `settle` of up to 32 items and their number, by all lanes, if `least` of them wait, and tells whether they did. It
+  // may write where the items are.
+  template <typename Settle>
+  __device__ __forceinline__ bool take(unsigned least, Settle settle) {
+    if (waiting_ < least) return false;
+    const unsigned taken = waiting_ < 32 ? waiting_ : 32;
+    waiting_ -= taken;
+    __syncwarp();
+    settle(items_ + waiting_, (int)taken);
+    __syncwarp();  // what was there has been read
+    return true;
+  }
+
+  // Likewise, until fewer wait.
   template <typename Settle>
   __device__ __forceinline__ void drain(unsigned least, Settle settle) {
-    while (waiting_ >= least) {
-      const unsigned taken = waiting_ < 32 ? waiting_ : 32;
-      waiting_ -= taken;
-      __syncwarp();
-      settle(items_ + waiting_, (int)taken);
-      __syncwarp();  // what was there has been read
+    while (take(least, settle)) {
     }
   }
 
  private:
   Item* items_;
+  unsigned below_;  // the lanes before this one
   unsigned waiting_;
 };
 

@@ -22,7 +22,7 @@ from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
 from tsapps.apps.kmeans.bounds_plan import BOUNDS_BYTES
 from tsapps.apps.kmeans.cuda import CublasEngine
 from tsapps.apps.kmeans.few_features import few_step, norms_of
-from tsapps.apps.kmeans.few_plan import FewPlan, ProductsPlan, few_plan
+from tsapps.apps.kmeans.few_plan import ALIGNMENT, FewPlan, ProductsPlan, few_plan
 from tsapps.apps.kmeans.fused_plan import (
     MOST_CENTRES,
     MOST_CLUSTERS,
@@ -277,8 +277,9 @@ class FusedEngine(CublasEngine):
         if self._found is None:
             self.moments()
         X = self.rows_on_gpu
-        plan = few_plan(self.n_features, k, X.dtype.name, *norms_of(self))
-        served = plan is not None and integers_of(self).digits == NARROW and X.data.ptr % plan.alignment == 0
+        room = self.gpu.shared_memory_per_block
+        plan = few_plan(self.n_features, k, X.dtype.name, *norms_of(self), room)
+        served = plan is not None and integers_of(self).digits == NARROW and X.data.ptr % ALIGNMENT == 0
         return plan if served else None
 
     def _plan_for(self, k: int) -> Plan | StreamPlan | None:

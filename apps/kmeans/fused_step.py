@@ -93,13 +93,16 @@ class Step(ABC):
         self.moved, self._arrived, self.stopped = (self._zeroed[i : i + 1] for i in range(3))
         self._counts = cupy.empty(0, np.uint32)  # of lists that `advance` is to empty
         self._centers = cupy.empty((2, k, d), engine.dtype)  # of an iteration, and of the next
+        # What they pass through on their way: a copy from or to other memory of the host is several times slower.
+        memory = cupy.cuda.alloc_pinned_memory(k * d * engine.dtype.itemsize)
+        self._passing = np.frombuffer(memory, engine.dtype, k * d).reshape(k, d)
         n_columns = self._n_columns = -(-k // self.columns) * self.columns
         # Where centres lie in slabs, the first of them has their offsets.
         self._halves = cupy.zeros((n_columns, placement.padded + (16 if placement.slabs else 0)), np.float16)
         self._offsets = cupy.empty(n_columns, np.float32)
         self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
-        self._outcomes = cupy.empty(_AHEAD, OUTCOME)
         self._motion = np.zeros((), MOTION)[()]  # none is followed
+        # The GPU writes to it: a copy of 32 bytes would take as long as a kernel.
         memory = cupy.cuda.alloc_pinned_memory(_AHEAD * OUTCOME.itemsize)
         self._seen = np.frombuffer(memory, OUTCOME, _AHEAD)
         self.device_sums = cupy.empty((k, d + 1), np.int64)
@@ -163,12 +166,13 @@ class Step(ABC):
         if outcome["empty"]:
             sums, weights = self.sums()
             empty = Assignment(int(outcome["moved"]), sums, weights, float(outcome["potential"]))
-            return Iterated(to_host(self._centers[now]), known + 1, strict, float("nan"), empty)
-        return Iterated(to_host(self._centers[1 - now]), known + 1, strict, float(outcome["shift"]))
+            return Iterated(self._centers_on_host(now), known + 1, strict, float("nan"), empty)
+        return Iterated(self._centers_on_host(1 - now), known + 1, strict, float(outcome["shift"]))
 
     def _begin(self, centers: np.ndarray) -> None:
         """Put centres where the first iteration expects them."""
-        self._centers[0].set(np.ascontiguousarray(centers, dtype=self.engine.dtype))
+        self._passing[...] = centers
+        self._centers[0].set(self._passing)
         self._zeroed.fill(0)
         self._counts.fill(0)
         if self.bounds is not None:
@@ -177,12 +181,16 @@ class Step(ABC):
         arguments = (self._centers[0], *self._sizes, self._offsets, *found)
         self._place((self._n_columns,), (_CENTRE_THREADS,), arguments)
 
+    def _centers_on_host(self, place: int) -> np.ndarray:
+        """Return centres as an array of the caller's own."""
+        return np.array(self._centers[place].get(out=self._passing))
+
     def _launch(self, count: int, tol: float) -> None:
-        """Launch one iteration, and the copy of its outcome to the host."""
+        """Launch one iteration, which leaves its outcome with the host."""
         now, place = count % 2, count % _AHEAD
         self._move_rows(self._centers[now])
         results = self._centers[1 - now], self._offsets, self._found, self._arrived, self._extremes
-        state = self._counts, np.int32(self._counts.size), self.moved, self.stopped, self._outcomes[place:]
+        state = self._counts, np.int32(self._counts.size), self.moved, self.stopped
         arguments = (
             self.device_sums,
             self._units,
@@ -191,13 +199,10 @@ class Step(ABC):
             np.float64(tol),
             *results,
             *state,
+            np.uint64(self._seen[place:].ctypes.data),
             self._motion,
         )
         self._advance((self.k,), (_CENTRE_THREADS,), arguments)
-        source, size = self._outcomes[place:].data.ptr, OUTCOME.itemsize
-        stream = cupy.cuda.get_current_stream().ptr
-        to_host_kind = cupy.cuda.runtime.memcpyDeviceToHost
-        cupy.cuda.runtime.memcpyAsync(self._seen[place:].ctypes.data, source, size, to_host_kind, stream)
 
     def counts(self) -> np.ndarray:
         """Return how many samples each cluster has, (k,), int64, where none is weighted."""

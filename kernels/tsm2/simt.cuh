@@ -12,6 +12,7 @@
 //   simt::store_streaming           likewise, written once
 //   simt::load_from_other_block     an element that another block wrote: past the multiprocessor's own cache
 //   simt::dynamic_shared<T>()       the shared memory that the launch gives the block
+//   simt::kept(x)                   x, in a register from here on: all lanes take part
 //   simt::last_to_arrive(…)         whether this block is the last of some that hand over what they wrote
 //   SIMT_BLOCK(threads)             before `void`: a kernel's threads a block, where it helps the compiler to know.
 //                                   Told, ptxas spills a few registers to fit one more block on an SM; not told, AMD's
@@ -84,6 +85,22 @@ __device__ __forceinline__ T shuffle_up(T value, int delta) {
 __device__ __forceinline__ void sync_warp() { __syncwarp(); }
 
 #endif
+
+// Where registers are scarce, the compiler computes anew in every turn of a loop what follows from the thread's number alone,
+// a dozen instructions for an address. It does not know that this is the lane's own value.
+template <typename T>
+__device__ __forceinline__ T kept(T value) {
+  return shuffle(value, (int)threadIdx.x % warp_size);
+}
+// The same of a pointer to shared memory.
+template <typename T>
+__device__ __forceinline__ T* kept_shared(T* at) {
+#if defined(TSA_HOST) || defined(TSA_HIP)
+  return at;
+#else
+  return static_cast<T*>(__cvta_shared_to_generic(kept((unsigned)__cvta_generic_to_shared(at))));
+#endif
+}
 
 __device__ __forceinline__ int lane() { return (int)threadIdx.x % warp_size; }
 

@@ -23,9 +23,9 @@ def source(plan, most_added):
     T = ELEMENT[plan.dtype]
     kernel = f"{plan.kernel.removesuffix('>')}, {most_added}>"
     return f"""
-extern "C" void {name_of(plan, most_added)}(const void* X, const float* centers, long long k, long long n, int* labels,
-                                            unsigned long long* sums, unsigned* moved, const int* stopped,
-                                            long long blocks) {{
+extern "C" void {name_of(plan, most_added)}(const void* X, const float* centers, long long k, long long n,
+                                            signed char* labels, unsigned long long* sums, unsigned* moved,
+                                            const int* stopped, long long blocks) {{
   cuda_host::launch(dim3(blocks), {plan.threads}, {plan.shared_bytes}, [=] {{
     kmeans::{kernel}(static_cast<const {T}*>(X), centers, (int)k, n, labels, sums, moved, stopped);
   }});
@@ -45,7 +45,7 @@ extern "C" void place(const float* centers, long long k, long long d, long long 
 
 
 def name_of(plan, most_added):
-    numbers = plan.features, plan.clusters, plan.rows, plan.replicas, int(plan.shifts), most_added
+    numbers = plan.features, plan.clusters, plan.rows, plan.replicas, plan.stages, int(plan.shifts), most_added
     return "_".join(["assign", plan.dtype, *map(str, numbers)])
 
 
@@ -84,6 +84,7 @@ class FewIterations(Iterations):
     def __init__(self, X, k, kind, mean=None, shifts=None, replicas=None, flushes=False, blocks=BLOCKS):
         super().__init__(X, k, kind, None, mean)
         assert self.digits == 2
+        self.labels = self.labels.astype(np.int8)
         norm, of_mean = (float(np.linalg.norm(v.astype(np.float64))) for v in (self.largest, self.mean))
         plan = chosen(self.d, k, self.dtype, of_mean, norm)
         plan = replace(plan, shifts=plan.shifts if shifts is None else shifts, replicas=replicas or plan.replicas)

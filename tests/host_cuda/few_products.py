@@ -19,15 +19,16 @@ SHAPES = [(1, 1), (3, 9), (5, 20), (8, 33), (14, 2), (16, 16), (20, 40), (32, 64
 HALF_SHAPES = [(5, 20), (16, 16), (32, 64), (64, 64)]
 #: Threads of a block, so few that a warp has several tiles; and the rows that a sum has digits for.
 THREADS, MOST_ADDED = 64, 32768
+SHARED_MEMORY = 227 << 10
 
 
 def chosen(d, k, dtype, **changed):
-    return replace(products_plan(d, k, dtype), threads=THREADS, **changed)
+    return replace(products_plan(d, k, dtype, SHARED_MEMORY), threads=THREADS, **changed)
 
 
 def least_added(plan):
     """Return the fewest rows that a sum must have digits for: warps then ask to flush after every tile."""
-    return plan.threads // 32 * 2 * (plan.rows + 31)
+    return plan.threads // 32 * 2 * (32 + 62)
 
 
 def every_plan():
@@ -37,14 +38,13 @@ def every_plan():
     # What is in registers elsewhere, and the other way round.
     for d, k in ((16, 16), (32, 64)):
         plan = chosen(d, k, "float32")
-        plans += [replace(plan, ahead=not plan.ahead), replace(plan, kept=not plan.kept), replace(plan, rows=32)]
-        plans += [replace(plan, vector=vector) for vector in (1, 2, 4)]
+        plans += [replace(plan, kept=not plan.kept), *(replace(plan, stages=stages) for stages in (2, 3, 4))]
     flushed = [(chosen(d, k, "float32"), None) for d, k in ((3, 9), (16, 16), (64, 64))]
     return [(plan, most or least_added(plan)) for plan, most in [*((plan, MOST_ADDED) for plan in plans), *flushed]]
 
 
 def name_of(plan, most_added):
-    numbers = plan.features, plan.columns, plan.rows, int(plan.ahead), int(plan.kept), plan.vector, most_added
+    numbers = plan.features, plan.columns, plan.stages, int(plan.kept), most_added
     return "_".join(["products", plan.dtype, *map(str, numbers)])
 
 
@@ -53,7 +53,7 @@ def source(plan, most_added):
     kernel = f"{plan.kernel.removesuffix('>')}, {most_added}>"
     return f"""
 extern "C" void {name_of(plan, most_added)}(const void* X, const float* centers, long long k, long long n,
-                                            const kmeans::Products* of, int* labels, unsigned long long* sums,
+                                            const kmeans::Products* of, signed char* labels, unsigned long long* sums,
                                             unsigned* moved, const int* stopped, long long blocks) {{
   const kmeans::Products products = *of;
   cuda_host::launch(dim3(blocks), {plan.threads}, {plan.shared_bytes}, [=] {{
@@ -87,6 +87,7 @@ class ProductsIterations(Iterations):
         exact = self.X.itemsize == 2 and not self.mean.any()
         self.rounding = 0.0 if exact else FEW_ROUNDING
         self.counts = np.zeros(0, np.uint32)
+        self.labels = self.labels.astype(np.int8)
 
     def move_rows(self, centers, stopped=0):
         """Run what follows of an iteration, at the centres that were placed."""

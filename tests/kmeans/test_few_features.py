@@ -158,7 +158,8 @@ def test_a_score_next_to_the_threshold():
     for power in range(-12, -4):
         c, square = 2.0**power, 2.0**18  # the data's scale, 2⁹, squared
         centers = np.zeros((3, 2), np.float32)
-        centers[0, 0], centers[1, 1], centers[2, 0] = c, 0.75 * 2.0**-100 / square, -1.0
+        # Its score is x·c, and what all offsets have: as much for each of the largest row's norm.
+        centers[0, 0], centers[1, 1], centers[2, 0] = c, 0.75 * 2.0**-100 / square / (1 + 1.000001 * 2**0.5), -1.0
         error = 1.01 * 6 / 2**24 * 1.000001 * square * (1.000001 * 2**0.5 + 0.5) + 2.0**-40
         wanted = np.float32((2 * error / square + c * c / 2) / c)  # has that score
         x = (wanted.view(np.int32) + np.arange(-400, 400, dtype=np.int32)).view(np.float32)

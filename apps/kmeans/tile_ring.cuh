@@ -1,0 +1,118 @@
+// The tiles of X and of its labels that a warp is about to compute, on their way to shared memory: a ring of its own.
+//
+//   stage 0   rows first … first + kTile − 1 of X as they lie, row by row; their labels, a byte each     computed now
+//   stage 1   the warp's next tile                                                                       on its way
+//   …
+//
+//   a row of 64 bytes, whose four units of 16 are read by one lane, of which eight take turns with others:
+//
+//     row 0, 1    0 1 2 3   0 1 2 3       lane r reads unit u of row r: where the units of rows 2, 3 change places with
+//     row 2, 3    1 0 3 2   1 0 3 2       their neighbours', and so on, eight lanes read eight units of 128 bytes' banks
+//     row 4, 5    2 3 0 1   2 3 0 1
+//
+// Why it is fast: a byte goes through the level-2 cache once (asking for lines early and loading them later goes twice, and
+// was what bounded these kernels), and through no register on its way; no warp waits for another; and whoever reads the rows,
+// in whatever order, finds no two lanes at one bank.
+#pragma once
+#include "apps/kmeans/labels.cuh"
+#include "kernels/ptx.cuh"
+
+namespace kmeans {
+
+// `kTogether` bytes of a row, a power of two from 16 on, are read by lanes that are neighbours, or by one, at a time.
+template <typename T, int kFeatures, int kTile, int kStages, int kTogether>
+class TileRing {
+ public:
+  static constexpr int kRow = kFeatures * (int)sizeof(T), kTileBytes = kTile * kRow, kStage = kTileBytes + kTile;
+  static constexpr int kBytes = kStages * kStage;  // of a warp
+  static_assert(kTile % 32 == 0 && kTileBytes % 16 == 0 && kStage % 16 == 0, "a tile is whole units of 16 bytes");
+
+  // `shared` is the block's, for all of its warps. There are fewer than 2³² rows.
+  __device__ TileRing(const T* X, const Label* labels, long long n, void* shared)
+      : X_(kept(reinterpret_cast<const unsigned char*>(X) + 16 * (threadIdx.x % 32))),
+        labels_(kept(labels + 4 * (threadIdx.x % 32))),
+        n_((unsigned)n),
+        lane_(simt::kept((int)threadIdx.x % 32)),
+        own_(simt::kept_shared(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * kBytes)),
+        asked_(0),
+        now_(kBytes - kStage) {}
+
+  // Begins to copy the tile whose first row is `first`, or nothing if that is past the end; by all lanes. Before the first
+  // wait kStages − 1 times, then once after each: what the stage had before has then been read.
+  __device__ __forceinline__ void ask(unsigned first) {
+    if (first < n_ / kTile * kTile) {
+      copy(first, [](int) { return 16; }, [](int) { return 4; });
+    } else if (first < n_) {
+      const int rows = (int)(n_ - first);
+      // Zeros for the rest.
+      copy(first, [rows](int byte) { return part(rows * kRow - byte, 16); }, [rows](int byte) { return part(rows - byte, 4); });
+    }
+    ptx::cp_async_commit();
+    asked_ += kStage;
+  }
+
+  // Waits for the tile that was asked for kStages − 1 times ago, for all lanes to read; and the last one has been read by all.
+  __device__ __forceinline__ void wait() {
+    ptx::cp_async_wait<kStages - 2>();
+    simt::sync_warp();
+    asked_ = now_;
+    now_ = now_ == kBytes - kStage ? 0 : now_ + kStage;
+  }
+
+  // Of the tile that was waited for: a row, and what to combine, by exclusive or, with a byte's place in it.
+  __device__ __forceinline__ const unsigned char* row(int row) const { return own_ + now_ + row * kRow; }
+  __device__ static __forceinline__ int swizzle(int row) {
+    return kTurns > 1 ? row / kBefore % kTurns * kTogether : 0;
+  }
+
+  __device__ __forceinline__ const Label* labels() const { return reinterpret_cast<const Label*>(own_ + now_ + kTileBytes); }
+
+ private:
+  static constexpr int kLine = 128;  // bytes that all banks have
+  // Rows that are read at a time, and how many of them would begin at the same bank.
+  static constexpr int kRows = kTogether < kLine ? kLine / kTogether : 1;
+  static constexpr int turns() {
+    int turns = 1;
+    while (turns < kRows && kRow % (2 * turns * kTogether) == 0) turns *= 2;
+    return kRow % kTogether == 0 ? turns : 1;
+  }
+  static constexpr int kTurns = turns(), kBefore = kRows / kTurns;
+
+  template <typename To>
+  __device__ static __forceinline__ const To* kept(const To* at) {
+    return reinterpret_cast<const To*>(simt::kept(reinterpret_cast<unsigned long long>(at)));
+  }
+
+  __device__ static __forceinline__ int part(int left, int most) { return left <= 0 ? 0 : left < most ? left : most; }
+
+  // `of_rows` and `of_labels` say how much of some bytes there is.
+  template <typename OfRows, typename OfLabels>
+  __device__ __forceinline__ void copy(unsigned first, OfRows of_rows, OfLabels of_labels) const {
+    const int lane = lane_;
+    const unsigned char* from = X_ + (unsigned long long)first * kRow;
+    unsigned char* to = own_ + asked_;
+#pragma unroll
+    for (int begin = 0; begin < kTileBytes; begin += 32 * 16) {
+      const int byte = begin + 16 * lane;
+      if (begin + 32 * 16 > kTileBytes && byte >= kTileBytes) break;
+      const int read = of_rows(byte);
+      const int place = kTurns > 1 ? byte ^ swizzle(byte / kRow) : byte;
+      // Of a lane that reads nothing, the address is any of the tile.
+      ptx::cp_async<16>(to + place, read > 0 ? from + begin : from - 16 * lane, read);
+    }
+    const int byte = 4 * lane;
+    if (kTile == 128 || byte < kTile) {
+      const int read = of_labels(byte);
+      ptx::cp_async<4>(to + kTileBytes + byte, labels_ + first - (read > 0 ? 0 : byte), read);
+    }
+  }
+
+  const unsigned char* const X_;  // of this lane's units, and labels
+  const Label* const labels_;
+  const unsigned n_;
+  const int lane_;
+  unsigned char* const own_;
+  int asked_, now_;  // bytes to stages
+};
+
+}  // namespace kmeans
