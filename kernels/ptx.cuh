@@ -81,16 +81,6 @@ TSA_PTX unsigned to_bfloat16s(float lower, float upper) {
 #endif
 }
 
-// sum + a · b in 64 bits: one instruction, where C++ of a factor known to be ±1 becomes three and more.
-TSA_PTX long long multiply_add_wide(int a, int b, long long sum) {
-#if defined(TSA_HOST)
-  return sum + (long long)a * b;
-#else
-  asm("mad.wide.s32 %0, %1, %2, %0;" : "+l"(sum) : "r"(a), "r"(b));
-  return sum;
-#endif
-}
-
 TSA_PTX float to_float(Bfloat16 x) { return __uint_as_float((unsigned)x.bits << 16); }
 
 // sqrt.approx ─ one instruction: off by 2⁻²³ of itself at most, and zero of what is below 2⁻¹²⁶.

@@ -3,7 +3,7 @@
 //   centers (k × d)  →  halves (k × padded, float16) = fl16(c · scale), offsets = −‖c · scale‖²/2, and the extremes
 //
 // place_centers   of centres that are given; offsets are −infinite past the last, up to the columns of the product
-// advance         of the means of the sums (move.cuh), which become the next centres; and whether there is to be a next
+// advance         of the means of the sums (integers.cuh), which become the next centres; and whether there is to be a next
 //                 iteration: not if no label changed, if the centres moved by no more than `tolerance` in all (squared), or
 //                 if a cluster is empty, which the host has to fill. What would follow then does nothing.
 //                 With bounds (bounds.cuh), it keeps how far centres have moved too, and says what the next iteration does.

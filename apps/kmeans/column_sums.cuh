@@ -1,4 +1,4 @@
-// The integer sums of few features (move.cuh) in shared memory, where the lanes of a warp take columns of some rows in turns.
+// The integer sums of few features (integers.cuh) in shared memory, where the lanes of a warp take columns of some rows in turns.
 //
 //   a row      four columns are a lane's: kLanes lanes, the power of two that has room for it; 32 / kLanes rows at a time
 //   a turn     lane v of row q adds column (turn ^ q % 4) · kLanes + v: of four rows, 4 · kLanes columns that differ

@@ -9,7 +9,8 @@
 //
 // Why it is fast: of float32, distances are summed in float32 first. They are off by (d / 32 + 12)·2⁻²⁴ of themselves at
 // most, a thousandth of what left the row undecided, so that nearly all rows are decided by that; float64 would be bound by
-// converting to it, a quarter of a thread's clock each.
+// converting to it, a quarter of a thread's clock each. While a row is decided, the next one that has to be is on its way to
+// the level-2 cache, and so are the entries after the next.
 #pragma once
 #include "apps/kmeans/nearest.cuh"
 #include "apps/kmeans/shadow.cuh"
@@ -139,13 +140,31 @@ __global__ void __launch_bounds__(256, 3) decide(const Rows<T, Work> rows, const
   Entry* list = entries + blockIdx.x * capacity;
   const unsigned count = counts[blockIdx.x], warps = blockDim.x / 32 * gridDim.y, lane = threadIdx.x % 32;
   const unsigned even = (count + warps - 1) / warps, each = even < kMostEntries ? even : kMostEntries;
-  for (unsigned begin = (blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32) * each; begin < count; begin += warps * each) {
-    Entry mine = {};
-    const bool present = lane < each && begin + lane < count;
-    if (present) mine = list[begin + lane];
-    unsigned waiting = __ballot_sync(simt::every_lane, present && __popc(mine.low) + __popc(mine.high) != 1);
-    for (; waiting; waiting &= waiting - 1) {
+  // This lane's entry of those that begin there; past the last, one that is decided.
+  auto entry_of = [&](unsigned begin) {
+    return lane < each && begin < count && begin + lane < count ? list[begin + lane] : Entry{0, 0, 1, 0};
+  };
+  auto undecided = [&](const Entry& entry) {
+    return __ballot_sync(simt::every_lane, __popc(entry.low) + __popc(entry.high) != 1);
+  };
+  // Asks for the row that is the first of some to be decided, for it to be in the level-2 cache.
+  auto ask_for = [&](const Entry& entry, unsigned waiting) {
+    if (waiting == 0) return;
+    const long long row = simt::shuffle(entry.row, __ffs(waiting) - 1);
+    const char* x = reinterpret_cast<const char*>(rows.X + row * rows.leading);
+    for (long long byte = 128 * lane; byte < rows.d * (long long)sizeof(T); byte += 32 * 128) ptx::prefetch(x + byte);
+  };
+  const unsigned start = (blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32) * each;
+  Entry soon = entry_of(start), later = entry_of(start + warps * each);
+  for (unsigned begin = start; begin < count; begin += warps * each) {
+    Entry mine = soon;
+    soon = later;
+    ask_for(soon, undecided(soon));
+    later = entry_of(begin + 2 * warps * each);
+    for (unsigned waiting = undecided(mine); waiting;) {
       const int one = __ffs(waiting) - 1;
+      waiting &= waiting - 1;
+      ask_for(mine, waiting);
       const unsigned row = simt::shuffle(mine.row, one);
       const unsigned every_low = simt::shuffle(mine.low, one), every_high = simt::shuffle(mine.high, one);
       const bool all = (every_low | every_high) == 0;

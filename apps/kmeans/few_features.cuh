@@ -1,7 +1,7 @@
 // An iteration for few features and few clusters, by fused multiply-adds on X itself: the label of every row, and the rows
 // that change theirs moved from one cluster's sums to another's, in one launch.
 //
-//   X (n × d, float32 or 16 bits, row by row)   labels (n bytes)   sums (k × (d + 1)), 64-bit integers (move.cuh)
+//   X (n × d, float32 or 16 bits, row by row)   labels (n bytes)   sums (k × (d + 1)), 64-bit integers (integers.cuh)
 //
 //   a warp's tile       lane 0   1   2 …  31         tiles and their labels come through a ring in shared memory
 //     rows   0 …  31    ████████████████████         (tile_ring.cuh); a lane has kRows rows of one in its registers

@@ -7,7 +7,8 @@
 // Why it is fast: few rows of a tile are not done, and they take many instructions. They are settled when there is one for
 // each lane of a warp, whatever tile they are of.
 #pragma once
-#include "apps/kmeans/move.cuh"
+#include "apps/kmeans/decide.cuh"
+#include "apps/kmeans/integers.cuh"
 
 namespace kmeans {
 

@@ -1,7 +1,7 @@
 // The integer sums of few features and few clusters, in shared memory: a replica a lane, so that no two lanes of a warp add
 // to the same bank.
 #pragma once
-#include "apps/kmeans/move.cuh"
+#include "apps/kmeans/integers.cuh"
 
 namespace kmeans {
 

@@ -16,7 +16,6 @@ __all__ = [
     "EXACT",
     "HALVES",
     "LISTS",
-    "LONG_ROWS",
     "MOST_CENTRES",
     "MOST_CLUSTERS",
     "MOST_EXPONENT",
@@ -28,18 +27,18 @@ __all__ = [
     "PLACE_BYTES",
     "ROUNDING",
     "ROWS",
+    "SEGMENTS",
     "UNDECIDED_BYTES",
     "UNPROVED",
-    "WIDE_ROWS",
     "Integers",
+    "SegmentsPlan",
     "StreamPlan",
     "assign_plan",
     "capacity",
-    "columns_of_block",
     "integers",
     "log2_lanes",
     "padded",
-    "segments_vector",
+    "segments_plan",
     "shadow_problem",
     "shadow_reach",
     "shadow_scale",
@@ -53,10 +52,7 @@ __all__ = [
 MOST_CLUSTERS = 64
 #: And what that has room for (kMostCentres).
 MOST_CENTRES = 1 << 16
-#: Features from which on rows are sorted by cluster to be moved, whatever shared memory has room for: where all of them
-#: come to a cluster and leave none, so that each is read once; and always.
-WIDE_ROWS, LONG_ROWS = 128, 1024
-#: Rows that can be sorted: a place has 31 bits for one, and a row two places (segments.cuh).
+#: Rows that can be sorted where each has two places, which are counted by 32 bits (changes.cuh).
 MOST_PLACED = 2**31 - 1024
 #: Powers of two that float32 can be scaled by, back and forth.
 MOST_EXPONENT = 96
@@ -78,8 +74,9 @@ ROUNDING, EXACT = 2.0**-12, 2.0**-20
 #: What norms, and with them the bound, are multiplied by where labels are not proved: the roundings of a score remain.
 UNPROVED = 2.0**-10
 LISTS = np.dtype([("items", "u8"), ("lengths", "u8"), ("capacity", "i8"), ("step", "i4"), ("padding", "i4")])
+SEGMENTS = np.dtype([("k", "i4"), ("bits", "i4")])
 HALVES = np.dtype([("to", "u8"), ("padded", "i4"), ("slabs", "i4")])
-#: Bytes of an `Entry`, a `Change`, an `Undecided` and a `Segmented`.
+#: Bytes of an `Entry`, a `Change`, an `Undecided` and a place.
 ENTRY_BYTES, CHANGE_BYTES, UNDECIDED_BYTES, PLACE_BYTES = 16, 16, 32, 4
 # What the tensor cores may lose of each sum of 16 products, relative to all that was added: of 4, 8 or 16 terms at a
 # time, they truncate what lies some 24 bits below the largest.
@@ -95,8 +92,6 @@ NARROW, _WIDE = 2, 3
 _BITS = {NARROW: 30, _WIDE: 46}
 # How far a feature's largest element may lie above the mean square for two digits to be as exact as float32.
 _SPREAD = 2.0**8
-# Bytes of a block's sums (kPlane in move.cuh).
-_PLANES = 66 * 1024
 
 
 def padded(d: int) -> int:
@@ -114,13 +109,45 @@ def vector_of(itemsize: int) -> int:
     return 2 if itemsize == 8 else 4
 
 
-def segments_vector(itemsize: int, d: int, address: int, digits: int, *, weighted: bool) -> int:
-    """Return the elements of a row that a lane of `add_segments` takes by one load; 0 where rows do not begin so."""
-    wide = itemsize == 2 and d >= 256 and digits == NARROW and not weighted
-    for vector in (8, 4) if wide else (vector_of(itemsize),):
-        if d % vector == 0 and address % (vector * itemsize) == 0:
-            return vector
-    return 0
+@dataclass(frozen=True)
+class SegmentsPlan:
+    """How segments.cuh adds up rows: its template arguments.
+
+    Attributes
+    ----------
+    vector : int
+        Elements of a row that a lane takes by one load; 0 where rows do not begin so.
+    lanes : int
+        Lanes that share a row.
+    together : int
+        Rows that a lane asks for together.
+    blocks : int
+        Blocks of a multiprocessor.
+    """
+
+    vector: int
+    lanes: int
+    together: int
+    blocks: int
+
+    @property
+    def arguments(self) -> str:
+        """The last of the kernel's template arguments."""
+        return f"{self.vector}, {self.lanes}, {self.together}, {self.blocks}"
+
+
+def segments_plan(itemsize: int, d: int, address: int, digits: int, *, weighted: bool) -> SegmentsPlan:
+    """Choose how rows of `d` elements, the first at an address, are added up; measured in docs/notes/lloyd.md."""
+    narrow = itemsize == 2 and digits == NARROW and not weighted
+    vector = 0
+    for elements in (8, 4) if narrow and d >= 256 else (vector_of(itemsize),):
+        if d % elements == 0 and address % (elements * itemsize) == 0:
+            vector = elements
+            break
+    lanes = 1 << log2_lanes(-(-d // (vector or vector_of(itemsize))))
+    many = narrow and vector == 4 and lanes == 32
+    # A warp has 32 places at hand.
+    return SegmentsPlan(vector, lanes, min(lanes, 2 if weighted else 8 if many else 4), 3 if many else 2)
 
 
 def tensor_error(d: int) -> float:
@@ -267,7 +294,7 @@ def stream_plan(d: int, device: Device) -> StreamPlan | None:
 
 @dataclass(frozen=True)
 class Integers:
-    """How elements become integers; see move.cuh.
+    """How elements become integers; see integers.cuh.
 
     Attributes
     ----------
@@ -279,11 +306,6 @@ class Integers:
 
     digits: int
     scales: tuple[float, ...]
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block of `move`."""
-        return _PLANES // (4 * self.digits) * 4 * self.digits
 
 
 def integers(n: int, dtype: np.dtype, largest: np.ndarray, middle: float, most_weight: float | None) -> Integers:
@@ -315,9 +337,3 @@ def integers(n: int, dtype: np.dtype, largest: np.ndarray, middle: float, most_w
     bits = min(_BITS[digits], 62 - ceil(log2(n)))
     of_weight = 0 if not most_weight else bits - ceil(log2(most_weight))
     return Integers(digits, tuple(np.exp2(np.append(bits - exponents, of_weight)).tolist()))
-
-
-def columns_of_block(d: int, k: int, digits: int) -> tuple[int, int]:
-    """Return the columns of the sums that a block of `move` has, and how many blocks have them all."""
-    chunks = -(-(d + 1) // (_PLANES // (4 * digits) // k))
-    return -(-(d + 1) // chunks), chunks

@@ -1,8 +1,8 @@
 """The steps of the fused engine: one iteration for k clusters, by the kernels for as many features and centres.
 
     few features     few_features.cuh or few_products.cuh → centers.cuh
-    few (up to 64)   nearest.cuh on tall_skinny.cuh → decide.cuh → move.cuh → centers.cuh
-    many             nearest_of_many.cuh on streamed_columns.cuh → decide_of_many.cuh → segments.cuh → centers.cuh
+    few (up to 64)   nearest.cuh on tall_skinny.cuh → decide.cuh → changes.cuh, segments.cuh → centers.cuh
+    many             nearest_of_many.cuh on streamed_columns.cuh → decide_of_many.cuh → the same two → centers.cuh
 
 Few features need no copy of X. Few centres stay in shared memory, and the product is bound by what is
 read of X's copy; many stream by, and it is bound by the tensor cores.
@@ -25,23 +25,18 @@ from tsapps.apps.kmeans.fused_plan import (
     ENTRY_BYTES,
     HALVES,
     LISTS,
-    LONG_ROWS,
-    MOST_PLACED,
-    NARROW,
     NEAREST,
     NEAREST_OF_MANY,
     OUTCOME,
     PLACE_BYTES,
     ROWS,
+    SEGMENTS,
     UNDECIDED_BYTES,
-    WIDE_ROWS,
     Integers,
     StreamPlan,
     capacity,
-    columns_of_block,
     integers,
-    log2_lanes,
-    segments_vector,
+    segments_plan,
     shadow_problem,
     tensor_error,
 )
@@ -56,9 +51,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FewCentres", "ManyCentres", "Step", "integers_of"]
 
-_MOVE_THREADS, _DECIDE_THREADS, _CENTRE_THREADS, _SEGMENT_THREADS = 512, 256, 256, 256
-# Blocks a multiprocessor: of `move`, as many as are resident; of the others, more.
-_MOVE_BLOCKS, _OTHER_BLOCKS = 2, 8
+_DECIDE_THREADS, _CENTRE_THREADS, _LIST_THREADS, _SEGMENT_THREADS = 256, 256, 512, 256
+# Blocks a multiprocessor: of what sorts lists, as many as are resident; of what decides, more.
+_LIST_BLOCKS, _DECIDE_BLOCKS = 2, 8
 # Iterations that are launched before the outcome of the first of them is asked for.
 _AHEAD = 2
 
@@ -111,7 +106,6 @@ class Step(ABC):
         memory = cupy.cuda.alloc_pinned_memory(_AHEAD * OUTCOME.itemsize)
         self._seen = np.frombuffer(memory, OUTCOME, _AHEAD)
         self.device_sums = cupy.empty((k, d + 1), np.int64)
-        self._anew = True  # whether no sample is in any cluster
         # What both kernels that place centres are told of them.
         halves = np.array((self._halves.data.ptr, placement.padded, placement.slabs), HALVES)[()]
         self._sizes = np.int32(k), np.int32(d), halves, placement.scale, placement.reach
@@ -139,7 +133,6 @@ class Step(ABC):
     def forget(self) -> None:
         """Begin again, with no sample in any cluster."""
         self.device_sums.fill(0)
-        self._anew = True
 
     def assign(self, centers: np.ndarray) -> int:
         """Give every sample the label of its nearest centre; return how many labels changed."""
@@ -221,41 +214,44 @@ class Step(ABC):
         return values[:, :-1], values[:, -1]
 
 
-def _grid_of_lists(engine: FusedEngine, lists: int) -> tuple[int, int]:
-    """Return a grid that has some blocks for each of `lists` lists."""
-    return lists, max(1, engine.gpu.multiprocessors * _OTHER_BLOCKS // lists)
+def _grid_of_lists(engine: FusedEngine, lists: int, blocks: int) -> tuple[int, int]:
+    """Return a grid that has some blocks for each of `lists` lists, `blocks` a multiprocessor."""
+    return lists, max(1, engine.gpu.multiprocessors * blocks // lists)
 
 
 class _Segments:
-    """Moves the rows of some lists from sum to sum, sorted by cluster; see segments.cuh.
+    """Moves the rows of some lists from sum to sum, sorted by what they come to and leave; see changes.cuh.
 
-    `item` is the C++ class of what is in the lists, `places` memory for two places of every row.
+    `item` is the C++ class of what is in the lists: each `Entry` has one place, by the pair of its clusters, and each
+    `Change` two, which `places` is memory for.
     """
 
     def __init__(self, step: Step, item: str, lists: int, places: Any) -> None:
-        engine = step.engine
+        engine, k = step.engine, step.k
         self._places = places
-        self._in_cluster, self._begins = cupy.zeros(step.k, np.uint32), cupy.empty(step.k, np.uint32)
+        bits, number = ((k - 1).bit_length(), (k + 1) << (k - 1).bit_length()) if item == "Entry" else (-1, 2 * k)
+        self._segments = np.array((k, bits), SEGMENTS)[()]
+        self._counts, self._begins = cupy.zeros(number, np.uint32), cupy.empty(number, np.uint32)
         # Blocks that arrived; places in all segments.
         self._arrived, self._all = cupy.zeros(1, np.uint32), cupy.empty(1, np.uint32)
-        self._list_grid = _grid_of_lists(engine, lists)
+        self._list_grid = _grid_of_lists(engine, lists, _LIST_BLOCKS)
         X, digits, weighted = engine.rows_on_gpu, step.integers.digits, step.weighted == "true"
-        vector = segments_vector(X.itemsize, engine.n_features, X.data.ptr, digits, weighted=weighted)
-        add = f"add_segments<{types_of(engine)}, {digits}, {step.weighted}, {vector}>"
-        # As many as are resident (segments.cuh).
-        resident = 3 if X.itemsize == 2 and digits == NARROW and vector == 4 else 2
-        self._segment_grid = (engine.gpu.multiprocessors * resident,)
-        names = f"count_changes<kmeans::{item}>", f"sort_changes<kmeans::{item}>", add
-        self._count, self._sort, self._add = load_kernels(engine, "segments.cuh", *names)
+        plan = segments_plan(X.itemsize, engine.n_features, X.data.ptr, digits, weighted=weighted)
+        self._add_grid = (engine.gpu.multiprocessors * plan.blocks,)
+        names = f"count_changes<kmeans::{item}>", f"sort_changes<kmeans::{item}>"
+        self._count, self._sort = load_kernels(engine, "changes.cuh", *names)
+        add = f"add_segments<{types_of(engine)}, {digits}, {step.weighted}, {plan.arguments}>"
+        (self._add,) = load_kernels(engine, "segments.cuh", add)
 
     def move(self, step: Step, lists: Any) -> None:
         """Launch what moves the rows of `lists`, a `LISTS`."""
-        k, stopped = np.int32(step.k), step.stopped
-        counts = self._in_cluster, self._begins, self._arrived, self._all, step.moved
-        self._count(self._list_grid, (_SEGMENT_THREADS,), (lists, k, step.engine.labels, *counts, stopped))
-        self._sort(self._list_grid, (_SEGMENT_THREADS,), (lists, k, self._begins, self._places, stopped))
-        segments = step.rows(), step.move_scales, k, self._places, self._begins, self._all, step.device_sums, stopped
-        self._add(self._segment_grid, (_SEGMENT_THREADS,), segments)
+        segments, stopped = self._segments, step.stopped
+        counted = step.engine.labels, self._counts, self._begins, self._arrived, self._all, step.moved, stopped
+        self._count(self._list_grid, (_LIST_THREADS,), (lists, segments, *counted))
+        self._sort(self._list_grid, (_LIST_THREADS,), (lists, segments, self._begins, self._places, stopped))
+        sorted_rows = segments, self._places, self._begins, self._all
+        added = step.rows(), step.move_scales, *sorted_rows, step.device_sums, stopped
+        self._add(self._add_grid, (_SEGMENT_THREADS,), added)
 
 
 class FewCentres(Step):
@@ -267,7 +263,7 @@ class FewCentres(Step):
         super().__init__(engine, shadow.placement, k)
         self._shadow = shadow
         n, d = engine.source.shape
-        index, digits = engine.gpu_index, self.integers.digits
+        index = engine.gpu_index
         problem = shadow_problem(n, d, k)
         self._product = with_epilogue(plan, problem, index, "kmeans::Nearest", "apps/kmeans/nearest.cuh")
         lists = blocks_of(plan, problem, index)
@@ -276,20 +272,9 @@ class FewCentres(Step):
         self._ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
         self._entries = cupy.empty(lists * self._capacity * ENTRY_BYTES, np.uint8)
         self._counts = cupy.empty(lists, np.uint32)
-        multiprocessors = engine.gpu.multiprocessors
-        self._segments: _Segments | None = None
-        if d >= WIDE_ROWS and n <= MOST_PLACED:
-            of_row = 2 if d >= LONG_ROWS else 1
-            places = cupy.empty(of_row * lists * self._capacity * PLACE_BYTES, np.uint8)
-            self._segments = _Segments(self, "Entry", lists, places)
-        columns, chunks = columns_of_block(d, k, digits)
-        self._move_grid = lists, max(1, -(-multiprocessors * _MOVE_BLOCKS // (lists * chunks))), chunks
-        self._decide_grid = _grid_of_lists(engine, lists)
-        self._move_sizes = np.int32(k), np.int32(columns), np.int32(log2_lanes(min(d, columns)))
-        types = types_of(engine)
-        move = f"move<{types}, {digits}, {self.weighted}>"
-        self._decide, self._move = load_kernels(engine, "move.cuh", f"decide<{types}>", move)
-        self._move.max_dynamic_shared_size_bytes = self.integers.shared_bytes
+        self._segments = _Segments(self, "Entry", lists, cupy.empty(lists * self._capacity * PLACE_BYTES, np.uint8))
+        self._decide_grid = _grid_of_lists(engine, lists, _DECIDE_BLOCKS)
+        (self._decide,) = load_kernels(engine, "decide.cuh", f"decide<{types_of(engine)}>")
 
     def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
         """Launch iterations, with bounds if they are asked for; see `Step.iterate`."""
@@ -308,17 +293,11 @@ class FewCentres(Step):
             self._product(shadow.rows.data.ptr, self._halves.data.ptr, np.array(nearest, NEAREST)[()])
         else:
             self.bounds.score(shadow.rows, self._halves, nearest, engine.labels, self.stopped)
-        rows, lists = self.rows(), (self._entries, self._counts, np.int64(self._capacity))
-        decided = rows, centers, np.int32(self.k), *lists, self.stopped
+        lists = self._entries, self._counts, np.int64(self._capacity)
+        decided = self.rows(), centers, np.int32(self.k), *lists, self.stopped
         self._decide(self._decide_grid, (_DECIDE_THREADS,), decided)
-        if self._segments is not None and (self._anew or d >= LONG_ROWS):
-            self._anew = False
-            every = np.array((self._entries.data.ptr, self._counts.data.ptr, self._capacity, 1, 0), LISTS)[()]
-            self._segments.move(self, every)
-            return
-        state = engine.labels, self.device_sums, self.moved, self.stopped
-        arguments = (rows, self.move_scales, *self._move_sizes, *lists, *state)
-        self._move(self._move_grid, (_MOVE_THREADS,), arguments, shared_mem=self.integers.shared_bytes)
+        every = np.array((self._entries.data.ptr, self._counts.data.ptr, self._capacity, 1, 0), LISTS)[()]
+        self._segments.move(self, every)
 
 
 class ManyCentres(Step):
@@ -337,7 +316,7 @@ class ManyCentres(Step):
         # Once they are decided, their place is for what segments have.
         self._undecided = cupy.empty(blocks * self._capacity * UNDECIDED_BYTES, np.uint8)
         self._lengths = cupy.empty((blocks, 2), np.uint32)
-        self._decide_grid = _grid_of_lists(engine, blocks)
+        self._decide_grid = _grid_of_lists(engine, blocks, _DECIDE_BLOCKS)
         (self._decide,) = load_kernels(engine, "decide_of_many.cuh", f"decide_of_many<{types_of(engine)}>")
         self._segments = _Segments(self, "Change", blocks, self._undecided)
 

@@ -12,6 +12,7 @@ from tsapps.apps.kmeans.fused_plan import (
     CHANGE_BYTES,
     ENTRY_BYTES,
     EXACT,
+    PLACE_BYTES,
     ROUNDING,
     UNDECIDED_BYTES,
     UNPROVED,
@@ -99,6 +100,6 @@ class Shadow:
     @staticmethod
     def size(n: int, d: int, k: int, slabs: int) -> int:
         """Return about the bytes of a shadow, of an iteration's lists, and of what there is of every centre."""
-        lists = CHANGE_BYTES + UNDECIDED_BYTES if slabs else 2 * ENTRY_BYTES
+        lists = CHANGE_BYTES + UNDECIDED_BYTES if slabs else 2 * (ENTRY_BYTES + PLACE_BYTES)
         width = 16 * slabs or padded(d)
         return n * (2 * width + 4 + lists) + k * (2 * width + 3 * 8 * (d + 1))

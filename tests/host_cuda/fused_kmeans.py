@@ -17,18 +17,19 @@ from tsapps.apps.kmeans.fused_plan import (
     NEAREST,
     NEAREST_OF_MANY,
     OUTCOME,
+    PLACE_BYTES,
     ROUNDING,
     ROWS,
+    SEGMENTS,
     UNDECIDED_BYTES,
     UNPROVED,
     StreamPlan,
     assign_plan,
     capacity,
-    columns_of_block,
     integers,
     log2_lanes,
     padded,
-    segments_vector,
+    segments_plan,
     shadow_problem,
     shadow_reach,
     shadow_scale,
@@ -44,6 +45,8 @@ H200 = KNOWN["H200"]
 SHAPES = [(1, 1), (3, 2), (4, 16), (16, 9), (40, 33), (130, 64), (300, 5), (264, 9)]
 WORK = {"float32": np.float32, "float64": np.float64, "float16": np.float32, "bfloat16": np.float32}
 SCALAR = {np.float32: "float", np.float64: "double"}
+#: All features that tests have, of many clusters too, for each of which `add_segments` is compiled as it is planned.
+FEATURES = [*(d for d, _ in SHAPES), 50, 64, 70, 100]
 BLOCKS = 3
 
 
@@ -77,7 +80,7 @@ def types_of(dtype, digits, weighted):
 
 
 def rows_source(*kind):
-    T, W, scale, flags, name = types_of(*kind)
+    T, W, _, _, name = types_of(*kind)
     return f"""
 #include "apps/kmeans/centers.cuh"
 #include "apps/kmeans/decide_of_many.cuh"
@@ -120,21 +123,11 @@ extern "C" void decide_{name}(const void* rows, const void* centers, long long k
   cuda_host::launch(dim3(lists, 2), 256, 0, [=] {{
     kmeans::decide<{T}, {W}>(of, static_cast<const {W}*>(centers), (int)k, entries, counts, capacity, stopped);
   }});
-}}
-extern "C" void move_{name}(const void* rows, const {scale}* scales, long long k, long long columns, long long chunks,
-                            long long log2_lanes, const kmeans::Entry* entries, const unsigned* counts,
-                            long long capacity, long long lists, int* labels, unsigned long long* sums, unsigned* moved,
-                            const int* stopped, long long shared_bytes) {{
-  const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
-  cuda_host::launch(dim3(lists, 2, chunks), 512, shared_bytes, [=] {{
-    kmeans::move<{T}, {W}, {flags}>(of, scales, (int)k, (int)columns, (int)log2_lanes, entries, counts, capacity,
-                                    labels, sums, moved, stopped);
-  }});
 }}"""
 
 
 def many_source(*kind):
-    T, W, scale, flags, name = types_of(*kind)
+    T, W, _, _, name = types_of(*kind)
     return f"""
 extern "C" void decide_of_many_{name}(const void* rows, const void* centers, long long k, kmeans::Change* changes,
                                       const kmeans::Undecided* undecided, kmeans::Lengths* lengths, long long capacity,
@@ -145,40 +138,47 @@ extern "C" void decide_of_many_{name}(const void* rows, const void* centers, lon
                                      capacity, stopped);
   }});
 }}
-extern "C" void count_{name}(const void* lists, long long n_lists, long long of_entries, long long k, int* labels,
+extern "C" void count_{name}(const void* lists, long long n_lists, const kmeans::Segments* segments, int* labels,
                              unsigned* counts, unsigned* begins, unsigned* arrived, unsigned* all, unsigned* moved,
                              const int* stopped) {{
-  const auto changes = *static_cast<const kmeans::Lists<kmeans::Change>*>(lists);
-  const auto entries = *static_cast<const kmeans::Lists<kmeans::Entry>*>(lists);
-  cuda_host::launch(dim3(n_lists, 2), 256, 0, [=] {{
-    if (of_entries) {{
-      kmeans::count_changes(entries, (int)k, labels, counts, begins, arrived, all, moved, stopped);
-    }} else {{
-      kmeans::count_changes(changes, (int)k, labels, counts, begins, arrived, all, moved, stopped);
-    }}
-  }});
+  const auto of = *segments;
+  auto run = [=](const auto& items) {{
+    cuda_host::launch(dim3(n_lists, 2), kmeans::kCountThreads, 0, [=] {{
+      kmeans::count_changes(items, of, labels, counts, begins, arrived, all, moved, stopped);
+    }});
+  }};
+  if (of.bits < 0) run(*static_cast<const kmeans::Lists<kmeans::Change>*>(lists));
+  else run(*static_cast<const kmeans::Lists<kmeans::Entry>*>(lists));
 }}
-extern "C" void sort_{name}(const void* lists, long long n_lists, long long of_entries, long long k, unsigned* begins,
-                            kmeans::Segmented* places, const int* stopped) {{
-  const auto changes = *static_cast<const kmeans::Lists<kmeans::Change>*>(lists);
-  const auto entries = *static_cast<const kmeans::Lists<kmeans::Entry>*>(lists);
-  cuda_host::launch(dim3(n_lists, 2), 256, 0, [=] {{
-    if (of_entries) {{
-      kmeans::sort_changes(entries, (int)k, begins, places, stopped);
-    }} else {{
-      kmeans::sort_changes(changes, (int)k, begins, places, stopped);
-    }}
-  }});
-}}
-extern "C" void add_{name}(const void* rows, const {scale}* scales, long long k, const kmeans::Segmented* places,
-                           const unsigned* ends, const unsigned* all, unsigned long long* sums,
-                           const int* stopped, long long vector) {{
+extern "C" void sort_{name}(const void* lists, long long n_lists, const kmeans::Segments* segments, unsigned* begins,
+                            unsigned* places, const int* stopped) {{
+  const auto of = *segments;
+  auto run = [=](const auto& items) {{
+    cuda_host::launch(dim3(n_lists, 2), kmeans::kCountThreads, 0,
+                      [=] {{ kmeans::sort_changes(items, of, begins, places, stopped); }});
+  }};
+  if (of.bits < 0) run(*static_cast<const kmeans::Lists<kmeans::Change>*>(lists));
+  else run(*static_cast<const kmeans::Lists<kmeans::Entry>*>(lists));
+}}""" + "".join(add_source(kind, arguments) for arguments in sorted({plan_of(kind, d).arguments for d in FEATURES}))
+
+
+def plan_of(kind, d):
+    """Return how rows of d features are added up."""
+    dtype, digits, weighted = kind
+    return segments_plan(np.dtype(DTYPES[dtype]).itemsize, d, 0, digits, weighted=weighted)
+
+
+def add_source(kind, arguments):
+    T, W, scale, flags, name = types_of(*kind)
+    return f"""
+extern "C" void add_{arguments.replace(", ", "_")}_{name}(const void* rows, const {scale}* scales,
+                                                          const kmeans::Segments* segments, const unsigned* places,
+                                                          const unsigned* ends, const unsigned* all,
+                                                          unsigned long long* sums, const int* stopped) {{
   const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
+  const auto which = *segments;
   cuda_host::launch(dim3({BLOCKS}), 256, 0, [=] {{
-    auto* kernel = vector == 8   ? kmeans::add_segments<{T}, {W}, {flags}, 8>
-                   : vector == 0 ? kmeans::add_segments<{T}, {W}, {flags}, 0>
-                                 : kmeans::add_segments<{T}, {W}, {flags}, kmeans::kVector<{T}>>;
-    kernel(of, scales, (int)k, places, ends, all, sums, stopped);
+    kmeans::add_segments<{T}, {W}, {flags}, {arguments}>(of, scales, which, places, ends, all, sums, stopped);
   }});
 }}"""
 
@@ -224,8 +224,8 @@ class Iterations:
     """X and what iterations keep of it, as `FusedEngine` has them."""
 
     slabs, columns, tile = 0, 8, 1
-    #: Whether rows are sorted by cluster to be moved, as long ones are.
-    sorts = False
+    #: Whether segments are of pairs of clusters.
+    pairs = True
 
     def __init__(self, X, k, kind, weights=None, mean=None):
         self.dtype, self.digits, self.weighted = kind
@@ -254,7 +254,6 @@ class Iterations:
         self.shadow = np.full((-(-self.n // self.tile) * self.tile, self.padded), np.nan, np.float16)
         self.norms = np.full(self.n, np.nan, np.float32)
         self.make_shadow(self.scale)
-        self.in_cluster = np.zeros(k, np.uint32)
         self.labels = np.full(self.n, -1, np.int32)
         self.sums = np.zeros((k, self.d + 1), np.int64)
         self.motion = np.zeros((), MOTION)  # none is followed
@@ -313,21 +312,17 @@ class Iterations:
         assert (counts <= room).all()
         masks = [mask for b in range(lists) for mask in entries[b, : counts[b], 2:].tolist()]
         undecided = sum(low.bit_count() + high.bit_count() != 1 for low, high in masks)
-        weights = 0 if self.weights is None else self.weights.ctypes.data
-        rows = np.array((self.X.ctypes.data, d, d, 0, self.mean.ctypes.data, weights), ROWS)
+        rows = self.rows()
         self.call("decide", rows, centers, k, entries, counts, room, lists, self.stopped)
-        columns, chunks = columns_of_block(d, k, self.digits)
-        scales = self.scales.astype(np.float32 if self.digits == 2 else np.float64)
-        moved, lanes = np.zeros(1, np.uint32), log2_lanes(min(d, columns))
         self.counts = counts
-        if self.sorts:
-            every = np.array((entries.ctypes.data, counts.ctypes.data, room, 1, 0), LISTS)
-            places = np.zeros(2 * lists * room, np.uint32)
-            return undecided, self.move_segments(rows, scales, every, lists, 1, places)
-        lists_of = entries, counts, room, lists
-        state = self.labels, self.sums, moved, self.stopped
-        self.call("move", rows, scales, k, columns, chunks, lanes, *lists_of, *state, 68 << 10)
-        return undecided, int(moved[0])
+        every = np.array((entries.ctypes.data, counts.ctypes.data, room, 1, 0), LISTS)
+        places = np.full(lists * room, 2**32 - 1, f"u{PLACE_BYTES}")
+        return undecided, self.move_segments(rows, every, lists, places)
+
+    def rows(self):
+        """Return what kernels are told of X."""
+        weights = 0 if self.weights is None else self.weights.ctypes.data
+        return np.array((self.X.ctypes.data, self.d, self.d, 0, self.mean.ctypes.data, weights), ROWS)
 
     def score(self, nearest, workspace, lists, room):
         """List the rows whose labels change or are not sure; `nearest` are the fields of a `NEAREST`."""
@@ -335,16 +330,24 @@ class Iterations:
         product = self.shadow, self.halves, self.n, epilogue, *workspace, lists
         libraries()[self.d, self.k].call(f"assign_Nearest_{shape}", *product)
 
-    def move_segments(self, rows, scales, lists, n_lists, of_entries, places):
-        """Move the rows of some lists, sorted by cluster; return how many there are."""
-        begins, arrived, moved, every = (np.zeros(size, np.uint32) for size in (self.k, 1, 1, 1))
-        counts, of = (self.in_cluster, begins, arrived, every, moved), (lists, n_lists, of_entries, self.k)
+    def move_segments(self, rows, lists, n_lists, places):
+        """Move the rows of some lists, sorted by segment; return how many there are."""
+        bits = (self.k - 1).bit_length() if self.pairs else -1
+        number = (self.k + 1) << bits if self.pairs else 2 * self.k
+        segments, in_segment = np.array((self.k, bits), SEGMENTS), np.zeros(number, np.uint32)
+        begins, arrived, moved, every = (np.zeros(size, np.uint32) for size in (number, 1, 1, 1))
+        scales = self.scales.astype(np.float32 if self.digits == 2 else np.float64)
+        counts, of = (in_segment, begins, arrived, every, moved), (lists, n_lists, segments)
         self.call("count", *of, self.labels, *counts, self.stopped)
-        assert not self.in_cluster.any()
+        assert not in_segment.any()
+        firsts = begins.tolist()
         self.call("sort", *of, begins, places, self.stopped)
-        address = self.X.ctypes.data
-        vector = segments_vector(self.X.itemsize, self.d, address, self.digits, weighted=self.weights is not None)
-        self.call("add", rows, scales, self.k, places, begins, every, self.sums, self.stopped, vector)
+        if not self.stopped[0]:
+            assert [0, *begins[:-1].tolist()] == firsts  # each ends where the next begins
+            assert begins[-1] == every[0]
+        add = "add_" + plan_of((self.dtype, self.digits, self.weights is not None), self.d).arguments.replace(", ", "_")
+        self.call(add, rows, scales, segments, places, begins, every, self.sums, self.stopped)
+        self.ends = begins
         return int(moved[0])
 
     def advance(self, centers, moved, tolerance=0.0):
@@ -390,7 +393,7 @@ class Iterations:
 class IterationsOfMany(Iterations):
     """The same as `ManyCentres` launches them; `plan` is for clusters of one block."""
 
-    columns, tile = StreamPlan.COLUMNS, StreamPlan.ROWS
+    columns, tile, pairs = StreamPlan.COLUMNS, StreamPlan.ROWS, False
 
     def __init__(self, X, k, kind, plan, weights=None, mean=None):
         self.plan, self.slabs = plan, plan.row_slabs
@@ -414,13 +417,11 @@ class IterationsOfMany(Iterations):
         assert (lengths <= room).all()
         found = [undecided[b, : lengths[b, 1]] for b in range(lists)]
         self.candidates = np.concatenate([part[:, 2] % 2**16 for part in found])
-        weights = 0 if self.weights is None else self.weights.ctypes.data
-        rows = np.array((self.X.ctypes.data, d, d, 0, self.mean.ctypes.data, weights), ROWS)
+        rows = self.rows()
         self.call("decide_of_many", rows, centers, k, *lists_of, room, lists, self.stopped)
         assert (lengths <= room).all()
-        scales = self.scales.astype(np.float32 if self.digits == 2 else np.float64)
         every = np.array((changes.ctypes.data, lengths.ctypes.data, room, 2, 0), LISTS)
-        moved = self.move_segments(rows, scales, every, lists, 0, undecided)
+        moved = self.move_segments(rows, every, lists, undecided)
         return len(self.candidates), moved
 
 

@@ -97,6 +97,17 @@ def test_without_a_proof_labels_are_the_best_float16_scores(d, k, rng):
     assert lost.max() <= (d + 2) * 2**-23 * abs(scores).max()
 
 
+@pytest.mark.parametrize(("d", "k"), [(3, 2), (40, 33)])
+def test_lists_that_warps_decide_in_several_turns(d, k, rng):
+    X, centers = blobs(6000, d, k, rng, apart=0.5)
+    X[::3] = (centers[0] + centers[1]) / 2  # undecided, among others that are not
+    of = Iterations(X, k, KINDS[0])
+    for now in (centers, centers[::-1].copy()):
+        undecided, _ = of.iterate(now)
+        assert undecided >= 1000
+        of.assert_right(now)
+
+
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]], ids=["float32", "float64"])
 def test_what_float16_cannot_hold(kind, rng):
     X, centers = blobs(300, 16, 9, rng)

@@ -14,9 +14,8 @@ from tsapps.apps.kmeans.fused_plan import (
     MOST_CLUSTERS,
     assign_plan,
     capacity,
-    columns_of_block,
     integers,
-    segments_vector,
+    segments_plan,
     shadow_scale,
     shadow_scales,
     stream_plan,
@@ -98,7 +97,6 @@ def test_integers_by_hand():
     assert found.digits == 2
     # 30 bits of what is at most 4, 1 and a quarter; samples are counted as they are.
     assert found.scales == (2.0**28, 2.0**30, 2.0**32, 1.0)
-    assert columns_of_block(3, 16, 2) == (4, 1)
 
 
 @pytest.mark.parametrize(
@@ -127,16 +125,6 @@ def test_sums_do_not_overflow(n, weight, dtype):
     elements = np.array(found.scales) * most
     assert (elements <= 2.0 ** (16 * found.digits - 1) - 1).all()
     assert (elements * n < 2.0**63).all()
-
-
-@pytest.mark.parametrize("d", [1, 128, 4096, 100_000])
-@pytest.mark.parametrize("k", [1, 16, 64])
-def test_sums_of_a_block_fit(d, k):
-    for dtype in (np.float32, np.float64):
-        found = integers(10**6, np.dtype(dtype), np.ones(d), 1.0, None)
-        columns, chunks = columns_of_block(d, k, found.digits)
-        assert columns * chunks >= d + 1
-        assert columns * k * found.digits * 4 <= found.shared_bytes <= 68 << 10
 
 
 @pytest.mark.parametrize(
@@ -185,20 +173,20 @@ def test_other_kernels_compile_without_spills(scalar, arch):
         "decide.cuh": [f"decide<{scalar}, {scalar}>"],
         "bounds.cuh": ["screen"],
         "nearest_until.cuh": [f"examine<{blocks}>" for blocks in range(1, MOST_CLUSTERS // 8 + 1)],
-        "move.cuh": [
-            f"move<{scalar}, {scalar}, {count}, {weighted}>" for count in digits for weighted in ("true", "false")
-        ],
         "decide_of_many.cuh": [f"decide_of_many<{scalar}, {scalar}>"],
-        "segments.cuh": [
+        "changes.cuh": [
             f"{name}_changes<kmeans::{item}>" for name in ("count", "sort") for item in ("Entry", "Change")
-        ]
-        + [
-            f"add_segments<{scalar}, {scalar}, {count}, {weighted}, {vector}>"
+        ],
+        "segments.cuh": [
+            f"add_segments<{element}, {scalar}, {count}, {str(weighted).lower()}, {arguments}>"
+            for element, size in (("float", 4), ("ptx::Half", 2), ("double", 8))
+            if (element == "double") == (scalar == "double")
             for count in digits
-            for weighted in ("true", "false")
-            for vector in (0, 4 if scalar == "float" else 2)
-        ]
-        + [f"add_segments<ptx::Half, float, 2, false, {vector}>" for vector in (0, 4, 8)],
+            for weighted in (False, True)
+            for arguments in {
+                segments_plan(size, d, 0, count, weighted=weighted).arguments for d in (3, 16, 60, 128, 130, 1024)
+            }
+        ],
     }
     for file, kernels in names.items():
         source = (FOLDER / file).read_text(encoding="utf-8")
@@ -220,7 +208,22 @@ def test_seeding_compiles_without_spills(scalar, arch):
 
 
 def test_vectors_of_segments():
-    assert [segments_vector(size, 1024, 4096, 2, weighted=False) for size in (2, 4, 8)] == [8, 4, 2]
-    assert [segments_vector(2, d, 4096, 2, weighted=False) for d in (128, 256, 260, 262)] == [4, 8, 4, 0]
-    assert [segments_vector(2, 256, address, 2, weighted=False) for address in (16, 8, 4)] == [8, 4, 0]
-    assert segments_vector(2, 256, 0, 3, weighted=False) == segments_vector(2, 256, 0, 2, weighted=True) == 4
+    vectors = [segments_plan(size, 1024, 4096, 2, weighted=False).vector for size in (2, 4, 8)]
+    assert vectors == [8, 4, 2]
+    assert [segments_plan(2, d, 4096, 2, weighted=False).vector for d in (128, 256, 260, 262)] == [4, 8, 4, 0]
+    assert [segments_plan(2, 256, address, 2, weighted=False).vector for address in (16, 8, 4)] == [8, 4, 0]
+    assert segments_plan(2, 256, 0, 3, weighted=False).vector == segments_plan(2, 256, 0, 2, weighted=True).vector == 4
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_lanes_of_segments(itemsize, weighted):
+    for d in range(1, 300):
+        for digits in (2, 3):
+            plan = segments_plan(itemsize, d, 0, digits, weighted=weighted)
+            elements = plan.vector or (2 if itemsize == 8 else 4)
+            # No fewer lanes than have a row, or all; and no more than twice as many.
+            assert plan.lanes == 32 or d <= plan.lanes * elements
+            assert plan.lanes == 1 or d > plan.lanes // 2 * elements
+            # Whole steps of 32 places.
+            assert 32 % (32 // plan.lanes * plan.together) == 0
