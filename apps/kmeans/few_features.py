@@ -51,6 +51,8 @@ def few_step(engine: FusedEngine, plan: FewPlan | ProductsPlan, k: int) -> FewFe
 class FewFeatures(Step):
     """A step for few features and few clusters, of samples without weights in float32 or 16 bits."""
 
+    keeps_labels = True
+
     def __init__(self, engine: FusedEngine, plan: FewPlan | ProductsPlan, k: int, columns: int) -> None:
         of_mean, norm = norms_of(engine)
         self._scale = np.float32(few_scale(norm))

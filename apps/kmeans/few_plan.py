@@ -38,6 +38,8 @@ FEW_ROUNDING = 2.0**-11
 _FEW_ELEMENTS = ((8, 512), (16, 320))
 # The features of which a thread has four rows; and the bytes of a block's sums, which leave the first cache room.
 _FOUR_ROWS, _FEW_BYTES = 4, 72 * 1024
+# Threads of a block where four rows and so few clusters leave registers for a warp more of each scheduler.
+_MORE_THREADS, _CLUSTERS_OF_MORE = 640, 16
 # The bytes of a row that waits with its elements (kShort).
 _SHORT = 16
 # The norm that the largest row of few features is scaled to.
@@ -203,6 +205,9 @@ def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float, sha
     plan = FewPlan(dtype, d, clusters, 4 if d <= _FOUR_ROWS else 2, 32, mean > norm)
     while plan.sums_bytes > _FEW_BYTES:
         plan = replace(plan, replicas=plan.replicas // 2)
+    more = replace(plan, threads=_MORE_THREADS, stages=2)
+    if plan.rows == 4 and clusters <= _CLUSTERS_OF_MORE and not plan.shifts and more.shared_bytes <= shared_memory:
+        return more
     if plan.shared_bytes > shared_memory:
         plan = replace(plan, stages=2)
     while plan.shared_bytes > shared_memory:

@@ -207,7 +207,8 @@ class FusedEngine(CublasEngine):
 
     def forget_labels(self) -> None:
         """Set every label to −1, so that the next assignment moves every sample."""
-        super().forget_labels()
+        if self._step is None or not self._step.keeps_labels:
+            super().forget_labels()
         if self._step is not None:
             self._step.forget()
 

@@ -84,6 +84,8 @@ class Step(ABC):
     columns: int
     #: What leaves out rows whose labels stand: made for the first iterations, as a single pass is of all rows.
     bounds: Bounds | None = None
+    #: Whether it has labels of its own, which the engine's follow.
+    keeps_labels = False
 
     def __init__(self, engine: FusedEngine, placement: Placement, k: int) -> None:
         self.engine, self.k = engine, k
