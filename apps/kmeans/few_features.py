@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.assignment import Iterated, Report
 from tsapps.apps.kmeans.few_plan import (
     FEW_BYTES,
     FEW_NAME,
@@ -59,8 +58,9 @@ class FewFeatures(Step):
         # No row is beyond the reach.
         self._of_mean, self._norm = (np.float32(_ROUNDED_UP * self._scale * value) for value in (of_mean, norm))
         super().__init__(engine, Placement(columns, 0, self._scale, self._norm), k)
-        # A byte each while iterations run, in whole words; the engine's own follow them.
+        # A byte each, in whole words; and the array that they were given to, and are still those of.
         self._labels = cupy.empty(-(-engine.n_samples // 4) * 4, np.int8)
+        self._given: Any = None
         (self._widen,) = load_kernels(engine, "labels.cuh", "widen_labels")
         self._threads, self._shared_bytes = (plan.threads,), plan.shared_bytes
         self._grid = (plan.grid(engine.n_samples, engine.gpu.multiprocessors),)
@@ -69,28 +69,18 @@ class FewFeatures(Step):
         """Begin again, with no sample in any cluster."""
         super().forget()
         self._labels.data.memset_async(0xFF, self._labels.nbytes)
+        self._given = None
 
-    def assign(self, centers: np.ndarray) -> int:
-        """Give every sample the label of its nearest centre; return how many labels changed."""
-        moved = super().assign(centers)
-        self._label_engine()
-        return moved
-
-    def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
-        """Launch iterations; see `Step.iterate`."""
-        found = super().iterate(centers, before, last, tol, report)
-        self._label_engine()
-        return found
-
-    def _label_engine(self) -> None:
-        """Give the engine the labels that samples have."""
-        engine = self.engine
-        grid = engine.gpu.multiprocessors * _WIDEN_BLOCKS
-        self._widen((grid,), (_WIDEN_THREADS,), (self._labels, np.int64(engine.n_samples), engine.labels))
+    def give_labels(self, labels: Any) -> None:
+        """Write to `labels` (n,), int32, those of this step, if it does not have them."""
+        if self._given is not labels:
+            grid, n = self.engine.gpu.multiprocessors * _WIDEN_BLOCKS, np.int64(self.engine.n_samples)
+            self._widen((grid,), (_WIDEN_THREADS,), (self._labels, n, labels))
+            self._given = labels
 
     def _launch_assign(self, kernel: Any, centers: Any, *more: Any) -> None:
         """Launch the kernel that gives every sample its label; what it is told beside is `more`."""
-        engine = self.engine
+        engine, self._given = self.engine, None
         state = self._labels, self.device_sums, self.moved, self.stopped
         arguments = engine.rows_on_gpu, centers, np.int32(self.k), np.int64(engine.n_samples), *more, *state
         kernel(self._grid, self._threads, arguments, shared_mem=self._shared_bytes)

@@ -72,6 +72,8 @@ class FusedEngine(CublasEngine):
         and labels that are not proved have none.
     """
 
+    _step: Step | None = None
+
     def __init__(
         self,
         source: Rows,
@@ -95,9 +97,22 @@ class FusedEngine(CublasEngine):
         self._found: tuple[np.ndarray, float, np.ndarray] | None = None
         self._subtracted = np.zeros(self.n_features)
         self._shadow: Shadow | None = None
-        self._step: Step | None = None
         if not self._applies and self.held is None and super().copies():
             self._hold()
+
+    @property
+    def labels(self) -> Any:
+        """The label of every sample, int32; bytes that a step for few features keeps are widened as they are asked for."""
+        if self._step is not None:
+            self._step.give_labels(self._labels)
+        return self._labels
+
+    @labels.setter
+    def labels(self, labels: Any) -> None:
+        self._labels = labels
+
+    def _drop_step(self) -> None:
+        self._labels, self._step = self.labels, None
 
     @property
     def rows_on_gpu(self) -> Any:
@@ -158,7 +173,8 @@ class FusedEngine(CublasEngine):
             variance = self._found[1]
             if float(mean @ mean) <= _NEARLY_CENTRED * self.n_features * variance:
                 mean = np.zeros_like(mean)
-        self._shifts, self._centred, self._shadow, self._step = True, False, None, None
+        self._drop_step()
+        self._shifts, self._centred, self._shadow = True, False, None
         self.mean = self.shift = cupy.asarray(mean, dtype=self.dtype)
         self._subtracted = mean.astype(self.dtype).astype(np.float64)
 
@@ -171,7 +187,8 @@ class FusedEngine(CublasEngine):
                 self._hold()
             super().centre(self.mean)
             # What was made of X with the mean subtracted as it is read is of no more use.
-            self._shadow = self._step = None
+            self._drop_step()
+            self._shadow = None
             self._applies = self._applies and (self.held is not None or not bool(self.mean.any()))
 
     def square_norm(self) -> float:
@@ -253,7 +270,7 @@ class FusedEngine(CublasEngine):
         """Return what makes iterations for k clusters; None where `CublasEngine` is to."""
         if self._applies and self._step is not None and self._step.k == k:
             return self._step
-        self._step = None
+        self._drop_step()
         self._step = made = self._made_for(k) if self._applies else None
         if made is None:
             self._centre_held()

@@ -84,7 +84,7 @@ class Step(ABC):
     columns: int
     #: What leaves out rows whose labels stand: made for the first iterations, as a single pass is of all rows.
     bounds: Bounds | None = None
-    #: Whether it has labels of its own, which the engine's follow.
+    #: Whether it has labels of its own, which `give_labels` makes the engine's.
     keeps_labels = False
 
     def __init__(self, engine: FusedEngine, placement: Placement, k: int) -> None:
@@ -135,6 +135,9 @@ class Step(ABC):
     def forget(self) -> None:
         """Begin again, with no sample in any cluster."""
         self.device_sums.fill(0)
+
+    def give_labels(self, labels: Any) -> None:  # noqa: B027
+        """Write to `labels` (n,), int32, the labels that a step keeps for itself."""
 
     def assign(self, centers: np.ndarray) -> int:
         """Give every sample the label of its nearest centre; return how many labels changed."""
