@@ -47,18 +47,47 @@ class ColumnSums {
   __device__ static __forceinline__ int place(int cluster) { return cluster * kWords; }
 
   // Adds rows to one cluster and subtracts them from another; by a warp, 32 rows at most.
-  __device__ __noinline__ static void move_rows(const Moving* rows, int count, unsigned columns_at) {
-    const float2* columns_ = reinterpret_cast<const float2*>(simt::dynamic_shared<unsigned char>() + columns_at);
-    unsigned* digits_ = reinterpret_cast<unsigned*>(simt::dynamic_shared<unsigned char>() + columns_at) + 2 * kWidth;
+  __device__ __forceinline__ void move(const Moving* rows, int count) const {
+    move_rows(rows, count, (int)(reinterpret_cast<unsigned char*>(columns_) - simt::dynamic_shared<unsigned char>()));
+  }
+
+  // To global memory, and zero again; with all threads of the block.
+  __device__ __forceinline__ void flush() const {
+    __syncthreads();
+    for (int i = threadIdx.x; i < k_ * (kFeatures + 1); i += blockDim.x) {
+      const int cluster = i / (kFeatures + 1), column = i % (kFeatures + 1);
+      unsigned* from = digits_ + place(cluster);
+      long long sum = 0;
+      if (column < kFeatures) {
+#pragma unroll
+        for (int replica = 0; replica < kPlane; replica += kWidth) {
+          sum += take(from + replica + column) + (long long)take(from + replica + column + kPlane) * 65536;
+        }
+      } else {
+        // Clusters differ in where they begin, so as not to wait for one bank.
+#pragma unroll 4
+        for (int lane = 0; lane < 32; ++lane) sum += take(from + 2 * kPlane + (cluster + lane) % 32);
+      }
+      if (sum != 0) atomicAdd(&sums_[i], (unsigned long long)sum);
+    }
+    __syncthreads();
+  }
+
+ private:
+  // A call of its own, so that what it takes of registers is not what the loop of tiles goes without. `begin` is how many
+  // bytes before the columns the block's shared memory begins: a pointer would be to any memory.
+  __device__ __noinline__ static void move_rows(const Moving* rows, int count, int begin) {
+    const float2* columns = reinterpret_cast<const float2*>(simt::dynamic_shared<unsigned char>() + begin);
+    unsigned* digits = reinterpret_cast<unsigned*>(simt::dynamic_shared<unsigned char>() + begin) + 2 * kWidth;
     constexpr int kAtOnce = kTogether < 32 ? 2 : 1;
     const int lane = threadIdx.x % 32, q = lane / kLanes;
-    unsigned* own = digits_ + q / 4 * kWidth % 32;
+    unsigned* own = digits + q / 4 * kWidth % 32;
     float2 of_column[4];
     int column[4];
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
       column[s] = (s ^ q % 4) * kLanes + lane % kLanes;
-      if (has(column[s])) of_column[s] = columns_[column[s]];
+      if (has(column[s])) of_column[s] = columns[column[s]];
     }
 #pragma unroll 1
     for (int i = q; i < count; i += kAtOnce * kTogether) {
@@ -88,37 +117,10 @@ class ColumnSums {
       }
     }
     if (lane >= count) return;
-    atomicAdd(digits_ + 2 * kPlane + lane + rows[lane].to, 1u);
-    if (rows[lane].from >= 0) atomicAdd(digits_ + 2 * kPlane + lane + rows[lane].from, ~0u);
+    atomicAdd(digits + 2 * kPlane + lane + rows[lane].to, 1u);
+    if (rows[lane].from >= 0) atomicAdd(digits + 2 * kPlane + lane + rows[lane].from, ~0u);
   }
 
-  __device__ __forceinline__ void move(const Moving* rows, int count) const {
-    move_rows(rows, count, (unsigned)(reinterpret_cast<unsigned char*>(columns_) - simt::dynamic_shared<unsigned char>()));
-  }
-
-  // To global memory, and zero again; with all threads of the block.
-  __device__ __forceinline__ void flush() const {
-    __syncthreads();
-    for (int i = threadIdx.x; i < k_ * (kFeatures + 1); i += blockDim.x) {
-      const int cluster = i / (kFeatures + 1), column = i % (kFeatures + 1);
-      unsigned* from = digits_ + place(cluster);
-      long long sum = 0;
-      if (column < kFeatures) {
-#pragma unroll
-        for (int replica = 0; replica < kPlane; replica += kWidth) {
-          sum += take(from + replica + column) + (long long)take(from + replica + column + kPlane) * 65536;
-        }
-      } else {
-        // Clusters differ in where they begin, so as not to wait for one bank.
-#pragma unroll 4
-        for (int lane = 0; lane < 32; ++lane) sum += take(from + 2 * kPlane + (cluster + lane) % 32);
-      }
-      if (sum != 0) atomicAdd(&sums_[i], (unsigned long long)sum);
-    }
-    __syncthreads();
-  }
-
- private:
   __device__ static __forceinline__ bool has(int column) { return kFeatures == kWidth || column < kFeatures; }
 
   __device__ static __forceinline__ int take(unsigned* from) {

@@ -20,18 +20,27 @@ struct Products {
   float tensor_error, rounding;  // γ, ρ
 };
 
+// What is added to every score, for none to be negative: such are in order as integers too, of which the largest of three is
+// found by one instruction of sm_90 and later.
+__device__ __forceinline__ float few_level(const Products& of) {
+  const Extremes most = *of.extremes;
+  return 1.01f * (of.norm * (most.norm + most.lost) + most.half_square);
+}
+
 // 2 E of a row of norm n, times kLarge: `of_norm` · n + `always`.
 __device__ __forceinline__ Bound few_bound(const Products& of, int features) {
   const Extremes most = *of.extremes;
   const Bound bound = bound_of(most, of.tensor_error, of.rounding, of.tensor_error + 1.0f / (1 << 22));
-  const float least = sqrtf((float)features) / (1 << 25) * (most.norm + most.lost) + 1.0f / (1ull << 40);
+  // Next to zero; of the level, what the tensor cores lose and its addition; and kLeast.
+  const float least = sqrtf((float)features) / (1 << 25) * (most.norm + most.lost) +
+                      few_level(of) * (of.tensor_error + 1.0f / (1 << 22)) + 1.0f / (1ull << 40);
   const bool fits = of.norm * most.norm + most.half_square <= (float)(1 << 26);
   // 0.1 % for 1 / (1 − ρ), and for roundings of the norm.
   const float twice = fits ? 2.002f * kLarge : kInfinity - kInfinity;
   return {twice * bound.of_norm, twice * (bound.always + least)};
 }
 
-// The centres' parts of the product, as a lane has them: of column block j and step s, and −‖c‖²/2 of its columns of a
+// The centres' parts of the product, as a lane has them: of column block j and step s, and −‖c‖²/2 (with the level) of its columns of a
 // block, of rows g and g + 8. In shared memory, or (kKept) in registers.
 template <int kSteps, int kColumns, bool kKept>
 class Centres {
@@ -44,9 +53,10 @@ class Centres {
 
   __device__ Centres(const Products& of, void* shared) : shared_(static_cast<unsigned char*>(shared)) {
     const int lane = threadIdx.x % 32;
+    const float level = few_level(of);
     for (int j = threadIdx.x / 32; j < kColumns; j += blockDim.x / 32) {
       if (lane < 4) {
-        const float first = of.offsets[8 * j + 2 * lane], second = of.offsets[8 * j + 2 * lane + 1];
+        const float first = of.offsets[8 * j + 2 * lane] + level, second = of.offsets[8 * j + 2 * lane + 1] + level;
         offsets()[4 * j + lane] = {first, second, first, second};
       }
 #pragma unroll

@@ -45,8 +45,7 @@
 // Subtracting the mean, where it is far away, is d more. A tile in which any row is not done costs 65 instructions of the
 // warp, or 16 a row of 4 × 16, and 41 for each further row of one lane; settling 32 rows takes 92 (4 × 16), or 215.
 #pragma once
-#include "apps/kmeans/few_constants.cuh"
-#include "apps/kmeans/few_rows.cuh"
+#include "apps/kmeans/few_scores.cuh"
 #include "apps/kmeans/few_sums.cuh"
 #include "apps/kmeans/tile_ring.cuh"
 
@@ -67,112 +66,6 @@ struct Waiting<T, 0> {
 constexpr int kLabelBit = 24;
 // Rows of so many bytes wait with their elements; longer ones are read again.
 constexpr int kShort = 16;
-
-// Of the centres, in chunks of 16: the candidates of one chunk, bit j for centre 16 · chunk + j, and the chunk from bit 16
-// on; no bit where several chunks have candidates.
-constexpr int kChunk = 16;
-
-// The largest of some scores and `other`. If `as_integers`, it is where that is not negative, and some score where all are:
-// then more are candidates, and none is lost. Three integers are compared by one instruction of sm_90 and later.
-template <bool as_integers>
-__device__ __forceinline__ float most_of(const float (&score)[kChunk], int count, float other) {
-  if constexpr (as_integers) {
-    int most = __float_as_int(score[0]);
-#pragma unroll
-    for (int j = 1; j < kChunk; ++j) {
-      if (j < count) most = most < __float_as_int(score[j]) ? __float_as_int(score[j]) : most;
-    }
-    return __int_as_float(most);
-  } else {
-    float most = other;
-#pragma unroll
-    for (int j = 0; j < kChunk; ++j) {
-      if (j < count) most = fmaxf(most, score[j]);
-    }
-    return most;
-  }
-}
-
-template <int kFeatures, int kClusters, int kRows>
-__device__ __forceinline__ void find_candidates(const float (&x)[kRows][kFeatures], unsigned (&found)[kRows]) {
-  float best[kRows];
-#pragma unroll
-  for (int first = 0; first < kClusters; first += kChunk) {
-    constexpr int kLast = (kClusters - 1) % kChunk + 1;  // in the last chunk
-    float score[kRows][kChunk];
-#pragma unroll
-    for (int j = 0; j < kChunk; ++j) {
-      if (first + j >= kClusters) break;
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        float sum = few_constants.offsets[first + j];
-#pragma unroll
-        for (int i = 0; i < kFeatures; ++i) sum = fmaf(x[r][i], few_constants.centers[(first + j) * kFeatures + i], sum);
-        score[r][j] = sum;
-      }
-    }
-    const int here = first + kChunk <= kClusters ? kChunk : kLast;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const float most = most_of<kClusters <= kChunk>(score[r], here, first > 0 ? best[r] : -kInfinity);
-      const float threshold = fmaf(most, -kLarge, few_constants.threshold) - kLeast;
-      float sum = kNoBits;
-#pragma unroll
-      for (int j = 0; j < kChunk; ++j) {
-        if (j < here) sum = fmaf(__saturatef(fmaf(score[r][j], kLarge, threshold)), (float)(1 << j), sum);
-      }
-      const unsigned now = __float_as_uint(sum) ^ kNoBitsAsInteger;
-      if (first == 0) {
-        found[r] = now;
-      } else {
-        const bool keeps = fmaf(best[r], kLarge, threshold) > 0;
-        const unsigned these = now | (unsigned)(first / kChunk) << 16;
-        found[r] = !keeps ? these : now == 0 ? found[r] : 0u;
-      }
-      best[r] = most;
-    }
-  }
-}
-
-// What was found of a row that has one candidate, which is its label.
-template <int kClusters>
-__device__ __forceinline__ unsigned found_of(int label) {
-  // Of no cluster, what no row has.
-  if (kClusters <= kChunk) return 1u << (label & 31);
-  return 1u << (label & (kChunk - 1)) | (unsigned)(label >> 4) << 16;
-}
-
-// The cluster that was found; negative if it is in doubt.
-template <int kClusters>
-__device__ __forceinline__ int cluster_of(unsigned found) {
-  const unsigned bits = found & 0xffff;
-  const int chunk = kClusters <= kChunk ? 0 : (int)(found >> 16 & 3) * kChunk;
-  return bits != 0 && (bits & (bits - 1)) == 0 ? chunk + 31 - __clz((int)bits) : -1;
-}
-
-// The nearest, in float64, of the centres that were found, or of all if none was: the first of equals.
-template <int kFeatures>
-__device__ __forceinline__ int nearest_of_found(const float (&x)[kFeatures], const float* centers, int k,
-                                                unsigned found) {
-  unsigned bits = found & 0xffff;
-  const bool all = bits == 0;
-  const int first = all ? 0 : (int)(found >> 16 & 3) * kChunk;
-  Distant nearest = {kInfinity, 0};
-  int j = all ? 0 : first + __ffs(bits) - 1;
-#pragma unroll 1
-  while (j < k) {
-    double sum = 0;
-#pragma unroll
-    for (int i = 0; i < kFeatures; ++i) {
-      const double difference = (double)x[i] - (double)centers[j * kFeatures + i];
-      sum += difference * difference;
-    }
-    nearest.take({sum, j});
-    bits &= bits - 1;
-    j = all ? j + 1 : bits != 0 ? first + __ffs(bits) - 1 : k;
-  }
-  return nearest.centre;
-}
 
 // kClusters is k rounded up to whole fours. kShifts: scores are of centred rows. Digits of kMostAdded rows add up within 32
 // bits.
@@ -201,6 +94,18 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
   here.clear();
   const unsigned lane = simt::kept(threadIdx.x % 32);
   unsigned changed = 0;
+  const auto centre = [](const T (&x)[kFeatures], float (&value)[kFeatures]) {
+#pragma unroll
+    for (int i = 0; i < kFeatures; ++i) value[i] = centred<T, float>(x[i], few_constants.mean[i]);
+  };
+  const auto move = [&](unsigned row, const float (&value)[kFeatures], int to, int from) {
+    labels[row] = (Label)to;
+    int numbers[kFeatures];
+#pragma unroll
+    for (int i = 0; i < kFeatures; ++i) numbers[i] = as_integer<float>(value[i], few_constants.scales[i]);
+    here.move(numbers, to, from);
+    ++changed;
+  };
   const auto settle = [&](const Item* items, int count) {
     if ((int)lane >= count) return;
     const simt::Vector<unsigned, 2> one = items[lane].row_found;
@@ -217,20 +122,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
       load_row<kFeatures>(X + (long long)row * kFeatures, again);
     }
     float value[kFeatures];
-#pragma unroll
-    for (int i = 0; i < kFeatures; ++i) value[i] = centred<T, float>(again[i], few_constants.mean[i]);
+    centre(again, value);
     const int from = (int)found >> kLabelBit;
     int to = cluster_of<kClusters>(found);
     if (to < 0) {
       to = nearest_of_found<kFeatures>(value, centers, k, found);
       if (to == from) return;
     }
-    labels[row] = (Label)to;
-    int numbers[kFeatures];
-#pragma unroll
-    for (int i = 0; i < kFeatures; ++i) numbers[i] = as_integer<float>(value[i], few_constants.scales[i]);
-    here.move(numbers, to, from);
-    ++changed;
+    move(row, value, to, from);
   };
   each_tile<kTile, kWarps, kTiles>((unsigned)n, [&] { here.flush(); }, [&](unsigned first) {
     const unsigned left = (unsigned)n - first;
@@ -268,6 +167,23 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
         if (32 * r + lane >= left) waits &= ~(1u << r);
       }
       all = __ballot_sync(simt::every_lane, waits != 0);
+    }
+    // Where every row comes to a cluster, as all do at first, none has to wait.
+    if (__all_sync(simt::every_lane, waits == (1u << kRows) - 1)) {
+      bool sure = true;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) sure &= cluster_of<kClusters>(found[r]) >= 0;
+      if (__all_sync(simt::every_lane, sure)) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          T again[kFeatures];
+          load_row<kFeatures>(ring.row(32 * r + lane), ring.swizzle(lane), again);
+          float value[kFeatures];
+          centre(again, value);
+          move(first + 32 * r + lane, value, cluster_of<kClusters>(found[r]), ring.labels()[32 * r + lane]);
+        }
+        return;
+      }
     }
     // Mostly a lane has one such row or none, so that one turn does.
     queue.add_while(all, waits, [&](Item& item) {

@@ -77,12 +77,15 @@ __device__ __forceinline__ float square_norm(const unsigned (&a)[kSteps][4], int
 // Which of a lane's scores of row g + 8·half can be the best: bit 2·j + i for column 8·j + 2·t + i, below others.
 template <int kColumns>
 __device__ __forceinline__ unsigned candidates_of(const float (&scores)[kColumns][4], int half, float twice_error) {
-  float best = fmaxf(scores[0][2 * half], scores[0][2 * half + 1]);
+  const auto most = [](int a, int b) { return b > a ? b : a; };
+  int best = 0;
 #pragma unroll
-  for (int j = 1; j < kColumns; ++j) best = fmaxf(best, fmaxf(scores[j][2 * half], scores[j][2 * half + 1]));
-  best = fmaxf(best, simt::shuffle_xor(best, 1));
-  best = fmaxf(best, simt::shuffle_xor(best, 2));
-  const float threshold = fmaf(best, -kLarge, twice_error) - kLeast;
+  for (int j = 0; j < kColumns; ++j) {
+    best = most(most(best, __float_as_int(scores[j][2 * half])), __float_as_int(scores[j][2 * half + 1]));
+  }
+  best = most(best, simt::shuffle_xor(best, 1));
+  best = most(best, simt::shuffle_xor(best, 2));
+  const float threshold = fmaf(__int_as_float(best), -kLarge, twice_error) - kLeast;
   float sum = kNoBits;
 #pragma unroll
   for (int j = 0; j < kColumns; ++j)

@@ -54,7 +54,7 @@ def name_of(plan, most_added):
 
 
 def chosen(d, k, dtype, mean, norm):
-    return replace(multiply_adds_plan(d, k, dtype, mean, norm, SHARED_MEMORY), threads=THREADS)
+    return replace(multiply_adds_plan(d, k, dtype, mean, norm, SHARED_MEMORY), threads=THREADS, stages=2 + d % 2)
 
 
 def least_added(plan):
