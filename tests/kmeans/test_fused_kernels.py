@@ -226,6 +226,14 @@ def test_stops(rng):
         assert (of.sums == sums).all()
 
 
+def test_more_rows_of_a_block_than_digits_add_up_in_32_bits():
+    n = 420_000
+    X = np.full((n, 1), np.nextafter(np.float32(1), np.float32(0)))
+    of = Iterations(X, 1, KINDS[0])
+    assert of.iterate(np.ones((1, 1))) == (0, n)
+    assert of.sums.tolist() == [[n * (2**30 - 64), n]]
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     shape=st.sampled_from(SHAPES),
