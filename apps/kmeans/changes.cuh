@@ -75,9 +75,10 @@ constexpr int kCountThreads = 512;
 // Segments that a thread sees to at a time; and those that are counted in shared memory, if there are no more.
 constexpr int kEach = 9, kCountedHere = 2 * kEach * kCountThreads;
 
-// Whether a block with so many rows counts them in shared memory.
+// Whether a block with so many rows counts them in shared memory. Fewer wait little for each other in the level-2 cache, even
+// if all are of one segment.
 __device__ __forceinline__ bool counts_here(unsigned rows, int segments) {
-  return segments <= kCountedHere && rows >= (unsigned)segments / 4;
+  return segments <= kCountedHere && rows >= (unsigned)segments / 16;
 }
 
 // Exclusive prefix sums of `counts` to `begins`, by one block; clears `counts`, and returns the sum. `tile` is shared memory.

@@ -15,7 +15,9 @@ __all__ = [
     "ENTRY_BYTES",
     "EXACT",
     "HALVES",
+    "LEAST_SORTED",
     "LISTS",
+    "LONG_ROWS",
     "MOST_CENTRES",
     "MOST_CLUSTERS",
     "MOST_EXPONENT",
@@ -35,6 +37,7 @@ __all__ = [
     "StreamPlan",
     "assign_plan",
     "capacity",
+    "columns_of_block",
     "integers",
     "log2_lanes",
     "padded",
@@ -43,6 +46,7 @@ __all__ = [
     "shadow_reach",
     "shadow_scale",
     "shadow_scales",
+    "sorts_rows",
     "stream_plan",
     "tensor_error",
     "vector_of",
@@ -52,6 +56,10 @@ __all__ = [
 MOST_CLUSTERS = 64
 #: And what that has room for (kMostCentres).
 MOST_CENTRES = 1 << 16
+#: Features from which on rows of few clusters are always sorted to be moved: move.cuh would clear and flush more than
+#: it adds. Of fewer, the elements of changing rows from which on sorting saves more than its two launches more cost, by
+#: measurement (docs/notes/lloyd.md).
+LONG_ROWS, LEAST_SORTED = 1024, 2**26
 #: Rows that can be sorted where each has two places, which are counted by 32 bits (changes.cuh).
 MOST_PLACED = 2**31 - 1024
 #: Powers of two that float32 can be scaled by, back and forth.
@@ -92,6 +100,8 @@ NARROW, _WIDE = 2, 3
 _BITS = {NARROW: 30, _WIDE: 46}
 # How far a feature's largest element may lie above the mean square for two digits to be as exact as float32.
 _SPREAD = 2.0**8
+# Bytes of a block's sums (kPlane in move.cuh).
+_PLANES = 66 * 1024
 
 
 def padded(d: int) -> int:
@@ -138,16 +148,18 @@ class SegmentsPlan:
 
 def segments_plan(itemsize: int, d: int, address: int, digits: int, *, weighted: bool) -> SegmentsPlan:
     """Choose how rows of `d` elements, the first at an address, are added up; measured in docs/notes/lloyd.md."""
-    narrow = itemsize == 2 and digits == NARROW and not weighted
-    vector = 0
-    for elements in (8, 4) if narrow and d >= 256 else (vector_of(itemsize),):
-        if d % elements == 0 and address % (elements * itemsize) == 0:
-            vector = elements
-            break
-    lanes = 1 << log2_lanes(-(-d // (vector or vector_of(itemsize))))
-    many = narrow and vector == 4 and lanes == 32
+    vector = vector_of(itemsize)
+    lanes = 1 << log2_lanes(-(-d // vector))
+    whole = d % vector == 0 and address % (vector * itemsize) == 0
+    many = itemsize == 2 and digits == NARROW and not weighted and whole and lanes == 32
     # A warp has 32 places at hand.
-    return SegmentsPlan(vector, lanes, min(lanes, 2 if weighted else 8 if many else 4), 3 if many else 2)
+    together = min(lanes, 2 if weighted else 8 if many else 4)
+    return SegmentsPlan(vector if whole else 0, lanes, together, 3 if many else 2)
+
+
+def sorts_rows(changing: int, d: int) -> bool:
+    """Tell whether so many rows that change are sorted by the pair of their clusters, where there are few clusters."""
+    return d >= LONG_ROWS or changing * d >= LEAST_SORTED
 
 
 def tensor_error(d: int) -> float:
@@ -307,6 +319,11 @@ class Integers:
     digits: int
     scales: tuple[float, ...]
 
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block of `move`."""
+        return _PLANES // (4 * self.digits) * 4 * self.digits
+
 
 def integers(n: int, dtype: np.dtype, largest: np.ndarray, middle: float, most_weight: float | None) -> Integers:
     """Choose how sums are kept.
@@ -337,3 +354,9 @@ def integers(n: int, dtype: np.dtype, largest: np.ndarray, middle: float, most_w
     bits = min(_BITS[digits], 62 - ceil(log2(n)))
     of_weight = 0 if not most_weight else bits - ceil(log2(most_weight))
     return Integers(digits, tuple(np.exp2(np.append(bits - exponents, of_weight)).tolist()))
+
+
+def columns_of_block(d: int, k: int, digits: int) -> tuple[int, int]:
+    """Return the columns of the sums that a block of `move` has, and how many blocks have them all."""
+    chunks = -(-(d + 1) // (_PLANES // (4 * digits) // k))
+    return -(-(d + 1) // chunks), chunks

@@ -1,11 +1,12 @@
 """The steps of the fused engine: one iteration for k clusters, by the kernels for as many features and centres.
 
     few features     few_features.cuh or few_products.cuh → centers.cuh
-    few (up to 64)   nearest.cuh on tall_skinny.cuh → decide.cuh → changes.cuh, segments.cuh → centers.cuh
-    many             nearest_of_many.cuh on streamed_columns.cuh → decide_of_many.cuh → the same two → centers.cuh
+    few (up to 64)   nearest.cuh on tall_skinny.cuh → decide.cuh → rows that change → centers.cuh
+    many             nearest_of_many.cuh on streamed_columns.cuh → decide_of_many.cuh → rows that change → centers.cuh
 
 Few features need no copy of X. Few centres stay in shared memory, and the product is bound by what is
-read of X's copy; many stream by, and it is bound by the tensor cores.
+read of X's copy; many stream by, and it is bound by the tensor cores. Rows that change are sorted and added up by
+changes.cuh and segments.cuh or, where they and the clusters are few, added as they are by move.cuh.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tsapps.apps.kmeans.fused_plan import (
     ENTRY_BYTES,
     HALVES,
     LISTS,
+    MOST_PLACED,
     NEAREST,
     NEAREST_OF_MANY,
     OUTCOME,
@@ -35,9 +37,12 @@ from tsapps.apps.kmeans.fused_plan import (
     Integers,
     StreamPlan,
     capacity,
+    columns_of_block,
     integers,
+    log2_lanes,
     segments_plan,
     shadow_problem,
+    sorts_rows,
     tensor_error,
 )
 from tsapps.apps.kmeans.shadow import Placement, Shadow, load_kernels, types_of
@@ -51,9 +56,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FewCentres", "ManyCentres", "Step", "integers_of"]
 
-_DECIDE_THREADS, _CENTRE_THREADS, _LIST_THREADS, _SEGMENT_THREADS = 256, 256, 512, 256
-# Blocks a multiprocessor: of what sorts lists, as many as are resident; of what decides, more.
-_LIST_BLOCKS, _DECIDE_BLOCKS = 2, 8
+_DECIDE_THREADS, _CENTRE_THREADS, _MOVE_THREADS, _LIST_THREADS, _SEGMENT_THREADS = 256, 256, 512, 512, 256
+# Blocks a multiprocessor: of what moves rows and of what sorts lists, as many as are resident; of what decides, more.
+_MOVE_BLOCKS, _LIST_BLOCKS, _DECIDE_BLOCKS = 2, 2, 8
 # Iterations that are launched before the outcome of the first of them is asked for.
 _AHEAD = 2
 
@@ -108,6 +113,8 @@ class Step(ABC):
         memory = cupy.cuda.alloc_pinned_memory(_AHEAD * OUTCOME.itemsize)
         self._seen = np.frombuffer(memory, OUTCOME, _AHEAD)
         self.device_sums = cupy.empty((k, d + 1), np.int64)
+        # Rows that are expected to change: as many as in the last pass that the host has seen.
+        self._changing = engine.n_samples
         # What both kernels that place centres are told of them.
         halves = np.array((self._halves.data.ptr, placement.padded, placement.slabs), HALVES)[()]
         self._sizes = np.int32(k), np.int32(d), halves, placement.scale, placement.reach
@@ -135,6 +142,7 @@ class Step(ABC):
     def forget(self) -> None:
         """Begin again, with no sample in any cluster."""
         self.device_sums.fill(0)
+        self._changing = self.engine.n_samples
 
     def give_labels(self, labels: Any) -> None:  # noqa: B027
         """Write to `labels` (n,), int32, the labels that a step keeps for itself."""
@@ -143,7 +151,8 @@ class Step(ABC):
         """Give every sample the label of its nearest centre; return how many labels changed."""
         self._begin(centers)
         self._move_rows(self._centers[0])
-        return int(self.moved[0])
+        self._changing = int(self.moved[0])
+        return self._changing
 
     def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
         """Launch iterations, some ahead of those whose outcome is known; see `Engine.iterate`."""
@@ -160,6 +169,8 @@ class Step(ABC):
                     continue
                 events[known].synchronize()
                 outcome = self._seen[known % _AHEAD].copy()
+                # Of two iterations before the one that is launched next, as the host runs ahead.
+                self._changing = int(outcome["moved"])
                 if report is not None:
                     report(before + known + 1, int(outcome["moved"]), float(outcome["potential"]))
                 if outcome["stop"]:
@@ -259,6 +270,27 @@ class _Segments:
         self._add(self._add_grid, (_SEGMENT_THREADS,), added)
 
 
+class _Moves:
+    """Moves the rows of some lists of `Entry` from sum to sum, in one launch; see move.cuh."""
+
+    def __init__(self, step: Step, lists: int) -> None:
+        engine, k, sums = step.engine, step.k, step.integers
+        columns, chunks = columns_of_block(engine.n_features, k, sums.digits)
+        parts = -(-engine.gpu.multiprocessors * _MOVE_BLOCKS // (lists * chunks))
+        self._grid = lists, max(1, parts), chunks
+        self._sizes = np.int32(k), np.int32(columns), np.int32(log2_lanes(min(engine.n_features, columns)))
+        self._shared_bytes = sums.shared_bytes
+        name = f"move<{types_of(engine)}, {sums.digits}, {step.weighted}>"
+        (self._move,) = load_kernels(engine, "move.cuh", name)
+        self._move.max_dynamic_shared_size_bytes = self._shared_bytes
+
+    def move(self, step: Step, lists: Any) -> None:
+        """Launch what moves the rows of `lists`: the entries, how many each list has, and the room of one."""
+        state = step.engine.labels, step.device_sums, step.moved, step.stopped
+        arguments = step.rows(), step.move_scales, *self._sizes, *lists, *state
+        self._move(self._grid, (_MOVE_THREADS,), arguments, shared_mem=self._shared_bytes)
+
+
 class FewCentres(Step):
     """A step for as many clusters as `nearest.cuh` has room for."""
 
@@ -277,7 +309,10 @@ class FewCentres(Step):
         self._ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
         self._entries = cupy.empty(lists * self._capacity * ENTRY_BYTES, np.uint8)
         self._counts = cupy.empty(lists, np.uint32)
-        self._segments = _Segments(self, "Entry", lists, cupy.empty(lists * self._capacity * PLACE_BYTES, np.uint8))
+        self._moves = _Moves(self, lists)
+        self._segments: _Segments | None = None
+        if sorts_rows(n, d) and n <= MOST_PLACED:
+            self._segments = _Segments(self, "Entry", lists, cupy.empty(lists * self._capacity * PLACE_BYTES, np.uint8))
         self._decide_grid = _grid_of_lists(engine, lists, _DECIDE_BLOCKS)
         (self._decide,) = load_kernels(engine, "decide.cuh", f"decide<{types_of(engine)}>")
 
@@ -301,6 +336,10 @@ class FewCentres(Step):
         lists = self._entries, self._counts, np.int64(self._capacity)
         decided = self.rows(), centers, np.int32(self.k), *lists, self.stopped
         self._decide(self._decide_grid, (_DECIDE_THREADS,), decided)
+        # Either gives the same bits.
+        if self._segments is None or not sorts_rows(self._changing, d):
+            self._moves.move(self, lists)
+            return
         every = np.array((self._entries.data.ptr, self._counts.data.ptr, self._capacity, 1, 0), LISTS)[()]
         self._segments.move(self, every)
 

@@ -9,23 +9,20 @@ import pytest
 from host_cuda.tall_skinny import DTYPES, build_each
 from tsapps.apps.kmeans.bounds_plan import MOTION
 from tsapps.apps.kmeans.fused_plan import (
-    CHANGE_BYTES,
     ENTRY_BYTES,
     EXACT,
     HALVES,
     LISTS,
     NEAREST,
-    NEAREST_OF_MANY,
     OUTCOME,
     PLACE_BYTES,
     ROUNDING,
     ROWS,
     SEGMENTS,
-    UNDECIDED_BYTES,
     UNPROVED,
-    StreamPlan,
     assign_plan,
     capacity,
+    columns_of_block,
     integers,
     log2_lanes,
     padded,
@@ -80,10 +77,11 @@ def types_of(dtype, digits, weighted):
 
 
 def rows_source(*kind):
-    T, W, _, _, name = types_of(*kind)
+    T, W, scale, flags, name = types_of(*kind)
     return f"""
 #include "apps/kmeans/centers.cuh"
 #include "apps/kmeans/decide_of_many.cuh"
+#include "apps/kmeans/move.cuh"
 #include "apps/kmeans/segments.cuh"
 extern "C" void shadow_{name}(const void* X, long long n, long long d, long long padded, long long slabs,
                               const void* mean, double scale, double rounding, long long log2_lanes, void* shadow,
@@ -123,6 +121,16 @@ extern "C" void decide_{name}(const void* rows, const void* centers, long long k
   cuda_host::launch(dim3(lists, 2), 256, 0, [=] {{
     kmeans::decide<{T}, {W}>(of, static_cast<const {W}*>(centers), (int)k, entries, counts, capacity, stopped);
   }});
+}}
+extern "C" void move_{name}(const void* rows, const {scale}* scales, long long k, long long columns, long long chunks,
+                            long long log2_lanes, const kmeans::Entry* entries, const unsigned* counts,
+                            long long capacity, long long lists, int* labels, unsigned long long* sums, unsigned* moved,
+                            const int* stopped, long long shared_bytes) {{
+  const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
+  cuda_host::launch(dim3(lists, 2, chunks), 512, shared_bytes, [=] {{
+    kmeans::move<{T}, {W}, {flags}>(of, scales, (int)k, (int)columns, (int)log2_lanes, entries, counts, capacity,
+                                    labels, sums, moved, stopped);
+  }});
 }}"""
 
 
@@ -138,27 +146,28 @@ extern "C" void decide_of_many_{name}(const void* rows, const void* centers, lon
                                      capacity, stopped);
   }});
 }}
+template <typename Launch>
+void with_lists(const void* lists, bool pairs, Launch launch) {{
+  if (pairs) launch(*static_cast<const kmeans::Lists<kmeans::Entry>*>(lists));
+  else launch(*static_cast<const kmeans::Lists<kmeans::Change>*>(lists));
+}}
 extern "C" void count_{name}(const void* lists, long long n_lists, const kmeans::Segments* segments, int* labels,
                              unsigned* counts, unsigned* begins, unsigned* arrived, unsigned* all, unsigned* moved,
                              const int* stopped) {{
   const auto of = *segments;
-  auto run = [=](const auto& items) {{
+  with_lists(lists, of.bits >= 0, [=](auto items) {{
     cuda_host::launch(dim3(n_lists, 2), kmeans::kCountThreads, 0, [=] {{
       kmeans::count_changes(items, of, labels, counts, begins, arrived, all, moved, stopped);
     }});
-  }};
-  if (of.bits < 0) run(*static_cast<const kmeans::Lists<kmeans::Change>*>(lists));
-  else run(*static_cast<const kmeans::Lists<kmeans::Entry>*>(lists));
+  }});
 }}
 extern "C" void sort_{name}(const void* lists, long long n_lists, const kmeans::Segments* segments, unsigned* begins,
                             unsigned* places, const int* stopped) {{
   const auto of = *segments;
-  auto run = [=](const auto& items) {{
+  with_lists(lists, of.bits >= 0, [=](auto items) {{
     cuda_host::launch(dim3(n_lists, 2), kmeans::kCountThreads, 0,
                       [=] {{ kmeans::sort_changes(items, of, begins, places, stopped); }});
-  }};
-  if (of.bits < 0) run(*static_cast<const kmeans::Lists<kmeans::Change>*>(lists));
-  else run(*static_cast<const kmeans::Lists<kmeans::Entry>*>(lists));
+  }});
 }}""" + "".join(add_source(kind, arguments) for arguments in sorted({plan_of(kind, d).arguments for d in FEATURES}))
 
 
@@ -183,20 +192,6 @@ extern "C" void add_{arguments.replace(", ", "_")}_{name}(const void* rows, cons
 }}"""
 
 
-def streamed_source(plan):
-    return f"""
-#include "kernels/tsm2/streamed_columns.cuh"
-#include "apps/kmeans/nearest_of_many.cuh"
-extern "C" void assign(const void* shadow, const void* halves, long long row_tiles, long long column_tiles,
-                       long long chunks, const {plan.epilogue}* nearest, long long blocks) {{
-  const {plan.epilogue} epilogue = *nearest;
-  cuda_host::launch(dim3(blocks), {plan.threads}, {plan.shared_bytes}, [=] {{
-    {plan.kernel}(static_cast<const ptx::Half*>(shadow), static_cast<const ptx::Half*>(halves), (int)row_tiles,
-                  (int)column_tiles, (int)chunks, epilogue);
-  }});
-}}"""
-
-
 #: dtype, digits, whether samples have weights.
 KINDS = [
     ("float32", 2, False),
@@ -215,17 +210,12 @@ def libraries():
     return dict(zip([*SHAPES, *KINDS], build_each(sources), strict=True))
 
 
-@cache
-def streamed(plan):
-    return build_each([streamed_source(plan)])[0]
-
-
 class Iterations:
     """X and what iterations keep of it, as `FusedEngine` has them."""
 
     slabs, columns, tile = 0, 8, 1
-    #: Whether segments are of pairs of clusters.
-    pairs = True
+    #: Whether rows are sorted to be moved; and whether by pairs of clusters.
+    sorts, pairs = False, True
 
     def __init__(self, X, k, kind, weights=None, mean=None):
         self.dtype, self.digits, self.weighted = kind
@@ -254,6 +244,7 @@ class Iterations:
         self.shadow = np.full((-(-self.n // self.tile) * self.tile, self.padded), np.nan, np.float16)
         self.norms = np.full(self.n, np.nan, np.float32)
         self.make_shadow(self.scale)
+        self.work_scales = self.scales.astype(np.float32 if self.digits == 2 else np.float64)
         self.labels = np.full(self.n, -1, np.int32)
         self.sums = np.zeros((k, self.d + 1), np.int64)
         self.motion = np.zeros((), MOTION)  # none is followed
@@ -315,9 +306,16 @@ class Iterations:
         rows = self.rows()
         self.call("decide", rows, centers, k, entries, counts, room, lists, self.stopped)
         self.counts = counts
-        every = np.array((entries.ctypes.data, counts.ctypes.data, room, 1, 0), LISTS)
-        places = np.full(lists * room, 2**32 - 1, f"u{PLACE_BYTES}")
-        return undecided, self.move_segments(rows, every, lists, places)
+        if self.sorts:
+            every = np.array((entries.ctypes.data, counts.ctypes.data, room, 1, 0), LISTS)
+            places = np.full(lists * room, 2**32 - 1, f"u{PLACE_BYTES}")
+            return undecided, self.move_segments(rows, every, lists, places)
+        columns, chunks = columns_of_block(d, k, self.digits)
+        sizes, lists_of = (k, columns, chunks, log2_lanes(min(d, columns))), (entries, counts, room, lists)
+        moved = np.zeros(1, np.uint32)
+        state = self.labels, self.sums, moved, self.stopped
+        self.call("move", rows, self.work_scales, *sizes, *lists_of, *state, 66 << 10)
+        return undecided, int(moved[0])
 
     def rows(self):
         """Return what kernels are told of X."""
@@ -336,7 +334,6 @@ class Iterations:
         number = (self.k + 1) << bits if self.pairs else 2 * self.k
         segments, in_segment = np.array((self.k, bits), SEGMENTS), np.zeros(number, np.uint32)
         begins, arrived, moved, every = (np.zeros(size, np.uint32) for size in (number, 1, 1, 1))
-        scales = self.scales.astype(np.float32 if self.digits == 2 else np.float64)
         counts, of = (in_segment, begins, arrived, every, moved), (lists, n_lists, segments)
         self.call("count", *of, self.labels, *counts, self.stopped)
         assert not in_segment.any()
@@ -346,7 +343,7 @@ class Iterations:
             assert [0, *begins[:-1].tolist()] == firsts  # each ends where the next begins
             assert begins[-1] == every[0]
         add = "add_" + plan_of((self.dtype, self.digits, self.weights is not None), self.d).arguments.replace(", ", "_")
-        self.call(add, rows, scales, segments, places, begins, every, self.sums, self.stopped)
+        self.call(add, rows, self.work_scales, segments, places, begins, every, self.sums, self.stopped)
         self.ends = begins
         return int(moved[0])
 
@@ -383,46 +380,10 @@ class Iterations:
         assert (mine <= distances.min(axis=1) * (1 + 1e-12)).all()
         one = np.ones(self.n, self.work) if self.weights is None else self.weights
         values = np.column_stack([self.centred * one[:, np.newaxis], one])
-        scales = self.scales.astype(np.float32 if self.digits == 2 else np.float64)
-        integers = np.rint(values.astype(scales.dtype) * scales).astype(np.int64)
+        integers = np.rint(values.astype(self.work_scales.dtype) * self.work_scales).astype(np.int64)
         expected = np.zeros_like(self.sums)
         np.add.at(expected, self.labels, integers)
         np.testing.assert_array_equal(self.sums, expected)
-
-
-class IterationsOfMany(Iterations):
-    """The same as `ManyCentres` launches them; `plan` is for clusters of one block."""
-
-    columns, tile, pairs = StreamPlan.COLUMNS, StreamPlan.ROWS, False
-
-    def __init__(self, X, k, kind, plan, weights=None, mean=None):
-        self.plan, self.slabs = plan, plan.row_slabs
-        super().__init__(X, k, kind, weights, mean)
-
-    def move_rows(self, centers, stopped=0):
-        """Run what follows of an iteration, at the centres that were placed."""
-        n, d, k, plan = self.n, self.d, self.k, self.plan
-        self.stopped, self.counts = np.array([stopped], np.int32), np.zeros(0, np.uint32)
-        lists = plan.blocks(n, BLOCKS)
-        room = plan.capacity(n, lists)
-        changes = np.zeros((lists, room, CHANGE_BYTES // 4), np.uint32)
-        undecided = np.zeros((lists, room, UNDECIDED_BYTES // 4), np.uint32)
-        lengths = np.zeros((lists, 2), np.uint32)
-        lists_of = changes, undecided, lengths
-        pointed = self.extremes, self.norms, self.labels, *lists_of, self.stopped
-        pointers = (one.ctypes.data for one in pointed)
-        nearest = np.array((*pointers, room, n, tensor_error(d), self.rounding, 0), NEAREST_OF_MANY)
-        tiles = -(-n // plan.ROWS), len(self.halves) // plan.COLUMNS, plan.chunks
-        streamed(plan).call("assign", self.shadow, self.halves, *tiles, nearest, lists)
-        assert (lengths <= room).all()
-        found = [undecided[b, : lengths[b, 1]] for b in range(lists)]
-        self.candidates = np.concatenate([part[:, 2] % 2**16 for part in found])
-        rows = self.rows()
-        self.call("decide_of_many", rows, centers, k, *lists_of, room, lists, self.stopped)
-        assert (lengths <= room).all()
-        every = np.array((changes.ctypes.data, lengths.ctypes.data, room, 2, 0), LISTS)
-        moved = self.move_segments(rows, every, lists, undecided)
-        return len(self.candidates), moved
 
 
 def blobs(n, d, k, rng, apart=3.0):

@@ -6,7 +6,7 @@ import pytest
 from sklearn.datasets import make_blobs
 
 from tsapps import TSKMeans
-from tsapps.apps.kmeans import lloyd
+from tsapps.apps.kmeans import fused_plan, lloyd
 from tsapps.apps.kmeans.choose import open_engine
 
 pytestmark = pytest.mark.gpu
@@ -48,6 +48,43 @@ def test_iterations_are_those_of_float64(n, d, k, dtype, weighted):
     distances = oracle.square_distances(X, found)[np.arange(n), oracle.host(model.labels_)]
     expected = distances.sum() if weights is None else weights @ distances
     assert model.inertia_ == pytest.approx(expected, rel=1e-5)
+
+
+def moved(X, k, weights, bounds, least_sorted, monkeypatch):
+    """Return labels and integer sums after each of some passes, with rows sorted from so many elements on."""
+    monkeypatch.setattr(fused_plan, "LEAST_SORTED", least_sorted)
+    monkeypatch.setattr(fused_plan, "LONG_ROWS", 2**31)
+    found = []
+    with open_engine(cupy.asarray(X), engine="fused", sample_weight=weights, bounds=bounds) as engine:
+        engine._few_plan_for = lambda _: None  # which moves rows by itself
+        mean = engine.moments()[0]
+        engine.centre(mean)
+        centers = (X[:k] - mean).astype(engine.dtype)
+        # All rows come, nearly all go to another cluster, and fewer and fewer follow.
+        for passes in (
+            lambda: engine.assign(centers),
+            lambda: engine.assign(centers[::-1].copy()),
+            lambda: engine.iterate(centers, 0, 8, 0.0, None),
+        ):
+            passes()
+            found.append((oracle.host(engine.labels).copy(), cupy.asnumpy(engine._step.device_sums)))
+        assert (engine._step._segments is None) == (least_sorted > X.size)
+    return found
+
+
+@pytest.mark.parametrize("bounds", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize(("n", "d", "k"), [*SHAPES, (40, 5, 3), (20_000, 128, 64), (2_000, 1100, 5)])
+def test_rows_are_moved_to_the_same_bits_sorted_or_not(n, d, k, dtype, weighted, bounds, monkeypatch):
+    X = blobs(n, d, k, dtype, spread=3.0)
+    weights = np.random.default_rng(1).random(n) + 0.1 if weighted else None
+    # Never, always, and where half of all rows change.
+    ways = [moved(X, k, weights, bounds, least, monkeypatch) for least in (2**62, 0, X.size // 2)]
+    for expected, *others in zip(*ways, strict=True):
+        for labels, sums in others:
+            np.testing.assert_array_equal(labels, expected[0])
+            np.testing.assert_array_equal(sums, expected[1])
 
 
 @pytest.mark.parametrize(("n", "d", "k"), [(60_000, 64, 64), (30_000, 128, 300), (8_000, 1100, 20)])

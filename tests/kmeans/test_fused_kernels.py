@@ -48,14 +48,16 @@ def test_shadow(d, k, kind, n, rng):
     assert (of.norms <= least * 1.0005).all()
 
 
+@pytest.mark.parametrize("sorts", [False, True], ids=["moved", "sorted"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
 @pytest.mark.parametrize(("d", "k"), SHAPES)
-def test_labels_and_sums(d, k, kind, rng):
+def test_labels_and_sums(d, k, kind, sorts, rng):
     n = 700
     X, centers = blobs(n, d, k, rng)
     weights = rng.random(n) * 3 if kind[2] else None
     X = X.astype(DTYPES[kind[0]]).astype(np.float64)
     of = Iterations(X, k, kind, weights, X.mean(axis=0))
+    of.sorts = sorts
     centers = centers - X.mean(axis=0)
     later = [centers + scale * rng.standard_normal(centers.shape) for scale in (0, 0.05, 0.5)]
     for step, now in enumerate(later):
@@ -182,13 +184,15 @@ def test_far_off_centre_and_equal_centres(rng):
     assert not (of.labels == 5).any()  # the lower of equals
 
 
+@pytest.mark.parametrize("sorts", [False, True], ids=["moved", "sorted"])
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[1], KINDS[3]], ids=lambda kind: "-".join(map(str, kind)))
 @pytest.mark.parametrize(("d", "k"), [(3, 2), (40, 33), (300, 5)])
-def test_iterations_without_the_host(d, k, kind, rng):
+def test_iterations_without_the_host(d, k, kind, sorts, rng):
     n = 600
     X, centers = blobs(n, d, k, rng, apart=1.0)
     weights = rng.random(n) + 0.5 if kind[2] else None
     of = Iterations(X, k, kind, weights, X.mean(axis=0))
+    of.sorts = sorts
     centers = (centers - X.mean(axis=0)).astype(of.work)
     _, moved = of.iterate(centers)
     for _ in range(3):
@@ -215,9 +219,19 @@ def test_stops(rng):
     assert of.stopped[0] == 1
     labels, sums = of.labels.copy(), of.sums.copy()
     # What follows does nothing.
-    assert of.move_rows(following + 5, stopped=1) == (0, 0)
-    assert (of.labels == labels).all()
-    assert (of.sums == sums).all()
+    for sorts in (False, True):
+        of.sorts = sorts
+        assert of.move_rows(following + 5, stopped=1) == (0, 0)
+        assert (of.labels == labels).all()
+        assert (of.sums == sums).all()
+
+
+def test_more_rows_of_a_block_than_digits_add_up_in_32_bits():
+    n = 420_000
+    X = np.full((n, 1), np.nextafter(np.float32(1), np.float32(0)))
+    of = Iterations(X, 1, KINDS[0])
+    assert of.iterate(np.ones((1, 1))) == (0, n)
+    assert of.sums.tolist() == [[n * (2**30 - 64), n]]
 
 
 @settings(max_examples=40, deadline=None)
@@ -226,9 +240,10 @@ def test_stops(rng):
     kind=st.sampled_from([kind for kind in KINDS if not kind[2]]),
     n=st.integers(1, 300),
     grain=st.sampled_from([None, 1.0, 0.25]),
+    sorts=st.lists(st.booleans(), min_size=2, max_size=2),
     seed=st.integers(0, 2**16),
 )
-def test_any_data(shape, kind, n, grain, seed):
+def test_any_data(shape, kind, n, grain, sorts, seed):
     d, k = shape
     rng = np.random.default_rng(seed)
     X, centers = blobs(n, d, k, rng, apart=rng.choice([0.1, 1.0, 30.0]))
@@ -236,6 +251,6 @@ def test_any_data(shape, kind, n, grain, seed):
         X, centers = np.round(X / grain) * grain, np.round(centers / grain) * grain
     of = Iterations(X, k, kind)
     with harness.schedule(seed=seed, copies="early" if seed % 2 else "late"):
-        for now in (centers, centers[::-1].copy()):
+        for now, of.sorts in zip((centers, centers[::-1].copy()), sorts, strict=True):
             of.iterate(now)
             of.assert_right(now)

@@ -11,13 +11,16 @@ import pytest
 from host_cuda import harness
 
 from tsapps.apps.kmeans.fused_plan import (
+    LONG_ROWS,
     MOST_CLUSTERS,
     assign_plan,
     capacity,
+    columns_of_block,
     integers,
     segments_plan,
     shadow_scale,
     shadow_scales,
+    sorts_rows,
     stream_plan,
 )
 from tsapps.kernels import launch
@@ -97,6 +100,7 @@ def test_integers_by_hand():
     assert found.digits == 2
     # 30 bits of what is at most 4, 1 and a quarter; samples are counted as they are.
     assert found.scales == (2.0**28, 2.0**30, 2.0**32, 1.0)
+    assert columns_of_block(3, 16, 2) == (4, 1)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +129,26 @@ def test_sums_do_not_overflow(n, weight, dtype):
     elements = np.array(found.scales) * most
     assert (elements <= 2.0 ** (16 * found.digits - 1) - 1).all()
     assert (elements * n < 2.0**63).all()
+
+
+@pytest.mark.parametrize("d", [1, 128, 4096, 100_000])
+@pytest.mark.parametrize("k", [1, 16, 64])
+def test_sums_of_a_block_fit(d, k):
+    for dtype in (np.float32, np.float64):
+        found = integers(10**6, np.dtype(dtype), np.ones(d), 1.0, None)
+        columns, chunks = columns_of_block(d, k, found.digits)
+        assert columns * chunks >= d + 1
+        assert columns * k * found.digits * 4 <= found.shared_bytes <= 66 << 10
+
+
+def test_many_elements_are_sorted_and_few_are_not():
+    # Of 10M rows of 128 features, those of the first iterations.
+    assert [sorts_rows(share * 10**5, 128) for share in (100, 55, 18, 7, 3, 1, 0)] == [True] * 4 + [False] * 3
+    assert not sorts_rows(100_000, 64)
+    assert not sorts_rows(2**20 - 1, 64)
+    assert sorts_rows(2**20, 64)
+    assert not sorts_rows(10_000, LONG_ROWS - 1)
+    assert sorts_rows(0, LONG_ROWS)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +197,9 @@ def test_other_kernels_compile_without_spills(scalar, arch):
         "decide.cuh": [f"decide<{scalar}, {scalar}>"],
         "bounds.cuh": ["screen"],
         "nearest_until.cuh": [f"examine<{blocks}>" for blocks in range(1, MOST_CLUSTERS // 8 + 1)],
+        "move.cuh": [
+            f"move<{scalar}, {scalar}, {count}, {weighted}>" for count in digits for weighted in ("true", "false")
+        ],
         "decide_of_many.cuh": [f"decide_of_many<{scalar}, {scalar}>"],
         "changes.cuh": [
             f"{name}_changes<kmeans::{item}>" for name in ("count", "sort") for item in ("Entry", "Change")
@@ -209,10 +236,14 @@ def test_seeding_compiles_without_spills(scalar, arch):
 
 def test_vectors_of_segments():
     vectors = [segments_plan(size, 1024, 4096, 2, weighted=False).vector for size in (2, 4, 8)]
-    assert vectors == [8, 4, 2]
-    assert [segments_plan(2, d, 4096, 2, weighted=False).vector for d in (128, 256, 260, 262)] == [4, 8, 4, 0]
-    assert [segments_plan(2, 256, address, 2, weighted=False).vector for address in (16, 8, 4)] == [8, 4, 0]
-    assert segments_plan(2, 256, 0, 3, weighted=False).vector == segments_plan(2, 256, 0, 2, weighted=True).vector == 4
+    assert vectors == [4, 4, 2]
+    assert [segments_plan(2, d, 4096, 2, weighted=False).vector for d in (128, 256, 260, 262)] == [4, 4, 4, 0]
+    assert [segments_plan(2, 256, address, 2, weighted=False).vector for address in (16, 8, 4)] == [4, 4, 0]
+    # Rows of a whole warp and more: many of them together, and three blocks, where registers are few.
+    assert {segments_plan(2, d, 8, 2, weighted=False).arguments for d in (128, 4096)} == {"4, 32, 8, 3"}
+    others = [(2, 60, 2, False), (2, 130, 2, False), (2, 128, 3, False), (2, 128, 2, True), (4, 128, 2, False)]
+    for itemsize, d, digits, weighted in others:
+        assert segments_plan(itemsize, d, 8, digits, weighted=weighted).blocks == 2
 
 
 @pytest.mark.parametrize("itemsize", [2, 4, 8])

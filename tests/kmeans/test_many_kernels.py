@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from host_cuda import harness
-from host_cuda.fused_kmeans import KINDS, IterationsOfMany, blobs
+from host_cuda.fused_kmeans import KINDS, blobs
+from host_cuda.many_kmeans import IterationsOfMany
 from host_cuda.tall_skinny import DTYPES
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -24,7 +24,7 @@ class Sorting(Iterations):
     def sums_of(self, labels):
         """Return the sums of labels in NumPy's integers, of those that are not negative."""
         one = np.ones(self.n, self.work) if self.weights is None else self.weights
-        scales = self.scales.astype(np.float32 if self.digits == 2 else np.float64)
+        scales = self.work_scales
         values = np.column_stack([self.centred * one[:, np.newaxis], one]).astype(scales.dtype)
         sums = np.zeros((self.k, self.d + 1), np.int64)
         np.add.at(sums, labels[labels >= 0], np.rint(values * scales).astype(np.int64)[labels >= 0])

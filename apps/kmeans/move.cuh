@@ -1,0 +1,156 @@
+// Rows that change their label go from one cluster's sums to another's, as they are found: for few clusters and few such rows,
+// where sorting them (changes.cuh) would cost more than it saves.
+//
+//   entries   decided (decide.cuh): a row, its label, and its new one as a bit
+//   sums      (k × (d + 1)), 64-bit integers (integers.cuh)
+//
+// In shared memory each digit of an element, of which the lower ones are in 0 … 65535, is summed by itself in 32 bits, for
+// kFlush rows at most, and what they add up to goes to the 64-bit sums in global memory. A block has `columns` columns of the
+// sums.
+//
+// Why it is fast: it is one launch, where sorting takes three. Integer additions in shared memory need no lock and no order
+// (6·10¹² a second), and several rows of a warp are on their way at once. It is bound by instructions, of which sorted rows
+// take fewer; fused_plan.py chooses (sorts_rows).
+#pragma once
+#include "apps/kmeans/decide.cuh"
+#include "apps/kmeans/integers.cuh"
+
+namespace kmeans {
+
+// Rows whose digits add up within 32 bits; and the sums of one digit that a block has room for.
+constexpr unsigned kFlush = 32768;
+template <int kDigits>
+constexpr int kPlane = 66 * 256 / kDigits;
+
+// The sums of some columns.
+template <int kDigits>
+class Sums {
+ public:
+  __device__ Sums(unsigned long long* sums, unsigned* digits, int k, int width, int first, int columns)
+      : sums_(sums), digits_(digits), k_(k), width_(width), first_(first), columns_(columns) {}
+
+  // Where a cluster's begin; negative if it is none.
+  __device__ __forceinline__ int place(int cluster) const { return cluster * columns_; }
+
+  __device__ __forceinline__ void add(int place, int column, typename Integer<kDigits>::Number number) const {
+    unsigned* to = digits_ + (place + column - first_);
+#pragma unroll
+    for (int digit = 0; digit + 1 < kDigits; ++digit) {
+      atomicAdd(to, (unsigned)(number & 0xffff));
+      to += kPlane<kDigits>;
+      number >>= 16;
+    }
+    atomicAdd(to, (unsigned)number);
+  }
+
+  __device__ __forceinline__ void clear() const {
+    for (int i = threadIdx.x; i < kDigits * kPlane<kDigits>; i += blockDim.x) digits_[i] = 0;
+    __syncthreads();
+  }
+
+  // To global memory, and zero again; with all threads of the block.
+  __device__ __forceinline__ void flush() const {
+    const int size = k_ * columns_;
+    __syncthreads();
+    for (int i = threadIdx.x; i < size; i += blockDim.x) {
+      long long sum = 0;
+#pragma unroll
+      for (int digit = kDigits - 1; digit >= 0; --digit) {
+        sum = sum * 65536 + (int)digits_[digit * kPlane<kDigits> + i];
+        digits_[digit * kPlane<kDigits> + i] = 0;
+      }
+      if (sum != 0) atomicAdd(&sums_[(long long)(i / columns_) * width_ + first_ + i % columns_], (unsigned long long)sum);
+    }
+    __syncthreads();
+  }
+
+ private:
+  unsigned long long* sums_;
+  unsigned* digits_;
+  const int k_, width_, first_, columns_;
+};
+
+// Block (x, y, z): part y of list x, and columns from z · columns on. 2^log2_lanes lanes share a row. The blocks of the
+// first columns write the labels too, and add to `moved`; those of the last columns add up the weights.
+template <typename T, typename Work, int kDigits, bool kWeighted>
+__global__ void __launch_bounds__(512, 2) move(const Rows<T, Work> rows, const typename Integer<kDigits>::Scale* scales,
+                                               int k, int columns, int log2_lanes, const Entry* entries,
+                                               const unsigned* counts, long long capacity, int* labels,
+                                               unsigned long long* sums, unsigned* moved, const int* stopped) {
+  if (*stopped) return;
+  struct Change {
+    unsigned row;
+    int from, to;
+  };
+  __shared__ Change changes[16][32];
+  const unsigned count = counts[blockIdx.x], together = blockDim.x, part = blockIdx.y * together;
+  if (part >= count) return;
+  const int first = blockIdx.z * columns, end = first + columns <= rows.d + 1 ? first + columns : rows.d + 1;
+  const Sums<kDigits> here(sums, simt::dynamic_shared<unsigned>(), k, rows.d + 1, first, columns);
+  here.clear();
+  const int lane = threadIdx.x % 32, lanes = 1 << log2_lanes, groups = 32 >> log2_lanes;
+  Change* mine = changes[threadIdx.x / 32];
+  unsigned changed = 0, since = 0;
+  for (unsigned begin = part; begin < count; begin += gridDim.y * together) {
+    if (since + together > kFlush) {
+      here.flush();
+      since = 0;
+    }
+    since += together;
+    Change change = {};
+    if (begin + threadIdx.x < count) {
+      const Entry entry = entries[blockIdx.x * capacity + begin + threadIdx.x];
+      change = {entry.row, entry.label, first_centre(entry.low, entry.high)};
+    }
+    const bool moves = change.from != change.to;
+    const unsigned all = __ballot_sync(simt::every_lane, moves);
+    __syncwarp();  // the last changes are done
+    if (moves) {
+      mine[__popc(all & ((1u << lane) - 1))] = change;
+      if (blockIdx.z == 0) labels[change.row] = change.to;
+      if (end > rows.d) {
+        const auto number = as_integer<Work>(kWeighted ? rows.weights[change.row] : Work(1), scales[rows.d]);
+        here.add(here.place(change.to), rows.d, number);
+        if (change.from >= 0) here.add(here.place(change.from), rows.d, -number);
+      }
+    }
+    __syncwarp();
+    const int waiting = __popc(all);
+    changed += waiting;
+    // Some rows at a time, so that they are on their way together; past the last, nothing of row 0 is added.
+    constexpr int kTogether = kDigits == 2 ? 4 : 2;
+    for (int i = lane >> log2_lanes; i < waiting; i += kTogether * groups) {
+      const T* x[kTogether];
+      int to[kTogether], from[kTogether];
+      Work weight[kTogether];
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        const bool present = i + j * groups < waiting;
+        const Change one = present ? mine[i + j * groups] : Change{0, -1, -1};
+        x[j] = rows.X + one.row * rows.leading;
+        to[j] = here.place(one.to);
+        from[j] = here.place(one.from);
+        if (kWeighted) weight[j] = present ? rows.weights[one.row] : Work(0);
+      }
+#pragma unroll 2
+      for (int column = first + (lane & (lanes - 1)); column < end && column < rows.d; column += lanes) {
+        const Work mean = rows.mean[column];
+        const auto scale = scales[column];
+        Work value[kTogether];
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) value[j] = centred<T, Work>(x[j][column], mean);
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+          if (to[j] < 0) continue;
+          const auto number = as_integer<Work>(kWeighted ? weight[j] * value[j] : value[j], scale);
+          here.add(to[j], column, number);
+          if (from[j] >= 0) here.add(from[j], column, -number);
+        }
+      }
+    }
+  }
+  here.flush();
+  if (lane == 0 && blockIdx.z == 0 && changed) atomicAdd(moved, changed);
+}
+
+}  // namespace kmeans

@@ -1,0 +1,70 @@
+"""Runs iterations for many clusters by their kernels' own source on the CPU, as `ManyCentres` launches them."""
+
+from functools import cache
+
+import numpy as np
+
+from host_cuda.fused_kmeans import BLOCKS, Iterations
+from host_cuda.tall_skinny import build_each
+from tsapps.apps.kmeans.fused_plan import (
+    CHANGE_BYTES,
+    LISTS,
+    NEAREST_OF_MANY,
+    UNDECIDED_BYTES,
+    StreamPlan,
+    tensor_error,
+)
+
+
+def streamed_source(plan):
+    return f"""
+#include "kernels/tsm2/streamed_columns.cuh"
+#include "apps/kmeans/nearest_of_many.cuh"
+extern "C" void assign(const void* shadow, const void* halves, long long row_tiles, long long column_tiles,
+                       long long chunks, const {plan.epilogue}* nearest, long long blocks) {{
+  const {plan.epilogue} epilogue = *nearest;
+  cuda_host::launch(dim3(blocks), {plan.threads}, {plan.shared_bytes}, [=] {{
+    {plan.kernel}(static_cast<const ptx::Half*>(shadow), static_cast<const ptx::Half*>(halves), (int)row_tiles,
+                  (int)column_tiles, (int)chunks, epilogue);
+  }});
+}}"""
+
+
+@cache
+def streamed(plan):
+    return build_each([streamed_source(plan)])[0]
+
+
+class IterationsOfMany(Iterations):
+    """The same as `ManyCentres` launches them; `plan` is for clusters of one block."""
+
+    columns, tile, pairs = StreamPlan.COLUMNS, StreamPlan.ROWS, False
+
+    def __init__(self, X, k, kind, plan, weights=None, mean=None):
+        self.plan, self.slabs = plan, plan.row_slabs
+        super().__init__(X, k, kind, weights, mean)
+
+    def move_rows(self, centers, stopped=0):
+        """Run what follows of an iteration, at the centres that were placed."""
+        n, d, k, plan = self.n, self.d, self.k, self.plan
+        self.stopped, self.counts = np.array([stopped], np.int32), np.zeros(0, np.uint32)
+        lists = plan.blocks(n, BLOCKS)
+        room = plan.capacity(n, lists)
+        changes = np.zeros((lists, room, CHANGE_BYTES // 4), np.uint32)
+        undecided = np.zeros((lists, room, UNDECIDED_BYTES // 4), np.uint32)
+        lengths = np.zeros((lists, 2), np.uint32)
+        lists_of = changes, undecided, lengths
+        pointed = self.extremes, self.norms, self.labels, *lists_of, self.stopped
+        pointers = (one.ctypes.data for one in pointed)
+        nearest = np.array((*pointers, room, n, tensor_error(d), self.rounding, 0), NEAREST_OF_MANY)
+        tiles = -(-n // plan.ROWS), len(self.halves) // plan.COLUMNS, plan.chunks
+        streamed(plan).call("assign", self.shadow, self.halves, *tiles, nearest, lists)
+        assert (lengths <= room).all()
+        found = [undecided[b, : lengths[b, 1]] for b in range(lists)]
+        self.candidates = np.concatenate([part[:, 2] % 2**16 for part in found])
+        rows = self.rows()
+        self.call("decide_of_many", rows, centers, k, *lists_of, room, lists, self.stopped)
+        assert (lengths <= room).all()
+        every = np.array((changes.ctypes.data, lengths.ctypes.data, room, 2, 0), LISTS)
+        moved = self.move_segments(rows, every, lists, undecided)
+        return len(self.candidates), moved
