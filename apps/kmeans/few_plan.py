@@ -48,8 +48,8 @@ _FEW_NORM = 10
 # the most features, by the bytes of one: of more, an iteration reads less of X's copy.
 _LEAST_FOR_PRODUCTS, _LEAST_ELEMENTS = 5, 288
 _MOST_FOR_PRODUCTS = {4: 32, 2: 64}
-# Fragments of centres, of two registers, that few_products.cuh has room for beside a tile's scores.
-_MOST_KEPT = 16
+# Steps of the product of which few_products.cuh has room for the centres in registers, beside a tile's scores.
+_STEPS_KEPT = 2
 # The threads of a block of few_products.cuh, those that are better first; and the most stages of a warp's ring.
 _THREADS, _STAGES = (512, 384, 256), 4
 
@@ -224,7 +224,7 @@ def products_plan(d: int, k: int, dtype: str, shared_memory: int) -> ProductsPla
     None where there is too little.
     """
     columns, steps = -(-k // 8), -(-d // 16)
-    kept = steps * columns <= _MOST_KEPT
+    kept = steps <= _STEPS_KEPT
     sizes = ((threads, stages) for threads in _THREADS for stages in range(_STAGES, 1, -1))
     plans = (ProductsPlan(dtype, d, columns, stages, kept, threads) for threads, stages in sizes)
     return next((plan for plan in plans if plan.shared_bytes <= shared_memory), None)

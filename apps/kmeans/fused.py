@@ -102,7 +102,7 @@ class FusedEngine(CublasEngine):
 
     @property
     def labels(self) -> Any:
-        """The label of every sample, int32; bytes that a step for few features keeps are widened as they are asked for."""
+        """The label of every sample, int32; a step for few features has them as bytes until they are asked for."""
         if self._step is not None:
             self._step.give_labels(self._labels)
         return self._labels
