@@ -50,7 +50,7 @@ _LEAST_FOR_PRODUCTS, _LEAST_ELEMENTS = 5, 288
 _MOST_FOR_PRODUCTS = {4: 32, 2: 64}
 # Steps of the product of which few_products.cuh has room for the centres in registers, beside a tile's scores.
 _STEPS_KEPT = 2
-# The threads of a block of few_products.cuh, those that are better first; and the most stages of a warp's ring.
+# The threads of a block, those that are better first; and the most stages of a warp's ring in few_products.cuh.
 _THREADS, _STAGES = (512, 384, 256), 4
 
 
@@ -198,7 +198,7 @@ def few_plan(d: int, k: int, dtype: str, mean: float, norm: float, shared_memory
 
 
 def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float, shared_memory: int) -> FewPlan | None:
-    """Return how few_features.cuh computes an iteration; None where there are too many features or clusters."""
+    """Return how few_features.cuh computes an iteration; None where it has no room for the centres or their sums."""
     clusters = -(-k // 4) * 4
     most = next((elements for features, elements in _FEW_ELEMENTS if d <= features), 0)
     if clusters > MOST_CLUSTERS or d * clusters > most:
@@ -210,11 +210,14 @@ def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float, sha
     more = replace(plan, threads=_MORE_THREADS, stages=2)
     if plan.rows == 4 and clusters <= _CLUSTERS_OF_MORE and not plan.shifts and more.shared_bytes <= shared_memory:
         return more
-    if plan.shared_bytes > shared_memory:
-        plan = replace(plan, stages=2)
-    while plan.shared_bytes > shared_memory:
-        plan = replace(plan, replicas=plan.replicas // 2)
-    return plan
+    # Rather fewer replicas than fewer warps.
+    sizes = ((3, 1), (2, 1), (2, 2), (2, 4))
+    plans = (
+        replace(plan, threads=threads, stages=stages, replicas=plan.replicas // share)
+        for threads in _THREADS
+        for stages, share in sizes
+    )
+    return next((plan for plan in plans if plan.shared_bytes <= shared_memory), None)
 
 
 def products_plan(d: int, k: int, dtype: str, shared_memory: int) -> ProductsPlan | None:

@@ -107,7 +107,8 @@ def test_a_gpu_with_little_shared_memory_has_fewer_stages_and_warps():
     plans = [products_plan(32, 64, "float32", room << 10) for room in (227, 163, 120, 48)]
     assert [plan and (plan.threads, plan.stages) for plan in plans] == [(512, 2), (384, 2), (256, 2), None]
     adds = [multiply_adds_plan(4, 16, "float32", 0.0, 1.0, room << 10) for room in (227, 163, 100)]
-    assert [(plan.threads, plan.stages, plan.replicas) for plan in adds] == [(640, 2, 32), (512, 3, 32), (512, 2, 16)]
+    assert [(plan.threads, plan.stages, plan.replicas) for plan in adds] == [(640, 2, 32), (512, 2, 32), (256, 3, 32)]
+    assert multiply_adds_plan(4, 16, "float32", 0.0, 1.0, 48 << 10) is None
 
 
 def test_scale():
