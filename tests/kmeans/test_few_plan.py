@@ -95,11 +95,11 @@ def test_products_by_hand():
     assert plan.shared_bytes == 16 * 4 * 32 * 65 + 4 * 64 + 16 * 8 + 32 * 96 * 4 + 16 * 3 * 1024
     assert [plan.grid(n, 132) for n in (1, 512, 513, 10**8)] == [1, 1, 2, 132]
     plan = few_plan(40, 60, "bfloat16", 0.0, 1.0, ROOM)
-    assert plan.kernel == "assign_by_products<ptx::Bfloat16, 40, 8, 2, false, 512, 1>"
+    assert plan.kernel == "assign_by_products<ptx::Bfloat16, 40, 8, 3, false, 512, 1>"
     assert plan.padded == 48
     # And the centres: 64 of 48 elements. Digits are of 64 columns.
     of_clusters = 64 * 48 * 2 + 64 * 160 * 4
-    assert plan.shared_bytes == 16 * 2 * 32 * 81 + 8 * 64 + 64 * 8 + of_clusters + 16 * 3 * 1024
+    assert plan.shared_bytes == 16 * 3 * 32 * 81 + 8 * 64 + 64 * 8 + of_clusters + 16 * 3 * 1024
     assert PRODUCTS.itemsize == 56
 
 
