@@ -8,7 +8,7 @@ import pytest
 from sklearn.datasets import make_blobs
 
 from tsapps.apps.kmeans.choose import open_engine
-from tsapps.apps.kmeans.few_plan import few_plan, multiply_adds_plan, products_plan
+from tsapps.apps.kmeans.few_plan import ALIGNMENT, multiply_adds_plan, products_plan
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
@@ -94,16 +94,18 @@ def test_halves(n, d, k, dtype, away):
 
 @pytest.mark.parametrize(
     "changed",
-    [{"rows": 64}, {"ahead": False}, {"kept": False}, {"vector": 1}, {"threads": 256, "blocks": 2}, {"threads": 96}],
+    [{"stages": 2}, {"stages": 3}, {"kept": False}, {"threads": 256, "blocks": 2, "stages": 2}, {"threads": 96}],
     ids=str,
 )
 def test_same_bits_by_every_plan(changed):
     n, d, k = 400_003, 16, 16
     X = blobs(n, d, k, spread=2.0)
     results = []
-    for plan in (products_plan(d, k, "float32"), replace(products_plan(d, k, "float32"), **changed), None):
+    room = opened(X).gpu.shared_memory_per_block
+    products, adds = products_plan(d, k, "float32", room), multiply_adds_plan(d, k, "float32", 0.0, 1.0, room)
+    for plan in (products, replace(products, **changed), adds):
         engine = opened(X)
-        engine._few_plan_for = lambda _, plan=plan: plan or multiply_adds_plan(d, k, "float32", 0.0, 1.0)
+        engine._few_plan_for = lambda _, plan=plan: plan
         with engine:
             mean = oracle.host(engine.mean)
         results.append(iterated(engine, X[:k] - mean, 6))
@@ -161,7 +163,7 @@ def test_what_it_does_not_serve():
             centers = oracle.host(data[:8]) - oracle.host(engine.mean)
             engine.assign(centers)
             served = type(engine._step).__name__ == "FewMultiplyAdds"
-            assert not served or engine.rows_on_gpu.data.ptr % few_plan(4, 8, "float32", 0.0, 1.0).alignment == 0
+            assert not served or engine.rows_on_gpu.data.ptr % ALIGNMENT == 0
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
