@@ -31,7 +31,7 @@ class TileRing {
   // `shared` is the block's, for all of its warps. There are fewer than 2³² rows.
   __device__ TileRing(const T* X, const Label* labels, long long n, void* shared)
       : X_(kept(reinterpret_cast<const unsigned char*>(X) + 16 * (threadIdx.x % 32))),
-        labels_(kept(labels + 4 * (threadIdx.x % 32))),
+        labels_(kept(labels + label_byte((int)threadIdx.x % 32))),
         n_((unsigned)n),
         lane_(kept((int)threadIdx.x % 32)),
         place_(kept(16 * lane_ ^ swizzle(16 * lane_ / kRow))),
@@ -107,11 +107,14 @@ class TileRing {
       ptx::cp_async<16>(kSame ? to + place_ + begin : to + (byte ^ swizzle(byte / kRow)),
                         read > 0 ? from + begin : from - 16 * lane_, read);
     }
-    const int byte = 4 * lane_;
-    if (kTile < 128 && byte >= kTile) return;
-    const int read = of_labels(byte);
-    ptx::cp_async<4>(to + kTileBytes + byte, labels_ + first - (read > 0 ? 0 : byte), read);
+    const int byte = label_byte(lane_), read = of_labels(byte);
+    if (kTile == 128 || 4 * lane_ < kTile) {
+      ptx::cp_async<4>(to + kTileBytes + byte, labels_ + first - (read > 0 ? 0 : byte), read);
+    }
   }
+
+  // Of a tile of fewer than 128 labels, not every lane has some.
+  __device__ static __forceinline__ int label_byte(int lane) { return 4 * lane % kTile; }
 
   const unsigned char* const X_;  // of this lane's units, and labels
   const Label* const labels_;
