@@ -217,22 +217,25 @@ class Cuvs(Peer):
 
         self.kmeans, self.resources = kmeans, Resources()
 
-    def _fitted(self, iterations: int) -> tuple[Any, Any]:
+    def _fitted(self, iterations: int) -> tuple[Any, Any, int]:
+        """Return the parameters of a fit, its centres, and its iterations."""
         # It refuses tol=0; this one ends a fit only where the inertia does not fall.
         options = {"init_method": "Array", "max_iter": iterations, "tol": 1e-30, "n_init": 1}
         parameters = self.kmeans.KMeansParams(n_clusters=self.k, **options)
-        return parameters, self.kmeans.fit(parameters, self.X, self.centers.copy(), resources=self.resources)
+        # A named tuple, or as 26.10 returns it, one without names.
+        centers, _, count = self.kmeans.fit(parameters, self.X, self.centers.copy(), resources=self.resources)
+        return parameters, centers, int(count)
 
     def step(self) -> tuple[Any, Any]:
         """Fit one iteration; the labels are those that predict gives at the first centres."""
-        parameters, found = self._fitted(1)
+        parameters, centers, _ = self._fitted(1)
         labels, _ = self.kmeans.predict(parameters, self.X, self.centers, resources=self.resources)
         self.resources.sync()
-        return labels, found.centroids
+        return labels, centers
 
     def fit(self, iterations: int) -> int:
         """Fit; its n_iter is one more than max_iter where a fit does not end early."""
-        return min(iterations, self._fitted(iterations)[1].n_iter)
+        return min(iterations, self._fitted(iterations)[2])
 
 
 class FlashKmeans(Peer):
