@@ -9,7 +9,7 @@
 //     rows g + 8                        ███ ███ ███ ███    ███ ███ …        The product takes them for columns 2·t, 2·t + 1,
 //     rows g + 16, g + 24               ███ ███ ███ ███    ███ ███ …        2·t + 8 and 2·t + 9; centres likewise
 //
-//   scores    mma m16n8k16 of (x − mean)·scale, rounded to float16, and the centres, that begins with −‖c‖²/2
+//   scores    mma m16n8k16 of (x − mean)·scale, rounded to float16, and the centres, that begins with a level − ‖c‖²/2
 //   labels    as in nearest.cuh: candidates by the best score and a bound, brought together for each lane to have a row
 //   moves     rows with one candidate that is not their label (column_sums.cuh): many of a tile at once, from the ring; few
 //             → a queue of the warp's (few_rows.cuh) → 32 at a time, from X; rows with several → another → decided in float64
@@ -23,20 +23,10 @@
 // data 0.3 to 1.2 % of the rows are compared with their candidates, 16 × 16, and 0.7 to 2.5 %, 32 × 64. (With one bound for
 // all rows, of the largest norm there is, it would be five times as many.)
 //
-// Why it is fast: X is read once, each byte by one lane, and the next tile is on its way while this one is computed. Nothing
-// is written but labels that change. Lane instructions a row, as compiled for sm_90a; by multiply-adds it is 382 of 16 × 16:
-//
-//                                                                16 × 16     32 × 64
-//   loads, addresses, prefetches, the tile's loop                    45          94
-//   to float16                                                       24          48
-//   products, norms among them, and operands from shared memory      10          88
-//   best scores and bounds                                           52         100
-//   candidates                                                       32         128
-//   rows brought together and compared with their labels; moves      52         104
-//   in all                                                          215         562
-//
-// Of 28·10¹² a second, 50M rows of 16 take 0.38 ms of instructions, beside 0.73 of reading, and 20M of 32 take 0.40 and 0.56.
-// A row that changes its label costs some 450 of 16 features by vectors of two, 390 by vectors of four.
+// Why it is fast: X is read once, each byte by one lane, while the next tile is on its way. Nothing is written but labels that
+// change. Scores are not negative (few_level), so that the best is found as an integer, three at a time. A row of which nothing
+// moves takes 242 lane instructions with 16 × 16, as compiled for sm_90a (424 by multiply-adds), and 456 with 32 × 64; a tile
+// in which some row does, 70 of the warp more, and to move 32 rows of 32 features takes about 500.
 #pragma once
 #include "apps/kmeans/column_sums.cuh"
 #include "apps/kmeans/few_centres.cuh"
