@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 
 import cupy
 import numpy as np
+from cupyx import empty_pinned
 
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.fused_plan import log2_lanes, vector_of
@@ -275,8 +276,7 @@ class _Slot:
     """One of two turns of a stream: a pinned buffer, its twin on the GPU, and when each may be written again."""
 
     def __init__(self, shape: tuple[int, int], dtype: np.dtype) -> None:
-        memory = cupy.cuda.alloc_pinned_memory(shape[0] * shape[1] * dtype.itemsize)
-        self.pinned = np.frombuffer(memory, dtype, shape[0] * shape[1]).reshape(shape)
+        self.pinned = empty_pinned(shape, dtype)
         self.twin = cupy.empty(shape, dtype)
         self.used = 0
         self.copied = cupy.cuda.Event(disable_timing=True)

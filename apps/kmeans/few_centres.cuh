@@ -40,8 +40,8 @@ __device__ __forceinline__ Bound few_bound(const Products& of, int features) {
   return {twice * bound.of_norm, twice * (bound.always + least)};
 }
 
-// The centres' parts of the product, as a lane has them: of column block j and step s, and −‖c‖²/2 (with the level) of its columns of a
-// block, of rows g and g + 8. In shared memory, or (kKept) in registers.
+// The centres' parts of the product, as a lane has them: of column block j and step s, and the level − ‖c‖²/2 of its columns of
+// a block, of rows g and g + 8. In shared memory, or (kKept) in registers.
 template <int kSteps, int kColumns, bool kKept>
 class Centres {
  public:

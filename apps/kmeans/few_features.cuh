@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
         for (int e = 0; e < Item::kWide; ++e) again[i + e] = some.at[e];
       }
     } else {
-      load_row<kFeatures>(X + (long long)row * kFeatures, again);
+      load_row<kFeatures>(X + (long long)row * kFeatures, 0, again);
     }
     float value[kFeatures];
     centre(again, value);
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
       item.row_found = {{first + 32 * r + lane, bits + of_label}};
       if constexpr (kElements > 0) {
         T again[kFeatures];
-        load_row<kFeatures>(reinterpret_cast<const T*>(ring.row(32 * r + lane)), again);
+        load_row<kFeatures>(ring.row(32 * r + lane), ring.swizzle(lane), again);
 #pragma unroll
         for (int i = 0; i < kFeatures; ++i) item.x[i / Item::kWide].at[i % Item::kWide] = again[i];
       }

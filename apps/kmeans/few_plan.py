@@ -36,7 +36,7 @@ ALIGNMENT = 16
 FEW_ROUNDING = 2.0**-11
 # Up to so many features, the elements of centres that few_features.cuh has (kMostFeatures, kMostElements).
 _FEW_ELEMENTS = ((8, 512), (16, 320))
-# The features of which a thread has four rows; and the bytes of a block's sums, which leave the first cache room.
+# The features of which a thread has four rows; and the bytes of a block's sums, which leave the rings room.
 _FOUR_ROWS, _FEW_BYTES = 4, 72 * 1024
 # Threads of a block where four rows and so few clusters leave registers for a warp more of each scheduler.
 _MORE_THREADS, _CLUSTERS_OF_MORE = 640, 16
@@ -144,21 +144,18 @@ class ProductsPlan:
         return -(-self.features // 16) * 16
 
     @property
-    def ring_bytes(self) -> int:
-        """Bytes of the tiles of a block's warps: 32 rows and their labels each."""
-        return self.threads * self.stages * (self.features * ITEMSIZE[self.dtype] + 1)
-
-    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block.
 
-        Rings; offsets, and centres if they are not kept; of every column its mean and scale, of every cluster two
-        digits of each column and 32 counts of rows; and three queues a warp, of 64 rows, 64 and 128.
+        A ring a warp, of 32 rows and their labels; offsets, and centres if they are not kept; of every column its mean
+        and scale, of every cluster two digits of each column and 32 counts of rows; and three queues a warp, of 64
+        rows, 64 and 128.
         """
+        ring = self.stages * (self.features * ITEMSIZE[self.dtype] + 1)
         centres = self.columns * (64 + (0 if self.kept else 16 * self.padded))
         width = 4 << ceil(log2(-(-self.features // 4)))
         sums = 8 * self.columns * 4 * (2 * max(width, 32) + 32) + 8 * width
-        return self.ring_bytes + centres + sums + self.threads // 32 * (2 * 64 * 16 + 128 * 8)
+        return self.threads * ring + centres + sums + self.threads // 32 * (2 * 64 * 16 + 128 * 8)
 
     @property
     def kernel(self) -> str:

@@ -27,22 +27,11 @@ constexpr int few_wide() {
   return wide;
 }
 
-// Loads a row as it is.
+// Loads a row; `swizzle` is combined with a byte's place in it, by exclusive or (TileRing).
 template <int kFeatures, typename T>
-__device__ __forceinline__ void load_row(const T* from, T (&to)[kFeatures]) {
+__device__ __forceinline__ void load_row(const void* row, int swizzle, T (&to)[kFeatures]) {
   constexpr int kWide = few_wide<T, kFeatures>();
-#pragma unroll
-  for (int i = 0; i < kFeatures; i += kWide) {
-    const auto some = *reinterpret_cast<const simt::Vector<T, kWide>*>(from + i);
-#pragma unroll
-    for (int e = 0; e < kWide; ++e) to[i + e] = some.at[e];
-  }
-}
-
-// The same of a row whose units of 16 bytes have changed places: `swizzle` is combined with a byte's place.
-template <int kFeatures, typename T>
-__device__ __forceinline__ void load_row(const unsigned char* from, int swizzle, T (&to)[kFeatures]) {
-  constexpr int kWide = few_wide<T, kFeatures>();
+  const auto* from = static_cast<const unsigned char*>(row);
 #pragma unroll
   for (int i = 0; i < kFeatures; i += kWide) {
     const auto some = *reinterpret_cast<const simt::Vector<T, kWide>*>(from + (i * (int)sizeof(T) ^ swizzle));

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
+from cupyx import empty_pinned
 
 from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
 from tsapps.apps.kmeans.bounds import Bounds
@@ -101,8 +102,7 @@ class Step(ABC):
         self._counts = cupy.empty(0, np.uint32)  # of lists that `advance` is to empty
         self._centers = cupy.empty((2, k, d), engine.dtype)  # of an iteration, and of the next
         # What they pass through on their way: a copy from or to other memory of the host is several times slower.
-        memory = cupy.cuda.alloc_pinned_memory(k * d * engine.dtype.itemsize)
-        self._passing = np.frombuffer(memory, engine.dtype, k * d).reshape(k, d)
+        self._passing = empty_pinned((k, d), engine.dtype)
         n_columns = self._n_columns = -(-k // self.columns) * self.columns
         # Where centres lie in slabs, the first of them has their offsets.
         self._halves = cupy.zeros((n_columns, placement.padded + (16 if placement.slabs else 0)), np.float16)
@@ -110,8 +110,7 @@ class Step(ABC):
         self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
         self._motion = np.zeros((), MOTION)[()]  # none is followed
         # The GPU writes to it: a copy of 32 bytes would take as long as a kernel.
-        memory = cupy.cuda.alloc_pinned_memory(_AHEAD * OUTCOME.itemsize)
-        self._seen = np.frombuffer(memory, OUTCOME, _AHEAD)
+        self._seen = empty_pinned(_AHEAD, OUTCOME)
         self.device_sums = cupy.empty((k, d + 1), np.int64)
         # Rows that are expected to change: as many as in the last pass that the host has seen.
         self._changing = engine.n_samples

@@ -5,19 +5,18 @@ from functools import cache
 
 import numpy as np
 
-from host_cuda.fused_kmeans import BLOCKS, Iterations
+from host_cuda.fused_kmeans import BLOCKS, H200, Iterations
 from host_cuda.tall_skinny import build_each
 from tsapps.apps.kmeans.few_plan import few_scale, multiply_adds_plan
 from tsapps.kernels.plan import ELEMENT
 
 #: dtype, digits, whether samples have weights: those that `FewMultiplyAdds` serves.
 KINDS = [("float32", 2, False), ("float16", 2, False), ("bfloat16", 2, False)]
-SHARED_MEMORY = 227 << 10
 SHAPES = [
     (d, k)
     for d in (1, 2, 3, 4, 5, 8, 16)
     for k in (1, 2, 9, 16, 33)
-    if multiply_adds_plan(d, k, "float32", 0.0, 1.0, SHARED_MEMORY)
+    if multiply_adds_plan(d, k, "float32", 0.0, 1.0, H200.shared_memory_per_block)
 ]
 #: Threads of a block, so few that a warp has several tiles; and the rows that a sum has digits for.
 THREADS, MOST_ADDED = 64, 32768
@@ -54,7 +53,9 @@ def name_of(plan, most_added):
 
 
 def chosen(d, k, dtype, mean, norm):
-    return replace(multiply_adds_plan(d, k, dtype, mean, norm, SHARED_MEMORY), threads=THREADS, stages=2 + d % 2)
+    return replace(
+        multiply_adds_plan(d, k, dtype, mean, norm, H200.shared_memory_per_block), threads=THREADS, stages=2 + d % 2
+    )
 
 
 def least_added(plan):

@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 
-from host_cuda.fused_kmeans import BLOCKS, Iterations
+from host_cuda.fused_kmeans import BLOCKS, H200, Iterations
 from host_cuda.tall_skinny import build_each
 from tsapps.apps.kmeans.few_plan import FEW_ROUNDING, PRODUCTS, few_scale, products_plan
 from tsapps.apps.kmeans.fused_plan import tensor_error
@@ -19,11 +19,10 @@ SHAPES = [(1, 1), (3, 9), (5, 20), (8, 33), (14, 2), (16, 16), (20, 40), (32, 64
 HALF_SHAPES = [(5, 20), (16, 16), (32, 64), (64, 64)]
 #: Threads of a block, so few that a warp has several tiles; and the rows that a sum has digits for.
 THREADS, MOST_ADDED = 64, 32768
-SHARED_MEMORY = 227 << 10
 
 
 def chosen(d, k, dtype, **changed):
-    return replace(products_plan(d, k, dtype, SHARED_MEMORY), threads=THREADS, **changed)
+    return replace(products_plan(d, k, dtype, H200.shared_memory_per_block), threads=THREADS, **changed)
 
 
 def least_added(plan):
