@@ -50,8 +50,8 @@ TSA_PTX void fewer_registers() {
 // was stored: async_fence by those who stored it, then a barrier. What is begun is a group from wgmma_commit on; until
 // wgmma_wait (for all groups but the `pending` latest), their d is not read, and B not written.
 //
-// With A in shared memory too, as B is, of halves, and 128 columns: matrices are named by matrix_at, and matrix_after of one
-// is so many bytes after it. The registers of d, if they were written, pass wgmma_fence first.
+// With A in shared memory too, as B is, of halves, and 104 to 200 columns: matrices are named by matrix_at, and matrix_after
+// of one is so many bytes after it. The registers of d, if they were written, pass wgmma_fence first.
 template <typename T>
 inline constexpr bool is_half = false;
 template <>
@@ -104,8 +104,8 @@ inline void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b) 
 inline const unsigned char* matrix_at(const void* shared) { return static_cast<const unsigned char*>(shared); }
 inline const unsigned char* matrix_after(const unsigned char* matrix, int bytes) { return matrix + bytes; }
 
-template <bool clears>
-inline void wgmma(float (&d)[16][4], const unsigned char* a, const unsigned char* b) {
+template <bool clears, int blocks>
+inline void wgmma(float (&d)[blocks][4], const unsigned char* a, const unsigned char* b) {
   cuda_host::check_aligned(a, 16, "wgmma");
   cuda_host::check_aligned(b, 16, "wgmma");
   struct {
@@ -115,7 +115,7 @@ inline void wgmma(float (&d)[16][4], const unsigned char* a, const unsigned char
   } work = {d, reinterpret_cast<const unsigned short*>(a), reinterpret_cast<const unsigned short*>(b),
             (int)cuda_host::here.thread_index.x / 32 % 4, cuda_host::here.lane};
   cuda_host::begin_work([=] {
-    for (int i = 0; i < 64; ++i) {
+    for (int i = 0; i < 4 * blocks; ++i) {
       const int row = 16 * work.warp + work.lane / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + work.lane % 4 * 2 + i % 2;
       if (clears) work.d[i / 4][i % 4] = 0;
       for (int k = 0; k < 16; ++k) {
@@ -159,7 +159,7 @@ TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {
   for (int i = 0; i < 4 * blocks; ++i) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
 }
 
-// Templates cannot make lists of registers; these do, for 1 to 16 blocks of columns.
+// Templates cannot make lists of registers; these do, for 1 to 16 blocks of columns and some more.
 #define TSA_NAMES_1 "%0, %1, %2, %3"
 #define TSA_NAMES_2 TSA_NAMES_1 ", %4, %5, %6, %7"
 #define TSA_NAMES_3 TSA_NAMES_2 ", %8, %9, %10, %11"
@@ -176,6 +176,9 @@ TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {
 #define TSA_NAMES_14 TSA_NAMES_13 ", %52, %53, %54, %55"
 #define TSA_NAMES_15 TSA_NAMES_14 ", %56, %57, %58, %59"
 #define TSA_NAMES_16 TSA_NAMES_15 ", %60, %61, %62, %63"
+#define TSA_NAMES_19 TSA_NAMES_16 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75"
+#define TSA_NAMES_22 TSA_NAMES_19 ", %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87"
+#define TSA_NAMES_25 TSA_NAMES_22 ", %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99"
 #define TSA_SUMS_OF(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 #define TSA_SUMS_1 TSA_SUMS_OF(0)
 #define TSA_SUMS_2 TSA_SUMS_1, TSA_SUMS_OF(1)
@@ -193,6 +196,9 @@ TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {
 #define TSA_SUMS_14 TSA_SUMS_13, TSA_SUMS_OF(13)
 #define TSA_SUMS_15 TSA_SUMS_14, TSA_SUMS_OF(14)
 #define TSA_SUMS_16 TSA_SUMS_15, TSA_SUMS_OF(15)
+#define TSA_SUMS_19 TSA_SUMS_16, TSA_SUMS_OF(16), TSA_SUMS_OF(17), TSA_SUMS_OF(18)
+#define TSA_SUMS_22 TSA_SUMS_19, TSA_SUMS_OF(19), TSA_SUMS_OF(20), TSA_SUMS_OF(21)
+#define TSA_SUMS_25 TSA_SUMS_22, TSA_SUMS_OF(22), TSA_SUMS_OF(23), TSA_SUMS_OF(24)
 // The rest: A, the descriptor of B, whether d is added to; of halves, that B is not transposed.
 #define TSA_WGMMA(blocks, n, rest)                                                                                   \
   if constexpr (sizeof(T) == 4)                                                                                      \
@@ -241,11 +247,25 @@ TSA_PTX void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b)
 
 TSA_PTX unsigned long long matrix_after(unsigned long long matrix, int bytes) { return matrix + (bytes >> 4); }
 
-template <bool clears>
-TSA_PTX void wgmma(float (&d)[16][4], unsigned long long a, unsigned long long b) {
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" TSA_NAMES_16 "}, %64, %65, %66, 1, 1, 0, 0;"
-               : TSA_SUMS_16
-               : "l"(a), "l"(b), "n"(!clears));
+#define TSA_SHARED_WGMMA(blocks, n, rest)                                                                               \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32.f16.f16 {" TSA_NAMES_##blocks "}, " rest ", 1, 1, 0, 0;" \
+               : TSA_SUMS_##blocks                                                                                     \
+               : "l"(a), "l"(b), "n"(!clears))
+
+template <bool clears, int blocks>
+TSA_PTX void wgmma(float (&d)[blocks][4], unsigned long long a, unsigned long long b) {
+  static_assert(blocks % 3 == 1 && 13 <= blocks && blocks <= 25, "104, 128, 152, 176 or 200 columns");
+  if constexpr (blocks == 13) {
+    TSA_SHARED_WGMMA(13, "104", "%52, %53, %54");
+  } else if constexpr (blocks == 16) {
+    TSA_SHARED_WGMMA(16, "128", "%64, %65, %66");
+  } else if constexpr (blocks == 19) {
+    TSA_SHARED_WGMMA(19, "152", "%76, %77, %78");
+  } else if constexpr (blocks == 22) {
+    TSA_SHARED_WGMMA(22, "176", "%88, %89, %90");
+  } else {
+    TSA_SHARED_WGMMA(25, "200", "%100, %101, %102");
+  }
 }
 
 #endif

@@ -68,18 +68,18 @@ __device__ __forceinline__ double over_block(double mine, Op op) {
 // Where centres in float16 go: `padded` columns a row, or slabs, of which there is one more, for −‖c‖²/2 (slabs.cuh).
 struct Halves {
   ptx::Half* to;
-  int padded, slabs;  // 0 slabs: rows
+  int padded, slabs, height;  // 0 slabs: rows; `height` centres are a tile
 
   __device__ __forceinline__ ptx::Half* at(int centre, int column) const {
     if (slabs == 0) return to + (long long)centre * padded + column;
-    return to + tsm2::slab_offset(centre, column + tsm2::kSlabDepth, slabs + 1, tsm2::kSlabColumns);
+    return to + tsm2::slab_offset(centre, column + tsm2::kSlabDepth, slabs + 1, height);
   }
 };
 
 // −‖c‖²/2 of a centre.
 __device__ __forceinline__ void set_offset(float* offsets, const Halves& halves, int centre, float value) {
   if (halves.slabs) {
-    tsm2::place_parts(halves.to, centre, halves.slabs + 1, tsm2::kSlabColumns, value);
+    tsm2::place_parts(halves.to, centre, halves.slabs + 1, halves.height, value);
   } else {
     offsets[centre] = value;
   }

@@ -304,7 +304,7 @@ class FusedEngine(CublasEngine):
         n, d = self.source.shape
         if k <= MOST_CLUSTERS:
             return assign_plan(n, d, k, self.gpu)
-        return stream_plan(d, self.gpu) if n <= MOST_PLACED and k <= MOST_CENTRES else None
+        return stream_plan(d, k, self.gpu) if n <= MOST_PLACED and k <= MOST_CENTRES else None
 
     def _shadow_for(self, plan: Plan | StreamPlan, k: int) -> Shadow | None:
         """Return the copy that iterations read; None where there is none to be."""

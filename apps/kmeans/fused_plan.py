@@ -83,7 +83,7 @@ ROUNDING, EXACT = 2.0**-12, 2.0**-20
 UNPROVED = 2.0**-10
 LISTS = np.dtype([("items", "u8"), ("lengths", "u8"), ("capacity", "i8"), ("step", "i4"), ("padding", "i4")])
 SEGMENTS = np.dtype([("k", "i4"), ("bits", "i4")])
-HALVES = np.dtype([("to", "u8"), ("padded", "i4"), ("slabs", "i4")])
+HALVES = np.dtype([("to", "u8"), *[(name, "i4") for name in ("padded", "slabs", "height", "padding")]])
 #: Bytes of an `Entry`, a `Change`, an `Undecided` and a place.
 ENTRY_BYTES, CHANGE_BYTES, UNDECIDED_BYTES, PLACE_BYTES = 16, 16, 32, 4
 # What the tensor cores may lose of each sum of 16 products, relative to all that was added: of 4, 8 or 16 terms at a
@@ -100,6 +100,8 @@ NARROW, _WIDE = 2, 3
 _BITS = {NARROW: 30, _WIDE: 46}
 # How far a feature's largest element may lie above the mean square for two digits to be as exact as float32.
 _SPREAD = 2.0**8
+# Centres that rows which stream by are multiplied with at a time; and what reading those rows costs, in such.
+_COLUMNS, _COLUMNS_LOST = (200, 176, 152, 128, 104), 80
 # Bytes of a block's sums (kPlane in move.cuh).
 _PLANES = 66 * 1024
 
@@ -236,7 +238,12 @@ class StreamPlan:
     groups : int
         Warpgroups that multiply, each 64 rows.
     stages_a, stages_b : int
-        Chunks of rows, and of centres, that shared memory holds.
+        What shared memory holds: tiles of rows, or chunks of all warpgroups' tiles where these stream by; and chunks of
+        centres.
+    columns : int
+        Centres that are multiplied at a time.
+    stays : bool
+        Whether rows stay while centres stream by.
     """
 
     slabs: int
@@ -244,10 +251,11 @@ class StreamPlan:
     groups: int
     stages_a: int
     stages_b: int
+    columns: int = 128
+    stays: bool = True
 
-    #: Rows of a tile of A, and columns of S that are computed at a time.
+    #: Rows of a tile.
     ROWS = 64
-    COLUMNS = 128
 
     @property
     def row_slabs(self) -> int:
@@ -261,20 +269,23 @@ class StreamPlan:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: chunks, two barriers for each, one for each warpgroup, and constants."""
-        bytes_a, bytes_b = 32 * self.slabs * self.ROWS * self.groups, 32 * (self.slabs + 1) * self.COLUMNS
-        return self.stages_a * (bytes_a + 16) + self.stages_b * (bytes_b + 16) + 8 * self.groups + 32 * self.ROWS
+        """Dynamic shared memory of a block: chunks, constants, and barriers (kBarriers)."""
+        bytes_a, bytes_b = 32 * self.slabs * self.ROWS, 32 * (self.slabs + 1) * self.columns
+        pieces = self.stages_a * (self.chunks if self.stays else self.groups)
+        barriers = 2 * ((2 * self.groups * self.chunks if self.stays else pieces) + self.stages_b) + self.groups
+        return pieces * bytes_a + self.stages_b * bytes_b + 32 * self.ROWS + 8 * barriers
 
     @property
     def kernel(self) -> str:
         """The name expression of the kernel."""
-        numbers = f"{self.slabs}, {self.groups}, {self.stages_a}, {self.stages_b}"
-        return f"tsm2::streamed_columns<{numbers}, {self.epilogue}>"
+        sizes = self.columns, self.slabs, self.chunks, self.groups, self.stages_a, self.stages_b
+        numbers = ", ".join(map(str, sizes))
+        return f"tsm2::streamed_columns<{numbers}, {str(self.stays).lower()}, {self.epilogue}>"
 
     @property
     def epilogue(self) -> str:
         """The class of the epilogue; four warpgroups leave it few registers."""
-        return f"kmeans::NearestOfMany<{3 if self.groups > 3 else 5}>"
+        return f"kmeans::NearestOfMany<{self.columns}, {3 if self.groups > 3 else 5}>"
 
     def blocks(self, n: int, multiprocessors: int) -> int:
         """Return the blocks of a launch: one a multiprocessor."""
@@ -285,8 +296,8 @@ class StreamPlan:
         return -(-n // (self.ROWS * self.groups * blocks)) * self.ROWS * self.groups
 
 
-def stream_plan(d: int, device: Device) -> StreamPlan | None:
-    """Choose how many centres are multiplied; None where there are no warpgroups.
+def stream_plan(d: int, k: int, device: Device) -> StreamPlan | None:
+    """Choose how k centres are multiplied; None where there are no warpgroups.
 
     Chunks are as large as leaves room for a block's rows and some chunks of centres; what was measured is in
     docs/notes/lloyd.md. Rows that are too long stream by as the centres do.
@@ -297,11 +308,14 @@ def stream_plan(d: int, device: Device) -> StreamPlan | None:
     for most in (8, 4):
         chunks = -(-every // most)
         slabs = -(-every // chunks)
-        for stages_b in (4, 3):
-            plan = StreamPlan(slabs, chunks, 4, chunks, stages_b)
-            if plan.shared_bytes <= room:
+        for stages_a, stages_b in ((6, 4), (6, 3), (5, 4), (5, 3), (4, 4)):
+            plan = StreamPlan(slabs, chunks, 4, stages_a, stages_b)
+            if chunks <= stages_b and plan.shared_bytes <= room:
                 return plan
-    return StreamPlan(4, -(-every // 4), 3, 5, 5)
+    # The more columns at a time, the less is read; but what is past the last centre is multiplied too.
+    columns = min(_COLUMNS, key=lambda columns: -(-k // columns) * (columns + _COLUMNS_LOST))
+    plans = (StreamPlan(4, -(-every // 4), 3, stages, stages, columns, stays=False) for stages in (5, 4))
+    return next(plan for plan in plans if plan.shared_bytes <= room)
 
 
 @dataclass(frozen=True)

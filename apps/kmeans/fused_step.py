@@ -115,7 +115,7 @@ class Step(ABC):
         # Rows that are expected to change: as many as in the last pass that the host has seen.
         self._changing = engine.n_samples
         # What both kernels that place centres are told of them.
-        halves = np.array((self._halves.data.ptr, placement.padded, placement.slabs), HALVES)[()]
+        halves = np.array((self._halves.data.ptr, placement.padded, placement.slabs, self.columns, 0), HALVES)[()]
         self._sizes = np.int32(k), np.int32(d), halves, placement.scale, placement.reach
         scalar = ELEMENT[engine.dtype.name]
         self._place, self._advance = load_kernels(
@@ -346,9 +346,8 @@ class FewCentres(Step):
 class ManyCentres(Step):
     """A step for any number of clusters, on Hopper GPUs."""
 
-    columns = StreamPlan.COLUMNS
-
     def __init__(self, engine: FusedEngine, shadow: Shadow, plan: StreamPlan, k: int) -> None:
+        self.columns = plan.columns
         super().__init__(engine, shadow.placement, k)
         self._shadow = shadow
         n = engine.n_samples
@@ -370,7 +369,7 @@ class ManyCentres(Step):
         pointers = self._extremes, shadow.norms, engine.labels, *lists, self.stopped
         addresses = (one.data.ptr for one in pointers)
         nearest = np.array((*addresses, self._capacity, n, tensor_error(d), shadow.rounding, 0), NEAREST_OF_MANY)[()]
-        tiles = -(-n // plan.ROWS), self._n_columns // plan.COLUMNS, plan.chunks
+        tiles = -(-n // plan.ROWS), self._n_columns // plan.columns
         product = shadow.rows, self._halves, *map(np.int32, tiles), nearest
         self._product((self._blocks,), (plan.threads,), product, shared_mem=plan.shared_bytes)
         rows, room = self.rows(), np.int64(self._capacity)

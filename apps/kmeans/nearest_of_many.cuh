@@ -1,14 +1,15 @@
-// The nearest of many centres: what nearest.cuh does, where the centres stream by 128 at a time (streamed_columns.cuh).
+// The nearest of many centres: what nearest.cuh does, where the centres stream by kColumns at a time (streamed_columns.cuh).
 //
 // The bound is that of nearest.cuh, and γ H more, as the tensor cores add to −‖c‖²/2, and 2⁻³² (slabs.cuh): a centre can be
 // the nearest only if its score is above the best one less 2 E. While centres stream by, the best score so far is known, and centres near it
-// are *candidates* so far. A lane has a quarter of a row's scores; it keeps its candidates of the last few tiles of 128
-// centres that had any, as a mask of 32 bits each, with the best score as it then was: they are candidates still if that
+// are *candidates* so far. A lane has a quarter of a row's scores; it keeps its candidates of the last few units, of 128 centres
+// at most, that had any, as a mask of 32 bits each, with the best score as it then was: they are candidates still if that
 // is within 2 E of the best of all.
 //
 // Why it is fast: of most scores nothing but a maximum; −‖c‖²/2 is where the products begin. Only where a warp meets a
-// score near its row's best so far are two more instructions spent on each of that quarter of a lane's, which count
-// candidates in the mantissa of a float; the more tiles, the less often.
+// score near its row's best so far are two more instructions spent on each, which count candidates in the mantissa of a
+// float; the more tiles, the less often. All that can be done side by side is: beside the tensor cores, which take half of
+// what registers can give, an instruction is slow.
 #pragma once
 #include "apps/kmeans/nearest.cuh"
 
@@ -21,7 +22,7 @@ struct alignas(16) Change {
 };
 
 // A row that is to be decided between some candidates: of all centres, if `count` is 0.
-constexpr int kCandidates = 11, kMostCentres = 1 << 16;
+constexpr int kCandidates = 11, kMostCentres = 1 << 16, kMore = kMostCentres;
 struct alignas(32) Undecided {
   unsigned row;
   int label;
@@ -33,8 +34,8 @@ struct Lengths {
   unsigned changes, undecided;
 };
 
-// kKept: tiles of which a lane keeps candidates, for want of registers.
-template <int kKept>
+// kColumns: centres of a tile. kKept: units of which a lane keeps candidates, for want of registers.
+template <int kColumns, int kKept>
 struct NearestOfMany {
   const Extremes* extremes;
   const float* norms;
@@ -52,18 +53,20 @@ struct NearestOfMany {
     int label[2];
   };
 
-  // Some candidates: bit 2·j + i of the mask is centre 128·tile + 8·j + 2·(lane % 4) + i. The tile is in the last 9 bits of
+  // A tile's scores are looked at by units of 128 columns or fewer, for which a mask has room.
+  static constexpr int kFragments = kColumns / 8, kUnits = (kFragments + 15) / 16;
+  static constexpr int kOfUnit = (kFragments + kUnits - 1) / kUnits;
+
+  // Some candidates: bit 2·j + i of the mask is column 8·j + 2·(lane % 4) + i of a unit. Which one is in the last 10 bits of
   // the best score as it then was, which is rounded up before.
-  static constexpr unsigned kTiles = kMostCentres / 128;
+  static constexpr unsigned kNumbers = 1024;
+  static_assert((kMostCentres + kColumns - 1) / kColumns * kUnits <= kNumbers, "units are told apart");
   struct Found {
-    unsigned best_and_tile, mask;
+    unsigned best_and_unit, mask;
 
-    __device__ __forceinline__ float best() const { return __uint_as_float(best_and_tile); }
-    __device__ __forceinline__ int tile() const { return best_and_tile % kTiles; }
+    __device__ __forceinline__ float best() const { return __uint_as_float(best_and_unit); }
+    __device__ __forceinline__ int unit() const { return best_and_unit % kNumbers; }
   };
-
-  // Parts of a lane's scores that are looked at only where one is near the best.
-  static constexpr int kParts = 2;
 
   // Of rows g and g + 8 of this warp's 16; the best is the same in the four lanes of a row.
   struct Rows {
@@ -106,65 +109,77 @@ struct NearestOfMany {
     }
   }
 
-  __device__ __forceinline__ void take(Rows& rows, int tile, const float (&scores)[16][4]) const {
+  __device__ __forceinline__ void take(Rows& rows, int tile, const float (&scores)[kFragments][4]) const {
+    float own[2], threshold[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) own[r] = most(scores, r);
+    float best[2] = {own[0], own[1]};
+#pragma unroll
+    for (int lanes = 1; lanes <= 2; lanes *= 2) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) best[r] = fmaxf(best[r], simt::shuffle_xor(best[r], lanes));
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float parts[kParts];
-      most_of_parts(scores, r, parts);
-      float own = parts[0];
+      rows.best[r] = fmaxf(rows.best[r], best[r]);
+      threshold[r] = rows.twice_error[r] - rows.best[r];
+    }
 #pragma unroll
-      for (int part = 1; part < kParts; ++part) own = fmaxf(own, parts[part]);
-      float best = fmaxf(own, simt::shuffle_xor(own, 1));
-      best = fmaxf(best, simt::shuffle_xor(best, 2));
-      rows.best[r] = fmaxf(rows.best[r], best);
-      const float threshold = rows.twice_error[r] - rows.best[r];
-      if (!__any_sync(simt::every_lane, own + threshold > 0)) continue;
-      unsigned mask = 0;
+    for (int r = 0; r < 2; ++r) {
+      if (!__any_sync(simt::every_lane, own[r] + threshold[r] > 0)) continue;
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        if (!__any_sync(simt::every_lane, parts[part] + threshold > 0)) continue;
-        mask |= candidates(scores, r, part, threshold * kLarge) << 32 / kParts * part;
+      for (int unit = 0; unit < kUnits; ++unit) {
+        add(rows, r, tile * kUnits + unit, candidates(scores, r, unit, threshold[r] * kLarge));
       }
-      const float above = rows.best[r] + fabsf(rows.best[r]) * (2.0f / (1 << 23) * kTiles);
-      add(rows, r, {(__float_as_uint(above) & ~(kTiles - 1)) | tile, mask});
     }
   }
 
   __device__ __forceinline__ void end(Rows& rows, long long first) const {
+    const int lane = threadIdx.x % 4;
+    const unsigned row = (unsigned)row_of(first, 0);
+    // The label that is new, negative if none is; candidates of a row that is undecided, or none; and those in lanes before.
+    int to[2], count[2], at[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const long long row = row_of(first, r);
-      const bool present = row < n;
       const float least = rows.best[r] - rows.twice_error[r];
-      int mine = 0, to = 0;
+      int mine = 0, one = 0;
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {
         Found& found = rows.found[r][i];
         if (!(found.best() > least)) found.mask = 0;
         mine += __popc(found.mask);
-        if (found.mask) to = centre(found);
+        one = found.mask ? centre(found) : one;
       }
       // How many there are in the row's lanes, in those before this one, and whether there were more.
-      int all = mine + (rows.lost[r] > least ? 1 << 16 : 0);
+      int all = mine + (rows.lost[r] > least ? kMore : 0);
       const int neighbour = simt::shuffle_xor(all, 1);
       all += neighbour;
-      const int others = simt::shuffle_xor(all, 2), lane = threadIdx.x % 4;
-      int at = (lane % 2 ? neighbour : 0) + (lane / 2 ? others : 0);
-      all += others;
-      const bool decided = rows.within[r] && all == 1;
-      const bool changes_label = present && decided && mine == 1 && to != rows.label[r], open = present && !decided;
-      const unsigned change = append(changes_label, &here()->changes);
-      if (changes_label) changes[blockIdx.x * capacity + change] = {(unsigned)row, rows.label[r], to, 0};
-      const unsigned place = simt::shuffle(append(open && lane == 0, &here()->undecided), (int)threadIdx.x % 32 / 4 * 4);
-      if (open) {
-        const bool known = rows.within[r] && 0 < all && all <= kCandidates;
-        Undecided& entry = undecided[blockIdx.x * capacity + place];
-        if (lane == 0) entry.row = (unsigned)row, entry.label = rows.label[r], entry.count = known ? all : 0;
+      const int others = simt::shuffle_xor(all, 2);
+      at[r] = (lane % 2 ? neighbour : 0) + (lane / 2 ? others : 0);
+      all = rows.within[r] ? all + others : kMore;
+      const bool present = row + 8 * r < n, decided = all == 1;
+      to[r] = present && decided && mine == 1 && one != rows.label[r] ? one : -1;
+      count[r] = present && !decided ? all : 1;
+    }
+    if (!__any_sync(simt::every_lane, (to[0] & to[1]) >= 0 || count[0] != 1 || count[1] != 1)) return;
+    unsigned place[2];
+    places_of(to[0] >= 0, to[1] >= 0, &here()->changes, place);
 #pragma unroll
-        for (int i = 0; i < kKept; ++i) {
-          Found& found = rows.found[r][i];
-          for (; known && found.mask; found.mask &= found.mask - 1) entry.candidates[at++] = centre(found);
-        }
+    for (int r = 0; r < 2; ++r) {
+      if (to[r] >= 0) changes[blockIdx.x * capacity + place[r]] = {row + 8 * r, rows.label[r], to[r], 0};
+    }
+    places_of(lane == 0 && count[0] != 1, lane == 0 && count[1] != 1, &here()->undecided, place);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const unsigned own = simt::shuffle(place[r], (int)(threadIdx.x & 28));
+      if (count[r] == 1) continue;
+      const bool known = 0 < count[r] && count[r] <= kCandidates;
+      Undecided& entry = undecided[blockIdx.x * capacity + own];
+      if (lane == 0) entry.row = row + 8 * r, entry.label = rows.label[r], entry.count = known ? count[r] : 0;
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) {
+        Found& found = rows.found[r][i];
+        for (; known && found.mask; found.mask &= found.mask - 1) entry.candidates[at[r]++] = centre(found);
       }
     }
   }
@@ -183,55 +198,67 @@ struct NearestOfMany {
   // The first of some candidates of this lane.
   static __device__ __forceinline__ int centre(const Found& found) {
     const int bit = __ffs(found.mask) - 1;
-    return 128 * found.tile() + bit / 2 * 8 + (int)threadIdx.x % 4 * 2 + bit % 2;
+    const int fragment = found.unit() % kUnits * kOfUnit + bit / 2;
+    return found.unit() / kUnits * kColumns + fragment * 8 + (int)threadIdx.x % 4 * 2 + bit % 2;
   }
 
-  // The largest of each part of this lane's scores of a row; two at a time, for they wait for each other.
-  static __device__ __forceinline__ void most_of_parts(const float (&scores)[16][4], int r, float (&most)[kParts]) {
+  // The largest of this lane's scores of a row: of some at a time, for one waits for the other.
+  static __device__ __forceinline__ float most(const float (&scores)[kFragments][4], int r) {
+    constexpr int kTogether = 4;
+    float most[kTogether];
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      float two[2];
-#pragma unroll
-      for (int j = 0; j < 16 / kParts; ++j) {
-        const float(&here)[4] = scores[16 / kParts * part + j];
-        const float both = fmaxf(here[2 * r], here[2 * r + 1]);
-        two[j % 2] = j < 2 ? both : fmaxf(two[j % 2], both);
-      }
-      most[part] = fmaxf(two[0], two[1]);
+    for (int j = 0; j < kFragments; ++j) {
+      const float both = fmaxf(scores[j][2 * r], scores[j][2 * r + 1]);
+      most[j % kTogether] = j < kTogether ? both : fmaxf(most[j % kTogether], both);
     }
+    return fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
   }
 
-  // As in nearest.cuh: a bit for each score of a part above a threshold, of which this is the opposite times 2¹⁰⁰.
-  static __device__ __forceinline__ unsigned candidates(const float (&scores)[16][4], int r, int part, float threshold) {
+  // As in nearest.cuh: a bit for each score of a unit above a threshold, of which this is the opposite times 2¹⁰⁰. In parts of
+  // eight bits, for one waits for the other.
+  static __device__ __forceinline__ unsigned candidates(const float (&scores)[kFragments][4], int r, int unit,
+                                                        float threshold) {
     constexpr float kNoBits = 1 << 23;
-    float sums[2] = {kNoBits, 0};
+    float parts[4] = {kNoBits, kNoBits, kNoBits, kNoBits};
 #pragma unroll
-    for (int bit = 0; bit < 32 / kParts; ++bit) {
-      const float above = __saturatef(fmaf(scores[16 / kParts * part + bit / 2][2 * r + bit % 2], kLarge, threshold));
-      sums[bit % 2] = fmaf(above, (float)(1 << bit), sums[bit % 2]);
+    for (int bit = 0; bit < 8; ++bit) {
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        const int fragment = 4 * part + bit / 2, j = unit * kOfUnit + fragment;
+        if (fragment >= kOfUnit || j >= kFragments) continue;
+        const float above = __saturatef(fmaf(scores[j][2 * r + bit % 2], kLarge, threshold));
+        parts[part] = fmaf(above, (float)(1 << bit), parts[part]);
+      }
     }
-    return __float_as_uint(sums[0] + sums[1]) ^ __float_as_uint(kNoBits);
+    const unsigned low = __byte_perm(__float_as_uint(parts[0]), __float_as_uint(parts[1]), 0x0040);
+    const unsigned high = __byte_perm(__float_as_uint(parts[2]), __float_as_uint(parts[3]), 0x0040);
+    return __byte_perm(low, high, 0x5410);
   }
 
-  static __device__ __forceinline__ void add(Rows& rows, int r, const Found& found) {
-    if (found.mask == 0) return;
+  // Keeps candidates, if there are any, in place of the latest, if those are none any more.
+  static __device__ __forceinline__ void add(Rows& rows, int r, int unit, unsigned mask) {
     Found(&kept)[kKept] = rows.found[r];
-    if (kept[0].mask && kept[0].best() > rows.best[r] - rows.twice_error[r]) {
-      if (kept[kKept - 1].mask) rows.lost[r] = fmaxf(rows.lost[r], kept[kKept - 1].best());
+    const float above = rows.best[r] + fabsf(rows.best[r]) * (2.0f / (1 << 23) * kNumbers);
+    const bool any = mask != 0;
+    const bool stays = any && kept[0].mask != 0 && kept[0].best() > rows.best[r] - rows.twice_error[r];
+    const Found last = kept[kKept - 1];
+    rows.lost[r] = stays && last.mask != 0 ? fmaxf(rows.lost[r], last.best()) : rows.lost[r];
 #pragma unroll
-      for (int i = kKept - 1; i > 0; --i) kept[i] = kept[i - 1];
-    }
-    kept[0] = found;
+    for (int i = kKept - 1; i > 0; --i) kept[i] = stays ? kept[i - 1] : kept[i];
+    if (any) kept[0] = {(__float_as_uint(above) & ~(kNumbers - 1)) | unit, mask};
   }
 
-  // A place in a list for each lane that wants one.
-  static __device__ __forceinline__ unsigned append(bool wanted, unsigned* length) {
-    const unsigned all = __ballot_sync(simt::every_lane, wanted);
-    if (all == 0) return 0;
-    const int lane = threadIdx.x % 32;
+  // A place in a list for each lane that wants one, or two.
+  static __device__ __forceinline__ void places_of(bool one, bool other, unsigned* length, unsigned (&place)[2]) {
+    const unsigned ones = __ballot_sync(simt::every_lane, one), others = __ballot_sync(simt::every_lane, other);
+    const unsigned before = (1u << threadIdx.x % 32) - 1;
     unsigned begin = 0;
-    if (lane == 0) begin = atomicAdd(length, (unsigned)__popc(all));
-    return simt::shuffle(begin, 0) + __popc(all & ((1u << lane) - 1));
+    if ((ones | others) != 0) {
+      if (threadIdx.x % 32 == 0) begin = atomicAdd(length, (unsigned)(__popc(ones) + __popc(others)));
+      begin = simt::shuffle(begin, 0);
+    }
+    place[0] = begin + __popc(ones & before);
+    place[1] = begin + __popc(ones) + __popc(others & before);
   }
 };
 

@@ -14,7 +14,7 @@
 namespace tsm2 {
 
 // The rows of a tile, on the left of a product and on its right; bytes of 8 rows of a slab.
-constexpr int kSlabRows = 64, kSlabColumns = 128, kSlabDepth = 16, kSlabGroup = 256;
+constexpr int kSlabRows = 64, kSlabDepth = 16, kSlabGroup = 256;
 
 // Where an element is, in elements, in a matrix of tiles of `height` rows with `slabs` slabs each.
 __device__ __forceinline__ long long slab_offset(long long row, int column, int slabs, int height) {

@@ -280,7 +280,7 @@ class Iterations:
         self.halves = np.full((columns, width), np.nan if columns == k else 0, np.float16)
         self.offsets = np.full(columns, np.nan, np.float32)
         self.extremes, self.found = np.full(4, np.nan, np.float32), np.full((k, 4), np.nan)
-        halves = np.array((self.halves.ctypes.data, self.padded, self.slabs), HALVES)
+        halves = np.array((self.halves.ctypes.data, self.padded, self.slabs, self.columns, 0), HALVES)
         self.sizes, self.arrived = (k, d, halves, self.scale, self.reach), np.zeros(1, np.uint32)
         places = self.offsets, self.found, self.arrived, self.extremes
         self.call("place", centers, *self.sizes, *places, columns)

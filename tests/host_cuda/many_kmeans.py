@@ -21,11 +21,11 @@ def streamed_source(plan):
 #include "kernels/tsm2/streamed_columns.cuh"
 #include "apps/kmeans/nearest_of_many.cuh"
 extern "C" void assign(const void* shadow, const void* halves, long long row_tiles, long long column_tiles,
-                       long long chunks, const {plan.epilogue}* nearest, long long blocks) {{
+                       const {plan.epilogue}* nearest, long long blocks) {{
   const {plan.epilogue} epilogue = *nearest;
   cuda_host::launch(dim3(blocks), {plan.threads}, {plan.shared_bytes}, [=] {{
     {plan.kernel}(static_cast<const ptx::Half*>(shadow), static_cast<const ptx::Half*>(halves), (int)row_tiles,
-                  (int)column_tiles, (int)chunks, epilogue);
+                  (int)column_tiles, epilogue);
   }});
 }}"""
 
@@ -38,10 +38,10 @@ def streamed(plan):
 class IterationsOfMany(Iterations):
     """The same as `ManyCentres` launches them; `plan` is for clusters of one block."""
 
-    columns, tile, pairs = StreamPlan.COLUMNS, StreamPlan.ROWS, False
+    tile, pairs = StreamPlan.ROWS, False
 
     def __init__(self, X, k, kind, plan, weights=None, mean=None):
-        self.plan, self.slabs = plan, plan.row_slabs
+        self.plan, self.slabs, self.columns = plan, plan.row_slabs, plan.columns
         super().__init__(X, k, kind, weights, mean)
 
     def move_rows(self, centers, stopped=0):
@@ -57,7 +57,7 @@ class IterationsOfMany(Iterations):
         pointed = self.extremes, self.norms, self.labels, *lists_of, self.stopped
         pointers = (one.ctypes.data for one in pointed)
         nearest = np.array((*pointers, room, n, tensor_error(d), self.rounding, 0), NEAREST_OF_MANY)
-        tiles = -(-n // plan.ROWS), len(self.halves) // plan.COLUMNS, plan.chunks
+        tiles = -(-n // plan.ROWS), len(self.halves) // plan.columns
         streamed(plan).call("assign", self.shadow, self.halves, *tiles, nearest, lists)
         assert (lengths <= room).all()
         found = [undecided[b, : lengths[b, 1]] for b in range(lists)]

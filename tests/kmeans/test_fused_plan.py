@@ -169,10 +169,12 @@ def test_products_compile_without_spills(arch, epilogue, header):
             assert -(-used.registers // 8) * 8 * plan.threads * plan.blocks <= 65_536, shape
 
 
-@pytest.mark.parametrize("d", [16, 96, 128, 200, 256, 768])
-def test_products_of_many_compile_without_spills(d):
+@pytest.mark.parametrize(
+    ("d", "k"), [(d, 256) for d in (16, 96, 128, 160, 200, 256)] + [(768, k) for k in (100, 1000, 1024, 256, 304)]
+)
+def test_products_of_many_compile_without_spills(d, k):
     pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
-    plan = stream_plan(d, KNOWN["H200"])
+    plan = stream_plan(d, k, KNOWN["H200"])
     headers = "kernels/tsm2/streamed_columns.cuh", "apps/kmeans/nearest_of_many.cuh"
     cubin = build("".join(f'#include "{header}"\n' for header in headers), [plan.kernel], "sm_90a")
     used = cubin.resources[plan.kernel]

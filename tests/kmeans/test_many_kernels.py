@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from host_cuda import harness
-from host_cuda.fused_kmeans import KINDS, blobs
+from host_cuda.fused_kmeans import BLOCKS, KINDS, blobs
 from host_cuda.many_kmeans import IterationsOfMany
 from host_cuda.tall_skinny import DTYPES
 from hypothesis import given, settings
@@ -15,9 +15,9 @@ from tsapps.kernels.device import KNOWN
 H200 = KNOWN["H200"]
 #: d and a plan: rows that stay in turns of one chunk and of several, and rows that stream by.
 STAYS, STAYS_IN_PARTS, STREAMS = (
-    (100, StreamPlan(7, 1, 4, 1, 2)),
+    (100, StreamPlan(7, 1, 4, 5, 2)),
     (50, StreamPlan(2, 2, 3, 3, 4)),
-    (70, StreamPlan(1, 5, 2, 3, 5)),
+    (70, StreamPlan(1, 5, 2, 3, 5, 200, stays=False)),
 )
 PLANS = [STAYS, STAYS_IN_PARTS, STREAMS]
 
@@ -29,7 +29,7 @@ def test_by_hand():
     centers[:, 1] = np.arange(k)
     X[:, 1] = np.arange(700) % k + np.where(np.arange(700) % 2, 0.25, -0.25)
     X[699, 1] = 41.5
-    of = IterationsOfMany(X, k, KINDS[3], StreamPlan(1, 1, 2, 1, 2))
+    of = IterationsOfMany(X, k, KINDS[3], StreamPlan(1, 1, 2, 3, 2))
     _, moved = of.iterate(centers)
     assert moved == 700
     expected = np.arange(700) % k
@@ -47,7 +47,7 @@ def test_without_a_proof_by_hand():
     centers[:2, 0] = 1.6 * 2**-10, 2
     centers[2:, 1:] = 3 * np.transpose([np.cos(angles), np.sin(angles)])
     X = np.array([[1 + 0.7 * 2**-10, 0, 0], [0, 0, 0], [2, 0, 0], centers[70]])
-    of = IterationsOfMany(X, k, KINDS[2], StreamPlan(1, 1, 2, 1, 2))
+    of = IterationsOfMany(X, k, KINDS[2], StreamPlan(1, 1, 2, 3, 2))
     of.iterate(centers)
     assert of.labels.tolist() == [0, 0, 1, 70]
     of.prove_nothing()
@@ -129,10 +129,26 @@ def test_any_number_of_samples(n, rng):
         of.assert_right(now)
 
 
+@pytest.mark.parametrize("copies", ["early", "late"])
+@pytest.mark.parametrize("k", [70, 300])
+@pytest.mark.parametrize(
+    "plan",
+    [StreamPlan(4, 1, 2, 3, 2), StreamPlan(2, 2, 2, 3, 4), StreamPlan(4, 1, 4, 5, 2), StreamPlan(4, 1, 3, 4, 2, 104)],
+)
+def test_warpgroups_that_begin_apart(plan, k, copies, rng):
+    """Of many turns of a block, warpgroups begin with each where the centres have gone on by a part."""
+    n, d = 64 * plan.groups * BLOCKS * 17 + 100, 50
+    X, centers = blobs(n, d, k, rng, apart=0.7)
+    of = IterationsOfMany(X, k, KINDS[0], plan)
+    with harness.schedule(seed=5, copies=copies):
+        of.iterate(centers)
+    of.assert_right(centers)
+
+
 def test_more_clusters_than_shared_memory_counts(rng):
     X = rng.standard_normal((400, 3))
     centers = rng.standard_normal((5000, 3))
-    of = IterationsOfMany(X, 5000, KINDS[3], StreamPlan(1, 1, 2, 1, 2))
+    of = IterationsOfMany(X, 5000, KINDS[3], StreamPlan(1, 1, 2, 3, 2))
     for now in (centers, centers[::-1].copy()):
         of.iterate(now)
         of.assert_right(now)
@@ -181,20 +197,29 @@ def test_any_data(of, kind, n, k, grain, seed):
             iterations.assert_right(now)
 
 
+@pytest.mark.parametrize("k", [65, 256, 1000, 1024, 2**16])
 @pytest.mark.parametrize("d", [1, 16, 17, 96, 128, 200, 256, 257, 500, 768, 4096])
-def test_plans(d):
-    plan = stream_plan(d, H200)
+def test_plans(d, k):
+    plan = stream_plan(d, k, H200)
     assert d <= 16 * plan.row_slabs < d + 16 * plan.chunks
     assert plan.shared_bytes <= H200.shared_memory_per_block - 1024
     assert plan.stages_b >= 2
     assert plan.threads <= 1024
-    # What is the last to be given back is not what the next needs first.
-    assert plan.stages_a >= min(plan.chunks, 2)
+    # A tile for every warpgroup, and all chunks of a column tile, so that they can take turns; or what is the last to
+    # be given back is not what the next needs first.
+    assert plan.stages_a >= (plan.groups if plan.stays else 2)
+    assert plan.stages_b >= (plan.chunks if plan.stays else 2)
     for n in (1, 64, 65, 10**6, 2**31 - 1):
         blocks = plan.blocks(n, 132)
         assert 1 <= blocks <= 132
         assert blocks * plan.capacity(n, blocks) >= n
 
 
+def test_columns_of_rows_that_stream_by():
+    # What is past the last centre is multiplied too; but wide tiles are read less often.
+    columns = [stream_plan(768, k, H200).columns for k in (65, 104, 105, 1000, 1024, 16384)]
+    assert columns == [104, 104, 128, 200, 176, 200]
+
+
 def test_no_plan_where_there_are_no_warpgroups():
-    assert stream_plan(128, KNOWN["A100"]) is None
+    assert stream_plan(128, 256, KNOWN["A100"]) is None
