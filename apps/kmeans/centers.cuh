@@ -109,6 +109,8 @@ __device__ __forceinline__ void put_together(const OfCentre* found, int k, float
     // What is no number is far.
     if (!(found[j].square <= far) && least <= far / 4) {
       set_offset(offsets, halves, j, -kInfinity);
+      // Its scores would be no numbers, where it is infinite in float16.
+      for (int i = 0; halves.slabs && i < halves.padded; ++i) *halves.at(j, i) = {0};
       some = 1;
       continue;
     }

@@ -258,6 +258,11 @@ class StreamPlan:
     ROWS = 64
 
     @property
+    def levels(self) -> bool:
+        """Whether scores are made to be above zero, which takes the room of a slab for each warpgroup."""
+        return self.stays
+
+    @property
     def row_slabs(self) -> int:
         """Slabs in a row of the shadow."""
         return self.slabs * self.chunks
@@ -273,7 +278,8 @@ class StreamPlan:
         bytes_a, bytes_b = 32 * self.slabs * self.ROWS, 32 * (self.slabs + 1) * self.columns
         pieces = self.stages_a * (self.chunks if self.stays else self.groups)
         barriers = 2 * ((2 * self.groups * self.chunks if self.stays else pieces) + self.stages_b) + self.groups
-        return pieces * bytes_a + self.stages_b * bytes_b + 32 * self.ROWS + 8 * barriers
+        constants = 32 * self.ROWS * (self.groups if self.levels else 1)
+        return pieces * bytes_a + self.stages_b * bytes_b + constants + 8 * barriers
 
     @property
     def kernel(self) -> str:
@@ -285,7 +291,8 @@ class StreamPlan:
     @property
     def epilogue(self) -> str:
         """The class of the epilogue; four warpgroups leave it few registers."""
-        return f"kmeans::NearestOfMany<{self.columns}, {3 if self.groups > 3 else 5}>"
+        kinds = 3 if self.groups > 3 else 5, str(self.levels).lower()
+        return f"kmeans::NearestOfMany<{self.columns}, {kinds[0]}, {kinds[1]}>"
 
     def blocks(self, n: int, multiprocessors: int) -> int:
         """Return the blocks of a launch: one a multiprocessor."""

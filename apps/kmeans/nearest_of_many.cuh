@@ -1,15 +1,15 @@
 // The nearest of many centres: what nearest.cuh does, where the centres stream by kColumns at a time (streamed_columns.cuh).
 //
-// The bound is that of nearest.cuh, and γ H more, as the tensor cores add to −‖c‖²/2, and 2⁻³² (slabs.cuh): a centre can be
-// the nearest only if its score is above the best one less 2 E. While centres stream by, the best score so far is known, and centres near it
-// are *candidates* so far. A lane has a quarter of a row's scores; it keeps its candidates of the last few units, of 128 centres
-// at most, that had any, as a mask of 32 bits each, with the best score as it then was: they are candidates still if that
-// is within 2 E of the best of all.
+// The bound is that of nearest.cuh, and γ H more, as the tensor cores add to −‖c‖²/2 (2.1 γ H + 1.1 γ C norm, where they add to
+// a level too), and 2⁻³² (slabs.cuh): a centre can be the nearest only if its score is above the best one less 2 E. While
+// centres stream by, the best score so far is known, and centres near it are *candidates* so far. A lane has a quarter of a
+// row's scores; it keeps its candidates of the last few units, of 128 centres at most, that had any, as a mask of 32 bits
+// each, with the best score as it then was: they are candidates still if that is within 2 E of the best of all.
 //
-// Why it is fast: of most scores nothing but a maximum; −‖c‖²/2 is where the products begin. Only where a warp meets a
-// score near its row's best so far are two more instructions spent on each, which count candidates in the mantissa of a
-// float; the more tiles, the less often. All that can be done side by side is: beside the tensor cores, which take half of
-// what registers can give, an instruction is slow.
+// Why it is fast: of most scores nothing but half a maximum; −‖c‖²/2 and the level are where the products begin. Only where a
+// warp meets a score near its row's best so far are two more instructions spent on each, which count candidates in the
+// mantissa of a float; the more tiles, the less often. What can be done side by side is: beside the tensor cores, which take
+// half of what registers can give, an instruction is slow.
 #pragma once
 #include "apps/kmeans/nearest.cuh"
 
@@ -22,7 +22,8 @@ struct alignas(16) Change {
 };
 
 // A row that is to be decided between some candidates: of all centres, if `count` is 0.
-constexpr int kCandidates = 11, kMostCentres = 1 << 16, kMore = kMostCentres;
+constexpr int kCandidates = 11, kMostCentres = 1 << 16;
+constexpr int kMore = kMostCentres;  // candidates that were dropped
 struct alignas(32) Undecided {
   unsigned row;
   int label;
@@ -35,8 +36,12 @@ struct Lengths {
 };
 
 // kColumns: centres of a tile. kKept: units of which a lane keeps candidates, for want of registers.
-template <int kColumns, int kKept>
+// kLevelled: whether scores are made to be above zero, by what is added to all of a row: they are then in order as integers
+// too, of which the largest of three is found by one instruction.
+template <int kColumns, int kKept, bool kLevelled>
 struct NearestOfMany {
+  static constexpr bool kLevels = kLevelled;
+
   const Extremes* extremes;
   const float* norms;
   const int* labels;
@@ -57,10 +62,14 @@ struct NearestOfMany {
   static constexpr int kFragments = kColumns / 8, kUnits = (kFragments + 15) / 16;
   static constexpr int kOfUnit = (kFragments + kUnits - 1) / kUnits;
 
-  // Some candidates: bit 2·j + i of the mask is column 8·j + 2·(lane % 4) + i of a unit. Which one is in the last 10 bits of
-  // the best score as it then was, which is rounded up before.
-  static constexpr unsigned kNumbers = 1024;
-  static_assert((kMostCentres + kColumns - 1) / kColumns * kUnits <= kNumbers, "units are told apart");
+  // Some candidates: bit 2·j + i of the mask is column 8·j + 2·(lane % 4) + i of a unit. Which one is in the last bits of the
+  // best score as it then was, which is rounded up before.
+  static constexpr unsigned numbers() {
+    unsigned numbers = 1;
+    while (numbers < (kMostCentres + kColumns - 1) / kColumns * kUnits) numbers *= 2;
+    return numbers;
+  }
+  static constexpr unsigned kNumbers = numbers();
   struct Found {
     unsigned best_and_unit, mask;
 
@@ -95,17 +104,22 @@ struct NearestOfMany {
     }
   }
 
-  __device__ __forceinline__ void begin(Rows& rows, const Fetched& fetched) const {
+  __device__ __forceinline__ void begin(Rows& rows, const Fetched& fetched, float (&levels)[2]) const {
     const Extremes most = *extremes;
-    const Bound bound = bound_of(most, tensor_error, rounding, tensor_error + 1.0f / (1 << 22));
+    // What the tensor cores add to −‖c‖²/2, and to the level, of 1.1 (C norm + H) at most.
+    const float of_sums = tensor_error + 1.0f / (1 << 22), of_level = kLevelled ? 1.1f * of_sums : 0.0f;
+    const Bound bound = bound_of(most, tensor_error, rounding, of_sums + of_level);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      rows.twice_error[r] = 2.0002f * (fetched.norm[r] * bound.of_norm + bound.always + 2.5e-10f);
-      rows.within[r] = fetched.norm[r] <= most.reach;
+      const float norm = fetched.norm[r];
+      rows.twice_error[r] = 2.0002f * (norm * (bound.of_norm + of_level * most.norm) + bound.always + 2.5e-10f);
+      rows.within[r] = norm <= most.reach;
       rows.label[r] = fetched.label[r];
       rows.best[r] = rows.lost[r] = -kInfinity;
 #pragma unroll
       for (int i = 0; i < kKept; ++i) rows.found[r][i] = {0, 0};
+      // No candidate is below zero.
+      levels[r] = rows.within[r] ? 1.02f * (norm * most.norm + most.half_square) + 2 * rows.twice_error[r] : 0.0f;
     }
   }
 
@@ -204,15 +218,30 @@ struct NearestOfMany {
 
   // The largest of this lane's scores of a row: of some at a time, for one waits for the other.
   static __device__ __forceinline__ float most(const float (&scores)[kFragments][4], int r) {
+    if constexpr (kLevelled) {
+      return __int_as_float(largest<int>(scores, r));
+    } else {
+      return largest<float>(scores, r);
+    }
+  }
+
+  template <typename Number>
+  static __device__ __forceinline__ Number largest(const float (&scores)[kFragments][4], int r) {
     constexpr int kTogether = 4;
-    float most[kTogether];
+    Number most[kTogether];
 #pragma unroll
     for (int j = 0; j < kFragments; ++j) {
-      const float both = fmaxf(scores[j][2 * r], scores[j][2 * r + 1]);
-      most[j % kTogether] = j < kTogether ? both : fmaxf(most[j % kTogether], both);
+      Number one, other, &here = most[j % kTogether];
+      read(scores[j][2 * r], one), read(scores[j][2 * r + 1], other);
+      here = j < kTogether ? larger(one, other) : larger(larger(here, one), other);
     }
-    return fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
+    return larger(larger(larger(most[0], most[1]), most[2]), most[3]);
   }
+
+  static __device__ __forceinline__ void read(float score, int& to) { to = __float_as_int(score); }
+  static __device__ __forceinline__ void read(float score, float& to) { to = score; }
+  static __device__ __forceinline__ int larger(int a, int b) { return b > a ? b : a; }
+  static __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
 
   // As in nearest.cuh: a bit for each score of a unit above a threshold, of which this is the opposite times 2¹⁰⁰. In parts of
   // eight bits, for one waits for the other.

@@ -7,7 +7,8 @@
 //       ├────┼────┼─
 //
 // The right side of a product may have one slab more, before the others: a number for each of its rows, to begin sums with.
-// It is kept in three parts of float16, which the tensor cores multiply by constants: exact to 2⁻³³ of itself, or 2⁻³³.
+// It is kept in three parts of float16, which the tensor cores multiply by constants: exact to 2⁻³³ of itself, or 2⁻³³. And the
+// same constants, by which a number of each row of the left side can be added, kept there in three parts likewise.
 #pragma once
 #include "kernels/ptx.cuh"
 
@@ -27,16 +28,25 @@ __device__ __forceinline__ long long slab_offset(long long row, int column, int 
 constexpr int kParts = 3;
 constexpr float kPartScale[kParts] = {16384, 8, 1.0f / 256};
 
-// Writes a number, which may be infinite, to the first slab of `row`, in a matrix of tiles of `height` rows with `slabs` slabs.
+// A number in parts, which may be infinite.
+__device__ __forceinline__ void parts_of(float number, ptx::Half (&parts)[kParts]) {
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    parts[i] = ptx::to_half(number / kPartScale[i]);
+    const float rest = number - ptx::to_float(parts[i]) * kPartScale[i];
+    number = rest == rest ? rest : 0.0f;  // of an infinity, nothing
+  }
+}
+
+// Writes the first slab of a row of the right side, in a matrix of tiles of `height` rows with `slabs` slabs.
 __device__ __forceinline__ void place_parts(ptx::Half* matrix, long long row, int slabs, int height, float number) {
+  ptx::Half parts[kParts];
+  parts_of(number, parts);
   for (int i = 0; i < kSlabDepth; ++i) {
-    ptx::Half part = {0};
-    if (i < kParts) {
-      part = ptx::to_half(number / kPartScale[i]);
-      const float rest = number - ptx::to_float(part) * kPartScale[i];
-      number = rest == rest ? rest : 0.0f;  // of an infinity, nothing
-    }
-    matrix[slab_offset(row, i, slabs, height)] = part;
+    const ptx::Half one = i < kParts       ? parts[i]
+                          : i < 2 * kParts ? ptx::to_half(kPartScale[i - kParts])
+                                           : ptx::Half{0};
+    matrix[slab_offset(row, i, slabs, height)] = one;
   }
 }
 

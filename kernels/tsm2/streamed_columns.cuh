@@ -35,8 +35,9 @@ namespace tsm2 {
 //
 //   idle()                               whether there is nothing to do at all
 //   open(), close()                      before and after all else, with a barrier of the block between
-//   fetch(Fetched&, row)                 as soon as the rows from `row` on are begun; they may be past the last
-//   begin(Rows&, Fetched)                before the first columns of these rows are taken
+//   fetch(Fetched&, row)                 some time before rows from `row` on are begun; they may be past the last
+//   begin(Rows&, Fetched, levels)        before the first columns of these rows are multiplied; if kLevels, what is added to
+//                                        all sums of this thread's two rows
 //   take(Rows&, column tile, sums)       kColumns columns: the fragments (ptx.cuh) of 16 rows, a warp's
 //   end(Rows&, row)                      after the last
 //
@@ -57,8 +58,8 @@ class StreamedColumns {
   // A stage of B has room for its first slab too.
   static constexpr int kChunkB = kSlabs * kSlabB, kStageB = kSlabB + kChunkB;
   static constexpr int kRings = kPieces * kPiece + kStagesB * kStageB;
-  // And the slab of A that multiplies it.
-  static constexpr int kRing = kRings + kSlabA;
+  // And the slab of A that multiplies it: every warpgroup's own, if it has levels.
+  static constexpr int kRing = kRings + (Epilogue::kLevels ? kGroups : 1) * kSlabA;
   // Where A stays, a piece is waited for by its warpgroup, turn, even or odd, and chunk: what lay there before was another's.
   static constexpr int kAwaited = kStays ? 2 * kGroups * kChunks : kPieces;
   static constexpr int kBarriers = 2 * (kAwaited + kStagesB) + kGroups;
@@ -95,7 +96,7 @@ class StreamedColumns {
       ptx::mbarrier_init_fence();
     }
     auto* constants = reinterpret_cast<ptx::Half*>(constants_);
-    for (int i = threadIdx.x; i < kSlabRows * kSlabDepth; i += kThreads) {
+    for (int i = threadIdx.x; i < (kRing - kRings) / (int)sizeof(ptx::Half); i += kThreads) {
       const int column = i % kSlabDepth;
       const float value = column < kParts ? kPartScale[column] : 0.0f;
       constants[slab_offset(i / kSlabDepth, column, 1, kSlabRows)] = ptx::to_half(value);
@@ -156,6 +157,9 @@ class StreamedColumns {
   // The tile that a warpgroup has in a turn; and the column tiles that have gone by when it begins with its first.
   __device__ __forceinline__ int tile_of(int turn, int group) const {
     return (turn * (int)gridDim.x + (int)blockIdx.x) * kGroups + group;
+  }
+  __device__ __forceinline__ long long first_row_of(int turn, int group) const {
+    return (long long)tile_of(turn, group) * kSlabRows;
   }
   __device__ __forceinline__ int start_of(int group) const { return apart_ ? group * column_tiles_ / kGroups : 0; }
 
@@ -227,12 +231,15 @@ class StreamedColumns {
     Place<kStagesB> b;
     unsigned parity = group < kHalf;
     int column_tile = start_of(group);
+    unsigned char* const constants = constants_ + (Epilogue::kLevels ? group * kSlabA : 0);
+    typename Epilogue::Fetched fetched;
+    epilogue_.fetch(fetched, first_row_of(0, group));
     let_pass(group, column_tile, b, parity);
     for (int turn = 0; turn < turns_; ++turn, a.next_turn()) {
-      const long long row = (long long)tile_of(turn, group) * kSlabRows;
-      typename Epilogue::Fetched fetched;
       typename Epilogue::Rows rows;
-      epilogue_.fetch(fetched, row);
+      float levels[2];
+      epilogue_.begin(rows, fetched, levels);
+      if (Epilogue::kLevels) set_levels(constants, group, levels);
 #pragma unroll 1
       for (int column = 0; column < column_tiles_; ++column) {
         float sums[kColumns / 8][4];
@@ -247,7 +254,7 @@ class StreamedColumns {
           const auto of_a = ptx::matrix_at(ring_a_ + piece.at * kPiece);
           const auto of_b = ptx::matrix_at(ring_b_ + b.stage * kStageB);
           ptx::wgmma_fence(sums);
-          if (chunk == 0) ptx::wgmma<true>(sums, ptx::matrix_at(constants_), of_b);
+          if (chunk == 0) ptx::wgmma<true>(sums, ptx::matrix_at(constants), of_b);
 #pragma unroll
           for (int slab = 0; slab < kSlabs; ++slab) {
             const auto after = ptx::matrix_after(of_b, (slab + 1) * kSlabB);
@@ -265,13 +272,30 @@ class StreamedColumns {
         ptx::wgmma_wait<0>(sums);
         if (kInTurn) hand_over(group);
         give_back(before_a, before_b, goes);
-        if (column == 0) epilogue_.begin(rows, fetched);
         epilogue_.take(rows, column_tile, sums);
         if (++column_tile == column_tiles_) column_tile = 0;
       }
-      epilogue_.end(rows, row);
+      epilogue_.fetch(fetched, first_row_of(turn + 1, group));
+      epilogue_.end(rows, first_row_of(turn, group));
     }
     let_pass(group, start_of(kGroups - 1) - start_of(group), b, parity);
+  }
+
+  // Numbers that the products of this thread's rows begin with, for the warpgroup to multiply.
+  __device__ __forceinline__ void set_levels(unsigned char* constants, int group, const float (&levels)[2]) const {
+    ptx::barrier_sync(1 + group, 128);  // what was there has been multiplied
+    const int r = threadIdx.x % 4;
+    if (r < 2) {
+      ptx::Half parts[kParts];
+      parts_of(r == 0 ? levels[0] : levels[1], parts);
+      const int row = (int)threadIdx.x % 128 / 32 * 16 + (int)threadIdx.x % 32 / 4 + 8 * r;
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        reinterpret_cast<ptx::Half*>(constants)[slab_offset(row, kParts + i, 1, kSlabRows)] = parts[i];
+      }
+    }
+    ptx::async_fence();
+    ptx::barrier_sync(1 + group, 128);
   }
 
   // Column tiles of which a warpgroup multiplies nothing.

@@ -119,6 +119,18 @@ def test_what_float16_cannot_hold(rng):
     of.assert_right(centers)
 
 
+def test_scores_below_zero(rng):
+    """Of samples nearer to the mean than to any centre, no score x·c − ‖c‖²/2 is above zero but by its level."""
+    d, plan = STAYS
+    centers = rng.standard_normal((150, d))
+    X = 0.3 * rng.standard_normal((300, d)) + 0.2 * centers[rng.integers(0, 150, 300)]
+    of = IterationsOfMany(X, 150, KINDS[0], plan)
+    undecided, _ = of.iterate(centers)
+    assert (of.float16_scores(centers).max(axis=1) < 0).mean() > 0.9
+    assert undecided <= 30
+    of.assert_right(centers)
+
+
 @pytest.mark.parametrize("n", [1, 63, 64, 65, 255, 257, 900])
 def test_any_number_of_samples(n, rng):
     d, plan = STAYS_IN_PARTS
