@@ -1,0 +1,193 @@
+// What shared memory holds of A and B while B streams by (streamed_columns.cuh), and how it comes there.
+//
+//   columns of B    0 1 2 3 4 5 6 7 0 1 2 3 4 5 6 7 0 1 …        four warpgroups and eight column tiles: each begins its rows
+//   warpgroup 0     ├─ rows ──────┤ ├─ rows ──────┤ ├─           where B has gone on by a quarter. So while one ends with some
+//   warpgroup 1         ├─ rows ──────┤ ├─ rows ──────┤          rows and begins with others, three multiply; and one tile
+//   …                                                            more than there are warpgroups has room, to be copied early.
+//
+// One thread copies, into a ring of A and one of B; mbarriers say what is there and what is free. If the ring of A has no room
+// for the tiles (kStays), A streams by too, once for every column tile.
+//
+// Why it is fast: what a multiprocessor asks for is whole chunks, contiguous in global memory, by bulk copies that no other
+// thread waits for but where it uses them; and never do all warpgroups wait for new rows at a time.
+#pragma once
+#include "kernels/bulk.cuh"
+#include "kernels/tsm2/slabs.cuh"
+#include "kernels/warpgroup.cuh"
+
+namespace tsm2 {
+
+// A and B have kSlabs · kChunks slabs, B one more. kStagesA are tiles of A, if kStays, kGroups to 2 · kGroups; or chunks.
+// kLevels: numbers of each row of A are multiplied too (slabs.cuh).
+template <int kColumns, int kSlabs, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays, bool kLevels>
+class StreamedRings {
+ public:
+  static constexpr int kMultipliers = 128 * kGroups, kThreads = kMultipliers + 128;
+  static constexpr int kSlabA = kSlabRows / 8 * kSlabGroup, kSlabB = kColumns / 8 * kSlabGroup;
+  // Of A, a chunk of one tile; and how many there are.
+  static constexpr int kPiece = kSlabs * kSlabA, kPieces = kStagesA * (kStays ? kChunks : kGroups);
+  // A stage of B has room for its first slab too.
+  static constexpr int kChunkB = kSlabs * kSlabB, kStageB = kSlabB + kChunkB;
+  static constexpr int kRings = kPieces * kPiece + kStagesB * kStageB;
+  // And the slab of A that multiplies it: every warpgroup's own, if it has levels.
+  static constexpr int kRing = kRings + (kLevels ? kGroups : 1) * kSlabA;
+  // Where A stays, a piece is waited for by its warpgroup, turn, even or odd, and chunk: what lay there before was another's.
+  static constexpr int kAwaited = kStays ? 2 * kGroups * kChunks : kPieces;
+  static constexpr int kBarriers = 2 * (kAwaited + kStagesB) + kGroups;
+  static constexpr int kSharedBytes = kRing + kBarriers * (int)sizeof(ptx::Mbarrier);
+  // Turns of a block from which on it is little that warpgroups end one after the other.
+  static constexpr int kManyTurns = 16;
+  static_assert(kStagesB >= 2, "a chunk is multiplied while the next is copied");
+  static_assert(!kStays || (kGroups <= kStagesA && kStagesA <= 2 * kGroups), "a tile each, and another at most");
+
+  // Where a ring is, and the parity of the phase in which this stage is filled.
+  template <int kStages>
+  struct Place {
+    int stage = 0;
+    unsigned parity = 0;
+    __device__ __forceinline__ void next() {
+      if (++stage == kStages) stage = 0, parity ^= 1;
+    }
+  };
+
+  // A chunk of a tile of A: which piece of the ring, which barriers, and the parity of the phase in which it is filled.
+  struct Piece {
+    int at, barrier;
+    unsigned parity;
+  };
+
+  // Where the pieces of a warpgroup are, in the order of its turns, column tiles and chunks.
+  class Pieces {
+   public:
+    __device__ explicit Pieces(int group) : group_(group), tile_(group) {}
+
+    __device__ __forceinline__ Piece of(int turn, int chunk) const {
+      if (!kStays) return {stage_.stage * kGroups + group_, stage_.stage * kGroups + group_, stage_.parity};
+      return {tile_ * kChunks + chunk, (2 * group_ + turn % 2) * kChunks + chunk, (unsigned)turn / 2 % 2};
+    }
+    __device__ __forceinline__ void next_chunk() {
+      if (!kStays) stage_.next();
+    }
+    __device__ __forceinline__ void next_turn() {
+      if (kStays && (tile_ += kGroups) >= kStagesA) tile_ -= kStagesA;
+    }
+
+   private:
+    const int group_;
+    int tile_;
+    Place<kStagesA> stage_;
+  };
+
+  // A has `row_tiles` tiles, B `column_tiles`.
+  __device__ StreamedRings(unsigned char* shared, const ptx::Half* A, const ptx::Half* B, int row_tiles, int column_tiles)
+      : ring_a(shared), ring_b(shared + kPieces * kPiece), constants(shared + kRings),
+        full_a(reinterpret_cast<ptx::Mbarrier*>(shared + kRing)), empty_a(full_a + kAwaited),
+        full_b(empty_a + kAwaited), empty_b(full_b + kStagesB), may_begin(empty_b + kStagesB),
+        column_tiles(column_tiles),
+        turns((row_tiles - (int)blockIdx.x * kGroups + (int)gridDim.x * kGroups - 1) / ((int)gridDim.x * kGroups)),
+        A_(reinterpret_cast<const unsigned char*>(A)), B_(reinterpret_cast<const unsigned char*>(B)),
+        row_tiles_(row_tiles), apart_(kStays && turns >= kManyTurns) {}
+
+  // By all threads of the block, with a barrier behind it.
+  __device__ __forceinline__ void set_up() const {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kAwaited; ++i) {
+        ptx::mbarrier_init(full_a + i, 1);
+        ptx::mbarrier_init(empty_a + i, 4);
+      }
+      for (int i = 0; i < kStagesB; ++i) {
+        ptx::mbarrier_init(full_b + i, 1);
+        ptx::mbarrier_init(empty_b + i, kMultipliers / 32);
+      }
+      for (int i = 0; i < kGroups; ++i) ptx::mbarrier_init(may_begin + i, 4);
+      ptx::mbarrier_init_fence();
+    }
+    auto* of_a = reinterpret_cast<ptx::Half*>(constants);
+    for (int i = threadIdx.x; i < (kRing - kRings) / (int)sizeof(ptx::Half); i += kThreads) {
+      const int column = i % kSlabDepth;
+      const float value = column < kParts ? kPartScale[column] : 0.0f;
+      of_a[slab_offset(i / kSlabDepth, column, 1, kSlabRows)] = ptx::to_half(value);
+    }
+    ptx::async_fence();
+  }
+
+  // By one thread: all that the block multiplies.
+  __device__ __forceinline__ void copy() const {
+    Place<kStagesA> a;
+    Place<kStagesB> b;
+    const int steps = turns * column_tiles + start_of(kGroups - 1);
+    int column = 0, turn = 0, begun = 0;  // warpgroups whose rows of this turn have been asked for
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      if (kStays) {
+#pragma unroll 1
+        for (; turn < turns && step == turn * column_tiles + start_of(begun); a.next()) {
+          copy_tile(a.stage, turn, begun);
+          if (++begun == kGroups) begun = 0, ++turn;
+        }
+      }
+#pragma unroll 1
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        if (!kStays) {
+#pragma unroll 1
+          for (int group = 0; group < kGroups; ++group) {
+            const int piece = a.stage * kGroups + group;
+            ptx::mbarrier_wait(empty_a + piece, a.parity ^ 1);
+            copy_a({piece, piece, 0}, tile_of(step / column_tiles, group), chunk);
+          }
+          a.next();
+        }
+        copy_b(b, column, chunk);
+        b.next();
+      }
+      if (++column == column_tiles) column = 0;
+    }
+  }
+
+  // The tile that a warpgroup has in a turn; and the column tiles that have gone by when it begins with its first.
+  __device__ __forceinline__ int tile_of(int turn, int group) const {
+    return (turn * (int)gridDim.x + (int)blockIdx.x) * kGroups + group;
+  }
+  __device__ __forceinline__ int start_of(int group) const { return apart_ ? group * column_tiles / kGroups : 0; }
+
+  unsigned char *const ring_a, *const ring_b, *const constants;  // the last: of A, what multiplies the first slab of B
+  ptx::Mbarrier *const full_a, *const empty_a, *const full_b, *const empty_b;
+  ptx::Mbarrier* const may_begin;  // of every warpgroup
+  const int column_tiles, turns;
+
+ private:
+  // Of a warpgroup in a turn, once what is there has been given back: kStagesA tiles before.
+  __device__ __forceinline__ void copy_tile(int stage, int turn, int group) const {
+    int turn_before = turn - kStagesA / kGroups, group_before = group - kStagesA % kGroups;
+    if (group_before < 0) group_before += kGroups, --turn_before;
+#pragma unroll 1
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      if (turn_before >= 0) {
+        const int before = (2 * group_before + turn_before % 2) * kChunks + chunk;
+        ptx::mbarrier_wait(empty_a + before, (unsigned)turn_before / 2 % 2);
+      }
+      copy_a({stage * kChunks + chunk, (2 * group + turn % 2) * kChunks + chunk, 0}, tile_of(turn, group), chunk);
+    }
+  }
+
+  __device__ __forceinline__ void copy_a(const Piece& to, int tile, int chunk) const {
+    // Past the last, it is read again.
+    const long long from = tile < row_tiles_ ? tile : row_tiles_ - 1;
+    ptx::mbarrier_arrive_expect(full_a + to.barrier, kPiece);
+    ptx::bulk_copy(ring_a + to.at * kPiece, A_ + (from * kChunks + chunk) * kPiece, kPiece, full_a + to.barrier);
+  }
+
+  __device__ __forceinline__ void copy_b(const Place<kStagesB>& to, int column, int chunk) const {
+    const int more = chunk == 0 ? kSlabB : 0;
+    const long long from = column * (kChunks * (long long)kChunkB + kSlabB) + chunk * kChunkB + kSlabB - more;
+    ptx::mbarrier_wait(empty_b + to.stage, to.parity ^ 1);
+    ptx::mbarrier_arrive_expect(full_b + to.stage, kChunkB + more);
+    ptx::bulk_copy(ring_b + to.stage * kStageB + kSlabB - more, B_ + from, kChunkB + more, full_b + to.stage);
+  }
+
+  const unsigned char *const A_, *const B_;
+  const int row_tiles_;
+  const bool apart_;
+};
+
+}  // namespace tsm2
