@@ -1,0 +1,1 @@
+"""Checksums that find and repair numbers that went wrong (ABFT, algorithm-based fault tolerance)."""
