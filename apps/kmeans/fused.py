@@ -119,6 +119,11 @@ class FusedEngine(CublasEngine):
         """X on the GPU, row-major and not centred, as kernels read it: of any dtype; None where there is no such."""
         return self.held if self.held is not None else self._halves()
 
+    @property
+    def proves(self) -> bool:
+        """Whether labels are proved: all but those of float32 data with precision="tf32"."""
+        return self.precision == "exact" or self.rows_on_gpu.dtype != np.float32
+
     def _halves(self) -> Any | None:
         """Return the source's own array, if it is one of halves that lies on the GPU row by row."""
         if not isinstance(self.source, ArrayRows) or self.source.device is None or self.dtype != np.float32:
@@ -304,7 +309,7 @@ class FusedEngine(CublasEngine):
         n, d = self.source.shape
         if k <= MOST_CLUSTERS:
             return assign_plan(n, d, k, self.gpu)
-        return stream_plan(d, k, self.gpu) if n <= MOST_PLACED and k <= MOST_CENTRES else None
+        return stream_plan(d, k, self.gpu, proves=self.proves) if n <= MOST_PLACED and k <= MOST_CENTRES else None
 
     def _shadow_for(self, plan: Plan | StreamPlan, k: int) -> Shadow | None:
         """Return the copy that iterations read; None where there is none to be."""

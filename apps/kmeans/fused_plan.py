@@ -244,6 +244,8 @@ class StreamPlan:
         Centres that are multiplied at a time.
     stays : bool
         Whether rows stay while centres stream by.
+    levels : bool
+        Whether scores are made to be above zero, which norms have to bound; it takes a slab for each warpgroup.
     """
 
     slabs: int
@@ -253,14 +255,10 @@ class StreamPlan:
     stages_b: int
     columns: int = 128
     stays: bool = True
+    levels: bool = True
 
     #: Rows of a tile.
     ROWS = 64
-
-    @property
-    def levels(self) -> bool:
-        """Whether scores are made to be above zero, which takes the room of a slab for each warpgroup."""
-        return self.stays
 
     @property
     def row_slabs(self) -> int:
@@ -303,10 +301,10 @@ class StreamPlan:
         return -(-n // (self.ROWS * self.groups * blocks)) * self.ROWS * self.groups
 
 
-def stream_plan(d: int, k: int, device: Device) -> StreamPlan | None:
+def stream_plan(d: int, k: int, device: Device, *, proves: bool = True) -> StreamPlan | None:
     """Choose how k centres are multiplied; None where there are no warpgroups.
 
-    Chunks are as large as leaves room for a block's rows and some chunks of centres; what was measured is in
+    `proves` says whether norms are what they are called, and labels are proved by them. Chunks are as large as leaves room for a block's rows and some chunks of centres; what was measured is in
     docs/notes/lloyd.md. Rows that are too long stream by as the centres do.
     """
     if device.compute_capability != "9.0":
@@ -316,12 +314,13 @@ def stream_plan(d: int, k: int, device: Device) -> StreamPlan | None:
         chunks = -(-every // most)
         slabs = -(-every // chunks)
         for stages_a, stages_b in ((6, 4), (6, 3), (5, 4), (5, 3), (4, 4)):
-            plan = StreamPlan(slabs, chunks, 4, stages_a, stages_b)
+            plan = StreamPlan(slabs, chunks, 4, stages_a, stages_b, levels=proves)
             if chunks <= stages_b and plan.shared_bytes <= room:
                 return plan
     # The more columns at a time, the less is read; but what is past the last centre is multiplied too.
     columns = min(_COLUMNS, key=lambda columns: -(-k // columns) * (columns + _COLUMNS_LOST))
-    plans = (StreamPlan(4, -(-every // 4), 3, stages, stages, columns, stays=False) for stages in (5, 4))
+    # Their epilogue is little beside the products.
+    plans = (StreamPlan(4, -(-every // 4), 3, s, s, columns, stays=False, levels=False) for s in (5, 4))
     return next(plan for plan in plans if plan.shared_bytes <= room)
 
 

@@ -24,6 +24,9 @@ struct alignas(16) Change {
 // A row that is to be decided between some candidates: of all centres, if `count` is 0.
 constexpr int kCandidates = 11, kMostCentres = 1 << 16;
 constexpr int kMore = kMostCentres;  // candidates that were dropped
+
+// As kLarge in nearest.cuh, 2⁹⁶: scores with their level are below 2³¹, and 2⁻⁵⁶ apart or more, or the same.
+constexpr float kSteep = 7.9228163e28f;
 struct alignas(32) Undecided {
   unsigned row;
   int label;
@@ -36,7 +39,7 @@ struct Lengths {
 };
 
 // kColumns: centres of a tile. kKept: units of which a lane keeps candidates, for want of registers.
-// kLevelled: whether scores are made to be above zero, by what is added to all of a row: they are then in order as integers
+// kLevelled: whether scores, which norms have to bound, are made to be above zero, by what is added to all of a row: they are then in order as integers
 // too, of which the largest of three is found by one instruction.
 template <int kColumns, int kKept, bool kLevelled>
 struct NearestOfMany {
@@ -118,7 +121,7 @@ struct NearestOfMany {
       rows.best[r] = rows.lost[r] = -kInfinity;
 #pragma unroll
       for (int i = 0; i < kKept; ++i) rows.found[r][i] = {0, 0};
-      // No candidate is below zero.
+      // No score is below zero.
       levels[r] = rows.within[r] ? 1.02f * (norm * most.norm + most.half_square) + 2 * rows.twice_error[r] : 0.0f;
     }
   }
@@ -143,7 +146,7 @@ struct NearestOfMany {
       if (!__any_sync(simt::every_lane, own[r] + threshold[r] > 0)) continue;
 #pragma unroll
       for (int unit = 0; unit < kUnits; ++unit) {
-        add(rows, r, tile * kUnits + unit, candidates(scores, r, unit, threshold[r] * kLarge));
+        add(rows, r, tile * kUnits + unit, candidates(scores, r, unit, threshold[r] * kSteep));
       }
     }
   }
@@ -243,7 +246,7 @@ struct NearestOfMany {
   static __device__ __forceinline__ int larger(int a, int b) { return b > a ? b : a; }
   static __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
 
-  // As in nearest.cuh: a bit for each score of a unit above a threshold, of which this is the opposite times 2¹⁰⁰. In parts of
+  // As in nearest.cuh: a bit for each score of a unit above a threshold, of which this is the opposite times kSteep. In parts of
   // eight bits, for one waits for the other.
   static __device__ __forceinline__ unsigned candidates(const float (&scores)[kFragments][4], int r, int unit,
                                                         float threshold) {
@@ -255,7 +258,7 @@ struct NearestOfMany {
       for (int part = 0; part < 4; ++part) {
         const int fragment = 4 * part + bit / 2, j = unit * kOfUnit + fragment;
         if (fragment >= kOfUnit || j >= kFragments) continue;
-        const float above = __saturatef(fmaf(scores[j][2 * r + bit % 2], kLarge, threshold));
+        const float above = __saturatef(fmaf(scores[j][2 * r + bit % 2], kSteep, threshold));
         parts[part] = fmaf(above, (float)(1 << bit), parts[part]);
       }
     }

@@ -159,6 +159,7 @@ class StreamedColumns {
         give_back(0, b.stage, false);
       }
       if (kInTurn) hand_over(group);
+      simt::sync_warp();  // as products do, for no lane to miss a phase
     }
   }
 

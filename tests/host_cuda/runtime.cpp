@@ -470,6 +470,9 @@ void wait_for_work(size_t pending) {
     for (const Work& work : working.front()) work.run(work.context);
     working.erase(working.begin());
   }
+  // As the instruction does, which is of a whole warp.
+  const int nothing = 0;
+  exchange(~0u, &nothing, sizeof nothing, "wgmma.wait_group");
 }
 
 void mbarrier_init(unsigned long long* barrier, int arrivals) {

@@ -1,5 +1,7 @@
 """The fused engine's kernels for many clusters, their own source run on the CPU."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from host_cuda import harness
@@ -129,6 +131,36 @@ def test_scores_below_zero(rng):
     assert (of.float16_scores(centers).max(axis=1) < 0).mean() > 0.9
     assert undecided <= 30
     of.assert_right(centers)
+
+
+@pytest.mark.parametrize("largest", [22_820, 22_840, 22_900, 32_000])
+def test_centres_so_large_that_scores_are_too(largest, rng):
+    """−‖c‖²/2 of one centre is 2²⁸ and more, and so are the levels; the nearest are two of much smaller ones."""
+    d, k = 50, 200
+    X = rng.standard_normal((600, d))
+    centers = rng.standard_normal((k, d))
+    centers *= 3000 / np.linalg.norm(centers, axis=1)[:, np.newaxis]
+    centers[[0, 130]] = 0
+    centers[0, 0] = centers[130, 1] = 700
+    centers[199] = np.append([0, 0], np.full(d - 2, largest / np.sqrt(d - 2)))
+    of = IterationsOfMany(X, k, KINDS[0], StreamPlan(4, 1, 2, 3, 2))
+    of.iterate(centers / of.scale)
+    of.assert_right((centers / of.scale).astype(np.float32))
+
+
+def test_without_a_proof_scores_below_zero(rng):
+    """Samples on the other side of all centres: no score is above zero, and few are compared with all centres."""
+    d, k = 50, 200
+    X = rng.standard_normal((400, d))
+    X[:, 0] += np.where(np.arange(400) % 2, 20.0, -20.0)
+    centers = rng.standard_normal((k, d))
+    centers[:, 0] += 20
+    plan = stream_plan(d, k, H200, proves=False)
+    assert not plan.levels
+    of = IterationsOfMany(X, k, KINDS[0], replace(plan, stages_a=4, stages_b=2))
+    of.prove_nothing()
+    undecided, _ = of.iterate(centers)
+    assert undecided < 20
 
 
 @pytest.mark.parametrize("n", [1, 63, 64, 65, 255, 257, 900])
