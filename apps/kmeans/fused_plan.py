@@ -304,8 +304,9 @@ class StreamPlan:
 def stream_plan(d: int, k: int, device: Device, *, proves: bool = True) -> StreamPlan | None:
     """Choose how k centres are multiplied; None where there are no warpgroups.
 
-    `proves` says whether norms are what they are called, and labels are proved by them. Chunks are as large as leaves room for a block's rows and some chunks of centres; what was measured is in
-    docs/notes/lloyd.md. Rows that are too long stream by as the centres do.
+    `proves` says whether norms are what they are called, and labels are proved by them. Chunks are as large as leaves
+    room for a block's rows and some chunks of centres; what was measured is in docs/notes/lloyd.md. Rows that are too
+    long stream by as the centres do.
     """
     if device.compute_capability != "9.0":
         return None
