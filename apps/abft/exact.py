@@ -26,13 +26,24 @@ Source: R. Prony (1795) for the nodes of a sum of powers; I. Reed and G. Solomon
 whole numbers in place of a finite field.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import comb, isqrt
 
 import numpy as np
 
-__all__ = ["ROWS", "SUMS", "WORD", "ExactEncoder", "Fault", "Layout", "block_faults", "layout", "stripe_faults"]
+__all__ = [
+    "ROWS",
+    "SUMS",
+    "WORD",
+    "Fault",
+    "Layout",
+    "block_faults",
+    "exact_sums",
+    "in_stripes",
+    "layout",
+    "stripe_faults",
+]
 
 #: Words of a block; sums of one; bytes of a word.
 ROWS, SUMS, WORD = 512, 5, 4
@@ -102,97 +113,73 @@ def layout(n_bytes: int) -> Layout:
     return Layout(n_bytes, min(_WIDTH, max(1, -(-n_bytes // WORD) // ROWS)))
 
 
-def _words(data: memoryview, width: int) -> np.ndarray:
-    """Return bytes as rows of words, (rows, width) uint32, the last filled up with zeros."""
-    n_bytes = len(data)
-    row = width * WORD
-    if n_bytes % row == 0:
-        return np.frombuffer(data, "<u4").reshape(-1, width)
-    filled = np.zeros(-(-n_bytes // row) * row, np.uint8)
-    filled[:n_bytes] = np.frombuffer(data, np.uint8)
-    return filled.view("<u4").reshape(-1, width)
+def in_stripes(parts: Iterable[memoryview], of: Layout) -> Iterator[memoryview]:
+    """Yield bytes that come in parts of any size stripe by stripe; one is there until the next is asked for.
 
-
-def _add(sums: np.ndarray, words: np.ndarray, left: int) -> None:
-    """Add rows of words to the sums of their blocks, (5, width) uint64, in place; modulo 2⁶⁴.
-
-    `left` is how many rows their stripe has from the first of them on.
+    Raises
+    ------
+    ValueError
+        If there are more or fewer than were announced.
     """
+    size, came, waiting = ROWS * of.width * WORD, 0, 0
+    pieces = memoryview(bytearray(size))  # of a stripe that more than one part has something of
+    for some in parts:
+        part = some.cast("B")
+        came += len(part)
+        if came > of.n_bytes:
+            raise ValueError(f"more than the {of.n_bytes} bytes that were announced")
+        while len(part):
+            here = part[: size - waiting]
+            part = part[len(here) :]
+            if len(here) == size:
+                yield here
+                continue
+            pieces[waiting : waiting + len(here)] = here
+            waiting += len(here)
+            if waiting == size:
+                yield pieces
+                waiting = 0
+    if came != of.n_bytes:
+        raise ValueError(f"{came} of the {of.n_bytes} bytes that were announced have come")
+    if waiting:
+        yield pieces[:waiting]
+
+
+def exact_sums(parts: Iterable[memoryview], of: Layout) -> np.ndarray:
+    """Return the sums of all blocks of bytes that come in parts of any size, (stripes, 5, width) uint64.
+
+    Raises
+    ------
+    ValueError
+        If there are more or fewer than were announced.
+    """
+    sums = np.empty((of.stripes, SUMS, of.width), np.uint64)
+    for stripe, data in enumerate(in_stripes(parts, of)):
+        sums[stripe] = _sums(_words(data, stripe, of))
+    return sums
+
+
+def _words(data: memoryview, stripe: int, of: Layout) -> np.ndarray:
+    """Return the bytes of a stripe as rows of words, (rows, width) uint32, the last filled up with zeros."""
+    rows = of.rows(stripe)
+    if len(data) < rows * of.width * WORD:
+        filled = np.zeros(rows * of.width * WORD, np.uint8)
+        filled[: len(data)] = data
+        data = filled.data
+    return np.frombuffer(data, "<u4").reshape(rows, of.width)
+
+
+def _sums(words: np.ndarray) -> np.ndarray:
+    """Return the sums of the blocks of a stripe's words, (5, width) uint64."""
+    sums = np.zeros((SUMS, words.shape[1]), np.uint64)
     for begin in range(0, len(words), _TOGETHER):
-        some = words[begin : begin + _TOGETHER]
-        last = left - begin - len(some)
-        weights = _WEIGHTS[:, left - begin : last if last else None : -1][:, : len(some)]
+        some, left = words[begin : begin + _TOGETHER], len(words) - begin
         # Below 2⁵³, as C(515, 4) · 2¹⁶ is: exact.
-        products = (weights @ some.view("<u2").astype(np.float64)).astype(np.uint64)
+        halves = some.view("<u2").astype(np.float64)
+        products = (_WEIGHTS[:, left : left - len(some) : -1] @ halves).astype(np.uint64)
         products[SUMS - 1] += products[SUMS] << np.uint64(16)
         sums += products[:SUMS, 0::2] + (products[:SUMS, 1::2] << np.uint64(16))
-
-
-class ExactEncoder:
-    """Makes the sums of bytes that come in parts of any size.
-
-    Parameters
-    ----------
-    n_bytes : int
-        How many will come.
-    """
-
-    def __init__(self, n_bytes: int) -> None:
-        self.layout = layout(n_bytes)
-        self._sums = np.zeros((self.layout.stripes, SUMS, self.layout.width), np.uint64)
-        self._taken = 0  # bytes that have been added
-        self._rest = bytearray()  # fewer than a row's, that have not
-
-    def feed(self, data: memoryview) -> None:
-        """Take the next bytes.
-
-        Raises
-        ------
-        ValueError
-            If there are more than were announced.
-        """
-        data = data.cast("B")
-        if self._taken + len(self._rest) + len(data) > self.layout.n_bytes:
-            raise ValueError(f"more than the {self.layout.n_bytes} bytes that were announced")
-        row = self.layout.width * WORD
-        if self._rest:
-            missing = min(row - len(self._rest), len(data))
-            self._rest += data[:missing]
-            data = data[missing:]
-            if len(self._rest) < row:
-                return
-            self._take(memoryview(bytes(self._rest)))
-            self._rest.clear()
-        whole = len(data) // row * row
-        self._take(data[:whole])
-        self._rest += data[whole:]
-
-    def finish(self) -> np.ndarray:
-        """Return the sums of all blocks, (stripes, 5, width) uint64.
-
-        Raises
-        ------
-        ValueError
-            If fewer bytes came than were announced.
-        """
-        came = self._taken + len(self._rest)
-        if came != self.layout.n_bytes:
-            raise ValueError(f"{came} of the {self.layout.n_bytes} bytes that were announced have come")
-        if self._rest:
-            self._take(memoryview(bytes(self._rest)))
-            self._rest.clear()
-        return self._sums
-
-    def _take(self, data: memoryview) -> None:
-        """Add whole rows, or the last bytes of all, by stripes."""
-        each = self.layout.width * WORD * ROWS
-        while len(data):
-            stripe, within = divmod(self._taken, each)
-            part = data[: each - within]
-            words, first = _words(part, self.layout.width), within // (self.layout.width * WORD)
-            _add(self._sums[stripe], words, self.layout.rows(stripe) - first)
-            self._taken += len(part)
-            data = data[len(part) :]
+    return sums
 
 
 @dataclass(frozen=True)
@@ -288,9 +275,8 @@ def stripe_faults(data: memoryview, stripe: int, expected: np.ndarray, of: Layou
     refused : list of int
         Columns.
     """
-    words = _words(data, of.width)
-    sums = np.zeros((SUMS, of.width), np.uint64)
-    _add(sums, words, len(words))
+    words = _words(data, stripe, of)
+    sums = _sums(words)
     faults, refused = [], []
     for column in np.flatnonzero((sums != expected).any(axis=0)).tolist():
         found = block_faults(sums[:, column].tolist(), expected[:, column].tolist(), len(words))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.abft.exact import ROWS, WORD, ExactEncoder, Fault, Layout, layout, stripe_faults
+from tsapps.apps.abft.exact import WORD, Fault, exact_sums, in_stripes, layout, stripe_faults
 from tsapps.apps.abft.sidecar import Sidecar
 
 __all__ = ["AmbiguousError", "Verdict", "encode", "repaired", "verify"]
@@ -63,10 +63,8 @@ def encode(source: Any) -> Sidecar:
     source : Matrix
         As `open_matrix` gives it; its elements are read once, and taken bit by bit.
     """
-    encoder = ExactEncoder(source.nbytes)
-    for data in _bytes_of(source):
-        encoder.feed(data)
-    return Sidecar(tuple(source.shape), source.dtype.name, source.nbytes, encoder.finish())
+    sums = exact_sums(_bytes_of(source), layout(source.nbytes))
+    return Sidecar(tuple(source.shape), source.dtype.name, source.nbytes, sums)
 
 
 def verify(source: Any, sidecar: Sidecar) -> Verdict:
@@ -96,12 +94,12 @@ def repaired(source: Any, sidecar: Sidecar) -> Iterator[bytes]:
     """
     of = layout(sidecar.n_bytes)
     for stripe, (data, faults, refused) in enumerate(_judged(source, sidecar)):
+        begin, end = of.stripe_bytes(stripe)
         if refused:
             raise AmbiguousError(
                 f"{source.name}: in {len(refused)} blocks of stripe {stripe} more was changed than two words each: "
-                f"restore bytes {of.stripe_bytes(stripe)[0]} to {of.stripe_bytes(stripe)[1]} from a copy"
+                f"restore bytes {begin} to {end} from a copy"
             )
-        begin = of.stripe_bytes(stripe)[0]
         right = bytearray(data)
         for fault in faults:
             place = fault.offset - begin
@@ -110,7 +108,7 @@ def repaired(source: Any, sidecar: Sidecar) -> Iterator[bytes]:
         yield bytes(right)
 
 
-def _judged(source: Any, sidecar: Sidecar) -> Iterator[tuple[bytes, list[Fault], list[tuple[int, int]]]]:
+def _judged(source: Any, sidecar: Sidecar) -> Iterator[tuple[memoryview, list[Fault], list[tuple[int, int]]]]:
     """Yield the bytes of each stripe, its faults, and its blocks that are refused."""
     found, expected = (tuple(source.shape), source.dtype.name), (sidecar.shape, sidecar.dtype)
     if found != expected:
@@ -119,21 +117,9 @@ def _judged(source: Any, sidecar: Sidecar) -> Iterator[tuple[bytes, list[Fault],
             f"{expected[0][0]} × {expected[0][1]} {expected[1]}: name the sidecar that was made of it"
         )
     of = layout(sidecar.n_bytes)
-    for stripe, data in enumerate(_stripes(source, of)):
-        faults, refused = stripe_faults(memoryview(data), stripe, sidecar.exact[stripe], of)
+    for stripe, data in enumerate(in_stripes(_bytes_of(source), of)):
+        faults, refused = stripe_faults(data, stripe, sidecar.exact[stripe], of)
         yield data, faults, [(stripe, column) for column in refused]
-
-
-def _stripes(source: Any, of: Layout) -> Iterator[bytes]:
-    """Yield the bytes of a matrix stripe by stripe."""
-    waiting, size = bytearray(), ROWS * of.width * WORD
-    for data in _bytes_of(source):
-        waiting += data
-        while len(waiting) >= size:
-            yield bytes(memoryview(waiting)[:size])
-            del waiting[:size]
-    if waiting:
-        yield bytes(waiting)
 
 
 def _bytes_of(source: Any) -> Iterator[memoryview]:

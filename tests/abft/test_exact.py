@@ -1,5 +1,6 @@
 """The exact code: sums of words, and what they tell of words that were changed."""
 
+from itertools import pairwise
 from math import comb
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.apps.abft.exact import ROWS, SUMS, WORD, ExactEncoder, Fault, block_faults, layout, stripe_faults
+from tsapps.apps.abft.exact import ROWS, SUMS, WORD, Fault, block_faults, exact_sums, layout, stripe_faults
 
 WORDS = st.integers(0, 2**32 - 1)
 
@@ -19,9 +20,7 @@ def sums_of(words):
 
 
 def encode(data):
-    encoder = ExactEncoder(len(data))
-    encoder.feed(memoryview(data))
-    return encoder.finish()
+    return exact_sums([memoryview(data)], layout(len(data)))
 
 
 def faults(data, sums):
@@ -86,21 +85,17 @@ def test_sums_are_those_of_the_definition(n_bytes, rng):
 def test_parts_of_any_size(sizes, seed):
     n_bytes = sum(sizes) or 1
     data = np.random.default_rng(seed).integers(0, 256, n_bytes, np.uint8).tobytes()
-    encoder = ExactEncoder(n_bytes)
-    at = 0
-    for size in [*sizes, n_bytes - sum(sizes)]:
-        encoder.feed(memoryview(data)[at : at + size])
-        at += size
-    np.testing.assert_array_equal(encoder.finish(), encode(data))
+    ends = np.cumsum([*sizes, n_bytes - sum(sizes)]).tolist()
+    parts = [memoryview(data)[begin:end] for begin, end in pairwise([0, *ends])]
+    np.testing.assert_array_equal(exact_sums(parts, layout(n_bytes)), encode(data))
 
 
 def test_as_many_bytes_as_announced():
-    encoder = ExactEncoder(8)
-    encoder.feed(memoryview(b"abcd"))
+    some, more = memoryview(b"abcd"), memoryview(b"abcde")
     with pytest.raises(ValueError, match="4 of the 8 bytes"):
-        encoder.finish()
+        exact_sums([some], layout(8))
     with pytest.raises(ValueError, match="more than the 8 bytes"):
-        encoder.feed(memoryview(b"abcde"))
+        exact_sums([some, more], layout(8))
     with pytest.raises(ValueError, match="nothing to encode"):
         layout(0)
 

@@ -7,14 +7,9 @@ import struct
 import numpy as np
 import pytest
 
-from tsapps.apps.abft.exact import ExactEncoder
+from tsapps.apps.abft.rest import encode
 from tsapps.apps.abft.sidecar import Sidecar, SidecarError, read_sidecar, write_sidecar
-
-
-def sidecar_of(matrix):
-    encoder = ExactEncoder(matrix.nbytes)
-    encoder.feed(memoryview(np.ascontiguousarray(matrix)).cast("B"))
-    return Sidecar(matrix.shape, matrix.dtype.name, matrix.nbytes, encoder.finish())
+from tsapps.matrix import open_matrix
 
 
 def written(sidecar):
@@ -26,13 +21,13 @@ def written(sidecar):
 @pytest.fixture
 def path(tmp_path, rng):
     path = tmp_path / "A.npy.abft"
-    path.write_bytes(written(sidecar_of(rng.standard_normal((40, 30)).astype(np.float32))))
+    path.write_bytes(written(encode(open_matrix(rng.standard_normal((40, 30)).astype(np.float32)))))
     return path
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((1, 1), "int8"), ((700, 3), "float64"), ((30, 5000), "float16")])
 def test_round_trip(shape, dtype, tmp_path, rng):
-    sidecar = sidecar_of((100 * rng.standard_normal(shape)).astype(dtype))
+    sidecar = encode(open_matrix((100 * rng.standard_normal(shape)).astype(dtype)))
     (tmp_path / "A.abft").write_bytes(written(sidecar))
     again = read_sidecar(tmp_path / "A.abft")
     assert (again.shape, again.dtype, again.n_bytes) == (shape, dtype, sidecar.n_bytes)
