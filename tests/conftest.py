@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from tsapps.kernels.backend import gpus, why_no_gpu
@@ -10,3 +11,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(20261121)

@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 from sklearn.datasets import load_digits, load_iris, load_sample_image, make_blobs
 
@@ -12,8 +11,3 @@ def data_sets():
         "iris": (load_iris().data, 3),
         "blobs": (make_blobs(3000, 8, centers=7, random_state=1)[0], 7),
     }
-
-
-@pytest.fixture
-def rng():
-    return np.random.default_rng(20261121)
