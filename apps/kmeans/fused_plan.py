@@ -272,7 +272,7 @@ class StreamPlan:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: chunks, constants, and barriers (kBarriers)."""
+        """Dynamic shared memory of a block: chunks, constants, and barriers (kSharedBytes in streamed_rings.cuh)."""
         bytes_a, bytes_b = 32 * self.slabs * self.ROWS, 32 * (self.slabs + 1) * self.columns
         pieces = self.stages_a * (self.chunks if self.stays else self.groups)
         barriers = 2 * ((2 * self.groups * self.chunks if self.stays else pieces) + self.stages_b) + self.groups
@@ -289,8 +289,8 @@ class StreamPlan:
     @property
     def epilogue(self) -> str:
         """The class of the epilogue; four warpgroups leave it few registers."""
-        kinds = 3 if self.groups > 3 else 5, str(self.levels).lower()
-        return f"kmeans::NearestOfMany<{self.columns}, {kinds[0]}, {kinds[1]}>"
+        kept = 3 if self.groups > 3 else 5
+        return f"kmeans::NearestOfMany<{self.columns}, {kept}, {str(self.levels).lower()}>"
 
     def blocks(self, n: int, multiprocessors: int) -> int:
         """Return the blocks of a launch: one a multiprocessor."""

@@ -21,12 +21,12 @@ struct alignas(16) Change {
   int from, to, padding;
 };
 
+// As kLarge in nearest.cuh, 2⁹⁶: scores with their level are below 2³¹, and 2⁻⁵⁶ apart or more, or the same.
+constexpr float kSteep = 7.9228163e28f;
+
 // A row that is to be decided between some candidates: of all centres, if `count` is 0.
 constexpr int kCandidates = 11, kMostCentres = 1 << 16;
 constexpr int kMore = kMostCentres;  // candidates that were dropped
-
-// As kLarge in nearest.cuh, 2⁹⁶: scores with their level are below 2³¹, and 2⁻⁵⁶ apart or more, or the same.
-constexpr float kSteep = 7.9228163e28f;
 struct alignas(32) Undecided {
   unsigned row;
   int label;
@@ -39,8 +39,8 @@ struct Lengths {
 };
 
 // kColumns: centres of a tile. kKept: units of which a lane keeps candidates, for want of registers.
-// kLevelled: whether scores, which norms have to bound, are made to be above zero, by what is added to all of a row: they are then in order as integers
-// too, of which the largest of three is found by one instruction.
+// kLevelled: whether scores, which norms have to bound, are made to be above zero, by what is added to all of a row: they are
+// then in order as integers too, of which the largest of three is found by one instruction.
 template <int kColumns, int kKept, bool kLevelled>
 struct NearestOfMany {
   static constexpr bool kLevels = kLevelled;

@@ -43,7 +43,7 @@ class StreamedColumns {
   using PlaceOfB = typename Rings::template Place<kStagesB>;
 
  public:
-  static constexpr int kMultipliers = Rings::kMultipliers, kThreads = Rings::kThreads;
+  static constexpr int kMultipliers = Rings::kMultipliers, kThreads = Rings::kThreads, kSharedBytes = Rings::kSharedBytes;
   // Registers of a thread: as all begin with; of those who copy; and of the others, who get the rest.
   static constexpr int kEqual = 65536 / kThreads / 8 * 8, kCopying = 40;
   static constexpr int kMultiplying = (kEqual * kThreads - kCopying * 128) / kMultipliers / 8 * 8;

@@ -17,9 +17,11 @@ from tsapps.apps.kmeans.fused_plan import (
 
 
 def streamed_source(plan):
+    rings = plan.kernel.replace("streamed_columns", "StreamedColumns")
     return f"""
 #include "kernels/tsm2/streamed_columns.cuh"
 #include "apps/kmeans/nearest_of_many.cuh"
+static_assert({rings}::kSharedBytes == {plan.shared_bytes} && {rings}::kThreads == {plan.threads}, "the plan's");
 extern "C" void assign(const void* shadow, const void* halves, long long row_tiles, long long column_tiles,
                        const {plan.epilogue}* nearest, long long blocks) {{
   const {plan.epilogue} epilogue = *nearest;
