@@ -140,7 +140,7 @@ class Step(ABC):
 
     def forget(self) -> None:
         """Begin again, with no sample in any cluster."""
-        self.device_sums.fill(0)
+        self.device_sums.data.memset_async(0, self.device_sums.nbytes)
         self._changing = self.engine.n_samples
 
     def give_labels(self, labels: Any) -> None:  # noqa: B027
@@ -187,9 +187,10 @@ class Step(ABC):
     def _begin(self, centers: np.ndarray) -> None:
         """Put centres where the first iteration expects them."""
         self._passing[...] = centers
-        self._centers[0].set(self._passing)
-        self._zeroed.fill(0)
-        self._counts.fill(0)
+        # Asynchronous, all of it: iterations are launched while it runs.
+        self._centers[0].set(self._passing, stream=cupy.cuda.get_current_stream())
+        for state in (self._zeroed, self._counts):
+            state.data.memset_async(0, state.nbytes)
         if self.bounds is not None:
             self.bounds.begin()
         found = self._found, self._arrived, self._extremes
