@@ -1,0 +1,144 @@
+// Every checksum of a matrix in one pass over it: the exact code's sums of words (exact.py), and the weighted sums of rows and
+// of columns (weighted.py).
+//
+//   exact         (stripes, 5, words of a folded row)            word_sums.cuh
+//   row sums      (segments of a matrix row, kWeights, rows)     element_sums.cuh
+//   column sums   (stripes, kWeights, elements of a folded row)
+//
+// Eight warps add up words, and eight others elements, of what comes by a ring in shared memory (checksum_ring.cuh). One adds up
+// what those eight have of each row.
+//
+// Why it is fast: each byte is read once, and what is left to do is given to the tensor cores, float64's too, which are idle
+// otherwise: so 40 bytes a word's block and four sums an element cost no more time than reading them.
+#pragma once
+#include "apps/abft/element_sums.cuh"
+#include "apps/abft/word_sums.cuh"
+#include "kernels/warpgroup.cuh"
+
+namespace abft {
+
+// kWeights: none, or 1 or 2 sums of each row and column.
+template <typename T, bool kExact, int kWeights>
+class ChecksumPass {
+  using Elements = ElementSums<T, kWeights == 0 ? 1 : kWeights>;
+
+ public:
+  using Sum = typename Elements::Sum;
+  static constexpr int kWordWarps = kExact ? kWarps : 0, kAdders = kWordWarps + (kWeights > 0 ? kWarps : 0);
+  static constexpr int kThreads = 32 * (kAdders + kCopiers + 1);
+
+ private:
+  using Ring = ChecksumRing<Sum, kAdders, (kWeights > 0)>;
+  static constexpr int kParts = kWeights > 0 ? Elements::kParts : 0;
+
+ public:
+  // Shared memory: weights of words; what warps have of the rows of each stage; sums of a stripe's rows over the strips of a
+  // segment; the ring, whose stages need not lie at multiples of anything but 16.
+  static constexpr int kTable = kExact ? WordWeights::kBytes : 0;
+  static constexpr int kOfWarps = kParts * kWarps * kRows, kTotals = kWeights * kStripe;
+  static constexpr int kSharedBytes = kTable + (kStages * kOfWarps + kTotals) * (int)sizeof(Sum) + Ring::kBytes;
+
+  __device__ ChecksumPass(unsigned char* shared, const Task<Sum>& task)
+      : task_(task), weights_(shared), of_warps_(reinterpret_cast<Sum*>(shared + kTable)),
+        totals_(of_warps_ + kStages * kOfWarps), ring_(reinterpret_cast<unsigned char*>(totals_ + kTotals), task) {}
+
+  __device__ __forceinline__ void run() {
+    if (threadIdx.x == 0) ring_.set_up();
+    if constexpr (kExact) weights_.set_up(kThreads);
+    __syncthreads();
+    // With both, 640 threads have 96 registers each.
+    constexpr bool kBoth = kExact && kWeights > 0;
+    const int warp = threadIdx.x / 32;
+    if (warp >= kAdders) {
+      if constexpr (kBoth) ptx::fewer_registers<48>();
+      if (warp == kAdders + kCopiers) {
+        if constexpr (kWeights > 0) add_rows();
+      } else if (threadIdx.x % 32 == 0) {
+        ring_.copy(warp - kAdders);
+      }
+    } else if (warp < kWordWarps) {
+      if constexpr (kBoth) ptx::fewer_registers<80>();
+      if constexpr (kExact) add_words(warp);
+    } else {
+      if constexpr (kBoth) ptx::more_registers<128>();
+      if constexpr (kWeights > 0) add_elements(warp - kWordWarps);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void add_words(int warp) const {
+    const int in_strip = warp * kWarpBytes + WordSums::offset();
+    ring_.each_strip([&](Place& place, const Strip& strip) {
+      const long long offset = strip.offset + in_strip, width = task_.row_bytes / 4;
+      WordSums sums(weights_, strip.rows, ring_.rows_at(strip, offset));
+      ring_.each_stage(place, strip, [&](auto whole, const unsigned char* stage, int first) {
+        sums.template add<decltype(whole)::value>(stage + in_strip, first);
+      });
+      if (offset < task_.row_bytes) sums.store(task_.exact + strip.stripe * (long long)kSums * width + offset / 4, width);
+    });
+  }
+
+  __device__ __forceinline__ void add_elements(int warp) const {
+    const int in_strip = warp * kWarpBytes, segment = task_.segment_warps * kWarpBytes;
+    ring_.each_strip([&](Place& place, const Strip& strip) {
+      const long long offset = strip.offset + in_strip, width = task_.row_bytes / (int)sizeof(T);
+      const int in_segment = segment < kStrip ? in_strip % segment : strip.number * kStrip + in_strip;
+      Elements sums(in_segment / (int)sizeof(T), [&](int further) { return ring_.rows_at(strip, offset + further); });
+      ring_.each_stage(place, strip, [&](auto whole, const unsigned char* stage, int first) {
+        Sum* rows = of_warps_ + place.stage * kOfWarps + warp * kRows;
+        sums.template add<decltype(whole)::value>(stage + in_strip, first, rows);
+      });
+      const long long columns = (task_.row_bytes - offset) / (int)sizeof(T);
+      sums.store(task_.column_sums + strip.stripe * (long long)kWeights * width + offset / (int)sizeof(T),
+                 columns < kWarpBytes ? (int)columns : kWarpBytes, width);
+    });
+  }
+
+  // By a warp, of which each lane has a row: adds up what the others have of the segments of each stage's rows.
+  __device__ __forceinline__ void add_rows() const {
+    static_assert(kRows == 32, "a lane for each row");
+    const int lane = threadIdx.x % 32;
+    const int shared_by = task_.segment_warps < kWarps ? task_.segment_warps : kWarps;
+    ring_.each_strip([&](Place& place, const Strip& strip) {
+#pragma unroll 1
+      for (int first = 0; first < strip.rows; first += kRows, place.next()) {
+        ring_.wait_until_added(place);
+        const Sum* from = of_warps_ + place.stage * kOfWarps + lane;
+        const long long row = Ring::first_row(strip) + first + lane;
+#pragma unroll 1
+        for (int warp = 0; warp < kWarps; warp += shared_by) {
+          // The segment's number among those of a folded row, of which the last may not be there.
+          const long long segment = strip.across * (long long)(kWarps / shared_by) + warp / shared_by;
+          const bool present =
+              first + lane < strip.rows && ring_.bytes_left(row, segment * task_.segment_warps * kWarpBytes) > 0;
+#pragma unroll
+          for (int p = 0; p < kWeights; ++p) {
+            Sum& total = totals_[p * kStripe + first + lane];
+            Sum sum = strip.number > 0 ? total : Sum(0);
+#pragma unroll 4
+            for (int i = warp; i < warp + shared_by; ++i) sum += Elements::of_row(from + i * kRows, p);
+            if (strip.number + 1 < task_.strips) {
+              total = sum;
+            } else if (present) {
+              task_.row_sums[p * task_.matrix_rows + segment * task_.segment_stride + row * task_.fold] = sum;
+            }
+          }
+        }
+        ring_.give_back(place);
+      }
+    });
+  }
+
+  const Task<Sum>& task_;
+  const WordWeights weights_;
+  Sum *const of_warps_, *const totals_;
+  const Ring ring_;
+};
+
+template <typename T, bool kExact, int kWeights>
+__global__ void __launch_bounds__(ChecksumPass<T, kExact, kWeights>::kThreads, 1)
+    add_checksums(const Task<typename ChecksumPass<T, kExact, kWeights>::Sum> task) {
+  ChecksumPass<T, kExact, kWeights>(simt::dynamic_shared<unsigned char>(), task).run();
+}
+
+}  // namespace abft

@@ -1,0 +1,261 @@
+// Weighted sums of the elements of a strip, of its rows and its columns, by one warp.
+//
+//   of a row      Σ (column of the segment + 1)^p · element     over the warp's 128 bytes; checksums.cuh adds up warps
+//   of a column   Σ (row of the stripe + 1)^p · element         over the stripe's rows
+//
+//   ElementSums<T, kWeights>::Sum, kParts        what is added up; and the parts that sums of rows have
+//       add<kWhole>(mine, first, to)             adds a stage, and leaves parts of its rows: part p of row r at
+//                                                to[p · kWarps · kRows + r]
+//       of_row(parts, p)                         a sum of its parts, from the row's first on
+//       store(...)                               the sums of columns
+//
+// A chunk is 16 bytes. Lanes t = 0 … 3 have chunks 0, 1, 4 and 5 of the 128 bytes, and then 2, 3, 6 and 7: so two rows and four
+// chunks are in all banks.
+//
+// float and double: lane 4·g + t owns its chunks of each row g (mod 8), and adds up its columns in double. Sums of rows pass
+// across lanes: they are a product with (1, column) on the tensor cores.
+//
+// float16 and bfloat16: both sums are products, in float. Weights are 16 · high + low, of which either type holds both.
+//
+// Why it is fast: five instructions for a float of two rows' and two columns' sums, two for two halves.
+#pragma once
+#include "apps/abft/checksum_ring.cuh"
+
+namespace abft {
+
+constexpr int kChunks = 2;  // of a lane
+
+// Where a chunk of lane t is in the warp's 128 bytes.
+__device__ __forceinline__ int place_of_chunk(int t, int chunk) { return t / 2 * 64 + t % 2 * 16 + chunk * 32; }
+
+template <typename T>
+__device__ __forceinline__ void widen(double (&to)[16 / sizeof(T)], const uint4& words) {
+  if constexpr (sizeof(T) == 8) {
+    memcpy(to, &words, 16);
+  } else {
+    const float values[4] = {__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z), __uint_as_float(words.w)};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) to[j] = values[j];
+  }
+}
+
+template <typename T, int kWeights>
+class ElementSums {
+  static constexpr int kElements = 16 / (int)sizeof(T), kColumns = kChunks * kElements;
+
+ public:
+  using Sum = double;
+  static constexpr int kParts = 2;
+
+  // `column` is that of the segment of the warp's first element; `rows_at(offset)` says in how many rows 16 bytes are there.
+  template <typename RowsAt>
+  __device__ ElementSums(int column, const RowsAt& rows_at) : columns_{} {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const int offset = place_of_chunk(t, chunk);
+      present_[chunk] = rows_at(offset);
+#pragma unroll
+      for (int j = 0; j < kElements; ++j) {
+        weights_[chunk][j] = g == 0 ? 1.0 : g == 1 ? column + offset / (int)sizeof(T) + j + 1.0 : 0.0;
+      }
+    }
+  }
+
+  template <bool kWhole>
+  __device__ __forceinline__ void add(const unsigned char* mine, int first, Sum* to) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    mine += g * kPitch + place_of_chunk(t, 0);
+    to += g;
+#pragma unroll 1
+    for (int i = 0; i < kRows; i += 16) {
+      Sum d[4] = {};
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        double a[2 * kElements];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = first + i + 8 * half + g;
+          uint4 words = {0, 0, 0, 0};
+          if (kWhole || row < present_[chunk]) {
+            words = *reinterpret_cast<const uint4*>(mine + (i + 8 * half) * kPitch + chunk * 32);
+          }
+          double x[kElements];
+          widen<T>(x, words);
+          const double weight = row + 1;
+#pragma unroll
+          for (int j = 0; j < kElements; ++j) {
+            double(&sums)[kWeights] = columns_[chunk * kElements + j];
+            sums[0] += x[j];
+            if constexpr (kWeights > 1) sums[1] += weight * x[j];
+            a[2 * j + half] = x[j];
+          }
+        }
+        if constexpr (kElements == 4) {
+          ptx::mma_m16n8k16(d, a, weights_[chunk]);
+        } else {
+          ptx::mma_m16n8k8(d, a, weights_[chunk]);
+        }
+      }
+      // Lane t = 0 has both parts.
+      if (t == 0) {
+        to[i] = d[0], to[kWarps * kRows + i] = d[1];
+        to[i + 8] = d[2], to[kWarps * kRows + i + 8] = d[3];
+      }
+    }
+  }
+
+  static __device__ __forceinline__ Sum of_row(const Sum* parts, int p) { return parts[p * kWarps * kRows]; }
+
+  // `to` is the sum of the warp's first column, `columns` are how many there are from it on, and from a weight to the next it is
+  // `width`.
+  __device__ __forceinline__ void store(Sum* to, int columns, long long width) {
+    // Over the lanes g: each keeps half of its columns and hands over the others, while it has more than one.
+    const int lane = threadIdx.x % 32;
+    int column = 0;
+    bool mine = true;
+#pragma unroll
+    for (int left = kColumns / 2, bit = 16; bit >= 4; bit /= 2, left /= 2) {
+      const bool upper = lane & bit;
+      if (left == 0) mine = mine && !upper;
+      column += upper ? left : 0;
+#pragma unroll
+      for (int j = 0; j < (left > 0 ? left : 1); ++j)
+#pragma unroll
+        for (int p = 0; p < kWeights; ++p) {
+          const double kept = upper ? columns_[left + j][p] : columns_[j][p];
+          columns_[j][p] = kept + simt::shuffle_xor(upper ? columns_[j][p] : columns_[left + j][p], bit);
+        }
+    }
+    const int place = place_of_chunk(lane % 4, column / kElements) / (int)sizeof(T) + column % kElements;
+    if (!mine || place >= columns) return;
+#pragma unroll
+    for (int p = 0; p < kWeights; ++p) to[p * width + place] = columns_[0][p];
+  }
+
+ private:
+  double columns_[kColumns][kWeights], weights_[kChunks][kElements];
+  int present_[kChunks];
+};
+
+__device__ __forceinline__ unsigned pair(ptx::Half, float lower, float upper) { return ptx::to_halves(lower, upper); }
+__device__ __forceinline__ unsigned pair(ptx::Bfloat16, float lower, float upper) { return ptx::to_bfloat16s(lower, upper); }
+__device__ __forceinline__ void multiply(ptx::Half, float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  ptx::mma_m16n8k16_f16(d, a, b);
+}
+__device__ __forceinline__ void multiply(ptx::Bfloat16, float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  ptx::mma_m16n8k16_bf16(d, a, b);
+}
+
+template <typename T, int kWeights>
+class HalfSums {
+  static constexpr int kTiles = 4 * kChunks;  // of eight columns, a chunk
+
+ public:
+  using Sum = float;
+  static constexpr int kParts = 3;
+
+  template <typename RowsAt>
+  __device__ HalfSums(int column, const RowsAt& rows_at) : columns_{} {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const int offset = place_of_chunk(t, chunk), at = column + offset / 2;
+      present_of_lane_[chunk] = rows_at(offset);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) of_columns_[chunk][half] = pair(T(), part(g, at + 4 * half), part(g, at + 4 * half + 1));
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float low = 8 * half + 2 * t + 1.0f;
+      of_rows_[half] = g == 0 ? pair(T(), 1.0f, 1.0f) : g == 1 ? pair(T(), low, low + 1.0f) : 0;
+    }
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) present_[tile] = rows_at(16 * tile);
+  }
+
+  template <bool kWhole>
+  __device__ __forceinline__ void add(const unsigned char* mine, int first, Sum* to) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const unsigned char* pointed = mine + lane % 16 * kPitch + lane / 16 * 16;  // for ldmatrix
+    mine += g * kPitch + place_of_chunk(t, 0);
+    to += 2 * t * kWarps * kRows + g;
+#pragma unroll
+    for (int i = 0; i < kRows; i += 16) {
+      // Rows: a lane's four words are, as a left operand, of rows g and g + 8; here they are all of row g, of which words 1 and 3
+      // have columns two further than what they are multiplied by.
+#pragma unroll
+      for (int row = i; row < i + 16; row += 8) {
+        float d[4] = {};
+#pragma unroll
+        for (int chunk = 0; chunk < kChunks; ++chunk) {
+          uint4 four = {0, 0, 0, 0};
+          if (kWhole || first + row + g < present_of_lane_[chunk]) {
+            four = *reinterpret_cast<const uint4*>(mine + row * kPitch + chunk * 32);
+          }
+          const unsigned words[4] = {four.x, four.y, four.z, four.w};
+          multiply(T(), d, words, of_columns_[chunk]);
+        }
+        // Lane t has parts 2·t and 2·t + 1.
+        if (t < 2) to[row] = d[0] + d[2];
+        if (t == 0) to[kWarps * kRows + row] = d[1] + d[3] + 2.0f * d[2];
+      }
+      // Columns: the rows' weights are the left operand, of which lanes g = 0, 1 and 2 have 1, low and high.
+      const float high = (float)((first + i) / 16);
+      const unsigned highs = pair(T(), high, high);
+      const unsigned a[4] = {g == 2 ? highs : of_rows_[0], 0, g == 2 ? highs : of_rows_[1], 0};
+#pragma unroll
+      for (int tile = 0; tile < kTiles; tile += 2) {
+        unsigned columns[4];
+        ptx::ldmatrix_x4<true>(columns, pointed + i * kPitch + tile * 16);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (kWhole) break;
+          const int left = present_[tile + j / 2] - (first + i + j % 2 * 8 + 2 * t);
+          columns[j] &= left > 1 ? 0xffffffffu : left > 0 ? 0xffffu : 0u;
+        }
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const unsigned b[2] = {columns[2 * j], columns[2 * j + 1]};
+          multiply(T(), columns_[tile + j], a, b);
+        }
+      }
+    }
+  }
+
+  static __device__ __forceinline__ Sum of_row(const Sum* parts, int p) {
+    return p == 0 ? parts[0] : parts[kWarps * kRows] + 16.0f * parts[2 * kWarps * kRows];
+  }
+
+  __device__ __forceinline__ void store(Sum* to, int columns, long long width) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float high = simt::shuffle(columns_[tile][i], (lane + 4) % 32);
+        const int column = 8 * tile + 2 * t + i;
+        if (g < kWeights && column < columns) to[g * width + column] = g == 0 ? columns_[tile][i] : columns_[tile][i] + 16.0f * high;
+      }
+  }
+
+ private:
+  static __device__ __forceinline__ float part(int g, int column) {
+    return g == 0 ? 1.0f : g == 1 ? column % 16 + 1.0f : g == 2 ? (float)(column / 16) : 0.0f;
+  }
+
+  float columns_[kTiles][4];
+  unsigned of_columns_[kChunks][2], of_rows_[2];
+  int present_[kTiles], present_of_lane_[kChunks];
+};
+
+template <int kWeights>
+class ElementSums<ptx::Half, kWeights> : public HalfSums<ptx::Half, kWeights> {
+  using HalfSums<ptx::Half, kWeights>::HalfSums;
+};
+template <int kWeights>
+class ElementSums<ptx::Bfloat16, kWeights> : public HalfSums<ptx::Bfloat16, kWeights> {
+  using HalfSums<ptx::Bfloat16, kWeights>::HalfSums;
+};
+
+}  // namespace abft

@@ -1,0 +1,109 @@
+// The exact sums of words (exact.py) as products on tensor cores, of a strip by one warp.
+//
+//   S_k = Σ w_k(r) · word,  r = words of the column's block from this on:   w = 1, r, C(r + 1, 2), C(r + 2, 3), last_weight(r)
+//
+// The words are the left operand, 16 of a row, and 16 rows at a time; the right one has eight columns of weights, of which
+// those with many bits are two parts, so that every sum of 512 products is a whole number below 2⁵³.
+//
+// Why it is fast: whole numbers below 2⁵³ need no conversion. The double whose bits are n is n · 2⁻¹⁰⁷⁴, a denormal, and
+// products with weights and sums of it are exact. Four instructions a word; by multiply-adds of 32 into 64 bits it was six, which
+// wait for each other.
+#pragma once
+#include "apps/abft/checksum_ring.cuh"
+
+namespace abft {
+
+// S₀, S₁, and two parts of each other sum, by which the first is multiplied.
+constexpr int kProducts = 8;
+constexpr int kPartBits[kSums] = {0, 0, 9, 12, 11};
+
+// 22 bits of no order.
+__device__ __forceinline__ unsigned last_weight(unsigned r) {
+  unsigned x = r * 0x9e3779b1u;
+  x = (x ^ x >> 15) * 0x85ebca77u;
+  x = (x ^ x >> 13) * 0xc2b2ae3du;
+  return (x ^ x >> 16) >> 10;
+}
+
+class WordWeights {
+ public:
+  static constexpr int kBytes = kStripe * kProducts * (int)sizeof(double);
+
+  __device__ explicit WordWeights(unsigned char* shared) : at_(reinterpret_cast<double*>(shared)) {}
+
+  // By `threads` threads, with a barrier behind it.
+  __device__ __forceinline__ void set_up(int threads) const {
+    for (int i = threadIdx.x; i < kStripe; i += threads) {
+      const unsigned r = i + 1, of[kSums] = {1, r, r * (r + 1) / 2, (unsigned)(r * (r + 1ull) * (r + 2) / 6), last_weight(r)};
+      *of_row(i, 0) = of[0], *of_row(i, 1) = of[1];
+#pragma unroll
+      for (int k = 2; k < kSums; ++k) {
+        *of_row(i, 2 * k - 2) = of[k] % (1u << kPartBits[k]);
+        *of_row(i, 2 * k - 1) = of[k] >> kPartBits[k];
+      }
+    }
+  }
+  // That of a word that has `left` words after it; of one that has four more it is 4 · kProducts further. Banks are shared by
+  // four rows.
+  __device__ __forceinline__ double* of_row(int left, int product) const {
+    return at_ + kProducts * left + (product ^ (left / 2 % 2 * 4));
+  }
+
+ private:
+  double* const at_;
+};
+
+// Lane 4·g + t has 16 bytes, the g-th of 128, of every fourth row from t on: its words are rows of left operands.
+class WordSums {
+ public:
+  // `present` are the rows in which the lane's bytes are there.
+  __device__ WordSums(const WordWeights& weights, int rows, int present)
+      : weights_(weights), rows_(rows), present_(present), sums_{} {}
+
+  static __device__ __forceinline__ int offset() { return (int)threadIdx.x % 32 / 4 * 16; }
+
+  // Adds a stage, whose rows begin with `first`. `mine` is where the lane's bytes of the first row are.
+  template <bool kWhole>
+  __device__ __forceinline__ void add(const unsigned char* mine, int first) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, left = rows_ - 1 - first - t;
+    const double* weights = weights_.of_row(left, g);
+    mine += t * kPitch;
+#pragma unroll 1
+    for (int i = 0; i < kRows; i += 16, mine += 16 * kPitch, weights -= 16 * kProducts) {
+      double a[2][8], b[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        uint4 words = {0, 0, 0, 0};
+        if (kWhole || first + i + 4 * j + t < present_) words = *reinterpret_cast<const uint4*>(mine + 4 * j * kPitch);
+        a[0][2 * j] = denormal(words.x), a[0][2 * j + 1] = denormal(words.y);
+        a[1][2 * j] = denormal(words.z), a[1][2 * j + 1] = denormal(words.w);
+        b[j] = kWhole || left - i - 4 * j >= 0 ? weights[-4 * j * kProducts] : 0.0;
+      }
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) ptx::mma_m16n8k16(sums_[pair], a[pair], b);
+    }
+  }
+
+  // Writes the sums of the lane's four columns; from one sum to the next it is `width`.
+  __device__ __forceinline__ void store(unsigned long long* to, long long width) const {
+    // Lane t has products 2·t and 2·t + 1: S₀ and S₁, or both parts of S of t + 1.
+    const int t = threadIdx.x % 4;
+    if (t > 0) to += (t + 1) * width;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const auto first = simt::bits_of<unsigned long long>(sums_[k / 2][k % 2 * 2]);
+      const auto second = simt::bits_of<unsigned long long>(sums_[k / 2][k % 2 * 2 + 1]);
+      to[k] = t == 0 ? first : first + (second << kPartBits[t + 1]);
+      if (t == 0) to[width + k] = second;
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ double denormal(unsigned word) { return simt::bits_of<double>((unsigned long long)word); }
+
+  const WordWeights& weights_;
+  const int rows_, present_;
+  double sums_[2][4];
+};
+
+}  // namespace abft
