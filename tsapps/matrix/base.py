@@ -33,8 +33,8 @@ class Matrix(ABC):
     device : int or None
         The GPU on which the elements lie; None for host memory and files.
     stored : Stored or None
-        Where the elements lie in a file; None for memory, and for files that hold them in other ways than as plain bytes
-        (as text, compressed, in pieces).
+        Where the elements lie in a file; None for memory, and for files that do not hold them as plain bytes (but as
+        text, compressed, in pieces).
     """
 
     stored: "Stored | None" = None
