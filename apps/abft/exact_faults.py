@@ -1,0 +1,83 @@
+"""Which words of a matrix are not what they were, by the exact code: one pass, and a look at the words that it names."""
+
+import numpy as np
+
+from tsapps.apps.abft.exact import ExactSums, block_faults
+from tsapps.apps.abft.layout import ROWS, WORD, Layout, fold, layout
+from tsapps.apps.abft.sidecar import Sidecar
+from tsapps.apps.abft.source import Progress, Source, bytes_at, parts
+from tsapps.apps.abft.verdict import Region, Verdict
+
+__all__ = ["exact_verdict"]
+
+
+def exact_verdict(source: Source, sidecar: Sidecar, progress: Progress | None = None) -> Verdict:
+    """Return what of a matrix is not as it was, by its sums of words.
+
+    The sums tell which words were changed and by how much; what they are now is then read again, and what they were
+    must be a word.
+    """
+    of, expected = layout(sidecar.shape, sidecar.itemsize), sidecar.exact
+    if expected is None:
+        raise ValueError("the sidecar has no sums of the exact code")
+    solved: list[np.ndarray] = []  # (word, difference, block) of each
+    refused: list[np.ndarray] = []  # blocks
+
+    def ended(stripe: int, sums: np.ndarray) -> None:
+        words, blocks = _differing(sums, expected[stripe], stripe, of)
+        solved.append(words)
+        refused.append(blocks)
+
+    sums = ExactSums(of, ended)
+    for _, _, elements in parts(source, progress):
+        sums.add(elements.reshape(-1).view(np.uint8))
+    sums.finish()
+    words, differences, blocks = np.concatenate(solved).T
+    order = np.argsort(words)
+    words, differences, blocks = words[order], differences[order], blocks[order]
+    found = _words_at(source, words, of)
+    was = found - differences
+    # Bytes that the last word was filled up with are zero, and nobody changed them.
+    most = np.where(words == of.n_words - 1, 1 << 8 * (of.n_bytes - (of.n_words - 1) * WORD), 1 << 8 * WORD)
+    impossible = np.unique(blocks[(was < 0) | (was >= most)])
+    possible = ~np.isin(blocks, impossible)
+    faults = np.stack([words * WORD, found, was], axis=1)[possible]
+    return Verdict(faults, [_region(int(b), sidecar, of) for b in np.unique(np.concatenate([*refused, impossible]))])
+
+
+def _differing(found: np.ndarray, expected: np.ndarray, stripe: int, of: Layout) -> tuple[np.ndarray, np.ndarray]:
+    """Return (word, difference, block) of what was changed in a stripe's blocks, and the blocks that do not tell."""
+    words, refused = [], []
+    length = of.rows(stripe)
+    for column in np.flatnonzero((found != expected).any(axis=0)).tolist():
+        block = stripe * of.width + column
+        changes = block_faults(found[:, column].tolist(), expected[:, column].tolist(), length)
+        places = [((stripe * ROWS + row) * of.width + column, delta) for row, delta in changes or []]
+        if changes is None or not all(word < of.n_words and abs(delta) < 1 << 32 for word, delta in places):
+            refused.append(block)
+        else:
+            words += [(word, delta, block) for word, delta in places]
+    return np.array(words, np.int64).reshape(-1, 3), np.array(refused, np.int64)
+
+
+def _words_at(source: Source, words: np.ndarray, of: Layout) -> np.ndarray:
+    """Return words of a matrix by their ascending numbers, as int64."""
+    if not len(words):
+        return words
+    offsets = words[:, np.newaxis] * WORD + np.arange(WORD)
+    there = offsets < of.n_bytes
+    content = np.zeros(offsets.shape, np.uint8)
+    content[there] = bytes_at(source, offsets[there])
+    return content.view("<u4")[:, 0].astype(np.int64)
+
+
+def _region(block: int, sidecar: Sidecar, of: Layout) -> Region:
+    """Return the elements that a block has something of."""
+    stripe, column = divmod(block, of.width)
+    row_bytes = sidecar.shape[1] * sidecar.itemsize
+    begin, end = of.stripe_bytes(stripe)
+    rows = begin // row_bytes, -(-end // row_bytes)
+    first, last = column * WORD, column * WORD + WORD - 1
+    if not fold(sidecar.shape, sidecar.itemsize) or first // row_bytes != last // row_bytes:
+        return Region(*rows, 0, sidecar.shape[1])
+    return Region(*rows, first % row_bytes // sidecar.itemsize, last % row_bytes // sidecar.itemsize + 1)
