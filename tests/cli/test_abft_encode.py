@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from tsapps.apps.abft import rest
+from tsapps.apps import abft
 from tsapps.apps.abft.sidecar import read_sidecar
 from tsapps.errors import ExitCode
 
@@ -30,11 +30,11 @@ def test_files_and_layouts_have_the_same_checksums(succeed, blobs):
     names = ["blobs.npy", "blobs.fbin", "fortran.npy", "swapped.npy", "one.npz"]
     for name in names:
         succeed("abft-encode", name, "--quiet")
-    expected = rest.encode(_matrix(blobs), code="exact").exact
+    expected = abft.encode(_matrix(blobs), code="exact").exact
     for name in names:
         np.testing.assert_array_equal(read_sidecar(f"{name}.abft").exact, expected)
     succeed("abft-encode", "blobs.csv", "--out", "text.abft")
-    expected = rest.encode(_matrix(blobs.astype(np.float64)), code="exact").exact
+    expected = abft.encode(_matrix(blobs.astype(np.float64)), code="exact").exact
     np.testing.assert_array_equal(read_sidecar("text.abft").exact, expected)
 
 
@@ -60,6 +60,22 @@ def test_as_json(succeed, directory, blobs):
     assert summary["output"] == str(directory / "blobs.npy.abft")
     assert summary["sidecar_bytes"] == os.path.getsize("blobs.npy.abft")
     assert (summary["code"], summary["weights"], summary["block"]) == ("exact", None, None)
+
+
+def test_the_float_code(succeed, blobs):
+    arguments = ("--code", "both", "--weights", 3, "--block", 256)
+    summary = json.loads(succeed("abft-encode", "blobs.npy", *arguments, "--json"))
+    assert (summary["code"], summary["weights"], summary["block"]) == ("both", 3, 256)
+    sidecar = read_sidecar("blobs.npy.abft")
+    assert (sidecar.rows.shape, sidecar.columns.shape) == ((1, 3, 600), (3, 3, 5))
+    np.testing.assert_allclose(sidecar.rows[0, 0], blobs.astype(np.float64).sum(axis=1), rtol=1e-12, atol=1e-12)
+    assert sidecar.exact is not None
+
+
+@pytest.mark.parametrize("arguments", [["--weights", "5"], ["--weights", "0"], ["--block", "300"], ["--code", "sha"]])
+def test_wrong_options(run, directory, blobs, arguments):
+    assert run("abft-encode", "blobs.npy", *arguments).exit_code == ExitCode.USAGE
+    assert not (directory / "blobs.npy.abft").exists()
 
 
 def test_quiet_prints_nothing(succeed, blobs):
@@ -92,7 +108,7 @@ def test_refuses_what_is_no_matrix(refuse, directory):
 
 
 def test_data_that_change_meanwhile_have_no_checksums(run, directory, blobs, monkeypatch):
-    encode = rest.encode
+    encode = abft.encode
 
     def slowly(*args, **kwargs):
         found = encode(*args, **kwargs)
@@ -100,7 +116,7 @@ def test_data_that_change_meanwhile_have_no_checksums(run, directory, blobs, mon
             file.write(b"\0")
         return found
 
-    monkeypatch.setattr(rest, "encode", slowly)
+    monkeypatch.setattr(abft, "encode", slowly)
     result = run("abft-encode", "blobs.npy")
     assert result.exit_code == ExitCode.FAILURE
     assert "blobs.npy: has changed" in result.stderr

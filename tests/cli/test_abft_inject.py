@@ -26,7 +26,7 @@ def test_bits_of_one_element(succeed, blobs, fault, most):
     assert [list(place) for place in places_of(stdout)] == np.argwhere(found.view("i4") != blobs.view("i4")).tolist()
 
 
-@pytest.mark.parametrize("fault", ["bit", "two-bits", "word", "words", "burst", "tile"])
+@pytest.mark.parametrize("fault", ["bit", "two-bits", "word", "words", "burst", "tile", "rectangle"])
 @pytest.mark.parametrize("order", ["c", "fortran", "swapped"])
 def test_says_what_was_changed(succeed, blobs, fault, order):
     X = {"c": blobs, "fortran": np.asfortranarray(blobs), "swapped": blobs.astype(">f4")}[order]

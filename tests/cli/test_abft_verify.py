@@ -156,8 +156,37 @@ def test_a_region_by_hand(succeed, stop):
     region, summary = lines_of(stop("abft-verify", "x.npy", "--json"))
     assert region == {"what": "region", "first_row": 0, "last_row": 511, "first_column": 17, "last_column": 17}
     assert (summary["elements"], summary["regions"]) == (0, 1)
-    table = stop("abft-verify", "x.npy").stdout
-    assert "rows 0 to 511, columns 17 to 17" in table
+    rows = [line.split("  ") for line in stop("abft-verify", "x.npy").stdout.splitlines()]
+    assert rows[-1] == ["0 to 511", "17 to 17"]
+
+
+def test_neighbours_are_one_region(succeed, stop):
+    X = np.ones((600, 5000), np.float32)
+    np.save("x.npy", X)
+    succeed("abft-encode", "x.npy")
+    X[100:104, 17:20] = 0
+    X[100:104, 21] = 0
+    X[550:553, 20] = 0
+    np.save("x.npy", X)
+    *found, _ = lines_of(stop("abft-verify", "x.npy", "--json"))
+    names = ("first_row", "last_row", "first_column", "last_column")
+    assert [tuple(one[name] for name in names) for one in found] == [
+        (0, 511, 17, 19),
+        (0, 511, 21, 21),
+        (512, 599, 20, 20),
+    ]
+
+
+def test_the_float_code_alone(succeed, stop, blobs):
+    succeed("abft-encode", "blobs.npy", "--code", "float")
+    assert "within rounding of the checksums" in succeed("abft-verify", "blobs.npy")
+    damaged = blobs.copy()
+    damaged[123, 4] = np.inf
+    np.save("blobs.npy", damaged)
+    element, summary = lines_of(stop("abft-verify", "blobs.npy", "--json"))
+    assert (element["row"], element["column"]) == (123, 4)
+    assert (element["found_value"], element["was_value"]) == ("inf", float(blobs[123, 4]))
+    assert (summary["code"], summary["elements"]) == ("float", 1)
 
 
 def test_quiet_tells_by_its_exit_code_alone(succeed, stop, flip, blobs):

@@ -10,7 +10,7 @@ from tsapps.cli.options import check_input, check_output_file, check_writable, s
 from tsapps.errors import CorruptionError, UsageError
 
 if TYPE_CHECKING:
-    from tsapps.apps.abft.sidecar import Sidecar
+    from tsapps.apps.abft import Sidecar
     from tsapps.matrix import Matrix
 
 __all__ = [
@@ -106,7 +106,7 @@ def open_protected(data: str, path: Path) -> tuple["Matrix", "Sidecar"]:
             f"tsapps abft-encode, if {data} is known to be right"
         )
 
-    from tsapps.apps.abft.sidecar import SidecarError, read_sidecar
+    from tsapps.apps.abft import SidecarError, read_sidecar
     from tsapps.matrix import open_matrix
 
     try:

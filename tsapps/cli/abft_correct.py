@@ -18,14 +18,13 @@ from tsapps.cli.abft import (
     open_protected,
     sidecar_path,
 )
-from tsapps.cli.abft_report import changes, describe, print_changes, print_line, regions
+from tsapps.cli.abft_report import changes, describe, print_changes, print_line
 from tsapps.cli.options import Quiet, split_name
 from tsapps.cli.output import byte_bar, print_table
 from tsapps.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from tsapps.apps.abft.rest import Verdict
-    from tsapps.apps.abft.sidecar import Sidecar
+    from tsapps.apps.abft import Sidecar, Verdict
     from tsapps.matrix import Matrix
 
 __all__ = ["abft_correct"]
@@ -53,7 +52,7 @@ def abft_correct(
     matrix, checksums = open_protected(data, path)
     check_copy(data, matrix, out)
 
-    from tsapps.apps.abft.rest import verify
+    from tsapps.apps.abft import AmbiguousError, verify
 
     with byte_bar(quiet=quiet) as show:
 
@@ -61,12 +60,10 @@ def abft_correct(
             return lambda done: show(f"{what} {data}", done, matrix.nbytes)
 
         verdict = verify(matrix, checksums, progress=report("verifying"))
-        if lost := regions(verdict, checksums):
-            more = f", and {len(lost) - 1:,} regions more" if len(lost) > 1 else ""
-            raise CorruptionError(
-                f"{data}: cannot be repaired: more than two words of a block were changed in {lost[0]}{more}: restore "
-                f"it from a copy (tsapps abft-verify prints all that is known)"
-            )
+        try:
+            verdict.check_repairable(data)
+        except AmbiguousError as error:
+            raise CorruptionError(str(error)) from error
         written = out is not None or not verdict.clean
         if written:
             _write(matrix, verdict, checksums, data, out, report)
@@ -109,16 +106,14 @@ def _write(
     report: Callable[[str], Callable[[int], None]],
 ) -> None:
     """Write the matrix as it was, over its own file or to another, having verified what was written."""
-    from tsapps.apps.abft.rest import verify
+    from tsapps.apps.abft import verify
     from tsapps.matrix import replacing
     from tsapps.matrix.copy import copy_as_npy, copy_file
 
     with replacing(out or split_name(data)[0]) as file:
         stored = (copy_file if out is None else copy_as_npy)(matrix, file, report("copying"))
-        for fault in verdict.faults:
-            word = fault.was.to_bytes(4, "little")[: matrix.nbytes - fault.offset]
-            for inner, byte in enumerate(word):
-                os.pwrite(file.fileno(), bytes([byte]), stored.place(fault.offset + inner))
+        for offset, was in zip(*(part.tolist() for part in verdict.patches()), strict=True):
+            os.pwrite(file.fileno(), bytes([was]), stored.place(offset))
         again = verify(stored.matrix(file.name, data), checksums, progress=report("verifying the copy of"))
         if not again.clean:
             raise CorruptionError(

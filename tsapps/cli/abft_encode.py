@@ -65,9 +65,9 @@ def abft_encode(
         raise UsageError(f"{out}: is DATA itself: choose another --out")
     check_output_file(out, force=force)
 
-    from tsapps.apps.abft.rest import encode
-    from tsapps.apps.abft.sidecar import write_sidecar
-    from tsapps.matrix import open_matrix
+    from tsapps.apps.abft import encode
+    from tsapps.apps.abft.sidecar import dump_sidecar
+    from tsapps.matrix import open_matrix, replacing
     from tsapps.matrix.copy import unchanged
 
     with unchanged(file), byte_bar(quiet=quiet) as show:
@@ -80,7 +80,8 @@ def abft_encode(
             progress=lambda done: show(f"encoding {data}", done, matrix.nbytes),
         )
     check_output_file(out, force=force)  # again, for hours may have passed
-    write_sidecar(out, sidecar)
+    with replacing(out) as to:
+        dump_sidecar(to, sidecar)
     seconds = time.perf_counter() - began
 
     size = os.path.getsize(out)

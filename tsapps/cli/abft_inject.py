@@ -23,6 +23,7 @@ class Kind(StrEnum):
     words = "words"
     burst = "burst"
     tile = "tile"
+    rectangle = "rectangle"
 
 
 def abft_inject(
@@ -30,11 +31,12 @@ def abft_inject(
     fault: Annotated[
         Kind,
         typer.Option(
-            help="bit: one bit flipped. two-bits: two of one element. word: 32 bits become others. words: several "
-            "words. burst: a run of bytes becomes others. tile: a rectangle of zeros."
+            help="bit, two-bits: bits of one element flipped. word, words: one and three words of 32 bits overwritten. "
+            "burst: 4,096 bytes overwritten. tile: 32 × 32 elements zeroed. rectangle: 1 added to two corners of a "
+            "rectangle and taken from the others."
         ),
     ] = Kind.bit,
-    count: Annotated[int, typer.Option(min=1, help="Faults, each at a place of its own.")] = 1,
+    count: Annotated[int, typer.Option(min=1, help="Faults, one after the other.")] = 1,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The same seed, the same faults.")] = 0,
     out: OutNpy = None,
     in_place: InPlace = False,

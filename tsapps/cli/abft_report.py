@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -11,19 +11,18 @@ from tsapps.cli.output import gigabytes
 if TYPE_CHECKING:
     import numpy as np
 
-    from tsapps.apps.abft.rest import Verdict
-    from tsapps.apps.abft.sidecar import Sidecar
+    from tsapps.apps.abft import Region, Sidecar, Verdict
     from tsapps.matrix import Matrix
 
 __all__ = [
     "Change",
-    "Region",
     "changes",
     "describe",
     "differences",
     "print_changes",
     "print_line",
     "print_regions",
+    "region_as_json",
     "regions",
 ]
 
@@ -75,19 +74,17 @@ def changes(matrix: "Matrix", verdict: "Verdict", sidecar: "Sidecar") -> Iterato
     """Yield the elements that can be repaired, in order; their rows are read again, some MiB at a time."""
     import numpy as np
 
-    words = {fault.offset: fault.was for fault in verdict.faults}
+    offsets, was = verdict.patches()
     size, d = matrix.dtype.itemsize, matrix.shape[1]
     by_row = _by_row(verdict.elements(sidecar))
     for some in _some_rows(by_row, d * size):
         for row, values in zip(some, matrix.rows(some), strict=True):
             for column in by_row[row]:
                 offset = (row * d + column) * size
-                right = bytearray(values[column].tobytes())
-                for inner in range(size):
-                    outer = (offset + inner) % 4
-                    if (word := words.get(offset + inner - outer)) is not None:
-                        right[inner] = word >> 8 * outer & 0xFF
-                yield Change(row, column, offset, values[column], np.frombuffer(right, matrix.dtype)[0])
+                first, last = np.searchsorted(offsets, [offset, offset + size])
+                right = np.frombuffer(values[column].tobytes(), np.uint8).copy()
+                right[offsets[first:last] - offset] = was[first:last]
+                yield Change(row, column, offset, values[column], right.view(matrix.dtype)[0])
 
 
 def differences(places: Iterable[tuple[int, int]], now: "Matrix", then: "Matrix") -> Iterator[Change]:
@@ -116,21 +113,27 @@ def _some_rows(rows: Iterable[int], row_bytes: int) -> Iterator[list[int]]:
         yield some
 
 
-@dataclass(frozen=True)
-class Region:
-    """Where more was changed than can be repaired: rows and columns, the last ones included."""
+def regions(verdict: "Verdict") -> list["Region"]:
+    """Return where something was changed and cannot be repaired; what lies side by side is one region."""
+    found: list[Region] = []
+    for region in sorted(verdict.refused):
+        last = found[-1] if found else None
+        if last and last[:2] == region[:2] and region.column <= last.column_end:
+            found[-1] = last._replace(column_end=max(last.column_end, region.column_end))
+        else:
+            found.append(region)
+    return found
 
-    first_row: int
-    last_row: int
-    first_column: int
-    last_column: int
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the region as an object of JSON."""
-        return {"what": "region", **asdict(self)}
-
-    def __str__(self) -> str:
-        return f"rows {self.first_row:,} to {self.last_row:,}, columns {self.first_column:,} to {self.last_column:,}"
+def region_as_json(region: "Region") -> dict[str, Any]:
+    """Return a region as an object of JSON; the last row and column are part of it."""
+    return {
+        "what": "region",
+        "first_row": region.row,
+        "last_row": region.row_end - 1,
+        "first_column": region.column,
+        "last_column": region.column_end - 1,
+    }
 
 
 def print_line(line: dict[str, Any]) -> None:
@@ -153,40 +156,18 @@ def print_changes(found: Iterable[Change], count: int, heads: tuple[str, str] = 
         print(f"and {count - _MOST_SHOWN:,} more (--json prints all)")
 
 
-def print_regions(found: list[Region]) -> None:
-    """Print the first regions that cannot be repaired."""
-    print("\ncannot be repaired, more than two words of a block were changed:")
+def print_regions(found: "list[Region]") -> None:
+    """Print the first regions that cannot be repaired as a table."""
+    table = [["rows", "columns"]]
     for region in found[:_MOST_SHOWN]:
-        print(region)
+        columns = f"{region.column:,} to {region.column_end - 1:,}"
+        table.append([f"{region.row:,} to {region.row_end - 1:,}", columns])
+    width = max(len(rows) for rows, _ in table)
+    print("\nmore was changed than can be repaired for certain, somewhere in each of these:")
+    for rows, columns in table:
+        print(f"{rows.rjust(width)}  {columns}")
     if len(found) > _MOST_SHOWN:
         print(f"and {len(found) - _MOST_SHOWN:,} more (--json prints all)")
-
-
-def regions(verdict: "Verdict", sidecar: "Sidecar") -> list[Region]:
-    """Return where the blocks lie that cannot be repaired; those beside each other are one region."""
-    import numpy as np
-
-    from tsapps.apps.abft.layout import ROWS, WORD, Layout
-
-    of = Layout(sidecar.n_bytes, sidecar.exact.shape[2])
-    size, row_bytes = np.dtype(sidecar.dtype).itemsize, sidecar.n_bytes // sidecar.shape[0]
-    runs: list[list[int]] = []  # stripe, first and last column of words
-    for stripe, column in sorted(verdict.refused):
-        if runs and runs[-1][0] == stripe and runs[-1][2] == column - 1:
-            runs[-1][2] = column
-        else:
-            runs.append([stripe, column, column])
-    found = []
-    for stripe, first, last in runs:
-        above = stripe * ROWS * of.width
-        begin = (above + first) * WORD
-        end = min(of.n_bytes, (above + (of.rows(stripe) - 1) * of.width + last + 1) * WORD)
-        place, length = begin % row_bytes, (last - first + 1) * WORD
-        # Blocks keep to some columns of the matrix only where its rows are rows of words, or some of them together are.
-        within = of.width * WORD % row_bytes == 0 and place + length <= row_bytes
-        columns = (place // size, (place + length - 1) // size) if within else (0, sidecar.shape[1] - 1)
-        found.append(Region(begin // row_bytes, (end - 1) // row_bytes, *columns))
-    return found
 
 
 def _bits(value: "np.generic") -> str:

@@ -8,12 +8,17 @@ from typing import Any
 import typer
 
 from tsapps.cli.abft import AnyData, JsonLines, SidecarFile, open_protected, sidecar_path
-from tsapps.cli.abft_report import changes, describe, print_changes, print_line, print_regions, regions
+from tsapps.cli.abft_report import changes, describe, print_changes, print_line, print_regions, region_as_json, regions
 from tsapps.cli.options import Quiet
 from tsapps.cli.output import byte_bar, gigabytes, print_table
 from tsapps.errors import CorruptionError, ExitCode
 
 __all__ = ["abft_verify"]
+
+# Where there are sums of words, they alone decide.
+_CLEAN = dict.fromkeys(["exact", "both"], "clean: every bit is as it was") | {
+    "float": "clean: what was changed, if anything, is within rounding of the checksums"
+}
 
 
 def abft_verify(
@@ -37,17 +42,17 @@ def abft_verify(
             print_line({"what": "sidecar", "sidecar": os.path.abspath(path), "message": str(error)})
         raise
 
-    from tsapps.apps.abft.rest import verify
+    from tsapps.apps.abft import verify
 
     with byte_bar(quiet=quiet) as show:
         verdict = verify(matrix, checksums, progress=lambda done: show(f"verifying {data}", done, matrix.nbytes))
     seconds = time.perf_counter() - began
-    count, lost = len(verdict.elements(checksums)), regions(verdict, checksums)
+    count, lost = len(verdict.elements(checksums)), regions(verdict)
     if as_json:
         for change in changes(matrix, verdict, checksums):
             print_line(change.as_json())
         for region in lost:
-            print_line(region.as_json())
+            print_line(region_as_json(region))
         summary: dict[str, Any] = {
             "what": "summary",
             "clean": verdict.clean,
@@ -57,6 +62,7 @@ def abft_verify(
             "d": matrix.shape[1],
             "dtype": matrix.dtype.name,
             "bytes": matrix.nbytes,
+            "code": checksums.code,
             "elements": count,
             "regions": len(lost),
             "seconds": seconds,
@@ -66,8 +72,8 @@ def abft_verify(
         print_table(
             {
                 "data": describe(data, matrix),
-                "sidecar": str(path),
-                "verdict": "clean: every bit is as it was" if verdict.clean else _found(count, len(lost)),
+                "sidecar": f"{path}: {checksums.code}",
+                "verdict": _CLEAN[checksums.code] if verdict.clean else _found(count, len(lost)),
                 "seconds": f"{seconds:.2f} ({gigabytes(int(matrix.nbytes / seconds))} a second)",
             }
         )
