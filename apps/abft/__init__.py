@@ -8,9 +8,12 @@ correct, repaired
     An array as it was; the bytes of a file of any size as they were.
 read_sidecar, write_sidecar
     The checksums in a file.
+inject
+    Faults, for trying it out.
 """
 
 from tsapps.apps.abft.arrays import correct, locate
+from tsapps.apps.abft.faults import inject
 from tsapps.apps.abft.rest import encode, repaired, verify
 from tsapps.apps.abft.sidecar import Sidecar, SidecarError, read_sidecar, write_sidecar
 from tsapps.apps.abft.verdict import AmbiguousError, ChangedError, Fault, Region, Verdict
@@ -25,6 +28,7 @@ __all__ = [
     "Verdict",
     "correct",
     "encode",
+    "inject",
     "locate",
     "read_sidecar",
     "repaired",

@@ -1,16 +1,17 @@
 """Arrays in memory: where they are wrong, and the same array repaired."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
 from tsapps.apps.abft.rest import verify
 from tsapps.apps.abft.sidecar import Sidecar
-from tsapps.apps.abft.source import ArraySource, as_source
+from tsapps.apps.abft.source import ArraySource, as_source, name_of
 from tsapps.apps.abft.verdict import ChangedError, Verdict
 from tsapps.kernels.arrays import as_array, kind_of, to_host
 
-__all__ = ["correct", "locate"]
+__all__ = ["correct", "locate", "overwrite"]
 
 
 def locate(X: Any, sidecar: Sidecar) -> list[tuple[int, int]]:
@@ -43,7 +44,7 @@ def locate(X: Any, sidecar: Sidecar) -> list[tuple[int, int]]:
             places.add((region.row, region.column))
         else:
             unknown.append(region)
-    Verdict(refused=unknown).check_repairable(getattr(source, "name", "the matrix"))
+    Verdict(refused=unknown).check_repairable(name_of(source))
     return sorted(places)
 
 
@@ -77,27 +78,65 @@ def correct(X: Any, sidecar: Sidecar, *, in_place: bool = False) -> Any:
     kind = kind_of(X)
     if kind is None:
         raise TypeError(
-            f"expected an array, got {type(X).__name__}: the bytes of a file come from tsapps.abft.repaired"
+            f"expected an array, got {type(X).__qualname__}: of a file, tsapps.abft.repaired gives the right bytes"
         )
     if in_place and kind == "frame":
         raise TypeError("a data frame cannot be repaired in place: take the array that comes without in_place")
-    source = as_source(X)
-    verdict = verify(source, sidecar)
+    if in_place and not _writable(as_array(X)):
+        raise ValueError("the array in memory may not be written to: take the copy that comes without in_place")
+    verdict = verify(X, sidecar)
     verdict.check_repairable(ArraySource.name)
-    if in_place and not getattr(as_array(X), "flags", None) is None and not _writable(as_array(X)):
-        raise ValueError("the array in memory cannot be written: repair a copy, without in_place")
-    result = X if in_place else _copy(X, kind)
-    _patch(as_source(result), sidecar, verdict)
+    result = X if in_place else _copy(X)
+    _repair(as_array(result), sidecar, verdict)
     return result
 
 
+def _copy(X: Any) -> Any:
+    return X.detach().clone() if kind_of(X) == "torch" else as_array(X).copy()
+
+
 def _writable(array: Any) -> bool:
-    return not isinstance(array, np.ndarray) or array.flags.writeable
+    return array.flags.writeable if isinstance(array, np.ndarray) else True
 
 
-def _copy(X: Any, kind: str) -> Any:
-    return X.detach().clone() if kind == "torch" else as_array(X).copy()
+def _repair(array: Any, sidecar: Sidecar, verdict: Verdict) -> None:
+    """Write to an array what it was; if it is not so then, what it had."""
+    array = array if array.ndim == 2 else array[None, :]
+    offsets, was = verdict.patches()
+    before = overwrite(array, offsets, was)
+    if not verify(array, sidecar).clean:
+        overwrite(array, offsets, before)
+        raise ChangedError(ArraySource.name)
 
 
-def _patch(source: Any, sidecar: Sidecar, verdict: Verdict) -> None:
-    raise NotImplementedError(to_host, ChangedError)
+def overwrite(array: Any, offsets: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Write single bytes of an array, as they are in C order and the machine's byte order.
+
+    Parameters
+    ----------
+    array : numpy.ndarray or cupy.ndarray of shape (m, n)
+        Of any strides and byte order.
+    offsets : numpy.ndarray of shape (k,), int
+        Ascending.
+    values : numpy.ndarray of shape (k,), uint8
+
+    Returns
+    -------
+    numpy.ndarray of shape (k,), uint8
+        What they were.
+    """
+    size = array.itemsize
+    elements = np.unique(offsets // size)
+    rows, columns = np.divmod(elements, array.shape[1])
+    with nullcontext() if isinstance(array, np.ndarray) else array.device:
+        if not isinstance(array, np.ndarray):
+            import cupy
+
+            rows, columns = cupy.asarray(rows), cupy.asarray(columns)
+        content = to_host(array[rows, columns])
+        native = content.astype(content.dtype.newbyteorder("="))
+        places = np.searchsorted(elements, offsets // size) * size + offsets % size
+        before = native.view(np.uint8)[places]
+        native.view(np.uint8)[places] = values
+        array[rows, columns] = native if isinstance(array, np.ndarray) else cupy.asarray(native)
+    return before

@@ -1,4 +1,4 @@
-"""Which words of a matrix are not what they were, by the exact code: one pass, and a look at the words that it names."""
+"""Which words of a matrix are not what they were, by the exact code: one pass, and a look at the words it names."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from tsapps.apps.abft.sidecar import Sidecar
 from tsapps.apps.abft.source import Progress, Source, bytes_at, parts
 from tsapps.apps.abft.verdict import Region, Verdict
 
-__all__ = ["exact_verdict"]
+__all__ = ["ExactCheck", "exact_verdict"]
 
 
 def exact_verdict(source: Source, sidecar: Sidecar, progress: Progress | None = None) -> Verdict:
@@ -81,3 +81,23 @@ def _region(block: int, sidecar: Sidecar, of: Layout) -> Region:
     if not fold(sidecar.shape, sidecar.itemsize) or first // row_bytes != last // row_bytes:
         return Region(*rows, 0, sidecar.shape[1])
     return Region(*rows, first % row_bytes // sidecar.itemsize, last % row_bytes // sidecar.itemsize + 1)
+
+
+class ExactCheck:
+    """Whether elements that come in parts have a sidecar's sums of words."""
+
+    def __init__(self, sidecar: Sidecar) -> None:
+        self._expected, self._same = sidecar.exact, True
+        self._sums = ExactSums(layout(sidecar.shape, sidecar.itemsize), self._ended)
+
+    def _ended(self, stripe: int, sums: np.ndarray) -> None:
+        self._same = self._same and self._expected is not None and np.array_equal(sums, self._expected[stripe])
+
+    def add(self, _row: int, _column: int, elements: np.ndarray) -> None:
+        """Add some of them, the next."""
+        self._sums.add(elements.reshape(-1).view(np.uint8))
+
+    def passed(self) -> bool:
+        """Return whether the sums are the same, when all have come."""
+        self._sums.finish()
+        return self._same

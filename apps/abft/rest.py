@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.abft.exact import SUMS, ExactSums
-from tsapps.apps.abft.exact_faults import exact_verdict
+from tsapps.apps.abft.exact_faults import ExactCheck, exact_verdict
 from tsapps.apps.abft.layout import layout
 from tsapps.apps.abft.sidecar import Sidecar
 from tsapps.apps.abft.source import Progress, Source, as_source, bytes_of, name_of, parts
@@ -70,8 +70,18 @@ def encode(
         raise ValueError(f"code must be one of {', '.join(CODES)}, got {code!r}")
     source = as_source(X)
     sums = sums_of(source, code, weights, block, progress)
-    of_float = {} if code == "exact" else {"weights": weights, "block": block}
-    return Sidecar(source.shape, source.dtype.name, bytes_of(source), **sums, **of_float)
+    if code == "exact":
+        weights = block = 0
+    return Sidecar(
+        source.shape,
+        source.dtype.name,
+        bytes_of(source),
+        exact=sums.get("exact"),
+        rows=sums.get("rows"),
+        columns=sums.get("columns"),
+        block=block,
+        weights=weights,
+    )
 
 
 def sums_of(
@@ -167,7 +177,7 @@ def repaired(
 def _patched(source: Source, sidecar: Sidecar, verdict: Verdict, progress: Progress | None) -> Iterator[bytes]:
     """Yield the bytes of a matrix with patches, and hold their sums against the sidecar's."""
     offsets, was = verdict.patches()
-    check = _ExactCheck(sidecar) if sidecar.exact is not None else WeightedCheck(sidecar)
+    check: ExactCheck | WeightedCheck = WeightedCheck(sidecar) if sidecar.exact is None else ExactCheck(sidecar)
     begin = 0
     for row, column, elements in parts(source, progress):
         right = elements.copy()
@@ -178,27 +188,4 @@ def _patched(source: Source, sidecar: Sidecar, verdict: Verdict, progress: Progr
         yield content.tobytes()
         begin += len(content)
     if not check.passed():
-        raise ChangedError(
-            f"{name_of(source)}: changed while it was read, so that what is wrong with it is not known: leave it alone "
-            f"until the work is done, and begin again"
-        )
-
-
-class _ExactCheck:
-    """Whether elements that come in parts have a sidecar's sums of words."""
-
-    def __init__(self, sidecar: Sidecar) -> None:
-        self._sidecar, self._same = sidecar, True
-        self._sums = ExactSums(layout(sidecar.shape, sidecar.itemsize), self._ended)
-
-    def _ended(self, stripe: int, sums: np.ndarray) -> None:
-        self._same = self._same and np.array_equal(sums, self._sidecar.exact[stripe])
-
-    def add(self, row: int, column: int, elements: np.ndarray) -> None:
-        """Add some of them, the next."""
-        self._sums.add(elements.reshape(-1).view(np.uint8))
-
-    def passed(self) -> bool:
-        """Return whether the sums are the same, when all have come."""
-        self._sums.finish()
-        return self._same
+        raise ChangedError(name_of(source))

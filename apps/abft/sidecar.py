@@ -41,7 +41,7 @@ FORMAT, VERSION = "tsapps-abft", "1"
 _LENGTH = struct.Struct("<Q")
 # A header is some hundred bytes; a length beyond this is no length.
 _MOST_HEADER = 1 << 20
-_TYPES = {"U64": np.dtype("<u8"), "F64": np.dtype("<f8"), "F32": np.dtype("<f4")}
+_TYPES: dict[str, np.dtype[Any]] = {"U64": np.dtype("<u8"), "F64": np.dtype("<f8"), "F32": np.dtype("<f4")}
 _TYPE_NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
@@ -249,5 +249,6 @@ def _tensor(entry: dict[str, Any], data: memoryview) -> np.ndarray:
     begin, end = entry["data_offsets"]
     if entry["dtype"] not in _TYPES or not 0 <= begin <= end <= len(data):
         raise ValueError(f"a tensor of {entry['dtype']} from byte {begin} to {end} of {len(data)}")
-    array = np.frombuffer(data[begin:end], _TYPES[entry["dtype"]]).reshape(entry["shape"])
+    kind: np.dtype[Any] = _TYPES[entry["dtype"]]
+    array = np.frombuffer(data[begin:end], kind).reshape(entry["shape"])
     return array.astype(array.dtype.newbyteorder("="), copy=False)

@@ -20,7 +20,19 @@ class AmbiguousError(ValueError):
 
 
 class ChangedError(ValueError):
-    """A matrix changed while it was read: what was found of it in one pass does not hold in the next."""
+    """A matrix changed while it was read: what was found of it in one pass does not hold in the next.
+
+    Parameters
+    ----------
+    name : str
+        What messages call it.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name}: changed while it was read, so that what is wrong with it is not known: leave it alone until the "
+            f"work is done, and begin again"
+        )
 
 
 class Fault(NamedTuple):

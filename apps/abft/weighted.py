@@ -25,9 +25,9 @@ __all__ = [
     "WeightedSums",
     "check_weighted",
     "columns_shape",
+    "gamma",
     "rows_shape",
     "sums_dtype",
-    "unit_roundoff",
 ]
 
 #: Sizes of blocks; the most weights.
@@ -68,9 +68,13 @@ def columns_shape(shape: Sequence[int], weights: int, block: int) -> tuple[int, 
     return -(-shape[0] // block), weights, shape[1]
 
 
-def unit_roundoff(sums: np.dtype) -> float:
-    """Return u of the type that sums are in: half the distance from 1 to the next number."""
-    return float(np.finfo(sums).eps) / 2
+def gamma(block: int, sums: np.dtype) -> float:
+    """Return γ_q of a sum of a block, in a type.
+
+    q is its additions, and four roundings more: of the element, its weight, their product, and the sum itself.
+    """
+    q_u = (block + 4) * float(np.finfo(sums).eps) / 2
+    return q_u / (1 - q_u)
 
 
 class WeightedSums:
@@ -121,7 +125,8 @@ class WeightedSums:
                 self._add_tile(row + begin, column + j, elements[begin:end, j : j + width])
             last = (row + end) % self._block == 0 or row + end == self._shape[0]
             if last and column + elements.shape[1] == self._shape[1]:
-                self.columns[band] = self._here
+                with np.errstate(over="ignore"):
+                    self.columns[band] = self._here
                 self._here[:] = 0
             begin = end
 
@@ -131,8 +136,9 @@ class WeightedSums:
         if self._absolute:
             np.abs(tile, out=tile)
         inside = row % self._block
-        self._here[:, column : column + tile.shape[1]] += self._powers[:, inside : inside + len(tile)] @ tile
-        for j in range(0, tile.shape[1], self._block):
-            piece = tile[:, j : j + self._block]
-            band = (column + j) // self._block
-            self.rows[band, :, row : row + len(tile)] = self._powers[:, : piece.shape[1]] @ piece.T
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._here[:, column : column + tile.shape[1]] += self._powers[:, inside : inside + len(tile)] @ tile
+            for j in range(0, tile.shape[1], self._block):
+                piece = tile[:, j : j + self._block]
+                band = (column + j) // self._block
+                self.rows[band, :, row : row + len(tile)] = self._powers[:, : piece.shape[1]] @ piece.T
