@@ -117,8 +117,8 @@ def test_three_words_of_a_block_are_refused(succeed, stop):
         result = stop("abft-correct", "x.npy", *target)
         assert result.stdout == ""
         assert result.stderr == (
-            "tsapps: x.npy: more was changed than can be repaired for certain, in rows 0 to 49 and columns 0 to 9 "
-            "(counted from 0): restore these from a copy\n"
+            "tsapps: x.npy: more was changed than can be repaired for certain, in rows 0 to 49, columns 0 to 9 (tsapps "
+            "abft-verify prints all): restore these from a copy\n"
         )
 
 

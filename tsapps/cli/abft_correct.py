@@ -18,7 +18,7 @@ from tsapps.cli.abft import (
     open_protected,
     sidecar_path,
 )
-from tsapps.cli.abft_report import changes, describe, print_changes, print_line
+from tsapps.cli.abft_report import changes, describe, print_changes, print_line, regions
 from tsapps.cli.options import Quiet, split_name
 from tsapps.cli.output import byte_bar, print_table
 from tsapps.errors import CorruptionError
@@ -52,7 +52,7 @@ def abft_correct(
     matrix, checksums = open_protected(data, path)
     check_copy(data, matrix, out)
 
-    from tsapps.apps.abft import AmbiguousError, verify
+    from tsapps.apps.abft import verify
 
     with byte_bar(quiet=quiet) as show:
 
@@ -60,10 +60,13 @@ def abft_correct(
             return lambda done: show(f"{what} {data}", done, matrix.nbytes)
 
         verdict = verify(matrix, checksums, progress=report("verifying"))
-        try:
-            verdict.check_repairable(data)
-        except AmbiguousError as error:
-            raise CorruptionError(str(error)) from error
+        if lost := regions(verdict):
+            others = f" and {len(lost) - 1:,} regions more" if len(lost) > 1 else ""
+            raise CorruptionError(
+                f"{data}: more was changed than can be repaired for certain, in rows {lost[0].row:,} to "
+                f"{lost[0].row_end - 1:,}, columns {lost[0].column:,} to {lost[0].column_end - 1:,}{others} (tsapps "
+                f"abft-verify prints all): restore these from a copy"
+            )
         written = out is not None or not verdict.clean
         if written:
             _write(matrix, verdict, checksums, data, out, report)
