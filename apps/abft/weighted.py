@@ -132,11 +132,11 @@ class WeightedSums:
 
     def _add_tile(self, row: int, column: int, elements: np.ndarray) -> None:
         """Add elements of one block of rows."""
-        tile = elements.astype(np.float64)
-        if self._absolute:
-            np.abs(tile, out=tile)
         inside = row % self._block
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):  # of elements that are not finite
+            tile = elements.astype(np.float64)
+            if self._absolute:
+                np.abs(tile, out=tile)
             self._here[:, column : column + tile.shape[1]] += self._powers[:, inside : inside + len(tile)] @ tile
             for j in range(0, tile.shape[1], self._block):
                 piece = tile[:, j : j + self._block]
