@@ -24,6 +24,7 @@ from math import comb, isqrt
 import numpy as np
 
 from tsapps.apps.abft.layout import ROWS, WORD, Layout
+from tsapps.apps.abft.threads import one_thread
 
 __all__ = ["SUMS", "ExactSums", "block_faults"]
 
@@ -120,15 +121,16 @@ class ExactSums:
 
 def _add(sums: np.ndarray, words: np.ndarray, left: int) -> None:
     """Add rows of words to the sums of their blocks, (5, width), of which `left` rows are left, these included."""
-    for column in range(0, words.shape[1], _BESIDE):
-        to = sums[:, column : column + _BESIDE]
-        for begin in range(0, len(words), _TOGETHER):
-            some = words[begin : begin + _TOGETHER, column : column + _BESIDE]
-            # Below 2⁵³, as C(515, 4) · 2¹⁶ is: exact.
-            halves = some.view("<u2").astype(np.float64)
-            products = (_WEIGHTS[:, left - begin : left - begin - len(some) : -1] @ halves).astype(np.uint64)
-            products[SUMS - 1] += products[SUMS] << np.uint64(16)
-            to += products[:SUMS, 0::2] + (products[:SUMS, 1::2] << np.uint64(16))
+    with one_thread():
+        for column in range(0, words.shape[1], _BESIDE):
+            to = sums[:, column : column + _BESIDE]
+            for begin in range(0, len(words), _TOGETHER):
+                some = words[begin : begin + _TOGETHER, column : column + _BESIDE]
+                # Below 2⁵³, as C(515, 4) · 2¹⁶ is: exact.
+                halves = some.view("<u2").astype(np.float64)
+                products = (_WEIGHTS[:, left - begin : left - begin - len(some) : -1] @ halves).astype(np.uint64)
+                products[SUMS - 1] += products[SUMS] << np.uint64(16)
+                to += products[:SUMS, 0::2] + (products[:SUMS, 1::2] << np.uint64(16))
 
 
 def block_faults(found: Sequence[int], expected: Sequence[int], length: int) -> list[tuple[int, int]] | None:

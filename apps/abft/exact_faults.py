@@ -6,7 +6,7 @@ from tsapps.apps.abft.exact import ExactSums, block_faults
 from tsapps.apps.abft.layout import ROWS, WORD, Layout, fold, layout
 from tsapps.apps.abft.sidecar import Sidecar
 from tsapps.apps.abft.source import Progress, Source, bytes_at, parts
-from tsapps.apps.abft.verdict import Region, Verdict
+from tsapps.apps.abft.verdict import Verdict
 
 __all__ = ["ExactCheck", "exact_verdict"]
 
@@ -42,7 +42,7 @@ def exact_verdict(source: Source, sidecar: Sidecar, progress: Progress | None = 
     impossible = np.unique(blocks[(was < 0) | (was >= most)])
     possible = ~np.isin(blocks, impossible)
     faults = np.stack([words * WORD, found, was], axis=1)[possible]
-    return Verdict(faults, [_region(int(b), sidecar, of) for b in np.unique(np.concatenate([*refused, impossible]))])
+    return Verdict(faults, _regions(np.unique(np.concatenate([*refused, impossible])), sidecar, of))
 
 
 def _differing(found: np.ndarray, expected: np.ndarray, stripe: int, of: Layout) -> tuple[np.ndarray, np.ndarray]:
@@ -71,16 +71,25 @@ def _words_at(source: Source, words: np.ndarray, of: Layout) -> np.ndarray:
     return content.view("<u4")[:, 0].astype(np.int64)
 
 
-def _region(block: int, sidecar: Sidecar, of: Layout) -> Region:
-    """Return the elements that a block has something of."""
-    stripe, column = divmod(block, of.width)
-    row_bytes = sidecar.shape[1] * sidecar.itemsize
-    begin, end = of.stripe_bytes(stripe)
-    rows = begin // row_bytes, -(-end // row_bytes)
-    first, last = column * WORD, column * WORD + WORD - 1
-    if not fold(sidecar.shape, sidecar.itemsize) or first // row_bytes != last // row_bytes:
-        return Region(*rows, 0, sidecar.shape[1])
-    return Region(*rows, first % row_bytes // sidecar.itemsize, last % row_bytes // sidecar.itemsize + 1)
+def _regions(blocks: np.ndarray, sidecar: Sidecar, of: Layout) -> np.ndarray:
+    """Return the elements that blocks have something of, as `Region` has them, (k, 4)."""
+    n, itemsize = sidecar.shape[1], sidecar.itemsize
+    stripes, columns = np.divmod(blocks, of.width)
+    # Offsets of words from the row of words that they are in, and of that from the first of all.
+    row_bytes, stripe_bytes, first = n * itemsize, ROWS * of.width * WORD, columns * WORD
+    last = first + WORD - 1
+    regions = np.stack(
+        [
+            stripes * stripe_bytes // row_bytes,
+            -(-np.minimum(of.n_bytes, (stripes + 1) * stripe_bytes) // row_bytes),
+            first % row_bytes // itemsize,
+            last % row_bytes // itemsize + 1,
+        ],
+        axis=1,
+    )
+    spread = first // row_bytes != last // row_bytes  # over the end of a row
+    regions[spread | (fold(sidecar.shape, itemsize) == 0), 2:] = 0, n
+    return regions
 
 
 class ExactCheck:

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tsapps.apps.abft.threads import one_thread
+
 __all__ = [
     "BLOCKS",
     "MOST_WEIGHTS",
@@ -115,6 +117,11 @@ class WeightedSums:
             Of the first element.
         elements : numpy.ndarray of shape (some, some)
         """
+        with one_thread():
+            self._add(row, column, elements)
+
+    def _add(self, row: int, column: int, elements: np.ndarray) -> None:
+        """Add a part, by pieces of one block of rows."""
         width = min(elements.shape[1], _COLUMNS)
         height = max(1, min(self._block, _ELEMENTS // width))
         begin = 0

@@ -135,7 +135,8 @@ def weighted_verdict(source: Source, sidecar: Sidecar, progress: Progress | None
     for first in range(0, len(hopeful), together):
         batch = hopeful[first : first + together]
         for tile, elements in zip(batch, _read(source, batch, sidecar.block), strict=True):
-            mended, not_mended = _solved(tile, elements, sidecar)
+            with np.errstate(all="ignore"):  # of elements that are not finite
+                mended, not_mended = _solved(tile, elements, sidecar)
             faults += mended
             refused += not_mended
     return Verdict(sorted(faults), sorted(refused), sidecar.itemsize)
@@ -208,9 +209,8 @@ def _crossings(tile: _Tile, elements: np.ndarray, sidecar: Sidecar) -> list[tupl
         row = elements[number - top].astype(np.float64)
         places = np.flatnonzero(~np.isfinite(row))
         if len(places) == 0:
-            with np.errstate(all="ignore"):
-                plain, weighted = powers @ row - _stored(sidecar)[0][tile.side, :2, number]
-                places = np.rint([weighted / plain - 1])
+            plain, weighted = powers @ row - _stored(sidecar)[0][tile.side, :2, number]
+            places = np.rint([weighted / plain - 1])
         if len(places) != 1 or places[0] not in columns:
             return []
         found.append((number - top, int(places[0])))
@@ -234,11 +234,10 @@ def _rebuilt(row: int, column: int, elements: np.ndarray, tile: _Tile, sidecar: 
         if not np.isfinite(others).all():
             return None
         for power, total in enumerate(stored.astype(np.float64).tolist()):
-            with np.errstate(over="ignore", invalid="ignore"):
-                terms = np.arange(1.0, len(line) + 1) ** power * others
-                answer = (total - terms.sum()) / (place + 1) ** power
-                magnitude = np.abs(terms).sum() / (place + 1) ** power + abs(answer)
-                margin = 2 * gamma(sidecar.block, stored.dtype) * magnitude
+            terms = np.arange(1.0, len(line) + 1) ** power * others
+            answer = (total - terms.sum()) / (place + 1) ** power
+            magnitude = np.abs(terms).sum() / (place + 1) ** power + abs(answer)
+            margin = 2 * gamma(sidecar.block, stored.dtype) * magnitude
             if np.isfinite(margin):
                 answers.append(answer)
                 margins.append(margin)
@@ -259,10 +258,9 @@ def _numbers(low: float, high: float, dtype: np.dtype) -> np.ndarray | None:
         if first > last:
             return None
         return np.array([int(first)] if first == last and least <= int(first) <= most else [0, 0], dtype)
-    with np.errstate(over="ignore"):
-        both = np.array([low, high]).astype(dtype)
     if low > high:
         return None
+    both = np.array([low, high]).astype(dtype)
     # Rounding never changes the order: a number between the two would lie between what they are rounded to.
     if both[0] != both[1] or not np.isfinite(both[0].astype(np.float64)):
         return both
