@@ -6,6 +6,8 @@ TSKMeans
     scikit-learn's ``KMeans``, on the CPU and on NVIDIA GPUs.
 kmeans_batched
     Many K-means problems of one shape at once.
+abft
+    Checksums that find and repair numbers that went wrong, in arrays and in files of any size.
 matmul, gram
     Tall-and-skinny products A · B and Aᵀ · A, of NumPy, CuPy or torch arrays.
 open_matrix
@@ -16,10 +18,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["TSKMeans", "gram", "kmeans_batched", "matmul", "open_matrix"]
+__all__ = ["TSKMeans", "abft", "gram", "kmeans_batched", "matmul", "open_matrix"]
 
 _HOMES = {
     "TSKMeans": "tsapps.apps.kmeans",
+    "abft": "tsapps.apps.abft",  # a module itself
     "gram": "tsapps.kernels.product",
     "kmeans_batched": "tsapps.apps.kmeans",
     "matmul": "tsapps.kernels.product",
@@ -27,6 +30,7 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    from tsapps.apps import abft
     from tsapps.apps.kmeans import TSKMeans, kmeans_batched
     from tsapps.kernels.product import gram, matmul
     from tsapps.matrix import open_matrix
@@ -34,7 +38,8 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
+        home = import_module(_HOMES[name])
+        value = home if home.__name__.endswith(f".{name}") else getattr(home, name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'tsapps' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -4,7 +4,7 @@ from enum import IntEnum
 
 from tsapps.kernels.backend import NoDeviceError
 
-__all__ = ["ExitCode", "MatrixError", "NoDeviceError", "UsageError"]
+__all__ = ["CorruptionError", "ExitCode", "MatrixError", "NoDeviceError", "UsageError"]
 
 
 class ExitCode(IntEnum):
@@ -23,3 +23,7 @@ class MatrixError(ValueError):
 
 class UsageError(ValueError):
     """What was asked for cannot be done with what was given (an existing output, k larger than n, …)."""
+
+
+class CorruptionError(ValueError):
+    """A matrix, or the sidecar with its checksums, is not what it was, and what it was is not known."""

@@ -1,16 +1,8 @@
 """The exact code of data at rest: sums of its words by which corrupted ones are found, and are as they were again.
 
-Bytes are taken as they lie, as little-endian words of 32 bits, the last filled up with zeros: NaN payloads, negative
-zeros and denormals are words like others. The words are dealt out to `width` *columns* in turn, and of every column,
-512 words one after the other are a *block*:
-
-              column 0   column 1   …   column width − 1
-    row 0     word 0     word 1         word width − 1        512 rows are a *stripe*: width blocks of 512 words,
-    row 1     word width …                                    the last stripe's of fewer
-    …
-
-So a run of `width` words that were overwritten (a sector, a page) is one word of as many blocks. The five sums of a
-block of L words x₀ … x_{L−1} are
+Bytes are taken as they lie, as little-endian words of 32 bits, so that NaN payloads, negative zeros and denormals are
+words like others; blocks of 512 of them are columns, as `layout.py` deals them out. The five sums of a block of L words
+x₀ … x_{L−1} are
 
     S_k = Σ_j C(r_j + k − 1, k) · x_j   with   r_j = L − j,   k = 0 … 4,
 
@@ -26,29 +18,18 @@ Source: R. Prony (1795) for the nodes of a sum of powers; I. Reed and G. Solomon
 whole numbers in place of a finite field.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from math import comb, isqrt
 
 import numpy as np
 
-__all__ = [
-    "ROWS",
-    "SUMS",
-    "WORD",
-    "Fault",
-    "Layout",
-    "block_faults",
-    "exact_sums",
-    "in_stripes",
-    "layout",
-    "stripe_faults",
-]
+from tsapps.apps.abft.layout import ROWS, WORD, Layout
+from tsapps.apps.abft.threads import one_thread
 
-#: Words of a block; sums of one; bytes of a word.
-ROWS, SUMS, WORD = 512, 5, 4
-# The most columns: a run of 16 KiB is repaired.
-_WIDTH = 4096
+__all__ = ["SUMS", "ExactSums", "block_faults"]
+
+#: Sums of a block.
+SUMS = 5
 _MODULUS = 1 << 64
 # The weight of a word in the last sum, by how many words are left of its block, itself included.
 _LAST_WEIGHTS = [comb(r + SUMS - 2, SUMS - 1) if r else 0 for r in range(ROWS + 1)]
@@ -61,142 +42,95 @@ _WEIGHTS = np.array(
     ],
     np.float64,
 )
-# Rows that are multiplied at a time, for what they are converted to to be in a CPU's cache.
-_TOGETHER = 32
+# Rows and columns of words that are multiplied at a time, for what they are converted to to be in a CPU's cache.
+_TOGETHER, _BESIDE = 32, 4096
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How so many bytes are dealt out.
+class ExactSums:
+    """The sums of the blocks of bytes that come in parts of any size, stripe by stripe.
 
-    Attributes
+    Besides one stripe's sums, one row of words is in memory.
+
+    Parameters
     ----------
-    n_bytes : int
-    width : int
-        Columns.
+    of : Layout
+    ended : callable
+        Called with the number of a stripe and its sums, (5, width) uint64, once these are whole; the array is then the
+        callee's.
     """
 
-    n_bytes: int
-    width: int
+    def __init__(self, of: Layout, ended: Callable[[int, np.ndarray], None]) -> None:
+        self._of, self._ended = of, ended
+        self._came = self._waiting = 0
+        self._row = np.zeros(of.width * WORD, np.uint8)  # of words of which more than one part has something
+        self._stripe = self._done = 0
+        self._sums = np.zeros((SUMS, of.width), np.uint64)
 
-    @property
-    def n_words(self) -> int:
-        """Words, the last of which may be filled up."""
-        return -(-self.n_bytes // WORD)
+    def add(self, part: np.ndarray) -> None:
+        """Add some bytes, uint8.
 
-    @property
-    def stripes(self) -> int:
-        """Stripes of 512 rows, the last of which may have fewer."""
-        return -(-self.n_words // (self.width * ROWS))
+        Raises
+        ------
+        ValueError
+            If there are more than were announced.
+        """
+        size = len(self._row)
+        self._came += len(part)
+        if self._came > self._of.n_bytes:
+            raise ValueError(f"more than the {self._of.n_bytes} bytes that were announced")
+        if self._waiting:
+            here, part = part[: size - self._waiting], part[size - self._waiting :]
+            self._row[self._waiting : self._waiting + len(here)] = here
+            self._waiting += len(here)
+            if self._waiting < size:
+                return
+            self._add_rows(self._row)
+        self._waiting = len(part) % size
+        whole = len(part) - self._waiting
+        self._add_rows(part[:whole])
+        self._row[: self._waiting] = part[whole:]
 
-    def rows(self, stripe: int) -> int:
-        """Return the rows of a stripe; words past the last are zero."""
-        left = self.n_words - stripe * self.width * ROWS
-        return min(ROWS, -(-left // self.width))
+    def finish(self) -> None:
+        """End the last stripe, the last word of which is filled up with zeros.
 
-    def stripe_bytes(self, stripe: int) -> tuple[int, int]:
-        """Return where the bytes of a stripe begin and end."""
-        begin = stripe * ROWS * self.width * WORD
-        return begin, min(self.n_bytes, begin + ROWS * self.width * WORD)
+        Raises
+        ------
+        ValueError
+            If fewer bytes have come than were announced.
+        """
+        if self._came != self._of.n_bytes:
+            raise ValueError(f"{self._came} of the {self._of.n_bytes} bytes that were announced have come")
+        if self._waiting:
+            self._row[self._waiting :] = 0
+            self._waiting = 0
+            self._add_rows(self._row)
 
-
-def layout(n_bytes: int) -> Layout:
-    """Return how so many bytes are dealt out: in as many columns as have full blocks, 4096 at most.
-
-    Raises
-    ------
-    ValueError
-        If there are none.
-    """
-    if n_bytes < 1:
-        raise ValueError(f"there is nothing to encode: {n_bytes} bytes")
-    return Layout(n_bytes, min(_WIDTH, max(1, -(-n_bytes // WORD) // ROWS)))
-
-
-def in_stripes(parts: Iterable[memoryview], of: Layout) -> Iterator[memoryview]:
-    """Yield bytes that come in parts of any size stripe by stripe; one is there until the next is asked for.
-
-    Raises
-    ------
-    ValueError
-        If there are more or fewer than were announced.
-    """
-    size, came, waiting = ROWS * of.width * WORD, 0, 0
-    pieces = memoryview(bytearray(size))  # of a stripe that more than one part has something of
-    for some in parts:
-        part = some.cast("B")
-        came += len(part)
-        if came > of.n_bytes:
-            raise ValueError(f"more than the {of.n_bytes} bytes that were announced")
-        while len(part):
-            here = part[: size - waiting]
-            part = part[len(here) :]
-            if len(here) == size:
-                yield here
-                continue
-            pieces[waiting : waiting + len(here)] = here
-            waiting += len(here)
-            if waiting == size:
-                yield pieces
-                waiting = 0
-    if came != of.n_bytes:
-        raise ValueError(f"{came} of the {of.n_bytes} bytes that were announced have come")
-    if waiting:
-        yield pieces[:waiting]
+    def _add_rows(self, data: np.ndarray) -> None:
+        """Add whole rows of words."""
+        words = data.view("<u4").reshape(-1, self._of.width)
+        while len(words):
+            left = self._of.rows(self._stripe) - self._done
+            here, words = words[:left], words[left:]
+            _add(self._sums, here, left)
+            self._done += len(here)
+            if len(here) == left:
+                self._ended(self._stripe, self._sums)
+                self._stripe, self._done = self._stripe + 1, 0
+                self._sums = np.zeros((SUMS, self._of.width), np.uint64)
 
 
-def exact_sums(parts: Iterable[memoryview], of: Layout) -> np.ndarray:
-    """Return the sums of all blocks of bytes that come in parts of any size, (stripes, 5, width) uint64.
-
-    Raises
-    ------
-    ValueError
-        If there are more or fewer than were announced.
-    """
-    sums = np.empty((of.stripes, SUMS, of.width), np.uint64)
-    for stripe, data in enumerate(in_stripes(parts, of)):
-        sums[stripe] = _sums(_words(data, stripe, of))
-    return sums
-
-
-def _words(data: memoryview, stripe: int, of: Layout) -> np.ndarray:
-    """Return the bytes of a stripe as rows of words, (rows, width) uint32, the last filled up with zeros."""
-    rows = of.rows(stripe)
-    if len(data) < rows * of.width * WORD:
-        filled = np.zeros(rows * of.width * WORD, np.uint8)
-        filled[: len(data)] = data
-        data = filled.data
-    return np.frombuffer(data, "<u4").reshape(rows, of.width)
-
-
-def _sums(words: np.ndarray) -> np.ndarray:
-    """Return the sums of the blocks of a stripe's words, (5, width) uint64."""
-    sums = np.zeros((SUMS, words.shape[1]), np.uint64)
-    for begin in range(0, len(words), _TOGETHER):
-        some, left = words[begin : begin + _TOGETHER], len(words) - begin
-        # Below 2⁵³, as C(515, 4) · 2¹⁶ is: exact.
-        halves = some.view("<u2").astype(np.float64)
-        products = (_WEIGHTS[:, left : left - len(some) : -1] @ halves).astype(np.uint64)
-        products[SUMS - 1] += products[SUMS] << np.uint64(16)
-        sums += products[:SUMS, 0::2] + (products[:SUMS, 1::2] << np.uint64(16))
-    return sums
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A word that is not what it was.
-
-    Attributes
-    ----------
-    offset : int
-        Of its first byte, from the first of all.
-    found, was : int
-        What it is and what it was, 0 … 2³² − 1.
-    """
-
-    offset: int
-    found: int
-    was: int
+def _add(sums: np.ndarray, words: np.ndarray, left: int) -> None:
+    """Add rows of words to the sums of their blocks, (5, width), of which `left` rows are left, these included."""
+    with one_thread():
+        for column in range(0, words.shape[1], _BESIDE):
+            to = sums[:, column : column + _BESIDE]
+            for begin in range(0, len(words), _TOGETHER):
+                some = words[begin : begin + _TOGETHER, column : column + _BESIDE]
+                # Below 2⁵³, as C(515, 4) · 2¹⁶ is: exact.
+                halves = some.view("<u2").astype(np.float64)
+                products = (_WEIGHTS[:, left - begin : left - begin - len(some) : -1] @ halves).astype(np.uint64)
+                products[SUMS - 1] += products[SUMS] << np.uint64(16)
+                to += products[:SUMS, 0::2] + (products[:SUMS, 1::2] << np.uint64(16))
 
 
 def block_faults(found: Sequence[int], expected: Sequence[int], length: int) -> list[tuple[int, int]] | None:
@@ -254,47 +188,3 @@ def _two(p0: int, p1: int, p2: int, p3: int) -> list[tuple[int, int]] | None:
     if rest or delta == 0 or delta == p0:
         return None
     return [(high, delta), (low, p0 - delta)]
-
-
-def stripe_faults(data: memoryview, stripe: int, expected: np.ndarray, of: Layout) -> tuple[list[Fault], list[int]]:
-    """Return the faults of one stripe's bytes, and the columns of blocks that were changed and cannot be repaired.
-
-    Parameters
-    ----------
-    data : memoryview
-        The bytes of the stripe.
-    stripe : int
-    expected : numpy.ndarray of shape (5, width)
-        Its sums, as they were.
-    of : Layout
-
-    Returns
-    -------
-    faults : list of Fault
-        In the order of their offsets.
-    refused : list of int
-        Columns.
-    """
-    words = _words(data, stripe, of)
-    sums = _sums(words)
-    faults, refused = [], []
-    for column in np.flatnonzero((sums != expected).any(axis=0)).tolist():
-        found = block_faults(sums[:, column].tolist(), expected[:, column].tolist(), len(words))
-        repaired = list(_repaired(found, words[:, column], stripe, column, of)) if found is not None else []
-        if found is None or len(repaired) < len(found):
-            refused.append(column)
-        else:
-            faults += repaired
-    return sorted(faults, key=lambda fault: fault.offset), refused
-
-
-def _repaired(found: list[tuple[int, int]], block: np.ndarray, stripe: int, column: int, of: Layout) -> Iterator[Fault]:
-    """Yield the faults of a block whose words were words, and are not past the last byte."""
-    for row, delta in found:
-        offset = ((stripe * ROWS + row) * of.width + column) * WORD
-        now = int(block[row])
-        was = now - delta
-        # Bytes that the last word was filled up with are zero, and nobody changed them.
-        beyond = max(0, offset + WORD - of.n_bytes)
-        if 0 <= was < 1 << 32 and offset < of.n_bytes and (beyond == 0 or was >> 8 * (WORD - beyond) == 0):
-            yield Fault(offset, now, was)

@@ -1,130 +1,191 @@
 """Data at rest: its checksums, which of its numbers are not what they were, and its bytes as they were.
 
-All of it is one pass over rows, as `open_matrix` gives them, of a matrix of any size: some MiB are in memory at a time.
-The bytes are those of the elements row by row, in the machine's byte order, which is little-endian.
+All of it is one pass over rows, as `open_matrix` gives them, of a matrix of any size: some tens of MiB are in memory at
+a time besides the checksums. The bytes are those of the elements row by row, in the machine's byte order, which is
+little-endian.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tsapps.apps.abft.exact import WORD, Fault, exact_sums, in_stripes, layout, stripe_faults
+from tsapps.apps.abft.exact import SUMS, ExactSums
+from tsapps.apps.abft.exact_faults import ExactCheck, exact_verdict
+from tsapps.apps.abft.layout import layout
 from tsapps.apps.abft.sidecar import Sidecar
+from tsapps.apps.abft.source import Progress, Source, as_source, bytes_of, name_of, parts
+from tsapps.apps.abft.verdict import ChangedError, Verdict
+from tsapps.apps.abft.weighted import WeightedSums
+from tsapps.apps.abft.weighted_faults import WeightedCheck, weighted_verdict
 
-__all__ = ["AmbiguousError", "Verdict", "encode", "repaired", "verify"]
+__all__ = ["CODES", "encode", "repaired", "sums_of", "verify"]
 
-# Rows are asked for by so many bytes.
-_BLOCK_BYTES = 1 << 24
-
-
-class AmbiguousError(ValueError):
-    """More was changed than can be repaired for certain."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What is not as it was.
-
-    Attributes
-    ----------
-    faults : list of Fault
-        Words that can be repaired, by their offsets.
-    refused : list of (stripe, column)
-        Blocks in which more was changed than two words, so that what they were is not known.
-    """
-
-    faults: list[Fault] = field(default_factory=list)
-    refused: list[tuple[int, int]] = field(default_factory=list)
-
-    @property
-    def clean(self) -> bool:
-        """Whether everything is as it was."""
-        return not self.faults and not self.refused
-
-    def elements(self, sidecar: Sidecar) -> list[tuple[int, int]]:
-        """Return the rows and columns of the matrix whose elements can be repaired, each once, in order."""
-        size, d = np.dtype(sidecar.dtype).itemsize, sidecar.shape[1]
-        touched = {
-            offset // size
-            for fault in self.faults
-            for offset in range(fault.offset, min(fault.offset + WORD, sidecar.n_bytes))
-            if (fault.found ^ fault.was) >> 8 * (offset - fault.offset) & 0xFF
-        }
-        return [divmod(element, d) for element in sorted(touched)]
+CODES = ("exact", "float", "both")
 
 
-def encode(source: Any) -> Sidecar:
-    """Return the checksums of a matrix.
+def encode(
+    X: Any, *, code: str = "both", weights: int = 2, block: int = 512, progress: Progress | None = None
+) -> Sidecar:
+    """Return the checksums of a matrix, by which changed elements are found and repaired later.
 
     Parameters
     ----------
-    source : Matrix
-        As `open_matrix` gives it; its elements are read once, and taken bit by bit.
+    X : array of any library, or Matrix
+        NumPy, CuPy, torch, an object with DLPack or ``__cuda_array_interface__``, or what `open_matrix` gives, of any
+        size; read once. An array of one dimension is a matrix of one row.
+    code : {"both", "exact", "float"}, optional
+        "exact" is sums of words, which repair any two of 512 bit by bit, and cost 2 %. "float" is weighted sums of
+        elements along rows and columns, which a product carries along; they cost 8·weights·(m·⌈n / block⌉ +
+        n·⌈m / block⌉) bytes (half of it for float16 and bfloat16), which is more than the matrix where it has only few
+        rows or columns.
+    weights : int, optional
+        Of the float code, 1 to 4.
+    block : int, optional
+        Elements of its sums: 256, 512 or 1024.
+    progress : callable, optional
+        Called with the bytes that have been read so far.
+
+    Returns
+    -------
+    Sidecar
+
+    Raises
+    ------
+    ValueError
+        If a parameter is not one of those, the array is empty or has more than two dimensions.
+    TypeError
+        If `X` is no array of a known kind, or not one of numbers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> A = np.arange(12.0).reshape(3, 4)
+    >>> sidecar = encode(A)
+    >>> A[1, 2] = np.nan
+    >>> verify(A, sidecar).elements(sidecar)
+    [(1, 2)]
     """
-    sums = exact_sums(_bytes_of(source), layout(source.nbytes))
-    return Sidecar(tuple(source.shape), source.dtype.name, source.nbytes, sums)
+    if code not in CODES:
+        raise ValueError(f"code must be one of {', '.join(CODES)}, got {code!r}")
+    source = as_source(X)
+    sums = sums_of(source, code, weights, block, progress)
+    if code == "exact":
+        weights = block = 0
+    return Sidecar(
+        source.shape,
+        source.dtype.name,
+        bytes_of(source),
+        exact=sums.get("exact"),
+        rows=sums.get("rows"),
+        columns=sums.get("columns"),
+        block=block,
+        weights=weights,
+    )
 
 
-def verify(source: Any, sidecar: Sidecar) -> Verdict:
+def sums_of(
+    source: Source, code: str, weights: int, block: int, progress: Progress | None = None
+) -> dict[str, np.ndarray]:
+    """Return the sums of a matrix as a sidecar has them, by their names, from one pass over it on the CPU."""
+    found: dict[str, np.ndarray] = {}
+    exact = weighted = None
+    if code != "float":
+        of = layout(source.shape, source.dtype.itemsize)
+        found["exact"] = np.empty((of.stripes, SUMS, of.width), np.uint64)
+        exact = ExactSums(of, found["exact"].__setitem__)
+    if code != "exact":
+        weighted = WeightedSums(source.shape, source.dtype.name, weights, block)
+        found |= {"rows": weighted.rows, "columns": weighted.columns}
+    for row, column, elements in parts(source, progress):
+        if exact is not None:
+            exact.add(elements.reshape(-1).view(np.uint8))
+        if weighted is not None:
+            weighted.add(row, column, elements)
+    if exact is not None:
+        exact.finish()
+    return found
+
+
+def verify(X: Any, sidecar: Sidecar, *, progress: Progress | None = None) -> Verdict:
     """Return what of a matrix is not as it was when its sidecar was made.
+
+    The exact code decides where the sidecar has it. The float code alone sees no change that is within rounding of its
+    sums, nor a zero's sign or which NaN it is, and says nothing of rows and columns with elements that are not finite.
+
+    Parameters
+    ----------
+    X : array of any library, or Matrix
+        As for `encode`; it need not lie where it lay then.
+    sidecar : Sidecar
+    progress : callable, optional
+        Called with the bytes that have been read so far; what is wrong is then read again, and not counted.
 
     Raises
     ------
     ValueError
         If the matrix has another shape or dtype.
     """
-    verdict = Verdict()
-    for _, faults, refused in _judged(source, sidecar):
-        verdict.faults.extend(faults)
-        verdict.refused.extend(refused)
-    return verdict
+    source = as_source(X)
+    found, expected = (tuple(source.shape), source.dtype.name), (sidecar.shape, sidecar.dtype)
+    if found != expected:
+        raise ValueError(
+            f"{name_of(source)}: is {found[0][0]} × {found[0][1]} {found[1]}, and its sidecar is of a matrix of "
+            f"{expected[0][0]} × {expected[0][1]} {expected[1]}: name the sidecar that was made of it"
+        )
+    if sidecar.exact is not None:
+        return exact_verdict(source, sidecar, progress)
+    return weighted_verdict(source, sidecar, progress)
 
 
-def repaired(source: Any, sidecar: Sidecar) -> Iterator[bytes]:
-    """Yield the bytes of a matrix as they were, some MiB at a time.
+def repaired(
+    X: Any, sidecar: Sidecar, *, verdict: Verdict | None = None, progress: Progress | None = None
+) -> Iterator[bytes]:
+    """Return the bytes of a matrix as they were, some MiB at a time.
+
+    The matrix is read twice: to find what is wrong, before this returns; and again as its bytes are asked for, whose
+    sums must then be those of the sidecar.
+
+    Parameters
+    ----------
+    X : array of any library, or Matrix
+    sidecar : Sidecar
+    verdict : Verdict, optional
+        What `verify` found of it, to read it only once more.
+    progress : callable, optional
+        Called with the bytes that have been given so far.
+
+    Returns
+    -------
+    iterator of bytes
+        Of the elements row by row. It may raise `ChangedError`: then none of what came is to be used.
 
     Raises
     ------
     ValueError
         If the matrix has another shape or dtype.
     AmbiguousError
-        Where more was changed than can be repaired: what came before is right, what would follow is not known.
+        If more was changed than can be repaired.
     """
-    of = layout(sidecar.n_bytes)
-    for stripe, (data, faults, refused) in enumerate(_judged(source, sidecar)):
-        begin, end = of.stripe_bytes(stripe)
-        if refused:
-            raise AmbiguousError(
-                f"{source.name}: in {len(refused)} blocks of stripe {stripe} more was changed than two words each: "
-                f"restore bytes {begin} to {end} from a copy"
-            )
-        right = bytearray(data)
-        for fault in faults:
-            place = fault.offset - begin
-            word = fault.was.to_bytes(WORD, "little")[: len(right) - place]
-            right[place : place + len(word)] = word
-        yield bytes(right)
+    source = as_source(X)
+    if verdict is None:
+        verdict = verify(source, sidecar)
+    verdict.check_repairable(name_of(source))
+    return _patched(source, sidecar, verdict, progress)
 
 
-def _judged(source: Any, sidecar: Sidecar) -> Iterator[tuple[memoryview, list[Fault], list[tuple[int, int]]]]:
-    """Yield the bytes of each stripe, its faults, and its blocks that are refused."""
-    found, expected = (tuple(source.shape), source.dtype.name), (sidecar.shape, sidecar.dtype)
-    if found != expected:
-        raise ValueError(
-            f"{source.name}: is {found[0][0]} × {found[0][1]} {found[1]}, and its sidecar is of a matrix of "
-            f"{expected[0][0]} × {expected[0][1]} {expected[1]}: name the sidecar that was made of it"
-        )
-    of = layout(sidecar.n_bytes)
-    for stripe, data in enumerate(in_stripes(_bytes_of(source), of)):
-        faults, refused = stripe_faults(data, stripe, sidecar.exact[stripe], of)
-        yield data, faults, [(stripe, column) for column in refused]
-
-
-def _bytes_of(source: Any) -> Iterator[memoryview]:
-    """Yield the bytes of a matrix, row by row, some MiB at a time."""
-    rows = max(1, _BLOCK_BYTES // (source.shape[1] * source.dtype.itemsize))
-    for _, block in source.blocks(rows):
-        host = block if isinstance(block, np.ndarray) else block.get()
-        yield host.reshape(-1).view(np.uint8).data
+def _patched(source: Source, sidecar: Sidecar, verdict: Verdict, progress: Progress | None) -> Iterator[bytes]:
+    """Yield the bytes of a matrix with patches, and hold their sums against the sidecar's."""
+    offsets, was = verdict.patches()
+    check: ExactCheck | WeightedCheck = WeightedCheck(sidecar) if sidecar.exact is None else ExactCheck(sidecar)
+    begin = 0
+    for row, column, elements in parts(source, progress):
+        right = elements.copy()
+        content = right.reshape(-1).view(np.uint8)
+        first, last = np.searchsorted(offsets, [begin, begin + len(content)])
+        content[offsets[first:last] - begin] = was[first:last]
+        check.add(row, column, right)
+        yield content.tobytes()
+        begin += len(content)
+    if not check.passed():
+        raise ChangedError(name_of(source))

@@ -3,68 +3,126 @@
 A safetensors container, which other programs read too: 8 bytes that say how long the header is, the header in JSON,
 then the tensors one after the other, little-endian. Version 1 has
 
-    __metadata__   format        "tsapps-abft"
-                   version       "1"
-                   shape, dtype  of the matrix, as JSON: "[20480, 20480]", "float32"
-                   bytes         of its elements, row by row
-                   digest        SHA-256 of all that is here, in hexadecimal
-    exact          U64 (stripes, 5, columns): the sums of exact.py, of those bytes
+    __metadata__   format          "tsapps-abft"
+                   version         "1"
+                   shape, dtype    of the matrix (m, n), as JSON: "[20480, 20480]", "float32"
+                   bytes           of its elements, row by row
+                   code            "exact", "float" or "both"
+                   block, weights  of the float code; "0" where there is none
+                   digest          SHA-256 of all that is here, in hexadecimal
+    exact          U64 (stripes, 5, width): the sums of exact.py, of those bytes
+    rows           F64 or F32 (⌈n / block⌉, weights, m): the sums of weighted.py along rows
+    columns        F64 or F32 (⌈m / block⌉, weights, n): and along columns
 
-The digest is of the other metadata, as JSON with sorted keys and no spaces, and then of every tensor in the order of
-their names: the name, a zero byte, and its bytes. A sidecar that does not have the digest that it says it has was
-corrupted, and tells nothing of the matrix.
+of which `exact` is there, or `rows` and `columns`, or all three. The digest is of the other metadata, as JSON with
+sorted keys and no spaces, and then of every tensor in the order of their names: the name, a zero byte, and its bytes. A
+sidecar that does not have the digest that it says it has was corrupted, and tells nothing of the matrix.
 """
 
 import hashlib
 import json
+import os
+import secrets
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from tsapps.apps.abft.exact import SUMS, layout
+from tsapps.apps.abft.exact import SUMS
+from tsapps.apps.abft.layout import layout
+from tsapps.apps.abft.weighted import check_weighted, columns_shape, rows_shape, sums_dtype
 
-__all__ = ["FORMAT", "VERSION", "Sidecar", "SidecarError", "read_sidecar", "write_sidecar"]
+__all__ = ["FORMAT", "VERSION", "Sidecar", "SidecarError", "dump_sidecar", "read_sidecar", "write_sidecar"]
 
 FORMAT, VERSION = "tsapps-abft", "1"
 _LENGTH = struct.Struct("<Q")
 # A header is some hundred bytes; a length beyond this is no length.
 _MOST_HEADER = 1 << 20
+_TYPES: dict[str, np.dtype[Any]] = {"U64": np.dtype("<u8"), "F64": np.dtype("<f8"), "F32": np.dtype("<f4")}
+_TYPE_NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 class SidecarError(ValueError):
     """A file is no sidecar, or one that was corrupted, or of a version that is not known here."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sidecar:
     """What is known of a matrix as it was.
 
     Attributes
     ----------
     shape : tuple of int
+        (m, n).
     dtype : str
         The name of its elements' type.
     n_bytes : int
         Of its elements.
-    exact : numpy.ndarray of shape (stripes, 5, columns), uint64
+    exact : numpy.ndarray of shape (stripes, 5, width), uint64, or None
         The sums of `exact.py`.
+    rows : numpy.ndarray of shape (⌈n / block⌉, weights, m), float64 or float32, or None
+        The sums of `weighted.py` along rows.
+    columns : numpy.ndarray of shape (⌈m / block⌉, weights, n), float64 or float32, or None
+        And along columns.
+    block, weights : int
+        Of these; 0 where there are none.
+
+    Raises
+    ------
+    ValueError
+        If these do not fit each other.
     """
 
     shape: tuple[int, int]
     dtype: str
     n_bytes: int
-    exact: np.ndarray
+    exact: np.ndarray | None = None
+    rows: np.ndarray | None = None
+    columns: np.ndarray | None = None
+    block: int = 0
+    weights: int = 0
 
     def __post_init__(self) -> None:
-        of = layout(self.n_bytes)
-        if self.exact.shape != (of.stripes, SUMS, of.width) or self.exact.dtype != np.uint64:
-            raise ValueError(
-                f"the sums of {self.n_bytes} bytes are uint64 of shape {(of.stripes, SUMS, of.width)}, "
-                f"got {self.exact.dtype} of shape {self.exact.shape}"
-            )
+        elements = self.shape[0] * self.shape[1]
+        if min(self.shape) < 1 or self.n_bytes < 1 or self.n_bytes % elements:
+            raise ValueError(f"{self.shape[0]} × {self.shape[1]} elements cannot have {self.n_bytes} bytes")
+        if (self.rows is None) != (self.columns is None):
+            raise ValueError("the float code has sums along rows and along columns: one of both is missing")
+        if self.exact is None and self.rows is None:
+            raise ValueError("there are no sums of either code")
+        expected: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+        if self.exact is not None:
+            of = layout(self.shape, self.itemsize)
+            expected["exact"] = np.dtype(np.uint64), (of.stripes, SUMS, of.width)
+        if self.rows is not None:
+            check_weighted(self.weights, self.block)
+            dtype = sums_dtype(self.dtype)
+            expected["rows"] = dtype, rows_shape(self.shape, self.weights, self.block)
+            expected["columns"] = dtype, columns_shape(self.shape, self.weights, self.block)
+        elif (self.block, self.weights) != (0, 0):
+            raise ValueError(f"there is no float code that has blocks of {self.block} and {self.weights} weights")
+        for name, (dtype, shape) in expected.items():
+            found = getattr(self, name)
+            if found.shape != shape or found.dtype != dtype:
+                raise ValueError(
+                    f"the {name} sums of {self.shape[0]} × {self.shape[1]} {self.dtype} are {dtype} of shape {shape}, "
+                    f"got {found.dtype} of shape {found.shape}"
+                )
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.n_bytes // (self.shape[0] * self.shape[1])
+
+    @property
+    def code(self) -> str:
+        """Which code it has: "exact", "float" or "both"."""
+        if self.rows is None:
+            return "exact"
+        return "float" if self.exact is None else "both"
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -75,12 +133,20 @@ class Sidecar:
             "shape": json.dumps(list(self.shape)),
             "dtype": self.dtype,
             "bytes": str(self.n_bytes),
+            "code": self.code,
+            "block": str(self.block),
+            "weights": str(self.weights),
         }
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
         """The arrays by their names, little-endian."""
-        return {"exact": np.ascontiguousarray(self.exact, "<u8")}
+        arrays = {"exact": self.exact, "rows": self.rows, "columns": self.columns}
+        return {
+            name: np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+            for name, array in arrays.items()
+            if array is not None
+        }
 
 
 def _digest(metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> str:
@@ -91,20 +157,43 @@ def _digest(metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def write_sidecar(file: BinaryIO, sidecar: Sidecar) -> None:
+def dump_sidecar(file: BinaryIO, sidecar: Sidecar) -> None:
     """Write a sidecar to a binary file, from where it stands."""
     tensors, metadata = sidecar.tensors, sidecar.metadata
     header: dict[str, Any] = {"__metadata__": {**metadata, "digest": _digest(metadata, tensors)}}
     begin = 0
     for name in sorted(tensors):
-        end = begin + tensors[name].nbytes
-        header[name] = {"dtype": "U64", "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
+        end, kind = begin + tensors[name].nbytes, _TYPE_NAMES[tensors[name].dtype]
+        header[name] = {"dtype": kind, "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
         begin = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     file.write(_LENGTH.pack(len(text)) + text)
     for name in sorted(tensors):
         file.write(tensors[name].data)
+
+
+def write_sidecar(path: str | PathLike[str], sidecar: Sidecar) -> None:
+    """Write a sidecar to a file, whole or not at all; what had its name is replaced.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    target = os.path.realpath(path)
+    directory, base = os.path.split(target)
+    temporary = os.path.join(directory, f".{base[:40]}.{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            dump_sidecar(file, sidecar)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(FileNotFoundError):  # where it was never opened, or has its name already
+            os.unlink(temporary)
+        raise
 
 
 def read_sidecar(path: str | PathLike[str]) -> Sidecar:
@@ -123,7 +212,7 @@ def read_sidecar(path: str | PathLike[str]) -> Sidecar:
         size = _LENGTH.unpack(begin)[0] if len(begin) == _LENGTH.size else 0
         if not 2 <= size <= _MOST_HEADER:
             raise SidecarError(f"{name}: is no sidecar of abft-encode: it does not begin with the length of a header")
-        text, data = file.read(size), file.read()
+        text, data = file.read(size), memoryview(file.read())
     try:
         header = json.loads(text)
         metadata = {str(key): str(value) for key, value in header["__metadata__"].items()}
@@ -138,7 +227,15 @@ def read_sidecar(path: str | PathLike[str]) -> Sidecar:
         if digest != _digest(metadata, tensors):
             raise SidecarError(f"{name}: was corrupted: encode the matrix again, if it is known to be right")
         rows, columns = json.loads(metadata["shape"])
-        return Sidecar((int(rows), int(columns)), metadata["dtype"], int(metadata["bytes"]), tensors["exact"])
+        block, weights = int(metadata["block"]), int(metadata["weights"])
+        return Sidecar(
+            (int(rows), int(columns)),
+            metadata["dtype"],
+            int(metadata["bytes"]),
+            **tensors,
+            block=block,
+            weights=weights,
+        )
     except SidecarError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -147,9 +244,11 @@ def read_sidecar(path: str | PathLike[str]) -> Sidecar:
         ) from error
 
 
-def _tensor(entry: dict[str, Any], data: bytes) -> np.ndarray:
-    """Return one tensor of the container."""
+def _tensor(entry: dict[str, Any], data: memoryview) -> np.ndarray:
+    """Return one tensor of the container, a view of its bytes."""
     begin, end = entry["data_offsets"]
-    if entry["dtype"] != "U64" or not 0 <= begin <= end <= len(data):
+    if entry["dtype"] not in _TYPES or not 0 <= begin <= end <= len(data):
         raise ValueError(f"a tensor of {entry['dtype']} from byte {begin} to {end} of {len(data)}")
-    return np.frombuffer(data[begin:end], "<u8").reshape(entry["shape"]).astype(np.uint64)
+    kind: np.dtype[Any] = _TYPES[entry["dtype"]]
+    array = np.frombuffer(data[begin:end], kind).reshape(entry["shape"])
+    return array.astype(array.dtype.newbyteorder("="), copy=False)

@@ -1,5 +1,6 @@
 """The exact code: sums of words, and what they tell of words that were changed."""
 
+from dataclasses import replace
 from itertools import pairwise
 from math import comb
 
@@ -8,7 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.apps.abft.exact import ROWS, SUMS, WORD, Fault, block_faults, exact_sums, layout, stripe_faults
+from tsapps.apps.abft.exact import SUMS, ExactSums, block_faults
+from tsapps.apps.abft.layout import ROWS, WORD, layout
+from tsapps.apps.abft.rest import encode, verify
+from tsapps.apps.abft.verdict import Fault, Region
 
 WORDS = st.integers(0, 2**32 - 1)
 
@@ -19,20 +23,30 @@ def sums_of(words):
     return [sum(comb(length - j + k - 1, k) * int(x) for j, x in enumerate(words)) % 2**64 for k in range(SUMS)]
 
 
-def encode(data):
-    return exact_sums([memoryview(data)], layout(len(data)))
+def sums(parts, of):
+    """All stripes' sums of bytes in parts."""
+    found = []
+    exact = ExactSums(of, lambda stripe, one: found.append((stripe, one)))
+    for part in parts:
+        exact.add(np.frombuffer(part, np.uint8))
+    exact.finish()
+    assert [stripe for stripe, _ in found] == list(range(of.stripes))
+    return np.stack([one for _, one in found])
 
 
-def faults(data, sums):
-    """All faults of some bytes, and the blocks that are refused."""
-    of = layout(len(data))
-    found, refused = [], []
-    for stripe in range(of.stripes):
-        begin, end = of.stripe_bytes(stripe)
-        here, not_here = stripe_faults(memoryview(data)[begin:end], stripe, sums[stripe], of)
-        found += here
-        refused += [(stripe, column) for column in not_here]
-    return found, refused
+def matrix(data):
+    """Bytes as a matrix of one row."""
+    return np.frombuffer(data, np.uint8).reshape(1, -1)
+
+
+def encoded(data):
+    return encode(matrix(data), code="exact")
+
+
+def faults(data, sidecar):
+    """All faults of some bytes, and the regions that are refused."""
+    verdict = verify(matrix(data), sidecar)
+    return list(verdict.faults), list(verdict.refused)
 
 
 def repaired(data, found):
@@ -47,8 +61,8 @@ def repaired(data, found):
 def test_by_hand():
     # Words 7, 0, 5: sums 12; 12 + 5 + … by adding up once more each time.
     data = np.array([7, 0, 5], "<u4").tobytes()
-    sums = encode(data)
-    assert sums[0, :, 0].tolist() == [12, 3 * 7 + 5, 6 * 7 + 5, 10 * 7 + 5, 15 * 7 + 5]
+    sums = encoded(data)
+    assert sums.exact[0, :, 0].tolist() == [12, 3 * 7 + 5, 6 * 7 + 5, 10 * 7 + 5, 15 * 7 + 5]
     # The second word becomes 4: all differences are 4 times weights of r = 2.
     damaged = np.array([7, 4, 5], "<u4").tobytes()
     found, refused = faults(damaged, sums)
@@ -64,40 +78,51 @@ def test_whole_numbers_fit():
     exact = [sum(comb(ROWS - j + k - 1, k) * x for j, x in enumerate(full)) for k in range(SUMS)]
     assert max(exact[:4]) < 2**64 < exact[4]
     data = np.full(ROWS, 2**32 - 1, "<u4").tobytes()
-    assert encode(data)[0, :, 0].tolist() == sums_of(full)
+    assert encoded(data).exact[0, :, 0].tolist() == sums_of(full)
 
 
-@pytest.mark.parametrize("n_bytes", [1, 3, 4, 5, 2047, 2048, 2049, 4096, 100_003, 9_000_001])
-def test_sums_are_those_of_the_definition(n_bytes, rng):
-    data = rng.integers(0, 256, n_bytes, np.uint8).tobytes()
-    of = layout(n_bytes)
-    sums = encode(data)
-    words = np.frombuffer(data + bytes(-n_bytes % WORD), "<u4")
+@pytest.mark.parametrize(
+    ("shape", "itemsize"),
+    [
+        *(((1, n), 1) for n in (1, 3, 4, 5, 2047, 2048, 2049, 4096, 100_003, 9_000_001)),
+        ((5000, 7), 1),  # rows of words of several odd rows
+        ((5001, 7), 2),
+        ((600, 5000), 4),  # as wide as the matrix
+        ((513, 3), 8),
+        ((300_000, 3), 2),
+    ],
+)
+def test_sums_are_those_of_the_definition(shape, itemsize, rng):
+    of = layout(shape, itemsize)
+    data = rng.integers(0, 256, of.n_bytes, np.uint8).tobytes()
+    found = sums([data], of)
+    assert found.shape == (of.stripes, SUMS, of.width)
+    words = np.frombuffer(data + bytes(-of.n_bytes % WORD), "<u4")
     for stripe, column in {(0, 0), (of.stripes - 1, of.width - 1), (of.stripes // 2, of.width // 2)}:
         here = words[stripe * ROWS * of.width :][: ROWS * of.width]
         here = np.append(here, np.zeros(-len(here) % of.width, np.uint32)).reshape(-1, of.width)
         assert len(here) == of.rows(stripe)
-        assert sums[stripe, :, column].tolist() == sums_of(here[:, column])
+        assert found[stripe, :, column].tolist() == sums_of(here[:, column])
 
 
 @settings(max_examples=50, deadline=None)
-@given(sizes=st.lists(st.integers(0, 5000), min_size=1, max_size=12), seed=st.integers(0, 2**16))
-def test_parts_of_any_size(sizes, seed):
-    n_bytes = sum(sizes) or 1
-    data = np.random.default_rng(seed).integers(0, 256, n_bytes, np.uint8).tobytes()
-    ends = np.cumsum([*sizes, n_bytes - sum(sizes)]).tolist()
-    parts = [memoryview(data)[begin:end] for begin, end in pairwise([0, *ends])]
-    np.testing.assert_array_equal(exact_sums(parts, layout(n_bytes)), encode(data))
+@given(
+    sizes=st.lists(st.integers(0, 5000), min_size=1, max_size=12), columns=st.integers(1, 9), seed=st.integers(0, 2**16)
+)
+def test_parts_of_any_size(sizes, columns, seed):
+    of = layout((-(-(sum(sizes) or 1) // columns), columns), 1)
+    data = np.random.default_rng(seed).integers(0, 256, of.n_bytes, np.uint8).tobytes()
+    ends = [*np.cumsum(sizes).tolist(), of.n_bytes]
+    parts = [data[begin:end] for begin, end in pairwise([0, *ends])]
+    np.testing.assert_array_equal(sums(parts, of), sums([data], of))
 
 
 def test_as_many_bytes_as_announced():
-    some, more = memoryview(b"abcd"), memoryview(b"abcde")
+    of = layout((1, 8), 1)
     with pytest.raises(ValueError, match="4 of the 8 bytes"):
-        exact_sums([some], layout(8))
+        sums([b"abcd"], of)
     with pytest.raises(ValueError, match="more than the 8 bytes"):
-        exact_sums([some, more], layout(8))
-    with pytest.raises(ValueError, match="nothing to encode"):
-        layout(0)
+        sums([b"abcd", b"abcde"], of)
 
 
 @settings(max_examples=300, deadline=None)
@@ -131,18 +156,35 @@ def test_four_words_that_leave_the_first_sums_alone():
     assert block_faults(now, then, 8) is None
 
 
+@settings(max_examples=500, deadline=None)
+@given(data=st.data(), length=st.integers(1, ROWS), seed=st.integers(0, 2**32))
+def test_never_another_correction(data, length, seed):
+    """One to six words, some by as little as a bit: what was, or nothing."""
+    rng = np.random.default_rng(seed)
+    block = rng.integers(0, 2**32, length).tolist()
+    damaged = list(block)
+    for place in data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=6, unique=True)):
+        damaged[place] ^= data.draw(st.one_of(st.integers(0, 31).map(lambda bit: 1 << bit), WORDS))
+    changed = [(place, now - then) for place, (now, then) in enumerate(zip(damaged, block, strict=True)) if now != then]
+    found = block_faults(sums_of(damaged), sums_of(block), length)
+    assert found is None or sorted(found) == changed
+    assert found is not None or len(changed) > 2
+
+
+@pytest.mark.parametrize("shape", [(1, 3_000_000), (3000, 1000), (600, 5000), (750_000, 4)])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int8])
-def test_a_run_of_bytes_is_as_it_was(dtype, rng):
-    """16 KiB overwritten, anywhere: a word each of 4096 blocks, or two."""
-    data = rng.standard_normal(3_000_000).astype(dtype).tobytes()
-    sums, n_bytes = encode(data), len(data)
-    run = layout(n_bytes).width * WORD
-    for begin in (0, n_bytes // 2 + 1, n_bytes - run):
+def test_a_run_of_bytes_is_as_it_was(shape, dtype, rng):
+    """As many words overwritten as there are blocks beside each other, anywhere: a word each of these, or two."""
+    A = rng.standard_normal(shape).astype(dtype)
+    data, sidecar = A.tobytes(), encode(A, code="exact")
+    run = sidecar.exact.shape[2] * WORD
+    assert run >= 4000
+    for begin in (0, len(data) // 2 + 1, len(data) - run):
         damaged = bytearray(data)
         damaged[begin : begin + run] = rng.integers(0, 256, run, np.uint8).tobytes()
-        found, refused = faults(damaged, sums)
-        assert refused == []
-        assert repaired(damaged, found) == data
+        verdict = verify(np.frombuffer(damaged, dtype).reshape(shape), sidecar)
+        assert verdict.refused == []
+        assert repaired(damaged, verdict.faults) == data
 
 
 @pytest.mark.parametrize("bit", range(64))
@@ -152,11 +194,11 @@ def test_any_bit_of_any_number(bit, rng):
     words[:4] = np.array([np.nan, -0.0, 5e-324, np.inf]).view(np.uint64)
     words[4] |= np.uint64(0x7FF0000000000001)  # a signalling NaN
     data = words.tobytes()
-    sums = encode(data)
+    sidecar = encoded(data)
     for place in (0, 1, 2, 3, 4, 4999, int(rng.integers(5000))):
         damaged = words.copy()
         damaged[place] ^= np.uint64(1) << np.uint64(bit)
-        found, refused = faults(damaged.tobytes(), sums)
+        found, refused = faults(damaged.tobytes(), sidecar)
         assert refused == []
         assert len(found) == 1
         assert repaired(damaged.tobytes(), found) == data
@@ -165,7 +207,7 @@ def test_any_bit_of_any_number(bit, rng):
 def test_what_was_filled_up_is_not_repaired():
     """Sums that say that a byte past the last was changed are no fault of the data's."""
     data = bytes(range(1, 8))  # the last word has one byte that nobody wrote
-    sums = encode(data)
-    as_if = encode(bytes([*data, 200]))
-    assert faults(data, as_if)[1] == [(0, 0)]
-    assert faults(data, sums) == ([], [])
+    sidecar = encoded(data)
+    as_if = replace(sidecar, exact=encoded(bytes([*data, 200])).exact)
+    assert faults(data, as_if) == ([], [Region(0, 1, 0, 7)])
+    assert faults(data, sidecar) == ([], [])

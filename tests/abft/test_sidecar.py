@@ -8,40 +8,65 @@ import numpy as np
 import pytest
 
 from tsapps.apps.abft.rest import encode
-from tsapps.apps.abft.sidecar import Sidecar, SidecarError, read_sidecar, write_sidecar
-from tsapps.matrix import open_matrix
+from tsapps.apps.abft.sidecar import Sidecar, SidecarError, dump_sidecar, read_sidecar, write_sidecar
+
+NAMES = "exact", "rows", "columns"
 
 
-def written(sidecar):
-    file = io.BytesIO()
-    write_sidecar(file, sidecar)
-    return file.getvalue()
-
-
-@pytest.fixture
-def path(tmp_path, rng):
+@pytest.fixture(params=["exact", "float", "both"])
+def path(request, tmp_path, rng):
     path = tmp_path / "A.npy.abft"
-    path.write_bytes(written(encode(open_matrix(rng.standard_normal((40, 30)).astype(np.float32)))))
+    write_sidecar(path, encode(rng.standard_normal((12, 9)).astype(np.float32), code=request.param))
     return path
 
 
+def assert_same(found, expected):
+    assert found.metadata == expected.metadata
+    for name in NAMES:
+        one, other = getattr(found, name), getattr(expected, name)
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert one.dtype == other.dtype
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("code", ["exact", "float", "both"])
 @pytest.mark.parametrize(("shape", "dtype"), [((1, 1), "int8"), ((700, 3), "float64"), ((30, 5000), "float16")])
-def test_round_trip(shape, dtype, tmp_path, rng):
-    sidecar = encode(open_matrix((100 * rng.standard_normal(shape)).astype(dtype)))
-    (tmp_path / "A.abft").write_bytes(written(sidecar))
+def test_round_trip(shape, dtype, code, tmp_path, rng):
+    sidecar = encode((100 * rng.standard_normal(shape)).astype(dtype), code=code, weights=3, block=256)
+    write_sidecar(tmp_path / "A.abft", sidecar)
     again = read_sidecar(tmp_path / "A.abft")
-    assert (again.shape, again.dtype, again.n_bytes) == (shape, dtype, sidecar.n_bytes)
-    np.testing.assert_array_equal(again.exact, sidecar.exact)
+    assert (again.shape, again.dtype, again.code) == (shape, dtype, code)
+    assert (again.weights, again.block) == ((0, 0) if code == "exact" else (3, 256))
+    assert_same(again, sidecar)
+
+
+def test_written_whole_or_not_at_all(tmp_path, rng):
+    path = tmp_path / "A.abft"
+    sidecar = encode(rng.standard_normal((5, 4)))
+    write_sidecar(path, sidecar)
+    whole = path.read_bytes()
+    file = io.BytesIO()
+    dump_sidecar(file, sidecar)
+    assert file.getvalue() == whole
+    object.__setattr__(sidecar, "dtype", b"no text")  # fails when the header is made
+    with pytest.raises(TypeError):
+        write_sidecar(path, sidecar)
+    assert path.read_bytes() == whole
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(FileNotFoundError):
+        write_sidecar(tmp_path / "no" / "A.abft", sidecar)
 
 
 def test_another_program_reads_it(path):
     safetensors = pytest.importorskip("safetensors", reason="safetensors is not installed (pip install 'tsapps[io]')")
     expected = read_sidecar(path)
     with safetensors.safe_open(path, framework="numpy") as file:
-        assert list(file.keys()) == ["exact"]
+        assert sorted(file.keys()) == sorted(name for name in NAMES if getattr(expected, name) is not None)
         assert file.metadata()["format"] == "tsapps-abft"
-        assert json.loads(file.metadata()["shape"]) == [40, 30]
-        np.testing.assert_array_equal(file.get_tensor("exact"), expected.exact)
+        assert json.loads(file.metadata()["shape"]) == [12, 9]
+        for name in file.keys():  # noqa: SIM118 it is no dictionary
+            np.testing.assert_array_equal(file.get_tensor(name), getattr(expected, name))
 
 
 def test_every_byte_of_it_is_watched(path):
@@ -56,8 +81,7 @@ def test_every_byte_of_it_is_watched(path):
         except SidecarError:
             continue
         # What is no part of what it says: a space of the header's.
-        assert (found.shape, found.dtype, found.n_bytes) == (expected.shape, expected.dtype, expected.n_bytes)
-        np.testing.assert_array_equal(found.exact, expected.exact)
+        assert_same(found, expected)
 
 
 def test_every_length_of_it_is_watched(path):
@@ -86,6 +110,20 @@ def test_says_what_it_is(path):
         read_sidecar(path.with_name("another"))
 
 
-def test_sums_of_another_size_are_refused():
+def test_sums_that_do_not_fit_are_refused():
+    exact = np.zeros((1, 5, 1), np.uint64)
+    rows, columns = np.zeros((1, 2, 1)), np.zeros((1, 2, 4))
+    Sidecar((1, 4), "int8", 4, exact)
+    Sidecar((1, 4), "int8", 4, rows=rows, columns=columns, block=512, weights=2)
     with pytest.raises(ValueError, match=r"uint64 of shape \(1, 5, 1\), got uint64 of shape \(1, 5, 2\)"):
         Sidecar((1, 4), "int8", 4, np.zeros((1, 5, 2), np.uint64))
+    with pytest.raises(ValueError, match=r"rows sums of 1 × 4 float16 are float32 of shape \(1, 2, 1\), got float64"):
+        Sidecar((1, 4), "float16", 8, rows=rows, columns=columns, block=512, weights=2)
+    with pytest.raises(ValueError, match="1 × 4 elements cannot have 5 bytes"):
+        Sidecar((1, 4), "int8", 5, exact)
+    with pytest.raises(ValueError, match="one of both is missing"):
+        Sidecar((1, 4), "int8", 4, exact, rows=rows, block=512, weights=2)
+    with pytest.raises(ValueError, match="no sums of either code"):
+        Sidecar((1, 4), "int8", 4)
+    with pytest.raises(ValueError, match="blocks of 512 and 2 weights"):
+        Sidecar((1, 4), "int8", 4, exact, block=512, weights=2)

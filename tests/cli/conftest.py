@@ -8,6 +8,7 @@ from sklearn.datasets import load_iris, make_blobs
 from typer.testing import CliRunner
 
 from tsapps.cli import app
+from tsapps.errors import ExitCode
 from tsapps.kernels import backend
 
 NO_GPU = "CuPy is not installed (pip install 'tsapps[cuda13]')"
@@ -81,3 +82,29 @@ def blobs(directory):
     with open("blobs.fbin", "wb") as file:
         file.write(struct.pack("<II", *X.shape) + X.tobytes())
     return X
+
+
+@pytest.fixture
+def flip(directory):
+    """Flip bits of one byte of a file."""
+
+    def flip(name, byte, bits=1):
+        content = bytearray((directory / name).read_bytes())
+        content[byte] ^= bits
+        (directory / name).write_bytes(content)
+
+    return flip
+
+
+@pytest.fixture
+def stop(run, directory):
+    """Run a command that must find corruption and write nothing; return its result."""
+
+    def stop(*args):
+        before = snapshot(directory)
+        result = run(*args)
+        assert result.exit_code == ExitCode.CORRUPTION, result.output
+        assert snapshot(directory) == before
+        return result
+
+    return stop

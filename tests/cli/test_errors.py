@@ -86,7 +86,7 @@ def test_version(directory):
     assert (done.returncode, done.stdout, done.stderr) == (0, f"tsapps {tsapps.__version__}\n", "")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["kmeans", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["kmeans", "--help"], ["abft-correct", "--help"], ["--version"]])
 def test_help_imports_nothing_heavy(arguments):
     program = (
         "import sys\n"

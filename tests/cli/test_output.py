@@ -50,6 +50,44 @@ def test_a_log_sees_sparse_lines_of_a_long_run(monkeypatch):
     assert all(line.startswith("tsapps: iteration ") for line in lines)
 
 
+def test_a_terminal_sees_a_bar(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    with output.byte_bar(quiet=False) as show:
+        show("verifying [x]", 0, 4_000_000)
+        show("copying [x]", 3_000_000, 4_000_000)
+    assert "copying [x]" in terminal.getvalue()
+    assert "3.0/4.0 MB" in terminal.getvalue()
+
+
+def test_a_log_sees_how_much_is_done(monkeypatch):
+    log = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", log)
+    now = iter(range(0, 1000, 6))
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(now))
+    with output.byte_bar(quiet=False) as show:
+        for number in range(1, 5):
+            show("copying", number * 10**9, 4 * 10**9)
+    assert log.getvalue().splitlines() == ["tsapps: copying: 2.00 GB of 4.00 GB", "tsapps: copying: 4.00 GB of 4.00 GB"]
+
+
+def test_a_quiet_bar_shows_nothing(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with output.byte_bar(quiet=True) as show:
+        show("copying", 1, 2)
+    assert terminal.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.00 kB"), (20_480_000_000, "20.48 GB")]
+)
+def test_bytes_for_people(count, text):
+    assert output.gigabytes(count) == text
+
+
 def test_json_refuses_what_json_has_not():
     with pytest.raises(ValueError, match="JSON"):
         output.print_json({"inertia": float("inf")})

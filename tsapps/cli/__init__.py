@@ -17,12 +17,16 @@ import typer
 from typer.core import TyperGroup
 
 from tsapps import __version__
+from tsapps.cli.abft_correct import abft_correct
+from tsapps.cli.abft_encode import abft_encode
+from tsapps.cli.abft_inject import abft_inject
+from tsapps.cli.abft_verify import abft_verify
 from tsapps.cli.info import info
 from tsapps.cli.kmeans import kmeans
 from tsapps.cli.predict import predict
 from tsapps.cli.sample import sample
 from tsapps.cli.tune import tune
-from tsapps.errors import ExitCode, NoDeviceError, UsageError
+from tsapps.errors import CorruptionError, ExitCode, NoDeviceError, UsageError
 
 __all__ = ["app", "main"]
 
@@ -52,6 +56,8 @@ class _Commands(TyperGroup):
             _fail("terminated", 128 + signal.SIGTERM)
         except UsageError as error:
             _fail(error, ExitCode.USAGE)
+        except CorruptionError as error:
+            _fail(error, ExitCode.CORRUPTION)
         except NoDeviceError as error:
             _fail(error, ExitCode.NO_DEVICE)
         except MemoryError as error:
@@ -101,6 +107,10 @@ app = typer.Typer(
 )
 app.command(short_help="Cluster the rows of a matrix.")(kmeans)
 app.command(short_help="Find the nearest centre of every row.")(predict)
+app.command(short_help="Write the checksums of a matrix.")(abft_encode)
+app.command(short_help="Find which numbers of a matrix went wrong.")(abft_verify)
+app.command(short_help="Repair the numbers that went wrong.")(abft_correct)
+app.command(short_help="Damage a matrix, to try things out.")(abft_inject)
 app.command(short_help="Write a data set to try things on.")(sample)
 app.command(short_help="Show versions, devices and memory.")(info)
 app.command(short_help="Measure which kernels are fastest on this GPU.")(tune)
@@ -118,10 +128,10 @@ def _tsapps(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Exact K-means for large matrices, on the CPU and on NVIDIA GPUs.
+    """Exact K-means for large matrices, on the CPU and on NVIDIA GPUs; checksums that find and repair wrong numbers.
 
-    Exit codes: 0 done, 1 failure (bad data, full disk), 2 wrong use (bad option, existing output, missing file), 4 no
-    GPU where one was asked for, 130 interrupted.
+    Exit codes: 0 done, 1 failure (bad data, full disk), 2 wrong use (bad option, existing output, missing file), 3
+    corruption found, 4 no GPU where one was asked for, 130 interrupted.
     """
 
 

@@ -1,4 +1,4 @@
-"""What commands print: one live line while they work, and a table or JSON when they are done."""
+"""What commands print: one live line or a bar while they work, and a table or JSON when they are done."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["gibibytes", "live_line", "print_json", "print_table", "seconds_by_phase"]
+__all__ = ["byte_bar", "gibibytes", "gigabytes", "live_line", "print_json", "print_table", "seconds_by_phase"]
 
 # Where nobody watches, a log gets a line this many seconds apart: a sign of life, and none from a short run.
 _LOG_SECONDS = 10.0
@@ -30,6 +30,32 @@ def live_line(*, quiet: bool) -> Iterator[Callable[[str], None]]:
         with Progress(SpinnerColumn(), TimeElapsedColumn(), text_column, console=console, transient=True) as progress:
             task = progress.add_task("", total=None)
             yield lambda text: progress.update(task, description=text)
+
+
+@contextmanager
+def byte_bar(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """Lend a function that shows on stderr what is done, and how many bytes of how many: a bar, or lines of a log."""
+    if quiet:
+        yield lambda *_: None
+    elif not sys.stderr.isatty():
+        show = _log()
+        yield lambda what, done, total: show(f"{what}: {gigabytes(done)} of {gigabytes(total)}")
+    else:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import TransferSpeedColumn as RateColumn
+
+        console = Console(stderr=True, highlight=False)
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), RateColumn())
+        with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+            task = progress.add_task("", total=None)
+
+            def update(what: str, done: int, total: int) -> None:
+                if progress.tasks[0].description != what:  # rates are those of one kind of work
+                    progress.reset(task, description=what, total=total)
+                progress.update(task, completed=done)
+
+            yield update
 
 
 def _log() -> Callable[[str], None]:
@@ -60,6 +86,14 @@ def seconds_by_phase(seconds: Mapping[str, float]) -> str:
     """Return, for example, ``1.52 (read 0.01, iterate 1.51)``."""
     phases = ", ".join(f"{phase} {value:.2f}" for phase, value in seconds.items() if phase != "total")
     return f"{seconds['total']:.2f} ({phases})"
+
+
+def gigabytes(count: int) -> str:
+    """Return a number of bytes of a file for people: ``20.48 GB``, ``1.3 MB``, ``512 bytes``."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if count >= unit:
+            return f"{count / unit:,.2f} {name}"
+    return f"{count} bytes"
 
 
 def gibibytes(count: int) -> str:

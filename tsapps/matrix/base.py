@@ -2,13 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from tsapps.errors import MatrixError, UsageError
 from tsapps.matrix.checks import check_dtype, check_finite, check_indices, check_shape, current_device, is_floating
+
+if TYPE_CHECKING:
+    from tsapps.matrix.memory import Stored
 
 __all__ = ["ConvertedMatrix", "Matrix"]
 
@@ -29,7 +32,12 @@ class Matrix(ABC):
         An integer or floating-point type, or bfloat16, in the machine's byte order.
     device : int or None
         The GPU on which the elements lie; None for host memory and files.
+    stored : Stored or None
+        Where the elements lie in a file; None for memory, and for files that do not hold them as plain bytes (but as
+        text, compressed, in pieces).
     """
+
+    stored: "Stored | None" = None
 
     def __init__(self, name: str, shape: Sequence[int], dtype: np.dtype, device: int | None = None) -> None:
         check_dtype(dtype, name)

@@ -80,7 +80,7 @@ class VecsMatrix(HostMatrix):
     """Rows that each carry their own d, which is checked as they are read."""
 
     def __init__(self, values: np.ndarray, row_headers: np.ndarray, name: str) -> None:
-        super().__init__(values, name, mapped=True)
+        super().__init__(values, name, file=name, offset=4)
         self._row_headers = row_headers
 
     def _blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -145,7 +145,7 @@ def map_file(
     check_shape(shape, path)
     check_size(path, os.path.getsize(path), offset, shape, dtype)
     elements = np.memmap(path, dtype, "r", offset, (shape[0], shape[1]), order)
-    return HostMatrix(elements.view(np.ndarray), path, mapped=True)
+    return HostMatrix(elements.view(np.ndarray), path, file=path, offset=offset)
 
 
 def check_size(name: str, found: int, header: int, shape: tuple[int, ...], dtype: np.dtype) -> None:

@@ -182,7 +182,8 @@ def open_safetensors(path: str, wanted: str | None) -> Matrix:
     check_shape(shape, full_name)
     with open(path, "rb") as file:
         offset = _safetensors_offset(file, name)
-    return HostMatrix(np.memmap(path, dtype, "r", offset, shape).view(np.ndarray), full_name, mapped=True)
+    elements = np.memmap(path, dtype, "r", offset, shape)
+    return HostMatrix(elements.view(np.ndarray), full_name, file=path, offset=offset)
 
 
 def _safetensors_offset(file: BinaryIO, name: str) -> int:

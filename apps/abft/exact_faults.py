@@ -1,0 +1,112 @@
+"""Which words of a matrix are not what they were, by the exact code: one pass, and a look at the words it names."""
+
+import numpy as np
+
+from tsapps.apps.abft.exact import ExactSums, block_faults
+from tsapps.apps.abft.layout import ROWS, WORD, Layout, fold, layout
+from tsapps.apps.abft.sidecar import Sidecar
+from tsapps.apps.abft.source import Progress, Source, bytes_at, parts
+from tsapps.apps.abft.verdict import Verdict
+
+__all__ = ["ExactCheck", "exact_verdict"]
+
+
+def exact_verdict(source: Source, sidecar: Sidecar, progress: Progress | None = None) -> Verdict:
+    """Return what of a matrix is not as it was, by its sums of words.
+
+    The sums tell which words were changed and by how much; what they are now is then read again, and what they were
+    must be a word.
+    """
+    of, expected = layout(sidecar.shape, sidecar.itemsize), sidecar.exact
+    if expected is None:
+        raise ValueError("the sidecar has no sums of the exact code")
+    solved: list[np.ndarray] = []  # (word, difference, block) of each
+    refused: list[np.ndarray] = []  # blocks
+
+    def ended(stripe: int, sums: np.ndarray) -> None:
+        words, blocks = _differing(sums, expected[stripe], stripe, of)
+        solved.append(words)
+        refused.append(blocks)
+
+    sums = ExactSums(of, ended)
+    for _, _, elements in parts(source, progress):
+        sums.add(elements.reshape(-1).view(np.uint8))
+    sums.finish()
+    words, differences, blocks = np.concatenate(solved).T
+    order = np.argsort(words)
+    words, differences, blocks = words[order], differences[order], blocks[order]
+    found = _words_at(source, words, of)
+    was = found - differences
+    # Bytes that the last word was filled up with are zero, and nobody changed them.
+    most = np.where(words == of.n_words - 1, 1 << 8 * (of.n_bytes - (of.n_words - 1) * WORD), 1 << 8 * WORD)
+    impossible = np.unique(blocks[(was < 0) | (was >= most)])
+    possible = ~np.isin(blocks, impossible)
+    faults = np.stack([words * WORD, found, was], axis=1)[possible]
+    return Verdict(faults, _regions(np.unique(np.concatenate([*refused, impossible])), sidecar, of))
+
+
+def _differing(found: np.ndarray, expected: np.ndarray, stripe: int, of: Layout) -> tuple[np.ndarray, np.ndarray]:
+    """Return (word, difference, block) of what was changed in a stripe's blocks, and the blocks that do not tell."""
+    words, refused = [], []
+    length = of.rows(stripe)
+    for column in np.flatnonzero((found != expected).any(axis=0)).tolist():
+        block = stripe * of.width + column
+        changes = block_faults(found[:, column].tolist(), expected[:, column].tolist(), length)
+        places = [((stripe * ROWS + row) * of.width + column, delta) for row, delta in changes or []]
+        if changes is None or not all(word < of.n_words and abs(delta) < 1 << 32 for word, delta in places):
+            refused.append(block)
+        else:
+            words += [(word, delta, block) for word, delta in places]
+    return np.array(words, np.int64).reshape(-1, 3), np.array(refused, np.int64)
+
+
+def _words_at(source: Source, words: np.ndarray, of: Layout) -> np.ndarray:
+    """Return words of a matrix by their ascending numbers, as int64."""
+    if not len(words):
+        return words
+    offsets = words[:, np.newaxis] * WORD + np.arange(WORD)
+    there = offsets < of.n_bytes
+    content = np.zeros(offsets.shape, np.uint8)
+    content[there] = bytes_at(source, offsets[there])
+    return content.view("<u4")[:, 0].astype(np.int64)
+
+
+def _regions(blocks: np.ndarray, sidecar: Sidecar, of: Layout) -> np.ndarray:
+    """Return the elements that blocks have something of, as `Region` has them, (k, 4)."""
+    n, itemsize = sidecar.shape[1], sidecar.itemsize
+    stripes, columns = np.divmod(blocks, of.width)
+    # Offsets of words from the row of words that they are in, and of that from the first of all.
+    row_bytes, stripe_bytes, first = n * itemsize, ROWS * of.width * WORD, columns * WORD
+    last = first + WORD - 1
+    regions = np.stack(
+        [
+            stripes * stripe_bytes // row_bytes,
+            -(-np.minimum(of.n_bytes, (stripes + 1) * stripe_bytes) // row_bytes),
+            first % row_bytes // itemsize,
+            last % row_bytes // itemsize + 1,
+        ],
+        axis=1,
+    )
+    spread = first // row_bytes != last // row_bytes  # over the end of a row
+    regions[spread | (fold(sidecar.shape, itemsize) == 0), 2:] = 0, n
+    return regions
+
+
+class ExactCheck:
+    """Whether elements that come in parts have a sidecar's sums of words."""
+
+    def __init__(self, sidecar: Sidecar) -> None:
+        self._expected, self._same = sidecar.exact, True
+        self._sums = ExactSums(layout(sidecar.shape, sidecar.itemsize), self._ended)
+
+    def _ended(self, stripe: int, sums: np.ndarray) -> None:
+        self._same = self._same and self._expected is not None and np.array_equal(sums, self._expected[stripe])
+
+    def add(self, _row: int, _column: int, elements: np.ndarray) -> None:
+        """Add some of them, the next."""
+        self._sums.add(elements.reshape(-1).view(np.uint8))
+
+    def passed(self) -> bool:
+        """Return whether the sums are the same, when all have come."""
+        self._sums.finish()
+        return self._same

@@ -1,0 +1,135 @@
+"""Faults for trying checksums out: reproducible changes of an array's bytes, as memory, disks and cables make them."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tsapps.apps.abft.arrays import overwrite
+from tsapps.apps.abft.layout import WORD
+
+__all__ = ["FAULTS", "inject"]
+
+# Of an array and so many of something: the offsets of bytes to be written, ascending, and what.
+_Bytes = tuple[np.ndarray, np.ndarray]
+
+
+def _bits(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
+    """Flip bits of one element."""
+    width = 8 * array.itemsize
+    if size > width:
+        raise ValueError(f"an element of {array.dtype} has {width} bits, and {size} are to be flipped")
+    flips = np.zeros(array.itemsize, np.uint8)
+    for bit in rng.choice(width, size, replace=False).tolist():
+        flips[bit // 8] |= 1 << bit % 8
+    offsets = int(rng.integers(array.size)) * array.itemsize + np.arange(array.itemsize)
+    return offsets, _content(array, offsets) ^ flips
+
+
+def _words(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
+    """Overwrite words of 32 bits, anywhere, every byte by another."""
+    n_words = -(-array.nbytes // WORD)
+    if size > n_words:
+        raise ValueError(f"an array of {array.nbytes} bytes has {n_words} words, and {size} are to be overwritten")
+    words = np.sort(rng.choice(n_words, size, replace=False))
+    offsets = (words[:, np.newaxis] * WORD + np.arange(WORD)).ravel()
+    offsets = offsets[offsets < array.nbytes]
+    return offsets, _content(array, offsets) ^ rng.integers(1, 256, len(offsets), np.uint8)
+
+
+def _burst(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
+    """Overwrite a run of bytes, every one by another."""
+    size = min(size, array.nbytes)
+    offsets = int(rng.integers(array.nbytes - size + 1)) + np.arange(size)
+    return offsets, _content(array, offsets) ^ rng.integers(1, 256, size, np.uint8)
+
+
+def _tile(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
+    """Overwrite a square of elements by zeros."""
+    rows, columns = (int(rng.integers(n - min(n, size) + 1)) + np.arange(min(n, size)) for n in array.shape)
+    elements = (rows[:, np.newaxis] * array.shape[1] + columns).ravel()
+    offsets = (elements[:, np.newaxis] * array.itemsize + np.arange(array.itemsize)).ravel()
+    return offsets, np.zeros(len(offsets), np.uint8)
+
+
+def _rectangle(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
+    """Add δ to two opposite corners of a rectangle and take it from the others: sums of rows and columns stay."""
+    if min(array.shape) < 2:
+        raise ValueError(f"an array of {array.shape[0]} × {array.shape[1]} has no rectangle in it")
+    rows, columns = (np.sort(rng.choice(n, 2, replace=False)) for n in array.shape)
+    corners = array[np.ix_(rows, columns)]
+    signs = np.array([[1, -1], [-1, 1]])
+    with np.errstate(over="ignore", invalid="ignore"):
+        changed = (corners + (size * signs).astype(array.dtype)).astype(array.dtype.newbyteorder("="))
+    offsets = (rows[:, np.newaxis] * array.shape[1] + columns).reshape(-1, 1) * array.itemsize
+    return (offsets + np.arange(array.itemsize)).ravel(), changed.reshape(-1).view(np.uint8)
+
+
+#: What may happen, by its name, and how much of it does unless another size is asked for.
+FAULTS: dict[str, tuple[Callable[[np.ndarray, int, np.random.Generator], _Bytes], int]] = {
+    "bit": (_bits, 1),
+    "two-bits": (_bits, 2),
+    "word": (_words, 1),
+    "words": (_words, 3),
+    "burst": (_burst, 4096),
+    "tile": (_tile, 32),
+    "rectangle": (_rectangle, 1),
+}
+
+
+def inject(
+    array: np.ndarray, fault: str, rng: np.random.Generator, *, size: int | None = None
+) -> list[tuple[int, int]]:
+    """Damage an array, in place.
+
+    Parameters
+    ----------
+    array : numpy.ndarray of shape (m, n)
+        Of any strides and byte order; it may map a file.
+    fault : str
+        bit, two-bits
+            Flips as many different bits of one element.
+        word, words
+            Overwrites so many words of 32 bits, counted from the first byte, every byte of them by another: 1, 3.
+        burst
+            Overwrites a run of so many bytes, every one by another: 4096.
+        tile
+            Overwrites a square of elements, so many a side, by zeros: 32.
+        rectangle
+            Adds so much to two opposite corners of a rectangle and takes it from the other two: 1.
+    rng : numpy.random.Generator
+        The same one does the same.
+    size : int, optional
+        Another number in place of the one above.
+
+    Returns
+    -------
+    list of (row, column)
+        Elements whose bits are others now, in order.
+
+    Raises
+    ------
+    ValueError
+        If the fault is none of these, does not fit into the array, or the array is no matrix or may not be written to.
+    """
+    if fault not in FAULTS:
+        raise ValueError(f"fault must be one of {', '.join(FAULTS)}, got {fault!r}")
+    make, usual = FAULTS[fault]
+    size = usual if size is None else size
+    if size < 1:
+        raise ValueError(f"size must be at least 1, got {size}")
+    if array.ndim != 2 or array.size == 0:
+        raise ValueError(f"expected a matrix with elements, got an array of shape {array.shape}")
+    if not array.flags.writeable:
+        raise ValueError("the array may not be written to: damage a copy")
+    offsets, values = make(array, size, rng)
+    before = overwrite(array, offsets, values)
+    touched = np.unique(offsets[before != values] // array.itemsize)
+    return [divmod(element, array.shape[1]) for element in touched.tolist()]
+
+
+def _content(array: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return single bytes of an array, as they are in C order and the machine's byte order."""
+    elements = np.unique(offsets // array.itemsize)
+    found = array[np.divmod(elements, array.shape[1])]
+    native = found.astype(array.dtype.newbyteorder("=")).view(np.uint8)
+    return native[np.searchsorted(elements, offsets // array.itemsize) * array.itemsize + offsets % array.itemsize]

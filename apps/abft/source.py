@@ -1,0 +1,161 @@
+"""What checksums are made of: a matrix that is read in blocks of rows, whatever holds it, and single bytes of it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from tsapps.kernels.arrays import as_array, kind_of, to_host
+
+__all__ = ["ArraySource", "Progress", "Source", "as_source", "bytes_at", "bytes_of", "name_of", "parts"]
+
+#: What is told how many bytes of a pass have been read.
+Progress = Callable[[int], None]
+
+# Rows are asked for by so many bytes; by more where that would be too few rows to multiply well.
+_PART_BYTES, _MOST_PART_BYTES, _FEW_ROWS = 1 << 24, 1 << 26, 32
+# Of a row that is larger than that, so many elements at a time: a multiple of all blocks of weighted sums.
+_PART_COLUMNS = 1 << 20
+
+
+class Source(Protocol):
+    """A matrix of shape (m, n) that is read in blocks of rows, as often as needed, as `open_matrix` gives it.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : numpy.dtype
+        In the machine's byte order.
+    """
+
+    shape: tuple[int, int]
+    dtype: np.dtype
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
+        """Yield (first row, C-contiguous block of at most `rows` rows), in order."""
+
+    def rows(self, indices: np.ndarray) -> Any:
+        """Return the rows with these indices, in the order asked for, C-contiguous."""
+
+
+class ArraySource:
+    """A NumPy or CuPy array of shape (m, n), of any strides and byte order."""
+
+    name = "the array in memory"
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.shape: tuple[int, int] = (int(array.shape[0]), int(array.shape[1]))
+        self.dtype = np.dtype(array.dtype).newbyteorder("=")
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
+        """Yield (first row, C-contiguous block of at most `rows` rows), in order."""
+        for start in range(0, self.shape[0], rows):
+            yield start, self._plain(slice(start, start + rows))
+
+    def rows(self, indices: np.ndarray) -> Any:
+        """Return the rows with these indices, in the order asked for, C-contiguous."""
+        return self._plain(indices)
+
+    def _plain(self, which: Any) -> Any:
+        if isinstance(self.array, np.ndarray):
+            return np.require(self.array[which], self.dtype, ["C", "A"])
+        import cupy
+
+        with self.array.device:
+            which = which if isinstance(which, slice) else cupy.asarray(which)
+            return cupy.ascontiguousarray(self.array[which])
+
+
+def as_source(X: Any) -> Source:
+    """View an array of any library as a source; what is one already is given back.
+
+    Parameters
+    ----------
+    X : array of any library, or Source
+        Of one or two dimensions; one is a matrix of one row.
+
+    Raises
+    ------
+    TypeError
+        If it is neither, or does not hold integers or floating-point numbers.
+    ValueError
+        If it is empty, or has more dimensions.
+    """
+    if kind_of(X) is None and hasattr(X, "blocks") and hasattr(X, "rows"):
+        return X
+    array = as_array(X)
+    if array.ndim not in (1, 2) or array.size == 0:
+        raise ValueError(
+            f"an array of shape {tuple(array.shape)} has no checksums; expected one or two dimensions and at least one "
+            f"element: reshape it, for example with X.reshape(len(X), -1)"
+        )
+    if np.dtype(array.dtype).kind not in "iuf" and np.dtype(array.dtype).name != "bfloat16":
+        raise TypeError(
+            f"an array of {array.dtype} has no checksums; expected integers or floating-point numbers: "
+            f"view it as such, for example with X.view('uint8')"
+        )
+    return ArraySource(array if array.ndim == 2 else array[None, :])
+
+
+def name_of(source: Any) -> str:
+    """Return what messages call a source."""
+    return getattr(source, "name", "the matrix")
+
+
+def bytes_of(source: Source) -> int:
+    """Return how many bytes the elements of a source are."""
+    return source.shape[0] * source.shape[1] * source.dtype.itemsize
+
+
+def parts(source: Source, progress: Progress | None = None) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Yield (row, column, elements) of a source in the order of its bytes, in host memory, some MiB at a time.
+
+    Parameters
+    ----------
+    source : Source
+    progress : callable, optional
+        Called with the bytes that have been read and are done with.
+
+    Yields
+    ------
+    row, column : int
+        Of the first element: column 0, or a multiple of 2²⁰.
+    elements : numpy.ndarray of shape (some, some)
+        C-contiguous whole rows, or a piece of one.
+    """
+    row_bytes = source.shape[1] * source.dtype.itemsize
+    done = 0
+    for start, block in source.blocks(max(1, _PART_BYTES // row_bytes, min(_FEW_ROWS, _MOST_PART_BYTES // row_bytes))):
+        if len(block) > 1 or row_bytes <= _MOST_PART_BYTES:
+            pieces: Iterator[tuple[int, Any]] = iter([(0, block)])
+        else:
+            pieces = ((j, block[:, j : j + _PART_COLUMNS]) for j in range(0, source.shape[1], _PART_COLUMNS))
+        for column, piece in pieces:
+            elements = to_host(piece)
+            yield start, column, elements
+            done += elements.nbytes
+            if progress is not None:
+                progress(done)
+
+
+def bytes_at(source: Source, offsets: np.ndarray) -> np.ndarray:
+    """Return single bytes of a source, by their ascending offsets from its first: by their rows if these are few.
+
+    Returns
+    -------
+    numpy.ndarray of shape (k,), uint8
+    """
+    row_bytes = source.shape[1] * source.dtype.itemsize
+    rows, places = np.divmod(offsets, row_bytes)
+    wanted = np.unique(rows)
+    if len(wanted) * row_bytes <= _PART_BYTES:
+        content = to_host(source.rows(wanted)).reshape(-1).view(np.uint8)
+        return content[np.searchsorted(wanted, rows) * row_bytes + places]
+    found = np.empty(len(offsets), np.uint8)
+    begin = first = 0
+    for _, _, elements in parts(source):
+        last = int(np.searchsorted(offsets, begin + elements.nbytes))
+        found[first:last] = elements.reshape(-1).view(np.uint8)[offsets[first:last] - begin]
+        begin, first = begin + elements.nbytes, last
+    return found

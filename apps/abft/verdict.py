@@ -1,0 +1,163 @@
+"""What is found when a matrix is held against its checksums: what can be repaired, and what cannot."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+
+import numpy as np
+
+from tsapps.apps.abft.layout import WORD
+
+if TYPE_CHECKING:
+    from tsapps.apps.abft.sidecar import Sidecar
+
+__all__ = ["AmbiguousError", "ChangedError", "Fault", "Records", "Region", "Verdict"]
+
+_T = TypeVar("_T")
+
+
+class AmbiguousError(ValueError):
+    """More was changed than can be repaired for certain."""
+
+
+class ChangedError(ValueError):
+    """A matrix changed while it was read: what was found of it in one pass does not hold in the next.
+
+    Parameters
+    ----------
+    name : str
+        What messages call it.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name}: changed while it was read, so that what is wrong with it is not known: leave it alone until the "
+            f"work is done, and begin again"
+        )
+
+
+class Fault(NamedTuple):
+    """Bytes that are not what they were.
+
+    Attributes
+    ----------
+    offset : int
+        Of the first of them, from the first of all elements, which lie row by row.
+    found, was : int
+        What they are and what they were, as a little-endian number without a sign.
+    size : int
+        How many: 4, a word, by the exact code; those of an element by the float code. Those past the last element's
+        last are zeros that a word was filled up with.
+    """
+
+    offset: int
+    found: int
+    was: int
+    size: int = WORD
+
+
+class Region(NamedTuple):
+    """Elements in rows `row` … `row_end` − 1 and columns `column` … `column_end` − 1."""
+
+    row: int
+    row_end: int
+    column: int
+    column_end: int
+
+
+class Records(Sequence[_T]):
+    """Records that are kept as rows of an array, for there may be millions.
+
+    Parameters
+    ----------
+    array : numpy.ndarray of shape (k, fields)
+    make : callable
+        The record of a row's numbers.
+    """
+
+    def __init__(self, array: np.ndarray, make: Callable[..., _T]) -> None:
+        self.array, self._make = array, make
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @overload
+    def __getitem__(self, index: int) -> _T: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Records[_T]": ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return Records(self.array[index], self._make)
+        return self._make(*self.array[index].tolist())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as lists have none
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} records: {', '.join(map(str, self[:3]))}{', …' if len(self) > 3 else ''}>"
+
+
+class Verdict:
+    """What is not as it was.
+
+    Parameters
+    ----------
+    faults : array-like of shape (k, 3), uint64, optional
+        Offset, found and was.
+    refused : array-like of shape (k, 4), int64, optional
+        As `Region` has them.
+    size : int, optional
+        Bytes of every fault.
+
+    Attributes
+    ----------
+    faults : sequence of Fault
+        What can be repaired, by their offsets.
+    refused : sequence of Region
+        Where more was changed than that, so that what it was is not known. One element alone is known to be wrong; of
+        more, some are.
+    """
+
+    def __init__(self, faults: Any = (), refused: Any = (), size: int = WORD) -> None:
+        self.faults = Records(
+            np.asarray(faults, np.uint64).reshape(-1, 3), lambda offset, found, was: Fault(offset, found, was, size)
+        )
+        self.refused = Records(np.asarray(refused, np.int64).reshape(-1, 4), Region)
+        self._size = size
+
+    @property
+    def clean(self) -> bool:
+        """Whether everything is as it was."""
+        return not self.faults and not self.refused
+
+    def patches(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the offsets of all single bytes that are not what they were, ascending, and what they were.
+
+        Returns
+        -------
+        offsets : numpy.ndarray of shape (k,), int64
+        was : numpy.ndarray of shape (k,), uint8
+        """
+        offsets, found, was = self.faults.array.T
+        shifts = 8 * np.arange(self._size, dtype=np.uint64)
+        old = (was[:, np.newaxis] >> shifts & np.uint64(0xFF)).astype(np.uint8)
+        new = (found[:, np.newaxis] >> shifts & np.uint64(0xFF)).astype(np.uint8)
+        places = offsets.astype(np.int64)[:, np.newaxis] + np.arange(self._size)
+        return places[old != new], old[old != new]
+
+    def elements(self, sidecar: "Sidecar") -> list[tuple[int, int]]:
+        """Return the rows and columns of the elements that can be repaired, each once, in order."""
+        touched = np.unique(self.patches()[0] // sidecar.itemsize)
+        return list(zip(*(part.tolist() for part in np.divmod(touched, sidecar.shape[1])), strict=True))
+
+    def check_repairable(self, name: str) -> None:
+        """Raise `AmbiguousError` if something is refused."""
+        if self.refused:
+            first = self.refused[0]
+            others = f", and {len(self.refused) - 1} more such places" if len(self.refused) > 1 else ""
+            raise AmbiguousError(
+                f"{name}: more was changed than can be repaired for certain, in rows {first.row} to "
+                f"{first.row_end - 1} and columns {first.column} to {first.column_end - 1} (counted from 0){others}: "
+                f"restore these from a copy"
+            )

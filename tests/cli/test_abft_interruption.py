@@ -1,0 +1,124 @@
+"""Checksums and repairs that are stopped from outside, at any moment: no harm to the data, and nothing half written."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tsapps.apps.abft.sidecar import read_sidecar
+
+
+def start(*args):
+    return subprocess.Popen(
+        [sys.executable, "-m", "tsapps", *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # What starts tests in the background may have them, and so their children, ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def finish(process):
+    process.communicate(timeout=60)
+    return process.returncode
+
+
+def temporaries(directory):
+    return [path for path in directory.iterdir() if path.name.startswith(".") and path.name.endswith(".tmp")]
+
+
+def names(directory):
+    return {path.name for path in directory.iterdir()} - {path.name for path in temporaries(directory)}
+
+
+def wait_for_temporary(directory, process):
+    """Wait until a temporary file is there, or the process has ended; return whether one was seen."""
+    while process.poll() is None and not temporaries(directory):
+        time.sleep(0.0005)
+    return bool(temporaries(directory))
+
+
+def clean(directory):
+    for path in temporaries(directory):
+        path.unlink()
+
+
+@pytest.fixture
+def large(directory):
+    """32 MB, of which a pass takes a while."""
+    X = np.random.default_rng(0).random((62_500, 128), np.float32)
+    np.save("x.npy", X)
+    return (directory / "x.npy").read_bytes()
+
+
+@pytest.fixture
+def damaged(succeed, directory, flip, large):
+    """The same with its sidecar, and one bit flipped: the bytes as they were, and as they are."""
+    succeed("abft-encode", "x.npy")
+    flip("x.npy", 20_000_000)
+    return large, (directory / "x.npy").read_bytes()
+
+
+def timed(*args):
+    began = time.monotonic()
+    assert finish(start(*args)) == 0
+    return time.monotonic() - began
+
+
+def test_killed_at_any_moment_of_encoding(directory, large):
+    whole = timed("abft-encode", "x.npy", "--out", "whole.abft")
+    expected = (directory / "whole.abft").read_bytes()
+    moments = random.Random(0)
+    for attempt in range(8):
+        process = start("abft-encode", "x.npy")
+        if attempt < 5:
+            time.sleep(moments.uniform(0.3, 1) * whole)
+        else:  # while the sidecar is written
+            wait_for_temporary(directory, process)
+        process.kill()
+        finish(process)
+        assert (directory / "x.npy").read_bytes() == large
+        assert names(directory) <= {"x.npy", "whole.abft", "x.npy.abft"}
+        if (directory / "x.npy.abft").exists():
+            assert (directory / "x.npy.abft").read_bytes() == expected
+            (directory / "x.npy.abft").unlink()
+        clean(directory)
+
+
+def test_killed_at_any_moment_of_repairing(directory, damaged):
+    right, wrong = damaged
+    whole = timed("abft-correct", "x.npy", "--out", "right.npy")
+    moments = random.Random(0)
+    for attempt in range(8):
+        (directory / "x.npy").write_bytes(wrong)
+        process = start("abft-correct", "x.npy", "--in-place")
+        if attempt < 3:
+            time.sleep(moments.uniform(0.3, 1) * whole)
+        else:  # while the copy is written, verified, brought to the disk
+            assert wait_for_temporary(directory, process)
+            time.sleep(moments.uniform(0, 0.1))
+        process.kill()
+        finish(process)
+        assert (directory / "x.npy").read_bytes() in (wrong, right)
+        assert names(directory) == {"x.npy", "x.npy.abft", "right.npy"}
+        read_sidecar("x.npy.abft")
+        clean(directory)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "line"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_stopped_while_a_copy_is_written(directory, damaged, number, code, line):
+    _, wrong = damaged
+    process = start("abft-correct", "x.npy", "--in-place")
+    assert wait_for_temporary(directory, process)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert stderr.decode() == f"tsapps: {line}\n"
+    assert (directory / "x.npy").read_bytes() == wrong
+    assert {path.name for path in directory.iterdir()} == {"x.npy", "x.npy.abft"}

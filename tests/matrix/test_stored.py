@@ -1,0 +1,73 @@
+"""Where elements lie in files that hold them as plain bytes."""
+
+import numpy as np
+import pytest
+
+from tsapps.matrix import open_matrix
+
+X = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+def write_vecs(path, array, dtype):
+    with open(path, "wb") as file:
+        for row in array:
+            file.write(np.int32(len(row)).tobytes() + row.astype(dtype).tobytes())
+
+
+def test_by_hand(tmp_path):
+    write_vecs(tmp_path / "x.fvecs", X, "<f4")
+    stored = open_matrix(tmp_path / "x.fvecs").stored
+    assert (stored.offset, stored.shape, stored.strides) == (4, (4, 3), (16, 4))
+    # Row 1 begins after two headers and three elements; its column 2 is the sixth element.
+    assert [stored.place(byte) for byte in (0, 11, 12, 20)] == [4, 15, 20, 28]
+    np.save(tmp_path / "swapped.npy", X.astype(">f4"))
+    stored = open_matrix(tmp_path / "swapped.npy").stored
+    # The least significant byte comes first among the elements, and last in the file.
+    assert [stored.place(byte) - stored.offset for byte in (0, 3, 4)] == [3, 0, 7]
+
+
+def files(directory, rng):
+    """One file of each kind that holds elements as plain bytes, with what is in it."""
+    A = rng.standard_normal((7, 5))
+    np.save(directory / "c.npy", A)
+    np.save(directory / "fortran.npy", np.asfortranarray(A))
+    np.save(directory / "swapped.npy", A.astype(">f8"))
+    np.save(directory / "both.npy", np.asfortranarray(A.astype(">f8")))
+    np.save(directory / "bytes.npy", rng.integers(-128, 128, (7, 5), np.int8))
+    (directory / "x.fbin").write_bytes(np.array([7, 5], "<u4").tobytes() + A.astype("<f4").tobytes())
+    write_vecs(directory / "x.ivecs", rng.integers(-1000, 1000, (7, 5)), "<i4")
+    safetensors = pytest.importorskip("safetensors.numpy")
+    safetensors.save_file({"other": A[:2], "A": A}, directory / "x.safetensors")
+    half = pytest.importorskip("ml_dtypes").bfloat16
+    safetensors.save_file({"A": A.astype(half)}, directory / "half.safetensors")
+    names = ["c.npy", "fortran.npy", "swapped.npy", "both.npy", "bytes.npy", "x.fbin", "x.ivecs"]
+    return [directory / name for name in names] + [f"{directory}/x.safetensors:A", directory / "half.safetensors"]
+
+
+def test_every_byte_lies_where_it_is_said_to(tmp_path, rng):
+    for path in files(tmp_path, rng):
+        matrix = open_matrix(path)
+        logical = np.concatenate([block for _, block in matrix.blocks(3)]).tobytes()
+        content = (tmp_path / matrix.stored.path).read_bytes()
+        assert bytes(content[matrix.stored.place(byte)] for byte in range(len(logical))) == logical, path
+
+
+def test_another_file_of_the_same_layout(tmp_path, rng):
+    for path in files(tmp_path, rng):
+        matrix = open_matrix(path)
+        copy = tmp_path / ".copy.tmp"
+        copy.write_bytes((tmp_path / matrix.stored.path).read_bytes())
+        matrix.stored.map(copy, write=True)[2, 3] = 7
+        found = matrix.stored.matrix(copy, "the copy")
+        assert (found.name, found.shape, found.dtype) == ("the copy", matrix.shape, matrix.dtype)
+        expected = np.concatenate([block for _, block in matrix.blocks(100)]).copy()
+        expected[2, 3] = 7
+        np.testing.assert_array_equal(np.concatenate([block for _, block in found.blocks(2)]), expected)
+
+
+def test_elsewhere_there_is_no_place(tmp_path):
+    np.savez_compressed(tmp_path / "x.npz", X=X)
+    np.savetxt(tmp_path / "x.csv", X, delimiter=",")
+    for source in (X, tmp_path / "x.npz", tmp_path / "x.csv"):
+        assert open_matrix(source).stored is None
+    assert open_matrix(X, dtype="float64").stored is None

@@ -1,0 +1,116 @@
+"""What the commands about checksums share: options, where a sidecar lies, and how it is read."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tsapps.cli.options import check_input, check_output_file, check_writable, split_name
+from tsapps.errors import CorruptionError, UsageError
+
+if TYPE_CHECKING:
+    from tsapps.apps.abft import Sidecar
+    from tsapps.matrix import Matrix
+
+__all__ = [
+    "AnyData",
+    "Force",
+    "InPlace",
+    "JsonLines",
+    "OutNpy",
+    "SidecarFile",
+    "check_copy",
+    "check_target",
+    "open_protected",
+    "same_file",
+    "sidecar_path",
+]
+
+AnyData = Annotated[
+    str,
+    typer.Argument(metavar="DATA", show_default=False, help="Matrix in a file, as tsapps kmeans --help says."),
+]
+SidecarFile = Annotated[
+    Path | None,
+    typer.Option("--sidecar", metavar="FILE", help="File with its checksums.  [default: DATA.abft, beside DATA]"),
+]
+OutNpy = Annotated[Path | None, typer.Option("--out", metavar="FILE.npy", help="File to write, a copy of DATA.")]
+InPlace = Annotated[
+    bool,
+    typer.Option(
+        "--in-place",
+        help="Replace DATA by a copy of the whole file: .npy, .safetensors, .fbin, .fvecs and their kin.",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace FILE.npy if it exists.")]
+JsonLines = Annotated[
+    bool, typer.Option("--json", help="Print lines of JSON to stdout, a summary the last, and nothing else there.")
+]
+
+
+def sidecar_path(data: str) -> Path:
+    """Return where checksums lie: ``x.npy.abft`` for ``x.npy``, ``x.h5-a-b.abft`` for ``x.h5:a/b``."""
+    file, name = split_name(data)
+    return Path("-".join([file, *filter(None, name.split("/"))]) + ".abft")
+
+
+def same_file(one: Path, other: str) -> bool:
+    """Return whether two paths are those of one file."""
+    return one.exists() and os.path.exists(other) and os.path.samefile(one, other)
+
+
+def check_target(data: str, out: Path | None, *, in_place: bool, force: bool) -> None:
+    """Raise `UsageError` unless a copy of DATA may be written where it was asked for."""
+    if (out is not None) == in_place:
+        raise UsageError("give --out FILE.npy for a copy, or --in-place to replace DATA: one of the two")
+    if out is None:
+        if force:
+            raise UsageError("--force is for --out: --in-place replaces DATA without it")
+        check_writable(Path(split_name(data)[0]))
+        return
+    if same_file(out, split_name(data)[0]):
+        raise UsageError(f"{out}: is DATA itself: give --in-place to replace it")
+    if out.suffix.lower() != ".npy":
+        raise UsageError(f"{out}: expected a name that ends in .npy, the format that is written")
+    check_output_file(out, force=force)
+
+
+def check_copy(data: str, matrix: "Matrix", out: Path | None) -> None:
+    """Raise `UsageError` unless a copy of the matrix can be made: as .npy, or of its own file."""
+    if out is None and matrix.stored is None:
+        raise UsageError(
+            f"{data}: does not hold its elements as plain bytes that could be replaced one by one: give --out FILE.npy "
+            f"in place of --in-place"
+        )
+    if out is not None and matrix.dtype.name == "bfloat16":
+        raise UsageError(f"{out}: .npy holds no bfloat16: give --in-place in place of --out")
+
+
+def open_protected(data: str, path: Path) -> tuple["Matrix", "Sidecar"]:
+    """Open a matrix and read its sidecar.
+
+    Raises
+    ------
+    UsageError
+        If one of the two files is missing.
+    CorruptionError
+        If the sidecar is damaged.
+    MatrixError
+        If the matrix cannot be read.
+    """
+    check_input(data)
+    if not path.is_file():
+        raise UsageError(
+            f"{path}: no such file, which would hold the checksums of {data}: name it with --sidecar; or write it with "
+            f"tsapps abft-encode, if {data} is known to be right"
+        )
+
+    from tsapps.apps.abft import SidecarError, read_sidecar
+    from tsapps.matrix import open_matrix
+
+    try:
+        sidecar = read_sidecar(path)
+    except SidecarError as error:
+        raise CorruptionError(f"the sidecar, not the matrix: {error}") from error
+    return open_matrix(data), sidecar

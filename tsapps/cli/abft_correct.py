@@ -1,0 +1,125 @@
+"""``tsapps abft-correct``: a matrix as it was when its sidecar was written."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tsapps.cli.abft import (
+    AnyData,
+    Force,
+    InPlace,
+    JsonLines,
+    OutNpy,
+    SidecarFile,
+    check_copy,
+    check_target,
+    open_protected,
+    sidecar_path,
+)
+from tsapps.cli.abft_report import changes, describe, print_changes, print_line, regions
+from tsapps.cli.options import Quiet, split_name
+from tsapps.cli.output import byte_bar, print_table
+from tsapps.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from tsapps.apps.abft import Sidecar, Verdict
+    from tsapps.matrix import Matrix
+
+__all__ = ["abft_correct"]
+
+
+def abft_correct(
+    data: AnyData,
+    out: OutNpy = None,
+    in_place: InPlace = False,
+    sidecar: SidecarFile = None,
+    force: Force = False,
+    as_json: JsonLines = False,
+    quiet: Quiet = False,
+) -> None:
+    """Repair DATA bit by bit: write it as it was when abft-encode wrote its sidecar.
+
+    Repairs what is certain: two words of 32 bits of every block of 512. If more was changed anywhere, or the sidecar
+    itself is damaged, it exits with 3 and writes nothing. A copy is written beside the file that it replaces, verified,
+    and only then given its name: whenever the work is stopped, DATA is as it was found, or repaired. If nothing is
+    wrong, --in-place writes nothing.
+    """
+    began = time.perf_counter()
+    check_target(data, out, in_place=in_place, force=force)
+    path = sidecar or sidecar_path(data)
+    matrix, checksums = open_protected(data, path)
+    check_copy(data, matrix, out)
+
+    from tsapps.apps.abft import verify
+
+    with byte_bar(quiet=quiet) as show:
+
+        def report(what: str) -> Callable[[int], None]:
+            return lambda done: show(f"{what} {data}", done, matrix.nbytes)
+
+        verdict = verify(matrix, checksums, progress=report("verifying"))
+        if lost := regions(verdict):
+            others = f" and {len(lost) - 1:,} regions more" if len(lost) > 1 else ""
+            raise CorruptionError(
+                f"{data}: more was changed than can be repaired for certain, in rows {lost[0].row:,} to "
+                f"{lost[0].row_end - 1:,}, columns {lost[0].column:,} to {lost[0].column_end - 1:,}{others} (tsapps "
+                f"abft-verify prints all): restore these from a copy"
+            )
+        written = out is not None or not verdict.clean
+        if written:
+            _write(matrix, verdict, checksums, data, out, report)
+    seconds = time.perf_counter() - began
+
+    place = data if out is None else str(out)
+    count = len(verdict.elements(checksums))
+    if as_json:
+        for change in changes(matrix, verdict, checksums):
+            print_line(change.as_json())
+        summary: dict[str, Any] = {
+            "what": "summary",
+            "input": os.path.abspath(data),
+            "sidecar": os.path.abspath(path),
+            "output": os.path.abspath(place) if written else None,
+            "elements": count,
+            "seconds": seconds,
+        }
+        print_line(summary)
+    elif not quiet:
+        print_table(
+            {
+                "data": describe(data, matrix),
+                "sidecar": str(path),
+                "repaired": f"{count:,} element{'s' if count != 1 else ''}" if count else "nothing: all is as it was",
+                "seconds": f"{seconds:.2f}",
+                "written": f"{place}, and verified" if written else "nothing",
+            }
+        )
+        if count:
+            print_changes(changes(matrix, verdict, checksums), count)
+
+
+def _write(
+    matrix: "Matrix",
+    verdict: "Verdict",
+    checksums: "Sidecar",
+    data: str,
+    out: Path | None,
+    report: Callable[[str], Callable[[int], None]],
+) -> None:
+    """Write the matrix as it was, over its own file or to another, having verified what was written."""
+    from tsapps.apps.abft import verify
+    from tsapps.matrix import replacing
+    from tsapps.matrix.copy import copy_as_npy, copy_file
+
+    with replacing(out or split_name(data)[0]) as file:
+        stored = (copy_file if out is None else copy_as_npy)(matrix, file, report("copying"))
+        for offset, was in zip(*(part.tolist() for part in verdict.patches()), strict=True):
+            os.pwrite(file.fileno(), bytes([was]), stored.place(offset))
+        again = verify(stored.matrix(file.name, data), checksums, progress=report("verifying the copy of"))
+        if not again.clean:
+            raise CorruptionError(
+                f"{data}: its repaired copy has not the checksums that it should have, and was thrown away: memory or "
+                f"disk of this machine fail, or another program writes to {data}: try again, or on another machine"
+            )

@@ -1,0 +1,114 @@
+"""``tsapps abft-encode``: write the checksums of a matrix to a sidecar."""
+
+import os
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tsapps.cli.abft import AnyData, same_file, sidecar_path
+from tsapps.cli.abft_report import describe
+from tsapps.cli.options import Json, Quiet, check_input, check_output_file, split_name
+from tsapps.cli.output import byte_bar, gigabytes, print_json, print_table
+from tsapps.errors import UsageError
+
+__all__ = ["abft_encode"]
+
+
+class Code(StrEnum):
+    """What is written."""
+
+    exact = "exact"
+    float = "float"
+    both = "both"
+
+
+class Block(StrEnum):
+    """Rows or columns that a float checksum is of."""
+
+    b256 = "256"
+    b512 = "512"
+    b1024 = "1024"
+
+
+def abft_encode(
+    ctx: typer.Context,
+    data: AnyData,
+    code: Annotated[
+        Code,
+        typer.Option(
+            help="exact: sums of words, which find every change of up to four words of a block and repair two, bit by "
+            "bit. float: row and column checksums in floating point, which carry over to products. both."
+        ),
+    ] = Code.exact,
+    weights: Annotated[int, typer.Option(min=1, max=4, help="Float checksums of each row and column of a block.")] = 2,
+    block: Annotated[Block, typer.Option(help="Rows, and columns, that a float checksum is of.")] = Block.b512,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to write.  [default: DATA.abft, beside DATA]")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write the checksums of DATA to a sidecar, by which abft-verify and abft-correct find and repair what goes wrong.
+
+    DATA is read once, of any size; its elements are taken bit by bit (NaN payloads, negative zeros and denormals are
+    kept). The exact code takes 2 % of the size of DATA. The sidecar is written whole or not at all.
+    """
+    began = time.perf_counter()
+    out = out or sidecar_path(data)
+    check_input(data)
+    file = split_name(data)[0]
+    if same_file(out, file):
+        raise UsageError(f"{out}: is DATA itself: choose another --out")
+    check_output_file(out, force=force)
+
+    from tsapps.apps.abft import encode
+    from tsapps.apps.abft.sidecar import dump_sidecar
+    from tsapps.matrix import open_matrix, replacing
+    from tsapps.matrix.copy import unchanged
+
+    with unchanged(file), byte_bar(quiet=quiet) as show:
+        matrix = open_matrix(data)
+        sidecar = encode(
+            matrix,
+            code=str(code),
+            weights=weights,
+            block=int(block),
+            progress=lambda done: show(f"encoding {data}", done, matrix.nbytes),
+        )
+    check_output_file(out, force=force)  # again, for hours may have passed
+    with replacing(out) as to:
+        dump_sidecar(to, sidecar)
+    seconds = time.perf_counter() - began
+
+    size = os.path.getsize(out)
+    if as_json:
+        print_json(
+            {
+                "kind": "tsapps abft-encode",
+                "command": ctx.meta["tsapps.command"],
+                "input": os.path.abspath(data),
+                "output": os.path.abspath(out),
+                "n": matrix.shape[0],
+                "d": matrix.shape[1],
+                "dtype": matrix.dtype.name,
+                "bytes": matrix.nbytes,
+                "code": str(code),
+                "weights": weights if code != Code.exact else None,
+                "block": int(block) if code != Code.exact else None,
+                "sidecar_bytes": size,
+                "seconds": seconds,
+            }
+        )
+    elif not quiet:
+        print_table(
+            {
+                "data": describe(data, matrix),
+                "code": str(code),
+                "seconds": f"{seconds:.2f} ({gigabytes(int(matrix.nbytes / seconds))} a second)",
+                "written": f"{out}: {gigabytes(size)}, {100 * size / matrix.nbytes:.1f} % of the data",
+            }
+        )

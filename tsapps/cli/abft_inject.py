@@ -1,0 +1,95 @@
+"""``tsapps abft-inject``: damage a matrix, to try out what finds and repairs it."""
+
+import os
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from tsapps.cli.abft import AnyData, Force, InPlace, JsonLines, OutNpy, check_copy, check_target
+from tsapps.cli.abft_report import describe, differences, print_changes, print_line
+from tsapps.cli.options import Quiet, check_input, split_name
+from tsapps.cli.output import byte_bar, print_table
+
+__all__ = ["abft_inject"]
+
+
+class Kind(StrEnum):
+    """What is done to the elements."""
+
+    bit = "bit"
+    two_bits = "two-bits"
+    word = "word"
+    words = "words"
+    burst = "burst"
+    tile = "tile"
+    rectangle = "rectangle"
+
+
+def abft_inject(
+    data: AnyData,
+    fault: Annotated[
+        Kind,
+        typer.Option(
+            help="bit, two-bits: bits of one element flipped. word, words: one and three words of 32 bits overwritten. "
+            "burst: 4,096 bytes overwritten. tile: 32 × 32 elements zeroed. rectangle: 1 added to two corners of a "
+            "rectangle and taken from the others."
+        ),
+    ] = Kind.bit,
+    count: Annotated[int, typer.Option(min=1, help="Faults, one after the other.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The same seed, the same faults.")] = 0,
+    out: OutNpy = None,
+    in_place: InPlace = False,
+    force: Force = False,
+    as_json: JsonLines = False,
+    quiet: Quiet = False,
+) -> None:
+    """Damage DATA, to try out what abft-verify and abft-correct do.
+
+    Writes a damaged copy, with --in-place over DATA: have another copy then. Prints which elements are not what they
+    were.
+    """
+    check_target(data, out, in_place=in_place, force=force)
+    check_input(data)
+
+    import numpy as np
+
+    from tsapps.apps.abft.faults import inject
+    from tsapps.matrix import open_matrix, replacing
+    from tsapps.matrix.copy import copy_as_npy, copy_file
+
+    matrix = open_matrix(data)
+    check_copy(data, matrix, out)
+    rng = np.random.default_rng(seed)
+    with byte_bar(quiet=quiet) as show, replacing(out or split_name(data)[0]) as file:
+
+        def report(done: int) -> None:
+            show(f"copying {data}", done, matrix.nbytes)
+
+        stored = (copy_file if out is None else copy_as_npy)(matrix, file, report)
+        array = stored.map(file.name, write=True)
+        places = sorted({place for _ in range(count) for place in inject(array, str(fault), rng)})
+        found = list(differences(places, stored.matrix(file.name, data), matrix))
+    if as_json:
+        for change in found:
+            print_line(change.as_json())
+        print_line(
+            {
+                "what": "summary",
+                "input": os.path.abspath(data),
+                "output": os.path.abspath(data if out is None else out),
+                "fault": str(fault),
+                "count": count,
+                "seed": seed,
+                "elements": len(found),
+            }
+        )
+    elif not quiet:
+        print_table(
+            {
+                "data": describe(data, matrix),
+                "damaged": f"{len(found):,} element{'s' if len(found) != 1 else ''}",
+                "written": data if out is None else str(out),
+            }
+        )
+        print_changes(found, len(found), ("is", "was"))

@@ -1,0 +1,184 @@
+"""What was changed in a matrix, element by element and region by region, as tables and as lines of JSON."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from tsapps.cli.output import gigabytes
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tsapps.apps.abft import Region, Sidecar, Verdict
+    from tsapps.matrix import Matrix
+
+__all__ = [
+    "Change",
+    "changes",
+    "describe",
+    "differences",
+    "print_changes",
+    "print_line",
+    "print_regions",
+    "region_as_json",
+    "regions",
+]
+
+# What tables for people show; --json prints all.
+_MOST_SHOWN = 20
+# Rows with changed elements are read again by so many bytes.
+_ROWS_BYTES = 1 << 24
+
+
+def describe(data: str, matrix: "Matrix") -> str:
+    """Return what a table says of a matrix."""
+    return f"{data}: {matrix.shape[0]:,} × {matrix.shape[1]:,} {matrix.dtype}, {gigabytes(matrix.nbytes)}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """An element that is not what it was.
+
+    Attributes
+    ----------
+    row, column : int
+    offset : int
+        Of its first byte among the elements, row by row.
+    found, was : numpy.generic
+        What it is, and what it was; of the matrix's dtype.
+    """
+
+    row: int
+    column: int
+    offset: int
+    found: "np.generic"
+    was: "np.generic"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the change as an object of JSON."""
+        return {
+            "what": "element",
+            "row": self.row,
+            "column": self.column,
+            "offset": self.offset,
+            "found": _bits(self.found),
+            "was": _bits(self.was),
+            "found_value": _json_number(self.found),
+            "was_value": _json_number(self.was),
+        }
+
+
+def changes(matrix: "Matrix", verdict: "Verdict", sidecar: "Sidecar") -> Iterator[Change]:
+    """Yield the elements that can be repaired, in order; their rows are read again, some MiB at a time."""
+    import numpy as np
+
+    offsets, was = verdict.patches()
+    size, d = matrix.dtype.itemsize, matrix.shape[1]
+    by_row = _by_row(verdict.elements(sidecar))
+    for some in _some_rows(by_row, d * size):
+        for row, values in zip(some, matrix.rows(some), strict=True):
+            for column in by_row[row]:
+                offset = (row * d + column) * size
+                first, last = np.searchsorted(offsets, [offset, offset + size])
+                right = np.frombuffer(values[column].tobytes(), np.uint8).copy()
+                right[offsets[first:last] - offset] = was[first:last]
+                yield Change(row, column, offset, values[column], right.view(matrix.dtype)[0])
+
+
+def differences(places: Iterable[tuple[int, int]], now: "Matrix", then: "Matrix") -> Iterator[Change]:
+    """Yield which of some elements differ between two matrices of one shape, in the order of their rows."""
+    size, d = now.dtype.itemsize, now.shape[1]
+    by_row = _by_row(places)
+    for some in _some_rows(by_row, d * size):
+        for row, found, was in zip(some, now.rows(some), then.rows(some), strict=True):
+            for column in by_row[row]:
+                if found[column].tobytes() != was[column].tobytes():
+                    yield Change(row, column, (row * d + column) * size, found[column], was[column])
+
+
+def _by_row(places: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """Return the columns of places by their rows."""
+    found: dict[int, list[int]] = {}
+    for row, column in places:
+        found.setdefault(row, []).append(column)
+    return found
+
+
+def _some_rows(rows: Iterable[int], row_bytes: int) -> Iterator[list[int]]:
+    """Yield rows, as many at a time as are some MiB."""
+    waiting = iter(rows)
+    while some := list(islice(waiting, max(1, _ROWS_BYTES // row_bytes))):
+        yield some
+
+
+def regions(verdict: "Verdict") -> list["Region"]:
+    """Return where something was changed and cannot be repaired; what lies side by side is one region."""
+    found: list[Region] = []
+    for region in sorted(verdict.refused):
+        last = found[-1] if found else None
+        if last and last[:2] == region[:2] and region.column <= last.column_end:
+            found[-1] = last._replace(column_end=max(last.column_end, region.column_end))
+        else:
+            found.append(region)
+    return found
+
+
+def region_as_json(region: "Region") -> dict[str, Any]:
+    """Return a region as an object of JSON; the last row and column are part of it."""
+    return {
+        "what": "region",
+        "first_row": region.row,
+        "last_row": region.row_end - 1,
+        "first_column": region.column,
+        "last_column": region.column_end - 1,
+    }
+
+
+def print_line(line: dict[str, Any]) -> None:
+    """Print an object of JSON as one line."""
+    print(json.dumps(line, allow_nan=False))
+
+
+def print_changes(found: Iterable[Change], count: int, heads: tuple[str, str] = ("found", "was")) -> None:
+    """Print the first of so many changed elements as a table."""
+    table = [["row", "column", "byte", *heads]]
+    for change in islice(found, _MOST_SHOWN):
+        values = [f"{_bits(value)}  {value!s}" for value in (change.found, change.was)]
+        table.append([f"{change.row:,}", f"{change.column:,}", f"{change.offset:,}", *values])
+    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
+    print()
+    for cells in table:
+        numbers = (cell.rjust(width) for cell, width in zip(cells[:3], widths[:3], strict=True))
+        print("  ".join([*numbers, cells[3].ljust(widths[3]), cells[4]]))
+    if count > _MOST_SHOWN:
+        print(f"and {count - _MOST_SHOWN:,} more (--json prints all)")
+
+
+def print_regions(found: "list[Region]") -> None:
+    """Print the first regions that cannot be repaired as a table."""
+    table = [["rows", "columns"]]
+    for region in found[:_MOST_SHOWN]:
+        columns = f"{region.column:,} to {region.column_end - 1:,}"
+        table.append([f"{region.row:,} to {region.row_end - 1:,}", columns])
+    width = max(len(rows) for rows, _ in table)
+    print("\nmore was changed than can be repaired for certain, somewhere in each of these:")
+    for rows, columns in table:
+        print(f"{rows.rjust(width)}  {columns}")
+    if len(found) > _MOST_SHOWN:
+        print(f"and {len(found) - _MOST_SHOWN:,} more (--json prints all)")
+
+
+def _bits(value: "np.generic") -> str:
+    size = value.dtype.itemsize
+    return f"0x{int.from_bytes(value.tobytes(), 'little'):0{2 * size}x}"
+
+
+def _json_number(value: "np.generic") -> float | int | str:
+    """Return a number for JSON, which knows no NaN and no infinities: these as text."""
+    import numpy as np
+
+    if value.dtype.kind in "iu":
+        return int(value)
+    return float(value) if np.isfinite(value) else str(value)
