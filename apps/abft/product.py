@@ -110,7 +110,7 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
     Source: K.-H. Huang and J. Abraham, "Algorithm-based fault tolerance for matrix operations", IEEE Transactions on
     Computers (1984). That a suspicion is decided by an exact row is ours (docs/notes/abft.md).
     """
-    index = _check_operands({"A": A, "B": B})
+    (A, B), index = _operands({"A": A, "B": B})
     if index is not None:
         from tsapps.apps.abft import product_gpu
 
@@ -155,12 +155,13 @@ def check_product(
     Of 16-bit elements, a row may be off by what rounding them lost: errors below that are not seen, as they are by
     `matmul`, which checks sums before they are rounded.
     """
-    index = _check_operands({"A": A, "B": B, "C": C})
+    given = C
+    (A, B, C), index = _operands({"A": A, "B": B, "C": C})
     if index is not None:
         from tsapps.apps.abft import product_gpu
 
         bounds, name = _bounds_of(A, B, index, threshold)
-        return _report(C, product_gpu.check(A, B, C, bounds, index, correct=correct), name)
+        return _report(given, product_gpu.check(A, B, C, bounds, index, correct=correct), name)
     a, b, c = _host(A), _host(B), _host(C)
     if correct and not c.flags.writeable:
         raise ValueError("C is read-only; give an array that can be written, or correct=False")
@@ -169,7 +170,7 @@ def check_product(
         first + product_cpu.suspected(c[first : first + len(checks)], checks, bounds, rounded=True)
         for first, _, checks in product_cpu.checked_blocks(a, b, bounds, None)
     ]
-    return _report(C, _judged(a, b, c, rows, bounds, correct=correct), name)
+    return _report(given, _judged(a, b, c, rows, bounds, correct=correct), name)
 
 
 def _judged(
@@ -192,9 +193,12 @@ def _report(C: Any, verdict: Verdict, name: str | float) -> Checked:
 # --- Checks ---------------------------------------------------------------------------------------------------------
 
 
-def _check_operands(operands: dict[str, Any]) -> int | None:
-    """Return the GPU that all operands lie on, or None for host memory, where they agree in that and in all else."""
-    for name, X in operands.items():
+def _operands(given: dict[str, Any]) -> tuple[list[Any], int | None]:
+    """Return operands that agree, as arrays of NumPy, CuPy or torch, and the GPU that they lie on, or None."""
+    operands = dict(given)
+    for name, X in given.items():
+        if kind_of(X) in ("cuda", "dlpack"):
+            operands[name] = X = as_array(X)
         if kind_of(X) in (None, "frame"):
             raise TypeError(
                 f"{name} is a {type(X).__module__}.{type(X).__qualname__}; expected an array of NumPy, CuPy or torch, "
@@ -216,7 +220,7 @@ def _check_operands(operands: dict[str, Any]) -> int | None:
     expected = (A.shape[0], B.shape[1])
     if "C" in operands and tuple(operands["C"].shape) != expected:
         raise ValueError(f"C has shape {tuple(operands['C'].shape)}; expected {expected}, as A · B has")
-    return gpu_index(A)
+    return list(operands.values()), gpu_index(A)
 
 
 def _dtype(X: Any) -> str:

@@ -362,6 +362,26 @@ def test_a_product_that_cannot_be_written():
         check_product(np.ones((4, 3)), np.ones((3, 2)), C, correct=True)
 
 
+def test_dlpack_alone():
+    class Tensor:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack__(self, **options):
+            return self.array.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+    A, B, C = np.ones((4, 3)), np.ones((3, 2)), np.full((4, 2), 3.0)
+    assert matmul(Tensor(A), Tensor(B)).C.tolist() == C.tolist()
+    C[2, 1] = 7
+    tensor = Tensor(C)
+    found = check_product(Tensor(A), Tensor(B), tensor)
+    assert found.faults == [ProductFault(2, 1, 7.0, 3.0)]
+    assert found.C is tensor
+
+
 def test_torch():
     torch = pytest.importorskip("torch")
     A, B = torch.ones(4, 3), torch.ones(3, 2)

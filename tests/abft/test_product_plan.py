@@ -52,18 +52,17 @@ def test_columns_by_hand():
 @pytest.mark.parametrize("dtype", PARTS)
 @pytest.mark.parametrize(("device", "name"), ARCHITECTURES.values())
 def test_there_is_a_plan(device, name, dtype):
-    for k in (1, 3, 16, 33, 64, 65, 1000, 4096, 20_000):
-        for w in (0, 1, 4, 16, 33, 56, 64):
-            for along in (True, False):
-                for aligned in (True, False):
-                    problem = problem_of(dtype, k, w, along=along, aligned=aligned)
-                    plan = checked_plan(problem, KNOWN[device], tuned_table(name))
-                    if plan is None:
-                        # Of which less is kept in shared memory, or by registers: such products are checked afterwards.
-                        assert w * (dtype == "float64") > 0, (k, w, along, aligned)
-                        continue
-                    # What the epilogue asks for: that a warp has all columns of its rows.
-                    assert (plan.warps_n, plan.tile_n, plan.fold) == (1, problem.w, 1)
+    for k in (1, 33, 64, 1000):
+        for w in (0, 1, 16, 64):
+            for along, aligned in ((True, True), (True, False), (False, True)):
+                problem = problem_of(dtype, k, w, along=along, aligned=aligned)
+                plan = checked_plan(problem, KNOWN[device], tuned_table(name))
+                if plan is None:
+                    # Of which less is kept in shared memory, or by registers: such products are checked afterwards.
+                    assert w * (dtype == "float64") > 0, (k, w, along, aligned)
+                    continue
+                # What the epilogue asks for: that a warp has all columns of its rows.
+                assert (plan.warps_n, plan.tile_n, plan.fold) == (1, problem.w, 1)
 
 
 def test_stores():

@@ -64,6 +64,7 @@ using P = tsm2::{PRODUCTS[plan.kernel_name]}<Plan, E>;
 static_assert(sizeof({checked_epilogue(plan.dtype, w, c)}) == {checked_dtype(plan.dtype).itemsize});
 extern "C" void {name}(const void* A, const void* B, const long long* sizes, const void* epilogue, const void* faults,
                        long long n_faults, void* partial, unsigned* arrived, long long blocks) {{
+  static_assert(P::kSharedBytes == {plan.shared_bytes}, "a plan knows the kernel's own sizes");
   using T = Plan::Element;
   const long long m = sizes[0], k = sizes[1], n = sizes[2], lda = sizes[3], a_size = sizes[4];
   const Plan::A::Source a{{static_cast<const T*>(A), lda, m, k, a_size}};

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from tsapps import __version__
+from tsapps.cli.abft_calibrate import abft_calibrate
 from tsapps.cli.info import info
 from tsapps.cli.kmeans import kmeans
 from tsapps.cli.predict import predict
@@ -98,6 +99,9 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help, which needs no import of rich
     pretty_exceptions_enable=False,  # an error that is not expected is a bug: its whole traceback belongs in the report
     context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("abft-calibrate", short_help="Measure rounding errors, for thresholds of protected products.")(
+    abft_calibrate
 )
 app.command(short_help="Cluster the rows of a matrix.")(kmeans)
 app.command(short_help="Find the nearest centre of every row.")(predict)
