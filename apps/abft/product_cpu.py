@@ -171,8 +171,8 @@ def wrong(A: np.ndarray, B: np.ndarray, C: np.ndarray, rows: Iterable[int], boun
     for first in range(0, len(every), step):
         some = every[first : first + step]
         exact, magnitude, square = exact_rows(A[some], B)
-        found = C[some].astype(np.float64)
         with np.errstate(all="ignore"):
+            found = C[some].astype(np.float64)
             allowed = bounds.magnitude * magnitude + bounds.spread * np.sqrt(exact**2 + square) + bounds.absolute
             # What is rounded is the sum, not the exact element.
             allowed += bounds.rounding * (abs(exact) + allowed) + bounds.rounding_absolute

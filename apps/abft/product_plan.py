@@ -41,7 +41,7 @@ JUDGED = np.dtype(
 WRONG = np.dtype([("row", "i8"), ("column", "i8"), ("found", "f8"), ("value", "f8")])
 # Registers that a plan has to have of those that it is estimated to need, where nobody has measured it, for it not to
 # spill; by bytes of an element. And of an SM, and how many a thread may have.
-_ROOM, _REGISTERS, _MOST_REGISTERS = {8: 1.2, 4: 1.4, 2: 1.2}, 65_536, 255
+_ROOM, _REGISTERS, _MOST_REGISTERS = {8: 1.2, 4: 1.5, 2: 1.5}, 65_536, 255
 _BOUNDS = ("magnitude", "spread", "absolute", "rounding", "rounding_absolute", "largest_sum", "largest")
 
 
