@@ -17,7 +17,7 @@ from tsapps.kernels.plan import LibraryAlgorithm
 from tsapps.kernels.problem import ITEMSIZE, Layout, Lies, Problem
 from tsapps.kernels.simple import AnyPlan
 
-__all__ = ["forget_plans", "gram", "matmul", "oriented", "planned", "prepared", "problem_of"]
+__all__ = ["forget_plans", "gram", "matmul", "on_stream", "oriented", "planned", "prepared", "problem_of"]
 
 
 def matmul(A: Any, B: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = None, stream: Any = None) -> Any:
@@ -67,7 +67,7 @@ def matmul(A: Any, B: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = 
         return _on_host(A, B, alpha, beta, out)
     if index is None or index != other:
         raise _apart(A, B)
-    with _on_stream(A, index, stream):
+    with on_stream(A, index, stream):
         a, b = device_matrix("A", A), device_matrix("B", B)
         _check_pair(a, b, a.dtype, b.dtype)
         out, c = _result(A, a, (a.shape[0], b.shape[1]), beta, out, (a, b))
@@ -106,7 +106,7 @@ def gram(A: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = None, stre
     if index is None:
         _check_no_stream(stream)
         return _gram_on_host(A, alpha, beta, out)
-    with _on_stream(A, index, stream):
+    with on_stream(A, index, stream):
         a = device_matrix("A", A)
         _check_dtype("A", a.dtype)
         out, c = _result(A, a, (a.shape[1], a.shape[1]), beta, out, (a,))
@@ -178,8 +178,8 @@ def _made(A: Any, shape: tuple[int, int]) -> Any:
     return cupy.empty(shape, as_array(A).dtype)
 
 
-def _on_stream(A: Any, index: int, stream: Any) -> AbstractContextManager[None]:
-    """Make the caller's stream, and A's GPU, CuPy's current ones."""
+def on_stream(A: Any, index: int, stream: Any = None) -> AbstractContextManager[None]:
+    """Make the caller's stream, or the current one of A's library, and A's GPU, CuPy's current ones."""
     import cupy
 
     if stream is None and kind_of(A) == "torch":

@@ -21,6 +21,7 @@ from tsapps.cli.abft_correct import abft_correct
 from tsapps.cli.abft_encode import abft_encode
 from tsapps.cli.abft_inject import abft_inject
 from tsapps.cli.abft_verify import abft_verify
+from tsapps.cli.abft_calibrate import abft_calibrate
 from tsapps.cli.info import info
 from tsapps.cli.kmeans import kmeans
 from tsapps.cli.predict import predict
@@ -104,6 +105,9 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help, which needs no import of rich
     pretty_exceptions_enable=False,  # an error that is not expected is a bug: its whole traceback belongs in the report
     context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("abft-calibrate", short_help="Measure rounding errors, for thresholds of protected products.")(
+    abft_calibrate
 )
 app.command(short_help="Cluster the rows of a matrix.")(kmeans)
 app.command(short_help="Find the nearest centre of every row.")(predict)

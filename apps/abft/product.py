@@ -1,0 +1,251 @@
+"""Products that are checked as they are computed, and the check of a product that somebody else computed."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tsapps.apps.abft import product_cpu, thresholds
+from tsapps.apps.abft.calibration import Calibration, load_calibration
+from tsapps.apps.abft.thresholds import Bounds
+from tsapps.kernels.arrays import as_array, gpu_index, kind_of, like
+
+__all__ = ["Checked", "ProductFault", "check_product", "matmul"]
+
+# Rows that were suspected, elements that are wrong, and those that are listed.
+Verdict = tuple[int, int, list[product_cpu.Wrong]]
+
+
+@dataclass(frozen=True, order=True)
+class ProductFault:
+    """An element of a product that is not what it should be.
+
+    Attributes
+    ----------
+    row, column : int
+    found : float
+        What it was; may be infinite or no number.
+    value : float
+        What it should be: the exact element, rounded to C's dtype.
+    """
+
+    row: int
+    column: int
+    found: float
+    value: float
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A product, and what its check found.
+
+    Attributes
+    ----------
+    C : array of shape (m, w)
+        The product; repaired, if that was asked for.
+    faults : list of ProductFault
+        By row and column; on a GPU, the first 65,536 that were found.
+    n_faults : int
+        How many there are in all.
+    suspected : int
+        Rows that did not agree with their checksums and were computed again, exactly.
+    threshold : str or float
+        As it was given; of a calibration, "statistical".
+    """
+
+    C: Any
+    faults: list[ProductFault] = field(repr=False)
+    n_faults: int
+    suspected: int
+    threshold: str | float
+
+    @property
+    def clean(self) -> bool:
+        """Whether no element was found to be wrong."""
+        return self.n_faults == 0
+
+
+def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Calibration = "proven") -> Checked:
+    """Compute A · B with checksums that the product carries: what goes wrong on the way is found, and repaired.
+
+    B gets eight columns more, by which every row of the product is checked as it is computed, before it is rounded or
+    stored. Rows that do not agree are computed again, in twice the precision, from A and B, and each of their elements
+    is judged by itself. So checksums only say where to look: what is called wrong is known to be.
+
+    Parameters
+    ----------
+    A : array of shape (m, k)
+        NumPy, CuPy, torch, or anything with DLPack or ``__cuda_array_interface__``; float64, float32, float16 or
+        bfloat16; row- or column-major.
+    B : array of shape (k, w)
+        Of A's dtype, where A lies. Fast for w of at most 64, where A is read once; A is read twice for more.
+    correct : bool
+        Whether elements that are wrong are repaired in C, or only reported.
+    threshold : {"proven", "statistical"}, float or Calibration
+        What an element may be off by. By "proven", what rounding can explain (Higham's bound, |C − AB| ≤ γ·|A||B|) is
+        never called wrong: no false alarms. By "statistical", or a calibration, some hundred times less, which rounding
+        exceeds with the calibration's false-alarm rate at most, an element, where products are in no particular order;
+        made by ``tsapps abft-calibrate`` or `calibrate`. A number: that, absolutely. To each is added what rounding to
+        16 bits may lose.
+
+    Returns
+    -------
+    Checked
+        With C of A's library, row-major.
+
+    Raises
+    ------
+    TypeError
+        If an operand is no array, or of another dtype than these.
+    ValueError
+        If shapes, dtypes or devices do not agree, or there is no such threshold, or no calibration for it.
+
+    Notes
+    -----
+    Found for certain is every element that is off by more than about twice what its whole row may be
+    (`thresholds.proven`), in practice by much less; also what is not a number, or infinite, where the exact element is
+    neither. Errors in one row that cancel in both checksums are not seen, and an element of A that was wrong as it was
+    read is as wrong in the checksums: `check_product` reads A again.
+
+    Source: K.-H. Huang and J. Abraham, "Algorithm-based fault tolerance for matrix operations", IEEE Transactions on
+    Computers (1984). That a suspicion is decided by an exact row is ours (docs/notes/abft.md).
+    """
+    (A, B), index = _operands({"A": A, "B": B})
+    if index is not None:
+        from tsapps.apps.abft import product_gpu
+
+        bounds, name = _bounds_of(A, B, index, threshold)
+        C, verdict = product_gpu.matmul(A, B, bounds, index, correct=correct)
+        return _report(C, verdict, name)
+    a, b = _host(A), _host(B)
+    bounds, name = _bounds_of(a, b, None, threshold)
+    c = np.empty((len(a), b.shape[1]), a.dtype)
+    rows: list[np.ndarray] = []
+    for first, sums, checks in product_cpu.checked_blocks(a, b, bounds, c):
+        rows.append(first + product_cpu.suspected(sums, checks, bounds, rounded=False))
+    return _report(like(c, A), _judged(a, b, c, rows, bounds, correct=correct), name)
+
+
+def check_product(
+    A: Any, B: Any, C: Any, *, correct: bool = False, threshold: str | float | Calibration = "proven"
+) -> Checked:
+    """Check a product that somebody else computed, C = A · B, by reading A and C once.
+
+    Parameters
+    ----------
+    A, B, C : arrays of shapes (m, k), (k, w), (m, w)
+        As for `matmul`; C of their dtype, where they lie.
+    correct : bool
+        Whether elements that are wrong are repaired, in C itself.
+    threshold : {"proven", "statistical"}, float or Calibration
+        As for `matmul`. A product of another precision than its dtype's (tf32) needs a number.
+
+    Returns
+    -------
+    Checked
+        With C as it was given.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for `matmul`; ValueError also if C is to be repaired and read-only.
+
+    Notes
+    -----
+    Of 16-bit elements, a row may be off by what rounding them lost: errors below that are not seen, as they are by
+    `matmul`, which checks sums before they are rounded.
+    """
+    given = C
+    (A, B, C), index = _operands({"A": A, "B": B, "C": C})
+    if index is not None:
+        from tsapps.apps.abft import product_gpu
+
+        bounds, name = _bounds_of(A, B, index, threshold)
+        return _report(given, product_gpu.check(A, B, C, bounds, index, correct=correct), name)
+    a, b, c = _host(A), _host(B), _host(C)
+    if correct and not c.flags.writeable:
+        raise ValueError("C is read-only; give an array that can be written, or correct=False")
+    bounds, name = _bounds_of(a, b, None, threshold)
+    rows = [
+        first + product_cpu.suspected(c[first : first + len(checks)], checks, bounds, rounded=True)
+        for first, _, checks in product_cpu.checked_blocks(a, b, bounds, None)
+    ]
+    return _report(given, _judged(a, b, c, rows, bounds, correct=correct), name)
+
+
+def _judged(
+    a: np.ndarray, b: np.ndarray, c: np.ndarray, blocks: list[np.ndarray], bounds: Bounds, *, correct: bool
+) -> Verdict:
+    """Return what is wrong in the rows that are suspected; it is repaired if that is wanted."""
+    rows = np.concatenate([np.empty(0, np.int64), *blocks])
+    faults = list(product_cpu.wrong(a, b, c, rows, bounds))
+    if correct:
+        for row, column, _, value in faults:
+            c[row, column] = value
+    return len(rows), len(faults), faults
+
+
+def _report(C: Any, verdict: Verdict, name: str | float) -> Checked:
+    suspected, n_faults, faults = verdict
+    return Checked(C, sorted(ProductFault(*one) for one in faults), n_faults, suspected, name)
+
+
+# --- Checks ---------------------------------------------------------------------------------------------------------
+
+
+def _operands(given: dict[str, Any]) -> tuple[list[Any], int | None]:
+    """Return operands that agree, as arrays of NumPy, CuPy or torch, and the GPU that they lie on, or None."""
+    operands = dict(given)
+    for name, X in given.items():
+        if kind_of(X) in ("cuda", "dlpack"):
+            operands[name] = X = as_array(X)
+        if kind_of(X) in (None, "frame"):
+            raise TypeError(
+                f"{name} is a {type(X).__module__}.{type(X).__qualname__}; expected an array of NumPy, CuPy or torch, "
+                "or one with DLPack or __cuda_array_interface__"
+            )
+        dtype = _dtype(X)
+        if dtype not in thresholds.DTYPES:
+            raise TypeError(f"{name} has dtype {dtype}; expected {', '.join(thresholds.DTYPES)}")
+        if X.ndim != 2:
+            raise ValueError(f"{name} has shape {tuple(X.shape)}; expected a matrix, (rows, columns)")
+    A, B = operands["A"], operands["B"]
+    for name, X in operands.items():
+        if _dtype(X) != _dtype(A):
+            raise ValueError(f"A has dtype {_dtype(A)} and {name} {_dtype(X)}; convert one of them")
+        if gpu_index(X) != gpu_index(A):
+            raise ValueError(f"A lies {_where(A)} and {name} {_where(X)}; move one of them")
+    if A.shape[1] != B.shape[0]:
+        raise ValueError(f"A has shape {tuple(A.shape)} and B {tuple(B.shape)}; expected (m, k) and (k, w)")
+    expected = (A.shape[0], B.shape[1])
+    if "C" in operands and tuple(operands["C"].shape) != expected:
+        raise ValueError(f"C has shape {tuple(operands['C'].shape)}; expected {expected}, as A · B has")
+    return list(operands.values()), gpu_index(A)
+
+
+def _dtype(X: Any) -> str:
+    return str(X.dtype).removeprefix("torch.")
+
+
+def _where(X: Any) -> str:
+    index = gpu_index(X)
+    return "in host memory" if index is None else f"on GPU {index}"
+
+
+def _host(X: Any) -> np.ndarray:
+    return np.asarray(as_array(X))
+
+
+def _bounds_of(A: Any, B: Any, index: int | None, threshold: str | float | Calibration) -> tuple[Bounds, str | float]:
+    """Return the bounds of a threshold for a product, and the threshold's name."""
+    (k, w), dtype = B.shape, _dtype(A)
+    if isinstance(threshold, Calibration) or threshold == "statistical":
+        found = load_calibration(dtype, index) if isinstance(threshold, str) else threshold
+        if found.dtype != dtype:
+            raise ValueError(f"the calibration is for {found.dtype}, and A has dtype {dtype}: calibrate for that")
+        return thresholds.statistical(k, w, dtype, found.error(k), found.p), "statistical"
+    if threshold == "proven":
+        return thresholds.proven(k, w, dtype), "proven"
+    if isinstance(threshold, bool | str) or not isinstance(threshold, int | float):
+        raise ValueError(f"threshold is {threshold!r}; expected 'proven', 'statistical', a number or a calibration")
+    return thresholds.absolute(k, w, dtype, float(threshold)), float(threshold)

@@ -1,0 +1,184 @@
+"""Protected products on the CPU: blocks of rows by BLAS, the rows that are suspected, and the elements that are wrong.
+
+B gets eight columns more, so that every row of the product carries its checks (thresholds.py):
+
+    [ B | Σ_j b_lj | Σ_j (j + 1)/w · b_lj | z_l1 s_l | … | z_l6 s_l ]
+
+The second weights see what cancels in the first: errors of +δ and −δ in one row. The random numbers z are a hash of
+their place, the same on every run.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from tsapps.apps.abft.thresholds import Bounds
+
+__all__ = ["CHECKS", "Wrong", "check_columns", "checked_blocks", "exact_rows", "random_signs", "suspected", "wrong"]
+
+#: Columns that a row carries beside those of C: two checks, and the probes of its magnitude.
+CHECKS = 8
+# Bytes of A that are multiplied at a time; and of products that are held to compute rows again.
+_BLOCK_BYTES, _EXACT_BYTES = 64 << 20, 16 << 20
+# 2²⁷ + 1, by which a float64 is split into halves of which products are exact (Veltkamp).
+_SPLITTER = 134217729.0
+
+#: Row, column, what was found and what it should be.
+Wrong = tuple[int, int, float, float]
+
+
+def random_signs(k: int, n: int) -> np.ndarray:
+    """Return z, (k, n) float64: ½ ≤ |z| ≤ 1 of either sign, a hash of 8·row + column (MurmurHash3's finalizer)."""
+    x = (8 * np.arange(k, dtype=np.uint32)[:, np.newaxis] + np.arange(n, dtype=np.uint32)).astype(np.uint32)
+    x ^= x >> np.uint32(16)
+    x *= np.uint32(0x85EBCA6B)
+    x ^= x >> np.uint32(13)
+    x *= np.uint32(0xC2B2AE35)
+    x ^= x >> np.uint32(16)
+    size = 0.5 + (x >> np.uint32(8)) * 2.0**-25
+    return np.where(x & np.uint32(1), -size, size)
+
+
+def weights(w: int) -> np.ndarray:
+    """Return the weights of the two checks, (w, 2) float64."""
+    return np.stack([np.ones(w), np.arange(1, w + 1) / max(w, 1)], axis=1)
+
+
+def working_type(dtype: np.dtype) -> type[np.floating]:
+    """Return what products of a dtype are summed in."""
+    return np.float64 if dtype == np.float64 else np.float32
+
+
+def check_columns(B: np.ndarray, bounds: Bounds) -> np.ndarray:
+    """Return the columns that B gets, (k, 8), in the type that is summed in."""
+    wide = B.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = wide @ weights(B.shape[1])
+        size = np.hypot(np.linalg.norm(wide, axis=1), sums[:, 0]) if bounds.by_spread else abs(wide).sum(axis=1)
+        probes = random_signs(len(B), CHECKS - 2) * size[:, np.newaxis]
+        return np.concatenate([sums, probes], axis=1).astype(working_type(B.dtype))
+
+
+def multiply(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+    """Return the product of a block of rows and all columns, both in the type that is summed in."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return A @ B
+
+
+def checked_blocks(
+    A: np.ndarray, B: np.ndarray, bounds: Bounds, out: np.ndarray | None
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield (first row, sums, checks) of blocks of rows of A · B.
+
+    Parameters
+    ----------
+    A, B : numpy.ndarray of shapes (m, k), (k, w)
+    bounds : Bounds
+    out : numpy.ndarray of shape (m, w) or None
+        What the sums are rounded to; if None, only the checks are computed, and the sums have no columns.
+    """
+    work = working_type(A.dtype)
+    checks = check_columns(B, bounds)
+    extended = checks if out is None else np.concatenate([B.astype(work), checks], axis=1)
+    w = extended.shape[1] - CHECKS
+    rows = max(1, _BLOCK_BYTES // (np.dtype(work).itemsize * max(1, A.shape[1])))
+    for first in range(0, len(A), rows):
+        carried = multiply(A[first : first + rows].astype(work, copy=False), extended)
+        if out is not None:
+            with np.errstate(over="ignore", invalid="ignore"):
+                out[first : first + rows] = carried[:, :w]
+        yield first, carried[:, :w], carried[:, w:]
+
+
+def suspected(sums: np.ndarray, checks: np.ndarray, bounds: Bounds, *, rounded: bool) -> np.ndarray:
+    """Return which rows do not agree with their checks, or are not finite.
+
+    Parameters
+    ----------
+    sums : numpy.ndarray of shape (rows, w)
+    checks : numpy.ndarray of shape (rows, 8)
+    bounds : Bounds
+    rounded : bool
+        Whether `sums` have been rounded to C's dtype.
+
+    Returns
+    -------
+    numpy.ndarray of shape (suspected,), int64
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        work = sums.astype(checks.dtype, copy=False)
+        off = abs(work @ weights(sums.shape[1]).astype(checks.dtype) - checks[:, :2]).max(axis=1, initial=0)
+        most = bounds.row * abs(checks).astype(np.float64).max(axis=1, initial=0) + bounds.row_absolute
+        if rounded and bounds.rounding:
+            most += bounds.rounding * abs(work).sum(axis=1) + sums.shape[1] * bounds.rounding_absolute
+        # Written so that what is not a number is suspected.
+        return np.flatnonzero(~((off <= most) & (most < np.inf)))
+
+
+def exact_rows(A: np.ndarray, B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the product of a few rows as exactly as float64 holds it, with Σ|ab| and Σ(ab)², each (rows, w) float64.
+
+    Of float64, products and sums are kept with what they lose (T. Ogita, S. Rump and S. Oishi, Accurate sum and dot
+    product, 2005), by a tree of sums.
+    """
+    a, b = A.astype(np.float64), B.astype(np.float64)
+    with np.errstate(all="ignore"):
+        magnitude, square = abs(a) @ abs(b), (a * a) @ (b * b)
+        if A.dtype != np.float64:
+            return a @ b, magnitude, square
+        step = max(1, _EXACT_BYTES // (8 * max(1, b.size)))
+        blocks = [_twofold(a[first : first + step], b) for first in range(0, len(a), step)]
+        return np.concatenate([np.empty((0, b.shape[1])), *blocks]), magnitude, square
+
+
+def _twofold(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    left, right = a.T[:, :, np.newaxis], b[:, np.newaxis, :]
+    sums = left * right
+    lost = _lost_of_product(left, right, sums)
+    # Where halves overflow there is nothing to be kept: such products are near the largest number.
+    lost = np.where(np.isfinite(lost), lost, 0.0).sum(axis=0)
+    if not len(sums):
+        return lost
+    while len(sums) > 1:
+        half = len(sums) // 2
+        x, y = sums[:half], sums[half : 2 * half]
+        total = x + y
+        back = total - x
+        lost += ((x - (total - back)) + (y - back)).sum(axis=0)
+        sums = np.concatenate([total, sums[2 * half :]])
+    return np.where(np.isfinite(sums[0]), sums[0] + lost, sums[0])
+
+
+def _lost_of_product(x: np.ndarray, y: np.ndarray, product: np.ndarray) -> np.ndarray:
+    """Return x·y − fl(x·y) (T. Dekker, 1971)."""
+
+    def split(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        high = _SPLITTER * z - (_SPLITTER * z - z)
+        return high, z - high
+
+    (x_high, x_low), (y_high, y_low) = split(x), split(y)
+    return x_low * y_low - (((product - x_high * y_high) - x_low * y_high) - x_high * y_low)
+
+
+def wrong(A: np.ndarray, B: np.ndarray, C: np.ndarray, rows: Iterable[int], bounds: Bounds) -> Iterator[Wrong]:
+    """Yield the elements of some rows of C that are wrong, in order, and what they should be.
+
+    Where the exact element is not finite, or beyond what is summed in, or C's dtype does not hold it, nothing that is
+    not finite is called wrong.
+    """
+    every = np.asarray(list(rows), np.int64)
+    step = max(1, _EXACT_BYTES // (8 * max(1, A.shape[1])))
+    for first in range(0, len(every), step):
+        some = every[first : first + step]
+        exact, magnitude, square = exact_rows(A[some], B)
+        with np.errstate(all="ignore"):
+            found = C[some].astype(np.float64)
+            allowed = bounds.magnitude * magnitude + bounds.spread * np.sqrt(exact**2 + square) + bounds.absolute
+            # What is rounded is the sum, not the exact element.
+            allowed += bounds.rounding * (abs(exact) + allowed) + bounds.rounding_absolute
+            judged = np.isfinite(exact) & (
+                np.isfinite(found) | ((magnitude < bounds.largest_sum) & (abs(exact) + allowed < bounds.largest))
+            )
+            for i, j in np.argwhere(judged & ~(abs(found - exact) <= allowed)):
+                value = C.dtype.type(exact[i, j])
+                yield int(some[i]), int(j), float(found[i, j]), float(value)

@@ -1,0 +1,216 @@
+"""How far a product may be from what it should be: the bounds by which its rows are suspected and its elements judged.
+
+C (m × w) = A (m × k) · B (k × w). With S_i = Σ_l |a_il| s_l, s_l = Σ_j |b_lj|, a row carries (product_cpu.py,
+checked.cuh)
+
+    d_i = Σ_j v_j c_ij − p_i,      p_i = Σ_l a_il (Σ_j v_j b_lj)      for two vectors v of weights in (0, 1]
+    y_i = Σ_l a_il z_l s_l         for some z of random numbers, ½ ≤ |z| ≤ 1
+
+of which d_i would be zero without rounding, and |y_i|, |p_i| ≤ S_i. A row is *suspected* where
+
+    |d_i| > row · max(|p_i|, |y_i|, …) + row_absolute + rounding · Σ_j |c_ij|,
+
+which takes nothing but what the product carries. A suspected row is computed again, in float64 or better, from A and B:
+its exact elements r_ij, with Σ|ab| = Σ_l |a_il b_lj| and Σ(ab)² likewise. An element is *wrong* where
+
+    |c_ij − r_ij| > T + rounding · (|r_ij| + T) + rounding_absolute,
+                    T = magnitude · Σ|ab| + spread · √(r_ij² + Σ(ab)²) + absolute.
+
+The first is a matter of speed and of what is found, the second of what is true: with the proven bound, no element is
+ever called wrong that rounding explains.
+
+Sources: N. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed. (2002), chapter 3, for γ and its proofs;
+K.-H. Huang and J. Abraham (1984) for products that carry checksums. That the rounding error of a sum follows its
+partial sums, as a random walk does: N. Higham and T. Mary (2019).
+"""
+
+from dataclasses import dataclass
+from math import inf, log, sqrt
+
+__all__ = ["DTYPES", "UNIT", "Bounds", "absolute", "confidence", "element_error", "gamma", "proven", "statistical"]
+
+#: The unit roundoff u of each dtype.
+UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+#: The dtypes whose products are protected.
+DTYPES = tuple(UNIT)
+# The smallest normal number and the largest of what is summed in.
+_TINY = {8: 2.0**-1022, 4: 2.0**-126}
+_LARGEST = {"float64": 1.7976931348623157e308, "float32": 3.4028234663852886e38}
+_LARGEST |= {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
+# What rounding to 16 bits loses at most where there are few bits left.
+_HALF_SUBNORMAL = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
+# What float32 loses in three tf32 products; what the tensor cores truncate of halves, beside what is counted as γ(k).
+_PARTS, _TRUNCATED = 2.0**-21, 2.0**-18
+# What a check column loses, relative to s_l: rounded once, or kept as two parts of float16 or three of bfloat16.
+_COLUMN = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-21, "bfloat16": 2.0**-23}
+# Magnitudes that are probed by random numbers are some 1.3 times those that are meant, in the middle.
+_PROBED = 1.3
+
+
+def gamma(q: float, u: float) -> float:
+    """Return γ_q = q·u / (1 − q·u), what q roundings in a row lose at most; infinite where q·u ≥ 1."""
+    return q * u / (1 - q * u) if q * u < 1 else inf
+
+
+def _summed(dtype: str) -> str:
+    """Return what a product is summed in."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def element_error(k: int, dtype: str) -> float:
+    """Return e with |sum − Σ ab| ≤ e · Σ|ab|, for the sum of k products before it is rounded to its dtype.
+
+    It is that of `tsapps.matmul`, on the CPU and on GPUs; sums of halves on tensor cores truncate, which is counted.
+    Elements that are so small that parts of them are lost (below 2⁻¹⁰⁰ in float32) are not.
+    """
+    u = UNIT[_summed(dtype)]
+    if dtype == "float64":
+        return gamma(k + 4, u)
+    if dtype == "float32":
+        return gamma(k + 4, u) + _PARTS
+    return gamma(2 * k + 8, u) + _TRUNCATED
+
+
+def confidence(p: float) -> float:
+    """Return c = √(2 ln(2 / p)): what is sub-Gaussian of variance 1 exceeds c in magnitude with probability p at most.
+
+    Raises
+    ------
+    ValueError
+        If p is no probability between 0 and 1.
+    """
+    if not 0 < p < 1:
+        raise ValueError(f"p is {p}; expected a false-alarm rate between 0 and 1, such as 1e-9")
+    return sqrt(2 * log(2 / p))
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The numbers of the two inequalities above.
+
+    Attributes
+    ----------
+    row, row_absolute : float
+        By which rows are suspected.
+    magnitude, spread, absolute : float
+        By which elements are judged.
+    rounding, rounding_absolute : float
+        What rounding to C's dtype may lose; 0 where C's dtype is what is summed in.
+    by_spread : bool
+        Whether rows are probed by s_l = √(Σ_j b_lj² + (Σ_j b_lj)²) in place of Σ_j |b_lj|.
+    largest_sum, largest : float
+        Σ|ab| beyond which a sum may overflow on its way, and |r_ij| beyond which its dtype does not hold it. What is
+        not finite there is not judged.
+    """
+
+    row: float
+    row_absolute: float
+    magnitude: float
+    spread: float
+    absolute: float
+    rounding: float
+    rounding_absolute: float
+    by_spread: bool
+    largest_sum: float
+    largest: float
+
+
+def _bounds(k: int, dtype: str, *, row: float, row_absolute: float, **of_element: float) -> Bounds:
+    summed = _summed(dtype)
+    halves = dtype in _HALF_SUBNORMAL
+    given = {"magnitude": 0.0, "spread": 0.0, "absolute": 0.0} | of_element
+    # What products lose that fall below the normal numbers, and what the exact element itself is off by.
+    given["absolute"] += k * _TINY[8 if summed == "float64" else 4]
+    given["magnitude"] += gamma(k + 4, UNIT["float64"]) if summed == "float32" else 0.0
+    return Bounds(
+        row=row,
+        row_absolute=row_absolute,
+        rounding=UNIT[dtype] if halves else 0.0,
+        rounding_absolute=_HALF_SUBNORMAL.get(dtype, 0.0),
+        by_spread=given["spread"] > 0,
+        largest_sum=_LARGEST[summed] / 4,
+        largest=_LARGEST[dtype] * (1 - 4 * UNIT[dtype]),
+        **given,
+    )
+
+
+def _check(k: int, w: int, dtype: str) -> None:
+    if dtype not in UNIT:
+        raise ValueError(f"dtype is {dtype}; expected one of {', '.join(DTYPES)}")
+    if k < 0 or w < 0:
+        raise ValueError(f"the product is of k = {k} and w = {w}; expected no negative sizes")
+
+
+def _row_error(w: int, dtype: str, of_sum: float) -> float:
+    """Return what d_i is off by, relative to the magnitude by which it is judged, where a sum is off by `of_sum`."""
+    u = UNIT[_summed(dtype)]
+    # The sums of C's row and of the check column, what adds up the row, and how the column and the weights are kept.
+    return 1.01 * (2 * of_sum + gamma(w + 8, u) + _COLUMN[dtype] + gamma(w + 4, UNIT["float64"]))
+
+
+def proven(k: int, w: int, dtype: str) -> Bounds:
+    """Return the bounds that rounding never exceeds: nothing is called wrong that it explains.
+
+    An element that is wrong by more than 2 `row` · S_i is in a row that is suspected for certain, as d_i is then off by
+    more than `row` · S_i beside its own rounding; in practice by a small part of that, as max |y_i| is about
+    √(Σ_l (a_il s_l)²).
+
+    Parameters
+    ----------
+    k, w : int
+        The product is (m × k) · (k × w).
+    dtype : {"float64", "float32", "float16", "bfloat16"}
+
+    Raises
+    ------
+    ValueError
+        If the dtype is none of these, or a size is negative.
+    """
+    _check(k, w, dtype)
+    error = element_error(k, dtype)
+    tiny = _TINY[8 if dtype == "float64" else 4]
+    return _bounds(k, dtype, row=_row_error(w, dtype, error), row_absolute=2 * (k + w) * tiny, magnitude=error)
+
+
+def statistical(k: int, w: int, dtype: str, error: float, p: float) -> Bounds:
+    """Return the bounds that the rounding of an element exceeds with probability p at most, if it is as calibrated.
+
+    Rounding errors of a sum follow the partial sums: of products in no particular order these grow as a line to r_ij,
+    with a random walk of √Σ(ab)² about it. So the error is sub-Gaussian of scale e · √(r_ij² + Σ(ab)²), with an e that
+    is measured (calibration.py); what holds only for data of some order, such as products sorted by their size, is not
+    covered, and `proven` is.
+
+    Parameters
+    ----------
+    k, w, dtype
+        As for `proven`.
+    error : float
+        e, for sums of k products.
+    p : float
+        The false-alarm rate of an element.
+
+    Raises
+    ------
+    ValueError
+        If the dtype, a size, `error` or p is none that can be.
+    """
+    _check(k, w, dtype)
+    if not 0 < error < 1:
+        raise ValueError(f"the calibrated error is {error}; expected one between 0 and 1")
+    u, c = UNIT[_summed(dtype)], confidence(p)
+    # Of a row, w roundings that add up as a random walk beside those of the sums, and how the column is kept.
+    of_row = _PROBED * (error + u * sqrt(w + 8)) + _COLUMN[dtype]
+    tiny = _TINY[8 if dtype == "float64" else 4]
+    return _bounds(k, dtype, row=c * of_row, row_absolute=2 * (k + w) * tiny, spread=c * error)
+
+
+def absolute(k: int, w: int, dtype: str, threshold: float) -> Bounds:
+    """Return the bounds by which an element is wrong that is off by more than a number.
+
+    A row is suspected from half of it on, so that an element which is wrong by more is found for certain where the
+    rounding of d_i is at most half of it. Raises as `proven`, and ValueError for a threshold that is negative or none.
+    """
+    _check(k, w, dtype)
+    if not 0 <= threshold < inf:
+        raise ValueError(f"threshold is {threshold}; expected a number, at least 0")
+    return _bounds(k, dtype, row=0.0, row_absolute=threshold / 2, absolute=threshold)

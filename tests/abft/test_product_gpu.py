@@ -1,0 +1,136 @@
+"""Protected products on a GPU, against float64 and the CPU's verdicts."""
+
+import ml_dtypes
+import numpy as np
+import oracle
+import pytest
+
+from tsapps.apps.abft import thresholds
+from tsapps.apps.abft.calibration import calibrate
+from tsapps.apps.abft.product import check_product, matmul
+
+pytestmark = pytest.mark.gpu
+cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+
+DTYPES = ["float64", "float32", "float16"]
+#: Tall and narrow, which carry their checks; and others, which are checked afterwards.
+FUSED = [(20_001, 1, 1), (30_000, 7, 5), (10_000, 64, 64), (5_003, 300, 16), (3_000, 1001, 40), (2_000, 4096, 64)]
+OTHERS = [(5_000, 200, 100), (3, 2000, 5), (64, 5000, 64), (40, 300, 500), (50, 0, 3), (0, 5, 3)]
+
+
+def operands(m, k, w, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, w)).astype(dtype)
+
+
+def tolerance(A, B):
+    a, b = A.astype(np.float64), B.astype(np.float64)
+    size, k = abs(a) @ abs(b), A.shape[1]
+    if A.dtype == np.float64:
+        return oracle.gamma(k + 8, np.float64) * size
+    found = (oracle.gamma(2 * k + 8, np.float32) + 2.0**-18) * size
+    return found if A.itemsize == 4 else found * 1.01 + 2.0**-11 * abs(a @ b) + 2.0**-25
+
+
+def assert_right(found, A, B):
+    C = found.C.get().astype(np.float64)
+    assert (abs(C - A.astype("f8") @ B.astype("f8")) <= tolerance(A, B)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*FUSED, *OTHERS], ids=str)
+def test_clean(shape, dtype):
+    A, B = operands(*shape, dtype)
+    a, b = cupy.asarray(A), cupy.asarray(B)
+    found = matmul(a, b)
+    assert found.clean
+    assert found.suspected <= shape[0] // 1000
+    assert_right(found, A, B)
+    again = check_product(a, b, found.C)
+    assert again.clean
+    assert again.suspected <= shape[0] // 1000
+
+
+@pytest.mark.parametrize("order", ["CF", "FC", "FF"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_orders(order, dtype):
+    A, B = operands(5000, 130, 24, dtype)
+    a, b = cupy.asarray(A, order=order[0]), cupy.asarray(B, order=order[1])
+    found = matmul(a, b)
+    assert found.clean
+    assert_right(found, A, B)
+    for how in "CF":
+        assert check_product(a, b, cupy.asarray(found.C, order=how)).clean
+
+
+@pytest.mark.parametrize("correct", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [FUSED[1], FUSED[4], OTHERS[0], OTHERS[1]], ids=str)
+def test_what_was_corrupted_is_found(shape, dtype, correct):
+    A, B = operands(*shape, dtype, seed=1)
+    m, k, w = shape
+    a, b = cupy.asarray(A), cupy.asarray(B)
+    C = matmul(a, b).C
+    clean = C.get()
+    size = abs(A.astype("f8")) @ abs(B.astype("f8")).sum(axis=1)
+    bounds = thresholds.proven(k, w, dtype)
+    rng = np.random.default_rng(2)
+    rows = np.sort(rng.choice(m, min(m, 100), replace=False))
+    columns = rng.integers(0, w, len(rows))
+    off = 2.1 * bounds.row * size[rows] + 8 * bounds.rounding * size[rows]
+    corrupted = clean.copy()
+    corrupted[rows, columns] += (off * 10 ** rng.uniform(0, 2, len(rows))).astype(dtype)
+    corrupted[rows[0], columns[0]] = np.nan
+    C = cupy.asarray(corrupted)
+    found = check_product(a, b, C, correct=correct)
+    assert [(one.row, one.column) for one in found.faults] == list(zip(rows.tolist(), columns.tolist(), strict=True))
+    host = check_product(A, B, corrupted)
+    assert [one.value for one in found.faults] == [one.value for one in host.faults]
+    if correct:
+        assert_right(found, A, B)
+    else:
+        np.testing.assert_array_equal(C.get(), corrupted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_more_rows_than_are_listed(dtype):
+    A, B = operands(200_000, 20, 8, dtype)
+    a, b = cupy.asarray(A), cupy.asarray(B)
+    C = matmul(a, b).C
+    C[::2, 3] += cupy.asarray(100, dtype)
+    found = check_product(a, b, C, correct=True)
+    assert found.suspected == found.n_faults == 100_000
+    assert len(found.faults) == 1 << 16
+    assert_right(found, A, B)
+
+
+def test_bfloat16_and_streams_of_torch():
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("torch has no GPU")
+    A, B = operands(5000, 300, 16, ml_dtypes.bfloat16)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        a, b = (torch.from_numpy(X.view(np.int16)).cuda().view(torch.bfloat16) for X in (A, B))
+        found = matmul(a, b)
+        assert found.clean
+        found.C[77, 3] += 100
+        again = check_product(a, b, found.C, correct=True)
+        assert [(one.row, one.column) for one in again.faults] == [(77, 3)]
+        wide = found.C.float().cpu().numpy()
+    size = abs(A.astype("f8")) @ abs(B.astype("f8"))
+    allowed = 2.0**-8 * abs(A.astype("f8") @ B.astype("f8")) + 1.01 * (oracle.gamma(608, np.float32) + 2.0**-18) * size
+    assert (abs(wide - A.astype("f8") @ B.astype("f8")) <= allowed).all()
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16"])
+def test_calibration(dtype):
+    found = calibrate(dtype, 0, rows=512, p=1e-6)
+    unit = 2.0**-53 if dtype == "float64" else 2.0**-24
+    assert all(depth.low < depth.high <= depth.error < 16 * depth.k * unit for depth in found.depths)
+    if dtype in DTYPES:
+        A, B = operands(50_000, 256, 16, dtype, seed=3)
+        a, b = cupy.asarray(A), cupy.asarray(B)
+        clean = matmul(a, b, threshold=found)
+        # 800,000 elements: fewer than one is expected to be beyond it, and eight are with probability 10⁻⁵.
+        assert clean.n_faults < 8
+        assert clean.suspected < 500

@@ -1,0 +1,121 @@
+"""How protected products are planned, and what the compiler makes of them."""
+
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+
+import numpy as np
+import pytest
+from host_cuda import harness
+
+from tsapps.apps.abft.product_plan import (
+    PARTS,
+    checked_dtype,
+    checked_epilogue,
+    checked_plan,
+    checked_problem,
+    is_fused,
+    store_of,
+)
+from tsapps.kernels import launch
+from tsapps.kernels.build import build
+from tsapps.kernels.choose import tuned_table
+from tsapps.kernels.device import KNOWN
+from tsapps.kernels.plan import ELEMENT, SUM
+from tsapps.kernels.problem import ITEMSIZE, Layout
+
+ARCHITECTURES = {"sm_80": ("A100", ""), "sm_90a": ("H200", "NVIDIA H200"), "sm_100a": ("H200", "")}
+FOLDER = harness.ROOT / "apps" / "abft"
+
+
+def problem_of(dtype, k, w, *, along=True, aligned=True):
+    lead = k if along else 10**6
+    unit = 16 if aligned else ITEMSIZE[dtype]
+    return checked_problem(10**6, k, w, dtype, Layout(along, lead, int(np.gcd(unit, lead * ITEMSIZE[dtype])), unit))
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "w", "fused"),
+    [(65, 1, 1, True), (10**6, 4096, 64, True), (64, 100, 8, False), (10**6, 10, 65, False), (100, 0, 3, False)],
+)
+def test_products_that_carry_their_checks(m, k, w, fused):
+    assert is_fused(m, k, w) is fused
+    assert not is_fused(m, k, 0)
+
+
+def test_columns_by_hand():
+    # Of 16 columns, two blocks; of 17 and 24, three; and one of checks.
+    assert [problem_of("float32", 100, w).w for w in (0, 1, 8, 16, 17, 24, 64)] == [8, 16, 16, 24, 32, 32, 72]
+
+
+@pytest.mark.parametrize("dtype", PARTS)
+@pytest.mark.parametrize(("device", "name"), ARCHITECTURES.values())
+def test_there_is_a_plan(device, name, dtype):
+    for k in (1, 33, 64, 1000):
+        for w in (0, 1, 16, 64):
+            for along, aligned in ((True, True), (True, False), (False, True)):
+                problem = problem_of(dtype, k, w, along=along, aligned=aligned)
+                plan = checked_plan(problem, KNOWN[device], tuned_table(name))
+                if plan is None:
+                    # Of which less is kept in shared memory, or by registers: such products are checked afterwards.
+                    assert w * (dtype == "float64") > 0, (k, w, along, aligned)
+                    continue
+                # What the epilogue asks for: that a warp has all columns of its rows.
+                assert (plan.warps_n, plan.tile_n, plan.fold) == (1, problem.w, 1)
+
+
+def test_stores():
+    assert store_of("float32", 16, "packed") == "tsm2::StorePairs<float, float>"
+    assert store_of("float16", 24, "packed") == "abft::StoreEach<ptx::Half, float>"
+    assert store_of("float16", 32, "rows") == "tsm2::StorePairs<ptx::Half, float>"
+    assert store_of("float64", 16, "columns") == "tsm2::StoreColumns<double, double>"
+    assert store_of("float64", 16, "any") == "abft::StoreEach<double, double>"
+    assert checked_epilogue("bfloat16", 3, "any") == "abft::Checked<float, abft::StoreEach<ptx::Bfloat16, float>, 3>"
+    assert checked_dtype("float32").itemsize == 96
+    assert checked_dtype("float64").itemsize == 120
+
+
+#: What the compiler is asked for: columns of A, w, how C lies.
+COMPILED = [(8, 16, "packed"), (64, 64, "packed"), (1000, 5, "any"), (4096, 16, "packed"), (4096, 56, "packed")]
+COMPILED += [(4096, 64, "columns")]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_products_compile_without_spills(arch, dtype):
+    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
+    device, name = ARCHITECTURES[arch]
+    plans = [checked_plan(problem_of(dtype, k, w), KNOWN[device], tuned_table(name)) for k, w, _ in COMPILED]
+    epilogues = [checked_epilogue(dtype, w, c) for _, w, c in COMPILED]
+    wanted = [(plan, epilogue) for plan, epilogue in zip(plans, epilogues, strict=True) if plan is not None]
+    assert len(wanted) >= len(COMPILED) - 1
+    compiled = partial(_compiled, arch)
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        for one, used in zip(wanted, pool.map(compiled, wanted), strict=True):
+            assert used.stack == used.spill_stores == used.spill_loads == 0, one
+            assert not used.waits
+
+
+def _compiled(arch, wanted):
+    plan, epilogue = wanted
+    cubin, name = launch.compiled_plan(plan, arch, epilogue, "apps/abft/checked.cuh")
+    return cubin.resources[name]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_other_kernels_compile_without_spills(arch):
+    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
+    names = {"check_columns.cuh": [], "judge.cuh": []}
+    for dtype, parts in PARTS.items():
+        element, total = ELEMENT[dtype], SUM[dtype]
+        names["check_columns.cuh"] += [
+            f"largest_row<{element}>",
+            f"check_columns<{element}, {total}, {parts}>",
+            *(f"compare<{element}, {total}, {parts}, {lanes}>" for lanes in (1, 8)),
+        ]
+        names["judge.cuh"].append(f"judge<{element}>")
+    for file, kernels in names.items():
+        source = (FOLDER / file).read_text(encoding="utf-8")
+        for kernel, used in build(source, [f"abft::{name}" for name in kernels], arch).resources.items():
+            assert used.stack == used.spill_stores == used.spill_loads == 0, kernel

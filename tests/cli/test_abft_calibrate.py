@@ -1,0 +1,49 @@
+"""`tsapps abft-calibrate`: what it measures is kept, and is what the statistical threshold then takes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tsapps.apps.abft.calibration import DEPTHS, load_calibration
+from tsapps.apps.abft.product import matmul
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(directory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
+
+
+def test_measures_and_keeps(succeed, directory):
+    report = json.loads(succeed("abft-calibrate", "--dtype", "float32", "--rows", 16, "--p", "1e-6", "--json"))
+    assert report["device"] == "cpu"
+    (found,) = report["calibrations"]
+    assert (found["dtype"], found["p"], found["confidence"]) == ("float32", 1e-6, 0.99)
+    assert [depth["k"] for depth in found["depths"]] == list(DEPTHS)
+    assert found["path"] == str(directory / "cache" / "tsapps" / "abft" / "cpu-float32.json")
+    kept = load_calibration("float32")
+    assert [depth.error for depth in kept.depths] == [depth["error"] for depth in found["depths"]]
+    A = np.ones((4, 3), np.float32)
+    assert matmul(A, A.T, threshold="statistical").threshold == "statistical"
+
+
+def test_every_type_and_the_table(succeed):
+    table = succeed("abft-calibrate", "--rows", 16)
+    for dtype in ("float64", "float32", "float16", "bfloat16"):
+        assert f"\n{dtype} " in table
+        assert load_calibration(dtype).p == 1e-9
+    assert "exceeded by rounding with probability 1e-09; intervals of confidence 0.99" in table
+    assert succeed("abft-calibrate", "--rows", 16, "--quiet") == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--p", 0), 2, "--p 0: give a number between 0 and 1"),
+        (("--confidence", 1), 2, "--confidence 1: give a number between 0 and 1"),
+        (("--device", "cuda"), 4, "device 'cuda' was asked for, but"),
+        (("--device", "tpu"), 2, "--device must be"),
+    ],
+)
+def test_wrong_use(refuse, arguments, code, message):
+    assert message in refuse(code, "abft-calibrate", *arguments)

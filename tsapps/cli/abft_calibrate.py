@@ -1,0 +1,76 @@
+"""``tsapps abft-calibrate``: measure rounding errors on a device, and keep what the statistical threshold stands on."""
+
+import time
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from tsapps.cli.options import Device, Json, Quiet, choose
+from tsapps.cli.output import live_line, print_json, print_table
+from tsapps.errors import UsageError
+
+__all__ = ["abft_calibrate"]
+
+
+class Dtype(StrEnum):
+    """The types of products that are protected."""
+
+    float64 = "float64"
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+def abft_calibrate(
+    dtypes: Annotated[
+        list[Dtype] | None,
+        typer.Option(
+            "--dtype", metavar="float64|float32|float16|bfloat16", help="Only this type; may be repeated. Else all."
+        ),
+    ] = None,
+    device: Device = "auto",
+    p: Annotated[float, typer.Option("--p", help="The false-alarm rate of an element.")] = 1e-9,
+    level: Annotated[float, typer.Option("--confidence", help="Of the interval of what is measured.")] = 0.99,
+    rows: Annotated[int, typer.Option(min=16, help="Rows of each product that is measured.")] = 4096,
+    seed: Annotated[int, typer.Option(min=0, help="What the products are drawn by.")] = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure rounding errors on this device, for the statistical threshold of protected products.
+
+    Products of several depths, of three distributions, are computed as tsapps.abft.matmul computes them, and held
+    against exact ones. What is found is kept in your cache directory, in place of what was there, and used for
+    threshold="statistical" on every device of this name.
+    """
+    for name, value in (("--p", p), ("--confidence", level)):
+        if not 0 < value < 1:
+            raise UsageError(f"{name} {value:g}: give a number between 0 and 1")
+    choice = choose(device)
+    from tsapps.apps.abft import calibration as calibrations
+
+    began = time.perf_counter()
+    found: list[tuple[calibrations.Calibration, str]] = []
+    index = choice.index if choice.is_gpu else None
+    wanted = list(dtypes or Dtype)
+    with live_line(quiet=quiet) as show:
+        for number, dtype in enumerate(wanted, 1):
+            show(f"{number} of {len(wanted)}: {dtype}")
+            one = calibrations.calibrate(str(dtype), index, p=p, level=level, rows=rows, seed=seed)
+            found.append((one, str(calibrations.save_calibration(one))))
+    seconds = time.perf_counter() - began
+    if as_json:
+        print_json({"device": choice.device, "seconds": seconds, "calibrations": [_summary(*one) for one in found]})
+    elif not quiet:
+        lines = {"device": f"{choice.device}: {found[0][0].device}", "seconds": f"{seconds:.1f}"}
+        lines["threshold"] = f"exceeded by rounding with probability {p:g}; intervals of confidence {level:g}"
+        for one, path in found:
+            errors = ", ".join(f"{depth.error:.2g} (k = {depth.k})" for depth in one.depths)
+            lines[one.dtype] = errors
+            lines[f"{one.dtype} written"] = path
+        print_table(lines)
+
+
+def _summary(one: Any, path: str) -> dict[str, Any]:
+    return asdict(one) | {"path": path}
