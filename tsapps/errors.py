@@ -4,7 +4,7 @@ from enum import IntEnum
 
 from tsapps.kernels.backend import NoDeviceError
 
-__all__ = ["ExitCode", "MatrixError", "NoDeviceError", "UsageError"]
+__all__ = ["CorruptionError", "ExitCode", "MatrixError", "NoDeviceError", "UsageError"]
 
 
 class ExitCode(IntEnum):
@@ -19,6 +19,10 @@ class ExitCode(IntEnum):
 
 class MatrixError(ValueError):
     """A file or array does not hold the matrix that it claims to hold (truncated, wrong header, NaN, …)."""
+
+
+class CorruptionError(ValueError):
+    """Data or checksums are not what they were, or computations are wrong, and what is right is not known."""
 
 
 class UsageError(ValueError):

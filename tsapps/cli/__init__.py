@@ -22,7 +22,7 @@ from tsapps.cli.kmeans import kmeans
 from tsapps.cli.predict import predict
 from tsapps.cli.sample import sample
 from tsapps.cli.tune import tune
-from tsapps.errors import ExitCode, NoDeviceError, UsageError
+from tsapps.errors import CorruptionError, ExitCode, NoDeviceError, UsageError
 
 __all__ = ["app", "main"]
 
@@ -52,6 +52,8 @@ class _Commands(TyperGroup):
             _fail("terminated", 128 + signal.SIGTERM)
         except UsageError as error:
             _fail(error, ExitCode.USAGE)
+        except CorruptionError as error:
+            _fail(error, ExitCode.CORRUPTION)
         except NoDeviceError as error:
             _fail(error, ExitCode.NO_DEVICE)
         except MemoryError as error:
