@@ -80,7 +80,7 @@ class TSKMeans(KMeans):
         have to add up to those of all samples, some samples are compared with every centre once more, others each time,
         and a run's labels and centres are computed a second time, from nothing. Without a fault the result has the
         same bits as without protection; but on the CPU, where scikit-learn's `fit` cannot be checked, arrays go to the
-        NumPy engine, which finds the same clustering. Not for ``precision="tf32"`` where that takes effect.
+        NumPy engine, which finds the same clustering. Not with ``precision="tf32"`` for float32 data on a GPU.
 
     Attributes
     ----------

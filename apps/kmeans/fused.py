@@ -122,7 +122,8 @@ class FusedEngine(CublasEngine):
     @property
     def proves(self) -> bool:  # type: ignore[override]
         """Whether labels are proved: all but those of float32 data with precision="tf32"."""
-        return self.precision == "exact" or self.rows_on_gpu.dtype != np.float32
+        X = self.rows_on_gpu
+        return self.precision == "exact" or X is None or bool(X.dtype != np.float32)
 
     @property
     def keeps_sums(self) -> bool:  # type: ignore[override]

@@ -51,15 +51,16 @@ class StepCheck:
         # `Checks`
         self._state = cupy.zeros(4, np.uint32)
         self._seen = empty_pinned(ahead, np.uint32)
-        weight = n
+        weight = n  # each is the integer 1
         if engine.sample_weight is not None:
             scaled = engine.sample_weight.astype(np.float64) * step.integers.scales[-1]
             weight = int(to_host(cupy.rint(scaled).astype(np.int64).sum()))
         self._weight = np.uint64(weight % 2**64)
-        # So many warps share a row, each with two centres at least.
-        self._parts = max(1, min(step.k * engine.n_features // _ELEMENTS, step.k // 2))
-        warps, most = -(-n // self._stride) * self._parts, engine.gpu.multiprocessors * _BLOCKS
-        self._grid = (min(most, max(step.k, -(-warps // (_THREADS // 32)))),)
+        checked, blocks, warps = -(-n // self._stride), engine.gpu.multiprocessors * _BLOCKS, _THREADS // 32
+        # So many warps share a row, each with two centres at least: as long as there are warps with nothing to do, too.
+        parts = max(step.k * engine.n_features // _ELEMENTS, blocks * warps // checked)
+        self._parts = max(1, min(parts, step.k // 2))
+        self._grid = (min(blocks, max(step.k, -(-checked * self._parts // warps))),)
         kernel = f"check<{types_of(engine)}, {_LABELS[step.own_labels.dtype.name]}>"
         (self._check,) = load_kernels(engine, "protect.cuh", kernel)
 

@@ -32,7 +32,7 @@ __all__ = ["MOST_AGAIN", "FaultError", "Protection", "stride_of"]
 
 #: How often one step is made again before the fault is called persistent.
 MOST_AGAIN = 3
-# Of the samples, how many are compared with all centres in an iteration: a share, and the fewest.
+# Of the samples, how many are compared with all centres in an iteration, about: a share, and the fewest.
 _ONE_IN, _FEWEST = 4096, 1024
 # Scores in float64 that are made at a time.
 _SCORES = 1 << 22
@@ -43,8 +43,11 @@ class FaultError(RuntimeError):
 
 
 def stride_of(n: int) -> int:
-    """Return the distance between samples that are checked in one iteration; in as many iterations, all of n are."""
-    return max(1, n // max(_FEWEST, n // _ONE_IN))
+    """Return the distance between samples that are checked in one iteration; in as many iterations, all of n are.
+
+    It is odd, so that they are of all lanes of a warp, and of all rows of a tile.
+    """
+    return max(1, n // max(_FEWEST, n // _ONE_IN)) | 1
 
 
 class Protection:
