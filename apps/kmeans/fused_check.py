@@ -10,7 +10,6 @@ from cupyx import empty_pinned
 
 from tsapps.apps.kmeans.protection import stride_of
 from tsapps.apps.kmeans.shadow import load_kernels, types_of
-from tsapps.kernels.arrays import to_host
 
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.fused_step import Step
@@ -54,7 +53,7 @@ class StepCheck:
         weight = n  # each is the integer 1
         if engine.sample_weight is not None:
             scaled = engine.sample_weight.astype(np.float64) * step.integers.scales[-1]
-            weight = int(to_host(cupy.rint(scaled).astype(np.int64).sum()))
+            weight = int(cupy.rint(scaled).astype(np.int64).sum())
         self._weight = np.uint64(weight % 2**64)
         checked, blocks, warps = -(-n // self._stride), engine.gpu.multiprocessors * _BLOCKS, _THREADS // 32
         # So many warps share a row, each with two centres at least: as long as there are warps with nothing to do, too.
