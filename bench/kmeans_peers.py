@@ -60,6 +60,7 @@ class Tsapps(Peer):
     steps = settles = seeds = True
     engine = "auto"
     precision = "exact"
+    protect = False
     device = "cuda"
 
     def __init__(self, X: Any, centers: Any) -> None:
@@ -74,12 +75,15 @@ class Tsapps(Peer):
         """Return an engine that holds X as a fit does, centred."""
         if self._open is None:
             from tsapps.apps.kmeans.choose import open_engine
+            from tsapps.apps.kmeans.protection import Protection
 
             engine = open_engine(self.X, device=self.device, engine=self.engine, precision=self.precision)
             with engine:
                 engine.centre(engine.moments()[0])
                 if self.settles and self.device == "cuda" and not engine.serves(self.k):
                     raise ValueError("no kernel of ours serves this shape: it goes to the cublas engine")
+                if self.protect:
+                    engine.protection = Protection()
                 engine.forget_labels()
             self._open, self._mean = engine, to_host(engine.mean)
             self._centred = self.given - self._mean
@@ -111,7 +115,7 @@ class Tsapps(Peer):
 
         self._open = None
         options |= {"n_init": 1, "max_iter": iterations, "tol": 0, "device": self.device, "engine": self.engine}
-        return TSKMeans(self.k, precision=self.precision, **options).fit(self.X)
+        return TSKMeans(self.k, precision=self.precision, protect=self.protect, **options).fit(self.X)
 
 
 class TsappsTf32(Tsapps):
@@ -120,6 +124,13 @@ class TsappsTf32(Tsapps):
     name = "tsapps-tf32"
     dtypes = ("float32",)
     precision = "tf32"
+
+
+class TsappsProtected(Tsapps):
+    """Our own kernels with every step checked, and the result of a fit computed twice: `TSKMeans(protect=True)`."""
+
+    name = "tsapps-protected"
+    protect = True
 
 
 class Cublas(Tsapps):
@@ -281,5 +292,6 @@ class Flashlib(FlashKmeans):
 
 #: Every adapter by its name.
 PEERS: dict[str, type[Peer]] = {
-    peer.name: peer for peer in (Tsapps, TsappsTf32, Cublas, ScikitLearn, Torch, Cuvs, FlashKmeans, Flashlib)
+    peer.name: peer
+    for peer in (Tsapps, TsappsTf32, TsappsProtected, Cublas, ScikitLearn, Torch, Cuvs, FlashKmeans, Flashlib)
 }

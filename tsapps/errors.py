@@ -21,6 +21,10 @@ class MatrixError(ValueError):
     """A file or array does not hold the matrix that it claims to hold (truncated, wrong header, NaN, …)."""
 
 
+class CorruptionError(ValueError):
+    """Data or checksums are not what they were, or computations are wrong, and what is right is not known."""
+
+
 class UsageError(ValueError):
     """What was asked for cannot be done with what was given (an existing output, k larger than n, …)."""
 

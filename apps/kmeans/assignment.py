@@ -57,6 +57,10 @@ class Iterated:
         Σ ‖new c − c‖² of the last; NaN if a cluster is empty.
     empty : Assignment or None
         The last assignment, if it left a cluster empty.
+    at : numpy.ndarray of shape (k, d) or None
+        The centres that the last labels are of; None from a GPU without protection.
+    fault : str or None
+        What was found wrong with the iteration after these `count`, which is to be made again, at `centers`.
     """
 
     centers: np.ndarray
@@ -64,6 +68,8 @@ class Iterated:
     strict: bool
     shift: float
     empty: Assignment | None = None
+    at: np.ndarray | None = None
+    fault: str | None = None
 
 
 #: Called after every iteration with its number in the run, from 1, the labels that changed, and Σ w·score.

@@ -58,7 +58,7 @@ def kmeans_batched(
     - s_i the i-th of ``randint(2**31 - 1, size=b)`` of `random_state` where it is None or a RandomState.
 
     On the CPU that is what runs, problem by problem, to the last bit. On a GPU an iteration of all problems is two
-    kernels, and the host looks every few iterations.
+    kernels, and the host looks every few iterations. There is no protection, as by ``TSKMeans(protect=True)``.
 
     Parameters
     ----------

@@ -21,6 +21,7 @@ import numpy as np
 from sklearn.utils.extmath import row_norms
 
 from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
+from tsapps.apps.kmeans.protection import Protection
 from tsapps.apps.kmeans.rows import ArrayRows, Rows, UnitRows, unit
 from tsapps.kernels.arrays import to_host
 
@@ -46,6 +47,10 @@ class Engine(ABC):
     xp: Any
     #: Where the engine runs, "cpu" or "cuda:i".
     device: str
+    #: What checks each iteration, if anything does.
+    protection: Protection | None = None
+    #: Whether labels are proved; whether sums are kept from one assignment to the next; and units they are rounded to.
+    proves, keeps_sums, sums_units = True, False, np.zeros(1)
 
     def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None) -> None:
         self.source = source
@@ -315,16 +320,19 @@ class Engine(ABC):
         """
         for iteration in range(before + 1, last + 1):
             step = self.assign(centers, potential=report is not None)
+            fault = self.protection.fault_of(self, step, centers) if self.protection is not None else None
+            if fault is not None:
+                return Iterated(centers, iteration - 1 - before, False, float("nan"), fault=fault)
             if report is not None:
                 report(iteration, step.moved, step.potential)
             if (step.weights == 0).any():
-                return Iterated(centers, iteration - before, step.moved == 0, float("nan"), step)
+                return Iterated(centers, iteration - before, step.moved == 0, float("nan"), step, centers)
             new_centers = self.next_centers(step, centers)
             shift = float(((new_centers - centers) ** 2).sum())
-            centers = new_centers
+            at, centers = centers, new_centers
             if step.moved == 0 or shift <= tol:
                 break
-        return Iterated(centers, iteration - before, step.moved == 0, shift)
+        return Iterated(centers, iteration - before, step.moved == 0, shift, at=at)
 
     def next_centers(self, step: Assignment, centers: np.ndarray) -> np.ndarray:
         """Return the means of the clusters that `centers` (k, d) gave, of norm 1 where the metric is the cosine."""

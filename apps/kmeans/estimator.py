@@ -75,6 +75,12 @@ class TSKMeans(KMeans):
         `inertia_` are exact for the labels, and the same bits come out on every run. It saves deciding such samples
         in float64. The CPU, ``engine="cublas"``, small data, other dtypes and few features (up to 16, of few clusters)
         are exact all the same.
+    protect : bool, default=False
+        Check every step, so that a computation that went wrong is found, and make it again: clusters' weights and sums
+        have to add up to those of all samples, some samples are compared with every centre once more, others each time,
+        and a run's labels and centres are computed a second time, from nothing. Without a fault the result has the
+        same bits as without protection; but on the CPU, where scikit-learn's `fit` cannot be checked, arrays go to the
+        NumPy engine, which finds the same clustering. Not with ``precision="tf32"`` for float32 data on a GPU.
 
     Attributes
     ----------
@@ -91,6 +97,8 @@ class TSKMeans(KMeans):
         Where X is a frame with string column names.
     device_ : str
         Where `fit` ran: "cpu" or "cuda:i".
+    faults_ : int
+        What `protect` found wrong, and was made again; 0 without it.
 
     Notes
     -----
@@ -124,6 +132,7 @@ class TSKMeans(KMeans):
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **KMeans._parameter_constraints,
         "init": [StrOptions({"k-means++", "k-means||", "random"}), callable, "array-like"],
+        "protect": ["boolean"],
     }
 
     def __init__(
@@ -142,6 +151,7 @@ class TSKMeans(KMeans):
         engine: str = "auto",
         metric: str = "euclidean",
         precision: str = "exact",
+        protect: bool = False,
     ) -> None:
         super().__init__(
             n_clusters,
@@ -158,6 +168,7 @@ class TSKMeans(KMeans):
         self.engine = engine
         self.metric = metric
         self.precision = precision
+        self.protect = protect
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> TSKMeans:
         """Compute the clustering.
@@ -181,12 +192,16 @@ class TSKMeans(KMeans):
             a row of zeros.
         NoDeviceError
             If a GPU is asked for that is not there.
+        FaultError
+            If `protect` finds the same step wrong as often as it is made.
         """
         check_metric(self.metric)
         check_precision(self.precision)
         choice = choose(X, self.device, self.engine)
-        # scikit-learn has no spherical K-means.
-        self._by_scikit_learn = self.metric == "euclidean" and not choice.is_gpu and not isinstance(X, Rows)
+        # scikit-learn has no spherical K-means, and its iterations cannot be checked.
+        simple = self.metric == "euclidean" and not self.protect
+        self._by_scikit_learn = simple and not choice.is_gpu and not isinstance(X, Rows)
+        self.faults_ = 0
         if self._by_scikit_learn:
             with self._init_for_scikit_learn(_on_host(sample_weight)):
                 super().fit(_on_host(X), y, _on_host(sample_weight))
@@ -229,11 +244,13 @@ class TSKMeans(KMeans):
             random_state=check_random_state(self.random_state),
             centre=not is_sparse(X),
             progress=_print_progress if self.verbose else None,
+            protect=self.protect,
         )
         self.cluster_centers_ = best.centers
         self.labels_ = best.labels
         self.inertia_ = best.inertia
         self.n_iter_ = best.n_iter
+        self.faults_ = best.faults
         self._n_features_out = self.n_clusters
 
     def predict(self, X: Any) -> Any:

@@ -71,6 +71,11 @@ class FewFeatures(Step):
         self._labels.data.memset_async(0xFF, self._labels.nbytes)
         self._given = None
 
+    @property
+    def own_labels(self) -> Any:
+        """The labels as iterations keep them, in whole words."""
+        return self._labels
+
     def give_labels(self, labels: Any) -> None:
         """Write to `labels` (n,), int32, those of this step, if it does not have them."""
         if self._given is not labels:

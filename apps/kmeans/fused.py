@@ -120,9 +120,20 @@ class FusedEngine(CublasEngine):
         return self.held if self.held is not None else self._halves()
 
     @property
-    def proves(self) -> bool:
+    def proves(self) -> bool:  # type: ignore[override]
         """Whether labels are proved: all but those of float32 data with precision="tf32"."""
-        return self.precision == "exact" or self.rows_on_gpu.dtype != np.float32
+        X = self.rows_on_gpu
+        return self.precision == "exact" or X is None or bool(X.dtype != np.float32)
+
+    @property
+    def keeps_sums(self) -> bool:  # type: ignore[override]
+        """Whether sums are kept from one assignment to the next: those of kernels of this package."""
+        return self._step is not None
+
+    @property
+    def sums_units(self) -> np.ndarray:  # type: ignore[override]
+        """What one stands for in each column of the sums, (d + 1,), and elements of them are rounded to."""
+        return np.zeros(1) if self._step is None else 1 / np.array(self._step.integers.scales)
 
     def _halves(self) -> Any | None:
         """Return the source's own array, if it is one of halves that lies on the GPU row by row."""

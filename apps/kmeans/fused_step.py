@@ -22,6 +22,7 @@ from cupyx import empty_pinned
 from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
 from tsapps.apps.kmeans.bounds import Bounds
 from tsapps.apps.kmeans.bounds_plan import MOTION
+from tsapps.apps.kmeans.fused_check import StepCheck
 from tsapps.apps.kmeans.fused_plan import (
     CHANGE_BYTES,
     ENTRY_BYTES,
@@ -90,6 +91,8 @@ class Step(ABC):
     columns: int
     #: What leaves out rows whose labels stand: made for the first iterations, as a single pass is of all rows.
     bounds: Bounds | None = None
+    #: What checks iterations, in protected fits.
+    check: StepCheck | None = None
     #: Whether it has labels of its own, which `give_labels` makes the engine's.
     keeps_labels = False
 
@@ -125,7 +128,7 @@ class Step(ABC):
         self.integers = integers_of(engine)
         self._scales = np.array(self.integers.scales)
         self.move_scales = cupy.asarray(self._scales, np.float32 if self.integers.digits == 2 else np.float64)
-        self._units = cupy.asarray(1 / self._scales)
+        self.units = cupy.asarray(1 / self._scales)
 
     @abstractmethod
     def _move_rows(self, centers: Any) -> None:
@@ -142,6 +145,13 @@ class Step(ABC):
         """Begin again, with no sample in any cluster."""
         self.device_sums.data.memset_async(0, self.device_sums.nbytes)
         self._changing = self.engine.n_samples
+        if self.check is not None:
+            self.check.forget()
+
+    @property
+    def own_labels(self) -> Any:
+        """The labels as iterations keep them."""
+        return self.engine.labels
 
     def give_labels(self, labels: Any) -> None:  # noqa: B027
         """Write to `labels` (n,), int32, the labels that a step keeps for itself."""
@@ -168,6 +178,9 @@ class Step(ABC):
                     continue
                 events[known].synchronize()
                 outcome = self._seen[known % _AHEAD].copy()
+                fault = None if self.check is None else self.check.fault(known % _AHEAD)
+                if fault is not None:
+                    break
                 # Of two iterations before the one that is launched next, as the host runs ahead.
                 self._changing = int(outcome["moved"])
                 if report is not None:
@@ -178,11 +191,14 @@ class Step(ABC):
             # What is ahead is still writing to memory of this step.
             cupy.cuda.get_current_stream().synchronize()
         strict, now = bool(outcome["moved"] == 0), known % 2
+        if fault is not None:
+            return Iterated(self._centers_on_host(now), known, False, float("nan"), fault=fault)
+        at = None if self.check is None else self._centers_on_host(now)
         if outcome["empty"]:
             sums, weights = self.sums()
             empty = Assignment(int(outcome["moved"]), sums, weights, float(outcome["potential"]))
-            return Iterated(self._centers_on_host(now), known + 1, strict, float("nan"), empty)
-        return Iterated(self._centers_on_host(1 - now), known + 1, strict, float(outcome["shift"]))
+            return Iterated(self._centers_on_host(now), known + 1, strict, float("nan"), empty, at)
+        return Iterated(self._centers_on_host(1 - now), known + 1, strict, float(outcome["shift"]), at=at)
 
     def _begin(self, centers: np.ndarray) -> None:
         """Put centres where the first iteration expects them."""
@@ -193,6 +209,11 @@ class Step(ABC):
             state.data.memset_async(0, state.nbytes)
         if self.bounds is not None:
             self.bounds.begin()
+        if self.engine.protection is None:
+            self.check = None
+        else:
+            self.check = self.check or StepCheck(self, _AHEAD)
+            self.check.begin()
         found = self._found, self._arrived, self._extremes
         arguments = (self._centers[0], *self._sizes, self._offsets, *found)
         self._place((self._n_columns,), (_CENTRE_THREADS,), arguments)
@@ -207,18 +228,11 @@ class Step(ABC):
         self._move_rows(self._centers[now])
         results = self._centers[1 - now], self._offsets, self._found, self._arrived, self._extremes
         state = self._counts, np.int32(self._counts.size), self.moved, self.stopped
-        arguments = (
-            self.device_sums,
-            self._units,
-            self._centers[now],
-            *self._sizes,
-            np.float64(tol),
-            *results,
-            *state,
-            np.uint64(self._seen[place:].ctypes.data),
-            self._motion,
-        )
-        self._advance((self.k,), (_CENTRE_THREADS,), arguments)
+        given = self.device_sums, self.units, self._centers[now], *self._sizes, np.float64(tol)
+        seen = np.uint64(self._seen[place:].ctypes.data)
+        self._advance((self.k,), (_CENTRE_THREADS,), (*given, *results, *state, seen, self._motion))
+        if self.check is not None:
+            self.check.launch(self._centers[now], self._centers[1 - now], place)
 
     def counts(self) -> np.ndarray:
         """Return how many samples each cluster has, (k,), int64, where none is weighted."""

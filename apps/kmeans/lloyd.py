@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from tsapps.apps.kmeans.assignment import Assignment, Report
+from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
 from tsapps.apps.kmeans.engine import Engine
+from tsapps.apps.kmeans.protection import Protection
 from tsapps.apps.kmeans.rows import ArrayRows, unit
 from tsapps.apps.kmeans.seeding import SMALL, kmeans_parallel, kmeans_plusplus, random_samples
 from tsapps.kernels.arrays import as_array, kind_of, to_host
@@ -70,6 +71,8 @@ class Clustering:
     cluster_sizes : numpy.ndarray of shape (k,), int64
     seconds : dict of str to float
         Wall time by phase: "prepare", "seed", "iterate".
+    faults : int
+        Steps of a protected fit that went wrong and were made again, in all runs.
     """
 
     labels: Any
@@ -79,6 +82,7 @@ class Clustering:
     converged: bool
     cluster_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     seconds: dict[str, float] = field(default_factory=dict)
+    faults: int = 0
 
 
 def fit(
@@ -92,6 +96,7 @@ def fit(
     random_state: np.random.RandomState,
     centre: bool = True,
     progress: Callable[[Progress], None] | None = None,
+    protect: bool = False,
 ) -> Clustering:
     """Cluster the samples that `engine` holds; keep the best of `n_init` runs.
 
@@ -109,6 +114,8 @@ def fit(
         never centred.
     progress : callable, optional
         Called with a `Progress` after every iteration; costs the pass's best scores.
+    protect : bool
+        Whether every step and the result are checked, and made again where they are wrong; see `protection.py`.
 
     Returns
     -------
@@ -117,10 +124,16 @@ def fit(
     Raises
     ------
     ValueError
-        If X has a NaN or an infinity, or `init` gives centres of another shape.
+        If X has a NaN or an infinity, `init` gives centres of another shape, or labels are to be protected that are not
+        proved.
+    FaultError
+        If a step of a protected fit goes wrong again and again.
     """
     if engine.n_samples < n_clusters:
         raise ValueError(f"n_samples={engine.n_samples} should be >= n_clusters={n_clusters}.")
+    if protect and not engine.proves:
+        raise ValueError("protect=True needs precision='exact': of labels that are not proved none can be called wrong")
+    engine.protection = Protection() if protect else None
     runs = _number_of_runs(init, n_init)
     clock = _Clock()
     best: Clustering | None = None
@@ -150,6 +163,8 @@ def fit(
                 if runs > 1:
                     engine.labels = engine.xp.empty_like(found.labels)
         assert best is not None  # there is at least one run
+        if engine.protection is not None:
+            best.faults = engine.protection.faults
         best.cluster_sizes = engine.cluster_sizes(best.labels, n_clusters)
     best.centers = best.centers + mean
     best.seconds = clock.seconds
@@ -226,24 +241,66 @@ def _first_centers(
     return centers if callable(init) else centers - mean
 
 
-def _single_run(engine: Engine, centers: np.ndarray, max_iter: int, tol: float, report: Report | None) -> Clustering:
-    """Iterate until no label changes, the centres move less than `tol` in all (squared), or `max_iter`."""
-    engine.forget_labels()
-    done, converged = 0, False
-    while done < max_iter and not converged:
-        found = engine.iterate(centers, done, max_iter, tol, report)
-        done += found.count
-        centers, shift = found.centers, found.shift
-        if found.empty is not None:
-            relocate_empty_clusters(engine, found.empty, centers)
-            new_centers = engine.next_centers(found.empty, centers)
-            shift = float(((new_centers - centers) ** 2).sum())
-            centers = new_centers
-        converged = found.strict or shift <= tol
-    if not found.strict:
-        # So that the labels are those of the final centres.
-        engine.assign(centers, update=False)
+def _single_run(engine: Engine, first: np.ndarray, max_iter: int, tol: float, report: Report | None) -> Clustering:
+    """Iterate until no label changes, the centres move less than `tol` in all (squared), or `max_iter`.
+
+    A protected run makes a step again that went wrong, and all of it where its result cannot be made twice.
+    """
+    protection = engine.protection
+    if protection is not None:
+        protection.begin_run()
+    while True:
+        engine.forget_labels()
+        centers, done, converged = first, 0, False
+        while done < max_iter and not converged:
+            found = engine.iterate(centers, done, max_iter, tol, report)
+            done += found.count
+            centers, shift = found.centers, found.shift
+            if protection is not None and found.fault is not None:
+                protection.found(found.fault, f"iteration {done + 1}")
+                engine.forget_labels()
+                continue
+            if found.empty is not None:
+                centers = _without_empty_clusters(engine, found.empty, found.centers)
+                shift = float(((centers - found.centers) ** 2).sum())
+            converged = found.strict or shift <= tol
+        if not found.strict:
+            # So that the labels are those of the final centres.
+            final = engine.assign(centers, update=protection is not None and engine.keeps_sums)
+        if protection is None:
+            break
+        fault = _fault_of_result(engine, found, centers, None if found.strict else final)
+        if fault is None:
+            break
+        protection.found(fault, "the result of a run")
     return Clustering(engine.labels, centers, engine.inertia(centers), done, converged)
+
+
+def _fault_of_result(engine: Engine, found: Iterated, centers: np.ndarray, final: Assignment | None) -> str | None:
+    """Compute a run's result once more, from no labels, and return what was not the same; None if all was.
+
+    `final` is the assignment to the last `centers`; None where the last labels are those of the last iteration.
+    """
+    labels = engine.labels.copy()
+    if (final is None or not engine.keeps_sums) and found.at is not None:
+        engine.forget_labels()
+        step = engine.assign(found.at)
+        empty = found.empty is not None
+        again = _without_empty_clusters(engine, step, found.at) if empty else engine.next_centers(step, found.at)
+        if not np.array_equal(again, centers, equal_nan=True):
+            return "its centres were not those of its last step, made from nothing"
+    if final is not None:
+        engine.forget_labels()
+        step = engine.assign(centers, update=engine.keeps_sums)
+        if not (np.array_equal(step.sums, final.sums) and np.array_equal(step.weights, final.weights)):
+            return "the sums of its clusters were not those of its labels"
+    return None if bool((engine.labels == labels).all()) else "samples had other labels the second time"
+
+
+def _without_empty_clusters(engine: Engine, step: Assignment, centers: np.ndarray) -> np.ndarray:
+    """Return the next centres where `centers` (k, d) left a cluster empty."""
+    relocate_empty_clusters(engine, step, centers)
+    return engine.next_centers(step, centers)
 
 
 def relocate_empty_clusters(engine: Engine, step: Assignment, centers: np.ndarray) -> None:

@@ -59,7 +59,8 @@ def test_fewer_rows_are_compared_where_centres_are_many(name, rows):
 
 
 def test_every_adapter_is_listed_under_its_name():
-    ours, theirs = {"tsapps", "tsapps-tf32", "cublas"}, {"scikit-learn", "torch", "cuvs", "flash-kmeans", "flashlib"}
+    ours = {"tsapps", "tsapps-tf32", "tsapps-protected", "cublas"}
+    theirs = {"scikit-learn", "torch", "cuvs", "flash-kmeans", "flashlib"}
     assert set(PEERS) == ours | theirs
     assert all(name == peer.name for name, peer in PEERS.items())
 

@@ -8,6 +8,7 @@ import pytest
 from sklearn.cluster import KMeans
 
 from tsapps import TSKMeans
+from tsapps.apps.kmeans.cpu import CpuEngine
 from tsapps.errors import ExitCode
 from tsapps.matrix import EXTENSIONS
 
@@ -67,6 +68,32 @@ def test_what_is_for_gpus_is_said_and_changes_nothing_on_the_cpu(succeed, direct
     (labels, _, said), (others, _, also_said) = (load(directory / value) for value in values)
     np.testing.assert_array_equal(labels, others)
     assert (said[option], also_said[option]) == values
+
+
+def test_protect(succeed, directory, iris):
+    for name, options in (("plain", []), ("protected", ["--protect"])):
+        succeed("kmeans", "iris.npy", "--k", 3, "--out", name, *options)
+    (labels, centers, said), (others, same, also_said) = (load(directory / name) for name in ("plain", "protected"))
+    np.testing.assert_array_equal(labels, others)
+    np.testing.assert_array_equal(centers, same)
+    assert (said["protect"], said["faults"]) == (False, 0)
+    assert (also_said["protect"], also_said["faults"]) == (True, 0)
+
+
+def test_a_machine_that_computes_wrongly(run, directory, iris, monkeypatch):
+    assign = CpuEngine.assign
+
+    def wrong(self, *arguments, **options):
+        step = assign(self, *arguments, **options)
+        step.weights += 1
+        return step
+
+    monkeypatch.setattr(CpuEngine, "assign", wrong)
+    result = run("kmeans", "iris.npy", "--k", 3, "--protect")
+    assert result.exit_code == ExitCode.CORRUPTION
+    assert "iteration 1 went wrong 4 times" in result.stderr
+    assert "the clusters' weights did not add up" in result.stderr
+    assert not (directory / "iris-kmeans").exists()
 
 
 def test_cosine(succeed, directory, iris):

@@ -68,6 +68,10 @@ T atomicAdd(T* at, std::type_identity_t<T> value) {
   return std::atomic_ref<T>(*at).fetch_add(value);
 }
 template <typename T>
+T atomicOr(T* at, std::type_identity_t<T> value) {
+  return std::atomic_ref<T>(*at).fetch_or(value);
+}
+template <typename T>
 T atomicExch(T* at, std::type_identity_t<T> value) {
   return std::atomic_ref<T>(*at).exchange(value);
 }

@@ -202,6 +202,11 @@ def test_other_kernels_compile_without_spills(scalar, arch):
         "move.cuh": [
             f"move<{scalar}, {scalar}, {count}, {weighted}>" for count in digits for weighted in ("true", "false")
         ],
+        "protect.cuh": [
+            f"check<{element}, {scalar}, {label}>"
+            for element in (("float", "ptx::Half", "ptx::Bfloat16") if scalar == "float" else ("double",))
+            for label in ("int", "signed char")
+        ],
         "decide_of_many.cuh": [f"decide_of_many<{scalar}, {scalar}>"],
         "changes.cuh": [
             f"{name}_changes<kmeans::{item}>" for name in ("count", "sort") for item in ("Entry", "Change")

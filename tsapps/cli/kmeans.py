@@ -13,7 +13,7 @@ from tsapps.cli import result
 from tsapps.cli.info import versions
 from tsapps.cli.options import Data, Device, Json, Quiet, check_input, choose, split_name, stem
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
-from tsapps.errors import MatrixError, UsageError
+from tsapps.errors import CorruptionError, MatrixError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,6 +105,14 @@ def kmeans(
             "two centres, may get either."
         ),
     ] = Precision.exact,
+    protect: Annotated[
+        bool,
+        typer.Option(
+            "--protect",
+            help="Check every step, make again what went wrong, and compute the result twice; exit code 3 if the same "
+            "step goes wrong again and again.",
+        ),
+    ] = False,
     device: Device = "auto",
     dtype: Annotated[
         Dtype | None, typer.Option(help="Type to compute in.  [default: float32 for float32 data, else float64]")
@@ -144,6 +152,7 @@ def kmeans(
 
     from tsapps.apps.kmeans import lloyd
     from tsapps.apps.kmeans.choose import open_engine
+    from tsapps.apps.kmeans.protection import FaultError
     from tsapps.kernels.arrays import to_host
     from tsapps.matrix import open_matrix, replacing, save_npy
 
@@ -169,16 +178,20 @@ def kmeans(
         )
         clock.lap("read")
         show(f"{init}: first centres")
-        best = lloyd.fit(
-            engine,
-            k,
-            init=first_centers,
-            n_init=runs,
-            max_iter=max_iter,
-            tol=tol,
-            random_state=np.random.RandomState(seed),
-            progress=None if quiet else lambda progress: show(_describe(progress)),
-        )
+        try:
+            best = lloyd.fit(
+                engine,
+                k,
+                init=first_centers,
+                n_init=runs,
+                max_iter=max_iter,
+                tol=tol,
+                random_state=np.random.RandomState(seed),
+                progress=None if quiet else lambda progress: show(_describe(progress)),
+                protect=protect,
+            )
+        except FaultError as error:
+            raise CorruptionError(str(error)) from error
         clock.seconds |= best.seconds
         if not np.isfinite(best.inertia):
             raise MatrixError(f"{data}: distances overflow {engine.dtype}: scale the data down, or try --dtype float64")
@@ -201,6 +214,8 @@ def kmeans(
                 "metric": str(metric),
                 "algorithm": str(algorithm),
                 "precision": str(precision),
+                "protect": protect,
+                "faults": best.faults,
                 "init": init if init in _INITS else os.path.abspath(init),
                 "n_init": runs,
                 "max_iter": max_iter,

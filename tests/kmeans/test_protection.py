@@ -1,0 +1,226 @@
+"""Protected fits: faults are found and made good, and where there are none nothing is found and nothing changes."""
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsapps import TSKMeans
+from tsapps.apps.kmeans import lloyd
+from tsapps.apps.kmeans.choose import open_engine
+from tsapps.apps.kmeans.cpu import CpuEngine
+from tsapps.apps.kmeans.protection import MOST_AGAIN, FaultError, stride_of
+from tsapps.apps.kmeans.rows import ArrayRows
+
+FOUR = np.array([[0.0], [1.0], [10.0], [11.0]])
+
+
+class FaultyEngine(CpuEngine):
+    """An engine whose assignments number `faulty`, from 0, go wrong."""
+
+    faulty: ClassVar[dict] = {}
+    made = 0
+
+    def assign(self, centers, *, update=True, potential=False):
+        step = super().assign(centers, update=update, potential=potential)
+        if (fault := self.faulty.get(self.made)) is not None:
+            fault(self, step)
+        self.made += 1
+        return step
+
+
+def fitted(X, k, faulty=None, weights=None, dtype=None, **options):
+    """Fit X, protected where `faulty` says which assignments go wrong."""
+    X = ArrayRows(np.asarray(X) if dtype is None else np.asarray(X, dtype))
+    if faulty is None:
+        engine = open_engine(X, sample_weight=weights, device="cpu")
+    else:
+        engine = FaultyEngine(X, X.dtype, weights)
+        engine.faulty = faulty
+    options = {"init": X.array[:k], "random_state": np.random.RandomState(0)} | options
+    return lloyd.fit(engine, k, protect=faulty is not None, **options)
+
+
+def assert_same(found, expected):
+    """The same clustering to the bit."""
+    np.testing.assert_array_equal(found.labels, expected.labels)
+    np.testing.assert_array_equal(found.centers, expected.centers)
+    np.testing.assert_array_equal(found.cluster_sizes, expected.cluster_sizes)
+    assert found.inertia == expected.inertia
+
+
+def wrong_label(engine, step):
+    engine.labels[0] = 1 - engine.labels[0]
+
+
+def no_label(engine, step):
+    engine.labels[-1] = -1
+
+
+def lost_sample(engine, step):
+    step.weights[0] -= 1
+
+
+def wrong_sum(engine, step):
+    step.sums[1, 0] += 3
+
+
+def no_number(engine, step):
+    step.sums[0, 0] = np.nan
+
+
+def moved_sum(engine, step):
+    """What adds up to the same, but not of the samples that have the labels."""
+    step.sums[0, 0] += 1
+    step.sums[1, 0] -= 1
+
+
+FAULTS = [wrong_label, no_label, lost_sample, wrong_sum, no_number]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_by_hand(fault):
+    # Labels 0 0 1 1 at centres 0 and 10, and again at 0.5 and 10.5; each is checked by all four samples.
+    options = {"init": np.array([[0.0], [10.0]]), "tol": 0}
+    expected = fitted(FOUR, 2, **options)
+    assert expected.centers.tolist() == [[0.5], [10.5]]
+    for when in (0, 1):
+        found = fitted(FOUR, 2, {when: fault}, **options)
+        assert found.faults == 1
+        assert_same(found, expected)
+    found = fitted(FOUR, 2, {0: fault, 1: fault, 3: fault}, **options)
+    assert found.faults == 3
+    assert_same(found, expected)
+
+
+def test_sums_of_other_samples_are_found_in_the_result():
+    # The second assignment moves no label, and is the last: its sums make the centres.
+    options = {"init": np.array([[0.0], [10.0]]), "tol": 0}
+    found = fitted(FOUR, 2, {1: moved_sum}, **options)
+    assert found.faults == 1
+    assert_same(found, fitted(FOUR, 2, **options))
+
+
+@pytest.mark.parametrize("fault", [wrong_label, no_label])
+@pytest.mark.parametrize("when", [2, 4])
+def test_labels_of_the_result(fault, when):
+    # Ended by max_iter: the third assignment is of the final centres, the fourth makes the second once more, and the
+    # fifth the third.
+    options = {"init": np.array([[0.0], [1.0]]), "tol": 0, "max_iter": 2}
+    expected = fitted(FOUR, 2, **options)
+    assert not expected.converged
+    found = fitted(FOUR, 2, {when: fault}, **options)
+    assert found.faults == 1
+    assert_same(found, expected)
+
+
+def test_a_fault_that_persists_is_an_error():
+    always = dict.fromkeys(range(100), wrong_sum)
+    with pytest.raises(FaultError, match=rf"iteration 1 went wrong {MOST_AGAIN + 1} times, .* sums did not add up"):
+        fitted(FOUR, 2, always)
+    # Of each run's three assignments, the second makes the centres, and the third makes it once more.
+    always = {i: moved_sum for i in range(100) if i % 3 == 1}
+    with pytest.raises(FaultError, match=rf"the result of a run went wrong {MOST_AGAIN + 1} times"):
+        fitted(FOUR, 2, always, init=np.array([[0.0], [10.0]]), tol=0)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gross_faults_of_many_samples(dtype, weighted, rng):
+    X = rng.standard_normal((30_000, 5)) + 100
+    weights = rng.random(30_000) if weighted else None
+
+    def labels_of_a_range(engine, step):
+        engine.labels[5000:9000] = 6
+
+    def lost_rows(engine, step):
+        step.sums[2] *= 0.5
+
+    def lost_weight(engine, step):
+        step.weights[3] *= 0.9
+
+    expected = fitted(X, 7, weights=weights, dtype=dtype, max_iter=5)
+    faulty = {0: lost_weight, 2: labels_of_a_range, 4: lost_rows}
+    found = fitted(X, 7, faulty, weights=weights, dtype=dtype, max_iter=5)
+    assert found.faults == 3
+    assert_same(found, expected)
+    assert found.n_iter == expected.n_iter
+
+
+def test_a_fault_where_clusters_are_empty(rng):
+    X = rng.standard_normal((300, 3))
+    init = np.concatenate([X[:3], np.full((2, 3), 1e3)])
+    expected = fitted(X, 5, init=init)
+    for when in range(4):
+        found = fitted(X, 5, {when: wrong_sum}, init=init)
+        assert found.faults == 1
+        assert_same(found, expected)
+
+
+def test_all_samples_are_checked_in_turn():
+    assert [stride_of(n) for n in (1, 1024, 2047, 2048, 1024 * 4096, 10**8)] == [1, 1, 1, 3, 4097, 4097]
+
+
+KINDS = ["blobs", "far off centre", "duplicates", "one feature", "wide range", "whole numbers"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    dtype=st.sampled_from([np.float32, np.float64, np.float16, np.uint8]),
+    metric=st.sampled_from(["euclidean", "cosine"]),
+    weighted=st.booleans(),
+    k=st.integers(1, 9),
+    seed=st.integers(0, 2**31 - 1),
+    options=st.sampled_from([{}, {"tol": 0}, {"max_iter": 1}, {"init": "random", "n_init": 2}, {"init": "k-means||"}]),
+)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_no_false_alarms_and_the_same_bits(kind, dtype, metric, weighted, k, seed, options):
+    rng = np.random.default_rng(seed)
+    n, d = int(rng.integers(k, 3000)), 1 if kind == "one feature" else int(rng.integers(2, 40))
+    X = rng.standard_normal((n, d)) + 6 * rng.standard_normal((k, d))[rng.integers(0, k, n)]
+    if kind == "far off centre":
+        X += 3e4 if dtype == np.float16 else 1e6
+    elif kind == "duplicates":
+        X = X[rng.integers(0, min(n, k + 2), n)]
+    elif kind == "wide range":
+        X *= 10.0 ** rng.integers(-4, 3, (1, d))
+    elif kind == "whole numbers":
+        X = np.rint(X)
+    if dtype == np.uint8:
+        X = abs(X) % 255 + 1
+    X = X.astype(dtype)
+    X[~X.any(axis=1), 0] = 1  # which have a direction
+    weights = rng.random(n) * 10.0 ** rng.integers(-6, 1, n) if weighted else None
+    fits = [
+        TSKMeans(k, random_state=0, device="cpu", metric=metric, protect=protect, **options).fit(
+            ArrayRows(X), sample_weight=weights
+        )
+        for protect in (False, True)
+    ]
+    plain, protected = fits
+    assert (plain.faults_, protected.faults_) == (0, 0)
+    np.testing.assert_array_equal(plain.labels_, protected.labels_)
+    np.testing.assert_array_equal(plain.cluster_centers_, protected.cluster_centers_)
+    assert plain.inertia_ == protected.inertia_
+    assert plain.n_iter_ == protected.n_iter_
+
+
+def test_arrays_in_memory_find_the_clustering_of_scikit_learn(data_sets):
+    X, k = data_sets["digits"]
+    plain, protected = (TSKMeans(k, random_state=0, device="cpu", protect=p).fit(X) for p in (False, True))
+    np.testing.assert_array_equal(plain.labels_, protected.labels_)
+    np.testing.assert_array_equal(plain.predict(X), protected.predict(X))
+    assert (plain.faults_, protected.faults_) == (0, 0)
+
+
+def test_protect_is_a_parameter():
+    with pytest.raises(ValueError, match="'protect' parameter"):
+        TSKMeans(2, protect="yes", device="cpu").fit(FOUR)
+    assert TSKMeans(2, protect=True).get_params()["protect"] is True
+    engine = open_engine(FOUR, device="cpu")
+    engine.proves = False
+    with pytest.raises(ValueError, match="protect=True needs precision='exact'"):
+        lloyd.fit(engine, 2, random_state=np.random.RandomState(0), protect=True)

@@ -1,0 +1,191 @@
+"""Protected fits on a GPU: faults are found and made good, and where there are none nothing changes by a bit."""
+
+import numpy as np
+import oracle
+import pytest
+from sklearn.datasets import make_blobs
+
+from tsapps import TSKMeans
+from tsapps.apps.kmeans import lloyd
+from tsapps.apps.kmeans.choose import open_engine
+from tsapps.apps.kmeans.protection import MOST_AGAIN, FaultError
+
+pytestmark = pytest.mark.gpu
+cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+
+#: Few features by multiply-adds and by products, few clusters of short and of long rows, and many clusters.
+SHAPES = [(30_001, 3, 2), (20_000, 4, 16), (20_000, 16, 16), (9_999, 40, 33), (3_000, 1000, 5), (20_000, 64, 200)]
+
+
+def data(n, d, k, dtype, away=0.0):
+    X, _ = make_blobs(n, d, centers=k, cluster_std=2.0, center_box=(-3, 3), random_state=n)
+    return (X + away).astype(dtype)
+
+
+def opened(X, weights=None, engine="fused", **options):
+    return open_engine(cupy.asarray(X), engine=engine, device="cuda", sample_weight=weights, **options)
+
+
+def fitted(engine, X, k, protect, **options):
+    options = {"init": X[:k], "tol": 0, "max_iter": 12, "random_state": np.random.RandomState(0)} | options
+    return lloyd.fit(engine, k, protect=protect, **options)
+
+
+def assert_same(found, expected):
+    """The same clustering to the bit."""
+    np.testing.assert_array_equal(oracle.host(found.labels), oracle.host(expected.labels))
+    np.testing.assert_array_equal(found.centers, expected.centers)
+    np.testing.assert_array_equal(found.cluster_sizes, expected.cluster_sizes)
+    assert found.inertia == expected.inertia
+    assert found.n_iter == expected.n_iter
+
+
+@pytest.mark.parametrize("options", [{}, {"max_iter": 100}, {"init": "k-means++"}, {"init": "random", "n_init": 2}])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize(("n", "d", "k"), SHAPES)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_no_false_alarms_and_the_same_bits(n, d, k, dtype, weighted, options):
+    X = data(n, d, k, dtype, away=50.0)
+    weights = np.random.default_rng(1).random(n) + 0.1 if weighted else None
+    plain, protected = (fitted(opened(X, weights), X, k, protect, **options) for protect in (False, True))
+    assert protected.faults == 0
+    assert_same(protected, plain)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "cublas", "elkan", "duplicates", "empty"])
+@pytest.mark.parametrize(("n", "d", "k"), SHAPES)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_no_false_alarms_of_other_kinds(n, d, k, kind):
+    X = data(n, d, k, np.float32)
+    options = {"cosine": {"metric": "cosine"}, "cublas": {"engine": "cublas"}, "elkan": {"bounds": True}}.get(kind, {})
+    init = X[:k].copy()
+    if kind == "duplicates":
+        X = X[np.random.default_rng(0).integers(0, k + 1, n)]
+    if kind == "empty":
+        init[-2:] = 1e3
+    plain, protected = (fitted(opened(X, **options), X, k, protect, init=init) for protect in (False, True))
+    assert protected.faults == 0
+    assert_same(protected, plain)
+
+
+def lost_row(step):
+    step.device_sums[0, -1] -= 1
+
+
+def wrong_bit(step):
+    step.device_sums[step.k - 1, 0] ^= 1 << 22
+
+
+def wrong_labels(step):
+    # More than are not checked in an iteration; wherever they are, none is checked in vain.
+    labels = step.own_labels
+    labels[: len(labels) // 2] = step.k - 1
+
+
+def no_labels(step):
+    step.own_labels[:] = -1
+
+
+@pytest.mark.parametrize("fault", [lost_row, wrong_bit, wrong_labels, no_labels])
+@pytest.mark.parametrize(("n", "d", "k"), SHAPES)
+def test_a_fault_is_found_and_made_good(n, d, k, fault, monkeypatch):
+    X = data(n, d, k, np.float32)
+    expected = fitted(opened(X), X, k, protect=False)
+    for when in (0, 3, 4):
+        engine, made = opened(X), 0
+        with engine:
+            engine.centre(engine.moments()[0])
+            if not engine.serves(k):
+                pytest.skip("no kernel of ours serves this shape here: it goes to the cublas engine")
+            kind = type(engine._step)
+        move = kind._move_rows
+
+        def wrong(step, centers, move=move, when=when):
+            nonlocal made
+            move(step, centers)
+            if made == when:
+                fault(step)
+            made += 1
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "_move_rows", wrong)
+            found = fitted(engine, X, k, protect=True)
+        assert found.faults == 1
+        assert_same(found, expected)
+
+
+def test_wrong_centres_are_found(monkeypatch):
+    X = data(9_999, 40, 33, np.float32)
+    expected = fitted(opened(X), X, 33, protect=False)
+    engine, made = opened(X), 0
+    from tsapps.apps.kmeans.fused_check import StepCheck
+
+    launch = StepCheck.launch
+
+    def wrong(check, now, following, place):
+        nonlocal made
+        if made == 2:
+            following[5, 7] += 1
+        made += 1
+        launch(check, now, following, place)
+
+    monkeypatch.setattr(StepCheck, "launch", wrong)
+    found = fitted(engine, X, 33, protect=True)
+    assert found.faults == 1
+    assert_same(found, expected)
+
+
+def test_sums_that_are_wrong_but_add_up_are_found_in_the_result(monkeypatch):
+    X = data(9_999, 40, 33, np.float32)
+    expected = fitted(opened(X), X, 33, protect=False)
+    from tsapps.apps.kmeans.fused_step import FewCentres
+
+    made, move = 0, FewCentres._move_rows
+
+    def wrong(step, centers):
+        nonlocal made
+        move(step, centers)
+        if made == 4:
+            step.device_sums[2:4, 3] += cupy.asarray([1 << 30, -(1 << 30)])
+        made += 1
+
+    monkeypatch.setattr(FewCentres, "_move_rows", wrong)
+    found = fitted(opened(X), X, 33, protect=True)
+    assert found.faults == 1
+    assert_same(found, expected)
+
+
+def test_a_fault_that_persists_is_an_error(monkeypatch):
+    X = data(9_999, 40, 33, np.float32)
+    from tsapps.apps.kmeans.fused_step import FewCentres
+
+    move = FewCentres._move_rows
+
+    def wrong(step, centers):
+        move(step, centers)
+        lost_row(step)
+
+    monkeypatch.setattr(FewCentres, "_move_rows", wrong)
+    with pytest.raises(FaultError, match=f"iteration 1 went wrong {MOST_AGAIN + 1} times"):
+        fitted(opened(X), X, 33, protect=True)
+
+
+def test_an_engine_that_was_protected_can_be_used_without():
+    X = data(9_999, 40, 33, np.float32)
+    engine = opened(X)
+    protected = fitted(engine, X, 33, protect=True)
+    held = oracle.host(protected.labels).copy()
+    plain = fitted(engine, X, 33, protect=False)
+    np.testing.assert_array_equal(held, oracle.host(plain.labels))
+    assert engine._step.check is None
+
+
+def test_the_estimator():
+    X = cupy.asarray(data(9_999, 40, 33, np.float32))
+    models = [TSKMeans(33, random_state=0, engine="fused", protect=protect).fit(X) for protect in (False, True)]
+    np.testing.assert_array_equal(*(oracle.host(model.labels_) for model in models))
+    np.testing.assert_array_equal(*(oracle.host(model.cluster_centers_) for model in models))
+    assert [model.faults_ for model in models] == [0, 0]
+    with pytest.raises(ValueError, match="protect=True needs precision='exact'"):
+        TSKMeans(33, engine="fused", precision="tf32", protect=True).fit(X)
