@@ -27,7 +27,3 @@ class CorruptionError(ValueError):
 
 class UsageError(ValueError):
     """What was asked for cannot be done with what was given (an existing output, k larger than n, …)."""
-
-
-class CorruptionError(ValueError):
-    """A matrix, or the sidecar with its checksums, is not what it was, and what it was is not known."""

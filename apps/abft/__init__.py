@@ -8,30 +8,44 @@ correct, repaired
     An array as it was; the bytes of a file of any size as they were.
 read_sidecar, write_sidecar
     The checksums in a file.
+matmul, check_product
+    A product that finds and repairs what goes wrong in it; the check of one that is there.
+calibrate
+    How far rounding takes products on a device: what statistical thresholds stand on.
 inject
     Faults, for trying it out.
 """
 
 from tsapps.apps.abft.arrays import correct, locate
+from tsapps.apps.abft.calibration import Calibration, calibrate, load_calibration, save_calibration
 from tsapps.apps.abft.faults import inject
+from tsapps.apps.abft.product import Checked, ProductFault, check_product, matmul
 from tsapps.apps.abft.rest import encode, repaired, verify
 from tsapps.apps.abft.sidecar import Sidecar, SidecarError, read_sidecar, write_sidecar
 from tsapps.apps.abft.verdict import AmbiguousError, ChangedError, Fault, Region, Verdict
 
 __all__ = [
     "AmbiguousError",
+    "Calibration",
     "ChangedError",
+    "Checked",
     "Fault",
+    "ProductFault",
     "Region",
     "Sidecar",
     "SidecarError",
     "Verdict",
+    "calibrate",
+    "check_product",
     "correct",
     "encode",
     "inject",
+    "load_calibration",
     "locate",
+    "matmul",
     "read_sidecar",
     "repaired",
+    "save_calibration",
     "verify",
     "write_sidecar",
 ]

@@ -1,11 +1,10 @@
 // How a matrix comes to the warps that add it up (checksums.cuh): units, strips and stages, and the ring that they come by.
 //
 //            ←── 1 KB: a strip, 128 bytes a warp ──→
-//          ┌────────┬────────┬─── … ───┬────────┐     The matrix is row-major without gaps, folded: `fold` of its rows are one
-//  32 rows │ warp 0 │ warp 1 │         │ warp 7 │     of this. A *stage* of the ring is 32 rows of a strip. A *unit* of work is
-//          ├────────┼────────┼─── … ───┼────────┤     512 rows, a *stripe*, of the strips that make up one *segment*, of which
-//          │        │        │         │        │     rows have a sum of their own. Where segments are shorter than a strip,
-//          ┊        ┊        ┊         ┊        ┊     a unit is one strip of several of them.
+//          ┌────────┬────────┬─── … ───┬────────┐     The matrix is row-major without gaps. A *stage* of the ring is 32 rows of a
+//  32 rows │ warp 0 │ warp 1 │         │ warp 7 │     strip. A *unit* of work is 512 rows, a *stripe*, of the strips that make up
+//          ├────────┼────────┼─── … ───┼────────┤     one *segment*, of which rows have a sum of their own.
+//          ┊        ┊        ┊         ┊        ┊
 //
 // Three threads copy, and barriers of shared memory say what is there and what is free. Units are dealt out as blocks ask for
 // them: some multiprocessors are nearer to the memory.
@@ -30,12 +29,11 @@ struct Task {
   const unsigned char* data;  // from a multiple of 16 bytes on
   unsigned long long* exact;
   Sum *row_sums, *column_sums;
-  // Folded rows, all of `row_bytes` but the last; multiples of 16.
+  // Rows, all of `row_bytes` but the last; multiples of 16.
   long long rows, row_bytes, last_bytes;
-  long long matrix_rows, segment_stride;  // the last: of the sums of rows, from a segment to the next
-  int units, units_across;                // of all stripes, and of one
-  int fold, strips, segment_warps;        // strips of a unit; warps that share a segment
-  unsigned* next;                         // unit; zero before the launch, and after it
+  int units, units_across;  // of all stripes, and of one
+  int strips, unused;       // of a unit
+  unsigned* next;           // unit; zero before the launch, and after it
 };
 
 // A stage of the ring, and the parity of the phase in which it is filled.
@@ -156,7 +154,7 @@ class ChecksumRing {
     const bool inside = bytes_left(first_row(strip) + strip.rows - 1, offset) > 0;
     return inside ? strip.rows : offset < task_.row_bytes ? strip.rows - 1 : 0;
   }
-  // Bytes of a folded row from `offset` on.
+  // Bytes of a row from `offset` on.
   __device__ __forceinline__ long long bytes_left(long long row, long long offset) const {
     return (row == task_.rows - 1 ? task_.last_bytes : task_.row_bytes) - offset;
   }

@@ -1,9 +1,9 @@
 // Every checksum of a matrix in one pass over it: the exact code's sums of words (exact.py), and the weighted sums of rows and
 // of columns (weighted.py).
 //
-//   exact         (stripes, 5, words of a folded row)            word_sums.cuh
-//   row sums      (segments of a matrix row, kWeights, rows)     element_sums.cuh
-//   column sums   (stripes, kWeights, elements of a folded row)
+//   exact         (stripes, 5, words of a row)         word_sums.cuh
+//   row sums      (segments of a row, kWeights, rows)  element_sums.cuh
+//   column sums   (stripes, kWeights, columns)
 //
 // Eight warps add up words, and eight others elements, of what comes by a ring in shared memory (checksum_ring.cuh). One adds up
 // what those eight have of each row.
@@ -79,11 +79,10 @@ class ChecksumPass {
   }
 
   __device__ __forceinline__ void add_elements(int warp) const {
-    const int in_strip = warp * kWarpBytes, segment = task_.segment_warps * kWarpBytes;
+    const int in_strip = warp * kWarpBytes;
     ring_.each_strip([&](Place& place, const Strip& strip) {
       const long long offset = strip.offset + in_strip, width = task_.row_bytes / (int)sizeof(T);
-      const int in_segment = segment < kStrip ? in_strip % segment : strip.number * kStrip + in_strip;
-      Elements sums(in_segment / (int)sizeof(T), [&](int further) { return ring_.rows_at(strip, offset + further); });
+      Elements sums((strip.number * kStrip + in_strip) / (int)sizeof(T), [&](int further) { return ring_.rows_at(strip, offset + further); });
       ring_.each_stage(place, strip, [&](auto whole, const unsigned char* stage, int first) {
         Sum* rows = of_warps_ + place.stage * kOfWarps + warp * kRows;
         sums.template add<decltype(whole)::value>(stage + in_strip, first, rows);
@@ -94,34 +93,26 @@ class ChecksumPass {
     });
   }
 
-  // By a warp, of which each lane has a row: adds up what the others have of the segments of each stage's rows.
+  // By a warp, of which each lane has a row: adds up what the others have of each stage's rows.
   __device__ __forceinline__ void add_rows() const {
     static_assert(kRows == 32, "a lane for each row");
     const int lane = threadIdx.x % 32;
-    const int shared_by = task_.segment_warps < kWarps ? task_.segment_warps : kWarps;
     ring_.each_strip([&](Place& place, const Strip& strip) {
 #pragma unroll 1
       for (int first = 0; first < strip.rows; first += kRows, place.next()) {
         ring_.wait_until_added(place);
         const Sum* from = of_warps_ + place.stage * kOfWarps + lane;
         const long long row = Ring::first_row(strip) + first + lane;
-#pragma unroll 1
-        for (int warp = 0; warp < kWarps; warp += shared_by) {
-          // The segment's number among those of a folded row, of which the last may not be there.
-          const long long segment = strip.across * (long long)(kWarps / shared_by) + warp / shared_by;
-          const bool present =
-              first + lane < strip.rows && ring_.bytes_left(row, segment * task_.segment_warps * kWarpBytes) > 0;
 #pragma unroll
-          for (int p = 0; p < kWeights; ++p) {
-            Sum& total = totals_[p * kStripe + first + lane];
-            Sum sum = strip.number > 0 ? total : Sum(0);
+        for (int p = 0; p < kWeights; ++p) {
+          Sum& total = totals_[p * kStripe + first + lane];
+          Sum sum = strip.number > 0 ? total : Sum(0);
 #pragma unroll 4
-            for (int i = warp; i < warp + shared_by; ++i) sum += Elements::of_row(from + i * kRows, p);
-            if (strip.number + 1 < task_.strips) {
-              total = sum;
-            } else if (present) {
-              task_.row_sums[p * task_.matrix_rows + segment * task_.segment_stride + row * task_.fold] = sum;
-            }
+          for (int warp = 0; warp < kWarps; ++warp) sum += Elements::of_row(from + warp * kRows, p);
+          if (strip.number + 1 < task_.strips) {
+            total = sum;
+          } else if (first + lane < strip.rows) {
+            task_.row_sums[(strip.across * (long long)kWeights + p) * task_.rows + row] = sum;
           }
         }
         ring_.give_back(place);

@@ -1,14 +1,23 @@
-"""Every checksum of a matrix on a GPU, in one pass by checksums.cuh."""
+"""The checksums of a matrix on a GPU, in one pass over it (checksums.cuh)."""
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from tsapps.apps.abft.checksums_plan import ChecksumsPlan
+from tsapps.apps.abft.checksums_plan import ALIGNMENT, ChecksumsPlan, elements_plan, words_plan
+from tsapps.apps.abft.layout import ROWS, Layout, fold
+from tsapps.apps.abft.source import Progress, Source, whole_on_gpu
+from tsapps.kernels.arrays import to_host
 from tsapps.kernels.build import Cubin, architecture, build
 
-__all__ = ["checksums", "compiled"]
+__all__ = ["add_checksums", "compiled", "plans", "sums_on_gpu"]
+
+# What the kernel's barriers and copies need.
+_LEAST_CAPABILITY = 9.0
+# Bytes of a matrix in host memory that go to a GPU at a time.
+_PIECE_BYTES = 1 << 28
 
 
 def compiled(plan: ChecksumsPlan, arch: str) -> Cubin:
@@ -16,37 +25,130 @@ def compiled(plan: ChecksumsPlan, arch: str) -> Cubin:
     return build('#include "apps/abft/checksums.cuh"\n', [plan.kernel], arch)
 
 
+def plans(
+    m: int, n: int, dtype: str, of: Layout, *, code: str, weights: int, block: int
+) -> tuple[ChecksumsPlan, ...] | None:
+    """Return the passes that make the checksums of a matrix; None where the kernel does not serve it.
+
+    One pass, or two where a row of words is no row of elements (`layout.py`: skinny matrices and short ones).
+
+    Parameters
+    ----------
+    m, n : int
+    dtype : str
+        The name of the elements' type.
+    of : Layout
+        How its words are dealt out.
+    code : {"exact", "float", "both"}
+    weights, block : int
+    """
+    words = words_plan(of) if code != "float" else None
+    if code == "exact":
+        return None if words is None else (words,)
+    elements = elements_plan(m, n, dtype, weights, block, of if code == "both" else None)
+    if elements is None or (code == "both" and not elements.exact and words is None):
+        return None
+    return (elements,) if elements.exact or words is None else (words, elements)
+
+
+def sums_on_gpu(
+    source: Source,
+    device: int | None,
+    of: Layout,
+    *,
+    code: str,
+    weights: int,
+    block: int,
+    progress: Progress | None = None,
+) -> dict[str, np.ndarray] | None:
+    """Return the checksums of a matrix from a pass on a GPU; None where there is none that serves it.
+
+    Parameters
+    ----------
+    source : Source
+    device : int or None
+        The GPU for what is not on one; None leaves that to the CPU.
+    of : Layout
+        Of the whole matrix.
+    code, weights, block
+        As for `plans`.
+    progress : callable, optional
+        Called with the bytes that have been read so far.
+    """
+    array = whole_on_gpu(source)
+    device = device if array is None else int(array.device.id)
+    if device is None or _capability(device) < _LEAST_CAPABILITY:
+        return None
+    m, (n, name, size) = source.shape[0], (source.shape[1], source.dtype.name, source.dtype.itemsize)
+    whole = array is not None and array.flags.c_contiguous and array.data.ptr % ALIGNMENT == 0
+    # Pieces are of whole stripes, so that their sums lie one after the other.
+    stripe = ROWS * fold(source.shape, size)
+    rows = m if whole else stripe and max(1, _PIECE_BYTES // (stripe * n * size)) * stripe
+    if not rows:
+        return None
+    wanted = [min(rows, m), m % rows or rows]
+    passes: dict[int, tuple[ChecksumsPlan, ...]] = {}
+    for k in wanted:
+        served = plans(k, n, name, Layout(k * n * size, of.width), code=code, weights=weights, block=block)
+        if served is None:
+            return None
+        passes[k] = served
+
+    parts: Iterator[Any] = iter([array]) if whole else (elements for _, elements in source.blocks(rows))
+
+    def pieces() -> Iterator[dict[str, np.ndarray]]:
+        done = 0
+        for part in parts:
+            tensors = [add_checksums(_on_gpu(part, device), plan) for plan in passes[len(part)]]
+            yield {name: to_host(tensor) for one in tensors for name, tensor in one.items()}
+            done += part.nbytes
+            if progress is not None:
+                progress(done)
+
+    found = list(pieces())
+    return {name: np.concatenate([one[name] for one in found], axis=2 if name == "rows" else 0) for name in found[0]}
+
+
+def _on_gpu(part: Any, device: int) -> Any:
+    """Return some rows on a GPU, of bfloat16 as what CuPy has for it."""
+    import cupy
+
+    if not isinstance(part, np.ndarray):
+        return part
+    with cupy.cuda.Device(device):
+        return cupy.asarray(part.view(np.uint16) if part.dtype.name == "bfloat16" else part)
+
+
 @cache
-def _loaded(kernel: str, shared_bytes: int, plan: ChecksumsPlan, device: int) -> Any:
+def _capability(device: int) -> float:
+    import cupy
+
+    return int(cupy.cuda.Device(device).compute_capability) / 10
+
+
+@cache
+def _loaded(plan: ChecksumsPlan, device: int) -> Any:
+    """Return the kernel of a plan, loaded on a GPU."""
     import cupy
 
     cubin = compiled(plan, architecture(device))
     with cupy.cuda.Device(device):
-        function = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[kernel])
-        function.max_dynamic_shared_size_bytes = shared_bytes
-    return function
+        kernel = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[plan.kernel])
+        kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
+    return kernel
 
 
 # For each GPU and stream, the next unit: every launch leaves it at zero.
 _next: dict[tuple[int, int], Any] = {}
 
 
-def _next_unit(device: int) -> Any:
-    import cupy
-
-    place = device, cupy.cuda.get_current_stream().ptr
-    if place not in _next:
-        _next[place] = cupy.zeros(1, np.uint32)
-    return _next[place]
-
-
-def checksums(array: Any, plan: ChecksumsPlan) -> dict[str, Any]:
-    """Return the checksums of a matrix, on its GPU.
+def add_checksums(array: Any, plan: ChecksumsPlan) -> dict[str, Any]:
+    """Return the checksums of a matrix, on its GPU, launched on the current stream.
 
     Parameters
     ----------
     array : cupy.ndarray
-        C-contiguous, from a multiple of 16 bytes on.
+        One that `serves`.
     plan : ChecksumsPlan
         Made for it.
 
@@ -57,13 +159,15 @@ def checksums(array: Any, plan: ChecksumsPlan) -> dict[str, Any]:
     """
     import cupy
 
-    with array.device:
-        tensors = {
-            name: cupy.empty(shape, np.uint64 if name == "exact" else plan.sums) for name, shape in plan.shapes.items()
-        }
-        kernel = _loaded(plan.kernel, plan.shared_bytes, plan, array.device.id)
-        blocks = min(plan.units, array.device.attributes["MultiProcessorCount"])
+    device = array.device
+    with device:
+        shapes = plan.shapes.items()
+        tensors = {name: cupy.empty(shape, np.uint64 if name == "exact" else plan.sums) for name, shape in shapes}
+        place = device.id, cupy.cuda.get_current_stream().ptr
+        if place not in _next:
+            _next[place] = cupy.zeros(1, np.uint32)
         addresses = {name: tensor.data.ptr for name, tensor in tensors.items()}
-        task = plan.task(array.data.ptr, addresses, _next_unit(array.device.id).data.ptr)
-        kernel((blocks,), (plan.threads,), (task[()],), shared_mem=plan.shared_bytes)
+        task = plan.task(array.data.ptr, addresses, _next[place].data.ptr)[()]
+        blocks = min(plan.units, device.attributes["MultiProcessorCount"])
+        _loaded(plan, device.id)((blocks,), (plan.threads,), (task,), shared_mem=plan.shared_bytes)
     return tensors

@@ -4,15 +4,15 @@ Bytes are taken as they lie, as little-endian words of 32 bits, so that NaN payl
 words like others; blocks of 512 of them are columns, as `layout.py` deals them out. The five sums of a block of L words
 x₀ … x_{L−1} are
 
-    S_k = Σ_j C(r_j + k − 1, k) · x_j   with   r_j = L − j,   k = 0 … 4,
+    S_k = Σ_j C(r_j + k − 1, k) · x_j   with   r_j = L − j,   k = 0 … 3,
+    S₄  = Σ_j h(r_j) · x_j,
 
-which is adding up k + 1 times: S₀ += x, S₁ += S₀, S₂ += S₁, and so on, for one word after the other. S₀ … S₃ are whole
-numbers below 2⁶⁴; S₄ is kept modulo 2⁶⁴. If some words were changed by δ_e, the differences of the sums give the
-moments p_i = Σ δ_e r_e^i, i = 0 … 3, exactly. No four places have moments that are all zero (Vandermonde): so up to
-four corrupted words are seen for certain. One is at r = p₁ / p₀; two are at the roots of Prony's quadratic, in whole
-numbers. Two pairs of the same moments would be four places with moments of zero: so two words are repaired for certain,
-whatever was written in their place. Three and more are refused, unless a pair has the same moments and, modulo 2⁶⁴, the
-same S₄.
+whole numbers below 2⁶⁴; h are 22 bits of no order (`last_weight`). If some words were changed by δ_e, the differences
+of the first four sums give the moments p_i = Σ δ_e r_e^i, i = 0 … 3, exactly. No four places have moments that are all
+zero (Vandermonde): so up to four corrupted words are seen for certain. One is at r = p₁ / p₀; two are at the roots of
+Prony's quadratic, in whole numbers. Two pairs of the same moments would be four places with moments of zero: so two
+words are repaired for certain, whatever was written in their place. Three and more are refused, unless a pair has the
+same moments and the same S₄.
 
 Source: R. Prony (1795) for the nodes of a sum of powers; I. Reed and G. Solomon (1960) for codes of power sums, here in
 whole numbers in place of a finite field.
@@ -26,19 +26,29 @@ import numpy as np
 from tsapps.apps.abft.layout import ROWS, WORD, Layout
 from tsapps.apps.abft.threads import one_thread
 
-__all__ = ["SUMS", "ExactSums", "block_faults"]
+__all__ = ["SUMS", "ExactSums", "block_faults", "last_weight"]
 
 #: Sums of a block.
 SUMS = 5
-_MODULUS = 1 << 64
-# The weight of a word in the last sum, by how many words are left of its block, itself included.
-_LAST_WEIGHTS = [comb(r + SUMS - 2, SUMS - 1) if r else 0 for r in range(ROWS + 1)]
-# Such of all sums, of which products with halves of words add up exactly in float64: the last sum's by halves.
+
+
+def last_weight(r: int) -> int:
+    """Return the weight in the last sum of a word of which r words are left of its block, itself included.
+
+    A finalizer of hashes (MurmurHash3's), of which the upper 22 bits are taken: so that three words and more that are
+    changed by small numbers agree with two no more often than by chance.
+    """
+    x = r * 0x9E3779B1 % 2**32
+    x = (x ^ x >> 15) * 0x85EBCA77 % 2**32
+    x = (x ^ x >> 13) * 0xC2B2AE3D % 2**32
+    return (x ^ x >> 16) >> 10
+
+
+# Weights of all sums, by how many words are left; products with halves of words add up exactly in float64.
 _WEIGHTS = np.array(
     [
         *([comb(r + k - 1, k) if r else 0 for r in range(ROWS + 1)] for k in range(SUMS - 1)),
-        [weight % 2**16 for weight in _LAST_WEIGHTS],
-        [weight >> 16 for weight in _LAST_WEIGHTS],
+        [last_weight(r) for r in range(ROWS + 1)],
     ],
     np.float64,
 )
@@ -126,11 +136,10 @@ def _add(sums: np.ndarray, words: np.ndarray, left: int) -> None:
             to = sums[:, column : column + _BESIDE]
             for begin in range(0, len(words), _TOGETHER):
                 some = words[begin : begin + _TOGETHER, column : column + _BESIDE]
-                # Below 2⁵³, as C(515, 4) · 2¹⁶ is: exact.
+                # Below 2⁵³, as C(515, 4) · 2¹⁶ and 512 · 2²² · 2¹⁶ are: exact.
                 halves = some.view("<u2").astype(np.float64)
                 products = (_WEIGHTS[:, left - begin : left - begin - len(some) : -1] @ halves).astype(np.uint64)
-                products[SUMS - 1] += products[SUMS] << np.uint64(16)
-                to += products[:SUMS, 0::2] + (products[:SUMS, 1::2] << np.uint64(16))
+                to += products[:, 0::2] + (products[:, 1::2] << np.uint64(16))
 
 
 def block_faults(found: Sequence[int], expected: Sequence[int], length: int) -> list[tuple[int, int]] | None:
@@ -149,7 +158,6 @@ def block_faults(found: Sequence[int], expected: Sequence[int], length: int) -> 
         No, one or two words, and what is to be subtracted from them; None where these do not explain the sums.
     """
     d = [int(now) - int(then) for now, then in zip(found, expected, strict=True)]
-    d[4] %= _MODULUS
     if not any(d):
         return []
     # Moments Σ δ r^i, from Σ δ r(r + 1)/2 and Σ δ r(r + 1)(r + 2)/6.
@@ -159,7 +167,7 @@ def block_faults(found: Sequence[int], expected: Sequence[int], length: int) -> 
         if nodes is None or not all(1 <= r <= length for r, _ in nodes):
             continue
         if all(sum(delta * r**i for r, delta in nodes) == moment for i, moment in enumerate(moments)) and (
-            sum(delta * _LAST_WEIGHTS[r] for r, delta in nodes) % _MODULUS == d[4]
+            sum(delta * last_weight(r) for r, delta in nodes) == d[4]
         ):
             return [(length - r, delta) for r, delta in nodes]
     return None

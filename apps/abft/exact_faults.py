@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tsapps.apps.abft.checksums_gpu import sums_on_gpu
 from tsapps.apps.abft.exact import ExactSums, block_faults
 from tsapps.apps.abft.layout import ROWS, WORD, Layout, fold, layout
 from tsapps.apps.abft.sidecar import Sidecar
@@ -11,7 +12,9 @@ from tsapps.apps.abft.verdict import Verdict
 __all__ = ["ExactCheck", "exact_verdict"]
 
 
-def exact_verdict(source: Source, sidecar: Sidecar, progress: Progress | None = None) -> Verdict:
+def exact_verdict(
+    source: Source, sidecar: Sidecar, progress: Progress | None = None, gpu: int | None = None
+) -> Verdict:
     """Return what of a matrix is not as it was, by its sums of words.
 
     The sums tell which words were changed and by how much; what they are now is then read again, and what they were
@@ -28,10 +31,15 @@ def exact_verdict(source: Source, sidecar: Sidecar, progress: Progress | None = 
         solved.append(words)
         refused.append(blocks)
 
-    sums = ExactSums(of, ended)
-    for _, _, elements in parts(source, progress):
-        sums.add(elements.reshape(-1).view(np.uint8))
-    sums.finish()
+    by_gpu = sums_on_gpu(source, gpu, of, code="exact", weights=0, block=0, progress=progress)
+    if by_gpu is not None:
+        for stripe, found_there in enumerate(by_gpu["exact"]):
+            ended(stripe, found_there)
+    else:
+        sums = ExactSums(of, ended)
+        for _, _, elements in parts(source, progress):
+            sums.add(elements.reshape(-1).view(np.uint8))
+        sums.finish()
     words, differences, blocks = np.concatenate(solved).T
     order = np.argsort(words)
     words, differences, blocks = words[order], differences[order], blocks[order]

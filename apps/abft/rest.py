@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from tsapps.apps.abft.checksums_gpu import sums_on_gpu
 from tsapps.apps.abft.exact import SUMS, ExactSums
 from tsapps.apps.abft.exact_faults import ExactCheck, exact_verdict
 from tsapps.apps.abft.layout import layout
 from tsapps.apps.abft.sidecar import Sidecar
 from tsapps.apps.abft.source import Progress, Source, as_source, bytes_of, name_of, parts
 from tsapps.apps.abft.verdict import ChangedError, Verdict
-from tsapps.apps.abft.weighted import WeightedSums
+from tsapps.apps.abft.weighted import WeightedSums, check_weighted
 from tsapps.apps.abft.weighted_faults import WeightedCheck, weighted_verdict
+from tsapps.kernels.backend import choose_device
 
 __all__ = ["CODES", "encode", "repaired", "sums_of", "verify"]
 
@@ -25,7 +27,13 @@ CODES = ("exact", "float", "both")
 
 
 def encode(
-    X: Any, *, code: str = "both", weights: int = 2, block: int = 512, progress: Progress | None = None
+    X: Any,
+    *,
+    code: str = "both",
+    weights: int = 2,
+    block: int = 512,
+    device: str | None = None,
+    progress: Progress | None = None,
 ) -> Sidecar:
     """Return the checksums of a matrix, by which changed elements are found and repaired later.
 
@@ -43,6 +51,9 @@ def encode(
         Of the float code, 1 to 4.
     block : int, optional
         Elements of its sums: 256, 512 or 1024.
+    device : {"auto", "cpu", "cuda", "cuda:i"}, optional
+        Where what is in host memory or a file is added up; by default on the CPU. Arrays on a GPU are added up there. A
+        GPU of compute capability 9.0 or more serves up to 2 weights and blocks of 512; all else is the CPU's.
     progress : callable, optional
         Called with the bytes that have been read so far.
 
@@ -69,7 +80,7 @@ def encode(
     if code not in CODES:
         raise ValueError(f"code must be one of {', '.join(CODES)}, got {code!r}")
     source = as_source(X)
-    sums = sums_of(source, code, weights, block, progress)
+    sums = sums_of(source, code, weights, block, progress, gpu_of(device))
     if code == "exact":
         weights = block = 0
     return Sidecar(
@@ -84,14 +95,28 @@ def encode(
     )
 
 
+def gpu_of(device: str | None) -> int | None:
+    """Return the number of the GPU that a device is; None of the CPU, and where none is said."""
+    chosen = "cpu" if device is None else choose_device(device).device
+    return None if chosen == "cpu" else int(chosen.partition(":")[2])
+
+
 def sums_of(
-    source: Source, code: str, weights: int, block: int, progress: Progress | None = None
+    source: Source, code: str, weights: int, block: int, progress: Progress | None = None, gpu: int | None = None
 ) -> dict[str, np.ndarray]:
-    """Return the sums of a matrix as a sidecar has them, by their names, from one pass over it on the CPU."""
+    """Return the sums of a matrix as a sidecar has them, by their names, from one pass over it.
+
+    Arrays on a GPU are read there, where a kernel serves them; all else on `gpu`, or on the CPU.
+    """
+    of = layout(source.shape, source.dtype.itemsize)
+    if code != "exact":
+        check_weighted(weights, block)
+    sums = sums_on_gpu(source, gpu, of, code=code, weights=weights, block=block, progress=progress)
+    if sums is not None:
+        return sums
     found: dict[str, np.ndarray] = {}
     exact = weighted = None
     if code != "float":
-        of = layout(source.shape, source.dtype.itemsize)
         found["exact"] = np.empty((of.stripes, SUMS, of.width), np.uint64)
         exact = ExactSums(of, found["exact"].__setitem__)
     if code != "exact":
@@ -107,7 +132,7 @@ def sums_of(
     return found
 
 
-def verify(X: Any, sidecar: Sidecar, *, progress: Progress | None = None) -> Verdict:
+def verify(X: Any, sidecar: Sidecar, *, device: str | None = None, progress: Progress | None = None) -> Verdict:
     """Return what of a matrix is not as it was when its sidecar was made.
 
     The exact code decides where the sidecar has it. The float code alone sees no change that is within rounding of its
@@ -118,6 +143,8 @@ def verify(X: Any, sidecar: Sidecar, *, progress: Progress | None = None) -> Ver
     X : array of any library, or Matrix
         As for `encode`; it need not lie where it lay then.
     sidecar : Sidecar
+    device : {"auto", "cpu", "cuda", "cuda:i"}, optional
+        As for `encode`, for the exact code.
     progress : callable, optional
         Called with the bytes that have been read so far; what is wrong is then read again, and not counted.
 
@@ -134,7 +161,7 @@ def verify(X: Any, sidecar: Sidecar, *, progress: Progress | None = None) -> Ver
             f"{expected[0][0]} × {expected[0][1]} {expected[1]}: name the sidecar that was made of it"
         )
     if sidecar.exact is not None:
-        return exact_verdict(source, sidecar, progress)
+        return exact_verdict(source, sidecar, progress, gpu_of(device))
     return weighted_verdict(source, sidecar, progress)
 
 

@@ -7,7 +7,17 @@ import numpy as np
 
 from tsapps.kernels.arrays import as_array, kind_of, to_host
 
-__all__ = ["ArraySource", "Progress", "Source", "as_source", "bytes_at", "bytes_of", "name_of", "parts"]
+__all__ = [
+    "ArraySource",
+    "Progress",
+    "Source",
+    "as_source",
+    "bytes_at",
+    "bytes_of",
+    "name_of",
+    "parts",
+    "whole_on_gpu",
+]
 
 #: What is told how many bytes of a pass have been read.
 Progress = Callable[[int], None]
@@ -96,6 +106,12 @@ def as_source(X: Any) -> Source:
             f"view it as such, for example with X.view('uint8')"
         )
     return ArraySource(array if array.ndim == 2 else array[None, :])
+
+
+def whole_on_gpu(source: Any) -> Any | None:
+    """Return the CuPy array that a source is, if it is one."""
+    array = getattr(source, "array", None)
+    return None if array is None or isinstance(array, np.ndarray) or not hasattr(array, "device") else array
 
 
 def name_of(source: Any) -> str:

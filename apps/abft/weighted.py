@@ -73,9 +73,10 @@ def columns_shape(shape: Sequence[int], weights: int, block: int) -> tuple[int, 
 def gamma(block: int, sums: np.dtype) -> float:
     """Return γ_q of a sum of a block, in a type.
 
-    q is its additions, and four roundings more: of the element, its weight, their product, and the sum itself.
+    q is its additions, and four roundings more: of the element, its weight, their product, and the sum itself. A sum in
+    float32 may have been cut off rather than rounded: so do tensor cores.
     """
-    q_u = (block + 4) * float(np.finfo(sums).eps) / 2
+    q_u = (block + 4) * float(np.finfo(sums).eps) / (1 if sums == np.float32 else 2)
     return q_u / (1 - q_u)
 
 

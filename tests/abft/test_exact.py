@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.apps.abft.exact import SUMS, ExactSums, block_faults
+from tsapps.apps.abft.exact import SUMS, ExactSums, block_faults, last_weight
 from tsapps.apps.abft.layout import ROWS, WORD, layout
 from tsapps.apps.abft.rest import encode, verify
 from tsapps.apps.abft.verdict import Fault, Region
@@ -20,7 +20,8 @@ WORDS = st.integers(0, 2**32 - 1)
 def sums_of(words):
     """The sums of a block by their definition, in Python's whole numbers."""
     length = len(words)
-    return [sum(comb(length - j + k - 1, k) * int(x) for j, x in enumerate(words)) % 2**64 for k in range(SUMS)]
+    powers = [sum(comb(length - j + k - 1, k) * int(x) for j, x in enumerate(words)) for k in range(SUMS - 1)]
+    return [*powers, sum(last_weight(length - j) * int(x) for j, x in enumerate(words))]
 
 
 def sums(parts, of):
@@ -62,7 +63,13 @@ def test_by_hand():
     # Words 7, 0, 5: sums 12; 12 + 5 + … by adding up once more each time.
     data = np.array([7, 0, 5], "<u4").tobytes()
     sums = encoded(data)
-    assert sums.exact[0, :, 0].tolist() == [12, 3 * 7 + 5, 6 * 7 + 5, 10 * 7 + 5, 15 * 7 + 5]
+    assert sums.exact[0, :, 0].tolist() == [
+        12,
+        3 * 7 + 5,
+        6 * 7 + 5,
+        10 * 7 + 5,
+        last_weight(3) * 7 + last_weight(1) * 5,
+    ]
     # The second word becomes 4: all differences are 4 times weights of r = 2.
     damaged = np.array([7, 4, 5], "<u4").tobytes()
     found, refused = faults(damaged, sums)
@@ -72,11 +79,18 @@ def test_by_hand():
     assert (found, refused) == ([Fault(0, 5, 7), Fault(8, 7, 5)], [])
 
 
+def test_last_weights_have_no_order():
+    """They differ, have 22 bits, and are what the format says: a sidecar that exists depends on them."""
+    weights = [last_weight(r) for r in range(1, ROWS + 1)]
+    assert weights[:3] == [175509, 2137235, 3463623]
+    assert len(set(weights)) == ROWS
+    assert max(weights) < 2**22
+
+
 def test_whole_numbers_fit():
-    """The first four sums of a full block of largest words are below 2⁶⁴."""
+    """The sums of a full block of largest words are below 2⁶⁴."""
     full = [2**32 - 1] * ROWS
-    exact = [sum(comb(ROWS - j + k - 1, k) * x for j, x in enumerate(full)) for k in range(SUMS)]
-    assert max(exact[:4]) < 2**64 < exact[4]
+    assert max(sums_of(full)) < 2**64
     data = np.full(ROWS, 2**32 - 1, "<u4").tobytes()
     assert encoded(data).exact[0, :, 0].tolist() == sums_of(full)
 

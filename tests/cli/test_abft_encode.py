@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tsapps.apps import abft
+from tsapps.apps.abft.exact import last_weight
 from tsapps.apps.abft.sidecar import read_sidecar
 from tsapps.errors import ExitCode
 
@@ -14,8 +15,8 @@ from tsapps.errors import ExitCode
 def test_by_hand(succeed, directory):
     np.save("x.npy", np.array([[7], [0], [5]], np.int32))
     table = succeed("abft-encode", "x.npy")
-    # 7 + 0 + 5; then weights r, r(r + 1)/2, … of r = 3 for the first word and 1 for the last.
-    sums = [12, 3 * 7 + 5, 6 * 7 + 5, 10 * 7 + 5, 15 * 7 + 5]
+    # 7 + 0 + 5; then weights r, r(r + 1)/2, … and the last sum's, of r = 3 for the first word and 1 for the last.
+    sums = [12, 3 * 7 + 5, 6 * 7 + 5, 10 * 7 + 5, 7 * last_weight(3) + 5 * last_weight(1)]
     sidecar = read_sidecar("x.npy.abft")
     assert (sidecar.shape, sidecar.dtype, sidecar.exact.ravel().tolist()) == ((3, 1), "int32", sums)
     assert "data     x.npy: 3 × 1 int32, 12 bytes\n" in table

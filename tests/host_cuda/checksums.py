@@ -29,7 +29,9 @@ def run(plan, A, blocks):
     begin = -aligned.ctypes.data % 16
     data = aligned[begin : begin + A.nbytes]
     data[:] = A.reshape(-1).view(np.uint8)
-    kernels = _built(plan.kernel, plan.shared_bytes, plan.threads, {"float64": "double", "float32": "float"}[plan.sums.name])
+    kernels = _built(
+        plan.kernel, plan.shared_bytes, plan.threads, {"float64": "double", "float32": "float"}[plan.sums.name]
+    )
     following = np.zeros(1, np.uint32)
     addresses = {name: tensor.ctypes.data for name, tensor in tensors.items()}
     kernels.call("run", plan.task(data.ctypes.data, addresses, following.ctypes.data), blocks)

@@ -17,11 +17,11 @@ import typer
 from typer.core import TyperGroup
 
 from tsapps import __version__
+from tsapps.cli.abft_calibrate import abft_calibrate
 from tsapps.cli.abft_correct import abft_correct
 from tsapps.cli.abft_encode import abft_encode
 from tsapps.cli.abft_inject import abft_inject
 from tsapps.cli.abft_verify import abft_verify
-from tsapps.cli.abft_calibrate import abft_calibrate
 from tsapps.cli.info import info
 from tsapps.cli.kmeans import kmeans
 from tsapps.cli.predict import predict

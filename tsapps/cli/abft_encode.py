@@ -10,7 +10,7 @@ import typer
 
 from tsapps.cli.abft import AnyData, same_file, sidecar_path
 from tsapps.cli.abft_report import describe
-from tsapps.cli.options import Json, Quiet, check_input, check_output_file, split_name
+from tsapps.cli.options import Device, Json, Quiet, check_input, check_output_file, choose, split_name
 from tsapps.cli.output import byte_bar, gigabytes, print_json, print_table
 from tsapps.errors import UsageError
 
@@ -49,6 +49,7 @@ def abft_encode(
         Path | None, typer.Option(metavar="FILE", help="File to write.  [default: DATA.abft, beside DATA]")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
+    device: Device = "auto",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -64,6 +65,7 @@ def abft_encode(
     if same_file(out, file):
         raise UsageError(f"{out}: is DATA itself: choose another --out")
     check_output_file(out, force=force)
+    choose(device)
 
     from tsapps.apps.abft import encode
     from tsapps.apps.abft.sidecar import dump_sidecar
@@ -77,6 +79,7 @@ def abft_encode(
             code=str(code),
             weights=weights,
             block=int(block),
+            device=device,
             progress=lambda done: show(f"encoding {data}", done, matrix.nbytes),
         )
     check_output_file(out, force=force)  # again, for hours may have passed

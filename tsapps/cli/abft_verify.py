@@ -9,7 +9,7 @@ import typer
 
 from tsapps.cli.abft import AnyData, JsonLines, SidecarFile, open_protected, sidecar_path
 from tsapps.cli.abft_report import changes, describe, print_changes, print_line, print_regions, region_as_json, regions
-from tsapps.cli.options import Quiet
+from tsapps.cli.options import Device, Quiet, choose
 from tsapps.cli.output import byte_bar, gigabytes, print_table
 from tsapps.errors import CorruptionError, ExitCode
 
@@ -24,6 +24,7 @@ _CLEAN = dict.fromkeys(["exact", "both"], "clean: every bit is as it was") | {
 def abft_verify(
     data: AnyData,
     sidecar: SidecarFile = None,
+    device: Device = "auto",
     as_json: JsonLines = False,
     quiet: Quiet = False,
 ) -> None:
@@ -34,6 +35,7 @@ def abft_verify(
     written.
     """
     began = time.perf_counter()
+    choose(device)
     path = sidecar or sidecar_path(data)
     try:
         matrix, checksums = open_protected(data, path)
@@ -45,7 +47,9 @@ def abft_verify(
     from tsapps.apps.abft import verify
 
     with byte_bar(quiet=quiet) as show:
-        verdict = verify(matrix, checksums, progress=lambda done: show(f"verifying {data}", done, matrix.nbytes))
+        verdict = verify(
+            matrix, checksums, device=device, progress=lambda done: show(f"verifying {data}", done, matrix.nbytes)
+        )
     seconds = time.perf_counter() - began
     count, lost = len(verdict.elements(checksums)), regions(verdict)
     if as_json:

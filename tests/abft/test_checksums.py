@@ -1,0 +1,118 @@
+"""The one-pass kernel: its own source on the CPU, beside the CPU's own sums; what it serves; its machine code."""
+
+import numpy as np
+import pytest
+from host_cuda import checksums, harness
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsapps.apps.abft.checksums_gpu import compiled, plans
+from tsapps.apps.abft.checksums_plan import elements_plan, words_plan
+from tsapps.apps.abft.layout import ROWS, layout
+from tsapps.apps.abft.rest import sums_of
+from tsapps.apps.abft.source import as_source
+from tsapps.apps.abft.weighted import WeightedSums, gamma
+
+DTYPES = ["float64", "float32", "float16"]
+#: Whole stripes, strips and segments, and parts; rows of words that are several of elements, or parts of one.
+SHAPES = [(512, 512), (600, 272), (1100, 704), (513, 136), (1030, 520), (2053, 128), (4100, 40), (300, 4096)]
+
+
+def sums_are_as_on_the_cpu(A, code, weights, blocks):
+    """Compare every tensor: words exactly, elements within what two orders of additions may differ by."""
+    of = layout(A.shape, A.itemsize)
+    passes = plans(*A.shape, A.dtype.name, of, code=code, weights=weights, block=ROWS)
+    assert passes is not None
+    found = {name: tensor for plan in passes for name, tensor in checksums.run(plan, A, blocks).items()}
+    expected = sums_of(as_source(A), code, weights, ROWS)
+    assert found.keys() == expected.keys()
+    if "exact" in found:
+        np.testing.assert_array_equal(found["exact"], expected["exact"])
+    if "rows" in found:
+        absolute = WeightedSums(A.shape, A.dtype.name, weights, ROWS, absolute=True)
+        absolute.add(0, 0, A)
+        for name, bound in (("rows", absolute.rows), ("columns", absolute.columns)):
+            assert found[name].dtype == expected[name].dtype
+            difference = np.abs(found[name].astype(np.float64) - expected[name])
+            assert (difference <= 2 * gamma(ROWS, found[name].dtype) * bound).all()
+
+
+def test_by_hand():
+    """Four columns of ones: sums of rows are 4 and 1 + 2 + 3 + 4, those of columns count rows."""
+    A = np.ones((600, 4), np.float32)
+    (plan,) = (elements_plan(600, 4, "float32", 2, ROWS, None),)
+    found = checksums.run(plan, A, 1)
+    np.testing.assert_array_equal(found["rows"], np.broadcast_to([[[4.0], [10.0]]], (1, 2, 600)))
+    first, last = ROWS * (ROWS + 1) / 2, 88 * 89 / 2
+    np.testing.assert_array_equal(found["columns"][:, :, 0], [[ROWS, first], [88, last]])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_are_those_of_the_cpu(shape, dtype, rng):
+    sums_are_as_on_the_cpu((rng.standard_normal(shape) * 8).astype(dtype), "both", 2, 3)
+
+
+@pytest.mark.parametrize(("code", "weights"), [("exact", 2), ("float", 1), ("float", 2), ("both", 1)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_codes_and_weights(code, weights, dtype, rng):
+    sums_are_as_on_the_cpu(rng.standard_normal((1100, 520)).astype(dtype), code, weights, 2)
+
+
+def test_words_are_any_bits(rng):
+    """All ones, as large as sums get; NaN payloads; and bytes of no number at all."""
+    for A in (np.full((512, 64), 2**32 - 1, np.uint32), rng.integers(0, 256, (1500, 320), np.uint8)):
+        sums_are_as_on_the_cpu(A, "exact", 0, 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_finite_stays_in_its_rows_and_columns(dtype, rng):
+    A = rng.standard_normal((700, 520)).astype(dtype)
+    A[600, 300], A[40, 515] = np.inf, np.nan
+    (plan,) = plans(*A.shape, dtype, layout(A.shape, A.itemsize), code="both", weights=2, block=ROWS)
+    found = checksums.run(plan, A, 2)
+    rows, columns = (np.isfinite(found[name]).all(axis=1) for name in ("rows", "columns"))
+    assert np.argwhere(~rows).tolist() == [[0, 600], [1, 40]]
+    assert np.argwhere(~columns).tolist() == [[0, 515], [1, 300]]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    m=st.integers(1, 1600),
+    n=st.integers(1, 90),
+    dtype=st.sampled_from(DTYPES),
+    blocks=st.integers(1, 5),
+    seed=st.integers(0, 2**32 - 1),
+    copies=st.sampled_from(["early", "late"]),
+)
+def test_any_shape_and_any_order(m, n, dtype, blocks, seed, copies):
+    A = (np.random.default_rng(seed).standard_normal((m, 8 * n)) * 100).astype(dtype)
+    if plans(m, 8 * n, dtype, layout(A.shape, A.itemsize), code="both", weights=2, block=ROWS) is None:
+        return
+    with harness.schedule(seed=seed, copies=copies):
+        sums_are_as_on_the_cpu(A, "both", 2, blocks)
+
+
+def test_what_is_served():
+    square, skinny = layout((20480, 20480), 4), layout((10**7, 128), 4)
+    assert len(plans(20480, 20480, "float32", square, code="both", weights=2, block=512)) == 1
+    assert len(plans(10**7, 128, "float32", skinny, code="both", weights=2, block=512)) == 2
+    for refused in ({"weights": 3}, {"block": 256}):
+        wanted = {"code": "both", "weights": 2, "block": 512} | refused
+        assert plans(20480, 20480, "float32", square, **wanted) is None
+    assert plans(20480, 20480, "int32", square, code="both", weights=2, block=512) is None
+    assert plans(20480, 20480, "int32", square, code="exact", weights=0, block=0) is not None
+    assert words_plan(layout((1000, 3), 4)) is None  # rows of words that are no multiple of 16 bytes
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16"])
+@pytest.mark.parametrize("weights", [1, 2])
+def test_no_plan_spills(arch, dtype, weights):
+    shape, size = (4096, 4096), 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+    of = layout(shape, size)
+    for plan in (elements_plan(*shape, dtype, weights, ROWS, within) for within in (of, None)):
+        used = compiled(plan, arch).resources[plan.kernel]
+        assert (used.spill_stores, used.spill_loads) == (0, 0)
+    words = words_plan(of)
+    assert compiled(words, arch).resources[words.kernel].spill_loads == 0
