@@ -10,8 +10,8 @@ rows of `width` words each, and of every column of them, 512 words one below the
 
 A row of words is `fold` rows of the matrix, so that a block stays in the columns of the matrix that it began in, and a
 kernel that walks down columns adds up whole blocks. A run of `width` words that were overwritten (a sector, a page) is
-one word of as many blocks: rows of a skinny matrix are folded until a row of words has up to 16 KiB. A matrix of too
-few rows for full blocks is *flat*: its words are dealt out to up to 4096 columns in turn, whatever its own are.
+one word of as many blocks: rows of a skinny matrix are folded until a row of words has up to 4 KiB, a page. A matrix
+of too few rows for full blocks is *flat*: its words are dealt out to up to 4096 columns in turn, whatever its own are.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,9 @@ __all__ = ["ROWS", "WORD", "Layout", "fold", "layout"]
 
 #: Words of a block; bytes of a word.
 ROWS, WORD = 512, 4
-# A row of words has no more bytes than these by folding, and no more words by dealing out: a run of 16 KiB is repaired.
-_FOLDED_BYTES, _FLAT_WIDTH = 16384, 4096
+# Bytes of a row of words that come by folding, a page, and words by dealing out, at most. Wider rows are not folded:
+# of those a GPU adds up words and elements in one pass.
+_FOLDED_BYTES, _FLAT_WIDTH = 4096, 4096
 
 
 @dataclass(frozen=True)

@@ -135,16 +135,25 @@ def matmul(A: Any, B: Any, bounds: Bounds, index: int, *, correct: bool) -> tupl
     with product.on_stream(A, index):
         a, b = device_matrix("A", A), device_matrix("B", B)
         (m, k), w = a.shape, b.shape[1]
+        if k == 0:  # sums of no products
+            return _new(A, (m, w), "zeros"), (0, 0, [])
         if is_fused(m, k, w):
             problem, plan = _planned(_like(a), w)
             if plan is not None:
-                C = A.new_empty((m, w)) if kind_of(A) == "torch" else cupy.empty((m, w), as_array(A).dtype)
+                C = _new(A, (m, w), "empty")
                 c = device_matrix("C", C)
                 work = _Check(a, b, bounds, problem.w)
                 work.multiply(plan, problem, c)
                 return C, work.judge(c, correct=correct)
     C = product.matmul(A, B)
     return C, check(A, B, C, bounds, index, correct=correct)
+
+
+def _new(A: Any, shape: tuple[int, int], how: str) -> Any:
+    """Return an array of A's library and type, by the library's function "empty" or "zeros"."""
+    if kind_of(A) == "torch":
+        return getattr(A, f"new_{how}")(shape)
+    return getattr(cupy, how)(shape, as_array(A).dtype)
 
 
 def check(A: Any, B: Any, C: Any, bounds: Bounds, index: int, *, correct: bool) -> tuple[int, int, list[Wrong]]:

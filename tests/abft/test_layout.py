@@ -11,9 +11,9 @@ from tsapps.apps.abft.layout import ROWS, WORD, Layout, fold, layout
     ("shape", "itemsize", "width", "stripes"),
     [
         ((20480, 20480), 4, 20480, 40),  # a row of the matrix is a row of words
-        ((1 << 20, 128), 4, 32 * 128, 64),  # 32 rows of 512 bytes are 16 KiB
-        ((1 << 20, 9), 4, 256 * 9, 8),  # 512 rows of 36 bytes would be more than 16 KiB
-        ((1 << 20, 3), 1, 2048 * 3 // 4, 1),  # 512 rows of words are left, of 2048 rows of three bytes each
+        ((1 << 20, 128), 4, 8 * 128, 256),  # 8 rows of 512 bytes are 4 KiB
+        ((1 << 20, 9), 4, 64 * 9, 32),  # 128 rows of 36 bytes would be more than 4 KiB
+        ((1 << 20, 3), 1, 1024 * 3 // 4, 2),  # rows of words of 1024 rows of three bytes each
         ((2000, 3), 2, 2 * 6 // 4, 2),  # two rows of six bytes are whole words; of four there would be only 500
         ((511, 5000), 4, 4096, 2),  # too few rows: flat
         ((1, 10), 8, 1, 1),
@@ -50,9 +50,9 @@ def test_every_byte_is_in_one_block(shape, itemsize):
         assert together & (together - 1) == 0
         assert of.width * WORD == together * row_bytes
         assert of.rows(0) == ROWS
-        assert together <= 4 or together * row_bytes <= 16384
+        assert together <= 4 or together * row_bytes <= 4096
         bigger = 2 * together
-        assert bigger * row_bytes > 16384 or shape[0] // bigger < ROWS
+        assert bigger * row_bytes > 4096 or shape[0] // bigger < ROWS
     else:
         assert 1 <= of.width <= 4096
         assert of.width == 4096 or of.rows(0) == min(ROWS, of.n_words)

@@ -92,7 +92,8 @@ def no_labels(step):
 def test_a_fault_is_found_and_made_good(n, d, k, fault, monkeypatch):
     X = data(n, d, k, np.float32)
     expected = fitted(opened(X), X, k, protect=False)
-    for when in (0, 3, 4):
+    # The last of them may be of an iteration that is launched ahead, and comes to nothing.
+    for when in (one for one in (0, 3, 4) if one < expected.n_iter):
         engine, made = opened(X), 0
         with engine:
             engine.centre(engine.moments()[0])
