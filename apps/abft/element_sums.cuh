@@ -52,14 +52,9 @@ class ElementSums {
   __device__ ElementSums(int column, const RowsAt& rows_at) : columns_{} {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-      const int offset = place_of_chunk(t, chunk);
-      present_[chunk] = rows_at(offset);
-#pragma unroll
-      for (int j = 0; j < kElements; ++j) {
-        weights_[chunk][j] = g == 0 ? 1.0 : g == 1 ? column + offset / (int)sizeof(T) + j + 1.0 : 0.0;
-      }
-    }
+    for (int chunk = 0; chunk < kChunks; ++chunk) present_[chunk] = rows_at(place_of_chunk(t, chunk));
+    of_plain_[0] = g == 0 ? 1.0 : g == 1 ? column + place_of_chunk(t, 0) / (int)sizeof(T) + 1.0 : 0.0;
+    of_further_[0] = g == 1 ? 1.0 : 0.0;
   }
 
   template <bool kWhole>
@@ -69,10 +64,10 @@ class ElementSums {
     to += g;
 #pragma unroll 1
     for (int i = 0; i < kRows; i += 16) {
-      Sum d[4] = {};
+      // Of rows g and g + 8, the lane's elements, and times how many columns they are further than its first.
+      double plain[2] = {}, further[2] = {};
 #pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk) {
-        double a[2 * kElements];
+      for (int chunk = 0; chunk < kChunks; ++chunk)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int row = first + i + 8 * half + g;
@@ -88,15 +83,14 @@ class ElementSums {
             double(&sums)[kWeights] = columns_[chunk * kElements + j];
             sums[0] += x[j];
             if constexpr (kWeights > 1) sums[1] += weight * x[j];
-            a[2 * j + half] = x[j];
+            const int columns = chunk * 32 / (int)sizeof(T) + j;
+            plain[half] = columns == 0 ? x[j] : plain[half] + x[j];
+            if (columns > 0) further[half] = columns == 1 ? x[j] : further[half] + columns * x[j];
           }
         }
-        if constexpr (kElements == 4) {
-          ptx::mma_m16n8k16(d, a, weights_[chunk]);
-        } else {
-          ptx::mma_m16n8k8(d, a, weights_[chunk]);
-        }
-      }
+      Sum d[4] = {};
+      ptx::mma_m16n8k4(d, plain, of_plain_);
+      if constexpr (kWeights > 1) ptx::mma_m16n8k4(d, further, of_further_);
       // Lane t = 0 has both parts.
       if (t == 0) {
         to[i] = d[0], to[kWarps * kRows + i] = d[1];
@@ -134,7 +128,7 @@ class ElementSums {
   }
 
  private:
-  double columns_[kColumns][kWeights], weights_[kChunks][kElements];
+  double columns_[kColumns][kWeights], of_plain_[1], of_further_[1];
   int present_[kChunks];
 };
 
