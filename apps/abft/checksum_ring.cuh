@@ -73,48 +73,52 @@ class ChecksumRing {
     ptx::mbarrier_init_fence();
   }
 
-  // By a thread of copier `part`, of which each copies its share of the rows: one copy after the other takes a thread as long
-  // as a stage may take. The first asks for units.
+  // By copier `part`, a warp, of which each copies its share of the rows: one copy after the other takes it as long as a stage
+  // may take. The first asks for units.
   __device__ __forceinline__ void copy(int part) const {
     Place place;
 #pragma unroll 1
     while (true) {
       if (part == 0) {
-        // Every block asks once in vain: then it is zero again.
-        const int unit = (int)atomicInc(task_.next, task_.units + gridDim.x - 1);
         wait_until_free(place);
-        units_[place.stage] = unit;
-        ptx::mbarrier_arrive(dealt_ + place.stage);
+        // Every block asks once in vain: then it is zero again.
+        if (threadIdx.x % 32 == 0) units_[place.stage] = (int)atomicInc(task_.next, task_.units + gridDim.x - 1);
+        simt::sync_warp();
+        if (ptx::elect_one()) ptx::mbarrier_arrive(dealt_ + place.stage);
       } else {
         ptx::mbarrier_wait(dealt_ + place.stage, place.parity);
       }
-      const int unit = units_[place.stage];
+      const int unit = simt::shuffle(units_[place.stage], 0);
       if (unit >= task_.units) {
-        ptx::mbarrier_arrive(full_ + place.stage);
+        if (ptx::elect_one()) ptx::mbarrier_arrive(full_ + place.stage);
         return;
       }
       bool dealt = true;
       each_strip_of(unit, [&](const Strip& strip) {
         const unsigned char* from = task_.data + (first_row(strip) + part) * task_.row_bytes + strip.offset;
         const int bytes = in_strip(task_.row_bytes - strip.offset), last_bytes = in_strip(task_.last_bytes - strip.offset);
-        // The row of this stripe that may have fewer.
-        const long long last = task_.rows - 1 - first_row(strip);
+        // The row of this stripe that may have fewer, if it is one of this copier's.
+        const long long left = task_.rows - 1 - first_row(strip);
+        const int last = left < kStripe && left % kCopiers == part ? (int)left : kStripe;
+        const long long step = kCopiers * task_.row_bytes;
 #pragma unroll 1
-        for (int first = 0; first < strip.rows; first += kRows, place.next()) {
+        for (int first = 0, row = part; first < strip.rows; first += kRows, place.next()) {
           if (!dealt) deal(place, part);
           dealt = false;
-          const int end = strip.rows - first < kRows ? strip.rows - first : kRows;
-          int all = part < end ? (end - part + kCopiers - 1) / kCopiers * bytes : 0;
-          if (last >= first && last < first + end && (last - first) % kCopiers == part) all += last_bytes - bytes;
-          ptx::mbarrier_arrive_expect(full_ + place.stage, all);
-          unsigned char* to = stages_ + place.stage * kStage + part * kPitch;
+          // Of the stripe, this copier has every kCopiers-th row from `part` on.
+          const int end = strip.rows - first < kRows ? strip.rows : first + kRows;
+          const int count = (end - row + kCopiers - 1) / kCopiers;
+          if (ptx::elect_one()) {
+            ptx::mbarrier_arrive_expect(full_ + place.stage, count * bytes + (last >= row && last < end ? last_bytes - bytes : 0));
+            unsigned char* to = stages_ + place.stage * kStage + (row - first) * kPitch;
+            const unsigned char* at = from;
 #pragma unroll 1
-          for (int row = part; row < end; row += kCopiers) {
-            const int here = first + row == last ? last_bytes : bytes;
-            if (here > 0) ptx::bulk_copy(to, from, here, full_ + place.stage);
-            to += kCopiers * kPitch, from += kCopiers * task_.row_bytes;
+            for (int i = row; i < end; i += kCopiers, to += kCopiers * kPitch, at += step) {
+              const int here = i == last ? last_bytes : bytes;
+              if (here > 0) ptx::bulk_copy(to, at, here, full_ + place.stage);
+            }
           }
-          from += (kRows - (kRows - part + kCopiers - 1) / kCopiers * kCopiers) * task_.row_bytes;
+          row += count * kCopiers, from += count * step;
         }
       });
     }
@@ -192,7 +196,7 @@ class ChecksumRing {
       ptx::mbarrier_wait(dealt_ + place.stage, place.parity);
     } else {
       wait_until_free(place);
-      ptx::mbarrier_arrive(dealt_ + place.stage);
+      if (ptx::elect_one()) ptx::mbarrier_arrive(dealt_ + place.stage);
     }
   }
   template <typename Work, typename IsWhole>

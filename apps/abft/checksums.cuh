@@ -53,8 +53,8 @@ class ChecksumPass {
       if constexpr (kBoth) ptx::fewer_registers<48>();
       if (warp == kAdders + kCopiers) {
         if constexpr (kWeights > 0) add_rows();
-      } else if (threadIdx.x % 32 == 0) {
-        ring_.copy(warp - kAdders);
+      } else {
+        ring_.copy(simt::shuffle(warp - kAdders, 0));
       }
     } else if (warp < kWordWarps) {
       if constexpr (kBoth) ptx::fewer_registers<80>();
