@@ -44,7 +44,6 @@ class ChecksumPass {
 
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) ring_.set_up();
-    if constexpr (kExact) weights_.set_up(kThreads);
     __syncthreads();
     // With both, 640 threads have 96 registers each.
     constexpr bool kBoth = kExact && kWeights > 0;
@@ -67,6 +66,8 @@ class ChecksumPass {
 
  private:
   __device__ __forceinline__ void add_words(int warp) const {
+    weights_.set_up(32 * kWarps);
+    ptx::barrier_sync(1, 32 * kWarps);  // the first rows are on their way meanwhile
     const int in_strip = warp * kWarpBytes + WordSums::offset();
     ring_.each_strip([&](Place& place, const Strip& strip) {
       const long long offset = strip.offset + in_strip, width = task_.row_bytes / 4;

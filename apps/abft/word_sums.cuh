@@ -31,7 +31,7 @@ class WordWeights {
 
   __device__ explicit WordWeights(unsigned char* shared) : at_(reinterpret_cast<double*>(shared)) {}
 
-  // By `threads` threads, with a barrier behind it.
+  // By the block's first `threads` threads, with a barrier behind it.
   __device__ __forceinline__ void set_up(int threads) const {
     for (int i = threadIdx.x; i < kStripe; i += threads) {
       const unsigned r = i + 1, of[kSums] = {1, r, r * (r + 1) / 2, (unsigned)(r * (r + 1ull) * (r + 2) / 6), last_weight(r)};
