@@ -6,7 +6,7 @@
 //          ├────────┼────────┼─── … ───┼────────┤     one *segment*, of which rows have a sum of their own.
 //          ┊        ┊        ┊         ┊        ┊
 //
-// Three threads copy, and barriers of shared memory say what is there and what is free. Units are dealt out as blocks ask for
+// Three warps copy, and barriers of shared memory say what is there and what is free. Units are dealt out as blocks ask for
 // them: some multiprocessors are nearer to the memory.
 //
 // Why it is fast: 100 KB and more are on their way at any time, in pieces of 1 KB, and nobody waits for all others.
