@@ -79,8 +79,8 @@ class ChecksumRing {
     Place place;
 #pragma unroll 1
     while (true) {
+      wait_until_free(place);
       if (part == 0) {
-        wait_until_free(place);
         // Every block asks once in vain: then it is zero again.
         if (threadIdx.x % 32 == 0) units_[place.stage] = (int)atomicInc(task_.next, task_.units + gridDim.x - 1);
         simt::sync_warp();
@@ -103,7 +103,10 @@ class ChecksumRing {
         const long long step = kCopiers * task_.row_bytes;
 #pragma unroll 1
         for (int first = 0, row = part; first < strip.rows; first += kRows, place.next()) {
-          if (!dealt) deal(place, part);
+          if (!dealt) {
+            wait_until_free(place);
+            if (part == 0 && ptx::elect_one()) ptx::mbarrier_arrive(dealt_ + place.stage);
+          }
           dealt = false;
           // Of the stripe, this copier has every kCopiers-th row from `part` on.
           const int end = strip.rows - first < kRows ? strip.rows : first + kRows;
@@ -191,14 +194,6 @@ class ChecksumRing {
     ptx::mbarrier_wait(added_ + place.stage, place.parity ^ 1);
     if (kTakes) ptx::mbarrier_wait(taken_ + place.stage, place.parity ^ 1);
   }
-  __device__ __forceinline__ void deal(const Place& place, int part) const {
-    if (part > 0) {
-      ptx::mbarrier_wait(dealt_ + place.stage, place.parity);
-    } else {
-      wait_until_free(place);
-      if (ptx::elect_one()) ptx::mbarrier_arrive(dealt_ + place.stage);
-    }
-  }
   template <typename Work, typename IsWhole>
   __device__ __forceinline__ void each_stage_of(Place& place, const Strip& strip, const Work& work, IsWhole whole) const {
 #pragma unroll 1
@@ -212,7 +207,7 @@ class ChecksumRing {
 
   const Task<Sum>& task_;
   unsigned char* const stages_;
-  // It is known what a stage is of, and it is free; it has been copied; been added up by all; what they left has been taken.
+  // It is known what unit a stage is of; it has been copied; been added up by all; what they left has been taken.
   ptx::Mbarrier *const dealt_, *const full_, *const added_, *const taken_;
   int* const units_;
 };
