@@ -106,15 +106,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # an error that is not expected is a bug: its whole traceback belongs in the report
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("abft-calibrate", short_help="Measure rounding errors, for thresholds of protected products.")(
-    abft_calibrate
-)
 app.command(short_help="Cluster the rows of a matrix.")(kmeans)
 app.command(short_help="Find the nearest centre of every row.")(predict)
 app.command(short_help="Write the checksums of a matrix.")(abft_encode)
 app.command(short_help="Find which numbers of a matrix went wrong.")(abft_verify)
 app.command(short_help="Repair the numbers that went wrong.")(abft_correct)
 app.command(short_help="Damage a matrix, to try things out.")(abft_inject)
+app.command("abft-calibrate", short_help="Measure rounding errors, for thresholds of protected products.")(
+    abft_calibrate
+)
 app.command(short_help="Write a data set to try things on.")(sample)
 app.command(short_help="Show versions, devices and memory.")(info)
 app.command(short_help="Measure which kernels are fastest on this GPU.")(tune)
