@@ -161,9 +161,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     if options.campaign:
         return run_campaign(options)
-    from bench.abft_speed import run_speed
+    from bench.abft_speed import KEY, run_speed
 
-    return run_speed(options, common_of(options, "abft"))
+    common = common_of(options, "abft")
+    path = options.out or record.results_path(common["device"], "abft")
+    return run_speed(options, common, path, recorded(path, common, KEY) if options.missing else set())
 
 
 if __name__ == "__main__":

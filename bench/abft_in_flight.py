@@ -146,7 +146,7 @@ def _damage(cell: Cell, C: np.ndarray, rng: np.random.Generator) -> tuple[np.nda
     m, w = C.shape
     width, owner, bits = 8 * C.itemsize, np.full(m, -1), set[int]()
     if cell.fault in ("tile", "rectangle"):
-        trials = np.arange(2 * TRIALS)
+        trials = np.arange(3 * TRIALS)
         first = _TOGETHER * rng.permutation(m // _TOGETHER)[: len(trials)]
         if cell.fault == "tile":
             column = rng.integers(0, w - _TOGETHER + 1, len(trials))
