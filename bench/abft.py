@@ -28,10 +28,16 @@ from bench import abft_campaign as campaign
 from bench import record
 from bench.abft_at_rest import try_at_rest, try_sidecar
 from bench.abft_campaign import DTYPES, Cell
-from bench.abft_in_flight import try_product
+from bench.abft_in_flight import try_judged, try_product
 from tsapps.kernels.backend import gpus, why_no_gpu
 
-_TRY = {"at-rest": try_at_rest, "sidecar": try_sidecar, "product": try_product, "mid-product": try_product}
+_TRY = {
+    "at-rest": try_at_rest,
+    "sidecar": try_sidecar,
+    "product": try_product,
+    "mid-product": try_product,
+    "judged": try_judged,
+}
 JOBS = ("encode", "verify", "matmul", "kmeans")
 # Records that are written at a time.
 _TOGETHER = 50

@@ -67,9 +67,10 @@ class Cell:
 
     Attributes
     ----------
-    target : {"at-rest", "sidecar", "product", "mid-product"}
+    target : {"at-rest", "sidecar", "product", "mid-product", "judged"}
         A matrix after it was encoded; the file of its checksums; C = A · B after it was computed, by `check_product`;
-        its sums before they are rounded, by `matmul`.
+        its sums before they are rounded, by `matmul`; elements without a fault, of which all are judged, as are those
+        of rows that are suspected.
     code : str
         "exact" or "float"; of a sidecar "sha256"; of products the threshold, "proven" or "statistical".
     dtype, distribution : str
@@ -159,7 +160,7 @@ class Counts:
 
 def record_of(cell: Cell, counts: Counts, seed: int) -> dict[str, Any]:
     """Return the fields of a cell's record, `record.COMMON` apart."""
-    k = DEPTH if cell.target in ("product", "mid-product") else None
+    k = DEPTH if cell.target in ("product", "mid-product", "judged") else None
     intervals = {name: list(ends) for name, ends in counts.intervals.items()}
     of_counts = asdict(counts) | {"bits": sorted(counts.bits), "intervals": intervals}
     return {"what": "abft-campaign", **asdict(cell), "k": k, **of_counts, "seed": seed}
@@ -208,6 +209,7 @@ _KINDS: tuple[tuple[str, str, tuple[str, ...], tuple[int, int]], ...] = (
         for target in ("product", "mid-product")
         for code in ("proven", "statistical")
     ),
+    ("judged", "statistical", ("none",), (ROWS_OF_C, COLUMNS_OF_C)),
 )
 
 

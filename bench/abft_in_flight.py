@@ -36,7 +36,7 @@ from tsapps.apps.abft import (
     thresholds,
 )
 
-__all__ = ["Limits", "try_product"]
+__all__ = ["Limits", "try_judged", "try_product"]
 
 # Rows that a trial has to itself; rows of a product that is clean; those of which threshold_ratio is.
 _TOGETHER, _CLEAN_ROWS, _LOOKED_AT = 4, 60_000, 500
@@ -255,6 +255,22 @@ def _try_clean(cell: Cell, seed: int, device: str, threshold: str | Calibration)
         found.false_alarms += one.n_faults
         rows += len(A)
         found.clean = rows * cell.n
+    return found
+
+
+def try_judged(cell: Cell, seed: int, _device: str) -> Counts:
+    """Judge every element of clean products by the statistical threshold: its false-alarm rate, by itself.
+
+    Beside faults, the elements of rows that are suspected are judged so; in clean products hardly any row is.
+    """
+    rng, found = cell.generator(seed), Counts()
+    calibrated = _calibrated(cell.dtype, "cpu")
+    bounds = thresholds.statistical(DEPTH, cell.n, cell.dtype, calibrated.error(DEPTH), calibrated.p)
+    while found.clean < CLEAN / len(DISTRIBUTIONS) * cell.n:
+        A, B = _operands(cell, _CLEAN_ROWS, rng)
+        C = matmul(A, B).C
+        found.false_alarms += sum(1 for _ in product_cpu.wrong(A, B, C, range(len(A)), bounds))
+        found.clean += C.size
     return found
 
 

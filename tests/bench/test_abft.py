@@ -49,7 +49,7 @@ def test_no_rate(successes, trials):
 def test_every_combination_is_a_cell_once():
     every = list(cells())
     assert len(set(every)) == len(every)
-    assert {cell.target for cell in every} == {"at-rest", "sidecar", "product", "mid-product"}
+    assert {cell.target for cell in every} == {"at-rest", "sidecar", "product", "mid-product", "judged"}
     at_rest = {(one.code, one.fault) for one in every if one.target == "at-rest" and one.dtype == "float16"}
     faults = ("none", "bit", "two-bits", "word", "two-words", "tile", "rectangle")
     assert at_rest == {(code, fault) for code in ("exact", "float") for fault in faults}
@@ -212,6 +212,20 @@ def test_clean_products(few, target):
     found = try_product(cell(target, "proven", "none"), 5, "cpu")
     assert (found.trials, found.clean, found.false_alarms) == (0, 10_000 * 16, 0)
     assert found.threshold_ratio > 10
+
+
+def test_every_element_is_judged(few, monkeypatch):
+    one = cell("judged", "statistical", "none")
+    found = abft_in_flight.try_judged(one, 5, "cpu")
+    assert (found.trials, found.clean) == (0, 10_000 * 16)
+    assert found.false_alarms <= 4  # of a sixth that is expected, five are with probability 10⁻⁶
+    # A calibration that says a tenth of what rounding is alarms at many.
+    right = abft_in_flight._calibrated("float32", "cpu")
+    depths = tuple(replace(depth, error=depth.error / 10) for depth in right.depths)
+    monkeypatch.setattr(abft_in_flight, "_calibrated", lambda *_: replace(right, depths=depths))
+    found = abft_in_flight.try_judged(one, 5, "cpu")
+    assert found.false_alarms > 1000
+    assert abft.findings(abft_campaign.record_of(one, found, 5))
 
 
 # --- The command line -------------------------------------------------------------------------------------------------
