@@ -10,6 +10,9 @@ from bench import abft, abft_at_rest, abft_campaign, abft_in_flight, abft_speed,
 from bench.abft_at_rest import Damage, Matrix, judged, try_at_rest, try_sidecar
 from bench.abft_campaign import cells, draw, flipped, interval
 from bench.abft_in_flight import Limits, try_product
+from bench.ceilings import Streams
+from bench.gemm_grid import wide
+from bench.timing import CpuClock
 from tsapps.apps.abft import Verdict
 from tsapps.apps.abft.layout import layout
 from tsapps.apps.abft.rest import sums_of
@@ -326,3 +329,59 @@ def test_the_summary_by_hand():
     high = 1 - 0.025 ** (1 / 16)
     assert lines[2] == f"| product | proven | bit | 16 | 62.5 % | 50 % | 8 | 75 % | 0 | {high:.1e} |"
     assert [line.split(" | ")[2:5] for line in lines[-2:]] == [["beside faults", "200", "2"], ["clean", "100", "1"]]
+
+
+class HostClock(CpuClock):
+    """Times what NumPy does in CuPy's place."""
+
+    kernel_ms = CpuClock.step_ms
+
+
+@pytest.fixture
+def speed(numpy_for_cupy, monkeypatch):
+    monkeypatch.setattr(abft_speed, "GpuClock", HostClock)
+    monkeypatch.setattr(abft_speed.ceilings, "measure_streams", lambda _: Streams(((0.0, 4000.0), (1.0, 4000.0))))
+    asked = []
+
+    def best(A, W, out, *, dtype, trans_a, time_ms, quick_ms, check):
+        a, w = (wide(x, dtype) for x in (A, W))
+        product = (a.T if trans_a else a) @ w
+        out[...] = (product.astype("f4").view("u4") >> 16) if dtype == "bfloat16" else product
+        assert check() >= 0
+        out[3, 1] = 0x7000 if dtype == "bfloat16" else 6e4
+        with pytest.raises(ValueError, match="a library's sum is off by"):
+            check()
+        asked.append((trans_a, out.flags.f_contiguous))
+        return "numpy", 2.0 if out.flags.f_contiguous else 3.0
+
+    monkeypatch.setattr(abft_speed.library_gemm, "best", best)
+    found = abft_speed.Speed(3)
+    found.asked = asked
+    return found
+
+
+@pytest.mark.parametrize("dtype", abft_speed.DTYPES)
+def test_encoding_is_timed(dtype, speed, monkeypatch):
+    def add_checksums(A, plan):
+        code = ("both" if plan.weights else "exact") if plan.exact else "float"
+        return sums_of(as_source(A.view(abft_campaign.numpy_dtype(dtype))), code, plan.weights, 512)
+
+    monkeypatch.setattr("tsapps.apps.abft.checksums_gpu.add_checksums", add_checksums)
+    side = 16384 // abft_speed.DTYPES[dtype]  # of rows of 16 KiB, which are not folded
+    task = abft_speed.Task("encode", dtype, 1024, side, None, ("both", "exact", "float"))
+    found = {one["code"]: one for one in speed.measure(task)}
+    assert list(found) == ["both", "exact", "float"]
+    assert found["both"]["floor_ms"] == pytest.approx(1024 * 16384 / 4e9)
+    assert (found["both"]["library_ms"], found["exact"]["library_ms"], found["both"]["weights"]) == (4.0, None, 2)
+    assert speed.asked == [(False, False), (False, True), (True, False), (True, True)]
+    (one,) = speed.measure(replace(task, job="verify", codes=("exact",)))
+    assert one["ms"] > 0
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_products_are_timed(dtype, speed):
+    (one,) = speed.measure(abft_speed.Task("matmul", dtype, 5000, 16, 64, ("proven",)))
+    assert one["ms"] > 0
+    assert one["unprotected_ms"] > 0
+    itemsize = abft_speed.DTYPES[dtype]
+    assert one["floor_ms"] == pytest.approx(itemsize * (5000 * 64 + 64 * 16 + 5000 * 16) / 4e9)
