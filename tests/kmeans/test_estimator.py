@@ -51,7 +51,7 @@ def test_public_name():
     assert tsapps.TSKMeans is TSKMeans
     assert "TSKMeans" in dir(tsapps)
     with pytest.raises(
-        AttributeError, match="no attribute 'kmeans'; it has TSKMeans, gram, kmeans_batched, matmul, open_matrix"
+        AttributeError, match="no attribute 'kmeans'; it has TSKMeans, abft, gram, kmeans_batched, matmul, open_matrix"
     ):
         tsapps.kmeans  # noqa: B018
 

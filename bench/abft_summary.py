@@ -1,0 +1,64 @@
+"""What the campaign's records show, as a table: one row a target, code and fault, over all dtypes and distributions.
+
+python bench/abft_summary.py bench/results/<device>/abft-campaign.json
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench import record
+from bench.abft_campaign import interval
+
+__all__ = ["text"]
+
+_COUNTS = ("trials", "detected", "repaired", "miscorrected", "certain", "certain_repaired", "clean", "false_alarms")
+
+
+def text(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return two Markdown tables, of faults and of what was clean."""
+    faults: dict[tuple[str, ...], dict[str, int]] = {}
+    clean: dict[tuple[str, ...], dict[str, int]] = {}
+    for one in records:
+        names = (one["target"], one["code"], one["fault"])
+        if one["fault"] != "none":
+            _add(faults.setdefault(names, dict.fromkeys(_COUNTS, 0)), one)
+        if one["clean"]:
+            beside = "clean" if one["fault"] == "none" else "beside faults"
+            _add(clean.setdefault((*names[:2], beside), dict.fromkeys(_COUNTS, 0)), one)
+    lines = ["| target | code | fault | trials | detected | repaired | certain | of them repaired | miscorrected | ≤ |"]
+    lines.append("|---|---|---|--:|--:|--:|--:|--:|--:|--:|")
+    for names, sums in faults.items():
+        rates = [f"{100 * sums[name] / sums['trials']:.4g} %" for name in ("detected", "repaired")]
+        if names[0] == "sidecar":
+            rates[1] = "–"
+        certain = f"{100 * sums['certain_repaired'] / sums['certain']:.4g} %" if sums["certain"] else "–"
+        counts = f"{sums['certain']:,} | {certain} | {sums['miscorrected']}"
+        most = interval(sums["miscorrected"], sums["trials"])[1]
+        lines.append(f"| {' | '.join(names)} | {sums['trials']:,} | {' | '.join(rates)} | {counts} | {most:.1e} |")
+    lines += ["", "| target | code | | looked at | false alarms | ≤ |", "|---|---|---|--:|--:|--:|"]
+    for names, sums in clean.items():
+        most = interval(sums["false_alarms"], sums["clean"])[1]
+        lines.append(f"| {' | '.join(names)} | {sums['clean']:,} | {sums['false_alarms']} | {most:.1e} |")
+    return "\n".join(lines)
+
+
+def _add(sums: dict[str, int], one: Mapping[str, Any]) -> None:
+    for name in _COUNTS:
+        sums[name] += one[name]
+
+
+def main() -> int:
+    """Run the command line; return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("records", type=Path)
+    print(text(record.load(parser.parse_args().records)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
