@@ -109,6 +109,7 @@ def test_what_is_served():
 @pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16"])
 @pytest.mark.parametrize("weights", [1, 2])
 def test_no_plan_spills(arch, dtype, weights):
+    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
     shape, size = (4096, 4096), 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
     of = layout(shape, size)
     for plan in (elements_plan(*shape, dtype, weights, ROWS, within) for within in (of, None)):

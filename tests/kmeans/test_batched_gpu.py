@@ -5,10 +5,10 @@ import oracle
 import pytest
 
 from tsapps import TSKMeans, kmeans_batched
-from tsapps.apps.kmeans import batched_gpu
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+batched_gpu = pytest.importorskip("tsapps.apps.kmeans.batched_gpu")
 
 
 def blobs(b, n, d, k, dtype=np.float32, spread=1.0):
