@@ -16,12 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Cubin", "Resources", "build", "cache_directory", "function", "headers_of"]
+__all__ = ["Cubin", "Resources", "build", "cache_directory", "function", "headers_of", "write_whole"]
 
 #: Root of what `#include "…"` names: the directory that holds kernels/ and apps/ where they are installed.
 INCLUDE_ROOT = Path(__file__).resolve().parent.parent
@@ -197,11 +198,10 @@ def _compile(source: str, kernels: Sequence[str], headers: dict[str, str], flags
     if seconds > PATIENCE_SECONDS:
         print(f"tsapps: compiled a kernel in {seconds:.1f} s; it is kept in {entry.parent}", file=sys.stderr)
     resources = {kernel: asdict(usage[name]) for kernel, name in names.items()}
-    entry.parent.mkdir(parents=True, exist_ok=True)
     # The description last: where it is, the code is.
-    _write(entry.with_suffix(".cubin"), cubin)
+    write_whole(entry.with_suffix(".cubin"), cubin)
     description = {"names": names, "resources": resources, "seconds": seconds, "flags": list(flags)}
-    _write(entry, json.dumps(description, indent=1).encode())
+    write_whole(entry, json.dumps(description, indent=1).encode())
 
 
 def _usage(log: str) -> dict[str, Resources]:
@@ -217,14 +217,17 @@ def _usage(log: str) -> dict[str, Resources]:
     return found
 
 
-def _write(path: Path, content: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file of the user's cache by one rename, in a directory that need not exist."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        with suppress(FileNotFoundError):  # where an interruption comes just after the rename
+            os.unlink(temporary)
         raise
 
 

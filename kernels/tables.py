@@ -5,14 +5,11 @@ valid when kernels change. What a table leaves out, the one that comes with tsap
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tsapps.kernels.build import cache_directory
+from tsapps.kernels.build import cache_directory, write_whole
 from tsapps.kernels.choose import ALGORITHM, KEY, PICKED, RANKED, VERSION, tuned_table
 
 __all__ = ["keep", "of_version", "own_table", "reset", "user_path", "user_table", "write_table"]
@@ -134,13 +131,4 @@ def _forget_plans() -> None:
 def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a table of picks, one row a line, by one rename."""
     text = "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(FileNotFoundError):  # where an interruption comes just after the rename
-            os.unlink(temporary)
-        raise
+    write_whole(path, text.encode())

@@ -8,10 +8,7 @@ counts.
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import log, sqrt
 from pathlib import Path
@@ -21,7 +18,7 @@ import numpy as np
 
 from tsapps.apps.abft import product_cpu
 from tsapps.apps.abft.thresholds import DTYPES, confidence, statistical
-from tsapps.kernels.build import cache_directory
+from tsapps.kernels.build import cache_directory, write_whole
 
 __all__ = ["DEPTHS", "Calibration", "Depth", "calibrate", "calibration_path", "load_calibration", "save_calibration"]
 
@@ -198,16 +195,7 @@ def calibration_path(device_name: str, dtype: str) -> Path:
 def save_calibration(calibration: Calibration) -> Path:
     """Write a calibration where `load_calibration` finds it, by one rename, and return where that is."""
     path = calibration_path(calibration.device, calibration.dtype)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(calibration), indent=1) + "\n")
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(FileNotFoundError):  # where an interruption comes just after the rename
-            os.unlink(temporary)
-        raise
+    write_whole(path, (json.dumps(asdict(calibration), indent=1) + "\n").encode())
     return path
 
 
