@@ -16,7 +16,7 @@ from tsapps.kernels.build import Cubin, Resources, architecture, build
 from tsapps.kernels.plan import SUM, LibraryAlgorithm, Plan, WarpgroupPlan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
-from tsapps.kernels.workspace import scratch
+from tsapps.kernels.workspace import scratch, zeroed_counts
 
 __all__ = [
     "PUBLISHED",
@@ -145,19 +145,12 @@ def _multiprocessors(device: int) -> int:
     return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
 
 
-# For each GPU and stream, the counts of blocks that arrived, which every launch leaves at zero.
-_counts: dict[tuple[int, int], Any] = {}
-
-
 def _workspace(device: int, bytes_of_sums: int, counts: int) -> tuple[Any, Any]:
     """Return memory for partial sums and zeroed counts on the current stream."""
     import cupy
 
     stream = cupy.cuda.get_current_stream().ptr
-    arrived = _counts.get((device, stream))
-    if arrived is None or arrived.size < counts:
-        arrived = _counts[device, stream] = cupy.zeros(max(counts, 4096), cupy.uint32)
-    return scratch(device, stream, bytes_of_sums), arrived
+    return scratch(device, stream, bytes_of_sums), zeroed_counts(device, stream, counts)
 
 
 def tall_skinny(plan: Plan, problem: Problem, C: DeviceMatrix) -> Launch:

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-__all__ = ["scratch"]
+__all__ = ["scratch", "zeroed_counts"]
 
 _scratch: dict[tuple[int, int], Any] = {}
+_counts: dict[tuple[int, int], Any] = {}
 
 
 def scratch(device: int, stream: int, size: int) -> Any:
@@ -17,4 +18,17 @@ def scratch(device: int, stream: int, size: int) -> Any:
     found = _scratch.get((device, stream))
     if found is None or found.size < size:
         found = _scratch[device, stream] = cupy.empty(size, cupy.uint8)
+    return found
+
+
+def zeroed_counts(device: int, stream: int, size: int) -> Any:
+    """Return so many 32-bit zeros or more for a launch on the current stream, which is to leave them at zero.
+
+    Hold what is returned as that of `scratch`.
+    """
+    import cupy
+
+    found = _counts.get((device, stream))
+    if found is None or found.size < size:
+        found = _counts[device, stream] = cupy.zeros(max(size, 4096), cupy.uint32)
     return found

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,13 @@ from tsapps.apps.abft.checksums_plan import ALIGNMENT, ChecksumsPlan, elements_p
 from tsapps.apps.abft.layout import ROWS, Layout, fold
 from tsapps.apps.abft.source import Progress, Source, whole_on_gpu
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.build import Cubin, architecture, build
+from tsapps.kernels.build import Cubin, build, function
+from tsapps.kernels.device import live
+from tsapps.kernels.workspace import zeroed_counts
 
 __all__ = ["add_checksums", "compiled", "plans", "sums_on_gpu"]
 
+_SOURCE = Path(__file__).with_name("checksums.cuh")
 # What the kernel's barriers and copies need.
 _LEAST_CAPABILITY = 9.0
 # Bytes of a matrix in host memory that go to a GPU at a time.
@@ -22,7 +26,7 @@ _PIECE_BYTES = 1 << 28
 
 def compiled(plan: ChecksumsPlan, arch: str) -> Cubin:
     """Compile the kernel of a plan for an architecture; needs no GPU."""
-    return build('#include "apps/abft/checksums.cuh"\n', [plan.kernel], arch)
+    return build(_SOURCE.read_text(encoding="utf-8"), [plan.kernel], arch)
 
 
 def plans(
@@ -77,7 +81,7 @@ def sums_on_gpu(
     """
     array = whole_on_gpu(source)
     device = device if array is None else int(array.device.id)
-    if device is None or _capability(device) < _LEAST_CAPABILITY:
+    if device is None or float(live(device).compute_capability) < _LEAST_CAPABILITY:
         return None
     m, (n, name, size) = source.shape[0], (source.shape[1], source.dtype.name, source.dtype.itemsize)
     whole = array is not None and array.flags.c_contiguous and array.data.ptr % ALIGNMENT == 0
@@ -120,26 +124,11 @@ def _on_gpu(part: Any, device: int) -> Any:
 
 
 @cache
-def _capability(device: int) -> float:
-    import cupy
-
-    return int(cupy.cuda.Device(device).compute_capability) / 10
-
-
-@cache
 def _loaded(plan: ChecksumsPlan, device: int) -> Any:
-    """Return the kernel of a plan, loaded on a GPU."""
-    import cupy
-
-    cubin = compiled(plan, architecture(device))
-    with cupy.cuda.Device(device):
-        kernel = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[plan.kernel])
-        kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
+    """Return the kernel of a plan, loaded on the current GPU, which is `device`."""
+    kernel = function(_SOURCE, (plan.kernel,), plan.kernel, device)
+    kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
     return kernel
-
-
-# For each GPU and stream, the next unit: every launch leaves it at zero.
-_next: dict[tuple[int, int], Any] = {}
 
 
 def add_checksums(array: Any, plan: ChecksumsPlan) -> dict[str, Any]:
@@ -148,7 +137,7 @@ def add_checksums(array: Any, plan: ChecksumsPlan) -> dict[str, Any]:
     Parameters
     ----------
     array : cupy.ndarray
-        One that `serves`.
+        Row-major without gaps, from a multiple of 16 bytes on.
     plan : ChecksumsPlan
         Made for it.
 
@@ -163,11 +152,9 @@ def add_checksums(array: Any, plan: ChecksumsPlan) -> dict[str, Any]:
     with device:
         shapes = plan.shapes.items()
         tensors = {name: cupy.empty(shape, np.uint64 if name == "exact" else plan.sums) for name, shape in shapes}
-        place = device.id, cupy.cuda.get_current_stream().ptr
-        if place not in _next:
-            _next[place] = cupy.zeros(1, np.uint32)
+        next_unit = zeroed_counts(device.id, cupy.cuda.get_current_stream().ptr, 1)
         addresses = {name: tensor.data.ptr for name, tensor in tensors.items()}
-        task = plan.task(array.data.ptr, addresses, _next[place].data.ptr)[()]
-        blocks = min(plan.units, device.attributes["MultiProcessorCount"])
+        task = plan.task(array.data.ptr, addresses, next_unit.data.ptr)[()]
+        blocks = min(plan.units, live(device.id).multiprocessors)
         _loaded(plan, device.id)((blocks,), (plan.threads,), (task,), shared_mem=plan.shared_bytes)
     return tensors

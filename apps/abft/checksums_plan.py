@@ -8,6 +8,7 @@ from tsapps.apps.abft.exact import SUMS
 from tsapps.apps.abft.layout import ROWS, WORD, Layout
 from tsapps.apps.abft.weighted import columns_shape, rows_shape, sums_dtype
 from tsapps.kernels.plan import ELEMENT
+from tsapps.kernels.problem import ITEMSIZE
 
 __all__ = ["ALIGNMENT", "TASK", "ChecksumsPlan", "elements_plan", "words_plan"]
 
@@ -61,7 +62,7 @@ class ChecksumsPlan:
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
+        return ITEMSIZE[self.dtype]
 
     @property
     def strips(self) -> int:

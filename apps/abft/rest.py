@@ -97,8 +97,8 @@ def encode(
 
 def gpu_of(device: str | None) -> int | None:
     """Return the number of the GPU that a device is; None of the CPU, and where none is said."""
-    chosen = "cpu" if device is None else choose_device(device).device
-    return None if chosen == "cpu" else int(chosen.partition(":")[2])
+    choice = None if device is None else choose_device(device)
+    return choice.index if choice is not None and choice.is_gpu else None
 
 
 def sums_of(
