@@ -11,7 +11,7 @@ from tsapps.apps.abft.source import ArraySource, as_source, name_of
 from tsapps.apps.abft.verdict import ChangedError, Verdict
 from tsapps.kernels.arrays import as_array, kind_of, to_host
 
-__all__ = ["correct", "locate", "overwrite"]
+__all__ = ["bytes_in", "correct", "locate", "overwrite"]
 
 
 def locate(X: Any, sidecar: Sidecar) -> list[tuple[int, int]]:
@@ -109,6 +109,12 @@ def _repair(array: Any, sidecar: Sidecar, verdict: Verdict) -> None:
         raise ChangedError(ArraySource.name)
 
 
+def bytes_in(array: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return single bytes of an array, by their offsets as for `overwrite`."""
+    _, native, places = _elements_of(array, offsets)
+    return native.view(np.uint8)[places]
+
+
 def overwrite(array: Any, offsets: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Write single bytes of an array, as they are in C order and the machine's byte order.
 
@@ -125,18 +131,29 @@ def overwrite(array: Any, offsets: np.ndarray, values: np.ndarray) -> np.ndarray
     numpy.ndarray of shape (k,), uint8
         What they were.
     """
+    with nullcontext() if isinstance(array, np.ndarray) else array.device:
+        where, native, places = _elements_of(array, offsets)
+        content = native.view(np.uint8)
+        before = content[places]
+        content[places] = values
+        if isinstance(array, np.ndarray):
+            array[where] = native
+        else:
+            import cupy
+
+            array[where] = cupy.asarray(native)
+    return before
+
+
+def _elements_of(array: Any, offsets: np.ndarray) -> tuple[tuple[Any, Any], np.ndarray, np.ndarray]:
+    """Return the rows and columns of the elements that bytes are of, a copy of those, and the bytes' places in it."""
     size = array.itemsize
     elements = np.unique(offsets // size)
     rows, columns = np.divmod(elements, array.shape[1])
-    with nullcontext() if isinstance(array, np.ndarray) else array.device:
-        if not isinstance(array, np.ndarray):
-            import cupy
+    if not isinstance(array, np.ndarray):
+        import cupy
 
-            rows, columns = cupy.asarray(rows), cupy.asarray(columns)
-        content = to_host(array[rows, columns])
-        native = content.astype(content.dtype.newbyteorder("="))
-        places = np.searchsorted(elements, offsets // size) * size + offsets % size
-        before = native.view(np.uint8)[places]
-        native.view(np.uint8)[places] = values
-        array[rows, columns] = native if isinstance(array, np.ndarray) else cupy.asarray(native)
-    return before
+        rows, columns = cupy.asarray(rows), cupy.asarray(columns)
+    found = to_host(array[rows, columns])
+    places = np.searchsorted(elements, offsets // size) * size + offsets % size
+    return (rows, columns), found.astype(found.dtype.newbyteorder("=")), places

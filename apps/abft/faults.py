@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tsapps.apps.abft.arrays import overwrite
+from tsapps.apps.abft.arrays import bytes_in, overwrite
 from tsapps.apps.abft.layout import WORD
 
 __all__ = ["FAULTS", "inject"]
@@ -22,7 +22,7 @@ def _bits(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
     for bit in rng.choice(width, size, replace=False).tolist():
         flips[bit // 8] |= 1 << bit % 8
     offsets = int(rng.integers(array.size)) * array.itemsize + np.arange(array.itemsize)
-    return offsets, _content(array, offsets) ^ flips
+    return offsets, bytes_in(array, offsets) ^ flips
 
 
 def _words(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
@@ -33,14 +33,14 @@ def _words(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
     words = np.sort(rng.choice(n_words, size, replace=False))
     offsets = (words[:, np.newaxis] * WORD + np.arange(WORD)).ravel()
     offsets = offsets[offsets < array.nbytes]
-    return offsets, _content(array, offsets) ^ rng.integers(1, 256, len(offsets), np.uint8)
+    return offsets, bytes_in(array, offsets) ^ rng.integers(1, 256, len(offsets), np.uint8)
 
 
 def _burst(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
     """Overwrite a run of bytes, every one by another."""
     size = min(size, array.nbytes)
     offsets = int(rng.integers(array.nbytes - size + 1)) + np.arange(size)
-    return offsets, _content(array, offsets) ^ rng.integers(1, 256, size, np.uint8)
+    return offsets, bytes_in(array, offsets) ^ rng.integers(1, 256, size, np.uint8)
 
 
 def _tile(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
@@ -125,11 +125,3 @@ def inject(
     before = overwrite(array, offsets, values)
     touched = np.unique(offsets[before != values] // array.itemsize)
     return [divmod(element, array.shape[1]) for element in touched.tolist()]
-
-
-def _content(array: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return single bytes of an array, as they are in C order and the machine's byte order."""
-    elements = np.unique(offsets // array.itemsize)
-    found = array[np.divmod(elements, array.shape[1])]
-    native = found.astype(array.dtype.newbyteorder("=")).view(np.uint8)
-    return native[np.searchsorted(elements, offsets // array.itemsize) * array.itemsize + offsets % array.itemsize]
