@@ -1,5 +1,6 @@
 """References and tolerances that tests share: plain float64 NumPy, written apart from the code under test."""
 
+import ml_dtypes
 import numpy as np
 
 
@@ -7,6 +8,19 @@ def gamma(operations: int, dtype) -> float:
     """Return Higham's γ_q = q·u / (1 − q·u), the bound on the relative error of q roundings in a row."""
     q_u = operations * np.finfo(dtype).eps / 2
     return q_u / (1 - q_u)
+
+
+def product_tolerance(A, B):
+    """Return what the elements of A · B may be off by (m, w): Higham's bound, and of 16 bits one rounding to them."""
+    a, b = A.astype(np.float64), B.astype(np.float64)
+    magnitude, k = abs(a) @ abs(b), A.shape[1]
+    if A.dtype == np.float64:
+        return gamma(k + 8, np.float64) * magnitude
+    found = (gamma(2 * k + 8, np.float32) + 2.0**-18) * magnitude
+    if A.itemsize == 2:
+        kind = ml_dtypes.finfo(A.dtype)
+        found = found * 1.01 + float(kind.eps) / 2 * abs(a @ b) + float(kind.smallest_subnormal) / 2
+    return found
 
 
 def square_distances(X, centers):

@@ -8,6 +8,7 @@ import oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle import product_tolerance
 
 from tsapps.apps.abft import product_cpu
 from tsapps.apps.abft.calibration import Calibration, Depth
@@ -41,19 +42,6 @@ def operands(m, k, w, dtype, seed=0, name="normal"):
     rng = np.random.default_rng(seed)
     A, B = distribution(name, (m, k), rng), distribution(name, (k, w), rng)
     return A.astype(DTYPES[dtype]), B.astype(DTYPES[dtype])
-
-
-def tolerance(A, B):
-    """What the elements of a product may be off by, by Higham's bound and one rounding to 16 bits; written apart."""
-    a, b = A.astype(np.float64), B.astype(np.float64)
-    magnitude, k = abs(a) @ abs(b), A.shape[1]
-    if A.dtype == np.float64:
-        return oracle.gamma(k + 8, np.float64) * magnitude
-    found = (oracle.gamma(2 * k + 8, np.float32) + 2.0**-18) * magnitude
-    if A.itemsize == 2:
-        kind = ml_dtypes.finfo(A.dtype)
-        found = found * 1.01 + float(kind.eps) / 2 * abs(a @ b) + float(kind.smallest_subnormal) / 2
-    return found
 
 
 def exact(A, B):
@@ -155,7 +143,7 @@ def test_no_false_alarms(dtype, name):
         assert found.clean
         # Which is what makes it fast: next to no row is computed again.
         assert found.suspected <= m // 1000
-        assert (abs(found.C.astype(np.float64) - A.astype("f8") @ B.astype("f8")) <= tolerance(A, B)).all()
+        assert (abs(found.C.astype(np.float64) - A.astype("f8") @ B.astype("f8")) <= product_tolerance(A, B)).all()
         again = check_product(A, B, found.C)
         assert again.clean
         assert again.suspected <= m // 1000
@@ -171,7 +159,7 @@ def test_sizes(dtype, shape):
     assert found.C.shape == (shape[0], shape[2])
     assert found.clean
     assert check_product(A, B, found.C).clean
-    assert (abs(found.C.astype(np.float64) - A.astype("f8") @ B.astype("f8")) <= tolerance(A, B)).all()
+    assert (abs(found.C.astype(np.float64) - A.astype("f8") @ B.astype("f8")) <= product_tolerance(A, B)).all()
 
 
 @pytest.mark.parametrize("order", ["CF", "FC", "FF"])
@@ -184,7 +172,7 @@ def test_orders_and_strides(order):
     C = np.asfortranarray(found.C)
     C[77, 3] += 1
     assert [(one.row, one.column) for one in check_product(A, B, C, correct=True).faults] == [(77, 3)]
-    assert (abs(C - A.astype("f8") @ B) <= tolerance(A, B)).all()
+    assert (abs(C - A.astype("f8") @ B) <= product_tolerance(A, B)).all()
 
 
 # --- Faults -----------------------------------------------------------------------------------------------------------
@@ -231,7 +219,7 @@ def test_what_is_larger_than_the_bound_is_found_and_repaired(dtype, in_flight, t
         found = check_product(A, B, C, threshold=given, correct=True)
     assert [(one.row, one.column) for one in found.faults] == list(zip(rows, columns, strict=True))
     assert found.n_faults == 300
-    assert (abs(found.C.astype(np.float64) - A.astype("f8") @ B.astype("f8")) <= tolerance(A, B)).all()
+    assert (abs(found.C.astype(np.float64) - A.astype("f8") @ B.astype("f8")) <= product_tolerance(A, B)).all()
     repaired = np.zeros((m, w), bool)
     repaired[rows, columns] = True
     assert (found.C[~repaired] == clean[~repaired]).all()
@@ -248,7 +236,7 @@ def test_what_is_not_finite_is_found(dtype, value, monkeypatch):
     found = matmul(A, B)
     assert [(one.row, one.column) for one in found.faults] == [(5, 0), (299, 8)]
     np.testing.assert_array_equal([one.found for one in found.faults], [value] * 2)
-    assert (abs(found.C.astype(np.float64) - clean.astype("f8")) <= 2 * tolerance(A, B)).all()
+    assert (abs(found.C.astype(np.float64) - clean.astype("f8")) <= 2 * product_tolerance(A, B)).all()
 
 
 @pytest.mark.parametrize("column", range(9, 9 + product_cpu.CHECKS))
@@ -278,7 +266,7 @@ def test_errors_that_cancel_and_whole_rows(dtype, monkeypatch):
     )
     found = matmul(A, B)
     assert [(one.row, one.column) for one in found.faults] == [(3, 1), (3, 7), *((200, j) for j in range(9))]
-    assert (abs(found.C.astype(np.float64) - A.astype("f8") @ B.astype("f8")) <= tolerance(A, B)).all()
+    assert (abs(found.C.astype(np.float64) - A.astype("f8") @ B.astype("f8")) <= product_tolerance(A, B)).all()
 
 
 def test_what_was_not_finite_to_begin_with_is_no_fault():
@@ -322,7 +310,7 @@ def test_corrupted_anyhow_c_is_within_the_bounds_or_as_close_as_its_checksums_se
     assert (C[others] == clean[others]).all()
     off = abs(C.astype(np.float64) - A.astype("f8") @ B.astype("f8"))[i, j]
     missed = found_for_certain(A, B, rounded=True)[i]
-    assert off <= max(tolerance(A, B)[i, j], missed if found.clean else 0.0)
+    assert off <= max(product_tolerance(A, B)[i, j], missed if found.clean else 0.0)
 
 
 # --- Errors -----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import oracle
 import pytest
+from oracle import product_tolerance
 
 from tsapps.apps.abft import thresholds
 from tsapps.apps.abft.calibration import calibrate
@@ -23,18 +24,9 @@ def operands(m, k, w, dtype, seed=0):
     return rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, w)).astype(dtype)
 
 
-def tolerance(A, B):
-    a, b = A.astype(np.float64), B.astype(np.float64)
-    size, k = abs(a) @ abs(b), A.shape[1]
-    if A.dtype == np.float64:
-        return oracle.gamma(k + 8, np.float64) * size
-    found = (oracle.gamma(2 * k + 8, np.float32) + 2.0**-18) * size
-    return found if A.itemsize == 4 else found * 1.01 + 2.0**-11 * abs(a @ b) + 2.0**-25
-
-
 def assert_right(found, A, B):
     C = found.C.get().astype(np.float64)
-    assert (abs(C - A.astype("f8") @ B.astype("f8")) <= tolerance(A, B)).all()
+    assert (abs(C - A.astype("f8") @ B.astype("f8")) <= product_tolerance(A, B)).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
