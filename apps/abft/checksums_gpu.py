@@ -114,11 +114,12 @@ def sums_on_gpu(
 
 
 def _on_gpu(part: Any, device: int) -> Any:
-    """Return some rows on a GPU, of bfloat16 as what CuPy has for it."""
+    """Return some rows on a GPU as the kernel reads them, of bfloat16 as what CuPy has for it."""
     import cupy
 
     if not isinstance(part, np.ndarray):
-        return part
+        with part.device:
+            return part if part.data.ptr % ALIGNMENT == 0 else part.copy()
     with cupy.cuda.Device(device):
         return cupy.asarray(part.view(np.uint16) if part.dtype.name == "bfloat16" else part)
 

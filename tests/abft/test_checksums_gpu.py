@@ -75,6 +75,19 @@ def test_matrices_in_pieces(cupy, served, monkeypatch, rng, tmp_path):
     are_alike(encode(cupy.asfortranarray(cupy.asarray(A))), sidecar, A)
 
 
+def test_arrays_from_any_address(cupy, served, rng):
+    A = rng.standard_normal((3000, 256), np.float32)
+    held = cupy.empty(A.size + 1, A.dtype)
+    array = held[1:].reshape(A.shape)
+    array[...] = cupy.asarray(A)
+    assert array.flags.c_contiguous
+    assert array.data.ptr % 16 != 0
+    sidecar = encode(array)
+    assert served
+    are_alike(sidecar, encode(A), A)
+    assert verify(array, sidecar).clean
+
+
 def test_what_the_kernel_does_not_serve_is_the_cpus(cupy, served, rng):
     A = rng.standard_normal((1000, 37))
     are_alike(encode(cupy.asarray(A)), encode(A), A)
