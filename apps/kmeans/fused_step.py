@@ -332,7 +332,7 @@ class FewCentres(Step):
 
     def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
         """Launch iterations, with bounds if they are asked for; see `Step.iterate`."""
-        if self.engine.bounds and self.k > 1 and self._shadow.proves and self.bounds is None:
+        if self.engine.bounds and self.k > 1 and self.engine.proves and self.bounds is None:
             self.bounds = self._made_bounds()
             self._motion = self.bounds.motion
         return super().iterate(centers, before, last, tol, report)

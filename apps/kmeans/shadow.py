@@ -86,9 +86,7 @@ class Shadow:
         (kernel,) = load_kernels(engine, "shadow.cuh", f"make_shadow<{types_of(engine)}, {aligned(engine)}>")
         arguments = (X, *sizes, engine.shift, self.scale, self.rounding, lanes, self.rows, self.norms)
         kernel((engine.gpu.multiprocessors * _BLOCKS,), (_THREADS,), arguments)
-        # Whether norms are what they are called, and labels are proved by them.
-        self.proves = engine.proves
-        if not self.proves:
+        if not engine.proves:
             # But of few rows, for which centres far away may have been left out.
             self.norms[self.norms <= shadow_reach(d)] *= np.float32(UNPROVED)
 
