@@ -17,7 +17,7 @@
 //
 // float16 and bfloat16: both sums are products, in float. Weights are 16 · high + low, of which either type holds both.
 //
-// Why it is fast: five instructions for a float of two rows' and two columns' sums, two for two halves.
+// Why it is fast: six instructions for a float of two rows' and two columns' sums, two for two halves.
 #pragma once
 #include "apps/abft/checksum_ring.cuh"
 
