@@ -34,7 +34,7 @@ def stage_bytes(plan: Plan) -> int:
 def registers(plan: Plan) -> int:
     """Return about how many registers a thread needs: its sums, and those of the stretch that is being added up."""
     rows, columns = plan.tile_m // plan.warps_m, plan.tile_n // plan.warps_n
-    sums = 4 * -(-rows // 16) * -(-columns // 8)
+    sums = 4 * -(-rows // 16) * (-(-columns // 8) + plan.row_sums)
     if isinstance(plan, WarpgroupPlan):
         # float64 takes two registers, and has two words of A; others have those of two jobs, which float32 takes in two
         # parts and adds up alone.

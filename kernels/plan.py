@@ -46,6 +46,8 @@ class Plan:
         Lines of packed operands that are taken as one.
     store : {"Store", "StorePairs", "StoreColumns", "StoreLines", "StoreFolded"}
         The epilogue; they are told apart in epilogue.cuh.
+    row_sums : bool
+        Whether an app's own epilogue takes sums of A's rows, too (row_sums.cuh); of plans with `warps_n` 1.
     """
 
     kernel_name: ClassVar[str] = "tall_skinny"
@@ -76,6 +78,7 @@ class Plan:
     a_prefetches: bool = False
     b_prefetches: bool = False
     store: str = "Store"
+    row_sums: bool = False
 
     @property
     def shares_parts(self) -> bool:
@@ -146,10 +149,10 @@ class Plan:
     def shared_bytes(self) -> int:
         """Shared memory of a block; the kernel's own arithmetic."""
         ring = self._ring + ((1 + self._streams_b) * self._parts if self.shares_parts else 0)
-        row_blocks, column_blocks = self._row_blocks, -(-self.tile_n // self.warps_n // 8)
+        row_blocks, column_blocks = self._row_blocks, -(-self.tile_n // self.warps_n // 8) + self.row_sums
         sums = self.warps_m * self.warps_n * self.teams * self._handed_over(row_blocks)
         handed_over = self.warps // 2 * 32 * 4 * row_blocks * column_blocks * self._sum_bytes
-        return ring + max(sums, handed_over if self.warps_k > 1 else 0)
+        return ring + max(sums, handed_over if self.warps_k > 1 else 0) + (self._weights if self.keep_b else 0)
 
     @property
     def _sum_bytes(self) -> int:
@@ -167,7 +170,13 @@ class Plan:
         def tile(outer: int) -> int:
             return -(-outer * self.depth * ITEMSIZE[self.dtype] // 128) * 128
 
-        return self.teams * self.stages * (tile(self.tile_m) + (tile(self.tile_n) if self._streams_b else 0))
+        stage = tile(self.tile_m) + (tile(self.tile_n) if self._streams_b else 0)
+        return self.teams * self.stages * (stage + (0 if self.keep_b else self._weights))
+
+    @property
+    def _weights(self) -> int:
+        """Bytes of the weights of rows that a stage has, or that stay (RowWeights)."""
+        return -(-(self.depth + 8) * self._sum_bytes // 128) * 128 if self.row_sums else 0
 
     @property
     def _streams_b(self) -> bool:
@@ -204,7 +213,7 @@ class Plan:
     def tile_sums(self) -> int:
         """Sums of one tile in the workspace."""
         rows, columns = self.tile_m // self.warps_m, self.tile_n // self.warps_n
-        return self.warps_m * self.warps_n * 32 * 4 * -(-rows // 16) * -(-columns // 8)
+        return self.warps_m * self.warps_n * 32 * 4 * -(-rows // 16) * (-(-columns // 8) + self.row_sums)
 
     def units(self, m: int, k: int, w: int) -> int:
         """Return how many units a product of this size has."""
@@ -238,7 +247,8 @@ class WarpgroupPlan(Plan):
     def shared_bytes(self) -> int:
         """Shared memory of a block; the kernel's own arithmetic."""
         handed_over = (self.warps_k - 1) * self.tile_sums * self._sum_bytes
-        return self._ring + 2 * self.warps_k * self._parts + self.warps_m * self._handed_over(1) + handed_over
+        rows = self.tile_m * self._sum_bytes if self.row_sums else 0
+        return self._ring + 2 * self.warps_k * self._parts + self.warps_m * self._handed_over(1) + handed_over + rows
 
     @property
     def registers(self) -> tuple[int, int, int]:

@@ -1,26 +1,17 @@
-// A tall-and-skinny product whose rows carry their own checks, as an epilogue of it: C is stored, and the rows that do not
-// agree with their checks are listed.
+// A tall-and-skinny product whose rows are checked as they are computed, as an epilogue of it: C is stored, and the rows that
+// do not agree with what is added up beside them are listed.
 //
-//   sums (rows × columns)   A · [ B | 0 | checks ], B's columns filled up to whole blocks of eight; the checks are one more
+// With the weights v and x of row_checks.cuh, the kernel brings p = Σ_l a_il x_l of every row (row_sums.cuh); a row is suspected
+// where |Σ_j v_j c_ij − p| is above row · max(|p|, Σ_j |c_ij|) + row_absolute, or any of them is no number (thresholds.py). Of
+// rows whose products cancel that is too little, and judge.cuh looks again.
 //
-// The block of checks is four pairs of columns, a lane of the tensor cores' fragments each (check_columns.cuh):
-//
-//   pairs 0 … kParts − 1   p₁, p₂: the sums of B's columns, of weights 1 and (j + 1) / w, in parts, times `scale`
-//   the others             probes of the row's magnitude, likewise
-//
-// With d₁ = scale · Σ_j c_ij − p₁ and d₂ likewise, a row is suspected where |d₁| or |d₂| is above row · max(|p|, |y|) +
-// scale · row_absolute, or any is no number (thresholds.py).
-//
-// Why it is fast: C is checked while it is in registers, as sums that have not been rounded to 16 bits. Of each sum it
-// takes two additions, half a multiply-add; of a row, six shuffles among four lanes. The eight columns are one more block of
-// the tensor cores, of a product that is bound by what is read of A.
+// Why it is fast: C is checked while it is in registers, as sums that have not been rounded to 16 bits, by two instructions an
+// element and six shuffles for two rows. Beside them, p takes one multiply-add of every element of A, which is there for the
+// tensor cores: B has no further columns, and the product is computed as it would be without.
 #pragma once
 #include "kernels/tsm2/epilogue.cuh"
 
 namespace abft {
-
-// Columns of the checks.
-constexpr int kChecks = 8;
 
 // Any C, from registers.
 template <typename T, typename Sum>
@@ -45,15 +36,26 @@ struct StoreEach : tsm2::Scaled<T, Sum> {
   }
 };
 
-// Rows that are suspected: how many, and the first `capacity` of them, in no order.
+// How many rows are suspected, how many of them at a second look, and how many elements are wrong.
+struct Counts {
+  unsigned long long suspected, confirmed, wrong;
+};
+
+// A row, and by how much it does not agree.
+struct Suspect {
+  long long row;
+  double off;
+};
+
+// Where rows that are suspected are listed: the first `capacity` of them, in no order.
 struct Suspects {
-  long long* rows;
-  unsigned long long* count;
+  Suspect* rows;
+  Counts* counts;
   long long capacity;
 
-  __device__ __forceinline__ void add(long long row) const {
-    const unsigned long long place = atomicAdd(count, 1ull);
-    if (place < (unsigned long long)capacity) rows[place] = row;
+  __device__ __forceinline__ void add(long long row, double off) const {
+    const unsigned long long place = atomicAdd(&counts->suspected, 1ull);
+    if (place < (unsigned long long)capacity) rows[place] = {row, off};
   }
 };
 
@@ -69,50 +71,67 @@ __device__ __forceinline__ X larger(X x, X y) {
 
 // Whether a row does not agree. Written so that what is not a number does not.
 template <typename X>
-__device__ __forceinline__ bool disagrees(X first, X second, X limit) {
-  return !(size_of(first) <= limit && size_of(second) <= limit && limit - limit == X(0));
+__device__ __forceinline__ bool disagrees(X off, X limit) {
+  return !(size_of(off) <= limit && limit - limit == X(0));
+}
+
+// Σ over the four lanes that have parts of a row.
+template <typename Sum>
+__device__ __forceinline__ Sum sum_of_row(Sum sum) {
+  sum += simt::shuffle_xor(sum, 1);
+  return sum + simt::shuffle_xor(sum, 2);
 }
 
 // `Store` is an epilogue that takes fragments; alpha is 1 and beta 0.
-template <typename Sum, typename Store, int kParts>
+template <typename Sum, typename Store>
 struct Checked : Store {
   static constexpr tsm2::Takes kTakes = tsm2::Takes::kFragments;
 
+  const Sum* row_weights;
   Suspects suspects;
-  const Sum* scale;
-  long long width;  // columns of C
-  Sum row, row_absolute, step /* 1 / w */, padding;
+  Sum row, row_absolute;
 
   template <int kBlocks>
-  __device__ void fragments(long long from, int rows, long long column, int, const Sum (&d)[kBlocks][4]) const {
-    static_assert(kBlocks > 1, "a block of checks comes after those of C");
+  __device__ void fragments(long long from, int rows, long long column, int columns, const Sum (&d)[kBlocks][4]) const {
     constexpr int kOfC = kBlocks - 1;
-    Store::fragments(from, rows, column, (int)width, reinterpret_cast<const Sum(&)[kOfC][4]>(d));
+    static_assert(1 <= kOfC && kOfC <= 8, "the weights are those of at most 64 columns");
+    Store::fragments(from, rows, column, columns, reinterpret_cast<const Sum(&)[kOfC][4]>(d));
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const Sum times = *scale;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      // Of weights 8j + 2t + i + 1, 8j comes as a constant of the instruction, and what is the same for a lane at the end.
-      Sum first = 0, second = 0;
+      Sum off = 0, size = 0;
 #pragma unroll
-      for (int j = 0; j < kOfC; ++j) {
-        const Sum odd = d[j][2 * half + 1], both = d[j][2 * half] + odd;
-        first += both;
-        second = fma(both, Sum(8 * j), second + odd);
+      for (int n = 0; n < 2 * kOfC; ++n) {
+        // Columns beyond C are whatever was multiplied.
+        const bool present = n / 2 + 1 < kOfC || n / 2 * 8 + 2 * t + n % 2 < columns;
+        const Sum c = present ? d[n / 2][2 * half + n % 2] : Sum(0);
+        off = fma(c, Sum(1 - n / 32.0), off);
+        size += size_of(c);
       }
-      second = fma(first, Sum(2 * t + 1), second) * step;
-      const Sum mine[2] = {d[kOfC][2 * half], d[kOfC][2 * half + 1]};
-      first = fma(first, times, t < kParts ? -mine[0] : Sum(0));
-      second = fma(second, times, t < kParts ? -mine[1] : Sum(0));
-      Sum most = larger(size_of(mine[0]), size_of(mine[1]));
+      const Sum p = sum_of_row(d[kOfC][2 * half]);
+      off = sum_of_row(off * (1 - t * Sum(1 / 128.0))) - p;
+      size = sum_of_row(size);
+      const Sum limit = fma(row, larger(size_of(p), size), row_absolute);
+      if (disagrees(off, limit) && t == 0 && 8 * half + g < rows) suspects.add(from + 8 * half + g, off);
+    }
+  }
+};
+
+// p of every row alone, of a product that is not wanted.
+template <typename Sum>
+struct StoreRowSums {
+  static constexpr tsm2::Takes kTakes = tsm2::Takes::kFragments;
+
+  const Sum* row_weights;
+  Sum* to;
+
+  template <int kBlocks>
+  __device__ void fragments(long long from, int rows, long long, int, const Sum (&d)[kBlocks][4]) const {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-      for (int bits = 1; bits < 4; bits *= 2) {
-        first += simt::shuffle_xor(first, bits);
-        second += simt::shuffle_xor(second, bits);
-        most = larger(most, simt::shuffle_xor(most, bits));
-      }
-      const Sum limit = fma(row, most, row_absolute * times);
-      if (disagrees(first, second, limit) && t == 0 && 8 * half + g < rows) suspects.add(from + 8 * half + g);
+    for (int half = 0; half < 2; ++half) {
+      const Sum p = sum_of_row(d[kBlocks - 1][2 * half]);
+      if (t == 0 && 8 * half + g < rows) to[from + 8 * half + g] = p;
     }
   }
 };

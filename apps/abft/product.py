@@ -1,6 +1,8 @@
 """Products that are checked as they are computed, and the check of a product that somebody else computed."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -35,40 +37,62 @@ class ProductFault:
     value: float
 
 
-@dataclass(frozen=True)
 class Checked:
     """A product, and what its check found.
+
+    On a GPU the product and its check are launched and not waited for, and C is repaired in the order of its stream;
+    what was found is waited for where it is first asked for.
+
+    Parameters
+    ----------
+    C : array of shape (m, w)
+    threshold : str or float
+    report : callable
+        Returns how many rows were suspected, how many elements are wrong, and those that are listed.
 
     Attributes
     ----------
     C : array of shape (m, w)
         The product; repaired, if that was asked for.
-    faults : list of ProductFault
-        By row and column; on a GPU, the first 65,536 that were found.
-    n_faults : int
-        How many there are in all.
-    suspected : int
-        Rows that did not agree with their checksums and were computed again, exactly.
     threshold : str or float
         As it was given; of a calibration, "statistical".
     """
 
-    C: Any
-    faults: list[ProductFault] = field(repr=False)
-    n_faults: int
-    suspected: int
-    threshold: str | float
+    def __init__(self, C: Any, threshold: str | float, report: Callable[[], Verdict]) -> None:
+        self.C, self.threshold, self._report = C, threshold, report
+
+    @cached_property
+    def _verdict(self) -> Verdict:
+        return self._report()
+
+    @cached_property
+    def faults(self) -> list[ProductFault]:
+        """The elements that are wrong, by row and column; on a GPU, the first 65,536 that were found."""
+        return sorted(ProductFault(*one) for one in self._verdict[2])
+
+    @property
+    def n_faults(self) -> int:
+        """How many there are in all."""
+        return self._verdict[1]
+
+    @property
+    def suspected(self) -> int:
+        """Rows that did not agree with their checks and were computed again, exactly."""
+        return self._verdict[0]
 
     @property
     def clean(self) -> bool:
         """Whether no element was found to be wrong."""
         return self.n_faults == 0
 
+    def __repr__(self) -> str:
+        return f"Checked({self.n_faults} faults, {self.suspected} rows suspected, threshold={self.threshold!r})"
+
 
 def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Calibration = "proven") -> Checked:
     """Compute A · B with checksums that the product carries: what goes wrong on the way is found, and repaired.
 
-    B gets eight columns more, by which every row of the product is checked as it is computed, before it is rounded or
+    Every row of the product is checked against a weighted sum of it that is computed beside it, before it is rounded or
     stored. Rows that do not agree are computed again, in twice the precision, from A and B, and each of their elements
     is judged by itself. So checksums only say where to look: what is called wrong is known to be.
 
@@ -102,9 +126,9 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
 
     Notes
     -----
-    Found for certain is every element that is off by more than about twice what its whole row may be
+    Found for certain is every element that is off by more than some times what its whole row may be
     (`thresholds.proven`), in practice by much less; also what is not a number, or infinite, where the exact element is
-    neither. Errors in one row that cancel in both checksums are not seen, and an element of A that was wrong as it was
+    neither. Errors in one row that cancel in its checksums are not seen, and an element of A that was wrong as it was
     read is as wrong in the checksums: `check_product` reads A again.
 
     Source: K.-H. Huang and J. Abraham, "Algorithm-based fault tolerance for matrix operations", IEEE Transactions on
@@ -115,15 +139,16 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
         from tsapps.apps.abft import product_gpu
 
         bounds, name = _bounds_of(A, B, index, threshold)
-        C, verdict = product_gpu.matmul(A, B, bounds, index, correct=correct)
-        return _report(C, verdict, name)
+        C, report = product_gpu.matmul(A, B, bounds, index, correct=correct)
+        return Checked(C, name, report)
     a, b = _host(A), _host(B)
     bounds, name = _bounds_of(a, b, None, threshold)
     c = np.empty((len(a), b.shape[1]), a.dtype)
     rows: list[np.ndarray] = []
     for first, sums, checks in product_cpu.checked_blocks(a, b, bounds, c):
         rows.append(first + product_cpu.suspected(sums, checks, bounds, rounded=False))
-    return _report(like(c, A), _judged(a, b, c, rows, bounds, correct=correct), name)
+    verdict = _judged(a, b, c, rows, bounds, correct=correct)
+    return Checked(like(c, A), name, lambda: verdict)
 
 
 def check_product(
@@ -161,7 +186,7 @@ def check_product(
         from tsapps.apps.abft import product_gpu
 
         bounds, name = _bounds_of(A, B, index, threshold)
-        return _report(given, product_gpu.check(A, B, C, bounds, index, correct=correct), name)
+        return Checked(given, name, product_gpu.check(A, B, C, bounds, index, correct=correct))
     a, b, c = _host(A), _host(B), _host(C)
     if correct and not c.flags.writeable:
         raise ValueError("C is read-only; give an array that can be written, or correct=False")
@@ -170,7 +195,8 @@ def check_product(
         first + product_cpu.suspected(c[first : first + len(checks)], checks, bounds, rounded=True)
         for first, _, checks in product_cpu.checked_blocks(a, b, bounds, None)
     ]
-    return _report(given, _judged(a, b, c, rows, bounds, correct=correct), name)
+    verdict = _judged(a, b, c, rows, bounds, correct=correct)
+    return Checked(given, name, lambda: verdict)
 
 
 def _judged(
@@ -183,11 +209,6 @@ def _judged(
         for row, column, _, value in faults:
             c[row, column] = value
     return len(rows), len(faults), faults
-
-
-def _report(C: Any, verdict: Verdict, name: str | float) -> Checked:
-    suspected, n_faults, faults = verdict
-    return Checked(C, sorted(ProductFault(*one) for one in faults), n_faults, suspected, name)
 
 
 # --- Checks ---------------------------------------------------------------------------------------------------------

@@ -1,14 +1,15 @@
 """Protected products on a GPU: what is launched, and what it reports.
 
-    tall and narrow   check_columns.cuh → the product, with checked.cuh as its epilogue → judge.cuh
-    any other         the product → check_columns.cuh → A · checks → compare, of check_columns.cuh → judge.cuh
+    tall and narrow   row_checks → the product, with checked.cuh as its epilogue → confirm → judge
+    any other         the product → row_checks → sums of A's rows → compare → confirm → judge
 
 The second is also the check of a product that is there already. Everything is launched on the current stream of A's
-library; the report waits for it.
+library, and nothing waits for it but who asks what was found.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,22 +19,26 @@ import numpy as np
 
 from tsapps.apps.abft.product_cpu import Wrong
 from tsapps.apps.abft.product_plan import (
-    CHECKS,
+    COUNTS_BYTES,
     JUDGED,
-    PARTS,
+    SUSPECT_BYTES,
+    SUSPECTS,
     WRONG,
     checked_dtype,
     checked_epilogue,
     checked_plan,
-    checked_problem,
     element_bounds,
+    half_step,
     is_fused,
     matrix_dtype,
+    padded_depth,
+    row_bounds,
+    row_sums_dtype,
     summed,
 )
 from tsapps.apps.abft.thresholds import Bounds
 from tsapps.kernels import product
-from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, kind_of
+from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gapless, kind_of
 from tsapps.kernels.build import function
 from tsapps.kernels.device import live
 from tsapps.kernels.launch import with_epilogue
@@ -43,110 +48,201 @@ from tsapps.kernels.tables import user_table
 
 __all__ = ["check", "matmul", "sums"]
 
+#: Rows that were suspected, elements that are wrong, and those that are listed; asked for, once it is wanted.
+Report = Callable[[], tuple[int, int, list[Wrong]]]
+
 _FOLDER = Path(__file__).resolve().parent
 _THREADS = 256
 # Blocks a multiprocessor, of what compares and of what judges.
 _BLOCKS = 8
 # Faults that are listed; and rows that are suspected, of which a 64th of C's or so many are.
 _LISTED, _FEW = 1 << 16, 1 << 14
-# Where counts lie: rows that are suspected, elements that are wrong, and the largest row of B.
-_SUSPECTED, _WRONG, _LARGEST, _COUNTS = range(4)
+# Lanes that share a row where it is contiguous, and where columns are.
+_OF_ROW, _OF_COLUMNS = 8, 1
 
 
 class _Check:
-    """What one check works with: bounds, counts, and the columns by which B is extended."""
+    """What products that lie alike are checked with: kernels, sizes, and arguments but for addresses.
 
-    def __init__(self, a: DeviceMatrix, b: DeviceMatrix, bounds: Bounds, columns: int) -> None:
-        self.a, self.b, self.bounds = a, b, bounds
-        self.dtype, self.element, self.total = a.dtype, ELEMENT[a.dtype], SUM[a.dtype]
-        (m, k), w = a.shape, b.shape[1]
-        self.counts = cupy.zeros(_COUNTS, np.uint64)
+    Its work is in one piece of memory for every product: counts, elements that are wrong, rows that are suspected and
+    those that are confirmed, and two numbers for each of B's rows.
+    """
+
+    def __init__(self, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds, padded: int) -> None:
+        (m, k), w, element, total = a.shape, b.shape[1], ELEMENT[a.dtype], SUM[a.dtype]
+        self.device, self._bounds = a.device, row_bounds(bounds)
         self.capacity = min(m, max(_FEW, m // 64))
-        self.rows = cupy.empty(self.capacity, np.int64)
-        self.scale = cupy.empty(1, summed(a.dtype))
-        self.extended = cupy.empty((k, columns), np.dtype(f"u{a.itemsize}"))
-        grid = (-(-k // (_THREADS // 32)),)
-        sizes, most = (np.int64(k), np.int64(w)), np.uint64(0)
-        if a.dtype == "float16":  # whose range is to be used
-            most = self._count(_LARGEST)
-            self._kernel("check_columns.cuh", f"largest_row<{self.element}>")(
-                grid, (_THREADS,), (_matrix(b), *sizes, most)
-            )
-        name = f"check_columns<{self.element}, {self.total}, {PARTS[a.dtype]}>"
-        to = self.extended, np.int64(columns), np.bool_(bounds.by_spread), most, self.scale
-        self._kernel("check_columns.cuh", name)(grid, (_THREADS,), (_matrix(b), *sizes, *to))
+        itemsize, at = summed(a.dtype).itemsize, COUNTS_BYTES
+        self._at = {"counts": 0}
+        lists = ("wrong", _LISTED * WRONG.itemsize), ("suspects", SUSPECT_BYTES * self.capacity)
+        for name, size in (*lists, ("confirmed", 8 * self.capacity), ("x", itemsize * padded), ("y", itemsize * k)):
+            self._at[name] = at = -(-at // 16) * 16
+            at += size
+        self._bytes = at
+        lanes = _lanes(b)
+        step, sizes = np.float64(half_step(w)), (np.int64(m), np.int64(k), np.int64(w))
+        self._of_rows = *sizes[1:], np.int64(padded), np.bool_(bounds.by_spread), step
+        self._grid_of_rows = (-(-padded * lanes // _THREADS),)
+        self._row_checks = _kernel("row_checks.cuh", f"row_checks<{element}, {total}, {lanes}>", self.device)
+        self._compare = _kernel("row_checks.cuh", f"compare<{element}, {total}, {_lanes(c)}>", self.device)
+        self._confirm = _kernel("row_checks.cuh", f"confirm<{element}, {total}>", self.device)
+        self._judge = _kernel("judge.cuh", f"judge<{element}>", self.device)
+        self._sizes, self._step, self._limits = sizes, step, element_bounds(bounds)
+        parts = (part for x in (a, b, c) for part in _matrix(x).item())
+        self._judged = np.array((*parts, m, k, w), JUDGED)
+        self._grid = (_BLOCKS * live(self.device).multiprocessors,)
 
-    def _kernel(self, file: str, name: str) -> Any:
-        name = f"abft::{name}"
-        return function(_FOLDER / file, (name,), name, self.a.device)
+    def begin(self, b: DeviceMatrix) -> Any:
+        """Return memory for the check of one product, with what B's rows give."""
+        memory = cupy.empty(self._bytes, np.uint8)
+        places = (self.address(memory, name) for name in ("x", "y", "counts"))
+        self._row_checks(self._grid_of_rows, (_THREADS,), (_matrix(b), *self._of_rows, *places))
+        return memory
 
-    def _count(self, place: int) -> np.uint64:
-        return np.uint64(self.counts.data.ptr + 8 * place)
+    def address(self, memory: Any, name: str) -> np.uint64:
+        """Return the address of a part of the memory."""
+        return np.uint64(memory.data.ptr + self._at[name])
 
-    @property
-    def _blocks(self) -> tuple[int]:
-        return (_BLOCKS * live(self.a.device).multiprocessors,)
+    def suspects(self, memory: Any) -> tuple[int, int, int]:
+        """Return `Suspects`: where rows that are suspected are listed and counted."""
+        return int(self.address(memory, "suspects")), int(self.address(memory, "counts")), self.capacity
 
-    @property
-    def _suspects(self) -> Any:
-        fields = [("rows", "u8"), ("count", "u8"), ("capacity", "i8")]
-        return np.array((self.rows.data.ptr, int(self._count(_SUSPECTED)), self.capacity), fields)[()]
+    def compare(self, memory: Any, c: DeviceMatrix, sums: Any) -> None:
+        """List the rows of a C that is there already and do not agree with sums of A's rows."""
+        suspects = np.array(self.suspects(memory), SUSPECTS)[()]
+        m, _, w = self._sizes
+        self._compare(self._grid, (_THREADS,), (_matrix(c), m, w, sums, self._step, self._bounds, suspects))
 
-    def multiply(self, plan: Plan, problem: Problem, c: DeviceMatrix) -> None:
-        """Compute C with its checks."""
-        w, epilogue = c.shape[1], np.zeros((), checked_dtype(self.dtype))
-        lies = product.problem_of(self.a, self.b, c).c
-        epilogue["C"], epilogue["alpha"], epilogue["width"], epilogue["step"] = c.pointer, 1, w, 1 / w
-        epilogue["rows"], epilogue["columns"] = (stride // c.itemsize for stride in c.strides)
-        epilogue["suspects"], epilogue["count"] = self.rows.data.ptr, self._count(_SUSPECTED)
-        epilogue["capacity"], epilogue["scale"] = self.capacity, self.scale.data.ptr
-        epilogue["row"], epilogue["row_absolute"] = self.bounds.row, self.bounds.row_absolute
-        name = checked_epilogue(self.dtype, w, lies)
-        run = with_epilogue(plan, problem, self.a.device, name, "apps/abft/checked.cuh")
-        run(self.a.pointer, self.extended.data.ptr, epilogue[()])
+    def judge(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, correct: bool) -> Report:
+        """Look at rows that are suspected again, compute those that still are, and return what tells what was wrong."""
+        suspects = np.array(self.suspects(memory), SUSPECTS)[()]
+        x, y, rows, counts, listed = (self.address(memory, n) for n in ("x", "y", "confirmed", "counts", "wrong"))
+        looked_at = _matrix(a), _matrix(c), *self._sizes, x, y, self._step, self._bounds, suspects, rows
+        self._confirm(self._grid, (_THREADS,), looked_at)
+        of = self._judged.copy()
+        of["A_data"], of["B_data"], of["C_data"] = a.pointer, b.pointer, c.pointer
+        where = rows, counts, np.int64(self.capacity)
+        judged = of[()], *where, self._limits, np.bool_(correct), listed, np.uint64(_LISTED)
+        self._judge(self._grid, (_THREADS,), judged)
+        done = cupy.cuda.Event(disable_timing=True)
+        done.record()
 
-    def compare(self, c: DeviceMatrix) -> None:
-        """List the rows of a C that is there already and do not agree with their checks."""
-        (m, w), (down, right), bounds = c.shape, c.strides, self.bounds
-        checks = _sums(self.a, self.extended.data.ptr, CHECKS)
-        lanes = 8 if right <= down else 1
-        name = f"compare<{self.element}, {self.total}, {PARTS[self.dtype]}, {lanes}>"
-        limits = map(np.float64, (bounds.row, bounds.row_absolute, bounds.rounding, bounds.rounding_absolute))
-        arguments = _matrix(c), np.int64(m), np.int64(w), checks, self.scale, *limits, self._suspects
-        self._kernel("check_columns.cuh", name)(self._blocks, (_THREADS,), arguments)
+        def report() -> tuple[int, int, list[Wrong]]:
+            with cupy.cuda.Device(self.device):
+                done.synchronize()
+                _, confirmed, n_wrong = memory[:COUNTS_BYTES].get().view(np.uint64).tolist()
+                begin = self._at["wrong"]
+                end = begin + min(n_wrong, _LISTED) * WRONG.itemsize
+                found = memory[begin:end].get().view(WRONG).tolist() if n_wrong else []
+                return confirmed, n_wrong, [tuple(one) for one in found]
 
-    def judge(self, c: DeviceMatrix, *, correct: bool) -> tuple[int, int, list[Wrong]]:
-        """Compute the rows that are suspected again, and return how many, and the elements that are wrong."""
-        (m, k), w = self.a.shape, c.shape[1]
-        listed = cupy.empty(_LISTED * WRONG.itemsize, np.uint8)
-        parts = (part for x in (self.a, self.b, c) for part in _matrix(x).item())
-        of = np.array((*parts, m, k, w), JUDGED)[()]
-        limits = element_bounds(self.bounds), np.bool_(correct)
-        arguments = of, self._suspects, *limits, listed, self._count(_WRONG), np.uint64(_LISTED)
-        self._kernel("judge.cuh", f"judge<{self.element}>")(self._blocks, (_THREADS,), arguments)
-        counts = self.counts.get()
-        suspected, n_wrong = int(counts[_SUSPECTED]), int(counts[_WRONG])
-        found = listed[: min(n_wrong, _LISTED) * WRONG.itemsize].get().view(WRONG) if n_wrong else np.empty(0, WRONG)
-        return suspected, n_wrong, [tuple(one) for one in found.tolist()]
+        return report
 
 
-def matmul(A: Any, B: Any, bounds: Bounds, index: int, *, correct: bool) -> tuple[Any, tuple[int, int, list[Wrong]]]:
-    """Return A · B, and what was found of it; arguments are as `product.matmul` has checked them."""
+def matmul(A: Any, B: Any, bounds: Bounds, index: int, *, correct: bool) -> tuple[Any, Report]:
+    """Return A · B, and what tells what was found of it; arguments are as `product.matmul` has checked them."""
     with product.on_stream(A, index):
         a, b = device_matrix("A", A), device_matrix("B", B)
         (m, k), w = a.shape, b.shape[1]
         if k == 0:  # sums of no products
-            return _new(A, (m, w), "zeros"), (0, 0, [])
+            return _new(A, (m, w), "zeros"), lambda: (0, 0, [])
         if is_fused(m, k, w):
-            problem, plan = _planned(_like(a), w)
-            if plan is not None:
-                C = _new(A, (m, w), "empty")
-                c = device_matrix("C", C)
-                work = _Check(a, b, bounds, problem.w)
-                work.multiply(plan, problem, c)
-                return C, work.judge(c, correct=correct)
+            C = _new(A, (m, w), "empty")
+            c = device_matrix("C", C)
+            fused = _fused(_like(a), _like(b), _like(c), bounds)
+            if fused is not None:
+                work, epilogue, run = fused
+                memory = work.begin(b)
+                here = epilogue.copy()  # as other threads may be launching the same
+                here["C"], here["row_weights"] = c.pointer, work.address(memory, "x")
+                here["suspects"], here["counts"], here["capacity"] = work.suspects(memory)
+                run(a.pointer, b.pointer, here[()])
+                return C, work.judge(memory, a, b, c, correct=correct)
     C = product.matmul(A, B)
     return C, check(A, B, C, bounds, index, correct=correct)
+
+
+@lru_cache(maxsize=4096)
+def _fused(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds) -> tuple[_Check, Any, Any] | None:
+    """Return what checks products that lie like these, and the product: its epilogue and what launches it."""
+    problem = product.problem_of(a, b, c)
+    plan = _planned(problem, a.device)
+    if plan is None:
+        return None
+    epilogue, w = np.zeros((), checked_dtype(a.dtype)), problem.w
+    epilogue["rows"], epilogue["columns"] = (stride // c.itemsize for stride in c.strides)
+    epilogue["alpha"], epilogue["row"], epilogue["row_absolute"] = 1, bounds.row, bounds.row_absolute
+    name = checked_epilogue(a.dtype, w, problem.c)
+    run = with_epilogue(plan, problem, a.device, name, "apps/abft/checked.cuh")
+    return _Check(a, b, c, bounds, padded_depth(problem.k, plan)), epilogue, run
+
+
+def check(A: Any, B: Any, C: Any, bounds: Bounds, index: int, *, correct: bool) -> Report:
+    """Return what tells what was found of a product that is there; `check_product` has checked the arguments."""
+    with product.on_stream(A, index):
+        a, b, c = device_matrix("A", A), device_matrix("B", B), device_matrix("C", C)
+        if 0 in c.shape:
+            return lambda: (0, 0, [])
+        if a.shape[1] == 0:  # a sum of no products is that of zeros
+            a, b = (_zeros(shape, a) for shape in ((c.shape[0], 1), (1, c.shape[1])))
+        work, problem, plan = _checking(_like(a), _like(b), _like(c), bounds)
+        memory = work.begin(b)
+        sums = cupy.empty(c.shape[0], summed(a.dtype))
+        store = np.array((work.address(memory, "x"), sums.data.ptr), row_sums_dtype())[()]
+        name = f"abft::StoreRowSums<{SUM[a.dtype]}>"
+        with_epilogue(plan, problem, a.device, name, "apps/abft/checked.cuh")(a.pointer, b.pointer, store)
+        work.compare(memory, c, sums)
+        return work.judge(memory, a, b, c, correct=correct)
+
+
+@lru_cache(maxsize=4096)
+def _checking(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds) -> tuple[_Check, Problem, Plan]:
+    """Return what checks products that lie like these, and how A's rows are added up: beside B's first column."""
+    column = b._replace(shape=(b.shape[0], 1))
+    problem = product.problem_of(a, column, gapless((a.shape[0], 1), a.dtype, a.itemsize, by_rows=True))
+    plan = _planned(problem, a.device)
+    if plan is None:
+        raise ValueError(
+            f"there is no kernel that checks a product of A with shape {a.shape} and dtype {a.dtype} on this GPU, "
+            f"of compute capability {live(a.device).compute_capability}: it takes 8.0, and rows that are no longer"
+        )
+    return _Check(a, b, c, bounds, padded_depth(problem.k, plan)), problem, plan
+
+
+def sums(A: np.ndarray, B: np.ndarray, dtype: str, index: int) -> np.ndarray:
+    """Return A · B as a GPU sums it, before it is rounded to 16 bits, of arrays in host memory of type `dtype`.
+
+    B has a multiple of eight columns.
+    """
+    with cupy.cuda.Device(index):
+        # Of bfloat16, CuPy has but the bits.
+        a, b = (device_matrix("", cupy.asarray(np.ascontiguousarray(X).view(f"u{X.itemsize}"))) for X in (A, B))
+        a, b = a._replace(dtype=dtype), b._replace(dtype=dtype)
+        total = SUM[dtype]
+        found = cupy.empty((len(A), B.shape[1]), summed(dtype))
+        problem = product.problem_of(a, b, gapless(found.shape, dtype, a.itemsize, by_rows=True))
+        plan = _planned(problem, index)
+        if plan is None:
+            raise ValueError(f"there is no kernel for a product of {A.shape} and {B.shape} {dtype} on GPU {index}")
+        fields = [(name, checked_dtype(dtype)[name]) for name in ("C", "rows", "columns", "regular", "alpha", "beta")]
+        store = np.array((found.data.ptr, found.shape[1], 1, 0, 1, 0), fields)[()]
+        with_epilogue(plan, problem, index, f"tsm2::StorePairs<{total}, {total}>")(a.pointer, b.pointer, store)
+        return found.get()
+
+
+def _planned(problem: Problem, index: int) -> Plan | None:
+    device = live(index)
+    return checked_plan(problem, device, user_table(device.name))
+
+
+def _kernel(file: str, name: str, device: int) -> Any:
+    name = f"abft::{name}"
+    return function(_FOLDER / file, (name,), name, device)
+
+
+def _lanes(x: DeviceMatrix) -> int:
+    down, right = x.strides
+    return _OF_ROW if right <= down else _OF_COLUMNS
 
 
 def _new(A: Any, shape: tuple[int, int], how: str) -> Any:
@@ -154,48 +250,6 @@ def _new(A: Any, shape: tuple[int, int], how: str) -> Any:
     if kind_of(A) == "torch":
         return getattr(A, f"new_{how}")(shape)
     return getattr(cupy, how)(shape, as_array(A).dtype)
-
-
-def check(A: Any, B: Any, C: Any, bounds: Bounds, index: int, *, correct: bool) -> tuple[int, int, list[Wrong]]:
-    """Return what was found of a product that is there already; arguments are as `check_product` has checked them."""
-    with product.on_stream(A, index):
-        a, b, c = device_matrix("A", A), device_matrix("B", B), device_matrix("C", C)
-        if 0 in c.shape:
-            return 0, 0, []
-        if a.shape[1] == 0:  # a sum of no products is that of zeros
-            a, b = (_zeros(shape, a) for shape in ((c.shape[0], 1), (1, c.shape[1])))
-        work = _Check(a, b, bounds, CHECKS)
-        work.compare(c)
-        return work.judge(c, correct=correct)
-
-
-def sums(A: np.ndarray, B: np.ndarray, dtype: str, index: int) -> np.ndarray:
-    """Return A · B as a GPU sums it, before it is rounded to 16 bits, of arrays in host memory.
-
-    B has a multiple of eight columns; A and B are of `dtype`.
-    """
-    with cupy.cuda.Device(index):
-        # Of bfloat16, CuPy has but the bits.
-        bits = [cupy.asarray(np.ascontiguousarray(X).view(f"u{X.itemsize}")) for X in (A, B)]
-        a = device_matrix("A", bits[0])._replace(dtype=dtype)
-        return _sums(a, bits[1].data.ptr, B.shape[1]).get()
-
-
-def _sums(a: DeviceMatrix, b: int, columns: int) -> Any:
-    """Return the product of a matrix and a row-major one without gaps, in what it is summed in, row-major."""
-    problem, plan = _planned(_like(a), columns - CHECKS)
-    if plan is None:
-        raise ValueError(
-            f"there is no kernel that checks a product of A with shape {a.shape} and dtype {a.dtype} on this GPU, "
-            f"of compute capability {live(a.device).compute_capability}: it takes 8.0, and rows that are no longer"
-        )
-    total = SUM[a.dtype]
-    found = cupy.empty((a.shape[0], columns), summed(a.dtype))
-    kind = checked_dtype(a.dtype)
-    fields = [(name, kind[name]) for name in ("C", "rows", "columns", "regular", "alpha", "beta")]
-    store = np.array((found.data.ptr, columns, 1, 0, 1, 0), fields)[()]
-    with_epilogue(plan, problem, a.device, f"tsm2::StorePairs<{total}, {total}>")(a.pointer, b, store)
-    return found
 
 
 def _zeros(shape: tuple[int, int], like: DeviceMatrix) -> DeviceMatrix:
@@ -210,12 +264,3 @@ def _matrix(x: DeviceMatrix) -> Any:
 def _like(a: DeviceMatrix) -> DeviceMatrix:
     """Return a matrix that lies like another one: as it, but for its address beyond what alignment tells."""
     return DeviceMatrix(a.pointer % 16, *a[1:-1], None)
-
-
-@lru_cache(maxsize=4096)
-def _planned(a: DeviceMatrix, w: int) -> tuple[Problem, Plan | None]:
-    """Return the product of a matrix and w columns with those of the checks, and how it is computed."""
-    (m, k), device = a.shape, live(a.device)
-    layout = product.problem_of(a, a.transposed, a).a
-    problem = checked_problem(m, k, w, a.dtype, layout)
-    return problem, checked_plan(problem, device, user_table(device.name))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import ceil, log2
 from typing import Any
 
 import numpy as np
@@ -10,44 +11,66 @@ from tsapps.apps.abft.thresholds import Bounds
 from tsapps.kernels.candidates import candidates, fits, registers
 from tsapps.kernels.choose import plan, predict, tuned_table
 from tsapps.kernels.device import Device
-from tsapps.kernels.plan import ELEMENT, SUM, Plan, WarpgroupPlan, instantiate
-from tsapps.kernels.problem import NARROW, Layout, Lies, Problem
+from tsapps.kernels.plan import ELEMENT, SUM, Plan, WarpgroupPlan
+from tsapps.kernels.problem import NARROW, Lies, Problem
 from tsapps.kernels.tables import of_version
 
 __all__ = [
-    "CHECKS",
+    "COUNTS_BYTES",
     "JUDGED",
-    "PARTS",
+    "SUSPECTS",
+    "SUSPECT_BYTES",
     "WRONG",
     "checked_dtype",
     "checked_epilogue",
     "checked_plan",
-    "checked_problem",
     "element_bounds",
+    "half_step",
     "is_fused",
     "matrix_dtype",
+    "padded_depth",
+    "row_bounds",
+    "row_sums_dtype",
     "store_of",
     "summed",
 ]
 
-#: Columns of the checks (kChecks), and the parts in which a column is kept of which B's type holds too few bits.
-CHECKS = 8
-PARTS = {"float64": 1, "float32": 1, "float16": 2, "bfloat16": 3}
-#: The C++ classes that kernels take, as NumPy structures: `Judged` and, of what they give, `Wrong`.
+#: The C++ classes that kernels take, as NumPy structures: `Judged`, `Suspects` and, of what they give, `Wrong`.
 JUDGED = np.dtype(
     [(f"{name}_{field}", kind) for name in "ABC" for field, kind in (("data", "u8"), ("row", "i8"), ("column", "i8"))]
     + [(name, "i8") for name in "mkw"]
 )
 WRONG = np.dtype([("row", "i8"), ("column", "i8"), ("found", "f8"), ("value", "f8")])
+SUSPECTS = np.dtype([("suspects", "u8"), ("counts", "u8"), ("capacity", "i8")])
+#: Bytes of `Suspect` and of `Counts`.
+SUSPECT_BYTES, COUNTS_BYTES = 16, 24
 # Registers that a plan has to have of those that it is estimated to need, where nobody has measured it, for it not to
 # spill; by bytes of an element. And of an SM, and how many a thread may have.
 _ROOM, _REGISTERS, _MOST_REGISTERS = {8: 1.2, 4: 1.5, 2: 1.5}, 65_536, 255
+_ROW_BOUNDS = ("row", "row_absolute", "rounding", "rounding_absolute")
 _BOUNDS = ("magnitude", "spread", "absolute", "rounding", "rounding_absolute", "largest_sum", "largest")
+# Weights behind those of the last tile (epilogue.cuh); and N of the weights (row_checks.cuh), at least.
+_BEYOND, _LEAST_N = 16, 16
 
 
 def summed(dtype: str) -> np.dtype:
     """Return what a product of a dtype is summed in."""
     return np.dtype(np.float64 if SUM[dtype] == "double" else np.float32)
+
+
+def half_step(w: int) -> float:
+    """Return 1 / 2N, by which the weights of w columns are made (row_checks.cuh)."""
+    return 0.5 / max(_LEAST_N, 2 ** ceil(log2(max(1, -(-w // 8) * 2))))
+
+
+def padded_depth(k: int, one: Plan) -> int:
+    """Return how many weights a plan's kernel may read of a depth of k."""
+    return -(-k // one.depth) * one.depth + _BEYOND
+
+
+def row_bounds(bounds: Bounds) -> Any:
+    """Return the C++ class `RowBounds`."""
+    return np.array(tuple(getattr(bounds, name) for name in _ROW_BOUNDS), [(name, "f8") for name in _ROW_BOUNDS])[()]
 
 
 def matrix_dtype() -> np.dtype:
@@ -59,9 +82,13 @@ def checked_dtype(dtype: str) -> np.dtype:
     """Return the C++ class `Checked` for a dtype, with what it stores C by, as a NumPy structure."""
     total = summed(dtype)
     store = [("C", "u8"), ("rows", "i8"), ("columns", "i8"), ("regular", "i8"), ("alpha", total), ("beta", total)]
-    suspects = [("suspects", "u8"), ("count", "u8"), ("capacity", "i8"), ("scale", "u8"), ("width", "i8")]
-    limits = [("row", total), ("row_absolute", total), ("step", total), ("padding", total)]
-    return np.dtype([*store, *suspects, *limits])
+    limits = [("row", total), ("row_absolute", total)]
+    return np.dtype([*store, ("row_weights", "u8"), *SUSPECTS.descr, *limits])
+
+
+def row_sums_dtype() -> np.dtype:
+    """Return the C++ class `StoreRowSums` as a NumPy structure."""
+    return np.dtype([("row_weights", "u8"), ("to", "u8")])
 
 
 def element_bounds(bounds: Bounds) -> Any:
@@ -74,39 +101,29 @@ def is_fused(m: int, k: int, w: int) -> bool:
     return m > NARROW and k > 0 and 0 < w <= NARROW
 
 
-def checked_problem(m: int, k: int, w: int, dtype: str, a: Layout) -> Problem:
-    """Return the product by B's w columns, filled up to whole blocks of eight, and those of the checks.
-
-    `w` may be 0, for the checks alone. What is multiplied by is row-major and without gaps.
-    """
-    columns = -(-w // CHECKS) * CHECKS + CHECKS
-    return Problem(m, k, columns, dtype, a, Layout(False, columns, 16, 16), False, "rows")
-
-
 def checked_plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | None = None) -> Plan | None:
-    """Choose how a `checked_problem` is computed; None where none of the core's kernels with epilogues will do.
+    """Choose how a product is computed beside which the rows of A are added up; None where no kernel of the core does.
 
-    It is the plan of the table, if that has one whose warps have all of a row's columns each; else the one that is
-    predicted to be the fastest. Plans are made for 64 columns at most, and widened.
+    It is the plan of the product without, if its warps have all of a row's columns each; else, of those whose do, the
+    one that is predicted to be the fastest.
     """
-    narrow = replace(problem, w=min(problem.w, NARROW))
     rows = of_version(tuned_table(device.name) if table is None else table, None)
-    picked = plan(narrow, device, rows)
-    if isinstance(picked, Plan) and (found := _widened(picked, problem, device, roomy=not rows)) is not None:
+    picked = plan(problem, device, rows)
+    if isinstance(picked, Plan) and (found := _with_row_sums(picked, device, roomy=not rows)) is not None:
         return found
-    every = [_widened(one, problem, device, roomy=True) for one in candidates(narrow, device) if type(one) is Plan]
+    every = [_with_row_sums(one, device, roomy=True) for one in candidates(problem, device) if isinstance(one, Plan)]
     return min(filter(None, every), key=lambda one: predict(one, problem, device), default=None)
 
 
-def _widened(one: Plan, problem: Problem, device: Device, *, roomy: bool) -> Plan | None:
-    """Return a plan with tiles of all columns, if there is one that fits: `roomy`, with registers to spare."""
-    if one.warps_n > 1 or one.fold > 1 or (isinstance(one, WarpgroupPlan) and problem.w > NARROW):
+def _with_row_sums(one: Plan, device: Device, *, roomy: bool) -> Plan | None:
+    """Return a plan with sums of A's rows, if there is one that fits: `roomy`, with registers to spare."""
+    if one.warps_n > 1 or one.fold > 1:
         return None
     # The epilogue takes no shared memory, as StorePairs does not.
-    made = replace(instantiate(replace(one, tile_n=problem.w), problem), store="StorePairs")
-    if (roomy or problem.w > NARROW) and not isinstance(one, WarpgroupPlan):
+    made = replace(one, store="StorePairs", row_sums=True)
+    if roomy and not isinstance(made, WarpgroupPlan):
         most = min(_MOST_REGISTERS, _REGISTERS // (made.blocks * made.threads))
-        if _ROOM[problem.itemsize] * registers(made) > most:
+        if _ROOM[8 if made.dtype == "float64" else 4] * registers(made) > most:
             return None
     return made if fits(made, device) else None
 
@@ -124,4 +141,4 @@ def store_of(dtype: str, w: int, c: Lies) -> str:
 
 def checked_epilogue(dtype: str, w: int, c: Lies) -> str:
     """Return the C++ class by which a product that carries its checks is stored and checked."""
-    return f"abft::Checked<{SUM[dtype]}, {store_of(dtype, w, c)}, {PARTS[dtype]}>"
+    return f"abft::Checked<{SUM[dtype]}, {store_of(dtype, w, c)}>"

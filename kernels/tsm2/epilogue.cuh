@@ -2,7 +2,10 @@
 //
 // An epilogue is a class that the kernel calls with complete sums, with all 32 lanes of a warp. By kTakes it says how:
 //
-// It may have `bool idle() const`: true where there is nothing to do at all.
+// It may have `bool idle() const`: true where there is nothing to do at all. One that takes fragments may have
+// `const Sum* row_weights`: then it gets weighted sums of the rows of A, too (row_sums.cuh), as d[kBlocks − 1]: in [2·half],
+// what this lane has of row + 8·half + g; the four lanes of a row have parts of it. Weights are of every depth, from a multiple
+// of 16 bytes on, and zeros behind them, up to the end of the last tile and 16 more.
 //
 //   kRows       template <typename Sums>
 //               void operator()(const Sums& sums, long long row, int rows, long long column, int columns) const;
@@ -52,6 +55,17 @@ __device__ __forceinline__ bool is_idle(const Epilogue& epilogue) {
     return false;
   }
 }
+
+// Whether an epilogue takes sums of A's rows.
+template <typename Epilogue, typename = void>
+constexpr bool adds_rows = false;
+template <typename Epilogue>
+constexpr bool adds_rows<Epilogue, decltype((void)&Epilogue::row_weights)> = true;
+
+template <typename Epilogue, typename = void>
+constexpr bool multipliers_add = false;
+template <typename Epilogue>
+constexpr bool multipliers_add<Epilogue, decltype((void)&Epilogue::kMultipliersAdd)> = true;
 
 // C ← alpha · sum + beta · C, where C[i, j] is C[i·row_stride + j·column_stride]. With beta = 0, C is not read.
 template <typename T, typename Sum>

@@ -22,6 +22,7 @@
 #pragma once
 #include "kernels/tsm2/block_sums.cuh"
 #include "kernels/tsm2/hand_over.cuh"
+#include "kernels/tsm2/row_sums.cuh"
 #include "kernels/tsm2/unit_reader.cuh"
 
 namespace tsm2 {
@@ -41,7 +42,10 @@ class Product {
   static_assert(Plan::kTeams == 1 || (Plan::kKeepB && kTeam == 1), "a block of several teams is of single warps");
   static constexpr int kRows = Plan::kTileM / Plan::kWarpsM, kColumns = Plan::kTileN / Plan::kWarpsN;  // of a warp
   static constexpr int kEights = (kRows + 7) / 8, kBlocks = (kRows + 15) / 16, kColumnBlocks = (kColumns + 7) / 8;
-  static constexpr int kRegisters = 4 * kBlocks * kColumnBlocks;
+  // The sums of a lane: those of C and, behind them, those of A's rows.
+  static constexpr bool kAddsRows = adds_rows<Epilogue>;
+  static_assert(!kAddsRows || Plan::kWarpsN == 1, "warps that share rows would add them up twice");
+  static constexpr int kSumBlocks = kColumnBlocks + kAddsRows, kRegisters = 4 * kBlocks * kSumBlocks;
   using Depths = Depth<Plan::kDepth / Plan::kWarpsK, A::kPerWord, Plan::kStride>;
   static_assert(Plan::kTileM % Plan::kWarpsM == 0 && Plan::kTileN % Plan::kWarpsN == 0 &&
                 Plan::kDepth % Plan::kWarpsK == 0 && (Plan::kWarpsM == 1 || kRows % 16 == 0) &&
@@ -52,7 +56,9 @@ class Product {
   static constexpr bool kOwnB = !Plan::kGram, kStreamsB = kOwnB && !Plan::kKeepB;
   static constexpr bool kPreparesB = Plan::kKeepB || Plan::kPrepareB;
   static_assert(!kPreparesB || (kOwnB && Plan::kWarpsK == 1), "warps share the parts of B");
-  static constexpr int kStage = A::kBytes + (kStreamsB ? B::kBytes : 0), kRing = Plan::kStages * kStage;
+  using Weights = RowWeights<Sum, Plan::kDepth>;  // behind B; where B stays, once
+  static constexpr int kWeights = kAddsRows ? Weights::kBytes : 0, kWeightsAt = A::kBytes + (kStreamsB ? B::kBytes : 0);
+  static constexpr int kStage = kWeightsAt + (Plan::kKeepB ? 0 : kWeights), kRing = Plan::kStages * kStage;
   static constexpr int kRings = Plan::kTeams * kRing;
   static constexpr int kPairs = (Depths::kWords + 1) / 2, kTileColumnBlocks = (Plan::kTileN + 7) / 8;
   static constexpr int kParts = kPreparesB ? kPairs * kTileColumnBlocks * 32 * 2 * (int)sizeof(typename Unit::Parts) : 0;
@@ -62,12 +68,13 @@ class Product {
   static constexpr bool kArrivesBeside = Plan::kKeepB && B::kBytes <= kStage;
   static constexpr int kArrivesAt = kArrivesBeside ? (Plan::kStages - 1) * kStage : 0;
   static_assert(!Plan::kKeepB || B::kBytes <= kRings, "B arrives where the rings will be");
-  using Over = HandOver<Sum, kColumns, kBlocks>;
+  using Over = HandOver<Sum, kAddsRows ? 8 * kSumBlocks : kColumns, kBlocks>;
   static constexpr int kOver = Over::template kBytes<Epilogue>;
   static constexpr int kHandedOver = kWarps / 2 * 32 * kRegisters * (int)sizeof(Sum);
   static constexpr int kSums = kWarps / Plan::kWarpsK * kOver;
   static constexpr int kScratch = Plan::kWarpsK > 1 && kHandedOver > kSums ? kHandedOver : kSums;
-  static constexpr int kSharedBytes = kRings + kAllParts + kScratch;
+  static constexpr int kKeptWeightsAt = kRings + kAllParts + kScratch;
+  static constexpr int kSharedBytes = kKeptWeightsAt + (Plan::kKeepB ? kWeights : 0);
   // Sums of one tile in `partial`.
   static constexpr int kTileSums = Plan::kWarpsM * Plan::kWarpsN * 32 * kRegisters;
 
@@ -89,6 +96,7 @@ class Product {
       typename B::template Reader<kThreads> b(b_, threadIdx.x);
       b.move_to(0, 0);
       b.copy(shared_ + kArrivesAt);
+      if constexpr (kAddsRows) Weights::template copy<kThreads>(shared_ + kKeptWeightsAt, epilogue_.row_weights, threadIdx.x);
       ptx::cp_async_commit();
       if (!kArrivesBeside) share_kept_b<0>();
     }
@@ -103,7 +111,13 @@ class Product {
     long long fetched = begin;
     int free = 0;  // stage
     auto fetch = [&] {
-      if (fetched < end) reader.copy(ring_ + free * kStage);
+      if (fetched < end) {
+        if constexpr (kAddsRows && !Plan::kKeepB) {
+          const Sum* weights = epilogue_.row_weights + reader.depth();
+          Weights::template copy<kThreads>(ring_ + free * kStage + kWeightsAt, weights, threadIdx.x);
+        }
+        reader.copy(ring_ + free * kStage);
+      }
       ++fetched;
       free = free + 1 == Plan::kStages ? 0 : free + 1;
       ptx::cp_async_commit();
@@ -117,7 +131,7 @@ class Product {
       prepare(shared_ + A::kBytes, parts(0));
     }
 
-    Sum sums[kBlocks][kColumnBlocks][4] = {};
+    Sum sums[kBlocks][kSumBlocks][4] = {};
     long long tile_begin = begin;
     int slot = 0;
     for (long long unit = begin; unit < end; ++unit) {
@@ -179,7 +193,7 @@ class Product {
 
   // Adds what a stage holds.
   __device__ __forceinline__ void multiply(const unsigned char* a_tile, const unsigned char* b_tile,
-                                           const PartsOfTwo* b_parts, Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
+                                           const PartsOfTwo* b_parts, Sum (&sums)[kBlocks][kSumBlocks][4]) const {
     const int row = warp_m_ * kRows, column = warp_n_ * kColumns, depth = warp_k_ * (Plan::kDepth / Plan::kWarpsK);
     // Sums of a stretch, unless the tensor cores round as they add or their truncation does not matter.
     constexpr bool kStretches = !Unit::kRounds && Plan::kStretch > 0;
@@ -191,6 +205,10 @@ class Product {
       for (int i = 0; i < kBlocks; ++i) {
         typename A::Word words[4];
         A::template words<Depths, kEights>(words, a_tile, row, 2 * i, depth, q);
+        if constexpr (kAddsRows) {
+          const auto* weights = reinterpret_cast<const Sum*>(Plan::kKeepB ? shared_ + kKeptWeightsAt : a_tile + kWeightsAt);
+          add_rows<Depths, T>(sums[i][kColumnBlocks], words, weights + depth, q);
+        }
 #pragma unroll
         for (int j = 0; j < 4; ++j) a[i][j] = Unit::parts(words[j]);
       }
@@ -223,16 +241,18 @@ class Product {
       }
       if (kStretches && ((q + 2) % (kStretches ? Plan::kStretch : 1) == 0 || q + 2 >= Depths::kWords)) {
 #pragma unroll
-        for (int i = 0; i < kRegisters; ++i) {
-          sum_at(sums, i) += sum_at(stretch, i);
-          sum_at(stretch, i) = 0;
-        }
+        for (int i = 0; i < kBlocks; ++i)
+#pragma unroll
+          for (int j = 0; j < 4 * kColumnBlocks; ++j) {
+            sums[i][j / 4][j % 4] += stretch[i][j / 4][j % 4];
+            stretch[i][j / 4][j % 4] = 0;
+          }
       }
     }
   }
 
   // Ends this block's part of a tile, the units from `begin` to `end`.
-  __device__ __forceinline__ void finish(const Place& at, long long begin, long long end, Sum (&sums)[kBlocks][kColumnBlocks][4]) {
+  __device__ __forceinline__ void finish(const Place& at, long long begin, long long end, Sum (&sums)[kBlocks][kSumBlocks][4]) {
     if (Plan::kWarpsK > 1) add_splits(sums);
     // Of a B that is kept, a unit is a whole tile.
     const bool shared = !Plan::kKeepB && end - begin < shares_.tile_units;
@@ -254,7 +274,7 @@ class Product {
   __device__ void sync() const { __syncthreads(); }
 
   // Sums over the warps that share rows and columns, into those with warp_k_ 0: the upper half hands over to the lower.
-  __device__ __forceinline__ void add_splits(Sum (&sums)[kBlocks][kColumnBlocks][4]) {
+  __device__ __forceinline__ void add_splits(Sum (&sums)[kBlocks][kSumBlocks][4]) {
     Sum* handed_over = reinterpret_cast<Sum*>(shared_ + kRings + kAllParts);
     constexpr int kLanes = Plan::kWarpsM * Plan::kWarpsN * 32;
     const int thread = threadIdx.x % kLanes;

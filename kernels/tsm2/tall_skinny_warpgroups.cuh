@@ -24,33 +24,39 @@
 #pragma once
 #include "kernels/tsm2/block_sums.cuh"
 #include "kernels/tsm2/hand_over.cuh"
+#include "kernels/tsm2/row_sums.cuh"
 #include "kernels/tsm2/warpgroup_loader.cuh"
 
 namespace tsm2 {
 
 template <typename Plan, typename Epilogue>
-class WarpgroupProduct : WarpgroupBlock<Plan> {
+class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
  public:
-  using Block = WarpgroupBlock<Plan>;
+  // The sums of a lane: those of C and, behind them, those of A's rows.
+  static constexpr bool kAddsRows = adds_rows<Epilogue>;
+  static constexpr bool kByLoaders = kAddsRows && !multipliers_add<Epilogue>;
+  using Block = WarpgroupBlock<Plan, kAddsRows>;
   using typename Block::A, typename Block::B, typename Block::T, typename Block::Unit, typename Block::Register;
   using typename Block::Depths;
   using Sum = typename Unit::Sum;
   using Block::kGroup, Block::kGroups, Block::kRowGroups, Block::kSplits, Block::kMultipliers, Block::kThreads;
-  using Block::kLoaders, Block::kMatrices, Block::kColumns, Block::kColumnBlocks, Block::kRegisters, Block::kGroupDepth;
+  using Block::kLoaders, Block::kMatrices, Block::kColumns, Block::kColumnBlocks, Block::kGroupDepth;
   using Block::kGroupPairs, Block::kJobPairs, Block::kJobs, Block::kLoadsAhead, Block::kStage, Block::kRing;
   using Block::kParts, Block::full, Block::empty, Block::next, Block::kFull, Block::kEmpty;
 
-  // Shared memory, in bytes: that of WarpgroupBlock, what the epilogue needs, and the sums of the second split.
-  using Over = HandOver<Sum, kColumns, 1>;
+  // Shared memory, in bytes: that of WarpgroupBlock, what the epilogue needs, the sums of the second split, and those of rows.
+  static constexpr int kSumBlocks = kColumnBlocks + kAddsRows, kRegisters = 4 * kMatrices * kSumBlocks;
+  using Over = HandOver<Sum, kAddsRows ? 8 * kSumBlocks : kColumns, 1>;
   static constexpr int kOver = Over::template kBytes<Epilogue>;
   static constexpr int kLanes = kRowGroups * kGroup, kAllOver = kLanes / 32 * kOver;
   static constexpr int kTileSums = kLanes * kRegisters;  // in `partial`
   static constexpr int kHandedOver = (kSplits - 1) * kTileSums * (int)sizeof(Sum);
-  static constexpr int kSharedBytes = kRing + 2 * kParts + kAllOver + kHandedOver;
+  static constexpr int kRowsAt = kRing + 2 * kParts + kAllOver + kHandedOver;
+  static constexpr int kSharedBytes = kRowsAt + (kAddsRows ? Plan::kTileM * (int)sizeof(Sum) : 0);
 
   __device__ WarpgroupProduct(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
                               const Work& work, Sum* partial, unsigned* arrived, const Epilogue& epilogue)
-      : shared_(shared), loader_(shared, a, b, work), work_(work), shares_(Shares::of<Plan>(work)), partial_(partial),
+      : shared_(shared), loader_(shared, a, b, work, weights_of(epilogue), rows_of(shared)), work_(work), shares_(Shares::of<Plan>(work)), partial_(partial),
         arrived_(arrived), epilogue_(epilogue), group_(threadIdx.x / kGroup) {}
 
   __device__ __forceinline__ void run() {
@@ -82,7 +88,7 @@ class WarpgroupProduct : WarpgroupBlock<Plan> {
     for (int unit = 0; unit < units; tile.next_tile()) {
       const int first = unit, left = units - unit;
       const int last = unit + (tile.units_left() < left ? tile.units_left() : left);
-      Sum sums[kMatrices][kColumnBlocks][4] = {};
+      Sum sums[kMatrices][kSumBlocks][4] = {};
       if constexpr (sizeof(T) == 8) {
         for (; unit < last; ++unit) {
           ptx::barrier_sync(full(unit % 2, group_), kFull);
@@ -98,36 +104,36 @@ class WarpgroupProduct : WarpgroupBlock<Plan> {
           stage = next(stage);
           if (!kLoadsAhead || unit == first) {
             ptx::barrier_sync(full(unit % 2, group_), kFull);
-            load_job(words[0], 0, a_tile);
+            load_job(words[0], 0, a_tile, sums);
           }
 #pragma unroll
           for (int job = 0; job < kJobs; ++job) {
             begin_job(words[job % 2], job, unit % 2, alone[job % 2], sums);
             if (job > 0) end_job<1>(job - 1, alone, sums);
             if (job + 1 < kJobs) {
-              load_job(words[(job + 1) % 2], job + 1, a_tile);
+              load_job(words[(job + 1) % 2], job + 1, a_tile, sums);
             } else if (kLoadsAhead && unit + 1 < last) {
               ptx::barrier_sync(full((unit + 1) % 2, group_), kFull);
-              load_job(words[0], 0, shared_ + stage * kStage);
+              load_job(words[0], 0, shared_ + stage * kStage, sums);
             }
           }
           end_job<0>(kJobs - 1, alone, sums);
           if (unit + 2 < units) ptx::barrier_arrive(empty(unit % 2, group_), kEmpty);
         }
       }
-      finish(*tile, begin + first, begin + last, sums);
+      finish(*tile, begin + first, begin + last, last < units, sums);
     }
   }
 
   // Adds what a stage holds, of doubles.
   __device__ __forceinline__ void add_unit(const unsigned char* a_tile, int place,
-                                           Sum (&sums)[kMatrices][kColumnBlocks][4]) const {
+                                           Sum (&sums)[kMatrices][kSumBlocks][4]) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int pair = 0; pair < kGroupPairs; ++pair) {
       Parts a[kMatrices][4];
 #pragma unroll
-      for (int i = 0; i < kMatrices; ++i) load_pair(a[i], a_tile, i, pair);
+      for (int i = 0; i < kMatrices; ++i) load_pair(a[i], a_tile, i, pair, sums[i]);
       const Register* b = Block::matrix(shared_, place, split() * kGroupPairs + pair, 0);
 #pragma unroll
       for (int j = 0; j < kColumnBlocks; ++j) {
@@ -144,11 +150,12 @@ class WarpgroupProduct : WarpgroupBlock<Plan> {
   using Words = Register[Unit::kParts][kJobPairs][4];
 
   // Loads a job's words of A and takes them apart.
-  __device__ __forceinline__ void load_job(Words& a, int job, const unsigned char* a_tile) const {
+  __device__ __forceinline__ void load_job(Words& a, int job, const unsigned char* a_tile,
+                                           Sum (&sums)[kMatrices][kSumBlocks][4]) const {
 #pragma unroll
     for (int pair = 0; pair < kJobPairs; ++pair) {
       Parts words[4];
-      load_pair(words, a_tile, job % kMatrices, job / kMatrices * kJobPairs + pair);
+      load_pair(words, a_tile, job % kMatrices, job / kMatrices * kJobPairs + pair, sums[job % kMatrices]);
 #pragma unroll
       for (int part = 0; part < Unit::kParts; ++part)
 #pragma unroll
@@ -157,7 +164,7 @@ class WarpgroupProduct : WarpgroupBlock<Plan> {
   }
 
   __device__ __forceinline__ void begin_job(Words& a, int job, int place, Sum (&alone)[kColumnBlocks][4],
-                                            Sum (&sums)[kMatrices][kColumnBlocks][4]) const {
+                                            Sum (&sums)[kMatrices][kSumBlocks][4]) const {
     ptx::wgmma_fence(a);
 #pragma unroll
     for (int step = 0; step < Unit::kSteps; ++step)
@@ -167,7 +174,7 @@ class WarpgroupProduct : WarpgroupBlock<Plan> {
         const int at = split() * kGroupPairs + job / kMatrices * kJobPairs + pair;
         const Register* right = Block::matrix(shared_, place, at, Unit::right(step));
         if (kAlone && step == 0 && pair == 0) ptx::wgmma<true, T>(alone, left, right);
-        else ptx::wgmma<false, T>(kAlone ? alone : sums[job % kMatrices], left, right);
+        else ptx::wgmma<false, T>(kAlone ? alone : of_c(sums[job % kMatrices]), left, right);
       }
     ptx::wgmma_commit();
   }
@@ -175,7 +182,7 @@ class WarpgroupProduct : WarpgroupBlock<Plan> {
   // Waits for all jobs but the `pending` latest, of which `job` is the last.
   template <int pending>
   __device__ __forceinline__ void end_job(int job, Sum (&alone)[2][kColumnBlocks][4],
-                                          Sum (&sums)[kMatrices][kColumnBlocks][4]) const {
+                                          Sum (&sums)[kMatrices][kSumBlocks][4]) const {
     if constexpr (kAlone) {
       Sum(&done)[kColumnBlocks][4] = alone[job % 2];
       ptx::wgmma_wait<pending>(done);
@@ -183,17 +190,31 @@ class WarpgroupProduct : WarpgroupBlock<Plan> {
       for (int j = 0; j < 4 * kColumnBlocks; ++j) sums[job % kMatrices][j / 4][j % 4] += done[j / 4][j % 4];
     } else if constexpr (pending == 0) {
 #pragma unroll
-      for (int i = 0; i < kMatrices; ++i) ptx::wgmma_wait<0>(sums[i]);
+      for (int i = 0; i < kMatrices; ++i) ptx::wgmma_wait<0>(of_c(sums[i]));
     } else {
       ptx::wgmma_wait<pending>();
     }
   }
 
+  using SumsOfC = Sum[kColumnBlocks][4];
+  static __device__ __forceinline__ SumsOfC& of_c(Sum (&sums)[kSumBlocks][4]) { return reinterpret_cast<SumsOfC&>(sums); }
+
+  static __device__ __forceinline__ const Sum* weights_of(const Epilogue& epilogue) {
+    if constexpr (kAddsRows) return epilogue.row_weights;
+    return nullptr;
+  }
+  static __device__ __forceinline__ Sum* rows_of(unsigned char* shared) { return reinterpret_cast<Sum*>(shared + kRowsAt); }
+
   // Of this warp's rows of a matrix, two words: those of pair `pair` of this warpgroup's depth.
-  __device__ __forceinline__ void load_pair(Parts (&to)[4], const unsigned char* a_tile, int matrix, int pair) const {
+  __device__ __forceinline__ void load_pair(Parts (&to)[4], const unsigned char* a_tile, int matrix, int pair,
+                                            Sum (&sums)[kSumBlocks][4]) const {
     constexpr bool kBeyond = Plan::kTileM % (64 * kRowGroups * kMatrices) != 0;
     typename A::Word words[4];
     A::template words<Depths, 2, kBeyond>(words, a_tile, first_row(matrix), 0, split() * kGroupDepth, 2 * pair);
+    if constexpr (kAddsRows && !kByLoaders) {
+      const auto* weights = reinterpret_cast<const Sum*>(a_tile + Block::kWeightsAt) + split() * kGroupDepth;
+      add_rows<Depths, T>(sums[kColumnBlocks], words, weights, 2 * pair);
+    }
 #pragma unroll
     for (int word = 0; word < 4; ++word) to[word] = Unit::parts(words[word]);
   }
@@ -204,9 +225,10 @@ class WarpgroupProduct : WarpgroupBlock<Plan> {
   }
 
   // Ends this block's part of a tile, the units from `begin` to `end`.
-  __device__ __forceinline__ void finish(const Place& at, long long begin, long long end,
-                                         Sum (&sums)[kMatrices][kColumnBlocks][4]) {
+  __device__ __forceinline__ void finish(const Place& at, long long begin, long long end, bool more,
+                                         Sum (&sums)[kMatrices][kSumBlocks][4]) {
     if (kSplits > 1) add_splits(sums);
+    if (kByLoaders) take_rows(more, sums);
     const BlockSums<WarpgroupProduct, Sum, kTileSums> others(*this, shares_, partial_, arrived_);
     if (end - begin < shares_.tile_units && !others.add(begin - at.depth / Plan::kDepth, sums)) return;
     if (split() != 0) return;
@@ -216,16 +238,30 @@ class WarpgroupProduct : WarpgroupBlock<Plan> {
       const long long row = at.row + first_row(i);
       const int in_tile = Plan::kTileM - first_row(i) < 16 ? Plan::kTileM - first_row(i) : 16;
       const int rows = work_.m - row < in_tile ? (int)(work_.m - row) : in_tile;
-      const Sum(&one)[1][kColumnBlocks][4] = reinterpret_cast<const Sum(&)[1][kColumnBlocks][4]>(sums[i]);
+      const Sum(&one)[1][kSumBlocks][4] = reinterpret_cast<const Sum(&)[1][kSumBlocks][4]>(sums[i]);
       Over::run(epilogue_, shared_ + kRing + 2 * kParts + threadIdx.x / 32 * kOver, row, rows, at.column, columns, one);
     }
+  }
+
+  // Takes what the loaders have of this tile's rows; `more`: they have further tiles.
+  __device__ __forceinline__ void take_rows(bool more, Sum (&sums)[kMatrices][kSumBlocks][4]) const {
+    ptx::barrier_sync(Block::kRowsReady, Block::kOfRows);
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < kMatrices; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = first_row(i) + 8 * half + g;
+        if (t == 0 && row < Plan::kTileM) sums[i][kColumnBlocks][2 * half] = rows_of(shared_)[row];
+      }
+    if (more) ptx::barrier_arrive(Block::kRowsTaken, Block::kOfRows);
   }
 
   // The multipliers as a team of BlockSums.
   template <typename, typename, int>
   friend class BlockSums;
   __device__ int split() const { return kSplits > 1 ? group_ / kRowGroups : 0; }
-  __device__ __forceinline__ void add_splits(Sum (&sums)[kMatrices][kColumnBlocks][4]) {
+  __device__ __forceinline__ void add_splits(Sum (&sums)[kMatrices][kSumBlocks][4]) {
     Sum* second = reinterpret_cast<Sum*>(shared_ + kRing + 2 * kParts + kAllOver) + threadIdx.x % kLanes;
     sync();
     if (split() == 1) {
@@ -241,7 +277,7 @@ class WarpgroupProduct : WarpgroupBlock<Plan> {
   __device__ void sync() const { ptx::barrier_sync(Block::kOfMultipliers, kMultipliers); }
 
   unsigned char* shared_;
-  const WarpgroupLoader<Plan> loader_;
+  const WarpgroupLoader<Plan, kAddsRows, kByLoaders> loader_;
   const Work& work_;
   const Shares shares_;
   Sum* partial_;

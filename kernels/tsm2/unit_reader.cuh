@@ -17,6 +17,9 @@ class UnitReader {
                         int thread_of_a, int thread_of_b)
       : ahead_(work, unit), a_(a, thread_of_a), b_(b, thread_of_b) {}
 
+  // Where the next unit begins in the depth.
+  __device__ long long depth() const { return (*ahead_).depth; }
+
   // Starts copying the next unit.
   __device__ __forceinline__ void copy(unsigned char* stage) {
     if (moves_) {

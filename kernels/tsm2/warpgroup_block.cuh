@@ -1,11 +1,12 @@
 // What a block of tall_skinny_warpgroups.cuh is made of: warpgroups, jobs, shared memory and barriers.
 #pragma once
-#include "kernels/tsm2/operand.cuh"
+#include "kernels/tsm2/row_sums.cuh"
 #include "kernels/warpgroup.cuh"
 
 namespace tsm2 {
 
-template <typename Plan>
+// kAddsRows: whether loaders add up A's rows, too.
+template <typename Plan, bool kAddsRows>
 struct WarpgroupBlock {
   using A = typename Plan::A;
   using B = typename Plan::B;
@@ -18,7 +19,7 @@ struct WarpgroupBlock {
   static constexpr int kGroup = 128, kLoaders = Plan::kLoaders;
   static constexpr int kMultipliers = kGroups * kGroup, kThreads = kMultipliers + kLoaders * kGroup;
   static constexpr int kMatrices = (Plan::kTileM + 64 * kRowGroups - 1) / (64 * kRowGroups), kColumns = Plan::kTileN;
-  static constexpr int kColumnBlocks = (kColumns + 7) / 8, kRegisters = 4 * kMatrices * kColumnBlocks;
+  static constexpr int kColumnBlocks = (kColumns + 7) / 8;
   static_assert(Plan::kWarpsM % 4 == 0 && kGroups <= 3 && Plan::kWarpsN == 1 && kSplits <= 2 && kColumns <= 64,
                 "at most 64 columns, and barriers for three warpgroups");
   static constexpr int kGroupDepth = Plan::kDepth / kSplits;
@@ -31,8 +32,10 @@ struct WarpgroupBlock {
   static constexpr bool kLoadsAhead = kJobs % 2 == 0;
   static_assert(sizeof(T) == 8 || kGroupPairs % kJobPairs == 0, "a unit is whole jobs");
 
-  // The first of shared memory, in bytes: the ring, and two units' B as parts.
-  static constexpr int kStage = A::kBytes + (Plan::kGram ? 0 : B::kBytes), kRing = Plan::kStages * kStage;
+  // The first of shared memory, in bytes: the ring, and two units' B as parts. Behind A and B, a stage has weights of rows.
+  using Weights = RowWeights<typename Unit::Sum, Plan::kDepth>;
+  static constexpr int kWeightsAt = A::kBytes + (Plan::kGram ? 0 : B::kBytes);
+  static constexpr int kStage = kWeightsAt + (kAddsRows ? Weights::kBytes : 0), kRing = Plan::kStages * kStage;
   static_assert(Plan::kStages >= 3, "a stage that is read, one that is taken apart, and one that is on its way");
   static constexpr int kMatrixBytes = 64 * (int)sizeof(Register) * kColumnBlocks;
   static constexpr int kParts = kPairs * Unit::kParts * kMatrixBytes;
@@ -47,6 +50,10 @@ struct WarpgroupBlock {
   static __device__ int full(int place, int group) { return 3 + 2 * group + place; }
   static __device__ int empty(int place, int group) { return 3 + 2 * kGroups + 2 * group + place; }
   static constexpr int kFull = 2 * kGroup, kEmpty = kGroup + kLoaders * kGroup, kOfMultipliers = 3 + 4 * kGroups;
+  // A tile's sums of rows are in shared memory; they were taken from there.
+  static constexpr int kRowsReady = kOfMultipliers + 1, kRowsTaken = kOfMultipliers + 2, kOfRows = kGroup + kMultipliers;
+  static constexpr int kOfCopiers = kOfMultipliers + 3;
+  static_assert(!kAddsRows || kOfCopiers < 16, "a block has 16 barriers");
 
   // Registers of a thread: as all begin with, of 512 for a thread of every warpgroup of a multiprocessor; of a loader;
   // and of a multiplier, which gets the rest.

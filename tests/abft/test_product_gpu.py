@@ -69,7 +69,7 @@ def test_what_was_corrupted_is_found(shape, dtype, correct):
     rng = np.random.default_rng(2)
     rows = np.sort(rng.choice(m, min(m, 100), replace=False))
     columns = rng.integers(0, w, len(rows))
-    off = 2.1 * bounds.row * size[rows] + 8 * bounds.rounding * size[rows]
+    off = 4.3 * bounds.row * size[rows] + 8 * bounds.rounding * size[rows]
     corrupted = clean.copy()
     corrupted[rows, columns] += (off * 10 ** rng.uniform(0, 2, len(rows))).astype(dtype)
     corrupted[rows[0], columns[0]] = np.nan

@@ -1,4 +1,4 @@
-"""checked.cuh, check_columns.cuh and judge.cuh, their own source run on the CPU, against float64 and product_cpu.py."""
+"""checked.cuh, row_checks.cuh and judge.cuh, their own source run on the CPU, against float64 and product_cpu.py."""
 
 from dataclasses import replace
 
@@ -10,26 +10,29 @@ from host_cuda.checked import Check, build_products, name_of
 from host_cuda.tall_skinny import DTYPES, result
 
 from tsapps.apps.abft import product_cpu, thresholds
-from tsapps.apps.abft.product_plan import checked_problem
+from tsapps.apps.abft.product_plan import half_step, summed
 from tsapps.kernels.plan import Plan, WarpgroupPlan, instantiate
-from tsapps.kernels.problem import ITEMSIZE, Layout
+from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 
 M, K = 203, 150
 LIES = {"C": "packed", "padded": "rows", "F": "columns", "strided": "any"}
 
 
-def plan_of(dtype, w, *, along=True, kind=Plan, k=K, m=M):
-    depth = 64 // ITEMSIZE[dtype] * 2
-    lead = k if along else m
-    base = int(np.gcd(16, lead * ITEMSIZE[dtype]))
-    problem = checked_problem(m, k, w, dtype, Layout(along, lead, base, 16))
+def plan_of(dtype, w, *, along=True, b_along=False, kind=Plan, k=K, m=M, splits=1):
+    size = ITEMSIZE[dtype]
+    depth = 64 // size * 2
+
+    def layout(along, lead):
+        return Layout(along, lead, int(np.gcd(16, lead * size)), 16)
+
+    problem = Problem(m, k, w, dtype, layout(along, k if along else m), layout(b_along, k if b_along else w))
     if kind is WarpgroupPlan:
-        one = WarpgroupPlan(dtype, 128, problem.w, depth, warps_m=8, stages=3)
+        one = WarpgroupPlan(dtype, 128, w, depth, warps_m=8 // splits, warps_k=splits, stages=3)
     elif k <= depth:
-        one = Plan(dtype, 32, problem.w, k, teams=2, stages=3, keep_b=True)
+        one = Plan(dtype, 32, w, k, teams=2, stages=3, keep_b=True)
     else:
-        one = Plan(dtype, 64, problem.w, depth, warps_m=2, stages=3)
-    return replace(instantiate(one, problem), store="StorePairs")
+        one = Plan(dtype, 64, w, depth, warps_m=2, warps_k=splits, stages=3)
+    return replace(instantiate(one, problem), store="StorePairs", row_sums=True)
 
 
 #: A product's plan, its columns, how C lies, and k.
@@ -38,13 +41,17 @@ CASES = [
     *((plan_of(dtype, 64), 64, "C", K) for dtype in ("float32", "bfloat16")),
     *((plan_of(dtype, 3, along=False), 3, "C", K) for dtype in ("float64", "float16")),
     *((plan_of(dtype, 16, k=12), 16, "padded", 12) for dtype in DTYPES),
-    *((plan_of(dtype, 24, kind=WarpgroupPlan), 24, "C", K) for dtype in ("float32", "float16")),
+    *((plan_of(dtype, 7, k=5), 7, "C", 5) for dtype in ("float32", "float16")),
+    *((plan_of(dtype, 12, b_along=True, splits=2), 12, "C", K) for dtype in ("float64", "bfloat16")),
+    *((plan_of(dtype, 24, kind=WarpgroupPlan), 24, "C", K) for dtype in ("float64", "float32", "float16")),
+    (plan_of("float32", 9, kind=WarpgroupPlan, splits=2), 9, "F", K),
 ]
 
 
 def identify(case):
     plan, w, C, k = case
-    return f"{plan.kernel_name}-{plan.dtype}-{k}x{w}-{C}-{'rows' if plan.a_along else 'columns'}"
+    orders = "".join("FC"[along] for along in (plan.a_along, not plan.b_along))
+    return f"{plan.kernel_name}-{plan.dtype}-{k}x{w}-{orders}{C}"
 
 
 @pytest.fixture(scope="module", name="libraries")
@@ -52,10 +59,10 @@ def _libraries():
     return build_products([(plan, w, LIES[C]) for plan, w, C, _ in CASES])
 
 
-def operands(dtype, m, k, w, seed=0, *, along=True):
+def operands(dtype, m, k, w, seed=0, *, along=True, b_along=False):
     rng = np.random.default_rng(seed)
     A, B = rng.standard_normal((m, k)).astype(DTYPES[dtype]), rng.standard_normal((k, w)).astype(DTYPES[dtype])
-    return A if along else np.asfortranarray(A), B
+    return A if along else np.asfortranarray(A), np.asfortranarray(B) if b_along else B
 
 
 def aligned(X):
@@ -69,10 +76,9 @@ def aligned(X):
 
 def checked(libraries, case, faults=(), seed=0, bounds=None, capacity=None):
     plan, w, how, k = case
-    A, B = operands(plan.dtype, M, k, w, seed, along=plan.a_along)
-    A = aligned(A)
+    A, B = map(aligned, operands(plan.dtype, M, k, w, seed, along=plan.a_along, b_along=plan.b_along))
     bounds = bounds or thresholds.proven(k, w, plan.dtype)
-    check = Check(A, B, plan.dtype, bounds, plan.tile_n, capacity)
+    check = Check(A, B, plan.dtype, bounds, plan, capacity)
     C, memory = result(M, w, A.dtype, how)
     check.multiply(libraries, plan, LIES[how], C, faults)
     return check, C, memory
@@ -90,41 +96,56 @@ def assert_right(check, C):
     assert (abs(C.astype(np.float64) - a @ b) <= allowed).all()
 
 
-# --- The columns that B gets --------------------------------------------------------------------------------------
+# --- What B's rows give -----------------------------------------------------------------------------------------
 
 
+def weights(w):
+    """As row_checks.cuh says, of columns 8b + 2t + i."""
+    n_most = 16
+    while n_most < 2 * -(-w // 8):
+        n_most *= 2
+    return np.array([(1 - (j // 8 * 2 + j % 2) / (2 * n_most)) * (1 - j % 8 // 2 / (8 * n_most)) for j in range(w)])
+
+
+def test_weights_by_hand():
+    assert half_step(1) == half_step(64) == 1 / 32
+    assert half_step(65) == 1 / 64
+    assert weights(18).tolist()[:4] + weights(18).tolist()[16:] == [
+        1,
+        31 / 32,
+        127 / 128,
+        31 * 127 / 4096,
+        7 / 8,
+        27 / 32,
+    ]
+    for w in (64, 300, 4097):
+        v = weights(w)
+        assert v.max() == 1
+        assert v.min() > 0.48
+        assert len(set(v)) == w
+    assert (weights(64).astype(np.float32) == weights(64)).all()
+
+
+@pytest.mark.parametrize("order", "CF")
 @pytest.mark.parametrize("by_spread", [False, True])
-@pytest.mark.parametrize("w", [1, 3, 8, 40])
-@pytest.mark.parametrize("scale", [1.0, 1e-3, 300.0])
+@pytest.mark.parametrize("w", [1, 3, 8, 40, 200])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_columns_are_those_of_the_cpu(dtype, w, scale, by_spread):
+def test_numbers_of_rows(dtype, w, by_spread, order):
     rng = np.random.default_rng(w)
-    B = (scale * rng.standard_normal((50, w))).astype(DTYPES[dtype])
+    B = np.asarray(rng.standard_normal((50, w)), order=order).astype(DTYPES[dtype])
     B[7] = 0
     bounds = replace(thresholds.proven(50, w, dtype), by_spread=by_spread)
-    columns = -(-w // 8) * 8 + 8
-    check = Check(B, B, dtype, bounds, columns)
-    assert (check.extended[:, :w] == B).all()
-    assert (check.extended[:, w : columns - 8] == 0).all()
-    found = check.extended[:, columns - 8 :].astype(np.float64) / float(check.scale[0])
-    expected = product_cpu.check_columns(B.astype(np.float64), bounds)
-    parts = {"float64": 1, "float32": 1, "float16": 2, "bfloat16": 3}[dtype]
-    size = abs(B.astype(np.float64)).sum(axis=1, keepdims=True)
-    # What thresholds.py counts for how a column is kept, and for its sums in double; of float16 the last places are
-    # lost where a row is far smaller than the largest: its scaled subnormals end at 2⁻²⁴, the largest row being 2¹³ or
-    # more.
-    kept = thresholds._COLUMN[dtype] + oracle.gamma(w + 4, np.float64)
-    floor = 2.0**-25 / float(check.scale[0]) if dtype == "float16" else 0.0
-    sums = found[:, : 2 * parts].reshape(50, parts, 2).sum(axis=1)
-    assert (abs(sums - expected[:, :2]) <= kept * size + floor).all()
-    probes = expected[:, 2 : 2 + 8 - 2 * parts]
-    # A probe is rounded once, and here a second time in between.
-    unit = 2.01 * thresholds.UNIT[dtype]
-    assert (abs(found[:, 2 * parts :] - probes) <= unit * abs(probes) + floor + 1e-15 * size).all()
-    if dtype == "float16":
-        assert 2.0**13 <= size.max() * float(check.scale[0]) <= 2.0**14 * (1 + 1e-6)
-    else:
-        assert check.scale[0] == 1
+    check = Check(B, B, dtype, bounds, plan_of(dtype, w, k=50))
+    assert not check.counts.any()
+    assert len(check.x) >= 50 + 16
+    assert not check.x[50:].any()
+    wide = B.astype(np.float64)
+    x, size = wide @ weights(w), abs(wide).sum(axis=1)
+    y = np.sqrt((wide**2).sum(axis=1) + x**2) if by_spread else size
+    unit = 2.0**-53 if dtype == "float64" else 2.0**-24
+    kept = oracle.gamma(w + 4, np.float64)  # in which they are added up
+    assert (abs(check.x[:50] - x) <= unit * abs(x) + kept * size).all()
+    assert (abs(check.y - y) <= unit * y + 2 * kept * size).all()
 
 
 # --- Products -------------------------------------------------------------------------------------------------------
@@ -146,10 +167,11 @@ def test_what_is_struck_is_found_and_repaired(libraries, case):
     clean = checked(libraries, case)[1].copy()
     rows = [0, 7, 8, 31, 64, 130, 202]
     columns = [0, w - 1, w // 2, 0, w - 1, w // 2, w - 1]
-    # What is found for certain, and more: twice the bound of a row; of 16 bits, also more than is rounded away.
-    A, B = operands(plan.dtype, M, k, w, along=plan.a_along)
+    # What is found for certain, by weights of 0.48 or more: twice the bound of a row; of 16 bits, also more than is
+    # rounded away.
+    A, B = operands(plan.dtype, M, k, w)
     size = abs(A.astype(np.float64)) @ abs(B.astype(np.float64)).sum(axis=1)
-    off = 2.1 * thresholds.proven(k, w, plan.dtype).row * size + 2 * thresholds.UNIT[plan.dtype] * size * (
+    off = 4.3 * thresholds.proven(k, w, plan.dtype).row * size + 2 * thresholds.UNIT[plan.dtype] * size * (
         A.itemsize == 2
     )
     faults = [(i, j, s * off[i]) for i, j, s in zip(rows, columns, [1, -1, 10, 1, -100, 1, np.nan], strict=True)]
@@ -169,16 +191,17 @@ def test_what_is_struck_is_found_and_repaired(libraries, case):
 @pytest.mark.parametrize("case", CASES[:3], ids=identify)
 def test_checks_that_are_struck_alarm_nobody(libraries, case):
     plan = case[0]
-    first = plan.tile_n - 8
-    faults = [(3, first, 1e3), (4, first + 1, np.nan), (5, first + 2, np.inf), (6, first + 7, -np.inf)]
+    first = -(-plan.tile_n // 8) * 8  # p, of which four lanes have parts
+    faults = [(3, first, 1e3), (4, first + 2, np.nan), (5, first + 4, np.inf), (6, first + 6, -np.inf)]
     check, C, _ = checked(libraries, case, faults)
     assert check.suspected == [3, 4, 5, 6]
     assert check.judge(C) == ([], 0)
+    assert check.confirmed == [3, 4, 5, 6]
     assert_right(check, C)
 
 
 @pytest.mark.parametrize("case", CASES[:1], ids=identify)
-def test_errors_that_cancel_are_seen_by_the_second_check(libraries, case):
+def test_errors_of_both_signs_do_not_cancel(libraries, case):
     check, C, _ = checked(libraries, case, [(9, 2, 1.0), (9, 11, -1.0)])
     assert check.suspected == [9]
     assert [one[:2] for one in check.judge(C)[0]] == [(9, 2), (9, 11)]
@@ -192,6 +215,24 @@ def test_lists_that_are_too_short(libraries, case):
     assert n_wrong == 100
     assert len(found) == 64  # of which there is room for
     assert_right(check, C)
+
+
+@pytest.mark.parametrize("capacity", [None, 20])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_cancel_are_dismissed_at_a_second_look(dtype, capacity):
+    """Their elements are but rounding, by which they are suspected, whether they are listed or too many."""
+    rng = np.random.default_rng(5)
+    A, B = rng.standard_normal((300, 80)).astype(DTYPES[dtype]), rng.standard_normal((80, 6)).astype(DTYPES[dtype])
+    A[:, 40:], B[40:] = -A[:, :40], B[:40]
+    unit = float(np.finfo(summed(dtype)).eps)
+    C = (4 * unit * abs(rng.standard_normal((300, 6)))).astype(A.dtype)
+    C[7, 3] = C[250, 0] = 1
+    check = Check(A, B, dtype, thresholds.proven(80, 6, dtype), capacity=capacity)
+    check.compare(C)
+    assert int(check.counts[0]) > 250
+    check.confirm(C)
+    assert check.confirmed == [7, 250]
+    assert [one[:2] for one in check.judge(C)[0]] == [(7, 3), (250, 0)]
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[-2]], ids=identify)
@@ -220,21 +261,21 @@ def test_names_are_of_one_product_each():
 def test_compare_and_judge(dtype, w, order):
     A, B = operands(dtype, 101, 60, w)
     C = np.asarray(A.astype(np.float64) @ B.astype(np.float64)).astype(A.dtype, order=order)
-    check = Check(A, B, dtype, thresholds.proven(60, w, dtype), 8)
+    check = Check(A, B, dtype, thresholds.proven(60, w, dtype))
     check.compare(C)
     assert check.suspected == []
     clean = C.copy()
     C[0, 0] += DTYPES[dtype](20)
     C[77, w - 1] = np.nan
     C[100, w // 2] = -np.inf
-    check = Check(A, B, dtype, thresholds.proven(60, w, dtype), 8)
+    check = Check(A, B, dtype, thresholds.proven(60, w, dtype))
     check.compare(C)
     assert check.suspected == [0, 77, 100]
     found, n_wrong = check.judge(C, correct=False)
     assert n_wrong == 3
     assert [one[:2] for one in found] == [(0, 0), (77, w - 1), (100, w // 2)]
     assert np.isnan(C[77, w - 1])
-    check.counts[1] = 0
+    check.counts[1:] = 0
     check.judge(C)
     # What is repaired is exact, and rounded once; float64 was summed in another order.
     assert set(zip(*np.nonzero(C != clean), strict=True)) <= {one[:2] for one in found if dtype == "float64"}
@@ -259,8 +300,14 @@ def test_judged_as_on_the_cpu():
         thresholds.statistical(77, 6, "float64", 1e-15, 1e-6),
         thresholds.absolute(77, 6, "float64", 1e-12),
     ):
-        check = Check(A, B, "float64", bounds, 8)
-        check.rows[:], check.counts[0] = np.arange(40), 40
+        check = Check(A, B, "float64", bounds)
+        # All are suspected, and by what is confirmed whatever they are.
+        check.suspect_rows[:, 0], check.suspect_rows[:, 1], check.counts[0] = (
+            np.arange(40),
+            np.float64(np.nan).view("i8"),
+            40,
+        )
         n_wrong = check.judge(C, correct=False)[1]
+        assert check.confirmed == list(range(40))
         expected = list(product_cpu.wrong(A, B, C, range(40), bounds))
         assert 20 < n_wrong == len(expected) < 200

@@ -6,14 +6,18 @@ import numpy as np
 
 from host_cuda.tall_skinny import DTYPES, PRODUCTS, build_each
 from tsapps.apps.abft.product_plan import (
-    CHECKS,
+    COUNTS_BYTES,
     JUDGED,
-    PARTS,
+    SUSPECT_BYTES,
+    SUSPECTS,
     WRONG,
     checked_dtype,
     checked_epilogue,
     element_bounds,
+    half_step,
     matrix_dtype,
+    padded_depth,
+    row_bounds,
     store_of,
     summed,
 )
@@ -68,7 +72,7 @@ extern "C" void {name}(const void* A, const void* B, const long long* sizes, con
   using T = Plan::Element;
   const long long m = sizes[0], k = sizes[1], n = sizes[2], lda = sizes[3], a_size = sizes[4];
   const Plan::A::Source a{{static_cast<const T*>(A), lda, m, k, a_size}};
-  const Plan::B::Source b{{static_cast<const T*>(B), n, n, k, k * n}};
+  const Plan::B::Source b{{static_cast<const T*>(B), sizes[5], n, k, sizes[6]}};
   const tsm2::Work work{{m, n, k}};
   E checked;
   memcpy(static_cast<void*>(&checked), epilogue, {checked_dtype(plan.dtype).itemsize});
@@ -83,36 +87,47 @@ extern "C" void {name}(const void* A, const void* B, const long long* sizes, con
 
 
 def rows_source(dtype):
-    T, total, parts = ELEMENT[dtype], SUM[dtype], PARTS[dtype]
+    T, total = ELEMENT[dtype], SUM[dtype]
     return f"""
-extern "C" void columns_{dtype}(const void* B, long long k, long long w, void* to, long long columns, long long spread,
-                                unsigned* most, void* scale) {{
+extern "C" void row_checks_{dtype}(const void* B, long long k, long long w, long long padded, long long spread,
+                                   const double* step, void* x, void* y, void* counts, long long lanes) {{
   const auto b = *static_cast<const abft::Matrix<const {T}>*>(B);
-  const dim3 grid((k + 7) / 8);
-  if (most) cuda_host::launch(grid, abft::kColumnThreads, 0, [=] {{ abft::largest_row<{T}>(b, k, w, most); }});
-  cuda_host::launch(grid, abft::kColumnThreads, 0, [=] {{
-    abft::check_columns<{T}, {total}, {parts}>(b, k, w, static_cast<{T}*>(to), columns, spread, most,
-                                               static_cast<{total}*>(scale));
+  cuda_host::launch(dim3((padded * lanes + 255) / 256), abft::kRowThreads, 0, [=] {{
+    auto* kernel = lanes == 8 ? abft::row_checks<{T}, {total}, 8> : abft::row_checks<{T}, {total}, 1>;
+    kernel(b, k, w, padded, spread, *step, static_cast<{total}*>(x), static_cast<{total}*>(y),
+           static_cast<abft::Counts*>(counts));
   }});
 }}
-extern "C" void compare_{dtype}(const void* C, long long m, long long w, const void* checks, const void* scale,
-                                const double* limits, const void* suspects, long long lanes) {{
+extern "C" void compare_{dtype}(const void* C, long long m, long long w, const void* sums, const double* step,
+                                const void* bounds, const void* suspects, long long lanes) {{
   const auto c = *static_cast<const abft::Matrix<const {T}>*>(C);
   const auto found = *static_cast<const abft::Suspects*>(suspects);
-  cuda_host::launch(dim3({BLOCKS}), abft::kColumnThreads, 0, [=] {{
-    auto* kernel = lanes == 8 ? abft::compare<{T}, {total}, {parts}, 8> : abft::compare<{T}, {total}, {parts}, 1>;
-    kernel(c, m, w, static_cast<const {total}*>(checks), static_cast<const {total}*>(scale), limits[0], limits[1],
-           limits[2], limits[3], found);
+  const auto limits = *static_cast<const abft::RowBounds*>(bounds);
+  cuda_host::launch(dim3({BLOCKS}), abft::kRowThreads, 0, [=] {{
+    auto* kernel = lanes == 8 ? abft::compare<{T}, {total}, 8> : abft::compare<{T}, {total}, 1>;
+    kernel(c, m, w, static_cast<const {total}*>(sums), *step, limits, found);
   }});
 }}
-extern "C" void judge_{dtype}(const void* of, const void* suspects, const void* bounds, long long correct, void* wrong,
-                              unsigned long long* n_wrong, long long room) {{
-  const auto judged = *static_cast<const abft::Judged<{T}>*>(of);
+extern "C" void confirm_{dtype}(const void* A, const void* C, long long m, long long k, long long w, const void* x,
+                                const void* y, const double* step, const void* bounds, const void* suspects,
+                                long long* confirmed) {{
+  const auto a = *static_cast<const abft::Matrix<const {T}>*>(A), c = *static_cast<const abft::Matrix<const {T}>*>(C);
   const auto found = *static_cast<const abft::Suspects*>(suspects);
+  const auto limits = *static_cast<const abft::RowBounds*>(bounds);
+  static_assert(sizeof(abft::Suspect) == {SUSPECT_BYTES} && sizeof(abft::Counts) == {COUNTS_BYTES});
+  cuda_host::launch(dim3({BLOCKS}), abft::kRowThreads, 0, [=] {{
+    abft::confirm<{T}, {total}>(a, c, m, k, w, static_cast<const {total}*>(x), static_cast<const {total}*>(y), *step,
+                                limits, found, confirmed);
+  }});
+}}
+extern "C" void judge_{dtype}(const void* of, long long* rows, void* counts, long long capacity, const void* bounds,
+                              long long correct, void* wrong, long long room) {{
+  const auto judged = *static_cast<const abft::Judged<{T}>*>(of);
   const auto limits = *static_cast<const abft::Bounds*>(bounds);
   static_assert(sizeof(abft::Judged<{T}>) == {JUDGED.itemsize} && sizeof(abft::Wrong) == {WRONG.itemsize});
   cuda_host::launch(dim3({BLOCKS}), abft::kJudgeThreads, 0, [=] {{
-    abft::judge<{T}>(judged, found, limits, correct, static_cast<abft::Wrong*>(wrong), n_wrong, room);
+    abft::judge<{T}>(judged, rows, static_cast<abft::Counts*>(counts), capacity, limits, correct,
+                     static_cast<abft::Wrong*>(wrong), room);
   }});
 }}"""
 
@@ -143,71 +158,96 @@ def matrix(X):
     return np.array((X.ctypes.data, down, right), matrix_dtype())
 
 
-class Check:
-    """As `product_gpu._Check`."""
+def lanes_of(X):
+    return 8 if X.strides[1] <= X.strides[0] else 1
 
-    def __init__(self, A, B, dtype, bounds, columns, capacity=None):
+
+class Check:
+    """As `product_gpu._Check`, with weights for a plan, or just as many as B has rows."""
+
+    def __init__(self, A, B, dtype, bounds, plan=None, capacity=None):
         self.A, self.B, self.dtype, self.bounds = A, B, dtype, bounds
-        self.counts = np.zeros(3, np.uint64)
-        self.rows = np.full(capacity if capacity is not None else len(A), -1, np.int64)
-        self.scale = np.full(1, np.nan, summed(dtype))
-        # 16 bytes are what copies are aligned to.
-        memory = np.full(B.shape[0] * columns + 16, np.nan, B.dtype)
-        first = -memory.ctypes.data % 16 // B.itemsize
-        self.extended = memory[first : first + B.shape[0] * columns].reshape(-1, columns)
-        most = self.counts[2:] if dtype == "float16" else 0
-        sizes = *B.shape, self.extended, columns, int(bounds.by_spread)
-        rows_library().call(f"columns_{dtype}", matrix(B), *sizes, most, self.scale)
+        self.counts = np.full(3, 2**60, np.uint64)  # of a product before this one
+        self.capacity = len(A) if capacity is None else capacity
+        self.suspect_rows = np.full((self.capacity, 2), -1, np.int64)
+        self.rows = np.full(self.capacity, -1, np.int64)
+        k, w = B.shape
+        padded = k if plan is None else padded_depth(k, plan)
+        total = summed(dtype)
+        memory = np.full(padded * total.itemsize + 16, 255, np.uint8)
+        first = -memory.ctypes.data % 16
+        self.x = memory[first : first + padded * total.itemsize].view(total)
+        self.y = np.full(k, np.nan, total)
+        self.step = np.array([half_step(w)])
+        sizes = k, w, padded, int(bounds.by_spread), self.step
+        rows_library().call(f"row_checks_{dtype}", matrix(B), *sizes, self.x, self.y, self.counts, lanes_of(B))
 
     @property
     def suspects(self):
-        fields = [("rows", "u8"), ("count", "u8"), ("capacity", "i8")]
-        return np.array((self.rows.ctypes.data, self.counts.ctypes.data, len(self.rows)), fields)
+        return np.array((self.suspect_rows.ctypes.data, self.counts.ctypes.data, self.capacity), SUSPECTS)
 
     def multiply(self, libraries, plan, c, C, faults=()):
-        (m, k), w, n = self.A.shape, C.shape[1], plan.tile_n
+        (m, k), n = self.A.shape, plan.tile_n
         epilogue = np.zeros((), checked_dtype(self.dtype))
         down, right = (stride // C.itemsize for stride in C.strides)
         epilogue["C"], epilogue["rows"], epilogue["columns"], epilogue["alpha"] = C.ctypes.data, down, right, 1
-        epilogue["suspects"], epilogue["count"], epilogue["capacity"] = self.suspects.item()
-        epilogue["scale"], epilogue["width"], epilogue["step"] = self.scale.ctypes.data, w, 1 / w
+        epilogue["suspects"], epilogue["counts"], epilogue["capacity"] = self.suspects.item()
+        epilogue["row_weights"] = self.x.ctypes.data
         epilogue["row"], epilogue["row_absolute"] = self.bounds.row, self.bounds.row_absolute
-        lda = self.A.strides[0 if plan.a_along else 1] // self.A.itemsize
-        lines, length = (m, k) if plan.a_along else (k, m)
+        sides = []
+        for X, along in ((self.A, plan.a_along), (self.B.T, plan.b_along)):
+            leading = X.strides[0 if along else 1] // X.itemsize
+            lines, length = X.shape if along else X.shape[::-1]
+            sides += [leading, (lines - 1) * leading + length]
         blocks = min(BLOCKS, -(-plan.units(m, k, n) // plan.teams))
         partial = np.full(2 * blocks * plan.tile_sums, np.nan, summed(self.dtype))
         arrived = np.zeros(3 * blocks, np.uint32)
-        sizes = np.array([m, k, n, lda, (lines - 1) * lda + length], np.int64)
+        sizes = np.array([m, k, n, *sides], np.int64)
         struck = np.array(list(faults), FAULT)
-        name = name_of(plan, w, c)
-        libraries[name].call(
-            name, self.A, self.extended, sizes, epilogue, struck, len(struck), partial, arrived, blocks
-        )
+        name = name_of(plan, C.shape[1], c)
+        libraries[name].call(name, self.A, self.B, sizes, epilogue, struck, len(struck), partial, arrived, blocks)
         assert not arrived.any()
 
     def compare(self, C):
-        # Sums of the checks in the order of NumPy: any will do.
-        work = summed(self.dtype)
-        checks = np.ascontiguousarray(self.A.astype(work) @ self.extended[:, -CHECKS:].astype(work))
-        limits = np.array(
-            [getattr(self.bounds, f"{n}") for n in ("row", "row_absolute", "rounding", "rounding_absolute")]
-        )
-        lanes = 8 if C.strides[1] <= C.strides[0] else 1
+        # p in the order of NumPy: any will do.
+        sums = (self.A.astype(np.float64) @ self.x[: len(self.B)].astype(np.float64)).astype(summed(self.dtype))
+        limits = np.array(row_bounds(self.bounds))
         rows_library().call(
-            f"compare_{self.dtype}", matrix(C), *C.shape, checks, self.scale, limits, self.suspects, lanes
+            f"compare_{self.dtype}", matrix(C), *C.shape, sums, self.step, limits, self.suspects, lanes_of(C)
         )
 
     @property
     def suspected(self):
-        return sorted(self.rows[: int(self.counts[0])].tolist())
+        return sorted(self.suspect_rows[: int(self.counts[0]), 0].tolist())
+
+    @property
+    def confirmed(self):
+        return sorted(self.rows[: int(self.counts[1])].tolist())
+
+    def confirm(self, C):
+        sizes = *self.A.shape, C.shape[1]
+        rows_library().call(
+            f"confirm_{self.dtype}",
+            matrix(self.A),
+            matrix(C),
+            *sizes,
+            self.x,
+            self.y,
+            self.step,
+            np.array(row_bounds(self.bounds)),
+            self.suspects,
+            self.rows,
+        )
 
     def judge(self, C, *, correct=True):
+        """As all that comes after a product: the second look, and what is wrong."""
+        self.confirm(C)
         listed = np.zeros(LISTED, WRONG)
         parts = (part for X in (self.A, self.B, C) for part in matrix(X).item())
         of = np.array((*parts, *self.A.shape, C.shape[1]), JUDGED)
-        bounds = np.array(element_bounds(self.bounds))
+        limits = np.array(element_bounds(self.bounds))
         rows_library().call(
-            f"judge_{self.dtype}", of, self.suspects, bounds, int(correct), listed, self.counts[1:], LISTED
+            f"judge_{self.dtype}", of, self.rows, self.counts, self.capacity, limits, int(correct), listed, LISTED
         )
-        n = int(self.counts[1])
+        n = int(self.counts[2])
         return sorted(tuple(one) for one in listed[:n].tolist()), n

@@ -1,0 +1,64 @@
+// Weighted sums of the rows of A beside a product: Σ_l a_il · x_l, with weights x that an epilogue gives (epilogue.cuh:
+// adds_rows). They are one more block of fragments behind those of C.
+//
+// Why it is fast: A is not read again, and it takes one ordinary multiply-add an element, while the tensor cores multiply. The
+// weights come with the tiles, by the same ring.
+#pragma once
+#include "kernels/tsm2/epilogue.cuh"
+#include "kernels/tsm2/operand.cuh"
+
+namespace tsm2 {
+
+// The weights of a tile's depths in shared memory, and some more: a fragment's last word may lie beyond the tile, where A is
+// zero and a weight has to be a number.
+template <typename Sum, int kDepth>
+struct RowWeights {
+  static constexpr int kUnit = 16 / (int)sizeof(Sum), kUnits = (kDepth + 8 + kUnit - 1) / kUnit;
+  static constexpr int kBytes = (16 * kUnits + 127) / 128 * 128;
+
+  // Starts copying, by so many threads.
+  template <int kThreads>
+  static __device__ __forceinline__ void copy(unsigned char* to, const Sum* from, int thread) {
+#pragma unroll
+    for (int i = 0; i < (kUnits + kThreads - 1) / kThreads; ++i) {
+      const int unit = i * kThreads + thread;
+      if (unit < kUnits) ptx::cp_async<16, false>(to + 16 * unit, from + kUnit * unit, 16);
+    }
+  }
+};
+
+// An element of a word of one or two.
+template <typename T, typename Word>
+__device__ __forceinline__ auto element_of(const Word& word, int i) {
+  if constexpr (sizeof(Word) == sizeof(T)) {
+    return word;
+  } else {
+    const auto bits = (unsigned short)(word >> 16 * i);
+    T element;
+    memcpy(&element, &bits, sizeof bits);
+    return Element<T>::value(element);
+  }
+}
+
+// Adds two words of two rows each, as Operand::words gives them: word q + i / 2 of row g + 8·(i % 2), to [2·half]. `weights` are
+// those from the words' first depth on.
+template <typename Depths, typename T, typename Word, typename Sum>
+__device__ __forceinline__ void add_rows(Sum (&sums)[4], const Word (&words)[4], const Sum* weights, int q) {
+  constexpr int kPerWord = (int)(sizeof(Word) / sizeof(T));
+  const int t = threadIdx.x % 32 % 4;
+#pragma unroll
+  for (int word = 0; word < 2 && q + word < Depths::kWords; ++word) {
+    struct alignas(kPerWord * sizeof(Sum)) OfWord {
+      Sum at[kPerWord];
+    };
+    const auto x = *reinterpret_cast<const OfWord*>(weights + Depths::first(q + word) + t * Depths::step(q + word));
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int i = 0; i < kPerWord; ++i) {
+        sums[2 * half] = fma(element_of<T>(words[2 * word + half], i), x.at[i], sums[2 * half]);
+      }
+  }
+}
+
+}  // namespace tsm2
