@@ -15,7 +15,7 @@ from tsapps.kernels.build import Cubin, build, function
 from tsapps.kernels.device import live
 from tsapps.kernels.workspace import zeroed_counts
 
-__all__ = ["add_checksums", "compiled", "plans", "sums_on_gpu"]
+__all__ = ["add_checksums", "compiled", "passes_on_gpu", "plans", "sums_on_gpu"]
 
 _SOURCE = Path(__file__).with_name("checksums.cuh")
 # What the kernel's barriers and copies need.
@@ -65,7 +65,33 @@ def sums_on_gpu(
     block: int,
     progress: Progress | None = None,
 ) -> dict[str, np.ndarray] | None:
-    """Return the checksums of a matrix from a pass on a GPU; None where there is none that serves it.
+    """Return the checksums of a matrix from a pass on a GPU, in host memory; None where there is none that serves it.
+
+    Parameters are those of `passes_on_gpu`.
+    """
+    passes = passes_on_gpu(source, device, of, code=code, weights=weights, block=block, progress=progress)
+    if passes is None:
+        return None
+    found = [{name: to_host(tensor) for name, tensor in tensors.items()} for tensors in passes]
+    if len(found) == 1:
+        return found[0]
+    return {name: np.concatenate([one[name] for one in found], axis=2 if name == "rows" else 0) for name in found[0]}
+
+
+def passes_on_gpu(
+    source: Source,
+    device: int | None,
+    of: Layout,
+    *,
+    code: str,
+    weights: int,
+    block: int,
+    progress: Progress | None = None,
+) -> Iterator[dict[str, Any]] | None:
+    """Return the checksums of the pieces of a matrix, in order, left on a GPU; None where no kernel serves it.
+
+    An array on the GPU is one piece if the kernel reads it as it lies. All pieces but the last are of so many whole
+    stripes.
 
     Parameters
     ----------
@@ -77,7 +103,7 @@ def sums_on_gpu(
     code, weights, block
         As for `plans`.
     progress : callable, optional
-        Called with the bytes that have been read so far.
+        Called with the bytes that have been read so far, of every piece when the next one is asked for.
     """
     array = whole_on_gpu(source)
     device = device if array is None else int(array.device.id)
@@ -91,26 +117,25 @@ def sums_on_gpu(
     if not rows:
         return None
     wanted = [min(rows, m), m % rows or rows]
-    passes: dict[int, tuple[ChecksumsPlan, ...]] = {}
+    plans_of: dict[int, tuple[ChecksumsPlan, ...]] = {}
     for k in wanted:
         served = plans(k, n, name, Layout(k * n * size, of.width), code=code, weights=weights, block=block)
         if served is None:
             return None
-        passes[k] = served
+        plans_of[k] = served
 
     parts: Iterator[Any] = iter([array]) if whole else (elements for _, elements in source.blocks(rows))
 
-    def pieces() -> Iterator[dict[str, np.ndarray]]:
+    def passes() -> Iterator[dict[str, Any]]:
         done = 0
         for part in parts:
-            tensors = [add_checksums(_on_gpu(part, device), plan) for plan in passes[len(part)]]
-            yield {name: to_host(tensor) for one in tensors for name, tensor in one.items()}
+            there = _on_gpu(part, device)
+            yield {name: sums for plan in plans_of[len(part)] for name, sums in add_checksums(there, plan).items()}
             done += part.nbytes
             if progress is not None:
                 progress(done)
 
-    found = list(pieces())
-    return {name: np.concatenate([one[name] for one in found], axis=2 if name == "rows" else 0) for name in found[0]}
+    return passes()
 
 
 def _on_gpu(part: Any, device: int) -> Any:

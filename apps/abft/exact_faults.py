@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tsapps.apps.abft.checksums_gpu import sums_on_gpu
 from tsapps.apps.abft.exact import ExactSums, block_faults
+from tsapps.apps.abft.exact_gpu import differing_on_gpu
 from tsapps.apps.abft.layout import ROWS, WORD, Layout, fold, layout
 from tsapps.apps.abft.sidecar import Sidecar
 from tsapps.apps.abft.source import Progress, Source, bytes_at, parts
@@ -23,24 +23,12 @@ def exact_verdict(
     of, expected = layout(sidecar.shape, sidecar.itemsize), sidecar.exact
     if expected is None:
         raise ValueError("the sidecar has no sums of the exact code")
-    solved: list[np.ndarray] = []  # (word, difference, block) of each
-    refused: list[np.ndarray] = []  # blocks
-
-    def ended(stripe: int, sums: np.ndarray) -> None:
-        words, blocks = _differing(sums, expected[stripe], stripe, of)
-        solved.append(words)
-        refused.append(blocks)
-
-    by_gpu = sums_on_gpu(source, gpu, of, code="exact", weights=0, block=0, progress=progress)
-    if by_gpu is not None:
-        for stripe, found_there in enumerate(by_gpu["exact"]):
-            ended(stripe, found_there)
-    else:
-        sums = ExactSums(of, ended)
-        for _, _, elements in parts(source, progress):
-            sums.add(elements.reshape(-1).view(np.uint8))
-        sums.finish()
-    words, differences, blocks = np.concatenate(solved).T
+    look = differing_on_gpu(source, sidecar, gpu, progress)
+    suspects, sums = _differing(source, expected, of, progress) if look is None else look
+    if not len(suspects):
+        return Verdict()
+    solved, refused = _solved(suspects, sums, expected, of)
+    words, differences, blocks = solved.T
     order = np.argsort(words)
     words, differences, blocks = words[order], differences[order], blocks[order]
     found = _words_at(source, words, of)
@@ -50,16 +38,37 @@ def exact_verdict(
     impossible = np.unique(blocks[(was < 0) | (was >= most)])
     possible = ~np.isin(blocks, impossible)
     faults = np.stack([words * WORD, found, was], axis=1)[possible]
-    return Verdict(faults, _regions(np.unique(np.concatenate([*refused, impossible])), sidecar, of))
+    return Verdict(faults, _regions(np.union1d(refused, impossible), sidecar, of))
 
 
-def _differing(found: np.ndarray, expected: np.ndarray, stripe: int, of: Layout) -> tuple[np.ndarray, np.ndarray]:
-    """Return (word, difference, block) of what was changed in a stripe's blocks, and the blocks that do not tell."""
+def _differing(
+    source: Source, expected: np.ndarray, of: Layout, progress: Progress | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the blocks whose sums differ from those of a sidecar, ascending, and these sums, (k, 5), by the CPU."""
+    blocks: list[np.ndarray] = []
+    found: list[np.ndarray] = []
+
+    def ended(stripe: int, sums: np.ndarray) -> None:
+        columns = np.flatnonzero((sums != expected[stripe]).any(axis=0))
+        blocks.append(stripe * of.width + columns)
+        found.append(sums[:, columns].T)
+
+    sums = ExactSums(of, ended)
+    for _, _, elements in parts(source, progress):
+        sums.add(elements.reshape(-1).view(np.uint8))
+    sums.finish()
+    return np.concatenate(blocks), np.concatenate(found)
+
+
+def _solved(blocks: np.ndarray, found: np.ndarray, expected: np.ndarray, of: Layout) -> tuple[np.ndarray, np.ndarray]:
+    """Return (word, difference, block) of what was changed in some blocks, and those of them that do not tell.
+
+    A block may have the sums that it should: then nothing in it was changed.
+    """
     words, refused = [], []
-    length = of.rows(stripe)
-    for column in np.flatnonzero((found != expected).any(axis=0)).tolist():
-        block = stripe * of.width + column
-        changes = block_faults(found[:, column].tolist(), expected[:, column].tolist(), length)
+    for block, now in zip(blocks.tolist(), found, strict=True):
+        stripe, column = divmod(block, of.width)
+        changes = block_faults(now.tolist(), expected[stripe, :, column].tolist(), of.rows(stripe))
         places = [((stripe * ROWS + row) * of.width + column, delta) for row, delta in changes or []]
         if changes is None or not all(word < of.n_words and abs(delta) < 1 << 32 for word, delta in places):
             refused.append(block)

@@ -138,6 +138,9 @@ def verify(X: Any, sidecar: Sidecar, *, device: str | None = None, progress: Pro
     The exact code decides where the sidecar has it. The float code alone sees no change that is within rounding of its
     sums, nor a zero's sign or which NaN it is, and says nothing of rows and columns with elements that are not finite.
 
+    An array on a GPU is held against the sidecar there. The exact code's sums stay on that GPU for the next time, 2 %
+    of the array, until the sidecar object is no longer used.
+
     Parameters
     ----------
     X : array of any library, or Matrix

@@ -51,7 +51,7 @@ class SidecarError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Sidecar:
-    """What is known of a matrix as it was.
+    """What is known of a matrix as it was; its arrays cannot be written to.
 
     Attributes
     ----------
@@ -111,6 +111,10 @@ class Sidecar:
                     f"the {name} sums of {self.shape[0]} × {self.shape[1]} {self.dtype} are {dtype} of shape {shape}, "
                     f"got {found.dtype} of shape {found.shape}"
                 )
+            # What was does not change, and GPUs may keep a copy of it.
+            found = found.view()
+            found.flags.writeable = False
+            object.__setattr__(self, name, found)
 
     @property
     def itemsize(self) -> int:

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tsapps.apps.abft.checksums_gpu import sums_on_gpu
+from tsapps.apps.abft.layout import layout
 from tsapps.apps.abft.sidecar import Sidecar
 from tsapps.apps.abft.source import Progress, Source, parts
 from tsapps.apps.abft.verdict import Region, Verdict
@@ -53,8 +55,7 @@ class WeightedCheck:
 
     def same(self) -> bool:
         """Return whether all sums that say something are the same, when all have come."""
-        pairs = zip((self._found.rows, self._found.columns), self._stored, strict=True)
-        return all(bool(((found == stored) | ~np.isfinite(stored)).all()) for found, stored in pairs)
+        return _same((self._found.rows, self._found.columns), self._stored)
 
     def wrong(self, source: Source | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return which sums are farther from the sidecar's than rounding is, when all have come.
@@ -94,6 +95,11 @@ def _stored(sidecar: Sidecar) -> tuple[np.ndarray, np.ndarray]:
     return sidecar.rows, sidecar.columns
 
 
+def _same(found: tuple[np.ndarray, np.ndarray], stored: tuple[np.ndarray, np.ndarray]) -> bool:
+    """Return whether all sums along rows and along columns that say something are the same."""
+    return all(bool(((one == other) | ~np.isfinite(other)).all()) for one, other in zip(found, stored, strict=True))
+
+
 def _apart(found: np.ndarray, stored: np.ndarray, bound: float, magnitudes: np.ndarray) -> np.ndarray:
     """Return where sums (blocks, weights, lines) of any weight are too far apart, (blocks, lines)."""
     wrong = np.empty((found.shape[0], found.shape[2]), bool)
@@ -118,8 +124,15 @@ def weighted_verdict(source: Source, sidecar: Sidecar, progress: Progress | None
     """Return what of a matrix is not as it was, by its weighted sums.
 
     One pass if they are bit for bit the same; another for the bounds if not; and one for every 64 MiB of tiles in
-    which elements may be rebuilt.
+    which elements may be rebuilt. An array on a GPU is first read there, where a kernel serves it: sums that were made
+    so are the same again. If they are not, it is all as for others.
     """
+    of, weights, block = layout(sidecar.shape, sidecar.itemsize), sidecar.weights, sidecar.block
+    by_gpu = sums_on_gpu(source, None, of, code="float", weights=weights, block=block, progress=progress)
+    if by_gpu is not None:
+        if _same((by_gpu["rows"], by_gpu["columns"]), _stored(sidecar)):
+            return Verdict()
+        progress = None  # which has been told of all bytes
     check = WeightedCheck(sidecar, bounds=False)
     for part in parts(source, progress):
         check.add(*part)

@@ -110,6 +110,14 @@ def test_says_what_it_is(path):
         read_sidecar(path.with_name("another"))
 
 
+def test_what_was_does_not_change(path):
+    for sums in read_sidecar(path).tensors.values():
+        with pytest.raises(ValueError, match="read-only"):
+            sums[...] = 0
+    with pytest.raises(ValueError, match="read-only"):
+        encode(np.ones((3, 4))).exact[0] = 0
+
+
 def test_sums_that_do_not_fit_are_refused():
     exact = np.zeros((1, 5, 1), np.uint64)
     rows, columns = np.zeros((1, 2, 1)), np.zeros((1, 2, 4))

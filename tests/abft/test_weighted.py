@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tsapps.apps.abft import weighted_faults
 from tsapps.apps.abft.arrays import correct, locate
 from tsapps.apps.abft.rest import encode, verify
 from tsapps.apps.abft.verdict import AmbiguousError, Region
@@ -203,3 +204,30 @@ def test_never_another_correction(shape, dtype, scale, words, weights, seed):
         place = divmod(fault.offset // A.itemsize, shape[1])
         was = np.array(fault.was, bits.dtype).view(A.dtype)
         assert was == A[place]  # a zero's sign is not known
+
+
+def test_sums_by_a_gpu_are_enough_where_they_are_the_same_bits(rng, monkeypatch):
+    A = matrix_of((700, 300), "float32", rng)
+    A[100, 200] = np.nan
+    sidecar, told, reads = encoded(A), [], []
+    sums = {"rows": sidecar.rows.copy(), "columns": sidecar.columns.copy()}
+
+    def by_gpu(source, device, of, *, code, weights, block, progress):
+        assert (device, code, weights, block) == (None, "float", 2, 256)
+        progress(A.nbytes)
+        return sums
+
+    parts = weighted_faults.parts
+    monkeypatch.setattr(weighted_faults, "sums_on_gpu", by_gpu)
+    monkeypatch.setattr(weighted_faults, "parts", lambda *source: reads.append(1) or parts(*source))
+    sums["rows"][0, 0, 100] = 7  # where the sidecar's says nothing
+    assert verify(A, sidecar, progress=told.append).clean
+    assert (reads, told) == ([], [A.nbytes])
+    # Sums in another order: the CPU's decide.
+    sums["columns"][1, 1, 5] = np.nextafter(sums["columns"][1, 1, 5], np.inf)
+    assert verify(A, sidecar, progress=told.append).clean
+    assert (len(reads), told) == (1, 2 * [A.nbytes])
+    A[300, 5] = 1e6
+    sums["columns"][1, 1, 5] = 1e9
+    assert verify(A, sidecar, progress=told.append).elements(sidecar) == [(300, 5)]
+    assert told == 3 * [A.nbytes]

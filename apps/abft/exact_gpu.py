@@ -1,0 +1,118 @@
+"""Which blocks of a matrix do not have a sidecar's exact sums, found on a GPU: of those alone sums come to the host.
+
+Sums are compared where the pass left them (differing.cuh). For that the sidecar's go there, too: piece by piece of a
+matrix in host memory, beside which they are small; of an array on the GPU at once, and a copy stays there, 2 % of the
+array, as long as the sidecar does, so that verifying it again is the pass alone.
+"""
+
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from tsapps.apps.abft.checksums_gpu import passes_on_gpu
+from tsapps.apps.abft.exact import SUMS
+from tsapps.apps.abft.layout import layout
+from tsapps.apps.abft.sidecar import Sidecar
+from tsapps.apps.abft.source import Progress, Source, whole_on_gpu
+from tsapps.kernels.build import Cubin, build, function
+
+__all__ = ["KERNEL", "compiled", "differing", "differing_on_gpu", "places"]
+
+_SOURCE = Path(__file__).with_name("differing.cuh")
+#: The name expression of the kernel, and threads of a block (kDifferingThreads).
+KERNEL, _THREADS = f"abft::list_differing<{SUMS}>", 256
+# Copies of sidecars' sums, by the number of the GPU.
+_kept: WeakKeyDictionary[Sidecar, dict[int, Any]] = WeakKeyDictionary()
+
+
+def compiled(arch: str) -> Cubin:
+    """Compile the kernel for an architecture; needs no GPU."""
+    return build(_SOURCE.read_text(encoding="utf-8"), [KERNEL], arch)
+
+
+def differing_on_gpu(
+    source: Source, sidecar: Sidecar, device: int | None, progress: Progress | None = None
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the blocks of a matrix whose exact sums seem to differ from a sidecar's; None where no pass serves it.
+
+    They only seem to where the copy on the GPU is not what it was: the sums in host memory decide.
+
+    Parameters
+    ----------
+    source : Source
+    sidecar : Sidecar
+        With sums of the exact code.
+    device : int or None
+        The GPU for what is not on one; None leaves that to the CPU.
+    progress : callable, optional
+        Called with the bytes that have been read so far.
+
+    Returns
+    -------
+    blocks : numpy.ndarray of shape (k,), int64
+        stripe · width + column, ascending.
+    sums : numpy.ndarray of shape (k, 5), uint64
+        What they are.
+    """
+    of, expected = layout(sidecar.shape, sidecar.itemsize), sidecar.exact
+    passes = passes_on_gpu(source, device, of, code="exact", weights=0, block=0, progress=progress)
+    if passes is None or expected is None:
+        return None
+    stays = whole_on_gpu(source) is not None
+    blocks, sums = [np.empty(0, np.int64)], [np.empty((0, SUMS), np.uint64)]
+    stripe = 0
+    for tensors in passes:
+        found = tensors["exact"]
+        # Sent only now, while the pass is under way.
+        there = _kept_sums(sidecar, found.device) if stays else expected
+        end = stripe + len(found)
+        some, sums_of_some = differing(found, there[stripe:end])
+        blocks.append(stripe * of.width + some)
+        sums.append(sums_of_some)
+        stripe = end
+    return np.concatenate(blocks), np.concatenate(sums)
+
+
+def _kept_sums(sidecar: Sidecar, device: Any) -> Any:
+    """Return a sidecar's sums on a GPU, sent there if it is the first time."""
+    import cupy
+
+    copies = _kept.setdefault(sidecar, {})
+    if device.id not in copies:
+        with device:
+            # Whole before another stream may read it.
+            copies[device.id] = cupy.array(sidecar.exact, order="C", blocking=True)
+    return copies[device.id]
+
+
+def differing(found: Any, expected: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the blocks whose sums differ, ascending, and those that were found, (k, 5); waits for the current stream.
+
+    Parameters
+    ----------
+    found : cupy.ndarray of shape (stripes, 5, width), uint64
+    expected : array of that shape, uint64
+        NumPy, or CuPy on the same GPU.
+    """
+    import cupy
+
+    stripes, _, width = found.shape
+    with found.device:
+        expected = cupy.asarray(expected, order="C")
+        listed, count = cupy.empty(stripes * width, np.int64), cupy.zeros(1, np.uint64)
+        kernel = function(_SOURCE, (KERNEL,), KERNEL, found.device.id)
+        sizes = np.int64(width), np.int64(listed.size)
+        kernel((-(-listed.size // _THREADS),), (_THREADS,), (found, expected, *sizes, listed, count))
+        n = int(count[0])
+        if not n:
+            return np.empty(0, np.int64), np.empty((0, SUMS), np.uint64)
+        blocks = np.sort(listed[:n].get())
+        return blocks, found.ravel()[cupy.asarray(places(blocks, width))].get()
+
+
+def places(blocks: np.ndarray, width: int) -> np.ndarray:
+    """Return where the sums of blocks are among all of a matrix, (k, 5)."""
+    stripes, columns = np.divmod(blocks, width)
+    return (stripes * SUMS * width + columns)[:, np.newaxis] + width * np.arange(SUMS)
