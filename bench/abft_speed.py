@@ -51,7 +51,10 @@ _REPEATS = 9
 #: Sides of squares that are encoded, of more than 1 GB each; products, m × k · w; K-means.
 SIDES = {"float64": 20_480, "float32": 20_480, "float16": 30_720, "bfloat16": 30_720}
 PRODUCTS = ((10_000_000, 64, 16), (10_000_000, 64, 64), *((20_480, 20_480, w) for w in (2, 16, 32, 64)))
-FITS = ("10M-128-64-f32", "50M-16-16-f32", "262144-4096-16-f64")
+FITS = (
+    *("100M-4-16-f32", "50M-16-16-f32", "20M-32-64-f32", "10M-128-16-f32", "10M-128-64-f32", "262144-4096-16-f32"),
+    *("262144-4096-16-f64", "262144-4096-16-f16", "1M-64-64-bf16"),
+)
 # Seconds for one engine's iterations and fits.
 _SECONDS = 4.0
 # What a library's sums may be off by, relative to Σ|a||w|: of halves, parts of them may be kept in that type.

@@ -8,25 +8,21 @@ import cupy
 import numpy as np
 from cupyx import empty_pinned
 
+from tsapps.apps.kmeans.protect_plan import CHECKED, THREADS, check_plan
 from tsapps.apps.kmeans.protection import stride_of
-from tsapps.apps.kmeans.shadow import load_kernels, types_of
+from tsapps.apps.kmeans.shadow import aligned, load_kernels, types_of
 
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.fused_step import Step
 
 __all__ = ["FAULTS", "StepCheck"]
 
-_THREADS = 256
-# Blocks a multiprocessor, as many as are resident.
-_BLOCKS = 3
-# Elements of centres that a warp compares a row with, about.
-_ELEMENTS = 8192
-#: What the bits say that a check leaves with the host.
-FAULTS = {
-    1: "the clusters' sums did not add up to what they did before, or their weights to that of all samples",
-    2: "the next centres were not the means of the sums",
-    4: "samples had labels of centres that are not their nearest",
-}
+#: What a check finds wrong, in the order in which it tells the host.
+FAULTS = (
+    "the clusters' sums did not add up to what they did before, or their weights to that of all samples",
+    "the next centres were not the means of the sums",
+    "samples had labels of centres that are not their nearest",
+)
 _LABELS = {"int8": "signed char", "int32": "int"}
 
 
@@ -42,34 +38,33 @@ class StepCheck:
 
     def __init__(self, step: Step, ahead: int) -> None:
         engine = step.engine
-        n = engine.n_samples
+        n, d = engine.source.shape
         self._step = step
         self._stride, self._turn = stride_of(n), 0
-        # Sums over the clusters, which are zero between two checks, and what they are to be.
-        self._columns = cupy.zeros((2, engine.n_features + 1), np.uint64)
-        # `Checks`
-        self._state = cupy.zeros(4, np.uint32)
-        self._seen = empty_pinned(ahead, np.uint32)
+        # What sums over the clusters are to be, and whether they are known but for the weight.
+        self._totals, self._known = cupy.empty(d + 1, np.uint64), False
+        # The check after which iterations ended.
+        self._over = cupy.zeros(1, np.int64)
+        self._seen = empty_pinned((ahead, len(FAULTS)), np.uint32)
+        self._seen_at = [np.uint64(place.ctypes.data) for place in self._seen]
         weight = n  # each is the integer 1
         if engine.sample_weight is not None:
             scaled = engine.sample_weight.astype(np.float64) * step.integers.scales[-1]
             weight = int(cupy.rint(scaled).astype(np.int64).sum())
-        self._weight = np.uint64(weight % 2**64)
-        checked, blocks, warps = -(-n // self._stride), engine.gpu.multiprocessors * _BLOCKS, _THREADS // 32
-        # So many warps share a row, each with two centres at least: as long as there are warps with nothing to do, too.
-        parts = max(step.k * engine.n_features // _ELEMENTS, blocks * warps // checked)
-        self._parts = max(1, min(parts, step.k // 2))
-        self._grid = (min(blocks, max(step.k, -(-checked * self._parts // warps))),)
-        kernel = f"check<{types_of(engine)}, {_LABELS[step.own_labels.dtype.name]}>"
+        self._totals[d] = np.uint64(weight % 2**64)
+        whole = aligned(engine)
+        sizes = -(-n // self._stride), d, step.k, engine.dtype.itemsize, engine.gpu.multiprocessors
+        self._log2_threads, self._each, self._blocks = check_plan(*sizes, whole=whole == "true")
+        kernel = f"check<{whole}, {types_of(engine)}, {_LABELS[step.own_labels.dtype.name]}>"
         (self._check,) = load_kernels(engine, "protect.cuh", kernel)
 
     def forget(self) -> None:
         """Forget what sums add up to: the next iteration begins with no sample in any cluster."""
-        self._state[3:].data.memset_async(0, 4)
+        self._known = False
 
     def begin(self) -> None:
         """Begin to iterate: none has ended."""
-        self._state[2:3].data.memset_async(0, 4)
+        self._over.data.memset_async(0, self._over.nbytes)
 
     def launch(self, now: Any, following: Any, place: int) -> None:
         """Launch the check of the iteration that was launched last.
@@ -81,15 +76,17 @@ class StepCheck:
         place : int
             Where it leaves what it finds for the host, below `ahead`.
         """
-        step, engine = self._step, self._step.engine
-        first, self._turn = self._turn % self._stride, self._turn + 1
-        some = np.int64(first), np.int64(self._stride), np.int32(self._parts)
-        sums = step.device_sums, step.units, self._weight, self._columns
-        results = self._state, step.stopped, np.uint64(self._seen[place:].ctypes.data)
-        arguments = (step.rows(), now, following, np.int32(step.k), step.own_labels, np.int64(engine.n_samples))
-        self._check(self._grid, (_THREADS,), (*arguments, *some, *sums, *results))
+        step, first = self._step, self._turn % self._stride
+        self._turn += 1
+        self._seen[place] = 0  # it is written to where something is wrong
+        labels = step.own_labels.data.ptr, step.engine.n_samples, first, self._stride
+        checked = np.array((*labels, step.k, self._log2_threads, self._each, 0), CHECKED)[()]
+        sums = step.device_sums, step.units, self._totals, np.int32(self._known)
+        results = self._over, step.stopped, self._seen_at[place]
+        arguments = (step.rows(), now, following, checked, *sums, np.int64(self._turn), *results)
+        self._check((self._blocks,), (THREADS,), arguments)
+        self._known = True
 
     def fault(self, place: int) -> str | None:
         """Return what a check found wrong that has ended, or None."""
-        found = int(self._seen[place])
-        return "; ".join(what for bit, what in FAULTS.items() if found & bit) or None
+        return "; ".join(what for what, found in zip(FAULTS, self._seen[place], strict=True) if found) or None

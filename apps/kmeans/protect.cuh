@@ -1,94 +1,239 @@
 // Whether an iteration did what it should, by what it left: after `advance` (centers.cuh), before the next iteration.
 //
-//   sums (k × (d + 1)), integers    add up over the clusters to what they did before, the last column to the samples' weight;
-//   next (k × d)                    are the means of the sums, or the old centres of clusters without samples;
-//   labels (n)                      of rows first, first + stride, … name a centre than which none is nearer, in float64 of X.
+//   sums (k × (d + 1))   integers, add up over the clusters to what they did before, the last to the samples' weight;
+//   next (k × d)         are the means of the sums, or the old centres of clusters without samples;
+//   labels (n)           of rows first, first + stride, … name a centre than which none is nearer, in float64 of X.
 //
-// Sums are integers modulo 2⁶⁴, so that the first is exact: an addition that was lost, doubled or wrong changes a column's
-// total, whatever came after it. The first iteration from no labels says what the totals are.
+// Sums are integers modulo 2⁶⁴, so that the first is exact: an addition that was lost, doubled or wrong changes the
+// total of a column, whatever came after it. The first iteration from no labels says what the totals are.
 //
-// If anything is wrong, `stopped` is set: what was launched ahead does nothing, and the centres that the iteration began
-// with are still there. The host learns of it with the iteration's outcome.
+// If anything is wrong, `stopped` is set: what was launched ahead does nothing, and the centres that the iteration
+// began with are still there. The host learns of it with the iteration's outcome.
 //
-// Why it is fast: it reads the k · (d + 1) sums and few rows, and compares those in float32 where that decides (decide.cuh). Of
-// many or long centres, several warps share a row: each finds the nearest of its own, beside which the label's is to stand.
+// Why it is fast: it reads the k · (d + 1) sums and few rows, no block waits for another, and nothing is written where
+// nothing is wrong. A block has some columns of all sums; or a group of rows and a part of the centres, of which it
+// says whether one is nearer than a row's own. A thread adds up a piece of four rows and eight centres, 32 sums of 13
+// loads, in float32 where X is not float64; only what that does not prove is decided as in decide.cuh.
 #pragma once
 #include "apps/kmeans/decide.cuh"
+#include "apps/kmeans/packed.cuh"
 
 namespace kmeans {
 
-// What is wrong, as bits.
+// What is wrong, as bits; bit i is told in seen[i].
 constexpr unsigned kWrongSums = 1, kWrongCentres = 2, kWrongLabels = 4;
+constexpr int kCheckThreads = 128;
+// Columns of sums that a block has; rows and centres that a thread has at a time.
+constexpr int kCheckColumns = 16, kCheckRows = 4, kCheckCentres = 8, kPairs = kCheckRows * kCheckCentres;
 
-// Zero at first: blocks that arrived, what they found wrong, whether iterations are over, whether totals are known.
-struct Checks {
-  unsigned arrived, wrong, over, known;
+// The labels that are checked, and how: 2^log2_threads threads (4 to all) share a row, and blocks have `each` centres.
+template <typename Label>
+struct Checked {
+  const Label* labels;
+  long long n, first, stride;
+  int k, log2_threads, each;
 };
 
-// A block has some clusters; its warps have a row and one of `parts` of the centres at a time. `columns` (2 × (d + 1)): zeros, and the totals. `weight` is the
-// total of the last column.
-template <typename T, typename Work, typename Label>
-__global__ void __launch_bounds__(256, 3)
-    check(const Rows<T, Work> rows, const Work* centers, const Work* next, int k, const Label* labels, long long n,
-          long long first, long long stride, int parts, const unsigned long long* sums, const double* units,
-          unsigned long long weight, unsigned long long* columns, Checks* checks, int* stopped, unsigned* seen) {
-  if (checks->over) return;
-  const int d = rows.d, width = d + 1;
-  const int each = (k + (int)gridDim.x - 1) / (int)gridDim.x, begin = (int)blockIdx.x * each;
-  const int end = begin + each < k ? begin + each : k;
+// What is wrong of a block's columns of the sums. `totals` (d + 1) are what they are to add up to; if not `known`, only
+// the last is, and the others are written.
+template <typename Work>
+__device__ __forceinline__ unsigned wrong_columns(int begin, const unsigned long long* sums, const double* units,
+                                                  const Work* centers, const Work* next, int k, int d, bool known,
+                                                  unsigned long long* totals) {
+  __shared__ unsigned long long of_warp[kCheckThreads / 32][kCheckColumns];
+  const int column = begin + threadIdx.x % kCheckColumns;
   unsigned wrong = 0;
-  for (int column = threadIdx.x; column < width && begin < end; column += blockDim.x) {
-    unsigned long long total = 0;
-    for (int cluster = begin; cluster < end; ++cluster) {
-      const unsigned long long* of_cluster = sums + (long long)cluster * width;
-      total += of_cluster[column];
+  unsigned long long total = 0;
+  if (column <= d) {
+    const double of_weight = units[d], unit = units[column];
+#pragma unroll 4
+    for (int cluster = threadIdx.x / kCheckColumns; cluster < k; cluster += kCheckThreads / kCheckColumns) {
+      const unsigned long long* of_cluster = sums + (long long)cluster * (d + 1);
+      const unsigned long long sum = of_cluster[column];
+      total += sum;
       if (column == d) continue;
       // As `advance` has it, to the bit.
-      const double in_cluster = (double)(long long)of_cluster[d] * units[d];
+      const double in_cluster = (double)(long long)of_cluster[d] * of_weight;
       const double inverse = 1 / (in_cluster != 0 ? in_cluster : 1.0);
-      const double sum = (double)(long long)of_cluster[column] * units[column];
       const long long place = (long long)cluster * d + column;
-      if (next[place] != (in_cluster != 0 ? (Work)(sum * inverse) : centers[place])) wrong |= kWrongCentres;
+      const Work mean = (Work)((double)(long long)sum * unit * inverse);
+      if (next[place] != (in_cluster != 0 ? mean : centers[place])) wrong |= kWrongCentres;
     }
-    atomicAdd(columns + column, total);
   }
-  const long long warps = blockDim.x / 32 * (long long)gridDim.x;
-  const long long warp = blockIdx.x * (long long)(blockDim.x / 32) + threadIdx.x / 32;
-  for (long long item = warp; first + item / parts * stride < n; item += warps) {
-    const long long row = first + item / parts * stride;
-    const int part = (int)(item % parts), from = (int)((long long)k * part / parts);
-    const int to = (int)((long long)k * (part + 1) / parts);
-    const int label = labels[row];
-    if (label < 0 || label >= k) {
-      wrong |= kWrongLabels;
-      continue;
+  total += simt::shuffle_xor(total, kCheckColumns);
+  if (simt::lane() < kCheckColumns) of_warp[threadIdx.x / 32][simt::lane()] = total;
+  __syncthreads();
+  if (threadIdx.x >= kCheckColumns || column > d) return wrong;
+  total = 0;
+  for (int warp = 0; warp < kCheckThreads / 32; ++warp) total += of_warp[warp][threadIdx.x];
+  if (!known && column < d) totals[column] = total;
+  return total == totals[column] ? wrong : wrong | kWrongSums;
+}
+
+// Adds up, over this thread's share of the columns, the squares of the differences of some rows and some centres.
+template <bool kAligned, typename T, typename Work>
+__device__ __forceinline__ void add_squares(const T* const (&x)[kCheckRows], const Work* mean, const Work* centers,
+                                            const int (&which)[kCheckCentres], int d, int member, int threads,
+                                            Work (&sums)[kPairs]) {
+  constexpr int kWide = kAligned ? kVector<Work> : 1;
+  using Some = simt::Vector<Work, kWide>;
+#pragma unroll 1
+  for (int j = kWide * member; j < d; j += kWide * threads) {
+    const Some middle = *reinterpret_cast<const Some*>(mean + j);
+    Some one[kCheckRows];
+#pragma unroll
+    for (int r = 0; r < kCheckRows; ++r) {
+      using Read = Packed<T, kWide>;
+      const auto value = Read{*reinterpret_cast<const typename Read::Bits*>(x[r] + j)}.elements();
+#pragma unroll
+      for (int i = 0; i < kWide; ++i) one[r].at[i] = centred<T, Work>(value.at[i], middle.at[i]);
     }
-    const int nearest = nearest_of(rows, centers, row, label, [&](auto take) {
+#pragma unroll
+    for (int c = 0; c < kCheckCentres; ++c) {
+      const Some of_centre = *reinterpret_cast<const Some*>(centers + (long long)which[c] * d + j);
+#pragma unroll
+      for (int r = 0; r < kCheckRows; ++r)
+#pragma unroll
+        for (int i = 0; i < kWide; ++i) {
+          const Work difference = one[r].at[i] - of_centre.at[i];
+          sums[kCheckCentres * r + c] += difference * difference;
+        }
+    }
+  }
+}
+
+// Sums of all pairs over 4 to 32 lanes: lane i ends with those from i · kPairs / lanes on, which are the first.
+template <int kCount = kPairs, typename Sum>
+__device__ __forceinline__ void share_pairs(Sum (&sums)[kPairs], int member, int lanes) {
+  if constexpr (kCount > 1) {
+    if (lanes == 1) return;
+    halve_sums<kCount>(sums, member, lanes);
+    share_pairs<kCount / 2>(sums, member, lanes / 2);
+  }
+}
+
+// Whether a label of a group's rows is none, or names a centre than which one from `from` up to `to` is nearer. Centres
+// are compared eight by eight, the first four being the rows' own.
+template <bool kAligned, typename T, typename Work, typename Label>
+__device__ __forceinline__ bool wrong_labels(long long group, int from, int to, const Rows<T, Work>& rows,
+                                             const Work* centers, const Checked<Label>& of) {
+  constexpr int kWide = kAligned ? kVector<Work> : 1;
+  constexpr bool kNarrow = sizeof(Work) == sizeof(float);
+  __shared__ Work of_warps[2][kCheckThreads];
+  const int threads = 1 << of.log2_threads, member = threadIdx.x & (threads - 1), lanes = threads < 32 ? threads : 32;
+  const int lane = member % 32, pairs = kPairs / lanes, mine = lane * pairs / kCheckCentres;
+  const long long begin = (group * (kCheckThreads >> of.log2_threads) + (threadIdx.x >> of.log2_threads)) * kCheckRows;
+  // Past the last row, the first.
+  auto row_of = [&](int r) {
+    const long long row = of.first + (begin + r) * of.stride;
+    return row < of.n ? row : of.first;
+  };
+  const T* x[kCheckRows];
+  int label[kCheckRows], own = 0;
+#pragma unroll
+  for (int r = 0; r < kCheckRows; ++r) {
+    const long long row = row_of(r);
+    label[r] = of.labels[row];
+    x[r] = rows.X + row * rows.leading;
+    for (int j = kWide * member; j < rows.d; j += kWide * threads) ptx::prefetch(x[r] + j);
+  }
+  bool wrong = false;
+#pragma unroll
+  for (int r = 0; r < kCheckRows; ++r) {
+    const bool is_none = label[r] < 0 || label[r] >= of.k;
+    wrong |= is_none;
+    if (is_none) label[r] = 0;
+    if (r == mine) own = label[r];
+  }
+
+  // Distances of the row whose pairs this lane ends with: the least of others' centres, no more than there are numbers,
+  // and its own, in one lane of those that share the row.
+  Work best = kNarrow ? (Work)3.4e38 : (Work)1.7e308, of_own = 0;
+  auto centre_of = [&](int turn, int c) {
+    const int centre = from + kCheckCentres * turn + c - kCheckRows;
+    return centre < to ? centre : to - 1;
+  };
+  int which[kCheckCentres];
+#pragma unroll
+  for (int c = 0; c < kCheckCentres; ++c) which[c] = c < kCheckRows ? label[c % kCheckRows] : centre_of(0, c);
+  for (int turn = 0; kCheckCentres * turn < kCheckRows + to - from; ++turn) {
+    Work sums[kPairs] = {};
+    add_squares<kAligned>(x, rows.mean, centers, which, rows.d, member, threads, sums);
+    share_pairs(sums, lane, lanes);
+    if (threads > 32) {
+      Work* shared = of_warps[turn % 2];
+      shared[threadIdx.x] = sums[0];
+      __syncthreads();
+      sums[0] = 0;
+      for (int other = 0; other < threads; other += 32) sums[0] += shared[threadIdx.x - member + other + lane];
+    }
+#pragma unroll
+    for (int i = 0; i < kCheckCentres; ++i) {
+      if (i >= pairs) break;
+      const int c = (lane * pairs + i) % kCheckCentres;
+      if (turn == 0 && c < kCheckRows) {
+        if (c == mine) of_own = sums[i];
+      } else if (centre_of(turn, c) != own) {
+        best = sums[i] < best ? sums[i] : best;
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < kCheckCentres; ++c) which[c] = centre_of(turn + 1, c);
+  }
+  for (int bits = lanes / (2 * kCheckRows); bits > 0; bits /= 2) {
+    const Work other = simt::shuffle_xor(best, bits);
+    best = other < best ? other : best;
+    of_own += simt::shuffle_xor(of_own, bits);
+  }
+  // Of float32 by twice what either is off by, (d / 32 + 20)·2⁻²⁴ of itself; squares may be too small to be as exact.
+  // What is no number proves nothing.
+  bool proved;
+  if constexpr (kNarrow) proved = of_own < best * (1 - (float)(rows.d / 32 + 20) / (1 << 23)) - 1e-30f;
+  else proved = of_own <= best * (1 + 1.0 / (1 << 30));
+
+  const bool speaks = member < 32 && lane % (lanes / kCheckRows) == 0;
+  const long long row_mine = row_of(mine);
+  for (unsigned waiting = __ballot_sync(simt::every_lane, speaks && !proved); waiting; waiting &= waiting - 1) {
+    const int one = __ffs(waiting) - 1, its = simt::shuffle(own, one);
+    const long long row = simt::shuffle(row_mine, one);
+    const int nearest = nearest_of(rows, centers, row, its, [&](auto take) {
       for (int centre = from; centre < to; centre += 2) take(centre, centre + 1 < to ? centre + 1 : centre);
     });
-    if (nearest == label) continue;
+    if (nearest == its) continue;
     double squares[2];
-    square_distances(rows, centers, row, {label, nearest}, squares);
+    square_distances(rows, centers, row, {its, nearest}, squares);
     // Of two that are as near, as far as float64 can tell, either will do.
-    if (!(squares[0] <= squares[1] * (1 + 1.0 / (1 << 30)))) wrong |= kWrongLabels;
+    if (!(squares[0] <= squares[1] * (1 + 1.0 / (1 << 30)))) wrong = true;
   }
-  if (wrong) atomicOr(&checks->wrong, wrong);
-  if (!simt::last_to_arrive(&checks->arrived, gridDim.x)) return;
-  const bool known = checks->known != 0;
-  for (int column = threadIdx.x; column < width; column += blockDim.x) {
-    const unsigned long long found = simt::load_from_other_block(columns + column);
-    unsigned long long* total = columns + width + column;
-    if (column == d) *total = weight;
-    else if (!known) *total = found;
-    if (found != *total) atomicOr(&checks->wrong, kWrongSums);
-    columns[column] = 0;
+  return wrong;
+}
+
+// A block for each group of rows and part of the centres, and then for each sixteen columns. `number` counts checks,
+// from 1 on; `over` is that of the check after which iterations ended, 0 if they did not. `seen` is zeros at first.
+template <bool kAligned, typename T, typename Work, typename Label>
+__global__ void __launch_bounds__(kCheckThreads, sizeof(Work) == sizeof(float) ? 3 : 2)
+    check(const Rows<T, Work> rows, const Work* centers, const Work* next, const Checked<Label> of,
+          const unsigned long long* sums, const double* units, unsigned long long* totals, int known, long long number,
+          long long* over, int* stopped, unsigned* seen) {
+  const long long ended = *over;
+  if (ended != 0 && ended != number) return;
+  const int strips = rows.d / kCheckColumns + 1, strip = (int)blockIdx.x + strips - (int)gridDim.x;
+  unsigned wrong;
+  if (strip >= 0) {
+    wrong = wrong_columns(strip * kCheckColumns, sums, units, centers, next, of.k, rows.d, known != 0, totals);
+  } else {
+    const int parts = (of.k + of.each - 1) / of.each, from = (int)blockIdx.x % parts * of.each;
+    const int to = from + of.each < of.k ? from + of.each : of.k;
+    wrong = wrong_labels<kAligned>(blockIdx.x / parts, from, to, rows, centers, of) ? kWrongLabels : 0;
   }
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  const unsigned every = simt::load_from_other_block(&checks->wrong);
-  *seen = every;
-  if (every) *stopped = 1;
-  *checks = {0, 0, *stopped != 0, 1};
+  if (blockIdx.x == 0 && threadIdx.x == 0 && *stopped) *over = number;
+  if (wrong == 0) return;
+  // Whoever finds something writes the same.
+  *stopped = 1;
+  *over = number;
+  for (int i = 0; i < 3; ++i) {
+    if (wrong >> i & 1) seen[i] = 1;
+  }
 }
 
 }  // namespace kmeans

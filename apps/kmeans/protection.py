@@ -33,7 +33,7 @@ __all__ = ["MOST_AGAIN", "FaultError", "Protection", "stride_of"]
 #: How often one step is made again before the fault is called persistent.
 MOST_AGAIN = 3
 # Of the samples, how many are compared with all centres in an iteration, about: a share, and the fewest.
-_ONE_IN, _FEWEST = 4096, 1024
+_ONE_IN, _FEWEST = 4096, 128
 # Scores in float64 that are made at a time.
 _SCORES = 1 << 22
 

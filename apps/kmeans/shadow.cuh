@@ -39,17 +39,23 @@ constexpr int kVector = sizeof(T) == 8 ? 2 : 4;
 template <typename T, bool kAligned>
 constexpr int kShadowRows = sizeof(T) == 2 && kAligned ? 8 : 4;
 
-// Adds up over the first `lanes` of values' kCount: while a lane has several, it gives one half of them to another lane
-// and takes the other half of what that one has. Of lanes ≥ kCount, lane i ends with sum i · kCount / lanes, in values[0].
+// Of kCount sums each, a lane gives one half to the lane that is `lanes` / 2 from it, and adds up the other half of both.
+template <int kCount, typename Sum, int kAll>
+__device__ __forceinline__ void halve_sums(Sum (&values)[kAll], int member, int lanes) {
+  const bool upper = member & lanes / 2;
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    const Sum low = values[i], high = values[kCount / 2 + i];
+    values[i] = (upper ? high : low) + simt::shuffle_xor(upper ? low : high, lanes / 2);
+  }
+}
+
+// Adds up over the first `lanes` of values' kCount, by halves while a lane has several. Of lanes ≥ kCount, lane i ends with
+// sum i · kCount / lanes, in values[0].
 template <int kCount, int kAll>
 __device__ __forceinline__ void share_sums(float (&values)[kAll], int member, int lanes) {
   if constexpr (kCount > 1) {
-    const bool upper = member & lanes / 2;
-#pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) {
-      const float low = values[i], high = values[kCount / 2 + i];
-      values[i] = (upper ? high : low) + simt::shuffle_xor(upper ? low : high, lanes / 2);
-    }
+    halve_sums<kCount>(values, member, lanes);
     share_sums<kCount / 2>(values, member, lanes / 2);
   } else {
     for (int bits = lanes / 2; bits > 0; bits /= 2) values[0] += simt::shuffle_xor(values[0], bits);

@@ -4,8 +4,9 @@ from functools import cache
 
 import numpy as np
 
-from host_cuda.fused_kmeans import BLOCKS, KINDS, Iterations, types_of
+from host_cuda.fused_kmeans import KINDS, Iterations, types_of
 from host_cuda.tall_skinny import build_each
+from tsapps.apps.kmeans.protect_plan import CHECKED, COLUMNS, ROWS, THREADS
 
 #: What a check may find wrong (kWrongSums, …), as bits.
 SUMS, CENTRES, LABELS = 1, 2, 4
@@ -16,18 +17,23 @@ def source(kind):
     T, W, _, _, name = types_of(*kind)
     return "\n".join(
         f"""
-extern "C" void check_{label.replace(" ", "_")}_{name}(
-    const void* rows, const void* centers, const void* next, long long k, const void* labels, long long n,
-    long long first, long long stride, long long parts, const unsigned long long* sums, const double* units,
-    long long weight, unsigned long long* columns, kmeans::Checks* checks, int* stopped, unsigned* seen) {{
-  const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
-  cuda_host::launch(dim3({BLOCKS}), 256, 0, [=] {{
-    kmeans::check<{T}, {W}, {label}>(of, static_cast<const {W}*>(centers), static_cast<const {W}*>(next), (int)k,
-                                     static_cast<const {label}*>(labels), n, first, stride, (int)parts, sums, units,
-                                     (unsigned long long)weight, columns, checks, stopped, seen);
+extern "C" void check_{label.replace(" ", "_")}_{int(aligned)}_{name}(
+    const void* rows, const void* centers, const void* next, const void* checked, const unsigned long long* sums,
+    const double* units, unsigned long long* totals, long long known, long long number, long long* over, int* stopped,
+    unsigned* seen, long long blocks) {{
+  using Checked = kmeans::Checked<{label}>;
+  static_assert(sizeof(Checked) == {CHECKED.itemsize} && kmeans::kCheckThreads == {THREADS});
+  static_assert(kmeans::kCheckRows == {ROWS} && kmeans::kCheckColumns == {COLUMNS});
+  const auto rows_of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
+  const auto of = *static_cast<const Checked*>(checked);
+  cuda_host::launch(dim3(blocks), kmeans::kCheckThreads, 0, [=] {{
+    kmeans::check<{str(aligned).lower()}, {T}, {W}, {label}>(
+        rows_of, static_cast<const {W}*>(centers), static_cast<const {W}*>(next), of, sums, units, totals, (int)known,
+        number, over, stopped, seen);
   }});
 }}"""
         for label in LABEL.values()
+        for aligned in (False, True)
     )
 
 
@@ -38,30 +44,48 @@ def libraries():
 
 
 class CheckedIterations(Iterations):
-    """Iterations that are checked; `checks` and `columns` are what is kept between checks."""
+    """Iterations that are checked; `totals`, `known` and `over` are what is kept between checks."""
 
     def __init__(self, X, k, kind, *arguments, **options):
         super().__init__(X, k, kind, *arguments, **options)
         self.checked = libraries()[kind]
-        self.columns_of_sums, self.checks = np.zeros((2, self.d + 1), np.uint64), np.zeros(4, np.uint32)
         one = np.ones(self.n) if self.weights is None else self.weights.astype(np.float64)
-        self.weight = int(np.rint(one * self.scales[-1]).astype(np.int64).sum())
+        self.totals, self.known = np.full(self.d + 1, 77, np.uint64), False
+        self.totals[-1] = int(np.rint(one * self.scales[-1]).astype(np.int64).sum())
+        self.over, self.number = np.zeros(1, np.int64), 0
 
-    def check(self, centers, following, first=0, stride=1, parts=1):
-        """Return what a check finds wrong, as bits, and whether iterations are stopped."""
-        stopped, seen = np.zeros(1, np.int32), np.full(1, 2**32 - 1, np.uint32)
+    @property
+    def vector(self):
+        """Elements that a thread reads at a time."""
+        widest = 2 if self.work == np.float64 else 4
+        return widest if self.d % widest == 0 else 1
+
+    def check(self, centers, following, first=0, stride=1, *, log2_threads=2, each=4):
+        """Return what a check finds wrong, as bits; `log2_threads` may be as few as a row needs."""
+        while log2_threads < 5 and self.vector << log2_threads < self.d:
+            log2_threads += 1
+        stopped = np.zeros(1, np.int32)
+        seen = self.launch(centers, following, stopped, (self.n, first, stride), log2_threads, each)
+        self.known = True
+        assert (self.over[0] == self.number) == stopped[0] == bool(seen.any())
+        assert set(seen) <= {0, 1}
+        return int(seen @ [1, 2, 4])
+
+    def launch(self, centers, following, stopped, some, log2_threads, each):
+        """Launch a check of some labels; return what it says of each kind."""
         centers, following = (np.ascontiguousarray(one.astype(self.work)) for one in (centers, following))
-        some = self.labels, self.n, first, stride, parts
-        name = f"check_{LABEL[self.labels.dtype].replace(' ', '_')}_{self.name}"
-        state = self.columns_of_sums, self.checks, stopped, seen
-        self.checked.call(
-            name, self.rows(), centers, following, self.k, *some, self.sums, 1 / self.scales, self.weight, *state
-        )
-        assert not self.columns_of_sums[0].any()
-        assert self.checks[:2].tolist() == [0, 0]
-        assert self.checks[2] == stopped[0] == (seen[0] != 0)
-        return int(seen[0])
+        n, _, stride = some
+        checked = np.array((self.labels.ctypes.data, *some, self.k, log2_threads, each, 0), CHECKED)
+        samples = -(-n // stride)
+        blocks = -(-samples // (ROWS * THREADS >> log2_threads)) * -(-self.k // each) + self.d // COLUMNS + 1
+        seen = np.zeros(3, np.uint32)
+        self.number += 1
+        name = f"check_{LABEL[self.labels.dtype].replace(' ', '_')}_{int(self.vector > 1)}_{self.name}"
+        sums = self.sums, 1 / self.scales, self.totals, int(self.known)
+        results = self.number, self.over, stopped, seen, blocks
+        self.checked.call(name, self.rows(), centers, following, checked, *sums, *results)
+        return seen
 
     def begin(self):
         """Begin to iterate again, after a fault."""
-        self.checks[2] = 0
+        self.over[0] = 0

@@ -203,7 +203,8 @@ def test_other_kernels_compile_without_spills(scalar, arch):
             f"move<{scalar}, {scalar}, {count}, {weighted}>" for count in digits for weighted in ("true", "false")
         ],
         "protect.cuh": [
-            f"check<{element}, {scalar}, {label}>"
+            f"check<{aligned}, {element}, {scalar}, {label}>"
+            for aligned in ("true", "false")
             for element in (("float", "ptx::Half", "ptx::Bfloat16") if scalar == "float" else ("double",))
             for label in ("int", "signed char")
         ],

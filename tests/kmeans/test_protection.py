@@ -11,6 +11,7 @@ from tsapps import TSKMeans
 from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.choose import open_engine
 from tsapps.apps.kmeans.cpu import CpuEngine
+from tsapps.apps.kmeans.protect_plan import CENTRES, COLUMNS, ROWS, THREADS, check_plan
 from tsapps.apps.kmeans.protection import MOST_AGAIN, FaultError, stride_of
 from tsapps.apps.kmeans.rows import ArrayRows
 
@@ -160,7 +161,27 @@ def test_a_fault_where_clusters_are_empty(rng):
 
 
 def test_all_samples_are_checked_in_turn():
-    assert [stride_of(n) for n in (1, 1024, 2047, 2048, 1024 * 4096, 10**8)] == [1, 1, 1, 3, 4097, 4097]
+    sizes = 1, 128, 255, 256, 128 * 1000, 128 * 4096, 10**8
+    assert [stride_of(n) for n in sizes] == [1, 1, 1, 3, 1001, 4097, 4097]
+
+
+def test_checks_on_a_gpu_are_dealt_out_evenly(rng):
+    assert check_plan(128, 4096, 16, 8, 132, whole=True) == (7, 4, 32 * 4 + 257)
+    for _ in range(2000):
+        samples, k = (int(10 ** rng.uniform(0, most)) for most in (5.5, 4.5))
+        d, itemsize = int(10 ** rng.uniform(0, 4.2)), int(rng.choice([4, 8]))
+        whole = d % (16 // itemsize) == 0
+        vector = 16 // itemsize if whole else 1
+        log2_threads, each, blocks = check_plan(samples, d, k, itemsize, 132, whole=whole)
+        assert 4 <= 1 << log2_threads <= THREADS
+        # A row's vectors are a lane's or several; and a row has no more threads than it has use for.
+        assert 1 << log2_threads >= min(32, d // vector)
+        assert log2_threads <= 5 or vector << log2_threads < 2 * d
+        assert (each + ROWS) % CENTRES == 0
+        groups, parts = -(-samples // (ROWS * THREADS >> log2_threads)), -(-k // each)
+        assert blocks == groups * parts + -(-(d + 1) // COLUMNS)
+        # No more than are resident at a time, but where groups alone are more.
+        assert parts == 1 or groups * parts <= 132 * 3
 
 
 KINDS = ["blobs", "far off centre", "duplicates", "one feature", "wide range", "whole numbers"]

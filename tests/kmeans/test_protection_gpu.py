@@ -87,7 +87,14 @@ def no_labels(step):
     step.own_labels[:] = -1
 
 
-@pytest.mark.parametrize("fault", [lost_row, wrong_bit, wrong_labels, no_labels])
+def one_label(step):
+    """One of those that this iteration's check looks at."""
+    labels, check = step.own_labels, step.check
+    row = check._turn % check._stride + 7 * check._stride
+    labels[row] = (int(labels[row]) + 1) % step.k
+
+
+@pytest.mark.parametrize("fault", [lost_row, wrong_bit, wrong_labels, no_labels, one_label])
 @pytest.mark.parametrize(("n", "d", "k"), SHAPES)
 def test_a_fault_is_found_and_made_good(n, d, k, fault, monkeypatch):
     X = data(n, d, k, np.float32)

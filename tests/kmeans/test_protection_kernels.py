@@ -6,6 +6,11 @@ from host_cuda.checked_kmeans import CENTRES, LABELS, SUMS, CheckedIterations
 from host_cuda.fused_kmeans import KINDS, SHAPES, blobs
 from host_cuda.tall_skinny import DTYPES
 
+from tsapps.apps.kmeans.protect_plan import ROWS, THREADS
+
+#: Threads that share a row (as a power of two, more where it is longer), and centres of a block.
+SHARES = [(2, 4), (6, 12), (7, 1020)]
+
 
 def test_by_hand():
     X = np.array([[0.0, 0, 0], [1, 0, 0], [4, 0, 0], [3, 0, 0], [2, 0, 0]])
@@ -15,7 +20,7 @@ def test_by_hand():
     _, following = of.advance(centers, moved)
     assert following.tolist() == [[1, 0, 0], [3.5, 0, 0]]
     assert of.check(centers, following) == 0
-    assert (of.columns_of_sums[1] / of.scales).tolist() == [10, 0, 0, 5]
+    assert (of.totals / of.scales).tolist() == [10, 0, 0, 5]
     # The sample in the middle is as near to the other centre; the one beside it is not.
     of.labels[4] = 1
     assert of.check(centers, following) == 0
@@ -44,24 +49,25 @@ def checked(d, k, kind, n, rng):
     return of, centers.astype(of.work), following
 
 
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("share", SHARES, ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
 @pytest.mark.parametrize(("d", "k"), SHAPES)
-def test_what_is_right_is_found_right_and_every_fault_is_found(d, k, kind, parts, rng):
-    n, parts = 200, min(parts, max(1, k // 2))
+def test_what_is_right_is_found_right_and_every_fault_is_found(d, k, kind, share, rng):
+    n = 200
+    options = dict(zip(("log2_threads", "each"), share, strict=True))
     of, centers, following = checked(d, k, kind, n, rng)
-    assert of.check(centers, following, parts=parts) == 0
-    totals = of.columns_of_sums[1].copy()
+    assert of.check(centers, following, **options) == 0
+    totals = of.totals.copy()
     of.iterate(following)
     moved = int(rng.integers(1, n))
     _, later = of.advance(following, moved)
-    assert of.check(following, later, parts=parts) == 0
-    np.testing.assert_array_equal(of.columns_of_sums[1], totals)
+    assert of.check(following, later, **options) == 0
+    np.testing.assert_array_equal(of.totals, totals)
     np.testing.assert_array_equal(totals, of.sums.sum(axis=0).astype(np.uint64))
 
     def found():
         of.begin()
-        return of.check(following, later, parts=parts)
+        return of.check(following, later, **options)
 
     # A bit of a sum, of any place: what adds up is wrong, and the centre unless it is rounded away.
     for _ in range(5):
@@ -117,13 +123,97 @@ def test_a_cluster_without_samples_keeps_its_centre(rng):
     assert of.check(centers, following) == CENTRES
 
 
+def labelled(X, centers, kind=KINDS[0]):
+    """Return what checks labels alone: those of the nearest centres in float64, and no sums."""
+    of = CheckedIterations(X, len(centers), kind)
+    centers = centers.astype(of.work)
+    wide = of.centred.astype(np.float64)
+    of.labels[:] = [((centers.astype(np.float64) - row) ** 2).sum(axis=1).argmin() for row in wide]
+    of.totals[-1] = 0
+    return of, centers
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[3], KINDS[4]], ids=lambda kind: kind[0])
+@pytest.mark.parametrize(("d", "k"), [(1, 3), (4, 16), (15, 17), (64, 6), (130, 5), (4096, 5)])
+def test_every_row_of_a_group_is_checked(d, k, kind, rng):
+    for log2_threads, each in SHARES:
+        # A group of rows, and a piece of another; of long rows, so that tests end soon, one of few.
+        log2_threads = 7 if d > 1000 else max(log2_threads, 5 if d > 32 else 3)
+        n = (ROWS * THREADS >> log2_threads) + 3
+        X, centers = blobs(n, d, k, rng)
+        of, centers = labelled(X.astype(DTYPES[kind[0]]).astype(np.float64), centers, kind)
+        options = {"log2_threads": log2_threads, "each": each}
+        assert of.check(centers, centers, **options) == 0
+        for row in range(n):
+            of.begin()
+            held = of.labels[row]
+            of.labels[row] = (held + 1 + rng.integers(k - 1)) % k
+            assert of.check(centers, centers, **options) == LABELS, row
+            of.labels[row] = held
+
+
+@pytest.mark.parametrize("d", [1, 15, 16, 17, 40])
+def test_every_column_is_checked(d, rng):
+    k = 33 if d == 40 else 11  # more than a block has at a time, or not
+    X, centers = blobs(50, d, k, rng)
+    of, centers = labelled(X, centers)
+    of.sums[...] = rng.integers(-(1 << 40), 1 << 40, of.sums.shape)
+    of.sums[:, -1] = rng.integers(1, 99, k)
+    of.totals[-1] = of.sums[:, -1].sum()
+    following = (of.sums[:, :-1] / of.scales[:-1]) * (1 / (of.sums[:, -1:] / of.scales[-1]))
+    following = following.astype(of.work)
+    assert of.check(centers, following) == 0
+    for column in range(d + 1):
+        cluster = int(rng.integers(k))
+        of.begin()
+        of.sums[cluster, column] += 1
+        assert of.check(centers, following) & SUMS, column
+        of.sums[cluster, column] -= 1
+        if column < d:
+            of.begin()
+            held = following[cluster, column]
+            following[cluster, column] = np.nextafter(held, np.float32(np.inf))
+            assert of.check(centers, following) == CENTRES, column
+            following[cluster, column] = held
+
+
+def test_what_float32_cannot_tell_is_told_by_float64():
+    # ‖x − c‖² of 1 and of 1 − 2⁻²² in the first two, and of what overflows in the third and the fourth.
+    X, centers = np.zeros((3, 20)), np.zeros((4, 20))
+    centers[0, 3], centers[1, 7] = 1, 1 - 2.0**-23
+    centers[2:, 11] = 3e25, 1e25
+    X[2, 11] = 9e25
+    of, centers = labelled(X, centers)
+    assert of.labels.tolist() == [1, 1, 2]
+    for share in SHARES:
+        options = dict(zip(("log2_threads", "each"), share, strict=True))
+        for row, wrong in ((0, 0), (1, 0), (2, 3)):
+            of.begin()
+            assert of.check(centers, centers, **options) == 0
+            held, of.labels[row] = of.labels[row], wrong
+            assert of.check(centers, centers, **options) == LABELS
+            of.labels[row] = held
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]], ids=lambda kind: kind[0])
+def test_any_of_equal_centres_will_do(kind, rng):
+    X, centers = blobs(90, 6, 5, rng)
+    of, centers = labelled(X, np.concatenate([centers, centers]), kind)
+    of.labels[::2] += 5
+    assert of.check(centers, centers) == 0
+    of.labels[8] = (of.labels[8] + 1) % 10
+    assert of.check(centers, centers) == LABELS
+
+
 def test_what_follows_the_end_is_not_checked(rng):
     of, centers, following = checked(16, 9, KINDS[0], 50, rng)
-    of.checks[2] = 1
-    stopped, seen = np.ones(1, np.int32), np.full(1, 77, np.uint32)
-    some = of.labels - 2, of.n, 0, 1, 1
-    state = of.columns_of_sums, of.checks, stopped, seen
-    arguments = centers, following, of.k, *some, of.sums, 1 / of.scales, of.weight, *state
-    of.checked.call(f"check_int_{of.name}", of.rows(), *arguments)
-    assert seen[0] == 77
-    assert of.checks.tolist() == [0, 0, 1, 0]
+    stopped, some = np.ones(1, np.int32), (of.n, 0, 1)
+    # What ended iterations is checked; what comes after it is not, until others begin.
+    assert not of.launch(centers, following, stopped, some, 2, 4).any()
+    assert of.over[0] == of.number == 1
+    of.labels -= 2
+    of.known = True
+    assert not of.launch(centers, following, stopped, some, 2, 4).any()
+    assert of.over[0] == 1
+    of.begin()
+    assert of.launch(centers, following, stopped, some, 2, 4).tolist() == [0, 0, 1]

@@ -1,0 +1,61 @@
+"""How the labels of an iteration are checked on a GPU, chosen from sizes alone; see protect.cuh."""
+
+import numpy as np
+
+from tsapps.apps.kmeans.fused_plan import log2_lanes, vector_of
+
+__all__ = ["CENTRES", "CHECKED", "COLUMNS", "ROWS", "THREADS", "check_plan"]
+
+#: Threads of a block, the rows and centres that one has at a time, and columns of a block's sums (kCheckThreads, …).
+THREADS, ROWS, CENTRES, COLUMNS = 128, 4, 8, 16
+#: The C++ class of the labels that are checked, and how (Checked).
+CHECKED = np.dtype(
+    [
+        *[("labels", "u8"), ("n", "i8"), ("first", "i8"), ("stride", "i8")],
+        *[("k", "i4"), ("log2_threads", "i4"), ("each", "i4"), ("padding", "i4")],
+    ]
+)
+# Threads that share a row at least, so that every lane ends with distances of one row.
+_FEWEST = 4
+# Blocks a multiprocessor, as many as are resident, by the bytes of a centre's element.
+_BLOCKS = {4: 3, 8: 2}
+
+
+def check_plan(
+    samples: int, d: int, k: int, itemsize: int, multiprocessors: int, *, whole: bool
+) -> tuple[int, int, int]:
+    """Choose how labels are checked.
+
+    Parameters
+    ----------
+    samples, d, k : int
+        Rows whose labels are checked at a time, their features, and the clusters.
+    itemsize : int
+        Bytes of an element of a centre.
+    multiprocessors : int
+    whole : bool
+        Whether rows are whole vectors, which a thread reads at a time.
+
+    Returns
+    -------
+    log2_threads : int
+        Of the threads that share a row: its vectors, and more than a warp as long as there are multiprocessors with
+        nothing to do.
+    each : int
+        Centres that a block compares its rows with. With its rows' own, they are a multiple of `CENTRES`.
+    blocks : int
+        Of labels, and of columns.
+    """
+    vectors = -(-d // (vector_of(itemsize) if whole else 1))
+
+    def groups(log2_threads: int) -> int:
+        return -(-samples // (ROWS * THREADS >> log2_threads))
+
+    fewest, most = _FEWEST.bit_length() - 1, THREADS.bit_length() - 1
+    log2_threads = max(fewest, log2_lanes(vectors))
+    most_parts = -(-k // (CENTRES - ROWS))
+    while log2_threads < most and vectors > 1 << log2_threads and groups(log2_threads) * most_parts < multiprocessors:
+        log2_threads += 1
+    parts = max(1, _BLOCKS[itemsize] * multiprocessors // groups(log2_threads))
+    each = -(-(-(-k // parts) + ROWS) // CENTRES) * CENTRES - ROWS
+    return log2_threads, each, groups(log2_threads) * -(-k // each) + d // COLUMNS + 1
