@@ -84,17 +84,23 @@ class WordSums {
     }
   }
 
-  // Writes the sums of the lane's four columns; from one sum to the next it is `width`.
+  // Writes the sums of the lane's four columns, from a multiple of 16 bytes on; from one sum to the next it is `width`.
   __device__ __forceinline__ void store(unsigned long long* to, long long width) const {
+    using Pair = simt::Vector<unsigned long long, 2>;
     // Lane t has products 2·t and 2·t + 1: S₀ and S₁, or both parts of S of t + 1.
     const int t = threadIdx.x % 4;
     if (t > 0) to += (t + 1) * width;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const auto first = simt::bits_of<unsigned long long>(sums_[k / 2][k % 2 * 2]);
-      const auto second = simt::bits_of<unsigned long long>(sums_[k / 2][k % 2 * 2 + 1]);
-      to[k] = t == 0 ? first : first + (second << kPartBits[t + 1]);
-      if (t == 0) to[width + k] = second;
+    for (int half = 0; half < 2; ++half) {
+      Pair first, second;
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        first[k] = simt::bits_of<unsigned long long>(sums_[half][2 * k]);
+        second[k] = simt::bits_of<unsigned long long>(sums_[half][2 * k + 1]);
+        if (t > 0) first[k] += second[k] << kPartBits[t + 1];
+      }
+      *reinterpret_cast<Pair*>(to + 2 * half) = first;
+      if (t == 0) *reinterpret_cast<Pair*>(to + width + 2 * half) = second;
     }
   }
 

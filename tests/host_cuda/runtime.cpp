@@ -78,17 +78,18 @@ struct Work {
   void* context;
 };
 
-// What 8 bytes of shared memory hold of a barrier: arrivals that a phase expects and that are still to come, bytes that
-// are, and the parity of the phase.
+// What 8 bytes of shared memory hold of a barrier: arrivals that a phase expects, whether somebody has waited for the phase
+// before, arrivals and bytes that are still to come, and the parity of the phase.
 struct Mbarrier {
-  short expected, missing;
+  unsigned short expected : 15, awaited : 1;
+  short missing;
   int bytes_and_parity;  // 2 · bytes + parity
 
   int bytes() const { return bytes_and_parity >> 1; }
   unsigned parity() const { return bytes_and_parity & 1; }
   // The next phase, if this one is over.
   void advance() {
-    if (missing == 0 && bytes() == 0) *this = {expected, expected, (int)(parity() ^ 1)};
+    if (missing == 0 && bytes() == 0) *this = {expected, 0, (short)expected, (int)(parity() ^ 1)};
   }
 };
 static_assert(sizeof(Mbarrier) == 8);
@@ -476,23 +477,28 @@ void wait_for_work(size_t pending) {
 }
 
 void mbarrier_init(unsigned long long* barrier, int arrivals) {
-  of(barrier) = {(short)arrivals, (short)arrivals, 0};
+  of(barrier) = {(unsigned short)arrivals, 1, (short)arrivals, 0};
 }
 
 void mbarrier_arrive(unsigned long long* barrier, int bytes) {
   Mbarrier& here = of(barrier);
   if (here.missing < 1) fail("mbarrier.arrive: more arrivals than the %d that a phase expects", here.expected);
+  const auto waits = [=](const Fiber& fiber) { return !fiber.done && fiber.waits_for == barrier; };
+  if (!here.awaited && std::ranges::none_of(doing.block->fibers, waits)) {
+    fail("mbarrier.arrive: nobody has waited for the phase before");
+  }
   --here.missing;
   here.bytes_and_parity += 2 * bytes;
   here.advance();
 }
 
-void mbarrier_wait(const unsigned long long* barrier, unsigned parity) {
+void mbarrier_wait(unsigned long long* barrier, unsigned parity) {
   Fiber& me = *doing.fiber;
   me.waits_for = barrier;
   me.parity = parity;
   me.waits_in = "mbarrier.try_wait";
   switch_context(me.context, doing.block->scheduler);
+  of(barrier).awaited = 1;
 }
 
 void bulk_copy(void* to, const void* from, size_t bytes, unsigned long long* barrier) {

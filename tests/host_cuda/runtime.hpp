@@ -94,7 +94,7 @@ void begin_work(const Work& work) {
 // What the host bodies of bulk copies and their barriers do. A copy lands at once, or when nothing else can go on.
 void mbarrier_init(unsigned long long* barrier, int arrivals);
 void mbarrier_arrive(unsigned long long* barrier, int bytes);  // announces so many
-void mbarrier_wait(const unsigned long long* barrier, unsigned parity);
+void mbarrier_wait(unsigned long long* barrier, unsigned parity);
 void bulk_copy(void* to, const void* from, size_t bytes, unsigned long long* barrier);
 
 inline void check_aligned(const void* address, size_t bytes, const char* what) {

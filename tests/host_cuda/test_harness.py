@@ -99,6 +99,22 @@ def test_a_launch_that_no_gpu_takes(arguments):
         run("x[0] = 1;", floats(1), **arguments)
 
 
+def test_a_phase_of_a_barrier_that_nobody_waits_for():
+    body = """
+    __shared__ ptx::Mbarrier barrier;
+    if (threadIdx.x == 0) ptx::mbarrier_init(&barrier, 1);
+    __syncthreads();
+    for (int phase = 0; phase < 2; ++phase) {
+      if (threadIdx.x == 0) ptx::mbarrier_arrive(&barrier);
+      if (threadIdx.x == 32 && x[0] > 0) ptx::mbarrier_wait(&barrier, phase);
+      __syncthreads();
+    }
+    """
+    run(body, np.ones(1, np.float32), includes='#include "kernels/bulk.cuh"')
+    with pytest.raises(harness.KernelError, match="nobody has waited for the phase before"):
+        run(body, np.zeros(1, np.float32), includes='#include "kernels/bulk.cuh"')
+
+
 def test_after_an_error_the_next_call_runs():
     test_a_deadlock_says_who_waits()
     y = floats(64)
