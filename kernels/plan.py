@@ -247,8 +247,7 @@ class WarpgroupPlan(Plan):
     def shared_bytes(self) -> int:
         """Shared memory of a block; the kernel's own arithmetic."""
         handed_over = (self.warps_k - 1) * self.tile_sums * self._sum_bytes
-        rows = self.tile_m * self._sum_bytes if self.row_sums else 0
-        return self._ring + 2 * self.warps_k * self._parts + self.warps_m * self._handed_over(1) + handed_over + rows
+        return self._ring + 2 * self.warps_k * self._parts + self.warps_m * self._handed_over(1) + handed_over
 
     @property
     def registers(self) -> tuple[int, int, int]:

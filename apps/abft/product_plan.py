@@ -18,8 +18,8 @@ from tsapps.kernels.tables import of_version
 __all__ = [
     "COUNTS_BYTES",
     "JUDGED",
+    "LOOK",
     "SUSPECTS",
-    "SUSPECT_BYTES",
     "WRONG",
     "checked_dtype",
     "checked_epilogue",
@@ -29,25 +29,26 @@ __all__ = [
     "is_fused",
     "matrix_dtype",
     "padded_depth",
-    "row_bounds",
     "row_sums_dtype",
     "store_of",
     "summed",
 ]
 
-#: The C++ classes that kernels take, as NumPy structures: `Judged`, `Suspects` and, of what they give, `Wrong`.
+#: C++ classes that kernels take, as NumPy structures: `Judged`, `Suspects` and, of what they give, `Wrong`.
 JUDGED = np.dtype(
     [(f"{name}_{field}", kind) for name in "ABC" for field, kind in (("data", "u8"), ("row", "i8"), ("column", "i8"))]
     + [(name, "i8") for name in "mkw"]
 )
 WRONG = np.dtype([("row", "i8"), ("column", "i8"), ("found", "f8"), ("value", "f8")])
 SUSPECTS = np.dtype([("suspects", "u8"), ("counts", "u8"), ("capacity", "i8")])
-#: Bytes of `Suspect` and of `Counts`.
-SUSPECT_BYTES, COUNTS_BYTES = 16, 24
+#: `SecondLook`, which begins with what it looks at.
+_OF_A = [("A", "u8"), ("row_stride", "i8"), ("column_stride", "i8"), ("k", "i8")]
+LOOK = np.dtype([*_OF_A, ("y", "u8"), ("row", "f8"), ("row_absolute", "f8"), ("suspects", SUSPECTS)])
+#: Bytes of `Counts`.
+COUNTS_BYTES = 16
 # Registers that a plan has to have of those that it is estimated to need, where nobody has measured it, for it not to
 # spill; by bytes of an element. And of an SM, and how many a thread may have.
 _ROOM, _REGISTERS, _MOST_REGISTERS = {8: 1.2, 4: 1.5, 2: 1.5}, 65_536, 255
-_ROW_BOUNDS = ("row", "row_absolute", "rounding", "rounding_absolute")
 _BOUNDS = ("magnitude", "spread", "absolute", "rounding", "rounding_absolute", "largest_sum", "largest")
 # Weights behind those of the last tile (epilogue.cuh); and N of the weights (row_checks.cuh), at least.
 _BEYOND, _LEAST_N = 16, 16
@@ -68,11 +69,6 @@ def padded_depth(k: int, one: Plan) -> int:
     return -(-k // one.depth) * one.depth + _BEYOND
 
 
-def row_bounds(bounds: Bounds) -> Any:
-    """Return the C++ class `RowBounds`."""
-    return np.array(tuple(getattr(bounds, name) for name in _ROW_BOUNDS), [(name, "f8") for name in _ROW_BOUNDS])[()]
-
-
 def matrix_dtype() -> np.dtype:
     """Return the C++ class `Matrix` as a NumPy structure."""
     return np.dtype([("data", "u8"), ("row", "i8"), ("column", "i8")])
@@ -83,7 +79,7 @@ def checked_dtype(dtype: str) -> np.dtype:
     total = summed(dtype)
     store = [("C", "u8"), ("rows", "i8"), ("columns", "i8"), ("regular", "i8"), ("alpha", total), ("beta", total)]
     limits = [("row", total), ("row_absolute", total)]
-    return np.dtype([*store, ("row_weights", "u8"), *SUSPECTS.descr, *limits])
+    return np.dtype([*store, ("row_weights", "u8"), ("look", LOOK), *limits])
 
 
 def row_sums_dtype() -> np.dtype:
@@ -141,4 +137,4 @@ def store_of(dtype: str, w: int, c: Lies) -> str:
 
 def checked_epilogue(dtype: str, w: int, c: Lies) -> str:
     """Return the C++ class by which a product that carries its checks is stored and checked."""
-    return f"abft::Checked<{SUM[dtype]}, {store_of(dtype, w, c)}>"
+    return f"abft::Checked<{ELEMENT[dtype]}, {SUM[dtype]}, {store_of(dtype, w, c)}>"

@@ -62,11 +62,6 @@ constexpr bool adds_rows = false;
 template <typename Epilogue>
 constexpr bool adds_rows<Epilogue, decltype((void)&Epilogue::row_weights)> = true;
 
-template <typename Epilogue, typename = void>
-constexpr bool multipliers_add = false;
-template <typename Epilogue>
-constexpr bool multipliers_add<Epilogue, decltype((void)&Epilogue::kMultipliersAdd)> = true;
-
 // C ← alpha · sum + beta · C, where C[i, j] is C[i·row_stride + j·column_stride]. With beta = 0, C is not read.
 template <typename T, typename Sum>
 struct Scaled {

@@ -187,14 +187,6 @@ struct Operand {
     }
   }
 
-  // Elements of an outer index that follow each other along the depth: 16 bytes of a line, or one.
-  struct alignas(kAlongDepth && kLineBytes % 16 == 0 ? 16 : sizeof(T)) Together {
-    T at[kAlongDepth && kLineBytes % 16 == 0 ? 16 / sizeof(T) : 1];
-  };
-  static __device__ __forceinline__ Together together(const unsigned char* tile, int outer, int depth) {
-    return *reinterpret_cast<const Together*>(element<false>(tile, outer, depth));
-  }
-
  private:
   // Bytes from the beginning of the tile to element `at` of a line; of a packed tile, all of it is line 0.
   static __device__ int place(int line, int at) {

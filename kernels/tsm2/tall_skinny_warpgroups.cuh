@@ -34,7 +34,6 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
  public:
   // The sums of a lane: those of C and, behind them, those of A's rows.
   static constexpr bool kAddsRows = adds_rows<Epilogue>;
-  static constexpr bool kByLoaders = kAddsRows && !multipliers_add<Epilogue>;
   using Block = WarpgroupBlock<Plan, kAddsRows>;
   using typename Block::A, typename Block::B, typename Block::T, typename Block::Unit, typename Block::Register;
   using typename Block::Depths;
@@ -44,20 +43,19 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
   using Block::kGroupPairs, Block::kJobPairs, Block::kJobs, Block::kLoadsAhead, Block::kStage, Block::kRing;
   using Block::kParts, Block::full, Block::empty, Block::next, Block::kFull, Block::kEmpty;
 
-  // Shared memory, in bytes: that of WarpgroupBlock, what the epilogue needs, the sums of the second split, and those of rows.
+  // Shared memory, in bytes: that of WarpgroupBlock, what the epilogue needs, and the sums of the second split.
   static constexpr int kSumBlocks = kColumnBlocks + kAddsRows, kRegisters = 4 * kMatrices * kSumBlocks;
   using Over = HandOver<Sum, kAddsRows ? 8 * kSumBlocks : kColumns, 1>;
   static constexpr int kOver = Over::template kBytes<Epilogue>;
   static constexpr int kLanes = kRowGroups * kGroup, kAllOver = kLanes / 32 * kOver;
   static constexpr int kTileSums = kLanes * kRegisters;  // in `partial`
   static constexpr int kHandedOver = (kSplits - 1) * kTileSums * (int)sizeof(Sum);
-  static constexpr int kRowsAt = kRing + 2 * kParts + kAllOver + kHandedOver;
-  static constexpr int kSharedBytes = kRowsAt + (kAddsRows ? Plan::kTileM * (int)sizeof(Sum) : 0);
+  static constexpr int kSharedBytes = kRing + 2 * kParts + kAllOver + kHandedOver;
 
   __device__ WarpgroupProduct(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
                               const Work& work, Sum* partial, unsigned* arrived, const Epilogue& epilogue)
-      : shared_(shared), loader_(shared, a, b, work, weights_of(epilogue), rows_of(shared)), work_(work), shares_(Shares::of<Plan>(work)), partial_(partial),
-        arrived_(arrived), epilogue_(epilogue), group_(threadIdx.x / kGroup) {}
+      : shared_(shared), loader_(shared, a, b, work, weights_of(epilogue)), work_(work),
+        shares_(Shares::of<Plan>(work)), partial_(partial), arrived_(arrived), epilogue_(epilogue), group_(threadIdx.x / kGroup) {}
 
   __device__ __forceinline__ void run() {
     const long long begin = shares_.begin(blockIdx.x), end = shares_.begin(blockIdx.x + 1);
@@ -121,7 +119,7 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
           if (unit + 2 < units) ptx::barrier_arrive(empty(unit % 2, group_), kEmpty);
         }
       }
-      finish(*tile, begin + first, begin + last, last < units, sums);
+      finish(*tile, begin + first, begin + last, sums);
     }
   }
 
@@ -203,7 +201,6 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
     if constexpr (kAddsRows) return epilogue.row_weights;
     return nullptr;
   }
-  static __device__ __forceinline__ Sum* rows_of(unsigned char* shared) { return reinterpret_cast<Sum*>(shared + kRowsAt); }
 
   // Of this warp's rows of a matrix, two words: those of pair `pair` of this warpgroup's depth.
   __device__ __forceinline__ void load_pair(Parts (&to)[4], const unsigned char* a_tile, int matrix, int pair,
@@ -211,7 +208,7 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
     constexpr bool kBeyond = Plan::kTileM % (64 * kRowGroups * kMatrices) != 0;
     typename A::Word words[4];
     A::template words<Depths, 2, kBeyond>(words, a_tile, first_row(matrix), 0, split() * kGroupDepth, 2 * pair);
-    if constexpr (kAddsRows && !kByLoaders) {
+    if constexpr (kAddsRows) {
       const auto* weights = reinterpret_cast<const Sum*>(a_tile + Block::kWeightsAt) + split() * kGroupDepth;
       add_rows<Depths, T>(sums[kColumnBlocks], words, weights, 2 * pair);
     }
@@ -225,10 +222,9 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
   }
 
   // Ends this block's part of a tile, the units from `begin` to `end`.
-  __device__ __forceinline__ void finish(const Place& at, long long begin, long long end, bool more,
+  __device__ __forceinline__ void finish(const Place& at, long long begin, long long end,
                                          Sum (&sums)[kMatrices][kSumBlocks][4]) {
     if (kSplits > 1) add_splits(sums);
-    if (kByLoaders) take_rows(more, sums);
     const BlockSums<WarpgroupProduct, Sum, kTileSums> others(*this, shares_, partial_, arrived_);
     if (end - begin < shares_.tile_units && !others.add(begin - at.depth / Plan::kDepth, sums)) return;
     if (split() != 0) return;
@@ -241,20 +237,6 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
       const Sum(&one)[1][kSumBlocks][4] = reinterpret_cast<const Sum(&)[1][kSumBlocks][4]>(sums[i]);
       Over::run(epilogue_, shared_ + kRing + 2 * kParts + threadIdx.x / 32 * kOver, row, rows, at.column, columns, one);
     }
-  }
-
-  // Takes what the loaders have of this tile's rows; `more`: they have further tiles.
-  __device__ __forceinline__ void take_rows(bool more, Sum (&sums)[kMatrices][kSumBlocks][4]) const {
-    ptx::barrier_sync(Block::kRowsReady, Block::kOfRows);
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int i = 0; i < kMatrices; ++i)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = first_row(i) + 8 * half + g;
-        if (t == 0 && row < Plan::kTileM) sums[i][kColumnBlocks][2 * half] = rows_of(shared_)[row];
-      }
-    if (more) ptx::barrier_arrive(Block::kRowsTaken, Block::kOfRows);
   }
 
   // The multipliers as a team of BlockSums.
@@ -277,7 +259,7 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
   __device__ void sync() const { ptx::barrier_sync(Block::kOfMultipliers, kMultipliers); }
 
   unsigned char* shared_;
-  const WarpgroupLoader<Plan, kAddsRows, kByLoaders> loader_;
+  const WarpgroupLoader<Plan, kAddsRows> loader_;
   const Work& work_;
   const Shares shares_;
   Sum* partial_;

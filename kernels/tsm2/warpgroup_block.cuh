@@ -5,7 +5,7 @@
 
 namespace tsm2 {
 
-// kAddsRows: whether loaders add up A's rows, too.
+// kAddsRows: whether A's rows are added up, too, so that weights come with the units.
 template <typename Plan, bool kAddsRows>
 struct WarpgroupBlock {
   using A = typename Plan::A;
@@ -50,10 +50,6 @@ struct WarpgroupBlock {
   static __device__ int full(int place, int group) { return 3 + 2 * group + place; }
   static __device__ int empty(int place, int group) { return 3 + 2 * kGroups + 2 * group + place; }
   static constexpr int kFull = 2 * kGroup, kEmpty = kGroup + kLoaders * kGroup, kOfMultipliers = 3 + 4 * kGroups;
-  // A tile's sums of rows are in shared memory; they were taken from there.
-  static constexpr int kRowsReady = kOfMultipliers + 1, kRowsTaken = kOfMultipliers + 2, kOfRows = kGroup + kMultipliers;
-  static constexpr int kOfCopiers = kOfMultipliers + 3;
-  static_assert(!kAddsRows || kOfCopiers < 16, "a block has 16 barriers");
 
   // Registers of a thread: as all begin with, of 512 for a thread of every warpgroup of a multiprocessor; of a loader;
   // and of a multiplier, which gets the rest.

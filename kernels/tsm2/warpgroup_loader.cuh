@@ -1,12 +1,11 @@
-// The warpgroups of tall_skinny_warpgroups.cuh that copy A and B to shared memory, and take B apart. The one that copies has time
-// to add up the rows of A, if these are wanted: a thread has whole rows of a tile.
+// The warpgroups of tall_skinny_warpgroups.cuh that copy A and B to shared memory, and take B apart.
 #pragma once
 #include "kernels/tsm2/unit_reader.cuh"
 #include "kernels/tsm2/warpgroup_block.cuh"
 
 namespace tsm2 {
 
-template <typename Plan, bool kAddsRows, bool kByLoaders>
+template <typename Plan, bool kAddsRows>
 class WarpgroupLoader {
  public:
   using Block = WarpgroupBlock<Plan, kAddsRows>;
@@ -15,10 +14,10 @@ class WarpgroupLoader {
   using Unit = typename Block::Unit;
   using Sum = typename Unit::Sum;
 
-  // `rows`, in shared memory, is where a tile's sums of rows go, by `weights`.
+  // `weights` of A's rows come with the units, if they are wanted.
   __device__ WarpgroupLoader(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
-                             const Work& work, const Sum* weights, Sum* rows)
-      : shared_(shared), a_(a), b_(b), work_(work), weights_(weights), rows_(rows) {}
+                             const Work& work, const Sum* weights)
+      : shared_(shared), a_(a), b_(b), work_(work), weights_(weights) {}
 
   template <bool kCopies, bool kPrepares>
   __device__ __forceinline__ void run(long long begin, int units) const {
@@ -38,86 +37,27 @@ class WarpgroupLoader {
     if (kCopies) {
       for (int i = 0; i < Plan::kStages - 2; ++i) fetch();
     }
-    RowsOfTile rows(work_, begin, units);
     for (int unit = 0; unit < units; ++unit) {
       const int place = unit % 2;
       if (unit >= 2) {
         for (int group = 0; group < Block::kGroups; ++group) ptx::barrier_sync(Block::empty(place, group), Block::kEmpty);
       }
       if (kCopies) ptx::cp_async_wait<Plan::kStages - 3>();
-      const unsigned char* stage = shared_ + now * Block::kStage;
-      now = Block::next(now);
       if (kPrepares) {
         ptx::barrier_sync(Block::landed(place), Block::kLoaders * Block::kGroup);
-        take_apart(stage + (Plan::kGram ? 0 : A::kBytes), place, thread);
+        take_apart(shared_ + now * Block::kStage + (Plan::kGram ? 0 : A::kBytes), place, thread);
+        now = Block::next(now);
         ptx::async_fence();
         for (int group = 0; group < Block::kGroups; ++group) ptx::barrier_arrive(Block::full(place, group), Block::kFull);
       } else {
         ptx::barrier_arrive(Block::landed(place), Block::kLoaders * Block::kGroup);
       }
       if (kCopies) fetch();
-      if (kCopies && kByLoaders) {
-        if (!kPrepares) ptx::barrier_sync(Block::kOfCopiers, Block::kGroup);  // what others copied is there
-        rows.add(stage, thread, rows_);
-      }
     }
   }
 
  private:
   using Parts = typename Unit::Parts;
-
-  // A thread's rows of a tile, as units are added to them.
-  class RowsOfTile {
-   public:
-    __device__ RowsOfTile(const Work& work, long long begin, int units) : tile_(work, begin), units_(units) { begin_tile(); }
-
-    __device__ __forceinline__ void add(const unsigned char* stage, int thread, Sum* to) {
-      struct alignas(16) Weights {
-        Sum at[kTogether];
-      };
-      const auto* weights = reinterpret_cast<const Weights*>(stage + Block::kWeightsAt);
-#pragma unroll 4
-      for (int i = 0; i < Plan::kDepth / kTogether; ++i) {
-        const auto x = kTogether > 1 ? weights[i] : Weights{reinterpret_cast<const Sum*>(weights)[i]};
-#pragma unroll
-        for (int row = 0; row < kRows; ++row) {
-          const int outer = row * Block::kGroup + thread;
-          const auto some = A::together(stage, outer < Plan::kTileM ? outer : 0, i * kTogether);
-          Sum sum = 0;
-#pragma unroll
-          for (int j = 0; j < kTogether; ++j) sum = fma(Element<typename Block::T>::value(some.at[j]), x.at[j], sum);
-          sums_[row] += sum;
-        }
-      }
-      --units_;
-      if (--left_ > 0) return;
-      if (handed_over_) ptx::barrier_sync(Block::kRowsTaken, Block::kOfRows);
-      handed_over_ = true;
-#pragma unroll
-      for (int row = 0; row < kRows; ++row) {
-        const int outer = row * Block::kGroup + thread;
-        if (outer < Plan::kTileM) to[outer] = sums_[row];
-      }
-      ptx::barrier_arrive(Block::kRowsReady, Block::kOfRows);
-      tile_.next_tile();
-      begin_tile();
-    }
-
-   private:
-    static constexpr int kRows = (Plan::kTileM + Block::kGroup - 1) / Block::kGroup;
-    static constexpr int kTogether = (int)(sizeof(typename A::Together) / sizeof(typename Block::T));
-
-    __device__ __forceinline__ void begin_tile() {
-      left_ = tile_.units_left() < units_ ? tile_.units_left() : units_;
-#pragma unroll
-      for (int row = 0; row < kRows; ++row) sums_[row] = 0;
-    }
-
-    Cursor<Plan> tile_;
-    int units_, left_;  // of the block, and of this tile
-    Sum sums_[kRows];
-    bool handed_over_ = false;
-  };
 
   // Takes a unit's B apart.
   __device__ __forceinline__ void take_apart(const unsigned char* b_tile, int place, int thread) const {
@@ -149,7 +89,6 @@ class WarpgroupLoader {
   const typename B::Source& b_;
   const Work& work_;
   const Sum* weights_;
-  Sum* rows_;
 };
 
 }  // namespace tsm2
