@@ -281,8 +281,8 @@ def _ratio(A: np.ndarray, B: np.ndarray, dtype: str, threshold: str | Calibratio
     bounds = thresholds.proven(k, w, dtype)
     if isinstance(threshold, Calibration):
         bounds = thresholds.statistical(k, w, dtype, threshold.error(k), threshold.p)
-    exact, magnitude, square = product_cpu.exact_rows(some, B)
-    allowed = bounds.magnitude * magnitude + bounds.spread * np.sqrt(exact**2 + square)
+    exact, magnitude = product_cpu.exact_rows(some, B)
+    allowed = bounds.magnitude * magnitude + bounds.spread * product_cpu.walks(some, B)
     off = (some.astype(work) @ B.astype(work)).astype(np.float64) - exact
     size = np.sqrt((off**2).mean())
     return float(np.sqrt((allowed**2).mean()) / size) if size else None

@@ -12,7 +12,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench import record
-from bench.abft_campaign import interval
+from bench.abft_campaign import DISTRIBUTIONS, interval
 
 __all__ = ["text"]
 
@@ -20,7 +20,7 @@ _COUNTS = ("trials", "detected", "repaired", "miscorrected", "certain", "certain
 
 
 def text(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return two Markdown tables, of faults and of what was clean."""
+    """Return Markdown tables: of faults, of what was clean, and of how far thresholds are above rounding errors."""
     faults: dict[tuple[str, ...], dict[str, int]] = {}
     clean: dict[tuple[str, ...], dict[str, int]] = {}
     for one in records:
@@ -44,7 +44,25 @@ def text(records: Sequence[Mapping[str, Any]]) -> str:
     for names, sums in clean.items():
         most = interval(sums["false_alarms"], sums["clean"])[1]
         lines.append(f"| {' | '.join(names)} | {sums['clean']:,} | {sums['false_alarms']} | {most:.1e} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_ratios(records)])
+
+
+def _ratios(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the table of thresholds over rounding errors, the larger of both targets; no lines if there are none."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for one in records:
+        if one["threshold_ratio"] is not None:
+            row = found.setdefault((one["code"], one["dtype"]), {})
+            row[one["distribution"]] = max(row.get(one["distribution"], 0.0), one["threshold_ratio"])
+    if not found:
+        return []
+    lines = ["", f"| threshold | over rounding errors of | {' | '.join(DISTRIBUTIONS)} |"]
+    lines.append("|---|---|" + "--:|" * len(DISTRIBUTIONS))
+    for names, row in found.items():
+        # Without a number are those that lose nothing.
+        ratios = (f"{row[name]:.1f}" if name in row else "–" for name in DISTRIBUTIONS)
+        lines.append(f"| {' | '.join(names)} | {' | '.join(ratios)} |")
+    return lines
 
 
 def _add(sums: dict[str, int], one: Mapping[str, Any]) -> None:

@@ -1,35 +1,57 @@
 """How large rounding errors are on a device, measured: what the statistical threshold stands on.
 
 Of random matrices, products of several depths k are computed as the device computes them, before they are rounded to 16
-bits, and held against exact ones. Each element's error, relative to √(r² + Σ(ab)²) (thresholds.py), is taken for one of
-a sub-Gaussian scale e: the root of their mean square, or what the largest of n of them says, which is √(2 ln 2n) scales
-at most by expectation; whichever is larger. Of the first there is a χ² confidence interval, and its upper end is what
-counts.
+bits, and held against exact ones. Each element's error x, relative to how far roundings may walk (thresholds.py), is
+taken for one of a sub-Gaussian scale e, which is the largest of these, over the distributions:
+
+- the root of their mean square, at the upper end of its χ² interval;
+- what their tail says. Of the largest 256th, those beyond y, the mean of x² − y² is 2e², if the tail is Gaussian: e is
+  that of the upper end of the mean's interval, and no less than y / c(q), with the upper end q of their share's. If the
+  tail goes on as it begins, by P(x² > y² + z) ≤ q exp(−z / 2e²), then e · c(p) is exceeded with probability p at most,
+  for any p below q: (e · c(p))² = 2e² ln(2/q) + 2e² ln(q/p) ≥ y² + 2e² ln(q/p). Also no less than the largest of n
+  over c(1/n);
+- u/√3, which additions one after another have that lose anything up to half a last place. Data that lose less, as those
+  of few bits do, say nothing of others.
 """
 
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from math import log, sqrt
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tsapps.apps.abft import product_cpu
-from tsapps.apps.abft.thresholds import DTYPES, confidence, statistical
+from tsapps.apps.abft.thresholds import DTYPES, confidence, statistical, summed_unit
 from tsapps.kernels.build import cache_directory, write_whole
 
-__all__ = ["DEPTHS", "Calibration", "Depth", "calibrate", "calibration_path", "load_calibration", "save_calibration"]
+__all__ = [
+    "DEPTHS",
+    "Calibration",
+    "Depth",
+    "calibrate",
+    "calibration_path",
+    "load_calibration",
+    "save_calibration",
+    "sums_of",
+]
 
 #: The depths that are measured.
 DEPTHS = (16, 64, 256, 1024, 4096)
-# Columns of a product that is measured; and the distributions: of mean zero, all positive, and with a long tail.
-_COLUMNS = 16
+# Of the file: 1 (which was not written in it) was of errors relative to other magnitudes.
+_VERSION = 2
+# Columns of a product that is measured; how many elements say something of a distribution; and the tail's share.
+_COLUMNS, _FEWEST, _TAIL = 16, 64, 1 / 256
+#: What is drawn: of mean zero, all positive, with a long tail, of wide range, mostly zero, and cancelling in pairs.
 _DISTRIBUTIONS: tuple[Callable[[np.random.Generator, tuple[int, int]], np.ndarray], ...] = (
     lambda rng, shape: rng.standard_normal(shape),
     lambda rng, shape: rng.uniform(0, 1, shape),
     lambda rng, shape: rng.lognormal(0, 1, shape) * rng.choice([-1.0, 1.0], shape),
+    lambda rng, shape: np.ldexp(rng.standard_normal(shape), rng.integers(-8, 4, shape)),
+    lambda rng, shape: rng.standard_normal(shape) * (rng.random(shape) < 0.1),
+    lambda rng, shape: rng.normal(1, 1e-3, shape) * np.where(np.arange(shape[1]) % 2, -1, 1),
 )
 
 
@@ -41,20 +63,20 @@ class Depth:
     ----------
     k : int
     error : float
-        e, the upper end of its confidence interval, or what the largest says.
+        e: the larger of `high` and `tail`, and no less than that of additions one after another.
     low, high : float
-        The confidence interval of the root mean square.
-    largest : float
-        Of all relative errors.
+        The confidence interval of the root mean square of relative errors, where it is largest.
+    tail : float
+        The scale of the tail, at its interval's upper end, where it is largest.
     n : int
-        Elements.
+        Elements of a distribution.
     """
 
     k: int
     error: float
     low: float
     high: float
-    largest: float
+    tail: float
     n: int
 
 
@@ -82,12 +104,15 @@ class Calibration:
     depths: tuple[Depth, ...]
 
     def error(self, k: int) -> float:
-        """Return e for sums of k products: of the next depth that was measured, or in proportion beyond the last."""
+        """Return e for sums of k products: of the next depth that was measured, or as √k beyond the last.
+
+        Even of additions that all lose on the same side, the error grows no faster beside what it is relative to.
+        """
         for depth in self.depths:
             if k <= depth.k:
                 return depth.error
         last = self.depths[-1]
-        return last.error * k / last.k
+        return last.error * sqrt(k / last.k)
 
 
 def calibrate(
@@ -101,11 +126,11 @@ def calibrate(
     device : int, optional
         The number of a GPU; the CPU, if not given.
     p : float
-        The false-alarm rate of an element that thresholds are to have.
+        The false-alarm rate of an element that thresholds are to have, at least 10⁻¹².
     level : float
         The confidence of each interval, between 0 and 1.
     rows : int
-        Of each product that is measured, at least 16; there are 16 columns, and three distributions.
+        Of each product that is measured, at least 16; there are 16 columns, and six distributions.
     seed : int
 
     Returns
@@ -116,6 +141,8 @@ def calibrate(
     ------
     ValueError
         If an argument is none of these.
+    ArithmeticError
+        If the device's sums are not exact where those of any order are: the statistical threshold is not for it.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
@@ -131,13 +158,25 @@ def calibrate(
 
 def _measured(dtype: str, device: int | None, k: int, level: float, rows: int, rng: np.random.Generator) -> Depth:
     found = [_relative_errors(*pair, dtype, device) for pair in _operands(dtype, k, rows, rng)]
+    scales = [_scales(one, level) for one in found if one.size >= _FEWEST]
     # Each distribution by itself: the widest is what counts.
-    n = found[0].size
-    square = max(float((one**2).mean()) for one in found)
-    largest = max(float(one.max()) for one in found)
-    low, high = _chi_square(n, level)
-    tail = largest / sqrt(2 * log(2 * n))
-    return Depth(k, max(sqrt(square) * high, tail, 2.0**-60), sqrt(square) * low, sqrt(square) * high, largest, n)
+    low, high, tail = (max(column) for column in zip((0.0, 0.0, 0.0), *scales, strict=True))
+    return Depth(k, max(high, tail, summed_unit(dtype) / sqrt(3)), low, high, tail, rows * _COLUMNS)
+
+
+def _scales(errors: np.ndarray, level: float) -> tuple[float, float, float]:
+    """Return the interval of the root mean square, and the scale of the tail, of relative errors."""
+    from scipy.stats import beta, chi2
+
+    low, high = (sqrt(float((errors**2).mean())) * by for by in _chi_square(errors.size, level))
+    squares = np.sort(errors**2)[::-1]
+    n, t = errors.size, max(16, int(errors.size * _TAIL))
+    beyond = float(squares[t])
+    # Of exponentials of mean 1, twice a sum of t is a χ² of 2t.
+    excess = float((squares[:t] - beyond).sum()) * 2 / float(chi2.ppf(1 - level, 2 * t))
+    share = float(beta.ppf(level, t + 1, n - t))
+    largest = sqrt(float(squares[0])) / confidence(1 / n)
+    return low, high, max(sqrt(excess / 2), sqrt(beyond) / confidence(share), largest)
 
 
 def _chi_square(n: int, level: float) -> tuple[float, float]:
@@ -154,17 +193,26 @@ def _operands(dtype: str, k: int, rows: int, rng: np.random.Generator) -> Iterat
         yield draw(rng, (rows, k)).astype(kind), draw(rng, (k, _COLUMNS)).astype(kind)
 
 
-def _relative_errors(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> np.ndarray:
-    """Return |sum − r| / √(r² + Σ(ab)²) of every element."""
+def sums_of(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> np.ndarray:
+    """Return A · B as a device sums it, before it is rounded to 16 bits; on a GPU, of whole eights of columns."""
     if device is None:
         work = product_cpu.working_type(A.dtype)
-        sums = product_cpu.multiply(A.astype(work), B.astype(work))
-    else:
-        from tsapps.apps.abft import product_gpu
+        return product_cpu.multiply(A.astype(work), B.astype(work)).astype(np.float64)
+    from tsapps.apps.abft import product_gpu
 
-        sums = product_gpu.sums(A, B, dtype, device)
-    exact, _, square = product_cpu.exact_rows(A, B)
-    return abs(sums.astype(np.float64) - exact) / np.sqrt(exact**2 + square)
+    return product_gpu.sums(A, B, dtype, device).astype(np.float64)
+
+
+def _relative_errors(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> np.ndarray:
+    """Return |sum − r| / walk of every element that need not be exact."""
+    errors = abs(sums_of(A, B, dtype, device) - product_cpu.exact_rows(A, B)[0])
+    walks = product_cpu.walks(A, B)
+    if errors[walks == 0].any():
+        raise ArithmeticError(
+            f"sums of {dtype} on {_name(device)} are off by up to {errors[walks == 0].max()} where they have no more "
+            "bits than are summed in: use threshold='proven' there"
+        )
+    return errors[walks > 0] / walks[walks > 0]
 
 
 def _numpy_type(dtype: str) -> Any:
@@ -195,7 +243,8 @@ def calibration_path(device_name: str, dtype: str) -> Path:
 def save_calibration(calibration: Calibration) -> Path:
     """Write a calibration where `load_calibration` finds it, by one rename, and return where that is."""
     path = calibration_path(calibration.device, calibration.dtype)
-    write_whole(path, (json.dumps(asdict(calibration), indent=1) + "\n").encode())
+    whole = {"version": _VERSION} | asdict(calibration)
+    write_whole(path, (json.dumps(whole, indent=1) + "\n").encode())
     return path
 
 
@@ -205,7 +254,7 @@ def load_calibration(dtype: str, device: int | None = None) -> Calibration:
     Raises
     ------
     ValueError
-        If there is none, or its file holds something else.
+        If there is none, or its file is of another version or holds something else.
     """
     name = _name(device)
     path = calibration_path(name, dtype)
@@ -214,6 +263,9 @@ def load_calibration(dtype: str, device: int | None = None) -> Calibration:
     )
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+        version = found.pop("version", 1)
+        if version != _VERSION:
+            raise ValueError(f"it is of version {version}; expected {_VERSION}")
         depths = tuple(Depth(**depth) for depth in found.pop("depths"))
         calibration = Calibration(**found, depths=depths)
         wrong = (calibration.device, calibration.dtype) != (name, dtype) or not depths

@@ -108,7 +108,7 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
     threshold : {"proven", "statistical"}, float or Calibration
         What an element may be off by. By "proven", what rounding can explain (Higham's bound, |C − AB| ≤ γ·|A||B|) is
         never called wrong: no false alarms. By "statistical", or a calibration, some hundred times less, which rounding
-        exceeds with the calibration's false-alarm rate at most, an element, where products are in no particular order;
+        exceeds with the calibration's false-alarm rate at most, an element, where rounding errors are random;
         made by ``tsapps abft-calibrate`` or `calibrate`. A number: that, absolutely. To each is added what rounding to
         16 bits may lose.
 

@@ -14,12 +14,26 @@ import numpy as np
 
 from tsapps.apps.abft.thresholds import Bounds
 
-__all__ = ["CHECKS", "Wrong", "check_columns", "checked_blocks", "exact_rows", "random_signs", "suspected", "wrong"]
+__all__ = [
+    "CHECKS",
+    "Wrong",
+    "check_columns",
+    "checked_blocks",
+    "exact_rows",
+    "random_signs",
+    "suspected",
+    "walks",
+    "wrong",
+]
 
 #: Columns that a row carries beside those of C: two checks, and the probes of its magnitude.
 CHECKS = 8
 # Bytes of A that are multiplied at a time; and of products that are held to compute rows again.
 _BLOCK_BYTES, _EXACT_BYTES = 64 << 20, 16 << 20
+# Of walks: elements that are summed up at a time, so that they stay in the cache; after how many products partial sums
+# begin anew, besides those that never do; the Σ|ab| between which nothing is lost by squaring; and how many last places
+# float32 has.
+_WALKING, _ANEW, _HELD, _PLACES = 1 << 13, (32, 512), (2.0**-480, 2.0**480), 2.0**24
 # 2²⁷ + 1, by which a float64 is split into halves of which products are exact (Veltkamp).
 _SPLITTER = 134217729.0
 
@@ -115,20 +129,20 @@ def suspected(sums: np.ndarray, checks: np.ndarray, bounds: Bounds, *, rounded: 
         return np.flatnonzero(~((off <= most) & (most < np.inf)))
 
 
-def exact_rows(A: np.ndarray, B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the product of a few rows as exactly as float64 holds it, with Σ|ab| and Σ(ab)², each (rows, w) float64.
+def exact_rows(A: np.ndarray, B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the product of a few rows as exactly as float64 holds it, and Σ|ab|, each (rows, w) float64.
 
     Of float64, products and sums are kept with what they lose (T. Ogita, S. Rump and S. Oishi, Accurate sum and dot
     product, 2005), by a tree of sums.
     """
     a, b = A.astype(np.float64), B.astype(np.float64)
     with np.errstate(all="ignore"):
-        magnitude, square = abs(a) @ abs(b), (a * a) @ (b * b)
+        magnitude = abs(a) @ abs(b)
         if A.dtype != np.float64:
-            return a @ b, magnitude, square
+            return a @ b, magnitude
         step = max(1, _EXACT_BYTES // (8 * max(1, b.size)))
         blocks = [_twofold(a[first : first + step], b) for first in range(0, len(a), step)]
-        return np.concatenate([np.empty((0, b.shape[1])), *blocks]), magnitude, square
+        return np.concatenate([np.empty((0, b.shape[1])), *blocks]), magnitude
 
 
 def _twofold(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -160,6 +174,50 @@ def _lost_of_product(x: np.ndarray, y: np.ndarray, product: np.ndarray) -> np.nd
     return x_low * y_low - (((product - x_high * y_high) - x_low * y_high) - x_high * y_low)
 
 
+def walks(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+    """Return how far roundings of the product of a few rows may walk (thresholds.py), (rows, w) float64."""
+    a, b = A.astype(np.float64), B.astype(np.float64)
+    step = max(1, _WALKING // max(1, b.shape[1]))
+    with np.errstate(all="ignore"):
+        blocks = [_walk(a[first : first + step], b, exact=A.itemsize == 2) for first in range(0, len(a), step)]
+    return np.concatenate([np.empty((0, b.shape[1])), *blocks])
+
+
+def _walk(a: np.ndarray, b: np.ndarray, *, exact: bool) -> np.ndarray:
+    """Return the walks of a block; `exact` is whether products are exact in what they are summed in."""
+    shape, k = (len(a), b.shape[1]), a.shape[1]
+    sums = np.zeros((len(_ANEW) + 1, *shape))
+    square, magnitude, finest = np.zeros(shape), np.zeros(shape), np.full(shape, np.inf)
+    left, right = _last_place(a), _last_place(b)
+    for step in range(k):
+        product = a[:, step, np.newaxis] * b[step]
+        for total, run in zip(sums, (*_ANEW, k), strict=True):
+            if step % run == 0:
+                total[...] = 0
+        sums += product
+        of_sums = (_power(sums) ** 2).sum(axis=0) / len(sums)
+        square += np.where(product != 0, of_sums + 2 * _power(product) ** 2, 0.0)
+        magnitude += abs(product)
+        if exact:
+            np.fmin(finest, left[:, step, np.newaxis] * right[step], out=finest)
+    # Squares of what is very large or small are lost; no partial sum is larger than Σ|ab|.
+    held = (magnitude > _HELD[0]) & (magnitude < _HELD[1])
+    walk = np.where(held, np.sqrt(square), np.sqrt(3 * k) * magnitude)
+    return np.where(exact & (magnitude < _PLACES * finest), 0.0, walk)
+
+
+def _power(x: np.ndarray) -> np.ndarray:
+    """Return the greatest power of two that is no larger than |x|; 0 of 0."""
+    return (x.view(np.int64) & 0x7FF0000000000000).view(np.float64)
+
+
+def _last_place(x: np.ndarray) -> np.ndarray:
+    """Return the greatest power of two of which x is a multiple, infinite of 0."""
+    bits = np.ascontiguousarray(x).view(np.int64)
+    place = np.where(bits & 0xFFFFFFFFFFFFF, abs(x - (bits & (bits - 1)).view(np.float64)), abs(x))
+    return np.where(x == 0, np.inf, place)
+
+
 def wrong(A: np.ndarray, B: np.ndarray, C: np.ndarray, rows: Iterable[int], bounds: Bounds) -> Iterator[Wrong]:
     """Yield the elements of some rows of C that are wrong, in order, and what they should be.
 
@@ -170,10 +228,11 @@ def wrong(A: np.ndarray, B: np.ndarray, C: np.ndarray, rows: Iterable[int], boun
     step = max(1, _EXACT_BYTES // (8 * max(1, A.shape[1])))
     for first in range(0, len(every), step):
         some = every[first : first + step]
-        exact, magnitude, square = exact_rows(A[some], B)
+        exact, magnitude = exact_rows(A[some], B)
+        walk = walks(A[some], B) if bounds.spread else np.zeros_like(exact)
         with np.errstate(all="ignore"):
             found = C[some].astype(np.float64)
-            allowed = bounds.magnitude * magnitude + bounds.spread * np.sqrt(exact**2 + square) + bounds.absolute
+            allowed = bounds.magnitude * magnitude + bounds.spread * walk + bounds.absolute
             # What is rounded is the sum, not the exact element.
             allowed += bounds.rounding * (abs(exact) + allowed) + bounds.rounding_absolute
             judged = np.isfinite(exact) & (

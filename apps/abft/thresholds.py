@@ -11,28 +11,52 @@ of which d_i would be zero without rounding, and |y_i|, |p_i| ≤ S_i. A row is 
     |d_i| > row · max(|p_i|, |y_i|, …) + row_absolute + rounding · Σ_j |c_ij|,
 
 which takes nothing but what the product carries. A suspected row is computed again, in float64 or better, from A and B:
-its exact elements r_ij, with Σ|ab| = Σ_l |a_il b_lj| and Σ(ab)² likewise. An element is *wrong* where
+its exact elements r_ij, with Σ|ab| = Σ_l |a_il b_lj|. An element is *wrong* where
 
     |c_ij − r_ij| > T + rounding · (|r_ij| + T) + rounding_absolute,
-                    T = magnitude · Σ|ab| + spread · √(r_ij² + Σ(ab)²) + absolute.
+                    T = magnitude · Σ|ab| + spread · walk + absolute.
+
+`walk` is how far the roundings of a sum go if their signs are random, in units of u: with ⌊x⌋₂ the greatest power of
+two that is no larger than |x|, and partial sums s that begin anew after every 32 or 512 products, or never,
+
+    walk² = Σ_l (the mean of the three ⌊s_l⌋₂² + 2 ⌊a_il b_lj⌋₂²),    over the products that are not zero.
+
+u⌊s⌋₂ is half a last place of s, what an addition that is rounded to nearest loses at most. Of 16-bit types, whose
+products are exact in float32, walk is 0 where Σ|ab| is less than 2²⁴ last places of the finest product: there, sums in
+any order are exact.
 
 The first is a matter of speed and of what is found, the second of what is true: with the proven bound, no element is
 ever called wrong that rounding explains.
 
 Sources: N. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed. (2002), chapter 3, for γ and its proofs;
-K.-H. Huang and J. Abraham (1984) for products that carry checksums. That the rounding error of a sum follows its
-partial sums, as a random walk does: N. Higham and T. Mary (2019).
+K.-H. Huang and J. Abraham (1984) for products that carry checksums. That rounding errors of random signs make a
+martingale, whose tail is bounded by the partial sums: M. Connolly, N. Higham and T. Mary, "Stochastic rounding and its
+probabilistic backward error analysis" (2021).
 """
 
 from dataclasses import dataclass
 from math import inf, log, sqrt
 
-__all__ = ["DTYPES", "UNIT", "Bounds", "absolute", "confidence", "element_error", "gamma", "proven", "statistical"]
+__all__ = [
+    "DTYPES",
+    "RAREST",
+    "UNIT",
+    "Bounds",
+    "absolute",
+    "confidence",
+    "element_error",
+    "gamma",
+    "proven",
+    "statistical",
+    "summed_unit",
+]
 
 #: The unit roundoff u of each dtype.
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 #: The dtypes whose products are protected.
 DTYPES = tuple(UNIT)
+#: The lowest false-alarm rate that is taken; what is measured are some 10⁵ elements, and what is beyond is a model.
+RAREST = 1e-12
 # The smallest normal number and the largest of what is summed in.
 _TINY = {8: 2.0**-1022, 4: 2.0**-126}
 _LARGEST = {"float64": 1.7976931348623157e308, "float32": 3.4028234663852886e38}
@@ -57,13 +81,18 @@ def _summed(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
+def summed_unit(dtype: str) -> float:
+    """Return the unit roundoff of what a product is summed in."""
+    return UNIT[_summed(dtype)]
+
+
 def element_error(k: int, dtype: str) -> float:
     """Return e with |sum − Σ ab| ≤ e · Σ|ab|, for the sum of k products before it is rounded to its dtype.
 
     It is that of `tsapps.matmul`, on the CPU and on GPUs; sums of halves on tensor cores truncate, which is counted.
     Elements that are so small that parts of them are lost (below 2⁻¹⁰⁰ in float32) are not.
     """
-    u = UNIT[_summed(dtype)]
+    u = summed_unit(dtype)
     if dtype == "float64":
         return gamma(k + 4, u)
     if dtype == "float32":
@@ -77,10 +106,13 @@ def confidence(p: float) -> float:
     Raises
     ------
     ValueError
-        If p is no probability between 0 and 1.
+        If p is no probability between `RAREST` and 1.
     """
-    if not 0 < p < 1:
-        raise ValueError(f"p is {p}; expected a false-alarm rate between 0 and 1, such as 1e-9")
+    if not RAREST <= p < 1:
+        raise ValueError(
+            f"p is {p}; expected a false-alarm rate from {RAREST:g} to 1, such as 1e-9: what a calibration measures "
+            "tells of none that is lower; threshold='proven' has no false alarms"
+        )
     return sqrt(2 * log(2 / p))
 
 
@@ -143,7 +175,7 @@ def _check(k: int, w: int, dtype: str) -> None:
 
 def _row_error(w: int, dtype: str, of_sum: float) -> float:
     """Return what d_i is off by, relative to the magnitude by which it is judged, where a sum is off by `of_sum`."""
-    u = UNIT[_summed(dtype)]
+    u = summed_unit(dtype)
     # The sums of C's row and of the check column, what adds up the row, and how the column and the weights are kept.
     return 1.01 * (2 * of_sum + gamma(w + 8, u) + _COLUMN[dtype] + gamma(w + 4, UNIT["float64"]))
 
@@ -175,10 +207,10 @@ def proven(k: int, w: int, dtype: str) -> Bounds:
 def statistical(k: int, w: int, dtype: str, error: float, p: float) -> Bounds:
     """Return the bounds that the rounding of an element exceeds with probability p at most, if it is as calibrated.
 
-    Rounding errors of a sum follow the partial sums: of products in no particular order these grow as a line to r_ij,
-    with a random walk of √Σ(ab)² about it. So the error is sub-Gaussian of scale e · √(r_ij² + Σ(ab)²), with an e that
-    is measured (calibration.py); what holds only for data of some order, such as products sorted by their size, is not
-    covered, and `proven` is.
+    The rounding of a sum is taken for sub-Gaussian of scale e · walk, with an e that is measured (calibration.py): for
+    additions one after another, each off by anything up to half a last place, e is u/√3. Roundings that are not random
+    are not covered, such as those of products that are all alike, nor orders of additions that make larger partial sums
+    than those that were calibrated; by `proven` they are.
 
     Parameters
     ----------
@@ -197,9 +229,10 @@ def statistical(k: int, w: int, dtype: str, error: float, p: float) -> Bounds:
     _check(k, w, dtype)
     if not 0 < error < 1:
         raise ValueError(f"the calibrated error is {error}; expected one between 0 and 1")
-    u, c = UNIT[_summed(dtype)], confidence(p)
-    # Of a row, w roundings that add up as a random walk beside those of the sums, and how the column is kept.
-    of_row = _PROBED * (error + u * sqrt(w + 8)) + _COLUMN[dtype]
+    u, c = summed_unit(dtype), confidence(p)
+    # Of products in no order, walk is some √(k/6 + 1) times √(r² + Σ(ab)²), which is what the probes are like. Of a
+    # row, w roundings add up as a random walk beside those of the sums; and how the column is kept.
+    of_row = _PROBED * (error * sqrt(k / 6 + 1) + u * sqrt(w + 8)) + _COLUMN[dtype]
     tiny = _TINY[8 if dtype == "float64" else 4]
     return _bounds(k, dtype, row=c * of_row, row_absolute=2 * (k + w) * tiny, spread=c * error)
 

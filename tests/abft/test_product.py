@@ -12,7 +12,7 @@ from oracle import product_tolerance
 
 from tsapps.apps.abft import product_cpu
 from tsapps.apps.abft.calibration import Calibration, Depth
-from tsapps.apps.abft.product import ProductFault, check_product, matmul
+from tsapps.apps.abft.product import ProductFault, _bounds_of, check_product, matmul
 
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 #: Some that no rounding error of a test is beyond, for what takes a calibration.
@@ -124,10 +124,89 @@ def test_exact_rows_against_fractions():
     A[2, 31:] = -A[2, :30]
     B[31:] = B[:30]
     reference = exact(A, B)
-    found, magnitude, square = product_cpu.exact_rows(A, B)
+    found, magnitude = product_cpu.exact_rows(A, B)
     assert (abs(found - reference) <= 2.0**-52 * abs(reference) + oracle.gamma(61, np.float64) ** 2 * magnitude).all()
     np.testing.assert_allclose(magnitude, exact(abs(A), abs(B)), rtol=1e-13)
-    np.testing.assert_allclose(square, exact(A * A, B * B), rtol=1e-13)
+
+
+# --- How far roundings walk -------------------------------------------------------------------------------------------
+
+
+def power(x):
+    """The greatest power of two that is no larger than |x|."""
+    return 2.0 ** (np.frexp(float(x))[1] - 1) if x else 0.0
+
+
+def walk(row, column):
+    """Return the walk of one element, by whole numbers."""
+    products = [Fraction(float(x)) * Fraction(float(y)) for x, y in zip(row, column, strict=True)]
+    # In lowest terms a denominator is a power of two.
+    places = [Fraction(one.numerator & -one.numerator, one.denominator) for one in products if one]
+    if row.itemsize == 2 and (not places or sum(map(abs, products)) < 2**24 * min(places)):
+        return 0.0
+    square = 0.0
+    for i, product in enumerate(products):
+        sums = (sum(products[i - i % run : i + 1]) for run in (32, 512, len(products)))
+        if product:
+            square += sum(power(one) ** 2 for one in sums) / 3 + 2 * power(product) ** 2
+    return square**0.5
+
+
+def test_a_walk_by_hand():
+    A = np.array([[3.0, 0.0, 1.0, -5.0], [0.0, 0.0, 0.0, 0.0]])
+    B = np.array([[1.0], [7.0], [1.0], [1.0]])
+    # Partial sums 3, 4 and −1; products 3, 1 and −5.
+    np.testing.assert_allclose(product_cpu.walks(A, B), [[(4 + 16 + 1 + 2 * (4 + 1 + 16)) ** 0.5], [0]])
+    assert (product_cpu.walks(A.astype("f2"), B.astype("f2")) == 0).all()
+    # 2²⁴ + 1 has a bit more than float32 holds; 2²⁴ − 1 has not.
+    for last, off in ((2.0**-12, True), (2.0**-10, False)):
+        A = np.array([[2.0**13, last]], np.float16)
+        found = product_cpu.walks(A, np.array([[1.0], [1.0]], np.float16))
+        assert (found > 0).all() == off
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_walks_against_fractions(dtype):
+    for seed, (m, k, w) in enumerate([(3, 1, 2), (2, 40, 3), (2, 600, 2)]):
+        A, B = operands(m, k, w, dtype, seed, "wide")
+        A[:, ::3] = 0
+        found = product_cpu.walks(A, B)
+        np.testing.assert_allclose(found, [[walk(row, column) for column in B.T] for row in A], rtol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "k"), [("float16", 3), ("bfloat16", 20)])
+def test_sums_that_do_not_walk_are_exact_in_any_order(dtype, k):
+    rng = np.random.default_rng(4)
+    A, B = operands(400, k, 8, dtype, 4)
+    still = product_cpu.walks(A, B) == 0
+    assert 0.1 < still.mean() < 0.9
+    exactly = A.astype("f8") @ B.astype("f8")
+    moved = np.zeros_like(still)
+    for _ in range(10):
+        total = np.zeros(still.shape, np.float32)
+        for i in rng.permutation(k):
+            total += A[:, i, np.newaxis].astype("f4") * B[i].astype("f4")
+        assert (total[still] == exactly[still]).all()
+        moved |= total != exactly
+    assert moved[~still].mean() > 0.2
+
+
+@pytest.mark.parametrize("scale", [1e-160, 1e-145, 1e-80, 1e80, 1e150])
+def test_walks_of_what_has_no_squares(scale):
+    A, B = operands(5, 40, 3, "float64")
+    found, held = product_cpu.walks(A * scale, B), product_cpu.walks(A, B) * scale
+    # Powers of two beside another scale are up to twice as far off, and without squares it is an upper bound.
+    assert (found > held / 2).all()
+    assert np.isfinite(found).all()
+
+
+def test_what_has_no_squares_is_not_called_wrong():
+    A, B = operands(20, 50, 4, "float64")
+    A *= np.logspace(-280, 300, 20)[:, np.newaxis]
+    for threshold in thresholds_of("float64"):
+        bounds = _bounds_of(A, B, None, threshold)[0]
+        assert list(product_cpu.wrong(A, B, A @ B, range(20), bounds)) == []
+        assert len(list(product_cpu.wrong(A, B, (A @ B) * (1 + 1e-9), range(20), bounds))) == 80
 
 
 # --- Clean products ---------------------------------------------------------------------------------------------------

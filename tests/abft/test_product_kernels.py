@@ -300,7 +300,7 @@ def test_judged_as_on_the_cpu():
     A, B = rng.standard_normal((40, 77)), rng.standard_normal((77, 6))
     A[3] *= 1e200  # its squares overflow
     A[4, 5], A[5, 6] = np.nan, np.inf
-    A[6] *= 1e305
+    A[6] *= 1e299
     A[8, 40:] = -A[8, :37]
     B[40:] = B[:37]
     with np.errstate(invalid="ignore"):
@@ -318,3 +318,23 @@ def test_judged_as_on_the_cpu():
         n_wrong = check.judge(C, correct=False)[1]
         expected = list(product_cpu.wrong(A, B, C, range(40), bounds))
         assert 20 < n_wrong == len(expected) < 200
+
+
+@pytest.mark.parametrize("k", [1, 50, 700])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_walks_are_those_of_the_cpu(dtype, k):
+    rng = np.random.default_rng(k)
+    A, B = (np.ldexp(x, rng.integers(-6, 3, x.shape)).astype(x.dtype) for x in operands(dtype, 30, k, 3))
+    A[:, ::3] *= 0
+    B[-1] += 1
+    A[5], A[6, -1] = 0, A[6, 0] + 1
+    walks, exact = product_cpu.walks(A, B), A.astype(np.float64) @ B.astype(np.float64)
+    assert (walks > 0).any() or (k == 1 and A.itemsize == 2)
+    # Of little but what rounding may walk, and one rounding to 16 bits: what is off by less is right, by more wrong.
+    alone = {"magnitude": 0.0, "spread": 1.0, "absolute": 1e-12}
+    bounds = replace(thresholds.statistical(k, 3, dtype, 1e-7, 1e-6), **alone)
+    for by, n_wrong in ((0.97, 0), (1.03, (walks > 0).sum())):
+        C = (exact + by * np.where(exact < 0, -1, 1) * walks).astype(A.dtype)
+        check = Check(A, B, dtype, bounds, 8)
+        check.rows[:], check.counts[0] = np.arange(30), 30
+        assert check.judge(C, correct=False)[1] == n_wrong

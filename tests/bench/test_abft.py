@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench import abft, abft_at_rest, abft_campaign, abft_in_flight, abft_speed, abft_summary, record
+from bench import abft, abft_at_rest, abft_campaign, abft_in_flight, abft_ratios, abft_speed, abft_summary, record
 from bench.abft_at_rest import Damage, Matrix, judged, try_at_rest, try_sidecar
 from bench.abft_campaign import cells, draw, flipped, interval
 from bench.abft_in_flight import Limits, try_product
@@ -231,6 +231,20 @@ def test_every_element_is_judged(few, monkeypatch):
     assert abft.findings(abft_campaign.record_of(one, found, 5))
 
 
+def test_ratios(monkeypatch, capsys):
+    monkeypatch.setattr(abft_ratios, "_PRODUCTS", 1 << 20)
+    monkeypatch.setattr("sys.argv", ["abft_ratios.py", "--device", "cpu", "--dtype", "float16", "--k", "64"])
+    assert abft_ratios.main() == 0
+    row = capsys.readouterr().out.splitlines()[2].split(" | ")
+    assert row[:2] == ["| float16", "64"]
+    ratios = dict(zip(abft_campaign.DISTRIBUTIONS, row[3:9], strict=True))
+    assert ratios.pop("cancelling") == "–"
+    # No threshold for one in a million may be nearer than a Gaussian's 4.9; more than 20 is not what is promised.
+    assert all(4.9 < float(ratio) < 20 for ratio in ratios.values())
+    beyond, _, n = row[9].split()[:3]
+    assert (int(beyond) <= 1, n) == (True, "98,304")
+
+
 # --- The command line -------------------------------------------------------------------------------------------------
 
 
@@ -327,10 +341,17 @@ def test_records_of_timings(tmp_path, monkeypatch):
 def test_the_summary_by_hand():
     one = {"target": "product", "code": "proven", "fault": "bit", "trials": 8, "detected": 5, "repaired": 4}
     one |= {"miscorrected": 0, "certain": 4, "certain_repaired": 3, "clean": 100, "false_alarms": 1}
+    one |= {"dtype": "float16", "distribution": "sparse", "threshold_ratio": None}
     lines = abft_summary.text([one, one, one | {"fault": "none", "trials": 0}]).splitlines()
     high = 1 - 0.025 ** (1 / 16)
     assert lines[2] == f"| product | proven | bit | 16 | 62.5 % | 50 % | 8 | 75 % | 0 | {high:.1e} |"
     assert [line.split(" | ")[2:5] for line in lines[-2:]] == [["beside faults", "200", "2"], ["clean", "100", "1"]]
+    measured = [one | {"threshold_ratio": ratio} for ratio in (6.0, 7.25, 7.0)]
+    assert abft_summary.text([*measured, one | {"distribution": "wide"}]).splitlines()[-3:] == [
+        "| threshold | over rounding errors of | normal | uniform | lognormal | sparse | cancelling | wide |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+        "| proven | float16 | – | – | – | 7.2 | – | – |",
+    ]
 
 
 class HostClock(CpuClock):

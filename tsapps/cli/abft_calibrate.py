@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tsapps.apps.abft.thresholds import RAREST
 from tsapps.cli.options import Device, Json, Quiet, choose
 from tsapps.cli.output import live_line, print_json, print_table
 from tsapps.errors import UsageError
@@ -40,13 +41,13 @@ def abft_calibrate(
 ) -> None:
     """Measure rounding errors on this device, for the statistical threshold of protected products.
 
-    Products of several depths, of three distributions, are computed as tsapps.abft.matmul computes them, and held
+    Products of several depths, of six distributions, are computed as tsapps.abft.matmul computes them, and held
     against exact ones. What is found is kept in your cache directory, in place of what was there, and used for
     threshold="statistical" on every device of this name.
     """
-    for name, value in (("--p", p), ("--confidence", level)):
-        if not 0 < value < 1:
-            raise UsageError(f"{name} {value:g}: give a number between 0 and 1")
+    for name, value, least in (("--p", p, RAREST), ("--confidence", level, 0)):
+        if not least <= value < 1 or value == 0:
+            raise UsageError(f"{name} {value:g}: give a number between {least:g} and 1")
     choice = choose(device)
     from tsapps.apps.abft import calibration as calibrations
 
