@@ -48,9 +48,9 @@ FIELDS: dict[str, tuple[type, ...]] = {
 }
 KEY = ("what", "engine", "job", "code", "dtype", "m", "n", "k")
 _REPEATS = 9
-#: Sides of squares that are encoded, of more than 1 GB each; products, m × k · w; K-means.
+#: Sides of squares, of more than 1 GB each; products, m × k · w, besides those of squares; K-means.
 SIDES = {"float64": 20_480, "float32": 20_480, "float16": 30_720, "bfloat16": 30_720}
-PRODUCTS = ((10_000_000, 64, 16), (10_000_000, 64, 64), *((20_480, 20_480, w) for w in (2, 16, 32, 64)))
+PRODUCTS, WIDTHS = ((10_000_000, 64, 16), (10_000_000, 64, 64)), (2, 16, 32, 64)
 FITS = (
     *("100M-4-16-f32", "50M-16-16-f32", "20M-32-64-f32", "10M-128-16-f32", "10M-128-64-f32", "262144-4096-16-f32"),
     *("262144-4096-16-f64", "262144-4096-16-f16", "1M-64-64-bf16"),
@@ -89,8 +89,9 @@ def tasks(jobs: Any = None, dtypes: Any = None) -> Iterator[Task]:
         n = SIDES[dtype]
         every = [Task("encode", dtype, n, n, None, ("both", "exact", "float"))]
         every += [Task("verify", dtype, n, n, None, ("exact",))]
+        shapes = *PRODUCTS, *((n, n, w) for w in WIDTHS)
         if dtype != "bfloat16":
-            every += [Task("matmul", dtype, m, w, k, ("proven",)) for m, k, w in PRODUCTS]
+            every += [Task("matmul", dtype, m, w, k, ("proven",)) for m, k, w in shapes]
         shapes = (Shape.parse(name) for name in FITS)
         every += [Task("kmeans", dtype, one.n, one.d, one.k, ("protect",)) for one in shapes if one.dtype == dtype]
         for task in every:

@@ -1,8 +1,11 @@
 """How a product that carries its checks is computed on a GPU, chosen from sizes and layouts alone."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from math import ceil, log2
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,10 +31,13 @@ __all__ = [
     "half_step",
     "is_fused",
     "matrix_dtype",
+    "measured",
     "padded_depth",
+    "picks_path",
     "row_sums_dtype",
     "store_of",
     "summed",
+    "with_row_sums",
 ]
 
 #: C++ classes that kernels take, as NumPy structures: `Judged`, `Suspects` and, of what they give, `Wrong`.
@@ -100,18 +106,31 @@ def is_fused(m: int, k: int, w: int) -> bool:
 def checked_plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | None = None) -> Plan | None:
     """Choose how a product is computed beside which the rows of A are added up; None where no kernel of the core does.
 
-    It is the plan of the product without, if its warps have all of a row's columns each; else, of those whose do, the
-    one that is predicted to be the fastest.
+    By a table of picks that were measured so, if there is one for the device (bench/checked_plans.py). Else it is the
+    plan of the product without, if its warps have all of a row's columns each; or, of those whose do, the one that is
+    predicted to be the fastest.
     """
-    rows = of_version(tuned_table(device.name) if table is None else table, None)
-    picked = plan(problem, device, rows)
-    if isinstance(picked, Plan) and (found := _with_row_sums(picked, device, roomy=not rows)) is not None:
-        return found
-    every = [_with_row_sums(one, device, roomy=True) for one in candidates(problem, device) if isinstance(one, Plan)]
+    for rows in (measured(device.name), of_version(tuned_table(device.name) if table is None else table, None)):
+        picked = plan(problem, device, rows) if rows else None
+        if isinstance(picked, Plan) and (found := with_row_sums(picked, device)) is not None:
+            return found
+    every = [with_row_sums(one, device, roomy=True) for one in candidates(problem, device) if isinstance(one, Plan)]
     return min(filter(None, every), key=lambda one: predict(one, problem, device), default=None)
 
 
-def _with_row_sums(one: Plan, device: Device, *, roomy: bool) -> Plan | None:
+@cache
+def measured(device_name: str) -> tuple[Mapping[str, Any], ...]:
+    """Return the picks measured on a device of this name, as rows of `choose.KEY` and `choose.PICKED`."""
+    path = picks_path(device_name)
+    return tuple(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else ()
+
+
+def picks_path(device_name: str) -> Path:
+    """Return where the picks for a device of this name are; it need not exist."""
+    return Path(__file__).with_name("tuned") / f"{'-'.join(device_name.lower().split())}.json"
+
+
+def with_row_sums(one: Plan, device: Device, *, roomy: bool = False) -> Plan | None:
     """Return a plan with sums of A's rows, if there is one that fits: `roomy`, with registers to spare."""
     if one.warps_n > 1 or one.fold > 1:
         return None

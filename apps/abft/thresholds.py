@@ -1,16 +1,16 @@
 """How far a product may be from what it should be: the bounds by which its rows are suspected and its elements judged.
 
-C (m × w) = A (m × k) · B (k × w). With S_i = Σ_l |a_il| s_l, s_l = Σ_j |b_lj|, a row carries (product_cpu.py,
-checked.cuh)
+C (m × w) = A (m × k) · B (k × w). With S_i = Σ_l |a_il| s_l, s_l = Σ_j |b_lj|, the checks of a row are
 
-    d_i = Σ_j v_j c_ij − p_i,      p_i = Σ_l a_il (Σ_j v_j b_lj)      for two vectors v of weights in (0, 1]
-    y_i = Σ_l a_il z_l s_l         for some z of random numbers, ½ ≤ |z| ≤ 1
+    d_i = Σ_j v_j c_ij − p_i,      p_i = Σ_l a_il (Σ_j v_j b_lj)      for vectors v of weights in (0, 1],
 
-of which d_i would be zero without rounding, and |y_i|, |p_i| ≤ S_i. A row is *suspected* where
+which would be zero without rounding, and its magnitude q_i = √(Σ_l (a_il s_l)²) (checked.cuh), or |y_i| in its place,
+y_i = Σ_l a_il z_l s_l for some z of random numbers, ½ ≤ |z| ≤ 1 (product_cpu.py). None of |p_i|, q_i and |y_i| is above
+S_i. A row is *suspected* where
 
-    |d_i| > row · max(|p_i|, |y_i|, …) + row_absolute + rounding · Σ_j |c_ij|,
+    |d_i| > row · max(|p_i|, q_i) + row_absolute + rounding · Σ_j |c_ij|.
 
-which takes nothing but what the product carries. A suspected row is computed again, in float64 or better, from A and B:
+A suspected row is computed again, in float64 or better, from A and B:
 its exact elements r_ij, with Σ|ab| = Σ_l |a_il b_lj|. An element is *wrong* where
 
     |c_ij − r_ij| > T + rounding · (|r_ij| + T) + rounding_absolute,
@@ -65,8 +65,6 @@ _LARGEST |= {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
 _HALF_SUBNORMAL = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
 # What float32 loses in three tf32 products; what the tensor cores truncate of halves, beside what is counted as γ(k).
 _PARTS, _TRUNCATED = 2.0**-21, 2.0**-18
-# What a check column loses, relative to s_l: rounded once, or kept as two parts of float16 or three of bfloat16.
-_COLUMN = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-21, "bfloat16": 2.0**-23}
 # Magnitudes that are probed by random numbers are some 1.3 times those that are meant, in the middle.
 _PROBED = 1.3
 
@@ -176,8 +174,8 @@ def _check(k: int, w: int, dtype: str) -> None:
 def _row_error(w: int, dtype: str, of_sum: float) -> float:
     """Return what d_i is off by, relative to the magnitude by which it is judged, where a sum is off by `of_sum`."""
     u = summed_unit(dtype)
-    # The sums of C's row and of the check column, what adds up the row, and how the column and the weights are kept.
-    return 1.01 * (2 * of_sum + gamma(w + 8, u) + _COLUMN[dtype] + gamma(w + 4, UNIT["float64"]))
+    # The sums of C's row and of p, what adds up the row, and how the weights of A's row are kept and made.
+    return 1.01 * (2 * of_sum + gamma(w + 8, u) + u + gamma(w + 4, UNIT["float64"]))
 
 
 def proven(k: int, w: int, dtype: str) -> Bounds:
@@ -232,7 +230,7 @@ def statistical(k: int, w: int, dtype: str, error: float, p: float) -> Bounds:
     u, c = summed_unit(dtype), confidence(p)
     # Of products in no order, walk is some √(k/6 + 1) times √(r² + Σ(ab)²), which is what the probes are like. Of a
     # row, w roundings add up as a random walk beside those of the sums; and how the column is kept.
-    of_row = _PROBED * (error * sqrt(k / 6 + 1) + u * sqrt(w + 8)) + _COLUMN[dtype]
+    of_row = _PROBED * (error * sqrt(k / 6 + 1) + u * sqrt(w + 8)) + u
     tiny = _TINY[8 if dtype == "float64" else 4]
     return _bounds(k, dtype, row=c * of_row, row_absolute=2 * (k + w) * tiny, spread=c * error)
 
