@@ -89,9 +89,9 @@ def tasks(jobs: Any = None, dtypes: Any = None) -> Iterator[Task]:
         n = SIDES[dtype]
         every = [Task("encode", dtype, n, n, None, ("both", "exact", "float"))]
         every += [Task("verify", dtype, n, n, None, ("exact",))]
-        shapes = *PRODUCTS, *((n, n, w) for w in WIDTHS)
+        products = *PRODUCTS, *((n, n, w) for w in WIDTHS)
         if dtype != "bfloat16":
-            every += [Task("matmul", dtype, m, w, k, ("proven",)) for m, k, w in shapes]
+            every += [Task("matmul", dtype, m, w, k, ("proven",)) for m, k, w in products]
         shapes = (Shape.parse(name) for name in FITS)
         every += [Task("kmeans", dtype, one.n, one.d, one.k, ("protect",)) for one in shapes if one.dtype == dtype]
         for task in every:

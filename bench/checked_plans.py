@@ -3,7 +3,7 @@
     python bench/checked_plans.py [--minutes 4] [--out apps/abft/tuned/nvidia-h200.json]
 
 Of each product, the plans that are predicted to be the fastest and all that warpgroups have are compiled, on every
-core; those without spills are run with the checks of `tsapps.abft.matmul`, held against the result without, and timed
+core; those with next to no spills are run with the checks of `tsapps.abft.matmul`, held against the result without, and timed
 behind a cold level-2 cache. The fastest becomes a row, as those of kernels/tuned/ are.
 """
 
@@ -19,7 +19,14 @@ import numpy as np
 
 from bench.timing import GpuClock, median
 from tsapps.apps.abft import thresholds
-from tsapps.apps.abft.product_plan import checked_dtype, checked_epilogue, padded_depth, picks_path, with_row_sums
+from tsapps.apps.abft.product_plan import (
+    MOST_SPILLED,
+    checked_dtype,
+    checked_epilogue,
+    padded_depth,
+    picks_path,
+    with_row_sums,
+)
 from tsapps.kernels.build import architecture
 from tsapps.kernels.candidates import candidates
 from tsapps.kernels.choose import key_of, pick_of, promising
@@ -58,9 +65,9 @@ def plans_of(problem: Problem, device: Device) -> list[Plan]:
 
 
 def is_sound(arch: str, wanted: tuple[Plan, str]) -> bool:
-    """Whether a plan compiles with its epilogue and without spills."""
+    """Whether a plan compiles with its epilogue and next to no spills."""
     cubin, name = compiled_plan(wanted[0], arch, wanted[1], _HEADER)
-    return cubin.resources[name].spill_stores == 0
+    return cubin.resources[name].spill_stores <= MOST_SPILLED
 
 
 def measured_row(cell: Cell, plans: list[Plan], epilogue: str, clock: GpuClock) -> dict[str, Any]:
@@ -81,7 +88,8 @@ def measured_row(cell: Cell, plans: list[Plan], epilogue: str, clock: GpuClock) 
     argument["C"], argument["alpha"] = c.pointer, 1
     argument["rows"], argument["columns"] = (stride // c.itemsize for stride in c.strides)
     argument["row"], argument["row_absolute"] = bounds.row, bounds.row_absolute
-    argument["row_weights"], argument["look"] = work.address(memory, "x"), work.look(memory, a)
+    argument["row_weights"] = work.address(memory, "x")
+    argument["suspects"], argument["counts"], argument["capacity"] = work.suspects(memory)
     times = {}
     for plan in plans:
         C.fill(float("nan"))
@@ -110,7 +118,7 @@ def main() -> int:
     wanted = list(dict.fromkeys((plan, epilogue) for _, plans, epilogue in jobs for plan in plans))
     with ProcessPoolExecutor(None, multiprocessing.get_context("spawn")) as pool:
         sound = dict(zip(wanted, pool.map(partial(is_sound, arch), wanted, chunksize=4), strict=True))
-    print(f"{sum(sound.values())} of {len(wanted)} plans compile without spills", flush=True)
+    print(f"{sum(sound.values())} of {len(wanted)} plans compile with next to no spills", flush=True)
     clock, rows = GpuClock(), []
     for cell, plans, epilogue in jobs:
         if time.perf_counter() > end:

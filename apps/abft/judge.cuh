@@ -1,10 +1,10 @@
-// The rows of a product that are suspected, computed again, and which of their elements are wrong.
+// The rows of a product that are suspected, at a second look, too: computed again, and which of their elements are wrong.
 //
 //   A (m × k), B (k × w), C (m × w), rows that are listed   →   the elements of C that are wrong, and what they should be
 //
 // An element is computed as exactly as two doubles hold it: products and sums are kept with what they lose (T. Ogita, S. Rump
 // and S. Oishi, Accurate sum and dot product, 2005), Σ|ab| beside them, and by the statistical threshold how far roundings walk.
-// It is judged by thresholds.py's bounds, and repaired if that is wanted. If more rows are suspected than their list has room
+// It is judged by thresholds.py's bounds, and repaired if that is wanted. If more rows are confirmed than their list has room
 // for, all are judged.
 //
 // Why it is fast enough: it is launched for a handful of rows, most often for none. A warp has an element, its lanes parts of
@@ -104,17 +104,19 @@ __device__ double walk_of(const Judged<T>& of, long long row, long long column, 
   return size > 0x1p-480 && size < 0x1p480 ? sqrt(square) : sqrt(3.0 * of.k) * size;
 }
 
-// `counts->wrong` is zero before; the first `room` that are wrong are listed.
+// `rows` are those that were confirmed, if there was room for as many. `counts->wrong` is zero before; the first `room` that are
+// wrong are listed.
 template <typename T>
 __global__ void __launch_bounds__(kJudgeThreads)
-    judge(Judged<T> of, Suspects suspects, Bounds bounds, bool correct, Wrong* wrong, unsigned long long room) {
+    judge(Judged<T> of, const long long* rows, Counts* counts, long long capacity, Bounds bounds, bool correct, Wrong* wrong,
+          unsigned long long room) {
   const int lane = threadIdx.x % 32;
-  const unsigned long long count = suspects.counts->suspected;
-  const bool every = count > (unsigned long long)suspects.capacity;
+  const unsigned long long count = counts->confirmed;
+  const bool every = count > (unsigned long long)capacity;
   const long long n = (every ? of.m : (long long)count) * of.w;
   const long long warps = (long long)gridDim.x * (kJudgeThreads / 32);
   for (long long i = (long long)blockIdx.x * (kJudgeThreads / 32) + threadIdx.x / 32; i < n; i += warps) {
-    const long long row = every ? i / of.w : suspects.rows[i / of.w], column = i % of.w;
+    const long long row = every ? i / of.w : rows[i / of.w], column = i % of.w;
     double total = 0, lost = 0, size = 0;
     for (long long l = lane; l < of.k; l += 32) {
       const double a = wide(of.A(row, l)), b = wide(of.B(l, column));
@@ -139,7 +141,7 @@ __global__ void __launch_bounds__(kJudgeThreads)
     const double found = wide(element);
     if (!bounds.exclude(found, exact, size, walk)) continue;
     const T value = tsm2::Element<T>::from((decltype(tsm2::Element<T>::value(T())))exact);
-    const unsigned long long place = atomicAdd(&suspects.counts->wrong, 1ull);
+    const unsigned long long place = atomicAdd(&counts->wrong, 1ull);
     if (place < room) wrong[place] = {row, column, found, wide(value)};
     if (correct) element = value;
   }

@@ -1,7 +1,7 @@
 """Protected products on a GPU: what is launched, and what it reports.
 
-    tall and narrow   row_checks → the product, with checked.cuh as its epilogue → judge
-    any other         the product → row_checks → sums of A's rows → compare → judge
+    tall and narrow   row_checks → the product, with checked.cuh as its epilogue → confirm → judge
+    any other         the product → row_checks → sums of A's rows → compare → confirm → judge
 
 The second is also the check of a product that is there already. Everything is launched on the current stream of A's
 library, and nothing waits for it but who asks what was found.
@@ -21,7 +21,7 @@ from tsapps.apps.abft.product_cpu import Wrong
 from tsapps.apps.abft.product_plan import (
     COUNTS_BYTES,
     JUDGED,
-    LOOK,
+    SUSPECT_BYTES,
     SUSPECTS,
     WRONG,
     checked_dtype,
@@ -32,6 +32,7 @@ from tsapps.apps.abft.product_plan import (
     is_fused,
     matrix_dtype,
     padded_depth,
+    row_bounds,
     row_sums_dtype,
     summed,
 )
@@ -63,32 +64,33 @@ _OF_ROW, _OF_COLUMNS = 8, 1
 class _Check:
     """What products that lie alike are checked with: kernels, sizes, and arguments but for addresses.
 
-    Its work is in one piece of memory for every product: counts, elements that are wrong, rows that are suspected, and
-    two numbers for each of B's rows.
+    Its work is in one piece of memory for every product: counts, elements that are wrong, rows that are suspected and
+    those that are confirmed, and two numbers for each of B's rows.
     """
 
     def __init__(self, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds, padded: int) -> None:
         (m, k), w, element, total = a.shape, b.shape[1], ELEMENT[a.dtype], SUM[a.dtype]
-        self.device, self.bounds = a.device, bounds
-        self._capacity = min(m, max(_FEW, m // 64))
+        self.device, self._bounds = a.device, row_bounds(bounds)
+        self.capacity = min(m, max(_FEW, m // 64))
         itemsize, at = summed(a.dtype).itemsize, COUNTS_BYTES
         self._at = {"counts": 0}
-        lists = ("wrong", _LISTED * WRONG.itemsize), ("rows", 8 * self._capacity)
-        for name, size in (*lists, ("x", itemsize * padded), ("y", itemsize * k)):
+        lists = ("wrong", _LISTED * WRONG.itemsize), ("suspects", SUSPECT_BYTES * self.capacity)
+        for name, size in (*lists, ("confirmed", 8 * self.capacity), ("x", itemsize * padded), ("y", itemsize * k)):
             self._at[name] = at = -(-at // 16) * 16
             at += size
         self._bytes = at
         lanes, vector = _lanes(b), _together(b)
-        self.step = np.float64(half_step(w))
-        self._of_rows = np.int64(k), np.int64(w), np.int64(padded), np.bool_(bounds.by_spread), self.step
+        step, sizes = np.float64(half_step(w)), (np.int64(m), np.int64(k), np.int64(w))
+        self._of_rows = *sizes[1:], np.int64(padded), np.bool_(bounds.by_spread), step
         self._grid_of_rows = (-(-padded * lanes // _THREADS),)
-        name = f"row_checks<{element}, {total}, {lanes}, {vector}>"
-        self._row_checks = _kernel("row_checks.cuh", name, self.device)
+        self._row_checks = _kernel("row_checks.cuh", f"row_checks<{element}, {total}, {lanes}, {vector}>", self.device)
+        self._compare = _kernel("row_checks.cuh", f"compare<{element}, {total}, {_lanes(c)}>", self.device)
+        self._confirm = _kernel("row_checks.cuh", f"confirm<{element}, {total}>", self.device)
         self._judge = _kernel("judge.cuh", f"judge<{element}>", self.device)
-        self._limits = element_bounds(bounds)
+        self._sizes, self._step, self._limits = sizes, step, element_bounds(bounds)
         parts = (part for x in (a, b, c) for part in _matrix(x).item())
         self._judged = np.array((*parts, m, k, w), JUDGED)
-        self.grid = (_BLOCKS * live(self.device).multiprocessors,)
+        self._grid = (_BLOCKS * live(self.device).multiprocessors,)
 
     def begin(self, b: DeviceMatrix) -> Any:
         """Return memory for the check of one product, with what B's rows give."""
@@ -101,33 +103,38 @@ class _Check:
         """Return the address of a part of the memory."""
         return np.uint64(memory.data.ptr + self._at[name])
 
-    def _suspects(self, memory: Any) -> tuple[int, int, int]:
-        return int(self.address(memory, "rows")), int(self.address(memory, "counts")), self._capacity
+    def suspects(self, memory: Any) -> tuple[int, int, int]:
+        """Return `Suspects`: where rows that are suspected are listed and counted."""
+        return int(self.address(memory, "suspects")), int(self.address(memory, "counts")), self.capacity
 
-    def look(self, memory: Any, a: DeviceMatrix) -> Any:
-        """Return `SecondLook`, by which rows are suspected."""
-        limits = self.bounds.row, self.bounds.row_absolute
-        y = int(self.address(memory, "y"))
-        return np.array((*_matrix(a).item(), a.shape[1], y, *limits, self._suspects(memory)), LOOK)[()]
+    def compare(self, memory: Any, c: DeviceMatrix, sums: Any) -> None:
+        """List the rows of a C that is there already and do not agree with sums of A's rows."""
+        suspects = np.array(self.suspects(memory), SUSPECTS)[()]
+        m, _, w = self._sizes
+        self._compare(self._grid, (_THREADS,), (_matrix(c), m, w, sums, self._step, self._bounds, suspects))
 
     def judge(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, correct: bool) -> Report:
-        """Compute the rows that are suspected again, and return what tells what of them was wrong."""
-        of = self._judged.copy()  # as other threads may be launching the same
+        """Look at rows that are suspected again, compute those that still are, and return what tells what was wrong."""
+        suspects = np.array(self.suspects(memory), SUSPECTS)[()]
+        x, y, rows, counts, listed = (self.address(memory, n) for n in ("x", "y", "confirmed", "counts", "wrong"))
+        looked_at = _matrix(a), _matrix(c), *self._sizes, x, y, self._step, self._bounds, suspects, rows
+        self._confirm(self._grid, (_THREADS,), looked_at)
+        of = self._judged.copy()
         of["A_data"], of["B_data"], of["C_data"] = a.pointer, b.pointer, c.pointer
-        suspects = np.array(self._suspects(memory), SUSPECTS)[()]
-        listed = self.address(memory, "wrong"), np.uint64(_LISTED)
-        self._judge(self.grid, (_THREADS,), (of[()], suspects, self._limits, np.bool_(correct), *listed))
+        where = rows, counts, np.int64(self.capacity)
+        judged = of[()], *where, self._limits, np.bool_(correct), listed, np.uint64(_LISTED)
+        self._judge(self._grid, (_THREADS,), judged)
         done = cupy.cuda.Event(disable_timing=True)
         done.record()
 
         def report() -> tuple[int, int, list[Wrong]]:
             with cupy.cuda.Device(self.device):
                 done.synchronize()
-                suspected, n_wrong = memory[:COUNTS_BYTES].get().view(np.uint64).tolist()
+                _, confirmed, n_wrong = memory[:COUNTS_BYTES].get().view(np.uint64).tolist()
                 begin = self._at["wrong"]
                 end = begin + min(n_wrong, _LISTED) * WRONG.itemsize
                 found = memory[begin:end].get().view(WRONG).tolist() if n_wrong else []
-                return suspected, n_wrong, [tuple(one) for one in found]
+                return confirmed, n_wrong, [tuple(one) for one in found]
 
         return report
 
@@ -148,7 +155,7 @@ def matmul(A: Any, B: Any, bounds: Bounds, index: int, *, correct: bool) -> tupl
                 memory = work.begin(b)
                 here = epilogue.copy()
                 here["C"], here["row_weights"] = c.pointer, work.address(memory, "x")
-                here["look"] = work.look(memory, a)
+                here["suspects"], here["counts"], here["capacity"] = work.suspects(memory)
                 run(a.pointer, b.pointer, here[()])
                 return C, work.judge(memory, a, b, c, correct=correct)
     C = product.matmul(A, B)
@@ -184,10 +191,7 @@ def check(A: Any, B: Any, C: Any, bounds: Bounds, index: int, *, correct: bool) 
         store = np.array((work.address(memory, "x"), sums.data.ptr), row_sums_dtype())[()]
         name = f"abft::StoreRowSums<{SUM[a.dtype]}>"
         with_epilogue(plan, problem, a.device, name, "apps/abft/checked.cuh")(a.pointer, b.pointer, store)
-        kernel = _kernel("row_checks.cuh", f"compare<{ELEMENT[a.dtype]}, {SUM[a.dtype]}, {_lanes(c)}>", a.device)
-        rounding = np.float64(bounds.rounding), np.float64(bounds.rounding_absolute)
-        sizes = np.int64(c.shape[0]), np.int64(c.shape[1])
-        kernel(work.grid, (_THREADS,), (_matrix(c), *sizes, sums, work.step, *rounding, work.look(memory, a)))
+        work.compare(memory, c, sums)
         return work.judge(memory, a, b, c, correct=correct)
 
 

@@ -21,8 +21,9 @@ from tsapps.kernels.tables import of_version
 __all__ = [
     "COUNTS_BYTES",
     "JUDGED",
-    "LOOK",
+    "MOST_SPILLED",
     "SUSPECTS",
+    "SUSPECT_BYTES",
     "WRONG",
     "checked_dtype",
     "checked_epilogue",
@@ -34,6 +35,7 @@ __all__ = [
     "measured",
     "padded_depth",
     "picks_path",
+    "row_bounds",
     "row_sums_dtype",
     "store_of",
     "summed",
@@ -47,14 +49,14 @@ JUDGED = np.dtype(
 )
 WRONG = np.dtype([("row", "i8"), ("column", "i8"), ("found", "f8"), ("value", "f8")])
 SUSPECTS = np.dtype([("suspects", "u8"), ("counts", "u8"), ("capacity", "i8")])
-#: `SecondLook`, which begins with what it looks at.
-_OF_A = [("A", "u8"), ("row_stride", "i8"), ("column_stride", "i8"), ("k", "i8")]
-LOOK = np.dtype([*_OF_A, ("y", "u8"), ("row", "f8"), ("row_absolute", "f8"), ("suspects", SUSPECTS)])
-#: Bytes of `Counts`.
-COUNTS_BYTES = 16
+#: Bytes of `Suspect` and of `Counts`.
+SUSPECT_BYTES, COUNTS_BYTES = 16, 24
+#: Bytes that a thread of a product that carries its checks may put away, once a tile, for its plan to be picked.
+MOST_SPILLED = 32
 # Registers that a plan has to have of those that it is estimated to need, where nobody has measured it, for it not to
 # spill; by bytes of an element. And of an SM, and how many a thread may have.
 _ROOM, _REGISTERS, _MOST_REGISTERS = {8: 1.2, 4: 1.5, 2: 1.5}, 65_536, 255
+_ROW_BOUNDS = ("row", "row_absolute", "rounding", "rounding_absolute")
 _BOUNDS = ("magnitude", "spread", "absolute", "rounding", "rounding_absolute", "largest_sum", "largest")
 # Weights behind those of the last tile (epilogue.cuh); and N of the weights (row_checks.cuh), at least.
 _BEYOND, _LEAST_N = 16, 16
@@ -75,6 +77,11 @@ def padded_depth(k: int, one: Plan) -> int:
     return -(-k // one.depth) * one.depth + _BEYOND
 
 
+def row_bounds(bounds: Bounds) -> Any:
+    """Return the C++ class `RowBounds`."""
+    return np.array(tuple(getattr(bounds, name) for name in _ROW_BOUNDS), [(name, "f8") for name in _ROW_BOUNDS])[()]
+
+
 def matrix_dtype() -> np.dtype:
     """Return the C++ class `Matrix` as a NumPy structure."""
     return np.dtype([("data", "u8"), ("row", "i8"), ("column", "i8")])
@@ -85,7 +92,7 @@ def checked_dtype(dtype: str) -> np.dtype:
     total = summed(dtype)
     store = [("C", "u8"), ("rows", "i8"), ("columns", "i8"), ("regular", "i8"), ("alpha", total), ("beta", total)]
     limits = [("row", total), ("row_absolute", total)]
-    return np.dtype([*store, ("row_weights", "u8"), ("look", LOOK), *limits])
+    return np.dtype([*store, ("row_weights", "u8"), *SUSPECTS.descr, *limits])
 
 
 def row_sums_dtype() -> np.dtype:
@@ -156,4 +163,4 @@ def store_of(dtype: str, w: int, c: Lies) -> str:
 
 def checked_epilogue(dtype: str, w: int, c: Lies) -> str:
     """Return the C++ class by which a product that carries its checks is stored and checked."""
-    return f"abft::Checked<{ELEMENT[dtype]}, {SUM[dtype]}, {store_of(dtype, w, c)}>"
+    return f"abft::Checked<{SUM[dtype]}, {store_of(dtype, w, c)}>"

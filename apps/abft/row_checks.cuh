@@ -20,6 +20,22 @@ namespace abft {
 
 constexpr int kRowThreads = 256;
 
+// A matrix of any strides, in elements.
+template <typename T>
+struct Matrix {
+  T* data;
+  long long row_stride, column_stride;
+  __device__ __forceinline__ T& operator()(long long i, long long j) const {
+    return data[i * row_stride + j * column_stride];
+  }
+};
+
+template <typename T>
+__device__ __forceinline__ double wide(T x) {
+  return (double)tsm2::Element<T>::value(x);
+}
+__device__ __forceinline__ double wide(double x) { return x; }
+
 // v_j; `half_step` is 1 / 2N.
 __device__ __forceinline__ double weight(long long j, double half_step) {
   return (1 - (double)(j / 8 * 2 + j % 2) * half_step) * (1 - (double)(j % 8 / 2) * (half_step / 4));
@@ -43,7 +59,7 @@ __global__ void __launch_bounds__(kRowThreads)
   };
   const int lane = threadIdx.x % kLanes;
   const long long row = ((long long)blockIdx.x * kRowThreads + threadIdx.x) / kLanes;
-  if (blockIdx.x == 0 && threadIdx.x == 0) *counts = {0, 0};
+  if (blockIdx.x == 0 && threadIdx.x == 0) *counts = {0, 0, 0};
   double weighted = 0, size = 0;
   if (row < k) {
 #pragma unroll 4
@@ -64,12 +80,17 @@ __global__ void __launch_bounds__(kRowThreads)
   if (row < k) y[row] = (Sum)(by_spread ? sqrt(size + weighted * weighted) : size);
 }
 
-// Lists the rows of a C that is there already and do not agree with p; `look` may be off by what is rounded, too. kLanes share a
-// row: 8 where C is row-major, 1 where its columns are contiguous.
+// What rows may be off by (thresholds.py).
+struct RowBounds {
+  double row, row_absolute, rounding, rounding_absolute;
+};
+
+// Lists the rows of a C that is there already and do not agree with p. kLanes share a row: 8 where C is row-major, 1 where its
+// columns are contiguous.
 template <typename T, typename Sum, int kLanes>
 __global__ void __launch_bounds__(kRowThreads)
-    compare(Matrix<const T> C, long long m, long long w, const Sum* sums, double half_step, double rounding,
-            double rounding_absolute, SecondLook<T, Sum> look) {
+    compare(Matrix<const T> C, long long m, long long w, const Sum* sums, double half_step, RowBounds bounds,
+            Suspects suspects) {
   const int lane = threadIdx.x % kLanes;
   const long long rows = (long long)gridDim.x * (kRowThreads / kLanes);
   const long long begin = ((long long)blockIdx.x * kRowThreads + threadIdx.x) / kLanes;
@@ -82,12 +103,47 @@ __global__ void __launch_bounds__(kRowThreads)
       size += size_of(c);
     }
     const double p = sums[here];
+    off = sum_of_lanes<kLanes>(off) - p;
     size = sum_of_lanes<kLanes>(size);
-    // Less what rounding C may have lost.
-    const double lost = rounding * size + (double)w * rounding_absolute;
-    off = larger(0.0, size_of(sum_of_lanes<kLanes>(off) - p) - lost);
-    const double limit = fma(look.row, larger(size_of(p), size), look.row_absolute);
-    look.at(disagrees(off, limit) && lane == 0 && i < m, here, off);
+    // What rounding C may have lost is not to be held against the row, at a second look either.
+    const double lost = bounds.rounding * size + (double)w * bounds.rounding_absolute;
+    const double limit = bounds.row * larger(size_of(p), size) + bounds.row_absolute + lost;
+    if (disagrees(off, limit) && lane == 0 && i < m) suspects.add(i, size_of(off) - lost);
+  }
+}
+
+// The second look at rows that are suspected: lists those that are off by more than row · q + row_absolute, too. If there are
+// more suspects than their list has room for, all rows are looked at, with what C has kept. A warp has a row.
+template <typename T, typename Sum>
+__global__ void __launch_bounds__(kRowThreads)
+    confirm(Matrix<const T> A, Matrix<const T> C, long long m, long long k, long long w, const Sum* x, const Sum* y,
+            double half_step, RowBounds bounds, Suspects suspects, long long* confirmed) {
+  const int lane = threadIdx.x % 32;
+  const unsigned long long count = suspects.counts->suspected;
+  const bool every = count > (unsigned long long)suspects.capacity;
+  const long long n = every ? m : (long long)count, warps = (long long)gridDim.x * (kRowThreads / 32);
+  for (long long i = (long long)blockIdx.x * (kRowThreads / 32) + threadIdx.x / 32; i < n; i += warps) {
+    const long long row = every ? i : suspects.rows[i].row;
+    double square = 0, p = 0;
+    for (long long l = lane; l < k; l += 32) {
+      const double a = wide(A(row, l)), scaled = a * (double)y[l];
+      square = fma(scaled, scaled, square);
+      p = fma(a, (double)x[l], p);
+    }
+    square = simt::warp_sum(square);
+    double off = every ? 0 : suspects.rows[i].off;
+    if (every) {
+      double sum = 0, size = 0;
+      for (long long j = lane; j < w; j += 32) {
+        const double c = wide(C(row, j));
+        sum = fma(c, weight(j, half_step), sum);
+        size += size_of(c);
+      }
+      off = size_of(simt::warp_sum(sum - p)) - (bounds.rounding * simt::warp_sum(size) + (double)w * bounds.rounding_absolute);
+    }
+    if (lane != 0 || !disagrees(off, fma(bounds.row, sqrt(square), bounds.row_absolute))) continue;
+    const unsigned long long place = atomicAdd(&suspects.counts->confirmed, 1ull);
+    if (place < (unsigned long long)suspects.capacity) confirmed[place] = row;
   }
 }
 

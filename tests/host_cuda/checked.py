@@ -8,7 +8,7 @@ from host_cuda.tall_skinny import DTYPES, PRODUCTS, build_each
 from tsapps.apps.abft.product_plan import (
     COUNTS_BYTES,
     JUDGED,
-    LOOK,
+    SUSPECT_BYTES,
     SUSPECTS,
     WRONG,
     checked_dtype,
@@ -17,6 +17,7 @@ from tsapps.apps.abft.product_plan import (
     half_step,
     matrix_dtype,
     padded_depth,
+    row_bounds,
     store_of,
     summed,
 )
@@ -89,7 +90,8 @@ def rows_source(dtype):
     T, total = ELEMENT[dtype], SUM[dtype]
     return f"""
 extern "C" void row_checks_{dtype}(const void* B, long long k, long long w, long long padded, long long spread,
-                                   const double* step, void* x, void* y, void* counts, long long lanes, long long vector) {{
+                                   const double* step, void* x, void* y, void* counts, long long lanes,
+                                   long long vector) {{
   const auto b = *static_cast<const abft::Matrix<const {T}>*>(B);
   cuda_host::launch(dim3((padded * lanes + 255) / 256), abft::kRowThreads, 0, [=] {{
     auto* kernel = lanes == 1 ? abft::row_checks<{T}, {total}, 1, 1>
@@ -99,24 +101,36 @@ extern "C" void row_checks_{dtype}(const void* B, long long k, long long w, long
            static_cast<abft::Counts*>(counts));
   }});
 }}
-extern "C" void compare_{dtype}(const void* C, long long m, long long w, const void* sums, const double* of_c,
-                                const void* look, long long lanes) {{
+extern "C" void compare_{dtype}(const void* C, long long m, long long w, const void* sums, const double* step,
+                                const void* bounds, const void* suspects, long long lanes) {{
   const auto c = *static_cast<const abft::Matrix<const {T}>*>(C);
-  const auto again = *static_cast<const abft::SecondLook<{T}, {total}>*>(look);
-  static_assert(sizeof again == {LOOK.itemsize} && sizeof(abft::Counts) == {COUNTS_BYTES});
+  const auto found = *static_cast<const abft::Suspects*>(suspects);
+  const auto limits = *static_cast<const abft::RowBounds*>(bounds);
   cuda_host::launch(dim3({BLOCKS}), abft::kRowThreads, 0, [=] {{
     auto* kernel = lanes == 8 ? abft::compare<{T}, {total}, 8> : abft::compare<{T}, {total}, 1>;
-    kernel(c, m, w, static_cast<const {total}*>(sums), of_c[0], of_c[1], of_c[2], again);
+    kernel(c, m, w, static_cast<const {total}*>(sums), *step, limits, found);
   }});
 }}
-extern "C" void judge_{dtype}(const void* of, const void* suspects, const void* bounds, long long correct, void* wrong,
-                              long long room) {{
-  const auto judged = *static_cast<const abft::Judged<{T}>*>(of);
+extern "C" void confirm_{dtype}(const void* A, const void* C, long long m, long long k, long long w, const void* x,
+                                const void* y, const double* step, const void* bounds, const void* suspects,
+                                long long* confirmed) {{
+  const auto a = *static_cast<const abft::Matrix<const {T}>*>(A), c = *static_cast<const abft::Matrix<const {T}>*>(C);
   const auto found = *static_cast<const abft::Suspects*>(suspects);
+  const auto limits = *static_cast<const abft::RowBounds*>(bounds);
+  static_assert(sizeof(abft::Suspect) == {SUSPECT_BYTES} && sizeof(abft::Counts) == {COUNTS_BYTES});
+  cuda_host::launch(dim3({BLOCKS}), abft::kRowThreads, 0, [=] {{
+    abft::confirm<{T}, {total}>(a, c, m, k, w, static_cast<const {total}*>(x), static_cast<const {total}*>(y), *step,
+                                limits, found, confirmed);
+  }});
+}}
+extern "C" void judge_{dtype}(const void* of, long long* rows, void* counts, long long capacity, const void* bounds,
+                              long long correct, void* wrong, long long room) {{
+  const auto judged = *static_cast<const abft::Judged<{T}>*>(of);
   const auto limits = *static_cast<const abft::Bounds*>(bounds);
   static_assert(sizeof(abft::Judged<{T}>) == {JUDGED.itemsize} && sizeof(abft::Wrong) == {WRONG.itemsize});
   cuda_host::launch(dim3({BLOCKS}), abft::kJudgeThreads, 0, [=] {{
-    abft::judge<{T}>(judged, found, limits, correct, static_cast<abft::Wrong*>(wrong), room);
+    abft::judge<{T}>(judged, rows, static_cast<abft::Counts*>(counts), capacity, limits, correct,
+                     static_cast<abft::Wrong*>(wrong), room);
   }});
 }}"""
 
@@ -156,8 +170,10 @@ class Check:
 
     def __init__(self, A, B, dtype, bounds, plan=None, capacity=None):
         self.A, self.B, self.dtype, self.bounds = A, B, dtype, bounds
-        self.counts = np.full(2, 2**60, np.uint64)  # of a product before this one
-        self.rows = np.full(len(A) if capacity is None else capacity, -1, np.int64)
+        self.counts = np.full(3, 2**60, np.uint64)  # of a product before this one
+        self.capacity = len(A) if capacity is None else capacity
+        self.suspect_rows = np.full((self.capacity, 2), -1, np.int64)
+        self.rows = np.full(self.capacity, -1, np.int64)
         k, w = B.shape
         padded = k if plan is None else padded_depth(k, plan)
         total = summed(dtype)
@@ -174,20 +190,15 @@ class Check:
 
     @property
     def suspects(self):
-        return np.array((self.rows.ctypes.data, self.counts.ctypes.data, len(self.rows)), SUSPECTS)
-
-    @property
-    def look(self):
-        limits = self.bounds.row, self.bounds.row_absolute
-        of_a = *matrix(self.A).item(), self.A.shape[1]
-        return np.array((*of_a, self.y.ctypes.data, *limits, self.suspects.item()), LOOK)
+        return np.array((self.suspect_rows.ctypes.data, self.counts.ctypes.data, self.capacity), SUSPECTS)
 
     def multiply(self, libraries, plan, c, C, faults=()):
         (m, k), n = self.A.shape, plan.tile_n
         epilogue = np.zeros((), checked_dtype(self.dtype))
         down, right = (stride // C.itemsize for stride in C.strides)
         epilogue["C"], epilogue["rows"], epilogue["columns"], epilogue["alpha"] = C.ctypes.data, down, right, 1
-        epilogue["row_weights"], epilogue["look"] = self.x.ctypes.data, self.look
+        epilogue["suspects"], epilogue["counts"], epilogue["capacity"] = self.suspects.item()
+        epilogue["row_weights"] = self.x.ctypes.data
         epilogue["row"], epilogue["row_absolute"] = self.bounds.row, self.bounds.row_absolute
         sides = []
         for X, along in ((self.A, plan.a_along), (self.B.T, plan.b_along)):
@@ -206,18 +217,49 @@ class Check:
     def compare(self, C):
         # p in the order of NumPy: any will do.
         sums = (self.A.astype(np.float64) @ self.x[: len(self.B)].astype(np.float64)).astype(summed(self.dtype))
-        of_c = np.array([self.step[0], self.bounds.rounding, self.bounds.rounding_absolute])
-        rows_library().call(f"compare_{self.dtype}", matrix(C), *C.shape, sums, of_c, self.look, lanes_of(C))
+        limits = np.array(row_bounds(self.bounds))
+        rows_library().call(
+            f"compare_{self.dtype}", matrix(C), *C.shape, sums, self.step, limits, self.suspects, lanes_of(C)
+        )
+
+    def suspect_all(self):
+        """List all rows, by what is no number, so that they are confirmed."""
+        n = len(self.A)
+        self.suspect_rows[:, 0], self.suspect_rows[:, 1] = np.arange(n), np.float64(np.nan).view("i8")
+        self.counts[0] = n
 
     @property
     def suspected(self):
-        return sorted(self.rows[: int(self.counts[0])].tolist())
+        return sorted(self.suspect_rows[: int(self.counts[0]), 0].tolist())
+
+    @property
+    def confirmed(self):
+        return sorted(self.rows[: int(self.counts[1])].tolist())
+
+    def confirm(self, C):
+        sizes = *self.A.shape, C.shape[1]
+        rows_library().call(
+            f"confirm_{self.dtype}",
+            matrix(self.A),
+            matrix(C),
+            *sizes,
+            self.x,
+            self.y,
+            self.step,
+            np.array(row_bounds(self.bounds)),
+            self.suspects,
+            self.rows,
+        )
 
     def judge(self, C, *, correct=True):
+        """As all that comes after a product: the second look, and what is wrong."""
+        self.confirm(C)
         listed = np.zeros(LISTED, WRONG)
         parts = (part for X in (self.A, self.B, C) for part in matrix(X).item())
         of = np.array((*parts, *self.A.shape, C.shape[1]), JUDGED)
         limits = np.array(element_bounds(self.bounds))
-        rows_library().call(f"judge_{self.dtype}", of, self.suspects, limits, int(correct), listed, LISTED)
-        n = int(self.counts[1])
+        rows_library().call(
+            f"judge_{self.dtype}", of, self.rows, self.counts, self.capacity, limits, int(correct), listed, LISTED
+        )
+        n = int(self.counts[2])
         return sorted(tuple(one) for one in listed[:n].tolist()), n
