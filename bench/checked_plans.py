@@ -3,8 +3,8 @@
     python bench/checked_plans.py [--minutes 4] [--out apps/abft/tuned/nvidia-h200.json]
 
 Of each product, the plans that are predicted to be the fastest and all that warpgroups have are compiled, on every
-core; those with next to no spills are run with the checks of `tsapps.abft.matmul`, held against the result without, and timed
-behind a cold level-2 cache. The fastest becomes a row, as those of kernels/tuned/ are.
+core; those with next to no spills are run with the checks of `tsapps.abft.matmul`, held against the result without, and
+timed behind a cold level-2 cache. The fastest becomes a row, as those of kernels/tuned/ are.
 """
 
 import argparse

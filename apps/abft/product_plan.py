@@ -121,7 +121,7 @@ def checked_plan(problem: Problem, device: Device, table: Sequence[Mapping[str, 
         picked = plan(problem, device, rows) if rows else None
         if isinstance(picked, Plan) and (found := with_row_sums(picked, device)) is not None:
             return found
-    every = [with_row_sums(one, device, roomy=True) for one in candidates(problem, device) if isinstance(one, Plan)]
+    every = [with_row_sums(one, device, roomy=True) for one in candidates(problem, device) if type(one) is Plan]
     return min(filter(None, every), key=lambda one: predict(one, problem, device), default=None)
 
 

@@ -74,7 +74,9 @@ class ArraySource:
 
         with self.array.device:
             which = which if isinstance(which, slice) else cupy.asarray(which)
-            return cupy.ascontiguousarray(self.array[which])
+            # As whole numbers: CuPy copies columns to rows of floating-point numbers by cuBLAS, which alters NaNs.
+            bits = self.array.view(f"u{self.dtype.itemsize}")[which]
+            return cupy.ascontiguousarray(bits).view(self.array.dtype)
 
 
 def as_source(X: Any) -> Source:

@@ -182,7 +182,8 @@ def at_any_address(cupy, A):
 
 
 def by_columns(cupy, A):
-    return cupy.asfortranarray(cupy.asarray(A))
+    # As whole numbers: of floating-point numbers, CuPy lets cuBLAS do that, which alters NaNs.
+    return cupy.asfortranarray(cupy.asarray(A.view(f"u{A.itemsize}"))).view(A.dtype)
 
 
 def with_gaps(cupy, A):
