@@ -97,22 +97,26 @@ struct Checked : Store {
     static_assert(1 <= kOfC && kOfC <= 8, "the weights are those of at most 64 columns");
     Store::fragments(from, rows, column, columns, reinterpret_cast<const Sum(&)[kOfC][4]>(d));
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    // Both halves before either is judged, and even columns beside odd ones, so that nothing waits for one thing after another.
+    Sum off[2][2] = {}, size[2][2] = {}, p[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      Sum off = 0, size = 0;
 #pragma unroll
       for (int n = 0; n < 2 * kOfC; ++n) {
         // Columns beyond C are whatever was multiplied.
         const bool present = n / 2 + 1 < kOfC || n / 2 * 8 + 2 * t + n % 2 < columns;
         const Sum c = present ? d[n / 2][2 * half + n % 2] : Sum(0);
-        off = fma(c, Sum(1 - n / 32.0), off);
-        size += size_of(c);
+        off[half][n % 2] = fma(c, Sum(1 - n / 32.0), off[half][n % 2]);
+        size[half][n % 2] += size_of(c);
       }
-      const Sum p = sum_of_row(d[kOfC][2 * half]);
-      off = sum_of_row(off * (1 - t * Sum(1 / 128.0))) - p;
-      size = sum_of_row(size);
-      const Sum limit = fma(row, larger(size_of(p), size), row_absolute);
-      if (disagrees(off, limit) && t == 0 && 8 * half + g < rows) suspects.add(from + 8 * half + g, off);
+      off[half][0] = sum_of_row((off[half][0] + off[half][1]) * (1 - t * Sum(1 / 128.0)));
+      size[half][0] = sum_of_row(size[half][0] + size[half][1]);
+      p[half] = sum_of_row(d[kOfC][2 * half]);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Sum by = off[half][0] - p[half], limit = fma(row, larger(size_of(p[half]), size[half][0]), row_absolute);
+      if (disagrees(by, limit) && t == 0 && 8 * half + g < rows) suspects.add(from + 8 * half + g, by);
     }
   }
 };

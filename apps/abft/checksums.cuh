@@ -6,14 +6,12 @@
 //   column sums   (stripes, kWeights, columns)
 //
 // Eight warps add up words, and eight others elements, of what comes by a ring in shared memory (checksum_ring.cuh). One adds up
-// what those eight have of each row. Rows belong to one piece of a unit; sums of words and of columns are added up over
-// pieces (piece_sums.cuh).
+// what those eight have of each row.
 //
 // Why it is fast: each byte is read once, and what is left to do is given to the tensor cores, float64's too, which are idle
 // otherwise: so 40 bytes a word's block and four sums an element cost no more time than reading them.
 #pragma once
 #include "apps/abft/element_sums.cuh"
-#include "apps/abft/piece_sums.cuh"
 #include "apps/abft/word_sums.cuh"
 
 namespace abft {
@@ -31,16 +29,6 @@ class ChecksumPass {
  private:
   using Ring = ChecksumRing<Sum, kAdders, (kWeights > 0)>;
   static constexpr int kParts = kWeights > 0 ? Elements::kParts : 0;
-  static constexpr int kWords = kWarpBytes / 4, kColumns = kWarpBytes / (int)sizeof(T);
-  static constexpr int kWordsLeft = kExact ? kSums * kWords * 8 : 0;
-
- public:
-  // Bytes that a warp leaves of a strip of a piece.
-  static constexpr int kLeft = kWordsLeft + kWeights * kColumns * (int)sizeof(Sum);
-
- private:
-  using PiecesOfWords = PieceSums<unsigned long long, kSums, kWords, 0, kLeft>;
-  using PiecesOfElements = PieceSums<Sum, kWeights, kColumns, kWordsLeft, kLeft>;
 
  public:
   // Shared memory: weights of words; what warps have of the rows of each stage; sums of a stripe's rows over the strips of a
@@ -67,7 +55,7 @@ class ChecksumPass {
         ring_.copy(simt::shuffle(warp - kAdders, 0));
       }
     } else if (warp < kWordWarps) {
-      if constexpr (kBoth) ptx::fewer_registers<88>();
+      if constexpr (kBoth) ptx::fewer_registers<80>();
       if constexpr (kExact) add_words(warp);
     } else {
       if constexpr (kBoth) ptx::more_registers<128>();
@@ -86,13 +74,7 @@ class ChecksumPass {
       ring_.each_stage(place, strip, [&](auto whole, const unsigned char* stage, int first) {
         sums.template add<decltype(whole)::value>(stage + in_strip, first);
       });
-      unsigned long long* const of_stripe = task_.exact + strip.stripe * (long long)kSums * width;
-      if (strip.is_piece()) {
-        sums.store(PiecesOfWords::place(task_, strip.slot, strip.number, warp) + WordSums::offset() / 4, kWords);
-        add_up_pieces<PiecesOfWords>(strip, warp, warp, of_stripe);
-      } else if (offset < task_.row_bytes) {
-        sums.store(of_stripe + offset / 4, width);
-      }
+      if (offset < task_.row_bytes) sums.store(task_.exact + strip.stripe * (long long)kSums * width + offset / 4, width);
     });
   }
 
@@ -105,21 +87,10 @@ class ChecksumPass {
         Sum* rows = of_warps_ + place.stage * kOfWarps + warp * kRows;
         sums.template add<decltype(whole)::value>(stage + in_strip, first, rows);
       });
-      const long long column = offset / (int)sizeof(T), left = width - column;
-      const bool is_piece = strip.is_piece();
-      Sum* const of_stripe = task_.column_sums + strip.stripe * (long long)kWeights * width;
-      sums.store(is_piece ? PiecesOfElements::place(task_, strip.slot, strip.number, warp) : of_stripe + column,
-                 left < kColumns ? (int)left : kColumns, is_piece ? kColumns : width);
-      if (is_piece) add_up_pieces<PiecesOfElements>(strip, warp, kWordWarps + warp, of_stripe);
+      const long long columns = (task_.row_bytes - offset) / (int)sizeof(T);
+      sums.store(task_.column_sums + strip.stripe * (long long)kWeights * width + offset / (int)sizeof(T),
+                 columns < kWarpBytes ? (int)columns : kWarpBytes, width);
     });
-  }
-
-  // By a warp of those that add up, `adder` of all of them, once it has left its sums of a strip.
-  template <typename Pieces, typename Value>
-  __device__ __forceinline__ void add_up_pieces(const Strip& strip, int warp, int adder, Value* of_stripe) const {
-    if (strip.number + 1 < task_.strips) return;
-    unsigned* const count = task_.counts + 1 + (strip.slot >> task_.piece_bits) * kAdders + adder;
-    Pieces::add_up(task_, strip, count, warp, ring_.offset_of(strip.across, 0) + warp * kWarpBytes, of_stripe);
   }
 
   // By a warp, of which each lane has a row: adds up what the others have of each stage's rows.
@@ -128,7 +99,7 @@ class ChecksumPass {
     const int lane = threadIdx.x % 32;
     ring_.each_strip([&](Place& place, const Strip& strip) {
 #pragma unroll 1
-      for (int first = strip.begin; first < strip.end; first += kRows, place.next()) {
+      for (int first = 0; first < strip.rows; first += kRows, place.next()) {
         ring_.wait_until_added(place);
         const Sum* from = of_warps_ + place.stage * kOfWarps + lane;
         const long long row = Ring::first_row(strip) + first + lane;
@@ -140,7 +111,7 @@ class ChecksumPass {
           for (int warp = 0; warp < kWarps; ++warp) sum += Elements::of_row(from + warp * kRows, p);
           if (strip.number + 1 < task_.strips) {
             total = sum;
-          } else if (first + lane < strip.end) {
+          } else if (first + lane < strip.rows) {
             task_.row_sums[(strip.across * (long long)kWeights + p) * task_.rows + row] = sum;
           }
         }

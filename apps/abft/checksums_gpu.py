@@ -13,7 +13,7 @@ from tsapps.apps.abft.source import Progress, Source, whole_on_gpu
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.build import Cubin, build, function
 from tsapps.kernels.device import live
-from tsapps.kernels.workspace import scratch, zeroed_counts
+from tsapps.kernels.workspace import zeroed_counts
 
 __all__ = ["add_checksums", "compiled", "passes_on_gpu", "plans", "sums_on_gpu"]
 
@@ -178,12 +178,9 @@ def add_checksums(array: Any, plan: ChecksumsPlan) -> dict[str, Any]:
     with device:
         shapes = plan.shapes.items()
         tensors = {name: cupy.empty(shape, np.uint64 if name == "exact" else plan.sums) for name, shape in shapes}
-        multiprocessors, stream = live(device.id).multiprocessors, cupy.cuda.get_current_stream().ptr
-        deal = plan.deal(multiprocessors)
-        of_pieces = scratch(device.id, stream, plan.scratch_bytes(deal))
-        counts = zeroed_counts(device.id, stream, plan.counts(deal))
+        next_unit = zeroed_counts(device.id, cupy.cuda.get_current_stream().ptr, 1)
         addresses = {name: tensor.data.ptr for name, tensor in tensors.items()}
-        task = plan.task(array.data.ptr, addresses, deal, of_pieces.data.ptr, counts.data.ptr)[()]
-        blocks = min(deal.items, multiprocessors)
+        task = plan.task(array.data.ptr, addresses, next_unit.data.ptr)[()]
+        blocks = min(plan.units, live(device.id).multiprocessors)
         _loaded(plan, device.id)((blocks,), (plan.threads,), (task,), shared_mem=plan.shared_bytes)
     return tensors

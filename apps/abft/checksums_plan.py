@@ -1,7 +1,6 @@
 """How checksums.cuh goes through a matrix, from its sizes alone."""
 
 from dataclasses import dataclass
-from math import ceil
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from tsapps.apps.abft.weighted import columns_shape, rows_shape, sums_dtype
 from tsapps.kernels.plan import ELEMENT
 from tsapps.kernels.problem import ITEMSIZE
 
-__all__ = ["ALIGNMENT", "TASK", "ChecksumsPlan", "Deal", "elements_plan", "words_plan"]
+__all__ = ["ALIGNMENT", "TASK", "ChecksumsPlan", "elements_plan", "words_plan"]
 
 #: Bulk copies are of so many bytes, from such addresses.
 ALIGNMENT = 16
@@ -20,48 +19,17 @@ ALIGNMENT = 16
 _STRIP, _WARPS, _PRODUCTS, _PITCH, _RING_ROWS, _STAGES = 1024, 8, 8, 1056, 32, 5
 _PARTS = {"float64": 2, "float32": 3}
 _MOST_UNITS, _MOST_WEIGHTS = 2**30, 2
-# Pieces that a unit is dealt in: no more than it has stages.
-_PIECES = (1, 2, 4, 8, 16)
-# What a multiprocessor could read while its warps hand over a piece: about a microsecond.
-_HAND_OVER_BYTES = 1 << 15
 
 #: `Task` of checksum_ring.cuh.
 TASK = np.dtype(
     [
-        *((name, "u8") for name in ("data", "exact", "row_sums", "column_sums", "of_pieces", "counts")),
+        *((name, "u8") for name in ("data", "exact", "row_sums", "column_sums")),
         *((name, "i8") for name in ("rows", "row_bytes", "last_bytes")),
-        *((name, "i4") for name in ("items", "whole", "piece_bits", "units_across", "strips")),
+        *((name, "i4") for name in ("units", "units_across", "strips")),
+        ("next", "u8"),
     ],
     align=True,
 )
-
-
-@dataclass(frozen=True)
-class Deal:
-    """How units are dealt out to blocks, in their order.
-
-    Attributes
-    ----------
-    units : int
-    whole : int
-        The first of them, which are dealt as they are.
-    pieces : int
-        That each of the others is dealt in.
-    """
-
-    units: int
-    whole: int
-    pieces: int
-
-    @property
-    def parted(self) -> int:
-        """Units that are dealt in pieces."""
-        return self.units - self.whole
-
-    @property
-    def items(self) -> int:
-        """What is dealt, in all."""
-        return self.whole + self.parted * self.pieces
 
 
 @dataclass(frozen=True)
@@ -143,61 +111,15 @@ class ChecksumsPlan:
         table = ROWS * _PRODUCTS * 8 if self.exact else 0
         of_warps = _STAGES * _PARTS[self.sums.name] * _WARPS * _RING_ROWS if self.weights else 0
         sums = (of_warps + self.weights * ROWS) * self.sums.itemsize
-        return table + sums + _STAGES * (_RING_ROWS * _PITCH + 16 + 3 * 8)
+        return table + sums + _STAGES * (_RING_ROWS * _PITCH + 3 * 8 + 4)
 
-    @property
-    def left_bytes(self) -> int:
-        """What a piece leaves of each strip: sums of words and of columns (kLeft of every warp)."""
-        words = SUMS * _STRIP // WORD * 8 if self.exact else 0
-        return words + self.weights * _STRIP // self.itemsize * self.sums.itemsize
-
-    def deal(self, blocks: int) -> Deal:
-        """Return how units are dealt out to so many blocks, so that all end at about the same time.
-
-        Blocks take units as they come, so that the last one ends up to a unit's time after the first. If the last
-        half of a unit a block, or more, is dealt in pieces, those fill the gaps, and it is a piece's time. Each piece
-        costs what it hands over; so the number of pieces is that by which the least time is lost. Where no block has
-        more than one unit, pieces spread a small matrix over more blocks.
-
-        Parameters
-        ----------
-        blocks : int
-            As many as run at once.
-        """
-        unit = self.strips * _STRIP * min(self.rows, ROWS)
-        whole = 0
-        if self.units > blocks:
-            whole = self.units - blocks // 2
-            # If some blocks have a whole unit more than others, pieces are to last for the others until then.
-            more = whole % blocks
-            whole -= more if more < blocks - blocks // 2 else 0
-
-        def time(pieces: int) -> float:
-            """By what a block reads in it."""
-            one = unit / pieces + (_HAND_OVER_BYTES + 2 * self.strips * self.left_bytes if pieces > 1 else 0)
-            of_each = (self.units - whole) * pieces / blocks
-            return whole * unit / blocks + one * (of_each + 0.5 if whole else ceil(of_each))
-
-        pieces = min(_PIECES, key=time)
-        return Deal(self.units, whole if pieces > 1 else self.units, pieces)
-
-    def scratch_bytes(self, deal: Deal) -> int:
-        """Return the scratch memory that pieces need."""
-        return (deal.items - deal.whole) * self.strips * self.left_bytes
-
-    def counts(self, deal: Deal) -> int:
-        """Return how many counts the kernel needs, of 32 bits."""
-        return 1 + deal.parted * _WARPS * (self.exact + (self.weights > 0))
-
-    def task(self, data: int, tensors: dict[str, int], deal: Deal, of_pieces: int, counts: int) -> np.ndarray:
-        """Return the kernel's argument, of the addresses of data, tensors, scratch memory and zeroed counts."""
+    def task(self, data: int, tensors: dict[str, int], following: int) -> np.ndarray:
+        """Return the kernel's argument, of the addresses of the data, of the tensors and of a count of units."""
         task = np.zeros((), TASK)
-        task["data"], task["of_pieces"], task["counts"] = data, of_pieces, counts
-        task["exact"] = tensors.get("exact", 0)
+        task["data"], task["exact"], task["next"] = data, tensors.get("exact", 0), following
         task["row_sums"], task["column_sums"] = tensors.get("rows", 0), tensors.get("columns", 0)
-        for name in ("rows", "row_bytes", "last_bytes", "units_across", "strips"):
+        for name in ("rows", "row_bytes", "last_bytes", "units", "units_across", "strips"):
             task[name] = getattr(self, name)
-        task["items"], task["whole"], task["piece_bits"] = deal.items, deal.whole, deal.pieces.bit_length() - 1
         return task
 
 

@@ -139,7 +139,8 @@ __global__ void __launch_bounds__(kRowThreads)
         sum = fma(c, weight(j, half_step), sum);
         size += size_of(c);
       }
-      off = size_of(simt::warp_sum(sum - p)) - (bounds.rounding * simt::warp_sum(size) + (double)w * bounds.rounding_absolute);
+      const double lost = bounds.rounding * simt::warp_sum(size) + (double)w * bounds.rounding_absolute;
+      off = larger(0.0, size_of(simt::warp_sum(sum - p)) - lost);
     }
     if (lane != 0 || !disagrees(off, fma(bounds.row, sqrt(square), bounds.row_absolute))) continue;
     const unsigned long long place = atomicAdd(&suspects.counts->confirmed, 1ull);

@@ -14,7 +14,6 @@
 //   simt::dynamic_shared<T>()       the shared memory that the launch gives the block
 //   simt::kept(x)                   x, in a register from here on: all lanes take part
 //   simt::last_to_arrive(…)         whether this block is the last of some that hand over what they wrote
-//   simt::last_warp_to_arrive(…)    likewise, of warps
 //   SIMT_BLOCK(threads)             before `void`: a kernel's threads a block, where it helps the compiler to know.
 //                                   Told, ptxas spills a few registers to fit one more block on an SM; not told, AMD's
 //                                   compiler makes do with the registers that 1024 threads would have, and spills many
@@ -211,20 +210,6 @@ __device__ inline bool last_to_arrive(unsigned* arrived, unsigned expected, Sync
 
 __device__ inline bool last_to_arrive(unsigned* arrived, unsigned expected) {
   return last_to_arrive(arrived, expected, [] { __syncthreads(); });
-}
-
-// The same of warps, each of which arrives by itself: true in every lane of the last.
-__device__ inline bool last_warp_to_arrive(unsigned* arrived, unsigned expected) {
-  __threadfence();
-  sync_warp();
-  unsigned before = 0;
-  if (lane() == 0) {
-    before = atomicAdd(arrived, 1u);
-    if (before == expected - 1) *arrived = 0;
-  }
-  const bool last = shuffle(before, 0) == expected - 1;
-  if (last) __threadfence();
-  return last;
 }
 
 }  // namespace simt

@@ -1,7 +1,5 @@
 """The one-pass kernel: its own source on the CPU, beside the CPU's own sums; what it serves; its machine code."""
 
-import heapq
-
 import numpy as np
 import pytest
 from host_cuda import checksums, harness
@@ -9,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsapps.apps.abft.checksums_gpu import compiled, plans
-from tsapps.apps.abft.checksums_plan import Deal, elements_plan, words_plan
+from tsapps.apps.abft.checksums_plan import elements_plan, words_plan
 from tsapps.apps.abft.layout import ROWS, layout
 from tsapps.apps.abft.rest import sums_of
 from tsapps.apps.abft.source import as_source
@@ -20,15 +18,12 @@ DTYPES = ["float64", "float32", "float16"]
 SHAPES = [(512, 512), (600, 272), (1100, 704), (513, 136), (1030, 520), (2053, 128), (4100, 40), (300, 4096)]
 
 
-def sums_are_as_on_the_cpu(A, code, weights, blocks, dealt=lambda plan: None):
-    """Compare every tensor: words exactly, elements within what two orders of additions may differ by.
-
-    `dealt(plan)` is how units are dealt; None leaves it to the plan. Return the tensors.
-    """
+def sums_are_as_on_the_cpu(A, code, weights, blocks):
+    """Compare every tensor: words exactly, elements within what two orders of additions may differ by."""
     of = layout(A.shape, A.itemsize)
     passes = plans(*A.shape, A.dtype.name, of, code=code, weights=weights, block=ROWS)
     assert passes is not None
-    found = {name: tensor for plan in passes for name, tensor in checksums.run(plan, A, blocks, dealt(plan)).items()}
+    found = {name: tensor for plan in passes for name, tensor in checksums.run(plan, A, blocks).items()}
     expected = sums_of(as_source(A), code, weights, ROWS)
     assert found.keys() == expected.keys()
     if "exact" in found:
@@ -40,12 +35,6 @@ def sums_are_as_on_the_cpu(A, code, weights, blocks, dealt=lambda plan: None):
             assert found[name].dtype == expected[name].dtype
             difference = np.abs(found[name].astype(np.float64) - expected[name])
             assert (difference <= 2 * gamma(ROWS, found[name].dtype) * bound).all()
-    return found
-
-
-def parted(whole, pieces):
-    """Units dealt whole, that part of them; the others in so many pieces."""
-    return lambda plan: Deal(plan.units, int(whole * plan.units), pieces)
 
 
 def test_by_hand():
@@ -68,34 +57,6 @@ def test_sums_are_those_of_the_cpu(shape, dtype, rng):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_codes_and_weights(code, weights, dtype, rng):
     sums_are_as_on_the_cpu(rng.standard_normal((1100, 520)).astype(dtype), code, weights, 2)
-
-
-@pytest.mark.parametrize("pieces", [2, 4, 8, 16])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_units_in_pieces(pieces, dtype, rng):
-    """All of them, and some; the last stripe has 76 rows, and rows end within a unit's strips.
-
-    What is of words and of rows has the bits of whole units, and the rest those of any other run.
-    """
-    A = (rng.standard_normal((1100, 1304)) * 8).astype(dtype)
-    whole = sums_are_as_on_the_cpu(A, "both", 2, 2, parted(1, 1))
-    found = [sums_are_as_on_the_cpu(A, "both", 2, blocks, parted(0, pieces)) for blocks in (1, 3)]
-    found.append(sums_are_as_on_the_cpu(A, "both", 2, 5, parted(0.5, pieces)))
-    for one in found:
-        for name in ("exact", "rows"):
-            np.testing.assert_array_equal(one[name], whole[name])
-    np.testing.assert_array_equal(found[0]["columns"], found[1]["columns"])
-
-
-@pytest.mark.parametrize(("code", "weights"), [("exact", 2), ("float", 1), ("float", 2), ("both", 1)])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_pieces_of_every_code(code, weights, dtype, rng):
-    sums_are_as_on_the_cpu(rng.standard_normal((700, 520)).astype(dtype), code, weights, 3, parted(0.4, 4))
-
-
-@pytest.mark.parametrize("rows", [1, 33, 64, 129, 500, 513])
-def test_pieces_without_rows_are_not_dealt(rows, rng):
-    sums_are_as_on_the_cpu(rng.standard_normal((rows, 4096)).astype(np.float32), "both", 2, 2, parted(0, 8))
 
 
 def test_words_are_any_bits(rng):
@@ -123,40 +84,13 @@ def test_what_is_not_finite_stays_in_its_rows_and_columns(dtype, rng):
     blocks=st.integers(1, 5),
     seed=st.integers(0, 2**32 - 1),
     copies=st.sampled_from(["early", "late"]),
-    whole=st.floats(0, 1),
-    pieces=st.sampled_from([1, 2, 4, 8, 16]),
 )
-def test_any_shape_and_any_order(m, n, dtype, blocks, seed, copies, whole, pieces):
+def test_any_shape_and_any_order(m, n, dtype, blocks, seed, copies):
     A = (np.random.default_rng(seed).standard_normal((m, 8 * n)) * 100).astype(dtype)
     if plans(m, 8 * n, dtype, layout(A.shape, A.itemsize), code="both", weights=2, block=ROWS) is None:
         return
     with harness.schedule(seed=seed, copies=copies):
-        sums_are_as_on_the_cpu(A, "both", 2, blocks, parted(whole, pieces))
-
-
-def test_units_are_dealt_so_that_blocks_end_together():
-    """On 132 multiprocessors: by hand, and lengths of items dealt to whoever is free.
-
-    Of many units the last half of one a block is dealt in pieces, or more, so that no whole one is still under way
-    when pieces run out; of few units all are, or none.
-    """
-    H200 = 132
-    large = elements_plan(20480, 20480, "float32", 2, ROWS, layout((20480, 20480), 4))
-    assert large.deal(H200) == Deal(1600, 1534, 4)
-    assert large.deal(1600) == Deal(1600, 1600, 1)
-    small = elements_plan(1024, 2048, "float32", 2, ROWS, layout((1024, 2048), 4))
-    assert (small.units, small.deal(H200)) == (8, Deal(8, 0, 16))
-    assert elements_plan(512, 512, "float32", 2, ROWS, None).deal(1) == Deal(1, 1, 1)
-    for n in range(512, 33_000, 512):
-        plan = elements_plan(8192, n, "float32", 2, ROWS, None)
-        deal = plan.deal(H200)
-        lengths = [1.0] * deal.whole + [1 / deal.pieces] * (deal.items - deal.whole)
-        ends = [0.0] * H200
-        for length in lengths:
-            heapq.heapreplace(ends, ends[0] + length)
-        assert sum(lengths) == deal.units == plan.units
-        if plan.units > H200:
-            assert max(ends) - plan.units / H200 < 2 / deal.pieces
+        sums_are_as_on_the_cpu(A, "both", 2, blocks)
 
 
 def test_what_is_served():
