@@ -17,15 +17,17 @@ from tsapps.apps.abft.product_plan import (
     checked_plan,
     half_step,
     is_fused,
+    measured,
     padded_depth,
     store_of,
 )
 from tsapps.kernels import launch
 from tsapps.kernels.build import build
-from tsapps.kernels.choose import tuned_table
+from tsapps.kernels.choose import pick_of, tuned_table
 from tsapps.kernels.device import KNOWN
 from tsapps.kernels.plan import ELEMENT, SUM
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
+from tsapps.kernels.tune import Cell
 
 ARCHITECTURES = {"sm_80": ("A100", ""), "sm_90a": ("H200", "NVIDIA H200"), "sm_100a": ("H200", "")}
 FOLDER = harness.ROOT / "apps" / "abft"
@@ -70,6 +72,16 @@ def test_there_is_a_plan(device, name, dtype):
                     continue
                 # What the epilogue asks for: that a warp has all columns of its rows, and sums of A's.
                 assert (plan.warps_n, plan.tile_n, plan.fold, plan.row_sums) == (1, problem.w, 1, True)
+
+
+def test_measured_picks_are_picked():
+    device, rows = replace(KNOWN["H200"], name="NVIDIA H200"), measured("NVIDIA H200")
+    assert len(rows) > 90
+    for row in rows:
+        cell = Cell(row["shape"], row["dtype"], row["m"], row["depth"], row["w"], row["along"])
+        plan = checked_plan(cell.problem(), device, ())
+        assert row.items() >= pick_of(plan).items(), row
+        assert plan.row_sums
 
 
 def test_stores():
