@@ -15,7 +15,7 @@ from bench.kmeans_batched import SHAPES as BATCHED_SHAPES
 from bench.kmeans_data import GPU_SHAPES
 from bench.kmeans_summary import by_shape, grid_text
 
-__all__ = ["batched_table", "gemm_table", "kmeans_table", "with_tables"]
+__all__ = ["abft_table", "batched_table", "gemm_table", "kmeans_table", "with_tables"]
 
 README = record.ROOT / "README.md"
 RECORDS = record.ROOT / "bench" / "results" / "h200"
@@ -110,7 +110,49 @@ def batched_table(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-TABLES = {"gemm.json": gemm_table, "kmeans.json": kmeans_table, "kmeans-batched.json": batched_table}
+def abft_table(records: Sequence[dict[str, Any]]) -> str:
+    """Return what checksums cost as Markdown tables: at rest, in products, in K-means."""
+    found = {tuple(one[name] for name in ("job", "code", "dtype", "m", "n", "k")): one for one in records}
+    lines = [
+        "| matrix | one read | `encode`, both codes | cuBLAS, the float code | `verify`, its sidecar there |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for (job, code, dtype, m, n, k), one in found.items():
+        verify = found.get(("verify", "exact", dtype, m, n, k))
+        if job == "encode" and code == "both" and verify:
+            share, times = one["floor_ms"] / one["ms"], one["library_ms"] / one["ms"]
+            encode = f"{one['ms']:.3f} ({100 * share:.0f} % of its rate)"
+            library = f"{one['library_ms']:.3f} ({times:.2f} ×)"
+            lines.append(
+                f"| {m:,} × {n:,} {dtype} | {one['floor_ms']:.3f} | {encode} | {library} | {verify['ms']:.3f} |"
+            )
+    lines += ["", f"| product | {' | '.join(_PRODUCT_DTYPES)} |", "|---|" + "---:|" * len(_PRODUCT_DTYPES)]
+    products: dict[str, dict[str, str]] = {}
+    for (job, _, dtype, m, n, k), one in found.items():
+        if job == "matmul":
+            name = f"10,000,000 × {k} · {n}" if m != k else f"square · {n}"
+            products.setdefault(name, {})[dtype] = _beside(one)
+    lines += [
+        f"| {name} | {' | '.join(row.get(dtype, '–') for dtype in _PRODUCT_DTYPES)} |" for name, row in products.items()
+    ]
+    lines += ["", "| n | d | k | dtype | an iteration, `protect=True` |", "|---:|---:|---:|---|---:|"]
+    for (job, _, dtype, m, n, k), one in found.items():
+        if job == "kmeans":
+            lines.append(f"| {m:,} | {n:,} | {k} | {dtype} | {_beside(one)} |")
+    return "\n".join(lines)
+
+
+def _beside(one: dict[str, Any]) -> str:
+    """Return a record's milliseconds, and what they are more than without protection."""
+    return f"{one['ms']:.3f} ({100 * (one['ms'] / one['unprotected_ms'] - 1):+.1f} %)"
+
+
+TABLES = {
+    "gemm.json": gemm_table,
+    "kmeans.json": kmeans_table,
+    "kmeans-batched.json": batched_table,
+    "abft.json": abft_table,
+}
 
 
 def with_tables(text: str) -> str:

@@ -65,3 +65,19 @@ def test_what_the_grid_shows_follows_the_table():
     assert lines[2] == "| 1,000,000 | 64 | 64 | float32 | 0.06 | 1.00 | 3.00 |"
     assert lines[-3].startswith("Over a grid of n = 1M, 3M and 10M, ")
     assert lines[-1] == "![Each shape of the grid](docs/kmeans-grid.png)"
+
+
+def test_tables_of_checksums_by_hand():
+    common = {"code": "both", "dtype": "float32", "m": 2048, "n": 2048, "k": None, "floor_ms": 0.3}
+    common |= {"library_ms": None, "unprotected_ms": None}
+    records = [
+        {**common, "job": "encode", "ms": 0.4, "library_ms": 1.0},
+        {**common, "job": "encode", "code": "exact", "ms": 0.35},  # of no table
+        {**common, "job": "verify", "code": "exact", "ms": 0.5},
+        {**common, "job": "matmul", "code": "proven", "n": 16, "k": 2048, "ms": 1.02, "unprotected_ms": 1.0},
+        {**common, "job": "kmeans", "code": "protect", "n": 8, "k": 4, "ms": 1.98, "unprotected_ms": 2.0},
+    ]
+    lines = readme.abft_table(records).splitlines()
+    assert lines[2] == "| 2,048 × 2,048 float32 | 0.300 | 0.400 (75 % of its rate) | 1.000 (2.50 ×) | 0.500 |"
+    assert lines[6] == "| square · 16 | – | 1.020 (+2.0 %) | – |"
+    assert lines[10:] == ["| 2,048 | 8 | 4 | float32 | 1.980 (-1.0 %) |"]
