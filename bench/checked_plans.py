@@ -20,6 +20,7 @@ import numpy as np
 from bench.timing import GpuClock, median
 from tsapps.apps.abft import thresholds
 from tsapps.apps.abft.product_plan import (
+    COUNTS_BYTES,
     MOST_SPILLED,
     checked_dtype,
     checked_epilogue,
@@ -87,16 +88,20 @@ def measured_row(cell: Cell, plans: list[Plan], epilogue: str, clock: GpuClock) 
     argument = np.zeros((), checked_dtype(cell.dtype))
     argument["C"], argument["alpha"] = c.pointer, 1
     argument["rows"], argument["columns"] = (stride // c.itemsize for stride in c.strides)
-    argument["row"], argument["row_absolute"] = bounds.row, bounds.row_absolute
+    argument["row"] = argument["row_size"] = bounds.row
+    argument["row_absolute"] = bounds.row_absolute
     argument["row_weights"] = work.address(memory, "x")
     argument["suspects"], argument["counts"], argument["capacity"] = work.suspects(memory)
     times = {}
     for plan in plans:
         C.fill(float("nan"))
+        memory[:COUNTS_BYTES] = 0
         call = partial(with_epilogue(plan, problem, 0, epilogue, _HEADER), a.pointer, b.pointer, argument[()])
         call()
         if not float(abs(C.astype("f8") - expected).max()) <= allowed:
             raise ValueError(f"{plan} gives a wrong result for {cell}")
+        if (suspected := int(memory[:8].get().view("u8")[0])) > cell.m // 1000:
+            raise ValueError(f"{plan} suspects {suspected} rows of {cell}, which nobody changed")
         times[plan] = median(clock.kernel_ms(call) for _ in range(5))
     best = min(times, key=times.__getitem__)
     print(f"{cell}: {times[best]:.4f} ms, {best.kernel_name}, of {len(plans)} plans", flush=True)

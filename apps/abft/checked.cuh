@@ -2,8 +2,8 @@
 // do not agree with what is added up beside them are listed.
 //
 // With the weights v and x of row_checks.cuh, the kernel brings p = Σ_l a_il x_l of every row (row_sums.cuh); a row is suspected
-// where |Σ_j v_j c_ij − p| is above row · max(|p|, Σ_j |c_ij|) + row_absolute, or any of them is no number (thresholds.py). Of
-// rows whose products cancel that is too little, and judge.cuh looks again.
+// where |Σ_j v_j c_ij − p| is above max(row · |p|, row_size · Σ_j |c_ij|) + row_absolute, or any of them is no number
+// (thresholds.py). Of rows whose products cancel that is too little, and row_checks.cuh looks again.
 //
 // Why it is fast: C is checked while it is in registers, as sums that have not been rounded to 16 bits, by two instructions an
 // element and six shuffles for two rows. Beside them, p takes one multiply-add of every element of A, which is there for the
@@ -89,7 +89,7 @@ struct Checked : Store {
 
   const Sum* row_weights;
   Suspects suspects;
-  Sum row, row_absolute;
+  Sum row, row_size, row_absolute;
 
   template <int kBlocks>
   __device__ void fragments(long long from, int rows, long long column, int columns, const Sum (&d)[kBlocks][4]) const {
@@ -115,7 +115,7 @@ struct Checked : Store {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const Sum by = off[half][0] - p[half], limit = fma(row, larger(size_of(p[half]), size[half][0]), row_absolute);
+      const Sum by = off[half][0] - p[half], limit = larger(row * size_of(p[half]), row_size * size[half][0]) + row_absolute;
       if (disagrees(by, limit) && t == 0 && 8 * half + g < rows) suspects.add(from + 8 * half + g, by);
     }
   }

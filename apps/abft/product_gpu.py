@@ -33,6 +33,7 @@ from tsapps.apps.abft.product_plan import (
     matrix_dtype,
     padded_depth,
     row_bounds,
+    row_size,
     row_sums_dtype,
     summed,
 )
@@ -70,7 +71,7 @@ class _Check:
 
     def __init__(self, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds, padded: int) -> None:
         (m, k), w, element, total = a.shape, b.shape[1], ELEMENT[a.dtype], SUM[a.dtype]
-        self.device, self._bounds = a.device, row_bounds(bounds)
+        self.device, self._bounds = a.device, row_bounds(bounds, w)
         self.capacity = min(m, max(_FEW, m // 64))
         itemsize, at = summed(a.dtype).itemsize, COUNTS_BYTES
         self._at = {"counts": 0}
@@ -171,7 +172,8 @@ def _fused(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds) ->
         return None
     epilogue, w = np.zeros((), checked_dtype(a.dtype)), problem.w
     epilogue["rows"], epilogue["columns"] = (stride // c.itemsize for stride in c.strides)
-    epilogue["alpha"], epilogue["row"], epilogue["row_absolute"] = 1, bounds.row, bounds.row_absolute
+    epilogue["alpha"], epilogue["row_size"] = 1, row_size(bounds, w)
+    epilogue["row"], epilogue["row_absolute"] = bounds.row, bounds.row_absolute
     name = checked_epilogue(a.dtype, w, problem.c)
     run = with_epilogue(plan, problem, a.device, name, "apps/abft/checked.cuh")
     return _Check(a, b, c, bounds, padded_depth(problem.k, plan)), epilogue, run

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from math import ceil, log2
+from math import ceil, log2, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ __all__ = [
     "padded_depth",
     "picks_path",
     "row_bounds",
+    "row_size",
     "row_sums_dtype",
     "store_of",
     "summed",
@@ -56,7 +57,7 @@ MOST_SPILLED = 32
 # Registers that a plan has to have of those that it is estimated to need, where nobody has measured it, for it not to
 # spill; by bytes of an element. And of an SM, and how many a thread may have.
 _ROOM, _REGISTERS, _MOST_REGISTERS = {8: 1.2, 4: 1.5, 2: 1.5}, 65_536, 255
-_ROW_BOUNDS = ("row", "row_absolute", "rounding", "rounding_absolute")
+_ROW_BOUNDS = ("row", "row_size", "row_absolute", "rounding", "rounding_absolute")
 _BOUNDS = ("magnitude", "spread", "absolute", "rounding", "rounding_absolute", "largest_sum", "largest")
 # Weights behind those of the last tile (epilogue.cuh); and N of the weights (row_checks.cuh), at least.
 _BEYOND, _LEAST_N = 16, 16
@@ -77,9 +78,19 @@ def padded_depth(k: int, one: Plan) -> int:
     return -(-k // one.depth) * one.depth + _BEYOND
 
 
-def row_bounds(bounds: Bounds) -> Any:
-    """Return the C++ class `RowBounds`."""
-    return np.array(tuple(getattr(bounds, name) for name in _ROW_BOUNDS), [(name, "f8") for name in _ROW_BOUNDS])[()]
+def row_size(bounds: Bounds, w: int) -> float:
+    """Return what a row of w columns may be off by, relative to Σ_j |c_ij|, for a second look to be worth while.
+
+    Σ_j |c_ij| is about q of `Bounds.row` for s_l = Σ_j |b_lj|; of √(Σ_j b_lj² + …), Σ_j |c_ij| / √w is, and never above
+    √(Σ_j c_ij²).
+    """
+    return bounds.row / sqrt(w) if bounds.by_spread else bounds.row
+
+
+def row_bounds(bounds: Bounds, w: int) -> Any:
+    """Return the C++ class `RowBounds`, for w columns."""
+    of_row = bounds.row, row_size(bounds, w), bounds.row_absolute, bounds.rounding, bounds.rounding_absolute
+    return np.array(of_row, [(name, "f8") for name in _ROW_BOUNDS])[()]
 
 
 def matrix_dtype() -> np.dtype:
@@ -91,8 +102,8 @@ def checked_dtype(dtype: str) -> np.dtype:
     """Return the C++ class `Checked` for a dtype, with what it stores C by, as a NumPy structure."""
     total = summed(dtype)
     store = [("C", "u8"), ("rows", "i8"), ("columns", "i8"), ("regular", "i8"), ("alpha", total), ("beta", total)]
-    limits = [("row", total), ("row_absolute", total)]
-    return np.dtype([*store, ("row_weights", "u8"), *SUSPECTS.descr, *limits])
+    limits = [("row", total), ("row_size", total), ("row_absolute", total)]
+    return np.dtype([*store, ("row_weights", "u8"), *SUSPECTS.descr, *limits], align=True)
 
 
 def row_sums_dtype() -> np.dtype:

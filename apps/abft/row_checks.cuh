@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kRowThreads)
 
 // What rows may be off by (thresholds.py).
 struct RowBounds {
-  double row, row_absolute, rounding, rounding_absolute;
+  double row, row_size, row_absolute, rounding, rounding_absolute;
 };
 
 // Lists the rows of a C that is there already and do not agree with p. kLanes share a row: 8 where C is row-major, 1 where its
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kRowThreads)
     size = sum_of_lanes<kLanes>(size);
     // What rounding C may have lost is not to be held against the row, at a second look either.
     const double lost = bounds.rounding * size + (double)w * bounds.rounding_absolute;
-    const double limit = bounds.row * larger(size_of(p), size) + bounds.row_absolute + lost;
+    const double limit = larger(bounds.row * size_of(p), bounds.row_size * size) + bounds.row_absolute + lost;
     if (disagrees(off, limit) && lane == 0 && i < m) suspects.add(i, size_of(off) - lost);
   }
 }

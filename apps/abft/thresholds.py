@@ -8,7 +8,9 @@ which would be zero without rounding, and its magnitude q_i = √(Σ_l (a_il s_l
 y_i = Σ_l a_il z_l s_l for some z of random numbers, ½ ≤ |z| ≤ 1 (product_cpu.py). None of |p_i|, q_i and |y_i| is above
 S_i. A row is *suspected* where
 
-    |d_i| > row · max(|p_i|, q_i) + row_absolute + rounding · Σ_j |c_ij|.
+    |d_i| > row · max(|p_i|, q_i) + row_absolute + rounding · Σ_j |c_ij|
+
+(on a GPU after a first look, by Σ_j |c_ij| in place of q_i, at most S_i, too; of the statistical bound by 1/√w of it).
 
 A suspected row is computed again, in float64 or better, from A and B:
 its exact elements r_ij, with Σ|ab| = Σ_l |a_il b_lj|. An element is *wrong* where
@@ -181,9 +183,9 @@ def _row_error(w: int, dtype: str, of_sum: float) -> float:
 def proven(k: int, w: int, dtype: str) -> Bounds:
     """Return the bounds that rounding never exceeds: nothing is called wrong that it explains.
 
-    An element that is wrong by more than 2 `row` · S_i is in a row that is suspected for certain, as d_i is then off by
-    more than `row` · S_i beside its own rounding; in practice by a small part of that, as max |y_i| is about
-    √(Σ_l (a_il s_l)²).
+    An element that is wrong by more than 4.3 `row` · S_i is in a row that is suspected for certain, as d_i, by weights
+    of 0.48 or more, is then off by more than `row` · S_i beside its own rounding; in practice by a small part of that,
+    as q_i is √(Σ_l (a_il s_l)²).
 
     Parameters
     ----------

@@ -251,6 +251,31 @@ def test_products_that_cancel(libraries, case):
     assert_right(check, C)
 
 
+@pytest.mark.parametrize("w", [16, 2500])
+def test_the_statistical_bound_suspects_what_is_beyond_it(w, libraries):
+    """The first look must not be coarser than the second, whatever the columns are."""
+    case = next(case for case in CASES if (case[0].dtype, *case[1:]) == ("float32", 16, "C", K))
+    bounds = thresholds.statistical(K, w, "float32", 1e-7, 1e-9)
+    A, B = operands("float32", M, K, w)
+    v = weights(w)
+    y = np.sqrt((B.astype(np.float64) ** 2).sum(axis=1) + (B.astype(np.float64) @ v) ** 2)
+    q = np.sqrt((A.astype(np.float64) ** 2) @ y**2)
+    # Twice what a row may be off by, whatever its own rounding is.
+    faults = [(row, 3, 2.2 * bounds.row * q[row] / v[3]) for row in range(0, M, 5)]
+    if w == 16:
+        check, _, _ = checked(libraries, case, faults, bounds=bounds)
+    else:
+        C = (A.astype(np.float64) @ B.astype(np.float64)).astype(np.float32)
+        for row, column, by in faults:
+            C[row, column] += np.float32(by)
+        check = Check(A, B, "float32", bounds)
+        check.compare(C)
+    # Of a size p alone may be larger than what is wrong here: few rows.
+    found = set(check.suspected) & {row for row, _, _ in faults}
+    assert len(found) >= 0.9 * len(faults)
+    assert len(check.suspected) - len(found) <= M // 4
+
+
 @pytest.mark.parametrize("case", [CASES[0], CASES[-2]], ids=identify)
 def test_the_same_in_any_order(libraries, case):
     faults = [(5, 3, 2.0), (150, 1, -4.0)]

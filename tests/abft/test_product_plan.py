@@ -91,8 +91,8 @@ def test_stores():
     assert store_of("float64", 16, "columns") == "tsm2::StoreColumns<double, double>"
     assert store_of("float64", 16, "any") == "abft::StoreEach<double, double>"
     assert checked_epilogue("bfloat16", 3, "any") == "abft::Checked<float, abft::StoreEach<ptx::Bfloat16, float>>"
-    assert checked_dtype("float32").itemsize == 80
-    assert checked_dtype("float64").itemsize == 96
+    assert checked_dtype("float32").itemsize == 88
+    assert checked_dtype("float64").itemsize == 104
 
 
 #: What the compiler is asked for: columns of A, w, how C lies.

@@ -18,6 +18,7 @@ from tsapps.apps.abft.product_plan import (
     matrix_dtype,
     padded_depth,
     row_bounds,
+    row_size,
     store_of,
     summed,
 )
@@ -200,6 +201,7 @@ class Check:
         epilogue["suspects"], epilogue["counts"], epilogue["capacity"] = self.suspects.item()
         epilogue["row_weights"] = self.x.ctypes.data
         epilogue["row"], epilogue["row_absolute"] = self.bounds.row, self.bounds.row_absolute
+        epilogue["row_size"] = row_size(self.bounds, C.shape[1])
         sides = []
         for X, along in ((self.A, plan.a_along), (self.B.T, plan.b_along)):
             leading = X.strides[0 if along else 1] // X.itemsize
@@ -217,7 +219,7 @@ class Check:
     def compare(self, C):
         # p in the order of NumPy: any will do.
         sums = (self.A.astype(np.float64) @ self.x[: len(self.B)].astype(np.float64)).astype(summed(self.dtype))
-        limits = np.array(row_bounds(self.bounds))
+        limits = np.array(row_bounds(self.bounds, self.B.shape[1]))
         rows_library().call(
             f"compare_{self.dtype}", matrix(C), *C.shape, sums, self.step, limits, self.suspects, lanes_of(C)
         )
@@ -246,7 +248,7 @@ class Check:
             self.x,
             self.y,
             self.step,
-            np.array(row_bounds(self.bounds)),
+            np.array(row_bounds(self.bounds, self.B.shape[1])),
             self.suspects,
             self.rows,
         )
