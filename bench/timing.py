@@ -12,8 +12,8 @@ from typing import Any, Protocol
 __all__ = ["Clock", "CpuClock", "GpuClock", "median", "repeats_within"]
 
 
-# Reads of the buffer that a call is queued behind, of some 60 µs each: as long as the host takes for several launches.
-_FLUSHES = 4
+# Bytes that are read before the clock starts: by one launch, as long as the host then takes for several.
+_FLUSHED = 1 << 30
 
 
 class Clock(Protocol):
@@ -34,7 +34,7 @@ class GpuClock:
 
         self._cupy = cupy
         l2 = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["l2CacheSize"]
-        self._flush = cupy.zeros(max(256 << 20, 2 * l2) // 8, cupy.uint64)
+        self._flush = cupy.zeros(max(_FLUSHED, 2 * l2) // 8, cupy.uint64)
         self._largest = cupy.empty((), cupy.uint64)
         self._start, self._stop = cupy.cuda.Event(), cupy.cuda.Event()
 
@@ -56,8 +56,7 @@ class GpuClock:
 
     def kernel_ms(self, call: Callable[[], Any]) -> float:
         """Return the milliseconds of what a call launches, without the host's part: it is queued behind the flush."""
-        for _ in range(_FLUSHES):
-            self._read_flush()
+        self._read_flush()
         self._start.record()
         call()
         self._stop.record()
