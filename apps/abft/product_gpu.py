@@ -85,7 +85,6 @@ class _Check:
         self._of_rows = *sizes[1:], np.int64(padded), np.bool_(bounds.by_spread), step
         self._grid_of_rows = (-(-padded * lanes // _THREADS),)
         self._row_checks = _kernel("row_checks.cuh", f"row_checks<{element}, {total}, {lanes}, {vector}>", self.device)
-        self._compare = _kernel("row_checks.cuh", f"compare<{element}, {total}, {_lanes(c)}>", self.device)
         self._confirm = _kernel("row_checks.cuh", f"confirm<{element}, {total}>", self.device)
         self._judge = _kernel("judge.cuh", f"judge<{element}>", self.device)
         self._sizes, self._step, self._limits = sizes, step, element_bounds(bounds)
@@ -112,7 +111,8 @@ class _Check:
         """List the rows of a C that is there already and do not agree with sums of A's rows."""
         suspects = np.array(self.suspects(memory), SUSPECTS)[()]
         m, _, w = self._sizes
-        self._compare(self._grid, (_THREADS,), (_matrix(c), m, w, sums, self._step, self._bounds, suspects))
+        kernel = _kernel("row_checks.cuh", f"compare<{ELEMENT[c.dtype]}, {SUM[c.dtype]}, {_lanes(c)}>", self.device)
+        kernel(self._grid, (_THREADS,), (_matrix(c), m, w, sums, self._step, self._bounds, suspects))
 
     def judge(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, correct: bool) -> Report:
         """Look at rows that are suspected again, compute those that still are, and return what tells what was wrong."""

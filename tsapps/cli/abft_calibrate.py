@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from tsapps.apps.abft.thresholds import RAREST
 from tsapps.cli.options import Device, Json, Quiet, choose
 from tsapps.cli.output import live_line, print_json, print_table
 from tsapps.errors import UsageError
@@ -45,6 +44,8 @@ def abft_calibrate(
     against exact ones. What is found is kept in your cache directory, in place of what was there, and used for
     threshold="statistical" on every device of this name.
     """
+    from tsapps.apps.abft.thresholds import RAREST
+
     for name, value, least in (("--p", p, RAREST), ("--confidence", level, 0)):
         if not least <= value < 1 or value == 0:
             raise UsageError(f"{name} {value:g}: give a number between {least:g} and 1")
