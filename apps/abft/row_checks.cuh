@@ -9,8 +9,8 @@
 // that rounding is (thresholds.py).
 //
 // The weights are between 0.48 and 1, no two the same, so that +δ and −δ in one row do not cancel: with j = 8b + 2t + i and
-// n = 2b + i, v_j = (1 − n / 2N) · (1 − t / 8N), N a power of two, at least 16 and half as many as there are n. They are numbers
-// of float32 up to w = 64, and products of what is the same for a fragment's column and for a lane.
+// n = 2b + i, v_j = (1 − n / 2N) · (1 − t / 8N), N a power of two, at least 16 and as many as there are n. They are numbers of
+// float32 up to w = 64, and products of what is the same for a fragment's column and for a lane.
 //
 // Why it is fast: B is small. Eight lanes have a row of a row-major B, 16 bytes at a time; where columns are contiguous, one has.
 #pragma once
