@@ -216,7 +216,7 @@ def _judged(
 
 def _operands(given: dict[str, Any]) -> tuple[list[Any], int | None]:
     """Return operands that agree, as arrays of NumPy, CuPy or torch, and the GPU that they lie on, or None."""
-    operands = dict(given)
+    operands, dtypes = dict(given), {}
     for name, X in given.items():
         if kind_of(X) in ("cuda", "dlpack"):
             operands[name] = X = as_array(X)
@@ -225,23 +225,24 @@ def _operands(given: dict[str, Any]) -> tuple[list[Any], int | None]:
                 f"{name} is a {type(X).__module__}.{type(X).__qualname__}; expected an array of NumPy, CuPy or torch, "
                 "or one with DLPack or __cuda_array_interface__"
             )
-        dtype = _dtype(X)
+        dtypes[name] = dtype = _dtype(X)
         if dtype not in thresholds.DTYPES:
             raise TypeError(f"{name} has dtype {dtype}; expected {', '.join(thresholds.DTYPES)}")
         if X.ndim != 2:
             raise ValueError(f"{name} has shape {tuple(X.shape)}; expected a matrix, (rows, columns)")
     A, B = operands["A"], operands["B"]
+    index = gpu_index(A)
     for name, X in operands.items():
-        if _dtype(X) != _dtype(A):
-            raise ValueError(f"A has dtype {_dtype(A)} and {name} {_dtype(X)}; convert one of them")
-        if gpu_index(X) != gpu_index(A):
+        if dtypes[name] != dtypes["A"]:
+            raise ValueError(f"A has dtype {dtypes['A']} and {name} {dtypes[name]}; convert one of them")
+        if gpu_index(X) != index:
             raise ValueError(f"A lies {_where(A)} and {name} {_where(X)}; move one of them")
     if A.shape[1] != B.shape[0]:
         raise ValueError(f"A has shape {tuple(A.shape)} and B {tuple(B.shape)}; expected (m, k) and (k, w)")
     expected = (A.shape[0], B.shape[1])
     if "C" in operands and tuple(operands["C"].shape) != expected:
         raise ValueError(f"C has shape {tuple(operands['C'].shape)}; expected {expected}, as A · B has")
-    return list(operands.values()), gpu_index(A)
+    return list(operands.values()), index
 
 
 def _dtype(X: Any) -> str:

@@ -37,6 +37,7 @@ probabilistic backward error analysis" (2021).
 """
 
 from dataclasses import dataclass
+from functools import cache
 from math import inf, log, sqrt
 
 __all__ = [
@@ -180,6 +181,7 @@ def _row_error(w: int, dtype: str, of_sum: float) -> float:
     return 1.01 * (2 * of_sum + gamma(w + 8, u) + u + gamma(w + 4, UNIT["float64"]))
 
 
+@cache
 def proven(k: int, w: int, dtype: str) -> Bounds:
     """Return the bounds that rounding never exceeds: nothing is called wrong that it explains.
 
