@@ -37,7 +37,7 @@ probabilistic backward error analysis" (2021).
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from math import inf, log, sqrt
 
 __all__ = [
@@ -181,7 +181,7 @@ def _row_error(w: int, dtype: str, of_sum: float) -> float:
     return 1.01 * (2 * of_sum + gamma(w + 8, u) + u + gamma(w + 4, UNIT["float64"]))
 
 
-@cache
+@lru_cache(maxsize=4096)
 def proven(k: int, w: int, dtype: str) -> Bounds:
     """Return the bounds that rounding never exceeds: nothing is called wrong that it explains.
 
