@@ -9,6 +9,7 @@ timed behind a cold level-2 cache. The fastest becomes a row, as those of kernel
 
 import argparse
 import multiprocessing
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -17,21 +18,23 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from bench.timing import GpuClock, median
 from tsapps.apps.abft import thresholds
 from tsapps.apps.abft.product_plan import (
     COUNTS_BYTES,
     MOST_SPILLED,
+    TUNED,
     checked_dtype,
     checked_epilogue,
     padded_depth,
-    picks_path,
     with_row_sums,
 )
 from tsapps.kernels.build import architecture
 from tsapps.kernels.candidates import candidates
 from tsapps.kernels.choose import key_of, pick_of, promising
-from tsapps.kernels.device import Device, live
+from tsapps.kernels.device import Device, file_name_of, live
 from tsapps.kernels.launch import compiled_plan
 from tsapps.kernels.plan import Plan, WarpgroupPlan
 from tsapps.kernels.problem import ITEMSIZE, Problem
@@ -132,7 +135,7 @@ def main() -> int:
         kept = [plan for plan in plans if sound[plan, epilogue]]
         if kept:
             rows.append(measured_row(cell, kept, epilogue, clock))
-    write_table(options.out or picks_path(device.name), rows)
+    write_table(options.out or TUNED / f"{file_name_of(device.name)}.json", rows)
     return 0
 
 

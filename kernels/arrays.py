@@ -176,6 +176,11 @@ class DeviceMatrix(NamedTuple):
         """The transposed matrix, in the same memory."""
         return self._replace(shape=self.shape[::-1], strides=self.strides[::-1])
 
+    @property
+    def stand_in(self) -> "DeviceMatrix":
+        """A matrix that lies like this one: as it, but for its address beyond what alignment tells, and no memory."""
+        return self._replace(pointer=self.pointer % 16, owner=None)
+
     def overlaps(self, other: "DeviceMatrix") -> bool:
         """Whether an element of the one is an element of the other."""
         if self.device != other.device or self._end <= other.pointer or other._end <= self.pointer:

@@ -8,7 +8,7 @@ from tsapps.kernels.plan import Plan, WarpgroupPlan, instantiate
 from tsapps.kernels.problem import ITEMSIZE, Problem
 from tsapps.kernels.simple import AnyPlan, simple_plans
 
-__all__ = ["RESERVED", "candidates", "fits", "foldable", "registers", "stage_bytes"]
+__all__ = ["RESERVED", "candidates", "fits", "foldable", "most_registers", "registers", "stage_bytes"]
 
 #: Shared memory that the system keeps of every block.
 RESERVED = 1024
@@ -46,11 +46,16 @@ def registers(plan: Plan) -> int:
     return times * sums + _OTHER_REGISTERS[ITEMSIZE[plan.dtype]]
 
 
+def most_registers(plan: Plan) -> int:
+    """Return how many registers a thread may have, for a multiprocessor to hold the plan's blocks."""
+    return min(_MOST_REGISTERS, _REGISTERS // (plan.blocks * plan.threads))
+
+
 def fits(plan: Plan, device: Device) -> bool:
     """Whether a multiprocessor of the device holds the plan's blocks."""
     shared = plan.shared_bytes + _STATIC
     kept = plan.tile_n * plan.depth * ITEMSIZE[plan.dtype] if plan.keep_b else 0
-    most = min(_MOST_REGISTERS, _REGISTERS // (plan.blocks * plan.threads))
+    most = most_registers(plan)
     if isinstance(plan, WarpgroupPlan):
         equal, loading, most = plan.registers
         if not (loading <= equal <= most and plan.has_whole_jobs):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tsapps.kernels.candidates import candidates, stage_bytes
-from tsapps.kernels.device import Device
+from tsapps.kernels.device import Device, file_name_of
 from tsapps.kernels.plan import LibraryAlgorithm, Plan, WarpgroupPlan
 from tsapps.kernels.problem import NARROW, Problem
 from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
@@ -268,7 +268,7 @@ def _look_up(table: Sequence[Mapping[str, Any]], problem: Problem) -> Mapping[st
 
 
 @cache
-def tuned_table(device_name: str) -> tuple[Mapping[str, Any], ...]:
-    """Return the picks measured on a device of this name: none where there is no table."""
-    path = _TUNED / f"{'-'.join(device_name.lower().split())}.json"
+def tuned_table(device_name: str, folder: Path = _TUNED) -> tuple[Mapping[str, Any], ...]:
+    """Return the picks measured on a device of this name, of a folder's tables: none where there is no table."""
+    path = folder / f"{file_name_of(device_name)}.json"
     return tuple(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else ()

@@ -11,7 +11,12 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["KNOWN", "Device", "find", "from_attributes", "live"]
+__all__ = ["KNOWN", "Device", "file_name_of", "find", "from_attributes", "live"]
+
+
+def file_name_of(device_name: str) -> str:
+    """Return what files of a device are called, without an ending: "NVIDIA H200" is nvidia-h200."""
+    return "-".join(device_name.lower().split())
 
 
 @dataclass(frozen=True)

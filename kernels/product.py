@@ -230,14 +230,9 @@ def oriented(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> tuple[DeviceM
     return (a, b, c) if a.shape[0] >= b.shape[1] else (b.transposed, a.transposed, c.transposed)
 
 
-def _like(x: DeviceMatrix) -> DeviceMatrix:
-    """Return a matrix that lies like another one: as it, but for its address beyond what alignment tells."""
-    return DeviceMatrix(x.pointer % 16, *x[1:-1], None)
-
-
 def prepared(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, gram: bool = False) -> Launch:
     """Return what computes the products of `oriented` matrices that lie like these: planned, compiled and loaded."""
-    return _prepared(_like(a), _like(b), _like(c), gram)
+    return _prepared(a.stand_in, b.stand_in, c.stand_in, gram)
 
 
 @lru_cache(maxsize=4096)

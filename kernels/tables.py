@@ -11,6 +11,7 @@ from typing import Any
 
 from tsapps.kernels.build import cache_directory, write_whole
 from tsapps.kernels.choose import ALGORITHM, KEY, PICKED, RANKED, VERSION, tuned_table
+from tsapps.kernels.device import file_name_of
 
 __all__ = ["keep", "of_version", "own_table", "reset", "user_path", "user_table", "write_table"]
 
@@ -31,7 +32,7 @@ _TYPES: dict[str, type[int]] = {
 
 def user_path(device_name: str) -> Path:
     """Return where the user's picks for a device of this name are kept; it need not exist."""
-    return cache_directory() / "tuned" / f"{'-'.join(device_name.lower().split())}.json"
+    return cache_directory() / "tuned" / f"{file_name_of(device_name)}.json"
 
 
 def user_table(device_name: str) -> Sequence[Mapping[str, Any]]:

@@ -26,6 +26,7 @@ import numpy as np
 from tsapps.apps.abft import product_cpu
 from tsapps.apps.abft.thresholds import DTYPES, confidence, statistical, summed_unit
 from tsapps.kernels.build import cache_directory, write_whole
+from tsapps.kernels.device import file_name_of
 
 __all__ = [
     "DEPTHS",
@@ -237,7 +238,7 @@ def _name(device: int | None) -> str:
 
 def calibration_path(device_name: str, dtype: str) -> Path:
     """Return where the user's calibration for a device of this name is kept; it need not exist."""
-    return cache_directory() / "abft" / f"{'-'.join(device_name.lower().split())}-{dtype}.json"
+    return cache_directory() / "abft" / f"{file_name_of(device_name)}-{dtype}.json"
 
 
 def save_calibration(calibration: Calibration) -> Path:

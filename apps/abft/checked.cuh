@@ -6,8 +6,8 @@
 // (thresholds.py). Of rows whose products cancel that is too little, and row_checks.cuh looks again.
 //
 // Why it is fast: C is checked while it is in registers, as sums that have not been rounded to 16 bits, by two instructions an
-// element and twelve shuffles for the sixteen rows of a fragment. Beside them, p takes one multiply-add of every element of A, which is there for the
-// tensor cores: B has no further columns, and the product is computed as it would be without.
+// element and twelve shuffles for the sixteen rows of a fragment. Beside them, p takes one multiply-add of every element of A,
+// which is there for the tensor cores: B has no further columns, and the product is computed as it would be without.
 #pragma once
 #include "kernels/tsm2/epilogue.cuh"
 

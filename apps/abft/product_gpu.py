@@ -10,6 +10,7 @@ library, and nothing waits for it but who asks what was found.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,7 @@ def matmul(A: Any, B: Any, bounds: Bounds, index: int, *, correct: bool) -> tupl
         if is_fused(m, k, w):
             C = _new(A, (m, w), "empty")
             c = device_matrix("C", C)
-            fused = _fused(_like(a), _like(b), _like(c), bounds)
+            fused = _fused(a.stand_in, b.stand_in, c.stand_in, bounds)
             if fused is not None:
                 work, epilogue, run = fused
                 memory = work.begin(b)
@@ -187,7 +188,7 @@ def check(A: Any, B: Any, C: Any, bounds: Bounds, index: int, *, correct: bool) 
             return lambda: (0, 0, [])
         if a.shape[1] == 0:  # a sum of no products is that of zeros
             a, b = (_zeros(shape, a) for shape in ((c.shape[0], 1), (1, c.shape[1])))
-        work, problem, plan = _checking(_like(a), _like(b), _like(c), bounds)
+        work, problem, plan = _checking(a.stand_in, b.stand_in, c.stand_in, bounds)
         memory = work.begin(b)
         sums = cupy.empty(c.shape[0], summed(a.dtype))
         store = np.array((work.address(memory, "x"), sums.data.ptr), row_sums_dtype())[()]
@@ -228,6 +229,7 @@ def sums(A: np.ndarray, B: np.ndarray, dtype: str, index: int) -> np.ndarray:
             raise ValueError(f"there is no kernel for a product of {A.shape} and {B.shape} {dtype} on GPU {index}")
         fields = [(name, checked_dtype(dtype)[name]) for name in ("C", "rows", "columns", "regular", "alpha", "beta")]
         store = np.array((found.data.ptr, found.shape[1], 1, 0, 1, 0), fields)[()]
+        plan = replace(plan, row_sums=False)  # which this epilogue does not take
         with_epilogue(plan, problem, index, f"tsm2::StorePairs<{total}, {total}>")(a.pointer, b.pointer, store)
         return found.get()
 
@@ -268,8 +270,3 @@ def _zeros(shape: tuple[int, int], like: DeviceMatrix) -> DeviceMatrix:
 def _matrix(x: DeviceMatrix) -> Any:
     down, right = (stride // x.itemsize for stride in x.strides)
     return np.array((x.pointer, down, right), matrix_dtype())[()]
-
-
-def _like(a: DeviceMatrix) -> DeviceMatrix:
-    """Return a matrix that lies like another one: as it, but for its address beyond what alignment tells."""
-    return DeviceMatrix(a.pointer % 16, *a[1:-1], None)

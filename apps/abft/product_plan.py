@@ -1,9 +1,7 @@
 """How a product that carries its checks is computed on a GPU, chosen from sizes and layouts alone."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from math import ceil, log2, sqrt
 from pathlib import Path
 from typing import Any
@@ -11,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.abft.thresholds import Bounds
-from tsapps.kernels.candidates import candidates, fits, registers
+from tsapps.kernels.candidates import candidates, fits, most_registers, registers
 from tsapps.kernels.choose import plan, predict, tuned_table
 from tsapps.kernels.device import Device
 from tsapps.kernels.plan import ELEMENT, SUM, Plan, WarpgroupPlan
-from tsapps.kernels.problem import NARROW, Lies, Problem
+from tsapps.kernels.problem import ITEMSIZE, NARROW, Lies, Problem
 from tsapps.kernels.tables import of_version
 
 __all__ = [
@@ -24,6 +22,7 @@ __all__ = [
     "MOST_SPILLED",
     "SUSPECTS",
     "SUSPECT_BYTES",
+    "TUNED",
     "WRONG",
     "checked_dtype",
     "checked_epilogue",
@@ -34,7 +33,6 @@ __all__ = [
     "matrix_dtype",
     "measured",
     "padded_depth",
-    "picks_path",
     "row_bounds",
     "row_size",
     "row_sums_dtype",
@@ -43,6 +41,8 @@ __all__ = [
     "with_row_sums",
 ]
 
+#: Where picks for products that carry their checks are, by the device.
+TUNED = Path(__file__).with_name("tuned")
 #: C++ classes that kernels take, as NumPy structures: `Judged`, `Suspects` and, of what they give, `Wrong`.
 JUDGED = np.dtype(
     [(f"{name}_{field}", kind) for name in "ABC" for field, kind in (("data", "u8"), ("row", "i8"), ("column", "i8"))]
@@ -55,8 +55,8 @@ SUSPECT_BYTES, COUNTS_BYTES = 16, 24
 #: Bytes that a thread of a product that carries its checks may put away, once a tile, for its plan to be picked.
 MOST_SPILLED = 32
 # Registers that a plan has to have of those that it is estimated to need, where nobody has measured it, for it not to
-# spill; by bytes of an element. And of an SM, and how many a thread may have.
-_ROOM, _REGISTERS, _MOST_REGISTERS = {8: 1.2, 4: 1.5, 2: 1.5}, 65_536, 255
+# spill; by bytes of an element.
+_ROOM = {8: 1.2, 4: 1.5, 2: 1.5}
 _ROW_BOUNDS = ("row", "row_size", "row_absolute", "rounding", "rounding_absolute")
 _BOUNDS = ("magnitude", "spread", "absolute", "rounding", "rounding_absolute", "largest_sum", "largest")
 # Weights behind those of the last tile (epilogue.cuh); and N of the weights (row_checks.cuh), at least.
@@ -136,16 +136,9 @@ def checked_plan(problem: Problem, device: Device, table: Sequence[Mapping[str, 
     return min(filter(None, every), key=lambda one: predict(one, problem, device), default=None)
 
 
-@cache
 def measured(device_name: str) -> tuple[Mapping[str, Any], ...]:
     """Return the picks measured on a device of this name, as rows of `choose.KEY` and `choose.PICKED`."""
-    path = picks_path(device_name)
-    return tuple(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else ()
-
-
-def picks_path(device_name: str) -> Path:
-    """Return where the picks for a device of this name are; it need not exist."""
-    return Path(__file__).with_name("tuned") / f"{'-'.join(device_name.lower().split())}.json"
+    return tuned_table(device_name, TUNED)
 
 
 def with_row_sums(one: Plan, device: Device, *, roomy: bool = False) -> Plan | None:
@@ -154,10 +147,12 @@ def with_row_sums(one: Plan, device: Device, *, roomy: bool = False) -> Plan | N
         return None
     # The epilogue takes no shared memory, as StorePairs does not.
     made = replace(one, store="StorePairs", row_sums=True)
-    if roomy and not isinstance(made, WarpgroupPlan):
-        most = min(_MOST_REGISTERS, _REGISTERS // (made.blocks * made.threads))
-        if _ROOM[8 if made.dtype == "float64" else 4] * registers(made) > most:
-            return None
+    if (
+        roomy
+        and not isinstance(made, WarpgroupPlan)
+        and _ROOM[ITEMSIZE[made.dtype]] * registers(made) > most_registers(made)
+    ):
+        return None
     return made if fits(made, device) else None
 
 
