@@ -23,12 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.timing import GpuClock, median
 from tsapps.apps.abft import thresholds
 from tsapps.apps.abft.product_plan import (
-    COUNTS_BYTES,
     MOST_SPILLED,
     TUNED,
-    checked_dtype,
     checked_epilogue,
-    padded_depth,
     with_row_sums,
 )
 from tsapps.kernels.build import architecture
@@ -74,32 +71,23 @@ def is_sound(arch: str, wanted: tuple[Plan, str]) -> bool:
     return cubin.resources[name].spill_stores <= MOST_SPILLED
 
 
-def measured_row(cell: Cell, plans: list[Plan], epilogue: str, clock: GpuClock) -> dict[str, Any]:
+def measured_row(cell: Cell, plans: list[Plan], clock: GpuClock) -> dict[str, Any]:
     """Return a table's row for one product."""
     from tsapps import matmul
     from tsapps.apps.abft import product_gpu
     from tsapps.kernels.arrays import device_matrix
-    from tsapps.kernels.launch import with_epilogue
 
     A, B, C = cell.operands()
     expected = matmul(A, B).astype("f8")
     a, b, c = device_matrix("A", A), device_matrix("B", B), device_matrix("C", C)
-    problem, bounds = cell.problem(), thresholds.proven(cell.k, cell.w, cell.dtype)
-    work = product_gpu._Check(a, b, c, bounds, max(padded_depth(cell.k, plan) for plan in plans))
-    memory = work.begin(b)
+    bounds = thresholds.proven(cell.k, cell.w, cell.dtype)
     allowed = float(np.finfo(A.dtype).eps) * (256 * cell.k**0.5 + 4 * cell.k)
-    argument = np.zeros((), checked_dtype(cell.dtype))
-    argument["C"], argument["alpha"] = c.pointer, 1
-    argument["rows"], argument["columns"] = (stride // c.itemsize for stride in c.strides)
-    argument["row"] = argument["row_size"] = bounds.row
-    argument["row_absolute"] = bounds.row_absolute
-    argument["row_weights"] = work.address(memory, "x")
-    argument["suspects"], argument["counts"], argument["capacity"] = work.suspects(memory)
     times = {}
     for plan in plans:
         C.fill(float("nan"))
-        memory[:COUNTS_BYTES] = 0
-        call = partial(with_epilogue(plan, problem, 0, epilogue, _HEADER), a.pointer, b.pointer, argument[()])
+        fused = product_gpu.Fused(plan, a, b, c, bounds)
+        memory = fused.check.begin(b)
+        call = partial(fused.multiply, memory, a, b, c)
         call()
         if not float(abs(C.astype("f8") - expected).max()) <= allowed:
             raise ValueError(f"{plan} gives a wrong result for {cell}")
@@ -108,7 +96,7 @@ def measured_row(cell: Cell, plans: list[Plan], epilogue: str, clock: GpuClock) 
         times[plan] = median(clock.kernel_ms(call) for _ in range(5))
     best = min(times, key=times.__getitem__)
     print(f"{cell}: {times[best]:.4f} ms, {best.kernel_name}, of {len(plans)} plans", flush=True)
-    return key_of(problem) | pick_of(best) | {"ms": round(times[best], 5)}
+    return key_of(cell.problem()) | pick_of(best) | {"ms": round(times[best], 5)}
 
 
 def main() -> int:
@@ -134,7 +122,7 @@ def main() -> int:
             break
         kept = [plan for plan in plans if sound[plan, epilogue]]
         if kept:
-            rows.append(measured_row(cell, kept, epilogue, clock))
+            rows.append(measured_row(cell, kept, clock))
     write_table(options.out or TUNED / f"{file_name_of(device.name)}.json", rows)
     return 0
 

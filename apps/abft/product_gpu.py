@@ -48,7 +48,7 @@ from tsapps.kernels.plan import ELEMENT, SUM, Plan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.tables import user_table
 
-__all__ = ["check", "matmul", "sums"]
+__all__ = ["Fused", "check", "matmul", "sums"]
 
 #: Rows that were suspected, elements that are wrong, and those that are listed; asked for, once it is wanted.
 Report = Callable[[], tuple[int, int, list[Wrong]]]
@@ -141,6 +141,34 @@ class _Check:
         return report
 
 
+class Fused:
+    """The product of matrices that lie like these by a plan, which carries its checks.
+
+    Attributes
+    ----------
+    check : _Check
+        What the product's rows are checked with, before it and after it.
+    """
+
+    def __init__(self, plan: Plan, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds) -> None:
+        problem = product.problem_of(a, b, c)
+        epilogue, w = np.zeros((), checked_dtype(a.dtype)), problem.w
+        epilogue["rows"], epilogue["columns"] = (stride // c.itemsize for stride in c.strides)
+        epilogue["alpha"], epilogue["row_size"] = 1, row_size(bounds, w)
+        epilogue["row"], epilogue["row_absolute"] = bounds.row, bounds.row_absolute
+        name = checked_epilogue(a.dtype, w, problem.c)
+        self._epilogue = epilogue
+        self._run = with_epilogue(plan, problem, a.device, name, "apps/abft/checked.cuh")
+        self.check = _Check(a, b, c, bounds, padded_depth(problem.k, plan))
+
+    def multiply(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> None:
+        """Compute C, and list the rows that do not agree; `memory` is what the check has begun with."""
+        here = self._epilogue.copy()  # as other threads may be launching the same
+        here["C"], here["row_weights"] = c.pointer, self.check.address(memory, "x")
+        here["suspects"], here["counts"], here["capacity"] = self.check.suspects(memory)
+        self._run(a.pointer, b.pointer, here[()])
+
+
 def matmul(A: Any, B: Any, bounds: Bounds, index: int, *, correct: bool) -> tuple[Any, Report]:
     """Return A · B, and what tells what was found of it; arguments are as `product.matmul` has checked them."""
     with product.on_stream(A, index):
@@ -153,31 +181,18 @@ def matmul(A: Any, B: Any, bounds: Bounds, index: int, *, correct: bool) -> tupl
             c = device_matrix("C", C)
             fused = _fused(a.stand_in, b.stand_in, c.stand_in, bounds)
             if fused is not None:
-                work, epilogue, run = fused
-                memory = work.begin(b)
-                here = epilogue.copy()
-                here["C"], here["row_weights"] = c.pointer, work.address(memory, "x")
-                here["suspects"], here["counts"], here["capacity"] = work.suspects(memory)
-                run(a.pointer, b.pointer, here[()])
-                return C, work.judge(memory, a, b, c, correct=correct)
+                memory = fused.check.begin(b)
+                fused.multiply(memory, a, b, c)
+                return C, fused.check.judge(memory, a, b, c, correct=correct)
     C = product.matmul(A, B)
     return C, check(A, B, C, bounds, index, correct=correct)
 
 
 @lru_cache(maxsize=4096)
-def _fused(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds) -> tuple[_Check, Any, Any] | None:
-    """Return what checks products that lie like these, and the product: its epilogue and what launches it."""
-    problem = product.problem_of(a, b, c)
-    plan = _planned(problem, a.device)
-    if plan is None:
-        return None
-    epilogue, w = np.zeros((), checked_dtype(a.dtype)), problem.w
-    epilogue["rows"], epilogue["columns"] = (stride // c.itemsize for stride in c.strides)
-    epilogue["alpha"], epilogue["row_size"] = 1, row_size(bounds, w)
-    epilogue["row"], epilogue["row_absolute"] = bounds.row, bounds.row_absolute
-    name = checked_epilogue(a.dtype, w, problem.c)
-    run = with_epilogue(plan, problem, a.device, name, "apps/abft/checked.cuh")
-    return _Check(a, b, c, bounds, padded_depth(problem.k, plan)), epilogue, run
+def _fused(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds) -> Fused | None:
+    """Return the product of matrices that lie like these with its check; None where no plan serves it."""
+    plan = _planned(product.problem_of(a, b, c), a.device)
+    return None if plan is None else Fused(plan, a, b, c, bounds)
 
 
 def check(A: Any, B: Any, C: Any, bounds: Bounds, index: int, *, correct: bool) -> Report:
