@@ -36,7 +36,7 @@ from tsapps.apps.abft import (
     thresholds,
 )
 
-__all__ = ["Limits", "try_judged", "try_product"]
+__all__ = ["Limits", "calibrated_at", "over_rounding", "try_judged", "try_product"]
 
 # Rows that a trial has to itself; rows of a product that is clean; those of which threshold_ratio is.
 _TOGETHER, _CLEAN_ROWS, _LOOKED_AT = 4, 60_000, 500
@@ -277,13 +277,17 @@ def try_judged(cell: Cell, seed: int, _device: str) -> Counts:
 def _ratio(A: np.ndarray, B: np.ndarray, dtype: str, threshold: str | Calibration) -> float | None:
     """Return what elements may be off by, over what they are on the CPU before they are rounded; None if by nothing."""
     k, w = B.shape
-    some, work = A[:_LOOKED_AT], product_cpu.working_type(A.dtype)
+    some = A[:_LOOKED_AT]
     bounds = thresholds.proven(k, w, dtype)
     if isinstance(threshold, Calibration):
         bounds = thresholds.statistical(k, w, dtype, threshold.error(k), threshold.p)
     exact, magnitude = product_cpu.exact_rows(some, B)
     allowed = bounds.magnitude * magnitude + bounds.spread * product_cpu.walks(some, B)
-    off = (some.astype(work) @ B.astype(work)).astype(np.float64) - exact
+    return over_rounding(allowed, calibration.sums_of(some, B, dtype, None) - exact)
+
+
+def over_rounding(allowed: np.ndarray, off: np.ndarray) -> float | None:
+    """Return the root mean square of what elements may be off by over that of what they are; None if by nothing."""
     size = np.sqrt((off**2).mean())
     return float(np.sqrt((allowed**2).mean()) / size) if size else None
 
@@ -299,8 +303,13 @@ def _operands(cell: Cell, rows: int, rng: np.random.Generator) -> tuple[np.ndarr
 @cache
 def _calibrated(dtype: str, device: str) -> Calibration:
     """Return what `tsapps abft-calibrate` measures, of the depth that is tried alone."""
-    with patch.object(calibration, "DEPTHS", (DEPTH,)):
-        return calibrate(dtype, 0 if device == "cuda" else None, p=P)
+    return calibrated_at(DEPTH, dtype, 0 if device == "cuda" else None, p=P)
+
+
+def calibrated_at(k: int, dtype: str, device: int | None, **how: Any) -> Calibration:
+    """Return what `calibrate` measures of one depth alone."""
+    with patch.object(calibration, "DEPTHS", (k,)):
+        return calibrate(dtype, device, **how)
 
 
 def _there(array: np.ndarray, device: str) -> Any:

@@ -11,14 +11,14 @@ threshold, of all. (The campaign's records have the same of k = 64, with roundin
 import argparse
 import sys
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.abft_campaign import COLUMNS_OF_C, DISTRIBUTIONS, DTYPES, P, draw
-from tsapps.apps.abft import calibrate, calibration, product_cpu, thresholds
+from bench.abft_in_flight import calibrated_at, over_rounding
+from tsapps.apps.abft import calibration, product_cpu, thresholds
 
 __all__ = ["measure"]
 
@@ -35,9 +35,7 @@ def measure(
     A, B = draw(distribution, (rows, k), dtype, rng), draw(distribution, (k, COLUMNS_OF_C), dtype, rng)
     off = abs(calibration.sums_of(A, B, dtype, device) - product_cpu.exact_rows(A, B)[0])
     allowed = bounds.spread * product_cpu.walks(A, B)
-    size = np.sqrt((off**2).mean())
-    ratio = float(np.sqrt((allowed**2).mean()) / size) if size else None
-    return ratio, int((off > allowed).sum()), off.size
+    return over_rounding(allowed, off), int((off > allowed).sum()), off.size
 
 
 def main() -> int:
@@ -54,8 +52,7 @@ def main() -> int:
     print("|---|--:|--:|" + "--:|" * (len(DISTRIBUTIONS) + 1))
     for dtype in options.dtype or DTYPES:
         for k in options.k or (64, 256, 1024, 4096):
-            with patch.object(calibration, "DEPTHS", (k,)):
-                error = calibrate(dtype, device, p=options.p, seed=options.seed).error(k)
+            error = calibrated_at(k, dtype, device, p=options.p, seed=options.seed).error(k)
             bounds = thresholds.statistical(k, COLUMNS_OF_C, dtype, error, options.p)
             found = [measure(dtype, one, k, bounds, device, options.seed + 1) for one in DISTRIBUTIONS]
             ratios = " | ".join("–" if ratio is None else f"{ratio:.1f}" for ratio, _, _ in found)
