@@ -19,6 +19,7 @@ TSA_PTX void mbarrier_init_fence() {}
 TSA_PTX void mbarrier_arrive(Mbarrier* barrier) { cuda_host::mbarrier_arrive(&barrier->state, 0); }
 TSA_PTX void mbarrier_arrive_expect(Mbarrier* barrier, int bytes) { cuda_host::mbarrier_arrive(&barrier->state, bytes); }
 TSA_PTX void mbarrier_wait(Mbarrier* barrier, unsigned parity) { cuda_host::mbarrier_wait(&barrier->state, parity); }
+TSA_PTX void cp_async_arrive(Mbarrier* barrier) { cuda_host::arrive_with_copies(&barrier->state); }
 TSA_PTX void bulk_copy(void* shared, const void* global, int bytes, Mbarrier* barrier) {
   cuda_host::bulk_copy(shared, global, bytes, &barrier->state);
 }
@@ -54,6 +55,12 @@ TSA_PTX void mbarrier_wait(Mbarrier* barrier, unsigned parity) {
       "DONE: }" ::"r"(shared_address(barrier)),
       "r"(parity)
       : "memory");
+}
+
+// cp.async.mbarrier.arrive ─ arrives once all copies that this thread has begun by cp_async (ptx.cuh) are there: one of the
+// arrivals that a phase expects. What the thread wrote otherwise is not visible by that.
+TSA_PTX void cp_async_arrive(Mbarrier* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 // cp.async.bulk ─ a multiple of 16 bytes from global to shared memory, both at multiples of 16, begun by one thread; they

@@ -9,8 +9,8 @@
 //       of_row(parts, p)                         a sum of its parts, from the row's first on
 //       store(...)                               the sums of columns
 //
-// A chunk is 16 bytes. Lanes t = 0 … 3 have chunks 0, 1, 4 and 5 of the 128 bytes, and then 2, 3, 6 and 7: so two rows and four
-// chunks are in all banks.
+// A chunk is 16 bytes. Lane t = 0 … 3 has chunk 2·t of the 128 bytes, and then 2·t + 1: so those of a row and of the next, which
+// is one further in the banks, are in all of them.
 //
 // float and double: lane 4·g + t owns its chunks of each row g (mod 8), and adds up its columns in double. Sums of rows pass
 // across lanes: they are a product with (1, column) on the tensor cores.
@@ -26,7 +26,7 @@ namespace abft {
 constexpr int kChunks = 2;  // of a lane
 
 // Where a chunk of lane t is in the warp's 128 bytes.
-__device__ __forceinline__ int place_of_chunk(int t, int chunk) { return t / 2 * 64 + t % 2 * 16 + chunk * 32; }
+__device__ __forceinline__ int place_of_chunk(int t, int chunk) { return t * 32 + chunk * 16; }
 
 template <typename T>
 __device__ __forceinline__ void widen(double (&to)[16 / sizeof(T)], const uint4& words) {
@@ -73,7 +73,7 @@ class ElementSums {
           const int row = first + i + 8 * half + g;
           uint4 words = {0, 0, 0, 0};
           if (kWhole || row < present_[chunk]) {
-            words = *reinterpret_cast<const uint4*>(mine + (i + 8 * half) * kPitch + chunk * 32);
+            words = *reinterpret_cast<const uint4*>(mine + (i + 8 * half) * kPitch + place_of_chunk(0, chunk));
           }
           double x[kElements];
           widen<T>(x, words);
@@ -83,7 +83,7 @@ class ElementSums {
             double(&sums)[kWeights] = columns_[chunk * kElements + j];
             sums[0] += x[j];
             if constexpr (kWeights > 1) sums[1] += weight * x[j];
-            const int columns = chunk * 32 / (int)sizeof(T) + j;
+            const int columns = place_of_chunk(0, chunk) / (int)sizeof(T) + j;
             plain[half] = columns == 0 ? x[j] : plain[half] + x[j];
             if (columns > 0) further[half] = columns == 1 ? x[j] : further[half] + columns * x[j];
           }
@@ -185,7 +185,7 @@ class HalfSums {
         for (int chunk = 0; chunk < kChunks; ++chunk) {
           uint4 four = {0, 0, 0, 0};
           if (kWhole || first + row + g < present_of_lane_[chunk]) {
-            four = *reinterpret_cast<const uint4*>(mine + row * kPitch + chunk * 32);
+            four = *reinterpret_cast<const uint4*>(mine + row * kPitch + place_of_chunk(0, chunk));
           }
           const unsigned words[4] = {four.x, four.y, four.z, four.w};
           multiply(T(), d, words, of_columns_[chunk]);

@@ -197,7 +197,7 @@ struct Operand {
     if constexpr (kUnit == 2) {
       *reinterpret_cast<T*>(to) = elements ? *from : T{};
     } else {
-      ptx::cp_async<kUnit, kPrefetches>(to, from, elements * (int)sizeof(T));
+      ptx::cp_async<kUnit, kPrefetches ? 256 : 0>(to, from, elements * (int)sizeof(T));
     }
   }
 

@@ -22,7 +22,7 @@ struct RowWeights {
 #pragma unroll
     for (int i = 0; i < (kUnits + kThreads - 1) / kThreads; ++i) {
       const int unit = i * kThreads + thread;
-      if (unit < kUnits) ptx::cp_async<16, false>(to + 16 * unit, from + kUnit * unit, 16);
+      if (unit < kUnits) ptx::cp_async<16>(to + 16 * unit, from + kUnit * unit);
     }
   }
 };

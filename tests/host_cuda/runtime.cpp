@@ -97,15 +97,18 @@ static_assert(sizeof(Mbarrier) == 8);
 Mbarrier& of(unsigned long long* barrier) { return *reinterpret_cast<Mbarrier*>(barrier); }
 const Mbarrier& of(const unsigned long long* barrier) { return *reinterpret_cast<const Mbarrier*>(barrier); }
 
-// A bulk copy that has not landed.
-struct BulkCopy {
-  Copy copy;
+// Copies that have not landed, and what their barrier then hears: that so many announced bytes came, and so many arrivals.
+struct Landing {
+  std::vector<Copy> copies;
   unsigned long long* barrier;
+  int announced, arrivals;
 
   void land() const {
-    cuda_host::land(copy);
-    of(barrier).bytes_and_parity -= 2 * (int)copy.bytes;
-    of(barrier).advance();
+    for (const Copy& copy : copies) cuda_host::land(copy);
+    Mbarrier& here = of(barrier);
+    here.bytes_and_parity -= 2 * announced;
+    here.missing -= (short)arrivals;
+    here.advance();
   }
 };
 
@@ -130,7 +133,7 @@ struct Block {
   Context scheduler;
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
-  std::vector<BulkCopy> bulk;
+  std::vector<Landing> under_way;
   Barrier barrier, some[16];  // of the whole block, and those that `wait_for_some` counts
   unsigned char* shared = nullptr;
   void (*kernel)(const void*) = nullptr;
@@ -303,11 +306,11 @@ void run_block(Block& block, std::mt19937& random) {
       if (!block.error.empty()) return;
     }
     std::erase_if(order, [](const Fiber* fiber) { return fiber->done; });
-    if (!order.empty() && !progress && !block.bulk.empty()) {
+    if (!order.empty() && !progress && !block.under_way.empty()) {
       // Any of the copies under way may be the first to land.
-      const size_t one = doing.schedule.seed ? random() % block.bulk.size() : 0;
-      block.bulk[one].land();
-      block.bulk.erase(block.bulk.begin() + one);
+      const size_t one = doing.schedule.seed ? random() % block.under_way.size() : 0;
+      block.under_way[one].land();
+      block.under_way.erase(block.under_way.begin() + one);
       continue;
     }
     if (!order.empty() && !progress) {
@@ -322,7 +325,7 @@ void make_ready(Block& block, dim3 size) {
   block.warps.clear();
   block.warps.resize((threads + warp_lanes - 1) / warp_lanes);
   block.barrier = {(int)threads};
-  block.bulk.clear();
+  block.under_way.clear();
   for (Barrier& some : block.some) some = {};
   for (unsigned t = 0; t < threads; ++t) {
     Fiber& fiber = block.fibers[t];
@@ -501,16 +504,29 @@ void mbarrier_wait(unsigned long long* barrier, unsigned parity) {
   of(barrier).awaited = 1;
 }
 
+// Lands at once, or when nothing else can go on.
+void under_way(const Landing& landing) {
+  if (doing.schedule.early_copies) {
+    landing.land();
+  } else {
+    doing.block->under_way.push_back(landing);
+  }
+}
+
 void bulk_copy(void* to, const void* from, size_t bytes, unsigned long long* barrier) {
   check_aligned(to, 16, "cp.async.bulk");
   check_aligned(from, 16, "cp.async.bulk");
   if (bytes % 16) fail("cp.async.bulk of %zu bytes, which is no multiple of 16", bytes);
-  const BulkCopy copy{{to, from, bytes, bytes}, barrier};
-  if (doing.schedule.early_copies) {
-    copy.land();
-  } else {
-    doing.block->bulk.push_back(copy);
+  under_way({{{to, from, bytes, bytes}}, barrier, (int)bytes, 0});
+}
+
+void arrive_with_copies(unsigned long long* barrier) {
+  commit_copies();
+  Landing landing{{}, barrier, 0, 1};
+  for (const auto& group : std::exchange(doing.fiber->groups, {})) {
+    landing.copies.insert(landing.copies.end(), group.begin(), group.end());
   }
+  under_way(landing);
 }
 
 }  // namespace cuda_host

@@ -96,6 +96,7 @@ void mbarrier_init(unsigned long long* barrier, int arrivals);
 void mbarrier_arrive(unsigned long long* barrier, int bytes);  // announces so many
 void mbarrier_wait(unsigned long long* barrier, unsigned parity);
 void bulk_copy(void* to, const void* from, size_t bytes, unsigned long long* barrier);
+void arrive_with_copies(unsigned long long* barrier);  // once those of this thread's copy_async have landed
 
 inline void check_aligned(const void* address, size_t bytes, const char* what) {
   if (reinterpret_cast<uintptr_t>(address) % bytes) {
