@@ -24,8 +24,8 @@ constexpr int kWarps = 8, kCopiers = 3;
 constexpr int kWarpBytes = 128, kStrip = kWarps * kWarpBytes;
 // Bytes of a copy; of a line of the level-2 cache.
 constexpr int kCopied = 16, kLine = 128;
-// Rows of a stage. From a row to the next: 16 bytes further in the banks, for all ways to read it.
-constexpr int kRows = 32, kPitch = kStrip + 16, kStage = kRows * kPitch, kStages = 5;
+// Rows of a stage. From a row to the next: a quarter of the banks further, for all ways to read it.
+constexpr int kRows = 32, kPitch = kStrip + 32, kStage = kRows * kPitch, kStages = 5;
 
 // What is read, and where its sums go.
 template <typename Sum>

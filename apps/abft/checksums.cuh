@@ -58,7 +58,7 @@ class ChecksumPass {
       if constexpr (kBoth) ptx::fewer_registers<80>();
       if constexpr (kExact) add_words(warp);
     } else {
-      if constexpr (kBoth) ptx::more_registers<128>();
+      if constexpr (kBoth) ptx::more_registers<136>();
       if constexpr (kWeights > 0) add_elements(warp - kWordWarps);
     }
   }

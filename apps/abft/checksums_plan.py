@@ -12,11 +12,11 @@ from tsapps.kernels.problem import ITEMSIZE
 
 __all__ = ["ALIGNMENT", "TASK", "ChecksumsPlan", "elements_plan", "words_plan"]
 
-#: Bulk copies are of so many bytes, from such addresses.
+#: Copies are of so many bytes, from such addresses.
 ALIGNMENT = 16
 # Bytes of a strip; warps that share one; columns of products; the ring (kStrip, kWarps, kProducts, kPitch, kRows,
 # kStages); parts that sums of rows have.
-_STRIP, _WARPS, _PRODUCTS, _PITCH, _RING_ROWS, _STAGES = 1024, 8, 8, 1040, 32, 5
+_STRIP, _WARPS, _PRODUCTS, _PITCH, _RING_ROWS, _STAGES = 1024, 8, 8, 1056, 32, 5
 _PARTS = {"float64": 2, "float32": 3}
 _MOST_UNITS, _MOST_WEIGHTS = 2**30, 2
 

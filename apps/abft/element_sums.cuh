@@ -9,13 +9,15 @@
 //       of_row(parts, p)                         a sum of its parts, from the row's first on
 //       store(...)                               the sums of columns
 //
-// A chunk is 16 bytes. Lane t = 0 … 3 has chunk 2·t of the 128 bytes, and then 2·t + 1: so those of a row and of the next, which
-// is one further in the banks, are in all of them.
+// A chunk is 16 bytes. Of a row, lanes t = 0 … 3 have chunks 0, 1, 4 and 5 of the 128 bytes, and then 2, 3, 6 and 7: so two rows
+// and four chunks are in all banks.
 //
 // float and double: lane 4·g + t owns its chunks of each row g (mod 8), and adds up its columns in double. Sums of rows pass
 // across lanes: they are a product with (1, column) on the tensor cores.
 //
-// float16 and bfloat16: both sums are products, in float. Weights are 16 · high + low, of which either type holds both.
+// float16 and bfloat16: both sums are products, in float. Weights are 16 · high + low, of which either type holds both. For sums of
+// columns, lane 4·g + t has chunk g of every fourth row from t on, as what adds up words has: a right operand's pairs are of rows
+// t and t + 4, and its eight columns are one of each chunk.
 //
 // Why it is fast: six instructions for a float of two rows' and two columns' sums, two for two halves.
 #pragma once
@@ -26,7 +28,7 @@ namespace abft {
 constexpr int kChunks = 2;  // of a lane
 
 // Where a chunk of lane t is in the warp's 128 bytes.
-__device__ __forceinline__ int place_of_chunk(int t, int chunk) { return t * 32 + chunk * 16; }
+__device__ __forceinline__ int place_of_chunk(int t, int chunk) { return t / 2 * 64 + t % 2 * 16 + chunk * 32; }
 
 template <typename T>
 __device__ __forceinline__ void widen(double (&to)[16 / sizeof(T)], const uint4& words) {
@@ -62,7 +64,7 @@ class ElementSums {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     mine += g * kPitch + place_of_chunk(t, 0);
     to += g;
-#pragma unroll 1
+#pragma unroll
     for (int i = 0; i < kRows; i += 16) {
       // Of rows g and g + 8, the lane's elements, and times how many columns they are further than its first.
       double plain[2] = {}, further[2] = {};
@@ -143,7 +145,7 @@ __device__ __forceinline__ void multiply(ptx::Bfloat16, float (&d)[4], const uns
 
 template <typename T, int kWeights>
 class HalfSums {
-  static constexpr int kTiles = 4 * kChunks;  // of eight columns, a chunk
+  static constexpr int kColumns = 8;  // of a chunk
 
  public:
   using Sum = float;
@@ -161,17 +163,16 @@ class HalfSums {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float low = 8 * half + 2 * t + 1.0f;
-      of_rows_[half] = g == 0 ? pair(T(), 1.0f, 1.0f) : g == 1 ? pair(T(), low, low + 1.0f) : 0;
+      const float low = 8 * half + t + 1.0f;
+      of_rows_[half] = g == 0 ? pair(T(), 1.0f, 1.0f) : g == 1 ? pair(T(), low, low + 4.0f) : 0;
     }
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) present_[tile] = rows_at(16 * tile);
+    present_of_columns_ = rows_at(16 * g);
   }
 
   template <bool kWhole>
   __device__ __forceinline__ void add(const unsigned char* mine, int first, Sum* to) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const unsigned char* pointed = mine + lane % 16 * kPitch + lane / 16 * 16;  // for ldmatrix
+    const unsigned char* of_columns = mine + t * kPitch + g * 16;
     mine += g * kPitch + place_of_chunk(t, 0);
     to += 2 * t * kWarps * kRows + g;
 #pragma unroll
@@ -198,21 +199,21 @@ class HalfSums {
       const float high = (float)((first + i) / 16);
       const unsigned highs = pair(T(), high, high);
       const unsigned a[4] = {g == 2 ? highs : of_rows_[0], 0, g == 2 ? highs : of_rows_[1], 0};
+      unsigned rows[4][4];
 #pragma unroll
-      for (int tile = 0; tile < kTiles; tile += 2) {
-        unsigned columns[4];
-        ptx::ldmatrix_x4<true>(columns, pointed + i * kPitch + tile * 16);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (kWhole) break;
-          const int left = present_[tile + j / 2] - (first + i + j % 2 * 8 + 2 * t);
-          columns[j] &= left > 1 ? 0xffffffffu : left > 0 ? 0xffffu : 0u;
+      for (int j = 0; j < 4; ++j) {
+        uint4 four = {0, 0, 0, 0};
+        if (kWhole || first + i + 4 * j + t < present_of_columns_) {
+          four = *reinterpret_cast<const uint4*>(of_columns + (i + 4 * j) * kPitch);
         }
+        rows[j][0] = four.x, rows[j][1] = four.y, rows[j][2] = four.z, rows[j][3] = four.w;
+      }
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const unsigned b[2] = {columns[2 * j], columns[2 * j + 1]};
-          multiply(T(), columns_[tile + j], a, b);
-        }
+      for (int column = 0; column < kColumns; ++column) {
+        const unsigned halves = column % 2 == 0 ? 0x5410 : 0x7632;
+        const unsigned b[2] = {__byte_perm(rows[0][column / 2], rows[1][column / 2], halves),
+                               __byte_perm(rows[2][column / 2], rows[3][column / 2], halves)};
+        multiply(T(), columns_[column], a, b);
       }
     }
   }
@@ -222,15 +223,21 @@ class HalfSums {
   }
 
   __device__ __forceinline__ void store(Sum* to, int columns, long long width) {
+    // Lane t has those of chunks 2·t and 2·t + 1, lanes g = 0 … 2 those by 1, low and high.
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile)
+    for (int i = 0; i < 2; ++i) {
+      const int chunk = 2 * t + i;
+      simt::Vector<float, kColumns> sums;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float high = simt::shuffle(columns_[tile][i], (lane + 4) % 32);
-        const int column = 8 * tile + 2 * t + i;
-        if (g < kWeights && column < columns) to[g * width + column] = g == 0 ? columns_[tile][i] : columns_[tile][i] + 16.0f * high;
+      for (int column = 0; column < kColumns; ++column) {
+        const float high = simt::shuffle(columns_[column][i], (lane + 4) % 32);
+        sums[column] = g == 0 ? columns_[column][i] : columns_[column][i] + 16.0f * high;
       }
+      if (g < kWeights && kColumns * chunk < columns) {
+        *reinterpret_cast<simt::Vector<float, kColumns>*>(to + g * width + kColumns * chunk) = sums;
+      }
+    }
   }
 
  private:
@@ -238,9 +245,9 @@ class HalfSums {
     return g == 0 ? 1.0f : g == 1 ? column % 16 + 1.0f : g == 2 ? (float)(column / 16) : 0.0f;
   }
 
-  float columns_[kTiles][4];
+  float columns_[kColumns][4];
   unsigned of_columns_[kChunks][2], of_rows_[2];
-  int present_[kTiles], present_of_lane_[kChunks];
+  int present_of_lane_[kChunks], present_of_columns_;
 };
 
 template <int kWeights>

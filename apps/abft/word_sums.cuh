@@ -53,15 +53,14 @@ class WordWeights {
   double* const at_;
 };
 
-// Lane 4·g + t has 16 bytes of 128, of every fourth row from t on: its words are rows of left operands. Those of g and of g + 1 are
-// 64 bytes apart, and rows are 16 further in the banks: so four rows of both are in all of them.
+// Lane 4·g + t has 16 bytes, the g-th of 128, of every fourth row from t on: its words are rows of left operands.
 class WordSums {
  public:
   // `present` are the rows in which the lane's bytes are there.
   __device__ WordSums(const WordWeights& weights, int rows, int present)
       : weights_(weights), rows_(rows), present_(present), sums_{} {}
 
-  static __device__ __forceinline__ int offset() { return (int)threadIdx.x / 4 % 2 * 64 + (int)threadIdx.x % 32 / 8 * 16; }
+  static __device__ __forceinline__ int offset() { return (int)threadIdx.x % 32 / 4 * 16; }
 
   // Adds a stage, whose rows begin with `first`. `mine` is where the lane's bytes of the first row are.
   template <bool kWhole>
