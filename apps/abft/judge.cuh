@@ -1,14 +1,16 @@
-// The rows of a product that are suspected, at a second look, too: computed again, and which of their elements are wrong.
+// The rows of a product that are suspected: a second look at each, and of those that are suspected then, too, the elements that
+// are wrong.
 //
 //   A (m × k), B (k × w), C (m × w), rows that are listed   →   the elements of C that are wrong, and what they should be
 //
-// An element is computed as exactly as two doubles hold it: products and sums are kept with what they lose (T. Ogita, S. Rump
-// and S. Oishi, Accurate sum and dot product, 2005), Σ|ab| beside them, and by the statistical threshold how far roundings walk.
-// It is judged by thresholds.py's bounds, and repaired if that is wanted. If more rows are confirmed than their list has room
-// for, all are judged.
+// At the second look a row has to be off by more than row · q + row_absolute (row_checks.cuh). Then its elements are computed
+// again, as exactly as two doubles hold them: products and sums are kept with what they lose (T. Ogita, S. Rump and S. Oishi,
+// Accurate sum and dot product, 2005), Σ|ab| beside them, and by the statistical threshold how far roundings walk. Each is judged
+// by thresholds.py's bounds, and repaired if that is wanted. If more rows are suspected than their list has room for, all are
+// looked at, with what C has kept.
 //
-// Why it is fast enough: it is launched for a handful of rows, most often for none. A warp has an element, its lanes parts of
-// the sum.
+// Why it is fast enough: it is launched for a handful of rows, most often for none. A warp has a row; or, where rows are fewer than
+// warps, several have one, each for some of its columns, and look at it themselves: nobody waits for anybody.
 #pragma once
 #include "apps/abft/row_checks.cuh"
 
@@ -49,6 +51,33 @@ struct Judged {
   long long m, k, w;
 };
 
+// Σ ab of an element and Σ |ab|, for the warp's first lane.
+struct Exact {
+  double value, size;
+};
+
+template <typename T>
+__device__ __forceinline__ Exact exact_of(const Judged<T>& of, long long row, long long column) {
+  double total = 0, lost = 0, size = 0;
+  for (long long l = threadIdx.x % 32; l < of.k; l += 32) {
+    const double a = wide(of.A(row, l)), b = wide(of.B(l, column));
+    const double product = fma(a, b, 0.0);  // a plain product would become part of the sum
+    const double next = total + product;
+    lost += lost_of_sum(total, product, next) + fma(a, b, -product);
+    total = next;
+    size += size_of(product);
+  }
+#pragma unroll
+  for (int bits = 16; bits > 0; bits /= 2) {
+    const double other = simt::shuffle_xor(total, bits), next = total + other;
+    lost += simt::shuffle_xor(lost, bits);
+    lost += lost_of_sum(total, other, next);
+    total = next;
+    size += simt::shuffle_xor(size, bits);
+  }
+  return {lost - lost == 0 ? total + lost : total, size};
+}
+
 // The greatest power of two that is no larger than |x|; 0 of 0.
 __device__ __forceinline__ double power_of(double x) {
   return __longlong_as_double(__double_as_longlong(x) & 0x7ff0000000000000ll);
@@ -62,7 +91,7 @@ __device__ __forceinline__ double last_place(double x) {
 
 // How far the roundings of an element's sum walk (thresholds.py), of which Σ|ab| is `size`; for the warp's first lane.
 template <typename T>
-__device__ double walk_of(const Judged<T>& of, long long row, long long column, double size) {
+__device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, long long column, double size) {
   // Where partial sums begin anew, but for those that never do.
   constexpr long long kAnew[] = {32, 512};
   constexpr int kRuns = 3;
@@ -104,46 +133,68 @@ __device__ double walk_of(const Judged<T>& of, long long row, long long column, 
   return size > 0x1p-480 && size < 0x1p480 ? sqrt(square) : sqrt(3.0 * of.k) * size;
 }
 
-// `rows` are those that were confirmed, if there was room for as many. `counts->wrong` is zero before; the first `room` that are
-// wrong are listed.
-template <typename T>
-__global__ void __launch_bounds__(kJudgeThreads)
-    judge(Judged<T> of, const long long* rows, Counts* counts, long long capacity, Bounds bounds, bool correct, Wrong* wrong,
-          unsigned long long room) {
+// What rows are looked at with.
+template <typename Sum>
+struct Look {
+  const Sum *x, *y;
+  double half_step;
+  RowBounds bounds;
+};
+
+// Whether a row is suspected at a second look, too, for all lanes of a warp: one that is off by `off`, or, with `anew`, by what C has
+// kept.
+template <typename T, typename Sum>
+__device__ __forceinline__ bool is_confirmed(const Judged<T>& of, const Look<Sum>& look, long long row, double off, bool anew) {
   const int lane = threadIdx.x % 32;
-  const unsigned long long count = counts->confirmed;
-  const bool every = count > (unsigned long long)capacity;
-  const long long n = (every ? of.m : (long long)count) * of.w;
-  const long long warps = (long long)gridDim.x * (kJudgeThreads / 32);
-  for (long long i = (long long)blockIdx.x * (kJudgeThreads / 32) + threadIdx.x / 32; i < n; i += warps) {
-    const long long row = every ? i / of.w : rows[i / of.w], column = i % of.w;
-    double total = 0, lost = 0, size = 0;
-    for (long long l = lane; l < of.k; l += 32) {
-      const double a = wide(of.A(row, l)), b = wide(of.B(l, column));
-      const double product = fma(a, b, 0.0);  // a plain product would become part of the sum
-      const double next = total + product;
-      lost += lost_of_sum(total, product, next) + fma(a, b, -product);
-      total = next;
-      size += size_of(product);
+  double square = 0;
+  for (long long l = lane; l < of.k; l += 32) {
+    const double scaled = wide(of.A(row, l)) * (double)look.y[l];
+    square = fma(scaled, scaled, square);
+  }
+  square = simt::warp_sum(square);
+  if (anew) {
+    double sum = 0, size = 0;
+    for (long long l = lane; l < of.k; l += 32) sum = fma(wide(of.A(row, l)), -(double)look.x[l], sum);
+    for (long long j = lane; j < of.w; j += 32) {
+      const double c = wide(of.C(row, j));
+      sum = fma(c, weight(j, look.half_step), sum);
+      size += size_of(c);
     }
-#pragma unroll
-    for (int bits = 16; bits > 0; bits /= 2) {
-      const double other = simt::shuffle_xor(total, bits), next = total + other;
-      lost += simt::shuffle_xor(lost, bits);
-      lost += lost_of_sum(total, other, next);
-      total = next;
-      size += simt::shuffle_xor(size, bits);
+    const double lost = look.bounds.rounding * simt::warp_sum(size) + (double)of.w * look.bounds.rounding_absolute;
+    off = larger(0.0, size_of(simt::warp_sum(sum)) - lost);
+  }
+  return disagrees(off, fma(look.bounds.row, sqrt(square), look.bounds.row_absolute));
+}
+
+// The first `room` that are wrong are listed. Two blocks a multiprocessor: for more, the compiler would spill.
+template <typename T, typename Sum>
+__global__ void __launch_bounds__(kJudgeThreads, 2)
+    judge(Judged<T> of, Look<Sum> look, Suspects suspects, Bounds bounds, bool correct, Wrong* wrong, unsigned long long room) {
+  const int lane = threadIdx.x % 32;
+  const unsigned long long count = suspects.counts->suspected;
+  const bool every = count > (unsigned long long)suspects.capacity;
+  const long long n = every ? of.m : (long long)count;
+  // Where all rows are looked at, nobody else is to repair what C has kept.
+  const int warps = gridDim.x * (kJudgeThreads / 32), most = every || n == 0 || n > warps ? 1 : warps / (int)n;
+  const int parts = most < of.w ? most : (int)of.w, teams = warps / parts;
+  const int warp = blockIdx.x * (kJudgeThreads / 32) + threadIdx.x / 32, team = warp / parts, part = warp - team * parts;
+  if (team == teams) return;
+  for (long long place = team; place < n; place += teams) {
+    const long long row = every ? place : suspects.rows[place].row;
+    if (!is_confirmed(of, look, row, every ? 0 : suspects.rows[place].off, every)) continue;
+    if (lane == 0 && part == 0) atomicAdd(&suspects.counts->confirmed, 1ull);
+    for (long long column = part; column < of.w; column += parts) {
+      const Exact exact = exact_of(of, row, column);
+      const double walk = bounds.spread > 0 ? walk_of(of, row, column, exact.size) : 0;
+      if (lane != 0) continue;
+      T& element = of.C(row, column);
+      const double found = wide(element);
+      if (!bounds.exclude(found, exact.value, exact.size, walk)) continue;
+      const T value = tsm2::Element<T>::from((decltype(tsm2::Element<T>::value(T())))exact.value);
+      const unsigned long long listed = atomicAdd(&suspects.counts->wrong, 1ull);
+      if (listed < room) wrong[listed] = {row, column, found, wide(value)};
+      if (correct) element = value;
     }
-    const double walk = bounds.spread > 0 ? walk_of(of, row, column, size) : 0;
-    if (lane != 0) continue;
-    const double exact = lost - lost == 0 ? total + lost : total;
-    T& element = of.C(row, column);
-    const double found = wide(element);
-    if (!bounds.exclude(found, exact, size, walk)) continue;
-    const T value = tsm2::Element<T>::from((decltype(tsm2::Element<T>::value(T())))exact);
-    const unsigned long long place = atomicAdd(&counts->wrong, 1ull);
-    if (place < room) wrong[place] = {row, column, found, wide(value)};
-    if (correct) element = value;
   }
 }
 

@@ -1,7 +1,7 @@
 """Protected products on a GPU: what is launched, and what it reports.
 
-    tall and narrow   row_checks → the product, with checked.cuh as its epilogue → confirm → judge
-    any other         the product → row_checks → sums of A's rows → compare → confirm → judge
+    tall and narrow   row_checks → the product, with checked.cuh as its epilogue → judge
+    any other         the product → row_checks → sums of A's rows → compare → judge
 
 The second is also the check of a product that is there already. Everything is launched on the current stream of A's
 library, and nothing waits for it but who asks what was found.
@@ -22,6 +22,7 @@ from tsapps.apps.abft.product_cpu import Wrong
 from tsapps.apps.abft.product_plan import (
     COUNTS_BYTES,
     JUDGED,
+    ROWS_TOGETHER,
     SUSPECT_BYTES,
     SUSPECTS,
     WRONG,
@@ -36,6 +37,7 @@ from tsapps.apps.abft.product_plan import (
     row_bounds,
     row_size,
     row_sums_dtype,
+    second_look,
     summed,
 )
 from tsapps.apps.abft.thresholds import Bounds
@@ -56,7 +58,7 @@ Report = Callable[[], tuple[int, int, list[Wrong]]]
 _FOLDER = Path(__file__).resolve().parent
 _THREADS = 256
 # Blocks a multiprocessor, of what compares and of what judges.
-_BLOCKS = 8
+_COMPARING, _JUDGING = 8, 2
 # Faults that are listed; and rows that are suspected, of which a 64th of C's or so many are.
 _LISTED, _FEW = 1 << 16, 1 << 14
 # Lanes that share a row where it is contiguous, and where columns are.
@@ -66,32 +68,31 @@ _OF_ROW, _OF_COLUMNS = 8, 1
 class _Check:
     """What products that lie alike are checked with: kernels, sizes, and arguments but for addresses.
 
-    Its work is in one piece of memory for every product: counts, elements that are wrong, rows that are suspected and
-    those that are confirmed, and two numbers for each of B's rows.
+    Its work is in one piece of memory for every product: counts, elements that are wrong, rows that are suspected, and
+    two numbers for each of B's rows.
     """
 
     def __init__(self, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds, padded: int) -> None:
         (m, k), w, element, total = a.shape, b.shape[1], ELEMENT[a.dtype], SUM[a.dtype]
-        self.device, self._bounds = a.device, row_bounds(bounds, w)
+        self.device, self._bounds, self._look = a.device, row_bounds(bounds, w), second_look(bounds, w)
         self.capacity = min(m, max(_FEW, m // 64))
         itemsize, at = summed(a.dtype).itemsize, COUNTS_BYTES
         self._at = {"counts": 0}
         lists = ("wrong", _LISTED * WRONG.itemsize), ("suspects", SUSPECT_BYTES * self.capacity)
-        for name, size in (*lists, ("confirmed", 8 * self.capacity), ("x", itemsize * padded), ("y", itemsize * k)):
+        for name, size in (*lists, ("x", itemsize * padded), ("y", itemsize * k)):
             self._at[name] = at = -(-at // 16) * 16
             at += size
         self._bytes = at
         lanes, vector = _lanes(b), _together(b)
         step, sizes = np.float64(half_step(w)), (np.int64(m), np.int64(k), np.int64(w))
         self._of_rows = *sizes[1:], np.int64(padded), np.bool_(bounds.by_spread), step
-        self._grid_of_rows = (-(-padded * lanes // _THREADS),)
+        self._grid_of_rows = (-(-padded * lanes // (_THREADS * ROWS_TOGETHER)),)
         self._row_checks = _kernel("row_checks.cuh", f"row_checks<{element}, {total}, {lanes}, {vector}>", self.device)
-        self._confirm = _kernel("row_checks.cuh", f"confirm<{element}, {total}>", self.device)
-        self._judge = _kernel("judge.cuh", f"judge<{element}>", self.device)
+        self._judge = _kernel("judge.cuh", f"judge<{element}, {total}>", self.device)
         self._sizes, self._step, self._limits = sizes, step, element_bounds(bounds)
         parts = (part for x in (a, b, c) for part in _matrix(x).item())
         self._judged = np.array((*parts, m, k, w), JUDGED)
-        self._grid = (_BLOCKS * live(self.device).multiprocessors,)
+        self._multiprocessors = live(self.device).multiprocessors
 
     def begin(self, b: DeviceMatrix) -> Any:
         """Return memory for the check of one product, with what B's rows give."""
@@ -113,19 +114,18 @@ class _Check:
         suspects = np.array(self.suspects(memory), SUSPECTS)[()]
         m, _, w = self._sizes
         kernel = _kernel("row_checks.cuh", f"compare<{ELEMENT[c.dtype]}, {SUM[c.dtype]}, {_lanes(c)}>", self.device)
-        kernel(self._grid, (_THREADS,), (_matrix(c), m, w, sums, self._step, self._bounds, suspects))
+        grid = (_COMPARING * self._multiprocessors,)
+        kernel(grid, (_THREADS,), (_matrix(c), m, w, sums, self._step, self._bounds, suspects))
 
     def judge(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, correct: bool) -> Report:
-        """Look at rows that are suspected again, compute those that still are, and return what tells what was wrong."""
+        """Look at rows that are suspected again, judge those that still are, and return what tells what was wrong."""
         suspects = np.array(self.suspects(memory), SUSPECTS)[()]
-        x, y, rows, counts, listed = (self.address(memory, n) for n in ("x", "y", "confirmed", "counts", "wrong"))
-        looked_at = _matrix(a), _matrix(c), *self._sizes, x, y, self._step, self._bounds, suspects, rows
-        self._confirm(self._grid, (_THREADS,), looked_at)
-        of = self._judged.copy()
+        of, look = self._judged.copy(), self._look.copy()
         of["A_data"], of["B_data"], of["C_data"] = a.pointer, b.pointer, c.pointer
-        where = rows, counts, np.int64(self.capacity)
-        judged = of[()], *where, self._limits, np.bool_(correct), listed, np.uint64(_LISTED)
-        self._judge(self._grid, (_THREADS,), judged)
+        look["x"], look["y"] = (self.address(memory, name) for name in "xy")
+        listed = self.address(memory, "wrong"), np.uint64(_LISTED)
+        judged = of[()], look[()], suspects, self._limits, np.bool_(correct), *listed
+        self._judge((_JUDGING * self._multiprocessors,), (_THREADS,), judged)
         done = cupy.cuda.Event(disable_timing=True)
         done.record()
 

@@ -20,6 +20,7 @@ __all__ = [
     "COUNTS_BYTES",
     "JUDGED",
     "MOST_SPILLED",
+    "ROWS_TOGETHER",
     "SUSPECTS",
     "SUSPECT_BYTES",
     "TUNED",
@@ -36,6 +37,7 @@ __all__ = [
     "row_bounds",
     "row_size",
     "row_sums_dtype",
+    "second_look",
     "store_of",
     "summed",
     "with_row_sums",
@@ -52,6 +54,8 @@ WRONG = np.dtype([("row", "i8"), ("column", "i8"), ("found", "f8"), ("value", "f
 SUSPECTS = np.dtype([("suspects", "u8"), ("counts", "u8"), ("capacity", "i8")])
 #: Bytes of `Suspect` and of `Counts`.
 SUSPECT_BYTES, COUNTS_BYTES = 16, 24
+#: Of B's rows, those that lanes have side by side (kRowsTogether).
+ROWS_TOGETHER = 4
 #: Bytes that a thread of a product that carries its checks may put away, once a tile, for its plan to be picked.
 MOST_SPILLED = 32
 # Registers that a plan has to have of those that it is estimated to need, where nobody has measured it, for it not to
@@ -91,6 +95,13 @@ def row_bounds(bounds: Bounds, w: int) -> Any:
     """Return the C++ class `RowBounds`, for w columns."""
     of_row = bounds.row, row_size(bounds, w), bounds.row_absolute, bounds.rounding, bounds.rounding_absolute
     return np.array(of_row, [(name, "f8") for name in _ROW_BOUNDS])[()]
+
+
+def second_look(bounds: Bounds, w: int) -> np.ndarray:
+    """Return the C++ class `Look` for w columns, less the addresses "x" and "y" of what B's rows give."""
+    of_row = row_bounds(bounds, w)
+    fields = [("x", "u8"), ("y", "u8"), ("half_step", "f8"), *of_row.dtype.descr]
+    return np.array((0, 0, half_step(w), *of_row), fields)
 
 
 def matrix_dtype() -> np.dtype:

@@ -12,7 +12,8 @@
 // n = 2b + i, v_j = (1 − n / 2N) · (1 − t / 8N), N a power of two, at least 16 and as many as there are n. They are numbers of
 // float32 up to w = 64, and products of what is the same for a fragment's column and for a lane.
 //
-// Why it is fast: B is small. Eight lanes have a row of a row-major B, 16 bytes at a time; where columns are contiguous, one has.
+// Why it is fast: B is small. Eight lanes have a row of a row-major B, 16 bytes at a time; where columns are contiguous, one has. Four
+// rows side by side share their weights, which take conversions, of which there are few a clock.
 #pragma once
 #include "apps/abft/checked.cuh"
 
@@ -49,35 +50,48 @@ __device__ __forceinline__ double sum_of_lanes(double sum) {
   return sum;
 }
 
+// Rows that lanes have side by side.
+constexpr int kRowsTogether = 4;
+
 // `padded`: of x, with its zeros. Counts are set to zero for what follows. kVector columns are loaded at once.
 template <typename T, typename Sum, int kLanes, int kVector>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, 2)
     row_checks(Matrix<const T> B, long long k, long long w, long long padded, bool by_spread, double half_step, Sum* x, Sum* y,
                Counts* counts) {
   struct alignas(kVector * sizeof(T)) Together {
     T at[kVector];
   };
+  constexpr int kStep = kRowThreads / kLanes;  // from a lane's row to its next
   const int lane = threadIdx.x % kLanes;
-  const long long row = ((long long)blockIdx.x * kRowThreads + threadIdx.x) / kLanes;
+  const long long first = (long long)blockIdx.x * (kRowsTogether * kStep) + threadIdx.x / kLanes;
   if (blockIdx.x == 0 && threadIdx.x == 0) *counts = {0, 0, 0};
-  double weighted = 0, size = 0;
-  if (row < k) {
-#pragma unroll 4
-    for (long long j = kVector * lane; j < w; j += kVector * kLanes) {
-      const auto some = *reinterpret_cast<const Together*>(&B(row, j));
+  double weighted[kRowsTogether] = {}, size[kRowsTogether] = {};
+  for (long long j = kVector * lane; j < w; j += kVector * kLanes) {
+    Together some[kRowsTogether] = {};
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const double b = wide(some.at[i]);
-        weighted = fma(b, weight(j + i, half_step), weighted);
-        size += by_spread ? b * b : size_of(b);
+    for (int r = 0; r < kRowsTogether; ++r) {
+      const long long row = first + r * kStep;
+      if (row < k) some[r] = *reinterpret_cast<const Together*>(&B(row, j));
+    }
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const double v = weight(j + i, half_step);
+#pragma unroll
+      for (int r = 0; r < kRowsTogether; ++r) {
+        const double b = wide(some[r].at[i]);
+        weighted[r] = fma(b, v, weighted[r]);
+        size[r] += by_spread ? b * b : size_of(b);
       }
     }
   }
-  weighted = sum_of_lanes<kLanes>(weighted);
-  size = sum_of_lanes<kLanes>(size);
-  if (lane != 0 || row >= padded) return;
-  x[row] = (Sum)weighted;
-  if (row < k) y[row] = (Sum)(by_spread ? sqrt(size + weighted * weighted) : size);
+#pragma unroll
+  for (int r = 0; r < kRowsTogether; ++r) {
+    const long long row = first + r * kStep;
+    const double of_x = sum_of_lanes<kLanes>(weighted[r]), of_y = sum_of_lanes<kLanes>(size[r]);
+    if (lane != 0 || row >= padded) continue;
+    x[row] = (Sum)of_x;
+    if (row < k) y[row] = (Sum)(by_spread ? sqrt(of_y + of_x * of_x) : of_y);
+  }
 }
 
 // What rows may be off by (thresholds.py).
@@ -109,42 +123,6 @@ __global__ void __launch_bounds__(kRowThreads)
     const double lost = bounds.rounding * size + (double)w * bounds.rounding_absolute;
     const double limit = larger(bounds.row * size_of(p), bounds.row_size * size) + bounds.row_absolute + lost;
     if (disagrees(off, limit) && lane == 0 && i < m) suspects.add(i, size_of(off) - lost);
-  }
-}
-
-// The second look at rows that are suspected: lists those that are off by more than row · q + row_absolute, too. If there are
-// more suspects than their list has room for, all rows are looked at, with what C has kept. A warp has a row.
-template <typename T, typename Sum>
-__global__ void __launch_bounds__(kRowThreads)
-    confirm(Matrix<const T> A, Matrix<const T> C, long long m, long long k, long long w, const Sum* x, const Sum* y,
-            double half_step, RowBounds bounds, Suspects suspects, long long* confirmed) {
-  const int lane = threadIdx.x % 32;
-  const unsigned long long count = suspects.counts->suspected;
-  const bool every = count > (unsigned long long)suspects.capacity;
-  const long long n = every ? m : (long long)count, warps = (long long)gridDim.x * (kRowThreads / 32);
-  for (long long i = (long long)blockIdx.x * (kRowThreads / 32) + threadIdx.x / 32; i < n; i += warps) {
-    const long long row = every ? i : suspects.rows[i].row;
-    double square = 0, p = 0;
-    for (long long l = lane; l < k; l += 32) {
-      const double a = wide(A(row, l)), scaled = a * (double)y[l];
-      square = fma(scaled, scaled, square);
-      p = fma(a, (double)x[l], p);
-    }
-    square = simt::warp_sum(square);
-    double off = every ? 0 : suspects.rows[i].off;
-    if (every) {
-      double sum = 0, size = 0;
-      for (long long j = lane; j < w; j += 32) {
-        const double c = wide(C(row, j));
-        sum = fma(c, weight(j, half_step), sum);
-        size += size_of(c);
-      }
-      const double lost = bounds.rounding * simt::warp_sum(size) + (double)w * bounds.rounding_absolute;
-      off = larger(0.0, size_of(simt::warp_sum(sum - p)) - lost);
-    }
-    if (lane != 0 || !disagrees(off, fma(bounds.row, sqrt(square), bounds.row_absolute))) continue;
-    const unsigned long long place = atomicAdd(&suspects.counts->confirmed, 1ull);
-    if (place < (unsigned long long)suspects.capacity) confirmed[place] = row;
   }
 }
 

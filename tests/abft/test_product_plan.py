@@ -133,9 +133,8 @@ def test_other_kernels_compile_without_spills(arch):
         names["row_checks.cuh"] += [
             *(f"row_checks<{element}, {total}, {how}>" for how in ("1, 1", "8, 1", f"8, {vector}")),
             *(f"compare<{element}, {total}, {lanes}>" for lanes in (1, 8)),
-            f"confirm<{element}, {total}>",
         ]
-        names["judge.cuh"].append(f"judge<{element}>")
+        names["judge.cuh"].append(f"judge<{element}, {total}>")
     for file, kernels in names.items():
         source = (FOLDER / file).read_text(encoding="utf-8")
         for kernel, used in build(source, [f"abft::{name}" for name in kernels], arch).resources.items():

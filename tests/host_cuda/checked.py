@@ -8,6 +8,7 @@ from host_cuda.tall_skinny import DTYPES, PRODUCTS, build_each
 from tsapps.apps.abft.product_plan import (
     COUNTS_BYTES,
     JUDGED,
+    ROWS_TOGETHER,
     SUSPECT_BYTES,
     SUSPECTS,
     WRONG,
@@ -19,6 +20,7 @@ from tsapps.apps.abft.product_plan import (
     padded_depth,
     row_bounds,
     row_size,
+    second_look,
     store_of,
     summed,
 )
@@ -94,7 +96,9 @@ extern "C" void row_checks_{dtype}(const void* B, long long k, long long w, long
                                    const double* step, void* x, void* y, void* counts, long long lanes,
                                    long long vector) {{
   const auto b = *static_cast<const abft::Matrix<const {T}>*>(B);
-  cuda_host::launch(dim3((padded * lanes + 255) / 256), abft::kRowThreads, 0, [=] {{
+  constexpr int kEach = {ROWS_TOGETHER} * abft::kRowThreads;
+  static_assert(abft::kRowsTogether == {ROWS_TOGETHER});
+  cuda_host::launch(dim3((padded * lanes + kEach - 1) / kEach), abft::kRowThreads, 0, [=] {{
     auto* kernel = lanes == 1 ? abft::row_checks<{T}, {total}, 1, 1>
                  : vector == 1 ? abft::row_checks<{T}, {total}, 8, 1>
                                : abft::row_checks<{T}, {total}, 8, 16 / sizeof({T})>;
@@ -112,26 +116,16 @@ extern "C" void compare_{dtype}(const void* C, long long m, long long w, const v
     kernel(c, m, w, static_cast<const {total}*>(sums), *step, limits, found);
   }});
 }}
-extern "C" void confirm_{dtype}(const void* A, const void* C, long long m, long long k, long long w, const void* x,
-                                const void* y, const double* step, const void* bounds, const void* suspects,
-                                long long* confirmed) {{
-  const auto a = *static_cast<const abft::Matrix<const {T}>*>(A), c = *static_cast<const abft::Matrix<const {T}>*>(C);
-  const auto found = *static_cast<const abft::Suspects*>(suspects);
-  const auto limits = *static_cast<const abft::RowBounds*>(bounds);
-  static_assert(sizeof(abft::Suspect) == {SUSPECT_BYTES} && sizeof(abft::Counts) == {COUNTS_BYTES});
-  cuda_host::launch(dim3({BLOCKS}), abft::kRowThreads, 0, [=] {{
-    abft::confirm<{T}, {total}>(a, c, m, k, w, static_cast<const {total}*>(x), static_cast<const {total}*>(y), *step,
-                                limits, found, confirmed);
-  }});
-}}
-extern "C" void judge_{dtype}(const void* of, long long* rows, void* counts, long long capacity, const void* bounds,
+extern "C" void judge_{dtype}(const void* of, const void* look, const void* suspects, const void* bounds,
                               long long correct, void* wrong, long long room) {{
   const auto judged = *static_cast<const abft::Judged<{T}>*>(of);
+  const auto with = *static_cast<const abft::Look<{total}>*>(look);
+  const auto found = *static_cast<const abft::Suspects*>(suspects);
   const auto limits = *static_cast<const abft::Bounds*>(bounds);
+  static_assert(sizeof(abft::Suspect) == {SUSPECT_BYTES} && sizeof(abft::Counts) == {COUNTS_BYTES});
   static_assert(sizeof(abft::Judged<{T}>) == {JUDGED.itemsize} && sizeof(abft::Wrong) == {WRONG.itemsize});
   cuda_host::launch(dim3({BLOCKS}), abft::kJudgeThreads, 0, [=] {{
-    abft::judge<{T}>(judged, rows, static_cast<abft::Counts*>(counts), capacity, limits, correct,
-                     static_cast<abft::Wrong*>(wrong), room);
+    abft::judge<{T}, {total}>(judged, with, found, limits, correct, static_cast<abft::Wrong*>(wrong), room);
   }});
 }}"""
 
@@ -174,7 +168,6 @@ class Check:
         self.counts = np.full(3, 2**60, np.uint64)  # of a product before this one
         self.capacity = len(A) if capacity is None else capacity
         self.suspect_rows = np.full((self.capacity, 2), -1, np.int64)
-        self.rows = np.full(self.capacity, -1, np.int64)
         k, w = B.shape
         padded = k if plan is None else padded_depth(k, plan)
         total = summed(dtype)
@@ -236,32 +229,17 @@ class Check:
 
     @property
     def confirmed(self):
-        return sorted(self.rows[: int(self.counts[1])].tolist())
-
-    def confirm(self, C):
-        sizes = *self.A.shape, C.shape[1]
-        rows_library().call(
-            f"confirm_{self.dtype}",
-            matrix(self.A),
-            matrix(C),
-            *sizes,
-            self.x,
-            self.y,
-            self.step,
-            np.array(row_bounds(self.bounds, self.B.shape[1])),
-            self.suspects,
-            self.rows,
-        )
+        return int(self.counts[1])
 
     def judge(self, C, *, correct=True):
         """As all that comes after a product: the second look, and what is wrong."""
-        self.confirm(C)
         listed = np.zeros(LISTED, WRONG)
         parts = (part for X in (self.A, self.B, C) for part in matrix(X).item())
         of = np.array((*parts, *self.A.shape, C.shape[1]), JUDGED)
+        look = second_look(self.bounds, C.shape[1])
+        look["x"], look["y"] = self.x.ctypes.data, self.y.ctypes.data
         limits = np.array(element_bounds(self.bounds))
-        rows_library().call(
-            f"judge_{self.dtype}", of, self.rows, self.counts, self.capacity, limits, int(correct), listed, LISTED
-        )
+        to = int(correct), listed, LISTED
+        rows_library().call(f"judge_{self.dtype}", of, look, self.suspects, limits, *to)
         n = int(self.counts[2])
         return sorted(tuple(one) for one in listed[:n].tolist()), n
