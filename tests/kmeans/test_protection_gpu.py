@@ -187,8 +187,8 @@ def row_elsewhere(step):
 
 
 # Assignments that are no iteration's: after one iteration, which changes labels, that to the final centres, and its
-# second computation; where no label changes any more, only this. A label of no cluster comes after the last: a pass would
-# take its row away from where there are no sums.
+# second computation; where no label changes any more, only this. A label of no cluster comes after the last: another
+# pass would take its row away from where there are no sums.
 RESULTS = [(fault, *of) for fault in (another_label, sum_elsewhere, row_elsewhere) for of in ((1, 0), (1, 1), (300, 0))]
 
 
