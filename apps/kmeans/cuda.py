@@ -21,8 +21,7 @@ from cupyx import empty_pinned
 
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.fused_plan import log2_lanes, vector_of
-from tsapps.apps.kmeans.inertia_plan import THREADS as INERTIA_THREADS
-from tsapps.apps.kmeans.inertia_plan import inertia_plan
+from tsapps.apps.kmeans.inertia_plan import KeptSums, inertia_plan
 from tsapps.apps.kmeans.rows import Rows, UnitRows
 from tsapps.kernels.build import function
 from tsapps.kernels.device import Device, live
@@ -204,19 +203,23 @@ class CublasEngine(Engine):
         first, *others = self.each_block(work, self.temporary_columns)
         return float(sum(others, first).item()) / (2 if self.spherical else 1)
 
-    def _block_inertia(self, block: Any, centers: Any, labels: Any, weights: Any | None) -> Any:
-        """Return Σ w·‖x − c‖² of a block's rows, an array of one float64."""
+    def _block_inertia(
+        self, block: Any, centers: Any, labels: Any, weights: Any | None, kept: KeptSums | None = None
+    ) -> Any:
+        """Return Σ w·‖x − c‖² of a block's rows, an array of one float64; `kept` are sums of all of them."""
         (rows, d), k = block.shape, len(centers)
         sizes = rows, d, k, block.itemsize, self.dtype.itemsize
-        plan = inertia_plan(*sizes, aligned=block.data.ptr % 16 == 0, device=self.gpu)
+        aligned, digits = block.data.ptr % 16 == 0, None if kept is None else kept.digits
+        plan = inertia_plan(*sizes, aligned=aligned, device=self.gpu, digits=digits)
         name = plan.kernel(ELEMENT[block.dtype.name], ELEMENT[self.dtype.name], weighted=weights is not None)
         kernel = function(_INERTIA, (name,), name, self._gpu.id)
         kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
         sums, arrived, total = cupy.empty(plan.slices), cupy.zeros(1, np.uint32), cupy.empty(())
         counts = np.int64(rows), np.int32(k), np.int32(d), np.int32(plan.log2_lanes), np.int32(plan.slices)
         arguments = (block, self.shift, centers, labels, _pointer(weights), *counts, sums, arrived, total)
+        compared = () if kept is None else (kept.argument,)
         grid = (plan.blocks(self.gpu.multiprocessors),)
-        kernel(grid, (INERTIA_THREADS,), arguments, shared_mem=plan.shared_bytes)
+        kernel(grid, (plan.threads,), (*arguments, *compared), shared_mem=plan.shared_bytes)
         return total
 
     def _kernel(self, name: str, block: Any = None, vectors: bool = False) -> Any:

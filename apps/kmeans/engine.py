@@ -352,6 +352,10 @@ class Engine(ABC):
             total = total + part.sum(dtype=np.float64)
         return float(total) / (2 if self.spherical else 1)
 
+    def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
+        """Return `inertia`, and what is wrong with sums that are kept, or None."""
+        return self.inertia(centers), None
+
     def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
         """Return how many samples have each of `labels`, shape (k,), int64; of this engine, now or before."""
         return to_host(self.xp.bincount(labels, minlength=k))

@@ -23,6 +23,7 @@ from tsapps.apps.kmeans.bounds_plan import BOUNDS_BYTES
 from tsapps.apps.kmeans.cuda import CublasEngine
 from tsapps.apps.kmeans.few_features import few_step, norms_of
 from tsapps.apps.kmeans.few_plan import ALIGNMENT, FewPlan, ProductsPlan, few_plan
+from tsapps.apps.kmeans.fused_check import SumsCheck
 from tsapps.apps.kmeans.fused_plan import (
     MOST_CENTRES,
     MOST_CLUSTERS,
@@ -264,6 +265,16 @@ class FusedEngine(CublasEngine):
         if step is None or self.spherical:  # `advance` has means, of which none has norm 1
             return super().iterate(centers, before, last, tol, report)
         return step.iterate(centers, before, last, tol, report)
+
+    def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
+        """Return the inertia, and whether the sums are not those of the labels; see `Engine.checked_inertia`."""
+        step = self._step
+        if step is None:
+            return super().checked_inertia(centers)
+        check, device_centers = SumsCheck(step), cupy.asarray(centers, dtype=self.dtype)
+        # X itself, as `each_block` has it too.
+        total = self._block_inertia(self.rows_on_gpu, device_centers, self.labels, self.sample_weight, check.kept)
+        return float(total.item()) / (2 if self.spherical else 1), check.fault()
 
     def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
         """Return how many samples have each label; see `Engine.cluster_sizes`. The step has counted those it gave."""

@@ -1,4 +1,7 @@
-"""The checks of a protected fit on iterations of the fused engine, without the host: see protect.cuh."""
+"""The checks of a protected fit on the fused engine.
+
+Of iterations, without the host: see protect.cuh. Of the sums of a run's result: see kept_sums.cuh.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,16 @@ import cupy
 import numpy as np
 from cupyx import empty_pinned
 
+from tsapps.apps.kmeans.inertia_plan import KEPT_SUMS, MOST_WEIGHT, KeptSums, difference_of
 from tsapps.apps.kmeans.protect_plan import CHECKED, THREADS, check_plan
 from tsapps.apps.kmeans.protection import stride_of
 from tsapps.apps.kmeans.shadow import aligned, load_kernels, types_of
+from tsapps.kernels.arrays import to_host
 
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.fused_step import Step
 
-__all__ = ["FAULTS", "StepCheck"]
+__all__ = ["FAULTS", "StepCheck", "SumsCheck"]
 
 #: What a check finds wrong, in the order in which it tells the host.
 FAULTS = (
@@ -90,3 +95,35 @@ class StepCheck:
     def fault(self, place: int) -> str | None:
         """Return what a check found wrong that has ended, or None."""
         return "; ".join(what for what, found in zip(FAULTS, self._seen[place], strict=True) if found) or None
+
+
+class SumsCheck:
+    """Checks once that the sums which a step keeps are those of its labels, by weights that are drawn for it.
+
+    Parameters
+    ----------
+    step : Step
+
+    Attributes
+    ----------
+    kept : KeptSums
+        What the pass that adds up the inertia is to compare with the rows.
+    """
+
+    def __init__(self, step: Step) -> None:
+        d, generator = step.engine.n_features, np.random.default_rng()
+        of_clusters = 1 + generator.choice(MOST_WEIGHT, step.k, replace=False)
+        of_columns = generator.integers(1, MOST_WEIGHT, d + 1, endpoint=True) * generator.choice((-1, 1), d + 1)
+        self._weights = tuple(cupy.asarray(weights, np.int32) for weights in (of_clusters, of_columns))
+        # Four words for each of the numbers that an element is: one of two digits, two of three.
+        self._found = cupy.zeros(1 + 4 * (step.integers.digits - 1), np.uint64)
+        pointers = step.device_sums, step.move_scales, *self._weights, self._found
+        argument = np.array(tuple(one.data.ptr for one in pointers), KEPT_SUMS)[()]
+        self.kept = KeptSums(step.integers.digits, argument)
+
+    def fault(self) -> str | None:
+        """Return what was found wrong, after the pass; or None."""
+        strays, *words = map(int, to_host(self._found))
+        if strays:
+            return "samples had labels of no cluster"
+        return "the sums of its clusters were not those of its labels" if difference_of(words) else None

@@ -32,6 +32,7 @@ __all__ = [
     "SEGMENTS",
     "UNDECIDED_BYTES",
     "UNPROVED",
+    "WIDE",
     "Integers",
     "SegmentsPlan",
     "StreamPlan",
@@ -96,8 +97,8 @@ _MIDDLE = 16.0
 # Longest rows that one stage of the ring holds whole; and rows so short, and columns so few, that 64 rows are a tile.
 _MOST_DEPTH, _SHORT, _FEW = 256, 16, 16
 #: Digits of 16 bits of a sum's elements, and the most bits that they use beside the sign.
-NARROW, _WIDE = 2, 3
-_BITS = {NARROW: 30, _WIDE: 46}
+NARROW, WIDE = 2, 3
+_BITS = {NARROW: 30, WIDE: 46}
 # How far a feature's largest element may lie above the mean square for two digits to be as exact as float32.
 _SPREAD = 2.0**8
 # Centres that rows which stream by are multiplied with at a time; and what reading those rows costs, in such.
@@ -371,7 +372,7 @@ def integers(n: int, dtype: np.dtype, largest: np.ndarray, middle: float, most_w
     # Weights may differ by much, and a cluster of small ones is no empty cluster.
     narrow = dtype == np.float32 and most_weight is None and float(largest.max()) <= _SPREAD * middle
     narrow = narrow and bool((np.abs(exponents) < MOST_EXPONENT).all())
-    digits = NARROW if narrow else _WIDE
+    digits = NARROW if narrow else WIDE
     bits = min(_BITS[digits], 62 - ceil(log2(n)))
     of_weight = 0 if not most_weight else bits - ceil(log2(most_weight))
     return Integers(digits, tuple(np.exp2(np.append(bits - exponents, of_weight)).tolist()))

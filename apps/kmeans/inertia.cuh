@@ -17,8 +17,10 @@
 // these rows, so that a multiprocessor's 20 warps have 40 KB on their way at any time. No lane needs what another has
 // before a slice ends. Centres lie in shared memory where that leaves the level-1 cache room (kShared). A row of 128
 // float32 takes some 60 instructions of its warp, and a conversion to double for four squares, of which a multiprocessor
-// makes but 16 a clock.
+// makes but 16 a clock. Where sums that are kept are compared with the rows (kept_sums.cuh), it takes some 100, about as many
+// as there is time for; what does not fit the registers of so many threads has fewer of them.
 #pragma once
+#include "apps/kmeans/kept_sums.cuh"
 #include "apps/kmeans/packed.cuh"
 
 namespace kmeans {
@@ -48,27 +50,41 @@ struct InertiaStep {
     }
   }
 
-  // Returns Σ w·(x − mean − c)² of the rows before `n`.
+  // Returns Σ w·(x − mean − c)² of the rows before `n`, and adds them to a difference from sums that are kept.
+  template <typename Difference>
   __device__ __forceinline__ double sum(const Work* mean, const Work* centers, long long n, int d, long long row,
-                                        int groups, int column) const {
+                                        int groups, int column, Difference& difference) const {
     constexpr int kFew = kWide < 4 ? kWide : 4;
     double found = 0;
     if (column >= d) return found;
+    // No branch parts products from what is multiplied, for each to be one instruction.
+    int weight_of_row[kInertiaRows];
+#pragma unroll
+    for (int r = 0; r < kInertiaRows; ++r) {
+      const int of_cluster = difference.weight_of(label[r]);
+      weight_of_row[r] = row + r * groups < n ? of_cluster : 0;
+    }
 #pragma unroll
     for (int part = 0; part < kWide; part += kFew) {
       using Some = simt::Vector<Work, kFew>;
       const Some middle = *reinterpret_cast<const Some*>(mean + column + part);
+      const auto columns = difference.template columns<kFew>(column + part);
       Work few = 0;
 #pragma unroll
       for (int r = 0; r < kInertiaRows; ++r) {
         const auto elements = x[r].elements();
         const Some center = *reinterpret_cast<const Some*>(centers + (long long)label[r] * d + column + part);
         Work squares = 0;
+        auto some = difference.row();
+        if (part == 0) some.add_weight(kWeighted ? weight[r] : Work(1), columns);
 #pragma unroll
         for (int i = 0; i < kFew; ++i) {
-          const Work delta = (Work)tsm2::Element<T>::value(elements.at[part + i]) - middle.at[i] - center.at[i];
+          const Work value = (Work)tsm2::Element<T>::value(elements.at[part + i]) - middle.at[i];
+          const Work delta = value - center.at[i];
           squares += delta * delta;
+          some.add(kWeighted ? weight[r] * value : value, columns, i);
         }
+        difference.add(some, weight_of_row[r]);
         if (row + r * groups >= n) squares = 0;
         few += kWeighted ? weight[r] * squares : squares;
         // Single elements are added up over the rows.
@@ -82,21 +98,24 @@ struct InertiaStep {
   }
 };
 
-// One block a multiprocessor, or fewer. `arrived` is zero, and is left so.
-template <typename T, typename Work, bool kVectors, bool kShared, bool kWeighted>
-__global__ void __launch_bounds__(kInertiaThreads, 1)
+// One block a multiprocessor, or fewer. `arrived` is zero, and is left so. `kept` is a KeptSums, or nothing.
+template <typename T, typename Work, bool kVectors, bool kShared, bool kWeighted, int kThreads = kInertiaThreads,
+          typename... Kept>
+__global__ void __launch_bounds__(kThreads, 1)
     add_inertia(const T* X, const Work* mean, const Work* centers, const int* labels, const Work* weights, long long n,
-                int k, int d, int log2_lanes, int slices, double* sums, unsigned* arrived, double* total) {
+                int k, int d, int log2_lanes, int slices, double* sums, unsigned* arrived, double* total,
+                Kept... kept) {
   using Step = InertiaStep<T, Work, kVectors, kWeighted>;
-  constexpr int kWarps = kInertiaThreads / 32;
+  constexpr int kWarps = kThreads / 32;
   if constexpr (kShared) {
     Work* shared = simt::dynamic_shared<Work>();
 #pragma unroll 4
-    for (int i = threadIdx.x; i < (k + 1) * d; i += kInertiaThreads) shared[i] = i < d ? mean[i] : centers[i - d];
+    for (int i = threadIdx.x; i < (k + 1) * d; i += kThreads) shared[i] = i < d ? mean[i] : centers[i - d];
     __syncthreads();
     mean = shared;
     centers = shared + d;
   }
+  Difference<Work, Kept...> difference(k, d, kept...);
   const int lane = simt::lane(), warp = (int)threadIdx.x / 32, groups = 32 >> log2_lanes;
   const int column = Step::kWide * (lane & ((1 << log2_lanes) - 1)), stride = Step::kWide << log2_lanes;
   const long long tile = (long long)kInertiaRows * groups, below = tile * slices;
@@ -112,7 +131,8 @@ __global__ void __launch_bounds__(kInertiaThreads, 1)
       const long long later = ends ? begin + below : begin;
       const int following = ends ? 0 : first + stride;
       if (later < n) next.read(X, labels, weights, n, d, later + in_tile, groups, following + column);
-      sum += now.sum(mean, centers, n, d, begin + in_tile, groups, first + column);
+      for (int& label : now.label) label = difference.readable(label);
+      sum += now.sum(mean, centers, n, d, begin + in_tile, groups, first + column, difference);
       now = next;
       begin = later;
       first = following;
@@ -120,18 +140,26 @@ __global__ void __launch_bounds__(kInertiaThreads, 1)
     sum = simt::warp_sum(sum);
     if (lane == 0) sums[slice] = sum;
   }
+  difference.tell();
   if (!simt::last_to_arrive(arrived, gridDim.x)) return;
-  __shared__ double of_warps[kWarps];
-  double sum = 0;
+  // Of all slices as kInertiaThreads threads add them up, whatever kThreads is.
+  constexpr int kParts = kInertiaThreads / 32;
+  __shared__ double of_parts[kParts];
+  const auto sum_of_part = [&](int first) {
+    double part = 0;
 #pragma unroll 8
-  for (int slice = threadIdx.x; slice < slices; slice += kInertiaThreads) {
-    sum += simt::load_from_other_block(sums + slice);
+    for (int slice = first; slice < slices; slice += kInertiaThreads) part += simt::load_from_other_block(sums + slice);
+    part = simt::warp_sum(part);
+    if (lane == 0) of_parts[first / 32] = part;
+    return part;
+  };
+  double sum = sum_of_part(threadIdx.x);
+  if constexpr (kThreads < kInertiaThreads) {
+    for (int first = threadIdx.x + kThreads; first < kInertiaThreads; first += kThreads) sum_of_part(first);
   }
-  sum = simt::warp_sum(sum);
-  if (lane == 0) of_warps[warp] = sum;
   __syncthreads();
   if (threadIdx.x != 0) return;
-  for (int other = 1; other < kWarps; ++other) sum += of_warps[other];
+  for (int other = 1; other < kParts; ++other) sum += of_parts[other];
   *total = sum;
 }
 

@@ -1,17 +1,44 @@
 """How the inertia is added up on a GPU, chosen from sizes alone; see inertia.cuh."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from tsapps.apps.kmeans.fused_plan import log2_lanes
+import numpy as np
+
+from tsapps.apps.kmeans.fused_plan import NARROW, WIDE, log2_lanes
 from tsapps.kernels.device import Device
 
-__all__ = ["InertiaPlan", "inertia_plan"]
+__all__ = ["KEPT_SUMS", "LAST_BITS", "MOST_WEIGHT", "InertiaPlan", "KeptSums", "difference_of", "inertia_plan"]
 
 #: Threads of a block, and the rows that a lane takes together (kInertiaThreads, kInertiaRows).
 THREADS, ROWS_TOGETHER = 640, 4
 # Slices at most: the more, the better they are dealt out; their sums are half a megabyte.
 _MOST_SLICES = 1 << 16
 _VECTOR_BYTES = 16
+# Threads where sums are compared, by their digits and the bytes of an element of X: as many as have registers enough.
+_COMPARING = {(NARROW, 4): 640, (NARROW, 2): 512, (WIDE, 8): 512, (WIDE, 4): 384, (WIDE, 2): 384}
+#: The C++ class of sums that are compared with the rows (`KeptSums` in kept_sums.cuh).
+KEPT_SUMS = np.dtype([(name, "u8") for name in ("sums", "scales", "of_clusters", "of_columns", "found")])
+#: The largest of the weights that compare them; and the last bits of an element of three digits, which are a number of
+#: their own (kLastBits).
+MOST_WEIGHT, LAST_BITS = 2**31 - 1, 24
+
+
+@dataclass(frozen=True)
+class KeptSums:
+    """Sums that the kernel is to compare with the rows of the labels; see kept_sums.cuh.
+
+    Attributes
+    ----------
+    digits : {2, 3}
+        Of an element, see `Integers`.
+    argument : NumPy structure
+        A `KEPT_SUMS`.
+    """
+
+    digits: int
+    argument: Any
 
 
 @dataclass(frozen=True)
@@ -28,24 +55,33 @@ class InertiaPlan:
         Sums that are added up at the end.
     shared_bytes : int
         Dynamic shared memory for the mean and the centres; 0 where they stay in global memory.
+    threads : int
+        Of a block.
+    digits : {2, 3}, optional
+        Of the sums that are compared with the rows; None where none are.
     """
 
     vectors: bool
     log2_lanes: int
     slices: int
     shared_bytes: int
+    threads: int
+    digits: int | None
 
     def kernel(self, element: str, work: str, *, weighted: bool) -> str:
         """Return the name expression of the kernel for X of the C++ type `element`, worked on in `work`."""
         flags = (str(flag).lower() for flag in (self.vectors, self.shared_bytes > 0, weighted))
-        return f"kmeans::add_inertia<{element}, {work}, {', '.join(flags)}>"
+        kept = "" if self.digits is None else f", {self.threads}, kmeans::KeptSums<{self.digits}>"
+        return f"kmeans::add_inertia<{element}, {work}, {', '.join(flags)}{kept}>"
 
     def blocks(self, multiprocessors: int) -> int:
         """Return the blocks of a launch: one a multiprocessor, if there is a slice for each of their warps."""
-        return min(multiprocessors, -(-self.slices * 32 // THREADS))
+        return min(multiprocessors, -(-self.slices * 32 // self.threads))
 
 
-def inertia_plan(n: int, d: int, k: int, itemsize: int, work: int, *, aligned: bool, device: Device) -> InertiaPlan:
+def inertia_plan(
+    n: int, d: int, k: int, itemsize: int, work: int, *, aligned: bool, device: Device, digits: int | None = None
+) -> InertiaPlan:
     """Choose how the inertia of n samples is added up.
 
     Parameters
@@ -56,10 +92,12 @@ def inertia_plan(n: int, d: int, k: int, itemsize: int, work: int, *, aligned: b
     aligned : bool
         Whether X begins at a multiple of 16 bytes.
     device : Device
+    digits : {2, 3}, optional
+        Of sums that are to be compared with the rows.
 
     Notes
     -----
-    The sums are added in an order that `n`, `d`, `itemsize` and `aligned` decide: the device has no say.
+    The sums are added in an order that `n`, `d`, `itemsize` and `aligned` decide: the device and `digits` have no say.
     """
     vectors = aligned and d * itemsize % _VECTOR_BYTES == 0
     lanes = log2_lanes(d * itemsize // _VECTOR_BYTES if vectors else d)
@@ -67,4 +105,11 @@ def inertia_plan(n: int, d: int, k: int, itemsize: int, work: int, *, aligned: b
     shared = (k + 1) * d * work
     # What is on its way goes through the level-1 cache, which has what shared memory leaves.
     fits = shared <= min(device.shared_memory // 2, device.shared_memory_per_block - 1024)
-    return InertiaPlan(vectors, lanes, min(tiles, _MOST_SLICES), shared if fits else 0)
+    threads = THREADS if digits is None else _COMPARING[digits, itemsize]
+    return InertiaPlan(vectors, lanes, min(tiles, _MOST_SLICES), shared if fits else 0, threads, digits)
+
+
+def difference_of(words: Sequence[int]) -> int:
+    """Return by how much rows and sums differ, modulo 2¹²⁸, from `found` of a `KEPT_SUMS` but for the first."""
+    numbers = (sum(word << 32 * i for i, word in enumerate(words[at : at + 4])) for at in range(0, len(words), 4))
+    return sum(number << LAST_BITS * i for i, number in enumerate(numbers)) % 2**128

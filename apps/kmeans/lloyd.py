@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ __all__ = ["Clustering", "Progress", "fit", "relocate_empty_clusters"]
 
 #: A way to choose the first centres: a name, an array of centres, or a function of (X, k, random_state).
 Init = Any
+
+_OTHER_LABELS = "samples had other labels the second time"
 
 
 @dataclass(frozen=True)
@@ -266,35 +269,56 @@ def _single_run(engine: Engine, first: np.ndarray, max_iter: int, tol: float, re
             converged = found.strict or shift <= tol
         if not found.strict:
             # So that the labels are those of the final centres.
-            final = engine.assign(centers, update=protection is not None and engine.keeps_sums)
+            engine.assign(centers, update=False)
         if protection is None:
+            inertia = engine.inertia(centers)
             break
-        fault = _fault_of_result(engine, found, centers, None if found.strict else final)
+        inertia, fault = _checked_result(engine, found, centers)
         if fault is None:
             break
         protection.found(fault, "the result of a run")
-    return Clustering(engine.labels, centers, engine.inertia(centers), done, converged)
+    return Clustering(engine.labels, centers, inertia, done, converged)
 
 
-def _fault_of_result(engine: Engine, found: Iterated, centers: np.ndarray, final: Assignment | None) -> str | None:
-    """Compute a run's result once more, from no labels, and return what was not the same; None if all was.
+def _checked_result(engine: Engine, found: Iterated, centers: np.ndarray) -> tuple[float, str | None]:
+    """Compute a run's result once more; return its inertia, and what was not the same, or None."""
+    fault = (_fault_beside_sums if engine.keeps_sums else _fault_from_nothing)(engine, found, centers)
+    return (float("nan"), fault) if fault is not None else engine.checked_inertia(centers)
 
-    `final` is the assignment to the last `centers`; None where the last labels are those of the last iteration.
+
+def _fault_beside_sums(engine: Engine, found: Iterated, centers: np.ndarray) -> str | None:
+    """Give all samples their labels again, and make the centres again of the sums that are kept, if they are theirs.
+
+    Centres that came of other labels than the last were divided twice, after their iteration. Whether the sums are
+    those of the labels, `Engine.checked_inertia` finds out.
     """
+    if not found.strict:
+        return _OTHER_LABELS if engine.assign(centers, update=False).moved else None
+    again, moved = _last_step(engine, found)
+    if moved:
+        return _OTHER_LABELS
+    return None if np.array_equal(again, centers, equal_nan=True) else "its centres were not the means of its sums"
+
+
+def _fault_from_nothing(engine: Engine, found: Iterated, centers: np.ndarray) -> str | None:
+    """Make the last step and its labels again, from no labels."""
     labels = engine.labels.copy()
-    if (final is None or not engine.keeps_sums) and found.at is not None:
+    engine.forget_labels()
+    again, _ = _last_step(engine, found)
+    if not np.array_equal(again, centers, equal_nan=True):
+        return "its centres were not those of its last step, made from nothing"
+    if not found.strict:
         engine.forget_labels()
-        step = engine.assign(found.at)
-        empty = found.empty is not None
-        again = _without_empty_clusters(engine, step, found.at) if empty else engine.next_centers(step, found.at)
-        if not np.array_equal(again, centers, equal_nan=True):
-            return "its centres were not those of its last step, made from nothing"
-    if final is not None:
-        engine.forget_labels()
-        step = engine.assign(centers, update=engine.keeps_sums)
-        if not (np.array_equal(step.sums, final.sums) and np.array_equal(step.weights, final.weights)):
-            return "the sums of its clusters were not those of its labels"
-    return None if bool((engine.labels == labels).all()) else "samples had other labels the second time"
+        engine.assign(centers, update=False)
+    return None if bool((engine.labels == labels).all()) else _OTHER_LABELS
+
+
+def _last_step(engine: Engine, found: Iterated) -> tuple[np.ndarray, int]:
+    """Make the last iteration's step again; return the centres that follow from it, and how many labels it changed."""
+    assert found.at is not None  # as it is of a protected fit
+    step = engine.assign(found.at)
+    next_centers = engine.next_centers if found.empty is None else partial(_without_empty_clusters, engine)
+    return next_centers(step, found.at), step.moved
 
 
 def _without_empty_clusters(engine: Engine, step: Assignment, centers: np.ndarray) -> np.ndarray:

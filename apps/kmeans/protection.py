@@ -5,8 +5,9 @@ After every iteration:
 - the clusters' weights add up to the weight of all samples, and their sums to the sum of all samples;
 - some samples, others each time, are compared with every centre once more, apart from what gave them their labels.
 
-After every run, its result is computed a second time, from no labels at all, and has to have the same bits. What this
-finds for certain, what with which probability, and what not, is in docs/notes/abft.md.
+After every run, its result is computed a second time, from no labels at all, and has to have the same bits; where sums
+are kept from one iteration to the next, all labels are, and the sums are compared with the samples (`SumsCheck`). What
+this finds for certain, what with which probability, and what not, is in docs/notes/abft.md.
 
 Here is what serves every engine that adds up all samples in every iteration; iterations on a GPU by kernels of our own
 are checked where they are, see `fused_check.py`.

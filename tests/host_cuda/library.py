@@ -6,17 +6,43 @@ import numpy as np
 
 from host_cuda.tall_skinny import DTYPES, build_each
 from tsapps.apps.kmeans.fused_plan import vector_of
-from tsapps.apps.kmeans.inertia_plan import inertia_plan
+from tsapps.apps.kmeans.inertia_plan import KEPT_SUMS, difference_of, inertia_plan
 from tsapps.kernels.device import KNOWN
 from tsapps.kernels.plan import ELEMENT
 
 WORK = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
 H200 = KNOWN["H200"]
+#: Digits that sums have, by the dtype of X: of weighted samples, three.
+DIGITS = {"float32": (2, 3), "float64": (3,), "float16": (2, 3), "bfloat16": (2, 3)}
 
 
-def plan_of(n, d, k, dtype, *, aligned=True, device=H200):
+def plan_of(n, d, k, dtype, *, aligned=True, device=H200, digits=None):
     sizes = np.dtype(DTYPES[dtype]).itemsize, np.dtype(WORK[dtype]).itemsize
-    return inertia_plan(n, d, k, *sizes, aligned=aligned, device=device)
+    return inertia_plan(n, d, k, *sizes, aligned=aligned, device=device, digits=digits)
+
+
+def compared_source(dtype, digits):
+    """Where sums of so many digits are compared with the rows."""
+    T, W = ELEMENT[dtype], ELEMENT[WORK[dtype]]
+    threads = plan_of(1, 1, 1, dtype, digits=digits).threads
+    flags = [f"{a}, {b}, {c}" for a in ("true", "false") for b in ("true", "false") for c in ("true", "false")]
+    kernels = ", ".join(f"kmeans::add_inertia<{T}, {W}, {one}, {threads}, Kept>" for one in flags)
+    return f"""
+extern "C" void compared_{digits}(long long which, const void* X, const void* mean, const void* centers,
+                                  const int* labels, const void* weights, long long n, long long k, long long d,
+                                  long long log2_lanes, long long slices, double* sums, unsigned* arrived,
+                                  double* total, long long shared_bytes, long long blocks, const void* kept) {{
+  using Kept = kmeans::KeptSums<{digits}>;
+  static_assert(sizeof(Kept) == {KEPT_SUMS.itemsize});
+  using Kernel = decltype(&kmeans::add_inertia<{T}, {W}, true, true, true, {threads}, Kept>);
+  static const Kernel kernels[] = {{{kernels}}};
+  const auto of = *static_cast<const Kept*>(kept);
+  cuda_host::launch(dim3(blocks), {threads}, shared_bytes, [=] {{
+    kernels[which](static_cast<const {T}*>(X), static_cast<const {W}*>(mean), static_cast<const {W}*>(centers), labels,
+                   static_cast<const {W}*>(weights), n, (int)k, (int)d, (int)log2_lanes, (int)slices, sums, arrived,
+                   total, of);
+  }});
+}}"""
 
 
 def source(dtype):
@@ -53,7 +79,16 @@ extern "C" void distances(long long vectors, const void* X, const void* mean, co
     kernel(static_cast<const {T}*>(X), static_cast<const {W}*>(mean), static_cast<const {W}*>(centers), labels, n,
            (int)d, (int)log2_lanes, static_cast<{W}*>(distances));
   }});
-}}"""
+}}""" + "".join(compared_source(dtype, digits) for digits in DIGITS[dtype])
+
+
+def aligned_copy(array):
+    """Return it where memory of a GPU might begin."""
+    room = np.zeros(array.nbytes + 256, np.uint8)
+    begin = -room.ctypes.data % 256
+    there = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    there[...] = array
+    return there
 
 
 @cache
@@ -84,14 +119,31 @@ class Passes:
 
     def inertia(self, blocks=2, device=H200):
         """Return the sum over all rows."""
-        plan = plan_of(self.n, self.d, len(self.centers), self.dtype, aligned=self.aligned, device=device)
+        return self.launch("inertia", plan_of(*self.sizes, aligned=self.aligned, device=device), blocks)
+
+    def compared(self, sums, digits, scales, of_clusters, of_columns, blocks=2, device=H200):
+        """Return the sum over all rows, whether a label is none, and by how much rows differ from sums (k, d + 1)."""
+        plan = plan_of(*self.sizes, aligned=self.aligned, device=device, digits=digits)
+        found = np.zeros(1 + 4 * (digits - 1), np.uint64)
+        given = sums, scales.astype(np.float32 if digits == 2 else np.float64), of_clusters, of_columns
+        arrays = *(aligned_copy(one) for one in given), found
+        kept = np.array(tuple(one.ctypes.data for one in arrays), KEPT_SUMS)
+        total = self.launch(f"compared_{digits}", plan, blocks, kept)
+        stray, *words = map(int, found)
+        return total, stray, difference_of(words)
+
+    @property
+    def sizes(self):
+        return self.n, self.d, len(self.centers), self.dtype
+
+    def launch(self, name, plan, blocks, *kept):
         weighted = self.weights is not None
         which = 4 * (not plan.vectors) + 2 * (plan.shared_bytes == 0) + (not weighted)
         sums, arrived, total = np.full(plan.slices, np.nan), np.zeros(1, np.uint32), np.full(1, np.nan)
         data = self.X, self.mean, self.centers, self.labels, self.weights if weighted else np.intp(0)
         sizes = self.n, len(self.centers), self.d, plan.log2_lanes, plan.slices
         results = sums, arrived, total, plan.shared_bytes, min(blocks, plan.blocks(100))
-        self.library.call("inertia", which, *data, *sizes, *results)
+        self.library.call(name, which, *data, *sizes, *results, *kept)
         assert arrived[0] == 0
         return float(total[0])
 

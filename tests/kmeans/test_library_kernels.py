@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import pytest
 from host_cuda import harness
-from host_cuda.library import H200, WORK, Passes, plan_of
+from host_cuda.library import DIGITS, H200, WORK, Passes, plan_of
 from host_cuda.tall_skinny import DTYPES
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -139,17 +139,121 @@ def test_inertia_of_grains_is_exact(n, d, k, dtype, seed):
         assert of.inertia() == float(weights @ ((X - centers[labels]) ** 2).sum(axis=1))
 
 
+def kept(of, digits, rng):
+    """Return the rows' elements and weights as integers (n, d + 1), their scales, and weights to compare them by."""
+    bits, weights = 30 if digits == 2 else 46, np.ones(of.n, of.work) if of.weights is None else of.weights
+    rows = of.centred * weights[:, np.newaxis]  # rounded as kernels have it
+    largest = abs(rows).max(axis=0, initial=2.0**-20).astype(np.float64)
+    scales = np.exp2(np.append(bits - np.ceil(np.log2(largest)), 0 if of.weights is None else bits - 1))
+    elements = np.rint(np.column_stack([rows, weights]).astype(np.float64) * scales).astype(np.int64)
+    k = len(of.centers)
+    of_clusters = 1 + rng.choice(2**31 - 1, k, replace=False)
+    of_columns = rng.integers(1, 2**31, of.d + 1) * rng.choice((-1, 1), of.d + 1)
+    return elements, scales, of_clusters.astype(np.int32), of_columns.astype(np.int32)
+
+
+def sums_of(elements, labels, k):
+    sums = np.zeros((k, elements.shape[1]), np.int64)
+    np.add.at(sums, labels, elements)
+    return sums
+
+
+def weighed(sums, of_clusters, of_columns):
+    """Return Σ r[c] · s[j] · sums[c, j], in Python's integers."""
+    r, s = of_clusters.astype(object), of_columns.astype(object)
+    return int(r @ (sums.astype(object) @ s)) % 2**128
+
+
+KEPT = [(dtype, digits) for dtype, all_digits in DIGITS.items() for digits in all_digits]
+
+
+def test_sums_of_three_rows_by_hand():
+    # Rows (1, 2), (3, 4) of cluster 0 and (5, 6) of cluster 1, times 16 and 32: r = 3, 7, and s = 2, −5, 11.
+    X = np.array([[1.0, 2], [3, 4], [5, 6]])
+    of = Passes(X, "float32", np.zeros(2), np.zeros((2, 2)), np.array([0, 0, 1]))
+    scales, weights = np.array([16.0, 32, 1]), (np.array([3, 7], np.int32), np.array([2, -5, 11], np.int32))
+    sums = np.array([[64, 192, 2], [80, 192, 1]])
+    assert of.compared(sums, 2, scales, *weights) == (91.0, 0, 0)
+    # What went to the other cluster; and what was lost.
+    sums[:, 1] += 32, -32
+    assert of.compared(sums, 2, scales, *weights)[1:] == (0, 2**128 - (3 - 7) * -5 * 32)
+    sums[:, 1] -= 32, -32
+    sums[1, 2] = 0
+    assert of.compared(sums, 2, scales, *weights)[1:] == (0, 7 * 11)
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("dtype", "digits"), KEPT)
+@pytest.mark.parametrize(("n", "d", "k"), SHAPES)
+def test_sums_are_compared_with_the_rows(n, d, k, dtype, digits, weighted, offset, rng):
+    of = passes(n, d, k, dtype, rng, weighted, offset)
+    elements, scales, *weights = kept(of, digits, rng)
+    right = sums_of(elements, of.labels, k)
+    for device in (H200, SMALL):
+        total, stray, difference = of.compared(right, digits, scales, *weights, device=device)
+        assert (stray, difference) == (0, 0)
+        assert total == of.inertia(device=device)  # the same bits
+    # Any other sums, of 64 bits, are other by as much.
+    sums = rng.integers(-(2**63), 2**63, right.shape)
+    expected = (weighed(right, *weights) - weighed(sums, *weights)) % 2**128
+    assert of.compared(sums, digits, scales, *weights)[1:] == (0, expected)
+    if k > 1:
+        # A bit of a sum that is in another cluster's, its column's total unchanged: the last, the first, any.
+        for bit in (0, 62, int(rng.integers(63))):
+            (a, b), j = rng.choice(k, 2, replace=False), int(rng.integers(d + 1))
+            sums = right.copy()
+            sums[[a, b], j] += np.array([1, -1]) << bit
+            assert of.compared(sums, digits, scales, *weights)[2] != 0
+        # Rows with the label of another cluster; and with none.
+        row = int(rng.integers(n))
+        held = int(of.labels[row])
+        if elements[row].any():
+            of.labels[row] = (held + 1 + rng.integers(k - 1)) % k
+            assert of.compared(right, digits, scales, *weights)[2] != 0
+    row = int(rng.integers(n))
+    for label in (-1, k, 2**30):
+        held, of.labels[row] = of.labels[row], label
+        assert of.compared(right, digits, scales, *weights)[1] == 1
+        of.labels[row] = held
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 7])
+@pytest.mark.parametrize(("dtype", "digits"), KEPT)
+def test_sums_are_compared_by_any_grid(dtype, digits, blocks, rng):
+    of = passes(1900, 40, 9, dtype, rng)
+    elements, scales, *weights = kept(of, digits, rng)
+    sums = rng.integers(-(2**63), 2**63, (9, 41))
+    expected = (weighed(sums_of(elements, of.labels, 9), *weights) - weighed(sums, *weights)) % 2**128
+    with harness.schedule(seed=blocks, threads=1 + blocks % 2):
+        found = of.compared(sums, digits, scales, *weights, blocks=blocks)
+    assert found == (of.inertia(), 0, expected)
+
+
+def comparing(dtype):
+    """Return what plans have where sums are compared."""
+    return [{"digits": of, "threads": plan_of(1, 1, 1, dtype, digits=of).threads} for of in DIGITS[dtype]]
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("dtype", WORK)
 def test_inertia_compiles_without_spills(dtype, arch):
     pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
     element, work = ELEMENT[dtype], ELEMENT[WORK[dtype]]
     plans = [plan_of(1000, 128, 9, dtype, aligned=a, device=device) for a in (True, False) for device in (H200, SMALL)]
-    names = [plan.kernel(element, work, weighted=weighted) for plan in plans for weighted in (True, False)]
-    assert len(set(names)) == 8
+    # Sums of two digits are of samples without weights.
+    plans += [replace(plan, **of) for plan in plans for of in comparing(dtype)]
+    kernels = {
+        plan.kernel(element, work, weighted=weighted): plan
+        for plan in plans
+        for weighted in ((True, False) if plan.digits != 2 else (False,))
+    }
+    assert len(kernels) == 8 + sum(4 if digits == 2 else 8 for digits in DIGITS[dtype])
     source = (FOLDER / "inertia.cuh").read_text(encoding="utf-8")
-    for kernel, used in build(source, names, arch).resources.items():
+    for kernel, used in build(source, list(kernels), arch).resources.items():
         assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
-        assert used.registers * inertia_plan.THREADS <= 65_536, kernel
+        assert used.registers * kernels[kernel].threads <= 65_536, kernel
     constants = dict(re.findall(r"(kInertia\w+) = (\d+)", source))
     assert constants == {"kInertiaThreads": str(inertia_plan.THREADS), "kInertiaRows": str(inertia_plan.ROWS_TOGETHER)}
+    kept_sums = (FOLDER / "kept_sums.cuh").read_text(encoding="utf-8")
+    assert re.search(r"kLastBits = (\d+)", kept_sums)[1] == str(inertia_plan.LAST_BITS)

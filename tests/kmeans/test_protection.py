@@ -117,6 +117,42 @@ def test_labels_of_the_result(fault, when):
     assert_same(found, expected)
 
 
+class KeepingEngine(FaultyEngine):
+    """An engine that is asked as one is that keeps its sums, and says what is wrong with those of run `faulty_run`."""
+
+    keeps_sums, faulty_run, runs = True, -1, 0
+
+    def checked_inertia(self, centers):
+        fault = "the sums are wrong" if self.runs == self.faulty_run else None
+        self.runs += 1
+        return self.inertia(centers), fault
+
+
+def kept(faulty, faulty_run=-1, **options):
+    engine = KeepingEngine(ArrayRows(FOUR), FOUR.dtype, None)
+    engine.faulty, engine.faulty_run = faulty, faulty_run
+    options = {"tol": 0, "random_state": np.random.RandomState(0)} | options
+    return engine, lloyd.fit(engine, 2, protect=True, **options)
+
+
+@pytest.mark.parametrize("options", [{"init": np.array([[0.0], [10.0]])}, {"init": FOUR[:2], "max_iter": 2}])
+def test_where_sums_are_kept(options):
+    expected = fitted(FOUR, 2, **{"tol": 0} | options)
+    # Ended by itself after two iterations, or by max_iter, with the labels of the final centres: then labels once more.
+    last = 3 if expected.converged else 4
+    engine, found = kept({}, **options)
+    assert (engine.made, found.faults) == (last, 0)
+    assert_same(found, expected)
+    # A final label that is wrong; sums that make other centres, which are asked for where no label changed.
+    for when, fault in [(2, moved_sum)] if expected.converged else [(2, wrong_label), (2, no_label)]:
+        engine, found = kept({when: fault}, **options)
+        assert (engine.made, found.faults) == (2 * last, 1)
+        assert_same(found, expected)
+    engine, found = kept({}, faulty_run=0, **options)
+    assert (engine.made, found.faults) == (2 * last, 1)
+    assert_same(found, expected)
+
+
 def test_a_fault_that_persists_is_an_error():
     always = dict.fromkeys(range(100), wrong_sum)
     with pytest.raises(FaultError, match=rf"iteration 1 went wrong {MOST_AGAIN + 1} times, .* sums did not add up"):

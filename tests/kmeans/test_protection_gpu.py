@@ -144,9 +144,11 @@ def test_wrong_centres_are_found(monkeypatch):
     assert_same(found, expected)
 
 
-def test_sums_that_are_wrong_but_add_up_are_found_in_the_result(monkeypatch):
+@pytest.mark.parametrize("max_iter", [12, 100])
+@pytest.mark.parametrize("part", [1, 1 << 30])
+def test_sums_that_are_wrong_but_add_up_are_found_in_the_result(part, max_iter, monkeypatch):
     X = data(9_999, 40, 33, np.float32)
-    expected = fitted(opened(X), X, 33, protect=False)
+    expected = fitted(opened(X), X, 33, protect=False, max_iter=max_iter)
     from tsapps.apps.kmeans.fused_step import FewCentres
 
     made, move = 0, FewCentres._move_rows
@@ -155,13 +157,113 @@ def test_sums_that_are_wrong_but_add_up_are_found_in_the_result(monkeypatch):
         nonlocal made
         move(step, centers)
         if made == 4:
-            step.device_sums[2:4, 3] += cupy.asarray([1 << 30, -(1 << 30)])
+            step.device_sums[2:4, 3] += cupy.asarray([part, -part])
         made += 1
 
     monkeypatch.setattr(FewCentres, "_move_rows", wrong)
-    found = fitted(opened(X), X, 33, protect=True)
+    found = fitted(opened(X), X, 33, protect=True, max_iter=max_iter)
     assert found.faults == 1
     assert_same(found, expected)
+
+
+def another_label(step):
+    row = step.engine.n_samples * 2 // 3
+    step.own_labels[row] = (int(step.own_labels[row]) + 1) % step.k
+
+
+def label_of_none(step):
+    step.own_labels[step.engine.n_samples - 1] = 100 if step.own_labels.dtype == np.int8 else step.k + 5
+
+
+def sum_elsewhere(step):
+    step.device_sums[:2, -2] += cupy.asarray([1 << 12, -(1 << 12)])
+
+
+def row_elsewhere(step):
+    """As a row that has the right label, but was added to another cluster."""
+    moved = step.device_sums[1] // 7
+    step.device_sums[0] += moved
+    step.device_sums[1] -= moved
+
+
+# Assignments that are no iteration's: after one iteration, which changes labels, that to the final centres, and its
+# second computation; where no label changes any more, only this. A label of no cluster comes after the last: another
+# pass would take its row away from where there are no sums.
+RESULTS = [(fault, *of) for fault in (another_label, sum_elsewhere, row_elsewhere) for of in ((1, 0), (1, 1), (300, 0))]
+
+
+@pytest.mark.parametrize(("fault", "max_iter", "when"), [*RESULTS, (label_of_none, 1, 1)])
+@pytest.mark.parametrize(("n", "d", "k"), SHAPES)
+def test_a_fault_of_the_result_is_found(n, d, k, fault, max_iter, when, monkeypatch):
+    from tsapps.apps.kmeans.fused_step import Step
+
+    X = data(n, d, k, np.float32)
+    expected = fitted(opened(X), X, k, protect=False, max_iter=max_iter)
+    engine, made, assign = opened(X), 0, Step.assign
+    with engine:
+        engine.centre(engine.moments()[0])
+        if not engine.serves(k):
+            pytest.skip("no kernel of ours serves this shape here: it goes to the cublas engine")
+
+    def wrong(step, centers):
+        nonlocal made
+        moved = assign(step, centers)
+        if made == when:
+            fault(step)
+        made += 1
+        return moved
+
+    monkeypatch.setattr(Step, "assign", wrong)
+    found = fitted(engine, X, k, protect=True, max_iter=max_iter)
+    assert found.faults == 1
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("moved", [1, 5000])
+def test_labels_that_the_second_computation_says_were_others_are_made_again(moved, monkeypatch):
+    from tsapps.apps.kmeans.fused_step import Step
+
+    X = data(9_999, 40, 33, np.float32)
+    expected = fitted(opened(X), X, 33, protect=False, max_iter=1)
+    made, assign = 0, Step.assign
+
+    def wrong(step, centers):
+        nonlocal made
+        made += 1
+        return assign(step, centers) + (moved if made == 2 else 0)
+
+    monkeypatch.setattr(Step, "assign", wrong)
+    found = fitted(opened(X), X, 33, protect=True, max_iter=1)
+    assert found.faults == 1
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize(("n", "d", "k"), SHAPES)
+def test_sums_are_compared_with_the_rows(n, d, k, dtype, weighted):
+    X = data(n, d, k, dtype, away=50.0)
+    rng = np.random.default_rng(n)
+    weights = rng.random(n) + 0.1 if weighted else None
+    with opened(X, weights) as engine:
+        engine.centre(engine.moments()[0])
+        if not engine.serves(k):
+            pytest.skip("no kernel of ours serves this shape here: it goes to the cublas engine")
+        centers = X[:k].astype(engine.dtype) - oracle.host(engine.mean)
+        engine.assign(centers, update=False)
+        # The same bits, and nothing wrong.
+        assert engine.checked_inertia(centers) == (engine.inertia(centers), None)
+        sums = engine._step.device_sums
+        for _ in range(20):
+            (a, b), j = rng.choice(k, 2, replace=False), int(rng.integers(d + 1))
+            part = 1 << int(rng.integers(62))
+            sums[int(a), j] += part
+            sums[int(b), j] -= part
+            _, fault = engine.checked_inertia(centers)
+            assert fault == "the sums of its clusters were not those of its labels"
+            sums[int(a), j] -= part
+            sums[int(b), j] += part
+        assert engine.checked_inertia(centers)[1] is None
 
 
 def test_a_fault_that_persists_is_an_error(monkeypatch):

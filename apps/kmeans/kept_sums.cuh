@@ -1,0 +1,169 @@
+// Whether the clusters' sums, which are kept from one iteration to the next (integers.cuh), are those of the rows' labels: by
+// one number of each, where adding up all rows again would sort them first.
+//
+//   Σ r[c] · s[j] · sums[c, j]  over clusters c and columns j   =   Σ r[label of i] · Σ s[j] · element [i, j]  over rows i
+//
+// r (k) and s (d + 1) are random: of 1 … 2³¹ − 1, no two alike, and of ±1 … ±(2³¹ − 1) (Freivalds, "Probabilistic machines can
+// use less running time", IFIP Congress 1977). Both sides are exact modulo 2¹²⁸; modulo 2⁶⁴, elements that end in many zeros, as
+// halves and whole numbers do, would leave few bits to differ in. What finds its way from cluster a to cluster b differs by
+//
+//   (r[a] − r[b]) · s[j] · e           of one column's sum e: never zero
+//   (r[a] − r[b]) · Σ s[j] · e[j]      of several columns, as of rows: zero for one s[j] of 2³² − 2
+//
+// and what is wrong with more clusters is not seen with a probability below 2⁻³⁰.
+//
+// Why it is fast: the rows are at hand where their inertia is added up (inertia.cuh). An element is converted and multiplied
+// once, and a few of a row's are multiplied with r together.
+#pragma once
+#include "apps/kmeans/integers.cuh"
+
+namespace kmeans {
+
+// The sums, what they are compared by, and what is found. The same in memory as on the host.
+template <int kDigits>
+struct KeptSums {
+  const unsigned long long* sums;
+  const typename Integer<kDigits>::Scale* scales;  // of the columns
+  const int *of_clusters, *of_columns;             // r, s
+  // 1 if any label is none; then the words of the rows' side less the sums', 32 bits each, but not yet carried: four for each
+  // number that an element is.
+  unsigned long long* found;
+};
+
+// An integer modulo 2¹²⁸.
+struct Exact {
+  unsigned long long low, high;
+
+  __device__ __forceinline__ void add(unsigned long long other_low, unsigned long long other_high) {
+    low += other_low;
+    high += other_high + (low < other_low);
+  }
+  // `times` is positive.
+  __device__ __forceinline__ void add_product(long long value, int times) {
+    const unsigned long long below = (unsigned long long)(unsigned)value * (unsigned)times;
+    const long long above = (long long)(int)(value >> 32) * times + (long long)(below >> 32);
+    add((unsigned)below | (unsigned long long)above << 32, (unsigned long long)(above >> 32));
+  }
+};
+
+// What a thread's rows, and its share of the sums, add to the difference; nothing, where no sums are kept.
+template <typename Work, typename... Kept>
+struct Difference {
+  struct Columns {};
+  struct Row {
+    __device__ __forceinline__ void add(Work, Columns, int) const {}
+    __device__ __forceinline__ void add_weight(Work, Columns) const {}
+  };
+  __device__ __forceinline__ Difference(int, int) {}
+  __device__ __forceinline__ int readable(int label) const { return label; }
+  __device__ __forceinline__ int weight_of(int) const { return 0; }
+  template <int kFew>
+  __device__ __forceinline__ Columns columns(int) const {
+    return {};
+  }
+  __device__ __forceinline__ Row row() const { return {}; }
+  __device__ __forceinline__ void add(Row, int) const {}
+  __device__ __forceinline__ void tell() const {}
+};
+
+template <typename Work, int kDigits>
+class Difference<Work, KeptSums<kDigits>> {
+ public:
+  using Scale = typename Integer<kDigits>::Scale;
+  // An element of three digits is two numbers, for the products of four to add up within 64 bits: its last 24 bits, and the
+  // others.
+  static constexpr int kNumbers = kDigits - 1, kLastBits = 24;
+
+  // What some columns have of every row: s and the scales; and those of the rows' weights, which go with column 0.
+  template <int kFew>
+  struct Columns {
+    simt::Vector<Scale, kFew> scale;
+    simt::Vector<int, kFew> weight;
+    Scale scale_of_weight;
+    int weight_of_weight;
+  };
+
+  // Σ s · element of some columns of a row.
+  struct Row {
+    long long sums[kNumbers] = {};
+
+    template <int kFew>
+    __device__ __forceinline__ void add(Work value, const Columns<kFew>& columns, int i) {
+      add(value, columns.scale.at[i], columns.weight.at[i]);
+    }
+    template <int kFew>
+    __device__ __forceinline__ void add_weight(Work value, const Columns<kFew>& columns) {
+      add(value, columns.scale_of_weight, columns.weight_of_weight);
+    }
+
+   private:
+    __device__ __forceinline__ void add(Work value, Scale scale, int weight) {
+      const auto element = as_integer<Work>(value, scale);
+      if constexpr (kNumbers == 1) {
+        sums[0] += (long long)element * weight;
+      } else {
+        sums[0] += (long long)((int)element & ((1 << kLastBits) - 1)) * weight;
+        sums[1] += (long long)(int)(element >> kLastBits) * weight;
+      }
+    }
+  };
+
+  __device__ __forceinline__ Difference(int k, int d, const KeptSums<kDigits>& kept) : kept_(kept), k_(k), d_(d) {
+    // A warp a cluster.
+    const int warps = blockDim.x / 32, first = (int)blockIdx.x * warps + (int)threadIdx.x / 32;
+    for (long long cluster = first; cluster < k; cluster += (long long)gridDim.x * warps) {
+      const int of_cluster = kept.of_clusters[cluster];
+#pragma unroll 2
+      for (int column = simt::lane(); column <= d; column += 32) {
+        const int of_column = kept.of_columns[column];
+        const long long sum = (long long)kept.sums[cluster * (d + 1) + column];
+        Exact above = {};
+        above.add_product((sum >> 32) * -of_column, of_cluster);
+        sums_[0].add_product((long long)(unsigned)sum * -of_column, of_cluster);
+        sums_[0].add(above.low << 32, above.high << 32 | above.low >> 32);
+      }
+    }
+  }
+
+  // A label to read by; one that is none is told of.
+  __device__ __forceinline__ int readable(int label) const {
+    if ((unsigned)label < (unsigned)k_) return label;
+    kept_.found[0] = 1;
+    return 0;
+  }
+  __device__ __forceinline__ int weight_of(int label) const { return kept_.of_clusters[label]; }
+
+  template <int kFew>
+  __device__ __forceinline__ Columns<kFew> columns(int first) const {
+    const int of_weight = kept_.of_columns[d_];
+    return {*reinterpret_cast<const simt::Vector<Scale, kFew>*>(kept_.scales + first),
+            *reinterpret_cast<const simt::Vector<int, kFew>*>(kept_.of_columns + first), kept_.scales[d_],
+            first == 0 ? of_weight : 0};
+  }
+
+  __device__ __forceinline__ Row row() const { return {}; }
+  __device__ __forceinline__ void add(const Row& row, int weight) {
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) sums_[i].add_product(row.sums[i], weight);
+  }
+
+  // Adds it to what is found, by all lanes of the warp.
+  __device__ __forceinline__ void tell() const {
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        const unsigned long long half = word < 2 ? sums_[i].low : sums_[i].high;
+        const unsigned long long sum = simt::warp_sum(half >> word % 2 * 32 & 0xffffffffu);
+        if (simt::lane() == 0) atomicAdd(&kept_.found[1 + 4 * i + word], sum);
+      }
+    }
+  }
+
+ private:
+  const KeptSums<kDigits>& kept_;
+  const int k_, d_;
+  Exact sums_[kNumbers] = {};
+};
+
+}  // namespace kmeans
