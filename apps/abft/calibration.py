@@ -41,8 +41,8 @@ __all__ = [
 
 #: The depths that are measured.
 DEPTHS = (16, 64, 256, 1024, 4096)
-# Of the file: 1 (which was not written in it) was of errors relative to other magnitudes.
-_VERSION = 2
+# Of the file: 1 (which was not written in it) and 2 were of errors relative to other magnitudes.
+_VERSION = 3
 # Columns of a product that is measured; how many elements say something of a distribution; and the tail's share.
 _COLUMNS, _FEWEST, _TAIL = 16, 64, 1 / 256
 #: What is drawn: of mean zero, all positive, with a long tail, of wide range, mostly zero, and cancelling in pairs.

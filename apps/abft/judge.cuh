@@ -89,14 +89,16 @@ __device__ __forceinline__ double last_place(double x) {
   return size_of(bits & 0xfffffffffffffll ? x - __longlong_as_double(bits & (bits - 1)) : x);
 }
 
+__device__ __forceinline__ double smaller(double x, double y) { return x < y ? x : y; }
+
 // How far the roundings of an element's sum walk (thresholds.py), of which Σ|ab| is `size`; for the warp's first lane.
 template <typename T>
 __device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, long long column, double size) {
-  // Where partial sums begin anew, but for those that never do.
+  // Where partial sums begin anew, but for those that never do; and the lowest and the highest since.
   constexpr long long kAnew[] = {32, 512};
   constexpr int kRuns = 3;
   const int lane = threadIdx.x % 32;
-  double before[kRuns] = {}, square = 0, finest = size;
+  double before[kRuns] = {}, lowest[kRuns] = {}, highest[kRuns] = {}, square = 0, finest = size;
   for (long long first = 0; first < of.k; first += 32) {
     const long long l = first + lane;
     const double product = l < of.k ? fma(wide(of.A(row, l)), wide(of.B(l, column)), 0.0) : 0.0;
@@ -110,10 +112,16 @@ __device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, lo
     double of_step = 0;
 #pragma unroll
     for (int i = 0; i < kRuns; ++i) {
-      if (i + 1 < kRuns && first % kAnew[i] == 0) before[i] = 0;
-      const double power = power_of(before[i] + sum);
+      if (i + 1 < kRuns && first % kAnew[i] == 0) before[i] = lowest[i] = highest[i] = 0;
+      const double partial = before[i] + sum;
+      double low = smaller(partial, lowest[i]), high = larger(partial, highest[i]);
+#pragma unroll
+      for (int lanes = 1; lanes < 32; lanes *= 2) {
+        low = smaller(low, simt::shuffle_up(low, lanes)), high = larger(high, simt::shuffle_up(high, lanes));
+      }
+      const double power = power_of(larger(partial - low, high - partial));
       of_step = fma(power, power, of_step);
-      before[i] += all;
+      before[i] += all, lowest[i] = simt::shuffle(low, 31), highest[i] = simt::shuffle(high, 31);
     }
     if (product != 0) {
       const double power = power_of(product), place = last_place(product);

@@ -186,16 +186,19 @@ def walks(A: np.ndarray, B: np.ndarray) -> np.ndarray:
 def _walk(a: np.ndarray, b: np.ndarray, *, exact: bool) -> np.ndarray:
     """Return the walks of a block; `exact` is whether products are exact in what they are summed in."""
     shape, k = (len(a), b.shape[1]), a.shape[1]
-    sums = np.zeros((len(_ANEW) + 1, *shape))
+    # Partial sums, and the lowest and the highest of them since they began.
+    sums, lowest, highest = runs = np.zeros((3, len(_ANEW) + 1, *shape))
     square, magnitude, finest = np.zeros(shape), np.zeros(shape), np.full(shape, np.inf)
     left, right = _last_place(a), _last_place(b)
     for step in range(k):
         product = a[:, step, np.newaxis] * b[step]
-        for total, run in zip(sums, (*_ANEW, k), strict=True):
+        for i, run in enumerate((*_ANEW, k)):
             if step % run == 0:
-                total[...] = 0
+                runs[:, i] = 0
         sums += product
-        of_sums = (_power(sums) ** 2).sum(axis=0) / len(sums)
+        np.minimum(lowest, sums, out=lowest)
+        np.maximum(highest, sums, out=highest)
+        of_sums = (_power(np.maximum(sums - lowest, highest - sums)) ** 2).sum(axis=0) / len(sums)
         square += np.where(product != 0, of_sums + 2 * _power(product) ** 2, 0.0)
         magnitude += abs(product)
         if exact:

@@ -19,9 +19,12 @@ its exact elements r_ij, with Σ|ab| = Σ_l |a_il b_lj|. An element is *wrong* w
                     T = magnitude · Σ|ab| + spread · walk + absolute.
 
 `walk` is how far the roundings of a sum go if their signs are random, in units of u: with ⌊x⌋₂ the greatest power of
-two that is no larger than |x|, and partial sums s that begin anew after every 32 or 512 products, or never,
+two that is no larger than |x|, and for partial sums that begin anew after every 32 or 512 products, or never,
 
-    walk² = Σ_l (the mean of the three ⌊s_l⌋₂² + 2 ⌊a_il b_lj⌋₂²),    over the products that are not zero.
+    walk² = Σ_l (the mean of the three ⌊s_l⌋₂² + 2 ⌊a_il b_lj⌋₂²),    over the products that are not zero,
+
+s_l being the largest that the partial sum which ends with product l could be, had it begun with any product since:
+where blocks share a sum, they begin wherever their shares do.
 
 u⌊s⌋₂ is half a last place of s, what an addition that is rounded to nearest loses at most. Of 16-bit types, whose
 products are exact in float32, walk is 0 where Σ|ab| is less than 2²⁴ last places of the finest product: there, sums in
@@ -211,8 +214,8 @@ def statistical(k: int, w: int, dtype: str, error: float, p: float) -> Bounds:
 
     The rounding of a sum is taken for sub-Gaussian of scale e · walk, with an e that is measured (calibration.py): for
     additions one after another, each off by anything up to half a last place, e is u/√3. Roundings that are not random
-    are not covered, such as those of products that are all alike, nor orders of additions that make larger partial sums
-    than those that were calibrated; by `proven` they are.
+    are not covered, such as those of products that are all alike, nor sums of products that do not follow each other,
+    where these are larger; by `proven` they are.
 
     Parameters
     ----------

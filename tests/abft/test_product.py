@@ -1,6 +1,7 @@
 """Protected products on the CPU: clean ones, and such as were corrupted on their way or afterwards."""
 
 from fractions import Fraction
+from itertools import accumulate
 
 import ml_dtypes
 import numpy as np
@@ -144,19 +145,21 @@ def walk(row, column):
     places = [Fraction(one.numerator & -one.numerator, one.denominator) for one in products if one]
     if row.itemsize == 2 and (not places or sum(map(abs, products)) < 2**24 * min(places)):
         return 0.0
-    square = 0.0
+    square, until = 0.0, [Fraction(0), *accumulate(products)]
     for i, product in enumerate(products):
-        sums = (sum(products[i - i % run : i + 1]) for run in (32, 512, len(products)))
+        # Wherever since the run's beginning it is that a partial sum begins.
+        begins = (until[i - i % run : i + 1] for run in (32, 512, len(products)))
+        largest = (max(abs(until[i + 1] - begin) for begin in of_run) for of_run in begins)
         if product:
-            square += sum(power(one) ** 2 for one in sums) / 3 + 2 * power(product) ** 2
+            square += sum(power(one) ** 2 for one in largest) / 3 + 2 * power(product) ** 2
     return square**0.5
 
 
 def test_a_walk_by_hand():
     A = np.array([[3.0, 0.0, 1.0, -5.0], [0.0, 0.0, 0.0, 0.0]])
     B = np.array([[1.0], [7.0], [1.0], [1.0]])
-    # Partial sums 3, 4 and −1; products 3, 1 and −5.
-    np.testing.assert_allclose(product_cpu.walks(A, B), [[(4 + 16 + 1 + 2 * (4 + 1 + 16)) ** 0.5], [0]])
+    # Partial sums 3, 4 and −1, or −5 from behind what made 4; products 3, 1 and −5.
+    np.testing.assert_allclose(product_cpu.walks(A, B), [[(4 + 16 + 16 + 2 * (4 + 1 + 16)) ** 0.5], [0]])
     assert (product_cpu.walks(A.astype("f2"), B.astype("f2")) == 0).all()
     # 2²⁴ + 1 has a bit more than float32 holds; 2²⁴ − 1 has not.
     for last, off in ((2.0**-12, True), (2.0**-10, False)):
