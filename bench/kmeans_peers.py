@@ -127,7 +127,7 @@ class TsappsTf32(Tsapps):
 
 
 class TsappsProtected(Tsapps):
-    """Our own kernels with every step checked, and the result of a fit computed twice: `TSKMeans(protect=True)`."""
+    """Our own kernels with every step checked, and the result of a fit as well: `TSKMeans(protect=True)`."""
 
     name = "tsapps-protected"
     protect = True
