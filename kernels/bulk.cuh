@@ -23,7 +23,6 @@ TSA_PTX void cp_async_arrive(Mbarrier* barrier) { cuda_host::arrive_with_copies(
 TSA_PTX void bulk_copy(void* shared, const void* global, int bytes, Mbarrier* barrier) {
   cuda_host::bulk_copy(shared, global, bytes, &barrier->state);
 }
-TSA_PTX bool elect_one() { return cuda_host::here.lane == 0; }
 
 #else
 
@@ -70,14 +69,6 @@ TSA_PTX void bulk_copy(void* shared, const void* global, int bytes, Mbarrier* ba
                    shared_address(shared)),
                "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
-}
-
-// elect.sync ─ true in one lane of the warp, all of which take part. Where the compiler knows that one is left, instructions of one
-// thread need no loop over lanes.
-TSA_PTX bool elect_one() {
-  unsigned elected;
-  asm volatile("{ .reg .pred one;\n\telect.sync _|one, 0xffffffff;\n\tselp.u32 %0, 1, 0, one; }" : "=r"(elected));
-  return elected;
 }
 
 #endif
