@@ -9,6 +9,7 @@ import numpy as np
 
 from tsapps.apps.abft import product_cpu, thresholds
 from tsapps.apps.abft.calibration import Calibration, load_calibration
+from tsapps.apps.abft.product_plan import is_fused
 from tsapps.apps.abft.thresholds import Bounds
 from tsapps.kernels.arrays import as_array, gpu_index, kind_of, like
 
@@ -138,7 +139,7 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
     if index is not None:
         from tsapps.apps.abft import product_gpu
 
-        bounds, name = _bounds_of(A, B, index, threshold)
+        bounds, name = _bounds_of(A, B, index, threshold, own=is_fused(A.shape[0], *B.shape))
         C, report = product_gpu.matmul(A, B, bounds, index, correct=correct)
         return Checked(C, name, report)
     a, b = _host(A), _host(B)
@@ -185,7 +186,7 @@ def check_product(
     if index is not None:
         from tsapps.apps.abft import product_gpu
 
-        bounds, name = _bounds_of(A, B, index, threshold)
+        bounds, name = _bounds_of(A, B, index, threshold, own=False)
         return Checked(given, name, product_gpu.check(A, B, C, bounds, index, correct=correct))
     a, b, c = _host(A), _host(B), _host(C)
     if correct and not c.flags.writeable:
@@ -258,14 +259,16 @@ def _host(X: Any) -> np.ndarray:
     return np.asarray(as_array(X))
 
 
-def _bounds_of(A: Any, B: Any, index: int | None, threshold: str | float | Calibration) -> tuple[Bounds, str | float]:
-    """Return the bounds of a threshold for a product, and the threshold's name."""
+def _bounds_of(
+    A: Any, B: Any, index: int | None, threshold: str | float | Calibration, *, own: bool = True
+) -> tuple[Bounds, str | float]:
+    """Return the bounds of a threshold for a product, of our `own` or of the CPU's BLAS, and the threshold's name."""
     (k, w), dtype = B.shape, _dtype(A)
     if isinstance(threshold, Calibration) or threshold == "statistical":
         found = load_calibration(dtype, index) if isinstance(threshold, str) else threshold
         if found.dtype != dtype:
             raise ValueError(f"the calibration is for {found.dtype}, and A has dtype {dtype}: calibrate for that")
-        return thresholds.statistical(k, w, dtype, found.error(k), found.p), "statistical"
+        return thresholds.statistical(k, w, dtype, found.error(k, own=own), found.p), "statistical"
     if threshold == "proven":
         return thresholds.proven(k, w, dtype), "proven"
     if isinstance(threshold, bool | str) or not isinstance(threshold, int | float):

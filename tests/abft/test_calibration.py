@@ -35,7 +35,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 def some(dtype="float32", **change):
     given = {"device": "cpu", "dtype": dtype, "p": 1e-6, "confidence": 0.99}
-    depths = Depth(10, 2e-7, 1e-7, 2e-7, 4e-7, 100), Depth(100, 3e-7, 1e-7, 3e-7, 4e-7, 100)
+    depths = Depth(10, 2e-7, 1e-7, 2e-7, 4e-7, 100, 5e-7), Depth(100, 3e-7, 1e-7, 3e-7, 4e-7, 100, 6e-7)
     return Calibration(**(given | {"depths": depths} | change))
 
 
@@ -43,6 +43,31 @@ def test_error_of_a_depth_by_hand():
     found = some()
     assert [found.error(k) for k in (1, 10, 11, 100)] == [2e-7, 2e-7, 3e-7, 3e-7]
     assert found.error(1000) == pytest.approx(3e-7 * sqrt(10))
+    assert [found.error(k, own=False) for k in (1, 11)] == [5e-7, 6e-7]
+    assert found.error(1000, own=False) == pytest.approx(6e-7 * sqrt(10))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_sums_of_others_on_a_gpu(monkeypatch, dtype):
+    """Of a GPU whose own kernels add up in twice the precision, and which others have add up one after another."""
+    monkeypatch.setattr(calibration, "_name", lambda device: "cpu" if device is None else "a GPU")
+    monkeypatch.setattr(calibration, "DEPTHS", (64, 1024))
+    with monkeypatch.context() as patched:
+        patched.setattr(calibration, "sums_of", lambda A, B, *_: product_cpu.exact_rows(A, B)[0])
+        found = calibrate(dtype, 0, rows=512, p=1e-6)
+    unit = 2.0**-53 if dtype == "float64" else 2.0**-24
+    for depth in found.depths:
+        assert depth.error == unit / sqrt(3)  # the least
+        assert depth.error <= depth.of_others < 2 * unit
+    assert found.depths[1].of_others > 1.2 * found.depths[1].error
+    rng = np.random.default_rng(5)
+    A, B = rng.lognormal(0, 1, (2000, 1024)).astype(dtype), rng.lognormal(0, 1, (1024, 8)).astype(dtype)
+    off = abs(calibration._in_order(A, B) - product_cpu.exact_rows(A, B)[0])
+    bounds = statistical(1024, 8, dtype, found.error(1024, own=False), 1e-6)
+    assert (off <= bounds.spread * product_cpu.walks(A, B)).all()
+    # On the CPU there is but one.
+    for depth in calibrate(dtype, rows=64, p=1e-6).depths:
+        assert depth.of_others == depth.error
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -21,7 +21,9 @@ SCALE = {"float64": 2.0**-50, "float32": 2.0**-21, "float16": 2.0**-21, "bfloat1
 
 
 def calibrated(dtype, p=1e-9):
-    return Calibration("cpu", dtype, p, 0.99, (Depth(10_000, SCALE[dtype], SCALE[dtype], SCALE[dtype], 1e-6, 1000),))
+    return Calibration(
+        "cpu", dtype, p, 0.99, (Depth(10_000, SCALE[dtype], SCALE[dtype], SCALE[dtype], 1e-6, 1000, SCALE[dtype]),)
+    )
 
 
 def thresholds_of(dtype):
