@@ -367,14 +367,15 @@ void launch(dim3 grid, dim3 size, size_t shared_bytes, void (*kernel)(const void
   if (schedule.seed) std::shuffle(order.begin(), order.end(), std::mt19937(schedule.seed));
 
   const auto work = [&] {
-    const auto stacks = std::make_unique_for_overwrite<char[]>(stack_bytes * threads);
+    // Before the first, room for what outgrows it until that is seen.
+    const auto stacks = std::make_unique_for_overwrite<char[]>(stack_bytes * (1 + threads));
     Block block;
     block.kernel = kernel;
     block.context = context;
     block.fibers.resize(threads);
     const std::align_val_t alignment{128};
     block.shared = static_cast<unsigned char*>(::operator new(shared_bytes, alignment));
-    for (unsigned t = 0; t < threads; ++t) make_context(block.fibers[t].context, &stacks[stack_bytes * t], fiber_entry);
+    for (unsigned t = 0; t < threads; ++t) make_context(block.fibers[t].context, &stacks[stack_bytes * (1 + t)], fiber_entry);
     doing = {&block, nullptr, schedule};
     const Range static_shared = thread_local_range();
     for (size_t turn; (turn = next++) < blocks && block.error.empty();) {
