@@ -262,7 +262,10 @@ def _host(X: Any) -> np.ndarray:
 def _bounds_of(
     A: Any, B: Any, index: int | None, threshold: str | float | Calibration, *, own: bool = True
 ) -> tuple[Bounds, str | float]:
-    """Return the bounds of a threshold for a product, of our `own` or of the CPU's BLAS, and the threshold's name."""
+    """Return the bounds of a threshold for a product, and the threshold's name.
+
+    `own` is whether a kernel of ours or the CPU's BLAS adds it up, see `Calibration.error`.
+    """
     (k, w), dtype = B.shape, _dtype(A)
     if isinstance(threshold, Calibration) or threshold == "statistical":
         found = load_calibration(dtype, index) if isinstance(threshold, str) else threshold

@@ -53,7 +53,8 @@ __device__ __forceinline__ double sum_of_lanes(double sum) {
 // Rows that lanes have side by side.
 constexpr int kRowsTogether = 4;
 
-// `padded`: of x, with its zeros. Counts are set to zero for what follows. kVector columns are loaded at once.
+// `padded`: of x, with its zeros. Counts are set to zero for what follows. kVector columns are loaded at once. Two blocks a
+// multiprocessor: for more, the compiler would spill.
 template <typename T, typename Sum, int kLanes, int kVector>
 __global__ void __launch_bounds__(kRowThreads, 2)
     row_checks(Matrix<const T> B, long long k, long long w, long long padded, bool by_spread, double half_step, Sum* x, Sum* y,
