@@ -16,8 +16,9 @@ struct Products {
   const float* offsets;     // −‖c‖²/2 of every column; −infinite past the last centre
   const Extremes* extremes;
   const float *mean, *scales;  // what is subtracted of rows; what integers are multiplied by
-  float scale, norm;           // what rows are multiplied by; what no row's norm exceeds then
-  float tensor_error, rounding;  // γ, ρ
+  float scale, norm;             // what rows are multiplied by, or centres twice (few_warpgroups.cuh); what no row's norm
+                                 // exceeds then
+  float tensor_error, rounding;  // γ, ρ or r
 };
 
 // What is added to every score, for none to be negative: such are in order as integers too, of which the largest of three is

@@ -12,8 +12,10 @@ from tsapps.apps.kmeans.few_plan import (
     FEW_BYTES,
     FEW_NAME,
     FEW_ROUNDING,
+    PARTS_ROUNDING,
     PRODUCTS,
     FewPlan,
+    Multiplier,
     ProductsPlan,
     few_scale,
 )
@@ -54,7 +56,10 @@ class FewFeatures(Step):
 
     def __init__(self, engine: FusedEngine, plan: FewPlan | ProductsPlan, k: int, columns: int) -> None:
         of_mean, norm = norms_of(engine)
-        self._scale = np.float32(few_scale(norm))
+        warpgroups = isinstance(plan, ProductsPlan) and plan.multiplier is Multiplier.WARPGROUPS
+        if warpgroups:  # they multiply rows from which no mean is subtracted
+            norm += of_mean
+        self._scale = np.float32(few_scale(norm, plan.dtype, warpgroups=warpgroups))
         # No row is beyond the reach.
         self._of_mean, self._norm = (np.float32(_ROUNDED_UP * self._scale * value) for value in (of_mean, norm))
         super().__init__(engine, Placement(columns, 0, self._scale, self._norm), k)
@@ -144,7 +149,11 @@ class FewProducts(FewFeatures):
         exact = engine.rows_on_gpu.itemsize == 2 and not bool(engine.shift.any())
         given = self._halves, self._offsets, self._extremes, engine.shift, self.move_scales
         addresses = (one.data.ptr for one in given)
-        bounds = self._scale, self._norm, tensor_error(plan.padded), 0.0 if exact else FEW_ROUNDING
+        if plan.multiplier is Multiplier.WARPGROUPS:
+            lost = tensor_error(2 * plan.padded), PARTS_ROUNDING[plan.dtype]
+        else:
+            lost = tensor_error(plan.padded), 0.0 if exact else FEW_ROUNDING
+        bounds = self._scale, self._norm, *lost
         self._products = np.array((*addresses, *bounds), PRODUCTS)[()]
 
     def _move_rows(self, centers: Any) -> None:

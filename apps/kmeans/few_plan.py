@@ -1,11 +1,13 @@
 """What an iteration for few features and few clusters is made of, chosen from sizes alone."""
 
 from dataclasses import dataclass, replace
+from enum import Enum
 from math import ceil, inf, log2
 
 import numpy as np
 
 from tsapps.apps.kmeans.fused_plan import MOST_CLUSTERS, MOST_EXPONENT
+from tsapps.kernels.device import Device
 from tsapps.kernels.plan import ELEMENT
 from tsapps.kernels.problem import ITEMSIZE
 
@@ -14,8 +16,10 @@ __all__ = [
     "FEW_BYTES",
     "FEW_NAME",
     "FEW_ROUNDING",
+    "PARTS_ROUNDING",
     "PRODUCTS",
     "FewPlan",
+    "Multiplier",
     "ProductsPlan",
     "few_plan",
     "few_scale",
@@ -34,6 +38,8 @@ PRODUCTS = np.dtype(
 ALIGNMENT = 16
 #: The most that float16 loses of an element, beside it.
 FEW_ROUNDING = 2.0**-11
+#: The most that two parts of a type lose of an element, beside it.
+PARTS_ROUNDING = {"float16": 2.0**-22, "bfloat16": 2.0**-18}
 # Up to so many features, the elements of centres that few_features.cuh has (kMostFeatures, kMostElements).
 _FEW_ELEMENTS = ((8, 512), (16, 320))
 # The features of which a thread has four rows; and the bytes of a block's sums, which leave the rings room.
@@ -42,13 +48,16 @@ _FOUR_ROWS, _FEW_BYTES = 4, 72 * 1024
 _MORE_THREADS, _CLUSTERS_OF_MORE = 640, 16
 # The bytes of a row that waits with its elements (kShort).
 _SHORT = 16
-# The norm that the largest row of few features is scaled to.
-_FEW_NORM = 10
+# The exponents of the norm that the largest row of few features is scaled to, by warps and by warpgroups; and the largest
+# of the scale by warpgroups, whose square a centre is multiplied by (few_warpgroups.cuh): float16 then has room for it.
+_FEW_NORM, _NORM_AS_IT_LIES, _MOST_SCALE = 10, 6, 7
 # Features and elements of centres from which on tensor cores were faster, though rows that move cost more there; and
 # the most features, by the bytes of one: of more, an iteration reads less of X's copy.
 _LEAST_FOR_PRODUCTS, _LEAST_ELEMENTS = 5, 288
 _MOST_FOR_PRODUCTS = {4: 32, 2: 64}
-# Steps of the product of which few_products.cuh has room for the centres in registers, beside a tile's scores.
+# Of warpgroups, which take 16 bits: the most features, and the norm of the mean beside the largest of what is left of rows.
+_MOST_FOR_WARPGROUPS, _MOST_MEAN = 128, 16.0
+# Steps of the product of which few_warps.cuh has room for the centres in registers, beside a tile's scores.
 _STEPS_KEPT = 2
 # The threads of a block, those that are better first; and the most stages of a warp's ring in few_products.cuh.
 _THREADS, _STAGES = (512, 384, 256), 4
@@ -111,6 +120,14 @@ class FewPlan:
         return min(multiprocessors * self.blocks, -(-n // (self.threads * self.rows)))
 
 
+class Multiplier(Enum):
+    """What multiplies in few_products.cuh, and where it has the centres: the enumerators of its `Multiplier`."""
+
+    WARPS_KEEPING = "kWarpsKeeping"
+    WARPS = "kWarps"
+    WARPGROUPS = "kWarpgroups"
+
+
 @dataclass(frozen=True)
 class ProductsPlan:
     """How few_products.cuh computes an iteration: its template arguments.
@@ -124,8 +141,7 @@ class ProductsPlan:
         Blocks of eight centres.
     stages : int
         Tiles of a warp that are in shared memory, or on their way there.
-    kept : bool
-        Whether the centres are in registers, rather than in shared memory.
+    multiplier : Multiplier
     threads, blocks : int
         Threads of a block, and blocks of a multiprocessor.
     """
@@ -134,7 +150,7 @@ class ProductsPlan:
     features: int
     columns: int
     stages: int
-    kept: bool
+    multiplier: Multiplier
     threads: int = 512
     blocks: int = 1
 
@@ -147,20 +163,21 @@ class ProductsPlan:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block.
 
-        A ring a warp, of 32 rows and their labels; offsets, and centres if they are not kept; of every column its mean
-        and scale, of every cluster two digits of each column and 32 counts of rows; and three queues a warp, of 64
-        rows, 64 and 128.
+        A ring a warp, of 32 rows and their labels; offsets, and centres if they are not in registers; of every column
+        its mean and scale, of every cluster two digits of each column and 32 counts of rows; and three queues a warp,
+        of 32 rows, 64 and 128.
         """
         ring = self.stages * (self.features * ITEMSIZE[self.dtype] + 1)
-        centres = self.columns * (64 + (0 if self.kept else 16 * self.padded))
+        parts = {Multiplier.WARPS_KEEPING: 0, Multiplier.WARPS: 1, Multiplier.WARPGROUPS: 2}[self.multiplier]
+        centres = self.columns * (64 + parts * 16 * self.padded)
         width = 4 << ceil(log2(-(-self.features // 4)))
         sums = 8 * self.columns * 4 * (2 * max(width, 32) + 32) + 8 * width
-        return self.threads * ring + centres + sums + self.threads // 32 * (2 * 64 * 16 + 128 * 8)
+        return self.threads * ring + centres + sums + self.threads // 32 * ((32 + 64) * 16 + 128 * 8)
 
     @property
     def kernel(self) -> str:
         """The name expression of the kernel, in its namespace."""
-        kinds = f"{self.stages}, {str(self.kept).lower()}, {self.threads}, {self.blocks}"
+        kinds = f"{self.stages}, kmeans::Multiplier::{self.multiplier.value}, {self.threads}, {self.blocks}"
         return f"assign_by_products<{ELEMENT[self.dtype]}, {self.features}, {self.columns}, {kinds}>"
 
     def grid(self, n: int, multiprocessors: int) -> int:
@@ -168,7 +185,7 @@ class ProductsPlan:
         return min(multiprocessors * self.blocks, -(-n // self.threads))
 
 
-def few_plan(d: int, k: int, dtype: str, mean: float, norm: float, shared_memory: int) -> FewPlan | ProductsPlan | None:
+def few_plan(d: int, k: int, dtype: str, mean: float, norm: float, device: Device) -> FewPlan | ProductsPlan | None:
     """Choose how an iteration for few features and few clusters is computed; None where they are too many.
 
     Parameters
@@ -178,20 +195,23 @@ def few_plan(d: int, k: int, dtype: str, mean: float, norm: float, shared_memory
         Of X.
     mean, norm : float
         Of the mean that is subtracted; and what no row's norm exceeds once it is.
-    shared_memory : int
-        Bytes that a block may have.
+    device : Device
 
     Notes
     -----
-    By multiply-adds, a row takes clusters · (d + 3) instructions and some more; counts are in few_features.cuh and
-    few_products.cuh.
+    By multiply-adds, a row takes clusters · (d + 3) instructions and some more; counts are in few_features.cuh,
+    few_warps.cuh and few_warpgroups.cuh.
     """
+    shared_memory = device.shared_memory_per_block
     if d < _LEAST_FOR_PRODUCTS or d * k < _LEAST_ELEMENTS:
         plan = multiply_adds_plan(d, k, dtype, mean, norm, shared_memory)
         if plan is not None:
             return plan
-    served = k <= MOST_CLUSTERS and d <= _MOST_FOR_PRODUCTS[ITEMSIZE[dtype]]
-    return products_plan(d, k, dtype, shared_memory) if served else None
+    if k > MOST_CLUSTERS:
+        return None
+    if dtype in PARTS_ROUNDING and device.compute_capability == "9.0" and mean <= _MOST_MEAN * norm:
+        return products_plan(d, k, dtype, shared_memory, warpgroups=True) if d <= _MOST_FOR_WARPGROUPS else None
+    return products_plan(d, k, dtype, shared_memory) if d <= _MOST_FOR_PRODUCTS[ITEMSIZE[dtype]] else None
 
 
 def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float, shared_memory: int) -> FewPlan | None:
@@ -217,20 +237,25 @@ def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float, sha
     return next((plan for plan in plans if plan.shared_bytes <= shared_memory), None)
 
 
-def products_plan(d: int, k: int, dtype: str, shared_memory: int) -> ProductsPlan | None:
-    """Return how few_products.cuh computes an iteration; for up to 64 features and 64 clusters.
+def products_plan(
+    d: int, k: int, dtype: str, shared_memory: int, *, warpgroups: bool = False
+) -> ProductsPlan | None:
+    """Return how few_products.cuh computes an iteration; for up to 64 clusters and 64 features, 128 by warpgroups.
 
     `shared_memory` is what a block may have, in bytes: as many warps as registers allow for come first, then stages.
     None where there is too little.
     """
     columns, steps = -(-k // 8), -(-d // 16)
-    kept = steps <= _STEPS_KEPT
+    by_warps = Multiplier.WARPS_KEEPING if steps <= _STEPS_KEPT else Multiplier.WARPS
+    multiplier = Multiplier.WARPGROUPS if warpgroups else by_warps
     sizes = ((threads, stages) for threads in _THREADS for stages in range(_STAGES, 1, -1))
-    plans = (ProductsPlan(dtype, d, columns, stages, kept, threads) for threads, stages in sizes)
+    plans = (ProductsPlan(dtype, d, columns, stages, multiplier, threads) for threads, stages in sizes)
     return next((plan for plan in plans if plan.shared_bytes <= shared_memory), None)
 
 
-def few_scale(norm: float) -> float:
-    """Return the power of two that few features are scaled by; `norm` is what no row's norm exceeds."""
-    exponent = _FEW_NORM - ceil(log2(norm)) if 0 < norm < inf else 0
-    return float(2.0 ** min(max(exponent, -MOST_EXPONENT), MOST_EXPONENT))
+def few_scale(norm: float, dtype: str = "float32", *, warpgroups: bool = False) -> float:
+    """Return the power of two that few features of `dtype` are scaled by; `norm` is what no row's norm exceeds."""
+    target = _NORM_AS_IT_LIES if warpgroups else _FEW_NORM
+    most = _MOST_SCALE if warpgroups and dtype == "float16" else MOST_EXPONENT
+    exponent = target - ceil(log2(norm)) if 0 < norm < inf else 0
+    return float(2.0 ** min(max(exponent, -MOST_EXPONENT), most))

@@ -80,10 +80,13 @@ __device__ __forceinline__ int nearest_of_row(const T* row, const float* mean, c
 }
 
 // What the warps of a block do with their tiles: `body` of a tile's first row. `between` is called by all threads of the
-// block, before any warp has more than kTurns tiles since the last time. There are fewer than 2³² rows.
-template <int kTile, int kWarps, int kTurns, typename Between, typename Body>
+// block, before any warp has more than kTurns tiles since the last time. kTogether warps, neighbours, have as many tiles as
+// each other, of which the last may begin past the end. That is below 2³², wherever they begin.
+template <int kTile, int kWarps, int kTurns, int kTogether = 1, typename Between, typename Body>
 __device__ __forceinline__ void each_tile(unsigned n, Between between, Body body) {
-  const unsigned tiles = n / kTile + (n % kTile != 0), together = gridDim.x * kWarps;
+  static_assert(kWarps % kTogether == 0, "warps that go together are of one block");
+  const unsigned whole = n / kTile + (n % kTile != 0), tiles = (whole + kTogether - 1) / kTogether * kTogether;
+  const unsigned together = gridDim.x * kWarps;
   unsigned tile = blockIdx.x * kWarps + threadIdx.x / 32;
   for (unsigned begin = blockIdx.x * kWarps; begin < tiles; begin += kTurns * together) {
     if (begin >= kTurns * together) between();
@@ -92,7 +95,7 @@ __device__ __forceinline__ void each_tile(unsigned n, Between between, Body body
   }
 }
 
-// The rows of a warp that wait to be settled. Between two settlings, no more than kTile come. If `keeps`, registers hold
+// The rows of a warp that wait to be settled. Between two settlings, no more than kTile come (or 32, if all are settled). If `keeps`, registers hold
 // what places are computed from (simt::kept).
 template <typename Item, int kTile, bool keeps = false>
 class Queue {

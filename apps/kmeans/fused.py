@@ -46,8 +46,8 @@ T = TypeVar("T")
 
 #: Bytes of X below which the labels are left to `CublasEngine`: they follow scikit-learn's own rounding there.
 LEAST_BYTES = 32 << 20
-# What 32 bits number, and what a row's norm is summed over in float32 (shadow.cuh).
-_MOST_SAMPLES, _MOST_FEATURES = 2**32 - 1, 2**18
+# What 32 bits number, with a warpgroup's tiles past the end; and what a row's norm is summed over in float32 (shadow.cuh).
+_MOST_SAMPLES, _MOST_FEATURES = 2**32 - 128, 2**18
 _LEAST_CAPABILITY = 8.0
 _HALVES = ("float16", "bfloat16")
 # The square of the mean beside that of the spread, up to which halves are not centred.
@@ -322,8 +322,7 @@ class FusedEngine(CublasEngine):
         if self._found is None:
             self.moments()
         X = self.rows_on_gpu
-        room = self.gpu.shared_memory_per_block
-        plan = few_plan(self.n_features, k, X.dtype.name, *norms_of(self), room)
+        plan = few_plan(self.n_features, k, X.dtype.name, *norms_of(self), self.gpu)
         served = plan is not None and integers_of(self).digits == NARROW and X.data.ptr % ALIGNMENT == 0
         return plan if served else None
 

@@ -7,7 +7,14 @@ import numpy as np
 
 from host_cuda.fused_kmeans import BLOCKS, H200, Iterations
 from host_cuda.tall_skinny import build_each
-from tsapps.apps.kmeans.few_plan import FEW_ROUNDING, PRODUCTS, few_scale, products_plan
+from tsapps.apps.kmeans.few_plan import (
+    FEW_ROUNDING,
+    PARTS_ROUNDING,
+    PRODUCTS,
+    Multiplier,
+    few_scale,
+    products_plan,
+)
 from tsapps.apps.kmeans.fused_plan import tensor_error
 from tsapps.kernels.plan import ELEMENT
 
@@ -15,14 +22,17 @@ from tsapps.kernels.plan import ELEMENT
 KINDS = [("float32", 2, False), ("float16", 2, False), ("bfloat16", 2, False)]
 #: Features and clusters: rows of every alignment, part of a product and several, one to eight blocks of centres.
 SHAPES = [(1, 1), (3, 9), (5, 20), (8, 33), (14, 2), (16, 16), (20, 40), (32, 64), (33, 16), (64, 64)]
-#: Those of 16-bit data.
+#: Those of 16-bit data, and by warpgroups.
 HALF_SHAPES = [(5, 20), (16, 16), (32, 64), (64, 64)]
-#: Threads of a block, so few that a warp has several tiles; and the rows that a sum has digits for.
-THREADS, MOST_ADDED = 64, 32768
+WARPGROUP_SHAPES = [(1, 1), (5, 20), (14, 2), (16, 16), (24, 40), (32, 64), (64, 64), (100, 9), (128, 16)]
+#: Threads of a block, so few that a warp has several tiles: of warps, and of warpgroups; and the rows that a sum has
+#: digits for.
+THREADS, WARPGROUP_THREADS, MOST_ADDED = 64, 128, 32768
 
 
-def chosen(d, k, dtype, **changed):
-    return replace(products_plan(d, k, dtype, H200.shared_memory_per_block), threads=THREADS, **changed)
+def chosen(d, k, dtype, warpgroups=False, **changed):
+    plan = products_plan(d, k, dtype, H200.shared_memory_per_block, warpgroups=warpgroups)
+    return replace(plan, threads=WARPGROUP_THREADS if warpgroups else THREADS, **changed)
 
 
 def least_added(plan):
@@ -37,13 +47,17 @@ def every_plan():
     # What is in registers elsewhere, and the other way round.
     for d, k in ((16, 16), (32, 64)):
         plan = chosen(d, k, "float32")
-        plans += [replace(plan, kept=not plan.kept), *(replace(plan, stages=stages) for stages in (2, 3, 4))]
+        plans += [replace(plan, multiplier=Multiplier.WARPS)]
+        plans += [replace(plan, stages=stages) for stages in (2, 3, 4)]
     flushed = [(chosen(d, k, "float32"), None) for d, k in ((3, 9), (16, 16), (64, 64))]
+    by_warpgroups = [(d, k, dtype, True) for d, k in WARPGROUP_SHAPES for dtype in ("float16", "bfloat16")]
+    plans += [chosen(*one) for one in by_warpgroups]
+    flushed += [(chosen(*one), None) for one in by_warpgroups[-2:]]
     return [(plan, most or least_added(plan)) for plan, most in [*((plan, MOST_ADDED) for plan in plans), *flushed]]
 
 
 def name_of(plan, most_added):
-    numbers = plan.features, plan.columns, plan.stages, int(plan.kept), most_added
+    numbers = plan.features, plan.columns, plan.stages, plan.multiplier.value, most_added
     return "_".join(["products", plan.dtype, *map(str, numbers)])
 
 
@@ -75,16 +89,20 @@ class ProductsIterations(Iterations):
 
     columns = 8
 
-    def __init__(self, X, k, kind, mean=None, flushes=False, blocks=BLOCKS, **changed):
+    def __init__(self, X, k, kind, mean=None, flushes=False, blocks=BLOCKS, warpgroups=False, **changed):
         super().__init__(X, k, kind, None, mean)
         assert self.digits == 2
-        plan = self.plan = chosen(self.d, k, self.dtype, **changed)
+        plan = self.plan = chosen(self.d, k, self.dtype, warpgroups, **changed)
         self.blocks, self.most_added = blocks, least_added(plan) if flushes else MOST_ADDED
         norm = float(np.linalg.norm(self.largest.astype(np.float64)))
-        self.scale, self.padded = few_scale(norm), plan.padded
+        if warpgroups:
+            norm += float(np.linalg.norm(self.mean.astype(np.float64)))
+        self.scale, self.padded = few_scale(norm, self.dtype, warpgroups=warpgroups), plan.padded
         self.reach = 1.000001 * self.scale * norm
         exact = self.X.itemsize == 2 and not self.mean.any()
-        self.rounding = 0.0 if exact else FEW_ROUNDING
+        self.lost = tensor_error(self.padded), 0.0 if exact else FEW_ROUNDING
+        if warpgroups:
+            self.lost = tensor_error(2 * self.padded), PARTS_ROUNDING[self.dtype]
         self.counts = np.zeros(0, np.uint32)
         self.labels = self.labels.astype(np.int8)
 
@@ -95,7 +113,7 @@ class ProductsIterations(Iterations):
         # Past the last centre, where the GPU's memory is zero.
         self.halves[self.k :] = 0
         given = self.halves, self.offsets, self.extremes, self.mean, scales
-        bounds = self.scale, self.reach, tensor_error(self.padded), self.rounding
+        bounds = self.scale, self.reach, *self.lost
         of = np.array((*(one.ctypes.data for one in given), *bounds), PRODUCTS)
         state = self.labels, self.sums, moved, self.stopped
         name = name_of(self.plan, self.most_added)

@@ -4,10 +4,12 @@ import numpy as np
 import oracle
 import pytest
 from host_cuda import harness
-from host_cuda.few_products import HALF_SHAPES, KINDS, SHAPES, ProductsIterations
+from host_cuda.few_products import HALF_SHAPES, KINDS, SHAPES, WARPGROUP_SHAPES, ProductsIterations
 from host_cuda.fused_kmeans import blobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from tsapps.apps.kmeans.few_plan import Multiplier
 
 
 def test_by_hand():
@@ -59,10 +61,27 @@ def test_labels_and_sums(d, k, away, rng):
 def test_halves(d, k, kind, centred, rng):
     X, centers = blobs(700, d, k, rng)
     of = ProductsIterations(X, k, kind, X.mean(axis=0) if centred else None)
-    assert (of.rounding == 0) != centred
+    assert (of.lost[1] == 0) != centred
     for now in (centers - of.mean, centers[::-1] - of.mean):
         of.iterate(now)
         of.assert_right(now)
+
+
+@pytest.mark.parametrize("away", [0.0, 3.0, 100.0], ids=lambda away: f"{away:g} away")
+@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
+@pytest.mark.parametrize(("d", "k"), WARPGROUP_SHAPES)
+def test_warpgroups(d, k, kind, away, rng):
+    X, centers = blobs(1500, d, k, rng, apart=1.0)
+    X, centers = X + away, centers + away
+    mean = X.mean(axis=0) if away else None
+    of = ProductsIterations(X, k, kind, mean, warpgroups=True)
+    for step, scale in enumerate((0, 0.05, 0.5)):
+        now = centers - of.mean + scale * rng.standard_normal(centers.shape)
+        before = of.labels.copy()
+        moved = of.iterate(now)
+        of.assert_right(now)
+        assert moved == np.count_nonzero(before != of.labels)
+        assert step or moved == of.n
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind[0])
@@ -78,7 +97,7 @@ def test_few_rows_are_in_doubt(d, k, kind, rng):
     assert 0 < np.count_nonzero(of.labels != right) < 0.05 * of.n
 
 
-@pytest.mark.parametrize("changed", [{}, {"kept": False}, {"stages": 2}], ids=str)
+@pytest.mark.parametrize("changed", [{}, {"multiplier": Multiplier.WARPS}, {"stages": 2}], ids=str)
 @pytest.mark.parametrize("n", [1, 31, 32, 33, 64, 127, 128, 129, 768, 769])
 def test_the_last_rows(n, changed, rng):
     X, centers = blobs(n, 16, 16, rng)
@@ -89,7 +108,7 @@ def test_the_last_rows(n, changed, rng):
         assert of.iterate(centers) == 0
 
 
-@pytest.mark.parametrize("changed", [{"kept": False}, {"stages": 3}, {"stages": 4}], ids=str)
+@pytest.mark.parametrize("changed", [{"multiplier": Multiplier.WARPS}, {"stages": 3}, {"stages": 4}], ids=str)
 def test_every_plan(changed, rng):
     X, centers = blobs(1100, 32, 64, rng)
     of = ProductsIterations(X, 64, KINDS[0], **changed)

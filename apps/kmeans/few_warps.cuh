@@ -1,0 +1,140 @@
+// The scores of few features by the tensor cores of each warp (mma), of rows rounded to float16; see few_products.cuh.
+//
+//   a warp's tile, 32 rows,             columns 0 … 15        16 … 31       a lane (g, t) = (lane / 4, lane % 4) loads columns
+//   in its ring (tile_ring.cuh)         t=0 t=1 t=2 t=3    t=0 t=1 …        4·t … 4·t + 3 of each 16, of rows g and g + 8: the
+//     rows g                            ███ ███ ███ ███    ███ ███ …        quad reads a row, the warp eight. The product takes
+//     rows g + 8                        ███ ███ ███ ███    ███ ███ …        them for columns 2·t, 2·t + 1, 2·t + 8 and 2·t + 9;
+//     rows g + 16, g + 24               ███ ███ ███ ███    ███ ███ …        centres likewise
+//
+// With x̂ and ĉ rounded to float16, n = ‖x̂‖ and a the most that is lost next to zero,
+//
+//   |x·c − x̂·ĉ| ≤ (ρ n / (1 − ρ) + a) C + n δ,   ρ = 2⁻¹¹, or 0 of data that float16 holds,   a = √d 2⁻²⁵
+//
+// and the tensor cores lose what nearest_of_many.cuh says. X is scaled for no row's norm to exceed 2¹⁰. On the benchmark's
+// data 0.3 to 1.2 % of the rows are compared with their candidates, 16 × 16, and 0.7 to 2.5 %, 32 × 64. (With one bound for
+// all rows, of the largest norm there is, it would be five times as many.)
+//
+// Why it is fast: centres that are few stay in registers, and the norms of rows come from the product too. Of 32 × 64, a row
+// takes 456 lane instructions with its label, of 16 × 16 242, as compiled for sm_90a (424 by multiply-adds).
+#pragma once
+#include "apps/kmeans/few_centres.cuh"
+#include "apps/kmeans/few_rows.cuh"
+
+namespace kmeans {
+
+// Four columns of a row, from column 16 · `step` + `mine` on; zero past the last.
+template <int kFeatures, typename T>
+__device__ __forceinline__ void load_four(const unsigned char* row, int swizzle, int step, int mine, T (&to)[4]) {
+  constexpr int kWide = few_wide<T, kFeatures, 4>();
+#pragma unroll
+  for (int i = 0; i < 4; i += kWide) {
+    simt::Vector<T, kWide> some = {};
+    const int column = 16 * step + mine + i;
+    if (16 * step + 16 <= kFeatures || column < kFeatures) {
+      some = *reinterpret_cast<const simt::Vector<T, kWide>*>(row + (column * (int)sizeof(T) ^ swizzle));
+    }
+#pragma unroll
+    for (int e = 0; e < kWide; ++e) to[i + e] = some.at[e];
+  }
+}
+
+// ‖x̂‖² of row g + 8·half. Eight rows are a matrix's rows and another's columns in the same registers, so that it is on the
+// diagonal of their product.
+template <int kSteps>
+__device__ __forceinline__ float square_norm(const unsigned (&a)[kSteps][4], int half) {
+  const int g = threadIdx.x % 32 / 4;
+  float squares[4] = {};
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s) {
+    const unsigned b[2] = {a[s][half], a[s][half + 2]};
+    ptx::mma_m16n8k16_f16(squares, a[s], b);
+  }
+  return simt::shuffle(g % 2 ? squares[2 * half + 1] : squares[2 * half], 4 * g + g / 2);
+}
+
+// Which of a lane's scores of row g + 8·half can be the best: bit 2·j + i for column 8·j + 2·t + i, below others.
+template <int kColumns>
+__device__ __forceinline__ unsigned candidates_of(const float (&scores)[kColumns][4], int half, float twice_error) {
+  const auto most = [](int a, int b) { return b > a ? b : a; };
+  int best = 0;
+#pragma unroll
+  for (int j = 0; j < kColumns; ++j) {
+    best = most(most(best, __float_as_int(scores[j][2 * half])), __float_as_int(scores[j][2 * half + 1]));
+  }
+  best = most(best, simt::shuffle_xor(best, 1));
+  best = most(best, simt::shuffle_xor(best, 2));
+  const float threshold = fmaf(__int_as_float(best), -kLarge, twice_error) - kLeast;
+  float sum = kNoBits;
+#pragma unroll
+  for (int j = 0; j < kColumns; ++j)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      sum = fmaf(__saturatef(fmaf(scores[j][2 * half + i], kLarge, threshold)), (float)(1 << (2 * j + i)), sum);
+    }
+  return __float_as_uint(sum);
+}
+
+template <typename T, int kFeatures, int kColumns, bool kKept>
+class WarpScores {
+ public:
+  static constexpr int kSteps = (kFeatures + 15) / 16;
+  static constexpr int kTogether = 1;  // warps that multiply together
+  static constexpr int kBytes = Centres<kSteps, kColumns, kKept>::kBytes;
+
+  __device__ WarpScores(const Products& of, const float*, int, void* shared)
+      : centres_(of, shared), bound_(few_bound(of, kFeatures)), scale_(of.scale) {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int column = 16 * s + 4 * (threadIdx.x % 4) + e;
+        shift_[s][e] = column < kFeatures ? -of.mean[column] * of.scale : 0.0f;
+      }
+  }
+
+  // The candidates of a tile's rows: of row g + 8·i, this lane's 16 bits.
+  template <typename Ring>
+  __device__ __forceinline__ void find(const Ring& ring, unsigned (&bits)[4]) const {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      unsigned a[kSteps][4];
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) {
+          const int row = 16 * b + 8 * half + g;
+          T raw[4];
+          load_four<kFeatures, T>(ring.row(row), Ring::swizzle(row), s, 4 * t, raw);
+          float x[4];
+#pragma unroll
+          for (int e = 0; e < 4; ++e) x[e] = fmaf(tsm2::Element<T>::value(raw[e]), scale_, shift_[s][e]);
+          a[s][half] = ptx::to_halves(x[0], x[1]);
+          a[s][half + 2] = ptx::to_halves(x[2], x[3]);
+        }
+      float scores[kColumns][4];
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) centres_.begin(j, scores[j]);
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s)
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) centres_.multiply(j, s, a[s], scores[j]);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float norm = ptx::square_root(square_norm<kSteps>(a, half));
+        const float twice_error = fmaf(norm, bound_.of_norm, bound_.always);
+        bits[2 * b + half] = candidates_of<kColumns>(scores, half, twice_error);
+      }
+      // For the scores of no more blocks to be in registers at a time.
+      if (kColumns > 2) __syncwarp();
+    }
+  }
+
+ private:
+  const Centres<kSteps, kColumns, kKept> centres_;
+  const Bound bound_;
+  const float scale_;
+  float shift_[kSteps][4];
+};
+
+}  // namespace kmeans
