@@ -50,8 +50,8 @@ TSA_PTX void fewer_registers() {
 // was stored: async_fence by those who stored it, then a barrier. What is begun is a group from wgmma_commit on; until
 // wgmma_wait (for all groups but the `pending` latest), their d is not read, and B not written.
 //
-// With A in shared memory too, as B is, of halves, and 104 to 200 columns: matrices are named by matrix_at, and matrix_after
-// of one is so many bytes after it. The registers of d, if they were written, pass wgmma_fence first.
+// With A in shared memory too, as B is, of 16 bits: matrices are named by matrix_at, and matrix_after of one is so many bytes
+// after it. Of up to 64 columns, or (of halves) 104 to 200. The registers of d, if they were written, pass wgmma_fence first.
 template <typename T>
 inline constexpr bool is_half = false;
 template <>
@@ -104,7 +104,7 @@ inline void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b) 
 inline const unsigned char* matrix_at(const void* shared) { return static_cast<const unsigned char*>(shared); }
 inline const unsigned char* matrix_after(const unsigned char* matrix, int bytes) { return matrix + bytes; }
 
-template <bool clears, int blocks>
+template <bool clears, typename T = Half, int blocks>
 inline void wgmma(float (&d)[blocks][4], const unsigned char* a, const unsigned char* b) {
   cuda_host::check_aligned(a, 16, "wgmma");
   cuda_host::check_aligned(b, 16, "wgmma");
@@ -120,8 +120,8 @@ inline void wgmma(float (&d)[blocks][4], const unsigned char* a, const unsigned 
       if (clears) work.d[i / 4][i % 4] = 0;
       for (int k = 0; k < 16; ++k) {
         const int within = k / 8 * 64 + k % 8;
-        work.d[i / 4][i % 4] += cuda_host::half_value(work.a[row / 8 * 128 + row % 8 * 8 + within]) *
-                                cuda_host::half_value(work.b[column / 8 * 128 + column % 8 * 8 + within]);
+        const T x{work.a[row / 8 * 128 + row % 8 * 8 + within]}, y{work.b[column / 8 * 128 + column % 8 * 8 + within]};
+        work.d[i / 4][i % 4] += to_float(x) * to_float(y);
       }
     }
   });
@@ -222,6 +222,8 @@ TSA_PTX unsigned long long matrix_at(const void* shared) {
   return ((unsigned)__cvta_generic_to_shared(shared) & 0x3ffffu) >> 4 | 8ull << 16 | 16ull << 32;
 }
 
+TSA_PTX unsigned long long matrix_after(unsigned long long matrix, int bytes) { return matrix + (bytes >> 4); }
+
 template <bool clears, typename T, int blocks>
 TSA_PTX void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b) {
   static_assert(1 <= blocks && blocks <= 8, "8 to 64 columns");
@@ -245,17 +247,38 @@ TSA_PTX void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b)
   }
 }
 
-TSA_PTX unsigned long long matrix_after(unsigned long long matrix, int bytes) { return matrix + (bytes >> 4); }
+#define TSA_SHARED_WGMMA(blocks, n, rest)                                                                                 \
+  if constexpr (is_half<T>)                                                                                              \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32.f16.f16 {" TSA_NAMES_##blocks "}, " rest ", 1, 1, 0, 0;" \
+                 : TSA_SUMS_##blocks                                                                                     \
+                 : "l"(a), "l"(b), "n"(!clears));                                                                        \
+  else                                                                                                                   \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" TSA_NAMES_##blocks "}, " rest               \
+                 ", 1, 1, 0, 0;"                                                                                         \
+                 : TSA_SUMS_##blocks                                                                                     \
+                 : "l"(a), "l"(b), "n"(!clears))
 
-#define TSA_SHARED_WGMMA(blocks, n, rest)                                                                               \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32.f16.f16 {" TSA_NAMES_##blocks "}, " rest ", 1, 1, 0, 0;" \
-               : TSA_SUMS_##blocks                                                                                     \
-               : "l"(a), "l"(b), "n"(!clears))
-
-template <bool clears, int blocks>
+template <bool clears, typename T = Half, int blocks>
 TSA_PTX void wgmma(float (&d)[blocks][4], unsigned long long a, unsigned long long b) {
-  static_assert(blocks % 3 == 1 && 13 <= blocks && blocks <= 25, "104, 128, 152, 176 or 200 columns");
-  if constexpr (blocks == 13) {
+  static_assert(blocks <= 8 || (is_half<T> && blocks % 3 == 1 && 13 <= blocks && blocks <= 25),
+                "8 to 64 columns, or 104, 128, 152, 176 or 200 of halves");
+  if constexpr (blocks == 1) {
+    TSA_SHARED_WGMMA(1, "8", "%4, %5, %6");
+  } else if constexpr (blocks == 2) {
+    TSA_SHARED_WGMMA(2, "16", "%8, %9, %10");
+  } else if constexpr (blocks == 3) {
+    TSA_SHARED_WGMMA(3, "24", "%12, %13, %14");
+  } else if constexpr (blocks == 4) {
+    TSA_SHARED_WGMMA(4, "32", "%16, %17, %18");
+  } else if constexpr (blocks == 5) {
+    TSA_SHARED_WGMMA(5, "40", "%20, %21, %22");
+  } else if constexpr (blocks == 6) {
+    TSA_SHARED_WGMMA(6, "48", "%24, %25, %26");
+  } else if constexpr (blocks == 7) {
+    TSA_SHARED_WGMMA(7, "56", "%28, %29, %30");
+  } else if constexpr (blocks == 8) {
+    TSA_SHARED_WGMMA(8, "64", "%32, %33, %34");
+  } else if constexpr (blocks == 13) {
     TSA_SHARED_WGMMA(13, "104", "%52, %53, %54");
   } else if constexpr (blocks == 16) {
     TSA_SHARED_WGMMA(16, "128", "%64, %65, %66");

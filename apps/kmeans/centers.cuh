@@ -51,19 +51,36 @@ __device__ __forceinline__ OfCentre block_sum(OfCentre mine) {
   return mine;
 }
 
-// `op` over the threads of a block, in an order that is always the same; for all of them.
-template <typename Op>
-__device__ __forceinline__ double over_block(double mine, Op op) {
-  __shared__ double of_warp[kCentreThreads / 32];
+template <int count>
+struct Doubles {
+  double at[count];
+};
+
+// `op` (of which number, and two of them) over the threads of a block, in an order that is always the same; for all of them.
+template <int count, typename Op>
+__device__ __forceinline__ Doubles<count> over_block(Doubles<count> mine, Op op) {
+  __shared__ Doubles<count> of_warp[kCentreThreads / 32];
+  const auto take = [&](const Doubles<count>& other) {
 #pragma unroll
-  for (int bits = 16; bits > 0; bits /= 2) mine = op(mine, simt::shuffle_xor(mine, bits));
+    for (int i = 0; i < count; ++i) mine.at[i] = op(i, mine.at[i], other.at[i]);
+  };
+#pragma unroll
+  for (int bits = 16; bits > 0; bits /= 2) {
+    Doubles<count> other;
+#pragma unroll
+    for (int i = 0; i < count; ++i) other.at[i] = simt::shuffle_xor(mine.at[i], bits);
+    take(other);
+  }
   __syncthreads();  // what was here has been read
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
   __syncthreads();
   mine = of_warp[0];
-  for (int warp = 1; warp < kCentreThreads / 32; ++warp) mine = op(mine, of_warp[warp]);
+#pragma unroll
+  for (int warp = 1; warp < kCentreThreads / 32; ++warp) take(of_warp[warp]);
   return mine;
 }
+
+__device__ __forceinline__ double most_of(int, double a, double b) { return b > a ? b : a; }
 
 // Where centres in float16 go: `padded` columns a row, or slabs, of which there is one more, for −‖c‖²/2 (slabs.cuh).
 struct Halves {
@@ -94,16 +111,11 @@ __device__ __forceinline__ void place(double c, float scale, ptx::Half* half, Of
   found.lost += lost * lost;
 }
 
-// Of the centres that are not left out; by a block.
-__device__ __forceinline__ void put_together(const OfCentre* found, int k, float reach, float* offsets,
+// Of the centres that are not left out, where `least` is the least square norm of all; by a block.
+__device__ __forceinline__ void put_together(const OfCentre* found, int k, double least, float reach, float* offsets,
                                              const Halves& halves, Extremes* extremes) {
-  const auto least_of = [](double a, double b) { return b < a ? b : a; };
-  const auto most_of = [](double a, double b) { return b > a ? b : a; };
   const double far = 16.1 * reach * reach;  // norms of rows are of what was rounded
-  double least = kInfinity, square = 0, lost = 0, some = 0;
-#pragma unroll 4
-  for (int j = threadIdx.x; j < k; j += blockDim.x) least = least_of(least, found[j].square);
-  least = over_block(least, least_of);
+  double square = 0, lost = 0, some = 0;
 #pragma unroll 4
   for (int j = threadIdx.x; j < k; j += blockDim.x) {
     // What is no number is far.
@@ -114,12 +126,11 @@ __device__ __forceinline__ void put_together(const OfCentre* found, int k, float
       some = 1;
       continue;
     }
-    square = most_of(square, found[j].square);
-    lost = most_of(lost, found[j].lost);
+    square = most_of(0, square, found[j].square);
+    lost = most_of(0, lost, found[j].lost);
   }
-  square = over_block(square, most_of);
-  lost = over_block(lost, most_of);
-  some = over_block(some, most_of);
+  const Doubles<3> most = over_block(Doubles<3>{square, lost, some}, most_of);
+  square = most.at[0], lost = most.at[1], some = most.at[2];
   if (threadIdx.x != 0) return;
   // Rounded up; an infinity stays one.
   const float norm = (float)(sqrt(square) * 1.000001), of_lost = (float)(sqrt(lost) * 1.000001);
@@ -145,19 +156,23 @@ __global__ void __launch_bounds__(kCentreThreads, 4) place_centers(const Work* c
     if (j < k) found[j] = mine;
     set_offset(offsets, halves, j, j < k ? -(float)(mine.square / 2) : -kInfinity);
   }
-  if (simt::last_to_arrive(arrived, gridDim.x)) put_together(found, k, reach, offsets, halves, extremes);
+  if (!simt::last_to_arrive(arrived, gridDim.x)) return;
+  const auto least_of = [](int, double a, double b) { return b < a ? b : a; };
+  double least = kInfinity;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < k; i += blockDim.x) least = least_of(0, least, found[i].square);
+  put_together(found, k, over_block(Doubles<1>{least}, least_of).at[0], reach, offsets, halves, extremes);
 }
 
 // What has moved, after the shifts of all centres were found; by a block, the last of its iteration.
 __device__ __forceinline__ void follow(const Motion& motion, const OfCentre* found, int k, double scale) {
-  const auto most_of = [](double a, double b) { return b > a ? b : a; };
   double movement = 0;
   for (int j = threadIdx.x; j < k; j += blockDim.x) {
     const double mine = sqrt(found[j].shift) * scale * (1 + 1.0 / (1 << 18)) + 1e-18;
     motion.moved[j] += mine;
-    movement = most_of(movement, mine);
+    movement = most_of(0, movement, mine);
   }
-  movement = over_block(movement, most_of);
+  movement = over_block(Doubles<1>{movement}, most_of).at[0];
   const double most = motion.watch->most + movement;
   for (int j = threadIdx.x; j < k; j += blockDim.x) motion.limits[j] = limit_of(motion.moved[j], most);
   __syncthreads();  // the last sum has been read
@@ -203,18 +218,18 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long
     set_offset(offsets, halves, j, -(float)(mine.square / 2));
   }
   if (!simt::last_to_arrive(arrived, gridDim.x)) return;
-  const auto sum_of = [](double a, double b) { return a + b; };
-  double shift = 0, potential = 0, empty = 0;
+  double shift = 0, potential = 0, empty = 0, least = kInfinity;
 #pragma unroll 4
   for (int i = threadIdx.x; i < k; i += blockDim.x) {
     shift += found[i].shift;
     potential += found[i].potential;
     if (sums[(long long)i * (d + 1) + d] == 0) empty = 1;
+    if (found[i].square < least) least = found[i].square;
   }
-  shift = over_block(shift, sum_of);
-  potential = over_block(potential, sum_of);
-  empty = over_block(empty, sum_of);
-  put_together(found, k, reach, offsets, halves, extremes);
+  const auto op = [](int i, double a, double b) { return i < 2 ? a + b : i == 2 ? (b > a ? b : a) : b < a ? b : a; };
+  const Doubles<4> of_all = over_block(Doubles<4>{shift, potential, empty, least}, op);
+  shift = of_all.at[0], potential = of_all.at[1], empty = of_all.at[2];
+  put_together(found, k, of_all.at[3], reach, offsets, halves, extremes);
   if (motion.watch != nullptr) follow(motion, found, k, scale);
   if (threadIdx.x == 0) {
     const bool stops = empty != 0 || *moved == 0 || shift <= tolerance;

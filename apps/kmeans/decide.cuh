@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(256, 3) decide(const Rows<T, Work> rows, const
         }
       });
       if ((int)lane != one) continue;
-      const int bit = bit_of_centre(label);
+      const int bit = bit_of_centre((unsigned)label);
       mine.low = bit < 32 ? 1u << bit : 0;
       mine.high = bit < 32 ? 0 : 1u << (bit - 32);
       list[begin + lane] = mine;

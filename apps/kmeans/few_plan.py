@@ -168,11 +168,15 @@ class ProductsPlan:
         of 32 rows, 64 and 128.
         """
         ring = self.stages * (self.features * ITEMSIZE[self.dtype] + 1)
-        parts = {Multiplier.WARPS_KEEPING: 0, Multiplier.WARPS: 1, Multiplier.WARPGROUPS: 2}[self.multiplier]
-        centres = self.columns * (64 + parts * 16 * self.padded)
+        centres = self.columns * {
+            Multiplier.WARPS_KEEPING: 64,
+            Multiplier.WARPS: 64 + 16 * self.padded,
+            Multiplier.WARPGROUPS: 16 * (2 * self.padded + 16),
+        }[self.multiplier]
+        centres += 2048 if self.multiplier is Multiplier.WARPGROUPS else 0
         width = 4 << ceil(log2(-(-self.features // 4)))
         sums = 8 * self.columns * 4 * (2 * max(width, 32) + 32) + 8 * width
-        return self.threads * ring + centres + sums + self.threads // 32 * ((32 + 64) * 16 + 128 * 8)
+        return self.threads * ring + centres + sums + self.threads // 32 * (32 * 8 + 64 * 16 + 128 * 8)
 
     @property
     def kernel(self) -> str:

@@ -22,14 +22,9 @@
 
 namespace kmeans {
 
-// A row that moves, and waits: where the clusters' sums begin, negative if there are none.
-struct alignas(8) Leaving {
-  unsigned row;
-  short from, to;
-};
-
-// Rows of a tile that move from which on they are read from shared memory.
-constexpr int kMany = 12;
+// Rows of a tile that move from which on they are read from shared memory: where few rows are added at a time, rather at once.
+template <int kTogether>
+constexpr int kMany = kTogether <= 2 ? kTogether : 12;
 
 // What multiplies: each warp, with the centres in its registers or in shared memory; or warpgroups.
 enum class Multiplier { kWarpsKeeping, kWarps, kWarpgroups };
@@ -55,13 +50,17 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
   // A warp asks for the sums to be flushed when it has moved half of its share; it has at most 62 rows waiting.
   constexpr int kShare = kMostAdded / kWarps / 2, kTiles = (kShare - 62) / kTile;
   static_assert(kTiles >= 1, "the digits of one tile would overflow");
-  if (*stopped) return;
   using Ring = TileRing<T, kFeatures, kTile, kStages, 16 * (int)sizeof(T)>;
   using Scores = typename ScoresBy<kBy, T, kFeatures, kColumns>::Type;
   using Sums = ColumnSums<T, kFeatures>;
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   Ring ring(X, labels, n, shared);
   shared += kWarps * Ring::kBytes;
+  // The first tiles come while centres are made ready.
+  const unsigned together = gridDim.x * kThreads, own = blockIdx.x * kThreads + threadIdx.x / 32 * 32;
+#pragma unroll
+  for (int stage = 0; stage + 1 < kStages; ++stage) ring.ask(own + stage * together);
+  const bool stops = *stopped;
   const Scores scores(of, centers, k, shared);
   shared += Scores::kBytes;
   const Sums here(sums, shared, 8 * kColumns, k, of.mean, of.scales);
@@ -69,17 +68,21 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
   // Of a tile, rows that move are settled at once if they are many. Few wait, with those that were decided.
   Queue<Moving, 0> moving(shared);
   Queue<Entry, kTile> doubtful(shared + kWarps * moving.kBytes);
-  Queue<Leaving, 3 * kTile> leaving(shared + kWarps * (moving.kBytes + doubtful.kBytes));
+  Queue<Moving, 3 * kTile> leaving(shared + kWarps * (moving.kBytes + doubtful.kBytes));
+  if (stops) {
+    ptx::cp_async_wait<0>();
+    return;
+  }
   __syncthreads();
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   unsigned changed = 0, added = 0;
-  const auto move = [&](const Moving* rows, int count) {
-    here.move(rows, count);
+  const auto move = [&](const auto& from, const Moving* rows, int count) {
+    here.move(from, rows, count);
     changed += count;
     added += count;
   };
   const auto decide = [&](const Entry* items, int count) {
-    Leaving one = {};
+    Moving one = {};
     if (lane < count) {
       const Entry entry = items[lane];
       const T* row = X + (long long)entry.row * kFeatures;
@@ -95,9 +98,6 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
       added = 0;
     }
   };
-  const unsigned together = gridDim.x * kThreads, own = blockIdx.x * kThreads + threadIdx.x / 32 * 32;
-#pragma unroll
-  for (int stage = 0; stage + 1 < kStages; ++stage) ring.ask(own + stage * together);
   each_tile<kTile, kWarps, kTiles, Scores::kTogether>((unsigned)n, flush, [&](unsigned first) {
     // A warpgroup's last tiles may have none.
     const unsigned left = Scores::kTogether == 1 || first < (unsigned)n ? (unsigned)n - first : 0;
@@ -114,8 +114,8 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
       const int to = moves ? first_centre(found.low, found.high) : 0;
       if (moves) labels[first + mine] = (Label)to;
       const short from_place = (short)here.place(label), to_place = (short)here.place(to);
-      if (__popc(__ballot_sync(simt::every_lane, moves)) >= kMany) {
-        moving.add(moves, {ring.row(mine), Ring::swizzle(mine), from_place, to_place});
+      if (__popc(__ballot_sync(simt::every_lane, moves)) >= kMany<Sums::kTogether>) {
+        moving.add(moves, {mine, from_place, to_place});
       } else {
         leaving.add(moves, {first + mine, from_place, to_place});
       }
@@ -124,12 +124,8 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
     // The last of a warp's tiles leaves nothing.
     const bool more = left > together;
     doubtful.drain(more ? 32 : 1, decide);
-    do {
-      moving.take(1, move);
-    } while (leaving.take(more ? 32 : 1, [&](const Leaving* items, int count) {
-      const Leaving one = items[lane < count ? lane : 0];
-      moving.add(lane < count, {X + (long long)one.row * kFeatures, 0, one.from, one.to});
-    }));
+    moving.take(1, [&](const Moving* rows, int count) { move(ring, rows, count); });
+    leaving.drain(more ? 32 : 1, [&](const Moving* rows, int count) { move(X, rows, count); });
   });
   here.flush();
   if (lane == 0 && changed) atomicAdd(moved, changed);

@@ -40,6 +40,21 @@ __device__ __forceinline__ void load_row(const void* row, int swizzle, T (&to)[k
   }
 }
 
+// Four columns of a row, from `column` on; zero past the last, unless they are `all` there.
+template <int kFeatures, bool all, typename T>
+__device__ __forceinline__ void load_four(const unsigned char* row, int swizzle, int column, T (&to)[4]) {
+  constexpr int kWide = few_wide<T, kFeatures, 4>();
+#pragma unroll
+  for (int i = 0; i < 4; i += kWide) {
+    simt::Vector<T, kWide> some = {};
+    if (all || column + i < kFeatures) {
+      some = *reinterpret_cast<const simt::Vector<T, kWide>*>(row + ((column + i) * (int)sizeof(T) ^ swizzle));
+    }
+#pragma unroll
+    for (int e = 0; e < kWide; ++e) to[i + e] = some.at[e];
+  }
+}
+
 // ‖x − c‖² in Sum of a row of X, by one thread, in the order of features.
 template <typename Sum, int kFeatures, typename T>
 __device__ __forceinline__ Sum square_distance(const T* row, const float* mean, const float* center) {

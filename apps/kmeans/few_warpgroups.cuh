@@ -3,7 +3,8 @@
 //   rows       a warp's tile in its ring, as in few_warps.cuh: the 8 bytes that a lane loads are words of the product's left
 //              operand, of which each warp of a warpgroup has 16 rows; the warpgroup's four tiles are multiplied together
 //   centres    in two parts of X's type, c·s² ≈ high + low, in shared memory by fragments: part, step s, eight centres j
-//   scores     begin with a level − (mean·c + ‖c‖²/2)·s², so that nothing is subtracted from rows
+//   offsets    a level − (mean·c + ‖c‖²/2)·s², so that nothing is subtracted from rows: in three parts, one step more, of
+//              which the left operand is constant (`weight`), and in shared memory too
 //
 // s is the power of two by which no row's norm n, with the mean in it, exceeds `norm`. What the parts leave of a centre is
 // 2⁻²² of it in float16, 2⁻¹⁸ in bfloat16, and 2⁻²⁵ at most next to zero in float16:
@@ -14,8 +15,7 @@
 //
 // Why it is fast: no element is converted, no norm is needed, and a warpgroup has 128 rows multiplied by all centres by a few
 // instructions, which read centres from shared memory for four warps at once. What is left is a maximum and two multiply-adds
-// of each score: a row of 64 features and 64 clusters takes 400 lane instructions, where few_warps.cuh takes 1,000. While a
-// warp looks at the scores of 16 rows, the next 16 are multiplied.
+// of each score: 32 rows of 64 features and 64 clusters take a warp 400 instructions, where few_warps.cuh takes 1,000.
 #pragma once
 #include "apps/kmeans/few_warps.cuh"
 #include "kernels/warpgroup.cuh"
@@ -27,55 +27,74 @@ class WarpgroupScores {
  public:
   static constexpr int kSteps = (kFeatures + 15) / 16, kParts = 2;
   static constexpr int kTogether = 4;  // warps that multiply together
-  static constexpr int kBytes = kColumns * (kParts * kSteps * 256 + 64);
+  static constexpr int kBytes = (kParts * kSteps + 1) * kColumns * 256 + 64 * 16 * (int)sizeof(T);
 
   __device__ WarpgroupScores(const Products& of, const float* centers, int k, void* shared)
-      : fragments_(static_cast<const unsigned char*>(shared)), offsets_(reinterpret_cast<const float4*>(fragments_ + kOffsets)) {
+      : fragments_(static_cast<const unsigned char*>(shared)), weights_(fragments_ + 4 * word(kParts, 1, 0, 0)) {
+    const int lane = threadIdx.x % 32, t = lane % 4;
     const Extremes most = *of.extremes;
     // The norm of the mean is within that of rows.
     const float level = 1.01f * (2 * of.norm * most.norm + most.half_square);
     auto* words = static_cast<unsigned*>(shared);
-    for (int i = threadIdx.x; i < 32 * kSteps * kColumns; i += blockDim.x) {
-      const int lane = i % 32, j = i / 32 % kColumns, s = i / 32 / kColumns;
-      const int centre = 8 * j + lane / 4, column = 16 * s + 4 * (lane % 4);
-      const bool used = centre < k && of.offsets[centre] > -kInfinity;
+    const auto pair = [](T lower, T upper) { return lower.bits | (unsigned)upper.bits << 16; };
+    // A warp has eight centres: a lane some columns of one, and in the end a pair of its offset's parts. All that is loaded is
+    // on its way before anything is waited for.
+    for (int j = threadIdx.x / 32; j < kColumns; j += blockDim.x / 32) {
+      const int centre = 8 * j + lane / 4;
+      const float found = of.offsets[centre];
+      float c[kSteps][4] = {}, mean[kSteps][4];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        T high[2], low[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int at = column + 2 * half + e;
-          const float c = used && at < kFeatures ? centers[centre * kFeatures + at] * of.scale * of.scale : 0.0f;
-          high[e] = tsm2::Element<T>::from(c);
-          low[e] = tsm2::Element<T>::from(c - tsm2::Element<T>::value(high[e]));
-        }
-        words[word(0, s, j, half) + lane] = high[0].bits | (unsigned)high[1].bits << 16;
-        words[word(1, s, j, half) + lane] = low[0].bits | (unsigned)low[1].bits << 16;
+      for (int s = 0; s < kSteps; ++s) {
+        const auto load = [&](const float* row, float (&to)[4]) {
+          load_four<kFeatures, 16 * kSteps == kFeatures>(reinterpret_cast<const unsigned char*>(row), 0, 16 * s + 4 * t, to);
+        };
+        if (centre < k) load(centers + centre * kFeatures, c[s]);
+        load(of.mean, mean[s]);
       }
-    }
-    auto* offsets = reinterpret_cast<float*>(static_cast<unsigned char*>(shared) + kOffsets);
-    for (int centre = threadIdx.x / 32; centre < 8 * kColumns; centre += blockDim.x / 32) {
-      const bool used = centre < k && of.offsets[centre] > -kInfinity;
+      const bool used = centre < k && found > -kInfinity;
       double sum = 0;
-      for (int i = threadIdx.x % 32; used && i < kFeatures; i += 32) {
-        const double c = centers[centre * kFeatures + i];
-        sum += c * (c / 2 + of.mean[i]);
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        T high[4], low[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float one = used ? c[s][e] : 0.0f, scaled = one * of.scale * of.scale;
+          sum += (double)one * ((double)one / 2 + mean[s][e]);
+          high[e] = tsm2::Element<T>::from(scaled);
+          low[e] = tsm2::Element<T>::from(scaled - tsm2::Element<T>::value(high[e]));
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          words[word(0, s, j, half) + lane] = pair(high[2 * half], high[2 * half + 1]);
+          words[word(1, s, j, half) + lane] = pair(low[2 * half], low[2 * half + 1]);
+        }
       }
-      sum = simt::warp_sum(sum);
-      // Of rows g and g + 8.
-      if (threadIdx.x % 32 < 2) {
-        offsets[centre / 2 * 4 + threadIdx.x % 32 * 2 + centre % 2] = used ? (float)(level - (double)of.scale * of.scale * sum) : -kInfinity;
+      sum += simt::shuffle_xor(sum, 1);
+      sum += simt::shuffle_xor(sum, 2);
+      float rest = used ? (float)(level - (double)of.scale * of.scale * sum) : -kInfinity;
+      T parts[4] = {};
+#pragma unroll
+      for (int part = 0; part < 3; ++part) {
+        parts[part] = tsm2::Element<T>::from(rest / weight(part));
+        rest = used ? rest - tsm2::Element<T>::value(parts[part]) * weight(part) : 0.0f;
       }
+      words[word(kParts, 0, j, 0) + lane] = t == 0 ? pair(parts[0], parts[1]) : t == 1 ? pair(parts[2], parts[3]) : 0u;
+      words[word(kParts, 0, j, 1) + lane] = 0;
+    }
+    // Of a row, 16 weights: eight rows' first halves, then their second.
+    for (int i = threadIdx.x; i < 64 * 16; i += blockDim.x) {
+      const int part = i % 8;
+      reinterpret_cast<T*>(words + word(kParts, 1, 0, 0))[i] = tsm2::Element<T>::from(i / 64 % 2 == 0 && part < 3 ? weight(part) : 0.0f);
     }
     ptx::async_fence();
-    constexpr bool kHalf = ptx::is_half<T>;
     const float rounding = of.rounding + of.tensor_error + 1.0f / (1 << 22);
     const float least = kHalf ? sqrtf((float)kFeatures) / (1 << 25) * of.norm / of.scale : 0.0f;
     const float error = of.norm * most.norm * rounding + level * (of.tensor_error + 1.0f / (1 << 22)) + least;
     // A centre that is infinite in float16 has no scores.
     const bool fits = of.norm * most.norm + most.half_square <= (float)(1 << 26) &&
                       (!kHalf || most.norm * of.scale <= (float)(1 << 15));
-    twice_error_ = (fits ? 2.002f * kLarge : kInfinity - kInfinity) * (error + 1.0f / (1ull << 40));
+    // What three parts leave next to zero, and kLeast.
+    twice_error_ = (fits ? 2.002f * kLarge : kInfinity - kInfinity) * (error + (kHalf ? 0x1p-34f : 0.0f) + 0x1p-40f);
   }
 
   // The candidates of a tile's rows: of row g + 8·i, this lane's 16 bits.
@@ -92,11 +111,17 @@ class WarpgroupScores {
   }
 
  private:
-  static constexpr int kOffsets = kColumns * kParts * kSteps * 256;
+  static constexpr bool kHalf = ptx::is_half<T>;
   // Blocks of 16 rows that are multiplied at the same time: two, where registers have room for them.
   static constexpr int kAtOnce = 8 * (kColumns + kSteps) <= 64 ? 2 : 1;
 
-  // Where the words of a fragment begin: of rows 2·t and 2·t + 1 of step s, or (`half`) of 2·t + 8 and 2·t + 9.
+  // What a part of an offset is multiplied by: float16 has few exponents. Each leaves 2⁻¹¹ of what it is of, or 2⁻⁸.
+  __device__ static constexpr float weight(int part) {
+    return !kHalf ? 1.0f : part == 0 ? (float)(1 << 12) : part == 1 ? 2.0f : 1.0f / (1 << 10);
+  }
+
+  // Where the words of a fragment begin: of rows 2·t and 2·t + 1 of step s, or (`half`) of 2·t + 8 and 2·t + 9. Past the
+  // centres' parts is the step of the offsets.
   __device__ static constexpr int word(int part, int s, int j, int half) {
     return ((part * kSteps + s) * kColumns + j) * 64 + half * 32;
   }
@@ -112,17 +137,12 @@ class WarpgroupScores {
       for (int s = 0; s < kSteps; ++s) {
         const int row = 16 * b + 8 * half + g;
         T raw[4];
-        load_four<kFeatures, T>(ring.row(row), Ring::swizzle(row), s, 4 * t, raw);
+        load_four<kFeatures, 16 * kSteps == kFeatures>(ring.row(row), Ring::swizzle(row), 16 * s + 4 * t, raw);
         a[0][s][half] = raw[0].bits | (unsigned)raw[1].bits << 16;
         a[0][s][half + 2] = raw[2].bits | (unsigned)raw[3].bits << 16;
       }
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) {
-      const float4 two = offsets_[4 * j + t];
-      scores[j][0] = two.x, scores[j][1] = two.y, scores[j][2] = two.z, scores[j][3] = two.w;
-    }
     ptx::wgmma_fence(a);
-    ptx::wgmma_fence(scores);
+    ptx::wgmma<true, T>(scores, ptx::matrix_at(weights_), ptx::matrix_at(fragments_ + 4 * word(kParts, 0, 0, 0)));
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
 #pragma unroll
@@ -140,8 +160,7 @@ class WarpgroupScores {
     second = candidates_of<kColumns>(scores, 1, twice_error_);
   }
 
-  const unsigned char* const fragments_;
-  const float4* const offsets_;
+  const unsigned char *const fragments_, *const weights_;
   float twice_error_;
 };
 

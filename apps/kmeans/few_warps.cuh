@@ -22,22 +22,6 @@
 
 namespace kmeans {
 
-// Four columns of a row, from column 16 · `step` + `mine` on; zero past the last.
-template <int kFeatures, typename T>
-__device__ __forceinline__ void load_four(const unsigned char* row, int swizzle, int step, int mine, T (&to)[4]) {
-  constexpr int kWide = few_wide<T, kFeatures, 4>();
-#pragma unroll
-  for (int i = 0; i < 4; i += kWide) {
-    simt::Vector<T, kWide> some = {};
-    const int column = 16 * step + mine + i;
-    if (16 * step + 16 <= kFeatures || column < kFeatures) {
-      some = *reinterpret_cast<const simt::Vector<T, kWide>*>(row + (column * (int)sizeof(T) ^ swizzle));
-    }
-#pragma unroll
-    for (int e = 0; e < kWide; ++e) to[i + e] = some.at[e];
-  }
-}
-
 // ‖x̂‖² of row g + 8·half. Eight rows are a matrix's rows and another's columns in the same registers, so that it is on the
 // diagonal of their product.
 template <int kSteps>
@@ -105,7 +89,7 @@ class WarpScores {
         for (int s = 0; s < kSteps; ++s) {
           const int row = 16 * b + 8 * half + g;
           T raw[4];
-          load_four<kFeatures, T>(ring.row(row), Ring::swizzle(row), s, 4 * t, raw);
+          load_four<kFeatures, 16 * kSteps == kFeatures>(ring.row(row), Ring::swizzle(row), 16 * s + 4 * t, raw);
           float x[4];
 #pragma unroll
           for (int e = 0; e < 4; ++e) x[e] = fmaf(tsm2::Element<T>::value(raw[e]), scale_, shift_[s][e]);

@@ -30,7 +30,9 @@ struct alignas(16) Entry {
 };
 
 __device__ __forceinline__ int centre_of_bit(int bit) { return bit % 16 / 2 * 8 + bit / 16 * 2 + bit % 2; }
-__device__ __forceinline__ int bit_of_centre(int centre) { return centre % 8 / 2 * 16 + centre / 8 * 2 + centre % 2; }
+__device__ __forceinline__ int bit_of_centre(unsigned centre) {
+  return (int)(centre % 8 / 2 * 16 + centre / 8 * 2 + centre % 2);
+}
 // The first of some candidates.
 __device__ __forceinline__ int first_centre(unsigned low, unsigned high) {
   return centre_of_bit(low ? __ffs(low) - 1 : 31 + __ffs(high));
@@ -42,7 +44,7 @@ struct Candidates {
 
   // Whether there is one, and it is the row's label.
   __device__ __forceinline__ bool is(int label) const {
-    const unsigned long long one = 1ull << (bit_of_centre(label) & 63);
+    const unsigned long long one = 1ull << (bit_of_centre((unsigned)label) & 63);
     return (label >= 0) & (low == (unsigned)one) & (high == (unsigned)(one >> 32));
   }
 };

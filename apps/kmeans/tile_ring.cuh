@@ -65,8 +65,8 @@ class TileRing {
 
   // Of the tile that was waited for: a row, and what to combine, by exclusive or, with a byte's place in it.
   __device__ __forceinline__ const unsigned char* row(int row) const { return own_ + now_ + row * kRow; }
-  __device__ static __forceinline__ int swizzle(int row) {
-    return kTurns > 1 ? row / kBefore % kTurns * kTogether : 0;
+  __device__ static __forceinline__ int swizzle(unsigned row) {
+    return kTurns > 1 ? (int)(row / kBefore % kTurns * kTogether) : 0;
   }
 
   __device__ __forceinline__ const Label* labels() const { return reinterpret_cast<const Label*>(own_ + now_ + kTileBytes); }
