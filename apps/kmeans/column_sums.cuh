@@ -100,10 +100,10 @@ class ColumnSums {
   class Turns {
    public:
     __device__ __forceinline__ void load(const unsigned char* row, int swizzle, int column) {
-      load_four<kFeatures, kWidth == kFeatures>(row, swizzle, column, at_);
+      load_four<kFeatures, kWidth == kFeatures ? Past::kNone : Past::kAny>(row, swizzle, column, at_);
     }
 
-    // As integers of `turned` columns: those of row q.
+    // As integers; of the columns' means and scales, `of_column` has those of the turns of row q.
     __device__ __forceinline__ void to_integers(int q, const float2 (&of_column)[4], int (&numbers)[4]) const {
       float x[4];
       if constexpr (sizeof(T) == 2) {
@@ -141,8 +141,8 @@ class ColumnSums {
   __device__ __noinline__ static void move_rows(const T* X, int tile, int items, int count, int columns) {
     unsigned char* const shared = simt::dynamic_shared<unsigned char>();
     const auto* rows = reinterpret_cast<const Moving*>(shared + items);
-    // Of rows that come from far more are on their way; of long ones, for which there are few warps, too.
-    constexpr int kAtOnce = kTogether == 1 ? 4 : kOfX && kTogether < 16 ? 8 / (int)sizeof(T) : 1;
+    // Of rows that come from far more are on their way.
+    constexpr int kAtOnce = kOfX && kTogether < 16 ? 8 / (int)sizeof(T) : 1;
     const int lane = threadIdx.x % 32, v = lane % kLanes, q = lane / kLanes;
     float2 of_column[4];
     unsigned* of_turn[4];

@@ -48,15 +48,15 @@ _FOUR_ROWS, _FEW_BYTES = 4, 72 * 1024
 _MORE_THREADS, _CLUSTERS_OF_MORE = 640, 16
 # The bytes of a row that waits with its elements (kShort).
 _SHORT = 16
-# The exponents of the norm that the largest row of few features is scaled to, by warps and by warpgroups; and the largest
-# of the scale by warpgroups, whose square a centre is multiplied by (few_warpgroups.cuh): float16 then has room for it.
+# The exponents of the norm that the largest row of few features is scaled to, by warps and by warpgroups; and the most of
+# the scale by warpgroups, whose square a centre is multiplied by (few_warpgroups.cuh): float16 then has room for it.
 _FEW_NORM, _NORM_AS_IT_LIES, _MOST_SCALE = 10, 6, 7
 # Features and elements of centres from which on tensor cores were faster, though rows that move cost more there; and
 # the most features, by the bytes of one: of more, an iteration reads less of X's copy.
 _LEAST_FOR_PRODUCTS, _LEAST_ELEMENTS = 5, 288
 _MOST_FOR_PRODUCTS = {4: 32, 2: 64}
-# Of warpgroups, which take 16 bits: the most features, and the norm of the mean beside the largest of what is left of rows.
-_MOST_FOR_WARPGROUPS, _MOST_MEAN = 128, 16.0
+# The norm of the mean, beside the largest of what is left of rows, up to which warpgroups multiply rows as they are.
+_MOST_MEAN = 16.0
 # Steps of the product of which few_warps.cuh has room for the centres in registers, beside a tile's scores.
 _STEPS_KEPT = 2
 # The threads of a block, those that are better first; and the most stages of a warp's ring in few_products.cuh.
@@ -168,12 +168,12 @@ class ProductsPlan:
         of 32 rows, 64 and 128.
         """
         ring = self.stages * (self.features * ITEMSIZE[self.dtype] + 1)
-        centres = self.columns * {
-            Multiplier.WARPS_KEEPING: 64,
-            Multiplier.WARPS: 64 + 16 * self.padded,
-            Multiplier.WARPGROUPS: 16 * (2 * self.padded + 16),
+        centres = {
+            Multiplier.WARPS_KEEPING: 64 * self.columns,
+            Multiplier.WARPS: (64 + 16 * self.padded) * self.columns,
+            # Two parts, a step for offsets, and its 64 rows of weights.
+            Multiplier.WARPGROUPS: 16 * (2 * self.padded + 16) * self.columns + 64 * 32,
         }[self.multiplier]
-        centres += 2048 if self.multiplier is Multiplier.WARPGROUPS else 0
         width = 4 << ceil(log2(-(-self.features // 4)))
         sums = 8 * self.columns * 4 * (2 * max(width, 32) + 32) + 8 * width
         return self.threads * ring + centres + sums + self.threads // 32 * (32 * 8 + 64 * 16 + 128 * 8)
@@ -211,11 +211,10 @@ def few_plan(d: int, k: int, dtype: str, mean: float, norm: float, device: Devic
         plan = multiply_adds_plan(d, k, dtype, mean, norm, shared_memory)
         if plan is not None:
             return plan
-    if k > MOST_CLUSTERS:
+    if k > MOST_CLUSTERS or d > _MOST_FOR_PRODUCTS[ITEMSIZE[dtype]]:
         return None
-    if dtype in PARTS_ROUNDING and device.compute_capability == "9.0" and mean <= _MOST_MEAN * norm:
-        return products_plan(d, k, dtype, shared_memory, warpgroups=True) if d <= _MOST_FOR_WARPGROUPS else None
-    return products_plan(d, k, dtype, shared_memory) if d <= _MOST_FOR_PRODUCTS[ITEMSIZE[dtype]] else None
+    warpgroups = dtype in PARTS_ROUNDING and device.compute_capability == "9.0" and mean <= _MOST_MEAN * norm
+    return products_plan(d, k, dtype, shared_memory, warpgroups=warpgroups)
 
 
 def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float, shared_memory: int) -> FewPlan | None:
@@ -241,13 +240,11 @@ def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float, sha
     return next((plan for plan in plans if plan.shared_bytes <= shared_memory), None)
 
 
-def products_plan(
-    d: int, k: int, dtype: str, shared_memory: int, *, warpgroups: bool = False
-) -> ProductsPlan | None:
-    """Return how few_products.cuh computes an iteration; for up to 64 clusters and 64 features, 128 by warpgroups.
+def products_plan(d: int, k: int, dtype: str, shared_memory: int, *, warpgroups: bool = False) -> ProductsPlan | None:
+    """Return how few_products.cuh computes an iteration; for up to 64 features and 64 clusters.
 
     `shared_memory` is what a block may have, in bytes: as many warps as registers allow for come first, then stages.
-    None where there is too little.
+    None where there is too little. `warpgroups` take 16 bits.
     """
     columns, steps = -(-k // 8), -(-d // 16)
     by_warps = Multiplier.WARPS_KEEPING if steps <= _STEPS_KEPT else Multiplier.WARPS

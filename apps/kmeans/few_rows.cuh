@@ -40,15 +40,20 @@ __device__ __forceinline__ void load_row(const void* row, int swizzle, T (&to)[k
   }
 }
 
-// Four columns of a row, from `column` on; zero past the last, unless they are `all` there.
-template <int kFeatures, bool all, typename T>
+// What load_four gives of columns past the last, where there may be any: zero, or what the row has elsewhere.
+enum class Past { kNone, kZero, kAny };
+
+// Four columns of a row, from `column` on.
+template <int kFeatures, Past past, typename T>
 __device__ __forceinline__ void load_four(const unsigned char* row, int swizzle, int column, T (&to)[4]) {
   constexpr int kWide = few_wide<T, kFeatures, 4>();
 #pragma unroll
   for (int i = 0; i < 4; i += kWide) {
     simt::Vector<T, kWide> some = {};
-    if (all || column + i < kFeatures) {
-      some = *reinterpret_cast<const simt::Vector<T, kWide>*>(row + ((column + i) * (int)sizeof(T) ^ swizzle));
+    const bool there = past == Past::kNone || column + i < kFeatures;
+    if (past == Past::kAny || there) {
+      const int at = there ? column + i : 0;
+      some = *reinterpret_cast<const simt::Vector<T, kWide>*>(row + (at * (int)sizeof(T) ^ swizzle));
     }
 #pragma unroll
     for (int e = 0; e < kWide; ++e) to[i + e] = some.at[e];

@@ -46,7 +46,7 @@ class WarpgroupScores {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
         const auto load = [&](const float* row, float (&to)[4]) {
-          load_four<kFeatures, 16 * kSteps == kFeatures>(reinterpret_cast<const unsigned char*>(row), 0, 16 * s + 4 * t, to);
+          load_four<kFeatures, kWhole ? Past::kNone : Past::kZero>(reinterpret_cast<const unsigned char*>(row), 0, 16 * s + 4 * t, to);
         };
         if (centre < k) load(centers + centre * kFeatures, c[s]);
         load(of.mean, mean[s]);
@@ -111,7 +111,7 @@ class WarpgroupScores {
   }
 
  private:
-  static constexpr bool kHalf = ptx::is_half<T>;
+  static constexpr bool kHalf = ptx::is_half<T>, kWhole = 16 * kSteps == kFeatures;
   // Blocks of 16 rows that are multiplied at the same time: two, where registers have room for them.
   static constexpr int kAtOnce = 8 * (kColumns + kSteps) <= 64 ? 2 : 1;
 
@@ -137,7 +137,8 @@ class WarpgroupScores {
       for (int s = 0; s < kSteps; ++s) {
         const int row = 16 * b + 8 * half + g;
         T raw[4];
-        load_four<kFeatures, 16 * kSteps == kFeatures>(ring.row(row), Ring::swizzle(row), 16 * s + 4 * t, raw);
+        // Centres are zero past the last column, and X is finite.
+        load_four<kFeatures, kWhole ? Past::kNone : Past::kAny>(ring.row(row), Ring::swizzle(row), 16 * s + 4 * t, raw);
         a[0][s][half] = raw[0].bits | (unsigned)raw[1].bits << 16;
         a[0][s][half + 2] = raw[2].bits | (unsigned)raw[3].bits << 16;
       }

@@ -6,7 +6,7 @@ Those are decided in float64 from X itself, and rows whose label changes move fr
 iteration reads half of float32's bytes and a quarter of float64's; labels are the float64 arg-min; and sums are
 integers, the same bits on every run. `fused_step.py` has the kernels of every kind: of few centres, and of many. Few
 features and few centres are multiplied from X itself, in the time of reading it: in float32 (`few_features.cuh`), or
-as float16 by tensor cores, with the same bound (`few_products.cuh`).
+by tensor cores, with the same kind of bound (`few_products.cuh`): as float16, or 16 bits as they lie.
 
 What it cannot do it leaves to `CublasEngine`: many centres on GPUs other than Hopper's, X that does not fit the GPU,
 and small data, where scikit-learn's own rounding decides.
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 #: Bytes of X below which the labels are left to `CublasEngine`: they follow scikit-learn's own rounding there.
 LEAST_BYTES = 32 << 20
-# What 32 bits number, with a warpgroup's tiles past the end; and what a row's norm is summed over in float32 (shadow.cuh).
+# What 32 bits number, with a warpgroup's tiles past the end; what a row's norm is summed over in float32 (shadow.cuh).
 _MOST_SAMPLES, _MOST_FEATURES = 2**32 - 128, 2**18
 _LEAST_CAPABILITY = 8.0
 _HALVES = ("float16", "bfloat16")

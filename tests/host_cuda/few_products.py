@@ -24,7 +24,7 @@ KINDS = [("float32", 2, False), ("float16", 2, False), ("bfloat16", 2, False)]
 SHAPES = [(1, 1), (3, 9), (5, 20), (8, 33), (14, 2), (16, 16), (20, 40), (32, 64), (33, 16), (64, 64)]
 #: Those of 16-bit data, and by warpgroups.
 HALF_SHAPES = [(5, 20), (16, 16), (32, 64), (64, 64)]
-WARPGROUP_SHAPES = [(1, 1), (5, 20), (14, 2), (16, 16), (24, 40), (32, 64), (64, 64), (100, 9), (128, 16)]
+WARPGROUP_SHAPES = [(1, 1), (5, 20), (14, 2), (16, 16), (24, 40), (32, 64), (40, 33), (64, 64)]
 #: Threads of a block, so few that a warp has several tiles: of warps, and of warpgroups; and the rows that a sum has
 #: digits for.
 THREADS, WARPGROUP_THREADS, MOST_ADDED = 64, 128, 32768
@@ -52,7 +52,7 @@ def every_plan():
     flushed = [(chosen(d, k, "float32"), None) for d, k in ((3, 9), (16, 16), (64, 64))]
     by_warpgroups = [(d, k, dtype, True) for d, k in WARPGROUP_SHAPES for dtype in ("float16", "bfloat16")]
     plans += [chosen(*one) for one in by_warpgroups]
-    flushed += [(chosen(*one), None) for one in by_warpgroups[-2:]]
+    flushed += [(chosen(*one), None) for one in by_warpgroups[-4:]]
     return [(plan, most or least_added(plan)) for plan, most in [*((plan, MOST_ADDED) for plan in plans), *flushed]]
 
 

@@ -8,7 +8,7 @@ import pytest
 from sklearn.datasets import make_blobs
 
 from tsapps.apps.kmeans.choose import open_engine
-from tsapps.apps.kmeans.few_plan import ALIGNMENT, multiply_adds_plan, products_plan
+from tsapps.apps.kmeans.few_plan import ALIGNMENT, Multiplier, multiply_adds_plan, products_plan
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
@@ -80,21 +80,52 @@ def test_labels_are_those_of_float64(n, d, k):
     assert (distances[np.arange(n), labels] <= distances.min(axis=1) * (1 + 1e-12)).all()
 
 
-@pytest.mark.parametrize("away", [0.0, 3.0])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("n", "d", "k"), [(300_001, 16, 20), (200_003, 64, 64), (150_001, 30, 40)])
-def test_halves(n, d, k, dtype, away):
+def halves(n, d, k, dtype, away=0.0):
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    X = blobs(n, d, k, away=away, spread=2.0).astype(dtype if dtype == "float16" else ml_dtypes.bfloat16)
-    few, shadowed = few_and_shadowed(X, k)
+    return blobs(n, d, k, away=away, spread=2.0).astype(dtype if dtype == "float16" else ml_dtypes.bfloat16)
+
+
+@pytest.mark.parametrize("away", [0.0, 3.0, 1e3])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("n", "d", "k"), [(300_001, 16, 20), (200_003, 64, 64), (150_001, 30, 40), (100_000, 63, 9)])
+def test_halves(n, d, k, dtype, away):
+    few, shadowed = few_and_shadowed(halves(n, d, k, dtype, away), k)
     assert type(few[3]).__name__ == "FewProducts"
     for ours, theirs in zip(few[:3], shadowed[:3], strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("changed", [{}, {"stages": 2}, {"threads": 128}, {"threads": 256, "stages": 2}], ids=str)
+def test_same_bits_by_warps_and_warpgroups(changed, dtype):
+    n, d, k = 400_003, 32, 48
+    X = halves(n, d, k, dtype)
+    engine = opened(X)
+    if engine.gpu.compute_capability != "9.0":
+        pytest.skip("needs warpgroups: a GPU of compute capability 9.0")
+    room, results = engine.gpu.shared_memory_per_block, []
+    for warpgroups in (False, True):
+        plan = products_plan(d, k, dtype, room, warpgroups=warpgroups)
+        assert (plan.multiplier is Multiplier.WARPGROUPS) == warpgroups
+        plan = replace(plan, **changed)
+        engine = opened(X)
+        engine._few_plan_for = lambda _, plan=plan: plan
+        with engine:
+            mean = oracle.host(engine.mean)
+        results.append(iterated(engine, X[:k].astype(np.float32) - mean, 6))
+    for ours, theirs in zip(*(result[:3] for result in results), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 @pytest.mark.parametrize(
     "changed",
-    [{"stages": 2}, {"stages": 3}, {"kept": False}, {"threads": 256, "blocks": 2, "stages": 2}, {"threads": 96}],
+    [
+        {"stages": 2},
+        {"stages": 3},
+        {"multiplier": Multiplier.WARPS},
+        {"threads": 256, "blocks": 2, "stages": 2},
+        {"threads": 96},
+    ],
     ids=str,
 )
 def test_same_bits_by_every_plan(changed):

@@ -9,6 +9,7 @@ from host_cuda import harness
 from tsapps.apps.kmeans.few_plan import (
     PRODUCTS,
     FewPlan,
+    Multiplier,
     ProductsPlan,
     few_plan,
     few_scale,
@@ -20,7 +21,8 @@ from tsapps.kernels.build import build
 from tsapps.kernels.device import KNOWN
 
 ARCHITECTURES = ["sm_80", "sm_90a", "sm_100a"]
-ROOM = KNOWN["H200"].shared_memory_per_block
+H200, A100 = KNOWN["H200"], KNOWN["A100"]
+ROOM = H200.shared_memory_per_block
 FOLDER = harness.ROOT / "apps" / "kmeans"
 
 
@@ -44,8 +46,23 @@ FOLDER = harness.ROOT / "apps" / "kmeans"
     ],
 )
 def test_what_is_chosen(d, k, dtype, found):
-    plan = few_plan(d, k, dtype, 0.0, 1.0, ROOM)
+    plan = few_plan(d, k, dtype, 0.0, 1.0, H200)
     assert plan is None if found is None else isinstance(plan, found)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "mean", "multiplier"),
+    [
+        (H200, "float32", 0.0, Multiplier.WARPS_KEEPING),
+        (H200, "float16", 0.0, Multiplier.WARPGROUPS),
+        (H200, "bfloat16", 16.0, Multiplier.WARPGROUPS),
+        # Scores of rows as they are would tell too few labels.
+        (H200, "bfloat16", 16.1, Multiplier.WARPS_KEEPING),
+        (A100, "float16", 0.0, Multiplier.WARPS_KEEPING),
+    ],
+)
+def test_who_multiplies(device, dtype, mean, multiplier):
+    assert few_plan(32, 32, dtype, mean, 1.0, device).multiplier is multiplier
 
 
 @pytest.mark.parametrize(
@@ -69,17 +86,17 @@ def test_multiply_adds(d, k, found):
 
 
 def test_few_features_about_a_mean_far_away_are_centred():
-    assert not few_plan(4, 16, "float32", 1.0, 1.0, ROOM).shifts
-    assert few_plan(4, 16, "float32", 1.1, 1.0, ROOM).shifts
+    assert not few_plan(4, 16, "float32", 1.0, 1.0, H200).shifts
+    assert few_plan(4, 16, "float32", 1.1, 1.0, H200).shifts
 
 
 def test_multiply_adds_by_hand():
-    plan = few_plan(4, 16, "float32", 0.0, 1.0, ROOM)
+    plan = few_plan(4, 16, "float32", 0.0, 1.0, H200)
     assert plan.kernel == "assign_rows<float, 4, 16, 4, false, 32, 2, 640, 1>"
     # Sums, two tiles of 128 rows and labels a warp, and 160 rows with their numbers and labels.
     assert plan.shared_bytes == 16 * 9 * 32 * 4 + 20 * 2 * 128 * 17 + 20 * 160 * 24
     assert [plan.grid(n, 132) for n in (1, 2560, 2561, 10**8)] == [1, 1, 2, 132]
-    plan = few_plan(4, 20, "float32", 0.0, 1.0, ROOM)
+    plan = few_plan(4, 20, "float32", 0.0, 1.0, H200)
     assert plan.kernel == "assign_rows<float, 4, 20, 4, false, 32, 3, 512, 1>"
     plan = multiply_adds_plan(16, 16, "float32", 0.0, 1.0, ROOM)
     assert plan.kernel == "assign_rows<float, 16, 16, 2, false, 32, 2, 512, 1>"
@@ -88,18 +105,24 @@ def test_multiply_adds_by_hand():
 
 
 def test_products_by_hand():
-    plan = few_plan(16, 32, "float32", 0.0, 1.0, ROOM)
-    assert plan.kernel == "assign_by_products<float, 16, 4, 4, true, 512, 1>"
+    plan = few_plan(16, 32, "float32", 0.0, 1.0, H200)
+    assert plan.kernel == "assign_by_products<float, 16, 4, 4, kmeans::Multiplier::kWarpsKeeping, 512, 1>"
     assert plan.padded == 16
     # Four tiles a warp; offsets, and means and scales; of each cluster two digits of 32 words and 32 counts; 16 queues.
-    assert plan.shared_bytes == 16 * 4 * 32 * 65 + 4 * 64 + 16 * 8 + 32 * 96 * 4 + 16 * 3 * 1024
+    queues = 32 * 8 + 64 * 16 + 128 * 8
+    assert plan.shared_bytes == 16 * 4 * 32 * 65 + 4 * 64 + 16 * 8 + 32 * 96 * 4 + 16 * queues
     assert [plan.grid(n, 132) for n in (1, 512, 513, 10**8)] == [1, 1, 2, 132]
-    plan = few_plan(40, 60, "bfloat16", 0.0, 1.0, ROOM)
-    assert plan.kernel == "assign_by_products<ptx::Bfloat16, 40, 8, 3, false, 512, 1>"
+    plan = few_plan(40, 60, "bfloat16", 0.0, 1.0, A100)
+    assert plan.kernel == "assign_by_products<ptx::Bfloat16, 40, 8, 2, kmeans::Multiplier::kWarps, 384, 1>"
     assert plan.padded == 48
     # And the centres: 64 of 48 elements. Digits are of 64 columns.
     of_clusters = 64 * 48 * 2 + 64 * 160 * 4
-    assert plan.shared_bytes == 16 * 3 * 32 * 81 + 8 * 64 + 64 * 8 + of_clusters + 16 * 3 * 1024
+    assert plan.shared_bytes == 12 * 2 * 32 * 81 + 8 * 64 + 64 * 8 + of_clusters + 12 * queues
+    plan = few_plan(40, 60, "bfloat16", 0.0, 1.0, H200)
+    assert plan.kernel == "assign_by_products<ptx::Bfloat16, 40, 8, 3, kmeans::Multiplier::kWarpgroups, 512, 1>"
+    # The centres in two parts and a step of offsets, and the 64 × 16 elements that those are multiplied by.
+    of_clusters = 64 * (2 * 48 + 16) * 2 + 64 * 16 * 2 + 64 * 160 * 4
+    assert plan.shared_bytes == 16 * 3 * 32 * 81 + 64 * 8 + of_clusters + 16 * queues
     assert PRODUCTS.itemsize == 56
 
 
@@ -118,14 +141,23 @@ def test_scale():
     assert few_scale(1e-30) == 2.0**96
 
 
-@pytest.mark.parametrize("device", ["A100", "H200"])
+def test_scale_by_warpgroups():
+    # A centre is multiplied by its square: float16 has room for 2⁷ · 2⁷ · ‖c‖, as long as ‖c‖ · 2⁷ is 2⁸ at most.
+    assert few_scale(1.0, "float16", warpgroups=True) == few_scale(1.0, "bfloat16", warpgroups=True) == 64.0
+    assert few_scale(1e-3, "float16", warpgroups=True) == 2.0**7
+    assert few_scale(1e-3, "bfloat16", warpgroups=True) == 2.0**15
+    assert few_scale(65504.0, "float16", warpgroups=True) == 2.0**-10
+
+
+@pytest.mark.parametrize("device", [A100, H200], ids=lambda device: device.name)
 def test_there_is_room(device):
     for dtype in ("float32", "bfloat16"):
         for d in range(1, 65):
             for k in range(1, MOST_CLUSTERS + 1):
-                room = KNOWN[device].shared_memory_per_block
-                plan = few_plan(d, k, dtype, 0.0, 1.0, room)
-                assert plan is None or plan.blocks * plan.shared_bytes <= room
+                plan = few_plan(d, k, dtype, 0.0, 1.0, device)
+                assert plan is None or plan.blocks * plan.shared_bytes <= device.shared_memory_per_block
+                # Whole warpgroups.
+                assert plan is None or plan.threads % 128 == 0
 
 
 def assert_no_spills(file, plans, arch, *more, but=0):
@@ -135,6 +167,7 @@ def assert_no_spills(file, plans, arch, *more, but=0):
     source = (FOLDER / file).read_text(encoding="utf-8")
     for kernel, used in build(source, [*threads, *more], arch).resources.items():
         assert max(used.stack, used.spill_stores, used.spill_loads) <= but, kernel
+        assert not used.waits, kernel
         assert -(-used.registers // 8) * 8 * threads.get(kernel, 128) <= 65_536, kernel
 
 
@@ -156,7 +189,13 @@ def test_products_compile_without_spills(d, arch):
     assert_no_spills("few_products.cuh", plans, arch, but=32 if d == 24 else 0)
 
 
+@pytest.mark.parametrize("d", [5, 16, 24, 32, 48, 64])
+def test_warpgroups_compile_without_spills(d):
+    plans = [products_plan(d, k, "float16", ROOM, warpgroups=True) for k in (16, 32, 64)]
+    assert_no_spills("few_products.cuh", plans, "sm_90a")
+
+
 def test_knobs_are_in_the_name():
-    plan = few_plan(16, 32, "float32", 0.0, 1.0, ROOM)
-    changed = [{"stages": 2}, {"kept": False}, {"threads": 256}, {"blocks": 2}]
+    plan = few_plan(16, 32, "float32", 0.0, 1.0, H200)
+    changed = [{"stages": 2}, {"multiplier": Multiplier.WARPS}, {"threads": 256}, {"blocks": 2}]
     assert len({plan.kernel, *(replace(plan, **one).kernel for one in changed)}) == 1 + len(changed)

@@ -84,6 +84,96 @@ def test_warpgroups(d, k, kind, away, rng):
         assert step or moved == of.n
 
 
+def test_warpgroups_by_hand():
+    # Rows lie where they are, far from zero beside how far they are from their mean.
+    X = np.zeros((5, 14))
+    X[:, 3] = [32, 33, 36, 35, 34]
+    mean = np.zeros(14)
+    mean[3] = 34
+    of = ProductsIterations(X, 2, ("float16", 2, False), mean, warpgroups=True)
+    centers = np.zeros((2, 14))
+    centers[:, 3] = -1.5, 1.5
+    # The last lies in the middle, and goes to the first.
+    assert of.iterate(centers) == 5
+    assert of.labels.tolist() == [0, 0, 1, 1, 0]
+    assert (of.sums[:, 3] / of.scales[3]).tolist() == [-3.0, 3.0]
+    assert of.sums[:, 14].tolist() == [3, 2]
+
+
+@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
+@pytest.mark.parametrize("n", [1, 33, 64, 127, 128, 129, 500, 768, 769])
+def test_the_last_rows_of_warpgroups(n, kind, rng):
+    X, centers = blobs(n, 16, 16, rng)
+    for blocks in (1, 3):
+        of = ProductsIterations(X, 16, kind, blocks=blocks, warpgroups=True)
+        assert of.iterate(centers) == n
+        of.assert_right(centers)
+        assert of.iterate(centers) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
+@pytest.mark.parametrize(("d", "k"), [(40, 33), (64, 64)])
+def test_sums_of_warpgroups_are_flushed(d, k, kind, rng):
+    X, centers = blobs(2500, d, k, rng)
+    of = ProductsIterations(X, k, kind, flushes=True, warpgroups=True)
+    for now in (centers, centers[::-1], centers + 1):
+        of.iterate(now)
+        of.assert_right(now)
+
+
+@pytest.mark.parametrize("magnitude", [2.0**-20, 2.0**-10, 1.0, 2.0**10])
+@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
+def test_any_magnitude_by_warpgroups(kind, magnitude, rng):
+    X, centers = blobs(900, 16, 16, rng)
+    of = ProductsIterations(X * magnitude, 16, kind, warpgroups=True)
+    for now in (centers * magnitude, centers[::-1] * magnitude):
+        of.iterate(now)
+        of.assert_right(now)
+
+
+@pytest.mark.parametrize("magnitude", [1e-27, 1e-18, 1e10, 1e18])
+def test_bfloat16_of_any_magnitude_by_warpgroups(magnitude, rng):
+    X, centers = blobs(900, 16, 16, rng)
+    of = ProductsIterations(X * magnitude, 16, KINDS[2], warpgroups=True)
+    for now in (centers * magnitude, centers[::-1] * magnitude):
+        of.iterate(now)
+        of.assert_right(now)
+
+
+@pytest.mark.parametrize("away", [30.0, 1e4, 1e30])
+@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
+def test_a_centre_far_away_by_warpgroups(kind, away, rng):
+    X, centers = blobs(900, 16, 16, rng)
+    X[5], centers[7] = 100.0, 100.0  # an outlier, and its cluster
+    centers[3] = away
+    of = ProductsIterations(X, 16, kind, warpgroups=True)
+    of.iterate(centers)
+    of.assert_right(centers)
+
+
+@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
+def test_no_centre_is_near_by_warpgroups(kind, rng):
+    X, centers = blobs(500, 14, 2, rng)
+    of = ProductsIterations(X, 2, kind, warpgroups=True)
+    for away in (1e3, 1e6, 1e12):
+        now = centers + away * np.eye(14)[0]
+        of.iterate(now)
+        of.assert_right(now)
+
+
+@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
+def test_rows_at_the_borders_by_warpgroups(kind, rng):
+    # Between two centres, or a place of the data's own type beside, where scores can hardly tell: none is mistaken.
+    centers = np.round(16 * rng.standard_normal((16, 16))).astype(np.float32) / 8
+    middles = (centers[:, np.newaxis] + centers).reshape(-1, 16) / 2
+    X = np.repeat(middles, 10, axis=0).astype(np.float32)
+    X += np.abs(X) * 2.0**-9 * rng.integers(-3, 4, X.shape)
+    of = ProductsIterations(X, 16, kind, warpgroups=True)
+    for now in (centers, centers * np.float32(1 + 2.0**-20)):
+        of.iterate(now)
+        of.assert_right(now)
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind[0])
 @pytest.mark.parametrize(("d", "k"), [(16, 16), (32, 64)])
 def test_few_rows_are_in_doubt(d, k, kind, rng):
@@ -292,18 +382,18 @@ def test_stops(rng):
 
 @settings(max_examples=40, deadline=None)
 @given(
-    shape=st.sampled_from(SHAPES),
+    shape=st.sampled_from([*((d, k, 0) for d, k in SHAPES), *((d, k, 1) for d, k in WARPGROUP_SHAPES)]),
     n=st.integers(1, 500),
     grain=st.sampled_from([None, 1.0, 0.25]),
     seed=st.integers(0, 2**16),
 )
 def test_any_data(shape, n, grain, seed):
-    d, k = shape
+    d, k, warpgroups = shape
     rng = np.random.default_rng(seed)
     X, centers = blobs(n, d, k, rng, apart=rng.choice([0.1, 1.0, 30.0]))
     if grain:  # many ties
         X, centers = np.round(X / grain) * grain, np.round(centers / grain) * grain
-    of = ProductsIterations(X, k, KINDS[0])
+    of = ProductsIterations(X, k, KINDS[1 + seed % 2 if warpgroups else 0], warpgroups=bool(warpgroups))
     with harness.schedule(seed=seed, copies="early" if seed % 2 else "late"):
         for now in (centers, centers[::-1].copy()):
             of.iterate(now)
