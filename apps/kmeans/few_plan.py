@@ -48,8 +48,8 @@ _FOUR_ROWS, _FEW_BYTES = 4, 72 * 1024
 _MORE_THREADS, _CLUSTERS_OF_MORE = 640, 16
 # The bytes of a row that waits with its elements (kShort).
 _SHORT = 16
-# The exponents of the norm that the largest row of few features is scaled to, by warps and by warpgroups; and the most of
-# the scale by warpgroups, whose square a centre is multiplied by (few_warpgroups.cuh): float16 then has room for it.
+# The exponents of the norm that the largest row of few features is scaled to, by warps and by warpgroups; and the most
+# of the scale by warpgroups, whose square a centre is multiplied by (few_warpgroups.cuh): float16 then has room for it.
 _FEW_NORM, _NORM_AS_IT_LIES, _MOST_SCALE = 10, 6, 7
 # Features and elements of centres from which on tensor cores were faster, though rows that move cost more there; and
 # the most features, by the bytes of one: of more, an iteration reads less of X's copy.
