@@ -265,7 +265,8 @@ def try_judged(cell: Cell, seed: int, _device: str) -> Counts:
     """
     rng, found = cell.generator(seed), Counts()
     calibrated = _calibrated(cell.dtype, "cpu")
-    bounds = thresholds.statistical(DEPTH, cell.n, cell.dtype, calibrated.error(DEPTH), calibrated.p)
+    error = calibrated.error(DEPTH)
+    bounds = thresholds.statistical(DEPTH, cell.n, cell.dtype, error, calibrated.p, products=calibrated.products)
     while found.clean < CLEAN / len(DISTRIBUTIONS) * cell.n:
         A, B = _operands(cell, _CLEAN_ROWS, rng)
         C = matmul(A, B).C
@@ -280,9 +281,9 @@ def _ratio(A: np.ndarray, B: np.ndarray, dtype: str, threshold: str | Calibratio
     some = A[:_LOOKED_AT]
     bounds = thresholds.proven(k, w, dtype)
     if isinstance(threshold, Calibration):
-        bounds = thresholds.statistical(k, w, dtype, threshold.error(k), threshold.p)
+        bounds = thresholds.statistical(k, w, dtype, threshold.error(k), threshold.p, products=threshold.products)
     exact, magnitude = product_cpu.exact_rows(some, B)
-    allowed = bounds.magnitude * magnitude + bounds.spread * product_cpu.walks(some, B)
+    allowed = bounds.magnitude * magnitude + bounds.spread * product_cpu.walks(some, B, bounds.products)
     return over_rounding(allowed, calibration.sums_of(some, B, dtype, None) - exact)
 
 

@@ -34,7 +34,7 @@ def measure(
     rows = min(_MOST_ROWS, _PRODUCTS // (k * COLUMNS_OF_C))
     A, B = draw(distribution, (rows, k), dtype, rng), draw(distribution, (k, COLUMNS_OF_C), dtype, rng)
     off = abs(calibration.sums_of(A, B, dtype, device) - product_cpu.exact_rows(A, B)[0])
-    allowed = bounds.spread * product_cpu.walks(A, B)
+    allowed = bounds.spread * product_cpu.walks(A, B, bounds.products)
     return over_rounding(allowed, off), int((off > allowed).sum()), off.size
 
 
@@ -52,8 +52,9 @@ def main() -> int:
     print("|---|--:|--:|" + "--:|" * (len(DISTRIBUTIONS) + 1))
     for dtype in options.dtype or DTYPES:
         for k in options.k or (64, 256, 1024, 4096):
-            error = calibrated_at(k, dtype, device, p=options.p, seed=options.seed).error(k)
-            bounds = thresholds.statistical(k, COLUMNS_OF_C, dtype, error, options.p)
+            calibrated = calibrated_at(k, dtype, device, p=options.p, seed=options.seed)
+            error = calibrated.error(k)
+            bounds = thresholds.statistical(k, COLUMNS_OF_C, dtype, error, options.p, products=calibrated.products)
             found = [measure(dtype, one, k, bounds, device, options.seed + 1) for one in DISTRIBUTIONS]
             ratios = " | ".join("–" if ratio is None else f"{ratio:.1f}" for ratio, _, _ in found)
             beyond = f"{sum(n for _, n, _ in found)} of {sum(n for _, _, n in found):,}"

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.abft import product_cpu
-from tsapps.apps.abft.thresholds import DTYPES, confidence, statistical, summed_unit
+from tsapps.apps.abft.thresholds import DTYPES, confidence, of_products, statistical, summed_unit
 from tsapps.kernels.build import cache_directory, write_whole
 from tsapps.kernels.device import file_name_of
 
@@ -45,10 +45,12 @@ __all__ = [
 
 #: The depths that are measured.
 DEPTHS = (16, 64, 256, 1024, 4096)
-# Of the file: 1 (which was not written in it) and 2 were of errors relative to other magnitudes.
-_VERSION = 3
+# Of the file: 1 (which was not written in it) to 3 were of errors relative to other magnitudes.
+_VERSION = 4
 # Columns of a product that is measured; how many elements say something of a distribution; and the tail's share.
 _COLUMNS, _FEWEST, _TAIL = 16, 64, 1 / 256
+# What the CPU is called.
+_CPU = "cpu"
 #: What is drawn: of mean zero, all positive, with a long tail, of wide range, mostly zero, and cancelling in pairs.
 _DISTRIBUTIONS: tuple[Callable[[np.random.Generator, tuple[int, int]], np.ndarray], ...] = (
     lambda rng, shape: rng.standard_normal(shape),
@@ -112,6 +114,11 @@ class Calibration:
     confidence: float
     depths: tuple[Depth, ...]
 
+    @property
+    def products(self) -> float:
+        """What a product adds to the walk that errors are relative to: ρ of thresholds.py."""
+        return of_products(self.dtype, on_gpu=self.device != _CPU)
+
     def error(self, k: int, *, own: bool = True) -> float:
         """Return e for sums of k products: of the next depth that was measured, or as √k beyond the last.
 
@@ -169,9 +176,9 @@ def calibrate(
 
 
 def _measured(dtype: str, device: int | None, k: int, level: float, rows: int, rng: np.random.Generator) -> Depth:
-    own, in_order = [], []
+    own, in_order, products = [], [], of_products(dtype, on_gpu=device is not None)
     for A, B in _operands(dtype, k, rows, rng):
-        exact, walks = product_cpu.exact_rows(A, B)[0], product_cpu.walks(A, B)
+        exact, walks = product_cpu.exact_rows(A, B)[0], product_cpu.walks(A, B, products)
         own.append(_relative_errors(sums_of(A, B, dtype, device), exact, walks, f"{dtype} on {_name(device)}"))
         if device is not None:
             in_order.append(_relative_errors(_in_order(A, B), exact, walks, f"{dtype} in order"))
@@ -258,7 +265,7 @@ def _numpy_type(dtype: str) -> Any:
 def _name(device: int | None) -> str:
     """Return the name of a GPU, or of the CPU."""
     if device is None:
-        return "cpu"
+        return _CPU
     from tsapps.kernels.device import live
 
     return live(device).name

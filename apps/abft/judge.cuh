@@ -20,7 +20,7 @@ constexpr int kJudgeThreads = 256;
 
 // `Bounds` of thresholds.py, those of an element.
 struct Bounds {
-  double magnitude, spread, absolute, rounding, rounding_absolute, largest_sum, largest;
+  double magnitude, spread, absolute, products, rounding, rounding_absolute, largest_sum, largest;
 
   // Whether `found` is not what `exact` is but for rounding.
   __device__ __forceinline__ bool exclude(double found, double exact, double sum, double walk) const {
@@ -91,9 +91,11 @@ __device__ __forceinline__ double last_place(double x) {
 
 __device__ __forceinline__ double smaller(double x, double y) { return x < y ? x : y; }
 
-// How far the roundings of an element's sum walk (thresholds.py), of which Σ|ab| is `size`; for the warp's first lane.
+// How far the roundings of an element's sum walk (thresholds.py), of which Σ|ab| is `size` and ρ is `products`; for the warp's
+// first lane.
 template <typename T>
-__device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, long long column, double size) {
+__device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, long long column, double size,
+                                          double products) {
   // Where partial sums begin anew, but for those that never do; and the lowest and the highest since.
   constexpr long long kAnew[] = {32, 512};
   constexpr int kRuns = 3;
@@ -125,7 +127,7 @@ __device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, lo
     }
     if (product != 0) {
       const double power = power_of(product), place = last_place(product);
-      square += of_step / kRuns + 2 * power * power;
+      square += of_step / kRuns + products * power * power;
       finest = place < finest ? place : finest;
     }
   }
@@ -138,7 +140,7 @@ __device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, lo
   // Products of 16-bit elements are exact in float32, and so are sums of 24 bits of their last places.
   if (sizeof(T) == 2 && size < 0x1p24 * finest) return 0;
   // Squares of what is very large or small are lost, and no partial sum is larger than Σ|ab|.
-  return size > 0x1p-480 && size < 0x1p480 ? sqrt(square) : sqrt(3.0 * of.k) * size;
+  return size > 0x1p-480 && size < 0x1p480 ? sqrt(square) : sqrt((1 + products) * of.k) * size;
 }
 
 // What rows are looked at with.
@@ -193,7 +195,7 @@ __global__ void __launch_bounds__(kJudgeThreads, 2)
     if (lane == 0 && part == 0) atomicAdd(&suspects.counts->confirmed, 1ull);
     for (long long column = part; column < of.w; column += parts) {
       const Exact exact = exact_of(of, row, column);
-      const double walk = bounds.spread > 0 ? walk_of(of, row, column, exact.size) : 0;
+      const double walk = bounds.spread > 0 ? walk_of(of, row, column, exact.size, bounds.products) : 0;
       if (lane != 0) continue;
       T& element = of.C(row, column);
       const double found = wide(element);

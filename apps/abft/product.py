@@ -271,7 +271,8 @@ def _bounds_of(
         found = load_calibration(dtype, index) if isinstance(threshold, str) else threshold
         if found.dtype != dtype:
             raise ValueError(f"the calibration is for {found.dtype}, and A has dtype {dtype}: calibrate for that")
-        return thresholds.statistical(k, w, dtype, found.error(k, own=own), found.p), "statistical"
+        error = found.error(k, own=own)
+        return thresholds.statistical(k, w, dtype, error, found.p, products=found.products), "statistical"
     if threshold == "proven":
         return thresholds.proven(k, w, dtype), "proven"
     if isinstance(threshold, bool | str) or not isinstance(threshold, int | float):

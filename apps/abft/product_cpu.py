@@ -174,16 +174,20 @@ def _lost_of_product(x: np.ndarray, y: np.ndarray, product: np.ndarray) -> np.nd
     return x_low * y_low - (((product - x_high * y_high) - x_low * y_high) - x_high * y_low)
 
 
-def walks(A: np.ndarray, B: np.ndarray) -> np.ndarray:
-    """Return how far roundings of the product of a few rows may walk (thresholds.py), (rows, w) float64."""
+def walks(A: np.ndarray, B: np.ndarray, products: float = 2.0) -> np.ndarray:
+    """Return how far roundings of the product of a few rows may walk (thresholds.py), (rows, w) float64.
+
+    `products` is ρ, what a product adds beside the sums.
+    """
     a, b = A.astype(np.float64), B.astype(np.float64)
     step = max(1, _WALKING // max(1, b.shape[1]))
     with np.errstate(all="ignore"):
-        blocks = [_walk(a[first : first + step], b, exact=A.itemsize == 2) for first in range(0, len(a), step)]
+        starts = range(0, len(a), step)
+        blocks = [_walk(a[first : first + step], b, products, exact=A.itemsize == 2) for first in starts]
     return np.concatenate([np.empty((0, b.shape[1])), *blocks])
 
 
-def _walk(a: np.ndarray, b: np.ndarray, *, exact: bool) -> np.ndarray:
+def _walk(a: np.ndarray, b: np.ndarray, products: float, *, exact: bool) -> np.ndarray:
     """Return the walks of a block; `exact` is whether products are exact in what they are summed in."""
     shape, k = (len(a), b.shape[1]), a.shape[1]
     # Partial sums, and the lowest and the highest of them since they began.
@@ -199,13 +203,13 @@ def _walk(a: np.ndarray, b: np.ndarray, *, exact: bool) -> np.ndarray:
         np.minimum(lowest, sums, out=lowest)
         np.maximum(highest, sums, out=highest)
         of_sums = (_power(np.maximum(sums - lowest, highest - sums)) ** 2).sum(axis=0) / len(sums)
-        square += np.where(product != 0, of_sums + 2 * _power(product) ** 2, 0.0)
+        square += np.where(product != 0, of_sums + products * _power(product) ** 2, 0.0)
         magnitude += abs(product)
         if exact:
             np.fmin(finest, left[:, step, np.newaxis] * right[step], out=finest)
     # Squares of what is very large or small are lost; no partial sum is larger than Σ|ab|.
     held = (magnitude > _HELD[0]) & (magnitude < _HELD[1])
-    walk = np.where(held, np.sqrt(square), np.sqrt(3 * k) * magnitude)
+    walk = np.where(held, np.sqrt(square), np.sqrt((1 + products) * k) * magnitude)
     return np.where(exact & (magnitude < _PLACES * finest), 0.0, walk)
 
 
@@ -232,7 +236,7 @@ def wrong(A: np.ndarray, B: np.ndarray, C: np.ndarray, rows: Iterable[int], boun
     for first in range(0, len(every), step):
         some = every[first : first + step]
         exact, magnitude = exact_rows(A[some], B)
-        walk = walks(A[some], B) if bounds.spread else np.zeros_like(exact)
+        walk = walks(A[some], B, bounds.products) if bounds.spread else np.zeros_like(exact)
         with np.errstate(all="ignore"):
             found = C[some].astype(np.float64)
             allowed = bounds.magnitude * magnitude + bounds.spread * walk + bounds.absolute

@@ -21,12 +21,13 @@ its exact elements r_ij, with Σ|ab| = Σ_l |a_il b_lj|. An element is *wrong* w
 `walk` is how far the roundings of a sum go if their signs are random, in units of u: with ⌊x⌋₂ the greatest power of
 two that is no larger than |x|, and for partial sums that begin anew after every 32 or 512 products, or never,
 
-    walk² = Σ_l (the mean of the three ⌊s_l⌋₂² + 2 ⌊a_il b_lj⌋₂²),    over the products that are not zero,
+    walk² = Σ_l (the mean of the three ⌊s_l⌋₂² + ρ ⌊a_il b_lj⌋₂²),    over the products that are not zero,
 
 s_l being the largest that the partial sum which ends with product l could be, had it begun with any product since:
 where blocks share a sum, they begin wherever their shares do.
 
-u⌊s⌋₂ is half a last place of s, what an addition that is rounded to nearest loses at most. Of 16-bit types, whose
+u⌊s⌋₂ is half a last place of s, what an addition that is rounded to nearest loses at most. ρ is `of_products`: 2, or
+more where the tensor cores make a product of float32 of three, of parts that are cut off. Of 16-bit types, whose
 products are exact in float32, walk is 0 where Σ|ab| is less than 2²⁴ last places of the finest product: there, sums in
 any order are exact.
 
@@ -52,6 +53,7 @@ __all__ = [
     "confidence",
     "element_error",
     "gamma",
+    "of_products",
     "proven",
     "statistical",
     "summed_unit",
@@ -71,6 +73,9 @@ _LARGEST |= {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
 _HALF_SUBNORMAL = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
 # What float32 loses in three tf32 products; what the tensor cores truncate of halves, beside what is counted as γ(k).
 _PARTS, _TRUNCATED = 2.0**-21, 2.0**-18
+# ρ of products that are rounded, and of three products of tf32: by it sums of few products and of many have one scale,
+# as measured on an H200 (docs/notes/abft.md).
+_OF_PRODUCTS, _OF_PARTS = 2.0, 25.0
 # Magnitudes that are probed by random numbers are some 1.3 times those that are meant, in the middle.
 _PROBED = 1.3
 
@@ -104,6 +109,11 @@ def element_error(k: int, dtype: str) -> float:
     return gamma(2 * k + 8, u) + _TRUNCATED
 
 
+def of_products(dtype: str, *, on_gpu: bool) -> float:
+    """Return ρ: what a product adds to walk², in squares of its last place."""
+    return _OF_PARTS if on_gpu and dtype == "float32" else _OF_PRODUCTS
+
+
 def confidence(p: float) -> float:
     """Return c = √(2 ln(2 / p)): what is sub-Gaussian of variance 1 exceeds c in magnitude with probability p at most.
 
@@ -130,6 +140,8 @@ class Bounds:
         By which rows are suspected.
     magnitude, spread, absolute : float
         By which elements are judged.
+    products : float
+        ρ of `walk`.
     rounding, rounding_absolute : float
         What rounding to C's dtype may lose; 0 where C's dtype is what is summed in.
     by_spread : bool
@@ -144,6 +156,7 @@ class Bounds:
     magnitude: float
     spread: float
     absolute: float
+    products: float
     rounding: float
     rounding_absolute: float
     by_spread: bool
@@ -154,7 +167,7 @@ class Bounds:
 def _bounds(k: int, dtype: str, *, row: float, row_absolute: float, **of_element: float) -> Bounds:
     summed = _summed(dtype)
     halves = dtype in _HALF_SUBNORMAL
-    given = {"magnitude": 0.0, "spread": 0.0, "absolute": 0.0} | of_element
+    given = {"magnitude": 0.0, "spread": 0.0, "absolute": 0.0, "products": _OF_PRODUCTS} | of_element
     # What products lose that fall below the normal numbers, and what the exact element itself is off by.
     given["absolute"] += k * _TINY[8 if summed == "float64" else 4]
     given["magnitude"] += gamma(k + 4, UNIT["float64"]) if summed == "float32" else 0.0
@@ -209,7 +222,7 @@ def proven(k: int, w: int, dtype: str) -> Bounds:
     return _bounds(k, dtype, row=_row_error(w, dtype, error), row_absolute=2 * (k + w) * tiny, magnitude=error)
 
 
-def statistical(k: int, w: int, dtype: str, error: float, p: float) -> Bounds:
+def statistical(k: int, w: int, dtype: str, error: float, p: float, *, products: float = _OF_PRODUCTS) -> Bounds:
     """Return the bounds that the rounding of an element exceeds with probability p at most, if it is as calibrated.
 
     The rounding of a sum is taken for sub-Gaussian of scale e · walk, with an e that is measured (calibration.py): for
@@ -225,6 +238,8 @@ def statistical(k: int, w: int, dtype: str, error: float, p: float) -> Bounds:
         e, for sums of k products.
     p : float
         The false-alarm rate of an element.
+    products : float
+        ρ of the walk that e is relative to: `of_products`.
 
     Raises
     ------
@@ -235,11 +250,11 @@ def statistical(k: int, w: int, dtype: str, error: float, p: float) -> Bounds:
     if not 0 < error < 1:
         raise ValueError(f"the calibrated error is {error}; expected one between 0 and 1")
     u, c = summed_unit(dtype), confidence(p)
-    # Of products in no order, walk is some √(k/6 + 1) times √(r² + Σ(ab)²), which is what the probes are like. Of a
+    # Of products in no order, walk is some √(k/6 + ρ/2) times √(r² + Σ(ab)²), which is what the probes are like. Of a
     # row, w roundings add up as a random walk beside those of the sums; and how the column is kept.
-    of_row = _PROBED * (error * sqrt(k / 6 + 1) + u * sqrt(w + 8)) + u
+    of_row = _PROBED * (error * sqrt(k / 6 + products / 2) + u * sqrt(w + 8)) + u
     tiny = _TINY[8 if dtype == "float64" else 4]
-    return _bounds(k, dtype, row=c * of_row, row_absolute=2 * (k + w) * tiny, spread=c * error)
+    return _bounds(k, dtype, row=c * of_row, row_absolute=2 * (k + w) * tiny, spread=c * error, products=products)
 
 
 def absolute(k: int, w: int, dtype: str, threshold: float) -> Bounds:

@@ -47,6 +47,17 @@ def test_error_of_a_depth_by_hand():
     assert found.error(1000, own=False) == pytest.approx(6e-7 * sqrt(10))
 
 
+@pytest.mark.parametrize(
+    ("device", "dtype", "products"),
+    [("cpu", "float32", 2), ("a GPU", "float32", 25), ("a GPU", "float64", 2), ("a GPU", "float16", 2)],
+)
+def test_products_of_float32_on_tensor_cores_lose_more(device, dtype, products):
+    assert some(dtype, device=device).products == products
+    found = statistical(64, 16, dtype, 1e-7, 1e-6, products=products)
+    assert found.products == products
+    assert found.row >= statistical(64, 16, dtype, 1e-7, 1e-6).row
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_sums_of_others_on_a_gpu(monkeypatch, dtype):
     """Of a GPU whose own kernels add up in twice the precision, and which others have add up one after another."""
@@ -63,8 +74,8 @@ def test_sums_of_others_on_a_gpu(monkeypatch, dtype):
     rng = np.random.default_rng(5)
     A, B = rng.lognormal(0, 1, (2000, 1024)).astype(dtype), rng.lognormal(0, 1, (1024, 8)).astype(dtype)
     off = abs(calibration._in_order(A, B) - product_cpu.exact_rows(A, B)[0])
-    bounds = statistical(1024, 8, dtype, found.error(1024, own=False), 1e-6)
-    assert (off <= bounds.spread * product_cpu.walks(A, B)).all()
+    bounds = statistical(1024, 8, dtype, found.error(1024, own=False), 1e-6, products=found.products)
+    assert (off <= bounds.spread * product_cpu.walks(A, B, bounds.products)).all()
     # On the CPU there is but one.
     for depth in calibrate(dtype, rows=64, p=1e-6).depths:
         assert depth.of_others == depth.error
@@ -183,7 +194,7 @@ def test_without_a_calibration():
         matmul(np.ones((2, 2)), np.ones((2, 2)), threshold="statistical")
 
 
-HEAD = {"version": 3, "device": "cpu", "dtype": "float32", "p": 1e-6, "confidence": 0.99}
+HEAD = {"version": 4, "device": "cpu", "dtype": "float32", "p": 1e-6, "confidence": 0.99}
 
 
 @pytest.mark.parametrize(
@@ -207,16 +218,16 @@ def test_files_that_hold_something_else(text):
 def test_files_of_another_version():
     path = save_calibration(some())
     whole = json.loads(path.read_text())
-    assert whole["version"] == 3
+    assert whole["version"] == 4
     # As files were that said no version, whose errors are relative to other magnitudes.
     del whole["version"]
     for depth in whole["depths"]:
         depth["largest"] = depth.pop("tail")
     path.write_text(json.dumps(whole))
-    with pytest.raises(ValueError, match=r"is of version 1; expected 3.*make one with tsapps abft-calibrate"):
+    with pytest.raises(ValueError, match=r"is of version 1; expected 4.*make one with tsapps abft-calibrate"):
         load_calibration("float32")
-    path.write_text(json.dumps(whole | {"version": 4}))
-    with pytest.raises(ValueError, match="is of version 4; expected 3"):
+    path.write_text(json.dumps(whole | {"version": 5}))
+    with pytest.raises(ValueError, match="is of version 5; expected 4"):
         load_calibration("float32")
 
 

@@ -96,7 +96,7 @@ def test_two_by_two_by_hand(dtype):
 
 
 def test_checks_by_hand():
-    bounds = product_cpu.Bounds(1e-6, 0, 1e-6, 0, 0, 0, 0, False, 1e300, 1e300)
+    bounds = product_cpu.Bounds(1e-6, 0, 1e-6, 0, 0, 2, 0, 0, False, 1e300, 1e300)
     B = np.array([[5.0, 6.0], [7.0, 8.0]])
     columns = product_cpu.check_columns(B, bounds)
     assert columns[:, :2].tolist() == [[11.0, 8.5], [15.0, 11.5]]  # 5 + 6 and 5/2 + 6
@@ -162,6 +162,7 @@ def test_a_walk_by_hand():
     B = np.array([[1.0], [7.0], [1.0], [1.0]])
     # Partial sums 3, 4 and −1, or −5 from behind what made 4; products 3, 1 and −5.
     np.testing.assert_allclose(product_cpu.walks(A, B), [[(4 + 16 + 16 + 2 * (4 + 1 + 16)) ** 0.5], [0]])
+    np.testing.assert_allclose(product_cpu.walks(A, B, 25.0), [[(4 + 16 + 16 + 25 * (4 + 1 + 16)) ** 0.5], [0]])
     assert (product_cpu.walks(A.astype("f2"), B.astype("f2")) == 0).all()
     # 2²⁴ + 1 has a bit more than float32 holds; 2²⁴ − 1 has not.
     for last, off in ((2.0**-12, True), (2.0**-10, False)):

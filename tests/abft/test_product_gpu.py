@@ -1,12 +1,15 @@
 """Protected products on a GPU, against float64 and the CPU's verdicts."""
 
+from unittest.mock import patch
+
 import ml_dtypes
 import numpy as np
 import oracle
 import pytest
 from oracle import product_tolerance
 
-from tsapps.apps.abft import thresholds
+from bench.abft_campaign import DISTRIBUTIONS, draw
+from tsapps.apps.abft import calibration, product_cpu, thresholds
 from tsapps.apps.abft.calibration import calibrate
 from tsapps.apps.abft.product import check_product, matmul
 
@@ -126,3 +129,25 @@ def test_calibration(dtype):
         # 800,000 elements: fewer than one is expected to be beyond it, and eight are with probability 10⁻⁵.
         assert clean.n_faults < 8
         assert clean.suspected < 500
+
+
+@pytest.fixture(scope="module", name="of_64")
+def _of_64():
+    with patch.object(calibration, "DEPTHS", (64,)):
+        return {dtype: calibrate(dtype, 0, p=1e-6) for dtype in thresholds.DTYPES}
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("dtype", thresholds.DTYPES)
+def test_every_distribution_of_the_campaign(of_64, dtype, distribution):
+    m, k, w = 20_000, 64, 16
+    rng = np.random.default_rng(8)
+    A, B = draw(distribution, (m, k), dtype, rng), draw(distribution, (k, w), dtype, rng)
+    found = of_64[dtype]
+    bounds = thresholds.statistical(k, w, dtype, found.error(k), found.p, products=found.products)
+    off = abs(calibration.sums_of(A, B, dtype, 0) - product_cpu.exact_rows(A, B)[0])
+    allowed = bounds.spread * product_cpu.walks(A, B, bounds.products)
+    # Of 320,000 a third of one is expected to be beyond it; five are with probability 2·10⁻⁵.
+    assert (off > allowed).sum() < 5
+    # Within twenty times the rounding errors that there are, their root mean square, if there are any.
+    assert np.sqrt((allowed**2).mean()) < 20 * np.sqrt((off**2).mean()) or not off.any()

@@ -347,19 +347,20 @@ def test_judged_as_on_the_cpu():
         assert 20 < n_wrong == len(expected) < 200
 
 
+@pytest.mark.parametrize("products", [2.0, 25.0])
 @pytest.mark.parametrize("k", [1, 50, 700])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_walks_are_those_of_the_cpu(dtype, k):
+def test_walks_are_those_of_the_cpu(dtype, k, products):
     rng = np.random.default_rng(k)
     A, B = (np.ldexp(x, rng.integers(-6, 3, x.shape)).astype(x.dtype) for x in operands(dtype, 30, k, 3))
     A[:, ::3] *= 0
     B[-1] += 1
     A[5], A[6, -1] = 0, A[6, 0] + 1
-    walks, exact = product_cpu.walks(A, B), A.astype(np.float64) @ B.astype(np.float64)
+    walks, exact = product_cpu.walks(A, B, products), A.astype(np.float64) @ B.astype(np.float64)
     assert (walks > 0).any() or (k == 1 and A.itemsize == 2)
     # Of little but what rounding may walk, and one rounding to 16 bits: what is off by less is right, by more wrong.
     alone = {"magnitude": 0.0, "spread": 1.0, "absolute": 1e-12}
-    bounds = replace(thresholds.statistical(k, 3, dtype, 1e-7, 1e-6), **alone)
+    bounds = replace(thresholds.statistical(k, 3, dtype, 1e-7, 1e-6, products=products), **alone)
     for by, n_wrong in ((0.97, 0), (1.03, (walks > 0).sum())):
         C = (exact + by * np.where(exact < 0, -1, 1) * walks).astype(A.dtype)
         check = Check(A, B, dtype, bounds)
