@@ -113,7 +113,7 @@ def try_product(cell: Cell, seed: int, device: str) -> Counts:
         with np.errstate(all="ignore"):
             off = damaged.astype(np.float64) - clean.astype(np.float64)
         found = check_product(a, b, _there(damaged.copy(), device), correct=True, threshold=threshold)
-        return _judged(limits, owner, bits, (clean, off, damaged), found)
+        return _judged(limits, _weights(cell.n, device), owner, bits, (clean, off, damaged), found)
     struck: dict[str, Any] = {}
 
     def strike(sums: np.ndarray) -> None:
@@ -124,7 +124,8 @@ def try_product(cell: Cell, seed: int, device: str) -> Counts:
 
     with _struck(strike, cell.n):
         found = matmul(a, b, threshold=threshold)
-    return _judged(limits, struck["owner"], struck["bits"], (clean, struck["off"], struck["C"]), found)
+    weights, products = _weights(cell.n, device), (clean, struck["off"], struck["C"])
+    return _judged(limits, weights, struck["owner"], struck["bits"], products, found)
 
 
 @contextmanager
@@ -177,8 +178,19 @@ def _rectangles(C: np.ndarray, first: np.ndarray, rng: np.random.Generator) -> N
             C[corners] = (C[corners].astype(np.float64) + delta).astype(C.dtype)
 
 
+def _weights(w: int, device: str) -> np.ndarray:
+    """Return the weights that rows are summed with, (w, checks): two checks on the CPU, and one on a GPU."""
+    j = np.arange(w)
+    if device == "cpu":
+        return np.stack([np.ones(w), (j + 1) / w], axis=1)
+    # Of eight columns, pairs by a quarter of a step: as row_checks.cuh says.
+    step = 0.5 / max(16, 2 ** int(np.ceil(np.log2(2 * -(-w // 8)))))
+    return ((1 - (j // 8 * 2 + j % 2) * step) * (1 - j % 8 // 2 * step / 4))[:, np.newaxis]
+
+
 def _judged(
     limits: Limits,
+    weights: np.ndarray,
     owner: np.ndarray,
     bits: set[int],
     products: tuple[np.ndarray, np.ndarray, np.ndarray],
@@ -189,6 +201,8 @@ def _judged(
     Parameters
     ----------
     limits : Limits
+    weights : numpy.ndarray of shape (w, checks)
+        Of the sums that rows are checked by.
     owner : numpy.ndarray of shape (m,)
         The trial of each row; −1 of rows that are clean.
     bits : set of int
@@ -205,7 +219,6 @@ def _judged(
     with np.errstate(all="ignore"):
         beyond = changed & ~(abs(damaged.astype(np.float64) - limits.exact) <= limits.within)
         off_after = ~(abs(after.astype(np.float64) - limits.exact) <= limits.within)
-        weights = np.stack([np.ones(off.shape[1]), np.arange(1, off.shape[1] + 1) / off.shape[1]], axis=1)
         strong = ~(abs(off @ weights).max(axis=1) <= limits.certain)
     replaced: np.ndarray = after.view(words) != damaged.view(words)
 

@@ -9,6 +9,9 @@ from host_cuda import harness
 from host_cuda.checked import Check, build_products, name_of
 from host_cuda.tall_skinny import DTYPES, result
 
+from bench import abft_in_flight
+from bench.abft_campaign import draw
+from bench.abft_in_flight import Limits
 from tsapps.apps.abft import product_cpu, thresholds
 from tsapps.apps.abft.product_plan import half_step, summed
 from tsapps.kernels.plan import Plan, WarpgroupPlan, instantiate
@@ -366,3 +369,31 @@ def test_walks_are_those_of_the_cpu(dtype, k, products):
         check = Check(A, B, dtype, bounds)
         check.suspect_all()
         assert check.judge(C, correct=False)[1] == n_wrong
+
+
+@pytest.mark.parametrize("fault", ["rectangle", "tile"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_the_campaign_calls_certain_is_found(dtype, fault):
+    """Of errors that cancel in part, as the one sum of a row has them: the CPU's two would see more."""
+    m, k, w = 1200, 64, 16
+    rng = np.random.default_rng(7)
+    A, B = (draw("lognormal", shape, dtype, rng) for shape in ((m, k), (k, w)))
+    C = (A.astype(np.float64) @ B.astype(np.float64)).astype(A.dtype)
+    damaged = C.copy()
+    first = np.arange(0, m, 4)
+    if fault == "tile":
+        for i in first:
+            damaged[i : i + 4, 3:7] = 0
+    else:
+        abft_in_flight._rectangles(damaged, first, rng)
+    off = damaged.astype(np.float64) - C.astype(np.float64)
+    certain = Limits.of(A, B, rounded=True).certain
+    on_gpu, on_cpu = (
+        np.flatnonzero(abs(off @ abft_in_flight._weights(w, device)).max(axis=1) > certain)
+        for device in ("cuda", "cpu")
+    )
+    check = Check(A, B, dtype, thresholds.proven(k, w, dtype))
+    check.compare(damaged)
+    assert len(on_gpu) > 20
+    assert set(on_gpu.tolist()) <= set(check.suspected)
+    assert fault == "tile" or dtype == "float64" or len(on_cpu) > len(on_gpu)
