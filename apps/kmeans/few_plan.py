@@ -142,6 +142,7 @@ class ProductsPlan:
     stages : int
         Tiles of a warp that are in shared memory, or on their way there.
     multiplier : Multiplier
+        Warpgroups take 16 bits.
     threads, blocks : int
         Threads of a block, and blocks of a multiprocessor.
     """
