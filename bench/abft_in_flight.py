@@ -104,7 +104,7 @@ def try_product(cell: Cell, seed: int, device: str) -> Counts:
     if cell.fault == "none":
         return _try_clean(cell, seed, device, threshold)
     A, B = _operands(cell, cell.m, cell.generator(seed, data=True))
-    limits = Limits.of(A, B, rounded=cell.target == "product")
+    limits, weights = Limits.of(A, B, rounded=cell.target == "product"), _weights(cell.n, device)
     a, b = _there(A, device), _there(B, device)
     clean, rng = _here(matmul(a, b).C, A.dtype), cell.generator(seed)
     if cell.target == "product":
@@ -113,7 +113,7 @@ def try_product(cell: Cell, seed: int, device: str) -> Counts:
         with np.errstate(all="ignore"):
             off = damaged.astype(np.float64) - clean.astype(np.float64)
         found = check_product(a, b, _there(damaged.copy(), device), correct=True, threshold=threshold)
-        return _judged(limits, _weights(cell.n, device), owner, bits, (clean, off, damaged), found)
+        return _judged(limits, weights, owner, bits, (clean, off, damaged), found)
     struck: dict[str, Any] = {}
 
     def strike(sums: np.ndarray) -> None:
@@ -124,7 +124,7 @@ def try_product(cell: Cell, seed: int, device: str) -> Counts:
 
     with _struck(strike, cell.n):
         found = matmul(a, b, threshold=threshold)
-    weights, products = _weights(cell.n, device), (clean, struck["off"], struck["C"])
+    products = clean, struck["off"], struck["C"]
     return _judged(limits, weights, struck["owner"], struck["bits"], products, found)
 
 
@@ -278,8 +278,7 @@ def try_judged(cell: Cell, seed: int, _device: str) -> Counts:
     """
     rng, found = cell.generator(seed), Counts()
     calibrated = _calibrated(cell.dtype, "cpu")
-    error = calibrated.error(DEPTH)
-    bounds = thresholds.statistical(DEPTH, cell.n, cell.dtype, error, calibrated.p, products=calibrated.products)
+    bounds = calibrated.bounds(DEPTH, cell.n)
     while found.clean < CLEAN / len(DISTRIBUTIONS) * cell.n:
         A, B = _operands(cell, _CLEAN_ROWS, rng)
         C = matmul(A, B).C
@@ -292,9 +291,7 @@ def _ratio(A: np.ndarray, B: np.ndarray, dtype: str, threshold: str | Calibratio
     """Return what elements may be off by, over what they are on the CPU before they are rounded; None if by nothing."""
     k, w = B.shape
     some = A[:_LOOKED_AT]
-    bounds = thresholds.proven(k, w, dtype)
-    if isinstance(threshold, Calibration):
-        bounds = thresholds.statistical(k, w, dtype, threshold.error(k), threshold.p, products=threshold.products)
+    bounds = threshold.bounds(k, w) if isinstance(threshold, Calibration) else thresholds.proven(k, w, dtype)
     exact, magnitude = product_cpu.exact_rows(some, B)
     allowed = bounds.magnitude * magnitude + bounds.spread * product_cpu.walks(some, B, bounds.products)
     return over_rounding(allowed, calibration.sums_of(some, B, dtype, None) - exact)

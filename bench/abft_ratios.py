@@ -53,8 +53,7 @@ def main() -> int:
     for dtype in options.dtype or DTYPES:
         for k in options.k or (64, 256, 1024, 4096):
             calibrated = calibrated_at(k, dtype, device, p=options.p, seed=options.seed)
-            error = calibrated.error(k)
-            bounds = thresholds.statistical(k, COLUMNS_OF_C, dtype, error, options.p, products=calibrated.products)
+            error, bounds = calibrated.error(k), calibrated.bounds(k, COLUMNS_OF_C)
             found = [measure(dtype, one, k, bounds, device, options.seed + 1) for one in DISTRIBUTIONS]
             ratios = " | ".join("–" if ratio is None else f"{ratio:.1f}" for ratio, _, _ in found)
             beyond = f"{sum(n for _, n, _ in found)} of {sum(n for _, _, n in found):,}"

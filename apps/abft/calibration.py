@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.abft import product_cpu
-from tsapps.apps.abft.thresholds import DTYPES, confidence, of_products, statistical, summed_unit
+from tsapps.apps.abft.thresholds import DTYPES, Bounds, confidence, of_products, statistical, summed_unit
 from tsapps.kernels.build import cache_directory, write_whole
 from tsapps.kernels.device import file_name_of
 
@@ -132,6 +132,10 @@ class Calibration:
         """
         depth = next((depth for depth in self.depths if k <= depth.k), self.depths[-1])
         return (depth.error if own else depth.of_others) * sqrt(max(1.0, k / depth.k))
+
+    def bounds(self, k: int, w: int, *, own: bool = True) -> Bounds:
+        """Return the statistical bounds of a product (m × k) · (k × w); `own` as for `error`."""
+        return statistical(k, w, self.dtype, self.error(k, own=own), self.p, products=self.products)
 
 
 def calibrate(

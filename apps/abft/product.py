@@ -271,8 +271,7 @@ def _bounds_of(
         found = load_calibration(dtype, index) if isinstance(threshold, str) else threshold
         if found.dtype != dtype:
             raise ValueError(f"the calibration is for {found.dtype}, and A has dtype {dtype}: calibrate for that")
-        error = found.error(k, own=own)
-        return thresholds.statistical(k, w, dtype, error, found.p, products=found.products), "statistical"
+        return found.bounds(k, w, own=own), "statistical"
     if threshold == "proven":
         return thresholds.proven(k, w, dtype), "proven"
     if isinstance(threshold, bool | str) or not isinstance(threshold, int | float):

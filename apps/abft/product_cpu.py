@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from tsapps.apps.abft.thresholds import Bounds
+from tsapps.apps.abft.thresholds import OF_PRODUCTS, Bounds
 
 __all__ = [
     "CHECKS",
@@ -174,7 +174,7 @@ def _lost_of_product(x: np.ndarray, y: np.ndarray, product: np.ndarray) -> np.nd
     return x_low * y_low - (((product - x_high * y_high) - x_low * y_high) - x_high * y_low)
 
 
-def walks(A: np.ndarray, B: np.ndarray, products: float = 2.0) -> np.ndarray:
+def walks(A: np.ndarray, B: np.ndarray, products: float = OF_PRODUCTS) -> np.ndarray:
     """Return how far roundings of the product of a few rows may walk (thresholds.py), (rows, w) float64.
 
     `products` is ρ, what a product adds beside the sums.

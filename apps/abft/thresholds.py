@@ -46,6 +46,7 @@ from math import inf, log, sqrt
 
 __all__ = [
     "DTYPES",
+    "OF_PRODUCTS",
     "RAREST",
     "UNIT",
     "Bounds",
@@ -73,9 +74,11 @@ _LARGEST |= {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
 _HALF_SUBNORMAL = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
 # What float32 loses in three tf32 products; what the tensor cores truncate of halves, beside what is counted as γ(k).
 _PARTS, _TRUNCATED = 2.0**-21, 2.0**-18
-# ρ of products that are rounded, and of three products of tf32: by it sums of few products and of many have one scale,
-# as measured on an H200 (docs/notes/abft.md).
-_OF_PRODUCTS, _OF_PARTS = 2.0, 25.0
+#: ρ of products that are rounded.
+OF_PRODUCTS = 2.0
+# ρ of three products of tf32: by it sums of few products and of many have one scale, as measured on an H200
+# (docs/notes/abft.md).
+_OF_PARTS = 25.0
 # Magnitudes that are probed by random numbers are some 1.3 times those that are meant, in the middle.
 _PROBED = 1.3
 
@@ -111,7 +114,7 @@ def element_error(k: int, dtype: str) -> float:
 
 def of_products(dtype: str, *, on_gpu: bool) -> float:
     """Return ρ: what a product adds to walk², in squares of its last place."""
-    return _OF_PARTS if on_gpu and dtype == "float32" else _OF_PRODUCTS
+    return _OF_PARTS if on_gpu and dtype == "float32" else OF_PRODUCTS
 
 
 def confidence(p: float) -> float:
@@ -167,7 +170,7 @@ class Bounds:
 def _bounds(k: int, dtype: str, *, row: float, row_absolute: float, **of_element: float) -> Bounds:
     summed = _summed(dtype)
     halves = dtype in _HALF_SUBNORMAL
-    given = {"magnitude": 0.0, "spread": 0.0, "absolute": 0.0, "products": _OF_PRODUCTS} | of_element
+    given = {"magnitude": 0.0, "spread": 0.0, "absolute": 0.0, "products": OF_PRODUCTS} | of_element
     # What products lose that fall below the normal numbers, and what the exact element itself is off by.
     given["absolute"] += k * _TINY[8 if summed == "float64" else 4]
     given["magnitude"] += gamma(k + 4, UNIT["float64"]) if summed == "float32" else 0.0
@@ -222,7 +225,7 @@ def proven(k: int, w: int, dtype: str) -> Bounds:
     return _bounds(k, dtype, row=_row_error(w, dtype, error), row_absolute=2 * (k + w) * tiny, magnitude=error)
 
 
-def statistical(k: int, w: int, dtype: str, error: float, p: float, *, products: float = _OF_PRODUCTS) -> Bounds:
+def statistical(k: int, w: int, dtype: str, error: float, p: float, *, products: float = OF_PRODUCTS) -> Bounds:
     """Return the bounds that the rounding of an element exceeds with probability p at most, if it is as calibrated.
 
     The rounding of a sum is taken for sub-Gaussian of scale e · walk, with an e that is measured (calibration.py): for

@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long
     if (sums[(long long)i * (d + 1) + d] == 0) empty = 1;
     if (found[i].square < least) least = found[i].square;
   }
-  const auto op = [](int i, double a, double b) { return i < 2 ? a + b : i == 2 ? (b > a ? b : a) : b < a ? b : a; };
+  const auto op = [](int i, double a, double b) { return i < 2 ? a + b : i == 2 ? most_of(i, a, b) : b < a ? b : a; };
   const Doubles<4> of_all = over_block(Doubles<4>{shift, potential, empty, least}, op);
   shift = of_all.at[0], potential = of_all.at[1], empty = of_all.at[2];
   put_together(found, k, of_all.at[3], reach, offsets, halves, extremes);

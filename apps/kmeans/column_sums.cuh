@@ -107,7 +107,7 @@ class ColumnSums {
     __device__ __forceinline__ void to_integers(int q, const float2 (&of_column)[4], int (&numbers)[4]) const {
       float x[4];
       if constexpr (sizeof(T) == 2) {
-        unsigned pairs[2] = {at_[0].bits | (unsigned)at_[1].bits << 16, at_[2].bits | (unsigned)at_[3].bits << 16};
+        unsigned pairs[2] = {word_of(at_[0], at_[1]), word_of(at_[2], at_[3])};
         if (kTogether > 1) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) pairs[i] = __byte_perm(pairs[i], 0, q % 2 ? 0x1032 : 0x3210);

@@ -60,6 +60,12 @@ __device__ __forceinline__ void load_four(const unsigned char* row, int swizzle,
   }
 }
 
+// Two elements of 16 bits as a word of a product's operand.
+template <typename T>
+__device__ __forceinline__ unsigned word_of(T lower, T upper) {
+  return lower.bits | (unsigned)upper.bits << 16;
+}
+
 // ‖x − c‖² in Sum of a row of X, by one thread, in the order of features.
 template <typename Sum, int kFeatures, typename T>
 __device__ __forceinline__ Sum square_distance(const T* row, const float* mean, const float* center) {
@@ -115,8 +121,8 @@ __device__ __forceinline__ void each_tile(unsigned n, Between between, Body body
   }
 }
 
-// The rows of a warp that wait to be settled. Between two settlings, no more than kTile come (or 32, if all are settled). If `keeps`, registers hold
-// what places are computed from (simt::kept).
+// The rows of a warp that wait to be settled. Between two settlings, no more than kTile come, or (kTile 0) 32 if all are settled.
+// If `keeps`, registers hold what places are computed from (simt::kept).
 template <typename Item, int kTile, bool keeps = false>
 class Queue {
  public:

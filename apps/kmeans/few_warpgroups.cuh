@@ -36,7 +36,6 @@ class WarpgroupScores {
     // The norm of the mean is within that of rows.
     const float level = 1.01f * (2 * of.norm * most.norm + most.half_square);
     auto* words = static_cast<unsigned*>(shared);
-    const auto pair = [](T lower, T upper) { return lower.bits | (unsigned)upper.bits << 16; };
     // A warp has eight centres: a lane some columns of one, and in the end a pair of its offset's parts. All that is loaded is
     // on its way before anything is waited for.
     for (int j = threadIdx.x / 32; j < kColumns; j += blockDim.x / 32) {
@@ -46,7 +45,8 @@ class WarpgroupScores {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
         const auto load = [&](const float* row, float (&to)[4]) {
-          load_four<kFeatures, kWhole ? Past::kNone : Past::kZero>(reinterpret_cast<const unsigned char*>(row), 0, 16 * s + 4 * t, to);
+          constexpr Past kPast = kWhole ? Past::kNone : Past::kZero;
+          load_four<kFeatures, kPast>(reinterpret_cast<const unsigned char*>(row), 0, 16 * s + 4 * t, to);
         };
         if (centre < k) load(centers + centre * kFeatures, c[s]);
         load(of.mean, mean[s]);
@@ -65,8 +65,8 @@ class WarpgroupScores {
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          words[word(0, s, j, half) + lane] = pair(high[2 * half], high[2 * half + 1]);
-          words[word(1, s, j, half) + lane] = pair(low[2 * half], low[2 * half + 1]);
+          words[word(0, s, j, half) + lane] = word_of(high[2 * half], high[2 * half + 1]);
+          words[word(1, s, j, half) + lane] = word_of(low[2 * half], low[2 * half + 1]);
         }
       }
       sum += simt::shuffle_xor(sum, 1);
@@ -78,13 +78,14 @@ class WarpgroupScores {
         parts[part] = tsm2::Element<T>::from(rest / weight(part));
         rest = used ? rest - tsm2::Element<T>::value(parts[part]) * weight(part) : 0.0f;
       }
-      words[word(kParts, 0, j, 0) + lane] = t == 0 ? pair(parts[0], parts[1]) : t == 1 ? pair(parts[2], parts[3]) : 0u;
+      words[word(kParts, 0, j, 0) + lane] = t == 0 ? word_of(parts[0], parts[1]) : t == 1 ? word_of(parts[2], parts[3]) : 0u;
       words[word(kParts, 0, j, 1) + lane] = 0;
     }
     // Of a row, 16 weights: eight rows' first halves, then their second.
     for (int i = threadIdx.x; i < 64 * 16; i += blockDim.x) {
       const int part = i % 8;
-      reinterpret_cast<T*>(words + word(kParts, 1, 0, 0))[i] = tsm2::Element<T>::from(i / 64 % 2 == 0 && part < 3 ? weight(part) : 0.0f);
+      reinterpret_cast<T*>(words + word(kParts, 1, 0, 0))[i] =
+          tsm2::Element<T>::from(i / 64 % 2 == 0 && part < 3 ? weight(part) : 0.0f);
     }
     ptx::async_fence();
     const float rounding = of.rounding + of.tensor_error + 1.0f / (1 << 22);
@@ -139,8 +140,8 @@ class WarpgroupScores {
         T raw[4];
         // Centres are zero past the last column, and X is finite.
         load_four<kFeatures, kWhole ? Past::kNone : Past::kAny>(ring.row(row), Ring::swizzle(row), 16 * s + 4 * t, raw);
-        a[0][s][half] = raw[0].bits | (unsigned)raw[1].bits << 16;
-        a[0][s][half + 2] = raw[2].bits | (unsigned)raw[3].bits << 16;
+        a[0][s][half] = word_of(raw[0], raw[1]);
+        a[0][s][half + 2] = word_of(raw[2], raw[3]);
       }
     ptx::wgmma_fence(a);
     ptx::wgmma<true, T>(scores, ptx::matrix_at(weights_), ptx::matrix_at(fragments_ + 4 * word(kParts, 0, 0, 0)));

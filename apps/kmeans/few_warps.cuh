@@ -89,7 +89,8 @@ class WarpScores {
         for (int s = 0; s < kSteps; ++s) {
           const int row = 16 * b + 8 * half + g;
           T raw[4];
-          load_four<kFeatures, 16 * kSteps == kFeatures ? Past::kNone : Past::kZero>(ring.row(row), Ring::swizzle(row), 16 * s + 4 * t, raw);
+          constexpr Past kPast = 16 * kSteps == kFeatures ? Past::kNone : Past::kZero;
+          load_four<kFeatures, kPast>(ring.row(row), Ring::swizzle(row), 16 * s + 4 * t, raw);
           float x[4];
 #pragma unroll
           for (int e = 0; e < 4; ++e) x[e] = fmaf(tsm2::Element<T>::value(raw[e]), scale_, shift_[s][e]);

@@ -74,7 +74,7 @@ def test_sums_of_others_on_a_gpu(monkeypatch, dtype):
     rng = np.random.default_rng(5)
     A, B = rng.lognormal(0, 1, (2000, 1024)).astype(dtype), rng.lognormal(0, 1, (1024, 8)).astype(dtype)
     off = abs(calibration._in_order(A, B) - product_cpu.exact_rows(A, B)[0])
-    bounds = statistical(1024, 8, dtype, found.error(1024, own=False), 1e-6, products=found.products)
+    bounds = found.bounds(1024, 8, own=False)
     assert (off <= bounds.spread * product_cpu.walks(A, B, bounds.products)).all()
     # On the CPU there is but one.
     for depth in calibrate(dtype, rows=64, p=1e-6).depths:
@@ -138,7 +138,7 @@ def test_the_statistical_threshold_is_tight_and_seldom_wrong(calibrations, dtype
     assert found.n_faults < 5
     assert found.suspected < m // 100
     # Within twenty times the rounding errors that there are: their root mean square, of what is summed in.
-    bounds = statistical(k, w, dtype, calibrations[dtype].error(k), 1e-6)
+    bounds = calibrations[dtype].bounds(k, w)
     work = product_cpu.working_type(A.dtype)
     off = A[:500].astype(work) @ B.astype(work) - product_cpu.exact_rows(A[:500], B)[0]
     allowed = bounds.spread * product_cpu.walks(A[:500], B)
@@ -157,7 +157,7 @@ def test_every_distribution_of_the_campaign(of_64, dtype, distribution):
     m, k, w = 20_000, 64, 16
     rng = np.random.default_rng(8)
     A, B = draw(distribution, (m, k), dtype, rng), draw(distribution, (k, w), dtype, rng)
-    bounds = statistical(k, w, dtype, of_64[dtype].error(k), 1e-6)
+    bounds = of_64[dtype].bounds(k, w)
     work = product_cpu.working_type(A.dtype)
     sums = A.astype(work) @ B.astype(work)
     off, walks = sums - product_cpu.exact_rows(A, B)[0], product_cpu.walks(A, B)

@@ -143,8 +143,7 @@ def test_every_distribution_of_the_campaign(of_64, dtype, distribution):
     m, k, w = 20_000, 64, 16
     rng = np.random.default_rng(8)
     A, B = draw(distribution, (m, k), dtype, rng), draw(distribution, (k, w), dtype, rng)
-    found = of_64[dtype]
-    bounds = thresholds.statistical(k, w, dtype, found.error(k), found.p, products=found.products)
+    bounds = of_64[dtype].bounds(k, w)
     off = abs(calibration.sums_of(A, B, dtype, 0) - product_cpu.exact_rows(A, B)[0])
     allowed = bounds.spread * product_cpu.walks(A, B, bounds.products)
     # Of 320,000 a third of one is expected to be beyond it; five are with probability 2·10⁻⁵.
