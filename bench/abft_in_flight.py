@@ -36,7 +36,7 @@ from tsapps.apps.abft import (
     thresholds,
 )
 
-__all__ = ["Limits", "calibrated_at", "over_rounding", "try_judged", "try_product"]
+__all__ = ["Limits", "allowed_of", "calibrated_at", "over_rounding", "try_judged", "try_product"]
 
 # Rows that a trial has to itself; rows of a product that is clean; those of which threshold_ratio is.
 _TOGETHER, _CLEAN_ROWS, _LOOKED_AT = 4, 60_000, 500
@@ -262,7 +262,10 @@ def _try_clean(cell: Cell, seed: int, device: str, threshold: str | Calibration)
         a, b = _there(A, device), _there(B, device)
         one = matmul(a, b, threshold=threshold)
         if found.threshold_ratio is None:
-            found.threshold_ratio = _ratio(A, B, cell.dtype, threshold)
+            (k, w), own = B.shape, cell.target != "product"
+            known = isinstance(threshold, Calibration)
+            bounds = threshold.bounds(k, w, own=own) if known else thresholds.proven(k, w, cell.dtype)
+            found.threshold_ratio = _ratio(A, B, cell.dtype, bounds, device)
         if cell.target == "product":
             one = check_product(a, b, one.C, threshold=threshold)
         found.false_alarms += one.n_faults
@@ -287,14 +290,20 @@ def try_judged(cell: Cell, seed: int, _device: str) -> Counts:
     return found
 
 
-def _ratio(A: np.ndarray, B: np.ndarray, dtype: str, threshold: str | Calibration) -> float | None:
-    """Return what elements may be off by, over what they are on the CPU before they are rounded; None if by nothing."""
-    k, w = B.shape
-    some = A[:_LOOKED_AT]
-    bounds = threshold.bounds(k, w) if isinstance(threshold, Calibration) else thresholds.proven(k, w, dtype)
-    exact, magnitude = product_cpu.exact_rows(some, B)
-    allowed = bounds.magnitude * magnitude + bounds.spread * product_cpu.walks(some, B, bounds.products)
-    return over_rounding(allowed, calibration.sums_of(some, B, dtype, None) - exact)
+def _ratio(A: np.ndarray, B: np.ndarray, dtype: str, bounds: thresholds.Bounds, device: str) -> float | None:
+    """Return what elements may be off by, over what they are before they are rounded; None if by nothing."""
+    some, index = A[:_LOOKED_AT], 0 if device == "cuda" else None
+    off = calibration.sums_of(some, B, dtype, index) - product_cpu.exact_rows(some, B)[0]
+    return over_rounding(allowed_of(some, B, dtype, bounds, index), off)
+
+
+def allowed_of(A: np.ndarray, B: np.ndarray, dtype: str, bounds: thresholds.Bounds, device: int | None) -> np.ndarray:
+    """Return what sums of a device may be off by: where they are known to the bit, just what they are."""
+    exact, magnitude = product_cpu.exact_rows(A, B)
+    if bounds.predicted and device is not None:
+        return abs(calibration.predicted_sums_of(A, B, dtype, device) - exact)
+    walks = product_cpu.walks(A, B, bounds.products, bounds.accumulators)
+    return bounds.magnitude * magnitude + bounds.spread * walks
 
 
 def over_rounding(allowed: np.ndarray, off: np.ndarray) -> float | None:

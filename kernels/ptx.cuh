@@ -15,6 +15,7 @@
 #pragma once
 
 #if defined(TSA_HOST)
+#include "kernels/tensor_sum.cuh"
 #define TSA_PTX inline
 #else
 #define TSA_PTX __device__ __forceinline__
@@ -278,8 +279,23 @@ TSA_PTX void stmatrix_x4_transposed(void* shared_row, const unsigned (&from)[4])
 
 #if defined(TSA_HOST)
 
+// d + Σ ab as the tensor cores add it: of float64 one product after another, each rounded once.
+template <int, int K>
+inline double sum_on_host(double d, const double (&a)[K], const double (&b)[K]) {
+  for (int k = 0; k < K; ++k) d = fma(a[k], b[k], d);
+  return d;
+}
+template <int kLeast, int K>
+inline float sum_on_host(float d, const float (&a)[K], const float (&b)[K]) {
+  bool is_finite = d - d == 0;
+  for (int k = 0; k < K; ++k) is_finite &= a[k] - a[k] == 0 && b[k] - b[k] == 0;
+  if (is_finite) return tensor::sum<kLeast>(d, a, b);
+  for (int k = 0; k < K; ++k) d += a[k] * b[k];
+  return d;
+}
+
 // d += A·B for any shape above. `element(register, half)` reads one; a register holds `pack` elements along K.
-template <int M, int K, int pack, typename T, typename R, int NA, int NB, int ND, typename Element>
+template <int M, int K, int pack, int kLeast = tensor::kLeastOfFloat, typename T, typename R, int NA, int NB, int ND, typename Element>
 inline void mma_on_host(T (&d)[ND], const R (&a)[NA], const R (&b)[NB], Element element) {
   static_assert(NA * pack == M * K / 32 && NB * pack == 8 * K / 32 && ND == M * 8 / 32);
   struct Fragments {
@@ -291,11 +307,12 @@ inline void mma_on_host(T (&d)[ND], const R (&a)[NA], const R (&b)[NB], Element 
   const int g = cuda_host::here.lane / 4, t = cuda_host::here.lane % 4, step = 4 * pack;
   for (int i = 0; i < ND; ++i) {
     const int row = g + 8 * (i / 2), column = 2 * t + i % 2;
+    T left[K], right[K];
     for (int k = 0; k < K; ++k) {
-      const R left = lanes[row % 8 * 4 + k % step / pack].a[row / 8 + M / 8 * (k / step)];
-      const R right = lanes[column * 4 + k % step / pack].b[k / step];
-      d[i] += element(left, k % pack) * element(right, k % pack);
+      left[k] = element(lanes[row % 8 * 4 + k % step / pack].a[row / 8 + M / 8 * (k / step)], k % pack);
+      right[k] = element(lanes[column * 4 + k % step / pack].b[k / step], k % pack);
     }
+    d[i] = sum_on_host<kLeast>(d[i], left, right);
   }
 }
 
@@ -365,7 +382,8 @@ TSA_PTX void mma_m16n8k16(double (&d)[4], const double (&a)[8], const double (&b
 // mma m16n8k16 ─ f16 and bf16 with float sums.
 TSA_PTX void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
 #if defined(TSA_HOST)
-  mma_on_host<16, 16, 2>(d, a, b, [](unsigned x, int half) { return cuda_host::half_value(x >> 16 * half & 0xffff); });
+  mma_on_host<16, 16, 2, tensor::kLeastOfHalf>(
+      d, a, b, [](unsigned x, int half) { return cuda_host::half_value(x >> 16 * half & 0xffff); });
 #else
   asm(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "

@@ -117,12 +117,14 @@ inline void wgmma(float (&d)[blocks][4], const unsigned char* a, const unsigned 
   cuda_host::begin_work([=] {
     for (int i = 0; i < 4 * blocks; ++i) {
       const int row = 16 * work.warp + work.lane / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + work.lane % 4 * 2 + i % 2;
-      if (clears) work.d[i / 4][i % 4] = 0;
+      float x[16], y[16];
       for (int k = 0; k < 16; ++k) {
         const int within = k / 8 * 64 + k % 8;
-        const T x{work.a[row / 8 * 128 + row % 8 * 8 + within]}, y{work.b[column / 8 * 128 + column % 8 * 8 + within]};
-        work.d[i / 4][i % 4] += to_float(x) * to_float(y);
+        x[k] = to_float(T{work.a[row / 8 * 128 + row % 8 * 8 + within]});
+        y[k] = to_float(T{work.b[column / 8 * 128 + column % 8 * 8 + within]});
       }
+      constexpr int kLeast = is_half<T> ? tensor::kLeastOfHalf : tensor::kLeastOfFloat;
+      work.d[i / 4][i % 4] = sum_on_host<kLeast>(clears ? 0.0f : work.d[i / 4][i % 4], x, y);
     }
   });
 }

@@ -16,6 +16,12 @@ taken for one of a sub-Gaussian scale e, which is the largest of these, over the
 On a GPU that is e of our own kernels. The library's sums, which many products there are, cannot be had before they are
 rounded to 16 bits; cuBLAS was seen to add up one product after another, and longer sums of that kind have a larger e.
 It is measured beside, of sums that are added up so.
+
+A BLAS may have several accumulators, which take products in turn; by what data that cancel in pairs then lose, e would
+be tens of times what others need. So the CPU's walk is the one, of several, by which the threshold is the least.
+
+Beside all that, a GPU's sums are held against what they should be, to the bit (order.cuh). Where each is just that, e
+says only which rows are suspected, and their elements are judged by bits.
 """
 
 import json
@@ -45,10 +51,13 @@ __all__ = [
 
 #: The depths that are measured.
 DEPTHS = (16, 64, 256, 1024, 4096)
-# Of the file: 1 (which was not written in it) to 3 were of errors relative to other magnitudes.
-_VERSION = 4
+# Of the file: 1 (which was not written in it) to 3 were of errors relative to other magnitudes; 4 held no sums against
+# what is predicted.
+_VERSION = 5
 # Columns of a product that is measured; how many elements say something of a distribution; and the tail's share.
 _COLUMNS, _FEWEST, _TAIL = 16, 64, 1 / 256
+# Accumulators that a BLAS is taken to have, and rows and depth of the products by which it is found out.
+_ACCUMULATORS, _TRIED = (1, 2, 4, 8), (64, 256)
 # What the CPU is called.
 _CPU = "cpu"
 #: What is drawn: of mean zero, all positive, with a long tail, of wide range, mostly zero, and cancelling in pairs.
@@ -80,6 +89,8 @@ class Depth:
     of_others : float
         e of products that the library computes, or anybody: on a GPU the larger of `error` and what it is of sums that
         are added up one product after another; on the CPU `error`.
+    predicted : bool
+        Whether each sum that a kernel of our own added up on a GPU was what it should be, to the bit.
     """
 
     k: int
@@ -89,6 +100,7 @@ class Depth:
     tail: float
     n: int
     of_others: float
+    predicted: bool
 
 
 @dataclass(frozen=True)
@@ -104,6 +116,8 @@ class Calibration:
         The false-alarm rate of an element.
     confidence : float
         Of each interval.
+    accumulators : int
+        That errors are relative to (thresholds.py); on a GPU 1.
     depths : tuple of Depth
         By k, the smallest first.
     """
@@ -112,12 +126,18 @@ class Calibration:
     dtype: str
     p: float
     confidence: float
+    accumulators: int
     depths: tuple[Depth, ...]
 
     @property
     def products(self) -> float:
         """What a product adds to the walk that errors are relative to: ρ of thresholds.py."""
         return of_products(self.dtype, on_gpu=self.device != _CPU)
+
+    @property
+    def predicted(self) -> bool:
+        """Whether sums of our own kernels on this GPU are known, to the bit."""
+        return all(depth.predicted for depth in self.depths)
 
     def error(self, k: int, *, own: bool = True) -> float:
         """Return e for sums of k products: of the next depth that was measured, or as √k beyond the last.
@@ -135,7 +155,17 @@ class Calibration:
 
     def bounds(self, k: int, w: int, *, own: bool = True) -> Bounds:
         """Return the statistical bounds of a product (m × k) · (k × w); `own` as for `error`."""
-        return statistical(k, w, self.dtype, self.error(k, own=own), self.p, products=self.products)
+        error, predicted = self.error(k, own=own), own and self.predicted
+        return statistical(
+            k,
+            w,
+            self.dtype,
+            error,
+            self.p,
+            products=self.products,
+            accumulators=self.accumulators,
+            predicted=predicted,
+        )
 
 
 def calibrate(
@@ -175,20 +205,51 @@ def calibrate(
         raise ValueError(f"rows is {rows}; expected at least 16")
     confidence(p)
     rng = np.random.default_rng(seed)
-    depths = tuple(_measured(dtype, device, k, level, rows, rng) for k in DEPTHS)
-    return Calibration(_name(device), dtype, p, level, depths)
+    accumulators = _accumulators(dtype, rng) if device is None else 1
+    depths = tuple(_measured(dtype, device, k, level, rows, accumulators, rng) for k in DEPTHS)
+    return Calibration(_name(device), dtype, p, level, accumulators, depths)
 
 
-def _measured(dtype: str, device: int | None, k: int, level: float, rows: int, rng: np.random.Generator) -> Depth:
+def _accumulators(dtype: str, rng: np.random.Generator) -> int:
+    """Return by how many accumulators of the CPU's BLAS the threshold is the least, of a distribution's errors."""
+    rows, k = _TRIED
+    tried = [
+        (A, B, sums_of(A, B, dtype, None) - product_cpu.exact_rows(A, B)[0]) for A, B in _operands(dtype, k, rows, rng)
+    ]
+    tried = [one for one in tried if one[2].any()]
+
+    def over_errors(q: int) -> float:
+        """Return the threshold over the errors, where that is largest, but for a factor."""
+        error, largest = summed_unit(dtype) / sqrt(3), 0.0
+        for A, B, off in tried:
+            walks = product_cpu.walks(A, B, accumulators=q)
+            if (walks > 0).any():
+                error = max(error, _root_mean_square(off[walks > 0] / walks[walks > 0]))
+            largest = max(largest, _root_mean_square(walks) / _root_mean_square(off))
+        return error * largest
+
+    return min(_ACCUMULATORS, key=over_errors)
+
+
+def _root_mean_square(x: np.ndarray) -> float:
+    return sqrt(float((x**2).mean()))
+
+
+def _measured(
+    dtype: str, device: int | None, k: int, level: float, rows: int, accumulators: int, rng: np.random.Generator
+) -> Depth:
     own, in_order, products = [], [], of_products(dtype, on_gpu=device is not None)
+    predicted = device is not None
     for A, B in _operands(dtype, k, rows, rng):
-        exact, walks = product_cpu.exact_rows(A, B)[0], product_cpu.walks(A, B, products)
-        own.append(_relative_errors(sums_of(A, B, dtype, device), exact, walks, f"{dtype} on {_name(device)}"))
+        exact, walks = product_cpu.exact_rows(A, B)[0], product_cpu.walks(A, B, products, accumulators)
+        sums = sums_of(A, B, dtype, device)
+        own.append(_relative_errors(sums, exact, walks, f"{dtype} on {_name(device)}"))
         if device is not None:
             in_order.append(_relative_errors(_in_order(A, B), exact, walks, f"{dtype} in order"))
+            predicted &= bool((sums == predicted_sums_of(A, B, dtype, device)).all())
     (low, high, tail), (_, *others) = _largest(own, level), _largest(in_order, level)
     error = max(high, tail, summed_unit(dtype) / sqrt(3))
-    return Depth(k, error, low, high, tail, rows * _COLUMNS, max(error, *others))
+    return Depth(k, error, low, high, tail, rows * _COLUMNS, max(error, *others), predicted)
 
 
 def _largest(errors: list[np.ndarray], level: float) -> tuple[float, float, float]:
@@ -202,7 +263,7 @@ def _scales(errors: np.ndarray, level: float) -> tuple[float, float, float]:
     """Return the interval of the root mean square, and the scale of the tail, of relative errors."""
     from scipy.stats import beta, chi2
 
-    low, high = (sqrt(float((errors**2).mean())) * by for by in _chi_square(errors.size, level))
+    low, high = (_root_mean_square(errors) * by for by in _chi_square(errors.size, level))
     squares = np.sort(errors**2)[::-1]
     n, t = errors.size, max(16, int(errors.size * _TAIL))
     beyond = float(squares[t])
@@ -235,6 +296,13 @@ def sums_of(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> np.
     from tsapps.apps.abft import product_gpu
 
     return product_gpu.sums(A, B, dtype, device).astype(np.float64)
+
+
+def predicted_sums_of(A: np.ndarray, B: np.ndarray, dtype: str, device: int) -> np.ndarray:
+    """Return what a GPU's sums should be, to the bit; NaN where that is not known."""
+    from tsapps.apps.abft import product_gpu
+
+    return product_gpu.predicted(A, B, dtype, device)
 
 
 def _in_order(A: np.ndarray, B: np.ndarray) -> np.ndarray:

@@ -4,15 +4,17 @@
 //   A (m × k), B (k × w), C (m × w), rows that are listed   →   the elements of C that are wrong, and what they should be
 //
 // At the second look a row has to be off by more than row · q + row_absolute (row_checks.cuh). Then its elements are computed
-// again, as exactly as two doubles hold them: products and sums are kept with what they lose (T. Ogita, S. Rump and S. Oishi,
-// Accurate sum and dot product, 2005), Σ|ab| beside them, and by the statistical threshold how far roundings walk. Each is judged
-// by thresholds.py's bounds, and repaired if that is wanted. If more rows are suspected than their list has room for, all are
-// looked at, with what C has kept.
+// again. Where the order of C's sums is known (order.cuh), to the bit: an element that has others is wrong. Else as exactly as two
+// doubles hold them: products and sums are kept with what they lose (T. Ogita, S. Rump and S. Oishi, Accurate sum and dot
+// product, 2005), Σ|ab| beside them, and by the statistical threshold how far roundings walk; and each is judged by thresholds.py's
+// bounds. What is wrong is repaired if that is wanted. If more rows are suspected than their list has room for, all are looked at,
+// with what C has kept.
 //
 // Why it is fast enough: it is launched for a handful of rows, most often for none. A warp has a row; or, where rows are fewer than
 // warps, several have one, each for some of its columns, and look at it themselves: nobody waits for anybody.
 #pragma once
 #include "apps/abft/row_checks.cuh"
+#include "kernels/tsm2/order.cuh"
 
 namespace abft {
 
@@ -50,6 +52,22 @@ struct Judged {
   Matrix<T> C;
   long long m, k, w;
 };
+
+// Σ ab of an element as the product's kernel adds it up, in this thread alone; NaN where that is not known.
+template <typename T>
+__device__ __forceinline__ double predicted(const Judged<T>& of, const tsm2::Order& order, long long row, long long column) {
+  const auto a = [&](long long l) { return wide(of.A(row, l)); };
+  const auto b = [&](long long l) { return wide(of.B(l, column)); };
+  return tsm2::Predicted<T, decltype(a), decltype(b)>(order, row, a, b).sum();
+}
+
+// All elements before they are rounded to T, into `sums` (m × w).
+template <typename T>
+__global__ void __launch_bounds__(kJudgeThreads, 2) predict(Judged<T> of, tsm2::Order order, double* sums) {
+  const long long size = of.m * of.w;
+  for (long long i = blockIdx.x * (long long)kJudgeThreads + threadIdx.x; i < size; i += gridDim.x * (long long)kJudgeThreads)
+    sums[i] = predicted(of, order, i / of.w, i % of.w);
+}
 
 // Σ ab of an element and Σ |ab|, for the warp's first lane.
 struct Exact {
@@ -91,6 +109,20 @@ __device__ __forceinline__ double last_place(double x) {
 
 __device__ __forceinline__ double smaller(double x, double y) { return x < y ? x : y; }
 
+// What an addition makes of what a sum is a multiple of: g → max(last, min(g, place)), with the last places of the sum and of the
+// product that is added. Several in a row are one again.
+struct Grain {
+  double last = 0, place = __longlong_as_double(0x7ff0000000000000LL);
+
+  __device__ __forceinline__ double of(double grain) const { return larger(last, smaller(grain, place)); }
+  __device__ __forceinline__ Grain after(const Grain& first) const {
+    return {larger(last, smaller(first.last, place)), smaller(first.place, place)};
+  }
+};
+__device__ __forceinline__ Grain shuffle_up(const Grain& mine, int lanes) {
+  return {simt::shuffle_up(mine.last, lanes), simt::shuffle_up(mine.place, lanes)};
+}
+
 // How far the roundings of an element's sum walk (thresholds.py), of which Σ|ab| is `size` and ρ is `products`; for the warp's
 // first lane.
 template <typename T>
@@ -99,8 +131,9 @@ __device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, lo
   // Where partial sums begin anew, but for those that never do; and the lowest and the highest since.
   constexpr long long kAnew[] = {32, 512};
   constexpr int kRuns = 3;
+  constexpr bool kHalves = sizeof(T) == 2;
   const int lane = threadIdx.x % 32;
-  double before[kRuns] = {}, lowest[kRuns] = {}, highest[kRuns] = {}, square = 0, finest = size;
+  double before[kRuns] = {}, lowest[kRuns] = {}, highest[kRuns] = {}, grains[kRuns] = {}, square = 0, finest = size;
   for (long long first = 0; first < of.k; first += 32) {
     const long long l = first + lane;
     const double product = l < of.k ? fma(wide(of.A(row, l)), wide(of.B(l, column)), 0.0) : 0.0;
@@ -110,11 +143,14 @@ __device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, lo
       const double others = simt::shuffle_up(sum, lanes);
       if (lane >= lanes) sum += others;
     }
-    const double all = simt::shuffle(sum, 31);
+    const double all = simt::shuffle(sum, 31), place = product != 0 ? last_place(product) : Grain().place;
     double of_step = 0;
 #pragma unroll
     for (int i = 0; i < kRuns; ++i) {
-      if (i + 1 < kRuns && first % kAnew[i] == 0) before[i] = lowest[i] = highest[i] = 0;
+      if (first == 0 || (i + 1 < kRuns && first % kAnew[i] == 0)) {
+        before[i] = lowest[i] = highest[i] = 0;
+        grains[i] = Grain().place;
+      }
       const double partial = before[i] + sum;
       double low = smaller(partial, lowest[i]), high = larger(partial, highest[i]);
 #pragma unroll
@@ -122,11 +158,24 @@ __device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, lo
         low = smaller(low, simt::shuffle_up(low, lanes)), high = larger(high, simt::shuffle_up(high, lanes));
       }
       const double power = power_of(larger(partial - low, high - partial));
-      of_step = fma(power, power, of_step);
+      bool loses = true;
+      if constexpr (kHalves) {
+        Grain grain{power * 0x1p-23, place};
+#pragma unroll
+        for (int lanes = 1; lanes < 32; lanes *= 2) {
+          const Grain others = shuffle_up(grain, lanes);
+          if (lane >= lanes) grain = grain.after(others);
+        }
+        const Grain others = shuffle_up(grain, 1);
+        const double until = lane > 0 ? others.of(grains[i]) : grains[i];
+        loses = smaller(until, place) < power * 0x1p-23;
+        grains[i] = simt::shuffle(grain.of(grains[i]), 31);
+      }
+      if (loses) of_step = fma(power, power, of_step);
       before[i] += all, lowest[i] = simt::shuffle(low, 31), highest[i] = simt::shuffle(high, 31);
     }
     if (product != 0) {
-      const double power = power_of(product), place = last_place(product);
+      const double power = power_of(product);
       square += of_step / kRuns + products * power * power;
       finest = place < finest ? place : finest;
     }
@@ -138,7 +187,7 @@ __device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, lo
     square += simt::shuffle_xor(square, bits);
   }
   // Products of 16-bit elements are exact in float32, and so are sums of 24 bits of their last places.
-  if (sizeof(T) == 2 && size < 0x1p24 * finest) return 0;
+  if (kHalves && size < 0x1p24 * finest) return 0;
   // Squares of what is very large or small are lost, and no partial sum is larger than Σ|ab|.
   return size > 0x1p-480 && size < 0x1p480 ? sqrt(square) : sqrt((1 + products) * of.k) * size;
 }
@@ -179,7 +228,8 @@ __device__ __forceinline__ bool is_confirmed(const Judged<T>& of, const Look<Sum
 // The first `room` that are wrong are listed. Two blocks a multiprocessor: for more, the compiler would spill.
 template <typename T, typename Sum>
 __global__ void __launch_bounds__(kJudgeThreads, 2)
-    judge(Judged<T> of, Look<Sum> look, Suspects suspects, Bounds bounds, bool correct, Wrong* wrong, unsigned long long room) {
+    judge(Judged<T> of, Look<Sum> look, Suspects suspects, Bounds bounds, tsm2::Order order, bool correct, Wrong* wrong,
+          unsigned long long room) {
   const int lane = threadIdx.x % 32;
   const unsigned long long count = suspects.counts->suspected;
   const bool every = count > (unsigned long long)suspects.capacity;
@@ -193,17 +243,28 @@ __global__ void __launch_bounds__(kJudgeThreads, 2)
     const long long row = every ? place : suspects.rows[place].row;
     if (!is_confirmed(of, look, row, every ? 0 : suspects.rows[place].off, every)) continue;
     if (lane == 0 && part == 0) atomicAdd(&suspects.counts->confirmed, 1ull);
-    for (long long column = part; column < of.w; column += parts) {
-      const Exact exact = exact_of(of, row, column);
-      const double walk = bounds.spread > 0 ? walk_of(of, row, column, exact.size, bounds.products) : 0;
+    double expected = 0;
+    for (long long column = part, i = 0; column < of.w; column += parts, ++i) {
+      // Each lane has one of the next columns.
+      if (i % 32 == 0) {
+        const long long mine = column + lane * parts;
+        expected = order.blocks > 0 && mine < of.w ? predicted(of, order, row, mine) : tsm2::unknown();
+      }
+      double value = simt::shuffle(expected, (int)(i % 32)), sum = 0, walk = 0;
+      const bool is_known = value == value;
+      if (!is_known) {
+        const Exact exact = exact_of(of, row, column);
+        value = exact.value, sum = exact.size;
+        walk = bounds.spread > 0 ? walk_of(of, row, column, sum, bounds.products) : 0;
+      }
       if (lane != 0) continue;
       T& element = of.C(row, column);
+      const T right = tsm2::Element<T>::from((decltype(tsm2::Element<T>::value(T())))value);
       const double found = wide(element);
-      if (!bounds.exclude(found, exact.value, exact.size, walk)) continue;
-      const T value = tsm2::Element<T>::from((decltype(tsm2::Element<T>::value(T())))exact.value);
+      if (is_known ? found == wide(right) : !bounds.exclude(found, value, sum, walk)) continue;
       const unsigned long long listed = atomicAdd(&suspects.counts->wrong, 1ull);
-      if (listed < room) wrong[listed] = {row, column, found, wide(value)};
-      if (correct) element = value;
+      if (listed < room) wrong[listed] = {row, column, found, wide(right)};
+      if (correct) element = right;
     }
   }
 }

@@ -174,39 +174,51 @@ def _lost_of_product(x: np.ndarray, y: np.ndarray, product: np.ndarray) -> np.nd
     return x_low * y_low - (((product - x_high * y_high) - x_low * y_high) - x_high * y_low)
 
 
-def walks(A: np.ndarray, B: np.ndarray, products: float = OF_PRODUCTS) -> np.ndarray:
+def walks(A: np.ndarray, B: np.ndarray, products: float = OF_PRODUCTS, accumulators: int = 1) -> np.ndarray:
     """Return how far roundings of the product of a few rows may walk (thresholds.py), (rows, w) float64.
 
-    `products` is ρ, what a product adds beside the sums.
+    `products` is ρ, what a product adds beside the sums; `accumulators` is how many take products in turn.
     """
     a, b = A.astype(np.float64), B.astype(np.float64)
-    step = max(1, _WALKING // max(1, b.shape[1]))
+    step, exact = max(1, _WALKING // max(1, b.shape[1])), A.itemsize == 2
     with np.errstate(all="ignore"):
         starts = range(0, len(a), step)
-        blocks = [_walk(a[first : first + step], b, products, exact=A.itemsize == 2) for first in starts]
+        blocks = [_walk(a[first : first + step], b, products, accumulators, exact=exact) for first in starts]
     return np.concatenate([np.empty((0, b.shape[1])), *blocks])
 
 
-def _walk(a: np.ndarray, b: np.ndarray, products: float, *, exact: bool) -> np.ndarray:
+def _walk(a: np.ndarray, b: np.ndarray, products: float, accumulators: int, *, exact: bool) -> np.ndarray:
     """Return the walks of a block; `exact` is whether products are exact in what they are summed in."""
     shape, k = (len(a), b.shape[1]), a.shape[1]
-    # Partial sums, and the lowest and the highest of them since they began.
-    sums, lowest, highest = runs = np.zeros((3, len(_ANEW) + 1, *shape))
+    # Of each accumulator partial sums, the lowest and the highest since they began; and what they are multiples of.
+    of_all = np.zeros((accumulators, 3, len(_ANEW) + 1, *shape))
+    grains_of_all = np.zeros((accumulators, len(_ANEW) + 1, *shape))
     square, magnitude, finest = np.zeros(shape), np.zeros(shape), np.full(shape, np.inf)
     left, right = _last_place(a), _last_place(b)
     for step in range(k):
         product = a[:, step, np.newaxis] * b[step]
+        sums, lowest, highest = runs = of_all[step % accumulators]
+        grains = grains_of_all[step % accumulators]
         for i, run in enumerate((*_ANEW, k)):
-            if step % run == 0:
-                runs[:, i] = 0
+            if step % run < accumulators:
+                runs[:, i], grains[i] = 0, np.inf
         sums += product
         np.minimum(lowest, sums, out=lowest)
         np.maximum(highest, sums, out=highest)
-        of_sums = (_power(np.maximum(sums - lowest, highest - sums)) ** 2).sum(axis=0) / len(sums)
-        square += np.where(product != 0, of_sums + products * _power(product) ** 2, 0.0)
+        largest = _power(np.maximum(sums - lowest, highest - sums))
         magnitude += abs(product)
         if exact:
-            np.fmin(finest, left[:, step, np.newaxis] * right[step], out=finest)
+            place = left[:, step, np.newaxis] * right[step]
+            last = largest * (2 / _PLACES)
+            np.minimum(grains, place, out=grains)
+            largest = np.where(grains < last, largest, 0.0)
+            np.maximum(grains, last, out=grains)
+            np.fmin(finest, place, out=finest)
+        of_step = (largest**2).sum(axis=0) / len(sums) + products * _power(product) ** 2
+        square += np.where(product != 0, of_step, 0.0)
+    # Accumulators are added up in the end.
+    for together in np.cumsum(of_all[:, 0, -1], axis=0)[1:]:
+        square += _power(together) ** 2
     # Squares of what is very large or small are lost; no partial sum is larger than Σ|ab|.
     held = (magnitude > _HELD[0]) & (magnitude < _HELD[1])
     walk = np.where(held, np.sqrt(square), np.sqrt((1 + products) * k) * magnitude)
@@ -236,7 +248,7 @@ def wrong(A: np.ndarray, B: np.ndarray, C: np.ndarray, rows: Iterable[int], boun
     for first in range(0, len(every), step):
         some = every[first : first + step]
         exact, magnitude = exact_rows(A[some], B)
-        walk = walks(A[some], B, bounds.products) if bounds.spread else np.zeros_like(exact)
+        walk = walks(A[some], B, bounds.products, bounds.accumulators) if bounds.spread else np.zeros_like(exact)
         with np.errstate(all="ignore"):
             found = C[some].astype(np.float64)
             allowed = bounds.magnitude * magnitude + bounds.spread * walk + bounds.absolute

@@ -45,20 +45,21 @@ from tsapps.kernels import product
 from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gapless, kind_of
 from tsapps.kernels.build import function
 from tsapps.kernels.device import live
-from tsapps.kernels.launch import with_epilogue
+from tsapps.kernels.launch import blocks_of, with_epilogue
+from tsapps.kernels.order import UNKNOWN, order_of
 from tsapps.kernels.plan import ELEMENT, SUM, Plan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.tables import user_table
 
-__all__ = ["Fused", "check", "matmul", "sums"]
+__all__ = ["Fused", "check", "matmul", "predicted", "sums"]
 
 #: Rows that were suspected, elements that are wrong, and those that are listed; asked for, once it is wanted.
 Report = Callable[[], tuple[int, int, list[Wrong]]]
 
 _FOLDER = Path(__file__).resolve().parent
 _THREADS = 256
-# Blocks a multiprocessor, of what compares and of what judges.
-_COMPARING, _JUDGING = 8, 2
+# Blocks a multiprocessor, of what compares, of what judges, and of what predicts all elements.
+_COMPARING, _JUDGING, _PREDICTING = 8, 2, 4
 # Faults that are listed; and rows that are suspected, of which a 64th of C's or so many are.
 _LISTED, _FEW = 1 << 16, 1 << 14
 # Lanes that share a row where it is contiguous, and where columns are.
@@ -72,7 +73,9 @@ class _Check:
     two numbers for each of B's rows.
     """
 
-    def __init__(self, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds, padded: int) -> None:
+    def __init__(
+        self, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds, padded: int, order: Any = UNKNOWN
+    ) -> None:
         (m, k), w, element, total = a.shape, b.shape[1], ELEMENT[a.dtype], SUM[a.dtype]
         self.device, self._bounds, self._look = a.device, row_bounds(bounds, w), second_look(bounds, w)
         self.capacity = min(m, max(_FEW, m // 64))
@@ -90,8 +93,8 @@ class _Check:
         self._row_checks = _kernel("row_checks.cuh", f"row_checks<{element}, {total}, {lanes}, {vector}>", self.device)
         self._judge = _kernel("judge.cuh", f"judge<{element}, {total}>", self.device)
         self._sizes, self._step, self._limits = sizes, step, element_bounds(bounds)
-        parts = (part for x in (a, b, c) for part in _matrix(x).item())
-        self._judged = np.array((*parts, m, k, w), JUDGED)
+        self._order = order if bounds.predicted else UNKNOWN
+        self._judged = _judged(a, b, c)
         self._multiprocessors = live(self.device).multiprocessors
 
     def begin(self, b: DeviceMatrix) -> Any:
@@ -124,7 +127,7 @@ class _Check:
         of["A_data"], of["B_data"], of["C_data"] = a.pointer, b.pointer, c.pointer
         look["x"], look["y"] = (self.address(memory, name) for name in "xy")
         listed = self.address(memory, "wrong"), np.uint64(_LISTED)
-        judged = of[()], look[()], suspects, self._limits, np.bool_(correct), *listed
+        judged = of[()], look[()], suspects, self._limits, self._order, np.bool_(correct), *listed
         self._judge((_JUDGING * self._multiprocessors,), (_THREADS,), judged)
         done = cupy.cuda.Event(disable_timing=True)
         done.record()
@@ -159,7 +162,8 @@ class Fused:
         name = checked_epilogue(a.dtype, w, problem.c)
         self._epilogue = epilogue
         self._run = with_epilogue(plan, problem, a.device, name, "apps/abft/checked.cuh")
-        self.check = _Check(a, b, c, bounds, padded_depth(problem.k, plan))
+        order = order_of(plan, problem, blocks_of(plan, problem, a.device))
+        self.check = _Check(a, b, c, bounds, padded_depth(problem.k, plan), order)
 
     def multiply(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> None:
         """Compute C, and list the rows that do not agree; `memory` is what the check has begun with."""
@@ -233,20 +237,49 @@ def sums(A: np.ndarray, B: np.ndarray, dtype: str, index: int) -> np.ndarray:
     B has a multiple of eight columns.
     """
     with cupy.cuda.Device(index):
-        # Of bfloat16, CuPy has but the bits.
-        a, b = (device_matrix("", cupy.asarray(np.ascontiguousarray(X).view(f"u{X.itemsize}"))) for X in (A, B))
-        a, b = a._replace(dtype=dtype), b._replace(dtype=dtype)
-        total = SUM[dtype]
-        found = cupy.empty((len(A), B.shape[1]), summed(dtype))
-        problem = product.problem_of(a, b, gapless(found.shape, dtype, a.itemsize, by_rows=True))
-        plan = _planned(problem, index)
-        if plan is None:
-            raise ValueError(f"there is no kernel for a product of {A.shape} and {B.shape} {dtype} on GPU {index}")
-        fields = [(name, checked_dtype(dtype)[name]) for name in ("C", "rows", "columns", "regular", "alpha", "beta")]
-        store = np.array((found.data.ptr, found.shape[1], 1, 0, 1, 0), fields)[()]
-        plan = replace(plan, row_sums=False)  # which this epilogue does not take
-        with_epilogue(plan, problem, index, f"tsm2::StorePairs<{total}, {total}>")(a.pointer, b.pointer, store)
-        return found.get()
+        a, b = _sent(A, B, dtype)
+        return sums_by(*_summed(a, b), a, b)
+
+
+def predicted(A: np.ndarray, B: np.ndarray, dtype: str, index: int) -> np.ndarray:
+    """Return what `sums` should, as order.cuh says; NaN where that is not known."""
+    with cupy.cuda.Device(index):
+        a, b = _sent(A, B, dtype)
+        return predicted_by(*_summed(a, b), a, b)
+
+
+def sums_by(plan: Plan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
+    """Return A · B as a plan's kernel sums it, of as many columns as `sums`."""
+    total, found = SUM[a.dtype], cupy.empty((problem.m, problem.w), summed(a.dtype))
+    fields = [(name, checked_dtype(a.dtype)[name]) for name in ("C", "rows", "columns", "regular", "alpha", "beta")]
+    store = np.array((found.data.ptr, found.shape[1], 1, 0, 1, 0), fields)[()]
+    with_epilogue(plan, problem, a.device, f"tsm2::StorePairs<{total}, {total}>")(a.pointer, b.pointer, store)
+    return found.get()
+
+
+def predicted_by(plan: Plan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
+    """Return what `sums_by` should."""
+    order, to = order_of(plan, problem, blocks_of(plan, problem, a.device)), cupy.empty((problem.m, problem.w))
+    grid = (_PREDICTING * live(a.device).multiprocessors,)
+    _kernel("judge.cuh", f"predict<{ELEMENT[a.dtype]}>", a.device)(grid, (_THREADS,), (_judged(a, b, b)[()], order, to))
+    return to.get()
+
+
+def _sent(A: np.ndarray, B: np.ndarray, dtype: str) -> tuple[DeviceMatrix, DeviceMatrix]:
+    """Return A and B on the current GPU."""
+    # Of bfloat16, CuPy has but the bits.
+    a, b = (device_matrix("", cupy.asarray(np.ascontiguousarray(X).view(f"u{X.itemsize}"))) for X in (A, B))
+    return a._replace(dtype=dtype), b._replace(dtype=dtype)
+
+
+def _summed(a: DeviceMatrix, b: DeviceMatrix) -> tuple[Plan, Problem]:
+    """Return how a product is computed whose sums are to be seen: without those of A's rows, which no check takes."""
+    shape = a.shape[0], b.shape[1]
+    problem = product.problem_of(a, b, gapless(shape, a.dtype, a.itemsize, by_rows=True))
+    plan = _planned(problem, a.device)
+    if plan is None:
+        raise ValueError(f"there is no kernel for a product of {a.shape} and {b.shape} {a.dtype} on GPU {a.device}")
+    return replace(plan, row_sums=False), problem
 
 
 def _planned(problem: Problem, index: int) -> Plan | None:
@@ -280,6 +313,12 @@ def _new(A: Any, shape: tuple[int, int], how: str) -> Any:
 
 def _zeros(shape: tuple[int, int], like: DeviceMatrix) -> DeviceMatrix:
     return device_matrix("zeros", cupy.zeros(shape, f"u{like.itemsize}"))._replace(dtype=like.dtype)
+
+
+def _judged(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> np.ndarray:
+    """Return the C++ class `Judged`."""
+    parts = (part for x in (a, b, c) for part in _matrix(x).item())
+    return np.array((*parts, *a.shape, b.shape[1]), JUDGED)
 
 
 def _matrix(x: DeviceMatrix) -> Any:

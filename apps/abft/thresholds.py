@@ -24,12 +24,18 @@ two that is no larger than |x|, and for partial sums that begin anew after every
     walk² = Σ_l (the mean of the three ⌊s_l⌋₂² + ρ ⌊a_il b_lj⌋₂²),    over the products that are not zero,
 
 s_l being the largest that the partial sum which ends with product l could be, had it begun with any product since:
-where blocks share a sum, they begin wherever their shares do.
+where blocks share a sum, they begin wherever their shares do. Some BLAS have several accumulators, which take products
+in turn: each is then a sum by itself, of every q-th product, and they are added up in the end.
 
 u⌊s⌋₂ is half a last place of s, what an addition that is rounded to nearest loses at most. ρ is `of_products`: 2, or
 more where the tensor cores make a product of float32 of three, of parts that are cut off. Of 16-bit types, whose
-products are exact in float32, walk is 0 where Σ|ab| is less than 2²⁴ last places of the finest product: there, sums in
-any order are exact.
+products are exact in float32, an addition only counts where it has bits to lose: where the product, or what the sum is
+a multiple of, has a last place below that of s. And walk is 0 where Σ|ab| is less than 2²⁴ last places of the finest
+product: there, sums in any order are exact.
+
+Our own kernels on a GPU whose arithmetic is known (calibration.py) need no T: there the sum that C's element is of is
+computed once more, in the same order and to the bit (order.cuh), and an element is wrong if it is another number
+(`predicted`). Where factors are too large or small for that, T is the proven one.
 
 The first is a matter of speed and of what is found, the second of what is true: with the proven bound, no element is
 ever called wrong that rounding explains.
@@ -145,8 +151,12 @@ class Bounds:
         By which elements are judged.
     products : float
         ρ of `walk`.
+    accumulators : int
+        q of `walk`.
     rounding, rounding_absolute : float
         What rounding to C's dtype may lose; 0 where C's dtype is what is summed in.
+    predicted : bool
+        Whether elements are judged by what they are known to come to, where they are, and by these numbers elsewhere.
     by_spread : bool
         Whether rows are probed by s_l = √(Σ_j b_lj² + (Σ_j b_lj)²) in place of Σ_j |b_lj|.
     largest_sum, largest : float
@@ -160,14 +170,26 @@ class Bounds:
     spread: float
     absolute: float
     products: float
+    accumulators: int
     rounding: float
     rounding_absolute: float
+    predicted: bool
     by_spread: bool
     largest_sum: float
     largest: float
 
 
-def _bounds(k: int, dtype: str, *, row: float, row_absolute: float, **of_element: float) -> Bounds:
+def _bounds(
+    k: int,
+    dtype: str,
+    *,
+    row: float,
+    row_absolute: float,
+    by_spread: bool = False,
+    predicted: bool = False,
+    accumulators: int = 1,
+    **of_element: float,
+) -> Bounds:
     summed = _summed(dtype)
     halves = dtype in _HALF_SUBNORMAL
     given = {"magnitude": 0.0, "spread": 0.0, "absolute": 0.0, "products": OF_PRODUCTS} | of_element
@@ -179,7 +201,9 @@ def _bounds(k: int, dtype: str, *, row: float, row_absolute: float, **of_element
         row_absolute=row_absolute,
         rounding=UNIT[dtype] if halves else 0.0,
         rounding_absolute=_HALF_SUBNORMAL.get(dtype, 0.0),
-        by_spread=given["spread"] > 0,
+        predicted=predicted,
+        accumulators=accumulators,
+        by_spread=by_spread,
         largest_sum=_LARGEST[summed] / 4,
         largest=_LARGEST[dtype] * (1 - 4 * UNIT[dtype]),
         **given,
@@ -225,7 +249,17 @@ def proven(k: int, w: int, dtype: str) -> Bounds:
     return _bounds(k, dtype, row=_row_error(w, dtype, error), row_absolute=2 * (k + w) * tiny, magnitude=error)
 
 
-def statistical(k: int, w: int, dtype: str, error: float, p: float, *, products: float = OF_PRODUCTS) -> Bounds:
+def statistical(
+    k: int,
+    w: int,
+    dtype: str,
+    error: float,
+    p: float,
+    *,
+    products: float = OF_PRODUCTS,
+    accumulators: int = 1,
+    predicted: bool = False,
+) -> Bounds:
     """Return the bounds that the rounding of an element exceeds with probability p at most, if it is as calibrated.
 
     The rounding of a sum is taken for sub-Gaussian of scale e · walk, with an e that is measured (calibration.py): for
@@ -243,6 +277,10 @@ def statistical(k: int, w: int, dtype: str, error: float, p: float, *, products:
         The false-alarm rate of an element.
     products : float
         ρ of the walk that e is relative to: `of_products`.
+    accumulators : int
+        q of that walk; on a GPU always 1.
+    predicted : bool
+        Whether elements are known to the bit, by a kernel of our own, and only rows are suspected by e.
 
     Raises
     ------
@@ -257,7 +295,9 @@ def statistical(k: int, w: int, dtype: str, error: float, p: float, *, products:
     # row, w roundings add up as a random walk beside those of the sums; and how the column is kept.
     of_row = _PROBED * (error * sqrt(k / 6 + products / 2) + u * sqrt(w + 8)) + u
     tiny = _TINY[8 if dtype == "float64" else 4]
-    return _bounds(k, dtype, row=c * of_row, row_absolute=2 * (k + w) * tiny, spread=c * error, products=products)
+    of_element = {"magnitude": element_error(k, dtype)} if predicted else {"spread": c * error, "products": products}
+    of_rows = {"row": c * of_row, "row_absolute": 2 * (k + w) * tiny}
+    return _bounds(k, dtype, **of_rows, by_spread=True, predicted=predicted, accumulators=accumulators, **of_element)
 
 
 def absolute(k: int, w: int, dtype: str, threshold: float) -> Bounds:

@@ -34,8 +34,10 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 def some(dtype="float32", **change):
-    given = {"device": "cpu", "dtype": dtype, "p": 1e-6, "confidence": 0.99}
-    depths = Depth(10, 2e-7, 1e-7, 2e-7, 4e-7, 100, 5e-7), Depth(100, 3e-7, 1e-7, 3e-7, 4e-7, 100, 6e-7)
+    given = {"device": "cpu", "dtype": dtype, "p": 1e-6, "confidence": 0.99, "accumulators": 1}
+    depths = tuple(
+        Depth(k, e, 1e-7, e, 4e-7, 100, others, True) for k, e, others in ((10, 2e-7, 5e-7), (100, 3e-7, 6e-7))
+    )
     return Calibration(**(given | {"depths": depths} | change))
 
 
@@ -65,8 +67,10 @@ def test_sums_of_others_on_a_gpu(monkeypatch, dtype):
     monkeypatch.setattr(calibration, "DEPTHS", (64, 1024))
     with monkeypatch.context() as patched:
         patched.setattr(calibration, "sums_of", lambda A, B, *_: product_cpu.exact_rows(A, B)[0])
+        patched.setattr(calibration, "predicted_sums_of", lambda A, B, *_: product_cpu.exact_rows(A, B)[0])
         found = calibrate(dtype, 0, rows=512, p=1e-6)
     unit = 2.0**-53 if dtype == "float64" else 2.0**-24
+    assert found.predicted
     for depth in found.depths:
         assert depth.error == unit / sqrt(3)  # the least
         assert depth.error <= depth.of_others < 2 * unit
@@ -75,7 +79,7 @@ def test_sums_of_others_on_a_gpu(monkeypatch, dtype):
     A, B = rng.lognormal(0, 1, (2000, 1024)).astype(dtype), rng.lognormal(0, 1, (1024, 8)).astype(dtype)
     off = abs(calibration._in_order(A, B) - product_cpu.exact_rows(A, B)[0])
     bounds = found.bounds(1024, 8, own=False)
-    assert (off <= bounds.spread * product_cpu.walks(A, B, bounds.products)).all()
+    assert (off <= bounds.spread * product_cpu.walks(A, B, bounds.products, bounds.accumulators)).all()
     # On the CPU there is but one.
     for depth in calibrate(dtype, rows=64, p=1e-6).depths:
         assert depth.of_others == depth.error
@@ -141,7 +145,7 @@ def test_the_statistical_threshold_is_tight_and_seldom_wrong(calibrations, dtype
     bounds = calibrations[dtype].bounds(k, w)
     work = product_cpu.working_type(A.dtype)
     off = A[:500].astype(work) @ B.astype(work) - product_cpu.exact_rows(A[:500], B)[0]
-    allowed = bounds.spread * product_cpu.walks(A[:500], B)
+    allowed = bounds.spread * product_cpu.walks(A[:500], B, bounds.products, bounds.accumulators)
     assert np.sqrt((allowed**2).mean()) < 20 * np.sqrt((off**2).mean())
 
 
@@ -160,8 +164,8 @@ def test_every_distribution_of_the_campaign(of_64, dtype, distribution):
     bounds = of_64[dtype].bounds(k, w)
     work = product_cpu.working_type(A.dtype)
     sums = A.astype(work) @ B.astype(work)
-    off, walks = sums - product_cpu.exact_rows(A, B)[0], product_cpu.walks(A, B)
-    allowed = bounds.spread * walks
+    off = sums - product_cpu.exact_rows(A, B)[0]
+    allowed = bounds.spread * product_cpu.walks(A, B, bounds.products, bounds.accumulators)
     # All are judged, not only those of rows that are suspected: five of 320,000 are beyond it with probability 2·10⁻⁵.
     assert (abs(off) > allowed).sum() < 5
     assert sum(1 for _ in product_cpu.wrong(A, B, sums.astype(A.dtype), range(m), bounds)) < 5
@@ -194,7 +198,7 @@ def test_without_a_calibration():
         matmul(np.ones((2, 2)), np.ones((2, 2)), threshold="statistical")
 
 
-HEAD = {"version": 4, "device": "cpu", "dtype": "float32", "p": 1e-6, "confidence": 0.99}
+HEAD = {"version": 5, "device": "cpu", "dtype": "float32", "p": 1e-6, "confidence": 0.99, "accumulators": 1}
 
 
 @pytest.mark.parametrize(
@@ -218,16 +222,16 @@ def test_files_that_hold_something_else(text):
 def test_files_of_another_version():
     path = save_calibration(some())
     whole = json.loads(path.read_text())
-    assert whole["version"] == 4
+    assert whole["version"] == 5
     # As files were that said no version, whose errors are relative to other magnitudes.
     del whole["version"]
     for depth in whole["depths"]:
         depth["largest"] = depth.pop("tail")
     path.write_text(json.dumps(whole))
-    with pytest.raises(ValueError, match=r"is of version 1; expected 4.*make one with tsapps abft-calibrate"):
+    with pytest.raises(ValueError, match=r"is of version 1; expected 5.*make one with tsapps abft-calibrate"):
         load_calibration("float32")
-    path.write_text(json.dumps(whole | {"version": 5}))
-    with pytest.raises(ValueError, match="is of version 5; expected 4"):
+    path.write_text(json.dumps(whole | {"version": 6}))
+    with pytest.raises(ValueError, match="is of version 6; expected 5"):
         load_calibration("float32")
 
 

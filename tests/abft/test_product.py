@@ -21,9 +21,7 @@ SCALE = {"float64": 2.0**-50, "float32": 2.0**-21, "float16": 2.0**-21, "bfloat1
 
 
 def calibrated(dtype, p=1e-9):
-    return Calibration(
-        "cpu", dtype, p, 0.99, (Depth(10_000, SCALE[dtype], SCALE[dtype], SCALE[dtype], 1e-6, 1000, SCALE[dtype]),)
-    )
+    return Calibration("cpu", dtype, p, 0.99, 1, (Depth(10_000, *[SCALE[dtype]] * 3, 1e-6, 1000, SCALE[dtype], False),))
 
 
 def thresholds_of(dtype):
@@ -140,21 +138,34 @@ def power(x):
     return 2.0 ** (np.frexp(float(x))[1] - 1) if x else 0.0
 
 
-def walk(row, column):
+def walk(row, column, accumulators=1):
     """Return the walk of one element, by whole numbers."""
     products = [Fraction(float(x)) * Fraction(float(y)) for x, y in zip(row, column, strict=True)]
     # In lowest terms a denominator is a power of two.
     places = [Fraction(one.numerator & -one.numerator, one.denominator) for one in products if one]
     if row.itemsize == 2 and (not places or sum(map(abs, products)) < 2**24 * min(places)):
         return 0.0
-    square, until = 0.0, [Fraction(0), *accumulate(products)]
-    for i, product in enumerate(products):
-        # Wherever since the run's beginning it is that a partial sum begins.
-        begins = (until[i - i % run : i + 1] for run in (32, 512, len(products)))
-        largest = (max(abs(until[i + 1] - begin) for begin in of_run) for of_run in begins)
-        if product:
-            square += sum(power(one) ** 2 for one in largest) / 3 + 2 * power(product) ** 2
-    return square**0.5
+    square, ends, k = 0.0, [], len(products)
+    for mine in range(accumulators):
+        turn = range(mine, k, accumulators)
+        until = [Fraction(0), *accumulate(products[i] for i in turn)]
+        ends.append(until[-1])
+        for run in (32, 512, k):
+            begin, grain = 0, float("inf")
+            for n, i in enumerate(turn):
+                if n and i // run > turn[n - 1] // run:
+                    begin, grain = n, float("inf")
+                if not products[i]:
+                    continue
+                # Wherever since the run's beginning it is that a partial sum begins.
+                largest = power(max(abs(until[n + 1] - one) for one in until[begin : n + 1]))
+                place = Fraction(products[i].numerator & -products[i].numerator, products[i].denominator)
+                grain = min(grain, place)
+                if row.itemsize > 2 or grain < largest / 2**23:
+                    square += largest**2 / 3
+                grain = max(grain, largest / 2**23)
+    square += sum(power(sum(ends[: n + 1])) ** 2 for n in range(1, len(ends)))
+    return (square + sum(2 * power(one) ** 2 for one in products)) ** 0.5
 
 
 def test_a_walk_by_hand():
@@ -171,13 +182,15 @@ def test_a_walk_by_hand():
         assert (found > 0).all() == off
 
 
+@pytest.mark.parametrize("accumulators", [1, 2, 4])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_walks_against_fractions(dtype):
+def test_walks_against_fractions(dtype, accumulators):
     for seed, (m, k, w) in enumerate([(3, 1, 2), (2, 40, 3), (2, 600, 2)]):
         A, B = operands(m, k, w, dtype, seed, "wide")
         A[:, ::3] = 0
-        found = product_cpu.walks(A, B)
-        np.testing.assert_allclose(found, [[walk(row, column) for column in B.T] for row in A], rtol=1e-12)
+        found = product_cpu.walks(A, B, accumulators=accumulators)
+        expected = [[walk(row, column, accumulators) for column in B.T] for row in A]
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("dtype", "k"), [("float16", 3), ("bfloat16", 20)])

@@ -1,5 +1,6 @@
 """Protected products on a GPU, against float64 and the CPU's verdicts."""
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import ml_dtypes
@@ -12,9 +13,15 @@ from bench.abft_campaign import DISTRIBUTIONS, draw
 from tsapps.apps.abft import calibration, product_cpu, thresholds
 from tsapps.apps.abft.calibration import calibrate
 from tsapps.apps.abft.product import check_product, matmul
+from tsapps.kernels.arrays import device_matrix, gapless
+from tsapps.kernels.candidates import candidates
+from tsapps.kernels.device import live
+from tsapps.kernels.plan import Plan
+from tsapps.kernels.product import problem_of
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+product_gpu = pytest.importorskip("tsapps.apps.abft.product_gpu", reason="needs a GPU: CuPy is not installed")
 
 DTYPES = ["float64", "float32", "float16"]
 #: Tall and narrow, which carry their checks; and others, which are checked afterwards.
@@ -122,6 +129,7 @@ def test_calibration(dtype):
     found = calibrate(dtype, 0, rows=512, p=1e-6)
     unit = 2.0**-53 if dtype == "float64" else 2.0**-24
     assert all(depth.low < depth.high <= depth.error < 16 * depth.k * unit for depth in found.depths)
+    assert found.predicted
     if dtype in DTYPES:
         A, B = operands(50_000, 256, 16, dtype, seed=3)
         a, b = cupy.asarray(A), cupy.asarray(B)
@@ -137,15 +145,82 @@ def _of_64():
         return {dtype: calibrate(dtype, 0, p=1e-6) for dtype in thresholds.DTYPES}
 
 
+# --- Sums to the bit --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("dtype", thresholds.DTYPES)
+def test_sums_are_as_predicted(dtype, distribution):
+    """Also where most tiles are shared by two blocks, and where many share one."""
+    rng = np.random.default_rng(8)
+    for m, k, w in ((5000, 64, 16), (40_000, 1000, 16), (300, 20_000, 8), (3000, 700, 64)):
+        A, B = draw(distribution, (m, k), dtype, rng), draw(distribution, (k, w), dtype, rng)
+        sums, predicted = product_gpu.sums(A, B, dtype, 0), product_gpu.predicted(A, B, dtype, 0)
+        assert (sums == predicted).all(), (m, k, w)
+
+
+def kind(plan):
+    """What makes a plan add in another order."""
+    ways = plan.keep_b, plan.prepare_b, plan.warps_n > 1, plan.warps_k, plan.stride, plan.products, plan.stretch
+    return (plan.kernel_name, *ways, getattr(plan, "job_pairs", None))
+
+
+@pytest.mark.parametrize("order", ["CC", "FF"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("m", "k", "w"), [(5000, 33, 16), (1500, 900, 64), (300, 20_000, 8)])
+def test_every_kind_of_plan_adds_as_predicted(m, k, w, dtype, order):
+    A, B = operands(m, k, w, dtype)
+    a, b = (
+        device_matrix(name, cupy.asarray(X, order=how)) for name, X, how in (("A", A, order[0]), ("B", B, order[1]))
+    )
+    problem = problem_of(a, b, gapless((m, w), dtype, a.itemsize, by_rows=True))
+    plans = {kind(one): one for one in candidates(problem, live(0)) if isinstance(one, Plan) and one.fold == 1}
+    assert plans
+    for plan in plans.values():
+        one = replace(plan, store="StorePairs", row_sums=False)
+        sums, predicted = product_gpu.sums_by(one, problem, a, b), product_gpu.predicted_by(one, problem, a, b)
+        assert (sums == predicted).all(), plan
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_off_by_a_bit_is_found_and_repaired(dtype):
+    m, k, w = 30_000, 500, 16
+    A, B = operands(m, k, w, dtype)
+    a, b = (device_matrix(name, cupy.asarray(X)) for name, X in (("A", A), ("B", B)))
+    C = cupy.empty((m, w), dtype)
+    c = device_matrix("C", C)
+    bounds = thresholds.statistical(k, w, dtype, 1e-6, 1e-9, predicted=True)
+    fused = product_gpu._fused(a.stand_in, b.stand_in, c.stand_in, bounds)
+    memory = fused.check.begin(b)
+    fused.multiply(memory, a, b, c)
+    clean = C.get()
+    # All rows are suspected, by what is no number.
+    listed = np.empty((m, 2), np.int64)
+    listed[:, 0], listed[:, 1] = np.arange(m), np.float64(np.nan).view("i8")
+    at, n = fused.check._at["suspects"], fused.check.capacity
+    memory[at : at + 16 * n] = cupy.asarray(listed[:n].view(np.uint8).ravel())
+    memory[:8] = cupy.asarray(np.array([n], np.uint64).view(np.uint8))
+    rng = np.random.default_rng(1)
+    struck = rng.choice(n, 500, replace=False), rng.integers(0, w, 500)
+    corrupted = clean.copy()
+    corrupted[struck] = np.nextafter(clean[struck], np.dtype(dtype).type(6e4))
+    C[...] = cupy.asarray(corrupted)
+    _, n_wrong, found = fused.check.judge(memory, a, b, c, correct=True)()
+    assert n_wrong == 500
+    assert sorted(one[:2] for one in found) == sorted(zip(*(x.tolist() for x in struck), strict=True))
+    np.testing.assert_array_equal(C.get(), clean)
+
+
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("dtype", thresholds.DTYPES)
 def test_every_distribution_of_the_campaign(of_64, dtype, distribution):
     m, k, w = 20_000, 64, 16
     rng = np.random.default_rng(8)
     A, B = draw(distribution, (m, k), dtype, rng), draw(distribution, (k, w), dtype, rng)
-    bounds = of_64[dtype].bounds(k, w)
+    # As others' products are judged; ours by what they are known to come to.
+    bounds = of_64[dtype].bounds(k, w, own=False)
     off = abs(calibration.sums_of(A, B, dtype, 0) - product_cpu.exact_rows(A, B)[0])
-    allowed = bounds.spread * product_cpu.walks(A, B, bounds.products)
+    allowed = bounds.spread * product_cpu.walks(A, B, bounds.products, bounds.accumulators)
     # Of 320,000 a third of one is expected to be beyond it; five are with probability 2·10⁻⁵.
     assert (off > allowed).sum() < 5
     # Within twenty times the rounding errors that there are, their root mean square, if there are any.

@@ -1,12 +1,14 @@
 """checked.cuh, row_checks.cuh and judge.cuh, their own source run on the CPU, against float64 and product_cpu.py."""
 
 from dataclasses import replace
+from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import oracle
 import pytest
 from host_cuda import harness
-from host_cuda.checked import Check, build_products, name_of
+from host_cuda.checked import Check, blocks_of, build_products, name_of, predicted
 from host_cuda.tall_skinny import DTYPES, result
 
 from bench import abft_in_flight
@@ -14,6 +16,7 @@ from bench.abft_campaign import draw
 from bench.abft_in_flight import Limits
 from tsapps.apps.abft import product_cpu, thresholds
 from tsapps.apps.abft.product_plan import half_step, summed
+from tsapps.kernels.order import ORDER, UNKNOWN, order_of
 from tsapps.kernels.plan import Plan, WarpgroupPlan, instantiate
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 
@@ -21,18 +24,19 @@ M, K = 203, 150
 LIES = {"C": "packed", "padded": "rows", "F": "columns", "strided": "any"}
 
 
-def plan_of(dtype, w, *, along=True, b_along=False, kind=Plan, k=K, m=M, splits=1):
-    size = ITEMSIZE[dtype]
-    depth = 64 // size * 2
-
+def problem_of(dtype, w, *, along=True, b_along=False, k=K, m=M):
     def layout(along, lead):
-        return Layout(along, lead, int(np.gcd(16, lead * size)), 16)
+        return Layout(along, lead, int(np.gcd(16, lead * ITEMSIZE[dtype])), 16)
 
-    problem = Problem(m, k, w, dtype, layout(along, k if along else m), layout(b_along, k if b_along else w))
+    return Problem(m, k, w, dtype, layout(along, k if along else m), layout(b_along, k if b_along else w))
+
+
+def plan_of(dtype, w, *, kind=Plan, k=K, splits=1, products=3, **lies):
+    depth, problem = 64 // ITEMSIZE[dtype] * 2, problem_of(dtype, w, k=k, **lies)
     if kind is WarpgroupPlan:
         one = WarpgroupPlan(dtype, 128, w, depth, warps_m=8 // splits, warps_k=splits, stages=3)
     elif k <= depth:
-        one = Plan(dtype, 32, w, k, teams=2, stages=3, keep_b=True)
+        one = Plan(dtype, 32, w, k, teams=2, stages=3, keep_b=True, products=products, stretch=4)
     else:
         one = Plan(dtype, 64, w, depth, warps_m=2, warps_k=splits, stages=3)
     return replace(instantiate(one, problem), store="StorePairs", row_sums=True)
@@ -44,8 +48,9 @@ CASES = [
     *((plan_of(dtype, 64), 64, "C", K) for dtype in ("float32", "bfloat16")),
     *((plan_of(dtype, 3, along=False), 3, "C", K) for dtype in ("float64", "float16")),
     *((plan_of(dtype, 16, k=12), 16, "padded", 12) for dtype in DTYPES),
-    *((plan_of(dtype, 7, k=5), 7, "C", 5) for dtype in ("float32", "float16")),
-    *((plan_of(dtype, 12, b_along=True, splits=2), 12, "C", K) for dtype in ("float64", "bfloat16")),
+    (plan_of("float16", 7, k=5), 7, "C", 5),
+    (plan_of("float32", 7, k=29, products=6), 7, "C", 29),
+    *((plan_of(dtype, 12, b_along=True, splits=2), 12, "C", K) for dtype in ("float64", "float32", "bfloat16")),
     *((plan_of(dtype, 24, kind=WarpgroupPlan), 24, "C", K) for dtype in ("float64", "float32", "float16")),
     (plan_of("float32", 9, kind=WarpgroupPlan, splits=2), 9, "F", K),
 ]
@@ -77,11 +82,11 @@ def aligned(X):
     return copy
 
 
-def checked(libraries, case, faults=(), seed=0, bounds=None, capacity=None):
+def checked(libraries, case, faults=(), seed=0, bounds=None, capacity=None, order=UNKNOWN):
     plan, w, how, k = case
     A, B = map(aligned, operands(plan.dtype, M, k, w, seed, along=plan.a_along, b_along=plan.b_along))
     bounds = bounds or thresholds.proven(k, w, plan.dtype)
-    check = Check(A, B, plan.dtype, bounds, plan, capacity)
+    check = Check(A, B, plan.dtype, bounds, plan, capacity, order)
     C, memory = result(M, w, A.dtype, how)
     check.multiply(libraries, plan, LIES[how], C, faults)
     return check, C, memory
@@ -369,6 +374,142 @@ def test_walks_are_those_of_the_cpu(dtype, k, products):
         check = Check(A, B, dtype, bounds)
         check.suspect_all()
         assert check.judge(C, correct=False)[1] == n_wrong
+
+
+# --- Sums to the bit --------------------------------------------------------------------------------------------------
+
+
+def exponent(x, least=-126):
+    """⌊log₂|x|⌋, or the least of its dtype, and what is smaller than any of zero."""
+    return np.where(x != 0, np.maximum(np.frexp(x)[1] - 1, least), -9999)
+
+
+def added_at_once(sums, a, b, least=-126):
+    """What one instruction of the tensor cores adds to sums (rows, w): Σ_i a (rows, n) · b (n, w), as measured."""
+    products = a[:, :, np.newaxis] * b
+    exponents = exponent(a, least)[:, :, np.newaxis] + exponent(b, least)
+    largest = np.maximum(np.where(products != 0, exponents, -9999).max(axis=1), exponent(sums))
+    place = np.ldexp(1.0, np.where(largest > -9999, largest - 25, 0))
+    total = (np.trunc(products / place[:, np.newaxis]).sum(axis=1) + np.trunc(sums / place)) * place
+    last = np.ldexp(1.0, exponent(total) - 23, where=total != 0, out=np.ones_like(total))
+    return np.trunc(total / last) * last
+
+
+def parts_of(x):
+    """The two parts of float32 by which it is multiplied, of eleven bits each."""
+    x = x.astype(np.float32)
+    first = ((x.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    second = ((x - first).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+    return first.astype(np.float64), second.astype(np.float64)
+
+
+@pytest.mark.parametrize("by_steps", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_sums_of_one_block_against_a_reference(dtype, by_steps):
+    k, rng = 70, np.random.default_rng(3)
+    A, B = (np.ldexp(x, rng.integers(-6, 3, x.shape)).astype(x.dtype) for x in operands(dtype, 40, k, 5))
+    A[:, ::7], B[3] = 0, 0
+    if dtype == "float16":  # below the normal numbers
+        A[::2, 20:40], B[20:40:3] = A[::2, 20:40] * 2.0**-14, B[20:40:3] * 2.0**-16
+    order = np.array((1, 1, 64, 96, k, 1, 1, 1, 4 * (dtype == "float32"), 3, by_steps), ORDER)
+    a, b = np.zeros((40, 96)), np.zeros((96, 5))
+    a[:, :k], b[:k] = A, B
+    sums = np.zeros((40, 5))
+    if dtype == "float32":
+        (a1, a2), (b1, b2) = parts_of(a), parts_of(b)
+        steps = (a1, b2), (a2, b1), (a1, b1)
+        for first in range(0, 96, 16):
+            alone = np.zeros_like(sums)
+            eights = [slice(first, first + 8), slice(first + 8, first + 16)]
+            pairs = (
+                [(one, at) for one in steps for at in eights] if by_steps else [(s, at) for at in eights for s in steps]
+            )
+            for (x, y), at in pairs:
+                alone = added_at_once(alone, x[:, at], y[at])
+            sums = (sums.astype(np.float32) + alone.astype(np.float32)).astype(np.float64)
+    else:
+        for first in range(0, 96, 16):
+            at, least = slice(first, first + 16), -14 if dtype == "float16" else -126
+            sums = added_at_once(sums, a[:, at], b[at], least)
+    assert (predicted(A, B, dtype, order) == sums).all()
+    assert (sums != a @ b).any()
+
+
+def test_sums_by_hand():
+    """Of 1 and three times 2⁻²⁵ nothing is left of the small ones but what two bits below the last place hold."""
+    order = np.array((1, 1, 16, 16, 4, 1, 1, 1, 0, 3, 0), ORDER)
+    for small, expected in ((2.0**-25, 1.0), (2.0**-24, 1 + 2.0**-23), (2.0**-26, 1.0)):
+        A, B = np.array([[1, small, small, small]], np.float32), np.ones((4, 1), np.float32)
+        A, B = (X.astype(ml_dtypes.bfloat16) for X in (A, B))
+        assert predicted(A, B, "bfloat16", order) == [[expected]]
+    # Sums of float64 are rounded one by one: 1 + 2⁻⁵³ is 1, and 2⁻⁵³ + 2⁻⁵³ is not.
+    order["depth"], order["k"] = 8, 3
+    ones = np.ones((3, 1))
+    assert predicted(np.array([[1, 2.0**-53, 2.0**-53]]), ones, "float64", order) == [[1]]
+    assert predicted(np.array([[2.0**-53, 2.0**-53, 1]]), ones, "float64", order) == [[1 + 2.0**-52]]
+
+
+@pytest.mark.parametrize("name", [*DTYPES, "small"])
+def test_sums_that_an_h200_gave(name):
+    """Bits that the tensor cores of an H200 made: of data of wide range, and of float16 below its normal numbers."""
+    held = np.load(Path(__file__).with_name("h200_sums.npz"))
+    dtype = "float16" if name == "small" else name
+    A, B = (held[f"{name}-{side}"].view(DTYPES[dtype]) for side in "AB")
+    order, sums = np.array(tuple(held[f"{name}-order"].tolist()), ORDER), held[f"{name}-sums"]
+    assert (predicted(A, B, dtype, order) == sums).all()
+    assert (sums != A.astype(np.float64) @ B.astype(np.float64)).any()
+
+
+@pytest.mark.parametrize("case", CASES, ids=identify)
+def test_a_product_is_as_predicted(libraries, case):
+    check, C, _ = checked(libraries, case)
+    sums = predicted(check.A, check.B, check.dtype, order_of_case(case))
+    assert (C == sums.astype(summed(check.dtype)).astype(C.dtype)).all()
+
+
+def order_of_case(case):
+    plan, w, _, k = case
+    return order_of(plan, problem_of(plan.dtype, w, k=k), blocks_of(plan, M, k, plan.tile_n))
+
+
+@pytest.mark.parametrize("case", CASES, ids=identify)
+def test_what_is_off_by_a_bit_is_found_and_repaired(libraries, case):
+    plan, w, _, k = case
+    bounds = thresholds.statistical(k, w, plan.dtype, 1e-7, 1e-9, predicted=True)
+    check, C, _ = checked(libraries, case, bounds=bounds, order=order_of_case(case))
+    clean = C.copy()
+    check.suspect_all()
+    assert check.judge(C) == ([], 0)
+    struck = [(3, 0), (64, w - 1), (202, w // 2)]
+    for i, j in struck:
+        C[i, j] = np.nextafter(C[i, j], C.dtype.type(2e4))
+    found, n_wrong = check.judge(C)
+    assert n_wrong == 3
+    assert [one[:2] for one in found] == struck
+    assert (C == clean).all()
+
+
+@pytest.mark.parametrize(("dtype", "large"), [("float64", 1e200), ("float32", 1e20), ("bfloat16", 1e20)])
+def test_where_sums_are_not_known_the_proven_bound_judges(dtype, large):
+    A, B = operands(dtype, 40, 30, 4)
+    A[7, 5] = large
+    C = (A.astype(np.float64) @ B.astype(np.float64)).astype(A.dtype)
+    order = order_of_case((plan_of(dtype, 4, k=30), 4, "C", 30))
+    assert np.isnan(predicted(A, B, dtype, order)[7]).all()
+    check = Check(A, B, dtype, thresholds.statistical(30, 4, dtype, 1e-7, 1e-9, predicted=True), order=order)
+    check.suspect_all()
+    check.judge(C)
+    right = C.copy()
+    if C.itemsize > 2:  # by less than rounding may
+        C[7] = np.nextafter(C[7], C.dtype.type(0))
+    check.suspect_all()
+    assert check.judge(C) == ([], 0)
+    C[7] = right[7]
+    check.suspect_all()
+    C[7, 2] *= 2
+    C[8, 1] = np.nextafter(C[8, 1], C.dtype.type(0))
+    assert [one[:2] for one in check.judge(C)[0]] == [(7, 2), (8, 1)]
+    assert (C == right).all()
 
 
 @pytest.mark.parametrize("fault", ["rectangle", "tile"])

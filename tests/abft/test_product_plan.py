@@ -138,4 +138,6 @@ def test_other_kernels_compile_without_spills(arch):
     for file, kernels in names.items():
         source = (FOLDER / file).read_text(encoding="utf-8")
         for kernel, used in build(source, [f"abft::{name}" for name in kernels], arch).resources.items():
-            assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
+            assert used.spill_stores == used.spill_loads == 0, kernel
+            # What judges has the sums of a plan's splits there (order.cuh).
+            assert used.stack == 0 or "judge" in kernel, kernel

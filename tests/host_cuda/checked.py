@@ -24,6 +24,7 @@ from tsapps.apps.abft.product_plan import (
     store_of,
     summed,
 )
+from tsapps.kernels.order import ORDER, UNKNOWN
 from tsapps.kernels.plan import ELEMENT, SUM
 
 BLOCKS = 3
@@ -117,16 +118,23 @@ extern "C" void compare_{dtype}(const void* C, long long m, long long w, const v
   }});
 }}
 extern "C" void judge_{dtype}(const void* of, const void* look, const void* suspects, const void* bounds,
-                              long long correct, void* wrong, long long room) {{
+                              const void* order, long long correct, void* wrong, long long room) {{
   const auto judged = *static_cast<const abft::Judged<{T}>*>(of);
   const auto with = *static_cast<const abft::Look<{total}>*>(look);
   const auto found = *static_cast<const abft::Suspects*>(suspects);
   const auto limits = *static_cast<const abft::Bounds*>(bounds);
+  const auto added = *static_cast<const tsm2::Order*>(order);
+  static_assert(sizeof(tsm2::Order) == {ORDER.itemsize});
   static_assert(sizeof(abft::Suspect) == {SUSPECT_BYTES} && sizeof(abft::Counts) == {COUNTS_BYTES});
   static_assert(sizeof(abft::Judged<{T}>) == {JUDGED.itemsize} && sizeof(abft::Wrong) == {WRONG.itemsize});
   cuda_host::launch(dim3({BLOCKS}), abft::kJudgeThreads, 0, [=] {{
-    abft::judge<{T}, {total}>(judged, with, found, limits, correct, static_cast<abft::Wrong*>(wrong), room);
+    abft::judge<{T}, {total}>(judged, with, found, limits, added, correct, static_cast<abft::Wrong*>(wrong), room);
   }});
+}}
+extern "C" void predict_{dtype}(const void* of, const void* order, double* sums) {{
+  const auto judged = *static_cast<const abft::Judged<{T}>*>(of);
+  const auto added = *static_cast<const tsm2::Order*>(order);
+  cuda_host::launch(dim3({BLOCKS}), abft::kJudgeThreads, 0, [=] {{ abft::predict<{T}>(judged, added, sums); }});
 }}"""
 
 
@@ -160,11 +168,27 @@ def lanes_of(X):
     return 8 if X.strides[1] <= X.strides[0] else 1
 
 
+def judged(A, B, C):
+    parts = (part for X in (A, B, C) for part in matrix(X).item())
+    return np.array((*parts, *A.shape, B.shape[1]), JUDGED)
+
+
+def predicted(A, B, dtype, order):
+    """What sums in this order come to."""
+    sums = np.zeros((len(A), B.shape[1]))
+    rows_library().call(f"predict_{dtype}", judged(A, B, B), np.array(order), sums)
+    return sums
+
+
+def blocks_of(plan, m, k, w):
+    return min(BLOCKS, -(-plan.units(m, k, w) // plan.teams))
+
+
 class Check:
     """As `product_gpu._Check`, with weights for a plan, or just as many as B has rows."""
 
-    def __init__(self, A, B, dtype, bounds, plan=None, capacity=None):
-        self.A, self.B, self.dtype, self.bounds = A, B, dtype, bounds
+    def __init__(self, A, B, dtype, bounds, plan=None, capacity=None, order=UNKNOWN):
+        self.A, self.B, self.dtype, self.bounds, self.order = A, B, dtype, bounds, order
         self.counts = np.full(3, 2**60, np.uint64)  # of a product before this one
         self.capacity = len(A) if capacity is None else capacity
         self.suspect_rows = np.full((self.capacity, 2), -1, np.int64)
@@ -200,7 +224,7 @@ class Check:
             leading = X.strides[0 if along else 1] // X.itemsize
             lines, length = X.shape if along else X.shape[::-1]
             sides += [leading, (lines - 1) * leading + length]
-        blocks = min(BLOCKS, -(-plan.units(m, k, n) // plan.teams))
+        blocks = blocks_of(plan, m, k, n)
         partial = np.full(2 * blocks * plan.tile_sums, np.nan, summed(self.dtype))
         arrived = np.zeros(3 * blocks, np.uint32)
         sizes = np.array([m, k, n, *sides], np.int64)
@@ -221,7 +245,7 @@ class Check:
         """List all rows, by what is no number, so that they are confirmed."""
         n = len(self.A)
         self.suspect_rows[:, 0], self.suspect_rows[:, 1] = np.arange(n), np.float64(np.nan).view("i8")
-        self.counts[0] = n
+        self.counts[:] = n, 0, 0
 
     @property
     def suspected(self):
@@ -234,12 +258,11 @@ class Check:
     def judge(self, C, *, correct=True):
         """As all that comes after a product: the second look, and what is wrong."""
         listed = np.zeros(LISTED, WRONG)
-        parts = (part for X in (self.A, self.B, C) for part in matrix(X).item())
-        of = np.array((*parts, *self.A.shape, C.shape[1]), JUDGED)
+        of = judged(self.A, self.B, C)
         look = second_look(self.bounds, C.shape[1])
         look["x"], look["y"] = self.x.ctypes.data, self.y.ctypes.data
         limits = np.array(element_bounds(self.bounds))
         to = int(correct), listed, LISTED
-        rows_library().call(f"judge_{self.dtype}", of, look, self.suspects, limits, *to)
+        rows_library().call(f"judge_{self.dtype}", of, look, self.suspects, limits, np.array(self.order), *to)
         n = int(self.counts[2])
         return sorted(tuple(one) for one in listed[:n].tolist()), n

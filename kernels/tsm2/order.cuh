@@ -1,0 +1,219 @@
+// What an element of a product comes to before it is stored, to the bit: its products, added up once more in the order, and with the
+// arithmetic, in which the kernel of a plan does (tall_skinny.cuh, tall_skinny_warpgroups.cuh).
+//
+//   a block's share of the tile   units one after another; of each, `splits` warps have a part, and sums of their own
+//   a part                        pairs of words, what four lanes have of two words being one instruction's depth (operand.cuh)
+//   an instruction                float64: products one after another, each rounded once; else tensor_sum.cuh
+//   `stretch` words, if any       sums apart, then one rounded addition
+//   splits, blocks                their sums, as add_splits and block_sums.cuh add them
+//
+// A thread has an element. That takes some hundred times what the product does, for the few elements that are asked for.
+#pragma once
+#include "kernels/tensor_sum.cuh"
+#include "kernels/tsm2/fragments.cuh"
+
+namespace tsm2 {
+
+// The order of a launch (order.py). Of no blocks where nobody knows it.
+struct Order {
+  long long units, tile_units, tile_rows, depth, k;
+  int blocks, splits, stride;
+  int stretch, products, by_steps;  // by_steps: all pairs of a stretch by one part of float32, then by the next
+
+  // The first unit of a block's share, as Shares deals them (units.cuh).
+  __device__ long long begin(unsigned block) const {
+    const long long each = units / blocks;
+    const unsigned rest = (unsigned)(units - each * blocks);
+    return block * each + block * rest / (unsigned)blocks;
+  }
+  __device__ int block_of(long long unit) const {
+    int block = (int)((double)unit * blocks / units);
+    while (begin(block) > unit) --block;
+    while (begin(block + 1) <= unit) ++block;
+    return block;
+  }
+};
+
+__device__ __forceinline__ double unknown() { return __longlong_as_double(0x7ff8000000000000LL); }
+
+// Factors that are taken: normal numbers of float16, and of the others such that no part of a product is below these.
+template <typename T>
+inline constexpr double least_factor = 0x1p-40;
+template <>
+inline constexpr double least_factor<double> = 0x1p-400;
+template <>
+inline constexpr double least_factor<ptx::Half> = 0x1p-24;
+template <typename T>
+inline constexpr double most_factor = sizeof(T) == 8 ? 0x1p400 : 0x1p40;
+template <typename T>
+inline constexpr int least_exponent = tensor::kLeastOfFloat;
+template <>
+inline constexpr int least_exponent<ptx::Half> = tensor::kLeastOfHalf;
+
+// `A` and `B` give element l of the row and of the column, as a double.
+template <typename T, typename A, typename B>
+class Predicted {
+ public:
+  __device__ Predicted(const Order& order, long long row, const A& a, const B& b)
+      : order_(order), a_(a), b_(b), tile_(row / order.tile_rows * order.tile_units) {}
+
+  // The element; NaN where it has factors that are not finite, or too large or small for this to be the tensor cores' arithmetic.
+  __device__ double sum() {
+    first_ = order_.block_of(tile_);
+    blocks_ = order_.block_of(tile_ + order_.tile_units - 1) - first_ + 1;
+    const int groups = (blocks_ + kGroup - 1) / kGroup;
+    const double found = blocks_ == 1  ? of_units(tile_, tile_ + order_.tile_units)
+                         : groups == 1 ? of_group(0)
+                                       : gathered(groups, [this](int group) { return of_group(group); });
+    return is_known_ ? found : unknown();
+  }
+
+ private:
+  static constexpr bool kDoubles = sizeof(T) == 8, kHalves = sizeof(T) == 2;
+  static constexpr int kPerWord = kHalves ? 2 : 1, kPair = 8 * kPerWord;
+  static constexpr int kGroup = 16, kMostSplits = 16;  // BlockSums'; of a plan
+
+  // Elements of a pair of words: of the row, and of the column.
+  template <typename Number>
+  struct Pair {
+    Number a[kPair], b[kPair];
+  };
+
+  static __device__ double add(double x, double y) { return kDoubles ? x + y : (float)(x + y); }
+
+  // Adds the upper half of some sums to the lower, until there is one.
+  __device__ double halved(double (&sums)[kMostSplits]) const {
+    for (int half = order_.splits / 2; half > 0; half /= 2) {
+      for (int i = 0; i < half; ++i) sums[i] = add(sums[i], sums[i + half]);
+    }
+    return sums[0];
+  }
+
+  template <typename Of>
+  __device__ double gathered(int count, Of of) {
+    double sums[kMostSplits] = {};
+    for (int i = 0; i < count; ++i) sums[i % order_.splits] = add(sums[i % order_.splits], of(i));
+    return halved(sums);
+  }
+
+  __device__ double of_group(int group) {
+    const int first = first_ + group * kGroup, left = blocks_ - group * kGroup;
+    return gathered(left < kGroup ? left : kGroup, [this, first](int i) {
+      const long long begin = order_.begin(first + i), end = order_.begin(first + i + 1), last = tile_ + order_.tile_units;
+      return of_units(begin > tile_ ? begin : tile_, end < last ? end : last);
+    });
+  }
+
+  // What a block's warps make of some units of the tile.
+  __device__ double of_units(long long begin, long long end) {
+    double sums[kMostSplits] = {};
+    for (int split = 0; split < order_.splits; ++split) sums[split] = of_split(split, begin, end);
+    return halved(sums);
+  }
+
+  // One copy of it: it is long, and seldom run.
+  __device__ __noinline__ double of_split(int split, long long begin, long long end) {
+    const int part = (int)(order_.depth / order_.splits);
+    const int total = (part + kPerWord - 1) / kPerWord, in_blocks = total / (4 * order_.stride) * order_.stride;
+    const int words = in_blocks + (total - 4 * in_blocks + 3) / 4;
+    double sum = 0;
+    for (long long unit = begin; unit < end; ++unit) {
+      const Part of{(unit - tile_) * order_.depth + (long long)split * part, part, in_blocks, words};
+      if constexpr (kDoubles) {
+        sum = add_part(sum, of);
+      } else {
+        sum = add_part_in_stretches(sum, of);
+      }
+    }
+    return sum;
+  }
+
+  // A warp's part of a unit: where it begins, its products, and words a lane.
+  struct Part {
+    long long begin;
+    int size, in_blocks, words;
+  };
+
+  // float64: one product after another.
+  __device__ double add_part(double sum, const Part& of) {
+    for (int q = 0; q < of.words; q += 2) {
+      Pair<double> pair;
+      load(pair, of, q);
+#pragma unroll
+      for (int i = 0; i < kPair; ++i) sum = fma(pair.a[i], pair.b[i], sum);
+    }
+    return sum;
+  }
+
+  // The others, each pair by as many instructions as a product is made of.
+  __device__ double add_part_in_stretches(double sum, const Part& of) {
+    const int steps = kHalves ? 1 : order_.products, each = order_.stretch > 0 ? order_.stretch : of.words;
+    for (int from = 0; from < of.words; from += each) {
+      const int left = of.words - from, pairs = ((left < each ? left : each) + 1) / 2;
+      float alone = order_.stretch > 0 ? 0.0f : (float)sum;
+#pragma unroll 1
+      for (int i = 0; i < pairs * steps; ++i) {
+        Pair<float> pair;
+        load(pair, of, from + 2 * (order_.by_steps ? i % pairs : i / steps));
+        if (!kHalves) take_apart(pair, order_.by_steps ? i / pairs : i % steps);
+        alone = tensor::sum<least_exponent<T>>(alone, pair.a, pair.b);
+      }
+      sum = order_.stretch > 0 ? add(sum, alone) : alone;
+    }
+    return sum;
+  }
+
+  // The parts of float32 that a step multiplies.
+  __device__ void take_apart(Pair<float>& pair, int step) const {
+    using Unit = Tensor<float, 6>;
+    const int of_six = step + 6 - order_.products, parts = order_.products / 3 + 1;
+#pragma unroll
+    for (int i = 0; i < kPair; ++i) {
+      pair.a[i] = part(pair.a[i], Unit::left(of_six), parts);
+      pair.b[i] = part(pair.b[i], Unit::right(of_six), parts);
+    }
+  }
+
+  static __device__ float part(float x, int which, int parts) {
+    float part = x;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      part = i + 1 < parts ? Tensor<float, 6>::nearest_tf32(x) : x;
+      if (i == which) break;
+      x -= part;
+    }
+    return __uint_as_float(__float_as_uint(part) & 0xffffe000u);  // the bits that the tensor cores take
+  }
+
+  // Words q and q + 1 of four lanes, zero beyond the part and beyond k.
+  template <typename Number>
+  __device__ void load(Pair<Number>& pair, const Part& of, int q) {
+#pragma unroll
+    for (int i = 0; i < kPair; ++i) {
+      const int word = q + i / (kPair / 2), lane = i % (kPair / 2) / kPerWord, half = i % kPerWord;
+      const bool dealt = word < of.in_blocks || of.in_blocks == of.words;
+      const int stride = dealt ? order_.stride : 1;
+      const int at = kPerWord * (word / stride * 4 * stride + word % stride + lane * stride) + half;
+      const long long l = of.begin + at;
+      const bool there = word < of.words && at < of.size && l < order_.k;
+      pair.a[i] = there ? (Number)known(a_(l)) : Number(0);
+      pair.b[i] = there ? (Number)known(b_(l)) : Number(0);
+    }
+  }
+
+  __device__ double known(double x) {
+    const double size = x < 0 ? -x : x;
+    const bool is = x == 0 || (size >= least_factor<T> && size < most_factor<T>);
+    if (!is) is_known_ = false;
+    return is ? x : 0;
+  }
+
+  const Order& order_;
+  const A& a_;
+  const B& b_;
+  const long long tile_;
+  int first_ = 0, blocks_ = 1;
+  bool is_known_ = true;
+};
+
+}  // namespace tsm2
