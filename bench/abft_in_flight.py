@@ -302,7 +302,7 @@ def allowed_of(A: np.ndarray, B: np.ndarray, dtype: str, bounds: thresholds.Boun
     exact, magnitude = product_cpu.exact_rows(A, B)
     if bounds.predicted and device is not None:
         return abs(calibration.predicted_sums_of(A, B, dtype, device) - exact)
-    walks = product_cpu.walks(A, B, bounds.products, bounds.accumulators)
+    walks = product_cpu.walks(A, B, bounds.walk)
     return bounds.magnitude * magnitude + bounds.spread * walks
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from tsapps.kernels.plan import Plan, WarpgroupPlan
 from tsapps.kernels.problem import Problem
 
-__all__ = ["ORDER", "UNKNOWN", "order_of"]
+__all__ = ["ORDER", "UNKNOWN", "one_after_another", "order_of"]
 
 #: The C++ class `Order` as a NumPy structure.
 ORDER = np.dtype(
@@ -39,4 +39,14 @@ def order_of(plan: Plan, problem: Problem, blocks: int) -> Any:
     order["tile_rows"], order["depth"], order["k"] = plan.tile_m, plan.depth, problem.k
     order["blocks"], order["splits"], order["stride"] = blocks, plan.warps_k, plan.stride
     order["stretch"], order["products"], order["by_steps"] = stretch, plan.products, by_steps
+    return order[()]
+
+
+def one_after_another(k: int) -> Any:
+    """Return the C++ class `Order` of sums that nobody shares: of k products, as many at once as an instruction has."""
+    order, depth = np.zeros((), ORDER), 16
+    order["units"] = order["tile_units"] = -(-k // depth)
+    order["tile_rows"], order["depth"], order["k"] = 2**62, depth, k
+    order["blocks"] = order["splits"] = order["stride"] = 1
+    order["products"] = 3
     return order[()]

@@ -14,11 +14,13 @@ taken for one of a sub-Gaussian scale e, which is the largest of these, over the
   of few bits do, say nothing of others.
 
 On a GPU that is e of our own kernels. The library's sums, which many products there are, cannot be had before they are
-rounded to 16 bits; cuBLAS was seen to add up one product after another, and longer sums of that kind have a larger e.
-It is measured beside, of sums that are added up so.
+rounded to 16 bits; cuBLAS was seen to add up one product after another, and longer sums of that kind have a larger e:
+tensor cores cut off sums of halves, which of positive data is a drift that grows as the depth. It is measured beside,
+of sums that are added up so.
 
 A BLAS may have several accumulators, which take products in turn; by what data that cancel in pairs then lose, e would
-be tens of times what others need. So the CPU's walk is the one, of several, by which the threshold is the least.
+be tens of times what others need. And it begins anew here and there. So the CPU's walk is the one, of several, by which
+the threshold is the least.
 
 Beside all that, a GPU's sums are held against what they should be, to the bit (order.cuh). Where each is just that, e
 says only which rows are suspected, and their elements are judged by bits.
@@ -34,7 +36,16 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.abft import product_cpu
-from tsapps.apps.abft.thresholds import DTYPES, Bounds, confidence, of_products, statistical, summed_unit
+from tsapps.apps.abft.thresholds import (
+    ANY_WALK,
+    DTYPES,
+    Bounds,
+    Walk,
+    confidence,
+    of_products,
+    statistical,
+    summed_unit,
+)
 from tsapps.kernels.build import cache_directory, write_whole
 from tsapps.kernels.device import file_name_of
 
@@ -56,8 +67,9 @@ DEPTHS = (16, 64, 256, 1024, 4096)
 _VERSION = 5
 # Columns of a product that is measured; how many elements say something of a distribution; and the tail's share.
 _COLUMNS, _FEWEST, _TAIL = 16, 64, 1 / 256
-# Accumulators that a BLAS is taken to have, and rows and depth of the products by which it is found out.
-_ACCUMULATORS, _TRIED = (1, 2, 4, 8), (64, 256)
+# Walks that a BLAS is tried for; rows of the products by which it is, and the confidence of their tails.
+_WALKS = tuple(Walk(accumulators=q, anew=anew) for q in (1, 2, 4) for anew in (ANY_WALK.anew, (512,)))
+_TRIED, _LEVEL_TRIED = 64, 0.5
 # What the CPU is called.
 _CPU = "cpu"
 #: What is drawn: of mean zero, all positive, with a long tail, of wide range, mostly zero, and cancelling in pairs.
@@ -78,6 +90,8 @@ class Depth:
     Attributes
     ----------
     k : int
+    walk : Walk
+        What errors are relative to (thresholds.py).
     error : float
         e: the larger of `high` and `tail`, and no less than that of additions one after another.
     low, high : float
@@ -94,6 +108,7 @@ class Depth:
     """
 
     k: int
+    walk: Walk
     error: float
     low: float
     high: float
@@ -116,8 +131,6 @@ class Calibration:
         The false-alarm rate of an element.
     confidence : float
         Of each interval.
-    accumulators : int
-        That errors are relative to (thresholds.py); on a GPU 1.
     depths : tuple of Depth
         By k, the smallest first.
     """
@@ -126,13 +139,7 @@ class Calibration:
     dtype: str
     p: float
     confidence: float
-    accumulators: int
     depths: tuple[Depth, ...]
-
-    @property
-    def products(self) -> float:
-        """What a product adds to the walk that errors are relative to: ρ of thresholds.py."""
-        return of_products(self.dtype, on_gpu=self.device != _CPU)
 
     @property
     def predicted(self) -> bool:
@@ -150,22 +157,16 @@ class Calibration:
         own : bool
             Whether a kernel of our own adds them up, or the CPU's BLAS.
         """
-        depth = next((depth for depth in self.depths if k <= depth.k), self.depths[-1])
+        depth = self._depth(k)
         return (depth.error if own else depth.of_others) * sqrt(max(1.0, k / depth.k))
 
     def bounds(self, k: int, w: int, *, own: bool = True) -> Bounds:
         """Return the statistical bounds of a product (m × k) · (k × w); `own` as for `error`."""
         error, predicted = self.error(k, own=own), own and self.predicted
-        return statistical(
-            k,
-            w,
-            self.dtype,
-            error,
-            self.p,
-            products=self.products,
-            accumulators=self.accumulators,
-            predicted=predicted,
-        )
+        return statistical(k, w, self.dtype, error, self.p, walk=self._depth(k).walk, predicted=predicted)
+
+    def _depth(self, k: int) -> Depth:
+        return next((depth for depth in self.depths if k <= depth.k), self.depths[-1])
 
 
 def calibrate(
@@ -205,51 +206,49 @@ def calibrate(
         raise ValueError(f"rows is {rows}; expected at least 16")
     confidence(p)
     rng = np.random.default_rng(seed)
-    accumulators = _accumulators(dtype, rng) if device is None else 1
-    depths = tuple(_measured(dtype, device, k, level, rows, accumulators, rng) for k in DEPTHS)
-    return Calibration(_name(device), dtype, p, level, accumulators, depths)
+    depths = tuple(_measured(dtype, device, k, level, rows, rng) for k in DEPTHS)
+    return Calibration(_name(device), dtype, p, level, depths)
 
 
-def _accumulators(dtype: str, rng: np.random.Generator) -> int:
-    """Return by how many accumulators of the CPU's BLAS the threshold is the least, of a distribution's errors."""
-    rows, k = _TRIED
+def _least_walk(dtype: str, k: int, rows: int, rng: np.random.Generator) -> Walk:
+    """Return the walk by which the CPU's threshold is the least over the errors, where that is largest."""
     tried = [
-        (A, B, sums_of(A, B, dtype, None) - product_cpu.exact_rows(A, B)[0]) for A, B in _operands(dtype, k, rows, rng)
+        (A, B, abs(sums_of(A, B, dtype, None) - product_cpu.exact_rows(A, B)[0]))
+        for A, B in _operands(dtype, k, rows, rng)
     ]
     tried = [one for one in tried if one[2].any()]
 
-    def over_errors(q: int) -> float:
-        """Return the threshold over the errors, where that is largest, but for a factor."""
+    def over_errors(walk: Walk) -> float:
         error, largest = summed_unit(dtype) / sqrt(3), 0.0
         for A, B, off in tried:
-            walks = product_cpu.walks(A, B, accumulators=q)
-            if (walks > 0).any():
-                error = max(error, _root_mean_square(off[walks > 0] / walks[walks > 0]))
+            walks = product_cpu.walks(A, B, walk)
+            relative = off[walks > 0] / walks[walks > 0]
+            error = max(error, _scales(relative, _LEVEL_TRIED)[2] if relative.size >= _FEWEST else 0.0)
             largest = max(largest, _root_mean_square(walks) / _root_mean_square(off))
         return error * largest
 
-    return min(_ACCUMULATORS, key=over_errors)
+    return min(_WALKS, key=over_errors)
 
 
 def _root_mean_square(x: np.ndarray) -> float:
     return sqrt(float((x**2).mean()))
 
 
-def _measured(
-    dtype: str, device: int | None, k: int, level: float, rows: int, accumulators: int, rng: np.random.Generator
-) -> Depth:
-    own, in_order, products = [], [], of_products(dtype, on_gpu=device is not None)
-    predicted = device is not None
+def _measured(dtype: str, device: int | None, k: int, level: float, rows: int, rng: np.random.Generator) -> Depth:
+    own, in_order, predicted = [], [], device is not None
+    walk = Walk(of_products(dtype, on_gpu=True)) if predicted else _least_walk(dtype, k, min(rows, _TRIED), rng)
     for A, B in _operands(dtype, k, rows, rng):
-        exact, walks = product_cpu.exact_rows(A, B)[0], product_cpu.walks(A, B, products, accumulators)
+        exact, walks = product_cpu.exact_rows(A, B)[0], product_cpu.walks(A, B, walk)
         sums = sums_of(A, B, dtype, device)
         own.append(_relative_errors(sums, exact, walks, f"{dtype} on {_name(device)}"))
         if device is not None:
-            in_order.append(_relative_errors(_in_order(A, B), exact, walks, f"{dtype} in order"))
+            in_order += [
+                _relative_errors(one, exact, walks, f"{dtype} in order") for one in _in_order(A, B, dtype, device)
+            ]
             predicted &= bool((sums == predicted_sums_of(A, B, dtype, device)).all())
     (low, high, tail), (_, *others) = _largest(own, level), _largest(in_order, level)
     error = max(high, tail, summed_unit(dtype) / sqrt(3))
-    return Depth(k, error, low, high, tail, rows * _COLUMNS, max(error, *others), predicted)
+    return Depth(k, walk, error, low, high, tail, rows * _COLUMNS, max(error, *others), predicted)
 
 
 def _largest(errors: list[np.ndarray], level: float) -> tuple[float, float, float]:
@@ -305,14 +304,20 @@ def predicted_sums_of(A: np.ndarray, B: np.ndarray, dtype: str, device: int) -> 
     return product_gpu.predicted(A, B, dtype, device)
 
 
-def _in_order(A: np.ndarray, B: np.ndarray) -> np.ndarray:
-    """Return A · B, one product after another, in what it is summed in."""
+def _in_order(A: np.ndarray, B: np.ndarray, dtype: str, device: int) -> Iterator[np.ndarray]:
+    """Yield A · B, one product after another, in what it is summed in; of halves also as the tensor cores cut off."""
+    if A.itemsize == 2:
+        from tsapps.apps.abft import product_gpu
+
+        found = product_gpu.one_after_another(A, B, dtype, device)
+        if not np.isnan(found).any():
+            yield found
     work = product_cpu.working_type(A.dtype)
     a, b = A.astype(work), B.astype(work)
     total = np.zeros((len(a), b.shape[1]), work)
     for step in range(a.shape[1]):
         total += a[:, step, np.newaxis] * b[step]
-    return total.astype(np.float64)
+    yield total.astype(np.float64)
 
 
 def _relative_errors(sums: np.ndarray, exact: np.ndarray, walks: np.ndarray, what: str) -> np.ndarray:
@@ -377,7 +382,7 @@ def load_calibration(dtype: str, device: int | None = None) -> Calibration:
         version = found.pop("version", 1)
         if version != _VERSION:
             raise ValueError(f"it is of version {version}; expected {_VERSION}")
-        depths = tuple(Depth(**depth) for depth in found.pop("depths"))
+        depths = tuple(Depth(**(depth | {"walk": _walk_of(**depth["walk"])})) for depth in found.pop("depths"))
         calibration = Calibration(**found, depths=depths)
         wrong = (calibration.device, calibration.dtype) != (name, dtype) or not depths
         # What can be used, throughout.
@@ -391,3 +396,7 @@ def load_calibration(dtype: str, device: int | None = None) -> Calibration:
     if wrong:
         raise ValueError(f"{path}: is no calibration for {dtype} on {name}: {advice}")
     return calibration
+
+
+def _walk_of(products: float, accumulators: int, anew: list[int]) -> Walk:
+    return Walk(products, accumulators, tuple(anew))

@@ -9,7 +9,6 @@ import numpy as np
 
 from tsapps.apps.abft import product_cpu, thresholds
 from tsapps.apps.abft.calibration import Calibration, load_calibration
-from tsapps.apps.abft.product_plan import is_fused
 from tsapps.apps.abft.thresholds import Bounds
 from tsapps.kernels.arrays import as_array, gpu_index, kind_of, like
 
@@ -29,7 +28,8 @@ class ProductFault:
     found : float
         What it was; may be infinite or no number.
     value : float
-        What it should be: the exact element, rounded to C's dtype.
+        What it should be: the exact element, rounded to C's dtype; where elements are judged to the bit, what a product
+        without faults has.
     """
 
     row: int
@@ -110,8 +110,9 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
         What an element may be off by. By "proven", what rounding can explain (Higham's bound, |C − AB| ≤ γ·|A||B|) is
         never called wrong: no false alarms. By "statistical", or a calibration, some hundred times less, which rounding
         exceeds with the calibration's false-alarm rate at most, an element, where rounding errors are random;
-        made by ``tsapps abft-calibrate`` or `calibrate`. A number: that, absolutely. To each is added what rounding to
-        16 bits may lose.
+        made by ``tsapps abft-calibrate`` or `calibrate`. On a GPU whose sums the calibration found to be known, tall
+        and narrow products are judged to the bit by it: what is called wrong is any other number. A number: that,
+        absolutely. To each is added what rounding to 16 bits may lose.
 
     Returns
     -------
@@ -136,20 +137,21 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
     Computers (1984). That a suspicion is decided by an exact row is ours (docs/notes/abft.md).
     """
     (A, B), index = _operands({"A": A, "B": B})
+    (k, w), dtype = B.shape, _dtype(A)
+    threshold = _resolved(threshold, dtype, index)
     if index is not None:
         from tsapps.apps.abft import product_gpu
 
-        bounds, name = _bounds_of(A, B, index, threshold, own=is_fused(A.shape[0], *B.shape))
-        C, report = product_gpu.matmul(A, B, bounds, index, correct=correct)
-        return Checked(C, name, report)
-    a, b = _host(A), _host(B)
-    bounds, name = _bounds_of(a, b, None, threshold)
+        ours, others = (_bounds_of(k, w, dtype, threshold, own=own) for own in (True, False))
+        C, report = product_gpu.matmul(A, B, ours, others, index, correct=correct)
+        return Checked(C, _name_of(threshold), report)
+    a, b, bounds = _host(A), _host(B), _bounds_of(k, w, dtype, threshold)
     c = np.empty((len(a), b.shape[1]), a.dtype)
     rows: list[np.ndarray] = []
     for first, sums, checks in product_cpu.checked_blocks(a, b, bounds, c):
         rows.append(first + product_cpu.suspected(sums, checks, bounds, rounded=False))
     verdict = _judged(a, b, c, rows, bounds, correct=correct)
-    return Checked(like(c, A), name, lambda: verdict)
+    return Checked(like(c, A), _name_of(threshold), lambda: verdict)
 
 
 def check_product(
@@ -183,21 +185,22 @@ def check_product(
     """
     given = C
     (A, B, C), index = _operands({"A": A, "B": B, "C": C})
+    (k, w), dtype = B.shape, _dtype(A)
+    threshold = _resolved(threshold, dtype, index)
+    bounds = _bounds_of(k, w, dtype, threshold, own=index is None)
     if index is not None:
         from tsapps.apps.abft import product_gpu
 
-        bounds, name = _bounds_of(A, B, index, threshold, own=False)
-        return Checked(given, name, product_gpu.check(A, B, C, bounds, index, correct=correct))
+        return Checked(given, _name_of(threshold), product_gpu.check(A, B, C, bounds, index, correct=correct))
     a, b, c = _host(A), _host(B), _host(C)
     if correct and not c.flags.writeable:
         raise ValueError("C is read-only; give an array that can be written, or correct=False")
-    bounds, name = _bounds_of(a, b, None, threshold)
     rows = [
         first + product_cpu.suspected(c[first : first + len(checks)], checks, bounds, rounded=True)
         for first, _, checks in product_cpu.checked_blocks(a, b, bounds, None)
     ]
     verdict = _judged(a, b, c, rows, bounds, correct=correct)
-    return Checked(given, name, lambda: verdict)
+    return Checked(given, _name_of(threshold), lambda: verdict)
 
 
 def _judged(
@@ -259,21 +262,29 @@ def _host(X: Any) -> np.ndarray:
     return np.asarray(as_array(X))
 
 
-def _bounds_of(
-    A: Any, B: Any, index: int | None, threshold: str | float | Calibration, *, own: bool = True
-) -> tuple[Bounds, str | float]:
-    """Return the bounds of a threshold for a product, and the threshold's name.
-
-    `own` is whether a kernel of ours or the CPU's BLAS adds it up, see `Calibration.error`.
-    """
-    (k, w), dtype = B.shape, _dtype(A)
+def _resolved(threshold: str | float | Calibration, dtype: str, index: int | None) -> str | float | Calibration:
+    """Return a threshold that is one, of "statistical" the user's calibration."""
     if isinstance(threshold, Calibration) or threshold == "statistical":
         found = load_calibration(dtype, index) if isinstance(threshold, str) else threshold
         if found.dtype != dtype:
             raise ValueError(f"the calibration is for {found.dtype}, and A has dtype {dtype}: calibrate for that")
-        return found.bounds(k, w, own=own), "statistical"
-    if threshold == "proven":
-        return thresholds.proven(k, w, dtype), "proven"
-    if isinstance(threshold, bool | str) or not isinstance(threshold, int | float):
+        return found
+    if threshold != "proven" and (isinstance(threshold, bool | str) or not isinstance(threshold, int | float)):
         raise ValueError(f"threshold is {threshold!r}; expected 'proven', 'statistical', a number or a calibration")
-    return thresholds.absolute(k, w, dtype, float(threshold)), float(threshold)
+    return threshold if isinstance(threshold, str) else float(threshold)
+
+
+def _bounds_of(k: int, w: int, dtype: str, threshold: str | float | Calibration, *, own: bool = True) -> Bounds:
+    """Return the bounds of a product by a threshold that is resolved.
+
+    `own` is whether a kernel of ours or the CPU's BLAS adds it up, see `Calibration.error`.
+    """
+    if isinstance(threshold, Calibration):
+        return threshold.bounds(k, w, own=own)
+    if isinstance(threshold, str):
+        return thresholds.proven(k, w, dtype)
+    return thresholds.absolute(k, w, dtype, threshold)
+
+
+def _name_of(threshold: str | float | Calibration) -> str | float:
+    return "statistical" if isinstance(threshold, Calibration) else threshold

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from tsapps.apps.abft.thresholds import OF_PRODUCTS, Bounds
+from tsapps.apps.abft.thresholds import ANY_WALK, Bounds, Walk
 
 __all__ = [
     "CHECKS",
@@ -30,10 +30,9 @@ __all__ = [
 CHECKS = 8
 # Bytes of A that are multiplied at a time; and of products that are held to compute rows again.
 _BLOCK_BYTES, _EXACT_BYTES = 64 << 20, 16 << 20
-# Of walks: elements that are summed up at a time, so that they stay in the cache; after how many products partial sums
-# begin anew, besides those that never do; the Σ|ab| between which nothing is lost by squaring; and how many last places
-# float32 has.
-_WALKING, _ANEW, _HELD, _PLACES = 1 << 13, (32, 512), (2.0**-480, 2.0**480), 2.0**24
+# Of walks: elements that are summed up at a time, so that they stay in the cache; the Σ|ab| between which nothing is
+# lost by squaring; and how many last places float32 has.
+_WALKING, _HELD, _PLACES = 1 << 13, (2.0**-480, 2.0**480), 2.0**24
 # 2²⁷ + 1, by which a float64 is split into halves of which products are exact (Veltkamp).
 _SPLITTER = 134217729.0
 
@@ -174,32 +173,30 @@ def _lost_of_product(x: np.ndarray, y: np.ndarray, product: np.ndarray) -> np.nd
     return x_low * y_low - (((product - x_high * y_high) - x_low * y_high) - x_high * y_low)
 
 
-def walks(A: np.ndarray, B: np.ndarray, products: float = OF_PRODUCTS, accumulators: int = 1) -> np.ndarray:
-    """Return how far roundings of the product of a few rows may walk (thresholds.py), (rows, w) float64.
-
-    `products` is ρ, what a product adds beside the sums; `accumulators` is how many take products in turn.
-    """
+def walks(A: np.ndarray, B: np.ndarray, walk: Walk = ANY_WALK) -> np.ndarray:
+    """Return how far roundings of the product of a few rows may walk (thresholds.py), (rows, w) float64."""
     a, b = A.astype(np.float64), B.astype(np.float64)
     step, exact = max(1, _WALKING // max(1, b.shape[1])), A.itemsize == 2
     with np.errstate(all="ignore"):
         starts = range(0, len(a), step)
-        blocks = [_walk(a[first : first + step], b, products, accumulators, exact=exact) for first in starts]
+        blocks = [_walk(a[first : first + step], b, walk, exact=exact) for first in starts]
     return np.concatenate([np.empty((0, b.shape[1])), *blocks])
 
 
-def _walk(a: np.ndarray, b: np.ndarray, products: float, accumulators: int, *, exact: bool) -> np.ndarray:
+def _walk(a: np.ndarray, b: np.ndarray, walk: Walk, *, exact: bool) -> np.ndarray:
     """Return the walks of a block; `exact` is whether products are exact in what they are summed in."""
     shape, k = (len(a), b.shape[1]), a.shape[1]
+    products, accumulators, anew = walk.products, walk.accumulators, [run or k for run in walk.anew]
     # Of each accumulator partial sums, the lowest and the highest since they began; and what they are multiples of.
-    of_all = np.zeros((accumulators, 3, len(_ANEW) + 1, *shape))
-    grains_of_all = np.zeros((accumulators, len(_ANEW) + 1, *shape))
+    of_all = np.zeros((accumulators, 3, len(anew), *shape))
+    grains_of_all = np.zeros((accumulators, len(anew), *shape))
     square, magnitude, finest = np.zeros(shape), np.zeros(shape), np.full(shape, np.inf)
     left, right = _last_place(a), _last_place(b)
     for step in range(k):
         product = a[:, step, np.newaxis] * b[step]
         sums, lowest, highest = runs = of_all[step % accumulators]
         grains = grains_of_all[step % accumulators]
-        for i, run in enumerate((*_ANEW, k)):
+        for i, run in enumerate(anew):
             if step % run < accumulators:
                 runs[:, i], grains[i] = 0, np.inf
         sums += product
@@ -221,8 +218,8 @@ def _walk(a: np.ndarray, b: np.ndarray, products: float, accumulators: int, *, e
         square += _power(together) ** 2
     # Squares of what is very large or small are lost; no partial sum is larger than Σ|ab|.
     held = (magnitude > _HELD[0]) & (magnitude < _HELD[1])
-    walk = np.where(held, np.sqrt(square), np.sqrt((1 + products) * k) * magnitude)
-    return np.where(exact & (magnitude < _PLACES * finest), 0.0, walk)
+    walked = np.where(held, np.sqrt(square), np.sqrt((1 + products) * k) * magnitude)
+    return np.where(exact & (magnitude < _PLACES * finest), 0.0, walked)
 
 
 def _power(x: np.ndarray) -> np.ndarray:
@@ -248,7 +245,7 @@ def wrong(A: np.ndarray, B: np.ndarray, C: np.ndarray, rows: Iterable[int], boun
     for first in range(0, len(every), step):
         some = every[first : first + step]
         exact, magnitude = exact_rows(A[some], B)
-        walk = walks(A[some], B, bounds.products, bounds.accumulators) if bounds.spread else np.zeros_like(exact)
+        walk = walks(A[some], B, bounds.walk) if bounds.spread else np.zeros_like(exact)
         with np.errstate(all="ignore"):
             found = C[some].astype(np.float64)
             allowed = bounds.magnitude * magnitude + bounds.spread * walk + bounds.absolute

@@ -41,17 +41,16 @@ from tsapps.apps.abft.product_plan import (
     summed,
 )
 from tsapps.apps.abft.thresholds import Bounds
-from tsapps.kernels import product
+from tsapps.kernels import order, product
 from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gapless, kind_of
 from tsapps.kernels.build import function
 from tsapps.kernels.device import live
 from tsapps.kernels.launch import blocks_of, with_epilogue
-from tsapps.kernels.order import UNKNOWN, order_of
 from tsapps.kernels.plan import ELEMENT, SUM, Plan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.tables import user_table
 
-__all__ = ["Fused", "check", "matmul", "predicted", "sums"]
+__all__ = ["Fused", "check", "matmul", "one_after_another", "predicted", "predicted_by", "sums", "sums_by"]
 
 #: Rows that were suspected, elements that are wrong, and those that are listed; asked for, once it is wanted.
 Report = Callable[[], tuple[int, int, list[Wrong]]]
@@ -74,7 +73,7 @@ class _Check:
     """
 
     def __init__(
-        self, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds, padded: int, order: Any = UNKNOWN
+        self, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds, padded: int, how: Any = order.UNKNOWN
     ) -> None:
         (m, k), w, element, total = a.shape, b.shape[1], ELEMENT[a.dtype], SUM[a.dtype]
         self.device, self._bounds, self._look = a.device, row_bounds(bounds, w), second_look(bounds, w)
@@ -93,7 +92,7 @@ class _Check:
         self._row_checks = _kernel("row_checks.cuh", f"row_checks<{element}, {total}, {lanes}, {vector}>", self.device)
         self._judge = _kernel("judge.cuh", f"judge<{element}, {total}>", self.device)
         self._sizes, self._step, self._limits = sizes, step, element_bounds(bounds)
-        self._order = order if bounds.predicted else UNKNOWN
+        self._order = how if bounds.predicted else order.UNKNOWN
         self._judged = _judged(a, b, c)
         self._multiprocessors = live(self.device).multiprocessors
 
@@ -162,8 +161,8 @@ class Fused:
         name = checked_epilogue(a.dtype, w, problem.c)
         self._epilogue = epilogue
         self._run = with_epilogue(plan, problem, a.device, name, "apps/abft/checked.cuh")
-        order = order_of(plan, problem, blocks_of(plan, problem, a.device))
-        self.check = _Check(a, b, c, bounds, padded_depth(problem.k, plan), order)
+        how = order.order_of(plan, problem, blocks_of(plan, problem, a.device))
+        self.check = _Check(a, b, c, bounds, padded_depth(problem.k, plan), how)
 
     def multiply(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> None:
         """Compute C, and list the rows that do not agree; `memory` is what the check has begun with."""
@@ -173,8 +172,11 @@ class Fused:
         self._run(a.pointer, b.pointer, here[()])
 
 
-def matmul(A: Any, B: Any, bounds: Bounds, index: int, *, correct: bool) -> tuple[Any, Report]:
-    """Return A · B, and what tells what was found of it; arguments are as `product.matmul` has checked them."""
+def matmul(A: Any, B: Any, ours: Bounds, others: Bounds, index: int, *, correct: bool) -> tuple[Any, Report]:
+    """Return A · B, and what tells what was found of it; arguments are as `product.matmul` has checked them.
+
+    Bounds are those of a product by a kernel of our own, and by the library.
+    """
     with product.on_stream(A, index):
         a, b = device_matrix("A", A), device_matrix("B", B)
         (m, k), w = a.shape, b.shape[1]
@@ -183,13 +185,13 @@ def matmul(A: Any, B: Any, bounds: Bounds, index: int, *, correct: bool) -> tupl
         if is_fused(m, k, w):
             C = _new(A, (m, w), "empty")
             c = device_matrix("C", C)
-            fused = _fused(a.stand_in, b.stand_in, c.stand_in, bounds)
+            fused = _fused(a.stand_in, b.stand_in, c.stand_in, ours)
             if fused is not None:
                 memory = fused.check.begin(b)
                 fused.multiply(memory, a, b, c)
                 return C, fused.check.judge(memory, a, b, c, correct=correct)
     C = product.matmul(A, B)
-    return C, check(A, B, C, bounds, index, correct=correct)
+    return C, check(A, B, C, others, index, correct=correct)
 
 
 @lru_cache(maxsize=4096)
@@ -248,6 +250,13 @@ def predicted(A: np.ndarray, B: np.ndarray, dtype: str, index: int) -> np.ndarra
         return predicted_by(*_summed(a, b), a, b)
 
 
+def one_after_another(A: np.ndarray, B: np.ndarray, dtype: str, index: int) -> np.ndarray:
+    """Return A · B as the tensor cores would sum it if nobody shared a sum; NaN as for `predicted`."""
+    with cupy.cuda.Device(index):
+        a, b = _sent(A, B, dtype)
+        return _added(order.one_after_another(len(B)), a, b)
+
+
 def sums_by(plan: Plan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
     """Return A · B as a plan's kernel sums it, of as many columns as `sums`."""
     total, found = SUM[a.dtype], cupy.empty((problem.m, problem.w), summed(a.dtype))
@@ -259,9 +268,14 @@ def sums_by(plan: Plan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> n
 
 def predicted_by(plan: Plan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
     """Return what `sums_by` should."""
-    order, to = order_of(plan, problem, blocks_of(plan, problem, a.device)), cupy.empty((problem.m, problem.w))
+    return _added(order.order_of(plan, problem, blocks_of(plan, problem, a.device)), a, b)
+
+
+def _added(how: Any, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
+    """Return A · B by order.cuh, in an order."""
+    to = cupy.empty((a.shape[0], b.shape[1]))
     grid = (_PREDICTING * live(a.device).multiprocessors,)
-    _kernel("judge.cuh", f"predict<{ELEMENT[a.dtype]}>", a.device)(grid, (_THREADS,), (_judged(a, b, b)[()], order, to))
+    _kernel("judge.cuh", f"predict<{ELEMENT[a.dtype]}>", a.device)(grid, (_THREADS,), (_judged(a, b, b)[()], how, to))
     return to.get()
 
 

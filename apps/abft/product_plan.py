@@ -124,7 +124,8 @@ def row_sums_dtype() -> np.dtype:
 
 def element_bounds(bounds: Bounds) -> Any:
     """Return the C++ class `Bounds`, of an element."""
-    return np.array(tuple(getattr(bounds, name) for name in _BOUNDS), [(name, "f8") for name in _BOUNDS])[()]
+    given = vars(bounds) | {"products": bounds.walk.products}
+    return np.array(tuple(given[name] for name in _BOUNDS), [(name, "f8") for name in _BOUNDS])[()]
 
 
 def is_fused(m: int, k: int, w: int) -> bool:

@@ -24,10 +24,11 @@ two that is no larger than |x|, and for partial sums that begin anew after every
     walk² = Σ_l (the mean of the three ⌊s_l⌋₂² + ρ ⌊a_il b_lj⌋₂²),    over the products that are not zero,
 
 s_l being the largest that the partial sum which ends with product l could be, had it begun with any product since:
-where blocks share a sum, they begin wherever their shares do. Some BLAS have several accumulators, which take products
-in turn: each is then a sum by itself, of every q-th product, and they are added up in the end.
+where blocks share a sum, they begin wherever their shares do. A CPU's BLAS may begin anew otherwise, or have several
+accumulators, which take products in turn: each is then a sum by itself, of every q-th product, and they are added up in
+the end (`Walk`).
 
-u⌊s⌋₂ is half a last place of s, what an addition that is rounded to nearest loses at most. ρ is `of_products`: 2, or
+u⌊s⌋₂ is half a last place of s, what an addition that is rounded to nearest loses at most. ρ is 2 (`of_products`), or
 more where the tensor cores make a product of float32 of three, of parts that are cut off. Of 16-bit types, whose
 products are exact in float32, an addition only counts where it has bits to lose: where the product, or what the sum is
 a multiple of, has a last place below that of s. And walk is 0 where Σ|ab| is less than 2²⁴ last places of the finest
@@ -51,11 +52,13 @@ from functools import lru_cache
 from math import inf, log, sqrt
 
 __all__ = [
+    "ANY_WALK",
     "DTYPES",
     "OF_PRODUCTS",
     "RAREST",
     "UNIT",
     "Bounds",
+    "Walk",
     "absolute",
     "confidence",
     "element_error",
@@ -140,6 +143,29 @@ def confidence(p: float) -> float:
 
 
 @dataclass(frozen=True)
+class Walk:
+    """How roundings walk.
+
+    Attributes
+    ----------
+    products : float
+        ρ: what a product adds, in squares of its last place.
+    accumulators : int
+        q: how many take products in turn; on a GPU 1.
+    anew : tuple of int
+        After how many products partial sums begin anew, of which the mean is taken; 0 is never. On a GPU these three.
+    """
+
+    products: float = OF_PRODUCTS
+    accumulators: int = 1
+    anew: tuple[int, ...] = (32, 512, 0)
+
+
+#: Of sums of which nothing more is known.
+ANY_WALK = Walk()
+
+
+@dataclass(frozen=True)
 class Bounds:
     """The numbers of the two inequalities above.
 
@@ -149,10 +175,8 @@ class Bounds:
         By which rows are suspected.
     magnitude, spread, absolute : float
         By which elements are judged.
-    products : float
-        ρ of `walk`.
-    accumulators : int
-        q of `walk`.
+    walk : Walk
+        What `spread` is relative to.
     rounding, rounding_absolute : float
         What rounding to C's dtype may lose; 0 where C's dtype is what is summed in.
     predicted : bool
@@ -169,8 +193,7 @@ class Bounds:
     magnitude: float
     spread: float
     absolute: float
-    products: float
-    accumulators: int
+    walk: Walk
     rounding: float
     rounding_absolute: float
     predicted: bool
@@ -187,12 +210,12 @@ def _bounds(
     row_absolute: float,
     by_spread: bool = False,
     predicted: bool = False,
-    accumulators: int = 1,
+    walk: Walk = ANY_WALK,
     **of_element: float,
 ) -> Bounds:
     summed = _summed(dtype)
     halves = dtype in _HALF_SUBNORMAL
-    given = {"magnitude": 0.0, "spread": 0.0, "absolute": 0.0, "products": OF_PRODUCTS} | of_element
+    given = {"magnitude": 0.0, "spread": 0.0, "absolute": 0.0} | of_element
     # What products lose that fall below the normal numbers, and what the exact element itself is off by.
     given["absolute"] += k * _TINY[8 if summed == "float64" else 4]
     given["magnitude"] += gamma(k + 4, UNIT["float64"]) if summed == "float32" else 0.0
@@ -202,7 +225,7 @@ def _bounds(
         rounding=UNIT[dtype] if halves else 0.0,
         rounding_absolute=_HALF_SUBNORMAL.get(dtype, 0.0),
         predicted=predicted,
-        accumulators=accumulators,
+        walk=walk,
         by_spread=by_spread,
         largest_sum=_LARGEST[summed] / 4,
         largest=_LARGEST[dtype] * (1 - 4 * UNIT[dtype]),
@@ -256,8 +279,7 @@ def statistical(
     error: float,
     p: float,
     *,
-    products: float = OF_PRODUCTS,
-    accumulators: int = 1,
+    walk: Walk = ANY_WALK,
     predicted: bool = False,
 ) -> Bounds:
     """Return the bounds that the rounding of an element exceeds with probability p at most, if it is as calibrated.
@@ -275,10 +297,8 @@ def statistical(
         e, for sums of k products.
     p : float
         The false-alarm rate of an element.
-    products : float
-        ρ of the walk that e is relative to: `of_products`.
-    accumulators : int
-        q of that walk; on a GPU always 1.
+    walk : Walk
+        What e is relative to.
     predicted : bool
         Whether elements are known to the bit, by a kernel of our own, and only rows are suspected by e.
 
@@ -293,11 +313,11 @@ def statistical(
     u, c = summed_unit(dtype), confidence(p)
     # Of products in no order, walk is some √(k/6 + ρ/2) times √(r² + Σ(ab)²), which is what the probes are like. Of a
     # row, w roundings add up as a random walk beside those of the sums; and how the column is kept.
-    of_row = _PROBED * (error * sqrt(k / 6 + products / 2) + u * sqrt(w + 8)) + u
+    of_row = _PROBED * (error * sqrt(k / 6 + walk.products / 2) + u * sqrt(w + 8)) + u
     tiny = _TINY[8 if dtype == "float64" else 4]
-    of_element = {"magnitude": element_error(k, dtype)} if predicted else {"spread": c * error, "products": products}
+    of_element = {"magnitude": element_error(k, dtype)} if predicted else {"spread": c * error}
     of_rows = {"row": c * of_row, "row_absolute": 2 * (k + w) * tiny}
-    return _bounds(k, dtype, **of_rows, by_spread=True, predicted=predicted, accumulators=accumulators, **of_element)
+    return _bounds(k, dtype, **of_rows, by_spread=True, predicted=predicted, walk=walk, **of_element)
 
 
 def absolute(k: int, w: int, dtype: str, threshold: float) -> Bounds:

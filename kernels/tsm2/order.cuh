@@ -36,7 +36,7 @@ struct Order {
 
 __device__ __forceinline__ double unknown() { return __longlong_as_double(0x7ff8000000000000LL); }
 
-// Factors that are taken: normal numbers of float16, and of the others such that no part of a product is below these.
+// Factors that are taken: any of float16, and of the others such that no part of a product is below the normal numbers.
 template <typename T>
 inline constexpr double least_factor = 0x1p-40;
 template <>

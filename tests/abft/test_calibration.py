@@ -19,7 +19,7 @@ from tsapps.apps.abft.calibration import (
     save_calibration,
 )
 from tsapps.apps.abft.product import check_product, matmul
-from tsapps.apps.abft.thresholds import DTYPES, confidence, statistical
+from tsapps.apps.abft.thresholds import DTYPES, Walk, confidence, of_products, statistical
 
 
 @pytest.fixture(scope="module", name="calibrations")
@@ -34,9 +34,10 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 def some(dtype="float32", **change):
-    given = {"device": "cpu", "dtype": dtype, "p": 1e-6, "confidence": 0.99, "accumulators": 1}
+    given = {"device": "cpu", "dtype": dtype, "p": 1e-6, "confidence": 0.99}
     depths = tuple(
-        Depth(k, e, 1e-7, e, 4e-7, 100, others, True) for k, e, others in ((10, 2e-7, 5e-7), (100, 3e-7, 6e-7))
+        Depth(k, Walk(accumulators=2, anew=(512,)), e, 1e-7, e, 4e-7, 100, others, True)
+        for k, e, others in ((10, 2e-7, 5e-7), (100, 3e-7, 6e-7))
     )
     return Calibration(**(given | {"depths": depths} | change))
 
@@ -49,14 +50,12 @@ def test_error_of_a_depth_by_hand():
     assert found.error(1000, own=False) == pytest.approx(6e-7 * sqrt(10))
 
 
-@pytest.mark.parametrize(
-    ("device", "dtype", "products"),
-    [("cpu", "float32", 2), ("a GPU", "float32", 25), ("a GPU", "float64", 2), ("a GPU", "float16", 2)],
-)
-def test_products_of_float32_on_tensor_cores_lose_more(device, dtype, products):
-    assert some(dtype, device=device).products == products
-    found = statistical(64, 16, dtype, 1e-7, 1e-6, products=products)
-    assert found.products == products
+@pytest.mark.parametrize(("dtype", "products"), [("float32", 25), ("float64", 2), ("float16", 2)])
+def test_products_of_float32_on_tensor_cores_lose_more(dtype, products):
+    assert of_products(dtype, on_gpu=True) == products
+    assert of_products(dtype, on_gpu=False) == 2
+    found = statistical(64, 16, dtype, 1e-7, 1e-6, walk=Walk(products))
+    assert found.walk.products == products
     assert found.row >= statistical(64, 16, dtype, 1e-7, 1e-6).row
 
 
@@ -77,9 +76,9 @@ def test_sums_of_others_on_a_gpu(monkeypatch, dtype):
     assert found.depths[1].of_others > 1.2 * found.depths[1].error
     rng = np.random.default_rng(5)
     A, B = rng.lognormal(0, 1, (2000, 1024)).astype(dtype), rng.lognormal(0, 1, (1024, 8)).astype(dtype)
-    off = abs(calibration._in_order(A, B) - product_cpu.exact_rows(A, B)[0])
+    off = abs(next(calibration._in_order(A, B, dtype, 0)) - product_cpu.exact_rows(A, B)[0])
     bounds = found.bounds(1024, 8, own=False)
-    assert (off <= bounds.spread * product_cpu.walks(A, B, bounds.products, bounds.accumulators)).all()
+    assert (off <= bounds.spread * product_cpu.walks(A, B, bounds.walk)).all()
     # On the CPU there is but one.
     for depth in calibrate(dtype, rows=64, p=1e-6).depths:
         assert depth.of_others == depth.error
@@ -145,7 +144,7 @@ def test_the_statistical_threshold_is_tight_and_seldom_wrong(calibrations, dtype
     bounds = calibrations[dtype].bounds(k, w)
     work = product_cpu.working_type(A.dtype)
     off = A[:500].astype(work) @ B.astype(work) - product_cpu.exact_rows(A[:500], B)[0]
-    allowed = bounds.spread * product_cpu.walks(A[:500], B, bounds.products, bounds.accumulators)
+    allowed = bounds.spread * product_cpu.walks(A[:500], B, bounds.walk)
     assert np.sqrt((allowed**2).mean()) < 20 * np.sqrt((off**2).mean())
 
 
@@ -165,7 +164,7 @@ def test_every_distribution_of_the_campaign(of_64, dtype, distribution):
     work = product_cpu.working_type(A.dtype)
     sums = A.astype(work) @ B.astype(work)
     off = sums - product_cpu.exact_rows(A, B)[0]
-    allowed = bounds.spread * product_cpu.walks(A, B, bounds.products, bounds.accumulators)
+    allowed = bounds.spread * product_cpu.walks(A, B, bounds.walk)
     # All are judged, not only those of rows that are suspected: five of 320,000 are beyond it with probability 2·10⁻⁵.
     assert (abs(off) > allowed).sum() < 5
     assert sum(1 for _ in product_cpu.wrong(A, B, sums.astype(A.dtype), range(m), bounds)) < 5
@@ -198,7 +197,7 @@ def test_without_a_calibration():
         matmul(np.ones((2, 2)), np.ones((2, 2)), threshold="statistical")
 
 
-HEAD = {"version": 5, "device": "cpu", "dtype": "float32", "p": 1e-6, "confidence": 0.99, "accumulators": 1}
+HEAD = {"version": 5, "device": "cpu", "dtype": "float32", "p": 1e-6, "confidence": 0.99}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Protected products on the CPU: clean ones, and such as were corrupted on their way or afterwards."""
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate
 
@@ -14,6 +15,7 @@ from oracle import product_tolerance
 from tsapps.apps.abft import product_cpu
 from tsapps.apps.abft.calibration import Calibration, Depth
 from tsapps.apps.abft.product import ProductFault, _bounds_of, check_product, matmul
+from tsapps.apps.abft.thresholds import Walk, proven
 
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 #: Some that no rounding error of a test is beyond, for what takes a calibration.
@@ -21,7 +23,9 @@ SCALE = {"float64": 2.0**-50, "float32": 2.0**-21, "float16": 2.0**-21, "bfloat1
 
 
 def calibrated(dtype, p=1e-9):
-    return Calibration("cpu", dtype, p, 0.99, 1, (Depth(10_000, *[SCALE[dtype]] * 3, 1e-6, 1000, SCALE[dtype], False),))
+    return Calibration(
+        "cpu", dtype, p, 0.99, (Depth(10_000, Walk(), *[SCALE[dtype]] * 3, 1e-6, 1000, SCALE[dtype], False),)
+    )
 
 
 def thresholds_of(dtype):
@@ -94,7 +98,7 @@ def test_two_by_two_by_hand(dtype):
 
 
 def test_checks_by_hand():
-    bounds = product_cpu.Bounds(1e-6, 0, 1e-6, 0, 0, 2, 0, 0, False, 1e300, 1e300)
+    bounds = replace(proven(2, 2, "float64"), row=1e-6)
     B = np.array([[5.0, 6.0], [7.0, 8.0]])
     columns = product_cpu.check_columns(B, bounds)
     assert columns[:, :2].tolist() == [[11.0, 8.5], [15.0, 11.5]]  # 5 + 6 and 5/2 + 6
@@ -138,7 +142,7 @@ def power(x):
     return 2.0 ** (np.frexp(float(x))[1] - 1) if x else 0.0
 
 
-def walk(row, column, accumulators=1):
+def walk(row, column, accumulators=1, anew=(32, 512, 0)):
     """Return the walk of one element, by whole numbers."""
     products = [Fraction(float(x)) * Fraction(float(y)) for x, y in zip(row, column, strict=True)]
     # In lowest terms a denominator is a power of two.
@@ -149,8 +153,7 @@ def walk(row, column, accumulators=1):
     for mine in range(accumulators):
         turn = range(mine, k, accumulators)
         until = [Fraction(0), *accumulate(products[i] for i in turn)]
-        ends.append(until[-1])
-        for run in (32, 512, k):
+        for run in (run or k for run in anew):
             begin, grain = 0, float("inf")
             for n, i in enumerate(turn):
                 if n and i // run > turn[n - 1] // run:
@@ -162,8 +165,9 @@ def walk(row, column, accumulators=1):
                 place = Fraction(products[i].numerator & -products[i].numerator, products[i].denominator)
                 grain = min(grain, place)
                 if row.itemsize > 2 or grain < largest / 2**23:
-                    square += largest**2 / 3
+                    square += largest**2 / len(anew)
                 grain = max(grain, largest / 2**23)
+        ends.append(until[-1] - until[begin])
     square += sum(power(sum(ends[: n + 1])) ** 2 for n in range(1, len(ends)))
     return (square + sum(2 * power(one) ** 2 for one in products)) ** 0.5
 
@@ -173,7 +177,7 @@ def test_a_walk_by_hand():
     B = np.array([[1.0], [7.0], [1.0], [1.0]])
     # Partial sums 3, 4 and −1, or −5 from behind what made 4; products 3, 1 and −5.
     np.testing.assert_allclose(product_cpu.walks(A, B), [[(4 + 16 + 16 + 2 * (4 + 1 + 16)) ** 0.5], [0]])
-    np.testing.assert_allclose(product_cpu.walks(A, B, 25.0), [[(4 + 16 + 16 + 25 * (4 + 1 + 16)) ** 0.5], [0]])
+    np.testing.assert_allclose(product_cpu.walks(A, B, Walk(25.0)), [[(4 + 16 + 16 + 25 * (4 + 1 + 16)) ** 0.5], [0]])
     assert (product_cpu.walks(A.astype("f2"), B.astype("f2")) == 0).all()
     # 2²⁴ + 1 has a bit more than float32 holds; 2²⁴ − 1 has not.
     for last, off in ((2.0**-12, True), (2.0**-10, False)):
@@ -182,14 +186,14 @@ def test_a_walk_by_hand():
         assert (found > 0).all() == off
 
 
-@pytest.mark.parametrize("accumulators", [1, 2, 4])
+@pytest.mark.parametrize(("accumulators", "anew"), [(1, (32, 512, 0)), (2, (32, 512, 0)), (2, (512,)), (4, (512,))])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_walks_against_fractions(dtype, accumulators):
+def test_walks_against_fractions(dtype, accumulators, anew):
     for seed, (m, k, w) in enumerate([(3, 1, 2), (2, 40, 3), (2, 600, 2)]):
         A, B = operands(m, k, w, dtype, seed, "wide")
         A[:, ::3] = 0
-        found = product_cpu.walks(A, B, accumulators=accumulators)
-        expected = [[walk(row, column, accumulators) for column in B.T] for row in A]
+        found = product_cpu.walks(A, B, Walk(accumulators=accumulators, anew=anew))
+        expected = [[walk(row, column, accumulators, anew) for column in B.T] for row in A]
         np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
@@ -223,7 +227,7 @@ def test_what_has_no_squares_is_not_called_wrong():
     A, B = operands(20, 50, 4, "float64")
     A *= np.logspace(-280, 300, 20)[:, np.newaxis]
     for threshold in thresholds_of("float64"):
-        bounds = _bounds_of(A, B, None, threshold)[0]
+        bounds = _bounds_of(*B.shape, "float64", threshold)
         assert list(product_cpu.wrong(A, B, A @ B, range(20), bounds)) == []
         assert len(list(product_cpu.wrong(A, B, (A @ B) * (1 + 1e-9), range(20), bounds))) == 80
 

@@ -220,7 +220,7 @@ def test_every_distribution_of_the_campaign(of_64, dtype, distribution):
     # As others' products are judged; ours by what they are known to come to.
     bounds = of_64[dtype].bounds(k, w, own=False)
     off = abs(calibration.sums_of(A, B, dtype, 0) - product_cpu.exact_rows(A, B)[0])
-    allowed = bounds.spread * product_cpu.walks(A, B, bounds.products, bounds.accumulators)
+    allowed = bounds.spread * product_cpu.walks(A, B, bounds.walk)
     # Of 320,000 a third of one is expected to be beyond it; five are with probability 2·10⁻⁵.
     assert (off > allowed).sum() < 5
     # Within twenty times the rounding errors that there are, their root mean square, if there are any.

@@ -364,11 +364,11 @@ def test_walks_are_those_of_the_cpu(dtype, k, products):
     A[:, ::3] *= 0
     B[-1] += 1
     A[5], A[6, -1] = 0, A[6, 0] + 1
-    walks, exact = product_cpu.walks(A, B, products), A.astype(np.float64) @ B.astype(np.float64)
+    walks, exact = product_cpu.walks(A, B, thresholds.Walk(products)), A.astype(np.float64) @ B.astype(np.float64)
     assert (walks > 0).any() or (k == 1 and A.itemsize == 2)
     # Of little but what rounding may walk, and one rounding to 16 bits: what is off by less is right, by more wrong.
     alone = {"magnitude": 0.0, "spread": 1.0, "absolute": 1e-12}
-    bounds = replace(thresholds.statistical(k, 3, dtype, 1e-7, 1e-6, products=products), **alone)
+    bounds = replace(thresholds.statistical(k, 3, dtype, 1e-7, 1e-6, walk=thresholds.Walk(products)), **alone)
     for by, n_wrong in ((0.97, 0), (1.03, (walks > 0).sum())):
         C = (exact + by * np.where(exact < 0, -1, 1) * walks).astype(A.dtype)
         check = Check(A, B, dtype, bounds)

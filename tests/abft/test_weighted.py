@@ -84,7 +84,8 @@ def test_sums_made_elsewhere_are_of_another_order(dtype, rng):
         rows=np.stack([backwards(wide, b) for b in range(3)]),
         columns=np.stack([backwards(wide.T, b) for b in range(3)]),
     )
-    if dtype in ("float64", "float32", "float16"):
+    # Sums of float32 in float64 are rounded here and there, as a BLAS happens to add.
+    if dtype in ("float64", "float16"):
         assert not np.array_equal(other.rows, sidecar.rows)
     assert verify(A, other).clean
     damaged = A.copy()
