@@ -17,7 +17,8 @@ inject
 """
 
 from tsapps.apps.abft.arrays import correct, locate
-from tsapps.apps.abft.calibration import Calibration, calibrate, load_calibration, save_calibration
+from tsapps.apps.abft.calibration import Calibration, calibrate
+from tsapps.apps.abft.calibration_file import load_calibration, save_calibration
 from tsapps.apps.abft.faults import inject
 from tsapps.apps.abft.product import Checked, ProductFault, check_product, matmul
 from tsapps.apps.abft.rest import encode, repaired, verify

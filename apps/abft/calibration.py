@@ -26,11 +26,9 @@ Beside all that, a GPU's sums are held against what they should be, to the bit (
 says only which rows are suspected, and their elements are judged by bits.
 """
 
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import sqrt
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,25 +44,19 @@ from tsapps.apps.abft.thresholds import (
     statistical,
     summed_unit,
 )
-from tsapps.kernels.build import cache_directory, write_whole
-from tsapps.kernels.device import file_name_of
 
 __all__ = [
     "DEPTHS",
     "Calibration",
     "Depth",
     "calibrate",
-    "calibration_path",
-    "load_calibration",
-    "save_calibration",
+    "device_name",
+    "predicted_sums_of",
     "sums_of",
 ]
 
 #: The depths that are measured.
 DEPTHS = (16, 64, 256, 1024, 4096)
-# Of the file: 1 (which was not written in it) to 3 were of errors relative to other magnitudes; 4 held no sums against
-# what is predicted.
-_VERSION = 5
 # Columns of a product that is measured; how many elements say something of a distribution; and the tail's share.
 _COLUMNS, _FEWEST, _TAIL = 16, 64, 1 / 256
 # Walks that a BLAS is tried for; rows of the products by which it is, and the confidence of their tails.
@@ -207,7 +199,7 @@ def calibrate(
     confidence(p)
     rng = np.random.default_rng(seed)
     depths = tuple(_measured(dtype, device, k, level, rows, rng) for k in DEPTHS)
-    return Calibration(_name(device), dtype, p, level, depths)
+    return Calibration(device_name(device), dtype, p, level, depths)
 
 
 def _least_walk(dtype: str, k: int, rows: int, rng: np.random.Generator) -> Walk:
@@ -240,7 +232,7 @@ def _measured(dtype: str, device: int | None, k: int, level: float, rows: int, r
     for A, B in _operands(dtype, k, rows, rng):
         exact, walks = product_cpu.exact_rows(A, B)[0], product_cpu.walks(A, B, walk)
         sums = sums_of(A, B, dtype, device)
-        own.append(_relative_errors(sums, exact, walks, f"{dtype} on {_name(device)}"))
+        own.append(_relative_errors(sums, exact, walks, f"{dtype} on {device_name(device)}"))
         if device is not None:
             in_order += [
                 _relative_errors(one, exact, walks, f"{dtype} in order") for one in _in_order(A, B, dtype, device)
@@ -339,64 +331,10 @@ def _numpy_type(dtype: str) -> Any:
     return np.dtype(dtype)
 
 
-def _name(device: int | None) -> str:
+def device_name(device: int | None) -> str:
     """Return the name of a GPU, or of the CPU."""
     if device is None:
         return _CPU
     from tsapps.kernels.device import live
 
     return live(device).name
-
-
-# --- The user's own ---------------------------------------------------------------------------------------------------
-
-
-def calibration_path(device_name: str, dtype: str) -> Path:
-    """Return where the user's calibration for a device of this name is kept; it need not exist."""
-    return cache_directory() / "abft" / f"{file_name_of(device_name)}-{dtype}.json"
-
-
-def save_calibration(calibration: Calibration) -> Path:
-    """Write a calibration where `load_calibration` finds it, by one rename, and return where that is."""
-    path = calibration_path(calibration.device, calibration.dtype)
-    whole = {"version": _VERSION} | asdict(calibration)
-    write_whole(path, (json.dumps(whole, indent=1) + "\n").encode())
-    return path
-
-
-def load_calibration(dtype: str, device: int | None = None) -> Calibration:
-    """Return the user's calibration for a dtype on a device: the number of a GPU, or None for the CPU.
-
-    Raises
-    ------
-    ValueError
-        If there is none, or its file is of another version or holds something else.
-    """
-    name = _name(device)
-    path = calibration_path(name, dtype)
-    advice = (
-        f"make one with tsapps abft-calibrate --dtype {dtype} --device {'cpu' if device is None else f'cuda:{device}'}"
-    )
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        version = found.pop("version", 1)
-        if version != _VERSION:
-            raise ValueError(f"it is of version {version}; expected {_VERSION}")
-        depths = tuple(Depth(**(depth | {"walk": _walk_of(**depth["walk"])})) for depth in found.pop("depths"))
-        calibration = Calibration(**found, depths=depths)
-        wrong = (calibration.device, calibration.dtype) != (name, dtype) or not depths
-        # What can be used, throughout.
-        for depth in depths:
-            for error in (depth.error, depth.of_others):
-                statistical(depth.k, 1, dtype, error, calibration.p)
-    except FileNotFoundError as error:
-        raise ValueError(f"there is no calibration for {dtype} on {name}: {advice}") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path}: is no calibration ({error}): {advice}") from error
-    if wrong:
-        raise ValueError(f"{path}: is no calibration for {dtype} on {name}: {advice}")
-    return calibration
-
-
-def _walk_of(products: float, accumulators: int, anew: list[int]) -> Walk:
-    return Walk(products, accumulators, tuple(anew))

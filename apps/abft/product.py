@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.abft import product_cpu, thresholds
-from tsapps.apps.abft.calibration import Calibration, load_calibration
+from tsapps.apps.abft.calibration import Calibration
+from tsapps.apps.abft.calibration_file import load_calibration
 from tsapps.apps.abft.thresholds import Bounds
 from tsapps.kernels.arrays import as_array, gpu_index, kind_of, like
 

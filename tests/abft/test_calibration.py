@@ -14,10 +14,8 @@ from tsapps.apps.abft.calibration import (
     Calibration,
     Depth,
     calibrate,
-    calibration_path,
-    load_calibration,
-    save_calibration,
 )
+from tsapps.apps.abft.calibration_file import calibration_path, load_calibration, save_calibration
 from tsapps.apps.abft.product import check_product, matmul
 from tsapps.apps.abft.thresholds import DTYPES, Walk, confidence, of_products, statistical
 
@@ -62,7 +60,7 @@ def test_products_of_float32_on_tensor_cores_lose_more(dtype, products):
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_sums_of_others_on_a_gpu(monkeypatch, dtype):
     """Of a GPU whose own kernels add up in twice the precision, and which others have add up one after another."""
-    monkeypatch.setattr(calibration, "_name", lambda device: "cpu" if device is None else "a GPU")
+    monkeypatch.setattr(calibration, "device_name", lambda device: "cpu" if device is None else "a GPU")
     monkeypatch.setattr(calibration, "DEPTHS", (64, 1024))
     with monkeypatch.context() as patched:
         patched.setattr(calibration, "sums_of", lambda A, B, *_: product_cpu.exact_rows(A, B)[0])

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tsapps.apps.abft import calibration
-from tsapps.apps.abft.calibration import DEPTHS, load_calibration
+from tsapps.apps.abft.calibration import DEPTHS
+from tsapps.apps.abft.calibration_file import load_calibration
 from tsapps.apps.abft.product import matmul
 
 

@@ -50,17 +50,18 @@ def abft_calibrate(
         if not least <= value < 1 or value == 0:
             raise UsageError(f"{name} {value:g}: give a number between {least:g} and 1")
     choice = choose(device)
-    from tsapps.apps.abft import calibration as calibrations
+    from tsapps.apps.abft.calibration import Calibration, calibrate
+    from tsapps.apps.abft.calibration_file import save_calibration
 
     began = time.perf_counter()
-    found: list[tuple[calibrations.Calibration, str]] = []
+    found: list[tuple[Calibration, str]] = []
     index = choice.index if choice.is_gpu else None
     wanted = list(dtypes or Dtype)
     with live_line(quiet=quiet) as show:
         for number, dtype in enumerate(wanted, 1):
             show(f"{number} of {len(wanted)}: {dtype}")
-            one = calibrations.calibrate(str(dtype), index, p=p, level=level, rows=rows, seed=seed)
-            found.append((one, str(calibrations.save_calibration(one))))
+            one = calibrate(str(dtype), index, p=p, level=level, rows=rows, seed=seed)
+            found.append((one, str(save_calibration(one))))
     seconds = time.perf_counter() - began
     if as_json:
         print_json({"device": choice.device, "seconds": seconds, "calibrations": [_summary(*one) for one in found]})
@@ -69,7 +70,7 @@ def abft_calibrate(
         lines["threshold"] = f"exceeded by rounding with probability {p:g}; intervals of confidence {level:g}"
         for one, path in found:
             errors = ", ".join(f"{depth.error:.2g} (k = {depth.k})" for depth in one.depths)
-            lines[one.dtype] = errors
+            lines[one.dtype] = errors + ("; sums of tall products are known to the bit" if one.predicted else "")
             lines[f"{one.dtype} written"] = path
         print_table(lines)
 

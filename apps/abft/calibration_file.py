@@ -1,0 +1,67 @@
+"""The user's own calibrations: a file for each device's name and dtype."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from tsapps.apps.abft.calibration import Calibration, Depth, device_name
+from tsapps.apps.abft.thresholds import Walk, statistical
+from tsapps.kernels.build import cache_directory, write_whole
+from tsapps.kernels.device import file_name_of
+
+__all__ = ["calibration_path", "load_calibration", "save_calibration"]
+
+# Of the file: 1 (which was not written in it) to 3 were of errors relative to other magnitudes; 4 held no sums against
+# what is predicted.
+_VERSION = 5
+
+
+def calibration_path(device_name: str, dtype: str) -> Path:
+    """Return where the user's calibration for a device of this name is kept; it need not exist."""
+    return cache_directory() / "abft" / f"{file_name_of(device_name)}-{dtype}.json"
+
+
+def save_calibration(calibration: Calibration) -> Path:
+    """Write a calibration where `load_calibration` finds it, by one rename, and return where that is."""
+    path = calibration_path(calibration.device, calibration.dtype)
+    whole = {"version": _VERSION} | asdict(calibration)
+    write_whole(path, (json.dumps(whole, indent=1) + "\n").encode())
+    return path
+
+
+def load_calibration(dtype: str, device: int | None = None) -> Calibration:
+    """Return the user's calibration for a dtype on a device: the number of a GPU, or None for the CPU.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or its file is of another version or holds something else.
+    """
+    name = device_name(device)
+    path = calibration_path(name, dtype)
+    advice = (
+        f"make one with tsapps abft-calibrate --dtype {dtype} --device {'cpu' if device is None else f'cuda:{device}'}"
+    )
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        version = found.pop("version", 1)
+        if version != _VERSION:
+            raise ValueError(f"it is of version {version}; expected {_VERSION}")
+        depths = tuple(Depth(**(depth | {"walk": _walk_of(**depth["walk"])})) for depth in found.pop("depths"))
+        calibration = Calibration(**found, depths=depths)
+        wrong = (calibration.device, calibration.dtype) != (name, dtype) or not depths
+        # What can be used, throughout.
+        for depth in depths:
+            for error in (depth.error, depth.of_others):
+                statistical(depth.k, 1, dtype, error, calibration.p)
+    except FileNotFoundError as error:
+        raise ValueError(f"there is no calibration for {dtype} on {name}: {advice}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path}: is no calibration ({error}): {advice}") from error
+    if wrong:
+        raise ValueError(f"{path}: is no calibration for {dtype} on {name}: {advice}")
+    return calibration
+
+
+def _walk_of(products: float, accumulators: int, anew: list[int]) -> Walk:
+    return Walk(products, accumulators, tuple(anew))
