@@ -35,6 +35,7 @@ from tsapps.apps.abft import (
     product_cpu,
     thresholds,
 )
+from tsapps.apps.abft.walk import walks
 
 __all__ = ["Limits", "allowed_of", "calibrated_at", "over_rounding", "try_judged", "try_product"]
 
@@ -302,8 +303,8 @@ def allowed_of(A: np.ndarray, B: np.ndarray, dtype: str, bounds: thresholds.Boun
     exact, magnitude = product_cpu.exact_rows(A, B)
     if bounds.predicted and device is not None:
         return abs(calibration.predicted_sums_of(A, B, dtype, device) - exact)
-    walks = product_cpu.walks(A, B, bounds.walk)
-    return bounds.magnitude * magnitude + bounds.spread * walks
+    walked = walks(A, B, bounds.walk)
+    return bounds.magnitude * magnitude + bounds.spread * walked
 
 
 def over_rounding(allowed: np.ndarray, off: np.ndarray) -> float | None:

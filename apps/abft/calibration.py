@@ -1,7 +1,7 @@
 """How large rounding errors are on a device, measured: what the statistical threshold stands on.
 
 Of random matrices, products of several depths k are computed as the device computes them, before they are rounded to 16
-bits, and held against exact ones. Each element's error x, relative to how far roundings may walk (thresholds.py), is
+bits, and held against exact ones. Each element's error x, relative to how far roundings may walk (walk.py), is
 taken for one of a sub-Gaussian scale e, which is the largest of these, over the distributions:
 
 - the root of their mean square, at the upper end of its χ² interval;
@@ -19,8 +19,10 @@ tensor cores cut off sums of halves, which of positive data is a drift that grow
 of sums that are added up so.
 
 A BLAS may have several accumulators, which take products in turn; by what data that cancel in pairs then lose, e would
-be tens of times what others need. And it begins anew here and there. So the CPU's walk is the one, of several, by which
-the threshold is the least.
+be tens of times what others need. And it begins anew here and there: after how many products is seen from a sum of one
+large number and ones, which are lost until it does. So the CPU's walk is the one, of several, by which the threshold is
+the least. Products that others computed, and small ones, for which a BLAS has other kernels, are of no order that is
+known: their walk and e are those of the BLAS's sums and of sums one after another together.
 
 Beside all that, a GPU's sums are held against what they should be, to the bit (order.cuh). Where each is just that, e
 says only which rows are suspected, and their elements are judged by bits.
@@ -34,21 +36,14 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.abft import product_cpu
-from tsapps.apps.abft.thresholds import (
-    ANY_WALK,
-    DTYPES,
-    Bounds,
-    Walk,
-    confidence,
-    of_products,
-    statistical,
-    summed_unit,
-)
+from tsapps.apps.abft.thresholds import DTYPES, Bounds, confidence, of_products, statistical, summed_unit
+from tsapps.apps.abft.walk import OF_PRODUCTS, Walk, walks
 
 __all__ = [
     "DEPTHS",
     "Calibration",
     "Depth",
+    "Scale",
     "calibrate",
     "device_name",
     "predicted_sums_of",
@@ -59,9 +54,8 @@ __all__ = [
 DEPTHS = (16, 64, 256, 1024, 4096)
 # Columns of a product that is measured; how many elements say something of a distribution; and the tail's share.
 _COLUMNS, _FEWEST, _TAIL = 16, 64, 1 / 256
-# Walks that a BLAS is tried for; rows of the products by which it is, and the confidence of their tails.
-_WALKS = tuple(Walk(accumulators=q, anew=anew) for q in (1, 2, 4) for anew in (ANY_WALK.anew, (512,)))
-_TRIED, _LEVEL_TRIED = 64, 0.5
+# Accumulators that a BLAS is tried for; rows of the products by which it is, and the confidence of their tails.
+_ACCUMULATORS, _TRIED, _LEVEL_TRIED = (1, 2, 4), 64, 0.5
 # What the CPU is called.
 _CPU = "cpu"
 #: What is drawn: of mean zero, all positive, with a long tail, of wide range, mostly zero, and cancelling in pairs.
@@ -76,37 +70,50 @@ _DISTRIBUTIONS: tuple[Callable[[np.random.Generator, tuple[int, int]], np.ndarra
 
 
 @dataclass(frozen=True)
-class Depth:
-    """What was measured of sums of k products.
+class Scale:
+    """How large the rounding errors of sums are that are added up in one way.
 
     Attributes
     ----------
-    k : int
     walk : Walk
-        What errors are relative to (thresholds.py).
+        What errors are relative to.
     error : float
         e: the larger of `high` and `tail`, and no less than that of additions one after another.
     low, high : float
         The confidence interval of the root mean square of relative errors, where it is largest.
     tail : float
         The scale of the tail, at its interval's upper end, where it is largest.
-    n : int
-        Elements of a distribution.
-    of_others : float
-        e of products that the library computes, or anybody: on a GPU the larger of `error` and what it is of sums that
-        are added up one product after another; on the CPU `error`.
-    predicted : bool
-        Whether each sum that a kernel of our own added up on a GPU was what it should be, to the bit.
     """
 
-    k: int
     walk: Walk
     error: float
     low: float
     high: float
     tail: float
+
+
+@dataclass(frozen=True)
+class Depth:
+    """What was measured of sums of k products.
+
+    Attributes
+    ----------
+    k : int
+    n : int
+        Elements of a distribution.
+    own : Scale
+        Of products that `matmul` computes, by a kernel of our own or the CPU's BLAS.
+    others : Scale
+        Of products that the library computes, or anybody: of those and of sums that are added up one product after
+        another.
+    predicted : bool
+        Whether each sum that a kernel of our own added up on a GPU was what it should be, to the bit.
+    """
+
+    k: int
     n: int
-    of_others: float
+    own: Scale
+    others: Scale
     predicted: bool
 
 
@@ -147,18 +154,19 @@ class Calibration:
         ----------
         k : int
         own : bool
-            Whether a kernel of our own adds them up, or the CPU's BLAS.
+            Whether `matmul` adds them up, by a kernel of our own or a large product of the CPU's BLAS.
         """
-        depth = self._depth(k)
-        return (depth.error if own else depth.of_others) * sqrt(max(1.0, k / depth.k))
+        depth, scale = self._at(k, own=own)
+        return scale.error * sqrt(max(1.0, k / depth.k))
 
     def bounds(self, k: int, w: int, *, own: bool = True) -> Bounds:
         """Return the statistical bounds of a product (m × k) · (k × w); `own` as for `error`."""
-        error, predicted = self.error(k, own=own), own and self.predicted
-        return statistical(k, w, self.dtype, error, self.p, walk=self._depth(k).walk, predicted=predicted)
+        (_, scale), error, predicted = self._at(k, own=own), self.error(k, own=own), own and self.predicted
+        return statistical(k, w, self.dtype, error, self.p, walk=scale.walk, predicted=predicted)
 
-    def _depth(self, k: int) -> Depth:
-        return next((depth for depth in self.depths if k <= depth.k), self.depths[-1])
+    def _at(self, k: int, *, own: bool) -> tuple[Depth, Scale]:
+        depth = next((depth for depth in self.depths if k <= depth.k), self.depths[-1])
+        return depth, depth.own if own else depth.others
 
 
 def calibrate(
@@ -202,52 +210,97 @@ def calibrate(
     return Calibration(device_name(device), dtype, p, level, depths)
 
 
-def _least_walk(dtype: str, k: int, rows: int, rng: np.random.Generator) -> Walk:
-    """Return the walk by which the CPU's threshold is the least over the errors, where that is largest."""
-    tried = [
-        (A, B, abs(sums_of(A, B, dtype, None) - product_cpu.exact_rows(A, B)[0]))
-        for A, B in _operands(dtype, k, rows, rng)
+@dataclass(frozen=True)
+class _Product:
+    """Rows of a product of one distribution: what they are, as the device adds them up, and as others may."""
+
+    A: np.ndarray
+    B: np.ndarray
+    exact: np.ndarray
+    own: np.ndarray
+    in_order: list[np.ndarray]
+
+    def sums(self, *, own: bool) -> list[np.ndarray]:
+        """Return all sums that are the device's own, or that others' may be."""
+        return [self.own] if own else [self.own, *self.in_order]
+
+
+def _products(
+    dtype: str, device: int | None, k: int, rows: int, rng: np.random.Generator, most: int | None = None
+) -> Iterator[_Product]:
+    """Yield a product of each distribution; `most` of its rows."""
+    kind = _numpy_type(dtype)
+    for draw in _DISTRIBUTIONS:
+        A, B = draw(rng, (rows, k)).astype(kind), draw(rng, (k, _COLUMNS)).astype(kind)
+        own, A = sums_of(A, B, dtype, device)[:most], A[:most]
+        yield _Product(A, B, product_cpu.exact_rows(A, B)[0], own, list(_in_order(A, B, dtype, device)))
+
+
+def _measured(dtype: str, device: int | None, k: int, level: float, rows: int, rng: np.random.Generator) -> Depth:
+    kinds, predicted = _walks_of(dtype, device, k, rows, rng), device is not None
+    relative: tuple[list[np.ndarray], ...] = ([], [])
+    for product in _products(dtype, device, k, rows, rng):
+        of_walk = {walk: walks(product.A, product.B, walk) for walk in set(kinds)}
+        for walk, own, errors in zip(kinds, (True, False), relative, strict=True):
+            what = f"{dtype} on {device_name(device)}"
+            errors += [_relative_errors(s - product.exact, of_walk[walk], what) for s in product.sums(own=own)]
+        if device is not None:
+            predicted &= bool((product.own == predicted_sums_of(product.A, product.B, dtype, device)).all())
+    of_own, of_others = (_scale(walk, errors, dtype, level) for walk, errors in zip(kinds, relative, strict=True))
+    return Depth(k, rows * _COLUMNS, of_own, of_others, predicted)
+
+
+def _walks_of(dtype: str, device: int | None, k: int, rows: int, rng: np.random.Generator) -> tuple[Walk, Walk]:
+    """Return the walks of a device's own products and of others': of a CPU, those by which thresholds are the least."""
+    if device is not None:
+        return (Walk(of_products(dtype, on_gpu=True)),) * 2
+    tried = list(_products(dtype, device, k, rows, rng, _TRIED))
+    unknown = [Walk(accumulators=q) for q in _ACCUMULATORS]
+    chain, rounded = _longest_chain(dtype, k, rows), dtype in ("float64", "float32")
+    known = [
+        Walk(products, q, run if run < k else 0)
+        for products in ((OF_PRODUCTS, 0.0) if rounded else (OF_PRODUCTS,))
+        for q in _ACCUMULATORS
+        for run in sorted({chain, chain * q})
     ]
-    tried = [one for one in tried if one[2].any()]
+    return _least(known + unknown, tried, dtype, own=True), _least(unknown, tried, dtype, own=False)
+
+
+def _longest_chain(dtype: str, k: int, rows: int) -> int:
+    """Return of how many products the CPU's BLAS adds one after another, by how many ones a large number swallows."""
+    work = product_cpu.working_type(np.dtype(_numpy_type(dtype)))
+    large = 1 / summed_unit(dtype)
+    A, B = np.ones((rows, k), work), np.ones((k, _COLUMNS), work)
+    A[:, 0] = large
+    return k - int((product_cpu.multiply(A, B).astype(np.float64) - large).min())
+
+
+def _least(kinds: list[Walk], tried: list[_Product], dtype: str, *, own: bool) -> Walk:
+    """Return the walk by which the threshold is the least over the BLAS's errors, where that is largest."""
 
     def over_errors(walk: Walk) -> float:
         error, largest = summed_unit(dtype) / sqrt(3), 0.0
-        for A, B, off in tried:
-            walks = product_cpu.walks(A, B, walk)
-            relative = off[walks > 0] / walks[walks > 0]
-            error = max(error, _scales(relative, _LEVEL_TRIED)[2] if relative.size >= _FEWEST else 0.0)
-            largest = max(largest, _root_mean_square(walks) / _root_mean_square(off))
+        for product in tried:
+            off, walked = product.own - product.exact, walks(product.A, product.B, walk)
+            for sums in product.sums(own=own):
+                relative = _relative_errors(sums - product.exact, walked, f"{dtype} on {device_name(None)}")
+                error = max(error, _scales(relative, _LEVEL_TRIED)[2] if relative.size >= _FEWEST else 0.0)
+            if off.any():
+                largest = max(largest, _root_mean_square(walked) / _root_mean_square(off))
         return error * largest
 
-    return min(_WALKS, key=over_errors)
+    return min(kinds, key=over_errors)
 
 
 def _root_mean_square(x: np.ndarray) -> float:
     return sqrt(float((x**2).mean()))
 
 
-def _measured(dtype: str, device: int | None, k: int, level: float, rows: int, rng: np.random.Generator) -> Depth:
-    own, in_order, predicted = [], [], device is not None
-    walk = Walk(of_products(dtype, on_gpu=True)) if predicted else _least_walk(dtype, k, min(rows, _TRIED), rng)
-    for A, B in _operands(dtype, k, rows, rng):
-        exact, walks = product_cpu.exact_rows(A, B)[0], product_cpu.walks(A, B, walk)
-        sums = sums_of(A, B, dtype, device)
-        own.append(_relative_errors(sums, exact, walks, f"{dtype} on {device_name(device)}"))
-        if device is not None:
-            in_order += [
-                _relative_errors(one, exact, walks, f"{dtype} in order") for one in _in_order(A, B, dtype, device)
-            ]
-            predicted &= bool((sums == predicted_sums_of(A, B, dtype, device)).all())
-    (low, high, tail), (_, *others) = _largest(own, level), _largest(in_order, level)
-    error = max(high, tail, summed_unit(dtype) / sqrt(3))
-    return Depth(k, walk, error, low, high, tail, rows * _COLUMNS, max(error, *others), predicted)
-
-
-def _largest(errors: list[np.ndarray], level: float) -> tuple[float, float, float]:
-    """Return the scales of relative errors, each distribution's by itself: the widest is what counts."""
+def _scale(walk: Walk, errors: list[np.ndarray], dtype: str, level: float) -> Scale:
+    """Return the scale of relative errors, each distribution's by itself: the widest is what counts."""
     scales = [_scales(one, level) for one in errors if one.size >= _FEWEST]
     low, high, tail = (max(column) for column in zip((0.0, 0.0, 0.0), *scales, strict=True))
-    return low, high, tail
+    return Scale(walk, max(high, tail, summed_unit(dtype) / sqrt(3)), low, high, tail)
 
 
 def _scales(errors: np.ndarray, level: float) -> tuple[float, float, float]:
@@ -272,13 +325,6 @@ def _chi_square(n: int, level: float) -> tuple[float, float]:
     return sqrt(n / float(chi2.ppf((1 + level) / 2, n))), sqrt(n / float(chi2.ppf((1 - level) / 2, n)))
 
 
-def _operands(dtype: str, k: int, rows: int, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield A and B of each distribution."""
-    kind = _numpy_type(dtype)
-    for draw in _DISTRIBUTIONS:
-        yield draw(rng, (rows, k)).astype(kind), draw(rng, (k, _COLUMNS)).astype(kind)
-
-
 def sums_of(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> np.ndarray:
     """Return A · B as a device sums it, before it is rounded to 16 bits; on a GPU, of whole eights of columns."""
     if device is None:
@@ -296,9 +342,9 @@ def predicted_sums_of(A: np.ndarray, B: np.ndarray, dtype: str, device: int) -> 
     return product_gpu.predicted(A, B, dtype, device)
 
 
-def _in_order(A: np.ndarray, B: np.ndarray, dtype: str, device: int) -> Iterator[np.ndarray]:
-    """Yield A · B, one product after another, in what it is summed in; of halves also as the tensor cores cut off."""
-    if A.itemsize == 2:
+def _in_order(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> Iterator[np.ndarray]:
+    """Yield A · B, one product after another, in what it is summed in; of halves also as tensor cores cut off."""
+    if A.itemsize == 2 and device is not None:
         from tsapps.apps.abft import product_gpu
 
         found = product_gpu.one_after_another(A, B, dtype, device)
@@ -312,15 +358,15 @@ def _in_order(A: np.ndarray, B: np.ndarray, dtype: str, device: int) -> Iterator
     yield total.astype(np.float64)
 
 
-def _relative_errors(sums: np.ndarray, exact: np.ndarray, walks: np.ndarray, what: str) -> np.ndarray:
-    """Return |sum − r| / walk of every element that need not be exact."""
-    errors = abs(sums - exact)
-    if errors[walks == 0].any():
+def _relative_errors(errors: np.ndarray, walked: np.ndarray, what: str) -> np.ndarray:
+    """Return |error| / walk of every element that need not be exact."""
+    exact = errors[walked == 0]
+    if exact.any():
         raise ArithmeticError(
-            f"sums of {what} are off by up to {errors[walks == 0].max()} where they have no more bits than are summed "
-            "in: use threshold='proven' there"
+            f"sums of {what} are off by up to {abs(exact).max()} where they have no more bits than are summed in: use "
+            "threshold='proven' there"
         )
-    return errors[walks > 0] / walks[walks > 0]
+    return abs(errors[walked > 0]) / walked[walked > 0]
 
 
 def _numpy_type(dtype: str) -> Any:

@@ -3,17 +3,19 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from tsapps.apps.abft.calibration import Calibration, Depth, device_name
-from tsapps.apps.abft.thresholds import Walk, statistical
+from tsapps.apps.abft.calibration import Calibration, Depth, Scale, device_name
+from tsapps.apps.abft.thresholds import statistical
+from tsapps.apps.abft.walk import Walk
 from tsapps.kernels.build import cache_directory, write_whole
 from tsapps.kernels.device import file_name_of
 
 __all__ = ["calibration_path", "load_calibration", "save_calibration"]
 
 # Of the file: 1 (which was not written in it) to 3 were of errors relative to other magnitudes; 4 held no sums against
-# what is predicted.
-_VERSION = 5
+# what is predicted; 5 knew of no runs.
+_VERSION = 6
 
 
 def calibration_path(device_name: str, dtype: str) -> Path:
@@ -47,13 +49,13 @@ def load_calibration(dtype: str, device: int | None = None) -> Calibration:
         version = found.pop("version", 1)
         if version != _VERSION:
             raise ValueError(f"it is of version {version}; expected {_VERSION}")
-        depths = tuple(Depth(**(depth | {"walk": _walk_of(**depth["walk"])})) for depth in found.pop("depths"))
+        depths = tuple(_depth_of(depth) for depth in found.pop("depths"))
         calibration = Calibration(**found, depths=depths)
         wrong = (calibration.device, calibration.dtype) != (name, dtype) or not depths
         # What can be used, throughout.
         for depth in depths:
-            for error in (depth.error, depth.of_others):
-                statistical(depth.k, 1, dtype, error, calibration.p)
+            for scale in (depth.own, depth.others):
+                statistical(depth.k, 1, dtype, scale.error, calibration.p, walk=scale.walk)
     except FileNotFoundError as error:
         raise ValueError(f"there is no calibration for {dtype} on {name}: {advice}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -63,5 +65,6 @@ def load_calibration(dtype: str, device: int | None = None) -> Calibration:
     return calibration
 
 
-def _walk_of(products: float, accumulators: int, anew: list[int]) -> Walk:
-    return Walk(products, accumulators, tuple(anew))
+def _depth_of(written: dict[str, Any]) -> Depth:
+    scales = {name: Scale(**(written[name] | {"walk": Walk(**written[name]["walk"])})) for name in ("own", "others")}
+    return Depth(**(written | scales))

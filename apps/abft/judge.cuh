@@ -123,7 +123,7 @@ __device__ __forceinline__ Grain shuffle_up(const Grain& mine, int lanes) {
   return {simt::shuffle_up(mine.last, lanes), simt::shuffle_up(mine.place, lanes)};
 }
 
-// How far the roundings of an element's sum walk (thresholds.py), of which Σ|ab| is `size` and ρ is `products`; for the warp's
+// How far the roundings of an element's sum walk (walk.py), of which Σ|ab| is `size` and ρ is `products`; for the warp's
 // first lane.
 template <typename T>
 __device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, long long column, double size,

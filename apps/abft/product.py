@@ -111,9 +111,10 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
         What an element may be off by. By "proven", what rounding can explain (Higham's bound, |C − AB| ≤ γ·|A||B|) is
         never called wrong: no false alarms. By "statistical", or a calibration, some hundred times less, which rounding
         exceeds with the calibration's false-alarm rate at most, an element, where rounding errors are random;
-        made by ``tsapps abft-calibrate`` or `calibrate`. On a GPU whose sums the calibration found to be known, tall
-        and narrow products are judged to the bit by it: what is called wrong is any other number. A number: that,
-        absolutely. To each is added what rounding to 16 bits may lose.
+        made by ``tsapps abft-calibrate`` or `calibrate`; of small products on the CPU, which are added up in an order
+        of their own, somewhat more. On a GPU whose sums the calibration found to be known, tall and narrow products are
+        judged to the bit by it: what is called wrong is any other number. A number: that, absolutely. To each is added
+        what rounding to 16 bits may lose.
 
     Returns
     -------
@@ -146,7 +147,8 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
         ours, others = (_bounds_of(k, w, dtype, threshold, own=own) for own in (True, False))
         C, report = product_gpu.matmul(A, B, ours, others, index, correct=correct)
         return Checked(C, _name_of(threshold), report)
-    a, b, bounds = _host(A), _host(B), _bounds_of(k, w, dtype, threshold)
+    a, b = _host(A), _host(B)
+    bounds = _bounds_of(k, w, dtype, threshold, own=product_cpu.is_large(a, w))
     c = np.empty((len(a), b.shape[1]), a.dtype)
     rows: list[np.ndarray] = []
     for first, sums, checks in product_cpu.checked_blocks(a, b, bounds, c):
@@ -167,7 +169,8 @@ def check_product(
     correct : bool
         Whether elements that are wrong are repaired, in C itself.
     threshold : {"proven", "statistical"}, float or Calibration
-        As for `matmul`. A product of another precision than its dtype's (tf32) needs a number.
+        As for `matmul`; "statistical" is wider, as nobody knows in what order C was added up. A product of another
+        precision than its dtype's (tf32) needs a number.
 
     Returns
     -------
@@ -188,7 +191,7 @@ def check_product(
     (A, B, C), index = _operands({"A": A, "B": B, "C": C})
     (k, w), dtype = B.shape, _dtype(A)
     threshold = _resolved(threshold, dtype, index)
-    bounds = _bounds_of(k, w, dtype, threshold, own=index is None)
+    bounds = _bounds_of(k, w, dtype, threshold, own=False)
     if index is not None:
         from tsapps.apps.abft import product_gpu
 
@@ -275,11 +278,8 @@ def _resolved(threshold: str | float | Calibration, dtype: str, index: int | Non
     return threshold if isinstance(threshold, str) else float(threshold)
 
 
-def _bounds_of(k: int, w: int, dtype: str, threshold: str | float | Calibration, *, own: bool = True) -> Bounds:
-    """Return the bounds of a product by a threshold that is resolved.
-
-    `own` is whether a kernel of ours or the CPU's BLAS adds it up, see `Calibration.error`.
-    """
+def _bounds_of(k: int, w: int, dtype: str, threshold: str | float | Calibration, *, own: bool) -> Bounds:
+    """Return the bounds of a product by a threshold that is resolved; `own` as for `Calibration.error`."""
     if isinstance(threshold, Calibration):
         return threshold.bounds(k, w, own=own)
     if isinstance(threshold, str):

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from tsapps.apps.abft.thresholds import ANY_WALK, Bounds, Walk
+from tsapps.apps.abft.thresholds import Bounds
+from tsapps.apps.abft.walk import walks
 
 __all__ = [
     "CHECKS",
@@ -20,19 +21,18 @@ __all__ = [
     "check_columns",
     "checked_blocks",
     "exact_rows",
+    "is_large",
     "random_signs",
     "suspected",
-    "walks",
     "wrong",
 ]
 
 #: Columns that a row carries beside those of C: two checks, and the probes of its magnitude.
 CHECKS = 8
-# Bytes of A that are multiplied at a time; and of products that are held to compute rows again.
-_BLOCK_BYTES, _EXACT_BYTES = 64 << 20, 16 << 20
-# Of walks: elements that are summed up at a time, so that they stay in the cache; the Σ|ab| between which nothing is
-# lost by squaring; and how many last places float32 has.
-_WALKING, _HELD, _PLACES = 1 << 13, (2.0**-480, 2.0**480), 2.0**24
+# Bytes of A that are multiplied at a time, and rows at least; bytes of products that are held to compute rows again.
+_BLOCK_BYTES, _FEWEST_ROWS, _EXACT_BYTES = 64 << 20, 4, 16 << 20
+# Multiplications from which on a BLAS has no kernel for small products: OpenBLAS from 10⁶ on.
+_LARGE = 1 << 21
 # 2²⁷ + 1, by which a float64 is split into halves of which products are exact (Veltkamp).
 _SPLITTER = 134217729.0
 
@@ -78,6 +78,23 @@ def multiply(A: np.ndarray, B: np.ndarray) -> np.ndarray:
         return A @ B
 
 
+def _blocks(A: np.ndarray) -> list[tuple[int, int]]:
+    """Return the first row of each block of rows and that of the next; all are of one height, but for a row."""
+    row_bytes = np.dtype(working_type(A.dtype)).itemsize * max(1, A.shape[1])
+    n_blocks = -(-len(A) // max(_FEWEST_ROWS, _BLOCK_BYTES // row_bytes))
+    firsts = [len(A) * i // n_blocks for i in range(n_blocks)]
+    return list(zip(firsts, [*firsts, len(A)][1:], strict=True))
+
+
+def is_large(A: np.ndarray, w: int) -> bool:
+    """Return whether A · B, of w columns, is computed as the products are that a calibration measures.
+
+    For a single row, and for small products, a BLAS has other kernels, which add up in another order.
+    """
+    fewest = min((end - first for first, end in _blocks(A)), default=0)
+    return fewest > 1 and fewest * A.shape[1] * (w + CHECKS) >= _LARGE
+
+
 def checked_blocks(
     A: np.ndarray, B: np.ndarray, bounds: Bounds, out: np.ndarray | None
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
@@ -94,12 +111,11 @@ def checked_blocks(
     checks = check_columns(B, bounds)
     extended = checks if out is None else np.concatenate([B.astype(work), checks], axis=1)
     w = extended.shape[1] - CHECKS
-    rows = max(1, _BLOCK_BYTES // (np.dtype(work).itemsize * max(1, A.shape[1])))
-    for first in range(0, len(A), rows):
-        carried = multiply(A[first : first + rows].astype(work, copy=False), extended)
+    for first, end in _blocks(A):
+        carried = multiply(A[first:end].astype(work, copy=False), extended)
         if out is not None:
             with np.errstate(over="ignore", invalid="ignore"):
-                out[first : first + rows] = carried[:, :w]
+                out[first:end] = carried[:, :w]
         yield first, carried[:, :w], carried[:, w:]
 
 
@@ -171,67 +187,6 @@ def _lost_of_product(x: np.ndarray, y: np.ndarray, product: np.ndarray) -> np.nd
 
     (x_high, x_low), (y_high, y_low) = split(x), split(y)
     return x_low * y_low - (((product - x_high * y_high) - x_low * y_high) - x_high * y_low)
-
-
-def walks(A: np.ndarray, B: np.ndarray, walk: Walk = ANY_WALK) -> np.ndarray:
-    """Return how far roundings of the product of a few rows may walk (thresholds.py), (rows, w) float64."""
-    a, b = A.astype(np.float64), B.astype(np.float64)
-    step, exact = max(1, _WALKING // max(1, b.shape[1])), A.itemsize == 2
-    with np.errstate(all="ignore"):
-        starts = range(0, len(a), step)
-        blocks = [_walk(a[first : first + step], b, walk, exact=exact) for first in starts]
-    return np.concatenate([np.empty((0, b.shape[1])), *blocks])
-
-
-def _walk(a: np.ndarray, b: np.ndarray, walk: Walk, *, exact: bool) -> np.ndarray:
-    """Return the walks of a block; `exact` is whether products are exact in what they are summed in."""
-    shape, k = (len(a), b.shape[1]), a.shape[1]
-    products, accumulators, anew = walk.products, walk.accumulators, [run or k for run in walk.anew]
-    # Of each accumulator partial sums, the lowest and the highest since they began; and what they are multiples of.
-    of_all = np.zeros((accumulators, 3, len(anew), *shape))
-    grains_of_all = np.zeros((accumulators, len(anew), *shape))
-    square, magnitude, finest = np.zeros(shape), np.zeros(shape), np.full(shape, np.inf)
-    left, right = _last_place(a), _last_place(b)
-    for step in range(k):
-        product = a[:, step, np.newaxis] * b[step]
-        sums, lowest, highest = runs = of_all[step % accumulators]
-        grains = grains_of_all[step % accumulators]
-        for i, run in enumerate(anew):
-            if step % run < accumulators:
-                runs[:, i], grains[i] = 0, np.inf
-        sums += product
-        np.minimum(lowest, sums, out=lowest)
-        np.maximum(highest, sums, out=highest)
-        largest = _power(np.maximum(sums - lowest, highest - sums))
-        magnitude += abs(product)
-        if exact:
-            place = left[:, step, np.newaxis] * right[step]
-            last = largest * (2 / _PLACES)
-            np.minimum(grains, place, out=grains)
-            largest = np.where(grains < last, largest, 0.0)
-            np.maximum(grains, last, out=grains)
-            np.fmin(finest, place, out=finest)
-        of_step = (largest**2).sum(axis=0) / len(sums) + products * _power(product) ** 2
-        square += np.where(product != 0, of_step, 0.0)
-    # Accumulators are added up in the end.
-    for together in np.cumsum(of_all[:, 0, -1], axis=0)[1:]:
-        square += _power(together) ** 2
-    # Squares of what is very large or small are lost; no partial sum is larger than Σ|ab|.
-    held = (magnitude > _HELD[0]) & (magnitude < _HELD[1])
-    walked = np.where(held, np.sqrt(square), np.sqrt((1 + products) * k) * magnitude)
-    return np.where(exact & (magnitude < _PLACES * finest), 0.0, walked)
-
-
-def _power(x: np.ndarray) -> np.ndarray:
-    """Return the greatest power of two that is no larger than |x|; 0 of 0."""
-    return (x.view(np.int64) & 0x7FF0000000000000).view(np.float64)
-
-
-def _last_place(x: np.ndarray) -> np.ndarray:
-    """Return the greatest power of two of which x is a multiple, infinite of 0."""
-    bits = np.ascontiguousarray(x).view(np.int64)
-    place = np.where(bits & 0xFFFFFFFFFFFFF, abs(x - (bits & (bits - 1)).view(np.float64)), abs(x))
-    return np.where(x == 0, np.inf, place)
 
 
 def wrong(A: np.ndarray, B: np.ndarray, C: np.ndarray, rows: Iterable[int], bounds: Bounds) -> Iterator[Wrong]:

@@ -18,21 +18,7 @@ its exact elements r_ij, with Σ|ab| = Σ_l |a_il b_lj|. An element is *wrong* w
     |c_ij − r_ij| > T + rounding · (|r_ij| + T) + rounding_absolute,
                     T = magnitude · Σ|ab| + spread · walk + absolute.
 
-`walk` is how far the roundings of a sum go if their signs are random, in units of u: with ⌊x⌋₂ the greatest power of
-two that is no larger than |x|, and for partial sums that begin anew after every 32 or 512 products, or never,
-
-    walk² = Σ_l (the mean of the three ⌊s_l⌋₂² + ρ ⌊a_il b_lj⌋₂²),    over the products that are not zero,
-
-s_l being the largest that the partial sum which ends with product l could be, had it begun with any product since:
-where blocks share a sum, they begin wherever their shares do. A CPU's BLAS may begin anew otherwise, or have several
-accumulators, which take products in turn: each is then a sum by itself, of every q-th product, and they are added up in
-the end (`Walk`).
-
-u⌊s⌋₂ is half a last place of s, what an addition that is rounded to nearest loses at most. ρ is 2 (`of_products`), or
-more where the tensor cores make a product of float32 of three, of parts that are cut off. Of 16-bit types, whose
-products are exact in float32, an addition only counts where it has bits to lose: where the product, or what the sum is
-a multiple of, has a last place below that of s. And walk is 0 where Σ|ab| is less than 2²⁴ last places of the finest
-product: there, sums in any order are exact.
+`walk` is how far the roundings of a sum go if their signs are random (walk.py), in units of u.
 
 Our own kernels on a GPU whose arithmetic is known (calibration.py) need no T: there the sum that C's element is of is
 computed once more, in the same order and to the bit (order.cuh), and an element is wrong if it is another number
@@ -42,23 +28,20 @@ The first is a matter of speed and of what is found, the second of what is true:
 ever called wrong that rounding explains.
 
 Sources: N. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed. (2002), chapter 3, for γ and its proofs;
-K.-H. Huang and J. Abraham (1984) for products that carry checksums. That rounding errors of random signs make a
-martingale, whose tail is bounded by the partial sums: M. Connolly, N. Higham and T. Mary, "Stochastic rounding and its
-probabilistic backward error analysis" (2021).
+K.-H. Huang and J. Abraham (1984) for products that carry checksums.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, log, sqrt
 
+from tsapps.apps.abft.walk import ANY_WALK, OF_PRODUCTS, Walk
+
 __all__ = [
-    "ANY_WALK",
     "DTYPES",
-    "OF_PRODUCTS",
     "RAREST",
     "UNIT",
     "Bounds",
-    "Walk",
     "absolute",
     "confidence",
     "element_error",
@@ -83,8 +66,6 @@ _LARGEST |= {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
 _HALF_SUBNORMAL = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
 # What float32 loses in three tf32 products; what the tensor cores truncate of halves, beside what is counted as γ(k).
 _PARTS, _TRUNCATED = 2.0**-21, 2.0**-18
-#: ρ of products that are rounded.
-OF_PRODUCTS = 2.0
 # ρ of three products of tf32: by it sums of few products and of many have one scale, as measured on an H200
 # (docs/notes/abft.md).
 _OF_PARTS = 25.0
@@ -140,29 +121,6 @@ def confidence(p: float) -> float:
             "tells of none that is lower; threshold='proven' has no false alarms"
         )
     return sqrt(2 * log(2 / p))
-
-
-@dataclass(frozen=True)
-class Walk:
-    """How roundings walk.
-
-    Attributes
-    ----------
-    products : float
-        ρ: what a product adds, in squares of its last place.
-    accumulators : int
-        q: how many take products in turn; on a GPU 1.
-    anew : tuple of int
-        After how many products partial sums begin anew, of which the mean is taken; 0 is never. On a GPU these three.
-    """
-
-    products: float = OF_PRODUCTS
-    accumulators: int = 1
-    anew: tuple[int, ...] = (32, 512, 0)
-
-
-#: Of sums of which nothing more is known.
-ANY_WALK = Walk()
 
 
 @dataclass(frozen=True)
@@ -311,9 +269,9 @@ def statistical(
     if not 0 < error < 1:
         raise ValueError(f"the calibrated error is {error}; expected one between 0 and 1")
     u, c = summed_unit(dtype), confidence(p)
-    # Of products in no order, walk is some √(k/6 + ρ/2) times √(r² + Σ(ab)²), which is what the probes are like. Of a
-    # row, w roundings add up as a random walk beside those of the sums; and how the column is kept.
-    of_row = _PROBED * (error * sqrt(k / 6 + walk.products / 2) + u * sqrt(w + 8)) + u
+    # Relative to √(r² + Σ(ab)²), which is what the probes are like. Of a row, w roundings add up as a random walk
+    # beside those of the sums; and how the column is kept.
+    of_row = _PROBED * (error * sqrt(walk.of_random(k)) + u * sqrt(w + 8)) + u
     tiny = _TINY[8 if dtype == "float64" else 4]
     of_element = {"magnitude": element_error(k, dtype)} if predicted else {"spread": c * error}
     of_rows = {"row": c * of_row, "row_absolute": 2 * (k + w) * tiny}

@@ -13,6 +13,7 @@ from bench.abft_campaign import DISTRIBUTIONS, draw
 from tsapps.apps.abft import calibration, product_cpu, thresholds
 from tsapps.apps.abft.calibration import calibrate
 from tsapps.apps.abft.product import check_product, matmul
+from tsapps.apps.abft.walk import walks
 from tsapps.kernels.arrays import device_matrix, gapless
 from tsapps.kernels.candidates import candidates
 from tsapps.kernels.device import live
@@ -128,7 +129,7 @@ def test_bfloat16_and_streams_of_torch():
 def test_calibration(dtype):
     found = calibrate(dtype, 0, rows=512, p=1e-6)
     unit = 2.0**-53 if dtype == "float64" else 2.0**-24
-    assert all(depth.low < depth.high <= depth.error < 16 * depth.k * unit for depth in found.depths)
+    assert all(one.own.low < one.own.high <= one.own.error < 16 * one.k * unit for one in found.depths)
     assert found.predicted
     if dtype in DTYPES:
         A, B = operands(50_000, 256, 16, dtype, seed=3)
@@ -220,7 +221,7 @@ def test_every_distribution_of_the_campaign(of_64, dtype, distribution):
     # As others' products are judged; ours by what they are known to come to.
     bounds = of_64[dtype].bounds(k, w, own=False)
     off = abs(calibration.sums_of(A, B, dtype, 0) - product_cpu.exact_rows(A, B)[0])
-    allowed = bounds.spread * product_cpu.walks(A, B, bounds.walk)
+    allowed = bounds.spread * walks(A, B, bounds.walk)
     # Of 320,000 a third of one is expected to be beyond it; five are with probability 2·10⁻⁵.
     assert (off > allowed).sum() < 5
     # Within twenty times the rounding errors that there are, their root mean square, if there are any.

@@ -16,6 +16,7 @@ from bench.abft_campaign import draw
 from bench.abft_in_flight import Limits
 from tsapps.apps.abft import product_cpu, thresholds
 from tsapps.apps.abft.product_plan import half_step, summed
+from tsapps.apps.abft.walk import Walk, walks
 from tsapps.kernels.order import ORDER, UNKNOWN, order_of
 from tsapps.kernels.plan import Plan, WarpgroupPlan, instantiate
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
@@ -364,13 +365,13 @@ def test_walks_are_those_of_the_cpu(dtype, k, products):
     A[:, ::3] *= 0
     B[-1] += 1
     A[5], A[6, -1] = 0, A[6, 0] + 1
-    walks, exact = product_cpu.walks(A, B, thresholds.Walk(products)), A.astype(np.float64) @ B.astype(np.float64)
-    assert (walks > 0).any() or (k == 1 and A.itemsize == 2)
+    walked, exact = walks(A, B, Walk(products)), A.astype(np.float64) @ B.astype(np.float64)
+    assert (walked > 0).any() or (k == 1 and A.itemsize == 2)
     # Of little but what rounding may walk, and one rounding to 16 bits: what is off by less is right, by more wrong.
     alone = {"magnitude": 0.0, "spread": 1.0, "absolute": 1e-12}
-    bounds = replace(thresholds.statistical(k, 3, dtype, 1e-7, 1e-6, walk=thresholds.Walk(products)), **alone)
-    for by, n_wrong in ((0.97, 0), (1.03, (walks > 0).sum())):
-        C = (exact + by * np.where(exact < 0, -1, 1) * walks).astype(A.dtype)
+    bounds = replace(thresholds.statistical(k, 3, dtype, 1e-7, 1e-6, walk=Walk(products)), **alone)
+    for by, n_wrong in ((0.97, 0), (1.03, (walked > 0).sum())):
+        C = (exact + by * np.where(exact < 0, -1, 1) * walked).astype(A.dtype)
         check = Check(A, B, dtype, bounds)
         check.suspect_all()
         assert check.judge(C, correct=False)[1] == n_wrong

@@ -217,7 +217,7 @@ def test_every_element_is_judged(few, monkeypatch):
     assert found.false_alarms <= 4  # of a sixth that is expected, five are with probability 10⁻⁶
     # A calibration that says a tenth of what rounding is alarms at many.
     right = abft_in_flight._calibrated("float32", "cpu")
-    depths = tuple(replace(depth, error=depth.error / 10) for depth in right.depths)
+    depths = tuple(replace(depth, own=replace(depth.own, error=depth.own.error / 10)) for depth in right.depths)
     monkeypatch.setattr(abft_in_flight, "_calibrated", lambda *_: replace(right, depths=depths))
     found = abft_in_flight.try_judged(one, 5, "cpu")
     assert found.false_alarms > 1000

@@ -24,7 +24,7 @@ def test_measures_and_keeps(succeed, directory):
     assert [depth["k"] for depth in found["depths"]] == list(DEPTHS)
     assert found["path"] == str(directory / "cache" / "tsapps" / "abft" / "cpu-float32.json")
     kept = load_calibration("float32")
-    assert [depth.error for depth in kept.depths] == [depth["error"] for depth in found["depths"]]
+    assert [depth.own.error for depth in kept.depths] == [depth["own"]["error"] for depth in found["depths"]]
     A = np.ones((4, 3), np.float32)
     assert matmul(A, A.T, threshold="statistical").threshold == "statistical"
 

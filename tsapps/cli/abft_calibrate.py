@@ -69,7 +69,7 @@ def abft_calibrate(
         lines = {"device": f"{choice.device}: {found[0][0].device}", "seconds": f"{seconds:.1f}"}
         lines["threshold"] = f"exceeded by rounding with probability {p:g}; intervals of confidence {level:g}"
         for one, path in found:
-            errors = ", ".join(f"{depth.error:.2g} (k = {depth.k})" for depth in one.depths)
+            errors = ", ".join(f"{depth.own.error:.2g} (k = {depth.k})" for depth in one.depths)
             lines[one.dtype] = errors + ("; sums of tall products are known to the bit" if one.predicted else "")
             lines[f"{one.dtype} written"] = path
         print_table(lines)
