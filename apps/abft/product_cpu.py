@@ -29,8 +29,9 @@ __all__ = [
 
 #: Columns that a row carries beside those of C: two checks, and the probes of its magnitude.
 CHECKS = 8
-# Bytes of A that are multiplied at a time, and rows at least; bytes of products that are held to compute rows again.
-_BLOCK_BYTES, _FEWEST_ROWS, _EXACT_BYTES = 64 << 20, 4, 16 << 20
+# Bytes of A that are multiplied at a time, and rows at least; bytes of rows that are judged at a time, and of their
+# products, which stay in the cache.
+_BLOCK_BYTES, _FEWEST_ROWS, _JUDGED_BYTES, _EXACT_BYTES = 64 << 20, 4, 16 << 20, 1 << 20
 # Multiplications from which on a BLAS has no kernel for small products: OpenBLAS from 10⁶ on.
 _LARGE = 1 << 21
 # 2²⁷ + 1, by which a float64 is split into halves of which products are exact (Veltkamp).
@@ -196,7 +197,7 @@ def wrong(A: np.ndarray, B: np.ndarray, C: np.ndarray, rows: Iterable[int], boun
     not finite is called wrong.
     """
     every = np.asarray(list(rows), np.int64)
-    step = max(1, _EXACT_BYTES // (8 * max(1, A.shape[1])))
+    step = max(1, _JUDGED_BYTES // (8 * max(1, A.shape[1])))
     for first in range(0, len(every), step):
         some = every[first : first + step]
         exact, magnitude = exact_rows(A[some], B)
