@@ -19,10 +19,9 @@ tensor cores cut off sums of halves, which of positive data is a drift that grow
 of sums that are added up so.
 
 A BLAS may have several accumulators, which take products in turn; by what data that cancel in pairs then lose, e would
-be tens of times what others need. And it begins anew here and there: after how many products is seen from a sum of one
-large number and ones, which are lost until it does. So the CPU's walk is the one, of several, by which the threshold is
-the least. Products that others computed, and small ones, for which a BLAS has other kernels, are of no order that is
-known: their walk and e are those of the BLAS's sums and of sums one after another together.
+be tens of times what others need. So the CPU's walk is the one, of several, by which the threshold is the least.
+Products that others computed are of no order that is known: their walk and e are those of the BLAS's sums and of sums
+one after another together.
 
 Beside all that, a GPU's sums are held against what they should be, to the bit (order.cuh). Where each is just that, e
 says only which rows are suspected, and their elements are judged by bits.
@@ -56,6 +55,8 @@ DEPTHS = (16, 64, 256, 1024, 4096)
 _COLUMNS, _FEWEST, _TAIL = 16, 64, 1 / 256
 # Accumulators that a BLAS is tried for; rows of the products by which it is, and the confidence of their tails.
 _ACCUMULATORS, _TRIED, _LEVEL_TRIED = (1, 2, 4), 64, 0.5
+# The depth of products by which walks are chosen, for all depths.
+_CHOSEN_AT = 1024
 # What the CPU is called.
 _CPU = "cpu"
 #: What is drawn: of mean zero, all positive, with a long tail, of wide range, mostly zero, and cancelling in pairs.
@@ -146,7 +147,7 @@ class Calibration:
         return all(depth.predicted for depth in self.depths)
 
     def error(self, k: int, *, own: bool = True) -> float:
-        """Return e for sums of k products: of the next depth that was measured, or as √k beyond the last.
+        """Return e for sums of k products: of the depths below and above, or as √k beyond the last.
 
         Even of additions that all lose on the same side, the error grows no faster beside what it is relative to.
 
@@ -154,19 +155,20 @@ class Calibration:
         ----------
         k : int
         own : bool
-            Whether `matmul` adds them up, by a kernel of our own or a large product of the CPU's BLAS.
+            Whether `matmul` adds them up, by a kernel of our own or the CPU's BLAS.
         """
-        depth, scale = self._at(k, own=own)
-        return scale.error * sqrt(max(1.0, k / depth.k))
+        scales, last = self._at(k, own=own), self.depths[-1].k
+        return max(scale.error for scale in scales) * sqrt(max(1.0, k / last))
 
     def bounds(self, k: int, w: int, *, own: bool = True) -> Bounds:
         """Return the statistical bounds of a product (m × k) · (k × w); `own` as for `error`."""
-        (_, scale), error, predicted = self._at(k, own=own), self.error(k, own=own), own and self.predicted
-        return statistical(k, w, self.dtype, error, self.p, walk=scale.walk, predicted=predicted)
+        walk, error, predicted = self._at(k, own=own)[-1].walk, self.error(k, own=own), own and self.predicted
+        return statistical(k, w, self.dtype, error, self.p, walk=walk, predicted=predicted)
 
-    def _at(self, k: int, *, own: bool) -> tuple[Depth, Scale]:
-        depth = next((depth for depth in self.depths if k <= depth.k), self.depths[-1])
-        return depth, depth.own if own else depth.others
+    def _at(self, k: int, *, own: bool) -> list[Scale]:
+        """Return the scales of the depths next to k, the last of the larger, if there is one."""
+        above = next((i for i, depth in enumerate(self.depths) if k <= depth.k), len(self.depths) - 1)
+        return [depth.own if own else depth.others for depth in self.depths[max(0, above - 1) : above + 1]]
 
 
 def calibrate(
@@ -206,7 +208,8 @@ def calibrate(
         raise ValueError(f"rows is {rows}; expected at least 16")
     confidence(p)
     rng = np.random.default_rng(seed)
-    depths = tuple(_measured(dtype, device, k, level, rows, rng) for k in DEPTHS)
+    kinds = _walks_of(dtype, device, rows, rng)
+    depths = tuple(_measured(dtype, device, k, kinds, level, rows, rng) for k in DEPTHS)
     return Calibration(device_name(device), dtype, p, level, depths)
 
 
@@ -236,8 +239,17 @@ def _products(
         yield _Product(A, B, product_cpu.exact_rows(A, B)[0], own, list(_in_order(A, B, dtype, device)))
 
 
-def _measured(dtype: str, device: int | None, k: int, level: float, rows: int, rng: np.random.Generator) -> Depth:
-    kinds, predicted = _walks_of(dtype, device, k, rows, rng), device is not None
+def _measured(
+    dtype: str,
+    device: int | None,
+    k: int,
+    kinds: tuple[Walk, Walk],
+    level: float,
+    rows: int,
+    rng: np.random.Generator,
+) -> Depth:
+    """Measure sums of k products, relative to the walks of a device's own and of others'."""
+    predicted = device is not None
     relative: tuple[list[np.ndarray], ...] = ([], [])
     for product in _products(dtype, device, k, rows, rng):
         of_walk = {walk: walks(product.A, product.B, walk) for walk in set(kinds)}
@@ -250,29 +262,16 @@ def _measured(dtype: str, device: int | None, k: int, level: float, rows: int, r
     return Depth(k, rows * _COLUMNS, of_own, of_others, predicted)
 
 
-def _walks_of(dtype: str, device: int | None, k: int, rows: int, rng: np.random.Generator) -> tuple[Walk, Walk]:
+def _walks_of(dtype: str, device: int | None, rows: int, rng: np.random.Generator) -> tuple[Walk, Walk]:
     """Return the walks of a device's own products and of others': of a CPU, those by which thresholds are the least."""
     if device is not None:
         return (Walk(of_products(dtype, on_gpu=True)),) * 2
-    tried = list(_products(dtype, device, k, rows, rng, _TRIED))
+    tried = list(_products(dtype, device, _CHOSEN_AT, rows, rng, _TRIED))
+    # Products of 16 bits are not rounded, and what loses nothing in one order may in another.
+    every_rho = (OF_PRODUCTS, 0.0) if dtype in ("float64", "float32") else (OF_PRODUCTS,)
+    known = [Walk(products, q, product_cpu.RUN) for products in every_rho for q in _ACCUMULATORS]
     unknown = [Walk(accumulators=q) for q in _ACCUMULATORS]
-    chain, rounded = _longest_chain(dtype, k, rows), dtype in ("float64", "float32")
-    known = [
-        Walk(products, q, run if run < k else 0)
-        for products in ((OF_PRODUCTS, 0.0) if rounded else (OF_PRODUCTS,))
-        for q in _ACCUMULATORS
-        for run in sorted({chain, chain * q})
-    ]
-    return _least(known + unknown, tried, dtype, own=True), _least(unknown, tried, dtype, own=False)
-
-
-def _longest_chain(dtype: str, k: int, rows: int) -> int:
-    """Return of how many products the CPU's BLAS adds one after another, by how many ones a large number swallows."""
-    work = product_cpu.working_type(np.dtype(_numpy_type(dtype)))
-    large = 1 / summed_unit(dtype)
-    A, B = np.ones((rows, k), work), np.ones((k, _COLUMNS), work)
-    A[:, 0] = large
-    return k - int((product_cpu.multiply(A, B).astype(np.float64) - large).min())
+    return _least(known, tried, dtype, own=True), _least(unknown, tried, dtype, own=False)
 
 
 def _least(kinds: list[Walk], tried: list[_Product], dtype: str, *, own: bool) -> Walk:

@@ -111,10 +111,9 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
         What an element may be off by. By "proven", what rounding can explain (Higham's bound, |C − AB| ≤ γ·|A||B|) is
         never called wrong: no false alarms. By "statistical", or a calibration, some hundred times less, which rounding
         exceeds with the calibration's false-alarm rate at most, an element, where rounding errors are random;
-        made by ``tsapps abft-calibrate`` or `calibrate`; of small products on the CPU, which are added up in an order
-        of their own, somewhat more. On a GPU whose sums the calibration found to be known, tall and narrow products are
-        judged to the bit by it: what is called wrong is any other number. A number: that, absolutely. To each is added
-        what rounding to 16 bits may lose.
+        made by ``tsapps abft-calibrate`` or `calibrate`. On a GPU whose sums the calibration found to be known, tall
+        and narrow products are judged to the bit by it: what is called wrong is any other number. A number: that,
+        absolutely. To each is added what rounding to 16 bits may lose.
 
     Returns
     -------
@@ -147,8 +146,7 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
         ours, others = (_bounds_of(k, w, dtype, threshold, own=own) for own in (True, False))
         C, report = product_gpu.matmul(A, B, ours, others, index, correct=correct)
         return Checked(C, _name_of(threshold), report)
-    a, b = _host(A), _host(B)
-    bounds = _bounds_of(k, w, dtype, threshold, own=product_cpu.is_large(a, w))
+    a, b, bounds = _host(A), _host(B), _bounds_of(k, w, dtype, threshold, own=True)
     c = np.empty((len(a), b.shape[1]), a.dtype)
     rows: list[np.ndarray] = []
     for first, sums, checks in product_cpu.checked_blocks(a, b, bounds, c):

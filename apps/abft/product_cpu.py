@@ -6,6 +6,11 @@ B gets eight columns more, so that every row of the product carries its checks (
 
 The second weights see what cancels in the first: errors of +δ and −δ in one row. The random numbers z are a hash of
 their place, the same on every run.
+
+Products are computed in runs of 256 of their depth, which are added up, and of whole tiles of rows and columns. So
+their order is the same for all sizes, and known, which the statistical threshold stands on (walk.py): by itself a BLAS
+begins anew after some hundreds of products, differently at the end, and has kernels of another order for what is left
+over of rows and columns, for small products and for single rows.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,11 +22,11 @@ from tsapps.apps.abft.walk import walks
 
 __all__ = [
     "CHECKS",
+    "RUN",
     "Wrong",
     "check_columns",
     "checked_blocks",
     "exact_rows",
-    "is_large",
     "random_signs",
     "suspected",
     "wrong",
@@ -29,11 +34,14 @@ __all__ = [
 
 #: Columns that a row carries beside those of C: two checks, and the probes of its magnitude.
 CHECKS = 8
-# Bytes of A that are multiplied at a time, and rows at least; bytes of rows that are judged at a time, and of their
-# products, which stay in the cache.
-_BLOCK_BYTES, _FEWEST_ROWS, _JUDGED_BYTES, _EXACT_BYTES = 64 << 20, 4, 16 << 20, 1 << 20
-# Multiplications from which on a BLAS has no kernel for small products: OpenBLAS from 10⁶ on.
-_LARGE = 1 << 21
+# Bytes of A that are multiplied at a time; bytes of rows that are judged at a time, and of their products, which stay
+# in the cache.
+_BLOCK_BYTES, _JUDGED_BYTES, _EXACT_BYTES = 64 << 20, 16 << 20, 1 << 20
+#: Products that are added up at a time.
+RUN = 256
+# Of rows and columns, what no kernel of a BLAS leaves anything of; multiplications from which on it has none for small
+# products, OpenBLAS from 10⁶ on; and a depth below which that is no matter.
+_TILE_ROWS, _TILE_COLUMNS, _LARGE, _FEWEST = 48, 8, 1 << 21, 8
 # 2²⁷ + 1, by which a float64 is split into halves of which products are exact (Veltkamp).
 _SPLITTER = 134217729.0
 
@@ -74,26 +82,43 @@ def check_columns(B: np.ndarray, bounds: Bounds) -> np.ndarray:
 
 
 def multiply(A: np.ndarray, B: np.ndarray) -> np.ndarray:
-    """Return the product of a block of rows and all columns, both in the type that is summed in."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return A @ B
+    """Return the product of a block of rows and all columns, both in the type that is summed in.
 
-
-def _blocks(A: np.ndarray) -> list[tuple[int, int]]:
-    """Return the first row of each block of rows and that of the next; all are of one height, but for a row."""
-    row_bytes = np.dtype(working_type(A.dtype)).itemsize * max(1, A.shape[1])
-    n_blocks = -(-len(A) // max(_FEWEST_ROWS, _BLOCK_BYTES // row_bytes))
-    firsts = [len(A) * i // n_blocks for i in range(n_blocks)]
-    return list(zip(firsts, [*firsts, len(A)][1:], strict=True))
-
-
-def is_large(A: np.ndarray, w: int) -> bool:
-    """Return whether A · B, of w columns, is computed as the products are that a calibration measures.
-
-    For a single row, and for small products, a BLAS has other kernels, which add up in another order.
+    Rows that are no whole tile are multiplied with those before them once more, and few rows with zeros.
     """
-    fewest = min((end - first for first, end in _blocks(A)), default=0)
-    return fewest > 1 and fewest * A.shape[1] * (w + CHECKS) >= _LARGE
+    (m, k), columns = A.shape, B.shape[1]
+    least, whole = _least_rows(k, columns), m // _TILE_ROWS * _TILE_ROWS
+    product = np.empty((m, columns), A.dtype)
+    for begin, first, end in ((0, 0, whole), (m - least, whole, m)) if m >= least else ((0, 0, m),):
+        if first < end:
+            product[first:end] = _in_runs(A[begin:end], B, least)[first - begin :]
+    return product
+
+
+def _in_runs(A: np.ndarray, B: np.ndarray, least: int) -> np.ndarray:
+    """Return A · B, added up run by run, of `least` rows and more."""
+    m, k = A.shape
+    few = np.zeros((least, min(k, RUN)), A.dtype) if m < least else None
+    total = np.zeros((m, B.shape[1]), A.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for first in range(0, k, RUN):
+            run = A[:, first : first + RUN]
+            if few is not None:
+                few[:m, : run.shape[1]] = run
+                run = few[:, : run.shape[1]]
+            sums = (run @ B[first : first + RUN])[:m]
+            total = total + sums if first else sums
+    return total
+
+
+def _whole(size: int, tile: int) -> int:
+    """Return a size as whole tiles."""
+    return -(-size // tile) * tile
+
+
+def _least_rows(k: int, columns: int) -> int:
+    """Return how many rows at least a BLAS multiplies by its kernels for large products, as whole tiles."""
+    return _whole(-(-_LARGE // max(1, min(max(k, _FEWEST), RUN) * columns)), _TILE_ROWS)
 
 
 def checked_blocks(
@@ -109,15 +134,19 @@ def checked_blocks(
         What the sums are rounded to; if None, only the checks are computed, and the sums have no columns.
     """
     work = working_type(A.dtype)
-    checks = check_columns(B, bounds)
-    extended = checks if out is None else np.concatenate([B.astype(work), checks], axis=1)
-    w = extended.shape[1] - CHECKS
-    for first, end in _blocks(A):
+    m, k = A.shape
+    w = 0 if out is None else B.shape[1]
+    columns = _whole(w + CHECKS, _TILE_COLUMNS)
+    extended = np.zeros((k, columns), work)
+    extended[:, :w], extended[:, w : w + CHECKS] = B[:, :w], check_columns(B, bounds)
+    rows = max(_TILE_ROWS, _BLOCK_BYTES // (extended.itemsize * max(1, k)) // _TILE_ROWS * _TILE_ROWS)
+    for first in range(0, m, rows):
+        end = min(m, first + rows)
         carried = multiply(A[first:end].astype(work, copy=False), extended)
         if out is not None:
             with np.errstate(over="ignore", invalid="ignore"):
                 out[first:end] = carried[:, :w]
-        yield first, carried[:, :w], carried[:, w:]
+        yield first, carried[:, :w], carried[:, w : w + CHECKS]
 
 
 def suspected(sums: np.ndarray, checks: np.ndarray, bounds: Bounds, *, rounded: bool) -> np.ndarray:

@@ -9,9 +9,9 @@ partial sum which ends with product l could be, had it begun with any product si
 blocks share a sum, they begin wherever their shares do. Where nothing is known of how sums are added up, ⌊s_l⌋₂² is the
 mean of three, of sums that begin anew after 32 products, after 512, and never.
 
-A CPU's BLAS adds up some hundreds of products, and then that to a total: of such a run, that addition counts, too. And
-it may have several accumulators, which take products in turn: each is then a sum by itself, of every q-th product, and
-they are added up at the end of a run.
+On a CPU runs of products are added up, and then to a total (product_cpu.py): that addition counts, too. And a BLAS may
+have several accumulators, which take products in turn: each is then a sum by itself, of every q-th product, and they
+are added up at the end of a run.
 
 ρ is 2: within a few products, their order may be any. It may be 0 of a BLAS whose order is known and whose products are
 not rounded, and is more than 2 where the tensor cores make a product of float32 of three, of parts that are cut off.
@@ -32,8 +32,8 @@ __all__ = ["ANY_WALK", "OF_PRODUCTS", "Walk", "walks"]
 
 #: ρ of products that are rounded.
 OF_PRODUCTS = 2.0
-# After how many products sums begin anew of which nothing is known; 0 is never.
-_ANY_RUNS = (32, 512, 0)
+# After how many products sums begin anew of which nothing is known, or never.
+_ANY_RUNS = (32, 512)
 # Elements that are summed up at a time, so that they stay in the cache; the Σ|ab| between which nothing is lost by
 # squaring; and how many last places float32 has.
 _WALKING, _HELD, _PLACES = 1 << 13, (2.0**-480, 2.0**480), 2.0**24
@@ -50,8 +50,7 @@ class Walk:
     accumulators : int
         q: how many take products in turn; on a GPU 1.
     run : int or None
-        After how many products what they have is added to a total, and they begin anew; 0 is never, and None is not
-        known, as on a GPU.
+        After how many products what they have is added to a total, and they begin anew; None is not known, as on a GPU.
     """
 
     products: float = OF_PRODUCTS
@@ -62,8 +61,8 @@ class Walk:
         """Return walk² of k products in no order, in squares of what their sum is in the middle."""
         if self.run is None:
             return k / 6 + self.products / 2
-        run = min(self.run or k, k)
-        return (run / self.accumulators + k / max(run, 1) + self.products) / 2
+        run = max(1, min(self.run, k))
+        return (run / self.accumulators + k / run + self.products) / 2
 
 
 #: Of sums of which nothing is known.
@@ -83,7 +82,7 @@ def walks(A: np.ndarray, B: np.ndarray, walk: Walk = ANY_WALK) -> np.ndarray:
 def _walk(a: np.ndarray, b: np.ndarray, walk: Walk, *, exact: bool) -> np.ndarray:
     """Return the walks of a block; `exact` is whether products are exact in what they are summed in."""
     shape, k, products = (len(a), b.shape[1]), a.shape[1], walk.products
-    runs = [run or k for run in (_ANY_RUNS if walk.run is None else (walk.run,))]
+    runs = (*_ANY_RUNS, k) if walk.run is None else (walk.run,)
     # Of each accumulator partial sums, the lowest and the highest since they began, by the run; and what they are
     # multiples of. Beside them the total of what the last run's accumulators had.
     of_all = np.zeros((walk.accumulators, 3, len(runs), *shape))

@@ -136,36 +136,45 @@ def test_exact_rows_against_fractions():
 # --- Clean products ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("m", "most"), [(0, 5), (1, 5), (11, 5), (1001, 10), (7, 2)])
-def test_blocks_are_of_one_height(monkeypatch, m, most):
-    monkeypatch.setattr(product_cpu, "_BLOCK_BYTES", most * 3 * 4)
-    monkeypatch.setattr(product_cpu, "_FEWEST_ROWS", 2)
-    A, B = operands(m, 3, 5, "float32")
-    blocks = product_cpu._blocks(A)
-    assert [row for first, end in blocks for row in range(first, end)] == list(range(m))
-    heights = [end - first for first, end in blocks]
-    assert not heights or max(heights) <= min(most, min(heights) + 1)
-    assert (matmul(A, B).C == matmul(A, B, threshold=1.0).C).all()
-    assert matmul(A, B).clean
+def test_products_are_added_up_in_runs():
+    # The first is so large that ones are lost beside it, as long as they are added to it: none of later runs are.
+    k = 700
+    A = np.ones((1000, k), np.float32)
+    A[:, 0] = 2.0**24
+    kept = product_cpu.multiply(A, np.ones((k, 24), np.float32)) - np.float32(2.0**24)
+    assert (kept >= k - product_cpu.RUN).all()
+    assert (kept < k - 1).all()
 
 
-@pytest.mark.parametrize(("m", "k", "is_large"), [(1, 1 << 20, False), (2, 1 << 16, True), (30, 40, False)])
-def test_small_products_are_judged_as_those_of_others(monkeypatch, m, k, is_large):
-    fine, coarse = (Scale(Walk(), *[error] * 4) for error in (SCALE["float32"], 0.9))
-    threshold = Calibration("cpu", "float32", 1e-9, 0.99, (Depth(1 << 20, 1000, fine, coarse, False),))
-    A, B = operands(m, k, 16, "float32")
-    assert product_cpu.is_large(A, 16) == is_large
-    multiply = product_cpu.multiply
+@pytest.mark.parametrize("m", [1, 47, 48, 500, 3000, 3001])
+@pytest.mark.parametrize("k", [3, 300])
+def test_sums_have_the_same_bits_in_a_product_of_any_size(k, m):
+    """Of what cancels in pairs, where another order would lose other bits."""
+    A, B = operands(4800, k, 16, "float64", name="cancelling")
+    every = product_cpu.multiply(A, B)
+    assert (product_cpu.multiply(A[:m], B) == every[:m]).all()
+    assert (product_cpu.multiply(A[-m:], B) == every[-m:]).all()
 
-    def wrong(A, B):
-        C = multiply(A, B)
-        C[0, 3] += 1
-        return C
 
-    monkeypatch.setattr(product_cpu, "multiply", wrong)
-    found = matmul(A, B, threshold=threshold, correct=False)
-    assert found.n_faults == is_large  # an error of one, which sums in an order that nobody knows may have
-    assert check_product(A, B, found.C, threshold=threshold).clean
+@pytest.mark.parametrize("k", [0, 1, 5, 255, 257])
+@pytest.mark.parametrize("m", [0, 1, 95, 20_000])
+def test_any_size_is_multiplied(m, k):
+    A, B = operands(m, k, 8, "float32", seed=m + k)
+    reference, magnitude = product_cpu.exact_rows(A, B)
+    assert (abs(product_cpu.multiply(A, B) - reference) <= oracle.gamma(k + 1, np.float32) * magnitude).all()
+
+
+def test_several_blocks_of_rows(monkeypatch):
+    A, B = operands(1003, 20, 5, "float32")
+    expected = matmul(A, B).C
+    monkeypatch.setattr(product_cpu, "_BLOCK_BYTES", 4 * 20 * 100)
+    found = matmul(A, B)
+    assert found.clean
+    assert (found.C == expected).all()
+    bounds = proven(20, 5, "float32")
+    blocks = list(product_cpu.checked_blocks(A, B, bounds, None))
+    assert [first for first, _, _ in blocks] == list(range(0, 1003, 96))
+    assert {checks.shape[1] for _, _, checks in blocks} == {product_cpu.CHECKS}
 
 
 def test_what_has_no_squares_is_not_called_wrong():

@@ -46,7 +46,7 @@ def walk_of(row, column, kind):
     if row.itemsize == 2 and (finest is None or sum(map(abs, products)) < 2**24 * finest):
         return 0.0
     sums, k = Sums(exact=row.itemsize == 2), len(products)
-    runs = (32, 512, k) if kind.run is None else (kind.run or k,)
+    runs = (32, 512, k) if kind.run is None else (kind.run,)
     ends = {}
     for mine in range(kind.accumulators):
         turn = range(mine, k, kind.accumulators)
@@ -92,9 +92,9 @@ def test_a_walk_by_hand():
 @pytest.mark.parametrize(
     ("kind", "square"),
     [
-        (Walk(0.0, 1, 0), 4 + 16 + 16 + 16),  # 3, 4, 5, 7
+        (Walk(0.0, 1, 9), 4 + 16 + 16 + 16),  # 3, 4, 5, 7
         (Walk(0.0, 1, 2), 4 + 16 + 1 + 4 + 16),  # 3, 4; 1, 3; 4 + 3
-        (Walk(0.0, 2, 0), 4 + 1 + 16 + 4 + 16),  # 3, 4 and 1, 3; 4 + 3
+        (Walk(0.0, 2, 4), 4 + 1 + 16 + 4 + 16),  # 3, 4 and 1, 3; 4 + 3
         (Walk(0.0, 2, 2), 4 + 1 + 16 + 1 + 4 + 4 + 16),  # 3 and 1, 3 + 1; 1 and 2, 1 + 2; 4 + 3
     ],
 )
@@ -103,7 +103,8 @@ def test_runs_and_accumulators_by_hand(kind, square):
 
 
 @pytest.mark.parametrize(
-    "kind", [Walk(), Walk(25.0), Walk(2.0, 2), Walk(0.0, 1, 0), Walk(2.0, 1, 100), Walk(0.0, 2, 64), Walk(2.0, 4, 50)]
+    "kind",
+    [Walk(), Walk(25.0), Walk(2.0, 2), Walk(0.0, 1, 2000), Walk(2.0, 1, 100), Walk(0.0, 2, 64), Walk(2.0, 4, 50)],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_walks_against_fractions(dtype, kind):
