@@ -55,8 +55,8 @@ DEPTHS = (16, 64, 256, 1024, 4096)
 _COLUMNS, _FEWEST, _TAIL = 16, 64, 1 / 256
 # Accumulators that a BLAS is tried for; rows of the products by which it is, and the confidence of their tails.
 _ACCUMULATORS, _TRIED, _LEVEL_TRIED = (1, 2, 4), 64, 0.5
-# The depth of products by which walks are chosen, for all depths.
-_CHOSEN_AT = 1024
+# The depths of products by which walks are chosen, for all depths.
+_CHOSEN_AT = (256, 1024)
 # What the CPU is called.
 _CPU = "cpu"
 #: What is drawn: of mean zero, all positive, with a long tail, of wide range, mostly zero, and cancelling in pairs.
@@ -266,7 +266,7 @@ def _walks_of(dtype: str, device: int | None, rows: int, rng: np.random.Generato
     """Return the walks of a device's own products and of others': of a CPU, those by which thresholds are the least."""
     if device is not None:
         return (Walk(of_products(dtype, on_gpu=True)),) * 2
-    tried = list(_products(dtype, device, _CHOSEN_AT, rows, rng, _TRIED))
+    tried = [list(_products(dtype, device, k, rows, rng, _TRIED)) for k in _CHOSEN_AT]
     # Products of 16 bits are not rounded, and what loses nothing in one order may in another.
     every_rho = (OF_PRODUCTS, 0.0) if dtype in ("float64", "float32") else (OF_PRODUCTS,)
     known = [Walk(products, q, product_cpu.RUN) for products in every_rho for q in _ACCUMULATORS]
@@ -274,12 +274,12 @@ def _walks_of(dtype: str, device: int | None, rows: int, rng: np.random.Generato
     return _least(known, tried, dtype, own=True), _least(unknown, tried, dtype, own=False)
 
 
-def _least(kinds: list[Walk], tried: list[_Product], dtype: str, *, own: bool) -> Walk:
+def _least(kinds: list[Walk], tried: list[list[_Product]], dtype: str, *, own: bool) -> Walk:
     """Return the walk by which the threshold is the least over the BLAS's errors, where that is largest."""
 
-    def over_errors(walk: Walk) -> float:
+    def over_errors(walk: Walk, products: list[_Product]) -> float:
         error, largest = summed_unit(dtype) / sqrt(3), 0.0
-        for product in tried:
+        for product in products:
             off, walked = product.own - product.exact, walks(product.A, product.B, walk)
             for sums in product.sums(own=own):
                 relative = _relative_errors(sums - product.exact, walked, f"{dtype} on {device_name(None)}")
@@ -288,7 +288,7 @@ def _least(kinds: list[Walk], tried: list[_Product], dtype: str, *, own: bool) -
                 largest = max(largest, _root_mean_square(walked) / _root_mean_square(off))
         return error * largest
 
-    return min(kinds, key=over_errors)
+    return min(kinds, key=lambda walk: max(over_errors(walk, of_depth) for of_depth in tried))
 
 
 def _root_mean_square(x: np.ndarray) -> float:
