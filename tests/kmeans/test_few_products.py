@@ -1,13 +1,9 @@
 """The kernel for few features on tensor cores, its own source run on the CPU: labels against float64, exact sums."""
 
 import numpy as np
-import oracle
 import pytest
-from host_cuda import harness
 from host_cuda.few_products import HALF_SHAPES, KINDS, SHAPES, WARPGROUP_SHAPES, ProductsIterations
 from host_cuda.fused_kmeans import blobs
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tsapps.apps.kmeans.few_plan import Multiplier
 
@@ -121,46 +117,6 @@ def test_sums_of_warpgroups_are_flushed(d, k, kind, rng):
         of.assert_right(now)
 
 
-@pytest.mark.parametrize("magnitude", [2.0**-20, 2.0**-10, 1.0, 2.0**10])
-@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
-def test_any_magnitude_by_warpgroups(kind, magnitude, rng):
-    X, centers = blobs(900, 16, 16, rng)
-    of = ProductsIterations(X * magnitude, 16, kind, warpgroups=True)
-    for now in (centers * magnitude, centers[::-1] * magnitude):
-        of.iterate(now)
-        of.assert_right(now)
-
-
-@pytest.mark.parametrize("magnitude", [1e-27, 1e-18, 1e10, 1e18])
-def test_bfloat16_of_any_magnitude_by_warpgroups(magnitude, rng):
-    X, centers = blobs(900, 16, 16, rng)
-    of = ProductsIterations(X * magnitude, 16, KINDS[2], warpgroups=True)
-    for now in (centers * magnitude, centers[::-1] * magnitude):
-        of.iterate(now)
-        of.assert_right(now)
-
-
-@pytest.mark.parametrize("away", [30.0, 1e4, 1e30])
-@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
-def test_a_centre_far_away_by_warpgroups(kind, away, rng):
-    X, centers = blobs(900, 16, 16, rng)
-    X[5], centers[7] = 100.0, 100.0  # an outlier, and its cluster
-    centers[3] = away
-    of = ProductsIterations(X, 16, kind, warpgroups=True)
-    of.iterate(centers)
-    of.assert_right(centers)
-
-
-@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
-def test_no_centre_is_near_by_warpgroups(kind, rng):
-    X, centers = blobs(500, 14, 2, rng)
-    of = ProductsIterations(X, 2, kind, warpgroups=True)
-    for away in (1e3, 1e6, 1e12):
-        now = centers + away * np.eye(14)[0]
-        of.iterate(now)
-        of.assert_right(now)
-
-
 @pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
 def test_rows_at_the_borders_by_warpgroups(kind, rng):
     # Between two centres, or a place of the data's own type beside, where scores can hardly tell: none is mistaken.
@@ -229,34 +185,6 @@ def test_digits_do_not_overflow(sign):
     of.assert_right(centers)
 
 
-def test_many_moves_with_few_rows_moving_at_a_time(rng):
-    # A row in forty, so that queues are filled by several tiles.
-    X = np.zeros((3000, 14))
-    X[:, 9] = np.where(np.arange(3000) % 40, 0.0, rng.random(3000))
-    of = ProductsIterations(X, 2, KINDS[0])
-    centers = np.zeros((2, 14))
-    centers[1, 9] = 5
-    assert of.iterate(centers) == 3000
-    centers[1, 9] = 0.5
-    expected = np.count_nonzero(X[:, 9].astype(np.float32) > 0.25)
-    assert 20 < expected < 75
-    assert of.iterate(centers) == expected
-    of.assert_right(centers)
-
-
-@pytest.mark.parametrize(("d", "k"), [(3, 9), (16, 16), (20, 40), (64, 64)])
-def test_far_off_centre_and_equal_centres(d, k, rng):
-    X, centers = blobs(900, d, k, rng)
-    X, centers = X + 1e4, centers + 1e4
-    centers[5] = centers[2]
-    centers[k - 1] = centers[1]
-    of = ProductsIterations(X, k, KINDS[0], mean=X.mean(axis=0))
-    centers = centers.astype(np.float32) - of.mean
-    of.iterate(centers)
-    of.assert_right(centers)
-    assert not np.isin(of.labels, (5, k - 1)).any()  # the lower of equals
-
-
 def test_all_centres_are_equal(rng):
     X, _ = blobs(500, 32, 64, rng)
     of = ProductsIterations(X, 64, KINDS[0])
@@ -275,15 +203,6 @@ def test_all_rows_are_equal():
         of.assert_right(centers)
 
 
-@pytest.mark.parametrize("magnitude", [1e-27, 1e-20, 1e-10, 1e10, 1e18, 1e27])
-def test_any_magnitude(magnitude, rng):
-    X, centers = blobs(900, 16, 16, rng)
-    of = ProductsIterations(X * magnitude, 16, KINDS[0])
-    for now in (centers * magnitude, centers[::-1] * magnitude):
-        of.iterate(now)
-        of.assert_right(now)
-
-
 @pytest.mark.parametrize("kind", KINDS[:2], ids=lambda kind: kind[0])
 def test_next_to_zero_in_float16(kind, rng):
     # An outlier leaves the other rows where float16 has few bits, or none, and float16 itself its least numbers.
@@ -292,26 +211,6 @@ def test_next_to_zero_in_float16(kind, rng):
     X[7] = 1.0
     of = ProductsIterations(X, 16, kind)
     for now in (centers, centers[::-1]):
-        of.iterate(now)
-        of.assert_right(now)
-
-
-@pytest.mark.parametrize("away", [30.0, 1e4, 1e30])
-def test_a_centre_far_away(away, rng):
-    X, centers = blobs(900, 16, 16, rng)
-    X[5], centers[7] = 100.0, 100.0  # an outlier, and its cluster
-    centers[3] = away
-    of = ProductsIterations(X, 16, KINDS[0])
-    of.iterate(centers)
-    of.assert_right(centers)
-    assert of.labels[5] == 7 or away == 30.0
-
-
-def test_no_centre_is_near(rng):
-    X, centers = blobs(500, 14, 2, rng)
-    of = ProductsIterations(X, 2, KINDS[0])
-    for away in (1e3, 1e6, 1e12):
-        now = centers + away * np.eye(14)[0]
         of.iterate(now)
         of.assert_right(now)
 
@@ -347,54 +246,3 @@ def test_roundings_that_add_up(small, sign):
     of.iterate(centers)
     of.assert_right(centers)
     assert of.labels[:64].tolist() == [int(sign > 0)] + 63 * [int(sign < 0)]
-
-
-@pytest.mark.parametrize(("d", "k"), [(14, 2), (16, 16), (32, 64)])
-def test_iterations_without_the_host(d, k, rng):
-    n = 900
-    X, centers = blobs(n, d, k, rng, apart=1.0)
-    of = ProductsIterations(X, k, KINDS[0], X.mean(axis=0))
-    centers = (centers - X.mean(axis=0)).astype(np.float32)
-    moved = of.iterate(centers)
-    for _ in range(3):
-        outcome, following = of.advance(centers, moved)
-        if outcome["empty"]:
-            assert len(set(of.labels.tolist())) < k
-            return
-        _, expected = oracle.lloyd_step(of.centred, centers, np.ones(n))
-        tolerance = 4 * np.finfo(np.float32).eps * abs(of.centred).max()
-        np.testing.assert_allclose(following, expected, rtol=0, atol=tolerance)
-        assert outcome["moved"] == moved
-        centers = following
-        moved = of.move_rows(centers)
-        of.assert_right(centers)
-
-
-def test_stops(rng):
-    X, centers = blobs(400, 16, 16, rng)
-    of = ProductsIterations(X, 16, KINDS[0])
-    of.iterate(centers)
-    labels, sums = of.labels.copy(), of.sums.copy()
-    assert of.move_rows(centers.astype(np.float32) + 5, stopped=1) == 0
-    assert (of.labels == labels).all()
-    assert (of.sums == sums).all()
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    shape=st.sampled_from([*((d, k, 0) for d, k in SHAPES), *((d, k, 1) for d, k in WARPGROUP_SHAPES)]),
-    n=st.integers(1, 500),
-    grain=st.sampled_from([None, 1.0, 0.25]),
-    seed=st.integers(0, 2**16),
-)
-def test_any_data(shape, n, grain, seed):
-    d, k, warpgroups = shape
-    rng = np.random.default_rng(seed)
-    X, centers = blobs(n, d, k, rng, apart=rng.choice([0.1, 1.0, 30.0]))
-    if grain:  # many ties
-        X, centers = np.round(X / grain) * grain, np.round(centers / grain) * grain
-    of = ProductsIterations(X, k, KINDS[1 + seed % 2 if warpgroups else 0], warpgroups=bool(warpgroups))
-    with harness.schedule(seed=seed, copies="early" if seed % 2 else "late"):
-        for now in (centers, centers[::-1].copy()):
-            of.iterate(now)
-            of.assert_right(now)
