@@ -18,10 +18,10 @@ _STATIC = 128
 _LEAST_CAPABILITY, _WARPGROUPS = 8, "9.0"
 # Depth up to which float32 is multiplied in six products.
 _FEW = 4
-# Columns, and rows of a TSMTTSM, up to which warpgroups have nothing to gain.
-_NARROW_FOR_WARPGROUPS, _FEW_FOR_WARPGROUPS = 8, 32
-# Registers of a multiplier of tall_skinny_warpgroups.cuh beside its sums and words of A, by bytes of an element.
-_MULTIPLIERS_OTHER = {8: 72, 4: 24, 2: 24}
+# Columns, rows of a TSMTTSM, and depth of a TSM2L up to which warpgroups have nothing to gain.
+_NARROW_FOR_WARPGROUPS, _FEW_FOR_WARPGROUPS, _SHALLOW_FOR_WARPGROUPS = 8, 32, 32
+# Registers of a multiplier of tall_skinny_warpgroups.cuh beside its sums and words of A.
+_MULTIPLIERS_OTHER = 24
 # Registers of a thread beside its sums, by bytes of an element; and of an SM, and how many a thread may have.
 _OTHER_REGISTERS, _REGISTERS, _MOST_REGISTERS = {8: 64, 4: 48, 2: 48}, 65_536, 255
 
@@ -40,7 +40,7 @@ def registers(plan: Plan) -> int:
         # parts and adds up alone.
         jobs, alone = 2 * 4 * plan.job_pairs, 2 * 4 * -(-columns // 8)
         needed = {"float64": 2 * sums + -(-rows // 16) * 16, "float32": sums + alone + 2 * jobs}
-        return needed.get(plan.dtype, sums + jobs) + _MULTIPLIERS_OTHER[ITEMSIZE[plan.dtype]]
+        return needed.get(plan.dtype, sums + jobs) + _MULTIPLIERS_OTHER
     # float64 takes two registers; float32 holds a stretch's sums too.
     times = 2 if plan.dtype == "float64" or plan.stretch else 1
     return times * sums + _OTHER_REGISTERS[ITEMSIZE[plan.dtype]]
@@ -145,8 +145,9 @@ def _warpgroups(problem: Problem) -> Iterator[WarpgroupPlan]:
     if problem.w <= _NARROW_FOR_WARPGROUPS:
         return
     if problem.shape == "tsm2r":
-        # Tall tiles, whose rows two warpgroups share.
-        for tile_m, line_bytes, stages in product((128, 256), (256, 128, 64), (3, 4, 6)):
+        # Tall tiles, whose rows two warpgroups share. For float64, one that loads may do.
+        every_loaders = (1, 2) if problem.dtype == "float64" else (2,)
+        for tile_m, line_bytes, stages, loaders in product((128, 256), (256, 128, 64), (3, 4, 6), every_loaders):
             yield WarpgroupPlan(
                 problem.dtype,
                 tile_m,
@@ -154,6 +155,23 @@ def _warpgroups(problem: Problem) -> Iterator[WarpgroupPlan]:
                 line_bytes // problem.itemsize,
                 warps_m=8,
                 stages=stages,
+                loaders=loaders,
+            )
+    if problem.shape == "tsm2l" and problem.k > _SHALLOW_FOR_WARPGROUPS:
+        # Tiles of whole rows, B kept.
+        for (groups, blocks), rows, stages, job_pairs in product(_GROUPS, (64, 128), (3, 4), (2, 4)):
+            yield WarpgroupPlan(
+                problem.dtype,
+                rows * groups,
+                problem.w,
+                problem.k,
+                warps_m=4 * groups,
+                stages=stages,
+                blocks=blocks,
+                keep_b=True,
+                products=_products(problem),
+                loaders=1,
+                job_pairs=job_pairs,
             )
     if problem.shape == "tsmttsm" and problem.m > _FEW_FOR_WARPGROUPS:
         # One tile, whose depth blocks and warpgroups share.
@@ -175,6 +193,8 @@ def _warpgroups(problem: Problem) -> Iterator[WarpgroupPlan]:
             )
 
 
+# Warpgroups that multiply, of a block that keeps B; and blocks a multiprocessor.
+_GROUPS = ((1, 2), (2, 1), (3, 1))
 # Teams, or warps of the one team, of a block that keeps B; and blocks a multiprocessor.
 _TEAMS = ((8, 1), (12, 1), (16, 1), (4, 2), (8, 2), (16, 2), (4, 4), (8, 3))
 _WARPS = ((4, 1), (4, 2), (4, 3), (4, 4), (8, 1), (8, 2))

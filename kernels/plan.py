@@ -247,7 +247,8 @@ class WarpgroupPlan(Plan):
     def shared_bytes(self) -> int:
         """Shared memory of a block; the kernel's own arithmetic."""
         handed_over = (self.warps_k - 1) * self.tile_sums * self._sum_bytes
-        return self._ring + 2 * self.warps_k * self._parts + self.warps_m * self._handed_over(1) + handed_over
+        parts = (1 if self.keep_b else 2) * self.warps_k * self._parts + (self._weights if self.keep_b else 0)
+        return self._ring + parts + self.warps_m * self._handed_over(1) + handed_over
 
     @property
     def registers(self) -> tuple[int, int, int]:

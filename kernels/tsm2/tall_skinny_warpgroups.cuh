@@ -50,7 +50,7 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
   static constexpr int kLanes = kRowGroups * kGroup, kAllOver = kLanes / 32 * kOver;
   static constexpr int kTileSums = kLanes * kRegisters;  // in `partial`
   static constexpr int kHandedOver = (kSplits - 1) * kTileSums * (int)sizeof(Sum);
-  static constexpr int kSharedBytes = kRing + 2 * kParts + kAllOver + kHandedOver;
+  static constexpr int kSharedBytes = Block::kShared + kAllOver + kHandedOver;
 
   __device__ WarpgroupProduct(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
                               const Work& work, Sum* partial, unsigned* arrived, const Epilogue& epilogue)
@@ -58,9 +58,11 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
         shares_(Shares::of<Plan>(work)), partial_(partial), arrived_(arrived), epilogue_(epilogue), group_(threadIdx.x / kGroup) {}
 
   __device__ __forceinline__ void run() {
-    const long long begin = shares_.begin(blockIdx.x), end = shares_.begin(blockIdx.x + 1);
-    if (begin >= end) return;
-    const int units = (int)(end - begin);
+    // Tiles that are one unit each are dealt in turn, as in tall_skinny.cuh.
+    const long long begin = Plan::kKeepB ? blockIdx.x : shares_.begin(blockIdx.x);
+    const long long all = Plan::kKeepB ? (shares_.units - begin + gridDim.x - 1) / gridDim.x : shares_.begin(blockIdx.x + 1) - begin;
+    if (all <= 0) return;
+    const int units = (int)all;
     // Loaders first: with the multipliers before them, the compiler spills registers of doubles.
     if (kLoaders == 1 && group_ == kGroups) {
       ptx::fewer_registers<Block::kLoading>();
@@ -83,7 +85,7 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
   __device__ __forceinline__ void multiply(long long begin, int units) {
     Cursor<Plan> tile(work_, begin);
     int stage = 0;
-    for (int unit = 0; unit < units; tile.next_tile()) {
+    for (int unit = 0; unit < units; Plan::kKeepB ? (void)tile.advance() : tile.next_tile()) {
       const int first = unit, left = units - unit;
       const int last = unit + (tile.units_left() < left ? tile.units_left() : left);
       Sum sums[kMatrices][kSumBlocks][4] = {};
@@ -209,7 +211,8 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
     typename A::Word words[4];
     A::template words<Depths, 2, kBeyond>(words, a_tile, first_row(matrix), 0, split() * kGroupDepth, 2 * pair);
     if constexpr (kAddsRows) {
-      const auto* weights = reinterpret_cast<const Sum*>(a_tile + Block::kWeightsAt) + split() * kGroupDepth;
+      const unsigned char* at = Plan::kKeepB ? shared_ + Block::kKeptWeightsAt : a_tile + Block::kWeightsAt;
+      const auto* weights = reinterpret_cast<const Sum*>(at) + split() * kGroupDepth;
       add_rows<Depths, T>(sums[kColumnBlocks], words, weights, 2 * pair);
     }
 #pragma unroll
@@ -235,7 +238,7 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
       const int in_tile = Plan::kTileM - first_row(i) < 16 ? Plan::kTileM - first_row(i) : 16;
       const int rows = work_.m - row < in_tile ? (int)(work_.m - row) : in_tile;
       const Sum(&one)[1][kSumBlocks][4] = reinterpret_cast<const Sum(&)[1][kSumBlocks][4]>(sums[i]);
-      Over::run(epilogue_, shared_ + kRing + 2 * kParts + threadIdx.x / 32 * kOver, row, rows, at.column, columns, one);
+      Over::run(epilogue_, shared_ + Block::kShared + threadIdx.x / 32 * kOver, row, rows, at.column, columns, one);
     }
   }
 
@@ -244,7 +247,7 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
   friend class BlockSums;
   __device__ int split() const { return kSplits > 1 ? group_ / kRowGroups : 0; }
   __device__ __forceinline__ void add_splits(Sum (&sums)[kMatrices][kSumBlocks][4]) {
-    Sum* second = reinterpret_cast<Sum*>(shared_ + kRing + 2 * kParts + kAllOver) + threadIdx.x % kLanes;
+    Sum* second = reinterpret_cast<Sum*>(shared_ + Block::kShared + kAllOver) + threadIdx.x % kLanes;
     sync();
     if (split() == 1) {
 #pragma unroll

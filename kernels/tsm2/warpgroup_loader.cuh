@@ -22,11 +22,12 @@ class WarpgroupLoader {
   template <bool kCopies, bool kPrepares>
   __device__ __forceinline__ void run(long long begin, int units) const {
     const int thread = threadIdx.x % Block::kGroup;
-    UnitReader<Plan, Block::kGroup, Block::kGroup, !Plan::kGram> reader(a_, b_, work_, begin, thread, thread);
+    if constexpr (Plan::kKeepB) keep_b(thread);
+    UnitReader<Plan, Block::kGroup, Block::kGroup, Block::kStreamsB> reader(a_, b_, work_, begin, thread, thread);
     int fetched = 0, free = 0, now = 0;  // units; stages
     auto fetch = [&] {
       unsigned char* stage = shared_ + free * Block::kStage;
-      if (kAddsRows && fetched < units) {
+      if (kAddsRows && !Plan::kKeepB && fetched < units) {
         Block::Weights::template copy<Block::kGroup>(stage + Block::kWeightsAt, weights_ + reader.depth(), thread);
       }
       if (fetched < units) reader.copy(stage);
@@ -44,10 +45,12 @@ class WarpgroupLoader {
       }
       if (kCopies) ptx::cp_async_wait<Plan::kStages - 3>();
       if (kPrepares) {
-        ptx::barrier_sync(Block::landed(place), Block::kLoaders * Block::kGroup);
-        take_apart(shared_ + now * Block::kStage + (Plan::kGram ? 0 : A::kBytes), place, thread);
-        now = Block::next(now);
-        ptx::async_fence();
+        if (!Plan::kKeepB) {
+          ptx::barrier_sync(Block::landed(place), Block::kLoaders * Block::kGroup);
+          take_apart(shared_ + now * Block::kStage + (Plan::kGram ? 0 : A::kBytes), place, thread);
+          now = Block::next(now);
+          ptx::async_fence();
+        }
         for (int group = 0; group < Block::kGroups; ++group) ptx::barrier_arrive(Block::full(place, group), Block::kFull);
       } else {
         ptx::barrier_arrive(Block::landed(place), Block::kLoaders * Block::kGroup);
@@ -58,6 +61,20 @@ class WarpgroupLoader {
 
  private:
   using Parts = typename Unit::Parts;
+
+  // Takes all of B apart, and starts copying the weights of A's rows.
+  __device__ __forceinline__ void keep_b(int thread) const {
+    typename B::template Reader<Block::kGroup> b(b_, thread);
+    b.move_to(0, 0);
+    b.copy(shared_);
+    if constexpr (kAddsRows) Block::Weights::template copy<Block::kGroup>(shared_ + Block::kKeptWeightsAt, weights_, thread);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    ptx::barrier_sync(Block::landed(0), Block::kGroup);
+    take_apart(shared_, 0, thread);
+    ptx::async_fence();
+    ptx::barrier_sync(Block::landed(0), Block::kGroup);
+  }
 
   // Takes a unit's B apart.
   __device__ __forceinline__ void take_apart(const unsigned char* b_tile, int place, int thread) const {

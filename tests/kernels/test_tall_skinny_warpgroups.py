@@ -52,6 +52,12 @@ def plan(dtype, tile_m, tile_n, groups, *, splits=1, loaders=1, job_pairs=2, lin
     )
 
 
+def kept(dtype, tile_m, w, k, groups, *, stages=4):
+    """Return a plan of tiles of whole rows."""
+    blocks = 2 if groups == 1 else 1
+    return WarpgroupPlan(dtype, tile_m, w, k, warps_m=4 * groups, stages=stages, blocks=blocks, keep_b=True, loaders=1)
+
+
 def cases_of(dtype, orders):
     """Tiles that one block has and that several share, ragged edges, gaps between lines; w = 5, 24, 33, 40, 64."""
     yield Case(plan(dtype, 64, 24, 1, job_pairs=4), 150, 300, 24, orders)
@@ -72,6 +78,9 @@ def cases_of(dtype, orders):
     )
     yield Case(plan(dtype, 256, 40, 2, loaders=2), 300, 170, 40, orders, C="strided", beta=-1.0, grid=4)
     yield Case(plan(dtype, 128, 5, 1, line_bytes=64, stages=6), 130, 640, 5, orders, C="wide", grid=9)
+    # TSM2L: B is kept.
+    yield Case(kept(dtype, 128, 64, 32, 2), 700, 32, 64, orders, C="padded", alpha=-0.5, beta=2.0, grid=2)
+    yield Case(kept(dtype, 128, 24, 32, 1, stages=3), 391, 20, 24, orders, (3, 0), C="F", grid=3)
     # TSMTTSM: one tile.
     yield Case(plan(dtype, 40, 33, 1), 40, 900, 33, orders, (8, 0), C="F")
     yield Case(
@@ -133,7 +142,7 @@ def test_a_plan_knows_the_kernels_own_sizes(libraries, case):
 @settings(max_examples=100, deadline=None)
 def test_any_sizes_and_schedule(libraries, case, m, k, grid, seed, copies):
     # A TSMTTSM's m is the tile's. Gaps leave every line where the instance needs it.
-    m = case.m if case.m <= 64 else m
+    m, k = case.m if case.m <= 64 else m, min(k, case.plan.depth) if case.plan.keep_b else k
     instance, multiple = case.instance, 16 // ITEMSIZE[case.plan.dtype]
     lengths = (k if case.orders[0] == "C" else m, case.w if case.orders[1] == "C" else k)
     packed = instance.a_packed, instance.b_packed
