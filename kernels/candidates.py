@@ -159,13 +159,13 @@ def _warpgroups(problem: Problem) -> Iterator[WarpgroupPlan]:
             )
     if problem.shape == "tsm2l" and problem.k > _SHALLOW_FOR_WARPGROUPS:
         # Tiles of whole rows, B kept.
-        for (groups, blocks), rows, stages, job_pairs in product(_GROUPS, (64, 128), (3, 4), (2, 4)):
+        for (multiplying, blocks), rows, stages, job_pairs in product(_GROUPS, (64, 128), (3, 4), (2, 4)):
             yield WarpgroupPlan(
                 problem.dtype,
-                rows * groups,
+                rows * multiplying,
                 problem.w,
                 problem.k,
-                warps_m=4 * groups,
+                warps_m=4 * multiplying,
                 stages=stages,
                 blocks=blocks,
                 keep_b=True,

@@ -1,5 +1,5 @@
-// C (m × n) = A (m × k) · B (k × n) by warpgroups, on Hopper (sm_90a): TSM2R of many columns and TSMTTSM of many rows,
-// where the tensor cores have as much to do as the memory. n is at most 64.
+// C (m × n) = A (m × k) · B (k × n) by warpgroups, on Hopper (sm_90a): TSM2R of many columns, TSM2L of a k of 33 to 64 and
+// TSMTTSM of many rows, where the tensor cores have as much to do as the memory. n is at most 64.
 //
 //              k                  n        The units of work, the operands, sums that blocks share and epilogues are those
 //      ┌────┬────┬────┐        ┌────┐      of tall_skinny.cuh. What differs is who does what in a block, by warpgroups:
@@ -13,6 +13,9 @@
 // They wait for each other at barriers, two of each kind, for even units and for odd ones, as there are two places for
 // the parts of B: `landed` (copied), and for every multiplier `full` (the parts are made) and `empty` (multiplied: the
 // unit's parts and its stage are free).
+//
+// A B that is kept is taken apart once, before the first unit; stages then hold A alone, units are whole tiles, and blocks
+// take them in turn, as in tall_skinny.cuh.
 //
 // A unit is several *jobs*: the products of a matrix of 64 rows with some of the depth. While the tensor cores work on one,
 // the warpgroup loads the next job's words of A and adds up the sums of the last.
