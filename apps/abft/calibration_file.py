@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from tsapps.kernels.device import file_name_of
 __all__ = ["calibration_path", "load_calibration", "save_calibration"]
 
 # Of the file: 1 (which was not written in it) to 3 were of errors relative to other magnitudes; 4 held no sums against
-# what is predicted; 5 knew of no runs; 6 was of runs as the BLAS has them.
-_VERSION = 7
+# what is predicted; 5 knew of no runs; 6 was of runs as the BLAS has them; 7 had not seen 16 bits lose what cancels.
+_VERSION = 8
 
 
 def calibration_path(device_name: str, dtype: str) -> Path:
@@ -52,6 +53,9 @@ def load_calibration(dtype: str, device: int | None = None) -> Calibration:
         depths = tuple(_depth_of(depth) for depth in found.pop("depths"))
         calibration = Calibration(**found, depths=depths)
         wrong = (calibration.device, calibration.dtype) != (name, dtype) or not depths
+        measured = [depth.k for depth in depths]
+        if any(below >= above for below, above in pairwise((0, *measured))):
+            raise ValueError(f"its depths are {measured}; expected ascending numbers, from 1 on")
         # What can be used, throughout.
         for depth in depths:
             for scale in (depth.own, depth.others):

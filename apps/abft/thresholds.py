@@ -102,9 +102,9 @@ def element_error(k: int, dtype: str) -> float:
     return gamma(2 * k + 8, u) + _TRUNCATED
 
 
-def of_products(dtype: str, *, on_gpu: bool) -> float:
-    """Return ρ: what a product adds to walk², in squares of its last place."""
-    return _OF_PARTS if on_gpu and dtype == "float32" else OF_PRODUCTS
+def of_products(dtype: str) -> float:
+    """Return ρ of a GPU: what a product adds to walk², in squares of its last place."""
+    return _OF_PARTS if dtype == "float32" else OF_PRODUCTS
 
 
 def confidence(p: float) -> float:
