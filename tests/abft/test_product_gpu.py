@@ -168,7 +168,7 @@ def kind(plan):
 
 @pytest.mark.parametrize("order", ["CC", "FF"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("m", "k", "w"), [(5000, 33, 16), (1500, 900, 64), (300, 20_000, 8)])
+@pytest.mark.parametrize(("m", "k", "w"), [(5000, 33, 16), (5000, 64, 64), (1500, 900, 64), (300, 20_000, 8)])
 def test_every_kind_of_plan_adds_as_predicted(m, k, w, dtype, order):
     A, B = operands(m, k, w, dtype)
     a, b = (

@@ -35,7 +35,10 @@ def problem_of(dtype, w, *, along=True, b_along=False, k=K, m=M):
 def plan_of(dtype, w, *, kind=Plan, k=K, splits=1, products=3, **lies):
     depth, problem = 64 // ITEMSIZE[dtype] * 2, problem_of(dtype, w, k=k, **lies)
     if kind is WarpgroupPlan:
-        one = WarpgroupPlan(dtype, 128, w, depth, warps_m=8 // splits, warps_k=splits, stages=3)
+        kept = k <= depth
+        one = WarpgroupPlan(
+            dtype, 128, w, depth, warps_m=8 // splits, warps_k=splits, stages=3, keep_b=kept, loaders=2 - kept
+        )
     elif k <= depth:
         one = Plan(dtype, 32, w, k, teams=2, stages=3, keep_b=True, products=products, stretch=4)
     else:
@@ -54,6 +57,7 @@ CASES = [
     *((plan_of(dtype, 12, b_along=True, splits=2), 12, "C", K) for dtype in ("float64", "float32", "bfloat16")),
     *((plan_of(dtype, 24, kind=WarpgroupPlan), 24, "C", K) for dtype in ("float64", "float32", "float16")),
     (plan_of("float32", 9, kind=WarpgroupPlan, splits=2), 9, "F", K),
+    *((plan_of(dtype, 24, kind=WarpgroupPlan, k=13), 24, "C", 13) for dtype in ("float64", "float32", "float16")),
 ]
 
 

@@ -58,7 +58,8 @@ FAULT = np.dtype([("row", "i8"), ("column", "i8"), ("by", "f8")])
 
 def name_of(plan, w, c):
     lies = store_of(plan.dtype, w, c).partition("::")[2].partition("<")[0]
-    return f"{plan.kernel_name}_{plan.dtype}_{plan.tile_m}_{plan.tile_n}_{plan.depth}_{int(plan.a_along)}_{w}_{lies}"
+    sizes, ways = f"{plan.tile_m}_{plan.tile_n}_{plan.depth}", f"{int(plan.a_along)}{int(plan.keep_b)}"
+    return f"{plan.kernel_name}_{plan.dtype}_{sizes}_{ways}_{w}_{lies}"
 
 
 def product_source(plan, w, c):

@@ -45,7 +45,7 @@ def kind(plan):
     shared = plan.teams > 1, plan.warps_m > 1, plan.warps_n > 1, plan.warps_k > 1, plan.prepare_b, plan.fold > 1
     # Of a column stored from a whole tile, lines of up to 128 bytes.
     line = min(plan.tile_m // plan.warps_m, 128 // ITEMSIZE[plan.dtype]) if plan.keep_b else 0
-    return (plan.kernel_name, *shared, line)
+    return (plan.kernel_name, *shared, line, getattr(plan, "loaders", None))
 
 
 def placed(values, order, pad):
