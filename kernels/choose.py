@@ -128,7 +128,7 @@ def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | 
     rows = tuned_table(device.name) if table is None else table
     if (algorithm := _algorithm(rows, problem)) is not None:
         return algorithm
-    pick = _look_up(rows, problem)
+    pick = _look_up(rows, problem, by_warpgroups=any(isinstance(one, WarpgroupPlan) for one in found))
     if pick is None:
         simple = isinstance(found[0], SplitPlan) or problem.k * problem.w <= _SIMPLE
         return (
@@ -240,11 +240,14 @@ def _lies_as_measured(problem: Problem) -> bool:
     return across and gapless and aligned
 
 
-def _look_up(table: Sequence[Mapping[str, Any]], problem: Problem) -> Mapping[str, Any] | None:
+def _look_up(
+    table: Sequence[Mapping[str, Any]], problem: Problem, *, by_warpgroups: bool = True
+) -> Mapping[str, Any] | None:
     """Return the table's row with a pick, for the smallest k and w that hold the problem's, of the nearest sizes.
 
     That the library was faster says nothing of another k or w, nor of a C that lies otherwise, as that of the
-    transposed product: these may take it five times as long.
+    transposed product: these may take it five times as long. Nor does it that warpgroups were, of a k that they do not
+    take.
     """
     own = key_of(problem)
     if problem.dtype == "bfloat16":
@@ -256,6 +259,7 @@ def _look_up(table: Sequence[Mapping[str, Any]], problem: Problem) -> Mapping[st
         if "kernel" in row and row["k"] >= own["k"] and row["w"] >= own["w"]
         if all(row[name] == own[name] for name in same)
         if row["kernel"] != LIBRARY or all(row[name] == own[name] for name in ("k", "w", "c_by_rows"))
+        if by_warpgroups or row["kernel"] != WarpgroupPlan.kernel_name
     ]
 
     def distance(row: Mapping[str, Any]) -> tuple[float, ...]:

@@ -203,6 +203,18 @@ def test_where_the_library_was_faster_says_nothing_of_other_sizes():
     assert choose._look_up(table[:1], problem(10**6, 31, 32)) is None
 
 
+def test_where_warpgroups_were_faster_says_nothing_of_what_they_do_not_take():
+    fast = problem(10**6, 64, 64, "float32")
+    groups = next(one for one in candidates(fast, H200) if isinstance(one, WarpgroupPlan))
+    others = next(one for one in candidates(fast, H200) if type(one) is Plan)
+    table = [row(fast, groups), row(problem(10**7, 64, 64, "float32"), others)]
+    assert plan(fast, H200, table) == groups
+    odd = problem(10**6, 33, 64, "float32")
+    assert not any(isinstance(one, WarpgroupPlan) for one in candidates(odd, H200))
+    taken = plan(odd, H200, table)
+    assert (taken.tile_m, taken.teams, taken.stages) == (others.tile_m, others.teams, others.stages)
+
+
 def test_where_the_library_was_faster_says_nothing_of_a_result_that_lies_otherwise():
     by_rows, by_columns = (problem(10**6, 32, 32, c=c) for c in ("packed", "aligned columns"))
     for one, other in ((by_rows, by_columns), (by_columns, by_rows)):
