@@ -224,7 +224,7 @@ def test_every_distribution_of_the_campaign(of_64, dtype, distribution):
     allowed = bounds.spread * walks(A, B, bounds.walk)
     # Of 320,000 a third of one is expected to be beyond it; five are with probability 2·10⁻⁵.
     assert (off > allowed).sum() < 5
-    # Within twenty times the rounding errors that there are, by their root mean squares; but of 16 bits that cancel, where
-    # an order of which nobody knows it may lose what this one does not: here, few elements are off at all.
+    # Within twenty times the rounding errors that there are, by their root mean squares; but of 16 bits that cancel, of
+    # which tensor cores lose next to nothing, and another order may.
     few = A.itemsize == 2 and distribution == "cancelling"
     assert np.sqrt((allowed**2).mean()) < (200 if few else 20) * np.sqrt((off**2).mean())
