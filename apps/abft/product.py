@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ class Checked:
 
     @cached_property
     def faults(self) -> list[ProductFault]:
-        """The elements that are wrong, by row and column; on a GPU, the first 65,536 that were found."""
+        """The elements that are wrong, by row and column: of more, the first 65,536 that were found."""
         return sorted(ProductFault(*one) for one in self._verdict[2])
 
     @property
@@ -131,8 +132,10 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
     -----
     Found for certain is every element that is off by more than some times what its whole row may be
     (`thresholds.proven`), in practice by much less; also what is not a number, or infinite, where the exact element is
-    neither. Errors in one row that cancel in its checksums are not seen, and an element of A that was wrong as it was
-    read is as wrong in the checksums: `check_product` reads A again.
+    neither, C's dtype holds it and no sum on the way to it may overflow. Elements whose factors are not all finite are
+    not judged. Errors in one row that cancel in its checksums are not seen, nor those below 2 (k + w) of the smallest
+    normal numbers of what is summed in; and an element of A that was wrong as it was read is as wrong in the checksums:
+    `check_product` reads A again.
 
     Source: K.-H. Huang and J. Abraham, "Algorithm-based fault tolerance for matrix operations", IEEE Transactions on
     Computers (1984). That a suspicion is decided by an exact row is ours (docs/notes/abft.md).
@@ -209,12 +212,17 @@ def _judged(
     a: np.ndarray, b: np.ndarray, c: np.ndarray, blocks: list[np.ndarray], bounds: Bounds, *, correct: bool
 ) -> Verdict:
     """Return what is wrong in the rows that are suspected; it is repaired if that is wanted."""
-    rows = np.concatenate([np.empty(0, np.int64), *blocks])
-    faults = list(product_cpu.wrong(a, b, c, rows, bounds))
-    if correct:
-        for row, column, _, value in faults:
-            c[row, column] = value
-    return len(rows), len(faults), faults
+    suspected = np.concatenate([np.empty(0, np.int64), *blocks])
+    listed: list[product_cpu.Wrong] = []
+    n_wrong = 0
+    for rows, columns, found, values in product_cpu.wrong(a, b, c, suspected, bounds):
+        n_wrong += len(rows)
+        room = slice(product_cpu.MOST_LISTED - len(listed))
+        of_each = rows, columns, found, values.astype(np.float64)
+        listed += zip(*(one[room].tolist() for one in of_each), strict=True)
+        if correct:
+            c[rows, columns] = values
+    return len(suspected), n_wrong, listed
 
 
 # --- Checks ---------------------------------------------------------------------------------------------------------
@@ -266,14 +274,20 @@ def _host(X: Any) -> np.ndarray:
 
 def _resolved(threshold: str | float | Calibration, dtype: str, index: int | None) -> str | float | Calibration:
     """Return a threshold that is one, of "statistical" the user's calibration."""
-    if isinstance(threshold, Calibration) or threshold == "statistical":
-        found = load_calibration(dtype, index) if isinstance(threshold, str) else threshold
-        if found.dtype != dtype:
-            raise ValueError(f"the calibration is for {found.dtype}, and A has dtype {dtype}: calibrate for that")
-        return found
-    if threshold != "proven" and (isinstance(threshold, bool | str) or not isinstance(threshold, int | float)):
+    if isinstance(threshold, str) and threshold == "statistical":
+        threshold = load_calibration(dtype, index)
+    if isinstance(threshold, Calibration):
+        if threshold.dtype != dtype:
+            raise ValueError(f"the calibration is for {threshold.dtype}, and A has dtype {dtype}: calibrate for that")
+        return threshold
+    if isinstance(threshold, str) and threshold == "proven":
+        return threshold
+    if isinstance(threshold, bool) or not isinstance(threshold, Real):
         raise ValueError(f"threshold is {threshold!r}; expected 'proven', 'statistical', a number or a calibration")
-    return threshold if isinstance(threshold, str) else float(threshold)
+    try:
+        return float(threshold)
+    except OverflowError as error:
+        raise ValueError("threshold is beyond the largest float64; expected a number that it holds") from error
 
 
 def _bounds_of(k: int, w: int, dtype: str, threshold: str | float | Calibration, *, own: bool) -> Bounds:

@@ -8,9 +8,10 @@ The second weights see what cancels in the first: errors of +δ and −δ in one
 their place, the same on every run.
 
 Products are computed in runs of 256 of their depth, which are added up, and of whole tiles of rows and columns. So
-their order is the same for all sizes, and known, which the statistical threshold stands on (walk.py): by itself a BLAS
-begins anew after some hundreds of products, differently at the end, and has kernels of another order for what is left
-over of rows and columns, for small products and for single rows.
+their order is known, which the statistical threshold stands on (walk.py), and the same for all sizes, by a row's place
+in its tile: OpenBLAS has one order in float64, and two in float32. (Of several threads, it shares out more columns
+than some 64 as it sees fit.) By itself a BLAS begins anew after some hundreds of products, differently at the end, and
+has kernels of another order for what is left over of rows and columns, for small products and for single rows.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,12 +23,14 @@ from tsapps.apps.abft.walk import walks
 
 __all__ = [
     "CHECKS",
+    "MOST_LISTED",
     "RUN",
     "Wrong",
     "check_columns",
     "checked_blocks",
     "exact_rows",
     "random_signs",
+    "rounded",
     "suspected",
     "wrong",
 ]
@@ -45,8 +48,9 @@ _TILE_ROWS, _TILE_COLUMNS, _LARGE, _FEWEST = 48, 8, 1 << 21, 8
 # 2²⁷ + 1, by which a float64 is split into halves of which products are exact (Veltkamp).
 _SPLITTER = 134217729.0
 
-#: Row, column, what was found and what it should be.
+#: Row, column, what was found and what it should be; and how many are listed.
 Wrong = tuple[int, int, float, float]
+MOST_LISTED = 1 << 16
 
 
 def random_signs(k: int, n: int) -> np.ndarray:
@@ -84,31 +88,36 @@ def check_columns(B: np.ndarray, bounds: Bounds) -> np.ndarray:
 def multiply(A: np.ndarray, B: np.ndarray) -> np.ndarray:
     """Return the product of a block of rows and all columns, both in the type that is summed in.
 
-    Rows that are no whole tile are multiplied with those before them once more, and few rows with zeros.
+    Rows that are no whole tile are multiplied once more with whole tiles before them, and filled up with zeros.
     """
     (m, k), columns = A.shape, B.shape[1]
     least, whole = _least_rows(k, columns), m // _TILE_ROWS * _TILE_ROWS
-    product = np.empty((m, columns), A.dtype)
-    for begin, first, end in ((0, 0, whole), (m - least, whole, m)) if m >= least else ((0, 0, m),):
-        if first < end:
-            product[first:end] = _in_runs(A[begin:end], B, least)[first - begin :]
+    product = np.zeros((m, columns), A.dtype)
+    if whole >= least:
+        _multiply_runs(product[:whole], A[:whole], B)
+    else:
+        whole = 0
+    if whole < m:
+        begin = max(0, whole + _TILE_ROWS - least)
+        rest = np.zeros((max(least, _TILE_ROWS), columns), A.dtype)
+        _multiply_runs(rest, A[begin:], B)
+        product[whole:] = rest[whole - begin : m - begin]
     return product
 
 
-def _in_runs(A: np.ndarray, B: np.ndarray, least: int) -> np.ndarray:
-    """Return A · B, added up run by run, of `least` rows and more."""
-    m, k = A.shape
-    few = np.zeros((least, min(k, RUN)), A.dtype) if m < least else None
-    total = np.zeros((m, B.shape[1]), A.dtype)
+def _multiply_runs(product: np.ndarray, A: np.ndarray, B: np.ndarray) -> None:
+    """Write A · B, added up run by run, to zeros of as many rows or more."""
+    few = np.zeros((len(product), min(A.shape[1], RUN)), A.dtype) if len(A) < len(product) else None
     with np.errstate(over="ignore", invalid="ignore"):
-        for first in range(0, k, RUN):
+        for first in range(0, A.shape[1], RUN):
             run = A[:, first : first + RUN]
             if few is not None:
-                few[:m, : run.shape[1]] = run
+                few[: len(A), : run.shape[1]] = run
                 run = few[:, : run.shape[1]]
-            sums = (run @ B[first : first + RUN])[:m]
-            total = total + sums if first else sums
-    return total
+            if first:
+                product += run @ B[first : first + RUN]
+            else:
+                np.matmul(run, B[:RUN], out=product)
 
 
 def _whole(size: int, tile: int) -> int:
@@ -139,7 +148,7 @@ def checked_blocks(
     columns = _whole(w + CHECKS, _TILE_COLUMNS)
     extended = np.zeros((k, columns), work)
     extended[:, :w], extended[:, w : w + CHECKS] = B[:, :w], check_columns(B, bounds)
-    rows = max(_TILE_ROWS, _BLOCK_BYTES // (extended.itemsize * max(1, k)) // _TILE_ROWS * _TILE_ROWS)
+    rows = max(_TILE_ROWS, _BLOCK_BYTES // (extended.itemsize * (k + columns)) // _TILE_ROWS * _TILE_ROWS)
     for first in range(0, m, rows):
         end = min(m, first + rows)
         carried = multiply(A[first:end].astype(work, copy=False), extended)
@@ -178,16 +187,22 @@ def exact_rows(A: np.ndarray, B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the product of a few rows as exactly as float64 holds it, and Σ|ab|, each (rows, w) float64.
 
     Of float64, products and sums are kept with what they lose (T. Ogita, S. Rump and S. Oishi, Accurate sum and dot
-    product, 2005), by a tree of sums.
+    product, 2005), by a tree of sums. B may have been converted to float64 before.
     """
-    a, b = A.astype(np.float64), B.astype(np.float64)
+    a, b = A.astype(np.float64, copy=False), B.astype(np.float64, copy=False)
     with np.errstate(all="ignore"):
         magnitude = abs(a) @ abs(b)
         if A.dtype != np.float64:
             return a @ b, magnitude
-        step = max(1, _EXACT_BYTES // (8 * max(1, b.size)))
-        blocks = [_twofold(a[first : first + step], b) for first in range(0, len(a), step)]
-        return np.concatenate([np.empty((0, b.shape[1])), *blocks]), magnitude
+        exact, (k, w) = np.empty_like(magnitude), b.shape
+        # What is kept of every product: of few columns and rows at a time.
+        columns = max(1, min(w, _EXACT_BYTES // (8 * max(1, k))))
+        rows = max(1, _EXACT_BYTES // (8 * max(1, k * columns)))
+        for column in range(0, w, columns):
+            for row in range(0, len(a), rows):
+                part = slice(row, row + rows), slice(column, column + columns)
+                exact[part] = _twofold(a[part[0]], b[:, part[1]])
+        return exact, magnitude
 
 
 def _twofold(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -219,26 +234,59 @@ def _lost_of_product(x: np.ndarray, y: np.ndarray, product: np.ndarray) -> np.nd
     return x_low * y_low - (((product - x_high * y_high) - x_low * y_high) - x_high * y_low)
 
 
-def wrong(A: np.ndarray, B: np.ndarray, C: np.ndarray, rows: Iterable[int], bounds: Bounds) -> Iterator[Wrong]:
-    """Yield the elements of some rows of C that are wrong, in order, and what they should be.
+def wrong(
+    A: np.ndarray, B: np.ndarray, C: np.ndarray, rows: Iterable[int], bounds: Bounds
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield the elements of some rows of C that are wrong, a block of rows after another.
 
-    Where the exact element is not finite, or beyond what is summed in, or C's dtype does not hold it, nothing that is
-    not finite is called wrong.
+    An element is not judged where the exact one is not finite: where a factor is not, or the sum is beyond float64. One
+    that is not finite itself is judged only where no sum on the way may overflow, and C's dtype holds the exact one.
+
+    Yields
+    ------
+    rows, columns : numpy.ndarray of shape (wrong,), int64
+        In order.
+    found : numpy.ndarray of shape (wrong,), float64
+    values : numpy.ndarray of shape (wrong,)
+        What they should be: the exact elements, rounded to C's dtype.
     """
-    every = np.asarray(list(rows), np.int64)
-    step = max(1, _JUDGED_BYTES // (8 * max(1, A.shape[1])))
+    every, wide = np.asarray(list(rows), np.int64), B.astype(np.float64, copy=False)
+    step = max(1, _JUDGED_BYTES // (8 * max(1, sum(B.shape))))
     for first in range(0, len(every), step):
         some = every[first : first + step]
-        exact, magnitude = exact_rows(A[some], B)
-        walk = walks(A[some], B, bounds.walk) if bounds.spread else np.zeros_like(exact)
-        with np.errstate(all="ignore"):
-            found = C[some].astype(np.float64)
-            allowed = bounds.magnitude * magnitude + bounds.spread * walk + bounds.absolute
-            # What is rounded is the sum, not the exact element.
-            allowed += bounds.rounding * (abs(exact) + allowed) + bounds.rounding_absolute
-            judged = np.isfinite(exact) & (
-                np.isfinite(found) | ((magnitude < bounds.largest_sum) & (abs(exact) + allowed < bounds.largest))
-            )
-            for i, j in np.argwhere(judged & ~(abs(found - exact) <= allowed)):
-                value = C.dtype.type(exact[i, j])
-                yield int(some[i]), int(j), float(found[i, j]), float(value)
+        i, columns, found, exact = _wrong_of(A[some], wide, C[some], bounds)
+        yield some[i], columns, found, rounded(exact, C.dtype)
+
+
+def _wrong_of(
+    A: np.ndarray, B: np.ndarray, C: np.ndarray, bounds: Bounds
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return where elements of a block of rows are wrong, what they are, and the exact ones."""
+    exact, magnitude = exact_rows(A, B)
+    walk = walks(A, B, bounds.walk) if bounds.spread else 0.0
+    with np.errstate(all="ignore"):
+        found = C.astype(np.float64)
+        allowed = bounds.magnitude * magnitude + bounds.spread * walk + bounds.absolute
+        # What is rounded is the sum, not the exact element.
+        allowed += bounds.rounding * (abs(exact) + allowed) + bounds.rounding_absolute
+        judged = np.isfinite(exact) & (
+            np.isfinite(found) | ((magnitude < bounds.largest_sum) & (abs(exact) + allowed < bounds.largest))
+        )
+        i, j = np.nonzero(judged & ~(abs(found - exact) <= allowed))
+    return i, j, found[i, j], exact[i, j]
+
+
+def rounded(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return float64 rounded to a dtype once.
+
+    bfloat16 comes by way of float32, in which what was cut off is kept as an odd last bit, so that nothing that is
+    above the middle of two neighbours looks like it.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        if dtype.name != "bfloat16":
+            return x.astype(dtype)
+        cut = x.astype(np.float32)
+        beyond = abs(cut.astype(np.float64)) > abs(x)
+        cut[beyond] = np.nextafter(cut[beyond], np.float32(0))
+        cut.view(np.uint32)[...] |= cut != x
+        return cut.astype(dtype)

@@ -18,7 +18,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from tsapps.apps.abft.product_cpu import Wrong
+from tsapps.apps.abft.product_cpu import MOST_LISTED, Wrong
 from tsapps.apps.abft.product_plan import (
     COUNTS_BYTES,
     JUDGED,
@@ -59,8 +59,8 @@ _FOLDER = Path(__file__).resolve().parent
 _THREADS = 256
 # Blocks a multiprocessor, of what compares, of what judges, and of what predicts all elements.
 _COMPARING, _JUDGING, _PREDICTING = 8, 2, 4
-# Faults that are listed; and rows that are suspected, of which a 64th of C's or so many are.
-_LISTED, _FEW = 1 << 16, 1 << 14
+# Rows that are suspected and listed, if that is more than a 64th of C's.
+_FEW = 1 << 14
 # Lanes that share a row where it is contiguous, and where columns are.
 _OF_ROW, _OF_COLUMNS = 8, 1
 
@@ -80,7 +80,7 @@ class _Check:
         self.capacity = min(m, max(_FEW, m // 64))
         itemsize, at = summed(a.dtype).itemsize, COUNTS_BYTES
         self._at = {"counts": 0}
-        lists = ("wrong", _LISTED * WRONG.itemsize), ("suspects", SUSPECT_BYTES * self.capacity)
+        lists = ("wrong", MOST_LISTED * WRONG.itemsize), ("suspects", SUSPECT_BYTES * self.capacity)
         for name, size in (*lists, ("x", itemsize * padded), ("y", itemsize * k)):
             self._at[name] = at = -(-at // 16) * 16
             at += size
@@ -125,7 +125,7 @@ class _Check:
         of, look = self._judged.copy(), self._look.copy()
         of["A_data"], of["B_data"], of["C_data"] = a.pointer, b.pointer, c.pointer
         look["x"], look["y"] = (self.address(memory, name) for name in "xy")
-        listed = self.address(memory, "wrong"), np.uint64(_LISTED)
+        listed = self.address(memory, "wrong"), np.uint64(MOST_LISTED)
         judged = of[()], look[()], suspects, self._limits, self._order, np.bool_(correct), *listed
         self._judge((_JUDGING * self._multiprocessors,), (_THREADS,), judged)
         done = cupy.cuda.Event(disable_timing=True)
@@ -136,7 +136,7 @@ class _Check:
                 done.synchronize()
                 _, confirmed, n_wrong = memory[:COUNTS_BYTES].get().view(np.uint64).tolist()
                 begin = self._at["wrong"]
-                end = begin + min(n_wrong, _LISTED) * WRONG.itemsize
+                end = begin + min(n_wrong, MOST_LISTED) * WRONG.itemsize
                 found = memory[begin:end].get().view(WRONG).tolist() if n_wrong else []
                 return confirmed, n_wrong, [tuple(one) for one in found]
 

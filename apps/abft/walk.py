@@ -25,6 +25,7 @@ N. Higham and T. Mary, "Stochastic rounding and its probabilistic backward error
 """
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -56,6 +57,11 @@ class Walk:
     products: float = OF_PRODUCTS
     accumulators: int = 1
     run: int | None = None
+
+    def __post_init__(self) -> None:
+        runs = self.run is None or (isinstance(self.run, int) and self.run >= 1)
+        if not (0 <= self.products < inf and isinstance(self.accumulators, int) and self.accumulators >= 1 and runs):
+            raise ValueError(f"{self}: expected products of at least 0, and whole accumulators and runs of at least 1")
 
     def of_random(self, k: int) -> float:
         """Return walk² of k products in no order, in squares of what their sum is in the middle."""
@@ -130,14 +136,16 @@ def _walk(a: np.ndarray, b: np.ndarray, walk: Walk, *, exact: bool) -> np.ndarra
             if step >= runs[-1]:
                 square += lost(total, grain_of_total) ** 2
             of_all[:, :, -1], grains_of_all[:, -1] = 0, np.inf
-    # Squares of what is very large or small are lost; no partial sum is larger than Σ|ab|.
+    # Squares of what is very large or small are lost. No sum is larger than Σ|ab|: not an accumulator's after each
+    # product, nor where they are added up, and what they have to the total, after each product at most.
     held = (magnitude > _HELD[0]) & (magnitude < _HELD[1])
-    walked = np.where(held, np.sqrt(square), np.sqrt((1 + products) * k) * magnitude)
+    additions = walk.accumulators + (walk.run is not None)
+    walked = np.where(held, np.sqrt(square), np.sqrt((additions + products) * k) * magnitude)
     return np.where(exact & (magnitude < _PLACES * finest), 0.0, walked)
 
 
 def _power(x: np.ndarray) -> np.ndarray:
-    """Return the greatest power of two that is no larger than |x|; 0 of 0."""
+    """Return the greatest power of two that is no larger than |x|; 0 of what is below the normal numbers."""
     return (x.view(np.int64) & 0x7FF0000000000000).view(np.float64)
 
 
