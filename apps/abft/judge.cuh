@@ -46,6 +46,17 @@ __device__ __forceinline__ double lost_of_sum(double x, double y, double total) 
   return (x - (total - back)) + (y - back);
 }
 
+// A double as an element, rounded once: 16 bits come by way of a float that is cut off, and odd if anything was.
+template <typename T>
+__device__ __forceinline__ T rounded(double x) {
+  if constexpr (sizeof(T) == 2) {
+    const float cut = __double2float_rz(x);
+    return tsm2::Element<T>::from(cut == x ? cut : __uint_as_float(__float_as_uint(cut) | 1));
+  } else {
+    return (T)x;
+  }
+}
+
 template <typename T>
 struct Judged {
   Matrix<const T> A, B;
@@ -259,7 +270,7 @@ __global__ void __launch_bounds__(kJudgeThreads, 2)
       }
       if (lane != 0) continue;
       T& element = of.C(row, column);
-      const T right = tsm2::Element<T>::from((decltype(tsm2::Element<T>::value(T())))value);
+      const T right = rounded<T>(value);
       const double found = wide(element);
       if (is_known ? found == wide(right) : !bounds.exclude(found, value, sum, walk)) continue;
       const unsigned long long listed = atomicAdd(&suspects.counts->wrong, 1ull);

@@ -334,6 +334,17 @@ def test_compare_and_judge(dtype, w, order):
     assert_right(check, C)
 
 
+@pytest.mark.parametrize(("dtype", "place"), [("float16", 2.0**-10), ("bfloat16", 2.0**-7)])
+def test_repairs_are_rounded_once(dtype, place):
+    # Just above the middle of 1 and its neighbour, and just below; float32 does not tell them from it.
+    A = np.array([[1, place / 2, 2.0**-24], [1, place / 2, -(2.0**-24)], [-1, -place / 2, -(2.0**-24)]], DTYPES[dtype])
+    B = np.array([[1], [1], [2.0**-14]], DTYPES[dtype])
+    check, C = Check(A, B, dtype, thresholds.proven(3, 1, dtype)), np.full((3, 1), 9, DTYPES[dtype])
+    check.suspect_all()
+    assert [one[3] for one in check.judge(C)[0]] == [1 + place, 1, -1 - place]
+    assert C.tolist() == [[1 + place], [1], [-1 - place]]
+
+
 def test_judged_as_on_the_cpu():
     rng = np.random.default_rng(3)
     A, B = rng.standard_normal((40, 77)), rng.standard_normal((77, 6))

@@ -143,3 +143,7 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
 inline float __saturatef(float value) { return value > 0 ? std::min(value, 1.0f) : 0.0f; }  // of no number, 0
 inline int __float2int_rn(float value) { return (int)std::lrintf(value); }
 inline long long __double2ll_rn(double value) { return std::llrint(value); }
+inline float __double2float_rz(double value) {
+  const float nearest = (float)value;
+  return std::abs((double)nearest) > std::abs(value) ? std::nextafter(nearest, 0.0f) : nearest;
+}
