@@ -99,7 +99,7 @@ def multiply(A: np.ndarray, B: np.ndarray) -> np.ndarray:
         whole = 0
     if whole < m:
         begin = max(0, whole + _TILE_ROWS - least)
-        rest = np.zeros((max(least, _TILE_ROWS), columns), A.dtype)
+        rest = np.zeros((least, columns), A.dtype)
         _multiply_runs(rest, A[begin:], B)
         product[whole:] = rest[whole - begin : m - begin]
     return product

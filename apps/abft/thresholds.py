@@ -209,9 +209,10 @@ def _row_error(w: int, dtype: str, of_sum: float) -> float:
 def proven(k: int, w: int, dtype: str) -> Bounds:
     """Return the bounds that rounding never exceeds: nothing is called wrong that it explains.
 
-    An element that is wrong by more than 4.3 `row` · S_i is in a row that is suspected for certain, as d_i, by weights
-    of 0.48 or more, is then off by more than `row` · S_i beside its own rounding; in practice by a small part of that,
-    as q_i is √(Σ_l (a_il s_l)²).
+    An element that is wrong by more than 4.3 (`row` · S_i + `row_absolute`) is in a row that is suspected for certain,
+    as d_i, by weights of 0.48 or more, is then off by more than what is in brackets beside its own rounding; in
+    practice by a small part of that, as q_i is √(Σ_l (a_il s_l)²). `row_absolute` is what is lost below the normal
+    numbers of what is summed in, 2 (k + w) times the smallest of them.
 
     Parameters
     ----------
