@@ -18,8 +18,9 @@ rounded to 16 bits; cuBLAS was seen to add up one product after another, and lon
 tensor cores cut off sums of halves, which of positive data is a drift that grows as the depth. It is measured beside,
 of sums that are added up so.
 
-A BLAS may have several accumulators, which take products in turn; by what data that cancel in pairs then lose, e would
-be tens of times what others need. So the CPU's walk is the one, of several, by which the threshold is the least.
+A BLAS may have several accumulators, which take products in turn, and in some rows others than in others; by what data
+that cancel in pairs then lose, e would be tens of times what others need. So the CPU's walk is the one, of several, by
+which the threshold is the least.
 Products that others computed are of no order that is known: their walk and e are those of the BLAS's sums and of sums
 one after another together.
 
@@ -53,8 +54,9 @@ __all__ = [
 DEPTHS = (16, 64, 256, 1024, 4096)
 # Columns of a product that is measured; how many elements say something of a distribution; and the tail's share.
 _COLUMNS, _FEWEST, _TAIL = 16, 64, 1 / 256
-# Accumulators that a BLAS is tried for; rows of the products by which it is, and the confidence of their tails.
-_ACCUMULATORS, _TRIED, _LEVEL_TRIED = (1, 2, 4), 64, 0.5
+# Accumulators that a BLAS is tried for, by the orders that it may have; rows of the products by which it is, and the
+# confidence of their tails.
+_ACCUMULATORS, _TRIED, _LEVEL_TRIED = ((1,), (2,), (4,), (1, 2), (1, 2, 4)), 64, 0.5
 # The depths of products by which walks are chosen, for all depths.
 _CHOSEN_AT = (256, 1024)
 # What the CPU is called.

@@ -70,5 +70,9 @@ def load_calibration(dtype: str, device: int | None = None) -> Calibration:
 
 
 def _depth_of(written: dict[str, Any]) -> Depth:
-    scales = {name: Scale(**(written[name] | {"walk": Walk(**written[name]["walk"])})) for name in ("own", "others")}
-    return Depth(**(written | scales))
+    return Depth(**(written | {name: _scale_of(written[name]) for name in ("own", "others")}))
+
+
+def _scale_of(written: dict[str, Any]) -> Scale:
+    walk = written["walk"]
+    return Scale(**(written | {"walk": Walk(**(walk | {"accumulators": tuple(walk["accumulators"])}))}))

@@ -11,7 +11,7 @@ mean of three, of sums that begin anew after 32 products, after 512, and never.
 
 On a CPU runs of products are added up, and then to a total (product_cpu.py): that addition counts, too. And a BLAS may
 have several accumulators, which take products in turn: each is then a sum by itself, of every q-th product, and they
-are added up at the end of a run.
+are added up at the end of a run. Where it has one q in some places and another in others, walk is the largest of them.
 
 ρ is 2: within a few products, their order may be any. It may be 0 of a BLAS whose order is known and whose products are
 not rounded, and is more than 2 where the tensor cores make a product of float32 of three, of parts that are cut off.
@@ -48,19 +48,20 @@ class Walk:
     ----------
     products : float
         ρ: what a product adds, in squares of its last place.
-    accumulators : int
-        q: how many take products in turn; on a GPU 1.
+    accumulators : tuple of int
+        q: how many take products in turn, of each order that there may be; on a GPU 1.
     run : int or None
         After how many products what they have is added to a total, and they begin anew; None is not known, as on a GPU.
     """
 
     products: float = OF_PRODUCTS
-    accumulators: int = 1
+    accumulators: tuple[int, ...] = (1,)
     run: int | None = None
 
     def __post_init__(self) -> None:
-        runs = self.run is None or (isinstance(self.run, int) and self.run >= 1)
-        if not (0 <= self.products < inf and isinstance(self.accumulators, int) and self.accumulators >= 1 and runs):
+        whole = (*self.accumulators, *(() if self.run is None else (self.run,)))
+        counted = self.accumulators and all(isinstance(one, int) and one >= 1 for one in whole)
+        if not (counted and 0 <= self.products < inf):
             raise ValueError(f"{self}: expected products of at least 0, and whole accumulators and runs of at least 1")
 
     def of_random(self, k: int) -> float:
@@ -68,7 +69,7 @@ class Walk:
         if self.run is None:
             return k / 6 + self.products / 2
         run = max(1, min(self.run, k))
-        return (run / self.accumulators + k / run + self.products) / 2
+        return (run / min(self.accumulators) + k / run + self.products) / 2
 
 
 #: Of sums of which nothing is known.
@@ -81,18 +82,21 @@ def walks(A: np.ndarray, B: np.ndarray, walk: Walk = ANY_WALK) -> np.ndarray:
     step, exact = max(1, _WALKING // max(1, b.shape[1])), A.itemsize == 2
     with np.errstate(all="ignore"):
         starts = range(0, len(a), step)
-        blocks = [_walk(a[first : first + step], b, walk, exact=exact) for first in starts]
+        blocks = [
+            np.maximum.reduce([_walk(a[first : first + step], b, walk, q, exact=exact) for q in walk.accumulators])
+            for first in starts
+        ]
     return np.concatenate([np.empty((0, b.shape[1])), *blocks])
 
 
-def _walk(a: np.ndarray, b: np.ndarray, walk: Walk, *, exact: bool) -> np.ndarray:
-    """Return the walks of a block; `exact` is whether products are exact in what they are summed in."""
+def _walk(a: np.ndarray, b: np.ndarray, walk: Walk, q: int, *, exact: bool) -> np.ndarray:
+    """Return the walks of a block by q accumulators; `exact`: whether products are, in what they are summed in."""
     shape, k, products = (len(a), b.shape[1]), a.shape[1], walk.products
     runs = (*_ANY_RUNS, k) if walk.run is None else (walk.run,)
     # Of each accumulator partial sums, the lowest and the highest since they began, by the run; and what they are
     # multiples of. Beside them the total of what the last run's accumulators had.
-    of_all = np.zeros((walk.accumulators, 3, len(runs), *shape))
-    grains_of_all = np.full((walk.accumulators, len(runs), *shape), np.inf)
+    of_all = np.zeros((q, 3, len(runs), *shape))
+    grains_of_all = np.full((q, len(runs), *shape), np.inf)
     total, grain_of_total = np.zeros(shape), np.full(shape, np.inf)
     square, magnitude, finest = np.zeros(shape), np.zeros(shape), np.full(shape, np.inf)
     left, right = _last_place(a), _last_place(b)
@@ -109,10 +113,10 @@ def _walk(a: np.ndarray, b: np.ndarray, walk: Walk, *, exact: bool) -> np.ndarra
 
     for step in range(k):
         product = a[:, step, np.newaxis] * b[step]
-        sums, lowest, highest = partial = of_all[step % walk.accumulators]
-        grains = grains_of_all[step % walk.accumulators]
+        sums, lowest, highest = partial = of_all[step % q]
+        grains = grains_of_all[step % q]
         for i, run in enumerate(runs):
-            if step % run < walk.accumulators:
+            if step % run < q:
                 partial[:, i], grains[i] = 0, np.inf
         sums += product
         np.minimum(lowest, sums, out=lowest)
@@ -139,7 +143,7 @@ def _walk(a: np.ndarray, b: np.ndarray, walk: Walk, *, exact: bool) -> np.ndarra
     # Squares of what is very large or small are lost. No sum is larger than Σ|ab|: not an accumulator's after each
     # product, nor where they are added up, and what they have to the total, after each product at most.
     held = (magnitude > _HELD[0]) & (magnitude < _HELD[1])
-    additions = walk.accumulators + (walk.run is not None)
+    additions = q + (walk.run is not None)
     walked = np.where(held, np.sqrt(square), np.sqrt((additions + products) * k) * magnitude)
     return np.where(exact & (magnitude < _PLACES * finest), 0.0, walked)
 

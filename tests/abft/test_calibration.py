@@ -37,7 +37,9 @@ def _own_cache(tmp_path, monkeypatch):
 def some(dtype="float32", **change):
     given = {"device": "cpu", "dtype": dtype, "p": 1e-6, "confidence": 0.99}
     depths = tuple(
-        Depth(k, 100, Scale(Walk(0.0, 2, 256), own, 1e-7, own, 1e-7), Scale(Walk(), others, 1e-7, 1e-7, others), True)
+        Depth(
+            k, 100, Scale(Walk(0.0, (1, 2), 256), own, 1e-7, own, 1e-7), Scale(Walk(), others, 1e-7, 1e-7, others), True
+        )
         for k, own, others in ((10, 2e-7, 5e-7), (100, 3e-7, 6e-7))
     )
     return Calibration(**(given | {"depths": depths} | change))
@@ -49,7 +51,7 @@ def test_error_of_a_depth_by_hand():
     assert found.error(1000) == pytest.approx(3e-7 * sqrt(10))
     assert [found.error(k, own=False) for k in (1, 11)] == [5e-7, 6e-7]
     assert found.error(1000, own=False) == pytest.approx(6e-7 * sqrt(10))
-    assert [found.bounds(50, 8, own=own).walk for own in (True, False)] == [Walk(0.0, 2, 256), Walk()]
+    assert [found.bounds(50, 8, own=own).walk for own in (True, False)] == [Walk(0.0, (1, 2), 256), Walk()]
 
 
 @pytest.mark.parametrize(("dtype", "products"), [("float32", 25), ("float64", 2), ("float16", 2)])
@@ -89,16 +91,18 @@ def one_after_another(A, B):
     return total
 
 
-@pytest.mark.parametrize("accumulators", [1, 2, 4])
+@pytest.mark.parametrize("accumulators", [(1,), (2,), (4,), (1, 2)])
 def test_the_order_of_a_blas_is_found(monkeypatch, accumulators):
-    """Of one that adds up each run by several accumulators in turn."""
+    """Of one that adds up each run by several accumulators in turn, and others in other rows."""
 
     def multiply(A, B):
         total = np.zeros((len(A), B.shape[1]), A.dtype)
         for first in range(0, A.shape[1], product_cpu.RUN):
             chunk = slice(first, first + product_cpu.RUN)
-            a, b = A[:, chunk], B[chunk]
-            total += sum(one_after_another(a[:, i::accumulators], b[i::accumulators]) for i in range(accumulators))
+            for place, q in enumerate(accumulators):
+                rows = slice(place, None, len(accumulators))
+                a, b = A[rows, chunk], B[chunk]
+                total[rows] += sum(one_after_another(a[:, i::q], b[i::q]) for i in range(q))
         return total
 
     monkeypatch.setattr(product_cpu, "multiply", multiply)

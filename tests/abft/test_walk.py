@@ -39,6 +39,10 @@ class Sums:
 
 def walk_of(row, column, kind):
     """Return the walk of one element, by whole numbers."""
+    return max(walk_by(row, column, kind, q) for q in kind.accumulators)
+
+
+def walk_by(row, column, kind, q):
     products = [Fraction(float(x)) * Fraction(float(y)) for x, y in zip(row, column, strict=True)]
     # In lowest terms a denominator is a power of two.
     places = [Fraction(one.numerator & -one.numerator, one.denominator) if one else None for one in products]
@@ -48,8 +52,8 @@ def walk_of(row, column, kind):
     sums, k = Sums(exact=row.itemsize == 2), len(products)
     runs = (32, 512, k) if kind.run is None else (kind.run,)
     ends = {}
-    for mine in range(kind.accumulators):
-        turn = range(mine, k, kind.accumulators)
+    for mine in range(q):
+        turn = range(mine, k, q)
         until = [Fraction(0), *accumulate(products[i] for i in turn)]
         for run in runs:
             begin, grain = 0, float("inf")
@@ -66,7 +70,7 @@ def walk_of(row, column, kind):
     total, grain_of_total = Fraction(0), float("inf")
     for number in range(-(-k // runs[-1])):
         together, grain = Fraction(0), float("inf")
-        for mine in range(kind.accumulators):
+        for mine in range(q):
             one, other = ends.get((number, mine), (Fraction(0), float("inf")))
             together, grain = together + one, min(grain, other)
             grain = sums.add(together, grain) if mine else grain
@@ -76,7 +80,15 @@ def walk_of(row, column, kind):
 
 
 @pytest.mark.parametrize(
-    "given", [{"products": -1.0}, {"products": np.nan}, {"accumulators": 0}, {"run": 0}, {"run": 2.5}]
+    "given",
+    [
+        {"products": -1.0},
+        {"products": np.nan},
+        {"accumulators": ()},
+        {"accumulators": (1, 0)},
+        {"run": 0},
+        {"run": 2.5},
+    ],
 )
 def test_walks_that_are_none(given):
     with pytest.raises(ValueError, match="expected products of at least 0, and whole accumulators"):
@@ -100,10 +112,12 @@ def test_a_walk_by_hand():
 @pytest.mark.parametrize(
     ("kind", "square"),
     [
-        (Walk(0.0, 1, 9), 4 + 16 + 16 + 16),  # 3, 4, 5, 7
-        (Walk(0.0, 1, 2), 4 + 16 + 1 + 4 + 16),  # 3, 4; 1, 3; 4 + 3
-        (Walk(0.0, 2, 4), 4 + 1 + 16 + 4 + 16),  # 3, 4 and 1, 3; 4 + 3
-        (Walk(0.0, 2, 2), 4 + 1 + 16 + 1 + 4 + 4 + 16),  # 3 and 1, 3 + 1; 1 and 2, 1 + 2; 4 + 3
+        (Walk(0.0, (1,), 9), 4 + 16 + 16 + 16),  # 3, 4, 5, 7
+        (Walk(0.0, (1,), 2), 4 + 16 + 1 + 4 + 16),  # 3, 4; 1, 3; 4 + 3
+        (Walk(0.0, (2,), 4), 4 + 1 + 16 + 4 + 16),  # 3, 4 and 1, 3; 4 + 3
+        (Walk(0.0, (2,), 2), 4 + 1 + 16 + 1 + 4 + 4 + 16),  # 3 and 1, 3 + 1; 1 and 2, 1 + 2; 4 + 3
+        (Walk(0.0, (1, 2), 2), 46),  # the larger of 41 and 46
+        (Walk(0.0, (2, 1), 4), 52),
     ],
 )
 def test_runs_and_accumulators_by_hand(kind, square):
@@ -112,7 +126,15 @@ def test_runs_and_accumulators_by_hand(kind, square):
 
 @pytest.mark.parametrize(
     "kind",
-    [Walk(), Walk(25.0), Walk(2.0, 2), Walk(0.0, 1, 2000), Walk(2.0, 1, 100), Walk(0.0, 2, 64), Walk(2.0, 4, 50)],
+    [
+        Walk(),
+        Walk(25.0),
+        Walk(2.0, (2,)),
+        Walk(0.0, (1,), 2000),
+        Walk(2.0, (1,), 100),
+        Walk(0.0, (1, 2), 64),
+        Walk(2.0, (4,), 50),
+    ],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_walks_against_fractions(dtype, kind):
@@ -141,7 +163,7 @@ def test_sums_that_do_not_walk_are_exact_in_any_order(dtype, k):
 
 
 @pytest.mark.parametrize("k", [1, 2, 40])
-@pytest.mark.parametrize("kind", [Walk(), Walk(0.0, 4, 1), Walk(2.0, 4, 256)])
+@pytest.mark.parametrize("kind", [Walk(), Walk(0.0, (4,), 1), Walk(2.0, (4,), 256)])
 @pytest.mark.parametrize("scale", [2.0**-530, 2.0**-482, 2.0**-260, 2.0**260, 2.0**500])
 def test_walks_of_what_has_no_squares(scale, kind, k):
     A, B = operands(5, k, 3, "float64")
