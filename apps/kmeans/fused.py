@@ -9,7 +9,8 @@ features and few centres are multiplied from X itself, in the time of reading it
 by tensor cores, with the same kind of bound (`few_products.cuh`): as float16, or 16 bits as they lie.
 
 What it cannot do it leaves to `CublasEngine`: many centres on GPUs other than Hopper's, X that does not fit the GPU,
-and small data, where scikit-learn's own rounding decides.
+small data in float64, where scikit-learn's own rounding decides, and single passes over small data, which are over
+before a copy of X would be made.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ from tsapps.apps.kmeans.fused_plan import (
 from tsapps.apps.kmeans.fused_seeding import draw_plus_plus
 from tsapps.apps.kmeans.fused_step import FewCentres, ManyCentres, Step, integers_of
 from tsapps.apps.kmeans.rows import ArrayRows, Rows
+from tsapps.apps.kmeans.seeding import is_small
 from tsapps.apps.kmeans.shadow import Shadow
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan import Plan
@@ -44,8 +46,6 @@ __all__ = ["FusedEngine"]
 
 T = TypeVar("T")
 
-#: Bytes of X below which the labels are left to `CublasEngine`: they follow scikit-learn's own rounding there.
-LEAST_BYTES = 32 << 20
 # What 32 bits number, with a warpgroup's tiles past the end; what a row's norm is summed over in float32 (shadow.cuh).
 _MOST_SAMPLES, _MOST_FEATURES = 2**32 - 128, 2**18
 _LEAST_CAPABILITY = 8.0
@@ -64,7 +64,7 @@ class FusedEngine(CublasEngine):
     source, dtype, sample_weight, index
         As for `CublasEngine`.
     always : bool
-        Whether small data is served too.
+        Whether small data is served too, in float64 and in single passes.
     precision : {"exact", "tf32"}
         Whether labels of float32 data that is copied to float16 are proved; see `Shadow`.
     bounds : bool
@@ -88,10 +88,11 @@ class FusedEngine(CublasEngine):
     ) -> None:
         super().__init__(source, dtype, sample_weight, index)
         self.precision, self.bounds = precision, bounds
-        large = always or self.n_samples * self.n_features * self.dtype.itemsize >= LEAST_BYTES
+        self._small = not always and is_small(self)
         tensor_cores = float(self.gpu.compute_capability) >= _LEAST_CAPABILITY
         room = self.rows_on_gpu is not None and self.n_samples < _MOST_SAMPLES and self.n_features <= _MOST_FEATURES
-        self._applies = large and tensor_cores and room and self._weights_are_alike()
+        served = self.dtype == np.float32 or not self._small
+        self._applies = served and tensor_cores and room and self._weights_are_alike()
         # Whether kernels subtract the mean; whether it is subtracted before, from what they read.
         self._shifts = self._centred = False
         # The mean, the mean variance, and the largest |x − origin| of each feature; and what is subtracted of the mean.
@@ -233,7 +234,8 @@ class FusedEngine(CublasEngine):
 
     def placed(self, centers: np.ndarray) -> np.ndarray:
         """Return centres as passes want them; see `Engine.placed`. Far from the middle, few labels could be proved."""
-        if not self._applies or self.spherical:
+        if self._small or not self._applies or self.spherical:
+            self._applies = self._applies and not self._small
             return super().placed(centers)
         mean, _ = self.moments()
         self.centre(mean)

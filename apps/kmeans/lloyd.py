@@ -23,7 +23,7 @@ from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.protection import Protection
 from tsapps.apps.kmeans.rows import ArrayRows, unit
-from tsapps.apps.kmeans.seeding import SMALL, kmeans_parallel, kmeans_plusplus, random_samples
+from tsapps.apps.kmeans.seeding import is_small, kmeans_parallel, kmeans_plusplus, random_samples
 from tsapps.kernels.arrays import as_array, kind_of, to_host
 
 __all__ = ["Clustering", "Progress", "fit", "relocate_empty_clusters"]
@@ -214,10 +214,11 @@ def _moments(engine: Engine) -> tuple[np.ndarray, float]:
     """Return the mean of X (d,) and the mean variance of its features."""
     source = engine.source
     mean, variance = engine.moments()
-    if isinstance(source, ArrayRows) and engine.n_samples * engine.n_features * engine.dtype.itemsize <= SMALL:
+    if isinstance(source, ArrayRows) and is_small(engine):
         # scikit-learn's own rounding; see SMALL.
         X = to_host(source.array).astype(engine.dtype, order="C", copy=False)
-        return X.mean(axis=0), float(np.mean(np.var(X, axis=0)))
+        mean = X.mean(axis=0, keepdims=True)
+        return mean[0], float(np.mean(np.var(X, axis=0, mean=mean)))
     return mean, variance
 
 

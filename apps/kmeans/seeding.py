@@ -16,12 +16,12 @@ from sklearn.utils.extmath import row_norms
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["SMALL", "kmeans_parallel", "kmeans_plusplus", "random_samples"]
+__all__ = ["SMALL", "is_small", "kmeans_parallel", "kmeans_plusplus", "random_samples"]
 
 # Up to this many bytes of X, sums over the samples follow scikit-learn's own rounding in float32, on the host: which
 # sample a random number falls on depends on the last bits of a running sum. Above it they are carried in float64 where
 # X is: scikit-learn's float32 running sum loses whole samples there (after 2²⁴ equal terms it stops growing).
-SMALL = 32 << 20
+SMALL = 8 << 20
 
 #: Of k-means‖: samples drawn a round, in multiples of k, and rounds. The paper's choice, with which it reaches what
 #: k-means++ does.
@@ -34,13 +34,14 @@ def _probabilities(engine: Engine) -> np.ndarray:
     return weights / weights.sum()
 
 
-def _is_small(engine: Engine) -> bool:
+def is_small(engine: Engine) -> bool:
+    """Tell whether X is so small that what follows from the last bit of a sum is to follow as in scikit-learn."""
     return engine.n_samples * engine.n_features * engine.dtype.itemsize <= SMALL
 
 
 def _first_sample(engine: Engine, random_state: np.random.RandomState) -> int:
     """Draw one sample with probability in proportion to its weight."""
-    if _is_small(engine) or engine.sample_weight is not None:
+    if is_small(engine) or engine.sample_weight is not None:
         return int(random_state.choice(engine.n_samples, p=_probabilities(engine)))
     # What `choice` does with its one random number where all weights are the same, without n running sums.
     return min(int(random_state.random_sample() * engine.n_samples), engine.n_samples - 1)
@@ -68,7 +69,8 @@ def kmeans_plusplus(engine: Engine, n_clusters: int, random_state: np.random.Ran
     numpy.ndarray of shape (n_clusters, d)
     """
     trials = 2 + int(np.log(n_clusters))
-    small, first = _is_small(engine), _first_sample(engine, random_state)
+    # In float64 no draw depends on how sums are rounded, or one in 10¹⁰.
+    small, first = is_small(engine) and engine.dtype == np.float32, _first_sample(engine, random_state)
     # They do not depend on the data, and scikit-learn draws nothing between them.
     draws = random_state.uniform(size=(n_clusters - 1, trials))
     if not small:
@@ -102,12 +104,13 @@ def kmeans_plusplus(engine: Engine, n_clusters: int, random_state: np.random.Ran
         candidates = to_host(xp.searchsorted(running, xp.asarray(draws[step - 1] * float(best_potential))))
         # Rounding can put a draw past the end of the running sum.
         np.clip(candidates, None, engine.n_samples - 1, out=candidates)
-        distances = here(engine.square_distances(engine.rows(candidates)))
+        points = engine.rows(candidates)
+        distances = here(engine.square_distances(points))
         xp.minimum(closest, distances, out=distances)
         potentials = potential(distances)
         best = int(potentials.argmin())
         best_potential, closest = potentials[best], distances[best]
-        centers[step] = engine.rows(candidates[best : best + 1])[0]
+        centers[step] = points[best]
     return centers
 
 

@@ -26,6 +26,15 @@ def opened(X, weights=None, engine="fused", **options):
     return open_engine(cupy.asarray(X), engine=engine, device="cuda", sample_weight=weights, **options)
 
 
+def step_kind(X, k):
+    """Return the class of what iterates; skip the test where that is the cublas engine."""
+    with opened(X) as engine:
+        engine.centre(engine.moments()[0])
+        if not engine.serves(k):
+            pytest.skip("no kernel of ours serves this shape here: it goes to the cublas engine")
+        return type(engine._step)
+
+
 def fitted(engine, X, k, protect, **options):
     options = {"init": X[:k], "tol": 0, "max_iter": 12, "random_state": np.random.RandomState(0)} | options
     return lloyd.fit(engine, k, protect=protect, **options)
@@ -101,13 +110,8 @@ def test_a_fault_is_found_and_made_good(n, d, k, fault, monkeypatch):
     expected = fitted(opened(X), X, k, protect=False)
     # The last of them may be of an iteration that is launched ahead, and comes to nothing.
     for when in (one for one in (0, 3, 4) if one < expected.n_iter):
-        engine, made = opened(X), 0
-        with engine:
-            engine.centre(engine.moments()[0])
-            if not engine.serves(k):
-                pytest.skip("no kernel of ours serves this shape here: it goes to the cublas engine")
-            kind = type(engine._step)
-        move = kind._move_rows
+        kind = step_kind(X, k)
+        engine, move, made = opened(X), kind._move_rows, 0
 
         def wrong(step, centers, move=move, when=when):
             nonlocal made
@@ -199,11 +203,8 @@ def test_a_fault_of_the_result_is_found(n, d, k, fault, max_iter, when, monkeypa
 
     X = data(n, d, k, np.float32)
     expected = fitted(opened(X), X, k, protect=False, max_iter=max_iter)
+    step_kind(X, k)
     engine, made, assign = opened(X), 0, Step.assign
-    with engine:
-        engine.centre(engine.moments()[0])
-        if not engine.serves(k):
-            pytest.skip("no kernel of ours serves this shape here: it goes to the cublas engine")
 
     def wrong(step, centers):
         nonlocal made
