@@ -13,6 +13,7 @@ import numpy as np
 from tsapps.kernels import library
 from tsapps.kernels.arrays import DeviceMatrix
 from tsapps.kernels.build import Cubin, Resources, architecture, build
+from tsapps.kernels.packed import PackedLaunch
 from tsapps.kernels.plan import SUM, LibraryAlgorithm, Plan, WarpgroupPlan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
@@ -168,12 +169,12 @@ def tall_skinny(plan: Plan, problem: Problem, C: DeviceMatrix) -> Launch:
     rows, columns = (stride // C.itemsize for stride in C.strides)
     fields = ("C", "u8"), ("rows", "i8"), ("columns", "i8"), ("regular", "i8"), ("alpha", total), ("beta", total)
     store = np.array((0, rows, columns, _regular(plan, problem), 0, 0), [*fields])
-    run = with_epilogue(plan, problem, C.device)
+    bind = with_epilogue(plan, problem, C.device)
 
     def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
         store_here = store.copy()  # as other threads may be launching the same
         store_here["C"], store_here["alpha"], store_here["beta"] = C, alpha, beta
-        run(A, B, store_here[()])
+        bind(A, B, store_here[()])()
 
     return launch
 
@@ -186,8 +187,10 @@ def blocks_of(plan: Plan, problem: Problem, device: int) -> int:
 
 def with_epilogue(
     plan: Plan, problem: Problem, device: int, epilogue: str = "", header: str = ""
-) -> Callable[[int, int, Any], None]:
-    """Return what runs a plan's kernel, of the addresses of A and B and of the epilogue as a NumPy structure.
+) -> Callable[[int, int, Any], PackedLaunch]:
+    """Return what makes a launch of a plan's kernel: of the addresses of A and B, and of the epilogue as a NumPy structure.
+
+    It works in memory of the stream that is current then.
 
     Parameters
     ----------
@@ -207,13 +210,13 @@ def with_epilogue(
     work = np.array((m, w, k), _WORK)[()]
     kernel = _planned_kernel(plan, device, epilogue, header)
 
-    def run(A: int, B: int, epilogue: Any) -> None:
+    def bind(A: int, B: int, epilogue: Any) -> PackedLaunch:
         a_here, b_here = a.copy(), b.copy()
         a_here["data"], b_here["data"] = A, B
         partial, arrived = _workspace(device, sums, counts)
-        kernel(grid, block, (a_here[()], b_here[()], work, partial, arrived, epilogue), shared_mem=shared)
+        return PackedLaunch(kernel, grid, block, (a_here[()], b_here[()], work, partial, arrived, epilogue), shared)
 
-    return run
+    return bind
 
 
 def _regular(plan: Plan, problem: Problem) -> bool:

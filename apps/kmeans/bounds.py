@@ -7,6 +7,7 @@ Which of them does the work is decided on the GPU, iteration by iteration; the o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from tsapps.apps.kmeans.bounds_plan import FRESH_BYTES, MOTION, UNTIL, WATCH, WI
 from tsapps.apps.kmeans.shadow import load_kernels
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.launch import with_epilogue
+from tsapps.kernels.packed import PackedLaunch
 from tsapps.kernels.plan import Plan
 from tsapps.kernels.problem import Problem
 
@@ -74,8 +76,10 @@ class Bounds:
         self._moved.fill(0)
         self._limits.fill(0)
 
-    def score(self, shadow: Any, halves: Any, nearest: tuple[Any, ...], labels: Any, stopped: Any) -> None:
-        """Launch what lists the rows whose labels change or are not sure.
+    def bind(
+        self, shadow: Any, halves: Any, nearest: tuple[Any, ...], labels: Any, stopped: Any
+    ) -> list[Callable[[], None]]:
+        """Return what lists the rows whose labels change or are not sure.
 
         Parameters
         ----------
@@ -92,10 +96,13 @@ class Bounds:
         without = np.array((*nearest, watch), WITHOUT)[()]
         screened = self._expiries, labels, np.int64(len(labels)), self._limits
         listed = self._active, np.uint32(self._listed), self._watch, self._arrived, stopped
-        self._screen(self._screen_grid, (_SCREEN_THREADS,), (*screened, *listed))
-        self._examine(self._examine_grid, (_EXAMINE_THREADS,), (shadow, halves, padded, self._active, until))
-        self._until(shadow.data.ptr, halves.data.ptr, until)
-        self._without(shadow.data.ptr, halves.data.ptr, without)
+        examined = shadow, halves, padded, self._active, until
+        return [
+            PackedLaunch(self._screen, self._screen_grid, (_SCREEN_THREADS,), (*screened, *listed)),
+            PackedLaunch(self._examine, self._examine_grid, (_EXAMINE_THREADS,), examined),
+            self._until(shadow.data.ptr, halves.data.ptr, until),
+            self._without(shadow.data.ptr, halves.data.ptr, without),
+        ]
 
     def watch(self) -> np.void:
         """Return what is known on the GPU, a `WATCH`; waits for it."""

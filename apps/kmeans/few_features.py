@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ from tsapps.apps.kmeans.fused_step import Step
 from tsapps.apps.kmeans.shadow import Placement, load_kernels
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.build import architecture, build
+from tsapps.kernels.packed import PackedLaunch
 from tsapps.kernels.plan import ELEMENT
 
 if TYPE_CHECKING:
@@ -88,12 +91,16 @@ class FewFeatures(Step):
             self._widen((grid,), (_WIDEN_THREADS,), (self._labels, n, labels))
             self._given = labels
 
-    def _launch_assign(self, kernel: Any, centers: Any, *more: Any) -> None:
-        """Launch the kernel that gives every sample its label; what it is told beside is `more`."""
-        engine, self._given = self.engine, None
+    def _move_rows(self, centers: Any) -> None:
+        self._given = None
+        super()._move_rows(centers)
+
+    def _bind_assign(self, kernel: Any, centers: Any, *more: Any) -> PackedLaunch:
+        """Return the launch that gives every sample its label; what it is told beside is `more`."""
+        engine = self.engine
         state = self._labels, self.device_sums, self.moved, self.stopped
         arguments = engine.rows_on_gpu, centers, np.int32(self.k), np.int64(engine.n_samples), *more, *state
-        kernel(self._grid, self._threads, arguments, shared_mem=self._shared_bytes)
+        return PackedLaunch(kernel, self._grid, self._threads, arguments, self._shared_bytes)
 
 
 def _with_constants(engine: FusedEngine, plan: FewPlan) -> tuple[Any, Any, int]:
@@ -125,16 +132,18 @@ class FewMultiplyAdds(FewFeatures):
         self._assign, self._place_constants, self._in_constant_memory = _with_constants(engine, plan)
         self._constants = cupy.empty(FEW_BYTES, np.uint8)
 
-    def _move_rows(self, centers: Any) -> None:
+    def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
         plan, k = self._plan, np.int32(self.k)
         d, clusters = np.int32(plan.features), np.int32(plan.clusters)
         given = self._offsets, self._extremes, self.engine.shift, self.move_scales
         placed = centers, k, d, clusters, *given, *self._bounds, self._constants
-        self._place_constants((1,), (_PLACE_THREADS,), placed)
         stream, kind = cupy.cuda.get_current_stream().ptr, cupy.cuda.runtime.memcpyDeviceToDevice
-        source = self._constants.data.ptr
-        cupy.cuda.runtime.memcpyAsync(self._in_constant_memory, source, FEW_BYTES, kind, stream)
-        self._launch_assign(self._assign, centers)
+        copied = self._in_constant_memory, self._constants.data.ptr, FEW_BYTES, kind, stream
+        return [
+            PackedLaunch(self._place_constants, (1,), (_PLACE_THREADS,), placed),
+            partial(cupy.cuda.runtime.memcpyAsync, *copied),
+            self._bind_assign(self._assign, centers),
+        ]
 
 
 class FewProducts(FewFeatures):
@@ -156,5 +165,5 @@ class FewProducts(FewFeatures):
         bounds = self._scale, self._norm, *lost
         self._products = np.array((*addresses, *bounds), PRODUCTS)[()]
 
-    def _move_rows(self, centers: Any) -> None:
-        self._launch_assign(self._assign, centers, self._products)
+    def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
+        return [self._bind_assign(self._assign, centers, self._products)]

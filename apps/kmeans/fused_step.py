@@ -12,6 +12,7 @@ changes.cuh and segments.cuh or, where they and the clusters are few, added as t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ from tsapps.apps.kmeans.shadow import Placement, Shadow, load_kernels, types_of
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.build import architecture, build
 from tsapps.kernels.launch import blocks_of, with_epilogue
+from tsapps.kernels.packed import PackedLaunch
 from tsapps.kernels.plan import ELEMENT, Plan
 
 if TYPE_CHECKING:
@@ -117,6 +119,8 @@ class Step(ABC):
         self.device_sums = cupy.empty((k, d + 1), np.int64)
         # Rows that are expected to change: as many as in the last pass that the host has seen.
         self._changing = engine.n_samples
+        # What iterations launch again and again, by what tells them apart.
+        self._launches: dict[Hashable, list[Callable[[], None]]] = {}
         # What both kernels that place centres are told of them.
         halves = np.array((self._halves.data.ptr, placement.padded, placement.slabs, self.columns, 0), HALVES)[()]
         self._sizes = np.int32(k), np.int32(d), halves, placement.scale, placement.reach
@@ -130,9 +134,26 @@ class Step(ABC):
         self.move_scales = cupy.asarray(self._scales, np.float32 if self.integers.digits == 2 else np.float64)
         self.units = cupy.asarray(1 / self._scales)
 
-    @abstractmethod
     def _move_rows(self, centers: Any) -> None:
         """Launch what gives every sample its label at the centres that were placed, and keeps the sums."""
+        self._run(("rows", centers.data.ptr, self._sorts), lambda: self._bind_rows(centers))
+
+    @abstractmethod
+    def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
+        """Return what `_move_rows` launches."""
+
+    @property
+    def _sorts(self) -> bool:
+        """Whether rows that change are sorted before they are moved, where there is a choice."""
+        return False
+
+    def _run(self, key: Hashable, bind: Callable[[], list[Callable[[], None]]]) -> None:
+        """Launch what `bind` returns; it is asked once after every `_begin`."""
+        launches = self._launches.get(key)
+        if launches is None:
+            launches = self._launches[key] = bind()
+        for launch in launches:
+            launch()
 
     def rows(self) -> Any:
         """Return what kernels are told of X."""
@@ -203,6 +224,7 @@ class Step(ABC):
     def _begin(self, centers: np.ndarray) -> None:
         """Put centres where the first iteration expects them."""
         self._passing[...] = centers
+        self._launches.clear()
         # Asynchronous, all of it: iterations are launched while it runs.
         self._centers[0].set(self._passing, stream=cupy.cuda.get_current_stream())
         for state in (self._zeroed, self._counts):
@@ -226,13 +248,18 @@ class Step(ABC):
         """Launch one iteration, which leaves its outcome with the host."""
         now, place = count % 2, count % _AHEAD
         self._move_rows(self._centers[now])
+        self._run(("advance", now, place), lambda: [self._bind_advance(now, place, tol)])
+        if self.check is not None:
+            self.check.launch(self._centers[now], self._centers[1 - now], place)
+
+    def _bind_advance(self, now: int, place: int, tol: float) -> PackedLaunch:
+        """Return the launch that makes centres of the sums, and leaves an outcome with the host."""
         results = self._centers[1 - now], self._offsets, self._found, self._arrived, self._extremes
         state = self._counts, np.int32(self._counts.size), self.moved, self.stopped
         given = self.device_sums, self.units, self._centers[now], *self._sizes, np.float64(tol)
         seen = np.uint64(self._seen[place:].ctypes.data)
-        self._advance((self.k,), (_CENTRE_THREADS,), (*given, *results, *state, seen, self._motion))
-        if self.check is not None:
-            self.check.launch(self._centers[now], self._centers[1 - now], place)
+        arguments = *given, *results, *state, seen, self._motion
+        return PackedLaunch(self._advance, (self.k,), (_CENTRE_THREADS,), arguments)
 
     def counts(self) -> np.ndarray:
         """Return how many samples each cluster has, (k,), int64, where none is weighted."""
@@ -273,15 +300,18 @@ class _Segments:
         add = f"add_segments<{types_of(engine)}, {digits}, {step.weighted}, {plan.arguments}>"
         (self._add,) = load_kernels(engine, "segments.cuh", add)
 
-    def move(self, step: Step, lists: Any) -> None:
-        """Launch what moves the rows of `lists`, a `LISTS`."""
+    def bind(self, step: Step, lists: Any) -> list[Callable[[], None]]:
+        """Return what moves the rows of `lists`, a `LISTS`."""
         segments, stopped = self._segments, step.stopped
         counted = step.engine.labels, self._counts, self._begins, self._arrived, self._all, step.moved, stopped
-        self._count(self._list_grid, (_LIST_THREADS,), (lists, segments, *counted))
-        self._sort(self._list_grid, (_LIST_THREADS,), (lists, segments, self._begins, self._places, stopped))
+        to_places = lists, segments, self._begins, self._places, stopped
         sorted_rows = segments, self._places, self._begins, self._all
         added = step.rows(), step.move_scales, *sorted_rows, step.device_sums, stopped
-        self._add(self._add_grid, (_SEGMENT_THREADS,), added)
+        return [
+            PackedLaunch(self._count, self._list_grid, (_LIST_THREADS,), (lists, segments, *counted)),
+            PackedLaunch(self._sort, self._list_grid, (_LIST_THREADS,), to_places),
+            PackedLaunch(self._add, self._add_grid, (_SEGMENT_THREADS,), added),
+        ]
 
 
 class _Moves:
@@ -298,11 +328,11 @@ class _Moves:
         (self._move,) = load_kernels(engine, "move.cuh", name)
         self._move.max_dynamic_shared_size_bytes = self._shared_bytes
 
-    def move(self, step: Step, lists: Any) -> None:
-        """Launch what moves the rows of `lists`: the entries, how many each list has, and the room of one."""
+    def bind(self, step: Step, lists: Any) -> PackedLaunch:
+        """Return what moves the rows of `lists`: the entries, how many each list has, and the room of one."""
         state = step.engine.labels, step.device_sums, step.moved, step.stopped
         arguments = step.rows(), step.move_scales, *self._sizes, *lists, *state
-        self._move(self._grid, (_MOVE_THREADS,), arguments, shared_mem=self._shared_bytes)
+        return PackedLaunch(self._move, self._grid, (_MOVE_THREADS,), arguments, self._shared_bytes)
 
 
 class FewCentres(Step):
@@ -337,25 +367,29 @@ class FewCentres(Step):
             self._motion = self.bounds.motion
         return super().iterate(centers, before, last, tol, report)
 
-    def _move_rows(self, centers: Any) -> None:
+    @property
+    def _sorts(self) -> bool:
+        return self._segments is not None and sorts_rows(self._changing, self.engine.n_features)
+
+    def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
         engine, shadow = self.engine, self._shadow
         n, d = engine.source.shape
         pointers = self._offsets, self._extremes, shadow.norms, engine.labels, self._entries, self._counts
         addresses = (one.data.ptr for one in (*pointers, self.stopped))
         nearest = (*addresses, self._capacity, n, self._ahead, tensor_error(d), shadow.rounding)
+        launches: list[Callable[[], None]]
         if self.bounds is None:
-            self._product(shadow.rows.data.ptr, self._halves.data.ptr, np.array(nearest, NEAREST)[()])
+            launches = [self._product(shadow.rows.data.ptr, self._halves.data.ptr, np.array(nearest, NEAREST)[()])]
         else:
-            self.bounds.score(shadow.rows, self._halves, nearest, engine.labels, self.stopped)
+            launches = self.bounds.bind(shadow.rows, self._halves, nearest, engine.labels, self.stopped)
         lists = self._entries, self._counts, np.int64(self._capacity)
         decided = self.rows(), centers, np.int32(self.k), *lists, self.stopped
-        self._decide(self._decide_grid, (_DECIDE_THREADS,), decided)
+        launches.append(PackedLaunch(self._decide, self._decide_grid, (_DECIDE_THREADS,), decided))
         # Either gives the same bits.
-        if self._segments is None or not sorts_rows(self._changing, d):
-            self._moves.move(self, lists)
-            return
+        if self._segments is None or not self._sorts:
+            return [*launches, self._moves.bind(self, lists)]
         every = np.array((self._entries.data.ptr, self._counts.data.ptr, self._capacity, 1, 0), LISTS)[()]
-        self._segments.move(self, every)
+        return launches + self._segments.bind(self, every)
 
 
 class ManyCentres(Step):
@@ -377,7 +411,7 @@ class ManyCentres(Step):
         (self._decide,) = load_kernels(engine, "decide_of_many.cuh", f"decide_of_many<{types_of(engine)}>")
         self._segments = _Segments(self, "Change", blocks, self._undecided)
 
-    def _move_rows(self, centers: Any) -> None:
+    def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
         engine, shadow, plan, k = self.engine, self._shadow, self._plan, np.int32(self.k)
         n, d = engine.source.shape
         lists = self._changes, self._undecided, self._lengths
@@ -386,9 +420,11 @@ class ManyCentres(Step):
         nearest = np.array((*addresses, self._capacity, n, tensor_error(d), shadow.rounding, 0), NEAREST_OF_MANY)[()]
         tiles = -(-n // plan.ROWS), self._n_columns // plan.columns
         product = shadow.rows, self._halves, *map(np.int32, tiles), nearest
-        self._product((self._blocks,), (plan.threads,), product, shared_mem=plan.shared_bytes)
         rows, room = self.rows(), np.int64(self._capacity)
         decided = rows, centers, k, *lists, room, self.stopped
-        self._decide(self._decide_grid, (_DECIDE_THREADS,), decided)
         every = np.array((self._changes.data.ptr, self._lengths.data.ptr, self._capacity, 2, 0), LISTS)[()]
-        self._segments.move(self, every)
+        return [
+            PackedLaunch(self._product, (self._blocks,), (plan.threads,), product, plan.shared_bytes),
+            PackedLaunch(self._decide, self._decide_grid, (_DECIDE_THREADS,), decided),
+            *self._segments.bind(self, every),
+        ]

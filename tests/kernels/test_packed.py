@@ -1,0 +1,80 @@
+"""Arguments of a kernel, packed: each is read back from where its address points to."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from tsapps.kernels.backend import gpus
+from tsapps.kernels.packed import PackedLaunch, pack
+
+PAIR = np.dtype([("pointer", "u8"), ("count", "i4"), ("scale", "f4")])
+
+
+class OnGpu:
+    """What is an array on a GPU to whoever takes its address."""
+
+    def __init__(self, address):
+        self.data = type("Memory", (), {"ptr": address})()
+
+
+def read(address, dtype):
+    return np.frombuffer(ctypes.string_at(int(address), np.dtype(dtype).itemsize), dtype)[0]
+
+
+def test_each_argument_is_where_its_address_points():
+    pair = np.array((2**63 + 5, -7, 0.5), PAIR)[()]
+    given = np.int32(-3), OnGpu(0x7F0012345678), np.bool_(True), pair, np.float64(0.1), np.uint64(2**64 - 1)
+    values, addresses = pack(given)
+    types = np.int32, np.uint64, np.bool_, PAIR, np.float64, np.uint64
+    found = [read(address, dtype) for address, dtype in zip(addresses, types, strict=True)]
+    assert found == [-3, 0x7F0012345678, True, pair, 0.1, 2**64 - 1]
+    # As far apart, and in memory of `values`: no argument lies on another.
+    assert (np.diff(addresses.astype(np.int64)) >= [np.dtype(dtype).itemsize for dtype in types[:-1]]).all()
+    assert (np.diff(addresses.astype(np.int64)) % 16 == 0).all()
+    assert addresses[0] == values.ctypes.data
+    assert addresses[-1] + 8 <= values.ctypes.data + len(values)
+
+
+def test_what_is_packed_stays_as_it_was():
+    given = np.array((1, 2, 3.0), PAIR)
+    _, addresses = kept = pack([given[()].copy()])
+    given["count"] = 9
+    assert read(addresses[0], PAIR)["count"] == 2
+    assert len(kept) == 2
+
+
+def test_no_arguments():
+    values, addresses = pack([])
+    assert (len(values), len(addresses)) == (0, 0)
+
+
+def test_host_arrays_are_refused():
+    with pytest.raises(AttributeError):
+        pack([np.zeros(3)])
+
+
+@pytest.mark.gpu
+def test_a_launch_is_that_of_cupy():
+    cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+    assert gpus()
+    source = """
+    struct Pair { unsigned long long offset; int count; float scale; };
+    extern "C" __global__ void scaled(const float* from, Pair pair, bool negative, float* to) {
+      extern __shared__ float held[];
+      const int i = blockIdx.y * gridDim.x * blockDim.x + blockIdx.x * blockDim.x + threadIdx.x;
+      if (i >= pair.count) return;
+      held[threadIdx.x] = from[i + pair.offset] * pair.scale;
+      to[i] += negative ? -held[threadIdx.x] : held[threadIdx.x];
+    }
+    """
+    kernel = cupy.RawKernel(source, "scaled")
+    given, found = cupy.arange(1000, dtype=np.float32), cupy.zeros(700, np.float32)
+    pair = np.array((100, 700, 0.5), [("offset", "u8"), ("count", "i4"), ("scale", "f4")])[()]
+    launch = PackedLaunch(kernel, (3, 2), (128,), (given, pair, np.bool_(True), found), 4 * 128)
+    expected = -0.5 * np.arange(100, 800)
+    for times in (1, 2, 3):
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            launch()
+            stream.synchronize()
+        np.testing.assert_array_equal(found.get(), times * expected)
