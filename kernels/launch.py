@@ -22,6 +22,7 @@ from tsapps.kernels.workspace import scratch, zeroed_counts
 __all__ = [
     "PUBLISHED",
     "Launch",
+    "PlannedKernel",
     "blocks_of",
     "compile_any",
     "prepare",
@@ -31,7 +32,6 @@ __all__ = [
     "tsm2l_rows",
     "tsm2r_columns",
     "tsmttsm_few",
-    "with_epilogue",
 ]
 
 #: Computes C ← alpha · A · B + beta · C on CuPy's current stream, of the addresses of A, B and C, and alpha and beta.
@@ -169,12 +169,12 @@ def tall_skinny(plan: Plan, problem: Problem, C: DeviceMatrix) -> Launch:
     rows, columns = (stride // C.itemsize for stride in C.strides)
     fields = ("C", "u8"), ("rows", "i8"), ("columns", "i8"), ("regular", "i8"), ("alpha", total), ("beta", total)
     store = np.array((0, rows, columns, _regular(plan, problem), 0, 0), [*fields])
-    bind = with_epilogue(plan, problem, C.device)
+    multiply = PlannedKernel(plan, problem, C.device)
 
     def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
         store_here = store.copy()  # as other threads may be launching the same
         store_here["C"], store_here["alpha"], store_here["beta"] = C, alpha, beta
-        bind(A, B, store_here[()])()
+        multiply(A, B, store_here[()])
 
     return launch
 
@@ -185,12 +185,10 @@ def blocks_of(plan: Plan, problem: Problem, device: int) -> int:
     return min(-(-plan.units(m, k, w) // plan.teams), _multiprocessors(device) * plan.blocks)
 
 
-def with_epilogue(
-    plan: Plan, problem: Problem, device: int, epilogue: str = "", header: str = ""
-) -> Callable[[int, int, Any], PackedLaunch]:
-    """Return what makes a launch of a plan's kernel: of the addresses of A and B, and of the epilogue as a NumPy structure.
+class PlannedKernel:
+    """A plan's kernel with an epilogue, for products that lie alike.
 
-    It works in memory of the stream that is current then.
+    Products are given by the addresses of A and B, and by the epilogue as a NumPy structure.
 
     Parameters
     ----------
@@ -201,22 +199,30 @@ def with_epilogue(
     epilogue, header : str
         As for `compiled_plan`.
     """
-    total = np.dtype(np.float64 if SUM[plan.dtype] == "double" else np.float32)
-    m, k, w = problem.m * plan.fold, -(-problem.k // plan.fold), problem.w * plan.fold
-    grid, block = (blocks_of(plan, problem, device),), (plan.threads,)
-    sums, counts, shared = 2 * grid[0] * plan.tile_sums * total.itemsize, 3 * grid[0], plan.shared_bytes
-    a = np.array((0, problem.a.leading * plan.fold, m, k, problem.a.size(problem.m, problem.k)), _SOURCE)
-    b = np.array((0, problem.b.leading * plan.fold, w, k, problem.b.size(problem.w, problem.k)), _SOURCE)
-    work = np.array((m, w, k), _WORK)[()]
-    kernel = _planned_kernel(plan, device, epilogue, header)
 
-    def bind(A: int, B: int, epilogue: Any) -> PackedLaunch:
-        a_here, b_here = a.copy(), b.copy()
-        a_here["data"], b_here["data"] = A, B
-        partial, arrived = _workspace(device, sums, counts)
-        return PackedLaunch(kernel, grid, block, (a_here[()], b_here[()], work, partial, arrived, epilogue), shared)
+    def __init__(self, plan: Plan, problem: Problem, device: int, epilogue: str = "", header: str = "") -> None:
+        total = np.dtype(np.float64 if SUM[plan.dtype] == "double" else np.float32)
+        m, k, w = problem.m * plan.fold, -(-problem.k // plan.fold), problem.w * plan.fold
+        self._device, self._grid, self._block = device, (blocks_of(plan, problem, device),), (plan.threads,)
+        self._sums, self._counts = 2 * self._grid[0] * plan.tile_sums * total.itemsize, 3 * self._grid[0]
+        self._shared_bytes = plan.shared_bytes
+        self._a = np.array((0, problem.a.leading * plan.fold, m, k, problem.a.size(problem.m, problem.k)), _SOURCE)
+        self._b = np.array((0, problem.b.leading * plan.fold, w, k, problem.b.size(problem.w, problem.k)), _SOURCE)
+        self._work = np.array((m, w, k), _WORK)[()]
+        self._kernel = _planned_kernel(plan, device, epilogue, header)
 
-    return bind
+    def __call__(self, A: int, B: int, epilogue: Any) -> None:
+        """Compute one product on the current stream."""
+        self._kernel(self._grid, self._block, self._arguments(A, B, epilogue), shared_mem=self._shared_bytes)
+
+    def packed(self, A: int, B: int, epilogue: Any) -> PackedLaunch:
+        """Return the launch of the same product again and again, on the stream that is current now."""
+        return PackedLaunch(self._kernel, self._grid, self._block, self._arguments(A, B, epilogue), self._shared_bytes)
+
+    def _arguments(self, A: int, B: int, epilogue: Any) -> tuple[Any, ...]:
+        a, b = self._a.copy(), self._b.copy()  # as other threads may be launching the same
+        a["data"], b["data"] = A, B
+        return a[()], b[()], self._work, *_workspace(self._device, self._sums, self._counts), epilogue
 
 
 def _regular(plan: Plan, problem: Problem) -> bool:

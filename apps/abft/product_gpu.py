@@ -45,7 +45,7 @@ from tsapps.kernels import order, product
 from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gapless, kind_of
 from tsapps.kernels.build import function
 from tsapps.kernels.device import live
-from tsapps.kernels.launch import blocks_of, with_epilogue
+from tsapps.kernels.launch import PlannedKernel, blocks_of
 from tsapps.kernels.plan import ELEMENT, SUM, Plan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.tables import user_table
@@ -160,7 +160,7 @@ class Fused:
         epilogue["row"], epilogue["row_absolute"] = bounds.row, bounds.row_absolute
         name = checked_epilogue(a.dtype, w, problem.c)
         self._epilogue = epilogue
-        self._bind = with_epilogue(plan, problem, a.device, name, "apps/abft/checked.cuh")
+        self._multiply = PlannedKernel(plan, problem, a.device, name, "apps/abft/checked.cuh")
         how = order.order_of(plan, problem, blocks_of(plan, problem, a.device))
         self.check = _Check(a, b, c, bounds, padded_depth(problem.k, plan), how)
 
@@ -169,7 +169,7 @@ class Fused:
         here = self._epilogue.copy()  # as other threads may be launching the same
         here["C"], here["row_weights"] = c.pointer, self.check.address(memory, "x")
         here["suspects"], here["counts"], here["capacity"] = self.check.suspects(memory)
-        self._bind(a.pointer, b.pointer, here[()])()
+        self._multiply(a.pointer, b.pointer, here[()])
 
 
 def matmul(A: Any, B: Any, ours: Bounds, others: Bounds, index: int, *, correct: bool) -> tuple[Any, Report]:
@@ -214,7 +214,7 @@ def check(A: Any, B: Any, C: Any, bounds: Bounds, index: int, *, correct: bool) 
         sums = cupy.empty(c.shape[0], summed(a.dtype))
         store = np.array((work.address(memory, "x"), sums.data.ptr), row_sums_dtype())[()]
         name = f"abft::StoreRowSums<{SUM[a.dtype]}>"
-        with_epilogue(plan, problem, a.device, name, "apps/abft/checked.cuh")(a.pointer, b.pointer, store)()
+        PlannedKernel(plan, problem, a.device, name, "apps/abft/checked.cuh")(a.pointer, b.pointer, store)
         work.compare(memory, c, sums)
         return work.judge(memory, a, b, c, correct=correct)
 
@@ -262,7 +262,7 @@ def sums_by(plan: Plan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> n
     total, found = SUM[a.dtype], cupy.empty((problem.m, problem.w), summed(a.dtype))
     fields = [(name, checked_dtype(a.dtype)[name]) for name in ("C", "rows", "columns", "regular", "alpha", "beta")]
     store = np.array((found.data.ptr, found.shape[1], 1, 0, 1, 0), fields)[()]
-    with_epilogue(plan, problem, a.device, f"tsm2::StorePairs<{total}, {total}>")(a.pointer, b.pointer, store)()
+    PlannedKernel(plan, problem, a.device, f"tsm2::StorePairs<{total}, {total}>")(a.pointer, b.pointer, store)
     return found.get()
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from tsapps.apps.kmeans.bounds_plan import FRESH_BYTES, MOTION, UNTIL, WATCH, WITHOUT, fresh_watch, most_listed
 from tsapps.apps.kmeans.shadow import load_kernels
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.launch import with_epilogue
+from tsapps.kernels.launch import PlannedKernel
 from tsapps.kernels.packed import PackedLaunch
 from tsapps.kernels.plan import Plan
 from tsapps.kernels.problem import Problem
@@ -64,8 +64,8 @@ class Bounds:
         (self._screen,) = load_kernels(engine, "bounds.cuh", "screen")
         (self._examine,) = load_kernels(engine, "nearest_until.cuh", f"examine<{-(-k // 8)}>")
         header, index = "apps/kmeans/nearest_until.cuh", engine.gpu_index
-        self._until = with_epilogue(plan, problem, index, "kmeans::NearestUntil", header)
-        self._without = with_epilogue(plan, problem, index, "kmeans::NearestWithout", header)
+        self._until = PlannedKernel(plan, problem, index, "kmeans::NearestUntil", header)
+        self._without = PlannedKernel(plan, problem, index, "kmeans::NearestWithout", header)
 
     def begin(self) -> None:
         """Begin anew: centres are others than those that the last iteration made, and no row is safe.
@@ -100,8 +100,8 @@ class Bounds:
         return [
             PackedLaunch(self._screen, self._screen_grid, (_SCREEN_THREADS,), (*screened, *listed)),
             PackedLaunch(self._examine, self._examine_grid, (_EXAMINE_THREADS,), examined),
-            self._until(shadow.data.ptr, halves.data.ptr, until),
-            self._without(shadow.data.ptr, halves.data.ptr, without),
+            self._until.packed(shadow.data.ptr, halves.data.ptr, until),
+            self._without.packed(shadow.data.ptr, halves.data.ptr, without),
         ]
 
     def watch(self) -> np.void:

@@ -82,6 +82,7 @@ class CublasEngine(Engine):
         self.device = f"cuda:{index}"
         self._gpu = cupy.cuda.Device(index)
         self.gpu: Device = live(index)
+        self._passing: Any = None  # what arrays come to the host by
         with self._gpu:
             super().__init__(source, dtype, sample_weight)
             #: What kernels subtract from the rows that they are given: all that is left of the mean.
@@ -104,6 +105,14 @@ class CublasEngine(Engine):
         working = self.n_samples * self.dtype.itemsize * 16 + 2 * _BLOCK_BYTES
         free, _ = cupy.cuda.runtime.memGetInfo()
         return size + working <= free + cupy.get_default_memory_pool().free_bytes()
+
+    def brought(self, array: Any) -> np.ndarray:
+        """Return an array in host memory; see `Engine.brought`. By way of pinned memory, a third of the time."""
+        if self._passing is None or self._passing.nbytes < array.nbytes:
+            self._passing = empty_pinned(array.nbytes, np.uint8)
+        host: np.ndarray = self._passing[: array.nbytes].view(array.dtype).reshape(array.shape)
+        array.get(out=host)
+        return host
 
     def forget_labels(self) -> None:
         """Set every label to −1, which is all bits set: a third of the time that a kernel of CuPy's takes."""

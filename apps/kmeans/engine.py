@@ -51,6 +51,8 @@ class Engine(ABC):
     protection: Protection | None = None
     #: Whether labels are proved; whether sums are kept from one assignment to the next; and units they are rounded to.
     proves, keeps_sums, sums_units = True, False, np.zeros(1)
+    #: Brings an array to host memory, where it is valid until the next one is brought.
+    brought: Callable[[Any], np.ndarray] = staticmethod(to_host)
 
     def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None) -> None:
         self.source = source
@@ -347,9 +349,8 @@ class Engine(ABC):
 
         Half of it where the metric is the cosine: Σ w·(1 − cos).
         """
-        total = 0.0
-        for part in self._each_own_distance(centers, weighted=True):
-            total = total + part.sum(dtype=np.float64)
+        parts = self._each_own_distance(centers, weighted=True)
+        total = sum(part.sum(dtype=np.float64) for part in parts)
         return float(total) / (2 if self.spherical else 1)
 
     def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:

@@ -24,6 +24,7 @@ from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
 from tsapps.apps.kmeans.bounds import Bounds
 from tsapps.apps.kmeans.bounds_plan import MOTION
 from tsapps.apps.kmeans.fused_check import StepCheck
+from tsapps.apps.kmeans.fused_moves import Moves, Segments, grid_of_lists
 from tsapps.apps.kmeans.fused_plan import (
     CHANGE_BYTES,
     ENTRY_BYTES,
@@ -35,15 +36,11 @@ from tsapps.apps.kmeans.fused_plan import (
     OUTCOME,
     PLACE_BYTES,
     ROWS,
-    SEGMENTS,
     UNDECIDED_BYTES,
     Integers,
     StreamPlan,
     capacity,
-    columns_of_block,
     integers,
-    log2_lanes,
-    segments_plan,
     shadow_problem,
     sorts_rows,
     tensor_error,
@@ -51,7 +48,7 @@ from tsapps.apps.kmeans.fused_plan import (
 from tsapps.apps.kmeans.shadow import Placement, Shadow, load_kernels, types_of
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.build import architecture, build
-from tsapps.kernels.launch import blocks_of, with_epilogue
+from tsapps.kernels.launch import PlannedKernel, blocks_of
 from tsapps.kernels.packed import PackedLaunch
 from tsapps.kernels.plan import ELEMENT, Plan
 
@@ -60,9 +57,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FewCentres", "ManyCentres", "Step", "integers_of"]
 
-_DECIDE_THREADS, _CENTRE_THREADS, _MOVE_THREADS, _LIST_THREADS, _SEGMENT_THREADS = 256, 256, 512, 512, 256
-# Blocks a multiprocessor: of what moves rows and of what sorts lists, as many as are resident; of what decides, more.
-_MOVE_BLOCKS, _LIST_BLOCKS, _DECIDE_BLOCKS = 2, 2, 8
+_DECIDE_THREADS, _CENTRE_THREADS = 256, 256
+# Blocks a multiprocessor, more than are resident.
+_DECIDE_BLOCKS = 8
 # Iterations that are launched before the outcome of the first of them is asked for.
 _AHEAD = 2
 
@@ -271,70 +268,6 @@ class Step(ABC):
         return values[:, :-1], values[:, -1]
 
 
-def _grid_of_lists(engine: FusedEngine, lists: int, blocks: int) -> tuple[int, int]:
-    """Return a grid that has some blocks for each of `lists` lists, `blocks` a multiprocessor."""
-    return lists, max(1, engine.gpu.multiprocessors * blocks // lists)
-
-
-class _Segments:
-    """Moves the rows of some lists from sum to sum, sorted by what they come to and leave; see changes.cuh.
-
-    `item` is the C++ class of what is in the lists: each `Entry` has one place, by the pair of its clusters, and each
-    `Change` two, which `places` is memory for.
-    """
-
-    def __init__(self, step: Step, item: str, lists: int, places: Any) -> None:
-        engine, k = step.engine, step.k
-        self._places = places
-        bits, number = ((k - 1).bit_length(), (k + 1) << (k - 1).bit_length()) if item == "Entry" else (-1, 2 * k)
-        self._segments = np.array((k, bits), SEGMENTS)[()]
-        self._counts, self._begins = cupy.zeros(number, np.uint32), cupy.empty(number, np.uint32)
-        # Blocks that arrived; places in all segments.
-        self._arrived, self._all = cupy.zeros(1, np.uint32), cupy.empty(1, np.uint32)
-        self._list_grid = _grid_of_lists(engine, lists, _LIST_BLOCKS)
-        X, digits, weighted = engine.rows_on_gpu, step.integers.digits, step.weighted == "true"
-        plan = segments_plan(X.itemsize, engine.n_features, X.data.ptr, digits, weighted=weighted)
-        self._add_grid = (engine.gpu.multiprocessors * plan.blocks,)
-        names = f"count_changes<kmeans::{item}>", f"sort_changes<kmeans::{item}>"
-        self._count, self._sort = load_kernels(engine, "changes.cuh", *names)
-        add = f"add_segments<{types_of(engine)}, {digits}, {step.weighted}, {plan.arguments}>"
-        (self._add,) = load_kernels(engine, "segments.cuh", add)
-
-    def bind(self, step: Step, lists: Any) -> list[Callable[[], None]]:
-        """Return what moves the rows of `lists`, a `LISTS`."""
-        segments, stopped = self._segments, step.stopped
-        counted = step.engine.labels, self._counts, self._begins, self._arrived, self._all, step.moved, stopped
-        to_places = lists, segments, self._begins, self._places, stopped
-        sorted_rows = segments, self._places, self._begins, self._all
-        added = step.rows(), step.move_scales, *sorted_rows, step.device_sums, stopped
-        return [
-            PackedLaunch(self._count, self._list_grid, (_LIST_THREADS,), (lists, segments, *counted)),
-            PackedLaunch(self._sort, self._list_grid, (_LIST_THREADS,), to_places),
-            PackedLaunch(self._add, self._add_grid, (_SEGMENT_THREADS,), added),
-        ]
-
-
-class _Moves:
-    """Moves the rows of some lists of `Entry` from sum to sum, in one launch; see move.cuh."""
-
-    def __init__(self, step: Step, lists: int) -> None:
-        engine, k, sums = step.engine, step.k, step.integers
-        columns, chunks = columns_of_block(engine.n_features, k, sums.digits)
-        parts = -(-engine.gpu.multiprocessors * _MOVE_BLOCKS // (lists * chunks))
-        self._grid = lists, max(1, parts), chunks
-        self._sizes = np.int32(k), np.int32(columns), np.int32(log2_lanes(min(engine.n_features, columns)))
-        self._shared_bytes = sums.shared_bytes
-        name = f"move<{types_of(engine)}, {sums.digits}, {step.weighted}>"
-        (self._move,) = load_kernels(engine, "move.cuh", name)
-        self._move.max_dynamic_shared_size_bytes = self._shared_bytes
-
-    def bind(self, step: Step, lists: Any) -> PackedLaunch:
-        """Return what moves the rows of `lists`: the entries, how many each list has, and the room of one."""
-        state = step.engine.labels, step.device_sums, step.moved, step.stopped
-        arguments = step.rows(), step.move_scales, *self._sizes, *lists, *state
-        return PackedLaunch(self._move, self._grid, (_MOVE_THREADS,), arguments, self._shared_bytes)
-
-
 class FewCentres(Step):
     """A step for as many clusters as `nearest.cuh` has room for."""
 
@@ -346,18 +279,18 @@ class FewCentres(Step):
         n, d = engine.source.shape
         index = engine.gpu_index
         problem = shadow_problem(n, d, k)
-        self._product = with_epilogue(plan, problem, index, "kmeans::Nearest", "apps/kmeans/nearest.cuh")
+        self._product = PlannedKernel(plan, problem, index, "kmeans::Nearest", "apps/kmeans/nearest.cuh")
         lists = blocks_of(plan, problem, index)
         self._capacity = capacity(plan, n, lists)
         self._made_bounds = partial(Bounds, engine, plan, problem, lists, self._capacity)
         self._ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
         self._entries = cupy.empty(lists * self._capacity * ENTRY_BYTES, np.uint8)
         self._counts = cupy.empty(lists, np.uint32)
-        self._moves = _Moves(self, lists)
-        self._segments: _Segments | None = None
+        self._moves = Moves(self, lists)
+        self._segments: Segments | None = None
         if sorts_rows(n, d) and n <= MOST_PLACED:
-            self._segments = _Segments(self, "Entry", lists, cupy.empty(lists * self._capacity * PLACE_BYTES, np.uint8))
-        self._decide_grid = _grid_of_lists(engine, lists, _DECIDE_BLOCKS)
+            self._segments = Segments(self, "Entry", lists, cupy.empty(lists * self._capacity * PLACE_BYTES, np.uint8))
+        self._decide_grid = grid_of_lists(engine, lists, _DECIDE_BLOCKS)
         (self._decide,) = load_kernels(engine, "decide.cuh", f"decide<{types_of(engine)}>")
 
     def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
@@ -379,7 +312,9 @@ class FewCentres(Step):
         nearest = (*addresses, self._capacity, n, self._ahead, tensor_error(d), shadow.rounding)
         launches: list[Callable[[], None]]
         if self.bounds is None:
-            launches = [self._product(shadow.rows.data.ptr, self._halves.data.ptr, np.array(nearest, NEAREST)[()])]
+            launches = [
+                self._product.packed(shadow.rows.data.ptr, self._halves.data.ptr, np.array(nearest, NEAREST)[()])
+            ]
         else:
             launches = self.bounds.bind(shadow.rows, self._halves, nearest, engine.labels, self.stopped)
         lists = self._entries, self._counts, np.int64(self._capacity)
@@ -407,9 +342,9 @@ class ManyCentres(Step):
         # Once they are decided, their place is for what segments have.
         self._undecided = cupy.empty(blocks * self._capacity * UNDECIDED_BYTES, np.uint8)
         self._lengths = cupy.empty((blocks, 2), np.uint32)
-        self._decide_grid = _grid_of_lists(engine, blocks, _DECIDE_BLOCKS)
+        self._decide_grid = grid_of_lists(engine, blocks, _DECIDE_BLOCKS)
         (self._decide,) = load_kernels(engine, "decide_of_many.cuh", f"decide_of_many<{types_of(engine)}>")
-        self._segments = _Segments(self, "Change", blocks, self._undecided)
+        self._segments = Segments(self, "Change", blocks, self._undecided)
 
     def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
         engine, shadow, plan, k = self.engine, self._shadow, self._plan, np.int32(self.k)

@@ -82,9 +82,9 @@ def kmeans_plusplus(engine: Engine, n_clusters: int, random_state: np.random.Ran
     xp = np if small else engine.xp
 
     def here(array: Any) -> Any:
-        return to_host(array) if small else array
+        return engine.brought(array) if small else array
 
-    weights: Any = None if engine.sample_weight is None else here(engine.sample_weight)
+    weights: Any = engine.sample_weight if engine.sample_weight is None or not small else to_host(engine.sample_weight)
     if small and weights is None:
         weights = np.ones(engine.n_samples, engine.dtype)
 
@@ -96,21 +96,21 @@ def kmeans_plusplus(engine: Engine, n_clusters: int, random_state: np.random.Ran
             return (distances @ weights[:, np.newaxis])[:, 0]
         return weighted(distances).sum(axis=1, dtype=np.float64)
 
-    closest = here(engine.square_distances(centers[:1]))
-    best_potential = potential(closest)[0]
-    closest = closest[0]
+    distances = engine.square_distances(centers[:1])
+    seen, best = here(distances), 0
+    best_potential = potential(seen)[best]
     for step in range(1, n_clusters):
-        running = xp.cumsum(weighted(closest), dtype=None if small else np.float64)
+        running = xp.cumsum(weighted(seen[best]), dtype=None if small else np.float64)
         candidates = to_host(xp.searchsorted(running, xp.asarray(draws[step - 1] * float(best_potential))))
         # Rounding can put a draw past the end of the running sum.
         np.clip(candidates, None, engine.n_samples - 1, out=candidates)
-        points = engine.rows(candidates)
-        distances = here(engine.square_distances(points))
-        xp.minimum(closest, distances, out=distances)
-        potentials = potential(distances)
+        points, closest = engine.rows(candidates), distances[best]
+        distances = engine.square_distances(points)
+        engine.xp.minimum(closest, distances, out=distances)
+        seen = here(distances)
+        potentials = potential(seen)
         best = int(potentials.argmin())
-        best_potential, closest = potentials[best], distances[best]
-        centers[step] = points[best]
+        best_potential, centers[step] = potentials[best], points[best]
     return centers
 
 
