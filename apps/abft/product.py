@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from numbers import Real
 from typing import Any
 
@@ -260,7 +260,13 @@ def _operands(given: dict[str, Any]) -> tuple[list[Any], int | None]:
 
 
 def _dtype(X: Any) -> str:
-    return str(X.dtype).removeprefix("torch.")
+    return _written(X.dtype)
+
+
+@cache
+def _written(dtype: Any) -> str:
+    """Return a dtype of NumPy or torch as it is written, other than its name where it is of another byte order."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _where(X: Any) -> str:
