@@ -15,7 +15,7 @@ from bench.kmeans_batched import SHAPES as BATCHED_SHAPES
 from bench.kmeans_data import GPU_SHAPES
 from bench.kmeans_summary import by_shape, grid_text
 
-__all__ = ["abft_table", "batched_table", "gemm_table", "kmeans_table", "with_tables"]
+__all__ = ["abft_table", "batched_table", "gemm_table", "kmeans_table", "small_table", "with_tables"]
 
 README = record.ROOT / "README.md"
 RECORDS = record.ROOT / "bench" / "results" / "h200"
@@ -110,6 +110,18 @@ def batched_table(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def small_table(records: Sequence[dict[str, Any]]) -> str:
+    """Return milliseconds of whole fits of small data as a Markdown table."""
+    engines = list(dict.fromkeys(one["engine"] for one in records))
+    rows: dict[tuple[Any, ...], dict[str, float]] = {}
+    for one in records:
+        rows.setdefault(tuple(one[name] for name in ("n", "d", "k", "dtype")), {})[one["engine"]] = one["fit_ms"]
+    lines = [f"| n | d | k | dtype | {' | '.join(engines)} |", f"|---:|---:|---:|---|{'---:|' * len(engines)}"]
+    for (n, d, k, dtype), times in rows.items():
+        lines.append(f"| {n:,} | {d} | {k} | {dtype} | {' | '.join(f'{times[name]:.1f}' for name in engines)} |")
+    return "\n".join(lines)
+
+
 def abft_table(records: Sequence[dict[str, Any]]) -> str:
     """Return what checksums cost as Markdown tables: at rest, in products, in K-means."""
     found = {tuple(one[name] for name in ("job", "code", "dtype", "m", "n", "k")): one for one in records}
@@ -151,6 +163,7 @@ TABLES = {
     "gemm.json": gemm_table,
     "kmeans.json": kmeans_table,
     "kmeans-batched.json": batched_table,
+    "kmeans-small.json": small_table,
     "abft.json": abft_table,
 }
 

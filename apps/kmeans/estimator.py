@@ -33,7 +33,8 @@ class TSKMeans(KMeans):
     """K-means clustering: scikit-learn's `KMeans`, and the same on GPUs.
 
     The same parameters, attributes, semantics and random draws: with the same `random_state`, `TSKMeans` and
-    `sklearn.cluster.KMeans` find the same clustering.
+    `sklearn.cluster.KMeans` find the same clustering. On a GPU and of more than 8 MiB in float32, k-means++ is drawn by
+    sums in float64, where scikit-learn's round to samples nearby.
 
     Parameters
     ----------

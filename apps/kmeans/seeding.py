@@ -7,6 +7,7 @@ Arthur and Vassilvitskii, "k-means++: the advantages of careful seeding", SODA 2
 Bahmani, Moseley, Vattani, Kumar and Vassilvitskii, "Scalable k-means++", PVLDB 5 (2012).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from sklearn.cluster import kmeans_plusplus as weighted_kmeans_plusplus
 from sklearn.utils.extmath import row_norms
 
 from tsapps.apps.kmeans.engine import Engine
+from tsapps.apps.kmeans.rows import ArrayRows
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["SMALL", "is_small", "kmeans_parallel", "kmeans_plusplus", "random_samples"]
@@ -58,6 +60,19 @@ def random_samples(engine: Engine, n_clusters: int, random_state: np.random.Rand
     return engine.rows(seeds)
 
 
+def _rows_on_host(engine: Engine) -> Callable[[np.ndarray], np.ndarray]:
+    """Return what `Engine.rows` is, for many calls: an array on a GPU is brought to the host once."""
+    if not isinstance(engine.source, ArrayRows):
+        return engine.rows
+    X, mean = to_host(engine.source.array), to_host(engine.mean)
+
+    def rows(indices: np.ndarray) -> np.ndarray:
+        centred: np.ndarray = X[indices].astype(engine.dtype) - mean
+        return centred
+
+    return rows
+
+
 def kmeans_plusplus(engine: Engine, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
     """Draw centres by greedy k-means++.
 
@@ -77,8 +92,9 @@ def kmeans_plusplus(engine: Engine, n_clusters: int, random_state: np.random.Ran
         samples = engine.draw_plus_plus(first, draws)
         if samples is not None:
             return engine.rows(samples)
+    rows = _rows_on_host(engine) if small else engine.rows
     centers = np.empty((n_clusters, engine.n_features), engine.dtype)
-    centers[0] = engine.rows(np.array([first]))[0]
+    centers[0] = rows(np.array([first]))[0]
     xp = np if small else engine.xp
 
     def here(array: Any) -> Any:
@@ -104,7 +120,7 @@ def kmeans_plusplus(engine: Engine, n_clusters: int, random_state: np.random.Ran
         candidates = to_host(xp.searchsorted(running, xp.asarray(draws[step - 1] * float(best_potential))))
         # Rounding can put a draw past the end of the running sum.
         np.clip(candidates, None, engine.n_samples - 1, out=candidates)
-        points, closest = engine.rows(candidates), distances[best]
+        points, closest = rows(candidates), distances[best]
         distances = engine.square_distances(points)
         engine.xp.minimum(closest, distances, out=distances)
         seen = here(distances)

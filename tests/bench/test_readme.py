@@ -52,6 +52,16 @@ def test_table_of_many_problems_by_hand():
     assert readme.batched_table([]) == ""
 
 
+def test_table_of_small_data_by_hand():
+    sizes = {"n": 1000, "d": 16, "k": 8, "dtype": "float32"}
+    records = [{**sizes, "engine": "tsapps", "fit_ms": 6.84}, {**sizes, "engine": "scikit-learn", "fit_ms": 4.26}]
+    assert readme.small_table(records).splitlines() == [
+        "| n | d | k | dtype | tsapps | scikit-learn |",
+        "|---:|---:|---:|---|---:|---:|",
+        "| 1,000 | 16 | 8 | float32 | 6.8 | 4.3 |",
+    ]
+
+
 def test_what_the_grid_shows_follows_the_table():
     shape = {"floor_ms": 0.06}
     records = [
