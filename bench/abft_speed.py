@@ -4,8 +4,8 @@ encode   all checksums of a matrix by `add_checksums`, kernels alone; beside the
          row and column sums of two weights by two products (`library_ms` is their sum), and one read of the matrix
 verify   `tsapps.abft.verify` of a matrix on the GPU, by the wall clock; the first time, which sends the sidecar there,
          is not counted
-matmul   `tsapps.abft.matmul` beside `tsapps.matmul` (`unprotected_ms`), each queued behind a cold level-2 cache; the
-         former's wait for its report is counted
+matmul   `tsapps.abft.matmul` beside `tsapps.matmul` (`unprotected_ms`), each queued behind a cold level-2 cache; nobody
+         waits for the report
 kmeans   the mean of the first 20 iterations of Lloyd's algorithm, protected and not; and whole fits
 
 Medians of nine. What is timed is checked first, in the same run: sums of some stripes in whole numbers and float64,
