@@ -234,8 +234,9 @@ class FusedEngine(CublasEngine):
 
     def placed(self, centers: np.ndarray) -> np.ndarray:
         """Return centres as passes want them; see `Engine.placed`. Far from the middle, few labels could be proved."""
-        if self._small or not self._applies or self.spherical:
-            self._applies = self._applies and not self._small
+        if self._small:  # a single pass
+            self._applies = False
+        if not self._applies or self.spherical:
             return super().placed(centers)
         mean, _ = self.moments()
         self.centre(mean)

@@ -215,6 +215,27 @@ def test_inertia_of_any_rows(n, d, k, dtype, weighted, offset):
             np.testing.assert_allclose(engine.own_distances(centers), distances, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "n", "iterates", "passes"),
+    [
+        (np.float32, 5_000, True, False),
+        (np.float64, 5_000, False, False),
+        (np.float32, 300_000, True, True),
+        (np.float64, 300_000, True, True),
+    ],
+)
+def test_what_small_data_is_served_by(dtype, n, iterates, passes):
+    X = blobs(n, 12, 9, dtype)
+    with open_engine(cupy.asarray(X)) as engine:
+        engine.centre(engine.moments()[0])
+        assert engine.serves(9) == iterates
+    with open_engine(cupy.asarray(X)) as engine:
+        centers = engine.placed(X[:9])
+        assert engine.serves(9) == passes
+        engine.assign(centers, update=False)
+        oracle.assert_nearest(X, X[:9], oracle.host(engine.labels), dtype)
+
+
 def test_other_ways_in():
     X = blobs(20_000, 12, 9, np.float32)
     before = X.copy()
