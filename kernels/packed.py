@@ -28,7 +28,7 @@ def pack(arguments: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
     -------
     values : numpy.ndarray of bytes
     addresses : numpy.ndarray of uintp
-        Where each argument lies, in `values`.
+        Where each argument lies, in `values`, 16 bytes or more apart.
     """
     values, offsets = bytearray(), []
     for argument in arguments:
@@ -59,12 +59,17 @@ class PackedLaunch:
         import cupy
 
         self._arguments = arguments
-        self._values, self._addresses = pack(arguments)
+        values, self._addresses = pack(arguments)
+        self._words, self._begin = values.view(np.uint64), int(values.ctypes.data)
         sizes = (*grid, 1, 1)[:3] + (*block, 1, 1)[:3]
         of_device = kernel.kernel if isinstance(kernel, cupy.RawKernel) else kernel
         self._stream = cupy.cuda.get_current_stream
         self._launch = partial(cupy.cuda.driver.launchKernel, of_device.ptr, *sizes, shared_mem)
         self._first = int(self._addresses.ctypes.data)
+
+    def point(self, place: int, address: int) -> None:
+        """Have an argument, by its place from 0, point elsewhere from the next launch on; not for several threads."""
+        self._words[(int(self._addresses[place]) - self._begin) // 8] = address
 
     def __call__(self) -> None:
         """Launch it on the current stream."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from tsapps.apps.kmeans.seeding_plan import seeding_plan
 from tsapps.apps.kmeans.shadow import load_kernels
 from tsapps.kernels.arrays import to_host
+from tsapps.kernels.packed import PackedLaunch
 from tsapps.kernels.plan import ELEMENT
 
 if TYPE_CHECKING:
@@ -56,19 +57,26 @@ def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.nda
     samples = X, np.int64(n), np.int32(d), nothing if weights is None else weights
     chunks = np.int32(plan.chunk), np.int32(plan.chunks)
     blocks = min(engine.gpu.multiprocessors * _TRY_BLOCKS, plan.chunks)
+    tried = *samples, chosen, candidates, *chunks, np.int32(plan.window), closest, sums
+    drawn = *samples, closest, *chunks, sums, candidates, numbers, chosen, candidates
+    try_candidates = PackedLaunch(attempt, (blocks,), (_TRY_THREADS,), tried, plan.shared_bytes)
+    draw_candidates = PackedLaunch(draw, (trials,), (_DRAW_THREADS,), drawn)
+    # The arguments that go on with every step: two behind the samples, and the last four.
+    of_tried, of_drawn = len(samples), len(drawn) - 4
+
+    def row(array: Any, step: int) -> int:
+        return int(array.data.ptr) + step * int(array.strides[0])
+
     for step in range(steps + 1):
-        arguments = (
-            *samples,
-            chosen[max(step - 1, 0) :],
-            candidates[step],
-            *chunks,
-            np.int32(plan.window),
-            closest,
-            sums,
-        )
-        attempt((blocks,), (_TRY_THREADS,), arguments, shared_mem=plan.shared_bytes)
-        last = step == steps
-        following = (nothing, chosen[step:], nothing) if last else (numbers[step], chosen[step:], candidates[step + 1])
-        arguments = (*samples, closest, *chunks, sums, candidates[step], *following)
-        draw((1 if last else trials,), (_DRAW_THREADS,), arguments)
+        try_candidates.point(of_tried, row(chosen, max(step - 1, 0)))
+        try_candidates.point(of_tried + 1, row(candidates, step))
+        try_candidates()
+        if step < steps:
+            following = row(candidates, step), row(numbers, step), row(chosen, step), row(candidates, step + 1)
+            for place, address in enumerate(following, of_drawn):
+                draw_candidates.point(place, address)
+            draw_candidates()
+    # Of the last only the best is to be told.
+    told = *drawn[:of_drawn], candidates[steps], nothing, chosen[steps:], nothing
+    draw((1,), (_DRAW_THREADS,), told)
     return to_host(chosen)

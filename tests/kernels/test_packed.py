@@ -54,6 +54,29 @@ def test_host_arrays_are_refused():
         pack([np.zeros(3)])
 
 
+def test_an_argument_that_points_elsewhere(monkeypatch):
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    launched = []
+
+    def launch(function, *others):
+        *sizes, stream, first, extra = others
+        addresses = (ctypes.c_uint64 * 3).from_address(first)
+        found = [
+            read(address, dtype) for address, dtype in zip(addresses, (np.int32, np.uint64, np.int32), strict=True)
+        ]
+        launched.append((function, sizes, stream, found, extra))
+
+    monkeypatch.setattr(cupy.cuda.driver, "launchKernel", launch)
+    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: type("Stream", (), {"ptr": 5}))
+    kernel = type("Function", (), {"ptr": 77})
+    packed = PackedLaunch(kernel, (3, 2), (64,), (np.int32(1), OnGpu(2**40), np.int32(-9)), 128)
+    packed()
+    packed.point(1, 2**40 + 24)
+    packed()
+    sizes = [3, 2, 1, 64, 1, 1, 128]
+    assert launched == [(77, sizes, 5, [1, 2**40, -9], 0), (77, sizes, 5, [1, 2**40 + 24, -9], 0)]
+
+
 @pytest.mark.gpu
 def test_a_launch_is_that_of_cupy():
     cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
@@ -78,3 +101,6 @@ def test_a_launch_is_that_of_cupy():
             launch()
             stream.synchronize()
         np.testing.assert_array_equal(found.get(), times * expected)
+    launch.point(0, given.data.ptr + 8 * given.itemsize)
+    launch()
+    np.testing.assert_array_equal(found.get(), 3 * expected - 0.5 * np.arange(108, 808))
