@@ -96,8 +96,7 @@ def main() -> int:
     device = gpus()[0].name
     path = options.out or record.results_path(device, "first-call")
     versions = record.module_versions({"tsapps": "tsapps", "numpy": "numpy", "cupy": "cupy"})
-    common = {"what": "first-call", "engine": "tsapps", "device": device, "versions": versions}
-    common |= {"commit": options.commit or record.commit_of(), "date": record.today()}
+    common = {**record.of_run("first-call", device, versions, options.commit), "engine": "tsapps"}
     for index, (shape, dtype, m, k, w) in enumerate(PRODUCTS):
         with tempfile.TemporaryDirectory() as cache:
             empty, full = measure(index, cache), measure(index, cache)

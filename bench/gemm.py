@@ -182,8 +182,7 @@ def run(options: argparse.Namespace, cells: list[Cell]) -> int:
     path = options.out or record.results_path(device, "gemm")
     versions = record.module_versions({"tsapps": "tsapps", "numpy": "numpy", "cupy": "cupy"})
     versions |= {"cuda-runtime": str(runtime.runtimeGetVersion()), "cuda-driver": str(runtime.driverGetVersion())}
-    common = {"what": "gemm", "engine": "tsapps", "device": device, "seed": options.seed, "versions": versions}
-    common |= {"commit": options.commit or record.commit_of(), "date": record.today()}
+    common = {**record.of_run("gemm", device, versions, options.commit), "engine": "tsapps", "seed": options.seed}
     compile_plans(cells)
     context = multiprocessing.get_context("spawn")
     indices = context.Queue()

@@ -10,10 +10,8 @@ samples. What is not right is not recorded.
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -21,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from bench import record
-from bench.kmeans_data import Shape
+from bench.kmeans_data import Shape, nearest_f64
+from bench.timing import Clock, GpuClock, median
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.backend import gpus, why_no_gpu
 
@@ -49,13 +48,8 @@ def draw(shape: Shape, seed: int) -> np.ndarray:
 def check(X: np.ndarray, fitted: Any) -> None:
     """Raise ValueError unless labels and inertia are those of the centres, in float64."""
     rows, centers = X.astype(np.float64), to_host(fitted.cluster_centers_).astype(np.float64)
-    labels = to_host(fitted.labels_)
-    own = ((rows - centers[labels]) ** 2).sum(axis=1)
-    norms, best = (centers * centers).sum(axis=1), np.full(len(rows), np.inf)
-    for first in range(0, len(rows), 1 << 14):
-        block = rows[first : first + (1 << 14)]
-        scores = norms - 2 * block @ centers.T
-        best[first : first + len(block)] = scores.min(axis=1) + (block * block).sum(axis=1)
+    nearest = nearest_f64(X, centers, np.arange(len(X)), np)
+    own, best = (((rows - centers[labels]) ** 2).sum(axis=1) for labels in (to_host(fitted.labels_), nearest))
     # X is centred in its own type, and far samples' scores are rounded there.
     allowed = 64 * X.shape[1] ** 0.5 * np.finfo(X.dtype).eps * (rows * rows).sum(axis=1).max()
     if not (own <= best + allowed).all():
@@ -64,16 +58,11 @@ def check(X: np.ndarray, fitted: Any) -> None:
         raise ValueError(f"the inertia is {fitted.inertia_}; expected {own.sum()}")
 
 
-def timed(fit: Callable[[], Any], repeats: int, idle: Callable[[], None]) -> tuple[float, Any]:
-    """Return the milliseconds of a fit until the GPU is idle, the median of some, and the last one."""
-    found: list[float] = []
-    for _ in range(repeats + 1):  # the first compiles
-        idle()
-        start = time.perf_counter()
-        fitted = fit()
-        idle()
-        found.append(1e3 * (time.perf_counter() - start))
-    return median(found[1:]), fitted
+def timed(fit: Callable[[], Any], repeats: int, clock: Clock) -> tuple[float, Any]:
+    """Return the milliseconds of a fit by the wall clock, the median of some, and the last one."""
+    fit()  # compiles
+    found = [clock.wall_ms(fit) for _ in range(repeats)]
+    return median(ms for ms, _ in found), found[-1][1]
 
 
 def main() -> int:
@@ -96,8 +85,8 @@ def main() -> int:
     device = gpus()[0].name
     path = options.out or record.results_path(device, "kmeans-small")
     modules = {"tsapps": "tsapps", "numpy": "numpy", "cupy": "cupy", "scikit-learn": "sklearn"}
-    common = {"what": "kmeans-small", "device": device, "versions": record.module_versions(modules)}
-    common |= {"commit": options.commit or record.commit_of(), "date": record.today(), "cpu": record.cpu_name()}
+    common = record.of_run("kmeans-small", device, record.module_versions(modules), options.commit)
+    common["cpu"], clock = record.cpu_name(), GpuClock()
     for shape in SHAPES:
         X = draw(shape, options.seed)
         on_gpu = cupy.asarray(X)
@@ -107,7 +96,7 @@ def main() -> int:
             "scikit-learn": lambda k=shape.k, X=X: KMeans(k, random_state=0).fit(X),
         }
         for engine, fit in fits.items():
-            ms, fitted = timed(fit, _REPEATS[engine], cupy.cuda.Device().synchronize)
+            ms, fitted = timed(fit, _REPEATS[engine], clock)
             check(X, fitted)
             one = {**common, "engine": engine, "n": shape.n, "d": shape.d, "k": shape.k, "dtype": shape.dtype}
             one |= {"fit_ms": ms, "n_iter": int(fitted.n_iter_), "inertia": float(fitted.inertia_)}

@@ -23,6 +23,7 @@ __all__ = [
     "cpu_name",
     "load",
     "module_versions",
+    "of_run",
     "results_path",
     "slug",
     "store",
@@ -89,6 +90,12 @@ def _git(root: Path, *arguments: str) -> str:
     except FileNotFoundError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def of_run(what: str, device: str, versions: Mapping[str, str], commit: str | None) -> dict[str, Any]:
+    """Return the fields that all records of a run share; the commit is that of the tree if it is not given."""
+    shared = {"what": what, "device": device, "versions": dict(versions)}
+    return {**shared, "commit": commit or commit_of(), "date": today()}
 
 
 def module_versions(modules: Mapping[str, str]) -> dict[str, str]:

@@ -60,7 +60,8 @@ class PackedLaunch:
 
         self._arguments = arguments
         values, self._addresses = pack(arguments)
-        self._words, self._begin = values.view(np.uint64), int(values.ctypes.data)
+        # Where each argument is, in words of eight bytes.
+        self._words, self._places = values.view(np.uint64), ((self._addresses - values.ctypes.data) // 8).tolist()
         sizes = (*grid, 1, 1)[:3] + (*block, 1, 1)[:3]
         of_device = kernel.kernel if isinstance(kernel, cupy.RawKernel) else kernel
         self._stream = cupy.cuda.get_current_stream
@@ -69,7 +70,7 @@ class PackedLaunch:
 
     def point(self, place: int, address: int) -> None:
         """Have an argument, by its place from 0, point elsewhere from the next launch on; not for several threads."""
-        self._words[(int(self._addresses[place]) - self._begin) // 8] = address
+        self._words[self._places[place]] = address
 
     def __call__(self) -> None:
         """Launch it on the current stream."""

@@ -216,7 +216,7 @@ def _moments(engine: Engine) -> tuple[np.ndarray, float]:
     mean, variance = engine.moments()
     if isinstance(source, ArrayRows) and is_small(engine):
         # scikit-learn's own rounding; see SMALL.
-        X = to_host(source.array).astype(engine.dtype, order="C", copy=False)
+        X = source.on_host.astype(engine.dtype, order="C", copy=False)
         mean = X.mean(axis=0, keepdims=True)
         return mean[0], float(np.mean(np.var(X, axis=0, mean=mean)))
     return mean, variance

@@ -4,6 +4,7 @@ Anything with the members of `Rows` will do; `tsapps.open_matrix` gives one for 
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -49,6 +50,11 @@ class ArrayRows:
         self.shape = array.shape
         self.dtype = array.dtype
         self.device = None if isinstance(array, np.ndarray) else int(array.device.id)
+
+    @cached_property
+    def on_host(self) -> np.ndarray:
+        """The array in host memory; brought there once where it lies on a GPU."""
+        return to_host(self.array)
 
     def blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
         """Yield (first row, view of at most `rows` rows), in order."""

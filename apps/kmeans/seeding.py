@@ -64,7 +64,7 @@ def _rows_on_host(engine: Engine) -> Callable[[np.ndarray], np.ndarray]:
     """Return what `Engine.rows` is, for many calls: an array on a GPU is brought to the host once."""
     if not isinstance(engine.source, ArrayRows):
         return engine.rows
-    X, mean = to_host(engine.source.array), to_host(engine.mean)
+    X, mean = engine.source.on_host, to_host(engine.mean)
 
     def rows(indices: np.ndarray) -> np.ndarray:
         centred: np.ndarray = X[indices].astype(engine.dtype) - mean
@@ -100,9 +100,9 @@ def kmeans_plusplus(engine: Engine, n_clusters: int, random_state: np.random.Ran
     def here(array: Any) -> Any:
         return engine.brought(array) if small else array
 
-    weights: Any = engine.sample_weight if engine.sample_weight is None or not small else to_host(engine.sample_weight)
-    if small and weights is None:
-        weights = np.ones(engine.n_samples, engine.dtype)
+    weights: Any = engine.sample_weight
+    if small:
+        weights = np.ones(engine.n_samples, engine.dtype) if weights is None else to_host(weights)
 
     def weighted(distances: Any) -> Any:
         return distances if weights is None else distances * weights
