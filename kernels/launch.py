@@ -13,7 +13,7 @@ import numpy as np
 from tsapps.kernels import library
 from tsapps.kernels.arrays import DeviceMatrix
 from tsapps.kernels.build import Cubin, Resources, architecture, build
-from tsapps.kernels.packed import PackedLaunch
+from tsapps.kernels.packed import OverlappingLaunch
 from tsapps.kernels.plan import SUM, LibraryAlgorithm, Plan, WarpgroupPlan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
@@ -215,9 +215,11 @@ class PlannedKernel:
         """Compute one product on the current stream."""
         self._kernel(self._grid, self._block, self._arguments(A, B, epilogue), shared_mem=self._shared_bytes)
 
-    def packed(self, A: int, B: int, epilogue: Any) -> PackedLaunch:
+    def packed(self, A: int, B: int, epilogue: Any) -> OverlappingLaunch:
         """Return the launch of the same product again and again, on the stream that is current now."""
-        return PackedLaunch(self._kernel, self._grid, self._block, self._arguments(A, B, epilogue), self._shared_bytes)
+        return OverlappingLaunch(
+            self._kernel, self._grid, self._block, self._arguments(A, B, epilogue), self._shared_bytes
+        )
 
     def _arguments(self, A: int, B: int, epilogue: Any) -> tuple[Any, ...]:
         a, b = self._a.copy(), self._b.copy()  # as other threads may be launching the same

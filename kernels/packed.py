@@ -1,19 +1,27 @@
 """A kernel's launch with its grid and its arguments, packed once: for what is launched again and again.
 
 CuPy looks at every argument of every launch, some 10 µs of the host's time for a kernel of fifteen; and iterations of
-Lloyd's algorithm on small data are four or five kernels in 30 µs.
+Lloyd's algorithm on small data are four or five kernels in 30 µs. Where the GPU can, the blocks of one come while the
+last of another are at work.
 """
 
-from collections.abc import Iterable, Sequence
-from functools import partial
+import ctypes
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from ctypes import POINTER, byref, c_int, c_uint, c_void_p, pointer
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
-__all__ = ["PackedLaunch", "pack"]
+from tsapps.kernels.device import live
+
+__all__ = ["OverlappingLaunch", "PackedLaunch", "pack"]
 
 # What every argument begins at a multiple of: as much as any type of CUDA C++ is aligned to.
 _ALIGNMENT = 16
+# The compute capability from which on kernels can overlap.
+_OVERLAPPING = 9.0
 
 
 def pack(arguments: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -39,12 +47,40 @@ def pack(arguments: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
     return held, np.array(offsets, np.uintp) + np.uintp(held.ctypes.data)
 
 
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute, whose value has 64 bytes."""
+
+    _fields_ = (("id", c_int), ("padding", c_int), ("value", c_int), ("rest", c_int * 15))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        *(("sizes", c_uint * 6), ("shared_mem", c_uint), ("stream", c_void_p)),
+        *(("attributes", POINTER(_Attribute)), ("count", c_uint)),
+    )
+
+
+# CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: the kernel may begin before the one ahead of it has ended.
+_OVERLAPS = _Attribute(6, 0, 1)
+
+
+@cache
+def _launch_function(device: int) -> Any | None:
+    """Return the driver's cuLaunchKernelEx, where kernels can overlap; of compute capability 9.0 on."""
+    if float(live(device).compute_capability) < _OVERLAPPING:
+        return None
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1").cuLaunchKernelEx
+
+
 class PackedLaunch:
     """A launch that takes no more than the current stream, as often as it is called.
 
     Parameters
     ----------
     kernel : cupy.RawKernel or cupy.cuda.Function
+        One of the current device.
     grid, block : sequence of int
         Up to three numbers each.
     arguments : sequence
@@ -65,13 +101,46 @@ class PackedLaunch:
         sizes = (*grid, 1, 1)[:3] + (*block, 1, 1)[:3]
         of_device = kernel.kernel if isinstance(kernel, cupy.RawKernel) else kernel
         self._stream = cupy.cuda.get_current_stream
-        self._launch = partial(cupy.cuda.driver.launchKernel, of_device.ptr, *sizes, shared_mem)
-        self._first = int(self._addresses.ctypes.data)
+        self._launch = self._bound(of_device.ptr, (*sizes, shared_mem), int(self._addresses.ctypes.data))
+
+    @staticmethod
+    def _bound(function: int, sizes: tuple[int, ...], addresses: int) -> Callable[[int], None]:
+        """Return what launches it on a stream."""
+        import cupy
+
+        launch = partial(cupy.cuda.driver.launchKernel, function, *sizes)
+        return lambda stream: launch(stream, addresses, 0)
 
     def point(self, place: int, address: int) -> None:
         """Have an argument, by its place from 0, point elsewhere from the next launch on; not for several threads."""
         self._words[self._places[place]] = address
 
     def __call__(self) -> None:
-        """Launch it on the current stream."""
-        self._launch(self._stream().ptr, self._first, 0)
+        """Launch it on the current stream; not by several threads at a time."""
+        self._launch(self._stream().ptr)
+
+
+class OverlappingLaunch(PackedLaunch):
+    """A launch of a kernel that may begin before the one ahead of it in the stream has ended, and waits for it itself.
+
+    It has to begin with `ptx::after_previous` (ptx.cuh). GPUs before compute capability 9.0 launch it in order.
+    """
+
+    @staticmethod
+    def _bound(function: int, sizes: tuple[int, ...], addresses: int) -> Callable[[int], None]:
+        import cupy
+
+        launch = _launch_function(cupy.cuda.Device().id)
+        if launch is None:
+            return PackedLaunch._bound(function, sizes, addresses)
+        *of_grid_and_block, shared_mem = sizes
+        config = _Config((c_uint * 6)(*of_grid_and_block), shared_mem, None, pointer(_OVERLAPS), 1)
+        given = byref(config), c_void_p(function), c_void_p(addresses), None
+
+        def launch_on(stream: int) -> None:
+            config.stream = stream
+            status = launch(*given)
+            if status:
+                raise cupy.cuda.driver.CUDADriverError(status)
+
+        return launch_on

@@ -200,6 +200,16 @@ TSA_PTX void prefetch(const void* global) {
 #endif
 }
 
+// griddepcontrol ─ the next kernel of the stream may begin, and the one before has ended from here on, if they are launched to
+// overlap (kernels/packed.py): its blocks come while this one's last are at work. The first statement of every such kernel,
+// in all threads: nothing is read before it, and a kernel that ends has waited.
+TSA_PTX void after_previous() {
+#if !defined(TSA_HOST) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // cvt.rna ─ the nearest tf32 (10 bits after the point), ties away from zero; the 13 bits below are zero.
 TSA_PTX float to_tf32(float x) {
 #if defined(TSA_HOST)

@@ -23,6 +23,7 @@
 //
 // Why it is fast: one pass over 8 bytes a row, with few registers, where the copy of a row is 256 bytes at 128 features.
 #pragma once
+#include "kernels/ptx.cuh"
 #include "kernels/tsm2/simt.cuh"
 
 namespace kmeans {
@@ -107,6 +108,7 @@ constexpr int kScreened = 4, kListed = 256;
 __global__ void __launch_bounds__(kScreenThreads, 8) screen(const float* expiries, const int* labels, long long rows,
                                                             const float* limits, unsigned* active, unsigned capacity,
                                                             Watch* watch, unsigned* arrived, const int* stopped) {
+  ptx::after_previous();
   if (*stopped || watch->pass != kScreen) return;
   __shared__ unsigned listed[kScreenThreads / 32][kListed];
   unsigned* mine = listed[threadIdx.x / 32];

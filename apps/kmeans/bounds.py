@@ -18,7 +18,7 @@ from tsapps.apps.kmeans.bounds_plan import FRESH_BYTES, MOTION, UNTIL, WATCH, WI
 from tsapps.apps.kmeans.shadow import load_kernels
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.launch import PlannedKernel
-from tsapps.kernels.packed import PackedLaunch
+from tsapps.kernels.packed import OverlappingLaunch
 from tsapps.kernels.plan import Plan
 from tsapps.kernels.problem import Problem
 
@@ -98,8 +98,8 @@ class Bounds:
         listed = self._active, np.uint32(self._listed), self._watch, self._arrived, stopped
         examined = shadow, halves, padded, self._active, until
         return [
-            PackedLaunch(self._screen, self._screen_grid, (_SCREEN_THREADS,), (*screened, *listed)),
-            PackedLaunch(self._examine, self._examine_grid, (_EXAMINE_THREADS,), examined),
+            OverlappingLaunch(self._screen, self._screen_grid, (_SCREEN_THREADS,), (*screened, *listed)),
+            OverlappingLaunch(self._examine, self._examine_grid, (_EXAMINE_THREADS,), examined),
             self._until.packed(shadow.data.ptr, halves.data.ptr, until),
             self._without.packed(shadow.data.ptr, halves.data.ptr, without),
         ]

@@ -146,6 +146,7 @@ __global__ void __launch_bounds__(kCentreThreads, 4) place_centers(const Work* c
                                                                    const Halves halves, float scale, float reach,
                                                                    float* offsets, OfCentre* found,
                                                                    unsigned* arrived, Extremes* extremes) {
+  ptx::after_previous();
   const int j = blockIdx.x;
   OfCentre mine = {};
   for (int i = threadIdx.x; j < k && i < halves.padded; i += blockDim.x) {
@@ -193,6 +194,7 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long
                                                              unsigned* arrived, Extremes* extremes, unsigned* counts,
                                                              int lists, unsigned* moved, int* stopped,
                                                              Outcome* outcome, const Motion motion) {
+  ptx::after_previous();
   if (*stopped) return;
   const int j = blockIdx.x;
   const unsigned long long* mine_of_sums = sums + (long long)j * (d + 1);

@@ -139,6 +139,7 @@ __global__ void __launch_bounds__(kCountThreads, 2) count_changes(const Lists<T>
                                                                   int* labels, unsigned* counts, unsigned* begins,
                                                                   unsigned* arrived, unsigned* all, unsigned* moved,
                                                                   const int* stopped) {
+  ptx::after_previous();
   if (*stopped) return;
   __shared__ unsigned here[kCountedHere];
   const int number = segments.number();
@@ -173,6 +174,7 @@ template <typename T>
 __global__ void __launch_bounds__(kCountThreads, 2) sort_changes(const Lists<T> lists, const Segments segments,
                                                                  unsigned* begins, unsigned* places,
                                                                  const int* stopped) {
+  ptx::after_previous();
   if (*stopped) return;
   constexpr int kTogether = 8;
   // A segment, and the place among the block's rows of it, in one register.

@@ -136,6 +136,7 @@ __device__ __forceinline__ int nearest_of(const Rows<T, Work>& rows, const Work*
 template <typename T, typename Work>
 __global__ void __launch_bounds__(256, 3) decide(const Rows<T, Work> rows, const Work* centers, int k, Entry* entries,
                                               const unsigned* counts, long long capacity, const int* stopped) {
+  ptx::after_previous();
   if (*stopped) return;
   Entry* list = entries + blockIdx.x * capacity;
   const unsigned count = counts[blockIdx.x], warps = blockDim.x / 32 * gridDim.y, lane = threadIdx.x % 32;

@@ -60,6 +60,7 @@ __global__ void __launch_bounds__(kDecideThreads, 3) decide_of_many(const Rows<T
                                                                   Change* changes, const Undecided* undecided,
                                                                   Lengths* lengths, long long capacity,
                                                                   const int* stopped) {
+  ptx::after_previous();
   if (*stopped) return;
   constexpr int kWarps = kDecideThreads / 32;
   const unsigned count = lengths[blockIdx.x].undecided, share = (count + gridDim.y - 1) / gridDim.y;

@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(128, 4) place_constants(const Work* centers, i
                                                           const float* offsets, const Extremes* extremes,
                                                           const Work* mean, const float* scales, float scale, float norm,
                                                           float of_mean, bool folds, FewConstants* to) {
+  ptx::after_previous();
   __shared__ unsigned shortest;  // ‖c‖² as its bits
   if (threadIdx.x == 0) shortest = __float_as_uint(kInfinity);
   __syncthreads();

@@ -26,7 +26,7 @@ from tsapps.apps.kmeans.fused_step import Step
 from tsapps.apps.kmeans.shadow import Placement, load_kernels
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.build import architecture, build
-from tsapps.kernels.packed import PackedLaunch
+from tsapps.kernels.packed import OverlappingLaunch, PackedLaunch
 from tsapps.kernels.plan import ELEMENT
 
 if TYPE_CHECKING:
@@ -95,12 +95,12 @@ class FewFeatures(Step):
         self._given = None
         super()._move_rows(centers)
 
-    def _bind_assign(self, kernel: Any, centers: Any, *more: Any) -> PackedLaunch:
+    def _bind_assign(self, launch: type[PackedLaunch], kernel: Any, centers: Any, *more: Any) -> PackedLaunch:
         """Return the launch that gives every sample its label; what it is told beside is `more`."""
         engine = self.engine
         state = self._labels, self.device_sums, self.moved, self.stopped
         arguments = engine.rows_on_gpu, centers, np.int32(self.k), np.int64(engine.n_samples), *more, *state
-        return PackedLaunch(kernel, self._grid, self._threads, arguments, self._shared_bytes)
+        return launch(kernel, self._grid, self._threads, arguments, self._shared_bytes)
 
 
 def _with_constants(engine: FusedEngine, plan: FewPlan) -> tuple[Any, Any, int]:
@@ -140,9 +140,9 @@ class FewMultiplyAdds(FewFeatures):
         stream, kind = cupy.cuda.get_current_stream().ptr, cupy.cuda.runtime.memcpyDeviceToDevice
         copied = self._in_constant_memory, self._constants.data.ptr, FEW_BYTES, kind, stream
         return [
-            PackedLaunch(self._place_constants, (1,), (_PLACE_THREADS,), placed),
+            OverlappingLaunch(self._place_constants, (1,), (_PLACE_THREADS,), placed),
             partial(cupy.cuda.runtime.memcpyAsync, *copied),
-            self._bind_assign(self._assign, centers),
+            self._bind_assign(PackedLaunch, self._assign, centers),
         ]
 
 
@@ -166,4 +166,4 @@ class FewProducts(FewFeatures):
         self._products = np.array((*addresses, *bounds), PRODUCTS)[()]
 
     def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
-        return [self._bind_assign(self._assign, centers, self._products)]
+        return [self._bind_assign(OverlappingLaunch, self._assign, centers, self._products)]

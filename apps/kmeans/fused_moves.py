@@ -13,7 +13,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.fused_plan import SEGMENTS, columns_of_block, log2_lanes, segments_plan
 from tsapps.apps.kmeans.shadow import load_kernels, types_of
-from tsapps.kernels.packed import PackedLaunch
+from tsapps.kernels.packed import OverlappingLaunch
 
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.fused import FusedEngine
@@ -63,9 +63,9 @@ class Segments:
         sorted_rows = segments, self._places, self._begins, self._all
         added = step.rows(), step.move_scales, *sorted_rows, step.device_sums, stopped
         return [
-            PackedLaunch(self._count, self._list_grid, (_LIST_THREADS,), (lists, segments, *counted)),
-            PackedLaunch(self._sort, self._list_grid, (_LIST_THREADS,), to_places),
-            PackedLaunch(self._add, self._add_grid, (_SEGMENT_THREADS,), added),
+            OverlappingLaunch(self._count, self._list_grid, (_LIST_THREADS,), (lists, segments, *counted)),
+            OverlappingLaunch(self._sort, self._list_grid, (_LIST_THREADS,), to_places),
+            OverlappingLaunch(self._add, self._add_grid, (_SEGMENT_THREADS,), added),
         ]
 
 
@@ -83,8 +83,8 @@ class Moves:
         (self._move,) = load_kernels(engine, "move.cuh", name)
         self._move.max_dynamic_shared_size_bytes = self._shared_bytes
 
-    def bind(self, step: Step, lists: Any) -> PackedLaunch:
+    def bind(self, step: Step, lists: Any) -> OverlappingLaunch:
         """Return what moves the rows of `lists`: the entries, how many each list has, and the room of one."""
         state = step.engine.labels, step.device_sums, step.moved, step.stopped
         arguments = step.rows(), step.move_scales, *self._sizes, *lists, *state
-        return PackedLaunch(self._move, self._grid, (_MOVE_THREADS,), arguments, self._shared_bytes)
+        return OverlappingLaunch(self._move, self._grid, (_MOVE_THREADS,), arguments, self._shared_bytes)

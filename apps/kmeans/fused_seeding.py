@@ -10,7 +10,7 @@ import numpy as np
 from tsapps.apps.kmeans.seeding_plan import seeding_plan
 from tsapps.apps.kmeans.shadow import load_kernels
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.packed import PackedLaunch
+from tsapps.kernels.packed import OverlappingLaunch
 from tsapps.kernels.plan import ELEMENT
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.nda
     blocks = min(engine.gpu.multiprocessors * _TRY_BLOCKS, plan.chunks)
     tried = *samples, chosen, candidates, *chunks, np.int32(plan.window), closest, sums
     drawn = *samples, closest, *chunks, sums, candidates, numbers, chosen, candidates
-    try_candidates = PackedLaunch(attempt, (blocks,), (_TRY_THREADS,), tried, plan.shared_bytes)
-    draw_candidates = PackedLaunch(draw, (trials,), (_DRAW_THREADS,), drawn)
+    try_candidates = OverlappingLaunch(attempt, (blocks,), (_TRY_THREADS,), tried, plan.shared_bytes)
+    draw_candidates = OverlappingLaunch(draw, (trials,), (_DRAW_THREADS,), drawn)
     # The arguments that go on with every step: two behind the samples, and the last four.
     of_tried, of_drawn = len(samples), len(drawn) - 4
 

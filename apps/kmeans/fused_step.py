@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
+from ctypes import c_void_p
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ from tsapps.apps.kmeans.shadow import Placement, Shadow, load_kernels, types_of
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.build import architecture, build
 from tsapps.kernels.launch import PlannedKernel, blocks_of
-from tsapps.kernels.packed import PackedLaunch
+from tsapps.kernels.packed import OverlappingLaunch
 from tsapps.kernels.plan import ELEMENT, Plan
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Step(ABC):
         self._zeroed = cupy.empty(3, np.uint32)
         self.moved, self._arrived, self.stopped = (self._zeroed[i : i + 1] for i in range(3))
         self._counts = cupy.empty(0, np.uint32)  # of lists that `advance` is to empty
-        self._centers = cupy.empty((2, k, d), engine.dtype)  # of an iteration, and of the next
+        self._centers = tuple(cupy.empty((2, k, d), engine.dtype))  # of an iteration, and of the next
         # What they pass through on their way: a copy from or to other memory of the host is several times slower.
         self._passing = empty_pinned((k, d), engine.dtype)
         n_columns = self._n_columns = -(-k // self.columns) * self.columns
@@ -116,8 +117,9 @@ class Step(ABC):
         self.device_sums = cupy.empty((k, d + 1), np.int64)
         # Rows that are expected to change: as many as in the last pass that the host has seen.
         self._changing = engine.n_samples
-        # What iterations launch again and again, by what tells them apart.
+        # What iterations launch again and again, by what tells them apart; and what all of it was made for.
         self._launches: dict[Hashable, list[Callable[[], None]]] = {}
+        self._made_for: Hashable = None
         # What both kernels that place centres are told of them.
         halves = np.array((self._halves.data.ptr, placement.padded, placement.slabs, self.columns, 0), HALVES)[()]
         self._sizes = np.int32(k), np.int32(d), halves, placement.scale, placement.reach
@@ -145,7 +147,7 @@ class Step(ABC):
         return False
 
     def _run(self, key: Hashable, bind: Callable[[], list[Callable[[], None]]]) -> None:
-        """Launch what `bind` returns; it is asked once after every `_begin`."""
+        """Launch what `bind` returns; it is asked once."""
         launches = self._launches.get(key)
         if launches is None:
             launches = self._launches[key] = bind()
@@ -220,10 +222,14 @@ class Step(ABC):
 
     def _begin(self, centers: np.ndarray) -> None:
         """Put centres where the first iteration expects them."""
+        stream = cupy.cuda.get_current_stream()
+        made_for = stream.ptr, self.own_labels.data.ptr, self.bounds is None
+        if made_for != self._made_for:
+            self._launches.clear()
+            self._made_for = made_for
         self._passing[...] = centers
-        self._launches.clear()
         # Asynchronous, all of it: iterations are launched while it runs.
-        self._centers[0].set(self._passing, stream=cupy.cuda.get_current_stream())
+        self._centers[0].data.copy_from_host_async(self._passing.ctypes.data_as(c_void_p), self._passing.nbytes)
         for state in (self._zeroed, self._counts):
             state.data.memset_async(0, state.nbytes)
         if self.bounds is not None:
@@ -233,30 +239,35 @@ class Step(ABC):
         else:
             self.check = self.check or StepCheck(self, _AHEAD)
             self.check.begin()
-        found = self._found, self._arrived, self._extremes
-        arguments = (self._centers[0], *self._sizes, self._offsets, *found)
-        self._place((self._n_columns,), (_CENTRE_THREADS,), arguments)
+        self._run("place", lambda: [self._bind_place()])
+
+    def _bind_place(self) -> OverlappingLaunch:
+        """Return the launch that places the first centres."""
+        arguments = (self._centers[0], *self._sizes, self._offsets, self._found, self._arrived, self._extremes)
+        return OverlappingLaunch(self._place, (self._n_columns,), (_CENTRE_THREADS,), arguments)
 
     def _centers_on_host(self, place: int) -> np.ndarray:
         """Return centres as an array of the caller's own."""
-        return np.array(self._centers[place].get(out=self._passing))
+        self._centers[place].data.copy_to_host_async(self._passing.ctypes.data_as(c_void_p), self._passing.nbytes)
+        cupy.cuda.get_current_stream().synchronize()
+        return self._passing.copy()
 
     def _launch(self, count: int, tol: float) -> None:
         """Launch one iteration, which leaves its outcome with the host."""
         now, place = count % 2, count % _AHEAD
         self._move_rows(self._centers[now])
-        self._run(("advance", now, place), lambda: [self._bind_advance(now, place, tol)])
+        self._run(("advance", now, place, tol), lambda: [self._bind_advance(now, place, tol)])
         if self.check is not None:
             self.check.launch(self._centers[now], self._centers[1 - now], place)
 
-    def _bind_advance(self, now: int, place: int, tol: float) -> PackedLaunch:
+    def _bind_advance(self, now: int, place: int, tol: float) -> OverlappingLaunch:
         """Return the launch that makes centres of the sums, and leaves an outcome with the host."""
         results = self._centers[1 - now], self._offsets, self._found, self._arrived, self._extremes
         state = self._counts, np.int32(self._counts.size), self.moved, self.stopped
         given = self.device_sums, self.units, self._centers[now], *self._sizes, np.float64(tol)
         seen = np.uint64(self._seen[place:].ctypes.data)
         arguments = *given, *results, *state, seen, self._motion
-        return PackedLaunch(self._advance, (self.k,), (_CENTRE_THREADS,), arguments)
+        return OverlappingLaunch(self._advance, (self.k,), (_CENTRE_THREADS,), arguments)
 
     def counts(self) -> np.ndarray:
         """Return how many samples each cluster has, (k,), int64, where none is weighted."""
@@ -319,7 +330,7 @@ class FewCentres(Step):
             launches = self.bounds.bind(shadow.rows, self._halves, nearest, engine.labels, self.stopped)
         lists = self._entries, self._counts, np.int64(self._capacity)
         decided = self.rows(), centers, np.int32(self.k), *lists, self.stopped
-        launches.append(PackedLaunch(self._decide, self._decide_grid, (_DECIDE_THREADS,), decided))
+        launches.append(OverlappingLaunch(self._decide, self._decide_grid, (_DECIDE_THREADS,), decided))
         # Either gives the same bits.
         if self._segments is None or not self._sorts:
             return [*launches, self._moves.bind(self, lists)]
@@ -359,7 +370,7 @@ class ManyCentres(Step):
         decided = rows, centers, k, *lists, room, self.stopped
         every = np.array((self._changes.data.ptr, self._lengths.data.ptr, self._capacity, 2, 0), LISTS)[()]
         return [
-            PackedLaunch(self._product, (self._blocks,), (plan.threads,), product, plan.shared_bytes),
-            PackedLaunch(self._decide, self._decide_grid, (_DECIDE_THREADS,), decided),
+            OverlappingLaunch(self._product, (self._blocks,), (plan.threads,), product, plan.shared_bytes),
+            OverlappingLaunch(self._decide, self._decide_grid, (_DECIDE_THREADS,), decided),
             *self._segments.bind(self, every),
         ]

@@ -77,6 +77,7 @@ __global__ void __launch_bounds__(512, 2) move(const Rows<T, Work> rows, const t
                                                int k, int columns, int log2_lanes, const Entry* entries,
                                                const unsigned* counts, long long capacity, int* labels,
                                                unsigned long long* sums, unsigned* moved, const int* stopped) {
+  ptx::after_previous();
   if (*stopped) return;
   struct Change {
     unsigned row;

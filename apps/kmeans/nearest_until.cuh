@@ -142,6 +142,7 @@ constexpr int kAskedFor = 512;
 template <int kColumnBlocks>
 __global__ void __launch_bounds__(kExamineThreads, 3) examine(const ptx::Half* shadow, const ptx::Half* halves, int padded,
                                                               const unsigned* active, const NearestUntil nearest) {
+  ptx::after_previous();
   if (*nearest.stopped || nearest.watch->pass != kActive) return;
   const unsigned count = nearest.watch->active;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

@@ -36,6 +36,7 @@ template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted>
 __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
     try_candidates(const T* X, long long n, int d, const T* weights, const long long* last, const long long* candidates,
                    int chunk, int chunks, int window, T* closest, double* sums) {
+  ptx::after_previous();
   constexpr int kPoints = kTrials + 1, kRows = kTryRows<T, kPoints>, kGroups = 32 / kLanes, kTile = kRows * kGroups;
   using Found = Distances<T, kPoints, kRows, kLanes, kAligned>;
   T* points = simt::dynamic_shared<T>();
@@ -134,6 +135,7 @@ __global__ void __launch_bounds__(kDrawThreads, 1)
     draw_candidates(const T* X, long long n, int d, const T* weights, const T* closest, int chunk, int chunks,
                     const double* sums, const long long* candidates, const double* draws, long long* chosen,
                     long long* next) {
+  ptx::after_previous();
   constexpr int kWarps = kDrawThreads / 32, kNone = 0x7fffffff;
   static_assert(kTrials <= kWarps, "a warp adds up each candidate's sums");
   __shared__ double partial[kTrials][kWarps], potentials[kTrials], of_warps[kWarps], masses[kDrawThreads];

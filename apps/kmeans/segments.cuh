@@ -46,6 +46,7 @@ __global__ void __launch_bounds__(256, kBlocks) add_segments(const Rows<T, Work>
                                                              const Segments segments, const unsigned* places,
                                                              const unsigned* ends, const unsigned* count,
                                                              unsigned long long* sums, const int* stopped) {
+  ptx::after_previous();
   if (*stopped) return;
   constexpr int kWide = kAligned ? kAligned : kVector<T>, kGroups = 32 / kLanes, kStep = kTogether * kGroups;
   static_assert(32 % kStep == 0, "the rows of a step are known by the same lanes' places");

@@ -5,8 +5,10 @@ import ctypes
 import numpy as np
 import pytest
 
+from tsapps.kernels import packed as packed_launches
 from tsapps.kernels.backend import gpus
-from tsapps.kernels.packed import PackedLaunch, pack
+from tsapps.kernels.build import architecture, build
+from tsapps.kernels.packed import OverlappingLaunch, PackedLaunch, pack
 
 PAIR = np.dtype([("pointer", "u8"), ("count", "i4"), ("scale", "f4")])
 
@@ -75,6 +77,66 @@ def test_an_argument_that_points_elsewhere(monkeypatch):
     packed()
     sizes = [3, 2, 1, 64, 1, 1, 128]
     assert launched == [(77, sizes, 5, [1, 2**40, -9], 0), (77, sizes, 5, [1, 2**40 + 24, -9], 0)]
+
+
+def test_what_the_driver_is_told_of_a_launch_that_overlaps(monkeypatch):
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    launched, given = [], (np.int32(7), OnGpu(2**40))
+
+    def launch(reference, function, first, extra):
+        # As cuda.h has it: grid, block, bytes of shared memory, stream, attributes and their number.
+        numbers = np.frombuffer(ctypes.string_at(ctypes.addressof(reference._obj), 56), np.uint32).tolist()
+        stream, attributes = np.array(numbers[8:12], np.uint32).view(np.uint64).tolist()
+        kind, _, value = np.frombuffer(ctypes.string_at(attributes, 72), np.int32)[:3].tolist()
+        addresses = (ctypes.c_uint64 * 2).from_address(first.value)
+        found = [read(address, dtype) for address, dtype in zip(addresses, (np.int32, np.uint64), strict=True)]
+        launched.append((function.value, numbers[:7], stream, numbers[12], (kind, value), found, extra))
+        return 0
+
+    monkeypatch.setattr(packed_launches, "_launch_function", lambda device: launch)
+    monkeypatch.setattr(cupy.cuda, "Device", lambda: type("Device", (), {"id": 0}))
+    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: type("Stream", (), {"ptr": 2**33 + 5}))
+    overlapping = OverlappingLaunch(type("Function", (), {"ptr": 77}), (3, 2), (64,), given, 128)
+    overlapping()
+    overlapping.point(1, 2**40 + 24)
+    overlapping()
+    told = 77, [3, 2, 1, 64, 1, 1, 128], 2**33 + 5, 1, (6, 1)
+    assert launched == [(*told, [7, 2**40], None), (*told, [7, 2**40 + 24], None)]
+
+
+@pytest.mark.gpu
+def test_launches_that_overlap_wait_for_each_other():
+    cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+    assert gpus()
+    # Each adds 1 to what the block behind it has left, which takes its time.
+    source = """
+    #include "kernels/ptx.cuh"
+    __global__ void behind(const int* from, int* to) {
+      ptx::after_previous();
+      const int i = blockIdx.x * blockDim.x + threadIdx.x, all = gridDim.x * blockDim.x;
+      const int found = from[(i + blockDim.x) % all];
+      for (long long end = clock64() + 1000 * (blockIdx.x % 7); clock64() < end;) {
+      }
+      to[i] = found + 1;
+    }
+    """
+    cubin = build(source, ["behind"], architecture(cupy.cuda.Device().id))
+    kernel = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names["behind"])
+    numbers = cupy.arange(300 * 128, dtype=np.int32), cupy.zeros(300 * 128, np.int32)
+    there, back = (OverlappingLaunch(kernel, (300,), (128,), pair) for pair in (numbers, numbers[::-1]))
+    for _ in range(100):
+        there()
+        back()
+    np.testing.assert_array_equal(numbers[0].get(), np.roll(np.arange(300 * 128), -200 * 128) + 200)
+
+
+@pytest.mark.gpu
+def test_a_launch_that_the_driver_refuses():
+    cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+    kernel = cupy.RawKernel('extern "C" __global__ void nothing() {}', "nothing")
+    for kind in (PackedLaunch, OverlappingLaunch):
+        with pytest.raises(cupy.cuda.driver.CUDADriverError, match="INVALID_VALUE"):
+            kind(kernel, (1,), (4096,), ())()
 
 
 @pytest.mark.gpu
