@@ -200,13 +200,20 @@ TSA_PTX void prefetch(const void* global) {
 #endif
 }
 
-// griddepcontrol ─ the next kernel of the stream may begin, and the one before has ended from here on, if they are launched to
-// overlap (kernels/packed.py): its blocks come while this one's last are at work. The first statement of every such kernel,
-// in all threads: nothing is read before it, and a kernel that ends has waited.
+// griddepcontrol ─ of kernels that are launched to overlap (kernels/packed.py).
+//
+// after_previous   the kernel ahead in the stream has ended, and what it wrote is there: the first statement of every such
+//                  kernel, in all threads, so that one which ends has waited
+// next_may_begin   blocks of the next kernel may come, once all blocks of this one have said so or ended. For kernels that
+//                  fill the GPU: behind a small one, the blocks of a large one would come two to where there is room first
 TSA_PTX void after_previous() {
 #if !defined(TSA_HOST) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+TSA_PTX void next_may_begin() {
+#if !defined(TSA_HOST) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 

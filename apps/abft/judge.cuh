@@ -241,7 +241,6 @@ template <typename T, typename Sum>
 __global__ void __launch_bounds__(kJudgeThreads, 2)
     judge(Judged<T> of, Look<Sum> look, Suspects suspects, Bounds bounds, tsm2::Order order, bool correct, Wrong* wrong,
           unsigned long long room) {
-  ptx::after_previous();
   const int lane = threadIdx.x % 32;
   const unsigned long long count = suspects.counts->suspected;
   const bool every = count > (unsigned long long)suspects.capacity;

@@ -46,7 +46,6 @@ from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gapless
 from tsapps.kernels.build import function
 from tsapps.kernels.device import live
 from tsapps.kernels.launch import PlannedKernel, blocks_of
-from tsapps.kernels.packed import OverlappingLaunch
 from tsapps.kernels.plan import ELEMENT, SUM, Plan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.tables import user_table
@@ -101,7 +100,7 @@ class _Check:
         """Return memory for the check of one product, with what B's rows give."""
         memory = cupy.empty(self._bytes, np.uint8)
         places = (self.address(memory, name) for name in ("x", "y", "counts"))
-        OverlappingLaunch(self._row_checks, self._grid_of_rows, (_THREADS,), (_matrix(b), *self._of_rows, *places))()
+        self._row_checks(self._grid_of_rows, (_THREADS,), (_matrix(b), *self._of_rows, *places))
         return memory
 
     def address(self, memory: Any, name: str) -> np.uint64:
@@ -128,7 +127,7 @@ class _Check:
         look["x"], look["y"] = (self.address(memory, name) for name in "xy")
         listed = self.address(memory, "wrong"), np.uint64(MOST_LISTED)
         judged = of[()], look[()], suspects, self._limits, self._order, np.bool_(correct), *listed
-        OverlappingLaunch(self._judge, (_JUDGING * self._multiprocessors,), (_THREADS,), judged)()
+        self._judge((_JUDGING * self._multiprocessors,), (_THREADS,), judged)
         done = cupy.cuda.Event(disable_timing=True)
         done.record()
 
@@ -170,7 +169,7 @@ class Fused:
         here = self._epilogue.copy()  # as other threads may be launching the same
         here["C"], here["row_weights"] = c.pointer, self.check.address(memory, "x")
         here["suspects"], here["counts"], here["capacity"] = self.check.suspects(memory)
-        self._multiply.packed(a.pointer, b.pointer, here[()])()
+        self._multiply(a.pointer, b.pointer, here[()])
 
 
 def matmul(A: Any, B: Any, ours: Bounds, others: Bounds, index: int, *, correct: bool) -> tuple[Any, Report]:

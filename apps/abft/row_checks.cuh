@@ -59,7 +59,6 @@ template <typename T, typename Sum, int kLanes, int kVector>
 __global__ void __launch_bounds__(kRowThreads, 2)
     row_checks(Matrix<const T> B, long long k, long long w, long long padded, bool by_spread, double half_step, Sum* x, Sum* y,
                Counts* counts) {
-  ptx::after_previous();
   struct alignas(kVector * sizeof(T)) Together {
     T at[kVector];
   };

@@ -45,6 +45,7 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
                                                                           long long n, const Products of, Label* labels,
                                                                           unsigned long long* sums, unsigned* moved,
                                                                           const int* stopped) {
+  ptx::next_may_begin();
   ptx::after_previous();
   static_assert(kColumns <= 8, "a lane has up to 16 bits of a row");
   constexpr int kWarps = kThreads / 32, kTile = 32;

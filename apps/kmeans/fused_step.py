@@ -106,6 +106,7 @@ class Step(ABC):
         self._centers = tuple(cupy.empty((2, k, d), engine.dtype))  # of an iteration, and of the next
         # What they pass through on their way: a copy from or to other memory of the host is several times slower.
         self._passing = empty_pinned((k, d), engine.dtype)
+        self._host = c_void_p(self._passing.ctypes.data), self._passing.nbytes
         n_columns = self._n_columns = -(-k // self.columns) * self.columns
         # Where centres lie in slabs, the first of them has their offsets.
         self._halves = cupy.zeros((n_columns, placement.padded + (16 if placement.slabs else 0)), np.float16)
@@ -229,7 +230,7 @@ class Step(ABC):
             self._made_for = made_for
         self._passing[...] = centers
         # Asynchronous, all of it: iterations are launched while it runs.
-        self._centers[0].data.copy_from_host_async(self._passing.ctypes.data_as(c_void_p), self._passing.nbytes)
+        self._centers[0].data.copy_from_host_async(*self._host)
         for state in (self._zeroed, self._counts):
             state.data.memset_async(0, state.nbytes)
         if self.bounds is not None:
@@ -248,7 +249,7 @@ class Step(ABC):
 
     def _centers_on_host(self, place: int) -> np.ndarray:
         """Return centres as an array of the caller's own."""
-        self._centers[place].data.copy_to_host_async(self._passing.ctypes.data_as(c_void_p), self._passing.nbytes)
+        self._centers[place].data.copy_to_host_async(*self._host)
         cupy.cuda.get_current_stream().synchronize()
         return self._passing.copy()
 

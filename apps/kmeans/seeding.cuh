@@ -36,6 +36,7 @@ template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted>
 __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
     try_candidates(const T* X, long long n, int d, const T* weights, const long long* last, const long long* candidates,
                    int chunk, int chunks, int window, T* closest, double* sums) {
+  ptx::next_may_begin();
   ptx::after_previous();
   constexpr int kPoints = kTrials + 1, kRows = kTryRows<T, kPoints>, kGroups = 32 / kLanes, kTile = kRows * kGroups;
   using Found = Distances<T, kPoints, kRows, kLanes, kAligned>;

@@ -185,6 +185,7 @@ class StreamedColumns {
 template <int kColumns, int kSlabs, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays, typename Epilogue>
 __global__ void __launch_bounds__(128 * kGroups + 128, 1)
     streamed_columns(const ptx::Half* A, const ptx::Half* B, int row_tiles, int column_tiles, const Epilogue epilogue) {
+  ptx::next_may_begin();
   ptx::after_previous();
   if (epilogue.idle()) return;
   using Kernel = StreamedColumns<kColumns, kSlabs, kChunks, kGroups, kStagesA, kStagesB, kStays, Epilogue>;

@@ -311,6 +311,7 @@ template <typename Plan, typename Epilogue>
 __global__ void __launch_bounds__(Product<Plan, Epilogue>::kThreads, Plan::kBlocksAMultiprocessor)
     tall_skinny(const typename Plan::A::Source a, const typename Plan::B::Source b, const Work work,
                 typename Product<Plan, Epilogue>::Sum* partial, unsigned* arrived, const Epilogue epilogue) {
+  ptx::next_may_begin();
   ptx::after_previous();
   // Told of no rows, it returns at once; a return here would cost registers.
   const Work here{is_idle(epilogue) ? 0 : work.m, work.n, work.k};

@@ -279,6 +279,7 @@ template <typename Plan, typename Epilogue>
 __global__ void __launch_bounds__(WarpgroupProduct<Plan, Epilogue>::kThreads, Plan::kBlocksAMultiprocessor)
     tall_skinny_warpgroups(const typename Plan::A::Source a, const typename Plan::B::Source b, const Work work,
                      typename WarpgroupProduct<Plan, Epilogue>::Sum* partial, unsigned* arrived, const Epilogue epilogue) {
+  ptx::next_may_begin();
   ptx::after_previous();
   WarpgroupProduct<Plan, Epilogue>(simt::dynamic_shared<unsigned char>(), a, b, work, partial, arrived, epilogue).run();
 }
