@@ -23,6 +23,7 @@ from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.fused_plan import log2_lanes, vector_of
 from tsapps.apps.kmeans.inertia_plan import KeptSums, inertia_plan
 from tsapps.apps.kmeans.rows import Rows, UnitRows
+from tsapps.kernels.arrays import to_host
 from tsapps.kernels.build import function
 from tsapps.kernels.device import Device, live
 from tsapps.kernels.plan import ELEMENT
@@ -43,13 +44,17 @@ _FILLERS = min(8, os.cpu_count() or 1)
 # With more clusters than this a product with the one-hot label matrix costs more than sorting the labels.
 _ONE_HOT_CLUSTERS = 64
 
-_SOURCE, _INERTIA = (Path(__file__).parent / name for name in ("library.cuh", "inertia.cuh"))
+_SOURCE, _INERTIA, _LABELS = (Path(__file__).parent / f"{name}.cuh" for name in ("library", "inertia", "labels"))
+_LABEL_KERNELS = ("kmeans::change_labels", "kmeans::count_labels")
+_FOLD = "fold_moments"
 _KERNELS, _BLOCK_KERNELS = ("nearest", "segment_sums", "point_distances"), ("own_distances", "column_moments")
 _THREADS = 256
 # The points that one launch of point_distances takes, and the rows that a group of lanes of own_distances does.
 _POINTS, _ROWS_TOGETHER = 8, 4
-# Blocks of column_moments, about.
-_MOMENT_BLOCKS = 4096
+# Blocks of column_moments, about; and the threads of a block that puts their parts together, columns and rows.
+_MOMENT_BLOCKS, _FOLDED = 4096, (32, 8)
+# Blocks a multiprocessor of what counts labels, as many as are resident.
+_LABEL_BLOCKS = 4
 
 
 def _row_groups(rows: int, columns: int) -> tuple[Any, tuple[int]]:
@@ -161,6 +166,24 @@ class CublasEngine(Engine):
             return labels, lowest, scores.T @ block, scores.T @ cupy.ones(rows, self.dtype)
         return labels, lowest, *self._segment_sums(block, weights, labels, k)
 
+    def relabel(self, held: Any, labels: Any) -> Any:
+        """Give samples new labels, and return how many differ; see `Engine.relabel`."""
+        changed = cupy.zeros((), np.uint64)
+        self._with_labels("change_labels", labels, held, changed)
+        return changed
+
+    def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
+        """Return how many samples have each label; see `Engine.cluster_sizes`."""
+        counts = cupy.zeros(k, np.int64)
+        self._with_labels("count_labels", labels, np.int32(k), counts)
+        return to_host(counts)
+
+    def _with_labels(self, name: str, labels: Any, *arguments: Any) -> None:
+        """Launch a kernel of labels.cuh: CuPy's own for the same take seconds to compile."""
+        kernel = function(_LABELS, _LABEL_KERNELS, f"kmeans::{name}", self._gpu.id)
+        blocks = min(-(-len(labels) // _THREADS), _LABEL_BLOCKS * self.gpu.multiprocessors)
+        kernel((blocks,), (_THREADS,), (labels, np.int64(len(labels)), *arguments))
+
     def _segment_sums(self, block: Any, weights: Any | None, labels: Any, k: int) -> tuple[Any, Any]:
         order = cupy.argsort(labels)
         starts = cupy.searchsorted(labels[order], cupy.arange(k + 1, dtype=np.int32))
@@ -186,9 +209,9 @@ class CublasEngine(Engine):
         parts = cupy.empty((3, slices, d))
         arguments = (block, origin, np.int64(rows), np.int32(d), *parts)
         self._kernel("column_moments", block, vectors)((columns, slices), (width, _THREADS // width), arguments)
-        self.largest = cupy.maximum(self.largest, parts[2].max(axis=0))
-        total, square = parts[:2].sum(axis=1)
-        return total, square
+        totals, sizes = cupy.empty((2, d)), (np.int32(slices), np.int32(d))
+        self._kernel("fold_moments")((-(-d // _FOLDED[0]),), _FOLDED, (parts, *sizes, totals, self.largest))
+        return totals[0], totals[1]
 
     def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
         """Return ‖x − c‖² of each of a block's rows and the centre that its label names, in `dtype`."""
@@ -238,7 +261,9 @@ class CublasEngine(Engine):
         names = [f"{kernel}<{scalar}>" for kernel in _KERNELS]
         names += [f"{kernel}<{element}, {scalar}, {of}>" for kernel in _BLOCK_KERNELS for of in ("false", "true")]
         wanted = f"{name}<{scalar}>" if block is None else f"{name}<{element}, {scalar}, {str(vectors).lower()}>"
-        return function(_SOURCE, tuple(names), wanted, self._gpu.id)
+        if name == _FOLD:
+            wanted = _FOLD
+        return function(_SOURCE, (*names, _FOLD), wanted, self._gpu.id)
 
     def square_distances(self, points: np.ndarray) -> Any:
         """Return ‖x − p‖² for every point p and sample x, shape (len(points), n), in `dtype`."""

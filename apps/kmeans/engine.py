@@ -130,7 +130,7 @@ class Engine(ABC):
     def centre(self, mean: np.ndarray) -> None:
         """Subtract `mean` (d,) from every row read from here on. Never writes to an array of the caller's."""
         self.mean = self.xp.asarray(mean, dtype=self.dtype)
-        if self.held is None or not self.mean.any():
+        if self.held is None or not mean.astype(self.dtype).any():
             return
         if self.held is not self._borrowed:
             self.held -= self.mean
@@ -248,10 +248,9 @@ class Engine(ABC):
         def work(_: int, block: Any) -> tuple[Any, Any]:
             return self.block_moments(block, device_origin)
 
-        total = square = self.xp.zeros(self.n_features)
-        for part in self.each_block(work, self.temporary_columns):
-            total = total + part[0]
-            square = square + part[1]
+        (total, square), *others = self.each_block(work, self.temporary_columns)
+        for part in others:
+            total, square = total + part[0], square + part[1]
         return to_host(total), to_host(square)
 
     def refuse_non_finite(self) -> None:
@@ -293,20 +292,26 @@ class Engine(ABC):
                 block, weights, minus_2_centers, norms, update=update, potential=potential
             )
             held = self.labels[start : start + len(block)]
-            moved = xp.count_nonzero(labels != held)
-            held[:] = labels
+            moved = self.relabel(held, labels)
             if scores is not None:
                 scores = (scores if weights is None else scores * weights).sum(dtype=np.float64)
             return moved, sums, totals, scores
 
         sums, totals = xp.zeros(shape), xp.zeros(shape[0])
-        moved = score = 0
+        moved, scores = [], []
         for part in self.each_block(work, k):
-            moved = moved + part[0]
+            moved.append(part[0])
             sums += part[1]
             totals += part[2]
-            score = score + part[3] if potential else score
-        return Assignment(int(moved), to_host(sums), to_host(totals), float(score) if potential else float("nan"))
+            scores.append(part[3])
+        score = float(sum(scores[1:], scores[0])) if potential else float("nan")
+        return Assignment(int(sum(moved[1:], moved[0])), to_host(sums), to_host(totals), score)
+
+    def relabel(self, held: Any, labels: Any) -> Any:
+        """Give samples that have labels `held` (m,) others, and return how many differ: a number of `xp`."""
+        moved = self.xp.count_nonzero(held != labels)
+        held[:] = labels
+        return moved
 
     def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
         """Iterate until no label changes, the centres move by `tol` at most in all (squared), or a cluster is empty.

@@ -1,8 +1,12 @@
-// Labels of a byte, which iterations for few features keep, as the 32 bits that the engine has.
+// What is done with labels alone.
 //
-//   from (n, in whole words)   4 labels a word   →   to (n)   16 bytes a thread
+// widen_labels    labels of a byte (n, in whole words), which iterations for few features keep, as the 32 bits that the
+//                 engine has: 4 of a word → 16 bytes a thread
+// change_labels   new labels (n) in the place of old ones, and how many differ
+// count_labels    how many rows have each label
 //
-// Why it is fast: both are read and written in whole lines, once.
+// Why it is fast: labels are read and written in whole lines, once. What is counted is added up by a block first: by its
+// threads, or in shared memory.
 #pragma once
 #include "kernels/tsm2/simt.cuh"
 
@@ -23,6 +27,42 @@ __global__ void __launch_bounds__(256, 8) widen_labels(const Label* from, long l
     } else {
       for (int i = 0; 4 * word + i < n; ++i) to[4 * word + i] = wide.at[i];
     }
+  }
+}
+
+// Adds to `changed` how many differ.
+__global__ void __launch_bounds__(256, 8) change_labels(const int* from, long long n, int* to, unsigned long long* changed) {
+  const long long together = (long long)gridDim.x * blockDim.x;
+  unsigned differ = 0;
+  for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += together) {
+    const int label = from[i];
+    differ += label != to[i];
+    to[i] = label;
+  }
+  differ = simt::warp_sum(differ);
+  if (simt::lane() == 0 && differ != 0) atomicAdd(changed, (unsigned long long)differ);
+}
+
+// Clusters that a block counts in shared memory.
+constexpr int kMostCounted = 8192;
+
+// Adds to `counts` (k).
+__global__ void __launch_bounds__(256, 4) count_labels(const int* labels, long long n, int k, unsigned long long* counts) {
+  __shared__ unsigned here[kMostCounted];
+  const bool is_here = k <= kMostCounted;
+  for (int j = threadIdx.x; is_here && j < k; j += blockDim.x) here[j] = 0;
+  __syncthreads();
+  const long long together = (long long)gridDim.x * blockDim.x;
+  for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += together) {
+    if (is_here) {
+      atomicAdd(&here[labels[i]], 1u);
+    } else {
+      atomicAdd(&counts[labels[i]], 1ull);
+    }
+  }
+  __syncthreads();
+  for (int j = threadIdx.x; is_here && j < k; j += blockDim.x) {
+    if (here[j] != 0) atomicAdd(&counts[j], (unsigned long long)here[j]);
   }
 }
 

@@ -7,7 +7,8 @@
 // segment_sums    the sum of the rows with each label
 // own_distances   ‖x − c‖² of each row and its own centre
 // point_distances ‖x − p‖² of each row and each of up to 8 points: the candidates of a k-means++ step
-// column_moments  Σ(x − o), Σ(x − o)² and max |x − o| of each column, about an origin o
+// column_moments  Σ(x − o), Σ(x − o)² and max |x − o| of each column, about an origin o, of some rows each
+// fold_moments    those parts put together
 //
 // x is X's row less `mean`: zero, where X is centred already.
 //
@@ -240,4 +241,38 @@ __global__ void __launch_bounds__(256, 3)
     squares[(long long)blockIdx.y * d + feature + i] = square[i];
     largest[(long long)blockIdx.y * d + feature + i] = greatest;
   }
+}
+
+// Columns of a block, and the threads that share one.
+#define FOLD_COLUMNS 32
+#define FOLD_ROWS 8
+
+// The `slices` parts of column_moments, planes of (slices × d) one behind the other: the sums to `totals` (2 × d), and the
+// largest, or what was there if it is larger, to `largest` (d).
+__global__ void __launch_bounds__(FOLD_COLUMNS * FOLD_ROWS)
+    fold_moments(const double* parts, int slices, int d, double* totals, double* largest) {
+  __shared__ double partial[FOLD_ROWS][3][FOLD_COLUMNS];
+  const int column = blockIdx.x * FOLD_COLUMNS + threadIdx.x;
+  const long long plane = (long long)slices * d;
+  double sum = 0, square = 0, most = 0;
+#pragma unroll 4
+  for (int slice = threadIdx.y; slice < slices && column < d; slice += FOLD_ROWS) {
+    const double* part = parts + (long long)slice * d + column;
+    sum += part[0];
+    square += part[plane];
+    most = part[2 * plane] > most ? part[2 * plane] : most;
+  }
+  double* own = partial[threadIdx.y][0] + threadIdx.x;
+  own[0] = sum, own[FOLD_COLUMNS] = square, own[2 * FOLD_COLUMNS] = most;
+  __syncthreads();
+  if (threadIdx.y != 0 || column >= d) return;
+  for (int y = 1; y < FOLD_ROWS; ++y) {
+    const double* other = partial[y][0] + threadIdx.x;
+    sum += other[0];
+    square += other[FOLD_COLUMNS];
+    most = other[2 * FOLD_COLUMNS] > most ? other[2 * FOLD_COLUMNS] : most;
+  }
+  totals[column] = sum;
+  totals[d + column] = square;
+  if (most > largest[column]) largest[column] = most;
 }

@@ -72,6 +72,11 @@ extern "C" void moments(long long vectors, const void* X, const void* origin, lo
            parts + 2 * slices * d);
   }});
 }}
+extern "C" void fold(const double* parts, long long slices, long long d, double* totals, double* largest) {{
+  cuda_host::launch(dim3((d + 31) / 32), dim3(32, 8), 0, [=] {{
+    fold_moments(parts, (int)slices, (int)d, totals, largest);
+  }});
+}}
 extern "C" void distances(long long vectors, const void* X, const void* mean, const void* centers, const int* labels,
                           long long n, long long d, long long log2_lanes, void* distances, long long blocks) {{
   cuda_host::launch(dim3(blocks), 256, 0, [=] {{
@@ -151,15 +156,17 @@ class Passes:
         wide = vector_of(self.X.itemsize)
         return self.d % wide == 0 and self.X.ctypes.data % (wide * self.X.itemsize) == 0
 
-    def moments(self, origin, slices=3):
-        """Return Σ(x − o), Σ(x − o)² and max |x − o| of each column."""
+    def moments(self, origin, slices=3, before=0.0):
+        """Return Σ(x − o), Σ(x − o)² and max |x − o| of each column, or what that was `before` if it is larger."""
         vectors = self.vectors()
         wide = vector_of(self.X.itemsize) if vectors else 1
         width = min(32, 1 << (-(-self.d // wide) - 1).bit_length())
         parts = np.full((3, slices, self.d), np.nan)
         origin, columns = origin.astype(self.work), -(-self.d // (width * wide))
         self.library.call("moments", int(vectors), self.X, origin, self.n, self.d, parts, columns, slices, width)
-        return parts[0].sum(axis=0), parts[1].sum(axis=0), parts[2].max(axis=0)
+        totals, largest = np.full((2, self.d), np.nan), np.full(self.d, before)
+        self.library.call("fold", parts, slices, self.d, totals, largest)
+        return *totals, largest
 
     def distances(self):
         """Return ‖x − c‖² of every row."""

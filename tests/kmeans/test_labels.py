@@ -1,4 +1,4 @@
-"""Labels of a byte made labels of 32 bits by labels.cuh, its own source run on the CPU."""
+"""What is done with labels alone, by labels.cuh's own source, run on the CPU."""
 
 from functools import cache
 
@@ -10,6 +10,12 @@ SOURCE = """
 #include "apps/kmeans/labels.cuh"
 extern "C" void widen(const signed char* from, long long n, int* to, long long blocks) {
   cuda_host::launch(dim3(blocks), 64, 0, [=] { kmeans::widen_labels(from, n, to); });
+}
+extern "C" void change(const int* from, long long n, int* to, unsigned long long* changed, long long blocks) {
+  cuda_host::launch(dim3(blocks), 64, 0, [=] { kmeans::change_labels(from, n, to, changed); });
+}
+extern "C" void count(const int* labels, long long n, long long k, unsigned long long* counts, long long blocks) {
+  cuda_host::launch(dim3(blocks), 64, 0, [=] { kmeans::count_labels(labels, n, (int)k, counts); });
 }"""
 
 
@@ -27,3 +33,26 @@ def test_every_label_is_widened_and_nothing_else_written(n, blocks, rng):
     library().call("widen", given, n, found, blocks)
     np.testing.assert_array_equal(found[:n], given[:n])
     assert (found[n:] == -5).all()
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("n", [1, 31, 64, 65, 3001])
+def test_labels_are_changed_and_those_that_differ_counted(n, blocks, rng):
+    held, given = rng.integers(-1, 3, n + 2).astype(np.int32), rng.integers(0, 3, n).astype(np.int32)
+    expected, changed = np.append(given, held[n:]), np.array([5], np.uint64)
+    differ = np.count_nonzero(held[:n] != given)
+    library().call("change", given, n, held, changed, blocks)
+    np.testing.assert_array_equal(held, expected)
+    assert changed[0] == 5 + differ
+    library().call("change", given, n, held, changed, blocks)
+    assert changed[0] == 5 + differ
+
+
+# In shared memory, as many as there is room for, and one more.
+@pytest.mark.parametrize("k", [1, 7, 300, 8192, 8193])
+@pytest.mark.parametrize(("n", "blocks"), [(1, 1), (3001, 1), (3001, 5)])
+def test_labels_are_counted(n, k, blocks, rng):
+    labels, counts = rng.integers(0, k, n).astype(np.int32), np.zeros(k + 1, np.uint64)
+    labels[-1] = k - 1
+    library().call("count", labels, n, k, counts, blocks)
+    np.testing.assert_array_equal(counts, np.bincount(labels, minlength=k + 1))

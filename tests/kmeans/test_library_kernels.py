@@ -115,10 +115,20 @@ def test_moments_and_distances(n, d, k, dtype, offset, rng):
     np.testing.assert_allclose(largest, abs(delta).max(axis=0), rtol=unit)
 
 
-def test_moments_of_few_rows_in_many_slices(rng):
+@pytest.mark.parametrize("slices", [1, 7, 9, 100])
+def test_moments_of_few_rows_in_many_slices(slices, rng):
     of = passes(5, 40, 2, "float32", rng)
-    total, _, _ = of.moments(np.zeros(40), slices=9)
+    total, _, largest = of.moments(np.zeros(40), slices)
     np.testing.assert_allclose(total, of.X.astype(np.float64).sum(axis=0), rtol=1e-6)
+    np.testing.assert_array_equal(largest, abs(of.X).max(axis=0))
+
+
+def test_the_largest_of_several_blocks_of_rows(rng):
+    of = passes(50, 3, 2, "float32", rng)
+    own = abs(of.X).max(axis=0).astype(np.float64)
+    before = own + np.array([1, -0.01, 0])
+    _, _, largest = of.moments(np.zeros(3), before=before)
+    np.testing.assert_array_equal(largest, [before[0], own[1], own[2]])
 
 
 @settings(max_examples=25, deadline=None)
