@@ -16,13 +16,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Cubin", "Resources", "build", "cache_directory", "function", "headers_of", "write_whole"]
+__all__ = ["Cubin", "Kernel", "Resources", "build", "cache_directory", "function", "headers_of", "write_whole"]
 
 #: Root of what `#include "…"` names: the directory that holds kernels/ and apps/ where they are installed.
 INCLUDE_ROOT = Path(__file__).resolve().parent.parent
@@ -38,6 +39,8 @@ _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 _WAITS = re.compile(r"\(C75\d\d\)[^\n]*wgmma[^\n]* function '(\w+)'")
 # A compile that takes longer than this is announced: the user waits for it once.
 PATIENCE_SECONDS = 1.0
+# Dynamic shared memory that every kernel may be launched with.
+_USUAL_SHARED = 48 << 10
 
 
 @dataclass(frozen=True)
@@ -231,20 +234,76 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
 
 
-@cache
-def function(path: Path, kernels: tuple[str, ...], kernel: str, device: int) -> Any:
-    """Return a kernel of the source file at `path`, loaded on GPU `device`: a `cupy.cuda.Function`.
+class Kernel:
+    """A kernel on a GPU: compiled from when it is made, beside others, and loaded when it is first wanted.
 
-    Raises
-    ------
-    RuntimeError
-        If the source does not compile.
+    Parameters
+    ----------
+    source, kernels
+        As for `build`.
+    kernel : str
+        Which of them.
+    device : int
     """
-    import cupy
 
-    cubin = build(path.read_text(encoding="utf-8"), kernels, architecture(device))
-    with cupy.cuda.Device(device):
-        return cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[kernel])
+    def __init__(self, source: str, kernels: Sequence[str], kernel: str, device: int) -> None:
+        self._given, self._kernel, self._device = (source, tuple(kernels), architecture(device)), kernel, device
+        self._most_shared = _USUAL_SHARED
+        self._built = _compilers().submit(build, *self._given)
+
+    @cached_property
+    def loaded(self) -> Any:
+        """The `cupy.cuda.Function`.
+
+        Raises
+        ------
+        RuntimeError
+            If the source does not compile.
+        """
+        import cupy
+
+        wait([self._built])
+        # It is in the cache now; or what is wrong is said here, and tried again by whoever wants it again.
+        cubin = build(*self._given)
+        with cupy.cuda.Device(self._device):
+            function = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[self._kernel])
+            if self._most_shared != _USUAL_SHARED:
+                function.max_dynamic_shared_size_bytes = self._most_shared
+        return function
+
+    @property
+    def max_dynamic_shared_size_bytes(self) -> int:
+        """The most dynamic shared memory that it may be launched with, as of a `cupy.cuda.Function`."""
+        return self._most_shared
+
+    @max_dynamic_shared_size_bytes.setter
+    def max_dynamic_shared_size_bytes(self, size: int) -> None:
+        self._most_shared = size
+        if "loaded" in vars(self):
+            self.loaded.max_dynamic_shared_size_bytes = size
+
+    @property
+    def ptr(self) -> int:
+        """What the driver knows it by."""
+        return int(self.loaded.ptr)
+
+    def __call__(
+        self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], shared_mem: int = 0
+    ) -> None:
+        """Launch it on the current stream, as a `cupy.cuda.Function`."""
+        self.loaded(grid, block, arguments, shared_mem=shared_mem)
+
+
+@cache
+def _compilers() -> ThreadPoolExecutor:
+    """Return the threads that compile: NVRTC lets others run meanwhile."""
+    return ThreadPoolExecutor(os.cpu_count(), "tsapps-compiler")
+
+
+@cache
+def function(path: Path, kernels: tuple[str, ...], kernel: str, device: int) -> Kernel:
+    """Return a kernel of the source file at `path`, for GPU `device`."""
+    return Kernel(path.read_text(encoding="utf-8"), kernels, kernel, device)
 
 
 @cache

@@ -12,7 +12,7 @@ import numpy as np
 
 from tsapps.kernels import library
 from tsapps.kernels.arrays import DeviceMatrix
-from tsapps.kernels.build import Cubin, Resources, architecture, build
+from tsapps.kernels.build import Cubin, Kernel, Resources, architecture, build
 from tsapps.kernels.packed import OverlappingLaunch
 from tsapps.kernels.plan import SUM, LibraryAlgorithm, Plan, WarpgroupPlan
 from tsapps.kernels.problem import Problem
@@ -116,26 +116,31 @@ _SOURCE = np.dtype([("data", "u8"), ("leading", "i8"), ("outer", "i8"), ("depth"
 _WORK = np.dtype([("m", "i8"), ("n", "i8"), ("k", "i8")])
 
 
+def _source_of(plan: Plan, epilogue: str = "", header: str = "") -> tuple[str, str]:
+    """Return the source of a plan's kernel, and its name expression.
+
+    `epilogue` is the class of an app's own, and `header` where it is; else it is the plan's, which stores C.
+    """
+    include = f'#include "{header}"\n' if header else ""
+    source = f'#include "kernels/tsm2/{plan.kernel_name}.cuh"\n{include}{plan.struct()}\n'
+    return source, f"tsm2::{plan.kernel_name}<Plan, {epilogue or plan.epilogue()}>"
+
+
 def compiled_plan(plan: Plan, arch: str, epilogue: str = "", header: str = "") -> tuple[Cubin, str]:
     """Compile the kernel of a plan for an architecture, and return it with its name expression; needs no GPU.
 
-    `epilogue` is the class of an app's own, and `header` where it is; else the plan's is compiled, which stores C.
+    `epilogue` and `header` as for `_source_of`.
     """
-    name = f"tsm2::{plan.kernel_name}<Plan, {epilogue or plan.epilogue()}>"
-    include = f'#include "{header}"\n' if header else ""
-    source = f'#include "kernels/tsm2/{plan.kernel_name}.cuh"\n{include}{plan.struct()}\n'
+    source, name = _source_of(plan, epilogue, header)
     return build(source, [name], arch), name
 
 
 @cache
-def _planned_kernel(plan: Plan, device: int, epilogue: str = "", header: str = "") -> Any:
-    """Return the kernel of a plan, loaded on a GPU."""
-    import cupy
-
-    cubin, name = compiled_plan(plan, architecture(device), epilogue, header)
-    with cupy.cuda.Device(device):
-        kernel = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[name])
-        kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
+def _planned_kernel(plan: Plan, device: int, epilogue: str = "", header: str = "") -> Kernel:
+    """Return the kernel of a plan, for a GPU."""
+    source, name = _source_of(plan, epilogue, header)
+    kernel = Kernel(source, [name], name, device)
+    kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
     return kernel
 
 

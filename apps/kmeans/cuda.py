@@ -24,7 +24,7 @@ from tsapps.apps.kmeans.fused_plan import log2_lanes, vector_of
 from tsapps.apps.kmeans.inertia_plan import KeptSums, inertia_plan
 from tsapps.apps.kmeans.rows import Rows, UnitRows
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.build import function
+from tsapps.kernels.build import Kernel, function
 from tsapps.kernels.device import Device, live
 from tsapps.kernels.plan import ELEMENT
 
@@ -46,8 +46,6 @@ _ONE_HOT_CLUSTERS = 64
 
 _SOURCE, _INERTIA, _LABELS = (Path(__file__).parent / f"{name}.cuh" for name in ("library", "inertia", "labels"))
 _LABEL_KERNELS = ("kmeans::change_labels", "kmeans::count_labels")
-_FOLD = "fold_moments"
-_KERNELS, _BLOCK_KERNELS = ("nearest", "segment_sums", "point_distances"), ("own_distances", "column_moments")
 _THREADS = 256
 # The points that one launch of point_distances takes, and the rows that a group of lanes of own_distances does.
 _POINTS, _ROWS_TOGETHER = 8, 4
@@ -159,7 +157,7 @@ class CublasEngine(Engine):
         one_hot = update and k <= _ONE_HOT_CLUSTERS
         lanes, grid = _row_groups(rows, k)
         arguments = (scores, norms, _pointer(weights), np.int64(rows), np.int32(k), lanes, np.bool_(one_hot))
-        self._kernel("nearest")(grid, (_THREADS,), (*arguments, labels, _pointer(lowest)))
+        self._kernel("nearest", self._scalar)(grid, (_THREADS,), (*arguments, labels, _pointer(lowest)))
         if not update:
             return labels, lowest, 0, 0
         if one_hot:
@@ -189,7 +187,7 @@ class CublasEngine(Engine):
         starts = cupy.searchsorted(labels[order], cupy.arange(k + 1, dtype=np.int32))
         sums, totals = cupy.empty((k, self.n_features)), cupy.empty(k)
         arguments = (block, _pointer(weights), order, starts, np.int32(self.n_features), sums, totals)
-        self._kernel("segment_sums")((k, self.n_features // 32 + 1), (32, 8), arguments)
+        self._kernel("segment_sums", self._scalar)((k, self.n_features // 32 + 1), (32, 8), arguments)
         return sums, totals
 
     def _sums_about(self, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -208,9 +206,10 @@ class CublasEngine(Engine):
         slices = min(max(1, _MOMENT_BLOCKS // columns), -(-rows // 64))
         parts = cupy.empty((3, slices, d))
         arguments = (block, origin, np.int64(rows), np.int32(d), *parts)
-        self._kernel("column_moments", block, vectors)((columns, slices), (width, _THREADS // width), arguments)
+        add_up, fold = self._kernel_of_blocks("column_moments", block, vectors=vectors), self._kernel("fold_moments")
+        add_up((columns, slices), (width, _THREADS // width), arguments)
         totals, sizes = cupy.empty((2, d)), (np.int32(slices), np.int32(d))
-        self._kernel("fold_moments")((-(-d // _FOLDED[0]),), _FOLDED, (parts, *sizes, totals, self.largest))
+        fold((-(-d // _FOLDED[0]),), _FOLDED, (parts, *sizes, totals, self.largest))
         return totals[0], totals[1]
 
     def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
@@ -221,7 +220,7 @@ class CublasEngine(Engine):
         vectors = all(_whole_vectors(array, wide) for array in (block, self.shift, centers))
         lanes, grid = _row_groups(-(-rows // _ROWS_TOGETHER), d // wide if vectors else d)
         arguments = (block, self.shift, centers, labels, np.int64(rows), np.int32(d), lanes, distances)
-        self._kernel("own_distances", block, vectors)(grid, (_THREADS,), arguments)
+        self._kernel_of_blocks("own_distances", block, vectors=vectors)(grid, (_THREADS,), arguments)
         return distances
 
     def inertia(self, centers: np.ndarray) -> float:
@@ -254,16 +253,18 @@ class CublasEngine(Engine):
         kernel(grid, (plan.threads,), (*arguments, *compared), shared_mem=plan.shared_bytes)
         return total
 
-    def _kernel(self, name: str, block: Any = None, vectors: bool = False) -> Any:
-        """Return a kernel of library.cuh; of those that take blocks of any dtype, the one for `block`."""
-        scalar = ELEMENT[self.dtype.name]
-        element = scalar if block is None else ELEMENT[block.dtype.name]
-        names = [f"{kernel}<{scalar}>" for kernel in _KERNELS]
-        names += [f"{kernel}<{element}, {scalar}, {of}>" for kernel in _BLOCK_KERNELS for of in ("false", "true")]
-        wanted = f"{name}<{scalar}>" if block is None else f"{name}<{element}, {scalar}, {str(vectors).lower()}>"
-        if name == _FOLD:
-            wanted = _FOLD
-        return function(_SOURCE, (*names, _FOLD), wanted, self._gpu.id)
+    def _kernel(self, name: str, *arguments: str) -> Kernel:
+        """Return a kernel of library.cuh, by its name and template arguments."""
+        full = f"{name}<{', '.join(arguments)}>" if arguments else name
+        return function(_SOURCE, (full,), full, self._gpu.id)
+
+    @property
+    def _scalar(self) -> str:
+        return ELEMENT[self.dtype.name]
+
+    def _kernel_of_blocks(self, name: str, block: Any, *, vectors: bool) -> Kernel:
+        """Return the one for `block`, of those that take blocks of any dtype."""
+        return self._kernel(name, ELEMENT[block.dtype.name], self._scalar, str(vectors).lower())
 
     def square_distances(self, points: np.ndarray) -> Any:
         """Return ‖x − p‖² for every point p and sample x, shape (len(points), n), in `dtype`."""
@@ -281,7 +282,7 @@ class CublasEngine(Engine):
             for group, count, distances in groups:
                 sizes = (np.int32(count), np.int64(rows), np.int32(d), lanes, np.int64(self.n_samples))
                 arguments = (block, self.shift, group, *sizes, distances[:, start:])
-                self._kernel("point_distances")(grid, (_THREADS,), arguments)
+                self._kernel("point_distances", self._scalar)(grid, (_THREADS,), arguments)
 
         for _ in self.each_block(work, self.n_features):
             pass

@@ -48,7 +48,7 @@ from tsapps.apps.kmeans.fused_plan import (
 )
 from tsapps.apps.kmeans.shadow import Placement, Shadow, load_kernels, types_of
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.build import architecture, build
+from tsapps.kernels.build import Kernel
 from tsapps.kernels.launch import PlannedKernel, blocks_of
 from tsapps.kernels.packed import OverlappingLaunch
 from tsapps.kernels.plan import ELEMENT, Plan
@@ -73,14 +73,12 @@ def integers_of(engine: FusedEngine) -> Integers:
 
 
 @cache
-def _streamed(plan: StreamPlan, device: int) -> Any:
-    """Return the kernel of a plan, loaded on a GPU."""
+def _streamed(plan: StreamPlan, device: int) -> Kernel:
+    """Return the kernel of a plan, for a GPU."""
     headers = "kernels/tsm2/streamed_columns.cuh", "apps/kmeans/nearest_of_many.cuh"
     source = "".join(f'#include "{header}"\n' for header in headers)
-    cubin = build(source, [plan.kernel], architecture(device))
-    with cupy.cuda.Device(device):
-        kernel = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[plan.kernel])
-        kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
+    kernel = Kernel(source, [plan.kernel], plan.kernel, device)
+    kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
     return kernel
 
 
@@ -125,9 +123,9 @@ class Step(ABC):
         halves = np.array((self._halves.data.ptr, placement.padded, placement.slabs, self.columns, 0), HALVES)[()]
         self._sizes = np.int32(k), np.int32(d), halves, placement.scale, placement.reach
         scalar = ELEMENT[engine.dtype.name]
-        self._place, self._advance = load_kernels(
-            engine, "centers.cuh", f"place_centers<{scalar}>", f"advance<{scalar}>"
-        )
+        # Apart, as each takes longer to compile than most.
+        (self._place,) = load_kernels(engine, "centers.cuh", f"place_centers<{scalar}>")
+        (self._advance,) = load_kernels(engine, "centers.cuh", f"advance<{scalar}>")
         self.weighted = str(engine.sample_weight is not None).lower()
         self.integers = integers_of(engine)
         self._scales = np.array(self.integers.scales)

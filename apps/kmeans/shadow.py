@@ -37,7 +37,7 @@ _THREADS, _BLOCKS = 256, 6
 
 
 def load_kernels(engine: FusedEngine, file: str, *names: str) -> list[Any]:
-    """Return kernels of a file of this package, compiled together and loaded on the engine's GPU."""
+    """Return kernels of a file of this package, compiled together, for the engine's GPU."""
     full = tuple(f"kmeans::{name}" for name in names)
     return [function(_FOLDER / file, full, name, engine.gpu_index) for name in full]
 

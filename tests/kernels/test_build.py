@@ -1,9 +1,14 @@
 """Compiling and its cache; and every kernel for every architecture, without a GPU."""
 
+import functools
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from threading import Barrier
+from types import SimpleNamespace
 
 import pytest
 
@@ -129,6 +134,72 @@ def test_two_processes_at_once(tmp_path):
     running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate()[0].strip() for process in running] == [r"b'\x7fELF'"] * 3
     assert len(list((tmp_path / "tsapps" / "cubin").iterdir())) == 2
+
+
+class LoadedFunction:
+    """What stands in for a `cupy.cuda.Function`, which needs a GPU."""
+
+    ptr, max_dynamic_shared_size_bytes = 77, 48 << 10
+
+    def __init__(self, path, name):
+        self.path, self.name, self.launched = path, name, []
+
+    def __call__(self, *sizes_and_arguments, shared_mem):
+        self.launched.append((*sizes_and_arguments, shared_mem))
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """No GPU is needed to load a kernel."""
+    cupy = pytest.importorskip("cupy")
+    monkeypatch.setattr(build, "architecture", lambda device: "sm_90")
+    monkeypatch.setattr(cupy.cuda, "Device", lambda device: nullcontext())
+    module = functools.partial(functools.partial, LoadedFunction)
+    monkeypatch.setattr(cupy, "RawModule", lambda path: SimpleNamespace(get_function=module(Path(path))))
+
+
+def test_a_kernel_is_loaded_once_and_as_it_was_set(cache, headers, stand_in):
+    names = ["scale<float>", "scale<double>"]
+    kernels = [build.Kernel(SOURCE, names, name, 0) for name in names]
+    assert [kernel.max_dynamic_shared_size_bytes for kernel in kernels] == [48 << 10] * 2
+    kernels[0].max_dynamic_shared_size_bytes = 200 << 10
+    built = build.build(SOURCE, names, "sm_90")
+    for kernel, name in zip(kernels, names, strict=True):
+        assert kernel.ptr == 77
+        assert kernel.loaded is kernel.loaded
+        assert (kernel.loaded.path, kernel.loaded.name) == (built.path, built.names[name])
+    assert [kernel.loaded.max_dynamic_shared_size_bytes for kernel in kernels] == [200 << 10, 48 << 10]
+    kernels[1].max_dynamic_shared_size_bytes = 100 << 10
+    assert kernels[1].loaded.max_dynamic_shared_size_bytes == 100 << 10
+    kernels[1]((2,), (64,), (1, 2), shared_mem=8)
+    kernels[1]((3,), (64,), ())
+    assert kernels[1].loaded.launched == [((2,), (64,), (1, 2), 8), ((3,), (64,), (), 0)]
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_kernels_are_compiled_beside_each_other(cache, headers, stand_in, monkeypatch):
+    both, real = Barrier(2, timeout=60), build._compile
+
+    def compiled(*arguments):
+        both.wait()  # which one alone would never pass
+        real(*arguments)
+
+    monkeypatch.setattr(build, "_compilers", functools.cache(lambda: ThreadPoolExecutor(2)))
+    monkeypatch.setattr(build, "_compile", compiled)
+    names = ["scale<float>", "scale<double>"]
+    kernels = [build.Kernel(SOURCE, [name], name, 0) for name in names]
+    assert {kernel.loaded.path for kernel in kernels} == set(cache.glob("*.cubin"))
+    assert not both.broken
+
+
+def test_a_kernel_that_does_not_compile_says_so_whenever_it_is_wanted(cache, headers, stand_in):
+    (headers / "factor.cuh").write_text("#define FACTOR missing\n")
+    kernel = build.Kernel(SOURCE, ["scale<float>"], "scale<float>", 0)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="missing"):
+            _ = kernel.loaded
+    (headers / "factor.cuh").write_text("#define FACTOR 3\n")
+    assert kernel.loaded.path.exists()
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
