@@ -253,7 +253,7 @@ class Kernel:
 
     @cached_property
     def loaded(self) -> Any:
-        """The `cupy.cuda.Function`.
+        """The `cupy.RawKernel`.
 
         Raises
         ------
@@ -266,14 +266,14 @@ class Kernel:
         # It is in the cache now; or what is wrong is said here, and tried again by whoever wants it again.
         cubin = build(*self._given)
         with cupy.cuda.Device(self._device):
-            function = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[self._kernel])
+            kernel = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[self._kernel])
             if self._most_shared != _USUAL_SHARED:
-                function.max_dynamic_shared_size_bytes = self._most_shared
-        return function
+                kernel.max_dynamic_shared_size_bytes = self._most_shared
+        return kernel
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        """The most dynamic shared memory that it may be launched with, as of a `cupy.cuda.Function`."""
+        """The most dynamic shared memory that it may be launched with, as of a `cupy.RawKernel`."""
         return self._most_shared
 
     @max_dynamic_shared_size_bytes.setter
@@ -285,12 +285,12 @@ class Kernel:
     @property
     def ptr(self) -> int:
         """What the driver knows it by."""
-        return int(self.loaded.ptr)
+        return int(self.loaded.kernel.ptr)
 
     def __call__(
         self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], shared_mem: int = 0
     ) -> None:
-        """Launch it on the current stream, as a `cupy.cuda.Function`."""
+        """Launch it on the current stream, as a `cupy.RawKernel`."""
         self.loaded(grid, block, arguments, shared_mem=shared_mem)
 
 

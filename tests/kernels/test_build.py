@@ -136,10 +136,10 @@ def test_two_processes_at_once(tmp_path):
     assert len(list((tmp_path / "tsapps" / "cubin").iterdir())) == 2
 
 
-class LoadedFunction:
-    """What stands in for a `cupy.cuda.Function`, which needs a GPU."""
+class Loaded:
+    """What stands in for a `cupy.RawKernel`, which needs a GPU."""
 
-    ptr, max_dynamic_shared_size_bytes = 77, 48 << 10
+    kernel, max_dynamic_shared_size_bytes = SimpleNamespace(ptr=77), 48 << 10
 
     def __init__(self, path, name):
         self.path, self.name, self.launched = path, name, []
@@ -154,7 +154,7 @@ def stand_in(monkeypatch):
     cupy = pytest.importorskip("cupy")
     monkeypatch.setattr(build, "architecture", lambda device: "sm_90")
     monkeypatch.setattr(cupy.cuda, "Device", lambda device: nullcontext())
-    module = functools.partial(functools.partial, LoadedFunction)
+    module = functools.partial(functools.partial, Loaded)
     monkeypatch.setattr(cupy, "RawModule", lambda path: SimpleNamespace(get_function=module(Path(path))))
 
 
