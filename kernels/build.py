@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
@@ -249,7 +249,7 @@ class Kernel:
     def __init__(self, source: str, kernels: Sequence[str], kernel: str, device: int) -> None:
         self._given, self._kernel, self._device = (source, tuple(kernels), architecture(device)), kernel, device
         self._most_shared = _USUAL_SHARED
-        self._built = _compilers().submit(build, *self._given)
+        self._built = _begun(*self._given)
 
     @cached_property
     def loaded(self) -> Any:
@@ -292,6 +292,12 @@ class Kernel:
     ) -> None:
         """Launch it on the current stream, as a `cupy.RawKernel`."""
         self.loaded(grid, block, arguments, shared_mem=shared_mem)
+
+
+@cache
+def _begun(source: str, kernels: tuple[str, ...], arch: str) -> Future[Cubin]:
+    """Begin to compile, once for all kernels of a source."""
+    return _compilers().submit(build, source, kernels, arch)
 
 
 @cache

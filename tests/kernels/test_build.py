@@ -153,6 +153,7 @@ def stand_in(monkeypatch):
     """No GPU is needed to load a kernel."""
     cupy = pytest.importorskip("cupy")
     monkeypatch.setattr(build, "architecture", lambda device: "sm_90")
+    monkeypatch.setattr(build, "_begun", functools.cache(build._begun.__wrapped__))
     monkeypatch.setattr(cupy.cuda, "Device", lambda device: nullcontext())
     module = functools.partial(functools.partial, Loaded)
     monkeypatch.setattr(cupy, "RawModule", lambda path: SimpleNamespace(get_function=module(Path(path))))
