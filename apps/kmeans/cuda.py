@@ -22,7 +22,7 @@ from cupyx import empty_pinned
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.fused_plan import log2_lanes, vector_of
 from tsapps.apps.kmeans.inertia_plan import KeptSums, inertia_plan
-from tsapps.apps.kmeans.rows import Rows, UnitRows
+from tsapps.apps.kmeans.rows import ArrayRows, Rows, UnitRows
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.build import Kernel, function
 from tsapps.kernels.device import Device, live
@@ -211,6 +211,25 @@ class CublasEngine(Engine):
         totals, sizes = cupy.empty((2, d)), (np.int32(slices), np.int32(d))
         fold((-(-d // _FOLDED[0]),), _FOLDED, (parts, *sizes, totals, self.largest))
         return totals[0], totals[1]
+
+    def rounded_moments(self, source: ArrayRows) -> tuple[np.ndarray, float]:
+        """Return the mean and the mean variance as NumPy rounds them; see `Engine.rounded_moments`.
+
+        NumPy adds up the rows of several columns one after the other, and what is one column by pairs.
+        """
+        X, d = self.held, self.n_features
+        if X is None or d == 1:
+            return super().rounded_moments(source)
+
+        def means(about: np.ndarray, *, squares: bool) -> np.ndarray:
+            kernel = self._kernel("add_in_order", self._scalar, str(squares).lower())
+            sums = cupy.empty(d, self.dtype)
+            sizes = np.int64(self.n_samples), np.int32(d)
+            kernel((-(-d // 32),), (32,), (X, cupy.asarray(about), *sizes, sums))
+            return (to_host(sums) / np.intp(self.n_samples)).astype(self.dtype)
+
+        mean = means(np.zeros(d, self.dtype), squares=False)
+        return mean, float(np.mean(means(mean, squares=True)))
 
     def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
         """Return ‖x − c‖² of each of a block's rows and the centre that its label names, in `dtype`."""

@@ -241,6 +241,15 @@ class Engine(ABC):
         total, square = total / self.n_samples, square / self.n_samples
         return total + self.origin, float(np.mean(square - total * total))
 
+    def rounded_moments(self, source: ArrayRows) -> tuple[np.ndarray, float]:
+        """Return the mean of X (d,) and the mean variance of its features as NumPy rounds them in `dtype`.
+
+        `source` is the engine's own, which is not centred yet.
+        """
+        X = source.on_host.astype(self.dtype, order="C", copy=False)
+        mean = X.mean(axis=0, keepdims=True)
+        return mean[0], float(np.mean(np.var(X, axis=0, mean=mean)))
+
     def _sums_about(self, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return Σ(x − origin) and Σ(x − origin)² over the samples, each of shape (d,), float64."""
         device_origin = self.xp.asarray(origin)

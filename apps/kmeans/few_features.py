@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,18 +103,25 @@ class FewFeatures(Step):
         return launch(kernel, self._grid, self._threads, arguments, self._shared_bytes)
 
 
+@cache
+def _compiled(plan: FewPlan, scalar: str, device: int) -> tuple[str, str, str]:
+    """Return where the machine code of a plan is, and its kernels: that which places their constants the second."""
+    names = [f"kmeans::{name}" for name in (plan.kernel, f"place_constants<{scalar}>")]
+    cubin = build(_FILE.read_text(encoding="utf-8"), names, architecture(device))
+    assign, place = (cubin.names[name] for name in names)
+    return str(cubin.path), assign, place
+
+
 def _with_constants(engine: FusedEngine, plan: FewPlan) -> tuple[Any, Any, int]:
-    """Return the kernels of a plan, that which places their constants the second, and where those are.
+    """Return the kernels of a plan as `_compiled`, and where their constants are.
 
     They are loaded for the caller alone, whose the constants are: CuPy's own modules of a file are one.
     """
-    names = [f"kmeans::{name}" for name in (plan.kernel, f"place_constants<{ELEMENT[engine.dtype.name]}>")]
-    source = _FILE.read_text(encoding="utf-8")
-    cubin = build(source, names, architecture(engine.gpu_index))
+    path, *names = _compiled(plan, ELEMENT[engine.dtype.name], engine.gpu_index)
     with cupy.cuda.Device(engine.gpu_index):
         module = cupy.cuda.function.Module()
-        module.load_file(str(cubin.path))
-        assign, place = (module.get_function(cubin.names[name]) for name in names)
+        module.load_file(path)
+        assign, place = (module.get_function(name) for name in names)
         attribute = cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         cupy.cuda.driver.funcSetAttribute(assign.ptr, attribute, plan.shared_bytes)
         return assign, place, module.get_global_var(FEW_NAME)

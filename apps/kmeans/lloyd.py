@@ -212,14 +212,10 @@ class _Clock:
 
 def _moments(engine: Engine) -> tuple[np.ndarray, float]:
     """Return the mean of X (d,) and the mean variance of its features."""
-    source = engine.source
-    mean, variance = engine.moments()
-    if isinstance(source, ArrayRows) and is_small(engine):
-        # scikit-learn's own rounding; see SMALL.
-        X = source.on_host.astype(engine.dtype, order="C", copy=False)
-        mean = X.mean(axis=0, keepdims=True)
-        return mean[0], float(np.mean(np.var(X, axis=0, mean=mean)))
-    return mean, variance
+    found = engine.moments()
+    if isinstance(engine.source, ArrayRows) and is_small(engine):
+        return engine.rounded_moments(engine.source)  # as scikit-learn's; see SMALL
+    return found
 
 
 def _first_centers(

@@ -141,6 +141,15 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   return chosen;
 }
 inline float __saturatef(float value) { return value > 0 ? std::min(value, 1.0f) : 0.0f; }  // of no number, 0
+// Rounded, whatever is added to it next.
+inline float __fmul_rn(float a, float b) {
+  volatile float product = a * b;
+  return product;
+}
+inline double __dmul_rn(double a, double b) {
+  volatile double product = a * b;
+  return product;
+}
 inline int __float2int_rn(float value) { return (int)std::lrintf(value); }
 inline long long __double2ll_rn(double value) { return std::llrint(value); }
 inline float __double2float_rz(double value) {

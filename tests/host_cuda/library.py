@@ -77,6 +77,12 @@ extern "C" void fold(const double* parts, long long slices, long long d, double*
     fold_moments(parts, (int)slices, (int)d, totals, largest);
   }});
 }}
+extern "C" void in_order(long long squares, const void* X, const void* about, long long n, long long d, void* sums) {{
+  cuda_host::launch(dim3((d + 31) / 32), 32, 0, [=] {{
+    auto* kernel = squares ? add_in_order<{W}, true> : add_in_order<{W}, false>;
+    kernel(static_cast<const {W}*>(X), static_cast<const {W}*>(about), n, (int)d, static_cast<{W}*>(sums));
+  }});
+}}
 extern "C" void distances(long long vectors, const void* X, const void* mean, const void* centers, const int* labels,
                           long long n, long long d, long long log2_lanes, void* distances, long long blocks) {{
   cuda_host::launch(dim3(blocks), 256, 0, [=] {{

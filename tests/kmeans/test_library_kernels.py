@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import pytest
 from host_cuda import harness
-from host_cuda.library import DIGITS, H200, WORK, Passes, plan_of
+from host_cuda.library import DIGITS, H200, WORK, Passes, libraries, plan_of
 from host_cuda.tall_skinny import DTYPES
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -129,6 +129,23 @@ def test_the_largest_of_several_blocks_of_rows(rng):
     before = own + np.array([1, -0.01, 0])
     _, _, largest = of.moments(np.zeros(3), before=before)
     np.testing.assert_array_equal(largest, [before[0], own[1], own[2]])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.one_of(st.integers(1, 300), st.sampled_from([32, 33, 34, 64, 65, 66, 129, 1000])),
+    d=st.integers(2, 70),
+    dtype=st.sampled_from(["float32", "float64"]),
+    seed=st.integers(0, 2**16),
+)
+def test_columns_are_added_up_as_numpy_does(n, d, dtype, seed):
+    rng = np.random.default_rng(seed)
+    X = (10.0 ** rng.integers(-3, 4, d) * rng.standard_normal((n, d)) + rng.standard_normal(d)).astype(dtype)
+    about, sums = X.mean(axis=0), np.full(d, np.nan, dtype)
+    libraries()[dtype].call("in_order", 0, X, about, n, d, sums)
+    np.testing.assert_array_equal(sums, X.sum(axis=0))
+    libraries()[dtype].call("in_order", 1, X, about, n, d, sums)
+    np.testing.assert_array_equal((sums / np.intp(n)).astype(dtype), X.var(axis=0, mean=about[np.newaxis]))
 
 
 @settings(max_examples=25, deadline=None)
