@@ -22,7 +22,7 @@ from cupyx import empty_pinned
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.fused_plan import log2_lanes, vector_of
 from tsapps.apps.kmeans.inertia_plan import KeptSums, inertia_plan
-from tsapps.apps.kmeans.rows import ArrayRows, Rows, UnitRows
+from tsapps.apps.kmeans.rows import Rows, UnitRows
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.build import Kernel, function
 from tsapps.kernels.device import Device, live
@@ -212,14 +212,14 @@ class CublasEngine(Engine):
         fold((-(-d // _FOLDED[0]),), _FOLDED, (parts, *sizes, totals, self.largest))
         return totals[0], totals[1]
 
-    def rounded_moments(self, source: ArrayRows) -> tuple[np.ndarray, float]:
-        """Return the mean and the mean variance as NumPy rounds them; see `Engine.rounded_moments`.
+    def rounded_moments(self) -> tuple[np.ndarray, float] | None:
+        """Return `moments` as NumPy rounds them; see `Engine.rounded_moments`.
 
-        NumPy adds up the rows of several columns one after the other, and what is one column by pairs.
+        NumPy adds up the rows of several columns one after the other; what is one column, by pairs.
         """
         X, d = self.held, self.n_features
         if X is None or d == 1:
-            return super().rounded_moments(source)
+            return None
 
         def means(about: np.ndarray, *, squares: bool) -> np.ndarray:
             kernel = self._kernel("add_in_order", self._scalar, str(squares).lower())

@@ -15,6 +15,7 @@ Over `UnitRows` the metric is the cosine: centres have norm 1 too, ‖x − c‖
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -241,42 +242,29 @@ class Engine(ABC):
         total, square = total / self.n_samples, square / self.n_samples
         return total + self.origin, float(np.mean(square - total * total))
 
-    def rounded_moments(self, source: ArrayRows) -> tuple[np.ndarray, float]:
-        """Return the mean of X (d,) and the mean variance of its features as NumPy rounds them in `dtype`.
-
-        `source` is the engine's own, which is not centred yet.
-        """
-        X = source.on_host.astype(self.dtype, order="C", copy=False)
-        mean = X.mean(axis=0, keepdims=True)
-        return mean[0], float(np.mean(np.var(X, axis=0, mean=mean)))
+    def rounded_moments(self) -> tuple[np.ndarray, float] | None:
+        """Return `moments` as NumPy rounds them in `dtype`, of X not centred, where that takes no copy to the host."""
+        return None
 
     def _sums_about(self, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return Σ(x − origin) and Σ(x − origin)² over the samples, each of shape (d,), float64."""
-        device_origin = self.xp.asarray(origin)
-
-        def work(_: int, block: Any) -> tuple[Any, Any]:
-            return self.block_moments(block, device_origin)
-
-        (total, square), *others = self.each_block(work, self.temporary_columns)
-        for part in others:
-            total, square = total + part[0], square + part[1]
+        about = self.xp.asarray(origin)
+        parts = self.each_block(lambda _, block: self.block_moments(block, about), self.temporary_columns)
+        total, square = reduce(lambda both, part: (both[0] + part[0], both[1] + part[1]), parts)
         return to_host(total), to_host(square)
 
     def refuse_non_finite(self) -> None:
         """Raise ValueError if X has a NaN or an infinity, naming the first."""
 
-        def work(start: int, block: Any) -> str | None:
+        def work(start: int, block: Any) -> None:
             finite = self.xp.isfinite(block)
-            if bool(finite.all()):
-                return None
-            row, column = np.argwhere(~to_host(finite))[0]
-            return f"row {start + row}, column {column} is {to_host(block)[row, column]}"
+            if not bool(finite.all()):
+                row, column = np.argwhere(~to_host(finite))[0]
+                place = f"{self.source.name}: row {start + row}, column {column} is {to_host(block)[row, column]}"
+                raise ValueError(f"{place}: K-means needs finite numbers; remove or replace such rows first")
 
-        for place in self.each_block(work, self.n_features):
-            if place is not None:
-                raise ValueError(
-                    f"{self.source.name}: {place}: K-means needs finite numbers; remove or replace such rows first"
-                )
+        for _ in self.each_block(work, self.n_features):
+            pass
 
     def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:
         """Give every sample the label of its nearest centre, the lowest index on a tie.

@@ -212,10 +212,16 @@ class _Clock:
 
 def _moments(engine: Engine) -> tuple[np.ndarray, float]:
     """Return the mean of X (d,) and the mean variance of its features."""
-    found = engine.moments()
-    if isinstance(engine.source, ArrayRows) and is_small(engine):
-        return engine.rounded_moments(engine.source)  # as scikit-learn's; see SMALL
-    return found
+    found, source = engine.moments(), engine.source
+    if not isinstance(source, ArrayRows) or not is_small(engine):
+        return found
+    # scikit-learn's own rounding; see SMALL.
+    rounded = engine.rounded_moments()
+    if rounded is not None:
+        return rounded
+    X = source.on_host.astype(engine.dtype, order="C", copy=False)
+    mean = X.mean(axis=0, keepdims=True)
+    return mean[0], float(np.mean(np.var(X, axis=0, mean=mean)))
 
 
 def _first_centers(

@@ -155,12 +155,12 @@ def no_memory(monkeypatch):
 
 @pytest.mark.parametrize("place", [np.asarray, cupy.asarray], ids=["host", "gpu"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(("n", "d"), [(1, 3), (10_000, 1), (200_000, 2), (30_001, 64), (65, 33), (100, 3000)])
+@pytest.mark.parametrize(("n", "d"), [(1, 3), (200_000, 2), (30_001, 64), (65, 33), (100, 3000)])
 def test_moments_are_rounded_as_numpy_rounds_them(n, d, dtype, place, rng):
     X = (10.0 ** rng.integers(-3, 3, d) * (rng.standard_normal((n, d)) + 1)).astype(dtype)
     expected = X.mean(axis=0)
     with open_engine(place(X), device="cuda") as engine:
-        mean, variance = engine.rounded_moments(engine.source)
+        mean, variance = engine.rounded_moments()
     np.testing.assert_array_equal(mean, expected)
     assert variance == float(np.mean(np.var(X, axis=0, mean=expected[np.newaxis])))
 
