@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
@@ -262,9 +262,8 @@ class Kernel:
         """
         import cupy
 
-        wait([self._built])
-        # It is in the cache now; or what is wrong is said here, and tried again by whoever wants it again.
-        cubin = build(*self._given)
+        # What went wrong is tried again, and said here, whenever it is wanted.
+        cubin = build(*self._given) if self._built.exception() else self._built.result()
         with cupy.cuda.Device(self._device):
             kernel = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[self._kernel])
             if self._most_shared != _USUAL_SHARED:

@@ -79,7 +79,7 @@ class PackedLaunch:
 
     Parameters
     ----------
-    kernel : cupy.RawKernel or cupy.cuda.Function
+    kernel : tsapps.kernels.build.Kernel or cupy.cuda.Function
         One of the current device.
     grid, block : sequence of int
         Up to three numbers each.
@@ -99,9 +99,8 @@ class PackedLaunch:
         # Where each argument is, in words of eight bytes.
         self._words, self._places = values.view(np.uint64), ((self._addresses - values.ctypes.data) // 8).tolist()
         sizes = (*grid, 1, 1)[:3] + (*block, 1, 1)[:3]
-        of_device = kernel.kernel if isinstance(kernel, cupy.RawKernel) else kernel
         self._stream = cupy.cuda.get_current_stream
-        self._launch = self._bound(of_device.ptr, (*sizes, shared_mem), int(self._addresses.ctypes.data))
+        self._launch = self._bound(kernel.ptr, (*sizes, shared_mem), int(self._addresses.ctypes.data))
 
     @staticmethod
     def _bound(function: int, sizes: tuple[int, ...], addresses: int) -> Callable[[int], None]:

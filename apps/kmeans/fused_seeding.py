@@ -49,7 +49,7 @@ def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.nda
     attempt.max_dynamic_shared_size_bytes = plan.shared_bytes
     closest = cupy.full(n, np.inf, engine.dtype)
     # Row s holds the candidates of centre s: for the first, itself.
-    candidates, chosen = (cupy.asarray(np.full(shape, first)) for shape in ((steps + 1, trials), steps + 1))
+    candidates, chosen = (cupy.asarray(np.full(shape, first, np.int64)) for shape in ((steps + 1, trials), steps + 1))
     sums = cupy.empty((trials, plan.chunks))
     numbers = cupy.asarray(draws, dtype=np.float64)
     nothing = np.intp(0)

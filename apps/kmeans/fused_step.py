@@ -238,12 +238,12 @@ class Step(ABC):
         else:
             self.check = self.check or StepCheck(self, _AHEAD)
             self.check.begin()
-        self._run("place", lambda: [self._bind_place()])
+        self._run("place", self._bind_place)
 
-    def _bind_place(self) -> OverlappingLaunch:
-        """Return the launch that places the first centres."""
+    def _bind_place(self) -> list[Callable[[], None]]:
+        """Return what places the first centres."""
         arguments = (self._centers[0], *self._sizes, self._offsets, self._found, self._arrived, self._extremes)
-        return OverlappingLaunch(self._place, (self._n_columns,), (_CENTRE_THREADS,), arguments)
+        return [OverlappingLaunch(self._place, (self._n_columns,), (_CENTRE_THREADS,), arguments)]
 
     def _centers_on_host(self, place: int) -> np.ndarray:
         """Return centres as an array of the caller's own."""
@@ -255,18 +255,18 @@ class Step(ABC):
         """Launch one iteration, which leaves its outcome with the host."""
         now, place = count % 2, count % _AHEAD
         self._move_rows(self._centers[now])
-        self._run(("advance", now, place, tol), lambda: [self._bind_advance(now, place, tol)])
+        self._run(("advance", now, place, tol), lambda: self._bind_advance(now, place, tol))
         if self.check is not None:
             self.check.launch(self._centers[now], self._centers[1 - now], place)
 
-    def _bind_advance(self, now: int, place: int, tol: float) -> OverlappingLaunch:
-        """Return the launch that makes centres of the sums, and leaves an outcome with the host."""
+    def _bind_advance(self, now: int, place: int, tol: float) -> list[Callable[[], None]]:
+        """Return what makes centres of the sums, and leaves an outcome with the host."""
         results = self._centers[1 - now], self._offsets, self._found, self._arrived, self._extremes
         state = self._counts, np.int32(self._counts.size), self.moved, self.stopped
         given = self.device_sums, self.units, self._centers[now], *self._sizes, np.float64(tol)
         seen = np.uint64(self._seen[place:].ctypes.data)
         arguments = *given, *results, *state, seen, self._motion
-        return OverlappingLaunch(self._advance, (self.k,), (_CENTRE_THREADS,), arguments)
+        return [OverlappingLaunch(self._advance, (self.k,), (_CENTRE_THREADS,), arguments)]
 
     def counts(self) -> np.ndarray:
         """Return how many samples each cluster has, (k,), int64, where none is weighted."""

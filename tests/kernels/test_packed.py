@@ -7,7 +7,7 @@ import pytest
 
 from tsapps.kernels import packed as packed_launches
 from tsapps.kernels.backend import gpus
-from tsapps.kernels.build import architecture, build
+from tsapps.kernels.build import Kernel
 from tsapps.kernels.packed import OverlappingLaunch, PackedLaunch, pack
 
 PAIR = np.dtype([("pointer", "u8"), ("count", "i4"), ("scale", "f4")])
@@ -120,8 +120,7 @@ def test_launches_that_overlap_wait_for_each_other():
       to[i] = found + 1;
     }
     """
-    cubin = build(source, ["behind"], architecture(cupy.cuda.Device().id))
-    kernel = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names["behind"])
+    kernel = Kernel(source, ["behind"], "behind", cupy.cuda.Device().id)
     numbers = cupy.arange(300 * 128, dtype=np.int32), cupy.zeros(300 * 128, np.int32)
     there, back = (OverlappingLaunch(kernel, (300,), (128,), pair) for pair in (numbers, numbers[::-1]))
     for _ in range(100):
@@ -133,7 +132,7 @@ def test_launches_that_overlap_wait_for_each_other():
 @pytest.mark.gpu
 def test_a_launch_that_the_driver_refuses():
     cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
-    kernel = cupy.RawKernel('extern "C" __global__ void nothing() {}', "nothing")
+    kernel = cupy.RawKernel('extern "C" __global__ void nothing() {}', "nothing").kernel
     for kind in (PackedLaunch, OverlappingLaunch):
         with pytest.raises(cupy.cuda.driver.CUDADriverError, match="INVALID_VALUE"):
             kind(kernel, (1,), (4096,), ())()
@@ -153,7 +152,7 @@ def test_a_launch_is_that_of_cupy():
       to[i] += negative ? -held[threadIdx.x] : held[threadIdx.x];
     }
     """
-    kernel = cupy.RawKernel(source, "scaled")
+    kernel = cupy.RawKernel(source, "scaled").kernel
     given, found = cupy.arange(1000, dtype=np.float32), cupy.zeros(700, np.float32)
     pair = np.array((100, 700, 0.5), [("offset", "u8"), ("count", "i4"), ("scale", "f4")])[()]
     launch = PackedLaunch(kernel, (3, 2), (128,), (given, pair, np.bool_(True), found), 4 * 128)
