@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.bounds_plan import FRESH_BYTES, MOTION, UNTIL, WATCH, WITHOUT, fresh_watch, most_listed
+from tsapps.apps.kmeans.bounds_plan import FRESH_BYTES, UNTIL, WATCH, WITHOUT, fresh_watch, most_listed
+from tsapps.apps.kmeans.fused_plan import MOTION
 from tsapps.apps.kmeans.shadow import load_kernels
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.launch import PlannedKernel

@@ -4,12 +4,11 @@ import numpy as np
 
 from tsapps.apps.kmeans.fused_plan import NEAREST
 
-__all__ = ["BOUNDS_BYTES", "FRESH_BYTES", "MOTION", "UNTIL", "WATCH", "WITHOUT", "fresh_watch", "most_listed"]
+__all__ = ["BOUNDS_BYTES", "FRESH_BYTES", "UNTIL", "WATCH", "WITHOUT", "fresh_watch", "most_listed"]
 
-#: C++ classes that kernels take and keep, as NumPy structures: `NearestUntil`, `NearestWithout`, `Motion` and `Watch`.
+#: C++ classes that kernels take and keep, as NumPy structures: `NearestUntil`, `NearestWithout` and `Watch`.
 UNTIL = np.dtype([*NEAREST.descr, *((name, "u8") for name in ("expiries", "limits", "watch"))])
 WITHOUT = np.dtype([*NEAREST.descr, ("watch", "u8")])
-MOTION = np.dtype([(name, "u8") for name in ("moved", "limits", "watch")])
 WATCH = np.dtype(
     [
         *((name, "f8") for name in ("most", "latest", "hopeless")),

@@ -12,7 +12,8 @@
 // more than 4·reach from it is the nearest of none of the others, as long as another centre is within 2·reach: it is
 // left out (its offset is −infinite), and rows beyond the reach are left to decide.cuh.
 //
-// A block a centre; the last block to arrive puts together what the others found, in their order: the same bits always.
+// A block a centre, of which the last to arrive puts together what was found of each, in their order: the same bits always. Or
+// all of it by the last block of the kernel that keeps the sums.
 #pragma once
 #include "apps/kmeans/bounds.cuh"
 #include "apps/kmeans/nearest.cuh"
@@ -29,58 +30,54 @@ struct Outcome {
   double shift, potential;  // Σ ‖new c − c‖²; Σ w·(‖c‖² − 2 x·c), at the centres that the labels are of
 };
 
-// What one block found out about its centre.
+// What was found out about one centre.
 struct OfCentre {
   double square, lost, shift, potential;
 };
 
 constexpr int kCentreThreads = 256;
 
-// Sums over a block, in thread 0.
-__device__ __forceinline__ OfCentre block_sum(OfCentre mine) {
-  __shared__ OfCentre of_warp[kCentreThreads / 32];
-  double* values = reinterpret_cast<double*>(&mine);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) values[i] = simt::warp_sum(values[i]);
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
-  __syncthreads();
-  for (int warp = 1; threadIdx.x == 0 && warp < kCentreThreads / 32; ++warp) {
-    mine.square += of_warp[warp].square, mine.lost += of_warp[warp].lost;
-    mine.shift += of_warp[warp].shift, mine.potential += of_warp[warp].potential;
-  }
-  return mine;
-}
+// What `over_block` needs of shared memory: of each of 32 warps four numbers.
+constexpr int kScratch = 32 * 4;
 
 template <int count>
 struct Doubles {
   double at[count];
 };
 
-// `op` (of which number, and two of them) over the threads of a block, in an order that is always the same; for all of them.
-template <int count, typename Op>
-__device__ __forceinline__ Doubles<count> over_block(Doubles<count> mine, Op op) {
-  __shared__ Doubles<count> of_warp[kCentreThreads / 32];
-  const auto take = [&](const Doubles<count>& other) {
+// What another lane has, whose number differs in `bits`.
+template <typename Numbers>
+__device__ __forceinline__ Numbers shuffled(Numbers mine, int bits) {
+  auto* numbers = reinterpret_cast<double*>(&mine);
 #pragma unroll
-    for (int i = 0; i < count; ++i) mine.at[i] = op(i, mine.at[i], other.at[i]);
+  for (int i = 0; i < (int)(sizeof(Numbers) / sizeof(double)); ++i) numbers[i] = simt::shuffle_xor(numbers[i], bits);
+  return mine;
+}
+
+// `op` (of which number, and two of them) over the threads of a block, in an order that is always the same; for all of them.
+template <typename Numbers, typename Op>
+__device__ __forceinline__ Numbers over_block(double* scratch, Numbers mine, Op op) {
+  constexpr int kCount = sizeof(Numbers) / sizeof(double);
+  static_assert(kCount <= 4, "scratch has room for four numbers of a warp");
+  auto* of_warp = reinterpret_cast<Numbers*>(scratch);
+  auto* numbers = reinterpret_cast<double*>(&mine);
+  const auto take = [&](const Numbers& other) {
+    const auto* others = reinterpret_cast<const double*>(&other);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) numbers[i] = op(i, numbers[i], others[i]);
   };
 #pragma unroll
-  for (int bits = 16; bits > 0; bits /= 2) {
-    Doubles<count> other;
-#pragma unroll
-    for (int i = 0; i < count; ++i) other.at[i] = simt::shuffle_xor(mine.at[i], bits);
-    take(other);
-  }
+  for (int bits = 16; bits > 0; bits /= 2) take(shuffled(mine, bits));
   __syncthreads();  // what was here has been read
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
   __syncthreads();
   mine = of_warp[0];
-#pragma unroll
-  for (int warp = 1; warp < kCentreThreads / 32; ++warp) take(of_warp[warp]);
+  for (int warp = 1; warp < (int)blockDim.x / 32; ++warp) take(of_warp[warp]);
   return mine;
 }
 
 __device__ __forceinline__ double most_of(int, double a, double b) { return b > a ? b : a; }
+__device__ __forceinline__ double sum_of(int, double a, double b) { return a + b; }
 
 // Where centres in float16 go: `padded` columns a row, or slabs, of which there is one more, for −‖c‖²/2 (slabs.cuh).
 struct Halves {
@@ -112,8 +109,8 @@ __device__ __forceinline__ void place(double c, float scale, ptx::Half* half, Of
 }
 
 // Of the centres that are not left out, where `least` is the least square norm of all; by a block.
-__device__ __forceinline__ void put_together(const OfCentre* found, int k, double least, float reach, float* offsets,
-                                             const Halves& halves, Extremes* extremes) {
+__device__ __forceinline__ void put_together(double* scratch, const OfCentre* found, int k, double least, float reach,
+                                             float* offsets, const Halves& halves, Extremes* extremes) {
   const double far = 16.1 * reach * reach;  // norms of rows are of what was rounded
   double square = 0, lost = 0, some = 0;
 #pragma unroll 4
@@ -129,7 +126,7 @@ __device__ __forceinline__ void put_together(const OfCentre* found, int k, doubl
     square = most_of(0, square, found[j].square);
     lost = most_of(0, lost, found[j].lost);
   }
-  const Doubles<3> most = over_block(Doubles<3>{square, lost, some}, most_of);
+  const Doubles<3> most = over_block(scratch, Doubles<3>{square, lost, some}, most_of);
   square = most.at[0], lost = most.at[1], some = most.at[2];
   if (threadIdx.x != 0) return;
   // Rounded up; an infinity stays one.
@@ -141,39 +138,66 @@ __device__ __forceinline__ void put_together(const OfCentre* found, int k, doubl
   *extremes = {norm, of_lost, (float)(square / 2 * 1.000001), some != 0 && reach < within ? reach : within};
 }
 
+// What `advance` has of an iteration, and what it is for. `units` are what one stands for in each column of the sums, powers of
+// two. `outcome` is this iteration's; `stopped` is set with its `stop` and stays. Of nothing, `outcome` is null.
 template <typename Work>
-__global__ void __launch_bounds__(kCentreThreads, 4) place_centers(const Work* centers, int k, int d,
-                                                                   const Halves halves, float scale, float reach,
-                                                                   float* offsets, OfCentre* found,
-                                                                   unsigned* arrived, Extremes* extremes) {
+struct Advance {
+  const unsigned long long* sums;
+  const double* units;
+  const Work* centers;
+  Work* next;
+  OfCentre* found;
+  float* offsets;
+  Extremes* extremes;
+  unsigned *arrived, *moved, *counts;  // left at zero
+  int* stopped;
+  Outcome* outcome;
+  Halves halves;
+  Motion motion;
+  double tolerance;
+  int k, d, lists;
+  float scale, reach;
+  int padding;
+};
+
+// Begins: places centres that are given, which may lie with the host, as those to come next; nothing has moved or stopped.
+template <typename Work>
+__global__ void __launch_bounds__(kCentreThreads, 4) place_centers(const Work* __restrict__ given, const Advance<Work> of) {
   ptx::after_previous();
-  const int j = blockIdx.x;
+  __shared__ double scratch[kScratch];
+  const int j = blockIdx.x, k = of.k, d = of.d;
   OfCentre mine = {};
-  for (int i = threadIdx.x; j < k && i < halves.padded; i += blockDim.x) {
-    place(i < d ? (double)centers[(long long)j * d + i] : 0.0, scale, halves.at(j, i), mine);
+#pragma unroll 4
+  for (int i = threadIdx.x; j < k && i < of.halves.padded; i += blockDim.x) {
+    Work c = 0;
+    if (i < d) of.next[(long long)j * d + i] = c = given[(long long)j * d + i];
+    place((double)c, of.scale, of.halves.at(j, i), mine);
   }
-  mine = block_sum(mine);
+  mine = over_block(scratch, mine, sum_of);
   if (threadIdx.x == 0) {
-    if (j < k) found[j] = mine;
-    set_offset(offsets, halves, j, j < k ? -(float)(mine.square / 2) : -kInfinity);
+    if (j < k) of.found[j] = mine;
+    set_offset(of.offsets, of.halves, j, j < k ? -(float)(mine.square / 2) : -kInfinity);
   }
-  if (!simt::last_to_arrive(arrived, gridDim.x)) return;
+  if (!simt::last_to_arrive(of.arrived, gridDim.x)) return;
   const auto least_of = [](int, double a, double b) { return b < a ? b : a; };
   double least = kInfinity;
 #pragma unroll 4
-  for (int i = threadIdx.x; i < k; i += blockDim.x) least = least_of(0, least, found[i].square);
-  put_together(found, k, over_block(Doubles<1>{least}, least_of).at[0], reach, offsets, halves, extremes);
+  for (int i = threadIdx.x; i < k; i += blockDim.x) least = least_of(0, least, of.found[i].square);
+  least = over_block(scratch, Doubles<1>{least}, least_of).at[0];
+  put_together(scratch, of.found, k, least, of.reach, of.offsets, of.halves, of.extremes);
+  if (threadIdx.x == 0) *of.moved = 0, *of.stopped = 0;
+  for (int i = threadIdx.x; i < of.lists; i += blockDim.x) of.counts[i] = 0;
 }
 
 // What has moved, after the shifts of all centres were found; by a block, the last of its iteration.
-__device__ __forceinline__ void follow(const Motion& motion, const OfCentre* found, int k, double scale) {
+__device__ __forceinline__ void follow(double* scratch, const Motion& motion, const OfCentre* found, int k, double scale) {
   double movement = 0;
   for (int j = threadIdx.x; j < k; j += blockDim.x) {
     const double mine = sqrt(found[j].shift) * scale * (1 + 1.0 / (1 << 18)) + 1e-18;
     motion.moved[j] += mine;
     movement = most_of(0, movement, mine);
   }
-  movement = over_block(Doubles<1>{movement}, most_of).at[0];
+  movement = over_block(scratch, Doubles<1>{movement}, most_of).at[0];
   const double most = motion.watch->most + movement;
   for (int j = threadIdx.x; j < k; j += blockDim.x) motion.limits[j] = limit_of(motion.moved[j], most);
   __syncthreads();  // the last sum has been read
@@ -182,64 +206,108 @@ __device__ __forceinline__ void follow(const Motion& motion, const OfCentre* fou
   motion.watch->plan_next(movement);
 }
 
-// `units` are what one stands for in each column of the sums, powers of two. `outcome` is this iteration's; `stopped` is
-// set with its `stop` and stays. Leaves `counts` and `moved` at zero.
+// Makes a centre of its sums, every `lanes`-th column by one of as many threads; what each found is to be added up.
 template <typename Work>
-__global__ void __launch_bounds__(kCentreThreads, 4) advance(const unsigned long long* __restrict__ sums,
-                                                             const double* __restrict__ units,
-                                                             const Work* __restrict__ centers, int k, int d,
-                                                             const Halves halves, float scale, float reach,
-                                                             double tolerance, Work* __restrict__ next,
-                                                             float* offsets, OfCentre* found,
-                                                             unsigned* arrived, Extremes* extremes, unsigned* counts,
-                                                             int lists, unsigned* moved, int* stopped,
-                                                             Outcome* outcome, const Motion motion) {
-  ptx::after_previous();
-  if (*stopped) return;
-  const int j = blockIdx.x;
-  const unsigned long long* mine_of_sums = sums + (long long)j * (d + 1);
-  const double weight = (double)(long long)mine_of_sums[d] * units[d];
+__device__ __forceinline__ OfCentre next_centre(const Advance<Work>& of, int j, int lane, int lanes) {
+  const int d = of.d;
+  const unsigned long long* sums = of.sums + (long long)j * (d + 1);
+  const double weight = (double)(long long)simt::load_from_other_block(sums + d) * of.units[d];
   const double inverse = 1 / (weight != 0 ? weight : 1.0);
   OfCentre mine = {};
-#pragma unroll 4
-  for (int i = threadIdx.x; i < halves.padded; i += blockDim.x) {
-    double c = 0;
-    if (i < d) {
-      const double sum = (double)(long long)mine_of_sums[i] * units[i], old = (double)centers[(long long)j * d + i];
-      const Work mean = weight != 0 ? (Work)(sum * inverse) : (Work)old;
-      next[(long long)j * d + i] = mean;
-      c = (double)mean;
-      mine.shift += (c - old) * (c - old);
-      mine.potential += old * (weight * old - 2 * sum);
+  // Columns are loaded before any is written.
+  constexpr int kAtOnce = 4;
+  for (int begin = lane; begin < of.halves.padded; begin += kAtOnce * lanes) {
+    unsigned long long column[kAtOnce] = {};
+    double unit[kAtOnce] = {};
+    Work before[kAtOnce] = {};
+#pragma unroll
+    for (int r = 0; r < kAtOnce; ++r) {
+      const int i = begin + r * lanes;
+      if (i >= d) break;
+      column[r] = simt::load_from_other_block(sums + i);
+      unit[r] = of.units[i];
+      before[r] = of.centers[(long long)j * d + i];
     }
-    place(c, scale, halves.at(j, i), mine);
+#pragma unroll
+    for (int r = 0; r < kAtOnce; ++r) {
+      const int i = begin + r * lanes;
+      if (i >= of.halves.padded) break;
+      double c = 0;
+      if (i < d) {
+        const double sum = (double)(long long)column[r] * unit[r], old = (double)before[r];
+        const Work mean = weight != 0 ? (Work)(sum * inverse) : before[r];
+        of.next[(long long)j * d + i] = mean;
+        c = (double)mean;
+        mine.shift += (c - old) * (c - old);
+        mine.potential += old * (weight * old - 2 * sum);
+      }
+      place(c, of.scale, of.halves.at(j, i), mine);
+    }
   }
-  mine = block_sum(mine);
-  if (threadIdx.x == 0) {
-    found[j] = mine;
-    set_offset(offsets, halves, j, -(float)(mine.square / 2));
-  }
-  if (!simt::last_to_arrive(arrived, gridDim.x)) return;
+  return mine;
+}
+
+template <typename Work>
+__device__ __forceinline__ void set_found(const Advance<Work>& of, int j, const OfCentre& found) {
+  of.found[j] = found;
+  set_offset(of.offsets, of.halves, j, -(float)(found.square / 2));
+}
+
+// What follows of all centres; by a block.
+template <typename Work>
+__device__ __forceinline__ void conclude(double* scratch, const Advance<Work>& of) {
   double shift = 0, potential = 0, empty = 0, least = kInfinity;
 #pragma unroll 4
-  for (int i = threadIdx.x; i < k; i += blockDim.x) {
-    shift += found[i].shift;
-    potential += found[i].potential;
-    if (sums[(long long)i * (d + 1) + d] == 0) empty = 1;
-    if (found[i].square < least) least = found[i].square;
+  for (int i = threadIdx.x; i < of.k; i += blockDim.x) {
+    shift += of.found[i].shift;
+    potential += of.found[i].potential;
+    if (simt::load_from_other_block(of.sums + (long long)i * (of.d + 1) + of.d) == 0) empty = 1;
+    if (of.found[i].square < least) least = of.found[i].square;
   }
   const auto op = [](int i, double a, double b) { return i < 2 ? a + b : i == 2 ? most_of(i, a, b) : b < a ? b : a; };
-  const Doubles<4> of_all = over_block(Doubles<4>{shift, potential, empty, least}, op);
+  const Doubles<4> of_all = over_block(scratch, Doubles<4>{shift, potential, empty, least}, op);
   shift = of_all.at[0], potential = of_all.at[1], empty = of_all.at[2];
-  put_together(found, k, of_all.at[3], reach, offsets, halves, extremes);
-  if (motion.watch != nullptr) follow(motion, found, k, scale);
+  put_together(scratch, of.found, of.k, of_all.at[3], of.reach, of.offsets, of.halves, of.extremes);
+  if (of.motion.watch != nullptr) follow(scratch, of.motion, of.found, of.k, of.scale);
   if (threadIdx.x == 0) {
-    const bool stops = empty != 0 || *moved == 0 || shift <= tolerance;
-    *outcome = {stops, empty != 0, *moved, 0, shift, potential};
-    *stopped = stops;
-    *moved = 0;
+    const unsigned moved = simt::load_from_other_block(of.moved);
+    const bool stops = empty != 0 || moved == 0 || shift <= of.tolerance;
+    *of.outcome = {stops, empty != 0, moved, 0, shift, potential};
+    *of.stopped = stops;
+    *of.moved = 0;
   }
-  for (int i = threadIdx.x; i < lists; i += blockDim.x) counts[i] = 0;
+  for (int i = threadIdx.x; i < of.lists; i += blockDim.x) of.counts[i] = 0;
+}
+
+template <typename Work>
+__global__ void __launch_bounds__(kCentreThreads, 4) advance(const Advance<Work> of) {
+  ptx::after_previous();
+  if (*of.stopped) return;
+  __shared__ double scratch[kScratch];
+  const OfCentre found = over_block(scratch, next_centre(of, blockIdx.x, threadIdx.x, kCentreThreads), sum_of);
+  if (threadIdx.x == 0) set_found(of, blockIdx.x, found);
+  if (simt::last_to_arrive(of.arrived, gridDim.x)) conclude(scratch, of);
+}
+
+// The same at the end of a kernel whose blocks add to the sums, by the last of them: some lanes of a warp have a centre.
+// A call of its own, so that what it takes of registers is not what the kernel goes without.
+template <typename Work>
+__device__ __noinline__ void advance_by_block(double* scratch, const Advance<Work>& of) {
+  int lanes = 32;
+  while (lanes > 1 && lanes * of.k > (int)blockDim.x) lanes /= 2;
+  for (int first = 0; first < of.k; first += blockDim.x / lanes) {
+    const int j = first + threadIdx.x / lanes, lane = threadIdx.x % lanes;
+    OfCentre found = {};
+    if (j < of.k) found = next_centre(of, j, lane, lanes);
+    for (int bits = lanes / 2; bits > 0; bits /= 2) {
+      const OfCentre other = shuffled(found, bits);
+      found = {found.square + other.square, found.lost + other.lost, found.shift + other.shift,
+               found.potential + other.potential};
+    }
+    if (j < of.k && lane == 0) set_found(of, j, found);
+  }
+  __syncthreads();
+  conclude(scratch, of);
 }
 
 }  // namespace kmeans

@@ -91,9 +91,9 @@ class FewFeatures(Step):
             self._widen((grid,), (_WIDEN_THREADS,), (self._labels, n, labels))
             self._given = labels
 
-    def _move_rows(self, centers: Any) -> None:
+    def _begin(self, centers: np.ndarray) -> None:
         self._given = None
-        super()._move_rows(centers)
+        super()._begin(centers)
 
     def _bind_assign(self, launch: type[PackedLaunch], kernel: Any, centers: Any, *more: Any) -> PackedLaunch:
         """Return the launch that gives every sample its label; what it is told beside is `more`."""
@@ -173,4 +173,11 @@ class FewProducts(FewFeatures):
         self._products = np.array((*addresses, *bounds), PRODUCTS)[()]
 
     def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
-        return [self._bind_assign(OverlappingLaunch, self._assign, centers, self._products)]
+        # Which centres are next is nothing to a pass alone.
+        return [self._bind_products(centers, self.advancing(0, None, 0.0))]
+
+    def _bind_iteration(self, now: int, place: int, tol: float) -> list[Callable[[], None]]:
+        return [self._bind_products(self._centers[now], self.advancing(now, place, tol))]
+
+    def _bind_products(self, centers: Any, advancing: Any) -> PackedLaunch:
+        return self._bind_assign(OverlappingLaunch, self._assign, centers, self._products, advancing)

@@ -11,6 +11,7 @@ from tsapps.kernels.plan import Plan, instantiate
 from tsapps.kernels.problem import Layout, Problem
 
 __all__ = [
+    "ADVANCE",
     "CHANGE_BYTES",
     "ENTRY_BYTES",
     "EXACT",
@@ -22,6 +23,7 @@ __all__ = [
     "MOST_CLUSTERS",
     "MOST_EXPONENT",
     "MOST_PLACED",
+    "MOTION",
     "NARROW",
     "NEAREST",
     "NEAREST_OF_MANY",
@@ -65,7 +67,7 @@ LONG_ROWS, LEAST_SORTED = 1024, 2**26
 MOST_PLACED = 2**31 - 1024
 #: Powers of two that float32 can be scaled by, back and forth.
 MOST_EXPONENT = 96
-#: The C++ classes that kernels take and give, as NumPy structures: `Nearest`, `Rows` and `Outcome`.
+#: The C++ classes that kernels take and give, as NumPy structures: `Nearest`, `Rows`, `Outcome` and so on.
 NEAREST = np.dtype(
     [(name, "u8") for name in ("offsets", "extremes", "norms", "labels", "entries", "counts", "stopped")]
     + [("capacity", "i8"), ("n", "u4"), ("ahead", "u4"), ("tensor_error", "f4"), ("rounding", "f4")]
@@ -85,6 +87,13 @@ UNPROVED = 2.0**-10
 LISTS = np.dtype([("items", "u8"), ("lengths", "u8"), ("capacity", "i8"), ("step", "i4"), ("padding", "i4")])
 SEGMENTS = np.dtype([("k", "i4"), ("bits", "i4")])
 HALVES = np.dtype([("to", "u8"), *[(name, "i4") for name in ("padded", "slabs", "height", "padding")]])
+MOTION = np.dtype([(name, "u8") for name in ("moved", "limits", "watch")])
+ADVANCE = np.dtype(
+    [(name, "u8") for name in ("sums", "units", "centers", "next", "found", "offsets", "extremes")]
+    + [(name, "u8") for name in ("arrived", "moved", "counts", "stopped", "outcome")]
+    + [("halves", HALVES), ("motion", MOTION), ("tolerance", "f8")]
+    + [("k", "i4"), ("d", "i4"), ("lists", "i4"), ("scale", "f4"), ("reach", "f4"), ("padding", "i4")]
+)
 #: Bytes of an `Entry`, a `Change`, an `Undecided` and a place.
 ENTRY_BYTES, CHANGE_BYTES, UNDECIDED_BYTES, PLACE_BYTES = 16, 16, 32, 4
 # What the tensor cores may lose of each sum of 16 products, relative to all that was added: of 4, 8 or 16 terms at a

@@ -23,15 +23,15 @@ from cupyx import empty_pinned
 
 from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
 from tsapps.apps.kmeans.bounds import Bounds
-from tsapps.apps.kmeans.bounds_plan import MOTION
 from tsapps.apps.kmeans.fused_check import StepCheck
 from tsapps.apps.kmeans.fused_moves import Moves, Segments, grid_of_lists
 from tsapps.apps.kmeans.fused_plan import (
+    ADVANCE,
     CHANGE_BYTES,
     ENTRY_BYTES,
-    HALVES,
     LISTS,
     MOST_PLACED,
+    MOTION,
     NEAREST,
     NEAREST_OF_MANY,
     OUTCOME,
@@ -97,14 +97,14 @@ class Step(ABC):
     def __init__(self, engine: FusedEngine, placement: Placement, k: int) -> None:
         self.engine, self.k = engine, k
         d = engine.n_features
-        # Zero before every iteration: rows that moved, blocks that arrived, whether to stop.
-        self._zeroed = cupy.empty(3, np.uint32)
-        self.moved, self._arrived, self.stopped = (self._zeroed[i : i + 1] for i in range(3))
+        # Rows that moved, blocks that arrived, whether to stop: zero before every iteration.
+        self.moved, self._arrived, self.stopped = cupy.zeros((3, 1), np.uint32)
         self._counts = cupy.empty(0, np.uint32)  # of lists that `advance` is to empty
         self._centers = tuple(cupy.empty((2, k, d), engine.dtype))  # of an iteration, and of the next
         # What they pass through on their way: a copy from or to other memory of the host is several times slower.
         self._passing = empty_pinned((k, d), engine.dtype)
         self._host = c_void_p(self._passing.ctypes.data), self._passing.nbytes
+        self._passed: int | None = None  # which centres it holds
         n_columns = self._n_columns = -(-k // self.columns) * self.columns
         # Where centres lie in slabs, the first of them has their offsets.
         self._halves = cupy.zeros((n_columns, placement.padded + (16 if placement.slabs else 0)), np.float16)
@@ -119,9 +119,7 @@ class Step(ABC):
         # What iterations launch again and again, by what tells them apart; and what all of it was made for.
         self._launches: dict[Hashable, list[Callable[[], None]]] = {}
         self._made_for: Hashable = None
-        # What both kernels that place centres are told of them.
-        halves = np.array((self._halves.data.ptr, placement.padded, placement.slabs, self.columns, 0), HALVES)[()]
-        self._sizes = np.int32(k), np.int32(d), halves, placement.scale, placement.reach
+        self._placement = placement
         scalar = ELEMENT[engine.dtype.name]
         # Apart, as each takes longer to compile than most.
         (self._place,) = load_kernels(engine, "centers.cuh", f"place_centers<{scalar}>")
@@ -132,13 +130,9 @@ class Step(ABC):
         self.move_scales = cupy.asarray(self._scales, np.float32 if self.integers.digits == 2 else np.float64)
         self.units = cupy.asarray(1 / self._scales)
 
-    def _move_rows(self, centers: Any) -> None:
-        """Launch what gives every sample its label at the centres that were placed, and keeps the sums."""
-        self._run(("rows", centers.data.ptr, self._sorts), lambda: self._bind_rows(centers))
-
     @abstractmethod
     def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
-        """Return what `_move_rows` launches."""
+        """Return what gives every sample its label at the centres that were placed, and keeps the sums."""
 
     @property
     def _sorts(self) -> bool:
@@ -178,7 +172,7 @@ class Step(ABC):
     def assign(self, centers: np.ndarray) -> int:
         """Give every sample the label of its nearest centre; return how many labels changed."""
         self._begin(centers)
-        self._move_rows(self._centers[0])
+        self._run(("rows", self._sorts), lambda: self._bind_rows(self._centers[0]))
         self._changing = int(self.moved[0])
         return self._changing
 
@@ -192,6 +186,8 @@ class Step(ABC):
                     self._launch(count, tol)
                     events.append(cupy.cuda.Event(disable_timing=True))
                     events[-1].record()
+                    if before + count + 1 == last:
+                        self._pass(1 - count % 2)
                 known = count - _AHEAD + 1
                 if known < 0:
                     continue
@@ -226,11 +222,7 @@ class Step(ABC):
         if made_for != self._made_for:
             self._launches.clear()
             self._made_for = made_for
-        self._passing[...] = centers
-        # Asynchronous, all of it: iterations are launched while it runs.
-        self._centers[0].data.copy_from_host_async(*self._host)
-        for state in (self._zeroed, self._counts):
-            state.data.memset_async(0, state.nbytes)
+        self._passing[...], self._passed = centers, None
         if self.bounds is not None:
             self.bounds.begin()
         if self.engine.protection is None:
@@ -241,32 +233,45 @@ class Step(ABC):
         self._run("place", self._bind_place)
 
     def _bind_place(self) -> list[Callable[[], None]]:
-        """Return what places the first centres."""
-        arguments = (self._centers[0], *self._sizes, self._offsets, self._found, self._arrived, self._extremes)
+        """Return what places the first centres, which it takes from the host's memory."""
+        arguments = np.uint64(self._passing.ctypes.data), self.advancing(1, None, 0.0)
         return [OverlappingLaunch(self._place, (self._n_columns,), (_CENTRE_THREADS,), arguments)]
+
+    def _pass(self, place: int) -> None:
+        """Copy centres to the host, once they are there."""
+        self._centers[place].data.copy_to_host_async(*self._host)
+        self._passed = place
 
     def _centers_on_host(self, place: int) -> np.ndarray:
         """Return centres as an array of the caller's own."""
-        self._centers[place].data.copy_to_host_async(*self._host)
-        cupy.cuda.get_current_stream().synchronize()
+        if self._passed != place:
+            self._pass(place)
+            cupy.cuda.get_current_stream().synchronize()
         return self._passing.copy()
 
     def _launch(self, count: int, tol: float) -> None:
         """Launch one iteration, which leaves its outcome with the host."""
         now, place = count % 2, count % _AHEAD
-        self._move_rows(self._centers[now])
-        self._run(("advance", now, place, tol), lambda: self._bind_advance(now, place, tol))
+        self._run(("iteration", now, place, tol, self._sorts), lambda: self._bind_iteration(now, place, tol))
         if self.check is not None:
             self.check.launch(self._centers[now], self._centers[1 - now], place)
 
-    def _bind_advance(self, now: int, place: int, tol: float) -> list[Callable[[], None]]:
-        """Return what makes centres of the sums, and leaves an outcome with the host."""
-        results = self._centers[1 - now], self._offsets, self._found, self._arrived, self._extremes
-        state = self._counts, np.int32(self._counts.size), self.moved, self.stopped
-        given = self.device_sums, self.units, self._centers[now], *self._sizes, np.float64(tol)
-        seen = np.uint64(self._seen[place:].ctypes.data)
-        arguments = *given, *results, *state, seen, self._motion
-        return [OverlappingLaunch(self._advance, (self.k,), (_CENTRE_THREADS,), arguments)]
+    def _bind_iteration(self, now: int, place: int, tol: float) -> list[Callable[[], None]]:
+        """Return what makes an iteration: labels and sums, centres of the sums, and an outcome for the host."""
+        arguments = (self.advancing(now, place, tol),)
+        advance = OverlappingLaunch(self._advance, (self.k,), (_CENTRE_THREADS,), arguments)
+        return [*self._bind_rows(self._centers[now]), advance]
+
+    def advancing(self, now: int, place: int | None, tol: float) -> Any:
+        """Return what `advance` is told of an iteration; without a `place` for its outcome, none is to be."""
+        placement, next_centers = self._placement, self._centers[1 - now]
+        centers = self._centers[now], next_centers, self._found, self._offsets, self._extremes
+        state = self._arrived, self.moved, self._counts, self.stopped
+        addresses = (one.data.ptr for one in (self.device_sums, self.units, *centers, *state))
+        outcome = 0 if place is None else self._seen[place:].ctypes.data
+        halves = self._halves.data.ptr, placement.padded, placement.slabs, self.columns, 0
+        sizes = self.k, self.engine.n_features, self._counts.size, placement.scale, placement.reach, 0
+        return np.array((*addresses, outcome, halves, self._motion, tol, *sizes), ADVANCE)[()]
 
     def counts(self) -> np.ndarray:
         """Return how many samples each cluster has, (k,), int64, where none is weighted."""

@@ -6,7 +6,8 @@ import numpy as np
 
 from host_cuda.fused_kmeans import BLOCKS, Iterations, product_source
 from host_cuda.tall_skinny import build_each
-from tsapps.apps.kmeans.bounds_plan import FRESH_BYTES, MOTION, UNTIL, WITHOUT, fresh_watch, most_listed
+from tsapps.apps.kmeans.bounds_plan import FRESH_BYTES, UNTIL, WITHOUT, fresh_watch, most_listed
+from tsapps.apps.kmeans.fused_plan import MOTION
 
 PLAIN, UNTIL_PASS, SCREEN, ACTIVE = range(4)
 #: Features and clusters: short rows, rows of one and a half steps of `examine`, and long ones in pieces.

@@ -7,12 +7,12 @@ import oracle
 import pytest
 
 from host_cuda.tall_skinny import DTYPES, build_each
-from tsapps.apps.kmeans.bounds_plan import MOTION
 from tsapps.apps.kmeans.fused_plan import (
+    ADVANCE,
     ENTRY_BYTES,
     EXACT,
-    HALVES,
     LISTS,
+    MOTION,
     NEAREST,
     OUTCOME,
     PLACE_BYTES,
@@ -92,28 +92,14 @@ extern "C" void shadow_{name}(const void* X, long long n, long long d, long long
            (float)scale, (float)rounding, (int)log2_lanes, static_cast<ptx::Half*>(shadow), norms);
   }});
 }}
-extern "C" void place_{name}(const void* centers, long long k, long long d, const void* halves, double scale,
-                             double reach, float* offsets, void* found, unsigned* arrived,
-                             kmeans::Extremes* extremes, long long columns) {{
-  const auto to = *static_cast<const kmeans::Halves*>(halves);
-  cuda_host::launch(dim3(columns), kmeans::kCentreThreads, 0, [=] {{
-    kmeans::place_centers<{W}>(static_cast<const {W}*>(centers), (int)k, (int)d, to, (float)scale,
-                               (float)reach, offsets, static_cast<kmeans::OfCentre*>(found), arrived, extremes);
-  }});
+extern "C" void place_{name}(const void* centers, const void* advance, long long columns) {{
+  const auto of = *static_cast<const kmeans::Advance<{W}>*>(advance);
+  cuda_host::launch(dim3(columns), kmeans::kCentreThreads, 0,
+                    [=] {{ kmeans::place_centers<{W}>(static_cast<const {W}*>(centers), of); }});
 }}
-extern "C" void advance_{name}(const unsigned long long* sums, const double* units, const void* centers, long long k,
-                               long long d, const void* halves, double scale, double reach, double tolerance,
-                               void* next, float* offsets, void* found, unsigned* arrived, kmeans::Extremes* extremes,
-                               unsigned* counts, long long lists, unsigned* moved,
-                               int* stopped, kmeans::Outcome* outcome, const kmeans::Motion* motion) {{
-  const auto follows = *motion;
-  const auto to = *static_cast<const kmeans::Halves*>(halves);
-  cuda_host::launch(dim3(k), kmeans::kCentreThreads, 0, [=] {{
-    kmeans::advance<{W}>(sums, units, static_cast<const {W}*>(centers), (int)k, (int)d, to, (float)scale,
-                         (float)reach, tolerance, static_cast<{W}*>(next), offsets,
-                         static_cast<kmeans::OfCentre*>(found), arrived, extremes, counts, (int)lists, moved, stopped,
-                         outcome, follows);
-  }});
+extern "C" void advance_{name}(const void* advance) {{
+  const auto of = *static_cast<const kmeans::Advance<{W}>*>(advance);
+  cuda_host::launch(dim3(of.k), kmeans::kCentreThreads, 0, [=] {{ kmeans::advance<{W}>(of); }});
 }}
 extern "C" void decide_{name}(const void* rows, const void* centers, long long k, kmeans::Entry* entries,
                               const unsigned* counts, long long capacity, long long lists, const int* stopped) {{
@@ -271,20 +257,32 @@ class Iterations:
     def call(self, name, *arguments):
         self.library.call(f"{name}_{self.name}", *arguments)
 
-    def iterate(self, centers):
+    def iterate(self, centers, **more):
         """Run one iteration; return how many rows the float16 product left undecided, and how many moved."""
-        d, k = self.d, self.k
+        k = self.k
         centers = np.ascontiguousarray(centers.astype(self.work))
         columns = -(-k // self.columns) * self.columns
         width = self.padded + (16 if self.slabs else 0)
         self.halves = np.full((columns, width), np.nan if columns == k else 0, np.float16)
         self.offsets = np.full(columns, np.nan, np.float32)
         self.extremes, self.found = np.full(4, np.nan, np.float32), np.full((k, 4), np.nan)
-        halves = np.array((self.halves.ctypes.data, self.padded, self.slabs, self.columns, 0), HALVES)
-        self.sizes, self.arrived = (k, d, halves, self.scale, self.reach), np.zeros(1, np.uint32)
-        places = self.offsets, self.found, self.arrived, self.extremes
-        self.call("place", centers, *self.sizes, *places, columns)
-        return self.move_rows(centers)
+        self.arrived, self.moved, self.stopped = np.zeros(1, np.uint32), np.ones(1, np.uint32), np.ones(1, np.int32)
+        self.counts, kept = np.ones(3, np.uint32), np.full_like(centers, np.nan)
+        self.call("place", centers, self.advancing(centers, kept, np.zeros(1, OUTCOME)), columns)
+        np.testing.assert_array_equal(kept, centers)
+        assert not any(state.any() for state in (self.arrived, self.moved, self.stopped, self.counts))
+        return self.move_rows(centers, **more)
+
+    def advancing(self, centers, following, outcome, tolerance=0.0):
+        """Return what kernels are told of an iteration; nothing is to come of it if `outcome` is None."""
+        self.units = 1 / self.scales
+        pointed = self.sums, self.units, centers, following, self.found, self.offsets, self.extremes
+        state = self.arrived, self.moved, self.counts, self.stopped
+        pointers = [one.ctypes.data for one in (*pointed, *state)]
+        halves = self.halves.ctypes.data, self.padded, self.slabs, self.columns, 0
+        sizes = self.k, self.d, self.counts.size, self.scale, self.reach, 0
+        written = 0 if outcome is None else outcome.ctypes.data
+        return np.array((*pointers, written, halves, self.motion, tolerance, *sizes), ADVANCE)
 
     def move_rows(self, centers, stopped=0):
         """Run what follows of an iteration, at the centres that were placed."""
@@ -351,11 +349,10 @@ class Iterations:
         """Return the outcome of an iteration, and the next centres, which are placed."""
         centers = np.ascontiguousarray(centers.astype(self.work))
         following, outcome = np.full_like(centers, np.nan), np.zeros(1, OUTCOME)
-        results = following, self.offsets, self.found, self.arrived, self.extremes
-        state = self.counts, self.counts.size, np.array([moved], np.uint32), self.stopped, outcome, self.motion
-        self.call("advance", self.sums, 1 / self.scales, centers, *self.sizes, tolerance, *results, *state)
+        self.moved[0] = moved
+        self.call("advance", self.advancing(centers, following, outcome, tolerance))
         assert not self.counts.any()
-        assert not state[2].any()
+        assert not self.moved.any()
         return outcome[0], following
 
     def assert_advanced(self, centers, moved, outcome, following):

@@ -103,6 +103,26 @@ def one_label(step):
     labels[row] = (int(labels[row]) + 1) % step.k
 
 
+def inject(patch, kind, fault, when):
+    """Have a fault come upon those passes of a kind of step of which `when(which)` is true.
+
+    It comes before the next centres are made, or, where one kernel does all, behind it.
+    """
+    name = "_bind_iteration" if "_bind_iteration" in vars(kind) else "_bind_rows"
+    bind, made = getattr(kind, name), 0
+
+    def bound(step, *arguments):
+        def wrong():
+            nonlocal made
+            if when(made):
+                fault(step)
+            made += 1
+
+        return [*bind(step, *arguments), wrong]
+
+    patch.setattr(kind, name, bound)
+
+
 @pytest.mark.parametrize("fault", [lost_row, wrong_bit, wrong_labels, no_labels, one_label])
 @pytest.mark.parametrize(("n", "d", "k"), SHAPES)
 def test_a_fault_is_found_and_made_good(n, d, k, fault, monkeypatch):
@@ -110,19 +130,9 @@ def test_a_fault_is_found_and_made_good(n, d, k, fault, monkeypatch):
     expected = fitted(opened(X), X, k, protect=False)
     # The last of them may be of an iteration that is launched ahead, and comes to nothing.
     for when in (one for one in (0, 3, 4) if one < expected.n_iter):
-        kind = step_kind(X, k)
-        engine, move, made = opened(X), kind._move_rows, 0
-
-        def wrong(step, centers, move=move, when=when):
-            nonlocal made
-            move(step, centers)
-            if made == when:
-                fault(step)
-            made += 1
-
         with monkeypatch.context() as patch:
-            patch.setattr(kind, "_move_rows", wrong)
-            found = fitted(engine, X, k, protect=True)
+            inject(patch, step_kind(X, k), fault, when.__eq__)
+            found = fitted(opened(X), X, k, protect=True)
         assert found.faults == 1
         assert_same(found, expected)
 
@@ -155,16 +165,10 @@ def test_sums_that_are_wrong_but_add_up_are_found_in_the_result(part, max_iter, 
     expected = fitted(opened(X), X, 33, protect=False, max_iter=max_iter)
     from tsapps.apps.kmeans.fused_step import FewCentres
 
-    made, move = 0, FewCentres._move_rows
+    def wrong(step):
+        step.device_sums[2:4, 3] += cupy.asarray([part, -part])
 
-    def wrong(step, centers):
-        nonlocal made
-        move(step, centers)
-        if made == 4:
-            step.device_sums[2:4, 3] += cupy.asarray([part, -part])
-        made += 1
-
-    monkeypatch.setattr(FewCentres, "_move_rows", wrong)
+    inject(monkeypatch, FewCentres, wrong, (4).__eq__)
     found = fitted(opened(X), X, 33, protect=True, max_iter=max_iter)
     assert found.faults == 1
     assert_same(found, expected)
@@ -271,13 +275,7 @@ def test_a_fault_that_persists_is_an_error(monkeypatch):
     X = data(9_999, 40, 33, np.float32)
     from tsapps.apps.kmeans.fused_step import FewCentres
 
-    move = FewCentres._move_rows
-
-    def wrong(step, centers):
-        move(step, centers)
-        lost_row(step)
-
-    monkeypatch.setattr(FewCentres, "_move_rows", wrong)
+    inject(monkeypatch, FewCentres, lost_row, lambda made: True)
     with pytest.raises(FaultError, match=f"iteration 1 went wrong {MOST_AGAIN + 1} times"):
         fitted(opened(X), X, 33, protect=True)
 
