@@ -131,9 +131,13 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
     leaving.drain(more ? 32 : 1, [&](const Moving* rows, int count) { move(X, rows, count); });
   });
   if (lane == 0 && changed) atomicAdd(moved, changed);
-  here.flush();
+  if (__syncthreads_or(added != 0)) {
+    static_assert(8 * kColumns * (kFeatures + 1) * 8 <= kWarps * Ring::kBytes + Scores::kBytes, "where tiles and centres were");
+    ptx::cp_async_wait<0>();
+    here.flush_through(simt::dynamic_shared<unsigned long long>());
+  }
   if (next.outcome == nullptr || !simt::last_to_arrive(next.arrived, gridDim.x)) return;
-  advance_by_block(simt::dynamic_shared<double>(), next);
+  advance_by_block(simt::dynamic_shared<OfCentre>(), next);
 }
 
 }  // namespace kmeans

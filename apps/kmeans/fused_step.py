@@ -109,7 +109,7 @@ class Step(ABC):
         # Where centres lie in slabs, the first of them has their offsets.
         self._halves = cupy.zeros((n_columns, placement.padded + (16 if placement.slabs else 0)), np.float16)
         self._offsets = cupy.empty(n_columns, np.float32)
-        self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
+        self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 5))
         self._motion = np.zeros((), MOTION)[()]  # none is followed
         # The GPU writes to it: a copy of 32 bytes would take as long as a kernel.
         self._seen = empty_pinned(_AHEAD, OUTCOME)

@@ -27,7 +27,7 @@ HALF_SHAPES = [(5, 20), (16, 16), (32, 64), (64, 64)]
 WARPGROUP_SHAPES = [(1, 1), (5, 20), (14, 2), (16, 16), (24, 40), (32, 64), (40, 33), (64, 64)]
 #: Threads of a block, so few that a warp has several tiles: of warps, and of warpgroups; and the rows that a sum has
 #: digits for.
-THREADS, WARPGROUP_THREADS, MOST_ADDED = 64, 128, 32768
+THREADS, WARPGROUP_THREADS, MOST_ADDED = 96, 128, 32768
 
 
 def chosen(d, k, dtype, warpgroups=False, **changed):

@@ -265,7 +265,7 @@ class Iterations:
         width = self.padded + (16 if self.slabs else 0)
         self.halves = np.full((columns, width), np.nan if columns == k else 0, np.float16)
         self.offsets = np.full(columns, np.nan, np.float32)
-        self.extremes, self.found = np.full(4, np.nan, np.float32), np.full((k, 4), np.nan)
+        self.extremes, self.found = np.full(4, np.nan, np.float32), np.full((k, 5), np.nan)
         self.arrived, self.moved, self.stopped = np.zeros(1, np.uint32), np.ones(1, np.uint32), np.ones(1, np.int32)
         self.counts, kept = np.ones(3, np.uint32), np.full_like(centers, np.nan)
         self.call("place", centers, self.advancing(centers, kept, np.zeros(1, OUTCOME)), columns)
