@@ -175,7 +175,7 @@ struct Advance {
   OfCentre* found;
   float* offsets;
   Extremes* extremes;
-  unsigned *arrived, *moved, *dealt, *counts;  // left at zero
+  unsigned *arrived, *moved, *counts;  // left at zero
   int* stopped;
   Outcome* outcome;
   Halves halves;
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(kCentreThreads, 4) place_centers(const Work* _
 #pragma unroll 1
   for (int i = threadIdx.x; i < k; i += blockDim.x) combine(least, Doubles<1>{of.found[i].square}, least_of);
   put_together(group, of.found, k, group.over(least, least_of).at[0], of.reach, of.offsets, of.halves, of.extremes);
-  if (threadIdx.x == 0) *of.moved = *of.dealt = 0, *of.stopped = 0;
+  if (threadIdx.x == 0) *of.moved = 0, *of.stopped = 0;
   for (int i = threadIdx.x; i < of.lists; i += blockDim.x) of.counts[i] = 0;
 }
 
@@ -293,7 +293,7 @@ __device__ __forceinline__ void conclude(const Group& group, const OfCentre* fou
     const bool empty = all.at[2] != 0, stops = empty || moved == 0 || shift <= of.tolerance;
     *of.outcome = {stops, empty, moved, 0, shift, all.at[1]};
     *of.stopped = stops;
-    *of.moved = *of.dealt = 0;
+    *of.moved = 0;
   }
   for (int i = group.rank(); i < of.lists; i += group.size()) of.counts[i] = 0;
 }

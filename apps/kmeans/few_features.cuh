@@ -72,7 +72,7 @@ constexpr int kShort = 16;
 template <typename T, int kFeatures, int kClusters, int kRows, bool kShifts, int kReplicas, int kStages, int kThreads,
           int kBlocks, int kMostAdded = 32768>
 __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, const float* centers, int k, long long n,
-                                                                 unsigned* dealt, Label* labels, unsigned long long* sums,
+                                                                 Label* labels, unsigned long long* sums,
                                                                  unsigned* moved, const int* stopped) {
   static_assert(kFeatures <= kMostFeatures && kClusters <= kMostOfFew && kFeatures * kClusters <= kMostElements);
   constexpr int kWarps = kThreads / 32, kTile = 32 * kRows;
@@ -85,8 +85,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
   if (*stopped) return;
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   Ring ring(X, labels, n, shared);
-  Deal<kTile, kWarps, 1, kStages> deal((unsigned)n, dealt, nullptr);
-  ring.begin([&] { return deal.next(); }, [] {});
+  const unsigned together = gridDim.x * kWarps * kTile, begin = (blockIdx.x * kWarps + threadIdx.x / 32) * kTile;
+#pragma unroll
+  for (int stage = 0; stage + 1 < kStages; ++stage) ring.ask(begin + stage * together);
   Queue<Item, kTile, true> queue(shared + kWarps * Ring::kBytes);
   const FewSums<kFeatures, kReplicas> here(
       sums, reinterpret_cast<unsigned*>(shared + kWarps * (Ring::kBytes + queue.kRoom * (int)sizeof(Item))), k);
@@ -130,8 +131,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
     }
     move(row, value, to, from);
   };
-  each_tile<kTiles>(deal, ring, [&] { here.flush(); }, [&](unsigned first, bool) {
+  each_tile<kTile, kWarps, kTiles>((unsigned)n, [&] { here.flush(); }, [&](unsigned first) {
     const unsigned left = (unsigned)n - first;
+    ring.wait();
+    ring.ask(first + (kStages - 1) * together);
     float x[kRows][kFeatures];
     int label[kRows];
 #pragma unroll

@@ -149,7 +149,7 @@ class FewMultiplyAdds(FewFeatures):
         return [
             OverlappingLaunch(self._place_constants, (1,), (_PLACE_THREADS,), placed),
             partial(cupy.cuda.runtime.memcpyAsync, *copied),
-            self._bind_assign(PackedLaunch, self._assign, centers, self.dealt),
+            self._bind_assign(PackedLaunch, self._assign, centers),
         ]
 
 

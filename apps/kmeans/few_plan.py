@@ -46,8 +46,6 @@ _FEW_ELEMENTS = ((8, 512), (16, 320))
 _FOUR_ROWS, _FEW_BYTES = 4, 72 * 1024
 # Threads of a block where four rows and so few clusters leave registers for a warp more of each scheduler.
 _MORE_THREADS, _CLUSTERS_OF_MORE = 640, 16
-# What a stage of a ring has beside rows and labels (tile_ring.cuh).
-_TILE_BYTES = 16
 # The bytes of a row that waits with its elements (kShort).
 _SHORT = 16
 # The exponents of the norm that the largest row of few features is scaled to, by warps and by warpgroups; and the most
@@ -107,11 +105,11 @@ class FewPlan:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: sums; a warp's ring, with which tiles it has; its queue of a tile and 32."""
+        """Dynamic shared memory of a block: sums, a ring a warp, and a queue a warp of a tile's rows and 32 more."""
         row = self.features * ITEMSIZE[self.dtype]
         ring = self.stages * self.rows * (row + 1)
         queue = (self.rows + 1) * (8 + (-(-row // 8) * 8 if row <= _SHORT else 0))
-        return self.sums_bytes + self.threads * (ring + queue) + self.threads // 32 * self.stages * _TILE_BYTES
+        return self.sums_bytes + self.threads * (ring + queue)
 
     @property
     def kernel(self) -> str:
@@ -168,14 +166,11 @@ class ProductsPlan:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block.
 
-        A ring a warp, of 32 rows, their labels and which they are; offsets, and centres if they are not in registers; of every column
+        A ring a warp, of 32 rows and their labels; offsets, and centres if they are not in registers; of every column
         its mean and scale, of every cluster two digits of each column and 32 counts of rows; and three queues a warp,
         of 32 rows, 64 and 128.
         """
-        warps = self.threads // 32
-        ring = self.stages * (32 * (self.features * ITEMSIZE[self.dtype] + 1) + _TILE_BYTES)
-        # What four warps are dealt together.
-        dealt = 4 * warps if self.multiplier is Multiplier.WARPGROUPS else 0
+        ring = self.stages * (self.features * ITEMSIZE[self.dtype] + 1)
         centres = {
             Multiplier.WARPS_KEEPING: 64 * self.columns,
             Multiplier.WARPS: (64 + 16 * self.padded) * self.columns,
@@ -184,7 +179,7 @@ class ProductsPlan:
         }[self.multiplier]
         width = 4 << ceil(log2(-(-self.features // 4)))
         sums = 8 * self.columns * 4 * (2 * max(width, 32) + 32) + 8 * width
-        return warps * ring + dealt + centres + sums + warps * (32 * 8 + 64 * 16 + 128 * 8)
+        return self.threads * ring + centres + sums + self.threads // 32 * (32 * 8 + 64 * 16 + 128 * 8)
 
     @property
     def kernel(self) -> str:

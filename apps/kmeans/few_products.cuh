@@ -60,10 +60,9 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   Ring ring(X, labels, n, shared);
   shared += kWarps * Ring::kBytes;
-  Deal<kTile, kWarps, Scores::kTogether, kStages> deal((unsigned)n, next.dealt, shared);
-  shared += deal.kBytes;
   // The first tiles come while centres are made ready; their rows, which nobody writes to, while the last iteration ends.
-  ring.begin([&] { return deal.next(); }, [] { ptx::after_previous(); });
+  const unsigned together = gridDim.x * kThreads, own = blockIdx.x * kThreads + threadIdx.x / 32 * 32;
+  ring.begin(own, together, [] { ptx::after_previous(); });
   const bool stops = *stopped;
   const Scores scores(of, centers, k, shared);
   shared += Scores::kBytes;
@@ -102,9 +101,11 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
       added = 0;
     }
   };
-  each_tile<kTiles>(deal, ring, flush, [&](unsigned first, bool more) {
+  each_tile<kTile, kWarps, kTiles, Scores::kTogether>((unsigned)n, flush, [&](unsigned first) {
     // A warpgroup's last tiles may have none.
     const unsigned left = Scores::kTogether == 1 || first < (unsigned)n ? (unsigned)n - first : 0;
+    ring.wait();
+    ring.ask(first + (kStages - 1) * together);
     const unsigned mine = 8 * t + g;
     const int label = ring.labels()[mine];
     unsigned bits[4];
@@ -124,6 +125,7 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
       doubtful.add(waits & !certain, {first + mine, label, found.low, found.high});
     }
     // The last of a warp's tiles leaves nothing.
+    const bool more = left > together;
     doubtful.drain(more ? 32 : 1, decide);
     moving.take(1, [&](const Moving* rows, int count) { move(ring, rows, count); });
     leaving.drain(more ? 32 : 1, [&](const Moving* rows, int count) { move(X, rows, count); });

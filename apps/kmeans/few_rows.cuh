@@ -1,8 +1,7 @@
 // What kernels that read few features from X itself have in common: the tiles of a warp, and the queue of its rows that are
 // not done.
 //
-//   tiles     of kTile rows; those of a block's warps lie one after the other, those of the next turn a whole grid further on,
-//             but for the last turns, whose tiles go to the warps that come first
+//   tiles     of kTile rows; those of a block's warps lie one after the other, those of the next turn a whole grid further on
 //   queue     a warp's, in shared memory: rows with another label, or in doubt, that any of its tiles left
 //
 // Why it is fast: few rows of a tile are not done, and they take many instructions. They are settled when there is one for
@@ -10,7 +9,6 @@
 #pragma once
 #include "apps/kmeans/decide.cuh"
 #include "apps/kmeans/integers.cuh"
-#include "kernels/warpgroup.cuh"
 
 namespace kmeans {
 
@@ -107,82 +105,19 @@ __device__ __forceinline__ int nearest_of_row(const T* row, const float* mean, c
   return nearest.centre;
 }
 
-// Deals a launch's tiles to its warps, of which kTogether, neighbours, have theirs one after the other: most a grid apart, and
-// the last ones to whoever asks, as some multiprocessors are further from the memory than others. What is dealt past the end
-// begins there or later, below 2³².
-template <int kTile, int kWarps, int kTogether, int kStages>
-class Deal {
- public:
-  static constexpr int kBytes = kTogether > 1 ? kWarps / kTogether * 16 : 0;  // of shared memory
-
-  // `asked` counts what was asked for, from zero; not before tiles are dealt for the kStages-th time.
-  __device__ Deal(unsigned n, unsigned* asked, void* slots)
-      : asked_(asked), slots_(static_cast<unsigned*>(slots)), n_(n), tile_(blockIdx.x * kWarps + threadIdx.x / 32) {
-    static_assert(kWarps % kTogether == 0, "warps that go together are of one block");
-    const unsigned together = gridDim.x * kWarps, turns = (n / kTile + (n % kTile != 0) + together - 1) / together;
-    const unsigned few = turns / 8 + 4;
-    fixed_ = (turns > few + kStages ? turns - few : kStages) * together;
-  }
-
-  // The first row of a tile that nobody else has.
-  __device__ __forceinline__ unsigned next() {
-    const unsigned tile = mine(), following = tile + gridDim.x * kWarps;
-    if (following < fixed_) {
-      tile_ = following;
-    } else if (threadIdx.x % (32 * kTogether) == 0) {
-      tile_ = fixed_ + atomicAdd(asked_, 1u) * kTogether;
-    } else {
-      tile_ = kAsked;
-    }
-    return tile * kTile;
-  }
-
-  // Whether a tile, and those of the warps that go with this, are past the end.
-  __device__ __forceinline__ bool over(unsigned first) const { return first - threadIdx.x / 32 % kTogether * kTile >= n_; }
-
- private:
-  static constexpr unsigned kAsked = ~0u;  // what a thread has whose answer another has
-
-  __device__ __forceinline__ unsigned mine() {
-    if constexpr (kTogether == 1) {
-      return simt::shuffle(tile_, 0);
-    } else {
-      if (!__any_sync(simt::every_lane, tile_ == kAsked)) return tile_;
-      const int place = threadIdx.x % (32 * kTogether), group = threadIdx.x / (32 * kTogether);
-      // Two slots in turns: who writes to one has seen all at the barrier of the other.
-      unsigned* slot = slots_ + 4 * group + turn_;
-      turn_ ^= 1;
-      if (place == 0) *slot = tile_;
-      ptx::barrier_sync(1 + group, 32 * kTogether);
-      return *slot + place / 32;
-    }
-  }
-
-  unsigned* const asked_;
-  unsigned* const slots_;
-  const unsigned n_;
-  unsigned tile_, fixed_, turn_ = 0;
-};
-
-// What the warps of a block do with their tiles, the first of which `ring` has been asked for: `body` of a tile's first row, and
-// whether the warp has another. `between` is called by all threads of the block, before any warp has more than kTurns tiles
-// since the last time.
-template <int kTurns, typename Tiles, typename Ring, typename Between, typename Body>
-__device__ __forceinline__ void each_tile(Tiles& deal, Ring& ring, Between between, Body body) {
-  for (;;) {
-    bool some = true;
-#pragma unroll 1
-    for (int turn = 0; turn < kTurns; ++turn) {
-      ring.wait();
-      const unsigned first = ring.first();
-      some = !deal.over(first);
-      if (!some) break;
-      const unsigned ahead = deal.next();
-      ring.ask(ahead);
-      body(first, !deal.over(ring.coming(ahead)));
-    }
-    if (!__syncthreads_or(some)) return;
-    between();
+// What the warps of a block do with their tiles: `body` of a tile's first row. `between` is called by all threads of the
+// block, before any warp has more than kTurns tiles since the last time. kTogether warps, neighbours, have as many tiles as
+// each other, of which the last may begin past the end. That is below 2³², wherever they begin.
+template <int kTile, int kWarps, int kTurns, int kTogether = 1, typename Between, typename Body>
+__device__ __forceinline__ void each_tile(unsigned n, Between between, Body body) {
+  static_assert(kWarps % kTogether == 0, "warps that go together are of one block");
+  const unsigned whole = n / kTile + (n % kTile != 0), tiles = (whole + kTogether - 1) / kTogether * kTogether;
+  const unsigned together = gridDim.x * kWarps;
+  unsigned tile = blockIdx.x * kWarps + threadIdx.x / 32;
+  for (unsigned begin = blockIdx.x * kWarps; begin < tiles; begin += kTurns * together) {
+    if (begin >= kTurns * together) between();
+    const unsigned end = tiles - begin > kTurns * together ? begin + kTurns * together : tiles;
+    for (; tile < end; tile += together) body(tile * kTile);
   }
 }
 

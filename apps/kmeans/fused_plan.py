@@ -90,7 +90,7 @@ HALVES = np.dtype([("to", "u8"), *[(name, "i4") for name in ("padded", "slabs", 
 MOTION = np.dtype([(name, "u8") for name in ("moved", "limits", "watch")])
 ADVANCE = np.dtype(
     [(name, "u8") for name in ("sums", "units", "centers", "next", "found", "offsets", "extremes")]
-    + [(name, "u8") for name in ("arrived", "moved", "dealt", "counts", "stopped", "outcome")]
+    + [(name, "u8") for name in ("arrived", "moved", "counts", "stopped", "outcome")]
     + [("halves", HALVES), ("motion", MOTION), ("tolerance", "f8")]
     + [("k", "i4"), ("d", "i4"), ("lists", "i4"), ("scale", "f4"), ("reach", "f4"), ("padding", "i4")]
 )

@@ -97,8 +97,8 @@ class Step(ABC):
     def __init__(self, engine: FusedEngine, placement: Placement, k: int) -> None:
         self.engine, self.k = engine, k
         d = engine.n_features
-        # Rows that moved, tiles that were dealt, blocks that arrived, whether to stop: zero before every iteration.
-        self.moved, self.dealt, self._arrived, self.stopped = cupy.zeros((4, 1), np.uint32)
+        # Rows that moved, blocks that arrived, whether to stop: zero before every iteration.
+        self.moved, self._arrived, self.stopped = cupy.zeros((3, 1), np.uint32)
         self._counts = cupy.empty(0, np.uint32)  # of lists that `advance` is to empty
         self._centers = tuple(cupy.empty((2, k, d), engine.dtype))  # of an iteration, and of the next
         # What they pass through on their way: a copy from or to other memory of the host is several times slower.
@@ -266,7 +266,7 @@ class Step(ABC):
         """Return what `advance` is told of an iteration; without a `place` for its outcome, none is to be."""
         placement, next_centers = self._placement, self._centers[1 - now]
         centers = self._centers[now], next_centers, self._found, self._offsets, self._extremes
-        state = self._arrived, self.moved, self.dealt, self._counts, self.stopped
+        state = self._arrived, self.moved, self._counts, self.stopped
         addresses = (one.data.ptr for one in (self.device_sums, self.units, *centers, *state))
         outcome = 0 if place is None else self._seen[place:].ctypes.data
         halves = self._halves.data.ptr, placement.padded, placement.slabs, self.columns, 0

@@ -1,7 +1,7 @@
 // The tiles of X and of its labels that a warp is about to compute, on their way to shared memory: a ring of its own.
 //
-//   stage 0   rows first … first + kTile − 1 of X as they lie, row by row; their labels, a byte each; first     computed now
-//   stage 1   the warp's next tile                                                                              on its way
+//   stage 0   rows first … first + kTile − 1 of X as they lie, row by row; their labels, a byte each     computed now
+//   stage 1   the warp's next tile                                                                       on its way
 //   …
 //
 //   a row of 64 bytes, whose four units of 16 are read by one lane, of which eight take turns with others:
@@ -24,8 +24,7 @@ namespace kmeans {
 template <typename T, int kFeatures, int kTile, int kStages, int kTogether, bool keeps = false>
 class TileRing {
  public:
-  static constexpr int kRow = kFeatures * (int)sizeof(T), kTileBytes = kTile * kRow;
-  static constexpr int kStage = kTileBytes + kTile + 16;  // and which tile it is
+  static constexpr int kRow = kFeatures * (int)sizeof(T), kTileBytes = kTile * kRow, kStage = kTileBytes + kTile;
   static constexpr int kBytes = kStages * kStage;  // of a warp
   static_assert(kTile % 32 == 0 && kTileBytes % 16 == 0 && kStage % 16 == 0, "a tile is whole units of 16 bytes");
 
@@ -49,25 +48,23 @@ class TileRing {
       copy_rows(first, of_rows);
       copy_labels(first, of_labels);
     });
-    end_stage(first);
+    ptx::cp_async_commit();
+    asked_ += kStage;
   }
 
-  // Asks for the first kStages − 1 tiles, that `next()` names: for rows, then, after `labels_follow()`, for labels.
-  template <typename Next, typename Follow>
-  __device__ __forceinline__ void begin(Next next, Follow labels_follow) {
-    unsigned firsts[kStages - 1];
+  // Asks for the first kStages − 1 tiles, `stride` rows apart: for rows, then, after `labels_follow()`, for labels.
+  template <typename Follow>
+  __device__ __forceinline__ void begin(unsigned first, unsigned stride, Follow labels_follow) {
 #pragma unroll
-    for (unsigned& first : firsts) {
-      first = next();
-      each_part(first, [&](auto of_rows, auto) { copy_rows(first, of_rows); });
-      asked_ += kStage;
+    for (int stage = 0; stage + 1 < kStages; ++stage, asked_ += kStage) {
+      each_part(first + stage * stride, [&](auto of_rows, auto) { copy_rows(first + stage * stride, of_rows); });
     }
     labels_follow();
     asked_ = 0;
 #pragma unroll
-    for (const unsigned first : firsts) {
-      each_part(first, [&](auto, auto of_labels) { copy_labels(first, of_labels); });
-      end_stage(first);
+    for (int stage = 0; stage + 1 < kStages; ++stage, asked_ += kStage) {
+      each_part(first + stage * stride, [&](auto, auto of_labels) { copy_labels(first + stage * stride, of_labels); });
+      ptx::cp_async_commit();
     }
   }
 
@@ -83,13 +80,6 @@ class TileRing {
   __device__ __forceinline__ const unsigned char* row(int row) const { return own_ + now_ + row * kRow; }
   __device__ static __forceinline__ int swizzle(unsigned row) {
     return kTurns > 1 ? (int)(row / kBefore % kTurns * kTogether) : 0;
-  }
-
-  // Its first row; and that of the tile behind it, if the last that was asked for is `asked`.
-  __device__ __forceinline__ unsigned first() const { return *reinterpret_cast<const unsigned*>(own_ + now_ + kStage - 16); }
-  __device__ __forceinline__ unsigned coming(unsigned asked) const {
-    if (kStages == 2) return asked;
-    return *reinterpret_cast<const unsigned*>(own_ + (now_ == kBytes - kStage ? 0 : now_ + kStage) + kStage - 16);
   }
 
   __device__ __forceinline__ const Label* labels() const { return reinterpret_cast<const Label*>(own_ + now_ + kTileBytes); }
@@ -115,12 +105,6 @@ class TileRing {
   }
 
   __device__ static __forceinline__ int part(int left, int most) { return left <= 0 ? 0 : left < most ? left : most; }
-
-  __device__ __forceinline__ void end_stage(unsigned first) {
-    if (lane_ == 0) *reinterpret_cast<unsigned*>(own_ + asked_ + kStage - 16) = first;
-    ptx::cp_async_commit();
-    asked_ += kStage;
-  }
 
   // Has `copy` begin to copy a tile: it is given what says how much there is from some byte of the rows on, and of the labels.
   template <typename Copy>

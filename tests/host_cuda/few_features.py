@@ -27,10 +27,10 @@ def source(plan, most_added):
     kernel = f"{plan.kernel.removesuffix('>')}, {most_added}>"
     return f"""
 extern "C" void {name_of(plan, most_added)}(const void* X, const float* centers, long long k, long long n,
-                                            unsigned* dealt, signed char* labels, unsigned long long* sums,
-                                            unsigned* moved, const int* stopped, long long blocks) {{
+                                            signed char* labels, unsigned long long* sums, unsigned* moved,
+                                            const int* stopped, long long blocks) {{
   cuda_host::launch(dim3(blocks), {plan.threads}, {plan.shared_bytes}, [=] {{
-    kmeans::{kernel}(static_cast<const {T}*>(X), centers, (int)k, n, dealt, labels, sums, moved, stopped);
+    kmeans::{kernel}(static_cast<const {T}*>(X), centers, (int)k, n, labels, sums, moved, stopped);
   }});
 }}"""
 
@@ -110,6 +110,6 @@ class FewIterations(Iterations):
             *(centers, k, d, plan.clusters, self.offsets, self.extremes, self.mean, scales, *norms),
             int(not plan.shifts),
         )
-        state = np.zeros(1, np.uint32), self.labels, self.sums, moved, self.stopped
+        state = self.labels, self.sums, moved, self.stopped
         library.call(name_of(plan, self.most_added), self.X, centers, k, n, *state, self.blocks)
         return int(moved[0])

@@ -111,8 +111,6 @@ class ProductsIterations(Iterations):
     def move_rows(self, centers, stopped=0, following=None, outcome=None):
         """Run what follows of an iteration, at the centres that were placed; and make those that follow."""
         library, self.moved = libraries()[self.plan, self.most_added], np.zeros(1, np.uint32)
-        if outcome is None:
-            self.dealt[0] = 0  # as when centres are placed
         scales, self.stopped = self.scales.astype(np.float32), np.array([stopped], np.int32)
         # Past the last centre, where the GPU's memory is zero.
         self.halves[self.k :] = 0

@@ -267,18 +267,17 @@ class Iterations:
         self.offsets = np.full(columns, np.nan, np.float32)
         self.extremes, self.found = np.full(4, np.nan, np.float32), np.full((k, 5), np.nan)
         self.arrived, self.moved, self.stopped = np.zeros(1, np.uint32), np.ones(1, np.uint32), np.ones(1, np.int32)
-        self.dealt = np.ones(1, np.uint32)
         self.counts, kept = np.ones(3, np.uint32), np.full_like(centers, np.nan)
         self.call("place", centers, self.advancing(centers, kept, np.zeros(1, OUTCOME)), columns)
         np.testing.assert_array_equal(kept, centers)
-        assert not any(state.any() for state in (self.arrived, self.moved, self.dealt, self.stopped, self.counts))
+        assert not any(state.any() for state in (self.arrived, self.moved, self.stopped, self.counts))
         return self.move_rows(centers, **more)
 
     def advancing(self, centers, following, outcome, tolerance=0.0):
         """Return what kernels are told of an iteration; nothing is to come of it if `outcome` is None."""
         self.units = 1 / self.scales
         pointed = self.sums, self.units, centers, following, self.found, self.offsets, self.extremes
-        state = self.arrived, self.moved, self.dealt, self.counts, self.stopped
+        state = self.arrived, self.moved, self.counts, self.stopped
         pointers = [one.ctypes.data for one in (*pointed, *state)]
         halves = self.halves.ctypes.data, self.padded, self.slabs, self.columns, 0
         sizes = self.k, self.d, self.counts.size, self.scale, self.reach, 0

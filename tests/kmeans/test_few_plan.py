@@ -94,14 +94,14 @@ def test_multiply_adds_by_hand():
     plan = few_plan(4, 16, "float32", 0.0, 1.0, H200)
     assert plan.kernel == "assign_rows<float, 4, 16, 4, false, 32, 2, 640, 1>"
     # Sums, two tiles of 128 rows and labels a warp, and 160 rows with their numbers and labels.
-    assert plan.shared_bytes == 16 * 9 * 32 * 4 + 20 * 2 * (128 * 17 + 16) + 20 * 160 * 24
+    assert plan.shared_bytes == 16 * 9 * 32 * 4 + 20 * 2 * 128 * 17 + 20 * 160 * 24
     assert [plan.grid(n, 132) for n in (1, 2560, 2561, 10**8)] == [1, 1, 2, 132]
     plan = few_plan(4, 20, "float32", 0.0, 1.0, H200)
     assert plan.kernel == "assign_rows<float, 4, 20, 4, false, 32, 3, 512, 1>"
     plan = multiply_adds_plan(16, 16, "float32", 0.0, 1.0, ROOM)
     assert plan.kernel == "assign_rows<float, 16, 16, 2, false, 32, 2, 512, 1>"
     # Longer rows wait without their elements.
-    assert plan.shared_bytes == 16 * 33 * 32 * 4 + 16 * 2 * (64 * 65 + 16) + 16 * 96 * 8
+    assert plan.shared_bytes == 16 * 33 * 32 * 4 + 16 * 2 * 64 * 65 + 16 * 96 * 8
 
 
 def test_products_by_hand():
@@ -110,19 +110,19 @@ def test_products_by_hand():
     assert plan.padded == 16
     # Four tiles a warp; offsets, and means and scales; of each cluster two digits of 32 words and 32 counts; 16 queues.
     queues = 32 * 8 + 64 * 16 + 128 * 8
-    assert plan.shared_bytes == 16 * 4 * (32 * 65 + 16) + 4 * 64 + 16 * 8 + 32 * 96 * 4 + 16 * queues
+    assert plan.shared_bytes == 16 * 4 * 32 * 65 + 4 * 64 + 16 * 8 + 32 * 96 * 4 + 16 * queues
     assert [plan.grid(n, 132) for n in (1, 512, 513, 10**8)] == [1, 1, 2, 132]
     plan = few_plan(40, 60, "bfloat16", 0.0, 1.0, A100)
     assert plan.kernel == "assign_by_products<ptx::Bfloat16, 40, 8, 2, kmeans::Multiplier::kWarps, 384, 1>"
     assert plan.padded == 48
     # And the centres: 64 of 48 elements. Digits are of 64 columns.
     of_clusters = 64 * 48 * 2 + 64 * 160 * 4
-    assert plan.shared_bytes == 12 * 2 * (32 * 81 + 16) + 8 * 64 + 64 * 8 + of_clusters + 12 * queues
+    assert plan.shared_bytes == 12 * 2 * 32 * 81 + 8 * 64 + 64 * 8 + of_clusters + 12 * queues
     plan = few_plan(40, 60, "bfloat16", 0.0, 1.0, H200)
     assert plan.kernel == "assign_by_products<ptx::Bfloat16, 40, 8, 3, kmeans::Multiplier::kWarpgroups, 512, 1>"
     # The centres in two parts and a step of offsets, and the 64 × 16 elements that those are multiplied by.
     of_clusters = 64 * (2 * 48 + 16) * 2 + 64 * 16 * 2 + 64 * 160 * 4
-    assert plan.shared_bytes == 16 * 3 * (32 * 81 + 16) + 64 + 64 * 8 + of_clusters + 16 * queues
+    assert plan.shared_bytes == 16 * 3 * 32 * 81 + 64 * 8 + of_clusters + 16 * queues
     assert PRODUCTS.itemsize == 56
 
 

@@ -270,7 +270,8 @@ def test_the_last_block_makes_the_next_centres(d, k, kind, warpgroups, blocks, r
             assert outcome[0][name] == expected[name]
         for name in ("shift", "potential"):
             assert outcome[0][name] == pytest.approx(expected[name], rel=1e-12)
-        assert not any(state.any() for state in (together.arrived, together.moved, together.dealt))
+        assert not together.arrived.any()
+        assert not together.moved.any()
         # The next iteration is at what was placed now.
         now, following, place = following, np.full_like(following, np.nan), together.move_rows
 
