@@ -23,10 +23,6 @@ TSA_PTX void cp_async_arrive(Mbarrier* barrier) { cuda_host::arrive_with_copies(
 TSA_PTX void bulk_copy(void* shared, const void* global, int bytes, Mbarrier* barrier) {
   cuda_host::bulk_copy(shared, global, bytes, &barrier->state);
 }
-TSA_PTX void bulk_add(unsigned long long* global, const unsigned long long* shared, int bytes) {
-  cuda_host::check_bulk(global, shared, bytes);
-  for (int i = 0; i < bytes / 8; ++i) atomicAdd(global + i, shared[i]);
-}
 
 #else
 
@@ -73,18 +69,6 @@ TSA_PTX void bulk_copy(void* shared, const void* global, int bytes, Mbarrier* ba
                    shared_address(shared)),
                "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
-}
-
-// cp.reduce.async.bulk ─ adds 64-bit integers in shared memory to as many in global memory, by one thread, and waits until it
-// is done: a multiple of 16 bytes, both at multiples of 16. What others wrote there is seen after async_fence by them
-// (ptx.cuh), and a barrier.
-TSA_PTX void bulk_add(unsigned long long* global, const unsigned long long* shared, int bytes) {
-  asm volatile(
-      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u64 [%0], [%1], %2;\n\t"
-      "cp.async.bulk.commit_group;\n\t"
-      "cp.async.bulk.wait_group 0;" ::"l"(__cvta_generic_to_global(global)),
-      "r"(shared_address(shared)), "r"(bytes)
-      : "memory");
 }
 
 #endif

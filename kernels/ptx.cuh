@@ -217,13 +217,6 @@ TSA_PTX void next_may_begin() {
 #endif
 }
 
-// fence.proxy.async ─ orders stores to shared memory before what tensor cores (warpgroup.cuh) and bulk copies (bulk.cuh) read of it.
-TSA_PTX void async_fence() {
-#if !defined(TSA_HOST) && __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
 // cvt.rna ─ the nearest tf32 (10 bits after the point), ties away from zero; the 13 bits below are zero.
 TSA_PTX float to_tf32(float x) {
 #if defined(TSA_HOST)

@@ -47,7 +47,7 @@ TSA_PTX void fewer_registers() {
 // by lane: word i of B's fragment (ptx.cuh) in lane l at 4·(32·i + l).
 //
 // Before the first wgmma that uses registers which were written: wgmma_fence of those of A. Before one that uses a B which
-// was stored: async_fence (ptx.cuh) by those who stored it, then a barrier. What is begun is a group from wgmma_commit on; until
+// was stored: async_fence by those who stored it, then a barrier. What is begun is a group from wgmma_commit on; until
 // wgmma_wait (for all groups but the `pending` latest), their d is not read, and B not written.
 //
 // With A in shared memory too, as B is, of 16 bits: matrices are named by matrix_at, and matrix_after of one is so many bytes
@@ -59,6 +59,7 @@ inline constexpr bool is_half<Half> = true;
 
 #if defined(TSA_HOST)
 
+inline void async_fence() {}
 template <int parts, int pairs>
 inline void wgmma_fence(unsigned (&)[parts][pairs][4]) {}
 inline void wgmma_commit() { cuda_host::commit_work(); }
@@ -132,6 +133,8 @@ inline void wgmma_fence(float (&)[blocks][4]) {}
 
 #else
 
+// Orders stores to shared memory before what the tensor cores read of it.
+TSA_PTX void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 template <int parts, int pairs>
 TSA_PTX void wgmma_fence(unsigned (&a)[parts][pairs][4]) {
   // The compiler does not know that the fence is for registers: whatever writes these has to stay before it.

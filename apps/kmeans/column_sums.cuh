@@ -14,7 +14,6 @@
 // added is waited for.
 #pragma once
 #include "apps/kmeans/few_rows.cuh"
-#include "kernels/bulk.cuh"
 
 namespace kmeans {
 
@@ -67,27 +66,23 @@ class ColumnSums {
   // To global memory, and zero again; with all threads of the block.
   __device__ __forceinline__ void flush() const {
     __syncthreads();
-    each_sum([&](int i, long long sum) {
-      if (sum != 0) atomicAdd(&sums_[i], (unsigned long long)sum);
-    });
+#pragma unroll 4
+    for (int i = threadIdx.x; i < k_ * kWidth; i += blockDim.x) {
+      const int cluster = i / kWidth, column = i % kWidth;
+      if (column >= kFeatures) continue;
+      unsigned* from = digits_ + place(cluster) + column % 4 * kLanes + column / 4;
+      long long sum = 0;
+#pragma unroll
+      for (int replica = 0; replica < kPlane; replica += kWidth) {
+        sum += take(from + replica) + (long long)take(from + replica + kPlane) * 65536;
+      }
+      if (sum != 0) atomicAdd(&sums_[cluster * (kFeatures + 1) + column], (unsigned long long)sum);
+    }
+    for (int cluster = threadIdx.x / 32; cluster < k_; cluster += blockDim.x / 32) {
+      const int lane = threadIdx.x % 32, rows = simt::warp_sum(take(digits_ + place(cluster) + 2 * kPlane + lane));
+      if (lane == 0 && rows != 0) atomicAdd(&sums_[cluster * (kFeatures + 1) + kFeatures], (unsigned long long)(long long)rows);
+    }
     __syncthreads();
-  }
-
-  // The same at the end, by way of shared memory that has room for all sums, 8 bytes each: one copy adds them up. What lane by
-  // lane is added to global memory leaves a multiprocessor at one sum in 3 clocks.
-  __device__ __forceinline__ void flush_through(unsigned long long* staging) const {
-#if defined(TSA_HOST) || __CUDA_ARCH__ >= 900
-    __syncthreads();
-    each_sum([&](int i, long long sum) { staging[i] = (unsigned long long)sum; });
-    ptx::async_fence();
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    const int number = k_ * (kFeatures + 1), even = number / 2 * 2;  // whole units of 16 bytes
-    if (even != number) atomicAdd(&sums_[even], staging[even]);
-    ptx::bulk_add(sums_, staging, 8 * even);
-#else
-    flush();
-#endif
   }
 
  private:
@@ -181,27 +176,6 @@ class ColumnSums {
     unsigned* of_rows = reinterpret_cast<unsigned*>(shared + columns) + 2 * kWidth + 2 * kPlane + lane;
     atomicAdd(of_rows + rows[lane].to, 1u);
     if (rows[lane].from >= 0) atomicAdd(of_rows + rows[lane].from, ~0u);
-  }
-
-  // Calls `give` of every sum and its place, and leaves zeros.
-  template <typename Give>
-  __device__ __forceinline__ void each_sum(Give give) const {
-#pragma unroll 4
-    for (int i = threadIdx.x; i < k_ * kWidth; i += blockDim.x) {
-      const int cluster = i / kWidth, column = i % kWidth;
-      if (column >= kFeatures) continue;
-      unsigned* from = digits_ + place(cluster) + column % 4 * kLanes + column / 4;
-      long long sum = 0;
-#pragma unroll
-      for (int replica = 0; replica < kPlane; replica += kWidth) {
-        sum += take(from + replica) + (long long)take(from + replica + kPlane) * 65536;
-      }
-      give(cluster * (kFeatures + 1) + column, sum);
-    }
-    for (int cluster = threadIdx.x / 32; cluster < k_; cluster += blockDim.x / 32) {
-      const int lane = threadIdx.x % 32, rows = simt::warp_sum(take(digits_ + place(cluster) + 2 * kPlane + lane));
-      if (lane == 0) give(cluster * (kFeatures + 1) + kFeatures, (long long)rows);
-    }
   }
 
   __device__ static __forceinline__ int take(unsigned* from) {

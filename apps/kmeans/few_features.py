@@ -173,11 +173,4 @@ class FewProducts(FewFeatures):
         self._products = np.array((*addresses, *bounds), PRODUCTS)[()]
 
     def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
-        # Which centres are next is nothing to a pass alone.
-        return [self._bind_products(centers, self.advancing(0, None, 0.0))]
-
-    def _bind_iteration(self, now: int, place: int, tol: float) -> list[Callable[[], None]]:
-        return [self._bind_products(self._centers[now], self.advancing(now, place, tol))]
-
-    def _bind_products(self, centers: Any, advancing: Any) -> PackedLaunch:
-        return self._bind_assign(OverlappingLaunch, self._assign, centers, self._products, advancing)
+        return [self._bind_assign(OverlappingLaunch, self._assign, centers, self._products)]

@@ -61,8 +61,6 @@ _MOST_MEAN = 16.0
 _STEPS_KEPT = 2
 # The threads of a block, those that are better first; and the most stages of a warp's ring in few_products.cuh.
 _THREADS, _STAGES = (512, 384, 256), 4
-# Static shared memory of few_products.cuh: whether a block is the last, before what has to begin at a multiple of this.
-_STATIC_BYTES = 128
 
 
 @dataclass(frozen=True)
@@ -254,7 +252,7 @@ def products_plan(d: int, k: int, dtype: str, shared_memory: int, *, warpgroups:
     multiplier = Multiplier.WARPGROUPS if warpgroups else by_warps
     sizes = ((threads, stages) for threads in _THREADS for stages in range(_STAGES, 1, -1))
     plans = (ProductsPlan(dtype, d, columns, stages, multiplier, threads) for threads, stages in sizes)
-    return next((plan for plan in plans if plan.shared_bytes + _STATIC_BYTES <= shared_memory), None)
+    return next((plan for plan in plans if plan.shared_bytes <= shared_memory), None)
 
 
 def few_scale(norm: float, dtype: str = "float32", *, warpgroups: bool = False) -> float:

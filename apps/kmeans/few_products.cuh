@@ -8,7 +8,6 @@
 //   labels    as in nearest.cuh: candidates by the best score and a bound, brought together for each lane to have a row
 //   moves     rows with one candidate that is not their label (column_sums.cuh): many of a tile at once, from the ring; few
 //             → a queue of the warp's (few_rows.cuh) → 32 at a time, from X; rows with several → another → decided in float64
-//   advance   by the last block to end: the next centres (centers.cuh), while the next iteration's first rows are on their way
 //
 // Where centres are so far away that scores could overflow, the threshold is no number, and every row is compared in float64.
 //
@@ -16,7 +15,6 @@
 // change. Scores are not negative, so that the best is found as an integer, three at a time. A tile in which some row moves
 // takes 70 instructions of the warp more, and to move 32 rows of 32 features takes about 500.
 #pragma once
-#include "apps/kmeans/centers.cuh"
 #include "apps/kmeans/column_sums.cuh"
 #include "apps/kmeans/few_warpgroups.cuh"
 #include "apps/kmeans/few_warps.cuh"
@@ -44,11 +42,11 @@ struct ScoresBy<Multiplier::kWarpgroups, T, kFeatures, kColumns> {
 template <typename T, int kFeatures, int kColumns, int kStages, Multiplier kBy, int kThreads, int kResident,
           int kMostAdded = 32768>
 __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const T* X, const float* centers, int k,
-                                                                          long long n, const Products of,
-                                                                          const __grid_constant__ Advance<float> next,
-                                                                          Label* labels, unsigned long long* sums,
-                                                                          unsigned* moved, const int* stopped) {
+                                                                          long long n, const Products of, Label* labels,
+                                                                          unsigned long long* sums, unsigned* moved,
+                                                                          const int* stopped) {
   ptx::next_may_begin();
+  ptx::after_previous();
   static_assert(kColumns <= 8, "a lane has up to 16 bits of a row");
   constexpr int kWarps = kThreads / 32, kTile = 32;
   // A warp asks for the sums to be flushed when it has moved half of its share; it has at most 62 rows waiting.
@@ -60,9 +58,10 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   Ring ring(X, labels, n, shared);
   shared += kWarps * Ring::kBytes;
-  // The first tiles come while centres are made ready; their rows, which nobody writes to, while the last iteration ends.
+  // The first tiles come while centres are made ready.
   const unsigned together = gridDim.x * kThreads, own = blockIdx.x * kThreads + threadIdx.x / 32 * 32;
-  ring.begin(own, together, [] { ptx::after_previous(); });
+#pragma unroll
+  for (int stage = 0; stage + 1 < kStages; ++stage) ring.ask(own + stage * together);
   const bool stops = *stopped;
   const Scores scores(of, centers, k, shared);
   shared += Scores::kBytes;
@@ -130,14 +129,8 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
     moving.take(1, [&](const Moving* rows, int count) { move(ring, rows, count); });
     leaving.drain(more ? 32 : 1, [&](const Moving* rows, int count) { move(X, rows, count); });
   });
+  here.flush();
   if (lane == 0 && changed) atomicAdd(moved, changed);
-  if (__syncthreads_or(added != 0)) {
-    static_assert(8 * kColumns * (kFeatures + 1) * 8 <= kWarps * Ring::kBytes + Scores::kBytes, "where tiles and centres were");
-    ptx::cp_async_wait<0>();
-    here.flush_through(simt::dynamic_shared<unsigned long long>());
-  }
-  if (next.outcome == nullptr || !simt::last_to_arrive(next.arrived, gridDim.x)) return;
-  advance_by_block(simt::dynamic_shared<OfCentre>(), next);
 }
 
 }  // namespace kmeans

@@ -109,7 +109,7 @@ class Step(ABC):
         # Where centres lie in slabs, the first of them has their offsets.
         self._halves = cupy.zeros((n_columns, placement.padded + (16 if placement.slabs else 0)), np.float16)
         self._offsets = cupy.empty(n_columns, np.float32)
-        self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 5))
+        self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
         self._motion = np.zeros((), MOTION)[()]  # none is followed
         # The GPU writes to it: a copy of 32 bytes would take as long as a kernel.
         self._seen = empty_pinned(_AHEAD, OUTCOME)
@@ -234,7 +234,7 @@ class Step(ABC):
 
     def _bind_place(self) -> list[Callable[[], None]]:
         """Return what places the first centres, which it takes from the host's memory."""
-        arguments = np.uint64(self._passing.ctypes.data), self.advancing(1, None, 0.0)
+        arguments = np.uint64(self._passing.ctypes.data), self._advancing(1, 0, 0.0)
         return [OverlappingLaunch(self._place, (self._n_columns,), (_CENTRE_THREADS,), arguments)]
 
     def _pass(self, place: int) -> None:
@@ -258,19 +258,19 @@ class Step(ABC):
 
     def _bind_iteration(self, now: int, place: int, tol: float) -> list[Callable[[], None]]:
         """Return what makes an iteration: labels and sums, centres of the sums, and an outcome for the host."""
-        arguments = (self.advancing(now, place, tol),)
+        arguments = (self._advancing(now, place, tol),)
         advance = OverlappingLaunch(self._advance, (self.k,), (_CENTRE_THREADS,), arguments)
         return [*self._bind_rows(self._centers[now]), advance]
 
-    def advancing(self, now: int, place: int | None, tol: float) -> Any:
-        """Return what `advance` is told of an iteration; without a `place` for its outcome, none is to be."""
+    def _advancing(self, now: int, place: int, tol: float) -> Any:
+        """Return what the kernels of centers.cuh are told of an iteration."""
         placement, next_centers = self._placement, self._centers[1 - now]
         centers = self._centers[now], next_centers, self._found, self._offsets, self._extremes
         state = self._arrived, self.moved, self._counts, self.stopped
         addresses = (one.data.ptr for one in (self.device_sums, self.units, *centers, *state))
-        outcome = 0 if place is None else self._seen[place:].ctypes.data
         halves = self._halves.data.ptr, placement.padded, placement.slabs, self.columns, 0
         sizes = self.k, self.engine.n_features, self._counts.size, placement.scale, placement.reach, 0
+        outcome = self._seen[place:].ctypes.data
         return np.array((*addresses, outcome, halves, self._motion, tol, *sizes), ADVANCE)[()]
 
     def counts(self) -> np.ndarray:

@@ -44,28 +44,15 @@ class TileRing {
   // Begins to copy the tile whose first row is `first`, or nothing if that is past the end; by all lanes. Before the first
   // wait kStages − 1 times, then once after each: what the stage had before has then been read.
   __device__ __forceinline__ void ask(unsigned first) {
-    each_part(first, [&](auto of_rows, auto of_labels) {
-      copy_rows(first, of_rows);
-      copy_labels(first, of_labels);
-    });
+    if (first < n_ / kTile * kTile) {
+      copy(first, [](int) { return 16; }, [](int) { return 4; });
+    } else if (first < n_) {
+      const int rows = (int)(n_ - first);
+      // Zeros for the rest.
+      copy(first, [rows](int byte) { return part(rows * kRow - byte, 16); }, [rows](int byte) { return part(rows - byte, 4); });
+    }
     ptx::cp_async_commit();
     asked_ += kStage;
-  }
-
-  // Asks for the first kStages − 1 tiles, `stride` rows apart: for rows, then, after `labels_follow()`, for labels.
-  template <typename Follow>
-  __device__ __forceinline__ void begin(unsigned first, unsigned stride, Follow labels_follow) {
-#pragma unroll
-    for (int stage = 0; stage + 1 < kStages; ++stage, asked_ += kStage) {
-      each_part(first + stage * stride, [&](auto of_rows, auto) { copy_rows(first + stage * stride, of_rows); });
-    }
-    labels_follow();
-    asked_ = 0;
-#pragma unroll
-    for (int stage = 0; stage + 1 < kStages; ++stage, asked_ += kStage) {
-      each_part(first + stage * stride, [&](auto, auto of_labels) { copy_labels(first + stage * stride, of_labels); });
-      ptx::cp_async_commit();
-    }
   }
 
   // Waits for the tile that was asked for kStages − 1 times ago, for all lanes to read; and the last one has been read by all.
@@ -106,38 +93,23 @@ class TileRing {
 
   __device__ static __forceinline__ int part(int left, int most) { return left <= 0 ? 0 : left < most ? left : most; }
 
-  // Has `copy` begin to copy a tile: it is given what says how much there is from some byte of the rows on, and of the labels.
-  template <typename Copy>
-  __device__ __forceinline__ void each_part(unsigned first, Copy copy) const {
-    if (first < n_ / kTile * kTile) {
-      copy([](int) { return 16; }, [](int) { return 4; });
-    } else if (first < n_) {
-      const int rows = (int)(n_ - first);
-      // Zeros for the rest.
-      copy([rows](int byte) { return part(rows * kRow - byte, 16); }, [rows](int byte) { return part(rows - byte, 4); });
-    }
-  }
-
-  template <typename Part>
-  __device__ __forceinline__ void copy_rows(unsigned first, Part part_from) const {
+  // `of_rows` and `of_labels` say how much of some bytes there is.
+  template <typename OfRows, typename OfLabels>
+  __device__ __forceinline__ void copy(unsigned first, OfRows of_rows, OfLabels of_labels) const {
     const unsigned char* from = X_ + (unsigned long long)first * kRow;
     unsigned char* to = own_ + asked_;
 #pragma unroll
     for (int begin = 0; begin < kTileBytes; begin += kAtATime) {
       const int byte = begin + 16 * lane_;
       if (begin + kAtATime > kTileBytes && byte >= kTileBytes) break;
-      const int read = part_from(byte);
+      const int read = of_rows(byte);
       // Of a lane that reads nothing, the address is any of the tile.
       ptx::cp_async<16>(kSame ? to + place_ + begin : to + (byte ^ swizzle(byte / kRow)),
                         read > 0 ? from + begin : from - 16 * lane_, read);
     }
-  }
-
-  template <typename Part>
-  __device__ __forceinline__ void copy_labels(unsigned first, Part part_from) const {
-    const int byte = label_byte(lane_), read = part_from(byte);
+    const int byte = label_byte(lane_), read = of_labels(byte);
     if (kTile == 128 || 4 * lane_ < kTile) {
-      ptx::cp_async<4>(own_ + asked_ + kTileBytes + byte, labels_ + first - (read > 0 ? 0 : byte), read);
+      ptx::cp_async<4>(to + kTileBytes + byte, labels_ + first - (read > 0 ? 0 : byte), read);
     }
   }
 

@@ -27,7 +27,7 @@ HALF_SHAPES = [(5, 20), (16, 16), (32, 64), (64, 64)]
 WARPGROUP_SHAPES = [(1, 1), (5, 20), (14, 2), (16, 16), (24, 40), (32, 64), (40, 33), (64, 64)]
 #: Threads of a block, so few that a warp has several tiles: of warps, and of warpgroups; and the rows that a sum has
 #: digits for.
-THREADS, WARPGROUP_THREADS, MOST_ADDED = 96, 128, 32768
+THREADS, WARPGROUP_THREADS, MOST_ADDED = 64, 128, 32768
 
 
 def chosen(d, k, dtype, warpgroups=False, **changed):
@@ -66,13 +66,11 @@ def source(plan, most_added):
     kernel = f"{plan.kernel.removesuffix('>')}, {most_added}>"
     return f"""
 extern "C" void {name_of(plan, most_added)}(const void* X, const float* centers, long long k, long long n,
-                                            const kmeans::Products* of, const kmeans::Advance<float>* advance,
-                                            signed char* labels, unsigned long long* sums, unsigned* moved,
-                                            const int* stopped, long long blocks) {{
+                                            const kmeans::Products* of, signed char* labels, unsigned long long* sums,
+                                            unsigned* moved, const int* stopped, long long blocks) {{
   const kmeans::Products products = *of;
-  const kmeans::Advance<float> next = *advance;
   cuda_host::launch(dim3(blocks), {plan.threads}, {plan.shared_bytes}, [=] {{
-    kmeans::{kernel}(static_cast<const {T}*>(X), centers, (int)k, n, products, next, labels, sums, moved, stopped);
+    kmeans::{kernel}(static_cast<const {T}*>(X), centers, (int)k, n, products, labels, sums, moved, stopped);
   }});
 }}"""
 
@@ -108,17 +106,16 @@ class ProductsIterations(Iterations):
         self.counts = np.zeros(0, np.uint32)
         self.labels = self.labels.astype(np.int8)
 
-    def move_rows(self, centers, stopped=0, following=None, outcome=None):
-        """Run what follows of an iteration, at the centres that were placed; and make those that follow."""
-        library, self.moved = libraries()[self.plan, self.most_added], np.zeros(1, np.uint32)
+    def move_rows(self, centers, stopped=0):
+        """Run what follows of an iteration, at the centres that were placed."""
+        library, moved = libraries()[self.plan, self.most_added], np.zeros(1, np.uint32)
         scales, self.stopped = self.scales.astype(np.float32), np.array([stopped], np.int32)
         # Past the last centre, where the GPU's memory is zero.
         self.halves[self.k :] = 0
         given = self.halves, self.offsets, self.extremes, self.mean, scales
         bounds = self.scale, self.reach, *self.lost
         of = np.array((*(one.ctypes.data for one in given), *bounds), PRODUCTS)
-        next_of = self.advancing(centers, centers if following is None else following, outcome)
-        state = self.labels, self.sums, self.moved, self.stopped
+        state = self.labels, self.sums, moved, self.stopped
         name = name_of(self.plan, self.most_added)
-        library.call(name, self.X, centers, self.k, self.n, of, next_of, *state, self.blocks)
-        return int(self.moved[0])
+        library.call(name, self.X, centers, self.k, self.n, of, *state, self.blocks)
+        return int(moved[0])

@@ -257,7 +257,7 @@ class Iterations:
     def call(self, name, *arguments):
         self.library.call(f"{name}_{self.name}", *arguments)
 
-    def iterate(self, centers, **more):
+    def iterate(self, centers):
         """Run one iteration; return how many rows the float16 product left undecided, and how many moved."""
         k = self.k
         centers = np.ascontiguousarray(centers.astype(self.work))
@@ -265,24 +265,23 @@ class Iterations:
         width = self.padded + (16 if self.slabs else 0)
         self.halves = np.full((columns, width), np.nan if columns == k else 0, np.float16)
         self.offsets = np.full(columns, np.nan, np.float32)
-        self.extremes, self.found = np.full(4, np.nan, np.float32), np.full((k, 5), np.nan)
+        self.extremes, self.found = np.full(4, np.nan, np.float32), np.full((k, 4), np.nan)
         self.arrived, self.moved, self.stopped = np.zeros(1, np.uint32), np.ones(1, np.uint32), np.ones(1, np.int32)
         self.counts, kept = np.ones(3, np.uint32), np.full_like(centers, np.nan)
         self.call("place", centers, self.advancing(centers, kept, np.zeros(1, OUTCOME)), columns)
         np.testing.assert_array_equal(kept, centers)
         assert not any(state.any() for state in (self.arrived, self.moved, self.stopped, self.counts))
-        return self.move_rows(centers, **more)
+        return self.move_rows(centers)
 
     def advancing(self, centers, following, outcome, tolerance=0.0):
-        """Return what kernels are told of an iteration; nothing is to come of it if `outcome` is None."""
+        """Return what the kernels of centers.cuh are told of an iteration."""
         self.units = 1 / self.scales
         pointed = self.sums, self.units, centers, following, self.found, self.offsets, self.extremes
         state = self.arrived, self.moved, self.counts, self.stopped
         pointers = [one.ctypes.data for one in (*pointed, *state)]
         halves = self.halves.ctypes.data, self.padded, self.slabs, self.columns, 0
         sizes = self.k, self.d, self.counts.size, self.scale, self.reach, 0
-        written = 0 if outcome is None else outcome.ctypes.data
-        return np.array((*pointers, written, halves, self.motion, tolerance, *sizes), ADVANCE)
+        return np.array((*pointers, outcome.ctypes.data, halves, self.motion, tolerance, *sizes), ADVANCE)
 
     def move_rows(self, centers, stopped=0):
         """Run what follows of an iteration, at the centres that were placed."""

@@ -514,14 +514,10 @@ void under_way(const Landing& landing) {
   }
 }
 
-void check_bulk(const void* to, const void* from, size_t bytes) {
+void bulk_copy(void* to, const void* from, size_t bytes, unsigned long long* barrier) {
   check_aligned(to, 16, "cp.async.bulk");
   check_aligned(from, 16, "cp.async.bulk");
   if (bytes % 16) fail("cp.async.bulk of %zu bytes, which is no multiple of 16", bytes);
-}
-
-void bulk_copy(void* to, const void* from, size_t bytes, unsigned long long* barrier) {
-  check_bulk(to, from, bytes);
   under_way({{{to, from, bytes, bytes}}, barrier, (int)bytes, 0});
 }
 

@@ -95,7 +95,6 @@ void begin_work(const Work& work) {
 void mbarrier_init(unsigned long long* barrier, int arrivals);
 void mbarrier_arrive(unsigned long long* barrier, int bytes);  // announces so many
 void mbarrier_wait(unsigned long long* barrier, unsigned parity);
-void check_bulk(const void* to, const void* from, size_t bytes);
 void bulk_copy(void* to, const void* from, size_t bytes, unsigned long long* barrier);
 void arrive_with_copies(unsigned long long* barrier);  // once those of this thread's copy_async have landed
 

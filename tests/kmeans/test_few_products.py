@@ -6,7 +6,6 @@ from host_cuda.few_products import HALF_SHAPES, KINDS, SHAPES, WARPGROUP_SHAPES,
 from host_cuda.fused_kmeans import blobs
 
 from tsapps.apps.kmeans.few_plan import Multiplier
-from tsapps.apps.kmeans.fused_plan import OUTCOME
 
 
 def test_by_hand():
@@ -247,59 +246,3 @@ def test_roundings_that_add_up(small, sign):
     of.iterate(centers)
     of.assert_right(centers)
     assert of.labels[:64].tolist() == [int(sign > 0)] + 63 * [int(sign < 0)]
-
-
-@pytest.mark.parametrize("blocks", [1, 3])
-@pytest.mark.parametrize(("kind", "warpgroups"), [(KINDS[0], False), (KINDS[1], True), (KINDS[2], False)])
-@pytest.mark.parametrize(("d", "k"), [(5, 20), (16, 16), (64, 64)])
-def test_the_last_block_makes_the_next_centres(d, k, kind, warpgroups, blocks, rng):
-    X, centers = blobs(1000, d, k, rng)
-    together, apart = (ProductsIterations(X, k, kind, blocks=blocks, warpgroups=warpgroups) for _ in range(2))
-    outcome, following = np.zeros(1, OUTCOME), np.full((k, d), np.nan, np.float32)
-    now, place = centers.astype(np.float32), together.iterate
-    for _ in range(3):
-        place(now, following=following, outcome=outcome)
-        moved = apart.iterate(now)
-        expected, other = apart.advance(now, moved)
-        together.assert_right(now)
-        np.testing.assert_array_equal(following, other)
-        np.testing.assert_array_equal(together.halves[:k], apart.halves[:k])
-        np.testing.assert_allclose(together.offsets, apart.offsets, rtol=1e-6)
-        np.testing.assert_allclose(together.extremes, apart.extremes, rtol=1e-6)
-        for name in ("stop", "empty", "moved"):
-            assert outcome[0][name] == expected[name]
-        for name in ("shift", "potential"):
-            assert outcome[0][name] == pytest.approx(expected[name], rel=1e-12)
-        assert not together.arrived.any()
-        assert not together.moved.any()
-        # The next iteration is at what was placed now.
-        now, following, place = following, np.full_like(following, np.nan), together.move_rows
-
-
-def test_the_last_block_says_when_to_stop(rng):
-    X, centers = blobs(500, 16, 16, rng)
-    X[0] = centers[3] = 50  # far from all others
-    of, outcome = ProductsIterations(X, 16, KINDS[0]), np.zeros(1, OUTCOME)
-    following = np.zeros((16, 16), np.float32)
-    of.iterate(centers.astype(np.float32), following=following, outcome=outcome)
-    assert (outcome["stop"], outcome["empty"], of.stopped) == (0, 0, 0)
-    again = np.full_like(following, np.nan)
-    of.iterate(centers.astype(np.float32), following=again, outcome=outcome)
-    # The same centres: no label changes.
-    assert (outcome["stop"], outcome["moved"], of.stopped) == (1, 0, 1)
-    np.testing.assert_array_equal(again, following)
-    # What is launched then does nothing.
-    labels, untouched = of.labels.copy(), np.full_like(following, np.nan)
-    of.move_rows(following, stopped=1, following=untouched, outcome=outcome)
-    assert np.isnan(untouched).all()
-    np.testing.assert_array_equal(of.labels, labels)
-
-
-def test_the_last_block_finds_an_empty_cluster(rng):
-    X, centers = blobs(500, 16, 16, rng)
-    centers[5] = 1e3
-    of, outcome = ProductsIterations(X, 16, KINDS[0]), np.zeros(1, OUTCOME)
-    following = np.zeros((16, 16), np.float32)
-    of.iterate(centers.astype(np.float32), following=following, outcome=outcome)
-    assert (outcome["stop"], outcome["empty"]) == (1, 1)
-    np.testing.assert_array_equal(following[5], centers[5].astype(np.float32))

@@ -104,23 +104,19 @@ def one_label(step):
 
 
 def inject(patch, kind, fault, when):
-    """Have a fault come upon those passes of a kind of step of which `when(which)` is true.
+    """Have a fault come upon those passes of a kind of step of which `when(which)` is true, before `advance`."""
+    bind, made = kind._bind_rows, 0
 
-    It comes before the next centres are made, or, where one kernel does all, behind it.
-    """
-    name = "_bind_iteration" if "_bind_iteration" in vars(kind) else "_bind_rows"
-    bind, made = getattr(kind, name), 0
-
-    def bound(step, *arguments):
+    def bound(step, centers):
         def wrong():
             nonlocal made
             if when(made):
                 fault(step)
             made += 1
 
-        return [*bind(step, *arguments), wrong]
+        return [*bind(step, centers), wrong]
 
-    patch.setattr(kind, name, bound)
+    patch.setattr(kind, "_bind_rows", bound)
 
 
 @pytest.mark.parametrize("fault", [lost_row, wrong_bit, wrong_labels, no_labels, one_label])
