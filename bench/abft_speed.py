@@ -372,8 +372,7 @@ def run_speed(options: argparse.Namespace, common: dict[str, Any], path: Path, d
         try:
             for found in bench.measure(task):
                 one = {**common, **name, **found, "seed": options.seed, "date": record.today()}
-                record.check(one, FIELDS)
-                record.store(path, one, KEY)
+                record.store(path, one, KEY, FIELDS)
                 print(_line(one), flush=True)
         except (ValueError, NotRightError, library_gemm.LibraryError) as error:
             failures += 1

@@ -105,8 +105,7 @@ def main() -> int:
         for stage, ms, cupy_ms in zip(STAGES, milliseconds, beside, strict=True):
             one = {**common, "shape": shape, "dtype": dtype, "m": m, "k": k, "w": w, "kernel": full["kernel"]}
             one |= {"stage": stage, "ms": ms, "cupy_ms": cupy_ms}
-            record.check(one, FIELDS)
-            record.store(path, one, KEY)
+            record.store(path, one, KEY, FIELDS)
             print(f"{shape} {dtype} {m:,} × {k:,} × {w}, {stage}: {ms:.3f} ms; CuPy {cupy_ms:.3f} ms", flush=True)
     return 0
 

@@ -217,8 +217,7 @@ def _measured(engine: str, shape: Shape, timing: Timing, ceilings: Ceilings) -> 
 
 def _save(path: Path, one: dict[str, Any]) -> None:
     one["date"] = record.today()
-    record.check(one, FIELDS)
-    record.store(path, one, KEY)
+    record.store(path, one, KEY, FIELDS)
 
 
 def _line(one: Mapping[str, Any]) -> str:

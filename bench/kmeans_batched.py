@@ -297,8 +297,7 @@ def run(options: argparse.Namespace) -> int:
                 continue
             one = {**measured(name, shape, timing, ceilings), **checked, **common}
             one |= {"versions": versions_of(name, cupy), "date": record.today()}
-            record.check(one, FIELDS)
-            record.store(path, one, KEY)
+            record.store(path, one, KEY, FIELDS)
             floor = f" ({timing.iter_ms / one['floor_ms']:.1f}× the floor)" if one["floor_ms"] else ""
             fit = f"fit {timing.fit_ms:.1f} ms" if timing.fit_ms else "no time for a fit"
             right = f"labels {checked['labels_equal_f64']:.4%} of {checked['rows_compared']}"

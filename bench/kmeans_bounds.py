@@ -125,8 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
     for kind in ("separated", "benchmark", "uniform"):
         for one in measure(kind, options.seed, cupy):
             one |= common | {"versions": versions_of("tsapps", cupy), "date": record.today()}
-            record.check(one, FIELDS)
-            record.store(path, one, KEY)
+            record.store(path, one, KEY, FIELDS)
             print(
                 f"{kind:<10} {one['engine']:<14} {one['iter_ms']:.3f} ms an iteration, late {one['late_ms']:.3f}; "
                 f"{one['n_iter']} iterations, {one['cut_short']} cut short",

@@ -101,8 +101,7 @@ def main() -> int:
             one = {**common, "engine": engine, "n": shape.n, "d": shape.d, "k": shape.k, "dtype": shape.dtype}
             one |= {"fit_ms": ms, "n_iter": int(fitted.n_iter_), "inertia": float(fitted.inertia_)}
             one |= {"repeats": _REPEATS[engine], "seed": options.seed}
-            record.check(one, FIELDS)
-            record.store(path, one, KEY)
+            record.store(path, one, KEY, FIELDS)
             print(f"{shape.name} {engine}: {ms:.2f} ms, {fitted.n_iter_} iterations", flush=True)
     return 0
 

@@ -134,8 +134,12 @@ def load(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def store(path: Path, record: Mapping[str, Any], key: Sequence[str]) -> None:
-    """Put a record into a file, in the place of the one whose fields named in `key` are the same."""
+def store(path: Path, record: Mapping[str, Any], key: Sequence[str], fields: Mapping[str, tuple[type, ...]]) -> None:
+    """Put a record into a file, in the place of the one whose fields named in `key` are the same.
+
+    Raises ValueError unless the record is one that `check` lets pass.
+    """
+    check(record, fields)
     records = load(path)
     place = next((i for i, old in enumerate(records) if all(old.get(name) == record[name] for name in key)), None)
     if place is None:

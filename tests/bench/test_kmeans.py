@@ -194,12 +194,13 @@ def test_what_is_missing(tmp_path, capsys):
     path, device, commit = tmp_path / "kmeans.json", "NVIDIA H200", "c"
     shapes = [Shape(1000, 16, 16, "float32"), Shape(1000, 16, 64, "float32"), Shape(1000, 16, 64, "float64")]
     of_first = {"what": "kmeans", "n": 1000, "d": 16, "k": 16, "dtype": "float32", "device": device}
+    of_first |= {"versions": {}, "date": "2026-11-21"}
     for one in (
         {**of_first, "engine": "tsapps", "commit": commit},
         {**of_first, "engine": "cublas", "commit": "another"},
         {**of_first, "engine": "torch", "commit": commit, "device": "another"},
     ):
-        record.store(path, one, kmeans.KEY)
+        record.store(path, one, kmeans.KEY, {})
     engines = ["tsapps", "cublas", "torch", "tsapps-tf32"]
     recorded = kmeans._recorded(path, {"device": device, "commit": commit})
     plan = kmeans._to_be_timed(shapes, engines, recorded)

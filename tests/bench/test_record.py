@@ -66,23 +66,31 @@ def test_store_replaces_by_key_and_appends(tmp_path):
     path = tmp_path / "deep" / "kmeans.json"
     assert record.load(path) == []
     for one in (GOOD, {**GOOD, "n": 4}, {**GOOD, "ms": 0.5}):
-        record.store(path, one, KEY)
+        record.store(path, one, KEY, FIELDS)
     assert record.load(path) == [{**GOOD, "ms": 0.5}, {**GOOD, "n": 4}]
     assert [p.name for p in path.parent.iterdir()] == ["kmeans.json"]
     lines = path.read_text().splitlines()
     assert (lines[0], lines[-1], len(lines)) == ("[", "]", 4)
 
 
+def test_a_wrong_record_is_not_stored(tmp_path):
+    path = tmp_path / "kmeans.json"
+    record.store(path, GOOD, KEY, FIELDS)
+    with pytest.raises(ValueError, match="'ms' is '1'"):
+        record.store(path, {**GOOD, "ms": "1"}, KEY, FIELDS)
+    assert record.load(path) == [GOOD]
+
+
 def test_a_store_that_fails_leaves_the_file(tmp_path, monkeypatch):
     path = tmp_path / "kmeans.json"
-    record.store(path, GOOD, KEY)
+    record.store(path, GOOD, KEY, FIELDS)
 
     def fail(*_):
         raise OSError("disk full")
 
     monkeypatch.setattr(record.os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        record.store(path, {**GOOD, "n": 4}, KEY)
+        record.store(path, {**GOOD, "n": 4}, KEY, FIELDS)
     assert record.load(path) == [GOOD]
     assert [p.name for p in tmp_path.iterdir()] == ["kmeans.json"]
 
