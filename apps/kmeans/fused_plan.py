@@ -15,7 +15,6 @@ __all__ = [
     "CHANGE_BYTES",
     "ENTRY_BYTES",
     "EXACT",
-    "HALVES",
     "LEAST_SORTED",
     "LISTS",
     "LONG_ROWS",
@@ -86,12 +85,12 @@ ROUNDING, EXACT = 2.0**-12, 2.0**-20
 UNPROVED = 2.0**-10
 LISTS = np.dtype([("items", "u8"), ("lengths", "u8"), ("capacity", "i8"), ("step", "i4"), ("padding", "i4")])
 SEGMENTS = np.dtype([("k", "i4"), ("bits", "i4")])
-HALVES = np.dtype([("to", "u8"), *[(name, "i4") for name in ("padded", "slabs", "height", "padding")]])
+_HALVES = np.dtype([("to", "u8"), *[(name, "i4") for name in ("padded", "slabs", "height", "padding")]])
 MOTION = np.dtype([(name, "u8") for name in ("moved", "limits", "watch")])
 ADVANCE = np.dtype(
     [(name, "u8") for name in ("sums", "units", "centers", "next", "found", "offsets", "extremes")]
     + [(name, "u8") for name in ("arrived", "moved", "counts", "stopped", "outcome")]
-    + [("halves", HALVES), ("motion", MOTION), ("tolerance", "f8")]
+    + [("halves", _HALVES), ("motion", MOTION), ("tolerance", "f8")]
     + [("k", "i4"), ("d", "i4"), ("lists", "i4"), ("scale", "f4"), ("reach", "f4"), ("padding", "i4")]
 )
 #: Bytes of an `Entry`, a `Change`, an `Undecided` and a place.
