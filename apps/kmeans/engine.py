@@ -355,6 +355,10 @@ class Engine(ABC):
         total = sum(part.sum(dtype=np.float64) for part in parts)
         return float(total) / (2 if self.spherical else 1)
 
+    def result_inertia(self, centers: np.ndarray) -> float:
+        """Return `inertia` where the samples were just assigned to `centers`, or these are the means that followed."""
+        return self.inertia(centers)
+
     def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
         """Return `inertia`, and what is wrong with sums that are kept, or None."""
         return self.inertia(centers), None

@@ -36,6 +36,7 @@ from tsapps.apps.kmeans.fused_plan import (
 )
 from tsapps.apps.kmeans.fused_seeding import draw_plus_plus
 from tsapps.apps.kmeans.fused_step import FewCentres, ManyCentres, Step, integers_of
+from tsapps.apps.kmeans.inertia_plan import inertia_from_sums
 from tsapps.apps.kmeans.rows import ArrayRows, Rows
 from tsapps.apps.kmeans.seeding import is_small
 from tsapps.apps.kmeans.shadow import Shadow
@@ -54,6 +55,9 @@ _HALVES = ("float16", "bfloat16")
 _NEARLY_CENTRED = 0.25
 # The least weight beside the largest: sums have 46 bits for it (fused_plan.py).
 _LEAST_WEIGHT = 2.0**-16
+# The inertia of sums: how many times their bytes X is to have, as they are worked on by the host; what part of it may
+# be in error, about that of adding up differences in float32; and what part of a sum of squares in float64.
+_ROWS_OVER_SUMS, _INERTIA_ERROR, _SQUARES_ERROR = 1024, 2.0**-20, 2.0**-40
 
 
 class FusedEngine(CublasEngine):
@@ -268,6 +272,21 @@ class FusedEngine(CublasEngine):
         if step is None or self.spherical:  # `advance` has means, of which none has norm 1
             return super().iterate(centers, before, last, tol, report)
         return step.iterate(centers, before, last, tol, report)
+
+    def result_inertia(self, centers: np.ndarray) -> float:
+        """Return `inertia` of a run's result: of the sums that are kept, where they are exact enough for float32."""
+        step, found = self._step, self._found
+        if step is None or found is None or self.dtype != np.float32 or self.sample_weight is not None:
+            return self.inertia(centers)
+        if self.rows_on_gpu.nbytes < _ROWS_OVER_SUMS * step.device_sums.nbytes:
+            return self.inertia(centers)
+        squares = self.n_samples * self.n_features * self.spread()[1] ** 2
+        inertia, error = inertia_from_sums(squares, *step.sums(), self.sums_units[:-1], centers)
+        # `squares` came of such about the origin, by a difference.
+        about_origin = squares + self.n_samples * float(np.square(found[0] - self.origin).sum())
+        if error + _SQUARES_ERROR * about_origin > _INERTIA_ERROR * inertia:
+            return self.inertia(centers)
+        return inertia / (2 if self.spherical else 1)
 
     def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
         """Return the inertia, and whether the sums are not those of the labels; see `Engine.checked_inertia`."""

@@ -9,7 +9,16 @@ import numpy as np
 from tsapps.apps.kmeans.fused_plan import NARROW, WIDE, log2_lanes
 from tsapps.kernels.device import Device
 
-__all__ = ["KEPT_SUMS", "LAST_BITS", "MOST_WEIGHT", "InertiaPlan", "KeptSums", "difference_of", "inertia_plan"]
+__all__ = [
+    "KEPT_SUMS",
+    "LAST_BITS",
+    "MOST_WEIGHT",
+    "InertiaPlan",
+    "KeptSums",
+    "difference_of",
+    "inertia_from_sums",
+    "inertia_plan",
+]
 
 #: Threads of a block, and the rows that a lane takes together (kInertiaThreads, kInertiaRows).
 THREADS, ROWS_TOGETHER = 640, 4
@@ -107,6 +116,34 @@ def inertia_plan(
     fits = shared <= min(device.shared_memory // 2, device.shared_memory_per_block - 1024)
     threads = THREADS if digits is None else _COMPARING[digits, itemsize]
     return InertiaPlan(vectors, lanes, min(tiles, _MOST_SLICES), shared if fits else 0, threads, digits)
+
+
+def inertia_from_sums(
+    squares: float, sums: np.ndarray, counts: np.ndarray, units: np.ndarray, centers: np.ndarray
+) -> tuple[float, float]:
+    """Compute the inertia of float32 rows from the sums of their clusters, in float64.
+
+    Parameters
+    ----------
+    squares : float
+        Σ‖x‖² over the rows.
+    sums, counts : numpy.ndarray of shape (k, d) and (k,)
+        Of the rows of each cluster.
+    units : numpy.ndarray of shape (d,)
+        What the elements that were added up are rounded to.
+    centers : numpy.ndarray of shape (k, d)
+
+    Returns
+    -------
+    inertia, error : float
+        Σ‖x − c‖² = Σ‖x‖² − 2·Σ c·s + Σ n·‖c‖², and no less than what rounding elements may have made of it: each to
+        float32, of which 2·|c·x| ≤ ‖c‖² + ‖x‖² gives a half of its ulp at most, and then by half a unit.
+    """
+    wide = centers.astype(np.float64)
+    norms = float(counts @ (wide * wide).sum(axis=1))
+    inertia = squares - 2 * float((sums * wide).sum()) + norms
+    error = float(np.finfo(np.float32).eps) / 2 * (squares + norms) + float(counts @ np.abs(wide) @ units)
+    return inertia, error
 
 
 def difference_of(words: Sequence[int]) -> int:

@@ -274,7 +274,7 @@ def _single_run(engine: Engine, first: np.ndarray, max_iter: int, tol: float, re
             # So that the labels are those of the final centres.
             engine.assign(centers, update=False)
         if protection is None:
-            inertia = engine.inertia(centers)
+            inertia = engine.result_inertia(centers)
             break
         inertia, fault = _checked_result(engine, found, centers)
         if fault is None:

@@ -215,6 +215,34 @@ def test_inertia_of_any_rows(n, d, k, dtype, weighted, offset):
             np.testing.assert_allclose(engine.own_distances(centers), distances, rtol=1e-6)
 
 
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("n", "d", "k"), [(300_000, 4, 16), (200_000, 16, 5), (300_000, 60, 64), (1_200_000, 8, 200)])
+def test_inertia_of_a_result_is_that_of_its_rows(n, d, k, dtype, metric):
+    kind = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    X = (0.3 + np.random.default_rng(6).standard_normal((n, d))).astype(kind)
+    with open_engine(cupy.asarray(X), engine="fused", metric=metric) as engine:
+        rows = engine.inertia
+        engine.inertia = lambda _: pytest.fail("X was read again")
+        state = np.random.RandomState(1)
+        found = lloyd.fit(engine, k, init="random", n_init=2, max_iter=5, tol=0, random_state=state)
+        engine.labels = found.labels
+        expected = rows(found.centers.astype(np.float32) - oracle.host(engine.mean))
+    assert found.inertia == pytest.approx(expected, rel=2.0**-19)
+
+
+@pytest.mark.parametrize("first", [0.0, 1e6])
+def test_inertia_of_little_is_that_of_rows(first):
+    """Sums of the rows of tight clusters, or far from the first of all, say too little of how far they are apart."""
+    X = blobs(300_000, 8, 4, np.float32, spread=1.0 if first else 1e-3)
+    X[0] += first
+    with open_engine(cupy.asarray(X), engine="fused") as engine:
+        inertia, read = engine.inertia, []
+        engine.inertia = lambda centers: read.append(inertia(centers)) or read[0]
+        found = lloyd.fit(engine, 4, max_iter=5, random_state=np.random.RandomState(1))
+    assert [found.inertia] == read
+
+
 @pytest.mark.parametrize(
     ("dtype", "n", "iterates", "passes"),
     [

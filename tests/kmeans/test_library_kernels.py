@@ -262,6 +262,31 @@ def comparing(dtype):
     return [{"digits": of, "threads": plan_of(1, 1, 1, dtype, digits=of).threads} for of in DIGITS[dtype]]
 
 
+def test_inertia_from_sums_by_hand():
+    # (1, 2) and (3, 4) of centre (1, 1), (5, 6) of centre (0, 0): 1 + 13 + 61.
+    sums, counts, centers = np.array([[4.0, 6], [5, 6]]), np.array([2.0, 1]), np.array([[1.0, 1], [0, 0]])
+    inertia, error = inertia_plan.inertia_from_sums(91.0, sums, counts, np.array([0.5, 0.25]), centers)
+    assert inertia == 75.0
+    assert error == 2.0**-24 * (91 + 4) + 2 * (0.5 + 0.25)
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 400), st.integers(1, 9), st.integers(1, 5), st.integers(0, 2**32 - 1), st.sampled_from([8, 20, 30])
+)
+def test_error_of_inertia_from_sums(n, d, k, seed, bits):
+    """Of rows that are rounded to float32, and then to units, as the steps round them; many are the same row."""
+    rng = np.random.default_rng(seed)
+    X = rng.choice(rng.standard_normal((max(1, n // 20), d)), n)
+    centers, labels = rng.standard_normal((k, d)).astype(np.float32), rng.integers(0, k, n)
+    units = np.exp2(rng.integers(2 - bits, 4 - bits, d).astype(np.float64))
+    kept, sums = np.rint(X.astype(np.float32) / units) * units, np.zeros((k, d))
+    np.add.at(sums, labels, kept)
+    counts = np.bincount(labels, minlength=k).astype(np.float64)
+    inertia, error = inertia_plan.inertia_from_sums(float((X * X).sum()), sums, counts, units, centers)
+    assert abs(inertia - float(((X - centers[labels].astype(np.float64)) ** 2).sum())) <= error * (1 + 2.0**-20)
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("dtype", WORK)
 def test_inertia_compiles_without_spills(dtype, arch):
