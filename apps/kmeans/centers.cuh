@@ -82,10 +82,11 @@ __device__ __forceinline__ Doubles<count> over_block(Doubles<count> mine, Op op)
 
 __device__ __forceinline__ double most_of(int, double a, double b) { return b > a ? b : a; }
 
-// Where centres in float16 go: `padded` columns a row, or slabs, of which there is one more, for −‖c‖²/2 (slabs.cuh).
+// Where centres in float16 go: `padded` columns a row, or slabs, of which there is one more, for −‖c‖²/2 (slabs.cuh). Of
+// rows there may be second parts (nearest.cuh), from row `second` on, if that is not 0.
 struct Halves {
   ptx::Half* to;
-  int padded, slabs, height;  // 0 slabs: rows; `height` centres are a tile
+  int padded, slabs, height, second;  // 0 slabs: rows; `height` centres are a tile
 
   __device__ __forceinline__ ptx::Half* at(int centre, int column) const {
     if (slabs == 0) return to + (long long)centre * padded + column;
@@ -109,6 +110,34 @@ __device__ __forceinline__ void place(double c, float scale, ptx::Half* half, Of
   const double lost = scaled - ptx::to_float(*half);
   found.square += scaled * scaled;
   found.lost += lost * lost;
+}
+
+// The second parts of a centre, (d,), and the square of what both parts lose, of which a thread has some: by a block, of which each
+// thread has written the columns that it now reads.
+template <typename Work>
+__device__ __forceinline__ double place_second(const Work* centre, int d, float scale, const Halves& halves, int j) {
+  double all = 0;
+  constexpr int kAtOnce = 4;
+  for (int begin = threadIdx.x; begin < d; begin += kAtOnce * kCentreThreads) {
+    Work some[kAtOnce];
+#pragma unroll
+    for (int r = 0; r < kAtOnce; ++r) {
+      const int i = begin + r * kCentreThreads;
+      some[r] = i < d ? centre[i] : (Work)0;
+    }
+#pragma unroll
+    for (int r = 0; r < kAtOnce; ++r) {
+      const int i = begin + r * kCentreThreads;
+      if (i >= d) break;
+      const double scaled = (double)some[r] * scale, rest = scaled - ptx::to_float(ptx::to_half((float)scaled));
+      // Of what is infinite in float16 there is no rest.
+      const ptx::Half second = ptx::to_half(fabs(rest) < kInfinity ? (float)(rest * kSecondScale) : 0.0f);
+      *halves.at(halves.second + j, i) = second;
+      const double lost = rest - ptx::to_float(second) / kSecondScale;
+      all += lost * lost;
+    }
+  }
+  return all;
 }
 
 // Of the centres that are not left out, where `least` is the least square norm of all; by a block.
@@ -175,6 +204,7 @@ __global__ void __launch_bounds__(kCentreThreads, 4) place_centers(const Work* _
     if (i < d) of.next[(long long)j * d + i] = c = given[(long long)j * d + i];
     place((double)c, of.scale, of.halves.at(j, i), mine);
   }
+  if (of.halves.second != 0 && j < k) mine.lost = place_second(of.next + (long long)j * d, d, of.scale, of.halves, j);
   mine = block_sum(mine);
   if (threadIdx.x == 0) {
     if (j < k) of.found[j] = mine;
@@ -245,6 +275,7 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const Advance<Work>
       place(c, of.scale, of.halves.at(j, i), mine);
     }
   }
+  if (of.halves.second != 0) mine.lost = place_second(of.next + (long long)j * d, d, of.scale, of.halves, j);
   mine = block_sum(mine);
   if (threadIdx.x == 0) {
     of.found[j] = mine;

@@ -32,6 +32,7 @@ from tsapps.apps.kmeans.fused_plan import (
     NARROW,
     StreamPlan,
     assign_plan,
+    centre_parts,
     stream_plan,
 )
 from tsapps.apps.kmeans.fused_seeding import draw_plus_plus
@@ -351,7 +352,8 @@ class FusedEngine(CublasEngine):
     def _plan_for(self, k: int) -> Plan | StreamPlan | None:
         n, d = self.source.shape
         if k <= MOST_CLUSTERS:
-            return assign_plan(n, d, k, self.gpu)
+            # What scores the rows that bounds leave has one part.
+            return assign_plan(n, d, k, self.gpu, 1 if self.bounds else centre_parts(d, k))
         return stream_plan(d, k, self.gpu, proves=self.proves) if n <= MOST_PLACED and k <= MOST_CENTRES else None
 
     def _shadow_for(self, plan: Plan | StreamPlan, k: int) -> Shadow | None:

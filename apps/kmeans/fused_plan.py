@@ -39,10 +39,13 @@ __all__ = [
     "StreamPlan",
     "assign_plan",
     "capacity",
+    "centre_parts",
+    "columns_of",
     "columns_of_block",
     "integers",
     "log2_lanes",
     "padded",
+    "product_error",
     "segments_plan",
     "shadow_problem",
     "shadow_reach",
@@ -85,7 +88,7 @@ ROUNDING, EXACT = 2.0**-12, 2.0**-20
 UNPROVED = 2.0**-10
 LISTS = np.dtype([("items", "u8"), ("lengths", "u8"), ("capacity", "i8"), ("step", "i4"), ("padding", "i4")])
 SEGMENTS = np.dtype([("k", "i4"), ("bits", "i4")])
-_HALVES = np.dtype([("to", "u8"), *[(name, "i4") for name in ("padded", "slabs", "height", "padding")]])
+_HALVES = np.dtype([("to", "u8"), *[(name, "i4") for name in ("padded", "slabs", "height", "second")]])
 MOTION = np.dtype([(name, "u8") for name in ("moved", "limits", "watch")])
 ADVANCE = np.dtype(
     [(name, "u8") for name in ("sums", "units", "centers", "next", "found", "offsets", "extremes")]
@@ -98,6 +101,8 @@ ENTRY_BYTES, CHANGE_BYTES, UNDECIDED_BYTES, PLACE_BYTES = 16, 16, 32, 4
 # What the tensor cores may lose of each sum of 16 products, relative to all that was added: of 4, 8 or 16 terms at a
 # time, they truncate what lies some 24 bits below the largest.
 _TENSOR_ERROR = 2.0**-20
+# What a rounded addition may lose of a sum.
+_ROUNDED = 2.0**-24
 # Likewise of float64, by which integers are scaled.
 _MOST_OF_DOUBLE = 900
 # Where float16 is to hold the data: about so large in the mean square, a four-thousandth of its largest number.
@@ -173,9 +178,29 @@ def sorts_rows(changing: int, d: int) -> bool:
     return d >= LONG_ROWS or changing * d >= LEAST_SORTED
 
 
-def tensor_error(d: int) -> float:
-    """Return γ: what the sum of d products by tensor cores may be off by, relative to the product of the norms."""
-    return (d / 16 + 2) * _TENSOR_ERROR
+def tensor_error(d: int, stretch: int = 0) -> float:
+    """Return γ: what the sum of d products by tensor cores may be off by, relative to the product of the norms.
+
+    Of sums that the tensor cores make of `stretch` products at a time, rounded additions are made, if it is not 0.
+    """
+    together = min(d, stretch) or d
+    return (together / 16 + 2) * _TENSOR_ERROR + (d / together) * _ROUNDED
+
+
+def product_error(plan: Plan, d: int, parts: int) -> float:
+    """Return γ of the scores of `nearest.cuh` by a plan, of centres in so many parts."""
+    # A word is two features, and four lanes have some of a row's. What a second part adds is rounded once more.
+    return tensor_error(d, 8 * plan.stretch) + (parts - 1) * 4 * _ROUNDED
+
+
+def centre_parts(d: int, k: int) -> int:
+    """Return the parts that a product has of every centre: two of few, where rows are long; see nearest.cuh."""
+    return 2 if d >= LONG_ROWS and 2 * columns_of(k) <= MOST_CLUSTERS else 1
+
+
+def columns_of(k: int) -> int:
+    """Return the columns of the product of so many centres, of one part."""
+    return -(-k // 8) * 8
 
 
 def shadow_scale(middle: float) -> float:
@@ -196,27 +221,28 @@ def shadow_reach(d: int) -> float:
     return 2.0 * _MIDDLE * sqrt(2.0 * d)
 
 
-def shadow_problem(n: int, d: int, k: int) -> Problem:
-    """Return the product of an iteration: the shadow's n rows by k centres."""
-    layout = Layout(True, padded(d), 16, 16)
-    return Problem(n, padded(d), k, "float16", layout, layout, False, "rows")
+def shadow_problem(n: int, d: int, k: int, parts: int = 1) -> Problem:
+    """Return the product of an iteration: the shadow's n rows by k centres, in one part or two."""
+    layout, columns = Layout(True, padded(d), 16, 16), k if parts == 1 else parts * columns_of(k)
+    return Problem(n, padded(d), columns, "float16", layout, layout, False, "rows")
 
 
-def assign_plan(n: int, d: int, k: int, device: Device) -> Plan | None:
+def assign_plan(n: int, d: int, k: int, device: Device, parts: int = 1) -> Plan | None:
     """Choose how an iteration's product is computed; None where none of the core's kernels will do.
 
     Short rows are multiplied by warps that have a ring each, with the centres in shared memory; of long ones, pieces
-    of 256 bytes of 128 rows go through a ring that a block shares. What was measured is in docs/notes/lloyd.md.
+    of 256 bytes go through a ring that a block shares, and are added up by rounded additions, as the tensor cores would
+    lose more of long sums. What was measured is in docs/notes/lloyd.md.
     """
-    problem = shadow_problem(n, d, k)
-    tile_n = -(-k // 8) * 8
+    problem = shadow_problem(n, d, k, parts)
+    tile_n = parts * columns_of(k)
     found: list[Plan] = []
     if problem.k <= _MOST_DEPTH:
         for tile_m in (64, 32) if problem.k <= _SHORT and tile_n <= _FEW else (32,):
             for blocks, teams in ((2, 12), (1, 16), (1, 12), (1, 8), (1, 4)):
                 short = Plan("float16", tile_m, tile_n, problem.k, teams=teams, blocks=blocks, keep_b=True, stretch=0)
                 found += [replace(short, stages=stages) for stages in ((3, 2) if problem.k <= _SHORT else (2,))]
-    long = Plan("float16", 128, tile_n, 128, warps_m=4, stages=3, stretch=0)
+    long = Plan("float16", 128, tile_n, 128, warps_m=4, stages=3, stretch=16)
     found += [replace(long, blocks=blocks) for blocks in (2, 1)]
     for plan in found:
         # The epilogue takes no shared memory, as StorePairs does not.

@@ -41,7 +41,9 @@ from tsapps.apps.kmeans.fused_plan import (
     Integers,
     StreamPlan,
     capacity,
+    columns_of,
     integers,
+    product_error,
     shadow_problem,
     sorts_rows,
     tensor_error,
@@ -87,6 +89,8 @@ class Step(ABC):
 
     #: Columns of the product are whole multiples of this.
     columns: int
+    #: Of a centre, that the product has a column each of.
+    parts = 1
     #: What leaves out rows whose labels stand: made for the first iterations, as a single pass is of all rows.
     bounds: Bounds | None = None
     #: What checks iterations, in protected fits.
@@ -107,7 +111,8 @@ class Step(ABC):
         self._passed: int | None = None  # which centres it holds
         n_columns = self._n_columns = -(-k // self.columns) * self.columns
         # Where centres lie in slabs, the first of them has their offsets.
-        self._halves = cupy.zeros((n_columns, placement.padded + (16 if placement.slabs else 0)), np.float16)
+        width = placement.padded + (16 if placement.slabs else 0)
+        self._halves = cupy.zeros((self.parts * n_columns, width), np.float16)
         self._offsets = cupy.empty(n_columns, np.float32)
         self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
         self._motion = np.zeros((), MOTION)[()]  # none is followed
@@ -268,7 +273,8 @@ class Step(ABC):
         centers = self._centers[now], next_centers, self._found, self._offsets, self._extremes
         state = self._arrived, self.moved, self._counts, self.stopped
         addresses = (one.data.ptr for one in (self.device_sums, self.units, *centers, *state))
-        halves = self._halves.data.ptr, placement.padded, placement.slabs, self.columns, 0
+        second = self._n_columns if self.parts > 1 else 0
+        halves = self._halves.data.ptr, placement.padded, placement.slabs, self.columns, second
         sizes = self.k, self.engine.n_features, self._counts.size, placement.scale, placement.reach, 0
         outcome = self._seen[place:].ctypes.data
         return np.array((*addresses, outcome, halves, self._motion, tol, *sizes), ADVANCE)[()]
@@ -289,12 +295,14 @@ class FewCentres(Step):
     columns = 8
 
     def __init__(self, engine: FusedEngine, shadow: Shadow, plan: Plan, k: int) -> None:
+        self.parts = plan.tile_n // columns_of(k)
         super().__init__(engine, shadow.placement, k)
-        self._shadow = shadow
+        self._shadow, self._plan = shadow, plan
         n, d = engine.source.shape
         index = engine.gpu_index
-        problem = shadow_problem(n, d, k)
-        self._product = PlannedKernel(plan, problem, index, "kmeans::Nearest", "apps/kmeans/nearest.cuh")
+        problem = shadow_problem(n, d, k, self.parts)
+        epilogue = "kmeans::Nearest" if self.parts == 1 else "kmeans::NearestOfParts"
+        self._product = PlannedKernel(plan, problem, index, epilogue, "apps/kmeans/nearest.cuh")
         lists = blocks_of(plan, problem, index)
         self._capacity = capacity(plan, n, lists)
         self._made_bounds = partial(Bounds, engine, plan, problem, lists, self._capacity)
@@ -324,7 +332,9 @@ class FewCentres(Step):
         n, d = engine.source.shape
         pointers = self._offsets, self._extremes, shadow.norms, engine.labels, self._entries, self._counts
         addresses = (one.data.ptr for one in (*pointers, self.stopped))
-        nearest = (*addresses, self._capacity, n, self._ahead, tensor_error(d), shadow.rounding)
+        # With bounds, rows may be scored by what adds up all of a row at once.
+        error = product_error(self._plan, d, self.parts) if self.bounds is None else tensor_error(d)
+        nearest = (*addresses, self._capacity, n, self._ahead, error, shadow.rounding)
         launches: list[Callable[[], None]]
         if self.bounds is None:
             launches = [

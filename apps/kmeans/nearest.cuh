@@ -177,4 +177,25 @@ struct Nearest {
   }
 };
 
+// Where every centre has two columns: ĉ is the sum of one of the first half of them and, times 2⁻¹¹, of one of the second, so that
+// δ is next to nothing.
+constexpr float kSecondScale = 2048.0f;  // 2¹¹
+
+struct NearestOfParts : Nearest {
+  template <int kBlocks, int kColumnBlocks>
+  __device__ void tile(unsigned char* scratch, long long row, int rows, long long column, int columns,
+                       const float (&d)[kBlocks][kColumnBlocks][4]) const {
+    static_assert(kColumnBlocks % 2 == 0, "as many second parts as first ones");
+    constexpr int kCentres = kColumnBlocks / 2;
+    float whole[kBlocks][kCentres][4];
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i)
+#pragma unroll
+      for (int j = 0; j < 4 * kCentres; ++j) {
+        whole[i][j / 4][j % 4] = fmaf(d[i][kCentres + j / 4][j % 4], 1 / kSecondScale, d[i][j / 4][j % 4]);
+      }
+    Nearest::tile(scratch, row, rows, column, columns, whole);
+  }
+};
+
 }  // namespace kmeans

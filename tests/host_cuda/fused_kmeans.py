@@ -22,15 +22,16 @@ from tsapps.apps.kmeans.fused_plan import (
     UNPROVED,
     assign_plan,
     capacity,
+    centre_parts,
     columns_of_block,
     integers,
     log2_lanes,
     padded,
+    product_error,
     segments_plan,
     shadow_problem,
     shadow_reach,
     shadow_scale,
-    tensor_error,
     vector_of,
 )
 from tsapps.kernels.device import KNOWN
@@ -38,8 +39,8 @@ from tsapps.kernels.plan import ELEMENT
 
 H200 = KNOWN["H200"]
 #: Features and clusters: one of each, rows of less than 16 bytes, tiles of 64 rows, centres of several parts, and
-#: long rows.
-SHAPES = [(1, 1), (3, 2), (4, 16), (16, 9), (40, 33), (130, 64), (300, 5), (264, 9)]
+#: long rows, of which the last have centres in two parts.
+SHAPES = [(1, 1), (3, 2), (4, 16), (16, 9), (40, 33), (130, 64), (300, 5), (264, 9), (1030, 9)]
 WORK = {"float32": np.float32, "float64": np.float64, "float16": np.float32, "bfloat16": np.float32}
 SCALAR = {np.float32: "float", np.float64: "double"}
 #: All features that tests have, of many clusters too, for each of which `add_segments` is compiled as it is planned.
@@ -47,8 +48,9 @@ FEATURES = [*(d for d, _ in SHAPES), 50, 64, 70, 100]
 BLOCKS = 3
 
 
-def product_source(d, k, epilogue="Nearest", header="nearest.cuh"):
-    plan, name = assign_plan(10**7, d, k, H200), f"{epilogue}_{d}_{k}"
+def product_source(d, k, parts, epilogue="Nearest", header="nearest.cuh"):
+    plan, name = assign_plan(10**7, d, k, H200, parts), f"{epilogue}_{d}_{k}"
+    columns = shadow_problem(1, d, k, parts).w
     return f"""
 #include "kernels/tsm2/tall_skinny.cuh"
 #include "apps/kmeans/{header}"
@@ -59,8 +61,8 @@ extern "C" void assign_{name}(const void* shadow, const void* halves, long long 
                               void* partial, unsigned* arrived, long long blocks) {{
   constexpr long long kPadded = {padded(d)};
   const Plan::A::Source a{{static_cast<const ptx::Half*>(shadow), kPadded, n, kPadded, n * kPadded}};
-  const Plan::B::Source b{{static_cast<const ptx::Half*>(halves), kPadded, {k}, kPadded, {k} * kPadded}};
-  const tsm2::Work work{{n, {k}, kPadded}};
+  const Plan::B::Source b{{static_cast<const ptx::Half*>(halves), kPadded, {columns}, kPadded, {columns} * kPadded}};
+  const tsm2::Work work{{n, {columns}, kPadded}};
   const kmeans::{epilogue} epilogue = *nearest;
   auto* sums = static_cast<P::Sum*>(partial);
   cuda_host::launch(dim3(blocks), P::kThreads, P::kSharedBytes, [=] {{
@@ -189,9 +191,13 @@ KINDS = [
 ]
 
 
+def epilogue_of(parts):
+    return "Nearest" if parts == 1 else "NearestOfParts"
+
+
 @cache
 def libraries():
-    sources = [product_source(*shape) for shape in SHAPES]
+    sources = [product_source(*shape, centre_parts(*shape), epilogue_of(centre_parts(*shape))) for shape in SHAPES]
     sources += [rows_source(*kind) + many_source(*kind) for kind in KINDS]
     return dict(zip([*SHAPES, *KINDS], build_each(sources), strict=True))
 
@@ -254,6 +260,15 @@ class Iterations:
         halves = [one.astype(np.float16).astype(np.float64) for one in (x, c)]
         return halves[0] @ halves[1].T - (c * c).sum(axis=1) / 2
 
+    @property
+    def parts(self):
+        """Of a centre, that the product has a column each of."""
+        return centre_parts(self.d, self.k)
+
+    def error(self, plan):
+        """Return what sums of products may be off by."""
+        return product_error(plan, self.d, self.parts)
+
     def call(self, name, *arguments):
         self.library.call(f"{name}_{self.name}", *arguments)
 
@@ -263,7 +278,7 @@ class Iterations:
         centers = np.ascontiguousarray(centers.astype(self.work))
         columns = -(-k // self.columns) * self.columns
         width = self.padded + (16 if self.slabs else 0)
-        self.halves = np.full((columns, width), np.nan if columns == k else 0, np.float16)
+        self.halves = np.full((self.parts * columns, width), np.nan if columns == k else 0, np.float16)
         self.offsets = np.full(columns, np.nan, np.float32)
         self.extremes, self.found = np.full(4, np.nan, np.float32), np.full((k, 4), np.nan)
         self.arrived, self.moved, self.stopped = np.zeros(1, np.uint32), np.ones(1, np.uint32), np.ones(1, np.int32)
@@ -279,7 +294,8 @@ class Iterations:
         pointed = self.sums, self.units, centers, following, self.found, self.offsets, self.extremes
         state = self.arrived, self.moved, self.counts, self.stopped
         pointers = [one.ctypes.data for one in (*pointed, *state)]
-        halves = self.halves.ctypes.data, self.padded, self.slabs, self.columns, 0
+        second = len(self.offsets) if self.parts > 1 else 0
+        halves = self.halves.ctypes.data, self.padded, self.slabs, self.columns, second
         sizes = self.k, self.d, self.counts.size, self.scale, self.reach, 0
         return np.array((*pointers, outcome.ctypes.data, halves, self.motion, tolerance, *sizes), ADVANCE)
 
@@ -287,14 +303,14 @@ class Iterations:
         """Run what follows of an iteration, at the centres that were placed."""
         n, d, k = self.n, self.d, self.k
         self.stopped = np.array([stopped], np.int32)
-        plan, problem = assign_plan(10**7, d, k, H200), shadow_problem(n, d, k)
-        lists = min(BLOCKS, -(-plan.units(n, problem.k, k) // plan.teams))
+        plan, problem = assign_plan(10**7, d, k, H200, self.parts), shadow_problem(n, d, k, self.parts)
+        lists = min(BLOCKS, -(-plan.units(n, problem.k, problem.w) // plan.teams))
         room = capacity(plan, n, lists)
         entries, counts = np.zeros((lists, room, ENTRY_BYTES // 4), np.uint32), np.zeros(lists, np.uint32)
         ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
         pointed = self.offsets, self.extremes, self.norms, self.labels, entries, counts, self.stopped
         pointers = (one.ctypes.data for one in pointed)
-        nearest = (*pointers, room, n, ahead, tensor_error(d), self.rounding)
+        nearest = (*pointers, room, n, ahead, self.error(plan), self.rounding)
         workspace = np.zeros(2 * lists * plan.tile_sums + 1, np.float32), np.zeros(3 * lists, np.uint32)
         self.score(nearest, workspace, lists, room)
         assert (counts <= room).all()
@@ -321,9 +337,8 @@ class Iterations:
 
     def score(self, nearest, workspace, lists, room):
         """List the rows whose labels change or are not sure; `nearest` are the fields of a `NEAREST`."""
-        shape, epilogue = f"{self.d}_{self.k}", np.array(nearest, NEAREST)
-        product = self.shadow, self.halves, self.n, epilogue, *workspace, lists
-        libraries()[self.d, self.k].call(f"assign_Nearest_{shape}", *product)
+        product = self.shadow, self.halves, self.n, np.array(nearest, NEAREST), *workspace, lists
+        libraries()[self.d, self.k].call(f"assign_{epilogue_of(self.parts)}_{self.d}_{self.k}", *product)
 
     def move_segments(self, rows, lists, n_lists, places):
         """Move the rows of some lists, sorted by segment; return how many there are."""

@@ -40,7 +40,7 @@ def streamed(plan):
 class IterationsOfMany(Iterations):
     """The same as `ManyCentres` launches them; `plan` is for clusters of one block."""
 
-    tile, pairs = StreamPlan.ROWS, False
+    tile, pairs, parts = StreamPlan.ROWS, False, 1
 
     def __init__(self, X, k, kind, plan, weights=None, mean=None):
         self.plan, self.slabs, self.columns = plan, plan.row_slabs, plan.columns
