@@ -275,29 +275,37 @@ class FusedEngine(CublasEngine):
         return step.iterate(centers, before, last, tol, report)
 
     def result_inertia(self, centers: np.ndarray) -> float:
-        """Return `inertia` of a run's result: of the sums that are kept, where they are exact enough for float32."""
+        """Return `inertia` of a run's result, of the sums that are kept where they will do."""
+        found = self._inertia_of_sums(centers)
+        return self.inertia(centers) if found is None else found
+
+    def _inertia_of_sums(self, centers: np.ndarray) -> float | None:
+        """Return `inertia` from the sums that are kept; None where X is read sooner, or float32 is more exact."""
         step, found = self._step, self._found
         if step is None or found is None or self.dtype != np.float32 or self.sample_weight is not None:
-            return self.inertia(centers)
+            return None
         if self.rows_on_gpu.nbytes < _ROWS_OVER_SUMS * step.device_sums.nbytes:
-            return self.inertia(centers)
+            return None
         squares = self.n_samples * self.n_features * self.spread()[1] ** 2
         inertia, error = inertia_from_sums(squares, *step.sums(), self.sums_units[:-1], centers)
         # `squares` came of such about the origin, by a difference.
         about_origin = squares + self.n_samples * float(np.square(found[0] - self.origin).sum())
-        if error + _SQUARES_ERROR * about_origin > _INERTIA_ERROR * inertia:
-            return self.inertia(centers)
-        return inertia / (2 if self.spherical else 1)
+        exact = error + _SQUARES_ERROR * about_origin <= _INERTIA_ERROR * inertia
+        return inertia / (2 if self.spherical else 1) if exact else None
 
     def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
-        """Return the inertia, and whether the sums are not those of the labels; see `Engine.checked_inertia`."""
+        """Return what `result_inertia` does, and what is wrong with sums or with it; see `Engine.checked_inertia`."""
         step = self._step
         if step is None:
             return super().checked_inertia(centers)
         check, device_centers = SumsCheck(step), cupy.asarray(centers, dtype=self.dtype)
         # X itself, as `each_block` has it too.
         total = self._block_inertia(self.rows_on_gpu, device_centers, self.labels, self.sample_weight, check.kept)
-        return float(total.item()) / (2 if self.spherical else 1), check.fault()
+        of_rows, fault = float(total.item()) / (2 if self.spherical else 1), check.fault()
+        of_sums = self._inertia_of_sums(centers)
+        if fault is None and of_sums is not None and abs(of_sums - of_rows) > 2 * _INERTIA_ERROR * of_rows:
+            fault = "its inertia was not that of its rows"
+        return of_rows if of_sums is None else of_sums, fault
 
     def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
         """Return how many samples have each label; see `Engine.cluster_sizes`. The step has counted those it gave."""

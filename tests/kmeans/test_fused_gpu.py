@@ -222,13 +222,27 @@ def test_inertia_of_a_result_is_that_of_its_rows(n, d, k, dtype, metric):
     kind = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     X = (0.3 + np.random.default_rng(6).standard_normal((n, d))).astype(kind)
     with open_engine(cupy.asarray(X), engine="fused", metric=metric) as engine:
-        rows = engine.inertia
         engine.inertia = lambda _: pytest.fail("X was read again")
         state = np.random.RandomState(1)
         found = lloyd.fit(engine, k, init="random", n_init=2, max_iter=5, tol=0, random_state=state)
-        engine.labels = found.labels
-        expected = rows(found.centers.astype(np.float32) - oracle.host(engine.mean))
-    assert found.inertia == pytest.approx(expected, rel=2.0**-19)
+    rows = X.astype(np.float64)
+    if metric == "cosine":
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    distances = np.square(rows - found.centers.astype(np.float64)[oracle.host(found.labels)])
+    assert found.inertia == pytest.approx(distances.sum() / (2 if metric == "cosine" else 1), rel=2.0**-19)
+
+
+def test_inertia_that_is_not_that_of_the_rows_is_a_fault():
+    X = np.random.default_rng(6).standard_normal((200_000, 16)).astype(np.float32)
+    with open_engine(cupy.asarray(X), engine="fused") as engine:
+        engine.centre(engine.moments()[0])
+        centers = X[:5] - oracle.host(engine.mean)
+        engine.assign(centers, update=False)
+        inertia, fault = engine.checked_inertia(centers)
+        assert (inertia, fault) == (engine.result_inertia(centers), None)
+        mean, variance, largest = engine._found
+        engine._found = mean, variance * 1.001, largest
+        assert engine.checked_inertia(centers)[1] == "its inertia was not that of its rows"
 
 
 @pytest.mark.parametrize("first", [0.0, 1e6])

@@ -253,7 +253,7 @@ def test_sums_are_compared_with_the_rows(n, d, k, dtype, weighted):
         centers = X[:k].astype(engine.dtype) - oracle.host(engine.mean)
         engine.assign(centers, update=False)
         # The same bits, and nothing wrong.
-        assert engine.checked_inertia(centers) == (engine.inertia(centers), None)
+        assert engine.checked_inertia(centers) == (engine.result_inertia(centers), None)
         sums = engine._step.device_sums
         for _ in range(20):
             (a, b), j = rng.choice(k, 2, replace=False), int(rng.integers(d + 1))
