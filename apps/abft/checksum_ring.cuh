@@ -69,8 +69,8 @@ class ChecksumRing {
   __device__ __forceinline__ void set_up() const {
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(full_ + i, 32 * kCopiers + 1);
-      ptx::mbarrier_init(added_ + i, kAdders);
-      ptx::mbarrier_init(taken_ + i, 1);
+      ptx::mbarrier_init(added_ + i, 32 * kAdders);
+      ptx::mbarrier_init(taken_ + i, 32);
     }
     ptx::mbarrier_init_fence();
   }
@@ -159,13 +159,13 @@ class ChecksumRing {
   }
   static __device__ __forceinline__ long long first_row(const Strip& strip) { return strip.stripe * (long long)kStripe; }
 
-  // By the warp that takes what others have of a stage.
+  // By the warp that takes what others have of a stage. Every lane arrives, here and below: one of them behind a barrier of the
+  // warp would do, and takes as long, but racecheck follows those alone that arrive themselves.
   __device__ __forceinline__ void wait_until_added(const Place& place) const {
     ptx::mbarrier_wait(added_ + place.stage, place.parity);
   }
   __device__ __forceinline__ void give_back(const Place& place) const {
-    simt::sync_warp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(taken_ + place.stage);
+    ptx::mbarrier_arrive(taken_ + place.stage);
   }
 
  private:
@@ -211,8 +211,7 @@ class ChecksumRing {
     for (int first = 0; first < strip.rows; first += kRows, place.next()) {
       ptx::mbarrier_wait(full_ + place.stage, place.parity);
       work(whole, stages_ + place.stage * kStage, first);
-      simt::sync_warp();
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(added_ + place.stage);
+      ptx::mbarrier_arrive(added_ + place.stage);
     }
   }
 

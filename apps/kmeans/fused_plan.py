@@ -107,6 +107,8 @@ _ROUNDED = 2.0**-24
 _MOST_OF_DOUBLE = 900
 # Where float16 is to hold the data: about so large in the mean square, a four-thousandth of its largest number.
 _MIDDLE = 16.0
+# Features from which on what fewer rows in doubt save is more than what twice the columns of few centres cost.
+_TWO_PARTS = 2048
 # Longest rows that one stage of the ring holds whole; and rows so short, and columns so few, that 64 rows are a tile.
 _MOST_DEPTH, _SHORT, _FEW = 256, 16, 16
 #: Digits of 16 bits of a sum's elements, and the most bits that they use beside the sign.
@@ -195,7 +197,7 @@ def product_error(plan: Plan, d: int, parts: int) -> float:
 
 def centre_parts(d: int, k: int) -> int:
     """Return the parts that a product has of every centre: two of few, where rows are long; see nearest.cuh."""
-    return 2 if d >= LONG_ROWS and 2 * columns_of(k) <= MOST_CLUSTERS else 1
+    return 2 if d >= _TWO_PARTS and columns_of(k) <= _FEW else 1
 
 
 def columns_of(k: int) -> int:
@@ -243,6 +245,7 @@ def assign_plan(n: int, d: int, k: int, device: Device, parts: int = 1) -> Plan 
                 short = Plan("float16", tile_m, tile_n, problem.k, teams=teams, blocks=blocks, keep_b=True, stretch=0)
                 found += [replace(short, stages=stages) for stages in ((3, 2) if problem.k <= _SHORT else (2,))]
     long = Plan("float16", 128, tile_n, 128, warps_m=4, stages=3, stretch=16)
+    found += [replace(long, tile_m=256, warps_m=8)] if parts > 1 else []
     found += [replace(long, blocks=blocks) for blocks in (2, 1)]
     for plan in found:
         # The epilogue takes no shared memory, as StorePairs does not.

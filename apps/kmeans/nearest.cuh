@@ -128,11 +128,25 @@ struct Nearest {
       }
       Candidates found = candidates_of_own_row(bits);
       if (!(norm <= most.reach)) found = {0, 0};
-      append(present && !found.is(label), {from + mine, label, found.low, found.high});
+      append(listed(), present && !found.is(label), {from + mine, label, found.low, found.high});
     }
   }
 
+  // A block counts in shared memory what it lists: warps would wait for additions in global memory longer than for their rows.
+  __device__ __forceinline__ void begin() const {
+    if (threadIdx.x == 0) *listed() = 0;
+  }
+  __device__ __forceinline__ void end() const {
+    __syncthreads();
+    if (threadIdx.x == 0 && *listed() != 0) counts[blockIdx.x] = *listed();
+  }
+
  protected:
+  static __device__ __forceinline__ unsigned* listed() {
+    __shared__ unsigned count;
+    return &count;
+  }
+
   // Which of this lane's centres of row 8·half + g can be the nearest, bit 2·j + i for column 8·j + 2·t + i.
   template <int kColumnBlocks>
   __device__ __forceinline__ unsigned candidates(const float (&d)[kColumnBlocks][4], int half,
@@ -166,12 +180,13 @@ struct Nearest {
     return (unsigned)sum;
   }
 
-  __device__ __forceinline__ void append(bool wanted, const Entry& entry) const {
+  // Lists a lane's row behind the `count` that are listed.
+  __device__ __forceinline__ void append(unsigned* count, bool wanted, const Entry& entry) const {
     const unsigned all = __ballot_sync(simt::every_lane, wanted);
     if (all == 0 || *stopped) return;
     const int lane = threadIdx.x % 32;
     unsigned begin = 0;
-    if (lane == 0) begin = atomicAdd(&counts[blockIdx.x], (unsigned)__popc(all));
+    if (lane == 0) begin = atomicAdd(count, (unsigned)__popc(all));
     begin = simt::shuffle(begin, 0);
     if (wanted) entries[blockIdx.x * capacity + begin + __popc(all & ((1u << lane) - 1))] = entry;
   }

@@ -51,12 +51,13 @@ struct NearestUntil : Nearest {
     if (lane < 2 * kBlocks && lane % 4 < 2 && soon < n) {
       ptx::prefetch(lane % 2 ? static_cast<const void*>(norms + soon) : labels + soon);
     }
-    score(d, rows, [=](int i) { return from + i; });
+    score(d, rows, [=](int i) { return from + i; }, listed());
   }
 
-  // Of the rows that `row_of` numbers, the first `rows`.
+  // Of the rows that `row_of` numbers, the first `rows`; `count` are listed.
   template <int kBlocks, int kColumnBlocks, typename RowOf>
-  __device__ __forceinline__ void score(const float (&d)[kBlocks][kColumnBlocks][4], int rows, RowOf row_of) const {
+  __device__ __forceinline__ void score(const float (&d)[kBlocks][kColumnBlocks][4], int rows, RowOf row_of,
+                                        unsigned* count) const {
     static_assert(kBlocks % 2 == 0 && kColumnBlocks <= 8, "rows are dealt to lanes 32 at a time; a lane has up to 16 bits");
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float offset[kColumnBlocks][2];
@@ -95,7 +96,7 @@ struct NearestUntil : Nearest {
         }
         expiries[row] = until;
       }
-      append(present && !(decided && nearest == label), {row, label, found.low, found.high});
+      append(count, present && !(decided && nearest == label), {row, label, found.low, found.high});
     }
   }
 
@@ -186,7 +187,7 @@ __global__ void __launch_bounds__(kExamineThreads, 3) examine(const ptx::Half* s
         }
       }
     }
-    nearest.score(sums, rows, [=](int i) { return simt::shuffle(mine, i); });
+    nearest.score(sums, rows, [=](int i) { return simt::shuffle(mine, i); }, &nearest.counts[blockIdx.x]);
   }
 }
 

@@ -40,7 +40,7 @@ from tsapps.kernels.plan import ELEMENT
 H200 = KNOWN["H200"]
 #: Features and clusters: one of each, rows of less than 16 bytes, tiles of 64 rows, centres of several parts, and
 #: long rows, of which the last have centres in two parts.
-SHAPES = [(1, 1), (3, 2), (4, 16), (16, 9), (40, 33), (130, 64), (300, 5), (264, 9), (1030, 9)]
+SHAPES = [(1, 1), (3, 2), (4, 16), (16, 9), (40, 33), (130, 64), (300, 5), (264, 9), (2050, 9)]
 WORK = {"float32": np.float32, "float64": np.float64, "float16": np.float32, "bfloat16": np.float32}
 SCALAR = {np.float32: "float", np.float64: "double"}
 #: All features that tests have, of many clusters too, for each of which `add_segments` is compiled as it is planned.
