@@ -61,17 +61,16 @@ def run_campaign(options: argparse.Namespace) -> int:
             continue
         counts = _TRY[cell.target](cell, options.seed, options.device)
         one = {**common, **campaign.record_of(cell, counts, options.seed), "date": record.today()}
-        record.check(one, campaign.FIELDS)
         waiting.append(one)
         tried += 1
         for finding in findings(one):
             wrong.append(f"{title(one)}: {finding}")
             print(wrong[-1], flush=True)
         if len(waiting) == _TOGETHER:
-            record.store_sorted(path, waiting, campaign.KEY)
+            record.store_sorted(path, waiting, campaign.KEY, campaign.FIELDS)
             waiting = []
     if waiting:
-        record.store_sorted(path, waiting, campaign.KEY)
+        record.store_sorted(path, waiting, campaign.KEY, campaign.FIELDS)
     rest = f"; {left} are left for --missing" if left else ""
     print(f"{tried} cells tried, {len(wrong)} findings{rest}: {path}", flush=True)
     return 1 if wrong else 0

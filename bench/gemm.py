@@ -199,11 +199,9 @@ def run(options: argparse.Namespace, cells: list[Cell]) -> int:
                     failed += 1
                     print(f"{cell}: {found}", file=sys.stderr, flush=True)
                     continue
-                for one in found:
-                    record.check({**common, **one}, FIELDS)
                 waiting += [{**common, **one} for one in found]
                 if len(waiting) >= _TOGETHER or done == len(alike):
-                    record.store_sorted(path, waiting, KEY)
+                    record.store_sorted(path, waiting, KEY, FIELDS)
                     print(f"{dtype}: {done} of {len(alike)} cells, {time.monotonic() - started:.0f} s", flush=True)
                     waiting = []
     return failed

@@ -14,6 +14,7 @@ iter_ms   one iteration from given centres, X on the GPU, L2 cold: the median of
           20, the first with no labels at all ("mean of 20"; of as many as there are until it converges or a cluster is
           empty, or as `--seconds-budget` allows, if fewer); for a library that offers only whole fits, the time that an
           iteration adds to a fit ("slope")
+settled_ms  of our own engine, an iteration after those 20, or after as many as there are, in which few labels change
 fit_ms    a whole fit of 20 iterations from given centres at tol=0, by the wall clock; left out where it does not fit in
           `--seconds-budget`, which bounds the timing of one engine on one shape, and by `--no-fit`
 seeded_fit_ms  likewise from centres drawn by greedy k-means++, of our own engine

@@ -17,6 +17,8 @@ __all__ = ["FIT_ITERATIONS", "NotRightError", "Problem", "Timing", "check_step",
 
 #: Iterations of a fit that is timed.
 FIT_ITERATIONS = 20
+# Iterations that are made more, where labels have settled.
+_MORE = 5
 # Rows whose labels are compared: the most; and the fewest, where more would take longer than what is timed.
 _MOST_ROWS, _FEWEST_ROWS, _MOST_PRODUCTS = 1_000_000, 1 << 16, 1 << 38
 #: The least share of labels equal to the float64 arg-min: peers score float32 in tf32, and halves with half centres.
@@ -27,7 +29,7 @@ MOST_CENTERS_ERROR = {"float64": 1e-4, "float32": 1e-3, "float16": 1e-2, "bfloat
 
 @dataclass(frozen=True)
 class Timing:
-    """What `time_peer` found; `n_iter` is the fit's. What there was no time for is None."""
+    """What `time_peer` found; `n_iter` is the fit's. None is what there was no time for, or no way to find."""
 
     iter_ms: float
     iter_from: str
@@ -35,6 +37,7 @@ class Timing:
     fit_ms: float | None = None
     n_iter: int | None = None
     seeded_fit_ms: float | None = None
+    settled_ms: float | None = None
 
 
 class NotRightError(Exception):
@@ -119,16 +122,18 @@ def _time_steps(peer: Peer, clock: Clock, repeats: int, seconds: float, *, fits:
     count = repeats_within(0.4 * seconds, iterations * times[0], repeats)
     times += [one_ms() for _ in range(count - 1)]
     iter_ms = median(times)
+    settled = None
     if peer.settles:
-        kind = f"mean of {round(made)}"
+        kind, settled = f"mean of {round(made)}", _settled_ms(peer, clock, iterations) if peer.resumes else None
     if not fits or time.perf_counter() + FIT_ITERATIONS * iter_ms / 1e3 > end:
-        return Timing(iter_ms, kind, count)
+        return Timing(iter_ms, kind, count, settled_ms=settled)
     peer.fit(1)  # warms up what only a fit does
     found = [clock.wall_ms(lambda: peer.fit(FIT_ITERATIONS))]
     while len(found) < min(repeats, 5) and time.perf_counter() + found[0][0] / 1e3 < end:
         found.append(clock.wall_ms(lambda: peer.fit(FIT_ITERATIONS)))
     fit_ms, n_iter = median(ms for ms, _ in found), int(found[0][1])
-    return Timing(iter_ms, kind, count, fit_ms, n_iter, _seeded_fit_ms(peer, clock, fit_ms, end - time.perf_counter()))
+    seeded = _seeded_fit_ms(peer, clock, fit_ms, end - time.perf_counter())
+    return Timing(iter_ms, kind, count, fit_ms, n_iter, seeded, settled)
 
 
 def _seeded_fit_ms(peer: Peer, clock: Clock, fit_ms: float, seconds: float) -> float | None:
@@ -137,6 +142,23 @@ def _seeded_fit_ms(peer: Peer, clock: Clock, fit_ms: float, seconds: float) -> f
         return None
     peer.fit_seeded(FIT_ITERATIONS, 0)  # warms up what only this does
     return median(clock.wall_ms(lambda seed=seed: peer.fit_seeded(FIT_ITERATIONS, seed))[0] for seed in (1, 2, 3))
+
+
+def _settled_ms(peer: Peer, clock: Clock, iterations: int) -> float:
+    """Return the milliseconds of an iteration after the first `iterations`: of up to five, and the median of three."""
+
+    def one_ms() -> float:
+        made = 0
+
+        def iterate_on() -> None:
+            nonlocal made
+            made = peer.iterate_on(_MORE)
+
+        peer.iterate(iterations)
+        ms = clock.step_ms(iterate_on)
+        return ms / made
+
+    return median(one_ms() for _ in range(3))
 
 
 def _mean_ms(peer: Peer, clock: Clock, iterations: int) -> tuple[float, float]:

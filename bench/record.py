@@ -149,8 +149,15 @@ def store(path: Path, record: Mapping[str, Any], key: Sequence[str], fields: Map
     _write(path, records)
 
 
-def store_sorted(path: Path, new: Sequence[Mapping[str, Any]], key: Sequence[str]) -> None:
-    """Put records into a file, in the place of all older ones that agree with one of them in `key`; sorted by `key`."""
+def store_sorted(
+    path: Path, new: Sequence[Mapping[str, Any]], key: Sequence[str], fields: Mapping[str, tuple[type, ...]]
+) -> None:
+    """Put records into a file, in the place of all older ones that agree with one of them in `key`; sorted by `key`.
+
+    Raises ValueError, and writes nothing, unless `check` lets all of them pass.
+    """
+    for one in new:
+        check(one, fields)
 
     def of(one: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(one.get(name) for name in key)

@@ -32,7 +32,6 @@ from tsapps.apps.kmeans.fused_plan import (
     NARROW,
     StreamPlan,
     assign_plan,
-    centre_parts,
     stream_plan,
 )
 from tsapps.apps.kmeans.fused_seeding import draw_plus_plus
@@ -360,8 +359,7 @@ class FusedEngine(CublasEngine):
     def _plan_for(self, k: int) -> Plan | StreamPlan | None:
         n, d = self.source.shape
         if k <= MOST_CLUSTERS:
-            # What scores the rows that bounds leave has one part.
-            return assign_plan(n, d, k, self.gpu, 1 if self.bounds else centre_parts(d, k))
+            return assign_plan(n, d, k, self.gpu, bounds=self.bounds)
         return stream_plan(d, k, self.gpu, proves=self.proves) if n <= MOST_PLACED and k <= MOST_CENTRES else None
 
     def _shadow_for(self, plan: Plan | StreamPlan, k: int) -> Shadow | None:

@@ -45,6 +45,7 @@ __all__ = [
     "integers",
     "log2_lanes",
     "padded",
+    "parts_of",
     "product_error",
     "segments_plan",
     "shadow_problem",
@@ -183,16 +184,21 @@ def sorts_rows(changing: int, d: int) -> bool:
 def tensor_error(d: int, stretch: int = 0) -> float:
     """Return γ: what the sum of d products by tensor cores may be off by, relative to the product of the norms.
 
-    Of sums that the tensor cores make of `stretch` products at a time, rounded additions are made, if it is not 0.
+    If `stretch` is not 0, they add up so many products at a time, and what these come to is added by rounded additions.
     """
     together = min(d, stretch) or d
-    return (together / 16 + 2) * _TENSOR_ERROR + (d / together) * _ROUNDED
+    return (together / 16 + 2) * _TENSOR_ERROR + (ceil(d / together) - 1) * _ROUNDED
 
 
-def product_error(plan: Plan, d: int, parts: int) -> float:
-    """Return γ of the scores of `nearest.cuh` by a plan, of centres in so many parts."""
+def parts_of(plan: Plan, k: int) -> int:
+    """Return the parts that a plan's product has of each of k centres."""
+    return plan.tile_n // columns_of(k)
+
+
+def product_error(plan: Plan, d: int, k: int) -> float:
+    """Return γ of the scores of `nearest.cuh` by a plan."""
     # A word is two features, and four lanes have some of a row's. What a second part adds is rounded once more.
-    return tensor_error(d, 8 * plan.stretch) + (parts - 1) * 4 * _ROUNDED
+    return tensor_error(d, 8 * plan.stretch) + (parts_of(plan, k) - 1) * 4 * _ROUNDED
 
 
 def centre_parts(d: int, k: int) -> int:
@@ -229,13 +235,15 @@ def shadow_problem(n: int, d: int, k: int, parts: int = 1) -> Problem:
     return Problem(n, padded(d), columns, "float16", layout, layout, False, "rows")
 
 
-def assign_plan(n: int, d: int, k: int, device: Device, parts: int = 1) -> Plan | None:
+def assign_plan(n: int, d: int, k: int, device: Device, *, bounds: bool = False) -> Plan | None:
     """Choose how an iteration's product is computed; None where none of the core's kernels will do.
 
     Short rows are multiplied by warps that have a ring each, with the centres in shared memory; of long ones, pieces
     of 256 bytes go through a ring that a block shares, and are added up by rounded additions, as the tensor cores would
-    lose more of long sums. What was measured is in docs/notes/lloyd.md.
+    lose more of long sums. Not so with `bounds`: what scores single rows (nearest_until.cuh) has neither these nor
+    centres in two parts. What was measured is in docs/notes/lloyd.md.
     """
+    parts = 1 if bounds else centre_parts(d, k)
     problem = shadow_problem(n, d, k, parts)
     tile_n = parts * columns_of(k)
     found: list[Plan] = []
@@ -244,9 +252,9 @@ def assign_plan(n: int, d: int, k: int, device: Device, parts: int = 1) -> Plan 
             for blocks, teams in ((2, 12), (1, 16), (1, 12), (1, 8), (1, 4)):
                 short = Plan("float16", tile_m, tile_n, problem.k, teams=teams, blocks=blocks, keep_b=True, stretch=0)
                 found += [replace(short, stages=stages) for stages in ((3, 2) if problem.k <= _SHORT else (2,))]
-    long = Plan("float16", 128, tile_n, 128, warps_m=4, stages=3, stretch=16)
+    long = Plan("float16", 128, tile_n, 128, warps_m=4, stages=3, stretch=0 if bounds else 16)
     found += [replace(long, tile_m=256, warps_m=8)] if parts > 1 else []
-    found += [replace(long, blocks=blocks) for blocks in (2, 1)]
+    found += [replace(long, blocks=blocks, stages=stages) for blocks, stages in ((2, 3), (2, 2), (1, 3))]
     for plan in found:
         # The epilogue takes no shared memory, as StorePairs does not.
         made = replace(instantiate(plan, problem), store="StorePairs")

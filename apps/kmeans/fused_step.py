@@ -41,8 +41,8 @@ from tsapps.apps.kmeans.fused_plan import (
     Integers,
     StreamPlan,
     capacity,
-    columns_of,
     integers,
+    parts_of,
     product_error,
     shadow_problem,
     sorts_rows,
@@ -248,7 +248,7 @@ class Step(ABC):
         self._passed = place
 
     def _centers_on_host(self, place: int) -> np.ndarray:
-        """Return centres as an array of the caller's own."""
+        """Return centres as an array of the caller's own; where nothing is under way, as it may not wait."""
         if self._passed != place:
             self._pass(place)
             cupy.cuda.get_current_stream().synchronize()
@@ -295,7 +295,7 @@ class FewCentres(Step):
     columns = 8
 
     def __init__(self, engine: FusedEngine, shadow: Shadow, plan: Plan, k: int) -> None:
-        self.parts = plan.tile_n // columns_of(k)
+        self.parts = parts_of(plan, k)
         super().__init__(engine, shadow.placement, k)
         self._shadow, self._plan = shadow, plan
         n, d = engine.source.shape
@@ -332,8 +332,7 @@ class FewCentres(Step):
         n, d = engine.source.shape
         pointers = self._offsets, self._extremes, shadow.norms, engine.labels, self._entries, self._counts
         addresses = (one.data.ptr for one in (*pointers, self.stopped))
-        # With bounds, rows may be scored by what adds up all of a row at once.
-        error = product_error(self._plan, d, self.parts) if self.bounds is None else tensor_error(d)
+        error = product_error(self._plan, d, self.k)
         nearest = (*addresses, self._capacity, n, self._ahead, error, shadow.rounding)
         launches: list[Callable[[], None]]
         if self.bounds is None:

@@ -81,12 +81,16 @@ def test_plots_are_drawn(tmp_path):
 
 
 def test_records_of_a_cell_take_the_place_of_all_older_ones(tmp_path):
-    path, key = tmp_path / "gemm.json", ("shape", "m")
-    old = [
-        {"shape": "b", "m": 1, "kernel": "x"},
-        {"shape": "a", "m": 2, "kernel": "x"},
-        {"shape": "a", "m": 2, "kernel": "y"},
-    ]
-    record.store_sorted(path, old, key)
-    record.store_sorted(path, [{"shape": "a", "m": 2, "kernel": "z"}], key)
-    assert record.load(path) == [{"shape": "a", "m": 2, "kernel": "z"}, {"shape": "b", "m": 1, "kernel": "x"}]
+    path, given = tmp_path / "gemm.json", (("shape", "m"), {"shape": (str,), "m": (int,)})
+    common = record.of_run("gemm", "a GPU", {"numpy": "2"}, "0123abc")
+
+    def one(shape, m, kernel):
+        return {**common, "engine": "tsapps", "shape": shape, "m": m, "kernel": kernel}
+
+    record.store_sorted(path, [one("b", 1, "x"), one("a", 2, "x"), one("a", 2, "y")], *given)
+    record.store_sorted(path, [one("a", 2, "z")], *given)
+    kept = [one("a", 2, "z"), one("b", 1, "x")]
+    assert record.load(path) == kept
+    with pytest.raises(ValueError, match=r"'m' is 0\.5"):
+        record.store_sorted(path, [one("c", 3, "x"), one("c", 0.5, "x")], *given)
+    assert record.load(path) == kept

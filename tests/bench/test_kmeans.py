@@ -129,6 +129,15 @@ def test_time_of_steps(given_peer):
     assert time_peer(given_peer, SetClock(), 5, 0.05) == Timing(3.0, "step", 5)
 
 
+def test_time_of_what_has_settled(given_peer):
+    given_peer.steps = given_peer.settles = given_peer.resumes = True
+    asked = []
+    given_peer.iterate = lambda iterations: asked.append(iterations) or 20
+    given_peer.iterate_on = lambda iterations: asked.append(-iterations) or 4  # converged
+    assert time_peer(given_peer, SetClock(), 3, 10, fits=False).settled_ms == 3.0 / 4
+    assert asked[-6:] == [20, -5] * 3
+
+
 def test_time_of_what_settles(given_peer):
     given_peer.steps = given_peer.settles = True
     given_peer.iterate = lambda iterations: min(iterations, 15)  # converged

@@ -7,7 +7,7 @@ import numpy as np
 from host_cuda.fused_kmeans import BLOCKS, Iterations, product_source
 from host_cuda.tall_skinny import build_each
 from tsapps.apps.kmeans.bounds_plan import FRESH_BYTES, UNTIL, WITHOUT, fresh_watch, most_listed
-from tsapps.apps.kmeans.fused_plan import MOTION, tensor_error
+from tsapps.apps.kmeans.fused_plan import MOTION
 
 PLAIN, UNTIL_PASS, SCREEN, ACTIVE = range(4)
 #: Features and clusters: short rows, rows of one and a half steps of `examine`, and long ones in pieces.
@@ -49,7 +49,7 @@ extern "C" void limit_of(double moved, double most, float* limits) {
 def bounded():
     sources = []
     for shape in SHAPES:
-        parts = [product_source(*shape, 1, name, "nearest_until.cuh") for name in ("NearestUntil", "NearestWithout")]
+        parts = [product_source(*shape, name, "nearest_until.cuh") for name in ("NearestUntil", "NearestWithout")]
         sources.append("\n".join([*parts, bounds_source(*shape), WATCH_SOURCE]))
     return dict(zip(SHAPES, build_each(sources), strict=True))
 
@@ -57,7 +57,7 @@ def bounded():
 class BoundedIterations(Iterations):
     """Iterations with bounds; `watch` is what is known, `expiries` those of all rows."""
 
-    parts = 1
+    bounds = True
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -65,10 +65,6 @@ class BoundedIterations(Iterations):
         self.moved_by, self.limits = np.zeros(self.k), np.zeros(self.k, np.float32)
         self.motion = np.array(tuple(one.ctypes.data for one in (self.moved_by, self.limits, self.watch)), MOTION)
         self.passes = []
-
-    def error(self, plan):
-        """Return what sums of products may be off by: those of `examine` are of all of a row at once."""
-        return tensor_error(self.d)
 
     def begin(self):
         """Begin anew, as with centres that no iteration made."""

@@ -22,11 +22,11 @@ from tsapps.apps.kmeans.fused_plan import (
     UNPROVED,
     assign_plan,
     capacity,
-    centre_parts,
     columns_of_block,
     integers,
     log2_lanes,
     padded,
+    parts_of,
     product_error,
     segments_plan,
     shadow_problem,
@@ -48,9 +48,11 @@ FEATURES = [*(d for d, _ in SHAPES), 50, 64, 70, 100]
 BLOCKS = 3
 
 
-def product_source(d, k, parts, epilogue="Nearest", header="nearest.cuh"):
-    plan, name = assign_plan(10**7, d, k, H200, parts), f"{epilogue}_{d}_{k}"
-    columns = shadow_problem(1, d, k, parts).w
+def product_source(d, k, epilogue=None, header="nearest.cuh"):
+    """Return the source of a shape's product, by the plan that is for bounds if an epilogue is given."""
+    plan = assign_plan(10**7, d, k, H200, bounds=epilogue is not None)
+    epilogue = epilogue or epilogue_of(parts_of(plan, k))
+    name, columns = f"{epilogue}_{d}_{k}", shadow_problem(1, d, k, parts_of(plan, k)).w
     return f"""
 #include "kernels/tsm2/tall_skinny.cuh"
 #include "apps/kmeans/{header}"
@@ -197,7 +199,7 @@ def epilogue_of(parts):
 
 @cache
 def libraries():
-    sources = [product_source(*shape, centre_parts(*shape), epilogue_of(centre_parts(*shape))) for shape in SHAPES]
+    sources = [product_source(*shape) for shape in SHAPES]
     sources += [rows_source(*kind) + many_source(*kind) for kind in KINDS]
     return dict(zip([*SHAPES, *KINDS], build_each(sources), strict=True))
 
@@ -206,6 +208,8 @@ class Iterations:
     """X and what iterations keep of it, as `FusedEngine` has them."""
 
     slabs, columns, tile = 0, 8, 1
+    #: Whether iterations may have bounds.
+    bounds = False
     #: Whether rows are sorted to be moved; and whether by pairs of clusters.
     sorts, pairs = False, True
 
@@ -261,13 +265,13 @@ class Iterations:
         return halves[0] @ halves[1].T - (c * c).sum(axis=1) / 2
 
     @property
+    def plan_of_product(self):
+        return assign_plan(10**7, self.d, self.k, H200, bounds=self.bounds)
+
+    @property
     def parts(self):
         """Of a centre, that the product has a column each of."""
-        return centre_parts(self.d, self.k)
-
-    def error(self, plan):
-        """Return what sums of products may be off by."""
-        return product_error(plan, self.d, self.parts)
+        return parts_of(self.plan_of_product, self.k)
 
     def call(self, name, *arguments):
         self.library.call(f"{name}_{self.name}", *arguments)
@@ -303,14 +307,14 @@ class Iterations:
         """Run what follows of an iteration, at the centres that were placed."""
         n, d, k = self.n, self.d, self.k
         self.stopped = np.array([stopped], np.int32)
-        plan, problem = assign_plan(10**7, d, k, H200, self.parts), shadow_problem(n, d, k, self.parts)
+        plan, problem = self.plan_of_product, shadow_problem(n, d, k, self.parts)
         lists = min(BLOCKS, -(-plan.units(n, problem.k, problem.w) // plan.teams))
         room = capacity(plan, n, lists)
         entries, counts = np.zeros((lists, room, ENTRY_BYTES // 4), np.uint32), np.zeros(lists, np.uint32)
         ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
         pointed = self.offsets, self.extremes, self.norms, self.labels, entries, counts, self.stopped
         pointers = (one.ctypes.data for one in pointed)
-        nearest = (*pointers, room, n, ahead, self.error(plan), self.rounding)
+        nearest = (*pointers, room, n, ahead, product_error(plan, d, k), self.rounding)
         workspace = np.zeros(2 * lists * plan.tile_sums + 1, np.float32), np.zeros(3 * lists, np.uint32)
         self.score(nearest, workspace, lists, room)
         assert (counts <= room).all()

@@ -12,7 +12,15 @@ from tsapps.apps.kmeans.choose import open_engine
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
 
-SHAPES = [(20_000, 1, 2), (30_001, 3, 64), (20_000, 16, 16), (9_999, 40, 33), (8_000, 130, 64), (3_000, 1000, 5)]
+SHAPES = [
+    (20_000, 1, 2),
+    (30_001, 3, 64),
+    (20_000, 16, 16),
+    (9_999, 40, 33),
+    (8_000, 130, 64),
+    (3_000, 1000, 5),
+    (3_000, 2500, 9),
+]
 
 
 def blobs(n, d, k, dtype, seed=0, spread=1.0):

@@ -149,6 +149,26 @@ def test_a_centre_far_away_widens_no_bound(away, rng):
     assert undecided < of.n // 10
 
 
+def test_second_parts_of_centres(rng):
+    """Two parts leave 2⁻²² of each element, or what is next to zero in float16, and `lost` says how much in all."""
+    X, centers = blobs(50, 2050, 9, rng)
+    centers[3, :7] = 0, 1e-9, 2.0**-24, 1, 1 / 3, -1e3, 4e3
+    centers[4] = 1e6  # infinite in float16
+    of = Iterations(X, 9, KINDS[3])
+    of.iterate(centers)
+    scaled = centers * of.scale
+    first, second = of.halves[:9, :2050].astype(np.float64), of.halves[16:25, :2050].astype(np.float64)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(of.halves[:9, :2050], scaled.astype(np.float32).astype(np.float16))
+    finite = np.isfinite(first)
+    assert not second[~finite].any()
+    lost = np.where(finite, scaled - first - second / 2048, np.inf)
+    assert (abs(lost[finite]) <= np.maximum(abs(scaled[finite]) * 2.0**-22, 2.0**-36)).all()
+    np.testing.assert_allclose(of.found[:, 1], (lost * lost).sum(axis=1), rtol=1e-12)
+    assert not of.halves[9:16].any()
+    assert not of.halves[:, 2050:].any()
+
+
 def scaled_naturally(X, k):
     """Iterations of float64 data whose shadow is 16 times the data."""
     of = Iterations(X, k, KINDS[3])

@@ -14,7 +14,15 @@ pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
 
 #: Few features by multiply-adds and by products, few clusters of short and of long rows, and many clusters.
-SHAPES = [(30_001, 3, 2), (20_000, 4, 16), (20_000, 16, 16), (9_999, 40, 33), (3_000, 1000, 5), (20_000, 64, 200)]
+SHAPES = [
+    (30_001, 3, 2),
+    (20_000, 4, 16),
+    (20_000, 16, 16),
+    (9_999, 40, 33),
+    (3_000, 1000, 5),
+    (3_000, 2500, 9),
+    (20_000, 64, 200),
+]
 
 
 def data(n, d, k, dtype, away=0.0):
