@@ -92,10 +92,12 @@ struct Nearest {
   const int* labels;
   Entry* entries;    // block b's from b · capacity on
   unsigned* counts;  // of every block's
-  const int* stopped;  // if set, nothing is listed
+  const int* stopped;  // if set, there is nothing to do
   long long capacity;
   unsigned n, ahead;  // rows, and how many from a warp's tile to its next: their labels and norms are asked for early
   float tensor_error, rounding;  // γ, ρ
+
+  __device__ __forceinline__ bool idle() const { return *stopped; }
 
   template <int kBlocks, int kColumnBlocks>
   __device__ void tile(unsigned char*, long long row, int rows, long long, int,
@@ -133,10 +135,10 @@ struct Nearest {
   }
 
   // A block counts in shared memory what it lists: warps would wait for additions in global memory longer than for their rows.
-  __device__ __forceinline__ void begin() const {
+  __device__ __forceinline__ void open() const {
     if (threadIdx.x == 0) *listed() = 0;
   }
-  __device__ __forceinline__ void end() const {
+  __device__ __forceinline__ void close() const {
     __syncthreads();
     if (threadIdx.x == 0 && *listed() != 0) counts[blockIdx.x] = *listed();
   }
@@ -183,7 +185,7 @@ struct Nearest {
   // Lists a lane's row behind the `count` that are listed.
   __device__ __forceinline__ void append(unsigned* count, bool wanted, const Entry& entry) const {
     const unsigned all = __ballot_sync(simt::every_lane, wanted);
-    if (all == 0 || *stopped) return;
+    if (all == 0) return;
     const int lane = threadIdx.x % 32;
     unsigned begin = 0;
     if (lane == 0) begin = atomicAdd(count, (unsigned)__popc(all));

@@ -2,8 +2,8 @@
 //
 // An epilogue is a class that the kernel calls with complete sums, with all 32 lanes of a warp. By kTakes it says how:
 //
-// It may have `bool idle() const`: true where there is nothing to do at all. It may have `void begin() const` and
-// `void end() const`, called by all threads of a block before its first sums, with a barrier between, and after its last. One that takes fragments may have
+// It may have `bool idle() const`: true where there is nothing to do at all. It may have `void open() const` and
+// `void close() const`, called by all threads of a block before its first sums, with a barrier between, and after its last. One that takes fragments may have
 // `const Sum* row_weights`: then it gets weighted sums of the rows of A, too (row_sums.cuh), as d[kBlocks − 1]: in [2·half],
 // what this lane has of row + 8·half + g; the four lanes of a row have parts of it. Weights are of every depth, from a multiple
 // of 16 bytes on, and zeros behind them, up to the end of the last tile and 16 more.
@@ -57,11 +57,11 @@ __device__ __forceinline__ bool is_idle(const Epilogue& epilogue) {
   }
 }
 
-// Whether a block's epilogue begins and ends.
+// Whether a block opens an epilogue and closes it.
 template <typename Epilogue, typename = void>
-constexpr bool has_ends = false;
+constexpr bool opens = false;
 template <typename Epilogue>
-constexpr bool has_ends<Epilogue, decltype((void)&Epilogue::begin, (void)&Epilogue::end)> = true;
+constexpr bool opens<Epilogue, decltype((void)&Epilogue::open, (void)&Epilogue::close)> = true;
 
 // Whether an epilogue takes sums of A's rows.
 template <typename Epilogue, typename = void>

@@ -315,9 +315,9 @@ __global__ void __launch_bounds__(Product<Plan, Epilogue>::kThreads, Plan::kBloc
   ptx::after_previous();
   // Told of no rows, it returns at once; a return here would cost registers.
   const Work here{is_idle(epilogue) ? 0 : work.m, work.n, work.k};
-  if constexpr (has_ends<Epilogue>) epilogue.begin();
+  if constexpr (opens<Epilogue>) epilogue.open();
   Product<Plan, Epilogue>(simt::dynamic_shared<unsigned char>(), a, b, here, partial, arrived, epilogue).run();
-  if constexpr (has_ends<Epilogue>) epilogue.end();
+  if constexpr (opens<Epilogue>) epilogue.close();
 }
 
 }  // namespace tsm2

@@ -37,7 +37,7 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
  public:
   // The sums of a lane: those of C and, behind them, those of A's rows.
   static constexpr bool kAddsRows = adds_rows<Epilogue>;
-  static_assert(!has_ends<Epilogue>, "no epilogue of warpgroups begins or ends");
+  static_assert(!opens<Epilogue>, "warpgroups open no epilogue");
   using Block = WarpgroupBlock<Plan, kAddsRows>;
   using typename Block::A, typename Block::B, typename Block::T, typename Block::Unit, typename Block::Register;
   using typename Block::Depths;
