@@ -347,10 +347,7 @@ class Engine(ABC):
         return means.astype(self.dtype)
 
     def inertia(self, centers: np.ndarray) -> float:
-        """Return Σ w·‖x − c‖² over the samples and their own centres, from differences, in float64.
-
-        Half of it where the metric is the cosine: Σ w·(1 − cos).
-        """
+        """Return Σ w·‖x − c‖², or Σ w·(1 − cos), of the samples and their own centres: from differences, in float64."""
         parts = self._each_own_distance(centers, weighted=True)
         total = sum(part.sum(dtype=np.float64) for part in parts)
         return float(total) / (2 if self.spherical else 1)
@@ -396,9 +393,6 @@ class Engine(ABC):
         return self.xp.concatenate(list(self.each_block(lambda _, block: block.copy(), self.n_features)))
 
     def distances(self, points: np.ndarray) -> Any:
-        """Return ‖x − p‖ for every sample and point, shape (n, len(points)), in `dtype`: scikit-learn's transform.
-
-        1 − cos where the metric is the cosine.
-        """
+        """Return ‖x − p‖, or 1 − cos, for every sample and point, shape (n, len(points)): scikit-learn's transform."""
         squares = self.square_distances(points)
         return (squares / 2 if self.spherical else self.xp.sqrt(squares)).T

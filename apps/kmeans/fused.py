@@ -30,9 +30,7 @@ from tsapps.apps.kmeans.fused_plan import (
     MOST_CLUSTERS,
     MOST_PLACED,
     NARROW,
-    StreamPlan,
     assign_plan,
-    stream_plan,
 )
 from tsapps.apps.kmeans.fused_seeding import draw_plus_plus
 from tsapps.apps.kmeans.fused_step import FewCentres, ManyCentres, Step, integers_of
@@ -40,6 +38,7 @@ from tsapps.apps.kmeans.inertia_plan import inertia_from_sums
 from tsapps.apps.kmeans.rows import ArrayRows, Rows
 from tsapps.apps.kmeans.seeding import is_small
 from tsapps.apps.kmeans.shadow import Shadow
+from tsapps.apps.kmeans.stream_plan import StreamPlan, stream_plan
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan import Plan
 

@@ -39,7 +39,6 @@ from tsapps.apps.kmeans.fused_plan import (
     ROWS,
     UNDECIDED_BYTES,
     Integers,
-    StreamPlan,
     capacity,
     integers,
     parts_of,
@@ -49,6 +48,7 @@ from tsapps.apps.kmeans.fused_plan import (
     tensor_error,
 )
 from tsapps.apps.kmeans.shadow import Placement, Shadow, load_kernels, types_of
+from tsapps.apps.kmeans.stream_plan import StreamPlan
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.build import Kernel
 from tsapps.kernels.launch import PlannedKernel, blocks_of

@@ -16,13 +16,13 @@ from tsapps.apps.kmeans.fused_plan import (
     ROUNDING,
     UNDECIDED_BYTES,
     UNPROVED,
-    StreamPlan,
     log2_lanes,
     padded,
     shadow_reach,
     shadow_scale,
     vector_of,
 )
+from tsapps.apps.kmeans.stream_plan import StreamPlan
 from tsapps.kernels.build import function
 from tsapps.kernels.plan import ELEMENT
 

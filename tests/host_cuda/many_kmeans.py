@@ -11,9 +11,9 @@ from tsapps.apps.kmeans.fused_plan import (
     LISTS,
     NEAREST_OF_MANY,
     UNDECIDED_BYTES,
-    StreamPlan,
     tensor_error,
 )
+from tsapps.apps.kmeans.stream_plan import StreamPlan
 
 
 def streamed_source(plan):

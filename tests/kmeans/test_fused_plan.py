@@ -23,9 +23,9 @@ from tsapps.apps.kmeans.fused_plan import (
     shadow_scale,
     shadow_scales,
     sorts_rows,
-    stream_plan,
     tensor_error,
 )
+from tsapps.apps.kmeans.stream_plan import stream_plan
 from tsapps.kernels import launch
 from tsapps.kernels.build import build
 from tsapps.kernels.device import KNOWN

@@ -11,7 +11,7 @@ from host_cuda.tall_skinny import DTYPES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.apps.kmeans.fused_plan import StreamPlan, stream_plan
+from tsapps.apps.kmeans.stream_plan import StreamPlan, stream_plan
 from tsapps.kernels.device import KNOWN
 
 H200 = KNOWN["H200"]
