@@ -8,8 +8,8 @@
 // compared with every centre.
 //
 // Why it is fast: of float32, distances are summed in float32 first. They are off by (d / 32 + 12)·2⁻²⁴ of themselves at
-// most, a thousandth of what left the row undecided, so that nearly all rows are decided by that; float64 would be bound by
-// converting to it, a quarter of a thread's clock each. While a row is decided, the next one that has to be is on its way to
+// most, a thousandth of what left the row undecided (long rows of 16 bits: about as much, but few are), so that nearly all rows
+// are decided by that; float64 would be bound by converting to it, a quarter of a thread's clock each. While a row is decided, the next one that has to be is on its way to
 // the level-2 cache, and so are the entries after the next.
 #pragma once
 #include "apps/kmeans/nearest.cuh"

@@ -194,10 +194,11 @@ struct Nearest {
   }
 };
 
-// Where every centre has two columns: ĉ is the sum of one of the first half of them and, times 2⁻¹¹, of one of the second, so that
-// δ is next to nothing.
+// Of what the first part of a centre loses in float16, the second has 2¹¹ times (NearestOfParts).
 constexpr float kSecondScale = 2048.0f;  // 2¹¹
 
+// Where every centre has two columns: of the first half of them, ĉ has one whole, and of the second one times 2⁻¹¹. Then δ is next to
+// nothing; worth its while where rows are long, and to decide one takes much.
 struct NearestOfParts : Nearest {
   template <int kBlocks, int kColumnBlocks>
   __device__ void tile(unsigned char* scratch, long long row, int rows, long long column, int columns,
