@@ -2,7 +2,8 @@
 //
 //   centers (k × d)  →  halves (k × padded, float16) = fl16(c · scale), offsets = −‖c · scale‖²/2, and the extremes
 //
-// place_centers   of centres that are given; offsets are −infinite past the last, up to the columns of the product
+// place_centers   of centres that are given; offsets are −infinite past the last, up to the columns of the product; and what
+//                 scores may be off by, for each centre, where that is wanted (NearestOfLong)
 // advance         of the means of the sums (integers.cuh), which become the next centres; and whether there is to be a next
 //                 iteration: not if no label changed, if the centres moved by no more than `tolerance` in all (squared), or
 //                 if a cluster is empty, which the host has to fill. What would follow then does nothing.
@@ -171,7 +172,8 @@ __device__ __forceinline__ void put_together(const OfCentre* found, int k, doubl
 }
 
 // An iteration's centres, sums and results, for both kernels here. `units` are what one stands for in each column of the sums,
-// powers of two. `outcome` is this iteration's; `stopped` is set with its `stop` and stays.
+// powers of two. `outcome` is this iteration's; `stopped` is set with its `stop` and stays. A centre's margin, if there is one, is
+// of_norm · ‖c‖ + of_lost · ‖c − ĉ‖.
 template <typename Work>
 struct Advance {
   const unsigned long long* sums;
@@ -179,7 +181,7 @@ struct Advance {
   const Work* centers;
   Work* next;
   OfCentre* found;
-  float* offsets;
+  float *offsets, *margins;
   Extremes* extremes;
   unsigned *arrived, *moved, *counts;  // left at zero
   int* stopped;
@@ -188,8 +190,17 @@ struct Advance {
   Motion motion;
   double tolerance;
   int k, d, lists;
-  float scale, reach;
+  float scale, reach, of_norm, of_lost;
   int padding;
+
+  // What a block found out about centre j, or about a column that is none's.
+  __device__ __forceinline__ void keep(int j, const OfCentre& mine) const {
+    const bool there = j < k;
+    if (there) found[j] = mine;
+    set_offset(offsets, halves, j, there ? -(float)(mine.square / 2) : -kInfinity);
+    if (margins == nullptr) return;
+    margins[j] = there ? (float)((sqrt(mine.square) * of_norm + sqrt(mine.lost) * of_lost) * 1.0002) : 0.0f;
+  }
 };
 
 // Begins: places centres that are given, which may lie with the host, and keeps them as `next`; nothing has moved or stopped.
@@ -206,10 +217,7 @@ __global__ void __launch_bounds__(kCentreThreads, 4) place_centers(const Work* _
   }
   if (of.halves.second != 0 && j < k) mine.lost = place_second(of.next + (long long)j * d, d, of.scale, of.halves, j);
   mine = block_sum(mine);
-  if (threadIdx.x == 0) {
-    if (j < k) of.found[j] = mine;
-    set_offset(of.offsets, of.halves, j, j < k ? -(float)(mine.square / 2) : -kInfinity);
-  }
+  if (threadIdx.x == 0) of.keep(j, mine);
   if (!simt::last_to_arrive(of.arrived, gridDim.x)) return;
   const auto least_of = [](int, double a, double b) { return b < a ? b : a; };
   double least = kInfinity;
@@ -277,10 +285,7 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const Advance<Work>
   }
   if (of.halves.second != 0) mine.lost = place_second(of.next + (long long)j * d, d, of.scale, of.halves, j);
   mine = block_sum(mine);
-  if (threadIdx.x == 0) {
-    of.found[j] = mine;
-    set_offset(of.offsets, of.halves, j, -(float)(mine.square / 2));
-  }
+  if (threadIdx.x == 0) of.keep(j, mine);
   if (!simt::last_to_arrive(of.arrived, gridDim.x)) return;
   double shift = 0, potential = 0, empty = 0, least = kInfinity;
 #pragma unroll 4

@@ -41,8 +41,10 @@ __all__ = [
     "centre_parts",
     "columns_of",
     "columns_of_block",
+    "epilogue_of",
     "integers",
     "log2_lanes",
+    "margins_of",
     "padded",
     "parts_of",
     "product_error",
@@ -90,10 +92,12 @@ SEGMENTS = np.dtype([("k", "i4"), ("bits", "i4")])
 _HALVES = np.dtype([("to", "u8"), *[(name, "i4") for name in ("padded", "slabs", "height", "second")]])
 MOTION = np.dtype([(name, "u8") for name in ("moved", "limits", "watch")])
 ADVANCE = np.dtype(
-    [(name, "u8") for name in ("sums", "units", "centers", "next", "found", "offsets", "extremes")]
+    [(name, "u8") for name in ("sums", "units", "centers", "next", "found", "offsets", "margins", "extremes")]
     + [(name, "u8") for name in ("arrived", "moved", "counts", "stopped", "outcome")]
     + [("halves", _HALVES), ("motion", MOTION), ("tolerance", "f8")]
-    + [("k", "i4"), ("d", "i4"), ("lists", "i4"), ("scale", "f4"), ("reach", "f4"), ("padding", "i4")]
+    + [(name, "i4") for name in ("k", "d", "lists")]
+    + [(name, "f4") for name in ("scale", "reach", "of_norm", "of_lost")]
+    + [("padding", "i4")]
 )
 #: Bytes of an `Entry`, a `Change`, an `Undecided` and a place.
 ENTRY_BYTES, CHANGE_BYTES, UNDECIDED_BYTES, PLACE_BYTES = 16, 16, 32, 4
@@ -102,6 +106,8 @@ ENTRY_BYTES, CHANGE_BYTES, UNDECIDED_BYTES, PLACE_BYTES = 16, 16, 32, 4
 _TENSOR_ERROR = 2.0**-20
 # What a rounded addition may lose of a sum.
 _ROUNDED = 2.0**-24
+# What the roundings of a score may be, relative to the norms of its row and centre (nearest.cuh).
+_SCORE_ROUNDINGS = 2.0**-22
 # Likewise of float64, by which integers are scaled.
 _MOST_OF_DOUBLE = 900
 # Where float16 is to hold the data: about so large in the mean square, a four-thousandth of its largest number.
@@ -195,6 +201,21 @@ def product_error(plan: Plan, d: int, k: int) -> float:
     """Return γ of the scores of `nearest.cuh` by a plan."""
     # A word is two features, and four lanes have some of a row's. What a second part adds is rounded once more.
     return tensor_error(d, 8 * plan.stretch) + (parts_of(plan, k) - 1) * 4 * _ROUNDED
+
+
+def epilogue_of(plan: Plan, k: int) -> str:
+    """Return the class of nearest.cuh by which a plan's product has the nearest of k centres, in its namespace."""
+    # Of long rows: by the stretch, as there are none with bounds (assign_plan).
+    return f"NearestOfLong<{parts_of(plan, k)}>" if plan.stretch else "Nearest"
+
+
+def margins_of(plan: Plan, d: int, k: int, rounding: float) -> tuple[float, float]:
+    """Return what a score may be off by, beside norm · ‖c‖, and beside norm · ‖c − ĉ‖ (nearest.cuh).
+
+    `rounding` is what float16 loses of a row, beside its norm.
+    """
+    error = product_error(plan, d, k)
+    return rounding + error + _SCORE_ROUNDINGS, 1.0 + error
 
 
 def centre_parts(d: int, k: int) -> int:

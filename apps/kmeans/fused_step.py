@@ -40,7 +40,9 @@ from tsapps.apps.kmeans.fused_plan import (
     UNDECIDED_BYTES,
     Integers,
     capacity,
+    epilogue_of,
     integers,
+    margins_of,
     parts_of,
     product_error,
     shadow_problem,
@@ -91,6 +93,8 @@ class Step(ABC):
     columns: int
     #: Of a centre, that the product has a column each of.
     parts = 1
+    # Of centres that have margins of their own, what these are of a centre's norm, and of what float16 loses of it.
+    _margins: tuple[float, float] | None = None
     #: What leaves out rows whose labels stand: made for the first iterations, as a single pass is of all rows.
     bounds: Bounds | None = None
     #: What checks iterations, in protected fits.
@@ -270,14 +274,16 @@ class Step(ABC):
     def _advancing(self, now: int, place: int, tol: float) -> Any:
         """Return what the kernels of centers.cuh are told of an iteration."""
         placement, next_centers = self._placement, self._centers[1 - now]
-        centers = self._centers[now], next_centers, self._found, self._offsets, self._extremes
-        state = self._arrived, self.moved, self._counts, self.stopped
-        addresses = (one.data.ptr for one in (self.device_sums, self.units, *centers, *state))
+        margins = 0 if self._margins is None else self._offsets[self._n_columns :].data.ptr
+        centers = self._centers[now], next_centers, self._found, self._offsets
+        state = self._extremes, self._arrived, self.moved, self._counts, self.stopped
+        before, after = ([one.data.ptr for one in some] for some in ((self.device_sums, self.units, *centers), state))
         second = self._n_columns if self.parts > 1 else 0
         halves = self._halves.data.ptr, placement.padded, placement.slabs, self.columns, second
-        sizes = self.k, self.engine.n_features, self._counts.size, placement.scale, placement.reach, 0
+        sizes = self.k, self.engine.n_features, self._counts.size, placement.scale, placement.reach
         outcome = self._seen[place:].ctypes.data
-        return np.array((*addresses, outcome, halves, self._motion, tol, *sizes), ADVANCE)[()]
+        of = *before, margins, *after, outcome, halves, self._motion, tol, *sizes, *(self._margins or (0, 0)), 0
+        return np.array(of, ADVANCE)[()]
 
     def counts(self) -> np.ndarray:
         """Return how many samples each cluster has, (k,), int64, where none is weighted."""
@@ -301,8 +307,11 @@ class FewCentres(Step):
         n, d = engine.source.shape
         index = engine.gpu_index
         problem = shadow_problem(n, d, k, self.parts)
-        epilogue = "kmeans::Nearest" if self.parts == 1 else "kmeans::NearestOfParts"
-        self._product = PlannedKernel(plan, problem, index, epilogue, "apps/kmeans/nearest.cuh")
+        epilogue = epilogue_of(plan, k)
+        self._product = PlannedKernel(plan, problem, index, f"kmeans::{epilogue}", "apps/kmeans/nearest.cuh")
+        if epilogue != "Nearest":  # margins are behind offsets
+            self._offsets = cupy.empty(2 * self._n_columns, np.float32)
+            self._margins = margins_of(plan, d, k, float(shadow.rounding))
         lists = blocks_of(plan, problem, index)
         self._capacity = capacity(plan, n, lists)
         self._made_bounds = partial(Bounds, engine, plan, problem, lists, self._capacity)

@@ -9,7 +9,8 @@
 //
 // norm being the row's, ρ what float16 loses (shadow.cuh) and γ the tensor cores' error. So a centre can be the nearest only if its score is above the best one
 // less 2 E: the row's *candidates*, a bit each. A row with one candidate is decided, and nothing of it is written if that is
-// its label already. Every other row goes to a list, one a block, for `decide.cuh`.
+// its label already. Every other row goes to a list, one a block, for `decide.cuh`. Where rows are long, and to decide one takes
+// much, each centre has an E of its own (NearestOfLong): of few samples, it may be several times as long as the others.
 //
 // Why it is fast: of each score a subtraction, a maximum and two multiply-adds, which count candidates in the mantissa of a
 // float (a fused multiply-add that saturates is 1 above the threshold and 0 below it); then two shuffles bring the four
@@ -102,36 +103,11 @@ struct Nearest {
   template <int kBlocks, int kColumnBlocks>
   __device__ void tile(unsigned char*, long long row, int rows, long long, int,
                        const float (&d)[kBlocks][kColumnBlocks][4]) const {
-    static_assert(kBlocks % 2 == 0 && kColumnBlocks <= 8, "rows are dealt to lanes 32 at a time; a lane has up to 16 bits");
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    float offset[kColumnBlocks][2];
-#pragma unroll
-    for (int j = 0; j < kColumnBlocks; ++j)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) offset[j][i] = offsets[8 * j + 2 * t + i];
-    const unsigned from = (unsigned)row, soon = from + ahead + 16 * (lane / 2);
-    if (lane < 2 * kBlocks && lane % 4 < 2 && soon < n) {
-      ptx::prefetch(lane % 2 ? static_cast<const void*>(norms + soon) : labels + soon);
-    }
-    const Extremes most = *extremes;
-    const Bound bound = bound_of(most, tensor_error, rounding, 1.0f / (1 << 22));
-#pragma unroll
-    for (int first = 0; first < kBlocks; first += 2) {
-      // This lane decides row 8·t + g of these 32; of the others' rows it has some of the scores.
-      const int mine = 16 * first + 8 * t + g;
-      const bool present = mine < rows;
-      const int label = present ? labels[from + mine] : 0;
-      const float norm = present ? norms[from + mine] : 0.0f;
-      const float error = 1.0001f * (norm * bound.of_norm + bound.always);
-      unsigned bits[4];
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        bits[q] = candidates(d[first + q / 2], q % 2, offset, simt::shuffle(error, 4 * g + q));
-      }
-      Candidates found = candidates_of_own_row(bits);
-      if (!(norm <= most.reach)) found = {0, 0};
-      append(listed(), present && !found.is(label), {from + mine, label, found.low, found.high});
-    }
+    const Bound bound = bound_of(*extremes, tensor_error, rounding, 1.0f / (1 << 22));
+    label_rows(row, rows, d, [&](float norm) { return 1.0001f * (norm * bound.of_norm + bound.always); },
+               [&](const float (&sums)[kColumnBlocks][4], int half, const float (&offset)[kColumnBlocks][2], float error) {
+                 return candidates(sums, half, offset, error);
+               });
   }
 
   // A block counts in shared memory what it lists: warps would wait for additions in global memory longer than for their rows.
@@ -147,6 +123,46 @@ struct Nearest {
   static __device__ __forceinline__ unsigned* listed() {
     __shared__ unsigned count;
     return &count;
+  }
+
+  // This lane's numbers of every column, column 8·j + 2·t + i.
+  template <int kColumnBlocks>
+  static __device__ __forceinline__ void load_columns(const float* from, float (&to)[kColumnBlocks][2]) {
+#pragma unroll
+    for (int j = 0; j < kColumnBlocks; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) to[j][i] = from[8 * j + 2 * (threadIdx.x % 4) + i];
+  }
+
+  // Lists what is to be decided of a tile. `find` gives a lane's candidates by some sums, by which half of them, by the
+  // columns' offsets and by what `of_norm` makes of the row's norm.
+  template <int kBlocks, int kColumnBlocks, typename OfNorm, typename Find>
+  __device__ __forceinline__ void label_rows(long long row, int rows, const float (&d)[kBlocks][kColumnBlocks][4],
+                                             const OfNorm& of_norm, const Find& find) const {
+    static_assert(kBlocks % 2 == 0 && kColumnBlocks <= 8, "rows are dealt to lanes 32 at a time; a lane has up to 16 bits");
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    float offset[kColumnBlocks][2];
+    load_columns(offsets, offset);
+    const unsigned from = (unsigned)row, soon = from + ahead + 16 * (lane / 2);
+    if (lane < 2 * kBlocks && lane % 4 < 2 && soon < n) {
+      ptx::prefetch(lane % 2 ? static_cast<const void*>(norms + soon) : labels + soon);
+    }
+    const float reach = extremes->reach;
+#pragma unroll
+    for (int first = 0; first < kBlocks; first += 2) {
+      // This lane decides row 8·t + g of these 32; of the others' rows it has some of the scores.
+      const int mine = 16 * first + 8 * t + g;
+      const bool present = mine < rows;
+      const int label = present ? labels[from + mine] : 0;
+      const float norm = present ? norms[from + mine] : 0.0f;
+      const float own = of_norm(norm);
+      unsigned bits[4];
+#pragma unroll
+      for (int q = 0; q < 4; ++q) bits[q] = find(d[first + q / 2], q % 2, offset, simt::shuffle(own, 4 * g + q));
+      Candidates found = candidates_of_own_row(bits);
+      if (!(norm <= reach)) found = {0, 0};
+      append(listed(), present && !found.is(label), {from + mine, label, found.low, found.high});
+    }
   }
 
   // Which of this lane's centres of row 8·half + g can be the nearest, bit 2·j + i for column 8·j + 2·t + i.
@@ -194,25 +210,68 @@ struct Nearest {
   }
 };
 
-// Of what the first part of a centre loses in float16, the second has 2¹¹ times (NearestOfParts).
+// Of what the first part of a centre loses in float16, the second has 2¹¹ times (NearestOfLong).
 constexpr float kSecondScale = 2048.0f;  // 2¹¹
 
-// Where every centre has two columns: of the first half of them, ĉ has one whole, and of the second one times 2⁻¹¹. Then δ is next to
-// nothing; worth its while where rows are long, and to decide one takes much.
-struct NearestOfParts : Nearest {
+// Of long rows. A row's score of centre j is off by norm · e_j + 2⁻²¹ H at most, where e_j, which is behind the offsets, is E's
+// factor for this centre's own ‖c‖ and ‖c − ĉ‖ (centers.cuh): so a centre can be the nearest only if its score and its own E
+// come to the largest of all scores less theirs.
+//
+// Every centre may have two columns: of the first half of them, ĉ has one whole, and of the second one times 2⁻¹¹. Then δ is next
+// to nothing.
+template <int kParts>
+struct NearestOfLong : Nearest {
   template <int kBlocks, int kColumnBlocks>
-  __device__ void tile(unsigned char* scratch, long long row, int rows, long long column, int columns,
+  __device__ void tile(unsigned char*, long long row, int rows, long long, int,
                        const float (&d)[kBlocks][kColumnBlocks][4]) const {
-    static_assert(kColumnBlocks % 2 == 0, "as many second parts as first ones");
-    constexpr int kCentres = kColumnBlocks / 2;
-    float whole[kBlocks][kCentres][4];
+    static_assert(kColumnBlocks % kParts == 0, "as many second parts as first ones");
+    constexpr int kCentres = kColumnBlocks / kParts;
+    float margin[kCentres][2];
+    load_columns(offsets + 8 * kCentres, margin);
+    const float always = extremes->half_square / (1 << 21) + 1e-18f;
+    auto norm_itself = [](float norm) { return norm; };
+    auto find = [&](const float (&sums)[kCentres][4], int half, const float (&offset)[kCentres][2], float norm) {
+      return candidates_of_own(sums, half, offset, margin, norm, always);
+    };
+    if constexpr (kParts == 1) {
+      label_rows(row, rows, d, norm_itself, find);
+    } else {
+      float whole[kBlocks][kCentres][4];
 #pragma unroll
-    for (int i = 0; i < kBlocks; ++i)
+      for (int i = 0; i < kBlocks; ++i)
 #pragma unroll
-      for (int j = 0; j < 4 * kCentres; ++j) {
-        whole[i][j / 4][j % 4] = fmaf(d[i][kCentres + j / 4][j % 4], 1 / kSecondScale, d[i][j / 4][j % 4]);
+        for (int j = 0; j < 4 * kCentres; ++j) {
+          whole[i][j / 4][j % 4] = fmaf(d[i][kCentres + j / 4][j % 4], 1 / kSecondScale, d[i][j / 4][j % 4]);
+        }
+      label_rows(row, rows, whole, norm_itself, find);
+    }
+  }
+
+ private:
+  // As `candidates`, where each centre has a margin. The roundings here are five of a score's and eight of H's, of 2⁻²⁴ each: as many
+  // as margins and `always` have beside.
+  template <int kColumnBlocks>
+  static __device__ __forceinline__ unsigned candidates_of_own(const float (&d)[kColumnBlocks][4], int half,
+                                                               const float (&offset)[kColumnBlocks][2],
+                                                               const float (&margin)[kColumnBlocks][2], float norm,
+                                                               float always) {
+    float least = -kInfinity;
+#pragma unroll
+    for (int j = 0; j < kColumnBlocks; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) least = fmaxf(least, fmaf(-norm, margin[j][i], d[j][2 * half + i] + offset[j][i]));
+    least = fmaxf(least, simt::shuffle_xor(least, 1));
+    least = fmaxf(least, simt::shuffle_xor(least, 2));
+    const float threshold = (2 * always - least) * kLarge, of_margin = norm * kLarge;
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < kColumnBlocks; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float most = fmaf(of_margin, margin[j][i], fmaf(offset[j][i], kLarge, threshold));
+        sum = fmaf(__saturatef(fmaf(d[j][2 * half + i], kLarge, most)), (float)(1 << (2 * j + i)), sum);
       }
-    Nearest::tile(scratch, row, rows, column, columns, whole);
+    return (unsigned)sum;
   }
 };
 

@@ -23,8 +23,10 @@ from tsapps.apps.kmeans.fused_plan import (
     assign_plan,
     capacity,
     columns_of_block,
+    epilogue_of,
     integers,
     log2_lanes,
+    margins_of,
     padded,
     parts_of,
     product_error,
@@ -51,8 +53,8 @@ BLOCKS = 3
 def product_source(d, k, epilogue=None, header="nearest.cuh"):
     """Return the source of a shape's product, by the plan that is for bounds if an epilogue is given."""
     plan = assign_plan(10**7, d, k, H200, bounds=epilogue is not None)
-    epilogue = epilogue or epilogue_of(parts_of(plan, k))
-    name, columns = f"{epilogue}_{d}_{k}", shadow_problem(1, d, k, parts_of(plan, k)).w
+    epilogue = epilogue or epilogue_of(plan, k)
+    name, columns = f"{epilogue.partition('<')[0]}_{d}_{k}", shadow_problem(1, d, k, parts_of(plan, k)).w
     return f"""
 #include "kernels/tsm2/tall_skinny.cuh"
 #include "apps/kmeans/{header}"
@@ -193,10 +195,6 @@ KINDS = [
 ]
 
 
-def epilogue_of(parts):
-    return "Nearest" if parts == 1 else "NearestOfParts"
-
-
 @cache
 def libraries():
     sources = [product_source(*shape) for shape in SHAPES]
@@ -283,7 +281,7 @@ class Iterations:
         columns = -(-k // self.columns) * self.columns
         width = self.padded + (16 if self.slabs else 0)
         self.halves = np.full((self.parts * columns, width), np.nan if columns == k else 0, np.float16)
-        self.offsets = np.full(columns, np.nan, np.float32)
+        self.offsets, self.margins = np.full((2, columns), np.nan, np.float32)
         self.extremes, self.found = np.full(4, np.nan, np.float32), np.full((k, 4), np.nan)
         self.arrived, self.moved, self.stopped = np.zeros(1, np.uint32), np.ones(1, np.uint32), np.ones(1, np.int32)
         self.counts, kept = np.ones(3, np.uint32), np.full_like(centers, np.nan)
@@ -295,13 +293,17 @@ class Iterations:
     def advancing(self, centers, following, outcome, tolerance=0.0):
         """Return what the kernels of centers.cuh are told of an iteration."""
         self.units = 1 / self.scales
-        pointed = self.sums, self.units, centers, following, self.found, self.offsets, self.extremes
-        state = self.arrived, self.moved, self.counts, self.stopped
+        pointed = self.sums, self.units, centers, following, self.found, self.offsets, self.margins
+        state = self.extremes, self.arrived, self.moved, self.counts, self.stopped
         pointers = [one.ctypes.data for one in (*pointed, *state)]
         second = len(self.offsets) if self.parts > 1 else 0
         halves = self.halves.ctypes.data, self.padded, self.slabs, self.columns, second
-        sizes = self.k, self.d, self.counts.size, self.scale, self.reach, 0
-        return np.array((*pointers, outcome.ctypes.data, halves, self.motion, tolerance, *sizes), ADVANCE)
+        sizes = self.k, self.d, self.counts.size, self.scale, self.reach
+        of_norm, of_lost = 0.0, 0.0
+        if not self.slabs:
+            of_norm, of_lost = margins_of(self.plan_of_product, self.d, self.k, self.rounding)
+        of = *pointers, outcome.ctypes.data, halves, self.motion, tolerance, *sizes, of_norm, of_lost, 0
+        return np.array(of, ADVANCE)
 
     def move_rows(self, centers, stopped=0):
         """Run what follows of an iteration, at the centres that were placed."""
@@ -342,7 +344,8 @@ class Iterations:
     def score(self, nearest, workspace, lists, room):
         """List the rows whose labels change or are not sure; `nearest` are the fields of a `NEAREST`."""
         product = self.shadow, self.halves, self.n, np.array(nearest, NEAREST), *workspace, lists
-        libraries()[self.d, self.k].call(f"assign_{epilogue_of(self.parts)}_{self.d}_{self.k}", *product)
+        name = epilogue_of(self.plan_of_product, self.k).partition("<")[0]
+        libraries()[self.d, self.k].call(f"assign_{name}_{self.d}_{self.k}", *product)
 
     def move_segments(self, rows, lists, n_lists, places):
         """Move the rows of some lists, sorted by segment; return how many there are."""

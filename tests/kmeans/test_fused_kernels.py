@@ -10,7 +10,7 @@ from host_cuda.tall_skinny import DTYPES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.apps.kmeans.fused_plan import shadow_scale
+from tsapps.apps.kmeans.fused_plan import margins_of, shadow_scale
 
 
 def test_by_hand():
@@ -176,21 +176,57 @@ def scaled_naturally(X, k):
     return of
 
 
-def test_products_that_would_overflow(rng):
-    X = np.zeros((400, 3))
+def of_shape(X, centers, d, k):
+    """Return the same samples and centres with more features, which are all 0, and the last centre again and again."""
+    X, centers = (np.pad(one, ((0, 0), (0, d - one.shape[1]))) for one in (X, centers))
+    return X, np.pad(centers, ((0, k - len(centers)), (0, 0)), mode="edge")
+
+
+@pytest.mark.parametrize(("d", "k"), [(3, 2), (300, 5), (2050, 9)])
+def test_products_that_would_overflow(d, k, rng):
+    X = np.zeros((400, 1))
     X[:, 0] = 1000 + np.linspace(-0.1, 0.1, 400)  # about the middle of two centres, both far away
-    of, centers = scaled_naturally(X, 2), np.array([[750.0, 0, 0], [1250, 0, 0]])
+    X, centers = of_shape(X, np.array([[750.0], [1250]]), d, k)
+    of = scaled_naturally(X, k)
     of.iterate(centers)
     of.assert_right(centers)
 
 
-def test_centres_that_float16_cannot_hold(rng):
-    of, centers = (
-        scaled_naturally(rng.standard_normal((500, 3)), 2),
-        np.array([[-5, -65000, -20000], [66000, 0, 0]]) / 16,
+@pytest.mark.parametrize(("d", "k"), [(3, 2), (300, 5), (2050, 9)])
+def test_centres_that_float16_cannot_hold(d, k, rng):
+    centers = np.array([[-5, -65000, -20000], [66000, 0, 0]]) / 16
+    X, centers = of_shape(rng.standard_normal((500, 3)), centers, d, k)
+    of = scaled_naturally(X, k)
+    of.iterate(centers)
+    of.assert_right(centers)
+
+
+@pytest.mark.parametrize(("d", "k"), [(300, 5), (2050, 9)])
+def test_of_long_rows_each_centre_has_a_bound_of_its_own(d, k, rng):
+    """A centre of one sample is as long as a sample; the others are means, much nearer to zero and to each other."""
+    X, centers = rng.standard_normal((700, d)), rng.standard_normal((k, d)) / np.sqrt(d)
+    centers[0] = X[5]
+    of = Iterations(X, k, KINDS[0])
+    undecided, _ = of.iterate(centers)
+    of.assert_right(centers)
+    scaled = centers.astype(np.float32).astype(np.float64) * of.scale
+    parts = scaled.astype(np.float16).astype(np.float64)
+    if of.parts > 1:
+        parts += ((scaled - parts) * 2048).astype(np.float16).astype(np.float64) / 2048
+    of_norm, of_lost = margins_of(of.plan_of_product, d, k, of.rounding)
+    norms, lost = (np.linalg.norm(some, axis=1) for some in (scaled, scaled - parts))
+    margins = of_norm * norms + of_lost * lost
+    assert (of.margins[:k] >= margins).all()
+    np.testing.assert_allclose(of.margins[:k], margins, rtol=1e-3)
+    assert not of.margins[k:].any()
+    # What cannot be told apart by so much, and with the longest centre's bound for all.
+    scores = (of.scale * of.centred.astype(np.float64)) @ scaled.T - norms**2 / 2
+    own, longest = (
+        np.count_nonzero((scores + errors >= (scores - errors).max(axis=1)[:, np.newaxis]).sum(axis=1) > 1)
+        for errors in (of.norms[:, np.newaxis] * some for some in (margins, np.full(k, margins.max())))
     )
-    of.iterate(centers)
-    of.assert_right(centers)
+    assert longest > 3 * own + 20
+    assert own // 2 <= undecided <= own + own // 4 + 5
 
 
 def test_far_off_centre_and_equal_centres(rng):

@@ -17,7 +17,9 @@ from tsapps.apps.kmeans.fused_plan import (
     capacity,
     centre_parts,
     columns_of_block,
+    epilogue_of,
     integers,
+    margins_of,
     product_error,
     segments_plan,
     shadow_scale,
@@ -45,6 +47,8 @@ SHAPES = [
     (300, 33),
     (4096, 64),
 ]
+#: Those whose rows are pieces, by the plans that bounds have.
+LONG_WITH_BOUNDS = [(300, 33), (4096, 64)]
 FOLDER = harness.ROOT / "apps" / "kmeans"
 
 
@@ -167,6 +171,16 @@ def test_error_of_tensor_cores_by_hand():
     for d, bounds in ((256, False), (4096, True)):
         plan = assign_plan(10**6, d, 16, KNOWN["H200"], bounds=bounds)
         assert product_error(plan, d, 16) == tensor_error(d)
+        assert epilogue_of(plan, 16) == "Nearest"
+
+
+@pytest.mark.parametrize(("d", "k", "parts"), [(257, 1, 1), (4096, 17, 1), (4096, 16, 2)])
+def test_long_rows_have_a_margin_of_each_centre(d, k, parts):
+    plan = assign_plan(10**6, d, k, KNOWN["H200"])
+    assert epilogue_of(plan, k) == f"NearestOfLong<{parts}>"
+    of_norm, of_lost = margins_of(plan, d, k, 2.0**-12)
+    error = product_error(plan, d, k)
+    assert (of_norm, of_lost) == (2.0**-12 + 2.0**-22 + error, 1 + error)
 
 
 def test_centres_have_two_parts_where_rows_are_long_and_they_are_few():
@@ -177,8 +191,10 @@ def test_centres_have_two_parts_where_rows_are_long_and_they_are_few():
 @pytest.mark.parametrize(
     ("epilogue", "header", "shapes"),
     [
-        ("Nearest", "nearest.cuh", SHAPES),
-        ("NearestOfParts", "nearest.cuh", [(2048, 1), (4096, 16)]),
+        ("Nearest", "nearest.cuh", [shape for shape in SHAPES if shape[0] <= 256]),
+        ("NearestOfLong<1>", "nearest.cuh", [(257, 1), (300, 33), (1024, 16), (4096, 24), (4096, 64)]),
+        ("NearestOfLong<2>", "nearest.cuh", [(2048, 1), (4096, 16)]),
+        ("Nearest", "nearest.cuh", LONG_WITH_BOUNDS),
         ("NearestUntil", "nearest_until.cuh", SHAPES),
         ("NearestWithout", "nearest_until.cuh", SHAPES),
     ],
@@ -186,7 +202,7 @@ def test_centres_have_two_parts_where_rows_are_long_and_they_are_few():
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_products_compile_without_spills(arch, epilogue, header, shapes):
     pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
-    bounds = header == "nearest_until.cuh"
+    bounds = header == "nearest_until.cuh" or shapes is LONG_WITH_BOUNDS
     plans = [assign_plan(10**7, *shape, KNOWN[ARCHITECTURES[arch]], bounds=bounds) for shape in shapes]
     compiled = partial(launch.compiled_plan, arch=arch, epilogue=f"kmeans::{epilogue}", header=f"apps/kmeans/{header}")
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
