@@ -86,38 +86,30 @@ def check_columns(B: np.ndarray, bounds: Bounds) -> np.ndarray:
 
 
 def multiply(A: np.ndarray, B: np.ndarray) -> np.ndarray:
-    """Return the product of a block of rows and all columns, both in the type that is summed in.
-
-    Rows that are no whole tile are multiplied once more with whole tiles before them, and filled up with zeros.
-    """
-    (m, k), columns = A.shape, B.shape[1]
-    least, whole = _least_rows(k, columns), m // _TILE_ROWS * _TILE_ROWS
-    product = np.zeros((m, columns), A.dtype)
-    if whole >= least:
-        _multiply_runs(product[:whole], A[:whole], B)
-    else:
-        whole = 0
-    if whole < m:
-        begin = max(0, whole + _TILE_ROWS - least)
-        rest = np.zeros((least, columns), A.dtype)
-        _multiply_runs(rest, A[begin:], B)
-        product[whole:] = rest[whole - begin : m - begin]
+    """Return the product of a block of rows and all columns, both in the type that is summed in."""
+    product = np.zeros((len(A), B.shape[1]), A.dtype)
+    for first in range(0, len(B), RUN):
+        _add_run(product, A[:, first : first + RUN], B[first : first + RUN], begins=first == 0)
     return product
 
 
-def _multiply_runs(product: np.ndarray, A: np.ndarray, B: np.ndarray) -> None:
-    """Write A · B, added up run by run, to zeros of as many rows or more."""
-    few = np.zeros((len(product), min(A.shape[1], RUN)), A.dtype) if len(A) < len(product) else None
+def _add_run(product: np.ndarray, A: np.ndarray, B: np.ndarray, *, begins: bool) -> None:
+    """Add A · B of one run to `product`, which is zero if the run `begins`.
+
+    Rows that are no whole tile are multiplied once more with whole tiles before them, and filled up with zeros.
+    """
+    m, least = len(A), _least_rows(*B.shape)
+    whole = m // _TILE_ROWS * _TILE_ROWS if m >= least else 0
     with np.errstate(over="ignore", invalid="ignore"):
-        for first in range(0, A.shape[1], RUN):
-            run = A[:, first : first + RUN]
-            if few is not None:
-                few[: len(A), : run.shape[1]] = run
-                run = few[:, : run.shape[1]]
-            if first:
-                product += run @ B[first : first + RUN]
-            else:
-                np.matmul(run, B[:RUN], out=product)
+        if begins:
+            np.matmul(A[:whole], B, out=product[:whole])
+        else:
+            product[:whole] += A[:whole] @ B
+        if whole < m:
+            begin = max(0, whole + _TILE_ROWS - least)
+            rest = np.zeros((least, A.shape[1]), A.dtype)
+            rest[: m - begin] = A[begin:]
+            product[whole:] += (rest @ B)[whole - begin : m - begin]
 
 
 def _whole(size: int, tile: int) -> int:
@@ -125,9 +117,9 @@ def _whole(size: int, tile: int) -> int:
     return -(-size // tile) * tile
 
 
-def _least_rows(k: int, columns: int) -> int:
-    """Return how many rows at least a BLAS multiplies by its kernels for large products, as whole tiles."""
-    return _whole(-(-_LARGE // max(1, min(max(k, _FEWEST), RUN) * columns)), _TILE_ROWS)
+def _least_rows(depth: int, columns: int) -> int:
+    """Return how many rows at least of a run a BLAS multiplies by its kernels for large products, as whole tiles."""
+    return _whole(-(-_LARGE // max(1, max(depth, _FEWEST) * columns)), _TILE_ROWS)
 
 
 def checked_blocks(

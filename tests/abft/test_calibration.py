@@ -213,15 +213,17 @@ def test_every_distribution_of_the_campaign(calibrations, dtype, distribution):
     # All are judged, not only those of rows that are suspected: five of 320,000 are beyond it with probability 2·10⁻⁵.
     assert (abs(off) > allowed).sum() < 5
     assert sum(len(rows) for rows, *_ in product_cpu.wrong(A, B, sums.astype(A.dtype), range(m), bounds)) < 5
-    assert np.sqrt((allowed**2).mean()) < 20 * np.sqrt((off**2).mean())
+    # A BLAS that adds pairs which cancel one behind the other loses nothing of nearly all sums of bfloat16.
+    lossy = off != 0 if (off != 0).mean() < 0.1 else np.full(off.shape, True)
+    assert np.sqrt((allowed[lossy] ** 2).mean()) < 20 * np.sqrt((off[lossy] ** 2).mean())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_drawn_loses_bits(dtype):
-    """What loses none says nothing; of 16 bits, that is what is all but alike."""
+    """What loses none says nothing; of 16 bits, what is all but alike, in float16 if pairs follow each other."""
     found = calibration._products(dtype, None, 256, 64, np.random.default_rng(2))
     silent = [i for i, product in enumerate(found) if (product.own == product.exact).all()]
-    assert silent == ([5] if dtype == "bfloat16" else [])
+    assert silent in {"bfloat16": ([5],), "float16": ([], [5])}.get(dtype, ([],))
 
 
 @pytest.mark.parametrize("k", [256, 1000])
