@@ -246,3 +246,112 @@ def test_roundings_that_add_up(small, sign):
     of.iterate(centers)
     of.assert_right(centers)
     assert of.labels[:64].tolist() == [int(sign > 0)] + 63 * [int(sign < 0)]
+
+
+# --- Iterations that follow each other in a launch -------------------------------------------------------------------
+
+
+def iterate_apart(of, centers, count, tolerance=0.0):
+    """Run up to `count` iterations by launches of their own; return their outcomes, and the next centres."""
+    outcomes, following = [], centers.astype(of.work)
+    moved = of.iterate(following)
+    while True:
+        outcome, after = of.advance(following, moved, tolerance)
+        outcomes.append(outcome)
+        if outcome["empty"]:
+            return outcomes, following
+        following = after
+        if outcome["stop"] or len(outcomes) == count:
+            return outcomes, following
+        moved = of.move_rows(following)
+
+
+def assert_alike(together, apart, centers, count, tolerance=0.0):
+    """Iterations are the same bits, in a launch or in several; return how many there were."""
+    expected, following = iterate_apart(apart, centers, count, tolerance)
+    found, after = together.iterate_together(centers, count, tolerance)
+    np.testing.assert_array_equal(together.labels, apart.labels)
+    np.testing.assert_array_equal(together.sums, apart.sums)
+    np.testing.assert_array_equal(after, following)
+    for one, other in zip(found, expected, strict=False):
+        assert [one[name] for name in ("stop", "empty", "moved")] == [
+            other[name] for name in ("stop", "empty", "moved")
+        ]
+        # Added up in another order.
+        assert one["shift"] == pytest.approx(other["shift"], rel=1e-12)
+        assert one["potential"] == pytest.approx(other["potential"], rel=1e-12)
+    assert not found[len(expected) :].view(np.uint8).any()
+    assert together.stopped[0] == expected[-1]["stop"]
+    return len(expected)
+
+
+def pair_of(X, k, kind, **given):
+    return (ProductsIterations(X, k, kind, X.mean(axis=0), **given) for _ in range(2))
+
+
+@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
+@pytest.mark.parametrize(("d", "k"), WARPGROUP_SHAPES)
+def test_iterations_of_a_launch_by_warpgroups(d, k, kind, rng):
+    X, centers = blobs(1500, d, k, rng, apart=1.0)
+    centers = centers - X.mean(axis=0)
+    assert assert_alike(*pair_of(X, k, kind, warpgroups=True), centers, 4)
+
+
+@pytest.mark.parametrize(("d", "k"), [(1, 1), (3, 9), (16, 16), (32, 64), (64, 64)])
+def test_iterations_of_a_launch_by_warps(d, k, rng):
+    X, centers = blobs(1500, d, k, rng, apart=1.0)
+    centers = centers - X.mean(axis=0)
+    assert assert_alike(*pair_of(X, k, KINDS[0]), centers, 4)
+
+
+def test_iterations_of_a_launch_by_hand():
+    X = np.zeros((6, 14))
+    X[:, 3] = [0, 1, 2, 10, 11, 12]
+    of = ProductsIterations(X, 2, ("float16", 2, False), warpgroups=True)
+    centers = np.zeros((2, 14))
+    centers[:, 3] = 0, 1
+    outcomes, after = of.iterate_together(centers, 8)
+    # 0 | 1 2 10 11 12, then 0 1 2 | 10 11 12, which stay.
+    assert outcomes["moved"][:3].tolist() == [6, 2, 0]
+    assert outcomes["stop"][:3].tolist() == [0, 0, 1]
+    assert outcomes["shift"][:2].tolist() == pytest.approx([6.2**2, 1 + 3.8**2])
+    # Σ ‖x − c‖² − Σ ‖x‖² at the centres that labels are of.
+    assert outcomes["potential"][:2].tolist() == pytest.approx(
+        [1 + 81 + 100 + 121 - 370, 1 + 4 + 2.8**2 + 3.8**2 + 4.8**2 - 370]
+    )
+    assert after[:, 3].tolist() == [1, 11]
+    assert of.labels.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("warpgroups", [False, True])
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+def test_a_launch_ends_where_iterations_stop(blocks, warpgroups, rng):
+    X, centers = blobs(900, 16, 16, rng, apart=1.0)
+    kind, centers = KINDS[1], centers - X.mean(axis=0)
+    count = assert_alike(*pair_of(X, 16, kind, warpgroups=warpgroups, blocks=blocks), centers, 60)
+    assert 2 < count < 60
+    # By the centres' shift, and by an empty cluster, which leaves the centres that labels are of.
+    shifts = iterate_apart(next(pair_of(X, 16, kind, warpgroups=warpgroups)), centers, count)[0]
+    tolerance = float(shifts[count // 2]["shift"])
+    given = {"warpgroups": warpgroups, "blocks": blocks}
+    assert assert_alike(*pair_of(X, 16, kind, **given), centers, 60, tolerance) <= count // 2 + 1
+    centers[3] = 1e3
+    together, apart = pair_of(X, 16, kind, **given)
+    assert assert_alike(together, apart, centers, 60) == 1
+    # Iterations that have stopped go on with nothing.
+    together.stopped[0] = 1
+
+
+@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
+def test_sums_of_a_launch_are_flushed(kind, rng):
+    X, centers = blobs(2500, 40, 33, rng, apart=1.0)
+    centers = centers - X.mean(axis=0)
+    assert assert_alike(*pair_of(X, 33, kind, flushes=True, warpgroups=True), centers, 5) > 1
+
+
+def test_centres_far_away_are_left_out_in_a_launch(rng):
+    X, centers = blobs(900, 16, 16, rng, apart=1.0)
+    X[:40] *= 60
+    X -= X.mean(axis=0)
+    centers[3] = X[7]
+    assert assert_alike(*pair_of(X, 16, KINDS[1], warpgroups=True), centers, 6) > 1
