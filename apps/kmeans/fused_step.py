@@ -221,7 +221,7 @@ class Step(ABC):
         return self._ended(outcome, known + 1, now if outcome["empty"] else 1 - now, at)
 
     def _ended(self, outcome: Any, count: int, place: int, at: np.ndarray | None = None) -> Iterated:
-        """Return what `count` iterations ended with, by the outcome of the last; centres to go on with are at `place`."""
+        """Return what `count` iterations ended with, by the last one's outcome; its centres are at `place`."""
         strict, shift, empty = bool(outcome["moved"] == 0), float(outcome["shift"]), None
         if outcome["empty"]:
             sums, weights = self.sums()

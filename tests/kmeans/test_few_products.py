@@ -327,7 +327,7 @@ def test_iterations_of_a_launch_by_hand():
 @pytest.mark.parametrize("blocks", [1, 2, 5])
 def test_a_launch_ends_where_iterations_stop(blocks, warpgroups, rng):
     X, centers = blobs(900, 16, 16, rng, apart=1.0)
-    kind, centers = KINDS[1], centers - X.mean(axis=0)
+    kind, centers = KINDS[int(warpgroups)], centers - X.mean(axis=0)
     count = assert_alike(*pair_of(X, 16, kind, warpgroups=warpgroups, blocks=blocks), centers, 60)
     assert 2 < count < 60
     # By the centres' shift, and by an empty cluster, which leaves the centres that labels are of.
