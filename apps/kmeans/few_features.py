@@ -184,7 +184,7 @@ class FewProducts(FewFeatures):
         self._at_once = iterations_of_launch(engine.n_samples, plan.features)
         self._outcomes = empty_pinned((AHEAD, self._at_once), OUTCOME)
         # Of the grid's barrier.
-        self._state = cupy.zeros(3, np.uint32)
+        self._state = cupy.zeros(2, np.uint32)
 
     def _give_blocks_their_own(self) -> None:
         """Have every block's own centres and what goes with them behind the first block's, which are the step's."""

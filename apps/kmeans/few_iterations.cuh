@@ -56,18 +56,18 @@ class NextCentres {
 
   // By thread 0 of a block that is about to add to the sums and to what moved: waits until the last iteration's have been read.
   __device__ __forceinline__ void before_sums() const {
-    if (so_far()->iterations > 0) grid_.wait_left();
+    grid_.wait_left(so_far()->iterations);
   }
 
   // Waits for all sums; tells whether iterations end here.
   __device__ __forceinline__ bool make(const unsigned long long* sums, unsigned* moved, float scale, int k, void* shared) const {
     __shared__ bool ends;
     auto* found = static_cast<OfCentre*>(shared);
-    grid_.wait();
+    grid_.wait(so_far()->iterations);
     const unsigned moved_now = simt::load_from_other_block(moved);
     const bool empty = each_centre(sums, scale, k, found);
     __syncthreads();
-    if (threadIdx.x == 0) grid_.leave();
+    if (threadIdx.x == kThreads - 1) grid_.leave();  // which is not of the warp that is waited for
     if (threadIdx.x < 32) {
       const bool last = put_together(found, k, empty, moved_now);
       if (threadIdx.x == 0) ends = last;
@@ -75,7 +75,7 @@ class NextCentres {
     __syncthreads();
     if (!ends) return false;
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-      grid_.end();
+      grid_.end(so_far()->iterations);
       *moved = 0;
     }
     return true;
@@ -94,57 +94,69 @@ class NextCentres {
     return &here;
   }
 
+  // What a lane has of its centre, in turns: so many columns at a time that registers have room for those that are on their way.
+  struct Some {
+    unsigned long long sums[kAtOnce];
+    float centre[kAtOnce];
+  };
+
   // The next centres, and what was found of each; tells whether a cluster is empty, and nothing is written then but that.
   __device__ __forceinline__ bool each_centre(const unsigned long long* sums, float scale, int k, OfCentre* found) const {
-    constexpr int kSums = kFeatures + 1;
+    constexpr int kSums = kFeatures + 1, kTurns = (kFeatures + kAtOnce * kLanes - 1) / (kAtOnce * kLanes);
     float* centers = of_.own(of_.centers);
     ptx::Half* halves = of_.own(of_.halves);
-    const int t = threadIdx.x % kLanes;
+    const auto centre_of = [](int turn) { return turn / kTurns * (kThreads / kLanes) + (int)threadIdx.x / kLanes; };
+    const auto column_of = [](int turn, int i) { return (turn % kTurns * kAtOnce + i) * kLanes + (int)threadIdx.x % kLanes; };
+    const auto load = [&](int turn, Some& some) {
+      const int j = centre_of(turn);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int column = column_of(turn, i);
+        if (j >= k || column >= kFeatures) break;
+        some.sums[i] = simt::load_from_other_block(sums + j * kSums + column);
+        some.centre[i] = centers[j * kFeatures + column];
+      }
+    };
+    Some next = {};
+    load(0, next);
     const int own = threadIdx.x;
     const bool empty = __syncthreads_or(own < k && simt::load_from_other_block(sums + own * kSums + kFeatures) == 0);
+    const int turns = (k + kThreads / kLanes - 1) / (kThreads / kLanes) * kTurns;
+    OfCentre mine = {};
+    double weight = 0, inverse = 0;
 #pragma unroll 1
-    for (int first = 0; first < k; first += kThreads / kLanes) {
-      const int j = first + (int)threadIdx.x / kLanes;
-      const bool there = j < k;
-      const unsigned long long weights = there ? simt::load_from_other_block(sums + j * kSums + kFeatures) : 0;
-      const double weight = (double)(long long)weights * of_.units[kFeatures];
-      const double inverse = 1 / (weight != 0 ? weight : 1.0);
-      OfCentre mine = {};
-      // So few columns at a time that they are on their way together, and registers have room for them.
-#pragma unroll 1
-      for (int begin = t; there && begin < kFeatures; begin += kAtOnce * kLanes) {
-        unsigned long long sum[kAtOnce] = {};
-        float before[kAtOnce] = {};
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          const int column = begin + kLanes * i;
-          if (column >= kFeatures) break;
-          sum[i] = simt::load_from_other_block(sums + j * kSums + column);
-          before[i] = centers[j * kFeatures + column];
-        }
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          const int column = begin + kLanes * i;
-          if (column >= kFeatures) break;
-          // As advance of centers.cuh has it, to the bit.
-          const double value = (double)(long long)sum[i] * of_.units[column], old = (double)before[i];
-          const float mean = weight != 0 ? (float)(value * inverse) : before[i];
-          const double c = (double)mean;
-          mine.shift += (c - old) * (c - old);
-          mine.potential += old * (weight * old - 2 * value);
-          ptx::Half half;
-          place(c, scale, &half, mine);
-          if (empty) continue;
-          centers[j * kFeatures + column] = mean;
-          halves[j * kPadded + column] = half;
-        }
+    for (int turn = 0; turn < turns; ++turn) {
+      const Some some = next;
+      const int j = centre_of(turn);
+      if (turn + 1 < turns) load(turn + 1, next);
+      if (turn % kTurns == 0) {
+        mine = {};
+        weight = j < k ? (double)(long long)simt::load_from_other_block(sums + j * kSums + kFeatures) * of_.units[kFeatures] : 0;
+        inverse = 1 / (weight != 0 ? weight : 1.0);
       }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int column = column_of(turn, i);
+        if (j >= k || column >= kFeatures) break;
+        // As advance of centers.cuh has it, to the bit.
+        const double sum = (double)(long long)some.sums[i] * of_.units[column], old = (double)some.centre[i];
+        const float mean = weight != 0 ? (float)(sum * inverse) : some.centre[i];
+        const double c = (double)mean;
+        mine.shift += (c - old) * (c - old);
+        mine.potential += old * (weight * old - 2 * sum);
+        ptx::Half half;
+        place(c, scale, &half, mine);
+        if (empty) continue;
+        centers[j * kFeatures + column] = mean;
+        halves[j * kPadded + column] = half;
+      }
+      if ((turn + 1) % kTurns != 0) continue;
       double* values = reinterpret_cast<double*>(&mine);
 #pragma unroll
       for (int bits = kLanes / 2; bits > 0; bits /= 2)
 #pragma unroll
         for (int i = 0; i < 4; ++i) values[i] += simt::shuffle_xor(values[i], bits);
-      if (there && t == 0) found[j] = mine;
+      if (j < k && threadIdx.x % kLanes == 0) found[j] = mine;
     }
     return empty;
   }

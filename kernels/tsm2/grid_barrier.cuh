@@ -1,11 +1,12 @@
 // A barrier of all threads of a grid whose blocks are there together: of a cooperative launch.
 //
-//   state   arrived, generation, left   words in global memory, zero before the first launch and again after each
+//   state   how many times blocks have arrived, and how many times they have left: words in global memory, zero before a
+//           launch and again behind it
 //
-// What a block has read behind the barrier others may overwrite once all blocks have said that they left it; nobody waits
-// to say so, and whoever writes next finds it said.
+// What a block reads behind a barrier others may overwrite once all blocks have said that they left it; nobody waits to say
+// so, and whoever writes next finds it said. Barriers are numbered from 0 on in each launch.
 //
-// Why it is fast: of a block, one thread asks and one word is asked for, and whoever comes last writes it once.
+// Why it is fast: of a block, one thread adds to one word and asks for it. Nobody has the last word.
 #pragma once
 #include "kernels/tsm2/simt.cuh"
 
@@ -16,19 +17,12 @@ class GridBarrier {
   __device__ __forceinline__ explicit GridBarrier(unsigned* state) : state_(state) {}
 
   // By all threads: what any of them wrote before is then there for all.
-  __device__ __forceinline__ void wait() const {
+  __device__ __forceinline__ void wait(int number) const {
     __syncthreads();
     if (threadIdx.x == 0) {
-      const unsigned generation = now(kGeneration);
       __threadfence();
-      if (atomicAdd(&state_[kArrived], 1u) == gridDim.x - 1) {
-        state_[kArrived] = 0, state_[kLeft] = 0;
-        __threadfence();
-        atomicExch(&state_[kGeneration], generation + 1);
-      } else {
-        while (now(kGeneration) == generation) simt::give_way();
-      }
-      __threadfence();
+      atomicAdd(&state_[kArrived], 1u);
+      wait_for(kArrived, number + 1);
     }
     __syncthreads();
   }
@@ -39,22 +33,22 @@ class GridBarrier {
     atomicAdd(&state_[kLeft], 1u);
   }
 
-  // By any thread: waits until all blocks have left.
-  __device__ __forceinline__ void wait_left() const {
-    while (now(kLeft) != gridDim.x) simt::give_way();
-    __threadfence();
-  }
+  // By any thread: waits until all blocks have left so many barriers.
+  __device__ __forceinline__ void wait_left(int barriers) const { wait_for(kLeft, barriers); }
 
-  // By one thread of the grid, that last waits for all to leave: as it was before the launch.
-  __device__ __forceinline__ void end() const {
-    wait_left();
-    state_[kLeft] = 0;
+  // By one thread of the grid: waits until all have left the last of so many barriers, and makes the state what it was.
+  __device__ __forceinline__ void end(int barriers) const {
+    wait_left(barriers);
+    state_[kArrived] = state_[kLeft] = 0;
   }
 
  private:
-  enum { kArrived, kGeneration, kLeft };
+  enum { kArrived, kLeft };
 
-  __device__ __forceinline__ unsigned now(int word) const { return simt::load_volatile(&state_[word]); }
+  __device__ __forceinline__ void wait_for(int word, int times) const {
+    while (simt::load_volatile(&state_[word]) < (unsigned)times * gridDim.x) simt::give_way();
+    __threadfence();
+  }
 
   unsigned* const state_;
 };
