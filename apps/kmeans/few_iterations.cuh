@@ -36,7 +36,8 @@ struct Iterations {
   }
 };
 
-template <int kFeatures, int kPadded, int kColumns, int kThreads>
+// `kHalves`: whether centres in float16 are wanted, and what they lose.
+template <int kFeatures, int kPadded, int kColumns, int kThreads, bool kHalves>
 class NextCentres {
  public:
   // In shared memory, while iterations are not at work.
@@ -82,7 +83,10 @@ class NextCentres {
   }
 
  private:
-  static constexpr int kLanes = 8, kAtOnce = 4;
+  static constexpr int kLanes = 8, kAtOnce = 4, kGroups = kThreads / kLanes;
+
+  // Each block begins elsewhere, so that not all ask for the same sums at a time.
+  __device__ static __forceinline__ int own_group() { return ((int)threadIdx.x / kLanes + (int)blockIdx.x * 4) % kGroups; }
 
   // In shared memory, where the loop of tiles has no register to spare.
   struct SoFar {
@@ -97,6 +101,7 @@ class NextCentres {
   // What a lane has of its centre, in turns: so many columns at a time that registers have room for those that are on their way.
   struct Some {
     unsigned long long sums[kAtOnce];
+    double units[kAtOnce];
     float centre[kAtOnce];
   };
 
@@ -105,7 +110,7 @@ class NextCentres {
     constexpr int kSums = kFeatures + 1, kTurns = (kFeatures + kAtOnce * kLanes - 1) / (kAtOnce * kLanes);
     float* centers = of_.own(of_.centers);
     ptx::Half* halves = of_.own(of_.halves);
-    const auto centre_of = [](int turn) { return turn / kTurns * (kThreads / kLanes) + (int)threadIdx.x / kLanes; };
+    const auto centre_of = [](int turn) { return turn / kTurns * kGroups + own_group(); };
     const auto column_of = [](int turn, int i) { return (turn % kTurns * kAtOnce + i) * kLanes + (int)threadIdx.x % kLanes; };
     const auto load = [&](int turn, Some& some) {
       const int j = centre_of(turn);
@@ -114,6 +119,7 @@ class NextCentres {
         const int column = column_of(turn, i);
         if (j >= k || column >= kFeatures) break;
         some.sums[i] = simt::load_from_other_block(sums + j * kSums + column);
+        some.units[i] = of_.units[column];
         some.centre[i] = centers[j * kFeatures + column];
       }
     };
@@ -121,7 +127,7 @@ class NextCentres {
     load(0, next);
     const int own = threadIdx.x;
     const bool empty = __syncthreads_or(own < k && simt::load_from_other_block(sums + own * kSums + kFeatures) == 0);
-    const int turns = (k + kThreads / kLanes - 1) / (kThreads / kLanes) * kTurns;
+    const int turns = (k + kGroups - 1) / kGroups * kTurns;
     OfCentre mine = {};
     double weight = 0, inverse = 0;
 #pragma unroll 1
@@ -139,16 +145,19 @@ class NextCentres {
         const int column = column_of(turn, i);
         if (j >= k || column >= kFeatures) break;
         // As advance of centers.cuh has it, to the bit.
-        const double sum = (double)(long long)some.sums[i] * of_.units[column], old = (double)some.centre[i];
+        const double sum = (double)(long long)some.sums[i] * some.units[i], old = (double)some.centre[i];
         const float mean = weight != 0 ? (float)(sum * inverse) : some.centre[i];
         const double c = (double)mean;
         mine.shift += (c - old) * (c - old);
         mine.potential += old * (weight * old - 2 * sum);
-        ptx::Half half;
-        place(c, scale, &half, mine);
-        if (empty) continue;
-        centers[j * kFeatures + column] = mean;
-        halves[j * kPadded + column] = half;
+        if (!empty) centers[j * kFeatures + column] = mean;
+        if (kHalves) {
+          ptx::Half half;
+          place(c, scale, &half, mine);
+          if (!empty) halves[j * kPadded + column] = half;
+        } else {
+          mine.square += c * scale * (c * scale);
+        }
       }
       if ((turn + 1) % kTurns != 0) continue;
       double* values = reinterpret_cast<double*>(&mine);

@@ -61,7 +61,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
   using Ring = TileRing<T, kFeatures, kTile, kStages, 16 * (int)sizeof(T)>;
   using Scores = typename ScoresBy<kBy, T, kFeatures, kColumns>::Type;
   using Sums = ColumnSums<T, kFeatures>;
-  using Next = NextCentres<kFeatures, 16 * ((kFeatures + 15) / 16), kColumns, kThreads>;
+  using Next =
+      NextCentres<kFeatures, 16 * ((kFeatures + 15) / 16), kColumns, kThreads, kBy != Multiplier::kWarpgroups>;
   static_assert(Next::kBytes <= kWarps * Queue<Entry, kTile>::kBytes, "what is found of centres has room where rows wait");
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   Ring ring(X, labels, n, shared);
