@@ -16,7 +16,7 @@ import numpy as np
 
 from tsapps.kernels.device import live
 
-__all__ = ["CooperativeLaunch", "OverlappingLaunch", "PackedLaunch", "pack"]
+__all__ = ["OverlappingLaunch", "PackedLaunch", "pack"]
 
 # What every argument begins at a multiple of: as much as any type of CUDA C++ is aligned to.
 _ALIGNMENT = 16
@@ -117,20 +117,6 @@ class PackedLaunch:
     def __call__(self) -> None:
         """Launch it on the current stream; not by several threads at a time."""
         self._launch(self._stream().ptr)
-
-
-class CooperativeLaunch(PackedLaunch):
-    """A launch whose blocks are all there at the same time, and may wait for each other (tsm2/grid_barrier.cuh).
-
-    The driver refuses a grid of more blocks than the GPU has room for.
-    """
-
-    @staticmethod
-    def _bound(function: int, sizes: tuple[int, ...], addresses: int) -> Callable[[int], None]:
-        import cupy
-
-        launch = partial(cupy.cuda.driver.launchCooperativeKernel, function, *sizes)
-        return lambda stream: launch(stream, addresses)
 
 
 class OverlappingLaunch(PackedLaunch):

@@ -9,14 +9,31 @@
 //                 if a cluster is empty, which the host has to fill. What would follow then does nothing.
 //                 With bounds (bounds.cuh), it keeps how far centres have moved too, and says what the next iteration does.
 //
+// A centre far away would widen the bound of every row. Where all rows are within `reach` of the mean but for a few, a centre
+// more than 4·reach from it is the nearest of none of the others, as long as another centre is within 2·reach: it is
+// left out (its offset is −infinite), and rows beyond the reach are left to decide.cuh.
+//
 // A block a centre; the last block to arrive puts together what the others found, in their order: the same bits always.
 #pragma once
 #include "apps/kmeans/bounds.cuh"
-#include "apps/kmeans/next_centre.cuh"
+#include "apps/kmeans/nearest.cuh"
 #include "apps/kmeans/shadow.cuh"
 #include "kernels/tsm2/slabs.cuh"
 
 namespace kmeans {
+
+// What the host learns of an iteration.
+struct Outcome {
+  int stop, empty;
+  unsigned moved;
+  int padding;
+  double shift, potential;  // Σ ‖new c − c‖²; Σ w·(‖c‖² − 2 x·c), at the centres that the labels are of
+};
+
+// What one block found out about its centre.
+struct OfCentre {
+  double square, lost, shift, potential;
+};
 
 constexpr int kCentreThreads = 256;
 
@@ -64,6 +81,8 @@ __device__ __forceinline__ Doubles<count> over_block(Doubles<count> mine, Op op)
   return mine;
 }
 
+__device__ __forceinline__ double most_of(int, double a, double b) { return b > a ? b : a; }
+
 // Where centres in float16 go: `padded` columns a row, or slabs, of which there is one more, for −‖c‖²/2 (slabs.cuh). Of
 // rows there may be second parts (nearest.cuh), from row `second` on, if that is not 0.
 struct Halves {
@@ -83,6 +102,15 @@ __device__ __forceinline__ void set_offset(float* offsets, const Halves& halves,
   } else {
     offsets[centre] = value;
   }
+}
+
+// One element of a centre to float16.
+__device__ __forceinline__ void place(double c, float scale, ptx::Half* half, OfCentre& found) {
+  const double scaled = c * scale;
+  *half = ptx::to_half((float)scaled);
+  const double lost = scaled - ptx::to_float(*half);
+  found.square += scaled * scaled;
+  found.lost += lost * lost;
 }
 
 // The second parts of a centre, (d,), and the square of what both parts lose, of which a thread has some: by a block, of which each
@@ -116,10 +144,12 @@ __device__ __forceinline__ double place_second(const Work* centre, int d, float 
 // Of the centres that are not left out, where `least` is the least square norm of all; by a block.
 __device__ __forceinline__ void put_together(const OfCentre* found, int k, double least, float reach, float* offsets,
                                              const Halves& halves, Extremes* extremes) {
+  const double far = 16.1 * reach * reach;  // norms of rows are of what was rounded
   double square = 0, lost = 0, some = 0;
 #pragma unroll 4
   for (int j = threadIdx.x; j < k; j += blockDim.x) {
-    if (is_left_out(found[j].square, least, reach)) {
+    // What is no number is far.
+    if (!(found[j].square <= far) && least <= far / 4) {
       set_offset(offsets, halves, j, -kInfinity);
       // Its scores would be no numbers, where it is infinite in float16.
       for (int i = 0; halves.slabs && i < halves.padded; ++i) *halves.at(j, i) = {0};
@@ -132,7 +162,13 @@ __device__ __forceinline__ void put_together(const OfCentre* found, int k, doubl
   const Doubles<3> most = over_block(Doubles<3>{square, lost, some}, most_of);
   square = most.at[0], lost = most.at[1], some = most.at[2];
   if (threadIdx.x != 0) return;
-  *extremes = extremes_of(square, lost, some != 0, reach, halves.slabs != 0);
+  // Rounded up; an infinity stays one.
+  const float norm = (float)(sqrt(square) * 1.000001), of_lost = (float)(sqrt(lost) * 1.000001);
+  // Products past 2²⁷ would overflow in the epilogue, and a centre that is infinite in float16 has none; nor has −‖c‖²/2 of
+  // a norm past 2¹⁵ room in slabs.
+  const bool holds = of_lost < kInfinity && (halves.slabs == 0 || norm < (float)(1 << 15));
+  const float within = holds ? (float)(1 << 27) / norm : -1.0f;
+  *extremes = {norm, of_lost, (float)(square / 2 * 1.000001), some != 0 && reach < within ? reach : within};
 }
 
 // An iteration's centres, sums and results, for both kernels here. `units` are what one stands for in each column of the sums,

@@ -78,7 +78,6 @@ class ColumnSums {
       }
       if (sum != 0) atomicAdd(&sums_[cluster * (kFeatures + 1) + column], (unsigned long long)sum);
     }
-#pragma unroll 4
     for (int cluster = threadIdx.x / 32; cluster < k_; cluster += blockDim.x / 32) {
       const int lane = threadIdx.x % 32, rows = simt::warp_sum(take(digits_ + place(cluster) + 2 * kPlane + lane));
       if (lane == 0 && rows != 0) atomicAdd(&sums_[cluster * (kFeatures + 1) + kFeatures], (unsigned long long)(long long)rows);

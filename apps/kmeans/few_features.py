@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -10,28 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
-from cupyx import empty_pinned
 
-from tsapps.apps.kmeans.assignment import Iterated, Report
 from tsapps.apps.kmeans.few_plan import (
     FEW_BYTES,
     FEW_NAME,
     FEW_ROUNDING,
-    ITERATIONS,
     PARTS_ROUNDING,
     PRODUCTS,
     FewPlan,
     Multiplier,
     ProductsPlan,
     few_scale,
-    iterations_of_launch,
 )
-from tsapps.apps.kmeans.fused_plan import OUTCOME, padded, tensor_error
-from tsapps.apps.kmeans.fused_step import AHEAD, Step
+from tsapps.apps.kmeans.fused_plan import padded, tensor_error
+from tsapps.apps.kmeans.fused_step import Step
 from tsapps.apps.kmeans.shadow import Placement, load_kernels
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.build import architecture, build
-from tsapps.kernels.packed import CooperativeLaunch, OverlappingLaunch, PackedLaunch
+from tsapps.kernels.packed import OverlappingLaunch, PackedLaunch
 from tsapps.kernels.plan import ELEMENT
 
 if TYPE_CHECKING:
@@ -159,19 +154,14 @@ class FewMultiplyAdds(FewFeatures):
 
 
 class FewProducts(FewFeatures):
-    """Scores by products on tensor cores: few_products.cuh.
-
-    Iterations follow each other in a launch, where no check is to come between them.
-    """
+    """Scores by products on tensor cores: few_products.cuh."""
 
     columns = 8
 
     def __init__(self, engine: FusedEngine, plan: ProductsPlan, k: int) -> None:
         super().__init__(engine, plan, k, plan.padded)
-        self._plan = plan
         (self._assign,) = load_kernels(engine, "few_products.cuh", plan.kernel)
         self._assign.max_dynamic_shared_size_bytes = plan.shared_bytes
-        self._give_blocks_their_own()
         exact = engine.rows_on_gpu.itemsize == 2 and not bool(engine.shift.any())
         given = self._halves, self._offsets, self._extremes, engine.shift, self.move_scales
         addresses = (one.data.ptr for one in given)
@@ -181,69 +171,6 @@ class FewProducts(FewFeatures):
             lost = tensor_error(plan.padded), 0.0 if exact else FEW_ROUNDING
         bounds = self._scale, self._norm, *lost
         self._products = np.array((*addresses, *bounds), PRODUCTS)[()]
-        self._at_once = iterations_of_launch(engine.n_samples, plan.features)
-        self._outcomes = empty_pinned((AHEAD, self._at_once), OUTCOME)
-        # Of the grid's barrier.
-        self._state = cupy.zeros(2, np.uint32)
-
-    def _give_blocks_their_own(self) -> None:
-        """Have every block's own centres and what goes with them behind the first block's, which are the step's."""
-        sizes = self._plan.own_bytes
-        self._own = cupy.zeros((self._grid[0], sum(sizes)), np.uint8)
-        ends = np.cumsum(sizes).tolist()
-        centers, offsets, extremes, halves = (
-            self._own[0, end - size : end] for size, end in zip(sizes, ends, strict=True)
-        )
-        now, following = self._centers
-        self._centers = centers.view(np.float32)[: now.size].reshape(now.shape), following
-        self._offsets, self._extremes = offsets.view(np.float32), extremes.view(np.float32)
-        self._halves = halves.view(np.float16).reshape(self._halves.shape)
 
     def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
-        none = np.zeros((), ITERATIONS)[()]
-        return [self._bind_assign(OverlappingLaunch, self._assign, centers, self._products, none)]
-
-    def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
-        """Launch iterations, several at once, and some ahead of those whose outcome is known; see `Engine.iterate`."""
-        if not self._plan.follows or self.engine.protection is not None:
-            return super().iterate(centers, before, last, tol, report)
-        self._begin(centers)
-        launched = known = 0
-        waiting: deque[tuple[np.ndarray, Any]] = deque()
-        outcome: Any = {"stop": 0}
-        try:
-            while not outcome["stop"] and known < last - before:
-                while before + launched < last and len(waiting) < AHEAD:
-                    waiting.append(self._launch_together(launched, last - before, tol))
-                    launched += len(waiting[-1][0])
-                outcomes, event = waiting.popleft()
-                event.synchronize()
-                for outcome in outcomes.copy():
-                    known += 1
-                    if report is not None:
-                        report(before + known, int(outcome["moved"]), float(outcome["potential"]))
-                    if outcome["stop"]:
-                        break
-        finally:
-            # What is ahead is still writing to memory of this step.
-            cupy.cuda.get_current_stream().synchronize()
-        return self._ended(outcome, known, 0)
-
-    def _launch_together(self, launched: int, total: int, tol: float) -> tuple[np.ndarray, Any]:
-        """Launch the next iterations of so many; return where their outcomes will be, and the event behind them."""
-        place, count = launched // self._at_once % AHEAD, min(self._at_once, total - launched)
-        self._run(("together", place, count, tol), lambda: [self._bind_together(place, count, tol)])
-        event = cupy.cuda.Event(disable_timing=True)
-        event.record()
-        if launched + count == total:
-            self._pass(0)
-        return self._outcomes[place, :count], event
-
-    def _bind_together(self, place: int, count: int, tol: float) -> PackedLaunch:
-        """Return the launch of some iterations, which leaves their outcomes with the host."""
-        own = self._state, self._centers[0], self._offsets, self._extremes, self._halves, self.units
-        addresses = (one.data.ptr for one in own)
-        told = self._outcomes[place].ctypes.data, self.stopped.data.ptr
-        sizes = tol, self._own.shape[1], count, self._placement.reach, 0
-        iterations = np.array((*addresses, *told, *sizes), ITERATIONS)[()]
-        return self._bind_assign(CooperativeLaunch, self._assign, self._centers[0], self._products, iterations)
+        return [self._bind_assign(OverlappingLaunch, self._assign, centers, self._products)]

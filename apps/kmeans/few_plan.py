@@ -16,7 +16,6 @@ __all__ = [
     "FEW_BYTES",
     "FEW_NAME",
     "FEW_ROUNDING",
-    "ITERATIONS",
     "PARTS_ROUNDING",
     "PRODUCTS",
     "FewPlan",
@@ -24,7 +23,6 @@ __all__ = [
     "ProductsPlan",
     "few_plan",
     "few_scale",
-    "iterations_of_launch",
     "multiply_adds_plan",
     "products_plan",
 ]
@@ -35,11 +33,6 @@ FEW_NAME, FEW_BYTES = "few_constants", 4 * (512 + 64 + 2 * 16 + 4)
 PRODUCTS = np.dtype(
     [(name, "u8") for name in ("halves", "offsets", "extremes", "mean", "scales")]
     + [(name, "f4") for name in ("scale", "norm", "tensor_error", "rounding")]
-)
-#: The C++ class `Iterations` of few_iterations.cuh.
-ITERATIONS = np.dtype(
-    [(name, "u8") for name in ("state", "centers", "offsets", "extremes", "halves", "units", "outcomes", "stopped")]
-    + [("tolerance", "f8"), ("stride", "i4"), ("count", "i4"), ("reach", "f4"), ("padding", "i4")]
 )
 #: Bytes that X begins at a multiple of: those that tile_ring.cuh copies at a time.
 ALIGNMENT = 16
@@ -66,8 +59,6 @@ _MOST_FOR_PRODUCTS = {4: 32, 2: 64}
 _MOST_MEAN = 16.0
 # Steps of the product of which few_warps.cuh has room for the centres in registers, beside a tile's scores.
 _STEPS_KEPT = 2
-# The elements that iterations of a launch read in all, about a millisecond of them, and their most.
-_MOST_FOLLOWING_ELEMENTS, _MOST_FOLLOWING = 2**30, 16
 # The threads of a block, those that are better first; and the most stages of a warp's ring in few_products.cuh.
 _THREADS, _STAGES = (512, 384, 256), 4
 
@@ -165,11 +156,6 @@ class ProductsPlan:
     blocks: int = 1
 
     @property
-    def follows(self) -> bool:
-        """Whether a launch may have several iterations (kFollows)."""
-        return self.multiplier is Multiplier.WARPGROUPS or ITEMSIZE[self.dtype] == 4
-
-    @property
     def padded(self) -> int:
         """Elements of a centre in float16."""
         return -(-self.features // 16) * 16
@@ -192,15 +178,6 @@ class ProductsPlan:
         width = 4 << ceil(log2(-(-self.features // 4)))
         sums = 8 * self.columns * 4 * (2 * max(width, 32) + 32) + 8 * width
         return self.threads * ring + centres + sums + self.threads // 32 * (32 * 8 + 64 * 16 + 128 * 8)
-
-    @property
-    def own_bytes(self) -> tuple[int, int, int, int]:
-        """Of what each block has of its own where iterations follow in a launch (few_iterations.cuh).
-
-        Centres, their offsets, the extremes of all, and centres in float16: one behind the other, in whole units of 16.
-        """
-        centres = 8 * self.columns
-        return 4 * centres * self.features, 4 * centres, 4 * 4, 2 * centres * self.padded
 
     @property
     def kernel(self) -> str:
@@ -276,11 +253,6 @@ def products_plan(d: int, k: int, dtype: str, shared_memory: int, *, warpgroups:
     sizes = ((threads, stages) for threads in _THREADS for stages in range(_STAGES, 1, -1))
     plans = (ProductsPlan(dtype, d, columns, stages, multiplier, threads) for threads, stages in sizes)
     return next((plan for plan in plans if plan.shared_bytes <= shared_memory), None)
-
-
-def iterations_of_launch(n: int, d: int) -> int:
-    """Return how many iterations a launch makes at most: fewer, the longer each takes."""
-    return min(max(_MOST_FOLLOWING_ELEMENTS // (n * d), 1), _MOST_FOLLOWING)
 
 
 def few_scale(norm: float, dtype: str = "float32", *, warpgroups: bool = False) -> float:

@@ -1,5 +1,5 @@
-// Iterations for few features and few clusters, by tensor cores on X itself: the label of every row, and the rows that
-// change theirs moved from one cluster's sums to another's; and the next centres (few_iterations.cuh), in one launch.
+// An iteration for few features and few clusters, by tensor cores on X itself: the label of every row, and the rows that
+// change theirs moved from one cluster's sums to another's, in one launch.
 //
 //   X (n × d, float32 or 16 bits, row by row)   centres (k × d, float32; centers.cuh)   labels (n)   sums (k × (d + 1))
 //
@@ -16,7 +16,6 @@
 // takes 70 instructions of the warp more, and to move 32 rows of 32 features takes about 500.
 #pragma once
 #include "apps/kmeans/column_sums.cuh"
-#include "apps/kmeans/few_iterations.cuh"
 #include "apps/kmeans/few_warpgroups.cuh"
 #include "apps/kmeans/few_warps.cuh"
 #include "apps/kmeans/tile_ring.cuh"
@@ -39,18 +38,13 @@ struct ScoresBy<Multiplier::kWarpgroups, T, kFeatures, kColumns> {
   using Type = WarpgroupScores<T, kFeatures, kColumns>;
 };
 
-// Whether a launch may have several iterations: not of 16 bits by warps, which have no registers for it.
-template <typename T, Multiplier kBy>
-constexpr bool kFollows = kBy == Multiplier::kWarpgroups || sizeof(T) == 4;
-
-// kColumns is k / 8, rounded up. Digits of kMostAdded rows add up within 32 bits. If there are `iterations`, which are the next
-// one and those that follow it, the launch is a cooperative one.
+// kColumns is k / 8, rounded up. Digits of kMostAdded rows add up within 32 bits.
 template <typename T, int kFeatures, int kColumns, int kStages, Multiplier kBy, int kThreads, int kResident,
           int kMostAdded = 32768>
-__global__ void __launch_bounds__(kThreads, kResident)
-    assign_by_products(const T* X, const float* first_centers, int k, long long n, const Products of,
-                       const Iterations iterations, Label* labels, unsigned long long* sums, unsigned* moved,
-                       const int* stopped) {
+__global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const T* X, const float* centers, int k,
+                                                                          long long n, const Products of, Label* labels,
+                                                                          unsigned long long* sums, unsigned* moved,
+                                                                          const int* stopped) {
   ptx::next_may_begin();
   ptx::after_previous();
   static_assert(kColumns <= 8, "a lane has up to 16 bits of a row");
@@ -61,36 +55,27 @@ __global__ void __launch_bounds__(kThreads, kResident)
   using Ring = TileRing<T, kFeatures, kTile, kStages, 16 * (int)sizeof(T)>;
   using Scores = typename ScoresBy<kBy, T, kFeatures, kColumns>::Type;
   using Sums = ColumnSums<T, kFeatures>;
-  using Next =
-      NextCentres<kFeatures, 16 * ((kFeatures + 15) / 16), kColumns, kThreads, kBy != Multiplier::kWarpgroups>;
-  static_assert(Next::kBytes <= kWarps * Queue<Entry, kTile>::kBytes, "what is found of centres has room where rows wait");
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   Ring ring(X, labels, n, shared);
   shared += kWarps * Ring::kBytes;
-  unsigned char* const of_scores = shared;
-  shared += Scores::kBytes;
   // The first tiles come while centres are made ready.
   const unsigned together = gridDim.x * kThreads, own = blockIdx.x * kThreads + threadIdx.x / 32 * 32;
-  const auto ask_first = [&] {
 #pragma unroll
-    for (int stage = 0; stage + 1 < kStages; ++stage) ring.ask(own + stage * together);
-  };
-  ask_first();
+  for (int stage = 0; stage + 1 < kStages; ++stage) ring.ask(own + stage * together);
   const bool stops = *stopped;
+  const Scores scores(of, centers, k, shared);
+  shared += Scores::kBytes;
   const Sums here(sums, shared, 8 * kColumns, k, of.mean, of.scales);
   shared += Sums::bytes(8 * kColumns);
   // Of a tile, rows that move are settled at once if they are many. Few wait, with those that were decided.
   Queue<Moving, 0> moving(shared);
-  unsigned char* const of_doubtful = shared + kWarps * moving.kBytes;
-  Queue<Entry, kTile> doubtful(of_doubtful);
-  Queue<Moving, 3 * kTile> leaving(of_doubtful + kWarps * doubtful.kBytes);
+  Queue<Entry, kTile> doubtful(shared + kWarps * moving.kBytes);
+  Queue<Moving, 3 * kTile> leaving(shared + kWarps * (moving.kBytes + doubtful.kBytes));
   if (stops) {
     ptx::cp_async_wait<0>();
     return;
   }
-  const Next next(iterations);
-  const bool follows = kFollows<T, kBy> && iterations.count > 0;
-  if (follows) next.begin();
+  __syncthreads();
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   unsigned changed = 0, added = 0;
   const auto move = [&](const auto& from, const Moving* rows, int count) {
@@ -103,69 +88,49 @@ __global__ void __launch_bounds__(kThreads, kResident)
     if (lane < count) {
       const Entry entry = items[lane];
       const T* row = X + (long long)entry.row * kFeatures;
-      const int to = nearest_of_row<kFeatures>(row, of.mean, iterations.own(first_centers), k, entry.low, entry.high);
+      const int to = nearest_of_row<kFeatures>(row, of.mean, centers, k, entry.low, entry.high);
       one = {entry.row, (short)here.place(entry.label), (short)here.place(to)};
       if (to != entry.label) labels[entry.row] = (Label)to;
     }
     leaving.add(one.from != one.to, one);
   };
-#pragma unroll 1
-  while (true) {
-    Products at = of;
-    at.halves = iterations.own(of.halves);
-    at.offsets = iterations.own(of.offsets);
-    at.extremes = iterations.own(of.extremes);
-    const Scores scores(at, iterations.own(first_centers), k, of_scores);
-    __syncthreads();
-    const auto flush = [&] {
-      if (follows && threadIdx.x == 0) next.before_sums();
+  const auto flush = [&] {
+    if (__syncthreads_or(added > kShare)) {
       here.flush();
-    };
-    const auto flush_if_many = [&] {
-      if (__syncthreads_or(added > kShare)) {
-        flush();
-        added = 0;
+      added = 0;
+    }
+  };
+  each_tile<kTile, kWarps, kTiles, Scores::kTogether>((unsigned)n, flush, [&](unsigned first) {
+    // A warpgroup's last tiles may have none.
+    const unsigned left = Scores::kTogether == 1 || first < (unsigned)n ? (unsigned)n - first : 0;
+    ring.wait();
+    ring.ask(first + (kStages - 1) * together);
+    const unsigned mine = 8 * t + g;
+    const int label = ring.labels()[mine];
+    unsigned bits[4];
+    scores.find(ring, bits);
+    const Candidates found = candidates_of_own_row(bits);
+    const bool waits = !found.is(label) & (mine < left);
+    if (__any_sync(simt::every_lane, waits)) {
+      const bool certain = __popc(found.low) + __popc(found.high) == 1, moves = waits & certain;
+      const int to = moves ? first_centre(found.low, found.high) : 0;
+      if (moves) labels[first + mine] = (Label)to;
+      const short from_place = (short)here.place(label), to_place = (short)here.place(to);
+      if (__popc(__ballot_sync(simt::every_lane, moves)) >= kMany<Sums::kTogether>) {
+        moving.add(moves, {mine, from_place, to_place});
+      } else {
+        leaving.add(moves, {first + mine, from_place, to_place});
       }
-    };
-    each_tile<kTile, kWarps, kTiles, Scores::kTogether>((unsigned)n, flush_if_many, [&](unsigned first) {
-      // A warpgroup's last tiles may have none.
-      const unsigned left = Scores::kTogether == 1 || first < (unsigned)n ? (unsigned)n - first : 0;
-      ring.wait();
-      ring.ask(first + (kStages - 1) * together);
-      const unsigned mine = 8 * t + g;
-      const int label = ring.labels()[mine];
-      unsigned bits[4];
-      scores.find(ring, bits);
-      const Candidates found = candidates_of_own_row(bits);
-      const bool waits = !found.is(label) & (mine < left);
-      if (__any_sync(simt::every_lane, waits)) {
-        const bool certain = __popc(found.low) + __popc(found.high) == 1, moves = waits & certain;
-        const int to = moves ? first_centre(found.low, found.high) : 0;
-        if (moves) labels[first + mine] = (Label)to;
-        const short from_place = (short)here.place(label), to_place = (short)here.place(to);
-        if (__popc(__ballot_sync(simt::every_lane, moves)) >= kMany<Sums::kTogether>) {
-          moving.add(moves, {mine, from_place, to_place});
-        } else {
-          leaving.add(moves, {first + mine, from_place, to_place});
-        }
-        doubtful.add(waits & !certain, {first + mine, label, found.low, found.high});
-      }
-      // The last of a warp's tiles leaves nothing.
-      const bool more = left > together;
-      doubtful.drain(more ? 32 : 1, decide);
-      moving.take(1, [&](const Moving* rows, int count) { move(ring, rows, count); });
-      leaving.drain(more ? 32 : 1, [&](const Moving* rows, int count) { move(X, rows, count); });
-    });
-    flush();
-    if (lane == 0 && changed) atomicAdd(moved, changed);
-    if (!follows) return;
-    changed = added = 0;
-    // Rows of the next iteration come meanwhile, and the labels that this one gave them.
-    ring.begin_again();
-    ask_first();
-    if (next.make(sums, moved, of.scale, k, of_doubtful)) break;
-  }
-  ptx::cp_async_wait<0>();
+      doubtful.add(waits & !certain, {first + mine, label, found.low, found.high});
+    }
+    // The last of a warp's tiles leaves nothing.
+    const bool more = left > together;
+    doubtful.drain(more ? 32 : 1, decide);
+    moving.take(1, [&](const Moving* rows, int count) { move(ring, rows, count); });
+    leaving.drain(more ? 32 : 1, [&](const Moving* rows, int count) { move(X, rows, count); });
+  });
+  here.flush();
+  if (lane == 0 && changed) atomicAdd(moved, changed);
 }
 
 }  // namespace kmeans

@@ -60,13 +60,13 @@ from tsapps.kernels.plan import ELEMENT, Plan
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.fused import FusedEngine
 
-__all__ = ["AHEAD", "FewCentres", "ManyCentres", "Step", "integers_of"]
+__all__ = ["FewCentres", "ManyCentres", "Step", "integers_of"]
 
 _DECIDE_THREADS, _CENTRE_THREADS = 256, 256
 # Blocks a multiprocessor, more than are resident.
 _DECIDE_BLOCKS = 8
-#: Iterations, or launches of several, that are made before the outcome of the first of them is asked for.
-AHEAD = 2
+# Iterations that are launched before the outcome of the first of them is asked for.
+_AHEAD = 2
 
 
 def integers_of(engine: FusedEngine) -> Integers:
@@ -121,7 +121,7 @@ class Step(ABC):
         self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
         self._motion = np.zeros((), MOTION)[()]  # none is followed
         # The GPU writes to it: a copy of 32 bytes would take as long as a kernel.
-        self._seen = empty_pinned(AHEAD, OUTCOME)
+        self._seen = empty_pinned(_AHEAD, OUTCOME)
         self.device_sums = cupy.empty((k, d + 1), np.int64)
         # Rows that are expected to change: as many as in the last pass that the host has seen.
         self._changing = engine.n_samples
@@ -190,19 +190,19 @@ class Step(ABC):
         self._begin(centers)
         events: list[Any] = []
         try:
-            for count in range(last - before + AHEAD - 1):
+            for count in range(last - before + _AHEAD - 1):
                 if before + count < last:
                     self._launch(count, tol)
                     events.append(cupy.cuda.Event(disable_timing=True))
                     events[-1].record()
                     if before + count + 1 == last:
                         self._pass(1 - count % 2)
-                known = count - AHEAD + 1
+                known = count - _AHEAD + 1
                 if known < 0:
                     continue
                 events[known].synchronize()
-                outcome = self._seen[known % AHEAD].copy()
-                fault = None if self.check is None else self.check.fault(known % AHEAD)
+                outcome = self._seen[known % _AHEAD].copy()
+                fault = None if self.check is None else self.check.fault(known % _AHEAD)
                 if fault is not None:
                     break
                 # Of two iterations before the one that is launched next, as the host runs ahead.
@@ -214,20 +214,15 @@ class Step(ABC):
         finally:
             # What is ahead is still writing to memory of this step.
             cupy.cuda.get_current_stream().synchronize()
-        now = known % 2
+        strict, now = bool(outcome["moved"] == 0), known % 2
         if fault is not None:
             return Iterated(self._centers_on_host(now), known, False, float("nan"), fault=fault)
         at = None if self.check is None else self._centers_on_host(now)
-        return self._ended(outcome, known + 1, now if outcome["empty"] else 1 - now, at)
-
-    def _ended(self, outcome: Any, count: int, place: int, at: np.ndarray | None = None) -> Iterated:
-        """Return what `count` iterations ended with, by the last one's outcome; its centres are at `place`."""
-        strict, shift, empty = bool(outcome["moved"] == 0), float(outcome["shift"]), None
         if outcome["empty"]:
             sums, weights = self.sums()
             empty = Assignment(int(outcome["moved"]), sums, weights, float(outcome["potential"]))
-            shift = float("nan")
-        return Iterated(self._centers_on_host(place), count, strict, shift, empty, at)
+            return Iterated(self._centers_on_host(now), known + 1, strict, float("nan"), empty, at)
+        return Iterated(self._centers_on_host(1 - now), known + 1, strict, float(outcome["shift"]), at=at)
 
     def _begin(self, centers: np.ndarray) -> None:
         """Put centres where the first iteration expects them."""
@@ -242,7 +237,7 @@ class Step(ABC):
         if self.engine.protection is None:
             self.check = None
         else:
-            self.check = self.check or StepCheck(self, AHEAD)
+            self.check = self.check or StepCheck(self, _AHEAD)
             self.check.begin()
         self._run("place", self._bind_place)
 
@@ -265,7 +260,7 @@ class Step(ABC):
 
     def _launch(self, count: int, tol: float) -> None:
         """Launch one iteration, which leaves its outcome with the host."""
-        now, place = count % 2, count % AHEAD
+        now, place = count % 2, count % _AHEAD
         self._run(("iteration", now, place, tol, self._sorts), lambda: self._bind_iteration(now, place, tol))
         if self.check is not None:
             self.check.launch(self._centers[now], self._centers[1 - now], place)

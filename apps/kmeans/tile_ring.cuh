@@ -55,14 +55,6 @@ class TileRing {
     asked_ += kStage;
   }
 
-  // Begins again, with nothing under way.
-  __device__ __forceinline__ void begin_again() {
-    ptx::cp_async_wait<0>();
-    simt::sync_warp();
-    asked_ = 0;
-    now_ = kBytes - kStage;
-  }
-
   // Waits for the tile that was asked for kStages − 1 times ago, for all lanes to read; and the last one has been read by all.
   __device__ __forceinline__ void wait() {
     ptx::cp_async_wait<kStages - 2>();

@@ -11,7 +11,6 @@
 //   simt::load_streaming            a Vector that is read once: it should not displace what others will read again
 //   simt::store_streaming           likewise, written once
 //   simt::load_from_other_block     an element that another block wrote: past the multiprocessor's own cache
-//   simt::load_volatile             an element that another block may write at any time; give_way() until it has
 //   simt::dynamic_shared<T>()       the shared memory that the launch gives the block
 //   simt::kept(x)                   x, in a register from here on: all lanes take part
 //   simt::last_to_arrive(…)         whether this block is the last of some that hand over what they wrote
@@ -179,21 +178,6 @@ __device__ __forceinline__ T load_from_other_block(const T* from) {
   return __hip_atomic_load(from, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 #else
   return __ldcg(from);
-#endif
-}
-
-// What another block may change at any time; and what to do until it has.
-template <typename T>
-__device__ __forceinline__ T load_volatile(const T* from) {
-#if defined(TSA_HOST)
-  return std::atomic_ref<T>(*const_cast<T*>(from)).load();
-#else
-  return *static_cast<const volatile T*>(from);
-#endif
-}
-__device__ __forceinline__ void give_way() {
-#if defined(TSA_HOST)
-  cuda_host::give_way();
 #endif
 }
 

@@ -9,14 +9,13 @@ from host_cuda.fused_kmeans import BLOCKS, H200, Iterations
 from host_cuda.tall_skinny import build_each
 from tsapps.apps.kmeans.few_plan import (
     FEW_ROUNDING,
-    ITERATIONS,
     PARTS_ROUNDING,
     PRODUCTS,
     Multiplier,
     few_scale,
     products_plan,
 )
-from tsapps.apps.kmeans.fused_plan import OUTCOME, tensor_error
+from tsapps.apps.kmeans.fused_plan import tensor_error
 from tsapps.kernels.plan import ELEMENT
 
 #: dtype, digits, whether samples have weights: those that `FewProducts` serves.
@@ -67,16 +66,12 @@ def source(plan, most_added):
     kernel = f"{plan.kernel.removesuffix('>')}, {most_added}>"
     return f"""
 extern "C" void {name_of(plan, most_added)}(const void* X, const float* centers, long long k, long long n,
-                                            const kmeans::Products* of, const kmeans::Iterations* which,
-                                            signed char* labels, unsigned long long* sums, unsigned* moved,
-                                            const int* stopped, long long blocks) {{
+                                            const kmeans::Products* of, signed char* labels, unsigned long long* sums,
+                                            unsigned* moved, const int* stopped, long long blocks) {{
   const kmeans::Products products = *of;
-  const kmeans::Iterations iterations = *which;
-  const auto block = [=] {{
-    kmeans::{kernel}(static_cast<const {T}*>(X), centers, (int)k, n, products, iterations, labels, sums, moved,
-                     stopped);
-  }};
-  cuda_host::launch(dim3(blocks), {plan.threads}, {plan.shared_bytes}, block, iterations.count > 0);
+  cuda_host::launch(dim3(blocks), {plan.threads}, {plan.shared_bytes}, [=] {{
+    kmeans::{kernel}(static_cast<const {T}*>(X), centers, (int)k, n, products, labels, sums, moved, stopped);
+  }});
 }}"""
 
 
@@ -122,31 +117,5 @@ class ProductsIterations(Iterations):
         of = np.array((*(one.ctypes.data for one in given), *bounds), PRODUCTS)
         state = self.labels, self.sums, moved, self.stopped
         name = name_of(self.plan, self.most_added)
-        library.call(name, self.X, centers, self.k, self.n, of, np.zeros(1, ITERATIONS), *state, self.blocks)
+        library.call(name, self.X, centers, self.k, self.n, of, *state, self.blocks)
         return int(moved[0])
-
-    def iterate_together(self, centers, count, tolerance=0.0):
-        """Run up to `count` iterations in a launch; return the outcomes, and the next centres."""
-        library, plan, outcomes = libraries()[self.plan, self.most_added], self.plan, np.zeros(count, OUTCOME)
-        kept = np.full((self.k, self.d), np.nan, self.work)
-        self.place(centers, kept)
-        # What each block has of its own; the first, what was placed.
-        own = np.full((self.blocks, sum(plan.own_bytes)), 0xFF, np.uint8)
-        parts = np.split(own[0], np.cumsum(plan.own_bytes)[:-1])
-        parts[0].view(np.float32)[: kept.size], parts[1].view(np.float32)[:] = kept.ravel(), self.offsets
-        parts[2].view(np.float32)[:] = self.extremes
-        parts[3].view(np.float16)[:] = np.where(np.isnan(self.halves), 0, self.halves).ravel()
-        scales, self.state = self.scales.astype(np.float32), np.zeros(2, np.uint32)
-        at_first, at_offsets, at_extremes, at_halves = (part.ctypes.data for part in parts)
-        given = at_halves, at_offsets, at_extremes, self.mean.ctypes.data, scales.ctypes.data
-        of = np.array((*given, self.scale, self.reach, *self.lost), PRODUCTS)
-        addresses = self.state.ctypes.data, at_first, at_offsets, at_extremes, at_halves, self.units.ctypes.data
-        sizes = tolerance, own.shape[1], count, self.reach, 0
-        iterations = np.array((*addresses, outcomes.ctypes.data, self.stopped.ctypes.data, *sizes), ITERATIONS)
-        moved = np.zeros(1, np.uint32)
-        state = self.labels, self.sums, moved, self.stopped
-        name = name_of(self.plan, self.most_added)
-        library.call(name, self.X, parts[0], self.k, self.n, of, iterations, *state, self.blocks)
-        assert not moved[0]
-        assert not self.state.any()
-        return outcomes, parts[0].view(np.float32)[: kept.size].reshape(kept.shape).copy()

@@ -276,24 +276,19 @@ class Iterations:
 
     def iterate(self, centers):
         """Run one iteration; return how many rows the float16 product left undecided, and how many moved."""
+        k = self.k
         centers = np.ascontiguousarray(centers.astype(self.work))
-        kept = np.full_like(centers, np.nan)
-        self.place(centers, kept)
-        np.testing.assert_array_equal(kept, centers)
-        return self.move_rows(centers)
-
-    def place(self, centers, kept):
-        """Place centres that are given, of which a copy is kept."""
-        k, centers = self.k, np.ascontiguousarray(centers.astype(self.work))
         columns = -(-k // self.columns) * self.columns
         width = self.padded + (16 if self.slabs else 0)
         self.halves = np.full((self.parts * columns, width), np.nan if columns == k else 0, np.float16)
         self.offsets, self.margins = np.full((2, columns), np.nan, np.float32)
         self.extremes, self.found = np.full(4, np.nan, np.float32), np.full((k, 4), np.nan)
         self.arrived, self.moved, self.stopped = np.zeros(1, np.uint32), np.ones(1, np.uint32), np.ones(1, np.int32)
-        self.counts = np.ones(3, np.uint32)
+        self.counts, kept = np.ones(3, np.uint32), np.full_like(centers, np.nan)
         self.call("place", centers, self.advancing(centers, kept, np.zeros(1, OUTCOME)), columns)
+        np.testing.assert_array_equal(kept, centers)
         assert not any(state.any() for state in (self.arrived, self.moved, self.stopped, self.counts))
+        return self.move_rows(centers)
 
     def advancing(self, centers, following, outcome, tolerance=0.0):
         """Return what the kernels of centers.cuh are told of an iteration."""

@@ -6,7 +6,7 @@
 //   TSA_SEED=n        n ≠ 0: the threads of a block, and the blocks, run in an order drawn from n; 0: in their own.
 //                     n odd: and one warp at a time, until it can go no farther without the others
 //   TSA_COPIES=early  asynchronous copies and products are done at once; otherwise as late as the contract allows
-//   TSA_THREADS=n     OS threads; by default one a core, or as many as there are blocks where these are launched together
+//   TSA_THREADS=n     OS threads; by default one a core
 //
 // Shared memory holds NaNs (every byte is 0xFF) when a block begins. Errors end the launch, and the message waits for
 // `cuda_host_take_error`, as an exception cannot pass through a caller in C.
@@ -345,16 +345,14 @@ void make_ready(Block& block, dim3 size) {
 
 std::mutex error_lock;
 std::string pending_error;
-std::atomic<bool> failed;  // in this launch, so that no block waits for one that has
 
 }  // namespace
 
-void launch(dim3 grid, dim3 size, size_t shared_bytes, void (*kernel)(const void*), const void* context, bool together) {
+void launch(dim3 grid, dim3 size, size_t shared_bytes, void (*kernel)(const void*), const void* context) {
   const unsigned threads = size.x * size.y * size.z;
   const size_t blocks = (size_t)grid.x * grid.y * grid.z;
   const Schedule schedule = schedule_from_environment();
   std::atomic<size_t> next = 0;
-  failed = false;
   const auto report = [](const std::string& message) {
     const std::lock_guard guard(error_lock);
     if (pending_error.empty()) pending_error = message;
@@ -393,12 +391,11 @@ void launch(dim3 grid, dim3 size, size_t shared_bytes, void (*kernel)(const void
     if (!block.error.empty()) {
       next = blocks;
       report(block.error);
-      failed = true;
     }
     ::operator delete(block.shared, alignment);
   };
   std::vector<std::thread> pool;
-  for (size_t i = 1; i < std::min<size_t>(together ? blocks : schedule.threads, blocks); ++i) pool.emplace_back(work);
+  for (size_t i = 1; i < std::min<size_t>(schedule.threads, blocks); ++i) pool.emplace_back(work);
   work();
   for (std::thread& thread : pool) thread.join();
 }
@@ -410,12 +407,6 @@ void fail(const char* format, ...) {
   vsnprintf(message, sizeof message, format, arguments);
   va_end(arguments);
   throw std::runtime_error(message);  // caught in `fiber_entry`
-}
-
-void give_way() {
-  if (failed) fail("another block has ended with an error");
-  std::this_thread::yield();
-  switch_context(doing.fiber->context, doing.block->scheduler);
 }
 
 void wait_for_block(const char* what, unsigned line) { wait(doing.block->barrier, what, line); }

@@ -30,17 +30,13 @@ extern constinit thread_local Here here;
 // Ends the launch with an error.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// Runs `kernel(context)` once for every thread of the grid; returns when all have ended, or at the first error. `together`:
-// all blocks are there from the beginning, an OS thread each.
-void launch(dim3 grid, dim3 size, size_t shared_bytes, void (*kernel)(const void*), const void* context, bool together);
+// Runs `kernel(context)` once for every thread of the grid; returns when all have ended, or at the first error.
+void launch(dim3 grid, dim3 size, size_t shared_bytes, void (*kernel)(const void*), const void* context);
 
 template <typename Kernel>
-void launch(dim3 grid, dim3 size, size_t shared_bytes, const Kernel& kernel, bool together = false) {
-  launch(grid, size, shared_bytes, [](const void* it) { (*static_cast<const Kernel*>(it))(); }, &kernel, together);
+void launch(dim3 grid, dim3 size, size_t shared_bytes, const Kernel& kernel) {
+  launch(grid, size, shared_bytes, [](const void* it) { (*static_cast<const Kernel*>(it))(); }, &kernel);
 }
-
-// Lets the block's other threads, and other blocks, go on.
-void give_way();
 
 // Waits for all threads of the block that have not ended; `line` is where, in the source.
 void wait_for_block(const char* what, unsigned line);
