@@ -27,12 +27,7 @@ struct alignas(8) Moving {
 template <typename T, int kFeatures>
 class ColumnSums {
  public:
-  static constexpr int lanes_of_row() {
-    int lanes = 1;
-    while (4 * lanes < kFeatures) lanes *= 2;
-    return lanes;
-  }
-  static constexpr int kLanes = lanes_of_row(), kWidth = 4 * kLanes, kTogether = 32 / kLanes;
+  static constexpr int kLanes = few_lanes<kFeatures>(), kWidth = 4 * kLanes, kTogether = 32 / kLanes;
   static_assert(kLanes <= 32, "a row is a warp's at most");
   static constexpr int kPlane = kWidth < 32 ? 32 : kWidth, kWords = 2 * kPlane + 32;  // of a digit; of a cluster
   // Of `k` clusters, in shared memory, and of the columns' means and scales.
@@ -90,11 +85,6 @@ class ColumnSums {
   struct Everywhere {
     __device__ static __forceinline__ int swizzle(unsigned) { return 0; }
   };
-
-  // Bytes from where the block's shared memory begins: a pointer that is handed on would be to any memory.
-  __device__ static __forceinline__ int shared_place(const void* at) {
-    return (int)(static_cast<const unsigned char*>(at) - simt::dynamic_shared<unsigned char>());
-  }
 
   // A lane's four columns of a row, in the order of its turns.
   class Turns {

@@ -84,11 +84,11 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
     added += count;
   };
   const auto decide = [&](const Entry* items, int count) {
+    Deciding<T, kFeatures>::decide(X, of.mean, centers, k, shared_place(items), count);
     Moving one = {};
     if (lane < count) {
       const Entry entry = items[lane];
-      const T* row = X + (long long)entry.row * kFeatures;
-      const int to = nearest_of_row<kFeatures>(row, of.mean, centers, k, entry.low, entry.high);
+      const int to = (int)entry.low;
       one = {entry.row, (short)here.place(entry.label), (short)here.place(to)};
       if (to != entry.label) labels[entry.row] = (Label)to;
     }

@@ -66,44 +66,109 @@ __device__ __forceinline__ unsigned word_of(T lower, T upper) {
   return lower.bits | (unsigned)upper.bits << 16;
 }
 
-// ‖x − c‖² in Sum of a row of X, by one thread, in the order of features.
-template <typename Sum, int kFeatures, typename T>
-__device__ __forceinline__ Sum square_distance(const T* row, const float* mean, const float* center) {
-  constexpr int kWide = few_wide<T, kFeatures, 4>();
-  Sum sum = 0;
-#pragma unroll 2
-  for (int i = 0; i < kFeatures; i += kWide) {
-    const auto x = *reinterpret_cast<const simt::Vector<T, kWide>*>(row + i);
-    const auto middle = *reinterpret_cast<const simt::Vector<float, kWide>*>(mean + i);
-    const auto c = *reinterpret_cast<const simt::Vector<float, kWide>*>(center + i);
-#pragma unroll
-    for (int e = 0; e < kWide; ++e) {
-      const Sum difference = (Sum)centred<T, float>(x.at[e], middle.at[e]) - (Sum)c.at[e];
-      sum += difference * difference;
-    }
-  }
-  return sum;
+// Lanes that share a row, four columns each: the power of two that has room for it.
+template <int kFeatures>
+constexpr int few_lanes() {
+  int lanes = 1;
+  while (4 * lanes < kFeatures) lanes *= 2;
+  return lanes;
 }
 
-// The nearest of a row's candidates, or of all centres if it has none: the first of equals. In float32 first, as in
-// decide.cuh: a square is off by (d + 3)·2⁻²⁴ of itself at most.
-template <int kFeatures, typename T>
-__device__ __forceinline__ int nearest_of_row(const T* row, const float* mean, const float* centers, int k, unsigned low,
-                                              unsigned high) {
-  const bool all = (low | high) == 0;
-  const auto each = [&](auto take) {
-    unsigned of_low = low, of_high = high;
-    for (int j = all ? 0 : next_candidate(of_low, of_high, k); j < k; j = all ? j + 1 : next_candidate(of_low, of_high, k)) {
-      take(j, centers + j * kFeatures);
-    }
-  };
-  Surely surely;
-  each([&](int j, const float* center) { surely.take(square_distance<float, kFeatures>(row, mean, center), j); });
-  if (surely.is_so(32 * kFeatures)) return surely.centre;
-  Distant nearest = {kInfinity, 0};
-  each([&](int j, const float* center) { nearest.take({square_distance<double, kFeatures>(row, mean, center), j}); });
-  return nearest.centre;
+// Bytes from where the block's shared memory begins: a pointer that is handed on would be to any memory.
+__device__ __forceinline__ int shared_place(const void* at) {
+  return (int)(static_cast<const unsigned char*>(at) - simt::dynamic_shared<unsigned char>());
 }
+
+// The rows of X that are in doubt, decided by a warp: a row by as many lanes as share it, two candidates at a time, while the
+// next rows are on their way.
+template <typename T, int kFeatures>
+class Deciding {
+ public:
+  // Of up to 32 entries at a place in shared memory the lower half becomes the nearest of the candidates, or of all centres where
+  // there are none: the first of equals. A call of its own, for the registers of the loop of tiles.
+  __device__ __noinline__ static void decide(const T* X, const float* mean, const float* centers, int k, int items, int count) {
+    auto* entries = reinterpret_cast<Entry*>(simt::dynamic_shared<unsigned char>() + items);
+    const int q = (int)threadIdx.x % 32 / kLanes, column = 4 * ((int)threadIdx.x % kLanes);
+    float middle[4];
+    load(mean, 0, column, middle);
+    Entry soon = entries[q < count ? q : 0];
+    T next[4];
+    load(X, soon.row, column, next);
+#pragma unroll 1
+    for (int first = 0; first < count; first += kTogether) {
+      const Entry entry = soon;
+      const int i = first + q, later = i + kTogether;
+      float x[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[e] = centred<T, float>(next[e], middle[e]);
+      if (first + kTogether < count) {
+        soon = entries[later < count ? later : 0];
+        load(X, soon.row, column, next);
+      }
+      const int to = nearest(x, centers, column, i < count ? k : 0, entry);
+      __syncwarp();  // entries are read that are now written
+      if (i < count && column == 0) entries[i].low = (unsigned)to;
+    }
+    __syncwarp();
+  }
+
+ private:
+  static constexpr int kLanes = few_lanes<kFeatures>(), kTogether = 32 / kLanes;
+
+  template <typename Any>
+  __device__ static __forceinline__ void load(const Any* rows, unsigned row, int column, Any (&to)[4]) {
+    constexpr Past kPast = 4 * kLanes == kFeatures ? Past::kNone : Past::kZero;
+    load_four<kFeatures, kPast>(reinterpret_cast<const unsigned char*>(rows + (long long)row * kFeatures), 0, column, to);
+  }
+
+  // ‖x − c‖², where a lane has four columns; in each of a row's lanes the same.
+  template <typename Sum>
+  __device__ static __forceinline__ Sum square(const float (&x)[4], const float (&c)[4]) {
+    Sum sum = 0;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const Sum difference = (Sum)x[e] - (Sum)c[e];
+      sum += difference * difference;
+    }
+#pragma unroll
+    for (int bits = kLanes / 2; bits > 0; bits /= 2) sum += simt::shuffle_xor(sum, bits);
+    return sum;
+  }
+
+  // In float32 first, as in decide.cuh; of no row if k is 0.
+  __device__ static __forceinline__ int nearest(const float (&x)[4], const float* centers, int column, int k, const Entry& entry) {
+    const bool all = (entry.low | entry.high) == 0;
+    // Calls `take` of pairs of candidates, and of k where there is none; by all lanes, as often as any row has some left.
+    const auto each_two = [&](auto take) {
+      unsigned low = entry.low, high = entry.high;
+      const auto after = [&](int j) { return j >= k ? k : all ? j + 1 : next_candidate(low, high, k); };
+      int one = k == 0 ? 0 : all ? 0 : next_candidate(low, high, k);
+      while (__any_sync(simt::every_lane, one < k)) {
+        const int other = after(one);
+        float c[2][4];
+        load(centers, one < k ? one : 0, column, c[0]);
+        load(centers, other < k ? other : 0, column, c[1]);
+        take(one, c[0]);
+        take(other, c[1]);
+        one = after(other);
+      }
+    };
+    Surely surely;
+    each_two([&](int j, const float (&c)[4]) {
+      const float distance = square<float>(x, c);
+      if (j < k) surely.take(distance, j);
+    });
+    // A lane adds up four of them.
+    const bool sure = k == 0 || surely.is_so(32 * 4);
+    if (!__any_sync(simt::every_lane, !sure)) return surely.centre;
+    Distant nearest = {kInfinity, 0};
+    each_two([&](int j, const float (&c)[4]) {
+      const double distance = square<double>(x, c);
+      if (j < k) nearest.take({distance, j});
+    });
+    return sure ? surely.centre : nearest.centre;
+  }
+};
 
 // What the warps of a block do with their tiles: `body` of a tile's first row. `between` is called by all threads of the
 // block, before any warp has more than kTurns tiles since the last time. kTogether warps, neighbours, have as many tiles as
