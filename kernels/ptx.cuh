@@ -202,8 +202,8 @@ TSA_PTX void prefetch(const void* global) {
 
 // griddepcontrol ─ of kernels that are launched to overlap (kernels/packed.py).
 //
-// after_previous   the kernel ahead in the stream has ended, and what it wrote is there: the first statement of every such
-//                  kernel, in all threads, so that one which ends has waited
+// after_previous   the kernel ahead in the stream has ended, and what it wrote is there: of every such kernel, in all threads, so
+//                  that one which ends has waited, the first statement, but for what reads nothing that may yet be written
 // next_may_begin   blocks of the next kernel may come, once all blocks of this one have said so or ended. For kernels that
 //                  fill the GPU: behind a small one, the blocks of a large one would come two to where there is room first
 TSA_PTX void after_previous() {

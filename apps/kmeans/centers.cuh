@@ -191,7 +191,7 @@ struct Advance {
   double tolerance;
   int k, d, lists;
   float scale, reach, of_norm, of_lost;
-  int padding;
+  int lets_begin;  // whether blocks of the next kernel may come before `advance` ends: of one block a multiprocessor
 
   // What a block found out about centre j, or about a column that is none's.
   __device__ __forceinline__ void keep(int j, const OfCentre& mine) const {
@@ -248,11 +248,12 @@ __device__ __forceinline__ void follow(const Motion& motion, const OfCentre* fou
 
 template <typename Work>
 __global__ void __launch_bounds__(kCentreThreads, 4) advance(const Advance<Work> of) {
+  if (of.lets_begin) ptx::next_may_begin();
   ptx::after_previous();
-  if (*of.stopped) return;
   const int j = blockIdx.x, k = of.k, d = of.d;
-  const unsigned long long* sums = of.sums + (long long)j * (d + 1);
-  const double weight = (double)(long long)sums[d] * of.units[d];
+  const unsigned long long *sums = of.sums + (long long)j * (d + 1), weights = sums[d];
+  if (*of.stopped) return;
+  const double weight = (double)(long long)weights * of.units[d];
   const double inverse = 1 / (weight != 0 ? weight : 1.0);
   OfCentre mine = {};
   // Columns are loaded before any is written.

@@ -58,7 +58,8 @@ class ColumnSums {
     move_rows<Ring, false>(nullptr, shared_place(ring.row(0)), shared_place(rows), count, shared_place(columns_));
   }
 
-  // To global memory, and zero again; with all threads of the block.
+  // To global memory, and zero again if it goes on; with all threads of the block.
+  template <bool kGoesOn = true>
   __device__ __forceinline__ void flush() const {
     __syncthreads();
 #pragma unroll 4
@@ -69,15 +70,16 @@ class ColumnSums {
       long long sum = 0;
 #pragma unroll
       for (int replica = 0; replica < kPlane; replica += kWidth) {
-        sum += take(from + replica) + (long long)take(from + replica + kPlane) * 65536;
+        sum += take<kGoesOn>(from + replica) + (long long)take<kGoesOn>(from + replica + kPlane) * 65536;
       }
       if (sum != 0) atomicAdd(&sums_[cluster * (kFeatures + 1) + column], (unsigned long long)sum);
     }
+#pragma unroll 4
     for (int cluster = threadIdx.x / 32; cluster < k_; cluster += blockDim.x / 32) {
-      const int lane = threadIdx.x % 32, rows = simt::warp_sum(take(digits_ + place(cluster) + 2 * kPlane + lane));
+      const int lane = threadIdx.x % 32, rows = simt::warp_sum(take<kGoesOn>(digits_ + place(cluster) + 2 * kPlane + lane));
       if (lane == 0 && rows != 0) atomicAdd(&sums_[cluster * (kFeatures + 1) + kFeatures], (unsigned long long)(long long)rows);
     }
-    __syncthreads();
+    if (kGoesOn) __syncthreads();
   }
 
  private:
@@ -168,9 +170,10 @@ class ColumnSums {
     if (rows[lane].from >= 0) atomicAdd(of_rows + rows[lane].from, ~0u);
   }
 
+  template <bool kGoesOn>
   __device__ static __forceinline__ int take(unsigned* from) {
     const int digit = (int)*from;
-    *from = 0;
+    if (kGoesOn) *from = 0;
     return digit;
   }
 

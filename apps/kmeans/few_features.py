@@ -157,6 +157,7 @@ class FewProducts(FewFeatures):
     """Scores by products on tensor cores: few_products.cuh."""
 
     columns = 8
+    comes_early = True
 
     def __init__(self, engine: FusedEngine, plan: ProductsPlan, k: int) -> None:
         super().__init__(engine, plan, k, plan.padded)

@@ -46,7 +46,6 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
                                                                           unsigned long long* sums, unsigned* moved,
                                                                           const int* stopped) {
   ptx::next_may_begin();
-  ptx::after_previous();
   static_assert(kColumns <= 8, "a lane has up to 16 bits of a row");
   constexpr int kWarps = kThreads / 32, kTile = 32;
   // A warp asks for the sums to be flushed when it has moved half of its share; it has at most 62 rows waiting.
@@ -58,10 +57,9 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   Ring ring(X, labels, n, shared);
   shared += kWarps * Ring::kBytes;
-  // The first tiles come while centres are made ready.
+  // The first tiles come while the kernel before ends, which has no part in X, and while centres are made ready.
   const unsigned together = gridDim.x * kThreads, own = blockIdx.x * kThreads + threadIdx.x / 32 * 32;
-#pragma unroll
-  for (int stage = 0; stage + 1 < kStages; ++stage) ring.ask(own + stage * together);
+  ring.ask_first(own, together, [] { ptx::after_previous(); });
   const bool stops = *stopped;
   const Scores scores(of, centers, k, shared);
   shared += Scores::kBytes;
@@ -84,11 +82,14 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
     added += count;
   };
   const auto decide = [&](const Entry* items, int count) {
-    Deciding<T, kFeatures>::decide(X, of.mean, centers, k, shared_place(items), count);
+    const bool few = count < 32;
+    if (few) FewInDoubt<T, kFeatures>::decide(X, of.mean, centers, k, shared_place(items), count);
     Moving one = {};
     if (lane < count) {
       const Entry entry = items[lane];
-      const int to = (int)entry.low;
+      const T* row = X + (long long)entry.row * kFeatures;
+      const int to =
+          few ? (int)entry.low : nearest_of_row<kFeatures>(row, of.mean, centers, k, entry.low, entry.high);
       one = {entry.row, (short)here.place(entry.label), (short)here.place(to)};
       if (to != entry.label) labels[entry.row] = (Label)to;
     }
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
     moving.take(1, [&](const Moving* rows, int count) { move(ring, rows, count); });
     leaving.drain(more ? 32 : 1, [&](const Moving* rows, int count) { move(X, rows, count); });
   });
-  here.flush();
+  here.template flush<false>();
   if (lane == 0 && changed) atomicAdd(moved, changed);
 }
 

@@ -66,6 +66,45 @@ __device__ __forceinline__ unsigned word_of(T lower, T upper) {
   return lower.bits | (unsigned)upper.bits << 16;
 }
 
+// ‖x − c‖² in Sum of a row of X, by one thread, in the order of features.
+template <typename Sum, int kFeatures, typename T>
+__device__ __forceinline__ Sum square_distance(const T* row, const float* mean, const float* center) {
+  constexpr int kWide = few_wide<T, kFeatures, 4>();
+  Sum sum = 0;
+#pragma unroll 2
+  for (int i = 0; i < kFeatures; i += kWide) {
+    const auto x = *reinterpret_cast<const simt::Vector<T, kWide>*>(row + i);
+    const auto middle = *reinterpret_cast<const simt::Vector<float, kWide>*>(mean + i);
+    const auto c = *reinterpret_cast<const simt::Vector<float, kWide>*>(center + i);
+#pragma unroll
+    for (int e = 0; e < kWide; ++e) {
+      const Sum difference = (Sum)centred<T, float>(x.at[e], middle.at[e]) - (Sum)c.at[e];
+      sum += difference * difference;
+    }
+  }
+  return sum;
+}
+
+// The nearest of a row's candidates, or of all centres if it has none: the first of equals. In float32 first, as in
+// decide.cuh: a square is off by (d + 3)·2⁻²⁴ of itself at most.
+template <int kFeatures, typename T>
+__device__ __forceinline__ int nearest_of_row(const T* row, const float* mean, const float* centers, int k, unsigned low,
+                                              unsigned high) {
+  const bool all = (low | high) == 0;
+  const auto each = [&](auto take) {
+    unsigned of_low = low, of_high = high;
+    for (int j = all ? 0 : next_candidate(of_low, of_high, k); j < k; j = all ? j + 1 : next_candidate(of_low, of_high, k)) {
+      take(j, centers + j * kFeatures);
+    }
+  };
+  Surely surely;
+  each([&](int j, const float* center) { surely.take(square_distance<float, kFeatures>(row, mean, center), j); });
+  if (surely.is_so(32 * kFeatures)) return surely.centre;
+  Distant nearest = {kInfinity, 0};
+  each([&](int j, const float* center) { nearest.take({square_distance<double, kFeatures>(row, mean, center), j}); });
+  return nearest.centre;
+}
+
 // Lanes that share a row, four columns each: the power of two that has room for it.
 template <int kFeatures>
 constexpr int few_lanes() {
@@ -79,10 +118,10 @@ __device__ __forceinline__ int shared_place(const void* at) {
   return (int)(static_cast<const unsigned char*>(at) - simt::dynamic_shared<unsigned char>());
 }
 
-// The rows of X that are in doubt, decided by a warp: a row by as many lanes as share it, two candidates at a time, while the
-// next rows are on their way.
+// The same of a few rows, by a warp: a row by as many lanes as share it, two candidates at a time, while the next rows are on
+// their way. One takes a third of the time that 32 take by a lane each, which is what a kernel waits for in the end.
 template <typename T, int kFeatures>
-class Deciding {
+class FewInDoubt {
  public:
   // Of up to 32 entries at a place in shared memory the lower half becomes the nearest of the candidates, or of all centres where
   // there are none: the first of equals. A call of its own, for the registers of the loop of tiles.

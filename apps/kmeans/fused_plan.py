@@ -97,7 +97,7 @@ ADVANCE = np.dtype(
     + [("halves", _HALVES), ("motion", MOTION), ("tolerance", "f8")]
     + [(name, "i4") for name in ("k", "d", "lists")]
     + [(name, "f4") for name in ("scale", "reach", "of_norm", "of_lost")]
-    + [("padding", "i4")]
+    + [("lets_begin", "i4")]
 )
 #: Bytes of an `Entry`, a `Change`, an `Undecided` and a place.
 ENTRY_BYTES, CHANGE_BYTES, UNDECIDED_BYTES, PLACE_BYTES = 16, 16, 32, 4

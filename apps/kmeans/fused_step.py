@@ -99,6 +99,8 @@ class Step(ABC):
     bounds: Bounds | None = None
     #: What checks iterations, in protected fits.
     check: StepCheck | None = None
+    #: Whether its first kernel may come before the one ahead has ended: where it has a block a multiprocessor.
+    comes_early = False
     #: Whether it has labels of its own, which `give_labels` makes the engine's.
     keeps_labels = False
 
@@ -282,7 +284,8 @@ class Step(ABC):
         halves = self._halves.data.ptr, placement.padded, placement.slabs, self.columns, second
         sizes = self.k, self.engine.n_features, self._counts.size, placement.scale, placement.reach
         outcome = self._seen[place:].ctypes.data
-        of = *before, margins, *after, outcome, halves, self._motion, tol, *sizes, *(self._margins or (0, 0)), 0
+        own = self._margins or (0.0, 0.0)
+        of = *before, margins, *after, outcome, halves, self._motion, tol, *sizes, *own, self.comes_early
         return np.array(of, ADVANCE)[()]
 
     def counts(self) -> np.ndarray:

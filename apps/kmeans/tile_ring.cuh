@@ -44,15 +44,24 @@ class TileRing {
   // Begins to copy the tile whose first row is `first`, or nothing if that is past the end; by all lanes. Before the first
   // wait kStages − 1 times, then once after each: what the stage had before has then been read.
   __device__ __forceinline__ void ask(unsigned first) {
-    if (first < n_ / kTile * kTile) {
-      copy(first, [](int) { return 16; }, [](int) { return 4; });
-    } else if (first < n_) {
-      const int rows = (int)(n_ - first);
-      // Zeros for the rest.
-      copy(first, [rows](int byte) { return part(rows * kRow - byte, 16); }, [rows](int byte) { return part(rows - byte, 4); });
-    }
+    copy<true, true>(first, asked_);
     ptx::cp_async_commit();
     asked_ += kStage;
+  }
+
+  // Asks for the first tiles, each `together` rows behind the one before; `between` is called while rows are on their way, and
+  // before labels are read.
+  template <typename Between>
+  __device__ __forceinline__ void ask_first(unsigned first, unsigned together, Between between) {
+#pragma unroll
+    for (int stage = 0; stage + 1 < kStages; ++stage) copy<true, false>(first + stage * together, stage * kStage);
+    between();
+#pragma unroll
+    for (int stage = 0; stage + 1 < kStages; ++stage) {
+      copy<false, true>(first + stage * together, stage * kStage);
+      ptx::cp_async_commit();
+    }
+    asked_ = (kStages - 1) * kStage;
   }
 
   // Waits for the tile that was asked for kStages − 1 times ago, for all lanes to read; and the last one has been read by all.
@@ -93,13 +102,26 @@ class TileRing {
 
   __device__ static __forceinline__ int part(int left, int most) { return left <= 0 ? 0 : left < most ? left : most; }
 
+  // Rows, labels or both of a tile to a stage.
+  template <bool kRowsToo, bool kLabelsToo>
+  __device__ __forceinline__ void copy(unsigned first, int stage) const {
+    if (first < n_ / kTile * kTile) {
+      copy<kRowsToo, kLabelsToo>(first, stage, [](int) { return 16; }, [](int) { return 4; });
+    } else if (first < n_) {
+      const int rows = (int)(n_ - first);
+      // Zeros for the rest.
+      copy<kRowsToo, kLabelsToo>(
+          first, stage, [rows](int byte) { return part(rows * kRow - byte, 16); }, [rows](int byte) { return part(rows - byte, 4); });
+    }
+  }
+
   // `of_rows` and `of_labels` say how much of some bytes there is.
-  template <typename OfRows, typename OfLabels>
-  __device__ __forceinline__ void copy(unsigned first, OfRows of_rows, OfLabels of_labels) const {
+  template <bool kRowsToo, bool kLabelsToo, typename OfRows, typename OfLabels>
+  __device__ __forceinline__ void copy(unsigned first, int stage, OfRows of_rows, OfLabels of_labels) const {
     const unsigned char* from = X_ + (unsigned long long)first * kRow;
-    unsigned char* to = own_ + asked_;
+    unsigned char* to = own_ + stage;
 #pragma unroll
-    for (int begin = 0; begin < kTileBytes; begin += kAtATime) {
+    for (int begin = 0; kRowsToo && begin < kTileBytes; begin += kAtATime) {
       const int byte = begin + 16 * lane_;
       if (begin + kAtATime > kTileBytes && byte >= kTileBytes) break;
       const int read = of_rows(byte);
@@ -108,7 +130,7 @@ class TileRing {
                         read > 0 ? from + begin : from - 16 * lane_, read);
     }
     const int byte = label_byte(lane_), read = of_labels(byte);
-    if (kTile == 128 || 4 * lane_ < kTile) {
+    if (kLabelsToo && (kTile == 128 || 4 * lane_ < kTile)) {
       ptx::cp_async<4>(to + kTileBytes + byte, labels_ + first - (read > 0 ? 0 : byte), read);
     }
   }
