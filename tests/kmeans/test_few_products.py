@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from host_cuda import harness
 from host_cuda.few_products import HALF_SHAPES, KINDS, SHAPES, WARPGROUP_SHAPES, ProductsIterations
 from host_cuda.fused_kmeans import blobs
+from host_cuda.tall_skinny import DTYPES
 
 from tsapps.apps.kmeans.few_plan import Multiplier
+from tsapps.kernels.plan import ELEMENT
 
 
 def test_by_hand():
@@ -246,3 +249,58 @@ def test_roundings_that_add_up(small, sign):
     of.iterate(centers)
     of.assert_right(centers)
     assert of.labels[:64].tolist() == [int(sign > 0)] + 63 * [int(sign < 0)]
+
+
+# --- A few rows in doubt, by the lanes that share them ----------------------------------------------------------------
+
+
+def in_doubt_source():
+    def of(dtype, d):
+        T = ELEMENT[dtype]
+        return f"""
+extern "C" void decide_{dtype}_{d}(const void* X, const float* mean, const float* centers, long long k,
+                                   kmeans::Entry* entries, long long count) {{
+  cuda_host::launch(dim3(1), 32, 64 * sizeof(kmeans::Entry), [=] {{
+    auto* here = simt::dynamic_shared<kmeans::Entry>() + 16;
+    for (int i = threadIdx.x; i < count; i += 32) here[i] = entries[i];
+    __syncwarp();
+    kmeans::FewInDoubt<{T}, {d}>::decide(static_cast<const {T}*>(X), mean, centers, (int)k, kmeans::shared_place(here),
+                                         (int)count);
+    for (int i = threadIdx.x; i < count; i += 32) entries[i] = here[i];
+  }});
+}}"""
+
+    return '#include "apps/kmeans/few_rows.cuh"\n' + "".join(of(*shape) for shape in IN_DOUBT)
+
+
+IN_DOUBT = [(dtype, d) for dtype in ("float32", "float16", "bfloat16") for d in (1, 5, 8, 30, 64)]
+
+
+@pytest.fixture(scope="module", name="in_doubt")
+def _in_doubt():
+    return harness.build(in_doubt_source())
+
+
+@pytest.mark.parametrize("k", [1, 9, 64])
+@pytest.mark.parametrize(("dtype", "d"), IN_DOUBT)
+def test_the_nearest_of_a_few_rows_candidates(in_doubt, dtype, d, k, rng):
+    """Of the first of equals, and of all centres where a row has no candidates."""
+    X = (8 * rng.standard_normal((40, d))).round().astype(DTYPES[dtype])  # whole numbers, for there to be ties
+    mean = rng.integers(-2, 3, d).astype(np.float32)
+    centers = (8 * rng.standard_normal((k, d))).round().astype(np.float32)
+    centers[k // 2] = centers[0]
+    distances = ((X.astype(np.float64) - mean)[:, np.newaxis] - centers) ** 2
+    for count in (1, 2, 5, 31, 32):
+        rows, masks = rng.integers(0, 40, count), rng.random((count, k)) < 3 / k
+        masks[::7] = False
+        entries = np.zeros((count, 4), np.uint32)
+        entries[:, 0], entries[:, 1] = rows, rng.integers(0, k, count)
+        for j in range(k):  # bit 16·s + p is centre 8·(p / 2) + 2·s + p % 2
+            bit = j % 8 // 2 * 16 + j // 8 * 2 + j % 2
+            entries[:, 2 + bit // 32] |= np.where(masks[:, j], np.uint32(1 << bit % 32), np.uint32(0))
+        given = entries.copy()
+        in_doubt.call(f"decide_{dtype}_{d}", X, mean, centers, k, entries, count)
+        of_rows = distances.sum(axis=2)[rows]
+        wanted = np.where(masks | ~masks.any(axis=1, keepdims=True), of_rows, np.inf).argmin(axis=1)
+        np.testing.assert_array_equal(entries[:, 2], wanted)
+        np.testing.assert_array_equal(entries[:, [0, 1, 3]], given[:, [0, 1, 3]])
