@@ -119,7 +119,8 @@ __device__ __forceinline__ int shared_place(const void* at) {
 }
 
 // The same of a few rows, by a warp: a row by as many lanes as share it, two candidates at a time, while the next rows are on
-// their way. One takes a third of the time that 32 take by a lane each, which is what a kernel waits for in the end.
+// their way. A lane by itself would take 64 columns of a candidate at the latency of a cache each time, and for a warp's last
+// rows the whole kernel waits; of 32 rows it is instructions that count, and they are a third as many by a lane each.
 template <typename T, int kFeatures>
 class FewInDoubt {
  public:
@@ -181,7 +182,7 @@ class FewInDoubt {
     const auto each_two = [&](auto take) {
       unsigned low = entry.low, high = entry.high;
       const auto after = [&](int j) { return j >= k ? k : all ? j + 1 : next_candidate(low, high, k); };
-      int one = k == 0 ? 0 : all ? 0 : next_candidate(low, high, k);
+      int one = all || k == 0 ? 0 : next_candidate(low, high, k);
       while (__any_sync(simt::every_lane, one < k)) {
         const int other = after(one);
         float c[2][4];

@@ -284,9 +284,8 @@ class Step(ABC):
         halves = self._halves.data.ptr, placement.padded, placement.slabs, self.columns, second
         sizes = self.k, self.engine.n_features, self._counts.size, placement.scale, placement.reach
         outcome = self._seen[place:].ctypes.data
-        own = self._margins or (0.0, 0.0)
-        of = *before, margins, *after, outcome, halves, self._motion, tol, *sizes, *own, self.comes_early
-        return np.array(of, ADVANCE)[()]
+        more = self._motion, tol, *sizes, *(self._margins or (0, 0)), self.comes_early
+        return np.array((*before, margins, *after, outcome, halves, *more), ADVANCE)[()]
 
     def counts(self) -> np.ndarray:
         """Return how many samples each cluster has, (k,), int64, where none is weighted."""
