@@ -8,10 +8,7 @@
 //     low digits, high digits   column 4·v + e at e · kLanes + v          (of 32 columns: 0, 4, 8 … 28, 1, 5 …)
 //     rows                      by whichever lane adds the row
 //
-//   an element v   = 65536 · high + low, high the nearest integer to v / 65536 and low to what is left of v. Both are the last places
-//                  of floats next to kRounds, and as such they are added, modulo 2³²: kRounds' own bits once for each row
-//
-// Why it is fast: to round by adding kRounds takes no conversion to integers, of which a multiprocessor makes 16 a clock. what the lanes of a warp add to lies in as many banks, whatever clusters their rows are of, though a
+// Why it is fast: what the lanes of a warp add to lies in as many banks, whatever clusters their rows are of, though a
 // cluster's sums are there once or twice: 64 clusters of 32 features take 24 KiB. Rows are read where their tile lies in shared
 // memory, a lane's four columns by one instruction, and where a row's sums are is found once for all four. Nothing that is
 // added is waited for.
@@ -19,10 +16,6 @@
 #include "apps/kmeans/few_rows.cuh"
 
 namespace kmeans {
-
-// 1.5 · 2²³: floats next to it are whole numbers apart. And what its bits are.
-constexpr float kRounds = 12582912.0f;
-constexpr unsigned kRoundsBits = 0x4b400000u;
 
 // A row that goes from one cluster to another: of its tile, or of X; and where the clusters' sums begin, negative if there are
 // none.
@@ -69,41 +62,27 @@ class ColumnSums {
   template <bool kGoesOn = true>
   __device__ __forceinline__ void flush() const {
     __syncthreads();
-    // The rows of each cluster, where its first lane had some.
-#pragma unroll 4
-    for (int cluster = threadIdx.x / 32; cluster < k_; cluster += blockDim.x / 32) {
-      const int lane = threadIdx.x % 32;
-      unsigned* of_rows = rows_of(cluster);
-      const int rows = simt::warp_sum((int)take<kGoesOn>(of_rows + lane));
-      if (lane != 0) continue;
-      *of_rows = (unsigned)rows;
-      if (rows != 0) atomicAdd(&sums_[cluster * (kFeatures + 1) + kFeatures], (unsigned long long)(long long)rows);
-    }
-    __syncthreads();
 #pragma unroll 4
     for (int i = threadIdx.x; i < k_ * kWidth; i += blockDim.x) {
       const int cluster = i / kWidth, column = i % kWidth;
       if (column >= kFeatures) continue;
       unsigned* from = digits_ + place(cluster) + column % 4 * kLanes + column / 4;
-      const unsigned of_rounds = *rows_of(cluster) * kRoundsBits;
-      unsigned low = 0, high = 0;
+      long long sum = 0;
 #pragma unroll
       for (int replica = 0; replica < kPlane; replica += kWidth) {
-        low += take<kGoesOn>(from + replica), high += take<kGoesOn>(from + replica + kPlane);
+        sum += take<kGoesOn>(from + replica) + (long long)take<kGoesOn>(from + replica + kPlane) * 65536;
       }
-      const long long sum = (int)(low - of_rounds) + (long long)(int)(high - of_rounds) * 65536;
       if (sum != 0) atomicAdd(&sums_[cluster * (kFeatures + 1) + column], (unsigned long long)sum);
     }
-    if (!kGoesOn) return;
-    __syncthreads();
-    for (int cluster = threadIdx.x; cluster < k_; cluster += blockDim.x) *rows_of(cluster) = 0;
-    __syncthreads();
+#pragma unroll 4
+    for (int cluster = threadIdx.x / 32; cluster < k_; cluster += blockDim.x / 32) {
+      const int lane = threadIdx.x % 32, rows = simt::warp_sum(take<kGoesOn>(digits_ + place(cluster) + 2 * kPlane + lane));
+      if (lane == 0 && rows != 0) atomicAdd(&sums_[cluster * (kFeatures + 1) + kFeatures], (unsigned long long)(long long)rows);
+    }
+    if (kGoesOn) __syncthreads();
   }
 
  private:
-  // Of a cluster, where the lanes count its rows.
-  __device__ __forceinline__ unsigned* rows_of(int cluster) const { return digits_ + place(cluster) + 2 * kPlane; }
-
   // Rows of X, in place of a ring's.
   struct Everywhere {
     __device__ static __forceinline__ int swizzle(unsigned) { return 0; }
@@ -116,9 +95,8 @@ class ColumnSums {
       load_four<kFeatures, kWidth == kFeatures ? Past::kNone : Past::kAny>(row, swizzle, column, at_);
     }
 
-    // As digits with kRounds' bits; of the columns' means and scales, `of_column` has those of the turns of row q.
-    __device__ __forceinline__ void to_digits(int q, const float2 (&of_column)[4], unsigned (&low)[4],
-                                              unsigned (&high)[4]) const {
+    // As integers; of the columns' means and scales, `of_column` has those of the turns of row q.
+    __device__ __forceinline__ void to_integers(int q, const float2 (&of_column)[4], int (&numbers)[4]) const {
       float x[4];
       if constexpr (sizeof(T) == 2) {
         unsigned pairs[2] = {word_of(at_[0], at_[1]), word_of(at_[2], at_[3])};
@@ -135,14 +113,9 @@ class ColumnSums {
         if (kTogether > 1 && q % 2) exchange(x[0], x[1]), exchange(x[2], x[3]);
         if (kTogether > 2 && q / 2 % 2) exchange(x[0], x[2]), exchange(x[1], x[3]);
       }
-      // as_integer of x − mean, to the bit: the scale is a power of two. What is left of it by `high` is exact.
+      // as_integer of x − mean, to the bit: the scale is a power of two.
 #pragma unroll
-      for (int s = 0; s < 4; ++s) {
-        const float v = fmaf(x[s], of_column[s].y, of_column[s].x);
-        const float above = fmaf(v, 1.0f / 65536, kRounds);
-        high[s] = __float_as_uint(above);
-        low[s] = __float_as_uint(fmaf(above - kRounds, -65536.0f, v) + kRounds);
-      }
+      for (int s = 0; s < 4; ++s) numbers[s] = __float2int_rn(fmaf(x[s], of_column[s].y, of_column[s].x));
     }
 
    private:
@@ -185,14 +158,10 @@ class ColumnSums {
       for (int r = 0; r < kAtOnce; ++r) {
         if (kAtOnce > 1 && i + r * kTogether >= count) break;
         const int from = rows[i + r * kTogether].from, to = rows[i + r * kTogether].to;
-        unsigned low[4], high[4];
-        x[r].to_digits(q, of_column, low, high);
-        add(of_turn, to, low, high);
-        if (from >= 0) {
-#pragma unroll
-          for (int s = 0; s < 4; ++s) low[s] = 0u - low[s], high[s] = 0u - high[s];
-          add(of_turn, from, low, high);
-        }
+        int numbers[4];
+        x[r].to_integers(q, of_column, numbers);
+        add(of_turn, to, numbers, 1);
+        if (from >= 0) add(of_turn, from, numbers, -1);
       }
     }
     if (lane >= count) return;
@@ -202,18 +171,17 @@ class ColumnSums {
   }
 
   template <bool kGoesOn>
-  __device__ static __forceinline__ unsigned take(unsigned* from) {
-    const unsigned digit = *from;
+  __device__ static __forceinline__ int take(unsigned* from) {
+    const int digit = (int)*from;
     if (kGoesOn) *from = 0;
     return digit;
   }
 
-  __device__ static __forceinline__ void add(unsigned* const (&of_turn)[4], int place, const unsigned (&low)[4],
-                                             const unsigned (&high)[4]) {
+  __device__ static __forceinline__ void add(unsigned* const (&of_turn)[4], int place, const int (&numbers)[4], int sign) {
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
-      atomicAdd(of_turn[s] + place, low[s]);
-      atomicAdd(of_turn[s] + place + kPlane, high[s]);
+      atomicAdd(of_turn[s] + place, (unsigned)(sign * (numbers[s] & 0xffff)));
+      atomicAdd(of_turn[s] + place + kPlane, (unsigned)(sign * (numbers[s] >> 16)));
     }
   }
 
