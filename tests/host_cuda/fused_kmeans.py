@@ -293,16 +293,16 @@ class Iterations:
     def advancing(self, centers, following, outcome, tolerance=0.0):
         """Return what the kernels of centers.cuh are told of an iteration."""
         self.units = 1 / self.scales
-        pointed = self.sums, self.units, centers, following, self.found, self.offsets, self.margins
-        state = self.extremes, self.arrived, self.moved, self.counts, self.stopped
-        pointers = [one.ctypes.data for one in (*pointed, *state)]
+        margins = 0, 0.0, 0.0
+        if not self.slabs and epilogue_of(self.plan_of_product, self.k) != "Nearest":
+            margins = self.margins.ctypes.data, *margins_of(self.plan_of_product, self.d, self.k, self.rounding)
+        pointed = self.sums, self.units, centers, following, self.found, self.offsets
+        state = self.extremes, self.arrived, self.moved, self.counts, self.stopped, outcome
+        before, after = ([one.ctypes.data for one in some] for some in (pointed, state))
         second = len(self.offsets) if self.parts > 1 else 0
         halves = self.halves.ctypes.data, self.padded, self.slabs, self.columns, second
         sizes = self.k, self.d, self.counts.size, self.scale, self.reach
-        of_norm, of_lost = 0.0, 0.0
-        if not self.slabs:
-            of_norm, of_lost = margins_of(self.plan_of_product, self.d, self.k, self.rounding)
-        of = *pointers, outcome.ctypes.data, halves, self.motion, tolerance, *sizes, of_norm, of_lost, 0
+        of = *before, margins[0], *after, halves, self.motion, tolerance, *sizes, *margins[1:], 0
         return np.array(of, ADVANCE)
 
     def move_rows(self, centers, stopped=0):
