@@ -37,6 +37,7 @@ template <typename T, int kPoints, int kRows, int kLanes, bool kAligned>
 class Distances {
  public:
   static constexpr bool kLong = kLanes == 32;
+  static constexpr int kOfRow = kLanes;
   static constexpr int kWide = kAligned ? 16 / (int)sizeof(T) : 1;
   // The lanes that end with different points: a power of two.
   static constexpr int taking() {

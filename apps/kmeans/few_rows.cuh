@@ -1,14 +1,11 @@
-// What kernels that read few features from X itself have in common: the tiles of a warp, and the queue of its rows that are
-// not done.
+// What kernels that read few features from X itself have in common: the tiles of a warp, how rows are loaded, and how those are
+// decided that several centres may be nearest to.
 //
 //   tiles     of kTile rows; those of a block's warps lie one after the other, those of the next turn a whole grid further on
-//   queue     a warp's, in shared memory: rows with another label, or in doubt, that any of its tiles left
-//
-// Why it is fast: few rows of a tile are not done, and they take many instructions. They are settled when there is one for
-// each lane of a warp, whatever tile they are of.
 #pragma once
 #include "apps/kmeans/decide.cuh"
 #include "apps/kmeans/integers.cuh"
+#include "apps/kmeans/row_queue.cuh"
 
 namespace kmeans {
 
@@ -225,62 +222,5 @@ __device__ __forceinline__ void each_tile(unsigned n, Between between, Body body
     for (; tile < end; tile += together) body(tile * kTile);
   }
 }
-
-// The rows of a warp that wait to be settled. Between two settlings, no more than kTile come, or (kTile 0) 32 if all are settled.
-// If `keeps`, registers hold what places are computed from (simt::kept).
-template <typename Item, int kTile, bool keeps = false>
-class Queue {
- public:
-  static constexpr int kRoom = kTile + 32, kBytes = kRoom * (int)sizeof(Item);  // of a warp
-
-  __device__ explicit Queue(void* items)
-      : items_(static_cast<Item*>(items) + threadIdx.x / 32 * kRoom), below_((1u << threadIdx.x % 32) - 1), waiting_(0) {
-    if (keeps) items_ = simt::kept_shared(items_), below_ = simt::kept(below_);
-  }
-
-  // By all lanes: each adds its item if it is wanted.
-  __device__ __forceinline__ void add(bool wanted, const Item& item) {
-    const unsigned all = __ballot_sync(simt::every_lane, wanted);
-    if (wanted) items_[waiting_ + __popc(all & below_)] = item;
-    waiting_ += __popc(all);
-  }
-
-  // The same, an item a turn, for as long as any lane's `wanted` is not zero: `fill` writes one and changes it. `all` are
-  // the lanes that begin with one.
-  template <typename Fill>
-  __device__ __forceinline__ void add_while(unsigned all, const unsigned& wanted, Fill fill) {
-#pragma unroll 1
-    while (all != 0) {
-      if (wanted != 0) fill(items_[waiting_ + __popc(all & below_)]);
-      waiting_ += __popc(all);
-      all = __ballot_sync(simt::every_lane, wanted != 0);
-    }
-  }
-
-  // Calls `settle` of up to 32 items and their number, by all lanes, if `least` of them wait, and tells whether they did. It
-  // may write where the items are.
-  template <typename Settle>
-  __device__ __forceinline__ bool take(unsigned least, Settle settle) {
-    if (waiting_ < least) return false;
-    const unsigned taken = waiting_ < 32 ? waiting_ : 32;
-    waiting_ -= taken;
-    __syncwarp();
-    settle(items_ + waiting_, (int)taken);
-    __syncwarp();  // what was there has been read
-    return true;
-  }
-
-  // Likewise, until fewer wait.
-  template <typename Settle>
-  __device__ __forceinline__ void drain(unsigned least, Settle settle) {
-    while (take(least, settle)) {
-    }
-  }
-
- private:
-  Item* items_;
-  unsigned below_;  // the lanes before this one
-  unsigned waiting_;
-};
 
 }  // namespace kmeans

@@ -373,6 +373,10 @@ class FusedEngine(CublasEngine):
             self._shadow = Shadow(self, slabs) if self._applies else None
         return self._shadow
 
+    def copy_for(self, k: int) -> Shadow | None:
+        """Return X's copy that iterations for k clusters read, proved; None where they read none. X may be centred."""
+        return self._shadow if self.proves and self.serves(k) else None
+
     def spread(self) -> tuple[np.ndarray, float]:
         """Return no less than the largest |x − mean| of each feature, and the root of the mean square over all."""
         if self._found is None:

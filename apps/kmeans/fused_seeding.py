@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.seeding_plan import seeding_plan
-from tsapps.apps.kmeans.shadow import load_kernels
+from tsapps.apps.kmeans.seeding_plan import COPY, SeedingPlan, copy_error, screen_plan, seeding_plan
+from tsapps.apps.kmeans.shadow import Shadow, load_kernels
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.packed import OverlappingLaunch
 from tsapps.kernels.plan import ELEMENT
@@ -20,14 +20,24 @@ __all__ = ["draw_plus_plus"]
 
 # Threads and blocks a multiprocessor of try_candidates, and threads of draw_candidates.
 _TRY_THREADS, _TRY_BLOCKS, _DRAW_THREADS = 256, 2, 512
+# Bytes of X from which on steps read its copy, which iterations want too, but not of small data.
+_LEAST_SCREENED = 32 << 20
+
+
+def _is_large(engine: FusedEngine) -> bool:
+    return engine.n_samples * engine.n_features * engine.dtype.itemsize >= _LEAST_SCREENED
 
 
 def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.ndarray | None:
     """Draw samples by greedy k-means++, see `Engine.draw_plus_plus`; None where X is not held or there is no plan.
 
-    X is read once for each centre; beside it, n numbers are kept.
+    X is read once for each centre, or its copy and a part of X where iterations will read the copy and some centres are
+    drawn; beside it, n numbers are kept.
     """
-    X, (steps, trials) = engine.held, draws.shape
+    steps, trials = draws.shape
+    # First, as centring may change what is held.
+    shadow = engine.copy_for(steps + 1) if steps > trials and _is_large(engine) else None
+    X = engine.held
     if X is None and engine.rows_on_gpu is not None and engine.fits(2 * engine.rows_on_gpu.nbytes):
         X = engine.rows_on_gpu.astype(engine.dtype)  # halves
     if X is None:
@@ -43,10 +53,10 @@ def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.nda
     weights = engine.sample_weight
     names = ("try_candidates", "draw_candidates")
     scalar = ELEMENT[engine.dtype.name]
-    attempt, draw = load_kernels(
+    by_rows, draw = load_kernels(
         engine, "seeding.cuh", *(plan.kernel(name, scalar, weighted=weights is not None) for name in names)
     )
-    attempt.max_dynamic_shared_size_bytes = plan.shared_bytes
+    by_rows.max_dynamic_shared_size_bytes = plan.shared_bytes
     closest = cupy.full(n, np.inf, engine.dtype)
     # Row s holds the candidates of centre s: for the first, itself.
     candidates, chosen = (cupy.asarray(np.full(shape, first, np.int64)) for shape in ((steps + 1, trials), steps + 1))
@@ -58,7 +68,7 @@ def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.nda
     blocks = min(engine.gpu.multiprocessors * _TRY_BLOCKS, plan.chunks)
     tried = *samples, chosen, candidates, *chunks, np.int32(plan.window), closest, sums
     drawn = *samples, closest, *chunks, sums, candidates, numbers, chosen, candidates
-    try_candidates = OverlappingLaunch(attempt, (blocks,), (_TRY_THREADS,), tried, plan.shared_bytes)
+    try_candidates = OverlappingLaunch(by_rows, (blocks,), (_TRY_THREADS,), tried, plan.shared_bytes)
     draw_candidates = OverlappingLaunch(draw, (trials,), (_DRAW_THREADS,), drawn)
     # The arguments that go on with every step: two behind the samples, and the last four.
     of_tried, of_drawn = len(samples), len(drawn) - 4
@@ -66,10 +76,12 @@ def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.nda
     def row(array: Any, step: int) -> int:
         return int(array.data.ptr) + step * int(array.strides[0])
 
+    screened = None if shadow is None else _screening(engine, shadow, plan, tried)
     for step in range(steps + 1):
-        try_candidates.point(of_tried, row(chosen, max(step - 1, 0)))
-        try_candidates.point(of_tried + 1, row(candidates, step))
-        try_candidates()
+        attempt = try_candidates if screened is None or step < screened.first_step else screened.launch
+        attempt.point(of_tried, row(chosen, max(step - 1, 0)))
+        attempt.point(of_tried + 1, row(candidates, step))
+        attempt()
         if step < steps:
             following = row(candidates, step), row(numbers, step), row(chosen, step), row(candidates, step + 1)
             for place, address in enumerate(following, of_drawn):
@@ -79,3 +91,31 @@ def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.nda
     told = *drawn[:of_drawn], candidates[steps], nothing, chosen[steps:], nothing
     draw((1,), (_DRAW_THREADS,), told)
     return to_host(chosen)
+
+
+class _Screening(NamedTuple):
+    """The launch of steps that read X's copy, and the first of them."""
+
+    launch: OverlappingLaunch
+    first_step: int
+
+
+def _screening(engine: FusedEngine, shadow: Shadow, seeding: SeedingPlan, tried: tuple[Any, ...]) -> _Screening | None:
+    """Return how later steps read X's copy; None where there is no room.
+
+    `tried` are the arguments of try_candidates.
+    """
+    d, weighted, size = engine.n_features, engine.sample_weight is not None, engine.dtype.itemsize
+    plan = screen_plan(seeding, d, shadow.padded, size, weighted=weighted, device=engine.gpu)
+    if plan is None:
+        return None
+    (kernel,) = load_kernels(engine, "seeding_screen.cuh", plan.kernel(ELEMENT[engine.dtype.name], weighted=weighted))
+    kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
+    copy = (
+        *(shadow.rows.data.ptr, shadow.norms.data.ptr, shadow.padded, shadow.slabs, shadow.scale),
+        *(*copy_error(d, shadow.padded, float(shadow.rounding)), 0),
+    )
+    blocks = min(engine.gpu.multiprocessors * _TRY_BLOCKS, seeding.chunks)
+    arguments = *tried, np.array(copy, COPY)[()]
+    launch = OverlappingLaunch(kernel, (blocks,), (_TRY_THREADS,), arguments, plan.shared_bytes)
+    return _Screening(launch, plan.first_step)

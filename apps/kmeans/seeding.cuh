@@ -30,6 +30,41 @@ constexpr int kTryThreads = 256, kTryBlocks = 2, kDrawThreads = 512;
 template <typename T, int kPoints>
 constexpr int kTryRows = (kPoints <= 8 ? 4 : 2) * (int)sizeof(float) / (int)sizeof(T);
 
+// The distances of kRows rows of each group of lanes become D² of their nearest centre and what each candidate leaves of their
+// chunk's sum. `place` gives row r's place in `closest`, negative if it is none.
+template <typename Found, typename T, int kRows, typename Place>
+__device__ __forceinline__ void settle(const Found& found, T (&near)[kRows], const T (&weight)[kRows], Place place, T* closest,
+                                       double (&totals)[Found::kHeld]) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    T to_last = (T)found.at[r][0];
+    if (Found::kOfRow > 1) to_last = simt::shuffle(to_last, simt::lane() & ~(Found::kOfRow - 1));
+    const long long row = place(r);
+    if (to_last < near[r]) {
+      near[r] = to_last;
+      if (Found::member() == 0 && row >= 0) closest[row] = to_last;
+    }
+#pragma unroll
+    for (int h = 0; h < Found::kHeld; ++h) {
+      const T there = (T)found.at[r][h];
+      if (row >= 0) totals[h] += (double)weight[r] * (double)(there < near[r] ? there : near[r]);
+    }
+  }
+}
+
+// Writes what a warp has added up of a chunk, and `alike` for every candidate, to each candidate's sum, `chunks` apart.
+template <typename Found>
+__device__ __forceinline__ void hand_in(double (&totals)[Found::kHeld], double alike, int trials, double* sums, int chunks) {
+#pragma unroll
+  for (int h = 0; h < Found::kHeld; ++h) {
+#pragma unroll
+    for (int bits = 16; bits >= Found::kOfRow; bits /= 2) totals[h] += simt::shuffle_xor(totals[h], bits);
+    const int trial = Found::first_point() + h - 1;
+    const bool writes = simt::lane() < Found::kOfRow && Found::member() % Found::kAlike == 0;
+    if (writes && trial >= 0 && trial < trials) sums[(long long)trial * chunks] = totals[h] + alike;
+  }
+}
+
 // Warps take chunks of `chunk` rows (whole tiles) in turn. `last` is the centre of the step before. Shared memory has
 // `window` columns of the points: all, or a multiple of kStretch, and then the block's warps go through them together.
 template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted>
@@ -41,7 +76,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
   constexpr int kPoints = kTrials + 1, kRows = kTryRows<T, kPoints>, kGroups = 32 / kLanes, kTile = kRows * kGroups;
   using Found = Distances<T, kPoints, kRows, kLanes, kAligned>;
   T* points = simt::dynamic_shared<T>();
-  const int lane = simt::lane(), warp = threadIdx.x / 32, warps = blockDim.x / 32, member = Found::member();
+  const int lane = simt::lane(), warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const auto fetch = [&](int begin) {
     for (int p = 0; p < kPoints; ++p) {
       const T* point = X + (p == 0 ? *last : candidates[p - 1]) * d;
@@ -81,30 +116,13 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
         found.add(x, points, window, from, from + window < d ? from + window : d, d, full ? (long long)kTile * d : 0);
         if (!Found::kLong) break;
       }
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        T to_last = (T)found.at[r][0];
-        if (kLanes > 1) to_last = simt::shuffle(to_last, lane & ~(kLanes - 1));
+      const auto place = [&](int r) {
         const int here = at + r * kGroups + lane / kLanes;
-        if (to_last < near[r]) {
-          near[r] = to_last;
-          if (member == 0 && here < count) closest[begin + here] = to_last;
-        }
-#pragma unroll
-        for (int h = 0; h < Found::kHeld; ++h) {
-          const T there = (T)found.at[r][h];
-          if (here < count) totals[h] += (double)weight[r] * (double)(there < near[r] ? there : near[r]);
-        }
-      }
+        return here < count ? begin + here : -1;
+      };
+      settle(found, near, weight, place, closest, totals);
     }
-#pragma unroll
-    for (int h = 0; h < Found::kHeld; ++h) {
-#pragma unroll
-      for (int bits = 16; bits >= kLanes; bits /= 2) totals[h] += simt::shuffle_xor(totals[h], bits);
-      const int trial = Found::first_point() + h - 1;
-      const bool writes = lane < kLanes && member % Found::kAlike == 0;
-      if (writes && mine < chunks && trial >= 0 && trial < kTrials) sums[(long long)trial * chunks + mine] = totals[h];
-    }
+    if (mine < chunks) hand_in<Found>(totals, 0.0, kTrials, sums + mine, chunks);
   }
 }
 

@@ -2,12 +2,20 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from tsapps.apps.kmeans.fused_plan import tensor_error
 from tsapps.kernels.device import Device
 
-__all__ = ["MOST_TRIALS", "SeedingPlan", "seeding_plan"]
+__all__ = ["COPY", "MOST_TRIALS", "ScreenPlan", "SeedingPlan", "copy_error", "screen_plan", "seeding_plan"]
 
 #: Candidates a step that the kernels have registers for: enough for 59,874 clusters.
 MOST_TRIALS = 12
+#: seeding_screen.cuh's `Copy`, as a NumPy structure.
+COPY = np.dtype(
+    [("rows", "u8"), ("norms", "u8"), ("padded", "i4"), ("slabs", "i4")]
+    + [(name, "f4") for name in ("scale", "error", "of_distance", "unused")]
+)
 # Of try_candidates: its warps and blocks a multiprocessor.
 _WARP, _BLOCKS = 32, 2
 # Rows of so many elements are shared by a whole warp, so many columns at a time (kStretch).
@@ -20,6 +28,10 @@ _FEW, _ROWS_OF_FEW, _ROWS_OF_MORE = 8, 4, 2
 _MOST_CHUNKS = 1 << 14
 # Bytes of shared memory that the system keeps of every block, and of what draw_candidates and others declare.
 _RESERVED = 1024
+# Of screen_candidates: warps of a block, rows of a tile and their columns (ScreenRing), and rows that may wait (Queue).
+_WARPS, _TILE, _COLUMNS, _WAITING = 8, 16, 128, 48
+# What its own roundings come to, of the square of both norms; and a distance's, of each of its elements.
+_SCREEN_ROUNDINGS, _DISTANCE_ROUNDINGS = 2.0**-20, 2.0**-23
 
 
 @dataclass(frozen=True)
@@ -89,6 +101,61 @@ def seeding_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, d
     if window is None:
         return None
     return SeedingPlan(trials, lanes, aligned, chunk, -(-n // chunk), window, window * points * itemsize)
+
+
+@dataclass(frozen=True)
+class ScreenPlan:
+    """How the kernel of seeding_screen.cuh is instantiated and launched.
+
+    Attributes
+    ----------
+    seeding : SeedingPlan
+        The plan of the steps that read X.
+    stages : int
+        Tiles of a warp in shared memory.
+    shared_bytes : int
+        Dynamic shared memory.
+    first_step : int
+        From which on it is used: so many centres have then been drawn.
+    """
+
+    seeding: SeedingPlan
+    stages: int
+    shared_bytes: int
+
+    @property
+    def first_step(self) -> int:
+        """As a candidate is nearer to one of `s + 1` rows, X is read for no more than about half of the rows then."""
+        return self.seeding.trials + 1
+
+    def kernel(self, scalar: str, *, weighted: bool) -> str:
+        """Return the kernel's name expression for data of the C++ type `scalar`."""
+        return f"{self.seeding.kernel('screen_candidates', scalar, weighted=weighted)[:-1]}, {self.stages}>"
+
+
+def screen_plan(
+    plan: SeedingPlan, d: int, padded: int, itemsize: int, *, weighted: bool, device: Device
+) -> ScreenPlan | None:
+    """Choose how a step reads X's copy, of rows of `padded` elements; None where there is no room for two blocks."""
+    if plan.window < d:
+        return None
+    points = plan.trials + 1
+    copies = -(-padded // 32) * 32 * -(-points // 8) * 8 * 2
+    fixed = -(-points * plan.window * itemsize // 16) * 16 + copies + _WARPS * _WAITING * 4
+    stage = _TILE * (2 * _COLUMNS + 4 + itemsize * (2 if weighted else 1))
+    for stages in (3, 2):
+        shared_bytes = fixed + _WARPS * stages * stage
+        if shared_bytes <= device.shared_memory // _BLOCKS - _RESERVED - 16 * points:
+            return ScreenPlan(plan, stages, shared_bytes)
+    return None
+
+
+def copy_error(d: int, padded: int, rounding: float) -> tuple[float, float]:
+    """Return what square distances are off by: of the copy's rows, beside the square of both norms; of X's, a factor.
+
+    `rounding` is what the copy lost of a row beside its norm.
+    """
+    return 2 * rounding + tensor_error(padded) + _SCREEN_ROUNDINGS, 1 + (d + 16) * _DISTANCE_ROUNDINGS
 
 
 def _window(d: int, column: int, device: Device) -> int | None:

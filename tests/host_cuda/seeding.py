@@ -1,11 +1,13 @@
 """Runs greedy k-means++ by seeding.cuh's own source on the CPU, as `fused_seeding.py` launches it."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 
 from host_cuda.tall_skinny import build_each
-from tsapps.apps.kmeans.seeding_plan import seeding_plan
+from tsapps.apps.kmeans.fused_plan import ROUNDING, padded, shadow_scale
+from tsapps.apps.kmeans.seeding_plan import COPY, copy_error, screen_plan, seeding_plan
 from tsapps.kernels.device import KNOWN
 from tsapps.kernels.plan import ELEMENT
 
@@ -27,6 +29,10 @@ SHAPES = [
 ]
 
 
+#: Those by which X's copy may be read.
+SCREENED = [*SHAPES[4:9], (600, 60, "float32", False)]
+
+
 def trials_of(k):
     return 2 + int(np.log(k))
 
@@ -36,11 +42,22 @@ def plan_of(n, d, k, dtype, device=H200):
     return seeding_plan(n, d, trials_of(k), size, aligned=d * size % 16 == 0, device=device)
 
 
+def width_of(d, slabs):
+    """Return the elements of a row of the copy."""
+    return -(-d // 16) * 16 if slabs else padded(d)
+
+
+def screen_of(plan, d, dtype, weighted, slabs, stages=None):
+    size = np.dtype(dtype).itemsize
+    screen = screen_plan(plan, d, width_of(d, slabs), size, weighted=weighted, device=H200)
+    return screen if stages is None else replace(screen, stages=stages)
+
+
 def name_of(plan, dtype, weighted):
     return f"{dtype}_{plan.trials}_{plan.lanes}_{int(plan.aligned)}_{int(weighted)}"
 
 
-def source(plan, dtype, weighted):
+def source(plan, _, dtype, weighted):
     T, name = ELEMENT[dtype], name_of(plan, dtype, weighted)
     return f"""
 #include "apps/kmeans/seeding.cuh"
@@ -64,10 +81,37 @@ extern "C" void draw_{name}(const void* X, long long n, long long d, const void*
 }}"""
 
 
+def screen_source(plan, d, dtype, weighted):
+    T, name = ELEMENT[dtype], name_of(plan, dtype, weighted)
+    kernels = "".join(
+        f"""
+    if (stages == {stages}) kmeans::{screen_of(plan, d, dtype, weighted, 0, stages).kernel(T, weighted=weighted)}(
+        static_cast<const {T}*>(X), n, (int)d, static_cast<const {T}*>(weights), last, candidates, (int)chunk,
+        (int)chunks, (int)window, static_cast<{T}*>(closest), sums, *copy);"""
+        for stages in (2, 3)
+    )
+    return f"""
+#include "apps/kmeans/seeding_screen.cuh"
+extern "C" void screen_{name}(const void* X, long long n, long long d, const void* weights, const long long* last,
+                              const long long* candidates, long long chunk, long long chunks, long long window,
+                              void* closest, double* sums, const kmeans::Copy* copy, long long stages,
+                              long long shared_bytes, long long blocks) {{
+  cuda_host::launch(dim3(blocks), kmeans::kTryThreads, shared_bytes, [=] {{{kernels}
+  }});
+}}"""
+
+
 @cache
 def libraries():
-    kinds = [(plan_of(1000, d, k, dtype), dtype, weighted) for d, k, dtype, weighted in SHAPES]
-    return dict(zip([name_of(*kind) for kind in kinds], build_each([source(*kind) for kind in kinds]), strict=True))
+    found = {}
+    for shapes, of_kind in ((SHAPES + SCREENED, source), (SCREENED, screen_source)):
+        kinds = {
+            name_of(plan_of(1000, d, k, dtype), dtype, weighted): (d, k, dtype, weighted)
+            for d, k, dtype, weighted in shapes
+        }
+        sources = [of_kind(plan_of(1000, d, k, dtype), d, dtype, weighted) for d, k, dtype, weighted in kinds.values()]
+        found.update(zip([(name, of_kind is screen_source) for name in kinds], build_each(sources), strict=True))
+    return found
 
 
 class Seeding:
@@ -80,7 +124,7 @@ class Seeding:
         self.plan = plan_of(self.n, self.d, k, dtype) if plan is None else plan
         self.blocks = blocks
         self.name = name_of(self.plan, dtype, weights is not None)
-        self.library = libraries()[self.name]
+        self.library = libraries()[self.name, False]
 
     def begin(self, first):
         self.closest = np.full(self.n, np.inf, self.X.dtype)
@@ -102,6 +146,37 @@ class Seeding:
         plan, last = self.plan, self.chosen[max(step - 1, 0) :]
         arguments = last, self.candidates[step], plan.chunk, plan.chunks, plan.window, self.closest, self.sums
         self.library.call(f"try_{self.name}", *self.samples(), *arguments, plan.shared_bytes, self.blocks)
+
+    def make_copy(self, slabs=0, stages=None, raised=()):
+        """Make the copy that `screen` reads; `raised` are rows whose norms are to be four times as large."""
+        wide = self.X.astype(np.float64)
+        rounded = (wide - wide.mean(axis=0).astype(self.X.dtype)).astype(self.X.dtype).astype(np.float64)
+        self.scale = shadow_scale(float(np.sqrt(np.mean(rounded**2))))
+        width = width_of(self.d, slabs)
+        rows = np.zeros((-(-self.n // 64) * 64, width), np.float16)
+        rows[: self.n, : self.d] = (rounded * self.scale).astype(np.float32)
+        found = rows[: self.n, : self.d].astype(np.float64)
+        lost = np.linalg.norm(found - rounded * self.scale, axis=1)
+        self.norms = (1.0002 * np.maximum(np.linalg.norm(found, axis=1), lost / ROUNDING)).astype(np.float32)
+        self.norms[list(raised)] *= 4
+        if slabs:
+            # Tiles of 64 rows, of which 16 columns at a time, eight rows of them, and of these eight columns.
+            rows = rows.reshape(-1, 8, 8, width // 16, 2, 8).transpose(0, 3, 1, 4, 2, 5)
+        # Past the last row nothing is to be read.
+        self.rows = np.ascontiguousarray(rows) if slabs else rows[: self.n].copy()
+        self.screened = screen_of(self.plan, self.d, self.X.dtype.name, self.weights is not None, slabs, stages)
+        error, of_distance = copy_error(self.d, width, ROUNDING)
+        addresses = self.rows.ctypes.data, self.norms.ctypes.data
+        self.copy = np.array(
+            [(*addresses, width, width // 16 if slabs else 0, self.scale, error, of_distance, 0)], COPY
+        )
+
+    def screen(self, step):
+        """Try the candidates of a step by the copy."""
+        plan, last = self.plan, self.chosen[max(step - 1, 0) :]
+        arguments = last, self.candidates[step], plan.chunk, plan.chunks, plan.window, self.closest, self.sums
+        found = self.copy, self.screened.stages, self.screened.shared_bytes, self.blocks
+        libraries()[self.name, True].call(f"screen_{self.name}", *self.samples(), *arguments, *found)
 
     def follow(self, step, draws):
         following = (np.intp(0), self.chosen[step:], np.intp(0))

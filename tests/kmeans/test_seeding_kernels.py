@@ -6,12 +6,13 @@ import numpy as np
 import oracle
 import pytest
 from host_cuda import harness
-from host_cuda.seeding import SHAPES, Seeding, plan_of, trials_of
+from host_cuda.seeding import SCREENED, SHAPES, Seeding, plan_of, trials_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import make_blobs
 
-from tsapps.apps.kmeans.seeding_plan import MOST_TRIALS, seeding_plan
+from tsapps.apps.kmeans.fused_plan import padded
+from tsapps.apps.kmeans.seeding_plan import MOST_TRIALS, screen_plan, seeding_plan
 from tsapps.kernels.device import KNOWN
 
 
@@ -211,6 +212,105 @@ def test_whole_seeding_of_grains(shape, n, grain, seed):
         assert of.draw(first, draws).tolist() == expected
 
 
+def both_ways(of, step):
+    """Try a step's candidates by X and by its copy; return D² and the sums of both, and go on with X's."""
+    before = of.closest.copy()
+    of.screen(step)
+    screened = of.closest.copy(), of.sums.copy()
+    of.closest[:], of.sums[:] = before, np.nan
+    of.attempt(step)
+    return screened, (of.closest, of.sums)
+
+
+@pytest.mark.parametrize("n", [1, 67, 700])
+@pytest.mark.parametrize("slabs", [0, 1])
+@pytest.mark.parametrize(("d", "k", "dtype", "weighted"), SCREENED)
+def test_steps_by_the_copy_are_as_exact(d, k, dtype, weighted, slabs, n, rng):
+    X = blobs(n, d, k).astype(dtype) + 100  # far from the origin
+    of = Seeding(X, k, dtype, rng.random(n) if weighted else None, blocks=1 + n % 3)
+    of.make_copy(slabs, stages=2 if n % 2 else None)
+    of.begin(n // 2)
+    for step in range(min(k, 6)):
+        draws = rng.random(of.plan.trials)
+        if step == 0:
+            of.attempt(step)
+        else:
+            with harness.schedule(seed=step, threads=1 + step % 2):
+                (closest, sums), (expected, expected_sums) = both_ways(of, step)
+            np.testing.assert_array_equal(closest, expected)
+            np.testing.assert_allclose(sums, expected_sums, rtol=1e-13)
+        of.follow(step, draws if step < k - 1 else None)
+
+
+def test_rows_that_the_copy_tells_are_not_read(rng):
+    d, k, dtype, _ = SHAPES[6]
+    of = Seeding(rng.standard_normal((600, d)), k, dtype)
+    of.make_copy()
+    of.begin(0)
+    of.attempt(0)
+    # No candidate is nearer to any row than half of what it is; but of one row nothing is known.
+    of.closest *= 0.5
+    of.closest[:10] = 0
+    of.norms[310] = np.inf
+    of.candidates[1] = np.arange(1, 1 + of.plan.trials)
+    near, of.X[10:] = of.closest.copy(), of.X[0]
+    of.screen(1)
+    read = np.flatnonzero(of.closest != near)
+    assert read.tolist() == [310]
+    assert of.closest[310] == 0
+    np.testing.assert_allclose(of.sums.sum(axis=1), near.sum() - near[310], rtol=1e-6)
+
+
+@pytest.mark.parametrize("what", ["overflow", "nothing", "equal", "raised"])
+def test_copies_that_tell_little(what, rng):
+    d, k, dtype, _ = SHAPES[6]
+    X = rng.standard_normal((200, d)).astype(dtype)
+    if what == "overflow":
+        X[::7] *= 1e30  # what float16 cannot hold, at the scale of the others
+        X[3] = 1e-30
+    elif what == "nothing":
+        X[:] = 0.25
+    elif what == "equal":
+        X[100:] = X[:100]
+    of = Seeding(X, k, dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        of.make_copy(raised=range(0, 200, 3) if what == "raised" else ())
+    if what == "overflow":
+        of.norms[~np.isfinite(of.norms)] = np.inf
+    of.begin(0)
+    of.attempt(0)
+    of.follow(0, rng.random(of.plan.trials))
+    for step in range(1, 8):
+        (closest, sums), (expected, expected_sums) = both_ways(of, step)
+        np.testing.assert_array_equal(closest, expected)
+        np.testing.assert_allclose(sums, expected_sums, rtol=1e-13)
+        of.follow(step, rng.random(of.plan.trials))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    shape=st.sampled_from(SCREENED[:3]),
+    n=st.integers(2, 200),
+    spread=st.sampled_from([0.0, 1e-4, 0.1, 3.0]),
+    seed=st.integers(0, 2**16),
+)
+def test_any_step_by_the_copy(shape, n, spread, seed):
+    # Groups of nearly equal rows, of which the copy can tell none apart, and far ones.
+    d, k, dtype, weighted = shape
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((5, d))[rng.integers(0, 5, n)] + spread * rng.standard_normal((n, d))
+    of = Seeding(X, k, dtype, rng.integers(0, 4, n) if weighted else None)
+    of.make_copy(seed % 2)
+    of.begin(0)
+    of.attempt(0)
+    for step in range(1, 4):
+        of.candidates[step] = rng.integers(0, n, of.plan.trials)
+        (closest, sums), (expected, expected_sums) = both_ways(of, step)
+        np.testing.assert_array_equal(closest, expected)
+        np.testing.assert_allclose(sums, expected_sums, rtol=1e-13)
+        of.chosen[step] = of.candidates[step, 0]
+
+
 @pytest.mark.parametrize("n", [1, 1000, 10**7, 2**31 + 5])
 @pytest.mark.parametrize("trials", [2, 6, 7, 8, 12])
 @pytest.mark.parametrize("d", [1, 3, 4, 16, 128, 511, 512, 5000, 300_000])
@@ -223,6 +323,21 @@ def test_plans(n, d, trials):
             assert plan.shared_bytes == plan.window * (trials + 1) * itemsize
             assert plan.shared_bytes <= KNOWN[device].shared_memory_per_block
             assert plan.window >= d or (plan.window % 1024 == 0 and plan.lanes == 32)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("itemsize", [4, 8])
+def test_plans_of_screens(itemsize, weighted):
+    for d in (1, 16, 100, 128, 256, 511, 512, 768, 1500, 5000):
+        plan = seeding_plan(10**6, d, 6, itemsize, aligned=True, device=KNOWN["H200"])
+        screen = screen_plan(plan, d, padded(d), itemsize, weighted=weighted, device=KNOWN["H200"])
+        assert (screen is None) == (d >= (1500 if itemsize == 4 else 768))
+        if screen is not None:
+            assert screen.first_step == 7
+            assert screen.shared_bytes <= 113 << 10
+            assert (screen.stages == 3) == (
+                d <= (128 if itemsize == 4 or not weighted else 100) or (d, itemsize, weighted) == (256, 4, False)
+            )
 
 
 def test_no_plan_for_more_trials_than_there_are_registers_for():

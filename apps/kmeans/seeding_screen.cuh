@@ -1,0 +1,273 @@
+// A step of greedy k-means++ (seeding.cuh) that need not read X: of most rows, X's copy in float16 tells that no candidate is
+// nearer than the nearest centre is.
+//
+//   copy (n × padded, float16, row by row or in slabs), norms (n)    shadow.cuh: x̂ and what bounds ‖x̂‖ and ρ⁻¹ ‖x·s − x̂‖
+//   closest (n)                                                      D², as seeding.cuh has it
+//
+// With N the norms of a row and of a candidate, q = ‖x̂‖² and q_c = ‖ĉ‖² as computed, and a the product of both rows, all of them
+// by tensor cores that are off by γ of the product of the norms,
+//
+//   (s D(x, c))² ≥ (‖x̂ − ĉ‖ − ρ (N + N_c))² ≥ q + q_c − 2 a − (2 ρ + γ) (N + N_c)²
+//
+// A row for which that is no less than s² D² for any candidate adds w·D² to the sums of all. The others wait in the warp's queue
+// and are compared with all candidates as in seeding.cuh, from X: `closest` has the same bits as if all had been, and so has
+// what each row adds to the sums.
+//
+//   a tile, 16 rows of the copy,      columns 0 … 7   8 … 15   16 … 23   24 … 31    a lane (g, t) = (lane / 4, lane % 4) copies
+//   128 columns at a time                 t=0          t=1       t=2       t=3      8 columns of each 32, of rows g and g + 8,
+//     rows g                              ███          ███       ███       ███      to shared memory: a product takes them for
+//     rows g + 8                          ███          ███       ███       ███      columns 2·t, 2·t + 1, 2·t + 8, 2·t + 9, the
+//                                                                                   next one the other four; candidates alike
+//
+// Why it is fast: when s centres have been drawn, a candidate is nearer to about 1 / (s + 1) of the rows, so that 7 points of the
+// 64 of k = 64 leave half of X unread at the seventh and nine tenths at the last. The copy is half of float32's bytes, a quarter
+// of float64's. A lane reads what it copied itself, so that nothing is waited for but the copy; rows that wait are on their
+// way to the level-2 cache meanwhile.
+#pragma once
+#include "apps/kmeans/row_queue.cuh"
+#include "apps/kmeans/seeding.cuh"
+#include "kernels/tsm2/slabs.cuh"
+
+namespace kmeans {
+
+// X's copy. `error` is 2 ρ + γ and what the roundings here may come to; `of_distance` is 1 and what a computed distance may be
+// below the true one.
+struct Copy {
+  const ptx::Half* rows;
+  const float* norms;
+  int padded, slabs;  // 0: no slabs
+  float scale, error, of_distance, unused;
+
+  __device__ __forceinline__ const ptx::Half* at(long long row, int column) const {
+    return rows + (slabs ? tsm2::slab_offset(row, column, slabs, tsm2::kSlabRows) : row * padded + column);
+  }
+  // Elements from some columns of a row to those 32 further on.
+  __device__ __forceinline__ int stride() const { return slabs ? 2 * tsm2::kSlabRows * tsm2::kSlabDepth : 32; }
+};
+
+// The tiles of a warp: 16 rows of up to 128 columns, and of each row its norm, D² and weight.
+template <typename T, bool kWeighted, int kStages>
+class ScreenRing {
+ public:
+  static constexpr int kTile = 16, kColumns = 128;
+  static constexpr int kOfRows = kTile * kColumns * (int)sizeof(ptx::Half), kOfNorms = kTile * (int)sizeof(float);
+  static constexpr int kOfNear = kTile * (int)sizeof(T), kStage = kOfRows + kOfNorms + (kWeighted ? 2 : 1) * kOfNear;
+  static constexpr int kBytes = kStages * kStage;  // of a warp
+
+  __device__ ScreenRing(void* shared) : own_(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * kBytes) {}
+
+  // Of `count` rows from `begin` on, begins with the first tiles.
+  __device__ __forceinline__ void start(const Copy& copy, const T* closest, const T* weights, long long begin, int count) {
+    row_ = column_ = asked_ = 0;
+    now_ = kBytes - kStage;
+#pragma unroll
+    for (int stage = 0; stage + 1 < kStages; ++stage) ask(copy, closest, weights, begin, count);
+  }
+
+  // Asks for the next columns, or rows; nothing past the end.
+  __device__ __forceinline__ void ask(const Copy& copy, const T* closest, const T* weights, long long begin, int count) {
+    if (row_ < count) {
+      unsigned char* to = own_ + asked_;
+      const int lane = simt::lane(), g = lane / 4, t = lane % 4, column = column_ + 8 * t, last = count - 1;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_ + g + 8 * half;
+        const ptx::Half* from = copy.at(begin + (row < last ? row : last), column);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (column + 32 * i < copy.padded) ptx::cp_async<16>(to + unit(i, half), from + i * copy.stride());
+        }
+      }
+      column_ += kColumns;
+      if (column_ >= copy.padded) {
+        const int mine = row_ + lane % kTile;
+        const long long row = begin + (mine < last ? mine : last);
+        unsigned char* of_norms = to + kOfRows;
+        if (lane < kTile) {
+          ptx::cp_async<4>(of_norms + 4 * lane, copy.norms + row);
+          if (kWeighted) ptx::cp_async<sizeof(T)>(of_norms + kOfNorms + kOfNear + sizeof(T) * lane, weights + row);
+        } else {
+          ptx::cp_async<sizeof(T)>(of_norms + kOfNorms + sizeof(T) * (lane % kTile), closest + row);
+        }
+        column_ = 0;
+        row_ += kTile;
+      }
+    }
+    ptx::cp_async_commit();
+    asked_ = asked_ == kBytes - kStage ? 0 : asked_ + kStage;
+  }
+
+  // Waits for what was asked for kStages − 1 times ago; what came before has been read by all lanes.
+  __device__ __forceinline__ void wait() {
+    ptx::cp_async_wait<kStages - 2>();
+    simt::sync_warp();
+    now_ = now_ == kBytes - kStage ? 0 : now_ + kStage;
+  }
+
+  // Eight columns of each 32, of row g + 8·half, as words.
+  __device__ __forceinline__ uint4 columns(int i, int half) const {
+    return *reinterpret_cast<const uint4*>(own_ + now_ + unit(i, half));
+  }
+  __device__ __forceinline__ float norm(int row) const { return of_rows<float>(0)[row]; }
+  __device__ __forceinline__ T near(int row) const { return of_rows<T>(kOfNorms)[row]; }
+  __device__ __forceinline__ T weight(int row) const { return kWeighted ? of_rows<T>(kOfNorms + kOfNear)[row] : T(1); }
+
+ private:
+  static __device__ __forceinline__ int unit(int i, int half) { return (2 * i + half) * 512 + 16 * simt::lane(); }
+  template <typename Any>
+  __device__ __forceinline__ const Any* of_rows(int place) const {
+    return reinterpret_cast<const Any*>(own_ + now_ + kOfRows + place);
+  }
+
+  unsigned char* own_;
+  int row_, column_, asked_, now_;
+};
+
+// Rows that wait are compared with all points so many at a time, of each group of lanes.
+template <typename T>
+constexpr int kScreenRows = 8 / (int)sizeof(T);
+
+template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted, int kStages>
+__global__ void __launch_bounds__(kTryThreads, kTryBlocks)
+    screen_candidates(const T* X, long long n, int d, const T* weights, const long long* last, const long long* candidates,
+                      int chunk, int chunks, int window, T* closest, double* sums, const Copy copy) {
+  ptx::next_may_begin();
+  ptx::after_previous();
+  constexpr int kPoints = kTrials + 1, kBlocks = (kPoints + 7) / 8, kRows = kScreenRows<T>, kGroups = 32 / kLanes;
+  using Ring = ScreenRing<T, kWeighted, kStages>;
+  constexpr int kTile = Ring::kTile, kWarps = kTryThreads / 32;
+  using Found = Distances<T, kPoints, kRows, kLanes, kAligned>;
+  using Waiting = Queue<int, kTile>;
+  // The points as X has them, and as the copy has them: of 32 columns and eight points, 16 bytes a lane.
+  unsigned char* shared = simt::dynamic_shared<unsigned char>();
+  T* points = reinterpret_cast<T*>(shared);
+  const int lane = simt::lane(), g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
+  shared += (kPoints * window * (int)sizeof(T) + 15) / 16 * 16;
+  uint4* words = reinterpret_cast<uint4*>(shared);
+  const int parts = (copy.padded + 31) / 32;
+  shared += parts * kBlocks * 512;
+  Ring ring(shared);
+  Waiting waiting(shared + kWarps * Ring::kBytes);
+  // ‖ĉ‖² of each; of what is no point infinite.
+  __shared__ float squares[8 * kBlocks], of_points[8 * kBlocks];
+  const auto sample = [&](int p) { return p == 0 ? *last : candidates[p - 1]; };
+  for (int p = 0; p < kPoints; ++p) {
+    const T* point = X + sample(p) * d;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < d; i += blockDim.x) points[p * window + i] = point[i];
+  }
+  for (int i = threadIdx.x; i < parts * kBlocks * 32; i += blockDim.x) {
+    const int p = i / 32 % kBlocks * 8 + i % 32 / 4, column = i / (32 * kBlocks) * 32 + i % 4 * 8;
+    uint4 some = {};
+    if (p < kPoints && column < copy.padded) some = *reinterpret_cast<const uint4*>(copy.at(sample(p), column));
+    words[i] = some;
+  }
+  for (int p = warp; p < 8 * kBlocks; p += kWarps) {
+    float sum = p < kPoints ? 0.0f : __int_as_float(0x7f800000);
+    for (int i = lane; p < kPoints && i < copy.padded; i += 32) {
+      const float one = ptx::to_float(*copy.at(sample(p), i));
+      sum += one * one;
+    }
+    sum = simt::warp_sum(sum);
+    if (lane == 0) {
+      squares[p] = sum;
+      of_points[p] = p < kPoints ? copy.norms[sample(p)] : 0.0f;
+    }
+  }
+  __syncthreads();
+  float most = 0;
+  for (int p = 0; p < kPoints; ++p) most = of_points[p] <= most ? most : of_points[p];
+
+  for (long long turn = blockIdx.x; turn < chunks; turn += (long long)kWarps * gridDim.x) {
+    const long long mine = turn + (long long)warp * gridDim.x;
+    if (mine >= chunks) break;
+    const long long begin = mine * chunk;
+    const int count = begin >= n ? 0 : n - begin < chunk ? (int)(n - begin) : chunk;
+    double totals[Found::kHeld] = {}, alike = 0;
+    ring.start(copy, closest, weights, begin, count);
+    for (int at = 0; at < count; at += kTile) {
+      float products[kBlocks][4] = {}, own[2][4] = {};
+      for (int from = 0; from < copy.padded; from += Ring::kColumns) {
+        ring.wait();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (from + 32 * i >= copy.padded) break;
+          uint4 low = {}, high = {};
+          if (from + 32 * i + 8 * t < copy.padded) low = ring.columns(i, 0), high = ring.columns(i, 1);
+          const unsigned a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
+#pragma unroll
+          for (int j = 0; j < kBlocks; ++j) {
+            const uint4 of = words[((from / 32 + i) * kBlocks + j) * 32 + lane];
+            const unsigned b[2][2] = {{of.x, of.y}, {of.z, of.w}};
+#pragma unroll
+            for (int s = 0; s < 2; ++s) ptx::mma_m16n8k16_f16(products[j], a[s], b[s]);
+          }
+          // Eight rows are a matrix's rows and another's columns in the same registers: squares are on the diagonal.
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int s = 0; s < 2; ++s) {
+              const unsigned b[2] = {a[s][half], a[s][half + 2]};
+              ptx::mma_m16n8k16_f16(own[half], a[s], b);
+            }
+        }
+        if (from + Ring::kColumns < copy.padded) ring.ask(copy, closest, weights, begin, count);
+      }
+      unsigned nearer[2];
+      T near[2], weight[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = g + 8 * half;
+        const float square = simt::shuffle(g % 2 ? own[half][2 * half + 1] : own[half][2 * half], 4 * g + g / 2);
+        near[half] = ring.near(row), weight[half] = ring.weight(row);
+        const float reach = ring.norm(row) + most;
+        const float beyond = square - copy.error * reach * reach - (float)near[half] * copy.scale * copy.scale * copy.of_distance;
+        bool any = false;
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j)
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            any |= !(2 * products[j][2 * half + i] - squares[8 * j + 2 * t + i] <= beyond);
+          }
+        nearer[half] = __ballot_sync(simt::every_lane, any & (at + row < count)) >> 4 * g & 15;
+      }
+      ring.ask(copy, closest, weights, begin, count);
+      // Two lanes of four have a row each.
+      const int row = at + g + 8 * (t % 2);
+      const bool has = t < 2 && row < count, waits = has && (t ? nearer[1] : nearer[0]) != 0;
+      if (has && !waits) alike += (double)(t ? weight[1] : weight[0]) * (double)(t ? near[1] : near[0]);
+      if (__any_sync(simt::every_lane, waits)) {
+        waiting.add(waits, row);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const T* x = X + (begin + at + g + 8 * half) * d;
+          for (int i = t * (128 / (int)sizeof(T)); nearer[half] && i < d; i += 512 / (int)sizeof(T)) ptx::prefetch(x + i);
+        }
+      }
+      waiting.drain(at + kTile < count ? 32 : 1, [&](const int* rows, int found) {
+        for (int first = 0; first < found; first += kRows * kGroups) {
+          const auto place = [&](int r) {
+            const int i = first + r * kGroups + lane / kLanes;
+            return i < found ? begin + rows[i] : -1;
+          };
+          const T* x[kRows];
+          T closest_yet[kRows], weight_of[kRows];
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) {
+            // Every lane takes part in the shuffles.
+            const long long row = place(r) < 0 ? begin + rows[0] : place(r);
+            x[r] = X + row * d;
+            closest_yet[r] = closest[row];
+            weight_of[r] = kWeighted ? weights[row] : T(1);
+          }
+          Found to_points;
+          to_points.add(x, points, window, 0, d, d, 0);
+          settle(to_points, closest_yet, weight_of, place, closest, totals);
+        }
+      });
+    }
+    hand_in<Found>(totals, simt::warp_sum(alike), kTrials, sums + mine, chunks);
+  }
+}
+
+}  // namespace kmeans
