@@ -110,9 +110,12 @@ class PackedLaunch:
         launch = partial(cupy.cuda.driver.launchKernel, function, *sizes)
         return lambda stream: launch(stream, addresses, 0)
 
-    def point(self, place: int, address: int) -> None:
-        """Have an argument, by its place from 0, point elsewhere from the next launch on; not for several threads."""
-        self._words[self._places[place]] = address
+    def change(self, place: int, value: int) -> None:
+        """Change an argument, by its place from 0, from the next launch on; not for several threads.
+
+        It is an address, or an integer that is not negative.
+        """
+        self._words[self._places[place]] = value
 
     def __call__(self) -> None:
         """Launch it on the current stream; not by several threads at a time."""

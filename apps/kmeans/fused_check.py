@@ -16,6 +16,7 @@ from tsapps.apps.kmeans.protect_plan import CHECKED, THREADS, check_plan
 from tsapps.apps.kmeans.protection import stride_of
 from tsapps.apps.kmeans.shadow import aligned, load_kernels, types_of
 from tsapps.kernels.arrays import to_host
+from tsapps.kernels.packed import OverlappingLaunch
 
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.fused_step import Step
@@ -28,6 +29,8 @@ FAULTS = (
     "the next centres were not the means of the sums",
     "samples had labels of centres that are not their nearest",
 )
+# Of the check's arguments those that change: whether totals are known, the first row, and the check's number.
+_KNOWN, _FIRST, _NUMBER = 7, 8, 9
 _LABELS = {"int8": "signed char", "int32": "int"}
 
 
@@ -57,6 +60,7 @@ class StepCheck:
             scaled = engine.sample_weight.astype(np.float64) * step.integers.scales[-1]
             weight = int(cupy.rint(scaled).astype(np.int64).sum())
         self._totals[d] = np.uint64(weight % 2**64)
+        self._launches: dict[tuple[int, ...], OverlappingLaunch] = {}
         whole = aligned(engine)
         sizes = -(-n // self._stride), d, step.k, engine.dtype.itemsize, engine.gpu.multiprocessors
         self._log2_threads, self._each, self._blocks = check_plan(*sizes, whole=whole == "true")
@@ -81,16 +85,26 @@ class StepCheck:
         place : int
             Where it leaves what it finds for the host, below `ahead`.
         """
-        step, first = self._step, self._turn % self._stride
-        self._turn += 1
         self._seen[place] = 0  # it is written to where something is wrong
-        labels = step.own_labels.data.ptr, step.engine.n_samples, first, self._stride
-        checked = np.array((*labels, step.k, self._log2_threads, self._each, 0), CHECKED)[()]
-        sums = step.device_sums, step.units, self._totals, np.int32(self._known)
-        results = self._over, step.stopped, self._seen_at[place]
-        arguments = (step.rows(), now, following, checked, *sums, np.int64(self._turn), *results)
-        self._check((self._blocks,), (THREADS,), arguments)
+        key = now.data.ptr, place, self._step.own_labels.data.ptr, cupy.cuda.get_current_stream().ptr
+        if key not in self._launches:
+            self._launches[key] = self._bind(now, following, place)
+        launch = self._launches[key]
+        for argument, value in ((_KNOWN, self._known), (_FIRST, self._turn % self._stride), (_NUMBER, self._turn + 1)):
+            launch.change(argument, value)
+        launch()
+        self._turn += 1
         self._known = True
+
+    def _bind(self, now: Any, following: Any, place: int) -> OverlappingLaunch:
+        """Return the launch of a check, of which some arguments are changed for each."""
+        step = self._step
+        labels = step.own_labels.data.ptr, step.engine.n_samples, self._stride
+        checked = np.array((*labels, step.k, self._log2_threads, self._each, step.comes_early), CHECKED)[()]
+        sums = step.device_sums, step.units, self._totals, np.int32(0)
+        counted = np.int64(0), np.int64(0), self._over, step.stopped, self._seen_at[place]
+        arguments = step.rows(), now, following, checked, *sums, *counted
+        return OverlappingLaunch(self._check, (self._blocks,), (THREADS,), arguments)
 
     def fault(self, place: int) -> str | None:
         """Return what a check found wrong that has ended, or None."""

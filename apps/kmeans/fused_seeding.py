@@ -79,13 +79,13 @@ def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.nda
     screened = None if shadow is None else _screening(engine, shadow, plan, tried)
     for step in range(steps + 1):
         attempt = try_candidates if screened is None or step < screened.first_step else screened.launch
-        attempt.point(of_tried, row(chosen, max(step - 1, 0)))
-        attempt.point(of_tried + 1, row(candidates, step))
+        attempt.change(of_tried, row(chosen, max(step - 1, 0)))
+        attempt.change(of_tried + 1, row(candidates, step))
         attempt()
         if step < steps:
             following = row(candidates, step), row(numbers, step), row(chosen, step), row(candidates, step + 1)
             for place, address in enumerate(following, of_drawn):
-                draw_candidates.point(place, address)
+                draw_candidates.change(place, address)
             draw_candidates()
     # Of the last only the best is to be told.
     told = *drawn[:of_drawn], candidates[steps], nothing, chosen[steps:], nothing

@@ -30,8 +30,9 @@ constexpr int kCheckColumns = 16, kCheckRows = 4, kCheckCentres = 8, kPairs = kC
 template <typename Label>
 struct Checked {
   const Label* labels;
-  long long n, first, stride;
+  long long n, stride;
   int k, log2_threads, each;
+  int lets_begin;  // whether blocks of the next kernel may come before the check ends: of one block a multiprocessor
 };
 
 // What is wrong of a block's columns of the sums. `totals` (d + 1) are what they are to add up to; if not `known`, only
@@ -112,30 +113,51 @@ __device__ __forceinline__ void share_pairs(Sum (&sums)[kPairs], int member, int
   }
 }
 
+// A group's rows of X, four for each of its threads' own; past the last row, the first.
+template <typename T, typename Work, typename Label>
+class CheckedRows {
+ public:
+  __device__ __forceinline__ CheckedRows(long long group, const Rows<T, Work>& rows, const Checked<Label>& of, long long first)
+      : rows_(rows), n_(of.n), stride_(of.stride), first_(first) {
+    begin_ = (group * (kCheckThreads >> of.log2_threads) + (threadIdx.x >> of.log2_threads)) * kCheckRows;
+  }
+
+  __device__ __forceinline__ long long row(int r) const {
+    const long long row = first_ + (begin_ + r) * stride_;
+    return row < n_ ? row : first_;
+  }
+  __device__ __forceinline__ const T* at(int r) const { return rows_.X + row(r) * rows_.leading; }
+
+  // Has the rows read into the level-2 cache, by 2^log2_threads threads.
+  __device__ __forceinline__ void prefetch(int log2_threads) const {
+    const int threads = 1 << log2_threads, member = threadIdx.x & (threads - 1);
+#pragma unroll
+    for (int r = 0; r < kCheckRows; ++r) {
+      for (int j = kVector<Work> * member; j < rows_.d; j += kVector<Work> * threads) ptx::prefetch(at(r) + j);
+    }
+  }
+
+ private:
+  const Rows<T, Work>& rows_;
+  const long long n_, stride_, first_;
+  long long begin_;
+};
+
 // Whether a label of a group's rows is none, or names a centre than which one from `from` up to `to` is nearer. Centres
 // are compared eight by eight, the first four being the rows' own.
 template <bool kAligned, typename T, typename Work, typename Label>
-__device__ __forceinline__ bool wrong_labels(long long group, int from, int to, const Rows<T, Work>& rows,
-                                             const Work* centers, const Checked<Label>& of) {
-  constexpr int kWide = kAligned ? kVector<Work> : 1;
+__device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& samples, int from, int to,
+                                             const Rows<T, Work>& rows, const Work* centers, const Checked<Label>& of) {
   constexpr bool kNarrow = sizeof(Work) == sizeof(float);
   __shared__ Work of_warps[2][kCheckThreads];
   const int threads = 1 << of.log2_threads, member = threadIdx.x & (threads - 1), lanes = threads < 32 ? threads : 32;
   const int lane = member % 32, pairs = kPairs / lanes, mine = lane * pairs / kCheckCentres;
-  const long long begin = (group * (kCheckThreads >> of.log2_threads) + (threadIdx.x >> of.log2_threads)) * kCheckRows;
-  // Past the last row, the first.
-  auto row_of = [&](int r) {
-    const long long row = of.first + (begin + r) * of.stride;
-    return row < of.n ? row : of.first;
-  };
   const T* x[kCheckRows];
   int label[kCheckRows], own = 0;
 #pragma unroll
   for (int r = 0; r < kCheckRows; ++r) {
-    const long long row = row_of(r);
-    label[r] = of.labels[row];
-    x[r] = rows.X + row * rows.leading;
-    for (int j = kWide * member; j < rows.d; j += kWide * threads) ptx::prefetch(x[r] + j);
+    label[r] = of.labels[samples.row(r)];
+    x[r] = samples.at(r);
   }
   bool wrong = false;
 #pragma unroll
@@ -192,7 +214,7 @@ __device__ __forceinline__ bool wrong_labels(long long group, int from, int to, 
   else proved = of_own <= best * (1 + 1.0 / (1 << 30));
 
   const bool speaks = member < 32 && lane % (lanes / kCheckRows) == 0;
-  const long long row_mine = row_of(mine);
+  const long long row_mine = samples.row(mine);
   for (unsigned waiting = __ballot_sync(simt::every_lane, speaks && !proved); waiting; waiting &= waiting - 1) {
     const int one = __ffs(waiting) - 1, its = simt::shuffle(own, one);
     const long long row = simt::shuffle(row_mine, one);
@@ -208,23 +230,28 @@ __device__ __forceinline__ bool wrong_labels(long long group, int from, int to, 
   return wrong;
 }
 
-// A block for each group of rows and part of the centres, and then for each sixteen columns. `number` counts checks,
-// from 1 on; `over` is that of the check after which iterations ended, 0 if they did not. `seen` is zeros at first.
+// A block for each group of rows and part of the centres, and then for each sixteen columns. Rows are `first` and every stride-th
+// after it. `number` counts checks, from 1 on; `over` is that of the check after which iterations ended, 0 if they did not. `seen`
+// is zeros at first.
 template <bool kAligned, typename T, typename Work, typename Label>
 __global__ void __launch_bounds__(kCheckThreads, sizeof(Work) == sizeof(float) ? 3 : 2)
     check(const Rows<T, Work> rows, const Work* centers, const Work* next, const Checked<Label> of,
-          const unsigned long long* sums, const double* units, unsigned long long* totals, int known, long long number,
-          long long* over, int* stopped, unsigned* seen) {
+          const unsigned long long* sums, const double* units, unsigned long long* totals, int known, long long first,
+          long long number, long long* over, int* stopped, unsigned* seen) {
+  if (of.lets_begin) ptx::next_may_begin();
+  const int strips = rows.d / kCheckColumns + 1, strip = (int)blockIdx.x + strips - (int)gridDim.x;
+  const int parts = (of.k + of.each - 1) / of.each;
+  const CheckedRows samples((long long)(blockIdx.x / parts), rows, of, first);
+  if (strip < 0) samples.prefetch(of.log2_threads);
+  ptx::after_previous();
   const long long ended = *over;
   if (ended != 0 && ended != number) return;
-  const int strips = rows.d / kCheckColumns + 1, strip = (int)blockIdx.x + strips - (int)gridDim.x;
   unsigned wrong;
   if (strip >= 0) {
     wrong = wrong_columns(strip * kCheckColumns, sums, units, centers, next, of.k, rows.d, known != 0, totals);
   } else {
-    const int parts = (of.k + of.each - 1) / of.each, from = (int)blockIdx.x % parts * of.each;
-    const int to = from + of.each < of.k ? from + of.each : of.k;
-    wrong = wrong_labels<kAligned>(blockIdx.x / parts, from, to, rows, centers, of) ? kWrongLabels : 0;
+    const int from = (int)blockIdx.x % parts * of.each, to = from + of.each < of.k ? from + of.each : of.k;
+    wrong = wrong_labels<kAligned>(samples, from, to, rows, centers, of) ? kWrongLabels : 0;
   }
   if (blockIdx.x == 0 && threadIdx.x == 0 && *stopped) *over = number;
   if (wrong == 0) return;

@@ -95,7 +95,8 @@ def seeding_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, d
         while lanes < _MOST_LANES and 4 * lanes * vector <= d:
             lanes *= 2
     together = (_ROWS_OF_FEW if points <= _FEW else _ROWS_OF_MORE) * 4 // itemsize
-    rows = together * _WARP // lanes
+    # Whole tiles of both kernels, which are powers of two.
+    rows = max(together * _WARP // lanes, _TILE)
     chunk = rows * -(-n // (rows * _MOST_CHUNKS))
     window = _window(d, points * itemsize, device)
     if window is None:

@@ -45,6 +45,21 @@ struct Copy {
   __device__ __forceinline__ int stride() const { return slabs ? 2 * tsm2::kSlabRows * tsm2::kSlabDepth : 32; }
 };
 
+// The chunks of rows that a warp has in turn: neighbours go to different blocks, and the last few to all of them.
+struct Chunks {
+  long long rows;
+  int size, number;
+
+  __device__ __forceinline__ long long first() const { return blockIdx.x + (long long)(threadIdx.x / 32) * gridDim.x; }
+  __device__ __forceinline__ long long next(long long chunk) const { return chunk + (long long)(blockDim.x / 32) * gridDim.x; }
+  __device__ __forceinline__ long long begin(long long chunk) const { return chunk * size; }
+  // The rows of a chunk: none past the last.
+  __device__ __forceinline__ int count(long long chunk) const {
+    const long long left = rows - begin(chunk);
+    return chunk >= number || left <= 0 ? 0 : left < size ? (int)left : size;
+  }
+};
+
 // The tiles of a warp: 16 rows of up to 128 columns, and of each row its norm, D² and weight.
 template <typename T, bool kWeighted, int kStages>
 class ScreenRing {
@@ -56,19 +71,22 @@ class ScreenRing {
 
   __device__ ScreenRing(void* shared) : own_(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * kBytes) {}
 
-  // Of `count` rows from `begin` on, begins with the first tiles.
-  __device__ __forceinline__ void start(const Copy& copy, const T* closest, const T* weights, long long begin, int count) {
+  // Begins with the first tiles of a warp's chunks.
+  __device__ __forceinline__ void start(const Chunks& chunks, const Copy& copy, const T* closest, const T* weights) {
     row_ = column_ = asked_ = 0;
     now_ = kBytes - kStage;
+    chunk_ = chunks.first();
+    count_ = chunks.count(chunk_);
 #pragma unroll
-    for (int stage = 0; stage + 1 < kStages; ++stage) ask(copy, closest, weights, begin, count);
+    for (int stage = 0; stage + 1 < kStages; ++stage) ask(chunks, copy, closest, weights);
   }
 
-  // Asks for the next columns, or rows; nothing past the end.
-  __device__ __forceinline__ void ask(const Copy& copy, const T* closest, const T* weights, long long begin, int count) {
-    if (row_ < count) {
+  // Asks for the next columns, rows or chunk; nothing past the last.
+  __device__ __forceinline__ void ask(const Chunks& chunks, const Copy& copy, const T* closest, const T* weights) {
+    if (count_ > 0) {
+      const long long begin = chunks.begin(chunk_);
       unsigned char* to = own_ + asked_;
-      const int lane = simt::lane(), g = lane / 4, t = lane % 4, column = column_ + 8 * t, last = count - 1;
+      const int lane = simt::lane(), g = lane / 4, t = lane % 4, column = column_ + 8 * t, last = count_ - 1;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = row_ + g + 8 * half;
@@ -91,6 +109,11 @@ class ScreenRing {
         }
         column_ = 0;
         row_ += kTile;
+        if (row_ >= count_) {
+          row_ = 0;
+          chunk_ = chunks.next(chunk_);
+          count_ = chunks.count(chunk_);
+        }
       }
     }
     ptx::cp_async_commit();
@@ -120,7 +143,8 @@ class ScreenRing {
   }
 
   unsigned char* own_;
-  int row_, column_, asked_, now_;
+  long long chunk_;  // of which rows are asked for, `count_` in all, from `row_` on, and columns from `column_`
+  int count_, row_, column_, asked_, now_;
 };
 
 // Rows that wait are compared with all points so many at a time, of each group of lanes.
@@ -178,13 +202,12 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
   float most = 0;
   for (int p = 0; p < kPoints; ++p) most = of_points[p] <= most ? most : of_points[p];
 
-  for (long long turn = blockIdx.x; turn < chunks; turn += (long long)kWarps * gridDim.x) {
-    const long long mine = turn + (long long)warp * gridDim.x;
-    if (mine >= chunks) break;
-    const long long begin = mine * chunk;
-    const int count = begin >= n ? 0 : n - begin < chunk ? (int)(n - begin) : chunk;
+  const Chunks of{n, chunk, chunks};
+  ring.start(of, copy, closest, weights);
+  for (long long mine = of.first(); mine < chunks; mine = of.next(mine)) {
+    const long long begin = of.begin(mine);
+    const int count = of.count(mine);
     double totals[Found::kHeld] = {}, alike = 0;
-    ring.start(copy, closest, weights, begin, count);
     for (int at = 0; at < count; at += kTile) {
       float products[kBlocks][4] = {}, own[2][4] = {};
       for (int from = 0; from < copy.padded; from += Ring::kColumns) {
@@ -197,8 +220,8 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
           const unsigned a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
 #pragma unroll
           for (int j = 0; j < kBlocks; ++j) {
-            const uint4 of = words[((from / 32 + i) * kBlocks + j) * 32 + lane];
-            const unsigned b[2][2] = {{of.x, of.y}, {of.z, of.w}};
+            const uint4 point = words[((from / 32 + i) * kBlocks + j) * 32 + lane];
+            const unsigned b[2][2] = {{point.x, point.y}, {point.z, point.w}};
 #pragma unroll
             for (int s = 0; s < 2; ++s) ptx::mma_m16n8k16_f16(products[j], a[s], b[s]);
           }
@@ -211,7 +234,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
               ptx::mma_m16n8k16_f16(own[half], a[s], b);
             }
         }
-        if (from + Ring::kColumns < copy.padded) ring.ask(copy, closest, weights, begin, count);
+        if (from + Ring::kColumns < copy.padded) ring.ask(of, copy, closest, weights);
       }
       unsigned nearer[2];
       T near[2], weight[2];
@@ -231,7 +254,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
           }
         nearer[half] = __ballot_sync(simt::every_lane, any & (at + row < count)) >> 4 * g & 15;
       }
-      ring.ask(copy, closest, weights, begin, count);
+      ring.ask(of, copy, closest, weights);
       // Two lanes of four have a row each.
       const int row = at + g + 8 * (t % 2);
       const bool has = t < 2 && row < count, waits = has && (t ? nearer[1] : nearer[0]) != 0;

@@ -19,8 +19,8 @@ def source(kind):
         f"""
 extern "C" void check_{label.replace(" ", "_")}_{int(aligned)}_{name}(
     const void* rows, const void* centers, const void* next, const void* checked, const unsigned long long* sums,
-    const double* units, unsigned long long* totals, long long known, long long number, long long* over, int* stopped,
-    unsigned* seen, long long blocks) {{
+    const double* units, unsigned long long* totals, long long known, long long first, long long number,
+    long long* over, int* stopped, unsigned* seen, long long blocks) {{
   using Checked = kmeans::Checked<{label}>;
   static_assert(sizeof(Checked) == {CHECKED.itemsize} && kmeans::kCheckThreads == {THREADS});
   static_assert(kmeans::kCheckRows == {ROWS} && kmeans::kCheckColumns == {COLUMNS});
@@ -29,7 +29,7 @@ extern "C" void check_{label.replace(" ", "_")}_{int(aligned)}_{name}(
   cuda_host::launch(dim3(blocks), kmeans::kCheckThreads, 0, [=] {{
     kmeans::check<{str(aligned).lower()}, {T}, {W}, {label}>(
         rows_of, static_cast<const {W}*>(centers), static_cast<const {W}*>(next), of, sums, units, totals, (int)known,
-        number, over, stopped, seen);
+        first, number, over, stopped, seen);
   }});
 }}"""
         for label in LABEL.values()
@@ -74,15 +74,15 @@ class CheckedIterations(Iterations):
     def launch(self, centers, following, stopped, some, log2_threads, each):
         """Launch a check of some labels; return what it says of each kind."""
         centers, following = (np.ascontiguousarray(one.astype(self.work)) for one in (centers, following))
-        n, _, stride = some
-        checked = np.array((self.labels.ctypes.data, *some, self.k, log2_threads, each, 0), CHECKED)
+        n, first, stride = some
+        checked = np.array((self.labels.ctypes.data, n, stride, self.k, log2_threads, each, 0), CHECKED)
         samples = -(-n // stride)
         blocks = -(-samples // (ROWS * THREADS >> log2_threads)) * -(-self.k // each) + self.d // COLUMNS + 1
         seen = np.zeros(3, np.uint32)
         self.number += 1
         name = f"check_{LABEL[self.labels.dtype].replace(' ', '_')}_{int(self.vector > 1)}_{self.name}"
         sums = self.sums, 1 / self.scales, self.totals, int(self.known)
-        results = self.number, self.over, stopped, seen, blocks
+        results = first, self.number, self.over, stopped, seen, blocks
         self.checked.call(name, self.rows(), centers, following, checked, *sums, *results)
         return seen
 

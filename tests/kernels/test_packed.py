@@ -73,7 +73,7 @@ def test_an_argument_that_points_elsewhere(monkeypatch):
     kernel = type("Function", (), {"ptr": 77})
     packed = PackedLaunch(kernel, (3, 2), (64,), (np.int32(1), OnGpu(2**40), np.int32(-9)), 128)
     packed()
-    packed.point(1, 2**40 + 24)
+    packed.change(1, 2**40 + 24)
     packed()
     sizes = [3, 2, 1, 64, 1, 1, 128]
     assert launched == [(77, sizes, 5, [1, 2**40, -9], 0), (77, sizes, 5, [1, 2**40 + 24, -9], 0)]
@@ -98,7 +98,7 @@ def test_what_the_driver_is_told_of_a_launch_that_overlaps(monkeypatch):
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: type("Stream", (), {"ptr": 2**33 + 5}))
     overlapping = OverlappingLaunch(type("Function", (), {"ptr": 77}), (3, 2), (64,), given, 128)
     overlapping()
-    overlapping.point(1, 2**40 + 24)
+    overlapping.change(1, 2**40 + 24)
     overlapping()
     told = 77, [3, 2, 1, 64, 1, 1, 128], 2**33 + 5, 1, (6, 1)
     assert launched == [(*told, [7, 2**40], None), (*told, [7, 2**40 + 24], None)]
@@ -162,6 +162,6 @@ def test_a_launch_is_that_of_cupy():
             launch()
             stream.synchronize()
         np.testing.assert_array_equal(found.get(), times * expected)
-    launch.point(0, given.data.ptr + 8 * given.itemsize)
+    launch.change(0, given.data.ptr + 8 * given.itemsize)
     launch()
     np.testing.assert_array_equal(found.get(), 3 * expected - 0.5 * np.arange(108, 808))

@@ -285,6 +285,10 @@ def test_seeding_compiles_without_spills(scalar, arch):
     source = (FOLDER / "seeding.cuh").read_text(encoding="utf-8")
     for kernel, used in build(source, [f"kmeans::{name}" for name in names], arch).resources.items():
         assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
+    names = [f"screen_candidates<{scalar}, {t}, {lanes}, {str(a).lower()}, true, 3>" for t, lanes, a in kinds]
+    source = (FOLDER / "seeding_screen.cuh").read_text(encoding="utf-8")
+    for kernel, used in build(source, [f"kmeans::{name}" for name in names], arch).resources.items():
+        assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
 
 
 def test_vectors_of_segments():

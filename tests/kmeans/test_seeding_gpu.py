@@ -5,7 +5,7 @@ import pytest
 from sklearn.cluster import kmeans_plusplus
 from sklearn.datasets import make_blobs
 
-from tsapps.apps.kmeans import seeding
+from tsapps.apps.kmeans import fused_seeding, seeding
 from tsapps.apps.kmeans.choose import open_engine
 
 pytestmark = pytest.mark.gpu
@@ -69,6 +69,28 @@ def test_rows_that_are_not_aligned_and_a_mean(dtype, start):
     found, fused = seeds(X, 12, 3, mean=mean)
     assert fused
     np.testing.assert_array_equal(found, seeds(X.copy(), 12, 3)[0] - mean)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("k", [24, 300])  # the copy in rows, and in slabs
+@pytest.mark.parametrize(("d", "dtype"), [(130, "float32"), (600, "float32"), (16, "float64"), (96, "float16")])
+def test_the_copy_draws_what_the_rows_do(d, dtype, k, weighted, monkeypatch):
+    n = 30_011
+    X = (100 + blobs(n, d, 2 * k)).astype(np.float32).astype(dtype)
+    weights = np.random.default_rng(1).random(n) if weighted and dtype != "float16" else None
+    found, screened, plain = [], [], fused_seeding._screening
+
+    def screening(*arguments):
+        screened.append(plain(*arguments))
+        return screened[-1]
+
+    monkeypatch.setattr(fused_seeding, "_screening", screening)
+    for least in (1 << 60, 0):
+        monkeypatch.setattr(fused_seeding, "_LEAST_SCREENED", least)
+        found.append(seeds(X, k, 5, weights, mean=X.astype(np.float64).mean(axis=0))[0])
+    np.testing.assert_array_equal(found[0], found[1])
+    assert any(screened)
+    assert None not in screened
 
 
 def test_same_bits_on_every_run():

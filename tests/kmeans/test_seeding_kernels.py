@@ -152,7 +152,7 @@ def test_samples_without_weight_are_never_drawn(rng):
 @pytest.mark.parametrize("chunk", [None, 1280])
 def test_many_chunks_and_long_ones(chunk, rng):
     d, k, dtype, _ = SHAPES[4]
-    n = 5000
+    n = 10_000
     plan = plan_of(n, d, k, dtype)
     # More than there are threads to look through them; and more rows than a block looks through at a time.
     assert plan.chunks > 512
