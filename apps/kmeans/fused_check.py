@@ -100,7 +100,7 @@ class StepCheck:
         """Return the launch of a check, of which some arguments are changed for each."""
         step = self._step
         labels = step.own_labels.data.ptr, step.engine.n_samples, self._stride
-        checked = np.array((*labels, step.k, self._log2_threads, self._each, step.comes_early), CHECKED)[()]
+        checked = np.array((*labels, step.k, self._log2_threads, self._each, 0), CHECKED)[()]
         sums = step.device_sums, step.units, self._totals, np.int32(0)
         counted = np.int64(0), np.int64(0), self._over, step.stopped, self._seen_at[place]
         arguments = step.rows(), now, following, checked, *sums, *counted

@@ -32,7 +32,6 @@ struct Checked {
   const Label* labels;
   long long n, stride;
   int k, log2_threads, each;
-  int lets_begin;  // whether blocks of the next kernel may come before the check ends: of one block a multiprocessor
 };
 
 // What is wrong of a block's columns of the sums. `totals` (d + 1) are what they are to add up to; if not `known`, only
@@ -238,7 +237,6 @@ __global__ void __launch_bounds__(kCheckThreads, sizeof(Work) == sizeof(float) ?
     check(const Rows<T, Work> rows, const Work* centers, const Work* next, const Checked<Label> of,
           const unsigned long long* sums, const double* units, unsigned long long* totals, int known, long long first,
           long long number, long long* over, int* stopped, unsigned* seen) {
-  if (of.lets_begin) ptx::next_may_begin();
   const int strips = rows.d / kCheckColumns + 1, strip = (int)blockIdx.x + strips - (int)gridDim.x;
   const int parts = (of.k + of.each - 1) / of.each;
   const CheckedRows samples((long long)(blockIdx.x / parts), rows, of, first);

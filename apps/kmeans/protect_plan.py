@@ -12,7 +12,7 @@ THREADS, ROWS, CENTRES, COLUMNS = 128, 4, 8, 16
 CHECKED = np.dtype(
     [
         *[("labels", "u8"), ("n", "i8"), ("stride", "i8")],
-        *[("k", "i4"), ("log2_threads", "i4"), ("each", "i4"), ("lets_begin", "i4")],
+        *[("k", "i4"), ("log2_threads", "i4"), ("each", "i4"), ("padding", "i4")],
     ]
 )
 # Threads that share a row at least, so that every lane ends with distances of one row.

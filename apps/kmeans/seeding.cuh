@@ -65,6 +65,17 @@ __device__ __forceinline__ void hand_in(double (&totals)[Found::kHeld], double a
   }
 }
 
+// Columns from `begin` on of some rows of X, `window` of each, and zeros past the last; by all threads, so that all loads are on
+// their way together.
+template <int kPoints, typename T>
+__device__ __forceinline__ void fetch_points(const T* X, const long long* samples, int d, int begin, int window, T* points) {
+#pragma unroll 4
+  for (int i = threadIdx.x; i < kPoints * window; i += blockDim.x) {
+    const int p = i / window, column = begin + i - p * window;
+    points[i] = column < d ? X[samples[p] * d + column] : T(0);
+  }
+}
+
 // Warps take chunks of `chunk` rows (whole tiles) in turn. `last` is the centre of the step before. Shared memory has
 // `window` columns of the points: all, or a multiple of kStretch, and then the block's warps go through them together.
 template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted>
@@ -77,12 +88,11 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
   using Found = Distances<T, kPoints, kRows, kLanes, kAligned>;
   T* points = simt::dynamic_shared<T>();
   const int lane = simt::lane(), warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  __shared__ long long samples[kPoints];
+  if (threadIdx.x < kPoints) samples[threadIdx.x] = threadIdx.x == 0 ? *last : candidates[threadIdx.x - 1];
+  __syncthreads();
   const auto fetch = [&](int begin) {
-    for (int p = 0; p < kPoints; ++p) {
-      const T* point = X + (p == 0 ? *last : candidates[p - 1]) * d;
-#pragma unroll 4
-      for (int i = threadIdx.x; i < window; i += blockDim.x) points[p * window + i] = begin + i < d ? point[begin + i] : T(0);
-    }
+    fetch_points<kPoints>(X, samples, d, begin, window, points);
     __syncthreads();
   };
   const bool whole = d <= window;

@@ -26,8 +26,8 @@ _MOST_LANES = 8
 _FEW, _ROWS_OF_FEW, _ROWS_OF_MORE = 8, 4, 2
 # Chunks at most: with more, the sums of chunks take long to read; with fewer, the rows of one.
 _MOST_CHUNKS = 1 << 14
-# Bytes of shared memory that the system keeps of every block, and of what draw_candidates and others declare.
-_RESERVED = 1024
+# Bytes of shared memory that the system keeps of every block, and that kernels declare themselves.
+_RESERVED, _DECLARED = 1024, 256
 # Of screen_candidates: warps of a block, rows of a tile and their columns (ScreenRing), and rows that may wait (Queue).
 _WARPS, _TILE, _COLUMNS, _WAITING = 8, 16, 128, 48
 # What its own roundings come to, of the square of both norms; and a distance's, of each of its elements.
@@ -146,7 +146,7 @@ def screen_plan(
     stage = _TILE * (2 * _COLUMNS + 4 + itemsize * (2 if weighted else 1))
     for stages in (3, 2):
         shared_bytes = fixed + _WARPS * stages * stage
-        if shared_bytes <= device.shared_memory // _BLOCKS - _RESERVED - 16 * points:
+        if shared_bytes <= device.shared_memory // _BLOCKS - _RESERVED - _DECLARED:
             return ScreenPlan(plan, stages, shared_bytes)
     return None
 
@@ -162,7 +162,7 @@ def copy_error(d: int, padded: int, rounding: float) -> tuple[float, float]:
 def _window(d: int, column: int, device: Device) -> int | None:
     """Return the columns, of `column` bytes each, that fit: in as many blocks as can be resident, else in one."""
     for room in (device.shared_memory // _BLOCKS - _RESERVED, device.shared_memory_per_block):
-        fit = min(room, device.shared_memory_per_block) // column
+        fit = (min(room, device.shared_memory_per_block) - _DECLARED) // column
         if d <= fit:
             return d
         if fit >= _STRETCH:

@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
   // The points as X has them, and as the copy has them: of 32 columns and eight points, 16 bytes a lane.
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   T* points = reinterpret_cast<T*>(shared);
-  const int lane = simt::lane(), g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
+  const int lane = simt::lane(), g = lane / 4, t = lane % 4;
   shared += (kPoints * window * (int)sizeof(T) + 15) / 16 * 16;
   uint4* words = reinterpret_cast<uint4*>(shared);
   const int parts = (copy.padded + 31) / 32;
@@ -173,37 +173,38 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
   Ring ring(shared);
   Waiting waiting(shared + kWarps * Ring::kBytes);
   // ‖ĉ‖² of each; of what is no point infinite.
-  __shared__ float squares[8 * kBlocks], of_points[8 * kBlocks];
-  const auto sample = [&](int p) { return p == 0 ? *last : candidates[p - 1]; };
-  for (int p = 0; p < kPoints; ++p) {
-    const T* point = X + sample(p) * d;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < d; i += blockDim.x) points[p * window + i] = point[i];
-  }
+  __shared__ float squares[8 * kBlocks];
+  __shared__ long long samples[kPoints];
+  if (threadIdx.x < kPoints) samples[threadIdx.x] = threadIdx.x == 0 ? *last : candidates[threadIdx.x - 1];
+  if (threadIdx.x < 8 * kBlocks) squares[threadIdx.x] = threadIdx.x < kPoints ? 0.0f : __int_as_float(0x7f800000);
+  const Chunks of{n, chunk, chunks};
+  ring.start(of, copy, closest, weights);
+  __syncthreads();
+  fetch_points<kPoints>(X, samples, d, 0, window, points);
   for (int i = threadIdx.x; i < parts * kBlocks * 32; i += blockDim.x) {
     const int p = i / 32 % kBlocks * 8 + i % 32 / 4, column = i / (32 * kBlocks) * 32 + i % 4 * 8;
     uint4 some = {};
-    if (p < kPoints && column < copy.padded) some = *reinterpret_cast<const uint4*>(copy.at(sample(p), column));
+    if (p < kPoints && column < copy.padded) some = *reinterpret_cast<const uint4*>(copy.at(samples[p], column));
     words[i] = some;
   }
-  for (int p = warp; p < 8 * kBlocks; p += kWarps) {
-    float sum = p < kPoints ? 0.0f : __int_as_float(0x7f800000);
-    for (int i = lane; p < kPoints && i < copy.padded; i += 32) {
-      const float one = ptx::to_float(*copy.at(sample(p), i));
-      sum += one * one;
-    }
-    sum = simt::warp_sum(sum);
-    if (lane == 0) {
-      squares[p] = sum;
-      of_points[p] = p < kPoints ? copy.norms[sample(p)] : 0.0f;
-    }
+  float most = 0;
+  for (int p = 0; p < kPoints; ++p) {
+    const float norm = copy.norms[samples[p]];
+    most = norm <= most ? most : norm;
   }
   __syncthreads();
-  float most = 0;
-  for (int p = 0; p < kPoints; ++p) most = of_points[p] <= most ? most : of_points[p];
+  for (int p = threadIdx.x / 32; p < kPoints; p += kWarps) {
+    float sum = 0;
+    for (int i = lane; i < 4 * parts; i += 32) {
+      const auto some = simt::bits_of<simt::Vector<ptx::Half, 8>>(words[(i / 4 * kBlocks + p / 8) * 32 + p % 8 * 4 + i % 4]);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sum += ptx::to_float(some.at[e]) * ptx::to_float(some.at[e]);
+    }
+    sum = simt::warp_sum(sum);
+    if (lane == 0) squares[p] = sum;
+  }
+  __syncthreads();
 
-  const Chunks of{n, chunk, chunks};
-  ring.start(of, copy, closest, weights);
   for (long long mine = of.first(); mine < chunks; mine = of.next(mine)) {
     const long long begin = of.begin(mine);
     const int count = of.count(mine);

@@ -77,7 +77,7 @@ def test_rows_that_are_not_aligned_and_a_mean(dtype, start):
 def test_the_copy_draws_what_the_rows_do(d, dtype, k, weighted, monkeypatch):
     n = 30_011
     X = (100 + blobs(n, d, 2 * k)).astype(np.float32).astype(dtype)
-    weights = np.random.default_rng(1).random(n) if weighted and dtype != "float16" else None
+    weights = 0.1 + np.random.default_rng(1).random(n) if weighted and dtype != "float16" else None
     found, screened, plain = [], [], fused_seeding._screening
 
     def screening(*arguments):
