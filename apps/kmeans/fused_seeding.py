@@ -106,15 +106,14 @@ def _screening(engine: FusedEngine, shadow: Shadow, seeding: SeedingPlan, tried:
     `tried` are the arguments of try_candidates.
     """
     d, weighted, size = engine.n_features, engine.sample_weight is not None, engine.dtype.itemsize
-    plan = screen_plan(seeding, d, shadow.padded, size, weighted=weighted, device=engine.gpu)
+    slabs = shadow.slabs > 0
+    plan = screen_plan(seeding, d, shadow.padded, size, slabs=slabs, weighted=weighted, device=engine.gpu)
     if plan is None:
         return None
     (kernel,) = load_kernels(engine, "seeding_screen.cuh", plan.kernel(ELEMENT[engine.dtype.name], weighted=weighted))
     kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
-    copy = (
-        *(shadow.rows.data.ptr, shadow.norms.data.ptr, shadow.padded, shadow.slabs, shadow.scale),
-        *(*copy_error(d, shadow.padded, float(shadow.rounding)), 0),
-    )
+    errors = copy_error(d, shadow.padded, float(shadow.rounding))
+    copy = shadow.rows.data.ptr, shadow.norms.data.ptr, shadow.padded, shadow.scale, *errors
     blocks = min(engine.gpu.multiprocessors * _TRY_BLOCKS, seeding.chunks)
     arguments = *tried, np.array(copy, COPY)[()]
     launch = OverlappingLaunch(kernel, (blocks,), (_TRY_THREADS,), arguments, plan.shared_bytes)

@@ -13,8 +13,7 @@ __all__ = ["COPY", "MOST_TRIALS", "ScreenPlan", "SeedingPlan", "copy_error", "sc
 MOST_TRIALS = 12
 #: seeding_screen.cuh's `Copy`, as a NumPy structure.
 COPY = np.dtype(
-    [("rows", "u8"), ("norms", "u8"), ("padded", "i4"), ("slabs", "i4")]
-    + [(name, "f4") for name in ("scale", "error", "of_distance", "unused")]
+    [("rows", "u8"), ("norms", "u8"), ("padded", "i4"), ("scale", "f4"), ("error", "f4"), ("of_distance", "f4")]
 )
 # Of try_candidates: its warps and blocks a multiprocessor.
 _WARP, _BLOCKS = 32, 2
@@ -28,8 +27,9 @@ _FEW, _ROWS_OF_FEW, _ROWS_OF_MORE = 8, 4, 2
 _MOST_CHUNKS = 1 << 14
 # Bytes of shared memory that the system keeps of every block, and that kernels declare themselves.
 _RESERVED, _DECLARED = 1024, 256
-# Of screen_candidates: warps of a block, rows of a tile and their columns (ScreenRing), and rows that may wait (Queue).
-_WARPS, _TILE, _COLUMNS, _WAITING = 8, 16, 128, 48
+# Of screen_candidates: warps of a block; rows of a tile, where they lie one after the other and in slabs; bytes of them
+# that a stage has (ScreenRing); and rows that may wait beside a tile's (Queue).
+_WARPS, _TILE, _SLAB_TILE, _STAGE, _WAITING = 8, 16, 64, 4096, 32
 # What its own roundings come to, of the square of both norms; and a distance's, of each of its elements.
 _SCREEN_ROUNDINGS, _DISTANCE_ROUNDINGS = 2.0**-20, 2.0**-23
 
@@ -95,8 +95,8 @@ def seeding_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, d
         while lanes < _MOST_LANES and 4 * lanes * vector <= d:
             lanes *= 2
     together = (_ROWS_OF_FEW if points <= _FEW else _ROWS_OF_MORE) * 4 // itemsize
-    # Whole tiles of both kernels, which are powers of two.
-    rows = max(together * _WARP // lanes, _TILE)
+    # Whole tiles of both kernels, which are powers of two; of small data as many chunks as there can be.
+    rows = max(together * _WARP // lanes, _SLAB_TILE if n >= _SLAB_TILE * _MOST_CHUNKS else _TILE)
     chunk = rows * -(-n // (rows * _MOST_CHUNKS))
     window = _window(d, points * itemsize, device)
     if window is None:
@@ -112,8 +112,10 @@ class ScreenPlan:
     ----------
     seeding : SeedingPlan
         The plan of the steps that read X.
+    slabs : bool
+        Whether the copy lies in slabs.
     stages : int
-        Tiles of a warp in shared memory.
+        What a warp copies at a time, so often in shared memory.
     shared_bytes : int
         Dynamic shared memory.
     first_step : int
@@ -121,6 +123,7 @@ class ScreenPlan:
     """
 
     seeding: SeedingPlan
+    slabs: bool
     stages: int
     shared_bytes: int
 
@@ -131,23 +134,29 @@ class ScreenPlan:
 
     def kernel(self, scalar: str, *, weighted: bool) -> str:
         """Return the kernel's name expression for data of the C++ type `scalar`."""
-        return f"{self.seeding.kernel('screen_candidates', scalar, weighted=weighted)[:-1]}, {self.stages}>"
+        flag = str(self.slabs).lower()
+        return f"{self.seeding.kernel('screen_candidates', scalar, weighted=weighted)[:-1]}, {flag}, {self.stages}>"
 
 
 def screen_plan(
-    plan: SeedingPlan, d: int, padded: int, itemsize: int, *, weighted: bool, device: Device
+    plan: SeedingPlan, d: int, padded: int, itemsize: int, *, slabs: bool, weighted: bool, device: Device
 ) -> ScreenPlan | None:
-    """Choose how a step reads X's copy, of rows of `padded` elements; None where there is no room for two blocks."""
-    if plan.window < d:
+    """Choose how a step reads X's copy, of rows of `padded` elements; None where there is no room for two blocks.
+
+    Nor is there a plan of rows that a lane has alone, which are no longer than a distance, nor of small data whose copy
+    lies in slabs, of which chunks are no whole tiles.
+    """
+    tile = _SLAB_TILE if slabs else _TILE
+    if plan.lanes == 1 or plan.window < d or plan.chunk % tile:
         return None
     points = plan.trials + 1
     copies = -(-padded // 32) * 32 * -(-points // 8) * 8 * 2
-    fixed = -(-points * plan.window * itemsize // 16) * 16 + copies + _WARPS * _WAITING * 4
-    stage = _TILE * (2 * _COLUMNS + 4 + itemsize * (2 if weighted else 1))
+    fixed = -(-points * plan.window * itemsize // 16) * 16 + copies + _WARPS * (tile + _WAITING) * 4
+    stage = _STAGE + tile * (4 + itemsize * (2 if weighted else 1))
     for stages in (3, 2):
         shared_bytes = fixed + _WARPS * stages * stage
         if shared_bytes <= device.shared_memory // _BLOCKS - _RESERVED - _DECLARED:
-            return ScreenPlan(plan, stages, shared_bytes)
+            return ScreenPlan(plan, slabs, stages, shared_bytes)
     return None
 
 

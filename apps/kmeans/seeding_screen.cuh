@@ -13,16 +13,16 @@
 // and are compared with all candidates as in seeding.cuh, from X: `closest` has the same bits as if all had been, and so has
 // what each row adds to the sums.
 //
-//   a tile, 16 rows of the copy,      columns 0 … 7   8 … 15   16 … 23   24 … 31    a lane (g, t) = (lane / 4, lane % 4) copies
-//   128 columns at a time                 t=0          t=1       t=2       t=3      8 columns of each 32, of rows g and g + 8,
-//     rows g                              ███          ███       ███       ███      to shared memory: a product takes them for
+//   a unit, 16 rows of the copy       columns 0 … 7   8 … 15   16 … 23   24 … 31    a lane (g, t) = (lane / 4, lane % 4) copies
+//   and 32 columns                        t=0          t=1       t=2       t=3      8 columns of rows g and g + 8 to shared
+//     rows g                              ███          ███       ███       ███      memory: a product takes the first four for
 //     rows g + 8                          ███          ███       ███       ███      columns 2·t, 2·t + 1, 2·t + 8, 2·t + 9, the
-//                                                                                   next one the other four; candidates alike
+//                                                                                   next one the others; candidates alike
 //
 // Why it is fast: when s centres have been drawn, a candidate is nearer to about 1 / (s + 1) of the rows, so that 7 points of the
 // 64 of k = 64 leave half of X unread at the seventh and nine tenths at the last. The copy is half of float32's bytes, a quarter
-// of float64's. A lane reads what it copied itself, so that nothing is waited for but the copy; rows that wait are on their
-// way to the level-2 cache meanwhile.
+// of float64's. A lane reads what it copied itself, so that nothing is waited for but the copy, and 4 KB of that lie together (of slabs,
+// 512 bytes here and there took half as long again); rows that wait are on their way to the level-2 cache meanwhile.
 #pragma once
 #include "apps/kmeans/row_queue.cuh"
 #include "apps/kmeans/seeding.cuh"
@@ -35,14 +35,14 @@ namespace kmeans {
 struct Copy {
   const ptx::Half* rows;
   const float* norms;
-  int padded, slabs;  // 0: no slabs
-  float scale, error, of_distance, unused;
+  int padded;
+  float scale, error, of_distance;
 
+  template <bool kSlabs>
   __device__ __forceinline__ const ptx::Half* at(long long row, int column) const {
-    return rows + (slabs ? tsm2::slab_offset(row, column, slabs, tsm2::kSlabRows) : row * padded + column);
+    if (!kSlabs) return rows + row * padded + column;
+    return rows + tsm2::slab_offset(row, column, padded / tsm2::kSlabDepth, tsm2::kSlabRows);
   }
-  // Elements from some columns of a row to those 32 further on.
-  __device__ __forceinline__ int stride() const { return slabs ? 2 * tsm2::kSlabRows * tsm2::kSlabDepth : 32; }
 };
 
 // The chunks of rows that a warp has in turn: neighbours go to different blocks, and the last few to all of them.
@@ -60,11 +60,13 @@ struct Chunks {
   }
 };
 
-// The tiles of a warp: 16 rows of up to 128 columns, and of each row its norm, D² and weight.
-template <typename T, bool kWeighted, int kStages>
+// What a warp copies at a time: four units of 16 rows and 32 columns, side by side where rows lie one after the other, or below
+// one another in slabs, so that they are together in memory; and with a tile's last columns the norm, D² and weight of its rows.
+template <typename T, bool kSlabs, bool kWeighted, int kStages>
 class ScreenRing {
  public:
-  static constexpr int kTile = 16, kColumns = 128;
+  static constexpr int kUnits = 4, kHeight = kSlabs ? kUnits : 1;  // units, and those below one another
+  static constexpr int kTile = 16 * kHeight, kColumns = 32 * kUnits / kHeight;
   static constexpr int kOfRows = kTile * kColumns * (int)sizeof(ptx::Half), kOfNorms = kTile * (int)sizeof(float);
   static constexpr int kOfNear = kTile * (int)sizeof(T), kStage = kOfRows + kOfNorms + (kWeighted ? 2 : 1) * kOfNear;
   static constexpr int kBytes = kStages * kStage;  // of a warp
@@ -86,26 +88,26 @@ class ScreenRing {
     if (count_ > 0) {
       const long long begin = chunks.begin(chunk_);
       unsigned char* to = own_ + asked_;
-      const int lane = simt::lane(), g = lane / 4, t = lane % 4, column = column_ + 8 * t, last = count_ - 1;
+      const int lane = simt::lane(), g = lane / 4, t = lane % 4, last = count_ - 1;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = row_ + g + 8 * half;
-        const ptx::Half* from = copy.at(begin + (row < last ? row : last), column);
+        const int row = row_ + g + 8 * half, column = column_ + 8 * t;
+        // Of slabs there are whole tiles.
+        const ptx::Half* from = copy.at<kSlabs>(begin + (kSlabs || row < last ? row : last), column);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (column + 32 * i < copy.padded) ptx::cp_async<16>(to + unit(i, half), from + i * copy.stride());
+        for (int u = 0; u < kUnits; ++u) {
+          if (column + (kSlabs ? 0 : 32 * u) < copy.padded) {
+            ptx::cp_async<16>(to + unit(u, half), from + u * (kSlabs ? 16 * tsm2::kSlabDepth : 32));
+          }
         }
       }
       column_ += kColumns;
       if (column_ >= copy.padded) {
-        const int mine = row_ + lane % kTile;
-        const long long row = begin + (mine < last ? mine : last);
-        unsigned char* of_norms = to + kOfRows;
-        if (lane < kTile) {
-          ptx::cp_async<4>(of_norms + 4 * lane, copy.norms + row);
-          if (kWeighted) ptx::cp_async<sizeof(T)>(of_norms + kOfNorms + kOfNear + sizeof(T) * lane, weights + row);
-        } else {
-          ptx::cp_async<sizeof(T)>(of_norms + kOfNorms + sizeof(T) * (lane % kTile), closest + row);
+        for (int i = lane; i < kTile; i += 32) {
+          const long long row = begin + (row_ + i < last ? row_ + i : last);
+          ptx::cp_async<4>(to + kOfRows + 4 * i, copy.norms + row);
+          ptx::cp_async<sizeof(T)>(to + kOfRows + kOfNorms + sizeof(T) * i, closest + row);
+          if (kWeighted) ptx::cp_async<sizeof(T)>(to + kOfRows + kOfNorms + kOfNear + sizeof(T) * i, weights + row);
         }
         column_ = 0;
         row_ += kTile;
@@ -127,16 +129,16 @@ class ScreenRing {
     now_ = now_ == kBytes - kStage ? 0 : now_ + kStage;
   }
 
-  // Eight columns of each 32, of row g + 8·half, as words.
-  __device__ __forceinline__ uint4 columns(int i, int half) const {
-    return *reinterpret_cast<const uint4*>(own_ + now_ + unit(i, half));
+  // A lane's eight columns of a unit, of its row g + 8·half, as words.
+  __device__ __forceinline__ uint4 columns(int u, int half) const {
+    return *reinterpret_cast<const uint4*>(own_ + now_ + unit(u, half));
   }
   __device__ __forceinline__ float norm(int row) const { return of_rows<float>(0)[row]; }
   __device__ __forceinline__ T near(int row) const { return of_rows<T>(kOfNorms)[row]; }
   __device__ __forceinline__ T weight(int row) const { return kWeighted ? of_rows<T>(kOfNorms + kOfNear)[row] : T(1); }
 
  private:
-  static __device__ __forceinline__ int unit(int i, int half) { return (2 * i + half) * 512 + 16 * simt::lane(); }
+  static __device__ __forceinline__ int unit(int u, int half) { return (2 * u + half) * 512 + 16 * simt::lane(); }
   template <typename Any>
   __device__ __forceinline__ const Any* of_rows(int place) const {
     return reinterpret_cast<const Any*>(own_ + now_ + kOfRows + place);
@@ -147,19 +149,17 @@ class ScreenRing {
   int count_, row_, column_, asked_, now_;
 };
 
-// Rows that wait are compared with all points so many at a time, of each group of lanes.
-template <typename T>
-constexpr int kScreenRows = 8 / (int)sizeof(T);
-
-template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted, int kStages>
+template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted, bool kSlabs, int kStages>
 __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
     screen_candidates(const T* X, long long n, int d, const T* weights, const long long* last, const long long* candidates,
                       int chunk, int chunks, int window, T* closest, double* sums, const Copy copy) {
   ptx::next_may_begin();
   ptx::after_previous();
-  constexpr int kPoints = kTrials + 1, kBlocks = (kPoints + 7) / 8, kRows = kScreenRows<T>, kGroups = 32 / kLanes;
-  using Ring = ScreenRing<T, kWeighted, kStages>;
-  constexpr int kTile = Ring::kTile, kWarps = kTryThreads / 32;
+  constexpr int kPoints = kTrials + 1, kBlocks = (kPoints + 7) / 8, kGroups = 32 / kLanes;
+  // Of long rows fewer than where all are read, for the registers.
+  constexpr int kMost = kTryRows<T, kPoints>, kRows = kMost > 1 && kLanes == 32 ? kMost / 2 : kMost;
+  using Ring = ScreenRing<T, kSlabs, kWeighted, kStages>;
+  constexpr int kTile = Ring::kTile, kHeight = Ring::kHeight, kWarps = kTryThreads / 32;
   using Found = Distances<T, kPoints, kRows, kLanes, kAligned>;
   using Waiting = Queue<int, kTile>;
   // The points as X has them, and as the copy has them: of 32 columns and eight points, 16 bytes a lane.
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
   for (int i = threadIdx.x; i < parts * kBlocks * 32; i += blockDim.x) {
     const int p = i / 32 % kBlocks * 8 + i % 32 / 4, column = i / (32 * kBlocks) * 32 + i % 4 * 8;
     uint4 some = {};
-    if (p < kPoints && column < copy.padded) some = *reinterpret_cast<const uint4*>(copy.at(samples[p], column));
+    if (p < kPoints && column < copy.padded) some = *reinterpret_cast<const uint4*>(copy.at<kSlabs>(samples[p], column));
     words[i] = some;
   }
   float most = 0;
@@ -210,64 +210,69 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
     const int count = of.count(mine);
     double totals[Found::kHeld] = {}, alike = 0;
     for (int at = 0; at < count; at += kTile) {
-      float products[kBlocks][4] = {}, own[2][4] = {};
+      float products[kHeight][kBlocks][4] = {}, own[kHeight][4] = {};
       for (int from = 0; from < copy.padded; from += Ring::kColumns) {
         ring.wait();
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (from + 32 * i >= copy.padded) break;
+        for (int u = 0; u < Ring::kUnits; ++u) {
+          const int r = kSlabs ? u : 0, column = from + (kSlabs ? 0 : 32 * u);
+          if (column >= copy.padded) break;
           uint4 low = {}, high = {};
-          if (from + 32 * i + 8 * t < copy.padded) low = ring.columns(i, 0), high = ring.columns(i, 1);
+          if (column + 8 * t < copy.padded) low = ring.columns(u, 0), high = ring.columns(u, 1);
           const unsigned a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
 #pragma unroll
           for (int j = 0; j < kBlocks; ++j) {
-            const uint4 point = words[((from / 32 + i) * kBlocks + j) * 32 + lane];
+            const uint4 point = words[(column / 32 * kBlocks + j) * 32 + lane];
             const unsigned b[2][2] = {{point.x, point.y}, {point.z, point.w}};
 #pragma unroll
-            for (int s = 0; s < 2; ++s) ptx::mma_m16n8k16_f16(products[j], a[s], b[s]);
+            for (int s = 0; s < 2; ++s) ptx::mma_m16n8k16_f16(products[r][j], a[s], b[s]);
           }
-          // Eight rows are a matrix's rows and another's columns in the same registers: squares are on the diagonal.
+          // Eight rows are a matrix's rows and another's columns in the same registers: squares are on the diagonals of the
+          // products of either eight, of which each leaves nothing where the other's are.
 #pragma unroll
-          for (int half = 0; half < 2; ++half)
-#pragma unroll
-            for (int s = 0; s < 2; ++s) {
-              const unsigned b[2] = {a[s][half], a[s][half + 2]};
-              ptx::mma_m16n8k16_f16(own[half], a[s], b);
-            }
+          for (int s = 0; s < 2; ++s) {
+            const unsigned lower[4] = {a[s][0], 0, a[s][2], 0}, upper[4] = {0, a[s][1], 0, a[s][3]};
+            const unsigned of_lower[2] = {a[s][0], a[s][2]}, of_upper[2] = {a[s][1], a[s][3]};
+            ptx::mma_m16n8k16_f16(own[r], lower, of_lower);
+            ptx::mma_m16n8k16_f16(own[r], upper, of_upper);
+          }
         }
         if (from + Ring::kColumns < copy.padded) ring.ask(of, copy, closest, weights);
       }
-      unsigned nearer[2];
-      T near[2], weight[2];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = g + 8 * half;
-        const float square = simt::shuffle(g % 2 ? own[half][2 * half + 1] : own[half][2 * half], 4 * g + g / 2);
-        near[half] = ring.near(row), weight[half] = ring.weight(row);
-        const float reach = ring.norm(row) + most;
-        const float beyond = square - copy.error * reach * reach - (float)near[half] * copy.scale * copy.scale * copy.of_distance;
-        bool any = false;
-#pragma unroll
-        for (int j = 0; j < kBlocks; ++j)
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            any |= !(2 * products[j][2 * half + i] - squares[8 * j + 2 * t + i] <= beyond);
-          }
-        nearer[half] = __ballot_sync(simt::every_lane, any & (at + row < count)) >> 4 * g & 15;
-      }
-      ring.ask(of, copy, closest, weights);
-      // Two lanes of four have a row each.
-      const int row = at + g + 8 * (t % 2);
-      const bool has = t < 2 && row < count, waits = has && (t ? nearer[1] : nearer[0]) != 0;
-      if (has && !waits) alike += (double)(t ? weight[1] : weight[0]) * (double)(t ? near[1] : near[0]);
-      if (__any_sync(simt::every_lane, waits)) {
-        waiting.add(waits, row);
+      for (int r = 0; r < kHeight; ++r) {
+        unsigned nearer[2];
+        T near[2], weight[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const T* x = X + (begin + at + g + 8 * half) * d;
-          for (int i = t * (128 / (int)sizeof(T)); nearer[half] && i < d; i += 512 / (int)sizeof(T)) ptx::prefetch(x + i);
+          const int row = 16 * r + 8 * half + g;
+          const float square = simt::shuffle(g % 2 ? own[r][2 * half + 1] : own[r][2 * half], 4 * g + g / 2);
+          near[half] = ring.near(row), weight[half] = ring.weight(row);
+          const float reach = ring.norm(row) + most, scaled = (float)near[half] * copy.scale * copy.scale;
+          const float beyond = square - copy.error * reach * reach - scaled * copy.of_distance;
+          bool any = false;
+#pragma unroll
+          for (int j = 0; j < kBlocks; ++j)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              any |= !(2 * products[r][j][2 * half + i] - squares[8 * j + 2 * t + i] <= beyond);
+            }
+          nearer[half] = __ballot_sync(simt::every_lane, any & (at + row < count)) >> 4 * g & 15;
+        }
+        // Two lanes of four have a row each.
+        const int first = at + 16 * r + g, row = first + 8 * (t % 2);
+        const bool has = t < 2 && row < count, waits = has && (t ? nearer[1] : nearer[0]) != 0;
+        if (has && !waits) alike += (double)(t ? weight[1] : weight[0]) * (double)(t ? near[1] : near[0]);
+        if (__any_sync(simt::every_lane, waits)) {
+          waiting.add(waits, row);
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const T* x = X + (begin + first + 8 * half) * d;
+            for (int i = t * (128 / (int)sizeof(T)); nearer[half] && i < d; i += 512 / (int)sizeof(T)) ptx::prefetch(x + i);
+          }
         }
       }
+      ring.ask(of, copy, closest, weights);
       waiting.drain(at + kTile < count ? 32 : 1, [&](const int* rows, int found) {
         for (int first = 0; first < found; first += kRows * kGroups) {
           const auto place = [&](int r) {

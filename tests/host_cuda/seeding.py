@@ -49,7 +49,7 @@ def width_of(d, slabs):
 
 def screen_of(plan, d, dtype, weighted, slabs, stages=None):
     size = np.dtype(dtype).itemsize
-    screen = screen_plan(plan, d, width_of(d, slabs), size, weighted=weighted, device=H200)
+    screen = screen_plan(plan, d, width_of(d, slabs), size, slabs=bool(slabs), weighted=weighted, device=H200)
     return screen if stages is None else replace(screen, stages=stages)
 
 
@@ -83,19 +83,22 @@ extern "C" void draw_{name}(const void* X, long long n, long long d, const void*
 
 def screen_source(plan, d, dtype, weighted):
     T, name = ELEMENT[dtype], name_of(plan, dtype, weighted)
+    tiles = replace(plan, chunk=64)
     kernels = "".join(
         f"""
-    if (stages == {stages}) kmeans::{screen_of(plan, d, dtype, weighted, 0, stages).kernel(T, weighted=weighted)}(
-        static_cast<const {T}*>(X), n, (int)d, static_cast<const {T}*>(weights), last, candidates, (int)chunk,
-        (int)chunks, (int)window, static_cast<{T}*>(closest), sums, *copy);"""
+    if (stages == {stages} && slabs == {slabs})
+      kmeans::{screen_of(tiles, d, dtype, weighted, slabs, stages).kernel(T, weighted=weighted)}(
+          static_cast<const {T}*>(X), n, (int)d, static_cast<const {T}*>(weights), last, candidates, (int)chunk,
+          (int)chunks, (int)window, static_cast<{T}*>(closest), sums, *copy);"""
         for stages in (2, 3)
+        for slabs in (0, 1)
     )
     return f"""
 #include "apps/kmeans/seeding_screen.cuh"
 extern "C" void screen_{name}(const void* X, long long n, long long d, const void* weights, const long long* last,
                               const long long* candidates, long long chunk, long long chunks, long long window,
-                              void* closest, double* sums, const kmeans::Copy* copy, long long stages,
-                              long long shared_bytes, long long blocks) {{
+                              void* closest, double* sums, const kmeans::Copy* copy, long long slabs,
+                              long long stages, long long shared_bytes, long long blocks) {{
   cuda_host::launch(dim3(blocks), kmeans::kTryThreads, shared_bytes, [=] {{{kernels}
   }});
 }}"""
@@ -167,15 +170,13 @@ class Seeding:
         self.screened = screen_of(self.plan, self.d, self.X.dtype.name, self.weights is not None, slabs, stages)
         error, of_distance = copy_error(self.d, width, ROUNDING)
         addresses = self.rows.ctypes.data, self.norms.ctypes.data
-        self.copy = np.array(
-            [(*addresses, width, width // 16 if slabs else 0, self.scale, error, of_distance, 0)], COPY
-        )
+        self.copy = np.array([(*addresses, width, self.scale, error, of_distance)], COPY)
 
     def screen(self, step):
         """Try the candidates of a step by the copy."""
         plan, last = self.plan, self.chosen[max(step - 1, 0) :]
         arguments = last, self.candidates[step], plan.chunk, plan.chunks, plan.window, self.closest, self.sums
-        found = self.copy, self.screened.stages, self.screened.shared_bytes, self.blocks
+        found = self.copy, int(self.screened.slabs), self.screened.stages, self.screened.shared_bytes, self.blocks
         libraries()[self.name, True].call(f"screen_{self.name}", *self.samples(), *arguments, *found)
 
     def follow(self, step, draws):

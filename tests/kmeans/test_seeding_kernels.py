@@ -212,6 +212,11 @@ def test_whole_seeding_of_grains(shape, n, grain, seed):
         assert of.draw(first, draws).tolist() == expected
 
 
+def tiled(plan, n):
+    """Return the plan with chunks of whole tiles of slabs."""
+    return replace(plan, chunk=128, chunks=-(-n // 128))
+
+
 def both_ways(of, step):
     """Try a step's candidates by X and by its copy; return D² and the sums of both, and go on with X's."""
     before = of.closest.copy()
@@ -227,7 +232,8 @@ def both_ways(of, step):
 @pytest.mark.parametrize(("d", "k", "dtype", "weighted"), SCREENED)
 def test_steps_by_the_copy_are_as_exact(d, k, dtype, weighted, slabs, n, rng):
     X = blobs(n, d, k).astype(dtype) + 100  # far from the origin
-    of = Seeding(X, k, dtype, rng.random(n) if weighted else None, blocks=1 + n % 3)
+    plan = tiled(plan_of(n, d, k, dtype), n) if slabs else None
+    of = Seeding(X, k, dtype, rng.random(n) if weighted else None, plan=plan, blocks=1 + n % 3)
     of.make_copy(slabs, stages=2 if n % 2 else None)
     of.begin(n // 2)
     for step in range(min(k, 6)):
@@ -299,7 +305,8 @@ def test_any_step_by_the_copy(shape, n, spread, seed):
     d, k, dtype, weighted = shape
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((5, d))[rng.integers(0, 5, n)] + spread * rng.standard_normal((n, d))
-    of = Seeding(X, k, dtype, rng.integers(0, 4, n) if weighted else None)
+    plan = plan_of(n, d, k, dtype)
+    of = Seeding(X, k, dtype, rng.integers(0, 4, n) if weighted else None, plan=tiled(plan, n) if seed % 2 else plan)
     of.make_copy(seed % 2)
     of.begin(0)
     of.attempt(0)
@@ -325,19 +332,24 @@ def test_plans(n, d, trials):
             assert plan.window >= d or (plan.window % 1024 == 0 and plan.lanes == 32)
 
 
+@pytest.mark.parametrize("slabs", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("itemsize", [4, 8])
-def test_plans_of_screens(itemsize, weighted):
+def test_plans_of_screens(itemsize, weighted, slabs):
     for d in (1, 16, 100, 128, 256, 511, 512, 768, 1500, 5000):
-        plan = seeding_plan(10**6, d, 6, itemsize, aligned=True, device=KNOWN["H200"])
-        screen = screen_plan(plan, d, padded(d), itemsize, weighted=weighted, device=KNOWN["H200"])
-        assert (screen is None) == (d >= (1500 if itemsize == 4 else 768))
-        if screen is not None:
-            assert screen.first_step == 7
-            assert screen.shared_bytes <= 113 << 10
-            assert (screen.stages == 3) == (
-                d <= (128 if itemsize == 4 or not weighted else 100) or (d, itemsize, weighted) == (256, 4, False)
-            )
+        for n in (1000, 600_000, 2**20, 10**7):
+            plan = seeding_plan(n, d, 6, itemsize, aligned=True, device=KNOWN["H200"])
+            screen = screen_plan(plan, d, padded(d), itemsize, slabs=slabs, weighted=weighted, device=KNOWN["H200"])
+            if d == 1 or (plan.chunk % 64 and slabs):
+                assert d == 1 or n < 2**20
+                assert screen is None
+                continue
+            assert screen is None or d < 1500
+            assert screen is not None or d >= (1500 if itemsize == 4 else 511)
+            if screen is not None:
+                assert screen.first_step == 7
+                assert screen.shared_bytes <= 113 << 10
+                assert screen.stages == 3 if d <= 100 and not slabs else screen.stages >= 2
 
 
 def test_no_plan_for_more_trials_than_there_are_registers_for():
