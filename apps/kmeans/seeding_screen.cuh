@@ -88,16 +88,21 @@ class ScreenRing {
     if (count_ > 0) {
       const long long begin = chunks.begin(chunk_);
       unsigned char* to = own_ + asked_;
-      const int lane = simt::lane(), g = lane / 4, t = lane % 4, last = count_ - 1;
+      const int lane = simt::lane(), last = count_ - 1;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = row_ + g + 8 * half, column = column_ + 8 * t;
-        // Of slabs there are whole tiles.
-        const ptx::Half* from = copy.at<kSlabs>(begin + (kSlabs || row < last ? row : last), column);
-#pragma unroll
-        for (int u = 0; u < kUnits; ++u) {
-          if (column + (kSlabs ? 0 : 32 * u) < copy.padded) {
-            ptx::cp_async<16>(to + unit(u, half), from + u * (kSlabs ? 16 * tsm2::kSlabDepth : 32));
+      for (int i = 0; i < kOfRows / 512; ++i) {
+        if constexpr (kSlabs) {
+          // Two slabs' part of a tile as they lie; of slabs there are whole tiles.
+          const int slab = 4 * i / (kOfRows / 512) / 2;
+          if (column_ + 16 * slab < copy.padded) {
+            const int place = 16 * (32 * i + (lane ^ 2 * (2 * slab + lane / 8 % 2)));
+            ptx::cp_async<16>(to + place, copy.at<true>(begin + row_, column_) + 8 * (32 * i + lane));
+          }
+        } else {
+          const int row = row_ + 2 * i + lane / 16, column = column_ + 8 * (lane % 16);
+          if (column < copy.padded) {
+            const int place = 16 * (32 * i + (lane ^ 4 * (lane / 16)));
+            ptx::cp_async<16>(to + place, copy.at<false>(begin + (row < last ? row : last), column));
           }
         }
       }
@@ -138,7 +143,13 @@ class ScreenRing {
   __device__ __forceinline__ T weight(int row) const { return kWeighted ? of_rows<T>(kOfNorms + kOfNear)[row] : T(1); }
 
  private:
-  static __device__ __forceinline__ int unit(int u, int half) { return (2 * u + half) * 512 + 16 * simt::lane(); }
+  // Where this lane's part of a unit is. Lanes of four copy rows, or eight slots of 16 bytes, side by side, and eight lanes
+  // read of two rows: which these are changes places with others by the row, or by the column, for them to lie in all banks.
+  static __device__ __forceinline__ int unit(int u, int half) {
+    const int g = simt::lane() / 4, t = simt::lane() % 4;
+    if (kSlabs) return 2048 * (t / 2) + 256 * (2 * u + half) + 128 * (t % 2) + 16 * (g ^ 2 * t);
+    return 256 * (g + 8 * half) + 16 * ((4 * u + t) ^ 4 * (g % 2));
+  }
   template <typename Any>
   __device__ __forceinline__ const Any* of_rows(int place) const {
     return reinterpret_cast<const Any*>(own_ + now_ + kOfRows + place);

@@ -5,7 +5,7 @@ import pytest
 from sklearn.cluster import kmeans_plusplus
 from sklearn.datasets import make_blobs
 
-from tsapps.apps.kmeans import fused_seeding, seeding
+from tsapps.apps.kmeans import fused_seeding, seeding, seeding_plan
 from tsapps.apps.kmeans.choose import open_engine
 
 pytestmark = pytest.mark.gpu
@@ -85,6 +85,7 @@ def test_the_copy_draws_what_the_rows_do(d, dtype, k, weighted, monkeypatch):
         return screened[-1]
 
     monkeypatch.setattr(fused_seeding, "_screening", screening)
+    monkeypatch.setattr(seeding_plan, "_MOST_CHUNKS", 400)  # as many as leave chunks of whole tiles of slabs
     for least in (1 << 60, 0):
         monkeypatch.setattr(fused_seeding, "_LEAST_SCREENED", least)
         found.append(seeds(X, k, 5, weights, mean=X.astype(np.float64).mean(axis=0))[0])
