@@ -134,6 +134,39 @@ TSA_PTX void cp_async(void* shared, const void* global, int read = bytes) {
 #endif
 }
 
+// red.shared ─ a word of shared memory by its address of 32 bits, and words behind it by what the instruction itself has room for:
+// told of pointers, the compiler adds up an address anew for each. Nothing is waited for.
+class SharedWord {
+ public:
+  SharedWord() = default;
+#if defined(TSA_HOST)
+  explicit SharedWord(unsigned* at) : at_(at) {}
+  SharedWord operator+(int words) const { return SharedWord(at_ + words); }
+  template <int words>
+  void add(unsigned value) const {
+    atomicAdd(at_ + words, value);
+  }
+
+ private:
+  unsigned* at_;
+#else
+  TSA_PTX explicit SharedWord(unsigned* at) : at_((unsigned)__cvta_generic_to_shared(at)) {}
+  TSA_PTX SharedWord operator+(int words) const {
+    SharedWord there;
+    there.at_ = at_ + 4 * words;
+    return there;
+  }
+  // Adds to the word that is `words` further on.
+  template <int words>
+  TSA_PTX void add(unsigned value) const {
+    asm volatile("red.shared.add.u32 [%0 + %2], %1;" ::"r"(at_), "r"(value), "n"(4 * words) : "memory");
+  }
+
+ private:
+  unsigned at_;
+#endif
+};
+
 // Makes one group of this thread's copies since the last commit.
 TSA_PTX void cp_async_commit() {
 #if defined(TSA_HOST)

@@ -50,8 +50,8 @@ TSA_PTX void fewer_registers() {
 // was stored: async_fence by those who stored it, then a barrier. What is begun is a group from wgmma_commit on; until
 // wgmma_wait (for all groups but the `pending` latest), their d is not read, and B not written.
 //
-// With A in shared memory too, as B is, of 16 bits: matrices are named by matrix_at, and matrix_after of one is so many bytes
-// after it. Of up to 64 columns, or (of halves) 104 to 200. The registers of d, if they were written, pass wgmma_fence first.
+// Where a B is, matrix_at tells, and matrix_after of one is so many bytes after it: an addition, where a pointer is converted
+// anew for every product. With A in shared memory too, as B is, of 16 bits, both are told so. Of up to 64 columns, or (of halves) 104 to 200. The registers of d, if they were written, pass wgmma_fence first.
 template <typename T>
 inline constexpr bool is_half = false;
 template <>
@@ -227,9 +227,8 @@ TSA_PTX unsigned long long matrix_at(const void* shared) {
 TSA_PTX unsigned long long matrix_after(unsigned long long matrix, int bytes) { return matrix + (bytes >> 4); }
 
 template <bool clears, typename T, int blocks>
-TSA_PTX void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b) {
+TSA_PTX void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], unsigned long long from) {
   static_assert(1 <= blocks && blocks <= 8, "8 to 64 columns");
-  const unsigned long long from = matrix_at(b);
   if constexpr (blocks == 1) {
     TSA_WGMMA(1, "8", "{%4, %5, %6, %7}, %8, %9");
   } else if constexpr (blocks == 2) {
@@ -247,6 +246,11 @@ TSA_PTX void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b)
   } else {
     TSA_WGMMA(8, "64", "{%32, %33, %34, %35}, %36, %37");
   }
+}
+
+template <bool clears, typename T, int blocks>
+TSA_PTX void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b) {
+  wgmma<clears, T>(d, a, matrix_at(b));
 }
 
 #define TSA_SHARED_WGMMA(blocks, n, rest)                                                                                 \

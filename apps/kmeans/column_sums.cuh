@@ -5,7 +5,7 @@
 //   a turn     lane v of row q adds column 4·v + (turn ^ q % 4): of four rows, 4 · kLanes sums that lie apart
 //
 //   sums of a cluster           word 0 … 31                               of 16 columns, two replicas; of 64, twice the words
-//     low digits, high digits   column 4·v + e at e · kLanes + v          (of 32 columns: 0, 4, 8 … 28, 1, 5 …)
+//     numbers, high digits      column 4·v + e at e · kLanes + v          (of 32 columns: 0, 4, 8 … 28, 1, 5 …)
 //     rows                      by whichever lane adds the row
 //
 // Why it is fast: what the lanes of a warp add to lies in as many banks, whatever clusters their rows are of, though a
@@ -18,10 +18,19 @@
 namespace kmeans {
 
 // A row that goes from one cluster to another: of its tile, or of X; and where the clusters' sums begin, negative if there are
-// none.
-struct alignas(8) Moving {
-  unsigned row;
-  short from, to;
+// none, side by side in a register.
+class alignas(8) Moving {
+ public:
+  Moving() = default;
+  __device__ __forceinline__ Moving(unsigned row, int from, int to) : row_(row), places_((int)((unsigned)from << 16 | (unsigned)to)) {}
+
+  __device__ __forceinline__ unsigned row() const { return row_; }
+  __device__ __forceinline__ int from() const { return places_ >> 16; }
+  __device__ __forceinline__ int to() const { return places_ & 0xffff; }
+
+ private:
+  unsigned row_;
+  int places_;
 };
 
 template <typename T, int kFeatures>
@@ -70,7 +79,8 @@ class ColumnSums {
       long long sum = 0;
 #pragma unroll
       for (int replica = 0; replica < kPlane; replica += kWidth) {
-        sum += take<kGoesOn>(from + replica) + (long long)take<kGoesOn>(from + replica + kPlane) * 65536;
+        const int all = take<kGoesOn>(from + replica), high = take<kGoesOn>(from + replica + kPlane);
+        sum += (int)((unsigned)all - ((unsigned)high << 16)) + (long long)high * 65536;
       }
       if (sum != 0) atomicAdd(&sums_[cluster * (kFeatures + 1) + column], (unsigned long long)sum);
     }
@@ -92,7 +102,7 @@ class ColumnSums {
   class Turns {
    public:
     __device__ __forceinline__ void load(const unsigned char* row, int swizzle, int column) {
-      load_four<kFeatures, kWidth == kFeatures ? Past::kNone : Past::kAny>(row, swizzle, column, at_);
+      load_some<kFeatures, kWidth == kFeatures ? Past::kNone : Past::kAny>(row, swizzle, column, at_);
     }
 
     // As integers; of the columns' means and scales, `of_column` has those of the turns of row q.
@@ -133,55 +143,76 @@ class ColumnSums {
   __device__ __noinline__ static void move_rows(const T* X, int tile, int items, int count, int columns) {
     unsigned char* const shared = simt::dynamic_shared<unsigned char>();
     const auto* rows = reinterpret_cast<const Moving*>(shared + items);
-    // Of rows that come from far more are on their way.
-    constexpr int kAtOnce = kOfX && kTogether < 16 ? 8 / (int)sizeof(T) : 1;
+    unsigned* const digits = reinterpret_cast<unsigned*>(shared + columns) + 2 * kWidth;
     const int lane = threadIdx.x % 32, v = lane % kLanes, q = lane / kLanes;
     float2 of_column[4];
-    unsigned* of_turn[4];
+    ptx::SharedWord of_turn[4];
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
       const int turned = s ^ q % 4;
       of_column[s] = reinterpret_cast<const float2*>(shared + columns)[4 * v + turned];
-      of_turn[s] = reinterpret_cast<unsigned*>(shared + columns) + 2 * kWidth + q / 4 * kWidth % 32 + turned * kLanes + v;
+      of_turn[s] = ptx::SharedWord(digits + q / 4 * kWidth % 32 + turned * kLanes + v);
     }
+    const auto load = [&](unsigned row) {
+      Turns x;
+      x.load(kOfX ? reinterpret_cast<const unsigned char*>(X + (long long)row * kFeatures)
+                  : shared + tile + row * (kFeatures * (int)sizeof(T)),
+             Ring::swizzle(row), 4 * v);
+      return x;
+    };
+    const auto add_row = [&](const Turns& x, const Moving& one) {
+      int numbers[4];
+      x.to_integers(q, of_column, numbers);
+      add(of_turn, one.to(), numbers, 1);
+      if (one.from() >= 0) add(of_turn, one.from(), numbers, -1);
+    };
+    const auto item = [&](int i) { return rows[i < count ? i : 0]; };
+    if constexpr (kOfX && kTogether < 16) {
+      // Of rows that come from far several are on their way.
+      constexpr int kAtOnce = 8 / (int)sizeof(T);
 #pragma unroll 1
-    for (int i = q; i < count; i += kAtOnce * kTogether) {
-      Turns x[kAtOnce];
+      for (int i = q; i < count; i += kAtOnce * kTogether) {
+        Turns x[kAtOnce];
 #pragma unroll
-      for (int r = 0; r < kAtOnce; ++r) {
-        const unsigned row = rows[kAtOnce == 1 || i + r * kTogether < count ? i + r * kTogether : i].row;
-        x[r].load(kOfX ? reinterpret_cast<const unsigned char*>(X + (long long)row * kFeatures)
-                       : shared + tile + row * (kFeatures * (int)sizeof(T)),
-                  Ring::swizzle(row), 4 * v);
+        for (int r = 0; r < kAtOnce; ++r) x[r] = load(item(i + r * kTogether).row());
+#pragma unroll
+        for (int r = 0; r < kAtOnce; ++r) {
+          if (i + r * kTogether >= count) break;
+          add_row(x[r], rows[i + r * kTogether]);
+        }
       }
-#pragma unroll
-      for (int r = 0; r < kAtOnce; ++r) {
-        if (kAtOnce > 1 && i + r * kTogether >= count) break;
-        const int from = rows[i + r * kTogether].from, to = rows[i + r * kTogether].to;
-        int numbers[4];
-        x[r].to_integers(q, of_column, numbers);
-        add(of_turn, to, numbers, 1);
-        if (from >= 0) add(of_turn, from, numbers, -1);
+    } else {
+      Moving now = item(q), soon = item(q + kTogether);
+      Turns x = load(now.row());
+#pragma unroll 1
+      for (int i = q; i < count; i += kTogether) {
+        const Turns next = load(soon.row());
+        const Moving later = item(i + 2 * kTogether);
+        add_row(x, now);
+        x = next, now = soon, soon = later;
       }
     }
     if (lane >= count) return;
-    unsigned* of_rows = reinterpret_cast<unsigned*>(shared + columns) + 2 * kWidth + 2 * kPlane + lane;
-    atomicAdd(of_rows + rows[lane].to, 1u);
-    if (rows[lane].from >= 0) atomicAdd(of_rows + rows[lane].from, ~0u);
+    const ptx::SharedWord of_rows(digits + 2 * kPlane + lane);
+    (of_rows + rows[lane].to()).template add<0>(1u);
+    if (rows[lane].from() >= 0) (of_rows + rows[lane].from()).template add<0>(~0u);
   }
 
   template <bool kGoesOn>
   __device__ static __forceinline__ int take(unsigned* from) {
-    const int digit = (int)*from;
+    const int word = (int)*from;
     if (kGoesOn) *from = 0;
-    return digit;
+    return word;
   }
 
-  __device__ static __forceinline__ void add(unsigned* const (&of_turn)[4], int place, const int (&numbers)[4], int sign) {
+  // The lower word has all of a number, modulo 2³², and the higher one its upper digit: what the lower digits add up to is the
+  // difference.
+  __device__ static __forceinline__ void add(const ptx::SharedWord (&of_turn)[4], int place, const int (&numbers)[4], int sign) {
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
-      atomicAdd(of_turn[s] + place, (unsigned)(sign * (numbers[s] & 0xffff)));
-      atomicAdd(of_turn[s] + place + kPlane, (unsigned)(sign * (numbers[s] >> 16)));
+      const ptx::SharedWord to = of_turn[s] + place;
+      to.template add<0>((unsigned)(sign * numbers[s]));
+      to.template add<kPlane>((unsigned)(sign * (numbers[s] >> 16)));
     }
   }
 

@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
   // A warp asks for the sums to be flushed when it has moved half of its share; it has at most 62 rows waiting.
   constexpr int kShare = kMostAdded / kWarps / 2, kTiles = (kShare - 62) / kTile;
   static_assert(kTiles >= 1, "the digits of one tile would overflow");
-  using Ring = TileRing<T, kFeatures, kTile, kStages, 16 * (int)sizeof(T)>;
   using Scores = typename ScoresBy<kBy, T, kFeatures, kColumns>::Type;
+  using Ring = TileRing<T, kFeatures, kTile, kStages, Scores::kReadTogether>;
   using Sums = ColumnSums<T, kFeatures>;
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   Ring ring(X, labels, n, shared);
@@ -84,16 +84,18 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
   const auto decide = [&](const Entry* items, int count) {
     const bool few = count < 32;
     if (few) FewInDoubt<T, kFeatures>::decide(X, of.mean, centers, k, shared_place(items), count);
-    Moving one = {};
+    Moving one;
+    bool moves = false;
     if (lane < count) {
       const Entry entry = items[lane];
       const T* row = X + (long long)entry.row * kFeatures;
       const int to =
           few ? (int)entry.low : nearest_of_row<kFeatures>(row, of.mean, centers, k, entry.low, entry.high);
-      one = {entry.row, (short)here.place(entry.label), (short)here.place(to)};
-      if (to != entry.label) labels[entry.row] = (Label)to;
+      one = {entry.row, here.place(entry.label), here.place(to)};
+      moves = to != entry.label;
+      if (moves) labels[entry.row] = (Label)to;
     }
-    leaving.add(one.from != one.to, one);
+    leaving.add(moves, one);
   };
   const auto flush = [&] {
     if (__syncthreads_or(added > kShare)) {
@@ -116,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
       const bool certain = __popc(found.low) + __popc(found.high) == 1, moves = waits & certain;
       const int to = moves ? first_centre(found.low, found.high) : 0;
       if (moves) labels[first + mine] = (Label)to;
-      const short from_place = (short)here.place(label), to_place = (short)here.place(to);
+      const int from_place = here.place(label), to_place = here.place(to);
       if (__popc(__ballot_sync(simt::every_lane, moves)) >= kMany<Sums::kTogether>) {
         moving.add(moves, {mine, from_place, to_place});
       } else {

@@ -37,15 +37,15 @@ __device__ __forceinline__ void load_row(const void* row, int swizzle, T (&to)[k
   }
 }
 
-// What load_four gives of columns past the last, where there may be any: zero, or what the row has elsewhere.
+// What load_some gives of columns past the last, where there may be any: zero, or what the row has elsewhere.
 enum class Past { kNone, kZero, kAny };
 
-// Four columns of a row, from `column` on.
-template <int kFeatures, Past past, typename T>
-__device__ __forceinline__ void load_four(const unsigned char* row, int swizzle, int column, T (&to)[4]) {
-  constexpr int kWide = few_wide<T, kFeatures, 4>();
+// Some columns of a row, from `column` on: two or four.
+template <int kFeatures, Past past, int kCount, typename T>
+__device__ __forceinline__ void load_some(const unsigned char* row, int swizzle, int column, T (&to)[kCount]) {
+  constexpr int kWide = few_wide<T, kFeatures, kCount>();
 #pragma unroll
-  for (int i = 0; i < 4; i += kWide) {
+  for (int i = 0; i < kCount; i += kWide) {
     simt::Vector<T, kWide> some = {};
     const bool there = past == Past::kNone || column + i < kFeatures;
     if (past == Past::kAny || there) {
@@ -155,7 +155,7 @@ class FewInDoubt {
   template <typename Any>
   __device__ static __forceinline__ void load(const Any* rows, unsigned row, int column, Any (&to)[4]) {
     constexpr Past kPast = 4 * kLanes == kFeatures ? Past::kNone : Past::kZero;
-    load_four<kFeatures, kPast>(reinterpret_cast<const unsigned char*>(rows + (long long)row * kFeatures), 0, column, to);
+    load_some<kFeatures, kPast>(reinterpret_cast<const unsigned char*>(rows + (long long)row * kFeatures), 0, column, to);
   }
 
   // ‖x − c‖², where a lane has four columns; in each of a row's lanes the same.

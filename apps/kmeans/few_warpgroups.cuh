@@ -1,7 +1,8 @@
 // The scores of few features in 16 bits by the tensor cores of warpgroups (wgmma), of rows as they lie; see few_products.cuh.
 //
-//   rows       a warp's tile in its ring, as in few_warps.cuh: the 8 bytes that a lane loads are words of the product's left
-//              operand, of which each warp of a warpgroup has 16 rows; the warpgroup's four tiles are multiplied together
+//   rows       a warp's tile in its ring: the product's left operand, of which each warp of a warpgroup has 16 rows, as ldmatrix
+//              has it, four matrices of eight rows and columns together, or where rows are no whole vectors as in few_warps.cuh;
+//              the warpgroup's four tiles are multiplied together
 //   centres    in two parts of X's type, c·s² ≈ high + low, in shared memory by fragments: part, step s, eight centres j
 //   offsets    a level − (mean·c + ‖c‖²/2)·s², so that nothing is subtracted from rows: in three parts, one step more, of
 //              which the left operand is constant (`weight`), and in shared memory too
@@ -27,10 +28,14 @@ class WarpgroupScores {
  public:
   static constexpr int kSteps = (kFeatures + 15) / 16, kParts = 2;
   static constexpr int kTogether = 4;  // warps that multiply together
+  // Whether ldmatrix loads rows, whose parts of 16 bytes then begin at multiples of it; and the bytes of a row that are read
+  // together.
+  static constexpr bool kMatrices = kFeatures % 8 == 0;
+  static constexpr int kReadTogether = kMatrices ? 16 : 16 * (int)sizeof(T);
   static constexpr int kBytes = (kParts * kSteps + 1) * kColumns * 256 + 64 * 16 * (int)sizeof(T);
 
   __device__ WarpgroupScores(const Products& of, const float* centers, int k, void* shared)
-      : fragments_(static_cast<const unsigned char*>(shared)), weights_(fragments_ + 4 * word(kParts, 1, 0, 0)) {
+      : matrix_(ptx::matrix_at(shared)) {
     const int lane = threadIdx.x % 32, t = lane % 4;
     const Extremes most = *of.extremes;
     // The norm of the mean is within that of rows.
@@ -45,8 +50,13 @@ class WarpgroupScores {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
         const auto load = [&](const float* row, float (&to)[4]) {
-          constexpr Past kPast = kWhole ? Past::kNone : Past::kZero;
-          load_four<kFeatures, kPast>(reinterpret_cast<const unsigned char*>(row), 0, 16 * s + 4 * t, to);
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float pair[2];
+            constexpr Past kPast = kWhole ? Past::kNone : Past::kZero;
+            load_some<kFeatures, kPast>(reinterpret_cast<const unsigned char*>(row), 0, column_of(s, half), pair);
+            to[2 * half] = pair[0], to[2 * half + 1] = pair[1];
+          }
         };
         if (centre < k) load(centers + centre * kFeatures, c[s]);
         load(of.mean, mean[s]);
@@ -127,30 +137,45 @@ class WarpgroupScores {
     return ((part * kSteps + s) * kColumns + j) * 64 + half * 32;
   }
 
+  // The first of the two columns of a step that a lane has as one word: those of columns below or from eight on, as it is
+  // for ldmatrix, or of four that it loads together.
+  __device__ static __forceinline__ int column_of(int s, int half) {
+    const int t = threadIdx.x % 4;
+    return 16 * s + (kMatrices ? 8 * half + 2 * t : 4 * t + 2 * half);
+  }
+
   // Begins to multiply block b of a tile's rows.
   template <typename Ring>
   __device__ __forceinline__ void begin(const Ring& ring, int b, unsigned (&a)[1][kSteps][4],
                                         float (&scores)[kColumns][4]) const {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
+    if constexpr (kMatrices) {
+      // A lane points to a row of one of the four matrices: of rows below or from eight on, and of columns likewise. Past the
+      // last column it is any of the row, as X is finite and centres are zero.
+      const int matrix = threadIdx.x % 32 / 8, row = 16 * b + matrix % 2 * 8 + threadIdx.x % 8;
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
-        const int row = 16 * b + 8 * half + g;
-        T raw[4];
-        // Centres are zero past the last column, and X is finite.
-        load_four<kFeatures, kWhole ? Past::kNone : Past::kAny>(ring.row(row), Ring::swizzle(row), 16 * s + 4 * t, raw);
-        a[0][s][half] = word_of(raw[0], raw[1]);
-        a[0][s][half + 2] = word_of(raw[2], raw[3]);
+        const int column = 16 * s + matrix / 2 * 8;
+        ptx::ldmatrix_x4(a[0][s], ring.row(row) + ((kWhole || column < kFeatures ? 2 * column : 0) ^ Ring::swizzle(row)));
       }
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) {
+          const int row = 16 * b + 8 * half + (int)threadIdx.x % 32 / 4;
+          T raw[4];
+          load_some<kFeatures, kWhole ? Past::kNone : Past::kAny>(ring.row(row), Ring::swizzle(row), column_of(s, 0), raw);
+          a[0][s][half] = word_of(raw[0], raw[1]);
+          a[0][s][half + 2] = word_of(raw[2], raw[3]);
+        }
+    }
+    const auto at = [&](int word) { return ptx::matrix_after(matrix_, 4 * word); };
     ptx::wgmma_fence(a);
-    ptx::wgmma<true, T>(scores, ptx::matrix_at(weights_), ptx::matrix_at(fragments_ + 4 * word(kParts, 0, 0, 0)));
+    ptx::wgmma<true, T>(scores, at(word(kParts, 1, 0, 0)), at(word(kParts, 0, 0, 0)));
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        ptx::wgmma<false, T>(scores, a[0][s], fragments_ + 4 * word(part, s, 0, 0));
-      }
+      for (int s = 0; s < kSteps; ++s) ptx::wgmma<false, T>(scores, a[0][s], at(word(part, s, 0, 0)));
     ptx::wgmma_commit();
   }
 
@@ -162,7 +187,7 @@ class WarpgroupScores {
     second = candidates_of<kColumns>(scores, 1, twice_error_);
   }
 
-  const unsigned char *const fragments_, *const weights_;
+  const decltype(ptx::matrix_at(nullptr)) matrix_;
   float twice_error_;
 };
 

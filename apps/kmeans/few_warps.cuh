@@ -63,6 +63,7 @@ class WarpScores {
  public:
   static constexpr int kSteps = (kFeatures + 15) / 16;
   static constexpr int kTogether = 1;  // warps that multiply together
+  static constexpr int kReadTogether = 16 * (int)sizeof(T);  // bytes of a row
   static constexpr int kBytes = Centres<kSteps, kColumns, kKept>::kBytes;
 
   __device__ WarpScores(const Products& of, const float*, int, void* shared)
@@ -90,7 +91,7 @@ class WarpScores {
           const int row = 16 * b + 8 * half + g;
           T raw[4];
           constexpr Past kPast = 16 * kSteps == kFeatures ? Past::kNone : Past::kZero;
-          load_four<kFeatures, kPast>(ring.row(row), Ring::swizzle(row), 16 * s + 4 * t, raw);
+          load_some<kFeatures, kPast>(ring.row(row), Ring::swizzle(row), 16 * s + 4 * t, raw);
           float x[4];
 #pragma unroll
           for (int e = 0; e < 4; ++e) x[e] = fmaf(tsm2::Element<T>::value(raw[e]), scale_, shift_[s][e]);

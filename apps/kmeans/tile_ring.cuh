@@ -90,9 +90,10 @@ class TileRing {
     return kRow % kTogether == 0 ? turns : 1;
   }
   static constexpr int kTurns = turns(), kBefore = kRows / kTurns;
-  // What a warp copies at a time, and whether it begins as any other does.
+  // What a warp copies at a time, and whether that is whole rows: which are so many a power of two, and then what a place is
+  // combined with is that of the first one's row and of the lane's among them.
   static constexpr int kAtATime = 32 * 16;
-  static constexpr bool kSame = kTurns == 1 || kAtATime % (kRow * kRows) == 0;
+  static constexpr bool kSame = kTurns == 1 || kAtATime % kRow == 0;
 
   __device__ static __forceinline__ int kept(int value) { return keeps ? simt::kept(value) : value; }
   template <typename To>
@@ -126,7 +127,7 @@ class TileRing {
       if (begin + kAtATime > kTileBytes && byte >= kTileBytes) break;
       const int read = of_rows(byte);
       // Of a lane that reads nothing, the address is any of the tile.
-      ptx::cp_async<16>(kSame ? to + place_ + begin : to + (byte ^ swizzle(byte / kRow)),
+      ptx::cp_async<16>(kSame ? to + (place_ ^ swizzle(begin / kRow)) + begin : to + (byte ^ swizzle(byte / kRow)),
                         read > 0 ? from + begin : from - 16 * lane_, read);
     }
     const int byte = label_byte(lane_), read = of_labels(byte);
