@@ -39,17 +39,26 @@ class ColumnSums {
   static constexpr int kLanes = few_lanes<kFeatures>(), kWidth = 4 * kLanes, kTogether = 32 / kLanes;
   static_assert(kLanes <= 32, "a row is a warp's at most");
   static constexpr int kPlane = kWidth < 32 ? 32 : kWidth, kWords = 2 * kPlane + 32;  // of a digit; of a cluster
-  // Of `k` clusters, in shared memory, and of the columns' means and scales.
-  __host__ __device__ static constexpr int bytes(int k) { return 4 * k * kWords + 8 * kWidth; }
+  // Of `k` clusters, in shared memory, and of what lanes need to know.
+  __host__ __device__ static constexpr int bytes(int k) { return 4 * k * kWords + 32 * (int)sizeof(OfLane); }
 
   __device__ ColumnSums(unsigned long long* sums, void* shared, int clusters, int k, const float* mean, const float* scales)
-      : sums_(sums), columns_(static_cast<float2*>(shared)), digits_(reinterpret_cast<unsigned*>(columns_ + kWidth)), k_(k) {
-    // Past the last column there is nothing to add.
+      : sums_(sums), lanes_(static_cast<Vector4*>(shared)), digits_(reinterpret_cast<unsigned*>(lanes_ + 3 * 32)), k_(k) {
     // By the last threads, as the first may be at other things.
-    for (int i = (int)(blockDim.x - 1 - threadIdx.x); i < kWidth; i += blockDim.x) {
-      columns_[i] = i < kFeatures ? float2{-mean[i] * scales[i], scales[i]} : float2{0, 0};
+    const int lane = (int)(blockDim.x - 1 - threadIdx.x), v = lane % kLanes, q = lane / kLanes;
+    if (lane < 32) {
+      OfLane of;
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        const int turned = s ^ q % 4, column = 4 * v + turned;
+        // Past the last column there is nothing to add.
+        of.scales[s] = column < kFeatures ? scales[column] : 0.0f;
+        of.shifts[s] = column < kFeatures ? -mean[column] * scales[column] : 0.0f;
+        of.places[s] = q / 4 * kWidth % 32 + turned * kLanes + v;
+      }
+      of.store(lanes_, lane);
     }
-    static_assert(kWords % 4 == 0 && kWidth % 2 == 0, "sums are whole vectors");
+    static_assert(kWords % 4 == 0, "sums are whole vectors");
     for (int i = threadIdx.x; i < clusters * kWords / 4; i += blockDim.x) reinterpret_cast<uint4*>(digits_)[i] = {0, 0, 0, 0};
   }
 
@@ -58,13 +67,13 @@ class ColumnSums {
 
   // Adds rows of X to one cluster and subtracts them from another; by a warp, 32 rows at most.
   __device__ __forceinline__ void move(const T* X, const Moving* rows, int count) const {
-    move_rows<Everywhere, true>(X, 0, shared_place(rows), count, shared_place(columns_));
+    move_rows<Everywhere, true>(X, 0, shared_place(rows), count, shared_place(lanes_));
   }
 
   // The same of rows of the tile that a ring has waited for.
   template <typename Ring>
   __device__ __forceinline__ void move(const Ring& ring, const Moving* rows, int count) const {
-    move_rows<Ring, false>(nullptr, shared_place(ring.row(0)), shared_place(rows), count, shared_place(columns_));
+    move_rows<Ring, false>(nullptr, shared_place(ring.row(0)), shared_place(rows), count, shared_place(lanes_));
   }
 
   // To global memory, and zero again if it goes on; with all threads of the block.
@@ -98,6 +107,30 @@ class ColumnSums {
     __device__ static __forceinline__ int swizzle(unsigned) { return 0; }
   };
 
+  using Vector4 = simt::Vector<float, 4>;
+
+  // Of a lane's four turns, what its column is multiplied by and what is added then, and the word of a cluster's sums that it
+  // adds to. Computed once a block: to move a few rows takes no more instructions than that would.
+  struct OfLane {
+    float scales[4], shifts[4];
+    int places[4];
+
+    __device__ __forceinline__ void store(Vector4* to, int lane) const {
+      to[lane] = simt::bits_of<Vector4>(scales);
+      to[32 + lane] = simt::bits_of<Vector4>(shifts);
+      to[64 + lane] = simt::bits_of<Vector4>(places);
+    }
+    __device__ __forceinline__ void load(const Vector4* from, int lane) {
+      const Vector4 parts[3] = {from[lane], from[32 + lane], from[64 + lane]};
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        scales[s] = parts[0].at[s];
+        shifts[s] = parts[1].at[s];
+        places[s] = __float_as_int(parts[2].at[s]);
+      }
+    }
+  };
+
   // A lane's four columns of a row, in the order of its turns.
   class Turns {
    public:
@@ -105,8 +138,8 @@ class ColumnSums {
       load_some<kFeatures, kWidth == kFeatures ? Past::kNone : Past::kAny>(row, swizzle, column, at_);
     }
 
-    // As integers; of the columns' means and scales, `of_column` has those of the turns of row q.
-    __device__ __forceinline__ void to_integers(int q, const float2 (&of_column)[4], int (&numbers)[4]) const {
+    // As integers, of row q.
+    __device__ __forceinline__ void to_integers(int q, const OfLane& of, int (&numbers)[4]) const {
       float x[4];
       if constexpr (sizeof(T) == 2) {
         unsigned pairs[2] = {word_of(at_[0], at_[1]), word_of(at_[2], at_[3])};
@@ -125,7 +158,7 @@ class ColumnSums {
       }
       // as_integer of x − mean, to the bit: the scale is a power of two.
 #pragma unroll
-      for (int s = 0; s < 4; ++s) numbers[s] = __float2int_rn(fmaf(x[s], of_column[s].y, of_column[s].x));
+      for (int s = 0; s < 4; ++s) numbers[s] = __float2int_rn(fmaf(x[s], of.scales[s], of.shifts[s]));
     }
 
    private:
@@ -140,19 +173,17 @@ class ColumnSums {
 
   // A call of its own, so that what it takes of registers is not what the loop of tiles goes without.
   template <typename Ring, bool kOfX>
-  __device__ __noinline__ static void move_rows(const T* X, int tile, int items, int count, int columns) {
+  __device__ __noinline__ static void move_rows(const T* X, int tile, int items, int count, int lanes) {
     unsigned char* const shared = simt::dynamic_shared<unsigned char>();
     const auto* rows = reinterpret_cast<const Moving*>(shared + items);
-    unsigned* const digits = reinterpret_cast<unsigned*>(shared + columns) + 2 * kWidth;
+    const auto* of_lanes = reinterpret_cast<const Vector4*>(shared + lanes);
     const int lane = threadIdx.x % 32, v = lane % kLanes, q = lane / kLanes;
-    float2 of_column[4];
+    OfLane of;
+    of.load(of_lanes, lane);
+    const ptx::SharedWord digits((unsigned*)(of_lanes + 3 * 32));
     ptx::SharedWord of_turn[4];
 #pragma unroll
-    for (int s = 0; s < 4; ++s) {
-      const int turned = s ^ q % 4;
-      of_column[s] = reinterpret_cast<const float2*>(shared + columns)[4 * v + turned];
-      of_turn[s] = ptx::SharedWord(digits + q / 4 * kWidth % 32 + turned * kLanes + v);
-    }
+    for (int s = 0; s < 4; ++s) of_turn[s] = digits + of.places[s];
     const auto load = [&](unsigned row) {
       Turns x;
       x.load(kOfX ? reinterpret_cast<const unsigned char*>(X + (long long)row * kFeatures)
@@ -162,7 +193,7 @@ class ColumnSums {
     };
     const auto add_row = [&](const Turns& x, const Moving& one) {
       int numbers[4];
-      x.to_integers(q, of_column, numbers);
+      x.to_integers(q, of, numbers);
       add(of_turn, one.to(), numbers, 1);
       if (one.from() >= 0) add(of_turn, one.from(), numbers, -1);
     };
@@ -193,7 +224,7 @@ class ColumnSums {
       }
     }
     if (lane >= count) return;
-    const ptx::SharedWord of_rows(digits + 2 * kPlane + lane);
+    const ptx::SharedWord of_rows = digits + (2 * kPlane + lane);
     (of_rows + rows[lane].to()).template add<0>(1u);
     if (rows[lane].from() >= 0) (of_rows + rows[lane].from()).template add<0>(~0u);
   }
@@ -217,7 +248,7 @@ class ColumnSums {
   }
 
   unsigned long long* sums_;
-  float2* columns_;
+  Vector4* lanes_;  // OfLane of each
   unsigned* digits_;
   const int k_;
 };

@@ -164,9 +164,9 @@ class ProductsPlan:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block.
 
-        A ring a warp, of 32 rows and their labels; offsets, and centres if they are not in registers; of every column
-        its mean and scale, of every cluster two digits of each column and 32 counts of rows; and three queues a warp,
-        of 32 rows, 64 and 128.
+        A ring a warp, of 32 rows and their labels; offsets, and centres if they are not in registers; twelve numbers a
+        lane, of every cluster two digits of each column and 32 counts of rows; and three queues a warp, of 32 rows, 64
+        and 128.
         """
         ring = self.stages * (self.features * ITEMSIZE[self.dtype] + 1)
         centres = {
@@ -176,7 +176,7 @@ class ProductsPlan:
             Multiplier.WARPGROUPS: 16 * (2 * self.padded + 16) * self.columns + 64 * 32,
         }[self.multiplier]
         width = 4 << ceil(log2(-(-self.features // 4)))
-        sums = 8 * self.columns * 4 * (2 * max(width, 32) + 32) + 8 * width
+        sums = 8 * self.columns * 4 * (2 * max(width, 32) + 32) + 32 * 48
         return self.threads * ring + centres + sums + self.threads // 32 * (32 * 8 + 64 * 16 + 128 * 8)
 
     @property

@@ -30,7 +30,7 @@ struct alignas(16) Entry {
   unsigned low, high;
 };
 
-__device__ __forceinline__ int centre_of_bit(int bit) { return bit % 16 / 2 * 8 + bit / 16 * 2 + bit % 2; }
+__device__ __forceinline__ int centre_of_bit(unsigned bit) { return (int)(bit % 16 / 2 * 8 + bit / 16 * 2 + bit % 2); }
 __device__ __forceinline__ int bit_of_centre(unsigned centre) {
   return (int)(centre % 8 / 2 * 16 + centre / 8 * 2 + centre % 2);
 }
