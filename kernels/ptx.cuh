@@ -141,7 +141,7 @@ class SharedWord {
   SharedWord() = default;
 #if defined(TSA_HOST)
   explicit SharedWord(unsigned* at) : at_(at) {}
-  SharedWord operator+(int words) const { return SharedWord(at_ + words); }
+  SharedWord operator+(unsigned bytes) const { return SharedWord(at_ + bytes / 4); }
   template <int words>
   void add(unsigned value) const {
     atomicAdd(at_ + words, value);
@@ -151,9 +151,9 @@ class SharedWord {
   unsigned* at_;
 #else
   TSA_PTX explicit SharedWord(unsigned* at) : at_((unsigned)__cvta_generic_to_shared(at)) {}
-  TSA_PTX SharedWord operator+(int words) const {
+  TSA_PTX SharedWord operator+(unsigned bytes) const {
     SharedWord there;
-    there.at_ = at_ + 4 * words;
+    there.at_ = at_ + bytes;
     return there;
   }
   // Adds to the word that is `words` further on.

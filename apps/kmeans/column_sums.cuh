@@ -17,20 +17,22 @@
 
 namespace kmeans {
 
-// A row that goes from one cluster to another: of its tile, or of X; and where the clusters' sums begin, negative if there are
-// none, side by side in a register.
+// A row that goes from one cluster to another: of its tile, or of X; and where the clusters' sums begin, in bytes side by side in
+// a register. Where there are none is the place kNowhere.
 class alignas(8) Moving {
  public:
+  static constexpr unsigned kNowhere = 0xffff;
+
   Moving() = default;
-  __device__ __forceinline__ Moving(unsigned row, int from, int to) : row_(row), places_((int)((unsigned)from << 16 | (unsigned)to)) {}
+  __device__ __forceinline__ Moving(unsigned row, unsigned from, unsigned to) : row_(row), places_(from << 16 | to) {}
 
   __device__ __forceinline__ unsigned row() const { return row_; }
-  __device__ __forceinline__ int from() const { return places_ >> 16; }
-  __device__ __forceinline__ int to() const { return places_ & 0xffff; }
+  __device__ __forceinline__ bool leaves() const { return places_ < kNowhere << 16; }
+  __device__ __forceinline__ unsigned from() const { return places_ >> 16; }
+  __device__ __forceinline__ unsigned to() const { return places_ & 0xffff; }
 
  private:
-  unsigned row_;
-  int places_;
+  unsigned row_, places_;
 };
 
 template <typename T, int kFeatures>
@@ -54,7 +56,7 @@ class ColumnSums {
         // Past the last column there is nothing to add.
         of.scales[s] = column < kFeatures ? scales[column] : 0.0f;
         of.shifts[s] = column < kFeatures ? -mean[column] * scales[column] : 0.0f;
-        of.places[s] = q / 4 * kWidth % 32 + turned * kLanes + v;
+        of.places[s] = 4u * (q / 4 * kWidth % 32 + turned * kLanes + v);
       }
       of.store(lanes_, lane);
     }
@@ -62,8 +64,11 @@ class ColumnSums {
     for (int i = threadIdx.x; i < clusters * kWords / 4; i += blockDim.x) reinterpret_cast<uint4*>(digits_)[i] = {0, 0, 0, 0};
   }
 
-  // Where the sums of a cluster begin; negative if it is none.
-  __device__ static __forceinline__ int place(int cluster) { return cluster * kWords; }
+  // Where the sums of a cluster begin, if it is one.
+  __device__ static __forceinline__ unsigned place(int cluster) {
+    static_assert(4 * 64 * kWords <= (int)Moving::kNowhere, "a place of 64 clusters is 16 bits");
+    return cluster < 0 ? Moving::kNowhere : 4 * kWords * (unsigned)cluster;
+  }
 
   // Adds rows of X to one cluster and subtracts them from another; by a warp, 32 rows at most.
   __device__ __forceinline__ void move(const T* X, const Moving* rows, int count) const {
@@ -84,7 +89,7 @@ class ColumnSums {
     for (int i = threadIdx.x; i < k_ * kWidth; i += blockDim.x) {
       const int cluster = i / kWidth, column = i % kWidth;
       if (column >= kFeatures) continue;
-      unsigned* from = digits_ + place(cluster) + column % 4 * kLanes + column / 4;
+      unsigned* from = digits_ + cluster * kWords + column % 4 * kLanes + column / 4;
       long long sum = 0;
 #pragma unroll
       for (int replica = 0; replica < kPlane; replica += kWidth) {
@@ -95,7 +100,7 @@ class ColumnSums {
     }
 #pragma unroll 4
     for (int cluster = threadIdx.x / 32; cluster < k_; cluster += blockDim.x / 32) {
-      const int lane = threadIdx.x % 32, rows = simt::warp_sum(take<kGoesOn>(digits_ + place(cluster) + 2 * kPlane + lane));
+      const int lane = threadIdx.x % 32, rows = simt::warp_sum(take<kGoesOn>(digits_ + cluster * kWords + 2 * kPlane + lane));
       if (lane == 0 && rows != 0) atomicAdd(&sums_[cluster * (kFeatures + 1) + kFeatures], (unsigned long long)(long long)rows);
     }
     if (kGoesOn) __syncthreads();
@@ -109,11 +114,11 @@ class ColumnSums {
 
   using Vector4 = simt::Vector<float, 4>;
 
-  // Of a lane's four turns, what its column is multiplied by and what is added then, and the word of a cluster's sums that it
-  // adds to. Computed once a block: to move a few rows takes no more instructions than that would.
+  // Of a lane's four turns, what its column is multiplied by and what is added then, and which byte of a cluster's sums it adds
+  // to. Computed once a block: to move a few rows takes no more instructions than that would.
   struct OfLane {
     float scales[4], shifts[4];
-    int places[4];
+    unsigned places[4];
 
     __device__ __forceinline__ void store(Vector4* to, int lane) const {
       to[lane] = simt::bits_of<Vector4>(scales);
@@ -126,7 +131,7 @@ class ColumnSums {
       for (int s = 0; s < 4; ++s) {
         scales[s] = parts[0].at[s];
         shifts[s] = parts[1].at[s];
-        places[s] = __float_as_int(parts[2].at[s]);
+        places[s] = __float_as_uint(parts[2].at[s]);
       }
     }
   };
@@ -195,7 +200,7 @@ class ColumnSums {
       int numbers[4];
       x.to_integers(q, of, numbers);
       add(of_turn, one.to(), numbers, 1);
-      if (one.from() >= 0) add(of_turn, one.from(), numbers, -1);
+      if (one.leaves()) add(of_turn, one.from(), numbers, -1);
     };
     const auto item = [&](int i) { return rows[i < count ? i : 0]; };
     if constexpr (kOfX && kTogether < 16) {
@@ -224,9 +229,9 @@ class ColumnSums {
       }
     }
     if (lane >= count) return;
-    const ptx::SharedWord of_rows = digits + (2 * kPlane + lane);
+    const ptx::SharedWord of_rows = digits + 4u * (2 * kPlane + lane);
     (of_rows + rows[lane].to()).template add<0>(1u);
-    if (rows[lane].from() >= 0) (of_rows + rows[lane].from()).template add<0>(~0u);
+    if (rows[lane].leaves()) (of_rows + rows[lane].from()).template add<0>(~0u);
   }
 
   template <bool kGoesOn>
@@ -238,7 +243,7 @@ class ColumnSums {
 
   // The lower word has all of a number, modulo 2³², and the higher one its upper digit: what the lower digits add up to is the
   // difference.
-  __device__ static __forceinline__ void add(const ptx::SharedWord (&of_turn)[4], int place, const int (&numbers)[4], int sign) {
+  __device__ static __forceinline__ void add(const ptx::SharedWord (&of_turn)[4], unsigned place, const int (&numbers)[4], int sign) {
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
       const ptx::SharedWord to = of_turn[s] + place;

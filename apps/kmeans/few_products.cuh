@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
       const bool certain = __popc(found.low) + __popc(found.high) == 1, moves = waits & certain;
       const int to = moves ? first_centre(found.low, found.high) : 0;
       if (moves) labels[first + mine] = (Label)to;
-      const int from_place = here.place(label), to_place = here.place(to);
+      const unsigned from_place = here.place(label), to_place = here.place(to);
       if (__popc(__ballot_sync(simt::every_lane, moves)) >= kMany<Sums::kTogether>) {
         moving.add(moves, {mine, from_place, to_place});
       } else {
