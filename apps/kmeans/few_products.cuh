@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
   constexpr int kShare = kMostAdded / kWarps / 2, kTiles = (kShare - 62) / kTile;
   static_assert(kTiles >= 1, "the digits of one tile would overflow");
   using Scores = typename ScoresBy<kBy, T, kFeatures, kColumns>::Type;
-  using Ring = TileRing<T, kFeatures, kTile, kStages, Scores::kReadTogether, true>;
+  using Ring = TileRing<T, kFeatures, kTile, kStages, Scores::kReadTogether, Scores::kKeepsPlaces>;
   using Sums = ColumnSums<T, kFeatures>;
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   Ring ring(X, labels, n, shared);

@@ -32,6 +32,7 @@ class WarpgroupScores {
   // together.
   static constexpr bool kMatrices = kFeatures % 8 == 0;
   static constexpr int kReadTogether = kMatrices ? 16 : 16 * (int)sizeof(T);
+  static constexpr bool kKeepsPlaces = true;  // in registers, of the ring's
   static constexpr int kBytes = (kParts * kSteps + 1) * kColumns * 256 + 64 * 16 * (int)sizeof(T);
 
   __device__ WarpgroupScores(const Products& of, const float* centers, int k, void* shared)

@@ -64,6 +64,7 @@ class WarpScores {
   static constexpr int kSteps = (kFeatures + 15) / 16;
   static constexpr int kTogether = 1;  // warps that multiply together
   static constexpr int kReadTogether = 16 * (int)sizeof(T);  // bytes of a row
+  static constexpr bool kKeepsPlaces = sizeof(T) == 4 || kFeatures <= 16;  // in registers, of the ring: if there is room
   static constexpr int kBytes = Centres<kSteps, kColumns, kKept>::kBytes;
 
   __device__ WarpScores(const Products& of, const float*, int, void* shared)

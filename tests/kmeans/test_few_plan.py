@@ -108,21 +108,21 @@ def test_products_by_hand():
     plan = few_plan(16, 32, "float32", 0.0, 1.0, H200)
     assert plan.kernel == "assign_by_products<float, 16, 4, 4, kmeans::Multiplier::kWarpsKeeping, 512, 1>"
     assert plan.padded == 16
-    # Four tiles a warp; offsets, and means and scales; of each cluster two digits of 32 words and 32 counts; 16 queues.
+    # Four tiles a warp; offsets, and twelve numbers a lane; of each cluster two digits of 32 words and 32 counts; 16 queues.
     queues = 32 * 8 + 64 * 16 + 128 * 8
-    assert plan.shared_bytes == 16 * 4 * 32 * 65 + 4 * 64 + 16 * 8 + 32 * 96 * 4 + 16 * queues
+    assert plan.shared_bytes == 16 * 4 * 32 * 65 + 4 * 64 + 32 * 48 + 32 * 96 * 4 + 16 * queues
     assert [plan.grid(n, 132) for n in (1, 512, 513, 10**8)] == [1, 1, 2, 132]
     plan = few_plan(40, 60, "bfloat16", 0.0, 1.0, A100)
     assert plan.kernel == "assign_by_products<ptx::Bfloat16, 40, 8, 2, kmeans::Multiplier::kWarps, 384, 1>"
     assert plan.padded == 48
     # And the centres: 64 of 48 elements. Digits are of 64 columns.
     of_clusters = 64 * 48 * 2 + 64 * 160 * 4
-    assert plan.shared_bytes == 12 * 2 * 32 * 81 + 8 * 64 + 64 * 8 + of_clusters + 12 * queues
+    assert plan.shared_bytes == 12 * 2 * 32 * 81 + 8 * 64 + 32 * 48 + of_clusters + 12 * queues
     plan = few_plan(40, 60, "bfloat16", 0.0, 1.0, H200)
     assert plan.kernel == "assign_by_products<ptx::Bfloat16, 40, 8, 3, kmeans::Multiplier::kWarpgroups, 512, 1>"
     # The centres in two parts and a step of offsets, and the 64 × 16 elements that those are multiplied by.
     of_clusters = 64 * (2 * 48 + 16) * 2 + 64 * 16 * 2 + 64 * 160 * 4
-    assert plan.shared_bytes == 16 * 3 * 32 * 81 + 64 * 8 + of_clusters + 16 * queues
+    assert plan.shared_bytes == 16 * 3 * 32 * 81 + 32 * 48 + of_clusters + 16 * queues
     assert PRODUCTS.itemsize == 56
 
 
