@@ -13,152 +13,15 @@
 // and are compared with all candidates as in seeding.cuh, from X: `closest` has the same bits as if all had been, and so has
 // what each row adds to the sums.
 //
-//   a unit, 16 rows of the copy       columns 0 … 7   8 … 15   16 … 23   24 … 31    a lane (g, t) = (lane / 4, lane % 4) copies
-//   and 32 columns                        t=0          t=1       t=2       t=3      8 columns of rows g and g + 8 to shared
-//     rows g                              ███          ███       ███       ███      memory: a product takes the first four for
-//     rows g + 8                          ███          ███       ███       ███      columns 2·t, 2·t + 1, 2·t + 8, 2·t + 9, the
-//                                                                                   next one the others; candidates alike
-//
 // Why it is fast: when s centres have been drawn, a candidate is nearer to about 1 / (s + 1) of the rows, so that 7 points of the
 // 64 of k = 64 leave half of X unread at the seventh and nine tenths at the last. The copy is half of float32's bytes, a quarter
-// of float64's. A lane reads what it copied itself, so that nothing is waited for but the copy, and 4 KB of that lie together (of slabs,
-// 512 bytes here and there took half as long again); rows that wait are on their way to the level-2 cache meanwhile.
+// of float64's. Rows that wait are on their way to the level-2 cache meanwhile, and a warp's next tiles to shared memory.
 #pragma once
 #include "apps/kmeans/row_queue.cuh"
 #include "apps/kmeans/seeding.cuh"
-#include "kernels/tsm2/slabs.cuh"
+#include "apps/kmeans/seeding_ring.cuh"
 
 namespace kmeans {
-
-// X's copy. `error` is 2 ρ + γ and what the roundings here may come to; `of_distance` is 1 and what a computed distance may be
-// below the true one.
-struct Copy {
-  const ptx::Half* rows;
-  const float* norms;
-  int padded;
-  float scale, error, of_distance;
-
-  template <bool kSlabs>
-  __device__ __forceinline__ const ptx::Half* at(long long row, int column) const {
-    if (!kSlabs) return rows + row * padded + column;
-    return rows + tsm2::slab_offset(row, column, padded / tsm2::kSlabDepth, tsm2::kSlabRows);
-  }
-};
-
-// The chunks of rows that a warp has in turn: neighbours go to different blocks, and the last few to all of them.
-struct Chunks {
-  long long rows;
-  int size, number;
-
-  __device__ __forceinline__ long long first() const { return blockIdx.x + (long long)(threadIdx.x / 32) * gridDim.x; }
-  __device__ __forceinline__ long long next(long long chunk) const { return chunk + (long long)(blockDim.x / 32) * gridDim.x; }
-  __device__ __forceinline__ long long begin(long long chunk) const { return chunk * size; }
-  // The rows of a chunk: none past the last.
-  __device__ __forceinline__ int count(long long chunk) const {
-    const long long left = rows - begin(chunk);
-    return chunk >= number || left <= 0 ? 0 : left < size ? (int)left : size;
-  }
-};
-
-// What a warp copies at a time: four units of 16 rows and 32 columns, side by side where rows lie one after the other, or below
-// one another in slabs, so that they are together in memory; and with a tile's last columns the norm, D² and weight of its rows.
-template <typename T, bool kSlabs, bool kWeighted, int kStages>
-class ScreenRing {
- public:
-  static constexpr int kUnits = 4, kHeight = kSlabs ? kUnits : 1;  // units, and those below one another
-  static constexpr int kTile = 16 * kHeight, kColumns = 32 * kUnits / kHeight;
-  static constexpr int kOfRows = kTile * kColumns * (int)sizeof(ptx::Half), kOfNorms = kTile * (int)sizeof(float);
-  static constexpr int kOfNear = kTile * (int)sizeof(T), kStage = kOfRows + kOfNorms + (kWeighted ? 2 : 1) * kOfNear;
-  static constexpr int kBytes = kStages * kStage;  // of a warp
-
-  __device__ ScreenRing(void* shared) : own_(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * kBytes) {}
-
-  // Begins with the first tiles of a warp's chunks.
-  __device__ __forceinline__ void start(const Chunks& chunks, const Copy& copy, const T* closest, const T* weights) {
-    row_ = column_ = asked_ = 0;
-    now_ = kBytes - kStage;
-    chunk_ = chunks.first();
-    count_ = chunks.count(chunk_);
-#pragma unroll
-    for (int stage = 0; stage + 1 < kStages; ++stage) ask(chunks, copy, closest, weights);
-  }
-
-  // Asks for the next columns, rows or chunk; nothing past the last.
-  __device__ __forceinline__ void ask(const Chunks& chunks, const Copy& copy, const T* closest, const T* weights) {
-    if (count_ > 0) {
-      const long long begin = chunks.begin(chunk_);
-      unsigned char* to = own_ + asked_;
-      const int lane = simt::lane(), last = count_ - 1;
-#pragma unroll
-      for (int i = 0; i < kOfRows / 512; ++i) {
-        if constexpr (kSlabs) {
-          // Two slabs' part of a tile as they lie; of slabs there are whole tiles.
-          const int slab = 4 * i / (kOfRows / 512) / 2;
-          if (column_ + 16 * slab < copy.padded) {
-            const int place = 16 * (32 * i + (lane ^ 2 * (2 * slab + lane / 8 % 2)));
-            ptx::cp_async<16>(to + place, copy.at<true>(begin + row_, column_) + 8 * (32 * i + lane));
-          }
-        } else {
-          const int row = row_ + 2 * i + lane / 16, column = column_ + 8 * (lane % 16);
-          if (column < copy.padded) {
-            const int place = 16 * (32 * i + (lane ^ 4 * (lane / 16)));
-            ptx::cp_async<16>(to + place, copy.at<false>(begin + (row < last ? row : last), column));
-          }
-        }
-      }
-      column_ += kColumns;
-      if (column_ >= copy.padded) {
-        for (int i = lane; i < kTile; i += 32) {
-          const long long row = begin + (row_ + i < last ? row_ + i : last);
-          ptx::cp_async<4>(to + kOfRows + 4 * i, copy.norms + row);
-          ptx::cp_async<sizeof(T)>(to + kOfRows + kOfNorms + sizeof(T) * i, closest + row);
-          if (kWeighted) ptx::cp_async<sizeof(T)>(to + kOfRows + kOfNorms + kOfNear + sizeof(T) * i, weights + row);
-        }
-        column_ = 0;
-        row_ += kTile;
-        if (row_ >= count_) {
-          row_ = 0;
-          chunk_ = chunks.next(chunk_);
-          count_ = chunks.count(chunk_);
-        }
-      }
-    }
-    ptx::cp_async_commit();
-    asked_ = asked_ == kBytes - kStage ? 0 : asked_ + kStage;
-  }
-
-  // Waits for what was asked for kStages − 1 times ago; what came before has been read by all lanes.
-  __device__ __forceinline__ void wait() {
-    ptx::cp_async_wait<kStages - 2>();
-    simt::sync_warp();
-    now_ = now_ == kBytes - kStage ? 0 : now_ + kStage;
-  }
-
-  // A lane's eight columns of a unit, of its row g + 8·half, as words.
-  __device__ __forceinline__ uint4 columns(int u, int half) const {
-    return *reinterpret_cast<const uint4*>(own_ + now_ + unit(u, half));
-  }
-  __device__ __forceinline__ float norm(int row) const { return of_rows<float>(0)[row]; }
-  __device__ __forceinline__ T near(int row) const { return of_rows<T>(kOfNorms)[row]; }
-  __device__ __forceinline__ T weight(int row) const { return kWeighted ? of_rows<T>(kOfNorms + kOfNear)[row] : T(1); }
-
- private:
-  // Where this lane's part of a unit is. Lanes of four copy rows, or eight slots of 16 bytes, side by side, and eight lanes
-  // read of two rows: which these are changes places with others by the row, or by the column, for them to lie in all banks.
-  static __device__ __forceinline__ int unit(int u, int half) {
-    const int g = simt::lane() / 4, t = simt::lane() % 4;
-    if (kSlabs) return 2048 * (t / 2) + 256 * (2 * u + half) + 128 * (t % 2) + 16 * (g ^ 2 * t);
-    return 256 * (g + 8 * half) + 16 * ((4 * u + t) ^ 4 * (g % 2));
-  }
-  template <typename Any>
-  __device__ __forceinline__ const Any* of_rows(int place) const {
-    return reinterpret_cast<const Any*>(own_ + now_ + kOfRows + place);
-  }
-
-  unsigned char* own_;
-  long long chunk_;  // of which rows are asked for, `count_` in all, from `row_` on, and columns from `column_`
-  int count_, row_, column_, asked_, now_;
-};
 
 template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted, bool kSlabs, int kStages>
 __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
