@@ -108,7 +108,7 @@ def test_products_by_hand():
     plan = few_plan(16, 32, "float32", 0.0, 1.0, H200)
     assert plan.kernel == "assign_by_products<float, 16, 4, 4, kmeans::Multiplier::kWarpsKeeping, 512, 1>"
     assert plan.padded == 16
-    # Four tiles a warp; offsets, and twelve numbers a lane; of a cluster two digits of 32 words and 32 counts; 16 queues.
+    # Four tiles a warp; offsets, twelve numbers a lane; of a cluster two digits of 32 words and 32 counts; 16 queues.
     queues = 32 * 8 + 64 * 16 + 128 * 8
     assert plan.shared_bytes == 16 * 4 * 32 * 65 + 4 * 64 + 32 * 48 + 32 * 96 * 4 + 16 * queues
     assert [plan.grid(n, 132) for n in (1, 512, 513, 10**8)] == [1, 1, 2, 132]
