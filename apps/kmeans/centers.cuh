@@ -252,7 +252,9 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const Advance<Work>
   ptx::after_previous();
   const int j = blockIdx.x, k = of.k, d = of.d;
   const unsigned long long *sums = of.sums + (long long)j * (d + 1), weights = sums[d];
-  if (*of.stopped) return;
+  // Looked at when the first columns have been asked for too.
+  const bool stopped = *of.stopped;
+  const unsigned moved = *of.moved;
   const double weight = (double)(long long)weights * of.units[d];
   const double inverse = 1 / (weight != 0 ? weight : 1.0);
   OfCentre mine = {};
@@ -268,6 +270,7 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const Advance<Work>
       if (i >= d) break;
       column[r] = sums[i], unit[r] = of.units[i], before[r] = of.centers[(long long)j * d + i];
     }
+    if (stopped) return;
 #pragma unroll
     for (int r = 0; r < kAtOnce; ++r) {
       const int i = begin + r * kCentreThreads;
@@ -284,6 +287,7 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const Advance<Work>
       place(c, of.scale, of.halves.at(j, i), mine);
     }
   }
+  if (stopped) return;
   if (of.halves.second != 0) mine.lost = place_second(of.next + (long long)j * d, d, of.scale, of.halves, j);
   mine = block_sum(mine);
   if (threadIdx.x == 0) of.keep(j, mine);
@@ -299,14 +303,15 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const Advance<Work>
   const auto op = [](int i, double a, double b) { return i < 2 ? a + b : i == 2 ? most_of(i, a, b) : b < a ? b : a; };
   const Doubles<4> of_all = over_block(Doubles<4>{shift, potential, empty, least}, op);
   shift = of_all.at[0], potential = of_all.at[1], empty = of_all.at[2];
-  put_together(of.found, k, of_all.at[3], of.reach, of.offsets, of.halves, of.extremes);
-  if (of.motion.watch != nullptr) follow(of.motion, of.found, k, of.scale);
-  if (threadIdx.x == 0) {
-    const bool stops = empty != 0 || *of.moved == 0 || shift <= of.tolerance;
-    *of.outcome = {stops, empty != 0, *of.moved, 0, shift, potential};
+  // On its way to the host while the others go on.
+  if (threadIdx.x == blockDim.x - 1) {
+    const bool stops = empty != 0 || moved == 0 || shift <= of.tolerance;
+    *of.outcome = {stops, empty != 0, moved, 0, shift, potential};
     *of.stopped = stops;
     *of.moved = 0;
   }
+  put_together(of.found, k, of_all.at[3], of.reach, of.offsets, of.halves, of.extremes);
+  if (of.motion.watch != nullptr) follow(of.motion, of.found, k, of.scale);
   for (int i = threadIdx.x; i < of.lists; i += blockDim.x) of.counts[i] = 0;
 }
 
