@@ -318,15 +318,20 @@ def _stream_to_gpu(source: Rows, rows: int) -> Iterator[tuple[int, Any]]:
     slots = [_Slot((rows, source.shape[1]), source.dtype) for _ in range(2)]
     copies = cupy.cuda.Stream(non_blocking=True)
     blocks = source.blocks(rows)
-    with ThreadPoolExecutor(_FILLERS) as fillers, ThreadPoolExecutor(1) as reader:
-        filled = reader.submit(slots[0].fill, blocks, fillers)
-        turn = 0
-        while (start := filled.result()) is not None:
-            slot = slots[turn % 2]
-            turn += 1
-            filled = reader.submit(slots[turn % 2].fill, blocks, fillers)
-            with slot.on_gpu(copies) as block:
-                yield start, block
+    try:
+        with ThreadPoolExecutor(_FILLERS) as fillers, ThreadPoolExecutor(1) as reader:
+            filled = reader.submit(slots[0].fill, blocks, fillers)
+            turn = 0
+            while (start := filled.result()) is not None:
+                slot = slots[turn % 2]
+                turn += 1
+                filled = reader.submit(slots[turn % 2].fill, blocks, fillers)
+                with slot.on_gpu(copies) as block:
+                    yield start, block
+    finally:
+        # Pinned memory goes to whoever asks next as soon as nobody has it, whatever is still to be read of it.
+        for slot in slots:
+            slot.copied.synchronize()
 
 
 class _Slot:
