@@ -50,8 +50,9 @@ TSA_PTX void fewer_registers() {
 // was stored: async_fence by those who stored it, then a barrier. What is begun is a group from wgmma_commit on; until
 // wgmma_wait (for all groups but the `pending` latest), their d is not read, and B not written.
 //
-// Where a B is, matrix_at tells, and matrix_after of one is so many bytes after it: an addition, where a pointer is converted
-// anew for every product. With A in shared memory too, as B is, of 16 bits, both are told so. Of up to 64 columns, or (of halves) 104 to 200. The registers of d, if they were written, pass wgmma_fence first.
+// matrix_at tells where a B is, and matrix_after of it is what lies so many bytes further on: an addition, where pointers are
+// converted anew for every product. A may lie in shared memory as B does, of 16 bits, and is named likewise: of up to 64
+// columns, or (of halves) 104 to 200. The registers of d, if they were written, pass wgmma_fence first.
 template <typename T>
 inline constexpr bool is_half = false;
 template <>

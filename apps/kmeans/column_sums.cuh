@@ -45,7 +45,7 @@ class ColumnSums {
   __host__ __device__ static constexpr int bytes(int k) { return 4 * k * kWords + 32 * (int)sizeof(OfLane); }
 
   __device__ ColumnSums(unsigned long long* sums, void* shared, int clusters, int k, const float* mean, const float* scales)
-      : sums_(sums), lanes_(static_cast<Vector4*>(shared)), digits_(reinterpret_cast<unsigned*>(lanes_ + 3 * 32)), k_(k) {
+      : sums_(sums), lanes_(static_cast<Vector4*>(shared)), words_(reinterpret_cast<unsigned*>(lanes_ + 3 * 32)), k_(k) {
     // By the last threads, as the first may be at other things.
     const int lane = (int)(blockDim.x - 1 - threadIdx.x), v = lane % kLanes, q = lane / kLanes;
     if (lane < 32) {
@@ -61,7 +61,7 @@ class ColumnSums {
       of.store(lanes_, lane);
     }
     static_assert(kWords % 4 == 0, "sums are whole vectors");
-    for (int i = threadIdx.x; i < clusters * kWords / 4; i += blockDim.x) reinterpret_cast<uint4*>(digits_)[i] = {0, 0, 0, 0};
+    for (int i = threadIdx.x; i < clusters * kWords / 4; i += blockDim.x) reinterpret_cast<uint4*>(words_)[i] = {0, 0, 0, 0};
   }
 
   // Where the sums of a cluster begin, if it is one.
@@ -89,7 +89,7 @@ class ColumnSums {
     for (int i = threadIdx.x; i < k_ * kWidth; i += blockDim.x) {
       const int cluster = i / kWidth, column = i % kWidth;
       if (column >= kFeatures) continue;
-      unsigned* from = digits_ + cluster * kWords + column % 4 * kLanes + column / 4;
+      unsigned* from = words_ + cluster * kWords + column % 4 * kLanes + column / 4;
       long long sum = 0;
 #pragma unroll
       for (int replica = 0; replica < kPlane; replica += kWidth) {
@@ -100,7 +100,7 @@ class ColumnSums {
     }
 #pragma unroll 4
     for (int cluster = threadIdx.x / 32; cluster < k_; cluster += blockDim.x / 32) {
-      const int lane = threadIdx.x % 32, rows = simt::warp_sum(take<kGoesOn>(digits_ + cluster * kWords + 2 * kPlane + lane));
+      const int lane = threadIdx.x % 32, rows = simt::warp_sum(take<kGoesOn>(words_ + cluster * kWords + 2 * kPlane + lane));
       if (lane == 0 && rows != 0) atomicAdd(&sums_[cluster * (kFeatures + 1) + kFeatures], (unsigned long long)(long long)rows);
     }
     if (kGoesOn) __syncthreads();
@@ -185,10 +185,10 @@ class ColumnSums {
     const int lane = threadIdx.x % 32, v = lane % kLanes, q = lane / kLanes;
     OfLane of;
     of.load(of_lanes, lane);
-    const ptx::SharedWord digits((unsigned*)(of_lanes + 3 * 32));
+    const ptx::SharedWord words((unsigned*)(of_lanes + 3 * 32));
     ptx::SharedWord of_turn[4];
 #pragma unroll
-    for (int s = 0; s < 4; ++s) of_turn[s] = digits + of.places[s];
+    for (int s = 0; s < 4; ++s) of_turn[s] = words + of.places[s];
     const auto load = [&](unsigned row) {
       Turns x;
       x.load(kOfX ? reinterpret_cast<const unsigned char*>(X + (long long)row * kFeatures)
@@ -229,7 +229,7 @@ class ColumnSums {
       }
     }
     if (lane >= count) return;
-    const ptx::SharedWord of_rows = digits + 4u * (2 * kPlane + lane);
+    const ptx::SharedWord of_rows = words + 4u * (2 * kPlane + lane);
     (of_rows + rows[lane].to()).template add<0>(1u);
     if (rows[lane].leaves()) (of_rows + rows[lane].from()).template add<0>(~0u);
   }
@@ -254,7 +254,7 @@ class ColumnSums {
 
   unsigned long long* sums_;
   Vector4* lanes_;  // OfLane of each
-  unsigned* digits_;
+  unsigned* words_;
   const int k_;
 };
 

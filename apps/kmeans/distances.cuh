@@ -31,13 +31,12 @@ struct Total<T, true> {
   using type = double;
 };
 
-// Every lane adds up the squares
-// of its columns; then each lane has the sums of kHeld points of its own, from `first_point` on.
+// Every lane adds up the squares of its columns; then each lane has the sums of kHeld points of its own, from `first_point` on.
 template <typename T, int kPoints, int kRows, int kLanes, bool kAligned>
 class Distances {
  public:
   static constexpr bool kLong = kLanes == 32;
-  static constexpr int kOfRow = kLanes;
+  static constexpr int kOfRow = kLanes;  // lanes that share a row
   static constexpr int kWide = kAligned ? 16 / (int)sizeof(T) : 1;
   // The lanes that end with different points: a power of two.
   static constexpr int taking() {

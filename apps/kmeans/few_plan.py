@@ -165,7 +165,7 @@ class ProductsPlan:
         """Dynamic shared memory of a block.
 
         A ring a warp, of 32 rows and their labels; offsets, and centres if they are not in registers; twelve numbers a
-        lane, of every cluster two digits of each column and 32 counts of rows; and three queues a warp, of 32 rows, 64
+        lane, of every cluster two words of each column and 32 counts of rows; and three queues a warp, of 32 rows, 64
         and 128.
         """
         ring = self.stages * (self.features * ITEMSIZE[self.dtype] + 1)

@@ -20,23 +20,30 @@ __all__ = ["draw_plus_plus"]
 
 # Threads and blocks a multiprocessor of try_candidates, and threads of draw_candidates.
 _TRY_THREADS, _TRY_BLOCKS, _DRAW_THREADS = 256, 2, 512
-# Bytes of X from which on steps read its copy, which iterations want too, but not of small data.
+# Bytes of X, as it is worked on, from which on steps read its copy, which iterations want too, but not of small data.
 _LEAST_SCREENED = 32 << 20
+# Of halves, how many times their bytes are to be free: for X in float32, the copy, and what iterations list.
+_BESIDE_HALVES = 4
 
 
-def _is_large(engine: FusedEngine) -> bool:
-    return engine.n_samples * engine.n_features * engine.dtype.itemsize >= _LEAST_SCREENED
+def _reads_copy(engine: FusedEngine) -> bool:
+    """Tell whether steps are to read X's copy, if iterations do."""
+    X = engine.rows_on_gpu
+    if X is None or engine.n_samples * engine.n_features * engine.dtype.itemsize < _LEAST_SCREENED:
+        return False
+    return engine.held is not None or engine.fits(_BESIDE_HALVES * X.nbytes)
 
 
 def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.ndarray | None:
     """Draw samples by greedy k-means++, see `Engine.draw_plus_plus`; None where X is not held or there is no plan.
 
     X is read once for each centre, or its copy and a part of X where iterations will read the copy and some centres are
-    drawn; beside it, n numbers are kept.
+    drawn; beside it, n numbers are kept. By the copy sums are added up in another order, so that one draw in some 10¹⁰
+    may be another.
     """
     steps, trials = draws.shape
     # First, as centring may change what is held.
-    shadow = engine.copy_for(steps + 1) if steps > trials and _is_large(engine) else None
+    shadow = engine.copy_for(steps + 1) if steps > trials and _reads_copy(engine) else None
     X = engine.held
     if X is None and engine.rows_on_gpu is not None and engine.fits(2 * engine.rows_on_gpu.nbytes):
         X = engine.rows_on_gpu.astype(engine.dtype)  # halves

@@ -84,7 +84,8 @@ def seeding_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, d
 
     Notes
     -----
-    The sums are added in an order that `n`, `d`, `trials`, `itemsize` and `aligned` decide: the device has no say.
+    Where X is read, sums are added in an order that `n`, `d`, `trials`, `itemsize` and `aligned` decide: the device has
+    no say.
     """
     if not 1 <= trials <= MOST_TRIALS:
         return None

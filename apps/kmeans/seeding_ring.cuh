@@ -78,8 +78,8 @@ class ScreenRing {
 #pragma unroll
       for (int i = 0; i < kOfRows / 512; ++i) {
         if constexpr (kSlabs) {
-          // Two slabs' part of a tile as they lie; of slabs there are whole tiles.
-          const int slab = 4 * i / (kOfRows / 512) / 2;
+          // Two slabs' part of a tile as they lie; of slabs there are whole tiles. The place is that of `unit`.
+          const int slab = i / 4;
           if (column_ + 16 * slab < copy.padded) {
             const int place = 16 * (32 * i + (lane ^ 2 * (2 * slab + lane / 8 % 2)));
             ptx::cp_async<16>(to + place, copy.at<true>(begin + row_, column_) + 8 * (32 * i + lane));

@@ -23,6 +23,12 @@
 
 namespace kmeans {
 
+// Square distances below it may be off by more than of_distance tells.
+template <typename T>
+constexpr T kLeastExact = 0x1p-100f;
+template <>
+constexpr double kLeastExact<double> = 0x1p-900;
+
 template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted, bool kSlabs, int kStages>
 __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
     screen_candidates(const T* X, long long n, int d, const T* weights, const long long* last, const long long* candidates,
@@ -43,6 +49,8 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
   shared += (kPoints * window * (int)sizeof(T) + 15) / 16 * 16;
   uint4* words = reinterpret_cast<uint4*>(shared);
   const int parts = (copy.padded + 31) / 32;
+  // Where a lane's eight columns of 32 are, of eight points: lane 4·g + t has the t'th of point g.
+  const auto word = [](int part, int block, int lane) { return (part * kBlocks + block) * 32 + lane; };
   shared += parts * kBlocks * 512;
   Ring ring(shared);
   Waiting waiting(shared + kWarps * Ring::kBytes);
@@ -55,22 +63,24 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
   ring.start(of, copy, closest, weights);
   __syncthreads();
   fetch_points<kPoints>(X, samples, d, 0, window, points);
-  for (int i = threadIdx.x; i < parts * kBlocks * 32; i += blockDim.x) {
-    const int p = i / 32 % kBlocks * 8 + i % 32 / 4, column = i / (32 * kBlocks) * 32 + i % 4 * 8;
+  for (int i = threadIdx.x; i < 4 * parts * 8 * kBlocks; i += blockDim.x) {
+    const int p = i / (4 * parts), of_p = i % (4 * parts), column = 8 * of_p;
     uint4 some = {};
     if (p < kPoints && column < copy.padded) some = *reinterpret_cast<const uint4*>(copy.at<kSlabs>(samples[p], column));
-    words[i] = some;
+    words[word(of_p / 4, p / 8, p % 8 * 4 + of_p % 4)] = some;
   }
   float most = 0;
   for (int p = 0; p < kPoints; ++p) {
     const float norm = copy.norms[samples[p]];
     most = norm <= most ? most : norm;
   }
+  // What a row loses that is next to zero beside the others is more than its norm tells, which may be zero (shadow.cuh).
+  most += 1e-15f;
   __syncthreads();
   for (int p = threadIdx.x / 32; p < kPoints; p += kWarps) {
     float sum = 0;
     for (int i = lane; i < 4 * parts; i += 32) {
-      const auto some = simt::bits_of<simt::Vector<ptx::Half, 8>>(words[(i / 4 * kBlocks + p / 8) * 32 + p % 8 * 4 + i % 4]);
+      const auto some = simt::bits_of<simt::Vector<ptx::Half, 8>>(words[word(i / 4, p / 8, p % 8 * 4 + i % 4)]);
 #pragma unroll
       for (int e = 0; e < 8; ++e) sum += ptx::to_float(some.at[e]) * ptx::to_float(some.at[e]);
     }
@@ -96,7 +106,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
           const unsigned a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
 #pragma unroll
           for (int j = 0; j < kBlocks; ++j) {
-            const uint4 point = words[(column / 32 * kBlocks + j) * 32 + lane];
+            const uint4 point = words[word(column / 32, j, lane)];
             const unsigned b[2][2] = {{point.x, point.y}, {point.z, point.w}};
 #pragma unroll
             for (int s = 0; s < 2; ++s) ptx::mma_m16n8k16_f16(products[r][j], a[s], b[s]);
@@ -122,9 +132,11 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
           const int row = 16 * r + 8 * half + g;
           const float square = simt::shuffle(g % 2 ? own[r][2 * half + 1] : own[r][2 * half], 4 * g + g / 2);
           near[half] = ring.near(row), weight[half] = ring.weight(row);
-          const float reach = ring.norm(row) + most, scaled = (float)near[half] * copy.scale * copy.scale;
+          const float reach = ring.norm(row) + most;
+          const float scaled = (float)(near[half] * (T)copy.scale * (T)copy.scale);
           const float beyond = square - copy.error * reach * reach - scaled * copy.of_distance;
-          bool any = false;
+          // Squares next to zero are not as exact as others; zero itself no candidate can lower.
+          bool any = near[half] > 0 && near[half] < kLeastExact<T>;
 #pragma unroll
           for (int j = 0; j < kBlocks; ++j)
 #pragma unroll

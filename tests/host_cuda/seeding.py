@@ -157,10 +157,15 @@ class Seeding:
         self.scale = shadow_scale(float(np.sqrt(np.mean(rounded**2))))
         width = width_of(self.d, slabs)
         rows = np.zeros((-(-self.n // 64) * 64, width), np.float16)
-        rows[: self.n, : self.d] = (rounded * self.scale).astype(np.float32)
-        found = rows[: self.n, : self.d].astype(np.float64)
-        lost = np.linalg.norm(found - rounded * self.scale, axis=1)
-        self.norms = (1.0002 * np.maximum(np.linalg.norm(found, axis=1), lost / ROUNDING)).astype(np.float32)
+        with np.errstate(over="ignore"):
+            scaled = (rounded * self.scale).astype(np.float32)
+            rows[: self.n, : self.d] = scaled
+        # As shadow.cuh adds them up: in float32, where squares may be zero of what is not.
+        found, lost = rows[: self.n, : self.d].astype(np.float32), scaled
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            lost = ((lost - found) ** 2).sum(axis=1) / np.float32(ROUNDING**2)
+            self.norms = np.float32(1.0002) * np.sqrt(np.maximum(lost, (found**2).sum(axis=1)))
+        self.norms[~np.isfinite(self.norms)] = np.inf
         self.norms[list(raised)] *= 4
         if slabs:
             # Tiles of 64 rows, of which 16 columns at a time, eight rows of them, and of these eight columns.

@@ -108,14 +108,14 @@ def test_products_by_hand():
     plan = few_plan(16, 32, "float32", 0.0, 1.0, H200)
     assert plan.kernel == "assign_by_products<float, 16, 4, 4, kmeans::Multiplier::kWarpsKeeping, 512, 1>"
     assert plan.padded == 16
-    # Four tiles a warp; offsets, twelve numbers a lane; of a cluster two digits of 32 words and 32 counts; 16 queues.
+    # Four tiles a warp; offsets, twelve numbers a lane; of a cluster twice 32 words and 32 counts; 16 queues.
     queues = 32 * 8 + 64 * 16 + 128 * 8
     assert plan.shared_bytes == 16 * 4 * 32 * 65 + 4 * 64 + 32 * 48 + 32 * 96 * 4 + 16 * queues
     assert [plan.grid(n, 132) for n in (1, 512, 513, 10**8)] == [1, 1, 2, 132]
     plan = few_plan(40, 60, "bfloat16", 0.0, 1.0, A100)
     assert plan.kernel == "assign_by_products<ptx::Bfloat16, 40, 8, 2, kmeans::Multiplier::kWarps, 384, 1>"
     assert plan.padded == 48
-    # And the centres: 64 of 48 elements. Digits are of 64 columns.
+    # And the centres: 64 of 48 elements. Words are of 64 columns.
     of_clusters = 64 * 48 * 2 + 64 * 160 * 4
     assert plan.shared_bytes == 12 * 2 * 32 * 81 + 8 * 64 + 32 * 48 + of_clusters + 12 * queues
     plan = few_plan(40, 60, "bfloat16", 0.0, 1.0, H200)

@@ -281,8 +281,6 @@ def test_copies_that_tell_little(what, rng):
     of = Seeding(X, k, dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         of.make_copy(raised=range(0, 200, 3) if what == "raised" else ())
-    if what == "overflow":
-        of.norms[~np.isfinite(of.norms)] = np.inf
     of.begin(0)
     of.attempt(0)
     of.follow(0, rng.random(of.plan.trials))
@@ -291,6 +289,40 @@ def test_copies_that_tell_little(what, rng):
         np.testing.assert_array_equal(closest, expected)
         np.testing.assert_allclose(sums, expected_sums, rtol=1e-13)
         of.follow(step, rng.random(of.plan.trials))
+
+
+@pytest.mark.parametrize(("dtype", "power"), [("float64", -150), ("float64", 120), ("float64", -30), ("float32", -23)])
+def test_data_of_any_magnitude(dtype, power, rng):
+    # Squares of float64 may be zero in float32, or infinite; those of float32 may be next to zero.
+    d, k, _, _ = SHAPES[4] if dtype == "float64" else SHAPES[6]
+    of = Seeding(blobs(500, d, k) * 10.0**power * (1 if dtype == "float64" else 3), k, dtype)
+    of.make_copy()
+    of.begin(0)
+    of.attempt(0)
+    of.follow(0, rng.random(of.plan.trials))
+    for step in range(1, 6):
+        (closest, sums), (expected, expected_sums) = both_ways(of, step)
+        np.testing.assert_array_equal(closest, expected)
+        np.testing.assert_allclose(sums, expected_sums, rtol=1e-13)
+        of.follow(step, rng.random(of.plan.trials))
+
+
+@pytest.mark.parametrize("small", [1e-19, 1e-20, 1e-22, 1e-30])
+def test_rows_that_are_nothing_beside_others(small, rng):
+    # The copy has zeros of them, and so are their norms, as the squares of what they lost are.
+    d, k, dtype, _ = SHAPES[6]
+    large = 1e6 * rng.standard_normal((50, d)).astype(dtype)
+    X = np.vstack([small * rng.standard_normal((200, d)), large, -large])
+    of = Seeding(X, k, dtype)
+    of.make_copy()
+    of.begin(0)
+    of.attempt(0)
+    for step in range(1, 4):
+        of.candidates[step] = rng.integers(0, 250, of.plan.trials)
+        (closest, sums), (expected, expected_sums) = both_ways(of, step)
+        np.testing.assert_array_equal(closest, expected)
+        np.testing.assert_allclose(sums, expected_sums, rtol=1e-13)
+        of.chosen[step] = of.candidates[step, 0]
 
 
 @settings(max_examples=25, deadline=None)
