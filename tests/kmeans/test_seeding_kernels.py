@@ -217,14 +217,15 @@ def tiled(plan, n):
     return replace(plan, chunk=128, chunks=-(-n // 128))
 
 
-def both_ways(of, step):
-    """Try a step's candidates by X and by its copy; return D² and the sums of both, and go on with X's."""
+def assert_same_by_the_copy(of, step):
+    """Try a step's candidates by X's copy and by X, of which D² are the same bits; go on with X's."""
     before = of.closest.copy()
     of.screen(step)
-    screened = of.closest.copy(), of.sums.copy()
+    closest, sums = of.closest.copy(), of.sums.copy()
     of.closest[:], of.sums[:] = before, np.nan
     of.attempt(step)
-    return screened, (of.closest, of.sums)
+    np.testing.assert_array_equal(closest, of.closest)
+    np.testing.assert_allclose(sums, of.sums, rtol=1e-13)
 
 
 @pytest.mark.parametrize("n", [1, 67, 700])
@@ -242,9 +243,7 @@ def test_steps_by_the_copy_are_as_exact(d, k, dtype, weighted, slabs, n, rng):
             of.attempt(step)
         else:
             with harness.schedule(seed=step, threads=1 + step % 2):
-                (closest, sums), (expected, expected_sums) = both_ways(of, step)
-            np.testing.assert_array_equal(closest, expected)
-            np.testing.assert_allclose(sums, expected_sums, rtol=1e-13)
+                assert_same_by_the_copy(of, step)
         of.follow(step, draws if step < k - 1 else None)
 
 
@@ -285,9 +284,7 @@ def test_copies_that_tell_little(what, rng):
     of.attempt(0)
     of.follow(0, rng.random(of.plan.trials))
     for step in range(1, 8):
-        (closest, sums), (expected, expected_sums) = both_ways(of, step)
-        np.testing.assert_array_equal(closest, expected)
-        np.testing.assert_allclose(sums, expected_sums, rtol=1e-13)
+        assert_same_by_the_copy(of, step)
         of.follow(step, rng.random(of.plan.trials))
 
 
@@ -301,9 +298,7 @@ def test_data_of_any_magnitude(dtype, power, rng):
     of.attempt(0)
     of.follow(0, rng.random(of.plan.trials))
     for step in range(1, 6):
-        (closest, sums), (expected, expected_sums) = both_ways(of, step)
-        np.testing.assert_array_equal(closest, expected)
-        np.testing.assert_allclose(sums, expected_sums, rtol=1e-13)
+        assert_same_by_the_copy(of, step)
         of.follow(step, rng.random(of.plan.trials))
 
 
@@ -319,9 +314,7 @@ def test_rows_that_are_nothing_beside_others(small, rng):
     of.attempt(0)
     for step in range(1, 4):
         of.candidates[step] = rng.integers(0, 250, of.plan.trials)
-        (closest, sums), (expected, expected_sums) = both_ways(of, step)
-        np.testing.assert_array_equal(closest, expected)
-        np.testing.assert_allclose(sums, expected_sums, rtol=1e-13)
+        assert_same_by_the_copy(of, step)
         of.chosen[step] = of.candidates[step, 0]
 
 
@@ -344,9 +337,7 @@ def test_any_step_by_the_copy(shape, n, spread, seed):
     of.attempt(0)
     for step in range(1, 4):
         of.candidates[step] = rng.integers(0, n, of.plan.trials)
-        (closest, sums), (expected, expected_sums) = both_ways(of, step)
-        np.testing.assert_array_equal(closest, expected)
-        np.testing.assert_allclose(sums, expected_sums, rtol=1e-13)
+        assert_same_by_the_copy(of, step)
         of.chosen[step] = of.candidates[step, 0]
 
 
