@@ -15,6 +15,7 @@
 //
 // A block a centre; the last block to arrive puts together what the others found, in their order: the same bits always.
 #pragma once
+#include "apps/kmeans/block_values.cuh"
 #include "apps/kmeans/bounds.cuh"
 #include "apps/kmeans/nearest.cuh"
 #include "apps/kmeans/shadow.cuh"
@@ -35,8 +36,6 @@ struct OfCentre {
   double square, lost, shift, potential;
 };
 
-constexpr int kCentreThreads = 256;
-
 // Sums over a block, in thread 0.
 __device__ __forceinline__ OfCentre block_sum(OfCentre mine) {
   __shared__ OfCentre of_warp[kCentreThreads / 32];
@@ -51,37 +50,6 @@ __device__ __forceinline__ OfCentre block_sum(OfCentre mine) {
   }
   return mine;
 }
-
-template <int count>
-struct Doubles {
-  double at[count];
-};
-
-// `op` (of which number, and two of them) over the threads of a block, in an order that is always the same; for all of them.
-template <int count, typename Op>
-__device__ __forceinline__ Doubles<count> over_block(Doubles<count> mine, Op op) {
-  __shared__ Doubles<count> of_warp[kCentreThreads / 32];
-  const auto take = [&](const Doubles<count>& other) {
-#pragma unroll
-    for (int i = 0; i < count; ++i) mine.at[i] = op(i, mine.at[i], other.at[i]);
-  };
-#pragma unroll
-  for (int bits = 16; bits > 0; bits /= 2) {
-    Doubles<count> other;
-#pragma unroll
-    for (int i = 0; i < count; ++i) other.at[i] = simt::shuffle_xor(mine.at[i], bits);
-    take(other);
-  }
-  __syncthreads();  // what was here has been read
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
-  __syncthreads();
-  mine = of_warp[0];
-#pragma unroll
-  for (int warp = 1; warp < kCentreThreads / 32; ++warp) take(of_warp[warp]);
-  return mine;
-}
-
-__device__ __forceinline__ double most_of(int, double a, double b) { return b > a ? b : a; }
 
 // Where centres in float16 go: `padded` columns a row, or slabs, of which there is one more, for −‖c‖²/2 (slabs.cuh). Of
 // rows there may be second parts (nearest.cuh), from row `second` on, if that is not 0.
