@@ -24,7 +24,7 @@ KINDS = [("float32", 2, False), ("float16", 2, False), ("bfloat16", 2, False)]
 SHAPES = [(1, 1), (3, 9), (5, 20), (8, 33), (14, 2), (16, 16), (20, 40), (32, 64), (33, 16), (64, 64)]
 #: Those of 16-bit data, and by warpgroups.
 HALF_SHAPES = [(5, 20), (16, 16), (32, 64), (64, 64)]
-WARPGROUP_SHAPES = [(1, 1), (5, 20), (14, 2), (16, 16), (24, 40), (32, 64), (40, 33), (48, 33), (64, 64)]
+WARPGROUP_SHAPES = [(1, 1), (5, 20), (14, 2), (16, 16), (24, 40), (48, 33), (32, 64), (40, 33), (64, 64)]
 #: Threads of a block, so few that a warp has several tiles: of warps, and of warpgroups; and the rows that a sum has
 #: digits for.
 THREADS, WARPGROUP_THREADS, MOST_ADDED = 64, 128, 32768
