@@ -40,7 +40,7 @@ class ColumnSums {
  public:
   static constexpr int kLanes = few_lanes<kFeatures>(), kWidth = 4 * kLanes, kTogether = 32 / kLanes;
   static_assert(kLanes <= 32, "a row is a warp's at most");
-  static constexpr int kPlane = kWidth < 32 ? 32 : kWidth, kWords = 2 * kPlane + 32;  // of a digit; of a cluster
+  static constexpr int kPlane = kWidth < 32 ? 32 : kWidth, kWords = 2 * kPlane + 32;  // of one word a column; of a cluster
   // Of `k` clusters, in shared memory, and of what lanes need to know.
   __host__ __device__ static constexpr int bytes(int k) { return 4 * k * kWords + 32 * (int)sizeof(OfLane); }
 

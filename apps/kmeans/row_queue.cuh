@@ -1,4 +1,4 @@
-// The rows of a warp that are not done, in shared memory, whatever tile of its they are of.
+// A warp's rows that are not done, in shared memory: of whichever of its tiles.
 //
 // Why it is fast: few rows of a tile are not done, and they take many instructions. They are settled when there is one for
 // each lane of a warp.
@@ -7,8 +7,7 @@
 
 namespace kmeans {
 
-// Between two settlings, no more than kTile rows come, or (kTile 0) 32 if all are settled.
-// If `keeps`, registers hold what places are computed from (simt::kept).
+// Between two settlings no more than kTile rows come, or (kTile 0) 32 if all are settled. If `keeps`, registers hold what places are computed from (simt::kept).
 template <typename Item, int kTile, bool keeps = false>
 class Queue {
  public:
