@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.seeding_plan import COPY, SeedingPlan, copy_error, screen_plan, seeding_plan
+from tsapps.apps.kmeans.seeding_plan import (
+    COPY,
+    SeedingPlan,
+    copy_error,
+    first_screened,
+    screen_plan,
+    seeding_plan,
+)
 from tsapps.apps.kmeans.shadow import Shadow, load_kernels
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.packed import OverlappingLaunch
@@ -42,8 +49,9 @@ def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.nda
     may be another.
     """
     steps, trials = draws.shape
+    screened_from = first_screened(trials)
     # First, as centring may change what is held.
-    shadow = engine.copy_for(steps + 1) if steps > trials and _reads_copy(engine) else None
+    shadow = engine.copy_for(steps + 1) if steps >= screened_from and _reads_copy(engine) else None
     X = engine.held
     if X is None and engine.rows_on_gpu is not None and engine.fits(2 * engine.rows_on_gpu.nbytes):
         X = engine.rows_on_gpu.astype(engine.dtype)  # halves
@@ -83,9 +91,9 @@ def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.nda
     def row(array: Any, step: int) -> int:
         return int(array.data.ptr) + step * int(array.strides[0])
 
-    screened = None if shadow is None else _screening(engine, shadow, plan, tried)
+    screened = None if shadow is None else _screening(engine, shadow, plan, blocks, tried)
     for step in range(steps + 1):
-        attempt = try_candidates if screened is None or step < screened.first_step else screened.launch
+        attempt = try_candidates if screened is None or step < screened_from else screened
         attempt.change(of_tried, row(chosen, max(step - 1, 0)))
         attempt.change(of_tried + 1, row(candidates, step))
         attempt()
@@ -100,17 +108,12 @@ def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.nda
     return to_host(chosen)
 
 
-class _Screening(NamedTuple):
-    """The launch of steps that read X's copy, and the first of them."""
+def _screening(
+    engine: FusedEngine, shadow: Shadow, seeding: SeedingPlan, blocks: int, tried: tuple[Any, ...]
+) -> OverlappingLaunch | None:
+    """Return the launch of a step that reads X's copy; None where there is no room.
 
-    launch: OverlappingLaunch
-    first_step: int
-
-
-def _screening(engine: FusedEngine, shadow: Shadow, seeding: SeedingPlan, tried: tuple[Any, ...]) -> _Screening | None:
-    """Return how later steps read X's copy; None where there is no room.
-
-    `tried` are the arguments of try_candidates.
+    `blocks` and the arguments `tried` are those of try_candidates.
     """
     d, weighted, size = engine.n_features, engine.sample_weight is not None, engine.dtype.itemsize
     slabs = shadow.slabs > 0
@@ -121,7 +124,5 @@ def _screening(engine: FusedEngine, shadow: Shadow, seeding: SeedingPlan, tried:
     kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
     errors = copy_error(d, shadow.padded, float(shadow.rounding))
     copy = shadow.rows.data.ptr, shadow.norms.data.ptr, shadow.padded, shadow.scale, *errors
-    blocks = min(engine.gpu.multiprocessors * _TRY_BLOCKS, seeding.chunks)
     arguments = *tried, np.array(copy, COPY)[()]
-    launch = OverlappingLaunch(kernel, (blocks,), (_TRY_THREADS,), arguments, plan.shared_bytes)
-    return _Screening(launch, plan.first_step)
+    return OverlappingLaunch(kernel, (blocks,), (_TRY_THREADS,), arguments, plan.shared_bytes)

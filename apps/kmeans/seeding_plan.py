@@ -7,7 +7,16 @@ import numpy as np
 from tsapps.apps.kmeans.fused_plan import tensor_error
 from tsapps.kernels.device import Device
 
-__all__ = ["COPY", "MOST_TRIALS", "ScreenPlan", "SeedingPlan", "copy_error", "screen_plan", "seeding_plan"]
+__all__ = [
+    "COPY",
+    "MOST_TRIALS",
+    "ScreenPlan",
+    "SeedingPlan",
+    "copy_error",
+    "first_screened",
+    "screen_plan",
+    "seeding_plan",
+]
 
 #: Candidates a step that the kernels have registers for: enough for 59,874 clusters.
 MOST_TRIALS = 12
@@ -119,8 +128,6 @@ class ScreenPlan:
         What a warp copies at a time, so often in shared memory.
     shared_bytes : int
         Dynamic shared memory.
-    first_step : int
-        From which on it is used: so many centres have then been drawn.
     """
 
     seeding: SeedingPlan
@@ -128,15 +135,18 @@ class ScreenPlan:
     stages: int
     shared_bytes: int
 
-    @property
-    def first_step(self) -> int:
-        """As a candidate is nearer to one of `s + 1` rows, X is read for no more than about half of the rows then."""
-        return self.seeding.trials + 1
-
     def kernel(self, scalar: str, *, weighted: bool) -> str:
         """Return the kernel's name expression for data of the C++ type `scalar`."""
         flag = str(self.slabs).lower()
         return f"{self.seeding.kernel('screen_candidates', scalar, weighted=weighted)[:-1]}, {flag}, {self.stages}>"
+
+
+def first_screened(trials: int) -> int:
+    """Return the step, of so many candidates, from which on X's copy is read: so many centres have then been drawn.
+
+    As a candidate is nearer to one of s + 1 rows, X is read for no more than about half of the rows then.
+    """
+    return trials + 1
 
 
 def screen_plan(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import make_blobs
 
 from tsapps.apps.kmeans.fused_plan import padded
-from tsapps.apps.kmeans.seeding_plan import MOST_TRIALS, screen_plan, seeding_plan
+from tsapps.apps.kmeans.seeding_plan import MOST_TRIALS, first_screened, screen_plan, seeding_plan
 from tsapps.kernels.device import KNOWN
 
 
@@ -228,6 +228,26 @@ def assert_same_by_the_copy(of, step):
     np.testing.assert_allclose(sums, of.sums, rtol=1e-13)
 
 
+def assert_same_draws_by_the_copy(of, steps, rng):
+    """Draw from the first sample on, every step tried both ways."""
+    of.begin(0)
+    of.attempt(0)
+    of.follow(0, rng.random(of.plan.trials))
+    for step in range(1, steps):
+        assert_same_by_the_copy(of, step)
+        of.follow(step, rng.random(of.plan.trials))
+
+
+def assert_same_of_any_candidates(of, most, rng):
+    """Try three steps of candidates at random among the first `most` samples, both ways."""
+    of.begin(0)
+    of.attempt(0)
+    for step in range(1, 4):
+        of.candidates[step] = rng.integers(0, most, of.plan.trials)
+        assert_same_by_the_copy(of, step)
+        of.chosen[step] = of.candidates[step, 0]
+
+
 @pytest.mark.parametrize("n", [1, 67, 700])
 @pytest.mark.parametrize("slabs", [0, 1])
 @pytest.mark.parametrize(("d", "k", "dtype", "weighted"), SCREENED)
@@ -280,12 +300,7 @@ def test_copies_that_tell_little(what, rng):
     of = Seeding(X, k, dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         of.make_copy(raised=range(0, 200, 3) if what == "raised" else ())
-    of.begin(0)
-    of.attempt(0)
-    of.follow(0, rng.random(of.plan.trials))
-    for step in range(1, 8):
-        assert_same_by_the_copy(of, step)
-        of.follow(step, rng.random(of.plan.trials))
+    assert_same_draws_by_the_copy(of, 8, rng)
 
 
 @pytest.mark.parametrize(("dtype", "power"), [("float64", -150), ("float64", 120), ("float64", -30), ("float32", -23)])
@@ -294,12 +309,7 @@ def test_data_of_any_magnitude(dtype, power, rng):
     d, k, _, _ = SHAPES[4] if dtype == "float64" else SHAPES[6]
     of = Seeding(blobs(500, d, k) * 10.0**power * (1 if dtype == "float64" else 3), k, dtype)
     of.make_copy()
-    of.begin(0)
-    of.attempt(0)
-    of.follow(0, rng.random(of.plan.trials))
-    for step in range(1, 6):
-        assert_same_by_the_copy(of, step)
-        of.follow(step, rng.random(of.plan.trials))
+    assert_same_draws_by_the_copy(of, 6, rng)
 
 
 @pytest.mark.parametrize("small", [1e-19, 1e-20, 1e-22, 1e-30])
@@ -310,12 +320,7 @@ def test_rows_that_are_nothing_beside_others(small, rng):
     X = np.vstack([small * rng.standard_normal((200, d)), large, -large])
     of = Seeding(X, k, dtype)
     of.make_copy()
-    of.begin(0)
-    of.attempt(0)
-    for step in range(1, 4):
-        of.candidates[step] = rng.integers(0, 250, of.plan.trials)
-        assert_same_by_the_copy(of, step)
-        of.chosen[step] = of.candidates[step, 0]
+    assert_same_of_any_candidates(of, 250, rng)
 
 
 @settings(max_examples=25, deadline=None)
@@ -333,12 +338,7 @@ def test_any_step_by_the_copy(shape, n, spread, seed):
     plan = plan_of(n, d, k, dtype)
     of = Seeding(X, k, dtype, rng.integers(0, 4, n) if weighted else None, plan=tiled(plan, n) if seed % 2 else plan)
     of.make_copy(seed % 2)
-    of.begin(0)
-    of.attempt(0)
-    for step in range(1, 4):
-        of.candidates[step] = rng.integers(0, n, of.plan.trials)
-        assert_same_by_the_copy(of, step)
-        of.chosen[step] = of.candidates[step, 0]
+    assert_same_of_any_candidates(of, n, rng)
 
 
 @pytest.mark.parametrize("n", [1, 1000, 10**7, 2**31 + 5])
@@ -359,6 +359,7 @@ def test_plans(n, d, trials):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("itemsize", [4, 8])
 def test_plans_of_screens(itemsize, weighted, slabs):
+    assert first_screened(6) == 7
     for d in (1, 16, 100, 128, 256, 511, 512, 768, 1500, 5000):
         for n in (1000, 600_000, 2**20, 10**7):
             plan = seeding_plan(n, d, 6, itemsize, aligned=True, device=KNOWN["H200"])
@@ -370,7 +371,6 @@ def test_plans_of_screens(itemsize, weighted, slabs):
             assert screen is None or d < 1500
             assert screen is not None or d >= (1500 if itemsize == 4 else 511)
             if screen is not None:
-                assert screen.first_step == 7
                 assert screen.shared_bytes <= 113 << 10
                 assert screen.stages == 3 if d <= 100 and not slabs else screen.stages >= 2
 
