@@ -104,7 +104,7 @@ def measure_read_gbs(clock: GpuClock) -> float:
     count = data.nbytes // 16
     arguments = ((-(-count // 1024),), (256,), (data, cupy.uint64(count), out))
     kernel(*arguments)
-    return data.nbytes / median(clock.step_ms(lambda: kernel(*arguments)) for _ in range(_REPEATS)) / 1e6
+    return data.nbytes / median(clock.call_ms(lambda: kernel(*arguments)) for _ in range(_REPEATS)) / 1e6
 
 
 def measure_streams(clock: GpuClock) -> Streams:
@@ -120,7 +120,7 @@ def measure_streams(clock: GpuClock) -> Streams:
         blocks = size // (max(reads, writes) * 256 * 16)
         moved = blocks * (reads + writes) * 256 * 16
         kernel((blocks,), (256,), (data, out))
-        ms = median(clock.kernel_ms(lambda: kernel((blocks,), (256,), (data, out))) for _ in range(_REPEATS))  # noqa: B023
+        ms = median(clock.call_ms(lambda: kernel((blocks,), (256,), (data, out))) for _ in range(_REPEATS))  # noqa: B023
         points.append((writes / (reads + writes), moved / ms / 1e6))
     return Streams(tuple(points))
 
@@ -150,5 +150,5 @@ def _rate(clock: GpuClock, torch: Any, dtype: Any) -> float:
     out = torch.empty_like(a)
     for _ in range(2):
         torch.mm(a, b, out=out)
-    ms = median(clock.step_ms(lambda: torch.mm(a, b, out=out)) for _ in range(_REPEATS))
+    ms = median(clock.call_ms(lambda: torch.mm(a, b, out=out)) for _ in range(_REPEATS))
     return 2 * _MATMUL_SIZE**3 / ms / 1e9

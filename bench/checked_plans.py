@@ -93,7 +93,7 @@ def measured_row(cell: Cell, plans: list[Plan], clock: GpuClock) -> dict[str, An
             raise ValueError(f"{plan} gives a wrong result for {cell}")
         if (suspected := int(memory[:8].get().view("u8")[0])) > cell.m // 1000:
             raise ValueError(f"{plan} suspects {suspected} rows of {cell}, which nobody changed")
-        times[plan] = median(clock.kernel_ms(call) for _ in range(5))
+        times[plan] = median(clock.call_ms(call) for _ in range(5))
     best = min(times, key=times.__getitem__)
     print(f"{cell}: {times[best]:.4f} ms, {best.kernel_name}, of {len(plans)} plans", flush=True)
     return key_of(cell.problem()) | pick_of(best) | {"ms": round(times[best], 5)}

@@ -77,8 +77,8 @@ class Bench:
 
     def milliseconds(self, call: Callable[[], Any]) -> float:
         """Return the median of as many timings as take some milliseconds."""
-        first = self.clock.kernel_ms(call)
-        return median([first, *(self.clock.kernel_ms(call) for _ in range(8 if first < 1 else 4 if first < 20 else 2))])
+        first = self.clock.call_ms(call)
+        return median([first, *(self.clock.call_ms(call) for _ in range(8 if first < 1 else 4 if first < 20 else 2))])
 
     def measure(self, cell: Cell, pools: Pools) -> Iterator[dict[str, Any]]:
         """Yield what is to be recorded of a cell: of `tsapps.matmul` first."""
@@ -95,7 +95,7 @@ class Bench:
             dtype=cell.dtype,
             trans_a=cell.shape == "tsmttsm",
             time_ms=self.milliseconds,
-            quick_ms=self.clock.kernel_ms,
+            quick_ms=self.clock.call_ms,
             check=error,
         )
         stream_ms, arithmetic_ms = cell.floors_ms(self.streams, self.tflops)

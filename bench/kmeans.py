@@ -9,12 +9,14 @@ Data is drawn where it is used, fresh for every run (`--seed` repeats one). On a
 first compared with the float64 arg-min, and its new centres with float64 means; what is not right is neither timed nor
 recorded. Then:
 
-iter_ms   one iteration from given centres, X on the GPU, L2 cold: the median of CUDA event timings around it, the
-          host's part included ("step"); where an iteration costs less the fewer labels change, the mean of the first
-          20, the first with no labels at all ("mean of 20"; of as many as there are until it converges or a cluster is
-          empty, or as `--seconds-budget` allows, if fewer); for a library that offers only whole fits, the time that an
-          iteration adds to a fit ("slope")
-settled_ms  of our own engine, an iteration after those 20, or after as many as there are, in which few labels change
+iter_ms   one iteration from given centres, X on the GPU, L2 cold: the median of CUDA event timings around it, queued
+          behind what makes L2 cold, so that of the host's part what is ahead of the first kernel is not in it ("step");
+          where an iteration costs less the fewer labels change, the mean of the first 20, the first with no labels at
+          all ("mean of 20"; of as many as there are until it converges or a cluster is empty, or as `--seconds-budget`
+          allows, if fewer); for a library that offers only whole fits, the time that an iteration adds to a fit
+          ("slope")
+settled_ms  of our own engine, one of five iterations after those 20, in which few labels change, or of the last five
+          where it converges before: by the difference of two runs
 fit_ms    a whole fit of 20 iterations from given centres at tol=0, by the wall clock; left out where it does not fit in
           `--seconds-budget`, which bounds the timing of one engine on one shape, and by `--no-fit`
 seeded_fit_ms  likewise from centres drawn by greedy k-means++, of our own engine

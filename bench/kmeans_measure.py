@@ -17,8 +17,10 @@ __all__ = ["FIT_ITERATIONS", "NotRightError", "Problem", "Timing", "check_step",
 
 #: Iterations of a fit that is timed.
 FIT_ITERATIONS = 20
-# Iterations that are made more, where labels have settled.
+# Iterations that are made more, in which labels have settled.
 _MORE = 5
+# Differences of runs that say what one of them takes.
+_DIFFERENCES = 5
 # Rows whose labels are compared: the most; and the fewest, where more would take longer than what is timed.
 _MOST_ROWS, _FEWEST_ROWS, _MOST_PRODUCTS = 1_000_000, 1 << 16, 1 << 38
 #: The least share of labels equal to the float64 arg-min: peers score float32 in tf32, and halves with half centres.
@@ -112,7 +114,7 @@ def _time_steps(peer: Peer, clock: Clock, repeats: int, seconds: float, *, fits:
     def one_ms() -> float:
         nonlocal made
         if not peer.settles:
-            return clock.step_ms(peer.step)
+            return clock.call_ms(peer.step)
         ms, made = _mean_ms(peer, clock, iterations)
         return ms
 
@@ -124,7 +126,7 @@ def _time_steps(peer: Peer, clock: Clock, repeats: int, seconds: float, *, fits:
     iter_ms = median(times)
     settled = None
     if peer.settles:
-        kind, settled = f"mean of {round(made)}", _settled_ms(peer, clock, iterations) if peer.resumes else None
+        kind, settled = f"mean of {round(made)}", _settled_ms(peer, clock, iterations)
     if not fits or time.perf_counter() + FIT_ITERATIONS * iter_ms / 1e3 > end:
         return Timing(iter_ms, kind, count, settled_ms=settled)
     peer.fit(1)  # warms up what only a fit does
@@ -144,21 +146,21 @@ def _seeded_fit_ms(peer: Peer, clock: Clock, fit_ms: float, seconds: float) -> f
     return median(clock.wall_ms(lambda seed=seed: peer.fit_seeded(FIT_ITERATIONS, seed))[0] for seed in (1, 2, 3))
 
 
-def _settled_ms(peer: Peer, clock: Clock, iterations: int) -> float:
-    """Return the milliseconds of an iteration after the first `iterations`: of up to five, and the median of three."""
+def _settled_ms(peer: Peer, clock: Clock, iterations: int) -> float | None:
+    """Return the milliseconds of one of the iterations that follow the first `iterations`, or of the last of fewer.
 
-    def one_ms() -> float:
-        made = 0
+    By the difference of two runs, so that what begins and ends a run is not in it; the median of five.
+    """
+    _, most = _mean_ms(peer, clock, iterations + _MORE)
+    least = round(most) - _MORE
+    if least < 1:
+        return None
 
-        def iterate_on() -> None:
-            nonlocal made
-            made = peer.iterate_on(_MORE)
+    def total_ms(count: int) -> float:
+        ms, made = _mean_ms(peer, clock, count)
+        return ms * made
 
-        peer.iterate(iterations)
-        ms = clock.step_ms(iterate_on)
-        return ms / made
-
-    return median(one_ms() for _ in range(3))
+    return median((total_ms(round(most)) - total_ms(least)) / _MORE for _ in range(_DIFFERENCES))
 
 
 def _mean_ms(peer: Peer, clock: Clock, iterations: int) -> tuple[float, float]:
@@ -169,7 +171,7 @@ def _mean_ms(peer: Peer, clock: Clock, iterations: int) -> tuple[float, float]:
         nonlocal made
         made = peer.iterate(iterations)
 
-    ms = clock.step_ms(iterate)
+    ms = clock.call_ms(iterate)
     return ms / made, made
 
 

@@ -32,8 +32,6 @@ class Peer(ABC):
     seeds: ClassVar[bool] = False
     #: Whether an iteration costs less the fewer labels change, so that only the mean of many says what one costs.
     settles: ClassVar[bool] = False
-    #: Whether it goes on from where its iterations ended (`iterate_on`).
-    resumes: ClassVar[bool] = False
     #: Whether it compiles kernels for each shape.
     compiles: ClassVar[bool] = False
 
@@ -59,7 +57,7 @@ class Tsapps(Peer):
     """Our own kernels; an error where they do not serve the shape."""
 
     name, module = "tsapps", "tsapps"
-    steps = settles = seeds = resumes = True
+    steps = settles = seeds = True
     engine = "auto"
     precision = "exact"
     protect = False
@@ -102,15 +100,7 @@ class Tsapps(Peer):
         """Make so many iterations from the given centres and no labels; return how many were made."""
         with self._engine() as engine:
             engine.forget_labels()
-        self._ended = self._centred
-        return self.iterate_on(iterations)
-
-    def iterate_on(self, iterations: int) -> int:
-        """Make so many iterations more, from where the last ended; return how many were made."""
-        with self._engine() as engine:
-            found = engine.iterate(self._ended, 0, iterations, 0.0, None)
-        self._ended = found.centers
-        return found.count
+            return int(engine.iterate(self._centred, 0, iterations, 0.0, None).count)
 
     def fit(self, iterations: int) -> int:
         """Fit a `TSKMeans`."""

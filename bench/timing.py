@@ -19,8 +19,8 @@ _FLUSHED = 1 << 30
 class Clock(Protocol):
     """What times a call."""
 
-    def step_ms(self, call: Callable[[], Any]) -> float:
-        """Return the milliseconds of a short call, by the most exact clock of the device."""
+    def call_ms(self, call: Callable[[], Any]) -> float:
+        """Return the milliseconds of a call, by the most exact clock of the device."""
 
     def wall_ms(self, call: Callable[[], Any]) -> tuple[float, Any]:
         """Return the milliseconds of a call by the wall clock, until the device is idle, and what it returns."""
@@ -41,21 +41,12 @@ class GpuClock:
     def _read_flush(self) -> None:
         self._cupy.max(self._flush, out=self._largest)
 
-    def _prepare(self) -> None:
-        self._read_flush()
-        self._cupy.cuda.Device().synchronize()
+    def call_ms(self, call: Callable[[], Any]) -> float:
+        """Return the milliseconds of what a call launches, between two events: it is queued behind the flush.
 
-    def step_ms(self, call: Callable[[], Any]) -> float:
-        """Return the milliseconds between two events around a call, which starts on an idle device."""
-        self._prepare()
-        self._start.record()
-        call()
-        self._stop.record()
-        self._stop.synchronize()
-        return float(self._cupy.cuda.get_elapsed_time(self._start, self._stop))
-
-    def kernel_ms(self, call: Callable[[], Any]) -> float:
-        """Return the milliseconds of what a call launches, without the host's part: it is queued behind the flush."""
+        So what the host does before the first launch is not in it; what it does between launches and after the last one
+        is, where the device waits for it.
+        """
         self._read_flush()
         self._start.record()
         call()
@@ -65,7 +56,8 @@ class GpuClock:
 
     def wall_ms(self, call: Callable[[], Any]) -> tuple[float, Any]:
         """Return the milliseconds of a call by the wall clock, until the device is idle, and what it returns."""
-        self._prepare()
+        self._read_flush()
+        self._cupy.cuda.Device().synchronize()
         start = time.perf_counter()
         result = call()
         self._cupy.cuda.Device().synchronize()
@@ -75,7 +67,7 @@ class GpuClock:
 class CpuClock:
     """The wall clock."""
 
-    def step_ms(self, call: Callable[[], Any]) -> float:
+    def call_ms(self, call: Callable[[], Any]) -> float:
         """Return the milliseconds of a call."""
         return self.wall_ms(call)[0]
 

@@ -122,8 +122,9 @@ class Step(ABC):
         self._offsets = cupy.empty(n_columns, np.float32)
         self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
         self._motion = np.zeros((), MOTION)[()]  # none is followed
-        # The GPU writes to it: a copy of 32 bytes would take as long as a kernel.
+        # The GPU writes to it: a copy of 32 bytes would take as long as a kernel. And what tells that it has.
         self._seen = empty_pinned(_AHEAD, OUTCOME)
+        self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(_AHEAD)]
         self.device_sums = cupy.empty((k, d + 1), np.int64)
         # Rows that are expected to change: as many as in the last pass that the host has seen.
         self._changing = engine.n_samples
@@ -190,19 +191,17 @@ class Step(ABC):
     def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
         """Launch iterations, some ahead of those whose outcome is known; see `Engine.iterate`."""
         self._begin(centers)
-        events: list[Any] = []
         try:
             for count in range(last - before + _AHEAD - 1):
                 if before + count < last:
                     self._launch(count, tol)
-                    events.append(cupy.cuda.Event(disable_timing=True))
-                    events[-1].record()
+                    self._events[count % _AHEAD].record()
                     if before + count + 1 == last:
                         self._pass(1 - count % 2)
                 known = count - _AHEAD + 1
                 if known < 0:
                     continue
-                events[known].synchronize()
+                self._events[known % _AHEAD].synchronize()
                 outcome = self._seen[known % _AHEAD].copy()
                 fault = None if self.check is None else self.check.fault(known % _AHEAD)
                 if fault is not None:

@@ -113,8 +113,8 @@ def test_wrong_centers_do_not(given_peer, problem, change):
 class SetClock(CpuClock):
     """Says that an iteration takes 3 ms, and a fit 10 ms more."""
 
-    def step_ms(self, call):
-        super().step_ms(call)
+    def call_ms(self, call):
+        super().call_ms(call)
         return 3.0
 
     def wall_ms(self, call):
@@ -129,20 +129,33 @@ def test_time_of_steps(given_peer):
     assert time_peer(given_peer, SetClock(), 5, 0.05) == Timing(3.0, "step", 5)
 
 
-def test_time_of_what_has_settled(given_peer):
-    given_peer.steps = given_peer.settles = given_peer.resumes = True
-    asked = []
-    given_peer.iterate = lambda iterations: asked.append(iterations) or 20
-    given_peer.iterate_on = lambda iterations: asked.append(-iterations) or 4  # converged
-    assert time_peer(given_peer, SetClock(), 3, 10, fits=False).settled_ms == 3.0 / 4
-    assert asked[-6:] == [20, -5] * 3
+class SettlingClock(CpuClock):
+    """Says that a run takes 50 ms, its first two iterations 7 ms each and all others 3."""
+
+    def call_ms(self, call):
+        call()
+        return 50.0 + 3 * RUNS[-1] + 4 * min(RUNS[-1], 2)
+
+
+RUNS: list[int] = []
+
+
+@pytest.mark.parametrize(("converges", "expected"), [(99, 3.0), (15, 3.0), (6, (7 + 4 * 3) / 5), (5, None)])
+def test_time_of_what_has_settled(given_peer, converges, expected):
+    """Of the last five iterations; what a run takes beside them does not count."""
+    given_peer.steps = given_peer.settles = True
+    given_peer.iterate = lambda iterations: RUNS.append(min(iterations, converges)) or RUNS[-1]
+    timing = time_peer(given_peer, SettlingClock(), 3, 60, fits=False)
+    assert timing.settled_ms == (expected and pytest.approx(expected))
+    if expected:
+        assert RUNS[-2:] == [min(25, converges), min(25, converges) - 5]
 
 
 def test_time_of_what_settles(given_peer):
     given_peer.steps = given_peer.settles = True
     given_peer.iterate = lambda iterations: min(iterations, 15)  # converged
-    assert time_peer(given_peer, SetClock(), 5, 10) == Timing(0.2, "mean of 15", 5, 70.0, 20)
-    assert time_peer(given_peer, SetClock(), 5, 10, fits=False) == Timing(0.2, "mean of 15", 5)
+    assert time_peer(given_peer, SetClock(), 5, 10) == Timing(0.2, "mean of 15", 5, 70.0, 20, settled_ms=0.0)
+    assert time_peer(given_peer, SetClock(), 5, 10, fits=False) == Timing(0.2, "mean of 15", 5, settled_ms=0.0)
 
 
 def test_where_there_is_no_time_for_20_iterations(given_peer):
@@ -151,12 +164,12 @@ def test_where_there_is_no_time_for_20_iterations(given_peer):
     asked = []
     given_peer.iterate = lambda iterations: asked.append(iterations) or iterations
     timing = time_peer(given_peer, SetClock(), 5, 0.012, fits=False)
-    assert timing == Timing(3 / 8, "mean of 8", 1)
-    assert asked == [2, 2, 8, 8]
+    assert timing == Timing(3 / 8, "mean of 8", 1, settled_ms=0.0)
+    assert asked[:4] == [2, 2, 8, 8]
     # Of what takes longer than all timings may, one is enough.
     asked.clear()
-    assert time_peer(given_peer, SetClock(), 5, 0.006, fits=False) == Timing(0.75, "mean of 4", 1)
-    assert asked == [2, 2, 4]
+    assert time_peer(given_peer, SetClock(), 5, 0.006, fits=False) == Timing(0.75, "mean of 4", 1, settled_ms=0.0)
+    assert asked[:3] == [2, 2, 4]
 
 
 def test_slow_steps_are_made_once(given_peer):

@@ -17,7 +17,7 @@ def test_cpu_clock():
     ms, result = CpuClock().wall_ms(lambda: time.sleep(0.02) or "done")
     assert result == "done"
     assert 20 <= ms < 2000
-    assert CpuClock().step_ms(lambda: time.sleep(0.02)) >= 20
+    assert CpuClock().call_ms(lambda: time.sleep(0.02)) >= 20
 
 
 @pytest.mark.gpu
@@ -28,7 +28,7 @@ def test_gpu_clock():
     clock = GpuClock()
     array = cupy.ones(1 << 28, cupy.float32)
     array.sum()
-    event = min(clock.step_ms(array.sum) for _ in range(5))
+    event = min(clock.call_ms(array.sum) for _ in range(5))
     wall = min(clock.wall_ms(array.sum)[0] for _ in range(5))
     # Its bytes at no more than 20 TB/s, and both clocks of one mind.
     assert event > array.nbytes / 20e9

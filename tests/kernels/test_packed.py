@@ -154,6 +154,7 @@ def test_a_launch_is_that_of_cupy():
     """
     kernel = cupy.RawKernel(source, "scaled").kernel
     given, found = cupy.arange(1000, dtype=np.float32), cupy.zeros(700, np.float32)
+    cupy.cuda.Device().synchronize()  # a stream that does not block waits for no other
     pair = np.array((100, 700, 0.5), [("offset", "u8"), ("count", "i4"), ("scale", "f4")])[()]
     launch = PackedLaunch(kernel, (3, 2), (128,), (given, pair, np.bool_(True), found), 4 * 128)
     expected = -0.5 * np.arange(100, 800)
