@@ -226,6 +226,16 @@ class PlannedKernel:
             self._kernel, self._grid, self._block, self._arguments(A, B, epilogue), self._shared_bytes
         )
 
+    def renew(self, launch: OverlappingLaunch, A: int, B: int) -> tuple[Any, Any]:
+        """Give a launch from `packed` other factors, and the current stream's memory to work in.
+
+        Hold what is returned until it is launched.
+        """
+        workspace = _workspace(self._device, self._sums, self._counts)
+        for place, address in ((0, A), (1, B), (3, workspace[0].data.ptr), (4, workspace[1].data.ptr)):
+            launch.change(place, address)
+        return workspace
+
     def _arguments(self, A: int, B: int, epilogue: Any) -> tuple[Any, ...]:
         a, b = self._a.copy(), self._b.copy()  # as other threads may be launching the same
         a["data"], b["data"] = A, B

@@ -110,12 +110,12 @@ class PackedLaunch:
         launch = partial(cupy.cuda.driver.launchKernel, function, *sizes)
         return lambda stream: launch(stream, addresses, 0)
 
-    def change(self, place: int, value: int) -> None:
+    def change(self, place: int, value: int, word: int = 0) -> None:
         """Change an argument, by its place from 0, from the next launch on; not for several threads.
 
-        It is an address, or an integer that is not negative.
+        It is an address, or an integer that is not negative; or, of a structure, the word of eight bytes that is one.
         """
-        self._words[self._places[place]] = value
+        self._words[self._places[place] + word] = value
 
     def __call__(self) -> None:
         """Launch it on the current stream; not by several threads at a time."""

@@ -241,12 +241,14 @@ template <typename T, typename Sum>
 __global__ void __launch_bounds__(kJudgeThreads, 2)
     judge(Judged<T> of, Look<Sum> look, Suspects suspects, Bounds bounds, tsm2::Order order, bool correct, Wrong* wrong,
           unsigned long long room) {
-  const int lane = threadIdx.x % 32;
+  ptx::after_previous();
   const unsigned long long count = suspects.counts->suspected;
+  if (count == 0) return;
+  const int lane = threadIdx.x % 32;
   const bool every = count > (unsigned long long)suspects.capacity;
   const long long n = every ? of.m : (long long)count;
   // Where all rows are looked at, nobody else is to repair what C has kept.
-  const int warps = gridDim.x * (kJudgeThreads / 32), most = every || n == 0 || n > warps ? 1 : warps / (int)n;
+  const int warps = gridDim.x * (kJudgeThreads / 32), most = every || n > warps ? 1 : warps / (int)n;
   const int parts = most < of.w ? most : (int)of.w, teams = warps / parts;
   const int warp = blockIdx.x * (kJudgeThreads / 32) + threadIdx.x / 32, team = warp / parts, part = warp - team * parts;
   if (team == teams) return;

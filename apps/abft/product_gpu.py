@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import cupy
@@ -46,6 +47,7 @@ from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gapless
 from tsapps.kernels.build import function
 from tsapps.kernels.device import live
 from tsapps.kernels.launch import PlannedKernel, blocks_of
+from tsapps.kernels.packed import OverlappingLaunch, PackedLaunch
 from tsapps.kernels.plan import ELEMENT, SUM, Plan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.tables import user_table
@@ -59,6 +61,8 @@ _FOLDER = Path(__file__).resolve().parent
 _THREADS = 256
 # Blocks a multiprocessor, of what compares, of what judges, and of what predicts all elements.
 _COMPARING, _JUDGING, _PREDICTING = 8, 2, 4
+# Which argument of a product's kernel its epilogue is.
+_EPILOGUE = 5
 # Rows that are suspected and listed, if that is more than a 64th of C's.
 _FEW = 1 << 14
 # Lanes that share a row where it is contiguous, and where columns are.
@@ -69,13 +73,28 @@ class _Check:
     """What products that lie alike are checked with: kernels, sizes, and arguments but for addresses.
 
     Its work is in one piece of memory for every product: counts, elements that are wrong, rows that are suspected, and
-    two numbers for each of B's rows.
+    two numbers for each of B's rows. Launches are packed once, and told of each product's addresses by one thread at a
+    time.
+
+    Attributes
+    ----------
+    lock : threading.Lock
+        Of the launches.
     """
 
     def __init__(
-        self, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds, padded: int, how: Any = order.UNKNOWN
+        self,
+        a: DeviceMatrix,
+        b: DeviceMatrix,
+        c: DeviceMatrix,
+        bounds: Bounds,
+        padded: int,
+        how: Any = order.UNKNOWN,
+        *,
+        lets_begin: bool = False,
     ) -> None:
         (m, k), w, element, total = a.shape, b.shape[1], ELEMENT[a.dtype], SUM[a.dtype]
+        self.lock, self._lets_begin = Lock(), np.bool_(lets_begin)
         self.device, self._bounds, self._look = a.device, row_bounds(bounds, w), second_look(bounds, w)
         self.capacity = min(m, max(_FEW, m // 64))
         itemsize, at = summed(a.dtype).itemsize, COUNTS_BYTES
@@ -93,14 +112,29 @@ class _Check:
         self._judge = _kernel("judge.cuh", f"judge<{element}, {total}>", self.device)
         self._sizes, self._step, self._limits = sizes, step, element_bounds(bounds)
         self._order = how if bounds.predicted else order.UNKNOWN
-        self._judged = _judged(a, b, c)
+        self._judged, self._b = _judged(a, b, c), _matrix(b)
         self._multiprocessors = live(self.device).multiprocessors
+
+    @cached_property
+    def _begins(self) -> PackedLaunch:
+        arguments = self._b, *self._of_rows, *(np.uint64(0),) * 3, self._lets_begin
+        return PackedLaunch(self._row_checks, self._grid_of_rows, (_THREADS,), arguments)
+
+    @cached_property
+    def _ends(self) -> OverlappingLaunch:
+        listed = np.uint64(0), np.uint64(MOST_LISTED)
+        suspects = np.array((0, 0, self.capacity), SUSPECTS)[()]
+        judged = self._judged[()], self._look[()], suspects, self._limits, self._order, np.bool_(False), *listed
+        return OverlappingLaunch(self._judge, (_JUDGING * self._multiprocessors,), (_THREADS,), judged)
 
     def begin(self, b: DeviceMatrix) -> Any:
         """Return memory for the check of one product, with what B's rows give."""
         memory = cupy.empty(self._bytes, np.uint8)
-        places = (self.address(memory, name) for name in ("x", "y", "counts"))
-        self._row_checks(self._grid_of_rows, (_THREADS,), (_matrix(b), *self._of_rows, *places))
+        with self.lock:
+            self._begins.change(0, b.pointer)
+            for place, name in enumerate(("x", "y", "counts"), 1 + len(self._of_rows)):
+                self._begins.change(place, int(self.address(memory, name)))
+            self._begins()
         return memory
 
     def address(self, memory: Any, name: str) -> np.uint64:
@@ -121,13 +155,19 @@ class _Check:
 
     def judge(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, correct: bool) -> Report:
         """Look at rows that are suspected again, judge those that still are, and return what tells what was wrong."""
-        suspects = np.array(self.suspects(memory), SUSPECTS)[()]
-        of, look = self._judged.copy(), self._look.copy()
-        of["A_data"], of["B_data"], of["C_data"] = a.pointer, b.pointer, c.pointer
-        look["x"], look["y"] = (self.address(memory, name) for name in "xy")
-        listed = self.address(memory, "wrong"), np.uint64(MOST_LISTED)
-        judged = of[()], look[()], suspects, self._limits, self._order, np.bool_(correct), *listed
-        self._judge((_JUDGING * self._multiprocessors,), (_THREADS,), judged)
+        with self.lock:
+            for word, of in zip(_words(JUDGED, "A_data", "B_data", "C_data"), (a, b, c), strict=True):
+                self._ends.change(0, of.pointer, word)
+            for argument, name, word in (
+                (1, "x", 0),
+                (1, "y", 1),
+                (2, "suspects", 0),
+                (2, "counts", 1),
+                (6, "wrong", 0),
+            ):
+                self._ends.change(argument, int(self.address(memory, name)), word)
+            self._ends.change(5, correct)
+            self._ends()
         done = cupy.cuda.Event(disable_timing=True)
         done.record()
 
@@ -159,17 +199,26 @@ class Fused:
         epilogue["alpha"], epilogue["row_size"] = 1, row_size(bounds, w)
         epilogue["row"], epilogue["row_absolute"] = bounds.row, bounds.row_absolute
         name = checked_epilogue(a.dtype, w, problem.c)
-        self._epilogue = epilogue
+        self._epilogue, self._words = epilogue, _words(epilogue.dtype, "C", "row_weights", "suspects", "counts")
         self._multiply = PlannedKernel(plan, problem, a.device, name, "apps/abft/checked.cuh")
         how = order.order_of(plan, problem, blocks_of(plan, problem, a.device))
-        self.check = _Check(a, b, c, bounds, padded_depth(problem.k, plan), how)
+        one = plan.blocks == 1
+        self.check = _Check(a, b, c, bounds, padded_depth(problem.k, plan), how, lets_begin=one)
+        epilogue["capacity"] = self.check.capacity
+
+    @cached_property
+    def _launch(self) -> OverlappingLaunch:
+        return self._multiply.packed(0, 0, self._epilogue[()])
 
     def multiply(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> None:
         """Compute C, and list the rows that do not agree; `memory` is what the check has begun with."""
-        here = self._epilogue.copy()  # as other threads may be launching the same
-        here["C"], here["row_weights"] = c.pointer, self.check.address(memory, "x")
-        here["suspects"], here["counts"], here["capacity"] = self.check.suspects(memory)
-        self._multiply(a.pointer, b.pointer, here[()])
+        addresses = c.pointer, *(int(self.check.address(memory, name)) for name in ("x", "suspects", "counts"))
+        with self.check.lock:
+            held = self._multiply.renew(self._launch, a.pointer, b.pointer)
+            for word, address in zip(self._words, addresses, strict=True):
+                self._launch.change(_EPILOGUE, address, word)
+            self._launch()
+        del held
 
 
 def matmul(A: Any, B: Any, ours: Bounds, others: Bounds, index: int, *, correct: bool) -> tuple[Any, Report]:
@@ -304,6 +353,12 @@ def _planned(problem: Problem, index: int) -> Plan | None:
 def _kernel(file: str, name: str, device: int) -> Any:
     name = f"abft::{name}"
     return function(_FOLDER / file, (name,), name, device)
+
+
+def _words(of: np.dtype, *names: str) -> list[int]:
+    """Return where addresses are in a structure, in words."""
+    assert of.fields is not None  # it is a structure
+    return [of.fields[name][1] // 8 for name in names]
 
 
 def _lanes(x: DeviceMatrix) -> int:
