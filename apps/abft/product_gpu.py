@@ -83,18 +83,10 @@ class _Check:
     """
 
     def __init__(
-        self,
-        a: DeviceMatrix,
-        b: DeviceMatrix,
-        c: DeviceMatrix,
-        bounds: Bounds,
-        padded: int,
-        how: Any = order.UNKNOWN,
-        *,
-        lets_begin: bool = False,
+        self, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds, padded: int, how: Any = order.UNKNOWN
     ) -> None:
         (m, k), w, element, total = a.shape, b.shape[1], ELEMENT[a.dtype], SUM[a.dtype]
-        self.lock, self._lets_begin = Lock(), np.bool_(lets_begin)
+        self.lock = Lock()
         self.device, self._bounds, self._look = a.device, row_bounds(bounds, w), second_look(bounds, w)
         self.capacity = min(m, max(_FEW, m // 64))
         itemsize, at = summed(a.dtype).itemsize, COUNTS_BYTES
@@ -117,7 +109,7 @@ class _Check:
 
     @cached_property
     def _begins(self) -> PackedLaunch:
-        arguments = self._b, *self._of_rows, *(np.uint64(0),) * 3, self._lets_begin
+        arguments = self._b, *self._of_rows, *(np.uint64(0),) * 3
         return PackedLaunch(self._row_checks, self._grid_of_rows, (_THREADS,), arguments)
 
     @cached_property
@@ -202,8 +194,7 @@ class Fused:
         self._epilogue, self._words = epilogue, _words(epilogue.dtype, "C", "row_weights", "suspects", "counts")
         self._multiply = PlannedKernel(plan, problem, a.device, name, "apps/abft/checked.cuh")
         how = order.order_of(plan, problem, blocks_of(plan, problem, a.device))
-        one = plan.blocks == 1
-        self.check = _Check(a, b, c, bounds, padded_depth(problem.k, plan), how, lets_begin=one)
+        self.check = _Check(a, b, c, bounds, padded_depth(problem.k, plan), how)
         epilogue["capacity"] = self.check.capacity
 
     @cached_property

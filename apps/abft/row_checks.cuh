@@ -54,13 +54,11 @@ __device__ __forceinline__ double sum_of_lanes(double sum) {
 constexpr int kRowsTogether = 4;
 
 // `padded`: of x, with its zeros. Counts are set to zero for what follows. kVector columns are loaded at once. Two blocks a
-// multiprocessor: for more, the compiler would spill. `lets_begin`: whether blocks of the product may come before, of which a
-// multiprocessor has one.
+// multiprocessor: for more, the compiler would spill.
 template <typename T, typename Sum, int kLanes, int kVector>
 __global__ void __launch_bounds__(kRowThreads, 2)
     row_checks(Matrix<const T> B, long long k, long long w, long long padded, bool by_spread, double half_step, Sum* x, Sum* y,
-               Counts* counts, bool lets_begin) {
-  if (lets_begin) ptx::next_may_begin();
+               Counts* counts) {
   struct alignas(kVector * sizeof(T)) Together {
     T at[kVector];
   };

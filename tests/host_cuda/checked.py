@@ -105,7 +105,7 @@ extern "C" void row_checks_{dtype}(const void* B, long long k, long long w, long
                  : vector == 1 ? abft::row_checks<{T}, {total}, 8, 1>
                                : abft::row_checks<{T}, {total}, 8, 16 / sizeof({T})>;
     kernel(b, k, w, padded, spread, *step, static_cast<{total}*>(x), static_cast<{total}*>(y),
-           static_cast<abft::Counts*>(counts), false);
+           static_cast<abft::Counts*>(counts));
   }});
 }}
 extern "C" void compare_{dtype}(const void* C, long long m, long long w, const void* sums, const double* step,
