@@ -63,7 +63,8 @@ TSA_PTX void cp_async_arrive(Mbarrier* barrier) {
 }
 
 // cp.async.bulk ─ a multiple of 16 bytes from global to shared memory, both at multiples of 16, begun by one thread; they
-// count at the barrier once they are there.
+// count at the barrier once they are there. Where ordinary loads read what lay there before, those threads have async_fence
+// (warpgroup.cuh) ahead of the barrier that the copy waits for: without, it overtakes them (docs/notes/tsm2.md).
 TSA_PTX void bulk_copy(void* shared, const void* global, int bytes, Mbarrier* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(shared)),

@@ -79,6 +79,25 @@ def test_an_argument_that_points_elsewhere(monkeypatch):
     assert launched == [(77, sizes, 5, [1, 2**40, -9], 0), (77, sizes, 5, [1, 2**40 + 24, -9], 0)]
 
 
+def test_a_word_of_a_structure_that_is_another(monkeypatch):
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    launched, kind = [], np.dtype([("from", "u8"), ("size", "i8"), ("to", "u8")])
+    behind = np.float32(1.5)
+
+    def launch(function, *others):
+        given, after = (ctypes.c_uint64 * 2).from_address(others[-2])
+        launched.append((*read(given, kind).item(), read(after, np.float32)))
+
+    monkeypatch.setattr(cupy.cuda.driver, "launchKernel", launch)
+    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: type("Stream", (), {"ptr": 0}))
+    pair = np.array((1, -2, 3), kind)[()]
+    packed = PackedLaunch(type("Function", (), {"ptr": 77}), (1,), (32,), (pair, behind))
+    for word, value in ((2, 2**63 + 1), (0, 9)):
+        packed.change(0, value, word)
+        packed()
+    assert launched == [(1, -2, 2**63 + 1, 1.5), (9, -2, 2**63 + 1, 1.5)]
+
+
 def test_what_the_driver_is_told_of_a_launch_that_overlaps(monkeypatch):
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
     launched, given = [], (np.int32(7), OnGpu(2**40))
