@@ -218,28 +218,38 @@ class PlannedKernel:
 
     def __call__(self, A: int, B: int, epilogue: Any) -> None:
         """Compute one product on the current stream."""
-        self._kernel(self._grid, self._block, self._arguments(A, B, epilogue), shared_mem=self._shared_bytes)
+        arguments = self._arguments(A, B, self._workspace(), epilogue)
+        self._kernel(self._grid, self._block, arguments, shared_mem=self._shared_bytes)
 
     def packed(self, A: int, B: int, epilogue: Any) -> OverlappingLaunch:
         """Return the launch of the same product again and again, on the stream that is current now."""
-        return OverlappingLaunch(
-            self._kernel, self._grid, self._block, self._arguments(A, B, epilogue), self._shared_bytes
-        )
+        return self._overlapping(A, B, self._workspace(), epilogue)
 
-    def renew(self, launch: OverlappingLaunch, A: int, B: int) -> tuple[Any, Any]:
-        """Give a launch from `packed` other factors, and the current stream's memory to work in.
+    def unbound(self, epilogue: Any) -> OverlappingLaunch:
+        """Return the launch of products that `bind` is to give it, each time."""
+        return self._overlapping(0, 0, (np.uint64(0), np.uint64(0)), epilogue)
+
+    def bind(self, launch: OverlappingLaunch, A: int, B: int) -> tuple[Any, Any]:
+        """Give a launch from `unbound` its factors, and the current stream's memory to work in.
 
         Hold what is returned until it is launched.
         """
-        workspace = _workspace(self._device, self._sums, self._counts)
+        workspace = self._workspace()
         for place, address in ((0, A), (1, B), (3, workspace[0].data.ptr), (4, workspace[1].data.ptr)):
             launch.change(place, address)
         return workspace
 
-    def _arguments(self, A: int, B: int, epilogue: Any) -> tuple[Any, ...]:
+    def _workspace(self) -> tuple[Any, Any]:
+        return _workspace(self._device, self._sums, self._counts)
+
+    def _overlapping(self, A: int, B: int, workspace: tuple[Any, Any], epilogue: Any) -> OverlappingLaunch:
+        arguments = self._arguments(A, B, workspace, epilogue)
+        return OverlappingLaunch(self._kernel, self._grid, self._block, arguments, self._shared_bytes)
+
+    def _arguments(self, A: int, B: int, workspace: tuple[Any, Any], epilogue: Any) -> tuple[Any, ...]:
         a, b = self._a.copy(), self._b.copy()  # as other threads may be launching the same
         a["data"], b["data"] = A, B
-        return a[()], b[()], self._work, *_workspace(self._device, self._sums, self._counts), epilogue
+        return a[()], b[()], self._work, *workspace, epilogue
 
 
 def _regular(plan: Plan, problem: Problem) -> bool:

@@ -199,13 +199,13 @@ class Fused:
 
     @cached_property
     def _launch(self) -> OverlappingLaunch:
-        return self._multiply.packed(0, 0, self._epilogue[()])
+        return self._multiply.unbound(self._epilogue[()])
 
     def multiply(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> None:
         """Compute C, and list the rows that do not agree; `memory` is what the check has begun with."""
         addresses = c.pointer, *(int(self.check.address(memory, name)) for name in ("x", "suspects", "counts"))
         with self.check.lock:
-            held = self._multiply.renew(self._launch, a.pointer, b.pointer)
+            held = self._multiply.bind(self._launch, a.pointer, b.pointer)
             for word, address in zip(self._words, addresses, strict=True):
                 self._launch.change(_EPILOGUE, address, word)
             self._launch()

@@ -5,10 +5,13 @@ import ctypes
 import numpy as np
 import pytest
 
+from tsapps.kernels import launch as planned_launches
 from tsapps.kernels import packed as packed_launches
 from tsapps.kernels.backend import gpus
 from tsapps.kernels.build import Kernel
 from tsapps.kernels.packed import OverlappingLaunch, PackedLaunch, pack
+from tsapps.kernels.plan import Plan, instantiate
+from tsapps.kernels.problem import Layout, Problem
 
 PAIR = np.dtype([("pointer", "u8"), ("count", "i4"), ("scale", "f4")])
 
@@ -121,6 +124,37 @@ def test_what_the_driver_is_told_of_a_launch_that_overlaps(monkeypatch):
     overlapping()
     told = 77, [3, 2, 1, 64, 1, 1, 128], 2**33 + 5, 1, (6, 1)
     assert launched == [(*told, [7, 2**40], None), (*told, [7, 2**40 + 24], None)]
+
+
+def test_a_product_that_is_bound_is_told_what_one_that_was_packed_is(monkeypatch):
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    launched, sizes = [], (40, 40, 24, 8, 8, 16)
+
+    def launch(reference, function, first, extra):
+        addresses = (ctypes.c_uint64 * len(sizes)).from_address(first.value)
+        launched.append([ctypes.string_at(address, size) for address, size in zip(addresses, sizes, strict=True)])
+        return 0
+
+    workspaces = iter([(OnGpu(1 << 20), OnGpu(2 << 20)), (OnGpu(3 << 20), OnGpu(4 << 20))] * 2)
+    monkeypatch.setattr(packed_launches, "_launch_function", lambda device: launch)
+    monkeypatch.setattr(cupy.cuda, "Device", lambda: type("Device", (), {"id": 0}))
+    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: type("Stream", (), {"ptr": 0}))
+    monkeypatch.setattr(planned_launches, "_multiprocessors", lambda device: 3)
+    monkeypatch.setattr(planned_launches, "_workspace", lambda *_: next(workspaces))
+    monkeypatch.setattr(planned_launches, "_planned_kernel", lambda *_: type("Function", (), {"ptr": 77}))
+    problem = Problem(900, 700, 16, "float32", Layout(True, 700, 16, 16), Layout(False, 16, 16, 16))
+    plan = instantiate(Plan("float32", 64, 16, 32), problem)
+    product = planned_launches.PlannedKernel(plan, problem, 0)
+    epilogue = np.array((5, 6), [("to", "u8"), ("from", "u8")])[()]
+    factors = (7 << 20, 8 << 20), (9 << 20, 10 << 20)
+    for A, B in factors:
+        product.packed(A, B, epilogue)()
+    one = product.unbound(epilogue)
+    for A, B in factors:
+        product.bind(one, A, B)
+        one()
+    assert launched[:2] == launched[2:]
+    assert launched[0] != launched[1]
 
 
 @pytest.mark.gpu
