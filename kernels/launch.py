@@ -3,7 +3,7 @@
 Everything here is launched on CuPy's current stream.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -226,18 +226,20 @@ class PlannedKernel:
         return self._overlapping(A, B, self._workspace(), epilogue)
 
     def unbound(self, epilogue: Any) -> OverlappingLaunch:
-        """Return the launch of products that `bind` is to give it, each time."""
+        """Return the launch of products that `run` tells it of; what is an address in the epilogue may be any."""
         return self._overlapping(0, 0, (np.uint64(0), np.uint64(0)), epilogue)
 
-    def bind(self, launch: OverlappingLaunch, A: int, B: int) -> tuple[Any, Any]:
-        """Give a launch from `unbound` its factors, and the current stream's memory to work in.
+    def run(self, launch: OverlappingLaunch, A: int, B: int, epilogue: Iterable[tuple[int, int]]) -> None:
+        """Compute one product by a launch from `unbound`; not by several threads at a time.
 
-        Hold what is returned until it is launched.
+        `epilogue` tells which words of eight bytes of the epilogue are which addresses. Places are those of `_arguments`.
         """
-        workspace = self._workspace()
+        workspace = self._workspace()  # held until it is launched
         for place, address in ((0, A), (1, B), (3, workspace[0].data.ptr), (4, workspace[1].data.ptr)):
             launch.change(place, address)
-        return workspace
+        for word, address in epilogue:
+            launch.change(5, address, word)
+        launch()
 
     def _workspace(self) -> tuple[Any, Any]:
         return _workspace(self._device, self._sums, self._counts)

@@ -61,8 +61,6 @@ _FOLDER = Path(__file__).resolve().parent
 _THREADS = 256
 # Blocks a multiprocessor, of what compares, of what judges, and of what predicts all elements.
 _COMPARING, _JUDGING, _PREDICTING = 8, 2, 4
-# Which argument of a product's kernel its epilogue is.
-_EPILOGUE = 5
 # Rows that are suspected and listed, if that is more than a 64th of C's.
 _FEW = 1 << 14
 # Lanes that share a row where it is contiguous, and where columns are.
@@ -125,21 +123,18 @@ class _Check:
         with self.lock:
             self._begins.change(0, b.pointer)
             for place, name in enumerate(("x", "y", "counts"), 1 + len(self._of_rows)):
-                self._begins.change(place, int(self.address(memory, name)))
+                self._begins.change(place, self.address(memory, name))
             self._begins()
         return memory
 
-    def address(self, memory: Any, name: str) -> np.uint64:
+    def address(self, memory: Any, name: str) -> int:
         """Return the address of a part of the memory."""
-        return np.uint64(memory.data.ptr + self._at[name])
-
-    def suspects(self, memory: Any) -> tuple[int, int, int]:
-        """Return `Suspects`: where rows that are suspected are listed and counted."""
-        return int(self.address(memory, "suspects")), int(self.address(memory, "counts")), self.capacity
+        return int(memory.data.ptr) + self._at[name]
 
     def compare(self, memory: Any, c: DeviceMatrix, sums: Any) -> None:
         """List the rows of a C that is there already and do not agree with sums of A's rows."""
-        suspects = np.array(self.suspects(memory), SUSPECTS)[()]
+        listed = self.address(memory, "suspects"), self.address(memory, "counts"), self.capacity
+        suspects = np.array(listed, SUSPECTS)[()]
         m, _, w = self._sizes
         kernel = _kernel("row_checks.cuh", f"compare<{ELEMENT[c.dtype]}, {SUM[c.dtype]}, {_lanes(c)}>", self.device)
         grid = (_COMPARING * self._multiprocessors,)
@@ -157,7 +152,7 @@ class _Check:
                 (2, "counts", 1),
                 (6, "wrong", 0),
             ):
-                self._ends.change(argument, int(self.address(memory, name)), word)
+                self._ends.change(argument, self.address(memory, name), word)
             self._ends.change(5, correct)
             self._ends()
         done = cupy.cuda.Event(disable_timing=True)
@@ -203,13 +198,9 @@ class Fused:
 
     def multiply(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> None:
         """Compute C, and list the rows that do not agree; `memory` is what the check has begun with."""
-        addresses = c.pointer, *(int(self.check.address(memory, name)) for name in ("x", "suspects", "counts"))
+        addresses = c.pointer, *(self.check.address(memory, name) for name in ("x", "suspects", "counts"))
         with self.check.lock:
-            held = self._multiply.bind(self._launch, a.pointer, b.pointer)
-            for word, address in zip(self._words, addresses, strict=True):
-                self._launch.change(_EPILOGUE, address, word)
-            self._launch()
-        del held
+            self._multiply.run(self._launch, a.pointer, b.pointer, zip(self._words, addresses, strict=True))
 
 
 def matmul(A: Any, B: Any, ours: Bounds, others: Bounds, index: int, *, correct: bool) -> tuple[Any, Report]:

@@ -7,7 +7,8 @@
 
 namespace kmeans {
 
-// Between two settlings no more than kTile rows come, or (kTile 0) 32 if all are settled. If `keeps`, registers hold what places are computed from (simt::kept).
+// Between two settlings no more than kTile rows come, or (kTile 0) 32 if all are settled. If `keeps`, registers hold what places
+// are computed from (simt::kept).
 template <typename Item, int kTile, bool keeps = false>
 class Queue {
  public:

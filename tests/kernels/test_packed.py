@@ -126,7 +126,7 @@ def test_what_the_driver_is_told_of_a_launch_that_overlaps(monkeypatch):
     assert launched == [(*told, [7, 2**40], None), (*told, [7, 2**40 + 24], None)]
 
 
-def test_a_product_that_is_bound_is_told_what_one_that_was_packed_is(monkeypatch):
+def test_a_product_that_is_run_is_told_what_one_that_was_packed_is(monkeypatch):
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
     launched, sizes = [], (40, 40, 24, 8, 8, 16)
 
@@ -145,14 +145,14 @@ def test_a_product_that_is_bound_is_told_what_one_that_was_packed_is(monkeypatch
     problem = Problem(900, 700, 16, "float32", Layout(True, 700, 16, 16), Layout(False, 16, 16, 16))
     plan = instantiate(Plan("float32", 64, 16, 32), problem)
     product = planned_launches.PlannedKernel(plan, problem, 0)
-    epilogue = np.array((5, 6), [("to", "u8"), ("from", "u8")])[()]
-    factors = (7 << 20, 8 << 20), (9 << 20, 10 << 20)
-    for A, B in factors:
-        product.packed(A, B, epilogue)()
-    one = product.unbound(epilogue)
-    for A, B in factors:
-        product.bind(one, A, B)
-        one()
+    epilogue = np.array((5, 6), [("size", "u8"), ("to", "u8")])
+    products = (7 << 20, 8 << 20, 11 << 20), (9 << 20, 10 << 20, 12 << 20)
+    one = product.unbound(epilogue[()])
+    for A, B, C in products:
+        epilogue["to"] = C
+        product.packed(A, B, epilogue[()])()
+    for A, B, C in products:
+        product.run(one, A, B, [(1, C)])
     assert launched[:2] == launched[2:]
     assert launched[0] != launched[1]
 
