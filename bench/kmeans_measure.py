@@ -19,7 +19,7 @@ __all__ = ["FIT_ITERATIONS", "NotRightError", "Problem", "Timing", "check_step",
 FIT_ITERATIONS = 20
 # Iterations that are made more, in which labels have settled.
 _MORE = 5
-# Differences of runs that say what one of them takes.
+# Differences of runs that say what one of them takes, at most.
 _DIFFERENCES = 5
 # Rows whose labels are compared: the most; and the fewest, where more would take longer than what is timed.
 _MOST_ROWS, _FEWEST_ROWS, _MOST_PRODUCTS = 1_000_000, 1 << 16, 1 << 38
@@ -126,7 +126,9 @@ def _time_steps(peer: Peer, clock: Clock, repeats: int, seconds: float, *, fits:
     iter_ms = median(times)
     settled = None
     if peer.settles:
-        kind, settled = f"mean of {round(made)}", _settled_ms(peer, clock, iterations)
+        kind = f"mean of {round(made)}"
+        differences = repeats_within(0.2 * seconds, 2 * iterations * iter_ms, _DIFFERENCES)
+        settled = _settled_ms(peer, clock, iterations, differences)
     if not fits or time.perf_counter() + FIT_ITERATIONS * iter_ms / 1e3 > end:
         return Timing(iter_ms, kind, count, settled_ms=settled)
     peer.fit(1)  # warms up what only a fit does
@@ -146,10 +148,10 @@ def _seeded_fit_ms(peer: Peer, clock: Clock, fit_ms: float, seconds: float) -> f
     return median(clock.wall_ms(lambda seed=seed: peer.fit_seeded(FIT_ITERATIONS, seed))[0] for seed in (1, 2, 3))
 
 
-def _settled_ms(peer: Peer, clock: Clock, iterations: int) -> float | None:
+def _settled_ms(peer: Peer, clock: Clock, iterations: int, differences: int) -> float | None:
     """Return the milliseconds of one of the iterations that follow the first `iterations`, or of the last of fewer.
 
-    By the difference of two runs, so that what begins and ends a run is not in it; the median of five.
+    By the difference of two runs, so that what begins and ends a run is not in it; the median of so many.
     """
     _, most = _mean_ms(peer, clock, iterations + _MORE)
     least = round(most) - _MORE
@@ -160,7 +162,7 @@ def _settled_ms(peer: Peer, clock: Clock, iterations: int) -> float | None:
         ms, made = _mean_ms(peer, clock, count)
         return ms * made
 
-    return median((total_ms(round(most)) - total_ms(least)) / _MORE for _ in range(_DIFFERENCES))
+    return median((total_ms(round(most)) - total_ms(least)) / _MORE for _ in range(differences))
 
 
 def _mean_ms(peer: Peer, clock: Clock, iterations: int) -> tuple[float, float]:

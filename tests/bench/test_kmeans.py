@@ -132,23 +132,24 @@ def test_time_of_steps(given_peer):
 class SettlingClock(CpuClock):
     """Says that a run takes 50 ms, its first two iterations 7 ms each and all others 3."""
 
+    def __init__(self):
+        self.runs = []
+
     def call_ms(self, call):
         call()
-        return 50.0 + 3 * RUNS[-1] + 4 * min(RUNS[-1], 2)
-
-
-RUNS: list[int] = []
+        return 50.0 + 3 * self.runs[-1] + 4 * min(self.runs[-1], 2)
 
 
 @pytest.mark.parametrize(("converges", "expected"), [(99, 3.0), (15, 3.0), (6, (7 + 4 * 3) / 5), (5, None)])
 def test_time_of_what_has_settled(given_peer, converges, expected):
     """Of the last five iterations; what a run takes beside them does not count."""
-    given_peer.steps = given_peer.settles = True
-    given_peer.iterate = lambda iterations: RUNS.append(min(iterations, converges)) or RUNS[-1]
-    timing = time_peer(given_peer, SettlingClock(), 3, 60, fits=False)
+    clock, given_peer.steps, given_peer.settles = SettlingClock(), True, True
+    given_peer.iterate = lambda iterations: clock.runs.append(min(iterations, converges)) or clock.runs[-1]
+    timing = time_peer(given_peer, clock, 3, 60, fits=False)
     assert timing.settled_ms == (expected and pytest.approx(expected))
     if expected:
-        assert RUNS[-2:] == [min(25, converges), min(25, converges) - 5]
+        most = min(25, converges)
+        assert clock.runs[-11:] == [most, *(5 * [most, most - 5])]
 
 
 def test_time_of_what_settles(given_peer):
@@ -165,11 +166,12 @@ def test_where_there_is_no_time_for_20_iterations(given_peer):
     given_peer.iterate = lambda iterations: asked.append(iterations) or iterations
     timing = time_peer(given_peer, SetClock(), 5, 0.012, fits=False)
     assert timing == Timing(3 / 8, "mean of 8", 1, settled_ms=0.0)
-    assert asked[:4] == [2, 2, 8, 8]
+    # And once what has settled: whether there are five more, and a difference.
+    assert asked == [2, 2, 8, 8, 13, 13, 8]
     # Of what takes longer than all timings may, one is enough.
     asked.clear()
     assert time_peer(given_peer, SetClock(), 5, 0.006, fits=False) == Timing(0.75, "mean of 4", 1, settled_ms=0.0)
-    assert asked[:3] == [2, 2, 4]
+    assert asked == [2, 2, 4, 9, 9, 4]
 
 
 def test_slow_steps_are_made_once(given_peer):
