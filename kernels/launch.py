@@ -232,9 +232,10 @@ class PlannedKernel:
     def run(self, launch: OverlappingLaunch, A: int, B: int, epilogue: Iterable[tuple[int, int]]) -> None:
         """Compute one product by a launch from `unbound`; not by several threads at a time.
 
-        `epilogue` tells which words of eight bytes of the epilogue are which addresses. Places are those of `_arguments`.
+        `epilogue` tells which words of eight bytes of the epilogue are which addresses.
         """
         workspace = self._workspace()  # held until it is launched
+        # The places of `_arguments`.
         for place, address in ((0, A), (1, B), (3, workspace[0].data.ptr), (4, workspace[1].data.ptr)):
             launch.change(place, address)
         for word, address in epilogue:
