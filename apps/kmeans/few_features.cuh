@@ -1,21 +1,22 @@
 // An iteration for few features and few clusters, by fused multiply-adds on X itself: the label of every row, and the rows
-// that change theirs moved from one cluster's sums to another's, in one launch.
+// that change theirs moved from one cluster's sums to another's, in one launch. (Of up to four features: short_rows.cuh.)
 //
 //   X (n × d, float32 or 16 bits, row by row)   labels (n bytes)   sums (k × (d + 1)), 64-bit integers (integers.cuh)
 //
 //   a warp's tile       lane 0   1   2 …  31         tiles and their labels come through a ring in shared memory
 //     rows   0 …  31    ████████████████████         (tile_ring.cuh); a lane has kRows rows of one in its registers
 //     rows  32 …  63    ████████████████████
-//     …                                              rows in doubt or with another label → the warp's queue, with
-//                                                    their elements if these are short → 32 at a time are decided,
-//                                                    written and added to
+//     …                                              rows in doubt or with another label → the warp's queue → 32 at a
+//                                                    time are decided, written and added to
 //
 //   sums in shared memory   [cluster][column, digit][replica]: a lane adds to its own replica, so in its own bank
 //
-// The nearest centre is the one of the largest score x·c − ‖c‖²/2: d fused multiply-adds, of which the first adds the
-// offset. With u = 2⁻²⁴, ‖x‖ ≤ M for all rows, C = max ‖c‖ and O = max |offset|, a score is off by no more than
+// The nearest centre is the one of the largest score x·c − ‖c‖²/2. What is computed is by how much it is above that of one
+// centre c₀, x·(c − c₀) − (‖c‖² − ‖c₀‖²)/2: d fused multiply-adds, of which the first adds the offset. With u = 2⁻²⁴, ‖x‖ ≤ M
+// for all rows, C = max ‖c − c₀‖ and O = max |offset|, a score is off by no more than
 //
-//   E = (d + 4) u (M C + O)      d roundings of what is no more than M C + O; of the offset; of x − mean; of the threshold
+//   E = (d + 5) u (M C + O)      d roundings of what is no more than M C + O; of c − c₀; of the offset; of x − mean; and of
+//                                what scores are compared with (place_constants has one more, for short_rows.cuh)
 //
 // Candidates are, as in nearest.cuh, what is above the best score less 2 E, a bit each. A row with one candidate is decided;
 // others are compared in float64, from differences, the first of equals: labels are the float64 arg-min. Scores are in units
@@ -23,27 +24,26 @@
 // overflows below; where centres are so far away that one could, the threshold is no number, and every row is compared in
 // float64.
 //
-// Where the mean is small beside the data, what the scores have of it is in the offsets, −‖c‖²/2 − mean·c, and x is not
+// Where the mean is small beside the data, what the scores have of it is in the offsets, less mean·(c − c₀), and x is not
 // centred (M is then a bound of ‖x‖ as it is). What is compared and added up in the queue is centred, always.
 //
 // Why it is fast: X is read once, past the registers, and nothing is written but labels that change. Centres are operands in
 // constant memory, which go through uniform registers, so that no score waits for shared memory. M is of all rows, so no
 // row's norm is computed. Up to 16 clusters, the best score is the largest as an integer, of which one instruction compares
-// three (place_constants makes it positive). Lane instructions a row, as compiled for sm_90a, with d = 4 and k = 16, four
-// rows a lane, and with d = 16 and k = 16, two rows:
+// three (it is not negative, as c₀ has a score of zero). Lane instructions a row, as compiled for sm_90a, with d = 16, k = 16
+// and two rows a lane:
 //
-//                                                                 4 × 16     16 × 16
-//   scores        d k multiply-adds                                 64         256
-//                 centres to uniform registers, shared by rows      10          88
-//   maximum       k / 2, at half rate                                8           8
-//   threshold     2                                                  2           2
-//   candidates    2 k multiply-adds: a mask in a float's mantissa   32          32
-//   the rest      copies, loads, one comparison, the tile's loop    16          38
-//   in all                                                         132         424
+//   scores        d (k − 1) multiply-adds                          240
+//                 centres to uniform registers, shared by rows      77
+//   maximum       k / 2, at half rate                                8
+//   threshold                                                        2
+//   candidates    2 k multiply-adds: a mask in a float's mantissa   32
+//   the rest      copies, loads, one comparison, the tile's loop    36
+//   in all                                                         395
 //
-// Of 34·10¹² a second, 100M rows of 4 take 0.39 ms of instructions, beside 0.43 of reading, and 50M of 16 take 0.63 and 0.73.
-// Subtracting the mean, where it is far away, is d more. A tile in which any row is not done costs 65 instructions of the
-// warp, or 16 a row of 4 × 16, and 41 for each further row of one lane; settling 32 rows takes 92 (4 × 16), or 215.
+// Of 34·10¹² a second, 50M rows take 0.58 ms of instructions, beside 0.73 of reading. Subtracting the mean, where it is far
+// away, is d more. A tile in which any row is not done costs some 65 instructions of the warp, and 45 for each further row of
+// one lane; settling 32 rows takes 215.
 #pragma once
 #include "apps/kmeans/few_scores.cuh"
 #include "apps/kmeans/few_sums.cuh"
@@ -51,21 +51,9 @@
 
 namespace kmeans {
 
-// A row that is not done: its number; its candidates as they were found, and its label above them; its elements if it is
-// short.
-template <typename T, int kElements>
-struct Waiting {
-  static constexpr int kWide = few_wide<T, kElements, 8 / sizeof(T)>();
-  simt::Vector<unsigned, 2> row_found;
-  simt::Vector<T, kWide> x[kElements / kWide];
-};
-template <typename T>
-struct Waiting<T, 0> {
-  simt::Vector<unsigned, 2> row_found;
-};
+// Of a row that is not done: its number; its candidates as they were found, and its label above them.
+using Waiting = simt::Vector<unsigned, 2>;
 constexpr int kLabelBit = 24;
-// Rows of so many bytes wait with their elements; longer ones are read again.
-constexpr int kShort = 16;
 
 // kClusters is k rounded up to whole fours. kShifts: scores are of centred rows. Digits of kMostAdded rows add up within 32
 // bits.
@@ -79,18 +67,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
   // A warp settles no more than kRows times a tile, and once more; then at most 32 / kReplicas lanes add to the same.
   constexpr int kTiles = (kMostAdded / (kWarps * (32 / kReplicas)) - 1) / kRows;
   static_assert(kTiles >= 1, "the digits of one tile would overflow");
-  constexpr int kElements = kFeatures * (int)sizeof(T) <= kShort ? kFeatures : 0;
   using Ring = TileRing<T, kFeatures, kTile, kStages, 16, true>;
-  using Item = Waiting<T, kElements>;
   if (*stopped) return;
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   Ring ring(X, labels, n, shared);
   const unsigned together = gridDim.x * kWarps * kTile, begin = (blockIdx.x * kWarps + threadIdx.x / 32) * kTile;
 #pragma unroll
   for (int stage = 0; stage + 1 < kStages; ++stage) ring.ask(begin + stage * together);
-  Queue<Item, kTile, true> queue(shared + kWarps * Ring::kBytes);
+  Queue<Waiting, 32, true> queue(shared + kWarps * Ring::kBytes);
   const FewSums<kFeatures, kReplicas> here(
-      sums, reinterpret_cast<unsigned*>(shared + kWarps * (Ring::kBytes + queue.kRoom * (int)sizeof(Item))), k);
+      sums, reinterpret_cast<unsigned*>(shared + kWarps * (Ring::kBytes + queue.kRoom * (int)sizeof(Waiting))), k);
   here.clear();
   const unsigned lane = simt::kept(threadIdx.x % 32);
   unsigned changed = 0;
@@ -106,21 +92,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
     here.move(numbers, to, from);
     ++changed;
   };
-  const auto settle = [&](const Item* items, int count) {
+  const auto settle = [&](const Waiting* rows, int count) {
     if ((int)lane >= count) return;
-    const simt::Vector<unsigned, 2> one = items[lane].row_found;
+    const Waiting one = rows[lane];
     const unsigned row = one.at[0], found = one.at[1];
     T again[kFeatures];
-    if constexpr (kElements > 0) {
-#pragma unroll
-      for (int i = 0; i < kFeatures; i += Item::kWide) {
-        const auto some = items[lane].x[i / Item::kWide];
-#pragma unroll
-        for (int e = 0; e < Item::kWide; ++e) again[i + e] = some.at[e];
-      }
-    } else {
-      load_row<kFeatures>(X + (long long)row * kFeatures, 0, again);
-    }
+    load_row<kFeatures>(X + (long long)row * kFeatures, 0, again);
     float value[kFeatures];
     centre(again, value);
     const int from = (int)found >> kLabelBit;
@@ -186,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
       }
     }
     // Mostly a lane has one such row or none, so that one turn does.
-    queue.add_while(all, waits, [&](Item& item) {
+    queue.add_while(all, waits, [&](Waiting& to) {
       int r = 0;
       unsigned bits = found[0];
 #pragma unroll
@@ -195,15 +172,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
       }
       waits ^= 1u << r;
       const unsigned of_label = (unsigned)ring.labels()[32 * r + lane] << kLabelBit;
-      item.row_found = {{first + 32 * r + lane, bits + of_label}};
-      if constexpr (kElements > 0) {
-        T again[kFeatures];
-        load_row<kFeatures>(ring.row(32 * r + lane), ring.swizzle(lane), again);
-#pragma unroll
-        for (int i = 0; i < kFeatures; ++i) item.x[i / Item::kWide].at[i % Item::kWide] = again[i];
-      }
-    });
-    queue.drain(32, settle);
+      to = {{first + 32 * r + lane, bits + of_label}};
+    }, settle);
   });
   queue.drain(1, settle);
   here.flush();

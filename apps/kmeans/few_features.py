@@ -1,4 +1,7 @@
-"""Steps of the fused engine for few features and few clusters: X is read as it is, see few_(features|products).cuh."""
+"""Steps of the fused engine for few features and few clusters: X is read as it is.
+
+See short_rows.cuh, few_features.cuh and few_products.cuh.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FewFeatures", "FewMultiplyAdds", "FewProducts", "few_step", "norms_of"]
 
-_FILE = Path(__file__).parent / "few_features.cuh"
+_FOLDER = Path(__file__).parent
 _PLACE_THREADS = 128
 # As many blocks a multiprocessor as are resident.
 _WIDEN_THREADS, _WIDEN_BLOCKS = 256, 8
@@ -107,7 +110,7 @@ class FewFeatures(Step):
 def _compiled(plan: FewPlan, scalar: str, device: int) -> tuple[str, str, str]:
     """Return where the machine code of a plan is, and its kernels: that which places their constants the second."""
     names = [f"kmeans::{name}" for name in (plan.kernel, f"place_constants<{scalar}>")]
-    cubin = build(_FILE.read_text(encoding="utf-8"), names, architecture(device))
+    cubin = build((_FOLDER / plan.file).read_text(encoding="utf-8"), names, architecture(device))
     assign, place = (cubin.names[name] for name in names)
     return str(cubin.path), assign, place
 
@@ -128,7 +131,7 @@ def _with_constants(engine: FusedEngine, plan: FewPlan) -> tuple[Any, Any, int]:
 
 
 class FewMultiplyAdds(FewFeatures):
-    """Scores by multiply-adds, centres in constant memory: few_features.cuh."""
+    """Scores by multiply-adds, centres in constant memory: few_features.cuh and short_rows.cuh."""
 
     columns = 4
 
@@ -142,7 +145,7 @@ class FewMultiplyAdds(FewFeatures):
     def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
         plan, k = self._plan, np.int32(self.k)
         d, clusters = np.int32(plan.features), np.int32(plan.clusters)
-        given = self._offsets, self._extremes, self.engine.shift, self.move_scales
+        given = self._offsets, self.engine.shift, self.move_scales
         placed = centers, k, d, clusters, *given, *self._bounds, self._constants
         stream, kind = cupy.cuda.get_current_stream().ptr, cupy.cuda.runtime.memcpyDeviceToDevice
         copied = self._in_constant_memory, self._constants.data.ptr, FEW_BYTES, kind, stream

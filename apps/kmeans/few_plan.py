@@ -27,7 +27,7 @@ __all__ = [
     "products_plan",
 ]
 
-#: The variable in constant memory of few_features.cuh, and the bytes of its class, `FewConstants`.
+#: The variable in constant memory of few_constants.cuh, and the bytes of its class, `FewConstants`.
 FEW_NAME, FEW_BYTES = "few_constants", 4 * (512 + 64 + 2 * 16 + 4)
 #: The C++ class `Products` of few_products.cuh, as a NumPy structure.
 PRODUCTS = np.dtype(
@@ -40,14 +40,12 @@ ALIGNMENT = 16
 FEW_ROUNDING = 2.0**-11
 #: The most that two parts of a type lose of an element, beside it.
 PARTS_ROUNDING = {"float16": 2.0**-22, "bfloat16": 2.0**-18}
-# Up to so many features, the elements of centres that few_features.cuh has (kMostFeatures, kMostElements).
+# Up to so many features, the elements of centres that constant memory has (kMostFeatures, kMostElements).
 _FEW_ELEMENTS = ((8, 512), (16, 320))
-# The features of which a thread has four rows; and the bytes of a block's sums, which leave the rings room.
-_FOUR_ROWS, _FEW_BYTES = 4, 72 * 1024
-# Threads of a block where four rows and so few clusters leave registers for a warp more of each scheduler.
-_MORE_THREADS, _CLUSTERS_OF_MORE = 640, 16
-# The bytes of a row that waits with its elements (kShort).
-_SHORT = 16
+# Up to so many features, rows are short_rows.cuh's; the rows that a thread then has at a time, and else.
+_SHORT, _SHORT_ROWS, _LONGER_ROWS = 4, 8, 2
+# The bytes of a block's sums, which leave the rings room.
+_FEW_BYTES = 72 * 1024
 # The exponents of the norm that the largest row of few features is scaled to, by warps and by warpgroups; and the most
 # of the scale by warpgroups, whose square a centre is multiplied by (few_warpgroups.cuh): float16 then has room for it.
 _FEW_NORM, _NORM_AS_IT_LIES, _MOST_SCALE = 10, 6, 7
@@ -65,7 +63,7 @@ _THREADS, _STAGES = (512, 384, 256), 4
 
 @dataclass(frozen=True)
 class FewPlan:
-    """How few_features.cuh computes an iteration: its template arguments.
+    """How few_features.cuh, or short_rows.cuh, computes an iteration: their template arguments.
 
     Attributes
     ----------
@@ -102,18 +100,33 @@ class FewPlan:
         return self.clusters * (2 * self.features + 1) * self.replicas * 4
 
     @property
+    def short(self) -> bool:
+        """Whether rows are short_rows.cuh's."""
+        return self.features <= _SHORT
+
+    @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: sums, a ring a warp, and a queue a warp of a tile's rows and 32 more."""
+        """Dynamic shared memory of a block: sums, a ring a warp, and a queue a warp of 64 rows.
+
+        Short rows wait with their elements; and of their labels, and of none, there are the score's constants.
+        """
         row = self.features * ITEMSIZE[self.dtype]
         ring = self.stages * self.rows * (row + 1)
-        queue = (self.rows + 1) * (8 + (-(-row // 8) * 8 if row <= _SHORT else 0))
-        return self.sums_bytes + self.threads * (ring + queue)
+        queue = 2 * (8 + (-(-row // 8) * 8 if self.short else 0))
+        own = (self.clusters + 1) * 384 if self.short else 0
+        return self.sums_bytes + own + self.threads * (ring + queue)
+
+    @property
+    def file(self) -> str:
+        """The file of the kernel."""
+        return "short_rows.cuh" if self.short else "few_features.cuh"
 
     @property
     def kernel(self) -> str:
         """The name expression of the kernel, in its namespace."""
+        name = "assign_short_rows" if self.short else "assign_rows"
         numbers = f"{self.features}, {self.clusters}, {self.rows}, {str(self.shifts).lower()}, {self.replicas}"
-        return f"assign_rows<{ELEMENT[self.dtype]}, {numbers}, {self.stages}, {self.threads}, {self.blocks}>"
+        return f"{name}<{ELEMENT[self.dtype]}, {numbers}, {self.stages}, {self.threads}, {self.blocks}>"
 
     def grid(self, n: int, multiprocessors: int) -> int:
         """Return the blocks of a launch: those that are resident, if there is a tile for each of their warps."""
@@ -205,7 +218,7 @@ def few_plan(d: int, k: int, dtype: str, mean: float, norm: float, device: Devic
     Notes
     -----
     By multiply-adds, a row takes clusters · (d + 3) instructions and some more; counts are in few_features.cuh,
-    few_warps.cuh and few_warpgroups.cuh.
+    short_rows.cuh, few_warps.cuh and few_warpgroups.cuh.
     """
     shared_memory = device.shared_memory_per_block
     if d < _LEAST_FOR_PRODUCTS or d * k < _LEAST_ELEMENTS:
@@ -225,12 +238,9 @@ def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float, sha
     if clusters > MOST_CLUSTERS or d * clusters > most:
         return None
     # Scores of rows as they are, whose bound is up to twice as wide.
-    plan = FewPlan(dtype, d, clusters, 4 if d <= _FOUR_ROWS else 2, 32, mean > norm)
+    plan = FewPlan(dtype, d, clusters, _SHORT_ROWS if d <= _SHORT else _LONGER_ROWS, 32, mean > norm)
     while plan.sums_bytes > _FEW_BYTES:
         plan = replace(plan, replicas=plan.replicas // 2)
-    more = replace(plan, threads=_MORE_THREADS, stages=2)
-    if plan.rows == 4 and clusters <= _CLUSTERS_OF_MORE and not plan.shifts and more.shared_bytes <= shared_memory:
-        return more
     # Rather fewer replicas than fewer warps.
     sizes = ((3, 1), (2, 1), (2, 2), (2, 4))
     plans = (

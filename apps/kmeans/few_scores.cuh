@@ -1,4 +1,5 @@
-// The scores of few features by fused multiply-adds, and which centres can be a row's nearest by them; see few_features.cuh.
+// The scores of few features by fused multiply-adds, and which centres can be a row's nearest by them; see few_features.cuh, and
+// short_rows.cuh.
 //
 //   found     of 16 clusters at a time, bit j for centre 16 · chunk + j, and the chunk from bit 16 on
 //
@@ -37,7 +38,7 @@ __device__ __forceinline__ float most_of(const float (&score)[kChunk], int count
 
 template <int kFeatures, int kClusters, int kRows>
 __device__ __forceinline__ void find_candidates(const float (&x)[kRows][kFeatures], unsigned (&found)[kRows]) {
-  float best[kRows];
+  float best[kRows] = {};
 #pragma unroll
   for (int first = 0; first < kClusters; first += kChunk) {
     constexpr int kLast = (kClusters - 1) % kChunk + 1;  // in the last chunk
@@ -48,8 +49,9 @@ __device__ __forceinline__ void find_candidates(const float (&x)[kRows][kFeature
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         float sum = few_constants.offsets[first + j];
+        // The first centre is c₀, or is left out.
 #pragma unroll
-        for (int i = 0; i < kFeatures; ++i) sum = fmaf(x[r][i], few_constants.centers[(first + j) * kFeatures + i], sum);
+        for (int i = 0; i < kFeatures && first + j > 0; ++i) sum = fmaf(x[r][i], few_constants.centers[(first + j) * kFeatures + i], sum);
         score[r][j] = sum;
       }
     }

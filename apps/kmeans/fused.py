@@ -5,8 +5,9 @@ nearest centre of every row and, by a rigorous bound on what float16 rounds away
 Those are decided in float64 from X itself, and rows whose label changes move from one cluster's sum to another's. So an
 iteration reads half of float32's bytes and a quarter of float64's; labels are the float64 arg-min; and sums are
 integers, the same bits on every run. `fused_step.py` has the kernels of every kind: of few centres, and of many. Few
-features and few centres are multiplied from X itself, in the time of reading it: in float32 (`few_features.cuh`), or
-by tensor cores, with the same kind of bound (`few_products.cuh`): as float16, or 16 bits as they lie.
+features and few centres are multiplied from X itself, in the time of reading it: in float32 (`short_rows.cuh`,
+`few_features.cuh`), or by tensor cores, with the same kind of bound (`few_products.cuh`): as float16, or 16 bits as
+they lie.
 
 What it cannot do it leaves to `CublasEngine`: many centres on GPUs other than Hopper's, X that does not fit the GPU,
 small data in float64, where scikit-learn's own rounding decides, and single passes over small data, which are over

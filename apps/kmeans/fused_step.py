@@ -1,6 +1,6 @@
 """The steps of the fused engine: one iteration for k clusters, by the kernels for as many features and centres.
 
-    few features     few_features.cuh or few_products.cuh → centers.cuh
+    few features     short_rows.cuh, few_features.cuh or few_products.cuh → centers.cuh
     few (up to 64)   nearest.cuh on tall_skinny.cuh → decide.cuh → rows that change → centers.cuh
     many             nearest_of_many.cuh on streamed_columns.cuh → decide_of_many.cuh → rows that change → centers.cuh
 

@@ -27,13 +27,14 @@ class Queue {
   }
 
   // The same, an item a turn, for as long as any lane's `wanted` is not zero: `fill` writes one and changes it. `all` are
-  // the lanes that begin with one.
-  template <typename Fill>
-  __device__ __forceinline__ void add_while(unsigned all, const unsigned& wanted, Fill fill) {
+  // the lanes that begin with one. Whenever 32 wait they are settled.
+  template <typename Fill, typename Settle>
+  __device__ __forceinline__ void add_while(unsigned all, const unsigned& wanted, Fill fill, Settle settle) {
 #pragma unroll 1
     while (all != 0) {
       if (wanted != 0) fill(items_[waiting_ + __popc(all & below_)]);
       waiting_ += __popc(all);
+      take(32, settle);
       all = __ballot_sync(simt::every_lane, wanted != 0);
     }
   }

@@ -92,7 +92,7 @@ class TileRing {
   static constexpr int kTurns = turns(), kBefore = kRows / kTurns;
   // What a warp copies at a time, and whether that is whole rows: which are so many a power of two, and then what a place is
   // combined with is that of the first one's row and of the lane's among them.
-  static constexpr int kAtATime = 32 * 16;
+  static constexpr int kAtATime = 32 * 16, kLabelsAtATime = 32 * 4;
   static constexpr bool kSame = kTurns == 1 || kAtATime % kRow == 0;
 
   __device__ static __forceinline__ int kept(int value) { return keeps ? simt::kept(value) : value; }
@@ -130,9 +130,12 @@ class TileRing {
       ptx::cp_async<16>(kSame ? to + (place_ ^ swizzle(begin / kRow)) + begin : to + (byte ^ swizzle(byte / kRow)),
                         read > 0 ? from + begin : from - 16 * lane_, read);
     }
-    const int byte = label_byte(lane_), read = of_labels(byte);
-    if (kLabelsToo && (kTile == 128 || 4 * lane_ < kTile)) {
-      ptx::cp_async<4>(to + kTileBytes + byte, labels_ + first - (read > 0 ? 0 : byte), read);
+#pragma unroll
+    for (int begin = 0; kLabelsToo && begin < kTile; begin += kLabelsAtATime) {
+      const int own = label_byte(lane_), byte = begin + own, read = of_labels(byte);
+      if (begin + kLabelsAtATime <= kTile || begin + 4 * lane_ < kTile) {
+        ptx::cp_async<4>(to + kTileBytes + byte, labels_ + first + (read > 0 ? begin : -own), read);
+      }
     }
   }
 

@@ -1,4 +1,4 @@
-"""Runs iterations for few features by few_features.cuh's own source on the CPU, as `FewMultiplyAdds` does."""
+"""Runs iterations for few features by the kernels' own source on the CPU, as `FewMultiplyAdds` does."""
 
 from dataclasses import replace
 from functools import cache
@@ -37,12 +37,13 @@ extern "C" void {name_of(plan, most_added)}(const void* X, const float* centers,
 
 COMMON = """
 #include "apps/kmeans/few_features.cuh"
+#include "apps/kmeans/short_rows.cuh"
 extern "C" void place(const float* centers, long long k, long long d, long long clusters, const float* offsets,
-                      const kmeans::Extremes* extremes, const float* mean, const float* scales, double scale,
-                      double norm, double of_mean, long long folds) {
+                      const float* mean, const float* scales, double scale, double norm, double of_mean,
+                      long long folds) {
   cuda_host::launch(dim3(1), 128, 0, [=] {
-    kmeans::place_constants<float>(centers, (int)k, (int)d, (int)clusters, offsets, extremes, mean, scales,
-                                   (float)scale, (float)norm, (float)of_mean, folds != 0, &few_constants);
+    kmeans::place_constants<float>(centers, (int)k, (int)d, (int)clusters, offsets, mean, scales, (float)scale,
+                                   (float)norm, (float)of_mean, folds != 0, &few_constants);
   });
 }"""
 
@@ -107,7 +108,7 @@ class FewIterations(Iterations):
         norms = self.scale, self.reach, self.of_mean
         library.call(
             "place",
-            *(centers, k, d, plan.clusters, self.offsets, self.extremes, self.mean, scales, *norms),
+            *(centers, k, d, plan.clusters, self.offsets, self.mean, scales, *norms),
             int(not plan.shifts),
         )
         state = self.labels, self.sums, moved, self.stopped

@@ -95,6 +95,22 @@ __global__ void copy_quads(const float* x, float* y) {
   ptx::store_no_allocate(y + 8 * threadIdx.x + 4, ptx::load_evict_first(x + 8 * threadIdx.x + 4));
 }
 
+// The largest of the first number and of others but one, −2 … 29 by the lane: of 28 by a byte's bits, and of one.
+__global__ void largest_of_others(const float* x, float* y) {
+  __shared__ signed char label[32];
+  label[threadIdx.x] = (signed char)((int)threadIdx.x - 2);
+  __syncthreads();
+  const int one = ptx::shared_byte(label + threadIdx.x);
+  const unsigned spared = ptx::spares(one);
+  float of[4][7], most = x[0];
+  for (int i = 0; i < 28; ++i) of[i / 7][i % 7] = x[1 + 32 * i + threadIdx.x];
+  most = ptx::max_unless_spared<0>(most, of[0], spared);
+  most = ptx::max_unless_spared<1>(most, of[1], spared);
+  most = ptx::max_unless_spared<2>(most, of[2], spared);
+  y[threadIdx.x] = ptx::max_unless_spared<3>(most, of[3], spared);
+  y[32 + threadIdx.x] = ptx::max_unless(x[0], of[0][0], one, 7);
+}
+
 // Each of 64 threads copies one piece of a tile and writes out its neighbour's, while the next tile is on its way. The
 // last piece of the last tile is not there.
 template <int bytes>
@@ -136,6 +152,7 @@ PARAMETERS = {call: parameters for call, (_, _, _, parameters) in PRODUCTS.items
     "round_to_tf32": "const float*, float*",
     "root": "const float*, float*",
     "copy_quads": "const float*, float*",
+    "largest_of_others": "const float*, float*",
     "pipeline<4>": "const float*, float*, int",
     "pipeline<8>": "const float*, float*, int",
     "pipeline<16>": "const float*, float*, int",
@@ -284,6 +301,19 @@ def test_quads(on_machine):
     y = np.zeros_like(x)
     on_machine("copy_quads")(x, y)
     np.testing.assert_array_equal(y, x)
+
+
+def test_the_largest_of_others(on_machine, rng):
+    x = np.concatenate([[0.25], rng.standard_normal(28 * 32)]).astype(np.float32)
+    y = np.zeros(64, np.float32)
+    on_machine("largest_of_others")(x, y)
+    of = x[1:].reshape(28, 32)
+    for lane in range(32):
+        label = lane - 2
+        # Label 1 is bit 0; a byte has seven.
+        others = [of[i, lane] for i in range(28) if label != 8 * (i // 7) + i % 7 + 1]
+        assert y[lane] == max(0.25, *others)
+        assert y[32 + lane] == (0.25 if label == 7 else max(0.25, of[0, lane]))
 
 
 def neighbours(x, bytes_):

@@ -1,4 +1,4 @@
-"""The kernel for few features and few clusters, its own source run on the CPU: labels against float64, exact sums."""
+"""The kernels for few features and few clusters, their own source run on the CPU: labels against float64, and sums."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_halves(d, k, kind, rng):
         of.assert_right(now)
 
 
-@pytest.mark.parametrize("n", [1, 31, 32, 127, 128, 129, 768, 769])
+@pytest.mark.parametrize("n", [1, 31, 32, 255, 256, 257, 1536, 1537])
 def test_the_last_rows(n, rng):
     X, centers = blobs(n, 4, 9, rng)
     for blocks in (1, 3):
@@ -97,16 +97,17 @@ def test_a_score_next_to_the_threshold():
     hits = 0
     for power in range(-12, -4):
         c, square = 2.0**power, 2.0**18  # the data's scale, 2⁹, squared
-        centers = np.zeros((3, 2), np.float32)
-        # Its score is x·c, and what all offsets have: as much for each of the largest row's norm.
-        centers[0, 0], centers[1, 1], centers[2, 0] = c, 0.75 * 2.0**-100 / square / (1 + 1.000001 * 2**0.5), -1.0
-        error = 1.01 * 6 / 2**24 * 1.000001 * square * (1.000001 * 2**0.5 + 0.5) + 2.0**-40
+        # Scores are less the first centre's, which is zero.
+        centers = np.zeros((4, 2), np.float32)
+        centers[1, 0], centers[2, 1], centers[3, 0] = c, 0.75 * 2.0**-100 / square, -1.0
+        rounded_up = float(np.float32(1 + 2.0**-20))
+        error = 1.01 * 8 / 2**24 * square * rounded_up * (1.000001 * 2**0.5 + 0.5) + 2.0**-40
         wanted = np.float32((2 * error / square + c * c / 2) / c)  # has that score
         x = (wanted.view(np.int32) + np.arange(-400, 400, dtype=np.int32)).view(np.float32)
         scores = np.float32((x.astype(np.float64) * c - c * c / 2) * square)
         hits += int((scores == np.float32(2 * error)).any())
         X = np.concatenate([np.column_stack([x, np.ones_like(x)]), [[-1.0, 0.0]]])
-        of = FewIterations(X, 3, KINDS[0], shifts=False)
+        of = FewIterations(X, 4, KINDS[0], shifts=False)
         assert of.scale == 2.0**9
         of.iterate(centers)
         of.assert_right(centers)

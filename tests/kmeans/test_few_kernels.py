@@ -50,16 +50,18 @@ def test_any_magnitude(made, d, magnitude, rng):
         of.assert_right(now)
 
 
+@pytest.mark.parametrize("which", [0, 3])
 @pytest.mark.parametrize("away", [30.0, 1e4, 1e30])
 @pytest.mark.parametrize(("made", "d"), KERNELS)
-def test_a_centre_far_away(made, d, away, rng):
+def test_a_centre_far_away(made, d, away, which, rng):
     X, centers = blobs(900, d, 16, rng)
     X[5], centers[7] = 100.0, 100.0  # an outlier, and its cluster
-    centers[3] = away
     of = made(X, 16)
-    of.iterate(centers)
-    of.assert_right(centers)
-    assert of.labels[5] == 7
+    for now in (away, 0.0, away):  # at first no row has a label
+        centers[which] = now
+        of.iterate(centers)
+        of.assert_right(centers)
+        assert of.labels[5] == 7
 
 
 @pytest.mark.parametrize(("made", "d"), kernels(14))

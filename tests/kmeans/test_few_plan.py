@@ -68,16 +68,17 @@ def test_who_multiplies(device, dtype, mean, multiplier):
 @pytest.mark.parametrize(
     ("d", "k", "found"),
     [
-        (4, 16, (16, 4, 32)),
+        (4, 16, (16, 8, 32)),
         (16, 16, (16, 2, 32)),
         (16, 20, (20, 2, 16)),
         (16, 21, None),
         (9, 32, (32, 2, 16)),
         (17, 2, None),
-        (3, 64, (64, 4, 32)),
+        (3, 64, (64, 8, 32)),
+        (4, 64, (64, 8, 16)),
         (8, 61, (64, 2, 16)),
         (1, 65, None),
-        (1, 1, (4, 4, 32)),
+        (1, 1, (4, 8, 32)),
     ],
 )
 def test_multiply_adds(d, k, found):
@@ -92,16 +93,17 @@ def test_few_features_about_a_mean_far_away_are_centred():
 
 def test_multiply_adds_by_hand():
     plan = few_plan(4, 16, "float32", 0.0, 1.0, H200)
-    assert plan.kernel == "assign_rows<float, 4, 16, 4, false, 32, 2, 640, 1>"
-    # Sums, two tiles of 128 rows and labels a warp, and 160 rows with their numbers and labels.
-    assert plan.shared_bytes == 16 * 9 * 32 * 4 + 20 * 2 * 128 * 17 + 20 * 160 * 24
-    assert [plan.grid(n, 132) for n in (1, 2560, 2561, 10**8)] == [1, 1, 2, 132]
-    plan = few_plan(4, 20, "float32", 0.0, 1.0, H200)
-    assert plan.kernel == "assign_rows<float, 4, 20, 4, false, 32, 3, 512, 1>"
+    assert plan.kernel == "assign_short_rows<float, 4, 16, 8, false, 32, 2, 512, 1>"
+    assert plan.file == "short_rows.cuh"
+    # Sums; of 17 labels a centre eight times and two numbers 32 times; two tiles of 256 rows and labels a warp, and 64
+    # rows with their numbers and labels.
+    assert plan.shared_bytes == 16 * 9 * 32 * 4 + 17 * (8 * 16 + 32 * 8) + 16 * (2 * 256 * 17 + 64 * 24)
+    assert [plan.grid(n, 132) for n in (1, 4096, 4097, 10**8)] == [1, 1, 2, 132]
     plan = multiply_adds_plan(16, 16, "float32", 0.0, 1.0, ROOM)
     assert plan.kernel == "assign_rows<float, 16, 16, 2, false, 32, 2, 512, 1>"
+    assert plan.file == "few_features.cuh"
     # Longer rows wait without their elements.
-    assert plan.shared_bytes == 16 * 33 * 32 * 4 + 16 * 2 * 64 * 65 + 16 * 96 * 8
+    assert plan.shared_bytes == 16 * 33 * 32 * 4 + 16 * 2 * 64 * 65 + 16 * 64 * 8
 
 
 def test_products_by_hand():
@@ -130,7 +132,7 @@ def test_a_gpu_with_little_shared_memory_has_fewer_stages_and_warps():
     plans = [products_plan(32, 64, "float32", room << 10) for room in (227, 163, 120, 48)]
     assert [plan and (plan.threads, plan.stages) for plan in plans] == [(512, 2), (384, 2), (256, 2), None]
     adds = [multiply_adds_plan(4, 16, "float32", 0.0, 1.0, room << 10) for room in (227, 163, 100)]
-    assert [(plan.threads, plan.stages, plan.replicas) for plan in adds] == [(640, 2, 32), (512, 2, 32), (256, 3, 32)]
+    assert [(plan.threads, plan.stages, plan.replicas) for plan in adds] == [(512, 2, 32), (384, 2, 32), (256, 2, 16)]
     assert multiply_adds_plan(4, 16, "float32", 0.0, 1.0, 48 << 10) is None
 
 
@@ -175,8 +177,11 @@ def assert_no_spills(file, plans, arch, *more, but=0):
 def test_multiply_adds_compile_without_spills(arch):
     shapes = [(1, 1), (2, 9), (3, 16), (4, 16), (4, 64), (5, 9), (8, 64), (9, 32), (16, 16), (16, 20)]
     plans = [multiply_adds_plan(d, k, "float32", mean, 1.0, ROOM) for d, k in shapes for mean in (0.0, 2.0)]
-    plans += [multiply_adds_plan(16, 16, dtype, 2.0, 1.0, ROOM) for dtype in ("float16", "bfloat16")]
-    assert_no_spills("few_features.cuh", plans, arch, "kmeans::place_constants<float>")
+    plans += [multiply_adds_plan(d, 16, dtype, 2.0, 1.0, ROOM) for d in (4, 16) for dtype in ("float16", "bfloat16")]
+    for file in ("short_rows.cuh", "few_features.cuh"):
+        of_file = [plan for plan in plans if plan.file == file]
+        assert of_file
+        assert_no_spills(file, of_file, arch, "kmeans::place_constants<float>")
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

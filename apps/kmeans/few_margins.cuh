@@ -1,0 +1,84 @@
+// By how much the score of a row's label is above all others, for up to four features; see short_rows.cuh.
+//
+//   shared memory, a row for each label, −1 (none) the first:
+//
+//     c − c₀, four floats, for each of eight lanes     128 bytes     lane l reads part l % 8
+//     its offset, and the score of c₀, for each lane   256 bytes     or −∞ where c₀ is the label itself
+//
+// Why it is fast: whatever the lanes' labels are, a lane reads banks that no other lane has at that time.
+#pragma once
+#include "apps/kmeans/few_constants.cuh"
+
+namespace kmeans {
+
+template <int kFeatures, int kClusters>
+class OwnScores {
+ public:
+  static_assert(kFeatures <= 4, "a centre is four floats");
+  static constexpr int kCenters = 128, kRow = kCenters + 256, kBytes = (kClusters + 1) * kRow;
+
+  // `shared` is the block's; with all of its threads.
+  __device__ explicit OwnScores(unsigned char* shared)
+      : centers_(simt::kept_shared(shared + kRow + threadIdx.x % 8 * 16)),
+        offsets_(simt::kept_shared(shared + kRow + kCenters + threadIdx.x % 32 * 8)) {
+    for (int i = threadIdx.x; i < kBytes / 4; i += blockDim.x) {
+      const int label = i / (kRow / 4) - 1, at = i % (kRow / 4);
+      reinterpret_cast<float*>(shared)[i] = at < kCenters / 4 ? center(label, at % 4) : at % 2 == 0 ? offset(label) : first(label);
+    }
+    __syncthreads();
+  }
+
+  // The score of a row's label; `others` becomes that of c₀, if it is another.
+  __device__ __forceinline__ float of(const float (&x)[kFeatures], int label, float& others) const {
+    const auto c = *reinterpret_cast<const simt::Vector<float, 4>*>(centers_ + label * kRow);
+    const auto two = *reinterpret_cast<const simt::Vector<float, 2>*>(offsets_ + label * kRow);
+    others = two.at[1];
+    float score = two.at[0];
+#pragma unroll
+    for (int i = 0; i < kFeatures; ++i) score = fmaf(x[i], c.at[i], score);
+    return score;
+  }
+
+ private:
+  __device__ static float center(int label, int i) {
+    return label >= 0 && i < kFeatures ? few_constants.centers[label * kFeatures + i] : 0.0f;
+  }
+  __device__ static float offset(int label) { return label >= 0 ? few_constants.offsets[label] : -kInfinity; }
+  // The first centre is c₀, or has no score.
+  __device__ static float first(int label) { return label == 0 ? -kInfinity : few_constants.offsets[0]; }
+
+  const unsigned char *centers_, *offsets_;  // of this lane, where label 0 has them
+};
+
+// Raises `others` to the largest score of all centres from `kFirst` on but the row's label and the first.
+template <int kFeatures, int kClusters, int kRows, int kFirst = 0>
+__device__ __forceinline__ void raise_to_others(const float (&x)[kRows][kFeatures], const int (&label)[kRows],
+                                                float (&others)[kRows]) {
+  constexpr int kHere = kClusters - kFirst < 8 ? kClusters - kFirst : 8;
+  static_assert(kHere == 4 || kHere == 8, "whole fours");
+  float score[kRows][8];
+#pragma unroll
+  for (int j = kFirst > 0 ? 0 : 1; j < kHere; ++j) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      float sum = few_constants.offsets[kFirst + j];
+#pragma unroll
+      for (int i = 0; i < kFeatures; ++i) sum = fmaf(x[r][i], few_constants.centers[(kFirst + j) * kFeatures + i], sum);
+      score[r][j] = sum;
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (kFirst > 0) others[r] = ptx::max_unless(others[r], score[r][0], label[r], kFirst);
+    if constexpr (kHere == 8) {
+      const float(&seven)[7] = reinterpret_cast<const float(&)[7]>(score[r][1]);
+      others[r] = ptx::max_unless_spared<kFirst % 32 / 8>(others[r], seven, ptx::spares(label[r] - kFirst / 32 * 32));
+    } else {
+#pragma unroll
+      for (int j = 1; j < kHere; ++j) others[r] = ptx::max_unless(others[r], score[r][j], label[r], kFirst + j);
+    }
+  }
+  if constexpr (kFirst + kHere < kClusters) raise_to_others<kFeatures, kClusters, kRows, kFirst + kHere>(x, label, others);
+}
+
+}  // namespace kmeans
