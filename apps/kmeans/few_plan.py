@@ -42,8 +42,10 @@ FEW_ROUNDING = 2.0**-11
 PARTS_ROUNDING = {"float16": 2.0**-22, "bfloat16": 2.0**-18}
 # Up to so many features, the elements of centres that constant memory has (kMostFeatures, kMostElements).
 _FEW_ELEMENTS = ((8, 512), (16, 320))
-# Up to so many features, rows are short_rows.cuh's; the rows that a thread then has at a time, and else.
-_SHORT, _SHORT_ROWS, _LONGER_ROWS = 4, 8, 2
+# Up to so many features, and elements of centres, rows are short_rows.cuh's (of more, rows that move cost more there), of
+# which a thread has so many at a time; and of how many others, of as few features and of more.
+_SHORT, _SHORT_ELEMENTS, _SHORT_ROWS = 4, 128, 8
+_FOUR_ROWS, _TWO_ROWS = 4, 2
 # The bytes of a block's sums, which leave the rings room.
 _FEW_BYTES = 72 * 1024
 # The exponents of the norm that the largest row of few features is scaled to, by warps and by warpgroups; and the most
@@ -102,7 +104,7 @@ class FewPlan:
     @property
     def short(self) -> bool:
         """Whether rows are short_rows.cuh's."""
-        return self.features <= _SHORT
+        return self.features <= _SHORT and self.features * self.clusters <= _SHORT_ELEMENTS
 
     @property
     def shared_bytes(self) -> int:
@@ -238,7 +240,9 @@ def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float, sha
     if clusters > MOST_CLUSTERS or d * clusters > most:
         return None
     # Scores of rows as they are, whose bound is up to twice as wide.
-    plan = FewPlan(dtype, d, clusters, _SHORT_ROWS if d <= _SHORT else _LONGER_ROWS, 32, mean > norm)
+    plan = FewPlan(dtype, d, clusters, _FOUR_ROWS if d <= _SHORT else _TWO_ROWS, 32, mean > norm)
+    if plan.short:
+        plan = replace(plan, rows=_SHORT_ROWS)
     while plan.sums_bytes > _FEW_BYTES:
         plan = replace(plan, replicas=plan.replicas // 2)
     # Rather fewer replicas than fewer warps.

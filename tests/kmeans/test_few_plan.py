@@ -74,8 +74,10 @@ def test_who_multiplies(device, dtype, mean, multiplier):
         (16, 21, None),
         (9, 32, (32, 2, 16)),
         (17, 2, None),
-        (3, 64, (64, 8, 32)),
-        (4, 64, (64, 8, 16)),
+        (2, 64, (64, 8, 32)),
+        (4, 32, (32, 8, 32)),
+        (4, 33, (36, 4, 32)),
+        (3, 64, (64, 4, 32)),
         (8, 61, (64, 2, 16)),
         (1, 65, None),
         (1, 1, (4, 8, 32)),
@@ -175,7 +177,7 @@ def assert_no_spills(file, plans, arch, *more, but=0):
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_multiply_adds_compile_without_spills(arch):
-    shapes = [(1, 1), (2, 9), (3, 16), (4, 16), (4, 64), (5, 9), (8, 64), (9, 32), (16, 16), (16, 20)]
+    shapes = [(1, 1), (2, 9), (3, 16), (4, 16), (4, 32), (4, 64), (5, 9), (8, 64), (9, 32), (16, 16), (16, 20)]
     plans = [multiply_adds_plan(d, k, "float32", mean, 1.0, ROOM) for d, k in shapes for mean in (0.0, 2.0)]
     plans += [multiply_adds_plan(d, 16, dtype, 2.0, 1.0, ROOM) for d in (4, 16) for dtype in ("float16", "bfloat16")]
     for file in ("short_rows.cuh", "few_features.cuh"):
