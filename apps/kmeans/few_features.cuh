@@ -86,10 +86,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
   };
   const auto move = [&](unsigned row, const float (&value)[kFeatures], int to, int from) {
     labels[row] = (Label)to;
-    int numbers[kFeatures];
-#pragma unroll
-    for (int i = 0; i < kFeatures; ++i) numbers[i] = as_integer<float>(value[i], few_constants.scales[i]);
-    here.move(numbers, to, from);
+    here.move(value, to, from);
     ++changed;
   };
   const auto settle = [&](const Waiting* rows, int count) {

@@ -23,7 +23,8 @@ class OwnScores {
         offsets_(simt::kept_shared(shared + kRow + kCenters + threadIdx.x % 32 * 8)) {
     for (int i = threadIdx.x; i < kBytes / 4; i += blockDim.x) {
       const int label = i / (kRow / 4) - 1, at = i % (kRow / 4);
-      reinterpret_cast<float*>(shared)[i] = at < kCenters / 4 ? center(label, at % 4) : at % 2 == 0 ? offset(label) : first(label);
+      const bool of_center = at < kCenters / 4, of_first = at % 2 == 1;
+      reinterpret_cast<float*>(shared)[i] = of_center ? center(label, at % 4) : of_first ? first(label) : offset(label);
     }
     __syncthreads();
   }

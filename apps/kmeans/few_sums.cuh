@@ -1,6 +1,7 @@
 // The integer sums of few features and few clusters, in shared memory: a replica a lane, so that no two lanes of a warp add
 // to the same bank.
 #pragma once
+#include "apps/kmeans/few_constants.cuh"
 #include "apps/kmeans/integers.cuh"
 
 namespace kmeans {
@@ -13,8 +14,11 @@ class FewSums {
 
   __device__ FewSums(unsigned long long* sums, unsigned* digits, int k) : sums_(sums), digits_(digits), k_(k) {}
 
-  // Adds a row, its elements as integers, to one cluster and subtracts it from another, if that is one.
-  __device__ __forceinline__ void move(const int (&numbers)[kFeatures], int to, int from) const {
+  // Adds a row, centred, to one cluster and subtracts it from another, if that is one.
+  __device__ __forceinline__ void move(const float (&row)[kFeatures], int to, int from) const {
+    int numbers[kFeatures];
+#pragma unroll
+    for (int i = 0; i < kFeatures; ++i) numbers[i] = as_integer<float>(row[i], few_constants.scales[i]);
     unsigned* own = digits_ + threadIdx.x % kReplicas;
     add(own + to * (kPlanes * kReplicas), numbers, 1);
     if (from >= 0) add(own + from * (kPlanes * kReplicas), numbers, -1);

@@ -82,10 +82,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_short_rows(const T* 
     if (to < 0) to = nearest_of_found<kFeatures>(value, centers, k, found[0]);
     if (to == from) return;
     labels[row] = (Label)to;
-    int numbers[kFeatures];
-#pragma unroll
-    for (int i = 0; i < kFeatures; ++i) numbers[i] = as_integer<float>(value[i], few_constants.scales[i]);
-    here.move(numbers, to, from);
+    here.move(value, to, from);
     ++changed;
   };
   const auto settle = [&](const Item* items, int count) {
