@@ -42,8 +42,8 @@ FEW_ROUNDING = 2.0**-11
 PARTS_ROUNDING = {"float16": 2.0**-22, "bfloat16": 2.0**-18}
 # Up to so many features, the elements of centres that constant memory has (kMostFeatures, kMostElements).
 _FEW_ELEMENTS = ((8, 512), (16, 320))
-# Up to so many features, and elements of centres, rows are short_rows.cuh's: of more, rows that move cost more there. The
-# rows that a thread then has at a time; and by few_features.cuh, of as few features and of more.
+# Up to so many features, and elements of centres, rows are short_rows.cuh's, of a thread so many at a time. (Of more,
+# rows that move cost more there.) Those of few_features.cuh, of as few features and of more.
 _SHORT, _SHORT_ELEMENTS, _SHORT_ROWS = 4, 128, 8
 _FOUR_ROWS, _TWO_ROWS = 4, 2
 # The bytes of a block's sums, which leave the rings room.
