@@ -75,15 +75,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
 #pragma unroll
   for (int stage = 0; stage + 1 < kStages; ++stage) ring.ask(begin + stage * together);
   Queue<Waiting, 32, true> queue(shared + kWarps * Ring::kBytes);
-  const FewSums<kFeatures, kReplicas> here(
-      sums, reinterpret_cast<unsigned*>(shared + kWarps * (Ring::kBytes + queue.kRoom * (int)sizeof(Waiting))), k);
+  const FewSums<kFeatures, kReplicas> here(sums, reinterpret_cast<unsigned*>(shared + kWarps * (Ring::kBytes + queue.kBytes)), k);
   here.clear();
   const unsigned lane = simt::kept(threadIdx.x % 32);
   unsigned changed = 0;
-  const auto centre = [](const T (&x)[kFeatures], float (&value)[kFeatures]) {
-#pragma unroll
-    for (int i = 0; i < kFeatures; ++i) value[i] = centred<T, float>(x[i], few_constants.mean[i]);
-  };
   const auto move = [&](unsigned row, const float (&value)[kFeatures], int to, int from) {
     labels[row] = (Label)to;
     here.move(value, to, from);
@@ -96,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
     T again[kFeatures];
     load_row<kFeatures>(X + (long long)row * kFeatures, 0, again);
     float value[kFeatures];
-    centre(again, value);
+    centre_row(again, value);
     const int from = (int)found >> kLabelBit;
     int to = cluster_of<kClusters>(found);
     if (to < 0) {
@@ -116,10 +111,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
       T raw[kFeatures];
       load_row<kFeatures>(ring.row(32 * r + lane), ring.swizzle(lane), raw);
       label[r] = ring.labels()[32 * r + lane];
-#pragma unroll
-      for (int i = 0; i < kFeatures; ++i) {
-        x[r][i] = kShifts ? centred<T, float>(raw[i], few_constants.mean[i]) : tsm2::Element<T>::value(raw[i]);
-      }
+      scored_row<kShifts>(raw, x[r]);
     }
     unsigned found[kRows];
     find_candidates<kFeatures, kClusters, kRows>(x, found);
@@ -153,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_rows(const T* X, con
           T again[kFeatures];
           load_row<kFeatures>(ring.row(32 * r + lane), ring.swizzle(lane), again);
           float value[kFeatures];
-          centre(again, value);
+          centre_row(again, value);
           move(first + 32 * r + lane, value, cluster_of<kClusters>(found[r]), ring.labels()[32 * r + lane]);
         }
         return;

@@ -7,7 +7,7 @@
 //
 // Why it is fast: whatever the lanes' labels are, a lane reads banks that no other lane has at that time.
 #pragma once
-#include "apps/kmeans/few_constants.cuh"
+#include "apps/kmeans/few_scores.cuh"
 
 namespace kmeans {
 
@@ -61,12 +61,7 @@ __device__ __forceinline__ void raise_to_others(const float (&x)[kRows][kFeature
 #pragma unroll
   for (int j = kFirst > 0 ? 0 : 1; j < kHere; ++j) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      float sum = few_constants.offsets[kFirst + j];
-#pragma unroll
-      for (int i = 0; i < kFeatures; ++i) sum = fmaf(x[r][i], few_constants.centers[(kFirst + j) * kFeatures + i], sum);
-      score[r][j] = sum;
-    }
+    for (int r = 0; r < kRows; ++r) score[r][j] = score_of(x[r], kFirst + j);
   }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {

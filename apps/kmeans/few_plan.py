@@ -46,6 +46,8 @@ _FEW_ELEMENTS = ((8, 512), (16, 320))
 # rows that move cost more there.) Those of few_features.cuh, of as few features and of more.
 _SHORT, _SHORT_ELEMENTS, _SHORT_ROWS = 4, 128, 8
 _FOUR_ROWS, _TWO_ROWS = 4, 2
+# What few_margins.cuh has of a label, in bytes (kRow).
+_OWN_BYTES = 384
 # The bytes of a block's sums, which leave the rings room.
 _FEW_BYTES = 72 * 1024
 # The exponents of the norm that the largest row of few features is scaled to, by warps and by warpgroups; and the most
@@ -115,7 +117,7 @@ class FewPlan:
         row = self.features * ITEMSIZE[self.dtype]
         ring = self.stages * self.rows * (row + 1)
         queue = 2 * (8 + (-(-row // 8) * 8 if self.short else 0))
-        own = (self.clusters + 1) * 384 if self.short else 0
+        own = (self.clusters + 1) * _OWN_BYTES if self.short else 0
         return self.sums_bytes + own + self.threads * (ring + queue)
 
     @property

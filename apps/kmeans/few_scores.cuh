@@ -15,6 +15,31 @@ namespace kmeans {
 // on; no bit where several chunks have candidates.
 constexpr int kChunk = 16;
 
+// A row less the mean; and as scores are of it.
+template <int kFeatures, typename T>
+__device__ __forceinline__ void centre_row(const T (&row)[kFeatures], float (&value)[kFeatures]) {
+#pragma unroll
+  for (int i = 0; i < kFeatures; ++i) value[i] = centred<T, float>(row[i], few_constants.mean[i]);
+}
+template <bool kShifts, int kFeatures, typename T>
+__device__ __forceinline__ void scored_row(const T (&row)[kFeatures], float (&x)[kFeatures]) {
+#pragma unroll
+  for (int i = 0; i < kFeatures; ++i) {
+    x[i] = kShifts ? centred<T, float>(row[i], few_constants.mean[i]) : tsm2::Element<T>::value(row[i]);
+  }
+}
+
+// The score of centre j. The first one is c₀, or is left out: it has no product.
+template <int kFeatures>
+__device__ __forceinline__ float score_of(const float (&x)[kFeatures], int j) {
+  float sum = few_constants.offsets[j];
+#pragma unroll
+  for (int i = 0; i < kFeatures; ++i) {
+    if (j > 0) sum = fmaf(x[i], few_constants.centers[j * kFeatures + i], sum);
+  }
+  return sum;
+}
+
 // The largest of some scores and `other`. If `as_integers`, it is where that is not negative, and some score where all are:
 // then more are candidates, and none is lost. Three integers are compared by one instruction of sm_90 and later.
 template <bool as_integers>
@@ -47,13 +72,7 @@ __device__ __forceinline__ void find_candidates(const float (&x)[kRows][kFeature
     for (int j = 0; j < kChunk; ++j) {
       if (first + j >= kClusters) break;
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        float sum = few_constants.offsets[first + j];
-        // The first centre is c₀, or is left out.
-#pragma unroll
-        for (int i = 0; i < kFeatures && first + j > 0; ++i) sum = fmaf(x[r][i], few_constants.centers[(first + j) * kFeatures + i], sum);
-        score[r][j] = sum;
-      }
+      for (int r = 0; r < kRows; ++r) score[r][j] = score_of(x[r], first + j);
     }
     const int here = first + kChunk <= kClusters ? kChunk : kLast;
 #pragma unroll
