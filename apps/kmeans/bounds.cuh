@@ -17,12 +17,14 @@
 // float64, which is what `decide.cuh` sums them in, could not find another label.
 //
 // What runs is decided here, for the host to ask nothing: `screen` counts the rows that are not safe and lists them. If
-// they are few, they alone are scored (`examine`, nearest_until.cuh); else all rows are. Bounds that do not pay turn
-// themselves off: after the n-th screen in a row that found too many, 2ⁿ iterations run without bounds, and more of them
-// until the largest movement is a quarter less than it was.
+// they are few, they alone are scored (`examine`, nearest_until.cuh; few_until.cuh); else all rows are. Bounds begin where few
+// rows have moved, as more than those are not safe, and where they do not pay they turn themselves off: after the n-th screen in
+// a row that found too many, 2ⁿ iterations run without bounds, and more of them until the largest movement is a quarter less
+// than it was.
 //
 // Why it is fast: one pass over 8 bytes a row, with few registers, where the copy of a row is 256 bytes at 128 features.
 #pragma once
+#include "apps/kmeans/labels.cuh"
 #include "kernels/ptx.cuh"
 #include "kernels/tsm2/simt.cuh"
 
@@ -48,9 +50,9 @@ struct Watch {
   int pass;
   unsigned active;           // rows that are not safe
   int wait, failures, paid;  // iterations without bounds to come; screens in a row that found too many; whether one did not
+  int others;                // whether it is not what scores all rows without bounds that has something to do
   // In all, for who wants to know: screens after which only listed rows were scored, and those rows.
-  unsigned screened;
-  unsigned long long examined;
+  unsigned long long screened, examined;
 
   // After a screen: whether listed rows are scored, of which there is room for `capacity`.
   __device__ __forceinline__ void choose(unsigned found, unsigned capacity) {
@@ -70,18 +72,21 @@ struct Watch {
       wait = 1 << failures;
       pass = kPlain;
     }
+    others = pass != kPlain;
   }
 
-  // After an iteration in which the centre that moved most did so by `movement`: what the next is to do.
-  __device__ __forceinline__ void plan_next(double movement) {
+  // After an iteration in which the centre that moved most did so by `movement`: what the next is to do, if there `is_next`.
+  // Bounds may begin if `may_begin`.
+  __device__ __forceinline__ void plan_next(double movement, bool may_begin, bool is_next) {
     latest = movement;
     active = 0;
     if (pass != kPlain) {
       pass = kScreen;
-    } else if (--wait <= 0 && !(movement > kLess * hopeless)) {
+    } else if (--wait <= 0 && may_begin && !(movement > kLess * hopeless)) {
       pass = kUntil;
       paid = 0;
     }
+    others = pass != kPlain || !is_next;
   }
 };
 
@@ -90,6 +95,8 @@ struct Motion {
   double* moved;  // of every centre, P
   float* limits;
   Watch* watch;
+  // Of how many rows that moved on bounds may begin: none where what has to do with them is not launched.
+  unsigned few, padding;
 };
 
 // No less than P + M of a centre, nor more by 2⁻²¹; and no more than it, of such a limit.
@@ -104,8 +111,9 @@ constexpr int kScreenThreads = 256;
 constexpr int kScreened = 4, kListed = 256;
 
 // Lists the rows that are not safe, in no order; beyond `capacity` of them it gives up. `expiries` and `labels` begin at
-// multiples of 16 bytes.
-__global__ void __launch_bounds__(kScreenThreads, 8) screen(const float* expiries, const int* labels, long long rows,
+// multiples of 16 bytes; labels are int, or Label.
+template <typename Labels>
+__global__ void __launch_bounds__(kScreenThreads, 8) screen(const float* expiries, const Labels* labels, long long rows,
                                                             const float* limits, unsigned* active, unsigned capacity,
                                                             Watch* watch, unsigned* arrived, const int* stopped) {
   ptx::after_previous();
@@ -132,7 +140,7 @@ __global__ void __launch_bounds__(kScreenThreads, 8) screen(const float* expirie
     bool expired[kScreened] = {};
     if (row + kScreened <= rows) {
       const auto until = *reinterpret_cast<const simt::Vector<float, kScreened>*>(expiries + row);
-      const auto label = *reinterpret_cast<const simt::Vector<int, kScreened>*>(labels + row);
+      const auto label = *reinterpret_cast<const simt::Vector<Labels, kScreened>*>(labels + row);
 #pragma unroll
       for (int i = 0; i < kScreened; ++i) expired[i] = !(until.at[i] > limits[label.at[i]]);
     } else {

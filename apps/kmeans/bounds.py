@@ -1,6 +1,6 @@
 """Rows that an iteration of the fused engine leaves out, as their nearest centre cannot have changed; see bounds.cuh.
 
-    screen (bounds.cuh) → examine (nearest_until.cuh), or the product of all rows by one of two epilogues
+    screen (bounds.cuh) → what scores the rows that it listed, or all with their expiries; or all without
 
 Which of them does the work is decided on the GPU, iteration by iteration; the others return at once.
 """
@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.bounds_plan import FRESH_BYTES, UNTIL, WATCH, WITHOUT, fresh_watch, most_listed
+from tsapps.apps.kmeans.bounds_plan import (
+    FRESH_BYTES,
+    OTHERS,
+    UNTIL,
+    WATCH,
+    WITHOUT,
+    few_moved,
+    fresh_watch,
+    most_listed,
+)
 from tsapps.apps.kmeans.fused_plan import MOTION
 from tsapps.apps.kmeans.shadow import load_kernels
 from tsapps.kernels.arrays import to_host
@@ -26,7 +35,7 @@ from tsapps.kernels.problem import Problem
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.fused import FusedEngine
 
-__all__ = ["Bounds"]
+__all__ = ["Bounds", "ProductBounds"]
 
 _FOLDER = Path(__file__).parent
 _SCREEN_THREADS, _EXAMINE_THREADS = 256, 128
@@ -36,7 +45,71 @@ _SCREENED = 4 * _SCREEN_THREADS
 
 
 class Bounds:
-    """When the label of every row expires, and what gives rows their labels in each iteration.
+    """When the label of every row expires, and what lists the rows whose label may have.
+
+    Parameters
+    ----------
+    engine : FusedEngine
+    k : int
+    listed : int
+        The rows that are listed at most.
+    labels : str
+        The type of labels, in C++.
+
+    Attributes
+    ----------
+    expiries, limits, active, state : cupy.ndarray
+        Of every row and cluster, the rows that are listed, and a `WATCH`; see bounds.cuh.
+    """
+
+    def __init__(self, engine: FusedEngine, k: int, listed: int, labels: str) -> None:
+        n = engine.n_samples
+        self.expiries, self.active = cupy.empty(n, np.float32), cupy.empty(listed, np.uint32)
+        self._arrived = cupy.zeros(1, np.uint32)
+        # How far centres have moved, limits and what is known lie side by side: what begins anew is one copy.
+        before = 8 * k, 4 * (k + k % 2)
+        fresh = np.zeros(sum(before) + WATCH.itemsize, np.uint8)
+        fresh[sum(before) :] = fresh_watch().reshape(1).view(np.uint8)
+        self._fresh = cupy.asarray(fresh)
+        self._kept = self._fresh.copy()
+        self._moved, self.limits = self._kept[: before[0]].view(np.float64), self._kept[before[0] :][: 4 * k].view("f4")
+        self.state = self._kept[sum(before) :]
+        self._begun_bytes = sum(before) + FRESH_BYTES
+        self._few = few_moved(n)
+        self._screen_grid = (min(engine.gpu.multiprocessors * _SCREEN_BLOCKS, -(-n // _SCREENED)),)
+        (self._screen,) = load_kernels(engine, "bounds.cuh", f"screen<{labels}>")
+
+    def begin(self) -> None:
+        """Begin anew: centres are others than those that the last iteration made, and no row is safe.
+
+        Expiries need not be reset: no row is screened before all have been given theirs.
+        """
+        self._kept.data.copy_from_device_async(self._fresh.data, self._begun_bytes)
+
+    def motion(self, *, may_begin: bool) -> Any:
+        """Return what `advance` (centers.cuh) is told of bounds, a `MOTION`: whether they may begin as well."""
+        addresses = (one.data.ptr for one in (self._moved, self.limits, self.state))
+        return np.array((*addresses, self._few if may_begin else 0, 0), MOTION)[()]
+
+    @property
+    def others(self) -> Any:
+        """On the GPU: whether what scores all rows without bounds has nothing to do, (1,), int32."""
+        return self.state[OTHERS : OTHERS + 4].view(np.int32)
+
+    def screening(self, labels: Any, stopped: Any) -> Callable[[], None]:
+        """Return what lists the rows that are not safe; if `stopped` is set, nothing is to be done."""
+        screened = self.expiries, labels, np.int64(len(self.expiries)), self.limits
+        listed = self.active, np.uint32(len(self.active)), self.state, self._arrived, stopped
+        return OverlappingLaunch(self._screen, self._screen_grid, (_SCREEN_THREADS,), (*screened, *listed))
+
+    def watch(self) -> np.void:
+        """Return what is known on the GPU, a `WATCH`; waits for it."""
+        found: np.void = to_host(self.state).view(WATCH)[0]
+        return found
+
+
+class ProductBounds(Bounds):
+    """Bounds of rows that products of the core give their labels, from X's copy.
 
     Parameters
     ----------
@@ -50,32 +123,12 @@ class Bounds:
     """
 
     def __init__(self, engine: FusedEngine, plan: Plan, problem: Problem, lists: int, room: int) -> None:
-        n, k = problem.m, problem.w
-        self._listed = most_listed(n, lists, room)
-        self._expiries, self._active = cupy.empty(n, np.float32), cupy.empty(self._listed, np.uint32)
-        self._moved, self._limits = cupy.empty(k), cupy.empty(k, np.float32)
-        self._arrived = cupy.zeros(1, np.uint32)
-        self._fresh = cupy.asarray(fresh_watch().reshape(1).view(np.uint8))
-        self._watch = self._fresh.copy()
-        #: What `advance` (centers.cuh) is told of bounds.
-        self.motion = np.array(tuple(one.data.ptr for one in (self._moved, self._limits, self._watch)), MOTION)[()]
-        multiprocessors = engine.gpu.multiprocessors
-        self._screen_grid = (min(multiprocessors * _SCREEN_BLOCKS, -(-n // _SCREENED)),)
-        self._examine_grid = lists, max(1, multiprocessors * _EXAMINE_BLOCKS // lists)
-        (self._screen,) = load_kernels(engine, "bounds.cuh", "screen")
-        (self._examine,) = load_kernels(engine, "nearest_until.cuh", f"examine<{-(-k // 8)}>")
+        super().__init__(engine, problem.w, most_listed(problem.m, lists, room), "int")
+        self._examine_grid = lists, max(1, engine.gpu.multiprocessors * _EXAMINE_BLOCKS // lists)
+        (self._examine,) = load_kernels(engine, "nearest_until.cuh", f"examine<{-(-problem.w // 8)}>")
         header, index = "apps/kmeans/nearest_until.cuh", engine.gpu_index
         self._until = PlannedKernel(plan, problem, index, "kmeans::NearestUntil", header)
         self._without = PlannedKernel(plan, problem, index, "kmeans::NearestWithout", header)
-
-    def begin(self) -> None:
-        """Begin anew: centres are others than those that the last iteration made, and no row is safe.
-
-        Expiries need not be reset: no row is screened before all have been given theirs.
-        """
-        cupy.copyto(self._watch[:FRESH_BYTES], self._fresh[:FRESH_BYTES])
-        self._moved.fill(0)
-        self._limits.fill(0)
 
     def bind(
         self, shadow: Any, halves: Any, nearest: tuple[Any, ...], labels: Any, stopped: Any
@@ -92,20 +145,13 @@ class Bounds:
         stopped : cupy.ndarray
             If set, nothing is to be done.
         """
-        watch, padded = self._watch.data.ptr, np.int32(shadow.shape[1])
-        until = np.array((*nearest, self._expiries.data.ptr, self._limits.data.ptr, watch), UNTIL)[()]
+        watch, padded = self.state.data.ptr, np.int32(shadow.shape[1])
+        until = np.array((*nearest, self.expiries.data.ptr, self.limits.data.ptr, watch), UNTIL)[()]
         without = np.array((*nearest, watch), WITHOUT)[()]
-        screened = self._expiries, labels, np.int64(len(labels)), self._limits
-        listed = self._active, np.uint32(self._listed), self._watch, self._arrived, stopped
-        examined = shadow, halves, padded, self._active, until
+        examined = shadow, halves, padded, self.active, until
         return [
-            OverlappingLaunch(self._screen, self._screen_grid, (_SCREEN_THREADS,), (*screened, *listed)),
+            self.screening(labels, stopped),
             OverlappingLaunch(self._examine, self._examine_grid, (_EXAMINE_THREADS,), examined),
             self._until.packed(shadow.data.ptr, halves.data.ptr, until),
             self._without.packed(shadow.data.ptr, halves.data.ptr, without),
         ]
-
-    def watch(self) -> np.void:
-        """Return what is known on the GPU, a `WATCH`; waits for it."""
-        found: np.void = to_host(self._watch).view(WATCH)[0]
-        return found

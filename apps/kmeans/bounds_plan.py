@@ -4,24 +4,43 @@ import numpy as np
 
 from tsapps.apps.kmeans.fused_plan import NEAREST
 
-__all__ = ["BOUNDS_BYTES", "FRESH_BYTES", "UNTIL", "WATCH", "WITHOUT", "fresh_watch", "most_listed"]
+__all__ = [
+    "BOUNDS_BYTES",
+    "EXPIRING",
+    "FRESH_BYTES",
+    "OTHERS",
+    "UNTIL",
+    "WATCH",
+    "WITHOUT",
+    "begins_soon",
+    "few_moved",
+    "fresh_watch",
+    "most_listed",
+    "part_listed",
+]
 
-#: C++ classes that kernels take and keep, as NumPy structures: `NearestUntil`, `NearestWithout` and `Watch`.
+#: C++ classes that kernels take and keep, as NumPy structures: `NearestUntil`, `NearestWithout`, `Expiring`, `Watch`.
 UNTIL = np.dtype([*NEAREST.descr, *((name, "u8") for name in ("expiries", "limits", "watch"))])
 WITHOUT = np.dtype([*NEAREST.descr, ("watch", "u8")])
+EXPIRING = np.dtype([(name, "u8") for name in ("expiries", "limits", "active", "watch")])
 WATCH = np.dtype(
     [
         *((name, "f8") for name in ("most", "latest", "hopeless")),
-        *[("pass", "i4"), ("active", "u4"), ("wait", "i4"), ("failures", "i4"), ("paid", "i4")],
-        *[("screened", "u4"), ("examined", "u8")],
+        *[("pass", "i4"), ("active", "u4"), ("wait", "i4"), ("failures", "i4"), ("paid", "i4"), ("others", "i4")],
+        *[("screened", "u8"), ("examined", "u8")],
     ]
 )
 #: Bytes of a `Watch` that begin anew with an iteration; what was counted in all stays.
-FRESH_BYTES = 44
+FRESH_BYTES = 48
+#: Where a `Watch` has `others`.
+OTHERS = 44
 #: Bytes a row: its expiry, and a place in the list for one in four.
 BOUNDS_BYTES = 5
 # The part of the rows that are listed at most: reading one by one, they cost some three times as much.
 _MOST_PART = 4
+# The part of the rows that may move in an iteration for bounds to begin, as some forty times as many are not safe; and
+# for what has to do with them to be launched, as the host knows of two iterations before.
+_FEW_PART, _SOON_PART = 64, 16
 # Rows that a warp examines at a time.
 _TILE = 32
 # Iterations without bounds at first, in which most rows change their labels.
@@ -35,9 +54,24 @@ def fresh_watch() -> np.ndarray:
     return watch
 
 
+def few_moved(n: int) -> int:
+    """Return the fewest rows of n that move in an iteration for bounds not to begin in the next."""
+    return n // _FEW_PART + 1
+
+
+def begins_soon(n: int, moved: int) -> bool:
+    """Tell whether bounds may begin soon, if so many rows of n moved two iterations before."""
+    return moved <= n // _SOON_PART
+
+
+def part_listed(n: int) -> int:
+    """Return how many of n rows are listed at most."""
+    return max(1, n // _MOST_PART)
+
+
 def most_listed(n: int, lists: int, room: int) -> int:
     """Return how many of n rows are listed at most: what is examined is listed again, in `lists` with room for `room`.
 
     Tiles of rows are dealt to all lists in turn.
     """
-    return min(max(1, n // _MOST_PART), room // _TILE * _TILE * lists)
+    return min(part_listed(n), room // _TILE * _TILE * lists)

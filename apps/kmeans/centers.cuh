@@ -197,8 +197,10 @@ __global__ void __launch_bounds__(kCentreThreads, 4) place_centers(const Work* _
   for (int i = threadIdx.x; i < of.lists; i += blockDim.x) of.counts[i] = 0;
 }
 
-// What has moved, after the shifts of all centres were found; by a block, the last of its iteration.
-__device__ __forceinline__ void follow(const Motion& motion, const OfCentre* found, int k, double scale) {
+// What has moved, after the shifts of all centres were found; by a block, the last of its iteration. `rows` have moved, and the
+// iteration stops or not.
+__device__ __forceinline__ void follow(const Motion& motion, const OfCentre* found, int k, double scale, unsigned rows,
+                                       bool stops) {
   double movement = 0;
   for (int j = threadIdx.x; j < k; j += blockDim.x) {
     const double mine = sqrt(found[j].shift) * scale * (1 + 1.0 / (1 << 18)) + 1e-18;
@@ -211,7 +213,7 @@ __device__ __forceinline__ void follow(const Motion& motion, const OfCentre* fou
   __syncthreads();  // the last sum has been read
   if (threadIdx.x != 0) return;
   motion.watch->most = most;
-  motion.watch->plan_next(movement);
+  motion.watch->plan_next(movement, rows < motion.few, !stops);
 }
 
 template <typename Work>
@@ -271,15 +273,15 @@ __global__ void __launch_bounds__(kCentreThreads, 4) advance(const Advance<Work>
   const auto op = [](int i, double a, double b) { return i < 2 ? a + b : i == 2 ? most_of(i, a, b) : b < a ? b : a; };
   const Doubles<4> of_all = over_block(Doubles<4>{shift, potential, empty, least}, op);
   shift = of_all.at[0], potential = of_all.at[1], empty = of_all.at[2];
+  const bool stops = empty != 0 || moved == 0 || shift <= of.tolerance;
   // On its way to the host while the others go on.
   if (threadIdx.x == blockDim.x - 1) {
-    const bool stops = empty != 0 || moved == 0 || shift <= of.tolerance;
     *of.outcome = {stops, empty != 0, moved, 0, shift, potential};
     *of.stopped = stops;
     *of.moved = 0;
   }
   put_together(of.found, k, of_all.at[3], of.reach, of.offsets, of.halves, of.extremes);
-  if (of.motion.watch != nullptr) follow(of.motion, of.found, k, of.scale);
+  if (of.motion.watch != nullptr) follow(of.motion, of.found, k, of.scale, moved, stops);
   for (int i = threadIdx.x; i < of.lists; i += blockDim.x) of.counts[i] = 0;
 }
 

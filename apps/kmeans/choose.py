@@ -146,7 +146,7 @@ def open_engine(
     engine: str = "auto",
     metric: str = "euclidean",
     precision: str = "exact",
-    bounds: bool = False,
+    bounds: bool | None = None,
 ) -> Engine:
     """Choose the device and build the engine that holds X there.
 
@@ -163,8 +163,9 @@ def open_engine(
         By "cosine" the engine holds X's rows scaled to norm 1.
     precision : {"exact", "tf32"}
         Whether the kernels of this package prove labels of float32 data, see `TSKMeans`; others always do.
-    bounds : bool
-        Whether the fused engine leaves out rows whose labels stand; all others take no notice.
+    bounds : bool, optional
+        Whether the fused engine leaves out rows whose labels stand, by default where that is likely to pay; all others
+        take no notice.
 
     Raises
     ------

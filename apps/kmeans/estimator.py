@@ -57,11 +57,14 @@ class TSKMeans(KMeans):
     random_state : int, RandomState or None, default=None
     copy_x : bool, default=True
         On the CPU, False lets X be centred in place and restored afterwards. On a GPU X is never written.
-    algorithm : {"lloyd", "elkan"}, default="lloyd"
-        Both find the same clustering, on a GPU with the same bits. There "elkan" keeps a bound for every sample and
-        leaves out those whose nearest centre cannot have changed (Hamerly's bounds [3]_, 5 more bytes a sample): late
-        iterations over clusters that lie apart cost a fraction, and bounds that do not pay turn themselves off. "fused"
-        has them for 2 to 64 clusters, but of few features and where `precision` is "tf32"; all else runs Lloyd.
+    algorithm : {"auto", "lloyd", "elkan"}, default="auto"
+        All find the same clustering, on a GPU with the same bits. There "lloyd" compares all samples with all centres
+        in every iteration, and "elkan" leaves out samples whose nearest centre cannot have changed (Hamerly's bounds
+        [3]_, 5 more bytes a sample, where they fit): late iterations over clusters that lie apart cost a fraction, and
+        bounds that do not pay turn themselves off. "fused" has them for 2 to 64 clusters, but of few features (up to
+        32, or 64 of 16 bits) only where a sample is whole 16 bytes and 32 at least, and not where `precision` is
+        "tf32"; all else runs Lloyd. "auto" is "elkan" of up to 256 features, as more are compared faster without; on
+        the CPU it is scikit-learn's "lloyd".
     device : {"auto", "cpu", "cuda", "cuda:i"}, default="auto"
         "auto" follows X to the GPU that it lies on, else takes a GPU if there is one, else the CPU.
     engine : {"auto", "fused", "cublas"}, default="auto"
@@ -133,6 +136,7 @@ class TSKMeans(KMeans):
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **KMeans._parameter_constraints,
         "init": [StrOptions({"k-means++", "k-means||", "random"}), callable, "array-like"],
+        "algorithm": [StrOptions({"auto", "lloyd", "elkan"})],
         "protect": ["boolean"],
     }
 
@@ -147,7 +151,7 @@ class TSKMeans(KMeans):
         verbose: int = 0,
         random_state: Any = None,
         copy_x: bool = True,
-        algorithm: str = "lloyd",
+        algorithm: str = "auto",
         device: str = "auto",
         engine: str = "auto",
         metric: str = "euclidean",
@@ -204,7 +208,7 @@ class TSKMeans(KMeans):
         self._by_scikit_learn = simple and not choice.is_gpu and not isinstance(X, Rows)
         self.faults_ = 0
         if self._by_scikit_learn:
-            with self._init_for_scikit_learn(_on_host(sample_weight)):
+            with self._as_scikit_learn_has_it(_on_host(sample_weight)):
                 super().fit(_on_host(X), y, _on_host(sample_weight))
         else:
             self._fit_engine(X, sample_weight)
@@ -214,9 +218,9 @@ class TSKMeans(KMeans):
         return self
 
     @contextmanager
-    def _init_for_scikit_learn(self, sample_weight: Any) -> Iterator[None]:
-        """Within the block, draw centres that scikit-learn cannot draw by a function that it can call."""
-        given = {name: self.get_params()[name] for name in ("init", "n_init")}
+    def _as_scikit_learn_has_it(self, sample_weight: Any) -> Iterator[None]:
+        """Within the block, parameters are scikit-learn's: centres that it cannot draw come of what it can call."""
+        given = {name: self.get_params()[name] for name in ("init", "n_init", "algorithm")}
 
         def draw(X: Any, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
             with open_engine(X, sample_weight=sample_weight, device="cpu") as engine:
@@ -224,6 +228,8 @@ class TSKMeans(KMeans):
 
         if isinstance(given["init"], str) and given["init"] == "k-means||":
             self.set_params(init=draw, n_init=1 if given["n_init"] == "auto" else given["n_init"])
+        if given["algorithm"] == "auto":
+            self.set_params(algorithm="lloyd")
         try:
             yield
         finally:
@@ -321,7 +327,7 @@ class TSKMeans(KMeans):
             engine=self.engine,
             metric=self.metric,
             precision=self.precision,
-            bounds=self.algorithm == "elkan",
+            bounds=None if self.algorithm == "auto" else self.algorithm == "elkan",
         )
 
     def _validated(self, X: Any, *, reset: bool) -> Any:

@@ -1,10 +1,11 @@
 """Steps of the fused engine for few features and few clusters: X is read as it is.
 
-See short_rows.cuh, few_features.cuh and few_products.cuh.
+See short_rows.cuh, few_features.cuh and few_products.cuh, and with bounds few_until.cuh.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
+from tsapps.apps.kmeans.bounds import Bounds
+from tsapps.apps.kmeans.bounds_plan import EXPIRING, part_listed
 from tsapps.apps.kmeans.few_plan import (
     FEW_BYTES,
     FEW_NAME,
@@ -23,8 +26,9 @@ from tsapps.apps.kmeans.few_plan import (
     Multiplier,
     ProductsPlan,
     few_scale,
+    until_plan,
 )
-from tsapps.apps.kmeans.fused_plan import padded, tensor_error
+from tsapps.apps.kmeans.fused_plan import tensor_error
 from tsapps.apps.kmeans.fused_step import Step
 from tsapps.apps.kmeans.shadow import Placement, load_kernels
 from tsapps.kernels.arrays import to_host
@@ -58,9 +62,11 @@ def few_step(engine: FusedEngine, plan: FewPlan | ProductsPlan, k: int) -> FewFe
 class FewFeatures(Step):
     """A step for few features and few clusters, of samples without weights in float32 or 16 bits."""
 
+    #: Those of few_until.cuh's product.
+    columns = 8
     keeps_labels = True
 
-    def __init__(self, engine: FusedEngine, plan: FewPlan | ProductsPlan, k: int, columns: int) -> None:
+    def __init__(self, engine: FusedEngine, plan: FewPlan | ProductsPlan, k: int) -> None:
         of_mean, norm = norms_of(engine)
         warpgroups = isinstance(plan, ProductsPlan) and plan.multiplier is Multiplier.WARPGROUPS
         if warpgroups:  # they multiply rows from which no mean is subtracted
@@ -68,7 +74,8 @@ class FewFeatures(Step):
         self._scale = np.float32(few_scale(norm, plan.dtype, warpgroups=warpgroups))
         # No row is beyond the reach.
         self._of_mean, self._norm = (np.float32(_ROUNDED_UP * self._scale * value) for value in (of_mean, norm))
-        super().__init__(engine, Placement(columns, 0, self._scale, self._norm), k)
+        self._padded = -(-plan.features // 16) * 16
+        super().__init__(engine, Placement(self._padded, 0, self._scale, self._norm), k)
         # A byte each, in whole words; and the array that they were given to, and are still those of.
         self._labels = cupy.empty(-(-engine.n_samples // 4) * 4, np.int8)
         self._given: Any = None
@@ -98,11 +105,57 @@ class FewFeatures(Step):
         self._given = None
         super()._begin(centers)
 
-    def _bind_assign(self, launch: type[PackedLaunch], kernel: Any, centers: Any, *more: Any) -> PackedLaunch:
-        """Return the launch that gives every sample its label; what it is told beside is `more`."""
+    def _products(self, tensor_error: float, rounding: float) -> Any:
+        """Return what kernels that multiply are told of centres and data, a `PRODUCTS`."""
+        given = self._halves, self._offsets, self._extremes, self.engine.shift, self.move_scales
+        addresses = (one.data.ptr for one in given)
+        return np.array((*addresses, self._scale, self._norm, tensor_error, rounding), PRODUCTS)[()]
+
+    def _of_warps(self) -> Any:
+        """Return what few_warps.cuh is told of them, which rounds rows to float16."""
+        exact = self.engine.rows_on_gpu.itemsize == 2 and not bool(self.engine.shift.any())
+        return self._products(tensor_error(self._padded), 0.0 if exact else FEW_ROUNDING)
+
+    def _made_bounds(self) -> Bounds | None:
         engine = self.engine
-        state = self._labels, self.device_sums, self.moved, self.stopped
-        arguments = engine.rows_on_gpu, centers, np.int32(self.k), np.int64(engine.n_samples), *more, *state
+        dtype, room = engine.rows_on_gpu.dtype.name, engine.gpu.shared_memory_per_block
+        plan = until_plan(engine.n_features, self.k, dtype, room)
+        if plan is None:
+            return None
+        (self._until,) = load_kernels(engine, "few_until.cuh", plan.kernel)
+        self._until.max_dynamic_shared_size_bytes = plan.shared_bytes
+        self._until_plan, self._until_products = plan, self._of_warps()
+        return Bounds(engine, self.k, part_listed(engine.n_samples), "kmeans::Label")
+
+    def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
+        bounds = self.bounds
+        if bounds is None or not self._bounded:
+            return self._bind_all_rows(centers, self.stopped)
+        plan, kept = self._until_plan, (bounds.expiries, bounds.limits, bounds.active, bounds.state)
+        until = np.array(tuple(one.data.ptr for one in kept), EXPIRING)[()]
+        grid = (plan.grid(self.engine.n_samples, self.engine.gpu.multiprocessors),)
+        given = self._arguments(centers, self.stopped, self._until_products, until)
+        return [
+            bounds.screening(self._labels, self.stopped),
+            OverlappingLaunch(self._until, grid, (plan.threads,), given, plan.shared_bytes),
+            *self._bind_all_rows(centers, bounds.others),
+        ]
+
+    @abstractmethod
+    def _bind_all_rows(self, centers: Any, stopped: Any) -> list[Callable[[], None]]:
+        """Return what scores all rows, without bounds, if `stopped` is not set."""
+
+    def _arguments(self, centers: Any, stopped: Any, *more: Any) -> tuple[Any, ...]:
+        """Return what kernels that give samples their labels are told; beside what all are, `more`."""
+        engine = self.engine
+        given = engine.rows_on_gpu, centers, np.int32(self.k), np.int64(engine.n_samples)
+        return *given, *more, self._labels, self.device_sums, self.moved, stopped
+
+    def _bind_assign(
+        self, launch: type[PackedLaunch], kernel: Any, centers: Any, stopped: Any, *more: Any
+    ) -> PackedLaunch:
+        """Return the launch that gives every sample its label; what it is told beside is `more`."""
+        arguments = self._arguments(centers, stopped, *more)
         return launch(kernel, self._grid, self._threads, arguments, self._shared_bytes)
 
 
@@ -133,48 +186,40 @@ def _with_constants(engine: FusedEngine, plan: FewPlan) -> tuple[Any, Any, int]:
 class FewMultiplyAdds(FewFeatures):
     """Scores by multiply-adds, centres in constant memory: few_features.cuh and short_rows.cuh."""
 
-    columns = 4
-
     def __init__(self, engine: FusedEngine, plan: FewPlan, k: int) -> None:
-        super().__init__(engine, plan, k, padded(engine.n_features))
+        super().__init__(engine, plan, k)
         self._plan = plan
-        self._bounds = self._scale, self._norm, self._of_mean, np.bool_(not plan.shifts)
+        self._norms = self._scale, self._norm, self._of_mean, np.bool_(not plan.shifts)
         self._assign, self._place_constants, self._in_constant_memory = _with_constants(engine, plan)
         self._constants = cupy.empty(FEW_BYTES, np.uint8)
 
-    def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
+    def _bind_all_rows(self, centers: Any, stopped: Any) -> list[Callable[[], None]]:
         plan, k = self._plan, np.int32(self.k)
         d, clusters = np.int32(plan.features), np.int32(plan.clusters)
         given = self._offsets, self.engine.shift, self.move_scales
-        placed = centers, k, d, clusters, *given, *self._bounds, self._constants
+        placed = centers, k, d, clusters, *given, *self._norms, self._constants
         stream, kind = cupy.cuda.get_current_stream().ptr, cupy.cuda.runtime.memcpyDeviceToDevice
         copied = self._in_constant_memory, self._constants.data.ptr, FEW_BYTES, kind, stream
         return [
             OverlappingLaunch(self._place_constants, (1,), (_PLACE_THREADS,), placed),
             partial(cupy.cuda.runtime.memcpyAsync, *copied),
-            self._bind_assign(PackedLaunch, self._assign, centers),
+            self._bind_assign(PackedLaunch, self._assign, centers, stopped),
         ]
 
 
 class FewProducts(FewFeatures):
     """Scores by products on tensor cores: few_products.cuh."""
 
-    columns = 8
     comes_early = True
 
     def __init__(self, engine: FusedEngine, plan: ProductsPlan, k: int) -> None:
-        super().__init__(engine, plan, k, plan.padded)
+        super().__init__(engine, plan, k)
         (self._assign,) = load_kernels(engine, "few_products.cuh", plan.kernel)
         self._assign.max_dynamic_shared_size_bytes = plan.shared_bytes
-        exact = engine.rows_on_gpu.itemsize == 2 and not bool(engine.shift.any())
-        given = self._halves, self._offsets, self._extremes, engine.shift, self.move_scales
-        addresses = (one.data.ptr for one in given)
         if plan.multiplier is Multiplier.WARPGROUPS:
-            lost = tensor_error(2 * plan.padded), PARTS_ROUNDING[plan.dtype]
+            self._of = self._products(tensor_error(2 * plan.padded), PARTS_ROUNDING[plan.dtype])
         else:
-            lost = tensor_error(plan.padded), 0.0 if exact else FEW_ROUNDING
-        bounds = self._scale, self._norm, *lost
-        self._products = np.array((*addresses, *bounds), PRODUCTS)[()]
+            self._of = self._of_warps()
 
-    def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
-        return [self._bind_assign(OverlappingLaunch, self._assign, centers, self._products)]
+    def _bind_all_rows(self, centers: Any, stopped: Any) -> list[Callable[[], None]]:
+        return [self._bind_assign(OverlappingLaunch, self._assign, centers, stopped, self._of)]

@@ -21,10 +21,12 @@ __all__ = [
     "FewPlan",
     "Multiplier",
     "ProductsPlan",
+    "UntilPlan",
     "few_plan",
     "few_scale",
     "multiply_adds_plan",
     "products_plan",
+    "until_plan",
 ]
 
 #: The variable in constant memory of few_constants.cuh, and the bytes of its class, `FewConstants`.
@@ -61,6 +63,9 @@ _MOST_FOR_PRODUCTS = {4: 32, 2: 64}
 _MOST_MEAN = 16.0
 # Steps of the product of which few_warps.cuh has room for the centres in registers, beside a tile's scores.
 _STEPS_KEPT = 2
+# Bytes of a row from which on it has bounds, and the threads of a block that look at such: they have registers for both
+# of a row's best scores.
+_LEAST_LEFT_OUT, _UNTIL_THREADS = 32, (384, 256)
 # The threads of a block, those that are better first; and the most stages of a warp's ring in few_products.cuh.
 _THREADS, _STAGES = (512, 384, 256), 4
 
@@ -178,23 +183,34 @@ class ProductsPlan:
         return -(-self.features // 16) * 16
 
     @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block.
-
-        A ring a warp, of 32 rows and their labels; offsets, and centres if they are not in registers; twelve numbers a
-        lane, of every cluster two words of each column and 32 counts of rows; and three queues a warp, of 32 rows, 64
-        and 128.
-        """
-        ring = self.stages * (self.features * ITEMSIZE[self.dtype] + 1)
-        centres = {
+    def centres_bytes(self) -> int:
+        """Shared memory of what is multiplied by: offsets, and centres if they are not in registers."""
+        return {
             Multiplier.WARPS_KEEPING: 64 * self.columns,
             Multiplier.WARPS: (64 + 16 * self.padded) * self.columns,
             # Two parts, a step for offsets, and its 64 rows of weights.
             Multiplier.WARPGROUPS: 16 * (2 * self.padded + 16) * self.columns + 64 * 32,
         }[self.multiplier]
+
+    @property
+    def sums_bytes(self) -> int:
+        """Shared memory of a block's sums.
+
+        Twelve numbers a lane, and of every cluster two words of each column and 32 counts of rows.
+        """
         width = 4 << ceil(log2(-(-self.features // 4)))
-        sums = 8 * self.columns * 4 * (2 * max(width, 32) + 32) + 32 * 48
-        return self.threads * ring + centres + sums + self.threads // 32 * (32 * 8 + 64 * 16 + 128 * 8)
+        return 8 * self.columns * 4 * (2 * max(width, 32) + 32) + 32 * 48
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block.
+
+        A ring a warp, of 32 rows and their labels; what is multiplied by; sums; and three queues a warp, of 32 rows, 64
+        and 128.
+        """
+        ring = self.stages * (self.features * ITEMSIZE[self.dtype] + 1)
+        queues = self.threads // 32 * (32 * 8 + 64 * 16 + 128 * 8)
+        return self.threads * ring + self.centres_bytes + self.sums_bytes + queues
 
     @property
     def kernel(self) -> str:
@@ -205,6 +221,29 @@ class ProductsPlan:
     def grid(self, n: int, multiprocessors: int) -> int:
         """Return the blocks of a launch: those that are resident, if there is a tile for each of their warps."""
         return min(multiprocessors * self.blocks, -(-n // self.threads))
+
+
+@dataclass(frozen=True)
+class UntilPlan(ProductsPlan):
+    """How few_until.cuh computes an iteration with bounds, of rows that are whole units of 16 bytes; by warps."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block.
+
+        A ring a warp, of 32 rows, their numbers and the words of their labels; what is multiplied by; sums; and two
+        queues a warp, of 64 rows and 128.
+        """
+        ring = self.stages * (self.features * ITEMSIZE[self.dtype] + 8)
+        queues = self.threads // 32 * (64 * 16 + 128 * 8)
+        return self.threads * ring + self.centres_bytes + self.sums_bytes + queues
+
+    @property
+    def kernel(self) -> str:
+        """The name expression of the kernel, in its namespace."""
+        keeps = str(self.multiplier is Multiplier.WARPS_KEEPING).lower()
+        numbers = f"{self.features}, {self.columns}, {keeps}, {self.stages}, {self.threads}"
+        return f"assign_until<{ELEMENT[self.dtype]}, {numbers}>"
 
 
 def few_plan(d: int, k: int, dtype: str, mean: float, norm: float, device: Device) -> FewPlan | ProductsPlan | None:
@@ -263,11 +302,23 @@ def products_plan(d: int, k: int, dtype: str, shared_memory: int, *, warpgroups:
     `shared_memory` is what a block may have, in bytes: as many warps as registers allow for come first, then stages.
     None where there is too little. `warpgroups` take 16 bits.
     """
-    columns, steps = -(-k // 8), -(-d // 16)
-    by_warps = Multiplier.WARPS_KEEPING if steps <= _STEPS_KEPT else Multiplier.WARPS
-    multiplier = Multiplier.WARPGROUPS if warpgroups else by_warps
+    multiplier = Multiplier.WARPGROUPS if warpgroups else _by_warps(d)
     sizes = ((threads, stages) for threads in _THREADS for stages in range(_STAGES, 1, -1))
-    plans = (ProductsPlan(dtype, d, columns, stages, multiplier, threads) for threads, stages in sizes)
+    plans = (ProductsPlan(dtype, d, -(-k // 8), stages, multiplier, threads) for threads, stages in sizes)
+    return next((plan for plan in plans if plan.shared_bytes <= shared_memory), None)
+
+
+def _by_warps(d: int) -> Multiplier:
+    return Multiplier.WARPS_KEEPING if -(-d // 16) <= _STEPS_KEPT else Multiplier.WARPS
+
+
+def until_plan(d: int, k: int, dtype: str, shared_memory: int) -> UntilPlan | None:
+    """Return how few_until.cuh computes an iteration with bounds; None where a row has too little to be left out."""
+    row = d * ITEMSIZE[dtype]
+    if k < 2 or row < _LEAST_LEFT_OUT or row % ALIGNMENT:
+        return None
+    sizes = ((threads, stages) for threads in _UNTIL_THREADS for stages in range(_STAGES, 1, -1))
+    plans = (UntilPlan(dtype, d, -(-k // 8), stages, _by_warps(d), threads) for threads, stages in sizes)
     return next((plan for plan in plans if plan.shared_bytes <= shared_memory), None)
 
 

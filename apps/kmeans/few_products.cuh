@@ -38,6 +38,28 @@ struct ScoresBy<Multiplier::kWarpgroups, T, kFeatures, kColumns> {
   using Type = WarpgroupScores<T, kFeatures, kColumns>;
 };
 
+// By a warp: gives up to 32 rows in doubt the nearest of their candidates for a label, in the order of float64. Those that change
+// theirs join `leaving`.
+template <typename T, int kFeatures, typename Leaving>
+__device__ __forceinline__ void decide_rows(const T* X, const float* mean, const float* centers, int k, const Entry* items,
+                                            int count, Label* labels, Leaving& leaving) {
+  using Sums = ColumnSums<T, kFeatures>;
+  const int lane = threadIdx.x % 32;
+  const bool few = count < 32;
+  if (few) FewInDoubt<T, kFeatures>::decide(X, mean, centers, k, shared_place(items), count);
+  Moving one;
+  bool moves = false;
+  if (lane < count) {
+    const Entry entry = items[lane];
+    const T* row = X + (long long)entry.row * kFeatures;
+    const int to = few ? (int)entry.low : nearest_of_row<kFeatures>(row, mean, centers, k, entry.low, entry.high);
+    one = {entry.row, Sums::place(entry.label), Sums::place(to)};
+    moves = to != entry.label;
+    if (moves) labels[entry.row] = (Label)to;
+  }
+  leaving.add(moves, one);
+}
+
 // kColumns is k / 8, rounded up. Digits of kMostAdded rows add up within 32 bits.
 template <typename T, int kFeatures, int kColumns, int kStages, Multiplier kBy, int kThreads, int kResident,
           int kMostAdded = 32768>
@@ -82,20 +104,7 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
     added += count;
   };
   const auto decide = [&](const Entry* items, int count) {
-    const bool few = count < 32;
-    if (few) FewInDoubt<T, kFeatures>::decide(X, of.mean, centers, k, shared_place(items), count);
-    Moving one;
-    bool moves = false;
-    if (lane < count) {
-      const Entry entry = items[lane];
-      const T* row = X + (long long)entry.row * kFeatures;
-      const int to =
-          few ? (int)entry.low : nearest_of_row<kFeatures>(row, of.mean, centers, k, entry.low, entry.high);
-      one = {entry.row, here.place(entry.label), here.place(to)};
-      moves = to != entry.label;
-      if (moves) labels[entry.row] = (Label)to;
-    }
-    leaving.add(moves, one);
+    decide_rows<T, kFeatures>(X, of.mean, centers, k, items, count, labels, leaving);
   };
   const auto flush = [&] {
     if (__syncthreads_or(added > kShare)) {

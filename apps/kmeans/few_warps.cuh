@@ -19,6 +19,7 @@
 #pragma once
 #include "apps/kmeans/few_centres.cuh"
 #include "apps/kmeans/few_rows.cuh"
+#include "apps/kmeans/nearest_until.cuh"
 
 namespace kmeans {
 
@@ -68,7 +69,7 @@ class WarpScores {
   static constexpr int kBytes = Centres<kSteps, kColumns, kKept>::kBytes;
 
   __device__ WarpScores(const Products& of, const float*, int, void* shared)
-      : centres_(of, shared), bound_(few_bound(of, kFeatures)), scale_(of.scale) {
+      : centres_(of, shared), bound_(few_bound(of, kFeatures)), level_(few_level(of)), reach_(of.extremes->reach), scale_(of.scale) {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s)
 #pragma unroll
@@ -81,45 +82,81 @@ class WarpScores {
   // The candidates of a tile's rows: of row g + 8·i, this lane's 16 bits.
   template <typename Ring>
   __device__ __forceinline__ void find(const Ring& ring, unsigned (&bits)[4]) const {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
       unsigned a[kSteps][4];
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (int s = 0; s < kSteps; ++s) {
-          const int row = 16 * b + 8 * half + g;
-          T raw[4];
-          constexpr Past kPast = 16 * kSteps == kFeatures ? Past::kNone : Past::kZero;
-          load_some<kFeatures, kPast>(ring.row(row), Ring::swizzle(row), 16 * s + 4 * t, raw);
-          float x[4];
-#pragma unroll
-          for (int e = 0; e < 4; ++e) x[e] = fmaf(tsm2::Element<T>::value(raw[e]), scale_, shift_[s][e]);
-          a[s][half] = ptx::to_halves(x[0], x[1]);
-          a[s][half + 2] = ptx::to_halves(x[2], x[3]);
-        }
       float scores[kColumns][4];
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) centres_.begin(j, scores[j]);
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s)
-#pragma unroll
-        for (int j = 0; j < kColumns; ++j) centres_.multiply(j, s, a[s], scores[j]);
+      multiply(ring, b, a, scores);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float norm = ptx::square_root(square_norm<kSteps>(a, half));
-        const float twice_error = fmaf(norm, bound_.of_norm, bound_.always);
-        bits[2 * b + half] = candidates_of<kColumns>(scores, half, twice_error);
+        bits[2 * b + half] = candidates_of<kColumns>(scores, half, twice_error(norm));
       }
       // For the scores of no more blocks to be in registers at a time.
       if (kColumns > 2) __syncwarp();
     }
   }
 
+  // The same, and by how much row g + 8·t is nearer to its nearest centre than to any other, at least (nearest_until.cuh).
+  template <typename Ring>
+  __device__ __forceinline__ float find_gap(const Ring& ring, unsigned (&bits)[4]) const {
+    const int t = threadIdx.x % 4;
+    float own_norm = 0;
+    Two own = {0, 0};
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      unsigned a[kSteps][4];
+      float scores[kColumns][4];
+      multiply(ring, b, a, scores);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float norm = ptx::square_root(square_norm<kSteps>(a, half));
+        const Two two = best_two<kColumns>([&](int j, int i) { return scores[j][2 * half + i]; });
+        bits[2 * b + half] = candidates_of<kColumns>(scores, half, twice_error(norm));
+        if (t == 2 * b + half) own_norm = norm, own = two;
+      }
+      if (kColumns > 2) __syncwarp();
+    }
+    // What a row next to zero loses is beside its norm. Scores have a level; that it is taken off again may cost a rounding, of
+    // which the bound has one more than it needs.
+    const float error = twice_error(own_norm) / (2 * kLarge), norm = own_norm + kNextToZero;
+    return gap_of(norm, own.best - level_, own.second - level_, error, reach_);
+  }
+
  private:
+  static constexpr float kNextToZero = 1.0f / (1 << 20);
+
+  __device__ __forceinline__ float twice_error(float norm) const { return fmaf(norm, bound_.of_norm, bound_.always); }
+
+  // The scores of rows g and g + 8 of block b, and the rows as they were multiplied.
+  template <typename Ring>
+  __device__ __forceinline__ void multiply(const Ring& ring, int b, unsigned (&a)[kSteps][4], float (&scores)[kColumns][4]) const {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        const int row = 16 * b + 8 * half + g;
+        T raw[4];
+        constexpr Past kPast = 16 * kSteps == kFeatures ? Past::kNone : Past::kZero;
+        load_some<kFeatures, kPast>(ring.row(row), Ring::swizzle(row), 16 * s + 4 * t, raw);
+        float x[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[e] = fmaf(tsm2::Element<T>::value(raw[e]), scale_, shift_[s][e]);
+        a[s][half] = ptx::to_halves(x[0], x[1]);
+        a[s][half + 2] = ptx::to_halves(x[2], x[3]);
+      }
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) centres_.begin(j, scores[j]);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s)
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) centres_.multiply(j, s, a[s], scores[j]);
+  }
+
   const Centres<kSteps, kColumns, kKept> centres_;
   const Bound bound_;
+  const float level_, reach_;  // of gaps alone
   const float scale_;
   float shift_[kSteps][4];
 };

@@ -4,10 +4,10 @@ An iteration is one product of the core, of X's copy in float16 (`shadow.cuh`) a
 nearest centre of every row and, by a rigorous bound on what float16 rounds away, the few rows for which it is not sure.
 Those are decided in float64 from X itself, and rows whose label changes move from one cluster's sum to another's. So an
 iteration reads half of float32's bytes and a quarter of float64's; labels are the float64 arg-min; and sums are
-integers, the same bits on every run. `fused_step.py` has the kernels of every kind: of few centres, and of many. Few
-features and few centres are multiplied from X itself, in the time of reading it: in float32 (`short_rows.cuh`,
-`few_features.cuh`), or by tensor cores, with the same kind of bound (`few_products.cuh`): as float16, or 16 bits as
-they lie.
+integers, the same bits on every run. `fused_step.py` has the kernels of few centres, `fused_many.py` those of many. Few
+features and few centres are multiplied from X itself, in the time of reading it (`few_features.py`): in float32
+(`short_rows.cuh`, `few_features.cuh`), or by tensor cores, with the same kind of bound (`few_products.cuh`): as
+float16, or 16 bits as they lie.
 
 What it cannot do it leaves to `CublasEngine`: many centres on GPUs other than Hopper's, X that does not fit the GPU,
 small data in float64, where scikit-learn's own rounding decides, and single passes over small data, which are over
@@ -21,11 +21,11 @@ import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
-from tsapps.apps.kmeans.bounds_plan import BOUNDS_BYTES
 from tsapps.apps.kmeans.cuda import CublasEngine
 from tsapps.apps.kmeans.few_features import few_step, norms_of
 from tsapps.apps.kmeans.few_plan import ALIGNMENT, FewPlan, ProductsPlan, few_plan
 from tsapps.apps.kmeans.fused_check import SumsCheck
+from tsapps.apps.kmeans.fused_many import ManyCentres
 from tsapps.apps.kmeans.fused_plan import (
     MOST_CENTRES,
     MOST_CLUSTERS,
@@ -34,7 +34,7 @@ from tsapps.apps.kmeans.fused_plan import (
     assign_plan,
 )
 from tsapps.apps.kmeans.fused_seeding import draw_plus_plus
-from tsapps.apps.kmeans.fused_step import FewCentres, ManyCentres, Step, integers_of
+from tsapps.apps.kmeans.fused_step import FewCentres, Step, integers_of
 from tsapps.apps.kmeans.inertia_plan import inertia_from_sums
 from tsapps.apps.kmeans.rows import ArrayRows, Rows
 from tsapps.apps.kmeans.seeding import is_small
@@ -50,6 +50,7 @@ T = TypeVar("T")
 # What 32 bits number, with a warpgroup's tiles past the end; what a row's norm is summed over in float32 (shadow.cuh).
 _MOST_SAMPLES, _MOST_FEATURES = 2**32 - 128, 2**18
 _LEAST_CAPABILITY = 8.0
+_MOST_BOUNDED = 256
 _HALVES = ("float16", "bfloat16")
 # The square of the mean beside that of the spread, up to which halves are not centred.
 _NEARLY_CENTRED = 0.25
@@ -71,10 +72,11 @@ class FusedEngine(CublasEngine):
         Whether small data is served too, in float64 and in single passes.
     precision : {"exact", "tf32"}
         Whether labels of float32 data that is copied to float16 are proved; see `Shadow`.
-    bounds : bool
+    bounds : bool, optional
         Whether iterations leave out rows whose labels stand, where that pays; see `bounds.Bounds`. Labels and sums
-        are the same. Few features, of which a row is hardly more than its bound, more clusters than `MOST_CLUSTERS`,
-        and labels that are not proved have none.
+        are the same. Rows that are hardly more than their bound, more clusters than `MOST_CLUSTERS`, and labels that
+        are not proved have none, nor where they do not fit the GPU. By default those of rows up to `_MOST_BOUNDED`
+        features do: the product of longer ones is faster without (`assign_plan`).
     """
 
     _step: Step | None = None
@@ -88,10 +90,11 @@ class FusedEngine(CublasEngine):
         *,
         always: bool = False,
         precision: str = "exact",
-        bounds: bool = False,
+        bounds: bool | None = None,
     ) -> None:
         super().__init__(source, dtype, sample_weight, index)
-        self.precision, self.bounds = precision, bounds
+        self.precision = precision
+        self.bounds = self.n_features <= _MOST_BOUNDED if bounds is None else bounds
         self._small = not always and is_small(self)
         tensor_cores = float(self.gpu.compute_capability) >= _LEAST_CAPABILITY
         room = self.rows_on_gpu is not None and self.n_samples < _MOST_SAMPLES and self.n_features <= _MOST_FEATURES
@@ -369,8 +372,7 @@ class FusedEngine(CublasEngine):
             self._shadow = None
             if self._found is None:
                 self.moments()
-            bounds = BOUNDS_BYTES * self.n_samples if self.bounds and not slabs else 0
-            self._applies = self.fits(Shadow.size(*self.source.shape, k, slabs) + bounds)
+            self._applies = self.fits(Shadow.size(*self.source.shape, k, slabs))
             self._shadow = Shadow(self, slabs) if self._applies else None
         return self._shadow
 

@@ -90,7 +90,7 @@ UNPROVED = 2.0**-10
 LISTS = np.dtype([("items", "u8"), ("lengths", "u8"), ("capacity", "i8"), ("step", "i4"), ("padding", "i4")])
 SEGMENTS = np.dtype([("k", "i4"), ("bits", "i4")])
 _HALVES = np.dtype([("to", "u8"), *[(name, "i4") for name in ("padded", "slabs", "height", "second")]])
-MOTION = np.dtype([(name, "u8") for name in ("moved", "limits", "watch")])
+MOTION = np.dtype([*((name, "u8") for name in ("moved", "limits", "watch")), ("few", "u4"), ("padding", "u4")])
 ADVANCE = np.dtype(
     [(name, "u8") for name in ("sums", "units", "centers", "next", "found", "offsets", "margins", "extremes")]
     + [(name, "u8") for name in ("arrived", "moved", "counts", "stopped", "outcome")]

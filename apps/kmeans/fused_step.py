@@ -1,12 +1,12 @@
 """The steps of the fused engine: one iteration for k clusters, by the kernels for as many features and centres.
 
-    few features     short_rows.cuh, few_features.cuh or few_products.cuh → centers.cuh
+    few features     few_features.py
     few (up to 64)   nearest.cuh on tall_skinny.cuh → decide.cuh → rows that change → centers.cuh
-    many             nearest_of_many.cuh on streamed_columns.cuh → decide_of_many.cuh → rows that change → centers.cuh
+    many             fused_many.py
 
 Few features need no copy of X. Few centres stay in shared memory, and the product is bound by what is
-read of X's copy; many stream by, and it is bound by the tensor cores. Rows that change are sorted and added up by
-changes.cuh and segments.cuh or, where they and the clusters are few, added as they are by move.cuh.
+read of X's copy. Rows that change are sorted and added up by changes.cuh and segments.cuh or, where they and the
+clusters are few, added as they are by move.cuh.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from ctypes import c_void_p
-from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -22,22 +21,20 @@ import numpy as np
 from cupyx import empty_pinned
 
 from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
-from tsapps.apps.kmeans.bounds import Bounds
+from tsapps.apps.kmeans.bounds import Bounds, ProductBounds
+from tsapps.apps.kmeans.bounds_plan import BOUNDS_BYTES, begins_soon
 from tsapps.apps.kmeans.fused_check import StepCheck
 from tsapps.apps.kmeans.fused_moves import Moves, Segments, grid_of_lists
 from tsapps.apps.kmeans.fused_plan import (
     ADVANCE,
-    CHANGE_BYTES,
     ENTRY_BYTES,
     LISTS,
     MOST_PLACED,
     MOTION,
     NEAREST,
-    NEAREST_OF_MANY,
     OUTCOME,
     PLACE_BYTES,
     ROWS,
-    UNDECIDED_BYTES,
     Integers,
     capacity,
     epilogue_of,
@@ -47,12 +44,9 @@ from tsapps.apps.kmeans.fused_plan import (
     product_error,
     shadow_problem,
     sorts_rows,
-    tensor_error,
 )
 from tsapps.apps.kmeans.shadow import Placement, Shadow, load_kernels, types_of
-from tsapps.apps.kmeans.stream_plan import StreamPlan
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.build import Kernel
 from tsapps.kernels.launch import PlannedKernel, blocks_of
 from tsapps.kernels.packed import OverlappingLaunch
 from tsapps.kernels.plan import ELEMENT, Plan
@@ -60,11 +54,11 @@ from tsapps.kernels.plan import ELEMENT, Plan
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.fused import FusedEngine
 
-__all__ = ["FewCentres", "ManyCentres", "Step", "integers_of"]
+__all__ = ["DECIDE_BLOCKS", "DECIDE_THREADS", "FewCentres", "Step", "integers_of"]
 
-_DECIDE_THREADS, _CENTRE_THREADS = 256, 256
-# Blocks a multiprocessor, more than are resident.
-_DECIDE_BLOCKS = 8
+#: Of kernels that decide: threads, and blocks a multiprocessor, more than are resident.
+DECIDE_THREADS, DECIDE_BLOCKS = 256, 8
+_CENTRE_THREADS = 256
 # Iterations that are launched before the outcome of the first of them is asked for.
 _AHEAD = 2
 
@@ -74,16 +68,6 @@ def integers_of(engine: FusedEngine) -> Integers:
     weights = engine.sample_weight
     most_weight = None if weights is None else float(abs(weights).max())
     return integers(engine.n_samples, engine.dtype, *engine.spread(), most_weight)
-
-
-@cache
-def _streamed(plan: StreamPlan, device: int) -> Kernel:
-    """Return the kernel of a plan, for a GPU."""
-    headers = "kernels/tsm2/streamed_columns.cuh", "apps/kmeans/nearest_of_many.cuh"
-    source = "".join(f'#include "{header}"\n' for header in headers)
-    kernel = Kernel(source, [plan.kernel], plan.kernel, device)
-    kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
-    return kernel
 
 
 class Step(ABC):
@@ -97,6 +81,8 @@ class Step(ABC):
     _margins: tuple[float, float] | None = None
     #: What leaves out rows whose labels stand: made for the first iterations, as a single pass is of all rows.
     bounds: Bounds | None = None
+    # Whether what has to do with bounds is launched: from when on they may begin soon.
+    _bounded = False
     #: What checks iterations, in protected fits.
     check: StepCheck | None = None
     #: Whether its first kernel may come before the one ahead has ended: where it has a block a multiprocessor.
@@ -121,7 +107,6 @@ class Step(ABC):
         self._halves = cupy.zeros((self.parts * n_columns, width), np.float16)
         self._offsets = cupy.empty(n_columns, np.float32)
         self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
-        self._motion = np.zeros((), MOTION)[()]  # none is followed
         # The GPU writes to it: a copy of 32 bytes would take as long as a kernel. And what tells that it has.
         self._seen = empty_pinned(_AHEAD, OUTCOME)
         self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(_AHEAD)]
@@ -188,8 +173,15 @@ class Step(ABC):
         self._changing = int(self.moved[0])
         return self._changing
 
+    def _made_bounds(self) -> Bounds | None:
+        """Return the bounds of iterations; None where there are none."""
+        return None
+
     def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
         """Launch iterations, some ahead of those whose outcome is known; see `Engine.iterate`."""
+        engine = self.engine
+        if self.bounds is None and engine.bounds and self.k > 1 and engine.proves:
+            self.bounds = self._made_bounds() if engine.fits(BOUNDS_BYTES * engine.n_samples) else None
         self._begin(centers)
         try:
             for count in range(last - before + _AHEAD - 1):
@@ -233,6 +225,7 @@ class Step(ABC):
             self._launches.clear()
             self._made_for = made_for
         self._passing[...], self._passed = centers, None
+        self._bounded = False
         if self.bounds is not None:
             self.bounds.begin()
         if self.engine.protection is None:
@@ -262,7 +255,10 @@ class Step(ABC):
     def _launch(self, count: int, tol: float) -> None:
         """Launch one iteration, which leaves its outcome with the host."""
         now, place = count % 2, count % _AHEAD
-        self._run(("iteration", now, place, tol, self._sorts), lambda: self._bind_iteration(now, place, tol))
+        if self.bounds is not None and begins_soon(self.engine.n_samples, self._changing):
+            self._bounded = True
+        key = "iteration", now, place, tol, self._sorts, self._bounded
+        self._run(key, lambda: self._bind_iteration(now, place, tol))
         if self.check is not None:
             self.check.launch(self._centers[now], self._centers[1 - now], place)
 
@@ -283,7 +279,9 @@ class Step(ABC):
         halves = self._halves.data.ptr, placement.padded, placement.slabs, self.columns, second
         sizes = self.k, self.engine.n_features, self._counts.size, placement.scale, placement.reach
         outcome = self._seen[place:].ctypes.data
-        more = self._motion, tol, *sizes, *(self._margins or (0, 0)), self.comes_early
+        # Without bounds, none is followed.
+        motion = np.zeros((), MOTION)[()] if self.bounds is None else self.bounds.motion(may_begin=self._bounded)
+        more = motion, tol, *sizes, *(self._margins or (0, 0)), self.comes_early
         return np.array((*before, margins, *after, outcome, halves, *more), ADVANCE)[()]
 
     def counts(self) -> np.ndarray:
@@ -315,7 +313,7 @@ class FewCentres(Step):
             self._margins = margins_of(plan, d, k, float(shadow.rounding))
         lists = blocks_of(plan, problem, index)
         self._capacity = capacity(plan, n, lists)
-        self._made_bounds = partial(Bounds, engine, plan, problem, lists, self._capacity)
+        self._bounds_of = plan, problem, lists, self._capacity
         self._ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
         self._entries = cupy.empty(lists * self._capacity * ENTRY_BYTES, np.uint8)
         self._counts = cupy.empty(lists, np.uint32)
@@ -323,15 +321,11 @@ class FewCentres(Step):
         self._segments: Segments | None = None
         if sorts_rows(n, d) and n <= MOST_PLACED:
             self._segments = Segments(self, "Entry", lists, cupy.empty(lists * self._capacity * PLACE_BYTES, np.uint8))
-        self._decide_grid = grid_of_lists(engine, lists, _DECIDE_BLOCKS)
+        self._decide_grid = grid_of_lists(engine, lists, DECIDE_BLOCKS)
         (self._decide,) = load_kernels(engine, "decide.cuh", f"decide<{types_of(engine)}>")
 
-    def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
-        """Launch iterations, with bounds if they are asked for; see `Step.iterate`."""
-        if self.engine.bounds and self.k > 1 and self.engine.proves and self.bounds is None:
-            self.bounds = self._made_bounds()
-            self._motion = self.bounds.motion
-        return super().iterate(centers, before, last, tol, report)
+    def _made_bounds(self) -> ProductBounds:
+        return ProductBounds(self.engine, *self._bounds_of)
 
     @property
     def _sorts(self) -> bool:
@@ -345,7 +339,7 @@ class FewCentres(Step):
         error = product_error(self._plan, d, self.k)
         nearest = (*addresses, self._capacity, n, self._ahead, error, shadow.rounding)
         launches: list[Callable[[], None]]
-        if self.bounds is None:
+        if not (isinstance(self.bounds, ProductBounds) and self._bounded):
             launches = [
                 self._product.packed(shadow.rows.data.ptr, self._halves.data.ptr, np.array(nearest, NEAREST)[()])
             ]
@@ -353,47 +347,9 @@ class FewCentres(Step):
             launches = self.bounds.bind(shadow.rows, self._halves, nearest, engine.labels, self.stopped)
         lists = self._entries, self._counts, np.int64(self._capacity)
         decided = self.rows(), centers, np.int32(self.k), *lists, self.stopped
-        launches.append(OverlappingLaunch(self._decide, self._decide_grid, (_DECIDE_THREADS,), decided))
+        launches.append(OverlappingLaunch(self._decide, self._decide_grid, (DECIDE_THREADS,), decided))
         # Either gives the same bits.
         if self._segments is None or not self._sorts:
             return [*launches, self._moves.bind(self, lists)]
         every = np.array((self._entries.data.ptr, self._counts.data.ptr, self._capacity, 1, 0), LISTS)[()]
         return launches + self._segments.bind(self, every)
-
-
-class ManyCentres(Step):
-    """A step for any number of clusters, on Hopper GPUs."""
-
-    def __init__(self, engine: FusedEngine, shadow: Shadow, plan: StreamPlan, k: int) -> None:
-        self.columns = plan.columns
-        super().__init__(engine, shadow.placement, k)
-        self._shadow = shadow
-        n = engine.n_samples
-        self._plan, self._product = plan, _streamed(plan, engine.gpu_index)
-        blocks = self._blocks = plan.blocks(n, engine.gpu.multiprocessors)
-        self._capacity = plan.capacity(n, blocks)
-        self._changes = cupy.empty(blocks * self._capacity * CHANGE_BYTES, np.uint8)
-        # Once they are decided, their place is for what segments have.
-        self._undecided = cupy.empty(blocks * self._capacity * UNDECIDED_BYTES, np.uint8)
-        self._lengths = cupy.empty((blocks, 2), np.uint32)
-        self._decide_grid = grid_of_lists(engine, blocks, _DECIDE_BLOCKS)
-        (self._decide,) = load_kernels(engine, "decide_of_many.cuh", f"decide_of_many<{types_of(engine)}>")
-        self._segments = Segments(self, "Change", blocks, self._undecided)
-
-    def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
-        engine, shadow, plan, k = self.engine, self._shadow, self._plan, np.int32(self.k)
-        n, d = engine.source.shape
-        lists = self._changes, self._undecided, self._lengths
-        pointers = self._extremes, shadow.norms, engine.labels, *lists, self.stopped
-        addresses = (one.data.ptr for one in pointers)
-        nearest = np.array((*addresses, self._capacity, n, tensor_error(d), shadow.rounding, 0), NEAREST_OF_MANY)[()]
-        tiles = -(-n // plan.ROWS), self._n_columns // plan.columns
-        product = shadow.rows, self._halves, *map(np.int32, tiles), nearest
-        rows, room = self.rows(), np.int64(self._capacity)
-        decided = rows, centers, k, *lists, room, self.stopped
-        every = np.array((self._changes.data.ptr, self._lengths.data.ptr, self._capacity, 2, 0), LISTS)[()]
-        return [
-            OverlappingLaunch(self._product, (self._blocks,), (plan.threads,), product, plan.shared_bytes),
-            OverlappingLaunch(self._decide, self._decide_grid, (_DECIDE_THREADS,), decided),
-            *self._segments.bind(self, every),
-        ]

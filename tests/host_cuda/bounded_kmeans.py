@@ -20,7 +20,7 @@ extern "C" void screen_{d}_{k}(const float* expiries, const int* labels, long lo
                                unsigned* active, long long capacity, kmeans::Watch* watch, unsigned* arrived,
                                const int* stopped) {{
   cuda_host::launch(dim3({BLOCKS}), kmeans::kScreenThreads, 0, [=] {{
-    kmeans::screen(expiries, labels, n, limits, active, (unsigned)capacity, watch, arrived, stopped);
+    kmeans::screen<int>(expiries, labels, n, limits, active, (unsigned)capacity, watch, arrived, stopped);
   }});
 }}
 extern "C" void examine_{d}_{k}(const void* shadow, const void* halves, long long padded, const unsigned* active,
@@ -37,7 +37,9 @@ WATCH_SOURCE = """
 extern "C" void choose(kmeans::Watch* watch, long long found, long long capacity) {
   watch->choose((unsigned)found, (unsigned)capacity);
 }
-extern "C" void plan_next(kmeans::Watch* watch, double movement) { watch->plan_next(movement); }
+extern "C" void plan_next(kmeans::Watch* watch, double movement, long long may_begin, long long is_next) {
+  watch->plan_next(movement, may_begin != 0, is_next != 0);
+}
 extern "C" void limit_of(double moved, double most, float* limits) {
   limits[0] = kmeans::limit_of(moved, most);
   limits[1] = kmeans::below_limit(limits[0]);
@@ -63,8 +65,13 @@ class BoundedIterations(Iterations):
         super().__init__(*arguments, **options)
         self.watch, self.expiries = fresh_watch().reshape(1), np.full(self.n, np.nan, np.float32)
         self.moved_by, self.limits = np.zeros(self.k), np.zeros(self.k, np.float32)
-        self.motion = np.array(tuple(one.ctypes.data for one in (self.moved_by, self.limits, self.watch)), MOTION)
+        self.begins_with(self.n)
         self.passes = []
+
+    def begins_with(self, moved):
+        """Let bounds begin where no more rows have moved."""
+        addresses = (one.ctypes.data for one in (self.moved_by, self.limits, self.watch))
+        self.motion = np.array((*addresses, moved + 1, 0), MOTION)
 
     def begin(self):
         """Begin anew, as with centres that no iteration made."""

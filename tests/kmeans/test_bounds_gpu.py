@@ -12,8 +12,13 @@ from tsapps.apps.kmeans.choose import open_engine
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")]
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
 
-#: Samples, features, clusters: of every kind of product, and those that have no bounds (few features; one cluster).
+#: Samples, features, clusters: of every kind of product, and those that have no bounds (rows of 16 bytes; one cluster).
 SHAPES = [
+    (60_000, 32, 64),
+    (50_000, 16, 16),
+    (30_001, 24, 33),
+    (40_003, 8, 20),
+    (50_001, 64, 64),
     (60_000, 40, 64),
     (50_000, 48, 16),
     (30_001, 33, 33),
@@ -36,8 +41,10 @@ def fit_both(X, k, **options):
     options = {"n_init": 1, "tol": 0, "init": X[:k].astype(np.float32 if X.dtype == np.float16 else X.dtype)} | options
     weights = options.pop("sample_weight", None)
     on_gpu = cupy.asarray(X)
-    models = (TSKMeans(k, engine="fused", algorithm=name, **options) for name in ("lloyd", "elkan"))
-    return [model.fit(on_gpu, sample_weight=weights) for model in models]
+    models = (TSKMeans(k, engine="fused", algorithm=name, **options) for name in ("lloyd", "elkan", "auto"))
+    plain, bounds, default = (model.fit(on_gpu, sample_weight=weights) for model in models)
+    assert_same(plain, default)
+    return plain, bounds
 
 
 def assert_same(plain, bounds):
@@ -99,22 +106,34 @@ def test_far_samples():
     assert_same(*fit_both(X, 7, max_iter=40))
 
 
-def examined(X, k, max_iter=100):
+def examined(X, k, max_iter=100, bounds=None):
     """Return the iterations of a fit, those in which rows were left out, and the rows scored in those."""
-    with open_engine(cupy.asarray(X), engine="fused", bounds=True) as engine:
-        engine._few_plan_for = lambda _: None  # which has no bounds
-        state = np.random.RandomState(0)
-        found = lloyd.fit(engine, k, init=X[:k], n_init=1, tol=0, max_iter=max_iter, random_state=state)
+    with open_engine(cupy.asarray(X), engine="fused", bounds=bounds) as engine:
+        state, init = np.random.RandomState(0), X[:k].astype(np.float64)
+        found = lloyd.fit(engine, k, init=init, n_init=1, tol=0, max_iter=max_iter, random_state=state)
         return found.n_iter, *engine.examined()
 
 
-def test_rows_are_left_out():
-    n = 200_000
-    iterations, cut_short, rows = examined(blobs(n, 32, 16, np.float32, spread=4.0), 16)
+# Few features in float32 and float16, of multiply-adds and of products; and a copy.
+@pytest.mark.parametrize(
+    ("d", "k", "dtype"),
+    [(32, 64, np.float32), (16, 16, np.float32), (32, 16, np.float16), (64, 16, np.float16), (100, 16, np.float32)],
+)
+def test_rows_are_left_out(d, k, dtype):
+    n = 400_000
+    X = blobs(n, d, k, dtype, spread=4.0)
+    iterations, cut_short, rows = examined(X, k)
     assert iterations > 10
     assert cut_short > 5
     # A quarter of the rows would be as many as are listed at most.
     assert 0 < rows < 0.15 * n * cut_short
+    assert examined(X, k, bounds=False)[1:] == (0, 0)
+
+
+def test_long_rows_have_bounds_where_they_are_asked_for():
+    X = blobs(50_000, 300, 5, np.float32, spread=4.0)
+    assert examined(X, 5)[1:] == (0, 0)
+    assert examined(X, 5, bounds=True)[1] > 0
 
 
 def test_iterations_without_bounds_are_not_counted():

@@ -25,7 +25,7 @@ def gaps(of, centers):
 def test_sizes():
     assert UNTIL.itemsize == NEAREST.itemsize + 24
     assert WATCH.fields["screened"][1] == FRESH_BYTES
-    assert WATCH.itemsize == 56
+    assert WATCH.itemsize == 64
 
 
 def test_rows_that_are_listed_have_room():
@@ -217,7 +217,8 @@ def passes_of(found, movements, capacity=100):
         if watch["pass"] == SCREEN:
             library.call("choose", watch, found(i), capacity)
         passes.append(int(watch["pass"][0]))
-        library.call("plan_next", watch, float(movement))
+        assert watch["others"] == (passes[-1] != PLAIN)
+        library.call("plan_next", watch, float(movement), 1, 1)
         assert watch["latest"] == movement
         assert watch["active"] == 0
     return passes

@@ -15,6 +15,7 @@ from tsapps.apps.kmeans.few_plan import (
     few_scale,
     multiply_adds_plan,
     products_plan,
+    until_plan,
 )
 from tsapps.apps.kmeans.fused_plan import MOST_CLUSTERS
 from tsapps.kernels.build import build
@@ -194,6 +195,35 @@ def test_products_compile_without_spills(d, arch):
     plans = [products_plan(d, k, dtype, room) for dtype in dtypes for k in (16, 32, 64)]
     # Rows whose last product is half empty take some registers more than there are.
     assert_no_spills("few_products.cuh", plans, arch, but=32 if d == 24 else 0)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("d", [8, 16, 24, 32, 64])
+def test_until_compiles_without_spills(d, arch):
+    dtypes = ("float32", "bfloat16") if d <= 32 else ("float16",)
+    room = KNOWN["A100" if arch == "sm_80" else "H200"].shared_memory_per_block
+    plans = [until_plan(d, k, dtype, room) for dtype in dtypes for k in (16, 32, 64)]
+    assert all(plan.threads == 384 for plan in plans if plan and arch != "sm_80")
+    assert_no_spills("few_until.cuh", [plan for plan in plans if plan], arch, but=32 if d == 24 else 0)
+
+
+@pytest.mark.parametrize(
+    ("d", "k", "dtype", "found"),
+    [
+        (8, 2, "float32", True),
+        (8, 1, "float32", False),  # nothing is another's
+        (4, 16, "float32", False),
+        (9, 16, "float32", False),  # no whole 16 bytes
+        (12, 16, "float16", False),
+        (16, 16, "float16", True),
+        (64, 64, "bfloat16", True),
+    ],
+)
+def test_rows_that_have_bounds(d, k, dtype, found):
+    for device in (H200, A100):
+        plan = until_plan(d, k, dtype, device.shared_memory_per_block)
+        assert (plan is not None) == found
+        assert plan is None or plan.shared_bytes <= device.shared_memory_per_block
 
 
 @pytest.mark.parametrize("d", [5, 16, 24, 32, 48, 64])

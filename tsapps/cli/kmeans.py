@@ -36,6 +36,7 @@ class Dtype(StrEnum):
 class Algorithm(StrEnum):
     """How iterations are made."""
 
+    auto = "auto"
     lloyd = "lloyd"
     elkan = "elkan"
 
@@ -95,9 +96,10 @@ def kmeans(
         Algorithm,
         typer.Option(
             help="elkan: on a GPU, rows whose nearest centre cannot have changed are left out, with the same result; "
-            "late iterations over clusters that lie apart cost a fraction."
+            "late iterations over clusters that lie apart cost a fraction. lloyd: none is. auto: elkan of up to 256 "
+            "columns."
         ),
-    ] = Algorithm.lloyd,
+    ] = Algorithm.auto,
     precision: Annotated[
         Precision,
         typer.Option(
@@ -174,7 +176,7 @@ def kmeans(
             device=device,
             metric=metric,
             precision=precision,
-            bounds=algorithm == Algorithm.elkan,
+            bounds=None if algorithm == Algorithm.auto else algorithm == Algorithm.elkan,
         )
         clock.lap("read")
         show(f"{init}: first centres")

@@ -1,0 +1,116 @@
+"""Iterations with bounds for few features by their kernels' own source on the CPU, as `FewFeatures` launches them."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from host_cuda.bounded_kmeans import BoundedIterations
+from host_cuda.few_products import MOST_ADDED, THREADS, ProductsIterations, least_added
+from host_cuda.fused_kmeans import BLOCKS, H200
+from host_cuda.tall_skinny import build_each
+from tsapps.apps.kmeans.bounds_plan import EXPIRING, part_listed
+from tsapps.apps.kmeans.few_plan import FEW_ROUNDING, PRODUCTS, until_plan
+from tsapps.apps.kmeans.fused_plan import tensor_error
+from tsapps.kernels.plan import ELEMENT
+
+#: Features, clusters, dtype, whether warpgroups score all rows: of those that few_products.py has, rows of two units of
+#: 16 bytes to eight, whole products and part of one, centres in registers and in shared memory.
+SHAPES = [
+    (16, 16, "float32", False),
+    (20, 40, "float32", False),
+    (32, 64, "float32", False),
+    (16, 16, "bfloat16", False),
+    (40, 33, "float16", True),
+    (64, 64, "bfloat16", True),
+]
+
+
+def chosen(d, k, dtype, _=False):
+    return replace(until_plan(d, k, dtype, H200.shared_memory_per_block), threads=THREADS)
+
+
+def name_of(plan, most_added):
+    return f"until_{plan.dtype}_{plan.features}_{plan.columns}_{most_added}"
+
+
+def source(plan, most_added):
+    T = ELEMENT[plan.dtype]
+    return f"""
+extern "C" void {name_of(plan, most_added)}(const void* X, const float* centers, long long k, long long n,
+                                            const kmeans::Products* of, const kmeans::Expiring* until,
+                                            signed char* labels, unsigned long long* sums, unsigned* moved,
+                                            const int* stopped) {{
+  const kmeans::Products products = *of;
+  const kmeans::Expiring expiring = *until;
+  cuda_host::launch(dim3({BLOCKS}), {plan.threads}, {plan.shared_bytes}, [=] {{
+    kmeans::{plan.kernel.removesuffix(">")}, {most_added}>(static_cast<const {T}*>(X), centers, (int)k, n, products,
+                                                           expiring, labels, sums, moved, stopped);
+  }});
+}}"""
+
+
+SCREEN = f"""
+extern "C" void screen(const float* expiries, const signed char* labels, long long n, const float* limits,
+                       unsigned* active, long long capacity, kmeans::Watch* watch, unsigned* arrived,
+                       const int* stopped) {{
+  cuda_host::launch(dim3({BLOCKS}), kmeans::kScreenThreads, 0, [=] {{
+    kmeans::screen<kmeans::Label>(expiries, labels, n, limits, active, (unsigned)capacity, watch, arrived, stopped);
+  }});
+}}"""
+
+
+@cache
+def libraries():
+    plans = [chosen(*shape) for shape in SHAPES]
+    every = [(plan, MOST_ADDED) for plan in plans] + [(plan, least_added(plan)) for plan in (plans[0], plans[-1])]
+    header = '#include "apps/kmeans/few_until.cuh"\n'
+    shares = [every[i::3] for i in range(3)]
+    built = build_each([header + SCREEN + "".join(source(*one) for one in share) for share in shares])
+    return {one: library for share, library in zip(shares, built, strict=True) for one in share}
+
+
+class UntilIterations(BoundedIterations, ProductsIterations):
+    """X and what iterations keep of it and of its bounds, as `FewFeatures` has them."""
+
+    def __init__(self, X, k, kind, mean=None, warpgroups=False, flushes=False):
+        super().__init__(X, k, kind, mean, flushes, warpgroups=warpgroups)
+        self.until = chosen(self.d, k, self.dtype)
+        self.most_until = least_added(self.until) if flushes else MOST_ADDED
+        # In whole words, as kernels read them.
+        self.words = np.full(-(-self.n // 4) * 4, -1, np.int8)
+        self.labels = self.words[: self.n]
+
+    def screen(self, listed):
+        """List the rows that are not safe; return their numbers."""
+        active, arrived = np.full(listed + 1, 2**32 - 1, np.uint32), np.zeros(1, np.uint32)
+        state = active, listed, self.watch, arrived, self.stopped
+        library = libraries()[self.until, self.most_until]
+        library.call("screen", self.expiries, self.words, self.n, self.limits, *state)
+        assert not arrived.any()
+        assert active[listed] == 2**32 - 1
+        return active
+
+    def move_rows(self, centers, stopped=0):
+        """Run what follows of an iteration, at the centres that were placed: all that may, of which one does."""
+        self.stopped = np.array([stopped], np.int32)
+        active, moved = self.screen(part_listed(self.n)), np.zeros(1, np.uint32)
+        self.passes.append(int(self.watch["pass"][0]))
+        self.halves[self.k :] = 0
+        scales = self.scales.astype(np.float32)
+        given = self.halves, self.offsets, self.extremes, self.mean, scales
+        exact = self.X.itemsize == 2 and not self.mean.any()
+        bounds = self.scale, self.reach, tensor_error(self.padded), 0.0 if exact else FEW_ROUNDING
+        of = np.array((*(one.ctypes.data for one in given), *bounds), PRODUCTS)
+        kept = self.expiries, self.limits, active, self.watch
+        until = np.array(tuple(one.ctypes.data for one in kept), EXPIRING)
+        name = name_of(self.until, self.most_until)
+        state = self.words, self.sums, moved, self.stopped
+        library = libraries()[self.until, self.most_until]
+        library.call(name, self.X, centers, self.k, self.n, of, until, *state)
+        others = int(stopped or self.watch["others"][0])
+        # What scores all rows without bounds does something if no other does.
+        found = ProductsIterations.move_rows(self, centers, stopped=others)
+        self.stopped = np.array([stopped], np.int32)
+        assert not (found and moved[0])
+        return int(moved[0]) + found

@@ -1,0 +1,205 @@
+"""Bounds for few features: their kernels' own source run on the CPU, against float64 and against no bounds."""
+
+import numpy as np
+import oracle
+import pytest
+from host_cuda import harness
+from host_cuda.bounded_kmeans import ACTIVE, PLAIN, SCREEN, UNTIL_PASS
+from host_cuda.few_products import ProductsIterations
+from host_cuda.few_until import SHAPES, UntilIterations
+from host_cuda.fused_kmeans import blobs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsapps.apps.kmeans.bounds_plan import EXPIRING, part_listed
+
+
+def kind_of(dtype):
+    return dtype, 2, False
+
+
+def gaps(of, centers):
+    """Return how much nearer each row is to its own centre than to any other, in float64 and in scaled units."""
+    distances = np.sqrt(oracle.square_distances(of.centred, centers.astype(of.work)))
+    rows = np.arange(of.n)
+    own = distances[rows, of.labels]
+    distances[rows, of.labels] = np.inf
+    return (distances.min(axis=1) - own) * of.scale
+
+
+def test_sizes():
+    assert EXPIRING.itemsize == 32
+    assert [part_listed(n) for n in (1, 4, 10**7)] == [1, 1, 2_500_000]
+
+
+def test_by_hand():
+    """Centres 8 apart on a line: a row between them and 1 off its own is left out until both moved by 6 together."""
+    X = np.zeros((400, 16))
+    X[:, 0] = np.tile([-5.0, -3.0, 3.0, 5.0], 100)
+    centers = np.zeros((16, 16))
+    centers[:, 0] = 100.0
+    centers[:2, 0] = -4.0, 4.0
+    of = UntilIterations(X, 16, kind_of("float32"))
+    of.watch["pass"] = UNTIL_PASS
+    assert of.iterate(centers) == 400
+    assert of.labels.tolist() == [0, 0, 1, 1] * 100
+    assert (of.sums[:2, 0] / of.scales[0]).tolist() == [-800, 800]
+    # The other centre is 9 or 7 away, the own 1; what norms and scores are rounded by makes it a little less.
+    expected = np.tile([8.0, 6.0, 6.0, 8.0], 100) * of.scale
+    assert (of.expiries <= expected).all()
+    assert (of.expiries > 0.95 * expected).all()
+    for moved, safe in ((5.6, 400), (6.5, 200), (8.5, 0)):
+        of.limits[:] = moved * of.scale
+        of.watch["pass"], of.watch["active"] = SCREEN, 0
+        active = of.screen(400)
+        assert of.watch["active"] == 400 - safe
+        assert sorted(active[: 400 - safe]) == [i for i in range(400) if expected[i] < moved * of.scale]
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+@pytest.mark.parametrize("away", [0.0, 3.0], ids=lambda away: f"{away:g} away")
+@pytest.mark.parametrize(("d", "k", "dtype", "warpgroups"), SHAPES)
+def test_expiries_are_below_gaps(d, k, dtype, warpgroups, away, flushes, rng):
+    if flushes and (d, k, dtype) not in ((16, 16, "float32"), (64, 64, "bfloat16")):
+        pytest.skip("flushes are compiled for two shapes")
+    n = 1501
+    X, centers = blobs(n, d, k, rng, apart=1.0)
+    mean = X.mean(axis=0) + away if away else None
+    X = X + away
+    of = UntilIterations(X, k, kind_of(dtype), mean, warpgroups, flushes)
+    centers = centers + away - of.mean
+    of.watch["pass"] = UNTIL_PASS
+    assert of.iterate(centers) == n
+    of.assert_right(centers)
+    gap = gaps(of, centers)
+    assert (of.expiries <= gap).all()
+    assert np.median(of.expiries) > 0.5 * np.median(gap)
+    # The same of rows that are listed, in the order in which they are, and of a last tile that is not full.
+    first, chosen = of.labels.copy(), np.zeros(n, bool)
+    chosen[rng.permutation(n)[: n // 4 - 7]] = True
+    of.expiries[chosen], of.watch["pass"] = np.nan, SCREEN
+    of.expiries[~chosen] = np.inf
+    centers = np.roll(centers, 1, axis=0) + 0.3 * rng.standard_normal(centers.shape)
+    moved = of.iterate(centers)
+    assert of.passes[-1] == ACTIVE
+    assert of.watch["examined"] == np.count_nonzero(chosen)
+    expected = np.where(chosen, oracle.square_distances(of.centred, centers.astype(of.work)).argmin(axis=1), first)
+    np.testing.assert_array_equal(of.labels, expected)
+    assert moved == np.count_nonzero(expected != first) > 0
+    assert np.isinf(of.expiries[~chosen]).all()
+    assert (of.expiries[chosen] <= gaps(of, centers)[chosen]).all()
+    assert (of.words[n:] == -1).all()
+
+
+def run(of, centers, iterations):
+    """Return the labels, the sums and the outcome of every iteration, as the engine makes them."""
+    found, moved = [], of.iterate(centers)
+    for _ in range(iterations):
+        labels, sums = of.labels.copy(), of.sums.copy()
+        outcome, following = of.advance(centers, moved)
+        found.append((labels, sums, outcome.copy(), following))
+        if outcome["stop"]:
+            break
+        centers = following
+        moved = of.move_rows(centers)
+    return found
+
+
+def assert_same(ours, theirs):
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        for a, b in zip(one[:3], other[:3], strict=True):
+            np.testing.assert_array_equal(a, b)
+        if not one[2]["empty"]:
+            np.testing.assert_array_equal(one[3], other[3])
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.4, 3.0])
+@pytest.mark.parametrize(("d", "k", "dtype", "warpgroups"), SHAPES)
+def test_the_same_bits_as_without(d, k, dtype, warpgroups, apart, rng):
+    X, _ = blobs(1200, d, k, rng, apart=apart)
+    arguments = X, k, kind_of(dtype), X.mean(axis=0)
+    plain = ProductsIterations(*arguments, warpgroups=warpgroups)
+    bounds = UntilIterations(*arguments, warpgroups)
+    centers = (X[:k] - X.mean(axis=0)).astype(np.float32)
+    # More iterations than it takes: labels settle.
+    assert_same(run(bounds, centers, 12), run(plain, centers, 12))
+    bounds.begin()
+    assert_same(run(bounds, centers, 3), run(plain, centers, 3))
+
+
+def test_rows_are_left_out(rng):
+    """Once few rows move, only those near a border are looked at."""
+    n, d, k = 4000, 16, 16
+    X, _ = blobs(n, d, k, rng, apart=0.8)
+    of = UntilIterations(X, k, kind_of("float32"))
+    of.begins_with(n // 10)
+    found = run(of, X[:k].astype(np.float32), 100)
+    assert found[-1][2]["stop"]
+    assert not found[-1][2]["empty"]
+    begun = of.passes.index(UNTIL_PASS)
+    assert of.passes[:begun] == begun * [PLAIN]
+    assert found[begun - 1][2]["moved"] <= n // 10 < found[begun - 2][2]["moved"]
+    screened = of.passes.count(ACTIVE)
+    assert screened > 3
+    assert of.watch["screened"] == screened
+    assert of.watch["examined"] < 0.2 * n * screened
+    of.assert_right(found[-2][3])
+
+
+@pytest.mark.parametrize("away", [30.0, 1e3, 1e7])
+def test_a_centre_far_away(away, rng):
+    X, centers = blobs(700, 16, 16, rng)
+    centers[7] = away * centers[6]
+    for now in (centers, np.repeat(centers[:1], 16, axis=0)):
+        of = UntilIterations(X, 16, kind_of("float32"))
+        of.watch["pass"] = UNTIL_PASS
+        of.iterate(now)
+        of.assert_right(now)
+        assert (of.expiries <= gaps(of, now)).all()
+
+
+def test_next_to_zero(rng):
+    # Rows of which float16 has few bits, or none.
+    X, centers = blobs(900, 16, 16, rng)
+    X, centers = X * 2.0**-17, centers * 2.0**-17
+    X[7] = 1.0
+    of = UntilIterations(X, 16, kind_of("float32"))
+    of.watch["pass"] = UNTIL_PASS
+    of.iterate(centers)
+    of.assert_right(centers)
+    assert (of.expiries <= gaps(of, centers)).all()
+
+
+def test_nothing_is_done_once_it_stops(rng):
+    X, centers = blobs(300, 16, 16, rng)
+    of = UntilIterations(X, 16, kind_of("float32"))
+    of.iterate(centers)
+    for now in (PLAIN, UNTIL_PASS, SCREEN, ACTIVE):
+        of.watch["pass"], before = now, (of.labels.copy(), of.expiries.copy())
+        assert of.move_rows(centers.astype(np.float32) + 5, stopped=1) == 0
+        assert of.watch["pass"] == now
+        np.testing.assert_array_equal(of.labels, before[0])
+        np.testing.assert_array_equal(of.expiries, before[1])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    shape=st.sampled_from(SHAPES),
+    n=st.integers(1, 400),
+    grain=st.sampled_from([None, 1.0, 0.25]),
+    apart=st.sampled_from([0.1, 1.0, 30.0]),
+    seed=st.integers(0, 2**16),
+)
+def test_any_data(shape, n, grain, apart, seed):
+    d, k, dtype, warpgroups = shape
+    rng = np.random.default_rng(seed)
+    X, centers = blobs(n, d, k, rng, apart=apart)
+    if grain:  # many ties
+        X, centers = np.round(X / grain) * grain, np.round(centers / grain) * grain
+    plain = ProductsIterations(X, k, kind_of(dtype), warpgroups=warpgroups)
+    bounds = UntilIterations(X, k, kind_of(dtype), None, warpgroups)
+    bounds.watch["pass"] = seed % 2  # at once, or after the first iterations
+    with harness.schedule(seed=seed, copies="early" if seed % 2 else "late"):
+        ours = run(bounds, centers.astype(np.float32), 6)
+    assert_same(ours, run(plain, centers.astype(np.float32), 6))
