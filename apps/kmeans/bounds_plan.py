@@ -16,7 +16,7 @@ __all__ = [
     "few_moved",
     "fresh_watch",
     "most_listed",
-    "part_listed",
+    "most_of_few_listed",
 ]
 
 #: C++ classes that kernels take and keep, as NumPy structures: `NearestUntil`, `NearestWithout`, `Expiring`, `Watch`.
@@ -34,10 +34,11 @@ WATCH = np.dtype(
 FRESH_BYTES = 48
 #: Where a `Watch` has `others`.
 OTHERS = 44
-#: Bytes a row: its expiry, and a place in the list for one in four.
-BOUNDS_BYTES = 5
-# The part of the rows that are listed at most: reading one by one, they cost some three times as much.
-_MOST_PART = 4
+#: Bytes a row at most: its expiry, and a place in the list for some.
+BOUNDS_BYTES = 7
+# The part of the rows that are listed at most. Of X's copy, reading one by one, they cost some three times as much; of few
+# features little more.
+_MOST_PART, _MOST_OF_FEW = 0.25, 0.6
 # The part of the rows that may move in an iteration for bounds to begin, as some forty times as many are not safe; and
 # for what has to do with them to be launched, as the host knows of two iterations before.
 _FEW_PART, _SOON_PART = 64, 16
@@ -64,9 +65,9 @@ def begins_soon(n: int, moved: int) -> bool:
     return moved <= n // _SOON_PART
 
 
-def part_listed(n: int) -> int:
-    """Return how many of n rows are listed at most."""
-    return max(1, n // _MOST_PART)
+def most_of_few_listed(n: int) -> int:
+    """Return how many of n rows of few features are listed at most."""
+    return max(1, int(n * _MOST_OF_FEW))
 
 
 def most_listed(n: int, lists: int, room: int) -> int:
@@ -74,4 +75,4 @@ def most_listed(n: int, lists: int, room: int) -> int:
 
     Tiles of rows are dealt to all lists in turn.
     """
-    return min(part_listed(n), room // _TILE * _TILE * lists)
+    return min(max(1, int(n * _MOST_PART)), room // _TILE * _TILE * lists)

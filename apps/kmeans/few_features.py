@@ -15,7 +15,7 @@ import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.bounds import Bounds
-from tsapps.apps.kmeans.bounds_plan import EXPIRING, part_listed
+from tsapps.apps.kmeans.bounds_plan import EXPIRING, most_of_few_listed
 from tsapps.apps.kmeans.few_plan import (
     FEW_BYTES,
     FEW_NAME,
@@ -125,7 +125,7 @@ class FewFeatures(Step):
         (self._until,) = load_kernels(engine, "few_until.cuh", plan.kernel)
         self._until.max_dynamic_shared_size_bytes = plan.shared_bytes
         self._until_plan, self._until_products = plan, self._of_warps()
-        return Bounds(engine, self.k, part_listed(engine.n_samples), "kmeans::Label")
+        return Bounds(engine, self.k, most_of_few_listed(engine.n_samples), "kmeans::Label")
 
     def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
         bounds = self.bounds

@@ -65,7 +65,7 @@ _MOST_MEAN = 16.0
 _STEPS_KEPT = 2
 # Bytes of a row from which on it has bounds, and the threads of a block that look at such: they have registers for both
 # of a row's best scores.
-_LEAST_LEFT_OUT, _UNTIL_THREADS = 32, (384, 256)
+_LEAST_LEFT_OUT, _UNTIL_THREADS = 32, (512, 384, 256)
 # The threads of a block, those that are better first; and the most stages of a warp's ring in few_products.cuh.
 _THREADS, _STAGES = (512, 384, 256), 4
 

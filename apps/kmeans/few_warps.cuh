@@ -37,9 +37,16 @@ __device__ __forceinline__ float square_norm(const unsigned (&a)[kSteps][4], int
   return simt::shuffle(g % 2 ? squares[2 * half + 1] : squares[2 * half], 4 * g + g / 2);
 }
 
-// Which of a lane's scores of row g + 8·half can be the best: bit 2·j + i for column 8·j + 2·t + i, below others.
-template <int kColumns>
-__device__ __forceinline__ unsigned candidates_of(const float (&scores)[kColumns][4], int half, float twice_error) {
+// The largest scores of a row: the best, and of those that cannot be it, or less than zero.
+struct Largest {
+  float best, other;
+};
+
+// Which of a lane's scores of row g + 8·half can be the best: bit 2·j + i for column 8·j + 2·t + i, below others. The largest ones
+// go to `largest`, if it is to have them: as integers, as they are not negative.
+template <int kColumns, bool kLargest = false>
+__device__ __forceinline__ unsigned candidates_of(const float (&scores)[kColumns][4], int half, float twice_error,
+                                                  Largest* largest = nullptr) {
   const auto most = [](int a, int b) { return b > a ? b : a; };
   int best = 0;
 #pragma unroll
@@ -50,12 +57,19 @@ __device__ __forceinline__ unsigned candidates_of(const float (&scores)[kColumns
   best = most(best, simt::shuffle_xor(best, 2));
   const float threshold = fmaf(__int_as_float(best), -kLarge, twice_error) - kLeast;
   float sum = kNoBits;
+  int other = 0;
 #pragma unroll
   for (int j = 0; j < kColumns; ++j)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      sum = fmaf(__saturatef(fmaf(scores[j][2 * half + i], kLarge, threshold)), (float)(1 << (2 * j + i)), sum);
+      const float score = scores[j][2 * half + i], can_be = __saturatef(fmaf(score, kLarge, threshold));
+      sum = fmaf(can_be, (float)(1 << (2 * j + i)), sum);
+      if constexpr (kLargest) other = most(other, __float_as_int(fmaf(can_be, -kLarge, score)));
     }
+  if constexpr (kLargest) {
+    other = most(other, simt::shuffle_xor(other, 1));
+    *largest = {__int_as_float(best), __int_as_float(most(other, simt::shuffle_xor(other, 2)))};
+  }
   return __float_as_uint(sum);
 }
 
@@ -97,12 +111,13 @@ class WarpScores {
     }
   }
 
-  // The same, and by how much row g + 8·t is nearer to its nearest centre than to any other, at least (nearest_until.cuh).
+  // The same, and by how much row g + 8·t, if it has one candidate, is nearer to it than to any other centre, at least
+  // (nearest_until.cuh).
   template <typename Ring>
   __device__ __forceinline__ float find_gap(const Ring& ring, unsigned (&bits)[4]) const {
     const int t = threadIdx.x % 4;
     float own_norm = 0;
-    Two own = {0, 0};
+    Largest own = {0, 0};
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
       unsigned a[kSteps][4];
@@ -111,16 +126,16 @@ class WarpScores {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float norm = ptx::square_root(square_norm<kSteps>(a, half));
-        const Two two = best_two<kColumns>([&](int j, int i) { return scores[j][2 * half + i]; });
-        bits[2 * b + half] = candidates_of<kColumns>(scores, half, twice_error(norm));
-        if (t == 2 * b + half) own_norm = norm, own = two;
+        Largest largest;
+        bits[2 * b + half] = candidates_of<kColumns, true>(scores, half, twice_error(norm), &largest);
+        if (t == 2 * b + half) own_norm = norm, own = largest;
       }
       if (kColumns > 2) __syncwarp();
     }
     // What a row next to zero loses is beside its norm. Scores have a level; that it is taken off again may cost a rounding, of
     // which the bound has one more than it needs.
     const float error = twice_error(own_norm) / (2 * kLarge), norm = own_norm + kNextToZero;
-    return gap_of(norm, own.best - level_, own.second - level_, error, reach_);
+    return gap_of(norm, own.best - level_, own.other - level_, error, reach_);
   }
 
  private:

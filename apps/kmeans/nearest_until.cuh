@@ -36,32 +36,7 @@ __device__ __forceinline__ float gap_of(float norm, float best, float second, fl
   return (left_out < between ? left_out : between) - 1e-9f * (other + nearest);
 }
 
-struct Two {
-  float best, second;
-};
-
-// The two best scores of a row, in all four lanes that have it: `score(j, i)` is that of a lane's column 2·t + i of block j.
-template <int kColumnBlocks, typename Score>
-__device__ __forceinline__ Two best_two(Score score) {
-  Two two = {-kInfinity, -kInfinity};
-#pragma unroll
-  for (int j = 0; j < kColumnBlocks; ++j)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float one = score(j, i);
-      two.second = fmaxf(two.second, fminf(two.best, one));
-      two.best = fmaxf(two.best, one);
-    }
-#pragma unroll
-  for (int bits = 1; bits <= 2; bits *= 2) {
-    const float best = simt::shuffle_xor(two.best, bits), second = simt::shuffle_xor(two.second, bits);
-    two.second = fmaxf(fmaxf(two.second, second), fminf(two.best, best));
-    two.best = fmaxf(two.best, best);
-  }
-  return two;
-}
-
-// When a row's label expires, which is now `nearest` by a gap.
+// When a row's label expires that is now nearer by a gap; of the label's limit.
 __device__ __forceinline__ float expiry_of(float gap, float limit) {
   return (gap + below_limit(limit)) * (1 - 1.0f / (1 << 20));
 }
@@ -109,8 +84,7 @@ struct NearestUntil : Nearest {
       Two mine_of = {0, 0};
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
-        const auto& of_block = d[first + q / 2];
-        const Two two = best_two<kColumnBlocks>([&](int j, int i) { return of_block[j][2 * (q % 2) + i] + offset[j][i]; });
+        const Two two = best_two(d[first + q / 2], q % 2, offset);
         bits[q] = candidates_near(d[first + q / 2], q % 2, offset, simt::shuffle(error, 4 * g + q), two.best);
         // Row 8·q + g of these 32 is lane q's of the four that have it.
         if (t == q) mine_of = two;
@@ -129,6 +103,33 @@ struct NearestUntil : Nearest {
       }
       append(count, present && !(decided && nearest == label), {row, label, found.low, found.high});
     }
+  }
+
+ private:
+  struct Two {
+    float best, second;
+  };
+
+  // The two best scores of row 8·half + g, in all four lanes that have it.
+  template <int kColumnBlocks>
+  static __device__ __forceinline__ Two best_two(const float (&d)[kColumnBlocks][4], int half,
+                                                 const float (&offset)[kColumnBlocks][2]) {
+    Two two = {-kInfinity, -kInfinity};
+#pragma unroll
+    for (int j = 0; j < kColumnBlocks; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float score = d[j][2 * half + i] + offset[j][i];
+        two.second = fmaxf(two.second, fminf(two.best, score));
+        two.best = fmaxf(two.best, score);
+      }
+#pragma unroll
+    for (int bits = 1; bits <= 2; bits *= 2) {
+      const float best = simt::shuffle_xor(two.best, bits), second = simt::shuffle_xor(two.second, bits);
+      two.second = fmaxf(fmaxf(two.second, second), fminf(two.best, best));
+      two.best = fmaxf(two.best, best);
+    }
+    return two;
   }
 };
 

@@ -9,7 +9,7 @@ from host_cuda.bounded_kmeans import BoundedIterations
 from host_cuda.few_products import MOST_ADDED, THREADS, ProductsIterations, least_added
 from host_cuda.fused_kmeans import BLOCKS, H200
 from host_cuda.tall_skinny import build_each
-from tsapps.apps.kmeans.bounds_plan import EXPIRING, part_listed
+from tsapps.apps.kmeans.bounds_plan import EXPIRING, most_of_few_listed
 from tsapps.apps.kmeans.few_plan import FEW_ROUNDING, PRODUCTS, until_plan
 from tsapps.apps.kmeans.fused_plan import tensor_error
 from tsapps.kernels.plan import ELEMENT
@@ -94,7 +94,7 @@ class UntilIterations(BoundedIterations, ProductsIterations):
     def move_rows(self, centers, stopped=0):
         """Run what follows of an iteration, at the centres that were placed: all that may, of which one does."""
         self.stopped = np.array([stopped], np.int32)
-        active, moved = self.screen(part_listed(self.n)), np.zeros(1, np.uint32)
+        active, moved = self.screen(most_of_few_listed(self.n)), np.zeros(1, np.uint32)
         self.passes.append(int(self.watch["pass"][0]))
         self.halves[self.k :] = 0
         scales = self.scales.astype(np.float32)

@@ -11,7 +11,7 @@ from host_cuda.fused_kmeans import blobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.apps.kmeans.bounds_plan import EXPIRING, part_listed
+from tsapps.apps.kmeans.bounds_plan import EXPIRING, most_of_few_listed
 
 
 def kind_of(dtype):
@@ -29,7 +29,7 @@ def gaps(of, centers):
 
 def test_sizes():
     assert EXPIRING.itemsize == 32
-    assert [part_listed(n) for n in (1, 4, 10**7)] == [1, 1, 2_500_000]
+    assert [most_of_few_listed(n) for n in (1, 4, 10**7)] == [1, 2, 6_000_000]
 
 
 def test_by_hand():
