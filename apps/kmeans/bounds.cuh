@@ -107,13 +107,14 @@ __device__ __forceinline__ float below_limit(float limit) { return limit * (1 - 
 
 constexpr int kScreenThreads = 256;
 
-// Rows of a thread at a time, and what a warp lists before it asks for room.
-constexpr int kScreened = 4, kListed = 256;
+// Rows of a vector, the vectors of a thread that are on their way together, and what a warp lists before it asks for room: so much,
+// as all who ask do so at one place.
+constexpr int kScreened = 4, kVectors = 2, kListed = 1024;
 
 // Lists the rows that are not safe, in no order; beyond `capacity` of them it gives up. `expiries` and `labels` begin at
 // multiples of 16 bytes; labels are int, or Label.
 template <typename Labels>
-__global__ void __launch_bounds__(kScreenThreads, 8) screen(const float* expiries, const Labels* labels, long long rows,
+__global__ void __launch_bounds__(kScreenThreads, 6) screen(const float* expiries, const Labels* labels, long long rows,
                                                             const float* limits, unsigned* active, unsigned capacity,
                                                             Watch* watch, unsigned* arrived, const int* stopped) {
   ptx::after_previous();
@@ -121,7 +122,8 @@ __global__ void __launch_bounds__(kScreenThreads, 8) screen(const float* expirie
   __shared__ unsigned listed[kScreenThreads / 32][kListed];
   unsigned* mine = listed[threadIdx.x / 32];
   const int lane = threadIdx.x % 32;
-  const long long each = (long long)gridDim.x * kScreenThreads * kScreened;
+  constexpr int kApart = kScreenThreads * kScreened;  // from vector to vector of a thread
+  const long long each = (long long)gridDim.x * kApart * kVectors;
   unsigned waiting = 0;
   // Returns whether there is room for more.
   auto hand_over = [&] {
@@ -135,24 +137,35 @@ __global__ void __launch_bounds__(kScreenThreads, 8) screen(const float* expirie
     waiting = 0;
     return fits;
   };
-  const long long first = ((long long)blockIdx.x * kScreenThreads + threadIdx.x) * kScreened;
-  for (long long row = first; row - kScreened * lane < rows; row += each) {
-    bool expired[kScreened] = {};
-    if (row + kScreened <= rows) {
-      const auto until = *reinterpret_cast<const simt::Vector<float, kScreened>*>(expiries + row);
-      const auto label = *reinterpret_cast<const simt::Vector<Labels, kScreened>*>(labels + row);
+  const long long first = (long long)blockIdx.x * kApart * kVectors + threadIdx.x * kScreened;
+  for (long long begin = first; begin - kScreened * lane < rows; begin += each) {
+    simt::Vector<float, kScreened> until[kVectors] = {};
+    simt::Vector<Labels, kScreened> label[kVectors] = {};
+    int there[kVectors];
 #pragma unroll
-      for (int i = 0; i < kScreened; ++i) expired[i] = !(until.at[i] > limits[label.at[i]]);
-    } else {
-      for (int i = 0; i < kScreened; ++i) expired[i] = row + i < rows && !(expiries[row + i] > limits[labels[row + i]]);
+    for (int v = 0; v < kVectors; ++v) {
+      const long long row = begin + v * kApart;
+      there[v] = row + kScreened <= rows ? kScreened : row < rows ? (int)(rows - row) : 0;
+      if (there[v] == kScreened) {
+        until[v] = *reinterpret_cast<const simt::Vector<float, kScreened>*>(expiries + row);
+        label[v] = *reinterpret_cast<const simt::Vector<Labels, kScreened>*>(labels + row);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kScreened; ++i) {
+          if (i < there[v]) until[v].at[i] = expiries[row + i], label[v].at[i] = labels[row + i];
+        }
+      }
     }
 #pragma unroll
-    for (int i = 0; i < kScreened; ++i) {
-      const unsigned all = __ballot_sync(simt::every_lane, expired[i]);
-      if (expired[i]) mine[waiting + __popc(all & ((1u << lane) - 1))] = (unsigned)(row + i);
-      waiting += __popc(all);
-    }
-    if (waiting > kListed - 32 * kScreened && !hand_over()) break;
+    for (int v = 0; v < kVectors; ++v)
+#pragma unroll
+      for (int i = 0; i < kScreened; ++i) {
+        const bool expired = i < there[v] && !(until[v].at[i] > limits[label[v].at[i]]);
+        const unsigned all = __ballot_sync(simt::every_lane, expired);
+        if (expired) mine[waiting + __popc(all & ((1u << lane) - 1))] = (unsigned)(begin + v * kApart + i);
+        waiting += __popc(all);
+      }
+    if (waiting > kListed - 32 * kScreened * kVectors && !hand_over()) break;
   }
   if (waiting) hand_over();
   if (!simt::last_to_arrive(arrived, gridDim.x) || threadIdx.x != 0) return;

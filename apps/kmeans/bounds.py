@@ -40,8 +40,8 @@ __all__ = ["Bounds", "ProductBounds"]
 _FOLDER = Path(__file__).parent
 _SCREEN_THREADS, _EXAMINE_THREADS = 256, 128
 # Blocks a multiprocessor, as many as are resident; and the rows that a block screens at a time.
-_SCREEN_BLOCKS, _EXAMINE_BLOCKS = 8, 3
-_SCREENED = 4 * _SCREEN_THREADS
+_SCREEN_BLOCKS, _EXAMINE_BLOCKS = 6, 3
+_SCREENED = 8 * _SCREEN_THREADS
 
 
 class Bounds:

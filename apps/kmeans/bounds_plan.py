@@ -36,8 +36,8 @@ FRESH_BYTES = 48
 OTHERS = 44
 #: Bytes a row at most: its expiry, and a place in the list for some.
 BOUNDS_BYTES = 7
-# The part of the rows that are listed at most. Of X's copy, reading one by one, they cost some three times as much; of few
-# features little more.
+# The part of the rows that are listed at most. Of X's copy, reading one by one, they cost some three times as much; of
+# few features little more.
 _MOST_PART, _MOST_OF_FEW = 0.25, 0.6
 # The part of the rows that may move in an iteration for bounds to begin, as some forty times as many are not safe; and
 # for what has to do with them to be launched, as the host knows of two iterations before.

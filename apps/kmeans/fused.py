@@ -50,7 +50,8 @@ T = TypeVar("T")
 # What 32 bits number, with a warpgroup's tiles past the end; what a row's norm is summed over in float32 (shadow.cuh).
 _MOST_SAMPLES, _MOST_FEATURES = 2**32 - 128, 2**18
 _LEAST_CAPABILITY = 8.0
-_MOST_BOUNDED = 256
+# By default, the features of rows that have bounds, and the elements of X: of less, launches cost what is saved.
+_MOST_BOUNDED, _LEAST_BOUNDED = 256, 1 << 26
 _HALVES = ("float16", "bfloat16")
 # The square of the mean beside that of the spread, up to which halves are not centred.
 _NEARLY_CENTRED = 0.25
@@ -75,8 +76,8 @@ class FusedEngine(CublasEngine):
     bounds : bool, optional
         Whether iterations leave out rows whose labels stand, where that pays; see `bounds.Bounds`. Labels and sums
         are the same. Rows that are hardly more than their bound, more clusters than `MOST_CLUSTERS`, and labels that
-        are not proved have none, nor where they do not fit the GPU. By default those of rows up to `_MOST_BOUNDED`
-        features do: the product of longer ones is faster without (`assign_plan`).
+        are not proved have none, nor where they do not fit the GPU. By default rows of up to `_MOST_BOUNDED` features
+        have them, as the product of longer ones is faster without (`assign_plan`), and X of `_LEAST_BOUNDED` elements.
     """
 
     _step: Step | None = None
@@ -94,7 +95,8 @@ class FusedEngine(CublasEngine):
     ) -> None:
         super().__init__(source, dtype, sample_weight, index)
         self.precision = precision
-        self.bounds = self.n_features <= _MOST_BOUNDED if bounds is None else bounds
+        pays = self.n_features <= _MOST_BOUNDED and self.n_samples * self.n_features >= _LEAST_BOUNDED
+        self.bounds = pays if bounds is None else bounds
         self._small = not always and is_small(self)
         tensor_cores = float(self.gpu.compute_capability) >= _LEAST_CAPABILITY
         room = self.rows_on_gpu is not None and self.n_samples < _MOST_SAMPLES and self.n_features <= _MOST_FEATURES

@@ -143,7 +143,7 @@ def test_rows_are_left_out(rng):
     screened = of.passes.count(ACTIVE)
     assert screened > 3
     assert of.watch["screened"] == screened
-    assert of.watch["examined"] < 0.2 * n * screened
+    assert of.watch["examined"] < 0.3 * n * screened  # of more than 0.6 all are scored
     of.assert_right(found[-2][3])
 
 

@@ -242,7 +242,7 @@ def test_other_kernels_compile_without_spills(scalar, arch):
         ],
         "centers.cuh": [f"place_centers<{scalar}>", f"advance<{scalar}>"],
         "decide.cuh": [f"decide<{scalar}, {scalar}>"],
-        "bounds.cuh": ["screen"],
+        "bounds.cuh": ["screen<int>", "screen<kmeans::Label>"],
         "nearest_until.cuh": [f"examine<{blocks}>" for blocks in range(1, MOST_CLUSTERS // 8 + 1)],
         "move.cuh": [
             f"move<{scalar}, {scalar}, {count}, {weighted}>" for count in digits for weighted in ("true", "false")
