@@ -58,7 +58,7 @@ class Tsapps(Peer):
 
     name, module = "tsapps", "tsapps"
     steps = settles = seeds = True
-    engine = "auto"
+    engine = algorithm = "auto"
     precision = "exact"
     protect = False
     device = "cuda"
@@ -77,7 +77,9 @@ class Tsapps(Peer):
             from tsapps.apps.kmeans.choose import open_engine
             from tsapps.apps.kmeans.protection import Protection
 
-            engine = open_engine(self.X, device=self.device, engine=self.engine, precision=self.precision)
+            bounds = None if self.algorithm == "auto" else False
+            options: dict[str, Any] = {"engine": self.engine, "precision": self.precision, "bounds": bounds}
+            engine = open_engine(self.X, device=self.device, **options)
             with engine:
                 engine.centre(engine.moments()[0])
                 if self.settles and self.device == "cuda" and not engine.serves(self.k):
@@ -115,7 +117,15 @@ class Tsapps(Peer):
 
         self._open = None
         options |= {"n_init": 1, "max_iter": iterations, "tol": 0, "device": self.device, "engine": self.engine}
-        return TSKMeans(self.k, precision=self.precision, protect=self.protect, **options).fit(self.X)
+        options |= {"algorithm": self.algorithm, "precision": self.precision, "protect": self.protect}
+        return TSKMeans(self.k, **options).fit(self.X)
+
+
+class TsappsLloyd(Tsapps):
+    """Our own kernels with all rows in every iteration, `TSKMeans(algorithm="lloyd")`."""
+
+    name = "tsapps-lloyd"
+    algorithm = "lloyd"
 
 
 class TsappsTf32(Tsapps):
@@ -293,5 +303,16 @@ class Flashlib(FlashKmeans):
 #: Every adapter by its name.
 PEERS: dict[str, type[Peer]] = {
     peer.name: peer
-    for peer in (Tsapps, TsappsTf32, TsappsProtected, Cublas, ScikitLearn, Torch, Cuvs, FlashKmeans, Flashlib)
+    for peer in (
+        Tsapps,
+        TsappsLloyd,
+        TsappsTf32,
+        TsappsProtected,
+        Cublas,
+        ScikitLearn,
+        Torch,
+        Cuvs,
+        FlashKmeans,
+        Flashlib,
+    )
 }

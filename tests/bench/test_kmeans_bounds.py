@@ -8,15 +8,16 @@ import pytest
 from bench import kmeans_bounds, record
 from bench.kmeans_data import Shape
 
+SHAPE = Shape(3000, 128, 4, "float32")
+
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(kmeans_bounds, "SHAPE", Shape(3000, 128, 4, "float32"))
     monkeypatch.setattr(kmeans_bounds, "_AT_ONCE", 700)
 
 
 def test_separated_clusters_are_far_apart():
-    X = kmeans_bounds.data_of("separated", 0, np)
+    X = kmeans_bounds.data_of(SHAPE, "separated", 0, np)
     distances = np.linalg.norm(X[:200, np.newaxis] - X[np.newaxis, :200], axis=2)
     # Two of a cluster are √(2·128) = 16 apart, two of others some 29.
     near = distances < 21
@@ -26,10 +27,10 @@ def test_separated_clusters_are_far_apart():
 
 @pytest.mark.parametrize("kind", ["separated", "uniform", "benchmark"])
 def test_every_row_is_drawn(kind):
-    X = kmeans_bounds.data_of(kind, 1, np)
+    X = kmeans_bounds.data_of(SHAPE, kind, 1, np)
     assert X.shape == (3000, 128)
     assert len(np.unique(X[:, 0])) == 3000
-    assert (X == kmeans_bounds.data_of(kind, 1, np)).all()
+    assert (X == kmeans_bounds.data_of(SHAPE, kind, 1, np)).all()
 
 
 def fitted(labels):
@@ -39,9 +40,9 @@ def fitted(labels):
 def test_a_record_of_each(monkeypatch):
     times = [0.0, 0.002, 0.003, 0.0035]
     monkeypatch.setattr(
-        kmeans_bounds, "fit", lambda X, bounds, iterations: (fitted([1]), times, (2, 30) if bounds else None)
+        kmeans_bounds, "fit", lambda X, k, bounds, iterations: (fitted([1]), times, (2, 30) if bounds else None)
     )
-    without, bounded = kmeans_bounds.measure("uniform", 0, np)
+    without, bounded = kmeans_bounds.measure(SHAPE, "uniform", 0, np)
     assert (without["engine"], bounded["engine"]) == ("tsapps", "tsapps-bounds")
     assert without["iter_ms"] == pytest.approx(3.5 / 3)
     assert without["late_ms"] == pytest.approx(1.0)
@@ -55,7 +56,7 @@ def test_fits_that_differ_are_not_recorded(monkeypatch):
     monkeypatch.setattr(
         kmeans_bounds,
         "fit",
-        lambda X, bounds, iterations: (fitted([int(bounds)]), [0.0, 1.0], (0, 0) if bounds else None),
+        lambda X, k, bounds, iterations: (fitted([int(bounds)]), [0.0, 1.0], (0, 0) if bounds else None),
     )
-    with pytest.raises(ValueError, match="uniform: the fits"):
-        kmeans_bounds.measure("uniform", 0, np)
+    with pytest.raises(ValueError, match="3k-128-4-f32, uniform: the fits"):
+        kmeans_bounds.measure(SHAPE, "uniform", 0, np)
