@@ -58,9 +58,11 @@ class Tsapps(Peer):
 
     name, module = "tsapps", "tsapps"
     steps = settles = seeds = True
-    engine = algorithm = "auto"
+    engine = "auto"
     precision = "exact"
     protect = False
+    #: Whether rows are left out of iterations; where that is likely to pay.
+    bounds: bool | None = None
     device = "cuda"
 
     def __init__(self, X: Any, centers: Any) -> None:
@@ -77,8 +79,7 @@ class Tsapps(Peer):
             from tsapps.apps.kmeans.choose import open_engine
             from tsapps.apps.kmeans.protection import Protection
 
-            bounds = None if self.algorithm == "auto" else False
-            options: dict[str, Any] = {"engine": self.engine, "precision": self.precision, "bounds": bounds}
+            options: dict[str, Any] = {"engine": self.engine, "precision": self.precision, "bounds": self.bounds}
             engine = open_engine(self.X, device=self.device, **options)
             with engine:
                 engine.centre(engine.moments()[0])
@@ -117,15 +118,23 @@ class Tsapps(Peer):
 
         self._open = None
         options |= {"n_init": 1, "max_iter": iterations, "tol": 0, "device": self.device, "engine": self.engine}
-        options |= {"algorithm": self.algorithm, "precision": self.precision, "protect": self.protect}
-        return TSKMeans(self.k, **options).fit(self.X)
+        return TSKMeans(self.k, precision=self.precision, protect=self.protect, **options).fit(self.X)
 
 
-class TsappsLloyd(Tsapps):
-    """Our own kernels with all rows in every iteration, `TSKMeans(algorithm="lloyd")`."""
+class TsappsAllRows(Tsapps):
+    """Our own kernels with all rows in every iteration: without bounds."""
 
-    name = "tsapps-lloyd"
-    algorithm = "lloyd"
+    name = "tsapps-all-rows"
+    bounds = False
+    seeds = False
+
+    def fit(self, iterations: int) -> int:
+        """Fit as `TSKMeans` does."""
+        from tsapps.apps.kmeans import lloyd
+
+        self._open, options = None, {"n_init": 1, "max_iter": iterations, "tol": 0}
+        random_state = np.random.RandomState(0)
+        return lloyd.fit(self._engine(), self.k, init=self.given, random_state=random_state, **options).n_iter
 
 
 class TsappsTf32(Tsapps):
@@ -305,7 +314,7 @@ PEERS: dict[str, type[Peer]] = {
     peer.name: peer
     for peer in (
         Tsapps,
-        TsappsLloyd,
+        TsappsAllRows,
         TsappsTf32,
         TsappsProtected,
         Cublas,

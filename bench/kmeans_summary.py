@@ -24,7 +24,7 @@ __all__ = ["OURS", "OWN", "Cell", "by_shape", "grid_cells", "grid_text", "plot",
 Record = dict[str, Any]
 OURS = "tsapps"
 #: Engines of this package: no peers.
-OWN = (OURS, "tsapps-lloyd", "tsapps-tf32", "tsapps-protected", "cublas")
+OWN = (OURS, "tsapps-all-rows", "tsapps-tf32", "tsapps-protected", "cublas")
 _COLOURS = ("tab:red", "tab:blue", "tab:orange", "tab:green", "tab:purple", "black", "tab:brown", "tab:pink")
 
 

@@ -57,14 +57,13 @@ class TSKMeans(KMeans):
     random_state : int, RandomState or None, default=None
     copy_x : bool, default=True
         On the CPU, False lets X be centred in place and restored afterwards. On a GPU X is never written.
-    algorithm : {"auto", "lloyd", "elkan"}, default="auto"
-        All find the same clustering, on a GPU with the same bits. There "lloyd" compares all samples with all centres
-        in every iteration, and "elkan" leaves out samples whose nearest centre cannot have changed (Hamerly's bounds
-        [3]_, 5 more bytes a sample, where they fit): late iterations over clusters that lie apart cost a fraction, and
-        bounds that do not pay turn themselves off. "fused" has them for 2 to 64 clusters, but of few features (up to
-        32, or 64 of 16 bits) only where a sample is whole 16 bytes and 32 at least, and not where `precision` is
-        "tf32"; all else runs Lloyd. "auto" is "elkan" of up to 256 features, as more are compared faster without; on
-        the CPU it is scikit-learn's "lloyd".
+    algorithm : {"lloyd", "elkan"}, default="lloyd"
+        Both find the same clustering, on a GPU with the same bits. There a sample can be left out of an iteration whose
+        nearest centre cannot have changed (Hamerly's bounds [3]_, up to 7 more bytes a sample, where they fit): late
+        iterations over clusters that lie apart cost a fraction, and bounds that do not pay turn themselves off. "fused"
+        has them for 2 to 64 clusters, but of few features (up to 32, or 64 of 16 bits) only where a sample is whole 16
+        bytes and 32 at least, and not where `precision` is "tf32". By "elkan" whatever has bounds takes them, by
+        "lloyd" what is likely to gain: up to 256 features, as more are compared faster without, and 2²⁶ elements of X.
     device : {"auto", "cpu", "cuda", "cuda:i"}, default="auto"
         "auto" follows X to the GPU that it lies on, else takes a GPU if there is one, else the CPU.
     engine : {"auto", "fused", "cublas"}, default="auto"
@@ -136,7 +135,6 @@ class TSKMeans(KMeans):
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **KMeans._parameter_constraints,
         "init": [StrOptions({"k-means++", "k-means||", "random"}), callable, "array-like"],
-        "algorithm": [StrOptions({"auto", "lloyd", "elkan"})],
         "protect": ["boolean"],
     }
 
@@ -151,7 +149,7 @@ class TSKMeans(KMeans):
         verbose: int = 0,
         random_state: Any = None,
         copy_x: bool = True,
-        algorithm: str = "auto",
+        algorithm: str = "lloyd",
         device: str = "auto",
         engine: str = "auto",
         metric: str = "euclidean",
@@ -208,7 +206,7 @@ class TSKMeans(KMeans):
         self._by_scikit_learn = simple and not choice.is_gpu and not isinstance(X, Rows)
         self.faults_ = 0
         if self._by_scikit_learn:
-            with self._as_scikit_learn_has_it(_on_host(sample_weight)):
+            with self._init_for_scikit_learn(_on_host(sample_weight)):
                 super().fit(_on_host(X), y, _on_host(sample_weight))
         else:
             self._fit_engine(X, sample_weight)
@@ -218,9 +216,9 @@ class TSKMeans(KMeans):
         return self
 
     @contextmanager
-    def _as_scikit_learn_has_it(self, sample_weight: Any) -> Iterator[None]:
-        """Within the block, parameters are scikit-learn's: centres that it cannot draw come of what it can call."""
-        given = {name: self.get_params()[name] for name in ("init", "n_init", "algorithm")}
+    def _init_for_scikit_learn(self, sample_weight: Any) -> Iterator[None]:
+        """Within the block, draw centres that scikit-learn cannot draw by a function that it can call."""
+        given = {name: self.get_params()[name] for name in ("init", "n_init")}
 
         def draw(X: Any, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
             with open_engine(X, sample_weight=sample_weight, device="cpu") as engine:
@@ -228,8 +226,6 @@ class TSKMeans(KMeans):
 
         if isinstance(given["init"], str) and given["init"] == "k-means||":
             self.set_params(init=draw, n_init=1 if given["n_init"] == "auto" else given["n_init"])
-        if given["algorithm"] == "auto":
-            self.set_params(algorithm="lloyd")
         try:
             yield
         finally:
@@ -327,7 +323,7 @@ class TSKMeans(KMeans):
             engine=self.engine,
             metric=self.metric,
             precision=self.precision,
-            bounds=None if self.algorithm == "auto" else self.algorithm == "elkan",
+            bounds=True if self.algorithm == "elkan" else None,
         )
 
     def _validated(self, X: Any, *, reset: bool) -> Any:

@@ -59,7 +59,7 @@ def test_fewer_rows_are_compared_where_centres_are_many(name, rows):
 
 
 def test_every_adapter_is_listed_under_its_name():
-    ours = {"tsapps", "tsapps-lloyd", "tsapps-tf32", "tsapps-protected", "cublas"}
+    ours = {"tsapps", "tsapps-all-rows", "tsapps-tf32", "tsapps-protected", "cublas"}
     theirs = {"scikit-learn", "torch", "cuvs", "flash-kmeans", "flashlib"}
     assert set(PEERS) == ours | theirs
     assert all(name == peer.name for name, peer in PEERS.items())

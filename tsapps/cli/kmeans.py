@@ -36,7 +36,6 @@ class Dtype(StrEnum):
 class Algorithm(StrEnum):
     """How iterations are made."""
 
-    auto = "auto"
     lloyd = "lloyd"
     elkan = "elkan"
 
@@ -95,11 +94,10 @@ def kmeans(
     algorithm: Annotated[
         Algorithm,
         typer.Option(
-            help="elkan: on a GPU, rows whose nearest centre cannot have changed are left out, with the same result; "
-            "late iterations over clusters that lie apart cost a fraction. lloyd: none is. auto: elkan of up to 256 "
-            "columns."
+            help="On a GPU, rows whose nearest centre cannot have changed are left out, with the same result; lloyd: "
+            "where that is likely to pay; elkan: wherever it can be done."
         ),
-    ] = Algorithm.auto,
+    ] = Algorithm.lloyd,
     precision: Annotated[
         Precision,
         typer.Option(
@@ -176,7 +174,7 @@ def kmeans(
             device=device,
             metric=metric,
             precision=precision,
-            bounds=None if algorithm == Algorithm.auto else algorithm == Algorithm.elkan,
+            bounds=True if algorithm == Algorithm.elkan else None,
         )
         clock.lap("read")
         show(f"{init}: first centres")
