@@ -110,6 +110,7 @@ def _time_steps(peer: Peer, clock: Clock, repeats: int, seconds: float, *, fits:
     if peer.settles:
         _mean_ms(peer, clock, 2)  # warms up what one step alone does not
         iterations = repeats_within(seconds, _mean_ms(peer, clock, 2)[0], FIT_ITERATIONS)
+        _mean_ms(peer, clock, iterations)  # and what is compiled for later iterations
 
     def one_ms() -> float:
         nonlocal made

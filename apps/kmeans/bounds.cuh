@@ -95,7 +95,7 @@ struct Motion {
   double* moved;  // of every centre, P
   float* limits;
   Watch* watch;
-  // Of how many rows that moved on bounds may begin: none where what has to do with them is not launched.
+  // Of how many rows that moved on bounds may not begin.
   unsigned few, padding;
 };
 

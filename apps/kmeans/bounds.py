@@ -19,7 +19,6 @@ from tsapps.apps.kmeans.bounds_plan import (
     OTHERS,
     UNTIL,
     WATCH,
-    WITHOUT,
     few_moved,
     fresh_watch,
     most_listed,
@@ -86,10 +85,10 @@ class Bounds:
         """
         self._kept.data.copy_from_device_async(self._fresh.data, self._begun_bytes)
 
-    def motion(self, *, may_begin: bool) -> Any:
-        """Return what `advance` (centers.cuh) is told of bounds, a `MOTION`: whether they may begin as well."""
+    def motion(self) -> Any:
+        """Return what `advance` (centers.cuh) is told of bounds, a `MOTION`."""
         addresses = (one.data.ptr for one in (self._moved, self.limits, self.state))
-        return np.array((*addresses, self._few if may_begin else 0, 0), MOTION)[()]
+        return np.array((*addresses, self._few, 0), MOTION)[()]
 
     @property
     def others(self) -> Any:
@@ -128,12 +127,11 @@ class ProductBounds(Bounds):
         (self._examine,) = load_kernels(engine, "nearest_until.cuh", f"examine<{-(-problem.w // 8)}>")
         header, index = "apps/kmeans/nearest_until.cuh", engine.gpu_index
         self._until = PlannedKernel(plan, problem, index, "kmeans::NearestUntil", header)
-        self._without = PlannedKernel(plan, problem, index, "kmeans::NearestWithout", header)
 
     def bind(
         self, shadow: Any, halves: Any, nearest: tuple[Any, ...], labels: Any, stopped: Any
     ) -> list[Callable[[], None]]:
-        """Return what lists the rows whose labels change or are not sure.
+        """Return what lists the rows whose labels change or are not sure, where bounds have a part in that.
 
         Parameters
         ----------
@@ -145,13 +143,11 @@ class ProductBounds(Bounds):
         stopped : cupy.ndarray
             If set, nothing is to be done.
         """
-        watch, padded = self.state.data.ptr, np.int32(shadow.shape[1])
-        until = np.array((*nearest, self.expiries.data.ptr, self.limits.data.ptr, watch), UNTIL)[()]
-        without = np.array((*nearest, watch), WITHOUT)[()]
-        examined = shadow, halves, padded, self.active, until
+        kept = (one.data.ptr for one in (self.expiries, self.limits, self.state))
+        until = np.array((*nearest, *kept), UNTIL)[()]
+        examined = shadow, halves, np.int32(shadow.shape[1]), self.active, until
         return [
             self.screening(labels, stopped),
             OverlappingLaunch(self._examine, self._examine_grid, (_EXAMINE_THREADS,), examined),
             self._until.packed(shadow.data.ptr, halves.data.ptr, until),
-            self._without.packed(shadow.data.ptr, halves.data.ptr, without),
         ]

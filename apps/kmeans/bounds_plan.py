@@ -11,7 +11,6 @@ __all__ = [
     "OTHERS",
     "UNTIL",
     "WATCH",
-    "WITHOUT",
     "begins_soon",
     "few_moved",
     "fresh_watch",
@@ -19,9 +18,8 @@ __all__ = [
     "most_of_few_listed",
 ]
 
-#: C++ classes that kernels take and keep, as NumPy structures: `NearestUntil`, `NearestWithout`, `Expiring`, `Watch`.
+#: C++ classes that kernels take and keep, as NumPy structures: `NearestUntil`, `Expiring` and `Watch`.
 UNTIL = np.dtype([*NEAREST.descr, *((name, "u8") for name in ("expiries", "limits", "watch"))])
-WITHOUT = np.dtype([*NEAREST.descr, ("watch", "u8")])
 EXPIRING = np.dtype([(name, "u8") for name in ("expiries", "limits", "active", "watch")])
 WATCH = np.dtype(
     [
@@ -44,14 +42,12 @@ _MOST_PART, _MOST_OF_FEW = 0.25, 0.6
 _FEW_PART, _SOON_PART = 64, 16
 # Rows that a warp examines at a time.
 _TILE = 32
-# Iterations without bounds at first, in which most rows change their labels.
-_FIRST = 2
 
 
 def fresh_watch() -> np.ndarray:
     """Return what is known before the first iteration, a `WATCH`: all rows are scored, without bounds."""
     watch = np.zeros((), WATCH)
-    watch["hopeless"], watch["wait"] = np.inf, _FIRST
+    watch["hopeless"] = np.inf
     return watch
 
 
@@ -61,7 +57,7 @@ def few_moved(n: int) -> int:
 
 
 def begins_soon(n: int, moved: int) -> bool:
-    """Tell whether bounds may begin soon, if so many rows of n moved two iterations before."""
+    """Tell whether bounds may begin soon, as so many rows of n moved two iterations before."""
     return moved <= n // _SOON_PART
 
 

@@ -79,9 +79,9 @@ class Step(ABC):
     parts = 1
     # Of centres that have margins of their own, what these are of a centre's norm, and of what float16 loses of it.
     _margins: tuple[float, float] | None = None
-    #: What leaves out rows whose labels stand: made for the first iterations, as a single pass is of all rows.
+    #: What leaves out rows whose labels stand: made where they may begin soon, as it takes seconds to compile.
     bounds: Bounds | None = None
-    # Whether what has to do with bounds is launched: from when on they may begin soon.
+    # Whether what has to do with bounds is launched, from then on.
     _bounded = False
     #: What checks iterations, in protected fits.
     check: StepCheck | None = None
@@ -93,6 +93,7 @@ class Step(ABC):
     def __init__(self, engine: FusedEngine, placement: Placement, k: int) -> None:
         self.engine, self.k = engine, k
         d = engine.n_features
+        self._may_have_bounds = engine.bounds and k > 1 and engine.proves
         # Rows that moved, blocks that arrived, whether to stop: zero before every iteration.
         self.moved, self._arrived, self.stopped = cupy.zeros((3, 1), np.uint32)
         self._counts = cupy.empty(0, np.uint32)  # of lists that `advance` is to empty
@@ -177,11 +178,20 @@ class Step(ABC):
         """Return the bounds of iterations; None where there are none."""
         return None
 
+    def _begin_bounds(self) -> None:
+        """Launch what has to do with bounds from the next iteration on, if there are any."""
+        engine = self.engine
+        if self.bounds is None:
+            fits = engine.fits(BOUNDS_BYTES * engine.n_samples)
+            self.bounds = self._made_bounds() if fits else None
+        if self.bounds is None:
+            self._may_have_bounds = False
+        else:
+            self.bounds.begin()
+            self._bounded = True
+
     def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
         """Launch iterations, some ahead of those whose outcome is known; see `Engine.iterate`."""
-        engine = self.engine
-        if self.bounds is None and engine.bounds and self.k > 1 and engine.proves:
-            self.bounds = self._made_bounds() if engine.fits(BOUNDS_BYTES * engine.n_samples) else None
         self._begin(centers)
         try:
             for count in range(last - before + _AHEAD - 1):
@@ -220,14 +230,12 @@ class Step(ABC):
     def _begin(self, centers: np.ndarray) -> None:
         """Put centres where the first iteration expects them."""
         stream = cupy.cuda.get_current_stream()
-        made_for = stream.ptr, self.own_labels.data.ptr, self.bounds is None
+        made_for = stream.ptr, self.own_labels.data.ptr
         if made_for != self._made_for:
             self._launches.clear()
             self._made_for = made_for
         self._passing[...], self._passed = centers, None
         self._bounded = False
-        if self.bounds is not None:
-            self.bounds.begin()
         if self.engine.protection is None:
             self.check = None
         else:
@@ -255,8 +263,8 @@ class Step(ABC):
     def _launch(self, count: int, tol: float) -> None:
         """Launch one iteration, which leaves its outcome with the host."""
         now, place = count % 2, count % _AHEAD
-        if self.bounds is not None and begins_soon(self.engine.n_samples, self._changing):
-            self._bounded = True
+        if not self._bounded and self._may_have_bounds and begins_soon(self.engine.n_samples, self._changing):
+            self._begin_bounds()
         key = "iteration", now, place, tol, self._sorts, self._bounded
         self._run(key, lambda: self._bind_iteration(now, place, tol))
         if self.check is not None:
@@ -280,7 +288,7 @@ class Step(ABC):
         sizes = self.k, self.engine.n_features, self._counts.size, placement.scale, placement.reach
         outcome = self._seen[place:].ctypes.data
         # Without bounds, none is followed.
-        motion = np.zeros((), MOTION)[()] if self.bounds is None else self.bounds.motion(may_begin=self._bounded)
+        motion = self.bounds.motion() if self.bounds is not None and self._bounded else np.zeros((), MOTION)[()]
         more = motion, tol, *sizes, *(self._margins or (0, 0)), self.comes_early
         return np.array((*before, margins, *after, outcome, halves, *more), ADVANCE)[()]
 
@@ -335,21 +343,20 @@ class FewCentres(Step):
         engine, shadow = self.engine, self._shadow
         n, d = engine.source.shape
         pointers = self._offsets, self._extremes, shadow.norms, engine.labels, self._entries, self._counts
-        addresses = (one.data.ptr for one in (*pointers, self.stopped))
-        error = product_error(self._plan, d, self.k)
-        nearest = (*addresses, self._capacity, n, self._ahead, error, shadow.rounding)
-        launches: list[Callable[[], None]]
-        if not (isinstance(self.bounds, ProductBounds) and self._bounded):
-            launches = [
-                self._product.packed(shadow.rows.data.ptr, self._halves.data.ptr, np.array(nearest, NEAREST)[()])
-            ]
-        else:
+        addresses = [one.data.ptr for one in pointers]
+        sizes = self._capacity, n, self._ahead, product_error(self._plan, d, self.k), shadow.rounding
+        launches, idle = [], self.stopped
+        if isinstance(self.bounds, ProductBounds) and self._bounded:
+            nearest = *addresses, self.stopped.data.ptr, *sizes
             launches = self.bounds.bind(shadow.rows, self._halves, nearest, engine.labels, self.stopped)
+            idle = self.bounds.others
+        every = np.array((*addresses, idle.data.ptr, *sizes), NEAREST)[()]
+        launches.append(self._product.packed(shadow.rows.data.ptr, self._halves.data.ptr, every))
         lists = self._entries, self._counts, np.int64(self._capacity)
         decided = self.rows(), centers, np.int32(self.k), *lists, self.stopped
         launches.append(OverlappingLaunch(self._decide, self._decide_grid, (DECIDE_THREADS,), decided))
         # Either gives the same bits.
         if self._segments is None or not self._sorts:
             return [*launches, self._moves.bind(self, lists)]
-        every = np.array((self._entries.data.ptr, self._counts.data.ptr, self._capacity, 1, 0), LISTS)[()]
-        return launches + self._segments.bind(self, every)
+        changes = np.array((self._entries.data.ptr, self._counts.data.ptr, self._capacity, 1, 0), LISTS)[()]
+        return launches + self._segments.bind(self, changes)

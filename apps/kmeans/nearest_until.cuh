@@ -133,13 +133,6 @@ struct NearestUntil : Nearest {
   }
 };
 
-// `Nearest` where bounds may take its place.
-struct NearestWithout : Nearest {
-  const Watch* watch;
-
-  __device__ __forceinline__ bool idle() const { return *stopped || watch->pass != kPlain; }
-};
-
 constexpr int kExamineThreads = 128;
 // Columns of a row that are asked for early.
 constexpr int kAskedFor = 512;

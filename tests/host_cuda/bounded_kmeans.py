@@ -6,8 +6,8 @@ import numpy as np
 
 from host_cuda.fused_kmeans import BLOCKS, Iterations, product_source
 from host_cuda.tall_skinny import build_each
-from tsapps.apps.kmeans.bounds_plan import FRESH_BYTES, UNTIL, WITHOUT, fresh_watch, most_listed
-from tsapps.apps.kmeans.fused_plan import MOTION
+from tsapps.apps.kmeans.bounds_plan import FRESH_BYTES, UNTIL, fresh_watch, most_listed
+from tsapps.apps.kmeans.fused_plan import MOTION, NEAREST
 
 PLAIN, UNTIL_PASS, SCREEN, ACTIVE = range(4)
 #: Features and clusters: short rows, rows of one and a half steps of `examine`, and long ones in pieces.
@@ -51,7 +51,7 @@ extern "C" void limit_of(double moved, double most, float* limits) {
 def bounded():
     sources = []
     for shape in SHAPES:
-        parts = [product_source(*shape, name, "nearest_until.cuh") for name in ("NearestUntil", "NearestWithout")]
+        parts = [product_source(*shape, name, "nearest_until.cuh") for name in ("NearestUntil", "Nearest")]
         sources.append("\n".join([*parts, bounds_source(*shape), WATCH_SOURCE]))
     return dict(zip(SHAPES, build_each(sources), strict=True))
 
@@ -78,6 +78,10 @@ class BoundedIterations(Iterations):
         self.watch.view(np.uint8)[:FRESH_BYTES] = fresh_watch().reshape(1).view(np.uint8)[:FRESH_BYTES]
         self.moved_by[:], self.limits[:] = 0, 0
 
+    def next_is(self, one):
+        """Let the next iteration do what one of the passes is."""
+        self.watch["pass"], self.watch["others"] = one, one != PLAIN
+
     def screen(self, listed):
         """List the rows that are not safe; return their numbers."""
         active, arrived = np.full(listed + 1, 2**32 - 1, np.uint32), np.zeros(1, np.uint32)
@@ -97,6 +101,10 @@ class BoundedIterations(Iterations):
         active = self.screen(most_listed(self.n, lists, room))
         self.passes.append(int(self.watch["pass"][0]))
         library.call(f"examine_{shape}", self.shadow, self.halves, self.padded, active, until, lists)
-        for name, epilogue in (("NearestUntil", until), ("NearestWithout", np.array((*nearest, watch), WITHOUT))):
+        # What scores all rows without bounds does something if no other does.
+        others = np.array([self.stopped[0] or self.watch["others"][0]], np.int32)
+        every = np.array(nearest, NEAREST)
+        every["stopped"] = others.ctypes.data
+        for name, epilogue in (("NearestUntil", until), ("Nearest", every)):
             product = self.shadow, self.halves, self.n, epilogue, *workspace, lists
             library.call(f"assign_{name}_{shape}", *product)

@@ -45,7 +45,7 @@ def test_by_hand():
     X[:, 0] = np.tile([-5.0, -3.0, 3.0, 5.0], 100)
     centers = np.array([[-4.0, 0, 0], [4.0, 0, 0]])
     of = BoundedIterations(X, 2, KINDS[3])
-    of.watch["pass"] = UNTIL_PASS
+    of.next_is(UNTIL_PASS)
     of.iterate(centers)
     assert of.labels.tolist() == [0, 0, 1, 1] * 100
     # The other centre is 9 or 7 away, the own 1; what norms and scores are rounded by makes it a little less.
@@ -54,7 +54,8 @@ def test_by_hand():
     assert (of.expiries > 0.97 * expected).all()
     for moved, safe in ((5.7, 400), (6.5, 200), (8.5, 0)):
         of.limits[:] = moved * of.scale
-        of.watch["pass"], of.watch["active"] = SCREEN, 0
+        of.next_is(SCREEN)
+        of.watch["active"] = 0
         active = of.screen(400)
         assert of.watch["active"] == 400 - safe
         assert sorted(active[: 400 - safe]) == [i for i in range(400) if expected[i] < moved * of.scale]
@@ -68,7 +69,7 @@ def test_expiries_are_below_gaps(d, k, kind, rng):
     weights = rng.random(n) * 3 if kind[2] else None
     of = BoundedIterations(X, k, kind, weights, X.mean(axis=0))
     centers = centers - X.mean(axis=0)
-    of.watch["pass"] = UNTIL_PASS
+    of.next_is(UNTIL_PASS)
     of.iterate(centers)
     of.assert_right(centers)
     gap = gaps(of, centers)
@@ -78,7 +79,8 @@ def test_expiries_are_below_gaps(d, k, kind, rng):
     # The same by `examine`, of the rows of one cluster, and of a last tile that is not full.
     before, first = of.expiries.copy(), of.labels.copy()
     chosen = first == first[0]
-    of.expiries[chosen], of.watch["pass"] = np.nan, SCREEN
+    of.next_is(SCREEN)
+    of.expiries[chosen] = np.nan
     centers = centers + 0.05 * rng.standard_normal(centers.shape)
     if np.count_nonzero(chosen) > n // 4:
         chosen[np.flatnonzero(chosen)[n // 4 :]] = False
@@ -102,7 +104,7 @@ def test_a_warp_examines_several_tiles(rng):
     assert len(expired) > 3 * 2 * 4 * 32  # lists, blocks of a list, warps, rows of a tile
     of.labels[expired] = (expected[expired] + 1) % k
     of.expiries[:], of.expiries[expired] = np.inf, -np.inf
-    of.watch["pass"] = SCREEN
+    of.next_is(SCREEN)
     _, moved = of.iterate(centers)
     assert of.passes[-1] == ACTIVE
     assert moved == of.watch["examined"] == 1000
@@ -162,7 +164,7 @@ def test_rows_are_left_out(rng):
     assert found[-1][2]["stop"]
     assert not found[-1][2]["empty"]
     assert ACTIVE in of.passes
-    assert of.passes[:3] == [PLAIN, PLAIN, UNTIL_PASS]
+    assert of.passes[:2] == [PLAIN, UNTIL_PASS]
     screened = of.passes.count(ACTIVE)
     assert of.watch["screened"] == screened
     assert of.watch["examined"] < 0.15 * n * screened
@@ -190,7 +192,7 @@ def test_a_centre_far_away(away, rng):
     plain, bounds = Iterations(X, 33, KINDS[3]), BoundedIterations(X, 33, KINDS[3])
     for of in (plain, bounds):
         of.make_shadow(scale)
-    bounds.watch["pass"] = UNTIL_PASS
+    bounds.next_is(UNTIL_PASS)
     bounds.iterate(centers)
     assert (bounds.expiries <= gaps(bounds, centers)).all()
     bounds.labels[:], bounds.sums[:] = -1, 0
@@ -203,7 +205,8 @@ def test_nothing_is_done_once_it_stops(rng):
     of = BoundedIterations(X, 33, KINDS[0])
     of.iterate(centers)
     for now in (PLAIN, UNTIL_PASS, SCREEN, ACTIVE):
-        of.watch["pass"], before = now, (of.labels.copy(), of.expiries.copy())
+        of.next_is(now)
+        before = (of.labels.copy(), of.expiries.copy())
         assert of.move_rows(centers + 5, stopped=1) == (0, 0)
         assert of.watch["pass"] == now
         np.testing.assert_array_equal(of.labels, before[0])
@@ -229,17 +232,17 @@ def test_bounds_that_do_not_pay_turn_themselves_off():
     passes = passes_of(lambda _: 10**6, 0.8 ** np.arange(100))
     tries = [i for i, one in enumerate(passes) if one == UNTIL_PASS]
     assert passes.count(ACTIVE) == 0
-    assert tries == [2, 5, 10, 19, 36, 69]
+    assert tries == [1, 4, 9, 18, 35, 68]
     # Nor are they tried again while centres move as much as before.
     assert passes_of(lambda _: 10**6, np.ones(100)).count(UNTIL_PASS) == 1
 
 
 def test_bounds_that_pay_stay():
-    passes = passes_of(lambda i: 1000 if i in (3, 20) else 50, 0.7 ** np.arange(30))
+    passes = passes_of(lambda i: 1000 if i in (2, 19) else 50, 0.7 ** np.arange(30))
     # The first screen finds too many rows, and bounds are tried again; later on, expiries are renewed.
-    assert passes[:8] == [PLAIN, PLAIN, UNTIL_PASS, PLAIN, PLAIN, UNTIL_PASS, ACTIVE, ACTIVE]
-    assert passes[20] == UNTIL_PASS
-    assert passes[8:20] + passes[21:] == [ACTIVE] * 21
+    assert passes[:7] == [PLAIN, UNTIL_PASS, PLAIN, PLAIN, UNTIL_PASS, ACTIVE, ACTIVE]
+    assert passes[19] == UNTIL_PASS
+    assert passes[7:19] + passes[20:] == [ACTIVE] * 22
 
 
 @settings(max_examples=200)
@@ -269,7 +272,7 @@ def test_any_data(shape, kind, n, grain, apart, seed):
     if grain:  # many ties
         X, centers = np.round(X / grain) * grain, np.round(centers / grain) * grain
     plain, bounds = Iterations(X, k, kind, weights), BoundedIterations(X, k, kind, weights)
-    bounds.watch["pass"] = seed % 2  # at once, or after the first iterations
+    bounds.next_is(seed % 2)  # at once, or after the first iterations
     with harness.schedule(seed=seed, copies="early" if seed % 2 else "late"):
         ours = run(bounds, centers.astype(plain.work), 6)
     assert_same(ours, run(plain, centers.astype(plain.work), 6))

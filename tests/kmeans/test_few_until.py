@@ -40,7 +40,7 @@ def test_by_hand():
     centers[:, 0] = 100.0
     centers[:2, 0] = -4.0, 4.0
     of = UntilIterations(X, 16, kind_of("float32"))
-    of.watch["pass"] = UNTIL_PASS
+    of.next_is(UNTIL_PASS)
     assert of.iterate(centers) == 400
     assert of.labels.tolist() == [0, 0, 1, 1] * 100
     assert (of.sums[:2, 0] / of.scales[0]).tolist() == [-800, 800]
@@ -50,7 +50,8 @@ def test_by_hand():
     assert (of.expiries > 0.95 * expected).all()
     for moved, safe in ((5.6, 400), (6.5, 200), (8.5, 0)):
         of.limits[:] = moved * of.scale
-        of.watch["pass"], of.watch["active"] = SCREEN, 0
+        of.next_is(SCREEN)
+        of.watch["active"] = 0
         active = of.screen(400)
         assert of.watch["active"] == 400 - safe
         assert sorted(active[: 400 - safe]) == [i for i in range(400) if expected[i] < moved * of.scale]
@@ -68,7 +69,7 @@ def test_expiries_are_below_gaps(d, k, dtype, warpgroups, away, flushes, rng):
     X = X + away
     of = UntilIterations(X, k, kind_of(dtype), mean, warpgroups, flushes)
     centers = centers + away - of.mean
-    of.watch["pass"] = UNTIL_PASS
+    of.next_is(UNTIL_PASS)
     assert of.iterate(centers) == n
     of.assert_right(centers)
     gap = gaps(of, centers)
@@ -77,7 +78,8 @@ def test_expiries_are_below_gaps(d, k, dtype, warpgroups, away, flushes, rng):
     # The same of rows that are listed, in the order in which they are, and of a last tile that is not full.
     first, chosen = of.labels.copy(), np.zeros(n, bool)
     chosen[rng.permutation(n)[: n // 4 - 7]] = True
-    of.expiries[chosen], of.watch["pass"] = np.nan, SCREEN
+    of.next_is(SCREEN)
+    of.expiries[chosen] = np.nan
     of.expiries[~chosen] = np.inf
     centers = np.roll(centers, 1, axis=0) + 0.3 * rng.standard_normal(centers.shape)
     moved = of.iterate(centers)
@@ -153,7 +155,7 @@ def test_a_centre_far_away(away, rng):
     centers[7] = away * centers[6]
     for now in (centers, np.repeat(centers[:1], 16, axis=0)):
         of = UntilIterations(X, 16, kind_of("float32"))
-        of.watch["pass"] = UNTIL_PASS
+        of.next_is(UNTIL_PASS)
         of.iterate(now)
         of.assert_right(now)
         assert (of.expiries <= gaps(of, now)).all()
@@ -165,7 +167,7 @@ def test_next_to_zero(rng):
     X, centers = X * 2.0**-17, centers * 2.0**-17
     X[7] = 1.0
     of = UntilIterations(X, 16, kind_of("float32"))
-    of.watch["pass"] = UNTIL_PASS
+    of.next_is(UNTIL_PASS)
     of.iterate(centers)
     of.assert_right(centers)
     assert (of.expiries <= gaps(of, centers)).all()
@@ -176,7 +178,8 @@ def test_nothing_is_done_once_it_stops(rng):
     of = UntilIterations(X, 16, kind_of("float32"))
     of.iterate(centers)
     for now in (PLAIN, UNTIL_PASS, SCREEN, ACTIVE):
-        of.watch["pass"], before = now, (of.labels.copy(), of.expiries.copy())
+        of.next_is(now)
+        before = (of.labels.copy(), of.expiries.copy())
         assert of.move_rows(centers.astype(np.float32) + 5, stopped=1) == 0
         assert of.watch["pass"] == now
         np.testing.assert_array_equal(of.labels, before[0])
@@ -199,7 +202,7 @@ def test_any_data(shape, n, grain, apart, seed):
         X, centers = np.round(X / grain) * grain, np.round(centers / grain) * grain
     plain = ProductsIterations(X, k, kind_of(dtype), warpgroups=warpgroups)
     bounds = UntilIterations(X, k, kind_of(dtype), None, warpgroups)
-    bounds.watch["pass"] = seed % 2  # at once, or after the first iterations
+    bounds.next_is(seed % 2)  # at once, or after the first iterations
     with harness.schedule(seed=seed, copies="early" if seed % 2 else "late"):
         ours = run(bounds, centers.astype(np.float32), 6)
     assert_same(ours, run(plain, centers.astype(np.float32), 6))

@@ -196,7 +196,6 @@ def test_centres_have_two_parts_where_rows_are_long_and_they_are_few():
         ("NearestOfLong<2>", "nearest.cuh", [(2048, 1), (4096, 16)]),
         ("Nearest", "nearest.cuh", LONG_WITH_BOUNDS),
         ("NearestUntil", "nearest_until.cuh", SHAPES),
-        ("NearestWithout", "nearest_until.cuh", SHAPES),
     ],
 )
 @pytest.mark.parametrize("arch", ARCHITECTURES)
