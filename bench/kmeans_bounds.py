@@ -94,7 +94,7 @@ def measure(shape: Shape, kind: str, seed: int, cupy: Any) -> list[dict[str, Any
     X = data_of(shape, kind, seed, cupy)
     measured, fits = [], []
     for engine, bounds in (("tsapps", False), ("tsapps-bounds", True)):
-        fit(X, shape.k, bounds, 3)  # compiles, and warms up
+        fit(X, shape.k, bounds, ITERATIONS)  # compiles, and warms up
         found, times, examined = fit(X, shape.k, bounds, ITERATIONS)
         steps = [1e3 * (after - before) for before, after in pairwise(times)]
         cut_short, rows = examined or (None, None)
