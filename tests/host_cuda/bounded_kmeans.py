@@ -3,6 +3,7 @@
 from functools import cache
 
 import numpy as np
+import oracle
 
 from host_cuda.fused_kmeans import BLOCKS, Iterations, product_source
 from host_cuda.tall_skinny import build_each
@@ -108,3 +109,40 @@ class BoundedIterations(Iterations):
         for name, epilogue in (("NearestUntil", until), ("Nearest", every)):
             product = self.shadow, self.halves, self.n, epilogue, *workspace, lists
             library.call(f"assign_{name}_{shape}", *product)
+
+
+def gaps(of, centers):
+    """Return how much nearer each row is to its own centre than to any other, in float64 and scaled units."""
+    distances = np.sqrt(oracle.square_distances(of.centred, centers.astype(of.work)))
+    rows = np.arange(of.n)
+    own = distances[rows, of.labels]
+    distances[rows, of.labels] = np.inf
+    return (distances.min(axis=1) - own) * of.scale
+
+
+def _moved(found):
+    """Return how many rows moved, of what iterations give: that, or it beside the rows in doubt."""
+    return found[1] if isinstance(found, tuple) else found
+
+
+def run(of, centers, iterations):
+    """Return the labels, the sums and the outcome of every iteration, as the engine makes them."""
+    found, moved = [], _moved(of.iterate(centers))
+    for _ in range(iterations):
+        labels, sums = of.labels.copy(), of.sums.copy()
+        outcome, following = of.advance(centers, moved)
+        found.append((labels, sums, outcome.copy(), following))
+        if outcome["stop"]:
+            break
+        centers = following
+        moved = _moved(of.move_rows(centers))
+    return found
+
+
+def assert_same(ours, theirs):
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        for a, b in zip(one[:3], other[:3], strict=True):
+            np.testing.assert_array_equal(a, b)
+        if not one[2]["empty"]:
+            np.testing.assert_array_equal(one[3], other[3])

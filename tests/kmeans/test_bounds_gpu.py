@@ -63,15 +63,16 @@ def test_the_same_bits(n, d, k, dtype, weighted, spread):
     assert_same(*fit_both(X, k, sample_weight=weights, max_iter=60))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_uniform_data(dtype):
-    X = np.random.default_rng(0).random((100_000, 40)).astype(dtype)
+@pytest.mark.parametrize(("d", "dtype"), [(40, np.float32), (32, np.float32), (40, np.float64)])
+def test_uniform_data(d, dtype):
+    X = np.random.default_rng(0).random((100_000, d)).astype(dtype)
     assert_same(*fit_both(X, 40, max_iter=100))
 
 
+@pytest.mark.parametrize("d", [40, 32, 16])
 @pytest.mark.parametrize("grain", [1.0, 0.25])
-def test_ties(grain):
-    X = np.round(blobs(50_000, 40, 30, np.float32) / grain) * grain
+def test_ties(grain, d):
+    X = np.round(blobs(50_000, d, 30, np.float32) / grain) * grain
     assert_same(*fit_both(X, 30, max_iter=60))
 
 
@@ -79,9 +80,10 @@ def test_more_than_64_clusters():
     assert_same(*fit_both(blobs(50_000, 32, 200, np.float32), 200, max_iter=30))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("max_iter", [1, 2, 3, 5, 60])
-def test_empty_clusters(max_iter):
-    X = blobs(20_000, 20, 8, np.float64)
+def test_empty_clusters(max_iter, dtype):
+    X = blobs(20_000, 20, 8, dtype)
     init = np.concatenate([X[:6], X[:1] + 1e3, X[:1] - 1e3])  # two that no sample is near
     assert_same(*fit_both(X, 8, init=init, max_iter=max_iter))
 
@@ -92,14 +94,16 @@ def test_several_runs_and_a_tolerance():
         assert_same(*fit_both(X, 12, **({"random_state": 3} | options)))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("scale", [1e-30, 1e-3, 1e6, 1e15])
-def test_any_magnitude(scale):
-    X = blobs(20_000, 24, 7, np.float64, spread=2.0) * scale + 100 * scale
+def test_any_magnitude(scale, dtype):
+    X = (blobs(20_000, 24, 7, np.float64, spread=2.0) * scale + 100 * scale).astype(dtype)
     assert_same(*fit_both(X, 7, max_iter=40))
 
 
-def test_far_samples():
-    X = blobs(30_000, 40, 7, np.float32)
+@pytest.mark.parametrize("d", [40, 32, 8])
+def test_far_samples(d):
+    X = blobs(30_000, d, 7, np.float32)
     X[5] *= 1e8
     X[6:20] *= 30
     assert_same(*fit_both(X, 7, max_iter=40))

@@ -4,22 +4,24 @@ import numpy as np
 import oracle
 import pytest
 from host_cuda import harness
-from host_cuda.bounded_kmeans import ACTIVE, PLAIN, SCREEN, SHAPES, UNTIL_PASS, BoundedIterations, bounded
+from host_cuda.bounded_kmeans import (
+    ACTIVE,
+    PLAIN,
+    SCREEN,
+    SHAPES,
+    UNTIL_PASS,
+    BoundedIterations,
+    assert_same,
+    bounded,
+    gaps,
+    run,
+)
 from host_cuda.fused_kmeans import KINDS, Iterations, blobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsapps.apps.kmeans.bounds_plan import FRESH_BYTES, UNTIL, WATCH, fresh_watch, most_listed
 from tsapps.apps.kmeans.fused_plan import NEAREST
-
-
-def gaps(of, centers):
-    """Return how much nearer each row is to its own centre than to any other, in float64 and the shadow's units."""
-    distances = np.sqrt(oracle.square_distances(of.centred, centers.astype(of.work)))
-    rows = np.arange(of.n)
-    own = distances[rows, of.labels]
-    distances[rows, of.labels] = np.inf
-    return (distances.min(axis=1) - own) * of.scale
 
 
 def test_sizes():
@@ -110,30 +112,6 @@ def test_a_warp_examines_several_tiles(rng):
     assert moved == of.watch["examined"] == 1000
     np.testing.assert_array_equal(of.labels, expected)
     assert np.isfinite(of.expiries).sum() > 900
-
-
-def run(of, centers, iterations):
-    """Return the labels, the sums and the outcome of every iteration, as the engine makes them."""
-    found = []
-    _, moved = of.iterate(centers)
-    for _ in range(iterations):
-        labels, sums = of.labels.copy(), of.sums.copy()
-        outcome, following = of.advance(centers, moved)
-        found.append((labels, sums, outcome.copy(), following))
-        if outcome["stop"]:
-            break
-        centers = following
-        _, moved = of.move_rows(centers)
-    return found
-
-
-def assert_same(ours, theirs):
-    assert len(ours) == len(theirs)
-    for one, other in zip(ours, theirs, strict=True):
-        for a, b in zip(one[:3], other[:3], strict=True):
-            np.testing.assert_array_equal(a, b)
-        if not one[2]["empty"]:
-            np.testing.assert_array_equal(one[3], other[3])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import oracle
 import pytest
 from host_cuda import harness
-from host_cuda.bounded_kmeans import ACTIVE, PLAIN, SCREEN, UNTIL_PASS
+from host_cuda.bounded_kmeans import ACTIVE, PLAIN, SCREEN, UNTIL_PASS, assert_same, gaps, run
 from host_cuda.few_products import ProductsIterations
 from host_cuda.few_until import SHAPES, UntilIterations
 from host_cuda.fused_kmeans import blobs
@@ -16,15 +16,6 @@ from tsapps.apps.kmeans.bounds_plan import EXPIRING, most_of_few_listed
 
 def kind_of(dtype):
     return dtype, 2, False
-
-
-def gaps(of, centers):
-    """Return how much nearer each row is to its own centre than to any other, in float64 and in scaled units."""
-    distances = np.sqrt(oracle.square_distances(of.centred, centers.astype(of.work)))
-    rows = np.arange(of.n)
-    own = distances[rows, of.labels]
-    distances[rows, of.labels] = np.inf
-    return (distances.min(axis=1) - own) * of.scale
 
 
 def test_sizes():
@@ -91,29 +82,6 @@ def test_expiries_are_below_gaps(d, k, dtype, warpgroups, away, flushes, rng):
     assert np.isinf(of.expiries[~chosen]).all()
     assert (of.expiries[chosen] <= gaps(of, centers)[chosen]).all()
     assert (of.words[n:] == -1).all()
-
-
-def run(of, centers, iterations):
-    """Return the labels, the sums and the outcome of every iteration, as the engine makes them."""
-    found, moved = [], of.iterate(centers)
-    for _ in range(iterations):
-        labels, sums = of.labels.copy(), of.sums.copy()
-        outcome, following = of.advance(centers, moved)
-        found.append((labels, sums, outcome.copy(), following))
-        if outcome["stop"]:
-            break
-        centers = following
-        moved = of.move_rows(centers)
-    return found
-
-
-def assert_same(ours, theirs):
-    assert len(ours) == len(theirs)
-    for one, other in zip(ours, theirs, strict=True):
-        for a, b in zip(one[:3], other[:3], strict=True):
-            np.testing.assert_array_equal(a, b)
-        if not one[2]["empty"]:
-            np.testing.assert_array_equal(one[3], other[3])
 
 
 @pytest.mark.parametrize("apart", [0.0, 0.4, 3.0])
