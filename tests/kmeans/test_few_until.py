@@ -48,13 +48,14 @@ def test_by_hand():
         assert sorted(active[: 400 - safe]) == [i for i in range(400) if expected[i] < moved * of.scale]
 
 
-@pytest.mark.parametrize("flushes", [False, True])
+# With flushes, those that are compiled with few digits.
 @pytest.mark.parametrize("away", [0.0, 3.0], ids=lambda away: f"{away:g} away")
-@pytest.mark.parametrize(("d", "k", "dtype", "warpgroups"), SHAPES)
+@pytest.mark.parametrize(
+    ("d", "k", "dtype", "warpgroups", "flushes"),
+    [*((*shape, False) for shape in SHAPES), (*SHAPES[0], True), (*SHAPES[-1], True)],
+)
 def test_expiries_are_below_gaps(d, k, dtype, warpgroups, away, flushes, rng):
-    if flushes and (d, k, dtype) not in ((16, 16, "float32"), (64, 64, "bfloat16")):
-        pytest.skip("flushes are compiled for two shapes")
-    n = 1501
+    n = 1101
     X, centers = blobs(n, d, k, rng, apart=1.0)
     mean = X.mean(axis=0) + away if away else None
     X = X + away
@@ -84,10 +85,10 @@ def test_expiries_are_below_gaps(d, k, dtype, warpgroups, away, flushes, rng):
     assert (of.words[n:] == -1).all()
 
 
-@pytest.mark.parametrize("apart", [0.0, 0.4, 3.0])
+@pytest.mark.parametrize("apart", [0.0, 0.4])
 @pytest.mark.parametrize(("d", "k", "dtype", "warpgroups"), SHAPES)
 def test_the_same_bits_as_without(d, k, dtype, warpgroups, apart, rng):
-    X, _ = blobs(1200, d, k, rng, apart=apart)
+    X, _ = blobs(700, d, k, rng, apart=apart)
     arguments = X, k, kind_of(dtype), X.mean(axis=0)
     plain = ProductsIterations(*arguments, warpgroups=warpgroups)
     bounds = UntilIterations(*arguments, warpgroups)
@@ -154,7 +155,7 @@ def test_nothing_is_done_once_it_stops(rng):
         np.testing.assert_array_equal(of.expiries, before[1])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     shape=st.sampled_from(SHAPES),
     n=st.integers(1, 400),
