@@ -9,8 +9,8 @@
 //
 //   expiry = g + P(then) + M(then)  >  P(now) + M(now) = limits[label]
 //
-// (Hamerly, "Making k-means even faster", SDM 2010, with his two bounds in one number): 8 bytes of a row are read and none
-// is written. A row that is not decided when it is scored expires at once. Lengths are in the shadow's units (shadow.cuh).
+// (Hamerly, "Making k-means even faster", SDM 2010, with his two bounds in one number): 4 bytes of a row and its label are read and none
+// is written. A row that is not decided when it is scored expires at once. Lengths are in the units that centres are scaled to (centers.cuh).
 //
 // Rounding. Movements are rounded up, by 2⁻¹⁸ of themselves and 10⁻¹⁸; gaps are less by 2⁻³⁰ of the distances that they lie
 // between (nearest_until.cuh). So the two squared distances of a safe row still differ by more than 2⁻³³ of themselves, and
@@ -22,7 +22,7 @@
 // a row that found too many, 2ⁿ iterations run without bounds, and more of them until the largest movement is a quarter less
 // than it was.
 //
-// Why it is fast: one pass over 8 bytes a row, with few registers, where the copy of a row is 256 bytes at 128 features.
+// Why it is fast: one pass over 5 or 8 bytes a row, with few registers, where the copy of a row is 256 bytes at 128 features.
 #pragma once
 #include "apps/kmeans/labels.cuh"
 #include "kernels/ptx.cuh"
@@ -50,7 +50,7 @@ struct Watch {
   int pass;
   unsigned active;           // rows that are not safe
   int wait, failures, paid;  // iterations without bounds to come; screens in a row that found too many; whether one did not
-  int others;                // whether it is not what scores all rows without bounds that has something to do
+  int others;                // whether what scores all rows without bounds has nothing to do: others have, or nothing follows
   // In all, for who wants to know: screens after which only listed rows were scored, and those rows.
   unsigned long long screened, examined;
 

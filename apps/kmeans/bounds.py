@@ -8,7 +8,6 @@ Which of them does the work is decided on the GPU, iteration by iteration; the o
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -36,9 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Bounds", "ProductBounds"]
 
-_FOLDER = Path(__file__).parent
 _SCREEN_THREADS, _EXAMINE_THREADS = 256, 128
-# Blocks a multiprocessor, as many as are resident; and the rows that a block screens at a time.
+# Blocks a multiprocessor, as many as are resident on Hopper GPUs; and the rows that a block screens at a time.
 _SCREEN_BLOCKS, _EXAMINE_BLOCKS = 6, 3
 _SCREENED = 8 * _SCREEN_THREADS
 

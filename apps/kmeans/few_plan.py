@@ -63,9 +63,8 @@ _MOST_FOR_PRODUCTS = {4: 32, 2: 64}
 _MOST_MEAN = 16.0
 # Steps of the product of which few_warps.cuh has room for the centres in registers, beside a tile's scores.
 _STEPS_KEPT = 2
-# Bytes of a row from which on it has bounds, and the threads of a block that look at such: they have registers for both
-# of a row's best scores.
-_LEAST_LEFT_OUT, _UNTIL_THREADS = 32, (512, 384, 256)
+# Bytes of a row from which on it has bounds.
+_LEAST_LEFT_OUT = 32
 # The threads of a block, those that are better first; and the most stages of a warp's ring in few_products.cuh.
 _THREADS, _STAGES = (512, 384, 256), 4
 
@@ -317,7 +316,7 @@ def until_plan(d: int, k: int, dtype: str, shared_memory: int) -> UntilPlan | No
     row = d * ITEMSIZE[dtype]
     if k < 2 or row < _LEAST_LEFT_OUT or row % ALIGNMENT:
         return None
-    sizes = ((threads, stages) for threads in _UNTIL_THREADS for stages in range(_STAGES, 1, -1))
+    sizes = ((threads, stages) for threads in _THREADS for stages in range(_STAGES, 1, -1))
     plans = (UntilPlan(dtype, d, -(-k // 8), stages, _by_warps(d), threads) for threads, stages in sizes)
     return next((plan for plan in plans if plan.shared_bytes <= shared_memory), None)
 

@@ -37,7 +37,7 @@ __device__ __forceinline__ float square_norm(const unsigned (&a)[kSteps][4], int
   return simt::shuffle(g % 2 ? squares[2 * half + 1] : squares[2 * half], 4 * g + g / 2);
 }
 
-// The largest scores of a row: the best, and of those that cannot be it, or less than zero.
+// The largest scores of a row: the best, and of those that cannot be it, or zero where there is none.
 struct Largest {
   float best, other;
 };

@@ -75,9 +75,10 @@ class FusedEngine(CublasEngine):
         Whether labels of float32 data that is copied to float16 are proved; see `Shadow`.
     bounds : bool, optional
         Whether iterations leave out rows whose labels stand, where that pays; see `bounds.Bounds`. Labels and sums
-        are the same. Rows that are hardly more than their bound, more clusters than `MOST_CLUSTERS`, and labels that
-        are not proved have none, nor where they do not fit the GPU. By default rows of up to `_MOST_BOUNDED` features
-        have them, as the product of longer ones is faster without (`assign_plan`), and X of `_LEAST_BOUNDED` elements.
+        are the same. Few features that are hardly more than their bound, more clusters than `MOST_CLUSTERS`, and labels
+        that are not proved have none, nor where they do not fit the GPU. By default rows of up to `_MOST_BOUNDED`
+        features have them, as the product of longer ones is faster without (`assign_plan`), and X of `_LEAST_BOUNDED`
+        elements.
     """
 
     _step: Step | None = None

@@ -28,8 +28,8 @@ namespace kmeans {
 __device__ __forceinline__ float gap_of(float norm, float best, float second, float error, float reach) {
   const float at_most = 1.001f * norm;
   const float square = fmaxf(at_most * at_most - 2 * best + 4 * error, 0.0f), nearest = sqrtf(square);
-  // Finite, where there is no second.
-  const float ahead = fminf(1.999999f * (best - second) - 4 * error, 1e30f);
+  // Finite, where there is no second; what is no number stays none, and a row expires by it.
+  const float most = 1e30f, difference = 1.999999f * (best - second) - 4 * error, ahead = difference > most ? most : difference;
   const float other = sqrtf(square + fmaxf(ahead, 0.0f));
   const float between = ahead / (1.000001f * (other + nearest)), left_out = 4.01f * reach - at_most - nearest;
   // Less what float64 may be mistaken by.

@@ -7,8 +7,9 @@
 // Sums are integers modulo 2⁶⁴, so that the first is exact: an addition that was lost, doubled or wrong changes the
 // total of a column, whatever came after it. The first iteration from no labels says what the totals are.
 //
-// If anything is wrong, `stopped` is set: what was launched ahead does nothing, and the centres that the iteration
-// began with are still there. The host learns of it with the iteration's outcome.
+// If anything is wrong, `stopped` is set: `advance` of what was launched ahead does nothing, and the centres that the iteration
+// began with are still there. (With bounds, labels and sums may have gone on; they are made anew.) The host learns of it with the
+// iteration's outcome.
 //
 // Why it is fast: it reads the k · (d + 1) sums and few rows, no block waits for another, and nothing is written where
 // nothing is wrong. A block has some columns of all sums; or a group of rows and a part of the centres, of which it

@@ -7,7 +7,7 @@ import oracle
 
 from host_cuda.fused_kmeans import BLOCKS, Iterations, product_source
 from host_cuda.tall_skinny import build_each
-from tsapps.apps.kmeans.bounds_plan import FRESH_BYTES, UNTIL, fresh_watch, most_listed
+from tsapps.apps.kmeans.bounds_plan import FRESH_BYTES, OTHERS, UNTIL, fresh_watch, most_listed
 from tsapps.apps.kmeans.fused_plan import MOTION, NEAREST
 
 PLAIN, UNTIL_PASS, SCREEN, ACTIVE = range(4)
@@ -103,9 +103,8 @@ class BoundedIterations(Iterations):
         self.passes.append(int(self.watch["pass"][0]))
         library.call(f"examine_{shape}", self.shadow, self.halves, self.padded, active, until, lists)
         # What scores all rows without bounds does something if no other does.
-        others = np.array([self.stopped[0] or self.watch["others"][0]], np.int32)
         every = np.array(nearest, NEAREST)
-        every["stopped"] = others.ctypes.data
+        every["stopped"] = self.watch.ctypes.data + OTHERS
         for name, epilogue in (("NearestUntil", until), ("Nearest", every)):
             product = self.shadow, self.halves, self.n, epilogue, *workspace, lists
             library.call(f"assign_{name}_{shape}", *product)
@@ -125,6 +124,14 @@ def _moved(found):
     return found[1] if isinstance(found, tuple) else found
 
 
+def _assert_idle(of, centers):
+    """What follows of an iteration does nothing once it stops."""
+    before = of.labels.copy(), of.sums.copy()
+    assert _moved(of.move_rows(np.ascontiguousarray(centers), stopped=1)) == 0
+    np.testing.assert_array_equal(of.labels, before[0])
+    np.testing.assert_array_equal(of.sums, before[1])
+
+
 def run(of, centers, iterations):
     """Return the labels, the sums and the outcome of every iteration, as the engine makes them."""
     found, moved = [], _moved(of.iterate(centers))
@@ -133,6 +140,7 @@ def run(of, centers, iterations):
         outcome, following = of.advance(centers, moved)
         found.append((labels, sums, outcome.copy(), following))
         if outcome["stop"]:
+            _assert_idle(of, following)
             break
         centers = following
         moved = _moved(of.move_rows(centers))

@@ -21,7 +21,7 @@ from tsapps.kernels.plan import ELEMENT
 #: dtype, digits, whether samples have weights: those that `FewProducts` serves.
 KINDS = [("float32", 2, False), ("float16", 2, False), ("bfloat16", 2, False)]
 #: Features and clusters: rows of every alignment, part of a product and several, one to eight blocks of centres.
-SHAPES = [(1, 1), (3, 9), (5, 20), (8, 33), (14, 2), (16, 16), (20, 40), (32, 64), (33, 16), (64, 64)]
+SHAPES = [(1, 1), (3, 9), (5, 20), (8, 33), (14, 2), (16, 2), (16, 16), (20, 40), (32, 64), (33, 16), (64, 64)]
 #: Those of 16-bit data, and by warpgroups.
 HALF_SHAPES = [(5, 20), (16, 16), (32, 64), (64, 64)]
 WARPGROUP_SHAPES = [(1, 1), (5, 20), (14, 2), (16, 16), (24, 40), (48, 33), (32, 64), (40, 33), (64, 64)]

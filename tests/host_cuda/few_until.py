@@ -18,6 +18,7 @@ from tsapps.kernels.plan import ELEMENT
 #: 16 bytes to eight, whole products and part of one, centres in registers and in shared memory.
 SHAPES = [
     (16, 16, "float32", False),
+    (16, 2, "float32", False),
     (20, 40, "float32", False),
     (32, 64, "float32", False),
     (16, 16, "bfloat16", False),
@@ -108,9 +109,8 @@ class UntilIterations(BoundedIterations, ProductsIterations):
         state = self.words, self.sums, moved, self.stopped
         library = libraries()[self.until, self.most_until]
         library.call(name, self.X, centers, self.k, self.n, of, until, *state)
-        others = int(stopped or self.watch["others"][0])
         # What scores all rows without bounds does something if no other does.
-        found = ProductsIterations.move_rows(self, centers, stopped=others)
+        found = ProductsIterations.move_rows(self, centers, stopped=int(self.watch["others"][0]))
         self.stopped = np.array([stopped], np.int32)
         assert not (found and moved[0])
         return int(moved[0]) + found

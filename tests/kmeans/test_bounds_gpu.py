@@ -109,11 +109,16 @@ def test_far_samples(d):
     assert_same(*fit_both(X, 7, max_iter=40))
 
 
-def examined(X, k, max_iter=100, bounds=True):
-    """Return the iterations of a fit, those in which rows were left out, and the rows scored in those."""
+def examined(X, k, max_iter=100, bounds=True, found_of=None):
+    """Return the iterations of a fit, those in which rows were left out, and the rows scored in those.
+
+    `found_of` takes what was found.
+    """
     with open_engine(cupy.asarray(X), engine="fused", bounds=bounds) as engine:
         state, init = np.random.RandomState(0), X[:k].astype(np.float64)
         found = lloyd.fit(engine, k, init=init, n_init=1, tol=0, max_iter=max_iter, random_state=state)
+        if found_of is not None:
+            found_of.append(found)
         return found.n_iter, *engine.examined()
 
 
@@ -125,12 +130,16 @@ def examined(X, k, max_iter=100, bounds=True):
 def test_rows_are_left_out(d, k, dtype):
     n = 400_000
     X = blobs(n, d, k, dtype, spread=4 * (d / 32) ** 0.5)
-    iterations, cut_short, rows = examined(X, k)
+    found = []
+    iterations, cut_short, rows = examined(X, k, found_of=found)
     assert iterations > 10
     assert cut_short > 5
     # Of more than a quarter or 0.6 all are scored.
     assert 0 < rows < 0.3 * n * cut_short
-    assert examined(X, k, bounds=False)[1:] == (0, 0)
+    assert examined(X, k, bounds=False, found_of=found)[1:] == (0, 0)
+    bounded, plain = found
+    np.testing.assert_array_equal(oracle.host(bounded.labels), oracle.host(plain.labels))
+    np.testing.assert_array_equal(bounded.centers, plain.centers)
 
 
 def test_long_rows_have_bounds_where_they_are_asked_for():

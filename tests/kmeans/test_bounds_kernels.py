@@ -182,7 +182,7 @@ def test_nothing_is_done_once_it_stops(rng):
     X, centers = blobs(300, 40, 33, rng)
     of = BoundedIterations(X, 33, KINDS[0])
     of.iterate(centers)
-    for now in (PLAIN, UNTIL_PASS, SCREEN, ACTIVE):
+    for now in (UNTIL_PASS, SCREEN, ACTIVE):
         of.next_is(now)
         before = (of.labels.copy(), of.expiries.copy())
         assert of.move_rows(centers + 5, stopped=1) == (0, 0)
@@ -213,6 +213,14 @@ def test_bounds_that_do_not_pay_turn_themselves_off():
     assert tries == [1, 4, 9, 18, 35, 68]
     # Nor are they tried again while centres move as much as before.
     assert passes_of(lambda _: 10**6, np.ones(100)).count(UNTIL_PASS) == 1
+
+
+def test_nothing_is_left_to_do_where_nothing_follows():
+    watch, library = fresh_watch().reshape(1), bounded()[SHAPES[0]]
+    for may_begin, is_next, others in ((0, 1, 0), (0, 0, 1), (1, 1, 1)):
+        library.call("plan_next", watch, 1.0, may_begin, is_next)
+        assert watch["others"] == others
+    assert watch["pass"] == UNTIL_PASS
 
 
 def test_bounds_that_pay_stay():

@@ -203,7 +203,7 @@ def test_until_compiles_with_few_spills(d, dtype, arch):
     room = KNOWN["A100" if arch == "sm_80" else "H200"].shared_memory_per_block
     plans = [until_plan(d, k, dtype, room) for k in (16, 64)]
     assert all(plan.threads == 512 for plan in plans if plan and arch != "sm_80")
-    # Both of a row's best scores take a few registers more than there are beside 64 clusters.
+    # Gaps take a few registers more than there are beside 64 clusters.
     assert_no_spills("few_until.cuh", [plan for plan in plans if plan], arch, but=48)
 
 

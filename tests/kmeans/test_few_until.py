@@ -6,12 +6,12 @@ import pytest
 from host_cuda import harness
 from host_cuda.bounded_kmeans import ACTIVE, PLAIN, SCREEN, UNTIL_PASS, assert_same, gaps, run
 from host_cuda.few_products import ProductsIterations
-from host_cuda.few_until import SHAPES, UntilIterations
+from host_cuda.few_until import SHAPES, UntilIterations, libraries
 from host_cuda.fused_kmeans import blobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.apps.kmeans.bounds_plan import EXPIRING, most_of_few_listed
+from tsapps.apps.kmeans.bounds_plan import EXPIRING, fresh_watch, most_of_few_listed
 
 
 def kind_of(dtype):
@@ -131,10 +131,10 @@ def test_a_centre_far_away(away, rng):
 
 
 def test_next_to_zero(rng):
-    # Rows of which float16 has few bits, or none.
+    # Rows of which float16 has few bits, or none, as they lie beside one that is large.
     X, centers = blobs(900, 16, 16, rng)
-    X, centers = X * 2.0**-17, centers * 2.0**-17
-    X[7] = 1.0
+    X, centers = X * 2.0**-30, centers * 2.0**-30
+    X[7], X[8:20] = 1.0, 0.0
     of = UntilIterations(X, 16, kind_of("float32"))
     of.next_is(UNTIL_PASS)
     of.iterate(centers)
@@ -142,11 +142,51 @@ def test_next_to_zero(rng):
     assert (of.expiries <= gaps(of, centers)).all()
 
 
+def test_a_centre_that_is_left_out():
+    # Rows as far away as any, on the way to it, of which scores would tell more of a gap than there is.
+    X = np.zeros((200, 16))
+    X[:100, 0], X[100:, 0] = 1.0, -1.0
+    centers = np.zeros((2, 16))
+    for away in (4.005, 4.02, 4.5):
+        centers[:, 0] = -2.0, away
+        of = UntilIterations(X, 2, kind_of("float32"))
+        of.next_is(UNTIL_PASS)
+        of.iterate(centers)
+        of.assert_right(centers)
+        assert (of.expiries <= gaps(of, centers)).all()
+
+
+@pytest.mark.parametrize("n", [1, 6143, 6144, 6145, 60_003])
+@pytest.mark.parametrize("part", [0.0, 0.05, 0.5, 1.0])
+def test_the_rows_that_are_listed(n, part, rng):
+    """Of several turns of a block, and several lists of a warp."""
+    k, words = 64, np.full(-(-n // 4) * 4, -1, np.int8)
+    words[:n] = rng.integers(0, k, n)
+    limits = rng.random(k).astype(np.float32)
+    limits_of = limits[words[:n]]
+    expiries = (limits_of + np.where(rng.random(n) < part, -0.01, 0.01)).astype(np.float32)
+    expiries[rng.random(n) < 0.01 * part] = np.nan
+    expected = np.flatnonzero(~(expiries > limits_of))
+    for room in {max(1, int(0.3 * n)), max(1, len(expected)), n}:
+        watch, arrived, stopped = fresh_watch().reshape(1), np.zeros(1, np.uint32), np.zeros(1, np.int32)
+        watch["pass"], watch["others"] = SCREEN, 1
+        active = np.full(room + 1, 2**32 - 1, np.uint32)
+        state = active, room, watch, arrived, stopped
+        next(iter(libraries().values())).call("screen", expiries, words, n, limits, *state)
+        assert active[room] == 2**32 - 1
+        assert not arrived.any()
+        if len(expected) <= room:
+            assert watch["pass"] == ACTIVE
+            assert sorted(active[: watch["active"][0]]) == expected.tolist()
+        else:
+            assert (watch["pass"], watch["others"]) == (PLAIN, 0)
+
+
 def test_nothing_is_done_once_it_stops(rng):
     X, centers = blobs(300, 16, 16, rng)
     of = UntilIterations(X, 16, kind_of("float32"))
     of.iterate(centers)
-    for now in (PLAIN, UNTIL_PASS, SCREEN, ACTIVE):
+    for now in (UNTIL_PASS, SCREEN, ACTIVE):
         of.next_is(now)
         before = (of.labels.copy(), of.expiries.copy())
         assert of.move_rows(centers.astype(np.float32) + 5, stopped=1) == 0

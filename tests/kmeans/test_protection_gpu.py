@@ -141,6 +141,21 @@ def test_a_fault_is_found_and_made_good(n, d, k, fault, monkeypatch):
         assert_same(found, expected)
 
 
+@pytest.mark.parametrize("fault", [lost_row, wrong_bit, no_labels])
+@pytest.mark.parametrize(("n", "d", "k"), [(50_000, 32, 16), (50_000, 70, 16)])
+def test_a_fault_where_rows_are_left_out(n, d, k, fault, monkeypatch):
+    X = np.random.default_rng(0).standard_normal((n, d)).astype(np.float32)
+    X += 2 * np.random.default_rng(1).standard_normal((k, d)).astype(np.float32)[np.arange(n) % k] * (8 / d) ** 0.5
+    expected = fitted(opened(X, bounds=True), X, k, protect=False, max_iter=60)
+    assert expected.n_iter > 8
+    for when in (expected.n_iter - 4, expected.n_iter - 2):
+        with monkeypatch.context() as patch:
+            inject(patch, step_kind(X, k), fault, when.__eq__)
+            found = fitted(opened(X, bounds=True), X, k, protect=True, max_iter=60)
+        assert found.faults == 1
+        assert_same(found, expected)
+
+
 def test_wrong_centres_are_found(monkeypatch):
     X = data(9_999, 40, 33, np.float32)
     expected = fitted(opened(X), X, 33, protect=False)
