@@ -73,14 +73,19 @@ class Tsapps(Peer):
         self.given = to_host(centers).astype(compute_dtype(X.dtype, on_gpu=self.device == "cuda"))
         self._open: Any = None
 
+    def _opened(self) -> Any:
+        """Return an engine of X, as a fit begins with."""
+        from tsapps.apps.kmeans.choose import open_engine
+
+        options: dict[str, Any] = {"engine": self.engine, "precision": self.precision, "bounds": self.bounds}
+        return open_engine(self.X, device=self.device, **options)
+
     def _engine(self) -> Any:
         """Return an engine that holds X as a fit does, centred."""
         if self._open is None:
-            from tsapps.apps.kmeans.choose import open_engine
             from tsapps.apps.kmeans.protection import Protection
 
-            options: dict[str, Any] = {"engine": self.engine, "precision": self.precision, "bounds": self.bounds}
-            engine = open_engine(self.X, device=self.device, **options)
+            engine = self._opened()
             with engine:
                 engine.centre(engine.moments()[0])
                 if self.settles and self.device == "cuda" and not engine.serves(self.k):
@@ -134,7 +139,7 @@ class TsappsAllRows(Tsapps):
 
         self._open, options = None, {"n_init": 1, "max_iter": iterations, "tol": 0}
         random_state = np.random.RandomState(0)
-        return lloyd.fit(self._engine(), self.k, init=self.given, random_state=random_state, **options).n_iter
+        return lloyd.fit(self._opened(), self.k, init=self.given, random_state=random_state, **options).n_iter
 
 
 class TsappsTf32(Tsapps):
