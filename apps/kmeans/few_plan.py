@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import ceil, inf, log2
+from typing import TypeVar
 
 import numpy as np
 
@@ -245,6 +246,9 @@ class UntilPlan(ProductsPlan):
         return f"assign_until<{ELEMENT[self.dtype]}, {numbers}>"
 
 
+P = TypeVar("P", bound=ProductsPlan)
+
+
 def few_plan(d: int, k: int, dtype: str, mean: float, norm: float, device: Device) -> FewPlan | ProductsPlan | None:
     """Choose how an iteration for few features and few clusters is computed; None where they are too many.
 
@@ -302,13 +306,18 @@ def products_plan(d: int, k: int, dtype: str, shared_memory: int, *, warpgroups:
     None where there is too little. `warpgroups` take 16 bits.
     """
     multiplier = Multiplier.WARPGROUPS if warpgroups else _by_warps(d)
-    sizes = ((threads, stages) for threads in _THREADS for stages in range(_STAGES, 1, -1))
-    plans = (ProductsPlan(dtype, d, -(-k // 8), stages, multiplier, threads) for threads, stages in sizes)
-    return next((plan for plan in plans if plan.shared_bytes <= shared_memory), None)
+    return _first_that_fits(ProductsPlan(dtype, d, -(-k // 8), _STAGES, multiplier), shared_memory)
 
 
 def _by_warps(d: int) -> Multiplier:
     return Multiplier.WARPS_KEEPING if -(-d // 16) <= _STEPS_KEPT else Multiplier.WARPS
+
+
+def _first_that_fits(plan: P, shared_memory: int) -> P | None:
+    """Return a plan of as many threads as there can be, and then of as many stages; None where there is no room."""
+    sizes = ((threads, stages) for threads in _THREADS for stages in range(_STAGES, 1, -1))
+    plans = (replace(plan, threads=threads, stages=stages) for threads, stages in sizes)
+    return next((one for one in plans if one.shared_bytes <= shared_memory), None)
 
 
 def until_plan(d: int, k: int, dtype: str, shared_memory: int) -> UntilPlan | None:
@@ -316,9 +325,7 @@ def until_plan(d: int, k: int, dtype: str, shared_memory: int) -> UntilPlan | No
     row = d * ITEMSIZE[dtype]
     if k < 2 or row < _LEAST_LEFT_OUT or row % ALIGNMENT:
         return None
-    sizes = ((threads, stages) for threads in _THREADS for stages in range(_STAGES, 1, -1))
-    plans = (UntilPlan(dtype, d, -(-k // 8), stages, _by_warps(d), threads) for threads, stages in sizes)
-    return next((plan for plan in plans if plan.shared_bytes <= shared_memory), None)
+    return _first_that_fits(UntilPlan(dtype, d, -(-k // 8), _STAGES, _by_warps(d)), shared_memory)
 
 
 def few_scale(norm: float, dtype: str = "float32", *, warpgroups: bool = False) -> float:
