@@ -12,8 +12,8 @@ __all__ = ["ELEMENT", "SUM", "LibraryAlgorithm", "Plan", "WarpgroupPlan", "insta
 #: What an element is called in C++, and what it is summed in.
 ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfloat16": "ptx::Bfloat16"}
 SUM = {"float64": "double", "float32": "float", "float16": "float", "bfloat16": "float"}
-# Bytes that the level-2 cache prefetches at a time.
-_PREFETCHED = 256
+# Bytes that the level-2 cache prefetches at a time, and up to which it is told to keep a B that many tiles read.
+_PREFETCHED, _STAYING = 256, 16 << 20
 # Registers of a thread of tall_skinny_warpgroups.cuh that loads, by how many warpgroups do.
 _LOADING = {1: 88, 2: 64}
 
@@ -77,6 +77,7 @@ class Plan:
     b_packed: bool = False
     a_prefetches: bool = False
     b_prefetches: bool = False
+    b_stays: bool = False
     store: str = "Store"
     row_sums: bool = False
 
@@ -99,19 +100,22 @@ class Plan:
         """Return the plan as the C++ class that the kernel is instantiated with."""
         element = ELEMENT[self.dtype]
 
-        def operand(along: bool, outer: int, unit: int, packed: bool, prefetches: bool) -> str:
+        def operand(along: bool, outer: int, unit: int, *properties: bool) -> str:
+            packed, prefetches, stays = (str(one).lower() for one in properties)
             return (
                 f"tsm2::Operand<{element}, {str(along).lower()}, {outer}, {self.depth}, {unit}, "
-                f"{str(packed).lower()}, {str(prefetches).lower()}, {self.stride}>"
+                f"{packed}, {prefetches}, {stays}, {self.stride}>"
             )
 
+        a = operand(self.a_along, self.tile_m, self.a_unit, self.a_packed, self.a_prefetches, False)
+        b = operand(self.b_along, self.tile_n, self.b_unit, self.b_packed, self.b_prefetches, self.b_stays)
         booleans = {"kKeepB": self.keep_b, "kPrepareB": self.prepare_b, "kGram": self.gram}
         return "\n".join(
             [
                 "struct Plan {",
                 f"  using Element = {element};",
-                f"  using A = {operand(self.a_along, self.tile_m, self.a_unit, self.a_packed, self.a_prefetches)};",
-                f"  using B = {operand(self.b_along, self.tile_n, self.b_unit, self.b_packed, self.b_prefetches)};",
+                f"  using A = {a};",
+                f"  using B = {b};",
                 *(f"  static constexpr int {name} = {value};" for name, value in self._integers.items()),
                 *(f"  static constexpr bool {name} = {str(value).lower()};" for name, value in booleans.items()),
                 "};",
@@ -290,7 +294,7 @@ _AnyPlan = TypeVar("_AnyPlan", bound=Plan)
 
 
 def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
-    """Fill in what follows from the operands' layouts: units of copy, packing, prefetches, the stride of depths.
+    """Fill in what follows from the operands' layouts: units of copy, packing, caching, the stride of depths.
 
     Raises
     ------
@@ -315,6 +319,8 @@ def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
         prefetches = layout.along_depth and line_bytes < _PREFETCHED and whole > length
         filled.append((layout.along_depth, unit, packed, prefetches))
     (a_along, a_unit, a_packed, a_prefetches), (b_along, b_unit, b_packed, b_prefetches) = filled
+    streamed = not (plan.keep_b or plan.gram)
+    b_stays = streamed and problem.m > plan.tile_m and problem.k * problem.w * size <= _STAYING
     # B is read by every warp of a tile's rows, unless its parts are made once.
     reads_of_b = 0 if plan.keep_b else plan.tile_n * (1 if plan.shares_parts else plan.warps_m)
 
@@ -333,6 +339,7 @@ def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
         b_packed=b_packed,
         a_prefetches=a_prefetches,
         b_prefetches=b_prefetches,
+        b_stays=b_stays,
         store=_store(plan, problem),
     )
 

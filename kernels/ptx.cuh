@@ -285,10 +285,15 @@ TSA_PTX void store_no_allocate(void* global, const Quad& value) {
 #endif
 }
 
-// prefetch ─ the line around an address into the level-2 cache.
+// prefetch ─ the line around an address into the level-2 cache; with `stays`, to be evicted after all else.
+template <bool stays = false>
 TSA_PTX void prefetch(const void* global) {
 #if !defined(TSA_HOST)
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(global)));
+  if constexpr (stays) {
+    asm volatile("prefetch.global.L2::evict_last [%0];" ::"l"(__cvta_generic_to_global(global)));
+  } else {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(global)));
+  }
 #endif
 }
 

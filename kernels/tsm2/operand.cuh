@@ -47,8 +47,9 @@ struct Depth {
 // kOuter × kDepth elements of type T. Copies are of `kUnit` bytes (16, 8, 4, or 2: by ordinary loads). With kPacked, the
 // operand's lines follow each other without a gap, and a tile is whole lines: one contiguous piece, whatever a line's
 // length. With kPrefetches, the next tiles go on along short lines: more of each is read into the level-2 cache at a time
-// (an H200 reads pieces of 64 bytes at half its rate, of 128 at nine tenths). `kStride` is Depth's.
-template <typename T, bool kAlongDepth, int kOuter, int kDepth, int kUnit, bool kPacked, bool kPrefetches, int kStride>
+// (an H200 reads pieces of 64 bytes at half its rate, of 128 at nine tenths). With kStays, that cache keeps this operand before
+// all else: many tiles read it, and what they read besides passes by once. `kStride` is Depth's.
+template <typename T, bool kAlongDepth, int kOuter, int kDepth, int kUnit, bool kPacked, bool kPrefetches, bool kStays, int kStride>
 struct Operand {
   using Word = typename Tensor<T, 3>::Word;
   static constexpr int kPerWord = sizeof(T) == 2 ? 2 : 1;
@@ -61,6 +62,8 @@ struct Operand {
     const T* data;
     long long leading, outer, depth, size;
   };
+
+  static constexpr int kLine = 128;  // bytes, of the level-2 cache
 
   // A warp reads 8 lines at once, 4 words of each; or 4 lines, 8 words of each, whose numbers are kStride apart.
   static constexpr bool kEightLines = sizeof(T) == 2 || (kAlongDepth && sizeof(T) == 4);
@@ -194,6 +197,8 @@ struct Operand {
   }
 
   static __device__ void copy_unit(unsigned char* to, const T* from, int elements) {
+    // Once a line. (A policy that the copies themselves name is as fast, and illegal where ptxas 13.0 loses it.)
+    if (kStays && reinterpret_cast<unsigned long long>(from) % kLine == 0) ptx::prefetch<true>(from);
     if constexpr (kUnit == 2) {
       *reinterpret_cast<T*>(to) = elements ? *from : T{};
     } else {

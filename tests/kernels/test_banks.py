@@ -43,7 +43,7 @@ def operand(dtype, along, outer, depth, packed, stride):
     unit = 16 if packed or (depth if along else outer) * ITEMSIZE[dtype] % 16 == 0 else ITEMSIZE[dtype]
     packed = "true" if packed else "false"
     along = "true" if along else "false"
-    return f"tsm2::Operand<{ELEMENT[dtype]}, {along}, {outer}, {depth}, {unit}, {packed}, false, {stride}>"
+    return f"tsm2::Operand<{ELEMENT[dtype]}, {along}, {outer}, {depth}, {unit}, {packed}, false, false, {stride}>"
 
 
 def source(cases):

@@ -113,6 +113,12 @@ PLAN = Plan("float32", 64, 12, 32, warps_m=4)
         (PLAN, problem(500, 1000, 12, a_along=False, b_along=True), {"a_prefetches": False, "b_prefetches": True}),
         (Plan("float32", 64, 3, 8, keep_b=True), problem(500, 8, 3), {"a_prefetches": False}),
         (Plan("float32", 64, 3, 8, keep_b=True), problem(500, 8, 3, pads=(8, 0)), {"a_prefetches": False}),
+        # Several tiles read B, of 16 MiB and no more; one tile does; none but as it begins; there is none.
+        (PLAN, problem(65, 349_525, 12), {"b_stays": True}),
+        (PLAN, problem(65, 349_526, 12), {"b_stays": False}),
+        (PLAN, problem(64, 1000, 12), {"b_stays": False}),
+        (Plan("float32", 64, 3, 8, keep_b=True), problem(500, 8, 3), {"b_stays": False}),
+        (replace(PLAN, gram=True), problem(65, 1000, 65, gram=True), {"b_stays": False}),
         # Columns of 64 floats: lanes of one warp read rows of the depth that are two apart.
         (PLAN, problem(5000, 1000, 12, a_along=False), {"a_along": False, "stride": 8 // gcd(8, 64) * 2}),
         # Rows of 33 floats fall in banks one apart, and of 33 doubles as well.
