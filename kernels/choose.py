@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tsapps.kernels.candidates import candidates, stage_bytes
-from tsapps.kernels.device import Device, file_name_of
+from tsapps.kernels.device import Device, file_name_of, measured_alike
 from tsapps.kernels.plan import LibraryAlgorithm, Plan, WarpgroupPlan
 from tsapps.kernels.problem import NARROW, Problem
 from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
@@ -273,6 +273,16 @@ def _look_up(
 
 @cache
 def tuned_table(device_name: str, folder: Path = _TUNED) -> tuple[Mapping[str, Any], ...]:
-    """Return the picks measured on a device of this name, of a folder's tables: none where there is no table."""
+    """Return the picks measured on a device of this name, of a folder's tables: none where there is no table.
+
+    What they leave out, those of a device that is `measured_alike` say, less which of the library's algorithms was the
+    fastest there: the library is left to choose.
+    """
     path = folder / f"{file_name_of(device_name)}.json"
-    return tuple(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else ()
+    own = tuple(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else ()
+    alike = measured_alike(device_name)
+    if alike is None:
+        return own
+    keys = {tuple(row[name] for name in KEY) for row in own}
+    rest = (row for row in tuned_table(alike, folder) if tuple(row[name] for name in KEY) not in keys)
+    return *own, *({"kernel": LIBRARY} | {name: row[name] for name in row if name != ALGORITHM} for row in rest)

@@ -11,7 +11,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["KNOWN", "Device", "file_name_of", "find", "from_attributes", "live"]
+__all__ = ["KNOWN", "Device", "file_name_of", "find", "from_attributes", "live", "measured_alike"]
 
 
 def file_name_of(device_name: str) -> str:
@@ -193,6 +193,22 @@ def find(name: str) -> Device | None:
         if re.fullmatch(rf"(NVIDIA )?(Tesla )?{short}{rest}", name.strip(), re.IGNORECASE):
             return KNOWN[short]
     return None
+
+
+def measured_alike(name: str) -> str | None:
+    """Return the GPU whose measured picks serve one of this name, too: it has the same multiprocessors, if not as many.
+
+    Parameters
+    ----------
+    name : str
+        As CUDA reports it.
+
+    Returns
+    -------
+    str or None
+        The H200 for others of its generation (H100 and GH200 in every form, H800, H20); else None.
+    """
+    return "NVIDIA H200" if re.fullmatch(r"NVIDIA G?H[1-9]\d+( .*)?", name) and name != "NVIDIA H200" else None
 
 
 def from_attributes(attributes: Mapping[str, Any]) -> Device:

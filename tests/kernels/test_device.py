@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tsapps.kernels.device import KNOWN, Device, find, from_attributes, live
+from tsapps.kernels.device import KNOWN, Device, find, from_attributes, live, measured_alike
 
 # An RTX 4090, which is not in KNOWN: 128 SMs, 2520 MHz, GDDR6X of 10 501 MHz on 384 bits.
 RTX_4090 = {
@@ -96,6 +96,22 @@ def test_no_clock():
 )
 def test_find(name, expected):
     assert find(name) is (KNOWN[expected] if expected else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "alike"),
+    [
+        *(
+            (f"NVIDIA {name}", True)
+            for name in ("H100 80GB HBM3", "H100 PCIe", "H100 NVL", "H800", "H20", "GH200 480GB")
+        ),
+        ("NVIDIA H200 NVL", True),
+        # The device itself, other generations, and names that only begin so.
+        *((name, False) for name in ("NVIDIA H200", "H100", "NVIDIA A100-SXM4-80GB", "NVIDIA HGX", "NVIDIA H100x", "")),
+    ],
+)
+def test_gpus_that_an_h200s_picks_serve(name, alike):
+    assert measured_alike(name) == ("NVIDIA H200" if alike else None)
 
 
 def test_every_known_gpu_is_found_by_its_name():

@@ -17,6 +17,7 @@ from tsapps.kernels.candidates import RESERVED
 from tsapps.kernels.choose import ALGORITHM, KEY, LIBRARY, pick_of
 from tsapps.kernels.device import KNOWN
 from tsapps.kernels.plan import Plan, WarpgroupPlan
+from tsapps.kernels.tables import write_table
 from tsapps.kernels.tune import Cell
 
 ARCHITECTURES = ["sm_80", "sm_90a", "sm_100a"]
@@ -111,3 +112,21 @@ def test_every_row_decides_what_it_is_for(table):
         if ALGORITHM in row:
             (algorithm,) = pick_of(choose.plan(problem, device, rows)).values()
             assert algorithm.items() <= row[ALGORITHM].items()
+
+
+def test_a_gpu_of_the_same_generation_has_the_picks_of_an_h200(tmp_path):
+    def row(w, **others):
+        sizes = {"k": 64, "w": w, "m": 20_480, "depth": 20_480}
+        return {"shape": "tsm2r", "dtype": "float32", "along": True, "c_by_rows": True} | sizes | others
+
+    algorithm = {"rank": 3, "own_orders": False, "version": 1, "ms": 0.1}
+    own, theirs = row(8, kernel="tsm2r_columns"), row(8, kernel="tall_skinny")
+    both, best = row(16, kernel="tall_skinny", algorithm=algorithm), row(32, algorithm=algorithm)
+    library = row(64, kernel=LIBRARY)
+    write_table(tmp_path / "nvidia-h200.json", [theirs, both, best, library])
+    write_table(tmp_path / "nvidia-h100-nvl.json", [own])
+    expected = [row(16, kernel="tall_skinny"), row(32, kernel=LIBRARY), library]
+    assert choose.tuned_table("NVIDIA H100 NVL", tmp_path) == (own, *expected)
+    assert choose.tuned_table("NVIDIA GH200 480GB", tmp_path) == (theirs, *expected)
+    assert choose.tuned_table("NVIDIA H200", tmp_path) == (theirs, both, best, library)
+    assert choose.tuned_table("NVIDIA A100-SXM4-80GB", tmp_path) == ()
