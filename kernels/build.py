@@ -39,8 +39,6 @@ _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 _WAITS = re.compile(r"\(C75\d\d\)[^\n]*wgmma[^\n]* function '(\w+)'")
 # A compile that takes longer than this is announced: the user waits for it once.
 PATIENCE_SECONDS = 1.0
-# Dynamic shared memory that every kernel may be launched with.
-_USUAL_SHARED = 48 << 10
 
 
 @dataclass(frozen=True)
@@ -248,7 +246,7 @@ class Kernel:
 
     def __init__(self, source: str, kernels: Sequence[str], kernel: str, device: int) -> None:
         self._given, self._kernel, self._device = (source, tuple(kernels), architecture(device)), kernel, device
-        self._most_shared = _USUAL_SHARED
+        self._most_shared = 0
         self._built = _begun(*self._given)
 
     @cached_property
@@ -266,13 +264,13 @@ class Kernel:
         cubin = build(*self._given) if self._built.exception() else self._built.result()
         with cupy.cuda.Device(self._device):
             kernel = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[self._kernel])
-            if self._most_shared != _USUAL_SHARED:
+            if self._most_shared:
                 kernel.max_dynamic_shared_size_bytes = self._most_shared
         return kernel
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        """The most dynamic shared memory that it may be launched with, as of a `cupy.RawKernel`."""
+        """The most dynamic shared memory that it may be launched with; 0 if that was never said."""
         return self._most_shared
 
     @max_dynamic_shared_size_bytes.setter

@@ -16,8 +16,6 @@ __all__ = ["Gpu", "fit_on_gpu"]
 
 _FOLDER = Path(__file__).parent
 _DTYPES = ("float32", "float16", "bfloat16")
-# More than this a block has to ask for.
-_USUAL_SHARED = 48 << 10
 
 
 class Gpu:
@@ -51,7 +49,7 @@ class Gpu:
         name = f"batched::{kernel}<{template}>"
         made = function(_FOLDER / file, (name,), name, self.index)
         # Another shape may have asked for more: that much remains allowed.
-        if shared > max(_USUAL_SHARED, made.max_dynamic_shared_size_bytes):
+        if shared > made.max_dynamic_shared_size_bytes:
             made.max_dynamic_shared_size_bytes = shared
         return made, threads
 
