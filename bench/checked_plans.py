@@ -1,13 +1,15 @@
 """Measure how products that carry their checks are best computed on a GPU, and write the table of picks.
 
-    python bench/checked_plans.py [--minutes 4] [--out apps/abft/tuned/nvidia-h200.json]
+    python bench/checked_plans.py [--minutes 4] [--shape tsm2r] [--w 64] [--out apps/abft/tuned/nvidia-h200.json]
 
 Of each product, the plans that are predicted to be the fastest and all that warpgroups have are compiled, on every
 core; those with next to no spills are run with the checks of `tsapps.abft.matmul`, held against the result without, and
-timed behind a cold level-2 cache. The fastest becomes a row, as those of kernels/tuned/ are.
+timed behind a cold level-2 cache. The fastest becomes a row, as those of kernels/tuned/ are, in place of what there was
+for the product; others stay as they are.
 """
 
 import argparse
+import json
 import multiprocessing
 import sys
 import time
@@ -30,7 +32,7 @@ from tsapps.apps.abft.product_plan import (
 )
 from tsapps.kernels.build import architecture
 from tsapps.kernels.candidates import candidates
-from tsapps.kernels.choose import key_of, pick_of, promising
+from tsapps.kernels.choose import KEY, key_of, pick_of, promising
 from tsapps.kernels.device import Device, file_name_of, live
 from tsapps.kernels.launch import compiled_plan
 from tsapps.kernels.plan import Plan, WarpgroupPlan
@@ -103,12 +105,16 @@ def main() -> int:
     """Measure and write; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing more after so long")
+    parser.add_argument("--shape", action="append", choices=("tsm2r", "tsm2l"), help="only these")
+    parser.add_argument("--w", action="append", type=int, help="only of so many columns")
     parser.add_argument("--out", type=Path, help="the table; by default that of this device")
     options = parser.parse_args()
     end = time.perf_counter() + 60 * options.minutes
     device, arch = live(0), architecture(0)
     jobs = []
     for cell in cells():
+        if cell.shape not in (options.shape or [cell.shape]) or cell.w not in (options.w or [cell.w]):
+            continue
         problem = cell.problem()
         jobs.append((cell, plans_of(problem, device), checked_epilogue(cell.dtype, cell.w, problem.c)))
     wanted = list(dict.fromkeys((plan, epilogue) for _, plans, epilogue in jobs for plan in plans))
@@ -123,7 +129,10 @@ def main() -> int:
         kept = [plan for plan in plans if sound[plan, epilogue]]
         if kept:
             rows.append(measured_row(cell, kept, clock))
-    write_table(options.out or TUNED / f"{file_name_of(device.name)}.json", rows)
+    path = options.out or TUNED / f"{file_name_of(device.name)}.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    table = {tuple(row[name] for name in KEY): row for row in [*before, *rows]}
+    write_table(path, table.values())
     return 0
 
 
