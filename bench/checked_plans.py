@@ -32,7 +32,7 @@ from tsapps.apps.abft.product_plan import (
 )
 from tsapps.kernels.build import architecture
 from tsapps.kernels.candidates import candidates
-from tsapps.kernels.choose import KEY, key_of, pick_of, promising
+from tsapps.kernels.choose import completed, key_of, pick_of, promising
 from tsapps.kernels.device import Device, file_name_of, live
 from tsapps.kernels.launch import compiled_plan
 from tsapps.kernels.plan import Plan, WarpgroupPlan
@@ -131,8 +131,7 @@ def main() -> int:
             rows.append(measured_row(cell, kept, clock))
     path = options.out or TUNED / f"{file_name_of(device.name)}.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    table = {tuple(row[name] for name in KEY): row for row in [*before, *rows]}
-    write_table(path, table.values())
+    write_table(path, completed(rows, before))
     return 0
 
 

@@ -8,7 +8,7 @@ tensor-core products of a stage.
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from math import inf, log2
 from pathlib import Path
@@ -27,7 +27,9 @@ __all__ = [
     "PICKED",
     "RANKED",
     "VERSION",
+    "completed",
     "key_of",
+    "key_of_row",
     "library_algorithms",
     "pick_of",
     "plan",
@@ -283,6 +285,17 @@ def tuned_table(device_name: str, folder: Path = _TUNED) -> tuple[Mapping[str, A
     alike = measured_alike(device_name)
     if alike is None:
         return own
-    keys = {tuple(row[name] for name in KEY) for row in own}
-    rest = (row for row in tuned_table(alike, folder) if tuple(row[name] for name in KEY) not in keys)
-    return *own, *({"kernel": LIBRARY} | {name: row[name] for name in row if name != ALGORITHM} for row in rest)
+    theirs = tuned_table(alike, folder)
+    rows = ({"kernel": LIBRARY} | {name: row[name] for name in row if name != ALGORITHM} for row in theirs)
+    return tuple(completed(own, rows))
+
+
+def completed(rows: Sequence[Mapping[str, Any]], others: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return a table's rows, and those of another for what they leave out."""
+    keys = {key_of_row(row) for row in rows}
+    return [*rows, *(row for row in others if key_of_row(row) not in keys)]
+
+
+def key_of_row(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what tells a table's row from its others."""
+    return tuple(row[name] for name in KEY)

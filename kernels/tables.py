@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tsapps.kernels.build import cache_directory, write_whole
-from tsapps.kernels.choose import ALGORITHM, KEY, PICKED, RANKED, VERSION, tuned_table
+from tsapps.kernels.choose import ALGORITHM, KEY, PICKED, RANKED, VERSION, completed, key_of_row, tuned_table
 from tsapps.kernels.device import file_name_of
 
 __all__ = ["keep", "of_version", "own_table", "reset", "user_path", "user_table", "write_table"]
@@ -37,9 +37,7 @@ def user_path(device_name: str) -> Path:
 
 def user_table(device_name: str) -> Sequence[Mapping[str, Any]]:
     """Return the user's picks, with those that come with tsapps for what they leave out; errors as `own_table`."""
-    own = own_table(device_name)
-    keys = {_key(row) for row in own}
-    return [*own, *(row for row in tuned_table(device_name) if _key(row) not in keys)]
+    return completed(own_table(device_name), tuned_table(device_name))
 
 
 def of_version(rows: Iterable[Mapping[str, Any]], version: int | None) -> list[Mapping[str, Any]]:
@@ -98,16 +96,12 @@ def _what_is_wrong(row: Any) -> str:
     return ""
 
 
-def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in KEY)
-
-
 def keep(device_name: str, row: dict[str, Any]) -> int:
     """Put a row into the user's table, in place of one with its key, and return how many it then has.
 
     From the next product on, plans are made by the new table. Errors as `own_table`.
     """
-    rows = {_key(one): one for one in own_table(device_name)} | {_key(row): row}
+    rows = {key_of_row(one): one for one in own_table(device_name)} | {key_of_row(row): row}
     write_table(user_path(device_name), rows.values())
     _forget_plans()
     return len(rows)
