@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections import namedtuple
 from collections.abc import Callable
-from ctypes import c_int, c_void_p
+from ctypes import c_int, c_int64, c_void_p
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from tsapps.kernels.cublaslt import (
     of_device,
 )
 
-__all__ = ["LibraryError", "best", "candidates"]
+__all__ = ["LibraryError", "best", "candidates", "stripes"]
 
 #: How many algorithms are timed at length.
 FINALISTS = 3
@@ -49,6 +49,8 @@ EMULATION = ("CUBLAS_EMULATE_SINGLE_PRECISION", "CUBLAS_EMULATE_DOUBLE_PRECISION
 Run = Callable[[], None]
 Clock, Check = Callable[[Run], float], Callable[[], float] | None
 
+# Products of one shape: how many elements each matrix of one is from the next one's, and how many products there are.
+Strides = namedtuple("Strides", "apart count")
 # CuPy's name, cudaDataType_t, cublasComputeType_t and cudaDataType_t of the scalars, alpha and beta, NaN in an array.
 _Type = namedtuple("_Type", "array data compute scale alpha beta gemv nan")
 _FLOAT, _DOUBLE = ((kind(1), kind(0)) for kind in (ctypes.c_float, ctypes.c_double))
@@ -118,15 +120,18 @@ def pin_native() -> None:
     os.environ.update(dict.fromkeys(EMULATION, "0"))
 
 
-def gemm(library: Any, handle: int, product: Product, kind: _Type) -> None:
-    """Call cublasGemmEx for a column-major product."""
+def gemm(library: Any, handle: int, product: Product, kind: _Type, strides: Strides | None = None) -> None:
+    """Call cublasGemmEx for a column-major product, or cublasGemmStridedBatchedEx for several that are so far apart."""
     first, second, out = product.first, product.second, product.out
     k = first.rows if product.trans_first else first.cols
-    m, n, k, lda, ldb, ldc = map(c_int, (out.rows, out.cols, k, first.ld, second.ld, out.ld))
-    alpha, beta = ctypes.byref(kind.alpha), ctypes.byref(kind.beta)
-    data, ops = c_int(kind.data), (c_int(product.trans_first), c_int(product.trans_second))
-    operands = c_void_p(first.ptr), data, lda, c_void_p(second.ptr), data, ldb, beta, c_void_p(out.ptr), data, ldc
-    call(library, "cublasGemmEx", c_void_p(handle), *ops, m, n, k, alpha, *operands, c_int(kind.compute), GEMM_DEFAULT)
+    sizes = map(c_int, (product.trans_first, product.trans_second, out.rows, out.cols, k))
+    data, given = c_int(kind.data), [c_void_p(handle), *sizes, ctypes.byref(kind.alpha)]
+    for i, one in enumerate((first, second, out)):
+        given += [ctypes.byref(kind.beta)] if one is out else []
+        given += [c_void_p(one.ptr), data, c_int(one.ld), *([c_int64(strides.apart[i])] if strides else [])]
+    given += [c_int(strides.count)] if strides else []
+    name = "cublasGemmStridedBatchedEx" if strides else "cublasGemmEx"
+    call(library, name, *given, c_int(kind.compute), GEMM_DEFAULT)
 
 
 def gemv(library: Any, handle: int, product: Product, kind: _Type) -> None:
@@ -151,6 +156,21 @@ def _workspace(_device: int) -> tuple[Any, int]:
     return memory, -(-memory.data.ptr // ALIGNMENT) * ALIGNMENT
 
 
+def _by_cublas(library: Any, function: Callable[..., None], *given: Any) -> None:
+    """Call one of the functions above, on CuPy's current stream and with cuBLAS' default arithmetic."""
+    import cupy
+    from cupy_backends.cuda.libs import cublas as modes
+
+    handle = cupy.cuda.device.get_cublas_handle()
+    before = modes.getMathMode(handle)
+    modes.setStream(handle, cupy.cuda.get_current_stream().ptr)
+    modes.setMathMode(handle, DEFAULT_MATH)
+    try:
+        function(library, handle, *given)
+    finally:
+        modes.setMathMode(handle, before)
+
+
 def candidates(A: Any, B: Any, out: Any, *, dtype: str, trans_a: bool = False) -> list[tuple[str, Run]]:
     """Return every way the libraries offer to write A·B, or Aᵀ·B, to `out`.
 
@@ -172,25 +192,16 @@ def candidates(A: Any, B: Any, out: Any, *, dtype: str, trans_a: bool = False) -
     products = formulations(A, B, out, trans_a)
     pin_native()
     import cupy
-    from cupy_backends.cuda.libs import cublas as modes
 
-    handle = cupy.cuda.device.get_cublas_handle()
     index = cupy.cuda.Device().id
     cublas, (lt, lt_handle) = find("cublas"), of_device(index)
-
-    def by_cublas(function: Callable[..., None], product: Product) -> None:
-        before = modes.getMathMode(handle)
-        modes.setStream(handle, cupy.cuda.get_current_stream().ptr)
-        modes.setMathMode(handle, DEFAULT_MATH)
-        try:
-            function(cublas, handle, product, kind)
-        finally:
-            modes.setMathMode(handle, before)
-
+    by_cublas = partial(_by_cublas, cublas)
     columns = {name: product for name, product in products.items() if name.startswith("column-major")}
-    found = [(name.replace("column-major", "cublas"), partial(by_cublas, gemm, columns[name])) for name in columns]
+    found = [
+        (name.replace("column-major", "cublas"), partial(by_cublas, gemm, columns[name], kind)) for name in columns
+    ]
     if kind.gemv and 1 in out.shape:
-        found.append(("cublas (gemv)", partial(by_cublas, gemv, products["column-major"])))
+        found.append(("cublas (gemv)", partial(by_cublas, gemv, products["column-major"], kind)))
 
     def by_lt(described: LtProduct, algo: Any) -> None:
         one, stream = described.product, cupy.cuda.get_current_stream().ptr
@@ -209,6 +220,23 @@ def candidates(A: Any, B: Any, out: Any, *, dtype: str, trans_a: bool = False) -
     return found
 
 
+def stripes(A: Any, B: Any, out: Any, *, dtype: str) -> list[tuple[str, Run]]:
+    """Return how cuBLAS writes Aᵢᵀ · B to outᵢ for every i, in one call; as `candidates` does.
+
+    Parameters
+    ----------
+    A, out : cupy.ndarray
+        Of three dimensions: matrices one behind the other.
+    """
+    kind = check_operands(A[0], B, out[0], dtype, True)
+    product = formulations(A[0], B, out[0], trans_a=True)["column-major"]
+    pin_native()
+    # One B for all of A.
+    apart = [A.strides[0] // A.itemsize if one.ptr == A.data.ptr else 0 for one in (product.first, product.second)]
+    strides = Strides((*apart, out.strides[0] // out.itemsize), len(A))
+    return [("cublas (strided batched)", partial(_by_cublas, find("cublas"), gemm, product, kind, strides))]
+
+
 def best(
     A: Any, B: Any, out: Any, *, dtype: str, trans_a: bool = False, time_ms: Clock, quick_ms: Clock, check: Check = None
 ) -> tuple[str, float]:
@@ -216,6 +244,8 @@ def best(
 
     Parameters
     ----------
+    A, B, out : cupy.ndarray
+        As those of `candidates`, or, of three dimensions, of `stripes`.
     time_ms, quick_ms : callable
         Time a call by many and by few repetitions: each candidate by `quick_ms`, the fastest three by `time_ms`.
     check : callable, optional
@@ -223,7 +253,8 @@ def best(
         after `out` was filled with NaN; the next fastest takes the place of one that is not right.
     """
     quick, timed, failed = [], [], []
-    for name, run in candidates(A, B, out, dtype=dtype, trans_a=trans_a):
+    ways = stripes(A, B, out, dtype=dtype) if out.ndim == 3 else candidates(A, B, out, dtype=dtype, trans_a=trans_a)
+    for name, run in ways:
         try:
             run()  # the first call loads the kernel
             quick.append((quick_ms(run), name, run))

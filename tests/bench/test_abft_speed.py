@@ -71,14 +71,16 @@ def speed(numpy_for_cupy, monkeypatch):
 
     def best(A, W, out, *, dtype, trans_a, time_ms, quick_ms, check):
         a, w = (wide(x, dtype) for x in (A, W))
-        product = (a.T if trans_a else a) @ w
+        product = (a.swapaxes(-1, -2) if trans_a else a) @ w
         out[...] = (product.astype("f4").view("u4") >> 16) if dtype == "bfloat16" else product
         assert check() >= 0
-        out[3, 1] = 0x7000 if dtype == "bfloat16" else 6e4
+        out[..., 3, 1] = 0x7000 if dtype == "bfloat16" else 6e4
         with pytest.raises(ValueError, match="a library's sum is off by"):
             check()
-        asked.append((trans_a, out.flags.f_contiguous))
-        return "numpy", 2.0 if out.flags.f_contiguous else 3.0
+        by_columns = out.strides[-1] > out.strides[-2]
+        asked.append((trans_a, A.shape, by_columns))
+        # Rows are faster by blocks, and columns as a whole.
+        return "numpy", (2.0 if by_columns else 3.0) + 0.5 * ((A.shape == asked[0][1]) != trans_a)
 
     monkeypatch.setattr(abft_speed.library_gemm, "best", best)
     found = abft_speed.Speed(3)
@@ -99,7 +101,9 @@ def test_encoding_is_timed(dtype, speed, monkeypatch):
     assert list(found) == ["both", "exact", "float"]
     assert found["both"]["floor_ms"] == pytest.approx(1024 * 16384 / 4e9)
     assert (found["both"]["library_ms"], found["exact"]["library_ms"], found["both"]["weights"]) == (4.0, None, 2)
-    assert speed.asked == [(False, False), (False, True), (True, False), (True, True)]
+    wholes, rows, stripes = (1024, side), (2 * side, 512), (2, 512, side)
+    ways = (False, wholes), (False, rows), (True, wholes), (True, stripes)
+    assert speed.asked == [(*way, by_columns) for way in ways for by_columns in (False, True)]
     (one,) = speed.measure(replace(task, job="verify", codes=("exact",)))
     assert one["ms"] > 0
 

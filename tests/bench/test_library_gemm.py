@@ -1,7 +1,7 @@
 """How `bench/library_gemm.py` calls the libraries: on the CPU by stand-ins that do what the libraries' manuals say."""
 
 import sys
-from ctypes import c_double
+from ctypes import c_double, c_void_p
 from itertools import product
 from types import SimpleNamespace
 
@@ -23,6 +23,12 @@ class OnHost:
         self.shape, self.strides, self.itemsize = array.shape, array.strides, array.itemsize
         self.dtype, self.ndim = array.dtype, array.ndim
 
+    def __len__(self):
+        return len(self.array)
+
+    def __getitem__(self, i):
+        return OnHost(self.array[i])
+
     @property
     def data(self):
         return SimpleNamespace(ptr=self.array.ctypes.data)
@@ -40,7 +46,7 @@ def op(matrix, transposed):
 
 
 class Blas:
-    """cublasGemmEx and cublasDgemv, by their reference, on the host."""
+    """cublasGemmEx, cublasGemmStridedBatchedEx and cublasDgemv, by their reference, on the host."""
 
     def cublasGemmEx(self, handle, ta, tb, m, n, k, alpha, a, at, lda, b, bt, ldb, beta, c, ct, ldc, compute, algo):  # noqa: N802
         assert (at.value, bt.value, ct.value, compute.value, algo.value) == (1, 1, 1, 70, -1)
@@ -49,6 +55,15 @@ class Blas:
         A = stored(a, *((k, m) if ta.value else (m, k)), lda.value)
         B = stored(b, *((n, k) if tb.value else (k, n)), ldb.value)
         stored(c, m, n, ldc.value)[:] = op(A, ta) @ op(B, tb)
+        return 0
+
+    def cublasGemmStridedBatchedEx(self, handle, ta, tb, m, n, k, alpha, *given):  # noqa: N802
+        a, at, lda, to_a, b, bt, ldb, to_b, beta, c, ct, ldc, to_c, count, compute, algo = given
+        for i in range(count.value):
+            one, two, out = (c_void_p(at.value + 8 * i * by.value) for at, by in ((a, to_a), (b, to_b), (c, to_c)))
+            self.cublasGemmEx(
+                *(handle, ta, tb, m, n, k, alpha, one, at, lda, two, bt, ldb, beta, out, ct, ldc, compute, algo)
+            )
         return 0
 
     def cublasDgemv_v2(self, handle, trans, m, n, alpha, a, lda, x, incx, beta, y, incy):  # noqa: N802
@@ -213,6 +228,18 @@ def test_candidates(libraries):
     found["cublasLt[3] (own orders)"]()
     assert library.ran == [(7, 0, lg.WORKSPACE, 77)]
     assert (out == 5).all()
+
+
+@pytest.mark.parametrize("orders", ["CC", "CF", "FC", "FF"])
+def test_stripes(libraries, orders):
+    (modes, _), draw = libraries, np.random.default_rng(0).standard_normal
+    A, B = draw((3, 5, 7)), np.asarray(draw((5, 2)), order=orders[0])
+    out = np.zeros((3, 7, 2)) if orders[1] == "C" else np.zeros((3, 2, 7)).swapaxes(1, 2)
+    ((name, run),) = lg.stripes(*map(OnHost, (A, B, out)), dtype="float64")
+    assert name == "cublas (strided batched)"
+    run()
+    np.testing.assert_allclose(out, A.swapaxes(1, 2) @ B, rtol=1e-14, atol=1e-14)
+    assert modes.set == [("stream", 77), ("math", lg.DEFAULT_MATH), ("math", 3)]
 
 
 def test_a_way_that_is_refused_is_seen(libraries):
