@@ -184,10 +184,8 @@ class Speed:
             W = cupy.asarray((weights.astype("f4").view("u4") >> 16).astype("u2"), order=order)
         else:
             W = cupy.asarray(weights.astype(dtype), order=order)
-        before = A.shape[:-2]
-        out = cupy.empty((*before, m, 2), A.dtype)
-        if order == "F":
-            out = cupy.empty((*before, 2, m), A.dtype).swapaxes(-1, -2)
+        out = cupy.empty((*A.shape[:-2], *((m, 2) if order == "C" else (2, m))), A.dtype)
+        out = out if order == "C" else out.swapaxes(-1, -2)
         check = partial(_library_error, A, W, out, dtype, trans_a)
         times = {"time_ms": self._median_ms, "quick_ms": self.clock.call_ms}
         return library_gemm.best(A, W, out, dtype=dtype, trans_a=trans_a, check=check, **times)[1]
