@@ -165,7 +165,7 @@ class Speed:
     def _library(self, A: Any, dtype: str) -> float:
         """Return the milliseconds of the libraries' best way to row sums, and to column sums, of two weights each.
 
-        Along whole rows and columns or, as ours, along blocks of 512 of them, which cuBLAS is faster at in float32.
+        Along whole rows and columns or, as ours, along blocks of 512 of them, which cuBLAS is mostly faster at.
         """
         of_rows = A, A.reshape(-1, ROWS)
         of_columns = A, A.reshape(-1, ROWS, A.shape[1])
@@ -184,7 +184,8 @@ class Speed:
             W = cupy.asarray((weights.astype("f4").view("u4") >> 16).astype("u2"), order=order)
         else:
             W = cupy.asarray(weights.astype(dtype), order=order)
-        out = cupy.empty((*A.shape[:-2], *((m, 2) if order == "C" else (2, m))), A.dtype)
+        lines = (m, 2) if order == "C" else (2, m)
+        out = cupy.empty((*A.shape[:-2], *lines), A.dtype)
         out = out if order == "C" else out.swapaxes(-1, -2)
         check = partial(_library_error, A, W, out, dtype, trans_a)
         times = {"time_ms": self._median_ms, "quick_ms": self.clock.call_ms}

@@ -125,13 +125,16 @@ def gemm(library: Any, handle: int, product: Product, kind: _Type, strides: Stri
     first, second, out = product.first, product.second, product.out
     k = first.rows if product.trans_first else first.cols
     sizes = map(c_int, (product.trans_first, product.trans_second, out.rows, out.cols, k))
-    data, given = c_int(kind.data), [c_void_p(handle), *sizes, ctypes.byref(kind.alpha)]
-    for i, one in enumerate((first, second, out)):
-        given += [ctypes.byref(kind.beta)] if one is out else []
-        given += [c_void_p(one.ptr), data, c_int(one.ld), *([c_int64(strides.apart[i])] if strides else [])]
-    given += [c_int(strides.count)] if strides else []
-    name = "cublasGemmStridedBatchedEx" if strides else "cublasGemmEx"
-    call(library, name, *given, c_int(kind.compute), GEMM_DEFAULT)
+    alpha, beta, data = ctypes.byref(kind.alpha), ctypes.byref(kind.beta), c_int(kind.data)
+    name, apart, count = "cublasGemmEx", [()] * 3, ()
+    if strides is not None:
+        name, count = "cublasGemmStridedBatchedEx", (c_int(strides.count),)
+        apart = [(c_int64(one),) for one in strides.apart]
+    a, b, c = (
+        (c_void_p(one.ptr), data, c_int(one.ld), *by) for one, by in zip((first, second, out), apart, strict=True)
+    )
+    how = *count, c_int(kind.compute), GEMM_DEFAULT
+    call(library, name, c_void_p(handle), *sizes, alpha, *a, *b, beta, *c, *how)
 
 
 def gemv(library: Any, handle: int, product: Product, kind: _Type) -> None:
