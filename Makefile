@@ -1,21 +1,24 @@
-# make demo   cluster the pixels of a photograph      make test   everything a change must pass
-# make lint   ruff and mypy                           make clean  remove what the others made
+# make demo      cluster the pixels of a photograph      make test      what every change must pass; no GPU needed
+# make lint      ruff and mypy                           make test-all  that, and all long tests and every kernel compiled
+# make clean     remove what the others made
 PYTHON ?= python3
-BIN    := .venv/bin
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-all test-long lint clean
 .DELETE_ON_ERROR:
 
-.venv/bin/python:
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"tsapps needs Python 3.11 or newer, and $(PYTHON) is {v.major}.{v.minor}: make PYTHON=python3.12 …")'
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(VENV)
 
 # One stamp for each set of extras, so that a changed pyproject.toml installs again.
-.venv/%.stamp: pyproject.toml .venv/bin/python
+$(VENV)/%.stamp: pyproject.toml $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable ".[$*]"
 	@touch $@
 
-demo: .venv/demo.stamp
+demo: $(VENV)/demo.stamp
 	$(BIN)/tsapps sample china data.npy --force
 	$(BIN)/tsapps kmeans data.npy --k 16 --force
 	@$(BIN)/python docs/paint_china.py data-kmeans china-16.png
@@ -23,13 +26,19 @@ demo: .venv/demo.stamp
 	@echo "Look at china-16.png: the photograph, the same in its 16 colours, and how much of each there is. The colours:"
 	@echo "  $(BIN)/python -c \"import numpy as np; print(np.load('data-kmeans/centers.npy').round())\""
 
-test: .venv/test.stamp
-	$(BIN)/python -m pytest -n auto --dist loadfile
+test: $(VENV)/test.stamp
+	$(PYTEST) -m "not exhaustive and not compile"
 
-lint: .venv/dev.stamp
+# What make test leaves out; no test runs in both.
+test-long: $(VENV)/test.stamp $(VENV)/compile.stamp
+	$(PYTEST) -m "exhaustive or compile"
+
+test-all: test test-long
+
+lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p tsapps
 
 clean:
-	rm -rf .venv build dist *.egg-info data.npy data-kmeans china-16.png
+	rm -rf $(VENV) build dist *.egg-info data.npy data-kmeans china-16.png

@@ -1,3 +1,5 @@
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 
@@ -5,12 +7,15 @@ from tsapps.kernels.backend import gpus, why_no_gpu
 
 
 def pytest_collection_modifyitems(items):
-    if gpus():
-        return
-    skip = pytest.mark.skip(reason=f"needs a GPU: {why_no_gpu()}")
+    missing = {}
+    if not gpus():
+        missing["gpu"] = f"needs a GPU: {why_no_gpu()}"
+    if find_spec("cupy") is None:
+        missing["compile"] = "needs the extra compile: CuPy is not installed"
     for item in items:
-        if "gpu" in item.keywords:
-            item.add_marker(skip)
+        for marker, reason in missing.items():
+            if marker in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture

@@ -105,11 +105,11 @@ def test_what_is_served():
     assert words_plan(layout((1000, 3), 4)) is None  # rows of words that are no multiple of 16 bytes
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16"])
 @pytest.mark.parametrize("weights", [1, 2])
 def test_no_plan_spills(arch, dtype, weights):
-    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
     shape, size = (4096, 4096), 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
     of = layout(shape, size)
     for plan in (elements_plan(*shape, dtype, weights, ROWS, within) for within in (of, None)):

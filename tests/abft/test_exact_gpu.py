@@ -156,9 +156,9 @@ def test_sums_in_host_memory_decide(as_on_a_gpu, monkeypatch, rng):
     assert verify(A, sidecar).elements(sidecar) == [(1000, 3)]
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 def test_the_kernel_does_not_spill(arch):
-    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
     used = exact_gpu.compiled(arch).resources[exact_gpu.KERNEL]
     assert (used.spill_stores, used.spill_loads) == (0, 0)
 

@@ -100,10 +100,10 @@ COMPILED = [(8, 16, "packed"), (64, 64, "packed"), (1000, 5, "any"), (4096, 16, 
 COMPILED += [(4096, 64, "columns")]
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_products_compile_without_spills(arch, dtype):
-    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
     device, name = ARCHITECTURES[arch]
     known = replace(KNOWN[device], name=name or device)
     plans = [checked_plan(problem_of(dtype, k, w, c=c), known, tuned_table(name)) for k, w, c in COMPILED]
@@ -124,9 +124,9 @@ def _compiled(arch, wanted):
     return cubin.resources[name]
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_other_kernels_compile_without_spills(arch):
-    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
     wanted = []
     for dtype, element in ELEMENT.items():
         total, vector = SUM[dtype], 16 // ITEMSIZE[dtype]

@@ -15,7 +15,7 @@ import pytest
 from tsapps.apps.kmeans import choose
 from tsapps.kernels import build
 
-pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
+pytestmark = pytest.mark.compile
 ARCHITECTURES = ["sm_80", "sm_90a", "sm_100a"]
 KMEANS = Path(choose.__file__).parent / "library.cuh"
 
@@ -155,7 +155,8 @@ class Loaded:
 @pytest.fixture
 def stand_in(monkeypatch):
     """No GPU is needed to load a kernel."""
-    cupy = pytest.importorskip("cupy")
+    import cupy
+
     monkeypatch.setattr(build, "architecture", lambda device: "sm_90")
     monkeypatch.setattr(build, "_begun", functools.cache(build._begun.__wrapped__))
     monkeypatch.setattr(cupy.cuda, "Device", lambda device: nullcontext())

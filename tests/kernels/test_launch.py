@@ -23,11 +23,11 @@ def columns(m, k, w, dtype, *, lead=None, alignment=16):
     return Problem(m, k, w, dtype, a, Layout(True, k, 16, 16), c="columns")
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("alignment", [16, 4])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize(("itemsize", "w"), SPLIT_INSTANCES)
 def test_every_plan_compiles_without_spills_and_as_small_as_planned(arch, itemsize, w, alignment):
-    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
     dtype = {2: "float16", 4: "float32", 8: "float64"}[itemsize]
     plan = split_plan(columns(10_000, 10_000, w, dtype, alignment=max(alignment, itemsize)), 132)
     used = launch.compile_any(plan, arch)
@@ -38,9 +38,9 @@ def test_every_plan_compiles_without_spills_and_as_small_as_planned(arch, itemsi
         assert -(-used.registers // 8) * 8 * plan.threads * blocks <= REGISTERS_OF_AN_SM, used.registers
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_the_published_kernels_compile_without_spills(arch):
-    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
     names = [
         f"tsm2::{variant}<{scalar}, 128, {t2}, 4>"
         for variant in launch.PUBLISHED

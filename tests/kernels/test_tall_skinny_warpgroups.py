@@ -305,6 +305,7 @@ def test_nothing_is_touched_out_of_bounds():
 # --- Compiled -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize(
     ("dtype", "tile_m", "tile_n", "groups", "splits", "loaders", "line_bytes"),
     [
@@ -317,7 +318,6 @@ def test_nothing_is_touched_out_of_bounds():
     ],
 )
 def test_compiles_without_spills(dtype, tile_m, tile_n, groups, splits, loaders, line_bytes):
-    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
     made = plan(dtype, tile_m, tile_n, groups, splits=splits, loaders=loaders, line_bytes=line_bytes)
     used = launch.compile_any(Case(made, 20_480, 20_480, tile_n).instance, "sm_90a")
     assert used.stack == used.spill_stores == used.spill_loads == 0

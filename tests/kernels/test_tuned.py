@@ -83,10 +83,10 @@ def problem_of(row):
     return replace(problem, c="packed" if row["c_by_rows"] else "aligned columns")
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("table", TABLES)
 def test_every_pick_compiles_without_spills_and_as_small_as_planned(monkeypatch, capfd, table, arch):
-    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
     # Machine code stays in pytest's cache, whose key is all that it is made of.
     monkeypatch.setenv("XDG_CACHE_HOME", str(harness.CACHE.parent))
     device, plans = device_of(table), {}

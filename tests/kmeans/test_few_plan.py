@@ -167,7 +167,6 @@ def test_there_is_room(device):
 
 def assert_no_spills(file, plans, arch, *more, but=0):
     """Compile kernels; none may use the stack, for more than `but` bytes."""
-    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
     threads = {f"kmeans::{plan.kernel}": plan.threads * plan.blocks for plan in plans}
     source = (FOLDER / file).read_text(encoding="utf-8")
     for kernel, used in build(source, [*threads, *more], arch).resources.items():
@@ -176,6 +175,7 @@ def assert_no_spills(file, plans, arch, *more, but=0):
         assert -(-used.registers // 8) * 8 * threads.get(kernel, 128) <= 65_536, kernel
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_multiply_adds_compile_without_spills(arch):
     shapes = [(1, 1), (2, 9), (3, 16), (4, 16), (4, 32), (4, 64), (5, 9), (8, 64), (9, 32), (16, 16), (16, 20)]
@@ -187,6 +187,7 @@ def test_multiply_adds_compile_without_spills(arch):
         assert_no_spills(file, of_file, arch, "kmeans::place_constants<float>")
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("d", [5, 16, 24, 32, 64])
 def test_products_compile_without_spills(d, arch):
@@ -197,6 +198,7 @@ def test_products_compile_without_spills(d, arch):
     assert_no_spills("few_products.cuh", plans, arch, but=32 if d == 24 else 0)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize(("d", "dtype"), [(16, "float32"), (32, "float32"), (64, "float16")])
 def test_until_compiles_with_few_spills(d, dtype, arch):
@@ -226,6 +228,7 @@ def test_rows_that_have_bounds(d, k, dtype, found):
         assert plan is None or plan.shared_bytes <= device.shared_memory_per_block
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("d", [5, 16, 24, 32, 48, 64])
 def test_warpgroups_compile_without_spills(d):
     plans = [products_plan(d, k, "float16", ROOM, warpgroups=True) for k in (16, 32, 64)]

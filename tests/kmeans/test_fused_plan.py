@@ -188,6 +188,7 @@ def test_centres_have_two_parts_where_rows_are_long_and_they_are_few():
     assert [centre_parts(4096, k) for k in (1, 16, 17, 64)] == [2, 2, 1, 1]
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize(
     ("epilogue", "header", "shapes"),
     [
@@ -200,7 +201,6 @@ def test_centres_have_two_parts_where_rows_are_long_and_they_are_few():
 )
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_products_compile_without_spills(arch, epilogue, header, shapes):
-    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
     bounds = header == "nearest_until.cuh" or shapes is LONG_WITH_BOUNDS
     plans = [assign_plan(10**7, *shape, KNOWN[ARCHITECTURES[arch]], bounds=bounds) for shape in shapes]
     compiled = partial(launch.compiled_plan, arch=arch, epilogue=f"kmeans::{epilogue}", header=f"apps/kmeans/{header}")
@@ -213,11 +213,11 @@ def test_products_compile_without_spills(arch, epilogue, header, shapes):
             assert -(-used.registers // 8) * 8 * plan.threads * plan.blocks <= 65_536, shape
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize(
     ("d", "k"), [(d, 256) for d in (16, 96, 128, 160, 200, 256)] + [(768, k) for k in (100, 1000, 1024, 256, 304)]
 )
 def test_products_of_many_compile_without_spills(d, k):
-    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
     plan = stream_plan(d, k, KNOWN["H200"])
     headers = "kernels/tsm2/streamed_columns.cuh", "apps/kmeans/nearest_of_many.cuh"
     cubin = build("".join(f'#include "{header}"\n' for header in headers), [plan.kernel], "sm_90a")
@@ -228,10 +228,10 @@ def test_products_of_many_compile_without_spills(d, k):
     assert used.registers * plan.threads <= 65_536
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("scalar", ["float", "double"])
 def test_other_kernels_compile_without_spills(scalar, arch):
-    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
     digits = (2, 3) if scalar == "float" else (3,)
     names = {
         "shadow.cuh": [
@@ -273,10 +273,10 @@ def test_other_kernels_compile_without_spills(scalar, arch):
             assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("scalar", ["float", "double"])
 def test_seeding_compiles_without_spills(scalar, arch):
-    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
     # Candidates, lanes and whether vectors are read; weights take a few registers more.
     kinds = [(6, 8, True), (7, 1, True), (7, 32, True), (12, 32, False)]
     names = [f"try_candidates<{scalar}, {t}, {lanes}, {str(a).lower()}, true>" for t, lanes, a in kinds]

@@ -287,10 +287,10 @@ def test_error_of_inertia_from_sums(n, d, k, seed, bits):
     assert abs(inertia - float(((X - centers[labels].astype(np.float64)) ** 2).sum())) <= error * (1 + 2.0**-20)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("dtype", WORK)
 def test_inertia_compiles_without_spills(dtype, arch):
-    pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
     element, work = ELEMENT[dtype], ELEMENT[WORK[dtype]]
     plans = [plan_of(1000, 128, 9, dtype, aligned=a, device=device) for a in (True, False) for device in (H200, SMALL)]
     # Sums of two digits are of samples without weights.

@@ -5,11 +5,15 @@ import pytest
 from sklearn.cluster import kmeans_plusplus
 from sklearn.datasets import make_blobs
 
-from tsapps.apps.kmeans import fused_seeding, seeding, seeding_plan
+from tsapps.apps.kmeans import seeding, seeding_plan
 from tsapps.apps.kmeans.choose import open_engine
 
+pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+import cupy
+
+from tsapps.apps.kmeans import fused_seeding
+
 pytestmark = pytest.mark.gpu
-cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
 
 SHAPES = [(20_000, 1, 2), (30_001, 3, 64), (20_000, 16, 16), (9_999, 40, 33), (8_000, 130, 64), (3_000, 2500, 20)]
 

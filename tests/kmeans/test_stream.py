@@ -8,8 +8,10 @@ import pytest
 
 from tsapps.apps.kmeans.rows import ArrayRows
 
-pytest.importorskip("cupy", reason="CuPy is not installed (pip install 'tsapps[cuda13]')")
+pytest.importorskip("cupy", reason="CuPy is not installed")
 from tsapps.apps.kmeans import cuda
+
+pytestmark = pytest.mark.compile
 
 
 class Slot:
