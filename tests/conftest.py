@@ -1,12 +1,24 @@
+from collections import defaultdict
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from exhaustive import each_choice
 
 from tsapps.kernels.backend import gpus, why_no_gpu
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items):
+    parametrised = defaultdict(list)
+    for item in items:
+        if "each_choice" in item.keywords:
+            parametrised[item.parent.nodeid, item.originalname].append(item)
+    for cases in parametrised.values():
+        chosen = each_choice([case.callspec.params for case in cases])
+        for number, case in enumerate(cases):
+            if number not in chosen:
+                case.add_marker(pytest.mark.exhaustive)
     missing = {}
     if not gpus():
         missing["gpu"] = f"needs a GPU: {why_no_gpu()}"

@@ -9,11 +9,12 @@ A test appends to the source its own entry points: functions of C linkage that t
     with harness.schedule(seed=3, copies="early"):  # what CUDA leaves open, drawn otherwise
         kernels.call("run", A, B, C, m, k)
 
-A library is kept in pytest's cache directory, under a digest of the source, of every header that may go into it, of the
-flags and of the compiler's version.
+A library is kept in pytest's cache directory, under a digest of the source, of every header that goes into it, of the
+flags and of the compiler's version. Of several processes that want the same one, the first compiles it.
 """
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import shutil
@@ -28,6 +29,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from tsapps.kernels.build import headers_of
 
 __all__ = ["SANITIZE", "KernelError", "Kernels", "build", "require_compiler", "run_sanitized", "schedule"]
 
@@ -125,12 +128,9 @@ def build(source: str, flags: Sequence[str] = ()) -> Kernels:
         text.write_text(source, encoding="utf-8")
         # Included rather than compiled, as a source may itself be a header.
         inputs = ["-include", "cuda_host.hpp", "-include", str(text), "-x", "c++", os.devnull]
-        headers = [
-            *sorted(HERE.glob("*.h*")),
-            *sorted((ROOT / "kernels").rglob("*.cuh")),
-            *sorted((ROOT / "apps").rglob("*.cuh")),
-        ]
-        library = _made(".so", [*flags, "-shared", *inputs, "-x", "none", str(runtime)], [text, *headers])
+        own = sorted(HERE.glob("*.h*"))
+        read = [text, *own, *(ROOT / name for name in sorted(headers_of(source, ROOT)))]
+        library = _made(".so", [*flags, "-shared", *inputs, "-x", "none", str(runtime)], read)
     return Kernels(str(library))
 
 
@@ -141,18 +141,20 @@ def _made(suffix: str, arguments: Sequence[str], read: Sequence[Path]) -> Path:
     names = [Path(argument).name for argument in arguments]
     parts = [version, *command, *names, *(path.read_text(encoding="utf-8") for path in read)]
     output = CACHE / (hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32] + suffix)
-    if not output.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-            temporary = str(Path(folder) / output.name)
-            # The compiler itself runs without a sanitizer's library.
-            environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-            run = subprocess.run(
-                [*command, *arguments, "-o", temporary], env=environment, capture_output=True, text=True
-            )
-            if run.returncode:
-                raise RuntimeError(f"a kernel does not compile for the CPU:\n{run.stderr}")
-            os.replace(temporary, output)
+    if output.exists():
+        return output
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with open(output.with_suffix(".lock"), "w") as lock, tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if output.exists():
+            return output  # another process has compiled it meanwhile
+        temporary = str(Path(folder) / output.name)
+        # The compiler itself runs without a sanitizer's library.
+        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        run = subprocess.run([*command, *arguments, "-o", temporary], env=environment, capture_output=True, text=True)
+        if run.returncode:
+            raise RuntimeError(f"a kernel does not compile for the CPU:\n{run.stderr}")
+        os.replace(temporary, output)
     return output
 
 

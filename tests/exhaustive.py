@@ -1,0 +1,50 @@
+"""What ``make test`` runs of long tests. The rest has the marker ``exhaustive``: CI and ``make test-all`` run it.
+
+`pytest.mark.each_choice` on a parametrised test is resolved in conftest.py by `each_choice`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+__all__ = ["each_choice", "every", "property_test"]
+
+
+def every(step: int, cases: Iterable[Any]) -> list[Any]:
+    """Return cases to parametrise a test by, of which all but every step-th are exhaustive."""
+    return [
+        pytest.param(case, marks=() if number % step == 0 else pytest.mark.exhaustive)
+        for number, case in enumerate(cases)
+    ]
+
+
+def each_choice(cases: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Return the numbers of a few cases in which every value of every parameter stands at least once.
+
+    Greedy: the case with most values that none before it has, the first of several (each-choice coverage; M. Grindal,
+    J. Offutt and S. Andler, "Combination testing strategies: a survey", 2005).
+    """
+    values = [{(name, str(value)) for name, value in case.items()} for case in cases]
+    chosen: set[int] = set()
+    missing = set().union(*values)
+    while missing:
+        best = max(range(len(values)), key=lambda number: len(values[number] & missing))
+        chosen.add(best)
+        missing -= values[best]
+    return chosen
+
+
+def property_test(examples: int, exhaustive: int, *strategies: Any, **named: Any) -> Callable[[Any], Any]:
+    """Make a hypothesis test of a function that takes what strategies draw: of some examples, or of many."""
+
+    def decorate(body: Callable[..., None]) -> Callable[[int], None]:
+        @pytest.mark.parametrize("examples", [examples, pytest.param(exhaustive, marks=pytest.mark.exhaustive)])
+        def test(examples: int) -> None:
+            settings(max_examples=examples, deadline=None)(given(*strategies, **named)(body))()
+
+        test.__name__, test.__doc__ = body.__name__, body.__doc__
+        return test
+
+    return decorate
