@@ -44,7 +44,8 @@ def library(scalar, t1):
 def altered(variant, old, new, occurrence=0):
     """One float kernel with t1, t2, t3 = 64, 4, 2 and `old` replaced by `new` at one of its occurrences."""
     pieces = SOURCE.split(old)
-    assert len(pieces) > occurrence + 1, f"{old!r} is not in the source"
+    if len(pieces) <= occurrence + 1:
+        raise ValueError(f"{old!r} is not in the source")
     text = old.join(pieces[: occurrence + 1]) + new + old.join(pieces[occurrence + 1 :])
     return text + entry(variant, "float", 64, 4, 2)
 

@@ -4,16 +4,19 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from exhaustive import every
 from host_cuda import harness
 from host_cuda.tall_skinny import (
     ARITHMETIC,
     RESULTS,
     Case,
-    build_instances,
+    Libraries,
     check,
     check_same_bits,
     check_sizes,
     check_two_by_two,
+    entry_name,
+    source,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -116,6 +119,14 @@ CASES = [
     *(case for of in (folded, grams) for a in ARITHMETIC for case in of(*a)),
 ]
 HAND = [by_hand(*a) for a in ARITHMETIC]
+#: One or two of each shape, and all epilogues.
+SCHEDULED = [
+    case
+    for a in (("float64", 3), ("float32", 3), ("bfloat16", 3))
+    for case in [*tsm2r(*a, "CC"), *tsm2l(*a, "FC"), *tsmttsm(*a, "FC"), *list(folded(*a))[:1], *list(grams(*a))[:2]]
+]
+# A prime, so that those which make test runs are of all shapes, arithmetics and orders.
+EVERY = 7
 
 
 def with_stride(plan):
@@ -157,8 +168,9 @@ def _libraries():
 
 @cache
 def libraries():
-    """Every instance that a test here needs."""
-    return build_instances([*(case.instance for case in [*CASES, *HAND]), *PLANS])
+    """Every instance that a test here needs; those that make test needs together."""
+    some = [case.instance for case in [*HAND, *CASES[::EVERY], *SCHEDULED[::EVERY]]]
+    return Libraries(source, entry_name, [*some, *PLANS], [case.instance for case in CASES])
 
 
 # --- Results --------------------------------------------------------------------------------------------------------
@@ -169,12 +181,12 @@ def test_two_by_two_by_hand(libraries, case):
     check_two_by_two(libraries, case)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", every(EVERY, CASES), ids=str)
 def test_against_float64(libraries, case):
     check(libraries, case)
 
 
-@pytest.mark.parametrize("case", [*HAND, *CASES], ids=str)
+@pytest.mark.parametrize("case", [*HAND, *every(EVERY, CASES)], ids=str)
 def test_a_plan_knows_the_kernels_own_sizes(libraries, case):
     check_sizes(libraries, case)
 
@@ -249,25 +261,20 @@ def test_any_sizes_layouts_and_schedule(libraries, case, seed, copies):
 
 # --- Schedules ------------------------------------------------------------------------------------------------------
 
-#: One or two of each shape, and all epilogues.
-SCHEDULED = [
-    case
-    for a in (("float64", 3), ("float32", 3), ("bfloat16", 3))
-    for case in [*tsm2r(*a, "CC"), *tsm2l(*a, "FC"), *tsmttsm(*a, "FC"), *list(folded(*a))[:1], *list(grams(*a))[:2]]
-]
 
-
-@pytest.mark.parametrize("case", SCHEDULED, ids=str)
+@pytest.mark.parametrize("case", every(EVERY, SCHEDULED), ids=str)
 def test_same_bits_in_any_schedule(libraries, case):
     check_same_bits(libraries, case)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("grid", [1, 2, 7, 64])
-@pytest.mark.parametrize("case", SCHEDULED, ids=str)
+@pytest.mark.parametrize("case", every(EVERY, SCHEDULED), ids=str)
 def test_any_number_of_blocks(libraries, case, grid):
     check(libraries, replace(case, grid=grid))
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("grid", [15, 16, 17, 32, 33, 49])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 def test_many_blocks_share_a_tile(libraries, dtype, grid):

@@ -1,11 +1,11 @@
 """tall_skinny.cuh on the CPU: nothing is touched out of bounds, and bugs that are put into it are found."""
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
+from exhaustive import every
 from host_cuda import harness
-from host_cuda.tall_skinny import KERNEL, Case, altered, build_each, check, check_in_any_order, entry_name, source
+from host_cuda.tall_skinny import KERNEL, Case, altered, check, check_in_any_order, entry_name, source
 
 from tsapps.kernels.plan import Plan
 
@@ -40,7 +40,7 @@ FAULTS = {
     "a warp's own stage is not whole": (KERNEL, "simt::sync_warp();", "", 0, TEAMS),
     "rows are overwritten while they are stored": (HAND_OVER, "__syncwarp();", "", 0, WIDE),
     "rows are stored before they are whole": (HAND_OVER, "__syncwarp();", "", 1, WIDE),
-    "lines are overwritten while they are stored": (EPILOGUE, "__syncwarp();", "", 0, LINES),
+    "lines are overwritten while they are stored": (EPILOGUE, "__syncwarp();", "", 0, replace(LINES, beta=0.0)),
     "the old lines are not whole": (EPILOGUE, "__syncwarp();", "", 1, LINES),
     "lines are stored before they are whole": (EPILOGUE, "__syncwarp();", "", 2, LINES),
     "a wait for one stage too few": (KERNEL, "kPreparesNext ? 3 : 2", "kPreparesNext ? 2 : 1", 0, STREAM),
@@ -55,7 +55,7 @@ FAULTS = {
     ),
     "counts that stay": (SIMT, "if (last) *arrived = 0;", "", 0, STREAM),
     "told before the last has counted": (SIMT, "sync();", "", 1, replace(STREAM, m=400, grid=8)),
-    "what lies between lines": (OPERAND, "present < length - at ? present : length - at", "present", 0, STREAM),
+    "what lies between lines": (OPERAND, "if (!kPacked && present > length_ - at) present = length_ - at;", "", 0, STREAM),
     "depths beyond the tile": (OPERAND, "if (kMasks && depth >= kDepth) return Word(0);", "", 0, KEPT),
     "rows that are not there": (EPILOGUE, "if (!present || c >= columns)", "if (c >= columns)", 0, STREAM),
     "an old result that counts for nothing": (EPILOGUE, "beta == Sum(0) ? alpha * sum : alpha", "alpha", 0, WIDE),
@@ -67,21 +67,16 @@ def with_fault(header, old, new, occurrence, case):
     return source([case.instance], altered(KERNEL, header, old, new, occurrence))
 
 
-@cache
-def faulty():
-    """Build every instance with its fault."""
-    return dict(zip(FAULTS, build_each([with_fault(*fault) for fault in FAULTS.values()]), strict=True))
-
-
 @pytest.mark.parametrize("case", dict.fromkeys(case for *_, case in FAULTS.values()), ids=str)
 def test_without_a_fault_nothing_is_found(case):
     check_in_any_order(harness.build(source([case.instance])), case)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", every(4, FAULTS))
 def test_a_fault_is_found(name):
+    library = harness.build(with_fault(*FAULTS[name]))
     with pytest.raises((AssertionError, harness.KernelError)):
-        check_in_any_order(faulty()[name], FAULTS[name][-1])
+        check_in_any_order(library, FAULTS[name][-1])
 
 
 # --- Out of bounds --------------------------------------------------------------------------------------------------

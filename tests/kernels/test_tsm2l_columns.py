@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 from host_cuda import harness
-from host_cuda.tall_skinny import DTYPES, UNTOUCHED, assert_product, build_named
+from host_cuda.tall_skinny import DTYPES, UNTOUCHED, Libraries, assert_product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,7 +42,7 @@ extern "C" void {name_of(plan)}(const void* A, long long lda, const void* B, lon
 
 @cache
 def libraries():
-    return build_named(PLANS, source, name_of)
+    return Libraries(source, name_of, PLANS)
 
 
 @pytest.fixture(scope="module", name="libraries")

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 from host_cuda import harness
-from host_cuda.tall_skinny import DTYPES, UNTOUCHED, assert_product, build_named
+from host_cuda.tall_skinny import DTYPES, UNTOUCHED, Libraries, assert_product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,7 +63,7 @@ extern "C" void {name_of(plan)}(const void* A, const void* B, long long b_row, l
 
 @cache
 def libraries():
-    return build_named(PLANS, source, name_of)
+    return Libraries(source, name_of, PLANS)
 
 
 @pytest.fixture(scope="module", name="libraries")
@@ -149,6 +149,7 @@ def run_in_exact_memory():
             assert_product(C, A, B, Plan(plan.dtype, 16, 8, 8, products=6))
 
 
+@pytest.mark.exhaustive
 def test_nothing_is_touched_out_of_bounds():
     run = harness.run_sanitized(f"import runpy; runpy.run_path({__file__!r})['run_in_exact_memory']()")
     assert run.returncode == 0, run.stderr
