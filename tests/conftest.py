@@ -12,7 +12,7 @@ from tsapps.kernels.backend import gpus, why_no_gpu
 def pytest_collection_modifyitems(items):
     parametrised = defaultdict(list)
     for item in items:
-        if "each_choice" in item.keywords:
+        if "each_choice" in item.keywords and "exhaustive" not in item.keywords:
             parametrised[item.parent.nodeid, item.originalname].append(item)
     for cases in parametrised.values():
         chosen = each_choice([case.callspec.params for case in cases])

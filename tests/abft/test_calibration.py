@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from exhaustive import every
 from scipy.stats import norm
 
 from bench.abft_campaign import DISTRIBUTIONS, draw
@@ -23,10 +24,29 @@ from tsapps.apps.abft.thresholds import DTYPES, confidence, of_products, statist
 from tsapps.apps.abft.walk import Walk, walks
 
 
-@pytest.fixture(scope="module", name="calibrations")
-def _calibrations():
-    with patch.object(calibration, "DEPTHS", (16, 64, 256, 1024)):
-        return {dtype: calibrate(dtype, rows=1024, p=1e-6) for dtype in DTYPES}
+class Calibrations(dict):
+    """The calibration of each dtype, by products of some rows, and walks chosen at some depths; made when wanted."""
+
+    def __init__(self, rows, chosen_at):
+        super().__init__()
+        self.rows, self.chosen_at = rows, chosen_at
+
+    def __missing__(self, dtype):
+        with (
+            patch.object(calibration, "DEPTHS", (16, 64, 256, 1024)),
+            patch.object(calibration, "_CHOSEN_AT", self.chosen_at),
+        ):
+            return self.setdefault(dtype, calibrate(dtype, rows=self.rows, p=1e-6))
+
+
+@pytest.fixture(
+    scope="module",
+    name="calibrations",
+    params=[(256, (300,)), pytest.param((1024, calibration._CHOSEN_AT), marks=pytest.mark.exhaustive)],
+    ids=["few rows", "many rows"],
+)
+def _calibrations(request):
+    return Calibrations(*request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +82,7 @@ def test_products_of_float32_on_tensor_cores_lose_more(dtype, products):
     assert found.row >= statistical(64, 16, dtype, 1e-7, 1e-6).row
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", every(2, ["float32", "float64"]))
 def test_sums_of_others_on_a_gpu(monkeypatch, dtype):
     """Of a GPU whose own kernels add up in twice the precision, and which others have add up one after another."""
     monkeypatch.setattr(calibration, "device_name", lambda device: "cpu" if device is None else "a GPU")
@@ -91,7 +111,7 @@ def one_after_another(A, B):
     return total
 
 
-@pytest.mark.parametrize("accumulators", [(1,), (2,), (4,), (1, 2)])
+@pytest.mark.parametrize("accumulators", every(4, [(1, 2), (1,), (2,), (4,)]))
 def test_the_order_of_a_blas_is_found(monkeypatch, accumulators):
     """Of one that adds up each run by several accumulators in turn, and others in other rows."""
 
@@ -113,6 +133,7 @@ def test_the_order_of_a_blas_is_found(monkeypatch, accumulators):
         assert depth.own.error < 1.2 * 2.0**-24
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize(("m", "k", "w"), [(1, 300, 5), (700, 300, 40), (999, 90, 1), (321, 700, 16)])
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -141,7 +162,7 @@ def test_intervals_hold_what_was_measured(calibrations, dtype):
     found = calibrations[dtype]
     unit = 2.0**-53 if dtype == "float64" else 2.0**-24
     for depth in found.depths:
-        assert depth.n == 1024 * 16
+        assert depth.n == calibrations.rows * 16
         for scale in (depth.own, depth.others):
             assert scale.low < scale.high <= scale.error
             assert scale.tail <= scale.error
@@ -179,6 +200,7 @@ def test_a_long_tail_is_seen(wide):
     assert beyond(high, 1e-9) > 1e-6
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("distribution", ["normal", "uniform"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_statistical_threshold_is_tight_and_seldom_wrong(calibrations, dtype, distribution):
@@ -200,6 +222,7 @@ def test_the_statistical_threshold_is_tight_and_seldom_wrong(calibrations, dtype
     assert np.sqrt((allowed**2).mean()) < 20 * np.sqrt((off**2).mean())
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_distribution_of_the_campaign(calibrations, dtype, distribution):
@@ -226,6 +249,7 @@ def test_what_is_drawn_loses_bits(dtype):
     assert silent in {"bfloat16": ([5],), "float16": ([], [5])}.get(dtype, ([],))
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("k", [256, 1000])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nothing_beside_a_column_that_was_struck_is_called_wrong(calibrations, monkeypatch, dtype, k):

@@ -124,6 +124,7 @@ def test_runs_and_accumulators_by_hand(kind, square):
     assert walks(np.array([[3.0, 1.0, 1.0, 2.0]]), np.ones((4, 1)), kind) == pytest.approx(square**0.5)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize(
     "kind",
     [

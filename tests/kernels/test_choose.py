@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from exhaustive import property_test
 from hypothesis import strategies as st
 from problems import problem
 
@@ -42,8 +42,7 @@ def problems(draw):
 # --- What may run where ---------------------------------------------------------------------------------------------
 
 
-@given(problem=problems(), name=st.sampled_from(list(KNOWN)))
-@settings(max_examples=200, deadline=None)
+@property_test(20, 200, problem=problems(), name=st.sampled_from(list(KNOWN)))
 def test_every_candidate_fits_and_the_choice_is_one_of_them(problem, name):
     device = KNOWN[name]
     found = candidates(problem, device)
@@ -70,8 +69,7 @@ def test_every_candidate_fits_and_the_choice_is_one_of_them(problem, name):
     assert plan(problem, device) == chosen
 
 
-@given(problem=problems(), name=st.sampled_from(NEW))
-@settings(max_examples=100, deadline=None)
+@property_test(30, 200, problem=problems(), name=st.sampled_from(NEW))
 def test_a_plan_covers_its_problem(problem, name):
     for one in candidates(problem, KNOWN[name]):
         if not isinstance(one, Plan):

@@ -5,10 +5,10 @@ import warnings
 import numpy as np
 import oracle
 import pytest
+from exhaustive import property_test
 from host_cuda import harness
 from host_cuda.batched_kmeans import HostMachine
 from host_cuda.tall_skinny import DTYPES
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
 
@@ -339,8 +339,9 @@ def test_fewer_distinct_samples_than_clusters():
     assert batch.inertias().tolist() == [0, 0]
 
 
-@settings(max_examples=12, deadline=None)
-@given(
+@property_test(
+    6,
+    40,
     shape=st.sampled_from([shape for shape in SHAPES if shape[1] <= 65]),
     dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
     n=st.integers(65, 200),

@@ -3,6 +3,7 @@
 import numpy as np
 import oracle
 import pytest
+from exhaustive import property_test
 from host_cuda import harness
 from host_cuda.bounded_kmeans import (
     ACTIVE,
@@ -65,6 +66,7 @@ def test_by_hand():
         assert sorted(active[: 400 - safe]) == [i for i in range(400) if expected[i] < moved * of.scale]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
 @pytest.mark.parametrize(("d", "k"), SHAPES)
 def test_expiries_are_below_gaps(d, k, kind, rng):
@@ -116,6 +118,7 @@ def test_a_warp_examines_several_tiles(rng):
     assert np.isfinite(of.expiries).sum() > 900
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize(
     ("kind", "apart"),
     [(KINDS[0], 0.0), *((kind, 0.4) for kind in KINDS), (KINDS[3], 3.0)],
@@ -234,8 +237,9 @@ def test_limits_are_rounded_up(moved, most):
     assert float(limits[1]) <= exact
 
 
-@settings(max_examples=40, deadline=None)
-@given(
+@property_test(
+    8,
+    80,
     shape=st.sampled_from(SHAPES),
     kind=st.sampled_from(KINDS),
     n=st.integers(1, 300),

@@ -5,11 +5,11 @@ from functools import partial
 import numpy as np
 import oracle
 import pytest
+from exhaustive import property_test
 from host_cuda import few_features, few_products, harness
 from host_cuda.few_features import FewIterations
 from host_cuda.few_products import ProductsIterations
 from host_cuda.fused_kmeans import blobs
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 _FEATURES = partial(FewIterations, kind=("float32", 2, False))
@@ -147,8 +147,9 @@ def test_stops(made, d, rng):
     assert (of.sums == sums).all()
 
 
-@settings(max_examples=80, deadline=None)
-@given(
+@property_test(
+    15,
+    150,
     shape=st.sampled_from(SHAPES),
     shifts=st.booleans(),
     n=st.integers(1, 500),

@@ -38,6 +38,7 @@ def test_by_hand_of_two_clusters():
     assert (of.sums[:, 3] / of.scales[3]).tolist() == [1.0, 9.0]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("away", [0.1, 5.0, 1e4], ids=lambda away: f"{away:g} away")
 @pytest.mark.parametrize(("d", "k"), SHAPES)
 def test_labels_and_sums(d, k, away, rng):
@@ -54,6 +55,7 @@ def test_labels_and_sums(d, k, away, rng):
         assert step or moved == of.n
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
 @pytest.mark.parametrize(("d", "k"), HALF_SHAPES)
@@ -66,6 +68,7 @@ def test_halves(d, k, kind, centred, rng):
         of.assert_right(now)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("away", [0.0, 3.0, 100.0], ids=lambda away: f"{away:g} away")
 @pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
 @pytest.mark.parametrize(("d", "k"), WARPGROUP_SHAPES)
@@ -99,6 +102,7 @@ def test_warpgroups_by_hand():
     assert of.sums[:, 14].tolist() == [3, 2]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
 @pytest.mark.parametrize("n", [1, 33, 64, 127, 128, 129, 500, 768, 769])
 def test_the_last_rows_of_warpgroups(n, kind, rng):
@@ -110,6 +114,7 @@ def test_the_last_rows_of_warpgroups(n, kind, rng):
         assert of.iterate(centers) == 0
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
 @pytest.mark.parametrize(("d", "k"), [(40, 33), (64, 64)])
 def test_sums_of_warpgroups_are_flushed(d, k, kind, rng):
@@ -133,6 +138,7 @@ def test_rows_at_the_borders_by_warpgroups(kind, rng):
         of.assert_right(now)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind[0])
 @pytest.mark.parametrize(("d", "k"), [(16, 16), (32, 64)])
 def test_few_rows_are_in_doubt(d, k, kind, rng):
@@ -146,6 +152,7 @@ def test_few_rows_are_in_doubt(d, k, kind, rng):
     assert 0 < np.count_nonzero(of.labels != right) < 0.05 * of.n
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("changed", [{}, {"multiplier": Multiplier.WARPS}, {"stages": 2}], ids=str)
 @pytest.mark.parametrize("n", [1, 31, 32, 33, 64, 127, 128, 129, 768, 769])
 def test_the_last_rows(n, changed, rng):
@@ -281,6 +288,7 @@ def _in_doubt():
     return harness.build(in_doubt_source())
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("k", [1, 9, 64])
 @pytest.mark.parametrize(("dtype", "d"), IN_DOUBT)
 def test_the_nearest_of_a_few_rows_candidates(in_doubt, dtype, d, k, rng):

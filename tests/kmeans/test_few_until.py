@@ -3,6 +3,7 @@
 import numpy as np
 import oracle
 import pytest
+from exhaustive import property_test
 from host_cuda import harness
 from host_cuda.bounded_kmeans import (
     ACTIVE,
@@ -18,7 +19,6 @@ from host_cuda.bounded_kmeans import (
 from host_cuda.few_products import ProductsIterations
 from host_cuda.few_until import SHAPES, UntilIterations, libraries
 from host_cuda.fused_kmeans import blobs
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsapps.apps.kmeans.bounds_plan import EXPIRING, fresh_watch, most_of_few_listed
@@ -58,6 +58,7 @@ def test_by_hand():
         assert sorted(active[: 400 - safe]) == [i for i in range(400) if expected[i] < moved * of.scale]
 
 
+@pytest.mark.each_choice
 # With flushes, those that are compiled with few digits.
 @pytest.mark.parametrize("away", [0.0, 3.0], ids=lambda away: f"{away:g} away")
 @pytest.mark.parametrize(
@@ -95,6 +96,7 @@ def test_expiries_are_below_gaps(d, k, dtype, warpgroups, away, flushes, rng):
     assert (of.words[n:] == -1).all()
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("apart", [0.0, 0.4])
 @pytest.mark.parametrize(("d", "k", "dtype", "warpgroups"), SHAPES)
 def test_the_same_bits_as_without(d, k, dtype, warpgroups, apart, rng):
@@ -163,6 +165,7 @@ def test_a_centre_that_is_left_out():
         assert (of.expiries <= gaps(of, centers)).all()
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("n", [1, 6143, 6144, 6145, 60_003])
 @pytest.mark.parametrize("part", [0.0, 0.05, 0.5, 1.0])
 def test_the_rows_that_are_listed(n, part, rng):
@@ -196,8 +199,9 @@ def test_nothing_is_done_once_it_stops(rng):
     assert_nothing_is_done(of, centers.astype(np.float32) + 5)
 
 
-@settings(max_examples=20, deadline=None)
-@given(
+@property_test(
+    6,
+    40,
     shape=st.sampled_from(SHAPES),
     n=st.integers(1, 400),
     grain=st.sampled_from([None, 1.0, 0.25]),

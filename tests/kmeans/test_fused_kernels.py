@@ -4,10 +4,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from exhaustive import property_test
 from host_cuda import harness
 from host_cuda.fused_kmeans import KINDS, SHAPES, Iterations, blobs
 from host_cuda.tall_skinny import DTYPES
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsapps.apps.kmeans.fused_plan import margins_of, shadow_scale
@@ -30,6 +30,7 @@ def test_by_hand():
     assert (of.sums[:, 0] / of.scales[0]).tolist() == [1.0, 9.0]
 
 
+@pytest.mark.each_choice
 # Fewer rows than a warp has groups of lanes, and than a tile; one more than some tiles; more than the grid at once.
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 17, 33, 64, 129, 700])
 @pytest.mark.parametrize("kind", [KINDS[0], *KINDS[3:]], ids=lambda kind: "-".join(map(str, kind)))
@@ -48,6 +49,7 @@ def test_shadow(d, k, kind, n, rng):
     assert (of.norms <= least * 1.0005).all()
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("sorts", [False, True], ids=["moved", "sorted"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
 @pytest.mark.parametrize(("d", "k"), SHAPES)
@@ -240,6 +242,7 @@ def test_far_off_centre_and_equal_centres(rng):
     assert not (of.labels == 5).any()  # the lower of equals
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("sorts", [False, True], ids=["moved", "sorted"])
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[1], KINDS[3]], ids=lambda kind: "-".join(map(str, kind)))
 @pytest.mark.parametrize(("d", "k"), [(3, 2), (40, 33), (300, 5)])
@@ -290,8 +293,9 @@ def test_more_rows_of_a_block_than_digits_add_up_in_32_bits():
     assert of.sums.tolist() == [[n * (2**30 - 64), n]]
 
 
-@settings(max_examples=40, deadline=None)
-@given(
+@property_test(
+    8,
+    80,
     shape=st.sampled_from(SHAPES),
     kind=st.sampled_from([kind for kind in KINDS if not kind[2]]),
     n=st.integers(1, 300),

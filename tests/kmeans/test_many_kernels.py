@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from exhaustive import property_test
 from host_cuda import harness
 from host_cuda.fused_kmeans import BLOCKS, KINDS, blobs
 from host_cuda.many_kmeans import IterationsOfMany
 from host_cuda.tall_skinny import DTYPES
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsapps.apps.kmeans.stream_plan import StreamPlan, stream_plan
@@ -71,6 +71,7 @@ def test_without_a_proof_labels_are_the_best_float16_scores(d, plan, rng):
     assert lost.max() <= (d + 2) * 2**-23 * abs(scores).max()
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
 @pytest.mark.parametrize(("d", "plan"), PLANS, ids=["stays", "in parts", "streams"])
 def test_labels_and_sums(d, plan, kind, rng):
@@ -173,6 +174,7 @@ def test_any_number_of_samples(n, rng):
         of.assert_right(now)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("copies", ["early", "late"])
 @pytest.mark.parametrize("k", [70, 300])
 @pytest.mark.parametrize(
@@ -219,8 +221,9 @@ def test_iterations_without_the_host(kind, rng):
     assert (of.sums == sums).all()
 
 
-@settings(max_examples=25, deadline=None)
-@given(
+@property_test(
+    6,
+    60,
     of=st.sampled_from(PLANS),
     kind=st.sampled_from([KINDS[0], KINDS[3]]),
     n=st.integers(1, 300),

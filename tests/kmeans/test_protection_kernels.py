@@ -49,6 +49,7 @@ def checked(d, k, kind, n, rng):
     return of, centers.astype(of.work), following
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("share", SHARES, ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
 @pytest.mark.parametrize(("d", "k"), SHAPES)
@@ -133,6 +134,7 @@ def labelled(X, centers, kind=KINDS[0]):
     return of, centers
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3], KINDS[4]], ids=lambda kind: kind[0])
 @pytest.mark.parametrize(("d", "k"), [(1, 3), (4, 16), (15, 17), (64, 6), (130, 5), (4096, 5)])
 def test_every_row_of_a_group_is_checked(d, k, kind, rng):

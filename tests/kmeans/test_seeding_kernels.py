@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import oracle
 import pytest
+from exhaustive import property_test
 from host_cuda import harness
 from host_cuda.seeding import SCREENED, SHAPES, Seeding, plan_of, trials_of
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import make_blobs
 
@@ -65,6 +65,7 @@ def blobs(n, d, k, seed=0):
     return X
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("n", [1, 67, 500])
 @pytest.mark.parametrize(("d", "k", "dtype", "weighted"), SHAPES)
 def test_every_step(d, k, dtype, weighted, n, rng):
@@ -101,6 +102,7 @@ def test_every_step(d, k, dtype, weighted, n, rng):
             assert of.candidates[step + 1].tolist() == reference.candidates(draws).tolist()
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("blocks", [1, 2, 7])
 @pytest.mark.parametrize(("d", "k", "dtype", "weighted"), [SHAPES[2], SHAPES[6], SHAPES[9]])
 def test_same_bits_for_any_grid(d, k, dtype, weighted, blocks, rng):
@@ -186,8 +188,9 @@ def test_columns_that_do_not_fit_shared_memory(rng):
     assert found[0][1:] == found[1][1:]
 
 
-@settings(max_examples=25, deadline=None)
-@given(
+@property_test(
+    6,
+    50,
     shape=st.sampled_from([SHAPES[0], SHAPES[1], SHAPES[4]]),
     n=st.integers(1, 300),
     grain=st.sampled_from([1.0, 0.25]),
@@ -248,6 +251,7 @@ def assert_same_of_any_candidates(of, most, rng):
         of.chosen[step] = of.candidates[step, 0]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("n", [1, 67, 700])
 @pytest.mark.parametrize("slabs", [0, 1])
 @pytest.mark.parametrize(("d", "k", "dtype", "weighted"), SCREENED)
@@ -323,8 +327,9 @@ def test_rows_that_are_nothing_beside_others(small, rng):
     assert_same_of_any_candidates(of, 250, rng)
 
 
-@settings(max_examples=25, deadline=None)
-@given(
+@property_test(
+    8,
+    60,
     shape=st.sampled_from(SCREENED[:3]),
     n=st.integers(2, 200),
     spread=st.sampled_from([0.0, 1e-4, 0.1, 3.0]),
