@@ -1,10 +1,10 @@
 """Runs `BatchedLloyd` by its kernels' own source on the CPU."""
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
-from host_cuda.tall_skinny import build_each
+from host_cuda import harness
 from tsapps.apps.kmeans.batched_plan import KERNELS
 from tsapps.kernels.plan import ELEMENT
 
@@ -41,10 +41,9 @@ extern "C" void {entry_name(kernel, template)}(long long x, long long y, long lo
 
 @cache
 def libraries():
-    names = ["float32", "float16", "bfloat16"]
-    return {
-        ELEMENT[name]: one for name, one in zip(names, build_each([source(ELEMENT[n]) for n in names]), strict=True)
-    }
+    return harness.Libraries(
+        {ELEMENT[name]: partial(source, ELEMENT[name]) for name in ("float32", "float16", "bfloat16")}
+    )
 
 
 class HostMachine:

@@ -1,12 +1,12 @@
 """Iterations with bounds by their kernels' own source on the CPU, as `Bounds` launches them."""
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import oracle
 
+from host_cuda import harness
 from host_cuda.fused_kmeans import BLOCKS, Iterations, product_source
-from host_cuda.tall_skinny import build_each
 from tsapps.apps.kmeans.bounds_plan import FRESH_BYTES, OTHERS, UNTIL, fresh_watch, most_listed
 from tsapps.apps.kmeans.fused_plan import MOTION, NEAREST
 
@@ -50,11 +50,12 @@ extern "C" void limit_of(double moved, double most, float* limits) {
 
 @cache
 def bounded():
-    sources = []
-    for shape in SHAPES:
-        parts = [product_source(*shape, name, "nearest_until.cuh") for name in ("NearestUntil", "Nearest")]
-        sources.append("\n".join([*parts, bounds_source(*shape), WATCH_SOURCE]))
-    return dict(zip(SHAPES, build_each(sources), strict=True))
+    return harness.Libraries({shape: partial(source, *shape) for shape in SHAPES})
+
+
+def source(d, k):
+    products = [product_source(d, k, name, "nearest_until.cuh") for name in ("NearestUntil", "Nearest")]
+    return "\n".join([*products, bounds_source(d, k), WATCH_SOURCE])
 
 
 class BoundedIterations(Iterations):

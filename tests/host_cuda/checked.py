@@ -4,7 +4,8 @@ from functools import cache
 
 import numpy as np
 
-from host_cuda.tall_skinny import DTYPES, PRODUCTS, build_each
+from host_cuda import harness
+from host_cuda.tall_skinny import DTYPES, PRODUCTS
 from tsapps.apps.abft.product_plan import (
     COUNTS_BYTES,
     JUDGED,
@@ -141,14 +142,12 @@ extern "C" void predict_{dtype}(const void* of, const void* order, double* sums)
 
 @cache
 def rows_library():
-    source = '#include "apps/abft/judge.cuh"\n' + "\n".join(map(rows_source, DTYPES))
-    return build_each([source])[0]
+    return harness.build('#include "apps/abft/judge.cuh"\n' + "\n".join(map(rows_source, DTYPES)))
 
 
 def build_products(wanted):
     """Return the library of every product, of (plan, w, how C lies), by the name of its entry point."""
     named = {name_of(*one): one for one in wanted}
-    shares = [share for share in (list(named)[i::2] for i in range(2)) if share]
 
     def source(names):
         kernels = sorted({f'#include "kernels/tsm2/{named[name][0].kernel_name}.cuh"' for name in names})
@@ -156,8 +155,7 @@ def build_products(wanted):
             [*kernels, '#include "apps/abft/checked.cuh"', STRUCK, *(product_source(*named[n]) for n in names)]
         )
 
-    built = build_each([source(share) for share in shares])
-    return {name: library for share, library in zip(shares, built, strict=True) for name in share}
+    return harness.Libraries(harness.in_shares(named, source))
 
 
 def matrix(X):

@@ -1,11 +1,11 @@
 """Checks of iterations by the kernel's own source on the CPU, as `StepCheck` launches them."""
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
+from host_cuda import harness
 from host_cuda.fused_kmeans import KINDS, Iterations, types_of
-from host_cuda.tall_skinny import build_each
 from tsapps.apps.kmeans.protect_plan import CHECKED, COLUMNS, ROWS, THREADS
 
 #: What a check may find wrong (kWrongSums, …), as bits.
@@ -15,7 +15,7 @@ LABEL = {np.dtype(np.int32): "int", np.dtype(np.int8): "signed char"}
 
 def source(kind):
     T, W, _, _, name = types_of(*kind)
-    return "\n".join(
+    return '#include "apps/kmeans/protect.cuh"\n' + "\n".join(
         f"""
 extern "C" void check_{label.replace(" ", "_")}_{int(aligned)}_{name}(
     const void* rows, const void* centers, const void* next, const void* checked, const unsigned long long* sums,
@@ -39,8 +39,7 @@ extern "C" void check_{label.replace(" ", "_")}_{int(aligned)}_{name}(
 
 @cache
 def libraries():
-    sources = ['#include "apps/kmeans/protect.cuh"' + source(kind) for kind in KINDS]
-    return dict(zip(KINDS, build_each(sources), strict=True))
+    return harness.Libraries({kind: partial(source, kind) for kind in KINDS})
 
 
 class CheckedIterations(Iterations):

@@ -5,8 +5,8 @@ from functools import cache
 
 import numpy as np
 
+from host_cuda import harness
 from host_cuda.fused_kmeans import BLOCKS, H200, Iterations
-from host_cuda.tall_skinny import build_each
 from tsapps.apps.kmeans.few_plan import few_scale, multiply_adds_plan
 from tsapps.kernels.plan import ELEMENT
 
@@ -76,10 +76,9 @@ def every_plan():
 
 @cache
 def libraries():
-    plans, parts = list(every_plan()), 4
-    shares = [plans[i::parts] for i in range(parts)]
-    built = build_each([COMMON + "".join(source(*one) for one in share) for share in shares])
-    return {one: library for share, library in zip(shares, built, strict=True) for one in share}
+    return harness.Libraries(
+        harness.in_shares(every_plan(), lambda some: COMMON + "".join(source(*one) for one in some))
+    )
 
 
 class FewIterations(Iterations):

@@ -5,8 +5,8 @@ from functools import cache
 
 import numpy as np
 
+from host_cuda import harness
 from host_cuda.fused_kmeans import BLOCKS, H200, Iterations
-from host_cuda.tall_skinny import build_each
 from tsapps.apps.kmeans.few_plan import (
     FEW_ROUNDING,
     PARTS_ROUNDING,
@@ -77,11 +77,9 @@ extern "C" void {name_of(plan, most_added)}(const void* X, const float* centers,
 
 @cache
 def libraries():
-    plans, parts = list(dict.fromkeys(every_plan())), 4
-    shares = [plans[i::parts] for i in range(parts)]
     header = '#include "apps/kmeans/few_products.cuh"\n'
-    built = build_each([header + "".join(source(*one) for one in share) for share in shares])
-    return {one: library for share, library in zip(shares, built, strict=True) for one in share}
+    plans = dict.fromkeys(every_plan())
+    return harness.Libraries(harness.in_shares(plans, lambda some: header + "".join(source(*one) for one in some)))
 
 
 class ProductsIterations(Iterations):

@@ -5,10 +5,10 @@ from functools import cache
 
 import numpy as np
 
+from host_cuda import harness
 from host_cuda.bounded_kmeans import BoundedIterations
 from host_cuda.few_products import MOST_ADDED, THREADS, ProductsIterations, least_added
 from host_cuda.fused_kmeans import BLOCKS, H200
-from host_cuda.tall_skinny import build_each
 from tsapps.apps.kmeans.bounds_plan import EXPIRING, most_of_few_listed
 from tsapps.apps.kmeans.few_plan import FEW_ROUNDING, PRODUCTS, until_plan
 from tsapps.apps.kmeans.fused_plan import tensor_error
@@ -65,10 +65,8 @@ extern "C" void screen(const float* expiries, const signed char* labels, long lo
 def libraries():
     plans = [chosen(*shape) for shape in SHAPES]
     every = [(plan, MOST_ADDED) for plan in plans] + [(plan, least_added(plan)) for plan in (plans[0], plans[-1])]
-    header = '#include "apps/kmeans/few_until.cuh"\n'
-    shares = [every[i::3] for i in range(3)]
-    built = build_each([header + SCREEN + "".join(source(*one) for one in share) for share in shares])
-    return {one: library for share, library in zip(shares, built, strict=True) for one in share}
+    header = '#include "apps/kmeans/few_until.cuh"\n' + SCREEN
+    return harness.Libraries(harness.in_shares(every, lambda some: header + "".join(source(*one) for one in some), 2))
 
 
 class UntilIterations(BoundedIterations, ProductsIterations):

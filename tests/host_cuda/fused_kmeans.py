@@ -1,12 +1,13 @@
 """Runs iterations of the fused K-means engine by its kernels' own source on the CPU, as `FusedEngine` launches them."""
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import oracle
 import pytest
 
-from host_cuda.tall_skinny import DTYPES, build_each
+from host_cuda import harness
+from host_cuda.tall_skinny import DTYPES
 from tsapps.apps.kmeans.fused_plan import (
     ADVANCE,
     ENTRY_BYTES,
@@ -195,11 +196,14 @@ KINDS = [
 ]
 
 
+def rows_and_many_source(*kind):
+    return rows_source(*kind) + many_source(*kind)
+
+
 @cache
 def libraries():
-    sources = [product_source(*shape) for shape in SHAPES]
-    sources += [rows_source(*kind) + many_source(*kind) for kind in KINDS]
-    return dict(zip([*SHAPES, *KINDS], build_each(sources), strict=True))
+    of_shapes = {shape: partial(product_source, *shape) for shape in SHAPES}
+    return harness.Libraries(of_shapes | {kind: partial(rows_and_many_source, *kind) for kind in KINDS})
 
 
 class Iterations:

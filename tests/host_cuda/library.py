@@ -1,10 +1,11 @@
 """Runs the passes of inertia.cuh and library.cuh by their own source on the CPU, as `CublasEngine` launches them."""
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
-from host_cuda.tall_skinny import DTYPES, build_each
+from host_cuda import harness
+from host_cuda.tall_skinny import DTYPES
 from tsapps.apps.kmeans.fused_plan import vector_of
 from tsapps.apps.kmeans.inertia_plan import KEPT_SUMS, difference_of, inertia_plan
 from tsapps.kernels.device import KNOWN
@@ -104,7 +105,7 @@ def aligned_copy(array):
 
 @cache
 def libraries():
-    return dict(zip(WORK, build_each([source(dtype) for dtype in WORK]), strict=True))
+    return harness.Libraries({dtype: partial(source, dtype) for dtype in WORK})
 
 
 class Passes:

@@ -4,8 +4,8 @@ from functools import cache
 
 import numpy as np
 
+from host_cuda import harness
 from host_cuda.fused_kmeans import BLOCKS, Iterations
-from host_cuda.tall_skinny import build_each
 from tsapps.apps.kmeans.fused_plan import (
     CHANGE_BYTES,
     LISTS,
@@ -34,7 +34,7 @@ extern "C" void assign(const void* shadow, const void* halves, long long row_til
 
 @cache
 def streamed(plan):
-    return build_each([streamed_source(plan)])[0]
+    return harness.build(streamed_source(plan))
 
 
 class IterationsOfMany(Iterations):

@@ -1,11 +1,11 @@
 """Runs greedy k-means++ by seeding.cuh's own source on the CPU, as `fused_seeding.py` launches it."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
-from host_cuda.tall_skinny import build_each
+from host_cuda import harness
 from tsapps.apps.kmeans.fused_plan import ROUNDING, padded, shadow_scale
 from tsapps.apps.kmeans.seeding_plan import COPY, copy_error, screen_plan, seeding_plan
 from tsapps.kernels.device import KNOWN
@@ -112,9 +112,9 @@ def libraries():
             name_of(plan_of(1000, d, k, dtype), dtype, weighted): (d, k, dtype, weighted)
             for d, k, dtype, weighted in shapes
         }
-        sources = [of_kind(plan_of(1000, d, k, dtype), d, dtype, weighted) for d, k, dtype, weighted in kinds.values()]
-        found.update(zip([(name, of_kind is screen_source) for name in kinds], build_each(sources), strict=True))
-    return found
+        for name, (d, k, dtype, weighted) in kinds.items():
+            found[name, of_kind is screen_source] = partial(of_kind, plan_of(1000, d, k, dtype), d, dtype, weighted)
+    return harness.Libraries(found)
 
 
 class Seeding:

@@ -1,10 +1,7 @@
 """Runs products by the own source of tall_skinny(_warpgroups).cuh on the CPU, and checks them against float64."""
 
 import hashlib
-import os
 import re
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -133,47 +130,10 @@ def altered(kernel, header, old, new, occurrence=0):
     return text
 
 
-def build_each(sources):
-    """Build several sources, as many at a time as there are cores."""
-    harness.require_compiler()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(harness.build, sources))
-
-
-class Libraries(Mapping):
-    """The library of every plan, by the name of its entry point: several plans to a library, built when it is wanted.
-
-    Parameters
-    ----------
-    source_of : callable
-        Makes a source of some plans.
-    name_of : callable
-        Names a plan's entry point.
-    *groups : sequence of plans
-        Plans that are likely to be wanted together.
-    """
-
-    def __init__(self, source_of, name_of, *groups, together=8):
-        self._source_of, self._share_of = source_of, {}
-        named = {}
-        for group in groups:
-            new = [plan for plan in group if named.setdefault(name_of(plan), plan) is plan]
-            for first in range(0, len(new), together):
-                share = tuple(new[first : first + together])
-                self._share_of |= {name_of(plan): share for plan in share}
-        self._built = {}
-
-    def __getitem__(self, name):
-        share = self._share_of[name]
-        if id(share) not in self._built:
-            self._built[id(share)] = harness.build(self._source_of(share))
-        return self._built[id(share)]
-
-    def __iter__(self):
-        return iter(self._share_of)
-
-    def __len__(self):
-        return len(self._share_of)
+def libraries_of(plans, source_of, name_of, share=8):
+    """Return the library of every plan by the name of its entry point."""
+    named = {name_of(one): one for one in plans}
+    return harness.Libraries(harness.in_shares(named, lambda names: source_of([named[n] for n in names]), share))
 
 
 # --- Running ----------------------------------------------------------------------------------------------------------

@@ -10,12 +10,12 @@ from host_cuda.tall_skinny import (
     ARITHMETIC,
     RESULTS,
     Case,
-    Libraries,
     check,
     check_same_bits,
     check_sizes,
     check_two_by_two,
     entry_name,
+    libraries_of,
     source,
 )
 from hypothesis import given, settings
@@ -168,9 +168,9 @@ def _libraries():
 
 @cache
 def libraries():
-    """Every instance that a test here needs; those that make test needs together."""
+    """Every instance that a test here needs; first those that make test needs."""
     some = [case.instance for case in [*HAND, *CASES[::EVERY], *SCHEDULED[::EVERY]]]
-    return Libraries(source, entry_name, [*some, *PLANS], [case.instance for case in CASES])
+    return libraries_of([*some, *PLANS, *(case.instance for case in CASES)], source, entry_name)
 
 
 # --- Results --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from host_cuda import harness
 from host_cuda.tall_skinny import (
     WARPGROUPS,
     Case,
-    Libraries,
     altered,
     check,
     check_in_any_order,
@@ -19,6 +18,7 @@ from host_cuda.tall_skinny import (
     check_two_by_two,
     entry_name,
     launch_product,
+    libraries_of,
     operands,
     placed,
     source,
@@ -113,9 +113,9 @@ def _libraries():
 
 @cache
 def libraries():
-    """Every instance that a test here needs; those that make test needs together."""
+    """Every instance that a test here needs; first those that make test needs."""
     some = [case.instance for case in [*HAND, *SOME, *SCHEDULED[::EVERY]]]
-    return Libraries(source, entry_name, some, [case.instance for case in CASES])
+    return libraries_of([*some, *(case.instance for case in CASES)], source, entry_name)
 
 
 # --- Results --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 from host_cuda import harness
-from host_cuda.tall_skinny import DTYPES, UNTOUCHED, Libraries, assert_product, result
+from host_cuda.tall_skinny import DTYPES, UNTOUCHED, assert_product, libraries_of, result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,7 +51,7 @@ extern "C" void {name_of(plan)}(const void* A, long long lda, const void* B, lon
 
 @cache
 def libraries():
-    return Libraries(source, name_of, PLANS)
+    return libraries_of(PLANS, source, name_of)
 
 
 @pytest.fixture(scope="module", name="libraries")
