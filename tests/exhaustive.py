@@ -12,10 +12,13 @@ from hypothesis import given, settings
 __all__ = ["each_choice", "every", "property_test"]
 
 
-def every(step: int, cases: Iterable[Any]) -> list[Any]:
-    """Return cases to parametrise a test by, of which all but every step-th are exhaustive."""
+def every(step: int, cases: Iterable[Any], *, unpacked: bool = False) -> list[Any]:
+    """Return cases to parametrise a test by, of which all but every step-th are exhaustive.
+
+    `unpacked` cases are tuples with a value for each of several parameters.
+    """
     return [
-        pytest.param(case, marks=() if number % step == 0 else pytest.mark.exhaustive)
+        pytest.param(*(case if unpacked else (case,)), marks=() if number % step == 0 else pytest.mark.exhaustive)
         for number, case in enumerate(cases)
     ]
 

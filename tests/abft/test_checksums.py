@@ -47,12 +47,14 @@ def test_by_hand():
     np.testing.assert_array_equal(found["columns"][:, :, 0], [[ROWS, first], [88, last]])
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_are_those_of_the_cpu(shape, dtype, rng):
     sums_are_as_on_the_cpu((rng.standard_normal(shape) * 8).astype(dtype), "both", 2, 3)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize(("code", "weights"), [("exact", 2), ("float", 1), ("float", 2), ("both", 1)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_codes_and_weights(code, weights, dtype, rng):

@@ -215,6 +215,7 @@ def test_what_has_no_squares_is_not_called_wrong():
             assert sum(len(rows) for rows, *_ in product_cpu.wrong(A, B, C, range(20), bounds)) == n_wrong
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("name", ["normal", "positive", "wide", "cancelling", "cancelling widely", "constant", "zero"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_false_alarms(dtype, name):

@@ -210,6 +210,7 @@ def test_clean_products(few, target):
     assert found.threshold_ratio > 10
 
 
+@pytest.mark.exhaustive
 def test_every_element_is_judged(few, monkeypatch):
     one = cell("judged", "statistical", "none")
     found = abft_in_flight.try_judged(one, 5, "cpu")
@@ -224,6 +225,7 @@ def test_every_element_is_judged(few, monkeypatch):
     assert abft.findings(abft_campaign.record_of(one, found, 5))
 
 
+@pytest.mark.exhaustive
 def test_ratios(monkeypatch, capsys):
     monkeypatch.setattr(abft_ratios, "_PRODUCTS", 1 << 20)
     monkeypatch.setattr("sys.argv", ["abft_ratios.py", "--device", "cpu", "--dtype", "float16", "--k", "64"])

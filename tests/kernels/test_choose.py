@@ -91,6 +91,7 @@ def test_a_plan_covers_its_problem(problem, name):
         assert one.units(problem.m * one.fold, -(-problem.k // one.fold), problem.w * one.fold) >= 1
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("name", NEW)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("w", [1, 2, 3, 5, 16, 33, 64])

@@ -93,6 +93,7 @@ def test_two_by_two_by_hand(variant, scalar):
     np.testing.assert_array_equal(C, [[19, 22], [43, 50]])
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("scalar", SCALARS)
 @pytest.mark.parametrize("t1", T1)
 @pytest.mark.parametrize(("variant", "t2", "t3"), CASES)

@@ -111,6 +111,7 @@ def test_two_by_two_by_hand(libraries, dtype):
     assert C.tolist() == [[19, 22], [43, 50]]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("plan", PLANS, ids=name_of)
 def test_every_remainder_of_rows(libraries, plan):
     """One block that goes round twice, from whole pieces to one row less than another piece."""

@@ -102,6 +102,7 @@ def test_two_by_two_by_hand(libraries, dtype, along):
         assert C.tolist() == [[19, 22], [43, 50]]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("plan", PLANS, ids=name_of)
 def test_every_remainder_of_depths(libraries, plan):
     """Fewer depths than a piece, and blocks that go round twice and some depths more."""

@@ -40,6 +40,7 @@ def test_by_hand():
         found.labels = None
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, np.int32])
 @pytest.mark.parametrize("init", ["k-means++", "random", "array"])
 def test_each_is_what_tskmeans_finds(X, dtype, init):

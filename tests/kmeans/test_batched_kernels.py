@@ -77,6 +77,7 @@ def test_by_hand():
 SHAPES = [(1, 1), (3, 2), (16, 16), (17, 19), (40, 33), (5, 64), (20, 65), (16, 200), (130, 150), (300, 3)]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("d", "k"), SHAPES)
 def test_labels_and_sums(d, k, dtype, rng):
@@ -268,6 +269,7 @@ def test_a_centre_far_away_widens_no_bound(away, rng):
     assert batch.labels[1, 5] == 67
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("chunks", [2, 3, 4, 5, 7])
 @pytest.mark.parametrize("apart", [0.0, 1e-5])
 def test_nearly_equal_centres_everywhere(apart, chunks, rng):

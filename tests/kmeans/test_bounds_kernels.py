@@ -3,7 +3,7 @@
 import numpy as np
 import oracle
 import pytest
-from exhaustive import property_test
+from exhaustive import every
 from host_cuda import harness
 from host_cuda.bounded_kmeans import (
     ACTIVE,
@@ -68,7 +68,7 @@ def test_by_hand():
 
 @pytest.mark.each_choice
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
-@pytest.mark.parametrize(("d", "k"), SHAPES)
+@pytest.mark.parametrize(("d", "k"), every(2, SHAPES, unpacked=True))
 def test_expiries_are_below_gaps(d, k, kind, rng):
     n = 700
     X, centers = blobs(n, d, k, rng)
@@ -124,7 +124,7 @@ def test_a_warp_examines_several_tiles(rng):
     [(KINDS[0], 0.0), *((kind, 0.4) for kind in KINDS), (KINDS[3], 3.0)],
     ids=lambda one: "-".join(map(str, one)) if isinstance(one, tuple) else None,
 )
-@pytest.mark.parametrize(("d", "k"), SHAPES)
+@pytest.mark.parametrize(("d", "k"), every(2, SHAPES, unpacked=True))
 def test_the_same_bits_as_without(d, k, apart, kind, rng):
     n = 900
     X, _ = blobs(n, d, k, rng, apart=apart)
@@ -161,7 +161,7 @@ def test_what_float16_cannot_hold(rng):
     assert_same(run(bounds, centers, 10), run(plain, centers, 10))
 
 
-@pytest.mark.parametrize("away", [30.0, 1e3, 1e7])
+@pytest.mark.parametrize("away", every(3, [1e3, 30.0, 1e7]))
 def test_a_centre_far_away(away, rng):
     X, centers = blobs(700, 40, 33, rng)
     X -= X.mean(axis=0)
@@ -237,9 +237,9 @@ def test_limits_are_rounded_up(moved, most):
     assert float(limits[1]) <= exact
 
 
-@property_test(
-    8,
-    80,
+@pytest.mark.exhaustive
+@settings(max_examples=80, deadline=None)
+@given(
     shape=st.sampled_from(SHAPES),
     kind=st.sampled_from(KINDS),
     n=st.integers(1, 300),

@@ -21,6 +21,7 @@ def test_by_hand():
     assert (of.sums[:, 0] / of.scales[0]).tolist() == [1.0, 9.0]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("away", [0.1, 5.0, 1e4], ids=lambda away: f"{away:g} away")
 @pytest.mark.parametrize(("d", "k"), SHAPES)
 def test_labels_and_sums(d, k, away, rng):
@@ -38,6 +39,7 @@ def test_labels_and_sums(d, k, away, rng):
         assert step or moved == of.n
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
 @pytest.mark.parametrize(("d", "k"), SHAPES[-8:])
 def test_halves(d, k, kind, rng):
@@ -58,6 +60,7 @@ def test_the_last_rows(n, rng):
         assert of.iterate(centers) == 0
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("replicas", [32, 16])
 @pytest.mark.parametrize(("d", "k"), [(4, 16), (16, 16), (4, 33)])
 def test_sums_are_flushed(d, k, replicas, rng):

@@ -41,6 +41,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize(("made", "d", "magnitude"), MAGNITUDES)
 def test_any_magnitude(made, d, magnitude, rng):
     X, centers = blobs(900, d, 16, rng)

@@ -3,7 +3,7 @@
 import numpy as np
 import oracle
 import pytest
-from exhaustive import property_test
+from exhaustive import every, property_test
 from host_cuda import harness
 from host_cuda.bounded_kmeans import (
     ACTIVE,
@@ -127,7 +127,7 @@ def test_rows_are_left_out(rng):
     of.assert_right(found[-2][3])
 
 
-@pytest.mark.parametrize("away", [30.0, 1e3, 1e7])
+@pytest.mark.parametrize("away", every(3, [1e3, 30.0, 1e7]))
 def test_a_centre_far_away(away, rng):
     X, centers = blobs(700, 16, 16, rng)
     centers[7] = away * centers[6]

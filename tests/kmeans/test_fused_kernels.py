@@ -285,6 +285,7 @@ def test_stops(rng):
         assert (of.sums == sums).all()
 
 
+@pytest.mark.exhaustive
 def test_more_rows_of_a_block_than_digits_add_up_in_32_bits():
     n = 420_000
     X = np.full((n, 1), np.nextafter(np.float32(1), np.float32(0)))

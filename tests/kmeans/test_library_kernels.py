@@ -54,6 +54,7 @@ def test_three_rows_by_hand():
     assert (total.tolist(), square.tolist(), largest.tolist()) == ([6, 6], [20, 20], [4, 4])
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", WORK)
@@ -209,6 +210,7 @@ def test_sums_of_three_rows_by_hand():
     assert of.compared(sums, 2, scales, *weights)[1:] == (0, 7 * 11)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("dtype", "digits"), KEPT)
@@ -245,6 +247,7 @@ def test_sums_are_compared_with_the_rows(n, d, k, dtype, digits, weighted, offse
         of.labels[row] = held
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("blocks", [1, 3, 7])
 @pytest.mark.parametrize(("dtype", "digits"), KEPT)
 def test_sums_are_compared_by_any_grid(dtype, digits, blocks, rng):

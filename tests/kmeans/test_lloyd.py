@@ -54,6 +54,7 @@ def test_four_points_by_hand():
     assert [(p.iteration, p.moved, p.inertia) for p in seen] == [(1, 4, pytest.approx(2)), (2, 0, pytest.approx(1))]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -89,6 +89,7 @@ def test_by_hand(pairs):
         assert (set(places[:2]), places[2], set(places[3:5])) == ({1, 2}, 0, {1, 2})
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("pairs", [True, False], ids=["pairs", "clusters"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: types_of(*kind)[-1])
 @pytest.mark.parametrize("d", sorted(set(FEATURES)))
@@ -102,6 +103,7 @@ def test_rows_of_any_length(d, kind, pairs, rng):
         of.assert_moves(rows, rng.integers(0, k, len(rows)))
 
 
+@pytest.mark.each_choice
 # Segments counted in shared memory or not: by the rows of a list, and by how many there are.
 @pytest.mark.parametrize("n", [1, 31, 40, 3000, 9000])
 @pytest.mark.parametrize(("k", "pairs"), [(1, True), (2, True), (33, True), (64, True), (1, False), (700, False)])
