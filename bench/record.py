@@ -5,16 +5,16 @@ place of the older one with the same key. A file is replaced by one rename: a ru
 """
 
 import json
-import os
 import platform
 import re
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from tsapps.kernels.atomic_write import write_bytes
 
 __all__ = [
     "COMMON",
@@ -169,13 +169,4 @@ def store_sorted(
 
 def _write(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     lines = ",\n".join(json.dumps(one, ensure_ascii=False, allow_nan=False) for one in records)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(f"[\n{lines}\n]\n")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_bytes(path, f"[\n{lines}\n]\n".encode())
