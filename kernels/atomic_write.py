@@ -66,7 +66,7 @@ def replacing(path: str | os.PathLike[str], *, commit: Commit = nullcontext) -> 
     except BaseException as error:
         with suppress(OSError):
             os.unlink(temporary)
-        if isinstance(error, OSError) and error.filename in own:
+        if isinstance(error, OSError) and error.errno is not None and error.filename in own:
             error.filename = os.fspath(path)  # the name that the user knows
         raise
     _sync_directory(os.path.dirname(target))

@@ -6,6 +6,7 @@ import pytest
 
 from tsapps.cli.result import KIND, new_directory
 from tsapps.errors import UsageError
+from tsapps.kernels import atomic_write
 
 
 def write(directory, text):
@@ -70,6 +71,7 @@ def test_a_failed_exchange_puts_the_old_result_back(place, monkeypatch):
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", fail)
+    monkeypatch.setattr(atomic_write, "_swap", lambda one, other: False)
     with pytest.raises(OSError, match="the disk failed"):
         replace(place, force=True)
     assert_old_and_alone(place)
