@@ -8,14 +8,15 @@ moment between the start of the process and its usual end. Then
   143, the old output is there, and stderr is the one line;
 - if the trial left a temporary, one more run of the command removes it.
 
-A signal that comes before the first line of tsapps finds Python's own handlers. Such trials are counted apart, as
-`before_tsapps`: the process died by the signal itself, or its traceback names no file of tsapps.
+A signal that comes before tsapps has installed its handlers finds Python's own. Such trials are counted apart, as
+`before_tsapps`: the process died by the signal itself, or its traceback names no function of tsapps.
 """
 
 import argparse
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,10 @@ KINDS = {
     "SIGINT twice": (signal.SIGINT,) * 2,
     "SIGTERM twice": (signal.SIGTERM,) * 2,
 }
+
+
+# A line of a traceback: a file of tsapps, but those that are imported before the handlers are installed.
+OWN = re.compile(r'File ".*/(tsapps|kernels|apps)/((?!__init__|__main__|signals)[^"]*\.py|.*, in (?!<module>))')
 
 
 @dataclass(frozen=True)
@@ -85,9 +90,13 @@ class Counts:
     examples: list = field(default_factory=list)
 
 
-def start(folder, command):
+USUAL = ("-m", "tsapps")
+NAMED = ("-c", "import os, runpy; del os.O_TMPFILE; runpy.run_module('tsapps', run_name='__main__', alter_sys=True)")
+
+
+def start(folder, command, program=USUAL):
     return subprocess.Popen(
-        [sys.executable, "-m", "tsapps", *command.arguments],
+        [sys.executable, *program, *command.arguments],
         cwd=folder,
         env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -118,7 +127,8 @@ def content(path):
 class Trials:
     """Commands on small data in a folder, whose usual times and outputs are known."""
 
-    def __init__(self, folder, seed):
+    def __init__(self, folder, seed, *, named):
+        self.program = NAMED if named else USUAL
         self.folder, self.random, self.counts = folder, random.Random(seed), Counts()
         self.pristine = folder / "pristine"
         self.pristine.mkdir()
@@ -129,7 +139,7 @@ class Trials:
             times = []
             for _ in range(2):
                 began = time.monotonic()
-                process = start(work, command)
+                process = start(work, command, self.program)
                 stderr = process.communicate()[1]
                 times.append(time.monotonic() - began)
                 assert process.returncode == (command.code if command.output != "x.npy" or len(times) == 1 else 0), (
@@ -169,7 +179,7 @@ class Trials:
         before = {path: content(work / path) for path in inputs}
         old = content(work / command.output) if command.output else None
         moment = self.random.uniform(0, self.seconds[name])
-        process = start(work, command)
+        process = start(work, command, self.program)
         time.sleep(moment)
         for number in numbers:
             process.send_signal(number)
@@ -191,7 +201,7 @@ class Trials:
         self._judge(process.returncode, stderr, numbers[0], command, is_new, facts)
         if temporaries(work):
             counts.temporaries += 1
-            again = start(work, command)
+            again = start(work, command, self.program)
             again.communicate(timeout=120)
             self._count("leftovers", bool(temporaries(work)), facts | {"left": temporaries(work)})
 
@@ -199,7 +209,7 @@ class Trials:
         """Count how the process ended."""
         counts = self.counts
         lines = stderr.splitlines()
-        ours = "Traceback" in stderr and any("tsapps" in line and "__main__" not in line for line in lines)
+        ours = any(OWN.search(line) for line in lines)
         if number == signal.SIGKILL:
             counts.killed += code == -signal.SIGKILL
             return
@@ -222,9 +232,9 @@ class Trials:
             self.counts.examples.append({"what": what, **facts})
 
 
-def trials(folder, count, seed=0):
-    """Make trials in a folder, all commands and kinds in turn; of abft-calibrate, which takes long, a quarter as many."""
-    made = Trials(folder, seed)
+def trials(folder, count, *, seed=0, named=False):
+    """Make trials in a folder, all commands and kinds in turn; abft-calibrate, which takes long, less often."""
+    made = Trials(folder, seed, named=named)
     names = [name for name in COMMANDS if name != "abft-calibrate"] * 4 + ["abft-calibrate"]
     kinds = list(KINDS)
     for number in range(count):
@@ -236,9 +246,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("count", type=int)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--named", action="store_true", help="as on a file system without O_TMPFILE")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(asdict(trials(Path(folder), given.count, given.seed)), indent=1))
+        print(json.dumps(vars(trials(Path(folder), given.count, seed=given.seed, named=given.named)), indent=1))
 
 
 if __name__ == "__main__":
