@@ -1,7 +1,7 @@
 """What a benchmark leaves behind: one JSON object a measurement, in `bench/results/<device>/<what>.json`.
 
 A file holds a list, one object a line, so that a new measurement is one changed line in a diff. A record takes the
-place of the older one with the same key. A file is replaced by one rename: a run cut short never leaves half of one.
+place of the older one with the same key. A file is replaced whole: a run cut short never leaves half of one.
 """
 
 import json

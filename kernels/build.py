@@ -4,8 +4,8 @@ Compiling needs CuPy and NVRTC (they come with the extras cuda12 and cuda13) but
 kernel is compiled for every architecture wherever the tests run.
 
 A cache entry's key is a digest of the source, of every header that it includes (and those include), of the flags, the
-compiler's version and the architecture: editing a header never gives a stale kernel. An entry is written under a
-temporary name and renamed, so that processes that compile the same kernel at the same time do not disturb each other.
+compiler's version and the architecture: editing a header never gives a stale kernel. An entry is written
+whole or not at all, so that processes that compile the same kernel at the same time do not disturb each other.
 """
 
 import hashlib

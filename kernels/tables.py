@@ -125,6 +125,6 @@ def _forget_plans() -> None:
 
 
 def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a table of picks, one row a line, by one rename."""
+    """Write a table of picks, one row a line, whole or not at all."""
     text = "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n"
     write_bytes(path, text.encode())

@@ -26,7 +26,7 @@ def calibration_path(device_name: str, dtype: str) -> Path:
 
 
 def save_calibration(calibration: Calibration) -> Path:
-    """Write a calibration where `load_calibration` finds it, by one rename, and return where that is."""
+    """Write a calibration where `load_calibration` finds it, whole or not at all, and return where that is."""
     path = calibration_path(calibration.device, calibration.dtype)
     whole = {"version": _VERSION} | asdict(calibration)
     write_bytes(path, (json.dumps(whole, indent=1) + "\n").encode())

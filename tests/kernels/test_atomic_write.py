@@ -382,11 +382,3 @@ def test_directories_of_killed_processes(tmp_path, how, old, left, says):
         assert_directory(path, left)
     write_directory(path, "newer")
     assert_directory(path, "newer")
-
-
-def test_kmeans_restores_an_earlier_result_before_it_looks_for_one(tmp_path, monkeypatch):
-    write_result(tmp_path / "x", 1.0)
-    os.rename(tmp_path / "x", tmp_path / f".x.{HEX}.old")
-    with pytest.warns(UserWarning, match="restored"), pytest.raises(result.UsageError, match="already exists"):
-        result.check_place(tmp_path / "x", force=False)
-    assert os.listdir(tmp_path) == ["x"]

@@ -43,7 +43,8 @@ def abft_calibrate(
 
     Products of several depths, of six distributions, are computed as tsapps.abft.matmul computes them, and held
     against exact ones. What is found is kept in your cache directory, in place of what was there, and used for
-    threshold="statistical" on every device of this name.
+    threshold="statistical" on every device of this name. It is written after each type: Ctrl-C loses only the type
+    that is being measured.
     """
     from tsapps.apps.abft.thresholds import RAREST
 
