@@ -1,20 +1,20 @@
 """What a benchmark leaves behind: one JSON object a measurement, in `bench/results/<device>/<what>.json`.
 
 A file holds a list, one object a line, so that a new measurement is one changed line in a diff. A record takes the
-place of the older one with the same key. A file is replaced by one rename: a run cut short never leaves half of one.
+place of the older one with the same key. A file is replaced whole: a run cut short never leaves half of one.
 """
 
 import json
-import os
 import platform
 import re
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from tsapps.kernels.atomic_write import write_bytes
 
 __all__ = [
     "COMMON",
@@ -169,13 +169,4 @@ def store_sorted(
 
 def _write(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     lines = ",\n".join(json.dumps(one, ensure_ascii=False, allow_nan=False) for one in records)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(f"[\n{lines}\n]\n")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_bytes(path, f"[\n{lines}\n]\n".encode())

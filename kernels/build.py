@@ -4,8 +4,8 @@ Compiling needs CuPy and NVRTC (they come with the extras cuda12 and cuda13) but
 kernel is compiled for every architecture wherever the tests run.
 
 A cache entry's key is a digest of the source, of every header that it includes (and those include), of the flags, the
-compiler's version and the architecture: editing a header never gives a stale kernel. An entry is written under a
-temporary name and renamed, so that processes that compile the same kernel at the same time do not disturb each other.
+compiler's version and the architecture: editing a header never gives a stale kernel. An entry is written
+whole or not at all, so that processes that compile the same kernel at the same time do not disturb each other.
 """
 
 import hashlib
@@ -13,17 +13,17 @@ import json
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Cubin", "Kernel", "Resources", "build", "cache_directory", "function", "headers_of", "write_whole"]
+from tsapps.kernels.atomic_write import write_bytes
+
+__all__ = ["Cubin", "Kernel", "Resources", "build", "cache_directory", "function", "headers_of"]
 
 #: Root of what `#include "…"` names: the directory that holds kernels/ and apps/ where they are installed.
 INCLUDE_ROOT = Path(__file__).resolve().parent.parent
@@ -200,9 +200,9 @@ def _compile(source: str, kernels: Sequence[str], headers: dict[str, str], flags
         print(f"tsapps: compiled a kernel in {seconds:.1f} s; it is kept in {entry.parent}", file=sys.stderr)
     resources = {kernel: asdict(usage[name]) for kernel, name in names.items()}
     # The description last: where it is, the code is.
-    write_whole(entry.with_suffix(".cubin"), cubin)
+    write_bytes(entry.with_suffix(".cubin"), cubin)
     description = {"names": names, "resources": resources, "seconds": seconds, "flags": list(flags)}
-    write_whole(entry, json.dumps(description, indent=1).encode())
+    write_bytes(entry, json.dumps(description, indent=1).encode())
 
 
 def _usage(log: str) -> dict[str, Resources]:
@@ -216,20 +216,6 @@ def _usage(log: str) -> dict[str, Resources]:
         stack, stores, loads = map(int, spills.groups())
         found[name] = Resources(int(used[1]), int(used[2] or 0), stack, stores, loads, name in waiting)
     return found
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file of the user's cache by one rename, in a directory that need not exist."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(FileNotFoundError):  # where an interruption comes just after the rename
-            os.unlink(temporary)
-        raise
 
 
 class Kernel:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tsapps.kernels.build import cache_directory, write_whole
+from tsapps.kernels.atomic_write import write_bytes
+from tsapps.kernels.build import cache_directory
 from tsapps.kernels.choose import ALGORITHM, KEY, PICKED, RANKED, VERSION, completed, key_of_row, tuned_table
 from tsapps.kernels.device import file_name_of
 
@@ -124,6 +125,6 @@ def _forget_plans() -> None:
 
 
 def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a table of picks, one row a line, by one rename."""
+    """Write a table of picks, one row a line, whole or not at all."""
     text = "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n"
-    write_whole(path, text.encode())
+    write_bytes(path, text.encode())

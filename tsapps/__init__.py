@@ -14,8 +14,9 @@ open_matrix
     Any supported file or array as a shape, a dtype and blocks of rows.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = ["TSKMeans", "abft", "gram", "kmeans_batched", "matmul", "open_matrix"]
@@ -29,7 +30,11 @@ _HOMES = {
     "open_matrix": "tsapps.matrix",
 }
 
+# Not typing's own, whose import takes longer than the rest: the command line is to hear signals before that.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from tsapps.apps import abft
     from tsapps.apps.kmeans import TSKMeans, kmeans_batched
     from tsapps.kernels.product import gram, matmul

@@ -9,7 +9,8 @@ from typing import Any
 from tsapps.apps.abft.calibration import Calibration, Depth, Scale, device_name
 from tsapps.apps.abft.thresholds import statistical
 from tsapps.apps.abft.walk import Walk
-from tsapps.kernels.build import cache_directory, write_whole
+from tsapps.kernels.atomic_write import write_bytes
+from tsapps.kernels.build import cache_directory
 from tsapps.kernels.device import file_name_of
 
 __all__ = ["calibration_path", "load_calibration", "save_calibration"]
@@ -25,10 +26,10 @@ def calibration_path(device_name: str, dtype: str) -> Path:
 
 
 def save_calibration(calibration: Calibration) -> Path:
-    """Write a calibration where `load_calibration` finds it, by one rename, and return where that is."""
+    """Write a calibration where `load_calibration` finds it, whole or not at all, and return where that is."""
     path = calibration_path(calibration.device, calibration.dtype)
     whole = {"version": _VERSION} | asdict(calibration)
-    write_whole(path, (json.dumps(whole, indent=1) + "\n").encode())
+    write_bytes(path, (json.dumps(whole, indent=1) + "\n").encode())
     return path
 
 

@@ -21,10 +21,7 @@ sidecar that does not have the digest that it says it has was corrupted, and tel
 
 import hashlib
 import json
-import os
-import secrets
 import struct
-from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any, BinaryIO
@@ -34,6 +31,7 @@ import numpy as np
 from tsapps.apps.abft.exact import SUMS
 from tsapps.apps.abft.layout import layout
 from tsapps.apps.abft.weighted import check_weighted, columns_shape, rows_shape, sums_dtype
+from tsapps.kernels.atomic_write import replacing
 
 __all__ = ["FORMAT", "VERSION", "Sidecar", "SidecarError", "dump_sidecar", "read_sidecar", "write_sidecar"]
 
@@ -185,19 +183,8 @@ def write_sidecar(path: str | PathLike[str], sidecar: Sidecar) -> None:
     OSError
         If it cannot be written.
     """
-    target = os.path.realpath(path)
-    directory, base = os.path.split(target)
-    temporary = os.path.join(directory, f".{base[:40]}.{secrets.token_hex(8)}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            dump_sidecar(file, sidecar)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        with suppress(FileNotFoundError):  # where it was never opened, or has its name already
-            os.unlink(temporary)
-        raise
+    with replacing(path) as file:
+        dump_sidecar(file, sidecar)
 
 
 def read_sidecar(path: str | PathLike[str]) -> Sidecar:

@@ -1,3 +1,4 @@
+import errno
 import json
 import subprocess
 
@@ -86,9 +87,9 @@ def test_a_store_that_fails_leaves_the_file(tmp_path, monkeypatch):
     record.store(path, GOOD, KEY, FIELDS)
 
     def fail(*_):
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, "disk full")
 
-    monkeypatch.setattr(record.os, "replace", fail)
+    monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="disk full"):
         record.store(path, {**GOOD, "n": 4}, KEY, FIELDS)
     assert record.load(path) == [GOOD]

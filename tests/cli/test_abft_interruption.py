@@ -1,10 +1,12 @@
 """Checksums and repairs that are stopped from outside, at any moment: no harm to the data, and nothing half written."""
 
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,10 +38,20 @@ def names(directory):
 
 
 def wait_for_temporary(directory, process):
-    """Wait until a temporary file is there, or the process has ended; return whether one was seen."""
-    while process.poll() is None and not temporaries(directory):
+    """Wait until the process writes a temporary file, which may have no name, or has ended; return whether it does."""
+
+    def writes():
+        try:
+            opened = [os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
+        except OSError:  # the process has ended, or has just closed one
+            opened = []
+        return any(path.startswith(f"{directory}/#") for path in opened) or bool(temporaries(directory))
+
+    while process.poll() is None:
+        if writes():
+            return True
         time.sleep(0.0005)
-    return bool(temporaries(directory))
+    return False
 
 
 def clean(directory):

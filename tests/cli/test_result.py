@@ -4,8 +4,9 @@ import os
 
 import pytest
 
-from tsapps.cli.result import KIND, new_directory
+from tsapps.cli.result import KIND, check_place, new_directory
 from tsapps.errors import UsageError
+from tsapps.kernels import atomic_write
 
 
 def write(directory, text):
@@ -22,8 +23,12 @@ def place(directory):
     return place
 
 
-def assert_old_and_alone(place):
+def assert_old(place):
     assert (place / "labels.npy").read_text() == "old"
+
+
+def assert_old_and_alone(place):
+    assert_old(place)
     assert [path.name for path in place.parent.iterdir()] == ["place"]
 
 
@@ -70,6 +75,7 @@ def test_a_failed_exchange_puts_the_old_result_back(place, monkeypatch):
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", fail)
+    monkeypatch.setattr(atomic_write, "_swap", lambda one, other: False)
     with pytest.raises(OSError, match="the disk failed"):
         replace(place, force=True)
     assert_old_and_alone(place)
@@ -101,3 +107,25 @@ def test_permissions_are_those_of_any_new_directory(directory):
         pass
     (directory / "other").mkdir()
     assert (directory / "new").stat().st_mode == (directory / "other").stat().st_mode
+
+
+def test_the_next_run_removes_what_a_killed_one_left_and_says_so(directory, run, iris):
+    (directory / ".out.npy.0123456789abcdef.tmp").write_bytes(b"half")
+    left = directory / ".iris-kmeans.0123456789abcdef.tmp"
+    left.mkdir()
+    write(left, "half")
+    for arguments in (["sample", "iris", "out.npy"], ["kmeans", "iris.npy", "--k", 2, "--quiet"]):
+        done = run(*arguments)
+        assert done.exit_code == 0
+        assert done.stderr.startswith("tsapps: warning: ")
+        assert "removed what a killed process left of it: ." in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert {path.name for path in directory.iterdir()} == {"iris.npy", "out.npy", "iris-kmeans"}
+
+
+def test_a_result_that_a_killed_run_had_moved_away_is_found_again(place):
+    os.rename(place, place.with_name(".place.0123456789abcdef.old"))
+    with pytest.warns(UserWarning, match="restored from"):
+        check_place(place, force=True)
+    assert_old(place)
+    assert not list(place.parent.glob(".*"))

@@ -180,17 +180,6 @@ def test_what_was_measured_before_an_interruption_is_kept(run, gpu, monkeypatch)
     assert [path.name for path in own_file().parent.iterdir()] == [own_file().name]
 
 
-def test_an_interruption_just_after_the_rename_is_no_other_error(monkeypatch):
-    def renamed_and_interrupted(old, new, rename=os.replace):
-        rename(old, new)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", renamed_and_interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        tables.write_table(own_file(), [one_row()])
-    assert tables.own_table(DEVICE.name) == [one_row()]
-
-
 def test_products_that_cannot_be_measured_are_left_out_and_named(run, gpu, monkeypatch):
     measured = tuning._measured
 

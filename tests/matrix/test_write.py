@@ -83,15 +83,6 @@ def test_full_disk_is_named(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-def test_reaches_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
-    events = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda descriptor: (events.append("fsync"), fsync(descriptor)))
-    monkeypatch.setattr(os, "replace", lambda *names: (events.append("replace"), replace(*names)))
-    save_npy(tmp_path / "x.npy", np.ones(3))
-    assert events == ["fsync", "replace", "fsync"]  # the last one is the directory's
-
-
 def test_permissions_are_those_of_any_new_file(tmp_path):
     (tmp_path / "plain").write_bytes(b"")
     save_npy(tmp_path / "x.npy", np.ones(3))

@@ -4,7 +4,6 @@ NumPy and everything behind it is imported inside the commands, so that ``tsapps
 that a user can bring about ends in one line on stderr and a code of `ExitCode`.
 """
 
-import io
 import shlex
 import signal
 import sys
@@ -16,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from tsapps import __version__
+from tsapps import __version__, signals
 from tsapps.cli.abft_calibrate import abft_calibrate
 from tsapps.cli.abft_correct import abft_correct
 from tsapps.cli.abft_encode import abft_encode
@@ -29,11 +28,7 @@ from tsapps.cli.sample import sample
 from tsapps.cli.tune import tune
 from tsapps.errors import CorruptionError, ExitCode, NoDeviceError, UsageError
 
-__all__ = ["app", "main"]
-
-
-class _Terminated(SystemExit):
-    """SIGTERM came."""
+__all__ = ["app"]
 
 
 class _Commands(TyperGroup):
@@ -45,6 +40,7 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
+            signals.begin()
             with _one_line_warnings():
                 result = super().invoke(ctx)
                 sys.stdout.flush()
@@ -53,8 +49,6 @@ class _Commands(TyperGroup):
             raise  # typer ends quietly: who read our output wanted no more of it
         except KeyboardInterrupt:
             _fail("interrupted", 128 + signal.SIGINT)
-        except _Terminated:
-            _fail("terminated", 128 + signal.SIGTERM)
         except UsageError as error:
             _fail(error, ExitCode.USAGE)
         except CorruptionError as error:
@@ -75,7 +69,8 @@ class _Commands(TyperGroup):
 
 
 def _fail(message: object, code: int) -> NoReturn:
-    print(f"tsapps: {_one_line(message)}", file=sys.stderr)
+    signals.check()
+    signals.end_with(_one_line(message), code)
     raise typer.Exit(code)
 
 
@@ -135,23 +130,8 @@ def _tsapps(
     """Exact K-means for large matrices, on the CPU and on NVIDIA GPUs; checksums that find and repair wrong numbers.
 
     Exit codes: 0 done, 1 failure (bad data, full disk), 2 wrong use (bad option, existing output, missing file), 3
-    corruption found, 4 no GPU where one was asked for, 130 interrupted.
+    corruption found, 4 no GPU where one was asked for, 130 interrupted (Ctrl-C), 143 terminated.
+
+    After 130 and 143 the output is what it was before. A signal that comes once the result is in place is too late: the
+    command finishes and exits 0. tune and abft-calibrate keep what was measured before the signal.
     """
-
-
-def main() -> None:
-    """Run the command line; what the installed ``tsapps`` calls."""
-
-    def terminate(number: int, _: object) -> NoReturn:
-        raise _Terminated(128 + number)
-
-    # As after Ctrl-C, what is half written is removed.
-    signal.signal(signal.SIGTERM, terminate)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # A file's name may hold what the terminal's encoding does not.
-        sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        app(prog_name="tsapps")
-    finally:
-        # The work is over; a second Ctrl-C while worker threads end must not print a traceback.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)

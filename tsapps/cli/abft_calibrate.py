@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tsapps import signals
 from tsapps.cli.options import Device, Json, Quiet, choose
 from tsapps.cli.output import live_line, print_json, print_table
 from tsapps.errors import UsageError
@@ -42,7 +43,8 @@ def abft_calibrate(
 
     Products of several depths, of six distributions, are computed as tsapps.abft.matmul computes them, and held
     against exact ones. What is found is kept in your cache directory, in place of what was there, and used for
-    threshold="statistical" on every device of this name.
+    threshold="statistical" on every device of this name. It is written after each type: Ctrl-C loses only the type
+    that is being measured.
     """
     from tsapps.apps.abft.thresholds import RAREST
 
@@ -61,7 +63,8 @@ def abft_calibrate(
         for number, dtype in enumerate(wanted, 1):
             show(f"{number} of {len(wanted)}: {dtype}")
             one = calibrate(str(dtype), index, p=p, level=level, rows=rows, seed=seed)
-            found.append((one, str(save_calibration(one))))
+            with signals.placing(last=number == len(wanted)):
+                found.append((one, str(save_calibration(one))))
     seconds = time.perf_counter() - began
     if as_json:
         print_json({"device": choice.device, "seconds": seconds, "calibrations": [_summary(*one) for one in found]})

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tsapps import signals
 from tsapps.cli.abft import (
     AnyData,
     Force,
@@ -113,7 +114,7 @@ def _write(
     from tsapps.matrix import replacing
     from tsapps.matrix.copy import copy_as_npy, copy_file
 
-    with replacing(out or split_name(data)[0]) as file:
+    with replacing(out or split_name(data)[0], commit=signals.placing) as file:
         stored = (copy_file if out is None else copy_as_npy)(matrix, file, report("copying"))
         for offset, was in zip(*(part.tolist() for part in verdict.patches()), strict=True):
             os.pwrite(file.fileno(), bytes([was]), stored.place(offset))

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tsapps import signals
 from tsapps.cli.abft import AnyData, same_file, sidecar_path
 from tsapps.cli.abft_report import describe
 from tsapps.cli.options import Device, Json, Quiet, check_input, check_output_file, choose, split_name
@@ -83,7 +84,7 @@ def abft_encode(
             progress=lambda done: show(f"encoding {data}", done, matrix.nbytes),
         )
     check_output_file(out, force=force)  # again, for hours may have passed
-    with replacing(out) as to:
+    with replacing(out, commit=signals.placing) as to:
         dump_sidecar(to, sidecar)
     seconds = time.perf_counter() - began
 

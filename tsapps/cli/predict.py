@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tsapps import signals
 from tsapps.cli.info import versions
 from tsapps.cli.options import Data, Device, Json, Quiet, check_input, check_output_file, choose, stem
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
@@ -82,7 +83,7 @@ def predict(
         if not np.isfinite(inertia):
             raise MatrixError(f"{data}: distances overflow {engine.dtype}: scale the data down, or train in float64")
         lap = time.perf_counter()
-        save_npy(out, labels)
+        save_npy(out, labels, commit=signals.placing)
         seconds["write"] = time.perf_counter() - lap
     seconds["total"] = time.perf_counter() - began
 

@@ -10,15 +10,15 @@ summary.json
 
 import json
 import os
-import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tsapps import signals
 from tsapps.cli.options import check_writable
 from tsapps.errors import MatrixError, UsageError
+from tsapps.kernels.atomic_write import remove_leftovers, replacing_directory
 
 __all__ = ["KIND", "check_place", "new_directory", "read_model"]
 
@@ -38,6 +38,7 @@ def check_place(directory: Path, *, force: bool) -> None:
         parent cannot be written to.
     """
     check_writable(directory)
+    remove_leftovers(directory, _FILES)  # and restore a result that a killed run had moved away
     if not os.path.lexists(directory):
         return
     if not directory.is_dir():
@@ -78,37 +79,15 @@ def new_directory(directory: Path, *, force: bool) -> Iterator[Path]:
     OSError
         If the disk is full or fails.
     """
-    place = Path(os.path.realpath(directory))
-    temporary = place.with_name(f".{place.name[:40]}.{secrets.token_hex(8)}.tmp")
-    try:
-        os.mkdir(temporary)
-        yield temporary
+
+    @contextmanager
+    def commit() -> Iterator[None]:
         check_place(directory, force=force)
-        if place.exists():
-            _exchange(temporary, place)
-        else:
-            os.rename(temporary, place)
-    except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError) and error.filename is not None:
-            error.filename = os.fspath(directory)  # the name that the user knows
-        raise
+        with signals.placing():
+            yield
 
-
-def _exchange(new: Path, place: Path) -> None:
-    """Put `new` in the place of an earlier result, and only then delete that."""
-    old = new.with_suffix(".old")
-    try:
-        os.rename(place, old)
-        os.rename(new, place)
-    except BaseException:
-        if old.exists() and not place.exists():
-            os.rename(old, place)
-        raise
-    # File by file: whatever else got in there meanwhile is not ours to delete.
-    for name in _FILES:
-        (old / name).unlink(missing_ok=True)
-    old.rmdir()
+    with replacing_directory(directory, _FILES, commit=commit) as temporary:
+        yield temporary
 
 
 def read_model(directory: Path) -> tuple[Any, dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tsapps import signals
 from tsapps.cli.options import check_output_file
 from tsapps.errors import MatrixError, UsageError
 
@@ -89,6 +90,6 @@ def sample(
     from tsapps.matrix import save_npy
 
     array = _SAMPLES[name].make()
-    save_npy(out, array)
+    save_npy(out, array, commit=signals.placing)
     rows, columns = array.shape
     print(f"{out}: {rows:,} × {columns} {array.dtype}, {array.nbytes:,} bytes: {_SAMPLES[name].source}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tsapps import signals
 from tsapps.cli.options import Json, Quiet, check_writable, choose
 from tsapps.cli.output import live_line, print_json, print_table
 from tsapps.errors import NoDeviceError, UsageError
@@ -113,6 +114,7 @@ def tune(
             rows = tables.keep(name, row)
     if not found:
         raise ValueError("nothing was measured, and no table written")
+    signals.placed()
     seconds = time.perf_counter() - began
     if as_json:
         summary = {"device": f"cuda:{index}", "name": name, "path": str(path), "rows": rows, "seconds": seconds}
@@ -175,7 +177,8 @@ def _reset(device: str, *, as_json: bool, quiet: bool) -> None:
 
     index, name = _gpu(device)
     path = tables.user_path(name)
-    removed = tables.reset(name)
+    with signals.placing():
+        removed = tables.reset(name)
     if as_json:
         print_json({"device": f"cuda:{index}", "name": name, "path": str(path), "removed": removed})
     elif not quiet:

@@ -1,21 +1,21 @@
 """Files written whole or not at all."""
 
 import os
-import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from tsapps.errors import UsageError
+from tsapps.kernels import atomic_write
 from tsapps.kernels.arrays import as_array, to_host
 
 __all__ = ["replacing", "save_npy"]
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def replacing(path: str | os.PathLike[str], *, commit: atomic_write.Commit = nullcontext) -> Iterator[BinaryIO]:
     """Open a file that takes the place of `path` once the ``with`` block has ended without an exception.
 
     The bytes go to a temporary file beside `path`, reach the disk, and only then get its name, in one step. After any
@@ -25,6 +25,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     ----------
     path : path-like
         A symbolic link is followed: the file that it points to is replaced.
+    commit : callable, optional
+        Returns a context manager that is entered after the bytes have reached the disk and left as soon as the file
+        has its name.
 
     Yields
     ------
@@ -47,39 +50,15 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         raise UsageError(f"{os.fspath(path)}: is a directory: name a file in it")
     if os.path.exists(target) and not os.path.isfile(target):
         raise UsageError(f"{os.fspath(path)}: is no regular file: name one")
-    directory, base = os.path.split(target)
-    # The name is cut, so that it is no longer than a file system allows where `base` itself is as long as that.
-    temporary = os.path.join(directory, f".{base[:40]}.{secrets.token_hex(8)}.tmp")
-    try:
+    with ExitStack() as stack:
         try:
-            file = open(temporary, "xb")  # noqa: SIM115 closed below, before it is renamed
+            file = stack.enter_context(atomic_write.replacing(path, commit=commit))
         except OSError as error:
             raise UsageError(f"{os.fspath(path)}: cannot be written: {error.strerror}") from error
-        with file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException as error:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = os.fspath(path)  # "No space left on device" says which file only so
-        raise
-    _sync_directory(directory)
+        yield file
 
 
-def _sync_directory(directory: str) -> None:
-    """Make the new name last through a power cut, where directories can be synchronised at all."""
-    with suppress(OSError):  # some may not be opened, some network file systems refuse; the file itself is on the disk
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def save_npy(path: str | os.PathLike[str], array: Any) -> None:
+def save_npy(path: str | os.PathLike[str], array: Any, *, commit: atomic_write.Commit = nullcontext) -> None:
     """Write an array to a .npy file, whole or not at all.
 
     Parameters
@@ -88,6 +67,8 @@ def save_npy(path: str | os.PathLike[str], array: Any) -> None:
         Taken as it is: no extension is added.
     array : array of any library
         Of numbers, of any shape; copied to the host if it lies on a GPU.
+    commit : callable, optional
+        As for `replacing`.
 
     Raises
     ------
@@ -106,7 +87,7 @@ def save_npy(path: str | os.PathLike[str], array: Any) -> None:
     if not (host.flags.c_contiguous or host.flags.f_contiguous):
         host = np.ascontiguousarray(host)
     elements = host if host.flags.c_contiguous else host.T
-    with replacing(path) as file:
+    with replacing(path, commit=commit) as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(host))
         # Not numpy's write_array: its error for a full disk has no errno, so no name and no reason.
         file.write(elements.reshape(-1).view(np.uint8).data)

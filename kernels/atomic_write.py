@@ -1,0 +1,341 @@
+"""Atomic, durable writes: a file or directory appears under its name whole, or not at all.
+
+The content goes to a temporary in the same directory, reaches the disk, and then takes its name in one step. Where the
+file system supports O_TMPFILE, a temporary file has no name, so a killed process leaves nothing. Every other temporary
+is called ``.NAME.<16 hex digits>.tmp``, and its writer holds a lock on it (flock) as long as it lives. The next writer
+to the same path removes those whose lock is free. Where the file system has no locks, they stay.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import stat
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+__all__ = ["Commit", "remove_leftovers", "replacing", "replacing_directory", "write_bytes"]
+
+#: A context in which the new content takes its name; callers learn by it whether that has happened.
+Commit = Callable[[], AbstractContextManager[Any]]
+
+# Of renameat2, in <fcntl.h> and <linux/fs.h>.
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str], *, commit: Commit = nullcontext) -> Iterator[BinaryIO]:
+    """Open a file that replaces `path` when the ``with`` block ends without an exception.
+
+    After any exception, KeyboardInterrupt included, `path` is unchanged and the temporary file is gone.
+
+    Parameters
+    ----------
+    path : path-like
+        A symbolic link is followed: the file that it points to is replaced.
+    commit : callable
+        Returns a context manager that is entered after the content has reached the disk and left as soon as the file
+        has its name.
+
+    Yields
+    ------
+    file : binary file
+        Its `name` opens it again, as long as it is open.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be created, or the disk is full or fails.
+    """
+    target = os.path.realpath(path)
+    remove_leftovers(target)
+    temporary = _temporary_name(target)
+    own = [None, temporary]
+    try:
+        with _open_temporary(temporary) as file:
+            own.append(file.name)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            with commit():
+                _rename_file(file, temporary, target)
+    except BaseException as error:
+        with suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(error, OSError) and error.errno is not None and error.filename in own:
+            error.filename = os.fspath(path)  # the name that the user knows
+        raise
+    _sync_directory(os.path.dirname(target))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file by `content`; make the directories that it lies in, if there are none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing_directory(
+    path: str | os.PathLike[str], names: Collection[str], *, commit: Commit = nullcontext
+) -> Iterator[Path]:
+    """Make a directory that replaces `path` when the ``with`` block ends without an exception.
+
+    After any exception, KeyboardInterrupt included, `path` is unchanged and the new directory is gone. Where the system
+    can exchange two names, `path` exists at every moment; elsewhere, the next writer restores what a process that was
+    killed between two renames had moved away.
+
+    Parameters
+    ----------
+    path : path-like
+        A new directory, or an earlier one that holds files of the same names.
+    names : collection of str
+        The files that the directory may hold. Other files in an earlier one are not deleted.
+    commit : callable
+        As for `replacing`.
+
+    Yields
+    ------
+    directory : Path
+        Where to write the files.
+
+    Raises
+    ------
+    OSError
+        If the directory cannot be made, or the disk is full or fails.
+    """
+    place = os.path.realpath(path)
+    remove_leftovers(place, names)
+    temporary, old, descriptor = _temporary_name(place), None, None
+    try:
+        descriptor = _create(temporary, _make_directory)
+        yield Path(temporary)
+        _sync_files(temporary)
+        with commit():
+            if os.path.lexists(place):
+                old = _exchange(temporary, place)
+            else:
+                os.rename(temporary, place)
+        _sync_directory(os.path.dirname(place))
+        if old is not None and not _remove_directory(old, names):
+            warnings.warn(f"{old}: holds other files than the earlier {place} should: move them", stacklevel=3)
+    except BaseException as error:
+        _remove_directory(temporary, names)
+        if isinstance(error, OSError) and error.filename is not None:
+            error.filename = os.fspath(path)  # the name that the user knows
+        raise
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def remove_leftovers(path: str | os.PathLike[str], names: Collection[str] = ()) -> None:
+    """Remove the temporaries of processes that were killed while they wrote to `path`, with one line of warning.
+
+    Parameters
+    ----------
+    path : path-like
+        Other files in its directory are left alone.
+    names : collection of str
+        The files that a directory `path` may hold; empty if it is a file.
+    """
+    target = os.path.realpath(path)
+    directory, base = os.path.split(target)
+    pattern = _temporaries_of(base, "(tmp|old)" if names else "tmp")
+    try:
+        with os.scandir(directory) as entries:
+            found = sorted(entry.name for entry in entries if pattern.fullmatch(entry.name))
+    except OSError:
+        return  # whatever is wrong with the directory, writing says so
+    removed = []
+    for name in found:
+        leftover = os.path.join(directory, name)
+        descriptor = _lock_leftover(leftover, stat.S_ISDIR if names else stat.S_ISREG)
+        if descriptor is None:
+            continue
+        try:
+            if name.endswith(".old") and not os.path.lexists(target):
+                os.rename(leftover, target)
+                warnings.warn(f"{target}: restored from {name}, where a killed process had moved it", stacklevel=3)
+            elif not names:
+                os.unlink(leftover)
+                removed.append(name)
+            elif _remove_directory(leftover, names):
+                removed.append(name)
+        except OSError:
+            continue  # not ours to remove, or another writer did
+        finally:
+            os.close(descriptor)
+    if removed:
+        warnings.warn(f"{target}: removed what a killed process left of it: {', '.join(removed)}", stacklevel=3)
+
+
+def _temporary_name(target: str) -> str:
+    # The name is cut so that it fits where `base` is as long as the file system allows.
+    directory, base = os.path.split(target)
+    return os.path.join(directory, f".{base[:40]}.{os.urandom(8).hex()}.tmp")
+
+
+def _temporaries_of(base: str, suffix: str) -> re.Pattern[str]:
+    return re.compile(rf"\.{re.escape(base[:40])}\.[0-9a-f]{{16}}\.{suffix}", re.DOTALL)
+
+
+def _open_temporary(name: str) -> BinaryIO:
+    """Open a temporary file for writing: without a name where that is supported, else under `name`, and locked."""
+    descriptor = _open_unnamed(os.path.dirname(name))
+    if descriptor is None:
+        descriptor = _create(name, _make_file)
+    else:
+        name = f"/proc/self/fd/{descriptor}"
+    return open(name, "wb", opener=lambda *_: descriptor)
+
+
+def _open_unnamed(directory: str) -> int | None:
+    """Open a file without a name; None where the system or the file system has no such files."""
+    flag = getattr(os, "O_TMPFILE", None)
+    if flag is None or not os.path.isdir("/proc/self/fd"):  # by which it gets its name
+        return None
+    try:
+        descriptor = os.open(directory, os.O_RDWR | flag, 0o666)
+    except OSError:
+        return None  # if the directory is at fault, opening by name says so
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # for the moment in which it has its temporary name
+    return descriptor
+
+
+def _make_file(name: str) -> int:
+    return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+
+
+def _make_directory(name: str) -> int:
+    while True:
+        os.mkdir(name)
+        with suppress(FileNotFoundError):  # another writer took it for a leftover
+            return os.open(name, os.O_RDONLY)
+
+
+def _create(name: str, make: Callable[[str], int]) -> int:
+    """Create a temporary and lock it; again, if another writer took it for a leftover before it was locked."""
+    while True:
+        descriptor = make(name)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # waits only for a writer that is removing it
+        except OSError:
+            return descriptor  # there are no locks here, so nobody removes it
+        if _has_name(descriptor, name):
+            return descriptor
+        os.close(descriptor)
+
+
+def _has_name(descriptor: int, name: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(name, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _lock_leftover(name: str, is_kind: Callable[[int], bool]) -> int | None:
+    """Open and lock a temporary; None if its writer lives, it is somebody else's, or there are no locks here."""
+    for access in (os.O_RDWR, os.O_RDONLY):  # NFS locks only what may be written; others may be read-only
+        try:
+            descriptor = os.open(name, access | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue
+        try:
+            found = os.fstat(descriptor)
+            if is_kind(found.st_mode) and found.st_uid == os.geteuid():
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _has_name(descriptor, name):
+                    return descriptor
+        except OSError:
+            pass
+        os.close(descriptor)
+        return None
+    return None
+
+
+def _rename_file(file: BinaryIO, temporary: str, target: str) -> None:
+    if file.name != temporary:  # it has no name yet
+        # With a directory given, Python calls linkat, which follows the link in /proc; the path is absolute anyway.
+        link = partial(os.link, file.name, src_dir_fd=file.fileno(), follow_symlinks=True)
+        try:
+            link(target)
+        except FileExistsError:
+            link(temporary)
+        else:
+            return
+    os.replace(temporary, target)
+
+
+def _exchange(new: str, place: str) -> str:
+    """Put `new` in the place of an earlier directory, and return where that is then."""
+    if _swap(new, place):
+        return new
+    old = new.removesuffix(".tmp") + ".old"
+    descriptor = os.open(place, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # so that no other writer restores it
+        os.rename(place, old)
+        os.rename(new, place)
+    except BaseException:
+        if os.path.lexists(old) and not os.path.lexists(place):
+            os.rename(old, place)
+        raise
+    finally:
+        os.close(descriptor)
+    return old
+
+
+def _swap(one: str, other: str) -> bool:
+    """Exchange two names in one step; return False where the system or the file system cannot."""
+    import ctypes  # only where a directory is replaced
+
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    if call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), other)
+
+
+def _remove_directory(directory: str, names: Collection[str]) -> bool:
+    """Remove the files that it may hold, and the directory if that was all; return whether it is gone."""
+    try:
+        for entry in os.listdir(directory):
+            if entry in names or any(_temporaries_of(name, "tmp").fullmatch(entry) for name in names):
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(directory, entry))
+        os.rmdir(directory)
+    except OSError:
+        return not os.path.lexists(directory)
+    return True
+
+
+def _sync_files(directory: str) -> None:
+    """Bring a directory and the files in it to the disk."""
+    for entry in os.listdir(directory):
+        descriptor = os.open(os.path.join(directory, entry), os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    _sync_directory(directory)
+
+
+def _sync_directory(directory: str) -> None:
+    """Make new names last through a power cut, where directories can be synchronised at all."""
+    with suppress(OSError):  # some may not be opened, some network file systems refuse; the files are on the disk
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,229 @@
+"""SIGINT and SIGTERM at every phase of a command: one line and 130 or 143, or a result and 0."""
+
+import os
+import signal
+import subprocess
+import sys
+from functools import cache
+
+import numpy as np
+import pytest
+from signal_trials import Counts, trials
+
+from tsapps import signals
+from tsapps.apps.abft import calibration, calibration_file
+from tsapps.kernels import atomic_write
+
+LINES = {signal.SIGINT: (130, "tsapps: interrupted\n"), signal.SIGTERM: (143, "tsapps: terminated\n")}
+BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+
+# tsapps, with a signal to itself when a module is first looked for, or at the end: `NUMBER WHEN ARGUMENTS…`.
+AT = """
+import atexit, os, runpy, sys
+number, when = int(sys.argv[1]), sys.argv[2]
+class Finder:
+    def find_spec(self, name, *_):
+        if name == when:
+            os.kill(os.getpid(), number)
+if when == "atexit":
+    atexit.register(os.kill, os.getpid(), number)
+sys.meta_path.insert(0, Finder())
+sys.argv[1:] = sys.argv[3:]
+runpy.run_module("tsapps", run_name="__main__", alter_sys=True)
+"""
+
+
+def python(program, *args, before=signal.SIG_DFL):
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, args)],
+        capture_output=True,
+        text=True,
+        check=False,
+        # What starts tests in the background may have them, and so their children, ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, before),
+    )
+
+
+@BOTH
+@pytest.mark.parametrize("module", ["tsapps.cli", "typer", "tsapps.cli.kmeans", "sklearn"])
+def test_before_and_while_the_command_begins(directory, number, module):
+    done = python(AT, int(number), module, "sample", "iris", "x.npy")
+    assert (done.returncode, done.stderr) == LINES[number]
+    assert done.stdout == ""
+    assert not list(directory.iterdir())
+
+
+@BOTH
+def test_while_python_ends(directory, number):
+    done = python(AT, int(number), "atexit", "info", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("}\n")
+
+
+# The phases, by hand: what a process does, and its exit code and stderr. No command is imported.
+PHASE = """
+import os, sys, threading
+from tsapps import signals
+signals.install()
+def come(times=1):
+    for _ in range(times):
+        os.kill(os.getpid(), int(sys.argv[1]))
+        for _ in range(1000):  # handlers run between two instructions
+            pass
+"""
+
+
+# A program of `PHASE`, the exit code (None: 130 or 143), and what stderr says (None: nothing).
+PROGRAMS = {
+    "starting": ("come()", None, ""),
+    # Cleaning up is not disturbed by a signal that came twice, and ended by one that comes later.
+    "twice": (
+        "signals.begin()\ntry:\n come()\nfinally:\n come(); print('clean'); signals.finish()",
+        None,
+        "",
+    ),
+    "again": (
+        "signals.begin()\ntry:\n come()\nfinally:\n signals.GRACE_SECONDS = -1; come(); print('no')",
+        None,
+        "",
+    ),
+    # A signal while a result takes its place, and one after that, are too late.
+    "placing": ("signals.begin()\nwith signals.placing():\n come()\nprint('clean')", 0, None),
+    "placed": ("signals.begin()\nwith signals.placing():\n pass\ncome(2); print('clean')", 0, None),
+    "placed, again": (
+        "signals.begin()\nwith signals.placing():\n pass\ncome(); signals.GRACE_SECONDS = -1; come(); print('no')",
+        None,
+        " after the result was written",
+    ),
+    "another result is to come": (
+        (
+            "signals.begin()\ntry:\n with signals.placing(last=False):\n  come(); print('clean')\n"
+            "finally:\n signals.finish()"
+        ),
+        None,
+        "",
+    ),
+    "the result could not be placed": (
+        (
+            "signals.begin()\ntry:\n with signals.placing():\n  come(); raise OSError\nexcept OSError:\n"
+            " print('clean')\n try:\n  signals.check()\n finally:\n  signals.finish()"
+        ),
+        None,
+        "",
+    ),
+    "ended": ("signals.begin(); signals.end_with('a failure', 1)\ncome(2)\nprint('no')", 1, "a failure"),
+    "where no exception can leave": (
+        "class Deleted:\n def __del__(self):\n  come()\nsignals.begin()\nDeleted(); print('no')",
+        None,
+        "",
+    ),
+    "taken for another error": (
+        (
+            "signals.begin()\ntry:\n try:\n  come()\n except BaseException:\n  raise ImportError\n"
+            "finally:\n signals.finish()"
+        ),
+        None,
+        "",
+    ),
+    "stderr is closed": ("os.close(2); come()", None, None),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("phase", PROGRAMS)
+def test_phases(number, phase):
+    program, code, says = PROGRAMS[phase]
+    done = python(PHASE + program, int(number))
+    usual, text = LINES[number]
+    lines = {None: "", "a failure": "tsapps: a failure\n"}
+    assert done.stderr == lines.get(says, text.replace("\n", f"{says}\n"))
+    assert done.returncode == (usual if code is None else code)
+    assert done.stdout == ("clean\n" if "clean" in program else "")
+
+
+def test_a_signal_that_is_ignored_from_the_start_stays_ignored():
+    done = python(PHASE + "come(); print('on')", int(signal.SIGINT), before=signal.SIG_IGN)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "on\n", "")
+
+
+@pytest.fixture
+def handlers(monkeypatch):
+    """The handlers of a command, in this process."""
+    before = {number: signal.signal(number, signals._handle) for number in LINES}
+    monkeypatch.setattr(signals._State, "stopped", None)
+    yield
+    signals._State.phase = "starting"
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@cache
+def calibrated():
+    """What abft-calibrate writes; one depth is measured in an instant."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "DEPTHS", (16,))
+        patch.setattr(calibration, "_CHOSEN_AT", (16,))
+        return calibration.calibrate("float32", None, rows=16)
+
+
+def calibrate(directory, monkeypatch):
+    found = calibrated()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(directory))
+    monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: found)
+    place = calibration_file.calibration_path(calibration.device_name(None), "float32")
+    return place, ["abft-calibrate", "--dtype", "float32", "--device", "cpu"]
+
+
+COMMANDS = {
+    "kmeans": ("x-kmeans", ["kmeans", "x.npy", "--k", 2, "--force", "--device", "cpu"]),
+    "predict": ("labels.npy", ["predict", "model", "x.npy", "--out", "labels.npy", "--force", "--device", "cpu"]),
+    "sample": ("iris.npy", ["sample", "iris", "iris.npy", "--force"]),
+    "abft-encode": ("x.abft", ["abft-encode", "x.npy", "--out", "x.abft", "--force"]),
+    "abft-correct": ("right.npy", ["abft-correct", "x.npy", "--out", "right.npy", "--force"]),
+    "abft-inject": ("wrong.npy", ["abft-inject", "x.npy", "--out", "wrong.npy", "--force"]),
+    "abft-calibrate": (None, None),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("old", [False, True], ids=["new", "replaced"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_from_the_moment_the_result_is_in_place(directory, succeed, handlers, monkeypatch, command, old, number):
+    """The command finishes, prints what it has to say and exits 0."""
+    np.save("x.npy", np.random.default_rng(0).random((20, 3)))
+    succeed("kmeans", "x.npy", "--k", 2, "--out", "model", "--device", "cpu", "--quiet")
+    succeed("abft-encode", "x.npy", "--quiet")
+    place, arguments = COMMANDS[command]
+    if place is None:
+        place, arguments = calibrate(directory, monkeypatch)
+    place = directory / place
+    if old:
+        succeed(*arguments)
+    came = []
+
+    def and_then_a_signal(call):
+        def called(source, target, *args, **options):
+            done = call(source, target, *args, **options)
+            if os.fspath(target) == str(place):
+                came.append(target)
+                signal.raise_signal(number)
+            return done
+
+        return called
+
+    for module, name in ((os, "link"), (os, "replace"), (os, "rename"), (atomic_write, "_swap")):
+        monkeypatch.setattr(module, name, and_then_a_signal(getattr(module, name)))
+    stdout = succeed(*arguments)
+    assert came
+    assert place.name in stdout
+    assert place.exists()
+    assert not [entry for entry in place.parent.iterdir() if entry.name.startswith(".")]
+
+
+@pytest.mark.exhaustive
+def test_signals_at_random_moments(directory):
+    """The trials of signal_trials.py, some of them."""
+    counts = trials(directory, 60, seed=1)
+    assert counts.trials == 60
+    assert counts.harm == counts.tracebacks == counts.leftovers == counts.undocumented == 0, counts.examples
+    assert isinstance(counts, Counts)
