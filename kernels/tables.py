@@ -12,6 +12,7 @@ from typing import Any
 from tsapps.kernels.build import cache_directory, write_whole
 from tsapps.kernels.choose import ALGORITHM, KEY, PICKED, RANKED, VERSION, completed, key_of_row, tuned_table
 from tsapps.kernels.device import file_name_of
+from tsapps.kernels.strict_json import JsonError, parse_json
 
 __all__ = ["keep", "of_version", "own_table", "reset", "user_path", "user_table", "write_table"]
 
@@ -57,10 +58,10 @@ def own_table(device_name: str) -> list[dict[str, Any]]:
     path = user_path(device_name)
     advice = "mend it, or remove it with tsapps tune --reset"
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = parse_json(path.read_bytes())
     except FileNotFoundError:
         return []
-    except ValueError as error:
+    except JsonError as error:
         raise ValueError(f"{path}: is no table of picks ({error}): {advice}") from error
     if not isinstance(rows, list):
         raise ValueError(f"{path}: is no table of picks (a {type(rows).__name__}, expected a list): {advice}")

@@ -188,7 +188,7 @@ def test_kernels_are_compiled_beside_each_other(cache, headers, stand_in, monkey
 
     def compiled(*arguments):
         both.wait()  # which one alone would never pass
-        real(*arguments)
+        return real(*arguments)
 
     monkeypatch.setattr(build, "_compilers", functools.cache(lambda: ThreadPoolExecutor(2)))
     monkeypatch.setattr(build, "_compile", compiled)
