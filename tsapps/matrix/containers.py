@@ -160,9 +160,10 @@ def _check_stored(dataset: Any, matrix: "Hdf5Matrix") -> None:
     else:
         what, found, expected = "bytes", dataset.id.get_storage_size(), matrix.nbytes
     if found != expected:
+        n, d = matrix.shape
         raise MatrixError(
-            f"{matrix.name}: is {matrix.shape[0]} × {matrix.shape[1]} {matrix.dtype}, which take {expected} {what}, and the "
-            f"file holds {found}: it was never written to the end, or is damaged: write it again"
+            f"{matrix.name}: is {n} × {d} {matrix.dtype}, which take {expected} {what}, and "
+            f"the file holds {found}: it was never written to the end, or is damaged: write it again"
         )
 
 
