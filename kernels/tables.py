@@ -75,16 +75,16 @@ def own_table(device_name: str) -> list[dict[str, Any]]:
 def _what_is_wrong(row: Any) -> str:
     """Return what a table's row says that it must not, or the empty string."""
     if not isinstance(row, dict):
-        return f"is {row!r}, expected an object"
+        return f"is {str(row)[:80]}, expected an object"
     for name, words in _WORDS.items():
         if name not in row:
             return f"has no {name!r} (made by another version of tsapps?)"
         if row[name] not in words:
-            return f"has {name} {row[name]!r}, expected one of {', '.join(words)}"
+            return f"has {name} {repr(row[name])[:80]}, expected one of {', '.join(words)}"
     parts = [(row, (*KEY, *PICKED[row["kernel"]]))]
     if ALGORITHM in row:
         if not isinstance(row[ALGORITHM], dict):
-            return f"has {ALGORITHM} {row[ALGORITHM]!r}, expected an object"
+            return f"has {ALGORITHM} {repr(row[ALGORITHM])[:80]}, expected an object"
         parts.append((row[ALGORITHM], (*RANKED, VERSION)))
     for part, names in parts:
         for name in names:
@@ -93,7 +93,7 @@ def _what_is_wrong(row: Any) -> str:
             kind, value = _TYPES.get(name, int), part[name]
             if name not in _WORDS and (type(value) is not kind or (kind is int and value < 1)):
                 expected = "true or false" if kind is bool else "a whole number, at least 1"
-                return f"has {name} {value!r}, expected {expected}"
+                return f"has {name} {repr(value)[:80]}, expected {expected}"
     return ""
 
 

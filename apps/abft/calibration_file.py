@@ -71,7 +71,7 @@ def load_calibration(dtype: str, device: int | None = None) -> Calibration:
     except FileNotFoundError as error:
         raise ValueError(f"there is no calibration for {dtype} on {name}: {advice}") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: is no calibration ({error}): {advice}") from error
+        raise ValueError(f"{path}: is no calibration ({str(error)[:200]}): {advice}") from error
     if wrong:
         raise ValueError(f"{path}: is no calibration for {dtype} on {name}: {advice}")
     return calibration

@@ -226,7 +226,7 @@ def read_sidecar(path: str | PathLike[str]) -> Sidecar:
             raise SidecarError(f"{name}: is no sidecar of abft-encode: its format is {metadata['format'][:40]!r}")
         if metadata["version"] != VERSION:
             raise SidecarError(
-                f"{name}: is of version {metadata['version'][:40]}, and only {VERSION} is known: update tsapps"
+                f"{name}: is of version {metadata['version'][:40]!r}, and only {VERSION} is known: update tsapps"
             )
         digest = metadata.pop("digest")
         tensors = {key: _tensor(value, data) for key, value in header.items() if key != "__metadata__"}

@@ -192,6 +192,18 @@ class TestHdf5:
         file.close()
         assert open_matrix(path).read().tobytes() == X.tobytes()
 
+    def test_elements_that_are_narrower_in_the_file(self, file):
+        h5py = pytest.importorskip("h5py")
+        kind = h5py.h5t.IEEE_F32LE.copy()  # bfloat16, which h5py reads as another type
+        kind.set_fields(15, 7, 8, 0, 7)
+        kind.set_size(2)
+        kind.set_ebias(127)
+        space = h5py.h5s.create_simple((40, 3))
+        h5py.h5d.create(file.id, b"X", kind, space).write(h5py.h5s.ALL, h5py.h5s.ALL, X)
+        path = file.filename
+        file.close()
+        np.testing.assert_array_equal(open_matrix(path).read().astype("f4"), X)
+
     def test_elements_in_other_files(self, file, tmp_path):
         h5py = pytest.importorskip("h5py")
         layout = h5py.VirtualLayout((40, 3), "f4")

@@ -47,7 +47,7 @@ def test_mutations_are_of_every_kind_and_repeat_themselves():
     valid = bytes(range(256)) * 8
     found = [mutate(np.random.default_rng(seed), valid) for seed in range(300)]
     assert found == [mutate(np.random.default_rng(seed), valid) for seed in range(300)]
-    assert len(set(found)) > 290
+    assert len(set(found)) > 250
     lengths = np.array([len(one) for one in found])
     assert (lengths < len(valid)).any()
     assert (lengths == len(valid)).any()

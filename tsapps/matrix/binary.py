@@ -6,6 +6,7 @@ All of them are mapped into memory: opening reads the header alone, and a block 
 import io
 import os
 import struct
+import warnings
 from collections.abc import Iterator, Sequence
 from tokenize import TokenError
 from typing import IO, Literal
@@ -155,7 +156,10 @@ def read_npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], Litera
         if len(size) == length.size and length.unpack(size)[0] > _MOST_NPY_HEADER:
             raise ValueError(f"a header of {length.unpack(size)[0]} bytes, expected at most {_MOST_NPY_HEADER}")
         text = file.read(length.unpack(size)[0]) if len(size) == length.size else b""
-        shape, fortran, dtype = parse(io.BytesIO(size + text))
+        with warnings.catch_warnings():  # of Python's compiler, of text that is then refused
+            warnings.simplefilter("ignore", SyntaxWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            shape, fortran, dtype = parse(io.BytesIO(size + text))
     except MatrixError:
         raise
     except _NPY_ERRORS as error:

@@ -158,7 +158,8 @@ def _check_stored(dataset: Any, matrix: "Hdf5Matrix") -> None:
         what, found = "chunks", dataset.id.get_num_chunks()
         expected = math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape, dataset.chunks, strict=True))
     else:
-        what, found, expected = "bytes", dataset.id.get_storage_size(), matrix.nbytes
+        what, found = "bytes", dataset.id.get_storage_size()
+        expected = math.prod(dataset.shape) * dataset.id.get_type().get_size()  # which may be narrower than the dtype
     if found != expected:
         n, d = matrix.shape
         raise MatrixError(
