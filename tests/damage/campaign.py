@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
 import numpy as np
 
@@ -37,6 +38,8 @@ __all__ = ["FORMATS", "missing_library", "run"]
 FORMATS: dict[str, Any] = MATRICES | RECORDS
 _SECONDS, _MEMORY = 10, 4 << 30
 _MOST_KEPT = 20
+# Control characters, surrogates and what breaks a line.
+_BREAKS = ("Cc", "Cs", "Zl", "Zp")
 
 
 def missing_library(name: str) -> str:
@@ -133,7 +136,7 @@ def _outcome(name: str, directory: Path, valid: bytes, content: bytes) -> str:
         wrong = form.examine(path, valid, content)
     except form.refusals as error:
         message = str(error)
-        if str(path) in message and message.isprintable():
+        if str(path) in message and not any(category(c) in _BREAKS for c in message):
             return "refused"
         return f"a message without the name, or of several lines: {message!r}"
     except MemoryError as error:  # the command line says so in one line

@@ -3,13 +3,14 @@
 import json
 import os
 import struct
+import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tsapps.errors import MatrixError
+from tsapps.errors import CorruptionError, MatrixError, UsageError
 from tsapps.kernels.strict_json import JsonError, parse_json, read_json
 from tsapps.matrix import open_matrix
 from tsapps.matrix.base import Matrix
@@ -280,6 +281,7 @@ class TestText:
         assert open_matrix(tmp_path / "x.csv").read().tolist() == [[3, 4]]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited as Linux does")
 def test_memory_that_is_not_there_is_told_with_the_name(tmp_path):
     resource = pytest.importorskip("resource")
     path = tmp_path / "x.fbin"
@@ -295,3 +297,17 @@ def test_memory_that_is_not_there_is_told_with_the_name(tmp_path):
             matrix.read()
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.parametrize("kind", [CorruptionError, MatrixError, UsageError])
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("x.npy: is no matrix", "x.npy: is no matrix"),
+        ("naïve 1\u00a0×\u202f2: 行", "naïve 1\u00a0×\u202f2: 行"),
+        ("one\ntwo\r\nthree\u2028four\x85five", "one two three four five"),
+        ("a\x1b[2J\x00\t\udcff\u202eb", r"a\x1b[2J\x00\t\udcff\u202eb"),
+    ],
+)
+def test_messages_are_one_line_without_control_characters(kind, text, line):
+    assert str(kind(text)) == line

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tsapps.cli.options import check_writable
-from tsapps.errors import MatrixError, UsageError, one_line
+from tsapps.errors import MatrixError, UsageError
 from tsapps.kernels.strict_json import JsonError, read_json
 
 __all__ = ["KIND", "check_place", "new_directory", "read_model"]
@@ -147,7 +147,7 @@ def read_model(directory: Path) -> tuple[Any, dict[str, Any]]:
     if (*matrix.shape, str(matrix.dtype)) != expected or matrix.dtype not in (np.float32, np.float64):
         raise MatrixError(
             f"{matrix.name}: is {matrix.shape[0]} × {matrix.shape[1]} {matrix.dtype}, and summary.json beside it says "
-            f"{one_line(f'{expected[0]} × {expected[1]} {expected[2]}')[:80]}: run tsapps kmeans again"
+            f"{f'{expected[0]} × {expected[1]} {expected[2]}'[:80]}: run tsapps kmeans again"
         )
     if summary.setdefault("metric", METRICS[0]) not in METRICS:
         raise MatrixError(

@@ -36,8 +36,6 @@ _MOST_NPY_HEADER = 10_000
 
 # What ast.literal_eval, tokenize and numpy.dtype raise for headers that are damaged.
 _NPY_ERRORS = (
-    ArithmeticError,
-    AttributeError,
     LookupError,
     MemoryError,
     RecursionError,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.errors import MatrixError, UsageError, one_line
+from tsapps.errors import MatrixError, UsageError
 from tsapps.kernels.arrays import as_array, kind_of, to_host
 
 __all__ = [
@@ -31,7 +31,7 @@ def is_floating(dtype: np.dtype) -> bool:
 def check_dtype(dtype: np.dtype, name: str) -> None:
     """Raise `MatrixError` unless `dtype` is an integer or floating-point type."""
     if dtype.names is not None:
-        fields = one_line(", ".join(dtype.names))
+        fields = ", ".join(dtype.names)
         raise MatrixError(
             f"{name}: holds records with the fields {fields}; expected plain numbers: save them as columns"
         )
@@ -119,7 +119,7 @@ def check_indices(indices: Any, n: int, name: str) -> np.ndarray:
 
 def unreadable(name: str, error: Exception) -> MatrixError:
     """Return the error for a file that its format's library refuses, with the library's reason in one line."""
-    reason = one_line(" ".join(str(error).split())[:200]) or type(error).__name__
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
     return MatrixError(
         f"{name}: cannot be read ({reason}): it is truncated, damaged or of another format: copy it again"
     )

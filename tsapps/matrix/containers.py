@@ -33,7 +33,7 @@ _ZIP_ERRORS = (
 _MOST_COMPRESSED = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
 # What h5py raises: each error of HDF5's stack as one of these, by the tables in its _errors.pyx; names that are no
 # text; types that NumPy does not have.
-_HDF5_ERRORS = (AttributeError, LookupError, OSError, OverflowError, RuntimeError, TypeError, ValueError)
+_HDF5_ERRORS = (LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 # safetensors' element types; those that are no numbers of ours are here to be refused with the right words.
 _SAFETENSORS_TYPES = {
@@ -241,13 +241,12 @@ def _choose(path: str, wanted: str | None, names: Sequence[str], shape_of: Calla
     matrices = [name for name in names if len(shape_of(name)) == 2]
     candidates = matrices or names
     if len(candidates) > 1:
-        example = one_line(candidates[0])
         raise MatrixError(
-            f"{path}: holds several arrays, {_listing(candidates)}: name one, for example {path}:{example}"
+            f"{path}: holds several arrays, {_listing(candidates)}: name one, for example {path}:{candidates[0]}"
         )
     return candidates[0]
 
 
 def _listing(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return one_line(", ".join(names[:_MOST_NAMES])) + more
+    return ", ".join(names[:_MOST_NAMES]) + more

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tsapps.errors import MatrixError, one_line
+from tsapps.errors import MatrixError
 from tsapps.kernels.strict_json import JsonError, parse_json
 from tsapps.matrix.base import Matrix
 from tsapps.matrix.checks import changed, damaged, readable
@@ -33,7 +33,7 @@ class ParquetMatrix(Matrix):
             kind = schema.field(number).type
             if not (arrow.types.is_integer(kind) or arrow.types.is_floating(kind)):
                 raise MatrixError(
-                    f"{path}: column {number} ({names[number]!r}) is {one_line(kind)[:80]}; expected numbers: "
+                    f"{path}: column {number} ({names[number]!r}) is {str(kind)[:80]}; expected numbers: "
                     f"keep numeric columns only, one for each feature"
                 )
         self._column_names = [names[number] for number in self._columns]
