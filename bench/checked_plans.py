@@ -9,7 +9,6 @@ for the product; others stay as they are.
 """
 
 import argparse
-import json
 import multiprocessing
 import sys
 import time
@@ -37,6 +36,7 @@ from tsapps.kernels.device import Device, file_name_of, live
 from tsapps.kernels.launch import compiled_plan
 from tsapps.kernels.plan import Plan, WarpgroupPlan
 from tsapps.kernels.problem import ITEMSIZE, Problem
+from tsapps.kernels.strict_json import read_json
 from tsapps.kernels.tables import write_table
 from tsapps.kernels.tune import Cell
 
@@ -130,7 +130,7 @@ def main() -> int:
         if kept:
             rows.append(measured_row(cell, kept, clock))
     path = options.out or TUNED / f"{file_name_of(device.name)}.json"
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    before = read_json(path) if path.exists() else []
     write_table(path, completed(rows, before))
     return 0
 

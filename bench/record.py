@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tsapps.kernels.atomic_write import write_bytes
+from tsapps.kernels.strict_json import read_json
 
 __all__ = [
     "COMMON",
@@ -125,12 +126,15 @@ def check(record: Mapping[str, Any], fields: Mapping[str, tuple[type, ...]]) -> 
 
 
 def load(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file; none where there is no such file."""
+    """Return the records of a file; none where there is no such file. Raises ValueError if it holds anything else."""
     if not path.exists():
         return []
-    records = json.loads(path.read_text(encoding="utf-8"))
+    records = read_json(path)
     if not isinstance(records, list):
         raise ValueError(f"{path} holds a {type(records).__name__}; expected a list of records")
+    for number, record in enumerate(records):
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}: record {number} is a {type(record).__name__}; expected an object")
     return records
 
 

@@ -6,6 +6,7 @@ kernel is compiled for every architecture wherever the tests run.
 A cache entry's key is a digest of the source, of every header that it includes (and those include), of the flags, the
 compiler's version and the architecture: editing a header never gives a stale kernel. An entry is written
 whole or not at all, so that processes that compile the same kernel at the same time do not disturb each other.
+It holds a digest of its content, and one that is damaged is compiled again.
 """
 
 import hashlib
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tsapps.kernels.atomic_write import write_bytes
+from tsapps.kernels.strict_json import JsonError, read_json
 
 __all__ = ["Cubin", "Kernel", "Resources", "build", "cache_directory", "function", "headers_of"]
 
@@ -143,9 +145,7 @@ def build(source: str, kernels: Sequence[str], arch: str, *, flags: Sequence[str
     digest = hashlib.sha256("\0".join([*parts, str(nvrtc.getVersion())]).encode()).hexdigest()[:32]
     folder = cache_directory() / "cubin"
     entry = folder / f"{digest}.json"
-    if not entry.exists():
-        _compile(source, kernels, headers, all_flags, entry)
-    return _read(entry)
+    return _read(entry) or _compile(source, kernels, headers, all_flags, entry)
 
 
 @cache
@@ -169,13 +169,27 @@ def _no_cache() -> tuple[str, ...]:
     return (flag,)
 
 
-def _read(entry: Path) -> Cubin:
-    found = json.loads(entry.read_text(encoding="utf-8"))
+def _read(entry: Path) -> Cubin | None:
+    """Return what the cache holds; None if it holds nothing, or not what was written, so that it is compiled again."""
+    path = entry.with_suffix(".cubin")
+    try:
+        found, code = read_json(entry), path.read_bytes()
+    except (FileNotFoundError, JsonError):
+        return None
+    if not isinstance(found, dict) or found.pop("digest", None) != _digest(found, code):
+        return None
     resources = {kernel: Resources(**one) for kernel, one in found["resources"].items()}
-    return Cubin(entry.with_suffix(".cubin"), found["names"], resources, found["seconds"])
+    return Cubin(path, found["names"], resources, found["seconds"])
 
 
-def _compile(source: str, kernels: Sequence[str], headers: dict[str, str], flags: Sequence[str], entry: Path) -> None:
+def _digest(description: dict[str, Any], code: bytes) -> str:
+    """Return the digest of an entry of the cache: machine code, and what is said of it."""
+    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
+    digest.update(code)
+    return digest.hexdigest()
+
+
+def _compile(source: str, kernels: Sequence[str], headers: dict[str, str], flags: Sequence[str], entry: Path) -> Cubin:
     from cupy.cuda import nvrtc
 
     began = time.perf_counter()
@@ -198,11 +212,18 @@ def _compile(source: str, kernels: Sequence[str], headers: dict[str, str], flags
     seconds = time.perf_counter() - began
     if seconds > PATIENCE_SECONDS:
         print(f"tsapps: compiled a kernel in {seconds:.1f} s; it is kept in {entry.parent}", file=sys.stderr)
-    resources = {kernel: asdict(usage[name]) for kernel, name in names.items()}
-    # The description last: where it is, the code is.
-    write_bytes(entry.with_suffix(".cubin"), cubin)
-    description = {"names": names, "resources": resources, "seconds": seconds, "flags": list(flags)}
-    write_bytes(entry, json.dumps(description, indent=1).encode())
+    resources = {kernel: usage[name] for kernel, name in names.items()}
+    found = Cubin(entry.with_suffix(".cubin"), names, resources, seconds)
+    _write(entry, found, cubin, flags)
+    return found
+
+
+def _write(entry: Path, cubin: Cubin, code: bytes, flags: Sequence[str]) -> None:
+    """Write an entry of the cache, the description last: where it is, the code is."""
+    write_bytes(cubin.path, code)
+    resources = {kernel: asdict(used) for kernel, used in cubin.resources.items()}
+    description = {"names": cubin.names, "resources": resources, "seconds": cubin.seconds, "flags": list(flags)}
+    write_bytes(entry, json.dumps(description | {"digest": _digest(description, code)}, indent=1).encode())
 
 
 def _usage(log: str) -> dict[str, Resources]:

@@ -6,7 +6,6 @@ where the library was faster. Else `predict` does: Little's law for the bytes on
 tensor-core products of a stage.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -19,6 +18,7 @@ from tsapps.kernels.device import Device, file_name_of, measured_alike
 from tsapps.kernels.plan import LibraryAlgorithm, Plan, WarpgroupPlan
 from tsapps.kernels.problem import NARROW, Problem
 from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
+from tsapps.kernels.strict_json import read_json
 
 __all__ = [
     "ALGORITHM",
@@ -281,7 +281,7 @@ def tuned_table(device_name: str, folder: Path = _TUNED) -> tuple[Mapping[str, A
     fastest there: the library is left to choose.
     """
     path = folder / f"{file_name_of(device_name)}.json"
-    own = tuple(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else ()
+    own = tuple(read_json(path)) if path.exists() else ()
     alike = measured_alike(device_name)
     if alike is None:
         return own

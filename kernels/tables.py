@@ -13,6 +13,7 @@ from tsapps.kernels.atomic_write import write_bytes
 from tsapps.kernels.build import cache_directory
 from tsapps.kernels.choose import ALGORITHM, KEY, PICKED, RANKED, VERSION, completed, key_of_row, tuned_table
 from tsapps.kernels.device import file_name_of
+from tsapps.kernels.strict_json import JsonError, parse_json
 
 __all__ = ["keep", "of_version", "own_table", "reset", "user_path", "user_table", "write_table"]
 
@@ -58,10 +59,10 @@ def own_table(device_name: str) -> list[dict[str, Any]]:
     path = user_path(device_name)
     advice = "mend it, or remove it with tsapps tune --reset"
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = parse_json(path.read_bytes())
     except FileNotFoundError:
         return []
-    except ValueError as error:
+    except JsonError as error:
         raise ValueError(f"{path}: is no table of picks ({error}): {advice}") from error
     if not isinstance(rows, list):
         raise ValueError(f"{path}: is no table of picks (a {type(rows).__name__}, expected a list): {advice}")
@@ -75,16 +76,16 @@ def own_table(device_name: str) -> list[dict[str, Any]]:
 def _what_is_wrong(row: Any) -> str:
     """Return what a table's row says that it must not, or the empty string."""
     if not isinstance(row, dict):
-        return f"is {row!r}, expected an object"
+        return f"is {str(row)[:80]}, expected an object"
     for name, words in _WORDS.items():
         if name not in row:
             return f"has no {name!r} (made by another version of tsapps?)"
         if row[name] not in words:
-            return f"has {name} {row[name]!r}, expected one of {', '.join(words)}"
+            return f"has {name} {repr(row[name])[:80]}, expected one of {', '.join(words)}"
     parts = [(row, (*KEY, *PICKED[row["kernel"]]))]
     if ALGORITHM in row:
         if not isinstance(row[ALGORITHM], dict):
-            return f"has {ALGORITHM} {row[ALGORITHM]!r}, expected an object"
+            return f"has {ALGORITHM} {repr(row[ALGORITHM])[:80]}, expected an object"
         parts.append((row[ALGORITHM], (*RANKED, VERSION)))
     for part, names in parts:
         for name in names:
@@ -93,7 +94,7 @@ def _what_is_wrong(row: Any) -> str:
             kind, value = _TYPES.get(name, int), part[name]
             if name not in _WORDS and (type(value) is not kind or (kind is int and value < 1)):
                 expected = "true or false" if kind is bool else "a whole number, at least 1"
-                return f"has {name} {value!r}, expected {expected}"
+                return f"has {name} {repr(value)[:80]}, expected {expected}"
     return ""
 
 

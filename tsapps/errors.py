@@ -1,10 +1,19 @@
 """The errors that users see at the command line, and the exit code of each."""
 
 from enum import IntEnum
+from unicodedata import category
 
 from tsapps.kernels.backend import NoDeviceError
 
-__all__ = ["CorruptionError", "ExitCode", "MatrixError", "NoDeviceError", "UsageError"]
+__all__ = ["CorruptionError", "ExitCode", "MatrixError", "NoDeviceError", "UsageError", "one_line"]
+
+
+def one_line(text: object) -> str:
+    """Return text in one line, control characters escaped: names and bytes of files may hold anything."""
+    line = " ".join(str(text).splitlines())
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() or category(c) == "Zs" else ascii(c)[1:-1] for c in line)
 
 
 class ExitCode(IntEnum):
@@ -17,13 +26,20 @@ class ExitCode(IntEnum):
     NO_DEVICE = 4
 
 
-class MatrixError(ValueError):
+class _OneLineError(ValueError):
+    """An error whose message is one line, whatever the bytes of a file are that it quotes."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+
+
+class MatrixError(_OneLineError):
     """A file or array does not hold the matrix that it claims to hold (truncated, wrong header, NaN, …)."""
 
 
-class CorruptionError(ValueError):
+class CorruptionError(_OneLineError):
     """Data or checksums are not what they were, or computations are wrong, and what is right is not known."""
 
 
-class UsageError(ValueError):
+class UsageError(_OneLineError):
     """What was asked for cannot be done with what was given (an existing output, k larger than n, …)."""

@@ -1,10 +1,10 @@
 """The user's own calibrations: a file for each device's name and dtype."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tsapps.apps.abft.calibration import Calibration, Depth, Scale, device_name
 from tsapps.apps.abft.thresholds import statistical
@@ -12,12 +12,20 @@ from tsapps.apps.abft.walk import Walk
 from tsapps.kernels.atomic_write import write_bytes
 from tsapps.kernels.build import cache_directory
 from tsapps.kernels.device import file_name_of
+from tsapps.kernels.strict_json import parse_json
 
 __all__ = ["calibration_path", "load_calibration", "save_calibration"]
 
 # Of the file: 1 (which was not written in it) to 3 were of errors relative to other magnitudes; 4 held no sums against
 # what is predicted; 5 knew of no runs; 6 was of runs as the BLAS has them; 7 had not seen 16 bits lose what cancels.
 _VERSION = 8
+
+# The fields' types, and those that JSON has for each.
+_PLAIN: dict[Any, tuple[type, ...]] = {float: (int, float), int: (int,), bool: (bool,), str: (str,)}
+# Several times as many as a BLAS has; as many sums are kept of each element.
+_MOST_ACCUMULATORS = 64
+
+_Kind = TypeVar("_Kind")
 
 
 def calibration_path(device_name: str, dtype: str) -> Path:
@@ -47,12 +55,12 @@ def load_calibration(dtype: str, device: int | None = None) -> Calibration:
         f"make one with tsapps abft-calibrate --dtype {dtype} --device {'cpu' if device is None else f'cuda:{device}'}"
     )
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_bytes())
         version = found.pop("version", 1)
         if version != _VERSION:
             raise ValueError(f"it is of version {version}; expected {_VERSION}")
         depths = tuple(_depth_of(depth) for depth in found.pop("depths"))
-        calibration = Calibration(**found, depths=depths)
+        calibration = _made(Calibration, found | {"depths": depths})
         wrong = (calibration.device, calibration.dtype) != (name, dtype) or not depths
         measured = [depth.k for depth in depths]
         if any(below >= above for below, above in pairwise((0, *measured))):
@@ -63,17 +71,29 @@ def load_calibration(dtype: str, device: int | None = None) -> Calibration:
                 statistical(depth.k, 1, dtype, scale.error, calibration.p, walk=scale.walk)
     except FileNotFoundError as error:
         raise ValueError(f"there is no calibration for {dtype} on {name}: {advice}") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path}: is no calibration ({error}): {advice}") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: is no calibration ({str(error)[:200]}): {advice}") from error
     if wrong:
         raise ValueError(f"{path}: is no calibration for {dtype} on {name}: {advice}")
     return calibration
 
 
 def _depth_of(written: dict[str, Any]) -> Depth:
-    return Depth(**(written | {name: _scale_of(written[name]) for name in ("own", "others")}))
+    return _made(Depth, written | {name: _scale_of(written[name]) for name in ("own", "others")})
 
 
 def _scale_of(written: dict[str, Any]) -> Scale:
     walk = written["walk"]
-    return Scale(**(written | {"walk": Walk(**(walk | {"accumulators": tuple(walk["accumulators"])}))}))
+    accumulators = tuple(walk["accumulators"])
+    if any(one > _MOST_ACCUMULATORS for one in accumulators):
+        raise ValueError(f"accumulators are {accumulators}; expected at most {_MOST_ACCUMULATORS}")
+    return _made(Scale, written | {"walk": _made(Walk, walk | {"accumulators": accumulators})})
+
+
+def _made(kind: type[_Kind], values: dict[str, Any]) -> _Kind:
+    """Make a dataclass, having checked the types of those fields that are numbers and text."""
+    for field in fields(kind):  # type: ignore[arg-type]
+        value, expected = values.get(field.name), _PLAIN.get(field.type, ())
+        if expected and type(value) not in expected:
+            raise ValueError(f"{field.name} is {str(value)[:40]!r}; expected a {expected[-1].__name__}")
+    return kind(**values)

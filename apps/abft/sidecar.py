@@ -23,6 +23,7 @@ import hashlib
 import json
 import struct
 from dataclasses import dataclass
+from math import prod
 from os import PathLike, fspath
 from typing import Any, BinaryIO
 
@@ -32,6 +33,7 @@ from tsapps.apps.abft.exact import SUMS
 from tsapps.apps.abft.layout import layout
 from tsapps.apps.abft.weighted import check_weighted, columns_shape, rows_shape, sums_dtype
 from tsapps.kernels.atomic_write import replacing
+from tsapps.kernels.strict_json import parse_json
 
 __all__ = ["FORMAT", "VERSION", "Sidecar", "SidecarError", "dump_sidecar", "read_sidecar", "write_sidecar"]
 
@@ -205,22 +207,22 @@ def read_sidecar(path: str | PathLike[str]) -> Sidecar:
             raise SidecarError(f"{name}: is no sidecar of abft-encode: it does not begin with the length of a header")
         text, data = file.read(size), memoryview(file.read())
     try:
-        header = json.loads(text)
+        header = parse_json(text)
         metadata = {str(key): str(value) for key, value in header["__metadata__"].items()}
         if metadata["format"] != FORMAT:
-            raise SidecarError(f"{name}: is no sidecar of abft-encode: its format is {metadata['format']!r}")
+            raise SidecarError(f"{name}: is no sidecar of abft-encode: its format is {metadata['format'][:40]!r}")
         if metadata["version"] != VERSION:
             raise SidecarError(
-                f"{name}: is of version {metadata['version']}, and only {VERSION} is known: update tsapps"
+                f"{name}: is of version {metadata['version'][:40]!r}, and only {VERSION} is known: update tsapps"
             )
         digest = metadata.pop("digest")
         tensors = {key: _tensor(value, data) for key, value in header.items() if key != "__metadata__"}
         if digest != _digest(metadata, tensors):
             raise SidecarError(f"{name}: was corrupted: encode the matrix again, if it is known to be right")
-        rows, columns = json.loads(metadata["shape"])
+        rows, columns = _sizes(parse_json(metadata["shape"]))
         block, weights = int(metadata["block"]), int(metadata["weights"])
         return Sidecar(
-            (int(rows), int(columns)),
+            (rows, columns),
             metadata["dtype"],
             int(metadata["bytes"]),
             **tensors,
@@ -231,15 +233,23 @@ def read_sidecar(path: str | PathLike[str]) -> Sidecar:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SidecarError(
-            f"{name}: is no sidecar of abft-encode, or was corrupted: its header says {error!s}"
+            f"{name}: is no sidecar of abft-encode, or was corrupted: its header says {str(error)[:200]}"
         ) from error
+
+
+def _sizes(found: Any) -> list[int]:
+    """Return a list of sizes as it is, having checked that it is one."""
+    if not isinstance(found, list) or any(type(size) is not int or size < 0 for size in found):
+        raise ValueError(f"{str(found)[:80]}, expected a list of whole numbers")
+    return found
 
 
 def _tensor(entry: dict[str, Any], data: memoryview) -> np.ndarray:
     """Return one tensor of the container, a view of its bytes."""
-    begin, end = entry["data_offsets"]
-    if entry["dtype"] not in _TYPES or not 0 <= begin <= end <= len(data):
-        raise ValueError(f"a tensor of {entry['dtype']} from byte {begin} to {end} of {len(data)}")
+    begin, end = _sizes(entry["data_offsets"])
+    shape = _sizes(entry["shape"])
     kind: np.dtype[Any] = _TYPES[entry["dtype"]]
-    array = np.frombuffer(data[begin:end], kind).reshape(entry["shape"])
+    if not begin <= end <= len(data) or prod(shape) * kind.itemsize != end - begin:
+        raise ValueError(f"a tensor of {shape} {kind} from byte {begin} to {end} of {len(data)}")
+    array = np.frombuffer(data[begin:end], kind).reshape(shape)
     return array.astype(array.dtype.newbyteorder("="), copy=False)

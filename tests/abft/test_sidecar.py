@@ -101,7 +101,7 @@ def test_says_what_it_is(path):
     with pytest.raises(SidecarError, match="its format is 'pt'"):
         read_sidecar(path)
     rewritten(format="tsapps-abft", version="7")
-    with pytest.raises(SidecarError, match="version 7, and only 1 is known: update tsapps"):
+    with pytest.raises(SidecarError, match="version '7', and only 1 is known: update tsapps"):
         read_sidecar(path)
     path.write_bytes(b"\x93NUMPY and so on, and on")
     with pytest.raises(SidecarError, match="no sidecar of abft-encode"):

@@ -59,6 +59,26 @@ def test_second_build_is_the_first_ones_file(cache, headers):
     assert sorted(p.suffix for p in cache.iterdir()) == [".cubin", ".json"]
 
 
+@pytest.mark.parametrize("damage", ["description", "description's digest", "code", "no code", "no description"])
+def test_a_damaged_entry_is_compiled_again(cache, headers, damage):
+    first = build.build(SOURCE, ["scale<float>"], "sm_90")
+    code, entry = first.path.read_bytes(), first.path.with_suffix(".json")
+    if damage == "description":
+        entry.write_bytes(entry.read_bytes()[:-1])
+    elif damage == "description's digest":
+        entry.write_text(entry.read_text().replace('"registers": ', '"registers": 1'))
+    elif damage == "code":
+        first.path.write_bytes(code[:-1] + b"x")
+    elif damage == "no code":
+        first.path.unlink()
+    else:
+        entry.unlink()
+    again = build.build(SOURCE, ["scale<float>"], "sm_90")
+    assert (again.path, again.names, again.resources) == (first.path, first.names, first.resources)
+    assert again.path.read_bytes() == code
+    assert build.build(SOURCE, ["scale<float>"], "sm_90") == again
+
+
 @pytest.mark.parametrize("change", ["source", "header", "arch", "flags", "kernels"])
 def test_every_ingredient_is_in_the_key(cache, headers, change):
     arguments = {"source": SOURCE, "kernels": ["scale<float>"], "arch": "sm_90", "flags": ()}
@@ -188,7 +208,7 @@ def test_kernels_are_compiled_beside_each_other(cache, headers, stand_in, monkey
 
     def compiled(*arguments):
         both.wait()  # which one alone would never pass
-        real(*arguments)
+        return real(*arguments)
 
     monkeypatch.setattr(build, "_compilers", functools.cache(lambda: ThreadPoolExecutor(2)))
     monkeypatch.setattr(build, "_compile", compiled)

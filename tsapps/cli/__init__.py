@@ -26,7 +26,7 @@ from tsapps.cli.kmeans import kmeans
 from tsapps.cli.predict import predict
 from tsapps.cli.sample import sample
 from tsapps.cli.tune import tune
-from tsapps.errors import CorruptionError, ExitCode, NoDeviceError, UsageError
+from tsapps.errors import CorruptionError, ExitCode, NoDeviceError, UsageError, one_line
 
 __all__ = ["app"]
 
@@ -70,12 +70,8 @@ class _Commands(TyperGroup):
 
 def _fail(message: object, code: int) -> NoReturn:
     signals.check()
-    signals.end_with(_one_line(message), code)
+    signals.end_with(one_line(message), code)
     raise typer.Exit(code)
-
-
-def _one_line(message: object) -> str:
-    return " ".join(str(message).split("\n"))
 
 
 @contextmanager
@@ -83,7 +79,7 @@ def _one_line_warnings() -> Iterator[None]:
     """Show warnings as one line each, without the place in the source that raised them."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        print(f"tsapps: warning: {_one_line(message)}", file=sys.stderr)
+        print(f"tsapps: warning: {one_line(message)}", file=sys.stderr)
 
     with warnings.catch_warnings():
         # What is not finite is refused by name and place; NumPy's hints on the way there say less.

@@ -60,7 +60,7 @@ def predict(
             f"{data}: has {d} columns, and the centres in {model} have {centers.shape[1]}: they must agree"
         )
     choice = choose(device, resident=matrix.device)
-    metric = trained.get("metric", "euclidean")
+    metric = trained["metric"]
     seconds = {"start": time.perf_counter() - began}
 
     with live_line(quiet=quiet) as show:

@@ -8,7 +8,6 @@ summary.json
     How they were found, and how good they are.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from tsapps import signals
 from tsapps.cli.options import check_writable
 from tsapps.errors import MatrixError, UsageError
 from tsapps.kernels.atomic_write import remove_leftovers, replacing_directory
+from tsapps.kernels.strict_json import JsonError, read_json
 
 __all__ = ["KIND", "check_place", "new_directory", "read_model"]
 
@@ -53,17 +53,30 @@ def check_place(directory: Path, *, force: bool) -> None:
             f"{directory}: holds {foreign[0]!r}, which is no part of a kmeans result: "
             "--force replaces only such results; choose another --out"
         )
-    if held and _read_summary(directory) is None:
+    if held and not _is_result(directory):
         raise UsageError(f"{directory}: is no kmeans result (by its summary.json): choose another --out")
 
 
-def _read_summary(directory: Path) -> dict[str, Any] | None:
-    """Return the summary of a result; None where there is none."""
+def _is_result(directory: Path) -> bool:
+    """Return whether a directory is a result, by its summary."""
     try:
-        summary = json.loads((directory / "summary.json").read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return _read_summary(directory) is not None
+    except MatrixError:
+        return False
+
+
+def _read_summary(directory: Path) -> dict[str, Any] | None:
+    """Return the summary of a result; None where there is none; `MatrixError` if it is damaged or of something else."""
+    path = directory / "summary.json"
+    try:
+        summary = read_json(path)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    return summary if isinstance(summary, dict) and summary.get("kind") == KIND else None
+    except JsonError as error:
+        raise MatrixError(f"{error}: it is damaged: run tsapps kmeans again") from error
+    if not isinstance(summary, dict) or summary.get("kind") != KIND:
+        raise MatrixError(f'{path}: is no summary of tsapps kmeans (it says no "kind": "{KIND}"): name its --out')
+    return summary
 
 
 @contextmanager
@@ -96,12 +109,13 @@ def read_model(directory: Path) -> tuple[Any, dict[str, Any]]:
     Raises
     ------
     UsageError
-        If `directory` is no result of ``tsapps kmeans``.
+        If `directory` holds no summary.json.
     MatrixError
-        If its files do not go together.
+        If that is not one of ``tsapps kmeans``, or is damaged, or the files do not go together.
     """
     import numpy as np
 
+    from tsapps.apps.kmeans.choose import METRICS
     from tsapps.matrix import open_matrix
 
     summary = _read_summary(directory)
@@ -112,6 +126,11 @@ def read_model(directory: Path) -> tuple[Any, dict[str, Any]]:
     if (*matrix.shape, str(matrix.dtype)) != expected or matrix.dtype not in (np.float32, np.float64):
         raise MatrixError(
             f"{matrix.name}: is {matrix.shape[0]} × {matrix.shape[1]} {matrix.dtype}, and summary.json beside it says "
-            f"{expected[0]} × {expected[1]} {expected[2]}: run tsapps kmeans again"
+            f"{f'{expected[0]} × {expected[1]} {expected[2]}'[:80]}: run tsapps kmeans again"
+        )
+    if summary.setdefault("metric", METRICS[0]) not in METRICS:
+        raise MatrixError(
+            f"{directory / 'summary.json'}: says the metric {str(summary['metric'])[:40]!r}; expected one of "
+            f"{', '.join(METRICS)}: run tsapps kmeans again"
         )
     return matrix.read(), summary

@@ -8,7 +8,15 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from tsapps.errors import MatrixError, UsageError
-from tsapps.matrix.checks import check_dtype, check_finite, check_indices, check_shape, current_device, is_floating
+from tsapps.matrix.checks import (
+    check_dtype,
+    check_finite,
+    check_indices,
+    check_shape,
+    current_device,
+    damaged,
+    is_floating,
+)
 
 if TYPE_CHECKING:
     from tsapps.matrix.memory import Stored
@@ -46,6 +54,11 @@ class Matrix(ABC):
         self.shape: tuple[int, int] = (int(shape[0]), int(shape[1]))
         self.dtype = dtype.newbyteorder("=")
         self.device = device
+        if self.nbytes >= 1 << 63:
+            raise MatrixError(
+                f"{name}: is truncated or damaged: its header says {shape[0]} × {shape[1]} {dtype}, more than any "
+                f"machine can hold: copy it again, or check its format"
+            )
 
     @property
     def nbytes(self) -> int:
@@ -72,15 +85,29 @@ class Matrix(ABC):
         ValueError
             If `rows` is less than 1.
         MatrixError
-            If the file turns out, on reading, not to hold what it claims.
+            If the file turns out, on reading, not to hold what it claims: rows or columns too few or too many.
         """
         if rows < 1:
             raise ValueError(f"rows must be at least 1, got {rows}")
-        return self._blocks(rows)
+        return self._complete(self._blocks(rows))
+
+    def _complete(self, blocks: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        """Yield a reader's blocks, and raise `MatrixError` unless they are the rows and columns that it announced."""
+        n, d = self.shape
+        done = 0
+        for start, block in blocks:
+            end = start + len(block)
+            if start != done or end > n or block.shape[1:] != (d,) or block.dtype != self.dtype:
+                raise damaged(self.name, self.shape, f"rows {start} to {end - 1} of shape {block.shape} {block.dtype}")
+            done = end
+            yield start, block
+            del block  # the reader may need the memory for the next one
+        if done != n:
+            raise damaged(self.name, self.shape, f"{done} rows")
 
     @abstractmethod
     def _blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
-        """Yield the blocks; `rows` has been checked."""
+        """Read the blocks; `rows` has been checked. Only `blocks` calls it, which checks that nothing is missing."""
 
     def rows(self, indices: Any) -> Any:
         """Return the rows with these numbers, in this order; a number may stand there more than once.
@@ -104,7 +131,7 @@ class Matrix(ABC):
 
     def _rows(self, numbers: np.ndarray) -> Any:
         """Return the rows; `numbers` has been checked. Here by one pass, for those that cannot go to a row at once."""
-        return self._gather(self._blocks(self._default_rows()), numbers)
+        return self._gather(self.blocks(self._default_rows()), numbers)
 
     def _gather(self, blocks: Iterator[tuple[int, np.ndarray]], numbers: np.ndarray) -> np.ndarray:
         """Pick rows out of ascending host blocks that hold them, not a block further than the last of them."""
@@ -113,7 +140,9 @@ class Matrix(ABC):
         ascending = numbers[order]
         first = 0
         while first < len(numbers):
-            start, block = next(blocks)
+            start, block = next(blocks, (self.shape[0], None))
+            if block is None:
+                raise damaged(self.name, self.shape, f"no row {ascending[first]}")
             last = int(np.searchsorted(ascending, start + len(block)))
             out[order[first:last]] = block[ascending[first:last] - start]
             first = last
@@ -145,14 +174,19 @@ class Matrix(ABC):
         """Return the whole in the matrix's own dtype, checked."""
         whole = self._empty(self.dtype)
         with current_device(whole):
-            for start, block in self._blocks(self._default_rows()):
+            for start, block in self.blocks(self._default_rows()):
                 check_finite(block, start, self.name)
                 whole[start : start + len(block)] = block
         return whole
 
     def _empty(self, dtype: np.dtype) -> Any:
         """Return an array of the matrix's shape, where its elements lie."""
-        return np.empty(self.shape, dtype)
+        try:
+            return np.empty(self.shape, dtype)
+        except MemoryError as error:
+            raise MemoryError(
+                f"{self.name}: {self.shape[0]} × {self.shape[1]} {dtype} take {self.nbytes} bytes"
+            ) from error
 
     def _default_rows(self) -> int:
         return max(1, _BLOCK_BYTES // (self.shape[1] * self.dtype.itemsize))
@@ -181,7 +215,7 @@ class ConvertedMatrix(Matrix):
         self._source = source
 
     def _blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
-        for start, block in self._source._blocks(rows):
+        for start, block in self._source.blocks(rows):
             yield start, self._convert(block, range(start, start + len(block)))
 
     def _rows(self, numbers: np.ndarray) -> Any:

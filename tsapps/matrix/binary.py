@@ -3,8 +3,10 @@
 All of them are mapped into memory: opening reads the header alone, and a block reads its own pages.
 """
 
+import io
 import os
 import struct
+import warnings
 from collections.abc import Iterator, Sequence
 from tokenize import TokenError
 from typing import IO, Literal
@@ -23,6 +25,25 @@ BIN_TYPES = {".fbin": "<f4", ".f16bin": "<f2", ".u8bin": "u1", ".i8bin": "i1", "
 VECS_TYPES = {".fvecs": "<f4", ".bvecs": "u1", ".ivecs": "<i4"}
 
 _VECS_ROWS_AT_ONCE = 1 << 16
+
+# Of the .npy versions that hold plain numbers: how the header's length is written, and what parses it. NumPy refuses
+# longer headers too, but reads them first.
+_NPY_VERSIONS = {
+    (1, 0): (struct.Struct("<H"), np.lib.format.read_array_header_1_0),
+    (2, 0): (struct.Struct("<I"), np.lib.format.read_array_header_2_0),
+}
+_MOST_NPY_HEADER = 10_000
+
+# What ast.literal_eval, tokenize and numpy.dtype raise for headers that are damaged.
+_NPY_ERRORS = (
+    LookupError,
+    MemoryError,
+    RecursionError,
+    SyntaxError,
+    TokenError,
+    TypeError,
+    ValueError,
+)
 
 
 def open_npy(path: str) -> HostMatrix:
@@ -120,20 +141,28 @@ def read_npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], Litera
     MatrixError
         If it is no such header. What it says is not judged here.
     """
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         version = np.lib.format.read_magic(file)
-        header = readers[version](file) if version in readers else None
-    except (ValueError, SyntaxError, TokenError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200]
+        if version not in _NPY_VERSIONS:
+            # Version 3 differs only in allowing any letter in the names of record fields.
+            raise MatrixError(
+                f"{name}: is .npy version {version[0]}.{version[1]}, used for records; expected plain numbers: "
+                f"save the fields as columns"
+            )
+        length, parse = _NPY_VERSIONS[version]
+        size = file.read(length.size)
+        if len(size) == length.size and length.unpack(size)[0] > _MOST_NPY_HEADER:
+            raise ValueError(f"a header of {length.unpack(size)[0]} bytes, expected at most {_MOST_NPY_HEADER}")
+        text = file.read(length.unpack(size)[0]) if len(size) == length.size else b""
+        with warnings.catch_warnings():  # of Python's compiler, of text that is then refused
+            warnings.simplefilter("ignore", SyntaxWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            shape, fortran, dtype = parse(io.BytesIO(size + text))
+    except MatrixError:
+        raise
+    except _NPY_ERRORS as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise MatrixError(f"{name}: is no valid .npy data ({reason}): write it again with numpy.save") from error
-    if header is None:
-        # Version 3 differs only in allowing any letter in the names of record fields.
-        raise MatrixError(
-            f"{name}: is .npy version {version[0]}.{version[1]}, used for records; expected plain numbers: "
-            f"save the fields as columns"
-        )
-    shape, fortran, dtype = header
     return shape, "F" if fortran else "C", dtype
 
 

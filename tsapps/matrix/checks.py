@@ -1,12 +1,12 @@
 """What is refused, and in which words: each check raises a `MatrixError` that says what to do."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 
-from tsapps.errors import MatrixError
+from tsapps.errors import MatrixError, UsageError
 from tsapps.kernels.arrays import as_array, kind_of, to_host
 
 __all__ = [
@@ -16,7 +16,9 @@ __all__ = [
     "check_indices",
     "check_shape",
     "current_device",
+    "damaged",
     "is_floating",
+    "readable",
     "unreadable",
 ]
 
@@ -48,14 +50,19 @@ def check_shape(shape: Sequence[int], name: str) -> None:
     """Raise `MatrixError` unless `shape` is (n, d) with both at least 1."""
     if len(shape) != 2:
         raise MatrixError(
-            f"{name}: holds a {len(shape)}-dimensional array of shape {tuple(shape)}; expected two dimensions, "
-            f"(samples, features): reshape it, for example with X.reshape(len(X), -1)"
+            f"{name}: holds a {len(shape)}-dimensional array of shape {str(tuple(shape))[:80]}; expected two "
+            f"dimensions, (samples, features): reshape it, for example with X.reshape(len(X), -1)"
         )
     if min(shape) < 0:
         raise MatrixError(f"{name}: its header says {shape[0]} × {shape[1]}; a size cannot be negative: write it again")
     if min(shape) == 0:
         raise MatrixError(
             f"{name}: is empty, {shape[0]} × {shape[1]}; expected at least one row and one column: check what wrote it"
+        )
+    if max(shape) >= 1 << 63:
+        raise MatrixError(
+            f"{name}: is truncated or damaged: its header says {str(shape[0])[:24]} × {str(shape[1])[:24]}, more than "
+            f"any machine can hold: copy it again, or check its format"
         )
 
 
@@ -112,12 +119,39 @@ def check_indices(indices: Any, n: int, name: str) -> np.ndarray:
 
 def unreadable(name: str, error: Exception) -> MatrixError:
     """Return the error for a file that its format's library refuses, with the library's reason in one line."""
-    reason = " ".join(str(error).split())[:200]
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
     return MatrixError(
         f"{name}: cannot be read ({reason}): it is truncated, damaged or of another format: copy it again"
     )
 
 
+@contextmanager
+def readable(name: str, errors: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Turn what a format's library raises for damaged bytes into `unreadable`; errors of our own pass.
+
+    Parameters
+    ----------
+    name : str
+        What the message calls the file.
+    errors : tuple of exception types
+        Those that the library is known to raise.
+    """
+    try:
+        yield
+    except (MatrixError, UsageError):
+        raise
+    except errors as error:
+        raise unreadable(name, error) from error
+
+
 def changed(name: str) -> MatrixError:
     """Return the error for a file that another program rewrote between two passes."""
     return MatrixError(f"{name}: has changed since it was opened: leave it alone until the work is done")
+
+
+def damaged(name: str, shape: tuple[int, int], found: str) -> MatrixError:
+    """Return the error for a file that does not give the rows and columns that it announced."""
+    return MatrixError(
+        f"{name}: has changed or is damaged: its header says {shape[0]} × {shape[1]}, and reading it gave {found}: "
+        f"copy it again"
+    )

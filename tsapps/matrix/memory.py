@@ -106,7 +106,7 @@ class HostMatrix(Matrix):
         plain = self._array.flags.c_contiguous and self._array.flags.aligned and self._array.dtype == self.dtype
         if self._mapped or not plain:
             return super()._read()
-        for start, block in self._blocks(self._default_rows()):
+        for start, block in self.blocks(self._default_rows()):
             check_finite(block, start, self.name)
         return self._array
 
@@ -139,7 +139,7 @@ class GpuMatrix(Matrix):
     def _read(self) -> Any:
         if not self._array.flags.c_contiguous:
             return super()._read()
-        for start, block in self._blocks(self._default_rows()):
+        for start, block in self.blocks(self._default_rows()):
             check_finite(block, start, self.name)
         return self._array
 

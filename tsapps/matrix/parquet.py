@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from tsapps.errors import MatrixError
+from tsapps.kernels.strict_json import JsonError, parse_json
 from tsapps.matrix.base import Matrix
-from tsapps.matrix.checks import changed, unreadable
+from tsapps.matrix.checks import changed, damaged, readable
 from tsapps.matrix.optional import optional_module
 
 __all__ = ["ParquetMatrix"]
@@ -21,44 +22,54 @@ class ParquetMatrix(Matrix):
     def __init__(self, path: str) -> None:
         parquet = optional_module("pyarrow.parquet", path)
         arrow = optional_module("pyarrow", path)
-        try:
-            with parquet.ParquetFile(path) as file:
-                schema = file.schema_arrow
-                rows = file.metadata.num_rows
-        except (arrow.ArrowException, OSError) as error:
-            raise unreadable(path, error) from error
-        index = {name for name in (schema.pandas_metadata or {}).get("index_columns", ()) if isinstance(name, str)}
-        self._columns = [number for number, field in enumerate(schema) if field.name not in index]
+        errors = (arrow.ArrowException, OSError, JsonError, UnicodeDecodeError)
+        with readable(path, errors), parquet.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            metadata = file.metadata
+            names = [field.name for field in schema]
+            index = _index_columns((schema.metadata or {}).get(b"pandas", b"{}"), path)
+        self._columns = [number for number, name in enumerate(names) if name not in index]
         for number in self._columns:
             kind = schema.field(number).type
             if not (arrow.types.is_integer(kind) or arrow.types.is_floating(kind)):
                 raise MatrixError(
-                    f"{path}: column {number} ({schema.field(number).name!r}) is {kind}; expected numbers: "
+                    f"{path}: column {number} ({names[number]!r}) is {str(kind)[:80]}; expected numbers: "
                     f"keep numeric columns only, one for each feature"
                 )
-        self._column_names = [schema.field(number).name for number in self._columns]
-        types = [np.dtype(schema.field(number).type.to_pandas_dtype()) for number in self._columns]
-        super().__init__(path, (rows, len(types)), np.result_type(*types) if types else np.dtype(np.float64))
+        self._column_names = [names[number] for number in self._columns]
+        self._types = [schema.field(number).type for number in self._columns]
+        self._errors = errors
+        types = [np.dtype(kind.to_pandas_dtype()) for kind in self._types]
+        super().__init__(
+            path, (metadata.num_rows, len(types)), np.result_type(*types) if types else np.dtype(np.float64)
+        )
+        # Their columns are not asked: pyarrow ends the process where the metadata of one are damaged.
+        found = sum(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
+        if found != self.shape[0]:
+            raise damaged(path, self.shape, f"row groups of {found} rows")
 
     def _blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
         parquet = optional_module("pyarrow.parquet", self.name)
-        arrow = optional_module("pyarrow", self.name)
         start = 0
-        try:
-            with parquet.ParquetFile(self.name) as file:
-                if file.metadata.num_rows != self.shape[0]:
-                    raise changed(self.name)
-                for batch in file.iter_batches(batch_size=min(rows, self.shape[0])):
-                    block = np.empty((len(batch), self.shape[1]), self.dtype)
-                    for feature, number in enumerate(self._columns):
-                        column = batch.column(number)
-                        if column.null_count:
-                            self._refuse_null(start, feature, column)
-                        block[:, feature] = column.to_numpy(zero_copy_only=False)
-                    yield start, block
-                    start += len(batch)
-        except (arrow.ArrowException, OSError) as error:
-            raise unreadable(self.name, error) from error
+        with (
+            readable(self.name, self._errors),
+            parquet.ParquetFile(self.name, page_checksum_verification=True) as file,
+        ):
+            if file.metadata.num_rows != self.shape[0]:
+                raise changed(self.name)
+            for batch in file.iter_batches(batch_size=min(rows, self.shape[0])):
+                if batch.num_columns <= max(self._columns):
+                    raise damaged(self.name, self.shape, f"{batch.num_columns} columns")
+                block = np.empty((len(batch), self.shape[1]), self.dtype)
+                for feature, number in enumerate(self._columns):
+                    column = batch.column(number)
+                    if column.type != self._types[feature]:
+                        raise damaged(self.name, self.shape, f"{column.type} in column {feature}")
+                    if column.null_count:
+                        self._refuse_null(start, feature, column)
+                    block[:, feature] = column.to_numpy(zero_copy_only=False)
+                yield start, block
+                start += len(batch)
 
     def _refuse_null(self, start: int, feature: int, column: object) -> None:
         row = start + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))  # type: ignore[attr-defined]
@@ -66,3 +77,12 @@ class ParquetMatrix(Matrix):
             f"{self.name}: row {row}, column {feature} ({self._column_names[feature]!r}) is null (counted from 0); "
             f"every element must be a finite number: drop such rows, or fill them in"
         )
+
+
+def _index_columns(description: bytes, path: str) -> set[str]:
+    """Return the columns that are a data frame's index, by what pandas wrote beside the columns."""
+    found = parse_json(description)
+    columns = found.get("index_columns", []) if isinstance(found, dict) else None
+    if not isinstance(columns, list):
+        raise MatrixError(f"{path}: is damaged: its description by pandas names no index columns: write it again")
+    return {name for name in columns if isinstance(name, str)}

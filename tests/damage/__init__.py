@@ -1,0 +1,1 @@
+"""Damaged files of every format that the project reads: mutations, formats, and the campaign that counts outcomes."""
