@@ -73,18 +73,12 @@ class TextMatrix(Matrix):
         try:
             with open(self.name, encoding="utf-8-sig") as file:
                 yield (
-                    (number, self._text(number, line))
+                    (number, line)
                     for number, line in enumerate(file, start=1)
                     if not line.isspace() and not line.startswith("#")
                 )
         except UnicodeDecodeError as error:
             raise MatrixError(f"{self.name}: is no UTF-8 text ({error.reason}): save it as UTF-8") from error
-
-    def _text(self, number: int, line: str) -> str:
-        """Return the line, having checked that it holds no zero byte, at which NumPy's reader ends a number."""
-        if "\0" in line:
-            raise MatrixError(f"{self.name}: line {number} holds a zero byte: it is damaged or no text: copy it again")
-        return line
 
     def _cells(self, line: str) -> list[str]:
         if self._delimiter is None:
