@@ -4,7 +4,15 @@ from enum import IntEnum
 
 from tsapps.kernels.backend import NoDeviceError
 
-__all__ = ["CorruptionError", "ExitCode", "MatrixError", "NoDeviceError", "UsageError"]
+__all__ = [
+    "CorruptionError",
+    "ExitCode",
+    "MatrixError",
+    "MatrixUsageError",
+    "NoDeviceError",
+    "UsageError",
+    "one_line",
+]
 
 
 class ExitCode(IntEnum):
@@ -27,3 +35,15 @@ class CorruptionError(ValueError):
 
 class UsageError(ValueError):
     """What was asked for cannot be done with what was given (an existing output, k larger than n, …)."""
+
+
+class MatrixUsageError(MatrixError, UsageError):
+    """A path names no matrix: there is no such file, its extension is unknown, it has no array of that name, …."""
+
+
+def one_line(text: object) -> str:
+    """Return text as a terminal can show it in one line: names in files may hold line breaks and control characters."""
+    line = " ".join(str(text).splitlines())
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

@@ -190,7 +190,7 @@ def test_quiet_changes_no_bit(succeed, directory, blobs):
 def test_table_says_why_the_cpu(succeed, iris):
     table = succeed("kmeans", "iris.npy", "--k", 3)
     assert "iris.npy: 150 × 4 float64, worked on in float64" in table
-    assert "cpu: CuPy is not installed (pip install 'tsapps[cuda13]')" in table
+    assert "cpu: CuPy is not installed (pip install 'cupy-cuda13x[ctk]')" in table
     assert not any(line.endswith(" ") for line in table.splitlines())
 
 

@@ -22,12 +22,13 @@ from tsapps.cli.abft_correct import abft_correct
 from tsapps.cli.abft_encode import abft_encode
 from tsapps.cli.abft_inject import abft_inject
 from tsapps.cli.abft_verify import abft_verify
+from tsapps.cli.failures import REPORTED, ParameterError, explain, explain_usage, print_error
 from tsapps.cli.info import info
 from tsapps.cli.kmeans import kmeans
 from tsapps.cli.predict import predict
 from tsapps.cli.sample import sample
 from tsapps.cli.tune import tune
-from tsapps.errors import CorruptionError, ExitCode, NoDeviceError, UsageError
+from tsapps.errors import ExitCode, one_line
 
 __all__ = ["app", "main"]
 
@@ -41,7 +42,12 @@ class _Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta["tsapps.command"] = shlex.join(["tsapps", *args])
-        return super().parse_args(ctx, args)
+        if not args:
+            return super().parse_args(ctx, args)  # prints the help
+        try:
+            return super().parse_args(ctx, args)
+        except ParameterError as error:
+            _fail(explain_usage(error, ctx.command_path), ExitCode.USAGE)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -55,32 +61,19 @@ class _Commands(TyperGroup):
             _fail("interrupted", 128 + signal.SIGINT)
         except _Terminated:
             _fail("terminated", 128 + signal.SIGTERM)
-        except UsageError as error:
-            _fail(error, ExitCode.USAGE)
-        except CorruptionError as error:
-            _fail(error, ExitCode.CORRUPTION)
-        except NoDeviceError as error:
-            _fail(error, ExitCode.NO_DEVICE)
-        except MemoryError as error:
-            _fail(f"out of memory: {error}", ExitCode.FAILURE)
-        except OSError as error:
-            what = error.strerror or " ".join(map(str, error.args))
-            _fail(f"{error.filename}: {what}" if error.filename is not None else what, ExitCode.FAILURE)
-        except (ValueError, TypeError) as error:
-            _fail(error, ExitCode.FAILURE)
-        except RuntimeError as error:
-            if not type(error).__module__.startswith("cupy"):
+        except ParameterError as error:
+            command = " ".join(filter(None, [ctx.command_path, ctx.invoked_subcommand]))
+            _fail(explain_usage(error, command), ExitCode.USAGE)
+        except REPORTED as error:
+            explained = explain(error)
+            if explained is None:
                 raise
-            _fail(f"the GPU failed: {error}", ExitCode.FAILURE)
+            _fail(*explained)
 
 
 def _fail(message: object, code: int) -> NoReturn:
-    print(f"tsapps: {_one_line(message)}", file=sys.stderr)
+    print_error(message)
     raise typer.Exit(code)
-
-
-def _one_line(message: object) -> str:
-    return " ".join(str(message).split("\n"))
 
 
 @contextmanager
@@ -88,7 +81,7 @@ def _one_line_warnings() -> Iterator[None]:
     """Show warnings as one line each, without the place in the source that raised them."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        print(f"tsapps: warning: {_one_line(message)}", file=sys.stderr)
+        print(f"tsapps: warning: {one_line(message)}", file=sys.stderr)
 
     with warnings.catch_warnings():
         # What is not finite is refused by name and place; NumPy's hints on the way there say less.
@@ -134,8 +127,8 @@ def _tsapps(
 ) -> None:
     """Exact K-means for large matrices, on the CPU and on NVIDIA GPUs; checksums that find and repair wrong numbers.
 
-    Exit codes: 0 done, 1 failure (bad data, full disk), 2 wrong use (bad option, existing output, missing file), 3
-    corruption found, 4 no GPU where one was asked for, 130 interrupted.
+    Exit codes: 0 done, 1 failure (bad data, full disk), 2 wrong use (bad option, existing output, missing file, unknown
+    format), 3 corruption found, 4 no GPU where one was asked for, 130 interrupted.
     """
 
 
