@@ -65,10 +65,16 @@ def as_array(obj: Any) -> Any:
     ------
     TypeError
         If `obj` is an array of no known kind, or lies on a device that is neither the CPU nor an NVIDIA GPU.
+    ValueError
+        If `obj` is a masked array: its mask would be lost.
     """
     kind = kind_of(obj)
-    if kind in ("numpy", "cupy"):
+    if kind == "cupy":
         return obj
+    if kind == "numpy":
+        if isinstance(obj, np.ma.MaskedArray):
+            raise ValueError("the array is masked; expected a number everywhere: fill the gaps with X.filled(value)")
+        return np.asarray(obj)  # a subclass (np.matrix, np.memmap) answers slices with its own kind
     if kind == "torch":
         obj = obj.detach()
     if kind == "frame":
@@ -76,6 +82,10 @@ def as_array(obj: Any) -> Any:
     if kind == "cuda":
         import cupy
 
+        if (typestr := obj.__cuda_array_interface__["typestr"]).startswith(">"):
+            raise TypeError(
+                f"{type(obj).__name__} holds {typestr} on a GPU; expected little-endian numbers: convert it"
+            )
         return cupy.asarray(obj)
     if kind in ("torch", "dlpack"):
         device_type, index = obj.__dlpack_device__()

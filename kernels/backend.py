@@ -77,7 +77,7 @@ class Choice:
 def _probe() -> tuple[tuple[Gpu, ...], str]:
     """Return the GPUs that CuPy can use, and why there is none where there is none."""
     if importlib.util.find_spec("cupy") is None:
-        return (), "CuPy is not installed (pip install 'tsapps[cuda13]')"
+        return (), "CuPy is not installed (pip install 'cupy-cuda13x[ctk]')"
     import cupy
 
     try:

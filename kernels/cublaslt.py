@@ -90,7 +90,7 @@ def find(stem: str) -> ctypes.CDLL:
             return ctypes.CDLL(path)
     raise OSError(
         f"found no lib{stem}.so: CuPy has loaded none, nvidia/cu13/lib and nvidia/cublas/lib on sys.path hold none "
-        "that loads, and the system's linker knows none; `pip install cupy-cuda13x[ctk]` brings it"
+        "that loads, and the system's linker knows none; pip install 'cupy-cuda13x[ctk]' brings it"
     )
 
 

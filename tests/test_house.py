@@ -1,6 +1,7 @@
 """The shape of the house: what installs where, which room may know which, and how long a room may be."""
 
 import ast
+import re
 import tomllib
 from pathlib import Path
 
@@ -39,6 +40,18 @@ def test_one_version():
 
     assert PROJECT["project"]["version"] == __version__
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_install_advice_names_projects_that_an_index_has(path):
+    """The dependencies themselves, with one command: tsapps is on no index, so that none has its extras."""
+    optional = PROJECT["project"]["optional-dependencies"]
+    known = {re.match(r"[\w-]+(\[\w+\])?", one)[0] for extra in optional.values() for one in extra}
+    for advice in re.findall(r"pip install ('[^']*'|[^\s\"')]+)", path.read_text()):
+        name = advice.strip("'")
+        assert name == "{library}" or name in known - {"tsapps"}, advice
+        assert advice.startswith("'") == ("[" in name), f"{advice}: shells take [ for a pattern"
+    assert "tsapps[" not in path.read_text()
 
 
 def imported(path):

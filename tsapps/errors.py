@@ -5,7 +5,15 @@ from unicodedata import category
 
 from tsapps.kernels.backend import NoDeviceError
 
-__all__ = ["CorruptionError", "ExitCode", "MatrixError", "NoDeviceError", "UsageError", "one_line"]
+__all__ = [
+    "CorruptionError",
+    "ExitCode",
+    "MatrixError",
+    "MatrixUsageError",
+    "NoDeviceError",
+    "UsageError",
+    "one_line",
+]
 
 
 def one_line(text: object) -> str:
@@ -43,3 +51,7 @@ class CorruptionError(_OneLineError):
 
 class UsageError(_OneLineError):
     """What was asked for cannot be done with what was given (an existing output, k larger than n, …)."""
+
+
+class MatrixUsageError(MatrixError, UsageError):
+    """A path names no matrix: there is no such file, its extension is unknown, it has no array of that name, …."""

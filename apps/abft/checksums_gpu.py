@@ -139,14 +139,14 @@ def passes_on_gpu(
 
 
 def _on_gpu(part: Any, device: int) -> Any:
-    """Return some rows on a GPU as the kernel reads them, of bfloat16 as what CuPy has for it."""
+    """Return some rows on a GPU as the kernel reads them; from host memory as bytes, as CuPy lacks some dtypes."""
     import cupy
 
     if not isinstance(part, np.ndarray):
         with part.device:
             return part if part.data.ptr % ALIGNMENT == 0 else part.copy()
     with cupy.cuda.Device(device):
-        return cupy.asarray(part.view(np.uint16) if part.dtype.name == "bfloat16" else part)
+        return cupy.asarray(part.view(np.uint8))
 
 
 @cache

@@ -232,7 +232,7 @@ def _operands(given: dict[str, Any]) -> tuple[list[Any], int | None]:
     """Return operands that agree, as arrays of NumPy, CuPy or torch, and the GPU that they lie on, or None."""
     operands, dtypes = dict(given), {}
     for name, X in given.items():
-        if kind_of(X) in ("cuda", "dlpack"):
+        if kind_of(X) in ("numpy", "cuda", "dlpack"):
             operands[name] = X = as_array(X)
         if kind_of(X) in (None, "frame"):
             raise TypeError(
@@ -241,7 +241,8 @@ def _operands(given: dict[str, Any]) -> tuple[list[Any], int | None]:
             )
         dtypes[name] = dtype = _dtype(X)
         if dtype not in thresholds.DTYPES:
-            raise TypeError(f"{name} has dtype {dtype}; expected {', '.join(thresholds.DTYPES)}")
+            wanted = f"{', '.join(thresholds.DTYPES)}, in the machine's byte order"
+            raise TypeError(f"{name} has dtype {dtype}; expected {wanted}: convert it")
         if X.ndim != 2:
             raise ValueError(f"{name} has shape {tuple(X.shape)}; expected a matrix, (rows, columns)")
     A, B = operands["A"], operands["B"]

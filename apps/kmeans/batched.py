@@ -8,7 +8,8 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from tsapps.apps.kmeans.estimator import TSKMeans
-from tsapps.kernels.arrays import as_array, gpu_index, kind_of, like, to_host
+from tsapps.apps.kmeans.rows import as_numbers
+from tsapps.kernels.arrays import as_array, gpu_index, like, to_host
 from tsapps.kernels.backend import choose_device
 
 __all__ = ["BatchedClustering", "kmeans_batched"]
@@ -110,7 +111,7 @@ def kmeans_batched(
     >>> found.labels.shape, found.centers.shape, found.inertia
     ((2, 4), (2, 2, 1), array([1.   , 0.625]))
     """
-    array = as_array(X) if kind_of(X) is not None else np.asarray(X)
+    array = as_numbers(X)
     _check_data(array)
     b, n, d = array.shape
     _check_parameters(n_clusters, n, max_iter, tol)
@@ -132,8 +133,6 @@ def _check_data(array: Any) -> None:
         raise ValueError(
             f"X has shape {tuple(array.shape)}; expected (b, n, d), none of them 0: b problems of n samples, d features"
         )
-    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
-        raise ValueError(f"X has dtype {array.dtype}; expected real numbers")
 
 
 def _check_parameters(n_clusters: int, n: int, max_iter: int, tol: float) -> None:
@@ -154,7 +153,7 @@ def _first_centers(init: Any, shape: tuple[int, int, int]) -> Any:
         if init not in _INITS:
             raise ValueError(f"init must be one of {', '.join(map(repr, _INITS))} or an array, got {init!r}")
         return init
-    centers = as_array(init) if kind_of(init) is not None else np.asarray(init)
+    centers = as_numbers(init, "init")
     if tuple(centers.shape) != shape:
         raise ValueError(f"init has shape {tuple(centers.shape)}; expected (b, n_clusters, d) = {shape}")
     if not _all_finite(centers):

@@ -6,8 +6,8 @@ import numpy as np
 from scipy.sparse import issparse
 
 from tsapps.apps.kmeans.engine import Engine
-from tsapps.apps.kmeans.rows import ArrayRows, Rows, SparseRows, UnitRows
-from tsapps.kernels.arrays import as_array, gpu_index, kind_of, to_host
+from tsapps.apps.kmeans.rows import ArrayRows, Rows, SparseRows, UnitRows, as_numbers, check_real
+from tsapps.kernels.arrays import gpu_index, to_host
 from tsapps.kernels.backend import Choice, choose_device
 
 __all__ = [
@@ -97,13 +97,14 @@ def as_rows(X: Any) -> Rows:
     elif is_sparse(X):
         rows = SparseRows(X.tocsr())
     else:
-        rows = ArrayRows(as_array(X) if kind_of(X) is not None else np.asarray(X))
+        rows = ArrayRows(as_numbers(X))
     if len(rows.shape) != 2:
         raise ValueError(f"X has shape {rows.shape}; expected a matrix of shape (n_samples, n_features)")
     if 0 in rows.shape:
         raise ValueError(f"X has shape {rows.shape}; expected at least one sample and one feature")
-    if rows.dtype.kind not in "fiub" and rows.dtype.name != "bfloat16":
-        raise ValueError(f"X has dtype {rows.dtype}; expected real numbers")
+    check_real(rows.dtype, rows.name)
+    if not rows.dtype.isnative or (rows.dtype.kind not in "fiub" and rows.dtype.name != "bfloat16"):
+        raise ValueError(f"{rows.name} has dtype {rows.dtype}; expected real numbers in the machine's byte order")
     return rows
 
 
@@ -117,7 +118,7 @@ def check_sample_weight(sample_weight: Any, n_samples: int) -> Any:
     """
     if sample_weight is None:
         return None
-    weights = as_array(sample_weight) if kind_of(sample_weight) is not None else np.asarray(sample_weight, np.float64)
+    weights = as_numbers(sample_weight, "sample_weight")
     if weights.ndim == 0:
         weights = np.full(n_samples, float(weights))
     if weights.shape != (n_samples,):

@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.choose import check_metric, check_precision, choose, is_sparse, open_engine, resident
 from tsapps.apps.kmeans.engine import Engine
-from tsapps.apps.kmeans.rows import Rows
+from tsapps.apps.kmeans.rows import Rows, check_real, is_plain
 from tsapps.apps.kmeans.seeding import kmeans_parallel
 from tsapps.kernels.arrays import as_array, kind_of, like, to_host
 
@@ -206,8 +206,9 @@ class TSKMeans(KMeans):
         self._by_scikit_learn = simple and not choice.is_gpu and not isinstance(X, Rows)
         self.faults_ = 0
         if self._by_scikit_learn:
-            with self._init_for_scikit_learn(_on_host(sample_weight)):
-                super().fit(_on_host(X), y, _on_host(sample_weight))
+            weights = _on_host(sample_weight, "sample_weight")
+            with self._init_for_scikit_learn(weights):
+                super().fit(_on_host(X), y, weights)
         else:
             self._fit_engine(X, sample_weight)
         self.device_ = choice.device
@@ -217,7 +218,7 @@ class TSKMeans(KMeans):
 
     @contextmanager
     def _init_for_scikit_learn(self, sample_weight: Any) -> Iterator[None]:
-        """Within the block, draw centres that scikit-learn cannot draw by a function that it can call."""
+        """Within the block, `init` is one that scikit-learn can take: a function for what it cannot draw itself."""
         given = {name: self.get_params()[name] for name in ("init", "n_init")}
 
         def draw(X: Any, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
@@ -226,6 +227,8 @@ class TSKMeans(KMeans):
 
         if isinstance(given["init"], str) and given["init"] == "k-means||":
             self.set_params(init=draw, n_init=1 if given["n_init"] == "auto" else given["n_init"])
+        elif kind_of(given["init"]) is not None:
+            self.set_params(init=_on_host(given["init"], "init"))
         try:
             yield
         finally:
@@ -305,7 +308,7 @@ class TSKMeans(KMeans):
         """Return the opposite of the inertia of X about the centres."""
         check_is_fitted(self)
         if self._runs_scikit_learn(X):
-            return KMeans.score(self._host_twin(), _on_host(X), y, _on_host(sample_weight))
+            return KMeans.score(self._host_twin(), _on_host(X), y, _on_host(sample_weight, "sample_weight"))
         with self._open(self._validated(X, reset=False), sample_weight) as engine:
             centers = engine.placed(self._centers(engine))
             engine.assign(centers, update=False)
@@ -328,7 +331,8 @@ class TSKMeans(KMeans):
 
     def _validated(self, X: Any, *, reset: bool) -> Any:
         """Check X's features as scikit-learn does; make an array of what is not yet one (lists, frames)."""
-        ready = isinstance(X, Rows) or kind_of(X) not in (None, "frame") or (is_sparse(X) and resident(X) is not None)
+        ready = isinstance(X, Rows) or is_plain(X) or (is_sparse(X) and resident(X) is not None)
+        ready = ready and not isinstance(X, np.matrix)  # which scikit-learn refuses
         return validate_data(
             self,
             X,
@@ -350,9 +354,14 @@ class TSKMeans(KMeans):
         return chosen != "default"
 
 
-def _on_host(X: Any) -> Any:
+def _on_host(X: Any, name: str = "X") -> Any:
     """Return X as scikit-learn can take it: arrays of other libraries as NumPy, all else as it is."""
-    return to_host(as_array(X)) if kind_of(X) in ("cupy", "cuda", "torch", "dlpack") else X
+    kind = kind_of(X)
+    if kind in (None, "frame"):
+        return X
+    array = as_array(X)
+    check_real(array.dtype, name)
+    return X if kind == "numpy" else to_host(array)
 
 
 def _print_progress(progress: lloyd.Progress) -> None:

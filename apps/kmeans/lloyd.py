@@ -22,9 +22,9 @@ from sklearn.exceptions import ConvergenceWarning
 from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.protection import Protection
-from tsapps.apps.kmeans.rows import ArrayRows, unit
+from tsapps.apps.kmeans.rows import ArrayRows, as_numbers, unit
 from tsapps.apps.kmeans.seeding import is_small, kmeans_parallel, kmeans_plusplus, random_samples
-from tsapps.kernels.arrays import as_array, kind_of, to_host
+from tsapps.kernels.arrays import to_host
 
 __all__ = ["Clustering", "Progress", "fit", "relocate_empty_clusters"]
 
@@ -231,9 +231,10 @@ def _first_centers(
         draw = {"k-means++": kmeans_plusplus, "k-means||": kmeans_parallel, "random": random_samples}[init]
         return draw(engine, n_clusters, random_state)
     if callable(init):
-        centers = to_host(init(engine.centred(), n_clusters, random_state=random_state)).astype(engine.dtype)
+        centers = init(engine.centred(), n_clusters, random_state=random_state)
+        centers = to_host(as_numbers(centers, "what init returned")).astype(engine.dtype)
     else:
-        centers = np.array(to_host(as_array(init)) if kind_of(init) is not None else init, dtype=engine.dtype)
+        centers = np.array(to_host(as_numbers(init, "init")), dtype=engine.dtype)
     if centers.shape != (n_clusters, engine.n_features):
         raise ValueError(
             f"the initial centers have shape {centers.shape}; "

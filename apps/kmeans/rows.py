@@ -9,10 +9,65 @@ from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from sklearn.utils import check_array
 
-from tsapps.kernels.arrays import to_host
+from tsapps.kernels.arrays import as_array, kind_of, to_host
 
-__all__ = ["ArrayRows", "Rows", "SparseRows", "UnitRows", "unit"]
+__all__ = ["ArrayRows", "Rows", "SparseRows", "UnitRows", "as_numbers", "check_real", "is_plain", "unit"]
+
+
+def check_real(dtype: np.dtype, name: str) -> None:
+    """Raise ValueError for complex numbers, and for those that float64 does not hold; says so of `name`."""
+    if dtype.kind == "c":
+        raise ValueError(
+            f"{name} has dtype {dtype}; expected real numbers: take its real part, or both parts as columns"
+        )
+    if dtype.kind == "f" and dtype.itemsize > 8:
+        raise ValueError(
+            f"{name} has dtype {dtype}; expected float64 or narrower: convert it, for example with astype('float64')"
+        )
+
+
+def is_plain(X: Any, name: str = "X") -> bool:
+    """Tell whether X is an array that engines read as it is, on every device: of real numbers, in native byte order.
+
+    Raises
+    ------
+    ValueError
+        If X is an array that has no place here: masked, complex or wider than float64.
+    """
+    if kind_of(X) in (None, "frame"):
+        return False
+    dtype = as_array(X).dtype
+    check_real(dtype, name)
+    return dtype.isnative and (dtype.kind in "fiub" or dtype.name == "bfloat16")
+
+
+def as_numbers(X: Any, name: str = "X") -> Any:
+    """Return an array that engines read on every device: X itself if it is one, else what scikit-learn makes of it.
+
+    Parameters
+    ----------
+    X : array of any library, frame, or list of any depth
+    name : str
+        What error messages call it.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        float64 for lists, Python objects, text and numbers in another byte order, float32 for a frame of it.
+
+    Raises
+    ------
+    ValueError
+        If X is masked, complex or wider than float64, or an element is no number.
+    """
+    if is_plain(X, name):
+        return as_array(X)
+    # NaN, shapes and sizes are their readers' to check.
+    checks = {"ensure_all_finite": False, "ensure_2d": False, "allow_nd": True}
+    least = {"ensure_min_samples": 0, "ensure_min_features": 0}
+    return check_array(X, dtype=[np.float64, np.float32], input_name=name, **checks, **least)
 
 
 @runtime_checkable
@@ -25,6 +80,7 @@ class Rows(Protocol):
         What error messages call it.
     shape : tuple of int
     dtype : numpy.dtype
+        In the machine's byte order.
     device : int or None
         The GPU that the blocks lie on; None for host memory.
     """

@@ -59,7 +59,7 @@ def test_written_whole_or_not_at_all(tmp_path, rng):
 
 
 def test_another_program_reads_it(path):
-    safetensors = pytest.importorskip("safetensors", reason="safetensors is not installed (pip install 'tsapps[io]')")
+    safetensors = pytest.importorskip("safetensors", reason="safetensors is not installed (pip install safetensors)")
     expected = read_sidecar(path)
     with safetensors.safe_open(path, framework="numpy") as file:
         assert sorted(file.keys()) == sorted(name for name in NAMES if getattr(expected, name) is not None)

@@ -11,7 +11,7 @@ from tsapps.cli import app
 from tsapps.errors import ExitCode
 from tsapps.kernels import backend
 
-NO_GPU = "CuPy is not installed (pip install 'tsapps[cuda13]')"
+NO_GPU = "CuPy is not installed (pip install 'cupy-cuda13x[ctk]')"
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ def lines_of(result):
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_by_hand(succeed, stop, flip):
+def test_by_hand(succeed, stop, flip, directory):
     np.save("x.npy", np.array([[1.0, 2.0], [3.0, 4.0]]))
     succeed("abft-encode", "x.npy")
     assert "verdict  clean: every bit is as it was" in succeed("abft-verify", "x.npy")
@@ -26,6 +26,7 @@ def test_by_hand(succeed, stop, flip):
     element, summary = lines_of(stop("abft-verify", "x.npy", "--json"))
     assert element == {
         "what": "element",
+        "input": str(directory / "x.npy"),
         "row": 1,
         "column": 0,
         "offset": 16,
@@ -146,7 +147,7 @@ def test_regions_hold_what_cannot_be_repaired(succeed, stop, rng, shape, dtype):
     assert told[rows, columns].all()
 
 
-def test_a_region_by_hand(succeed, stop):
+def test_a_region_by_hand(succeed, stop, directory):
     """Of 600 rows of 5,000 float32, blocks are 512 rows of a column: three elements of one cannot be repaired."""
     X = np.ones((600, 5000), np.float32)
     np.save("x.npy", X)
@@ -154,7 +155,8 @@ def test_a_region_by_hand(succeed, stop):
     X[[3, 70, 500], 17] = 0
     np.save("x.npy", X)
     region, summary = lines_of(stop("abft-verify", "x.npy", "--json"))
-    assert region == {"what": "region", "first_row": 0, "last_row": 511, "first_column": 17, "last_column": 17}
+    where = {"first_row": 0, "last_row": 511, "first_column": 17, "last_column": 17}
+    assert region == {"what": "region", "input": str(directory / "x.npy")} | where
     assert (summary["elements"], summary["regions"]) == (0, 1)
     rows = [line.split("  ") for line in stop("abft-verify", "x.npy").stdout.splitlines()]
     assert rows[-1] == ["0 to 511", "17 to 17"]
@@ -189,10 +191,13 @@ def test_the_float_code_alone(succeed, stop, blobs):
     assert (summary["code"], summary["elements"]) == ("float", 1)
 
 
-def test_quiet_tells_by_its_exit_code_alone(succeed, stop, flip, blobs):
+def test_quiet_prints_one_line_for_each_corrupted_file(succeed, stop, flip, blobs):
     succeed("abft-encode", "blobs.npy")
+    assert succeed("abft-verify", "blobs.npy", "--quiet") == ""
     flip("blobs.npy", 200)
-    assert stop("abft-verify", "blobs.npy", "--quiet").output == ""
+    result = stop("abft-verify", "blobs.npy", "--quiet")
+    assert result.stdout == ""
+    assert result.stderr == ("tsapps: blobs.npy: corrupted: 1 element that can be repaired, 0 regions that cannot\n")
 
 
 @pytest.mark.parametrize("byte", [3, 40, -1])
@@ -219,3 +224,70 @@ def test_refuses_a_sidecar_of_another_matrix(succeed, refuse, blobs):
     succeed("abft-encode", "other.npy")
     line = refuse(ExitCode.FAILURE, "abft-verify", "blobs.npy", "--sidecar", "other.npy.abft")
     assert "is 600 × 5 float32, and its sidecar is of a matrix of 10 × 5 float32" in line
+
+
+@pytest.fixture
+def several(succeed, flip, directory):
+    """Files by what abft-verify is to say of them; "a" and "b" are clean."""
+    for name in ("a", "b", "flipped", "sidecar", "lost", "truncated"):
+        np.save(f"{name}.npy", np.arange(600.0).reshape(100, 6))
+        succeed("abft-encode", f"{name}.npy")
+    flip("flipped.npy", 200)
+    flip("sidecar.npy.abft", 40)
+    (directory / "lost.npy.abft").unlink()
+    (directory / "truncated.npy").write_bytes((directory / "truncated.npy").read_bytes()[:-8])
+    return directory
+
+
+def told(result):
+    """The verdict of each table, and the file that each line on stderr names."""
+    verdicts = [line.split()[1].rstrip(":") for line in result.stdout.splitlines() if line.startswith("verdict")]
+    lines = result.stderr.splitlines()
+    assert all(line.startswith("tsapps: ") for line in lines)
+    return verdicts, [next(name for name in NAMES if f"{name}.npy" in line) for line in lines]
+
+
+NAMES = ("flipped", "sidecar", "lost", "truncated", "none", "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("names", "code", "verdicts", "errors"),
+    [
+        ("a b", 0, ["clean", "clean"], []),
+        ("a a", 0, ["clean", "clean"], []),
+        ("flipped a", 3, ["corrupted", "clean"], []),
+        ("a flipped b", 3, ["clean", "corrupted", "clean"], []),
+        ("sidecar a", 3, ["clean"], ["sidecar"]),
+        ("none a", 2, ["clean"], ["none"]),
+        ("a lost b", 2, ["clean", "clean"], ["lost"]),
+        ("truncated a", 1, ["clean"], ["truncated"]),
+        ("truncated none", 1, [], ["truncated", "none"]),
+        ("none truncated", 2, [], ["none", "truncated"]),
+        ("none truncated flipped lost", 3, ["corrupted"], ["none", "truncated", "lost"]),
+    ],
+)
+def test_several_files(run, several, names, code, verdicts, errors):
+    files = [f"{name}.npy" for name in names.split()]
+    result = run("abft-verify", *files)
+    assert result.exit_code == code, result.output
+    assert told(result) == (verdicts, errors)
+    quiet = run("abft-verify", "-q", *files)
+    corrupted = [name for name in names.split() if name == "flipped"]
+    assert (quiet.exit_code, quiet.stdout) == (code, "")
+    assert sorted(told(quiet)[1]) == sorted([*errors, *corrupted])
+
+
+def test_several_files_as_json(run, several):
+    result = run("abft-verify", "--json", "a.npy", "flipped.npy", "sidecar.npy", "none.npy", "b.npy")
+    assert result.exit_code == ExitCode.CORRUPTION
+    found = [(line["what"], line["input"]) for line in lines_of(result)]
+    expected = [("summary", "a"), ("element", "flipped"), ("summary", "flipped"), ("sidecar", "sidecar")]
+    expected += [("error", "none"), ("summary", "b")]
+    assert found == [(what, str(several / f"{name}.npy")) for what, name in expected]
+    error = lines_of(result)[4]
+    assert (error["code"], error["message"]) == (ExitCode.USAGE, "none.npy: no such file: check the path")
+
+
+def test_one_sidecar_is_of_one_file(refuse, several):
+    line = refuse(ExitCode.USAGE, "abft-verify", "a.npy", "b.npy", "--sidecar", "a.npy.abft")
+    assert "--sidecar a.npy.abft: holds the checksums of one DATA, and 2 are given" in line

@@ -14,7 +14,7 @@ H100 = backend.Gpu(0, "NVIDIA H100", "9.0", 132, 80 << 30, 50 << 20)
 
 def test_without_a_gpu_says_why(succeed):
     report = json.loads(succeed("info", "--json"))
-    why = "CuPy is not installed (pip install 'tsapps[cuda13]')"
+    why = "CuPy is not installed (pip install 'cupy-cuda13x[ctk]')"
     assert report["gpus"] == []
     assert report["why_no_gpu"] == why
     assert report["auto"] == {"device": "cpu", "reason": why}

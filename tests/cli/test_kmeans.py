@@ -190,7 +190,7 @@ def test_quiet_changes_no_bit(succeed, directory, blobs):
 def test_table_says_why_the_cpu(succeed, iris):
     table = succeed("kmeans", "iris.npy", "--k", 3)
     assert "iris.npy: 150 × 4 float64, worked on in float64" in table
-    assert "cpu: CuPy is not installed (pip install 'tsapps[cuda13]')" in table
+    assert "cpu: CuPy is not installed (pip install 'cupy-cuda13x[ctk]')" in table
     assert not any(line.endswith(" ") for line in table.splitlines())
 
 
@@ -296,6 +296,12 @@ BAD = {
     ),
     "1-D": (save("bad.npy", np.arange(5.0)), "bad.npy --k 3", FAILURE, ["bad.npy", "1-dimensional"]),
     "text": (save("bad.npy", np.array([["a"]])), "bad.npy --k 1", FAILURE, ["bad.npy", "expected"]),
+    "float128": (
+        save("bad.npy", np.ones((3, 2), np.longdouble)),
+        "bad.npy --k 1",
+        FAILURE,
+        ["bad.npy has dtype float", "expected float64 or narrower"],
+    ),
     "k > n": (nothing, "iris.npy --k 151", USAGE, ["--k 151", "iris.npy has 150 rows"]),
     "n-init": (nothing, "iris.npy --k 3 --n-init 0", USAGE, ["--n-init 0: expected auto or a number"]),
     "tol": (nothing, "iris.npy --k 3 --tol inf", USAGE, ["--tol inf: expected a finite number"]),

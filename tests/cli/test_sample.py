@@ -65,4 +65,4 @@ def test_china_says_how_to_install_pillow(refuse, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *args: None if name == "PIL" else find(name, *args))
     line = refuse(ExitCode.FAILURE, "sample", "china", "x.npy")
-    assert line == "tsapps: china: needs Pillow, which is not installed: pip install 'tsapps[demo]'\n"
+    assert line == "tsapps: china: needs Pillow, which is not installed: pip install pillow\n"

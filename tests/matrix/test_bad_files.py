@@ -9,7 +9,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from tsapps.errors import MatrixError
+from tsapps.errors import MatrixError, UsageError
 from tsapps.matrix import open_matrix
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -51,6 +51,14 @@ class TestPaths:
         np.save(tmp_path / "x.npy", X)
         (tmp_path / "x.npy").chmod(0)
         refused(tmp_path / "x.npy", "may not be read by this user: change its permissions")
+
+    @pytest.mark.parametrize("name", ["none.npy", ".", "x.jpg", "x.npy:X", "x.npz", "x.npz:C"])
+    def test_a_path_that_names_no_matrix_is_wrong_use(self, tmp_path, name):
+        np.save(tmp_path / "x.npy", X)
+        np.savez(tmp_path / "x.npz", A=X, B=X)
+        (tmp_path / "x.jpg").write_bytes(b"content")
+        with pytest.raises(UsageError):
+            open_matrix(f"{tmp_path}/{name}")
 
     def test_name_for_a_file_of_one_array(self, write):
         path = write("npy", X)
@@ -294,7 +302,7 @@ class TestContainers:
             return importlib.import_module(name)
 
         monkeypatch.setattr("tsapps.matrix.optional.import_module", import_module)
-        refused(path, rf"needs {library}, which is not installed: pip install 'tsapps\[io\]'")
+        refused(path, rf"needs {library}, which is not installed: pip install {library}$")
 
 
 class TestNotFinite:

@@ -21,12 +21,13 @@ from tsapps.cli.abft_correct import abft_correct
 from tsapps.cli.abft_encode import abft_encode
 from tsapps.cli.abft_inject import abft_inject
 from tsapps.cli.abft_verify import abft_verify
+from tsapps.cli.failures import REPORTED, ParameterError, explain, explain_usage
 from tsapps.cli.info import info
 from tsapps.cli.kmeans import kmeans
 from tsapps.cli.predict import predict
 from tsapps.cli.sample import sample
 from tsapps.cli.tune import tune
-from tsapps.errors import CorruptionError, ExitCode, NoDeviceError, UsageError, one_line
+from tsapps.errors import ExitCode, one_line
 
 __all__ = ["app"]
 
@@ -36,7 +37,12 @@ class _Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta["tsapps.command"] = shlex.join(["tsapps", *args])
-        return super().parse_args(ctx, args)
+        if not args:
+            return super().parse_args(ctx, args)  # prints the help
+        try:
+            return super().parse_args(ctx, args)
+        except ParameterError as error:
+            _fail(explain_usage(error, ctx.command_path), ExitCode.USAGE)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -49,23 +55,14 @@ class _Commands(TyperGroup):
             raise  # typer ends quietly: who read our output wanted no more of it
         except KeyboardInterrupt:
             _fail("interrupted", 128 + signal.SIGINT)
-        except UsageError as error:
-            _fail(error, ExitCode.USAGE)
-        except CorruptionError as error:
-            _fail(error, ExitCode.CORRUPTION)
-        except NoDeviceError as error:
-            _fail(error, ExitCode.NO_DEVICE)
-        except MemoryError as error:
-            _fail(f"out of memory: {error}", ExitCode.FAILURE)
-        except OSError as error:
-            what = error.strerror or " ".join(map(str, error.args))
-            _fail(f"{error.filename}: {what}" if error.filename is not None else what, ExitCode.FAILURE)
-        except (ValueError, TypeError) as error:
-            _fail(error, ExitCode.FAILURE)
-        except RuntimeError as error:
-            if not type(error).__module__.startswith("cupy"):
+        except ParameterError as error:
+            command = " ".join(filter(None, [ctx.command_path, ctx.invoked_subcommand]))
+            _fail(explain_usage(error, command), ExitCode.USAGE)
+        except REPORTED as error:
+            explained = explain(error)
+            if explained is None:
                 raise
-            _fail(f"the GPU failed: {error}", ExitCode.FAILURE)
+            _fail(*explained)
 
 
 def _fail(message: object, code: int) -> NoReturn:
@@ -125,8 +122,8 @@ def _tsapps(
 ) -> None:
     """Exact K-means for large matrices, on the CPU and on NVIDIA GPUs; checksums that find and repair wrong numbers.
 
-    Exit codes: 0 done, 1 failure (bad data, full disk), 2 wrong use (bad option, existing output, missing file), 3
-    corruption found, 4 no GPU where one was asked for, 130 interrupted (Ctrl-C), 143 terminated.
+    Exit codes: 0 done, 1 failure (bad data, full disk), 2 wrong use (bad option, existing output, missing file, unknown
+    format), 3 corruption found, 4 no GPU where one was asked for, 130 interrupted (Ctrl-C), 143 terminated.
 
     After 130 and 143 the output is what it was before. A signal that comes once the result is in place is too late: the
     command finishes and exits 0. tune and abft-calibrate keep what was measured before the signal.

@@ -19,6 +19,7 @@ __all__ = [
     "InPlace",
     "JsonLines",
     "OutNpy",
+    "SeveralData",
     "SidecarFile",
     "check_copy",
     "check_target",
@@ -30,6 +31,12 @@ __all__ = [
 AnyData = Annotated[
     str,
     typer.Argument(metavar="DATA", show_default=False, help="Matrix in a file, as tsapps kmeans --help says."),
+]
+SeveralData = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="DATA", show_default=False, help="Matrices in files, as tsapps kmeans --help says, one or several."
+    ),
 ]
 SidecarFile = Annotated[
     Path | None,

@@ -1,17 +1,27 @@
-"""``tsapps abft-verify``: find which numbers of a matrix are not what they were when its sidecar was written."""
+"""``tsapps abft-verify``: find which numbers of matrices are not what they were when their sidecars were written."""
 
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import typer
 
-from tsapps.cli.abft import AnyData, JsonLines, SidecarFile, open_protected, sidecar_path
-from tsapps.cli.abft_report import changes, describe, print_changes, print_line, print_regions, region_as_json, regions
-from tsapps.cli.options import Device, Quiet, choose
+from tsapps.cli.abft import JsonLines, SeveralData, SidecarFile, open_protected, sidecar_path
+from tsapps.cli.abft_report import (
+    changes,
+    describe,
+    print_changes,
+    print_line,
+    print_regions,
+    region_as_json,
+    regions,
+)
+from tsapps.cli.failures import REPORTED, explain, print_error
+from tsapps.cli.options import Device, Quiet, choose, split_name
 from tsapps.cli.output import byte_bar, gigabytes, print_table
-from tsapps.errors import CorruptionError, ExitCode
+from tsapps.errors import ExitCode, UsageError
 
 __all__ = ["abft_verify"]
 
@@ -22,27 +32,59 @@ _CLEAN = dict.fromkeys(["exact", "both"], "clean: every bit is as it was") | {
 
 
 def abft_verify(
-    data: AnyData,
+    data: SeveralData,
     sidecar: SidecarFile = None,
     device: Device = "auto",
     as_json: JsonLines = False,
     quiet: Quiet = False,
 ) -> None:
-    """Find which numbers of DATA are not what they were when abft-encode wrote its sidecar.
+    """Find which numbers of each DATA are not what they were when abft-encode wrote its sidecar.
 
-    Exits with 0 if all are, and with 3 if some are not or the sidecar itself is damaged. Prints where they are, what
-    they are and, where that is certain, what they were; abft-correct writes that. DATA is read once, and nothing is
-    written.
+    Prints where they are, what they are and, where that is certain, what they were; abft-correct writes that. Each DATA
+    is read once, and nothing is written. With --json, a summary ends the lines of each DATA.
+
+    Every DATA is verified, whatever is wrong with the others. Exits with 3 if numbers of one are not what they were or
+    its sidecar is damaged; else with the code of the first DATA that cannot be verified (1 or 2); else with 0.
     """
-    began = time.perf_counter()
+    if sidecar is not None and len(data) > 1:
+        raise UsageError(f"--sidecar {sidecar}: holds the checksums of one DATA, and {len(data)} are given: name one")
     choose(device)
-    path = sidecar or sidecar_path(data)
+    codes = []
+    for number, one in enumerate(data):
+        if number and not (as_json or quiet):
+            print()
+        codes.append(_told(one, sidecar or sidecar_path(one), device, as_json=as_json, quiet=quiet))
+    code = ExitCode.CORRUPTION if ExitCode.CORRUPTION in codes else next(filter(None, codes), ExitCode.DONE)
+    if code:
+        sys.stdout.flush()  # who reads no more of it ends the command as others are ended
+        raise typer.Exit(code)
+
+
+def _told(data: str, sidecar: Path, device: str, *, as_json: bool, quiet: bool) -> ExitCode:
+    """Verify one DATA and print what was found, errors too; return its exit code."""
     try:
-        matrix, checksums = open_protected(data, path)
-    except CorruptionError as error:
-        if as_json:
-            print_line({"what": "sidecar", "sidecar": os.path.abspath(path), "message": str(error)})
+        return _verify(data, sidecar, device, as_json=as_json, quiet=quiet)
+    except BrokenPipeError:
         raise
+    except REPORTED as error:
+        explained = explain(error)
+        if explained is None:
+            raise
+        message, code = explained
+        if split_name(data)[0] not in message:
+            message = f"{data}: {message}"
+        print_error(message)
+        if as_json:
+            what = "sidecar" if code == ExitCode.CORRUPTION else "error"
+            where = {"input": os.path.abspath(data), "sidecar": os.path.abspath(sidecar)}
+            print_line({"what": what, **where, "message": message, "code": int(code)})
+        return code
+
+
+def _verify(data: str, sidecar: Path, device: str, *, as_json: bool, quiet: bool) -> ExitCode:
+    """Verify one DATA and print what was found; return its exit code."""
+    began = time.perf_counter()
+    matrix, checksums = open_protected(data, sidecar)
 
     from tsapps.apps.abft import verify
 
@@ -53,15 +95,16 @@ def abft_verify(
     seconds = time.perf_counter() - began
     count, lost = len(verdict.elements(checksums)), regions(verdict)
     if as_json:
+        place = {"input": os.path.abspath(data)}
         for change in changes(matrix, verdict, checksums):
-            print_line(change.as_json())
+            print_line(change.as_json() | place)
         for region in lost:
-            print_line(region_as_json(region))
+            print_line(region_as_json(region) | place)
         summary: dict[str, Any] = {
             "what": "summary",
             "clean": verdict.clean,
-            "input": os.path.abspath(data),
-            "sidecar": os.path.abspath(path),
+            **place,
+            "sidecar": os.path.abspath(sidecar),
             "n": matrix.shape[0],
             "d": matrix.shape[1],
             "dtype": matrix.dtype.name,
@@ -76,7 +119,7 @@ def abft_verify(
         print_table(
             {
                 "data": describe(data, matrix),
-                "sidecar": f"{path}: {checksums.code}",
+                "sidecar": f"{sidecar}: {checksums.code}",
                 "verdict": _CLEAN[checksums.code] if verdict.clean else _found(count, len(lost)),
                 "seconds": f"{seconds:.2f} ({gigabytes(int(matrix.nbytes / seconds))} a second)",
             }
@@ -85,9 +128,11 @@ def abft_verify(
             print_changes(changes(matrix, verdict, checksums), count)
         if lost:
             print_regions(lost)
-    if not verdict.clean:
-        sys.stdout.flush()  # who reads no more of it ends the command as others are ended
-        raise typer.Exit(ExitCode.CORRUPTION)
+    if verdict.clean:
+        return ExitCode.DONE
+    if quiet:
+        print_error(f"{data}: {_found(count, len(lost))}")
+    return ExitCode.CORRUPTION
 
 
 def _found(count: int, lost: int) -> str:

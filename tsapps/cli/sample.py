@@ -28,7 +28,7 @@ class _Sample:
 
 def _china() -> "np.ndarray":
     if importlib.util.find_spec("PIL") is None:
-        raise MatrixError("china: needs Pillow, which is not installed: pip install 'tsapps[demo]'")
+        raise MatrixError("china: needs Pillow, which is not installed: pip install pillow")
     from sklearn.datasets import load_sample_image
 
     return load_sample_image("china.jpg").reshape(-1, 3)

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from tsapps.errors import MatrixError, one_line
+from tsapps.errors import MatrixError, MatrixUsageError, one_line
 from tsapps.kernels.strict_json import JsonError, parse_json
 from tsapps.matrix.base import Matrix
 from tsapps.matrix.binary import check_size, read_npy_header
@@ -236,12 +236,12 @@ def _choose(path: str, wanted: str | None, names: Sequence[str], shape_of: Calla
         raise MatrixError(f"{path}: holds no array: check what wrote it")
     if wanted is not None:
         if wanted not in names:
-            raise MatrixError(f"{path}: holds no array {wanted!r}: name one of {_listing(names)}")
+            raise MatrixUsageError(f"{path}: holds no array {wanted!r}: name one of {_listing(names)}")
         return wanted
     matrices = [name for name in names if len(shape_of(name)) == 2]
     candidates = matrices or names
     if len(candidates) > 1:
-        raise MatrixError(
+        raise MatrixUsageError(
             f"{path}: holds several arrays, {_listing(candidates)}: name one, for example {path}:{candidates[0]}"
         )
     return candidates[0]

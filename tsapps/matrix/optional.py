@@ -22,4 +22,4 @@ def optional_module(module: str, path: str) -> Any:
         library = module.partition(".")[0]
         if error.name != library:
             raise  # it is there, and something that it needs is not: its own message says more
-        raise MatrixError(f"{path}: needs {library}, which is not installed: pip install 'tsapps[io]'") from error
+        raise MatrixError(f"{path}: needs {library}, which is not installed: pip install {library}") from error

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from tsapps.errors import MatrixError
+from tsapps.errors import MatrixError, MatrixUsageError
 from tsapps.matrix.base import ConvertedMatrix, Matrix
 from tsapps.matrix.binary import BIN_TYPES, VECS_TYPES, open_bin, open_npy, open_vecs
 from tsapps.matrix.containers import open_hdf5, open_npz, open_safetensors
@@ -57,8 +57,11 @@ def open_matrix(source: Any, *, dtype: DTypeLike | None = None) -> Matrix:
 
     Raises
     ------
+    MatrixUsageError
+        If the path names no matrix: no such file, an unknown extension, no such array in the file, several and no name.
+        It is both a `MatrixError` and a `UsageError`.
     MatrixError
-        If there is no such file, or it holds no matrix of numbers: the message names the file and says what to do.
+        If the file holds no matrix of numbers. Both messages name the file and say what to do.
     UsageError
         If the elements cannot be given in `dtype`.
     TypeError
@@ -89,20 +92,22 @@ def _open_path(path: str) -> Matrix:
     extension = os.path.splitext(file)[1].lower()
     known = ", ".join(EXTENSIONS)
     if not os.path.exists(file):
-        raise MatrixError(f"{path}: no such file: check the path")
+        raise MatrixUsageError(f"{path}: no such file: check the path")
     if os.path.isdir(file):
-        raise MatrixError(f"{path}: is a directory: name a file in it ({known})")
+        raise MatrixUsageError(f"{path}: is a directory: name a file in it ({known})")
     if not os.path.isfile(file):
-        raise MatrixError(f"{path}: is no regular file: matrices are read more than once, so save it to one first")
+        raise MatrixUsageError(f"{path}: is no regular file: matrices are read more than once, so save it to one first")
     if not os.access(file, os.R_OK):
-        raise MatrixError(f"{path}: may not be read by this user: change its permissions")
+        raise MatrixUsageError(f"{path}: may not be read by this user: change its permissions")
     try:
         if extension in _SEVERAL:
             return _SEVERAL[extension](file, wanted)
         if extension not in _SINGLE:
-            raise MatrixError(f"{path}: has the unknown extension {extension!r}; expected one of {known}: convert it")
+            raise MatrixUsageError(
+                f"{path}: has the unknown extension {extension!r}; expected one of {known}: convert it"
+            )
         if wanted is not None:
-            raise MatrixError(f"{path}: a {extension} file holds one matrix: leave out ':{wanted}'")
+            raise MatrixUsageError(f"{path}: a {extension} file holds one matrix: leave out ':{wanted}'")
         return _SINGLE[extension](file)
     except OSError as error:
         raise MatrixError(

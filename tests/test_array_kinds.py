@@ -1,0 +1,359 @@
+"""Arrays of every kind at every entry point: what scikit-learn takes on the CPU, a GPU takes, with the same result.
+
+The device "stand-in" needs no GPU: its engines compute on the CPU, and refuse what CuPy refuses to copy to a GPU.
+"""
+
+import re
+import sys
+from contextlib import nullcontext
+from functools import cache, partial
+from types import SimpleNamespace
+
+import numpy as np
+import oracle
+import pandas as pd
+import polars as pl
+import pytest
+from sklearn.cluster import KMeans
+
+from tsapps import TSKMeans, abft, gram, kmeans_batched, matmul, open_matrix
+from tsapps.apps.abft import checksums_gpu
+from tsapps.apps.kmeans import batched, choose
+from tsapps.apps.kmeans.cpu import CpuEngine
+from tsapps.apps.kmeans.rows import UnitRows
+from tsapps.kernels.arrays import as_array
+from tsapps.kernels.backend import Choice
+
+K = 3
+RNG = np.random.default_rng(40)
+# Whole numbers, which every dtype holds, of three clusters that lie apart; the first three rows are one of each.
+CENTERS = np.array([[1, 2, 3, 4], [40, 2, 50, 3], [9, 90, 1, 60]])
+X = np.float64(CENTERS[np.arange(60) % K] + RNG.integers(0, 5, (60, 4)))
+WEIGHTS = np.float64(RNG.integers(1, 6, 60))
+PROBLEMS = np.stack([X, X[::-1]])
+
+
+class Shared:
+    """What a library that only speaks DLPack offers."""
+
+    def __init__(self, array):
+        self._array, self.shape = array, array.shape
+
+    def __dlpack__(self, **options):
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+def read_only(array):
+    array = array.copy()
+    array.setflags(write=False)
+    return array
+
+
+def nullable(array):
+    columns = {f"c{j}": pd.array(column.astype(int), dtype=f"Int{8 << j}") for j, column in enumerate(array.T)}
+    return pd.DataFrame(columns | {"c0": pd.array(array[:, 0], dtype="Float64")})
+
+
+def mixed(array):
+    return pd.DataFrame({f"c{j}": array[:, j].astype(dtype) for j, dtype in enumerate(["f8", "f4", "i4", "u1"])})
+
+
+DTYPES = ["f8", "f4", "f2", "i8", "u1", ">f8", ">f4", ">f2", ">i4"]
+# Of any shape.
+ARRAYS = {
+    **{dtype: lambda array, dtype=dtype: array.astype(dtype) for dtype in DTYPES},
+    "reversed": lambda array: array[::-1].copy()[::-1],
+    "strided": lambda array: np.repeat(array, 2, axis=0)[::2],
+    "swapped and reversed": lambda array: array.astype(">f4")[::-1].copy()[::-1],
+    "fortran": np.asfortranarray,
+    "read-only": read_only,
+    "swapped and read-only": lambda array: read_only(array.astype(">f8")),
+    "unaligned": lambda array: np.frombuffer(b" " + array.tobytes(), "f8", offset=1).reshape(array.shape),
+    "DLPack": Shared,
+}
+KINDS = {
+    **ARRAYS,
+    "list": np.ndarray.tolist,
+    "objects": lambda array: array.astype(object),
+    "text": lambda array: array.astype(str),
+    "bytes": lambda array: array.astype("S"),
+}
+FRAMES = {
+    "pandas": pd.DataFrame,
+    "pandas float32": lambda array: pd.DataFrame(array.astype("f4")),
+    "pandas mixed": mixed,
+    "pandas nullable": nullable,
+    "polars": pl.DataFrame,
+    "polars mixed": lambda array: pl.from_pandas(mixed(array)),
+}
+SERIES = {
+    "pandas series": pd.Series,
+    "nullable series": lambda array: pd.Series(pd.array(array.astype(int), dtype="Int16")),
+    "polars series": pl.Series,
+}
+# ValueErrors, in the same words everywhere.
+REFUSED = {
+    "masked": (lambda array: np.ma.masked_equal(array, array.flat[0]), "is masked; .*filled"),
+    "nothing masked": (np.ma.array, "is masked; .*filled"),
+    "float128": (lambda array: array.astype(np.longdouble), r"dtype float\d+; .*astype\('float64'\)"),
+    "complex": (lambda array: array + 0j, "dtype complex128; expected real numbers: "),
+    "complex64": (lambda array: array.astype("c8"), "dtype complex64; expected real numbers: "),
+}
+
+
+def copied(array):
+    """Refuse what CuPy refuses to copy to a GPU, in its words."""
+    if array.dtype.name != "bfloat16" and (not array.dtype.isnative or array.dtype.char not in "?bhilqBHILQefdFD"):
+        raise ValueError(f"Unsupported dtype {array.dtype}")
+    return array
+
+
+class StandInEngine(CpuEngine):
+    def __init__(self, source, dtype, sample_weight, index, **options):
+        for _, block in (source.source if isinstance(source, UnitRows) else source).blocks(10):
+            copied(block)
+        if sample_weight is not None:
+            copied(sample_weight)
+        super().__init__(source, dtype, sample_weight)
+        self.device = f"cuda:{index}"
+
+
+def stand_in_batches(array, k, first, *_):
+    """Take no problem of several, so that each goes to an engine."""
+    copied(array)
+    if not isinstance(first, str):
+        copied(first)
+
+
+@pytest.fixture(params=["cpu", "stand-in", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request, monkeypatch):
+    if request.param != "stand-in":
+        return request.param
+    for module in (choose, batched):
+        monkeypatch.setattr(module, "choose_device", lambda request, resident=None: Choice("cuda:0", "it stands in"))
+    stand_ins = {
+        "cuda": SimpleNamespace(CublasEngine=StandInEngine),
+        "fused": SimpleNamespace(FusedEngine=StandInEngine),
+        "batched_gpu": SimpleNamespace(fit_on_gpu=stand_in_batches),
+    }
+    for name, module in stand_ins.items():
+        monkeypatch.setitem(sys.modules, f"tsapps.apps.kmeans.{name}", module)
+    return "cuda"
+
+
+def engines(device):
+    """Options that reach all code: on the CPU, fits are scikit-learn's own or, protected, an engine's of ours."""
+    return [{}, {"protect": True}] if device == "cpu" else [{}]
+
+
+@cache
+def expected(metric="euclidean", init="k-means++", seed=0, weighted=False, halved=False):
+    """What scikit-learn finds for plain numbers; of another metric, an engine on the CPU."""
+    of = KMeans if metric == "euclidean" else partial(TSKMeans, metric=metric, device="cpu")
+    first = X[:K] if init == "rows" else init
+    weights = {"sample_weight": WEIGHTS} if weighted else {}
+    return of(K, init=first, n_init=1, random_state=seed).fit(np.float64(X > 8) if halved else X, **weights)
+
+
+def assert_same(found, plain, rtol=1e-9):
+    np.testing.assert_array_equal(oracle.host(found.labels_), plain.labels_)
+    np.testing.assert_allclose(oracle.host(found.cluster_centers_), plain.cluster_centers_, rtol=rtol)
+    assert found.inertia_ == pytest.approx(plain.inertia_, rel=rtol, abs=1e-9)
+
+
+class TestTSKMeans:
+    @pytest.mark.parametrize("kind", [*KINDS, *FRAMES])
+    def test_data(self, device, kind):
+        given = (KINDS | FRAMES)[kind](X)
+        # As scikit-learn has it: float32 in another byte order is worked on in float64.
+        narrow = kind in ("f4", "pandas float32") or (kind == "f2" and device == "cuda")
+        for options in engines(device):
+            kmeans = TSKMeans(K, n_init=1, random_state=0, device=device, **options).fit(given)
+            assert_same(kmeans, expected(), 1e-5 if narrow else 1e-9)
+            assert kmeans.device_ == ("cpu" if device == "cpu" else "cuda:0")
+            assert kmeans.cluster_centers_.dtype == (np.float32 if narrow else np.float64)
+            np.testing.assert_array_equal(kmeans.predict(given), expected().labels_)
+            np.testing.assert_allclose(kmeans.transform(given), expected().transform(X), rtol=1e-5, atol=1e-5)
+            assert kmeans.score(given) == pytest.approx(-expected().inertia_, rel=1e-5)
+
+    @pytest.mark.parametrize("kind", ["f4", ">f4", ">i4", "swapped and reversed", "objects", "text", "pandas mixed"])
+    def test_spherical(self, device, kind):
+        kmeans = TSKMeans(K, n_init=1, random_state=0, device=device, metric="cosine").fit((KINDS | FRAMES)[kind](X))
+        assert_same(kmeans, expected("cosine"), 1e-5)
+
+    @pytest.mark.parametrize("kind", [">f4", ">i4", "reversed", "list", "objects", "text"])
+    def test_what_plain_numbers_were_fitted_to_predicts(self, device, kind):
+        kmeans = TSKMeans(K, n_init=1, random_state=0, device=device).fit(X)
+        np.testing.assert_array_equal(kmeans.predict(KINDS[kind](X)), expected().labels_)
+
+    @pytest.mark.parametrize("kind", [*KINDS, *SERIES])
+    def test_sample_weight(self, device, kind):
+        given = (KINDS | SERIES)[kind](WEIGHTS)
+        for options in engines(device):
+            kmeans = TSKMeans(K, n_init=1, random_state=0, device=device, **options).fit(X, sample_weight=given)
+            assert_same(kmeans, expected(weighted=True))
+            assert kmeans.score(X, sample_weight=given) == pytest.approx(-expected(weighted=True).inertia_)
+
+    @pytest.mark.parametrize("kind", [*KINDS, "pandas", "polars"])
+    def test_init(self, device, kind):
+        given = (KINDS | FRAMES)[kind](X[:K])
+        for options in engines(device):
+            kmeans = TSKMeans(K, init=given, n_init=1, device=device, **options).fit(X)
+            assert kmeans.init is given
+            assert_same(kmeans, expected(init="rows"))
+
+    @pytest.mark.parametrize("kind", ["f4", ">f4", ">f8", "list", "objects", "reversed"])
+    def test_what_a_callable_init_returns(self, device, kind):
+        def init(given, k, random_state):
+            return KINDS[kind](np.float64(oracle.host(given)[:k]))
+
+        for options in engines(device):
+            assert_same(TSKMeans(K, init=init, n_init=1, device=device, **options).fit(X), expected(init="rows"), 1e-5)
+
+    def test_bool(self, device):
+        for options in engines(device):
+            kmeans = TSKMeans(K, n_init=1, random_state=0, device=device, **options)
+            assert_same(kmeans.fit(X > 8), expected(halved=True))
+            kmeans.fit(X, sample_weight=WEIGHTS > 2)
+            assert kmeans.inertia_ == KMeans(K, n_init=1, random_state=0).fit(X, None, np.float64(WEIGHTS > 2)).inertia_
+
+    @pytest.mark.parametrize("options", [{}, {"protect": True}, {"metric": "cosine"}], ids=str)
+    @pytest.mark.parametrize("kind", REFUSED)
+    def test_refused(self, device, kind, options):
+        make, message = REFUSED[kind]
+        fitted = TSKMeans(K, n_init=1, random_state=0, device=device, **options).fit(X)
+        attempts = [
+            lambda: TSKMeans(K, device=device, **options).fit(make(X)),
+            lambda: TSKMeans(K, device=device, **options).fit(X, sample_weight=make(WEIGHTS)),
+            lambda: TSKMeans(K, init=make(X[:K]), n_init=1, device=device, **options).fit(X),
+            lambda: fitted.predict(make(X)),
+            lambda: fitted.transform(make(X)),
+            lambda: fitted.score(make(X)),
+            lambda: fitted.score(X, sample_weight=make(WEIGHTS)),
+        ]
+        for attempt in attempts:
+            with pytest.raises(ValueError, match=message):
+                attempt()
+
+    @pytest.mark.filterwarnings("ignore:the matrix subclass")
+    @pytest.mark.parametrize(
+        "given",
+        [np.matrix(X), pd.DataFrame(X).astype(str) + "x", [["a", "b"]] * 5, np.zeros(9, "f4,f4"), [[1j], [2]], [[{}]]],
+        ids=["matrix", "frame of text", "text", "records", "complex list", "objects"],
+    )
+    def test_in_the_words_of_scikit_learn(self, device, given):
+        with pytest.raises((TypeError, ValueError)) as theirs:
+            KMeans(1).fit(given)
+        for options in engines(device):
+            with pytest.raises(theirs.type, match=re.escape(str(theirs.value)[:40])):
+                TSKMeans(1, device=device, **options).fit(given)
+
+
+class TestBatched:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_data(self, device, kind):
+        found = kmeans_batched(KINDS[kind](PROBLEMS), K, random_state=0, device=device)
+        for labels, problem, seed in zip(found.labels, PROBLEMS, (0, 1), strict=True):
+            np.testing.assert_array_equal(labels, KMeans(K, n_init=1, random_state=seed).fit(problem).labels_)
+        np.testing.assert_allclose(found.centers[0], expected().cluster_centers_, rtol=1e-5)
+        narrow = kind == "f4" or (kind == "f2" and device == "cuda")
+        assert found.centers.dtype == (np.float32 if narrow else np.float64)
+
+    def test_bool(self, device):
+        found = kmeans_batched(PROBLEMS[:1] > 8, K, random_state=0, device=device)
+        np.testing.assert_array_equal(found.labels[0], expected(halved=True).labels_)
+
+    @pytest.mark.parametrize("dtype", ["f4", "f8"])
+    @pytest.mark.parametrize("kind", ["f4", ">f4", ">i4", "list", "objects", "reversed"])
+    def test_init(self, device, kind, dtype):
+        given = KINDS[kind](X[np.newaxis, :K])
+        found = kmeans_batched(PROBLEMS[:1].astype(dtype), K, init=given, device=device)
+        np.testing.assert_array_equal(found.labels[0], expected(init="rows").labels_)
+
+    @pytest.mark.parametrize("kind", REFUSED)
+    def test_refused(self, device, kind):
+        make, message = REFUSED[kind]
+        with pytest.raises(ValueError, match=message):
+            kmeans_batched(make(PROBLEMS), K, device=device)
+        with pytest.raises(ValueError, match=message):
+            kmeans_batched(PROBLEMS, K, init=make(np.stack([X[:K], X[:K]])), device=device)
+
+
+class TestChecksums:
+    """Of the bytes of the elements in the machine's byte order."""
+
+    @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+    @pytest.mark.parametrize("kind", [*ARRAYS, "float128", "bfloat16"])
+    def test_encode_verify_and_correct(self, device, kind):
+        dtypes = {"float128": np.longdouble, "bfloat16": pytest.importorskip("ml_dtypes").bfloat16}
+        given = X.astype(dtypes[kind]) if kind in dtypes else ARRAYS[kind](X)
+        array, code = as_array(given), "exact" if kind == "float128" else "both"
+        sidecar = abft.encode(given, code=code, device=device)
+        plain = abft.encode(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))), code=code)
+        np.testing.assert_array_equal(sidecar.exact, plain.exact)
+        assert abft.verify(given, plain, device=device).clean
+        damaged = array.copy()
+        damaged.view(np.uint8).reshape(-1)[100] ^= 4
+        assert not abft.verify(damaged, sidecar, device=device).clean
+        np.testing.assert_array_equal(abft.correct(damaged, sidecar), array)
+
+    @pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "bfloat16", "longdouble", "i1", "u2", "i4", "u8"])
+    @pytest.mark.parametrize("columns", [1, 4])
+    def test_whatever_has_checksums_can_be_copied_to_a_gpu(self, monkeypatch, dtype, columns):
+        cupy = SimpleNamespace(asarray=copied, cuda=SimpleNamespace(Device=lambda index: nullcontext()))
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
+        dtype = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype
+        part = np.ascontiguousarray(X[:, :columns].astype(dtype))
+        there = checksums_gpu._on_gpu(part, 0)
+        assert (len(there), there.tobytes()) == (len(part), part.tobytes())
+
+    @pytest.mark.parametrize("kind", ["masked", "nothing masked"])
+    def test_refused(self, kind):
+        make, message = REFUSED[kind]
+        sidecar = abft.encode(X)
+        for function in (abft.encode, lambda X: abft.verify(X, sidecar), lambda X: abft.correct(X, sidecar)):
+            with pytest.raises(ValueError, match=message):
+                function(make(X))
+
+    @pytest.mark.filterwarnings("ignore:the matrix subclass")
+    def test_a_matrix_of_numpy(self):
+        assert abft.verify(X, abft.encode(np.matrix(X))).clean
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda A: matmul(A, A.T),
+        lambda A: matmul(X, A.T[:4]),
+        lambda A: matmul(X, X.T, out=A),
+        gram,
+        lambda A: abft.matmul(A, A.T),
+        lambda A: abft.matmul(X, A.T[:4]),
+        lambda A: abft.check_product(X, X.T, A),
+        open_matrix,
+    ],
+)
+@pytest.mark.parametrize("kind", ["masked", "nothing masked"])
+def test_masked_arrays_are_refused_everywhere(function, kind):
+    make, message = REFUSED[kind]
+    with pytest.raises(ValueError, match=message):
+        function(make(X @ X.T))
+
+
+@pytest.mark.parametrize("kind", [">f8", ">f4", ">f2", "reversed", "strided", "fortran", "read-only", "unaligned"])
+def test_products_of_any_byte_order_and_strides(kind):
+    A = ARRAYS[kind](X / 64)
+    plain, rtol = np.float64(A), 2e-3 if kind == ">f2" else 1e-5
+    np.testing.assert_allclose(matmul(A, A.T[:, :5]), plain @ plain.T[:, :5], rtol=rtol)
+    np.testing.assert_allclose(gram(A), plain.T @ plain, rtol=rtol)
+
+
+def test_big_endian_numbers_that_lie_on_a_gpu(monkeypatch):
+    interface = {"typestr": ">f4", "shape": (2, 2), "data": (0, False), "version": 3}
+    foreign = type("Foreign", (), {"__cuda_array_interface__": interface})()
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())
+    with pytest.raises(TypeError, match="Foreign holds >f4 on a GPU; expected little-endian numbers"):
+        as_array(foreign)

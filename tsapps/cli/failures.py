@@ -1,0 +1,55 @@
+"""Errors as the command line tells them: one line, which begins with ``tsapps:``, and an exit code."""
+
+import sys
+from typing import Any
+
+import typer
+
+from tsapps.errors import CorruptionError, ExitCode, NoDeviceError, UsageError, one_line
+
+__all__ = ["REPORTED", "ParameterError", "explain", "explain_usage", "print_error"]
+
+#: What users can bring about; `explain` says which of these are bugs all the same.
+REPORTED = (ValueError, TypeError, MemoryError, OSError, RuntimeError)
+
+#: The base class of typer's own usage errors, which typer exports under no name.
+ParameterError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def explain(error: BaseException) -> tuple[str, ExitCode] | None:
+    """Return the message and the exit code of an error; None for a bug, whose traceback is worth more."""
+    if isinstance(error, UsageError):
+        return str(error), ExitCode.USAGE
+    if isinstance(error, CorruptionError):
+        return str(error), ExitCode.CORRUPTION
+    if isinstance(error, NoDeviceError):
+        return str(error), ExitCode.NO_DEVICE
+    if isinstance(error, MemoryError):
+        return f"out of memory: {error}", ExitCode.FAILURE
+    if isinstance(error, OSError):
+        what = error.strerror or " ".join(map(str, error.args))
+        return f"{error.filename}: {what}" if error.filename is not None else what, ExitCode.FAILURE
+    if isinstance(error, (ValueError, TypeError)):
+        return str(error), ExitCode.FAILURE
+    if type(error).__module__.startswith("cupy"):
+        return f"the GPU failed: {error}", ExitCode.FAILURE
+    return None
+
+
+def explain_usage(error: Any, command: str) -> str:
+    """Return the message of one of typer's usage errors.
+
+    Parameters
+    ----------
+    error : ParameterError
+    command : str
+        The command that it is about, where the error does not say that.
+    """
+    text = " ".join(error.format_message().split()).rstrip(".")
+    command = error.ctx.command_path if error.ctx is not None else command
+    return f"{text[:1].lower()}{text[1:]} (try {command} --help)"
+
+
+def print_error(message: object) -> None:
+    """Print a message to stderr as one line."""
+    print(f"tsapps: {one_line(message)}", file=sys.stderr)
