@@ -257,8 +257,9 @@ def proven(k: int, w: int, dtype: str, *, flushes: bool = False) -> Bounds:
     """
     _check(k, w, dtype)
     error = element_error(k, dtype)
-    of_row = {"row": _row_error(w, dtype, error), "row_absolute": _lost_of_row(k, w, dtype)}
-    return _bounds(k, dtype, **of_row, flushes=flushes, magnitude=error)
+    lost_of_row = _lost_of_row(k, w, dtype)
+    row = _row_error(w, dtype, error)
+    return _bounds(k, dtype, row=row, row_absolute=lost_of_row, flushes=flushes, magnitude=error)
 
 
 def statistical(
@@ -304,9 +305,19 @@ def statistical(
     # Relative to √(r² + Σ(ab)²), which is what the probes are like. Of a row, w roundings add up as a random walk
     # beside those of the sums; and how the column is kept.
     of_row = _PROBED * (error * sqrt(walk.of_random(k)) + u * sqrt(w + 8)) + u
-    of_element = {"magnitude": element_error(k, dtype)} if predicted else {"spread": c * error}
-    of_rows = {"row": c * of_row, "row_absolute": _lost_of_row(k, w, dtype)}
-    return _bounds(k, dtype, **of_rows, flushes=flushes, by_spread=True, predicted=predicted, walk=walk, **of_element)
+    magnitude, spread = (element_error(k, dtype), 0.0) if predicted else (0.0, c * error)
+    return _bounds(
+        k,
+        dtype,
+        row=c * of_row,
+        row_absolute=_lost_of_row(k, w, dtype),
+        flushes=flushes,
+        by_spread=True,
+        predicted=predicted,
+        walk=walk,
+        magnitude=magnitude,
+        spread=spread,
+    )
 
 
 def absolute(k: int, w: int, dtype: str, threshold: float, *, flushes: bool = False) -> Bounds:
