@@ -31,6 +31,7 @@ from tsapps.apps.abft import (
     calibrate,
     calibration,
     check_product,
+    exact_products,
     matmul,
     product_cpu,
     thresholds,
@@ -294,13 +295,13 @@ def try_judged(cell: Cell, seed: int, _device: str) -> Counts:
 def _ratio(A: np.ndarray, B: np.ndarray, dtype: str, bounds: thresholds.Bounds, device: str) -> float | None:
     """Return what elements may be off by, over what they are before they are rounded; None if by nothing."""
     some, index = A[:_LOOKED_AT], 0 if device == "cuda" else None
-    off = calibration.sums_of(some, B, dtype, index) - product_cpu.exact_rows(some, B)[0]
+    off = calibration.sums_of(some, B, dtype, index) - exact_products.exact_rows(some, B)[0]
     return over_rounding(allowed_of(some, B, dtype, bounds, index), off)
 
 
 def allowed_of(A: np.ndarray, B: np.ndarray, dtype: str, bounds: thresholds.Bounds, device: int | None) -> np.ndarray:
     """Return what sums of a device may be off by: where they are known to the bit, just what they are."""
-    exact, magnitude = product_cpu.exact_rows(A, B)
+    exact, magnitude = exact_products.exact_rows(A, B)
     if bounds.predicted and device is not None:
         return abs(calibration.predicted_sums_of(A, B, dtype, device) - exact)
     walked = walks(A, B, bounds.walk)

@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.abft import product_cpu
+from tsapps.apps.abft import exact_products, product_cpu
 from tsapps.apps.abft.thresholds import DTYPES, Bounds, confidence, of_products, statistical, summed_unit
 from tsapps.apps.abft.walk import OF_PRODUCTS, Walk, walks
 
@@ -167,7 +167,8 @@ class Calibration:
     def bounds(self, k: int, w: int, *, own: bool = True) -> Bounds:
         """Return the statistical bounds of a product (m × k) · (k × w); `own` as for `error`."""
         walk, error, predicted = self._at(k, own=own)[-1].walk, self.error(k, own=own), own and self.predicted
-        return statistical(k, w, self.dtype, error, self.p, walk=walk, predicted=predicted)
+        flushes = self.device != _CPU
+        return statistical(k, w, self.dtype, error, self.p, walk=walk, predicted=predicted, flushes=flushes)
 
     def _at(self, k: int, *, own: bool) -> list[Scale]:
         """Return the scales of the depths next to k, the last of the larger, if there is one."""
@@ -240,7 +241,7 @@ def _products(
     for draw in _DISTRIBUTIONS:
         A, B = draw(rng, (rows, k)).astype(kind), draw(rng, (k, _COLUMNS)).astype(kind)
         own, A = sums_of(A, B, dtype, device)[:most], A[:most]
-        yield _Product(A, B, product_cpu.exact_rows(A, B)[0], own, list(_in_order(A, B, dtype, device)))
+        yield _Product(A, B, exact_products.exact_rows(A, B)[0], own, list(_in_order(A, B, dtype, device)))
 
 
 def _measured(

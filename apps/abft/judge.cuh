@@ -5,15 +5,14 @@
 //
 // At the second look a row has to be off by more than row · q + row_absolute (row_checks.cuh). Then its elements are computed
 // again. Where the order of C's sums is known (order.cuh), to the bit: an element that has others is wrong. Else as exactly as two
-// doubles hold them: products and sums are kept with what they lose (T. Ogita, S. Rump and S. Oishi, Accurate sum and dot
-// product, 2005), Σ|ab| beside them, and by the statistical threshold how far roundings walk; and each is judged by thresholds.py's
-// bounds. What is wrong is repaired if that is wanted. If more rows are suspected than their list has room for, all are looked at,
-// with what C has kept.
+// doubles hold them (exact_products.cuh), Σ|ab| beside them, and by the statistical threshold how far roundings walk; and each is
+// judged by thresholds.py's bounds. What is wrong is repaired if that is wanted. If more rows are suspected than their list has room
+// for, all are looked at, with what C has kept.
 //
 // Why it is fast enough: it is launched for a handful of rows, most often for none. A warp has a row; or, where rows are fewer than
 // warps, several have one, each for some of its columns, and look at it themselves: nobody waits for anybody.
 #pragma once
-#include "apps/abft/row_checks.cuh"
+#include "apps/abft/exact_products.cuh"
 #include "kernels/tsm2/order.cuh"
 
 namespace abft {
@@ -22,15 +21,17 @@ constexpr int kJudgeThreads = 256;
 
 // `Bounds` of thresholds.py, those of an element.
 struct Bounds {
-  double magnitude, spread, absolute, products, rounding, rounding_absolute, largest_sum, largest;
+  double magnitude, spread, absolute, lost, products, rounding, rounding_absolute, largest_sum, largest;
 
-  // Whether `found` is not what `exact` is but for rounding.
-  __device__ __forceinline__ bool exclude(double found, double exact, double sum, double walk) const {
-    double allowed = magnitude * sum + spread * walk + absolute;
-    allowed += rounding * (size_of(exact) + allowed) + rounding_absolute;
-    const bool finite = found - found == 0;
-    const bool judged = exact - exact == 0 && (finite || (sum < largest_sum && size_of(exact) + allowed < largest));
-    return judged && !(size_of(found - exact) <= allowed);
+  // Whether `found` is not what `exact` is but for rounding; all but this is without a factor of 2^exact.exponent.
+  __device__ __forceinline__ bool exclude(double found, const Exact& exact, double walk) const {
+    const int by = exact.exponent;
+    double allowed = magnitude * exact.size + lost * exact.small + spread * walk + scaled(absolute, -by);
+    const double most = size_of(exact.sum) + allowed;
+    const bool may_overflow = exact.size >= scaled(largest_sum, -by) || most >= scaled(largest, -by);
+    if (rounding > 0) allowed += rounding * most + rounding_absolute;
+    const bool judged = is_finite(exact.sum) && (is_finite(found) || !may_overflow);
+    return judged && !(size_of(scaled(found, -by) - exact.sum) <= allowed);
   }
 };
 
@@ -39,12 +40,6 @@ struct Wrong {
   long long row, column;
   double found, value;
 };
-
-// x + y = total + what is returned, exactly.
-__device__ __forceinline__ double lost_of_sum(double x, double y, double total) {
-  const double back = total - x;
-  return (x - (total - back)) + (y - back);
-}
 
 // A double as an element, rounded once: 16 bits come by way of a float that is cut off, and odd if anything was.
 template <typename T>
@@ -56,13 +51,6 @@ __device__ __forceinline__ T rounded(double x) {
     return (T)x;
   }
 }
-
-template <typename T>
-struct Judged {
-  Matrix<const T> A, B;
-  Matrix<T> C;
-  long long m, k, w;
-};
 
 // Σ ab of an element as the product's kernel adds it up, in this thread alone; NaN where that is not known.
 template <typename T>
@@ -78,33 +66,6 @@ __global__ void __launch_bounds__(kJudgeThreads, 2) predict(Judged<T> of, tsm2::
   const long long size = of.m * of.w;
   for (long long i = blockIdx.x * (long long)kJudgeThreads + threadIdx.x; i < size; i += gridDim.x * (long long)kJudgeThreads)
     sums[i] = predicted(of, order, i / of.w, i % of.w);
-}
-
-// Σ ab of an element and Σ |ab|, for the warp's first lane.
-struct Exact {
-  double value, size;
-};
-
-template <typename T>
-__device__ __forceinline__ Exact exact_of(const Judged<T>& of, long long row, long long column) {
-  double total = 0, lost = 0, size = 0;
-  for (long long l = threadIdx.x % 32; l < of.k; l += 32) {
-    const double a = wide(of.A(row, l)), b = wide(of.B(l, column));
-    const double product = fma(a, b, 0.0);  // a plain product would become part of the sum
-    const double next = total + product;
-    lost += lost_of_sum(total, product, next) + fma(a, b, -product);
-    total = next;
-    size += size_of(product);
-  }
-#pragma unroll
-  for (int bits = 16; bits > 0; bits /= 2) {
-    const double other = simt::shuffle_xor(total, bits), next = total + other;
-    lost += simt::shuffle_xor(lost, bits);
-    lost += lost_of_sum(total, other, next);
-    total = next;
-    size += simt::shuffle_xor(size, bits);
-  }
-  return {lost - lost == 0 ? total + lost : total, size};
 }
 
 // The greatest power of two that is no larger than |x|; 0 of 0.
@@ -133,6 +94,9 @@ struct Grain {
 __device__ __forceinline__ Grain shuffle_up(const Grain& mine, int lanes) {
   return {simt::shuffle_up(mine.last, lanes), simt::shuffle_up(mine.place, lanes)};
 }
+
+// How far they walk at most: no partial sum is larger than Σ|ab|.
+__device__ __forceinline__ double most_walk(long long k, double size, double products) { return sqrt((1 + products) * k) * size; }
 
 // How far the roundings of an element's sum walk (walk.py), of which Σ|ab| is `size` and ρ is `products`; for the warp's
 // first lane.
@@ -199,8 +163,8 @@ __device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, lo
   }
   // Products of 16-bit elements are exact in float32, and so are sums of 24 bits of their last places.
   if (kHalves && size < 0x1p24 * finest) return 0;
-  // Squares of what is very large or small are lost, and no partial sum is larger than Σ|ab|.
-  return size > 0x1p-480 && size < 0x1p480 ? sqrt(square) : sqrt((1 + products) * of.k) * size;
+  // Squares of what is very large or small are lost.
+  return size > 0x1p-480 && size < 0x1p480 ? sqrt(square) : most_walk(of.k, size, products);
 }
 
 // What rows are looked at with.
@@ -263,18 +227,24 @@ __global__ void __launch_bounds__(kJudgeThreads, 2)
         const long long mine = column + lane * parts;
         expected = order.blocks > 0 && mine < of.w ? predicted(of, order, row, mine) : tsm2::unknown();
       }
-      double value = simt::shuffle(expected, (int)(i % 32)), sum = 0, walk = 0;
-      const bool is_known = value == value;
+      const double known = simt::shuffle(expected, (int)(i % 32));
+      const bool is_known = known == known;
+      T& element = of.C(row, column);
+      const double found = wide(element);
+      Exact exact;
+      double walk = 0;
       if (!is_known) {
-        const Exact exact = exact_of(of, row, column);
-        value = exact.value, sum = exact.size;
-        walk = bounds.spread > 0 ? walk_of(of, row, column, sum, bounds.products) : 0;
+        exact = exact_of(of, row, column);
+        if (sizeof(T) == 8 && !is_ordinary(exact.size)) {
+          exact = scaled_exact_of(of.A, of.B, of.k, row, column, larger_exponent(found, bounds.absolute));
+          walk = most_walk(of.k, exact.size, bounds.products);
+        } else if (bounds.spread > 0) {
+          walk = walk_of(of, row, column, exact.size, bounds.products);
+        }
       }
       if (lane != 0) continue;
-      T& element = of.C(row, column);
-      const T right = rounded<T>(value);
-      const double found = wide(element);
-      if (is_known ? found == wide(right) : !bounds.exclude(found, value, sum, walk)) continue;
+      const T right = rounded<T>(is_known ? known : exact.value);
+      if (is_known ? found == wide(right) : !bounds.exclude(found, exact, walk)) continue;
       const unsigned long long listed = atomicAdd(&suspects.counts->wrong, 1ull);
       if (listed < room) wrong[listed] = {row, column, found, wide(right)};
       if (correct) element = right;

@@ -146,7 +146,7 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
     if index is not None:
         from tsapps.apps.abft import product_gpu
 
-        ours, others = (_bounds_of(k, w, dtype, threshold, own=own) for own in (True, False))
+        ours, others = (_bounds_of(k, w, dtype, threshold, own=own, flushes=True) for own in (True, False))
         C, report = product_gpu.matmul(A, B, ours, others, index, correct=correct)
         return Checked(C, _name_of(threshold), report)
     a, b, bounds = _host(A), _host(B), _bounds_of(k, w, dtype, threshold, own=True)
@@ -192,7 +192,7 @@ def check_product(
     (A, B, C), index = _operands({"A": A, "B": B, "C": C})
     (k, w), dtype = B.shape, _dtype(A)
     threshold = _resolved(threshold, dtype, index)
-    bounds = _bounds_of(k, w, dtype, threshold, own=False)
+    bounds = _bounds_of(k, w, dtype, threshold, own=False, flushes=index is not None)
     if index is not None:
         from tsapps.apps.abft import product_gpu
 
@@ -297,13 +297,18 @@ def _resolved(threshold: str | float | Calibration, dtype: str, index: int | Non
         raise ValueError("threshold is beyond the largest float64; expected a number that it holds") from error
 
 
-def _bounds_of(k: int, w: int, dtype: str, threshold: str | float | Calibration, *, own: bool) -> Bounds:
-    """Return the bounds of a product by a threshold that is resolved; `own` as for `Calibration.error`."""
+def _bounds_of(
+    k: int, w: int, dtype: str, threshold: str | float | Calibration, *, own: bool, flushes: bool = False
+) -> Bounds:
+    """Return the bounds of a product by a threshold that is resolved.
+
+    `own` as for `Calibration.error`, and `flushes` as for `thresholds.proven`: on a GPU, which a calibration is for.
+    """
     if isinstance(threshold, Calibration):
         return threshold.bounds(k, w, own=own)
     if isinstance(threshold, str):
-        return thresholds.proven(k, w, dtype)
-    return thresholds.absolute(k, w, dtype, threshold)
+        return thresholds.proven(k, w, dtype, flushes=flushes)
+    return thresholds.absolute(k, w, dtype, threshold, flushes=flushes)
 
 
 def _name_of(threshold: str | float | Calibration) -> str | float:

@@ -15,11 +15,13 @@ has kernels of another order for what is left over of rows and columns, for smal
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
-from tsapps.apps.abft.thresholds import Bounds
-from tsapps.apps.abft.walk import walks
+from tsapps.apps.abft.exact_products import exact_product, exponents_of
+from tsapps.apps.abft.thresholds import LEAST_NORMAL, QUANTUM, Bounds
+from tsapps.apps.abft.walk import HELD, most_walk, walks
 
 __all__ = [
     "CHECKS",
@@ -28,7 +30,6 @@ __all__ = [
     "Wrong",
     "check_columns",
     "checked_blocks",
-    "exact_rows",
     "random_signs",
     "rounded",
     "suspected",
@@ -37,16 +38,13 @@ __all__ = [
 
 #: Columns that a row carries beside those of C: two checks, and the probes of its magnitude.
 CHECKS = 8
-# Bytes of A that are multiplied at a time; bytes of rows that are judged at a time, and of their products, which stay
-# in the cache.
-_BLOCK_BYTES, _JUDGED_BYTES, _EXACT_BYTES = 64 << 20, 16 << 20, 1 << 20
+# Bytes of A that are multiplied at a time; bytes of rows that are judged at a time.
+_BLOCK_BYTES, _JUDGED_BYTES = 64 << 20, 16 << 20
 #: Products that are added up at a time.
 RUN = 256
 # Of rows and columns, what no kernel of a BLAS leaves anything of; multiplications from which on it has none for small
 # products, OpenBLAS from 10⁶ on; and a depth below which that is no matter.
 _TILE_ROWS, _TILE_COLUMNS, _LARGE, _FEWEST = 48, 8, 1 << 21, 8
-# 2²⁷ + 1, by which a float64 is split into halves of which products are exact (Veltkamp).
-_SPLITTER = 134217729.0
 
 #: Row, column, what was found and what it should be; and how many are listed.
 Wrong = tuple[int, int, float, float]
@@ -78,11 +76,17 @@ def working_type(dtype: np.dtype) -> type[np.floating]:
 def check_columns(B: np.ndarray, bounds: Bounds) -> np.ndarray:
     """Return the columns that B gets, (k, 8), in the type that is summed in."""
     wide = B.astype(np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         sums = wide @ weights(B.shape[1])
-        size = np.hypot(np.linalg.norm(wide, axis=1), sums[:, 0]) if bounds.by_spread else abs(wide).sum(axis=1)
+        size = np.hypot(_norms(wide), sums[:, 0]) if bounds.by_spread else abs(wide).sum(axis=1)
         probes = random_signs(len(B), CHECKS - 2) * size[:, np.newaxis]
         return np.concatenate([sums, probes], axis=1).astype(working_type(B.dtype))
+
+
+def _norms(x: np.ndarray) -> np.ndarray:
+    """Return the norms of rows whose squares may be beyond float64."""
+    exponents = np.frexp(abs(x).max(axis=1, initial=0))[1]
+    return np.ldexp(np.linalg.norm(np.ldexp(x, -exponents[:, np.newaxis]), axis=1), exponents)
 
 
 def multiply(A: np.ndarray, B: np.ndarray) -> np.ndarray:
@@ -141,13 +145,40 @@ def checked_blocks(
     extended = np.zeros((k, columns), work)
     extended[:, :w], extended[:, w : w + CHECKS] = B[:, :w], check_columns(B, bounds)
     rows = max(_TILE_ROWS, _BLOCK_BYTES // (extended.itemsize * (k + columns)) // _TILE_ROWS * _TILE_ROWS)
+    tiny = _tiny_rows(B)
     for first in range(0, m, rows):
         end = min(m, first + rows)
         carried = multiply(A[first:end].astype(work, copy=False), extended)
+        if tiny.size:
+            _drop_unsure(carried[:, w : w + CHECKS], A[first:end, tiny], B.shape[1], bounds)
         if out is not None:
             with np.errstate(over="ignore", invalid="ignore"):
                 out[first:end] = carried[:, :w]
         yield first, carried[:, :w], carried[:, w : w + CHECKS]
+
+
+def _tiny_rows(B: np.ndarray) -> np.ndarray:
+    """Return the rows of B whose check columns may lose more to underflow than to rounding."""
+    work = np.dtype(working_type(B.dtype)).itemsize
+    with np.errstate(over="ignore", invalid="ignore"):
+        size = abs(B.astype(np.float64)).sum(axis=1)
+    return np.flatnonzero((size > 0) & (size < B.shape[1] * LEAST_NORMAL[work] * 2.0**22))
+
+
+def _drop_unsure(checks: np.ndarray, A: np.ndarray, w: int, bounds: Bounds) -> None:
+    """Make checks NaN, so that their rows are suspected, where underflow in check columns may hide a wrong element.
+
+    `A` has the columns that meet the rows of B that are tiny: each of their check columns is off by w + 1 of the
+    smallest numbers at most.
+    """
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        lost = abs(A.astype(np.float64)).sum(axis=1) * ((w + 1) * QUANTUM[checks.itemsize])
+        checks[~(lost <= _most_of_rows(checks, bounds))] = np.nan
+
+
+def _most_of_rows(checks: np.ndarray, bounds: Bounds) -> np.ndarray:
+    """Return what rows may be off by, before C is rounded."""
+    return bounds.row * abs(checks).astype(np.float64).max(axis=1, initial=0) + bounds.row_absolute
 
 
 def suspected(sums: np.ndarray, checks: np.ndarray, bounds: Bounds, *, rounded: bool) -> np.ndarray:
@@ -168,62 +199,11 @@ def suspected(sums: np.ndarray, checks: np.ndarray, bounds: Bounds, *, rounded: 
     with np.errstate(over="ignore", invalid="ignore"):
         work = sums.astype(checks.dtype, copy=False)
         off = abs(work @ weights(sums.shape[1]).astype(checks.dtype) - checks[:, :2]).max(axis=1, initial=0)
-        most = bounds.row * abs(checks).astype(np.float64).max(axis=1, initial=0) + bounds.row_absolute
+        most = _most_of_rows(checks, bounds)
         if rounded and bounds.rounding:
             most += bounds.rounding * abs(work).sum(axis=1) + sums.shape[1] * bounds.rounding_absolute
         # Written so that what is not a number is suspected.
         return np.flatnonzero(~((off <= most) & (most < np.inf)))
-
-
-def exact_rows(A: np.ndarray, B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the product of a few rows as exactly as float64 holds it, and Σ|ab|, each (rows, w) float64.
-
-    Of float64, products and sums are kept with what they lose (T. Ogita, S. Rump and S. Oishi, Accurate sum and dot
-    product, 2005), by a tree of sums. B may have been converted to float64 before.
-    """
-    a, b = A.astype(np.float64, copy=False), B.astype(np.float64, copy=False)
-    with np.errstate(all="ignore"):
-        magnitude = abs(a) @ abs(b)
-        if A.dtype != np.float64:
-            return a @ b, magnitude
-        exact, (k, w) = np.empty_like(magnitude), b.shape
-        # What is kept of every product: of few columns and rows at a time.
-        columns = max(1, min(w, _EXACT_BYTES // (8 * max(1, k))))
-        rows = max(1, _EXACT_BYTES // (8 * max(1, k * columns)))
-        for column in range(0, w, columns):
-            for row in range(0, len(a), rows):
-                part = slice(row, row + rows), slice(column, column + columns)
-                exact[part] = _twofold(a[part[0]], b[:, part[1]])
-        return exact, magnitude
-
-
-def _twofold(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    left, right = a.T[:, :, np.newaxis], b[:, np.newaxis, :]
-    sums = left * right
-    lost = _lost_of_product(left, right, sums)
-    # Where halves overflow there is nothing to be kept: such products are near the largest number.
-    lost = np.where(np.isfinite(lost), lost, 0.0).sum(axis=0)
-    if not len(sums):
-        return lost
-    while len(sums) > 1:
-        half = len(sums) // 2
-        x, y = sums[:half], sums[half : 2 * half]
-        total = x + y
-        back = total - x
-        lost += ((x - (total - back)) + (y - back)).sum(axis=0)
-        sums = np.concatenate([total, sums[2 * half :]])
-    return np.where(np.isfinite(sums[0]), sums[0] + lost, sums[0])
-
-
-def _lost_of_product(x: np.ndarray, y: np.ndarray, product: np.ndarray) -> np.ndarray:
-    """Return x·y − fl(x·y) (T. Dekker, 1971)."""
-
-    def split(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        high = _SPLITTER * z - (_SPLITTER * z - z)
-        return high, z - high
-
-    (x_high, x_low), (y_high, y_low) = split(x), split(y)
-    return x_low * y_low - (((product - x_high * y_high) - x_low * y_high) - x_high * y_low)
 
 
 def wrong(
@@ -231,8 +211,8 @@ def wrong(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
     """Yield the elements of some rows of C that are wrong, a block of rows after another.
 
-    An element is not judged where the exact one is not finite: where a factor is not, or the sum is beyond float64. One
-    that is not finite itself is judged only where no sum on the way may overflow, and C's dtype holds the exact one.
+    An element is not judged where a factor is not finite. One that is not finite itself is judged only where no sum on
+    the way may overflow, and C's dtype holds the exact one.
 
     Yields
     ------
@@ -254,18 +234,38 @@ def _wrong_of(
     A: np.ndarray, B: np.ndarray, C: np.ndarray, bounds: Bounds
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return where elements of a block of rows are wrong, what they are, and the exact ones."""
-    exact, magnitude = exact_rows(A, B)
-    walk = walks(A, B, bounds.walk) if bounds.spread else 0.0
+    product = exact_product(A, B)
+    found = C.astype(np.float64)
     with np.errstate(all="ignore"):
-        found = C.astype(np.float64)
-        allowed = bounds.magnitude * magnitude + bounds.spread * walk + bounds.absolute
-        # What is rounded is the sum, not the exact element.
-        allowed += bounds.rounding * (abs(exact) + allowed) + bounds.rounding_absolute
-        judged = np.isfinite(exact) & (
-            np.isfinite(found) | ((magnitude < bounds.largest_sum) & (abs(exact) + allowed < bounds.largest))
+        # All that an element is judged by, without a factor of 2^exponent: of the largest of it, so that nothing
+        # overflows, and what underflows is negligible.
+        if product.exponent is None:
+            by, exact, magnitude = 0, product.scaled, product.magnitude
+        else:
+            of_bounds = exponents_of(np.array([bounds.absolute]))
+            by = np.maximum(product.exponent, np.maximum(exponents_of(found), of_bounds))
+            exact, magnitude = (np.ldexp(x, product.exponent - by) for x in (product.scaled, product.magnitude))
+        allowed = bounds.magnitude * magnitude + np.ldexp(bounds.absolute, -by)
+        if bounds.spread:
+            allowed += bounds.spread * _walks_of(A, B, magnitude, by, bounds)
+        # A sum that is not finite is right where it may overflow on its way, or round to that.
+        may_overflow = (magnitude >= np.ldexp(bounds.largest_sum, -by)) | (
+            abs(exact) + allowed >= np.ldexp(bounds.largest, -by)
         )
-        i, j = np.nonzero(judged & ~(abs(found - exact) <= allowed))
-    return i, j, found[i, j], exact[i, j]
+        # What is rounded is the sum, not the exact element.
+        if bounds.rounding:
+            allowed += bounds.rounding * (abs(exact) + allowed) + bounds.rounding_absolute
+        judged = np.isfinite(exact) & (np.isfinite(found) | ~may_overflow)
+        i, j = np.nonzero(judged & ~(abs(np.ldexp(found, -by) - exact) <= allowed))
+    return i, j, found[i, j], product.value[i, j]
+
+
+def _walks_of(A: np.ndarray, B: np.ndarray, magnitude: np.ndarray, by: Any, bounds: Bounds) -> np.ndarray:
+    """Return how far roundings may walk, without a factor of 2^by; `magnitude` is Σ|ab| without it."""
+    size = np.ldexp(magnitude, by)
+    held = (size > HELD[0]) & (size < HELD[1])
+    walked = np.ldexp(walks(A, B, bounds.walk), -by)
+    return np.where(held, walked, most_walk(bounds.walk, A.shape[1]) * magnitude)
 
 
 def rounded(x: np.ndarray, dtype: np.dtype) -> np.ndarray:

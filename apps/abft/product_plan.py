@@ -62,7 +62,8 @@ MOST_SPILLED = 32
 # spill; by bytes of an element.
 _ROOM = {8: 1.2, 4: 1.5, 2: 1.5}
 _ROW_BOUNDS = ("row", "row_size", "row_absolute", "rounding", "rounding_absolute")
-_BOUNDS = ("magnitude", "spread", "absolute", "products", "rounding", "rounding_absolute", "largest_sum", "largest")
+_OF_SUM, _OF_DTYPE = ("magnitude", "spread", "absolute", "lost", "products"), ("largest_sum", "largest")
+_BOUNDS = (*_OF_SUM, "rounding", "rounding_absolute", *_OF_DTYPE)
 # Weights behind those of the last tile (epilogue.cuh); and N of the weights (row_checks.cuh), at least.
 _BEYOND, _LEAST_N = 16, 16
 

@@ -39,6 +39,8 @@ from tsapps.apps.abft.walk import ANY_WALK, OF_PRODUCTS, Walk
 
 __all__ = [
     "DTYPES",
+    "LEAST_NORMAL",
+    "QUANTUM",
     "RAREST",
     "UNIT",
     "Bounds",
@@ -58,10 +60,14 @@ UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16
 DTYPES = tuple(UNIT)
 #: The lowest false-alarm rate that is taken; what is measured are some 10⁵ elements, and what is beyond is a model.
 RAREST = 1e-12
-# The smallest normal number and the largest of what is summed in.
-_TINY = {8: 2.0**-1022, 4: 2.0**-126}
+#: The smallest normal number, and the smallest of all, of what is summed in, by its bytes.
+LEAST_NORMAL, QUANTUM = {8: 2.0**-1022, 4: 2.0**-126}, {8: 2.0**-1074, 4: 2.0**-149}
+# The largest number of what is summed in; where a sum is rounded to infinity, of dtypes that are not.
 _LARGEST = {"float64": 1.7976931348623157e308, "float32": 3.4028234663852886e38}
-_LARGEST |= {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
+_ROUNDED_TO_INFINITY = {"float16": 65520.0, "bfloat16": 2.0**128 * (1 - 2.0**-9)}
+# Sums whose Σ|ab| is below this part of the largest number do not overflow on their way, and neither do those of the
+# parts that tensor cores take of float32, which are larger by 2⁻¹⁰.
+_ROOM = {"float64": 2.0**-40, "float32": 2.0**-8}
 # What rounding to 16 bits loses at most where there are few bits left.
 _HALF_SUBNORMAL = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
 # What float32 loses in three tf32 products; what the tensor cores truncate of halves, beside what is counted as γ(k).
@@ -92,7 +98,8 @@ def element_error(k: int, dtype: str) -> float:
     """Return e with |sum − Σ ab| ≤ e · Σ|ab|, for the sum of k products before it is rounded to its dtype.
 
     It is that of `tsapps.matmul`, on the CPU and on GPUs; sums of halves on tensor cores truncate, which is counted.
-    Elements that are so small that parts of them are lost (below 2⁻¹⁰⁰ in float32) are not.
+    Products that underflow are not (`Bounds.absolute`), nor on a GPU factors that are so small that parts of them are
+    (below 2⁻¹⁰⁰ in float32: `Bounds.lost`).
     """
     u = summed_unit(dtype)
     if dtype == "float64":
@@ -141,9 +148,12 @@ class Bounds:
         Whether elements are judged by what they are known to come to, where they are, and by these numbers elsewhere.
     by_spread : bool
         Whether rows are probed by s_l = √(Σ_j b_lj² + (Σ_j b_lj)²) in place of Σ_j |b_lj|.
+    lost : float
+        By what elements are judged on a GPU for factors that are lost in part, as they are small (`exclude` of
+        judge.cuh).
     largest_sum, largest : float
-        Σ|ab| beyond which a sum may overflow on its way, and |r_ij| beyond which its dtype does not hold it. What is
-        not finite there is not judged.
+        Σ|ab| beyond which a sum may overflow on its way, and |r_ij| + T beyond which it may be rounded to infinity.
+        What is not finite there is not judged.
     """
 
     row: float
@@ -151,6 +161,7 @@ class Bounds:
     magnitude: float
     spread: float
     absolute: float
+    lost: float
     walk: Walk
     rounding: float
     rounding_absolute: float
@@ -166,6 +177,7 @@ def _bounds(
     *,
     row: float,
     row_absolute: float,
+    flushes: bool,
     by_spread: bool = False,
     predicted: bool = False,
     walk: Walk = ANY_WALK,
@@ -173,9 +185,9 @@ def _bounds(
 ) -> Bounds:
     summed = _summed(dtype)
     halves = dtype in _HALF_SUBNORMAL
-    given = {"magnitude": 0.0, "spread": 0.0, "absolute": 0.0} | of_element
+    given = {"magnitude": 0.0, "spread": 0.0, "absolute": 0.0, "lost": element_error(k, dtype)} | of_element
     # What products lose that fall below the normal numbers, and what the exact element itself is off by.
-    given["absolute"] += k * _TINY[8 if summed == "float64" else 4]
+    given["absolute"] += k * _lost_of_product(dtype, flushes=flushes)
     given["magnitude"] += gamma(k + 4, UNIT["float64"]) if summed == "float32" else 0.0
     return Bounds(
         row=row,
@@ -185,10 +197,25 @@ def _bounds(
         predicted=predicted,
         walk=walk,
         by_spread=by_spread,
-        largest_sum=_LARGEST[summed] / 4,
-        largest=_LARGEST[dtype] * (1 - 4 * UNIT[dtype]),
+        largest_sum=_LARGEST[summed] * (1 - _ROOM[summed]) / (1 + element_error(k, dtype)),
+        largest=_ROUNDED_TO_INFINITY.get(dtype) or _LARGEST[summed] * (1 - 2.0**-50),
         **given,
     )
+
+
+def _lost_of_product(dtype: str, *, flushes: bool) -> float:
+    """Return what a product loses below the normal numbers, at most: of what is summed in."""
+    size = 8 if dtype == "float64" else 4
+    # float32 is multiplied in three parts on tensor cores, and partial sums may be lost, too.
+    return 4 * LEAST_NORMAL[size] if flushes and dtype in ("float32", "bfloat16") else QUANTUM[size]
+
+
+def _lost_of_row(k: int, w: int, dtype: str) -> float:
+    """Return what d_i loses below the normal numbers: products of each of its elements, of Σ_j v_j c_ij and of p_i.
+
+    Where they are lost whole, some more rows are suspected.
+    """
+    return (k * w + k + w) * _lost_of_product(dtype, flushes=False)
 
 
 def _check(k: int, w: int, dtype: str) -> None:
@@ -206,19 +233,22 @@ def _row_error(w: int, dtype: str, of_sum: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def proven(k: int, w: int, dtype: str) -> Bounds:
+def proven(k: int, w: int, dtype: str, *, flushes: bool = False) -> Bounds:
     """Return the bounds that rounding never exceeds: nothing is called wrong that it explains.
 
     An element that is wrong by more than 4.3 (`row` · S_i + `row_absolute`) is in a row that is suspected for certain,
     as d_i, by weights of 0.48 or more, is then off by more than what is in brackets beside its own rounding; in
     practice by a small part of that, as q_i is √(Σ_l (a_il s_l)²). `row_absolute` is what is lost below the normal
-    numbers of what is summed in, 2 (k + w) times the smallest of them.
+    numbers of what is summed in: that of k w + k + w products.
 
     Parameters
     ----------
     k, w : int
         The product is (m × k) · (k × w).
     dtype : {"float64", "float32", "float16", "bfloat16"}
+    flushes : bool
+        Whether float32 that is below the normal numbers may be lost whole, as nobody says of the tensor cores that it
+        is not. On a CPU, and in float64 anywhere, half the smallest number is lost (gradual underflow).
 
     Raises
     ------
@@ -227,8 +257,9 @@ def proven(k: int, w: int, dtype: str) -> Bounds:
     """
     _check(k, w, dtype)
     error = element_error(k, dtype)
-    tiny = _TINY[8 if dtype == "float64" else 4]
-    return _bounds(k, dtype, row=_row_error(w, dtype, error), row_absolute=2 * (k + w) * tiny, magnitude=error)
+    lost_of_row = _lost_of_row(k, w, dtype)
+    row = _row_error(w, dtype, error)
+    return _bounds(k, dtype, row=row, row_absolute=lost_of_row, flushes=flushes, magnitude=error)
 
 
 def statistical(
@@ -240,6 +271,7 @@ def statistical(
     *,
     walk: Walk = ANY_WALK,
     predicted: bool = False,
+    flushes: bool = False,
 ) -> Bounds:
     """Return the bounds that the rounding of an element exceeds with probability p at most, if it is as calibrated.
 
@@ -250,7 +282,7 @@ def statistical(
 
     Parameters
     ----------
-    k, w, dtype
+    k, w, dtype, flushes
         As for `proven`.
     error : float
         e, for sums of k products.
@@ -273,13 +305,22 @@ def statistical(
     # Relative to √(r² + Σ(ab)²), which is what the probes are like. Of a row, w roundings add up as a random walk
     # beside those of the sums; and how the column is kept.
     of_row = _PROBED * (error * sqrt(walk.of_random(k)) + u * sqrt(w + 8)) + u
-    tiny = _TINY[8 if dtype == "float64" else 4]
-    of_element = {"magnitude": element_error(k, dtype)} if predicted else {"spread": c * error}
-    of_rows = {"row": c * of_row, "row_absolute": 2 * (k + w) * tiny}
-    return _bounds(k, dtype, **of_rows, by_spread=True, predicted=predicted, walk=walk, **of_element)
+    magnitude, spread = (element_error(k, dtype), 0.0) if predicted else (0.0, c * error)
+    return _bounds(
+        k,
+        dtype,
+        row=c * of_row,
+        row_absolute=_lost_of_row(k, w, dtype),
+        flushes=flushes,
+        by_spread=True,
+        predicted=predicted,
+        walk=walk,
+        magnitude=magnitude,
+        spread=spread,
+    )
 
 
-def absolute(k: int, w: int, dtype: str, threshold: float) -> Bounds:
+def absolute(k: int, w: int, dtype: str, threshold: float, *, flushes: bool = False) -> Bounds:
     """Return the bounds by which an element is wrong that is off by more than a number.
 
     A row is suspected from half of it on, so that an element which is wrong by more is found for certain where the
@@ -288,4 +329,4 @@ def absolute(k: int, w: int, dtype: str, threshold: float) -> Bounds:
     _check(k, w, dtype)
     if not 0 <= threshold < inf:
         raise ValueError(f"threshold is {threshold}; expected a number, at least 0")
-    return _bounds(k, dtype, row=0.0, row_absolute=threshold / 2, absolute=threshold)
+    return _bounds(k, dtype, row=0.0, row_absolute=threshold / 2, flushes=flushes, absolute=threshold, lost=0.0)

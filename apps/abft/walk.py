@@ -24,12 +24,12 @@ Source: that rounding errors of random signs make a martingale, whose tail is bo
 N. Higham and T. Mary, "Stochastic rounding and its probabilistic backward error analysis" (2021).
 """
 
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, replace
+from math import inf, sqrt
 
 import numpy as np
 
-__all__ = ["ANY_WALK", "OF_PRODUCTS", "Walk", "walks"]
+__all__ = ["ANY_WALK", "HELD", "OF_PRODUCTS", "Walk", "most_walk", "walks"]
 
 #: ρ of products that are rounded.
 OF_PRODUCTS = 2.0
@@ -37,7 +37,7 @@ OF_PRODUCTS = 2.0
 _ANY_RUNS = (32, 512)
 # Elements that are summed up at a time, so that they stay in the cache; the Σ|ab| between which nothing is lost by
 # squaring; and how many last places float32 has.
-_WALKING, _HELD, _PLACES = 1 << 13, (2.0**-480, 2.0**480), 2.0**24
+_WALKING, HELD, _PLACES = 1 << 13, (2.0**-480, 2.0**480), 2.0**24
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,16 @@ class Walk:
 
 #: Of sums of which nothing is known.
 ANY_WALK = Walk()
+
+
+def most_walk(walk: Walk, k: int) -> float:
+    """Return walk over Σ|ab| of k products at most, whatever they are.
+
+    No sum is larger than Σ|ab|: not an accumulator's after each product, nor where they are added up, and what they
+    have to the total, after each product at most.
+    """
+    additions = max(walk.accumulators) + (walk.run is not None)
+    return sqrt((additions + walk.products) * k)
 
 
 def walks(A: np.ndarray, B: np.ndarray, walk: Walk = ANY_WALK) -> np.ndarray:
@@ -140,11 +150,9 @@ def _walk(a: np.ndarray, b: np.ndarray, walk: Walk, q: int, *, exact: bool) -> n
             if step >= runs[-1]:
                 square += lost(total, grain_of_total) ** 2
             of_all[:, :, -1], grains_of_all[:, -1] = 0, np.inf
-    # Squares of what is very large or small are lost. No sum is larger than Σ|ab|: not an accumulator's after each
-    # product, nor where they are added up, and what they have to the total, after each product at most.
-    held = (magnitude > _HELD[0]) & (magnitude < _HELD[1])
-    additions = q + (walk.run is not None)
-    walked = np.where(held, np.sqrt(square), np.sqrt((additions + products) * k) * magnitude)
+    # Squares of what is very large or small are lost.
+    held = (magnitude > HELD[0]) & (magnitude < HELD[1])
+    walked = np.where(held, np.sqrt(square), most_walk(replace(walk, accumulators=(q,)), k) * magnitude)
     return np.where(exact & (magnitude < _PLACES * finest), 0.0, walked)
 
 

@@ -11,7 +11,7 @@ from exhaustive import every
 from scipy.stats import norm
 
 from bench.abft_campaign import DISTRIBUTIONS, draw
-from tsapps.apps.abft import calibration, product_cpu
+from tsapps.apps.abft import calibration, exact_products, product_cpu
 from tsapps.apps.abft.calibration import (
     Calibration,
     Depth,
@@ -88,8 +88,8 @@ def test_sums_of_others_on_a_gpu(monkeypatch, dtype):
     monkeypatch.setattr(calibration, "device_name", lambda device: "cpu" if device is None else "a GPU")
     monkeypatch.setattr(calibration, "DEPTHS", (64, 1024))
     with monkeypatch.context() as patched:
-        patched.setattr(calibration, "sums_of", lambda A, B, *_: product_cpu.exact_rows(A, B)[0])
-        patched.setattr(calibration, "predicted_sums_of", lambda A, B, *_: product_cpu.exact_rows(A, B)[0])
+        patched.setattr(calibration, "sums_of", lambda A, B, *_: exact_products.exact_rows(A, B)[0])
+        patched.setattr(calibration, "predicted_sums_of", lambda A, B, *_: exact_products.exact_rows(A, B)[0])
         found = calibrate(dtype, 0, rows=512, p=1e-6)
     unit = 2.0**-53 if dtype == "float64" else 2.0**-24
     assert found.predicted
@@ -99,7 +99,7 @@ def test_sums_of_others_on_a_gpu(monkeypatch, dtype):
     assert found.depths[1].others.error > 1.2 * found.depths[1].own.error
     rng = np.random.default_rng(5)
     A, B = rng.lognormal(0, 1, (2000, 1024)).astype(dtype), rng.lognormal(0, 1, (1024, 8)).astype(dtype)
-    off = abs(next(calibration._in_order(A, B, dtype, 0)) - product_cpu.exact_rows(A, B)[0])
+    off = abs(next(calibration._in_order(A, B, dtype, 0)) - exact_products.exact_rows(A, B)[0])
     bounds = found.bounds(1024, 8, own=False)
     assert (off <= bounds.spread * walks(A, B, bounds.walk)).all()
 
@@ -144,14 +144,14 @@ def test_other_sizes_than_those_that_are_measured(calibrations, dtype, distribut
     (_, sums, _), *_ = product_cpu.checked_blocks(A, B, bounds, C)
     allowed = bounds.spread * walks(A, B, bounds.walk)
     # Up to 28,000 elements, with p = 10⁻⁶: two are beyond it with probability 4·10⁻⁴.
-    assert (abs(sums - product_cpu.exact_rows(A, B)[0]) > allowed).sum() < 2
+    assert (abs(sums - exact_products.exact_rows(A, B)[0]) > allowed).sum() < 2
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_sums_of_others_on_the_cpu(calibrations, dtype):
     rng = np.random.default_rng(7)
     A, B = rng.lognormal(0, 1, (2000, 1024)).astype(dtype), rng.lognormal(0, 1, (1024, 8)).astype(dtype)
-    bounds, exact = calibrations[dtype].bounds(1024, 8, own=False), product_cpu.exact_rows(A, B)[0]
+    bounds, exact = calibrations[dtype].bounds(1024, 8, own=False), exact_products.exact_rows(A, B)[0]
     allowed = bounds.spread * walks(A, B, bounds.walk)
     for sums in (one_after_another(A, B), product_cpu.multiply(A, B), product_cpu.multiply(A[:1], B)):
         assert (abs(sums - exact[: len(sums)]) <= allowed[: len(sums)]).all()
@@ -217,7 +217,7 @@ def test_the_statistical_threshold_is_tight_and_seldom_wrong(calibrations, dtype
     assert found.suspected < m // 100
     # Within twenty times the rounding errors that there are: their root mean square, of what is summed in.
     bounds = calibrations[dtype].bounds(k, w)
-    off = calibration.sums_of(A[:500], B, dtype, None) - product_cpu.exact_rows(A[:500], B)[0]
+    off = calibration.sums_of(A[:500], B, dtype, None) - exact_products.exact_rows(A[:500], B)[0]
     allowed = bounds.spread * walks(A[:500], B, bounds.walk)
     assert np.sqrt((allowed**2).mean()) < 20 * np.sqrt((off**2).mean())
 
@@ -231,7 +231,7 @@ def test_every_distribution_of_the_campaign(calibrations, dtype, distribution):
     A, B = draw(distribution, (m, k), dtype, rng), draw(distribution, (k, w), dtype, rng)
     bounds = calibrations[dtype].bounds(k, w)
     sums = calibration.sums_of(A, B, dtype, None)
-    off = sums - product_cpu.exact_rows(A, B)[0]
+    off = sums - exact_products.exact_rows(A, B)[0]
     allowed = bounds.spread * walks(A, B, bounds.walk)
     # All are judged, not only those of rows that are suspected: five of 320,000 are beyond it with probability 2·10⁻⁵.
     assert (abs(off) > allowed).sum() < 5

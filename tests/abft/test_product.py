@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import product_tolerance
 
-from tsapps.apps.abft import product_cpu
+from tsapps.apps.abft import exact_products, product_cpu
 from tsapps.apps.abft.calibration import Calibration, Depth, Scale
 from tsapps.apps.abft.product import ProductFault, _bounds_of, check_product, matmul
 from tsapps.apps.abft.thresholds import proven
@@ -122,9 +122,9 @@ def test_random_signs_are_random():
     assert (z == product_cpu.random_signs(20_000, 6)).all()
 
 
-@pytest.mark.parametrize("at_once", [product_cpu._EXACT_BYTES, 8 * 61, 1])
+@pytest.mark.parametrize("at_once", [exact_products._EXACT_BYTES, 8 * 61, 1])
 def test_exact_rows_against_fractions(monkeypatch, at_once):
-    monkeypatch.setattr(product_cpu, "_EXACT_BYTES", at_once)
+    monkeypatch.setattr(exact_products, "_EXACT_BYTES", at_once)
     rng = np.random.default_rng(1)
     A, B = rng.standard_normal((3, 61)), rng.standard_normal((61, 2))
     A[1] *= 10.0 ** rng.integers(-12, 12, 61)
@@ -132,7 +132,7 @@ def test_exact_rows_against_fractions(monkeypatch, at_once):
     A[2, 31:] = -A[2, :30]
     B[31:] = B[:30]
     reference = exact(A, B)
-    found, magnitude = product_cpu.exact_rows(A, B)
+    found, magnitude = exact_products.exact_rows(A, B)
     assert (abs(found - reference) <= 2.0**-52 * abs(reference) + oracle.gamma(61, np.float64) ** 2 * magnitude).all()
     np.testing.assert_allclose(magnitude, exact(abs(A), abs(B)), rtol=1e-13)
 
@@ -189,7 +189,7 @@ def test_sums_have_the_same_bits_in_a_product_of_any_size(dtype, k, m):
 @pytest.mark.parametrize("m", [0, 1, 95, 20_000])
 def test_any_size_is_multiplied(m, k):
     A, B = operands(m, k, 8, "float32", seed=m + k)
-    reference, magnitude = product_cpu.exact_rows(A, B)
+    reference, magnitude = exact_products.exact_rows(A, B)
     assert (abs(product_cpu.multiply(A, B) - reference) <= oracle.gamma(k + 1, np.float32) * magnitude).all()
 
 

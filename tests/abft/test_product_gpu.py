@@ -10,7 +10,7 @@ import pytest
 from oracle import product_tolerance
 
 from bench.abft_campaign import DISTRIBUTIONS, draw
-from tsapps.apps.abft import calibration, product_cpu, thresholds
+from tsapps.apps.abft import calibration, exact_products, thresholds
 from tsapps.apps.abft.calibration import calibrate
 from tsapps.apps.abft.product import check_product, matmul
 from tsapps.apps.abft.walk import walks
@@ -220,7 +220,7 @@ def test_every_distribution_of_the_campaign(of_64, dtype, distribution):
     A, B = draw(distribution, (m, k), dtype, rng), draw(distribution, (k, w), dtype, rng)
     # As others' products are judged; ours by what they are known to come to.
     bounds = of_64[dtype].bounds(k, w, own=False)
-    off = abs(calibration.sums_of(A, B, dtype, 0) - product_cpu.exact_rows(A, B)[0])
+    off = abs(calibration.sums_of(A, B, dtype, 0) - exact_products.exact_rows(A, B)[0])
     allowed = bounds.spread * walks(A, B, bounds.walk)
     # Of 320,000 a third of one is expected to be beyond it; five are with probability 2·10⁻⁵.
     assert (off > allowed).sum() < 5

@@ -234,7 +234,8 @@ class Check:
 
     def compare(self, C):
         # p in the order of NumPy: any will do.
-        sums = (self.A.astype(np.float64) @ self.x[: len(self.B)].astype(np.float64)).astype(summed(self.dtype))
+        with np.errstate(over="ignore", invalid="ignore"):
+            sums = (self.A.astype(np.float64) @ self.x[: len(self.B)].astype(np.float64)).astype(summed(self.dtype))
         limits = np.array(row_bounds(self.bounds, self.B.shape[1]))
         rows_library().call(
             f"compare_{self.dtype}", matrix(C), *C.shape, sums, self.step, limits, self.suspects, lanes_of(C)
