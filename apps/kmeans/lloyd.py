@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
+from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report, square_shift
 from tsapps.apps.kmeans.engine import Engine
-from tsapps.apps.kmeans.protection import Protection
+from tsapps.apps.kmeans.protection import Protection, same_bits
 from tsapps.apps.kmeans.rows import ArrayRows, unit
 from tsapps.apps.kmeans.seeding import is_small, kmeans_parallel, kmeans_plusplus, random_samples
 from tsapps.kernels.arrays import as_array, kind_of, to_host
@@ -162,13 +162,16 @@ def fit(
             if best is None or (
                 found.inertia < best.inertia and not _same_clustering(found.labels, best.labels, n_clusters)
             ):
-                best = found
+                best, kept = found, None if engine.protection is None else engine.protection.kept
                 if runs > 1:
                     engine.labels = engine.xp.empty_like(found.labels)
         assert best is not None  # there is at least one run
-        if engine.protection is not None:
-            best.faults = engine.protection.faults
         best.cluster_sizes = engine.cluster_sizes(best.labels, n_clusters)
+        if engine.protection is not None and kept is not None:
+            # They were checked at the end of their run, and others may have come since.
+            changed = kept.differs(best.centers)
+            best.faults = engine.protection.faults + changed
+            best.centers = kept.intact(best.centers) if changed else best.centers
     best.centers = best.centers + mean
     best.seconds = clock.seconds
     distinct = np.count_nonzero(best.cluster_sizes)
@@ -248,7 +251,7 @@ def _first_centers(
 
 
 def _single_run(engine: Engine, first: np.ndarray, max_iter: int, tol: float, report: Report | None) -> Clustering:
-    """Iterate until no label changes, the centres move less than `tol` in all (squared), or `max_iter`.
+    """Iterate until no label changes, the centers move less than `tol` in all (squared), or `max_iter`.
 
     A protected run makes a step again that went wrong, and all of it where its result cannot be made twice.
     """
@@ -256,37 +259,82 @@ def _single_run(engine: Engine, first: np.ndarray, max_iter: int, tol: float, re
     if protection is not None:
         protection.begin_run()
     while True:
-        engine.forget_labels()
-        centers, done, converged = first, 0, False
-        while done < max_iter and not converged:
-            found = engine.iterate(centers, done, max_iter, tol, report)
-            done += found.count
-            centers, shift = found.centers, found.shift
-            if protection is not None and found.fault is not None:
-                protection.found(found.fault, f"iteration {done + 1}")
-                engine.forget_labels()
-                continue
-            if found.empty is not None:
-                centers = _without_empty_clusters(engine, found.empty, found.centers)
-                shift = float(((centers - found.centers) ** 2).sum())
-            converged = found.strict or shift <= tol
+        ended = _iterated(engine, first, max_iter, tol, report)
+        if ended is None:
+            continue
+        found, centers, done, converged = ended
         if not found.strict:
-            # So that the labels are those of the final centres.
+            # So that the labels are those of the final centers.
             engine.assign(centers, update=False)
         if protection is None:
             inertia = engine.result_inertia(centers)
             break
-        inertia, fault = _checked_result(engine, found, centers)
+        inertia, fault = _checked_result(engine, protection, found, centers)
         if fault is None:
             break
         protection.found(fault, "the result of a run")
     return Clustering(engine.labels, centers, inertia, done, converged)
 
 
-def _checked_result(engine: Engine, found: Iterated, centers: np.ndarray) -> tuple[float, str | None]:
+def _iterated(
+    engine: Engine, first: np.ndarray, max_iter: int, tol: float, report: Report | None
+) -> tuple[Iterated, np.ndarray, int, bool] | None:
+    """Iterate from the first centers of a run, (k, d), which stay as they are.
+
+    Returns
+    -------
+    found : Iterated
+        The last iterations.
+    centers : numpy.ndarray of shape (k, d)
+    done : int
+        Iterations.
+    converged : bool
+        All are None if a protected run lost its centers, and is to begin again.
+    """
+    protection = engine.protection
+    engine.forget_labels()
+    centers, done, converged = first.copy(), 0, False
+    if protection is not None:
+        protection.keep(first)
+    while done < max_iter and not converged:
+        found = engine.iterate(centers, done, max_iter, tol, report)
+        done += found.count
+        centers, shift = found.centers, found.shift
+        if protection is not None and found.fault is not None:
+            protection.found(found.fault, "the centers of a run" if found.lost else f"iteration {done + 1}")
+            if found.lost:
+                return None
+            engine.forget_labels()
+            continue
+        if found.empty is not None:
+            centers = _without_empty_clusters(engine, found.empty, found.centers)
+            shift = square_shift(found.centers, centers)
+            if protection is not None and not _filled_alike(engine, protection, found.empty, centers):
+                protection.found("clusters that were empty were filled otherwise the second time", "a run")
+                return None
+        converged = found.strict or shift <= tol
+    return found, centers, done, converged
+
+
+def _filled_alike(engine: Engine, protection: Protection, step: Assignment, centers: np.ndarray) -> bool:
+    """Tell whether `centers` follow from a step that left clusters empty once more, and keep them."""
+    assert step.again is not None  # as of every protected fit
+    again = _without_empty_clusters(engine, step.again, protection.kept.centers)
+    protection.keep(again)
+    return same_bits(centers, again)
+
+
+def _checked_result(
+    engine: Engine, protection: Protection, found: Iterated, centers: np.ndarray
+) -> tuple[float, str | None]:
     """Compute a run's result once more; return its inertia, and what was not the same, or None."""
     fault = (_fault_beside_sums if engine.keeps_sums else _fault_from_nothing)(engine, found, centers)
-    return (float("nan"), fault) if fault is not None else engine.checked_inertia(centers)
+    inertia = float("nan")
+    if fault is None:
+        inertia, fault = engine.checked_inertia(centers)
+    if fault is None and protection.kept.differs(centers):
+        fault = "its centers changed after they were computed"
+    return inertia, fault
 
 
 def _fault_beside_sums(engine: Engine, found: Iterated, centers: np.ndarray) -> str | None:
