@@ -186,7 +186,11 @@ class Seams(Engine):
     def assign_block(self, block: Any, weights: Any, columns: Any, norms: Any, **options: Any) -> Any:
         self._inject("copy", columns, norms)
         labels, scores, sums, totals = super().assign_block(block, weights, columns, norms, **options)
-        if options["update"] and self.trial is not None and self._block == self.trial.seed % -(-self.n_samples // _ROWS):
+        if (
+            options["update"]
+            and self.trial is not None
+            and self._block == self.trial.seed % -(-self.n_samples // _ROWS)
+        ):
             self._inject("block", sums, totals)
         return labels, scores, sums, totals
 
@@ -226,7 +230,9 @@ def data(rng: np.random.Generator, dtype: str) -> Data:
     return Data(X, k, weights, {"init": X[:k], "tol": 0.0, "max_iter": max_iter})
 
 
-def injected(kind: type[Engine], of: Data, trial: Trial | None, *arguments: Any, protect: bool = True) -> tuple[Any, Any]:
+def injected(
+    kind: type[Engine], of: Data, trial: Trial | None, *arguments: Any, protect: bool = True
+) -> tuple[Any, Any]:
     """Fit once; return the engine and the clustering, or None where the fit raised a `FaultError`."""
     engine = type("Faulty", (Seams, kind), {})(ArrayRows(of.X), of.X.dtype, of.weights, *arguments)
     engine.trial = trial

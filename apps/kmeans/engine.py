@@ -29,6 +29,7 @@ from tsapps.kernels.arrays import to_host
 
 __all__ = ["Engine"]
 
+
 class Engine(Blocks):
     """Passes over X on one device; see `Blocks` for the parameters. `dtype` is the type that scores are computed in."""
 
@@ -186,9 +187,10 @@ class Engine(Blocks):
             for total, of_block in zip(totals, part[2:], strict=True):
                 total += of_block
         score = float(sum(scores[1:], scores[0])) if potential else float("nan")
-        step = Assignment(int(sum(moved[1:], moved[0])), *map(to_host, totals[:2]), score)
+        count = int(sum(moved[1:], moved[0]))
+        step = Assignment(count, to_host(totals[0]), to_host(totals[1]), score)
         if twice:
-            step.again = Assignment(step.moved, *map(to_host, totals[2:]), score)
+            step.again = Assignment(count, to_host(totals[2]), to_host(totals[3]), score)
             step.changed = not all(map(same_bits, operands, self._operands(centers)))
         return step
 

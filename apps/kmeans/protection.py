@@ -82,7 +82,9 @@ class Kept:
         for one in (centers, self.centers):
             if crc32(one.tobytes()) == self._digest:
                 return one.copy()
-        raise FaultError("K-means: the centers changed, and so did their copy: run on another machine, or test this one")
+        raise FaultError(
+            "K-means: the centers changed, and so did their copy: run on another machine, or test this one"
+        )
 
 
 class Protection:
