@@ -108,6 +108,8 @@ class Tsapps(Peer):
         """Make so many iterations from the given centres and no labels; return how many were made."""
         with self._engine() as engine:
             engine.forget_labels()
+            if engine.protection is not None:
+                engine.protection.keep(self._centred)
             return int(engine.iterate(self._centred, 0, iterations, 0.0, None).count)
 
     def fit(self, iterations: int) -> int:

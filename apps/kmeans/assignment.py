@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Assignment", "Iterated", "Report"]
+__all__ = ["Assignment", "Iterated", "Report", "square_shift"]
 
 
 @dataclass
@@ -22,12 +22,18 @@ class Assignment:
         Weight in each cluster.
     potential : float
         Σ w·score over the samples: the inertia less Σ w·‖x‖². NaN unless asked for.
+    again : Assignment or None
+        Of a protected fit: the same, of sums that were added up a second time, or came from the GPU a second time.
+    changed : bool
+        Of a protected fit: whether the centers, or what the pass made of them, changed during the pass.
     """
 
     moved: int
     sums: np.ndarray
     weights: np.ndarray
     potential: float
+    again: "Assignment | None" = None
+    changed: bool = False
 
     def means(self) -> np.ndarray:
         """Return sums / weights (k, d); a cluster that is empty takes the place of the heaviest one."""
@@ -61,6 +67,8 @@ class Iterated:
         The centres that the last labels are of; None from a GPU without protection.
     fault : str or None
         What was found wrong with the iteration after these `count`, which is to be made again, at `centers`.
+    lost : bool
+        Whether `centers` are wrong too, so that the run is to be made again from its first centers.
     """
 
     centers: np.ndarray
@@ -70,6 +78,12 @@ class Iterated:
     empty: Assignment | None = None
     at: np.ndarray | None = None
     fault: str | None = None
+    lost: bool = False
+
+
+def square_shift(centers: np.ndarray, following: np.ndarray) -> float:
+    """Return Σ ‖new c − c‖²."""
+    return float(((following - centers) ** 2).sum())
 
 
 #: Called after every iteration with its number in the run, from 1, the labels that changed, and Σ w·score.

@@ -20,7 +20,7 @@ from tsapps.apps.kmeans.batched_plan import (
     update_parts,
 )
 from tsapps.apps.kmeans.fused_plan import shadow_reach, shadow_scales, tensor_error
-from tsapps.apps.kmeans.lloyd import relocate_empty_clusters
+from tsapps.apps.kmeans.relocation import relocate_empty_clusters
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan import ELEMENT
 

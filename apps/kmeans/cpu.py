@@ -81,10 +81,14 @@ class CpuEngine(Engine):
                 lowest[part] = scores.min(axis=1)
         if not update:
             return labels, lowest, 0, 0
+        return labels, lowest, *self.sum_block(block, weights, labels, len(norms))
+
+    def sum_block(self, block: Any, weights: Any | None, labels: Any, k: int) -> tuple[Any, Any]:
+        """Return the sums and weights of a block's rows by label; see `Engine.sum_block`."""
         # The sums are the transpose of the weighted one-hot label matrix, times the rows.
         entries = np.ones(len(block), self.dtype) if weights is None else weights
-        one_hot = csr_matrix((entries, labels, np.arange(len(block) + 1)), shape=(len(block), len(norms)))
-        return labels, lowest, one_hot.T @ block, np.bincount(labels, weights=weights, minlength=len(norms))
+        one_hot = csr_matrix((entries, labels, np.arange(len(block) + 1)), shape=(len(block), k))
+        return one_hot.T @ block, np.bincount(labels, weights=weights, minlength=k)
 
     def square_distances(self, points: np.ndarray) -> np.ndarray:
         """Return ‖x − p‖² for every point p and sample x, shape (len(points), n), in `dtype`."""

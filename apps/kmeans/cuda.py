@@ -67,6 +67,11 @@ def _whole_vectors(array: Any, wide: int) -> bool:
     return here and array.shape[-1] % wide == 0 and array.flags.c_contiguous
 
 
+def _one_hot_sums(one_hot: Any, block: Any) -> tuple[Any, Any]:
+    """Return the sums (k, d) and weights (k,) of a block's rows, of their weighted one-hot labels (rows, k)."""
+    return one_hot.T @ block, one_hot.T @ cupy.ones(len(block), block.dtype)
+
+
 def _pointer(array: Any | None) -> Any:
     """Return the argument that a kernel takes for an array that may be absent."""
     return np.intp(0) if array is None else array
@@ -160,9 +165,17 @@ class CublasEngine(Engine):
         self._kernel("nearest", self._scalar)(grid, (_THREADS,), (*arguments, labels, _pointer(lowest)))
         if not update:
             return labels, lowest, 0, 0
-        if one_hot:
-            return labels, lowest, scores.T @ block, scores.T @ cupy.ones(rows, self.dtype)
-        return labels, lowest, *self._segment_sums(block, weights, labels, k)
+        sums = _one_hot_sums(scores, block) if one_hot else self._segment_sums(block, weights, labels, k)
+        return labels, lowest, *sums
+
+    def sum_block(self, block: Any, weights: Any | None, labels: Any, k: int) -> tuple[Any, Any]:
+        """Return the sums and weights of a block's rows by label; see `Engine.sum_block`."""
+        if k > _ONE_HOT_CLUSTERS:
+            return self._segment_sums(block, weights, labels, k)
+        one_hot = (labels[:, cupy.newaxis] == cupy.arange(k, dtype=np.int32)).astype(self.dtype)
+        if weights is not None:
+            one_hot *= weights[:, cupy.newaxis]
+        return _one_hot_sums(one_hot, block)
 
     def relabel(self, held: Any, labels: Any) -> Any:
         """Give samples new labels, and return how many differ; see `Engine.relabel`."""

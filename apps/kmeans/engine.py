@@ -10,44 +10,29 @@ its mean as it is read: that shrinks the cancellation in the score. Sums over sa
 
 Over `UnitRows` the metric is the cosine: centres have norm 1 too, ‖x − c‖²/2 is 1 − cos(x, c), and nothing is centred.
 
-`cpu.py` and `cuda.py` say how blocks are fed and how a block's rows are summed by label.
+`blocks.py` has the rows; `cpu.py` and `cuda.py` say how blocks are fed and how a block's rows are summed by label.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import reduce
-from typing import Any, Self, TypeVar
+from typing import Any
 
 import numpy as np
 from sklearn.utils.extmath import row_norms
 
-from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
-from tsapps.apps.kmeans.protection import Protection
-from tsapps.apps.kmeans.rows import ArrayRows, Rows, UnitRows, unit
+from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report, square_shift
+from tsapps.apps.kmeans.blocks import Blocks
+from tsapps.apps.kmeans.protection import Protection, same_bits
+from tsapps.apps.kmeans.rows import Rows, unit
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["Engine"]
 
-T = TypeVar("T")
 
+class Engine(Blocks):
+    """Passes over X on one device; see `Blocks` for the parameters. `dtype` is the type that scores are computed in."""
 
-class Engine(ABC):
-    """Passes over X on one device.
-
-    Parameters
-    ----------
-    source : Rows
-        X, of shape (n, d), of any real dtype.
-    dtype : numpy.dtype
-        float32 or float64: the type that scores are computed in.
-    sample_weight : numpy.ndarray of shape (n,), optional
-        None means that every sample weighs 1.
-    """
-
-    #: The array library, `numpy` or `cupy`.
-    xp: Any
-    #: Where the engine runs, "cpu" or "cuda:i".
-    device: str
     #: What checks each iteration, if anything does.
     protection: Protection | None = None
     #: Whether labels are proved; whether sums are kept from one assignment to the next; and units they are rounded to.
@@ -56,96 +41,15 @@ class Engine(ABC):
     brought: Callable[[Any], np.ndarray] = staticmethod(to_host)
 
     def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None) -> None:
-        self.source = source
-        #: Whether rows and centres have norm 1, and distances are 1 − cos.
-        self.spherical = isinstance(source, UnitRows)
-        self.n_samples, self.n_features = source.shape
-        self.dtype = np.dtype(dtype)
-        self.mean = self.xp.zeros(self.n_features, self.dtype)
-        self.sample_weight = None if sample_weight is None else self.xp.asarray(sample_weight, dtype=self.dtype)
+        super().__init__(source, dtype, sample_weight)
         self.labels = self.xp.empty(self.n_samples, np.int32)
         #: What `moments` were taken about: the first sample.
         self.origin = np.zeros(self.n_features, self.dtype)
-        #: X on this device in `dtype`, less the mean; None where it is read from its source in every pass.
-        self.held: Any = self._borrow()
-        self._borrowed: Any = self.held
-        if self.held is None and self.copies():
-            self._hold()
-
-    def copies(self) -> bool:
-        """Tell whether to hold a copy of X where it cannot be borrowed."""
-        return self.fits(self.n_samples * self.n_features * self.dtype.itemsize)
-
-    def _hold(self) -> None:
-        """Hold a copy of X, not centred."""
-        held = self.xp.empty(self.source.shape, self.dtype)
-        for start, block in self.source_blocks(self.block_rows(self.n_features)):
-            held[start : start + len(block)] = block
-        self.held = held
-
-    def _borrow(self) -> Any | None:
-        """Return the source's own array where it can be read as it is."""
-        if not isinstance(self.source, ArrayRows):
-            return None
-        array = self.source.array
-        usable = isinstance(array, self.xp.ndarray) and array.dtype == self.dtype and array.flags.c_contiguous
-        return array if usable else None
-
-    def __enter__(self) -> Self:
-        """Make the engine's device the current one."""
-        return self
-
-    def __exit__(self, *_: object) -> None:  # noqa: B027 (on the CPU there is nothing to do)
-        """Give the device before back."""
-
-    @abstractmethod
-    def fits(self, size: int) -> bool:
-        """Tell whether `size` more bytes for X leave the device room to work."""
 
     @property
     def temporary_columns(self) -> int:
         """Columns of what `block_moments` and `block_distances` make of a block beside their results."""
         return 2 * self.n_features
-
-    @abstractmethod
-    def block_rows(self, n_columns: int) -> int:
-        """Return the rows of a block whose widest temporary has `n_columns` columns."""
-
-    def source_blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, block) of the source on this device, in the source's own dtype, not centred."""
-        return self.source.blocks(rows)
-
-    def blocks(self, n_columns: int) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, block), to be passed through `prepared` before use."""
-        rows = self.block_rows(n_columns)
-        if self.held is None:
-            yield from self.source_blocks(rows)
-            return
-        for start in range(0, self.n_samples, rows):
-            yield start, self.held[start : start + rows]
-
-    def prepared(self, block: Any) -> Any:
-        """Return a block of `blocks` in `dtype`, row-major and centred."""
-        return block if self.held is not None else block.astype(self.dtype, order="C") - self.mean
-
-    def centre(self, mean: np.ndarray) -> None:
-        """Subtract `mean` (d,) from every row read from here on. Never writes to an array of the caller's."""
-        self.mean = self.xp.asarray(mean, dtype=self.dtype)
-        if self.held is None or not mean.astype(self.dtype).any():
-            return
-        if self.held is not self._borrowed:
-            self.held -= self.mean
-        elif self.fits(self.held.nbytes):
-            self.held = self.held - self.mean
-        else:
-            self.held = None
-
-    @abstractmethod
-    def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
-        """Yield ``work(first row, block)`` for every block of centred rows in `dtype`, in row order.
-
-        `n_columns` is the width of the widest temporary that `work` makes for a block.
-        """
 
     @abstractmethod
     def assign_block(
@@ -162,6 +66,10 @@ class Engine(ABC):
         sums, totals : arrays of shape (k, d) and (k,)
             The weighted sum of the rows with each label, and their weight; 0 and 0 without `update`.
         """
+
+    @abstractmethod
+    def sum_block(self, block: Any, weights: Any | None, labels: Any, k: int) -> tuple[Any, Any]:
+        """Return the weighted sum of a block's rows with each label, and their weight: the bits of `assign_block`."""
 
     def block_moments(self, block: Any, origin: Any) -> tuple[Any, Any]:
         """Return Σ(x − origin) and Σ(x − origin)² over a block's rows, each of shape (d,), float64."""
@@ -197,15 +105,6 @@ class Engine(ABC):
         numpy.ndarray of shape (k,) or None
         """
         return None
-
-    def weights_of(self, start: int, block: Any) -> Any | None:
-        """Return the weights of the samples of a block; None where all weigh 1."""
-        return None if self.sample_weight is None else self.sample_weight[start : start + len(block)]
-
-    def rows(self, indices: np.ndarray) -> np.ndarray:
-        """Return these samples, centred, in host memory; shape (len(indices), d)."""
-        rows = to_host(self.source.rows(np.asarray(indices)))
-        return rows.astype(self.dtype) - to_host(self.mean)
 
     def placed(self, centers: np.ndarray) -> np.ndarray:
         """Check X, and return centres of X as it is as those that passes over it, not centred yet, are to be given.
@@ -253,19 +152,6 @@ class Engine(ABC):
         total, square = reduce(lambda both, part: (both[0] + part[0], both[1] + part[1]), parts)
         return to_host(total), to_host(square)
 
-    def refuse_non_finite(self) -> None:
-        """Raise ValueError if X has a NaN or an infinity, naming the first."""
-
-        def work(start: int, block: Any) -> None:
-            finite = self.xp.isfinite(block)
-            if not bool(finite.all()):
-                row, column = np.argwhere(~to_host(finite))[0]
-                place = f"{self.source.name}: row {start + row}, column {column} is {to_host(block)[row, column]}"
-                raise ValueError(f"{place}: K-means needs finite numbers; remove or replace such rows first")
-
-        for _ in self.each_block(work, self.n_features):
-            pass
-
     def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:
         """Give every sample the label of its nearest centre, the lowest index on a tie.
 
@@ -278,31 +164,40 @@ class Engine(ABC):
         potential : bool
             Also sum the scores.
         """
-        xp, k = self.xp, len(centers)
-        minus_2_centers = xp.asarray(np.ascontiguousarray(-2 * centers.T, dtype=self.dtype))
-        norms = xp.asarray(row_norms(centers, squared=True))
-        shape = (k, self.n_features) if update else (0, 0)
+        k = len(centers)
+        operands = self._operands(centers)
+        # Protected, rows are added up a second time while they are at hand, apart from the first.
+        twice = update and self.protection is not None
 
-        def work(start: int, block: Any) -> tuple[Any, Any, Any, Any]:
+        def work(start: int, block: Any) -> tuple[Any, ...]:
             weights = self.weights_of(start, block)
-            labels, scores, sums, totals = self.assign_block(
-                block, weights, minus_2_centers, norms, update=update, potential=potential
-            )
+            labels, scores, *sums = self.assign_block(block, weights, *operands, update=update, potential=potential)
+            again = self.sum_block(block, weights, labels, k) if twice else (0, 0)
             held = self.labels[start : start + len(block)]
             moved = self.relabel(held, labels)
             if scores is not None:
                 scores = (scores if weights is None else scores * weights).sum(dtype=np.float64)
-            return moved, sums, totals, scores
+            return moved, scores, *sums, *again
 
-        sums, totals = xp.zeros(shape), xp.zeros(shape[0])
+        totals = [self.xp.zeros(shape if update else 0) for shape in 2 * ((k, self.n_features), k)]
         moved, scores = [], []
         for part in self.each_block(work, k):
             moved.append(part[0])
-            sums += part[1]
-            totals += part[2]
-            scores.append(part[3])
+            scores.append(part[1])
+            for total, of_block in zip(totals, part[2:], strict=True):
+                total += of_block
         score = float(sum(scores[1:], scores[0])) if potential else float("nan")
-        return Assignment(int(sum(moved[1:], moved[0])), to_host(sums), to_host(totals), score)
+        count = int(sum(moved[1:], moved[0]))
+        step = Assignment(count, to_host(totals[0]), to_host(totals[1]), score)
+        if twice:
+            step.again = Assignment(count, to_host(totals[2]), to_host(totals[3]), score)
+            step.changed = not all(map(same_bits, operands, self._operands(centers)))
+        return step
+
+    def _operands(self, centers: np.ndarray) -> tuple[Any, Any]:
+        """Return −2·cᵀ (d, k) and ‖c‖² (k,) of centers, on this device, for `assign_block`."""
+        minus_2_centers = np.ascontiguousarray(-2 * centers.T, dtype=self.dtype)
+        return self.xp.asarray(minus_2_centers), self.xp.asarray(row_norms(centers, squared=True))
 
     def relabel(self, held: Any, labels: Any) -> Any:
         """Give samples that have labels `held` (m,) others, and return how many differ: a number of `xp`."""
@@ -322,17 +217,23 @@ class Engine(ABC):
         tol : float
         report : callable, optional
         """
+        protection = self.protection
         for iteration in range(before + 1, last + 1):
             step = self.assign(centers, potential=report is not None)
-            fault = self.protection.fault_of(self, step, centers) if self.protection is not None else None
-            if fault is not None:
-                return Iterated(centers, iteration - 1 - before, False, float("nan"), fault=fault)
-            if report is not None:
-                report(iteration, step.moved, step.potential)
-            if (step.weights == 0).any():
-                return Iterated(centers, iteration - before, step.moved == 0, float("nan"), step, centers)
-            new_centers = self.next_centers(step, centers)
-            shift = float(((new_centers - centers) ** 2).sum())
+            fault = None if protection is None else protection.fault_of(self, step, centers, iteration)
+            if fault is None:
+                if report is not None:
+                    report(iteration, step.moved, step.potential)
+                if (step.weights == 0).any():
+                    return Iterated(centers, iteration - before, step.moved == 0, float("nan"), step, centers)
+                new_centers = self.next_centers(step, centers)
+                shift = square_shift(centers, new_centers)
+                if protection is not None:
+                    # The first of these iterations may be at centers that are no means.
+                    stood = step.moved == 0 and iteration > before + 1
+                    fault = protection.fault_of_next(self, step, new_centers, shift, stood=stood)
+            if protection is not None and fault is not None:
+                return Iterated(protection.intact(centers), iteration - 1 - before, False, float("nan"), fault=fault)
             at, centers = centers, new_centers
             if step.moved == 0 or shift <= tol:
                 break
@@ -357,8 +258,10 @@ class Engine(ABC):
         return self.inertia(centers)
 
     def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
-        """Return `inertia`, and what is wrong with sums that are kept, or None."""
-        return self.inertia(centers), None
+        """Return `result_inertia`, and what is wrong with it or with sums that are kept, or None."""
+        inertia = self.inertia(centers)
+        same = np.array_equal(inertia, self.inertia(centers), equal_nan=True)
+        return inertia, None if same else "its inertia was another the second time"
 
     def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
         """Return how many samples have each of `labels`, shape (k,), int64; of this engine, now or before."""
@@ -387,10 +290,6 @@ class Engine(ABC):
             return (norms if weights is None else norms * weights).sum(dtype=np.float64)
 
         return float(sum(self.each_block(work, self.n_features)))
-
-    def centred(self) -> Any:
-        """Return the whole of X, centred, as an array of `xp`; shape (n, d)."""
-        return self.xp.concatenate(list(self.each_block(lambda _, block: block.copy(), self.n_features)))
 
     def distances(self, points: np.ndarray) -> Any:
         """Return ‖x − p‖, or 1 − cos, for every sample and point, shape (n, len(points)): scikit-learn's transform."""

@@ -26,13 +26,7 @@ from tsapps.apps.kmeans.few_features import few_step, norms_of
 from tsapps.apps.kmeans.few_plan import ALIGNMENT, FewPlan, ProductsPlan, few_plan
 from tsapps.apps.kmeans.fused_check import SumsCheck
 from tsapps.apps.kmeans.fused_many import ManyCentres
-from tsapps.apps.kmeans.fused_plan import (
-    MOST_CENTRES,
-    MOST_CLUSTERS,
-    MOST_PLACED,
-    NARROW,
-    assign_plan,
-)
+from tsapps.apps.kmeans.fused_plan import MOST_CENTRES, MOST_CLUSTERS, MOST_PLACED, NARROW, assign_plan
 from tsapps.apps.kmeans.fused_seeding import draw_plus_plus
 from tsapps.apps.kmeans.fused_step import FewCentres, Step, integers_of
 from tsapps.apps.kmeans.inertia_plan import inertia_from_sums
@@ -235,8 +229,15 @@ class FusedEngine(CublasEngine):
         self, block: Any, weights: Any | None, minus_2_centers: Any, norms: Any, *, update: bool, potential: bool
     ) -> tuple[Any, Any | None, Any, Any]:
         """Assign a block's rows, from which the mean is still to be subtracted; see `Engine.assign_block`."""
-        centred = block - self.shift if bool(self.shift.any()) else block
-        return super().assign_block(centred, weights, minus_2_centers, norms, update=update, potential=potential)
+        block = self._shifted(block)
+        return super().assign_block(block, weights, minus_2_centers, norms, update=update, potential=potential)
+
+    def sum_block(self, block: Any, weights: Any | None, labels: Any, k: int) -> tuple[Any, Any]:
+        """Return the sums and weights of a block's rows by label; see `Engine.sum_block`."""
+        return super().sum_block(self._shifted(block), weights, labels, k)
+
+    def _shifted(self, block: Any) -> Any:
+        return block - self.shift if bool(self.shift.any()) else block
 
     def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
         """Draw samples by greedy k-means++ on the GPU, without the host; see `Engine.draw_plus_plus`."""
@@ -267,10 +268,9 @@ class FusedEngine(CublasEngine):
         moved = step.assign(centers)
         if not (update or potential):
             return Assignment(moved, np.zeros((0, 0)), np.zeros(0), float("nan"))
-        sums, weights = step.sums()
-        wide = centers.astype(np.float64)
-        score = float(weights @ (wide * wide).sum(axis=1) - 2 * (sums * wide).sum())
-        return Assignment(moved, sums, weights, score)
+        found, wide = step.assignment(moved, float("nan")), centers.astype(np.float64)
+        found.potential = float(found.weights @ (wide * wide).sum(axis=1) - 2 * (found.sums * wide).sum())
+        return found
 
     def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
         """Iterate on the GPU, without the host; see `Engine.iterate`."""

@@ -12,7 +12,7 @@ import numpy as np
 from cupyx import empty_pinned
 
 from tsapps.apps.kmeans.inertia_plan import KEPT_SUMS, MOST_WEIGHT, KeptSums, difference_of
-from tsapps.apps.kmeans.protect_plan import CHECKED, THREADS, check_plan
+from tsapps.apps.kmeans.protect_plan import CHECKED, HASHES, THREADS, check_plan, hash_of
 from tsapps.apps.kmeans.protection import stride_of
 from tsapps.apps.kmeans.shadow import aligned, load_kernels, types_of
 from tsapps.kernels.arrays import to_host
@@ -21,14 +21,17 @@ from tsapps.kernels.packed import OverlappingLaunch
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.fused_step import Step
 
-__all__ = ["FAULTS", "StepCheck", "SumsCheck"]
+__all__ = ["FAULTS", "LOST", "StepCheck", "SumsCheck"]
 
 #: What a check finds wrong, in the order in which it tells the host.
 FAULTS = (
     "the clusters' sums did not add up to what they did before, or their weights to that of all samples",
     "the next centres were not the means of the sums",
     "samples had labels of centres that are not their nearest",
+    "the centers changed after they were computed",
 )
+#: Which of them leaves no centers to make the iteration again with; what a check says of centers that came to the host.
+LOST = 3
 # Of the check's arguments those that change: whether totals are known, the first row, and the check's number.
 _KNOWN, _FIRST, _NUMBER = 7, 8, 9
 _LABELS = {"int8": "signed char", "int32": "int"}
@@ -51,6 +54,8 @@ class StepCheck:
         self._stride, self._turn = stride_of(n), 0
         # What sums over the clusters are to be, and whether they are known but for the weight.
         self._totals, self._known = cupy.empty(d + 1, np.uint64), False
+        # Of the centers that even iterations begin with, and odd ones: each check writes that of the next.
+        self._hashes = cupy.empty((2, d), np.uint64)
         # The check after which iterations ended.
         self._over = cupy.zeros(1, np.int64)
         self._seen = empty_pinned((ahead, len(FAULTS)), np.uint32)
@@ -75,7 +80,11 @@ class StepCheck:
         """Begin to iterate: none has ended."""
         self._over.data.memset_async(0, self._over.nbytes)
 
-    def launch(self, now: Any, following: Any, place: int) -> None:
+    def expect(self, centers: np.ndarray) -> None:
+        """Say at which centers (k, d) the first iteration is to be."""
+        self._hashes[0] = cupy.asarray(hash_of(centers))
+
+    def launch(self, now: Any, following: Any, place: int, parity: int) -> None:
         """Launch the check of the iteration that was launched last.
 
         Parameters
@@ -84,11 +93,13 @@ class StepCheck:
             The centres that it was of, and those that it made.
         place : int
             Where it leaves what it finds for the host, below `ahead`.
+        parity : {0, 1}
+            Of the iterations since `expect`, 0 for the first.
         """
         self._seen[place] = 0  # it is written to where something is wrong
         key = now.data.ptr, place, self._step.own_labels.data.ptr
         if key not in self._launches:
-            self._launches[key] = self._bind(now, following, place)
+            self._launches[key] = self._bind(now, following, place, parity)
         launch = self._launches[key]
         for argument, value in ((_KNOWN, self._known), (_FIRST, self._turn % self._stride), (_NUMBER, self._turn + 1)):
             launch.change(argument, value)
@@ -96,19 +107,28 @@ class StepCheck:
         self._turn += 1
         self._known = True
 
-    def _bind(self, now: Any, following: Any, place: int) -> OverlappingLaunch:
+    def _bind(self, now: Any, following: Any, place: int, parity: int) -> OverlappingLaunch:
         """Return the launch of a check, of which some arguments are changed for each."""
         step = self._step
         labels = step.own_labels.data.ptr, step.engine.n_samples, self._stride
         checked = np.array((*labels, step.k, self._log2_threads, self._each, 0), CHECKED)[()]
         sums = step.device_sums, step.units, self._totals, np.int32(0)
         counted = np.int64(0), np.int64(0), self._over, step.stopped, self._seen_at[place]
-        arguments = step.rows(), now, following, checked, *sums, *counted
+        hashes = np.array((self._hashes[parity].data.ptr, self._hashes[1 - parity].data.ptr), HASHES)[()]
+        arguments = step.rows(), now, following, checked, *sums, *counted, hashes
         return OverlappingLaunch(self._check, (self._blocks,), (THREADS,), arguments)
 
     def fault(self, place: int) -> str | None:
         """Return what a check found wrong that has ended, or None."""
         return "; ".join(what for what, found in zip(FAULTS, self._seen[place], strict=True) if found) or None
+
+    def lost(self, place: int) -> bool:
+        """Tell whether a check found centers wrong that its iteration began with."""
+        return bool(self._seen[place][LOST])
+
+    def are_right(self, centers: np.ndarray, parity: int) -> bool:
+        """Tell whether centers (k, d) that came to the host, of an iteration of this parity, are those of the check."""
+        return bool((hash_of(centers) == to_host(self._hashes[parity])).all())
 
 
 class SumsCheck:

@@ -23,7 +23,7 @@ from cupyx import empty_pinned
 from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
 from tsapps.apps.kmeans.bounds import Bounds, ProductBounds
 from tsapps.apps.kmeans.bounds_plan import BOUNDS_BYTES, begins_soon
-from tsapps.apps.kmeans.fused_check import StepCheck
+from tsapps.apps.kmeans.fused_check import FAULTS, LOST, StepCheck
 from tsapps.apps.kmeans.fused_moves import Moves, Segments, grid_of_lists
 from tsapps.apps.kmeans.fused_plan import (
     ADVANCE,
@@ -193,6 +193,9 @@ class Step(ABC):
     def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
         """Launch iterations, some ahead of those whose outcome is known; see `Engine.iterate`."""
         self._begin(centers)
+        protection = self.engine.protection
+        if self.check is not None and protection is not None:
+            self.check.expect(protection.kept.centers)
         try:
             for count in range(last - before + _AHEAD - 1):
                 if before + count < last:
@@ -218,14 +221,26 @@ class Step(ABC):
             # What is ahead is still writing to memory of this step.
             cupy.cuda.get_current_stream().synchronize()
         strict, now = bool(outcome["moved"] == 0), known % 2
-        if fault is not None:
-            return Iterated(self._centers_on_host(now), known, False, float("nan"), fault=fault)
-        at = None if self.check is None else self._centers_on_host(now)
+        stays = fault is not None or bool(outcome["empty"])
+        at, next_centers = None, self._centers_on_host(now if stays else 1 - now)
+        if self.check is not None and protection is not None:
+            at = next_centers if stays else self._centers_on_host(now)
+            lost = self.check.lost(known % _AHEAD) or not self.check.are_right(at, now)
+            if not stays and not self.check.are_right(next_centers, 1 - now):
+                lost, fault = True, fault or FAULTS[LOST]
+            if fault is not None or lost:
+                protection.keep(at)
+                return Iterated(at, known, False, float("nan"), fault=fault or FAULTS[LOST], lost=lost)
+            protection.keep(next_centers)
         if outcome["empty"]:
-            sums, weights = self.sums()
-            empty = Assignment(int(outcome["moved"]), sums, weights, float(outcome["potential"]))
-            return Iterated(self._centers_on_host(now), known + 1, strict, float("nan"), empty, at)
-        return Iterated(self._centers_on_host(1 - now), known + 1, strict, float(outcome["shift"]), at=at)
+            empty = self.assignment(int(outcome["moved"]), float(outcome["potential"]))
+            return Iterated(next_centers, known + 1, strict, float("nan"), empty, at)
+        return Iterated(next_centers, known + 1, strict, float(outcome["shift"]), at=at)
+
+    def assignment(self, moved: int, potential: float) -> Assignment:
+        """Return the sums as an assignment; of a protected fit, as they come to the host twice."""
+        again = None if self.check is None else Assignment(moved, *self.sums(), potential)
+        return Assignment(moved, *self.sums(), potential, again)
 
     def _begin(self, centers: np.ndarray) -> None:
         """Put centres where the first iteration expects them."""
@@ -268,7 +283,7 @@ class Step(ABC):
         key = "iteration", now, place, tol, self._sorts, self._bounded
         self._run(key, lambda: self._bind_iteration(now, place, tol))
         if self.check is not None:
-            self.check.launch(self._centers[now], self._centers[1 - now], place)
+            self.check.launch(self._centers[now], self._centers[1 - now], place, now)
 
     def _bind_iteration(self, now: int, place: int, tol: float) -> list[Callable[[], None]]:
         """Return what makes an iteration: labels and sums, centres of the sums, and an outcome for the host."""

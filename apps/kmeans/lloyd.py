@@ -13,25 +13,24 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
+from tsapps.apps.kmeans.assignment import Iterated, Report, square_shift
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.protection import Protection
+from tsapps.apps.kmeans.relocation import without_empty_clusters
+from tsapps.apps.kmeans.result_check import checked_result, filled_alike
 from tsapps.apps.kmeans.rows import ArrayRows, as_numbers, unit
 from tsapps.apps.kmeans.seeding import is_small, kmeans_parallel, kmeans_plusplus, random_samples
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["Clustering", "Progress", "fit", "relocate_empty_clusters"]
+__all__ = ["Clustering", "Progress", "fit"]
 
 #: A way to choose the first centres: a name, an array of centres, or a function of (X, k, random_state).
 Init = Any
-
-_OTHER_LABELS = "samples had other labels the second time"
 
 
 @dataclass(frozen=True)
@@ -162,13 +161,16 @@ def fit(
             if best is None or (
                 found.inertia < best.inertia and not _same_clustering(found.labels, best.labels, n_clusters)
             ):
-                best = found
+                best, kept = found, None if engine.protection is None else engine.protection.kept
                 if runs > 1:
                     engine.labels = engine.xp.empty_like(found.labels)
         assert best is not None  # there is at least one run
-        if engine.protection is not None:
-            best.faults = engine.protection.faults
         best.cluster_sizes = engine.cluster_sizes(best.labels, n_clusters)
+        if engine.protection is not None and kept is not None:
+            # They were checked at the end of their run, and others may have come since.
+            changed = kept.differs(best.centers)
+            best.faults = engine.protection.faults + changed
+            best.centers = kept.intact(best.centers) if changed else best.centers
     best.centers = best.centers + mean
     best.seconds = clock.seconds
     distinct = np.count_nonzero(best.cluster_sizes)
@@ -249,7 +251,7 @@ def _first_centers(
 
 
 def _single_run(engine: Engine, first: np.ndarray, max_iter: int, tol: float, report: Report | None) -> Clustering:
-    """Iterate until no label changes, the centres move less than `tol` in all (squared), or `max_iter`.
+    """Iterate until no label changes, the centers move less than `tol` in all (squared), or `max_iter`.
 
     A protected run makes a step again that went wrong, and all of it where its result cannot be made twice.
     """
@@ -257,100 +259,61 @@ def _single_run(engine: Engine, first: np.ndarray, max_iter: int, tol: float, re
     if protection is not None:
         protection.begin_run()
     while True:
-        engine.forget_labels()
-        centers, done, converged = first, 0, False
-        while done < max_iter and not converged:
-            found = engine.iterate(centers, done, max_iter, tol, report)
-            done += found.count
-            centers, shift = found.centers, found.shift
-            if protection is not None and found.fault is not None:
-                protection.found(found.fault, f"iteration {done + 1}")
-                engine.forget_labels()
-                continue
-            if found.empty is not None:
-                centers = _without_empty_clusters(engine, found.empty, found.centers)
-                shift = float(((centers - found.centers) ** 2).sum())
-            converged = found.strict or shift <= tol
+        ended = _iterated(engine, first, max_iter, tol, report)
+        if ended is None:
+            continue
+        found, centers, done, converged = ended
         if not found.strict:
-            # So that the labels are those of the final centres.
+            # So that the labels are those of the final centers.
             engine.assign(centers, update=False)
         if protection is None:
             inertia = engine.result_inertia(centers)
             break
-        inertia, fault = _checked_result(engine, found, centers)
+        inertia, fault = checked_result(engine, protection, found, centers)
         if fault is None:
             break
         protection.found(fault, "the result of a run")
     return Clustering(engine.labels, centers, inertia, done, converged)
 
 
-def _checked_result(engine: Engine, found: Iterated, centers: np.ndarray) -> tuple[float, str | None]:
-    """Compute a run's result once more; return its inertia, and what was not the same, or None."""
-    fault = (_fault_beside_sums if engine.keeps_sums else _fault_from_nothing)(engine, found, centers)
-    return (float("nan"), fault) if fault is not None else engine.checked_inertia(centers)
+def _iterated(
+    engine: Engine, first: np.ndarray, max_iter: int, tol: float, report: Report | None
+) -> tuple[Iterated, np.ndarray, int, bool] | None:
+    """Iterate from the first centers of a run, (k, d), which stay as they are.
 
-
-def _fault_beside_sums(engine: Engine, found: Iterated, centers: np.ndarray) -> str | None:
-    """Give all samples their labels again, and make the centres again of the sums that are kept, if they are theirs.
-
-    Centres that came of other labels than the last were divided twice, after their iteration. Whether the sums are
-    those of the labels, `Engine.checked_inertia` finds out.
+    Returns
+    -------
+    found : Iterated
+        The last iterations.
+    centers : numpy.ndarray of shape (k, d)
+    done : int
+        Iterations.
+    converged : bool
+        All are None if a protected run lost its centers, and is to begin again.
     """
-    if not found.strict:
-        return _OTHER_LABELS if engine.assign(centers, update=False).moved else None
-    again, moved = _last_step(engine, found)
-    if moved:
-        return _OTHER_LABELS
-    return None if np.array_equal(again, centers, equal_nan=True) else "its centres were not the means of its sums"
-
-
-def _fault_from_nothing(engine: Engine, found: Iterated, centers: np.ndarray) -> str | None:
-    """Make the last step and its labels again, from no labels."""
-    labels = engine.labels.copy()
+    protection = engine.protection
     engine.forget_labels()
-    again, _ = _last_step(engine, found)
-    if not np.array_equal(again, centers, equal_nan=True):
-        return "its centres were not those of its last step, made from nothing"
-    if not found.strict:
-        engine.forget_labels()
-        engine.assign(centers, update=False)
-    return None if bool((engine.labels == labels).all()) else _OTHER_LABELS
-
-
-def _last_step(engine: Engine, found: Iterated) -> tuple[np.ndarray, int]:
-    """Make the last iteration's step again; return the centres that follow from it, and how many labels it changed."""
-    assert found.at is not None  # as it is of a protected fit
-    step = engine.assign(found.at)
-    next_centers = engine.next_centers if found.empty is None else partial(_without_empty_clusters, engine)
-    return next_centers(step, found.at), step.moved
-
-
-def _without_empty_clusters(engine: Engine, step: Assignment, centers: np.ndarray) -> np.ndarray:
-    """Return the next centres where `centers` (k, d) left a cluster empty."""
-    relocate_empty_clusters(engine, step, centers)
-    return engine.next_centers(step, centers)
-
-
-def relocate_empty_clusters(engine: Engine, step: Assignment, centers: np.ndarray) -> None:
-    """Give each empty cluster the sample farthest from its own centre, taken from that centre's cluster.
-
-    The choice among equals is scikit-learn's: the order that `numpy.argpartition` leaves.
-    """
-    empty = np.flatnonzero(step.weights == 0)
-    distances = engine.own_distances(centers)
-    if distances.max() == 0:
-        return  # fewer distinct samples than clusters: there is nothing to move to
-    farthest = np.argpartition(distances, -len(empty))[: -len(empty) - 1 : -1]
-    rows = engine.rows(farthest).astype(np.float64)
-    labels = to_host(engine.labels[engine.xp.asarray(farthest)])
-    weights = np.ones(len(farthest))
-    if engine.sample_weight is not None:
-        weights = to_host(engine.sample_weight[engine.xp.asarray(farthest)]).astype(np.float64)
-    for new, old, row, weight in zip(empty, labels, rows, weights, strict=True):
-        step.sums[old] -= row * weight
-        step.sums[new] = row * weight
-        step.weights[new] = weight
-        step.weights[old] -= weight
+    centers, done, converged = first.copy(), 0, False
+    if protection is not None:
+        protection.keep(first)
+    while done < max_iter and not converged:
+        found = engine.iterate(centers, done, max_iter, tol, report)
+        done += found.count
+        centers, shift = found.centers, found.shift
+        if protection is not None and found.fault is not None:
+            protection.found(found.fault, "the centers of a run" if found.lost else f"iteration {done + 1}")
+            if found.lost:
+                return None
+            engine.forget_labels()
+            continue
+        if found.empty is not None:
+            centers = without_empty_clusters(engine, found.empty, found.centers)
+            shift = square_shift(found.centers, centers)
+            if protection is not None and not filled_alike(engine, protection, found.empty, centers):
+                protection.found("clusters that were empty were filled otherwise the second time", "a run")
+                return None
+        converged = found.strict or shift <= tol
+    return found, centers, done, converged
 
 
 def _same_clustering(labels: Any, others: Any, n_clusters: int) -> bool:

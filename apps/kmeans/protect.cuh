@@ -1,7 +1,8 @@
 // Whether an iteration did what it should, by what it left: after `advance` (centers.cuh), before the next iteration.
 //
 //   sums (k × (d + 1))   integers, add up over the clusters to what they did before, the last to the samples' weight;
-//   next (k × d)         are the means of the sums, or the old centres of clusters without samples;
+//   next (k × d)         are the means of the sums, or the old centers of clusters without samples;
+//   centers (k × d)      still are what the check of the iteration before found right as `next`, by a hash of each column;
 //   labels (n)           of rows first, first + stride, … name a centre than which none is nearer, in float64 of X.
 //
 // Sums are integers modulo 2⁶⁴, so that the first is exact: an addition that was lost, doubled or wrong changes the
@@ -22,7 +23,8 @@
 namespace kmeans {
 
 // What is wrong, as bits; bit i is told in seen[i].
-constexpr unsigned kWrongSums = 1, kWrongCentres = 2, kWrongLabels = 4;
+constexpr unsigned kWrongSums = 1, kWrongCentres = 2, kWrongLabels = 4, kChangedCenters = 8;
+constexpr int kFaults = 4;
 constexpr int kCheckThreads = 128;
 // Columns of sums that a block has; rows and centres that a thread has at a time.
 constexpr int kCheckColumns = 16, kCheckRows = 4, kCheckCentres = 8, kPairs = kCheckRows * kCheckCentres;
@@ -35,40 +37,72 @@ struct Checked {
   int k, log2_threads, each;
 };
 
-// What is wrong of a block's columns of the sums. `totals` (d + 1) are what they are to add up to; if not `known`, only
-// the last is, and the others are written.
+// One element's share of the hash of its column: Σ h(bits) · (2 · cluster + 1) · kHashFactor modulo 2⁶⁴, where h is one to one. Its
+// factor is odd, so that one element that changed changes the hash for certain, as do two of float32 that were exchanged.
+constexpr unsigned long long kHashFactor = 0x9E3779B97F4A7C15ULL;
+__device__ __forceinline__ unsigned long long hash_word(float center, unsigned long long odd) {
+  return (unsigned long long)__float_as_uint(center) * odd;
+}
+__device__ __forceinline__ unsigned long long hash_word(double center, unsigned long long odd) {
+  const unsigned long long bits = (unsigned long long)__double_as_longlong(center);
+  return (bits ^ bits >> 32) * odd;
+}
+
+// The hashes of the centers' columns (d): of those of an iteration, and of the next ones, which are written.
+struct Hashes {
+  const unsigned long long* of_centers;
+  unsigned long long* of_next;
+};
+
+// What is wrong of a block's columns of the sums, and of the centers. `totals` (d + 1) are what the sums are to add up to; if not
+// `known`, only the last is, and the others are written.
 template <typename Work>
 __device__ __forceinline__ unsigned wrong_columns(int begin, const unsigned long long* sums, const double* units,
                                                   const Work* centers, const Work* next, int k, int d, bool known,
-                                                  unsigned long long* totals) {
-  __shared__ unsigned long long of_warp[kCheckThreads / 32][kCheckColumns];
+                                                  unsigned long long* totals, const Hashes& hashes) {
+  __shared__ unsigned long long of_warp[3][kCheckThreads / 32][kCheckColumns];
   const int column = begin + threadIdx.x % kCheckColumns;
   unsigned wrong = 0;
-  unsigned long long total = 0;
+  // Of the sums, and the hashes of both centers.
+  unsigned long long total[3] = {};
   if (column <= d) {
     const double of_weight = units[d], unit = units[column];
 #pragma unroll 4
     for (int cluster = threadIdx.x / kCheckColumns; cluster < k; cluster += kCheckThreads / kCheckColumns) {
       const unsigned long long* of_cluster = sums + (long long)cluster * (d + 1);
       const unsigned long long sum = of_cluster[column];
-      total += sum;
+      total[0] += sum;
       if (column == d) continue;
       // As `advance` has it, to the bit.
       const double in_cluster = (double)(long long)of_cluster[d] * of_weight;
       const double inverse = 1 / (in_cluster != 0 ? in_cluster : 1.0);
       const long long place = (long long)cluster * d + column;
       const Work mean = (Work)((double)(long long)sum * unit * inverse);
-      if (next[place] != (in_cluster != 0 ? mean : centers[place])) wrong |= kWrongCentres;
+      const Work now = centers[place], after = next[place];
+      if (after != (in_cluster != 0 ? mean : now)) wrong |= kWrongCentres;
+      const unsigned long long odd = (2ULL * cluster + 1) * kHashFactor;
+      total[1] += hash_word(now, odd);
+      total[2] += hash_word(after, odd);
     }
   }
-  total += simt::shuffle_xor(total, kCheckColumns);
-  if (simt::lane() < kCheckColumns) of_warp[threadIdx.x / 32][simt::lane()] = total;
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    total[i] += simt::shuffle_xor(total[i], kCheckColumns);
+    if (simt::lane() < kCheckColumns) of_warp[i][threadIdx.x / 32][simt::lane()] = total[i];
+  }
   __syncthreads();
   if (threadIdx.x >= kCheckColumns || column > d) return wrong;
-  total = 0;
-  for (int warp = 0; warp < kCheckThreads / 32; ++warp) total += of_warp[warp][threadIdx.x];
-  if (!known && column < d) totals[column] = total;
-  return total == totals[column] ? wrong : wrong | kWrongSums;
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    total[i] = 0;
+    for (int warp = 0; warp < kCheckThreads / 32; ++warp) total[i] += of_warp[i][warp][threadIdx.x];
+  }
+  if (column < d) {
+    if (!known) totals[column] = total[0];
+    if (total[1] != hashes.of_centers[column]) wrong |= kChangedCenters;
+    hashes.of_next[column] = total[2];
+  }
+  return total[0] == totals[column] ? wrong : wrong | kWrongSums;
 }
 
 // Adds up, over this thread's share of the columns, the squares of the differences of some rows and some centres.
@@ -237,7 +271,7 @@ template <bool kAligned, typename T, typename Work, typename Label>
 __global__ void __launch_bounds__(kCheckThreads, sizeof(Work) == sizeof(float) ? 3 : 2)
     check(const Rows<T, Work> rows, const Work* centers, const Work* next, const Checked<Label> of,
           const unsigned long long* sums, const double* units, unsigned long long* totals, int known, long long first,
-          long long number, long long* over, int* stopped, unsigned* seen) {
+          long long number, long long* over, int* stopped, unsigned* seen, const Hashes hashes) {
   const int strips = rows.d / kCheckColumns + 1, strip = (int)blockIdx.x + strips - (int)gridDim.x;
   const int parts = (of.k + of.each - 1) / of.each;
   const CheckedRows samples((long long)(blockIdx.x / parts), rows, of, first);
@@ -247,7 +281,8 @@ __global__ void __launch_bounds__(kCheckThreads, sizeof(Work) == sizeof(float) ?
   if (ended != 0 && ended != number) return;
   unsigned wrong;
   if (strip >= 0) {
-    wrong = wrong_columns(strip * kCheckColumns, sums, units, centers, next, of.k, rows.d, known != 0, totals);
+    wrong = wrong_columns(strip * kCheckColumns, sums, units, centers, next, of.k, rows.d, known != 0, totals,
+                          hashes);
   } else {
     const int from = (int)blockIdx.x % parts * of.each, to = from + of.each < of.k ? from + of.each : of.k;
     wrong = wrong_labels<kAligned>(samples, from, to, rows, centers, of) ? kWrongLabels : 0;
@@ -257,7 +292,7 @@ __global__ void __launch_bounds__(kCheckThreads, sizeof(Work) == sizeof(float) ?
   // Whoever finds something writes the same.
   *stopped = 1;
   *over = number;
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < kFaults; ++i) {
     if (wrong >> i & 1) seen[i] = 1;
   }
 }

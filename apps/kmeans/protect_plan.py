@@ -1,10 +1,10 @@
-"""How the labels of an iteration are checked on a GPU, chosen from sizes alone; see protect.cuh."""
+"""The check of an iteration on a GPU: its launch, from sizes alone, and its hash of centers; see protect.cuh."""
 
 import numpy as np
 
 from tsapps.apps.kmeans.fused_plan import log2_lanes, vector_of
 
-__all__ = ["CENTRES", "CHECKED", "COLUMNS", "ROWS", "THREADS", "check_plan"]
+__all__ = ["CENTRES", "CHECKED", "COLUMNS", "HASHES", "HASH_FACTOR", "ROWS", "THREADS", "check_plan", "hash_of"]
 
 #: Threads of a block, the rows and centres that one has at a time, and columns of a block's sums (kCheckThreads, …).
 THREADS, ROWS, CENTRES, COLUMNS = 128, 4, 8, 16
@@ -15,6 +15,10 @@ CHECKED = np.dtype(
         *[("k", "i4"), ("log2_threads", "i4"), ("each", "i4"), ("padding", "i4")],
     ]
 )
+#: The C++ class of the hashes of centers (Hashes).
+HASHES = np.dtype([("of_centers", "u8"), ("of_next", "u8")])
+#: The factor of the hash (kHashFactor): 2⁶⁴ over the golden ratio, made odd.
+HASH_FACTOR = 0x9E3779B97F4A7C15
 # Threads that share a row at least, so that every lane ends with distances of one row.
 _FEWEST = 4
 # Blocks a multiprocessor, as many as are resident, by the bytes of a centre's element.
@@ -59,3 +63,11 @@ def check_plan(
     parts = max(1, _BLOCKS[itemsize] * multiprocessors // groups(log2_threads))
     each = -(-(-(-k // parts) + ROWS) // CENTRES) * CENTRES - ROWS
     return log2_threads, each, groups(log2_threads) * -(-k // each) + d // COLUMNS + 1
+
+
+def hash_of(centers: np.ndarray) -> np.ndarray:
+    """Return the hash of each column of centers (k, d), as the kernel has it (`hash_word`); shape (d,), uint64."""
+    bits = centers.view(f"u{centers.dtype.itemsize}").astype(np.uint64)
+    bits ^= bits >> np.uint64(32)
+    odd = (2 * np.arange(len(centers), dtype=np.uint64) + 1) * np.uint64(HASH_FACTOR)
+    return (bits * odd[:, np.newaxis]).sum(axis=0, dtype=np.uint64)

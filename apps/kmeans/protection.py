@@ -1,9 +1,11 @@
-"""What a protected fit checks, so that a computation that went wrong is found, and is made again.
+"""The checks of a protected fit, which find a computation that went wrong, so that it is made again.
 
 After every iteration:
 
-- the clusters' weights add up to the weight of all samples, and their sums to the sum of all samples;
-- some samples, others each time, are compared with every centre once more, apart from what gave them their labels.
+- the clusters' sums are added up a second time, and have the same bits; their weights add up to the weight of all
+  samples, and the sums to the sum of all samples;
+- some samples, others each time, are compared with every center once more, apart from what gave them their labels;
+- the centers are those of a copy of their own (`Kept`), whose next ones come from the second sums.
 
 After every run, its result is computed a second time, from no labels at all, and has to have the same bits; where sums
 are kept from one iteration to the next, all labels are, and the sums are compared with the samples (`SumsCheck`). What
@@ -19,17 +21,18 @@ Source: K.-H. Huang and J. A. Abraham, "Algorithm-based fault tolerance for matr
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 
-from tsapps.apps.kmeans.assignment import Assignment
+from tsapps.apps.kmeans.assignment import Assignment, square_shift
 from tsapps.kernels.arrays import to_host
 
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.engine import Engine
 
-__all__ = ["MOST_AGAIN", "FaultError", "Protection", "stride_of"]
+__all__ = ["MOST_AGAIN", "FaultError", "Kept", "Protection", "same_bits", "stride_of"]
 
 #: How often one step is made again before the fault is called persistent.
 MOST_AGAIN = 3
@@ -51,6 +54,39 @@ def stride_of(n: int) -> int:
     return max(1, n // max(_FEWEST, n // _ONE_IN)) | 1
 
 
+def same_bits(array: Any, other: Any) -> bool:
+    """Tell whether two C-contiguous arrays of one dtype, NumPy's or CuPy's, are the same bit for bit."""
+    bits = f"u{array.dtype.itemsize}"
+    return bool((array.view(bits) == other.view(bits)).all())
+
+
+class Kept:
+    """A copy of centers, and a digest that tells which of the two is right if they differ."""
+
+    def __init__(self, centers: np.ndarray) -> None:
+        self._digest = crc32(centers.tobytes())
+        self.centers = centers.copy()
+
+    def differs(self, centers: np.ndarray) -> bool:
+        """Tell whether centers are no longer those that were copied."""
+        return not same_bits(centers, self.centers)
+
+    def intact(self, centers: np.ndarray) -> np.ndarray:
+        """Return a copy of the centers as they were.
+
+        Raises
+        ------
+        FaultError
+            If neither these nor the copy are.
+        """
+        for one in (centers, self.centers):
+            if crc32(one.tobytes()) == self._digest:
+                return one.copy()
+        raise FaultError(
+            "K-means: the centers changed, and so did their copy: run on another machine, or test this one"
+        )
+
+
 class Protection:
     """The checks of one fit, and the faults that they found.
 
@@ -58,7 +94,11 @@ class Protection:
     ----------
     faults : int
         Steps and results that were made again.
+    kept : Kept
+        The centers of the next iteration, or of the result.
     """
+
+    kept: Kept
 
     def __init__(self) -> None:
         self.faults = 0
@@ -87,12 +127,32 @@ class Protection:
                 "machine can be relied on; run on another, or test its memory and processors"
             )
 
-    def fault_of(self, engine: Engine, step: Assignment, centers: np.ndarray) -> str | None:
-        """Return what is wrong with an assignment at `centers` (k, d), or None."""
+    def keep(self, centers: np.ndarray) -> None:
+        """Keep a copy of the centers of the next iteration."""
+        self.kept = Kept(centers)
+
+    def intact(self, centers: np.ndarray) -> np.ndarray:
+        """Return these centers as they were when they were kept; see `Kept.intact`."""
+        centers = self.kept.intact(centers)
+        self.keep(centers)
+        return centers
+
+    def fault_of(self, engine: Engine, step: Assignment, centers: np.ndarray, iteration: int) -> str | None:
+        """Return what is wrong with an assignment at `centers` (k, d), in an iteration of a run, or None."""
+        again = step.again
+        assert again is not None  # as of every protected fit
         turn, self._checked = self._checked, self._checked + 1
+        if step.changed:
+            return "the centers changed while samples were assigned to them"
+        if self.kept.differs(centers):
+            return "the centers changed after they were computed"
+        if iteration == 1 and step.moved != engine.n_samples:
+            return "not every sample was counted that had its first label"
+        if not (same_bits(step.sums, again.sums) and same_bits(step.weights, again.weights)):
+            return "the clusters' sums did not add up to the same twice"
         stride = stride_of(engine.n_samples)
         if not _labels_are_nearest(engine, centers, np.arange(turn % stride, engine.n_samples, stride)):
-            return "samples had labels of centres that are not their nearest"
+            return "samples had labels of centers that are not their nearest"
         if self._totals is None:
             self._totals = _totals(engine)
         totals, magnitudes = self._totals
@@ -107,6 +167,33 @@ class Protection:
         if not right[-1]:
             return "the clusters' weights did not add up to the weight of all samples"
         return None if right.all() else "the clusters' sums did not add up to the sum of all samples"
+
+    def fault_of_next(
+        self, engine: Engine, step: Assignment, following: np.ndarray, shift: float, *, stood: bool
+    ) -> str | None:
+        """Return what is wrong with the centers that follow a right assignment at those that are kept; keep the right.
+
+        Parameters
+        ----------
+        engine : Engine
+        step : Assignment
+        following : numpy.ndarray of shape (k, d)
+        shift : float
+            By how much they moved; see `square_shift`.
+        stood : bool
+            Whether these are the same clusters that the centers which are kept are the means of.
+        """
+        assert step.again is not None
+        at = self.kept.centers
+        again = engine.next_centers(step.again, at)
+        if not same_bits(following, again):
+            return "the next centers were not the means of the sums"
+        if not np.array_equal(shift, square_shift(at, again), equal_nan=True):
+            return "the centers moved by another distance the second time"
+        if stood and not same_bits(again, at):
+            return "labels that changed were not counted"
+        self.keep(again)
+        return None
 
 
 def _totals(engine: Engine) -> tuple[np.ndarray, np.ndarray]:

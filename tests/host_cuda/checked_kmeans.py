@@ -6,10 +6,10 @@ import numpy as np
 
 from host_cuda import harness
 from host_cuda.fused_kmeans import KINDS, Iterations, types_of
-from tsapps.apps.kmeans.protect_plan import CHECKED, COLUMNS, ROWS, THREADS
+from tsapps.apps.kmeans.protect_plan import CHECKED, COLUMNS, HASH_FACTOR, HASHES, ROWS, THREADS, hash_of
 
 #: What a check may find wrong (kWrongSums, …), as bits.
-SUMS, CENTRES, LABELS = 1, 2, 4
+SUMS, CENTRES, LABELS, CHANGED = 1, 2, 4, 8
 LABEL = {np.dtype(np.int32): "int", np.dtype(np.int8): "signed char"}
 
 
@@ -20,16 +20,17 @@ def source(kind):
 extern "C" void check_{label.replace(" ", "_")}_{int(aligned)}_{name}(
     const void* rows, const void* centers, const void* next, const void* checked, const unsigned long long* sums,
     const double* units, unsigned long long* totals, long long known, long long first, long long number,
-    long long* over, int* stopped, unsigned* seen, long long blocks) {{
+    long long* over, int* stopped, unsigned* seen, const void* hashes, long long blocks) {{
   using Checked = kmeans::Checked<{label}>;
   static_assert(sizeof(Checked) == {CHECKED.itemsize} && kmeans::kCheckThreads == {THREADS});
+  static_assert(sizeof(kmeans::Hashes) == {HASHES.itemsize} && kmeans::kHashFactor == {HASH_FACTOR}ULL);
   static_assert(kmeans::kCheckRows == {ROWS} && kmeans::kCheckColumns == {COLUMNS});
   const auto rows_of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
   const auto of = *static_cast<const Checked*>(checked);
   cuda_host::launch(dim3(blocks), kmeans::kCheckThreads, 0, [=] {{
     kmeans::check<{str(aligned).lower()}, {T}, {W}, {label}>(
         rows_of, static_cast<const {W}*>(centers), static_cast<const {W}*>(next), of, sums, units, totals, (int)known,
-        first, number, over, stopped, seen);
+        first, number, over, stopped, seen, *static_cast<const kmeans::Hashes*>(hashes));
   }});
 }}"""
         for label in LABEL.values()
@@ -43,7 +44,10 @@ def libraries():
 
 
 class CheckedIterations(Iterations):
-    """Iterations that are checked; `totals`, `known` and `over` are what is kept between checks."""
+    """Iterations that are checked; `totals`, `known`, `over` and `hashes` are what is kept between checks.
+
+    A check expects the centers that it is given, unless `expected` is set to others.
+    """
 
     def __init__(self, X, k, kind, *arguments, **options):
         super().__init__(X, k, kind, *arguments, **options)
@@ -52,6 +56,7 @@ class CheckedIterations(Iterations):
         self.totals, self.known = np.full(self.d + 1, 77, np.uint64), False
         self.totals[-1] = int(np.rint(one * self.scales[-1]).astype(np.int64).sum())
         self.over, self.number = np.zeros(1, np.int64), 0
+        self.hashes, self.expected = np.full((2, self.d), 99, np.uint64), None
 
     @property
     def vector(self):
@@ -68,7 +73,7 @@ class CheckedIterations(Iterations):
         self.known = True
         assert (self.over[0] == self.number) == stopped[0] == bool(seen.any())
         assert set(seen) <= {0, 1}
-        return int(seen @ [1, 2, 4])
+        return int(seen @ [1, 2, 4, 8])
 
     def launch(self, centers, following, stopped, some, log2_threads, each):
         """Launch a check of some labels; return what it says of each kind."""
@@ -77,11 +82,13 @@ class CheckedIterations(Iterations):
         checked = np.array((self.labels.ctypes.data, n, stride, self.k, log2_threads, each, 0), CHECKED)
         samples = -(-n // stride)
         blocks = -(-samples // (ROWS * THREADS >> log2_threads)) * -(-self.k // each) + self.d // COLUMNS + 1
-        seen = np.zeros(3, np.uint32)
+        seen = np.zeros(4, np.uint32)
+        self.hashes[0] = hash_of(centers if self.expected is None else self.expected.astype(self.work))
+        hashes = np.array(tuple(of.ctypes.data for of in self.hashes), HASHES)
         self.number += 1
         name = f"check_{LABEL[self.labels.dtype].replace(' ', '_')}_{int(self.vector > 1)}_{self.name}"
         sums = self.sums, 1 / self.scales, self.totals, int(self.known)
-        results = first, self.number, self.over, stopped, seen, blocks
+        results = first, self.number, self.over, stopped, seen, hashes, blocks
         self.checked.call(name, self.rows(), centers, following, checked, *sums, *results)
         return seen
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from host_cuda.checked_kmeans import CENTRES, LABELS, SUMS, CheckedIterations
+from host_cuda.checked_kmeans import CENTRES, CHANGED, LABELS, SUMS, CheckedIterations
 from host_cuda.fused_kmeans import KINDS, SHAPES, blobs
 from host_cuda.tall_skinny import DTYPES
 
-from tsapps.apps.kmeans.protect_plan import ROWS, THREADS
+from tsapps.apps.kmeans.protect_plan import ROWS, THREADS, hash_of
 
 #: Threads that share a row (as a power of two, more where it is longer), and centres of a block.
 SHARES = [(2, 4), (6, 12), (7, 1020)]
@@ -218,4 +218,51 @@ def test_what_follows_the_end_is_not_checked(rng):
     assert not of.launch(centers, following, stopped, some, 2, 4).any()
     assert of.over[0] == 1
     of.begin()
-    assert of.launch(centers, following, stopped, some, 2, 4).tolist() == [0, 0, 1]
+    assert of.launch(centers, following, stopped, some, 2, 4).tolist() == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_hash_by_hand(dtype):
+    centers = np.array([[1.0, -2.0], [0.5, 0.0]], dtype)
+    halves = {np.float32: (0x3F800000, 0xC0000000, 0x3F000000), np.float64: (0x3FF00000, 0xC0000000, 0x3FE00000)}[dtype]
+    # Of float64 the upper half is in the lower too, which is zero of these numbers.
+    one, minus_two, half = (bits if dtype == np.float32 else bits << 32 | bits for bits in halves)
+    factor = 0x9E3779B97F4A7C15
+    assert hash_of(centers).tolist() == [(one + 3 * half) * factor % 2**64, minus_two * factor % 2**64]
+
+
+@pytest.mark.each_choice
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]], ids=lambda kind: kind[0])
+@pytest.mark.parametrize(("d", "k"), SHAPES)
+def test_centers_that_changed_after_their_check_are_found(d, k, kind, rng):
+    of, centers, following = checked(d, k, kind, 50, rng)
+    assert of.check(centers, following) == 0
+    np.testing.assert_array_equal(of.hashes[1], hash_of(following))
+    of.iterate(following)
+    _, later = of.advance(following, 1)
+    assert of.check(following, later) == 0
+
+    def found(changed):
+        """What a check finds at centers in whose place others were computed; sums and labels are those of the right."""
+        of.begin()
+        of.expected = following
+        try:
+            return of.check(changed, later) & CHANGED
+        finally:
+            of.expected = None
+
+    assert found(following) == 0
+    bits = 8 * following.dtype.itemsize
+    for bit in {0, 1, bits // 2, bits - 2, bits - 1}:
+        changed = following.copy()
+        place = int(rng.integers(k)), int(rng.integers(d))
+        changed.view(f"u{bits // 8}")[place] ^= 1 << bit
+        assert found(changed) == CHANGED, bit
+    if k > 1:
+        a, b = rng.choice(k, 2, replace=False)
+        changed = following.copy()
+        changed[[a, b]] = changed[[b, a]]
+        assert found(changed) == CHANGED
+        changed = following.copy()
+        changed[a] = centers[a]
+        assert found(changed) == (CHANGED if (changed != following).any() else 0)
