@@ -8,6 +8,8 @@ working
     They raise `Stopped`, so that temporaries are removed; `finish` then writes the line.
 placing, placed
     A result takes its place, or has it: the command finishes, with its own exit code.
+ending
+    The last line is being written: they do nothing.
 ended
     The exit code is settled, and what is printed is printed: they end the process with it.
 
@@ -74,6 +76,7 @@ def _handle(number: int, _frame: object) -> None:
 def _leave(number: int) -> NoReturn:
     """End the process at once, with the line."""
     after = " after the result was written" if _State.phase == "placed" else ""
+    _State.phase = "ending"  # a signal that comes now is ignored
     with suppress(OSError):  # nobody reads stderr
         os.write(2, f"tsapps: {_LINES[signal.Signals(number)]}{after}\n".encode())
     os._exit(128 + number)

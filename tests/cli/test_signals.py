@@ -1,6 +1,7 @@
 """SIGINT and SIGTERM at every phase of a command: one line and 130 or 143, or a result and 0."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,11 +9,14 @@ from functools import cache
 
 import numpy as np
 import pytest
-from signal_trials import Counts, trials
+from forked import at_line, in_child
+from signal_trials import trials
 
-from tsapps import signals
+from tsapps import __main__, cli, signals
 from tsapps.apps.abft import calibration, calibration_file
+from tsapps.cli import result
 from tsapps.kernels import atomic_write
+from tsapps.matrix import write
 
 LINES = {signal.SIGINT: (130, "tsapps: interrupted\n"), signal.SIGTERM: (143, "tsapps: terminated\n")}
 BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
@@ -45,6 +49,7 @@ def python(program, *args, before=signal.SIG_DFL):
 
 
 @BOTH
+@pytest.mark.each_choice
 @pytest.mark.parametrize("module", ["tsapps.cli", "typer", "tsapps.cli.kmeans", "sklearn"])
 def test_before_and_while_the_command_begins(directory, number, module):
     done = python(AT, int(number), module, "sample", "iris", "x.npy")
@@ -76,6 +81,11 @@ def come(times=1):
 # A program of `PHASE`, the exit code (None: 130 or 143), and what stderr says (None: nothing).
 PROGRAMS = {
     "starting": ("come()", None, ""),
+    "while the line is written": (
+        "write = os.write\ndef twice(*of):\n write(*of); os.write = write; come()\nos.write = twice\ncome()",
+        None,
+        "",
+    ),
     # Cleaning up is not disturbed by a signal that came twice, and ended by one that comes later.
     "twice": (
         "signals.begin()\ntry:\n come()\nfinally:\n come(); print('clean'); signals.finish()",
@@ -130,6 +140,7 @@ PROGRAMS = {
 
 
 @BOTH
+@pytest.mark.each_choice
 @pytest.mark.parametrize("phase", PROGRAMS)
 def test_phases(number, phase):
     program, code, says = PROGRAMS[phase]
@@ -186,6 +197,7 @@ COMMANDS = {
 
 
 @BOTH
+@pytest.mark.each_choice
 @pytest.mark.parametrize("old", [False, True], ids=["new", "replaced"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_from_the_moment_the_result_is_in_place(directory, succeed, handlers, monkeypatch, command, old, number):
@@ -220,10 +232,92 @@ def test_from_the_moment_the_result_is_in_place(directory, succeed, handlers, mo
     assert not [entry for entry in place.parent.iterdir() if entry.name.startswith(".")]
 
 
+OWN = [signals, __main__, cli, atomic_write, write, result]
+
+
+def stopped_at(n, number, arguments):
+    """Run tsapps in a child that gets a signal at the nth line of `OWN`; return its exit code and stderr.
+
+    The signal is sent if there is a file `came` then.
+    """
+
+    def send():
+        os.close(os.open("came", os.O_CREAT))
+        os.kill(os.getpid(), number)
+
+    def command():
+        for descriptor, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+        sys.stdout, sys.stderr = (open(descriptor, "w") for descriptor in (1, 2))  # noqa: SIM115 the process ends
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv[1:] = arguments
+        signals.install()  # from here on
+        at_line(n, OWN, send)
+        try:
+            __main__.main()
+        except SystemExit as ended:
+            sys.stdout.flush()
+            os._exit(ended.code)
+
+    code = in_child(command)
+    with open("stderr") as file:
+        return code, file.read()
+
+
+SAMPLE = "out.npy", ("sample", "iris", "out.npy", "--force")
+KMEANS = "out", ("kmeans", "iris.npy", "--k", "2", "--force", "--device", "cpu", "--out", "out")
+
+
+@pytest.mark.parametrize(
+    ("number", "step", "output", "arguments"),
+    [
+        pytest.param(signal.SIGINT, 43, *SAMPLE, id="sample"),
+        pytest.param(signal.SIGTERM, 97, *KMEANS, id="kmeans"),
+        pytest.param(signal.SIGTERM, 1, *SAMPLE, id="sample, all", marks=pytest.mark.exhaustive),
+        pytest.param(signal.SIGINT, 3, *KMEANS, id="kmeans, many", marks=pytest.mark.exhaustive),
+    ],
+)
+@pytest.mark.parametrize("old", [False, True], ids=["new", "replaced"])
+def test_at_every_line(directory, succeed, iris, monkeypatch, number, step, output, arguments, old):
+    """The output is the old one and the exit code 130 or 143, or it is the new one and 0; every step-th line."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(signals._State, "phase", "starting")
+    where, came = directory / output, directory / "came"
+    succeed(*arguments)
+    others = {path.name for path in directory.iterdir()} - {output} | {"stdout", "stderr", "came"}
+
+    def found():
+        if not where.exists():
+            return None
+        return (where / "labels.npy" if where.is_dir() else where).stat().st_mtime_ns
+
+    n, codes = 1, set()
+    came.touch()
+    while came.exists():  # there was such a line
+        came.unlink()
+        if not old and where.exists():
+            shutil.rmtree(where) if where.is_dir() else where.unlink()
+        earlier = found()
+        signals._State.phase = "starting"
+        code, stderr = stopped_at(n, number, arguments)
+        if code == 0:
+            assert stderr == ""
+            assert found() not in (None, earlier)
+        else:
+            assert (code, stderr) == LINES[number]
+            assert found() == earlier
+        codes.add(code)
+        if not {path.name for path in directory.iterdir()} <= others | {output}:
+            succeed(*arguments)
+            assert {path.name for path in directory.iterdir()} <= others | {output}
+        n += step
+    assert codes == {0, LINES[number][0]}
+    assert n > 100
+
+
 @pytest.mark.exhaustive
 def test_signals_at_random_moments(directory):
     """The trials of signal_trials.py, some of them."""
     counts = trials(directory, 60, seed=1)
     assert counts.trials == 60
-    assert counts.harm == counts.tracebacks == counts.leftovers == counts.undocumented == 0, counts.examples
-    assert isinstance(counts, Counts)
+    assert (counts.harm, counts.tracebacks, counts.leftovers, counts.undocumented) == (0, 0, 0, 0), counts.examples

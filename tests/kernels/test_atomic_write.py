@@ -4,6 +4,8 @@ import errno
 import fcntl
 import json
 import os
+import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import warnings
 
 import numpy as np
 import pytest
+from forked import at_line, in_child
 
 from bench import record
 from tsapps.apps.abft.rest import encode
@@ -382,3 +385,91 @@ def test_directories_of_killed_processes(tmp_path, how, old, left, says):
         assert_directory(path, left)
     write_directory(path, "newer")
     assert_directory(path, "newer")
+
+
+# The same at every line of the writers: a child that is killed, or interrupted, when it has come to the nth one.
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def at_every_line(stop, write, check):
+    """Let `write` be stopped at each of its lines in turn, and `check` after each; return at how many."""
+    for n in range(1, 1000):
+
+        def stopped(n=n):
+            at_line(n, [atomic_write], stop)
+            try:
+                write()
+            except KeyboardInterrupt:
+                os._exit(1)
+
+        status = in_child(stopped)
+        check()
+        if status == 0:
+            return n - 1
+        assert status in (-signal.SIGKILL, 1)
+    raise AssertionError("the writer has no end")
+
+
+@pytest.fixture
+def without_fsync(monkeypatch):
+    """Of which nothing is to be seen but time, as long as the machine itself does not stop."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+STOPS = pytest.mark.parametrize("stop", [kill, interrupt], ids=["killed", "interrupted"])
+
+
+@STOPS
+@pytest.mark.each_choice
+@pytest.mark.usefixtures("without_fsync")
+@pytest.mark.parametrize("old", [True, False])
+@pytest.mark.filterwarnings("ignore:.*killed process")
+def test_a_file_is_whole_at_every_line(tmp_path, kind, old, stop):
+    path = tmp_path / "x"
+
+    def start_again():
+        write_bytes(path, b"old")
+        assert os.listdir(tmp_path) == ["x"]
+        if not old:
+            path.unlink()
+
+    def check():
+        assert (path.read_bytes() if path.exists() else None) in (b"new", b"old" if old else None)
+        if stop is interrupt and kind == "unnamed" and not old:
+            assert os.listdir(tmp_path) in ([], ["x"])
+        start_again()
+
+    start_again()
+    assert at_every_line(stop, lambda: write_bytes(path, b"new"), check) > 20
+
+
+@STOPS
+@pytest.mark.each_choice
+@pytest.mark.usefixtures("without_fsync")
+@pytest.mark.parametrize("old", [True, False])
+@pytest.mark.filterwarnings("ignore:.*killed process")
+def test_a_directory_is_whole_at_every_line(tmp_path, exchange, old, stop):
+    path = tmp_path / "x"
+
+    def start_again():
+        write_directory(path, "old")
+        assert os.listdir(tmp_path) == ["x"]
+        if not old:
+            shutil.rmtree(path)
+
+    def check():
+        if stop is kill and exchange == "renamed twice":
+            remove_leftovers(path, NAMES)
+        if path.exists():
+            assert_directory(path, "old" if old and (path / "a.npy").read_text() == "old" else "new")
+        else:
+            assert not old
+        start_again()
+
+    start_again()
+    assert at_every_line(stop, lambda: write_directory(path, "new"), check) > 20
