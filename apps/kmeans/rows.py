@@ -19,8 +19,9 @@ __all__ = ["ArrayRows", "Rows", "SparseRows", "UnitRows", "as_numbers", "check_r
 def check_real(dtype: np.dtype, name: str) -> None:
     """Raise ValueError for complex numbers, and for those that float64 does not hold; says so of `name`."""
     if dtype.kind == "c":
-        raise ValueError(
-            f"{name} has dtype {dtype}; expected real numbers: take its real part, or both parts as columns"
+        raise ValueError(  # scikit-learn's checks of estimators look for the words in brackets
+            f"{name} has dtype {dtype}; expected real numbers (Complex data not supported): take its real part, or "
+            f"both parts as columns"
         )
     if dtype.kind == "f" and dtype.itemsize > 8:
         raise ValueError(

@@ -295,7 +295,7 @@ def test_more_clusters_than_samples(rng):
         (np.zeros((0, 3)), "at least one sample"),
         (np.zeros((3, 0)), "at least one sample and one feature"),
         (np.zeros((3, 2), complex), "dtype complex128; expected real numbers"),
-        (np.array([["a", "b"]]), "expected real numbers"),
+        (np.array([["a", "b"]]), "could not convert string to float"),
     ],
 )
 def test_not_a_matrix(X, message):
