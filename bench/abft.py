@@ -2,6 +2,7 @@
 
     python bench/abft.py --campaign --device cpu --minutes 8
     python bench/abft.py --campaign --device cuda --missing
+    python bench/abft.py --campaign --device cpu --target kmeans
     python bench/abft.py --speed --job encode --job verify
 
 The campaign makes one record a cell (`abft_campaign.Cell`) in bench/results/<device>/abft-campaign.json: how many
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from secrets import randbelow
 from typing import Any
@@ -29,6 +31,8 @@ from bench import record
 from bench.abft_at_rest import try_at_rest, try_sidecar
 from bench.abft_campaign import DTYPES, Cell
 from bench.abft_in_flight import try_judged, try_product
+from bench.abft_kmeans import cells as cells_of_kmeans
+from bench.abft_kmeans import try_kmeans
 from tsapps.kernels.backend import gpus, why_no_gpu
 
 _TRY = {
@@ -37,6 +41,7 @@ _TRY = {
     "product": try_product,
     "mid-product": try_product,
     "judged": try_judged,
+    "kmeans": try_kmeans,
 }
 JOBS = ("encode", "verify", "matmul", "kmeans")
 # Records that are written at a time.
@@ -78,7 +83,7 @@ def run_campaign(options: argparse.Namespace) -> int:
 
 def _asked(options: argparse.Namespace) -> Iterator[Cell]:
     """Yield the cells that are asked for and can be tried on the device."""
-    for cell in campaign.cells():
+    for cell in chain(campaign.cells(), cells_of_kmeans()):
         asked = cell.dtype in (options.dtype or DTYPES) and cell.target in (options.target or _TRY)
         if not asked or options.device not in cell.engines:
             continue

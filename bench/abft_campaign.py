@@ -67,16 +67,18 @@ class Cell:
 
     Attributes
     ----------
-    target : {"at-rest", "sidecar", "product", "mid-product", "judged"}
+    target : {"at-rest", "sidecar", "product", "mid-product", "judged", "kmeans"}
         A matrix after it was encoded; the file of its checksums; C = A · B after it was computed, by `check_product`;
         its sums before they are rounded, by `matmul`; elements without a fault, of which all are judged, as are those
-        of rows that are suspected.
+        of rows that are suspected; a protected fit.
     code : str
-        "exact" or "float"; of a sidecar "sha256"; of products the threshold, "proven" or "statistical".
+        "exact" or "float"; of a sidecar "sha256"; of products the threshold, "proven" or "statistical"; of K-means the
+        engine, "numpy" or "cublas".
     dtype, distribution : str
     fault : {"none", "bit", "two-bits", "word", "two-words", "tile", "rectangle"}
         One bit or two of an element; 32 bits by any others, of products an element by any other; two such words in one
-        block or tile; a square of zeros; +δ −δ −δ +δ. "none" looks for false alarms.
+        block or tile; a square of zeros; +δ −δ −δ +δ. "none" looks for false alarms. Of K-means those of
+        `kmeans_faults`, and when they come.
     m, n : int
         Of the matrix at rest, or of C.
     """
@@ -92,6 +94,8 @@ class Cell:
     @property
     def engines(self) -> tuple[str, ...]:
         """Where it can be tried: the float code verifies on the CPU, and sums are within reach only there."""
+        if self.target == "kmeans":
+            return ("cpu",) if self.code == "numpy" else ("cuda",)
         anywhere = self.code == "exact" or self.target == "product" or (self.target, self.fault) == NO_FAULT_ON_ITS_WAY
         return ("cpu", "cuda") if anywhere else ("cpu",)
 

@@ -1,23 +1,24 @@
 """Faults of K-means, injected into the passes of an engine: sums, centers, and the copies that a pass makes of them.
 
-A fault is a seam, where it is injected, and a change of arrays in place. `Trial` says which fault, at which assignment
-of a run, and by which random numbers; `injected` fits once with it, and `outcome_of` says what became of it:
+A `Fault` is a seam, where it is injected, and a change of arrays in place. A `Trial` says which fault, at which
+assignment of a run, and by which random numbers. `injected` fits once with it, and `outcome_of` compares the result
+with that of a fit without it:
 
-    no effect   the same iterations, and nothing found
-    healed      other iterations, the same bits of the result, nothing found
-    repaired    found, and the same bits of the result
-    raised      found, and no result
-    other       another result, found or not: a protected fit gives none of these
+    no effect         the same iterations, nothing found
+    healed            other iterations, the same bits of the result, nothing found
+    repaired          found, and the same bits of the result
+    raised            found, and no result
+    other noticed     another result, though something was found
+    other unnoticed   another result
 
-Seams are methods of `Engine`, so that one class serves the engines that share `Engine.assign`.
+A protected fit gives none of the last two. Seams are methods of `Engine`, so that one class serves every engine that
+shares `Engine.assign`; those of our own kernels, which iterate without the host, are in `kmeans_faults_gpu.py`.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,14 +27,17 @@ from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.protection import FaultError
-from tsapps.apps.kmeans.rows import ArrayRows
+from tsapps.apps.kmeans.rows import ArrayRows, Rows, UnitRows
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["FAULTS", "OUTCOMES", "WHEN", "Data", "Fault", "Trial", "campaign", "data", "injected", "outcome_of"]
+__all__ = ["FAULTS", "KINDS", "OUTCOMES", "WHEN", "Data", "Fault", "Trial", "draw", "injected", "outcome_of", "tried"]
 
 OUTCOMES = ("no effect", "healed", "repaired", "raised", "other noticed", "other unnoticed")
-#: Where a trial's assignment lies in a run: its first iteration, one in the middle, its last, and what follows.
-WHEN = ("first", "middle", "last", "after")
+#: Where a trial's assignment lies in a run: its first iteration, any, its last, or what follows the last.
+WHEN = ("first", "any", "last", "after")
+#: Of data: clusters that overlap; pairs x, −x next to each other, so that blocks add up to nothing; samples that are
+#: equal, and first centers far away, so that clusters are empty; and rows of norm 1.
+KINDS = ("blobs", "pairs", "empty", "cosine")
 # Rows of a block, so that few rows are several blocks.
 _ROWS = 128
 
@@ -45,12 +49,12 @@ class Fault:
     Attributes
     ----------
     name : str
-    seam : {"step", "block", "copy", "before", "next", "iterated", "end", "given"}
-        After `assign`; after one block of it; its copy of the centers, before the first block; the centers before it;
-        the centers that follow; what `iterate` returns; the result's centers before their inertia is computed, and
-        when the labels are counted, after the last run.
+    seam : str
+        "step" after `assign`, "block" after one block of it, "copy" of the centers, before the first block, "before",
+        the centers of an assignment, "kept", their copy, "next", the centers that follow, "iterated", what `iterate`
+        returns, "result", the centers of a run before their inertia is computed, "given", those of all runs.
     change : callable
-        Called with the random numbers and the arrays at the seam, which it changes in place.
+        Called with random numbers and the arrays at the seam, which it changes in place.
     """
 
     name: str
@@ -71,7 +75,7 @@ class Trial:
 class Data:
     """Samples, and how they are clustered."""
 
-    X: np.ndarray
+    source: Rows
     k: int
     weights: np.ndarray | None
     options: dict[str, Any]
@@ -96,22 +100,35 @@ def exchange(rng: np.random.Generator, *arrays: Any) -> None:
         array[b] = held
 
 
-def _one(rng: np.random.Generator, sums: Any, factor: float) -> None:
-    sums[int(rng.integers(len(sums)))] *= factor
+def revert(rng: np.random.Generator, centers: Any, old: Any) -> None:
+    """Give one center the place that it had in the iteration before."""
+    moved = np.flatnonzero((centers != old).any(axis=1))
+    if len(moved):
+        row = int(rng.choice(moved))
+        centers[row] = old[row]
 
 
-def _old(rng: np.random.Generator, centers: Any, old: Any) -> None:
-    row = int(rng.integers(len(centers)))
-    centers[row] = old[row]
+def _scaled(factor: float) -> Callable[..., None]:
+    """Return a fault that multiplies one cluster's sums."""
+
+    def change(rng: np.random.Generator, step: Assignment) -> None:
+        step.sums[int(rng.integers(len(step.sums)))] *= factor
+
+    return change
 
 
-def _of_centers(seam: str) -> tuple[Fault, ...]:
-    """Return what can happen to centers at a seam, whose arrays are these and those of the assignment before."""
-    return (
-        Fault(f"center flipped, {seam}", seam, lambda rng, centers, _: flip(rng, centers)),
-        Fault(f"centers exchanged, {seam}", seam, lambda rng, centers, _: exchange(rng, centers)),
-        Fault(f"old center, {seam}", seam, _old),
-    )
+def _block(factor: int, *, weights: bool) -> Callable[..., None]:
+    """Return a fault that counts what a block adds to the sums so many times."""
+
+    def change(_: np.random.Generator, sums: Any, totals: Any) -> None:
+        for array in (sums, totals) if weights else (sums,):
+            array *= array.dtype.type(factor)
+
+    return change
+
+
+def _not_counted(_: np.random.Generator, step: Assignment) -> None:
+    step.moved = 0
 
 
 FAULTS: dict[str, Fault] = {
@@ -119,96 +136,103 @@ FAULTS: dict[str, Fault] = {
     for fault in (
         Fault("sums exchanged", "step", lambda rng, step: exchange(rng, step.sums)),
         Fault("clusters exchanged", "step", lambda rng, step: exchange(rng, step.sums, step.weights)),
-        Fault("sums doubled", "step", lambda rng, step: _one(rng, step.sums, 2)),
-        Fault("sums zeroed", "step", lambda rng, step: _one(rng, step.sums, 0)),
-        Fault("sums an ulp off", "step", lambda rng, step: _one(rng, step.sums, 1 + 2.0**-23)),
+        Fault("sums doubled", "step", _scaled(2)),
+        Fault("sums zeroed", "step", _scaled(0)),
+        Fault("sums an ulp off", "step", _scaled(1 + 2.0**-23)),
         Fault("sum flipped", "step", lambda rng, step: flip(rng, step.sums)),
         Fault("weight flipped", "step", lambda rng, step: flip(rng, step.weights)),
-        Fault("block twice", "block", lambda rng, sums, weights: _scale(2, sums)),
-        Fault("block lost", "block", lambda rng, sums, weights: _scale(0, sums)),
-        Fault("block and weights twice", "block", lambda rng, sums, weights: _scale(2, sums, weights)),
-        Fault("block and weights lost", "block", lambda rng, sums, weights: _scale(0, sums, weights)),
-        Fault("copy flipped", "copy", lambda rng, columns, norms: flip(rng, columns, norms)),
+        Fault("labels not counted", "step", _not_counted),
+        Fault("block twice", "block", _block(2, weights=False)),
+        Fault("block lost", "block", _block(0, weights=False)),
+        Fault("block and weights twice", "block", _block(2, weights=True)),
+        Fault("block and weights lost", "block", _block(0, weights=True)),
+        Fault("copy flipped", "copy", flip),
         Fault("copy exchanged", "copy", lambda rng, columns, norms: exchange(rng, columns.T, norms)),
-        *(fault for seam in ("before", "next", "end", "given") for fault in _of_centers(seam)),
-        Fault("old centers kept", "iterated", lambda rng, found, old: flip(rng, found.at)),
-        Fault("next centers kept", "iterated", lambda rng, found, old: flip(rng, found.centers)),
+        Fault("center flipped before use", "before", lambda rng, centers, _: flip(rng, centers)),
+        Fault("centers exchanged before use", "before", lambda rng, centers, _: exchange(rng, centers)),
+        Fault("center of before, before use", "before", revert),
+        Fault("next center flipped", "next", lambda rng, centers, _: flip(rng, centers)),
+        Fault("next centers exchanged", "next", lambda rng, centers, _: exchange(rng, centers)),
+        Fault("next center of before", "next", revert),
+        Fault("kept center flipped", "kept", flip),
+        Fault("last centers flipped", "iterated", lambda rng, found: flip(rng, found.at)),
+        Fault("final center flipped", "iterated", lambda rng, found: flip(rng, found.centers)),
+        Fault("center of a result flipped", "result", flip),
+        Fault("centers of a result exchanged", "result", exchange),
+        Fault("center given out flipped", "given", flip),
+        Fault("centers given out exchanged", "given", exchange),
     )
 }
-
-
-def _scale(factor: int, *arrays: Any) -> None:
-    for array in arrays:
-        array *= array.dtype.type(factor)
 
 
 class Seams(Engine):
     """An engine that injects one fault, and records which centers its assignments were given."""
 
     trial: Trial | None = None
-    #: Assignments begun, and where the iterations of the first run ended.
+    #: Assignments begun, and as many as the iterations of the first run took.
     made = ended = 0
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.path: list[bytes] = []
         self._old: Any = None
         self._result: Any = None
         self._done = False
 
-    def _inject(self, seam: str, *arrays: Any, at: int | None = None) -> None:
-        """Change the arrays, if the trial says so: once, at the first turn of a seam at or after its assignment."""
+    def _inject(self, seam: str, *arrays: Any, made: int | None = None) -> None:
+        """Change the arrays once, the first time that the trial says so."""
         trial = self.trial
         if trial is None or self._done or trial.fault.seam != seam:
             return
-        if seam in ("end", "given", "iterated") or (self.made if at is None else at) == trial.at:
+        if made is None or made == trial.at:
             self._done = True
-            with np.errstate(all="ignore"):
-                trial.fault.change(np.random.default_rng(trial.seed), *arrays)
+            trial.fault.change(np.random.default_rng(trial.seed), *arrays)
 
-    def block_rows(self, n_columns: int) -> int:
+    def block_rows(self, n_columns: int) -> int:  # noqa: ARG002 (of any width)
         return _ROWS
 
     def each_block(self, work: Callable[[int, Any], Any], n_columns: int) -> Iterator[Any]:
-        for self._block, (start, block) in enumerate(self.blocks(n_columns)):  # in order, for trials to be repeatable
+        # In order, for trials to be repeatable.
+        for start, block in self.blocks(n_columns):
+            self._start = start
             yield work(start, self.prepared(block))
 
     def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:
-        self._inject("before", centers, centers if self._old is None else self._old)
+        self._inject("before", centers, centers if self._old is None else self._old, made=self.made)
+        if self.protection is not None and hasattr(self.protection, "kept"):
+            self._inject("kept", self.protection.kept.centers, made=self.made)
         self.path.append(centers.tobytes())
         self._old = centers.copy()
         step = super().assign(centers, update=update, potential=potential)
         if update:
-            self._inject("step", step)
+            self._inject("step", step, made=self.made)
         self.made += 1
         return step
 
     def assign_block(self, block: Any, weights: Any, columns: Any, norms: Any, **options: Any) -> Any:
-        self._inject("copy", columns, norms)
+        self._inject("copy", columns, norms, made=self.made)
         labels, scores, sums, totals = super().assign_block(block, weights, columns, norms, **options)
-        if (
-            options["update"]
-            and self.trial is not None
-            and self._block == self.trial.seed % -(-self.n_samples // _ROWS)
-        ):
-            self._inject("block", sums, totals)
+        if options["update"] and self.trial is not None:
+            number = self.trial.seed % -(-self.n_samples // _ROWS)
+            if self._start == number * _ROWS:
+                self._inject("block", sums, totals, made=self.made)
         return labels, scores, sums, totals
 
     def next_centers(self, step: Assignment, centers: np.ndarray) -> np.ndarray:
         following = super().next_centers(step, centers)
-        self._inject("next", following, centers, at=self.made - 1)
+        self._inject("next", following, centers, made=self.made - 1)
         return following
 
     def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
         found = super().iterate(centers, before, last, tol, report)
         if found.fault is None and found.at is not None:
-            self._inject("iterated", found, self._old)
+            self._inject("iterated", found)
         self.ended = self.ended or self.made
         return found
 
     def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
         self._result = centers
-        self._inject("end", centers, self._old)
+        self._inject("result", centers)
         return super().checked_inertia(centers)
 
     def result_inertia(self, centers: np.ndarray) -> float:
@@ -216,27 +240,38 @@ class Seams(Engine):
         return super().result_inertia(centers)
 
     def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
-        self._inject("given", self._result, self._old)
+        self._inject("given", self._result)
         return super().cluster_sizes(labels, k)
 
 
-def data(rng: np.random.Generator, dtype: str) -> Data:
-    """Draw samples of clusters that overlap, so that runs from other centers end elsewhere."""
-    n, d, k = int(rng.integers(300, 900)), int(rng.integers(2, 9)), int(rng.integers(3, 9))
-    X = rng.standard_normal((n, d)) + 2 * rng.standard_normal((k, d))[rng.integers(0, k, n)] + rng.integers(0, 2) * 50
+def draw(kind: str, dtype: str, rng: np.random.Generator) -> Data:
+    """Draw samples of a kind, of which runs from other centers end elsewhere."""
+    n, d, k = int(rng.integers(150, 450)), int(rng.integers(2, 9)), int(rng.integers(3, 9))
+    X = rng.standard_normal((n, d)) + 2 * rng.standard_normal((k, d))[rng.integers(0, k, n)]
+    init = X[:k].copy()
+    if kind == "pairs":
+        X = np.stack([X, -X], axis=1).reshape(2 * n, d)
+    elif kind == "empty":
+        X = X[rng.integers(0, 2 * k, n)]
+        init[-1] = 1e3
+    elif kind == "blobs":
+        offset = int(rng.integers(2)) * 50
+        X, init = X + offset, init + offset
     X = X.astype(dtype)
-    weights = rng.random(n) + 0.1 if rng.integers(3) == 0 else None
+    weights = rng.random(len(X)) + 0.1 if rng.integers(3) == 0 else None
     max_iter = 300 if rng.integers(2) else int(rng.integers(2, 12))
-    return Data(X, k, weights, {"init": X[:k], "tol": 0.0, "max_iter": max_iter})
+    source = UnitRows(ArrayRows(X), X.dtype) if kind == "cosine" else ArrayRows(X)
+    return Data(source, k, weights, {"init": init.astype(dtype), "tol": 0.0, "max_iter": max_iter})
 
 
-def injected(
-    kind: type[Engine], of: Data, trial: Trial | None, *arguments: Any, protect: bool = True
-) -> tuple[Any, Any]:
-    """Fit once; return the engine and the clustering, or None where the fit raised a `FaultError`."""
-    engine = type("Faulty", (Seams, kind), {})(ArrayRows(of.X), of.X.dtype, of.weights, *arguments)
+def injected(seams: Callable[..., Engine], of: Data, trial: Trial | None, *, protect: bool = True) -> tuple[Any, Any]:
+    """Fit once; return the engine, and the clustering or None where the fit raised a `FaultError`.
+
+    `seams` is called as an engine is, and takes a `trial`.
+    """
+    engine: Any = seams(of.source, of.source.dtype, of.weights)
     engine.trial = trial
-    options = of.options | {"init": of.options["init"].copy()}
+    options = {name: one.copy() if isinstance(one, np.ndarray) else one for name, one in of.options.items()}
     with np.errstate(all="ignore"):
         try:
             found = lloyd.fit(engine, of.k, protect=protect, random_state=np.random.RandomState(0), **options)
@@ -245,9 +280,9 @@ def injected(
     return engine, found
 
 
-def outcome_of(clean: tuple[Any, Any], tried: tuple[Any, Any]) -> str:
-    """Return what became of a trial, one of `OUTCOMES`."""
-    (engine, expected), (faulty, found) = clean, tried
+def outcome_of(clean: tuple[Any, Any], faulty: tuple[Any, Any]) -> str:
+    """Return what became of a trial, one of `OUTCOMES`, from what `injected` returned without the fault and with it."""
+    (engine, expected), (tried_engine, found) = clean, faulty
     if found is None:
         return "raised"
     same = (
@@ -260,27 +295,29 @@ def outcome_of(clean: tuple[Any, Any], tried: tuple[Any, Any]) -> str:
         return "other noticed" if found.faults else "other unnoticed"
     if found.faults:
         return "repaired"
-    return "no effect" if faulty.path == engine.path else "healed"
+    return "no effect" if tried_engine.path == engine.path else "healed"
 
 
-def when_of(engine: Seams, when: str, rng: np.random.Generator) -> int:
-    """Return an assignment of a run like this engine's."""
+def _assignment(engine: Any, when: str, rng: np.random.Generator) -> int:
+    """Return the number of an assignment of a run like this engine's."""
     last = engine.ended - 1
     if when == "after":
-        return int(rng.integers(last + 1, engine.made)) if engine.made > last + 1 else last
-    return {"first": 0, "middle": int(rng.integers(last + 1)), "last": last}[when]
+        return int(rng.integers(engine.ended, max(engine.made, engine.ended + 1)))
+    return {"first": 0, "any": int(rng.integers(engine.ended)), "last": last}[when]
 
 
-def campaign(
-    kind: type[Engine], seed: int, *arguments: Any, faults: Iterator[Fault] | None = None, trials: int = 1
-) -> dict[tuple[str, str], Counter[str]]:
-    """Try faults at every time, each on other data; return how often each outcome was, by fault and time."""
-    counts: dict[tuple[str, str], Counter[str]] = {}
-    rng = np.random.default_rng(seed)
-    for fault, when, _ in itertools.product(list(faults or FAULTS.values()), WHEN, range(trials)):
-        of = data(rng, "float32" if rng.integers(2) else "float64")
-        clean = injected(kind, of, None, *arguments)
-        trial = Trial(fault, when_of(clean[0], when, rng), int(rng.integers(2**31)))
-        tried = injected(kind, of, trial, *arguments)
-        counts.setdefault((fault.name, when), Counter())[outcome_of(clean, tried)] += 1
-    return counts
+def tried(
+    seams: Callable[..., Engine],
+    fault: Fault,
+    when: str,
+    kind: str,
+    dtype: str,
+    rng: np.random.Generator,
+    *,
+    protect: bool = True,
+) -> str:
+    """Try a fault once, on data of its own; return what became of it, one of `OUTCOMES`."""
+    of = draw(kind, dtype, rng)
+    clean = injected(seams, of, None, protect=protect)
+    trial = Trial(fault, _assignment(clean[0], when, rng), int(rng.integers(2**31)))
+    return outcome_of(clean, injected(seams, of, trial, protect=protect))

@@ -172,14 +172,15 @@ class Engine(Blocks):
         def work(start: int, block: Any) -> tuple[Any, ...]:
             weights = self.weights_of(start, block)
             labels, scores, *sums = self.assign_block(block, weights, *operands, update=update, potential=potential)
-            again = self.sum_block(block, weights, labels, k) if twice else (0, 0)
+            again = self.sum_block(block, weights, labels, k) if twice else ()
             held = self.labels[start : start + len(block)]
             moved = self.relabel(held, labels)
             if scores is not None:
                 scores = (scores if weights is None else scores * weights).sum(dtype=np.float64)
             return moved, scores, *sums, *again
 
-        totals = [self.xp.zeros(shape if update else 0) for shape in 2 * ((k, self.n_features), k)]
+        shapes = ((k, self.n_features), k) if update else (0, 0)
+        totals = [self.xp.zeros(shape) for shape in (1 + twice) * shapes]
         moved, scores = [], []
         for part in self.each_block(work, k):
             moved.append(part[0])

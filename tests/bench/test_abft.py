@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench import abft, abft_at_rest, abft_campaign, abft_in_flight, abft_ratios, abft_summary, record
+from bench import abft, abft_at_rest, abft_campaign, abft_in_flight, abft_kmeans, abft_ratios, abft_summary, record
 from bench.abft_at_rest import Damage, Matrix, judged, try_at_rest, try_sidecar
 from bench.abft_campaign import cells, draw, flipped, interval
 from bench.abft_in_flight import Limits, try_product
@@ -297,3 +297,37 @@ def test_the_summary_by_hand():
         "|---|---|--:|--:|--:|--:|--:|--:|",
         "| proven | float16 | – | – | – | 7.2 | – | – |",
     ]
+
+
+def test_cells_of_kmeans_are_a_fault_and_a_time_each():
+    every = list(abft_kmeans.cells())
+    assert len(set(every)) == len(every)
+    assert {cell.engines for cell in every} == {("cpu",), ("cuda",)}
+    assert {(cell.code, *cell.engines) for cell in every} == {("numpy", "cpu"), ("cublas", "cuda")}
+    assert {cell.fault.partition("; ")[2] for cell in every} == set(abft_kmeans.WHEN)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "harmless", "detected", "repaired", "miscorrected", "found"),
+    [
+        ("healed", 10, 0, 0, 0, []),
+        ("repaired", 0, 10, 10, 0, []),
+        ("raised", 0, 10, 0, 0, ["0 of 10 certain to be repaired"]),
+        ("other unnoticed", 0, 0, 0, 10, ["10 of 10 miscorrected", "0 of 10 certain to be detected"]),
+    ],
+)
+def test_outcomes_of_kmeans_are_counted(outcome, harmless, detected, repaired, miscorrected, found, monkeypatch):
+    monkeypatch.setattr(abft_kmeans, "tried", lambda *_: outcome)
+    cell = next(cell for cell in abft_kmeans.cells() if cell.code == "numpy")
+    counts = abft_kmeans.try_kmeans(cell, 0, "cpu")
+    assert (counts.trials, counts.harmless, counts.detected, counts.repaired) == (10, harmless, detected, repaired)
+    assert counts.miscorrected == miscorrected
+    assert abft.findings(abft_campaign.record_of(cell, counts, 0))[: len(found)] == found
+
+
+def test_a_cell_of_kmeans_on_the_cpu():
+    cell = next(cell for cell in abft_kmeans.cells() if cell.fault == "next centers exchanged; any")
+    counts = abft_kmeans.try_kmeans(replace(cell, code="numpy"), 1, "cpu")
+    assert counts.repaired > 5
+    assert counts.miscorrected == 0
+    assert counts.certain == counts.certain_repaired == counts.repaired

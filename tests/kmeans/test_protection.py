@@ -96,12 +96,36 @@ def test_by_hand(fault):
     assert_same(found, expected)
 
 
-def test_sums_of_other_samples_are_found_in_the_result():
-    # The second assignment moves no label, and is the last: its sums make the centres.
+def of_the_second_sums(fault):
+    """Return a fault of the sums that were added up a second time."""
+    return lambda engine, step: fault(engine, step.again)
+
+
+@pytest.mark.parametrize("fault", [moved_sum, of_the_second_sums(moved_sum), of_the_second_sums(no_number)])
+def test_sums_of_other_samples_are_found_in_their_iteration(fault):
     options = {"init": np.array([[0.0], [10.0]]), "tol": 0}
-    found = fitted(FOUR, 2, {1: moved_sum}, **options)
-    assert found.faults == 1
-    assert_same(found, fitted(FOUR, 2, **options))
+    expected = fitted(FOUR, 2, **options)
+    for when in (0, 1):
+        engine = FaultyEngine(ArrayRows(FOUR), FOUR.dtype, None)
+        engine.faulty = {when: fault}
+        found = lloyd.fit(engine, 2, protect=True, random_state=np.random.RandomState(0), **options)
+        # Three assignments, and one once more. Where labels were forgotten, the last says that all changed, and the
+        # result takes two more: its labels at the final centers, and those a second time.
+        assert (found.faults, engine.made) == (1, 4 if when == 0 else 6)
+        assert_same(found, expected)
+
+
+def test_labels_that_are_not_counted_do_not_end_a_run():
+    def not_counted(engine, step):
+        step.moved = 0
+
+    # From 0 and 1: labels 0 1 1 1, means 0 and 22/3; then 0 0 1 1, which are the last.
+    options = {"init": FOUR[:2], "tol": 0}
+    expected = fitted(FOUR, 2, **options)
+    for when in (0, 1):
+        found = fitted(FOUR, 2, {when: not_counted}, **options)
+        assert found.faults == 1
+        assert_same(found, expected)
 
 
 @pytest.mark.parametrize("fault", [wrong_label, no_label])
@@ -157,10 +181,20 @@ def test_a_fault_that_persists_is_an_error():
     always = dict.fromkeys(range(100), wrong_sum)
     with pytest.raises(FaultError, match=rf"iteration 1 went wrong {MOST_AGAIN + 1} times, .* sums did not add up"):
         fitted(FOUR, 2, always)
-    # Of each run's three assignments, the second makes the centres, and the third makes it once more.
-    always = {i: moved_sum for i in range(100) if i % 3 == 1}
-    with pytest.raises(FaultError, match=rf"the result of a run went wrong {MOST_AGAIN + 1} times"):
-        fitted(FOUR, 2, always, init=np.array([[0.0], [10.0]]), tol=0)
+    with pytest.raises(FaultError, match=rf"iteration 1 went wrong {MOST_AGAIN + 1} times, .* to the same twice"):
+        fitted(FOUR, 2, dict.fromkeys(range(100), moved_sum))
+
+
+def test_a_result_that_never_comes_out_the_same_is_an_error():
+    class Engine(CpuEngine):
+        inertias = 0
+
+        def inertia(self, centers):
+            self.inertias += 1
+            return super().inertia(centers) + self.inertias
+
+    with pytest.raises(FaultError, match=rf"the result of a run went wrong {MOST_AGAIN + 1} times, .* inertia"):
+        lloyd.fit(Engine(ArrayRows(FOUR), FOUR.dtype, None), 2, protect=True, random_state=np.random.RandomState(0))
 
 
 @pytest.mark.parametrize("weighted", [False, True])

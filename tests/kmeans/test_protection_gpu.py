@@ -1,5 +1,9 @@
 """Protected fits on a GPU: faults are found and made good, and where there are none nothing changes by a bit."""
 
+import sys
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import oracle
 import pytest
@@ -10,8 +14,21 @@ from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.choose import open_engine
 from tsapps.apps.kmeans.protection import MOST_AGAIN, FaultError
 
+# The benchmarks are no part of what installs.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench import kmeans_faults as faults
+
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+
+
+def faulty_cublas():
+    """Return the cublas engine with the seams of `kmeans_faults`, as that asks for engines."""
+    from tsapps.apps.kmeans.cuda import CublasEngine
+
+    return partial(type("FaultyCublasEngine", (faults.Seams, CublasEngine), {}), index=0)
+
 
 #: Few features by multiply-adds and by products, few clusters of short and of long rows, and many clusters.
 SHAPES = [
@@ -164,17 +181,106 @@ def test_wrong_centres_are_found(monkeypatch):
 
     launch = StepCheck.launch
 
-    def wrong(check, now, following, place):
+    def wrong(check, now, following, *place):
         nonlocal made
         if made == 2:
             following[5, 7] += 1
         made += 1
-        launch(check, now, following, place)
+        launch(check, now, following, *place)
 
     monkeypatch.setattr(StepCheck, "launch", wrong)
     found = fitted(engine, X, 33, protect=True)
     assert found.faults == 1
     assert_same(found, expected)
+
+
+def lowest_bit(centers, old):
+    centers[1:2, :1].view(f"u{centers.itemsize}")[...] ^= 1
+
+
+def exchanged(centers, old):
+    centers[:2] = centers[:2][::-1].copy()
+
+
+def reverted(centers, old):
+    centers[1] = old[1] + 1
+
+
+@pytest.mark.parametrize("change", [lowest_bit, exchanged, reverted])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("n", "d", "k"), SHAPES)
+def test_centers_that_change_after_their_check_are_found(n, d, k, dtype, change, monkeypatch):
+    from tsapps.apps.kmeans.fused_check import StepCheck
+
+    X = data(n, d, k, dtype)
+    expected = fitted(opened(X), X, k, protect=False)
+    step_kind(X, k)
+    launch = StepCheck.launch
+    # After the first check, one in the middle, and the last, behind which centers only come to the host.
+    for when in sorted({0, expected.n_iter // 2, expected.n_iter - 1}):
+        made = 0
+
+        def wrong(check, now, following, *place, when=when):
+            nonlocal made
+            launch(check, now, following, *place)
+            if made == when:
+                change(following, now)
+            made += 1
+
+        with monkeypatch.context() as patch:
+            patch.setattr(StepCheck, "launch", wrong)
+            found = fitted(opened(X), X, k, protect=True)
+        assert found.faults == 1, when
+        assert_same(found, expected)
+
+
+def test_first_centers_that_change_on_their_way_are_found(monkeypatch):
+    from tsapps.apps.kmeans.fused_step import Step
+
+    X = data(9_999, 40, 33, np.float32)
+    expected = fitted(opened(X), X, 33, protect=False)
+    begin, made = Step._begin, 0
+
+    def wrong(step, centers):
+        nonlocal made
+        begin(step, centers)
+        if made == 0:
+            lowest_bit(step._centers[0], None)
+        made += 1
+
+    monkeypatch.setattr(Step, "_begin", wrong)
+    found = fitted(opened(X), X, 33, protect=True)
+    assert found.faults == 1
+    assert_same(found, expected)
+
+
+def test_centers_that_change_on_their_way_to_the_host_are_found(monkeypatch):
+    from tsapps.apps.kmeans.fused_step import Step
+
+    X = data(9_999, 40, 33, np.float32)
+    expected = fitted(opened(X), X, 33, protect=False)
+    brought, made = Step._centers_on_host, 0
+
+    def wrong(step, place):
+        nonlocal made
+        centers = brought(step, place)
+        if made == 0:
+            lowest_bit(centers, None)
+        made += 1
+        return centers
+
+    monkeypatch.setattr(Step, "_centers_on_host", wrong)
+    found = fitted(opened(X), X, 33, protect=True)
+    assert found.faults == 1
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("fault", faults.FAULTS)
+def test_no_fault_gives_another_result_of_the_cublas_engine(fault, rng):
+    for when in (*faults.WHEN, "any"):
+        kind, dtype = (str(rng.choice(names)) for names in (faults.KINDS, ("float32", "float64")))
+        found = faults.tried(faulty_cublas(), faults.FAULTS[fault], when, kind, dtype, rng)
+        assert found in ("no effect", "healed", "repaired"), (when, kind, dtype)
 
 
 @pytest.mark.parametrize("max_iter", [12, 100])
