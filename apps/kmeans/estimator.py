@@ -81,8 +81,8 @@ class TSKMeans(KMeans):
     protect : bool, default=False
         Check every step, so that a computation that went wrong is found, and make it again. Clusters' sums and the
         centers are computed twice, or checked exactly; some samples are compared with every center once more, others
-        each time; and a run's labels and centers are computed a second time. Without a fault the result has the same bits as
-        without protection; but on the CPU, where scikit-learn's `fit` cannot be checked, arrays go to the
+        each time; and a run's labels and centers are computed a second time. Without a fault the result has the same
+        bits as without protection; but on the CPU, where scikit-learn's `fit` cannot be checked, arrays go to the
         NumPy engine, which finds the same clustering. Not with ``precision="tf32"`` for float32 data on a GPU.
 
     Attributes
