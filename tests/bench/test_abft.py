@@ -246,16 +246,19 @@ def test_ratios(monkeypatch, capsys):
 
 def test_a_campaign_from_end_to_end(tmp_path, monkeypatch, capsys):
     some = [cell("sidecar", "sha256", "word"), cell("at-rest", "exact", "word"), cell("product", "proven", "word")]
+    of_kmeans = next(abft_kmeans.cells())
     monkeypatch.setattr(abft_campaign, "cells", lambda: iter(some))
+    monkeypatch.setattr(abft, "cells_of_kmeans", lambda: iter([of_kmeans]))
     arguments = ["--campaign", "--device", "cpu", "--seed", "5", "--commit", "abc", "--out", str(tmp_path / "out.json")]
     assert abft.main(arguments) == 0
-    assert "3 cells tried, 0 findings" in capsys.readouterr().out
+    assert "4 cells tried, 0 findings" in capsys.readouterr().out
     records = record.load(tmp_path / "out.json")
     for one in records:
         record.check(one, abft_campaign.FIELDS)
     assert [(one["target"], one["trials"], one["detected"]) for one in records] == [
         ("at-rest", 800, 800),
-        ("product", 800, records[1]["detected"]),
+        ("kmeans", 10, records[1]["detected"]),
+        ("product", 800, records[2]["detected"]),
         ("sidecar", 400, 400),
     ]
     assert records[0]["intervals"]["miscorrected"] == [0, pytest.approx(1 - 0.025 ** (1 / 800))]
@@ -263,7 +266,7 @@ def test_a_campaign_from_end_to_end(tmp_path, monkeypatch, capsys):
     assert abft.main([*arguments, "--missing"]) == 0
     assert "0 cells tried" in capsys.readouterr().out
     assert abft.main([*arguments, "--minutes", "0"]) == 0
-    assert "3 are left for --missing" in capsys.readouterr().out
+    assert "4 are left for --missing" in capsys.readouterr().out
 
 
 def test_findings_by_hand():
