@@ -502,7 +502,7 @@ def test_any_exponents_by_kernels(data, dtype, threshold):
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(data=st.data(), dtype=st.sampled_from(list(DTYPES)), threshold=st.sampled_from(THRESHOLDS))
 def test_any_exponents_at_length(data, dtype, threshold):
     assert_right_of_any_exponents(data, dtype, threshold, check_on_cpu, multiply=multiplied_on_cpu)
@@ -513,7 +513,7 @@ def test_any_exponents_at_length(data, dtype, threshold):
 @pytest.mark.parametrize("threshold", THRESHOLDS)
 @pytest.mark.parametrize(("dtype", "name"), CASES)
 def test_products_of_every_magnitude_at_length(dtype, name, threshold):
-    for seed in range(1, 60):
+    for seed in range(1, 12):
         A, B = drawn(dtype, name, seed)
         assert_judged_right(A, B, dtype, threshold, check_on_cpu, multiply=multiplied_on_cpu, seed=seed)
         assert_judged_right(A, B, dtype, threshold, check_by_kernels(dtype), flushes=True, seed=seed)
