@@ -131,10 +131,11 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
     Notes
     -----
     Found for certain is every element that is off by more than some times what its whole row may be
-    (`thresholds.proven`), in practice by much less; also what is not a number, or infinite, where the exact element is
-    neither, C's dtype holds it and no sum on the way to it may overflow. Elements whose factors are not all finite are
-    not judged. Errors in one row that cancel in its checksums are not seen, nor those below 2 (k + w) of the smallest
-    normal numbers of what is summed in; and an element of A that was wrong as it was read is as wrong in the checksums:
+    (`thresholds.proven`), in practice by much less; also what is not a number, or infinite, where C's dtype holds the
+    exact element and no sum on the way to it may overflow. Elements whose factors are not all finite are not judged.
+    This holds from the largest numbers down to denormals, of which products lose half the smallest number each; but on
+    a GPU float32 and bfloat16 that are below the normal numbers may count for zero. Errors in one row that cancel in
+    its checksums are not seen; and an element of A that was wrong as it was read is as wrong in the checksums:
     `check_product` reads A again.
 
     Source: K.-H. Huang and J. Abraham, "Algorithm-based fault tolerance for matrix operations", IEEE Transactions on
@@ -186,7 +187,8 @@ def check_product(
     Notes
     -----
     Of 16-bit elements, a row may be off by what rounding them lost: errors below that are not seen, as they are by
-    `matmul`, which checks sums before they are rounded.
+    `matmul`, which checks sums before they are rounded. A float32 or bfloat16 product in host memory is taken for one
+    of gradual underflow, as CPUs have it; one by a processor that flushes denormals to zero needs a number, too.
     """
     given = C
     (A, B, C), index = _operands({"A": A, "B": B, "C": C})

@@ -235,8 +235,8 @@ def _wrong_of(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return where elements of a block of rows are wrong, what they are, and the exact ones."""
     product = exact_product(A, B)
-    found = C.astype(np.float64)
     with np.errstate(all="ignore"):
+        found = C.astype(np.float64)
         # All that an element is judged by, without a factor of 2^exponent: of the largest of it, so that nothing
         # overflows, and what underflows is negligible.
         if product.exponent is None:

@@ -27,6 +27,18 @@ computed once more, in the same order and to the bit (order.cuh), and an element
 The first is a matter of speed and of what is found, the second of what is true: with the proven bound, no element is
 ever called wrong that rounding explains.
 
+At the ends of the number range, with η half the smallest number of what is summed in:
+
+- *Underflow.* A product loses u |ab| or η, and a sum of what is below the normal numbers loses nothing. So `absolute`
+  is at least k η, and a row loses (k w + k + w) η. The tensor cores of a GPU are trusted with less in float32 and
+  bfloat16: products, partial sums and factors below the normal numbers may count for zero (`flushes`, `lost`).
+- *Overflow.* T and Σ|ab| may overflow where elements do not, and 0 · ∞ in T would call right elements wrong. float64 is
+  judged without a factor of 2^e, e the exponent of the largest product, of c_ij or of `absolute` (exact_products.py):
+  nothing overflows, and what underflows is below 2⁻¹⁰⁰⁰ of the largest. The others are judged in float64, with room.
+- *A row* whose checks overflow is suspected. So is one whose checks lost more to underflow than the row may be off by,
+  which B's rows of denormals cause where they meet large columns of A (product_cpu.py).
+- *Infinity* is right where a sum may overflow on its way (`largest_sum`), or may round to it (`largest`).
+
 Sources: N. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed. (2002), chapter 3, for γ and its proofs;
 K.-H. Huang and J. Abraham (1984) for products that carry checksums.
 """
