@@ -92,7 +92,7 @@ def test_a_machine_that_computes_wrongly(run, directory, iris, monkeypatch):
     result = run("kmeans", "iris.npy", "--k", 3, "--protect")
     assert result.exit_code == ExitCode.CORRUPTION
     assert "iteration 1 went wrong 4 times" in result.stderr
-    assert "the clusters' weights did not add up" in result.stderr
+    assert "the clusters' sums did not add up to the same twice" in result.stderr
     assert not (directory / "iris-kmeans").exists()
 
 
