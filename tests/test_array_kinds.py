@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import numpy as np
 import oracle
 import pandas as pd
-import polars as pl
 import pytest
 from sklearn.cluster import KMeans
 
@@ -31,6 +30,10 @@ CENTERS = np.array([[1, 2, 3, 4], [40, 2, 50, 3], [9, 90, 1, 60]])
 X = np.float64(CENTERS[np.arange(60) % K] + RNG.integers(0, 5, (60, 4)))
 WEIGHTS = np.float64(RNG.integers(1, 6, 60))
 PROBLEMS = np.stack([X, X[::-1]])
+
+
+def polars():
+    return pytest.importorskip("polars")
 
 
 class Shared:
@@ -86,13 +89,13 @@ FRAMES = {
     "pandas float32": lambda array: pd.DataFrame(array.astype("f4")),
     "pandas mixed": mixed,
     "pandas nullable": nullable,
-    "polars": pl.DataFrame,
-    "polars mixed": lambda array: pl.from_pandas(mixed(array)),
+    "polars": lambda array: polars().DataFrame(array),
+    "polars mixed": lambda array: polars().from_pandas(mixed(array)),
 }
 SERIES = {
     "pandas series": pd.Series,
     "nullable series": lambda array: pd.Series(pd.array(array.astype(int), dtype="Int16")),
-    "polars series": pl.Series,
+    "polars series": lambda array: polars().Series(array),
 }
 # ValueErrors, in the same words everywhere.
 REFUSED = {

@@ -5,6 +5,7 @@ Of iterations, without the host: see protect.cuh. Of the sums of a run's result:
 
 from __future__ import annotations
 
+from ctypes import c_void_p
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -55,7 +56,7 @@ class StepCheck:
         # What sums over the clusters are to be, and whether they are known but for the weight.
         self._totals, self._known = cupy.empty(d + 1, np.uint64), False
         # Of the centers that even iterations begin with, and odd ones: each check writes that of the next.
-        self._hashes = cupy.empty((2, d), np.uint64)
+        self._hashes, self._expected = cupy.empty((2, d), np.uint64), empty_pinned(d, np.uint64)
         # The check after which iterations ended.
         self._over = cupy.zeros(1, np.int64)
         self._seen = empty_pinned((ahead, len(FAULTS)), np.uint32)
@@ -81,8 +82,9 @@ class StepCheck:
         self._over.data.memset_async(0, self._over.nbytes)
 
     def expect(self, centers: np.ndarray) -> None:
-        """Say at which centers (k, d) the first iteration is to be."""
-        self._hashes[0] = cupy.asarray(hash_of(centers))
+        """Say at which centers (k, d) the first iteration is to be, before its check is launched."""
+        self._expected[...] = hash_of(centers)
+        self._hashes[0].data.copy_from_host_async(c_void_p(self._expected.ctypes.data), self._expected.nbytes)
 
     def launch(self, now: Any, following: Any, place: int, parity: int) -> None:
         """Launch the check of the iteration that was launched last.

@@ -194,8 +194,6 @@ class Step(ABC):
         """Launch iterations, some ahead of those whose outcome is known; see `Engine.iterate`."""
         self._begin(centers)
         protection = self.engine.protection
-        if self.check is not None and protection is not None:
-            self.check.expect(protection.kept.centers)
         try:
             for count in range(last - before + _AHEAD - 1):
                 if before + count < last:
@@ -224,10 +222,10 @@ class Step(ABC):
         stays = fault is not None or bool(outcome["empty"])
         at, next_centers = None, self._centers_on_host(now if stays else 1 - now)
         if self.check is not None and protection is not None:
+            # Where these are other centers than the iteration had, its step made again in the end tells.
             at = next_centers if stays else self._centers_on_host(now)
-            lost = self.check.lost(known % _AHEAD) or not self.check.are_right(at, now)
-            if not stays and not self.check.are_right(next_centers, 1 - now):
-                lost, fault = True, fault or FAULTS[LOST]
+            right = self.check.are_right(next_centers, now if stays else 1 - now)
+            lost = self.check.lost(known % _AHEAD) or not right
             if fault is not None or lost:
                 protection.keep(at)
                 return Iterated(at, known, False, float("nan"), fault=fault or FAULTS[LOST], lost=lost)
@@ -283,6 +281,8 @@ class Step(ABC):
         key = "iteration", now, place, tol, self._sorts, self._bounded
         self._run(key, lambda: self._bind_iteration(now, place, tol))
         if self.check is not None:
+            if count == 0 and self.engine.protection is not None:  # while the first iteration is at work
+                self.check.expect(self.engine.protection.kept.centers)
             self.check.launch(self._centers[now], self._centers[1 - now], place, now)
 
     def _bind_iteration(self, now: int, place: int, tol: float) -> list[Callable[[], None]]:

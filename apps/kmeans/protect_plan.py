@@ -67,7 +67,8 @@ def check_plan(
 
 def hash_of(centers: np.ndarray) -> np.ndarray:
     """Return the hash of each column of centers (k, d), as the kernel has it (`hash_word`); shape (d,), uint64."""
-    bits = centers.view(f"u{centers.dtype.itemsize}").astype(np.uint64)
-    bits ^= bits >> np.uint64(32)
+    bits = centers.view(f"u{centers.dtype.itemsize}")
+    if bits.itemsize == 8:
+        bits = bits ^ bits >> np.uint64(32)
     odd = (2 * np.arange(len(centers), dtype=np.uint64) + 1) * np.uint64(HASH_FACTOR)
-    return (bits * odd[:, np.newaxis]).sum(axis=0, dtype=np.uint64)
+    return np.einsum("k,kd->d", odd, bits, dtype=np.uint64)
