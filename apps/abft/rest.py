@@ -121,7 +121,6 @@ def sums_of(
         exact = ExactSums(of, found["exact"].__setitem__)
     if code != "exact":
         weighted = WeightedSums(source.shape, source.dtype.name, weights, block)
-        found |= {"rows": weighted.rows, "columns": weighted.columns}
     for row, column, elements in parts(source, progress):
         if exact is not None:
             exact.add(elements.reshape(-1).view(np.uint8))
@@ -129,6 +128,8 @@ def sums_of(
             weighted.add(row, column, elements)
     if exact is not None:
         exact.finish()
+    if weighted is not None:
+        found["rows"], found["columns"] = weighted.stored()
     return found
 
 

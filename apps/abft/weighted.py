@@ -9,7 +9,12 @@ block of columns meet in a *tile* of block × block elements, which has its own 
 Sums are float64, of float16 and bfloat16 float32; here all are added up in float64, and those rounded at the end. The
 same sums made elsewhere are of another order of additions. Of two that are both sums of the same q numbers, with
 roundings u, neither is farther from the exact one than γ_q Σ |w x|, with γ_q = q·u / (1 − q·u): so they are not farther
-apart than twice that. A sum that is not finite, of elements that are not or by overflow, says nothing.
+apart than twice that. Nothing is lost below the smallest normal number, where additions are exact. A stored sum that is
+not finite, of elements that are not or by overflow, says nothing.
+
+Elements near the largest float64 overflow on the way to a sum that does not, in one order of additions and not in
+another. Where sums come near it, elements beyond 2⁸⁵⁰ are therefore added up apart, times 2⁻⁶⁴: an element's weights
+add up to less than 2⁴⁰, so neither those sums nor the others' overflow.
 
 Source: K.-H. Huang and J. Abraham (1984) for weighted checksums of matrices; N. Higham, Accuracy and Stability of
 Numerical Algorithms (2002), section 4.2, for the bound.
@@ -24,6 +29,7 @@ from tsapps.apps.abft.threads import one_thread
 __all__ = [
     "BLOCKS",
     "MOST_WEIGHTS",
+    "SCALE",
     "WeightedSums",
     "check_weighted",
     "columns_shape",
@@ -34,7 +40,12 @@ __all__ = [
 
 #: Sizes of blocks; the most weights.
 BLOCKS, MOST_WEIGHTS = (256, 512, 1024), 4
+#: What sums of huge elements are multiplied by; a power of two, so that nothing is rounded.
+SCALE = 2.0**-64
 _HALVES = ("float16", "bfloat16")
+# Where a tile's sums reach the first number, they are added up again, with elements beyond the second one apart: the
+# others' are then less than 2⁸⁹⁰.
+_LARGE, _HUGE = 2.0**900, 2.0**850
 # A tile that is converted at a time has no more columns than these, and about so many elements: a CPU's cache.
 _COLUMNS, _ELEMENTS = 2048, 1 << 17
 
@@ -90,24 +101,41 @@ class WeightedSums:
         The name of its elements' type.
     weights, block : int
     absolute : bool, optional
-        Whether these are sums of |w x|, in float64 whatever the elements: what bounds of rounding are made of.
+        Whether these are sums of |w x|: what bounds of rounding are made of.
 
     Attributes
     ----------
-    rows, columns : numpy.ndarray
-        Whole once all parts have been added.
+    rows, columns : numpy.ndarray of float64
+        Whole once all parts have been added. They are finite wherever the elements are.
+    huge : (numpy.ndarray, numpy.ndarray) or None
+        What is to be added to them, times `SCALE`; None where there is nothing.
     """
 
     def __init__(self, shape: Sequence[int], dtype: str, weights: int, block: int, *, absolute: bool = False) -> None:
         check_weighted(weights, block)
-        kind = np.dtype(np.float64) if absolute else sums_dtype(dtype)
-        self.rows = np.zeros(rows_shape(shape, weights, block), kind)
-        self.columns = np.zeros(columns_shape(shape, weights, block), kind)
-        self._block, self._absolute = block, absolute
+        self._kind, self._block, self._absolute = sums_dtype(dtype), block, absolute
         self._powers = np.arange(1, block + 1, dtype=np.float64) ** np.arange(weights)[:, np.newaxis]
-        # Of the block of rows at hand: rounded to `kind` when it has ended.
-        self._here = np.zeros((weights, shape[1]))
         self._shape = shape
+        self.rows, self.columns, self._here = self._zeros()
+        self.huge: tuple[np.ndarray, np.ndarray] | None = None
+        self._huge_here: np.ndarray | None = None
+
+    def _zeros(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return sums along rows, along columns, and along columns of the block of rows at hand."""
+        weights = len(self._powers)
+        rows, columns = (of(self._shape, weights, self._block) for of in (rows_shape, columns_shape))
+        return np.zeros(rows), np.zeros(columns), np.zeros((weights, self._shape[1]))
+
+    def stored(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the sums along rows and along columns in the type that they are stored in, once all are whole.
+
+        A sum that is larger than the type's largest number is infinite.
+        """
+        rows, columns = self.rows, self.columns
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self.huge is not None:
+                rows, columns = rows + self.huge[0] / SCALE, columns + self.huge[1] / SCALE
+            return rows.astype(self._kind, copy=False), columns.astype(self._kind, copy=False)
 
     def add(self, row: int, column: int, elements: np.ndarray) -> None:
         """Add some rows, or of one row a piece that begins at a multiple of the block.
@@ -133,9 +161,11 @@ class WeightedSums:
                 self._add_tile(row + begin, column + j, elements[begin:end, j : j + width])
             last = (row + end) % self._block == 0 or row + end == self._shape[0]
             if last and column + elements.shape[1] == self._shape[1]:
-                with np.errstate(over="ignore"):
-                    self.columns[band] = self._here
+                self.columns[band] = self._here
                 self._here[:] = 0
+                if self.huge is not None and self._huge_here is not None:
+                    self.huge[1][band] = self._huge_here
+                    self._huge_here[:] = 0
             begin = end
 
     def _add_tile(self, row: int, column: int, elements: np.ndarray) -> None:
@@ -145,8 +175,32 @@ class WeightedSums:
             tile = elements.astype(np.float64)
             if self._absolute:
                 np.abs(tile, out=tile)
-            self._here[:, column : column + tile.shape[1]] += self._powers[:, inside : inside + len(tile)] @ tile
+            across = slice(column, column + tile.shape[1])
+            sums, huge = _products(self._powers[:, inside : inside + len(tile)], tile)
+            self._here[:, across] += sums
+            if huge is not None:
+                self._apart()[1][:, across] += huge
             for j in range(0, tile.shape[1], self._block):
-                piece = tile[:, j : j + self._block]
-                band = (column + j) // self._block
-                self.rows[band, :, row : row + len(tile)] = self._powers[:, : piece.shape[1]] @ piece.T
+                piece = tile[:, j : j + self._block].T
+                place = (column + j) // self._block, slice(None), slice(row, row + len(tile))
+                self.rows[place], huge = _products(self._powers[:, : len(piece)], piece)
+                if huge is not None:
+                    self._apart()[0][place] = huge
+
+    def _apart(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return sums of huge elements: along rows, and along columns of the block of rows at hand."""
+        if self.huge is None or self._huge_here is None:
+            rows, columns, self._huge_here = self._zeros()
+            self.huge = rows, columns
+        return self.huge[0], self._huge_here
+
+
+def _products(powers: np.ndarray, tile: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return powers · tile; if that comes near overflow, huge elements' part of it apart, times `SCALE`."""
+    sums = powers @ tile
+    if (np.abs(sums) < _LARGE).all():
+        return sums, None
+    huge = np.abs(tile) > _HUGE
+    if not huge.any():  # but NaN
+        return sums, None
+    return powers @ np.where(huge, 0.0, tile), powers @ np.where(huge, tile * SCALE, 0.0)

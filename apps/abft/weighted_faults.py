@@ -20,7 +20,7 @@ from tsapps.apps.abft.layout import layout
 from tsapps.apps.abft.sidecar import Sidecar
 from tsapps.apps.abft.source import Progress, Source, parts
 from tsapps.apps.abft.verdict import Region, Verdict
-from tsapps.apps.abft.weighted import WeightedSums, gamma
+from tsapps.apps.abft.weighted import SCALE, WeightedSums, gamma
 
 __all__ = ["WeightedCheck", "weighted_verdict"]
 
@@ -55,7 +55,7 @@ class WeightedCheck:
 
     def same(self) -> bool:
         """Return whether all sums that say something are the same, when all have come."""
-        return _same((self._found.rows, self._found.columns), self._stored)
+        return _same(self._found.stored(), self._stored)
 
     def wrong(self, source: Source | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return which sums are farther from the sidecar's than rounding is, when all have come.
@@ -77,11 +77,12 @@ class WeightedCheck:
             self._magnitudes = self._new_magnitudes()
             for part in parts(source):
                 self._magnitudes.add(*part)
-        bound = 2 * gamma(self._sidecar.block, self._found.rows.dtype)
-        return (
-            _apart(self._found.rows, self._stored[0], bound, self._magnitudes.rows),
-            _apart(self._found.columns, self._stored[1], bound, self._magnitudes.columns),
+        bound = 2 * gamma(self._sidecar.block, self._stored[0].dtype)
+        rows, columns = (
+            _apart(stored, _of(self._found, lines), bound, _of(self._magnitudes, lines))
+            for lines, stored in enumerate(self._stored)
         )
+        return rows, columns
 
     def passed(self) -> bool:
         """Return whether none is, when all have come."""
@@ -100,14 +101,38 @@ def _same(found: tuple[np.ndarray, np.ndarray], stored: tuple[np.ndarray, np.nda
     return all(bool(((one == other) | ~np.isfinite(other)).all()) for one, other in zip(found, stored, strict=True))
 
 
-def _apart(found: np.ndarray, stored: np.ndarray, bound: float, magnitudes: np.ndarray) -> np.ndarray:
-    """Return where sums (blocks, weights, lines) of any weight are too far apart, (blocks, lines)."""
-    wrong = np.empty((found.shape[0], found.shape[2]), bool)
-    for block in range(len(found)):
-        with np.errstate(invalid="ignore", over="ignore"):
-            distances = np.abs(found[block].astype(np.float64) - stored[block])
-            near = np.isfinite(found[block]) & (distances <= bound * magnitudes[block])
-        wrong[block] = (np.isfinite(stored[block]) & ~near).any(axis=0)
+class _Sums(NamedTuple):
+    """Sums (blocks, weights, lines) along rows or along columns, and of huge elements apart, times `SCALE`."""
+
+    others: np.ndarray
+    huge: np.ndarray | None
+
+    def of_block(self, block: int) -> tuple[np.ndarray, np.ndarray | float]:
+        """Return both of one block."""
+        return self.others[block], 0.0 if self.huge is None else self.huge[block]
+
+
+def _of(sums: WeightedSums, lines: int) -> _Sums:
+    """Return the sums along rows (0) or along columns (1)."""
+    return _Sums((sums.rows, sums.columns)[lines], None if sums.huge is None else sums.huge[lines])
+
+
+def _apart(stored: np.ndarray, found: _Sums, bound: float, magnitudes: _Sums) -> np.ndarray:
+    """Return where sums (blocks, weights, lines) of any weight are too far apart, (blocks, lines).
+
+    Sums with huge elements are compared times `SCALE`, where neither they nor their bounds overflow. Where there are
+    none, sums and magnitudes are less than 2⁹¹⁰ (a block has at most 2¹⁰ tiles), and nothing overflows either.
+    """
+    wrong = np.empty((stored.shape[0], stored.shape[2]), bool)
+    for block in range(len(stored)):
+        expected = stored[block].astype(np.float64)
+        (sums, huge), (sizes, huge_sizes) = found.of_block(block), magnitudes.of_block(block)
+        with np.errstate(invalid="ignore", over="ignore"):  # of elements that are not finite
+            scaled = (huge != 0) | (huge_sizes != 0)
+            scale = np.where(scaled, SCALE, 1.0)
+            total = sums * scale + huge
+            near = np.isfinite(total) & (np.abs(total - expected * scale) <= bound * (sizes * scale + huge_sizes))
+        wrong[block] = (np.isfinite(expected) & ~near).any(axis=0)
     return wrong
 
 
