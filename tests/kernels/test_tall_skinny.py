@@ -126,7 +126,7 @@ SCHEDULED = [
     for case in [*tsm2r(*a, "CC"), *tsm2l(*a, "FC"), *tsmttsm(*a, "FC"), *list(folded(*a))[:1], *list(grams(*a))[:2]]
 ]
 # A prime, so that those which make test runs are of all shapes, arithmetics and orders.
-EVERY = 7
+EVERY = 13
 
 
 def with_stride(plan):
@@ -244,9 +244,23 @@ def drawn(draw):
     )
 
 
-@given(case=drawn(), seed=st.integers(0, 2**16), copies=st.sampled_from(["late", "early"]))
-@settings(max_examples=300, deadline=None)
-def test_any_sizes_layouts_and_schedule(libraries, case, seed, copies):
+ANY_PRODUCT = {"case": drawn(), "seed": st.integers(0, 2**16), "copies": st.sampled_from(["late", "early"])}
+
+
+@given(**ANY_PRODUCT)
+@settings(max_examples=40, deadline=None)
+def test_any_sizes_layouts_and_schedule(libraries, **drawn):
+    check_any_product(libraries, **drawn)
+
+
+@pytest.mark.exhaustive
+@given(**ANY_PRODUCT)
+@settings(max_examples=400, deadline=None)
+def test_many_sizes_layouts_and_schedules(libraries, **drawn):
+    check_any_product(libraries, **drawn)
+
+
+def check_any_product(libraries, case, seed, copies):
     plan, made = case.plan, case.instance
     # The operands lie as the instance needs it: `instantiate` would make the same, or one with larger pieces.
     assert (made.stride, made.a_along, made.b_along) == (plan.stride, plan.a_along, plan.b_along)

@@ -102,7 +102,7 @@ CASES = [
 HAND = [Case(plan(dtype, 64, 2, 1), 2, 2, 2) for dtype in ORDERS]
 SCHEDULED = [*cases_of("float32", "CC"), *cases_of("float16", "FC")]
 # A prime, so that those which make test runs are of all tiles, dtypes and orders.
-EVERY = 7
+EVERY = 11
 SOME = CASES[::EVERY]
 
 
@@ -168,7 +168,7 @@ def test_any_sizes_and_schedule(libraries, **drawn):
 @pytest.mark.exhaustive
 @given(**any_product_of(CASES))
 @settings(max_examples=200, deadline=None)
-def test_any_sizes_and_schedule_of_all(libraries, **drawn):
+def test_many_sizes_and_schedules(libraries, **drawn):
     check_any_product(libraries, **drawn)
 
 

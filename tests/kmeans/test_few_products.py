@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from exhaustive import every
 from host_cuda import harness
 from host_cuda.few_products import HALF_SHAPES, KINDS, SHAPES, WARPGROUP_SHAPES, ProductsIterations
 from host_cuda.fused_kmeans import blobs
@@ -71,7 +72,7 @@ def test_halves(d, k, kind, centred, rng):
 @pytest.mark.each_choice
 @pytest.mark.parametrize("away", [0.0, 3.0, 100.0], ids=lambda away: f"{away:g} away")
 @pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
-@pytest.mark.parametrize(("d", "k"), WARPGROUP_SHAPES)
+@pytest.mark.parametrize(("d", "k"), every(2, WARPGROUP_SHAPES, unpacked=True))
 def test_warpgroups(d, k, kind, away, rng):
     X, centers = blobs(1500, d, k, rng, apart=1.0)
     X, centers = X + away, centers + away
@@ -116,7 +117,7 @@ def test_the_last_rows_of_warpgroups(n, kind, rng):
 
 @pytest.mark.each_choice
 @pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
-@pytest.mark.parametrize(("d", "k"), [(40, 33), (64, 64)])
+@pytest.mark.parametrize(("d", "k"), every(2, [(40, 33), (64, 64)], unpacked=True))
 def test_sums_of_warpgroups_are_flushed(d, k, kind, rng):
     X, centers = blobs(2500, d, k, rng)
     of = ProductsIterations(X, k, kind, flushes=True, warpgroups=True)

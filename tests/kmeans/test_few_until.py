@@ -98,7 +98,7 @@ def test_expiries_are_below_gaps(d, k, dtype, warpgroups, away, flushes, rng):
 
 @pytest.mark.each_choice
 @pytest.mark.parametrize("apart", [0.0, 0.4])
-@pytest.mark.parametrize(("d", "k", "dtype", "warpgroups"), SHAPES)
+@pytest.mark.parametrize(("d", "k", "dtype", "warpgroups"), every(2, SHAPES, unpacked=True))
 def test_the_same_bits_as_without(d, k, dtype, warpgroups, apart, rng):
     X, _ = blobs(700, d, k, rng, apart=apart)
     arguments = X, k, kind_of(dtype), X.mean(axis=0)

@@ -177,10 +177,18 @@ def test_any_number_of_samples(n, rng):
 
 @pytest.mark.each_choice
 @pytest.mark.parametrize("copies", ["early", "late"])
-@pytest.mark.parametrize("k", [70, 300])
+@pytest.mark.parametrize("k", every(2, [70, 300]))
 @pytest.mark.parametrize(
     "plan",
-    [StreamPlan(4, 1, 2, 3, 2), StreamPlan(2, 2, 2, 3, 4), StreamPlan(4, 1, 4, 5, 2), StreamPlan(4, 1, 3, 4, 2, 104)],
+    every(
+        2,
+        [
+            StreamPlan(4, 1, 2, 3, 2),
+            StreamPlan(2, 2, 2, 3, 4),
+            StreamPlan(4, 1, 3, 4, 2, 104),
+            StreamPlan(4, 1, 4, 5, 2),
+        ],
+    ),
 )
 def test_warpgroups_that_begin_apart(plan, k, copies, rng):
     """Of many turns of a block, warpgroups begin with each where the centres have gone on by a part."""
