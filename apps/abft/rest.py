@@ -137,7 +137,8 @@ def verify(X: Any, sidecar: Sidecar, *, device: str | None = None, progress: Pro
     """Return what of a matrix is not as it was when its sidecar was made.
 
     The exact code decides where the sidecar has it. The float code alone sees no change that is within rounding of its
-    sums, nor a zero's sign or which NaN it is, and says nothing of rows and columns with elements that are not finite.
+    sums, nor a zero's sign or which NaN it is. It says nothing of rows and columns with elements that are not finite;
+    nor does a sum that is larger than its type's largest number, which only sums of float64 and bfloat16 can be.
 
     An array on a GPU is held against the sidecar there. The exact code's sums stay on that GPU for the next time, 2 %
     of the array, until the sidecar object is no longer used.

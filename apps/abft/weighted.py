@@ -170,22 +170,31 @@ class WeightedSums:
 
     def _add_tile(self, row: int, column: int, elements: np.ndarray) -> None:
         """Add elements of one block of rows."""
-        inside = row % self._block
         with np.errstate(over="ignore", invalid="ignore"):  # of elements that are not finite
             tile = elements.astype(np.float64)
             if self._absolute:
                 np.abs(tile, out=tile)
             across = slice(column, column + tile.shape[1])
-            sums, huge = _products(self._powers[:, inside : inside + len(tile)], tile)
+            sums = self._multiply(row, column, tile, self.rows)
+            bands = slice(column // self._block, -(-across.stop // self._block))
+            of_rows = self.rows[bands, :, row : row + len(tile)]
+            # No other type's come near overflow.
+            if elements.dtype == np.float64 and (_large(sums) or _large(of_rows)):
+                huge = np.abs(tile) > _HUGE
+                if huge.any():
+                    rows, here = self._apart()
+                    here[:, across] += self._multiply(row, column, np.where(huge, tile * SCALE, 0.0), rows)
+                    sums = self._multiply(row, column, np.where(huge, 0.0, tile), self.rows)
             self._here[:, across] += sums
-            if huge is not None:
-                self._apart()[1][:, across] += huge
-            for j in range(0, tile.shape[1], self._block):
-                piece = tile[:, j : j + self._block].T
-                place = (column + j) // self._block, slice(None), slice(row, row + len(tile))
-                self.rows[place], huge = _products(self._powers[:, : len(piece)], piece)
-                if huge is not None:
-                    self._apart()[0][place] = huge
+
+    def _multiply(self, row: int, column: int, tile: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Write the sums along rows of a tile, and return those along its columns."""
+        for j in range(0, tile.shape[1], self._block):
+            piece = tile[:, j : j + self._block]
+            band = (column + j) // self._block
+            rows[band, :, row : row + len(tile)] = self._powers[:, : piece.shape[1]] @ piece.T
+        inside = row % self._block
+        return self._powers[:, inside : inside + len(tile)] @ tile
 
     def _apart(self) -> tuple[np.ndarray, np.ndarray]:
         """Return sums of huge elements: along rows, and along columns of the block of rows at hand."""
@@ -195,12 +204,6 @@ class WeightedSums:
         return self.huge[0], self._huge_here
 
 
-def _products(powers: np.ndarray, tile: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return powers · tile; if that comes near overflow, huge elements' part of it apart, times `SCALE`."""
-    sums = powers @ tile
-    if (np.abs(sums) < _LARGE).all():
-        return sums, None
-    huge = np.abs(tile) > _HUGE
-    if not huge.any():  # but NaN
-        return sums, None
-    return powers @ np.where(huge, 0.0, tile), powers @ np.where(huge, tile * SCALE, 0.0)
+def _large(sums: np.ndarray) -> bool:
+    """Return whether a sum is large or not finite."""
+    return not np.abs(sums).max() < _LARGE
