@@ -132,13 +132,16 @@ def build(source: str, flags: Sequence[str] = ()) -> Kernels:
     """
     if "address" in " ".join(flags) and "libasan" not in os.environ.get("LD_PRELOAD", ""):
         raise ValueError("a library with AddressSanitizer can only be loaded in a process that run_sanitized started")
-    runtime = _made(".o", [*flags, "-c", str(HERE / "runtime.cpp")], sorted(HERE.glob("*.?pp")))
+    own = sorted(HERE.glob("*.h*"))
+    runtime = _made(".o", [*flags, "-c", str(HERE / "runtime.cpp")], [HERE / "runtime.cpp", *own])
+    # Precompiled, as parsing it takes most libraries longer than their own source.
+    header = ["-w", "-x", "c++-header", str(HERE / "cuda_host.hpp")]
+    precompiled = _made("/cuda_host.hpp.gch", [*flags, *header], own).parent
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "kernels.cuh"
         text.write_text(source, encoding="utf-8")
         # Included rather than compiled, as a source may itself be a header.
-        inputs = ["-include", "cuda_host.hpp", "-include", str(text), "-x", "c++", os.devnull]
-        own = sorted(HERE.glob("*.h*"))
+        inputs = [f"-I{precompiled}", "-include", "cuda_host.hpp", "-include", str(text), "-x", "c++", os.devnull]
         read = [text, *own, *(ROOT / name for name in sorted(headers_of(source, ROOT)))]
         library = _made(".so", [*flags, "-shared", *inputs, "-x", "none", str(runtime)], read)
     return Kernels(str(library))
@@ -147,13 +150,14 @@ def build(source: str, flags: Sequence[str] = ()) -> Kernels:
 def _made(suffix: str, arguments: Sequence[str], read: Sequence[Path]) -> Path:
     """Return the compiler's output for some arguments, from the cache if nothing that it reads has changed."""
     compiler, version = require_compiler()
-    command = [compiler, *_FLAGS, f"-I{HERE}", f"-I{ROOT}"]
+    # The arguments' own folders come first.
+    command = [compiler, *_FLAGS, *arguments, f"-I{HERE}", f"-I{ROOT}"]
     names = [Path(argument).name for argument in arguments]
-    parts = [version, *command, *names, *(path.read_text(encoding="utf-8") for path in read)]
+    parts = [version, compiler, *_FLAGS, *names, *(path.read_text(encoding="utf-8") for path in read)]
     output = CACHE / (hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32] + suffix)
     if output.exists():
         return output
-    CACHE.mkdir(parents=True, exist_ok=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
     with open(output.with_suffix(".lock"), "w") as lock, tempfile.TemporaryDirectory(dir=CACHE) as folder:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if output.exists():
@@ -161,7 +165,7 @@ def _made(suffix: str, arguments: Sequence[str], read: Sequence[Path]) -> Path:
         temporary = str(Path(folder) / output.name)
         # The compiler itself runs without a sanitizer's library.
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-        run = subprocess.run([*command, *arguments, "-o", temporary], env=environment, capture_output=True, text=True)
+        run = subprocess.run([*command, "-o", temporary], env=environment, capture_output=True, text=True)
         if run.returncode:
             raise RuntimeError(f"a kernel does not compile for the CPU:\n{run.stderr}")
         os.replace(temporary, output)
