@@ -31,7 +31,7 @@ test: $(VENV)/test.stamp
 
 # What make test leaves out; no test runs in both.
 test-long: $(VENV)/test.stamp $(VENV)/compile.stamp
-	$(PYTEST) -m "exhaustive or compile"
+	$(PYTEST) --durations=40 -m "exhaustive or compile"
 
 test-all: test test-long
 

@@ -69,7 +69,7 @@ def test_every_candidate_fits_and_the_choice_is_one_of_them(problem, name):
     assert plan(problem, device) == chosen
 
 
-@property_test(30, 200, problem=problems(), name=st.sampled_from(NEW))
+@property_test(30, 100, problem=problems(), name=st.sampled_from(NEW))
 def test_a_plan_covers_its_problem(problem, name):
     for one in candidates(problem, KNOWN[name]):
         if not isinstance(one, Plan):

@@ -255,7 +255,7 @@ def test_any_sizes_layouts_and_schedule(libraries, **drawn):
 
 @pytest.mark.exhaustive
 @given(**ANY_PRODUCT)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_many_sizes_layouts_and_schedules(libraries, **drawn):
     check_any_product(libraries, **drawn)
 

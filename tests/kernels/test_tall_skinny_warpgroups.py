@@ -167,7 +167,7 @@ def test_any_sizes_and_schedule(libraries, **drawn):
 
 @pytest.mark.exhaustive
 @given(**any_product_of(CASES))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_many_sizes_and_schedules(libraries, **drawn):
     check_any_product(libraries, **drawn)
 

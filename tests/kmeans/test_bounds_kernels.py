@@ -238,7 +238,7 @@ def test_limits_are_rounded_up(moved, most):
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     shape=st.sampled_from(SHAPES),
     kind=st.sampled_from(KINDS),

@@ -150,7 +150,7 @@ def test_stops(made, d, rng):
 
 @property_test(
     15,
-    150,
+    80,
     shape=st.sampled_from(SHAPES),
     shifts=st.booleans(),
     n=st.integers(1, 500),

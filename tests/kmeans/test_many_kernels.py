@@ -233,7 +233,7 @@ def test_iterations_without_the_host(kind, rng):
 
 @property_test(
     6,
-    60,
+    25,
     of=st.sampled_from(PLANS),
     kind=st.sampled_from([KINDS[0], KINDS[3]]),
     n=st.integers(1, 300),

@@ -190,7 +190,7 @@ def test_columns_that_do_not_fit_shared_memory(rng):
 
 @property_test(
     6,
-    50,
+    25,
     shape=st.sampled_from([SHAPES[0], SHAPES[1], SHAPES[4]]),
     n=st.integers(1, 300),
     grain=st.sampled_from([1.0, 0.25]),
@@ -329,7 +329,7 @@ def test_rows_that_are_nothing_beside_others(small, rng):
 
 @property_test(
     8,
-    60,
+    25,
     shape=st.sampled_from(SCREENED[:3]),
     n=st.integers(2, 200),
     spread=st.sampled_from([0.0, 1e-4, 0.1, 3.0]),
