@@ -4,8 +4,13 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from exhaustive import each_choice
+from hypothesis import settings
 
 from tsapps.kernels.backend import gpus, why_no_gpu
+
+# A test that is slow on a busy machine is no failure.
+settings.register_profile("tsapps", deadline=None)
+settings.load_profile("tsapps")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
