@@ -38,10 +38,10 @@ def test_hundreds_of_files(group):
 
 
 # Variants of one format, which one reader reads.
+ALIKE = {"u8bin": "fbin", "bvecs": "fvecs", "tsv": "csv", "txt": "csv"}
 READERS: dict[str, list[str]] = {}
-for name in FORMATS:
-    alike = {"u8bin": "fbin", "bvecs": "fvecs", "tsv": "csv", "txt": "csv"}
-    READERS.setdefault(alike.get(name, name.partition("-")[0]), []).append(name)
+for _name in FORMATS:
+    READERS.setdefault(ALIKE.get(_name, _name.partition("-")[0]), []).append(_name)
 
 
 @pytest.mark.exhaustive
