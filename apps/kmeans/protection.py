@@ -220,10 +220,9 @@ def _totals(engine: Engine) -> tuple[np.ndarray, np.ndarray]:
 def _labels_are_nearest(engine: Engine, centers: np.ndarray, indices: np.ndarray) -> bool:
     """Tell whether no other centre is nearer to these samples than their label's, by more than scores are rounded."""
     k, wide = len(centers), centers.astype(np.float64)
-    norms = (wide * wide).sum(axis=1)
-    largest = float(np.sqrt(norms.max()))
-    # Two scores, each off by γ_{d+2}·(‖c‖² + 2·‖x‖·‖c‖) at most; and as much again for those that are made here.
-    relative = 4 * (engine.n_features + 8) * float(np.finfo(engine.dtype).eps)
+    # Two scores, each off by γ_{d+2}·(‖c‖² + 2·‖x‖·‖c‖) at most; and as much again for those that are made here. What
+    # is too small for a number of the dtype is lost besides.
+    operations, numbers = 4 * (engine.n_features + 8), np.finfo(engine.dtype)
     each = max(1, _SCORES // max(k, engine.n_features))
     for begin in range(0, len(indices), each):
         some = indices[begin : begin + each]
@@ -231,9 +230,14 @@ def _labels_are_nearest(engine: Engine, centers: np.ndarray, indices: np.ndarray
         if ((labels < 0) | (labels >= k)).any():
             return False
         rows = engine.rows(some).astype(np.float64)
-        scores = norms - 2 * rows @ wide.T
+        # A power of two rounds nothing, and leaves no square that overflows.
+        exponent = -int(np.frexp(max(abs(rows).max(), abs(wide).max()))[1])
+        rows, scaled = np.ldexp(rows, exponent), np.ldexp(wide, exponent)
+        norms = (scaled * scaled).sum(axis=1)
+        scores = norms - 2 * rows @ scaled.T
         lost = scores[np.arange(len(some)), labels] - scores.min(axis=1)
-        bound = relative * (largest * largest + 2 * largest * np.sqrt((rows * rows).sum(axis=1)))
-        if not (lost <= bound).all():
+        largest = np.sqrt(norms.max())
+        bound = float(numbers.eps) * largest * (largest + 2 * np.sqrt((rows * rows).sum(axis=1)))
+        if not (lost <= operations * (bound + np.ldexp(float(numbers.tiny), min(2 * exponent, 1023)))).all():
             return False
     return True

@@ -7,7 +7,8 @@
 //   `stretch` words, if any       sums apart, then one rounded addition
 //   splits, blocks                their sums, as add_splits and block_sums.cuh add them
 //
-// A thread has an element. That takes some hundred times what the product does, for the few elements that are asked for.
+// A thread has an element. That takes some hundred times what the product does, for the few elements that are asked for. Loops are
+// not unrolled: one within another, in every copy of what they call, they took the compiler more than a minute.
 #pragma once
 #include "kernels/tensor_sum.cuh"
 #include "kernels/tsm2/fragments.cuh"
@@ -83,7 +84,9 @@ class Predicted {
 
   // Adds the upper half of some sums to the lower, until there is one.
   __device__ double halved(double (&sums)[kMostSplits]) const {
+#pragma unroll 1
     for (int half = order_.splits / 2; half > 0; half /= 2) {
+#pragma unroll 1
       for (int i = 0; i < half; ++i) sums[i] = add(sums[i], sums[i + half]);
     }
     return sums[0];
@@ -92,6 +95,7 @@ class Predicted {
   template <typename Of>
   __device__ double gathered(int count, Of of) {
     double sums[kMostSplits] = {};
+#pragma unroll 1
     for (int i = 0; i < count; ++i) sums[i % order_.splits] = add(sums[i % order_.splits], of(i));
     return halved(sums);
   }
@@ -107,6 +111,7 @@ class Predicted {
   // What a block's warps make of some units of the tile.
   __device__ double of_units(long long begin, long long end) {
     double sums[kMostSplits] = {};
+#pragma unroll 1
     for (int split = 0; split < order_.splits; ++split) sums[split] = of_split(split, begin, end);
     return halved(sums);
   }

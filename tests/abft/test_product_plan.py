@@ -135,14 +135,9 @@ def test_other_kernels_compile_without_spills(arch):
             *(("row_checks.cuh", f"row_checks<{element}, {total}, {how}>") for how in ("1, 1", "8, 1", f"8, {vector}")),
             *(("row_checks.cuh", f"compare<{element}, {total}, {lanes}>") for lanes in (1, 8)),
         ]
-    # Apart, as the compiler takes a minute for each that judges on sm_100a.
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
-        for (_, kernel), used in zip(wanted, pool.map(partial(_resources, arch), wanted), strict=True):
-            assert used.spill_stores == used.spill_loads == 0, kernel
-            # What judges has the sums of a plan's splits there (order.cuh).
-            assert used.stack == 0 or "judge" in kernel, kernel
-
-
-def _resources(arch, wanted):
-    file, name = wanted[0], f"abft::{wanted[1]}"
-    return build((FOLDER / file).read_text(encoding="utf-8"), [name], arch).resources[name]
+    for file, kernel in wanted:
+        name = f"abft::{kernel}"
+        used = build((FOLDER / file).read_text(encoding="utf-8"), [name], arch).resources[name]
+        assert used.spill_stores == used.spill_loads == 0, kernel
+        # What judges has the sums of a plan's splits there (order.cuh).
+        assert used.stack == 0 or "judge" in kernel, kernel

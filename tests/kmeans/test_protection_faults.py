@@ -111,7 +111,7 @@ def test_no_false_positives_of_extreme_data(kind, dtype, k, seed):
     n, d = int(rng.integers(k, 200)), int(rng.integers(1, 6))
     X, weights = rng.standard_normal((n, d)), None
     if kind == "near the largest":
-        X *= float(np.finfo(dtype).max) ** 0.5 / n
+        X *= float(np.finfo(dtype).max) ** 0.5 / (8 * n)
     elif kind == "tiny":
         X *= float(np.finfo(dtype).tiny) ** 0.5
     elif kind == "outliers":
@@ -132,3 +132,12 @@ def test_no_false_positives_of_extreme_data(kind, dtype, k, seed):
     assert same_bits(fits[0].cluster_centers_, fits[1].cluster_centers_)
     np.testing.assert_array_equal(fits[0].labels_, fits[1].labels_)
     assert fits[0].n_iter_ == fits[1].n_iter_
+
+
+@pytest.mark.parametrize("scale", [1e-320, 1e-200, 1e154, 1e300])
+def test_one_cluster_is_right_whatever_overflows(scale):
+    X = np.random.default_rng(0).standard_normal((300, 3)) * scale
+    with np.errstate(over="ignore", invalid="ignore"):
+        kmeans = TSKMeans(1, device="cpu", protect=True).fit(X)
+    assert kmeans.faults_ == 0
+    assert not kmeans.labels_.any()
