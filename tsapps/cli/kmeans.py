@@ -194,7 +194,7 @@ def kmeans(
             raise CorruptionError(str(error)) from error
         clock.seconds |= best.seconds
         if not np.isfinite(best.inertia):
-            raise MatrixError(f"{data}: distances overflow {engine.dtype}: scale the data down, or try --dtype float64")
+            raise MatrixError(f"{data}: the inertia overflows float64: scale the data down")
         show(f"writing {out}")
         with result.new_directory(out, force=force) as directory:
             clock.start_lap()
