@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tsapps.cli.options import check_input, check_output_file, check_writable, split_name
+from tsapps.cli.options import check_input, check_output_file, check_writable
 from tsapps.errors import CorruptionError, UsageError
+from tsapps.names import split_name
 
 if TYPE_CHECKING:
     from tsapps.apps.abft import Sidecar
@@ -59,7 +60,7 @@ JsonLines = Annotated[
 def sidecar_path(data: str) -> Path:
     """Return where checksums lie: ``x.npy.abft`` for ``x.npy``, ``x.h5-a-b.abft`` for ``x.h5:a/b``."""
     file, name = split_name(data)
-    return Path("-".join([file, *filter(None, name.split("/"))]) + ".abft")
+    return Path("-".join([file, *filter(None, (name or "").split("/"))]) + ".abft")
 
 
 def same_file(one: Path, other: str) -> bool:

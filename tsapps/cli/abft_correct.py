@@ -20,9 +20,10 @@ from tsapps.cli.abft import (
     sidecar_path,
 )
 from tsapps.cli.abft_report import changes, describe, print_changes, print_line, regions
-from tsapps.cli.options import Quiet, split_name
+from tsapps.cli.options import Quiet
 from tsapps.cli.output import byte_bar, print_table
 from tsapps.errors import CorruptionError
+from tsapps.names import split_name
 
 if TYPE_CHECKING:
     from tsapps.apps.abft import Sidecar, Verdict

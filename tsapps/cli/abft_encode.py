@@ -11,9 +11,10 @@ import typer
 from tsapps import signals
 from tsapps.cli.abft import AnyData, same_file, sidecar_path
 from tsapps.cli.abft_report import describe
-from tsapps.cli.options import Device, Json, Quiet, check_input, check_output_file, choose, split_name
+from tsapps.cli.options import Device, Json, Quiet, check_input, check_output_file, choose
 from tsapps.cli.output import byte_bar, gigabytes, print_json, print_table
 from tsapps.errors import UsageError
+from tsapps.names import split_name
 
 __all__ = ["abft_encode"]
 

@@ -9,8 +9,9 @@ import typer
 from tsapps import signals
 from tsapps.cli.abft import AnyData, Force, InPlace, JsonLines, OutNpy, check_copy, check_target
 from tsapps.cli.abft_report import describe, differences, print_changes, print_line
-from tsapps.cli.options import Quiet, check_input, split_name
+from tsapps.cli.options import Quiet, check_input
 from tsapps.cli.output import byte_bar, print_table
+from tsapps.names import split_name
 
 __all__ = ["abft_inject"]
 

@@ -19,9 +19,10 @@ from tsapps.cli.abft_report import (
     regions,
 )
 from tsapps.cli.failures import REPORTED, explain, print_error
-from tsapps.cli.options import Device, Quiet, choose, split_name
+from tsapps.cli.options import Device, Quiet, choose
 from tsapps.cli.output import byte_bar, gigabytes, print_table
-from tsapps.errors import ExitCode, UsageError
+from tsapps.errors import ExitCode, UsageError, one_line
+from tsapps.names import split_name
 
 __all__ = ["abft_verify"]
 
@@ -71,7 +72,7 @@ def _told(data: str, sidecar: Path, device: str, *, as_json: bool, quiet: bool) 
         if explained is None:
             raise
         message, code = explained
-        if split_name(data)[0] not in message:
+        if one_line(split_name(data)[0]) not in one_line(message):
             message = f"{data}: {message}"
         print_error(message)
         if as_json:

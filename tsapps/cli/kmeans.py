@@ -11,9 +11,10 @@ import typer
 
 from tsapps.cli import result
 from tsapps.cli.info import versions
-from tsapps.cli.options import Data, Device, Json, Quiet, check_input, choose, split_name, stem
+from tsapps.cli.options import Data, Device, Json, Quiet, check_input, choose, stem
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
 from tsapps.errors import CorruptionError, MatrixError, UsageError
+from tsapps.names import split_name
 
 if TYPE_CHECKING:
     import numpy as np

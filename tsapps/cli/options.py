@@ -8,6 +8,7 @@ import typer
 
 from tsapps.errors import UsageError
 from tsapps.kernels.backend import Choice, choose_device
+from tsapps.names import split_name
 
 __all__ = [
     "Data",
@@ -18,7 +19,6 @@ __all__ = [
     "check_output_file",
     "check_writable",
     "choose",
-    "split_name",
     "stem",
 ]
 
@@ -44,16 +44,10 @@ Quiet = Annotated[
 ]
 
 
-def split_name(path: str) -> tuple[str, str]:
-    """Split ``FILE:NAME`` into the file and the name of an array in it, empty where the path has none."""
-    file, colon, name = path.rpartition(":")
-    return (file, name) if colon and not os.path.exists(path) and os.path.exists(file) else (path, "")
-
-
 def stem(path: str) -> str:
     """Return what outputs are named after: ``x`` for ``some/x.npy``, ``x-train-images`` for ``x.h5:train/images``."""
     file, name = split_name(path)
-    return "-".join([Path(file).stem, *filter(None, name.split("/"))])
+    return "-".join([Path(file).stem, *filter(None, (name or "").split("/"))])
 
 
 def check_input(path: str) -> None:

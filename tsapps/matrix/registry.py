@@ -8,12 +8,14 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from tsapps.errors import MatrixError, MatrixUsageError
+from tsapps.kernels.printable import shown
 from tsapps.matrix.base import ConvertedMatrix, Matrix
 from tsapps.matrix.binary import BIN_TYPES, VECS_TYPES, open_bin, open_npy, open_vecs
 from tsapps.matrix.containers import open_hdf5, open_npz, open_safetensors
 from tsapps.matrix.memory import open_array
 from tsapps.matrix.parquet import ParquetMatrix
 from tsapps.matrix.text import TextMatrix
+from tsapps.names import split_name
 
 __all__ = ["EXTENSIONS", "open_matrix"]
 
@@ -88,7 +90,7 @@ def open_matrix(source: Any, *, dtype: DTypeLike | None = None) -> Matrix:
 
 
 def _open_path(path: str) -> Matrix:
-    file, wanted = _split(path)
+    file, wanted = split_name(path)
     extension = os.path.splitext(file)[1].lower()
     known = ", ".join(EXTENSIONS)
     if not os.path.exists(file):
@@ -107,18 +109,9 @@ def _open_path(path: str) -> Matrix:
                 f"{path}: has the unknown extension {extension!r}; expected one of {known}: convert it"
             )
         if wanted is not None:
-            raise MatrixUsageError(f"{path}: a {extension} file holds one matrix: leave out ':{wanted}'")
+            raise MatrixUsageError(f"{path}: a {extension} file holds one matrix: leave out ':{shown(wanted)}'")
         return _SINGLE[extension](file)
     except OSError as error:
         raise MatrixError(
             f"{path}: cannot be read: {error.strerror or error}: check the file and its permissions"
         ) from error
-
-
-def _split(path: str) -> tuple[str, str | None]:
-    """Split ``file:name``; a colon that belongs to an existing file's own name splits nothing."""
-    if not os.path.exists(path):
-        for place, letter in enumerate(path):
-            if letter == ":" and os.path.exists(path[:place]):
-                return path[:place], path[place + 1 :] or None
-    return path, None
