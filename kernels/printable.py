@@ -2,31 +2,27 @@
 
 from unicodedata import category
 
-__all__ = ["OneLineError", "escaped", "one_line", "shown"]
+__all__ = ["OneLineError", "one_line", "shown"]
 
 # Names of arrays and columns that are longer are shortened.
 _MOST_SHOWN = 120
 
 
-def escaped(text: object) -> str:
-    r"""Return text with every character that is neither printable nor a space as Python escapes it: ``\x1b``.
-
-    Line ends, control characters, BiDi controls and lone surrogates are among these. Nothing is shortened.
-    """
-    text = str(text)
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or category(c) == "Zs" else ascii(c)[1:-1] for c in text)
-
-
 def one_line(text: object) -> str:
-    """Return a message in one line of printable characters: line ends become spaces, all else is `escaped`."""
-    return escaped(" ".join(str(text).splitlines()))
+    r"""Return text in one line of printable characters.
+
+    Line ends become spaces; every other character that is neither printable nor a space, control characters, BiDi
+    controls and lone surrogates among them, is escaped as Python does: ``\x1b``. Nothing is shortened.
+    """
+    line = " ".join(str(text).splitlines())
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() or category(c) == "Zs" else ascii(c)[1:-1] for c in line)
 
 
 def shown(name: object) -> str:
-    """Return a name as messages show it: `escaped`, and without its middle if it is long."""
-    text = escaped(name)
+    """Return a name as messages show it: in `one_line`, and without its middle if it is long."""
+    text = one_line(name)
     if len(text) <= _MOST_SHOWN:
         return text
     half = _MOST_SHOWN // 2

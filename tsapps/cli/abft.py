@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tsapps.cli.options import check_input, check_output_file, check_writable
+from tsapps.cli.options import check_input, check_output_file, check_writable, open_fitting
 from tsapps.errors import CorruptionError, UsageError
 from tsapps.names import split_name
 
@@ -95,7 +95,9 @@ def check_copy(data: str, matrix: "Matrix", out: Path | None) -> None:
         raise UsageError(f"{out}: .npy holds no bfloat16: give --in-place in place of --out")
 
 
-def open_protected(data: str, path: Path) -> tuple["Matrix", "Sidecar"]:
+def open_protected(
+    data: str, path: Path, header: bool | None = None, index: bool | None = None
+) -> tuple["Matrix", "Sidecar"]:
     """Open a matrix and read its sidecar.
 
     Raises
@@ -121,4 +123,6 @@ def open_protected(data: str, path: Path) -> tuple["Matrix", "Sidecar"]:
         sidecar = read_sidecar(path)
     except SidecarError as error:
         raise CorruptionError(f"the sidecar, not the matrix: {error}") from error
-    return open_matrix(data), sidecar
+    if (header, index) == (None, None):
+        return open_fitting(data, lambda shape: shape == sidecar.shape), sidecar
+    return open_matrix(data, header=header, index=index), sidecar
