@@ -24,7 +24,7 @@ from tsapps.apps.kmeans.choose import check_metric, check_precision, choose, is_
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.rows import Rows, check_real, is_plain
 from tsapps.apps.kmeans.seeding import kmeans_parallel
-from tsapps.kernels.arrays import as_array, kind_of, like, to_host
+from tsapps.kernels.arrays import as_array, kind_of, like, refuse_masked, to_host
 
 __all__ = ["TSKMeans"]
 
@@ -225,10 +225,19 @@ class TSKMeans(KMeans):
             with open_engine(X, sample_weight=sample_weight, device="cpu") as engine:
                 return kmeans_parallel(engine, n_clusters, random_state)
 
+        def unmasked(*args: Any, **options: Any) -> Any:
+            centers = given["init"](*args, **options)
+            refuse_masked(centers)
+            return centers
+
         if isinstance(given["init"], str) and given["init"] == "k-means||":
             self.set_params(init=draw, n_init=1 if given["n_init"] == "auto" else given["n_init"])
         elif kind_of(given["init"]) is not None:
             self.set_params(init=_on_host(given["init"], "init"))
+        elif callable(given["init"]):
+            self.set_params(init=unmasked)
+        else:
+            refuse_masked(given["init"])
         try:
             yield
         finally:
@@ -358,10 +367,21 @@ def _on_host(X: Any, name: str = "X") -> Any:
     """Return X as scikit-learn can take it: arrays of other libraries as NumPy, all else as it is."""
     kind = kind_of(X)
     if kind in (None, "frame"):
-        return X
+        refuse_masked(X)
+        return _writable(X) if kind == "frame" and 1 in X.shape else X
     array = as_array(X)
     check_real(array.dtype, name)
     return X if kind == "numpy" else to_host(array)
+
+
+def _writable(frame: Any) -> Any:
+    """Return a frame of one column or one row of which scikit-learn makes an array that it can write to.
+
+    It takes the array that pandas makes of bools and nullable numbers for a copy, and pandas 3 gives a view.
+    """
+    if type(frame).__module__.startswith("pandas") and (array := as_array(frame)).dtype.kind in "iuf":
+        return frame.__class__(array, frame.index, frame.columns)
+    return frame
 
 
 def _print_progress(progress: lloyd.Progress) -> None:

@@ -256,4 +256,4 @@ def _choose(path: str, wanted: str | None, names: Sequence[str], shape_of: Calla
 
 def _listing(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(map(shown, names[:_MOST_NAMES])) + more
+    return ", ".join(shown(name) or "one without a name" for name in names[:_MOST_NAMES]) + more
