@@ -132,10 +132,12 @@ class TextMatrix(Matrix):
             raise MatrixError(f"{self.name}: is no UTF-8 text ({error.reason}): save it as UTF-8") from error
 
     def _cells(self, line: str) -> list[str]:
-        if self._delimiter is None:
+        if self._delimiter is None and '"' not in line:
             return line.split()
+        mark = self._delimiter or " "
         try:
-            return [cell.strip() for cell in next(csv.reader([line], delimiter=self._delimiter))]
+            cells = next(csv.reader([line.strip(" \r\n")], delimiter=mark, skipinitialspace=mark == " "))
+            return [cell.strip() for cell in cells]
         except csv.Error as error:
             raise MatrixError(
                 f"{self.name}: the line {line[:40]!r}… is no text table ({error}): save it again"
