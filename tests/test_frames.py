@@ -18,15 +18,11 @@ def polars():
 NUMERIC_FRAMES = {
     "Int64": lambda array: pd.DataFrame(array.astype(int)).astype("Int64"),
     "nullable mixed": lambda array: pd.DataFrame(array, columns=list("wxyz")).astype({"w": "Float64", "x": "Int16"}),
-        {"a": pd.array(array[:, 0], "Float64"), "b": pd.array(array[:, 1].astype(int), "Int16")}
-    ),
     "Float32": lambda array: pd.DataFrame(array).astype("Float32"),
     "int64[pyarrow]": lambda array: pd.DataFrame(array.astype(int)).astype("int64[pyarrow]"),
     "arrow mixed": lambda array: pd.DataFrame(array).astype({0: "int16[pyarrow]", 1: "float32[pyarrow]", 2: "Int8"}),
     "with bools": lambda array: pd.DataFrame({"a": array[:, 0], "b": array[:, 1] > 8, "c": array[:, 2] > 8}),
     "with booleans": lambda array: pd.DataFrame({"a": array[:, 0], "b": pd.array(array[:, 1] > 8, "boolean")}),
-        b=array[:, 0] > 8, c=pd.array(array[:, 0] > 8, "boolean")
-    ),
     "bool": lambda array: pd.DataFrame(array > 8),
     "boolean": lambda array: pd.DataFrame(array > 8).astype("boolean"),
     "bool[pyarrow]": lambda array: pd.DataFrame(array > 8).astype("bool[pyarrow]"),
