@@ -18,6 +18,8 @@ __all__ = ["AmbiguousTableError", "FirstLine", "Form", "is_number"]
 # Integers as names are written: no sign, no zero in front; and few digits, so that they can be compared.
 _PLAIN_INTEGER = re.compile(r"0|[1-9][0-9]{,17}")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
+# In a line, between any delimiters.
+_ANY_INTEGER = re.compile(r'(?<![^,;\t "])[+-]?[0-9]+(?![^,;\t "\n])')
 
 # What pandas calls a column without a name when it reads, and writes again.
 _UNNAMED = ("", "Unnamed: 0")
@@ -57,6 +59,10 @@ class FirstLine:
     where : str
         The file and the line, for messages.
     cells : list of str
+    delimiter : str or None
+        None for spaces.
+    split : callable
+        Takes a line apart.
     quoted : bool
         Whether its cells stand in quotation marks, and none of the second line does.
     header, index : bool or None
@@ -65,17 +71,19 @@ class FirstLine:
 
     where: str
     cells: list[str]
+    delimiter: str | None
+    split: Callable[[str], list[str]]
     quoted: bool
     header: bool | None
     index: bool | None
 
-    def form(self, below: Callable[[], Iterator[list[str]]]) -> Form:
+    def form(self, below: Callable[[], Iterator[str]]) -> Form:
         """Tell the form of the table.
 
         Parameters
         ----------
         below : callable
-            Yields the cells of the lines below, as often as it is called; they are read only as far as they matter.
+            Yields the lines below, as often as it is called; they are read only as far as they matter.
 
         Raises
         ------
@@ -86,18 +94,26 @@ class FirstLine:
         names = self.cells[1:] if self.index or unnamed else self.cells
         if unnamed and self.header is not False and self.index is not False:
             if self.header or _may_be_names(names):
-                if self.index is None and not _count(below(), 0):
+                if self.index is None and not self._count(below(), 0):
                     raise self._ambiguous("the first column has no name and does not count the rows 0, 1, 2, …", _INDEX)
                 return Form(named=True, indexed=True)
             if self.index:
                 raise self._ambiguous("it begins with an empty cell, and numbers follow", _HEADER)
         header = self._are_names(names, below) if self.header is None else self.header
         may_count = self.index is None and len(self.cells) > 1 and self.cells[0] == "0" and not header
-        if may_count and _count(below(), 1):
+        if may_count and self._count(below(), 1):
             raise self._ambiguous("the first column counts the rows 0, 1, 2, …", _INDEX)
         return Form(named=header, indexed=bool(self.index))
 
-    def _are_names(self, names: Sequence[str], below: Callable[[], Iterator[list[str]]]) -> bool:
+    def _count(self, lines: Iterator[str], start: int) -> bool:
+        """Return whether the first cells of lines are `start`, `start` + 1, …."""
+        mark = self.delimiter
+        firsts = (
+            line.partition(mark)[0].strip(' "\n') if mark else line.split(None, 1)[0].strip('"') for line in lines
+        )
+        return all(cell == str(number) for number, cell in enumerate(firsts, start))
+
+    def _are_names(self, names: Sequence[str], below: Callable[[], Iterator[str]]) -> bool:
         """Tell whether the cells, all of the first line but what is above an index, are names."""
         if self.quoted or not any(map(is_number, names)):
             return True
@@ -106,8 +122,10 @@ class FirstLine:
         # pandas writes every number of a column in one form: above a column of decimals, an integer is no number.
         numbered = list(names) == [str(number) for number in range(len(names))]
         integers, decimals = [False] * len(names), [False] * len(names)
-        for cells in below():
-            for column, cell in enumerate(cells[len(self.cells) - len(names) : len(self.cells)]):
+        for line in below():
+            if all(decimals) and not any(integers) and not _ANY_INTEGER.search(line):
+                continue  # as most lines are, which need not be taken apart
+            for column, cell in enumerate(self.split(line)[len(self.cells) - len(names) : len(self.cells)]):
                 if _INTEGER.fullmatch(cell):
                     integers[column] = True
                 elif is_number(cell):
@@ -133,11 +151,6 @@ def is_number(cell: str) -> bool:
     except ValueError:
         return False
     return cell.isascii() and "_" not in cell
-
-
-def _count(lines: Iterator[list[str]], start: int) -> bool:
-    """Return whether the first cells of lines are `start`, `start` + 1, …."""
-    return all(cells[0] == str(number) for number, cells in enumerate(lines, start))
 
 
 def _increase(cells: Sequence[str]) -> bool:

@@ -79,11 +79,12 @@ class TextMatrix(Matrix):
         self._n_cells = len(cells)
         quoted = len(beginning) > 1 and '"' not in second and line.count('"') == 2 * len(cells)
 
-        def below() -> Iterator[list[str]]:
+        def below() -> Iterator[str]:
             with self._lines() as lines:
-                yield from (self._cells(line) for _, line in islice(lines, 1, None))
+                yield from (line for _, line in islice(lines, 1, None))
 
-        return FirstLine(f"{self.name}: line {number}", cells, quoted, header, index).form(below)
+        where = f"{self.name}: line {number}"
+        return FirstLine(where, cells, self._delimiter, self._cells, quoted, header, index).form(below)
 
     def _blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
         n = self.shape[0]
