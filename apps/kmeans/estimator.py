@@ -106,7 +106,8 @@ class TSKMeans(KMeans):
     Notes
     -----
     X may be a NumPy, CuPy or torch array, anything with DLPack or ``__cuda_array_interface__``, a pandas or polars
-    frame, a sparse matrix, or what `tsapps.open_matrix` gives, which need not fit in memory. Arrays that come out
+    frame, a sparse matrix, or what `tsapps.open_matrix` gives, which need not fit in memory. Masked arrays are refused,
+    even where nothing is masked, and so are lists and callable inits that give some. Arrays that come out
     (`labels_`, `cluster_centers_`, what `predict` and `transform` return) are of the kind that went in: CuPy for CuPy,
     torch for torch on the same device, else NumPy.
 

@@ -144,7 +144,7 @@ def said(read, path):
 @st.composite
 def foreign_names(draw):
     """Draw any text, of the characters that terminals act on above all."""
-    acting = st.sampled_from("\x1b\x07\r\n\t\x00\x7f\x85\x9b\u200b\u202e\u2066\u2028\ufeff:/'\"\\ $!\u0301")
+    acting = st.sampled_from("\x1b\x07\r\n\t\x00\x7f\x85\x9b\u200b\u202e\u2066\u2028\ufeff:/'\"\\ $!\u0301\udcff\ud800")
     return draw(st.text(st.one_of(acting, st.characters()), min_size=1, max_size=draw(st.sampled_from([3, 12, 400]))))
 
 

@@ -49,7 +49,8 @@ def open_matrix(
     source : path-like, array or Matrix
         A file, its format told by its extension (`EXTENSIONS`); for .npz, HDF5 and safetensors the path may end in
         ``:name``, which says which array, and need not where only one array is a matrix. Or an array in memory: NumPy,
-        CuPy, torch, an object with ``__cuda_array_interface__`` or DLPack, a pandas or polars frame.
+        CuPy, torch, an object with ``__cuda_array_interface__`` or DLPack, a pandas or polars frame of numbers
+        and bools (missing values are NaN). Masked arrays are refused, even where nothing is masked.
     dtype : numpy dtype, optional
         The dtype that the elements are given in; by default the one they have (float64 for text). Floating-point, or
         wide enough for every value of the dtype that they have.
