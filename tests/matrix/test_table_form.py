@@ -62,6 +62,7 @@ def read(table, text, **options):
         ("\ufeff,a\r\n0,5\r\n1,6\r\n", [[5], [6]], True),
         ("\ta\n0\t5\n1\t6\n", [[5], [6]], True),
         (" a b\n0 1 2\n1 3 4\n", [[1, 2], [3, 4]], True),
+        (" 0 1\n0 1 2\n1 3 4\n", [[1, 2], [3, 4]], True),
         # Numbers, as before.
         ('"5"\n"6"\n', [[5], [6]], False),
         ('"length of it"\n5\n', [[5]], False),
@@ -197,7 +198,7 @@ def frames(draw):
     frame=frames(),
     header=st.booleans(),
     index=st.booleans(),
-    sep=st.sampled_from([",", ";", "\t"]),
+    sep=st.sampled_from([",", ";", "\t", " "]),
     end=st.sampled_from(["\n", "\r\n"]),
     quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC]),
     encoding=st.sampled_from(["utf-8", "utf-8-sig"]),

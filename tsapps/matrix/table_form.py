@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tsapps.errors import MatrixUsageError
 
-__all__ = ["AmbiguousTableError", "FirstLine", "Form", "is_number"]
+__all__ = ["AmbiguousTableError", "FirstLine", "Form", "are_numbered", "is_number"]
 
 # Integers as names are written: no sign, no zero in front; and few digits, so that they can be compared.
 _PLAIN_INTEGER = re.compile(r"0|[1-9][0-9]{,17}")
@@ -120,7 +120,7 @@ class FirstLine:
         if not _increase(names):
             return False
         # pandas writes every number of a column in one form: above a column of decimals, an integer is no number.
-        numbered = list(names) == [str(number) for number in range(len(names))]
+        numbered = are_numbered(names)
         integers, decimals = [False] * len(names), [False] * len(names)
         for line in below():
             if all(decimals) and not any(integers) and not _ANY_INTEGER.search(line):
@@ -142,6 +142,11 @@ class FirstLine:
 
     def _ambiguous(self, why: str, options: str) -> AmbiguousTableError:
         return AmbiguousTableError(f"{self.where}: {why}: {options}")
+
+
+def are_numbered(cells: Sequence[str]) -> bool:
+    """Return whether cells are 0, 1, 2, …, as pandas names columns."""
+    return list(cells) == [str(number) for number in range(len(cells))]
 
 
 def is_number(cell: str) -> bool:

@@ -14,7 +14,7 @@ from tsapps.errors import MatrixError, MatrixUsageError
 from tsapps.kernels.printable import one_line
 from tsapps.matrix.base import Matrix
 from tsapps.matrix.checks import changed
-from tsapps.matrix.table_form import FirstLine, Form, is_number
+from tsapps.matrix.table_form import FirstLine, Form, are_numbered, is_number
 
 __all__ = ["TextMatrix"]
 
@@ -74,8 +74,9 @@ class TextMatrix(Matrix):
         """Tell the form by the first two lines, and by all others where that takes them."""
         (number, line), (_, second) = beginning[0], beginning[-1]
         cells = self._cells(line)
-        if self._delimiter is None and len(cells) == len(self._cells(second)) - 1 and not any(map(is_number, cells)):
-            cells = ["", *cells]  # which spaces cannot show
+        one_less = self._delimiter is None and len(cells) == len(self._cells(second)) - 1
+        if one_less and (header or are_numbered(cells) or not any(map(is_number, cells))):
+            cells = ["", *cells]  # an empty name, which spaces cannot show
         self._n_cells = len(cells)
         quoted = len(beginning) > 1 and '"' not in second and line.count('"') == 2 * len(cells)
 
