@@ -106,7 +106,7 @@ def test_weights_of_another_number_are_refused(refuse):
 @pytest.mark.parametrize("option", ["--header", "--no-header", "--index", "--no-index"])
 def test_other_formats_have_no_such_options(refuse, iris, option):
     line = refuse(2, "kmeans", "iris.npy", "-k", "2", option)
-    assert "iris.npy: is no text table; --header and --index are for .csv, .tsv, .txt: leave them out" in line
+    assert "iris.npy: is no file of text; --header and --index are for .csv, .tsv, .txt: leave them out" in line
 
 
 @pytest.mark.parametrize("command", ["kmeans", "predict", "abft-encode", "abft-verify", "abft-correct", "abft-inject"])

@@ -159,7 +159,8 @@ def test_what_the_caller_says_is_wrong(table, text, options, message):
 def test_options_of_text_tables_are_for_these_alone(tmp_path, options):
     X = np.ones((2, 2))
     np.save(tmp_path / "x.npy", X)
-    for source in (X, tmp_path / "x.npy"):
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    for source in (X, tmp_path / "x.npy", open_matrix(tmp_path / "x.csv")):
         with pytest.raises(UsageError, match=r"--header and --index are for \.csv, \.tsv, \.txt: leave them out"):
             open_matrix(source, **options)
 

@@ -94,9 +94,9 @@ def open_matrix(
         matrix = _open_path(os.fspath(source), header, index)
     else:
         matrix = open_array(source)
-    if (header, index) != (None, None) and not isinstance(matrix, TextMatrix):
+    if (header, index) != (None, None) and (matrix is source or not isinstance(matrix, TextMatrix)):
         raise UsageError(
-            f"{matrix.name}: is no text table; --header and --index are for {', '.join(_TEXT)}: leave them out"
+            f"{matrix.name}: is no file of text; --header and --index are for {', '.join(_TEXT)}: leave them out"
         )
     if dtype is None or np.dtype(dtype) == matrix.dtype:
         return matrix
