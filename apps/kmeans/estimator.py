@@ -7,6 +7,7 @@ that are read in blocks go to the NumPy engine. On a GPU everything goes to the 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -34,7 +35,7 @@ from tsapps.apps.kmeans.frame import Placed, frame_about, ldexp
 from tsapps.apps.kmeans.rows import Rows, as_numbers, check_real, is_plain
 from tsapps.apps.kmeans.scikit_learn import Passes, Remembering, is_sound, narrow_indices, placed_by
 from tsapps.apps.kmeans.seeding import kmeans_parallel
-from tsapps.kernels.arrays import as_array, kind_of, like, to_host
+from tsapps.kernels.arrays import as_array, kind_of, like, refuse_masked, to_host
 from tsapps.kernels.threads import is_forked, threads_kept
 
 __all__ = ["TSKMeans"]
@@ -117,7 +118,8 @@ class TSKMeans(KMeans):
     Notes
     -----
     X may be a NumPy, CuPy or torch array, anything with DLPack or ``__cuda_array_interface__``, a pandas or polars
-    frame, a sparse matrix, or what `tsapps.open_matrix` gives, which need not fit in memory. Arrays that come out
+    frame, a sparse matrix, or what `tsapps.open_matrix` gives, which need not fit in memory. Masked arrays are refused,
+    even where nothing is masked, and so are lists and callable inits that give some. Arrays that come out
     (`labels_`, `cluster_centers_`, what `predict` and `transform` return) are of the kind that went in: CuPy for CuPy,
     torch for torch on the same device, else NumPy.
 
@@ -219,6 +221,9 @@ class TSKMeans(KMeans):
         self._by_scikit_learn = simple and self._fit_scikit_learn(X, sample_weight)
         if not self._by_scikit_learn:
             self._fit_engine(X, sample_weight)
+        if not np.isfinite(self.inertia_):
+            message = "the inertia overflows float64; the labels and centers are right: scale X down for an inertia"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
         self.device_ = choice.device
         self.labels_: Any = like(self.labels_, X)
         self.cluster_centers_: Any = like(self.cluster_centers_, X)
@@ -255,10 +260,19 @@ class TSKMeans(KMeans):
             with open_engine(X, sample_weight=sample_weight, device="cpu") as engine:
                 return kmeans_parallel(engine, n_clusters, random_state)
 
+        def unmasked(*args: Any, **options: Any) -> Any:
+            centers = given["init"](*args, **options)
+            refuse_masked(centers)
+            return centers
+
         if isinstance(given["init"], str) and given["init"] == "k-means||":
             self.set_params(init=draw, n_init=1 if given["n_init"] == "auto" else given["n_init"])
         elif kind_of(given["init"]) is not None:
             self.set_params(init=_on_host(given["init"], "init"))
+        elif callable(given["init"]):
+            self.set_params(init=unmasked)
+        else:
+            refuse_masked(given["init"])
         try:
             yield
         finally:
@@ -405,10 +419,21 @@ def _on_host(X: Any, name: str = "X") -> Any:
     """Return X as scikit-learn can take it: arrays of other libraries as NumPy, all else as it is."""
     kind = kind_of(X)
     if kind in (None, "frame"):
-        return X
+        refuse_masked(X)
+        return _writable(X) if kind == "frame" and 1 in X.shape else X
     array = as_array(X)
     check_real(array.dtype, name)
     return X if kind == "numpy" else to_host(array)
+
+
+def _writable(frame: Any) -> Any:
+    """Return a frame of one column or one row of which scikit-learn makes an array that it can write to.
+
+    It takes the array that pandas makes of bools and nullable numbers for a copy, and pandas 3 gives a view.
+    """
+    if type(frame).__module__.startswith("pandas") and (array := as_array(frame)).dtype.kind in "iuf":
+        return frame.__class__(array, frame.index, frame.columns)
+    return frame
 
 
 def _print_progress(progress: lloyd.Progress) -> None:

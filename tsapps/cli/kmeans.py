@@ -11,9 +11,10 @@ import typer
 
 from tsapps.cli import result
 from tsapps.cli.info import versions
-from tsapps.cli.options import Data, Device, Json, Quiet, check_input, choose, split_name, stem
+from tsapps.cli.options import Data, Device, Header, Index, Json, Quiet, check_input, choose, open_fitting, stem
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
 from tsapps.errors import CorruptionError, MatrixError, UsageError
+from tsapps.names import split_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -122,6 +123,8 @@ def kmeans(
         typer.Option(metavar="DIR", help="Directory to write.  [default: <name of DATA>-kmeans, in the current one]"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier result in DIR.")] = False,
+    header: Header = None,
+    index: Index = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -156,7 +159,7 @@ def kmeans(
     from tsapps.kernels.arrays import to_host
     from tsapps.matrix import open_matrix, replacing, save_npy
 
-    matrix = open_matrix(data)
+    matrix = open_matrix(data, header=header, index=index)
     n, d = matrix.shape
     choice = choose(device, resident=matrix.device)
     if k > n:
@@ -266,9 +269,7 @@ def _number_of_runs(n_init: str) -> int | str:
 
 
 def _read_first_centers(path: str, k: int, d: int) -> "np.ndarray":
-    from tsapps.matrix import open_matrix
-
-    matrix = open_matrix(path)
+    matrix = open_fitting(path, lambda shape: shape == (k, d))
     if matrix.shape != (k, d):
         raise UsageError(
             f"--init {path}: is {matrix.shape[0]} × {matrix.shape[1]}; expected k × d, {k} × {d}: one row a centre"
@@ -277,7 +278,7 @@ def _read_first_centers(path: str, k: int, d: int) -> "np.ndarray":
 
 
 def _read_weights(path: str, n: int) -> "np.ndarray":
-    matrix = _open_column(path)
+    matrix = _open_column(path, n)
     if matrix.shape not in ((n, 1), (1, n)):
         raise UsageError(
             f"--weights {path}: is {matrix.shape[0]} × {matrix.shape[1]}; expected one number for each of the {n} rows"
@@ -291,9 +292,8 @@ def _read_weights(path: str, n: int) -> "np.ndarray":
     return found
 
 
-def _open_column(path: str) -> "Matrix":
-    """Open a matrix, or a .npy file of one dimension as a matrix of one column."""
-    from tsapps.matrix import open_matrix
+def _open_column(path: str, n: int) -> "Matrix":
+    """Open a matrix of n numbers, or a .npy file of one dimension as a matrix of one column."""
     from tsapps.matrix.binary import map_file, read_npy_header
 
     if path.lower().endswith(".npy") and os.path.isfile(path):
@@ -301,7 +301,7 @@ def _open_column(path: str) -> "Matrix":
             shape, _, dtype = read_npy_header(file, path)
             if len(shape) == 1:
                 return map_file(path, file.tell(), (shape[0], 1), dtype)
-    return open_matrix(path)
+    return open_fitting(path, lambda shape: shape in ((n, 1), (1, n)))
 
 
 def _describe(progress: "Progress") -> str:
