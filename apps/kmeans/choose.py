@@ -125,12 +125,15 @@ def check_sample_weight(sample_weight: Any, n_samples: int) -> Any:
         weights = np.full(n_samples, float(weights))
     if weights.shape != (n_samples,):
         raise ValueError(f"sample_weight has shape {weights.shape}; expected one number a sample, ({n_samples},)")
-    check_weights(to_host(weights))
+    check_weights(weights)
     return weights
 
 
-def check_weights(weights: np.ndarray) -> None:
-    """Raise ValueError unless weights are finite, none is negative, and one is not zero."""
+def check_weights(sample_weight: Any) -> None:
+    """Raise ValueError unless weights, if any, are finite, none is negative, and one is not zero."""
+    if sample_weight is None:
+        return
+    weights = np.atleast_1d(to_host(as_numbers(sample_weight, "sample_weight")))
     if not np.isfinite(weights).all():
         raise ValueError("sample_weight has a NaN or an infinity; expected finite numbers")
     if (weights < 0).any():

@@ -8,8 +8,6 @@ that are read in blocks go to the NumPy engine. On a GPU everything goes to the 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,10 +30,17 @@ from tsapps.apps.kmeans.choose import (
 )
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.frame import Placed, frame_about, ldexp
-from tsapps.apps.kmeans.rows import Rows, as_numbers, check_real, is_plain
-from tsapps.apps.kmeans.scikit_learn import Passes, Remembering, is_sound, narrow_indices, placed_by
-from tsapps.apps.kmeans.seeding import kmeans_parallel
-from tsapps.kernels.arrays import as_array, kind_of, like, refuse_masked, to_host
+from tsapps.apps.kmeans.rows import Rows, is_plain
+from tsapps.apps.kmeans.scikit_learn import (
+    Passes,
+    Remembering,
+    as_host,
+    init_for_scikit_learn,
+    is_sound,
+    narrow_indices,
+    placed_by,
+)
+from tsapps.kernels.arrays import as_array, like, to_host
 from tsapps.kernels.threads import is_forked, threads_kept
 
 __all__ = ["TSKMeans"]
@@ -222,8 +227,7 @@ class TSKMeans(KMeans):
         if not self._by_scikit_learn:
             self._fit_engine(X, sample_weight)
         if not np.isfinite(self.inertia_):
-            message = "the inertia overflows float64; the labels and centers are right: scale X down for an inertia"
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            warnings.warn("the inertia overflows float64; labels and centers are right", RuntimeWarning, stacklevel=2)
         self.device_ = choice.device
         self.labels_: Any = like(self.labels_, X)
         self.cluster_centers_: Any = like(self.cluster_centers_, X)
@@ -231,52 +235,32 @@ class TSKMeans(KMeans):
 
     def _fit_scikit_learn(self, X: Any, sample_weight: Any) -> bool:
         """Fit by scikit-learn; return whether the result stands. If not, no random number has been drawn."""
-        weights = _on_host(sample_weight, "sample_weight")
-        if weights is not None:
-            check_weights(np.atleast_1d(to_host(as_numbers(weights, "sample_weight"))))
-        generator = self.random_state if isinstance(self.random_state, int) else check_random_state(self.random_state)
-        state = None if isinstance(generator, int) else generator.get_state()
-        self._memory: dict[str, np.ndarray] = {}
-        # What overflows is seen by the result.
-        with self._init_for_scikit_learn(weights), threads_kept(), np.errstate(over="ignore", invalid="ignore"):
-            super().fit(narrow_indices(_on_host(X)), sample_weight=weights)
-        self._placed = placed_by(self.__dict__.pop("_memory"), np.array(self.cluster_centers_))
-        self.cluster_centers_ = self._placed.given.copy()
-        stands = is_sound(self._placed, self.labels_, self.inertia_)
-        if not stands and state is not None:
+        weights = as_host(sample_weight, "sample_weight")
+        check_weights(weights)
+        # Of an int it is a new one, which nobody else draws from.
+        generator = check_random_state(self.random_state)
+        state = generator.get_state()
+        self._memory: dict[str, np.ndarray] = {}  # of `Remembering`
+        given = {"init": self.init, "n_init": self.n_init}
+        self.set_params(**init_for_scikit_learn(**given, sample_weight=weights))
+        try:
+            # What overflows is seen by the result.
+            with threads_kept(), np.errstate(over="ignore", invalid="ignore"):
+                super().fit(narrow_indices(as_host(X)), sample_weight=weights)
+        finally:
+            self.set_params(**given)
+            memory = self.__dict__.pop("_memory")
+        placed = placed_by(memory, np.array(self.cluster_centers_))
+        self._placed: Placed | None = placed
+        self.cluster_centers_ = placed.given.copy()
+        stands = is_sound(placed, self.labels_, self.inertia_)
+        if not stands:
             generator.set_state(state)
         return stands
 
     def _init_centroids(self, *arguments: Any, **options: Any) -> np.ndarray:
         """Return scikit-learn's first centers, never in memory of the caller's, so that they remember their mean."""
         return Remembering.of(super()._init_centroids(*arguments, **options), self.__dict__.get("_memory", {}))
-
-    @contextmanager
-    def _init_for_scikit_learn(self, sample_weight: Any) -> Iterator[None]:
-        """Within the block, `init` is one that scikit-learn can take: a function for what it cannot draw itself."""
-        given = {name: self.get_params()[name] for name in ("init", "n_init")}
-
-        def draw(X: Any, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
-            with open_engine(X, sample_weight=sample_weight, device="cpu") as engine:
-                return kmeans_parallel(engine, n_clusters, random_state)
-
-        def unmasked(*args: Any, **options: Any) -> Any:
-            centers = given["init"](*args, **options)
-            refuse_masked(centers)
-            return centers
-
-        if isinstance(given["init"], str) and given["init"] == "k-means||":
-            self.set_params(init=draw, n_init=1 if given["n_init"] == "auto" else given["n_init"])
-        elif kind_of(given["init"]) is not None:
-            self.set_params(init=_on_host(given["init"], "init"))
-        elif callable(given["init"]):
-            self.set_params(init=unmasked)
-        else:
-            refuse_masked(given["init"])
-        try:
-            yield
-        finally:
-            self.set_params(**given)
 
     def _fit_engine(self, X: Any, sample_weight: Any) -> None:
         self._validate_params()
@@ -359,7 +343,7 @@ class TSKMeans(KMeans):
         placed = self._placed_now()
         if self._runs_scikit_learn(X):
             X = self._validated_on_host(X)
-            weights = check_sample_weight(_on_host(sample_weight, "sample_weight"), X.shape[0])
+            weights = check_sample_weight(as_host(sample_weight, "sample_weight"), X.shape[0])
             inertia = Passes(self, placed.frame, placed.worked).inertia(X, weights)
         else:
             X = self._validated(X, reset=False)
@@ -397,7 +381,7 @@ class TSKMeans(KMeans):
     def _validated_on_host(self, X: Any) -> Any:
         """Check X as scikit-learn's `predict` does; return a NumPy array, or a sparse matrix by rows."""
         checks: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "order": "C"}
-        return validate_data(self, narrow_indices(_on_host(X)), reset=False, **checks)
+        return validate_data(self, narrow_indices(as_host(X)), reset=False, **checks)
 
     def _validated(self, X: Any, *, reset: bool) -> Any:
         """Check X's features as scikit-learn does; make an array of what is not yet one (lists, frames)."""
@@ -413,27 +397,6 @@ class TSKMeans(KMeans):
     def _gives_frames(self) -> bool:
         chosen = getattr(self, "_sklearn_output_config", {}).get("transform", get_config()["transform_output"])
         return chosen != "default"
-
-
-def _on_host(X: Any, name: str = "X") -> Any:
-    """Return X as scikit-learn can take it: arrays of other libraries as NumPy, all else as it is."""
-    kind = kind_of(X)
-    if kind in (None, "frame"):
-        refuse_masked(X)
-        return _writable(X) if kind == "frame" and 1 in X.shape else X
-    array = as_array(X)
-    check_real(array.dtype, name)
-    return X if kind == "numpy" else to_host(array)
-
-
-def _writable(frame: Any) -> Any:
-    """Return a frame of one column or one row of which scikit-learn makes an array that it can write to.
-
-    It takes the array that pandas makes of bools and nullable numbers for a copy, and pandas 3 gives a view.
-    """
-    if type(frame).__module__.startswith("pandas") and (array := as_array(frame)).dtype.kind in "iuf":
-        return frame.__class__(array, frame.index, frame.columns)
-    return frame
 
 
 def _print_progress(progress: lloyd.Progress) -> None:

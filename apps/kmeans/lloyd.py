@@ -185,12 +185,6 @@ def fit(
     best.placed, best.centers = Placed(frame, best.centers, given), given
     best.inertia = float(ldexp(best.inertia, 2 * exponent))
     best.seconds = clock.seconds
-    if not np.isfinite(best.inertia):
-        warnings.warn(
-            "the inertia of these distances overflows float64; labels and centers are right",
-            RuntimeWarning,
-            stacklevel=2,
-        )
     distinct = np.count_nonzero(best.cluster_sizes)
     if distinct < n_clusters:
         warnings.warn(

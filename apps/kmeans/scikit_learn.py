@@ -15,11 +15,15 @@ from sklearn import config_context
 from sklearn.cluster import KMeans
 from sklearn.metrics.pairwise import euclidean_distances
 
+from tsapps.apps.kmeans.choose import open_engine
 from tsapps.apps.kmeans.cpu import distances_of
 from tsapps.apps.kmeans.frame import Frame, Placed, is_in_range, shrunk
+from tsapps.apps.kmeans.rows import check_real
+from tsapps.apps.kmeans.seeding import kmeans_parallel
+from tsapps.kernels.arrays import as_array, kind_of, refuse_masked, to_host
 from tsapps.kernels.threads import threads_kept
 
-__all__ = ["Passes", "Remembering", "is_sound", "narrow_indices", "placed_by"]
+__all__ = ["Passes", "Remembering", "as_host", "init_for_scikit_learn", "is_sound", "narrow_indices", "placed_by"]
 
 # Rows that are centered at a time stay in the level-2 cache.
 _BLOCK_BYTES = 2 << 20
@@ -79,6 +83,37 @@ def narrow_indices(X: Any) -> Any:
     if max(rows.nnz, *rows.shape) > np.iinfo(np.int32).max:
         return rows
     return csr_matrix((rows.data, rows.indices.astype(np.int32), rows.indptr.astype(np.int32)), shape=rows.shape)
+
+
+def as_host(X: Any, name: str = "X") -> Any:
+    """Return X as scikit-learn can take it: arrays of other libraries as NumPy, all else as it is."""
+    kind = kind_of(X)
+    if kind in (None, "frame"):
+        return X
+    array = as_array(X)
+    check_real(array.dtype, name)
+    return X if kind == "numpy" else to_host(array)
+
+
+def init_for_scikit_learn(init: Any, n_init: Any, sample_weight: Any) -> dict[str, Any]:
+    """Return the parameters `init` and `n_init` as scikit-learn can take them, a function for what it cannot draw."""
+
+    def draw(X: Any, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
+        with open_engine(X, sample_weight=sample_weight, device="cpu") as engine:
+            return kmeans_parallel(engine, n_clusters, random_state)
+
+    def unmasked(*arguments: Any, **options: Any) -> Any:
+        centers = init(*arguments, **options)
+        refuse_masked(centers)
+        return centers
+
+    if isinstance(init, str):
+        runs = 1 if n_init == "auto" else n_init
+        return {"init": draw, "n_init": runs} if init == "k-means||" else {"init": init, "n_init": n_init}
+    if callable(init):
+        return {"init": unmasked, "n_init": n_init}
+    refuse_masked(init)
+    return {"init": as_host(init, "init"), "n_init": n_init}
 
 
 class Passes:
