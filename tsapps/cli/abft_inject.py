@@ -68,7 +68,7 @@ def abft_inject(
             show(f"copying {data}", done, matrix.nbytes)
 
         stored = (copy_file if out is None else copy_as_npy)(matrix, file, report)
-        array = stored.map(file.name, write=True)
+        array = stored.map(file.name)
         places = sorted({place for _ in range(count) for place in inject(array, str(fault), rng)})
         found = list(differences(places, stored.matrix(file.name, data), matrix))
     if as_json:

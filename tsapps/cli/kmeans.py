@@ -294,13 +294,17 @@ def _read_weights(path: str, n: int) -> "np.ndarray":
 def _open_column(path: str) -> "Matrix":
     """Open a matrix, or a .npy file of one dimension as a matrix of one column."""
     from tsapps.matrix import open_matrix
-    from tsapps.matrix.binary import map_file, read_npy_header
+    from tsapps.matrix.binary import open_elements, read_npy_header
+    from tsapps.matrix.watch import FileState
 
     if path.lower().endswith(".npy") and os.path.isfile(path):
+        state = FileState.of(path)
         with open(path, "rb") as file:
             shape, _, dtype = read_npy_header(file, path)
             if len(shape) == 1:
-                return map_file(path, file.tell(), (shape[0], 1), dtype)
+                column = open_elements(path, file.tell(), (shape[0], 1), dtype)
+                column.file_state = state
+                return column
     return open_matrix(path)
 
 

@@ -14,6 +14,7 @@ from tsapps.matrix.containers import open_hdf5, open_npz, open_safetensors
 from tsapps.matrix.memory import open_array
 from tsapps.matrix.parquet import ParquetMatrix
 from tsapps.matrix.text import TextMatrix
+from tsapps.matrix.watch import FileState
 
 __all__ = ["EXTENSIONS", "open_matrix"]
 
@@ -99,16 +100,15 @@ def _open_path(path: str) -> Matrix:
         raise MatrixUsageError(f"{path}: is no regular file: matrices are read more than once, so save it to one first")
     if not os.access(file, os.R_OK):
         raise MatrixUsageError(f"{path}: may not be read by this user: change its permissions")
+    if extension not in EXTENSIONS:
+        raise MatrixUsageError(f"{path}: has the unknown extension {extension!r}; expected one of {known}: convert it")
+    if extension in _SINGLE and wanted is not None:
+        raise MatrixUsageError(f"{path}: a {extension} file holds one matrix: leave out ':{wanted}'")
     try:
-        if extension in _SEVERAL:
-            return _SEVERAL[extension](file, wanted)
-        if extension not in _SINGLE:
-            raise MatrixUsageError(
-                f"{path}: has the unknown extension {extension!r}; expected one of {known}: convert it"
-            )
-        if wanted is not None:
-            raise MatrixUsageError(f"{path}: a {extension} file holds one matrix: leave out ':{wanted}'")
-        return _SINGLE[extension](file)
+        state = FileState.of(file)  # before anything is read of it
+        matrix = _SINGLE[extension](file) if extension in _SINGLE else _SEVERAL[extension](file, wanted)
+        matrix.file_state = state
+        return matrix
     except OSError as error:
         raise MatrixError(
             f"{path}: cannot be read: {error.strerror or error}: check the file and its permissions"
