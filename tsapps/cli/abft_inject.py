@@ -2,12 +2,22 @@
 
 import os
 from enum import StrEnum
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from tsapps import signals
-from tsapps.cli.abft import AnyData, Force, InPlace, JsonLines, OutNpy, check_copy, check_target
+from tsapps.cli.abft import (
+    AnyData,
+    Force,
+    InPlace,
+    JsonLines,
+    OutNpy,
+    check_copy,
+    check_target,
+    mode_of_copy,
+    placing_unless_changed,
+)
 from tsapps.cli.abft_report import describe, differences, print_changes, print_line
 from tsapps.cli.options import Quiet, check_input, split_name
 from tsapps.cli.output import byte_bar, print_table
@@ -62,7 +72,8 @@ def abft_inject(
     matrix = open_matrix(data)
     check_copy(data, matrix, out)
     rng = np.random.default_rng(seed)
-    with byte_bar(quiet=quiet) as show, replacing(out or split_name(data)[0], commit=signals.placing) as file:
+    target, commit, mode = out or split_name(data)[0], partial(placing_unless_changed, matrix), mode_of_copy(data, out)
+    with byte_bar(quiet=quiet) as show, replacing(target, commit=commit, mode=mode) as file:
 
         def report(done: int) -> None:
             show(f"copying {data}", done, matrix.nbytes)

@@ -155,6 +155,7 @@ def kmeans(
     from tsapps.apps.kmeans.protection import FaultError
     from tsapps.kernels.arrays import to_host
     from tsapps.matrix import open_matrix, replacing, save_npy
+    from tsapps.matrix.permissions import mode_of_result
 
     matrix = open_matrix(data)
     n, d = matrix.shape
@@ -196,10 +197,12 @@ def kmeans(
         if not np.isfinite(best.inertia):
             raise MatrixError(f"{data}: distances overflow {engine.dtype}: scale the data down, or try --dtype float64")
         show(f"writing {out}")
-        with result.new_directory(out, force=force) as directory:
+        inputs = [split_name(path)[0] for path in (data, weights, init) if path and path not in _INITS]
+        mode = mode_of_result(out, [*inputs, *filter(os.path.isfile, [out / "centers.npy"])])
+        with result.new_directory(out, force=force, mode=mode) as directory:
             clock.start_lap()
-            save_npy(directory / "labels.npy", to_host(best.labels))
-            save_npy(directory / "centers.npy", best.centers)
+            save_npy(directory / "labels.npy", to_host(best.labels), mode=mode)
+            save_npy(directory / "centers.npy", best.centers, mode=mode)
             clock.lap("write")
             summary: dict[str, Any] = {
                 "kind": result.KIND,
@@ -230,7 +233,7 @@ def kmeans(
                 "seconds": clock.seconds | {"total": clock.total()},
                 "versions": versions(),
             }
-            with replacing(directory / "summary.json") as file:
+            with replacing(directory / "summary.json", mode=mode) as file:
                 file.write(json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")
 
     if as_json:

@@ -9,7 +9,7 @@ import typer
 
 from tsapps import signals
 from tsapps.cli.info import versions
-from tsapps.cli.options import Data, Device, Json, Quiet, check_input, check_output_file, choose, stem
+from tsapps.cli.options import Data, Device, Json, Quiet, check_input, check_output_file, choose, split_name, stem
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
 from tsapps.cli.result import read_model
 from tsapps.errors import MatrixError, UsageError
@@ -51,6 +51,7 @@ def predict(
     from tsapps.apps.kmeans.choose import open_engine
     from tsapps.kernels.arrays import to_host
     from tsapps.matrix import open_matrix, save_npy
+    from tsapps.matrix.permissions import mode_of_result
 
     centers, trained = read_model(model)
     matrix = open_matrix(data)
@@ -83,7 +84,8 @@ def predict(
         if not np.isfinite(inertia):
             raise MatrixError(f"{data}: distances overflow {engine.dtype}: scale the data down, or train in float64")
         lap = time.perf_counter()
-        save_npy(out, labels, commit=signals.placing)
+        mode = mode_of_result(out, [split_name(data)[0], model / "centers.npy"])
+        save_npy(out, labels, commit=signals.placing, mode=mode)
         seconds["write"] = time.perf_counter() - lap
     seconds["total"] = time.perf_counter() - began
 

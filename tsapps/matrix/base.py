@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -102,6 +103,11 @@ class Matrix(ABC):
         """Raise `MatrixError` if the file has changed since it was opened; memory is not looked at."""
         if self.file_state is not None:
             self.file_state.check(self.name)
+
+    @contextmanager
+    def held(self) -> "Iterator[Matrix]":
+        """Lend the matrix as it is now, also when another file takes the name of its own."""
+        yield self
 
     def _unchanged(self, blocks: Iterator[T]) -> Iterator[T]:
         """Yield what is read of the file; raise `MatrixError` if it has changed since it was opened."""

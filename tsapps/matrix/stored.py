@@ -5,6 +5,7 @@ Nothing is mapped for reading: a mapped file that another program truncates ends
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
@@ -18,6 +19,8 @@ __all__ = ["Stored", "StoredMatrix"]
 
 # Columns of a matrix in Fortran order are read whole where they are shorter than this, and so many bytes at a time.
 _SHORT_COLUMN_BYTES, _COLUMNS_BYTES = 1 << 16, 1 << 24
+# Blocks of fewer bytes are not read ahead: handing them over takes longer.
+_LEAST_AHEAD = 1 << 20
 # Single rows are read one by one where that takes fewer reads than one for each of so many bytes of the matrix.
 _BYTES_PER_READ, _FEW_READS = 1 << 13, 64
 
@@ -88,12 +91,18 @@ class StoredMatrix(Matrix):
         self.stored = stored
 
     def _blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        n = self.shape[0]
         with self._opened() as file:
-            for start in range(0, self.shape[0], rows):
-                block = np.empty((min(rows, self.shape[0] - start), self.shape[1]), self.dtype)
-                self._read_rows(file, start, block)
-                yield start, block
-                del block  # the caller may be done with it, and the next one then takes its place
+            blocks: Iterator[np.ndarray] = (self._block(file, start, rows) for start in range(0, n, rows))
+            if rows < n and rows * self.shape[1] * self.dtype.itemsize >= _LEAST_AHEAD:
+                blocks = _ahead(blocks)
+            yield from zip(range(0, n, rows), blocks, strict=True)
+
+    def _block(self, file: int, start: int, rows: int) -> np.ndarray:
+        """Read at most so many rows."""
+        block = np.empty((min(rows, self.shape[0] - start), self.shape[1]), self.dtype)
+        self._read_rows(file, start, block)
+        return block
 
     def _rows(self, numbers: np.ndarray) -> np.ndarray:
         # Neighbours that are asked for one after the other are read at once.
@@ -123,6 +132,12 @@ class StoredMatrix(Matrix):
                     self._read_piece(file, row, column, piece)
                     yield row, column, piece
         self.check_unchanged()
+
+    @contextmanager
+    def held(self) -> Iterator[Matrix]:
+        """Lend the matrix as it is now, also when another file takes the name of its own."""
+        with self._opened() as file:
+            yield self.stored.matrix(f"/dev/fd/{file}", self.name)
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
@@ -201,3 +216,13 @@ class StoredMatrix(Matrix):
         except OSError as error:
             error.filename = self.stored.path
             raise
+
+
+def _ahead(blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yield blocks, each read by a thread while the caller works on the one before."""
+    with ThreadPoolExecutor(1, "tsapps-reader") as reader:
+        following = reader.submit(next, blocks, None)
+        while (block := following.result()) is not None:
+            following = reader.submit(next, blocks, None)
+            yield block
+            del block  # the caller may be done with it
