@@ -160,7 +160,7 @@ def _pieces(source: Source) -> Iterator[tuple[int, int, Any]]:
         yield from source.pieces(_PART_COLUMNS)
         return
     for start, block in source.blocks(max(1, _PART_BYTES // row_bytes, min(_FEW_ROWS, _MOST_PART_BYTES // row_bytes))):
-        if row_bytes <= _MOST_PART_BYTES:
+        if len(block) > 1 or row_bytes <= _MOST_PART_BYTES:
             yield start, 0, block
             continue
         for column in range(0, source.shape[1], _PART_COLUMNS):

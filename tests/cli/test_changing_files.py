@@ -195,7 +195,8 @@ def test_a_file_that_shrinks_while_it_is_copied(data, directory, monkeypatch):
 
 def test_rows_too_long_to_be_held(directory, rng, monkeypatch):
     # A row of more than 64 MiB is read in pieces, of each format as its elements lie.
-    monkeypatch.setattr(source, "_MOST_PART_BYTES", 1 << 10)
+    monkeypatch.setattr(source, "_PART_BYTES", 1 << 10)
+    monkeypatch.setattr(source, "_MOST_PART_BYTES", 1 << 12)
     monkeypatch.setattr(source, "_PART_COLUMNS", 256)
     monkeypatch.setattr(copy, "_PIECE_BYTES", 1 << 10)
     for array in (rng.standard_normal((3, 1000)), np.asfortranarray(rng.standard_normal((3, 1000)), ">f8")):
