@@ -9,7 +9,7 @@ import pytest
 
 from tsapps.kernels import atomic_write
 from tsapps.matrix import copy, open_matrix
-from tsapps.matrix.permissions import mode_of_result
+from tsapps.permissions import mode_of_result
 
 
 def mode(path):

@@ -98,7 +98,7 @@ def placing_unless_changed(matrix: "Matrix") -> Iterator[None]:
 
 def mode_of_copy(data: str, out: Path | None, sidecar: Path | None = None) -> int:
     """Return the permissions that a copy of DATA is written with: private, where it is to get those of DATA itself."""
-    from tsapps.matrix.permissions import PRIVATE, mode_of_result
+    from tsapps.permissions import PRIVATE, mode_of_result
 
     return PRIVATE if out is None else mode_of_result(out, [split_name(data)[0], *filter(None, [sidecar])])
 

@@ -71,7 +71,7 @@ def abft_encode(
     from tsapps.apps.abft import encode
     from tsapps.apps.abft.sidecar import dump_sidecar
     from tsapps.matrix import open_matrix, replacing
-    from tsapps.matrix.permissions import mode_of_result
+    from tsapps.permissions import mode_of_result
 
     with byte_bar(quiet=quiet) as show:
         matrix = open_matrix(data)

@@ -155,7 +155,7 @@ def kmeans(
     from tsapps.apps.kmeans.protection import FaultError
     from tsapps.kernels.arrays import to_host
     from tsapps.matrix import open_matrix, replacing, save_npy
-    from tsapps.matrix.permissions import mode_of_result
+    from tsapps.permissions import mode_of_result
 
     matrix = open_matrix(data)
     n, d = matrix.shape

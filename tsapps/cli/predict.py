@@ -51,7 +51,7 @@ def predict(
     from tsapps.apps.kmeans.choose import open_engine
     from tsapps.kernels.arrays import to_host
     from tsapps.matrix import open_matrix, save_npy
-    from tsapps.matrix.permissions import mode_of_result
+    from tsapps.permissions import mode_of_result
 
     centers, trained = read_model(model)
     matrix = open_matrix(data)

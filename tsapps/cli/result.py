@@ -19,7 +19,7 @@ from tsapps.cli.options import check_writable
 from tsapps.errors import MatrixError, UsageError
 from tsapps.kernels.atomic_write import remove_leftovers, replacing_directory
 from tsapps.kernels.strict_json import JsonError, read_json
-from tsapps.matrix.permissions import directory_mode
+from tsapps.permissions import directory_mode
 
 __all__ = ["KIND", "check_place", "new_directory", "read_model"]
 
