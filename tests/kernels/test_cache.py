@@ -98,18 +98,12 @@ def of_another_version(entry):
     entry.with_suffix(".json").write_text(build.json.dumps(description | {"digest": build._digest(description, code)}))
 
 
+ODD = [writable, truncated, of_another_version, Path.unlink]
+ODD += [pytest.param(odd, marks=AS_ROOT) for odd in (given_away, a_link)]
+
+
 @pytest.mark.parametrize("suffix", [".json", ".cubin"])
-@pytest.mark.parametrize(
-    "odd",
-    [
-        writable,
-        pytest.param(given_away, marks=AS_ROOT),
-        pytest.param(a_link, marks=AS_ROOT),
-        truncated,
-        of_another_version,
-        Path.unlink,
-    ],
-)
+@pytest.mark.parametrize("odd", ODD)
 def test_anything_odd_is_compiled_again(place, compiled, suffix, odd):
     first = built()
     odd(first.path.with_suffix(suffix))
