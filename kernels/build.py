@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tsapps.kernels.cache import cache_directory, process_directory, read_cached, warn_once, write_cached
+from tsapps.kernels.printable import one_line
 from tsapps.kernels.strict_json import JsonError, parse_json
 
 __all__ = ["Cubin", "Kernel", "Resources", "build", "function", "headers_of"]
@@ -218,7 +219,10 @@ def _compile(source: str, kernels: Sequence[str], headers: dict[str, str], flags
     resources = {kernel: usage[name] for kernel, name in names.items()}
     found = _keep(entry, Cubin(entry.with_suffix(".cubin"), names, resources, seconds), cubin, flags)
     if seconds > PATIENCE_SECONDS:
-        print(f"tsapps: compiled a kernel in {seconds:.1f} s; it is kept in {found.path.parent}", file=sys.stderr)
+        print(
+            f"tsapps: compiled a kernel in {seconds:.1f} s; it is kept in {one_line(found.path.parent)}",
+            file=sys.stderr,
+        )
     return found
 
 

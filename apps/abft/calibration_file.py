@@ -11,6 +11,7 @@ from tsapps.apps.abft.thresholds import statistical
 from tsapps.apps.abft.walk import Walk
 from tsapps.kernels.cache import cache_directory, read_cached, write_cached
 from tsapps.kernels.device import file_name_of
+from tsapps.kernels.printable import OneLineError
 from tsapps.kernels.strict_json import parse_json
 
 __all__ = ["calibration_path", "load_calibration", "save_calibration"]
@@ -76,9 +77,9 @@ def load_calibration(dtype: str, device: int | None = None) -> Calibration:
             for scale in (depth.own, depth.others):
                 statistical(depth.k, 1, dtype, scale.error, calibration.p, walk=scale.walk)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: is no calibration ({str(error)[:200]}): {advice}") from error
+        raise OneLineError(f"{path}: is no calibration ({str(error)[:200]}): {advice}") from error
     if wrong:
-        raise ValueError(f"{path}: is no calibration for {dtype} on {name}: {advice}")
+        raise OneLineError(f"{path}: is no calibration for {dtype} on {name}: {advice}")
     return calibration
 
 

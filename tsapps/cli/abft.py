@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tsapps import signals
-from tsapps.cli.options import check_input, check_output_file, check_writable, split_name
+from tsapps.cli.options import check_input, check_output_file, check_writable, open_fitting
 from tsapps.errors import CorruptionError, UsageError
+from tsapps.names import split_name
 
 if TYPE_CHECKING:
     from tsapps.apps.abft import Sidecar
@@ -64,7 +65,7 @@ JsonLines = Annotated[
 def sidecar_path(data: str) -> Path:
     """Return where checksums lie: ``x.npy.abft`` for ``x.npy``, ``x.h5-a-b.abft`` for ``x.h5:a/b``."""
     file, name = split_name(data)
-    return Path("-".join([file, *filter(None, name.split("/"))]) + ".abft")
+    return Path("-".join([file, *filter(None, (name or "").split("/"))]) + ".abft")
 
 
 def same_file(one: Path, other: str) -> bool:
@@ -114,7 +115,9 @@ def check_copy(data: str, matrix: "Matrix", out: Path | None) -> None:
         raise UsageError(f"{out}: .npy holds no bfloat16: give --in-place in place of --out")
 
 
-def open_protected(data: str, path: Path) -> tuple["Matrix", "Sidecar"]:
+def open_protected(
+    data: str, path: Path, header: bool | None = None, index: bool | None = None
+) -> tuple["Matrix", "Sidecar"]:
     """Open a matrix and read its sidecar.
 
     Raises
@@ -140,4 +143,6 @@ def open_protected(data: str, path: Path) -> tuple["Matrix", "Sidecar"]:
         sidecar = read_sidecar(path)
     except SidecarError as error:
         raise CorruptionError(f"the sidecar, not the matrix: {error}") from error
-    return open_matrix(data), sidecar
+    if (header, index) == (None, None):
+        return open_fitting(data, lambda shape: shape == sidecar.shape), sidecar
+    return open_matrix(data, header=header, index=index), sidecar

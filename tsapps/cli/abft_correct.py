@@ -23,9 +23,10 @@ from tsapps.cli.abft import (
     sidecar_path,
 )
 from tsapps.cli.abft_report import changes, describe, print_changes, print_line, regions
-from tsapps.cli.options import Quiet, split_name
+from tsapps.cli.options import Header, Index, Quiet
 from tsapps.cli.output import byte_bar, print_table
 from tsapps.errors import CorruptionError
+from tsapps.names import split_name
 
 if TYPE_CHECKING:
     from tsapps.apps.abft import Sidecar, Verdict
@@ -40,6 +41,8 @@ def abft_correct(
     in_place: InPlace = False,
     sidecar: SidecarFile = None,
     force: Force = False,
+    header: Header = None,
+    index: Index = None,
     as_json: JsonLines = False,
     quiet: Quiet = False,
 ) -> None:
@@ -53,7 +56,7 @@ def abft_correct(
     began = time.perf_counter()
     check_target(data, out, in_place=in_place, force=force)
     path = sidecar or sidecar_path(data)
-    matrix, checksums = open_protected(data, path)
+    matrix, checksums = open_protected(data, path, header, index)
     check_copy(data, matrix, out)
 
     from tsapps.apps.abft import verify

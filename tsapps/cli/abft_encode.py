@@ -11,9 +11,10 @@ import typer
 
 from tsapps.cli.abft import AnyData, placing_unless_changed, same_file, sidecar_path
 from tsapps.cli.abft_report import describe
-from tsapps.cli.options import Device, Json, Quiet, check_input, check_output_file, choose, split_name
+from tsapps.cli.options import Device, Header, Index, Json, Quiet, check_input, check_output_file, choose
 from tsapps.cli.output import byte_bar, gigabytes, print_json, print_table
 from tsapps.errors import UsageError
+from tsapps.names import split_name
 
 __all__ = ["abft_encode"]
 
@@ -51,6 +52,8 @@ def abft_encode(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
     device: Device = "auto",
+    header: Header = None,
+    index: Index = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -74,7 +77,7 @@ def abft_encode(
     from tsapps.permissions import mode_of_result
 
     with byte_bar(quiet=quiet) as show:
-        matrix = open_matrix(data)
+        matrix = open_matrix(data, header=header, index=index)
         sidecar = encode(
             matrix,
             code=str(code),

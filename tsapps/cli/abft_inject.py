@@ -19,8 +19,9 @@ from tsapps.cli.abft import (
     placing_unless_changed,
 )
 from tsapps.cli.abft_report import describe, differences, print_changes, print_line
-from tsapps.cli.options import Quiet, check_input, split_name
+from tsapps.cli.options import Header, Index, Quiet, check_input
 from tsapps.cli.output import byte_bar, print_table
+from tsapps.names import split_name
 
 __all__ = ["abft_inject"]
 
@@ -52,6 +53,8 @@ def abft_inject(
     out: OutNpy = None,
     in_place: InPlace = False,
     force: Force = False,
+    header: Header = None,
+    index: Index = None,
     as_json: JsonLines = False,
     quiet: Quiet = False,
 ) -> None:
@@ -69,7 +72,7 @@ def abft_inject(
     from tsapps.matrix import open_matrix, replacing
     from tsapps.matrix.copy import copy_as_npy, copy_file
 
-    matrix = open_matrix(data)
+    matrix = open_matrix(data, header=header, index=index)
     check_copy(data, matrix, out)
     rng = np.random.default_rng(seed)
     target, commit, mode = out or split_name(data)[0], partial(placing_unless_changed, matrix), mode_of_copy(data, out)

@@ -19,9 +19,10 @@ from tsapps.cli.abft_report import (
     regions,
 )
 from tsapps.cli.failures import REPORTED, explain, print_error
-from tsapps.cli.options import Device, Quiet, choose, split_name
+from tsapps.cli.options import Device, Header, Index, Quiet, choose
 from tsapps.cli.output import byte_bar, gigabytes, print_table
-from tsapps.errors import ExitCode, UsageError
+from tsapps.errors import ExitCode, UsageError, one_line
+from tsapps.names import split_name
 
 __all__ = ["abft_verify"]
 
@@ -35,6 +36,8 @@ def abft_verify(
     data: SeveralData,
     sidecar: SidecarFile = None,
     device: Device = "auto",
+    header: Header = None,
+    index: Index = None,
     as_json: JsonLines = False,
     quiet: Quiet = False,
 ) -> None:
@@ -53,17 +56,19 @@ def abft_verify(
     for number, one in enumerate(data):
         if number and not (as_json or quiet):
             print()
-        codes.append(_told(one, sidecar or sidecar_path(one), device, as_json=as_json, quiet=quiet))
+        codes.append(_told(one, sidecar or sidecar_path(one), device, header, index, as_json=as_json, quiet=quiet))
     code = ExitCode.CORRUPTION if ExitCode.CORRUPTION in codes else next(filter(None, codes), ExitCode.DONE)
     if code:
         sys.stdout.flush()  # who reads no more of it ends the command as others are ended
         raise typer.Exit(code)
 
 
-def _told(data: str, sidecar: Path, device: str, *, as_json: bool, quiet: bool) -> ExitCode:
+def _told(
+    data: str, sidecar: Path, device: str, header: bool | None, index: bool | None, *, as_json: bool, quiet: bool
+) -> ExitCode:
     """Verify one DATA and print what was found, errors too; return its exit code."""
     try:
-        return _verify(data, sidecar, device, as_json=as_json, quiet=quiet)
+        return _verify(data, sidecar, device, header, index, as_json=as_json, quiet=quiet)
     except BrokenPipeError:
         raise
     except REPORTED as error:
@@ -71,7 +76,7 @@ def _told(data: str, sidecar: Path, device: str, *, as_json: bool, quiet: bool) 
         if explained is None:
             raise
         message, code = explained
-        if split_name(data)[0] not in message:
+        if one_line(split_name(data)[0]) not in one_line(message):
             message = f"{data}: {message}"
         print_error(message)
         if as_json:
@@ -81,10 +86,12 @@ def _told(data: str, sidecar: Path, device: str, *, as_json: bool, quiet: bool) 
         return code
 
 
-def _verify(data: str, sidecar: Path, device: str, *, as_json: bool, quiet: bool) -> ExitCode:
+def _verify(
+    data: str, sidecar: Path, device: str, header: bool | None, index: bool | None, *, as_json: bool, quiet: bool
+) -> ExitCode:
     """Verify one DATA and print what was found; return its exit code."""
     began = time.perf_counter()
-    matrix, checksums = open_protected(data, sidecar)
+    matrix, checksums = open_protected(data, sidecar, header, index)
 
     from tsapps.apps.abft import verify
 

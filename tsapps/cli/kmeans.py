@@ -11,9 +11,10 @@ import typer
 
 from tsapps.cli import result
 from tsapps.cli.info import versions
-from tsapps.cli.options import Data, Device, Json, Quiet, check_input, choose, split_name, stem
+from tsapps.cli.options import Data, Device, Header, Index, Json, Quiet, check_input, choose, open_fitting, stem
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
 from tsapps.errors import CorruptionError, MatrixError, UsageError
+from tsapps.names import split_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -122,6 +123,8 @@ def kmeans(
         typer.Option(metavar="DIR", help="Directory to write.  [default: <name of DATA>-kmeans, in the current one]"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier result in DIR.")] = False,
+    header: Header = None,
+    index: Index = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -157,7 +160,7 @@ def kmeans(
     from tsapps.matrix import open_matrix, replacing, save_npy
     from tsapps.permissions import mode_of_result
 
-    matrix = open_matrix(data)
+    matrix = open_matrix(data, header=header, index=index)
     n, d = matrix.shape
     choice = choose(device, resident=matrix.device)
     if k > n:
@@ -195,7 +198,7 @@ def kmeans(
             raise CorruptionError(str(error)) from error
         clock.seconds |= best.seconds
         if not np.isfinite(best.inertia):
-            raise MatrixError(f"{data}: distances overflow {engine.dtype}: scale the data down, or try --dtype float64")
+            raise MatrixError(f"{data}: the inertia overflows float64: scale the data down")
         show(f"writing {out}")
         inputs = [split_name(path)[0] for path in (data, weights, init) if path and path not in _INITS]
         mode = mode_of_result(out, [*inputs, *filter(os.path.isfile, [out / "centers.npy"])])
@@ -269,9 +272,7 @@ def _number_of_runs(n_init: str) -> int | str:
 
 
 def _read_first_centers(path: str, k: int, d: int) -> "np.ndarray":
-    from tsapps.matrix import open_matrix
-
-    matrix = open_matrix(path)
+    matrix = open_fitting(path, lambda shape: shape == (k, d))
     if matrix.shape != (k, d):
         raise UsageError(
             f"--init {path}: is {matrix.shape[0]} × {matrix.shape[1]}; expected k × d, {k} × {d}: one row a centre"
@@ -280,7 +281,7 @@ def _read_first_centers(path: str, k: int, d: int) -> "np.ndarray":
 
 
 def _read_weights(path: str, n: int) -> "np.ndarray":
-    matrix = _open_column(path)
+    matrix = _open_column(path, n)
     if matrix.shape not in ((n, 1), (1, n)):
         raise UsageError(
             f"--weights {path}: is {matrix.shape[0]} × {matrix.shape[1]}; expected one number for each of the {n} rows"
@@ -294,9 +295,8 @@ def _read_weights(path: str, n: int) -> "np.ndarray":
     return found
 
 
-def _open_column(path: str) -> "Matrix":
-    """Open a matrix, or a .npy file of one dimension as a matrix of one column."""
-    from tsapps.matrix import open_matrix
+def _open_column(path: str, n: int) -> "Matrix":
+    """Open a matrix of n numbers, or a .npy file of one dimension as a matrix of one column."""
     from tsapps.matrix.binary import open_elements, read_npy_header
     from tsapps.matrix.watch import FileState
 
@@ -308,7 +308,7 @@ def _open_column(path: str) -> "Matrix":
                 column = open_elements(path, file.tell(), (shape[0], 1), dtype)
                 column.file_state = state
                 return column
-    return open_matrix(path)
+    return open_fitting(path, lambda shape: shape in ((n, 1), (1, n)))
 
 
 def _describe(progress: "Progress") -> str:

@@ -1,24 +1,32 @@
 """Options that commands share, and the checks of files and devices that come before any data is read."""
 
 import os
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tsapps.errors import UsageError
+from tsapps.errors import MatrixError, UsageError
 from tsapps.kernels.backend import Choice, choose_device
+from tsapps.names import split_name
+
+if TYPE_CHECKING:
+    from tsapps.matrix import Matrix
 
 __all__ = [
     "Data",
     "Device",
+    "Header",
+    "Index",
     "Json",
     "Quiet",
     "check_input",
     "check_output_file",
     "check_writable",
     "choose",
-    "split_name",
+    "open_fitting",
     "stem",
 ]
 
@@ -38,22 +46,33 @@ Device = Annotated[
         help="Where to compute; auto takes a GPU if there is one, else the CPU.",
     ),
 ]
+Header = Annotated[
+    bool | None,
+    typer.Option(
+        "--header/--no-header",
+        show_default=False,
+        help="Text tables: the first line of DATA is names, or numbers.  [default: as its form says]",
+    ),
+]
+Index = Annotated[
+    bool | None,
+    typer.Option(
+        "--index/--no-index",
+        show_default=False,
+        help="Text tables: leave out the first column of DATA, or keep it.  [default: leave it out if it has no name "
+        "and counts the rows 0, 1, 2, …]",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON to stdout, and nothing else there.")]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print no progress and no table; warnings, errors and --json still are.")
 ]
 
 
-def split_name(path: str) -> tuple[str, str]:
-    """Split ``FILE:NAME`` into the file and the name of an array in it, empty where the path has none."""
-    file, colon, name = path.rpartition(":")
-    return (file, name) if colon and not os.path.exists(path) and os.path.exists(file) else (path, "")
-
-
 def stem(path: str) -> str:
     """Return what outputs are named after: ``x`` for ``some/x.npy``, ``x-train-images`` for ``x.h5:train/images``."""
     file, name = split_name(path)
-    return "-".join([Path(file).stem, *filter(None, name.split("/"))])
+    return "-".join([Path(file).stem, *filter(None, (name or "").split("/"))])
 
 
 def check_input(path: str) -> None:
@@ -94,3 +113,33 @@ def choose(device: str, *, resident: int | None = None) -> Choice:
         return choose_device(device, resident=resident)
     except ValueError as error:
         raise UsageError(f"--{error}") from error
+
+
+def open_fitting(path: str, fits: Callable[[tuple[int, int]], bool]) -> "Matrix":
+    """Open a matrix whose shape is known; of a text table that can be read in two ways, the shape says which.
+
+    Parameters
+    ----------
+    path : str
+    fits : callable
+        Returns whether a shape is the one that is expected.
+
+    Raises
+    ------
+    MatrixError
+        As `open_matrix`; if a table can be read in several ways, and none fits.
+    """
+    from tsapps.matrix import open_matrix
+    from tsapps.matrix.table_form import AmbiguousTableError
+
+    try:
+        return open_matrix(path)
+    except AmbiguousTableError as ambiguous:
+        for header, index in product((False, True), repeat=2):
+            try:
+                matrix = open_matrix(path, header=header, index=index)
+            except MatrixError:
+                continue  # names that are read as numbers, for example
+            if fits(matrix.shape):
+                return matrix
+        raise ambiguous

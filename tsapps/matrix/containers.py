@@ -9,7 +9,8 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from tsapps.errors import MatrixError, MatrixUsageError, one_line
+from tsapps.errors import MatrixError, MatrixUsageError
+from tsapps.kernels.printable import shown
 from tsapps.kernels.strict_json import JsonError, parse_json
 from tsapps.matrix.base import Matrix
 from tsapps.matrix.binary import check_size, read_npy_header
@@ -17,6 +18,7 @@ from tsapps.matrix.checks import changed, check_dtype, check_shape, readable
 from tsapps.matrix.memory import HostMatrix
 from tsapps.matrix.optional import optional_module
 from tsapps.matrix.stored import Stored, StoredMatrix
+from tsapps.names import shell_spelling
 
 __all__ = ["open_hdf5", "open_npz", "open_safetensors"]
 
@@ -57,6 +59,8 @@ _SAFETENSORS_TYPES = {
 _HDF5_PIECE_BYTES = 1 << 16
 
 _MOST_NAMES = 10
+# Whoever would paste an example that is longer copies the name elsewhere.
+_LONGEST_EXAMPLE = 400
 
 
 def open_npz(path: str, wanted: str | None) -> Matrix:
@@ -65,13 +69,13 @@ def open_npz(path: str, wanted: str | None) -> Matrix:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
 
         def header(name: str) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype, int]:
-            _check_member(members[name], f"{path}:{one_line(name)}")
+            _check_member(members[name], f"{path}:{shown(name)}")
             with archive.open(members[name]) as file:
-                return *read_npy_header(file, f"{path}:{one_line(name)}"), file.tell()
+                return *read_npy_header(file, f"{path}:{shown(name)}"), file.tell()
 
         name = _choose(path, wanted, list(members), lambda name: header(name)[0])
         shape, order, dtype, offset = header(name)
-        full_name = f"{path}:{one_line(name)}"
+        full_name = f"{path}:{shown(name)}"
         check_dtype(dtype, full_name)
         check_shape(shape, full_name)
         check_size(full_name, members[name].file_size, offset, shape, dtype)
@@ -136,7 +140,7 @@ def open_hdf5(path: str, wanted: str | None) -> Matrix:
         file.visititems(lambda name, thing: names.append(name) if isinstance(thing, h5py.Dataset) else None)
         if wanted is not None:
             wanted = wanted.strip("/")
-            if isinstance(file.get(wanted), h5py.Dataset):
+            if wanted and isinstance(file.get(wanted), h5py.Dataset):
                 names.append(wanted)  # links are not visited
         name = _choose(path, wanted, names, lambda name: file[name].shape or ())
         matrix = Hdf5Matrix(path, name, file[name].shape or (), file[name].dtype)
@@ -173,7 +177,7 @@ class Hdf5Matrix(Matrix):
     """A dataset of an HDF5 file, which is open only while it is read."""
 
     def __init__(self, path: str, member: str, shape: Sequence[int], dtype: np.dtype) -> None:
-        super().__init__(f"{path}:/{one_line(member)}", shape, dtype)
+        super().__init__(f"{path}:/{shown(member)}", shape, dtype)
         self._path = path
         self._member = member
 
@@ -209,7 +213,7 @@ def open_safetensors(path: str, wanted: str | None) -> Matrix:
         name = _choose(path, wanted, list(file.keys()), lambda name: tuple(file.get_slice(name).get_shape()))
         shape = tuple(file.get_slice(name).get_shape())
         kind = file.get_slice(name).get_dtype()
-    full_name = f"{path}:{one_line(name)}"
+    full_name = f"{path}:{shown(name)}"
     if kind == "BF16":
         dtype = np.dtype(optional_module("ml_dtypes", path).bfloat16)
     elif kind in _SAFETENSORS_TYPES:
@@ -237,17 +241,20 @@ def _choose(path: str, wanted: str | None, names: Sequence[str], shape_of: Calla
         raise MatrixError(f"{path}: holds no array: check what wrote it")
     if wanted is not None:
         if wanted not in names:
-            raise MatrixUsageError(f"{path}: holds no array {wanted!r}: name one of {_listing(names)}")
+            raise MatrixUsageError(f"{path}: holds no array '{shown(wanted)}': name one of {_listing(names)}")
         return wanted
     matrices = [name for name in names if len(shape_of(name)) == 2]
     candidates = matrices or names
     if len(candidates) > 1:
+        spellings = (shell_spelling(f"{path}:{name}") for name in candidates)
+        example = next((one for one in spellings if one is not None and len(one) <= _LONGEST_EXAMPLE), None)
         raise MatrixUsageError(
-            f"{path}: holds several arrays, {_listing(candidates)}: name one, for example {path}:{candidates[0]}"
+            f"{path}: holds several arrays, {_listing(candidates)}: name one"
+            + (f", for example {example}" if example else f", as {path}:NAME")
         )
     return candidates[0]
 
 
 def _listing(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+    return ", ".join(shown(name) or "one without a name" for name in names[:_MOST_NAMES]) + more
