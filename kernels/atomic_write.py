@@ -28,7 +28,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str], *, commit: Commit = nullcontext) -> Iterator[BinaryIO]:
+def replacing(path: str | os.PathLike[str], *, commit: Commit = nullcontext, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Open a file that replaces `path` when the ``with`` block ends without an exception.
 
     After any exception, KeyboardInterrupt included, `path` is unchanged and the temporary file is gone.
@@ -40,6 +40,8 @@ def replacing(path: str | os.PathLike[str], *, commit: Commit = nullcontext) -> 
     commit : callable
         Returns a context manager that is entered after the content has reached the disk and left as soon as the file
         has its name.
+    mode : int
+        Permissions of the new file, from its first byte on; the process's umask takes bits away, as from any file.
 
     Yields
     ------
@@ -56,7 +58,7 @@ def replacing(path: str | os.PathLike[str], *, commit: Commit = nullcontext) -> 
     temporary = _temporary_name(target)
     own = [None, temporary]
     try:
-        with _open_temporary(temporary) as file:
+        with _open_temporary(temporary, mode) as file:
             own.append(file.name)
             yield file
             file.flush()
@@ -81,7 +83,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def replacing_directory(
-    path: str | os.PathLike[str], names: Collection[str], *, commit: Commit = nullcontext
+    path: str | os.PathLike[str], names: Collection[str], *, commit: Commit = nullcontext, mode: int = 0o777
 ) -> Iterator[Path]:
     """Make a directory that replaces `path` when the ``with`` block ends without an exception.
 
@@ -97,6 +99,8 @@ def replacing_directory(
         The files that the directory may hold. Other files in an earlier one are not deleted.
     commit : callable
         As for `replacing`.
+    mode : int
+        Permissions of the new directory, less the umask.
 
     Yields
     ------
@@ -112,7 +116,7 @@ def replacing_directory(
     remove_leftovers(place, names)
     temporary, old, descriptor = _temporary_name(place), None, None
     try:
-        descriptor = _create(temporary, _make_directory)
+        descriptor = _create(temporary, partial(_make_directory, mode=mode))
         yield Path(temporary)
         _sync_files(temporary)
         with commit():
@@ -184,23 +188,23 @@ def _temporaries_of(base: str, suffix: str) -> re.Pattern[str]:
     return re.compile(rf"\.{re.escape(base[:40])}\.[0-9a-f]{{16}}\.{suffix}", re.DOTALL)
 
 
-def _open_temporary(name: str) -> BinaryIO:
+def _open_temporary(name: str, mode: int) -> BinaryIO:
     """Open a temporary file for writing: without a name where that is supported, else under `name`, and locked."""
-    descriptor = _open_unnamed(os.path.dirname(name))
+    descriptor = _open_unnamed(os.path.dirname(name), mode)
     if descriptor is None:
-        descriptor = _create(name, _make_file)
+        descriptor = _create(name, partial(_make_file, mode=mode))
     else:
         name = f"/proc/self/fd/{descriptor}"
     return open(name, "wb", opener=lambda *_: descriptor)
 
 
-def _open_unnamed(directory: str) -> int | None:
+def _open_unnamed(directory: str, mode: int = 0o666) -> int | None:
     """Open a file without a name; None where the system or the file system has no such files."""
     flag = getattr(os, "O_TMPFILE", None)
     if flag is None or not os.path.isdir("/proc/self/fd"):  # by which it gets its name
         return None
     try:
-        descriptor = os.open(directory, os.O_RDWR | flag, 0o666)
+        descriptor = os.open(directory, os.O_RDWR | flag, mode)
     except OSError:
         return None  # if the directory is at fault, opening by name says so
     with suppress(OSError):
@@ -208,13 +212,13 @@ def _open_unnamed(directory: str) -> int | None:
     return descriptor
 
 
-def _make_file(name: str) -> int:
-    return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+def _make_file(name: str, mode: int) -> int:
+    return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
 
 
-def _make_directory(name: str) -> int:
+def _make_directory(name: str, mode: int) -> int:
     while True:
-        os.mkdir(name)
+        os.mkdir(name, mode)
         with suppress(FileNotFoundError):  # another writer took it for a leftover
             return os.open(name, os.O_RDONLY)
 

@@ -6,7 +6,8 @@ kernel is compiled for every architecture wherever the tests run.
 A cache entry's key is a digest of the source, of every header that it includes (and those include), of the flags, the
 compiler's version and the architecture: editing a header never gives a stale kernel. An entry is written
 whole or not at all, so that processes that compile the same kernel at the same time do not disturb each other.
-It holds a digest of its content, and one that is damaged is compiled again.
+It holds a digest of its content, and one that is damaged or that others may have written is compiled again. Where the
+cache cannot be written, compiled kernels last as long as the process.
 """
 
 import hashlib
@@ -17,16 +18,16 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from tsapps.kernels.atomic_write import write_bytes
+from tsapps.kernels.cache import cache_directory, process_directory, read_cached, warn_once, write_cached
 from tsapps.kernels.printable import one_line
-from tsapps.kernels.strict_json import JsonError, read_json
+from tsapps.kernels.strict_json import JsonError, parse_json
 
-__all__ = ["Cubin", "Kernel", "Resources", "build", "cache_directory", "function", "headers_of"]
+__all__ = ["Cubin", "Kernel", "Resources", "build", "function", "headers_of"]
 
 #: Root of what `#include "…"` names: the directory that holds kernels/ and apps/ where they are installed.
 INCLUDE_ROOT = Path(__file__).resolve().parent.parent
@@ -90,13 +91,6 @@ class Cubin:
     seconds: float
 
 
-def cache_directory() -> Path:
-    """Return where files that can be made again are kept for this user; it need not exist."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification has relative paths ignored.
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tsapps"
-
-
 def headers_of(source: str, root: Path = INCLUDE_ROOT) -> dict[str, str]:
     """Return the text of every file that `source` includes by ``#include "…"``, by its path under `root`.
 
@@ -144,9 +138,8 @@ def build(source: str, kernels: Sequence[str], arch: str, *, flags: Sequence[str
     all_flags = (*_FLAGS, *_no_cache(), f"-arch={arch}", *flags)
     parts = [source, *(f"{name}\0{text}" for name, text in sorted(headers.items())), *kernels, *all_flags]
     digest = hashlib.sha256("\0".join([*parts, str(nvrtc.getVersion())]).encode()).hexdigest()[:32]
-    folder = cache_directory() / "cubin"
-    entry = folder / f"{digest}.json"
-    return _read(entry) or _compile(source, kernels, headers, all_flags, entry)
+    entry = _folder() / f"{digest}.json"
+    return _read(entry) or _not_kept.get(entry) or _compile(source, kernels, headers, all_flags, entry)
 
 
 @cache
@@ -170,17 +163,29 @@ def _no_cache() -> tuple[str, ...]:
     return (flag,)
 
 
+def _folder() -> Path:
+    """Return where compiled kernels are kept."""
+    try:
+        return cache_directory() / "cubin"
+    except OSError as error:
+        warn_once(f"compiled kernels are not kept: {error.strerror}")
+        return process_directory()
+
+
 def _read(entry: Path) -> Cubin | None:
-    """Return what the cache holds; None if it holds nothing, or not what was written, so that it is compiled again."""
+    """Return what the cache holds; None if it holds nothing, or anything but what this user wrote, to compile it."""
     path = entry.with_suffix(".cubin")
     try:
-        found, code = read_json(entry), path.read_bytes()
-    except (FileNotFoundError, JsonError):
+        found, code = parse_json(read_cached(entry)), read_cached(path)
+    except (OSError, JsonError):
         return None
     if not isinstance(found, dict) or found.pop("digest", None) != _digest(found, code):
         return None
-    resources = {kernel: Resources(**one) for kernel, one in found["resources"].items()}
-    return Cubin(path, found["names"], resources, found["seconds"])
+    try:
+        resources = {kernel: Resources(**one) for kernel, one in found["resources"].items()}
+        return Cubin(path, found["names"], resources, found["seconds"])
+    except (AttributeError, LookupError, TypeError):
+        return None  # another version wrote it
 
 
 def _digest(description: dict[str, Any], code: bytes) -> str:
@@ -211,20 +216,39 @@ def _compile(source: str, kernels: Sequence[str], headers: dict[str, str], flags
     finally:
         nvrtc.destroyProgram(program)
     seconds = time.perf_counter() - began
-    if seconds > PATIENCE_SECONDS:
-        print(f"tsapps: compiled a kernel in {seconds:.1f} s; it is kept in {one_line(entry.parent)}", file=sys.stderr)
     resources = {kernel: usage[name] for kernel, name in names.items()}
-    found = Cubin(entry.with_suffix(".cubin"), names, resources, seconds)
-    _write(entry, found, cubin, flags)
+    found = _keep(entry, Cubin(entry.with_suffix(".cubin"), names, resources, seconds), cubin, flags)
+    if seconds > PATIENCE_SECONDS:
+        print(
+            f"tsapps: compiled a kernel in {seconds:.1f} s; it is kept in {one_line(found.path.parent)}",
+            file=sys.stderr,
+        )
     return found
 
 
+def _keep(entry: Path, cubin: Cubin, code: bytes, flags: Sequence[str]) -> Cubin:
+    """Write an entry of the cache, or else a file that lasts as long as the process; return it with its place."""
+    try:
+        _write(entry, cubin, code, flags)
+        return cubin
+    except OSError as error:
+        warn_once(f"{entry.parent}: cannot be written ({error.strerror}): compiled kernels are not kept")
+    cubin = replace(cubin, path=process_directory() / cubin.path.name)
+    write_cached(cubin.path, code)
+    _not_kept[entry] = cubin
+    return cubin
+
+
+#: What could not be written to the cache, by its entry.
+_not_kept: dict[Path, Cubin] = {}
+
+
 def _write(entry: Path, cubin: Cubin, code: bytes, flags: Sequence[str]) -> None:
-    """Write an entry of the cache, the description last: where it is, the code is."""
-    write_bytes(cubin.path, code)
+    """Write an entry, the description last: where it is, the code is."""
+    write_cached(cubin.path, code)
     resources = {kernel: asdict(used) for kernel, used in cubin.resources.items()}
     description = {"names": cubin.names, "resources": resources, "seconds": cubin.seconds, "flags": list(flags)}
-    write_bytes(entry, json.dumps(description | {"digest": _digest(description, code)}, indent=1).encode())
+    write_cached(entry, json.dumps(description | {"digest": _digest(description, code)}, indent=1).encode())
 
 
 def _usage(log: str) -> dict[str, Resources]:

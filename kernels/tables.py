@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tsapps.kernels.atomic_write import write_bytes
-from tsapps.kernels.build import cache_directory
+from tsapps.kernels.cache import cache_directory, read_cached, warn_once, write_cached
 from tsapps.kernels.choose import ALGORITHM, KEY, PICKED, RANKED, VERSION, completed, key_of_row, tuned_table
 from tsapps.kernels.device import file_name_of
 from tsapps.kernels.printable import OneLineError
@@ -39,8 +39,22 @@ def user_path(device_name: str) -> Path:
 
 
 def user_table(device_name: str) -> Sequence[Mapping[str, Any]]:
-    """Return the user's picks, with those that come with tsapps for what they leave out; errors as `own_table`."""
-    return completed(own_table(device_name), tuned_table(device_name))
+    """Return the user's picks, with those that come with tsapps for what they leave out.
+
+    A table that cannot be read, or that others may have written, is left out with a warning.
+
+    Raises
+    ------
+    ValueError
+        If the user's table holds other things.
+    """
+    try:
+        own = own_table(device_name)
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        warn_once(f"{where}{error.strerror}: your tuning table is not used")
+        own = []
+    return completed(own, tuned_table(device_name))
 
 
 def of_version(rows: Iterable[Mapping[str, Any]], version: int | None) -> list[Mapping[str, Any]]:
@@ -56,11 +70,19 @@ def of_version(rows: Iterable[Mapping[str, Any]], version: int | None) -> list[M
 
 
 def own_table(device_name: str) -> list[dict[str, Any]]:
-    """Return the user's own picks for a device of this name; ValueError if their file holds other things."""
+    """Return the user's own picks for a device of this name.
+
+    Raises
+    ------
+    ValueError
+        If their file holds other things.
+    OSError
+        If it cannot be read or others may have written it, or there is no cache directory.
+    """
     path = user_path(device_name)
     advice = "mend it, or remove it with tsapps tune --reset"
     try:
-        rows = parse_json(path.read_bytes())
+        rows = parse_json(read_cached(path))
     except FileNotFoundError:
         return []
     except JsonError as error:
@@ -105,7 +127,7 @@ def keep(device_name: str, row: dict[str, Any]) -> int:
     From the next product on, plans are made by the new table. Errors as `own_table`.
     """
     rows = {key_of_row(one): one for one in own_table(device_name)} | {key_of_row(row): row}
-    write_table(user_path(device_name), rows.values())
+    write_cached(user_path(device_name), text_of(rows.values()))
     _forget_plans()
     return len(rows)
 
@@ -128,5 +150,9 @@ def _forget_plans() -> None:
 
 def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a table of picks, one row a line, whole or not at all."""
-    text = "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n"
-    write_bytes(path, text.encode())
+    write_bytes(path, text_of(rows))
+
+
+def text_of(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return the text of a table of picks, one row a line."""
+    return ("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n").encode()

@@ -6,15 +6,12 @@ from tsapps import signals
 def main() -> None:
     """Run the command line."""
     signals.install()
-    import io  # nothing stands before the handlers
-    import sys
+    from tsapps import streams  # nothing stands before the handlers
 
     try:
+        streams.prepare()
         from tsapps.cli import app
 
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            # A file's name may hold what the terminal's encoding does not.
-            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             app(prog_name="tsapps")
         except SystemExit as ended:

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 from tsapps.apps.abft.calibration import Calibration, Depth, Scale, device_name
 from tsapps.apps.abft.thresholds import statistical
 from tsapps.apps.abft.walk import Walk
-from tsapps.kernels.atomic_write import write_bytes
-from tsapps.kernels.build import cache_directory
+from tsapps.kernels.cache import cache_directory, read_cached, write_cached
 from tsapps.kernels.device import file_name_of
 from tsapps.kernels.printable import OneLineError
 from tsapps.kernels.strict_json import parse_json
@@ -38,7 +37,7 @@ def save_calibration(calibration: Calibration) -> Path:
     """Write a calibration where `load_calibration` finds it, whole or not at all, and return where that is."""
     path = calibration_path(calibration.device, calibration.dtype)
     whole = {"version": _VERSION} | asdict(calibration)
-    write_bytes(path, (json.dumps(whole, indent=1) + "\n").encode())
+    write_cached(path, (json.dumps(whole, indent=1) + "\n").encode())
     return path
 
 
@@ -51,12 +50,19 @@ def load_calibration(dtype: str, device: int | None = None) -> Calibration:
         If there is none, or its file is of another version or holds something else.
     """
     name = device_name(device)
-    path = calibration_path(name, dtype)
     advice = (
         f"make one with tsapps abft-calibrate --dtype {dtype} --device {'cpu' if device is None else f'cuda:{device}'}"
     )
     try:
-        found = parse_json(path.read_bytes())
+        path = calibration_path(name, dtype)
+        content = read_cached(path)
+    except FileNotFoundError as error:
+        reason = "" if error.filename is not None else f" ({error.strerror})"
+        raise ValueError(f"there is no calibration for {dtype} on {name}{reason}: {advice}") from error
+    except OSError as error:
+        raise ValueError(f"{error.filename}: {error.strerror}: then {advice}") from error
+    try:
+        found = parse_json(content)
         version = found.pop("version", 1)
         if version != _VERSION:
             raise ValueError(f"it is of version {version}; expected {_VERSION}")
@@ -70,8 +76,6 @@ def load_calibration(dtype: str, device: int | None = None) -> Calibration:
         for depth in depths:
             for scale in (depth.own, depth.others):
                 statistical(depth.k, 1, dtype, scale.error, calibration.p, walk=scale.walk)
-    except FileNotFoundError as error:
-        raise ValueError(f"there is no calibration for {dtype} on {name}: {advice}") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise OneLineError(f"{path}: is no calibration ({str(error)[:200]}): {advice}") from error
     if wrong:

@@ -31,6 +31,8 @@ _PART_COLUMNS = 1 << 20
 class Source(Protocol):
     """A matrix of shape (m, n) that is read in blocks of rows, as often as needed, as `open_matrix` gives it.
 
+    A source of a file may have ``pieces(columns)``, which yields (row, column, elements) for rows too long to be held.
+
     Attributes
     ----------
     shape : tuple of int
@@ -142,19 +144,27 @@ def parts(source: Source, progress: Progress | None = None) -> Iterator[tuple[in
     elements : numpy.ndarray of shape (some, some)
         C-contiguous whole rows, or a piece of one.
     """
-    row_bytes = source.shape[1] * source.dtype.itemsize
     done = 0
+    for start, column, piece in _pieces(source):
+        elements = to_host(piece)
+        yield start, column, elements
+        done += elements.nbytes
+        if progress is not None:
+            progress(done)
+
+
+def _pieces(source: Source) -> Iterator[tuple[int, int, Any]]:
+    """Yield (row, column, elements) as `parts` does, where the source has them."""
+    row_bytes = source.shape[1] * source.dtype.itemsize
+    if row_bytes > _MOST_PART_BYTES and hasattr(source, "pieces"):
+        yield from source.pieces(_PART_COLUMNS)
+        return
     for start, block in source.blocks(max(1, _PART_BYTES // row_bytes, min(_FEW_ROWS, _MOST_PART_BYTES // row_bytes))):
         if len(block) > 1 or row_bytes <= _MOST_PART_BYTES:
-            pieces: Iterator[tuple[int, Any]] = iter([(0, block)])
-        else:
-            pieces = ((j, block[:, j : j + _PART_COLUMNS]) for j in range(0, source.shape[1], _PART_COLUMNS))
-        for column, piece in pieces:
-            elements = to_host(piece)
-            yield start, column, elements
-            done += elements.nbytes
-            if progress is not None:
-                progress(done)
+            yield start, 0, block
+            continue
+        for column in range(0, source.shape[1], _PART_COLUMNS):
+            yield start, column, block[:, column : column + _PART_COLUMNS]
 
 
 def bytes_at(source: Source, offsets: np.ndarray) -> np.ndarray:

@@ -95,7 +95,7 @@ class Blocks(ABC):
 
     def prepared(self, block: Any) -> Any:
         """Return a block of `blocks` in `dtype`, row-major and centred."""
-        return block if self.held is not None else block.astype(self.dtype, order="C") - self.mean
+        return block if self.held is not None else block.astype(self.dtype, order="C", copy=False) - self.mean
 
     def centre(self, mean: np.ndarray) -> None:
         """Subtract `mean` (d,) from every row read from here on. Never writes to an array of the caller's."""

@@ -23,7 +23,7 @@ from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.frame import ScaledRows
 from tsapps.apps.kmeans.fused_plan import log2_lanes, vector_of
 from tsapps.apps.kmeans.inertia_plan import KeptSums, inertia_plan
-from tsapps.apps.kmeans.rows import Rows, UnitRows
+from tsapps.apps.kmeans.rows import Reader, Rows, UnitRows, readers
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.build import Kernel, function
 from tsapps.kernels.device import Device, live
@@ -331,7 +331,7 @@ def _stream_to_gpu(source: Rows, rows: int) -> Iterator[tuple[int, Any]]:
     rows = max(1, min(rows, source.shape[0], _PINNED_BYTES // (source.shape[1] * source.dtype.itemsize)))
     slots = [_Slot((rows, source.shape[1]), source.dtype) for _ in range(2)]
     copies = cupy.cuda.Stream(non_blocking=True)
-    blocks = source.blocks(rows)
+    blocks = readers(source, rows)
     try:
         with ThreadPoolExecutor(_FILLERS) as fillers, ThreadPoolExecutor(1) as reader:
             filled = reader.submit(slots[0].fill, blocks, fillers)
@@ -360,15 +360,16 @@ class _Slot:
         # The twin's memory may still be in use by work queued on this stream before it was freed.
         self.consumed.record()
 
-    def fill(self, blocks: Iterator[tuple[int, np.ndarray]], fillers: ThreadPoolExecutor) -> int | None:
-        """Copy the next block into the pinned buffer; return its first row, or None at the end."""
+    def fill(self, blocks: Iterator[tuple[int, int, Reader]], fillers: ThreadPoolExecutor) -> int | None:
+        """Copy the next block of `readers` into the pinned buffer; return its first row, or None at the end."""
         self.copied.synchronize()
-        start, block = next(blocks, (None, ()))
-        self.used = len(block)
-        if start is not None:
-            share = -(-self.used // _FILLERS)
-            parts = [slice(first, min(first + share, self.used)) for first in range(0, self.used, share)]
-            list(fillers.map(lambda part: np.copyto(self.pinned[part], block[part]), parts))
+        found = next(blocks, None)
+        if found is None:
+            return None
+        start, self.used, read = found
+        share = -(-self.used // _FILLERS)
+        parts = [slice(first, min(first + share, self.used)) for first in range(0, self.used, share)]
+        list(fillers.map(lambda part: read(part, self.pinned[part]), parts))
         return start
 
     @contextmanager

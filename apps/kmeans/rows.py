@@ -3,8 +3,8 @@
 Anything with the members of `Rows` will do; `tsapps.open_matrix` gives one for a file of any size.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,7 +13,21 @@ from sklearn.utils import check_array
 
 from tsapps.kernels.arrays import as_array, kind_of, refuse_masked, to_host
 
-__all__ = ["ArrayRows", "Rows", "SparseRows", "UnitRows", "as_numbers", "check_real", "is_plain", "unit"]
+__all__ = [
+    "ArrayRows",
+    "Reader",
+    "Rows",
+    "SparseRows",
+    "UnitRows",
+    "as_numbers",
+    "check_real",
+    "is_plain",
+    "readers",
+    "unit",
+]
+
+#: Copies some rows of a block into an array; threads may do so side by side.
+Reader = Callable[[slice, np.ndarray], None]
 
 
 def check_real(dtype: np.dtype, name: str) -> None:
@@ -97,6 +111,30 @@ class Rows(Protocol):
 
     def rows(self, indices: np.ndarray) -> Any:
         """Return the rows with these indices, in the order asked for."""
+
+
+def readers(source: Any, rows: int) -> Iterator[tuple[int, int, Reader]]:
+    """Yield the first row of each block of a host source, how many it has, and the `Reader` of it.
+
+    A file that can be read into any buffer (``read_into``) is: this saves a copy, and threads share the work.
+    """
+    if not hasattr(source, "read_into"):
+        for start, block in source.blocks(rows):
+            yield start, len(block), partial(_copy_rows, block)
+        return
+    source.check_unchanged()
+    for start in range(0, source.shape[0], rows):
+        count = min(rows, source.shape[0] - start)
+        yield start, count, partial(_read_rows, source, start)
+    source.check_unchanged()
+
+
+def _copy_rows(block: np.ndarray, part: slice, out: np.ndarray) -> None:
+    np.copyto(out, block[part])
+
+
+def _read_rows(source: Any, start: int, part: slice, out: np.ndarray) -> None:
+    source.read_into(start + part.start, out)
 
 
 class ArrayRows:

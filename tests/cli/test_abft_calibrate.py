@@ -1,6 +1,7 @@
 """`tsapps abft-calibrate`: what it measures is kept, and is what the statistical threshold then takes."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from tsapps.apps.abft import calibration
 from tsapps.apps.abft.calibration import DEPTHS
 from tsapps.apps.abft.calibration_file import load_calibration
 from tsapps.apps.abft.product import matmul
+from tsapps.errors import ExitCode
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +54,18 @@ def test_every_type_and_the_table(succeed, monkeypatch):
 )
 def test_wrong_use(refuse, arguments, code, message):
     assert message in refuse(code, "abft-calibrate", *arguments)
+
+
+def test_a_place_that_cannot_be_written_is_said_before_measuring(directory, refuse, monkeypatch):
+    def measure(*_, **__):
+        raise AssertionError("measured first")
+
+    monkeypatch.setattr("tsapps.apps.abft.calibration.calibrate", measure)
+    (directory / "file").write_bytes(b"")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(directory / "file"))
+    line = refuse(ExitCode.FAILURE, "abft-calibrate", "--device", "cpu", "--dtype", "float32")
+    assert "Not a directory" in line or "File exists" in line
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("pathlib.Path.home", lambda: Path("nowhere"))
+    line = refuse(ExitCode.FAILURE, "abft-calibrate", "--device", "cpu", "--dtype", "float32")
+    assert "set HOME or XDG_CACHE_HOME" in line

@@ -7,7 +7,7 @@ import pytest
 
 import tsapps
 from tsapps.kernels import backend
-from tsapps.kernels.build import cache_directory
+from tsapps.kernels.cache import cache_directory
 
 H100 = backend.Gpu(0, "NVIDIA H100", "9.0", 132, 80 << 30, 50 << 20)
 

@@ -27,7 +27,10 @@ class Slot:
 
     def fill(self, blocks, fillers):
         self.wait()
-        start, self.block = next(blocks, (None, None))
+        start, count, read = next(blocks, (None, 0, None))
+        if start is not None:
+            self.block = np.empty((count, 2))
+            read(slice(0, count), self.block)
         return start
 
     @contextmanager

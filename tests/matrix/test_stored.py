@@ -57,7 +57,7 @@ def test_another_file_of_the_same_layout(tmp_path, rng):
         matrix = open_matrix(path)
         copy = tmp_path / ".copy.tmp"
         copy.write_bytes((tmp_path / matrix.stored.path).read_bytes())
-        matrix.stored.map(copy, write=True)[2, 3] = 7
+        matrix.stored.map(copy)[2, 3] = 7
         found = matrix.stored.matrix(copy, "the copy")
         assert (found.name, found.shape, found.dtype) == ("the copy", matrix.shape, matrix.dtype)
         expected = np.concatenate([block for _, block in matrix.blocks(100)]).copy()

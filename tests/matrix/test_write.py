@@ -8,7 +8,7 @@ import stat
 import numpy as np
 import pytest
 
-from tsapps.errors import UsageError
+from tsapps.errors import MatrixError, UsageError
 from tsapps.matrix import open_matrix, replacing, save_npy
 
 
@@ -140,7 +140,9 @@ def test_over_the_file_that_is_being_read(tmp_path):
     blocks = matrix.blocks(1)
     next(blocks)
     save_npy(tmp_path / "x.npy", np.zeros((1, 1)))
-    assert [block.tolist() for _, block in blocks] == [[[1, 1]]] * 3  # the old file lives on until it is let go
+    assert [next(blocks)[1].tolist() for _ in range(3)] == [[[1, 1]]] * 3  # the old file lives on until it is let go
+    with pytest.raises(MatrixError, match=r"x\.npy: has changed since it was opened"):
+        next(blocks)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "object"])

@@ -122,8 +122,9 @@ def _tsapps(
 ) -> None:
     """Exact K-means for large matrices, on the CPU and on NVIDIA GPUs; checksums that find and repair wrong numbers.
 
-    Exit codes: 0 done, 1 failure (bad data, full disk), 2 wrong use (bad option, existing output, missing file, unknown
-    format), 3 corruption found, 4 no GPU where one was asked for, 130 interrupted (Ctrl-C), 143 terminated.
+    Exit codes: 0 done, 1 failure (bad data, full disk, closed pipe), 2 wrong use (bad option, existing output, missing
+    file, unknown format), 3 corruption found, 4 no GPU where one was asked for, 130 interrupted (Ctrl-C), 143
+    terminated.
 
     After 130 and 143 the output is what it was before. A signal that comes once the result is in place is too late: the
     command finishes and exits 0. tune and abft-calibrate keep what was measured before the signal.

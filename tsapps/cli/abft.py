@@ -1,11 +1,14 @@
 """What the commands about checksums share: options, where a sidecar lies, and how it is read."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tsapps import signals
 from tsapps.cli.options import check_input, check_output_file, check_writable, open_fitting
 from tsapps.errors import CorruptionError, UsageError
 from tsapps.names import split_name
@@ -24,7 +27,9 @@ __all__ = [
     "SidecarFile",
     "check_copy",
     "check_target",
+    "mode_of_copy",
     "open_protected",
+    "placing_unless_changed",
     "same_file",
     "sidecar_path",
 ]
@@ -82,6 +87,21 @@ def check_target(data: str, out: Path | None, *, in_place: bool, force: bool) ->
     if out.suffix.lower() != ".npy":
         raise UsageError(f"{out}: expected a name that ends in .npy, the format that is written")
     check_output_file(out, force=force)
+
+
+@contextmanager
+def placing_unless_changed(matrix: "Matrix") -> Iterator[None]:
+    """Hold signals back while a result takes its place, unless another program wrote to DATA meanwhile."""
+    matrix.check_unchanged()
+    with signals.placing():
+        yield
+
+
+def mode_of_copy(data: str, out: Path | None, sidecar: Path | None = None) -> int:
+    """Return the permissions that a copy of DATA is written with: private, where it is to get those of DATA itself."""
+    from tsapps.permissions import PRIVATE, mode_of_result
+
+    return PRIVATE if out is None else mode_of_result(out, [split_name(data)[0], *filter(None, [sidecar])])
 
 
 def check_copy(data: str, matrix: "Matrix", out: Path | None) -> None:

@@ -52,13 +52,16 @@ def abft_calibrate(
         if not least <= value < 1 or value == 0:
             raise UsageError(f"{name} {value:g}: give a number between {least:g} and 1")
     choice = choose(device)
-    from tsapps.apps.abft.calibration import Calibration, calibrate
-    from tsapps.apps.abft.calibration_file import save_calibration
+    from tsapps.apps.abft.calibration import Calibration, calibrate, device_name
+    from tsapps.apps.abft.calibration_file import calibration_path, save_calibration
+    from tsapps.kernels.cache import check_cache_writable
 
     began = time.perf_counter()
     found: list[tuple[Calibration, str]] = []
     index = choice.index if choice.is_gpu else None
     wanted = list(dtypes or Dtype)
+    for dtype in wanted:  # measuring takes long, and is for nothing where the result cannot be kept
+        check_cache_writable(calibration_path(device_name(index), str(dtype)))
     with live_line(quiet=quiet) as show:
         for number, dtype in enumerate(wanted, 1):
             show(f"{number} of {len(wanted)}: {dtype}")

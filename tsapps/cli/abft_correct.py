@@ -3,10 +3,11 @@
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tsapps import signals
 from tsapps.cli.abft import (
     AnyData,
     Force,
@@ -16,7 +17,9 @@ from tsapps.cli.abft import (
     SidecarFile,
     check_copy,
     check_target,
+    mode_of_copy,
     open_protected,
+    placing_unless_changed,
     sidecar_path,
 )
 from tsapps.cli.abft_report import changes, describe, print_changes, print_line, regions
@@ -58,50 +61,80 @@ def abft_correct(
 
     from tsapps.apps.abft import verify
 
-    with byte_bar(quiet=quiet) as show:
+    # What was found is read again for the report, when DATA may have been replaced.
+    with matrix.held() if in_place else nullcontext(matrix) as found:
+        with byte_bar(quiet=quiet) as show:
 
-        def report(what: str) -> Callable[[int], None]:
-            return lambda done: show(f"{what} {data}", done, matrix.nbytes)
+            def report(what: str) -> Callable[[int], None]:
+                return lambda done: show(f"{what} {data}", done, matrix.nbytes)
 
-        verdict = verify(matrix, checksums, progress=report("verifying"))
-        if lost := regions(verdict):
-            others = f" and {len(lost) - 1:,} regions more" if len(lost) > 1 else ""
-            raise CorruptionError(
-                f"{data}: more was changed than can be repaired for certain, in rows {lost[0].row:,} to "
-                f"{lost[0].row_end - 1:,}, columns {lost[0].column:,} to {lost[0].column_end - 1:,}{others} (tsapps "
-                f"abft-verify prints all): restore these from a copy"
-            )
-        written = out is not None or not verdict.clean
-        if written:
-            _write(matrix, verdict, checksums, data, out, report)
-    seconds = time.perf_counter() - began
+            verdict = verify(matrix, checksums, progress=report("verifying"))
+            _check_repairable(data, verdict)
+            written = out is not None or not verdict.clean
+            if written:
+                _write(matrix, verdict, checksums, data, path, out, report)
+        seconds = time.perf_counter() - began
+        place = None if not written else data if out is None else str(out)
+        if as_json:
+            _print_json(found, verdict, checksums, data, path, place, seconds)
+        elif not quiet:
+            _print(found, verdict, checksums, data, path, place, seconds)
 
-    place = data if out is None else str(out)
-    count = len(verdict.elements(checksums))
-    if as_json:
-        for change in changes(matrix, verdict, checksums):
-            print_line(change.as_json())
-        summary: dict[str, Any] = {
-            "what": "summary",
-            "input": os.path.abspath(data),
-            "sidecar": os.path.abspath(path),
-            "output": os.path.abspath(place) if written else None,
-            "elements": count,
-            "seconds": seconds,
-        }
-        print_line(summary)
-    elif not quiet:
-        print_table(
-            {
-                "data": describe(data, matrix),
-                "sidecar": str(path),
-                "repaired": f"{count:,} element{'s' if count != 1 else ''}" if count else "nothing: all is as it was",
-                "seconds": f"{seconds:.2f}",
-                "written": f"{place}, and verified" if written else "nothing",
-            }
+
+def _check_repairable(data: str, verdict: "Verdict") -> None:
+    """Raise `CorruptionError` if more was changed than can be repaired."""
+    if lost := regions(verdict):
+        others = f" and {len(lost) - 1:,} regions more" if len(lost) > 1 else ""
+        raise CorruptionError(
+            f"{data}: more was changed than can be repaired for certain, in rows {lost[0].row:,} to "
+            f"{lost[0].row_end - 1:,}, columns {lost[0].column:,} to {lost[0].column_end - 1:,}{others} (tsapps "
+            f"abft-verify prints all): restore these from a copy"
         )
-        if count:
-            print_changes(changes(matrix, verdict, checksums), count)
+
+
+def _print_json(
+    found: "Matrix",
+    verdict: "Verdict",
+    checksums: "Sidecar",
+    data: str,
+    sidecar: Path,
+    place: str | None,
+    seconds: float,
+) -> None:
+    for change in changes(found, verdict, checksums):
+        print_line(change.as_json())
+    summary: dict[str, Any] = {
+        "what": "summary",
+        "input": os.path.abspath(data),
+        "sidecar": os.path.abspath(sidecar),
+        "output": None if place is None else os.path.abspath(place),
+        "elements": len(verdict.elements(checksums)),
+        "seconds": seconds,
+    }
+    print_line(summary)
+
+
+def _print(
+    found: "Matrix",
+    verdict: "Verdict",
+    checksums: "Sidecar",
+    data: str,
+    sidecar: Path,
+    place: str | None,
+    seconds: float,
+) -> None:
+    count = len(verdict.elements(checksums))
+    print_table(
+        {
+            "data": describe(data, found),
+            "sidecar": str(sidecar),
+            "repaired": f"{count:,} element{'s' if count != 1 else ''}" if count else "nothing: all is as it was",
+            "seconds": f"{seconds:.2f}",
+            "written": "nothing" if place is None else f"{place}, and verified",
+        }
+    )
+    if count:
+        print_changes(changes(found, verdict, checksums), count)
 
 
 def _write(
@@ -109,6 +142,7 @@ def _write(
     verdict: "Verdict",
     checksums: "Sidecar",
     data: str,
+    sidecar: Path,
     out: Path | None,
     report: Callable[[str], Callable[[int], None]],
 ) -> None:
@@ -117,7 +151,8 @@ def _write(
     from tsapps.matrix import replacing
     from tsapps.matrix.copy import copy_as_npy, copy_file
 
-    with replacing(out or split_name(data)[0], commit=signals.placing) as file:
+    mode = mode_of_copy(data, out, sidecar)
+    with replacing(out or split_name(data)[0], commit=partial(placing_unless_changed, matrix), mode=mode) as file:
         stored = (copy_file if out is None else copy_as_npy)(matrix, file, report("copying"))
         for offset, was in zip(*(part.tolist() for part in verdict.patches()), strict=True):
             os.pwrite(file.fileno(), bytes([was]), stored.place(offset))

@@ -3,13 +3,13 @@
 import os
 import time
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tsapps import signals
-from tsapps.cli.abft import AnyData, same_file, sidecar_path
+from tsapps.cli.abft import AnyData, placing_unless_changed, same_file, sidecar_path
 from tsapps.cli.abft_report import describe
 from tsapps.cli.options import Device, Header, Index, Json, Quiet, check_input, check_output_file, choose
 from tsapps.cli.output import byte_bar, gigabytes, print_json, print_table
@@ -74,9 +74,9 @@ def abft_encode(
     from tsapps.apps.abft import encode
     from tsapps.apps.abft.sidecar import dump_sidecar
     from tsapps.matrix import open_matrix, replacing
-    from tsapps.matrix.copy import unchanged
+    from tsapps.permissions import mode_of_result
 
-    with unchanged(file), byte_bar(quiet=quiet) as show:
+    with byte_bar(quiet=quiet) as show:
         matrix = open_matrix(data, header=header, index=index)
         sidecar = encode(
             matrix,
@@ -87,7 +87,7 @@ def abft_encode(
             progress=lambda done: show(f"encoding {data}", done, matrix.nbytes),
         )
     check_output_file(out, force=force)  # again, for hours may have passed
-    with replacing(out, commit=signals.placing) as to:
+    with replacing(out, commit=partial(placing_unless_changed, matrix), mode=mode_of_result(out, [file])) as to:
         dump_sidecar(to, sidecar)
     seconds = time.perf_counter() - began
 

@@ -2,12 +2,22 @@
 
 import os
 from enum import StrEnum
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from tsapps import signals
-from tsapps.cli.abft import AnyData, Force, InPlace, JsonLines, OutNpy, check_copy, check_target
+from tsapps.cli.abft import (
+    AnyData,
+    Force,
+    InPlace,
+    JsonLines,
+    OutNpy,
+    check_copy,
+    check_target,
+    mode_of_copy,
+    placing_unless_changed,
+)
 from tsapps.cli.abft_report import describe, differences, print_changes, print_line
 from tsapps.cli.options import Header, Index, Quiet, check_input
 from tsapps.cli.output import byte_bar, print_table
@@ -65,13 +75,14 @@ def abft_inject(
     matrix = open_matrix(data, header=header, index=index)
     check_copy(data, matrix, out)
     rng = np.random.default_rng(seed)
-    with byte_bar(quiet=quiet) as show, replacing(out or split_name(data)[0], commit=signals.placing) as file:
+    target, commit, mode = out or split_name(data)[0], partial(placing_unless_changed, matrix), mode_of_copy(data, out)
+    with byte_bar(quiet=quiet) as show, replacing(target, commit=commit, mode=mode) as file:
 
         def report(done: int) -> None:
             show(f"copying {data}", done, matrix.nbytes)
 
         stored = (copy_file if out is None else copy_as_npy)(matrix, file, report)
-        array = stored.map(file.name, write=True)
+        array = stored.map(file.name)
         places = sorted({place for _ in range(count) for place in inject(array, str(fault), rng)})
         found = list(differences(places, stored.matrix(file.name, data), matrix))
     if as_json:

@@ -44,9 +44,10 @@ def _picks(device_name: str) -> dict[str, Any]:
     from tsapps.kernels.choose import tuned_table
     from tsapps.kernels.tables import own_table, user_path
 
-    path = user_path(device_name)
-    found: dict[str, Any] = {"path": str(path) if path.exists() else None, "own": 0, "error": None}
+    found: dict[str, Any] = {"path": None, "own": 0, "error": None}
     try:
+        path = user_path(device_name)
+        found["path"] = str(path) if path.exists() else None
         found["own"] = len(own_table(device_name))
     except (ValueError, OSError) as error:
         found["error"] = str(error)
@@ -66,11 +67,15 @@ def info(as_json: Json = False) -> None:
     import platform
 
     from tsapps.kernels.backend import available_cores, available_host_memory, choose_device, gpus, why_no_gpu
-    from tsapps.kernels.build import cache_directory
+    from tsapps.kernels.cache import cache_directory
 
     choice = choose_device("auto")
     cores = available_cores()
     picks = {f"cuda:{gpu.index}": _picks(gpu.name) for gpu in gpus()}
+    try:
+        cache = str(cache_directory())
+    except OSError as error:
+        cache = f"none: {error.strerror}"
     report = {
         "versions": versions(),
         "platform": platform.platform(),
@@ -79,7 +84,7 @@ def info(as_json: Json = False) -> None:
         "picks": picks,
         "why_no_gpu": why_no_gpu() or None,
         "auto": {"device": choice.device, "reason": choice.reason},
-        "cache": str(cache_directory()),
+        "cache": cache,
         "optional": _optional_versions(),
     }
     if as_json:
@@ -97,6 +102,6 @@ def info(as_json: Json = False) -> None:
     if not gpus():
         rows["gpu"] = f"none: {why_no_gpu()}"
     rows["auto"] = f"{choice.device}: {choice.reason}"
-    rows["cache"] = str(cache_directory())
+    rows["cache"] = cache
     rows["optional"] = ", ".join(f"{name} {number or '–'}" for name, number in _optional_versions().items())
     print_table(rows)

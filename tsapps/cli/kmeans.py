@@ -158,6 +158,7 @@ def kmeans(
     from tsapps.apps.kmeans.protection import FaultError
     from tsapps.kernels.arrays import to_host
     from tsapps.matrix import open_matrix, replacing, save_npy
+    from tsapps.permissions import mode_of_result
 
     matrix = open_matrix(data, header=header, index=index)
     n, d = matrix.shape
@@ -199,10 +200,12 @@ def kmeans(
         if not np.isfinite(best.inertia):
             raise MatrixError(f"{data}: the inertia overflows float64: scale the data down")
         show(f"writing {out}")
-        with result.new_directory(out, force=force) as directory:
+        inputs = [split_name(path)[0] for path in (data, weights, init) if path and path not in _INITS]
+        mode = mode_of_result(out, [*inputs, *filter(os.path.isfile, [out / "centers.npy"])])
+        with result.new_directory(out, force=force, mode=mode) as directory:
             clock.start_lap()
-            save_npy(directory / "labels.npy", to_host(best.labels))
-            save_npy(directory / "centers.npy", best.centers)
+            save_npy(directory / "labels.npy", to_host(best.labels), mode=mode)
+            save_npy(directory / "centers.npy", best.centers, mode=mode)
             clock.lap("write")
             summary: dict[str, Any] = {
                 "kind": result.KIND,
@@ -233,7 +236,7 @@ def kmeans(
                 "seconds": clock.seconds | {"total": clock.total()},
                 "versions": versions(),
             }
-            with replacing(directory / "summary.json") as file:
+            with replacing(directory / "summary.json", mode=mode) as file:
                 file.write(json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")
 
     if as_json:
@@ -294,13 +297,17 @@ def _read_weights(path: str, n: int) -> "np.ndarray":
 
 def _open_column(path: str, n: int) -> "Matrix":
     """Open a matrix of n numbers, or a .npy file of one dimension as a matrix of one column."""
-    from tsapps.matrix.binary import map_file, read_npy_header
+    from tsapps.matrix.binary import open_elements, read_npy_header
+    from tsapps.matrix.watch import FileState
 
     if path.lower().endswith(".npy") and os.path.isfile(path):
+        state = FileState.of(path)
         with open(path, "rb") as file:
             shape, _, dtype = read_npy_header(file, path)
             if len(shape) == 1:
-                return map_file(path, file.tell(), (shape[0], 1), dtype)
+                column = open_elements(path, file.tell(), (shape[0], 1), dtype)
+                column.file_state = state
+                return column
     return open_fitting(path, lambda shape: shape in ((n, 1), (1, n)))
 
 

@@ -13,6 +13,7 @@ from tsapps.cli.options import Data, Device, Header, Index, Json, Quiet, check_i
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
 from tsapps.cli.result import read_model
 from tsapps.errors import MatrixError, UsageError
+from tsapps.names import split_name
 
 __all__ = ["predict"]
 
@@ -54,6 +55,7 @@ def predict(
     from tsapps.apps.kmeans.frame import Frame, frame_about, ldexp
     from tsapps.kernels.arrays import to_host
     from tsapps.matrix import open_matrix, save_npy
+    from tsapps.permissions import mode_of_result
 
     centers, trained = read_model(model)
     matrix = open_matrix(data, header=header, index=index)
@@ -85,7 +87,8 @@ def predict(
         if not np.isfinite(inertia):
             raise MatrixError(f"{data}: the inertia overflows float64: scale the data down")
         lap = time.perf_counter()
-        save_npy(out, labels, commit=signals.placing)
+        mode = mode_of_result(out, [split_name(data)[0], model / "centers.npy"])
+        save_npy(out, labels, commit=signals.placing, mode=mode)
         seconds["write"] = time.perf_counter() - lap
     seconds["total"] = time.perf_counter() - began
 

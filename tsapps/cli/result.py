@@ -19,6 +19,7 @@ from tsapps.cli.options import check_writable
 from tsapps.errors import MatrixError, UsageError
 from tsapps.kernels.atomic_write import remove_leftovers, replacing_directory
 from tsapps.kernels.strict_json import JsonError, read_json
+from tsapps.permissions import directory_mode
 
 __all__ = ["KIND", "check_place", "new_directory", "read_model"]
 
@@ -80,8 +81,10 @@ def _read_summary(directory: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def new_directory(directory: Path, *, force: bool) -> Iterator[Path]:
+def new_directory(directory: Path, *, force: bool, mode: int = 0o666) -> Iterator[Path]:
     """Make a directory that gets the name `directory` once the ``with`` block has ended without an exception.
+
+    Its permissions are those for files of the permissions `mode`.
 
     After any exception, Ctrl-C included, it is gone and `directory` is what it was.
 
@@ -99,7 +102,7 @@ def new_directory(directory: Path, *, force: bool) -> Iterator[Path]:
         with signals.placing():
             yield
 
-    with replacing_directory(directory, _FILES, commit=commit) as temporary:
+    with replacing_directory(directory, _FILES, commit=commit, mode=directory_mode(mode)) as temporary:
         yield temporary
 
 

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tsapps import signals
-from tsapps.cli.options import Json, Quiet, check_writable, choose
+from tsapps.cli.options import Json, Quiet, choose
 from tsapps.cli.output import live_line, print_json, print_table
 from tsapps.errors import NoDeviceError, UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tsapps.kernels.tune import Cell
 
 __all__ = ["tune"]
@@ -97,10 +95,11 @@ def tune(
     index, name = _gpu(device)
     from tsapps.kernels import tables
     from tsapps.kernels import tune as tuning
+    from tsapps.kernels.cache import check_cache_writable
 
     path = tables.user_path(name)
     tables.own_table(name)  # what is wrong with it is said before anything is measured
-    _check_place(path)
+    check_cache_writable(path)
     began = time.perf_counter()
     found: list[dict[str, Any]] = []
     rows = 0
@@ -165,11 +164,6 @@ def _gpu(device: str) -> tuple[int, str]:
     if not choice.is_gpu:
         raise UsageError(f"--device {device}: plans are measured on a GPU: give cuda or cuda:<number>")
     return choice.index, gpus()[choice.index].name
-
-
-def _check_place(path: "Path") -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    check_writable(path)
 
 
 def _reset(device: str, *, as_json: bool, quiet: bool) -> None:

@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -20,9 +21,12 @@ from tsapps.matrix.checks import (
 )
 
 if TYPE_CHECKING:
-    from tsapps.matrix.memory import Stored
+    from tsapps.matrix.stored import Stored
+    from tsapps.matrix.watch import FileState
 
 __all__ = ["ConvertedMatrix", "Matrix"]
+
+T = TypeVar("T")
 
 # Rows are read this many bytes at a time where the caller does not say how many: it fits a CPU's last-level cache.
 _BLOCK_BYTES = 1 << 24
@@ -44,9 +48,12 @@ class Matrix(ABC):
     stored : Stored or None
         Where the elements lie in a file; None for memory, and for files that do not hold them as plain bytes (but as
         text, compressed, in pieces).
+    file_state : FileState or None
+        The state of the file when it was opened; None for memory.
     """
 
     stored: "Stored | None" = None
+    file_state: "FileState | None" = None
 
     def __init__(self, name: str, shape: Sequence[int], dtype: np.dtype, device: int | None = None) -> None:
         check_dtype(dtype, name)
@@ -86,11 +93,32 @@ class Matrix(ABC):
         ValueError
             If `rows` is less than 1.
         MatrixError
-            If the file turns out, on reading, not to hold what it claims: rows or columns too few or too many.
+            If the file turns out, on reading, not to hold what it claims: rows or columns too few or too many. If it
+            has changed since it was opened, which is found out at the end of the pass at the latest.
         """
         if rows < 1:
             raise ValueError(f"rows must be at least 1, got {rows}")
-        return self._complete(self._blocks(rows))
+        return self._unchanged(self._complete(self._blocks(rows)))
+
+    def check_unchanged(self) -> None:
+        """Raise `MatrixError` if the file has changed since it was opened; memory is not looked at."""
+        if self.file_state is not None:
+            self.file_state.check(self.name)
+
+    @contextmanager
+    def held(self) -> "Iterator[Matrix]":
+        """Lend the matrix as it is now, also when another file takes the name of its own."""
+        yield self
+
+    def _unchanged(self, blocks: Iterator[T]) -> Iterator[T]:
+        """Yield what is read of the file; raise `MatrixError` if it has changed since it was opened."""
+        self.check_unchanged()
+        try:
+            yield from blocks
+        except MatrixError:
+            self.check_unchanged()  # which says more than that the elements make no sense
+            raise
+        self.check_unchanged()
 
     def _complete(self, blocks: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
         """Yield a reader's blocks, and raise `MatrixError` unless they are the rows and columns that it announced."""
@@ -128,7 +156,9 @@ class Matrix(ABC):
         IndexError
             If a number is no row's, or `indices` is no one-dimensional array of integers.
         """
-        return self._rows(check_indices(indices, self.shape[0], self.name))
+        numbers = check_indices(indices, self.shape[0], self.name)
+        (found,) = self._unchanged(self._rows(numbers) for _ in range(1))
+        return found
 
     def _rows(self, numbers: np.ndarray) -> Any:
         """Return the rows; `numbers` has been checked. Here by one pass, for those that cannot go to a row at once."""
@@ -213,6 +243,7 @@ class ConvertedMatrix(Matrix):
                 f"ask for a floating-point type, such as float32"
             )
         super().__init__(source.name, source.shape, dtype, source.device)
+        self.file_state = source.file_state
         self._source = source
 
     def _blocks(self, rows: int) -> Iterator[tuple[int, Any]]:

@@ -1,13 +1,13 @@
 """Formats that are a header and the elements as they lie in memory: .npy, the .fbin family, the .fvecs family.
 
-All of them are mapped into memory: opening reads the header alone, and a block reads its own pages.
+Opening reads the header alone, and a block its own bytes.
 """
 
 import io
 import os
 import struct
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from tokenize import TokenError
 from typing import IO, Literal
 
@@ -15,9 +15,18 @@ import numpy as np
 
 from tsapps.errors import MatrixError
 from tsapps.matrix.checks import check_dtype, check_shape
-from tsapps.matrix.memory import HostMatrix
+from tsapps.matrix.stored import Stored, StoredMatrix
 
-__all__ = ["BIN_TYPES", "VECS_TYPES", "check_size", "map_file", "open_bin", "open_npy", "open_vecs", "read_npy_header"]
+__all__ = [
+    "BIN_TYPES",
+    "VECS_TYPES",
+    "check_size",
+    "open_bin",
+    "open_elements",
+    "open_npy",
+    "open_vecs",
+    "read_npy_header",
+]
 
 # Element types by extension, little-endian. big-ann-benchmarks: https://big-ann-benchmarks.com/neurips21.html;
 # TEXMEX: http://corpus-texmex.irisa.fr
@@ -46,15 +55,15 @@ _NPY_ERRORS = (
 )
 
 
-def open_npy(path: str) -> HostMatrix:
+def open_npy(path: str) -> StoredMatrix:
     """Open NumPy's own format, in C or Fortran order and either byte order."""
     with open(path, "rb") as file:
         shape, order, dtype = read_npy_header(file, path)
         offset = file.tell()
-    return map_file(path, offset, shape, dtype, order)
+    return open_elements(path, offset, shape, dtype, order)
 
 
-def open_bin(path: str) -> HostMatrix:
+def open_bin(path: str) -> StoredMatrix:
     """Open a file of big-ann-benchmarks: n and d as 32-bit integers, then the rows."""
     with open(path, "rb") as file:
         header = file.read(8)
@@ -63,10 +72,10 @@ def open_bin(path: str) -> HostMatrix:
             f"{path}: is truncated: it has {len(header)} bytes, and its header alone takes 8: copy it again"
         )
     dtype = np.dtype(BIN_TYPES[os.path.splitext(path)[1].lower()])
-    return map_file(path, 8, struct.unpack("<II", header), dtype)
+    return open_elements(path, 8, struct.unpack("<II", header), dtype)
 
 
-def open_vecs(path: str) -> HostMatrix:
+def open_vecs(path: str) -> StoredMatrix:
     """Open a file of TEXMEX: every row is d as a 32-bit integer, then d values."""
     with open(path, "rb") as file:
         header = file.read(4)
@@ -84,35 +93,33 @@ def open_vecs(path: str) -> HostMatrix:
             f"it is truncated or of another format"
         )
     n = size // row_bytes
-    content = np.memmap(path, np.uint8, "r").view(np.ndarray)
-    row_headers = np.ndarray((n,), "<i4", content, 0, (row_bytes,))
-    values = np.ndarray((n, d), element, content, 4, (row_bytes, element.itemsize))
+    matrix = VecsMatrix(Stored(path, 4, (n, d), (row_bytes, element.itemsize), element), path)
     if size % row_bytes:
-        for start in range(0, n, _VECS_ROWS_AT_ONCE):  # it may be a row of another d that makes the size odd
-            found = row_headers[start : start + _VECS_ROWS_AT_ONCE]
-            _check_row_headers(found, range(start, start + len(found)), d, path)
+        for _ in matrix.blocks(_VECS_ROWS_AT_ONCE):  # it may be a row of another d that makes the size odd
+            pass
         raise MatrixError(
             f"{path}: is truncated: {size % row_bytes} bytes are left after {n} rows of {d} values: copy it again"
         )
-    return VecsMatrix(values, row_headers, path)
+    return matrix
 
 
-class VecsMatrix(HostMatrix):
+class VecsMatrix(StoredMatrix):
     """Rows that each carry their own d, which is checked as they are read."""
 
-    def __init__(self, values: np.ndarray, row_headers: np.ndarray, name: str) -> None:
-        super().__init__(values, name, file=name, offset=4)
-        self._row_headers = row_headers
+    def _read_rows(self, file: int, start: int, out: np.ndarray) -> None:
+        row_bytes = self.stored.strides[0]
+        content = np.empty((len(out), row_bytes), np.uint8)
+        self._fill(file, start * row_bytes, content)
+        numbers = range(start, start + len(out))
+        _check_row_headers(content[:, :4].copy().view("<i4")[:, 0], numbers, self.shape[1], self.name)
+        out.view(np.uint8)[:] = content[:, 4:]
+        self._to_native(out)
 
-    def _blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
-        for start, block in super()._blocks(rows):
-            numbers = range(start, start + len(block))
-            _check_row_headers(self._row_headers[numbers.start : numbers.stop], numbers, self.shape[1], self.name)
-            yield start, block
-
-    def _rows(self, numbers: np.ndarray) -> np.ndarray:
-        _check_row_headers(self._row_headers[numbers], numbers, self.shape[1], self.name)
-        return super()._rows(numbers)
+    def _read_piece(self, file: int, row: int, column: int, out: np.ndarray) -> None:
+        header = np.empty((1,), "<i4")
+        self._fill(file, row * self.stored.strides[0], header)
+        _check_row_headers(header, range(row, row + 1), self.shape[1], self.name)
+        super()._read_piece(file, row, column, out)
 
 
 def _check_row_headers(found: np.ndarray, numbers: Sequence[int] | np.ndarray, d: int, name: str) -> None:
@@ -158,6 +165,8 @@ def read_npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], Litera
             warnings.simplefilter("ignore", SyntaxWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
             shape, fortran, dtype = parse(io.BytesIO(size + text))
+        if any(type(count) is not int for count in shape):  # NumPy's parser takes True for a whole number
+            raise ValueError(f"the shape {shape}, expected whole numbers")
     except MatrixError:
         raise
     except _NPY_ERRORS as error:
@@ -166,15 +175,16 @@ def read_npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], Litera
     return shape, "F" if fortran else "C", dtype
 
 
-def map_file(
+def open_elements(
     path: str, offset: int, shape: tuple[int, ...], dtype: np.dtype, order: Literal["C", "F"] = "C"
-) -> HostMatrix:
-    """Map the elements of a file that start at `offset` and are its last bytes."""
+) -> StoredMatrix:
+    """Open a matrix whose elements start at `offset` of a file and are its last bytes."""
     check_dtype(dtype, path)  # before the size, which tells nothing for Python objects
     check_shape(shape, path)
     check_size(path, os.path.getsize(path), offset, shape, dtype)
-    elements = np.memmap(path, dtype, "r", offset, (shape[0], shape[1]), order)
-    return HostMatrix(elements.view(np.ndarray), path, file=path, offset=offset)
+    n, d = shape
+    strides = (d * dtype.itemsize, dtype.itemsize) if order == "C" else (dtype.itemsize, n * dtype.itemsize)
+    return StoredMatrix(Stored(path, offset, (n, d), strides, dtype), path)
 
 
 def check_size(name: str, found: int, header: int, shape: tuple[int, ...], dtype: np.dtype) -> None:

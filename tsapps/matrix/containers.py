@@ -17,6 +17,7 @@ from tsapps.matrix.binary import check_size, read_npy_header
 from tsapps.matrix.checks import changed, check_dtype, check_shape, readable
 from tsapps.matrix.memory import HostMatrix
 from tsapps.matrix.optional import optional_module
+from tsapps.matrix.stored import Stored, StoredMatrix
 from tsapps.names import shell_spelling
 
 __all__ = ["open_hdf5", "open_npz", "open_safetensors"]
@@ -202,9 +203,9 @@ class Hdf5Matrix(Matrix):
 
 
 def open_safetensors(path: str, wanted: str | None) -> Matrix:
-    """Open a tensor of a safetensors file, mapped into memory.
+    """Open a tensor of a safetensors file.
 
-    The library checks the file; its own slices are copies and take no row numbers, so the elements are mapped here.
+    The library checks the file; its own slices take no row numbers, and it maps files, so the elements are read here.
     """
     safetensors = optional_module("safetensors", path)
     errors = (safetensors.SafetensorError, OSError, ValueError)
@@ -223,8 +224,8 @@ def open_safetensors(path: str, wanted: str | None) -> Matrix:
     check_shape(shape, full_name)
     with readable(path, (JsonError,)), open(path, "rb") as file:
         offset = _safetensors_offset(file, name)
-    elements = np.memmap(path, dtype, "r", offset, shape)
-    return HostMatrix(elements.view(np.ndarray), full_name, file=path, offset=offset)
+    strides = (shape[1] * dtype.itemsize, dtype.itemsize)
+    return StoredMatrix(Stored(path, offset, shape, strides, dtype), full_name)
 
 
 def _safetensors_offset(file: BinaryIO, name: str) -> int:

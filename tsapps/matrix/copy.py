@@ -1,20 +1,22 @@
 """Copies of a matrix that are to be changed in some places: as a .npy file, or of its own file byte for byte."""
 
+import errno
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable
 from typing import BinaryIO
 
 import numpy as np
 
 from tsapps.errors import UsageError
 from tsapps.matrix.base import Matrix
-from tsapps.matrix.checks import changed
-from tsapps.matrix.memory import Stored
+from tsapps.matrix.stored import Stored, StoredMatrix
 
-__all__ = ["copy_as_npy", "copy_file", "unchanged"]
+__all__ = ["copy_as_npy", "copy_file"]
 
 _PIECE_BYTES = 1 << 24
+# Extended attributes by which file systems of Linux keep lists of who may read a file.
+_ACCESS_LISTS = ("system.posix_acl_access", "system.nfs4_acl")
 
 
 def copy_as_npy(matrix: Matrix, file: BinaryIO, progress: Callable[[int], None]) -> Stored:
@@ -47,15 +49,23 @@ def copy_as_npy(matrix: Matrix, file: BinaryIO, progress: Callable[[int], None])
     np.lib.format.write_array_header_1_0(file, header)
     offset, size = file.tell(), matrix.dtype.itemsize
     strides = (matrix.shape[1] * size, size)
-    for start, block in matrix.blocks(max(1, _PIECE_BYTES // strides[0])):
-        file.write(block.reshape(-1).view(np.uint8).data)
-        progress((start + len(block)) * strides[0])
+    if strides[0] > _PIECE_BYTES and isinstance(matrix, StoredMatrix):
+        pieces = (piece for _, _, piece in matrix.pieces(_PIECE_BYTES // size))
+    else:
+        pieces = (block for _, block in matrix.blocks(max(1, _PIECE_BYTES // strides[0])))
+    done = 0
+    for piece in pieces:
+        file.write(piece.reshape(-1).view(np.uint8).data)
+        done += piece.nbytes
+        progress(done)
     file.flush()
     return Stored(os.fspath(file.name), offset, matrix.shape, strides, matrix.dtype)
 
 
 def copy_file(matrix: Matrix, file: BinaryIO, progress: Callable[[int], None]) -> Stored:
-    """Copy the whole file in which a matrix is stored, with its owner and its permissions.
+    """Copy the whole file in which a matrix is stored, with its owner, permissions and extended attributes.
+
+    What of these the copy cannot have is said in a warning.
 
     Parameters
     ----------
@@ -75,34 +85,61 @@ def copy_file(matrix: Matrix, file: BinaryIO, progress: Callable[[int], None]) -
     ------
     UsageError
         If the file holds elements in another way.
+    MatrixError
+        If the file has changed since the matrix was opened.
     OSError
         If the disk is full or fails, or the copy may not be given to the owner of the original.
     """
     if matrix.stored is None:
         raise UsageError(f"{matrix.name}: does not hold its elements as plain bytes: write a copy as .npy")
     done = 0
+    matrix.check_unchanged()
     with open(matrix.stored.path, "rb", buffering=0) as source:
         while piece := source.read(_PIECE_BYTES):
             file.write(piece)
             done += len(piece)
             progress(done)
-        original, copy = os.fstat(source.fileno()), os.fstat(file.fileno())
-    file.flush()
-    if (original.st_uid, original.st_gid) != (copy.st_uid, copy.st_gid):
-        os.fchown(file.fileno(), original.st_uid, original.st_gid)
-    os.fchmod(file.fileno(), original.st_mode & 0o7777)
+        file.flush()
+        matrix.check_unchanged()
+        _copy_attributes(matrix.stored.path, source.fileno(), file.fileno())
     return matrix.stored
 
 
-@contextmanager
-def unchanged(path: str) -> Iterator[None]:
-    """Raise `MatrixError` at the end of a ``with`` block if a file was written to or replaced since its beginning."""
-    before = _state(path)
-    yield
-    if _state(path) != before:
-        raise changed(path)
+def _copy_attributes(path: str, original: int, copy: int) -> None:
+    """Give a copy the owner, the extended attributes and, last, the permissions of the original.
+
+    Raises
+    ------
+    OSError
+        If the copy may not be given to the owner of the original.
+    """
+    found, has = os.fstat(original), os.fstat(copy)
+    if (found.st_uid, found.st_gid) != (has.st_uid, has.st_gid):
+        os.fchown(copy, found.st_uid, found.st_gid)
+    if hasattr(os, "listxattr"):
+        _copy_extended_attributes(path, original, copy)
+    os.fchmod(copy, found.st_mode & 0o7777)
 
 
-def _state(path: str) -> tuple[int, ...]:
-    found = os.stat(path)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+def _copy_extended_attributes(path: str, original: int, copy: int) -> None:
+    """Give a copy the extended attributes of the original, and warn of those that it cannot have."""
+    try:
+        wanted, inherited = os.listxattr(original), os.listxattr(copy)
+    except OSError as error:
+        if error.errno == errno.ENOTSUP:
+            return
+        raise
+    for name in inherited:
+        if name in _ACCESS_LISTS and name not in wanted:  # of the directory: it may let more people in
+            os.removexattr(copy, name)
+    for name in wanted:
+        value = os.getxattr(original, name)
+        if name in inherited and os.getxattr(copy, name) == value:
+            continue
+        try:
+            os.setxattr(copy, name, value)
+        except OSError as error:
+            warnings.warn(
+                f"{path}: the copy does not keep the extended attribute {name}: {error.strerror}: set it again",
+                stacklevel=4,
+            )

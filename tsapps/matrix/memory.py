@@ -1,8 +1,6 @@
-"""Matrices whose elements can be addressed: arrays in host memory, mapped files, and arrays on a GPU."""
+"""Matrices in memory: arrays of the host, and arrays on a GPU."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from os import PathLike, fspath
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,7 @@ from tsapps.kernels.arrays import as_array, kind_of, refuse_masked
 from tsapps.matrix.base import Matrix
 from tsapps.matrix.checks import check_finite
 
-__all__ = ["GpuMatrix", "HostMatrix", "Stored", "open_array"]
+__all__ = ["GpuMatrix", "HostMatrix", "open_array"]
 
 
 def open_array(array: Any) -> Matrix:
@@ -34,68 +32,12 @@ def open_array(array: Any) -> Matrix:
     return HostMatrix(array, name) if isinstance(array, np.ndarray) else GpuMatrix(array, name)
 
 
-@dataclass(frozen=True)
-class Stored:
-    """Where the elements of a matrix lie in a file, as plain bytes.
-
-    Attributes
-    ----------
-    path : str
-        The file.
-    offset : int
-        Where the element in row 0, column 0 begins, in bytes.
-    shape : tuple of int
-        (n, d).
-    strides : tuple of int
-        Bytes from a row, and from a column, to the next.
-    dtype : numpy.dtype
-        In the file's byte order.
-    """
-
-    path: str
-    offset: int
-    shape: tuple[int, int]
-    strides: tuple[int, int]
-    dtype: np.dtype
-
-    def map(self, path: str | PathLike[str], *, write: bool = False) -> np.ndarray:
-        """Map the elements of another file that is laid out as this one, shape (n, d), for reading or for writing."""
-        content = np.memmap(path, np.uint8, "r+" if write else "r").view(np.ndarray)
-        return np.ndarray(self.shape, self.dtype, content, self.offset, self.strides)
-
-    def matrix(self, path: str | PathLike[str], name: str) -> "HostMatrix":
-        """Open another file that is laid out as this one."""
-        return HostMatrix(self.map(path), name, file=fspath(path), offset=self.offset)
-
-    def place(self, byte: int) -> int:
-        """Return where in the file a byte lies, counted through the elements row by row, all in little-endian order."""
-        element, inner = divmod(byte, self.dtype.itemsize)
-        row, column = divmod(element, self.shape[1])
-        swapped = self.dtype != self.dtype.newbyteorder("<")
-        inner = self.dtype.itemsize - 1 - inner if swapped else inner
-        return self.offset + row * self.strides[0] + column * self.strides[1] + inner
-
-
 class HostMatrix(Matrix):
-    """A NumPy array of any strides and byte order, in memory or mapped from a file.
+    """A NumPy array of any strides and byte order."""
 
-    Parameters
-    ----------
-    array : numpy.ndarray of shape (n, d)
-    name : str
-    file : str, optional
-        The file that `array` maps; `read` then copies, so that the result outlives the file.
-    offset : int
-        Where in that file the element in row 0, column 0 begins, in bytes.
-    """
-
-    def __init__(self, array: np.ndarray, name: str, *, file: str | None = None, offset: int = 0) -> None:
+    def __init__(self, array: np.ndarray, name: str) -> None:
         super().__init__(name, array.shape, array.dtype)
         self._array = np.asarray(array)  # an np.matrix or np.memmap would answer slices with its own kind
-        self._mapped = file is not None
-        if file is not None:
-            rows, columns = self._array.strides
-            self.stored = Stored(file, offset, self.shape, (rows, columns), self._array.dtype)
 
     def _blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
         for start in range(0, self.shape[0], rows):
@@ -106,7 +48,7 @@ class HostMatrix(Matrix):
 
     def _read(self) -> np.ndarray:
         plain = self._array.flags.c_contiguous and self._array.flags.aligned and self._array.dtype == self.dtype
-        if self._mapped or not plain:
+        if not plain:
             return super()._read()
         for start, block in self.blocks(self._default_rows()):
             check_finite(block, start, self.name)

@@ -15,6 +15,7 @@ from tsapps.matrix.containers import open_hdf5, open_npz, open_safetensors
 from tsapps.matrix.memory import open_array
 from tsapps.matrix.parquet import ParquetMatrix
 from tsapps.matrix.text import TextMatrix
+from tsapps.matrix.watch import FileState
 from tsapps.names import split_name
 
 __all__ = ["EXTENSIONS", "open_matrix"]
@@ -115,18 +116,20 @@ def _open_path(path: str, header: bool | None, index: bool | None) -> Matrix:
         raise MatrixUsageError(f"{path}: is no regular file: matrices are read more than once, so save it to one first")
     if not os.access(file, os.R_OK):
         raise MatrixUsageError(f"{path}: may not be read by this user: change its permissions")
+    if extension not in EXTENSIONS:
+        raise MatrixUsageError(f"{path}: has the unknown extension {extension!r}; expected one of {known}: convert it")
+    if extension not in _SEVERAL and wanted is not None:
+        raise MatrixUsageError(f"{path}: a {extension} file holds one matrix: leave out ':{shown(wanted)}'")
     try:
+        state = FileState.of(file)  # before anything is read of it
         if extension in _SEVERAL:
-            return _SEVERAL[extension](file, wanted)
-        if extension not in (*_SINGLE, *_TEXT):
-            raise MatrixUsageError(
-                f"{path}: has the unknown extension {extension!r}; expected one of {known}: convert it"
-            )
-        if wanted is not None:
-            raise MatrixUsageError(f"{path}: a {extension} file holds one matrix: leave out ':{shown(wanted)}'")
-        if extension in _TEXT:
-            return TextMatrix(file, header, index)
-        return _SINGLE[extension](file)
+            matrix = _SEVERAL[extension](file, wanted)
+        elif extension in _TEXT:
+            matrix = TextMatrix(file, header, index)
+        else:
+            matrix = _SINGLE[extension](file)
+        matrix.file_state = state
+        return matrix
     except OSError as error:
         raise MatrixError(
             f"{path}: cannot be read: {error.strerror or error}: check the file and its permissions"

@@ -15,7 +15,9 @@ __all__ = ["replacing", "save_npy"]
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str], *, commit: atomic_write.Commit = nullcontext) -> Iterator[BinaryIO]:
+def replacing(
+    path: str | os.PathLike[str], *, commit: atomic_write.Commit = nullcontext, mode: int = 0o666
+) -> Iterator[BinaryIO]:
     """Open a file that takes the place of `path` once the ``with`` block has ended without an exception.
 
     The bytes go to a temporary file beside `path`, reach the disk, and only then get its name, in one step. After any
@@ -28,6 +30,8 @@ def replacing(path: str | os.PathLike[str], *, commit: atomic_write.Commit = nul
     commit : callable, optional
         Returns a context manager that is entered after the bytes have reached the disk and left as soon as the file
         has its name.
+    mode : int, optional
+        Permissions of the file, less the umask; `permissions.mode_of_result` gives those of results.
 
     Yields
     ------
@@ -52,13 +56,15 @@ def replacing(path: str | os.PathLike[str], *, commit: atomic_write.Commit = nul
         raise UsageError(f"{os.fspath(path)}: is no regular file: name one")
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(atomic_write.replacing(path, commit=commit))
+            file = stack.enter_context(atomic_write.replacing(path, commit=commit, mode=mode))
         except OSError as error:
             raise UsageError(f"{os.fspath(path)}: cannot be written: {error.strerror}") from error
         yield file
 
 
-def save_npy(path: str | os.PathLike[str], array: Any, *, commit: atomic_write.Commit = nullcontext) -> None:
+def save_npy(
+    path: str | os.PathLike[str], array: Any, *, commit: atomic_write.Commit = nullcontext, mode: int = 0o666
+) -> None:
     """Write an array to a .npy file, whole or not at all.
 
     Parameters
@@ -67,7 +73,7 @@ def save_npy(path: str | os.PathLike[str], array: Any, *, commit: atomic_write.C
         Taken as it is: no extension is added.
     array : array of any library
         Of numbers, of any shape; copied to the host if it lies on a GPU.
-    commit : callable, optional
+    commit, mode : optional
         As for `replacing`.
 
     Raises
@@ -87,7 +93,7 @@ def save_npy(path: str | os.PathLike[str], array: Any, *, commit: atomic_write.C
     if not (host.flags.c_contiguous or host.flags.f_contiguous):
         host = np.ascontiguousarray(host)
     elements = host if host.flags.c_contiguous else host.T
-    with replacing(path, commit=commit) as file:
+    with replacing(path, commit=commit, mode=mode) as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(host))
         # Not numpy's write_array: its error for a full disk has no errno, so no name and no reason.
         file.write(elements.reshape(-1).view(np.uint8).data)

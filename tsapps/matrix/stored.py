@@ -1,0 +1,228 @@
+"""Matrices that a file holds as plain bytes, read block by block into buffers.
+
+Nothing is mapped for reading: a mapped file that another program truncates ends the process by SIGBUS.
+"""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from os import PathLike, fspath
+
+import numpy as np
+
+from tsapps.matrix.base import Matrix
+from tsapps.matrix.checks import changed
+
+__all__ = ["Stored", "StoredMatrix"]
+
+# Columns of a matrix in Fortran order are read whole where they are shorter than this, and so many bytes at a time.
+_SHORT_COLUMN_BYTES, _COLUMNS_BYTES = 1 << 16, 1 << 24
+# Blocks of fewer bytes are not read ahead: handing them over takes longer.
+_LEAST_AHEAD = 1 << 20
+# Single rows are read one by one where that takes fewer reads than one for each of so many bytes of the matrix.
+_BYTES_PER_READ, _FEW_READS = 1 << 13, 64
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where the elements of a matrix lie in a file, as plain bytes.
+
+    Attributes
+    ----------
+    path : str
+        The file.
+    offset : int
+        Where the element in row 0, column 0 begins, in bytes.
+    shape : tuple of int
+        (n, d).
+    strides : tuple of int
+        Bytes from a row, and from a column, to the next.
+    dtype : numpy.dtype
+        In the file's byte order.
+    """
+
+    path: str
+    offset: int
+    shape: tuple[int, int]
+    strides: tuple[int, int]
+    dtype: np.dtype
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether the elements of a row lie side by side."""
+        return self.strides[1] == self.dtype.itemsize or self.shape[1] == 1
+
+    def map(self, path: str | PathLike[str]) -> np.ndarray:
+        """Map the elements of another file that is laid out as this one, shape (n, d), for writing.
+
+        Only for files that no other program writes to.
+        """
+        content = np.memmap(path, np.uint8, "r+").view(np.ndarray)
+        return np.ndarray(self.shape, self.dtype, content, self.offset, self.strides)
+
+    def matrix(self, path: str | PathLike[str], name: str) -> "StoredMatrix":
+        """Open another file that is laid out as this one."""
+        return StoredMatrix(replace(self, path=fspath(path)), name)
+
+    def place(self, byte: int) -> int:
+        """Return where in the file a byte lies, counted through the elements row by row, all in little-endian order."""
+        element, inner = divmod(byte, self.dtype.itemsize)
+        row, column = divmod(element, self.shape[1])
+        swapped = self.dtype != self.dtype.newbyteorder("<")
+        inner = self.dtype.itemsize - 1 - inner if swapped else inner
+        return self.offset + row * self.strides[0] + column * self.strides[1] + inner
+
+
+class StoredMatrix(Matrix):
+    """A matrix whose elements lie in a file as plain bytes; each pass opens the file.
+
+    Parameters
+    ----------
+    stored : Stored
+    name : str
+    """
+
+    stored: Stored
+
+    def __init__(self, stored: Stored, name: str) -> None:
+        super().__init__(name, stored.shape, stored.dtype)
+        self.stored = stored
+
+    def _blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        n = self.shape[0]
+        with self._opened() as file:
+            blocks: Iterator[np.ndarray] = (self._block(file, start, rows) for start in range(0, n, rows))
+            if rows < n and rows * self.shape[1] * self.dtype.itemsize >= _LEAST_AHEAD:
+                blocks = _ahead(blocks)
+            yield from zip(range(0, n, rows), blocks, strict=True)
+
+    def _block(self, file: int, start: int, rows: int) -> np.ndarray:
+        """Read at most so many rows."""
+        block = np.empty((min(rows, self.shape[0] - start), self.shape[1]), self.dtype)
+        self._read_rows(file, start, block)
+        return block
+
+    def _rows(self, numbers: np.ndarray) -> np.ndarray:
+        # Neighbours that are asked for one after the other are read at once.
+        ends = np.append(np.flatnonzero(np.diff(numbers) != 1) + 1, len(numbers)).tolist()
+        reads = len(ends) * (1 if self.stored.by_rows else self.shape[1])
+        if reads > _FEW_READS and reads * _BYTES_PER_READ > self.nbytes:
+            return super()._rows(numbers)
+        out = np.empty((len(numbers), self.shape[1]), self.dtype)
+        with self._opened() as file:
+            for first, end in zip([0, *ends], ends, strict=False):
+                if first < end:
+                    self._read_rows(file, int(numbers[first]), out[first:end])
+        return out
+
+    def read_into(self, start: int, out: np.ndarray) -> None:
+        """Read the rows from `start` on into a C-contiguous array of this dtype; threads may do so side by side."""
+        with self._opened() as file:
+            self._read_rows(file, start, out)
+
+    def pieces(self, columns: int) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield (row, first column, elements of shape (1, at most `columns`)), for rows too long to be read at once."""
+        self.check_unchanged()
+        with self._opened() as file:
+            for row in range(self.shape[0]):
+                for column in range(0, self.shape[1], columns):
+                    piece = np.empty((1, min(columns, self.shape[1] - column)), self.dtype)
+                    self._read_piece(file, row, column, piece)
+                    yield row, column, piece
+        self.check_unchanged()
+
+    @contextmanager
+    def held(self) -> Iterator[Matrix]:
+        """Lend the matrix as it is now, also when another file takes the name of its own."""
+        with self._opened() as file:
+            yield self.stored.matrix(f"/dev/fd/{file}", self.name)
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        """Lend a descriptor of the file as it was when the matrix was opened."""
+        file = os.open(self.stored.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        try:
+            if self.file_state is not None:
+                self.file_state.check_open(file, self.name)
+            yield file
+        finally:
+            os.close(file)
+
+    def _read_rows(self, file: int, start: int, out: np.ndarray) -> None:
+        """Read rows into a C-contiguous array of this matrix's dtype."""
+        if not self.stored.by_rows:
+            self._gather_columns(file, start, 0, out)
+            return
+        row_bytes, gap = self.stored.strides[0], self.stored.strides[0] - self.shape[1] * self.dtype.itemsize
+        place = self.stored.offset + start * row_bytes
+        if gap:
+            content = np.empty(len(out) * row_bytes - gap, np.uint8)
+            self._fill(file, place, content)
+            out[:] = np.ndarray(out.shape, self.dtype, content, 0, self.stored.strides)
+        else:
+            self._fill(file, place, out)
+        self._to_native(out)
+
+    def _read_piece(self, file: int, row: int, column: int, out: np.ndarray) -> None:
+        """Read a part of a row into an array of shape (1, columns)."""
+        if not self.stored.by_rows:
+            self._gather_columns(file, row, column, out)
+            return
+        place = row * self.stored.strides[0] + column * self.stored.strides[1]
+        self._fill(file, self.stored.offset + place, out)
+        self._to_native(out)
+
+    def _gather_columns(self, file: int, start: int, column: int, out: np.ndarray) -> None:
+        """Read rows and columns of a matrix in Fortran order: short columns whole, parts of long ones."""
+        n, size = self.shape[0], self.dtype.itemsize
+        rows, columns = out.shape
+        if 2 * rows >= n or n * size <= _SHORT_COLUMN_BYTES:
+            step = max(1, _COLUMNS_BYTES // (n * size))
+            for first in range(0, columns, step):
+                whole = np.empty((min(step, columns - first), n), self.dtype)
+                self._fill(file, self.stored.offset + (column + first) * n * size, whole)
+                out[:, first : first + step] = whole[:, start : start + rows].T
+        else:
+            part = np.empty((columns, rows), self.dtype)
+            for number in range(columns):
+                self._fill(file, self.stored.offset + ((column + number) * n + start) * size, part[number])
+            out[:] = part.T
+        self._to_native(out)
+
+    def _to_native(self, out: np.ndarray) -> None:
+        """Swap the bytes of elements that were read from the file, unless they are in the machine's order."""
+        if self.stored.dtype != self.dtype:
+            out.byteswap(inplace=True)
+
+    def _fill(self, file: int, place: int, out: np.ndarray) -> None:
+        """Read the bytes of a C-contiguous array from a place of the file on.
+
+        Raises
+        ------
+        MatrixError
+            If the file ends before.
+        OSError
+            If it cannot be read; says which file.
+        """
+        buffer = out.reshape(-1).view(np.uint8).data
+        try:
+            while buffer:
+                count = os.preadv(file, [buffer], place)
+                if count == 0:
+                    raise changed(self.name)
+                buffer, place = buffer[count:], place + count
+        except OSError as error:
+            error.filename = self.stored.path
+            raise
+
+
+def _ahead(blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yield blocks, each read by a thread while the caller works on the one before."""
+    with ThreadPoolExecutor(1, "tsapps-reader") as reader:
+        following = reader.submit(next, blocks, None)
+        while (block := following.result()) is not None:
+            following = reader.submit(next, blocks, None)
+            yield block
+            del block  # the caller may be done with it
