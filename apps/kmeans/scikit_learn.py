@@ -140,10 +140,21 @@ def as_host(X: Any, name: str = "X") -> Any:
     """Return X as scikit-learn can take it: arrays of other libraries as NumPy, all else as it is."""
     kind = kind_of(X)
     if kind in (None, "frame"):
-        return X
+        refuse_masked(X)
+        return _writable(X) if kind == "frame" and 1 in X.shape else X
     array = as_array(X)
     check_real(array.dtype, name)
     return X if kind == "numpy" else to_host(array)
+
+
+def _writable(frame: Any) -> Any:
+    """Return a frame of one column or one row of which scikit-learn makes an array that it can write to.
+
+    It takes the array that pandas makes of bools and nullable numbers for a copy, and pandas 3 gives a view.
+    """
+    if type(frame).__module__.startswith("pandas") and (array := as_array(frame)).dtype.kind in "iuf":
+        return frame.__class__(array, frame.index, frame.columns)
+    return frame
 
 
 def _init_for_scikit_learn(init: Any, n_init: Any, sample_weight: Any) -> dict[str, Any]:
