@@ -348,7 +348,9 @@ class TSKMeans(KMeans):
     def _validated_on_host(self, X: Any) -> Any:
         """Check X as scikit-learn's `predict` does; return a NumPy array, or a sparse matrix by rows."""
         checks: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "order": "C"}
-        return validate_data(self, narrow_indices(as_host(X)), reset=False, **checks)
+        # Passes see what is not finite in an array.
+        X = narrow_indices(as_host(X))
+        return validate_data(self, X, reset=False, ensure_all_finite=is_sparse(X), **checks)
 
     def _validated(self, X: Any, *, reset: bool) -> Any:
         """Check X's features as scikit-learn does; make an array of what is not yet one (lists, frames)."""

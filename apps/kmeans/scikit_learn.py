@@ -6,15 +6,18 @@ they were: rows that are centered by the same mean get the same labels by the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy.sparse import csr_matrix, issparse
 from sklearn import config_context
 from sklearn.cluster import KMeans
 from sklearn.metrics.pairwise import euclidean_distances
-from sklearn.utils import check_random_state
+from sklearn.utils import assert_all_finite, check_random_state
 
 from tsapps.apps.kmeans.choose import check_weights, open_engine
 from tsapps.apps.kmeans.cpu import distances_of
@@ -22,14 +25,16 @@ from tsapps.apps.kmeans.frame import Frame, Placed, is_in_range, ldexp, shrinkin
 from tsapps.apps.kmeans.rows import check_real
 from tsapps.apps.kmeans.seeding import kmeans_parallel
 from tsapps.kernels.arrays import as_array, kind_of, refuse_masked, to_host
-from tsapps.kernels.threads import threads_kept
+from tsapps.kernels.threads import one_blas_thread, threads_kept
 
 __all__ = ["Passes", "as_host", "fit", "narrow_indices", "remembering"]
 
+T = TypeVar("T")
+
 # Where a model has what its centers remember, during a fit.
 _MEMORY = "_memory"
-# Rows that are centered at a time stay in the level-2 cache.
-_BLOCK_BYTES = 2 << 20
+# Rows that a thread centers at a time, and rows for which no thread is started.
+_BLOCK_BYTES, _SMALL_BYTES = 4 << 20, 1 << 19
 
 
 class Remembering(np.ndarray):
@@ -178,54 +183,102 @@ def _init_for_scikit_learn(init: Any, n_init: Any, sample_weight: Any) -> dict[s
     return {"init": as_host(init, "init"), "n_init": n_init}
 
 
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Return threads that stay: OpenMP and BLAS take longer to begin in a new one than a pass takes."""
+    return ThreadPoolExecutor(threads)
+
+
 class Passes:
-    """Passes over X, a checked NumPy array or sparse matrix by rows, about the mean of the fitted rows."""
+    """Passes over X, a checked NumPy array or sparse matrix by rows, about the mean of the fitted rows.
+
+    Each thread centers a block of rows, and gives it to scikit-learn, which works on that thread alone.
+    """
 
     def __init__(self, model: KMeans, frame: Frame, centers: np.ndarray) -> None:
         self.frame, self.centers = frame, centers
         self._threads = model._n_threads
+        # What the length of all rows of a block together may be, so that no product with a center overflows.
+        lengths = np.sqrt(np.square(centers, dtype=np.float64).sum(axis=1))
+        self._longest = float(np.finfo(centers.dtype).max) / 16 / max(1.0, float(lengths.max()))
 
     def labels(self, X: Any) -> np.ndarray:
         """Return the label of the nearest center to every row, (n,), int32."""
-        if issparse(X):
-            return self._nearest(X.astype(self.frame.mean.dtype, copy=False), self.centers)
-        labels = np.empty(len(X), np.int32)
-        for part, block in self._blocks(X):
-            exponent = shrinking(block, self.centers)
-            labels[part] = self._nearest(ldexp(block, -exponent), ldexp(self.centers, -exponent))
-        return labels
+
+        def work(block: np.ndarray, _: slice) -> np.ndarray:
+            exponent = 0 if self._is_short(block) else shrinking(block, self.centers)
+            return self._nearest(ldexp(block, -exponent), ldexp(self.centers, -exponent))
+
+        return self._nearest(self._sparse(X), self.centers) if issparse(X) else np.concatenate(self._each(X, work))
 
     def inertia(self, X: Any, weights: np.ndarray | None) -> float:
         """Return Σ w·‖x − c‖² over the rows and their nearest centers."""
-        if issparse(X):
-            return self._inertia(X.astype(self.frame.mean.dtype, copy=False), weights)
-        parts = [self._inertia(block, None if weights is None else weights[part]) for part, block in self._blocks(X)]
-        return float(np.sum(parts))
+
+        def work(block: np.ndarray, part: slice) -> float:
+            return self._inertia(block, None if weights is None else weights[part])
+
+        return self._inertia(self._sparse(X), weights) if issparse(X) else float(np.sum(self._each(X, work)))
 
     def distances(self, X: Any) -> np.ndarray:
         """Return the distance of every row to every center, (n, k), in X's dtype."""
         if issparse(X):
             return euclidean_distances(X, self.centers)
         distances = np.empty((len(X), len(self.centers)), X.dtype)
-        for part, block in self._blocks(X):
+
+        def work(block: np.ndarray, part: slice) -> None:
             distances[part] = distances_of(block, self.centers)
+
+        self._each(X, work)
         return distances
 
-    def _blocks(self, X: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-        each = max(256, _BLOCK_BYTES // (X.shape[1] * self.frame.mean.itemsize))
-        for start in range(0, len(X), each):
-            yield slice(start, start + each), self.frame.centered(X[start : start + each])
+    def _each(self, X: np.ndarray, work: Callable[[np.ndarray, slice], T]) -> list[T]:
+        """Return what `work` makes of every block of centered rows and their place, in order.
 
-    def _twin(self, centers: np.ndarray) -> KMeans:
+        Raises
+        ------
+        ValueError
+            If X has a NaN or an infinity.
+        """
+        turns = -(-X.nbytes // (self._threads * _BLOCK_BYTES))
+        each = -(-len(X) // (turns * self._threads)) if X.nbytes > _SMALL_BYTES else len(X)
+
+        mine = threading.local()
+
+        def center(part: slice) -> T:
+            if not hasattr(mine, "buffer"):
+                mine.buffer = np.empty((each, X.shape[1]), self.frame.mean.dtype)
+            block = self.frame.centered(X[part], mine.buffer)
+            if not self._is_short(block):
+                assert_all_finite(X, input_name="X", estimator_name="TSKMeans")
+            with config_context(assume_finite=True):
+                return work(block, part)
+
+        parts = [slice(start, start + each) for start in range(0, len(X), each)]
+        # One thread of BLAS for each of these.
+        with one_blas_thread():
+            if len(parts) == 1:
+                return [center(parts[0])]
+            return list(_pool(self._threads).map(center, parts))
+
+    def _is_short(self, block: np.ndarray) -> bool:
+        """Tell whether a block's numbers are finite, and so small that no product with a center overflows."""
+        numbers = block.reshape(-1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return bool(float(numbers @ numbers) ** 0.5 < self._longest)
+
+    def _sparse(self, X: Any) -> Any:
+        return X.astype(self.frame.mean.dtype, copy=False)
+
+    def _twin(self, rows: Any, centers: np.ndarray) -> KMeans:
         twin = KMeans(len(centers))
-        twin.cluster_centers_, twin._n_threads = centers, self._threads
+        twin.cluster_centers_, twin._n_threads = centers, self._threads if issparse(rows) else 1
         return twin
 
     def _nearest(self, rows: Any, centers: np.ndarray) -> np.ndarray:
-        with threads_kept(), config_context(assume_finite=True):
-            labels: np.ndarray = self._twin(centers).predict(rows)
+        with threads_kept():
+            labels: np.ndarray = self._twin(rows, centers).predict(rows)
         return labels
 
     def _inertia(self, rows: Any, weights: np.ndarray | None) -> float:
-        with threads_kept(), config_context(assume_finite=True):
-            return -self._twin(self.centers).score(rows, sample_weight=weights)
+        with threads_kept():
+            return -self._twin(rows, self.centers).score(rows, sample_weight=weights)
