@@ -17,7 +17,7 @@ from threadpoolctl import ThreadpoolController
 
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.rows import Rows
-from tsapps.kernels.backend import available_host_memory
+from tsapps.kernels.host_memory import available_host_memory
 
 __all__ = ["CpuEngine"]
 

@@ -65,7 +65,8 @@ def info(as_json: Json = False) -> None:
     """Show versions, devices, memory, and the device that --device auto takes."""
     import platform
 
-    from tsapps.kernels.backend import available_cores, available_host_memory, choose_device, gpus, why_no_gpu
+    from tsapps.kernels.backend import available_cores, choose_device, gpus, why_no_gpu
+    from tsapps.kernels.host_memory import available_host_memory
     from tsapps.kernels.build import cache_directory
 
     choice = choose_device("auto")
