@@ -66,8 +66,8 @@ def info(as_json: Json = False) -> None:
     import platform
 
     from tsapps.kernels.backend import available_cores, choose_device, gpus, why_no_gpu
-    from tsapps.kernels.host_memory import available_host_memory
     from tsapps.kernels.build import cache_directory
+    from tsapps.kernels.host_memory import available_host_memory
 
     choice = choose_device("auto")
     cores = available_cores()

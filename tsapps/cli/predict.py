@@ -78,7 +78,7 @@ def predict(
             engine.assign(centers - origin, update=False)
             inertia = engine.inertia(centers - origin)
             labels = to_host(engine.labels)
-        sizes = np.bincount(labels, minlength=k).tolist()
+            sizes = engine.cluster_sizes(engine.labels, k).tolist()
         seconds["assign"] = time.perf_counter() - lap
         if not np.isfinite(inertia):
             raise MatrixError(f"{data}: distances overflow {engine.dtype}: scale the data down, or train in float64")
