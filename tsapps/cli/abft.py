@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tsapps.cli.options import check_input, check_output_file, check_writable, split_name
+from tsapps.cli.options import check_input, check_output_file, check_room, check_writable, split_name
 from tsapps.errors import CorruptionError, UsageError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ __all__ = [
     "SeveralData",
     "SidecarFile",
     "check_copy",
+    "check_copy_room",
     "check_target",
     "open_protected",
     "same_file",
@@ -92,6 +93,12 @@ def check_copy(data: str, matrix: "Matrix", out: Path | None) -> None:
         )
     if out is not None and matrix.dtype.name == "bfloat16":
         raise UsageError(f"{out}: .npy holds no bfloat16: give --in-place in place of --out")
+
+
+def check_copy_room(data: str, matrix: "Matrix", out: Path | None) -> None:
+    """Raise `OSError` unless the disk has room for a copy of the matrix: as .npy, or of its own file beside it."""
+    target = out or Path(split_name(data)[0])
+    check_room(target, os.path.getsize(target) if out is None else matrix.nbytes)
 
 
 def open_protected(data: str, path: Path) -> tuple["Matrix", "Sidecar"]:

@@ -15,6 +15,7 @@ from tsapps.cli.abft import (
     OutNpy,
     SidecarFile,
     check_copy,
+    check_copy_room,
     check_target,
     open_protected,
     sidecar_path,
@@ -52,6 +53,8 @@ def abft_correct(
     path = sidecar or sidecar_path(data)
     matrix, checksums = open_protected(data, path)
     check_copy(data, matrix, out)
+    if out is not None:
+        check_copy_room(data, matrix, out)
 
     from tsapps.apps.abft import verify
 
@@ -114,6 +117,7 @@ def _write(
     from tsapps.matrix import replacing
     from tsapps.matrix.copy import copy_as_npy, copy_file
 
+    check_copy_room(data, matrix, out)
     with replacing(out or split_name(data)[0], commit=signals.placing) as file:
         stored = (copy_file if out is None else copy_as_npy)(matrix, file, report("copying"))
         for offset, was in zip(*(part.tolist() for part in verdict.patches()), strict=True):

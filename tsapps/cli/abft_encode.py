@@ -11,7 +11,7 @@ import typer
 from tsapps import signals
 from tsapps.cli.abft import AnyData, same_file, sidecar_path
 from tsapps.cli.abft_report import describe
-from tsapps.cli.options import Device, Json, Quiet, check_input, check_output_file, choose, split_name
+from tsapps.cli.options import Device, Json, Quiet, check_input, check_output_file, check_room, choose, split_name
 from tsapps.cli.output import byte_bar, gigabytes, print_json, print_table
 from tsapps.errors import UsageError
 
@@ -69,12 +69,13 @@ def abft_encode(
     choose(device)
 
     from tsapps.apps.abft import encode
-    from tsapps.apps.abft.sidecar import dump_sidecar
+    from tsapps.apps.abft.sidecar import dump_sidecar, sidecar_bytes
     from tsapps.matrix import open_matrix, replacing
     from tsapps.matrix.copy import unchanged
 
     with unchanged(file), byte_bar(quiet=quiet) as show:
         matrix = open_matrix(data)
+        check_room(out, sidecar_bytes(matrix.shape, matrix.dtype, str(code), weights, int(block)))
         sidecar = encode(
             matrix,
             code=str(code),

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tsapps import signals
-from tsapps.cli.abft import AnyData, Force, InPlace, JsonLines, OutNpy, check_copy, check_target
+from tsapps.cli.abft import AnyData, Force, InPlace, JsonLines, OutNpy, check_copy, check_copy_room, check_target
 from tsapps.cli.abft_report import describe, differences, print_changes, print_line
 from tsapps.cli.options import Quiet, check_input, split_name
 from tsapps.cli.output import byte_bar, print_table
@@ -61,6 +61,7 @@ def abft_inject(
 
     matrix = open_matrix(data)
     check_copy(data, matrix, out)
+    check_copy_room(data, matrix, out)
     rng = np.random.default_rng(seed)
     with byte_bar(quiet=quiet) as show, replacing(out or split_name(data)[0], commit=signals.placing) as file:
 

@@ -11,7 +11,7 @@ import typer
 
 from tsapps.cli import result
 from tsapps.cli.info import versions
-from tsapps.cli.options import Data, Device, Json, Quiet, check_input, choose, split_name, stem
+from tsapps.cli.options import Data, Device, Json, Quiet, check_input, check_room, choose, split_name, stem
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
 from tsapps.errors import CorruptionError, MatrixError, UsageError
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["kmeans"]
 
+# What outputs are larger by than their elements, about; and what summary.json says of a cluster, at most.
+_HEADER, _SUMMARY_BYTES = 4096, 24
 _INITS = ("k-means++", "k-means||", "random")
 
 
@@ -161,6 +163,7 @@ def kmeans(
     choice = choose(device, resident=matrix.device)
     if k > n:
         raise UsageError(f"--k {k}: {data} has {n} rows, and there can be no more clusters than rows: lower --k")
+    check_room(out, _HEADER + 4 * n, _HEADER + 8 * k * d, _HEADER + _SUMMARY_BYTES * k)
     first_centers = init if init in _INITS else _read_first_centers(init, k, d)
     sample_weight = None if weights is None else _read_weights(weights, n)
     clock.lap("start")

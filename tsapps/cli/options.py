@@ -1,11 +1,14 @@
 """Options that commands share, and the checks of files and devices that come before any data is read."""
 
+import errno
 import os
+import resource
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tsapps.cli.output import gigabytes
 from tsapps.errors import UsageError
 from tsapps.kernels.backend import Choice, choose_device
 
@@ -16,6 +19,7 @@ __all__ = [
     "Quiet",
     "check_input",
     "check_output_file",
+    "check_room",
     "check_writable",
     "choose",
     "split_name",
@@ -78,6 +82,32 @@ def check_writable(path: Path) -> None:
         raise UsageError(f"{path}: there is no directory {parent}: make it first (mkdir -p)")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise UsageError(f"{path}: the directory {parent} may not be written to: choose another place")
+
+
+def check_room(path: Path, *sizes: int) -> None:
+    """Raise `OSError` unless files of these bytes have room on the file system that `path` is to lie on.
+
+    Commands call it before the work: an output that finds no room would cost hours. `os.statvfs` knows nothing of
+    quotas; writing still says so.
+    """
+    parent = os.path.dirname(os.path.realpath(path))
+    system = os.statvfs(parent)
+    free = system.f_bavail * system.f_frsize
+    if system.f_blocks and sum(sizes) > free:  # some network file systems tell neither
+        raise OSError(
+            errno.ENOSPC,
+            f"{gigabytes(sum(sizes))} are to be written there, and its disk has {gigabytes(free)} free: make room, or "
+            f"choose another place",
+            os.fspath(path),
+        )
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if most != resource.RLIM_INFINITY and max(sizes) > most:
+        raise OSError(
+            errno.EFBIG,
+            f"{gigabytes(max(sizes))} are to be written there, and this process may write files of {gigabytes(most)}: "
+            f"raise ulimit -f",
+            os.fspath(path),
+        )
 
 
 def choose(device: str, *, resident: int | None = None) -> Choice:

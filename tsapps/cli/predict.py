@@ -9,7 +9,7 @@ import typer
 
 from tsapps import signals
 from tsapps.cli.info import versions
-from tsapps.cli.options import Data, Device, Json, Quiet, check_input, check_output_file, choose, stem
+from tsapps.cli.options import Data, Device, Json, Quiet, check_input, check_output_file, check_room, choose, stem
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
 from tsapps.cli.result import read_model
 from tsapps.errors import MatrixError, UsageError
@@ -59,6 +59,7 @@ def predict(
         raise UsageError(
             f"{data}: has {d} columns, and the centres in {model} have {centers.shape[1]}: they must agree"
         )
+    check_room(out, 4 * n)
     choice = choose(device, resident=matrix.device)
     metric = trained["metric"]
     seconds = {"start": time.perf_counter() - began}
