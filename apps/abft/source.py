@@ -47,6 +47,9 @@ class Source(Protocol):
     def rows(self, indices: np.ndarray) -> Any:
         """Return the rows with these indices, in the order asked for, C-contiguous."""
 
+    def row_pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
+        """Yield (row, column, piece of shape (1, at most `columns`)) of every row, in order."""
+
 
 class ArraySource:
     """A NumPy or CuPy array of shape (m, n), of any strides and byte order."""
@@ -67,13 +70,19 @@ class ArraySource:
         """Return the rows with these indices, in the order asked for, C-contiguous."""
         return self._plain(indices)
 
+    def row_pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
+        """Yield (row, column, piece of shape (1, at most `columns`)) of every row, in order."""
+        for row in range(self.shape[0]):
+            for column in range(0, self.shape[1], columns):
+                yield row, column, self._plain((slice(row, row + 1), slice(column, column + columns)))
+
     def _plain(self, which: Any) -> Any:
         if isinstance(self.array, np.ndarray):
             return np.require(self.array[which], self.dtype, ["C", "A"])
         import cupy
 
         with self.array.device:
-            which = which if isinstance(which, slice) else cupy.asarray(which)
+            which = cupy.asarray(which) if isinstance(which, np.ndarray) else which
             # As whole numbers: CuPy copies columns to rows of floating-point numbers by cuBLAS, which alters NaNs.
             bits = self.array.view(f"u{self.dtype.itemsize}")[which]
             return cupy.ascontiguousarray(bits).view(self.array.dtype)
@@ -143,18 +152,19 @@ def parts(source: Source, progress: Progress | None = None) -> Iterator[tuple[in
         C-contiguous whole rows, or a piece of one.
     """
     row_bytes = source.shape[1] * source.dtype.itemsize
+    pieces: Iterator[tuple[int, int, Any]]
+    if row_bytes > _MOST_PART_BYTES:
+        pieces = source.row_pieces(_PART_COLUMNS)
+    else:
+        rows = max(1, _PART_BYTES // row_bytes, min(_FEW_ROWS, _MOST_PART_BYTES // row_bytes))
+        pieces = ((start, 0, block) for start, block in source.blocks(rows))
     done = 0
-    for start, block in source.blocks(max(1, _PART_BYTES // row_bytes, min(_FEW_ROWS, _MOST_PART_BYTES // row_bytes))):
-        if len(block) > 1 or row_bytes <= _MOST_PART_BYTES:
-            pieces: Iterator[tuple[int, Any]] = iter([(0, block)])
-        else:
-            pieces = ((j, block[:, j : j + _PART_COLUMNS]) for j in range(0, source.shape[1], _PART_COLUMNS))
-        for column, piece in pieces:
-            elements = to_host(piece)
-            yield start, column, elements
-            done += elements.nbytes
-            if progress is not None:
-                progress(done)
+    for row, column, piece in pieces:
+        elements = to_host(piece)
+        yield row, column, elements
+        done += elements.nbytes
+        if progress is not None:
+            progress(done)
 
 
 def bytes_at(source: Source, offsets: np.ndarray) -> np.ndarray:

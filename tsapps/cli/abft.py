@@ -101,7 +101,7 @@ def check_copy_room(data: str, matrix: "Matrix", out: Path | None) -> None:
     check_room(target, os.path.getsize(target) if out is None else matrix.nbytes)
 
 
-def open_protected(data: str, path: Path) -> tuple["Matrix", "Sidecar"]:
+def open_protected(data: str, path: Path, *, allow_external: bool) -> tuple["Matrix", "Sidecar"]:
     """Open a matrix and read its sidecar.
 
     Raises
@@ -127,4 +127,4 @@ def open_protected(data: str, path: Path) -> tuple["Matrix", "Sidecar"]:
         sidecar = read_sidecar(path)
     except SidecarError as error:
         raise CorruptionError(f"the sidecar, not the matrix: {error}") from error
-    return open_matrix(data), sidecar
+    return open_matrix(data, allow_external=allow_external), sidecar

@@ -21,7 +21,7 @@ from tsapps.cli.abft import (
     sidecar_path,
 )
 from tsapps.cli.abft_report import changes, describe, print_changes, print_line, regions
-from tsapps.cli.options import Quiet, split_name
+from tsapps.cli.options import AllowExternal, Quiet, split_name
 from tsapps.cli.output import byte_bar, print_table
 from tsapps.errors import CorruptionError
 
@@ -38,6 +38,7 @@ def abft_correct(
     in_place: InPlace = False,
     sidecar: SidecarFile = None,
     force: Force = False,
+    allow_external: AllowExternal = False,
     as_json: JsonLines = False,
     quiet: Quiet = False,
 ) -> None:
@@ -51,7 +52,7 @@ def abft_correct(
     began = time.perf_counter()
     check_target(data, out, in_place=in_place, force=force)
     path = sidecar or sidecar_path(data)
-    matrix, checksums = open_protected(data, path)
+    matrix, checksums = open_protected(data, path, allow_external=allow_external)
     check_copy(data, matrix, out)
     if out is not None:
         check_copy_room(data, matrix, out)

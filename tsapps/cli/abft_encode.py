@@ -11,7 +11,17 @@ import typer
 from tsapps import signals
 from tsapps.cli.abft import AnyData, same_file, sidecar_path
 from tsapps.cli.abft_report import describe
-from tsapps.cli.options import Device, Json, Quiet, check_input, check_output_file, check_room, choose, split_name
+from tsapps.cli.options import (
+    AllowExternal,
+    Device,
+    Json,
+    Quiet,
+    check_input,
+    check_output_file,
+    check_room,
+    choose,
+    split_name,
+)
 from tsapps.cli.output import byte_bar, gigabytes, print_json, print_table
 from tsapps.errors import UsageError
 
@@ -51,6 +61,7 @@ def abft_encode(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
     device: Device = "auto",
+    allow_external: AllowExternal = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -74,7 +85,7 @@ def abft_encode(
     from tsapps.matrix.copy import unchanged
 
     with unchanged(file), byte_bar(quiet=quiet) as show:
-        matrix = open_matrix(data)
+        matrix = open_matrix(data, allow_external=allow_external)
         check_room(out, sidecar_bytes(matrix.shape, matrix.dtype, str(code), weights, int(block)))
         sidecar = encode(
             matrix,

@@ -9,7 +9,7 @@ import typer
 from tsapps import signals
 from tsapps.cli.abft import AnyData, Force, InPlace, JsonLines, OutNpy, check_copy, check_copy_room, check_target
 from tsapps.cli.abft_report import describe, differences, print_changes, print_line
-from tsapps.cli.options import Quiet, check_input, split_name
+from tsapps.cli.options import AllowExternal, Quiet, check_input, split_name
 from tsapps.cli.output import byte_bar, print_table
 
 __all__ = ["abft_inject"]
@@ -42,6 +42,7 @@ def abft_inject(
     out: OutNpy = None,
     in_place: InPlace = False,
     force: Force = False,
+    allow_external: AllowExternal = False,
     as_json: JsonLines = False,
     quiet: Quiet = False,
 ) -> None:
@@ -59,7 +60,7 @@ def abft_inject(
     from tsapps.matrix import open_matrix, replacing
     from tsapps.matrix.copy import copy_as_npy, copy_file
 
-    matrix = open_matrix(data)
+    matrix = open_matrix(data, allow_external=allow_external)
     check_copy(data, matrix, out)
     check_copy_room(data, matrix, out)
     rng = np.random.default_rng(seed)

@@ -19,7 +19,7 @@ from tsapps.cli.abft_report import (
     regions,
 )
 from tsapps.cli.failures import REPORTED, explain, print_error
-from tsapps.cli.options import Device, Quiet, choose, split_name
+from tsapps.cli.options import AllowExternal, Device, Quiet, choose, split_name
 from tsapps.cli.output import byte_bar, gigabytes, print_table
 from tsapps.errors import ExitCode, UsageError
 
@@ -35,6 +35,7 @@ def abft_verify(
     data: SeveralData,
     sidecar: SidecarFile = None,
     device: Device = "auto",
+    allow_external: AllowExternal = False,
     as_json: JsonLines = False,
     quiet: Quiet = False,
 ) -> None:
@@ -53,17 +54,18 @@ def abft_verify(
     for number, one in enumerate(data):
         if number and not (as_json or quiet):
             print()
-        codes.append(_told(one, sidecar or sidecar_path(one), device, as_json=as_json, quiet=quiet))
+        options = {"allow_external": allow_external, "as_json": as_json, "quiet": quiet}
+        codes.append(_told(one, sidecar or sidecar_path(one), device, **options))
     code = ExitCode.CORRUPTION if ExitCode.CORRUPTION in codes else next(filter(None, codes), ExitCode.DONE)
     if code:
         sys.stdout.flush()  # who reads no more of it ends the command as others are ended
         raise typer.Exit(code)
 
 
-def _told(data: str, sidecar: Path, device: str, *, as_json: bool, quiet: bool) -> ExitCode:
+def _told(data: str, sidecar: Path, device: str, *, allow_external: bool, as_json: bool, quiet: bool) -> ExitCode:
     """Verify one DATA and print what was found, errors too; return its exit code."""
     try:
-        return _verify(data, sidecar, device, as_json=as_json, quiet=quiet)
+        return _verify(data, sidecar, device, allow_external=allow_external, as_json=as_json, quiet=quiet)
     except BrokenPipeError:
         raise
     except REPORTED as error:
@@ -81,10 +83,10 @@ def _told(data: str, sidecar: Path, device: str, *, as_json: bool, quiet: bool) 
         return code
 
 
-def _verify(data: str, sidecar: Path, device: str, *, as_json: bool, quiet: bool) -> ExitCode:
+def _verify(data: str, sidecar: Path, device: str, *, allow_external: bool, as_json: bool, quiet: bool) -> ExitCode:
     """Verify one DATA and print what was found; return its exit code."""
     began = time.perf_counter()
-    matrix, checksums = open_protected(data, sidecar)
+    matrix, checksums = open_protected(data, sidecar, allow_external=allow_external)
 
     from tsapps.apps.abft import verify
 

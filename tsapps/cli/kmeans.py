@@ -11,7 +11,18 @@ import typer
 
 from tsapps.cli import result
 from tsapps.cli.info import versions
-from tsapps.cli.options import Data, Device, Json, Quiet, check_input, check_room, choose, split_name, stem
+from tsapps.cli.options import (
+    AllowExternal,
+    Data,
+    Device,
+    Json,
+    Quiet,
+    check_input,
+    check_room,
+    choose,
+    split_name,
+    stem,
+)
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
 from tsapps.errors import CorruptionError, MatrixError, UsageError
 
@@ -124,6 +135,7 @@ def kmeans(
         typer.Option(metavar="DIR", help="Directory to write.  [default: <name of DATA>-kmeans, in the current one]"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier result in DIR.")] = False,
+    allow_external: AllowExternal = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -158,14 +170,14 @@ def kmeans(
     from tsapps.kernels.arrays import to_host
     from tsapps.matrix import open_matrix, replacing, save_npy
 
-    matrix = open_matrix(data)
+    matrix = open_matrix(data, allow_external=allow_external)
     n, d = matrix.shape
     choice = choose(device, resident=matrix.device)
     if k > n:
         raise UsageError(f"--k {k}: {data} has {n} rows, and there can be no more clusters than rows: lower --k")
     check_room(out, _HEADER + 4 * n, _HEADER + 8 * k * d, _HEADER + _SUMMARY_BYTES * k)
-    first_centers = init if init in _INITS else _read_first_centers(init, k, d)
-    sample_weight = None if weights is None else _read_weights(weights, n)
+    first_centers = init if init in _INITS else _read_first_centers(init, k, d, allow_external=allow_external)
+    sample_weight = None if weights is None else _read_weights(weights, n, allow_external=allow_external)
     clock.lap("start")
 
     with live_line(quiet=quiet) as show:
@@ -268,10 +280,10 @@ def _number_of_runs(n_init: str) -> int | str:
     return int(n_init)
 
 
-def _read_first_centers(path: str, k: int, d: int) -> "np.ndarray":
+def _read_first_centers(path: str, k: int, d: int, *, allow_external: bool) -> "np.ndarray":
     from tsapps.matrix import open_matrix
 
-    matrix = open_matrix(path)
+    matrix = open_matrix(path, allow_external=allow_external)
     if matrix.shape != (k, d):
         raise UsageError(
             f"--init {path}: is {matrix.shape[0]} × {matrix.shape[1]}; expected k × d, {k} × {d}: one row a centre"
@@ -279,8 +291,8 @@ def _read_first_centers(path: str, k: int, d: int) -> "np.ndarray":
     return matrix.read()
 
 
-def _read_weights(path: str, n: int) -> "np.ndarray":
-    matrix = _open_column(path)
+def _read_weights(path: str, n: int, *, allow_external: bool) -> "np.ndarray":
+    matrix = _open_column(path, allow_external=allow_external)
     if matrix.shape not in ((n, 1), (1, n)):
         raise UsageError(
             f"--weights {path}: is {matrix.shape[0]} × {matrix.shape[1]}; expected one number for each of the {n} rows"
@@ -294,7 +306,7 @@ def _read_weights(path: str, n: int) -> "np.ndarray":
     return found
 
 
-def _open_column(path: str) -> "Matrix":
+def _open_column(path: str, *, allow_external: bool) -> "Matrix":
     """Open a matrix, or a .npy file of one dimension as a matrix of one column."""
     from tsapps.matrix import open_matrix
     from tsapps.matrix.binary import map_file, read_npy_header
@@ -304,7 +316,7 @@ def _open_column(path: str) -> "Matrix":
             shape, _, dtype = read_npy_header(file, path)
             if len(shape) == 1:
                 return map_file(path, file.tell(), (shape[0], 1), dtype)
-    return open_matrix(path)
+    return open_matrix(path, allow_external=allow_external)
 
 
 def _describe(progress: "Progress") -> str:

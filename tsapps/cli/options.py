@@ -13,6 +13,7 @@ from tsapps.errors import UsageError
 from tsapps.kernels.backend import Choice, choose_device
 
 __all__ = [
+    "AllowExternal",
     "Data",
     "Device",
     "Json",
@@ -40,6 +41,13 @@ Device = Annotated[
         "--device",
         metavar="auto|cpu|cuda|cuda:i",
         help="Where to compute; auto takes a GPU if there is one, else the CPU.",
+    ),
+]
+AllowExternal = Annotated[
+    bool,
+    typer.Option(
+        "--allow-external",
+        help="Read other files that an HDF5 file names, by links or as parts of a dataset: any file of this machine.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON to stdout, and nothing else there.")]

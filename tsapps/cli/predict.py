@@ -9,7 +9,18 @@ import typer
 
 from tsapps import signals
 from tsapps.cli.info import versions
-from tsapps.cli.options import Data, Device, Json, Quiet, check_input, check_output_file, check_room, choose, stem
+from tsapps.cli.options import (
+    AllowExternal,
+    Data,
+    Device,
+    Json,
+    Quiet,
+    check_input,
+    check_output_file,
+    check_room,
+    choose,
+    stem,
+)
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
 from tsapps.cli.result import read_model
 from tsapps.errors import MatrixError, UsageError
@@ -31,6 +42,7 @@ def predict(
     ] = None,
     device: Device = "auto",
     force: Annotated[bool, typer.Option("--force", help="Replace FILE.npy if it exists.")] = False,
+    allow_external: AllowExternal = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -53,7 +65,7 @@ def predict(
     from tsapps.matrix import open_matrix, save_npy
 
     centers, trained = read_model(model)
-    matrix = open_matrix(data)
+    matrix = open_matrix(data, allow_external=allow_external)
     (n, d), k = matrix.shape, len(centers)
     if d != centers.shape[1]:
         raise UsageError(

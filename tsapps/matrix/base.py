@@ -12,6 +12,7 @@ from tsapps.matrix.checks import (
     check_dtype,
     check_finite,
     check_indices,
+    check_memory,
     check_shape,
     current_device,
     damaged,
@@ -129,6 +130,25 @@ class Matrix(ABC):
         """
         return self._rows(check_indices(indices, self.shape[0], self.name))
 
+    def row_pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
+        """Yield (row, column, elements) of every row in pieces: for rows that memory should not hold whole.
+
+        Parameters
+        ----------
+        columns : int
+            The most columns in one piece, at least 1.
+
+        Yields
+        ------
+        row, column : int
+            Of the first element.
+        elements : numpy.ndarray or cupy.ndarray of shape (1, at most columns)
+            As a block of `blocks`.
+        """
+        for row, block in self.blocks(1):
+            for column in range(0, self.shape[1], columns):
+                yield row, column, block[:, column : column + columns]
+
     def _rows(self, numbers: np.ndarray) -> Any:
         """Return the rows; `numbers` has been checked. Here by one pass, for those that cannot go to a row at once."""
         return self._gather(self.blocks(self._default_rows()), numbers)
@@ -181,6 +201,7 @@ class Matrix(ABC):
 
     def _empty(self, dtype: np.dtype) -> Any:
         """Return an array of the matrix's shape, where its elements lie."""
+        check_memory(self.name, self.shape[0] * self.shape[1] * dtype.itemsize, "the whole")
         try:
             return np.empty(self.shape, dtype)
         except MemoryError as error:
@@ -217,6 +238,11 @@ class ConvertedMatrix(Matrix):
     def _blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
         for start, block in self._source.blocks(rows):
             yield start, self._convert(block, range(start, start + len(block)))
+
+    def row_pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
+        """Yield (row, column, piece of that row); see `Matrix.row_pieces`."""
+        for row, column, piece in self._source.row_pieces(columns):
+            yield row, column, self._convert(piece, [row])
 
     def _rows(self, numbers: np.ndarray) -> Any:
         return self._convert(self._source._rows(numbers), numbers)

@@ -47,11 +47,24 @@ def copy_as_npy(matrix: Matrix, file: BinaryIO, progress: Callable[[int], None])
     np.lib.format.write_array_header_1_0(file, header)
     offset, size = file.tell(), matrix.dtype.itemsize
     strides = (matrix.shape[1] * size, size)
-    for start, block in matrix.blocks(max(1, _PIECE_BYTES // strides[0])):
-        file.write(block.reshape(-1).view(np.uint8).data)
-        progress((start + len(block)) * strides[0])
+    done = 0
+    for elements in _pieces(matrix):
+        file.write(elements.reshape(-1).view(np.uint8).data)
+        done += elements.nbytes
+        progress(done)
     file.flush()
     return Stored(os.fspath(file.name), offset, matrix.shape, strides, matrix.dtype)
+
+
+def _pieces(matrix: Matrix) -> Iterator[np.ndarray]:
+    """Yield the elements of a matrix row by row, some MiB at a time, however long a row is."""
+    row_bytes = matrix.shape[1] * matrix.dtype.itemsize
+    if row_bytes > _PIECE_BYTES:
+        for *_, piece in matrix.row_pieces(_PIECE_BYTES // matrix.dtype.itemsize):
+            yield np.ascontiguousarray(piece)
+    else:
+        for _, block in matrix.blocks(_PIECE_BYTES // row_bytes):
+            yield block
 
 
 def copy_file(matrix: Matrix, file: BinaryIO, progress: Callable[[int], None]) -> Stored:

@@ -10,7 +10,8 @@ from numpy.typing import DTypeLike
 from tsapps.errors import MatrixError, MatrixUsageError
 from tsapps.matrix.base import ConvertedMatrix, Matrix
 from tsapps.matrix.binary import BIN_TYPES, VECS_TYPES, open_bin, open_npy, open_vecs
-from tsapps.matrix.containers import open_hdf5, open_npz, open_safetensors
+from tsapps.matrix.containers import open_npz, open_safetensors
+from tsapps.matrix.hdf5 import open_hdf5
 from tsapps.matrix.memory import open_array
 from tsapps.matrix.parquet import ParquetMatrix
 from tsapps.matrix.text import TextMatrix
@@ -26,7 +27,7 @@ _SINGLE: dict[str, Callable[[str], Matrix]] = {
     **dict.fromkeys([".csv", ".tsv", ".txt"], TextMatrix),
     ".parquet": ParquetMatrix,
 }
-_SEVERAL: dict[str, Callable[[str, str | None], Matrix]] = {
+_SEVERAL: dict[str, Callable[..., Matrix]] = {
     ".npz": open_npz,
     ".h5": open_hdf5,
     ".hdf5": open_hdf5,
@@ -37,7 +38,7 @@ EXTENSIONS: tuple[str, ...] = (*_SINGLE, *_SEVERAL)
 """The extensions that `open_matrix` knows."""
 
 
-def open_matrix(source: Any, *, dtype: DTypeLike | None = None) -> Matrix:
+def open_matrix(source: Any, *, dtype: DTypeLike | None = None, allow_external: bool = False) -> Matrix:
     """Open a file or an array as a matrix.
 
     Parameters
@@ -49,6 +50,9 @@ def open_matrix(source: Any, *, dtype: DTypeLike | None = None) -> Matrix:
     dtype : numpy dtype, optional
         The dtype that the elements are given in; by default the one they have (float64 for text). Floating-point, or
         wide enough for every value of the dtype that they have.
+    allow_external : bool
+        Whether to read other files that an HDF5 file names: by external links, and for elements of its datasets. Its
+        author may name any file of the machine.
 
     Returns
     -------
@@ -79,7 +83,7 @@ def open_matrix(source: Any, *, dtype: DTypeLike | None = None) -> Matrix:
     if isinstance(source, Matrix):
         matrix = source
     elif isinstance(source, (str, os.PathLike)):
-        matrix = _open_path(os.fspath(source))
+        matrix = _open_path(os.fspath(source), allow_external=allow_external)
     else:
         matrix = open_array(source)
     if dtype is None or np.dtype(dtype) == matrix.dtype:
@@ -87,7 +91,7 @@ def open_matrix(source: Any, *, dtype: DTypeLike | None = None) -> Matrix:
     return ConvertedMatrix(matrix, np.dtype(dtype))
 
 
-def _open_path(path: str) -> Matrix:
+def _open_path(path: str, *, allow_external: bool) -> Matrix:
     file, wanted = _split(path)
     extension = os.path.splitext(file)[1].lower()
     known = ", ".join(EXTENSIONS)
@@ -101,7 +105,8 @@ def _open_path(path: str) -> Matrix:
         raise MatrixUsageError(f"{path}: may not be read by this user: change its permissions")
     try:
         if extension in _SEVERAL:
-            return _SEVERAL[extension](file, wanted)
+            options = {"allow_external": allow_external} if _SEVERAL[extension] is open_hdf5 else {}
+            return _SEVERAL[extension](file, wanted, **options)
         if extension not in _SINGLE:
             raise MatrixUsageError(
                 f"{path}: has the unknown extension {extension!r}; expected one of {known}: convert it"
