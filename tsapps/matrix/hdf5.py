@@ -23,7 +23,7 @@ _HDF5_ERRORS = (LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 # Rows are picked out by pieces of at least and at most so many bytes: a disk reads no less, and a chunk of many rows
 # may be as large as the whole.
-_LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 1 << 16, 1 << 24
+_LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 1 << 16, 1 << 26
 # Soft links one after the other, as HDF5 follows them itself.
 _MOST_LINKS = 16
 # A filter may make a chunk larger by so much, by a header or where nothing can be compressed.
