@@ -190,11 +190,11 @@ def test_a_member_that_goes_on(tmp_path, method):
         forged = forged[:place] + claim + forged[place + 4 :]
     path.write_bytes(forged)
     matrix = open_matrix(path)
-    with pytest.raises(MatrixError, match="Bad CRC-32|holds more than its header says"):
+    with pytest.raises(MatrixError, match=r"Bad CRC-32|holds more than its header says"):
         list(matrix.blocks(4))
-    with pytest.raises(MatrixError, match="Bad CRC-32|holds more than its header says"):
+    with pytest.raises(MatrixError, match=r"Bad CRC-32|holds more than its header says"):
         matrix.rows([9])
-    with pytest.raises(MatrixError, match="Bad CRC-32|holds more than its header says"):
+    with pytest.raises(MatrixError, match=r"Bad CRC-32|holds more than its header says"):
         encode(matrix)
 
 

@@ -26,6 +26,8 @@ _HDF5_ERRORS = (LookupError, OSError, RuntimeError, TypeError, ValueError)
 _LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 1 << 16, 1 << 26
 # Soft links one after the other, as HDF5 follows them itself.
 _MOST_LINKS = 16
+# By these, HDF5 finds other files in other directories than is checked here.
+_PREFIXES = ("HDF5_EXTFILE_PREFIX", "HDF5_VDS_PREFIX")
 # A filter may make a chunk larger by so much, by a header or where nothing can be compressed.
 _MOST_EXPANDED, _FILTER_BYTES = 1.05, 4096
 
@@ -111,6 +113,11 @@ def _check_external(h5py: Any, dataset: Any, name: str, *, allow_external: bool)
             f"{name}: has its elements in other files, which its author names: give --allow-external "
             f"(allow_external=True), or copy them into a dataset of one file"
         )
+    for variable in _PREFIXES:
+        if os.environ.get(variable):
+            raise MatrixError(
+                f"{name}: has its elements in other files: unset {variable}, by which HDF5 looks elsewhere"
+            )
     size = math.prod(dataset.shape or ())
     if dataset.is_virtual:
         directory = os.path.dirname(dataset.file.filename)
