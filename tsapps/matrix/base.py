@@ -201,7 +201,8 @@ class Matrix(ABC):
 
     def _empty(self, dtype: np.dtype) -> Any:
         """Return an array of the matrix's shape, where its elements lie."""
-        check_memory(self.name, self.shape[0] * self.shape[1] * dtype.itemsize, "the whole")
+        n, d = self.shape
+        check_memory(self.name, n * d * dtype.itemsize, f"{n} × {d} {dtype}")
         try:
             return np.empty(self.shape, dtype)
         except MemoryError as error:
