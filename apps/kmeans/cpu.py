@@ -31,10 +31,11 @@ _SCORE_ELEMENTS = 1 << 17
 _LEAST_ROWS = 256
 # Memory: temporaries of a task's size that a thread may need, its share of the blocks that wait among them; bytes a
 # sample for its label and for what draws of first centres and filled clusters keep of it; and the largest X that is
-# held converted though its own type is narrower. The README states the sum of these.
+# held converted though its own type is narrower (to convert it in each pass may double the time of a fit). The README
+# states the sum of these.
 _THREAD_BLOCKS = 7
 _SAMPLE_BYTES, _LABEL_BYTES = 40, 4
-_MOST_CONVERTED = 64 << 20
+_MOST_CONVERTED = 256 << 20
 # Distances of all samples to all candidates of a step of k-means++ are kept up to this size, or a fourth of X's.
 _MOST_DISTANCES = 64 << 20
 

@@ -55,7 +55,7 @@ _MOST_SAFETENSORS_HEADER = 1 << 24
 
 # Elements are decompressed so many bytes at a time; a matrix in Fortran order is read once for each part of its rows
 # that takes one part in so many of available memory.
-_PIECE_BYTES = 1 << 22
+_PIECE_BYTES = 1 << 24
 _PART_OF_MEMORY = 4
 
 _MOST_NAMES = 10
@@ -179,23 +179,29 @@ class NpzMatrix(Matrix):
 
     def _elements(self, file: IO[bytes], count: int) -> np.ndarray:
         """Read so many elements, in the machine's byte order."""
+        size = count * self.dtype.itemsize
+        if size <= _PIECE_BYTES:
+            return np.frombuffer(_read(file, size), self._stored_dtype).astype(self.dtype, copy=False)
         elements = np.empty(count, self._stored_dtype)
         content = elements.view(np.uint8)
-        for start in range(0, len(content), _PIECE_BYTES):
-            piece = file.read(min(_PIECE_BYTES, len(content) - start))
-            if len(piece) < min(_PIECE_BYTES, len(content) - start):
-                raise EOFError(f"{len(content) - start - len(piece)} bytes are missing")
-            content[start : start + len(piece)] = np.frombuffer(piece, np.uint8)
+        for start in range(0, size, _PIECE_BYTES):
+            part = content[start : start + _PIECE_BYTES]
+            part[:] = np.frombuffer(_read(file, len(part)), np.uint8)
         return elements.astype(self.dtype, copy=False)
 
     def _skip(self, file: IO[bytes], count: int) -> None:
         """Read so many elements and drop them: the archive's checksum is that of all."""
         left = count * self.dtype.itemsize
         while left:
-            piece = file.read(min(left, _PIECE_BYTES))
-            if not piece:
-                raise EOFError(f"{left} bytes are missing")
-            left -= len(piece)
+            left -= len(_read(file, min(left, _PIECE_BYTES)))
+
+
+def _read(file: IO[bytes], size: int) -> bytes:
+    """Read so many bytes, and not fewer."""
+    content = file.read(size)
+    if len(content) < size:
+        raise EOFError(f"{size - len(content)} bytes are missing")
+    return content
 
 
 def _check_end(file: IO[bytes]) -> None:
