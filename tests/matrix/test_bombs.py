@@ -5,6 +5,7 @@ import json
 import os
 import struct
 import sys
+import tempfile
 import zipfile
 import zlib
 from pathlib import Path
@@ -88,7 +89,6 @@ def endless_line_csv(directory):
 
 
 ENCODE = "encode(open_matrix(name), code='exact')"
-ROWS = "open_matrix(name).rows([3])"
 # A file, what is done with it, the error that it ends in, and the most memory that it takes.
 BOMBS = [
     (header_of_2_gib, ENCODE, "MatrixError", 48 * MIB),
@@ -125,11 +125,6 @@ name = {name!r}
     assert peak < most
 
 
-def reference(path):
-    with np.load(path) as archive:
-        return archive["arr_0"]
-
-
 @property_test(
     40,
     2000,
@@ -143,23 +138,19 @@ def reference(path):
 )
 def test_npz_of_any_order_in_any_memory(n, d, dtype, order, compressed, rows, available):
     X = np.asarray(np.arange(n * d).reshape(n, d), dtype, order=order)
-    with pytest.MonkeyPatch.context() as patch:
-        path = Path(os.environ.get("PYTEST_TMPDIR", "/tmp")) / f"bombs-{os.getpid()}.npz"
-        try:
-            (np.savez_compressed if compressed else np.savez)(path, X)
-            patch.setattr(containers, "available_host_memory", lambda: available)
-            patch.setattr(containers, "_PIECE_BYTES", 13 * X.itemsize)
-            matrix = open_matrix(path)
-            assert matrix._order == ("F" if order == "F" and min(n, d) > 1 else "C")
-            blocks = list(matrix.blocks(rows))
-            assert [start for start, _ in blocks] == list(np.cumsum([0, *map(len, (b for _, b in blocks))])[:-1])
-            assert all(len(block) <= rows for _, block in blocks)
-            np.testing.assert_array_equal(np.concatenate([block for _, block in blocks]), X)
-            pieces = list(matrix.row_pieces(4))
-            assert [(row, column) for row, column, _ in pieces] == [(i, j) for i in range(n) for j in range(0, d, 4)]
-            np.testing.assert_array_equal(np.concatenate([piece.ravel() for *_, piece in pieces]), X.ravel())
-        finally:
-            path.unlink(missing_ok=True)
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "x.npz"
+        (np.savez_compressed if compressed else np.savez)(path, X)
+        patch.setattr(containers, "available_host_memory", lambda: available)
+        patch.setattr(containers, "_PIECE_BYTES", 13 * X.itemsize)
+        matrix = open_matrix(path)
+        blocks = list(matrix.blocks(rows))
+        assert [start for start, _ in blocks] == list(np.cumsum([0, *(len(block) for _, block in blocks)])[:-1])
+        assert all(len(block) <= rows for _, block in blocks)
+        np.testing.assert_array_equal(np.concatenate([block for _, block in blocks]), X)
+        pieces = list(matrix.row_pieces(4))
+        assert [(row, column) for row, column, _ in pieces] == [(i, j) for i in range(n) for j in range(0, d, 4)]
+        np.testing.assert_array_equal(np.concatenate([piece.ravel() for *_, piece in pieces]), X.ravel())
 
 
 @measured
