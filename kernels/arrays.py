@@ -8,7 +8,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["DeviceMatrix", "as_array", "device_matrix", "gapless", "gpu_index", "kind_of", "like", "to_host"]
+__all__ = [
+    "DeviceMatrix",
+    "as_array",
+    "device_matrix",
+    "gapless",
+    "gpu_index",
+    "kind_of",
+    "like",
+    "refuse_masked",
+    "to_host",
+]
 
 # DLPack's numbers for the memory that an array lies in (DLDeviceType).
 _DLPACK_CPU = 1
@@ -20,6 +30,11 @@ def kind_of(obj: Any) -> str | None:
 
     "cuda" is any other object with ``__cuda_array_interface__``; "dlpack" any other one with ``__dlpack__``; "frame"
     a pandas or polars data frame.
+
+    Raises
+    ------
+    TypeError
+        If it is a polars LazyFrame, which has no rows yet.
     """
     kind: Any = type(obj)  # which mypy does not take for hashable
     known = _kind_of_type(kind)
@@ -42,9 +57,29 @@ def _kind_of_type(kind: Any) -> str | None:
         return "cupy"
     if library == "torch" and hasattr(kind, "__dlpack__"):
         return "torch"
+    if library == "polars" and kind.__name__ == "LazyFrame":
+        raise TypeError("the data is a polars LazyFrame, which has no rows yet; expected a data frame: call collect()")
     if library in ("pandas", "polars") and hasattr(kind, "columns"):
         return "frame"
     return None
+
+
+def refuse_masked(obj: Any, subject: str = "the array") -> None:
+    """Raise ValueError for a masked array, and for a list or an array of objects that holds one, however deep.
+
+    Libraries read the numbers under a mask as if it were not there. An array that masks nothing is refused as well:
+    code that is right for it would be wrong for the next.
+    """
+    if isinstance(obj, np.ma.MaskedArray):
+        raise ValueError(f"{subject} is masked; expected a number everywhere: fill the gaps with X.filled(value)")
+    if isinstance(obj, np.ndarray) and obj.dtype.kind == "O":
+        obj = obj.ravel()
+    elif not isinstance(obj, (list, tuple)):
+        return
+    kinds = set(map(type, obj))
+    if any(issubclass(kind, (np.ma.MaskedArray, np.ndarray, list, tuple)) for kind in kinds):
+        for one in obj:
+            refuse_masked(one, subject)
 
 
 def as_array(obj: Any) -> Any:
@@ -54,7 +89,7 @@ def as_array(obj: Any) -> Any:
     ----------
     obj : array of any library
         NumPy, CuPy, torch, an object with ``__cuda_array_interface__`` or DLPack, or a pandas or polars frame (whose
-        columns are gathered into one array, a copy).
+        columns are gathered into one array, a copy; missing values of nullable columns become NaN).
 
     Returns
     -------
@@ -72,13 +107,12 @@ def as_array(obj: Any) -> Any:
     if kind == "cupy":
         return obj
     if kind == "numpy":
-        if isinstance(obj, np.ma.MaskedArray):
-            raise ValueError("the array is masked; expected a number everywhere: fill the gaps with X.filled(value)")
+        refuse_masked(obj)
         return np.asarray(obj)  # a subclass (np.matrix, np.memmap) answers slices with its own kind
     if kind == "torch":
         obj = obj.detach()
     if kind == "frame":
-        return obj.to_numpy()
+        return _from_frame(obj)
     if kind == "cuda":
         import cupy
 
@@ -103,6 +137,29 @@ def as_array(obj: Any) -> Any:
         f"expected an array of NumPy, CuPy or torch, one with DLPack or __cuda_array_interface__, or a data frame; "
         f"got {type(obj).__module__}.{type(obj).__qualname__}"
     )
+
+
+def _from_frame(frame: Any) -> np.ndarray:
+    """Gather the columns of a frame, in the narrowest type that holds them all if all are numbers; bool counts as such.
+
+    The libraries themselves give Python objects for pandas' nullable and Arrow-backed columns, and for bools beside
+    numbers.
+    """
+    if type(frame).__module__.startswith("polars"):
+        import polars as pl
+
+        return frame.cast({pl.Boolean: pl.UInt8}).to_numpy()
+    types = [getattr(dtype, "numpy_dtype", dtype) for dtype in frame.dtypes]
+    if not types or not all(isinstance(dtype, np.dtype) and dtype.kind in "iufb" for dtype in types):
+        return frame.to_numpy()
+    dtype = np.result_type(*types)
+    dtype = np.dtype(np.uint8) if dtype.kind == "b" else dtype
+    if all(isinstance(own, np.dtype) for own in frame.dtypes):
+        return frame.to_numpy(dtype)
+    if frame.isna().to_numpy().any():
+        dtype = dtype if dtype.kind == "f" else np.dtype(np.float64)
+        return frame.to_numpy(dtype, na_value=np.nan)
+    return frame.to_numpy(dtype)
 
 
 def _from_host_dlpack(obj: Any) -> np.ndarray:

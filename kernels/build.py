@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tsapps.kernels.atomic_write import write_bytes
+from tsapps.kernels.printable import one_line
 from tsapps.kernels.strict_json import JsonError, read_json
 
 __all__ = ["Cubin", "Kernel", "Resources", "build", "cache_directory", "function", "headers_of"]
@@ -211,7 +212,7 @@ def _compile(source: str, kernels: Sequence[str], headers: dict[str, str], flags
         nvrtc.destroyProgram(program)
     seconds = time.perf_counter() - began
     if seconds > PATIENCE_SECONDS:
-        print(f"tsapps: compiled a kernel in {seconds:.1f} s; it is kept in {entry.parent}", file=sys.stderr)
+        print(f"tsapps: compiled a kernel in {seconds:.1f} s; it is kept in {one_line(entry.parent)}", file=sys.stderr)
     resources = {kernel: usage[name] for kernel, name in names.items()}
     found = Cubin(entry.with_suffix(".cubin"), names, resources, seconds)
     _write(entry, found, cubin, flags)

@@ -9,6 +9,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from tsapps.kernels.printable import OneLineError
+
 __all__ = ["JsonError", "parse_json", "read_json"]
 
 # No file of ours is nested more than a few levels. Far below Python's recursion limit, so that callers may print,
@@ -21,7 +23,7 @@ _MOST_REASON = 200
 _MOST_BYTES = 1 << 24
 
 
-class JsonError(ValueError):
+class JsonError(OneLineError):
     """Text is no JSON, or JSON that nobody has a use for. Its message is the reason alone, in one line."""
 
 

@@ -13,6 +13,7 @@ from tsapps.kernels.atomic_write import write_bytes
 from tsapps.kernels.build import cache_directory
 from tsapps.kernels.choose import ALGORITHM, KEY, PICKED, RANKED, VERSION, completed, key_of_row, tuned_table
 from tsapps.kernels.device import file_name_of
+from tsapps.kernels.printable import OneLineError
 from tsapps.kernels.strict_json import JsonError, parse_json
 
 __all__ = ["keep", "of_version", "own_table", "reset", "user_path", "user_table", "write_table"]
@@ -63,13 +64,13 @@ def own_table(device_name: str) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except JsonError as error:
-        raise ValueError(f"{path}: is no table of picks ({error}): {advice}") from error
+        raise OneLineError(f"{path}: is no table of picks ({error}): {advice}") from error
     if not isinstance(rows, list):
-        raise ValueError(f"{path}: is no table of picks (a {type(rows).__name__}, expected a list): {advice}")
+        raise OneLineError(f"{path}: is no table of picks (a {type(rows).__name__}, expected a list): {advice}")
     for number, row in enumerate(rows):
         wrong = _what_is_wrong(row)
         if wrong:
-            raise ValueError(f"{path}: row {number} {wrong}: {advice}")
+            raise OneLineError(f"{path}: row {number} {wrong}: {advice}")
     return rows
 
 

@@ -98,9 +98,10 @@ SERIES = {
     "polars series": lambda array: polars().Series(array),
 }
 # ValueErrors, in the same words everywhere.
+MASKED = r"is masked; expected a number everywhere: fill the gaps with X\.filled\(value\)"
 REFUSED = {
-    "masked": (lambda array: np.ma.masked_equal(array, array.flat[0]), "is masked; .*filled"),
-    "nothing masked": (np.ma.array, "is masked; .*filled"),
+    "masked": (lambda array: np.ma.masked_equal(array, array.flat[0]), MASKED),
+    "nothing masked": (np.ma.array, MASKED),
     "float128": (lambda array: array.astype(np.longdouble), r"dtype float\d+; .*astype\('float64'\)"),
     "complex": (lambda array: array + 0j, "dtype complex128; expected real numbers "),
     "complex64": (lambda array: array.astype("c8"), "dtype complex64; expected real numbers "),
@@ -360,3 +361,57 @@ def test_big_endian_numbers_that_lie_on_a_gpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())
     with pytest.raises(TypeError, match="Foreign holds >f4 on a GPU; expected little-endian numbers"):
         as_array(foreign)
+
+
+# Arrays that hold masked numbers, out of a masked matrix.
+HOLDING = {
+    "list of rows": list,
+    "tuple of rows": tuple,
+    "list of lists": lambda masked: [list(row) for row in masked],
+    "masked among numbers": lambda masked: [[1.0, np.ma.masked, *row.tolist()[2:]] for row in masked],
+    "objects": lambda masked: np.array([[1.0, np.ma.masked, 2.0, 3.0]] * len(masked), dtype=object),
+    "itself": lambda masked: masked,
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"protect": True}, {"metric": "cosine"}], ids=str)
+@pytest.mark.parametrize("holding", HOLDING)
+def test_masked_numbers_in_lists_and_objects(holding, options):
+    masked = HOLDING[holding](np.ma.masked_greater(X, 50))
+    first = masked[:K]
+    fitted = TSKMeans(K, n_init=1, random_state=0, device="cpu", **options).fit(X)
+    attempts = [
+        lambda: TSKMeans(K, device="cpu", **options).fit(masked),
+        lambda: TSKMeans(K, init=first, n_init=1, device="cpu", **options).fit(X),
+        lambda: TSKMeans(K, init=lambda X, k, random_state: first, n_init=1, device="cpu", **options).fit(X),
+        lambda: fitted.predict(masked),
+        lambda: fitted.transform(masked),
+        lambda: fitted.score(masked),
+        lambda: open_matrix(masked),
+        lambda: kmeans_batched([masked, masked], K, device="cpu"),
+        lambda: kmeans_batched(PROBLEMS[:1], K, init=[first], device="cpu"),
+    ]
+    for attempt in attempts:
+        with pytest.raises(ValueError, match=MASKED):
+            attempt()
+
+
+def test_masked_weights_in_a_list():
+    weights = list(np.ma.masked_equal(WEIGHTS, 1))
+    for options in engines("cpu"):
+        with pytest.raises(ValueError, match=MASKED):
+            TSKMeans(K, device="cpu", **options).fit(X, sample_weight=weights)
+
+
+@pytest.mark.parametrize("kind", ["masked", "nothing masked"])
+def test_masked_arrays_are_not_damaged(kind):
+    masked = REFUSED[kind][0](X.copy())
+    with pytest.raises(ValueError, match=MASKED):
+        abft.inject(masked, "bit", np.random.default_rng(0))
+    np.testing.assert_array_equal(masked.data, X)
+
+
+@pytest.mark.parametrize("function", [abft.locate, lambda X, sidecar: abft.correct(X, sidecar, in_place=True)])
+def test_masked_arrays_are_not_repaired(function):
+    with pytest.raises(ValueError, match=MASKED):
+        function(np.ma.array(X), abft.encode(X))

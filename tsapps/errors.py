@@ -1,9 +1,9 @@
 """The errors that users see at the command line, and the exit code of each."""
 
 from enum import IntEnum
-from unicodedata import category
 
 from tsapps.kernels.backend import NoDeviceError
+from tsapps.kernels.printable import OneLineError, one_line
 
 __all__ = [
     "CorruptionError",
@@ -16,14 +16,6 @@ __all__ = [
 ]
 
 
-def one_line(text: object) -> str:
-    """Return text in one line, control characters escaped: names and bytes of files may hold anything."""
-    line = " ".join(str(text).splitlines())
-    if line.isprintable():
-        return line
-    return "".join(c if c.isprintable() or category(c) == "Zs" else ascii(c)[1:-1] for c in line)
-
-
 class ExitCode(IntEnum):
     """What a `tsapps` command tells the shell."""
 
@@ -34,22 +26,15 @@ class ExitCode(IntEnum):
     NO_DEVICE = 4
 
 
-class _OneLineError(ValueError):
-    """An error whose message is one line, whatever the bytes of a file are that it quotes."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(one_line(message))
-
-
-class MatrixError(_OneLineError):
+class MatrixError(OneLineError):
     """A file or array does not hold the matrix that it claims to hold (truncated, wrong header, NaN, …)."""
 
 
-class CorruptionError(_OneLineError):
+class CorruptionError(OneLineError):
     """Data or checksums are not what they were, or computations are wrong, and what is right is not known."""
 
 
-class UsageError(_OneLineError):
+class UsageError(OneLineError):
     """What was asked for cannot be done with what was given (an existing output, k larger than n, …)."""
 
 

@@ -12,6 +12,7 @@ from tsapps.apps.abft.walk import Walk
 from tsapps.kernels.atomic_write import write_bytes
 from tsapps.kernels.build import cache_directory
 from tsapps.kernels.device import file_name_of
+from tsapps.kernels.printable import OneLineError
 from tsapps.kernels.strict_json import parse_json
 
 __all__ = ["calibration_path", "load_calibration", "save_calibration"]
@@ -72,9 +73,9 @@ def load_calibration(dtype: str, device: int | None = None) -> Calibration:
     except FileNotFoundError as error:
         raise ValueError(f"there is no calibration for {dtype} on {name}: {advice}") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: is no calibration ({str(error)[:200]}): {advice}") from error
+        raise OneLineError(f"{path}: is no calibration ({str(error)[:200]}): {advice}") from error
     if wrong:
-        raise ValueError(f"{path}: is no calibration for {dtype} on {name}: {advice}")
+        raise OneLineError(f"{path}: is no calibration for {dtype} on {name}: {advice}")
     return calibration
 
 

@@ -24,7 +24,7 @@ from math import comb, isqrt
 import numpy as np
 
 from tsapps.apps.abft.layout import ROWS, WORD, Layout
-from tsapps.apps.abft.threads import one_thread
+from tsapps.kernels.threads import one_blas_thread
 
 __all__ = ["SUMS", "ExactSums", "block_faults", "last_weight"]
 
@@ -131,7 +131,7 @@ class ExactSums:
 
 def _add(sums: np.ndarray, words: np.ndarray, left: int) -> None:
     """Add rows of words to the sums of their blocks, (5, width), of which `left` rows are left, these included."""
-    with one_thread():
+    with one_blas_thread():
         for column in range(0, words.shape[1], _BESIDE):
             to = sums[:, column : column + _BESIDE]
             for begin in range(0, len(words), _TOGETHER):

@@ -6,6 +6,7 @@ import numpy as np
 
 from tsapps.apps.abft.arrays import bytes_in, overwrite
 from tsapps.apps.abft.layout import WORD
+from tsapps.kernels.arrays import refuse_masked
 
 __all__ = ["FAULTS", "inject"]
 
@@ -109,8 +110,10 @@ def inject(
     Raises
     ------
     ValueError
-        If the fault is none of these, does not fit into the array, or the array is no matrix or may not be written to.
+        If the fault is none of these, does not fit into the array, or the array is masked, is no matrix or may not be
+        written to.
     """
+    refuse_masked(array)
     if fault not in FAULTS:
         raise ValueError(f"fault must be one of {', '.join(FAULTS)}, got {fault!r}")
     make, usual = FAULTS[fault]

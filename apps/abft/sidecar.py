@@ -35,6 +35,7 @@ from tsapps.apps.abft.layout import layout
 from tsapps.apps.abft.weighted import check_weighted, columns_shape, rows_shape, sums_dtype
 from tsapps.kernels.atomic_write import replacing
 from tsapps.kernels.host_memory import available_host_memory
+from tsapps.kernels.printable import OneLineError
 from tsapps.kernels.strict_json import parse_json
 
 __all__ = [
@@ -56,7 +57,7 @@ _TYPES: dict[str, np.dtype[Any]] = {"U64": np.dtype("<u8"), "F64": np.dtype("<f8
 _TYPE_NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
-class SidecarError(ValueError):
+class SidecarError(OneLineError):
     """A file is no sidecar, or one that was corrupted, or of a version that is not known here."""
 
 

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tsapps.apps.abft.threads import one_thread
+from tsapps.kernels.threads import one_blas_thread
 
 __all__ = [
     "BLOCKS",
@@ -146,7 +146,7 @@ class WeightedSums:
             Of the first element.
         elements : numpy.ndarray of shape (some, some)
         """
-        with one_thread():
+        with one_blas_thread():
             self._add(row, column, elements)
 
     def _add(self, row: int, column: int, elements: np.ndarray) -> None:

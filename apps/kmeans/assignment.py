@@ -40,10 +40,7 @@ class Assignment:
         heaviest = int(self.weights.argmax())
         empty = self.weights == 0
         means = self.sums * (1 / np.where(empty, 1, self.weights))[:, np.newaxis]
-        # As scikit-learn averages in place and in order, an empty cluster before the heaviest copies its sum, one after
-        # it its mean.
         means[empty] = means[heaviest]
-        means[:heaviest][empty[:heaviest]] = self.sums[heaviest]
         return means
 
 

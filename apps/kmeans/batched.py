@@ -8,6 +8,7 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from tsapps.apps.kmeans.estimator import TSKMeans
+from tsapps.apps.kmeans.frame import is_in_range
 from tsapps.apps.kmeans.rows import as_numbers
 from tsapps.kernels.arrays import as_array, gpu_index, like, to_host
 from tsapps.kernels.backend import choose_device
@@ -125,6 +126,13 @@ def kmeans_batched(
         found = fit_on_gpu(array, n_clusters, first, max_iter, tol, seeds, choice.index)
     if found is None:
         found = _one_by_one(array, n_clusters, first, max_iter, tol, seeds, choice.device)
+    else:
+        for i in _out_of_range(array, found[2]):
+            one = slice(i, i + 1)
+            given = first if isinstance(first, str) else first[one]
+            again = _one_by_one(array[one], n_clusters, given, max_iter, tol, seeds[one], choice.device)
+            for whole, right in zip(found, again, strict=True):
+                whole[one].set(right.astype(whole.dtype, copy=False))
     return BatchedClustering(*(like(one, X) for one in found))
 
 
@@ -179,6 +187,18 @@ def _seeds(random_state: Any, problems: int) -> list[int]:
         check_random_state(random_state)  # says what ints are no seeds
         return [(int(random_state) + i) % 2**32 for i in range(problems)]
     return check_random_state(random_state).randint(2**31 - 1, size=problems).tolist()
+
+
+def _out_of_range(array: Any, inertia: Any) -> list[int]:
+    """Return the problems whose squares of distances overflow float32, or underflow: `TSKMeans` scales them."""
+    n, dtype = array.shape[1], np.dtype(np.float32)
+    found = []
+    for i, value in enumerate(to_host(inertia).tolist()):
+        if not is_in_range(dtype, value / n, value):
+            square = float(np.ptp(to_host(array[i]).astype(np.float64), axis=0).max()) ** 2
+            if square > 0 and not is_in_range(dtype, square, square * array[i].size):
+                found.append(i)
+    return found
 
 
 def _one_by_one(

@@ -228,9 +228,10 @@ class BatchedLloyd:
         centers = step.means().astype(np.float32)
         shift = float(((centers.astype(np.float64) - before) ** 2).sum())
         self.centers[problem] = self.xp.asarray(centers)
-        if moved == 0:
+        if moved == 0 and shift == 0:
             return STATUS["strict"]
-        last = int(to_host(self.arrays["iterations"])[problem]) >= self._max_iter
+        # Labels that stood are not of centers that moved: "ended" is assigned once more.
+        last = moved == 0 or int(to_host(self.arrays["iterations"])[problem]) >= self._max_iter
         return STATUS["ended" if last or shift <= self.tolerances[problem] else "place"]
 
     def inertias(self) -> Any:

@@ -6,6 +6,7 @@ import numpy as np
 from scipy.sparse import issparse
 
 from tsapps.apps.kmeans.engine import Engine
+from tsapps.apps.kmeans.frame import ScaledRows
 from tsapps.apps.kmeans.rows import ArrayRows, Rows, SparseRows, UnitRows, as_numbers, check_real
 from tsapps.kernels.arrays import gpu_index, to_host
 from tsapps.kernels.backend import Choice, choose_device
@@ -18,6 +19,7 @@ __all__ = [
     "check_metric",
     "check_precision",
     "check_sample_weight",
+    "check_weights",
     "choose",
     "compute_dtype",
     "is_sparse",
@@ -114,7 +116,7 @@ def check_sample_weight(sample_weight: Any, n_samples: int) -> Any:
     Raises
     ------
     ValueError
-        If there is not one finite number a sample.
+        If there is not one finite number a sample, one is negative, or all are zero.
     """
     if sample_weight is None:
         return None
@@ -123,9 +125,22 @@ def check_sample_weight(sample_weight: Any, n_samples: int) -> Any:
         weights = np.full(n_samples, float(weights))
     if weights.shape != (n_samples,):
         raise ValueError(f"sample_weight has shape {weights.shape}; expected one number a sample, ({n_samples},)")
-    if not np.isfinite(to_host(weights)).all():
-        raise ValueError("sample_weight has a NaN or an infinity; expected finite numbers")
+    check_weights(weights)
     return weights
+
+
+def check_weights(sample_weight: Any) -> None:
+    """Raise ValueError unless weights, if any, are finite, none is negative, and one is not zero."""
+    if sample_weight is None:
+        return
+    weights = np.atleast_1d(to_host(as_numbers(sample_weight, "sample_weight")))
+    if not np.isfinite(weights).all():
+        raise ValueError("sample_weight has a NaN or an infinity; expected finite numbers")
+    if (weights < 0).any():
+        index = int(np.argmax(weights < 0))
+        raise ValueError(f"sample_weight[{index}] is {weights[index]}; expected no negative weight")
+    if not weights.any():
+        raise ValueError("sample_weight is zero for every sample; expected a positive weight")
 
 
 def compute_dtype(dtype: np.dtype, *, on_gpu: bool) -> np.dtype:
@@ -148,6 +163,7 @@ def open_engine(
     metric: str = "euclidean",
     precision: str = "exact",
     bounds: bool | None = None,
+    exponent: int = 0,
 ) -> Engine:
     """Choose the device and build the engine that holds X there.
 
@@ -167,6 +183,8 @@ def open_engine(
     bounds : bool, optional
         Whether the fused engine leaves out rows whose labels stand, by default where that is likely to pay; all others
         take no notice.
+    exponent : int
+        Rows are worked on times 2^−exponent; see `Frame`.
 
     Raises
     ------
@@ -185,14 +203,23 @@ def open_engine(
         raise ValueError(f"dtype must be float32 or float64, got {dtype}")
     if metric == "cosine":
         rows = UnitRows(rows, dtype)
-    if choice.is_gpu:
-        from tsapps.apps.kmeans.cuda import CublasEngine
-        from tsapps.apps.kmeans.fused import FusedEngine
 
-        if engine == "cublas":
-            return CublasEngine(rows, dtype, weights, choice.index)
-        options: dict[str, Any] = {"always": engine == "fused", "precision": precision, "bounds": bounds}
-        return FusedEngine(rows, dtype, weights, choice.index, **options)
-    from tsapps.apps.kmeans.cpu import CpuEngine
+    def over(rows: Rows) -> Engine:
+        made: Engine
+        if not choice.is_gpu:
+            from tsapps.apps.kmeans.cpu import CpuEngine
 
-    return CpuEngine(rows, dtype, weights)
+            made = CpuEngine(rows, dtype, weights)
+        elif engine == "cublas":
+            from tsapps.apps.kmeans.cuda import CublasEngine
+
+            made = CublasEngine(rows, dtype, weights, choice.index)
+        else:
+            from tsapps.apps.kmeans.fused import FusedEngine
+
+            options: dict[str, Any] = {"always": engine == "fused", "precision": precision, "bounds": bounds}
+            made = FusedEngine(rows, dtype, weights, choice.index, **options)
+        made.over = over
+        return made
+
+    return over(ScaledRows(rows, exponent, dtype) if exponent else rows)

@@ -10,17 +10,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
+from scipy.linalg import get_blas_funcs
 from scipy.sparse import csr_matrix
 from sklearn.metrics.pairwise import euclidean_distances
-from threadpoolctl import ThreadpoolController
 
 from tsapps.apps.kmeans.cpu_seeding import draw_plus_plus
 from tsapps.apps.kmeans.engine import Engine
+from tsapps.apps.kmeans.frame import shrunk
 from tsapps.apps.kmeans.rows import ArrayRows, Rows
+from tsapps.apps.kmeans.seeding import is_small
 from tsapps.kernels.backend import available_cores
 from tsapps.kernels.host_memory import available_host_memory
+from tsapps.kernels.threads import one_blas_thread
 
-__all__ = ["CpuEngine"]
+__all__ = ["CpuEngine", "distances_of"]
 
 T = TypeVar("T")
 
@@ -38,6 +41,10 @@ _SAMPLE_BYTES, _LABEL_BYTES = 40, 4
 _MOST_CONVERTED = 256 << 20
 # Distances of all samples to all candidates of a step of k-means++ are kept up to this size, or a fourth of X's.
 _MOST_DISTANCES = 64 << 20
+# Rows of one of scikit-learn's products, by which ties in small data are decided with the same rounding.
+_CHUNK_ROWS = 256
+# Square distances of less than this part of the two points' squared norms are computed again, by differences.
+_CANCELLED = 2.0**-20
 
 
 class CpuEngine(Engine):
@@ -66,7 +73,6 @@ class CpuEngine(Engine):
         self.besides = self.threads * of_thread + _SAMPLE_BYTES * n
         _check_room(source.name, self.threads * of_thread + _LABEL_BYTES * n, available)
         self.pool = ThreadPoolExecutor(self.threads)
-        self.libraries = ThreadpoolController()
         super().__init__(source, dtype, sample_weight)
 
     def fits(self, size: int) -> bool:
@@ -102,7 +108,7 @@ class CpuEngine(Engine):
         """Yield ``work(first row, block)`` for every block of centred rows in `dtype`, in row order."""
         waiting: deque[Future[T]] = deque()
         # One BLAS thread for each of ours: nested threads fight over the cores.
-        with self.libraries.limit(limits=1, user_api="blas"):
+        with one_blas_thread():
             for start, block in self.blocks(n_columns):
                 waiting.append(self.pool.submit(lambda start, block: work(start, self.prepared(block)), start, block))
                 if len(waiting) > 2 * self.threads:
@@ -116,11 +122,16 @@ class CpuEngine(Engine):
         """Assign a block's rows; see `Engine.assign_block`."""
         labels = np.empty(len(block), np.int32)
         lowest = np.empty(len(block), self.dtype) if potential else None
-        rows = max(64, _SCORE_ELEMENTS // len(norms))
+        (product,) = get_blas_funcs(("gemm",), (block,))
+        by_columns = np.asfortranarray(minus_2_centers)
+        rows = _CHUNK_ROWS if is_small(self) else max(_CHUNK_ROWS, _SCORE_ELEMENTS // len(norms))
+        buffer = np.empty((min(rows, len(block)), len(norms)), self.dtype)
         for start in range(0, len(block), rows):
             part = slice(start, start + rows)
-            scores = block[part] @ minus_2_centers
-            scores += norms
+            scores = buffer[: len(block) - start]
+            scores[:] = norms
+            # The transposes, by columns, of what is here by rows.
+            scores = product(1.0, by_columns, block[part].T, beta=1.0, c=scores.T, trans_a=1, overwrite_c=1).T
             labels[part] = scores.argmin(axis=1)
             if lowest is not None:
                 lowest[part] = scores.min(axis=1)
@@ -146,6 +157,18 @@ class CpuEngine(Engine):
             pass
         return out
 
+    def distances(self, points: np.ndarray) -> np.ndarray:
+        """Return ‖x − p‖, or 1 − cos, for every sample and point; see `Engine.distances`."""
+        out = np.empty((self.n_samples, len(points)), self.dtype)
+
+        def work(start: int, block: Any) -> None:
+            distances = distances_of(block, points)
+            out[start : start + len(block)] = distances**2 / 2 if self.spherical else distances
+
+        for _ in self.each_block(work, max(len(points), self.temporary_columns)):
+            pass
+        return out
+
     def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
         """Draw samples with one distance a sample, where those to all candidates are many; see the engine's."""
         n, d = self.source.shape
@@ -161,6 +184,19 @@ class CpuEngine(Engine):
         for start in range(0, len(labels), _TASK_ELEMENTS):  # bincount widens what it is given
             sizes += np.bincount(labels[start : start + _TASK_ELEMENTS], minlength=k)
         return sizes
+
+
+def distances_of(rows: np.ndarray, centers: np.ndarray) -> np.ndarray:
+    """Return the distance of every row to every center, (n, k), float64: those that cancel, by differences."""
+    rows, centers, exponent = shrunk(rows.astype(np.float64, copy=False), centers.astype(np.float64, copy=False))
+    squares: np.ndarray = euclidean_distances(rows, centers, squared=True)
+    norms = (rows * rows).sum(axis=1)[:, np.newaxis] + (centers * centers).sum(axis=1)
+    i, j = np.nonzero(squares < _CANCELLED * norms)
+    each = max(1, _SCORE_ELEMENTS // rows.shape[1])
+    for start in range(0, len(i), each):
+        some, at = i[start : start + each], j[start : start + each]
+        squares[some, at] = ((rows[some] - centers[at]) ** 2).sum(axis=1)
+    return np.ldexp(np.sqrt(squares), exponent)
 
 
 def _check_room(name: str, size: int, available: int) -> None:

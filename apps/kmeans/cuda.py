@@ -20,6 +20,7 @@ import numpy as np
 from cupyx import empty_pinned
 
 from tsapps.apps.kmeans.engine import Engine
+from tsapps.apps.kmeans.frame import ScaledRows
 from tsapps.apps.kmeans.fused_plan import log2_lanes, vector_of
 from tsapps.apps.kmeans.inertia_plan import KeptSums, inertia_plan
 from tsapps.apps.kmeans.rows import Rows, UnitRows
@@ -142,7 +143,7 @@ class CublasEngine(Engine):
         """Yield (first row, block) of the source on this GPU, in the source's own dtype, not centred."""
         if self.source.device is not None:
             return self.source.blocks(rows)
-        if isinstance(self.source, UnitRows):  # rows are scaled here rather than by the host
+        if isinstance(self.source, UnitRows | ScaledRows):  # rows are scaled here rather than by the host
             return self.source.scaled(_stream_to_gpu(self.source.source, rows))
         return _stream_to_gpu(self.source, rows)
 

@@ -37,6 +37,8 @@ class Engine(Blocks):
     protection: Protection | None = None
     #: Whether labels are proved; whether sums are kept from one assignment to the next; and units they are rounded to.
     proves, keeps_sums, sums_units = True, False, np.zeros(1)
+    #: Makes the same engine over other rows.
+    over: Callable[[Rows], "Engine"]
     #: Brings an array to host memory, where it is valid until the next one is brought.
     brought: Callable[[Any], np.ndarray] = staticmethod(to_host)
 
@@ -73,9 +75,9 @@ class Engine(Blocks):
 
     def block_moments(self, block: Any, origin: Any) -> tuple[Any, Any]:
         """Return Σ(x − origin) and Σ(x − origin)² over a block's rows, each of shape (d,), float64."""
-        with np.errstate(over="ignore"):  # `moments` sees to it
+        with np.errstate(over="ignore", invalid="ignore"):  # `moments` sees to it
             delta = (block - origin).astype(np.float64, copy=False)
-        return delta.sum(axis=0), (delta * delta).sum(axis=0)
+            return delta.sum(axis=0), (delta * delta).sum(axis=0)
 
     def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
         """Return ‖x − c‖² of each of a block's rows and the centre that its label names, in `dtype`."""
@@ -106,8 +108,14 @@ class Engine(Blocks):
         """
         return None
 
-    def placed(self, centers: np.ndarray) -> np.ndarray:
-        """Check X, and return centres of X as it is as those that passes over it, not centred yet, are to be given.
+    def place(self, centers: np.ndarray, mean: np.ndarray) -> np.ndarray:
+        """Check X, subtract the mean of a fit's X from it, and return the centers about what was subtracted.
+
+        Parameters
+        ----------
+        centers : numpy.ndarray of shape (k, d)
+            About the mean.
+        mean : numpy.ndarray of shape (d,)
 
         Raises
         ------
@@ -115,7 +123,15 @@ class Engine(Blocks):
             If X has a NaN or an infinity; names the row and column.
         """
         self.refuse_non_finite()
-        return centers
+        return self._about(centers, mean)
+
+    def _about(self, centers: np.ndarray, mean: np.ndarray) -> np.ndarray:
+        """Subtract a mean from X, and return centers about it as those about what was subtracted."""
+        self.centre(mean)
+        subtracted = to_host(self.mean)
+        if (subtracted != mean).any():
+            centers = centers + (mean.astype(np.float64) - subtracted)
+        return centers.astype(self.dtype, copy=False)
 
     def forget_labels(self) -> None:
         """Set every label to −1, so that the next assignment moves every sample."""
@@ -125,7 +141,7 @@ class Engine(Blocks):
         """Return the mean of X (d,) and the mean over features of its variance, in one pass, in float64.
 
         Sums are taken about the first sample, so that far-off-centre data does not cancel; about zero, where samples
-        are farther from each other than their type holds.
+        are farther from each other than their type holds. What overflows is not finite: see `Frame`.
 
         Raises
         ------
@@ -139,7 +155,8 @@ class Engine(Blocks):
             self.origin = np.zeros_like(self.origin)
             total, square = self._sums_about(self.origin)
         total, square = total / self.n_samples, square / self.n_samples
-        return total + self.origin, float(np.mean(square - total * total))
+        with np.errstate(over="ignore", invalid="ignore"):
+            return total + self.origin, float(np.mean(square - total * total))
 
     def rounded_moments(self) -> tuple[np.ndarray, float] | None:
         """Return `moments` as NumPy rounds them in `dtype`, of X not centred, where that takes no copy to the host."""
@@ -149,7 +166,8 @@ class Engine(Blocks):
         """Return Σ(x − origin) and Σ(x − origin)² over the samples, each of shape (d,), float64."""
         about = self.xp.asarray(origin)
         parts = self.each_block(lambda _, block: self.block_moments(block, about), self.temporary_columns)
-        total, square = reduce(lambda both, part: (both[0] + part[0], both[1] + part[1]), parts)
+        with np.errstate(over="ignore", invalid="ignore"):
+            total, square = reduce(lambda both, part: (both[0] + part[0], both[1] + part[1]), parts)
         return to_host(total), to_host(square)
 
     def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:

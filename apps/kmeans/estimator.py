@@ -7,9 +7,7 @@ that are read in blocks go to the NumPy engine. On a GPU everything goes to the 
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,11 +18,30 @@ from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from tsapps.apps.kmeans import lloyd
-from tsapps.apps.kmeans.choose import check_metric, check_precision, choose, is_sparse, open_engine, resident
+from tsapps.apps.kmeans.choose import (
+    check_metric,
+    check_precision,
+    check_sample_weight,
+    check_weights,
+    choose,
+    is_sparse,
+    open_engine,
+    resident,
+)
 from tsapps.apps.kmeans.engine import Engine
-from tsapps.apps.kmeans.rows import Rows, check_real, is_plain
-from tsapps.apps.kmeans.seeding import kmeans_parallel
-from tsapps.kernels.arrays import as_array, kind_of, like, to_host
+from tsapps.apps.kmeans.frame import Placed, frame_about, ldexp
+from tsapps.apps.kmeans.rows import Rows, is_plain
+from tsapps.apps.kmeans.scikit_learn import (
+    Passes,
+    Remembering,
+    as_host,
+    init_for_scikit_learn,
+    is_sound,
+    narrow_indices,
+    placed_by,
+)
+from tsapps.kernels.arrays import as_array, like, to_host
+from tsapps.kernels.threads import is_forked, threads_kept
 
 __all__ = ["TSKMeans"]
 
@@ -106,7 +123,8 @@ class TSKMeans(KMeans):
     Notes
     -----
     X may be a NumPy, CuPy or torch array, anything with DLPack or ``__cuda_array_interface__``, a pandas or polars
-    frame, a sparse matrix, or what `tsapps.open_matrix` gives, which need not fit in memory. Arrays that come out
+    frame, a sparse matrix, or what `tsapps.open_matrix` gives, which need not fit in memory. Masked arrays are refused,
+    even where nothing is masked, and so are lists and callable inits that give some. Arrays that come out
     (`labels_`, `cluster_centers_`, what `predict` and `transform` return) are of the kind that went in: CuPy for CuPy,
     torch for torch on the same device, else NumPy.
 
@@ -173,7 +191,7 @@ class TSKMeans(KMeans):
         self.precision = precision
         self.protect = protect
 
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> TSKMeans:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> TSKMeans:  # noqa: ARG002 (as scikit-learn has it)
         """Compute the clustering.
 
         Parameters
@@ -201,38 +219,48 @@ class TSKMeans(KMeans):
         check_metric(self.metric)
         check_precision(self.precision)
         choice = choose(X, self.device, self.engine)
-        # scikit-learn has no spherical K-means, and its iterations cannot be checked.
-        simple = self.metric == "euclidean" and not self.protect
-        self._by_scikit_learn = simple and not choice.is_gpu and not isinstance(X, Rows)
+        # scikit-learn has no spherical K-means, its iterations cannot be checked, and its OpenMP may hang after a fork.
+        simple = self.metric == "euclidean" and not self.protect and not is_forked()
+        simple = simple and not choice.is_gpu and not isinstance(X, Rows)
         self.faults_ = 0
-        if self._by_scikit_learn:
-            weights = _on_host(sample_weight, "sample_weight")
-            with self._init_for_scikit_learn(weights):
-                super().fit(_on_host(X), y, weights)
-        else:
+        self._by_scikit_learn = simple and self._fit_scikit_learn(X, sample_weight)
+        if not self._by_scikit_learn:
             self._fit_engine(X, sample_weight)
+        if not np.isfinite(self.inertia_):
+            warnings.warn("the inertia overflows float64; labels and centers are right", RuntimeWarning, stacklevel=2)
         self.device_ = choice.device
         self.labels_: Any = like(self.labels_, X)
         self.cluster_centers_: Any = like(self.cluster_centers_, X)
         return self
 
-    @contextmanager
-    def _init_for_scikit_learn(self, sample_weight: Any) -> Iterator[None]:
-        """Within the block, `init` is one that scikit-learn can take: a function for what it cannot draw itself."""
-        given = {name: self.get_params()[name] for name in ("init", "n_init")}
-
-        def draw(X: Any, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
-            with open_engine(X, sample_weight=sample_weight, device="cpu") as engine:
-                return kmeans_parallel(engine, n_clusters, random_state)
-
-        if isinstance(given["init"], str) and given["init"] == "k-means||":
-            self.set_params(init=draw, n_init=1 if given["n_init"] == "auto" else given["n_init"])
-        elif kind_of(given["init"]) is not None:
-            self.set_params(init=_on_host(given["init"], "init"))
+    def _fit_scikit_learn(self, X: Any, sample_weight: Any) -> bool:
+        """Fit by scikit-learn; return whether the result stands. If not, no random number has been drawn."""
+        weights = as_host(sample_weight, "sample_weight")
+        check_weights(weights)
+        # Of an int it is a new one, which nobody else draws from.
+        generator = check_random_state(self.random_state)
+        state = generator.get_state()
+        self._memory: dict[str, np.ndarray] = {}  # of `Remembering`
+        given = {"init": self.init, "n_init": self.n_init}
+        self.set_params(**init_for_scikit_learn(**given, sample_weight=weights))
         try:
-            yield
+            # What overflows is seen by the result.
+            with threads_kept(), np.errstate(over="ignore", invalid="ignore"):
+                super().fit(narrow_indices(as_host(X)), sample_weight=weights)
         finally:
             self.set_params(**given)
+            memory = self.__dict__.pop("_memory")
+        placed = placed_by(memory, np.array(self.cluster_centers_))
+        self._placed: Placed | None = placed
+        self.cluster_centers_ = placed.given.copy()
+        stands = is_sound(placed, self.labels_, self.inertia_)
+        if not stands:
+            generator.set_state(state)
+        return stands
+
+    def _init_centroids(self, *arguments: Any, **options: Any) -> np.ndarray:
+        """Return scikit-learn's first centers, never in memory of the caller's, so that they remember their mean."""
+        return Remembering.of(super()._init_centroids(*arguments, **options), self.__dict__.get("_memory", {}))
 
     def _fit_engine(self, X: Any, sample_weight: Any) -> None:
         self._validate_params()
@@ -252,7 +280,7 @@ class TSKMeans(KMeans):
             progress=_print_progress if self.verbose else None,
             protect=self.protect,
         )
-        self.cluster_centers_ = best.centers
+        self.cluster_centers_, self._placed = best.centers, best.placed
         self.labels_ = best.labels
         self.inertia_ = best.inertia
         self.n_iter_ = best.n_iter
@@ -272,10 +300,11 @@ class TSKMeans(KMeans):
             Of X's kind.
         """
         check_is_fitted(self)
+        placed = self._placed_now()
         if self._runs_scikit_learn(X):
-            return like(KMeans.predict(self._host_twin(), _on_host(X)), X)
-        with self._open(self._validated(X, reset=False)) as engine:
-            engine.assign(engine.placed(self._centers(engine)), update=False)
+            return like(Passes(self, placed.frame, placed.worked).labels(self._validated_on_host(X)), X)
+        with self._open(self._validated(X, reset=False), exponent=placed.frame.exponent) as engine:
+            engine.assign(engine.place(placed.worked, placed.frame.mean), update=False)
             return like(engine.labels, X)
 
     def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
@@ -295,30 +324,49 @@ class TSKMeans(KMeans):
             Of X's kind. Cosine distances, 1 − cos, where that is the metric.
         """
         check_is_fitted(self)
+        placed = self._placed_now()
+        # Of what is given, so that a center is at no distance from itself.
+        frame, exponent = placed.frame, placed.frame.exponent
+        centers = frame.centered(placed.given)
         if self._runs_scikit_learn(X):
-            distances = KMeans.transform(self._host_twin(), _on_host(X))
-            return distances if self._gives_frames() else like(distances, X)
-        with self._open(self._validated(X, reset=False)) as engine:
-            engine.refuse_non_finite()
-            distances = engine.distances(self._centers(engine))
+            distances = Passes(self, frame, centers).distances(self._validated_on_host(X))
+        else:
+            with self._open(self._validated(X, reset=False), exponent=exponent) as engine:
+                distances = engine.distances(engine.place(centers, frame.mean))
+        distances = ldexp(distances, exponent)
         # A frame that set_output asks for is built from host memory.
         return to_host(distances) if self._gives_frames() else like(distances, X)
 
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:  # noqa: ARG002
         """Return the opposite of the inertia of X about the centres."""
         check_is_fitted(self)
+        placed = self._placed_now()
         if self._runs_scikit_learn(X):
-            return KMeans.score(self._host_twin(), _on_host(X), y, _on_host(sample_weight, "sample_weight"))
-        with self._open(self._validated(X, reset=False), sample_weight) as engine:
-            centers = engine.placed(self._centers(engine))
-            engine.assign(centers, update=False)
-            return -engine.inertia(centers)
+            X = self._validated_on_host(X)
+            weights = check_sample_weight(as_host(sample_weight, "sample_weight"), X.shape[0])
+            inertia = Passes(self, placed.frame, placed.worked).inertia(X, weights)
+        else:
+            X = self._validated(X, reset=False)
+            with self._open(X, sample_weight, exponent=placed.frame.exponent) as engine:
+                centers = engine.place(placed.worked, placed.frame.mean)
+                engine.assign(centers, update=False)
+                inertia = engine.inertia(centers)
+        return -float(ldexp(inertia, 2 * placed.frame.exponent))
 
     def _runs_scikit_learn(self, X: Any) -> bool:
-        """Tell whether scikit-learn's method serves X: on the CPU, in memory, after scikit-learn's own fit."""
-        return self._by_scikit_learn and not choose(X, self.device, self.engine).is_gpu and not isinstance(X, Rows)
+        """Tell whether scikit-learn's passes serve X: on the CPU, in memory, after scikit-learn's own fit."""
+        on_cpu = not choose(X, self.device, self.engine).is_gpu
+        return self._by_scikit_learn and on_cpu and not isinstance(X, Rows) and not is_forked()
 
-    def _open(self, X: Any, sample_weight: Any = None) -> Engine:
+    def _placed_now(self) -> Placed:
+        """Return the centers as the fit worked on them; those of now, if the caller has set others."""
+        centers, placed = to_host(as_array(self.cluster_centers_)), getattr(self, "_placed", None)
+        if placed is None:
+            frame = frame_about(centers, centers.dtype)
+            return Placed(frame, frame.centered(centers), centers)
+        return Placed(placed.frame, placed.centers(centers), centers)
+
+    def _open(self, X: Any, sample_weight: Any = None, exponent: int = 0) -> Engine:
         return open_engine(
             X,
             sample_weight=sample_weight,
@@ -327,7 +375,13 @@ class TSKMeans(KMeans):
             metric=self.metric,
             precision=self.precision,
             bounds=True if self.algorithm == "elkan" else None,
+            exponent=exponent,
         )
+
+    def _validated_on_host(self, X: Any) -> Any:
+        """Check X as scikit-learn's `predict` does; return a NumPy array, or a sparse matrix by rows."""
+        checks: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "order": "C"}
+        return validate_data(self, narrow_indices(as_host(X)), reset=False, **checks)
 
     def _validated(self, X: Any, *, reset: bool) -> Any:
         """Check X's features as scikit-learn does; make an array of what is not yet one (lists, frames)."""
@@ -340,28 +394,9 @@ class TSKMeans(KMeans):
             **({"skip_check_array": True} if ready else {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}),
         )
 
-    def _centers(self, engine: Engine) -> np.ndarray:
-        return to_host(as_array(self.cluster_centers_)).astype(engine.dtype, copy=False)
-
-    def _host_twin(self) -> TSKMeans:
-        """Return a shallow copy whose centres are in host memory, for scikit-learn's methods."""
-        twin = copy.copy(self)
-        twin.cluster_centers_ = to_host(as_array(self.cluster_centers_))
-        return twin
-
     def _gives_frames(self) -> bool:
         chosen = getattr(self, "_sklearn_output_config", {}).get("transform", get_config()["transform_output"])
         return chosen != "default"
-
-
-def _on_host(X: Any, name: str = "X") -> Any:
-    """Return X as scikit-learn can take it: arrays of other libraries as NumPy, all else as it is."""
-    kind = kind_of(X)
-    if kind in (None, "frame"):
-        return X
-    array = as_array(X)
-    check_real(array.dtype, name)
-    return X if kind == "numpy" else to_host(array)
 
 
 def _print_progress(progress: lloyd.Progress) -> None:

@@ -243,15 +243,14 @@ class FusedEngine(CublasEngine):
         """Draw samples by greedy k-means++ on the GPU, without the host; see `Engine.draw_plus_plus`."""
         return draw_plus_plus(self, first, draws)
 
-    def placed(self, centers: np.ndarray) -> np.ndarray:
-        """Return centres as passes want them; see `Engine.placed`. Far from the middle, few labels could be proved."""
+    def place(self, centers: np.ndarray, mean: np.ndarray) -> np.ndarray:
+        """Return centers as passes want them; see `Engine.place`. Far from the middle, few labels could be proved."""
         if self._small:  # a single pass
             self._applies = False
         if not self._applies or self.spherical:
-            return super().placed(centers)
-        mean, _ = self.moments()
-        self.centre(mean)
-        return centers - to_host(self.mean)
+            return super().place(centers, mean)
+        self.moments()
+        return self._about(centers, mean)
 
     def forget_labels(self) -> None:
         """Set every label to −1, so that the next assignment moves every sample."""

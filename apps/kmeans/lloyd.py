@@ -12,7 +12,7 @@ Lloyd, "Least squares quantization in PCM", IEEE Trans. Inf. Theory 28 (1982).
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from tsapps.apps.kmeans.assignment import Iterated, Report, square_shift
 from tsapps.apps.kmeans.engine import Engine
+from tsapps.apps.kmeans.frame import Frame, Placed, ScaledRows, exponent_of, is_in_range, ldexp
 from tsapps.apps.kmeans.protection import Protection
 from tsapps.apps.kmeans.relocation import without_empty_clusters
 from tsapps.apps.kmeans.result_check import checked_result, filled_alike
@@ -78,6 +79,8 @@ class Clustering:
         Wall time by phase: "prepare", "seed", "iterate".
     faults : int
         Steps of a protected fit that went wrong and were made again, in all runs.
+    placed : Placed
+        The centers as labels were found with them.
     """
 
     labels: Any
@@ -88,6 +91,7 @@ class Clustering:
     cluster_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     seconds: dict[str, float] = field(default_factory=dict)
     faults: int = 0
+    placed: Placed | None = None
 
 
 def fit(
@@ -138,26 +142,32 @@ def fit(
         raise ValueError(f"n_samples={engine.n_samples} should be >= n_clusters={n_clusters}.")
     if protect and not engine.proves:
         raise ValueError("protect=True needs precision='exact': of labels that are not proved none can be called wrong")
-    engine.protection = Protection() if protect else None
     runs = _number_of_runs(init, n_init)
     clock = _Clock()
-    best: Clustering | None = None
     with engine:
         mean, variance = _moments(engine)
+        exponent = 0 if engine.spherical else _exponent(engine, variance)
+    if exponent:
+        engine = engine.over(ScaledRows(engine.source, exponent, engine.dtype))
+        with engine:
+            mean, variance = _moments(engine)
+    best: Clustering | None = None
+    engine.protection = Protection() if protect else None
+    with engine:
         if not centre or engine.spherical:
             mean = np.zeros_like(mean)
         engine.centre(mean)
-        mean = to_host(engine.mean)
+        frame = Frame(to_host(engine.mean).copy(), exponent)
         square_norm = engine.square_norm() if progress else 0.0
         clock.lap("prepare")
         for run in range(runs):
-            centers = _first_centers(engine, n_clusters, init, random_state, mean)
+            centers = _first_centers(engine, n_clusters, init, random_state, frame)
             clock.lap("seed")
 
             def report(iteration: int, moved: int, potential: float, run: int = run) -> None:
                 if progress is not None:
                     inertia = (square_norm + potential) / (2 if engine.spherical else 1)
-                    progress(Progress(run, iteration, inertia, moved))
+                    progress(Progress(run, iteration, float(ldexp(inertia, 2 * exponent)), moved))
 
             found = _single_run(engine, centers, max_iter, variance * tol, report if progress else None)
             clock.lap("iterate")
@@ -174,7 +184,9 @@ def fit(
             changed = kept.differs(best.centers)
             best.faults = engine.protection.faults + changed
             best.centers = kept.intact(best.centers) if changed else best.centers
-    best.centers = best.centers + mean
+    given = frame.restored(best.centers)
+    best.placed, best.centers = Placed(frame, best.centers, given), given
+    best.inertia = float(ldexp(best.inertia, 2 * exponent))
     best.seconds = clock.seconds
     distinct = np.count_nonzero(best.cluster_sizes)
     if distinct < n_clusters:
@@ -185,6 +197,22 @@ def fit(
             stacklevel=2,
         )
     return best
+
+
+def _exponent(engine: Engine, variance: float) -> int:
+    """Return the exponent of the unit in which no square of a distance overflows or underflows; see `Frame`."""
+    square = engine.n_features * variance
+    if is_in_range(engine.dtype, square, engine.n_samples * square):
+        return 0
+    first = engine.xp.asarray(0.5 * engine.rows(np.array([0]))[0])
+
+    def extent(_: int, block: Any) -> tuple[float, float]:
+        return float(abs(0.5 * block - first).max()), float(abs(block).max())
+
+    halves, sizes = zip(*engine.each_block(extent, engine.n_features), strict=True)
+    # What is far from zero beside its spread cannot be scaled up as far.
+    most = np.finfo(engine.dtype).maxexp - 2 - int(np.frexp(max(sizes))[1])
+    return max(exponent_of(max(halves)), -most)
 
 
 def _number_of_runs(init: Init, n_init: int | str) -> int:
@@ -225,32 +253,37 @@ def _moments(engine: Engine) -> tuple[np.ndarray, float]:
     if rounded is not None:
         return rounded
     X = source.on_host.astype(engine.dtype, order="C", copy=False)
-    mean = X.mean(axis=0, keepdims=True)
-    return mean[0], float(np.mean(np.var(X, axis=0, mean=mean)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = X.mean(axis=0, keepdims=True)
+        return mean[0], float(np.mean(np.var(X, axis=0, mean=mean)))
 
 
 def _first_centers(
-    engine: Engine, n_clusters: int, init: Init, random_state: np.random.RandomState, mean: np.ndarray
+    engine: Engine, n_clusters: int, init: Init, random_state: np.random.RandomState, frame: Frame
 ) -> np.ndarray:
     if isinstance(init, str):
         draw = {"k-means++": kmeans_plusplus, "k-means||": kmeans_parallel, "random": random_samples}[init]
         return draw(engine, n_clusters, random_state)
     if callable(init):
         centers = init(engine.centred(), n_clusters, random_state=random_state)
-        centers = to_host(as_numbers(centers, "what init returned")).astype(engine.dtype)
+        centers = to_host(as_numbers(centers, "what init returned"))
     else:
-        centers = np.array(to_host(as_numbers(init, "init")), dtype=engine.dtype)
+        centers = to_host(as_numbers(init, "init"))
+    centers = np.array(centers, dtype=engine.dtype)  # never the caller's own
     if centers.shape != (n_clusters, engine.n_features):
         raise ValueError(
             f"the initial centers have shape {centers.shape}; "
             f"expected (n_clusters, n_features) = ({n_clusters}, {engine.n_features})"
         )
+    if not np.isfinite(centers).all():
+        row, column = np.argwhere(~np.isfinite(centers))[0]
+        raise ValueError(f"initial center {row}, feature {column} is {centers[row, column]}; expected finite numbers")
     if engine.spherical:
         if not centers.any(axis=1).all():
             index = int(np.flatnonzero(~centers.any(axis=1))[0])
             raise ValueError(f"initial center {index} is zero, and has no direction: metric='cosine' needs another")
         return unit(centers)
-    return centers if callable(init) else centers - mean
+    return centers if callable(init) else frame.centered(centers)
 
 
 def _single_run(engine: Engine, first: np.ndarray, max_iter: int, tol: float, report: Report | None) -> Clustering:
@@ -309,13 +342,16 @@ def _iterated(
                 return None
             engine.forget_labels()
             continue
+        converged = found.strict
         if found.empty is not None:
             centers = without_empty_clusters(engine, found.empty, found.centers)
             shift = square_shift(found.centers, centers)
             if protection is not None and not filled_alike(engine, protection, found.empty, centers):
                 protection.found("clusters that were empty were filled otherwise the second time", "a run")
                 return None
-        converged = found.strict or shift <= tol
+            # Labels may have stood, and yet not be those of the new centers.
+            found = replace(found, strict=found.strict and shift == 0)
+        converged = converged or shift <= tol
     return found, centers, done, converged
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from sklearn.utils import check_array
 
-from tsapps.kernels.arrays import as_array, kind_of, to_host
+from tsapps.kernels.arrays import as_array, kind_of, refuse_masked, to_host
 
 __all__ = ["ArrayRows", "Rows", "SparseRows", "UnitRows", "as_numbers", "check_real", "is_plain", "unit"]
 
@@ -38,6 +38,7 @@ def is_plain(X: Any, name: str = "X") -> bool:
         If X is an array that has no place here: masked, complex or wider than float64.
     """
     if kind_of(X) in (None, "frame"):
+        refuse_masked(X)
         return False
     dtype = as_array(X).dtype
     check_real(dtype, name)

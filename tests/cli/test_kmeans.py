@@ -402,6 +402,6 @@ def test_refuses_before_reading_the_data(refuse, monkeypatch):
     assert "w.npy" in refuse(USAGE, "kmeans", "nan.npy", "--k", 2, "--weights", "w.npy")
 
 
-def test_refuses_distances_that_overflow(refuse):
+def test_refuses_an_inertia_that_overflows(refuse):
     np.save("x.npy", np.array([[0.0], [1e200], [-1e200]]))
-    assert "x.npy: distances overflow float64" in refuse(FAILURE, "kmeans", "x.npy", "--k", 1)
+    assert "x.npy: the inertia overflows float64" in refuse(FAILURE, "kmeans", "x.npy", "--k", 1)

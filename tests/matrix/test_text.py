@@ -69,7 +69,7 @@ def test_numbers_come_back_exactly(table):
 
 
 def test_is_streamed(table, monkeypatch):
-    matrix = table("".join(f"{number}\n" for number in range(1000)))
+    matrix = table("".join(f"{number}\n" for number in range(1, 1001)))
     most = []
     parse = np.loadtxt
     monkeypatch.setattr(

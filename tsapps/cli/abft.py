@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tsapps.cli.options import check_input, check_output_file, check_room, check_writable, split_name
+from tsapps.cli.options import check_input, check_output_file, check_room, check_writable, open_fitting
 from tsapps.errors import CorruptionError, UsageError
+from tsapps.names import split_name
 
 if TYPE_CHECKING:
     from tsapps.apps.abft import Sidecar
@@ -60,7 +61,7 @@ JsonLines = Annotated[
 def sidecar_path(data: str) -> Path:
     """Return where checksums lie: ``x.npy.abft`` for ``x.npy``, ``x.h5-a-b.abft`` for ``x.h5:a/b``."""
     file, name = split_name(data)
-    return Path("-".join([file, *filter(None, name.split("/"))]) + ".abft")
+    return Path("-".join([file, *filter(None, (name or "").split("/"))]) + ".abft")
 
 
 def same_file(one: Path, other: str) -> bool:
@@ -101,7 +102,9 @@ def check_copy_room(data: str, matrix: "Matrix", out: Path | None) -> None:
     check_room(target, os.path.getsize(target) if out is None else matrix.nbytes)
 
 
-def open_protected(data: str, path: Path, *, allow_external: bool) -> tuple["Matrix", "Sidecar"]:
+def open_protected(
+    data: str, path: Path, header: bool | None = None, index: bool | None = None, *, allow_external: bool
+) -> tuple["Matrix", "Sidecar"]:
     """Open a matrix and read its sidecar.
 
     Raises
@@ -127,4 +130,6 @@ def open_protected(data: str, path: Path, *, allow_external: bool) -> tuple["Mat
         sidecar = read_sidecar(path)
     except SidecarError as error:
         raise CorruptionError(f"the sidecar, not the matrix: {error}") from error
-    return open_matrix(data, allow_external=allow_external), sidecar
+    if (header, index) == (None, None):
+        return open_fitting(data, lambda shape: shape == sidecar.shape, allow_external=allow_external), sidecar
+    return open_matrix(data, header=header, index=index, allow_external=allow_external), sidecar

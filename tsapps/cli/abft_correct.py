@@ -21,9 +21,10 @@ from tsapps.cli.abft import (
     sidecar_path,
 )
 from tsapps.cli.abft_report import changes, describe, print_changes, print_line, regions
-from tsapps.cli.options import AllowExternal, Quiet, split_name
+from tsapps.cli.options import AllowExternal, Header, Index, Quiet
 from tsapps.cli.output import byte_bar, print_table
 from tsapps.errors import CorruptionError
+from tsapps.names import split_name
 
 if TYPE_CHECKING:
     from tsapps.apps.abft import Sidecar, Verdict
@@ -39,6 +40,8 @@ def abft_correct(
     sidecar: SidecarFile = None,
     force: Force = False,
     allow_external: AllowExternal = False,
+    header: Header = None,
+    index: Index = None,
     as_json: JsonLines = False,
     quiet: Quiet = False,
 ) -> None:
@@ -52,7 +55,7 @@ def abft_correct(
     began = time.perf_counter()
     check_target(data, out, in_place=in_place, force=force)
     path = sidecar or sidecar_path(data)
-    matrix, checksums = open_protected(data, path, allow_external=allow_external)
+    matrix, checksums = open_protected(data, path, header, index, allow_external=allow_external)
     check_copy(data, matrix, out)
     if out is not None:
         check_copy_room(data, matrix, out)

@@ -14,16 +14,18 @@ from tsapps.cli.abft_report import describe
 from tsapps.cli.options import (
     AllowExternal,
     Device,
+    Header,
+    Index,
     Json,
     Quiet,
     check_input,
     check_output_file,
     check_room,
     choose,
-    split_name,
 )
 from tsapps.cli.output import byte_bar, gigabytes, print_json, print_table
 from tsapps.errors import UsageError
+from tsapps.names import split_name
 
 __all__ = ["abft_encode"]
 
@@ -62,6 +64,8 @@ def abft_encode(
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
     device: Device = "auto",
     allow_external: AllowExternal = False,
+    header: Header = None,
+    index: Index = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -85,7 +89,7 @@ def abft_encode(
     from tsapps.matrix.copy import unchanged
 
     with unchanged(file), byte_bar(quiet=quiet) as show:
-        matrix = open_matrix(data, allow_external=allow_external)
+        matrix = open_matrix(data, header=header, index=index, allow_external=allow_external)
         check_room(out, sidecar_bytes(matrix.shape, matrix.dtype, str(code), weights, int(block)))
         sidecar = encode(
             matrix,

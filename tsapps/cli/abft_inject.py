@@ -9,8 +9,9 @@ import typer
 from tsapps import signals
 from tsapps.cli.abft import AnyData, Force, InPlace, JsonLines, OutNpy, check_copy, check_copy_room, check_target
 from tsapps.cli.abft_report import describe, differences, print_changes, print_line
-from tsapps.cli.options import AllowExternal, Quiet, check_input, split_name
+from tsapps.cli.options import AllowExternal, Header, Index, Quiet, check_input
 from tsapps.cli.output import byte_bar, print_table
+from tsapps.names import split_name
 
 __all__ = ["abft_inject"]
 
@@ -43,6 +44,8 @@ def abft_inject(
     in_place: InPlace = False,
     force: Force = False,
     allow_external: AllowExternal = False,
+    header: Header = None,
+    index: Index = None,
     as_json: JsonLines = False,
     quiet: Quiet = False,
 ) -> None:
@@ -60,7 +63,7 @@ def abft_inject(
     from tsapps.matrix import open_matrix, replacing
     from tsapps.matrix.copy import copy_as_npy, copy_file
 
-    matrix = open_matrix(data, allow_external=allow_external)
+    matrix = open_matrix(data, header=header, index=index, allow_external=allow_external)
     check_copy(data, matrix, out)
     check_copy_room(data, matrix, out)
     rng = np.random.default_rng(seed)

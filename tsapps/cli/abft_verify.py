@@ -19,9 +19,10 @@ from tsapps.cli.abft_report import (
     regions,
 )
 from tsapps.cli.failures import REPORTED, explain, print_error
-from tsapps.cli.options import AllowExternal, Device, Quiet, choose, split_name
+from tsapps.cli.options import AllowExternal, Device, Header, Index, Quiet, choose
 from tsapps.cli.output import byte_bar, gigabytes, print_table
-from tsapps.errors import ExitCode, UsageError
+from tsapps.errors import ExitCode, UsageError, one_line
+from tsapps.names import split_name
 
 __all__ = ["abft_verify"]
 
@@ -36,6 +37,8 @@ def abft_verify(
     sidecar: SidecarFile = None,
     device: Device = "auto",
     allow_external: AllowExternal = False,
+    header: Header = None,
+    index: Index = None,
     as_json: JsonLines = False,
     quiet: Quiet = False,
 ) -> None:
@@ -54,18 +57,18 @@ def abft_verify(
     for number, one in enumerate(data):
         if number and not (as_json or quiet):
             print()
-        options = {"allow_external": allow_external, "as_json": as_json, "quiet": quiet}
-        codes.append(_told(one, sidecar or sidecar_path(one), device, **options))
+        reading = {"header": header, "index": index, "allow_external": allow_external}
+        codes.append(_told(one, sidecar or sidecar_path(one), device, reading, as_json=as_json, quiet=quiet))
     code = ExitCode.CORRUPTION if ExitCode.CORRUPTION in codes else next(filter(None, codes), ExitCode.DONE)
     if code:
         sys.stdout.flush()  # who reads no more of it ends the command as others are ended
         raise typer.Exit(code)
 
 
-def _told(data: str, sidecar: Path, device: str, *, allow_external: bool, as_json: bool, quiet: bool) -> ExitCode:
-    """Verify one DATA and print what was found, errors too; return its exit code."""
+def _told(data: str, sidecar: Path, device: str, reading: dict[str, Any], *, as_json: bool, quiet: bool) -> ExitCode:
+    """Verify one DATA and print what was found, errors too; return its exit code. `reading` is for `open_protected`."""
     try:
-        return _verify(data, sidecar, device, allow_external=allow_external, as_json=as_json, quiet=quiet)
+        return _verify(data, sidecar, device, reading, as_json=as_json, quiet=quiet)
     except BrokenPipeError:
         raise
     except REPORTED as error:
@@ -73,7 +76,7 @@ def _told(data: str, sidecar: Path, device: str, *, allow_external: bool, as_jso
         if explained is None:
             raise
         message, code = explained
-        if split_name(data)[0] not in message:
+        if one_line(split_name(data)[0]) not in one_line(message):
             message = f"{data}: {message}"
         print_error(message)
         if as_json:
@@ -83,10 +86,10 @@ def _told(data: str, sidecar: Path, device: str, *, allow_external: bool, as_jso
         return code
 
 
-def _verify(data: str, sidecar: Path, device: str, *, allow_external: bool, as_json: bool, quiet: bool) -> ExitCode:
+def _verify(data: str, sidecar: Path, device: str, reading: dict[str, Any], *, as_json: bool, quiet: bool) -> ExitCode:
     """Verify one DATA and print what was found; return its exit code."""
     began = time.perf_counter()
-    matrix, checksums = open_protected(data, sidecar, allow_external=allow_external)
+    matrix, checksums = open_protected(data, sidecar, **reading)
 
     from tsapps.apps.abft import verify
 

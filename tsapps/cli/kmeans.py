@@ -15,16 +15,19 @@ from tsapps.cli.options import (
     AllowExternal,
     Data,
     Device,
+    Header,
+    Index,
     Json,
     Quiet,
     check_input,
     check_room,
     choose,
-    split_name,
+    open_fitting,
     stem,
 )
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
 from tsapps.errors import CorruptionError, MatrixError, UsageError
+from tsapps.names import split_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -136,6 +139,8 @@ def kmeans(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier result in DIR.")] = False,
     allow_external: AllowExternal = False,
+    header: Header = None,
+    index: Index = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -170,7 +175,7 @@ def kmeans(
     from tsapps.kernels.arrays import to_host
     from tsapps.matrix import open_matrix, replacing, save_npy
 
-    matrix = open_matrix(data, allow_external=allow_external)
+    matrix = open_matrix(data, header=header, index=index, allow_external=allow_external)
     n, d = matrix.shape
     choice = choose(device, resident=matrix.device)
     if k > n:
@@ -209,7 +214,7 @@ def kmeans(
             raise CorruptionError(str(error)) from error
         clock.seconds |= best.seconds
         if not np.isfinite(best.inertia):
-            raise MatrixError(f"{data}: distances overflow {engine.dtype}: scale the data down, or try --dtype float64")
+            raise MatrixError(f"{data}: the inertia overflows float64: scale the data down")
         show(f"writing {out}")
         with result.new_directory(out, force=force) as directory:
             clock.start_lap()
@@ -281,9 +286,7 @@ def _number_of_runs(n_init: str) -> int | str:
 
 
 def _read_first_centers(path: str, k: int, d: int, *, allow_external: bool) -> "np.ndarray":
-    from tsapps.matrix import open_matrix
-
-    matrix = open_matrix(path, allow_external=allow_external)
+    matrix = open_fitting(path, lambda shape: shape == (k, d), allow_external=allow_external)
     if matrix.shape != (k, d):
         raise UsageError(
             f"--init {path}: is {matrix.shape[0]} × {matrix.shape[1]}; expected k × d, {k} × {d}: one row a centre"
@@ -292,7 +295,7 @@ def _read_first_centers(path: str, k: int, d: int, *, allow_external: bool) -> "
 
 
 def _read_weights(path: str, n: int, *, allow_external: bool) -> "np.ndarray":
-    matrix = _open_column(path, allow_external=allow_external)
+    matrix = _open_column(path, n, allow_external=allow_external)
     if matrix.shape not in ((n, 1), (1, n)):
         raise UsageError(
             f"--weights {path}: is {matrix.shape[0]} × {matrix.shape[1]}; expected one number for each of the {n} rows"
@@ -306,9 +309,8 @@ def _read_weights(path: str, n: int, *, allow_external: bool) -> "np.ndarray":
     return found
 
 
-def _open_column(path: str, *, allow_external: bool) -> "Matrix":
-    """Open a matrix, or a .npy file of one dimension as a matrix of one column."""
-    from tsapps.matrix import open_matrix
+def _open_column(path: str, n: int, *, allow_external: bool) -> "Matrix":
+    """Open a matrix of n numbers, or a .npy file of one dimension as a matrix of one column."""
     from tsapps.matrix.binary import map_file, read_npy_header
 
     if path.lower().endswith(".npy") and os.path.isfile(path):
@@ -316,7 +318,7 @@ def _open_column(path: str, *, allow_external: bool) -> "Matrix":
             shape, _, dtype = read_npy_header(file, path)
             if len(shape) == 1:
                 return map_file(path, file.tell(), (shape[0], 1), dtype)
-    return open_matrix(path, allow_external=allow_external)
+    return open_fitting(path, lambda shape: shape in ((n, 1), (1, n)), allow_external=allow_external)
 
 
 def _describe(progress: "Progress") -> str:

@@ -3,19 +3,27 @@
 import errno
 import os
 import resource
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tsapps.cli.output import gigabytes
-from tsapps.errors import UsageError
+from tsapps.errors import MatrixError, UsageError
 from tsapps.kernels.backend import Choice, choose_device
+from tsapps.names import split_name
+
+if TYPE_CHECKING:
+    from tsapps.matrix import Matrix
 
 __all__ = [
     "AllowExternal",
     "Data",
     "Device",
+    "Header",
+    "Index",
     "Json",
     "Quiet",
     "check_input",
@@ -23,7 +31,7 @@ __all__ = [
     "check_room",
     "check_writable",
     "choose",
-    "split_name",
+    "open_fitting",
     "stem",
 ]
 
@@ -50,22 +58,33 @@ AllowExternal = Annotated[
         help="Read other files that an HDF5 file names, by links or as parts of a dataset: any file of this machine.",
     ),
 ]
+Header = Annotated[
+    bool | None,
+    typer.Option(
+        "--header/--no-header",
+        show_default=False,
+        help="Text tables: the first line of DATA is names, or numbers.  [default: as its form says]",
+    ),
+]
+Index = Annotated[
+    bool | None,
+    typer.Option(
+        "--index/--no-index",
+        show_default=False,
+        help="Text tables: leave out the first column of DATA, or keep it.  [default: leave it out if it has no name "
+        "and counts the rows 0, 1, 2, …]",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON to stdout, and nothing else there.")]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print no progress and no table; warnings, errors and --json still are.")
 ]
 
 
-def split_name(path: str) -> tuple[str, str]:
-    """Split ``FILE:NAME`` into the file and the name of an array in it, empty where the path has none."""
-    file, colon, name = path.rpartition(":")
-    return (file, name) if colon and not os.path.exists(path) and os.path.exists(file) else (path, "")
-
-
 def stem(path: str) -> str:
     """Return what outputs are named after: ``x`` for ``some/x.npy``, ``x-train-images`` for ``x.h5:train/images``."""
     file, name = split_name(path)
-    return "-".join([Path(file).stem, *filter(None, name.split("/"))])
+    return "-".join([Path(file).stem, *filter(None, (name or "").split("/"))])
 
 
 def check_input(path: str) -> None:
@@ -132,3 +151,35 @@ def choose(device: str, *, resident: int | None = None) -> Choice:
         return choose_device(device, resident=resident)
     except ValueError as error:
         raise UsageError(f"--{error}") from error
+
+
+def open_fitting(path: str, fits: Callable[[tuple[int, int]], bool], *, allow_external: bool = False) -> "Matrix":
+    """Open a matrix whose shape is known; of a text table that can be read in two ways, the shape says which.
+
+    Parameters
+    ----------
+    path : str
+    fits : callable
+        Returns whether a shape is the one that is expected.
+    allow_external : bool
+        As for `open_matrix`.
+
+    Raises
+    ------
+    MatrixError
+        As `open_matrix`; if a table can be read in several ways, and none fits.
+    """
+    from tsapps.matrix import open_matrix
+    from tsapps.matrix.table_form import AmbiguousTableError
+
+    try:
+        return open_matrix(path, allow_external=allow_external)
+    except AmbiguousTableError as ambiguous:
+        for header, index in product((False, True), repeat=2):
+            try:
+                matrix = open_matrix(path, header=header, index=index)
+            except MatrixError:
+                continue  # names that are read as numbers, for example
+            if fits(matrix.shape):
+                return matrix
+        raise ambiguous

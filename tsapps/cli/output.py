@@ -7,7 +7,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["byte_bar", "gibibytes", "gigabytes", "live_line", "print_json", "print_table", "seconds_by_phase"]
+from tsapps.kernels.printable import one_line
+
+__all__ = [
+    "byte_bar",
+    "gibibytes",
+    "gigabytes",
+    "live_line",
+    "print_json",
+    "print_table",
+    "print_text",
+    "seconds_by_phase",
+]
 
 # Where nobody watches, a log gets a line this many seconds apart: a sign of life, and none from a short run.
 _LOG_SECONDS = 10.0
@@ -29,7 +40,7 @@ def live_line(*, quiet: bool) -> Iterator[Callable[[str], None]]:
         console = Console(stderr=True, highlight=False)
         with Progress(SpinnerColumn(), TimeElapsedColumn(), text_column, console=console, transient=True) as progress:
             task = progress.add_task("", total=None)
-            yield lambda text: progress.update(task, description=text)
+            yield lambda text: progress.update(task, description=one_line(text))
 
 
 @contextmanager
@@ -51,6 +62,7 @@ def byte_bar(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
             task = progress.add_task("", total=None)
 
             def update(what: str, done: int, total: int) -> None:
+                what = one_line(what)
                 if progress.tasks[0].description != what:  # rates are those of one kind of work
                     progress.reset(task, description=what, total=total)
                 progress.update(task, completed=done)
@@ -65,7 +77,7 @@ def _log() -> Callable[[str], None]:
         nonlocal last
         if time.monotonic() - last >= _LOG_SECONDS:
             last = time.monotonic()
-            print(f"tsapps: {text}", file=sys.stderr, flush=True)
+            print(f"tsapps: {one_line(text)}", file=sys.stderr, flush=True)
 
     return show
 
@@ -75,11 +87,16 @@ def print_json(summary: Mapping[str, Any]) -> None:
     print(json.dumps(summary, indent=2, allow_nan=False))
 
 
+def print_text(line: object) -> None:
+    """Print a line to stdout: what other programs and people named is escaped."""
+    print(one_line(line))
+
+
 def print_table(rows: Mapping[str, str]) -> None:
     """Print a table of two columns to stdout: what, and its value."""
     width = max(map(len, rows))
     for what, value in rows.items():
-        print(f"{what:{width}}  {value}")
+        print_text(f"{what:{width}}  {value}")
 
 
 def seconds_by_phase(seconds: Mapping[str, float]) -> str:

@@ -13,6 +13,8 @@ from tsapps.cli.options import (
     AllowExternal,
     Data,
     Device,
+    Header,
+    Index,
     Json,
     Quiet,
     check_input,
@@ -43,6 +45,8 @@ def predict(
     device: Device = "auto",
     force: Annotated[bool, typer.Option("--force", help="Replace FILE.npy if it exists.")] = False,
     allow_external: AllowExternal = False,
+    header: Header = None,
+    index: Index = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -61,11 +65,12 @@ def predict(
     import numpy as np
 
     from tsapps.apps.kmeans.choose import open_engine
+    from tsapps.apps.kmeans.frame import Frame, frame_about, ldexp
     from tsapps.kernels.arrays import to_host
     from tsapps.matrix import open_matrix, save_npy
 
     centers, trained = read_model(model)
-    matrix = open_matrix(data, allow_external=allow_external)
+    matrix = open_matrix(data, header=header, index=index, allow_external=allow_external)
     (n, d), k = matrix.shape, len(centers)
     if d != centers.shape[1]:
         raise UsageError(
@@ -79,22 +84,21 @@ def predict(
     with live_line(quiet=quiet) as show:
         show(f"reading {data}: {n:,} × {d:,} {matrix.dtype}")
         lap = time.perf_counter()
-        with open_engine(matrix, dtype=centers.dtype, device=device, metric=metric) as engine:
-            engine.refuse_non_finite()
+        # The labels of a row do not depend on the other rows.
+        dtype = np.dtype(trained["dtype"])
+        frame = Frame(np.zeros(d, dtype)) if metric == "cosine" else frame_about(centers, dtype)
+        with open_engine(matrix, dtype=dtype, device=device, metric=metric, exponent=frame.exponent) as engine:
+            centers = engine.place(frame.centered(centers), frame.mean)
             seconds["read"] = time.perf_counter() - lap
             show("nearest centres")
             lap = time.perf_counter()
-            # Distances lose fewest digits about a point amid the centres; any would do, and the labels of a row must
-            # not depend on the other rows.
-            origin = np.zeros_like(centers[0]) if engine.spherical else centers.mean(axis=0)
-            engine.centre(origin)
-            engine.assign(centers - origin, update=False)
-            inertia = engine.inertia(centers - origin)
+            engine.assign(centers, update=False)
+            inertia = float(ldexp(engine.inertia(centers), 2 * frame.exponent))
             labels = to_host(engine.labels)
             sizes = engine.cluster_sizes(engine.labels, k).tolist()
         seconds["assign"] = time.perf_counter() - lap
         if not np.isfinite(inertia):
-            raise MatrixError(f"{data}: distances overflow {engine.dtype}: scale the data down, or train in float64")
+            raise MatrixError(f"{data}: the inertia overflows float64: scale the data down")
         lap = time.perf_counter()
         save_npy(out, labels, commit=signals.placing)
         seconds["write"] = time.perf_counter() - lap

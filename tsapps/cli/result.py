@@ -3,7 +3,7 @@
 labels.npy
     int32, shape (n,): the cluster of every row.
 centers.npy
-    float32 or float64, shape (k, d).
+    Shape (k, d), in the dtype that they were computed in; in float64 where float32 would hold them too coarsely.
 summary.json
     How they were found, and how good they are.
 """
@@ -126,7 +126,9 @@ def read_model(directory: Path) -> tuple[Any, dict[str, Any]]:
         raise UsageError(f"{directory}: is no result of tsapps kmeans (it has no summary.json by it): name its --out")
     matrix = open_matrix(directory / "centers.npy")
     expected = (summary.get("k"), summary.get("d"), summary.get("dtype"))
-    if (*matrix.shape, str(matrix.dtype)) != expected or matrix.dtype not in (np.float32, np.float64):
+    narrow = expected[2] == "float32" and matrix.dtype == np.float64
+    found = (*matrix.shape, "float32" if narrow else str(matrix.dtype))
+    if found != expected or matrix.dtype not in (np.float32, np.float64):
         raise MatrixError(
             f"{matrix.name}: is {matrix.shape[0]} × {matrix.shape[1]} {matrix.dtype}, and summary.json beside it says "
             f"{f'{expected[0]} × {expected[1]} {expected[2]}'[:80]}: run tsapps kmeans again"

@@ -10,6 +10,7 @@ import typer
 
 from tsapps import signals
 from tsapps.cli.options import check_output_file
+from tsapps.cli.output import print_text
 from tsapps.errors import MatrixError, UsageError
 
 if TYPE_CHECKING:
@@ -92,4 +93,4 @@ def sample(
     array = _SAMPLES[name].make()
     save_npy(out, array, commit=signals.placing)
     rows, columns = array.shape
-    print(f"{out}: {rows:,} × {columns} {array.dtype}, {array.nbytes:,} bytes: {_SAMPLES[name].source}")
+    print_text(f"{out}: {rows:,} × {columns} {array.dtype}, {array.nbytes:,} bytes: {_SAMPLES[name].source}")

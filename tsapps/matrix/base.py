@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from tsapps.errors import MatrixError, UsageError
+from tsapps.kernels.printable import one_line
 from tsapps.matrix.checks import (
     check_dtype,
     check_finite,
@@ -34,7 +35,7 @@ class Matrix(ABC):
     Attributes
     ----------
     name : str
-        What messages call it: the path, or "the array in memory".
+        What messages call it: the path, or "the array in memory"; printable, whatever the file's name is.
     shape : tuple of int
         (n, d), both at least 1.
     dtype : numpy.dtype
@@ -51,7 +52,7 @@ class Matrix(ABC):
     def __init__(self, name: str, shape: Sequence[int], dtype: np.dtype, device: int | None = None) -> None:
         check_dtype(dtype, name)
         check_shape(shape, name)
-        self.name = name
+        self.name = one_line(name)
         self.shape: tuple[int, int] = (int(shape[0]), int(shape[1]))
         self.dtype = dtype.newbyteorder("=")
         self.device = device

@@ -9,6 +9,7 @@ import numpy as np
 from tsapps.errors import MatrixError, UsageError
 from tsapps.kernels.arrays import as_array, kind_of, to_host
 from tsapps.kernels.host_memory import available_host_memory
+from tsapps.kernels.printable import shown
 
 __all__ = [
     "changed",
@@ -25,6 +26,9 @@ __all__ = [
 ]
 
 
+_MOST_FIELDS = 10
+
+
 def is_floating(dtype: np.dtype) -> bool:
     """Return whether `dtype` can hold NaN: NumPy's floating-point types and bfloat16."""
     return dtype.kind == "f" or dtype.name == "bfloat16"
@@ -33,7 +37,7 @@ def is_floating(dtype: np.dtype) -> bool:
 def check_dtype(dtype: np.dtype, name: str) -> None:
     """Raise `MatrixError` unless `dtype` is an integer or floating-point type."""
     if dtype.names is not None:
-        fields = ", ".join(dtype.names)
+        fields = ", ".join(map(shown, dtype.names[:_MOST_FIELDS])) + (", …" if len(dtype.names) > _MOST_FIELDS else "")
         raise MatrixError(
             f"{name}: holds records with the fields {fields}; expected plain numbers: save them as columns"
         )
@@ -45,7 +49,9 @@ def check_dtype(dtype: np.dtype, name: str) -> None:
         "O": "Python objects are never unpickled; convert it with X.astype('float64'), or keep numeric columns only",
         "V": "if it was bfloat16, save it as .safetensors or as float32",
     }.get(dtype.kind, "keep numeric columns only")
-    raise MatrixError(f"{name}: holds elements of type {dtype}; expected integers or floating-point numbers: {advice}")
+    raise MatrixError(
+        f"{name}: holds elements of type {shown(dtype)}; expected integers or floating-point numbers: {advice}"
+    )
 
 
 def check_shape(shape: Sequence[int], name: str) -> None:

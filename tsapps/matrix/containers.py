@@ -10,14 +10,16 @@ from typing import IO, BinaryIO, Literal
 
 import numpy as np
 
-from tsapps.errors import MatrixError, MatrixUsageError, one_line
+from tsapps.errors import MatrixError, MatrixUsageError
 from tsapps.kernels.host_memory import available_host_memory
+from tsapps.kernels.printable import shown
 from tsapps.kernels.strict_json import JsonError, parse_json
 from tsapps.matrix.base import Matrix
 from tsapps.matrix.binary import check_size, read_npy_header
 from tsapps.matrix.checks import changed, check_dtype, check_memory, check_shape, readable
 from tsapps.matrix.memory import HostMatrix
 from tsapps.matrix.optional import optional_module
+from tsapps.names import shell_spelling
 
 __all__ = ["choose_array", "open_npz", "open_safetensors"]
 
@@ -59,6 +61,8 @@ _PIECE_BYTES = 1 << 24
 _PART_OF_MEMORY = 4
 
 _MOST_NAMES = 10
+# Whoever would paste an example that is longer copies the name elsewhere.
+_LONGEST_EXAMPLE = 400
 
 
 def open_npz(path: str, wanted: str | None) -> Matrix:
@@ -67,13 +71,13 @@ def open_npz(path: str, wanted: str | None) -> Matrix:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
 
         def header(name: str) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype, int]:
-            _check_member(members[name], f"{path}:{one_line(name)}")
+            _check_member(members[name], f"{path}:{shown(name)}")
             with archive.open(members[name]) as file:
-                return *read_npy_header(file, f"{path}:{one_line(name)}"), file.tell()
+                return *read_npy_header(file, f"{path}:{shown(name)}"), file.tell()
 
         name = choose_array(path, wanted, list(members), lambda name: header(name)[0])
         shape, order, dtype, offset = header(name)
-        full_name = f"{path}:{one_line(name)}"
+        full_name = f"{path}:{shown(name)}"
         check_dtype(dtype, full_name)
         check_shape(shape, full_name)
         check_size(full_name, members[name].file_size, offset, shape, dtype)
@@ -223,7 +227,7 @@ def open_safetensors(path: str, wanted: str | None) -> Matrix:
         name = choose_array(path, wanted, list(file.keys()), lambda name: tuple(file.get_slice(name).get_shape()))
         shape = tuple(file.get_slice(name).get_shape())
         kind = file.get_slice(name).get_dtype()
-    full_name = f"{path}:{one_line(name)}"
+    full_name = f"{path}:{shown(name)}"
     if kind == "BF16":
         dtype = np.dtype(optional_module("ml_dtypes", path).bfloat16)
     elif kind in _SAFETENSORS_TYPES:
@@ -263,17 +267,20 @@ def choose_array(
         raise MatrixError(f"{path}: holds no array: check what wrote it")
     if wanted is not None:
         if wanted not in names:
-            raise MatrixUsageError(f"{path}: holds no array {wanted!r}: name one of {_listing(names)}")
+            raise MatrixUsageError(f"{path}: holds no array '{shown(wanted)}': name one of {_listing(names)}")
         return wanted
     matrices = [name for name in names if len(shape_of(name)) == 2]
     candidates = matrices or names
     if len(candidates) > 1:
+        spellings = (shell_spelling(f"{path}:{name}") for name in candidates)
+        example = next((one for one in spellings if one is not None and len(one) <= _LONGEST_EXAMPLE), None)
         raise MatrixUsageError(
-            f"{path}: holds several arrays, {_listing(candidates)}: name one, for example {path}:{candidates[0]}"
+            f"{path}: holds several arrays, {_listing(candidates)}: name one"
+            + (f", for example {example}" if example else f", as {path}:NAME")
         )
     return candidates[0]
 
 
 def _listing(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+    return ", ".join(shown(name) or "one without a name" for name in names[:_MOST_NAMES]) + more

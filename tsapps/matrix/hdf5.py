@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.errors import MatrixError, one_line
+from tsapps.errors import MatrixError
+from tsapps.kernels.printable import shown
 from tsapps.matrix.base import Matrix
 from tsapps.matrix.checks import changed, check_memory, readable
 from tsapps.matrix.containers import choose_array
@@ -51,7 +52,7 @@ def open_hdf5(path: str, wanted: str | None, *, allow_external: bool = False) ->
         file.visititems(lambda name, thing: names.append(name) if isinstance(thing, h5py.Dataset) else None)
         if wanted is not None:
             wanted = wanted.strip("/")
-            if isinstance(_find(h5py, file, path, wanted, allow_external=allow_external), h5py.Dataset):
+            if wanted and isinstance(_find(h5py, file, path, wanted, allow_external=allow_external), h5py.Dataset):
                 names.append(wanted)
 
         def shape_of(name: str) -> tuple[int, ...]:
@@ -61,7 +62,7 @@ def open_hdf5(path: str, wanted: str | None, *, allow_external: bool = False) ->
 
         name = choose_array(path, wanted, names, shape_of)
         dataset = _find(h5py, file, path, name, allow_external=allow_external)
-        full_name = f"{path}:/{one_line(name)}"
+        full_name = f"{path}:/{shown(name)}"
         if dataset.is_virtual or dataset.external:
             _check_external(h5py, dataset, full_name, allow_external=allow_external)
         matrix = Hdf5Matrix(path, name, dataset.shape or (), dataset.dtype, allow_external=allow_external)
@@ -213,7 +214,7 @@ class Hdf5Matrix(Matrix):
     """A dataset of an HDF5 file, which is open only while it is read."""
 
     def __init__(self, path: str, member: str, shape: Sequence[int], dtype: np.dtype, *, allow_external: bool) -> None:
-        super().__init__(f"{path}:/{one_line(member)}", shape, dtype)
+        super().__init__(f"{path}:/{shown(member)}", shape, dtype)
         self._path = path
         self._member = member
         self._allow_external = allow_external

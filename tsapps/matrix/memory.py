@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.errors import MatrixError
-from tsapps.kernels.arrays import as_array, kind_of
+from tsapps.kernels.arrays import as_array, kind_of, refuse_masked
 from tsapps.matrix.base import Matrix
 from tsapps.matrix.checks import check_finite
 
@@ -26,8 +26,10 @@ def open_array(array: Any) -> Matrix:
         If it is no matrix of numbers.
     """
     name = "the data frame in memory" if kind_of(array) == "frame" else "the array in memory"
-    if isinstance(array, np.ma.MaskedArray):
-        raise MatrixError(f"{name}: is masked; expected a number everywhere: fill the gaps with X.filled(value)")
+    try:
+        refuse_masked(array, f"{name}:")
+    except ValueError as error:
+        raise MatrixError(str(error)) from error
     array = as_array(array)
     return HostMatrix(array, name) if isinstance(array, np.ndarray) else GpuMatrix(array, name)
 

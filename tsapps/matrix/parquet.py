@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tsapps.errors import MatrixError
+from tsapps.kernels.printable import shown
 from tsapps.kernels.strict_json import JsonError, parse_json
 from tsapps.matrix.base import Matrix
 from tsapps.matrix.checks import changed, damaged, readable
@@ -36,12 +37,13 @@ class ParquetMatrix(Matrix):
             kind = schema.field(number).type
             if not (arrow.types.is_integer(kind) or arrow.types.is_floating(kind)):
                 raise MatrixError(
-                    f"{path}: column {number} ({names[number]!r}) is {str(kind)[:80]}; expected numbers: "
+                    f"{path}: column {number} ('{shown(names[number])}') is {str(kind)[:80]}; expected numbers: "
                     f"keep numeric columns only, one for each feature"
                 )
-        self._column_names = [names[number] for number in self._columns]
+        self._column_names = [shown(names[number]) for number in self._columns]
         self._types = [schema.field(number).type for number in self._columns]
         self._errors = errors
+        self._path = path
         types = [np.dtype(kind.to_pandas_dtype()) for kind in self._types]
         super().__init__(
             path, (metadata.num_rows, len(types)), np.result_type(*types) if types else np.dtype(np.float64)
@@ -52,12 +54,12 @@ class ParquetMatrix(Matrix):
             raise damaged(path, self.shape, f"row groups of {found} rows")
 
     def _blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
-        parquet = optional_module("pyarrow.parquet", self.name)
+        parquet = optional_module("pyarrow.parquet", self._path)
         start = 0
         with (
             readable(self.name, self._errors),
             parquet.ParquetFile(
-                self.name,
+                self._path,
                 page_checksum_verification=True,
                 pre_buffer=False,  # which reads a row group whole
                 buffer_size=max(_LEAST_BUFFER, min(_MOST_BUFFER, _MOST_BUFFERS // len(self._columns))),
@@ -82,7 +84,7 @@ class ParquetMatrix(Matrix):
     def _refuse_null(self, start: int, feature: int, column: object) -> None:
         row = start + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))  # type: ignore[attr-defined]
         raise MatrixError(
-            f"{self.name}: row {row}, column {feature} ({self._column_names[feature]!r}) is null (counted from 0); "
+            f"{self.name}: row {row}, column {feature} ('{self._column_names[feature]}') is null (counted from 0); "
             f"every element must be a finite number: drop such rows, or fill them in"
         )
 

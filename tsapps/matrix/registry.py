@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from tsapps.errors import MatrixError, MatrixUsageError
+from tsapps.errors import MatrixError, MatrixUsageError, UsageError
+from tsapps.kernels.printable import shown
 from tsapps.matrix.base import ConvertedMatrix, Matrix
 from tsapps.matrix.binary import BIN_TYPES, VECS_TYPES, open_bin, open_npy, open_vecs
 from tsapps.matrix.containers import open_npz, open_safetensors
@@ -15,6 +16,7 @@ from tsapps.matrix.hdf5 import open_hdf5
 from tsapps.matrix.memory import open_array
 from tsapps.matrix.parquet import ParquetMatrix
 from tsapps.matrix.text import TextMatrix
+from tsapps.names import split_name
 
 __all__ = ["EXTENSIONS", "open_matrix"]
 
@@ -24,9 +26,9 @@ _SINGLE: dict[str, Callable[[str], Matrix]] = {
     ".npy": open_npy,
     **dict.fromkeys(BIN_TYPES, open_bin),
     **dict.fromkeys(VECS_TYPES, open_vecs),
-    **dict.fromkeys([".csv", ".tsv", ".txt"], TextMatrix),
     ".parquet": ParquetMatrix,
 }
+_TEXT = (".csv", ".tsv", ".txt")
 _SEVERAL: dict[str, Callable[..., Matrix]] = {
     ".npz": open_npz,
     ".h5": open_hdf5,
@@ -34,11 +36,18 @@ _SEVERAL: dict[str, Callable[..., Matrix]] = {
     ".safetensors": open_safetensors,
 }
 
-EXTENSIONS: tuple[str, ...] = (*_SINGLE, *_SEVERAL)
+EXTENSIONS: tuple[str, ...] = (*_SINGLE, *_TEXT, *_SEVERAL)
 """The extensions that `open_matrix` knows."""
 
 
-def open_matrix(source: Any, *, dtype: DTypeLike | None = None, allow_external: bool = False) -> Matrix:
+def open_matrix(
+    source: Any,
+    *,
+    dtype: DTypeLike | None = None,
+    header: bool | None = None,
+    index: bool | None = None,
+    allow_external: bool = False,
+) -> Matrix:
     """Open a file or an array as a matrix.
 
     Parameters
@@ -46,13 +55,20 @@ def open_matrix(source: Any, *, dtype: DTypeLike | None = None, allow_external: 
     source : path-like, array or Matrix
         A file, its format told by its extension (`EXTENSIONS`); for .npz, HDF5 and safetensors the path may end in
         ``:name``, which says which array, and need not where only one array is a matrix. Or an array in memory: NumPy,
-        CuPy, torch, an object with ``__cuda_array_interface__`` or DLPack, a pandas or polars frame.
+        CuPy, torch, an object with ``__cuda_array_interface__`` or DLPack, a pandas or polars frame of numbers
+        and bools (missing values are NaN). Masked arrays are refused, even where nothing is masked.
     dtype : numpy dtype, optional
         The dtype that the elements are given in; by default the one they have (float64 for text). Floating-point, or
         wide enough for every value of the dtype that they have.
     allow_external : bool
         Whether to read other files that an HDF5 file names: by external links, and for elements of its datasets. Its
         author may name any file of the machine.
+    header : bool, optional
+        Whether the first line of a text table is names. By default its form says so: text, or 0, 1, 2, … above numbers
+        with a decimal point.
+    index : bool, optional
+        Whether to leave out the first column of a text table: row numbers or labels. By default it is left out, with a
+        warning, if it has no name and counts the rows 0, 1, 2, ….
 
     Returns
     -------
@@ -63,11 +79,12 @@ def open_matrix(source: Any, *, dtype: DTypeLike | None = None, allow_external: 
     ------
     MatrixUsageError
         If the path names no matrix: no such file, an unknown extension, no such array in the file, several and no name.
-        It is both a `MatrixError` and a `UsageError`.
+        If a text table can be read in two ways, and `header` or `index` does not say which. It is both a `MatrixError`
+        and a `UsageError`.
     MatrixError
         If the file holds no matrix of numbers. Both messages name the file and say what to do.
     UsageError
-        If the elements cannot be given in `dtype`.
+        If the elements cannot be given in `dtype`, or `header` or `index` is given for anything but a text table.
     TypeError
         If `source` is neither a path nor an array of a known kind.
 
@@ -83,16 +100,20 @@ def open_matrix(source: Any, *, dtype: DTypeLike | None = None, allow_external: 
     if isinstance(source, Matrix):
         matrix = source
     elif isinstance(source, (str, os.PathLike)):
-        matrix = _open_path(os.fspath(source), allow_external=allow_external)
+        matrix = _open_path(os.fspath(source), header, index, allow_external=allow_external)
     else:
         matrix = open_array(source)
+    if (header, index) != (None, None) and (matrix is source or not isinstance(matrix, TextMatrix)):
+        raise UsageError(
+            f"{matrix.name}: is no file of text; --header and --index are for {', '.join(_TEXT)}: leave them out"
+        )
     if dtype is None or np.dtype(dtype) == matrix.dtype:
         return matrix
     return ConvertedMatrix(matrix, np.dtype(dtype))
 
 
-def _open_path(path: str, *, allow_external: bool) -> Matrix:
-    file, wanted = _split(path)
+def _open_path(path: str, header: bool | None, index: bool | None, *, allow_external: bool) -> Matrix:
+    file, wanted = split_name(path)
     extension = os.path.splitext(file)[1].lower()
     known = ", ".join(EXTENSIONS)
     if not os.path.exists(file):
@@ -107,23 +128,16 @@ def _open_path(path: str, *, allow_external: bool) -> Matrix:
         if extension in _SEVERAL:
             options = {"allow_external": allow_external} if _SEVERAL[extension] is open_hdf5 else {}
             return _SEVERAL[extension](file, wanted, **options)
-        if extension not in _SINGLE:
+        if extension not in (*_SINGLE, *_TEXT):
             raise MatrixUsageError(
                 f"{path}: has the unknown extension {extension!r}; expected one of {known}: convert it"
             )
         if wanted is not None:
-            raise MatrixUsageError(f"{path}: a {extension} file holds one matrix: leave out ':{wanted}'")
+            raise MatrixUsageError(f"{path}: a {extension} file holds one matrix: leave out ':{shown(wanted)}'")
+        if extension in _TEXT:
+            return TextMatrix(file, header, index)
         return _SINGLE[extension](file)
     except OSError as error:
         raise MatrixError(
             f"{path}: cannot be read: {error.strerror or error}: check the file and its permissions"
         ) from error
-
-
-def _split(path: str) -> tuple[str, str | None]:
-    """Split ``file:name``; a colon that belongs to an existing file's own name splits nothing."""
-    if not os.path.exists(path):
-        for place, letter in enumerate(path):
-            if letter == ":" and os.path.exists(path[:place]):
-                return path[:place], path[place + 1 :] or None
-    return path, None

@@ -2,16 +2,19 @@
 
 import csv
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
-from tsapps.errors import MatrixError
+from tsapps.errors import MatrixError, MatrixUsageError
+from tsapps.kernels.printable import one_line
 from tsapps.matrix.base import Matrix
 from tsapps.matrix.checks import changed
+from tsapps.matrix.table_form import FirstLine, Form, are_numbered, is_number
 
 __all__ = ["TextMatrix"]
 
@@ -28,24 +31,64 @@ class TextMatrix(Matrix):
     """A text table of float64 numbers, one row a line.
 
     Tabs, semicolons, commas or spaces stand between the cells, whichever is found first in that order. Empty lines and
-    lines that begin with ``#`` do not count. The first line is names if no cell of it is a number. Opening the file
-    counts its lines without keeping them; every pass parses them again.
+    lines that begin with ``#`` do not count. `table_form` says whether the first line is names and the first column an
+    index. Opening the file counts its lines without keeping them; every pass parses them again.
+
+    Parameters
+    ----------
+    path : str
+    header : bool, optional
+        Whether the first line is names, where the caller knows.
+    index : bool, optional
+        Whether the first column is to be left out.
+
+    Raises
+    ------
+    AmbiguousTableError
+        If that is needed.
     """
 
-    def __init__(self, path: str) -> None:
-        self.name = path
+    def __init__(self, path: str, header: bool | None = None, index: bool | None = None) -> None:
+        self._path, self.name = path, one_line(path)
         with self._lines() as lines:
             beginning = list(islice(lines, 2))
-            if not beginning:
-                raise MatrixError(f"{path}: is empty; expected lines of numbers: check what wrote it")
-            self._delimiter = next((mark for mark in _DELIMITERS if mark in beginning[-1][1]), None)
-            first_number, first_line = beginning[0]
-            cells = self._cells(first_line)
-            self._names = 0 if any(_is_number(cell) for cell in cells) else 1
-            rows = len(beginning) - self._names + sum(1 for _ in lines)
-        super().__init__(path, (rows, len(cells)), np.dtype(np.float64))
+        if not beginning:
+            raise MatrixError(f"{path}: is empty; expected lines of numbers: check what wrote it")
+        self._delimiter = next((mark for mark in _DELIMITERS if mark in beginning[-1][1]), None)
+        first_number = beginning[0][0]
+        named, self._index = self._form(beginning, header, index)
+        self._names = int(named)
+        columns = self._n_cells - int(self._index)
+        if columns == 0:
+            raise MatrixUsageError(f"{path}: has one column, which --index leaves out: give --no-index (index=False)")
+        with self._lines() as lines:
+            rows = sum(1 for _ in lines) - self._names
+        super().__init__(path, (rows, columns), np.dtype(np.float64))
+        if self._index and index is None:
+            warnings.warn(
+                f"{self.name}: the first column is left out, an index by its form: it has no name and counts the rows "
+                f"0, 1, 2, …; keep it with --no-index (index=False)",
+                stacklevel=4,
+            )
         for number, line in beginning[self._names :]:  # names and numbers that differ in count are found here
             self._check_line(number, line, first_number)
+
+    def _form(self, beginning: list[tuple[int, str]], header: bool | None, index: bool | None) -> Form:
+        """Tell the form by the first two lines, and by all others where that takes them."""
+        (number, line), (_, second) = beginning[0], beginning[-1]
+        cells = self._cells(line)
+        one_less = self._delimiter is None and len(cells) == len(self._cells(second)) - 1
+        if one_less and (header or are_numbered(cells) or not any(map(is_number, cells))):
+            cells = ["", *cells]  # an empty name, which spaces cannot show
+        self._n_cells = len(cells)
+        quoted = len(beginning) > 1 and '"' not in second and line.count('"') == 2 * len(cells)
+
+        def below() -> Iterator[str]:
+            with self._lines() as lines:
+                yield from (line for _, line in islice(lines, 1, None))
+
+        where = f"{self.name}: line {number}"
+        return FirstLine(where, cells, self._delimiter, self._cells, quoted, header, index).form(below)
 
     def _blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
         n = self.shape[0]
@@ -62,12 +105,21 @@ class TextMatrix(Matrix):
     def _parse(self, lines: list[str], start: int) -> np.ndarray:
         rows = len(lines)
         try:
-            block = np.loadtxt(lines, np.float64, comments=None, delimiter=self._delimiter, quotechar='"', ndmin=2)
+            converters: Any = {0: _zero} if self._index else None  # of an index, which may be text, none is looked at
+            block = np.loadtxt(
+                lines,
+                np.float64,
+                comments=None,
+                delimiter=self._delimiter,
+                converters=converters,
+                quotechar='"',
+                ndmin=2,
+            )
             reason = f"it has the shape {block.shape}"
         except ValueError as error:
             block, reason = None, str(error)
-        if block is not None and block.shape == (rows, self.shape[1]):
-            return block
+        if block is not None and block.shape == (rows, self._n_cells):
+            return np.ascontiguousarray(block[:, 1:]) if self._index else block
         with self._lines() as numbered:  # a second, slower look, which knows the line and the cell
             for number, line in islice(numbered, self._names + start, self._names + start + rows):
                 self._check_line(number, line)
@@ -79,7 +131,7 @@ class TextMatrix(Matrix):
     def _lines(self) -> Iterator[Iterator[tuple[int, str]]]:
         """Open the file as the lines that count, each with its number as an editor counts."""
         try:
-            with open(self.name, encoding="utf-8-sig") as file:
+            with open(self._path, encoding="utf-8-sig") as file:
                 yield (
                     (number, line)
                     for number, line in enumerate(self._bounded(file), start=1)
@@ -100,10 +152,12 @@ class TextMatrix(Matrix):
             number += 1
 
     def _cells(self, line: str) -> list[str]:
-        if self._delimiter is None:
+        if self._delimiter is None and '"' not in line:
             return line.split()
+        mark = self._delimiter or " "
         try:
-            return [cell.strip() for cell in next(csv.reader([line], delimiter=self._delimiter))]
+            cells = next(csv.reader([line.strip(" \r\n")], delimiter=mark, skipinitialspace=mark == " "))
+            return [cell.strip() for cell in cells]
         except csv.Error as error:
             raise MatrixError(
                 f"{self.name}: the line {line[:40]!r}… is no text table ({error}): save it again"
@@ -112,18 +166,19 @@ class TextMatrix(Matrix):
     def _check_line(self, number: int, line: str, first: int | None = None) -> None:
         cells = self._cells(line)
         for place, cell in enumerate(cells, start=1):
-            if _is_number(cell):
+            if is_number(cell) or (self._index and place == 1):
                 continue
             where = f"{self.name}: line {number}, cell {place}"
             if not cell:
                 raise MatrixError(f"{where} is empty; expected a number: fill it in, or drop the line")
             if _DECIMAL_COMMA.fullmatch(cell):
                 raise MatrixError(f"{where} is {cell!r}: write numbers with a decimal point")
-            advice = " (if the line is names, none of them may be a number)" if number == first else ""
+            advice = " (if the line is names, none of them may be a number: else --header says so)"
+            advice = advice if number == first else ""
             raise MatrixError(f"{where} is {cell[:40]!r}; expected a number{advice}: keep numeric columns only")
-        if len(cells) != self.shape[1]:
+        if len(cells) != self._n_cells:
             raise MatrixError(
-                f"{self.name}: line {number} has {len(cells)} cells; expected {self.shape[1]}, as in the first line: "
+                f"{self.name}: line {number} has {len(cells)} cells; expected {self._n_cells}, as in the first line: "
                 f"correct or drop it"
             )
 
@@ -139,10 +194,5 @@ def _taken(lines: Iterator[str], most: int) -> list[str]:
     return block
 
 
-def _is_number(cell: str) -> bool:
-    """Return whether NumPy's text reader takes `cell` for a number: Python's rule, in ASCII, without underscores."""
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return cell.isascii() and "_" not in cell
+def _zero(_: str) -> float:
+    return 0.0

@@ -1,0 +1,151 @@
+"""Where rows and centers are compared: about the mean of the fitted rows, in units of a power of two.
+
+A distance loses what its two points' norms lose to rounding. So both are taken about the mean, and where squares would
+overflow or underflow, in units of a power of two, which rounds nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from tsapps.apps.kmeans.rows import Rows
+
+__all__ = ["Frame", "Placed", "ScaledRows", "exponent_of", "frame_about", "is_in_range", "ldexp", "shrunk"]
+
+# Beside the largest number, and the smallest normal one in units of the last place of 1, squared: what sums of products
+# of a few numbers take.
+_ROOM = 32.0
+# Centers that lose more than this of their distances' scale in the rows' dtype are given in float64.
+_MOST_LOST = 2.0**-12
+
+
+def is_in_range(dtype: np.dtype, square: float, total: float) -> bool:
+    """Tell whether distances of `dtype` are exact to its last places.
+
+    Parameters
+    ----------
+    dtype : numpy.dtype
+        float32 or float64.
+    square : float
+        A typical square of a distance.
+    total : float
+        No less than the sum of squares of all distances.
+    """
+    numbers = np.finfo(dtype)
+    least = float(numbers.tiny) / float(numbers.eps) ** 2
+    return least * _ROOM < square and total < float(numbers.max) / _ROOM
+
+
+def exponent_of(largest: float) -> int:
+    """Return the exponent of the unit in which a distance of twice `largest` is about 1; 0 where there is none."""
+    return int(np.frexp(largest)[1]) + 1 if largest > 0 else 0
+
+
+def shrunk(rows: np.ndarray, centers: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return rows and centers times 2^−exponent, and the exponent: 0 unless their products overflow otherwise."""
+    largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0)), float(abs(centers).max()))
+    exponent = int(np.frexp(largest)[1])
+    if 2 * exponent + int(rows.shape[1]).bit_length() + 4 < np.finfo(rows.dtype).maxexp:
+        return rows, centers, 0
+    return ldexp(rows, -exponent), ldexp(centers, -exponent), exponent
+
+
+def frame_about(centers: np.ndarray, dtype: np.dtype) -> "Frame":
+    """Return a frame of `dtype` for centers (k, d) of which nobody knows the rows: about their own mean."""
+    wide = centers.astype(np.float64)
+    exponent = int(np.frexp(abs(wide).max())[1])
+    mean = np.ldexp(np.ldexp(wide, -exponent).mean(axis=0), exponent)  # a sum may overflow
+    spread = float(abs(0.5 * wide - 0.5 * mean).max())
+    square = 4 * spread * spread
+    exponent = 0 if spread == 0 or is_in_range(dtype, square, square * centers.size) else exponent_of(spread)
+    return Frame(ldexp(mean, -exponent).astype(dtype), exponent)
+
+
+def ldexp(array: Any, exponent: int) -> Any:
+    """Return array · 2^exponent, of NumPy or CuPy floats."""
+    xp: Any = import_module("cupy") if type(array).__module__.startswith("cupy") else np
+    with np.errstate(over="ignore"):
+        return xp.ldexp(array, exponent) if exponent else array
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A row x is worked on as x · 2^−exponent − mean, in the mean's dtype.
+
+    Attributes
+    ----------
+    mean : numpy.ndarray of shape (d,)
+        float32 or float64.
+    exponent : int
+    """
+
+    mean: np.ndarray
+    exponent: int = 0
+
+    def centered(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows (n, d) as they are worked on, in a new array; float64 rows are subtracted from in float64."""
+        dtype = np.result_type(rows.dtype, self.mean.dtype)
+        return (ldexp(rows.astype(dtype, copy=False), -self.exponent) - self.mean).astype(self.mean.dtype, copy=False)
+
+    def restored(self, centers: np.ndarray) -> np.ndarray:
+        """Return centers (k, d) that were worked on as points among the rows.
+
+        In the frame's dtype; in float64 where that would lose a part of 2^−12 of the centers' distances from the mean.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            narrow: np.ndarray = ldexp(centers + self.mean, self.exponent)
+            wide: np.ndarray = ldexp(centers.astype(np.float64) + self.mean, self.exponent)
+            scale = np.ldexp(float(abs(centers).max()), self.exponent)
+            return narrow if abs(narrow - wide).max() <= _MOST_LOST * scale else wide
+
+
+class Placed:
+    """A fit's centers, in the frame that its labels were found in.
+
+    Parameters
+    ----------
+    frame : Frame
+    worked : numpy.ndarray of shape (k, d)
+        As they were worked on, in the frame's dtype.
+    given : numpy.ndarray of shape (k, d)
+        The same, as they were given to the caller.
+    """
+
+    def __init__(self, frame: Frame, worked: np.ndarray, given: np.ndarray) -> None:
+        self.frame, self.worked, self.given = frame, worked, given.copy()
+
+    def centers(self, given: np.ndarray) -> np.ndarray:
+        """Return the centers as they were worked on; if the caller has other ones by now, those in the frame."""
+        same = given.dtype == self.given.dtype and np.array_equal(given, self.given)
+        return self.worked if same else self.frame.centered(given)
+
+
+class ScaledRows:
+    """The rows of another matrix times 2^−exponent, in `dtype`; scaled anew whenever they are read."""
+
+    def __init__(self, source: Rows, exponent: int, dtype: np.dtype) -> None:
+        self.source = source
+        self.exponent = exponent
+        self.name = source.name
+        self.shape = source.shape
+        self.dtype = np.dtype(dtype)
+        self.device = source.device
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
+        """Yield (first row, block of at most `rows` scaled rows), in order."""
+        return self.scaled(self.source.blocks(rows))
+
+    def scaled(self, blocks: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        """Scale blocks of the other matrix, on whichever device they are."""
+        for start, block in blocks:
+            yield start, self._scaled(block)
+
+    def rows(self, indices: np.ndarray) -> Any:
+        """Return the rows with these indices, scaled, in the order asked for."""
+        return self._scaled(self.source.rows(indices))
+
+    def _scaled(self, block: Any) -> Any:
+        return ldexp(block.astype(self.dtype, order="C", copy=False), -self.exponent)

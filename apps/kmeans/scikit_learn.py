@@ -1,0 +1,168 @@
+"""scikit-learn's compiled Lloyd, for arrays on the CPU: what its `fit` worked with, and its passes over centered rows.
+
+`KMeans.fit` subtracts the mean of X, adds it to the centers that it found, and keeps neither. Here both are kept, as
+they were: rows that are centered by the same mean get the same labels by the same centers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix, issparse
+from sklearn import config_context
+from sklearn.cluster import KMeans
+from sklearn.metrics.pairwise import euclidean_distances
+
+from tsapps.apps.kmeans.choose import open_engine
+from tsapps.apps.kmeans.cpu import distances_of
+from tsapps.apps.kmeans.frame import Frame, Placed, is_in_range, shrunk
+from tsapps.apps.kmeans.rows import check_real
+from tsapps.apps.kmeans.seeding import kmeans_parallel
+from tsapps.kernels.arrays import as_array, kind_of, refuse_masked, to_host
+from tsapps.kernels.threads import threads_kept
+
+__all__ = ["Passes", "Remembering", "as_host", "init_for_scikit_learn", "is_sound", "narrow_indices", "placed_by"]
+
+# Rows that are centered at a time stay in the level-2 cache.
+_BLOCK_BYTES = 2 << 20
+
+
+class Remembering(np.ndarray):
+    """Centers that remember what they were, and what was added to them, when their mean is."""
+
+    memory: dict[str, np.ndarray]
+
+    @classmethod
+    def of(cls, centers: np.ndarray, memory: dict[str, np.ndarray]) -> Remembering:
+        """Return a copy of centers, which it and all that are made of it remember in `memory`."""
+        made = np.array(centers).view(cls)
+        made.memory = memory
+        return made
+
+    def __array_finalize__(self, source: Any) -> None:
+        """Remember where `source` does."""
+        self.memory = getattr(source, "memory", {})
+
+    def __iadd__(self, mean: Any) -> Remembering:  # type: ignore[misc]
+        """Add the mean, and remember both."""
+        self.memory["centers"], self.memory["mean"] = np.array(self), np.array(mean)
+        np.add(self, mean, out=self)
+        return self
+
+
+def placed_by(memory: dict[str, np.ndarray], centers: np.ndarray) -> Placed:
+    """Return what a fit of `KMeans` remembered, of the centers that it gave; of sparse X it subtracts no mean."""
+    worked = memory.get("centers", centers)
+    frame = Frame(memory.get("mean", np.zeros(centers.shape[1], centers.dtype)))
+    return Placed(frame, worked, frame.restored(worked))
+
+
+def is_sound(placed: Placed, labels: np.ndarray, inertia: float) -> bool:
+    """Tell whether the result of a fit of `KMeans` stands.
+
+    Where clusters are empty its labels may be of earlier centers; and where squares overflow or underflow, any.
+    """
+    centers = placed.worked.astype(np.float64)
+    if not np.isfinite(centers).all() or not np.bincount(labels, minlength=len(centers)).all():
+        return False
+    with np.errstate(over="ignore"):
+        largest = float((centers * centers).sum(axis=1).max())
+    n = len(labels)
+    return is_in_range(placed.worked.dtype, largest + inertia / n, 4 * (n * largest + inertia))
+
+
+def narrow_indices(X: Any) -> Any:
+    """Return a sparse matrix by rows, with indices of 32 bits where they do; anything else as it is."""
+    if not issparse(X):
+        return X
+    rows = X.tocsr()
+    if rows.indices.dtype == np.int32 and rows.indptr.dtype == np.int32:
+        return rows
+    if max(rows.nnz, *rows.shape) > np.iinfo(np.int32).max:
+        return rows
+    return csr_matrix((rows.data, rows.indices.astype(np.int32), rows.indptr.astype(np.int32)), shape=rows.shape)
+
+
+def as_host(X: Any, name: str = "X") -> Any:
+    """Return X as scikit-learn can take it: arrays of other libraries as NumPy, all else as it is."""
+    kind = kind_of(X)
+    if kind in (None, "frame"):
+        return X
+    array = as_array(X)
+    check_real(array.dtype, name)
+    return X if kind == "numpy" else to_host(array)
+
+
+def init_for_scikit_learn(init: Any, n_init: Any, sample_weight: Any) -> dict[str, Any]:
+    """Return the parameters `init` and `n_init` as scikit-learn can take them, a function for what it cannot draw."""
+
+    def draw(X: Any, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
+        with open_engine(X, sample_weight=sample_weight, device="cpu") as engine:
+            return kmeans_parallel(engine, n_clusters, random_state)
+
+    def unmasked(*arguments: Any, **options: Any) -> Any:
+        centers = init(*arguments, **options)
+        refuse_masked(centers)
+        return centers
+
+    if isinstance(init, str):
+        runs = 1 if n_init == "auto" else n_init
+        return {"init": draw, "n_init": runs} if init == "k-means||" else {"init": init, "n_init": n_init}
+    if callable(init):
+        return {"init": unmasked, "n_init": n_init}
+    refuse_masked(init)
+    return {"init": as_host(init, "init"), "n_init": n_init}
+
+
+class Passes:
+    """Passes over X, a checked NumPy array or sparse matrix by rows, about the mean of the fitted rows."""
+
+    def __init__(self, model: KMeans, frame: Frame, centers: np.ndarray) -> None:
+        self.frame, self.centers = frame, centers
+        self._threads = model._n_threads
+
+    def labels(self, X: Any) -> np.ndarray:
+        """Return the label of the nearest center to every row, (n,), int32."""
+        if issparse(X):
+            return self._nearest(X.astype(self.frame.mean.dtype, copy=False), self.centers)
+        labels = np.empty(len(X), np.int32)
+        for part, block in self._blocks(X):
+            labels[part] = self._nearest(*shrunk(block, self.centers)[:2])
+        return labels
+
+    def inertia(self, X: Any, weights: np.ndarray | None) -> float:
+        """Return Σ w·‖x − c‖² over the rows and their nearest centers."""
+        if issparse(X):
+            return self._inertia(X.astype(self.frame.mean.dtype, copy=False), weights)
+        parts = [self._inertia(block, None if weights is None else weights[part]) for part, block in self._blocks(X)]
+        return float(np.sum(parts))
+
+    def distances(self, X: Any) -> np.ndarray:
+        """Return the distance of every row to every center, (n, k), in X's dtype."""
+        if issparse(X):
+            return euclidean_distances(X, self.centers)
+        distances = np.empty((len(X), len(self.centers)), X.dtype)
+        for part, block in self._blocks(X):
+            distances[part] = distances_of(block, self.centers)
+        return distances
+
+    def _blocks(self, X: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        each = max(256, _BLOCK_BYTES // (X.shape[1] * self.frame.mean.itemsize))
+        for start in range(0, len(X), each):
+            yield slice(start, start + each), self.frame.centered(X[start : start + each])
+
+    def _twin(self, centers: np.ndarray) -> KMeans:
+        twin = KMeans(len(centers))
+        twin.cluster_centers_, twin._n_threads = centers, self._threads
+        return twin
+
+    def _nearest(self, rows: Any, centers: np.ndarray) -> np.ndarray:
+        with threads_kept(), config_context(assume_finite=True):
+            labels: np.ndarray = self._twin(centers).predict(rows)
+        return labels
+
+    def _inertia(self, rows: Any, weights: np.ndarray | None) -> float:
+        with threads_kept(), config_context(assume_finite=True):
+            return -self._twin(self.centers).score(rows, sample_weight=weights)

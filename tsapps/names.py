@@ -1,0 +1,62 @@
+"""``FILE:NAME``: how it is taken apart, and how it is spelled for a shell."""
+
+import os
+import shlex
+
+__all__ = ["shell_spelling", "split_name"]
+
+
+def split_name(path: str) -> tuple[str, str | None]:
+    """Split ``FILE:NAME`` at the last colon that a path of something existing precedes.
+
+    Names may contain colons and slashes, and so may files' own names: a path that exists as a whole has no name.
+
+    Parameters
+    ----------
+    path : str
+
+    Returns
+    -------
+    file : str
+        All of `path` where nothing exists at any part of it that ends before a colon.
+    name : str or None
+        None where `path` has none; empty for ``FILE:``.
+
+    Examples
+    --------
+    >>> split_name("/dev/null:dense/kernel:0")
+    ('/dev/null', 'dense/kernel:0')
+    """
+    if not os.path.exists(path):
+        place = path.rfind(":")
+        while place > 0:
+            if os.path.exists(path[:place]):
+                return path[:place], path[place + 1 :]
+            place = path.rfind(":", 0, place)
+    return path, None
+
+
+def shell_spelling(argument: str) -> str | None:
+    r"""Return an argument as it can be pasted into a shell, in printable characters; None where no argument can be so.
+
+    Quoted only where it must be; control characters and bytes that are no UTF-8 as ``$'\x1b'``, which bash, zsh and
+    ksh know.
+    """
+    if "\0" in argument:
+        return None
+    argument = f"./{argument}" if argument.startswith("-") else argument
+    if argument.isprintable():
+        return shlex.quote(argument)
+    try:
+        argument.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return None
+    return "$'" + "".join(map(_ansi_c, argument)) + "'"
+
+
+def _ansi_c(letter: str) -> str:
+    if letter in "\\'":
+        return f"\\{letter}"
+    if letter.isprintable():
+        return letter
+    return "".join(f"\\x{byte:02x}" for byte in letter.encode("utf-8", "surrogateescape"))
