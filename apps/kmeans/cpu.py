@@ -16,7 +16,7 @@ from sklearn.metrics.pairwise import euclidean_distances
 
 from tsapps.apps.kmeans.cpu_seeding import draw_plus_plus
 from tsapps.apps.kmeans.engine import Engine
-from tsapps.apps.kmeans.frame import shrunk
+from tsapps.apps.kmeans.frame import ldexp, shrinking
 from tsapps.apps.kmeans.rows import ArrayRows, Rows
 from tsapps.apps.kmeans.seeding import is_small
 from tsapps.kernels.backend import available_cores
@@ -124,6 +124,10 @@ class CpuEngine(Engine):
         lowest = np.empty(len(block), self.dtype) if potential else None
         (product,) = get_blas_funcs(("gemm",), (block,))
         by_columns = np.asfortranarray(minus_2_centers)
+        # A fit's rows are in range (`Frame`); those of `predict` may be farther away.
+        exponent = 0 if update else shrinking(block, by_columns)
+        block, by_columns = ldexp(block, -exponent), ldexp(by_columns, -exponent)
+        norms = ldexp(norms, -2 * exponent)
         rows = _CHUNK_ROWS if is_small(self) else max(_CHUNK_ROWS, _SCORE_ELEMENTS // len(norms))
         buffer = np.empty((min(rows, len(block)), len(norms)), self.dtype)
         for start in range(0, len(block), rows):
@@ -188,7 +192,9 @@ class CpuEngine(Engine):
 
 def distances_of(rows: np.ndarray, centers: np.ndarray) -> np.ndarray:
     """Return the distance of every row to every center, (n, k), float64: those that cancel, by differences."""
-    rows, centers, exponent = shrunk(rows.astype(np.float64, copy=False), centers.astype(np.float64, copy=False))
+    rows, centers = rows.astype(np.float64, copy=False), centers.astype(np.float64, copy=False)
+    exponent = shrinking(rows, centers)
+    rows, centers = ldexp(rows, -exponent), ldexp(centers, -exponent)
     squares: np.ndarray = euclidean_distances(rows, centers, squared=True)
     norms = (rows * rows).sum(axis=1)[:, np.newaxis] + (centers * centers).sum(axis=1)
     i, j = np.nonzero(squares < _CANCELLED * norms)

@@ -17,12 +17,11 @@ from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from tsapps.apps.kmeans import lloyd
+from tsapps.apps.kmeans import lloyd, scikit_learn
 from tsapps.apps.kmeans.choose import (
     check_metric,
     check_precision,
     check_sample_weight,
-    check_weights,
     choose,
     is_sparse,
     open_engine,
@@ -31,17 +30,9 @@ from tsapps.apps.kmeans.choose import (
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.frame import Placed, frame_about, ldexp
 from tsapps.apps.kmeans.rows import Rows, is_plain
-from tsapps.apps.kmeans.scikit_learn import (
-    Passes,
-    Remembering,
-    as_host,
-    init_for_scikit_learn,
-    is_sound,
-    narrow_indices,
-    placed_by,
-)
+from tsapps.apps.kmeans.scikit_learn import Passes, as_host, narrow_indices
 from tsapps.kernels.arrays import as_array, like, to_host
-from tsapps.kernels.threads import is_forked, threads_kept
+from tsapps.kernels.threads import is_forked
 
 __all__ = ["TSKMeans"]
 
@@ -223,7 +214,8 @@ class TSKMeans(KMeans):
         simple = self.metric == "euclidean" and not self.protect and not is_forked()
         simple = simple and not choice.is_gpu and not isinstance(X, Rows)
         self.faults_ = 0
-        self._by_scikit_learn = simple and self._fit_scikit_learn(X, sample_weight)
+        self._placed = scikit_learn.fit(self, X, sample_weight) if simple else None
+        self._by_scikit_learn = self._placed is not None
         if not self._by_scikit_learn:
             self._fit_engine(X, sample_weight)
         if not np.isfinite(self.inertia_):
@@ -233,34 +225,9 @@ class TSKMeans(KMeans):
         self.cluster_centers_: Any = like(self.cluster_centers_, X)
         return self
 
-    def _fit_scikit_learn(self, X: Any, sample_weight: Any) -> bool:
-        """Fit by scikit-learn; return whether the result stands. If not, no random number has been drawn."""
-        weights = as_host(sample_weight, "sample_weight")
-        check_weights(weights)
-        # Of an int it is a new one, which nobody else draws from.
-        generator = check_random_state(self.random_state)
-        state = generator.get_state()
-        self._memory: dict[str, np.ndarray] = {}  # of `Remembering`
-        given = {"init": self.init, "n_init": self.n_init}
-        self.set_params(**init_for_scikit_learn(**given, sample_weight=weights))
-        try:
-            # What overflows is seen by the result.
-            with threads_kept(), np.errstate(over="ignore", invalid="ignore"):
-                super().fit(narrow_indices(as_host(X)), sample_weight=weights)
-        finally:
-            self.set_params(**given)
-            memory = self.__dict__.pop("_memory")
-        placed = placed_by(memory, np.array(self.cluster_centers_))
-        self._placed: Placed | None = placed
-        self.cluster_centers_ = placed.given.copy()
-        stands = is_sound(placed, self.labels_, self.inertia_)
-        if not stands:
-            generator.set_state(state)
-        return stands
-
     def _init_centroids(self, *arguments: Any, **options: Any) -> np.ndarray:
         """Return scikit-learn's first centers, never in memory of the caller's, so that they remember their mean."""
-        return Remembering.of(super()._init_centroids(*arguments, **options), self.__dict__.get("_memory", {}))
+        return scikit_learn.remembering(self, super()._init_centroids(*arguments, **options))
 
     def _fit_engine(self, X: Any, sample_weight: Any) -> None:
         self._validate_params()

@@ -13,7 +13,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.rows import Rows
 
-__all__ = ["Frame", "Placed", "ScaledRows", "exponent_of", "frame_about", "is_in_range", "ldexp", "shrunk"]
+__all__ = ["Frame", "Placed", "ScaledRows", "exponent_of", "frame_about", "is_in_range", "ldexp", "shrinking"]
 
 # Beside the largest number, and the smallest normal one in units of the last place of 1, squared: what sums of products
 # of a few numbers take.
@@ -44,13 +44,22 @@ def exponent_of(largest: float) -> int:
     return int(np.frexp(largest)[1]) + 1 if largest > 0 else 0
 
 
-def shrunk(rows: np.ndarray, centers: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return rows and centers times 2^−exponent, and the exponent: 0 unless their products overflow otherwise."""
+def shrinking(rows: np.ndarray, centers: np.ndarray) -> int:
+    """Return an exponent for which the products of rows · 2^−exponent and centers · 2^−exponent do not overflow.
+
+    Parameters
+    ----------
+    rows : numpy.ndarray of shape (n, d)
+    centers : numpy.ndarray of shape (k, d) or (d, k)
+
+    Returns
+    -------
+    int
+        0 where they do not overflow as they are.
+    """
     largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0)), float(abs(centers).max()))
     exponent = int(np.frexp(largest)[1])
-    if 2 * exponent + int(rows.shape[1]).bit_length() + 4 < np.finfo(rows.dtype).maxexp:
-        return rows, centers, 0
-    return ldexp(rows, -exponent), ldexp(centers, -exponent), exponent
+    return exponent if 2 * exponent + rows.shape[1].bit_length() + 4 >= np.finfo(rows.dtype).maxexp else 0
 
 
 def frame_about(centers: np.ndarray, dtype: np.dtype) -> "Frame":

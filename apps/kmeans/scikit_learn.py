@@ -14,17 +14,20 @@ from scipy.sparse import csr_matrix, issparse
 from sklearn import config_context
 from sklearn.cluster import KMeans
 from sklearn.metrics.pairwise import euclidean_distances
+from sklearn.utils import check_random_state
 
-from tsapps.apps.kmeans.choose import open_engine
+from tsapps.apps.kmeans.choose import check_weights, open_engine
 from tsapps.apps.kmeans.cpu import distances_of
-from tsapps.apps.kmeans.frame import Frame, Placed, is_in_range, shrunk
+from tsapps.apps.kmeans.frame import Frame, Placed, is_in_range, ldexp, shrinking
 from tsapps.apps.kmeans.rows import check_real
 from tsapps.apps.kmeans.seeding import kmeans_parallel
 from tsapps.kernels.arrays import as_array, kind_of, refuse_masked, to_host
 from tsapps.kernels.threads import threads_kept
 
-__all__ = ["Passes", "Remembering", "as_host", "init_for_scikit_learn", "is_sound", "narrow_indices", "placed_by"]
+__all__ = ["Passes", "as_host", "fit", "narrow_indices", "remembering"]
 
+# Where a model has what its centers remember, during a fit.
+_MEMORY = "_memory"
 # Rows that are centered at a time stay in the level-2 cache.
 _BLOCK_BYTES = 2 << 20
 
@@ -52,14 +55,54 @@ class Remembering(np.ndarray):
         return self
 
 
-def placed_by(memory: dict[str, np.ndarray], centers: np.ndarray) -> Placed:
-    """Return what a fit of `KMeans` remembered, of the centers that it gave; of sparse X it subtracts no mean."""
-    worked = memory.get("centers", centers)
-    frame = Frame(memory.get("mean", np.zeros(centers.shape[1], centers.dtype)))
+def remembering(model: KMeans, centers: np.ndarray) -> np.ndarray:
+    """Return first centers of a fit of a model, never in memory of the caller's, so that they remember their mean."""
+    return Remembering.of(centers, model.__dict__.get(_MEMORY, {}))
+
+
+def fit(model: KMeans, X: Any, sample_weight: Any) -> Placed | None:
+    """Fit a model by `KMeans.fit`, and set its centers.
+
+    The model's `_init_centroids` gives `remembering` centers.
+
+    Returns
+    -------
+    Placed or None
+        None if the result does not stand. No random number has been drawn then.
+    """
+    weights = as_host(sample_weight, "sample_weight")
+    check_weights(weights)
+    generator = check_random_state(model.random_state)  # of an int a new one, which nobody else draws from
+    state, given = generator.get_state(), {"init": model.init, "n_init": model.n_init}
+    memory: dict[str, np.ndarray] = {}
+    model.__dict__[_MEMORY] = memory
+    model.set_params(**_init_for_scikit_learn(**given, sample_weight=weights))
+    placed = None
+    try:
+        # What overflows is seen by the result.
+        with threads_kept(), np.errstate(over="ignore", invalid="ignore"):
+            KMeans.fit(model, narrow_indices(as_host(X)), sample_weight=weights)
+        placed = _placed(np.array(model.cluster_centers_), memory)
+        model.cluster_centers_ = placed.given.copy()
+    except ValueError:
+        if not _overflows(as_host(X)):
+            raise
+    finally:
+        model.set_params(**given)
+        del model.__dict__[_MEMORY]
+    if placed is None or not _is_sound(placed, model.labels_, model.inertia_):
+        generator.set_state(state)
+        return None
+    return placed
+
+
+def _placed(found: np.ndarray, memory: dict[str, np.ndarray]) -> Placed:
+    """Return centers that `KMeans.fit` found, by what they remember: of sparse X it subtracts no mean."""
+    worked, frame = memory.get("centers", found), Frame(memory.get("mean", np.zeros_like(found[0])))
     return Placed(frame, worked, frame.restored(worked))
 
 
-def is_sound(placed: Placed, labels: np.ndarray, inertia: float) -> bool:
+def _is_sound(placed: Placed, labels: np.ndarray, inertia: float) -> bool:
     """Tell whether the result of a fit of `KMeans` stands.
 
     Where clusters are empty its labels may be of earlier centers; and where squares overflow or underflow, any.
@@ -71,6 +114,14 @@ def is_sound(placed: Placed, labels: np.ndarray, inertia: float) -> bool:
         largest = float((centers * centers).sum(axis=1).max())
     n = len(labels)
     return is_in_range(placed.worked.dtype, largest + inertia / n, 4 * (n * largest + inertia))
+
+
+def _overflows(X: Any) -> bool:
+    """Tell whether X is an array of finite numbers of which squares of distances may overflow."""
+    if not isinstance(X, np.ndarray) or X.dtype.kind != "f" or not np.isfinite(X).all():
+        return False
+    square = 4 * float(abs(X).max()) ** 2 * X.size
+    return not is_in_range(np.dtype(np.float32) if X.dtype == np.float32 else np.dtype(np.float64), 1.0, square)
 
 
 def narrow_indices(X: Any) -> Any:
@@ -95,7 +146,7 @@ def as_host(X: Any, name: str = "X") -> Any:
     return X if kind == "numpy" else to_host(array)
 
 
-def init_for_scikit_learn(init: Any, n_init: Any, sample_weight: Any) -> dict[str, Any]:
+def _init_for_scikit_learn(init: Any, n_init: Any, sample_weight: Any) -> dict[str, Any]:
     """Return the parameters `init` and `n_init` as scikit-learn can take them, a function for what it cannot draw."""
 
     def draw(X: Any, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
@@ -129,7 +180,8 @@ class Passes:
             return self._nearest(X.astype(self.frame.mean.dtype, copy=False), self.centers)
         labels = np.empty(len(X), np.int32)
         for part, block in self._blocks(X):
-            labels[part] = self._nearest(*shrunk(block, self.centers)[:2])
+            exponent = shrinking(block, self.centers)
+            labels[part] = self._nearest(ldexp(block, -exponent), ldexp(self.centers, -exponent))
         return labels
 
     def inertia(self, X: Any, weights: np.ndarray | None) -> float:
