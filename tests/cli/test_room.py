@@ -1,8 +1,7 @@
 """The disk is asked for room before the work: one line, exit 1, and nothing computed or written."""
 
 import os
-import subprocess
-import sys
+import resource
 from types import SimpleNamespace
 
 import numpy as np
@@ -108,11 +107,11 @@ def test_a_missing_file_on_another_disk_by_a_link(directory, monkeypatch):
     assert asked == [str(directory / "far")]
 
 
-def test_a_limit_of_the_process(files, directory):
+def test_a_limit_of_the_process(files, refuse, no_work, monkeypatch):
     """As by ulimit -f."""
-    limit = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)); "
-    script = f"{limit} sys.argv = ['tsapps', 'kmeans', 'x.npy', '--k', '3']; from tsapps.__main__ import main; main()"
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert ended.returncode == ExitCode.FAILURE
-    assert "may write files of 3.00 kB" in ended.stderr
-    assert ended.stderr.count("\n") == 1
+    monkeypatch.setattr(
+        "resource.getrlimit", lambda limit: (3000, 3000) if limit == resource.RLIMIT_FSIZE else (-1, -1)
+    )
+    assert "r: 8.10 kB are to be written there, and this process may write files of 3.00 kB" in refuse(
+        ExitCode.FAILURE, "kmeans", "x.npy", "--k", 3, "--out", "r"
+    )

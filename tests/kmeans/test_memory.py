@@ -131,7 +131,7 @@ fit("small.npy", 2)
     @pytest.mark.parametrize(
         ("n", "d", "init", "of_sample"),
         [
-            (4_000_000, 1, "k-means++", 12),
+            (2_500_000, 1, "k-means++", 12),
             pytest.param(4_000_000, 1, "random", 40, marks=pytest.mark.exhaustive),
             pytest.param(4_000_000, 1, "k-means||", 40, marks=pytest.mark.exhaustive),
             pytest.param(40_000_000, 1, "k-means++", 12, marks=pytest.mark.exhaustive),
@@ -150,7 +150,7 @@ fit("small.npy", 2)
 
     def test_a_limit_of_the_process(self, tmp_path, rng):
         """X is read again and again where it does not fit, with the same result."""
-        X = rng.standard_normal((1_000_000, 8)).astype(np.float32)
+        X = rng.standard_normal((500_000, 8)).astype(np.float32)
         np.save(tmp_path / "x.npy", X)
         np.save(tmp_path / "small.npy", X[:100])
         limit = """
@@ -165,6 +165,6 @@ result = [engine.held is not None, found.inertia]
         _, error, (held, inertia) = peak_of(self.SETUP + limit, work, tmp_path)
         assert error is None
         assert not held
-        _, error, (held, expected) = peak_of(self.SETUP, work, tmp_path)
-        assert held
-        assert inertia == expected
+        engine = open_engine(open_matrix(tmp_path / "x.npy"), device="cpu", dtype=np.dtype(np.float64))
+        assert engine.held is not None
+        assert inertia == lloyd.fit(engine, 3, random_state=np.random.RandomState(0), max_iter=2).inertia
