@@ -47,7 +47,7 @@ class Source(Protocol):
     def rows(self, indices: np.ndarray) -> Any:
         """Return the rows with these indices, in the order asked for, C-contiguous."""
 
-    def row_pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
+    def pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
         """Yield (row, column, piece of shape (1, at most `columns`)) of every row, in order."""
 
 
@@ -70,7 +70,7 @@ class ArraySource:
         """Return the rows with these indices, in the order asked for, C-contiguous."""
         return self._plain(indices)
 
-    def row_pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
+    def pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
         """Yield (row, column, piece of shape (1, at most `columns`)) of every row, in order."""
         for row in range(self.shape[0]):
             for column in range(0, self.shape[1], columns):
@@ -154,7 +154,7 @@ def parts(source: Source, progress: Progress | None = None) -> Iterator[tuple[in
     row_bytes = source.shape[1] * source.dtype.itemsize
     pieces: Iterator[tuple[int, int, Any]]
     if row_bytes > _MOST_PART_BYTES:
-        pieces = source.row_pieces(_PART_COLUMNS)
+        pieces = source.pieces(_PART_COLUMNS)
     else:
         rows = max(1, _PART_BYTES // row_bytes, min(_FEW_ROWS, _MOST_PART_BYTES // row_bytes))
         pieces = ((start, 0, block) for start, block in source.blocks(rows))

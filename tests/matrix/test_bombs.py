@@ -150,7 +150,7 @@ def test_npz_of_any_order_in_any_memory(n, d, dtype, order, compressed, rows, av
         assert [start for start, _ in blocks] == list(np.cumsum([0, *(len(block) for _, block in blocks)])[:-1])
         assert all(len(block) <= rows for _, block in blocks)
         np.testing.assert_array_equal(np.concatenate([block for _, block in blocks]), X)
-        pieces = list(matrix.row_pieces(4))
+        pieces = list(matrix.pieces(4))
         assert [(row, column) for row, column, _ in pieces] == [(i, j) for i in range(n) for j in range(0, d, 4)]
         np.testing.assert_array_equal(np.concatenate([piece.ravel() for *_, piece in pieces]), X.ravel())
 

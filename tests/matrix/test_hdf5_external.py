@@ -79,7 +79,7 @@ def test_allowed(make):
     matrix = open_matrix(make(), allow_external=True)
     np.testing.assert_array_equal(matrix.read(), X)
     np.testing.assert_array_equal(matrix.rows([7, 3]), X[[7, 3]])
-    np.testing.assert_array_equal(np.concatenate([piece.ravel() for *_, piece in matrix.row_pieces(2)]), X.ravel())
+    np.testing.assert_array_equal(np.concatenate([piece.ravel() for *_, piece in matrix.pieces(2)]), X.ravel())
 
 
 @pytest.mark.parametrize("make", [storage, storage_without_an_end, virtual])

@@ -131,7 +131,7 @@ class Matrix(ABC):
         """
         return self._rows(check_indices(indices, self.shape[0], self.name))
 
-    def row_pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
+    def pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
         """Yield (row, column, elements) of every row in pieces: for rows that memory should not hold whole.
 
         Parameters
@@ -241,9 +241,9 @@ class ConvertedMatrix(Matrix):
         for start, block in self._source.blocks(rows):
             yield start, self._convert(block, range(start, start + len(block)))
 
-    def row_pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
-        """Yield (row, column, piece of that row); see `Matrix.row_pieces`."""
-        for row, column, piece in self._source.row_pieces(columns):
+    def pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
+        """Yield (row, column, piece of that row); see `Matrix.pieces`."""
+        for row, column, piece in self._source.pieces(columns):
             yield row, column, self._convert(piece, [row])
 
     def _rows(self, numbers: np.ndarray) -> Any:

@@ -134,11 +134,11 @@ class NpzMatrix(Matrix):
                     _check_end(file)
                 yield start, block
 
-    def row_pieces(self, columns: int) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yield (row, column, piece of that row); see `Matrix.row_pieces`."""
+    def pieces(self, columns: int) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield (row, column, piece of that row); see `Matrix.pieces`."""
         n, d = self.shape
         if self._order == "F" and min(n, d) > 1:
-            yield from super().row_pieces(columns)
+            yield from super().pieces(columns)
             return
         with self._opened() as file:
             for row in range(n):

@@ -60,7 +60,7 @@ def _pieces(matrix: Matrix) -> Iterator[np.ndarray]:
     """Yield the elements of a matrix row by row, some MiB at a time, however long a row is."""
     row_bytes = matrix.shape[1] * matrix.dtype.itemsize
     if row_bytes > _PIECE_BYTES:
-        for *_, piece in matrix.row_pieces(_PIECE_BYTES // matrix.dtype.itemsize):
+        for *_, piece in matrix.pieces(_PIECE_BYTES // matrix.dtype.itemsize):
             yield np.ascontiguousarray(piece)
     else:
         for _, block in matrix.blocks(_PIECE_BYTES // row_bytes):

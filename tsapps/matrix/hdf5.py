@@ -230,8 +230,8 @@ class Hdf5Matrix(Matrix):
         starts = np.unique(numbers // step) * step  # HDF5's own selection by numbers is slow for more than a few
         return self._gather(self._pieces(step, starts.tolist()), numbers)
 
-    def row_pieces(self, columns: int) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yield (row, column, piece of that row); see `Matrix.row_pieces`."""
+    def pieces(self, columns: int) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield (row, column, piece of that row); see `Matrix.pieces`."""
         with self._opened() as dataset:
             for row in range(self.shape[0]):
                 for column in range(0, self.shape[1], columns):
