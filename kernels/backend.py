@@ -14,7 +14,6 @@ __all__ = [
     "Gpu",
     "NoDeviceError",
     "available_cores",
-    "available_host_memory",
     "choose_device",
     "gpus",
     "why_no_gpu",
@@ -154,20 +153,3 @@ def choose_device(request: str = "auto", *, resident: int | None = None) -> Choi
 def available_cores() -> int:
     """Return how many of the machine's cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def available_host_memory() -> int:
-    """Return the bytes of memory that this process may still take without swapping.
-
-    Linux's MemAvailable; elsewhere half of the machine's memory, and 4 GiB where the system does not tell that.
-    """
-    try:
-        with open("/proc/meminfo", encoding="ascii") as meminfo:
-            for line in meminfo:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # not Linux: ask POSIX below
-    if not hasattr(os, "sysconf"):
-        return 4 << 30
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -19,6 +19,8 @@ _MOST_NESTED = 64
 # Integers of 64 bits: callers may convert them to floats, and NumPy takes them.
 _MOST = 1 << 64
 _MOST_REASON = 200
+# Parsed, text may take some twenty times as much memory.
+_MOST_BYTES = 1 << 24
 
 
 class JsonError(OneLineError):
@@ -51,18 +53,22 @@ def parse_json(text: str | bytes) -> Any:
     return found
 
 
-def read_json(path: Path) -> Any:
-    """Parse a file.
+def read_json(path: Path, most: int = _MOST_BYTES) -> Any:
+    """Parse a file of at most `most` bytes; no more of it is read.
 
     Raises
     ------
     JsonError
-        As `parse_json`; the message names the file.
+        As `parse_json`, or if it is larger; the message names the file.
     OSError
         If it cannot be read.
     """
     try:
-        return parse_json(path.read_bytes())
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+        if len(content) > most:
+            raise JsonError(f"it has more than {most} bytes")
+        return parse_json(content)
     except JsonError as error:
         raise JsonError(f"{path}: is no valid JSON ({error})") from error
 

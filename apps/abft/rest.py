@@ -14,12 +14,13 @@ from tsapps.apps.abft.checksums_gpu import sums_on_gpu
 from tsapps.apps.abft.exact import SUMS, ExactSums
 from tsapps.apps.abft.exact_faults import ExactCheck, exact_verdict
 from tsapps.apps.abft.layout import layout
-from tsapps.apps.abft.sidecar import Sidecar
+from tsapps.apps.abft.sidecar import Sidecar, sidecar_bytes
 from tsapps.apps.abft.source import Progress, Source, as_source, bytes_of, name_of, parts
 from tsapps.apps.abft.verdict import ChangedError, Verdict
 from tsapps.apps.abft.weighted import WeightedSums, check_weighted
 from tsapps.apps.abft.weighted_faults import WeightedCheck, weighted_verdict
 from tsapps.kernels.backend import choose_device
+from tsapps.kernels.host_memory import available_host_memory
 
 __all__ = ["CODES", "encode", "repaired", "sums_of", "verify"]
 
@@ -67,6 +68,8 @@ def encode(
         If a parameter is not one of those, the array is empty or has more than two dimensions.
     TypeError
         If `X` is no array of a known kind, or not one of numbers.
+    MemoryError
+        If the checksums alone take more memory than is available.
 
     Examples
     --------
@@ -80,6 +83,14 @@ def encode(
     if code not in CODES:
         raise ValueError(f"code must be one of {', '.join(CODES)}, got {code!r}")
     source = as_source(X)
+    if code != "exact":
+        check_weighted(weights, block)
+    needed, found = sidecar_bytes(source.shape, source.dtype, code, weights, block), available_host_memory()
+    if needed > found:
+        raise MemoryError(
+            f"{name_of(source)}: its checksums take {needed:,} bytes, and {found:,} are available: choose code='exact' "
+            f"if it is not, or raise the memory limit of this process"
+        )
     sums = sums_of(source, code, weights, block, progress, gpu_of(device))
     if code == "exact":
         weights = block = 0

@@ -21,6 +21,7 @@ sidecar that does not have the digest that it says it has was corrupted, and tel
 
 import hashlib
 import json
+import os
 import struct
 from dataclasses import dataclass
 from math import prod
@@ -33,10 +34,20 @@ from tsapps.apps.abft.exact import SUMS
 from tsapps.apps.abft.layout import layout
 from tsapps.apps.abft.weighted import check_weighted, columns_shape, rows_shape, sums_dtype
 from tsapps.kernels.atomic_write import replacing
+from tsapps.kernels.host_memory import available_host_memory
 from tsapps.kernels.printable import OneLineError
 from tsapps.kernels.strict_json import parse_json
 
-__all__ = ["FORMAT", "VERSION", "Sidecar", "SidecarError", "dump_sidecar", "read_sidecar", "write_sidecar"]
+__all__ = [
+    "FORMAT",
+    "VERSION",
+    "Sidecar",
+    "SidecarError",
+    "dump_sidecar",
+    "read_sidecar",
+    "sidecar_bytes",
+    "write_sidecar",
+]
 
 FORMAT, VERSION = "tsapps-abft", "1"
 _LENGTH = struct.Struct("<Q")
@@ -94,17 +105,11 @@ class Sidecar:
             raise ValueError("the float code has sums along rows and along columns: one of both is missing")
         if self.exact is None and self.rows is None:
             raise ValueError("there are no sums of either code")
-        expected: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
-        if self.exact is not None:
-            of = layout(self.shape, self.itemsize)
-            expected["exact"] = np.dtype(np.uint64), (of.stripes, SUMS, of.width)
         if self.rows is not None:
             check_weighted(self.weights, self.block)
-            dtype = sums_dtype(self.dtype)
-            expected["rows"] = dtype, rows_shape(self.shape, self.weights, self.block)
-            expected["columns"] = dtype, columns_shape(self.shape, self.weights, self.block)
         elif (self.block, self.weights) != (0, 0):
             raise ValueError(f"there is no float code that has blocks of {self.block} and {self.weights} weights")
+        expected = _sums(self.shape, self.itemsize, self.dtype, self.code, self.weights, self.block)
         for name, (dtype, shape) in expected.items():
             found = getattr(self, name)
             if found.shape != shape or found.dtype != dtype:
@@ -154,6 +159,35 @@ class Sidecar:
         }
 
 
+def _sums(
+    shape: tuple[int, int], itemsize: int, dtype: str, code: str, weights: int, block: int
+) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+    """Return the type and the shape of each array that a code has of a matrix."""
+    sums: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+    if code != "float":
+        of = layout(shape, itemsize)
+        sums["exact"] = np.dtype(np.uint64), (of.stripes, SUMS, of.width)
+    if code != "exact":
+        kind = sums_dtype(dtype)
+        sums["rows"] = kind, rows_shape(shape, weights, block)
+        sums["columns"] = kind, columns_shape(shape, weights, block)
+    return sums
+
+
+def sidecar_bytes(shape: tuple[int, int], dtype: np.dtype, code: str, weights: int, block: int) -> int:
+    """Return the bytes of the arrays that a sidecar of a matrix (m, n) has, besides its header of some hundred bytes.
+
+    Parameters
+    ----------
+    shape, dtype
+        Of the matrix.
+    code, weights, block
+        As for `encode`.
+    """
+    sums = _sums(shape, dtype.itemsize, dtype.name, code, weights, block)
+    return sum(prod(shape) * kind.itemsize for kind, shape in sums.values())
+
+
 def _digest(metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> str:
     digest = hashlib.sha256(json.dumps(metadata, sort_keys=True, separators=(",", ":")).encode())
     for name in sorted(tensors):
@@ -199,6 +233,8 @@ def read_sidecar(path: str | PathLike[str]) -> Sidecar:
         If it is not, or is none, or of another version.
     OSError
         If the file cannot be read.
+    MemoryError
+        If it is larger than available memory.
     """
     name = fspath(path)
     with open(path, "rb") as file:
@@ -206,7 +242,10 @@ def read_sidecar(path: str | PathLike[str]) -> Sidecar:
         size = _LENGTH.unpack(begin)[0] if len(begin) == _LENGTH.size else 0
         if not 2 <= size <= _MOST_HEADER:
             raise SidecarError(f"{name}: is no sidecar of abft-encode: it does not begin with the length of a header")
-        text, data = file.read(size), memoryview(file.read())
+        text, rest = file.read(size), os.fstat(file.fileno()).st_size - len(begin) - size
+        if rest > available_host_memory():
+            raise MemoryError(f"{name}: holds {rest:,} bytes of checksums, more than there is memory for")
+        data = memoryview(file.read(max(0, rest)))
     try:
         header = parse_json(text)
         metadata = {str(key): str(value) for key, value in header["__metadata__"].items()}

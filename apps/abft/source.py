@@ -49,6 +49,9 @@ class Source(Protocol):
     def rows(self, indices: np.ndarray) -> Any:
         """Return the rows with these indices, in the order asked for, C-contiguous."""
 
+    def pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
+        """Yield (row, column, piece of shape (1, at most `columns`)) of every row, in order."""
+
 
 class ArraySource:
     """A NumPy or CuPy array of shape (m, n), of any strides and byte order."""
@@ -69,13 +72,19 @@ class ArraySource:
         """Return the rows with these indices, in the order asked for, C-contiguous."""
         return self._plain(indices)
 
+    def pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
+        """Yield (row, column, piece of shape (1, at most `columns`)) of every row, in order."""
+        for row in range(self.shape[0]):
+            for column in range(0, self.shape[1], columns):
+                yield row, column, self._plain((slice(row, row + 1), slice(column, column + columns)))
+
     def _plain(self, which: Any) -> Any:
         if isinstance(self.array, np.ndarray):
             return np.require(self.array[which], self.dtype, ["C", "A"])
         import cupy
 
         with self.array.device:
-            which = which if isinstance(which, slice) else cupy.asarray(which)
+            which = cupy.asarray(which) if isinstance(which, np.ndarray) else which
             # As whole numbers: CuPy copies columns to rows of floating-point numbers by cuBLAS, which alters NaNs.
             bits = self.array.view(f"u{self.dtype.itemsize}")[which]
             return cupy.ascontiguousarray(bits).view(self.array.dtype)
@@ -144,27 +153,20 @@ def parts(source: Source, progress: Progress | None = None) -> Iterator[tuple[in
     elements : numpy.ndarray of shape (some, some)
         C-contiguous whole rows, or a piece of one.
     """
+    row_bytes = source.shape[1] * source.dtype.itemsize
+    pieces: Iterator[tuple[int, int, Any]]
+    if row_bytes > _MOST_PART_BYTES:
+        pieces = source.pieces(_PART_COLUMNS)
+    else:
+        rows = max(1, _PART_BYTES // row_bytes, min(_FEW_ROWS, _MOST_PART_BYTES // row_bytes))
+        pieces = ((start, 0, block) for start, block in source.blocks(rows))
     done = 0
-    for start, column, piece in _pieces(source):
+    for row, column, piece in pieces:
         elements = to_host(piece)
-        yield start, column, elements
+        yield row, column, elements
         done += elements.nbytes
         if progress is not None:
             progress(done)
-
-
-def _pieces(source: Source) -> Iterator[tuple[int, int, Any]]:
-    """Yield (row, column, elements) as `parts` does, where the source has them."""
-    row_bytes = source.shape[1] * source.dtype.itemsize
-    if row_bytes > _MOST_PART_BYTES and hasattr(source, "pieces"):
-        yield from source.pieces(_PART_COLUMNS)
-        return
-    for start, block in source.blocks(max(1, _PART_BYTES // row_bytes, min(_FEW_ROWS, _MOST_PART_BYTES // row_bytes))):
-        if len(block) > 1 or row_bytes <= _MOST_PART_BYTES:
-            yield start, 0, block
-            continue
-        for column in range(0, source.shape[1], _PART_COLUMNS):
-            yield start, column, block[:, column : column + _PART_COLUMNS]
 
 
 def bytes_at(source: Source, offsets: np.ndarray) -> np.ndarray:

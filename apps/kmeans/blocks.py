@@ -34,6 +34,8 @@ class Blocks(ABC):
 
     def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None) -> None:
         self.source = source
+        #: What passes read where X is not held: the source, or a copy of it in its own dtype.
+        self.reader = source
         #: Whether rows and centers have norm 1, and distances are 1 − cos.
         self.spherical = isinstance(source, UnitRows)
         self.n_samples, self.n_features = source.shape
@@ -48,7 +50,11 @@ class Blocks(ABC):
 
     def copies(self) -> bool:
         """Tell whether to hold a copy of X where it cannot be borrowed."""
-        return self.fits(self.n_samples * self.n_features * self.dtype.itemsize)
+        return self.fits(self.held_bytes())
+
+    def held_bytes(self) -> int:
+        """Return the bytes of a copy of X, as it would be held."""
+        return self.n_samples * self.n_features * self.dtype.itemsize
 
     def _hold(self) -> None:
         """Hold a copy of X, not centred."""
@@ -82,7 +88,7 @@ class Blocks(ABC):
 
     def source_blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
         """Yield (first row, block) of the source on this device, in the source's own dtype, not centred."""
-        return self.source.blocks(rows)
+        return self.reader.blocks(rows)
 
     def blocks(self, n_columns: int) -> Iterator[tuple[int, Any]]:
         """Yield (first row, block), to be passed through `prepared` before use."""
@@ -95,7 +101,13 @@ class Blocks(ABC):
 
     def prepared(self, block: Any) -> Any:
         """Return a block of `blocks` in `dtype`, row-major and centred."""
-        return block if self.held is not None else block.astype(self.dtype, order="C", copy=False) - self.mean
+        if self.held is not None:
+            return block
+        prepared = block.astype(self.dtype, order="C", copy=False)
+        if prepared is block:  # the source's own
+            return block - self.mean
+        prepared -= self.mean
+        return prepared
 
     def centre(self, mean: np.ndarray) -> None:
         """Subtract `mean` (d,) from every row read from here on. Never writes to an array of the caller's."""
@@ -122,7 +134,7 @@ class Blocks(ABC):
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
         """Return these samples, centred, in host memory; shape (len(indices), d)."""
-        rows = to_host(self.source.rows(np.asarray(indices)))
+        rows = to_host(self.reader.rows(np.asarray(indices)))
         return rows.astype(self.dtype) - to_host(self.mean)
 
     def refuse_non_finite(self) -> None:

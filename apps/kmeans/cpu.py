@@ -4,7 +4,6 @@
 are small; this engine serves what scikit-learn cannot: data larger than memory, and progress after every iteration.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,11 +14,13 @@ from scipy.linalg import get_blas_funcs
 from scipy.sparse import csr_matrix
 from sklearn.metrics.pairwise import euclidean_distances
 
+from tsapps.apps.kmeans.cpu_seeding import draw_plus_plus
 from tsapps.apps.kmeans.engine import Engine
 from tsapps.apps.kmeans.frame import ldexp, shrinking
-from tsapps.apps.kmeans.rows import Rows
+from tsapps.apps.kmeans.rows import ArrayRows, Rows
 from tsapps.apps.kmeans.seeding import is_small
-from tsapps.kernels.backend import available_host_memory
+from tsapps.kernels.backend import available_cores
+from tsapps.kernels.host_memory import available_host_memory
 from tsapps.kernels.threads import one_blas_thread
 
 __all__ = ["CpuEngine", "distances_of"]
@@ -30,6 +31,16 @@ T = TypeVar("T")
 # 1 MiB at a time, so that the arg-min reads them from the level-2 cache.
 _TASK_ELEMENTS = 1 << 21
 _SCORE_ELEMENTS = 1 << 17
+_LEAST_ROWS = 256
+# Memory: temporaries of a task's size that a thread may need, its share of the blocks that wait among them; bytes a
+# sample for its label and for what draws of first centres and filled clusters keep of it; and the largest X that is
+# held converted though its own type is narrower (to convert it in each pass may double the time of a fit). The README
+# states the sum of these.
+_THREAD_BLOCKS = 7
+_SAMPLE_BYTES, _LABEL_BYTES = 40, 4
+_MOST_CONVERTED = 256 << 20
+# Distances of all samples to all candidates of a step of k-means++ are kept up to this size, or a fourth of X's.
+_MOST_DISTANCES = 64 << 20
 # Rows of one of scikit-learn's products, by which ties in small data are decided with the same rounding.
 _CHUNK_ROWS = 256
 # Square distances of less than this part of the two points' squared norms are computed again, by differences.
@@ -39,25 +50,59 @@ _CANCELLED = 2.0**-20
 class CpuEngine(Engine):
     """Passes over X with NumPy and BLAS; see `Engine`.
 
-    X is held in memory, centred, where it fits in half of what is available, and is read from its source in every
-    pass where it does not. Block bounds depend on shapes alone, so results do not depend on the number of threads.
+    X is held in memory where it and all else that a fit needs take at most half of what is available, and is read from
+    its source in every pass where they take more. It is held centred, in `dtype`; large X of a narrower type is held in
+    its own, and each pass converts it. Block bounds depend on shapes alone, so results do not depend on the number of
+    threads.
+
+    Raises
+    ------
+    MemoryError
+        If threads and labels alone take more than is available.
     """
 
     xp = np
     device = "cpu"
 
     def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None) -> None:
-        self.threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        n, d = source.shape
+        of_thread = _THREAD_BLOCKS * 8 * min(max(_TASK_ELEMENTS, _LEAST_ROWS * d), n * (d + 4))
+        available = available_host_memory()
+        self.threads = max(1, min(available_cores(), available // 4 // of_thread))
+        #: Bytes that a fit may take besides X.
+        self.besides = self.threads * of_thread + _SAMPLE_BYTES * n
+        _check_room(source.name, self.threads * of_thread + _LABEL_BYTES * n, available)
         self.pool = ThreadPoolExecutor(self.threads)
         super().__init__(source, dtype, sample_weight)
 
     def fits(self, size: int) -> bool:
         """Tell whether `size` more bytes for X leave the machine room to work."""
-        return size <= available_host_memory() // 2
+        return size + self.besides <= available_host_memory() // 2
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether X is held in its own type, which is narrower than `dtype`."""
+        converted = self.n_samples * self.n_features * self.dtype.itemsize
+        return self.source.dtype.itemsize < self.dtype.itemsize and converted > _MOST_CONVERTED
+
+    def held_bytes(self) -> int:
+        """Return the bytes of a copy of X, as it would be held."""
+        itemsize = (self.source if self.is_narrow else self).dtype.itemsize
+        return self.n_samples * self.n_features * itemsize
+
+    def _hold(self) -> None:
+        """Hold a copy of X, not centred; in its own type where that is narrow."""
+        if not self.is_narrow:
+            super()._hold()
+        elif not isinstance(self.source, ArrayRows):
+            copy = np.empty(self.source.shape, self.source.dtype)
+            for start, block in self.source_blocks(self.block_rows(self.n_features)):
+                copy[start : start + len(block)] = block
+            self.reader = ArrayRows(copy, self.source.name)
 
     def block_rows(self, n_columns: int) -> int:
         """Return the rows of a block whose widest temporary has `n_columns` columns."""
-        return max(256, _TASK_ELEMENTS // max(n_columns, self.n_features))
+        return max(_LEAST_ROWS, _TASK_ELEMENTS // max(n_columns, self.n_features))
 
     def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
         """Yield ``work(first row, block)`` for every block of centred rows in `dtype`, in row order."""
@@ -128,6 +173,22 @@ class CpuEngine(Engine):
             pass
         return out
 
+    def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
+        """Draw samples with one distance a sample, where those to all candidates are many; see the engine's."""
+        n, d = self.source.shape
+        distances = draws.shape[1] * n * self.dtype.itemsize
+        if distances <= max(_MOST_DISTANCES, n * d * self.source.dtype.itemsize // 4):
+            return None
+        _check_room(self.source.name, n * self.dtype.itemsize, available_host_memory())
+        return draw_plus_plus(self, first, draws)
+
+    def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
+        """Return how many samples have each of `labels`, shape (k,), int64."""
+        sizes = np.zeros(k, np.int64)
+        for start in range(0, len(labels), _TASK_ELEMENTS):  # bincount widens what it is given
+            sizes += np.bincount(labels[start : start + _TASK_ELEMENTS], minlength=k)
+        return sizes
+
 
 def distances_of(rows: np.ndarray, centers: np.ndarray) -> np.ndarray:
     """Return the distance of every row to every center, (n, k), float64: those that cancel, by differences."""
@@ -142,3 +203,13 @@ def distances_of(rows: np.ndarray, centers: np.ndarray) -> np.ndarray:
         some, at = i[start : start + each], j[start : start + each]
         squares[some, at] = ((rows[some] - centers[at]) ** 2).sum(axis=1)
     return np.ldexp(np.sqrt(squares), exponent)
+
+
+def _check_room(name: str, size: int, available: int) -> None:
+    """Raise `MemoryError` if work on a matrix takes more than is available: the system would end the process."""
+    if size > available:
+        needed, found = (f"{count / 2**30:.2f} GiB" for count in (size, available))
+        raise MemoryError(
+            f"{name}: {needed} are needed besides the data, and {found} are available: raise the memory limit of this "
+            f"process, or take fewer rows"
+        )

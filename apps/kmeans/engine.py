@@ -288,7 +288,11 @@ class Engine(Blocks):
 
     def own_distances(self, centers: np.ndarray) -> np.ndarray:
         """Return ‖x − c‖² for every sample and its own centre, in host memory; shape (n,)."""
-        return np.concatenate([to_host(part) for part in self._each_own_distance(centers, weighted=False)])
+        distances, end = np.empty(self.n_samples, self.dtype), 0
+        for part in self._each_own_distance(centers, weighted=False):
+            distances[end : end + len(part)] = to_host(part)
+            end += len(part)
+        return distances
 
     def _each_own_distance(self, centers: np.ndarray, *, weighted: bool) -> Iterator[Any]:
         device_centers = self.xp.asarray(centers, dtype=self.dtype)

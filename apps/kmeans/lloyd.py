@@ -33,6 +33,9 @@ __all__ = ["Clustering", "Progress", "fit"]
 #: A way to choose the first centres: a name, an array of centres, or a function of (X, k, random_state).
 Init = Any
 
+# Labels are compared so many at a time: as indices they take eight bytes each.
+_LABELS_AT_ONCE = 1 << 21
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -356,5 +359,7 @@ def _same_clustering(labels: Any, others: Any, n_clusters: int) -> bool:
     """Tell whether each label in `labels` goes with only one in `others`: the same clusters under other names."""
     labels, others = to_host(labels), to_host(others)
     partner = np.full(n_clusters, -1, np.int32)
-    partner[labels] = others
-    return bool((partner[labels] == others).all())
+    parts = [slice(start, start + _LABELS_AT_ONCE) for start in range(0, len(labels), _LABELS_AT_ONCE)]
+    for part in parts:
+        partner[labels[part]] = others[part]
+    return all((partner[labels[part]] == others[part]).all() for part in parts)

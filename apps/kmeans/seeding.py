@@ -159,7 +159,9 @@ def kmeans_parallel(engine: Engine, n_clusters: int, random_state: np.random.Ran
     """
     xp = engine.xp
     samples = np.array([_first_sample(engine, random_state)])
-    nearest, closest = _nearest_of(engine, engine.rows(samples))
+    nearest = xp.zeros(engine.n_samples, np.int32)
+    closest = xp.full(engine.n_samples, np.inf, engine.dtype)
+    _add_nearest(engine, engine.rows(samples), 0, nearest, closest)
     rounds = 0
     while True:
         running = closest if engine.sample_weight is None else engine.sample_weight * closest
@@ -175,10 +177,8 @@ def kmeans_parallel(engine: Engine, n_clusters: int, random_state: np.random.Ran
         found = np.setdiff1d(np.minimum(found, engine.n_samples - 1), samples)
         if not found.size:
             break
-        labels, distances = _nearest_of(engine, engine.rows(found))
-        closer = distances < closest
-        nearest = xp.where(closer, labels + np.int32(len(samples)), nearest)
-        closest = xp.where(closer, distances, closest)
+        del running
+        _add_nearest(engine, engine.rows(found), len(samples), nearest, closest)
         samples = np.concatenate([samples, found])
         rounds += 1
     weights = _weights_of(engine, nearest, len(samples))
@@ -188,19 +188,26 @@ def kmeans_parallel(engine: Engine, n_clusters: int, random_state: np.random.Ran
     return weighted_kmeans_plusplus(points, n_clusters, sample_weight=weights, random_state=random_state)[0]
 
 
-def _nearest_of(engine: Engine, points: np.ndarray) -> tuple[Any, Any]:
-    """Return the index (n,), int32, of the nearest point to every sample, and the square distance to it (n,)."""
+def _add_nearest(engine: Engine, points: np.ndarray, first: int, nearest: Any, closest: Any) -> None:
+    """Lower every sample's least square distance `closest` (n,) to that to the nearest of some points, where it is.
+
+    `nearest` (n,), int32, gets the point's number there: its index plus `first`.
+    """
     xp = engine.xp
     device_points = xp.asarray(points)
     minus_2_points = xp.asarray(np.ascontiguousarray(-2 * points.T))
     norms = xp.asarray(row_norms(points, squared=True))
 
-    def work(_: int, block: Any) -> tuple[Any, Any]:
+    def work(start: int, block: Any) -> None:
         labels = engine.assign_block(block, None, minus_2_points, norms, update=False, potential=False)[0]
-        return labels, engine.block_distances(block, device_points, labels)
+        distances = engine.block_distances(block, device_points, labels)
+        part = slice(start, start + len(block))
+        closer = distances < closest[part]
+        nearest[part] = xp.where(closer, labels + np.int32(first), nearest[part])
+        closest[part] = xp.where(closer, distances, closest[part])
 
-    labels, distances = zip(*engine.each_block(work, max(len(points), engine.temporary_columns)), strict=True)
-    return xp.concatenate(labels), xp.concatenate(distances)
+    for _ in engine.each_block(work, max(len(points), engine.temporary_columns)):
+        pass
 
 
 def _weights_of(engine: Engine, nearest: Any, count: int) -> np.ndarray:

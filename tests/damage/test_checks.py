@@ -227,7 +227,7 @@ class TestHdf5:
         file["bits"] = np.zeros((2, 2), bool)
         path = file.filename
         file.close()
-        refused(f"{path}:{name}", "holds no array|holds elements of type|holds records|cannot be read")
+        refused(f"{path}:{name}", "holds no array|holds elements of type|holds records|cannot be read|is a link to ")
 
 
 class TestParquet:
@@ -293,7 +293,7 @@ def test_memory_that_is_not_there_is_told_with_the_name(tmp_path):
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), hard))
     try:
-        with pytest.raises(MemoryError, match=r"x\.fbin: 1048576 × 1024 float32 take 4294967296 bytes"):
+        with pytest.raises(MemoryError, match=r"x\.fbin: 1048576 × 1024 float32 takes 4,294,967,296 bytes"):
             matrix.read()
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tsapps import signals
-from tsapps.cli.options import check_input, check_output_file, check_writable, open_fitting
+from tsapps.cli.options import check_input, check_output_file, check_room, check_writable, open_fitting
 from tsapps.errors import CorruptionError, UsageError
 from tsapps.names import split_name
 
@@ -26,6 +26,7 @@ __all__ = [
     "SeveralData",
     "SidecarFile",
     "check_copy",
+    "check_copy_room",
     "check_target",
     "mode_of_copy",
     "open_protected",
@@ -115,8 +116,14 @@ def check_copy(data: str, matrix: "Matrix", out: Path | None) -> None:
         raise UsageError(f"{out}: .npy holds no bfloat16: give --in-place in place of --out")
 
 
+def check_copy_room(data: str, matrix: "Matrix", out: Path | None) -> None:
+    """Raise `OSError` unless the disk has room for a copy of the matrix: as .npy, or of its own file beside it."""
+    target = out or Path(split_name(data)[0])
+    check_room(target, os.path.getsize(target) if out is None else matrix.nbytes)
+
+
 def open_protected(
-    data: str, path: Path, header: bool | None = None, index: bool | None = None
+    data: str, path: Path, header: bool | None = None, index: bool | None = None, *, allow_external: bool
 ) -> tuple["Matrix", "Sidecar"]:
     """Open a matrix and read its sidecar.
 
@@ -144,5 +151,5 @@ def open_protected(
     except SidecarError as error:
         raise CorruptionError(f"the sidecar, not the matrix: {error}") from error
     if (header, index) == (None, None):
-        return open_fitting(data, lambda shape: shape == sidecar.shape), sidecar
-    return open_matrix(data, header=header, index=index), sidecar
+        return open_fitting(data, lambda shape: shape == sidecar.shape, allow_external=allow_external), sidecar
+    return open_matrix(data, header=header, index=index, allow_external=allow_external), sidecar

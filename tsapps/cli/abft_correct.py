@@ -16,6 +16,7 @@ from tsapps.cli.abft import (
     OutNpy,
     SidecarFile,
     check_copy,
+    check_copy_room,
     check_target,
     mode_of_copy,
     open_protected,
@@ -23,7 +24,7 @@ from tsapps.cli.abft import (
     sidecar_path,
 )
 from tsapps.cli.abft_report import changes, describe, print_changes, print_line, regions
-from tsapps.cli.options import Header, Index, Quiet
+from tsapps.cli.options import AllowExternal, Header, Index, Quiet
 from tsapps.cli.output import byte_bar, print_table
 from tsapps.errors import CorruptionError
 from tsapps.names import split_name
@@ -41,6 +42,7 @@ def abft_correct(
     in_place: InPlace = False,
     sidecar: SidecarFile = None,
     force: Force = False,
+    allow_external: AllowExternal = False,
     header: Header = None,
     index: Index = None,
     as_json: JsonLines = False,
@@ -56,8 +58,10 @@ def abft_correct(
     began = time.perf_counter()
     check_target(data, out, in_place=in_place, force=force)
     path = sidecar or sidecar_path(data)
-    matrix, checksums = open_protected(data, path, header, index)
+    matrix, checksums = open_protected(data, path, header, index, allow_external=allow_external)
     check_copy(data, matrix, out)
+    if out is not None:
+        check_copy_room(data, matrix, out)
 
     from tsapps.apps.abft import verify
 
@@ -151,6 +155,7 @@ def _write(
     from tsapps.matrix import replacing
     from tsapps.matrix.copy import copy_as_npy, copy_file
 
+    check_copy_room(data, matrix, out)
     mode = mode_of_copy(data, out, sidecar)
     with replacing(out or split_name(data)[0], commit=partial(placing_unless_changed, matrix), mode=mode) as file:
         stored = (copy_file if out is None else copy_as_npy)(matrix, file, report("copying"))

@@ -11,7 +11,18 @@ import typer
 
 from tsapps.cli.abft import AnyData, placing_unless_changed, same_file, sidecar_path
 from tsapps.cli.abft_report import describe
-from tsapps.cli.options import Device, Header, Index, Json, Quiet, check_input, check_output_file, choose
+from tsapps.cli.options import (
+    AllowExternal,
+    Device,
+    Header,
+    Index,
+    Json,
+    Quiet,
+    check_input,
+    check_output_file,
+    check_room,
+    choose,
+)
 from tsapps.cli.output import byte_bar, gigabytes, print_json, print_table
 from tsapps.errors import UsageError
 from tsapps.names import split_name
@@ -52,6 +63,7 @@ def abft_encode(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
     device: Device = "auto",
+    allow_external: AllowExternal = False,
     header: Header = None,
     index: Index = None,
     as_json: Json = False,
@@ -72,12 +84,13 @@ def abft_encode(
     choose(device)
 
     from tsapps.apps.abft import encode
-    from tsapps.apps.abft.sidecar import dump_sidecar
+    from tsapps.apps.abft.sidecar import dump_sidecar, sidecar_bytes
     from tsapps.matrix import open_matrix, replacing
     from tsapps.permissions import mode_of_result
 
     with byte_bar(quiet=quiet) as show:
-        matrix = open_matrix(data, header=header, index=index)
+        matrix = open_matrix(data, header=header, index=index, allow_external=allow_external)
+        check_room(out, sidecar_bytes(matrix.shape, matrix.dtype, str(code), weights, int(block)))
         sidecar = encode(
             matrix,
             code=str(code),

@@ -14,12 +14,13 @@ from tsapps.cli.abft import (
     JsonLines,
     OutNpy,
     check_copy,
+    check_copy_room,
     check_target,
     mode_of_copy,
     placing_unless_changed,
 )
 from tsapps.cli.abft_report import describe, differences, print_changes, print_line
-from tsapps.cli.options import Header, Index, Quiet, check_input
+from tsapps.cli.options import AllowExternal, Header, Index, Quiet, check_input
 from tsapps.cli.output import byte_bar, print_table
 from tsapps.names import split_name
 
@@ -53,6 +54,7 @@ def abft_inject(
     out: OutNpy = None,
     in_place: InPlace = False,
     force: Force = False,
+    allow_external: AllowExternal = False,
     header: Header = None,
     index: Index = None,
     as_json: JsonLines = False,
@@ -72,8 +74,9 @@ def abft_inject(
     from tsapps.matrix import open_matrix, replacing
     from tsapps.matrix.copy import copy_as_npy, copy_file
 
-    matrix = open_matrix(data, header=header, index=index)
+    matrix = open_matrix(data, header=header, index=index, allow_external=allow_external)
     check_copy(data, matrix, out)
+    check_copy_room(data, matrix, out)
     rng = np.random.default_rng(seed)
     target, commit, mode = out or split_name(data)[0], partial(placing_unless_changed, matrix), mode_of_copy(data, out)
     with byte_bar(quiet=quiet) as show, replacing(target, commit=commit, mode=mode) as file:

@@ -19,7 +19,7 @@ from tsapps.cli.abft_report import (
     regions,
 )
 from tsapps.cli.failures import REPORTED, explain, print_error
-from tsapps.cli.options import Device, Header, Index, Quiet, choose
+from tsapps.cli.options import AllowExternal, Device, Header, Index, Quiet, choose
 from tsapps.cli.output import byte_bar, gigabytes, print_table
 from tsapps.errors import ExitCode, UsageError, one_line
 from tsapps.names import split_name
@@ -36,6 +36,7 @@ def abft_verify(
     data: SeveralData,
     sidecar: SidecarFile = None,
     device: Device = "auto",
+    allow_external: AllowExternal = False,
     header: Header = None,
     index: Index = None,
     as_json: JsonLines = False,
@@ -56,19 +57,18 @@ def abft_verify(
     for number, one in enumerate(data):
         if number and not (as_json or quiet):
             print()
-        codes.append(_told(one, sidecar or sidecar_path(one), device, header, index, as_json=as_json, quiet=quiet))
+        reading = {"header": header, "index": index, "allow_external": allow_external}
+        codes.append(_told(one, sidecar or sidecar_path(one), device, reading, as_json=as_json, quiet=quiet))
     code = ExitCode.CORRUPTION if ExitCode.CORRUPTION in codes else next(filter(None, codes), ExitCode.DONE)
     if code:
         sys.stdout.flush()  # who reads no more of it ends the command as others are ended
         raise typer.Exit(code)
 
 
-def _told(
-    data: str, sidecar: Path, device: str, header: bool | None, index: bool | None, *, as_json: bool, quiet: bool
-) -> ExitCode:
-    """Verify one DATA and print what was found, errors too; return its exit code."""
+def _told(data: str, sidecar: Path, device: str, reading: dict[str, Any], *, as_json: bool, quiet: bool) -> ExitCode:
+    """Verify one DATA and print what was found, errors too; return its exit code. `reading` is for `open_protected`."""
     try:
-        return _verify(data, sidecar, device, header, index, as_json=as_json, quiet=quiet)
+        return _verify(data, sidecar, device, reading, as_json=as_json, quiet=quiet)
     except BrokenPipeError:
         raise
     except REPORTED as error:
@@ -86,12 +86,10 @@ def _told(
         return code
 
 
-def _verify(
-    data: str, sidecar: Path, device: str, header: bool | None, index: bool | None, *, as_json: bool, quiet: bool
-) -> ExitCode:
+def _verify(data: str, sidecar: Path, device: str, reading: dict[str, Any], *, as_json: bool, quiet: bool) -> ExitCode:
     """Verify one DATA and print what was found; return its exit code."""
     began = time.perf_counter()
-    matrix, checksums = open_protected(data, sidecar, header, index)
+    matrix, checksums = open_protected(data, sidecar, **reading)
 
     from tsapps.apps.abft import verify
 

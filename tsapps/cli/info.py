@@ -66,8 +66,9 @@ def info(as_json: Json = False) -> None:
     """Show versions, devices, memory, and the device that --device auto takes."""
     import platform
 
-    from tsapps.kernels.backend import available_cores, available_host_memory, choose_device, gpus, why_no_gpu
+    from tsapps.kernels.backend import available_cores, choose_device, gpus, why_no_gpu
     from tsapps.kernels.cache import cache_directory
+    from tsapps.kernels.host_memory import available_host_memory
 
     choice = choose_device("auto")
     cores = available_cores()

@@ -11,7 +11,20 @@ import typer
 
 from tsapps.cli import result
 from tsapps.cli.info import versions
-from tsapps.cli.options import Data, Device, Header, Index, Json, Quiet, check_input, choose, open_fitting, stem
+from tsapps.cli.options import (
+    AllowExternal,
+    Data,
+    Device,
+    Header,
+    Index,
+    Json,
+    Quiet,
+    check_input,
+    check_room,
+    choose,
+    open_fitting,
+    stem,
+)
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
 from tsapps.errors import CorruptionError, MatrixError, UsageError
 from tsapps.names import split_name
@@ -24,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["kmeans"]
 
+# What outputs are larger by than their elements, about; and what summary.json says of a cluster, at most.
+_HEADER, _SUMMARY_BYTES = 4096, 24
 _INITS = ("k-means++", "k-means||", "random")
 
 
@@ -123,6 +138,7 @@ def kmeans(
         typer.Option(metavar="DIR", help="Directory to write.  [default: <name of DATA>-kmeans, in the current one]"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier result in DIR.")] = False,
+    allow_external: AllowExternal = False,
     header: Header = None,
     index: Index = None,
     as_json: Json = False,
@@ -160,13 +176,14 @@ def kmeans(
     from tsapps.matrix import open_matrix, replacing, save_npy
     from tsapps.permissions import mode_of_result
 
-    matrix = open_matrix(data, header=header, index=index)
+    matrix = open_matrix(data, header=header, index=index, allow_external=allow_external)
     n, d = matrix.shape
     choice = choose(device, resident=matrix.device)
     if k > n:
         raise UsageError(f"--k {k}: {data} has {n} rows, and there can be no more clusters than rows: lower --k")
-    first_centers = init if init in _INITS else _read_first_centers(init, k, d)
-    sample_weight = None if weights is None else _read_weights(weights, n)
+    check_room(out, _HEADER + 4 * n, _HEADER + 8 * k * d, _HEADER + _SUMMARY_BYTES * k)
+    first_centers = init if init in _INITS else _read_first_centers(init, k, d, allow_external=allow_external)
+    sample_weight = None if weights is None else _read_weights(weights, n, allow_external=allow_external)
     clock.lap("start")
 
     with live_line(quiet=quiet) as show:
@@ -271,8 +288,8 @@ def _number_of_runs(n_init: str) -> int | str:
     return int(n_init)
 
 
-def _read_first_centers(path: str, k: int, d: int) -> "np.ndarray":
-    matrix = open_fitting(path, lambda shape: shape == (k, d))
+def _read_first_centers(path: str, k: int, d: int, *, allow_external: bool) -> "np.ndarray":
+    matrix = open_fitting(path, lambda shape: shape == (k, d), allow_external=allow_external)
     if matrix.shape != (k, d):
         raise UsageError(
             f"--init {path}: is {matrix.shape[0]} × {matrix.shape[1]}; expected k × d, {k} × {d}: one row a centre"
@@ -280,8 +297,8 @@ def _read_first_centers(path: str, k: int, d: int) -> "np.ndarray":
     return matrix.read()
 
 
-def _read_weights(path: str, n: int) -> "np.ndarray":
-    matrix = _open_column(path, n)
+def _read_weights(path: str, n: int, *, allow_external: bool) -> "np.ndarray":
+    matrix = _open_column(path, n, allow_external=allow_external)
     if matrix.shape not in ((n, 1), (1, n)):
         raise UsageError(
             f"--weights {path}: is {matrix.shape[0]} × {matrix.shape[1]}; expected one number for each of the {n} rows"
@@ -295,7 +312,7 @@ def _read_weights(path: str, n: int) -> "np.ndarray":
     return found
 
 
-def _open_column(path: str, n: int) -> "Matrix":
+def _open_column(path: str, n: int, *, allow_external: bool) -> "Matrix":
     """Open a matrix of n numbers, or a .npy file of one dimension as a matrix of one column."""
     from tsapps.matrix.binary import open_elements, read_npy_header
     from tsapps.matrix.watch import FileState
@@ -308,7 +325,7 @@ def _open_column(path: str, n: int) -> "Matrix":
                 column = open_elements(path, file.tell(), (shape[0], 1), dtype)
                 column.file_state = state
                 return column
-    return open_fitting(path, lambda shape: shape in ((n, 1), (1, n)))
+    return open_fitting(path, lambda shape: shape in ((n, 1), (1, n)), allow_external=allow_external)
 
 
 def _describe(progress: "Progress") -> str:

@@ -1,6 +1,8 @@
 """Options that commands share, and the checks of files and devices that come before any data is read."""
 
+import errno
 import os
+import resource
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tsapps.cli.output import gigabytes
 from tsapps.errors import MatrixError, UsageError
 from tsapps.kernels.backend import Choice, choose_device
 from tsapps.names import split_name
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from tsapps.matrix import Matrix
 
 __all__ = [
+    "AllowExternal",
     "Data",
     "Device",
     "Header",
@@ -24,6 +28,7 @@ __all__ = [
     "Quiet",
     "check_input",
     "check_output_file",
+    "check_room",
     "check_writable",
     "choose",
     "open_fitting",
@@ -44,6 +49,13 @@ Device = Annotated[
         "--device",
         metavar="auto|cpu|cuda|cuda:i",
         help="Where to compute; auto takes a GPU if there is one, else the CPU.",
+    ),
+]
+AllowExternal = Annotated[
+    bool,
+    typer.Option(
+        "--allow-external",
+        help="Read other files that an HDF5 file names, by links or as parts of a dataset: any file of this machine.",
     ),
 ]
 Header = Annotated[
@@ -99,6 +111,32 @@ def check_writable(path: Path) -> None:
         raise UsageError(f"{path}: the directory {parent} may not be written to: choose another place")
 
 
+def check_room(path: Path, *sizes: int) -> None:
+    """Raise `OSError` unless files of these bytes have room on the file system that `path` is to lie on.
+
+    Commands call it before the work: an output that finds no room would cost hours. `os.statvfs` knows nothing of
+    quotas; writing still says so.
+    """
+    parent = os.path.dirname(os.path.realpath(path))
+    system = os.statvfs(parent)
+    free = system.f_bavail * system.f_frsize
+    if system.f_blocks and sum(sizes) > free:  # some network file systems tell neither
+        raise OSError(
+            errno.ENOSPC,
+            f"{gigabytes(sum(sizes))} are to be written there, and its disk has {gigabytes(free)} free: make room, or "
+            f"choose another place",
+            os.fspath(path),
+        )
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if most != resource.RLIM_INFINITY and max(sizes) > most:
+        raise OSError(
+            errno.EFBIG,
+            f"{gigabytes(max(sizes))} are to be written there, and this process may write files of {gigabytes(most)}: "
+            f"raise ulimit -f",
+            os.fspath(path),
+        )
+
+
 def choose(device: str, *, resident: int | None = None) -> Choice:
     """Choose the device as `choose_device` does; what is no device is wrong use.
 
@@ -115,7 +153,7 @@ def choose(device: str, *, resident: int | None = None) -> Choice:
         raise UsageError(f"--{error}") from error
 
 
-def open_fitting(path: str, fits: Callable[[tuple[int, int]], bool]) -> "Matrix":
+def open_fitting(path: str, fits: Callable[[tuple[int, int]], bool], *, allow_external: bool = False) -> "Matrix":
     """Open a matrix whose shape is known; of a text table that can be read in two ways, the shape says which.
 
     Parameters
@@ -123,6 +161,8 @@ def open_fitting(path: str, fits: Callable[[tuple[int, int]], bool]) -> "Matrix"
     path : str
     fits : callable
         Returns whether a shape is the one that is expected.
+    allow_external : bool
+        As for `open_matrix`.
 
     Raises
     ------
@@ -133,7 +173,7 @@ def open_fitting(path: str, fits: Callable[[tuple[int, int]], bool]) -> "Matrix"
     from tsapps.matrix.table_form import AmbiguousTableError
 
     try:
-        return open_matrix(path)
+        return open_matrix(path, allow_external=allow_external)
     except AmbiguousTableError as ambiguous:
         for header, index in product((False, True), repeat=2):
             try:

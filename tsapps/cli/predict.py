@@ -9,7 +9,20 @@ import typer
 
 from tsapps import signals
 from tsapps.cli.info import versions
-from tsapps.cli.options import Data, Device, Header, Index, Json, Quiet, check_input, check_output_file, choose, stem
+from tsapps.cli.options import (
+    AllowExternal,
+    Data,
+    Device,
+    Header,
+    Index,
+    Json,
+    Quiet,
+    check_input,
+    check_output_file,
+    check_room,
+    choose,
+    stem,
+)
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
 from tsapps.cli.result import read_model
 from tsapps.errors import MatrixError, UsageError
@@ -32,6 +45,7 @@ def predict(
     ] = None,
     device: Device = "auto",
     force: Annotated[bool, typer.Option("--force", help="Replace FILE.npy if it exists.")] = False,
+    allow_external: AllowExternal = False,
     header: Header = None,
     index: Index = None,
     as_json: Json = False,
@@ -58,12 +72,13 @@ def predict(
     from tsapps.permissions import mode_of_result
 
     centers, trained = read_model(model)
-    matrix = open_matrix(data, header=header, index=index)
+    matrix = open_matrix(data, header=header, index=index, allow_external=allow_external)
     (n, d), k = matrix.shape, len(centers)
     if d != centers.shape[1]:
         raise UsageError(
             f"{data}: has {d} columns, and the centres in {model} have {centers.shape[1]}: they must agree"
         )
+    check_room(out, 4 * n)
     choice = choose(device, resident=matrix.device)
     metric = trained["metric"]
     seconds = {"start": time.perf_counter() - began}
@@ -82,7 +97,7 @@ def predict(
             engine.assign(centers, update=False)
             inertia = float(ldexp(engine.inertia(centers), 2 * frame.exponent))
             labels = to_host(engine.labels)
-        sizes = np.bincount(labels, minlength=k).tolist()
+            sizes = engine.cluster_sizes(engine.labels, k).tolist()
         seconds["assign"] = time.perf_counter() - lap
         if not np.isfinite(inertia):
             raise MatrixError(f"{data}: the inertia overflows float64: scale the data down")

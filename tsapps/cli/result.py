@@ -26,6 +26,9 @@ __all__ = ["KIND", "check_place", "new_directory", "read_model"]
 #: What summary.json says that it is.
 KIND = "tsapps kmeans"
 
+# It has some ten bytes for each cluster.
+_MOST_SUMMARY = 1 << 26
+
 _FILES = {"labels.npy", "centers.npy", "summary.json"}
 
 
@@ -70,7 +73,7 @@ def _read_summary(directory: Path) -> dict[str, Any] | None:
     """Return the summary of a result; None where there is none; `MatrixError` if it is damaged or of something else."""
     path = directory / "summary.json"
     try:
-        summary = read_json(path)
+        summary = read_json(path, _MOST_SUMMARY)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except JsonError as error:

@@ -14,6 +14,7 @@ from tsapps.matrix.checks import (
     check_dtype,
     check_finite,
     check_indices,
+    check_memory,
     check_shape,
     current_device,
     damaged,
@@ -160,6 +161,25 @@ class Matrix(ABC):
         (found,) = self._unchanged(self._rows(numbers) for _ in range(1))
         return found
 
+    def pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
+        """Yield (row, column, elements) of every row in pieces: for rows that memory should not hold whole.
+
+        Parameters
+        ----------
+        columns : int
+            The most columns in one piece, at least 1.
+
+        Yields
+        ------
+        row, column : int
+            Of the first element.
+        elements : numpy.ndarray or cupy.ndarray of shape (1, at most columns)
+            As a block of `blocks`.
+        """
+        for row, block in self.blocks(1):
+            for column in range(0, self.shape[1], columns):
+                yield row, column, block[:, column : column + columns]
+
     def _rows(self, numbers: np.ndarray) -> Any:
         """Return the rows; `numbers` has been checked. Here by one pass, for those that cannot go to a row at once."""
         return self._gather(self.blocks(self._default_rows()), numbers)
@@ -212,6 +232,8 @@ class Matrix(ABC):
 
     def _empty(self, dtype: np.dtype) -> Any:
         """Return an array of the matrix's shape, where its elements lie."""
+        n, d = self.shape
+        check_memory(self.name, n * d * dtype.itemsize, f"{n} × {d} {dtype}")
         try:
             return np.empty(self.shape, dtype)
         except MemoryError as error:
@@ -249,6 +271,11 @@ class ConvertedMatrix(Matrix):
     def _blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
         for start, block in self._source.blocks(rows):
             yield start, self._convert(block, range(start, start + len(block)))
+
+    def pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
+        """Yield (row, column, piece of that row); see `Matrix.pieces`."""
+        for row, column, piece in self._source.pieces(columns):
+            yield row, column, self._convert(piece, [row])
 
     def _rows(self, numbers: np.ndarray) -> Any:
         return self._convert(self._source._rows(numbers), numbers)

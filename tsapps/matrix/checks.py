@@ -8,6 +8,7 @@ import numpy as np
 
 from tsapps.errors import MatrixError, UsageError
 from tsapps.kernels.arrays import as_array, kind_of, to_host
+from tsapps.kernels.host_memory import available_host_memory
 from tsapps.kernels.printable import shown
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "check_dtype",
     "check_finite",
     "check_indices",
+    "check_memory",
     "check_shape",
     "current_device",
     "damaged",
@@ -121,6 +123,13 @@ def check_indices(indices: Any, n: int, name: str) -> np.ndarray:
         if not 0 <= number < n:
             raise IndexError(f"{name}: row {number} was asked for, but its rows are 0 to {n - 1}")
     return numbers.astype(np.intp, copy=False)
+
+
+def check_memory(name: str, size: int, what: str) -> None:
+    """Raise `MemoryError` if `what` takes `size` bytes and they are not available: the system would end the process."""
+    available = available_host_memory()
+    if size > available:
+        raise MemoryError(f"{name}: {what} takes {size:,} bytes of memory, and {available:,} are available")
 
 
 def unreadable(name: str, error: Exception) -> MatrixError:

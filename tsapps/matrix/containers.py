@@ -1,26 +1,27 @@
-"""Formats that hold several named arrays in one file: .npz, HDF5, safetensors. `file.npz:name` says which."""
+"""Formats that hold several named arrays in one file: .npz and safetensors; hdf5.py. `file.npz:name` says which."""
 
-import math
+import copy
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, Literal
+from contextlib import contextmanager
+from typing import IO, BinaryIO, Literal
 
 import numpy as np
 
 from tsapps.errors import MatrixError, MatrixUsageError
+from tsapps.kernels.host_memory import available_host_memory
 from tsapps.kernels.printable import shown
 from tsapps.kernels.strict_json import JsonError, parse_json
 from tsapps.matrix.base import Matrix
 from tsapps.matrix.binary import check_size, read_npy_header
-from tsapps.matrix.checks import changed, check_dtype, check_shape, readable
-from tsapps.matrix.memory import HostMatrix
+from tsapps.matrix.checks import changed, check_dtype, check_memory, check_shape, readable
 from tsapps.matrix.optional import optional_module
 from tsapps.matrix.stored import Stored, StoredMatrix
 from tsapps.names import shell_spelling
 
-__all__ = ["open_hdf5", "open_npz", "open_safetensors"]
+__all__ = ["choose_array", "open_npz", "open_safetensors"]
 
 # What zipfile and its decompressors raise for damaged, encrypted or exotic archives.
 _ZIP_ERRORS = (
@@ -34,10 +35,6 @@ _ZIP_ERRORS = (
 )
 # What numpy.savez writes, and the largest ratio by which each method can compress (zlib's FAQ says 1032 for deflate).
 _MOST_COMPRESSED = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
-# What h5py raises: each error of HDF5's stack as one of these, by the tables in its _errors.pyx; names that are no
-# text; types that NumPy does not have.
-_HDF5_ERRORS = (LookupError, OSError, RuntimeError, TypeError, ValueError)
-
 # safetensors' element types; those that are no numbers of ours are here to be refused with the right words.
 _SAFETENSORS_TYPES = {
     "F64": "<f8",
@@ -55,8 +52,13 @@ _SAFETENSORS_TYPES = {
     "C64": "<c8",
 }
 
-# HDF5 rows that are not stored in chunks are picked out by pieces of this many bytes: a disk reads no less.
-_HDF5_PIECE_BYTES = 1 << 16
+# A header has about a hundred bytes for a tensor; parsed, they take some twenty times as much.
+_MOST_SAFETENSORS_HEADER = 1 << 24
+
+# Elements are decompressed so many bytes at a time; a matrix in Fortran order is read once for each part of its rows
+# that takes one part in so many of available memory.
+_PIECE_BYTES = 1 << 24
+_PART_OF_MEMORY = 4
 
 _MOST_NAMES = 10
 # Whoever would paste an example that is longer copies the name elsewhere.
@@ -73,13 +75,13 @@ def open_npz(path: str, wanted: str | None) -> Matrix:
             with archive.open(members[name]) as file:
                 return *read_npy_header(file, f"{path}:{shown(name)}"), file.tell()
 
-        name = _choose(path, wanted, list(members), lambda name: header(name)[0])
+        name = choose_array(path, wanted, list(members), lambda name: header(name)[0])
         shape, order, dtype, offset = header(name)
         full_name = f"{path}:{shown(name)}"
         check_dtype(dtype, full_name)
         check_shape(shape, full_name)
         check_size(full_name, members[name].file_size, offset, shape, dtype)
-    return NpzMatrix(path, members[name].filename, full_name, shape, dtype, order)
+    return NpzMatrix(path, members[name].filename, full_name, shape, dtype, order, offset)
 
 
 def _check_member(member: zipfile.ZipInfo, name: str) -> None:
@@ -98,108 +100,118 @@ def _check_member(member: zipfile.ZipInfo, name: str) -> None:
 
 
 class NpzMatrix(Matrix):
-    """An array that every pass decompresses from its beginning; all of it at once if it is in Fortran order."""
+    """An array that every pass decompresses from its beginning; several times if it is in Fortran order and large."""
 
     def __init__(
-        self, path: str, member: str, name: str, shape: Sequence[int], dtype: np.dtype, order: Literal["C", "F"]
+        self,
+        path: str,
+        member: str,
+        name: str,
+        shape: Sequence[int],
+        dtype: np.dtype,
+        order: Literal["C", "F"],
+        offset: int,
     ) -> None:
         super().__init__(name, shape, dtype)
         self._path = path
         self._member = member
         self._stored_dtype = dtype
         self._order = order
+        self._size = offset + self.nbytes
 
     def _blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
         n, d = self.shape
-        with (
-            readable(self.name, _ZIP_ERRORS),
-            zipfile.ZipFile(self._path) as archive,
-            archive.open(self._member) as file,
-        ):
-            if read_npy_header(file, self.name) != (self.shape, self._order, self._stored_dtype):
-                raise changed(self.name)
-            if self._order == "F":  # a row is strewn over the whole stream
-                yield from HostMatrix(self._elements(file, (d, n)).T, self.name).blocks(rows)
-                return
+        rows = min(rows, n)
+        check_memory(self.name, rows * d * self.dtype.itemsize, "a block of rows")
+        if self._order == "F" and min(n, d) > 1:
+            yield from self._transposed(rows)
+            return
+        with self._opened() as file:
             for start in range(0, n, rows):
-                yield start, self._elements(file, (min(rows, n - start), d)).astype(self.dtype, copy=False)
+                stop = min(n, start + rows)
+                block = self._elements(file, (stop - start) * d).reshape(stop - start, d)
+                if stop == n:
+                    _check_end(file)
+                yield start, block
 
-    def _elements(self, file: Any, shape: tuple[int, int]) -> np.ndarray:
-        size = shape[0] * shape[1] * self.dtype.itemsize
-        content = file.read(size)
-        if len(content) < size:
-            raise EOFError(f"{size - len(content)} bytes are missing")
-        return np.frombuffer(content, self._stored_dtype).reshape(shape)
+    def pieces(self, columns: int) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield (row, column, piece of that row); see `Matrix.pieces`."""
+        n, d = self.shape
+        if self._order == "F" and min(n, d) > 1:
+            yield from super().pieces(columns)
+            return
+        with self._opened() as file:
+            for row in range(n):
+                for column in range(0, d, columns):
+                    piece = self._elements(file, min(columns, d - column))
+                    if (row, column + len(piece)) == (n - 1, d):
+                        _check_end(file)
+                    yield row, column, piece.reshape(1, -1)
+
+    def _transposed(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Read blocks of rows of which each column lies together: in one pass where memory allows it."""
+        n, d = self.shape
+        most = available_host_memory() // _PART_OF_MEMORY
+        together = min(n, max(rows, most // (d * self.dtype.itemsize)))
+        for first in range(0, n, together):
+            stop = min(n, first + together)
+            with self._opened() as file:
+                if stop - first == n:
+                    part = self._elements(file, n * d).reshape(d, n)
+                else:
+                    part = np.empty((d, stop - first), self.dtype)
+                    for column in part:
+                        self._skip(file, first)
+                        column[:] = self._elements(file, stop - first)
+                        self._skip(file, n - stop)
+                _check_end(file)
+            yield from (
+                (first + start, np.ascontiguousarray(part[:, start : start + rows].T))
+                for start in range(0, stop - first, rows)
+            )
+
+    @contextmanager
+    def _opened(self) -> Iterator[IO[bytes]]:
+        """Open the member behind its header, as one that may hold a byte more than was announced."""
+        with readable(self.name, _ZIP_ERRORS), zipfile.ZipFile(self._path) as archive:
+            member = copy.copy(archive.getinfo(self._member))
+            member.file_size = self._size + 1
+            with archive.open(member) as file:
+                if read_npy_header(file, self.name) != (self.shape, self._order, self._stored_dtype):
+                    raise changed(self.name)
+                yield file
+
+    def _elements(self, file: IO[bytes], count: int) -> np.ndarray:
+        """Read so many elements, in the machine's byte order."""
+        size = count * self.dtype.itemsize
+        if size <= _PIECE_BYTES:
+            return np.frombuffer(_read(file, size), self._stored_dtype).astype(self.dtype, copy=False)
+        elements = np.empty(count, self._stored_dtype)
+        content = elements.view(np.uint8)
+        for start in range(0, size, _PIECE_BYTES):
+            part = content[start : start + _PIECE_BYTES]
+            part[:] = np.frombuffer(_read(file, len(part)), np.uint8)
+        return elements.astype(self.dtype, copy=False)
+
+    def _skip(self, file: IO[bytes], count: int) -> None:
+        """Read so many elements and drop them: the archive's checksum is that of all."""
+        left = count * self.dtype.itemsize
+        while left:
+            left -= len(_read(file, min(left, _PIECE_BYTES)))
 
 
-def open_hdf5(path: str, wanted: str | None) -> Matrix:
-    """Open a dataset of an HDF5 file; `wanted` is its path in there."""
-    h5py = optional_module("h5py", path)
-    with readable(path, _HDF5_ERRORS), h5py.File(path, "r") as file:
-        names: list[str] = []
-        file.visititems(lambda name, thing: names.append(name) if isinstance(thing, h5py.Dataset) else None)
-        if wanted is not None:
-            wanted = wanted.strip("/")
-            if wanted and isinstance(file.get(wanted), h5py.Dataset):
-                names.append(wanted)  # links are not visited
-        name = _choose(path, wanted, names, lambda name: file[name].shape or ())
-        matrix = Hdf5Matrix(path, name, file[name].shape or (), file[name].dtype)
-        _check_stored(file[name], matrix)
-        return matrix
+def _read(file: IO[bytes], size: int) -> bytes:
+    """Read so many bytes, and not fewer."""
+    content = file.read(size)
+    if len(content) < size:
+        raise EOFError(f"{size - len(content)} bytes are missing")
+    return content
 
 
-def _check_stored(dataset: Any, matrix: "Hdf5Matrix") -> None:
-    """Raise `MatrixError` unless a dataset's file holds every one of its elements.
-
-    HDF5 gives a fill value for elements that it finds nowhere: chunks that were never written, or whose index is
-    damaged, and other files that are missing or short.
-    """
-    if dataset.is_virtual or dataset.external:
-        raise MatrixError(
-            f"{matrix.name}: has its elements in other files, and HDF5 fills up what is missing there: "
-            f"copy them into a dataset of one file"
-        )
-    if dataset.chunks:
-        what, found = "chunks", dataset.id.get_num_chunks()
-        expected = math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape, dataset.chunks, strict=True))
-    else:
-        what, found = "bytes", dataset.id.get_storage_size()
-        expected = math.prod(dataset.shape) * dataset.id.get_type().get_size()  # which may be narrower than the dtype
-    if found != expected:
-        n, d = matrix.shape
-        raise MatrixError(
-            f"{matrix.name}: is {n} × {d} {matrix.dtype}, which take {expected} {what}, and "
-            f"the file holds {found}: it was never written to the end, or is damaged: write it again"
-        )
-
-
-class Hdf5Matrix(Matrix):
-    """A dataset of an HDF5 file, which is open only while it is read."""
-
-    def __init__(self, path: str, member: str, shape: Sequence[int], dtype: np.dtype) -> None:
-        super().__init__(f"{path}:/{shown(member)}", shape, dtype)
-        self._path = path
-        self._member = member
-
-    def _blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
-        return self._pieces(rows, range(0, self.shape[0], rows))
-
-    def _rows(self, numbers: np.ndarray) -> np.ndarray:
-        h5py = optional_module("h5py", self._path)
-        with readable(self.name, _HDF5_ERRORS), h5py.File(self._path, "r") as file:
-            chunks = file[self._member].chunks
-        step = chunks[0] if chunks else max(1, _HDF5_PIECE_BYTES // (self.shape[1] * self.dtype.itemsize))
-        starts = np.unique(numbers // step) * step  # HDF5's own selection by numbers is slow for more than a few
-        return self._gather(self._pieces(step, starts.tolist()), numbers)
-
-    def _pieces(self, rows: int, starts: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-        h5py = optional_module("h5py", self._path)
-        with readable(self.name, _HDF5_ERRORS), h5py.File(self._path, "r") as file:
-            dataset = file[self._member]
-            if dataset.shape != self.shape:
-                raise changed(self.name)
-            for start in starts:
-                yield start, np.require(dataset[start : start + rows], self.dtype, ["C", "A"])
+def _check_end(file: IO[bytes]) -> None:
+    """Raise an error unless a member ends here."""
+    if file.read(1):
+        raise ValueError("it holds more than its header says")
 
 
 def open_safetensors(path: str, wanted: str | None) -> Matrix:
@@ -208,9 +220,11 @@ def open_safetensors(path: str, wanted: str | None) -> Matrix:
     The library checks the file; its own slices take no row numbers, and it maps files, so the elements are read here.
     """
     safetensors = optional_module("safetensors", path)
+    with open(path, "rb") as file:
+        _check_header_length(file, path)
     errors = (safetensors.SafetensorError, OSError, ValueError)
     with readable(path, errors), safetensors.safe_open(path, framework="numpy") as file:
-        name = _choose(path, wanted, list(file.keys()), lambda name: tuple(file.get_slice(name).get_shape()))
+        name = choose_array(path, wanted, list(file.keys()), lambda name: tuple(file.get_slice(name).get_shape()))
         shape = tuple(file.get_slice(name).get_shape())
         kind = file.get_slice(name).get_dtype()
     full_name = f"{path}:{shown(name)}"
@@ -228,6 +242,16 @@ def open_safetensors(path: str, wanted: str | None) -> Matrix:
     return StoredMatrix(Stored(path, offset, shape, strides, dtype), full_name)
 
 
+def _check_header_length(file: BinaryIO, path: str) -> None:
+    """Raise `MatrixError` unless a header is of a length that its readers may take into memory, many times over."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > _MOST_SAFETENSORS_HEADER:
+        raise MatrixError(
+            f"{path}: its header says that it is {length} bytes long; expected at most {_MOST_SAFETENSORS_HEADER}: it "
+            f"is damaged or of another format: copy it again"
+        )
+
+
 def _safetensors_offset(file: BinaryIO, name: str) -> int:
     """Return where a tensor begins: the file is a length in 8 bytes, as much JSON, and then the elements."""
     (length,) = struct.unpack("<Q", file.read(8))
@@ -235,7 +259,9 @@ def _safetensors_offset(file: BinaryIO, name: str) -> int:
     return 8 + length + int(header[name]["data_offsets"][0])
 
 
-def _choose(path: str, wanted: str | None, names: Sequence[str], shape_of: Callable[[str], tuple[int, ...]]) -> str:
+def choose_array(
+    path: str, wanted: str | None, names: Sequence[str], shape_of: Callable[[str], tuple[int, ...]]
+) -> str:
     """Return the name of the array that was asked for: without a name, the only matrix among the arrays."""
     if not names:
         raise MatrixError(f"{path}: holds no array: check what wrote it")

@@ -3,14 +3,14 @@
 import errno
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 import numpy as np
 
 from tsapps.errors import UsageError
 from tsapps.matrix.base import Matrix
-from tsapps.matrix.stored import Stored, StoredMatrix
+from tsapps.matrix.stored import Stored
 
 __all__ = ["copy_as_npy", "copy_file"]
 
@@ -49,17 +49,24 @@ def copy_as_npy(matrix: Matrix, file: BinaryIO, progress: Callable[[int], None])
     np.lib.format.write_array_header_1_0(file, header)
     offset, size = file.tell(), matrix.dtype.itemsize
     strides = (matrix.shape[1] * size, size)
-    if strides[0] > _PIECE_BYTES and isinstance(matrix, StoredMatrix):
-        pieces = (piece for _, _, piece in matrix.pieces(_PIECE_BYTES // size))
-    else:
-        pieces = (block for _, block in matrix.blocks(max(1, _PIECE_BYTES // strides[0])))
     done = 0
-    for piece in pieces:
-        file.write(piece.reshape(-1).view(np.uint8).data)
-        done += piece.nbytes
+    for elements in _pieces(matrix):
+        file.write(elements.reshape(-1).view(np.uint8).data)
+        done += elements.nbytes
         progress(done)
     file.flush()
     return Stored(os.fspath(file.name), offset, matrix.shape, strides, matrix.dtype)
+
+
+def _pieces(matrix: Matrix) -> Iterator[np.ndarray]:
+    """Yield the elements of a matrix row by row, some MiB at a time, however long a row is."""
+    row_bytes = matrix.shape[1] * matrix.dtype.itemsize
+    if row_bytes > _PIECE_BYTES:
+        for *_, piece in matrix.pieces(_PIECE_BYTES // matrix.dtype.itemsize):
+            yield np.ascontiguousarray(piece)
+    else:
+        for _, block in matrix.blocks(_PIECE_BYTES // row_bytes):
+            yield block
 
 
 def copy_file(matrix: Matrix, file: BinaryIO, progress: Callable[[int], None]) -> Stored:

@@ -13,6 +13,9 @@ from tsapps.matrix.optional import optional_module
 
 __all__ = ["ParquetMatrix"]
 
+# Bytes that are read ahead of each column.
+_LEAST_BUFFER, _MOST_BUFFER, _MOST_BUFFERS = 1 << 16, 1 << 20, 1 << 26
+
 
 class ParquetMatrix(Matrix):
     """The numeric columns of a Parquet file, in the narrowest dtype that holds every one of them.
@@ -55,7 +58,12 @@ class ParquetMatrix(Matrix):
         start = 0
         with (
             readable(self.name, self._errors),
-            parquet.ParquetFile(self._path, page_checksum_verification=True) as file,
+            parquet.ParquetFile(
+                self._path,
+                page_checksum_verification=True,
+                pre_buffer=False,  # which reads a row group whole
+                buffer_size=max(_LEAST_BUFFER, min(_MOST_BUFFER, _MOST_BUFFERS // len(self._columns))),
+            ) as file,
         ):
             if file.metadata.num_rows != self.shape[0]:
                 raise changed(self.name)

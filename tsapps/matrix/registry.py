@@ -11,7 +11,8 @@ from tsapps.errors import MatrixError, MatrixUsageError, UsageError
 from tsapps.kernels.printable import shown
 from tsapps.matrix.base import ConvertedMatrix, Matrix
 from tsapps.matrix.binary import BIN_TYPES, VECS_TYPES, open_bin, open_npy, open_vecs
-from tsapps.matrix.containers import open_hdf5, open_npz, open_safetensors
+from tsapps.matrix.containers import open_npz, open_safetensors
+from tsapps.matrix.hdf5 import open_hdf5
 from tsapps.matrix.memory import open_array
 from tsapps.matrix.parquet import ParquetMatrix
 from tsapps.matrix.text import TextMatrix
@@ -29,7 +30,7 @@ _SINGLE: dict[str, Callable[[str], Matrix]] = {
     ".parquet": ParquetMatrix,
 }
 _TEXT = (".csv", ".tsv", ".txt")
-_SEVERAL: dict[str, Callable[[str, str | None], Matrix]] = {
+_SEVERAL: dict[str, Callable[..., Matrix]] = {
     ".npz": open_npz,
     ".h5": open_hdf5,
     ".hdf5": open_hdf5,
@@ -41,7 +42,12 @@ EXTENSIONS: tuple[str, ...] = (*_SINGLE, *_TEXT, *_SEVERAL)
 
 
 def open_matrix(
-    source: Any, *, dtype: DTypeLike | None = None, header: bool | None = None, index: bool | None = None
+    source: Any,
+    *,
+    dtype: DTypeLike | None = None,
+    header: bool | None = None,
+    index: bool | None = None,
+    allow_external: bool = False,
 ) -> Matrix:
     """Open a file or an array as a matrix.
 
@@ -55,6 +61,9 @@ def open_matrix(
     dtype : numpy dtype, optional
         The dtype that the elements are given in; by default the one they have (float64 for text). Floating-point, or
         wide enough for every value of the dtype that they have.
+    allow_external : bool
+        Whether to read other files that an HDF5 file names: by external links, and for elements of its datasets. Its
+        author may name any file of the machine.
     header : bool, optional
         Whether the first line of a text table is names. By default its form says so: text, or 0, 1, 2, … above numbers
         with a decimal point.
@@ -92,7 +101,7 @@ def open_matrix(
     if isinstance(source, Matrix):
         matrix = source
     elif isinstance(source, (str, os.PathLike)):
-        matrix = _open_path(os.fspath(source), header, index)
+        matrix = _open_path(os.fspath(source), header, index, allow_external=allow_external)
     else:
         matrix = open_array(source)
     if (header, index) != (None, None) and (matrix is source or not isinstance(matrix, TextMatrix)):
@@ -104,7 +113,7 @@ def open_matrix(
     return ConvertedMatrix(matrix, np.dtype(dtype))
 
 
-def _open_path(path: str, header: bool | None, index: bool | None) -> Matrix:
+def _open_path(path: str, header: bool | None, index: bool | None, *, allow_external: bool) -> Matrix:
     file, wanted = split_name(path)
     extension = os.path.splitext(file)[1].lower()
     known = ", ".join(EXTENSIONS)
@@ -123,7 +132,8 @@ def _open_path(path: str, header: bool | None, index: bool | None) -> Matrix:
     try:
         state = FileState.of(file)  # before anything is read of it
         if extension in _SEVERAL:
-            matrix = _SEVERAL[extension](file, wanted)
+            options = {"allow_external": allow_external} if _SEVERAL[extension] is open_hdf5 else {}
+            matrix = _SEVERAL[extension](file, wanted, **options)
         elif extension in _TEXT:
             matrix = TextMatrix(file, header, index)
         else:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -20,6 +20,9 @@ __all__ = ["TextMatrix"]
 
 # In this order: a tab is part of no number, and where semicolons stand between cells, commas may stand inside them.
 _DELIMITERS = "\t;,"
+
+# Characters of a line, which has about ten for a number; and of the lines of a block, from which no more are taken.
+_MOST_LINE, _MOST_BLOCK = 1 << 24, 1 << 26
 
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+")
 
@@ -91,12 +94,16 @@ class TextMatrix(Matrix):
         n = self.shape[0]
         with self._lines() as numbered:
             lines = (line for _, line in islice(numbered, self._names, None))
-            for start in range(0, n, rows):
-                yield start, self._parse(list(islice(lines, min(rows, n - start))), start, min(rows, n - start))
+            start = 0
+            while start < n:
+                block = _taken(lines, min(rows, n - start))
+                if not block:
+                    raise changed(self.name)
+                yield start, self._parse(block, start)
+                start += len(block)
 
-    def _parse(self, lines: list[str], start: int, rows: int) -> np.ndarray:
-        if len(lines) < rows:
-            raise changed(self.name)
+    def _parse(self, lines: list[str], start: int) -> np.ndarray:
+        rows = len(lines)
         try:
             converters: Any = {0: _zero} if self._index else None  # of an index, which may be text, none is looked at
             block = np.loadtxt(
@@ -127,11 +134,22 @@ class TextMatrix(Matrix):
             with open(self._path, encoding="utf-8-sig") as file:
                 yield (
                     (number, line)
-                    for number, line in enumerate(file, start=1)
+                    for number, line in enumerate(self._bounded(file), start=1)
                     if not line.isspace() and not line.startswith("#")
                 )
         except UnicodeDecodeError as error:
             raise MatrixError(f"{self.name}: is no UTF-8 text ({error.reason}): save it as UTF-8") from error
+
+    def _bounded(self, file: TextIO) -> Iterator[str]:
+        """Yield the lines of a file, none of which is read beyond the length that one may have."""
+        number = 1
+        while line := file.readline(_MOST_LINE):
+            if len(line) == _MOST_LINE and not line.endswith("\n"):
+                raise MatrixError(
+                    f"{self.name}: line {number} has {_MOST_LINE} characters or more: save such a matrix as .npy"
+                )
+            yield line
+            number += 1
 
     def _cells(self, line: str) -> list[str]:
         if self._delimiter is None and '"' not in line:
@@ -163,6 +181,17 @@ class TextMatrix(Matrix):
                 f"{self.name}: line {number} has {len(cells)} cells; expected {self._n_cells}, as in the first line: "
                 f"correct or drop it"
             )
+
+
+def _taken(lines: Iterator[str], most: int) -> list[str]:
+    """Take so many lines at most; fewer where they are long."""
+    block, size = [], 0
+    for line in islice(lines, most):
+        block.append(line)
+        size += len(line)
+        if size >= _MOST_BLOCK:
+            break
+    return block
 
 
 def _zero(_: str) -> float:

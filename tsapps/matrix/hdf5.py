@@ -1,0 +1,256 @@
+"""HDF5: a dataset of a file. Elements and links to other files are refused unless the caller allows them."""
+
+import math
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from tsapps.errors import MatrixError
+from tsapps.kernels.printable import shown
+from tsapps.matrix.base import Matrix
+from tsapps.matrix.checks import changed, check_memory, readable
+from tsapps.matrix.containers import choose_array
+from tsapps.matrix.optional import optional_module
+
+__all__ = ["open_hdf5"]
+
+# What h5py raises: each error of HDF5's stack as one of these, by the tables in its _errors.pyx; names that are no
+# text; types that NumPy does not have.
+_HDF5_ERRORS = (LookupError, OSError, RuntimeError, TypeError, ValueError)
+
+# Rows are picked out by pieces of at least and at most so many bytes: a disk reads no less, and a chunk of many rows
+# may be as large as the whole.
+_LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 1 << 16, 1 << 26
+# Soft links one after the other, as HDF5 follows them itself.
+_MOST_LINKS = 16
+# By these, HDF5 finds other files in other directories than is checked here.
+_PREFIXES = ("HDF5_EXTFILE_PREFIX", "HDF5_VDS_PREFIX")
+# A filter may make a chunk larger by so much, by a header or where nothing can be compressed.
+_MOST_EXPANDED, _FILTER_BYTES = 1.05, 4096
+
+
+def open_hdf5(path: str, wanted: str | None, *, allow_external: bool = False) -> Matrix:
+    """Open a dataset of an HDF5 file.
+
+    Parameters
+    ----------
+    path : str
+    wanted : str or None
+        The dataset's path in the file.
+    allow_external : bool
+        Whether to follow external links, and to read elements that lie in other files (external storage, virtual
+        datasets). The author of the file names these, and may name any file of the machine.
+    """
+    h5py = optional_module("h5py", path)
+    with readable(path, _HDF5_ERRORS), h5py.File(path, "r") as file:
+        names: list[str] = []
+        # Hard links only, and each object once.
+        file.visititems(lambda name, thing: names.append(name) if isinstance(thing, h5py.Dataset) else None)
+        if wanted is not None:
+            wanted = wanted.strip("/")
+            if wanted and isinstance(_find(h5py, file, path, wanted, allow_external=allow_external), h5py.Dataset):
+                names.append(wanted)
+
+        def shape_of(name: str) -> tuple[int, ...]:
+            # HDF5 may open the source files of a virtual dataset to tell its shape.
+            dataset = file[name]
+            return (0, 0) if dataset.is_virtual and not allow_external else dataset.shape or ()
+
+        name = choose_array(path, wanted, names, shape_of)
+        dataset = _find(h5py, file, path, name, allow_external=allow_external)
+        full_name = f"{path}:/{shown(name)}"
+        if dataset.is_virtual or dataset.external:
+            _check_external(h5py, dataset, full_name, allow_external=allow_external)
+        matrix = Hdf5Matrix(path, name, dataset.shape or (), dataset.dtype, allow_external=allow_external)
+        _check_stored(dataset, matrix)
+        return matrix
+
+
+def _find(h5py: Any, file: Any, path: str, member: str, *, allow_external: bool) -> Any:
+    """Return what a path in a file leads to, or None; links are followed one at a time.
+
+    Raises
+    ------
+    MatrixError
+        If it leads to another file and may not, or soft links lead in a circle.
+    """
+    if allow_external:
+        return file.get(member)
+    here, steps, links = file, deque(member.split("/")), 0
+    while steps:
+        step = steps.popleft()
+        if step in ("", "."):
+            continue
+        link = here.get(step, getlink=True) if isinstance(here, h5py.Group) else None
+        if isinstance(link, h5py.ExternalLink):
+            raise MatrixError(
+                f"{path}:/{member}: is a link to another file, {str(link.filename)[:200]!r}: name that file, or give "
+                f"--allow-external (allow_external=True)"
+            )
+        if isinstance(link, h5py.SoftLink):
+            links += 1
+            if links > _MOST_LINKS:
+                raise MatrixError(f"{path}:/{member}: is a link to a link, and so on: name the dataset itself")
+            steps.extendleft(reversed(link.path.split("/")))
+            here = file if link.path.startswith("/") else here
+        elif link is None:
+            return None
+        else:
+            here = here[step]
+    return here
+
+
+def _check_external(h5py: Any, dataset: Any, name: str, *, allow_external: bool) -> None:
+    """Raise `MatrixError` unless elements in other files are allowed, and all are there: HDF5 fills up what is missing.
+
+    External storage is named relative to the current directory, sources of a virtual dataset to that of its file.
+    """
+    if not allow_external:
+        raise MatrixError(
+            f"{name}: has its elements in other files, which its author names: give --allow-external "
+            f"(allow_external=True), or copy them into a dataset of one file"
+        )
+    for variable in _PREFIXES:
+        if os.environ.get(variable):
+            raise MatrixError(
+                f"{name}: has its elements in other files: unset {variable}, by which HDF5 looks elsewhere"
+            )
+    size = math.prod(dataset.shape or ())
+    if dataset.is_virtual:
+        directory = os.path.dirname(dataset.file.filename)
+        found = 0
+        for source in dataset.virtual_sources():
+            found += source.vspace.get_select_npoints()
+            _check_source(h5py, dataset, os.path.join(directory, source.file_name), source, name)
+    else:
+        itemsize, end = dataset.id.get_type().get_size(), 0
+        for file, offset, length in dataset.external:
+            taken = min(length, size * itemsize - end)
+            end += taken
+            there = os.path.getsize(file) - offset if os.path.isfile(file) else 0
+            if there < taken:
+                raise _missing(name, os.fsdecode(file), f"{taken} bytes from byte {offset}")
+        found = end // itemsize
+    if found != size:
+        raise MatrixError(f"{name}: has {size} elements, and other files have {found} of them: write it again")
+
+
+def _check_source(h5py: Any, dataset: Any, file_name: str, source: Any, name: str) -> None:
+    """Raise `MatrixError` unless one source of a virtual dataset holds every element that is taken from it."""
+    if source.file_name == ".":
+        found = dataset.file.get(source.dset_name)
+        stored = isinstance(found, h5py.Dataset) and _is_stored(found)
+    elif os.path.isfile(file_name):
+        with h5py.File(file_name, "r") as file:
+            found = file.get(source.dset_name)
+            stored = isinstance(found, h5py.Dataset) and _is_stored(found)
+    else:
+        stored = False
+    if not stored:
+        raise _missing(name, file_name, f"every element of {source.dset_name!r}")
+
+
+def _missing(name: str, file: str, what: str) -> MatrixError:
+    return MatrixError(f"{name}: has elements in {file[:200]}, which does not hold {what}: copy all files of it again")
+
+
+def _expected_and_found(dataset: Any) -> tuple[str, int, int]:
+    """Return what a dataset is stored in, how many of these it has, and how many its file holds."""
+    if dataset.chunks:
+        expected = math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape, dataset.chunks, strict=True))
+        return "chunks", expected, dataset.id.get_num_chunks()
+    expected = math.prod(dataset.shape or ()) * dataset.id.get_type().get_size()  # may be narrower than the dtype
+    return "bytes", expected, dataset.id.get_storage_size()
+
+
+def _is_stored(dataset: Any) -> bool:
+    """Return whether a file holds every element of a dataset itself."""
+    _, expected, found = _expected_and_found(dataset)
+    return expected == found and not dataset.is_virtual and not dataset.external
+
+
+def _check_stored(dataset: Any, matrix: "Hdf5Matrix") -> None:
+    """Raise `MatrixError` unless a dataset's file holds every one of its elements, in chunks that memory can hold.
+
+    HDF5 gives a fill value for elements that it finds nowhere: chunks that were never written, or whose index is
+    damaged.
+    """
+    if dataset.is_virtual or dataset.external:
+        return  # see `_check_external`
+    what, expected, found = _expected_and_found(dataset)
+    if found != expected:
+        n, d = matrix.shape
+        raise MatrixError(
+            f"{matrix.name}: is {n} × {d} {matrix.dtype}, which take {expected} {what}, and "
+            f"the file holds {found}: it was never written to the end, or is damaged: write it again"
+        )
+    if dataset.chunks:
+        _check_chunks(dataset, matrix.name)
+
+
+def _check_chunks(dataset: Any, name: str) -> None:
+    """Raise an error if a chunk is larger than memory, or stored in more bytes than it can have.
+
+    HDF5 reads a chunk whole; its gzip filter expands what is stored of one without a limit.
+    """
+    size = math.prod(dataset.chunks) * dataset.id.get_type().get_size()
+    check_memory(name, 2 * size, "a chunk")
+    largest = 0
+
+    def look(chunk: Any) -> None:
+        nonlocal largest
+        largest = max(largest, chunk.size)
+
+    dataset.id.chunk_iter(look)
+    if largest > _MOST_EXPANDED * size + _FILTER_BYTES:
+        raise MatrixError(f"{name}: has a chunk of {size} bytes that is stored in {largest}: write it again")
+
+
+class Hdf5Matrix(Matrix):
+    """A dataset of an HDF5 file, which is open only while it is read."""
+
+    def __init__(self, path: str, member: str, shape: Sequence[int], dtype: np.dtype, *, allow_external: bool) -> None:
+        super().__init__(f"{path}:/{shown(member)}", shape, dtype)
+        self._path = path
+        self._member = member
+        self._allow_external = allow_external
+
+    def _blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        return self._pieces(rows, range(0, self.shape[0], rows))
+
+    def _rows(self, numbers: np.ndarray) -> np.ndarray:
+        with self._opened() as dataset:
+            chunks = dataset.chunks
+        row_bytes = self.shape[1] * self.dtype.itemsize
+        step = max(1, min(chunks[0], _MOST_PIECE_BYTES // row_bytes) if chunks else _LEAST_PIECE_BYTES // row_bytes)
+        starts = np.unique(numbers // step) * step  # HDF5's own selection by numbers is slow for more than a few
+        return self._gather(self._pieces(step, starts.tolist()), numbers)
+
+    def pieces(self, columns: int) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield (row, column, piece of that row); see `Matrix.pieces`."""
+        with self._opened() as dataset:
+            for row in range(self.shape[0]):
+                for column in range(0, self.shape[1], columns):
+                    piece = dataset[row : row + 1, column : column + columns]
+                    yield row, column, np.require(piece, self.dtype, ["C", "A"])
+
+    def _pieces(self, rows: int, starts: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
+        check_memory(self.name, min(rows, self.shape[0]) * self.shape[1] * self.dtype.itemsize, "a block of rows")
+        with self._opened() as dataset:
+            for start in starts:
+                yield start, np.require(dataset[start : start + rows], self.dtype, ["C", "A"])
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        h5py = optional_module("h5py", self._path)
+        with readable(self.name, _HDF5_ERRORS), h5py.File(self._path, "r") as file:
+            dataset = _find(h5py, file, self._path, self._member, allow_external=self._allow_external)
+            if not isinstance(dataset, h5py.Dataset) or dataset.shape != self.shape:
+                raise changed(self.name)
+            if (dataset.is_virtual or dataset.external) and not self._allow_external:
+                raise changed(self.name)
+            yield dataset
