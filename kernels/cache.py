@@ -111,11 +111,10 @@ def warn_once(message: str) -> None:
 
 
 def _own_directories(path: Path) -> list[Path]:
-    """Return the directories of the cache that a path lies in, the outermost first."""
-    if _kept and path.parent == process_directory():
-        return [path.parent]
+    """Return the directories of the cache that a path lies in, the outermost first; elsewhere, its own."""
     top = cache_directory()
-    return [directory for directory in reversed(path.parents) if directory == top or top in directory.parents]
+    found = [directory for directory in reversed(path.parents) if directory == top or top in directory.parents]
+    return found or [path.parent]
 
 
 def _make_private(path: Path) -> None:

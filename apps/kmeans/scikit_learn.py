@@ -123,7 +123,7 @@ def _is_sound(placed: Placed, labels: np.ndarray, inertia: float) -> bool:
 
 def _overflows(X: Any) -> bool:
     """Tell whether X is an array of finite numbers of which squares of distances may overflow."""
-    if not isinstance(X, np.ndarray) or X.dtype.kind != "f" or not np.isfinite(X).all():
+    if not isinstance(X, np.ndarray) or X.dtype.kind != "f" or not X.size or not np.isfinite(X).all():
         return False
     square = 4 * float(abs(X).max()) ** 2 * X.size
     return not is_in_range(np.dtype(np.float32) if X.dtype == np.float32 else np.dtype(np.float64), 1.0, square)
