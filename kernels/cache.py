@@ -112,6 +112,8 @@ def warn_once(message: str) -> None:
 
 def _own_directories(path: Path) -> list[Path]:
     """Return the directories of the cache that a path lies in, the outermost first; elsewhere, its own."""
+    if _kept and path.parent == process_directory():
+        return [path.parent]
     top = cache_directory()
     found = [directory for directory in reversed(path.parents) if directory == top or top in directory.parents]
     return found or [path.parent]
