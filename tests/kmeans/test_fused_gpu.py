@@ -280,7 +280,7 @@ def test_what_small_data_is_served_by(dtype, n, iterates, passes):
         engine.centre(engine.moments()[0])
         assert engine.serves(9) == iterates
     with open_engine(cupy.asarray(X)) as engine:
-        centers = engine.placed(X[:9])
+        centers = engine.place(X[:9], np.zeros(12, dtype))
         assert engine.serves(9) == passes
         engine.assign(centers, update=False)
         oracle.assert_nearest(X, X[:9], oracle.host(engine.labels), dtype)
