@@ -16,7 +16,7 @@ from sklearn.metrics.pairwise import euclidean_distances
 
 from tsapps.apps.kmeans.cpu_seeding import draw_plus_plus
 from tsapps.apps.kmeans.engine import Engine
-from tsapps.apps.kmeans.frame import ldexp, shrinking
+from tsapps.apps.kmeans.frame import ldexp, length, less, shrinking
 from tsapps.apps.kmeans.rows import ArrayRows, Rows
 from tsapps.apps.kmeans.seeding import is_small
 from tsapps.kernels.backend import available_cores
@@ -73,6 +73,7 @@ class CpuEngine(Engine):
         self.besides = self.threads * of_thread + _SAMPLE_BYTES * n
         _check_room(source.name, self.threads * of_thread + _LABEL_BYTES * n, available)
         self.pool = ThreadPoolExecutor(self.threads)
+        self._is_placed = False
         super().__init__(source, dtype, sample_weight)
 
     def fits(self, size: int) -> bool:
@@ -116,26 +117,45 @@ class CpuEngine(Engine):
             while waiting:
                 yield waiting.popleft().result()
 
+    def prepared(self, block: Any) -> Any:
+        """Return a block of `blocks` in `dtype`, row-major and centred; see `Blocks.prepared`."""
+        if self.held is not None:
+            return block
+        rows = block.astype(self.dtype, order="C", copy=False)
+        return less(rows, self.mean, np.empty(rows.shape, self.dtype) if rows is block else rows)
+
+    def is_surely_finite(self, block: Any) -> bool:
+        """Tell whether a block is finite, if that is soon told; see `Blocks.is_surely_finite`."""
+        return block.flags.c_contiguous and bool(np.isfinite(length(block)))
+
+    def place(self, centers: np.ndarray, mean: np.ndarray) -> np.ndarray:
+        """Check X, and subtract a mean from it as it is read; see `Engine.place`."""
+        self.refuse_non_finite()
+        self._is_placed = True
+        if self.held is self._borrowed:
+            self.held = None  # a copy is not worth a pass
+        return self._about(centers, mean)
+
     def assign_block(
         self, block: Any, weights: Any | None, minus_2_centers: Any, norms: Any, *, update: bool, potential: bool
     ) -> tuple[Any, Any | None, Any, Any]:
         """Assign a block's rows; see `Engine.assign_block`."""
         labels = np.empty(len(block), np.int32)
         lowest = np.empty(len(block), self.dtype) if potential else None
-        (product,) = get_blas_funcs(("gemm",), (block,))
-        by_columns = np.asfortranarray(minus_2_centers)
         # A fit's rows are in range (`Frame`); those of `predict` may be farther away.
-        exponent = 0 if update else shrinking(block, by_columns)
-        block, by_columns = ldexp(block, -exponent), ldexp(by_columns, -exponent)
-        norms = ldexp(norms, -2 * exponent)
-        rows = _CHUNK_ROWS if is_small(self) else max(_CHUNK_ROWS, _SCORE_ELEMENTS // len(norms))
-        buffer = np.empty((min(rows, len(block)), len(norms)), self.dtype)
+        exponent = shrinking(block, minus_2_centers) if self._is_placed else 0
+        block, minus_2_centers = ldexp(block, -exponent), ldexp(minus_2_centers, -exponent)
+        norms, small = ldexp(norms, -2 * exponent), is_small(self)
+        if small:
+            minus_2_centers = np.asfortranarray(minus_2_centers)
+        rows = _CHUNK_ROWS if small else max(_CHUNK_ROWS, _SCORE_ELEMENTS // len(norms))
         for start in range(0, len(block), rows):
             part = slice(start, start + rows)
-            scores = buffer[: len(block) - start]
-            scores[:] = norms
-            # The transposes, by columns, of what is here by rows.
-            scores = product(1.0, by_columns, block[part].T, beta=1.0, c=scores.T, trans_a=1, overwrite_c=1).T
+            if small:
+                scores = _scores_of_chunk(block[part], minus_2_centers, norms)
+            else:
+                scores = block[part] @ minus_2_centers
+                scores += norms
             labels[part] = scores.argmin(axis=1)
             if lowest is not None:
                 lowest[part] = scores.min(axis=1)
@@ -188,6 +208,19 @@ class CpuEngine(Engine):
         for start in range(0, len(labels), _TASK_ELEMENTS):  # bincount widens what it is given
             sizes += np.bincount(labels[start : start + _TASK_ELEMENTS], minlength=k)
         return sizes
+
+
+def _scores_of_chunk(rows: np.ndarray, minus_2_centers: np.ndarray, norms: np.ndarray) -> np.ndarray:
+    """Return ‖c‖² − 2·x·c of a chunk's rows (m, d) and centers, (m, k), with scikit-learn's bits.
+
+    It is the same product of the same library, to which norms are added. No other thread of Python runs meanwhile.
+    """
+    (product,) = get_blas_funcs(("gemm",), (rows,))
+    scores = np.empty((len(rows), len(norms)), rows.dtype)
+    scores[:] = norms
+    # The transposes, by columns, of what is here by rows.
+    found: np.ndarray = product(1.0, minus_2_centers, rows.T, beta=1.0, c=scores.T, trans_a=1, overwrite_c=1)
+    return found.T
 
 
 def distances_of(rows: np.ndarray, centers: np.ndarray) -> np.ndarray:

@@ -13,7 +13,18 @@ import numpy as np
 
 from tsapps.apps.kmeans.rows import Rows
 
-__all__ = ["Frame", "Placed", "ScaledRows", "exponent_of", "frame_about", "is_in_range", "ldexp", "shrinking"]
+__all__ = [
+    "Frame",
+    "Placed",
+    "ScaledRows",
+    "exponent_of",
+    "frame_about",
+    "is_in_range",
+    "ldexp",
+    "length",
+    "less",
+    "shrinking",
+]
 
 # Beside the largest number, and the smallest normal one in units of the last place of 1, squared: what sums of products
 # of a few numbers take.
@@ -46,6 +57,24 @@ def exponent_of(largest: float) -> int:
     return int(np.frexp(largest)[1]) + 1 if largest > 0 else 0
 
 
+def length(rows: np.ndarray) -> float:
+    """Return the root of the sum of the squares of rows (n, d), C-contiguous: not finite if one of them is not."""
+    numbers = rows.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(numbers @ numbers) ** 0.5
+
+
+def less(rows: np.ndarray, mean: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Write rows (n, d) less a mean (d,) to `out`, of at least n rows, and return those."""
+    n, d = rows.shape
+    # Several rows at a time: of few columns NumPy takes ten times as long.
+    together = max(1, min(n, _COLUMNS // d)) if rows.flags.c_contiguous else 1
+    whole, many = n - n % together, np.tile(mean, together)
+    np.subtract(rows[:whole].reshape(-1, together * d), many, out=out[:whole].reshape(-1, together * d))
+    np.subtract(rows[whole:], mean, out=out[whole:n])
+    return out[:n]
+
+
 def shrinking(rows: np.ndarray, centers: np.ndarray) -> int:
     """Return an exponent for which the products of rows · 2^−exponent and centers · 2^−exponent do not overflow.
 
@@ -59,7 +88,10 @@ def shrinking(rows: np.ndarray, centers: np.ndarray) -> int:
     int
         0 where they do not overflow as they are.
     """
-    largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0)), float(abs(centers).max()))
+    most = float(abs(centers).max())
+    if length(rows) * max(1.0, most) * rows.shape[1] < float(np.finfo(rows.dtype).max) / _ROOM:
+        return 0
+    largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0)), most)
     exponent = int(np.frexp(largest)[1])
     return exponent if 2 * exponent + rows.shape[1].bit_length() + 4 >= np.finfo(rows.dtype).maxexp else 0
 
@@ -103,15 +135,8 @@ class Frame:
         """
         dtype = np.result_type(rows.dtype, self.mean.dtype)
         rows = ldexp(rows.astype(dtype, copy=False), -self.exponent)
-        n, d = rows.shape
-        centered = np.empty(rows.shape, dtype) if out is None or out.dtype != dtype else out[:n]
-        # Several rows at a time: of few columns NumPy takes ten times as long.
-        together = max(1, min(n, _COLUMNS // d)) if rows.flags.c_contiguous else 1
-        whole = n - n % together
-        mean = np.tile(self.mean, together)
-        np.subtract(rows[:whole].reshape(-1, together * d), mean, out=centered[:whole].reshape(-1, together * d))
-        np.subtract(rows[whole:], self.mean, out=centered[whole:])
-        return centered.astype(self.mean.dtype, copy=False)
+        out = np.empty(rows.shape, dtype) if out is None or out.dtype != dtype else out
+        return less(rows, self.mean, out).astype(self.mean.dtype, copy=False)
 
     def restored(self, centers: np.ndarray) -> np.ndarray:
         """Return centers (k, d) that were worked on as points among the rows.

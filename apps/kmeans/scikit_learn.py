@@ -21,7 +21,7 @@ from sklearn.utils import assert_all_finite, check_random_state
 
 from tsapps.apps.kmeans.choose import check_weights, open_engine
 from tsapps.apps.kmeans.cpu import distances_of
-from tsapps.apps.kmeans.frame import Frame, Placed, is_in_range, ldexp, shrinking
+from tsapps.apps.kmeans.frame import Frame, Placed, is_in_range, ldexp, length, shrinking
 from tsapps.apps.kmeans.rows import check_real
 from tsapps.apps.kmeans.seeding import kmeans_parallel
 from tsapps.kernels.arrays import as_array, kind_of, refuse_masked, to_host
@@ -34,7 +34,7 @@ T = TypeVar("T")
 # Where a model has what its centers remember, during a fit.
 _MEMORY = "_memory"
 # Rows that a thread centers at a time, and rows for which no thread is started.
-_BLOCK_BYTES, _SMALL_BYTES = 4 << 20, 1 << 19
+_BLOCK_BYTES, _SMALL_BYTES = 8 << 20, 1 << 19
 
 
 class Remembering(np.ndarray):
@@ -198,15 +198,12 @@ class Passes:
     def __init__(self, model: KMeans, frame: Frame, centers: np.ndarray) -> None:
         self.frame, self.centers = frame, centers
         self._threads = model._n_threads
-        # What the length of all rows of a block together may be, so that no product with a center overflows.
-        lengths = np.sqrt(np.square(centers, dtype=np.float64).sum(axis=1))
-        self._longest = float(np.finfo(centers.dtype).max) / 16 / max(1.0, float(lengths.max()))
 
     def labels(self, X: Any) -> np.ndarray:
         """Return the label of the nearest center to every row, (n,), int32."""
 
         def work(block: np.ndarray, _: slice) -> np.ndarray:
-            exponent = 0 if self._is_short(block) else shrinking(block, self.centers)
+            exponent = shrinking(block, self.centers)
             return self._nearest(ldexp(block, -exponent), ldexp(self.centers, -exponent))
 
         return self._nearest(self._sparse(X), self.centers) if issparse(X) else np.concatenate(self._each(X, work))
@@ -248,7 +245,7 @@ class Passes:
             if not hasattr(mine, "buffer"):
                 mine.buffer = np.empty((each, X.shape[1]), self.frame.mean.dtype)
             block = self.frame.centered(X[part], mine.buffer)
-            if not self._is_short(block):
+            if not np.isfinite(length(block)):
                 assert_all_finite(X, input_name="X", estimator_name="TSKMeans")
             with config_context(assume_finite=True):
                 return work(block, part)
@@ -259,12 +256,6 @@ class Passes:
             if len(parts) == 1:
                 return [center(parts[0])]
             return list(_pool(self._threads).map(center, parts))
-
-    def _is_short(self, block: np.ndarray) -> bool:
-        """Tell whether a block's numbers are finite, and so small that no product with a center overflows."""
-        numbers = block.reshape(-1)
-        with np.errstate(over="ignore", invalid="ignore"):
-            return bool(float(numbers @ numbers) ** 0.5 < self._longest)
 
     def _sparse(self, X: Any) -> Any:
         return X.astype(self.frame.mean.dtype, copy=False)
