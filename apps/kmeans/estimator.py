@@ -96,7 +96,8 @@ class TSKMeans(KMeans):
     Attributes
     ----------
     cluster_centers_ : array of shape (k, d)
-        Of norm 1 where the metric is the cosine.
+        Of norm 1 where the metric is the cosine. Of float32 data in float64 where float32 would lose 2⁻¹² of their
+        distances from the mean.
     labels_ : array of shape (n,), int32
         The index of the nearest final centre, the lowest on a tie.
     inertia_ : float
@@ -190,7 +191,7 @@ class TSKMeans(KMeans):
         X : array, frame, sparse matrix or matrix of blocks, of shape (n, d)
         y : ignored
         sample_weight : array of shape (n,), optional
-            Not used by an `init` that is a callable or an array.
+            None negative. Not used by an `init` that is a callable or an array.
 
         Returns
         -------

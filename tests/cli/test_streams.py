@@ -1,6 +1,7 @@
 """Standard streams that are closed or that nobody reads, and warnings that are made errors."""
 
 import os
+import shlex
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 
 from tsapps.errors import ExitCode
 
-TSAPPS = f"{sys.executable} -m tsapps"
+TSAPPS = f"{shlex.quote(sys.executable)} -m tsapps"
 CLOSED = [">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"]
 # Each with what it writes and its exit code.
 COMMANDS = {
