@@ -62,7 +62,8 @@ COMMANDS = {
     "abft-correct --out": Command(("abft-correct", "x.npy", "--out", "out.npy", "--force"), "out.npy"),
     "abft-inject": Command(("abft-inject", "x.npy", "--out", "out.npy", "--force"), "out.npy"),
     "abft-calibrate": Command(
-        ("abft-calibrate", "--dtype", "float16", "--rows", "16", "--device", "cpu"), "cache/tsapps/abft"
+        ("abft-calibrate", "--dtype", "float16", "--rows", "16", "--device", "cpu"),
+        "cache/tsapps/abft/cpu-float16.json",
     ),
     "info": Command(("info", "--json")),
     "tune": Command(("tune", "--dry-run")),
