@@ -215,14 +215,18 @@ class TSKMeans(KMeans):
         simple = self.metric == "euclidean" and not self.protect and not is_forked()
         simple = simple and not choice.is_gpu and not isinstance(X, Rows)
         self.faults_ = 0
-        self._placed = scikit_learn.fit(self, X, sample_weight) if simple else None
-        self._by_scikit_learn = self._placed is not None
-        if not self._by_scikit_learn:
+        placed = scikit_learn.fit(self, X, sample_weight) if simple else None
+        self._by_scikit_learn = placed is not None
+        if placed is None:
             self._fit_engine(X, sample_weight)
+        else:
+            self._placed: Placed | None = placed
+            if self.algorithm == "elkan":  # its bounds decide ties by what came before, which `predict` cannot know
+                self.labels_ = Passes(self, placed.frame, placed.worked).labels(self._validated_on_host(X))
         if not np.isfinite(self.inertia_):
             warnings.warn("the inertia overflows float64; labels and centers are right", RuntimeWarning, stacklevel=2)
         self.device_ = choice.device
-        self.labels_: Any = like(self.labels_, X)
+        self.labels_ = like(self.labels_, X)
         self.cluster_centers_: Any = like(self.cluster_centers_, X)
         return self
 

@@ -210,6 +210,13 @@ def test_ties_are_scikit_learns(path, kind):
         np.testing.assert_array_equal(model.predict(given), model.labels_)
 
 
+def test_ties_of_elkan_do_not_depend_on_what_came_before():
+    for seed in range(100):
+        X = 10 * np.random.default_rng(seed).integers(0, 20, (60, 1)).astype(np.float32)
+        given, model = fitted("elkan", X, 5, random_state=seed)
+        np.testing.assert_array_equal(model.predict(given), model.labels_)
+
+
 @every_path
 def test_what_a_caller_gives_is_not_written(path):
     X, _ = blobs(np.random.default_rng(4), 400, 5, 3, 20)
