@@ -1,3 +1,4 @@
+import sys
 from collections import defaultdict
 from importlib.util import find_spec
 
@@ -33,6 +34,19 @@ def pytest_collection_modifyitems(items):
         for marker, reason in missing.items():
             if marker in item.keywords:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def _freed(request):
+    """Give a GPU's memory back after a test: every worker of a run keeps what it once had, and all share the GPU."""
+    yield
+    if "gpu" in request.keywords and gpus():
+        import cupy
+
+        if cupy.get_default_memory_pool().free_bytes() > 1 << 28:
+            cupy.get_default_memory_pool().free_all_blocks()
+        if "torch" in sys.modules:
+            sys.modules["torch"].cuda.empty_cache()
 
 
 @pytest.fixture
