@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from exhaustive import each_choice
+from exhaustive import covering
 from hypothesis import settings
 
 from tsapps.kernels.backend import gpus, why_no_gpu
@@ -15,16 +15,24 @@ settings.load_profile("tsapps")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     parametrised = defaultdict(list)
     for item in items:
-        if "each_choice" in item.keywords and "exhaustive" not in item.keywords:
+        if "each_choice" in item.keywords:
             parametrised[item.parent.nodeid, item.originalname].append(item)
+    superfluous = set()
     for cases in parametrised.values():
-        chosen = each_choice([case.callspec.params for case in cases])
+        short = [case for case in cases if "exhaustive" not in case.keywords]
+        values = covering([case.callspec.params for case in short], 1)
+        pairs = covering([case.callspec.params for case in cases], 2)
+        kept = {short[number] for number in values}
         for number, case in enumerate(cases):
-            if number not in chosen:
+            if case not in kept:
                 case.add_marker(pytest.mark.exhaustive)
+                if number not in pairs:
+                    superfluous.add(case)
+    items[:] = [item for item in items if item not in superfluous]
+    config.hook.pytest_deselected(items=list(superfluous))
     missing = {}
     if not gpus():
         missing["gpu"] = f"needs a GPU: {why_no_gpu()}"

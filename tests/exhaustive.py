@@ -1,15 +1,17 @@
 """What ``make test`` runs of long tests. The rest has the marker ``exhaustive``: CI and ``make test-all`` run it.
 
-`pytest.mark.each_choice` on a parametrised test is resolved in conftest.py by `each_choice`.
+`pytest.mark.each_choice` on a parametrised test is resolved in conftest.py by `covering`: ``make test`` runs cases with
+every value of every parameter, the exhaustive ones are those with every pair of values, and no other is run.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 
-__all__ = ["each_choice", "every", "property_test"]
+__all__ = ["covering", "every", "property_test"]
 
 
 def every(step: int, cases: Iterable[Any], *, unpacked: bool = False) -> list[Any]:
@@ -23,19 +25,22 @@ def every(step: int, cases: Iterable[Any], *, unpacked: bool = False) -> list[An
     ]
 
 
-def each_choice(cases: Sequence[Mapping[str, Any]]) -> set[int]:
-    """Return the numbers of a few cases in which every value of every parameter stands at least once.
+def covering(cases: Sequence[Mapping[str, Any]], strength: int) -> set[int]:
+    """Return the numbers of a few cases in which any values of `strength` parameters that stand together at all, do.
 
-    Greedy: the case with most values that none before it has, the first of several (each-choice coverage; M. Grindal,
-    J. Offutt and S. Andler, "Combination testing strategies: a survey", 2005).
+    Greedy: the case with most of them that none before it has, the first of several (each-choice and pair-wise
+    coverage; M. Grindal, J. Offutt and S. Andler, "Combination testing strategies: a survey", 2005).
     """
-    values = [{(name, str(value)) for name, value in case.items()} for case in cases]
+    together = [
+        set(combinations(((name, str(value)) for name, value in sorted(case.items())), min(strength, len(case))))
+        for case in cases
+    ]
     chosen: set[int] = set()
-    missing = set().union(*values)
+    missing = set().union(*together)
     while missing:
-        best = max(range(len(values)), key=lambda number: len(values[number] & missing))
+        best = max(range(len(together)), key=lambda number: len(together[number] & missing))
         chosen.add(best)
-        missing -= values[best]
+        missing -= together[best]
     return chosen
 
 

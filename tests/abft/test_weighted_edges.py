@@ -259,7 +259,7 @@ def test_largest_integers(dtype, rng):
 
 @property_test(
     15,
-    400,
+    250,
     shape=st.tuples(st.integers(1, 5), st.integers(1, 60) | st.integers(257, 270)),
     transposed=st.booleans(),
     opposite=st.booleans(),

@@ -162,7 +162,7 @@ def written(kind, names):
     return f"x.{kind}"
 
 
-@property_test(15, 150, st.sampled_from(list(WRITERS)), foreign_names(), foreign_names())
+@property_test(15, 80, st.sampled_from(list(WRITERS)), foreign_names(), foreign_names())
 def test_no_name_of_an_array_is_printed_raw(kind, one, other):
     with tempfile.TemporaryDirectory() as directory, chdir(directory), patch.object(output, "_LOG_SECONDS", 0):
         path = written(kind, [one, other])
@@ -177,7 +177,7 @@ def test_no_name_of_an_array_is_printed_raw(kind, one, other):
             assert data != path or len(message) < 1200
 
 
-@property_test(10, 100, foreign_names(), st.sampled_from(["npy", "csv", "npz", "abft", "parquet", "h5", "none"]))
+@property_test(10, 60, foreign_names(), st.sampled_from(["npy", "csv", "npz", "abft", "parquet", "h5", "none"]))
 def test_no_name_of_a_file_is_printed_raw(name, kind):
     name = re.sub("[\0/]", "", name)[:60].encode("utf-8", "replace")[:200].decode("utf-8", "ignore")
     with tempfile.TemporaryDirectory() as directory, chdir(directory), patch.object(output, "_LOG_SECONDS", 0):
@@ -211,7 +211,7 @@ def test_bytes_that_are_no_text_in_the_name_of_a_file(succeed):
     assert r"x\udcff\x1b.npz: 3 × 2" in succeed("abft-encode", path)
 
 
-@property_test(15, 200, st.sampled_from(list(CONTAINERS)), foreign_names())
+@property_test(15, 100, st.sampled_from(list(CONTAINERS)), foreign_names())
 def test_the_suggested_spelling_works_in_a_shell(kind, name):
     assume(len(name) < 60 and "\0" not in name)
     with tempfile.TemporaryDirectory() as directory, chdir(directory):

@@ -318,6 +318,6 @@ def test_at_every_line(directory, succeed, iris, monkeypatch, number, step, outp
 @pytest.mark.exhaustive
 def test_signals_at_random_moments(directory):
     """The trials of signal_trials.py, some of them."""
-    counts = trials(directory, 30, seed=1)
-    assert counts.trials == 30
+    counts = trials(directory, 20, seed=1)
+    assert counts.trials == 20
     assert (counts.harm, counts.tracebacks, counts.leftovers, counts.undocumented) == (0, 0, 0, 0), counts.examples

@@ -94,6 +94,8 @@ def test_every_pick_compiles_without_spills_and_as_small_as_planned(monkeypatch,
         plan = choose.plan(problem_of(row), device, picks_of(table))
         if plan != LIBRARY and not (isinstance(plan, WarpgroupPlan) and arch != WARPGROUPS):
             plans.setdefault(plan, []).append({name: row[name] for name in KEY})
+    if not arch.startswith(f"sm_{device.compute_capability.replace('.', '')}"):  # where only other sizes are picked
+        plans = dict(list(plans.items())[::5])
     found = complaints(plans, device, arch)
     capfd.readouterr()  # that compiling took long
     if found:

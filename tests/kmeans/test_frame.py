@@ -79,7 +79,7 @@ def test_seconds_since_1970(path):
 
 @property_test(
     25,
-    1500,
+    800,
     path=st.sampled_from(list(ON_CPU)),
     dtype=st.sampled_from([np.float32, np.float64]),
     magnitude=st.integers(-12, 12),
@@ -169,7 +169,7 @@ def test_more_clusters_than_distinct_rows(path, seed):
 
 @property_test(
     20,
-    1000,
+    500,
     path=st.sampled_from(list(ON_CPU)),
     init=st.sampled_from(["k-means++", "random", "k-means||"]),
     distinct=st.integers(1, 6),

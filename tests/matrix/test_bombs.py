@@ -129,7 +129,7 @@ name = {name!r}
 
 @property_test(
     40,
-    2000,
+    1000,
     st.integers(1, 40),
     st.integers(1, 9),
     st.sampled_from(["<f4", ">f8", "u1", "<i2"]),

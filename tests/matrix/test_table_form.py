@@ -195,7 +195,7 @@ def frames(draw):
 
 @property_test(
     60,
-    2000,
+    1000,
     frame=frames(),
     header=st.booleans(),
     index=st.booleans(),
