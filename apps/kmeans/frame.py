@@ -29,8 +29,8 @@ __all__ = [
 # Beside the largest number, and the smallest normal one in units of the last place of 1, squared: what sums of products
 # of a few numbers take.
 _ROOM = 32.0
-# The least columns that NumPy subtracts a row from at full speed.
-_COLUMNS = 256
+# Columns that NumPy subtracts a row from at full speed: more than it takes into its buffers at a time.
+_COLUMNS = 16384
 # Centers that lose more than this of their distances' scale in the rows' dtype are given in float64.
 _MOST_LOST = 2.0**-12
 
@@ -67,7 +67,7 @@ def length(rows: np.ndarray) -> float:
 def less(rows: np.ndarray, mean: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Write rows (n, d) less a mean (d,) to `out`, of at least n rows, and return those."""
     n, d = rows.shape
-    # Several rows at a time: of few columns NumPy takes ten times as long.
+    # Several rows at a time: row by row NumPy takes longer, of few columns ten times as long.
     together = max(1, min(n, _COLUMNS // d)) if rows.flags.c_contiguous else 1
     whole, many = n - n % together, np.tile(mean, together)
     np.subtract(rows[:whole].reshape(-1, together * d), many, out=out[:whole].reshape(-1, together * d))
@@ -75,13 +75,15 @@ def less(rows: np.ndarray, mean: np.ndarray, out: np.ndarray) -> np.ndarray:
     return out[:n]
 
 
-def shrinking(rows: np.ndarray, centers: np.ndarray) -> int:
+def shrinking(rows: np.ndarray, centers: np.ndarray, rows_length: float | None = None) -> int:
     """Return an exponent for which the products of rows · 2^−exponent and centers · 2^−exponent do not overflow.
 
     Parameters
     ----------
     rows : numpy.ndarray of shape (n, d)
     centers : numpy.ndarray of shape (k, d) or (d, k)
+    rows_length : float, optional
+        The `length` of the rows, where it is known.
 
     Returns
     -------
@@ -89,7 +91,8 @@ def shrinking(rows: np.ndarray, centers: np.ndarray) -> int:
         0 where they do not overflow as they are.
     """
     most = float(abs(centers).max())
-    if length(rows) * max(1.0, most) * rows.shape[1] < float(np.finfo(rows.dtype).max) / _ROOM:
+    rows_length = length(rows) if rows_length is None else rows_length
+    if rows_length * max(1.0, most) * rows.shape[1] < float(np.finfo(rows.dtype).max) / _ROOM:
         return 0
     largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0)), most)
     exponent = int(np.frexp(largest)[1])

@@ -387,7 +387,8 @@ class FusedEngine(CublasEngine):
         if self._found is None:
             raise RuntimeError("the moments of X have not been taken")
         mean, variance, largest = self._found
-        square = variance + float(np.mean((mean - self._subtracted) ** 2))
+        with np.errstate(over="ignore"):  # infinite, nothing is proved by it
+            square = variance + float(np.mean((mean - self._subtracted) ** 2))
         return largest + np.abs(self.origin - self._subtracted), square**0.5
 
     @property

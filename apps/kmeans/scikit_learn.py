@@ -16,6 +16,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, issparse
 from sklearn import config_context
 from sklearn.cluster import KMeans
+from sklearn.cluster._kmeans import _labels_inertia
 from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils import assert_all_finite, check_random_state
 
@@ -34,7 +35,7 @@ T = TypeVar("T")
 # Where a model has what its centers remember, during a fit.
 _MEMORY = "_memory"
 # Rows that a thread centers at a time, and rows for which no thread is started.
-_BLOCK_BYTES, _SMALL_BYTES = 8 << 20, 1 << 19
+_BLOCK_BYTES, _SMALL_BYTES = 4 << 20, 1 << 19
 
 
 class Remembering(np.ndarray):
@@ -202,19 +203,21 @@ class Passes:
     def labels(self, X: Any) -> np.ndarray:
         """Return the label of the nearest center to every row, (n,), int32."""
 
-        def work(block: np.ndarray, _: slice) -> np.ndarray:
-            exponent = shrinking(block, self.centers)
-            return self._nearest(ldexp(block, -exponent), ldexp(self.centers, -exponent))
+        def work(block: np.ndarray, _: slice, size: float) -> np.ndarray:
+            exponent = shrinking(block, self.centers, size)
+            labels: np.ndarray = self._assigned(ldexp(block, -exponent), ldexp(self.centers, -exponent))
+            return labels
 
-        return self._nearest(self._sparse(X), self.centers) if issparse(X) else np.concatenate(self._each(X, work))
+        return work(self._sparse(X), slice(None), 0.0) if issparse(X) else np.concatenate(self._each(X, work))
 
     def inertia(self, X: Any, weights: np.ndarray | None) -> float:
         """Return Σ w·‖x − c‖² over the rows and their nearest centers."""
 
-        def work(block: np.ndarray, part: slice) -> float:
-            return self._inertia(block, None if weights is None else weights[part])
+        def work(block: np.ndarray, part: slice, _: float) -> float:
+            part_of_weights = None if weights is None else weights[part]
+            return float(self._assigned(block, self.centers, part_of_weights, with_inertia=True)[1])
 
-        return self._inertia(self._sparse(X), weights) if issparse(X) else float(np.sum(self._each(X, work)))
+        return work(self._sparse(X), slice(None), 0.0) if issparse(X) else float(np.sum(self._each(X, work)))
 
     def distances(self, X: Any) -> np.ndarray:
         """Return the distance of every row to every center, (n, k), in X's dtype."""
@@ -222,14 +225,14 @@ class Passes:
             return euclidean_distances(X, self.centers)
         distances = np.empty((len(X), len(self.centers)), X.dtype)
 
-        def work(block: np.ndarray, part: slice) -> None:
+        def work(block: np.ndarray, part: slice, _: float) -> None:
             distances[part] = distances_of(block, self.centers)
 
         self._each(X, work)
         return distances
 
-    def _each(self, X: np.ndarray, work: Callable[[np.ndarray, slice], T]) -> list[T]:
-        """Return what `work` makes of every block of centered rows and their place, in order.
+    def _each(self, X: np.ndarray, work: Callable[[np.ndarray, slice, float], T]) -> list[T]:
+        """Return what `work` makes of every block of centered rows, their place and their length, in order.
 
         Raises
         ------
@@ -238,17 +241,17 @@ class Passes:
         """
         turns = -(-X.nbytes // (self._threads * _BLOCK_BYTES))
         each = -(-len(X) // (turns * self._threads)) if X.nbytes > _SMALL_BYTES else len(X)
-
         mine = threading.local()
 
         def center(part: slice) -> T:
             if not hasattr(mine, "buffer"):
                 mine.buffer = np.empty((each, X.shape[1]), self.frame.mean.dtype)
             block = self.frame.centered(X[part], mine.buffer)
-            if not np.isfinite(length(block)):
+            size = length(block)
+            if not np.isfinite(size):
                 assert_all_finite(X, input_name="X", estimator_name="TSKMeans")
             with config_context(assume_finite=True):
-                return work(block, part)
+                return work(block, part, size)
 
         parts = [slice(start, start + each) for start in range(0, len(X), each)]
         # One thread of BLAS for each of these.
@@ -260,16 +263,13 @@ class Passes:
     def _sparse(self, X: Any) -> Any:
         return X.astype(self.frame.mean.dtype, copy=False)
 
-    def _twin(self, rows: Any, centers: np.ndarray) -> KMeans:
-        twin = KMeans(len(centers))
-        twin.cluster_centers_, twin._n_threads = centers, self._threads if issparse(rows) else 1
-        return twin
+    def _assigned(
+        self, rows: Any, centers: np.ndarray, weights: np.ndarray | None = None, *, with_inertia: bool = False
+    ) -> Any:
+        """Return the rows' labels, and their inertia if it is asked for.
 
-    def _nearest(self, rows: Any, centers: np.ndarray) -> np.ndarray:
-        with threads_kept():
-            labels: np.ndarray = self._twin(rows, centers).predict(rows)
-        return labels
-
-    def _inertia(self, rows: Any, weights: np.ndarray | None) -> float:
-        with threads_kept():
-            return -self._twin(rows, self.centers).score(rows, sample_weight=weights)
+        `KMeans.predict` and `score` do the same, but look at rows and parameters first, for as long as it takes to
+        assign a block.
+        """
+        weights = np.ones(rows.shape[0], rows.dtype) if weights is None else weights.astype(rows.dtype, copy=False)
+        return _labels_inertia(rows, weights, centers, self._threads if issparse(rows) else 1, with_inertia)
