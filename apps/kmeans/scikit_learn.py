@@ -271,5 +271,5 @@ class Passes:
         `KMeans.predict` and `score` do the same, but look at rows and parameters first, for as long as it takes to
         assign a block.
         """
-        weights = np.ones(rows.shape[0], rows.dtype) if weights is None else weights.astype(rows.dtype, copy=False)
+        weights = np.ones(rows.shape[0], rows.dtype) if weights is None else np.ascontiguousarray(weights, rows.dtype)
         return _labels_inertia(rows, weights, centers, self._threads if issparse(rows) else 1, with_inertia)
