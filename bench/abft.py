@@ -33,7 +33,7 @@ from bench.abft_campaign import DTYPES, Cell
 from bench.abft_in_flight import try_judged, try_product
 from bench.abft_kmeans import cells as cells_of_kmeans
 from bench.abft_kmeans import try_kmeans
-from tsapps.kernels.backend import gpus, why_no_gpu
+from tsapps.kernels.devices import gpus, why_no_gpu
 
 _TRY = {
     "at-rest": try_at_rest,

@@ -24,8 +24,8 @@ from bench.abft_campaign import (
     flipped,
 )
 from tsapps.apps.abft import Sidecar, SidecarError, Verdict, encode, read_sidecar, verify
-from tsapps.apps.abft.layout import ROWS, WORD, fold, layout
-from tsapps.apps.abft.sidecar import dump_sidecar
+from tsapps.apps.abft.at_rest.interleave import ROWS, WORD, fold, layout
+from tsapps.apps.abft.at_rest.sidecar import dump_sidecar
 
 __all__ = ["Damage", "Matrix", "judged", "try_at_rest", "try_sidecar"]
 

@@ -38,7 +38,8 @@ TRIALS, CLEAN = 200, 1_000_000
 #: The confidence of every interval; the false-alarm rate of an element that statistical thresholds are calibrated for.
 LEVEL, P = 0.95, 1e-6
 
-#: Shapes at rest: blocks in the matrix's own columns; rows folded; words dealt out, with a million columns (layout.py).
+#: Shapes at rest: blocks in the matrix's own columns; rows folded; words dealt out, with a million columns
+#: (interleave.py).
 PLAIN, FOLDED, FLAT = (1024, 8192), (524_288, 16), (8, 1_048_576)
 #: Of the float code: 256 tiles of 256 × 256.
 TILED = (4096, 4096)

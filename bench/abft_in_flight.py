@@ -25,18 +25,11 @@ from bench.abft_campaign import (
     flipped,
     numpy_dtype,
 )
-from tsapps.apps.abft import (
-    Calibration,
-    Checked,
-    calibrate,
-    calibration,
-    check_product,
-    exact_products,
-    matmul,
-    product_cpu,
-    thresholds,
-)
-from tsapps.apps.abft.walk import walks
+from tsapps.apps.abft import Calibration, Checked, calibrate, check_product, matmul
+from tsapps.apps.abft.product import calibrate as calibration
+from tsapps.apps.abft.product import cpu as product_cpu
+from tsapps.apps.abft.product import exact_products, thresholds
+from tsapps.apps.abft.product.rounding_model import walks
 
 __all__ = ["Limits", "allowed_of", "calibrated_at", "over_rounding", "try_judged", "try_product"]
 
@@ -185,7 +178,7 @@ def _weights(w: int, device: str) -> np.ndarray:
     j = np.arange(w)
     if device == "cpu":
         return np.stack([np.ones(w), (j + 1) / w], axis=1)
-    # Of eight columns, pairs by a quarter of a step: as row_checks.cuh says.
+    # Of eight columns, pairs by a quarter of a step: as product/row_checksums.cuh says.
     step = 0.5 / max(16, 2 ** int(np.ceil(np.log2(2 * -(-w // 8)))))
     return ((1 - (j // 8 * 2 + j % 2) * step) * (1 - j % 8 // 2 * step / 4))[:, np.newaxis]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.abft_campaign import Cell, Counts
 from bench.kmeans_faults import FAULTS, KINDS, WHEN, Seams, tried
-from tsapps.apps.kmeans.cpu import CpuEngine
+from tsapps.apps.kmeans.engines.cpu import CpuEngine
 
 __all__ = ["cells", "try_kmeans"]
 
@@ -41,6 +41,6 @@ def try_kmeans(cell: Cell, seed: int, device: str) -> Counts:
 def _engine(device: str) -> Any:
     if device == "cpu":
         return type("FaultyCpuEngine", (Seams, CpuEngine), {})
-    from tsapps.apps.kmeans.cuda import CublasEngine
+    from tsapps.apps.kmeans.engines.cublas import CublasEngine
 
     return partial(type("FaultyCublasEngine", (Seams, CublasEngine), {}), index=0)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.abft_campaign import COLUMNS_OF_C, DISTRIBUTIONS, DTYPES, P, draw
 from bench.abft_in_flight import allowed_of, calibrated_at, over_rounding
-from tsapps.apps.abft import calibration, exact_products, thresholds
+from tsapps.apps.abft.product import calibrate, exact_products, thresholds
 
 __all__ = ["measure"]
 
@@ -34,7 +34,7 @@ def measure(
     rng = np.random.default_rng(seed)
     rows = min(_MOST_ROWS, _PRODUCTS // (k * COLUMNS_OF_C))
     A, B = draw(distribution, (rows, k), dtype, rng), draw(distribution, (k, COLUMNS_OF_C), dtype, rng)
-    off = abs(calibration.sums_of(A, B, dtype, device) - exact_products.exact_rows(A, B)[0])
+    off = abs(calibrate.sums_of(A, B, dtype, device) - exact_products.exact_rows(A, B)[0])
     allowed = allowed_of(A, B, dtype, bounds, device)
     beyond = off != allowed if bounds.predicted and device is not None else off > allowed
     return over_rounding(allowed, off), int(beyond.sum()), off.size

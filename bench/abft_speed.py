@@ -33,8 +33,8 @@ from bench.kmeans_data import Shape, floor_ms
 from bench.kmeans_measure import NotRightError, Problem, check_step, time_peer
 from bench.kmeans_peers import PEERS
 from bench.timing import GpuClock, median
-from tsapps.apps.abft.exact import SUMS, last_weight
-from tsapps.apps.abft.layout import ROWS, Layout, layout
+from tsapps.apps.abft.at_rest.exact_code import SUMS, last_weight
+from tsapps.apps.abft.at_rest.interleave import ROWS, Layout, layout
 
 __all__ = ["FIELDS", "KEY", "Speed", "Task", "check_sums", "run_speed", "tasks"]
 
@@ -143,7 +143,7 @@ class Speed:
         return self._matrix[1]
 
     def _encode(self, task: Task) -> Iterator[dict[str, Any]]:
-        from tsapps.apps.abft.checksums_gpu import add_checksums
+        from tsapps.apps.abft.at_rest.gpu.encode import add_checksums
 
         A = self._square(task)
         library = self._library(A, task.dtype)
@@ -259,7 +259,7 @@ class Speed:
 
 def plans_of(task: Task) -> dict[str, tuple[Any, ...]]:
     """Return the passes that encode a task's matrix, by the code."""
-    from tsapps.apps.abft.checksums_gpu import plans
+    from tsapps.apps.abft.at_rest.gpu.encode import plans
 
     of, found = layout((task.m, task.n), DTYPES[task.dtype]), {}
     for code in task.codes:
@@ -344,8 +344,8 @@ def _library_error(A: Any, W: Any, out: Any, dtype: str, trans_a: bool) -> float
 
 def compile_plans(some: list[Task]) -> None:
     """Compile the kernels that encode, on several cores, so that the GPU does not wait for one after the other."""
-    from tsapps.apps.abft.checksums_gpu import compiled
-    from tsapps.kernels.build import architecture
+    from tsapps.apps.abft.at_rest.gpu.encode import compiled
+    from tsapps.kernels.jit.compiler import architecture
 
     plans = {plan for task in some if task.job == "encode" for passes in plans_of(task).values() for plan in passes}
     if len(plans) > 1:

@@ -1,6 +1,6 @@
 """Measure how products that carry their checks are best computed on a GPU, and write the table of picks.
 
-    python bench/checked_plans.py [--minutes 4] [--shape tsm2r] [--w 64] [--out apps/abft/tuned/nvidia-h200.json]
+    python checked_plans.py [--minutes 4] [--shape tsm2r] [--w 64] [--out apps/abft/product/tuned/nvidia-h200.json]
 
 Of each product, the plans that are predicted to be the fastest and all that warpgroups have are compiled, on every
 core; those with next to no spills are run with the checks of `tsapps.abft.matmul`, held against the result without, and
@@ -22,26 +22,26 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.timing import GpuClock, median
-from tsapps.apps.abft import thresholds
-from tsapps.apps.abft.product_plan import (
+from tsapps.apps.abft.product import thresholds
+from tsapps.apps.abft.product.plan import (
     MOST_SPILLED,
     TUNED,
     checked_epilogue,
     with_row_sums,
 )
-from tsapps.kernels.build import architecture
-from tsapps.kernels.candidates import candidates
-from tsapps.kernels.choose import completed, key_of, pick_of, promising
-from tsapps.kernels.device import Device, file_name_of, live
-from tsapps.kernels.launch import compiled_plan
-from tsapps.kernels.plan import Plan, WarpgroupPlan
+from tsapps.kernels.gemm import compiled_plan
+from tsapps.kernels.gpu_specs import Device, file_name_of, live
+from tsapps.kernels.jit.compiler import architecture
+from tsapps.kernels.plan.candidates import candidates
+from tsapps.kernels.plan.mma import Plan, WarpgroupPlan
+from tsapps.kernels.plan.select import completed, key_of, pick_of, promising
+from tsapps.kernels.plan.user_table import write_table
 from tsapps.kernels.problem import ITEMSIZE, Problem
-from tsapps.kernels.strict_json import read_json
-from tsapps.kernels.tables import write_table
+from tsapps.kernels.system.strict_json import read_json
 from tsapps.kernels.tune import Cell
 
-_HEADER = "apps/abft/checked.cuh"
-# Plans of tall_skinny.cuh for each product.
+_HEADER = "apps/abft/product/detect.cuh"
+# Plans of gemm_mma.cuh for each product.
 _MOST = 12
 _WIDTHS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
 _PAIRS = ((2, 2), (4, 4), (8, 8), (16, 16), (32, 32), (64, 64), (64, 16), (64, 32), (16, 64))
@@ -76,7 +76,7 @@ def is_sound(arch: str, wanted: tuple[Plan, str]) -> bool:
 def measured_row(cell: Cell, plans: list[Plan], clock: GpuClock) -> dict[str, Any]:
     """Return a table's row for one product."""
     from tsapps import matmul
-    from tsapps.apps.abft import product_gpu
+    from tsapps.apps.abft.product import gpu as product_gpu
     from tsapps.kernels.arrays import device_matrix
 
     A, B, C = cell.operands()

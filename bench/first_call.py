@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench import record
-from tsapps.kernels.backend import gpus, why_no_gpu
+from tsapps.kernels.devices import gpus, why_no_gpu
 
 FIELDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("shape", "dtype", "kernel", "stage"), (str,)),
@@ -45,9 +45,9 @@ def child(dtype: str, m: int, k: int, w: int) -> dict[str, Any]:
     import cupy
 
     import tsapps
-    from tsapps.kernels import product
+    from tsapps.kernels import matmul as product
     from tsapps.kernels.arrays import device_matrix
-    from tsapps.kernels.device import live
+    from tsapps.kernels.gpu_specs import live
 
     A, B = cupy.ones((m, k), dtype), cupy.ones((k, w), dtype)
     idle = cupy.cuda.Device().synchronize

@@ -27,12 +27,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench import library_gemm, record
 from bench.gemm_grid import DTYPES, LAYOUTS, SHAPES, Cell, Pools, exact, grid, largest_error, spoil
 from bench.timing import GpuClock, median
-from tsapps.kernels import launch, product
+from tsapps.kernels import gemm, matmul
 from tsapps.kernels.arrays import DeviceMatrix, device_matrix, gapless
-from tsapps.kernels.backend import gpus, why_no_gpu
-from tsapps.kernels.build import architecture
-from tsapps.kernels.choose import LIBRARY
-from tsapps.kernels.device import live
+from tsapps.kernels.devices import gpus, why_no_gpu
+from tsapps.kernels.gpu_specs import live
+from tsapps.kernels.jit.compiler import architecture
+from tsapps.kernels.plan.select import LIBRARY
 
 FIELDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("shape", "kernel", "plan", "dtype", "layout", "library", "bound"), (str,)),
@@ -119,19 +119,19 @@ class Bench:
 def calls(cell: Cell, A: Any, B: Any, C: Any) -> Iterator[tuple[str, str, Callable[[], Any]]]:
     """Yield what is timed beside the library: a kernel's name, its plan in words, and what computes the product."""
     a, b, c = oriented(cell, *(device_matrix("a matrix", x)._replace(dtype=cell.dtype) for x in (A, B, C)))
-    plan = product.planned(product.problem_of(a, b, c), live(a.device))
+    plan = matmul.planned(matmul.problem_of(a, b, c), live(a.device))
     name = plan if isinstance(plan, str) else plan.kernel_name
-    yield name, str(plan), partial(product.prepared(a, b, c), a.pointer, b.pointer, c.pointer, 1.0, 0.0)
+    yield name, str(plan), partial(matmul.prepared(a, b, c), a.pointer, b.pointer, c.pointer, 1.0, 0.0)
     square = cell.shape == "tsm2r" and cell.layout == "col" and cell.k == cell.m and cell.w in PUBLISHED_WIDTHS
     if square and cell.dtype in ("float32", "float64"):
         tiles = {"t1": T1, "t2": min(cell.w, MOST_T2), "t3": T3}
-        for name in launch.PUBLISHED:
-            yield name, str(tiles), partial(launch.published, name, A, B, **tiles)
+        for name in gemm.PUBLISHED:
+            yield name, str(tiles), partial(gemm.published, name, A, B, **tiles)
 
 
 def oriented(cell: Cell, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> tuple[DeviceMatrix, ...]:
     """Return the operands and the result as `tsapps.matmul` computes with them."""
-    return product.oriented(a.transposed if cell.shape == "tsmttsm" else a, b, c)
+    return matmul.oriented(a.transposed if cell.shape == "tsmttsm" else a, b, c)
 
 
 def compile_plans(cells: Iterable[Cell]) -> None:
@@ -140,8 +140,8 @@ def compile_plans(cells: Iterable[Cell]) -> None:
     for cell in cells:
         by_rows, size = cell.layout == "row", DTYPES[cell.dtype]
         matrices = (gapless(shape, cell.dtype, size, by_rows=by_rows) for shape in cell.shapes)
-        plans.add(product.planned(product.problem_of(*oriented(cell, *matrices)), device))
-    compile_one = partial(launch.compile_any, arch=architecture(0))
+        plans.add(matmul.planned(matmul.problem_of(*oriented(cell, *matrices)), device))
+    compile_one = partial(gemm.compile_any, arch=architecture(0))
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_one, plans - {LIBRARY}, chunksize=4))
 

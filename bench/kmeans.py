@@ -48,7 +48,7 @@ from bench.kmeans_data import CPU_SHAPES, GPU_SHAPES, GRIDS, Shape
 from bench.kmeans_measure import Problem, Timing, check_step, compare_on_cpu, time_peer
 from bench.kmeans_peers import PEERS
 from bench.timing import Clock, GpuClock
-from tsapps.kernels.backend import gpus, why_no_gpu
+from tsapps.kernels.devices import gpus, why_no_gpu
 
 _TIME = (float, type(None))
 #: The fields of a record besides `record.COMMON`, and those that name it.

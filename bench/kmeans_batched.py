@@ -35,7 +35,7 @@ from bench.kmeans_measure import LEAST_EQUAL, MOST_CENTERS_ERROR, NotRightError,
 from bench.kmeans_peers import FlashKmeans, Flashlib, Peer
 from bench.timing import GpuClock
 from tsapps.kernels.arrays import as_array, to_host
-from tsapps.kernels.backend import gpus, why_no_gpu
+from tsapps.kernels.devices import gpus, why_no_gpu
 
 FIELDS: dict[str, tuple[type, ...]] = {**FIELDS_OF_ONE, "b": (int,)}
 KEY = ("what", "engine", "b", "n", "d", "k", "dtype")
@@ -112,16 +112,16 @@ class BatchedTsapps(Batched):
 
     def _machine(self) -> tuple[Any, Any]:
         """Return what runs kernels, and its description."""
-        from tsapps.apps.kmeans.batched_gpu import Gpu
-        from tsapps.kernels.device import live
+        from tsapps.apps.kmeans.batched.gpu import Gpu
+        from tsapps.kernels.gpu_specs import live
 
         index = int(self.X.device.id)
         return Gpu(index), live(index)
 
     def _batch(self, iterations: int) -> Any:
         """Return what holds X, as a fit of so many iterations does, with no labels yet."""
-        from tsapps.apps.kmeans.batched_lloyd import BatchedLloyd
-        from tsapps.apps.kmeans.batched_plan import STATUS, batch_plan
+        from tsapps.apps.kmeans.batched.lloyd import BatchedLloyd
+        from tsapps.apps.kmeans.batched.plan import STATUS, batch_plan
 
         if iterations not in self._open:
             machine, device = self._machine()

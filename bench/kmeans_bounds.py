@@ -72,7 +72,7 @@ def fit(X: Any, k: int, bounds: bool, iterations: int) -> tuple[Any, list[float]
     import numpy as np
 
     from tsapps.apps.kmeans import lloyd
-    from tsapps.apps.kmeans.choose import open_engine
+    from tsapps.apps.kmeans.open_engine import open_engine
     from tsapps.kernels.arrays import to_host
 
     times: list[float] = []

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans import lloyd
-from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
-from tsapps.apps.kmeans.engine import Engine
-from tsapps.apps.kmeans.protection import FaultError
-from tsapps.apps.kmeans.rows import ArrayRows, Rows, UnitRows
+from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, UnitRows
+from tsapps.apps.kmeans.engines.engine import Engine
+from tsapps.apps.kmeans.protect.checks import FaultError
+from tsapps.apps.kmeans.results import Assignment, Iterated, Report
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["FAULTS", "KINDS", "OUTCOMES", "WHEN", "Data", "Fault", "Trial", "draw", "injected", "outcome_of", "tried"]

@@ -67,7 +67,7 @@ class Tsapps(Peer):
 
     def __init__(self, X: Any, centers: Any) -> None:
         super().__init__(X, centers)
-        from tsapps.apps.kmeans.choose import compute_dtype
+        from tsapps.apps.kmeans.open_engine import compute_dtype
 
         # The host's copy, in the dtype that the fit works in.
         self.given = to_host(centers).astype(compute_dtype(X.dtype, on_gpu=self.device == "cuda"))
@@ -75,7 +75,7 @@ class Tsapps(Peer):
 
     def _opened(self) -> Any:
         """Return an engine of X, as a fit begins with."""
-        from tsapps.apps.kmeans.choose import open_engine
+        from tsapps.apps.kmeans.open_engine import open_engine
 
         options: dict[str, Any] = {"engine": self.engine, "precision": self.precision, "bounds": self.bounds}
         return open_engine(self.X, device=self.device, **options)
@@ -83,7 +83,7 @@ class Tsapps(Peer):
     def _engine(self) -> Any:
         """Return an engine that holds X as a fit does, centred."""
         if self._open is None:
-            from tsapps.apps.kmeans.protection import Protection
+            from tsapps.apps.kmeans.protect.checks import Protection
 
             engine = self._opened()
             with engine:

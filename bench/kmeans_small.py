@@ -22,7 +22,7 @@ from bench import record
 from bench.kmeans_data import Shape, nearest_f64
 from bench.timing import Clock, GpuClock, median
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.backend import gpus, why_no_gpu
+from tsapps.kernels.devices import gpus, why_no_gpu
 
 FIELDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("n", "d", "k", "n_iter", "repeats", "seed"), (int,)),

@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tsapps.kernels.cublaslt import (
+from tsapps.kernels.blas.cublaslt import (
     ALIGNMENT,
     COL,
     ROW,

@@ -14,8 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tsapps.kernels.atomic_write import write_bytes
-from tsapps.kernels.strict_json import read_json
+from tsapps.kernels.system.atomic_write import write_bytes
+from tsapps.kernels.system.strict_json import read_json
 
 __all__ = [
     "COMMON",

@@ -5,19 +5,18 @@ Everything here is launched on CuPy's current stream.
 
 from collections.abc import Callable, Iterable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tsapps.kernels import library
 from tsapps.kernels.arrays import DeviceMatrix
-from tsapps.kernels.build import Cubin, Kernel, Resources, architecture, build
-from tsapps.kernels.packed import OverlappingLaunch
-from tsapps.kernels.plan import SUM, LibraryAlgorithm, Plan, WarpgroupPlan
+from tsapps.kernels.blas import cublas
+from tsapps.kernels.jit.compiler import Cubin, Kernel, Resources, architecture, build
+from tsapps.kernels.plan.mma import SUM, LibraryAlgorithm, Plan, WarpgroupPlan
+from tsapps.kernels.plan.simt import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
 from tsapps.kernels.problem import Problem
-from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
-from tsapps.kernels.workspace import scratch, zeroed_counts
+from tsapps.kernels.runtime.launch import OverlappingLaunch
+from tsapps.kernels.runtime.workspace import scratch, zeroed_counts
 
 __all__ = [
     "PUBLISHED",
@@ -37,7 +36,6 @@ __all__ = [
 #: Computes C ← alpha · A · B + beta · C on CuPy's current stream, of the addresses of A, B and C, and alpha and beta.
 Launch = Callable[[int, int, int, float, float], None]
 
-_FOLDER = Path(__file__).resolve().parent / "tsm2"
 _SCALARS = {"float32": "float", "float64": "double"}
 #: TSM2 as published: its steps, by name.
 PUBLISHED = ("tsm2_v0", "tsm2_v1", "tsm2_v2", "tsm2_v3")
@@ -45,7 +43,7 @@ PUBLISHED = ("tsm2_v0", "tsm2_v1", "tsm2_v2", "tsm2_v3")
 
 @cache
 def _kernel(header: str, name: str, device: int) -> Any:
-    """Return a kernel of kernels/tsm2/, by its name expression, loaded on a GPU."""
+    """Return a kernel of a header, by its name expression, loaded on a GPU."""
     import cupy
 
     cubin = compiled(header, name, architecture(device))
@@ -54,8 +52,8 @@ def _kernel(header: str, name: str, device: int) -> Any:
 
 
 def compiled(header: str, name: str, arch: str) -> Cubin:
-    """Compile one kernel of kernels/tsm2/ for an architecture; needs no GPU."""
-    return build(f'#include "kernels/tsm2/{header}"\n', [name], arch)
+    """Compile one kernel of a header for an architecture; needs no GPU."""
+    return build(f'#include "{header}"\n', [name], arch)
 
 
 def _check(A: Any, B: Any) -> tuple[int, int, int]:
@@ -101,7 +99,7 @@ def published(variant: str, A: Any, B: Any, *, t1: int = 128, t2: int = 4, t3: i
     C = cupy.empty((m, w), A.dtype, order="F")
     name = f"tsm2::{variant}<{_SCALARS[A.dtype.name]}, {t1}, {t2}, {t3}>"
     sizes = (np.int64(m), np.int64(k), np.int32(w), *(np.int64(_leading(X)) for X in (A, B, C)))
-    _kernel("published.cuh", name, A.device.id)((-(-m // t1),), (t1,), (A, B, C, *sizes))
+    _kernel("kernels/ladder/tsm2_paper.cuh", name, A.device.id)((-(-m // t1),), (t1,), (A, B, C, *sizes))
     return C
 
 
@@ -110,7 +108,7 @@ def _leading(X: Any) -> int:
     return X.strides[1] // X.itemsize if X.shape[1] > 1 else X.shape[0]
 
 
-# --- tall_skinny.cuh and tall_skinny_warpgroups.cuh ------------------------------------------------------------------
+# --- gemm_mma.cuh and gemm_wgmma.cuh ------------------------------------------------------------------
 
 _SOURCE = np.dtype([("data", "u8"), ("leading", "i8"), ("outer", "i8"), ("depth", "i8"), ("size", "i8")])
 _WORK = np.dtype([("m", "i8"), ("n", "i8"), ("k", "i8")])
@@ -122,7 +120,7 @@ def _source_of(plan: Plan, epilogue: str = "", header: str = "") -> tuple[str, s
     `epilogue` is the class of an app's own, and `header` where it is; else it is the plan's, which stores C.
     """
     include = f'#include "{header}"\n' if header else ""
-    source = f'#include "kernels/tsm2/{plan.kernel_name}.cuh"\n{include}{plan.struct()}\n'
+    source = f'#include "{plan.header}"\n{include}{plan.struct()}\n'
     return source, f"tsm2::{plan.kernel_name}<Plan, {epilogue or plan.epilogue()}>"
 
 
@@ -160,7 +158,7 @@ def _workspace(device: int, bytes_of_sums: int, counts: int) -> tuple[Any, Any]:
 
 
 def tall_skinny(plan: Plan, problem: Problem, C: DeviceMatrix) -> Launch:
-    """Return what computes a product by tall_skinny.cuh, or by tall_skinny_warpgroups.cuh.
+    """Return what computes a product by gemm_mma.cuh, or by gemm_wgmma.cuh.
 
     Parameters
     ----------
@@ -281,7 +279,7 @@ def tsm2l_rows(plan: RowsPlan | WidePlan, problem: Problem, C: DeviceMatrix) -> 
     strides, m, kernel = (
         _b_strides(problem),
         np.int64(problem.m),
-        _kernel(f"{plan.kernel_name}.cuh", plan.kernel(), C.device),
+        _kernel(plan.header, plan.kernel(), C.device),
     )
 
     def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
@@ -291,12 +289,12 @@ def tsm2l_rows(plan: RowsPlan | WidePlan, problem: Problem, C: DeviceMatrix) -> 
 
 
 def tsm2l_columns(plan: ColumnsPlan, problem: Problem, C: DeviceMatrix) -> Launch:
-    """Return what computes a product by tsm2l_columns.cuh; arguments as for `tall_skinny`."""
+    """Return what computes a product by simt/tsm2l_columns.cuh; arguments as for `tall_skinny`."""
     total = np.float64 if SUM[plan.dtype] == "double" else np.float32
     blocks = -(-problem.m // (16 // C.itemsize * plan.threads))
     grid, block = (min(blocks, _multiprocessors(C.device) * _COLUMNS_BLOCKS),), (plan.threads,)
     lda, ldc = np.int64(problem.a.leading), np.int64(C.strides[1] // C.itemsize)
-    strides, m, kernel = _b_strides(problem), np.int64(problem.m), _kernel("tsm2l_columns.cuh", plan.kernel(), C.device)
+    strides, m, kernel = _b_strides(problem), np.int64(problem.m), _kernel(plan.header, plan.kernel(), C.device)
 
     def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
         pointers = np.uint64(A), lda, np.uint64(B), *strides, np.uint64(C), ldc
@@ -309,7 +307,7 @@ def tsm2l_columns(plan: ColumnsPlan, problem: Problem, C: DeviceMatrix) -> Launc
 
 
 def tsm2r_columns(plan: SplitPlan, problem: Problem, C: DeviceMatrix) -> Launch:
-    """Return what computes a product by tsm2r_columns.cuh; arguments as for `tall_skinny`."""
+    """Return what computes a product by simt/tsm2r_columns.cuh; arguments as for `tall_skinny`."""
     device, size, total = C.device, C.itemsize, np.dtype(np.float64 if SUM[plan.dtype] == "double" else np.float32)
     tiles = -(-problem.m // (plan.threads * 16 // size)), -(-problem.w // plan.width)
     grid, block = (tiles[0], plan.splits, tiles[1]), (plan.threads,)
@@ -320,7 +318,7 @@ def tsm2r_columns(plan: SplitPlan, problem: Problem, C: DeviceMatrix) -> Launch:
     store = np.array((0, rows, columns, 0, 0), [*fields])
     lda, strides = np.int64(problem.a.leading), _b_strides(problem)
     sizes = np.int64(problem.m), np.int64(problem.k), np.int32(problem.w), np.int64(plan.per_split)
-    kernel = _kernel("tsm2r_columns.cuh", plan.kernel(), device)
+    kernel = _kernel(plan.header, plan.kernel(), device)
 
     def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
         store_here = store.copy()
@@ -331,17 +329,17 @@ def tsm2r_columns(plan: SplitPlan, problem: Problem, C: DeviceMatrix) -> Launch:
     return launch
 
 
-# --- tsmttsm_few.cuh -----------------------------------------------------------------------------------------------
+# --- tsmttsm_small.cuh -----------------------------------------------------------------------------------------------
 
 _FEW_BLOCKS = 4  # a multiprocessor
 
 
 def tsmttsm_few(plan: FewPlan, problem: Problem, C: DeviceMatrix) -> Launch:
-    """Return what computes a product by tsmttsm_few.cuh; arguments as for `tall_skinny`."""
+    """Return what computes a product by simt/tsmttsm_small.cuh; arguments as for `tall_skinny`."""
     device, total = C.device, np.dtype(np.float64 if SUM[plan.dtype] == "double" else np.float32)
     blocks = -(-problem.k // (plan.depth * plan.threads))
     grid, block = (min(blocks, _multiprocessors(device) * _FEW_BLOCKS),), (plan.threads,)
-    sums, kernel = grid[0] * plan.m * plan.w * total.itemsize, _kernel("tsmttsm_few.cuh", plan.kernel(), device)
+    sums, kernel = grid[0] * plan.m * plan.w * total.itemsize, _kernel(plan.header, plan.kernel(), device)
     lda, ldb, k = np.int64(problem.a.leading), np.int64(problem.b.leading), np.int64(problem.k)
     strides = tuple(np.int64(stride // C.itemsize) for stride in C.strides)
 
@@ -361,7 +359,7 @@ _LAUNCHERS: dict[str, Callable[..., Launch]] = {
     ColumnsPlan.kernel_name: tsm2l_columns,
     SplitPlan.kernel_name: tsm2r_columns,
     FewPlan.kernel_name: tsmttsm_few,
-    LibraryAlgorithm.kernel_name: library.algorithm,
+    LibraryAlgorithm.kernel_name: cublas.algorithm,
 }
 
 
@@ -378,5 +376,5 @@ def compile_any(plan: AnyPlan, arch: str) -> Resources:
         cubin, name = compiled_plan(plan, arch)
     else:
         name = plan.kernel()
-        cubin = compiled(f"{plan.kernel_name}.cuh", name, arch)
+        cubin = compiled(plan.header, name, arch)
     return cubin.resources[name]

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.kernels import cublaslt, host, library
 from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gpu_index, kind_of
-from tsapps.kernels.choose import LIBRARY, plan
-from tsapps.kernels.device import Device, live
-from tsapps.kernels.launch import Launch, prepare
-from tsapps.kernels.plan import LibraryAlgorithm
+from tsapps.kernels.blas import cublas, cublaslt, host
+from tsapps.kernels.gemm import Launch, prepare
+from tsapps.kernels.gpu_specs import Device, live
+from tsapps.kernels.plan.mma import LibraryAlgorithm
+from tsapps.kernels.plan.select import LIBRARY, plan
+from tsapps.kernels.plan.simt import AnyPlan
 from tsapps.kernels.problem import ITEMSIZE, Layout, Lies, Problem
-from tsapps.kernels.simple import AnyPlan
 
 __all__ = ["forget_plans", "gram", "matmul", "on_stream", "oriented", "planned", "prepared", "problem_of"]
 
@@ -241,7 +241,7 @@ def _prepared(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, gram: bool) -> 
     found = planned(problem, live(a.device)) if problem.k else LIBRARY
     if isinstance(found, str):
         _layout("out", c, depth=1)
-        return library.gemm(a, b, c)
+        return cublas.gemm(a, b, c)
     return prepare(found, problem, c)
 
 
@@ -252,7 +252,7 @@ def forget_plans() -> None:
 
 def planned(problem: Problem, device: Device) -> AnyPlan | str:
     """Return the plan of a problem on a device, by the user's own table of picks if there is one."""
-    from tsapps.kernels.tables import of_version, user_table
+    from tsapps.kernels.plan.user_table import of_version, user_table
 
     table = user_table(device.name)
     found = plan(problem, device, table)

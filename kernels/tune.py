@@ -18,19 +18,20 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.kernels import build, cublaslt, library
 from tsapps.kernels.arrays import device_matrix, gapless
-from tsapps.kernels.backend import available_cores
-from tsapps.kernels.build import architecture
-from tsapps.kernels.choose import ALGORITHM, LIBRARY, VERSION, key_of, library_algorithms, pick_of, promising
-from tsapps.kernels.cublaslt import LibraryError
-from tsapps.kernels.device import Device, live
-from tsapps.kernels.launch import compile_any, prepare
-from tsapps.kernels.plan import LibraryAlgorithm
+from tsapps.kernels.blas import cublas, cublaslt
+from tsapps.kernels.blas.cublaslt import LibraryError
+from tsapps.kernels.devices import available_cores
+from tsapps.kernels.gemm import compile_any, prepare
+from tsapps.kernels.gpu_specs import Device, live
+from tsapps.kernels.jit import compiler
+from tsapps.kernels.jit.compiler import architecture
+from tsapps.kernels.matmul import problem_of
+from tsapps.kernels.plan.mma import LibraryAlgorithm
+from tsapps.kernels.plan.select import ALGORITHM, LIBRARY, VERSION, key_of, library_algorithms, pick_of, promising
+from tsapps.kernels.plan.simt import AnyPlan
+from tsapps.kernels.plan.user_table import user_path, user_table, write_table
 from tsapps.kernels.problem import ITEMSIZE, NARROW, Problem
-from tsapps.kernels.product import problem_of
-from tsapps.kernels.simple import AnyPlan
-from tsapps.kernels.tables import user_path, user_table, write_table
 
 __all__ = ["CELLS", "Cell", "own_cell", "promising", "tune", "user_path", "user_table", "write_table"]
 
@@ -191,7 +192,7 @@ def _compilers() -> Iterator[Executor]:
 def _begin_compiling() -> None:
     """Make a process one of `_compilers`: Ctrl-C is for the process that waits for them, and so is every message."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    build.PATIENCE_SECONDS = inf
+    compiler.PATIENCE_SECONDS = inf
 
 
 def _is_sound(architectures: Sequence[str], plan: AnyPlan) -> bool:
@@ -216,7 +217,7 @@ def _fastest(cell: Cell, plans: Sequence[AnyPlan], flush: Any, report: Callable[
     a, b, c = device_matrix("A", A), device_matrix("B", B), device_matrix("C", C)
     problem = cell.problem()
     operands = a.pointer, b.pointer, c.pointer, 1.0, 0.0
-    call = partial(library.gemm(a, b, c), *operands)
+    call = partial(cublas.gemm(a, b, c), *operands)
     call()
     expected = C.astype("f8")
     library_ms = _milliseconds(call, flush)

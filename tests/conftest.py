@@ -7,7 +7,7 @@ import pytest
 from exhaustive import covering
 from hypothesis import settings
 
-from tsapps.kernels.backend import gpus, why_no_gpu
+from tsapps.kernels.devices import gpus, why_no_gpu
 
 # A test that is slow on a busy machine is no failure.
 settings.register_profile("tsapps", deadline=None)

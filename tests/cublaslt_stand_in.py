@@ -5,7 +5,7 @@ from ctypes import c_double, sizeof
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from tsapps.kernels import cublaslt
+from tsapps.kernels.blas import cublaslt
 
 __all__ = ["FAILING", "Lt"]
 
@@ -14,7 +14,7 @@ FAILING = 9
 
 
 class Lt:
-    """What `cublaslt.py` calls.
+    """What `blas/cublaslt.py` calls.
 
     Attributes
     ----------

@@ -16,12 +16,13 @@ import pytest
 from sklearn.cluster import KMeans
 
 from tsapps import TSKMeans, abft, gram, kmeans_batched, matmul, open_matrix
-from tsapps.apps.abft import checksums_gpu
-from tsapps.apps.kmeans import batched, choose
-from tsapps.apps.kmeans.cpu import CpuEngine
-from tsapps.apps.kmeans.rows import UnitRows
+from tsapps.apps.abft.at_rest.gpu import encode as checksums_gpu
+from tsapps.apps.kmeans import open_engine
+from tsapps.apps.kmeans.batched import api as batched
+from tsapps.apps.kmeans.data.rows import UnitRows
+from tsapps.apps.kmeans.engines.cpu import CpuEngine
 from tsapps.kernels.arrays import as_array
-from tsapps.kernels.backend import Choice
+from tsapps.kernels.devices import Choice
 
 K = 3
 RNG = np.random.default_rng(40)
@@ -136,7 +137,7 @@ def stand_in_batches(array, k, first, *_):
 def device(request, monkeypatch):
     if request.param != "stand-in":
         return request.param
-    for module in (choose, batched):
+    for module in (open_engine, batched):
         monkeypatch.setattr(module, "choose_device", lambda request, resident=None: Choice("cuda:0", "it stands in"))
     stand_ins = {
         "cuda": SimpleNamespace(CublasEngine=StandInEngine),

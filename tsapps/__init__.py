@@ -24,9 +24,9 @@ __all__ = ["TSKMeans", "abft", "gram", "kmeans_batched", "matmul", "open_matrix"
 _HOMES = {
     "TSKMeans": "tsapps.apps.kmeans",
     "abft": "tsapps.apps.abft",  # a module itself
-    "gram": "tsapps.kernels.product",
+    "gram": "tsapps.kernels.matmul",
     "kmeans_batched": "tsapps.apps.kmeans",
-    "matmul": "tsapps.kernels.product",
+    "matmul": "tsapps.kernels.matmul",
     "open_matrix": "tsapps.matrix",
 }
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from tsapps.apps import abft
     from tsapps.apps.kmeans import TSKMeans, kmeans_batched
-    from tsapps.kernels.product import gram, matmul
+    from tsapps.kernels.matmul import gram, matmul
     from tsapps.matrix import open_matrix
 
 

@@ -2,8 +2,8 @@
 
 from enum import IntEnum
 
-from tsapps.kernels.backend import NoDeviceError
-from tsapps.kernels.printable import OneLineError, one_line
+from tsapps.kernels.devices import NoDeviceError
+from tsapps.kernels.system.printable import OneLineError, one_line
 
 __all__ = [
     "CorruptionError",

@@ -16,14 +16,14 @@ inject
     Faults, for trying it out.
 """
 
-from tsapps.apps.abft.arrays import correct, locate
-from tsapps.apps.abft.calibration import Calibration, calibrate
-from tsapps.apps.abft.calibration_file import load_calibration, save_calibration
-from tsapps.apps.abft.faults import inject
-from tsapps.apps.abft.product import Checked, ProductFault, check_product, matmul
-from tsapps.apps.abft.rest import encode, repaired, verify
-from tsapps.apps.abft.sidecar import Sidecar, SidecarError, read_sidecar, write_sidecar
-from tsapps.apps.abft.verdict import AmbiguousError, ChangedError, Fault, Region, Verdict
+from tsapps.apps.abft.at_rest.correct import correct, locate
+from tsapps.apps.abft.at_rest.sidecar import Sidecar, SidecarError, read_sidecar, write_sidecar
+from tsapps.apps.abft.at_rest.verdict import AmbiguousError, ChangedError, Fault, Region, Verdict
+from tsapps.apps.abft.at_rest.verify import encode, repaired, verify
+from tsapps.apps.abft.inject import inject
+from tsapps.apps.abft.product.calibrate import Calibration, calibrate
+from tsapps.apps.abft.product.calibration_file import load_calibration, save_calibration
+from tsapps.apps.abft.product.matmul import Checked, ProductFault, check_product, matmul
 
 __all__ = [
     "AmbiguousError",

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tsapps.apps.abft.arrays import bytes_in, overwrite
-from tsapps.apps.abft.layout import WORD
+from tsapps.apps.abft.at_rest.correct import bytes_in, overwrite
+from tsapps.apps.abft.at_rest.interleave import WORD
 from tsapps.kernels.arrays import refuse_masked
 
 __all__ = ["FAULTS", "inject"]

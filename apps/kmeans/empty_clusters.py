@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tsapps.apps.kmeans.assignment import Assignment
-from tsapps.apps.kmeans.engine import Engine
+from tsapps.apps.kmeans.engines.engine import Engine
+from tsapps.apps.kmeans.results import Assignment
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["relocate_empty_clusters", "without_empty_clusters"]

@@ -18,7 +18,10 @@ from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from tsapps.apps.kmeans import lloyd, scikit_learn
-from tsapps.apps.kmeans.choose import (
+from tsapps.apps.kmeans.data.frame import Placed, frame_about, ldexp
+from tsapps.apps.kmeans.data.rows import Rows, is_plain
+from tsapps.apps.kmeans.engines.engine import Engine
+from tsapps.apps.kmeans.open_engine import (
     check_metric,
     check_precision,
     check_sample_weight,
@@ -27,12 +30,9 @@ from tsapps.apps.kmeans.choose import (
     open_engine,
     resident,
 )
-from tsapps.apps.kmeans.engine import Engine
-from tsapps.apps.kmeans.frame import Placed, frame_about, ldexp
-from tsapps.apps.kmeans.rows import Rows, is_plain
 from tsapps.apps.kmeans.scikit_learn import Passes, as_host, narrow_indices
 from tsapps.kernels.arrays import as_array, like, to_host
-from tsapps.kernels.threads import is_forked
+from tsapps.kernels.blas.threads import is_forked
 
 __all__ = ["TSKMeans"]
 

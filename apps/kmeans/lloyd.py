@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from tsapps.apps.kmeans.assignment import Iterated, Report, square_shift
-from tsapps.apps.kmeans.engine import Engine
-from tsapps.apps.kmeans.frame import Frame, Placed, ScaledRows, exponent_of, is_in_range, ldexp
-from tsapps.apps.kmeans.protection import Protection
-from tsapps.apps.kmeans.relocation import without_empty_clusters
-from tsapps.apps.kmeans.result_check import checked_result, filled_alike
-from tsapps.apps.kmeans.rows import ArrayRows, as_numbers, unit
-from tsapps.apps.kmeans.seeding import is_small, kmeans_parallel, kmeans_plusplus, random_samples
+from tsapps.apps.kmeans.data.frame import Frame, Placed, ScaledRows, exponent_of, is_in_range, ldexp
+from tsapps.apps.kmeans.data.rows import ArrayRows, as_numbers, unit
+from tsapps.apps.kmeans.empty_clusters import without_empty_clusters
+from tsapps.apps.kmeans.engines.engine import Engine
+from tsapps.apps.kmeans.init.plusplus import is_small, kmeans_parallel, kmeans_plusplus, random_samples
+from tsapps.apps.kmeans.protect.checks import Protection
+from tsapps.apps.kmeans.protect.result_check import checked_result, filled_alike
+from tsapps.apps.kmeans.results import Iterated, Report, square_shift
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["Clustering", "Progress", "fit"]
@@ -124,7 +124,7 @@ def fit(
     progress : callable, optional
         Called with a `Progress` after every iteration; costs the pass's best scores.
     protect : bool
-        Whether every step and the result are checked, and made again where they are wrong; see `protection.py`.
+        Whether every step and the result are checked, and made again where they are wrong; see `protect/checks.py`.
 
     Returns
     -------

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 from scipy.sparse import issparse
 
-from tsapps.apps.kmeans.engine import Engine
-from tsapps.apps.kmeans.frame import ScaledRows
-from tsapps.apps.kmeans.rows import ArrayRows, Rows, SparseRows, UnitRows, as_numbers, check_real
+from tsapps.apps.kmeans.data.frame import ScaledRows
+from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, SparseRows, UnitRows, as_numbers, check_real
+from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.kernels.arrays import gpu_index, to_host
-from tsapps.kernels.backend import Choice, choose_device
+from tsapps.kernels.devices import Choice, choose_device
 
 __all__ = [
     "ENGINES",
@@ -207,15 +207,15 @@ def open_engine(
     def over(rows: Rows) -> Engine:
         made: Engine
         if not choice.is_gpu:
-            from tsapps.apps.kmeans.cpu import CpuEngine
+            from tsapps.apps.kmeans.engines.cpu import CpuEngine
 
             made = CpuEngine(rows, dtype, weights)
         elif engine == "cublas":
-            from tsapps.apps.kmeans.cuda import CublasEngine
+            from tsapps.apps.kmeans.engines.cublas import CublasEngine
 
             made = CublasEngine(rows, dtype, weights, choice.index)
         else:
-            from tsapps.apps.kmeans.fused import FusedEngine
+            from tsapps.apps.kmeans.engines.fused import FusedEngine
 
             options: dict[str, Any] = {"always": engine == "fused", "precision": precision, "bounds": bounds}
             made = FusedEngine(rows, dtype, weights, choice.index, **options)

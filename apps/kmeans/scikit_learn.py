@@ -20,13 +20,13 @@ from sklearn.cluster._kmeans import _labels_inertia
 from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils import assert_all_finite, check_random_state
 
-from tsapps.apps.kmeans.choose import check_weights, open_engine
-from tsapps.apps.kmeans.cpu import distances_of
-from tsapps.apps.kmeans.frame import Frame, Placed, is_in_range, ldexp, length, shrinking
-from tsapps.apps.kmeans.rows import check_real
-from tsapps.apps.kmeans.seeding import kmeans_parallel
+from tsapps.apps.kmeans.data.frame import Frame, Placed, is_in_range, ldexp, length, shrinking
+from tsapps.apps.kmeans.data.rows import check_real
+from tsapps.apps.kmeans.engines.cpu import distances_of
+from tsapps.apps.kmeans.init.plusplus import kmeans_parallel
+from tsapps.apps.kmeans.open_engine import check_weights, open_engine
 from tsapps.kernels.arrays import as_array, kind_of, refuse_masked, to_host
-from tsapps.kernels.threads import one_blas_thread, threads_kept
+from tsapps.kernels.blas.threads import one_blas_thread, threads_kept
 
 __all__ = ["Passes", "as_host", "fit", "narrow_indices", "remembering"]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.kernels import cublaslt
 from tsapps.kernels.arrays import DeviceMatrix
-from tsapps.kernels.cublaslt import COL, ROW, LtProduct, Matrix, Product
-from tsapps.kernels.plan import LibraryAlgorithm
+from tsapps.kernels.blas import cublaslt
+from tsapps.kernels.blas.cublaslt import COL, ROW, LtProduct, Matrix, Product
+from tsapps.kernels.plan.mma import LibraryAlgorithm
 from tsapps.kernels.problem import Problem
-from tsapps.kernels.workspace import scratch
+from tsapps.kernels.runtime.workspace import scratch
 
 __all__ = ["algorithm", "gemm"]
 

@@ -1,6 +1,6 @@
 // Several numbers of each thread of a block, put together: for kernels of centres, of which there are few.
 #pragma once
-#include "kernels/tsm2/simt.cuh"
+#include "kernels/device/simt.cuh"
 
 namespace kmeans {
 

@@ -1,8 +1,8 @@
 // An element as the type that it is summed in, and a sum as an element; of 16-bit elements two sums as a register.
 #pragma once
-#include "kernels/tsm2/simt.cuh"
+#include "kernels/device/simt.cuh"
 #if !defined(TSA_HIP)
-#include "kernels/ptx.cuh"
+#include "kernels/ptx/instructions.cuh"
 #endif
 
 namespace tsm2 {

@@ -1,7 +1,7 @@
 // Elements of a row as they are read: kWide of them in as few registers as they have bytes for. Elements of 16 bits that
 // were taken apart where they are read would each take a register until they are used.
 #pragma once
-#include "kernels/tsm2/element.cuh"
+#include "kernels/device/element.cuh"
 
 namespace kmeans {
 

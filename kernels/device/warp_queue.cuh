@@ -3,7 +3,7 @@
 // Why it is fast: few rows of a tile are not done, and they take many instructions. They are settled when there is one for
 // each lane of a warp.
 #pragma once
-#include "kernels/tsm2/simt.cuh"
+#include "kernels/device/simt.cuh"
 
 namespace kmeans {
 

@@ -23,14 +23,14 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from tsapps.kernels.cache import cache_directory, process_directory, read_cached, warn_once, write_cached
-from tsapps.kernels.printable import one_line
-from tsapps.kernels.strict_json import JsonError, parse_json
+from tsapps.kernels.system.cache import cache_directory, process_directory, read_cached, warn_once, write_cached
+from tsapps.kernels.system.printable import one_line
+from tsapps.kernels.system.strict_json import JsonError, parse_json
 
 __all__ = ["Cubin", "Kernel", "Resources", "build", "function", "headers_of"]
 
 #: Root of what `#include "…"` names: the directory that holds kernels/ and apps/ where they are installed.
-INCLUDE_ROOT = Path(__file__).resolve().parent.parent
+INCLUDE_ROOT = Path(__file__).resolve().parents[2]
 
 # Flags of every kernel. -v puts registers and spills into the log, which `Resources` reads.
 _FLAGS = ("--std=c++17", "-default-device", "--ptxas-options=-v")

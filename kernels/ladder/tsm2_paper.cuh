@@ -48,7 +48,7 @@
 // Launch: ⌈m / t1⌉ blocks of t1 threads, no dynamic shared memory; t1·t2·sizeof(T) ≤ 48 KB. All loops but those over t2
 // and t3 are kept rolled, as in the paper: unrolled, they would take more registers than the model counts.
 #pragma once
-#include "kernels/tsm2/simt.cuh"
+#include "kernels/device/simt.cuh"
 
 namespace tsm2 {
 

@@ -1,10 +1,10 @@
-"""In which order a plan's kernel adds up the products of an element: what order.cuh follows. Pure."""
+"""In which order a plan's kernel adds up the products of an element: what emulated_gemm.cuh follows. Pure."""
 
 from typing import Any
 
 import numpy as np
 
-from tsapps.kernels.plan import Plan, WarpgroupPlan
+from tsapps.kernels.plan.mma import Plan, WarpgroupPlan
 from tsapps.kernels.problem import Problem
 
 __all__ = ["ORDER", "UNKNOWN", "one_after_another", "order_of"]

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from itertools import product
 
-from tsapps.kernels.device import Device
-from tsapps.kernels.plan import Plan, WarpgroupPlan, instantiate
+from tsapps.kernels.gpu_specs import Device
+from tsapps.kernels.plan.mma import Plan, WarpgroupPlan, instantiate
+from tsapps.kernels.plan.simt import AnyPlan, simple_plans
 from tsapps.kernels.problem import ITEMSIZE, Problem
-from tsapps.kernels.simple import AnyPlan, simple_plans
 
 __all__ = ["RESERVED", "candidates", "fits", "foldable", "most_registers", "registers", "stage_bytes"]
 
@@ -20,7 +20,7 @@ _LEAST_CAPABILITY, _WARPGROUPS = 8, "9.0"
 _FEW = 4
 # Columns, rows of a TSMTTSM, and depth of a TSM2L up to which warpgroups have nothing to gain.
 _NARROW_FOR_WARPGROUPS, _FEW_FOR_WARPGROUPS, _SHALLOW_FOR_WARPGROUPS = 8, 32, 32
-# Registers of a multiplier of tall_skinny_warpgroups.cuh beside its sums and words of A.
+# Registers of a multiplier of gemm_wgmma.cuh beside its sums and words of A.
 _MULTIPLIERS_OTHER = 24
 # Registers of a thread beside its sums, by bytes of an element; and of an SM, and how many a thread may have.
 _OTHER_REGISTERS, _REGISTERS, _MOST_REGISTERS = {8: 64, 4: 48, 2: 48}, 65_536, 255

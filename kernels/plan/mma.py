@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import ClassVar, TypeVar
 
-from tsapps.kernels.banks import STRIDES, turns
+from tsapps.kernels.plan.bank_conflicts import STRIDES, turns
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
 __all__ = ["ELEMENT", "SUM", "LibraryAlgorithm", "Plan", "WarpgroupPlan", "instantiate"]
@@ -14,13 +14,13 @@ ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfl
 SUM = {"float64": "double", "float32": "float", "float16": "float", "bfloat16": "float"}
 # Bytes that the level-2 cache prefetches at a time, and up to which it is told to keep a B that many tiles read.
 _PREFETCHED, _STAYING = 256, 16 << 20
-# Registers of a thread of tall_skinny_warpgroups.cuh that loads, by how many warpgroups do.
+# Registers of a thread of gemm_wgmma.cuh that loads, by how many warpgroups do.
 _LOADING = {1: 88, 2: 64}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How tall_skinny.cuh is instantiated; the names are those of its comments.
+    """How gemm_mma.cuh is instantiated; the names are those of its comments.
 
     Attributes
     ----------
@@ -47,10 +47,11 @@ class Plan:
     store : {"Store", "StorePairs", "StoreColumns", "StoreLines", "StoreFolded"}
         The epilogue; they are told apart in epilogue.cuh.
     row_sums : bool
-        Whether an app's own epilogue takes sums of A's rows, too (row_sums.cuh); of plans with `warps_n` 1.
+        Whether an app's own epilogue takes sums of A's rows, too (weighted_row_sums.cuh); of plans with `warps_n` 1.
     """
 
     kernel_name: ClassVar[str] = "tall_skinny"
+    header: ClassVar[str] = "kernels/tsm2/gemm_mma.cuh"
 
     dtype: str
     tile_m: int
@@ -226,7 +227,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class WarpgroupPlan(Plan):
-    """How tall_skinny_warpgroups.cuh is instantiated: `warps_m` · `warps_k` warps multiply.
+    """How gemm_wgmma.cuh is instantiated: `warps_m` · `warps_k` warps multiply.
 
     Attributes
     ----------
@@ -240,6 +241,7 @@ class WarpgroupPlan(Plan):
     job_pairs: int = 2
 
     kernel_name: ClassVar[str] = "tall_skinny_warpgroups"
+    header: ClassVar[str] = "kernels/tsm2/gemm_wgmma.cuh"
     shares_parts: ClassVar[bool] = True
 
     @property

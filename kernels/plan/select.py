@@ -13,12 +13,12 @@ from math import inf, log2
 from pathlib import Path
 from typing import Any
 
-from tsapps.kernels.candidates import candidates, stage_bytes
-from tsapps.kernels.device import Device, file_name_of, measured_alike
-from tsapps.kernels.plan import LibraryAlgorithm, Plan, WarpgroupPlan
+from tsapps.kernels.gpu_specs import Device, file_name_of, measured_alike
+from tsapps.kernels.plan.candidates import candidates, stage_bytes
+from tsapps.kernels.plan.mma import LibraryAlgorithm, Plan, WarpgroupPlan
+from tsapps.kernels.plan.simt import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
 from tsapps.kernels.problem import NARROW, Problem
-from tsapps.kernels.simple import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
-from tsapps.kernels.strict_json import read_json
+from tsapps.kernels.system.strict_json import read_json
 
 __all__ = [
     "ALGORITHM",

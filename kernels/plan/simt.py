@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import gcd, lcm
 from typing import ClassVar
 
-from tsapps.kernels.plan import ELEMENT, SUM, LibraryAlgorithm, Plan
+from tsapps.kernels.plan.mma import ELEMENT, SUM, LibraryAlgorithm, Plan
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class RowsPlan:
-    """How tsm2l_rows.cuh is instantiated.
+    """How simt/tsm2l_rows.cuh is instantiated.
 
     Attributes
     ----------
@@ -37,6 +37,7 @@ class RowsPlan:
     """
 
     kernel_name: ClassVar[str] = "tsm2l_rows"
+    header: ClassVar[str] = "kernels/tsm2/simt/tsm2l_rows.cuh"
 
     dtype: str
     k: int
@@ -53,7 +54,7 @@ class RowsPlan:
 
 @dataclass(frozen=True)
 class WidePlan:
-    """How tsm2l_wide.cuh is instantiated.
+    """How simt/tsm2l_wide.cuh is instantiated.
 
     Attributes
     ----------
@@ -64,6 +65,7 @@ class WidePlan:
     """
 
     kernel_name: ClassVar[str] = "tsm2l_wide"
+    header: ClassVar[str] = "kernels/tsm2/simt/tsm2l_wide.cuh"
 
     dtype: str
     k: int
@@ -89,7 +91,7 @@ class WidePlan:
 
 @dataclass(frozen=True)
 class ColumnsPlan:
-    """How tsm2l_columns.cuh is instantiated.
+    """How simt/tsm2l_columns.cuh is instantiated.
 
     Attributes
     ----------
@@ -104,6 +106,7 @@ class ColumnsPlan:
     """
 
     kernel_name: ClassVar[str] = "tsm2l_columns"
+    header: ClassVar[str] = "kernels/tsm2/simt/tsm2l_columns.cuh"
 
     dtype: str
     k: int
@@ -120,7 +123,7 @@ class ColumnsPlan:
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """How tsm2r_columns.cuh is instantiated and launched.
+    """How simt/tsm2r_columns.cuh is instantiated and launched.
 
     Attributes
     ----------
@@ -140,6 +143,7 @@ class SplitPlan:
     """
 
     kernel_name: ClassVar[str] = "tsm2r_columns"
+    header: ClassVar[str] = "kernels/tsm2/simt/tsm2r_columns.cuh"
 
     dtype: str
     width: int
@@ -178,7 +182,7 @@ _TILE, _LEAST_TILES = 64, 4
 
 
 def split_plan(problem: Problem, multiprocessors: int) -> SplitPlan:
-    """Plan tsm2r_columns.cuh for a product with lines of A across the depth.
+    """Plan simt/tsm2r_columns.cuh for a product with lines of A across the depth.
 
     k is split so that the blocks fill the GPU once: a second, partly filled wave cost up to a tenth at n = 10,240.
     """
@@ -196,7 +200,7 @@ def split_plan(problem: Problem, multiprocessors: int) -> SplitPlan:
 
 @dataclass(frozen=True)
 class FewPlan:
-    """How tsmttsm_few.cuh is instantiated.
+    """How simt/tsmttsm_small.cuh is instantiated.
 
     Attributes
     ----------
@@ -211,6 +215,7 @@ class FewPlan:
     """
 
     kernel_name: ClassVar[str] = "tsmttsm_few"
+    header: ClassVar[str] = "kernels/tsm2/simt/tsmttsm_small.cuh"
 
     dtype: str
     m: int
@@ -226,7 +231,7 @@ class FewPlan:
 
 
 def few_plan(problem: Problem) -> FewPlan | None:
-    """Return the plan of tsmttsm_few.cuh, or None where the problem is none for it."""
+    """Return the plan of simt/tsmttsm_small.cuh, or None where the problem is none for it."""
     a, b, m, w, size = problem.a, problem.b, problem.m, problem.w, problem.itemsize
     if problem.shape != "tsmttsm" or m * w > _MOST_SUMS[size] or a.along_depth != b.along_depth:
         return None

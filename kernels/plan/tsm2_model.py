@@ -40,7 +40,7 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.kernels.device import Device
+from tsapps.kernels.gpu_specs import Device
 
 __all__ = [
     "Prediction",

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tsapps.kernels.atomic_write import write_bytes
-from tsapps.kernels.cache import cache_directory, read_cached, warn_once, write_cached
-from tsapps.kernels.choose import ALGORITHM, KEY, PICKED, RANKED, VERSION, completed, key_of_row, tuned_table
-from tsapps.kernels.device import file_name_of
-from tsapps.kernels.printable import OneLineError
-from tsapps.kernels.strict_json import JsonError, parse_json
+from tsapps.kernels.gpu_specs import file_name_of
+from tsapps.kernels.plan.select import ALGORITHM, KEY, PICKED, RANKED, VERSION, completed, key_of_row, tuned_table
+from tsapps.kernels.system.atomic_write import write_bytes
+from tsapps.kernels.system.cache import cache_directory, read_cached, warn_once, write_cached
+from tsapps.kernels.system.printable import OneLineError
+from tsapps.kernels.system.strict_json import JsonError, parse_json
 
 __all__ = ["keep", "of_version", "own_table", "reset", "user_path", "user_table", "write_table"]
 
@@ -143,9 +143,9 @@ def reset(device_name: str) -> bool:
 
 
 def _forget_plans() -> None:
-    from tsapps.kernels import product  # it stands on this module
+    from tsapps.kernels import matmul
 
-    product.forget_plans()
+    matmul.forget_plans()
 
 
 def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-// The only file with inline PTX, but for bulk.cuh and warpgroup.cuh: one inline function an instruction. Each has two
+// The only file with inline PTX, but for ptx/bulk_copy.cuh and ptx/wgmma.cuh: one inline function an instruction. Each has two
 // bodies: the instruction, and what it means in C++ (TSA_HOST), so that a kernel's own source runs on the CPU. Needs no
 // header under NVRTC.
 //
@@ -15,7 +15,7 @@
 #pragma once
 
 #if defined(TSA_HOST)
-#include "kernels/tensor_sum.cuh"
+#include "kernels/ptx/emulated_mma.cuh"
 #define TSA_PTX inline
 #else
 #define TSA_PTX __device__ __forceinline__
@@ -297,7 +297,7 @@ TSA_PTX void prefetch(const void* global) {
 #endif
 }
 
-// griddepcontrol ─ of kernels that are launched to overlap (kernels/packed.py).
+// griddepcontrol ─ of kernels that are launched to overlap (kernels/runtime/launch.py).
 //
 // after_previous   the kernel ahead in the stream has ended, and what it wrote is there: of every such kernel, in all threads, so
 //                  that one which ends has waited, the first statement, but for what reads nothing that may yet be written

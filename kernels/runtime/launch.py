@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.kernels.device import live
+from tsapps.kernels.gpu_specs import live
 
 __all__ = ["OverlappingLaunch", "PackedLaunch", "pack"]
 
@@ -79,7 +79,7 @@ class PackedLaunch:
 
     Parameters
     ----------
-    kernel : tsapps.kernels.build.Kernel or cupy.cuda.Function
+    kernel : tsapps.kernels.jit.compiler.Kernel or cupy.cuda.Function
         One of the current device.
     grid, block : sequence of int
         Up to three numbers each.
@@ -125,7 +125,8 @@ class PackedLaunch:
 class OverlappingLaunch(PackedLaunch):
     """A launch of a kernel that may begin before the one ahead of it in the stream has ended, and waits for it itself.
 
-    It has to begin with `ptx::after_previous` (ptx.cuh). GPUs before compute capability 9.0 launch it in order.
+    It has to begin with `ptx::after_previous` (instructions.cuh). GPUs before compute capability 9.0 launch it in
+    order.
     """
 
     @staticmethod

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from threading import Lock
 
-from tsapps.kernels.atomic_write import replacing
+from tsapps.kernels.system.atomic_write import replacing
 
 __all__ = ["cache_directory", "check_cache_writable", "process_directory", "read_cached", "warn_once", "write_cached"]
 

@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from tsapps.kernels.printable import OneLineError
+from tsapps.kernels.system.printable import OneLineError
 
 __all__ = ["JsonError", "parse_json", "read_json"]
 

@@ -10,7 +10,7 @@
 // It is kept in three parts of float16, which the tensor cores multiply by constants: exact to 2⁻³³ of itself, or 2⁻³³. And the
 // same constants, by which a number of each row of the left side can be added, kept there in three parts likewise.
 #pragma once
-#include "kernels/ptx.cuh"
+#include "kernels/ptx/instructions.cuh"
 
 namespace tsm2 {
 

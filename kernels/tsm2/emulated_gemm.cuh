@@ -1,27 +1,27 @@
 // What an element of a product comes to before it is stored, to the bit: its products, added up once more in the order, and with the
-// arithmetic, in which the kernel of a plan does (tall_skinny.cuh, tall_skinny_warpgroups.cuh).
+// arithmetic, in which the kernel of a plan does (gemm_mma.cuh, gemm_wgmma.cuh).
 //
 //   a block's share of the tile   units one after another; of each, `splits` warps have a part, and sums of their own
 //   a part                        pairs of words, what four lanes have of two words being one instruction's depth (operand.cuh)
-//   an instruction                float64: products one after another, each rounded once; else tensor_sum.cuh
+//   an instruction                float64: products one after another, each rounded once; else ptx/emulated_mma.cuh
 //   `stretch` words, if any       sums apart, then one rounded addition
-//   splits, blocks                their sums, as add_splits and block_sums.cuh add them
+//   splits, blocks                their sums, as add_splits and stream_k_fixup.cuh add them
 //
 // A thread has an element. That takes some hundred times what the product does, for the few elements that are asked for. Loops are
 // not unrolled: one within another, in every copy of what they call, they took the compiler more than a minute.
 #pragma once
-#include "kernels/tensor_sum.cuh"
+#include "kernels/ptx/emulated_mma.cuh"
 #include "kernels/tsm2/fragments.cuh"
 
 namespace tsm2 {
 
-// The order of a launch (order.py). Of no blocks where nobody knows it.
+// The order of a launch (plan/accumulation_order.py). Of no blocks where nobody knows it.
 struct Order {
   long long units, tile_units, tile_rows, depth, k;
   int blocks, splits, stride;
   int stretch, products, by_steps;  // by_steps: all pairs of a stretch by one part of float32, then by the next
 
-  // The first unit of a block's share, as Shares deals them (units.cuh).
+  // The first unit of a block's share, as Shares deals them (tile_scheduler.cuh).
   __device__ long long begin(unsigned block) const {
     const long long each = units / blocks;
     const unsigned rest = (unsigned)(units - each * blocks);

@@ -4,7 +4,7 @@
 //
 // It may have `bool idle() const`: true where there is nothing to do at all. It may have `void open() const` and
 // `void close() const`, called by all threads of a block before its first sums, with a barrier between, and after its last. One that takes fragments may have
-// `const Sum* row_weights`: then it gets weighted sums of the rows of A, too (row_sums.cuh), as d[kBlocks − 1]: in [2·half],
+// `const Sum* row_weights`: then it gets weighted sums of the rows of A, too (weighted_row_sums.cuh), as d[kBlocks − 1]: in [2·half],
 // what this lane has of row + 8·half + g; the four lanes of a row have parts of it. Weights are of every depth, from a multiple
 // of 16 bytes on, and zeros behind them, up to the end of the last tile and 16 more.
 //
@@ -28,7 +28,7 @@
 //               All of a warp's registers, block i of 16 rows in d[i], and kBytes<kBlocks> of shared memory that is the
 //               warp's own.
 #pragma once
-#include "kernels/tsm2/element.cuh"
+#include "kernels/device/element.cuh"
 
 namespace tsm2 {
 

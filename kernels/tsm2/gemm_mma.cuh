@@ -12,7 +12,7 @@
 // tile (TSMTTSM), or the end of one and the beginning of the next (TSM2R). So every multiprocessor has the same work, and
 // the memory is kept busy to the end.
 //
-// Within a tile, kWarpsM × kWarpsN × kWarpsK warps share rows, columns and depth. Blocks may share a tile (block_sums.cuh).
+// Within a tile, kWarpsM × kWarpsN × kWarpsK warps share rows, columns and depth. Blocks may share a tile (stream_k_fixup.cuh).
 //
 // Of a k that fits one stage, B stays in shared memory and tiles are dealt in turn (TSM2L). There a block is kTeams warps,
 // each with tiles and a ring of its own: they wait for no barrier, and while one stores, others load and multiply.
@@ -20,10 +20,10 @@
 // Why it is fast: each operand is read once, with up to kStages − 1 stages on their way, more bytes than latency times
 // bandwidth needs; the tensor cores leave the arithmetic hidden behind the reads, and threads free to move data.
 #pragma once
-#include "kernels/tsm2/block_sums.cuh"
-#include "kernels/tsm2/hand_over.cuh"
-#include "kernels/tsm2/row_sums.cuh"
-#include "kernels/tsm2/unit_reader.cuh"
+#include "kernels/tsm2/stream_k_fixup.cuh"
+#include "kernels/tsm2/epilogue_staging.cuh"
+#include "kernels/tsm2/weighted_row_sums.cuh"
+#include "kernels/tsm2/tile_loader.cuh"
 
 namespace tsm2 {
 

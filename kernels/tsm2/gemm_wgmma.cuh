@@ -2,7 +2,7 @@
 // TSMTTSM of many rows, where the tensor cores have as much to do as the memory. n is at most 64.
 //
 //              k                  n        The units of work, the operands, sums that blocks share and epilogues are those
-//      ┌────┬────┬────┐        ┌────┐      of tall_skinny.cuh. What differs is who does what in a block, by warpgroups:
+//      ┌────┬────┬────┐        ┌────┐      of gemm_mma.cuh. What differs is who does what in a block, by warpgroups:
 //      │unit│unit│    │ tile  k│unit│
 //      ├────┼────┼────┤        ├────┤      *loaders* copy A and B of the units to come into a ring of stages, and take
 //    m │    │    │    │   ×    │unit│        this unit's B apart into what multipliers read; two of them part that work;
@@ -15,7 +15,7 @@
 // unit's parts and its stage are free).
 //
 // A B that is kept is taken apart once, before the first unit; stages then hold A alone, units are whole tiles, and blocks
-// take them in turn, as in tall_skinny.cuh.
+// take them in turn, as in gemm_mma.cuh.
 //
 // A unit is several *jobs*: the products of a matrix of 64 rows with some of the depth. While the tensor cores work on one,
 // the warpgroup loads the next job's words of A and adds up the sums of the last.
@@ -25,10 +25,10 @@
 // block. Tall tiles keep what is read of B from the level-2 cache, w · k for every tile, a fraction of A. setmaxnreg gives
 // the loaders' registers to the multipliers.
 #pragma once
-#include "kernels/tsm2/block_sums.cuh"
-#include "kernels/tsm2/hand_over.cuh"
-#include "kernels/tsm2/row_sums.cuh"
-#include "kernels/tsm2/warpgroup_loader.cuh"
+#include "kernels/tsm2/stream_k_fixup.cuh"
+#include "kernels/tsm2/epilogue_staging.cuh"
+#include "kernels/tsm2/weighted_row_sums.cuh"
+#include "kernels/tsm2/wgmma_producer.cuh"
 
 namespace tsm2 {
 
@@ -62,7 +62,7 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
         shares_(Shares::of<Plan>(work)), partial_(partial), arrived_(arrived), epilogue_(epilogue), group_(threadIdx.x / kGroup) {}
 
   __device__ __forceinline__ void run() {
-    // Tiles that are one unit each are dealt in turn, as in tall_skinny.cuh.
+    // Tiles that are one unit each are dealt in turn, as in gemm_mma.cuh.
     const long long begin = Plan::kKeepB ? blockIdx.x : shares_.begin(blockIdx.x);
     const long long all = Plan::kKeepB ? (shares_.units - begin + gridDim.x - 1) / gridDim.x : shares_.begin(blockIdx.x + 1) - begin;
     if (all <= 0) return;

@@ -1,14 +1,14 @@
 // S (m × n) = A (m × k) · Bᵀ (k × n) + a row of n numbers, in float16 with float32 sums, never stored: an epilogue takes
 // it out of the registers, some columns after the other. Hopper (sm_90a). For an n so large that the tensor cores are the
-// limit. The row of numbers is the first slab of B (slabs.cuh), by which sums begin.
+// limit. The row of numbers is the first slab of B (core_matrix_layout.cuh), by which sums begin.
 //
-//               k                     n            A and B lie in slabs (slabs.cuh). kGroups warpgroups have 64 rows of A
+//               k                     n            A and B lie in slabs (core_matrix_layout.cuh). kGroups warpgroups have 64 rows of A
 //          ┌─────────┐         ┌────┬────┬────┐    each, a *tile*, while all of B streams by, over and over: kColumns columns,
 //  64 · kG │  stays  │   ×   k │    │ →  │ →  │    in *chunks* of kSlabs slabs, which all warpgroups multiply.
 //          └─────────┘         └────┴────┴────┘
 //                               streams by, kColumns
 //
-// One more warpgroup copies (streamed_rings.cuh). Where A stays, a warpgroup begins with its rows where B has gone on by a part,
+// One more warpgroup copies (streamed_pipeline.cuh). Where A stays, a warpgroup begins with its rows where B has gone on by a part,
 // so that not all end at a time.
 //
 // Why it is fast: while one half of the warpgroups have their epilogues of a column tile, the tensor cores work for the other
@@ -19,9 +19,9 @@
 // what is read of the level-2 cache, n · k for each block's rows; where A streams by, it is the less the more columns are
 // multiplied at a time.
 #pragma once
-#include "kernels/tsm2/simt.cuh"
-#include "kernels/tsm2/streamed_rings.cuh"
-#include "kernels/warpgroup.cuh"
+#include "kernels/device/simt.cuh"
+#include "kernels/tsm2/streamed_pipeline.cuh"
+#include "kernels/ptx/wgmma.cuh"
 
 namespace tsm2 {
 
@@ -32,11 +32,11 @@ namespace tsm2 {
 //   fetch(Fetched&, row)                 some time before rows from `row` on are begun; they may be past the last
 //   begin(Rows&, Fetched, levels)        before the first columns of these rows are multiplied; if kLevels, what is added to
 //                                        all sums of this thread's two rows
-//   take(Rows&, column tile, sums)       kColumns columns: the fragments (ptx.cuh) of 16 rows, a warp's
+//   take(Rows&, column tile, sums)       kColumns columns: the fragments (ptx/instructions.cuh) of 16 rows, a warp's
 //   end(Rows&, row)                      after the last
 //
 // All threads of a multiplying warp take part in the last four, and all of the block in open and close. Column tiles come in
-// turn, from any on. The numbers are those of streamed_rings.cuh.
+// turn, from any on. The numbers are those of streamed_pipeline.cuh.
 template <int kColumns, int kSlabs, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays, typename Epilogue>
 class StreamedColumns {
   using Rings = StreamedRings<kColumns, kSlabs, kChunks, kGroups, kStagesA, kStagesB, kStays, Epilogue::kLevels>;

@@ -1,8 +1,8 @@
-// Sums of tiles that several blocks share (units.cuh: Shares). Each writes its own to `partial`; the last to arrive adds
+// Sums of tiles that several blocks share (tile_scheduler.cuh: Shares). Each writes its own to `partial`; the last to arrive adds
 // them in the order of the blocks, 16 at a time, so that nobody waits long: the same bits on every run.
 #pragma once
-#include "kernels/tsm2/hand_over.cuh"
-#include "kernels/tsm2/units.cuh"
+#include "kernels/tsm2/epilogue_staging.cuh"
+#include "kernels/tsm2/tile_scheduler.cuh"
 
 namespace tsm2 {
 

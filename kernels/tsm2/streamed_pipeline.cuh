@@ -1,4 +1,4 @@
-// What shared memory holds of A and B while B streams by (streamed_columns.cuh), and how it comes there.
+// What shared memory holds of A and B while B streams by (gemm_wgmma_streamed.cuh), and how it comes there.
 //
 //   columns of B    0 1 2 3 4 5 6 7 0 1 2 3 4 5 6 7 0 1 …        four warpgroups and eight column tiles: each begins its rows
 //   warpgroup 0     ├─ rows ──────┤ ├─ rows ──────┤ ├─           where B has gone on by a quarter. So while one ends with some
@@ -11,14 +11,14 @@
 // Why it is fast: what a multiprocessor asks for is whole chunks, contiguous in global memory, by bulk copies that no other
 // thread waits for but where it uses them; and never do all warpgroups wait for new rows at a time.
 #pragma once
-#include "kernels/bulk.cuh"
-#include "kernels/tsm2/slabs.cuh"
-#include "kernels/warpgroup.cuh"
+#include "kernels/ptx/bulk_copy.cuh"
+#include "kernels/tsm2/core_matrix_layout.cuh"
+#include "kernels/ptx/wgmma.cuh"
 
 namespace tsm2 {
 
 // A and B have kSlabs · kChunks slabs, B one more. kStagesA are tiles of A, if kStays, kGroups to 2 · kGroups; or chunks.
-// kLevels: numbers of each row of A are multiplied too (slabs.cuh).
+// kLevels: numbers of each row of A are multiplied too (core_matrix_layout.cuh).
 template <int kColumns, int kSlabs, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays, bool kLevels>
 class StreamedRings {
  public:

@@ -1,7 +1,7 @@
 // Copies units, one after another as Cursor goes through them, to the stages of a ring.
 #pragma once
 #include "kernels/tsm2/operand.cuh"
-#include "kernels/tsm2/units.cuh"
+#include "kernels/tsm2/tile_scheduler.cuh"
 
 namespace tsm2 {
 

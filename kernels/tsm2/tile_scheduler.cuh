@@ -1,6 +1,6 @@
-// The units of work of a product, in the order in which a block goes through them (tall_skinny.cuh).
+// The units of work of a product, in the order in which a block goes through them (gemm_mma.cuh).
 #pragma once
-#include "kernels/tsm2/simt.cuh"
+#include "kernels/device/simt.cuh"
 
 namespace tsm2 {
 

@@ -1,7 +1,7 @@
-// What a block of tall_skinny_warpgroups.cuh is made of: warpgroups, jobs, shared memory and barriers.
+// What a block of gemm_wgmma.cuh is made of: warpgroups, jobs, shared memory and barriers.
 #pragma once
-#include "kernels/tsm2/row_sums.cuh"
-#include "kernels/warpgroup.cuh"
+#include "kernels/tsm2/weighted_row_sums.cuh"
+#include "kernels/ptx/wgmma.cuh"
 
 namespace tsm2 {
 

@@ -1,7 +1,7 @@
-// The warpgroups of tall_skinny_warpgroups.cuh that copy A and B to shared memory, and take B apart.
+// The warpgroups of gemm_wgmma.cuh that copy A and B to shared memory, and take B apart.
 #pragma once
-#include "kernels/tsm2/unit_reader.cuh"
-#include "kernels/tsm2/warpgroup_block.cuh"
+#include "kernels/tsm2/tile_loader.cuh"
+#include "kernels/tsm2/wgmma_block.cuh"
 
 namespace tsm2 {
 

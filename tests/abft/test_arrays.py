@@ -5,8 +5,8 @@ import pytest
 
 import tsapps
 from tsapps.apps.abft import AmbiguousError, ChangedError, correct, encode, locate, verify
-from tsapps.apps.abft import arrays as module
-from tsapps.apps.abft.arrays import overwrite
+from tsapps.apps.abft.at_rest import correct as module
+from tsapps.apps.abft.at_rest.correct import overwrite
 from tsapps.matrix import open_matrix
 
 

@@ -11,17 +11,19 @@ from exhaustive import every
 from scipy.stats import norm
 
 from bench.abft_campaign import DISTRIBUTIONS, draw
-from tsapps.apps.abft import calibration, exact_products, product_cpu
-from tsapps.apps.abft.calibration import (
+from tsapps.apps.abft.product import calibrate as calibration
+from tsapps.apps.abft.product import cpu as product_cpu
+from tsapps.apps.abft.product import exact_products
+from tsapps.apps.abft.product.calibrate import (
     Calibration,
     Depth,
     Scale,
     calibrate,
 )
-from tsapps.apps.abft.calibration_file import calibration_path, load_calibration, save_calibration
-from tsapps.apps.abft.product import check_product, matmul
-from tsapps.apps.abft.thresholds import DTYPES, confidence, of_products, statistical
-from tsapps.apps.abft.walk import Walk, walks
+from tsapps.apps.abft.product.calibration_file import calibration_path, load_calibration, save_calibration
+from tsapps.apps.abft.product.matmul import check_product, matmul
+from tsapps.apps.abft.product.rounding_model import Walk, walks
+from tsapps.apps.abft.product.thresholds import DTYPES, confidence, of_products, statistical
 
 
 class Calibrations(dict):

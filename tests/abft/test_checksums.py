@@ -6,12 +6,12 @@ from host_cuda import checksums, harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.apps.abft.checksums_gpu import compiled, plans
-from tsapps.apps.abft.checksums_plan import elements_plan, words_plan
-from tsapps.apps.abft.layout import ROWS, layout
-from tsapps.apps.abft.rest import sums_of
-from tsapps.apps.abft.source import as_source
-from tsapps.apps.abft.weighted import WeightedSums, gamma
+from tsapps.apps.abft.at_rest.float_code import WeightedSums, gamma
+from tsapps.apps.abft.at_rest.gpu.encode import compiled, plans
+from tsapps.apps.abft.at_rest.gpu.plan import elements_plan, words_plan
+from tsapps.apps.abft.at_rest.interleave import ROWS, layout
+from tsapps.apps.abft.at_rest.source import as_source
+from tsapps.apps.abft.at_rest.verify import sums_of
 
 DTYPES = ["float64", "float32", "float16"]
 #: Whole stripes, strips and segments, and parts; rows of words that are several of elements, or parts of one.

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from tsapps.apps.abft import checksums_gpu as gpu_pass
 from tsapps.apps.abft import encode, inject, verify
-from tsapps.apps.abft.weighted import WeightedSums, gamma
-from tsapps.kernels.backend import gpus, why_no_gpu
+from tsapps.apps.abft.at_rest.float_code import WeightedSums, gamma
+from tsapps.apps.abft.at_rest.gpu import encode as gpu_pass
+from tsapps.kernels.devices import gpus, why_no_gpu
 from tsapps.matrix import open_matrix
 
 pytestmark = [

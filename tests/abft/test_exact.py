@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.apps.abft.exact import SUMS, ExactSums, block_faults, last_weight
-from tsapps.apps.abft.layout import ROWS, WORD, layout
-from tsapps.apps.abft.rest import encode, verify
-from tsapps.apps.abft.verdict import Fault, Region
+from tsapps.apps.abft.at_rest.exact_code import SUMS, ExactSums, block_faults, last_weight
+from tsapps.apps.abft.at_rest.interleave import ROWS, WORD, layout
+from tsapps.apps.abft.at_rest.verdict import Fault, Region
+from tsapps.apps.abft.at_rest.verify import encode, verify
 
 WORDS = st.integers(0, 2**32 - 1)
 

@@ -10,13 +10,15 @@ from host_cuda import harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.apps.abft import checksums_gpu, exact_gpu, weighted_faults
-from tsapps.apps.abft.arrays import correct
-from tsapps.apps.abft.exact import SUMS
-from tsapps.apps.abft.layout import ROWS
-from tsapps.apps.abft.rest import encode, sums_of, verify
-from tsapps.apps.abft.sidecar import read_sidecar, write_sidecar
-from tsapps.apps.abft.source import as_source
+from tsapps.apps.abft.at_rest import float_decode
+from tsapps.apps.abft.at_rest.correct import correct
+from tsapps.apps.abft.at_rest.exact_code import SUMS
+from tsapps.apps.abft.at_rest.gpu import compare as exact_gpu
+from tsapps.apps.abft.at_rest.gpu import encode as checksums_gpu
+from tsapps.apps.abft.at_rest.interleave import ROWS
+from tsapps.apps.abft.at_rest.sidecar import read_sidecar, write_sidecar
+from tsapps.apps.abft.at_rest.source import as_source
+from tsapps.apps.abft.at_rest.verify import encode, sums_of, verify
 
 
 def test_by_hand():
@@ -277,7 +279,7 @@ def test_the_float_code_reads_what_is_clean_on_the_gpu_alone(dtype, cupy, monkey
     there = cupy.asarray(A)
     sidecar, on_the_cpu = encode(there, code="float"), encode(A, code="float")
     with monkeypatch.context() as alone:
-        alone.setattr(weighted_faults, "parts", None)
+        alone.setattr(float_decode, "parts", None)
         for _ in range(3):
             assert verify(there, sidecar).clean
     assert verify(there, on_the_cpu).clean

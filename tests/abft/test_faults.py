@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tsapps.apps.abft import encode, inject, locate, verify
-from tsapps.apps.abft.faults import FAULTS
+from tsapps.apps.abft.inject import FAULTS
 
 
 def bits_of(A):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsapps.apps.abft.layout import ROWS, WORD, Layout, fold, layout
+from tsapps.apps.abft.at_rest.interleave import ROWS, WORD, Layout, fold, layout
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Sums that tensor cores make, predicted to the bit by judge.cuh and order.cuh: their own source run on the CPU."""
+"""Sums of tensor cores, predicted to the bit by the source of locate.cuh and emulated_gemm.cuh, run on the CPU."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import pytest
 from host_cuda.checked import predicted
 from host_cuda.tall_skinny import DTYPES
 
-from tsapps.kernels.order import ORDER
+from tsapps.kernels.plan.accumulation_order import ORDER
 
 
 def operands(dtype, m, k, w, rng):

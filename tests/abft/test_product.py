@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import product_tolerance
 
-from tsapps.apps.abft import exact_products, product_cpu
-from tsapps.apps.abft.calibration import Calibration, Depth, Scale
-from tsapps.apps.abft.product import ProductFault, _bounds_of, check_product, matmul
-from tsapps.apps.abft.thresholds import proven
-from tsapps.apps.abft.walk import Walk
+from tsapps.apps.abft.product import cpu as product_cpu
+from tsapps.apps.abft.product import exact_products
+from tsapps.apps.abft.product.calibrate import Calibration, Depth, Scale
+from tsapps.apps.abft.product.matmul import ProductFault, _bounds_of, check_product, matmul
+from tsapps.apps.abft.product.rounding_model import Walk
+from tsapps.apps.abft.product.thresholds import proven
 
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 #: Some that no rounding error of a test is beyond, for what takes a calibration.

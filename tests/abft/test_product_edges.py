@@ -13,10 +13,11 @@ from exhaustive import property_test
 from host_cuda.checked import Check
 from hypothesis import strategies as st
 
-from tsapps.apps.abft import exact_products, product_cpu, thresholds
-from tsapps.apps.abft.calibration import Calibration, Depth, Scale
-from tsapps.apps.abft.product import ProductFault, _bounds_of, check_product, matmul
-from tsapps.apps.abft.walk import Walk
+from tsapps.apps.abft.product import cpu as product_cpu
+from tsapps.apps.abft.product import exact_products, thresholds
+from tsapps.apps.abft.product.calibrate import Calibration, Depth, Scale
+from tsapps.apps.abft.product.matmul import ProductFault, _bounds_of, check_product, matmul
+from tsapps.apps.abft.product.rounding_model import Walk
 
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 #: Bits of a mantissa, and exponents: normal numbers are from 2^least up to below 2^most.

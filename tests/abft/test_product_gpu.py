@@ -10,19 +10,20 @@ import pytest
 from oracle import product_tolerance
 
 from bench.abft_campaign import DISTRIBUTIONS, draw
-from tsapps.apps.abft import calibration, exact_products, thresholds
-from tsapps.apps.abft.calibration import calibrate
-from tsapps.apps.abft.product import check_product, matmul
-from tsapps.apps.abft.walk import walks
+from tsapps.apps.abft.product import calibrate as calibration
+from tsapps.apps.abft.product import exact_products, thresholds
+from tsapps.apps.abft.product.calibrate import calibrate
+from tsapps.apps.abft.product.matmul import check_product, matmul
+from tsapps.apps.abft.product.rounding_model import walks
 from tsapps.kernels.arrays import device_matrix, gapless
-from tsapps.kernels.candidates import candidates
-from tsapps.kernels.device import live
-from tsapps.kernels.plan import Plan
-from tsapps.kernels.product import problem_of
+from tsapps.kernels.gpu_specs import live
+from tsapps.kernels.matmul import problem_of
+from tsapps.kernels.plan.candidates import candidates
+from tsapps.kernels.plan.mma import Plan
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
-product_gpu = pytest.importorskip("tsapps.apps.abft.product_gpu", reason="needs a GPU: CuPy is not installed")
+product_gpu = pytest.importorskip("tsapps.apps.abft.product.gpu", reason="needs a GPU: CuPy is not installed")
 
 DTYPES = ["float64", "float32", "float16"]
 #: Tall and narrow, which carry their checks; and others, which are checked afterwards.

@@ -1,4 +1,4 @@
-"""checked.cuh, row_checks.cuh and judge.cuh, their own source run on the CPU, against float64 and product_cpu.py."""
+"""product/detect.cuh, row_checksums.cuh and locate.cuh, their own source run on the CPU, against float64 and cpu.py."""
 
 from dataclasses import replace
 
@@ -13,11 +13,12 @@ from host_cuda.tall_skinny import DTYPES, result
 from bench import abft_in_flight
 from bench.abft_campaign import draw
 from bench.abft_in_flight import Limits
-from tsapps.apps.abft import product_cpu, thresholds
-from tsapps.apps.abft.product_plan import half_step, summed
-from tsapps.apps.abft.walk import Walk, walks
-from tsapps.kernels.order import UNKNOWN, order_of
-from tsapps.kernels.plan import Plan, WarpgroupPlan, instantiate
+from tsapps.apps.abft.product import cpu as product_cpu
+from tsapps.apps.abft.product import thresholds
+from tsapps.apps.abft.product.plan import half_step, summed
+from tsapps.apps.abft.product.rounding_model import Walk, walks
+from tsapps.kernels.plan.accumulation_order import UNKNOWN, order_of
+from tsapps.kernels.plan.mma import Plan, WarpgroupPlan, instantiate
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 
 M, K = 203, 150
@@ -112,7 +113,7 @@ def assert_right(check, C):
 
 
 def weights(w):
-    """As row_checks.cuh says, of columns 8b + 2t + i."""
+    """As product/row_checksums.cuh says, of columns 8b + 2t + i."""
     n_most = 16
     while n_most < 2 * -(-w // 8):
         n_most *= 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from host_cuda import harness
 
-from tsapps.apps.abft.product_plan import (
+from tsapps.apps.abft.product.plan import (
     MOST_SPILLED,
     checked_dtype,
     checked_epilogue,
@@ -21,11 +21,11 @@ from tsapps.apps.abft.product_plan import (
     padded_depth,
     store_of,
 )
-from tsapps.kernels import launch
-from tsapps.kernels.build import build
-from tsapps.kernels.choose import pick_of, tuned_table
-from tsapps.kernels.device import KNOWN
-from tsapps.kernels.plan import ELEMENT, SUM
+from tsapps.kernels import gemm
+from tsapps.kernels.gpu_specs import KNOWN
+from tsapps.kernels.jit.compiler import build
+from tsapps.kernels.plan.mma import ELEMENT, SUM
+from tsapps.kernels.plan.select import pick_of, tuned_table
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 from tsapps.kernels.tune import Cell
 
@@ -120,7 +120,7 @@ def test_products_compile_without_spills(arch, dtype):
 
 def _compiled(arch, wanted):
     plan, epilogue = wanted
-    cubin, name = launch.compiled_plan(plan, arch, epilogue, "apps/abft/checked.cuh")
+    cubin, name = gemm.compiled_plan(plan, arch, epilogue, "apps/abft/product/detect.cuh")
     return cubin.resources[name]
 
 
@@ -130,14 +130,17 @@ def test_other_kernels_compile_without_spills(arch):
     wanted = []
     for dtype, element in ELEMENT.items():
         total, vector = SUM[dtype], 16 // ITEMSIZE[dtype]
-        wanted.append(("judge.cuh", f"judge<{element}, {total}>"))
+        wanted.append(("product/locate.cuh", f"judge<{element}, {total}>"))
         wanted += [
-            *(("row_checks.cuh", f"row_checks<{element}, {total}, {how}>") for how in ("1, 1", "8, 1", f"8, {vector}")),
-            *(("row_checks.cuh", f"compare<{element}, {total}, {lanes}>") for lanes in (1, 8)),
+            *(
+                ("product/row_checksums.cuh", f"row_checks<{element}, {total}, {how}>")
+                for how in ("1, 1", "8, 1", f"8, {vector}")
+            ),
+            *(("product/row_checksums.cuh", f"compare<{element}, {total}, {lanes}>") for lanes in (1, 8)),
         ]
     for file, kernel in wanted:
         name = f"abft::{kernel}"
         used = build((FOLDER / file).read_text(encoding="utf-8"), [name], arch).resources[name]
         assert used.spill_stores == used.spill_loads == 0, kernel
-        # What judges has the sums of a plan's splits there (order.cuh).
+        # What judges has the sums of a plan's splits there (emulated_gemm.cuh).
         assert used.stack == 0 or "judge" in kernel, kernel

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.apps.abft import source as sources
-from tsapps.apps.abft.rest import encode, repaired, verify
-from tsapps.apps.abft.source import ArraySource
-from tsapps.apps.abft.verdict import AmbiguousError, ChangedError, Region
+from tsapps.apps.abft.at_rest import source as sources
+from tsapps.apps.abft.at_rest.source import ArraySource
+from tsapps.apps.abft.at_rest.verdict import AmbiguousError, ChangedError, Region
+from tsapps.apps.abft.at_rest.verify import encode, repaired, verify
 from tsapps.matrix import open_matrix
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int8", "uint16", "int64"]

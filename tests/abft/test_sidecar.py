@@ -7,8 +7,8 @@ import struct
 import numpy as np
 import pytest
 
-from tsapps.apps.abft.rest import encode
-from tsapps.apps.abft.sidecar import Sidecar, SidecarError, dump_sidecar, read_sidecar, write_sidecar
+from tsapps.apps.abft.at_rest.sidecar import Sidecar, SidecarError, dump_sidecar, read_sidecar, write_sidecar
+from tsapps.apps.abft.at_rest.verify import encode
 
 NAMES = "exact", "rows", "columns"
 

@@ -7,8 +7,8 @@ from math import inf, log, nan, sqrt
 import numpy as np
 import pytest
 
-from tsapps.apps.abft import thresholds
-from tsapps.apps.abft.thresholds import DTYPES, absolute, confidence, element_error, gamma, proven, statistical
+from tsapps.apps.abft.product import thresholds
+from tsapps.apps.abft.product.thresholds import DTYPES, absolute, confidence, element_error, gamma, proven, statistical
 
 
 def test_gamma_by_hand():

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tsapps.apps.abft.walk import Walk, walks
+from tsapps.apps.abft.product.rounding_model import Walk, walks
 
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 

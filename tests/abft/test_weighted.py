@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.apps.abft import weighted_faults
-from tsapps.apps.abft.arrays import correct, locate
-from tsapps.apps.abft.rest import encode, verify
-from tsapps.apps.abft.verdict import AmbiguousError, Region
+from tsapps.apps.abft.at_rest import float_decode
+from tsapps.apps.abft.at_rest.correct import correct, locate
+from tsapps.apps.abft.at_rest.verdict import AmbiguousError, Region
+from tsapps.apps.abft.at_rest.verify import encode, verify
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64"]
 # Those whose elements are rebuilt from sums that have many more digits.
@@ -126,9 +126,9 @@ def test_several_of_one_tile(rng):
 
 
 def test_many_tiles_are_read_some_at_a_time(rng, monkeypatch):
-    from tsapps.apps.abft import weighted_faults
+    from tsapps.apps.abft.at_rest import float_decode
 
-    monkeypatch.setattr(weighted_faults, "_TILES_BYTES", 2 * 4 * 256**2)
+    monkeypatch.setattr(float_decode, "_TILES_BYTES", 2 * 4 * 256**2)
     A = matrix_of((1000, 900), "float32", rng)
     damaged = A.copy()
     places = [(i, j) for i in range(20, 1000, 256) for j in range(30, 900, 256)]
@@ -218,9 +218,9 @@ def test_sums_by_a_gpu_are_enough_where_they_are_the_same_bits(rng, monkeypatch)
         progress(A.nbytes)
         return sums
 
-    parts = weighted_faults.parts
-    monkeypatch.setattr(weighted_faults, "sums_on_gpu", by_gpu)
-    monkeypatch.setattr(weighted_faults, "parts", lambda *source: reads.append(1) or parts(*source))
+    parts = float_decode.parts
+    monkeypatch.setattr(float_decode, "sums_on_gpu", by_gpu)
+    monkeypatch.setattr(float_decode, "parts", lambda *source: reads.append(1) or parts(*source))
     sums["rows"][0, 0, 100] = 7  # where the sidecar's says nothing
     assert verify(A, sidecar, progress=told.append).clean
     assert (reads, told) == ([], [A.nbytes])

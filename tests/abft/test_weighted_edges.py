@@ -9,11 +9,11 @@ import pytest
 from exhaustive import property_test
 from hypothesis import strategies as st
 
-from tsapps.apps.abft.arrays import correct, locate
-from tsapps.apps.abft.rest import encode, repaired, verify
-from tsapps.apps.abft.verdict import Region
-from tsapps.apps.abft.weighted import gamma
-from tsapps.apps.abft.weighted_faults import WeightedCheck
+from tsapps.apps.abft.at_rest.correct import correct, locate
+from tsapps.apps.abft.at_rest.float_code import gamma
+from tsapps.apps.abft.at_rest.float_decode import WeightedCheck
+from tsapps.apps.abft.at_rest.verdict import Region
+from tsapps.apps.abft.at_rest.verify import encode, repaired, verify
 
 BLOCK = 256
 FLOATS = ["float64", "float32", "float16", "bfloat16"]

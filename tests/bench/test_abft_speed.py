@@ -10,9 +10,9 @@ from bench import abft, abft_campaign, abft_speed, record
 from bench.ceilings import Streams
 from bench.gemm_grid import wide
 from bench.timing import CpuClock
-from tsapps.apps.abft.layout import layout
-from tsapps.apps.abft.rest import sums_of
-from tsapps.apps.abft.source import as_source
+from tsapps.apps.abft.at_rest.interleave import layout
+from tsapps.apps.abft.at_rest.source import as_source
+from tsapps.apps.abft.at_rest.verify import sums_of
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
@@ -94,7 +94,7 @@ def test_encoding_is_timed(dtype, speed, monkeypatch):
         code = ("both" if plan.weights else "exact") if plan.exact else "float"
         return sums_of(as_source(A.view(abft_campaign.numpy_dtype(dtype))), code, plan.weights, 512)
 
-    monkeypatch.setattr("tsapps.apps.abft.checksums_gpu.add_checksums", add_checksums)
+    monkeypatch.setattr("tsapps.apps.abft.at_rest.gpu.encode.add_checksums", add_checksums)
     side = 16384 // abft_speed.DTYPES[dtype]  # of rows of 16 KiB, which are not folded
     task = abft_speed.Task("encode", dtype, 1024, side, None, ("both", "exact", "float"))
     found = {one["code"]: one for one in speed.measure(task)}

@@ -17,7 +17,7 @@ from bench.kmeans_measure import (
 )
 from bench.kmeans_peers import PEERS, Peer, ScikitLearn, Torch, Tsapps
 from bench.timing import CpuClock
-from tsapps.kernels.backend import gpus
+from tsapps.kernels.devices import gpus
 
 
 class OnCpu(Tsapps):

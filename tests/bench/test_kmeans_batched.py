@@ -11,8 +11,8 @@ from bench.kmeans_batched import PEERS, SHAPES, BatchedTsapps, BatchShape, Step
 from bench.kmeans_data import Shape
 from bench.kmeans_measure import NotRightError, Timing, time_peer
 from bench.timing import CpuClock
-from tsapps.kernels.backend import gpus
-from tsapps.kernels.device import KNOWN
+from tsapps.kernels.devices import gpus
+from tsapps.kernels.gpu_specs import KNOWN
 
 
 class OnHost(BatchedTsapps):

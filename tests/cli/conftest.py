@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from tsapps.cli import app
 from tsapps.errors import ExitCode
-from tsapps.kernels import backend
+from tsapps.kernels import devices
 
 NO_GPU = "CuPy is not installed (pip install 'cupy-cuda13x[ctk]')"
 
@@ -17,7 +17,7 @@ NO_GPU = "CuPy is not installed (pip install 'cupy-cuda13x[ctk]')"
 @pytest.fixture(autouse=True)
 def directory(tmp_path, monkeypatch):
     """The current directory: empty, and on a machine without a GPU."""
-    monkeypatch.setattr(backend, "_probe", lambda: ((), NO_GPU))
+    monkeypatch.setattr(devices, "_probe", lambda: ((), NO_GPU))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tsapps.apps.abft import calibration
-from tsapps.apps.abft.calibration import DEPTHS
-from tsapps.apps.abft.calibration_file import load_calibration
-from tsapps.apps.abft.product import matmul
+from tsapps.apps.abft.product import calibrate
+from tsapps.apps.abft.product.calibrate import DEPTHS
+from tsapps.apps.abft.product.calibration_file import load_calibration
+from tsapps.apps.abft.product.matmul import matmul
 from tsapps.errors import ExitCode
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(directory, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
-    monkeypatch.setattr(calibration, "_CHOSEN_AT", (64,))  # the command is what is tried, not how well it measures
+    monkeypatch.setattr(calibrate, "_CHOSEN_AT", (64,))  # the command is what is tried, not how well it measures
 
 
 def test_measures_and_keeps(succeed, directory):
@@ -33,7 +33,7 @@ def test_measures_and_keeps(succeed, directory):
 
 
 def test_every_type_and_the_table(succeed, monkeypatch):
-    monkeypatch.setattr(calibration, "DEPTHS", (16, 64))
+    monkeypatch.setattr(calibrate, "DEPTHS", (16, 64))
     table = succeed("abft-calibrate", "--rows", 16)
     for dtype in ("float64", "float32", "float16", "bfloat16"):
         assert f"\n{dtype} " in table
@@ -60,7 +60,7 @@ def test_a_place_that_cannot_be_written_is_said_before_measuring(directory, refu
     def measure(*_, **__):
         raise AssertionError("measured first")
 
-    monkeypatch.setattr("tsapps.apps.abft.calibration.calibrate", measure)
+    monkeypatch.setattr("tsapps.apps.abft.product.calibrate.calibrate", measure)
     (directory / "file").write_bytes(b"")
     monkeypatch.setenv("XDG_CACHE_HOME", str(directory / "file"))
     line = refuse(ExitCode.FAILURE, "abft-calibrate", "--device", "cpu", "--dtype", "float32")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tsapps.apps import abft
-from tsapps.apps.abft.exact import last_weight
-from tsapps.apps.abft.sidecar import read_sidecar
+from tsapps.apps.abft.at_rest.exact_code import last_weight
+from tsapps.apps.abft.at_rest.sidecar import read_sidecar
 from tsapps.errors import ExitCode
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tsapps.apps.abft.sidecar import read_sidecar
+from tsapps.apps.abft.at_rest.sidecar import read_sidecar
 
 
 def start(*args):

@@ -8,7 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from tsapps.apps.abft import encode, source
+from tsapps.apps.abft import encode
+from tsapps.apps.abft.at_rest import source
 from tsapps.errors import ExitCode, MatrixError
 from tsapps.matrix import copy, open_matrix
 
@@ -46,9 +47,9 @@ def complete(self, blocks):
 base.Matrix._complete = complete
 base._BLOCK_BYTES = 1 << 16
 sys.argv = ["tsapps", *command]
-from tsapps.apps.abft import source
+from tsapps.apps.abft.at_rest import source
 source._PART_BYTES = 1 << 16
-from tsapps.apps.kmeans import cpu
+from tsapps.apps.kmeans.engines import cpu
 cpu._TASK_ELEMENTS = 1 << 14
 from tsapps.__main__ import main
 main()

@@ -157,8 +157,8 @@ def test_sidecars(stop, succeed, iris, header):
 
 def test_sidecars_with_an_infinite_size(stop, succeed, iris):
     """As another program could write them: the digest is right."""
-    from tsapps.apps.abft.rest import encode
-    from tsapps.apps.abft.sidecar import _digest, dump_sidecar
+    from tsapps.apps.abft.at_rest.sidecar import _digest, dump_sidecar
+    from tsapps.apps.abft.at_rest.verify import encode
 
     file = io.BytesIO()
     dump_sidecar(file, encode(iris))

@@ -6,10 +6,10 @@ import numpy
 import pytest
 
 import tsapps
-from tsapps.kernels import backend
-from tsapps.kernels.cache import cache_directory
+from tsapps.kernels import devices
+from tsapps.kernels.system.cache import cache_directory
 
-H100 = backend.Gpu(0, "NVIDIA H100", "9.0", 132, 80 << 30, 50 << 20)
+H100 = devices.Gpu(0, "NVIDIA H100", "9.0", 132, 80 << 30, 50 << 20)
 
 
 def test_without_a_gpu_says_why(succeed):
@@ -26,7 +26,7 @@ def test_without_a_gpu_says_why(succeed):
 
 
 def test_with_a_gpu_names_it(succeed, monkeypatch):
-    monkeypatch.setattr(backend, "_probe", lambda: ((H100,), ""))
+    monkeypatch.setattr(devices, "_probe", lambda: ((H100,), ""))
     report = json.loads(succeed("info", "--json"))
     assert report["gpus"] == [H100.as_dict()]
     assert report["auto"]["device"] == "cuda:0"

@@ -8,7 +8,7 @@ import pytest
 from sklearn.cluster import KMeans
 
 from tsapps import TSKMeans
-from tsapps.apps.kmeans.cpu import CpuEngine
+from tsapps.apps.kmeans.engines.cpu import CpuEngine
 from tsapps.errors import ExitCode
 from tsapps.matrix import EXTENSIONS
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from tsapps.kernels import atomic_write
+from tsapps.kernels.system import atomic_write
 from tsapps.matrix import copy, open_matrix
 from tsapps.permissions import mode_of_result
 

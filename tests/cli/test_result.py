@@ -6,7 +6,7 @@ import pytest
 
 from tsapps.cli.result import KIND, check_place, new_directory
 from tsapps.errors import UsageError
-from tsapps.kernels import atomic_write
+from tsapps.kernels.system import atomic_write
 
 
 def write(directory, text):

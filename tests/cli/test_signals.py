@@ -13,9 +13,10 @@ from forked import at_line, in_child
 from signal_trials import trials
 
 from tsapps import __main__, cli, signals
-from tsapps.apps.abft import calibration, calibration_file
+from tsapps.apps.abft.product import calibrate as calibration
+from tsapps.apps.abft.product import calibration_file
 from tsapps.cli import result
-from tsapps.kernels import atomic_write
+from tsapps.kernels.system import atomic_write
 from tsapps.matrix import write
 
 LINES = {signal.SIGINT: (130, "tsapps: interrupted\n"), signal.SIGTERM: (143, "tsapps: terminated\n")}

@@ -11,13 +11,16 @@ from dataclasses import replace
 import pytest
 
 from tsapps.errors import ExitCode
-from tsapps.kernels import backend, cublaslt, product, tables
+from tsapps.kernels import devices
+from tsapps.kernels import matmul as product
 from tsapps.kernels import tune as tuning
-from tsapps.kernels.choose import KEY, LIBRARY, key_of, pick_of, tuned_table
-from tsapps.kernels.device import KNOWN, live
-from tsapps.kernels.plan import LibraryAlgorithm, Plan
+from tsapps.kernels.blas import cublaslt
+from tsapps.kernels.gpu_specs import KNOWN, live
+from tsapps.kernels.plan import user_table as tables
+from tsapps.kernels.plan.mma import LibraryAlgorithm, Plan
+from tsapps.kernels.plan.select import KEY, LIBRARY, key_of, pick_of, tuned_table
 
-PROBE = backend._probe
+PROBE = devices._probe
 # A GPU for which no table comes with tsapps.
 DEVICE = replace(KNOWN["H100"], name="Some H100")
 OWN = ("--m", 4096, "--k", 4096, "--w", 8)
@@ -37,8 +40,8 @@ def gpu(monkeypatch):
         report(f"{cell}: measured")
         return row_of(cell, plans[0])
 
-    here = backend.Gpu(0, DEVICE.name, "9.0", 132, 80 << 30, 50 << 20)
-    monkeypatch.setattr(backend, "_probe", lambda: ((here,), ""))
+    here = devices.Gpu(0, DEVICE.name, "9.0", 132, 80 << 30, 50 << 20)
+    monkeypatch.setattr(devices, "_probe", lambda: ((here,), ""))
     monkeypatch.setattr(tuning, "live", lambda index: DEVICE)
     monkeypatch.setattr(tuning, "architecture", lambda index: "sm_90a")
     monkeypatch.setattr(tuning, "_compilers", lambda: ThreadPoolExecutor(1))
@@ -324,7 +327,7 @@ def test_info_says_which_table_is_in_use(succeed, gpu, monkeypatch):
     assert f"cuda:0 picks  1 of yours, {own_file()}; for the rest the model\n" in succeed("info")
     report = json.loads(succeed("info", "--json"))["picks"]
     assert report == {"cuda:0": {"path": str(own_file()), "own": 1, "error": None, "shipped": 0}}
-    monkeypatch.setattr(backend, "_probe", lambda: ((backend.Gpu(0, "NVIDIA H200", "9.0", 132, 1 << 37, 1),), ""))
+    monkeypatch.setattr(devices, "_probe", lambda: ((devices.Gpu(0, "NVIDIA H200", "9.0", 132, 1 << 37, 1),), ""))
     shipped = len(tuned_table("NVIDIA H200"))
     assert f"cuda:0 picks  the {shipped} that come with tsapps\n" in succeed("info")
     tables.keep("NVIDIA H200", one_row())
@@ -337,7 +340,7 @@ def test_info_says_which_table_is_in_use(succeed, gpu, monkeypatch):
 @pytest.mark.gpu
 def test_a_product_is_tuned_on_the_gpu_at_hand_and_its_table_used(succeed, monkeypatch):
     cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
-    monkeypatch.setattr(backend, "_probe", PROBE)
+    monkeypatch.setattr(devices, "_probe", PROBE)
     A, B = cupy.ones((4096, 4096), "f4"), cupy.ones((4096, 8), "f4")
     product.matmul(A, B)  # by the tables that there are before
     assert product._prepared.cache_info().currsize > 0

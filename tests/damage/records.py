@@ -13,15 +13,17 @@ import numpy as np
 from problems import problem
 
 from bench import record
-from tsapps.apps.abft import calibration_file
-from tsapps.apps.abft.calibration import Calibration, Depth, Scale
-from tsapps.apps.abft.rest import encode
-from tsapps.apps.abft.sidecar import SidecarError, _digest, dump_sidecar, read_sidecar
-from tsapps.apps.abft.walk import Walk
+from tsapps.apps.abft.at_rest.sidecar import SidecarError, _digest, dump_sidecar, read_sidecar
+from tsapps.apps.abft.at_rest.verify import encode
+from tsapps.apps.abft.product import calibration_file
+from tsapps.apps.abft.product.calibrate import Calibration, Depth, Scale
+from tsapps.apps.abft.product.rounding_model import Walk
 from tsapps.cli.result import KIND, read_model
 from tsapps.errors import MatrixError
-from tsapps.kernels import build, choose, tables
-from tsapps.kernels.device import KNOWN
+from tsapps.kernels.gpu_specs import KNOWN
+from tsapps.kernels.jit import compiler
+from tsapps.kernels.plan import select
+from tsapps.kernels.plan import user_table as tables
 
 __all__ = ["RECORDS"]
 
@@ -120,7 +122,7 @@ class Tables(Sidecars):
     refusals = (ValueError,)
 
     def make(self, directory: Path) -> bytes:
-        rows = [dict(row) for row in choose.tuned_table("NVIDIA H200") if row["dtype"] in ("float64", "float32")]
+        rows = [dict(row) for row in select.tuned_table("NVIDIA H200") if row["dtype"] in ("float64", "float32")]
         kinds: dict[Any, dict[str, Any]] = {}
         for row in rows:
             kinds.setdefault((row.get("kernel"), row["shape"], "algorithm" in row), row)
@@ -137,7 +139,7 @@ class Tables(Sidecars):
     def examine(self, path: Path, valid: bytes, content: bytes) -> str:
         rows = tables.user_table(_DEVICE.name)
         for dtype, m, k, w in (("float64", 20480, 20480, 8), ("float32", 4096, 4096, 4), ("float32", 64, 10_000, 64)):
-            if not choose.plan(problem(m, k, w, dtype), _DEVICE, rows):
+            if not select.plan(problem(m, k, w, dtype), _DEVICE, rows):
                 return "no plan"
         return ""
 
@@ -193,9 +195,9 @@ class CacheEntries(Sidecars):
     refusals = ()
 
     def make(self, directory: Path) -> bytes:
-        used = build.Resources(40, 0, 0, 0, 0)
-        cubin = build.Cubin(directory / "x.cubin", {"scale<float>": "_Z5scale"}, {"scale<float>": used}, 0.5)
-        build._write(directory / "x.json", cubin, b"\x7fELF and so on" * 9, ["-arch=sm_90"])
+        used = compiler.Resources(40, 0, 0, 0, 0)
+        cubin = compiler.Cubin(directory / "x.cubin", {"scale<float>": "_Z5scale"}, {"scale<float>": used}, 0.5)
+        compiler._write(directory / "x.json", cubin, b"\x7fELF and so on" * 9, ["-arch=sm_90"])
         return (directory / self.damaged).read_bytes()
 
     def place(self, directory: Path, content: bytes) -> Path:
@@ -203,9 +205,9 @@ class CacheEntries(Sidecars):
         return directory / "x.json"
 
     def examine(self, path: Path, valid: bytes, content: bytes) -> str:
-        found = build._read(path)
+        found = compiler._read(path)
         (path.parent / self.damaged).write_bytes(valid)
-        return "" if found in (None, build._read(path)) else "another entry than was written"
+        return "" if found in (None, compiler._read(path)) else "another entry than was written"
 
 
 RECORDS: dict[str, Any] = {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tsapps.errors import CorruptionError, MatrixError, UsageError
-from tsapps.kernels.strict_json import JsonError, parse_json, read_json
+from tsapps.kernels.system.strict_json import JsonError, parse_json, read_json
 from tsapps.matrix import open_matrix
 from tsapps.matrix.base import Matrix
 

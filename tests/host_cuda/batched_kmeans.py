@@ -5,8 +5,8 @@ from functools import cache, partial
 import numpy as np
 
 from host_cuda import harness
-from tsapps.apps.kmeans.batched_plan import KERNELS
-from tsapps.kernels.plan import ELEMENT
+from tsapps.apps.kmeans.batched.plan import KERNELS
+from tsapps.kernels.plan.mma import ELEMENT
 
 OPTIONS = {"assign": [", 16", ", 32", ", 64"], "update": [", true", ", false"]}
 ARGUMENTS = {

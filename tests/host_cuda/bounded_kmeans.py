@@ -7,8 +7,8 @@ import oracle
 
 from host_cuda import harness
 from host_cuda.fused_kmeans import BLOCKS, Iterations, product_source
-from tsapps.apps.kmeans.bounds_plan import FRESH_BYTES, OTHERS, UNTIL, fresh_watch, most_listed
-from tsapps.apps.kmeans.fused_plan import MOTION, NEAREST
+from tsapps.apps.kmeans.assign.plan import MOTION, NEAREST
+from tsapps.apps.kmeans.bounds.plan import FRESH_BYTES, OTHERS, UNTIL, fresh_watch, most_listed
 
 PLAIN, UNTIL_PASS, SCREEN, ACTIVE = range(4)
 #: Features and clusters: short rows, rows of one and a half steps of `examine`, and long ones in pieces.
@@ -54,7 +54,7 @@ def bounded():
 
 
 def source(d, k):
-    products = [product_source(d, k, name, "nearest_until.cuh") for name in ("NearestUntil", "Nearest")]
+    products = [product_source(d, k, name, "bounds/assign.cuh") for name in ("NearestUntil", "Nearest")]
     return "\n".join([*products, bounds_source(d, k), WATCH_SOURCE])
 
 

@@ -1,4 +1,4 @@
-"""Runs protected products by their kernels' own source on the CPU, as product_gpu.py launches them."""
+"""Runs protected products by their kernels' own source on the CPU, as product/gpu.py launches them."""
 
 from functools import cache
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from host_cuda import harness
 from host_cuda.tall_skinny import DTYPES, PRODUCTS
-from tsapps.apps.abft.product_plan import (
+from tsapps.apps.abft.product.plan import (
     COUNTS_BYTES,
     JUDGED,
     ROWS_TOGETHER,
@@ -25,12 +25,12 @@ from tsapps.apps.abft.product_plan import (
     store_of,
     summed,
 )
-from tsapps.kernels.order import ORDER, UNKNOWN
-from tsapps.kernels.plan import ELEMENT, SUM
+from tsapps.kernels.plan.accumulation_order import ORDER, UNKNOWN
+from tsapps.kernels.plan.mma import ELEMENT, SUM
 
 BLOCKS = 3
 LISTED = 64
-#: As checked.cuh has it, but that what one lane has is changed before it is stored and checked.
+#: As product/detect.cuh has it, but that what one lane has is changed before it is stored and checked.
 STRUCK = """
 namespace struck {
 struct Fault { long long row, column; double by; };
@@ -142,7 +142,7 @@ extern "C" void predict_{dtype}(const void* of, const void* order, double* sums)
 
 @cache
 def rows_library():
-    return harness.build('#include "apps/abft/judge.cuh"\n' + "\n".join(map(rows_source, DTYPES)))
+    return harness.build('#include "apps/abft/product/locate.cuh"\n' + "\n".join(map(rows_source, DTYPES)))
 
 
 def build_products(wanted):
@@ -150,9 +150,9 @@ def build_products(wanted):
     named = {name_of(*one): one for one in wanted}
 
     def source(names):
-        kernels = sorted({f'#include "kernels/tsm2/{named[name][0].kernel_name}.cuh"' for name in names})
+        kernels = sorted({f'#include "{named[name][0].header}"' for name in names})
         return "\n".join(
-            [*kernels, '#include "apps/abft/checked.cuh"', STRUCK, *(product_source(*named[n]) for n in names)]
+            [*kernels, '#include "apps/abft/product/detect.cuh"', STRUCK, *(product_source(*named[n]) for n in names)]
         )
 
     return harness.Libraries(harness.in_shares(named, source))

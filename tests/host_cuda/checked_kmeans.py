@@ -6,7 +6,7 @@ import numpy as np
 
 from host_cuda import harness
 from host_cuda.fused_kmeans import KINDS, Iterations, types_of
-from tsapps.apps.kmeans.protect_plan import CHECKED, COLUMNS, HASH_FACTOR, HASHES, ROWS, THREADS, hash_of
+from tsapps.apps.kmeans.protect.plan import CHECKED, COLUMNS, HASH_FACTOR, HASHES, ROWS, THREADS, hash_of
 
 #: What a check may find wrong (kWrongSums, …), as bits.
 SUMS, CENTRES, LABELS, CHANGED = 1, 2, 4, 8
@@ -15,7 +15,7 @@ LABEL = {np.dtype(np.int32): "int", np.dtype(np.int8): "signed char"}
 
 def source(kind):
     T, W, _, _, name = types_of(*kind)
-    return '#include "apps/kmeans/protect.cuh"\n' + "\n".join(
+    return '#include "apps/kmeans/protect/check_iteration.cuh"\n' + "\n".join(
         f"""
 extern "C" void check_{label.replace(" ", "_")}_{int(aligned)}_{name}(
     const void* rows, const void* centers, const void* next, const void* checked, const unsigned long long* sums,

@@ -1,4 +1,4 @@
-"""Runs checksums.cuh's own source on the CPU."""
+"""Runs at_rest/gpu/encode.cuh's own source on the CPU."""
 
 from functools import cache
 
@@ -11,7 +11,7 @@ from host_cuda import harness
 def _built(kernel, shared_bytes, threads, sum_type):
     pass_ = kernel.replace("add_checksums", "ChecksumPass")
     return harness.build(f"""
-#include "apps/abft/checksums.cuh"
+#include "apps/abft/at_rest/gpu/encode.cuh"
 static_assert({pass_}::kSharedBytes == {shared_bytes} && {pass_}::kThreads == {threads}, "the plan's");
 extern "C" void run(const abft::Task<{sum_type}>* task, long long blocks) {{
   const auto of = *task;

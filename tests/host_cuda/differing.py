@@ -1,11 +1,11 @@
-"""Runs differing.cuh's own source on the CPU."""
+"""Runs at_rest/gpu/compare.cuh's own source on the CPU."""
 
 from functools import cache
 
 import numpy as np
 
 from host_cuda import harness
-from tsapps.apps.abft.exact_gpu import KERNEL, places
+from tsapps.apps.abft.at_rest.gpu.compare import KERNEL, places
 
 _THREADS = 256
 
@@ -13,7 +13,7 @@ _THREADS = 256
 @cache
 def _built():
     return harness.build(f"""
-#include "apps/abft/differing.cuh"
+#include "apps/abft/at_rest/gpu/compare.cuh"
 static_assert(abft::kDifferingThreads == {_THREADS}, "the launch's");
 extern "C" void run(const unsigned long long* found, const unsigned long long* expected, long long width,
                     long long blocks, long long* list, unsigned long long* count) {{

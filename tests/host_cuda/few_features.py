@@ -7,8 +7,8 @@ import numpy as np
 
 from host_cuda import harness
 from host_cuda.fused_kmeans import BLOCKS, H200, Iterations
-from tsapps.apps.kmeans.few_plan import few_scale, multiply_adds_plan
-from tsapps.kernels.plan import ELEMENT
+from tsapps.apps.kmeans.small_d.plan import few_scale, multiply_adds_plan
+from tsapps.kernels.plan.mma import ELEMENT
 
 #: dtype, digits, whether samples have weights: those that `FewMultiplyAdds` serves.
 KINDS = [("float32", 2, False), ("float16", 2, False), ("bfloat16", 2, False)]
@@ -36,8 +36,8 @@ extern "C" void {name_of(plan, most_added)}(const void* X, const float* centers,
 
 
 COMMON = """
-#include "apps/kmeans/few_features.cuh"
-#include "apps/kmeans/short_rows.cuh"
+#include "apps/kmeans/small_d/iteration_fma.cuh"
+#include "apps/kmeans/small_d/iteration_fma_d4.cuh"
 extern "C" void place(const float* centers, long long k, long long d, long long clusters, const float* offsets,
                       const float* mean, const float* scales, double scale, double norm, double of_mean,
                       long long folds) {

@@ -1,4 +1,4 @@
-"""Runs iterations for few features by few_products.cuh's own source on the CPU, as `FewProducts` does."""
+"""Runs iterations for few features by small_d/iteration_mma.cuh's own source on the CPU, as `FewProducts` does."""
 
 from dataclasses import replace
 from functools import cache
@@ -7,7 +7,8 @@ import numpy as np
 
 from host_cuda import harness
 from host_cuda.fused_kmeans import BLOCKS, H200, Iterations
-from tsapps.apps.kmeans.few_plan import (
+from tsapps.apps.kmeans.assign.plan import tensor_error
+from tsapps.apps.kmeans.small_d.plan import (
     FEW_ROUNDING,
     PARTS_ROUNDING,
     PRODUCTS,
@@ -15,8 +16,7 @@ from tsapps.apps.kmeans.few_plan import (
     few_scale,
     products_plan,
 )
-from tsapps.apps.kmeans.fused_plan import tensor_error
-from tsapps.kernels.plan import ELEMENT
+from tsapps.kernels.plan.mma import ELEMENT
 
 #: dtype, digits, whether samples have weights: those that `FewProducts` serves.
 KINDS = [("float32", 2, False), ("float16", 2, False), ("bfloat16", 2, False)]
@@ -77,7 +77,7 @@ extern "C" void {name_of(plan, most_added)}(const void* X, const float* centers,
 
 @cache
 def libraries():
-    header = '#include "apps/kmeans/few_products.cuh"\n'
+    header = '#include "apps/kmeans/small_d/iteration_mma.cuh"\n'
     plans = dict.fromkeys(every_plan())
     return harness.Libraries(harness.in_shares(plans, lambda some: header + "".join(source(*one) for one in some)))
 

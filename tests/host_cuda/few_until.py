@@ -9,10 +9,10 @@ from host_cuda import harness
 from host_cuda.bounded_kmeans import BoundedIterations
 from host_cuda.few_products import MOST_ADDED, THREADS, ProductsIterations, least_added
 from host_cuda.fused_kmeans import BLOCKS, H200
-from tsapps.apps.kmeans.bounds_plan import EXPIRING, most_of_few_listed
-from tsapps.apps.kmeans.few_plan import FEW_ROUNDING, PRODUCTS, until_plan
-from tsapps.apps.kmeans.fused_plan import tensor_error
-from tsapps.kernels.plan import ELEMENT
+from tsapps.apps.kmeans.assign.plan import tensor_error
+from tsapps.apps.kmeans.bounds.plan import EXPIRING, most_of_few_listed
+from tsapps.apps.kmeans.small_d.plan import FEW_ROUNDING, PRODUCTS, until_plan
+from tsapps.kernels.plan.mma import ELEMENT
 
 #: Features, clusters, dtype, whether warpgroups score all rows: of those that few_products.py has, rows of two units of
 #: 16 bytes to eight, whole products and part of one, centres in registers and in shared memory.
@@ -65,7 +65,7 @@ extern "C" void screen(const float* expiries, const signed char* labels, long lo
 def libraries():
     plans = [chosen(*shape) for shape in SHAPES]
     every = [(plan, MOST_ADDED) for plan in plans] + [(plan, least_added(plan)) for plan in (plans[0], plans[-1])]
-    header = '#include "apps/kmeans/few_until.cuh"\n' + SCREEN
+    header = '#include "apps/kmeans/small_d/iteration_bounded.cuh"\n' + SCREEN
     return harness.Libraries(harness.in_shares(every, lambda some: header + "".join(source(*one) for one in some), 2))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from host_cuda import harness
 from host_cuda.tall_skinny import DTYPES
-from tsapps.apps.kmeans.fused_plan import (
+from tsapps.apps.kmeans.assign.plan import (
     ADVANCE,
     ENTRY_BYTES,
     EXACT,
@@ -37,8 +37,8 @@ from tsapps.apps.kmeans.fused_plan import (
     shadow_scale,
     vector_of,
 )
-from tsapps.kernels.device import KNOWN
-from tsapps.kernels.plan import ELEMENT
+from tsapps.kernels.gpu_specs import KNOWN
+from tsapps.kernels.plan.mma import ELEMENT
 
 H200 = KNOWN["H200"]
 #: Features and clusters: one of each, rows of less than 16 bytes, tiles of 64 rows, centres of several parts, and
@@ -51,13 +51,13 @@ FEATURES = [*(d for d, _ in SHAPES), 50, 64, 70, 100]
 BLOCKS = 3
 
 
-def product_source(d, k, epilogue=None, header="nearest.cuh"):
+def product_source(d, k, epilogue=None, header="assign/small_k.cuh"):
     """Return the source of a shape's product, by the plan that is for bounds if an epilogue is given."""
     plan = assign_plan(10**7, d, k, H200, bounds=epilogue is not None)
     epilogue = epilogue or epilogue_of(plan, k)
     name, columns = f"{epilogue.partition('<')[0]}_{d}_{k}", shadow_problem(1, d, k, parts_of(plan, k)).w
     return f"""
-#include "kernels/tsm2/tall_skinny.cuh"
+#include "kernels/tsm2/gemm_mma.cuh"
 #include "apps/kmeans/{header}"
 namespace of_{name} {{
 {plan.struct()}
@@ -86,10 +86,10 @@ def types_of(dtype, digits, weighted):
 def rows_source(*kind):
     T, W, scale, flags, name = types_of(*kind)
     return f"""
-#include "apps/kmeans/centers.cuh"
-#include "apps/kmeans/decide_of_many.cuh"
-#include "apps/kmeans/move.cuh"
-#include "apps/kmeans/segments.cuh"
+#include "apps/kmeans/update/centers.cuh"
+#include "apps/kmeans/assign/rescore_large_k.cuh"
+#include "apps/kmeans/update/scatter_add.cuh"
+#include "apps/kmeans/update/segmented_sum.cuh"
 extern "C" void shadow_{name}(const void* X, long long n, long long d, long long padded, long long slabs,
                               const void* mean, double scale, double rounding, long long log2_lanes, void* shadow,
                               float* norms, long long aligned) {{
@@ -295,7 +295,7 @@ class Iterations:
         return self.move_rows(centers)
 
     def advancing(self, centers, following, outcome, tolerance=0.0):
-        """Return what the kernels of centers.cuh are told of an iteration."""
+        """Return what the kernels of update/centers.cuh are told of an iteration."""
         self.units = 1 / self.scales
         margins = 0, 0.0, 0.0
         if not self.slabs and epilogue_of(self.plan_of_product, self.k) != "Nearest":

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tsapps.kernels.build import headers_of
+from tsapps.kernels.jit.compiler import headers_of
 
 __all__ = [
     "SANITIZE",

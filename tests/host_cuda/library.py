@@ -1,4 +1,4 @@
-"""Runs the passes of inertia.cuh and library.cuh by their own source on the CPU, as `CublasEngine` launches them."""
+"""Runs the source of inertia.cuh and cublas_step.cuh on the CPU, as `CublasEngine` launches them."""
 
 from functools import cache, partial
 
@@ -6,10 +6,10 @@ import numpy as np
 
 from host_cuda import harness
 from host_cuda.tall_skinny import DTYPES
-from tsapps.apps.kmeans.fused_plan import vector_of
-from tsapps.apps.kmeans.inertia_plan import KEPT_SUMS, difference_of, inertia_plan
-from tsapps.kernels.device import KNOWN
-from tsapps.kernels.plan import ELEMENT
+from tsapps.apps.kmeans.assign.plan import vector_of
+from tsapps.apps.kmeans.inertia.plan import KEPT_SUMS, difference_of, inertia_plan
+from tsapps.kernels.gpu_specs import KNOWN
+from tsapps.kernels.plan.mma import ELEMENT
 
 WORK = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
 H200 = KNOWN["H200"]
@@ -51,8 +51,8 @@ def source(dtype):
     flags = [f"{a}, {b}, {c}" for a in ("true", "false") for b in ("true", "false") for c in ("true", "false")]
     kernels = ", ".join(f"kmeans::add_inertia<{T}, {W}, {one}>" for one in flags)
     return f"""
-#include "apps/kmeans/inertia.cuh"
-#include "apps/kmeans/library.cuh"
+#include "apps/kmeans/inertia/inertia.cuh"
+#include "apps/kmeans/engines/cublas_step.cuh"
 using Kernel = decltype(&kmeans::add_inertia<{T}, {W}, true, true, true>);
 extern "C" void inertia(long long which, const void* X, const void* mean, const void* centers, const int* labels,
                         const void* weights, long long n, long long k, long long d, long long log2_lanes,

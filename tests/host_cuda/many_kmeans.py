@@ -6,21 +6,21 @@ import numpy as np
 
 from host_cuda import harness
 from host_cuda.fused_kmeans import BLOCKS, Iterations
-from tsapps.apps.kmeans.fused_plan import (
+from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan
+from tsapps.apps.kmeans.assign.plan import (
     CHANGE_BYTES,
     LISTS,
     NEAREST_OF_MANY,
     UNDECIDED_BYTES,
     tensor_error,
 )
-from tsapps.apps.kmeans.stream_plan import StreamPlan
 
 
 def streamed_source(plan):
     rings = plan.kernel.replace("streamed_columns", "StreamedColumns")
     return f"""
-#include "kernels/tsm2/streamed_columns.cuh"
-#include "apps/kmeans/nearest_of_many.cuh"
+#include "kernels/tsm2/gemm_wgmma_streamed.cuh"
+#include "apps/kmeans/assign/large_k.cuh"
 static_assert({rings}::kSharedBytes == {plan.shared_bytes} && {rings}::kThreads == {plan.threads}, "the plan's");
 extern "C" void assign(const void* shadow, const void* halves, long long row_tiles, long long column_tiles,
                        const {plan.epilogue}* nearest, long long blocks) {{

@@ -1,4 +1,4 @@
-"""Runs greedy k-means++ by seeding.cuh's own source on the CPU, as `fused_seeding.py` launches it."""
+"""Runs greedy k-means++ by init/plusplus.cuh's own source on the CPU, as `init/plusplus_launch.py` launches it."""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -6,10 +6,10 @@ from functools import cache, partial
 import numpy as np
 
 from host_cuda import harness
-from tsapps.apps.kmeans.fused_plan import ROUNDING, padded, shadow_scale
-from tsapps.apps.kmeans.seeding_plan import COPY, copy_error, screen_plan, seeding_plan
-from tsapps.kernels.device import KNOWN
-from tsapps.kernels.plan import ELEMENT
+from tsapps.apps.kmeans.assign.plan import ROUNDING, padded, shadow_scale
+from tsapps.apps.kmeans.init.plan import COPY, copy_error, screen_plan, seeding_plan
+from tsapps.kernels.gpu_specs import KNOWN
+from tsapps.kernels.plan.mma import ELEMENT
 
 H200 = KNOWN["H200"]
 #: Features, clusters, dtype and whether samples have weights: rows of a lane, of several, of a warp; of elements and of
@@ -60,7 +60,7 @@ def name_of(plan, dtype, weighted):
 def source(plan, _, dtype, weighted):
     T, name = ELEMENT[dtype], name_of(plan, dtype, weighted)
     return f"""
-#include "apps/kmeans/seeding.cuh"
+#include "apps/kmeans/init/plusplus.cuh"
 extern "C" void try_{name}(const void* X, long long n, long long d, const void* weights, const long long* last,
                            const long long* candidates, long long chunk, long long chunks, long long window,
                            void* closest, double* sums, long long shared_bytes, long long blocks) {{
@@ -94,7 +94,7 @@ def screen_source(plan, d, dtype, weighted):
         for slabs in (0, 1)
     )
     return f"""
-#include "apps/kmeans/seeding_screen.cuh"
+#include "apps/kmeans/init/plusplus_pruned.cuh"
 extern "C" void screen_{name}(const void* X, long long n, long long d, const void* weights, const long long* last,
                               const long long* candidates, long long chunk, long long chunks, long long window,
                               void* closest, double* sums, const kmeans::Copy* copy, long long slabs,
@@ -160,7 +160,7 @@ class Seeding:
         with np.errstate(over="ignore"):
             scaled = (rounded * self.scale).astype(np.float32)
             rows[: self.n, : self.d] = scaled
-        # As shadow.cuh adds them up: in float32, where squares may be zero of what is not.
+        # As data/half_copy.cuh adds them up: in float32, where squares may be zero of what is not.
         found, lost = rows[: self.n, : self.d].astype(np.float32), scaled
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             lost = ((lost - found) ** 2).sum(axis=1) / np.float32(ROUNDING**2)

@@ -10,9 +10,9 @@ import numpy as np
 import oracle
 
 from host_cuda import harness
-from tsapps.kernels import launch, product
+from tsapps.kernels import gemm, matmul
 from tsapps.kernels.arrays import DeviceMatrix
-from tsapps.kernels.plan import SUM, Plan, instantiate
+from tsapps.kernels.plan.mma import SUM, Plan, instantiate
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -51,7 +51,7 @@ class Case:
             layouts.append(Layout((order == "C") == row_major, leading, gcd(base, leading * size), base))
         down, right = strides_of_result(self.m, self.w, self.C)
         c = DeviceMatrix(0, (self.m, self.w), (down * size, right * size), self.plan.dtype, size, 0, None)
-        return Problem(self.m, self.k, self.w, self.plan.dtype, *layouts, self.gram, product._lies(c))
+        return Problem(self.m, self.k, self.w, self.plan.dtype, *layouts, self.gram, matmul._lies(c))
 
     @property
     def instance(self):
@@ -104,7 +104,7 @@ KERNEL, WARPGROUPS = (f"kernels/tsm2/{name}.cuh" for name in PRODUCTS)
 
 def source(instances, text=""):
     """Return the entry points of some instances behind their kernels, or behind `text` in those kernels' place."""
-    kernels = {f'#include "kernels/tsm2/{one.kernel_name}.cuh"': None for one in instances}
+    kernels = {f'#include "{one.header}"': None for one in instances}
     return "\n".join(["#include <array>", *([text] if text else kernels), *map(entry, instances)])
 
 
@@ -175,7 +175,7 @@ def launch_product(libraries, case, A, B, C, instance=None):
     grid = min(case.grid, -(-instance.units(m, k, w) // instance.teams))
     partial = np.full(2 * grid * instance.tile_sums, np.nan, np.float64 if SUM[instance.dtype] == "double" else "f4")
     arrived = np.zeros(3 * grid, np.uint32)
-    regular = launch._regular(instance, problem)
+    regular = gemm._regular(instance, problem)
     leading = (problem.a.leading * instance.fold, problem.b.leading * instance.fold)
     strides = (stride // C.itemsize for stride in C.strides)
     spans = problem.a.size(case.m, case.k), problem.b.size(case.w, case.k)

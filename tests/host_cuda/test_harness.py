@@ -51,7 +51,7 @@ def test_shared_memory_begins_as_nan_in_every_block(memory):
     """
     )
     with harness.schedule(threads=2):
-        run(body, y, grid=5, shared=256, includes='#include "kernels/tsm2/simt.cuh"')
+        run(body, y, grid=5, shared=256, includes='#include "kernels/device/simt.cuh"')
     assert np.isnan(y).all()
 
 
@@ -110,9 +110,9 @@ def test_a_phase_of_a_barrier_that_nobody_waits_for():
       __syncthreads();
     }
     """
-    run(body, np.ones(1, np.float32), includes='#include "kernels/bulk.cuh"')
+    run(body, np.ones(1, np.float32), includes='#include "kernels/ptx/bulk_copy.cuh"')
     with pytest.raises(harness.KernelError, match="nobody has waited for the phase before"):
-        run(body, np.zeros(1, np.float32), includes='#include "kernels/bulk.cuh"')
+        run(body, np.zeros(1, np.float32), includes='#include "kernels/ptx/bulk_copy.cuh"')
 
 
 def test_after_an_error_the_next_call_runs():
@@ -160,7 +160,7 @@ def shuffled():
     y = np.zeros((len(SHUFFLES), 2, 32), np.int32)
     body = "".join(f"x[{i} * 64 + threadIdx.x] = {expression};\n" for i, expression in enumerate(SHUFFLES))
     with harness.schedule(seed=7):
-        run(f"int lane = threadIdx.x % 32, v = lane;\n{body}", y, includes='#include "kernels/tsm2/simt.cuh"')
+        run(f"int lane = threadIdx.x % 32, v = lane;\n{body}", y, includes='#include "kernels/device/simt.cuh"')
     return dict(zip(SHUFFLES, y, strict=True))
 
 
@@ -249,7 +249,7 @@ def test_vectors():
     *reinterpret_cast<float4*>(y + 4) = make_float4(pair.x, pair.y, 7, 8);
     __stcs(y + 8, __ldcs(x + 8) + __ldg(x + 9));
     """
-    run(body, x, y, block=1, includes='#include "kernels/tsm2/simt.cuh"')
+    run(body, x, y, block=1, includes='#include "kernels/device/simt.cuh"')
     assert list(y[:9]) == [0, 101, 2, 3, 4, 5, 7, 8, 17]
 
 

@@ -1,4 +1,4 @@
-"""kernels/ptx.cuh: every instruction's host body, and on a GPU the instruction itself, in the same kernels.
+"""Instructions of kernels/ptx: their host bodies, and on a GPU the instructions themselves, in the same kernels.
 
 The kernels deal matrices to the lanes as the PTX ISA's formulas say. The numbers are small integers, so that products
 and sums are exact and every format must give the same.
@@ -13,7 +13,7 @@ import pytest
 from host_cuda import harness
 
 KERNELS = """
-#include "kernels/ptx.cuh"
+#include "kernels/ptx/instructions.cuh"
 
 // One element a register. A (M × K) and B (K × 8) are row-major; d = A·B + d.
 #define PRODUCT(name, T, M, K, instruction)                                                                           \\
@@ -190,13 +190,13 @@ def on_gpu(call, *flags):
     """The same kernel, as a function that works on NumPy arrays."""
     import cupy
 
-    from tsapps.kernels import build
+    from tsapps.kernels.jit import compiler
 
-    architecture = build.architecture(0)
+    architecture = compiler.architecture(0)
     old = int(architecture[3:].rstrip("a")) < 90
     if old and call.startswith("f64_16"):
         pytest.skip(f"{call} needs sm_90, and this GPU is {architecture}")
-    cubin = build.build(KERNELS, [call], architecture, flags=(*flags, "-DNO_SM_90") if old else flags)
+    cubin = compiler.build(KERNELS, [call], architecture, flags=(*flags, "-DNO_SM_90") if old else flags)
     function = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[call])
 
     def run(*arrays):

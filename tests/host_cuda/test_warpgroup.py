@@ -1,4 +1,4 @@
-"""kernels/warpgroup.cuh: every instruction's host body, and on a GPU the instruction itself, in the same kernel.
+"""kernels/ptx/wgmma.cuh: every instruction's host body, and on a GPU the instruction itself, in the same kernel.
 
 One warpgroup multiplies, another loads B for it, handed over by barriers of half the block; small integers are exact.
 """
@@ -11,7 +11,7 @@ import pytest
 from host_cuda import harness
 
 KERNEL = """
-#include "kernels/warpgroup.cuh"
+#include "kernels/ptx/wgmma.cuh"
 
 // D (64 × 8·blocks) = 2 · A · B for `rounds` matrices B one after the other, added up. A word is 32 bits: of halves,
 // two that follow each other along K. A (64 × 8 words) is row-major, B (8·blocks × 8 words) column by column.
@@ -83,13 +83,13 @@ def on_cpu(dtype, blocks, *arrays):
 def on_gpu(dtype, blocks, A, B, D):
     import cupy
 
-    from tsapps.kernels import build
+    from tsapps.kernels.jit import compiler
 
-    architecture = build.architecture(0)
+    architecture = compiler.architecture(0)
     if architecture != "sm_90a":
         pytest.skip(f"warpgroups need sm_90a, and this GPU is {architecture}")
     name = name_of(dtype, blocks)
-    cubin = build.build(KERNEL, [name], architecture)
+    cubin = compiler.build(KERNEL, [name], architecture)
     there = cupy.asarray(D)
     cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[name])(
         (1,), (256,), (cupy.asarray(A), cupy.asarray(B), there, np.int32(ROUNDS))

@@ -16,11 +16,12 @@ import pytest
 from forked import at_line, in_child
 
 from bench import record
-from tsapps.apps.abft.rest import encode
-from tsapps.apps.abft.sidecar import write_sidecar
+from tsapps.apps.abft.at_rest.sidecar import write_sidecar
+from tsapps.apps.abft.at_rest.verify import encode
 from tsapps.cli import result
-from tsapps.kernels import atomic_write, tables
-from tsapps.kernels.atomic_write import remove_leftovers, replacing, replacing_directory, write_bytes
+from tsapps.kernels.plan import user_table
+from tsapps.kernels.system import atomic_write
+from tsapps.kernels.system.atomic_write import remove_leftovers, replacing, replacing_directory, write_bytes
 from tsapps.matrix import save_npy
 
 HEX = "0123456789abcdef"
@@ -137,7 +138,7 @@ def write_result(path, value):
 WRITERS = {
     "save_npy": lambda path, value: save_npy(path, np.full(3, value)),
     "write_sidecar": lambda path, value: write_sidecar(path, encode(np.full((2, 2), value))),
-    "write_table": lambda path, value: tables.write_table(path, [{"value": value}]),
+    "write_table": lambda path, value: user_table.write_table(path, [{"value": value}]),
     "record": write_record,
     "new_directory": write_result,
 }
@@ -176,7 +177,7 @@ def test_every_writer_is_durable(tmp_path, monkeypatch, writer, old):
 # A process that writes to x, and is killed before it is done.
 KILLED = """
 import os, signal, sys
-from tsapps.kernels import atomic_write
+from tsapps.kernels.system import atomic_write
 how, path = sys.argv[1:]
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -7,8 +7,8 @@ import pytest
 from host_cuda import harness
 from host_cuda.tall_skinny import DTYPES
 
-from tsapps.kernels.banks import STRIDES, turns
-from tsapps.kernels.plan import ELEMENT, Plan, instantiate
+from tsapps.kernels.plan.bank_conflicts import STRIDES, turns
+from tsapps.kernels.plan.mma import ELEMENT, Plan, instantiate
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 
 

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tsapps.apps.kmeans import choose
-from tsapps.kernels import build
+from tsapps.apps.kmeans import open_engine
+from tsapps.kernels.jit import compiler
 
 pytestmark = pytest.mark.compile
 ARCHITECTURES = ["sm_80", "sm_90a", "sm_100a"]
-KMEANS = Path(choose.__file__).parent / "library.cuh"
+KMEANS = Path(open_engine.__file__).parent / "engines/cublas_step.cuh"
 
 SOURCE = """
 #include "inner.cuh"
@@ -41,15 +41,15 @@ def headers(tmp_path, monkeypatch):
     root.mkdir()
     (root / "inner.cuh").write_text('#include "factor.cuh"\n')
     (root / "factor.cuh").write_text("#define FACTOR 2\n")
-    real = build.headers_of
-    monkeypatch.setattr(build, "headers_of", lambda source: real(source, root))
+    real = compiler.headers_of
+    monkeypatch.setattr(compiler, "headers_of", lambda source: real(source, root))
     return root
 
 
 def test_second_build_is_the_first_ones_file(cache, headers):
-    first = build.build(SOURCE, ["scale<float>", "scale<double>"], "sm_90")
+    first = compiler.build(SOURCE, ["scale<float>", "scale<double>"], "sm_90")
     written = first.path.stat().st_mtime_ns
-    second = build.build(SOURCE, ["scale<float>", "scale<double>"], "sm_90")
+    second = compiler.build(SOURCE, ["scale<float>", "scale<double>"], "sm_90")
     assert second == first
     assert second.path.stat().st_mtime_ns == written
     assert first.path.read_bytes()[:4] == b"\x7fELF"
@@ -61,7 +61,7 @@ def test_second_build_is_the_first_ones_file(cache, headers):
 
 @pytest.mark.parametrize("damage", ["description", "description's digest", "code", "no code", "no description"])
 def test_a_damaged_entry_is_compiled_again(cache, headers, damage):
-    first = build.build(SOURCE, ["scale<float>"], "sm_90")
+    first = compiler.build(SOURCE, ["scale<float>"], "sm_90")
     code, entry = first.path.read_bytes(), first.path.with_suffix(".json")
     if damage == "description":
         entry.write_bytes(entry.read_bytes()[:-1])
@@ -73,16 +73,16 @@ def test_a_damaged_entry_is_compiled_again(cache, headers, damage):
         first.path.unlink()
     else:
         entry.unlink()
-    again = build.build(SOURCE, ["scale<float>"], "sm_90")
+    again = compiler.build(SOURCE, ["scale<float>"], "sm_90")
     assert (again.path, again.names, again.resources) == (first.path, first.names, first.resources)
     assert again.path.read_bytes() == code
-    assert build.build(SOURCE, ["scale<float>"], "sm_90") == again
+    assert compiler.build(SOURCE, ["scale<float>"], "sm_90") == again
 
 
 @pytest.mark.parametrize("change", ["source", "header", "arch", "flags", "kernels"])
 def test_every_ingredient_is_in_the_key(cache, headers, change):
     arguments = {"source": SOURCE, "kernels": ["scale<float>"], "arch": "sm_90", "flags": ()}
-    first = build.build(**arguments)
+    first = compiler.build(**arguments)
     if change == "header":
         (headers / "factor.cuh").write_text("#define FACTOR 3\n")
     else:
@@ -92,25 +92,25 @@ def test_every_ingredient_is_in_the_key(cache, headers, change):
             "flags": {"flags": ("-use_fast_math",)},
             "kernels": {"kernels": ["scale<double>"]},
         }[change]
-    assert build.build(**arguments).path != first.path
+    assert compiler.build(**arguments).path != first.path
 
 
 def test_an_error_is_the_compilers_first(cache, headers):
     with pytest.raises(RuntimeError, match=r"does not compile \(.*-arch=sm_90.*\): .*FACTOR"):
-        build.build(SOURCE.replace('#include "inner.cuh"', ""), ["scale<float>"], "sm_90")
+        compiler.build(SOURCE.replace('#include "inner.cuh"', ""), ["scale<float>"], "sm_90")
     assert not cache.exists()
 
 
 def test_a_missing_header_is_named(cache):
     with pytest.raises(FileNotFoundError, match=r"absent\.cuh"):
-        build.build('#include "absent.cuh"', [], "sm_90")
+        compiler.build('#include "absent.cuh"', [], "sm_90")
 
 
 def test_a_slow_compile_says_so_once(cache, headers, capsys, monkeypatch):
-    monkeypatch.setattr(build, "PATIENCE_SECONDS", 0)
-    build.build(SOURCE, ["scale<float>"], "sm_90")
+    monkeypatch.setattr(compiler, "PATIENCE_SECONDS", 0)
+    compiler.build(SOURCE, ["scale<float>"], "sm_90")
     assert capsys.readouterr().err.count("compiled a kernel in") == 1
-    build.build(SOURCE, ["scale<float>"], "sm_90")
+    compiler.build(SOURCE, ["scale<float>"], "sm_90")
     assert capsys.readouterr().err == ""
 
 
@@ -122,14 +122,14 @@ def test_spills_are_seen(cache):
       for (int j = 0; j < 64; ++j) for (int i = 0; i < 64; ++i) v[i] = v[i] * v[(i * 7 + j) % 64] + v[j];
       for (int i = 0; i < 64; ++i) x[i * 1024 + threadIdx.x] = v[i];
     }"""
-    used = build.build(source, ["hungry"], "sm_90").resources["hungry"]
+    used = compiler.build(source, ["hungry"], "sm_90").resources["hungry"]
     assert used.spill_stores + used.stack > 0
 
 
 @pytest.mark.parametrize(("wait", "waits"), [("ptx::wgmma_wait<0>(d);", False), ("", True)])
 def test_waits_of_the_compilers_own_are_seen(cache, wait, waits):
     source = f"""
-#include "kernels/warpgroup.cuh"
+#include "kernels/ptx/wgmma.cuh"
 __global__ void product(unsigned* in, float* out) {{
   __shared__ __align__(16) unsigned b[64];
   unsigned a[1][1][4] = {{{{{{in[0], in[1], in[2], in[3]}}}}}};
@@ -141,12 +141,12 @@ __global__ void product(unsigned* in, float* out) {{
   for (int i = 0; i < 4; ++i) out[4 * threadIdx.x + i] = d[0][i];
 }}
 """
-    assert build.build(source, ["product"], "sm_90a").resources["product"].waits == waits
+    assert compiler.build(source, ["product"], "sm_90a").resources["product"].waits == waits
 
 
 def test_two_processes_at_once(tmp_path):
     script = (
-        "from tsapps.kernels.build import build; "
+        "from tsapps.kernels.jit.compiler import build; "
         "print(build('__global__ void f(int* x) { *x = 1; }', ['f'], 'sm_90').path.read_bytes()[:4])"
     )
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
@@ -177,8 +177,8 @@ def stand_in(monkeypatch):
     """No GPU is needed to load a kernel."""
     import cupy
 
-    monkeypatch.setattr(build, "architecture", lambda device: "sm_90")
-    monkeypatch.setattr(build, "_begun", functools.cache(build._begun.__wrapped__))
+    monkeypatch.setattr(compiler, "architecture", lambda device: "sm_90")
+    monkeypatch.setattr(compiler, "_begun", functools.cache(compiler._begun.__wrapped__))
     monkeypatch.setattr(cupy.cuda, "Device", lambda device: nullcontext())
     module = functools.partial(functools.partial, Loaded)
     monkeypatch.setattr(cupy, "RawModule", lambda path: SimpleNamespace(get_function=module(Path(path))))
@@ -186,10 +186,10 @@ def stand_in(monkeypatch):
 
 def test_a_kernel_is_loaded_once_and_as_it_was_set(cache, headers, stand_in):
     names = ["scale<float>", "scale<double>"]
-    kernels = [build.Kernel(SOURCE, names, name, 0) for name in names]
+    kernels = [compiler.Kernel(SOURCE, names, name, 0) for name in names]
     assert [kernel.max_dynamic_shared_size_bytes for kernel in kernels] == [0, 0]
     kernels[0].max_dynamic_shared_size_bytes = 48 << 10
-    built = build.build(SOURCE, names, "sm_90")
+    built = compiler.build(SOURCE, names, "sm_90")
     for kernel, name in zip(kernels, names, strict=True):
         assert kernel.ptr == 77
         assert kernel.loaded is kernel.loaded
@@ -204,23 +204,23 @@ def test_a_kernel_is_loaded_once_and_as_it_was_set(cache, headers, stand_in):
 
 
 def test_kernels_are_compiled_beside_each_other(cache, headers, stand_in, monkeypatch):
-    both, real = Barrier(2, timeout=60), build._compile
+    both, real = Barrier(2, timeout=60), compiler._compile
 
     def compiled(*arguments):
         both.wait()  # which one alone would never pass
         return real(*arguments)
 
-    monkeypatch.setattr(build, "_compilers", functools.cache(lambda: ThreadPoolExecutor(2)))
-    monkeypatch.setattr(build, "_compile", compiled)
+    monkeypatch.setattr(compiler, "_compilers", functools.cache(lambda: ThreadPoolExecutor(2)))
+    monkeypatch.setattr(compiler, "_compile", compiled)
     names = ["scale<float>", "scale<double>"]
-    kernels = [build.Kernel(SOURCE, [name], name, 0) for name in names]
+    kernels = [compiler.Kernel(SOURCE, [name], name, 0) for name in names]
     assert {kernel.loaded.path for kernel in kernels} == set(cache.glob("*.cubin"))
     assert not both.broken
 
 
 def test_a_kernel_that_does_not_compile_says_so_whenever_it_is_wanted(cache, headers, stand_in):
     (headers / "factor.cuh").write_text("#define FACTOR missing\n")
-    kernel = build.Kernel(SOURCE, ["scale<float>"], "scale<float>", 0)
+    kernel = compiler.Kernel(SOURCE, ["scale<float>"], "scale<float>", 0)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="missing"):
             _ = kernel.loaded
@@ -238,7 +238,7 @@ def test_kmeans_kernels_compile_without_spills(cache, scalar, arch):
     kernels += [f"{name}<{block}>" for name in ("own_distances", "column_moments") for block in blocks]
     kernels += [f"add_in_order<{scalar}, {squares}>" for squares in ("false", "true")]
     kernels.append("fold_moments")
-    for kernel, used in build.build(KMEANS.read_text(), kernels, arch).resources.items():
+    for kernel, used in compiler.build(KMEANS.read_text(), kernels, arch).resources.items():
         assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
         # A block of add_in_order is one warp.
         assert used.registers <= (255 if "add_in_order" in kernel else 128), kernel

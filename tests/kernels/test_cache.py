@@ -9,8 +9,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from tsapps.apps.abft.calibration_file import load_calibration
-from tsapps.kernels import build, cache, tables
+from tsapps.apps.abft.product.calibration_file import load_calibration
+from tsapps.kernels.jit import compiler
+from tsapps.kernels.plan import user_table as tables
+from tsapps.kernels.system import cache
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 SOURCE = "__global__ void f() {}"
@@ -46,14 +48,14 @@ def compiled(monkeypatch):
     cuda.nvrtc = nvrtc
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
-    monkeypatch.setattr(build, "_no_cache", lambda: ())
-    monkeypatch.setattr(build, "_not_kept", {})
-    monkeypatch.setattr(build, "time", SimpleNamespace(perf_counter=lambda: 0.0))
+    monkeypatch.setattr(compiler, "_no_cache", lambda: ())
+    monkeypatch.setattr(compiler, "_not_kept", {})
+    monkeypatch.setattr(compiler, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     return found
 
 
 def built():
-    return build.build(SOURCE, ["f"], "sm_90")
+    return compiler.build(SOURCE, ["f"], "sm_90")
 
 
 def mode(path):
@@ -95,7 +97,9 @@ def of_another_version(entry):
     # With the right digest: a program that describes kernels otherwise has written it.
     description = {"names": {}, "resources": {"f": {"lanes": 3}}, "seconds": 1}
     code = entry.with_suffix(".cubin").read_bytes()
-    entry.with_suffix(".json").write_text(build.json.dumps(description | {"digest": build._digest(description, code)}))
+    entry.with_suffix(".json").write_text(
+        compiler.json.dumps(description | {"digest": compiler._digest(description, code)})
+    )
 
 
 ODD = [writable, truncated, of_another_version, Path.unlink]
@@ -181,7 +185,7 @@ def test_a_full_or_read_only_cache(place, compiled, monkeypatch, reason):
             raise reason
         write(path, content)
 
-    monkeypatch.setattr(build, "write_cached", refuse)
+    monkeypatch.setattr(compiler, "write_cached", refuse)
     with pytest.warns(UserWarning, match=f"cubin: cannot be written .{reason.strerror}.: compiled") as said:
         found = built()
     assert len(said) == 1

@@ -7,13 +7,13 @@ from exhaustive import property_test
 from hypothesis import strategies as st
 from problems import problem
 
-from tsapps.kernels import choose
-from tsapps.kernels.candidates import candidates, fits, registers
-from tsapps.kernels.choose import KEY, LIBRARY, key_of, pick_of, plan, promising
-from tsapps.kernels.device import KNOWN
-from tsapps.kernels.plan import LibraryAlgorithm, Plan, WarpgroupPlan, instantiate
+from tsapps.kernels.gpu_specs import KNOWN
+from tsapps.kernels.plan import select
+from tsapps.kernels.plan.candidates import candidates, fits, registers
+from tsapps.kernels.plan.mma import LibraryAlgorithm, Plan, WarpgroupPlan, instantiate
+from tsapps.kernels.plan.select import KEY, LIBRARY, key_of, pick_of, plan, promising
+from tsapps.kernels.plan.simt import FewPlan, RowsPlan, SplitPlan
 from tsapps.kernels.problem import ITEMSIZE, NARROW
-from tsapps.kernels.simple import FewPlan, RowsPlan, SplitPlan
 
 DTYPES = list(ITEMSIZE)
 OLD = [name for name, device in KNOWN.items() if float(device.compute_capability) < 8]
@@ -129,10 +129,10 @@ def test_promising_plans_are_the_candidates_that_are_predicted_fastest(one):
     few, found = promising(one, device, 5), candidates(one, device)
     assert set(few) <= set(found)
     plans = [made for made in few if isinstance(made, Plan)]
-    seconds = [choose.predict(made, one, device) for made in plans]
+    seconds = [select.predict(made, one, device) for made in plans]
     assert len(plans) == 5
     assert seconds == sorted(seconds)
-    assert seconds[0] == min(choose.predict(made, one, device) for made in found if isinstance(made, Plan)) > 0
+    assert seconds[0] == min(select.predict(made, one, device) for made in found if isinstance(made, Plan)) > 0
 
 
 # --- Tables ---------------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_the_smallest_row_that_holds_a_product_is_taken(k, w, taken):
         row(one, next(made for made in candidates(one, H200) if isinstance(made, Plan)))
         for one in (problem(10**6, size, size) for size in (64, 16, 32))
     ]
-    found = choose._look_up(rows, problem(10**6, k, w))
+    found = select._look_up(rows, problem(10**6, k, w))
     assert (found["k"], found["w"]) == taken
 
 
@@ -196,10 +196,10 @@ def test_where_the_library_was_faster_says_nothing_of_other_sizes():
     large = problem(10**6, 64, 64)
     ours = row(large, candidates(large, H200)[0])
     table = [row(problem(10**6, 32, 32), LIBRARY), ours]
-    assert choose._look_up(table, problem(10**6, 32, 32))["kernel"] == LIBRARY
+    assert select._look_up(table, problem(10**6, 32, 32))["kernel"] == LIBRARY
     for k, w in ((31, 32), (32, 31), (33, 33)):
-        assert choose._look_up(table, problem(10**6, k, w)) == ours
-    assert choose._look_up(table[:1], problem(10**6, 31, 32)) is None
+        assert select._look_up(table, problem(10**6, k, w)) == ours
+    assert select._look_up(table[:1], problem(10**6, 31, 32)) is None
 
 
 def test_where_warpgroups_were_faster_says_nothing_of_what_they_do_not_take():
@@ -225,13 +225,13 @@ def test_where_the_library_was_faster_says_nothing_of_a_result_that_lies_otherwi
 def test_of_rows_for_the_same_k_and_w_the_one_of_the_nearest_length_is_taken():
     rows = [row(problem(m, 32, 32), LIBRARY) for m in (10**4, 10**6, 10**7)]
     for m, taken in ((500, 10**4), (50_000, 10**4), (300_000, 10**6), (10**8, 10**7)):
-        assert choose._look_up(rows, problem(m, 32, 32))["m"] == taken
+        assert select._look_up(rows, problem(m, 32, 32))["m"] == taken
 
 
 def test_of_equally_large_products_the_one_of_the_nearest_depth_is_taken():
     rows = [row(problem(m, 36 * 10**8 // m, 8), LIBRARY) for m in (20_000, 60_000, 180_000)]
     for m, taken in ((15_000, 20_000), (60_000, 60_000), (100_000, 60_000), (300_000, 180_000)):
-        found = choose._look_up(rows, problem(m, 36 * 10**8 // m, 8))
+        found = select._look_up(rows, problem(m, 36 * 10**8 // m, 8))
         assert found["depth"] == 36 * 10**8 // taken
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from cublaslt_stand_in import FAILING, Lt
 
-from tsapps.kernels import cublaslt
-from tsapps.kernels.cublaslt import COL, ROW, WORKSPACE, LibraryError, LtProduct, Matrix, Product
+from tsapps.kernels.blas import cublaslt
+from tsapps.kernels.blas.cublaslt import COL, ROW, WORKSPACE, LibraryError, LtProduct, Matrix, Product
 
 # One is offered twice, one wants too much memory, one is refused, and one does not run.
 OFFERED = (5, 0, 0), (5, 0, 0), (6, WORKSPACE + 1, 0), (7, WORKSPACE, 0), (8, 0, 15), (FAILING, 0, 0)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tsapps.kernels.device import KNOWN, Device, find, from_attributes, live, measured_alike
+from tsapps.kernels.gpu_specs import KNOWN, Device, find, from_attributes, live, measured_alike
 
 # An RTX 4090, which is not in KNOWN: 128 SMs, 2520 MHz, GDDR6X of 10 501 MHz on 384 bits.
 RTX_4090 = {

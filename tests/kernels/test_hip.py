@@ -8,10 +8,10 @@ from math import gcd
 
 import pytest
 
-from tsapps.kernels import launch
-from tsapps.kernels.build import INCLUDE_ROOT
+from tsapps.kernels import gemm
+from tsapps.kernels.jit.compiler import INCLUDE_ROOT
+from tsapps.kernels.plan.simt import SPLIT_INSTANCES, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
 from tsapps.kernels.problem import ITEMSIZE
-from tsapps.kernels.simple import SPLIT_INSTANCES, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
 
 pytestmark = pytest.mark.skipif(shutil.which("hipcc") is None, reason="hipcc is not installed (apt-get install hipcc)")
 ARCHITECTURES = ("gfx906", "gfx90a")
@@ -21,7 +21,7 @@ _USED = re.compile(r"\.(name|private_segment_fixed_size|vgpr_spill_count|wavefro
 
 
 def published():
-    for variant in launch.PUBLISHED:
+    for variant in gemm.PUBLISHED:
         for scalar in SCALARS.values():
             yield from (f"tsm2::{variant}<{scalar}, 128, {t2}, 4>" for t2 in (1, 4, 16))
 
@@ -80,12 +80,12 @@ def compiled(header, kernels, arch, directory):
 @pytest.mark.parametrize(
     ("header", "instances"),
     [
-        ("published.cuh", published),
-        ("tsm2r_columns.cuh", splits),
-        ("tsm2l_columns.cuh", columns),
-        ("tsm2l_rows.cuh", rows),
-        ("tsm2l_wide.cuh", wide),
-        ("tsmttsm_few.cuh", few),
+        ("ladder/tsm2_paper.cuh", published),
+        ("simt/tsm2r_columns.cuh", splits),
+        ("simt/tsm2l_columns.cuh", columns),
+        ("simt/tsm2l_rows.cuh", rows),
+        ("simt/tsm2l_wide.cuh", wide),
+        ("simt/tsmttsm_small.cuh", few),
     ],
     ids=["published", "tsm2r_columns", "tsm2l_columns", "tsm2l_rows", "tsm2l_wide", "tsmttsm_few"],
 )

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tsapps.kernels.host_memory import available_host_memory
+from tsapps.kernels.system.host_memory import available_host_memory
 
 MIB = 1 << 20
 MOUNTS = {
@@ -138,7 +138,7 @@ def test_resource_limits(limit, tmp_path):
     os.symlink("/proc/self", tmp_path / "proc/self")
     script = (
         "import mmap\n"
-        "from tsapps.kernels.host_memory import available_host_memory\n"
+        "from tsapps.kernels.system.host_memory import available_host_memory\n"
         f"before = available_host_memory({str(tmp_path)!r})\n"
         "held = mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
         f"print(before, available_host_memory({str(tmp_path)!r}))\n"

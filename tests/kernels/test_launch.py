@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsapps.kernels import launch
+from tsapps.kernels import gemm
 from tsapps.kernels.arrays import device_matrix
-from tsapps.kernels.build import build
+from tsapps.kernels.jit.compiler import build
+from tsapps.kernels.matmul import problem_of
+from tsapps.kernels.plan.simt import SPLIT_INSTANCES, split_plan
 from tsapps.kernels.problem import Layout, Problem
-from tsapps.kernels.product import problem_of
-from tsapps.kernels.simple import SPLIT_INSTANCES, split_plan
 
 ARCHITECTURES = ["sm_80", "sm_90a", "sm_100a"]
 REGISTERS_OF_AN_SM = 65_536
@@ -30,7 +30,7 @@ def columns(m, k, w, dtype, *, lead=None, alignment=16):
 def test_every_plan_compiles_without_spills_and_as_small_as_planned(arch, itemsize, w, alignment):
     dtype = {2: "float16", 4: "float32", 8: "float64"}[itemsize]
     plan = split_plan(columns(10_000, 10_000, w, dtype, alignment=max(alignment, itemsize)), 132)
-    used = launch.compile_any(plan, arch)
+    used = gemm.compile_any(plan, arch)
     assert used.stack == used.spill_stores == used.spill_loads == 0
     # Registers are given out by eight to a thread.
     if alignment == 16 and arch == "sm_90a":
@@ -43,11 +43,11 @@ def test_every_plan_compiles_without_spills_and_as_small_as_planned(arch, itemsi
 def test_the_published_kernels_compile_without_spills(arch):
     names = [
         f"tsm2::{variant}<{scalar}, 128, {t2}, 4>"
-        for variant in launch.PUBLISHED
+        for variant in gemm.PUBLISHED
         for scalar in ("float", "double")
         for t2 in (1, 4, 16)
     ]
-    for name, used in build('#include "kernels/tsm2/published.cuh"\n', names, arch).resources.items():
+    for name, used in build('#include "kernels/ladder/tsm2_paper.cuh"\n', names, arch).resources.items():
         assert used.stack == used.spill_stores == used.spill_loads == 0, name
 
 
@@ -97,12 +97,12 @@ class TestOnGpu:
         assert bool((abs(C - expected) <= oracle.gamma(A.shape[1] + 4, C.dtype) * magnitude).all())
 
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-    @pytest.mark.parametrize("variant", launch.PUBLISHED)
+    @pytest.mark.parametrize("variant", gemm.PUBLISHED)
     @pytest.mark.parametrize("shape", [(1000, 777, 5), (4096, 2048, 16), (1, 1, 1), (130, 3, 2)], ids=str)
     def test_published(self, cupy, variant, dtype, shape):
         m, k, w = shape
         A, B = self.draw(cupy, (m, k), dtype, 1, lead=m + 3), self.draw(cupy, (k, w), dtype, 2, lead=k + 1)
-        self.assert_product(cupy, launch.published(variant, A, B), A, B)
+        self.assert_product(cupy, gemm.published(variant, A, B), A, B)
 
     def columns(self, cupy, A, B, alpha=1.0, beta=0.0, out=None):
         """Run tsm2r_columns, whatever the planner would take."""
@@ -110,7 +110,7 @@ class TestOnGpu:
         a, b, c = (device_matrix(name, x) for name, x in (("A", A), ("B", B), ("out", out)))
         problem = problem_of(a, b, c)
         plan = split_plan(problem, 132)
-        launch.prepare(plan, problem, c)(a.pointer, b.pointer, c.pointer, alpha, beta)
+        gemm.prepare(plan, problem, c)(a.pointer, b.pointer, c.pointer, alpha, beta)
         return out
 
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -163,4 +163,4 @@ class TestOnGpu:
         A, B = self.draw(cupy, (8, 6), np.float32, 1), self.draw(cupy, (6, 2), np.float32, 2)
         A, B = change.get("A", lambda x: x)(A), change.get("B", lambda x: x)(B)
         with pytest.raises(ValueError, match=message):
-            launch.published("tsm2_v3", A, B)
+            gemm.published("tsm2_v3", A, B)

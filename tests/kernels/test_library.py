@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from cublaslt_stand_in import Lt
 
-from tsapps.kernels import cublaslt, library, workspace
 from tsapps.kernels.arrays import DeviceMatrix
-from tsapps.kernels.plan import LibraryAlgorithm
+from tsapps.kernels.blas import cublas, cublaslt
+from tsapps.kernels.plan.mma import LibraryAlgorithm
 from tsapps.kernels.problem import Layout, Problem
+from tsapps.kernels.runtime import workspace
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_a_product_in_any_orders(lt, orders, own_orders):
     A, B, C = (laid(x, by_rows, pad) for x, by_rows, pad in zip(given, orders, (2, 1, 3), strict=True))
     a_leading, b_leading = (max(x.strides) // 8 for x in (A, B))
     problem = Problem(m, k, w, "float64", Layout(orders[0], a_leading, 8, 8), Layout(not orders[1], b_leading, 8, 8))
-    launch = library.algorithm(LibraryAlgorithm(2, own_orders), problem, described(C))
+    launch = cublas.algorithm(LibraryAlgorithm(2, own_orders), problem, described(C))
     launch(A.ctypes.data, B.ctypes.data, C.ctypes.data, -0.5, 2.0)
     np.testing.assert_allclose(C, -0.5 * given[0] @ given[1] + 2.0 * given[2], rtol=1e-14, atol=1e-14)
     assert lt.ran == [(4, 4096, 1024, 77)]
@@ -79,7 +80,7 @@ def test_a_product_in_any_orders(lt, orders, own_orders):
 def test_the_algorithm_of_a_rank_or_the_last(lt, rank, algorithm):
     A, B, C = np.ones((3, 2)), np.ones((2, 2)), np.zeros((3, 2))
     problem = Problem(3, 2, 2, "float64", Layout(True, 2, 16, 16), Layout(False, 2, 16, 16))
-    library.algorithm(LibraryAlgorithm(rank), problem, described(C))(
+    cublas.algorithm(LibraryAlgorithm(rank), problem, described(C))(
         A.ctypes.data, B.ctypes.data, C.ctypes.data, 1.0, 0.0
     )
     assert (C == 2).all()
@@ -91,7 +92,7 @@ def test_memory_is_shared_and_grows(lt):
     A, B, C = np.ones((3, 2)), np.ones((2, 2)), np.zeros((3, 2))
     problem = Problem(3, 2, 2, "float64", Layout(True, 2, 16, 16), Layout(False, 2, 16, 16))
     for rank in (2, 3, 2):
-        launch = library.algorithm(LibraryAlgorithm(rank), problem, described(C))
+        launch = cublas.algorithm(LibraryAlgorithm(rank), problem, described(C))
         launch(A.ctypes.data, B.ctypes.data, C.ctypes.data, 1.0, 0.0)
     assert lt.ran == [(2, 4096, 1024, 77), (3, 8192, 4096, 77), (2, 8192, 1024, 77)]
 
@@ -100,7 +101,7 @@ def test_nothing_is_offered(lt):
     lt.offered = ()
     problem = Problem(3, 2, 2, "float64", Layout(True, 2, 16, 16), Layout(False, 2, 16, 16))
     with pytest.raises(cublaslt.LibraryError, match="cublasLt offers no algorithm"):
-        library.algorithm(LibraryAlgorithm(), problem, described(np.zeros((3, 2))))
+        cublas.algorithm(LibraryAlgorithm(), problem, described(np.zeros((3, 2))))
 
 
 def test_scalars_are_of_the_type_that_is_computed_in():

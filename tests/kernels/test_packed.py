@@ -5,13 +5,13 @@ import ctypes
 import numpy as np
 import pytest
 
-from tsapps.kernels import launch as planned_launches
-from tsapps.kernels import packed as packed_launches
-from tsapps.kernels.backend import gpus
-from tsapps.kernels.build import Kernel
-from tsapps.kernels.packed import OverlappingLaunch, PackedLaunch, pack
-from tsapps.kernels.plan import Plan, instantiate
+from tsapps.kernels import gemm as planned_launches
+from tsapps.kernels.devices import gpus
+from tsapps.kernels.jit.compiler import Kernel
+from tsapps.kernels.plan.mma import Plan, instantiate
 from tsapps.kernels.problem import Layout, Problem
+from tsapps.kernels.runtime import launch as packed_launches
+from tsapps.kernels.runtime.launch import OverlappingLaunch, PackedLaunch, pack
 
 PAIR = np.dtype([("pointer", "u8"), ("count", "i4"), ("scale", "f4")])
 
@@ -163,7 +163,7 @@ def test_launches_that_overlap_wait_for_each_other():
     assert gpus()
     # Each adds 1 to what the block behind it has left, which takes its time.
     source = """
-    #include "kernels/ptx.cuh"
+    #include "kernels/ptx/instructions.cuh"
     __global__ void behind(const int* from, int* to) {
       ptx::after_previous();
       const int i = blockIdx.x * blockDim.x + threadIdx.x, all = gridDim.x * blockDim.x;

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import problem
 
-from tsapps.kernels.candidates import candidates, foldable
-from tsapps.kernels.device import KNOWN
-from tsapps.kernels.plan import Plan, instantiate
+from tsapps.kernels.gpu_specs import KNOWN
+from tsapps.kernels.plan.candidates import candidates, foldable
+from tsapps.kernels.plan.mma import Plan, instantiate
+from tsapps.kernels.plan.simt import ColumnsPlan, RowsPlan, SplitPlan, WidePlan
 from tsapps.kernels.problem import ITEMSIZE, NARROW
-from tsapps.kernels.simple import ColumnsPlan, RowsPlan, SplitPlan, WidePlan
 
 DTYPES, H200 = list(ITEMSIZE), KNOWN["H200"]
 

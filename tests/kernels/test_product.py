@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tsapps
-from tsapps.kernels import product
+from tsapps.kernels import matmul as product
 from tsapps.kernels.arrays import DeviceMatrix
 from tsapps.kernels.problem import Layout
 

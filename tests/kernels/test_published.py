@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tsapps import kernels
 
-SOURCE = (Path(kernels.__file__).parent / "tsm2" / "published.cuh").read_text(encoding="utf-8")
+SOURCE = (Path(kernels.__file__).parent / "ladder/tsm2_paper.cuh").read_text(encoding="utf-8")
 SCALARS = {"float": np.float32, "double": np.float64}
 T1, T2, T3 = (32, 64, 128), (1, 2, 4, 8), (1, 2, 4)
 # V0 uses neither t2 nor t3, V1 not t3.

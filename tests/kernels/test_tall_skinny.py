@@ -1,4 +1,4 @@
-"""tall_skinny.cuh, its own source run on the CPU, against float64."""
+"""gemm_mma.cuh, its own source run on the CPU, against float64."""
 
 from dataclasses import replace
 from functools import cache
@@ -21,7 +21,7 @@ from host_cuda.tall_skinny import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.kernels.plan import Plan, instantiate
+from tsapps.kernels.plan.mma import Plan, instantiate
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 
 # Orders of A and B. Where the arithmetic is what differs from another, two will do.

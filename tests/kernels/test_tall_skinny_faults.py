@@ -1,4 +1,4 @@
-"""tall_skinny.cuh on the CPU: nothing is touched out of bounds, and bugs that are put into it are found."""
+"""gemm_mma.cuh on the CPU: nothing is touched out of bounds, and bugs that are put into it are found."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from exhaustive import every
 from host_cuda import harness
 from host_cuda.tall_skinny import KERNEL, Case, altered, check, check_in_any_order, entry_name, source
 
-from tsapps.kernels.plan import Plan
+from tsapps.kernels.plan.mma import Plan
 
 OPERAND, EPILOGUE, HAND_OVER, UNITS, SIMT = (
     f"kernels/tsm2/{name}.cuh" for name in ("operand", "epilogue", "hand_over", "units", "simt")

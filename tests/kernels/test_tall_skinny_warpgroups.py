@@ -1,4 +1,4 @@
-"""tall_skinny_warpgroups.cuh, its own source run on the CPU, against float64; and bugs that are put into it."""
+"""gemm_wgmma.cuh, its own source run on the CPU, against float64; and bugs that are put into it."""
 
 from dataclasses import replace
 from functools import cache
@@ -26,8 +26,8 @@ from host_cuda.tall_skinny import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.kernels import launch
-from tsapps.kernels.plan import WarpgroupPlan
+from tsapps.kernels import gemm
+from tsapps.kernels.plan.mma import WarpgroupPlan
 from tsapps.kernels.problem import ITEMSIZE
 
 #: Where the arithmetic is what differs from another dtype, two orders of A and B will do.
@@ -200,7 +200,7 @@ def test_float32_is_as_exact_as_sums_of_float32(libraries):
 
 # --- Faults ---------------------------------------------------------------------------------------------------------
 
-FRAGMENTS, LOADER = "kernels/tsm2/fragments.cuh", "kernels/tsm2/warpgroup_loader.cuh"
+FRAGMENTS, LOADER = "kernels/tsm2/fragments.cuh", "kernels/tsm2/wgmma_producer.cuh"
 STREAM = Case(plan("float32", 128, 24, 2, stages=4), 300, 411, 24, pads=(1, 0), C="tall", grid=4)
 SHARED = replace(STREAM, m=800, grid=12)
 SPLIT = Case(plan("float32", 64, 24, 1, splits=2, line_bytes=256), 64, 2000, 24, grid=3)
@@ -283,7 +283,7 @@ FAULTS = {
         SHARED,
     ),
     "the smaller part of B": (FRAGMENTS, "- left(step);", "- 0 * left(step);", 0, STREAM),
-    "rows are stored before they are whole": ("kernels/tsm2/hand_over.cuh", "__syncwarp();", "", 1, STORED),
+    "rows are stored before they are whole": ("kernels/tsm2/epilogue_staging.cuh", "__syncwarp();", "", 1, STORED),
 }
 
 
@@ -334,7 +334,7 @@ def test_nothing_is_touched_out_of_bounds():
 )
 def test_compiles_without_spills(dtype, tile_m, tile_n, groups, splits, loaders, line_bytes):
     made = plan(dtype, tile_m, tile_n, groups, splits=splits, loaders=loaders, line_bytes=line_bytes)
-    used = launch.compile_any(Case(made, 20_480, 20_480, tile_n).instance, "sm_90a")
+    used = gemm.compile_any(Case(made, 20_480, 20_480, tile_n).instance, "sm_90a")
     assert used.stack == used.spill_stores == used.spill_loads == 0
     assert not used.waits
     # What setmaxnreg deals out again: with fewer, those who ask for more would wait for ever.

@@ -9,8 +9,8 @@ import pytest
 from threadpoolctl import ThreadpoolController
 
 from tsapps import TSKMeans, abft
-from tsapps.apps.kmeans.rows import ArrayRows
-from tsapps.kernels.threads import one_blas_thread, threads_kept
+from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.kernels.blas.threads import one_blas_thread, threads_kept
 
 BLAS = ThreadpoolController().select(user_api="blas")
 

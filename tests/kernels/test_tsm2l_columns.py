@@ -1,4 +1,4 @@
-"""tsm2l_columns.cuh, its own source run on the CPU, against float64."""
+"""simt/tsm2l_columns.cuh, its own source run on the CPU, against float64."""
 
 from functools import cache
 
@@ -9,9 +9,9 @@ from host_cuda.tall_skinny import DTYPES, UNTOUCHED, assert_product, libraries_o
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.kernels.plan import ELEMENT, SUM, Plan
+from tsapps.kernels.plan.mma import ELEMENT, SUM, Plan
+from tsapps.kernels.plan.simt import ColumnsPlan
 from tsapps.kernels.problem import ITEMSIZE
-from tsapps.kernels.simple import ColumnsPlan
 
 # k and w: A is kept where k is not the larger; else C is, to which columns of A are added three at a time.
 SIZES = [(1, 1), (2, 2), (2, 3), (3, 2), (1, 9), (4, 4), (5, 12), (12, 5), (6, 1), (16, 3), (3, 33)]
@@ -37,7 +37,7 @@ extern "C" void {name_of(plan)}(const void* A, long long lda, const void* B, lon
 }}"""
         for plan in plans
     ]
-    return "\n".join(['#include "kernels/tsm2/tsm2l_columns.cuh"', *entries])
+    return "\n".join(['#include "kernels/tsm2/simt/tsm2l_columns.cuh"', *entries])
 
 
 @cache
@@ -113,10 +113,10 @@ def test_any_rows_leading_dimensions_and_grid(libraries, plan, m, order, pads, s
 
 
 def test_a_missing_barrier_is_caught():
-    text = (harness.ROOT / "kernels/tsm2/tsm2l_columns.cuh").read_text(encoding="utf-8")
+    text = (harness.ROOT / "kernels/tsm2/simt/tsm2l_columns.cuh").read_text(encoding="utf-8")
     assert text.count("__syncthreads();") == 1
     plan = ColumnsPlan("float32", 12, 5, ahead=3, threads=64)
-    include = '#include "kernels/tsm2/tsm2l_columns.cuh"'
+    include = '#include "kernels/tsm2/simt/tsm2l_columns.cuh"'
     library = harness.build(source([plan]).replace(include, text.replace("__syncthreads();", "")))
     with pytest.raises(AssertionError, match="elements are off"), harness.schedule(seed=1):
         check({name_of(plan): library}, plan, 200)

@@ -1,4 +1,4 @@
-"""tsm2l_rows.cuh and tsm2l_wide.cuh, their own source run on the CPU, against float64."""
+"""simt/tsm2l_rows.cuh and simt/tsm2l_wide.cuh, their own source run on the CPU, against float64."""
 
 from dataclasses import replace
 from functools import cache
@@ -10,11 +10,11 @@ from host_cuda.tall_skinny import DTYPES, UNTOUCHED, assert_product, libraries_o
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.kernels.candidates import candidates
-from tsapps.kernels.device import KNOWN
-from tsapps.kernels.plan import ELEMENT, SUM, Plan
+from tsapps.kernels.gpu_specs import KNOWN
+from tsapps.kernels.plan.candidates import candidates
+from tsapps.kernels.plan.mma import ELEMENT, SUM, Plan
+from tsapps.kernels.plan.simt import RowsPlan, WidePlan
 from tsapps.kernels.problem import Layout, Problem
-from tsapps.kernels.simple import RowsPlan, WidePlan
 
 # k and w: with 1, powers of two and others, and the most elements of B.
 SIZES = [(1, 1), (1, 2), (2, 2), (2, 3), (3, 1), (3, 3), (4, 4), (5, 6), (7, 9), (8, 4), (8, 8), (16, 2), (16, 4)]

@@ -1,4 +1,4 @@
-"""tsm2r_columns.cuh, its own source run on the CPU, against float64."""
+"""simt/tsm2r_columns.cuh, its own source run on the CPU, against float64."""
 
 import numpy as np
 import oracle
@@ -12,7 +12,7 @@ WIDTHS = (1, 4, 8)
 THREADS = 64
 
 # One entry point for every instance: run_<scalar>_<W>_<vector>.
-SOURCE = '#include "kernels/tsm2/tsm2r_columns.cuh"\n' + "\n".join(
+SOURCE = '#include "kernels/tsm2/simt/tsm2r_columns.cuh"\n' + "\n".join(
     f"""
 extern "C" void run_{T}_{W}_{vector}(const {T}* A, long long lda, const {T}* B, long long b_row, long long b_column,
     {T}* C, long long c_row, long long c_column, long long m, long long k, long long w, long long splits,
@@ -136,12 +136,12 @@ def test_same_bits_whoever_is_last(kernels):
 
 
 def test_a_missing_barrier_is_caught():
-    text = (harness.ROOT / "kernels/tsm2/tsm2r_columns.cuh").read_text()
+    text = (harness.ROOT / "kernels/tsm2/simt/tsm2r_columns.cuh").read_text()
     before_use = "    __syncthreads();\n#pragma unroll 1\n    for (int j = 0"
     assert before_use in text
     broken = harness.build(
         SOURCE.replace(
-            '#include "kernels/tsm2/tsm2r_columns.cuh"', text.replace(before_use, before_use.split("\n", 1)[1])
+            '#include "kernels/tsm2/simt/tsm2r_columns.cuh"', text.replace(before_use, before_use.split("\n", 1)[1])
         )
     )
     rng = np.random.default_rng(4)

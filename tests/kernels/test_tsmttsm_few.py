@@ -1,4 +1,4 @@
-"""tsmttsm_few.cuh, its own source run on the CPU, against float64."""
+"""simt/tsmttsm_small.cuh, its own source run on the CPU, against float64."""
 
 from functools import cache
 
@@ -9,9 +9,9 @@ from host_cuda.tall_skinny import DTYPES, UNTOUCHED, assert_product, libraries_o
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.kernels.plan import ELEMENT, SUM, Plan
+from tsapps.kernels.plan.mma import ELEMENT, SUM, Plan
+from tsapps.kernels.plan.simt import few_plan
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
-from tsapps.kernels.simple import few_plan
 
 SIZES = [(1, 1), (2, 2), (3, 1), (3, 2), (5, 3), (4, 4), (8, 4), (16, 2)]
 THREADS = 64  # fewer than there are sums of the largest, and two warps
@@ -46,7 +46,7 @@ extern "C" void {name_of(plan)}(const void* A, long long lda, const void* B, lon
 }}"""
         for plan in plans
     ]
-    return "\n".join(['#include "kernels/tsm2/tsmttsm_few.cuh"', *entries])
+    return "\n".join(['#include "kernels/tsm2/simt/tsmttsm_small.cuh"', *entries])
 
 
 @cache
@@ -136,11 +136,13 @@ def test_the_same_bits_whoever_is_last(libraries, plan):
 
 @pytest.mark.parametrize("barrier", range(2))
 def test_a_missing_barrier_is_caught(barrier):
-    pieces = (harness.ROOT / "kernels/tsm2/tsmttsm_few.cuh").read_text(encoding="utf-8").split("__syncthreads();")
+    pieces = (
+        (harness.ROOT / "kernels/tsm2/simt/tsmttsm_small.cuh").read_text(encoding="utf-8").split("__syncthreads();")
+    )
     assert len(pieces) == 3
     text = "__syncthreads();".join(pieces[: barrier + 1]) + "__syncthreads();".join(pieces[barrier + 1 :])
     plan = plan_of("float32", 8, 4, True)
-    library = harness.build(source([plan]).replace('#include "kernels/tsm2/tsmttsm_few.cuh"', text))
+    library = harness.build(source([plan]).replace('#include "kernels/tsm2/simt/tsmttsm_small.cuh"', text))
     with pytest.raises(AssertionError, match="elements are off"):
         check_in_schedules(library, plan)
 

@@ -2,11 +2,13 @@
 
 import pytest
 
-from tsapps.kernels import cublaslt, product, tables, tune
-from tsapps.kernels.candidates import candidates
-from tsapps.kernels.choose import ALGORITHM, KEY, LIBRARY, pick_of
-from tsapps.kernels.device import KNOWN
-from tsapps.kernels.plan import LibraryAlgorithm
+from tsapps.kernels import matmul, tune
+from tsapps.kernels.blas import cublaslt
+from tsapps.kernels.gpu_specs import KNOWN
+from tsapps.kernels.plan import user_table
+from tsapps.kernels.plan.candidates import candidates
+from tsapps.kernels.plan.mma import LibraryAlgorithm
+from tsapps.kernels.plan.select import ALGORITHM, KEY, LIBRARY, pick_of
 
 CELL = tune.own_cell(10**6, 32, 32, "float32", along=True)
 OURS, OTHER = candidates(CELL.problem(), KNOWN["H200"])[:2]
@@ -61,27 +63,27 @@ def test_the_row_of_what_was_measured(ours, theirs, library, picked, ranked):
         assert ALGORITHM not in row
     else:
         assert row[ALGORITHM] == {**pick_of(ranked)[ALGORITHM], "version": 130_100, "ms": theirs}
-    assert tables._what_is_wrong(row) == ""
+    assert user_table._what_is_wrong(row) == ""
 
 
 def test_an_algorithm_holds_for_the_version_that_ranked_it():
     both = tune._row(CELL.problem(), {OURS: 1.0, FIRST: 0.5}, 2.0)
     alone = {name: both[name] for name in (*KEY, ALGORITHM)}
     plain = {name: both[name] for name in both if name != ALGORITHM}
-    assert tables.of_version([both, alone, plain], 130_100) == [both, alone, plain]
+    assert user_table.of_version([both, alone, plain], 130_100) == [both, alone, plain]
     for other in (130_101, None):
-        assert tables.of_version([both, alone, plain], other) == [plain, plain]
+        assert user_table.of_version([both, alone, plain], other) == [plain, plain]
 
 
 def test_the_version_is_asked_for_where_an_algorithm_was_faster_alone(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     device, problem = KNOWN["H200"], CELL.problem()
     row = tune._row(problem, {OURS: 1.0, FIRST: 0.5}, 2.0)
-    tables.keep(device.name, row)
-    assert product.planned(problem, device) == FIRST
+    user_table.keep(device.name, row)
+    assert matmul.planned(problem, device) == FIRST
     monkeypatch.setattr(cublaslt, "version", lambda: None)
-    picked = product.planned(problem, device)
+    picked = matmul.planned(problem, device)
     assert pick_of(picked).items() <= row.items()
-    tables.keep(device.name, {name: row[name] for name in row if name != ALGORITHM})
+    user_table.keep(device.name, {name: row[name] for name in row if name != ALGORITHM})
     monkeypatch.setattr(cublaslt, "version", lambda: pytest.fail("cublasLt is loaded for nothing"))
-    assert product.planned(problem, device) == picked
+    assert matmul.planned(problem, device) == picked

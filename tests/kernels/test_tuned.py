@@ -12,17 +12,18 @@ from dataclasses import replace
 import pytest
 from host_cuda import harness
 
-from tsapps.kernels import choose, launch
-from tsapps.kernels.candidates import RESERVED
-from tsapps.kernels.choose import ALGORITHM, KEY, LIBRARY, pick_of
-from tsapps.kernels.device import KNOWN
-from tsapps.kernels.plan import Plan, WarpgroupPlan
-from tsapps.kernels.tables import write_table
+from tsapps.kernels import gemm
+from tsapps.kernels.gpu_specs import KNOWN
+from tsapps.kernels.plan import select
+from tsapps.kernels.plan.candidates import RESERVED
+from tsapps.kernels.plan.mma import Plan, WarpgroupPlan
+from tsapps.kernels.plan.select import ALGORITHM, KEY, LIBRARY, pick_of
+from tsapps.kernels.plan.user_table import write_table
 from tsapps.kernels.tune import Cell
 
 ARCHITECTURES = ["sm_80", "sm_90a", "sm_100a"]
 WARPGROUPS = "sm_90a"  # the one that has their instructions
-TABLES = sorted(path.stem for path in choose._TUNED.glob("*.json"))
+TABLES = sorted(path.stem for path in select._TUNED.glob("*.json"))
 # Registers are given out by eight to a thread, shared memory by 128 bytes.
 REGISTERS_AT_ONCE, SHARED_AT_ONCE = 8, 128
 
@@ -37,7 +38,7 @@ def device_of(table):
 
 
 def rows_of(table):
-    return choose.tuned_table(table.replace("-", " "))
+    return select.tuned_table(table.replace("-", " "))
 
 
 def picks_of(table):
@@ -69,7 +70,7 @@ def unlike_planned(plan, device, used):
 def complaints(plans, device, arch):
     """Compile plans, each given with what it is for, and return what is wrong with which."""
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
-        running = {plan: pool.submit(launch.compile_any, plan, arch) for plan in plans}
+        running = {plan: pool.submit(gemm.compile_any, plan, arch) for plan in plans}
     found = []
     for plan, future in running.items():
         wrong = str(future.exception() or unlike_planned(plan, device, future.result()))
@@ -91,7 +92,7 @@ def test_every_pick_compiles_without_spills_and_as_small_as_planned(monkeypatch,
     monkeypatch.setenv("XDG_CACHE_HOME", str(harness.CACHE.parent))
     device, plans = device_of(table), {}
     for row in picks_of(table):
-        plan = choose.plan(problem_of(row), device, picks_of(table))
+        plan = select.plan(problem_of(row), device, picks_of(table))
         if plan != LIBRARY and not (isinstance(plan, WarpgroupPlan) and arch != WARPGROUPS):
             plans.setdefault(plan, []).append({name: row[name] for name in KEY})
     if not arch.startswith(f"sm_{device.compute_capability.replace('.', '')}"):  # where only other sizes are picked
@@ -111,9 +112,9 @@ def test_every_row_decides_what_it_is_for(table, step):
         assert "kernel" in row or ALGORITHM in row
         problem = problem_of(row)
         if "kernel" in row:
-            assert pick_of(choose.plan(problem, device, picks)).items() <= row.items()
+            assert pick_of(select.plan(problem, device, picks)).items() <= row.items()
         if ALGORITHM in row:
-            (algorithm,) = pick_of(choose.plan(problem, device, rows)).values()
+            (algorithm,) = pick_of(select.plan(problem, device, rows)).values()
             assert algorithm.items() <= row[ALGORITHM].items()
 
 
@@ -129,7 +130,7 @@ def test_a_gpu_of_the_same_generation_has_the_picks_of_an_h200(tmp_path):
     write_table(tmp_path / "nvidia-h200.json", [theirs, both, best, library])
     write_table(tmp_path / "nvidia-h100-nvl.json", [own])
     expected = [row(16, kernel="tall_skinny"), row(32, kernel=LIBRARY), library]
-    assert choose.tuned_table("NVIDIA H100 NVL", tmp_path) == (own, *expected)
-    assert choose.tuned_table("NVIDIA GH200 480GB", tmp_path) == (theirs, *expected)
-    assert choose.tuned_table("NVIDIA H200", tmp_path) == (theirs, both, best, library)
-    assert choose.tuned_table("NVIDIA A100-SXM4-80GB", tmp_path) == ()
+    assert select.tuned_table("NVIDIA H100 NVL", tmp_path) == (own, *expected)
+    assert select.tuned_table("NVIDIA GH200 480GB", tmp_path) == (theirs, *expected)
+    assert select.tuned_table("NVIDIA H200", tmp_path) == (theirs, both, best, library)
+    assert select.tuned_table("NVIDIA A100-SXM4-80GB", tmp_path) == ()

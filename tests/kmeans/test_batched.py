@@ -10,10 +10,10 @@ from host_cuda import harness
 
 import tsapps
 from tsapps import TSKMeans, kmeans_batched
-from tsapps.apps.kmeans import batched
-from tsapps.apps.kmeans.batched_plan import KERNELS, batch_plan, integers, update_parts
-from tsapps.kernels.build import build
-from tsapps.kernels.device import KNOWN
+from tsapps.apps.kmeans.batched import api as batched
+from tsapps.apps.kmeans.batched.plan import KERNELS, batch_plan, integers, update_parts
+from tsapps.kernels.gpu_specs import KNOWN
+from tsapps.kernels.jit.compiler import build
 
 
 @pytest.fixture(name="X")

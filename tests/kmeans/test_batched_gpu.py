@@ -8,7 +8,7 @@ from tsapps import TSKMeans, kmeans_batched
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
-batched_gpu = pytest.importorskip("tsapps.apps.kmeans.batched_gpu")
+batched_gpu = pytest.importorskip("tsapps.apps.kmeans.batched.gpu")
 
 
 def blobs(b, n, d, k, dtype=np.float32, spread=1.0):

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
 
 from tsapps import TSKMeans
-from tsapps.apps.kmeans.batched_lloyd import BatchedLloyd, random_states
-from tsapps.apps.kmeans.batched_plan import STATUS, batch_plan
-from tsapps.kernels.device import KNOWN
+from tsapps.apps.kmeans.batched.lloyd import BatchedLloyd, random_states
+from tsapps.apps.kmeans.batched.plan import STATUS, batch_plan
+from tsapps.kernels.gpu_specs import KNOWN
 
 
 def blobs(b, n, d, k, rng, apart=3.0):
@@ -133,7 +133,7 @@ def test_seeds(n, d, k, rng):
 
 
 def test_seeds_of_many_candidates(rng, monkeypatch):
-    monkeypatch.setattr("tsapps.apps.kmeans.batched_lloyd.np.log", lambda k: 9.0)
+    monkeypatch.setattr("tsapps.apps.kmeans.batched.lloyd.np.log", lambda k: 9.0)
     X, _ = blobs(1, 200, 3, 6, rng)
     batch = batch_of(X, 6)
     batch.start_at_seeds([np.random.RandomState(0)])

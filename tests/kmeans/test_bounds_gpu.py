@@ -7,7 +7,7 @@ from sklearn.datasets import make_blobs
 
 from tsapps import TSKMeans
 from tsapps.apps.kmeans import lloyd
-from tsapps.apps.kmeans.choose import open_engine
+from tsapps.apps.kmeans.open_engine import open_engine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")]
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")

@@ -23,8 +23,8 @@ from host_cuda.fused_kmeans import KINDS, Iterations, blobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.apps.kmeans.bounds_plan import FRESH_BYTES, UNTIL, WATCH, fresh_watch, most_listed
-from tsapps.apps.kmeans.fused_plan import NEAREST
+from tsapps.apps.kmeans.assign.plan import NEAREST
+from tsapps.apps.kmeans.bounds.plan import FRESH_BYTES, UNTIL, WATCH, fresh_watch, most_listed
 
 
 def test_sizes():

@@ -13,9 +13,9 @@ from sklearn.base import clone
 
 from tsapps import TSKMeans
 from tsapps.apps.kmeans import lloyd
-from tsapps.apps.kmeans.choose import open_engine
-from tsapps.apps.kmeans.cpu import CpuEngine
-from tsapps.apps.kmeans.rows import ArrayRows
+from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.apps.kmeans.engines.cpu import CpuEngine
+from tsapps.apps.kmeans.open_engine import open_engine
 
 
 def unit(X):

@@ -5,7 +5,7 @@ import oracle
 import pytest
 
 from tsapps import TSKMeans
-from tsapps.apps.kmeans.rows import ArrayRows
+from tsapps.apps.kmeans.data.rows import ArrayRows
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")

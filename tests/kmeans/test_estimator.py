@@ -15,8 +15,8 @@ from sklearn.preprocessing import StandardScaler
 import tsapps
 from tsapps import TSKMeans
 from tsapps.apps.kmeans import estimator
-from tsapps.apps.kmeans.rows import ArrayRows
-from tsapps.kernels.backend import NoDeviceError, gpus
+from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.kernels.devices import NoDeviceError, gpus
 
 
 class OnlyDlpack:
@@ -186,7 +186,7 @@ def test_no_gpu_is_an_error_not_a_fallback(X, device):
 
 
 def test_auto_without_a_gpu_is_the_cpu(X, monkeypatch):
-    monkeypatch.setattr("tsapps.kernels.backend._probe", lambda: ((), "there is none"))
+    monkeypatch.setattr("tsapps.kernels.devices._probe", lambda: ((), "there is none"))
     assert TSKMeans(3).fit(X).device_ == "cpu"
 
 

@@ -7,8 +7,8 @@ import oracle
 import pytest
 from sklearn.datasets import make_blobs
 
-from tsapps.apps.kmeans.choose import open_engine
-from tsapps.apps.kmeans.few_plan import ALIGNMENT, Multiplier, multiply_adds_plan, products_plan
+from tsapps.apps.kmeans.open_engine import open_engine
+from tsapps.apps.kmeans.small_d.plan import ALIGNMENT, Multiplier, multiply_adds_plan, products_plan
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")

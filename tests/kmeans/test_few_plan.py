@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from host_cuda import harness
 
-from tsapps.apps.kmeans.few_plan import (
+from tsapps.apps.kmeans.assign.plan import MOST_CLUSTERS
+from tsapps.apps.kmeans.small_d.plan import (
     PRODUCTS,
     FewPlan,
     Multiplier,
@@ -17,9 +18,8 @@ from tsapps.apps.kmeans.few_plan import (
     products_plan,
     until_plan,
 )
-from tsapps.apps.kmeans.fused_plan import MOST_CLUSTERS
-from tsapps.kernels.build import build
-from tsapps.kernels.device import KNOWN
+from tsapps.kernels.gpu_specs import KNOWN
+from tsapps.kernels.jit.compiler import build
 
 ARCHITECTURES = ["sm_80", "sm_90a", "sm_100a"]
 H200, A100 = KNOWN["H200"], KNOWN["A100"]
@@ -97,14 +97,14 @@ def test_few_features_about_a_mean_far_away_are_centred():
 def test_multiply_adds_by_hand():
     plan = few_plan(4, 16, "float32", 0.0, 1.0, H200)
     assert plan.kernel == "assign_short_rows<float, 4, 16, 8, false, 32, 2, 512, 1>"
-    assert plan.file == "short_rows.cuh"
+    assert plan.file == "small_d/iteration_fma_d4.cuh"
     # Sums; of 17 labels a centre eight times and two numbers 32 times; two tiles of 256 rows and labels a warp, and 64
     # rows with their numbers and labels.
     assert plan.shared_bytes == 16 * 9 * 32 * 4 + 17 * (8 * 16 + 32 * 8) + 16 * (2 * 256 * 17 + 64 * 24)
     assert [plan.grid(n, 132) for n in (1, 4096, 4097, 10**8)] == [1, 1, 2, 132]
     plan = multiply_adds_plan(16, 16, "float32", 0.0, 1.0, ROOM)
     assert plan.kernel == "assign_rows<float, 16, 16, 2, false, 32, 2, 512, 1>"
-    assert plan.file == "few_features.cuh"
+    assert plan.file == "small_d/iteration_fma.cuh"
     # Longer rows wait without their elements.
     assert plan.shared_bytes == 16 * 33 * 32 * 4 + 16 * 2 * 64 * 65 + 16 * 64 * 8
 
@@ -181,7 +181,7 @@ def test_multiply_adds_compile_without_spills(arch):
     shapes = [(1, 1), (2, 9), (3, 16), (4, 16), (4, 32), (4, 64), (5, 9), (8, 64), (9, 32), (16, 16), (16, 20)]
     plans = [multiply_adds_plan(d, k, "float32", mean, 1.0, ROOM) for d, k in shapes for mean in (0.0, 2.0)]
     plans += [multiply_adds_plan(d, 16, dtype, 2.0, 1.0, ROOM) for d in (4, 16) for dtype in ("float16", "bfloat16")]
-    for file in ("short_rows.cuh", "few_features.cuh"):
+    for file in ("small_d/iteration_fma_d4.cuh", "small_d/iteration_fma.cuh"):
         of_file = [plan for plan in plans if plan.file == file]
         assert of_file
         assert_no_spills(file, of_file, arch, "kmeans::place_constants<float>")
@@ -195,7 +195,7 @@ def test_products_compile_without_spills(d, arch):
     room = KNOWN["A100" if arch == "sm_80" else "H200"].shared_memory_per_block
     plans = [products_plan(d, k, dtype, room) for dtype in dtypes for k in (16, 32, 64)]
     # Rows whose last product is half empty take some registers more than there are.
-    assert_no_spills("few_products.cuh", plans, arch, but=32 if d == 24 else 0)
+    assert_no_spills("small_d/iteration_mma.cuh", plans, arch, but=32 if d == 24 else 0)
 
 
 @pytest.mark.compile
@@ -206,7 +206,7 @@ def test_until_compiles_with_few_spills(d, dtype, arch):
     plans = [until_plan(d, k, dtype, room) for k in (16, 64)]
     assert all(plan.threads == 512 for plan in plans if plan and arch != "sm_80")
     # Gaps take a few registers more than there are beside 64 clusters.
-    assert_no_spills("few_until.cuh", [plan for plan in plans if plan], arch, but=48)
+    assert_no_spills("small_d/iteration_bounded.cuh", [plan for plan in plans if plan], arch, but=48)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_rows_that_have_bounds(d, k, dtype, found):
 @pytest.mark.parametrize("d", [5, 16, 24, 32, 48, 64])
 def test_warpgroups_compile_without_spills(d):
     plans = [products_plan(d, k, "float16", ROOM, warpgroups=True) for k in (16, 32, 64)]
-    assert_no_spills("few_products.cuh", plans, "sm_90a")
+    assert_no_spills("small_d/iteration_mma.cuh", plans, "sm_90a")
 
 
 def test_knobs_are_in_the_name():

@@ -8,8 +8,8 @@ from host_cuda.few_products import HALF_SHAPES, KINDS, SHAPES, WARPGROUP_SHAPES,
 from host_cuda.fused_kmeans import blobs
 from host_cuda.tall_skinny import DTYPES
 
-from tsapps.apps.kmeans.few_plan import Multiplier
-from tsapps.kernels.plan import ELEMENT
+from tsapps.apps.kmeans.small_d.plan import Multiplier
+from tsapps.kernels.plan.mma import ELEMENT
 
 
 def test_by_hand():
@@ -278,7 +278,7 @@ extern "C" void decide_{dtype}_{d}(const void* X, const float* mean, const float
   }});
 }}"""
 
-    return '#include "apps/kmeans/few_rows.cuh"\n' + "".join(of(*shape) for shape in IN_DOUBT)
+    return '#include "apps/kmeans/small_d/rescore.cuh"\n' + "".join(of(*shape) for shape in IN_DOUBT)
 
 
 IN_DOUBT = [(dtype, d) for dtype in ("float32", "float16", "bfloat16") for d in (1, 5, 8, 30, 64)]

@@ -21,7 +21,7 @@ from host_cuda.few_until import SHAPES, UntilIterations, libraries
 from host_cuda.fused_kmeans import blobs
 from hypothesis import strategies as st
 
-from tsapps.apps.kmeans.bounds_plan import EXPIRING, fresh_watch, most_of_few_listed
+from tsapps.apps.kmeans.bounds.plan import EXPIRING, fresh_watch, most_of_few_listed
 
 
 def kind_of(dtype):

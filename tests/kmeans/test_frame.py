@@ -12,8 +12,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import adjusted_rand_score
 
 from tsapps import TSKMeans, kmeans_batched
-from tsapps.apps.kmeans.frame import Frame, exponent_of, frame_about, is_in_range, shrinking
-from tsapps.apps.kmeans.rows import ArrayRows
+from tsapps.apps.kmeans.data.frame import Frame, exponent_of, frame_about, is_in_range, shrinking
+from tsapps.apps.kmeans.data.rows import ArrayRows
 
 # How X is given, and the parameters that choose what works on it.
 ON_CPU = {

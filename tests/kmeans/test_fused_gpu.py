@@ -6,8 +6,9 @@ import pytest
 from sklearn.datasets import make_blobs
 
 from tsapps import TSKMeans
-from tsapps.apps.kmeans import fused_plan, lloyd
-from tsapps.apps.kmeans.choose import open_engine
+from tsapps.apps.kmeans import lloyd
+from tsapps.apps.kmeans.assign import plan as fused_plan
+from tsapps.apps.kmeans.open_engine import open_engine
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")

@@ -10,7 +10,7 @@ from host_cuda.fused_kmeans import KINDS, SHAPES, Iterations, blobs
 from host_cuda.tall_skinny import DTYPES
 from hypothesis import strategies as st
 
-from tsapps.apps.kmeans.fused_plan import margins_of, shadow_scale
+from tsapps.apps.kmeans.assign.plan import margins_of, shadow_scale
 
 
 def test_by_hand():

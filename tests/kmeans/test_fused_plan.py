@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from host_cuda import harness
 
-from tsapps.apps.kmeans.fused_plan import (
+from tsapps.apps.kmeans.assign.large_k_plan import stream_plan
+from tsapps.apps.kmeans.assign.plan import (
     LONG_ROWS,
     MOST_CLUSTERS,
     assign_plan,
@@ -27,10 +28,9 @@ from tsapps.apps.kmeans.fused_plan import (
     sorts_rows,
     tensor_error,
 )
-from tsapps.apps.kmeans.stream_plan import stream_plan
-from tsapps.kernels import launch
-from tsapps.kernels.build import build
-from tsapps.kernels.device import KNOWN
+from tsapps.kernels import gemm
+from tsapps.kernels.gpu_specs import KNOWN
+from tsapps.kernels.jit.compiler import build
 
 ARCHITECTURES = {"sm_80": "A100", "sm_90a": "H200", "sm_100a": "H200"}
 #: Features and clusters that take each kind of plan: whole rows of each length, and pieces of long ones.
@@ -192,23 +192,23 @@ def test_centres_have_two_parts_where_rows_are_long_and_they_are_few():
 @pytest.mark.parametrize(
     ("epilogue", "header", "shapes"),
     [
-        ("Nearest", "nearest.cuh", [shape for shape in SHAPES if shape[0] <= 256]),
-        ("NearestOfLong<1>", "nearest.cuh", [(257, 1), (300, 33), (1024, 16), (4096, 24), (4096, 64)]),
-        ("NearestOfLong<2>", "nearest.cuh", [(2048, 1), (4096, 16)]),
-        ("Nearest", "nearest.cuh", LONG_WITH_BOUNDS),
-        ("NearestUntil", "nearest_until.cuh", SHAPES),
+        ("Nearest", "assign/small_k.cuh", [shape for shape in SHAPES if shape[0] <= 256]),
+        ("NearestOfLong<1>", "assign/small_k.cuh", [(257, 1), (300, 33), (1024, 16), (4096, 24), (4096, 64)]),
+        ("NearestOfLong<2>", "assign/small_k.cuh", [(2048, 1), (4096, 16)]),
+        ("Nearest", "assign/small_k.cuh", LONG_WITH_BOUNDS),
+        ("NearestUntil", "bounds/assign.cuh", SHAPES),
     ],
 )
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_products_compile_without_spills(arch, epilogue, header, shapes):
-    bounds = header == "nearest_until.cuh" or shapes is LONG_WITH_BOUNDS
+    bounds = header == "bounds/assign.cuh" or shapes is LONG_WITH_BOUNDS
     plans = [assign_plan(10**7, *shape, KNOWN[ARCHITECTURES[arch]], bounds=bounds) for shape in shapes]
-    compiled = partial(launch.compiled_plan, arch=arch, epilogue=f"kmeans::{epilogue}", header=f"apps/kmeans/{header}")
+    compiled = partial(gemm.compiled_plan, arch=arch, epilogue=f"kmeans::{epilogue}", header=f"apps/kmeans/{header}")
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
         for shape, plan, (cubin, name) in zip(shapes, plans, pool.map(compiled, plans), strict=True):
             used = cubin.resources[name]
             # Three registers too many on Blackwell, where nothing was measured.
-            most = 16 if arch == "sm_100a" and header == "nearest_until.cuh" else 0
+            most = 16 if arch == "sm_100a" and header == "bounds/assign.cuh" else 0
             assert max(used.stack, used.spill_stores, used.spill_loads) <= most, shape
             assert -(-used.registers // 8) * 8 * plan.threads * plan.blocks <= 65_536, shape
 
@@ -219,7 +219,7 @@ def test_products_compile_without_spills(arch, epilogue, header, shapes):
 )
 def test_products_of_many_compile_without_spills(d, k):
     plan = stream_plan(d, k, KNOWN["H200"])
-    headers = "kernels/tsm2/streamed_columns.cuh", "apps/kmeans/nearest_of_many.cuh"
+    headers = "kernels/tsm2/gemm_wgmma_streamed.cuh", "apps/kmeans/assign/large_k.cuh"
     cubin = build("".join(f'#include "{header}"\n' for header in headers), [plan.kernel], "sm_90a")
     used = cubin.resources[plan.kernel]
     assert used.stack == used.spill_stores == used.spill_loads == 0
@@ -234,29 +234,29 @@ def test_products_of_many_compile_without_spills(d, k):
 def test_other_kernels_compile_without_spills(scalar, arch):
     digits = (2, 3) if scalar == "float" else (3,)
     names = {
-        "shadow.cuh": [
+        "data/half_copy.cuh": [
             f"make_shadow<{element}, {scalar}, {aligned}>"
             for element in (("float", "ptx::Half", "ptx::Bfloat16") if scalar == "float" else ("double",))
             for aligned in ("true", "false")
         ],
-        "centers.cuh": [f"place_centers<{scalar}>", f"advance<{scalar}>"],
-        "decide.cuh": [f"decide<{scalar}, {scalar}>"],
-        "bounds.cuh": ["screen<int>", "screen<kmeans::Label>"],
-        "nearest_until.cuh": [f"examine<{blocks}>" for blocks in range(1, MOST_CLUSTERS // 8 + 1)],
-        "move.cuh": [
+        "update/centers.cuh": [f"place_centers<{scalar}>", f"advance<{scalar}>"],
+        "assign/rescore.cuh": [f"decide<{scalar}, {scalar}>"],
+        "bounds/state.cuh": ["screen<int>", "screen<kmeans::Label>"],
+        "bounds/assign.cuh": [f"examine<{blocks}>" for blocks in range(1, MOST_CLUSTERS // 8 + 1)],
+        "update/scatter_add.cuh": [
             f"move<{scalar}, {scalar}, {count}, {weighted}>" for count in digits for weighted in ("true", "false")
         ],
-        "protect.cuh": [
+        "protect/check_iteration.cuh": [
             f"check<{aligned}, {element}, {scalar}, {label}>"
             for aligned in ("true", "false")
             for element in (("float", "ptx::Half", "ptx::Bfloat16") if scalar == "float" else ("double",))
             for label in ("int", "signed char")
         ],
-        "decide_of_many.cuh": [f"decide_of_many<{scalar}, {scalar}>"],
-        "changes.cuh": [
+        "assign/rescore_large_k.cuh": [f"decide_of_many<{scalar}, {scalar}>"],
+        "update/sort_reassigned.cuh": [
             f"{name}_changes<kmeans::{item}>" for name in ("count", "sort") for item in ("Entry", "Change")
         ],
-        "segments.cuh": [
+        "update/segmented_sum.cuh": [
             f"add_segments<{element}, {scalar}, {count}, {str(weighted).lower()}, {arguments}>"
             for element, size in (("float", 4), ("ptx::Half", 2), ("double", 8))
             if (element == "double") == (scalar == "double")
@@ -281,14 +281,14 @@ def test_seeding_compiles_without_spills(scalar, arch):
     kinds = [(6, 8, True), (7, 1, True), (7, 32, True), (12, 32, False)]
     names = [f"try_candidates<{scalar}, {t}, {lanes}, {str(a).lower()}, true>" for t, lanes, a in kinds]
     names.append(f"draw_candidates<{scalar}, 12, 32, true, true>")
-    source = (FOLDER / "seeding.cuh").read_text(encoding="utf-8")
+    source = (FOLDER / "init/plusplus.cuh").read_text(encoding="utf-8")
     for kernel, used in build(source, [f"kmeans::{name}" for name in names], arch).resources.items():
         assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
     # The copy lies in slabs on Hopper alone.
     slabs = str(arch == "sm_90a").lower()
     kinds = [(6, 8, "true, true, false"), (7, 32, f"true, true, {slabs}"), (12, 32, f"false, true, {slabs}")]
     names = [f"screen_candidates<{scalar}, {trials}, {lanes}, {flags}, 3>" for trials, lanes, flags in kinds]
-    source = (FOLDER / "seeding_screen.cuh").read_text(encoding="utf-8")
+    source = (FOLDER / "init/plusplus_pruned.cuh").read_text(encoding="utf-8")
     for kernel, used in build(source, [f"kmeans::{name}" for name in names], arch).resources.items():
         assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
 

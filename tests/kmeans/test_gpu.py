@@ -14,8 +14,8 @@ from sklearn.exceptions import ConvergenceWarning
 
 from tsapps import TSKMeans
 from tsapps.apps.kmeans import lloyd
-from tsapps.apps.kmeans.choose import open_engine
-from tsapps.apps.kmeans.rows import ArrayRows
+from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.apps.kmeans.open_engine import open_engine
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
@@ -145,12 +145,12 @@ def test_halves_are_worked_on_in_float32(data_sets, dtype, place):
 @pytest.fixture
 def no_memory(monkeypatch):
     """Make the engine read X from its source in every pass, through small pinned buffers."""
-    from tsapps.apps.kmeans import cuda
+    from tsapps.apps.kmeans.engines import cublas
 
-    monkeypatch.setattr(cuda.CublasEngine, "fits", lambda self, size: False)
-    monkeypatch.setattr(cuda.CublasEngine, "_borrow", lambda self: None)
-    monkeypatch.setattr(cuda, "_PINNED_BYTES", 1 << 16)
-    monkeypatch.setattr(cuda, "_BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr(cublas.CublasEngine, "fits", lambda self, size: False)
+    monkeypatch.setattr(cublas.CublasEngine, "_borrow", lambda self: None)
+    monkeypatch.setattr(cublas, "_PINNED_BYTES", 1 << 16)
+    monkeypatch.setattr(cublas, "_BLOCK_BYTES", 1 << 20)
 
 
 @pytest.mark.parametrize("place", [np.asarray, cupy.asarray], ids=["host", "gpu"])

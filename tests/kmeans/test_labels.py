@@ -1,4 +1,4 @@
-"""What is done with labels alone, by labels.cuh's own source, run on the CPU."""
+"""What is done with labels alone, by data/labels.cuh's own source, run on the CPU."""
 
 from functools import cache
 
@@ -7,7 +7,7 @@ import pytest
 from host_cuda import harness
 
 SOURCE = """
-#include "apps/kmeans/labels.cuh"
+#include "apps/kmeans/data/labels.cuh"
 extern "C" void widen(const signed char* from, long long n, int* to, long long blocks) {
   cuda_host::launch(dim3(blocks), 64, 0, [=] { kmeans::widen_labels(from, n, to); });
 }

@@ -1,4 +1,4 @@
-"""The passes of inertia.cuh and library.cuh by their own source, run on the CPU, against float64."""
+"""The passes of inertia.cuh and cublas_step.cuh by their own source, run on the CPU, against float64."""
 
 import re
 from dataclasses import replace
@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsapps.apps import kmeans
-from tsapps.apps.kmeans import inertia_plan
-from tsapps.kernels.build import build
-from tsapps.kernels.plan import ELEMENT
+from tsapps.apps.kmeans.inertia import plan as inertia_plan
+from tsapps.kernels.jit.compiler import build
+from tsapps.kernels.plan.mma import ELEMENT
 
 SMALL = replace(H200, shared_memory=2 << 10, shared_memory_per_block=1 << 10)
 FOLDER = Path(kmeans.__file__).parent
@@ -40,7 +40,7 @@ def expected(of):
 
 
 def rounding(of):
-    """Return what inertia.cuh says of its total: in double, the additions of all there is in a row besides."""
+    """Return what inertia/inertia.cuh says of its total: in double, the additions of all there is in a row besides."""
     return 2.0**-21 if of.work == np.float32 else oracle.gamma(of.n * of.d + 8, np.float64)
 
 
@@ -304,11 +304,11 @@ def test_inertia_compiles_without_spills(dtype, arch):
         for weighted in ((True, False) if plan.digits != 2 else (False,))
     }
     assert len(kernels) == 8 + sum(4 if digits == 2 else 8 for digits in DIGITS[dtype])
-    source = (FOLDER / "inertia.cuh").read_text(encoding="utf-8")
+    source = (FOLDER / "inertia/inertia.cuh").read_text(encoding="utf-8")
     for kernel, used in build(source, list(kernels), arch).resources.items():
         assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
         assert used.registers * kernels[kernel].threads <= 65_536, kernel
     constants = dict(re.findall(r"(kInertia\w+) = (\d+)", source))
     assert constants == {"kInertiaThreads": str(inertia_plan.THREADS), "kInertiaRows": str(inertia_plan.ROWS_TOGETHER)}
-    kept_sums = (FOLDER / "kept_sums.cuh").read_text(encoding="utf-8")
+    kept_sums = (FOLDER / "protect/freivalds.cuh").read_text(encoding="utf-8")
     assert re.search(r"kLastBits = (\d+)", kept_sums)[1] == str(inertia_plan.LAST_BITS)

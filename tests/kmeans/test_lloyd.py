@@ -15,9 +15,9 @@ from sklearn.exceptions import ConvergenceWarning
 
 from tsapps import TSKMeans
 from tsapps.apps.kmeans import lloyd
-from tsapps.apps.kmeans.choose import open_engine
-from tsapps.apps.kmeans.cpu import CpuEngine
-from tsapps.apps.kmeans.rows import ArrayRows
+from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.apps.kmeans.engines.cpu import CpuEngine
+from tsapps.apps.kmeans.open_engine import open_engine
 
 
 def streamed(X, name="X"):
@@ -141,7 +141,7 @@ def test_streamed_is_resident_bit_for_bit(no_memory, data_sets, dtype):
 
 def test_threads_do_not_change_a_bit(rng, monkeypatch):
     X = rng.standard_normal((200_000, 17)).astype(np.float32)
-    monkeypatch.setattr("tsapps.apps.kmeans.cpu._TASK_ELEMENTS", 1 << 16)
+    monkeypatch.setattr("tsapps.apps.kmeans.engines.cpu._TASK_ELEMENTS", 1 << 16)
     found = []
     for threads in (1, 5):
         monkeypatch.setattr("os.sched_getaffinity", lambda _, threads=threads: range(threads))

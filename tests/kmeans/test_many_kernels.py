@@ -11,8 +11,8 @@ from host_cuda.many_kmeans import IterationsOfMany
 from host_cuda.tall_skinny import DTYPES
 from hypothesis import strategies as st
 
-from tsapps.apps.kmeans.stream_plan import StreamPlan, stream_plan
-from tsapps.kernels.device import KNOWN
+from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan, stream_plan
+from tsapps.kernels.gpu_specs import KNOWN
 
 H200 = KNOWN["H200"]
 #: d and a plan: rows that stay in turns of one chunk and of several, and rows that stream by.

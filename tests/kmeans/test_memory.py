@@ -8,9 +8,10 @@ from exhaustive import property_test
 from hypothesis import strategies as st
 from peak_memory import peak_of
 
-from tsapps.apps.kmeans import cpu, lloyd
-from tsapps.apps.kmeans.choose import open_engine
-from tsapps.apps.kmeans.rows import ArrayRows
+from tsapps.apps.kmeans import lloyd
+from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.apps.kmeans.engines import cpu
+from tsapps.apps.kmeans.open_engine import open_engine
 from tsapps.matrix import open_matrix
 
 MIB = 1 << 20
@@ -66,7 +67,7 @@ def test_draws_with_one_distance_a_sample_are_those_with_all(n, d, k, weighted, 
     weights = rng.integers(1, 5, n).astype(np.float64) if weighted else None
     k, found = min(k, n), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tsapps.apps.kmeans.cpu_seeding._PIECE", 7)
+        patch.setattr("tsapps.apps.kmeans.init.plusplus_host._PIECE", 7)
         for most in (1 << 30, 0):
             patch.setattr(cpu, "_MOST_DISTANCES", most)
             engine = open_engine(X, device="cpu", sample_weight=weights)
@@ -82,7 +83,7 @@ def test_draws_of_many_samples(rng, monkeypatch):
     found = []
     for most in (1 << 30, 0):
         monkeypatch.setattr(cpu, "_MOST_DISTANCES", most)
-        monkeypatch.setattr("tsapps.apps.kmeans.seeding.SMALL", 0)
+        monkeypatch.setattr("tsapps.apps.kmeans.init.plusplus.SMALL", 0)
         found.append(lloyd.kmeans_plusplus(open_engine(X, device="cpu"), 30, np.random.RandomState(1)))
     np.testing.assert_array_equal(*found)
 
@@ -121,7 +122,7 @@ class TestPeak:
     SETUP = """
 import numpy as np
 from tsapps.apps.kmeans import lloyd
-from tsapps.apps.kmeans.choose import open_engine
+from tsapps.apps.kmeans.open_engine import open_engine
 from tsapps.matrix import open_matrix
 def fit(name, k, **options):
     return lloyd.fit(open_engine(open_matrix(name), device="cpu"), k, random_state=np.random.RandomState(0), **options)

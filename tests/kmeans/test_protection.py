@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from tsapps import TSKMeans
 from tsapps.apps.kmeans import lloyd
-from tsapps.apps.kmeans.choose import open_engine
-from tsapps.apps.kmeans.cpu import CpuEngine
-from tsapps.apps.kmeans.protect_plan import CENTRES, COLUMNS, ROWS, THREADS, check_plan
-from tsapps.apps.kmeans.protection import MOST_AGAIN, FaultError, stride_of
-from tsapps.apps.kmeans.rows import ArrayRows
+from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.apps.kmeans.engines.cpu import CpuEngine
+from tsapps.apps.kmeans.open_engine import open_engine
+from tsapps.apps.kmeans.protect.checks import MOST_AGAIN, FaultError, stride_of
+from tsapps.apps.kmeans.protect.plan import CENTRES, COLUMNS, ROWS, THREADS, check_plan
 
 FOUR = np.array([[0.0], [1.0], [10.0], [11.0]])
 

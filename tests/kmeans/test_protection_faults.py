@@ -11,9 +11,9 @@ from exhaustive import property_test
 from hypothesis import strategies as st
 
 from tsapps import TSKMeans
-from tsapps.apps.kmeans.cpu import CpuEngine
-from tsapps.apps.kmeans.protection import FaultError, Kept, same_bits
-from tsapps.apps.kmeans.rows import ArrayRows
+from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.apps.kmeans.engines.cpu import CpuEngine
+from tsapps.apps.kmeans.protect.checks import FaultError, Kept, same_bits
 
 # The benchmarks are no part of what installs.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

@@ -11,8 +11,8 @@ from sklearn.datasets import make_blobs
 
 from tsapps import TSKMeans
 from tsapps.apps.kmeans import lloyd
-from tsapps.apps.kmeans.choose import open_engine
-from tsapps.apps.kmeans.protection import MOST_AGAIN, FaultError
+from tsapps.apps.kmeans.open_engine import open_engine
+from tsapps.apps.kmeans.protect.checks import MOST_AGAIN, FaultError
 
 # The benchmarks are no part of what installs.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -25,7 +25,7 @@ cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
 
 def faulty_cublas():
     """Return the cublas engine with the seams of `kmeans_faults`, as that asks for engines."""
-    from tsapps.apps.kmeans.cuda import CublasEngine
+    from tsapps.apps.kmeans.engines.cublas import CublasEngine
 
     return partial(type("FaultyCublasEngine", (faults.Seams, CublasEngine), {}), index=0)
 
@@ -177,7 +177,7 @@ def test_wrong_centres_are_found(monkeypatch):
     X = data(9_999, 40, 33, np.float32)
     expected = fitted(opened(X), X, 33, protect=False)
     engine, made = opened(X), 0
-    from tsapps.apps.kmeans.fused_check import StepCheck
+    from tsapps.apps.kmeans.protect.launch import StepCheck
 
     launch = StepCheck.launch
 
@@ -210,7 +210,7 @@ def reverted(centers, old):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("n", "d", "k"), SHAPES)
 def test_centers_that_change_after_their_check_are_found(n, d, k, dtype, change, monkeypatch):
-    from tsapps.apps.kmeans.fused_check import StepCheck
+    from tsapps.apps.kmeans.protect.launch import StepCheck
 
     X = data(n, d, k, dtype)
     expected = fitted(opened(X), X, k, protect=False)
@@ -235,7 +235,7 @@ def test_centers_that_change_after_their_check_are_found(n, d, k, dtype, change,
 
 
 def test_first_centers_that_change_on_their_way_are_found(monkeypatch):
-    from tsapps.apps.kmeans.fused_step import Step
+    from tsapps.apps.kmeans.engines.device_step import Step
 
     X = data(9_999, 40, 33, np.float32)
     expected = fitted(opened(X), X, 33, protect=False)
@@ -255,7 +255,7 @@ def test_first_centers_that_change_on_their_way_are_found(monkeypatch):
 
 
 def test_centers_that_change_on_their_way_to_the_host_are_found(monkeypatch):
-    from tsapps.apps.kmeans.fused_step import Step
+    from tsapps.apps.kmeans.engines.device_step import Step
 
     X = data(9_999, 40, 33, np.float32)
     expected = fitted(opened(X), X, 33, protect=False)
@@ -288,7 +288,7 @@ def test_no_fault_gives_another_result_of_the_cublas_engine(fault, rng):
 def test_sums_that_are_wrong_but_add_up_are_found_in_the_result(part, max_iter, monkeypatch):
     X = data(9_999, 40, 33, np.float32)
     expected = fitted(opened(X), X, 33, protect=False, max_iter=max_iter)
-    from tsapps.apps.kmeans.fused_step import FewCentres
+    from tsapps.apps.kmeans.engines.device_step import FewCentres
 
     def wrong(step):
         step.device_sums[2:4, 3] += cupy.asarray([part, -part])
@@ -328,7 +328,7 @@ RESULTS = [(fault, *of) for fault in (another_label, sum_elsewhere, row_elsewher
 @pytest.mark.parametrize(("fault", "max_iter", "when"), [*RESULTS, (label_of_none, 1, 1)])
 @pytest.mark.parametrize(("n", "d", "k"), SHAPES)
 def test_a_fault_of_the_result_is_found(n, d, k, fault, max_iter, when, monkeypatch):
-    from tsapps.apps.kmeans.fused_step import Step
+    from tsapps.apps.kmeans.engines.device_step import Step
 
     X = data(n, d, k, np.float32)
     expected = fitted(opened(X), X, k, protect=False, max_iter=max_iter)
@@ -351,7 +351,7 @@ def test_a_fault_of_the_result_is_found(n, d, k, fault, max_iter, when, monkeypa
 
 @pytest.mark.parametrize("moved", [1, 5000])
 def test_labels_that_the_second_computation_says_were_others_are_made_again(moved, monkeypatch):
-    from tsapps.apps.kmeans.fused_step import Step
+    from tsapps.apps.kmeans.engines.device_step import Step
 
     X = data(9_999, 40, 33, np.float32)
     expected = fitted(opened(X), X, 33, protect=False, max_iter=1)
@@ -398,7 +398,7 @@ def test_sums_are_compared_with_the_rows(n, d, k, dtype, weighted):
 
 def test_a_fault_that_persists_is_an_error(monkeypatch):
     X = data(9_999, 40, 33, np.float32)
-    from tsapps.apps.kmeans.fused_step import FewCentres
+    from tsapps.apps.kmeans.engines.device_step import FewCentres
 
     inject(monkeypatch, FewCentres, lost_row, lambda made: True)
     with pytest.raises(FaultError, match=f"iteration 1 went wrong {MOST_AGAIN + 1} times"):

@@ -6,7 +6,7 @@ from host_cuda.checked_kmeans import CENTRES, CHANGED, LABELS, SUMS, CheckedIter
 from host_cuda.fused_kmeans import KINDS, SHAPES, blobs
 from host_cuda.tall_skinny import DTYPES
 
-from tsapps.apps.kmeans.protect_plan import ROWS, THREADS, hash_of
+from tsapps.apps.kmeans.protect.plan import ROWS, THREADS, hash_of
 
 #: Threads that share a row (as a power of two, more where it is longer), and centres of a block.
 SHARES = [(2, 4), (6, 12), (7, 1020)]

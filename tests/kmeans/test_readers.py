@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from tsapps.apps.kmeans.rows import ArrayRows, readers
+from tsapps.apps.kmeans.data.rows import ArrayRows, readers
 from tsapps.errors import MatrixError
 from tsapps.matrix import open_matrix
 

@@ -1,17 +1,18 @@
-"""Greedy k-means++ by the kernels of seeding.cuh on a GPU, against the general passes and against scikit-learn."""
+"""Greedy k-means++ by the kernels of plusplus.cuh on a GPU, against the general passes and against scikit-learn."""
 
 import numpy as np
 import pytest
 from sklearn.cluster import kmeans_plusplus
 from sklearn.datasets import make_blobs
 
-from tsapps.apps.kmeans import seeding, seeding_plan
-from tsapps.apps.kmeans.choose import open_engine
+from tsapps.apps.kmeans.init import plan as seeding_plan
+from tsapps.apps.kmeans.init import plusplus
+from tsapps.apps.kmeans.open_engine import open_engine
 
 pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
 import cupy
 
-from tsapps.apps.kmeans import fused_seeding
+from tsapps.apps.kmeans.init import plusplus_launch
 
 pytestmark = pytest.mark.gpu
 
@@ -20,7 +21,7 @@ SHAPES = [(20_000, 1, 2), (30_001, 3, 64), (20_000, 16, 16), (9_999, 40, 33), (8
 
 @pytest.fixture(autouse=True)
 def nothing_is_small(monkeypatch):
-    monkeypatch.setattr(seeding, "SMALL", 0)
+    monkeypatch.setattr(plusplus, "SMALL", 0)
 
 
 def blobs(n, d, k, seed=0):
@@ -33,7 +34,7 @@ def seeds(X, k, seed, weights=None, engine="fused", mean=None):
         if mean is not None:
             opened.centre(mean)
         drawn = opened.draw_plus_plus(0, np.zeros((1, 2 + int(np.log(k)))))
-        return seeding.kmeans_plusplus(opened, k, np.random.RandomState(seed)), drawn is not None
+        return plusplus.kmeans_plusplus(opened, k, np.random.RandomState(seed)), drawn is not None
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -82,16 +83,16 @@ def test_the_copy_draws_what_the_rows_do(d, dtype, k, weighted, monkeypatch):
     n = 30_011
     X = (100 + blobs(n, d, 2 * k)).astype(np.float32).astype(dtype)
     weights = 0.1 + np.random.default_rng(1).random(n) if weighted and dtype != "float16" else None
-    found, screened, plain = [], [], fused_seeding._screening
+    found, screened, plain = [], [], plusplus_launch._screening
 
     def screening(*arguments):
         screened.append(plain(*arguments))
         return screened[-1]
 
-    monkeypatch.setattr(fused_seeding, "_screening", screening)
+    monkeypatch.setattr(plusplus_launch, "_screening", screening)
     monkeypatch.setattr(seeding_plan, "_MOST_CHUNKS", 400)  # as many as leave chunks of whole tiles of slabs
     for least in (1 << 60, 0):
-        monkeypatch.setattr(fused_seeding, "_LEAST_SCREENED", least)
+        monkeypatch.setattr(plusplus_launch, "_LEAST_SCREENED", least)
         found.append(seeds(X, k, 5, weights, mean=X.astype(np.float64).mean(axis=0))[0])
     np.testing.assert_array_equal(found[0], found[1])
     assert any(screened)
@@ -130,7 +131,7 @@ def test_parallel_draws_are_those_of_the_cpu(n, d, k, weighted, engine):
         name = engine if device == "cuda" else "auto"
         with open_engine(where(X), device=device, engine=name, sample_weight=weights) as opened:
             opened.centre(mean)
-            found.append(seeding.kmeans_parallel(opened, k, np.random.RandomState(2)))
+            found.append(plusplus.kmeans_parallel(opened, k, np.random.RandomState(2)))
     np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-12)
 
 

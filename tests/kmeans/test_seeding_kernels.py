@@ -11,9 +11,9 @@ from host_cuda.seeding import SCREENED, SHAPES, Seeding, plan_of, trials_of
 from hypothesis import strategies as st
 from sklearn.datasets import make_blobs
 
-from tsapps.apps.kmeans.fused_plan import padded
-from tsapps.apps.kmeans.seeding_plan import MOST_TRIALS, first_screened, screen_plan, seeding_plan
-from tsapps.kernels.device import KNOWN
+from tsapps.apps.kmeans.assign.plan import padded
+from tsapps.apps.kmeans.init.plan import MOST_TRIALS, first_screened, screen_plan, seeding_plan
+from tsapps.kernels.gpu_specs import KNOWN
 
 
 def potentials(closest, weights, distances):

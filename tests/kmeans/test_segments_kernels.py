@@ -1,4 +1,4 @@
-"""Rows that change their label: changes.cuh and segments.cuh, run on the CPU, of lists made up here."""
+"""Rows that change their label: sort_reassigned.cuh and segmented_sum.cuh, run on the CPU, of lists made up here."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from host_cuda.fused_kmeans import FEATURES, KINDS, Iterations, types_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.apps.kmeans.fused_plan import LISTS
+from tsapps.apps.kmeans.assign.plan import LISTS
 
 LISTED = 3
 

@@ -1,4 +1,4 @@
-"""Tiles of rows and labels through the ring in shared memory of tile_ring.cuh, its own source run on the CPU."""
+"""Tiles of rows and labels through the ring in shared memory of tile_pipeline.cuh, its own source run on the CPU."""
 
 import itertools
 from functools import cache
@@ -28,7 +28,7 @@ RINGS = [
 TYPES = {2: "unsigned short", 4: "float"}
 
 COMMON = """
-#include "apps/kmeans/tile_ring.cuh"
+#include "apps/kmeans/small_d/tile_pipeline.cuh"
 template <typename T, int kFeatures, int kTile, int kStages, int kTogether>
 __global__ void through(const T* X, const kmeans::Label* labels, long long n, T* rows_to, kmeans::Label* labels_to) {
   kmeans::TileRing<T, kFeatures, kTile, kStages, kTogether> ring(X, labels, n, simt::dynamic_shared<unsigned char>());

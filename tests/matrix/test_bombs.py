@@ -16,9 +16,9 @@ from exhaustive import property_test
 from hypothesis import strategies as st
 from peak_memory import peak_of
 
-from tsapps.apps.abft.rest import encode
+from tsapps.apps.abft.at_rest.verify import encode
 from tsapps.errors import MatrixError
-from tsapps.kernels.strict_json import JsonError, read_json
+from tsapps.kernels.system.strict_json import JsonError, read_json
 from tsapps.matrix import checks, containers, open_matrix, text
 
 MIB = 1 << 20
@@ -115,7 +115,7 @@ def test_peak(tmp_path, make, work, error, most):
     (name,) = os.listdir(tmp_path)
     setup = f"""
 import numpy as np
-from tsapps.apps.abft.rest import encode
+from tsapps.apps.abft.at_rest.verify import encode
 from tsapps.matrix import open_matrix
 {LIBRARIES.get(os.path.splitext(name)[1], "")}
 encode(np.ones((3000, 4), np.float32))
@@ -231,7 +231,7 @@ def test_blocks_larger_than_memory(tmp_path, monkeypatch, work, name):
 def test_float_checksums_larger_than_memory(monkeypatch):
     """Of a matrix of one row they are larger than it."""
     X = np.zeros((1, 10_000), np.float32)
-    monkeypatch.setattr("tsapps.apps.abft.rest.available_host_memory", lambda: 100_000)
+    monkeypatch.setattr("tsapps.apps.abft.at_rest.verify.available_host_memory", lambda: 100_000)
     with pytest.raises(MemoryError, match="its checksums take 160,"):
         encode(X, code="float")
     encode(X, code="exact")
@@ -261,7 +261,7 @@ def test_the_longest_line(tmp_path, monkeypatch, ending):
 def test_json_beyond_its_limit_is_not_read(tmp_path):
     (tmp_path / "x.json").write_text("[]")
     os.truncate(tmp_path / "x.json", 1 << 30)
-    setup = "from pathlib import Path\nfrom tsapps.kernels.strict_json import read_json"
+    setup = "from pathlib import Path\nfrom tsapps.kernels.system.strict_json import read_json"
     peak, error, _ = peak_of(setup, "read_json(Path('x.json'))", tmp_path)
     assert error == ["JsonError", "x.json: is no valid JSON (it has more than 16777216 bytes)"]
     assert peak < 48 * MIB
@@ -279,7 +279,7 @@ def test_a_sidecar_larger_than_memory(tmp_path):
     header = b'{"__metadata__": {"format": "tsapps-abft"}}'
     (tmp_path / "x.abft").write_bytes(struct.pack("<Q", len(header)) + header)
     os.truncate(tmp_path / "x.abft", 1 << 40)
-    setup = "from tsapps.apps.abft.sidecar import read_sidecar"
+    setup = "from tsapps.apps.abft.at_rest.sidecar import read_sidecar"
     peak, error, _ = peak_of(setup, "read_sidecar('x.abft')", tmp_path)
     assert error[0] == "MemoryError"
     assert error[1].startswith("x.abft: ")

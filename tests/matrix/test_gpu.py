@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tsapps.errors import MatrixError
-from tsapps.kernels.backend import gpus, why_no_gpu
+from tsapps.kernels.devices import gpus, why_no_gpu
 from tsapps.matrix import check_finite, open_matrix, save_npy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason=why_no_gpu())]

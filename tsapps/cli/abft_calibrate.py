@@ -46,15 +46,15 @@ def abft_calibrate(
     threshold="statistical" on every device of this name. It is written after each type: Ctrl-C loses only the type
     that is being measured.
     """
-    from tsapps.apps.abft.thresholds import RAREST
+    from tsapps.apps.abft.product.thresholds import RAREST
 
     for name, value, least in (("--p", p, RAREST), ("--confidence", level, 0)):
         if not least <= value < 1 or value == 0:
             raise UsageError(f"{name} {value:g}: give a number between {least:g} and 1")
     choice = choose(device)
-    from tsapps.apps.abft.calibration import Calibration, calibrate, device_name
-    from tsapps.apps.abft.calibration_file import calibration_path, save_calibration
-    from tsapps.kernels.cache import check_cache_writable
+    from tsapps.apps.abft.product.calibrate import Calibration, calibrate, device_name
+    from tsapps.apps.abft.product.calibration_file import calibration_path, save_calibration
+    from tsapps.kernels.system.cache import check_cache_writable
 
     began = time.perf_counter()
     found: list[tuple[Calibration, str]] = []

@@ -84,7 +84,7 @@ def abft_encode(
     choose(device)
 
     from tsapps.apps.abft import encode
-    from tsapps.apps.abft.sidecar import dump_sidecar, sidecar_bytes
+    from tsapps.apps.abft.at_rest.sidecar import dump_sidecar, sidecar_bytes
     from tsapps.matrix import open_matrix, replacing
     from tsapps.permissions import mode_of_result
 

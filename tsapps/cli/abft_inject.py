@@ -70,7 +70,7 @@ def abft_inject(
 
     import numpy as np
 
-    from tsapps.apps.abft.faults import inject
+    from tsapps.apps.abft.inject import inject
     from tsapps.matrix import open_matrix, replacing
     from tsapps.matrix.copy import copy_as_npy, copy_file
 

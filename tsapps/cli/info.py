@@ -41,8 +41,8 @@ def _picks(device_name: str) -> dict[str, Any]:
 
     A table that cannot be read is told of here, where people look for what is wrong.
     """
-    from tsapps.kernels.choose import tuned_table
-    from tsapps.kernels.tables import own_table, user_path
+    from tsapps.kernels.plan.select import tuned_table
+    from tsapps.kernels.plan.user_table import own_table, user_path
 
     found: dict[str, Any] = {"path": None, "own": 0, "error": None}
     try:
@@ -66,9 +66,9 @@ def info(as_json: Json = False) -> None:
     """Show versions, devices, memory, and the device that --device auto takes."""
     import platform
 
-    from tsapps.kernels.backend import available_cores, choose_device, gpus, why_no_gpu
-    from tsapps.kernels.cache import cache_directory
-    from tsapps.kernels.host_memory import available_host_memory
+    from tsapps.kernels.devices import available_cores, choose_device, gpus, why_no_gpu
+    from tsapps.kernels.system.cache import cache_directory
+    from tsapps.kernels.system.host_memory import available_host_memory
 
     choice = choose_device("auto")
     cores = available_cores()

@@ -170,8 +170,8 @@ def kmeans(
     import numpy as np
 
     from tsapps.apps.kmeans import lloyd
-    from tsapps.apps.kmeans.choose import open_engine
-    from tsapps.apps.kmeans.protection import FaultError
+    from tsapps.apps.kmeans.open_engine import open_engine
+    from tsapps.apps.kmeans.protect.checks import FaultError
     from tsapps.kernels.arrays import to_host
     from tsapps.matrix import open_matrix, replacing, save_npy
     from tsapps.permissions import mode_of_result

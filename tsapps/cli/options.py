@@ -12,7 +12,7 @@ import typer
 
 from tsapps.cli.output import gigabytes
 from tsapps.errors import MatrixError, UsageError
-from tsapps.kernels.backend import Choice, choose_device
+from tsapps.kernels.devices import Choice, choose_device
 from tsapps.names import split_name
 
 if TYPE_CHECKING:

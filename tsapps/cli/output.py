@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from tsapps.kernels.printable import one_line
+from tsapps.kernels.system.printable import one_line
 
 __all__ = [
     "byte_bar",

@@ -65,8 +65,8 @@ def predict(
 
     import numpy as np
 
-    from tsapps.apps.kmeans.choose import open_engine
-    from tsapps.apps.kmeans.frame import Frame, frame_about, ldexp
+    from tsapps.apps.kmeans.data.frame import Frame, frame_about, ldexp
+    from tsapps.apps.kmeans.open_engine import open_engine
     from tsapps.kernels.arrays import to_host
     from tsapps.matrix import open_matrix, save_npy
     from tsapps.permissions import mode_of_result

@@ -17,8 +17,8 @@ from typing import Any
 from tsapps import signals
 from tsapps.cli.options import check_writable
 from tsapps.errors import MatrixError, UsageError
-from tsapps.kernels.atomic_write import remove_leftovers, replacing_directory
-from tsapps.kernels.strict_json import JsonError, read_json
+from tsapps.kernels.system.atomic_write import remove_leftovers, replacing_directory
+from tsapps.kernels.system.strict_json import JsonError, read_json
 from tsapps.permissions import directory_mode
 
 __all__ = ["KIND", "check_place", "new_directory", "read_model"]
@@ -121,7 +121,7 @@ def read_model(directory: Path) -> tuple[Any, dict[str, Any]]:
     """
     import numpy as np
 
-    from tsapps.apps.kmeans.choose import METRICS
+    from tsapps.apps.kmeans.open_engine import METRICS
     from tsapps.matrix import open_matrix
 
     summary = _read_summary(directory)

@@ -93,12 +93,12 @@ def tune(
         return
 
     index, name = _gpu(device)
-    from tsapps.kernels import tables
     from tsapps.kernels import tune as tuning
-    from tsapps.kernels.cache import check_cache_writable
+    from tsapps.kernels.plan import user_table
+    from tsapps.kernels.system.cache import check_cache_writable
 
-    path = tables.user_path(name)
-    tables.own_table(name)  # what is wrong with it is said before anything is measured
+    path = user_table.user_path(name)
+    user_table.own_table(name)  # what is wrong with it is said before anything is measured
     check_cache_writable(path)
     began = time.perf_counter()
     found: list[dict[str, Any]] = []
@@ -110,7 +110,7 @@ def tune(
 
         for row in tuning.tune(cells, most=most, index=index, report=report):
             found.append(row)
-            rows = tables.keep(name, row)
+            rows = user_table.keep(name, row)
     if not found:
         raise ValueError("nothing was measured, and no table written")
     signals.placed()
@@ -158,7 +158,7 @@ def _cells(
 
 def _gpu(device: str) -> tuple[int, str]:
     """Return the number and the name of the GPU that was asked for."""
-    from tsapps.kernels.backend import gpus
+    from tsapps.kernels.devices import gpus
 
     choice = choose("cuda" if device == "auto" else device)
     if not choice.is_gpu:
@@ -167,12 +167,12 @@ def _gpu(device: str) -> tuple[int, str]:
 
 
 def _reset(device: str, *, as_json: bool, quiet: bool) -> None:
-    from tsapps.kernels import tables
+    from tsapps.kernels.plan import user_table
 
     index, name = _gpu(device)
-    path = tables.user_path(name)
+    path = user_table.user_path(name)
     with signals.placing():
-        removed = tables.reset(name)
+        removed = user_table.reset(name)
     if as_json:
         print_json({"device": f"cuda:{index}", "name": name, "path": str(path), "removed": removed})
     elif not quiet:

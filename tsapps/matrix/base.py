@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from tsapps.errors import MatrixError, UsageError
-from tsapps.kernels.printable import one_line
+from tsapps.kernels.system.printable import one_line
 from tsapps.matrix.checks import (
     check_dtype,
     check_finite,

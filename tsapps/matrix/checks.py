@@ -8,8 +8,8 @@ import numpy as np
 
 from tsapps.errors import MatrixError, UsageError
 from tsapps.kernels.arrays import as_array, kind_of, to_host
-from tsapps.kernels.host_memory import available_host_memory
-from tsapps.kernels.printable import shown
+from tsapps.kernels.system.host_memory import available_host_memory
+from tsapps.kernels.system.printable import shown
 
 __all__ = [
     "changed",

@@ -11,9 +11,9 @@ from typing import IO, BinaryIO, Literal
 import numpy as np
 
 from tsapps.errors import MatrixError, MatrixUsageError
-from tsapps.kernels.host_memory import available_host_memory
-from tsapps.kernels.printable import shown
-from tsapps.kernels.strict_json import JsonError, parse_json
+from tsapps.kernels.system.host_memory import available_host_memory
+from tsapps.kernels.system.printable import shown
+from tsapps.kernels.system.strict_json import JsonError, parse_json
 from tsapps.matrix.base import Matrix
 from tsapps.matrix.binary import check_size, read_npy_header
 from tsapps.matrix.checks import changed, check_dtype, check_memory, check_shape, readable

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.errors import MatrixError
-from tsapps.kernels.printable import shown
+from tsapps.kernels.system.printable import shown
 from tsapps.matrix.base import Matrix
 from tsapps.matrix.checks import changed, check_memory, readable
 from tsapps.matrix.containers import choose_array

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from tsapps.errors import MatrixError
-from tsapps.kernels.printable import shown
-from tsapps.kernels.strict_json import JsonError, parse_json
+from tsapps.kernels.system.printable import shown
+from tsapps.kernels.system.strict_json import JsonError, parse_json
 from tsapps.matrix.base import Matrix
 from tsapps.matrix.checks import changed, damaged, readable
 from tsapps.matrix.optional import optional_module

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from tsapps.errors import MatrixError, MatrixUsageError, UsageError
-from tsapps.kernels.printable import shown
+from tsapps.kernels.system.printable import shown
 from tsapps.matrix.base import ConvertedMatrix, Matrix
 from tsapps.matrix.binary import BIN_TYPES, VECS_TYPES, open_bin, open_npy, open_vecs
 from tsapps.matrix.containers import open_npz, open_safetensors

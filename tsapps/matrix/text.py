@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from tsapps.errors import MatrixError, MatrixUsageError
-from tsapps.kernels.printable import one_line
+from tsapps.kernels.system.printable import one_line
 from tsapps.matrix.base import Matrix
 from tsapps.matrix.checks import changed
 from tsapps.matrix.table_form import FirstLine, Form, are_numbered, is_number

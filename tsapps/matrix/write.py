@@ -8,8 +8,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tsapps.errors import UsageError
-from tsapps.kernels import atomic_write
 from tsapps.kernels.arrays import as_array, to_host
+from tsapps.kernels.system import atomic_write
 
 __all__ = ["replacing", "save_npy"]
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.abft.rest import verify
-from tsapps.apps.abft.sidecar import Sidecar
-from tsapps.apps.abft.source import ArraySource, as_source, name_of
-from tsapps.apps.abft.verdict import ChangedError, Verdict
+from tsapps.apps.abft.at_rest.sidecar import Sidecar
+from tsapps.apps.abft.at_rest.source import ArraySource, as_source, name_of
+from tsapps.apps.abft.at_rest.verdict import ChangedError, Verdict
+from tsapps.apps.abft.at_rest.verify import verify
 from tsapps.kernels.arrays import as_array, kind_of, to_host
 
 __all__ = ["bytes_in", "correct", "locate", "overwrite"]

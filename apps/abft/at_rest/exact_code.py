@@ -1,8 +1,8 @@
 """The exact code of data at rest: sums of its words by which corrupted ones are found, and are as they were again.
 
 Bytes are taken as they lie, as little-endian words of 32 bits, so that NaN payloads, negative zeros and denormals are
-words like others; blocks of 512 of them are columns, as `layout.py` deals them out. The five sums of a block of L words
-x₀ … x_{L−1} are
+words like others; blocks of 512 of them are columns, as `interleave.py` deals them out. The five sums of a block of L
+words x₀ … x_{L−1} are
 
     S_k = Σ_j C(r_j + k − 1, k) · x_j   with   r_j = L − j,   k = 0 … 3,
     S₄  = Σ_j h(r_j) · x_j,
@@ -23,8 +23,8 @@ from math import comb, isqrt
 
 import numpy as np
 
-from tsapps.apps.abft.layout import ROWS, WORD, Layout
-from tsapps.kernels.threads import one_blas_thread
+from tsapps.apps.abft.at_rest.interleave import ROWS, WORD, Layout
+from tsapps.kernels.blas.threads import one_blas_thread
 
 __all__ = ["SUMS", "ExactSums", "block_faults", "last_weight"]
 

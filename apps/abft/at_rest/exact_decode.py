@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from tsapps.apps.abft.exact import ExactSums, block_faults
-from tsapps.apps.abft.exact_gpu import differing_on_gpu
-from tsapps.apps.abft.layout import ROWS, WORD, Layout, fold, layout
-from tsapps.apps.abft.sidecar import Sidecar
-from tsapps.apps.abft.source import Progress, Source, bytes_at, parts
-from tsapps.apps.abft.verdict import Verdict
+from tsapps.apps.abft.at_rest.exact_code import ExactSums, block_faults
+from tsapps.apps.abft.at_rest.gpu.compare import differing_on_gpu
+from tsapps.apps.abft.at_rest.interleave import ROWS, WORD, Layout, fold, layout
+from tsapps.apps.abft.at_rest.sidecar import Sidecar
+from tsapps.apps.abft.at_rest.source import Progress, Source, bytes_at, parts
+from tsapps.apps.abft.at_rest.verdict import Verdict
 
 __all__ = ["ExactCheck", "exact_verdict"]
 

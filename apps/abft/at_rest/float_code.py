@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tsapps.kernels.threads import one_blas_thread
+from tsapps.kernels.blas.threads import one_blas_thread
 
 __all__ = [
     "BLOCKS",

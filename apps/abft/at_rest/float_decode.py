@@ -1,9 +1,9 @@
 """Which elements of a matrix are not what they were, by the float code: where rows and columns of a tile cross.
 
-A sum differs where it is farther from the stored one than two orders of additions can be (see `weighted.py`). Rows and
-columns of one tile whose sums differ cross where elements were changed: one of each, at one element; k of each, at k
-elements, if every row's sums tell of another one of the columns, by the ratio of two weights or by the one element that
-is not finite.
+A sum differs where it is farther from the stored one than two orders of additions can be (see `float_code.py`). Rows
+and columns of one tile whose sums differ cross where elements were changed: one of each, at one element; k of each, at
+k elements, if every row's sums tell of another one of the columns, by the ratio of two weights or by the one element
+that is not finite.
 
 Such an element is rebuilt: every sum with it, less the others, is an interval in which it was. If one number of its
 type lies in all of them, it was that one; if more do, the place is known, and what it was is not. So elements whose
@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tsapps.apps.abft.checksums_gpu import sums_on_gpu
-from tsapps.apps.abft.layout import layout
-from tsapps.apps.abft.sidecar import Sidecar
-from tsapps.apps.abft.source import Progress, Source, parts
-from tsapps.apps.abft.verdict import Region, Verdict
-from tsapps.apps.abft.weighted import SCALE, WeightedSums, gamma
+from tsapps.apps.abft.at_rest.float_code import SCALE, WeightedSums, gamma
+from tsapps.apps.abft.at_rest.gpu.encode import sums_on_gpu
+from tsapps.apps.abft.at_rest.interleave import layout
+from tsapps.apps.abft.at_rest.sidecar import Sidecar
+from tsapps.apps.abft.at_rest.source import Progress, Source, parts
+from tsapps.apps.abft.at_rest.verdict import Region, Verdict
 
 __all__ = ["WeightedCheck", "weighted_verdict"]
 

@@ -10,8 +10,8 @@ then the tensors one after the other, little-endian. Version 1 has
                    code            "exact", "float" or "both"
                    block, weights  of the float code; "0" where there is none
                    digest          SHA-256 of all that is here, in hexadecimal
-    exact          U64 (stripes, 5, width): the sums of exact.py, of those bytes
-    rows           F64 or F32 (⌈n / block⌉, weights, m): the sums of weighted.py along rows
+    exact          U64 (stripes, 5, width): the sums of at_rest/exact_code.py, of those bytes
+    rows           F64 or F32 (⌈n / block⌉, weights, m): the sums of at_rest/float_code.py along rows
     columns        F64 or F32 (⌈m / block⌉, weights, n): and along columns
 
 of which `exact` is there, or `rows` and `columns`, or all three. The digest is of the other metadata, as JSON with
@@ -30,13 +30,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tsapps.apps.abft.exact import SUMS
-from tsapps.apps.abft.layout import layout
-from tsapps.apps.abft.weighted import check_weighted, columns_shape, rows_shape, sums_dtype
-from tsapps.kernels.atomic_write import replacing
-from tsapps.kernels.host_memory import available_host_memory
-from tsapps.kernels.printable import OneLineError
-from tsapps.kernels.strict_json import parse_json
+from tsapps.apps.abft.at_rest.exact_code import SUMS
+from tsapps.apps.abft.at_rest.float_code import check_weighted, columns_shape, rows_shape, sums_dtype
+from tsapps.apps.abft.at_rest.interleave import layout
+from tsapps.kernels.system.atomic_write import replacing
+from tsapps.kernels.system.host_memory import available_host_memory
+from tsapps.kernels.system.printable import OneLineError
+from tsapps.kernels.system.strict_json import parse_json
 
 __all__ = [
     "FORMAT",
@@ -74,9 +74,9 @@ class Sidecar:
     n_bytes : int
         Of its elements.
     exact : numpy.ndarray of shape (stripes, 5, width), uint64, or None
-        The sums of `exact.py`.
+        The sums of `at_rest/exact_code.py`.
     rows : numpy.ndarray of shape (⌈n / block⌉, weights, m), float64 or float32, or None
-        The sums of `weighted.py` along rows.
+        The sums of `at_rest/float_code.py` along rows.
     columns : numpy.ndarray of shape (⌈m / block⌉, weights, n), float64 or float32, or None
         And along columns.
     block, weights : int

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 
-from tsapps.apps.abft.layout import WORD
+from tsapps.apps.abft.at_rest.interleave import WORD
 
 if TYPE_CHECKING:
-    from tsapps.apps.abft.sidecar import Sidecar
+    from tsapps.apps.abft.at_rest.sidecar import Sidecar
 
 __all__ = ["AmbiguousError", "ChangedError", "Fault", "Records", "Region", "Verdict"]
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.abft.checksums_gpu import sums_on_gpu
-from tsapps.apps.abft.exact import SUMS, ExactSums
-from tsapps.apps.abft.exact_faults import ExactCheck, exact_verdict
-from tsapps.apps.abft.layout import layout
-from tsapps.apps.abft.sidecar import Sidecar, sidecar_bytes
-from tsapps.apps.abft.source import Progress, Source, as_source, bytes_of, name_of, parts
-from tsapps.apps.abft.verdict import ChangedError, Verdict
-from tsapps.apps.abft.weighted import WeightedSums, check_weighted
-from tsapps.apps.abft.weighted_faults import WeightedCheck, weighted_verdict
-from tsapps.kernels.backend import choose_device
-from tsapps.kernels.host_memory import available_host_memory
+from tsapps.apps.abft.at_rest.exact_code import SUMS, ExactSums
+from tsapps.apps.abft.at_rest.exact_decode import ExactCheck, exact_verdict
+from tsapps.apps.abft.at_rest.float_code import WeightedSums, check_weighted
+from tsapps.apps.abft.at_rest.float_decode import WeightedCheck, weighted_verdict
+from tsapps.apps.abft.at_rest.gpu.encode import sums_on_gpu
+from tsapps.apps.abft.at_rest.interleave import layout
+from tsapps.apps.abft.at_rest.sidecar import Sidecar, sidecar_bytes
+from tsapps.apps.abft.at_rest.source import Progress, Source, as_source, bytes_of, name_of, parts
+from tsapps.apps.abft.at_rest.verdict import ChangedError, Verdict
+from tsapps.kernels.devices import choose_device
+from tsapps.kernels.system.host_memory import available_host_memory
 
 __all__ = ["CODES", "encode", "repaired", "sums_of", "verify"]
 

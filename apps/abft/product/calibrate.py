@@ -1,8 +1,8 @@
 """How large rounding errors are on a device, measured: what the statistical threshold stands on.
 
 Of random matrices, products of several depths k are computed as the device computes them, before they are rounded to 16
-bits, and held against exact ones. Each element's error x, relative to how far roundings may walk (walk.py), is
-taken for one of a sub-Gaussian scale e, which is the largest of these, over the distributions:
+bits, and held against exact ones. Each element's error x, relative to how far roundings may walk (rounding_model.py),
+is taken for one of a sub-Gaussian scale e, which is the largest of these, over the distributions:
 
 - the root of their mean square, at the upper end of its χ² interval;
 - what their tail says. Of the largest 256th, those beyond y, the mean of x² − y² is 2e², if the tail is Gaussian: e is
@@ -24,8 +24,8 @@ which the threshold is the least.
 Products that others computed are of no order that is known: their walk and e are those of the BLAS's sums and of sums
 one after another together.
 
-Beside all that, a GPU's sums are held against what they should be, to the bit (order.cuh). Where each is just that, e
-says only which rows are suspected, and their elements are judged by bits.
+Beside all that, a GPU's sums are held against what they should be, to the bit (emulated_gemm.cuh). Where each is just
+that, e says only which rows are suspected, and their elements are judged by bits.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,9 +35,10 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.abft import exact_products, product_cpu
-from tsapps.apps.abft.thresholds import DTYPES, Bounds, confidence, of_products, statistical, summed_unit
-from tsapps.apps.abft.walk import OF_PRODUCTS, Walk, walks
+from tsapps.apps.abft.product import cpu as product_cpu
+from tsapps.apps.abft.product import exact_products
+from tsapps.apps.abft.product.rounding_model import OF_PRODUCTS, Walk, walks
+from tsapps.apps.abft.product.thresholds import DTYPES, Bounds, confidence, of_products, statistical, summed_unit
 
 __all__ = [
     "DEPTHS",
@@ -334,14 +335,14 @@ def sums_of(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> np.
     if device is None:
         work = product_cpu.working_type(A.dtype)
         return product_cpu.multiply(A.astype(work), B.astype(work)).astype(np.float64)
-    from tsapps.apps.abft import product_gpu
+    from tsapps.apps.abft.product import gpu as product_gpu
 
     return product_gpu.sums(A, B, dtype, device).astype(np.float64)
 
 
 def predicted_sums_of(A: np.ndarray, B: np.ndarray, dtype: str, device: int) -> np.ndarray:
     """Return what a GPU's sums should be, to the bit; NaN where that is not known."""
-    from tsapps.apps.abft import product_gpu
+    from tsapps.apps.abft.product import gpu as product_gpu
 
     return product_gpu.predicted(A, B, dtype, device)
 
@@ -349,7 +350,7 @@ def predicted_sums_of(A: np.ndarray, B: np.ndarray, dtype: str, device: int) -> 
 def _in_order(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> Iterator[np.ndarray]:
     """Yield A · B, one product after another, in what it is summed in; of halves also as tensor cores cut off."""
     if A.itemsize == 2 and device is not None:
-        from tsapps.apps.abft import product_gpu
+        from tsapps.apps.abft.product import gpu as product_gpu
 
         found = product_gpu.one_after_another(A, B, dtype, device)
         if not np.isnan(found).any():
@@ -385,6 +386,6 @@ def device_name(device: int | None) -> str:
     """Return the name of a GPU, or of the CPU."""
     if device is None:
         return _CPU
-    from tsapps.kernels.device import live
+    from tsapps.kernels.gpu_specs import live
 
     return live(device).name

@@ -6,13 +6,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tsapps.apps.abft.calibration import Calibration, Depth, Scale, device_name
-from tsapps.apps.abft.thresholds import statistical
-from tsapps.apps.abft.walk import Walk
-from tsapps.kernels.cache import cache_directory, read_cached, write_cached
-from tsapps.kernels.device import file_name_of
-from tsapps.kernels.printable import OneLineError
-from tsapps.kernels.strict_json import parse_json
+from tsapps.apps.abft.product.calibrate import Calibration, Depth, Scale, device_name
+from tsapps.apps.abft.product.rounding_model import Walk
+from tsapps.apps.abft.product.thresholds import statistical
+from tsapps.kernels.gpu_specs import file_name_of
+from tsapps.kernels.system.cache import cache_directory, read_cached, write_cached
+from tsapps.kernels.system.printable import OneLineError
+from tsapps.kernels.system.strict_json import parse_json
 
 __all__ = ["calibration_path", "load_calibration", "save_calibration"]
 

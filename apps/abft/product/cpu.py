@@ -1,6 +1,6 @@
 """Protected products on the CPU: blocks of rows by BLAS, the rows that are suspected, and the elements that are wrong.
 
-B gets eight columns more, so that every row of the product carries its checks (thresholds.py):
+B gets eight columns more, so that every row of the product carries its checks (product/thresholds.py):
 
     [ B | Σ_j b_lj | Σ_j (j + 1)/w · b_lj | z_l1 s_l | … | z_l6 s_l ]
 
@@ -8,10 +8,10 @@ The second weights see what cancels in the first: errors of +δ and −δ in one
 their place, the same on every run.
 
 Products are computed in runs of 256 of their depth, which are added up, and of whole tiles of rows and columns. So
-their order is known, which the statistical threshold stands on (walk.py), and the same for all sizes, by a row's place
-in its tile: OpenBLAS has one order in float64, and two in float32. (Of several threads, it shares out more columns
-than some 64 as it sees fit.) By itself a BLAS begins anew after some hundreds of products, differently at the end, and
-has kernels of another order for what is left over of rows and columns, for small products and for single rows.
+their order is known, which the statistical threshold stands on (rounding_model.py), and the same for all sizes, by a
+row's place in its tile: OpenBLAS has one order in float64, and two in float32. (Of several threads, it shares out more
+columns than some 64 as it sees fit.) By itself a BLAS begins anew after some hundreds of products, differently at the
+end, and has kernels of another order for what is left over of rows and columns, for small products and for single rows.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.abft.exact_products import exact_product, exponents_of
-from tsapps.apps.abft.thresholds import LEAST_NORMAL, QUANTUM, Bounds
-from tsapps.apps.abft.walk import HELD, most_walk, walks
+from tsapps.apps.abft.product.exact_products import exact_product, exponents_of
+from tsapps.apps.abft.product.rounding_model import HELD, most_walk, walks
+from tsapps.apps.abft.product.thresholds import LEAST_NORMAL, QUANTUM, Bounds
 
 __all__ = [
     "CHECKS",

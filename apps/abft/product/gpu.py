@@ -1,6 +1,6 @@
 """Protected products on a GPU: what is launched, and what it reports.
 
-    tall and narrow   row_checks → the product, with checked.cuh as its epilogue → judge
+    tall and narrow   row_checks → the product, with product/detect.cuh as its epilogue → judge
     any other         the product → row_checks → sums of A's rows → compare → judge
 
 The second is also the check of a product that is there already. Everything is launched on the current stream of A's
@@ -19,8 +19,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from tsapps.apps.abft.product_cpu import MOST_LISTED, Wrong
-from tsapps.apps.abft.product_plan import (
+from tsapps.apps.abft.product.cpu import MOST_LISTED, Wrong
+from tsapps.apps.abft.product.plan import (
     COUNTS_BYTES,
     JUDGED,
     ROWS_TOGETHER,
@@ -41,23 +41,24 @@ from tsapps.apps.abft.product_plan import (
     second_look,
     summed,
 )
-from tsapps.apps.abft.thresholds import Bounds
-from tsapps.kernels import order, product
+from tsapps.apps.abft.product.thresholds import Bounds
+from tsapps.kernels import matmul as product
 from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gapless, kind_of
-from tsapps.kernels.build import function
-from tsapps.kernels.device import live
-from tsapps.kernels.launch import PlannedKernel, blocks_of
-from tsapps.kernels.packed import OverlappingLaunch, PackedLaunch
-from tsapps.kernels.plan import ELEMENT, SUM, Plan
+from tsapps.kernels.gemm import PlannedKernel, blocks_of
+from tsapps.kernels.gpu_specs import live
+from tsapps.kernels.jit.compiler import function
+from tsapps.kernels.plan import accumulation_order
+from tsapps.kernels.plan.mma import ELEMENT, SUM, Plan
+from tsapps.kernels.plan.user_table import user_table
 from tsapps.kernels.problem import Problem
-from tsapps.kernels.tables import user_table
+from tsapps.kernels.runtime.launch import OverlappingLaunch, PackedLaunch
 
 __all__ = ["Fused", "check", "matmul", "one_after_another", "predicted", "predicted_by", "sums", "sums_by"]
 
 #: Rows that were suspected, elements that are wrong, and those that are listed; asked for, once it is wanted.
 Report = Callable[[], tuple[int, int, list[Wrong]]]
 
-_FOLDER = Path(__file__).resolve().parent
+_FOLDER = Path(__file__).resolve().parents[1]
 _THREADS = 256
 # Blocks a multiprocessor, of what compares, of what judges, and of what predicts all elements.
 _COMPARING, _JUDGING, _PREDICTING = 8, 2, 4
@@ -81,7 +82,13 @@ class _Check:
     """
 
     def __init__(
-        self, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds, padded: int, how: Any = order.UNKNOWN
+        self,
+        a: DeviceMatrix,
+        b: DeviceMatrix,
+        c: DeviceMatrix,
+        bounds: Bounds,
+        padded: int,
+        how: Any = accumulation_order.UNKNOWN,
     ) -> None:
         (m, k), w, element, total = a.shape, b.shape[1], ELEMENT[a.dtype], SUM[a.dtype]
         self.lock = Lock()
@@ -98,10 +105,12 @@ class _Check:
         step, sizes = np.float64(half_step(w)), (np.int64(m), np.int64(k), np.int64(w))
         self._of_rows = *sizes[1:], np.int64(padded), np.bool_(bounds.by_spread), step
         self._grid_of_rows = (-(-padded * lanes // (_THREADS * ROWS_TOGETHER)),)
-        self._row_checks = _kernel("row_checks.cuh", f"row_checks<{element}, {total}, {lanes}, {vector}>", self.device)
-        self._judge = _kernel("judge.cuh", f"judge<{element}, {total}>", self.device)
+        self._row_checks = _kernel(
+            "product/row_checksums.cuh", f"row_checks<{element}, {total}, {lanes}, {vector}>", self.device
+        )
+        self._judge = _kernel("product/locate.cuh", f"judge<{element}, {total}>", self.device)
         self._sizes, self._step, self._limits = sizes, step, element_bounds(bounds)
-        self._order = how if bounds.predicted else order.UNKNOWN
+        self._order = how if bounds.predicted else accumulation_order.UNKNOWN
         self._judged, self._b = _judged(a, b, c), _matrix(b)
         self._multiprocessors = live(self.device).multiprocessors
 
@@ -136,7 +145,9 @@ class _Check:
         listed = self.address(memory, "suspects"), self.address(memory, "counts"), self.capacity
         suspects = np.array(listed, SUSPECTS)[()]
         m, _, w = self._sizes
-        kernel = _kernel("row_checks.cuh", f"compare<{ELEMENT[c.dtype]}, {SUM[c.dtype]}, {_lanes(c)}>", self.device)
+        kernel = _kernel(
+            "product/row_checksums.cuh", f"compare<{ELEMENT[c.dtype]}, {SUM[c.dtype]}, {_lanes(c)}>", self.device
+        )
         grid = (_COMPARING * self._multiprocessors,)
         kernel(grid, (_THREADS,), (_matrix(c), m, w, sums, self._step, self._bounds, suspects))
 
@@ -187,8 +198,8 @@ class Fused:
         epilogue["row"], epilogue["row_absolute"] = bounds.row, bounds.row_absolute
         name = checked_epilogue(a.dtype, w, problem.c)
         self._epilogue, self._words = epilogue, _words(epilogue.dtype, "C", "row_weights", "suspects", "counts")
-        self._multiply = PlannedKernel(plan, problem, a.device, name, "apps/abft/checked.cuh")
-        how = order.order_of(plan, problem, blocks_of(plan, problem, a.device))
+        self._multiply = PlannedKernel(plan, problem, a.device, name, "apps/abft/product/detect.cuh")
+        how = accumulation_order.order_of(plan, problem, blocks_of(plan, problem, a.device))
         self.check = _Check(a, b, c, bounds, padded_depth(problem.k, plan), how)
         epilogue["capacity"] = self.check.capacity
 
@@ -245,7 +256,7 @@ def check(A: Any, B: Any, C: Any, bounds: Bounds, index: int, *, correct: bool) 
         sums = cupy.empty(c.shape[0], summed(a.dtype))
         store = np.array((work.address(memory, "x"), sums.data.ptr), row_sums_dtype())[()]
         name = f"abft::StoreRowSums<{SUM[a.dtype]}>"
-        PlannedKernel(plan, problem, a.device, name, "apps/abft/checked.cuh")(a.pointer, b.pointer, store)
+        PlannedKernel(plan, problem, a.device, name, "apps/abft/product/detect.cuh")(a.pointer, b.pointer, store)
         work.compare(memory, c, sums)
         return work.judge(memory, a, b, c, correct=correct)
 
@@ -275,7 +286,7 @@ def sums(A: np.ndarray, B: np.ndarray, dtype: str, index: int) -> np.ndarray:
 
 
 def predicted(A: np.ndarray, B: np.ndarray, dtype: str, index: int) -> np.ndarray:
-    """Return what `sums` should, as order.cuh says; NaN where that is not known."""
+    """Return what `sums` should, as emulated_gemm.cuh says; NaN where that is not known."""
     with cupy.cuda.Device(index):
         a, b = _sent(A, B, dtype)
         return predicted_by(*_summed(a, b), a, b)
@@ -285,7 +296,7 @@ def one_after_another(A: np.ndarray, B: np.ndarray, dtype: str, index: int) -> n
     """Return A · B as the tensor cores would sum it if nobody shared a sum; NaN as for `predicted`."""
     with cupy.cuda.Device(index):
         a, b = _sent(A, B, dtype)
-        return _added(order.one_after_another(len(B)), a, b)
+        return _added(accumulation_order.one_after_another(len(B)), a, b)
 
 
 def sums_by(plan: Plan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
@@ -299,14 +310,16 @@ def sums_by(plan: Plan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> n
 
 def predicted_by(plan: Plan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
     """Return what `sums_by` should."""
-    return _added(order.order_of(plan, problem, blocks_of(plan, problem, a.device)), a, b)
+    return _added(accumulation_order.order_of(plan, problem, blocks_of(plan, problem, a.device)), a, b)
 
 
 def _added(how: Any, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
-    """Return A · B by order.cuh, in an order."""
+    """Return A · B by emulated_gemm.cuh, in an order."""
     to = cupy.empty((a.shape[0], b.shape[1]))
     grid = (_PREDICTING * live(a.device).multiprocessors,)
-    _kernel("judge.cuh", f"predict<{ELEMENT[a.dtype]}>", a.device)(grid, (_THREADS,), (_judged(a, b, b)[()], how, to))
+    _kernel("product/locate.cuh", f"predict<{ELEMENT[a.dtype]}>", a.device)(
+        grid, (_THREADS,), (_judged(a, b, b)[()], how, to)
+    )
     return to.get()
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.abft.thresholds import Bounds
-from tsapps.kernels.candidates import candidates, fits, most_registers, registers
-from tsapps.kernels.choose import plan, predict, tuned_table
-from tsapps.kernels.device import Device
-from tsapps.kernels.plan import ELEMENT, SUM, Plan, WarpgroupPlan
+from tsapps.apps.abft.product.thresholds import Bounds
+from tsapps.kernels.gpu_specs import Device
+from tsapps.kernels.plan.candidates import candidates, fits, most_registers, registers
+from tsapps.kernels.plan.mma import ELEMENT, SUM, Plan, WarpgroupPlan
+from tsapps.kernels.plan.select import plan, predict, tuned_table
+from tsapps.kernels.plan.user_table import of_version
 from tsapps.kernels.problem import ITEMSIZE, NARROW, Lies, Problem
-from tsapps.kernels.tables import of_version
 
 __all__ = [
     "COUNTS_BYTES",
@@ -64,7 +64,7 @@ _ROOM = {8: 1.2, 4: 1.5, 2: 1.5}
 _ROW_BOUNDS = ("row", "row_size", "row_absolute", "rounding", "rounding_absolute")
 _OF_SUM, _OF_DTYPE = ("magnitude", "spread", "absolute", "lost", "products"), ("largest_sum", "largest")
 _BOUNDS = (*_OF_SUM, "rounding", "rounding_absolute", *_OF_DTYPE)
-# Weights behind those of the last tile (epilogue.cuh); and N of the weights (row_checks.cuh), at least.
+# Weights behind those of the last tile (epilogue.cuh); and N of the weights (product/row_checksums.cuh), at least.
 _BEYOND, _LEAST_N = 16, 16
 
 
@@ -74,7 +74,7 @@ def summed(dtype: str) -> np.dtype:
 
 
 def half_step(w: int) -> float:
-    """Return 1 / 2N, by which the weights of w columns are made (row_checks.cuh)."""
+    """Return 1 / 2N, by which the weights of w columns are made (product/row_checksums.cuh)."""
     return 0.5 / max(_LEAST_N, 2 ** ceil(log2(max(1, -(-w // 8) * 2))))
 
 

@@ -9,7 +9,7 @@ partial sum which ends with product l could be, had it begun with any product si
 blocks share a sum, they begin wherever their shares do. Where nothing is known of how sums are added up, ⌊s_l⌋₂² is the
 mean of three, of sums that begin anew after 32 products, after 512, and never.
 
-On a CPU runs of products are added up, and then to a total (product_cpu.py): that addition counts, too. And a BLAS may
+On a CPU runs of products are added up, and then to a total (product/cpu.py): that addition counts, too. And a BLAS may
 have several accumulators, which take products in turn: each is then a sum by itself, of every q-th product, and they
 are added up at the end of a run. Where it has one q in some places and another in others, walk is the largest of them.
 

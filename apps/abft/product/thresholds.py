@@ -4,8 +4,8 @@ C (m × w) = A (m × k) · B (k × w). With S_i = Σ_l |a_il| s_l, s_l = Σ_j |b
 
     d_i = Σ_j v_j c_ij − p_i,      p_i = Σ_l a_il (Σ_j v_j b_lj)      for vectors v of weights in (0, 1],
 
-which would be zero without rounding, and its magnitude q_i = √(Σ_l (a_il s_l)²) (checked.cuh), or |y_i| in its place,
-y_i = Σ_l a_il z_l s_l for some z of random numbers, ½ ≤ |z| ≤ 1 (product_cpu.py). None of |p_i|, q_i and |y_i| is above
+which would be zero without rounding, and its magnitude q_i = √(Σ_l (a_il s_l)²) (detect.cuh), or |y_i| in its place,
+y_i = Σ_l a_il z_l s_l for some z of random numbers, ½ ≤ |z| ≤ 1 (product/cpu.py). None of |p_i|, q_i and |y_i| is above
 S_i. A row is *suspected* where
 
     |d_i| > row · max(|p_i|, q_i) + row_absolute + rounding · Σ_j |c_ij|
@@ -18,11 +18,11 @@ its exact elements r_ij, with Σ|ab| = Σ_l |a_il b_lj|. An element is *wrong* w
     |c_ij − r_ij| > T + rounding · (|r_ij| + T) + rounding_absolute,
                     T = magnitude · Σ|ab| + spread · walk + absolute.
 
-`walk` is how far the roundings of a sum go if their signs are random (walk.py), in units of u.
+`walk` is how far the roundings of a sum go if their signs are random (product/rounding_model.py), in units of u.
 
-Our own kernels on a GPU whose arithmetic is known (calibration.py) need no T: there the sum that C's element is of is
-computed once more, in the same order and to the bit (order.cuh), and an element is wrong if it is another number
-(`predicted`). Where factors are too large or small for that, T is the proven one.
+Our own kernels on a GPU whose arithmetic is known (calibrate.py) need no T: there the sum that C's element is of is
+computed once more, in the same order and to the bit (emulated_gemm.cuh), and an element is wrong if it is another
+number (`predicted`). Where factors are too large or small for that, T is the proven one.
 
 The first is a matter of speed and of what is found, the second of what is true: with the proven bound, no element is
 ever called wrong that rounding explains.
@@ -36,7 +36,7 @@ At the ends of the number range, with η half the smallest number of what is sum
   judged without a factor of 2^e, e the exponent of the largest product, of c_ij or of `absolute` (exact_products.py):
   nothing overflows, and what underflows is below 2⁻¹⁰⁰⁰ of the largest. The others are judged in float64, with room.
 - *A row* whose checks overflow is suspected. So is one whose checks lost more to underflow than the row may be off by,
-  which B's rows of denormals cause where they meet large columns of A (product_cpu.py).
+  which B's rows of denormals cause where they meet large columns of A (product/cpu.py).
 - *Infinity* is right where a sum may overflow on its way (`largest_sum`), or may round to it (`largest`).
 
 Sources: N. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed. (2002), chapter 3, for γ and its proofs;
@@ -47,7 +47,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, log, sqrt
 
-from tsapps.apps.abft.walk import ANY_WALK, OF_PRODUCTS, Walk
+from tsapps.apps.abft.product.rounding_model import ANY_WALK, OF_PRODUCTS, Walk
 
 __all__ = [
     "DTYPES",
@@ -162,7 +162,7 @@ class Bounds:
         Whether rows are probed by s_l = √(Σ_j b_lj² + (Σ_j b_lj)²) in place of Σ_j |b_lj|.
     lost : float
         By what elements are judged on a GPU for factors that are lost in part, as they are small (`exclude` of
-        judge.cuh).
+        product/locate.cuh).
     largest_sum, largest : float
         Σ|ab| beyond which a sum may overflow on its way, and |r_ij| + T beyond which it may be rounded to infinity.
         What is not finite there is not judged.
@@ -287,7 +287,7 @@ def statistical(
 ) -> Bounds:
     """Return the bounds that the rounding of an element exceeds with probability p at most, if it is as calibrated.
 
-    The rounding of a sum is taken for sub-Gaussian of scale e · walk, with an e that is measured (calibration.py): for
+    The rounding of a sum is taken for sub-Gaussian of scale e · walk, with an e that is measured (calibrate.py): for
     additions one after another, each off by anything up to half a last place, e is u/√3. Roundings that are not random
     are not covered, such as those of products that are all alike, nor sums of products that do not follow each other,
     where these are larger; by `proven` they are.

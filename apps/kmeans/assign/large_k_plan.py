@@ -1,8 +1,8 @@
-"""How the product of an iteration with many centres is computed, chosen from sizes alone; see streamed_columns.cuh."""
+"""How gemm_wgmma_streamed.cuh computes the product of an iteration for large k, from sizes alone."""
 
 from dataclasses import dataclass
 
-from tsapps.kernels.device import Device
+from tsapps.kernels.gpu_specs import Device
 
 __all__ = ["StreamPlan", "stream_plan"]
 
@@ -12,7 +12,7 @@ _COLUMNS, _COLUMNS_LOST = (200, 176, 152, 128, 104), 80
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """How streamed_columns.cuh multiplies: its template arguments, and the chunks of a row.
+    """How gemm_wgmma_streamed.cuh multiplies: its template arguments, and the chunks of a row.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class StreamPlan:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: chunks, constants, and barriers (kSharedBytes in streamed_rings.cuh)."""
+        """Dynamic shared memory of a block: chunks, constants, and barriers (kSharedBytes in streamed_pipeline.cuh)."""
         bytes_a, bytes_b = 32 * self.slabs * self.ROWS, 32 * (self.slabs + 1) * self.columns
         pieces = self.stages_a * (self.chunks if self.stays else self.groups)
         barriers = 2 * ((2 * self.groups * self.chunks if self.stays else pieces) + self.stages_b) + self.groups

@@ -5,9 +5,9 @@ from math import ceil, inf, log2, sqrt
 
 import numpy as np
 
-from tsapps.kernels.candidates import fits
-from tsapps.kernels.device import Device
-from tsapps.kernels.plan import Plan, instantiate
+from tsapps.kernels.gpu_specs import Device
+from tsapps.kernels.plan.candidates import fits
+from tsapps.kernels.plan.mma import Plan, instantiate
 from tsapps.kernels.problem import Layout, Problem
 
 __all__ = [
@@ -58,15 +58,15 @@ __all__ = [
     "vector_of",
 ]
 
-#: The clusters that nearest.cuh has room for; more are for nearest_of_many.cuh.
+#: The clusters that assign/small_k.cuh has room for; more are for assign/large_k.cuh.
 MOST_CLUSTERS = 64
 #: And what that has room for (kMostCentres).
 MOST_CENTRES = 1 << 16
-#: Features from which on rows of few clusters are always sorted to be moved: move.cuh would clear and flush more than
-#: it adds. Of fewer, the elements of changing rows from which on sorting saves more than its two launches more cost, by
-#: measurement (docs/notes/lloyd.md).
+#: Features from which on rows of few clusters are always sorted to be moved: scatter_add.cuh would clear and flush more
+#: than it adds. Of fewer, the elements of changing rows from which on sorting saves more than its two launches more
+#: cost, by measurement (docs/notes/lloyd.md).
 LONG_ROWS, LEAST_SORTED = 1024, 2**26
-#: Rows that can be sorted where each has two places, which are counted by 32 bits (changes.cuh).
+#: Rows that can be sorted where each has two places, which are counted by 32 bits (update/sort_reassigned.cuh).
 MOST_PLACED = 2**31 - 1024
 #: Powers of two that float32 can be scaled by, back and forth.
 MOST_EXPONENT = 96
@@ -106,7 +106,7 @@ ENTRY_BYTES, CHANGE_BYTES, UNDECIDED_BYTES, PLACE_BYTES = 16, 16, 32, 4
 _TENSOR_ERROR = 2.0**-20
 # What a rounded addition may lose of a sum.
 _ROUNDED = 2.0**-24
-# What the roundings of a score may be, relative to the norms of its row and centre (nearest.cuh).
+# What the roundings of a score may be, relative to the norms of its row and centre (assign/small_k.cuh).
 _SCORE_ROUNDINGS = 2.0**-22
 # Likewise of float64, by which integers are scaled.
 _MOST_OF_DOUBLE = 900
@@ -121,7 +121,7 @@ NARROW, WIDE = 2, 3
 _BITS = {NARROW: 30, WIDE: 46}
 # How far a feature's largest element may lie above the mean square for two digits to be as exact as float32.
 _SPREAD = 2.0**8
-# Bytes of a block's sums (kPlane in move.cuh).
+# Bytes of a block's sums (kPlane in update/scatter_add.cuh).
 _PLANES = 66 * 1024
 
 
@@ -136,13 +136,13 @@ def log2_lanes(columns: int) -> int:
 
 
 def vector_of(itemsize: int) -> int:
-    """Return the elements that a lane of shadow.cuh takes at a time (its kVector)."""
+    """Return the elements that a lane of data/half_copy.cuh takes at a time (its kVector)."""
     return 2 if itemsize == 8 else 4
 
 
 @dataclass(frozen=True)
 class SegmentsPlan:
-    """How segments.cuh adds up rows: its template arguments.
+    """How update/segmented_sum.cuh adds up rows: its template arguments.
 
     Attributes
     ----------
@@ -198,19 +198,19 @@ def parts_of(plan: Plan, k: int) -> int:
 
 
 def product_error(plan: Plan, d: int, k: int) -> float:
-    """Return γ of the scores of `nearest.cuh` by a plan."""
+    """Return γ of the scores of `assign/small_k.cuh` by a plan."""
     # A word is two features, and four lanes have some of a row's. What a second part adds is rounded once more.
     return tensor_error(d, 8 * plan.stretch) + (parts_of(plan, k) - 1) * 4 * _ROUNDED
 
 
 def epilogue_of(plan: Plan, k: int) -> str:
-    """Return the class of nearest.cuh by which a plan's product has the nearest of k centres, in its namespace."""
+    """Return the class of small_k.cuh by which a plan's product has the nearest of k centres, in its namespace."""
     # Of long rows: by the stretch, as there are none with bounds (assign_plan).
     return f"NearestOfLong<{parts_of(plan, k)}>" if plan.stretch else "Nearest"
 
 
 def margins_of(plan: Plan, d: int, k: int, rounding: float) -> tuple[float, float]:
-    """Return what a score may be off by, beside norm · ‖c‖, and beside norm · ‖c − ĉ‖ (nearest.cuh).
+    """Return what a score may be off by, beside norm · ‖c‖, and beside norm · ‖c − ĉ‖ (assign/small_k.cuh).
 
     `rounding` is what float16 loses of a row, beside its norm.
     """
@@ -219,7 +219,7 @@ def margins_of(plan: Plan, d: int, k: int, rounding: float) -> tuple[float, floa
 
 
 def centre_parts(d: int, k: int) -> int:
-    """Return the parts that a product has of every centre: two of few, where rows are long; see nearest.cuh."""
+    """Return the parts that a product has of every centre: two of few, where rows are long; see assign/small_k.cuh."""
     return 2 if d >= _TWO_PARTS and columns_of(k) <= _FEW else 1
 
 
@@ -242,7 +242,7 @@ def shadow_scales(middles: np.ndarray) -> np.ndarray:
 
 
 def shadow_reach(d: int) -> float:
-    """Return the norm that few rows of the shadow exceed: twice the root of the mean square; see centers.cuh."""
+    """Return the norm that few rows of the shadow exceed: twice the root of the mean square; see update/centers.cuh."""
     return 2.0 * _MIDDLE * sqrt(2.0 * d)
 
 
@@ -257,7 +257,7 @@ def assign_plan(n: int, d: int, k: int, device: Device, *, bounds: bool = False)
 
     Short rows are multiplied by warps that have a ring each, with the centres in shared memory; of long ones, pieces
     of 256 bytes go through a ring that a block shares, and are added up by rounded additions, as the tensor cores would
-    lose more of long sums. Not so with `bounds`: what scores single rows (nearest_until.cuh) has neither these nor
+    lose more of long sums. Not so with `bounds`: what scores single rows (bounds/assign.cuh) has neither these nor
     centres in two parts. What was measured is in docs/notes/lloyd.md.
     """
     parts = 1 if bounds else centre_parts(d, k)
@@ -290,7 +290,7 @@ def capacity(plan: Plan, n: int, blocks: int) -> int:
 
 @dataclass(frozen=True)
 class Integers:
-    """How elements become integers; see integers.cuh.
+    """How elements become integers; see update/fixed_point.cuh.
 
     Attributes
     ----------

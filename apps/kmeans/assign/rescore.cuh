@@ -1,4 +1,4 @@
-// The rows that `nearest.cuh` could not decide: the nearest of their candidates.
+// The rows that `assign/small_k.cuh` could not decide: the nearest of their candidates.
 //
 //   entries   a list for each block of that kernel: a row, its label, and the centres that can be its nearest
 //   X         the rows themselves (n × d, any dtype), of which only these are read
@@ -12,8 +12,8 @@
 // are decided by that; float64 would be bound by converting to it, a quarter of a thread's clock each. While a row is decided, the next one that has to be is on its way to
 // the level-2 cache, and so are the entries after the next.
 #pragma once
-#include "apps/kmeans/nearest.cuh"
-#include "apps/kmeans/shadow.cuh"
+#include "apps/kmeans/assign/small_k.cuh"
+#include "apps/kmeans/data/half_copy.cuh"
 
 namespace kmeans {
 

@@ -1,10 +1,10 @@
-// The rows that `nearest_of_many.cuh` could not decide, as decide.cuh does it: what changes joins the list of changes.
+// The rows that `assign/large_k.cuh` could not decide, as assign/rescore.cuh does it: what changes joins the list of changes.
 //
 // A warp takes a row with candidates; a row that has to be compared with all centres, the whole block, by what its
 // multiprocessor can read of the centres.
 #pragma once
-#include "apps/kmeans/decide.cuh"
-#include "apps/kmeans/nearest_of_many.cuh"
+#include "apps/kmeans/assign/rescore.cuh"
+#include "apps/kmeans/assign/large_k.cuh"
 
 namespace kmeans {
 

@@ -1,15 +1,15 @@
 // The nearest centre of every row, as the epilogue of a tall-and-skinny product: which centres can be the nearest, and the
 // rows that have to be looked at again.
 //
-//   sums (rows × k)   x̂ · ĉ of every row of the shadow (shadow.cuh) and every centre in float16, in float32
+//   sums (rows × k)   x̂ · ĉ of every row of the shadow (data/half_copy.cuh) and every centre in float16, in float32
 //
-// The nearest centre is the one of the largest x·c − ‖c‖²/2. What is known of x·c is x̂·ĉ ± E, where (shadow.cuh)
+// The nearest centre is the one of the largest x·c − ‖c‖²/2. What is known of x·c is x̂·ĉ ± E, where (data/half_copy.cuh)
 //
 //   E = norm · (ρ C + δ + γ (C + δ)) + 2⁻²² H,   C = max ‖c‖, δ = max ‖c − ĉ‖, H = max ‖c‖²/2
 //
-// norm being the row's, ρ what float16 loses (shadow.cuh) and γ the tensor cores' error. So a centre can be the nearest only if its score is above the best one
+// norm being the row's, ρ what float16 loses (data/half_copy.cuh) and γ the tensor cores' error. So a centre can be the nearest only if its score is above the best one
 // less 2 E: the row's *candidates*, a bit each. A row with one candidate is decided, and nothing of it is written if that is
-// its label already. Every other row goes to a list, one a block, for `decide.cuh`. Where rows are long, and to decide one takes
+// its label already. Every other row goes to a list, one a block, for `assign/rescore.cuh`. Where rows are long, and to decide one takes
 // much, each centre has an E of its own (NearestOfLong): of few samples, it may be several times as long as the others.
 //
 // Why it is fast: of each score a subtraction, a maximum and two multiply-adds, which count candidates in the mantissa of a
@@ -66,7 +66,7 @@ __device__ __forceinline__ Candidates candidates_of_own_row(const unsigned (&bit
   return {t < 2 ? ours : theirs, t < 2 ? theirs : ours};
 }
 
-// What centers.cuh finds out of all centres: C, δ and H; and the norm from which on a row is not decided here.
+// What update/centers.cuh finds out of all centres: C, δ and H; and the norm from which on a row is not decided here.
 struct Extremes {
   float norm, lost, half_square, reach;
 };
@@ -184,7 +184,7 @@ struct Nearest {
   static __device__ __forceinline__ unsigned candidates_near(const float (&d)[kColumnBlocks][4], int half,
                                                              const float (&offset)[kColumnBlocks][2], float error,
                                                              float best) {
-    // Products are below 2²⁸ (centers.cuh), so that what overflows here is no candidate. Scores are 1e-18 apart or more, or
+    // Products are below 2²⁸ (update/centers.cuh), so that what overflows here is no candidate. Scores are 1e-18 apart or more, or
     // the same. They are computed again, in another way, for the compiler not to keep them in registers.
     const float threshold = (2 * error - best) * kLarge;
     float sum = 0;
@@ -214,7 +214,7 @@ struct Nearest {
 constexpr float kSecondScale = 2048.0f;  // 2¹¹
 
 // Of long rows. A row's score of centre j is off by norm · e_j + 2⁻²¹ H at most, where e_j, which is behind the offsets, is E's
-// factor for this centre's own ‖c‖ and ‖c − ĉ‖ (centers.cuh): so a centre can be the nearest only if its score and its own E
+// factor for this centre's own ‖c‖ and ‖c − ĉ‖ (update/centers.cuh): so a centre can be the nearest only if its score and its own E
 // come to the largest of all scores less theirs.
 //
 // Every centre may have two columns: of the first half of them, ĉ has one whole, and of the second one times 2⁻¹¹. Then δ is next

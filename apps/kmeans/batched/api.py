@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from sklearn.utils import check_random_state
 
+from tsapps.apps.kmeans.data.frame import is_in_range
+from tsapps.apps.kmeans.data.rows import as_numbers
 from tsapps.apps.kmeans.estimator import TSKMeans
-from tsapps.apps.kmeans.frame import is_in_range
-from tsapps.apps.kmeans.rows import as_numbers
 from tsapps.kernels.arrays import as_array, gpu_index, like, to_host
-from tsapps.kernels.backend import choose_device
+from tsapps.kernels.devices import choose_device
 
 __all__ = ["BatchedClustering", "kmeans_batched"]
 
@@ -121,7 +121,7 @@ def kmeans_batched(
     choice = choose_device(device, resident=gpu_index(X))
     found: tuple[Any, Any, Any, Any] | None = None
     if choice.is_gpu:
-        from tsapps.apps.kmeans.batched_gpu import fit_on_gpu
+        from tsapps.apps.kmeans.batched.gpu import fit_on_gpu
 
         found = fit_on_gpu(array, n_clusters, first, max_iter, tol, seeds, choice.index)
     if found is None:

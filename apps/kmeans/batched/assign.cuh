@@ -8,7 +8,7 @@
 //     │ as the block runs                    │      │ memory; the next is on its way      │
 //     └──────────────────────────────────────┘      └─────────────────────────────────────┘
 //
-// A score is x̂·ĉ − ‖c‖²/2, known to ± E (nearest.cuh has why):  E = norm·(2⁻¹² C + δ + γ(C + δ)) + (γ + 2⁻²¹) H, as sums
+// A score is x̂·ĉ − ‖c‖²/2, known to ± E (assign/small_k.cuh has why):  E = norm·(2⁻¹² C + δ + γ(C + δ)) + (γ + 2⁻²¹) H, as sums
 // begin at −‖c‖²/2. The nearest centre is among those above the best score less 2E: the row's candidates. Of each row four
 // chunks with candidates are kept, 16 bits in each of four lanes; a chunk whose best lies 2E above all before drops them,
 // one 2E below is dropped. A row with one candidate is decided; of one with several, the candidates' distances are compared
@@ -20,7 +20,7 @@
 // that begin the sums, 110 that copy the next chunk. FMA in float32 would be 8,192. Per 16-deep step a warp asks for
 // 2 + kWidth / 16 matrices of shared memory for kWidth / 4 mma.
 #pragma once
-#include "apps/kmeans/batched.cuh"
+#include "apps/kmeans/batched/problem.cuh"
 
 namespace batched {
 

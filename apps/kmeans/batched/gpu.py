@@ -7,14 +7,14 @@ from typing import Any
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.batched_lloyd import BatchedLloyd, random_states
-from tsapps.apps.kmeans.batched_plan import KERNELS, MOST_PROBLEMS, BatchPlan, batch_plan
-from tsapps.kernels.build import function
-from tsapps.kernels.device import live
+from tsapps.apps.kmeans.batched.lloyd import BatchedLloyd, random_states
+from tsapps.apps.kmeans.batched.plan import KERNELS, MOST_PROBLEMS, BatchPlan, batch_plan
+from tsapps.kernels.gpu_specs import live
+from tsapps.kernels.jit.compiler import function
 
 __all__ = ["Gpu", "fit_on_gpu"]
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parents[1]
 _DTYPES = ("float32", "float16", "bfloat16")
 
 

@@ -12,7 +12,7 @@
 // problem: 4 cycles each, 0.18 ms for 75,000 rows, as long as reading 6 rows of 128 features a problem for each of 132
 // problems takes. Distances: 4 lanes a row, 2·d double-precision instructions a candidate, 14·10¹² a second.
 #pragma once
-#include "apps/kmeans/batched.cuh"
+#include "apps/kmeans/batched/problem.cuh"
 
 namespace batched {
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from tsapps.apps.kmeans.assignment import Assignment
-from tsapps.apps.kmeans.batched_plan import (
+from tsapps.apps.kmeans.assign.plan import shadow_reach, shadow_scales, tensor_error
+from tsapps.apps.kmeans.batched.plan import (
     BATCH,
     POINTERS,
     SEED_ROWS,
@@ -19,10 +19,10 @@ from tsapps.apps.kmeans.batched_plan import (
     integers,
     update_parts,
 )
-from tsapps.apps.kmeans.fused_plan import shadow_reach, shadow_scales, tensor_error
-from tsapps.apps.kmeans.relocation import relocate_empty_clusters
+from tsapps.apps.kmeans.empty_clusters import relocate_empty_clusters
+from tsapps.apps.kmeans.results import Assignment
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.plan import ELEMENT
+from tsapps.kernels.plan.mma import ELEMENT
 
 __all__ = ["BatchedLloyd", "Machine", "random_states"]
 

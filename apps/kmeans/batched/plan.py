@@ -5,8 +5,8 @@ from math import ceil, log2
 
 import numpy as np
 
-from tsapps.apps.kmeans.fused_plan import MOST_EXPONENT
-from tsapps.kernels.device import Device
+from tsapps.apps.kmeans.assign.plan import MOST_EXPONENT
+from tsapps.kernels.gpu_specs import Device
 
 __all__ = [
     "BATCH",
@@ -40,14 +40,14 @@ SEEDING = np.dtype(
 )
 #: The file and the threads of a block of every kernel.
 KERNELS = {
-    "column_moments": ("batched.cuh", 256),
-    "make_shadow": ("batched.cuh", 256),
-    "assign": ("batched_assign.cuh", 128),
-    "place_centers": ("batched_update.cuh", 512),
-    "update": ("batched_update.cuh", 512),
-    "draw_candidates": ("batched_seed.cuh", 256),
-    "candidate_distances": ("batched_seed.cuh", 256),
-    "inertias": ("batched_seed.cuh", 256),
+    "column_moments": ("batched/problem.cuh", 256),
+    "make_shadow": ("batched/problem.cuh", 256),
+    "assign": ("batched/assign.cuh", 128),
+    "place_centers": ("batched/update.cuh", 512),
+    "update": ("batched/update.cuh", 512),
+    "draw_candidates": ("batched/init.cuh", 256),
+    "candidate_distances": ("batched/init.cuh", 256),
+    "inertias": ("batched/init.cuh", 256),
 }
 #: `Status`.
 STATUS = {"running": 0, "strict": 1, "ended": 2, "empty": 3, "place": 4}

@@ -3,14 +3,14 @@
 //   X (b × n × d, any dtype)  →  moments (b × slices × 3 × d)   Σ(x − origin), Σ(x − origin)², max |x − origin|
 //                             →  shadow (b × n × padded, float16) = fl16((x − mean) · scale), and norms (b × n)
 //
-// The shadow and its norms are those of shadow.cuh, with a mean and a scale a problem; `padded` is d rounded up to 16, what
+// The shadow and its norms are those of data/half_copy.cuh, with a mean and a scale a problem; `padded` is d rounded up to 16, what
 // one mma takes.
 //
 // Why it is fast: blockIdx.y is the problem, so that each launch is one for all of them; X is read twice in all, and from
 // then on an iteration reads the shadow.
 #pragma once
-#include "kernels/ptx.cuh"
-#include "kernels/tsm2/element.cuh"
+#include "kernels/ptx/instructions.cuh"
+#include "kernels/device/element.cuh"
 
 namespace batched {
 
@@ -32,7 +32,7 @@ struct Change {
 };
 
 // Of the centres of a problem, scaled: max ‖c‖, max ‖c − ĉ‖ and max ‖c‖²/2; and the norm from which on a row has to be
-// compared with all of them, as centres far away were left out (centers.cuh has why).
+// compared with all of them, as centres far away were left out (update/centers.cuh has why).
 struct Extremes {
   float norm, lost, half_square, reach;
 };
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(256, 4) make_shadow(const Batch<T> batch) {
     }
     square = simt::warp_sum(square);
     lost = simt::warp_sum(lost);
-    // As in shadow.cuh: where rounding cost more than 2⁻¹² of the norm, the norm is raised. What is no number is infinite.
+    // As in data/half_copy.cuh: where rounding cost more than 2⁻¹² of the norm, the norm is raised. What is no number is infinite.
     const float least = 4096 * sqrtf(lost), most = sqrtf(square);
     const float norm = 1.0002f * (least > most ? least : most);
     if (lane == 0) batch.norms[problem * batch.n + row] = norm < kInfinity ? norm : kInfinity;

@@ -1,6 +1,6 @@
 // From the rows that changed their label to the next centres of every problem, without the host.
 //
-//   changes (batched_assign.cuh)  →  sums (b × k × (d + 1), 64-bit integers)  →  centers, halves, half_squares, extremes
+//   changes (batched/assign.cuh)  →  sums (b × k × (d + 1), 64-bit integers)  →  centers, halves, half_squares, extremes
 //
 // An element is round((x − mean) · scale), so that sums are exact and do not depend on the order: the same bits for any
 // grid. Where k·(d + 1) of them fit shared memory, elements have 30 bits, added as two 16-bit digits in 32 bits for kFlush
@@ -10,7 +10,7 @@
 // Why it is fast: a row that stays where it is costs nothing, and after the first iterations few move. A row that moves
 // costs a read of X and 2·d additions (4·d of digits), some 10·d lane-instructions: 50 ps at d = 128 where all move.
 #pragma once
-#include "apps/kmeans/batched.cuh"
+#include "apps/kmeans/batched/problem.cuh"
 
 namespace batched {
 

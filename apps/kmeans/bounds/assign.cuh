@@ -1,13 +1,13 @@
-// The nearest centre of every row, as nearest.cuh finds it, and how far centres may move until it has to be found again
-// (bounds.cuh).
+// The nearest centre of every row, as assign/small_k.cuh finds it, and how far centres may move until it has to be found again
+// (bounds/state.cuh).
 //
-// With s₁ and s₂ the best and the second best score of a row as computed, and E their bound (nearest.cuh), squared distances
+// With s₁ and s₂ the best and the second best score of a row as computed, and E their bound (assign/small_k.cuh), squared distances
 // are ‖x‖² − 2 s: the row's nearest centre is within u, and the others are beyond it by g or more, where
 //
 //   u² = (1.001 norm)² − 2 s₁ + 4 E  ≥  d₁²,     D = 2 (s₁ − s₂) − 4 E  ≤  d₂² − d₁²,     g = √(u² + D) − u = D / (√(u² + D) + u)
 //
 // as √(d₁² + D) − d₁ falls with d₁. norm is ‖x̂‖, and no less than what rounding took of x by the 2¹² that the shadow has
-// (shadow.cuh). Centres that were left out (centers.cuh) are beyond 4.01 · reach of the mean.
+// (data/half_copy.cuh). Centres that were left out (update/centers.cuh) are beyond 4.01 · reach of the mean.
 //
 //   NearestUntil   the epilogue of the product of all rows
 //   examine        scores the rows that `screen` listed, and them alone
@@ -19,8 +19,8 @@
 // Why it is fast: the second best score is two instructions more of each score, on the way to the best; and few rows are
 // examined, of which each is read once. Centres stay in the level-1 cache.
 #pragma once
-#include "apps/kmeans/bounds.cuh"
-#include "apps/kmeans/nearest.cuh"
+#include "apps/kmeans/bounds/state.cuh"
+#include "apps/kmeans/assign/small_k.cuh"
 
 namespace kmeans {
 

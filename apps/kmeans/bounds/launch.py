@@ -1,6 +1,6 @@
-"""Rows that an iteration of the fused engine leaves out, as their nearest centre cannot have changed; see bounds.cuh.
+"""Rows that an iteration of the fused engine leaves out, as their nearest centre cannot have changed; see state.cuh.
 
-    screen (bounds.cuh) → what scores the rows that it listed, or all with their expiries; or all without
+    screen (bounds/state.cuh) → what scores the rows that it listed, or all with their expiries; or all without
 
 Which of them does the work is decided on the GPU, iteration by iteration; the others return at once.
 """
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.bounds_plan import (
+from tsapps.apps.kmeans.assign.plan import MOTION
+from tsapps.apps.kmeans.bounds.plan import (
     FRESH_BYTES,
     OTHERS,
     UNTIL,
@@ -22,16 +23,15 @@ from tsapps.apps.kmeans.bounds_plan import (
     fresh_watch,
     most_listed,
 )
-from tsapps.apps.kmeans.fused_plan import MOTION
-from tsapps.apps.kmeans.shadow import load_kernels
+from tsapps.apps.kmeans.data.half_copy import load_kernels
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.launch import PlannedKernel
-from tsapps.kernels.packed import OverlappingLaunch
-from tsapps.kernels.plan import Plan
+from tsapps.kernels.gemm import PlannedKernel
+from tsapps.kernels.plan.mma import Plan
 from tsapps.kernels.problem import Problem
+from tsapps.kernels.runtime.launch import OverlappingLaunch
 
 if TYPE_CHECKING:
-    from tsapps.apps.kmeans.fused import FusedEngine
+    from tsapps.apps.kmeans.engines.fused import FusedEngine
 
 __all__ = ["Bounds", "ProductBounds"]
 
@@ -56,7 +56,7 @@ class Bounds:
     Attributes
     ----------
     expiries, limits, active, state : cupy.ndarray
-        Of every row and cluster, the rows that are listed, and a `WATCH`; see bounds.cuh.
+        Of every row and cluster, the rows that are listed, and a `WATCH`; see bounds/state.cuh.
     """
 
     def __init__(self, engine: FusedEngine, k: int, listed: int, labels: str) -> None:
@@ -74,7 +74,7 @@ class Bounds:
         self._begun_bytes = sum(before) + FRESH_BYTES
         self._few = few_moved(n)
         self._screen_grid = (min(engine.gpu.multiprocessors * _SCREEN_BLOCKS, -(-n // _SCREENED)),)
-        (self._screen,) = load_kernels(engine, "bounds.cuh", f"screen<{labels}>")
+        (self._screen,) = load_kernels(engine, "bounds/state.cuh", f"screen<{labels}>")
 
     def begin(self) -> None:
         """Begin anew: centres are others than those that the last iteration made, and no row is safe.
@@ -84,7 +84,7 @@ class Bounds:
         self._kept.data.copy_from_device_async(self._fresh.data, self._begun_bytes)
 
     def motion(self) -> Any:
-        """Return what `advance` (centers.cuh) is told of bounds, a `MOTION`."""
+        """Return what `advance` (update/centers.cuh) is told of bounds, a `MOTION`."""
         addresses = (one.data.ptr for one in (self._moved, self.limits, self.state))
         return np.array((*addresses, self._few, 0), MOTION)[()]
 
@@ -122,8 +122,8 @@ class ProductBounds(Bounds):
     def __init__(self, engine: FusedEngine, plan: Plan, problem: Problem, lists: int, room: int) -> None:
         super().__init__(engine, problem.w, most_listed(problem.m, lists, room), "int")
         self._examine_grid = lists, max(1, engine.gpu.multiprocessors * _EXAMINE_BLOCKS // lists)
-        (self._examine,) = load_kernels(engine, "nearest_until.cuh", f"examine<{-(-problem.w // 8)}>")
-        header, index = "apps/kmeans/nearest_until.cuh", engine.gpu_index
+        (self._examine,) = load_kernels(engine, "bounds/assign.cuh", f"examine<{-(-problem.w // 8)}>")
+        header, index = "apps/kmeans/bounds/assign.cuh", engine.gpu_index
         self._until = PlannedKernel(plan, problem, index, "kmeans::NearestUntil", header)
 
     def bind(

@@ -1,8 +1,8 @@
-"""What bounds keep of a row, and how many rows are listed, from sizes alone; see bounds.cuh."""
+"""What bounds keep of a row, and how many rows are listed, from sizes alone; see bounds/state.cuh."""
 
 import numpy as np
 
-from tsapps.apps.kmeans.fused_plan import NEAREST
+from tsapps.apps.kmeans.assign.plan import NEAREST
 
 __all__ = [
     "BOUNDS_BYTES",

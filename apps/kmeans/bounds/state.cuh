@@ -10,23 +10,23 @@
 //   expiry = g + P(then) + M(then)  >  P(now) + M(now) = limits[label]
 //
 // (Hamerly, "Making k-means even faster", SDM 2010, with his two bounds in one number): 4 bytes of a row and its label are read and none
-// is written. A row that is not decided when it is scored expires at once. Lengths are in the units that centres are scaled to (centers.cuh).
+// is written. A row that is not decided when it is scored expires at once. Lengths are in the units that centres are scaled to (update/centers.cuh).
 //
 // Rounding. Movements are rounded up, by 2⁻¹⁸ of themselves and 10⁻¹⁸; gaps are less by 2⁻³⁰ of the distances that they lie
-// between (nearest_until.cuh). So the two squared distances of a safe row still differ by more than 2⁻³³ of themselves, and
-// float64, which is what `decide.cuh` sums them in, could not find another label.
+// between (bounds/assign.cuh). So the two squared distances of a safe row still differ by more than 2⁻³³ of themselves, and
+// float64, which is what `assign/rescore.cuh` sums them in, could not find another label.
 //
 // What runs is decided here, for the host to ask nothing: `screen` counts the rows that are not safe and lists them. If
-// they are few, they alone are scored (`examine`, nearest_until.cuh; few_until.cuh); else all rows are. Bounds begin where few
+// they are few, they alone are scored (`examine`, bounds/assign.cuh; small_d/iteration_bounded.cuh); else all rows are. Bounds begin where few
 // rows have moved, as more than those are not safe, and where they do not pay they turn themselves off: after the n-th screen in
 // a row that found too many, 2ⁿ iterations run without bounds, and more of them until the largest movement is a quarter less
 // than it was.
 //
 // Why it is fast: one pass over 5 or 8 bytes a row, with few registers, where the copy of a row is 256 bytes at 128 features.
 #pragma once
-#include "apps/kmeans/labels.cuh"
-#include "kernels/ptx.cuh"
-#include "kernels/tsm2/simt.cuh"
+#include "apps/kmeans/data/labels.cuh"
+#include "kernels/ptx/instructions.cuh"
+#include "kernels/device/simt.cuh"
 
 namespace kmeans {
 

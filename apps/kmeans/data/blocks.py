@@ -6,7 +6,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from tsapps.apps.kmeans.rows import ArrayRows, Rows, UnitRows
+from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, UnitRows
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["Blocks"]

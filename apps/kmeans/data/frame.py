@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.kmeans.rows import Rows
+from tsapps.apps.kmeans.data.rows import Rows
 
 __all__ = [
     "Frame",

@@ -4,7 +4,7 @@
 //                                                    norms (n)  ‖shadow row‖, or more where rounding cost more
 //
 // `scale` is a power of two that brings the data to the middle of float16's range; `padded` is d rounded up to whole 16
-// bytes, filled with zeros; or, for many centres, it lies in slabs (slabs.cuh). With e = ‖(x − mean)·scale − shadow‖ (the
+// bytes, filled with zeros; or, for many centres, it lies in slabs (core_matrix_layout.cuh). With e = ‖(x − mean)·scale − shadow‖ (the
 // two differ by 2⁻¹¹ of each element at most, by less than half of that in the mean), norms[i] is the larger of ‖shadow‖ and
 // e / ρ, where ρ is 2⁻¹², or 2⁻²⁰ of data that float16 holds: for every c and ĉ
 //
@@ -18,9 +18,9 @@
 // multiprocessor's on their way. Of the sums over a row's lanes each lane ends with one of its own, so that the shuffles, the roots and
 // the rest of the norms are done once for all these rows: two sums in every lane took 10 shuffles a row in place of 2.5.
 #pragma once
-#include "apps/kmeans/packed.cuh"
-#include "kernels/ptx.cuh"
-#include "kernels/tsm2/slabs.cuh"
+#include "kernels/device/vector_load.cuh"
+#include "kernels/ptx/instructions.cuh"
+#include "kernels/tsm2/core_matrix_layout.cuh"
 
 namespace kmeans {
 

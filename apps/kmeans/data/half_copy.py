@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.fused_plan import (
+from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan
+from tsapps.apps.kmeans.assign.plan import (
     CHANGE_BYTES,
     ENTRY_BYTES,
     EXACT,
@@ -22,16 +23,15 @@ from tsapps.apps.kmeans.fused_plan import (
     shadow_scale,
     vector_of,
 )
-from tsapps.apps.kmeans.stream_plan import StreamPlan
-from tsapps.kernels.build import function
-from tsapps.kernels.plan import ELEMENT
+from tsapps.kernels.jit.compiler import function
+from tsapps.kernels.plan.mma import ELEMENT
 
 if TYPE_CHECKING:
-    from tsapps.apps.kmeans.fused import FusedEngine
+    from tsapps.apps.kmeans.engines.fused import FusedEngine
 
 __all__ = ["Placement", "Shadow", "aligned", "load_kernels", "types_of"]
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parents[1]
 # Blocks a multiprocessor: whole multiples of those that are resident.
 _THREADS, _BLOCKS = 256, 6
 
@@ -64,9 +64,9 @@ class Placement(NamedTuple):
 
 
 class Shadow:
-    """The copy of X in float16, scaled, and the norms of its rows; see shadow.cuh.
+    """The copy of X in float16, scaled, and the norms of its rows; see data/half_copy.cuh.
 
-    `slabs` of 16 columns a row, in tiles of 64 rows (slabs.cuh); if 0, rows of `padded` elements.
+    `slabs` of 16 columns a row, in tiles of 64 rows (core_matrix_layout.cuh); if 0, rows of `padded` elements.
     """
 
     def __init__(self, engine: FusedEngine, slabs: int) -> None:
@@ -83,7 +83,7 @@ class Shadow:
         self.rounding = np.float32(EXACT if exact else ROUNDING)
         sizes = np.int64(d), np.int64(n), np.int32(d), np.int32(self.padded), np.int32(slabs)
         lanes = np.int32(log2_lanes(self.padded // vector_of(X.itemsize)))
-        (kernel,) = load_kernels(engine, "shadow.cuh", f"make_shadow<{types_of(engine)}, {aligned(engine)}>")
+        (kernel,) = load_kernels(engine, "data/half_copy.cuh", f"make_shadow<{types_of(engine)}, {aligned(engine)}>")
         arguments = (X, *sizes, engine.shift, self.scale, self.rounding, lanes, self.rows, self.norms)
         kernel((engine.gpu.multiprocessors * _BLOCKS,), (_THREADS,), arguments)
         if not engine.proves:

@@ -8,7 +8,7 @@
 // Why it is fast: labels are read and written in whole lines, once. What is counted is added up by a block first: by its
 // threads, or in shared memory.
 #pragma once
-#include "kernels/tsm2/simt.cuh"
+#include "kernels/device/simt.cuh"
 
 namespace kmeans {
 

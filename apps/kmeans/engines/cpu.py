@@ -14,14 +14,14 @@ from scipy.linalg import get_blas_funcs
 from scipy.sparse import csr_matrix
 from sklearn.metrics.pairwise import euclidean_distances
 
-from tsapps.apps.kmeans.cpu_seeding import draw_plus_plus
-from tsapps.apps.kmeans.engine import Engine
-from tsapps.apps.kmeans.frame import ldexp, length, less, shrinking
-from tsapps.apps.kmeans.rows import ArrayRows, Rows
-from tsapps.apps.kmeans.seeding import is_small
-from tsapps.kernels.backend import available_cores
-from tsapps.kernels.host_memory import available_host_memory
-from tsapps.kernels.threads import one_blas_thread
+from tsapps.apps.kmeans.data.frame import ldexp, length, less, shrinking
+from tsapps.apps.kmeans.data.rows import ArrayRows, Rows
+from tsapps.apps.kmeans.engines.engine import Engine
+from tsapps.apps.kmeans.init.plusplus import is_small
+from tsapps.apps.kmeans.init.plusplus_host import draw_plus_plus
+from tsapps.kernels.blas.threads import one_blas_thread
+from tsapps.kernels.devices import available_cores
+from tsapps.kernels.system.host_memory import available_host_memory
 
 __all__ = ["CpuEngine", "distances_of"]
 

@@ -19,15 +19,15 @@ import cupy
 import numpy as np
 from cupyx import empty_pinned
 
-from tsapps.apps.kmeans.engine import Engine
-from tsapps.apps.kmeans.frame import ScaledRows
-from tsapps.apps.kmeans.fused_plan import log2_lanes, vector_of
-from tsapps.apps.kmeans.inertia_plan import KeptSums, inertia_plan
-from tsapps.apps.kmeans.rows import Reader, Rows, UnitRows, readers
+from tsapps.apps.kmeans.assign.plan import log2_lanes, vector_of
+from tsapps.apps.kmeans.data.frame import ScaledRows
+from tsapps.apps.kmeans.data.rows import Reader, Rows, UnitRows, readers
+from tsapps.apps.kmeans.engines.engine import Engine
+from tsapps.apps.kmeans.inertia.plan import KeptSums, inertia_plan
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.build import Kernel, function
-from tsapps.kernels.device import Device, live
-from tsapps.kernels.plan import ELEMENT
+from tsapps.kernels.gpu_specs import Device, live
+from tsapps.kernels.jit.compiler import Kernel, function
+from tsapps.kernels.plan.mma import ELEMENT
 
 __all__ = ["CublasEngine"]
 
@@ -45,7 +45,9 @@ _FILLERS = min(8, os.cpu_count() or 1)
 # With more clusters than this a product with the one-hot label matrix costs more than sorting the labels.
 _ONE_HOT_CLUSTERS = 64
 
-_SOURCE, _INERTIA, _LABELS = (Path(__file__).parent / f"{name}.cuh" for name in ("library", "inertia", "labels"))
+_SOURCE, _INERTIA, _LABELS = (
+    Path(__file__).parents[1] / file for file in ("engines/cublas_step.cuh", "inertia/inertia.cuh", "data/labels.cuh")
+)
 _LABEL_KERNELS = ("kmeans::change_labels", "kmeans::count_labels")
 _THREADS = 256
 # The points that one launch of point_distances takes, and the rows that a group of lanes of own_distances does.
@@ -191,7 +193,7 @@ class CublasEngine(Engine):
         return to_host(counts)
 
     def _with_labels(self, name: str, labels: Any, *arguments: Any) -> None:
-        """Launch a kernel of labels.cuh: CuPy's own for the same take seconds to compile."""
+        """Launch a kernel of data/labels.cuh: CuPy's own for the same take seconds to compile."""
         kernel = function(_LABELS, _LABEL_KERNELS, f"kmeans::{name}", self._gpu.id)
         blocks = min(-(-len(labels) // _THREADS), _LABEL_BLOCKS * self.gpu.multiprocessors)
         kernel((blocks,), (_THREADS,), (labels, np.int64(len(labels)), *arguments))
@@ -287,7 +289,7 @@ class CublasEngine(Engine):
         return total
 
     def _kernel(self, name: str, *arguments: str) -> Kernel:
-        """Return a kernel of library.cuh, by its name and template arguments."""
+        """Return a kernel of engines/cublas_step.cuh, by its name and template arguments."""
         full = f"{name}<{', '.join(arguments)}>" if arguments else name
         return function(_SOURCE, (full,), full, self._gpu.id)
 

@@ -21,7 +21,7 @@
 // own_distances and column_moments take X of any dtype, which they widen to `Work`, the type that K-means works in; and
 // kVectors says whether they read up to 16 bytes at a time: rows that begin at multiples of them, and are whole ones.
 #pragma once
-#include "apps/kmeans/packed.cuh"
+#include "kernels/device/vector_load.cuh"
 
 #define FULL_WARP 0xffffffffu
 

@@ -1,12 +1,12 @@
 """The steps of the fused engine: one iteration for k clusters, by the kernels for as many features and centres.
 
     few features     few_features.py
-    few (up to 64)   nearest.cuh on tall_skinny.cuh → decide.cuh → rows that change → centers.cuh
-    many             fused_many.py
+    few (up to 64)   assign/small_k.cuh on gemm_mma.cuh → assign/rescore.cuh → rows that change → update/centers.cuh
+    many             engines/large_k_step.py
 
 Few features need no copy of X. Few centres stay in shared memory, and the product is bound by what is
-read of X's copy. Rows that change are sorted and added up by changes.cuh and segments.cuh or, where they and the
-clusters are few, added as they are by move.cuh.
+read of X's copy. Rows that change are sorted and added up by sort_reassigned.cuh and segmented_sum.cuh or, where they
+and the clusters are few, added as they are by update/scatter_add.cuh.
 """
 
 from __future__ import annotations
@@ -20,12 +20,7 @@ import cupy
 import numpy as np
 from cupyx import empty_pinned
 
-from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
-from tsapps.apps.kmeans.bounds import Bounds, ProductBounds
-from tsapps.apps.kmeans.bounds_plan import BOUNDS_BYTES, begins_soon
-from tsapps.apps.kmeans.fused_check import FAULTS, LOST, StepCheck
-from tsapps.apps.kmeans.fused_moves import Moves, Segments, grid_of_lists
-from tsapps.apps.kmeans.fused_plan import (
+from tsapps.apps.kmeans.assign.plan import (
     ADVANCE,
     ENTRY_BYTES,
     LISTS,
@@ -45,14 +40,19 @@ from tsapps.apps.kmeans.fused_plan import (
     shadow_problem,
     sorts_rows,
 )
-from tsapps.apps.kmeans.shadow import Placement, Shadow, load_kernels, types_of
+from tsapps.apps.kmeans.bounds.launch import Bounds, ProductBounds
+from tsapps.apps.kmeans.bounds.plan import BOUNDS_BYTES, begins_soon
+from tsapps.apps.kmeans.data.half_copy import Placement, Shadow, load_kernels, types_of
+from tsapps.apps.kmeans.protect.launch import FAULTS, LOST, StepCheck
+from tsapps.apps.kmeans.results import Assignment, Iterated, Report
+from tsapps.apps.kmeans.update.launch import Moves, Segments, grid_of_lists
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.launch import PlannedKernel, blocks_of
-from tsapps.kernels.packed import OverlappingLaunch
-from tsapps.kernels.plan import ELEMENT, Plan
+from tsapps.kernels.gemm import PlannedKernel, blocks_of
+from tsapps.kernels.plan.mma import ELEMENT, Plan
+from tsapps.kernels.runtime.launch import OverlappingLaunch
 
 if TYPE_CHECKING:
-    from tsapps.apps.kmeans.fused import FusedEngine
+    from tsapps.apps.kmeans.engines.fused import FusedEngine
 
 __all__ = ["DECIDE_BLOCKS", "DECIDE_THREADS", "FewCentres", "Step", "integers_of"]
 
@@ -120,8 +120,8 @@ class Step(ABC):
         self._placement = placement
         scalar = ELEMENT[engine.dtype.name]
         # Apart, as each takes longer to compile than most.
-        (self._place,) = load_kernels(engine, "centers.cuh", f"place_centers<{scalar}>")
-        (self._advance,) = load_kernels(engine, "centers.cuh", f"advance<{scalar}>")
+        (self._place,) = load_kernels(engine, "update/centers.cuh", f"place_centers<{scalar}>")
+        (self._advance,) = load_kernels(engine, "update/centers.cuh", f"advance<{scalar}>")
         self.weighted = str(engine.sample_weight is not None).lower()
         self.integers = integers_of(engine)
         self._scales = np.array(self.integers.scales)
@@ -292,7 +292,7 @@ class Step(ABC):
         return [*self._bind_rows(self._centers[now]), advance]
 
     def _advancing(self, now: int, place: int, tol: float) -> Any:
-        """Return what the kernels of centers.cuh are told of an iteration."""
+        """Return what the kernels of update/centers.cuh are told of an iteration."""
         placement, next_centers = self._placement, self._centers[1 - now]
         margins = 0 if self._margins is None else self._offsets[self._n_columns :].data.ptr
         centers = self._centers[now], next_centers, self._found, self._offsets
@@ -318,7 +318,7 @@ class Step(ABC):
 
 
 class FewCentres(Step):
-    """A step for as many clusters as `nearest.cuh` has room for."""
+    """A step for as many clusters as `assign/small_k.cuh` has room for."""
 
     columns = 8
 
@@ -330,7 +330,7 @@ class FewCentres(Step):
         index = engine.gpu_index
         problem = shadow_problem(n, d, k, self.parts)
         epilogue = epilogue_of(plan, k)
-        self._product = PlannedKernel(plan, problem, index, f"kmeans::{epilogue}", "apps/kmeans/nearest.cuh")
+        self._product = PlannedKernel(plan, problem, index, f"kmeans::{epilogue}", "apps/kmeans/assign/small_k.cuh")
         if epilogue != "Nearest":  # margins are behind offsets
             self._offsets = cupy.empty(2 * self._n_columns, np.float32)
             self._margins = margins_of(plan, d, k, float(shadow.rounding))
@@ -345,7 +345,7 @@ class FewCentres(Step):
         if sorts_rows(n, d) and n <= MOST_PLACED:
             self._segments = Segments(self, "Entry", lists, cupy.empty(lists * self._capacity * PLACE_BYTES, np.uint8))
         self._decide_grid = grid_of_lists(engine, lists, DECIDE_BLOCKS)
-        (self._decide,) = load_kernels(engine, "decide.cuh", f"decide<{types_of(engine)}>")
+        (self._decide,) = load_kernels(engine, "assign/rescore.cuh", f"decide<{types_of(engine)}>")
 
     def _made_bounds(self) -> ProductBounds:
         return ProductBounds(self.engine, *self._bounds_of)

@@ -10,7 +10,7 @@ its mean as it is read: that shrinks the cancellation in the score. Sums over sa
 
 Over `UnitRows` the metric is the cosine: centres have norm 1 too, ‖x − c‖²/2 is 1 − cos(x, c), and nothing is centred.
 
-`blocks.py` has the rows; `cpu.py` and `cuda.py` say how blocks are fed and how a block's rows are summed by label.
+`blocks.py` has the rows; `cpu.py` and `cublas.py` say how blocks are fed and how a block's rows are summed by label.
 """
 
 from abc import abstractmethod
@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from sklearn.utils.extmath import row_norms
 
-from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report, square_shift
-from tsapps.apps.kmeans.blocks import Blocks
-from tsapps.apps.kmeans.protection import Protection, same_bits
-from tsapps.apps.kmeans.rows import Rows, unit
+from tsapps.apps.kmeans.data.blocks import Blocks
+from tsapps.apps.kmeans.data.rows import Rows, unit
+from tsapps.apps.kmeans.protect.checks import Protection, same_bits
+from tsapps.apps.kmeans.results import Assignment, Iterated, Report, square_shift
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["Engine"]

@@ -1,12 +1,12 @@
 """The fused engine: Lloyd on a float16 copy of X, or on few features themselves, with exact labels and exact sums.
 
-An iteration is one product of the core, of X's copy in float16 (`shadow.cuh`) and the centres. Its epilogue finds the
-nearest centre of every row and, by a rigorous bound on what float16 rounds away, the few rows for which it is not sure.
-Those are decided in float64 from X itself, and rows whose label changes move from one cluster's sum to another's. So an
-iteration reads half of float32's bytes and a quarter of float64's; labels are the float64 arg-min; and sums are
-integers, the same bits on every run. `fused_step.py` has the kernels of few centres, `fused_many.py` those of many. Few
-features and few centres are multiplied from X itself, in the time of reading it (`few_features.py`): in float32
-(`short_rows.cuh`, `few_features.cuh`), or by tensor cores, with the same kind of bound (`few_products.cuh`): as
+An iteration is one product of the core, of X's copy in float16 (`half_copy.cuh`) and the centres. Its epilogue finds
+the nearest centre of every row and, by a rigorous bound on what float16 rounds away, the few rows for which it is not
+sure. Those are decided in float64 from X itself, and rows whose label changes move from one cluster's sum to another's.
+So an iteration reads half of float32's bytes and a quarter of float64's; labels are the float64 arg-min; and sums are
+integers, the same bits on every run. `device_step.py` has the kernels of few centres, `large_k_step.py` those of many.
+Few features and few centres are multiplied from X itself, in the time of reading it (`few_features.py`): in float32
+(`iteration_fma_d4.cuh`, `iteration_fma.cuh`), or by tensor cores, with the same kind of bound (`iteration_mma.cuh`): as
 float16, or 16 bits as they lie.
 
 What it cannot do it leaves to `CublasEngine`: many centres on GPUs other than Hopper's, X that does not fit the GPU,
@@ -20,28 +20,29 @@ from typing import Any, TypeVar
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.assignment import Assignment, Iterated, Report
-from tsapps.apps.kmeans.cuda import CublasEngine
-from tsapps.apps.kmeans.few_features import few_step, norms_of
-from tsapps.apps.kmeans.few_plan import ALIGNMENT, FewPlan, ProductsPlan, few_plan
-from tsapps.apps.kmeans.fused_check import SumsCheck
-from tsapps.apps.kmeans.fused_many import ManyCentres
-from tsapps.apps.kmeans.fused_plan import MOST_CENTRES, MOST_CLUSTERS, MOST_PLACED, NARROW, assign_plan
-from tsapps.apps.kmeans.fused_seeding import draw_plus_plus
-from tsapps.apps.kmeans.fused_step import FewCentres, Step, integers_of
-from tsapps.apps.kmeans.inertia_plan import inertia_from_sums
-from tsapps.apps.kmeans.rows import ArrayRows, Rows
-from tsapps.apps.kmeans.seeding import is_small
-from tsapps.apps.kmeans.shadow import Shadow
-from tsapps.apps.kmeans.stream_plan import StreamPlan, stream_plan
+from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan, stream_plan
+from tsapps.apps.kmeans.assign.plan import MOST_CENTRES, MOST_CLUSTERS, MOST_PLACED, NARROW, assign_plan
+from tsapps.apps.kmeans.data.half_copy import Shadow
+from tsapps.apps.kmeans.data.rows import ArrayRows, Rows
+from tsapps.apps.kmeans.engines.cublas import CublasEngine
+from tsapps.apps.kmeans.engines.device_step import FewCentres, Step, integers_of
+from tsapps.apps.kmeans.engines.large_k_step import ManyCentres
+from tsapps.apps.kmeans.engines.small_d_step import few_step, norms_of
+from tsapps.apps.kmeans.inertia.plan import inertia_from_sums
+from tsapps.apps.kmeans.init.plusplus import is_small
+from tsapps.apps.kmeans.init.plusplus_launch import draw_plus_plus
+from tsapps.apps.kmeans.protect.launch import SumsCheck
+from tsapps.apps.kmeans.results import Assignment, Iterated, Report
+from tsapps.apps.kmeans.small_d.plan import ALIGNMENT, FewPlan, ProductsPlan, few_plan
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.plan import Plan
+from tsapps.kernels.plan.mma import Plan
 
 __all__ = ["FusedEngine"]
 
 T = TypeVar("T")
 
-# What 32 bits number, with a warpgroup's tiles past the end; what a row's norm is summed over in float32 (shadow.cuh).
+# What 32 bits number, with a warpgroup's tiles past the end; what a row's norm is summed over in float32
+# (half_copy.cuh).
 _MOST_SAMPLES, _MOST_FEATURES = 2**32 - 128, 2**18
 _LEAST_CAPABILITY = 8.0
 # By default, the features of rows that have bounds, and the elements of X: of less, launches cost what is saved.
@@ -49,7 +50,7 @@ _MOST_BOUNDED, _LEAST_BOUNDED = 256, 1 << 26
 _HALVES = ("float16", "bfloat16")
 # The square of the mean beside that of the spread, up to which halves are not centred.
 _NEARLY_CENTRED = 0.25
-# The least weight beside the largest: sums have 46 bits for it (fused_plan.py).
+# The least weight beside the largest: sums have 46 bits for it (assign/plan.py).
 _LEAST_WEIGHT = 2.0**-16
 # The inertia of sums: how many times their bytes X is to have, as they are worked on by the host; what part of it may
 # be in error, about that of adding up differences in float32; and what part of a sum of squares in float64.

@@ -1,6 +1,6 @@
 """The step of the fused engine for many clusters.
 
-    nearest_of_many.cuh on streamed_columns.cuh → decide_of_many.cuh → rows that change → centers.cuh
+    assign/large_k.cuh on gemm_wgmma_streamed.cuh → assign/rescore_large_k.cuh → rows that change → update/centers.cuh
 
 Centres stream by, and the product is bound by the tensor cores.
 """
@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.fused_moves import Segments, grid_of_lists
-from tsapps.apps.kmeans.fused_plan import CHANGE_BYTES, LISTS, NEAREST_OF_MANY, UNDECIDED_BYTES, tensor_error
-from tsapps.apps.kmeans.fused_step import DECIDE_BLOCKS, DECIDE_THREADS, Step
-from tsapps.apps.kmeans.shadow import Shadow, load_kernels, types_of
-from tsapps.apps.kmeans.stream_plan import StreamPlan
-from tsapps.kernels.build import Kernel
-from tsapps.kernels.packed import OverlappingLaunch
+from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan
+from tsapps.apps.kmeans.assign.plan import CHANGE_BYTES, LISTS, NEAREST_OF_MANY, UNDECIDED_BYTES, tensor_error
+from tsapps.apps.kmeans.data.half_copy import Shadow, load_kernels, types_of
+from tsapps.apps.kmeans.engines.device_step import DECIDE_BLOCKS, DECIDE_THREADS, Step
+from tsapps.apps.kmeans.update.launch import Segments, grid_of_lists
+from tsapps.kernels.jit.compiler import Kernel
+from tsapps.kernels.runtime.launch import OverlappingLaunch
 
 if TYPE_CHECKING:
-    from tsapps.apps.kmeans.fused import FusedEngine
+    from tsapps.apps.kmeans.engines.fused import FusedEngine
 
 __all__ = ["ManyCentres"]
 
@@ -31,7 +31,7 @@ __all__ = ["ManyCentres"]
 @cache
 def _streamed(plan: StreamPlan, device: int) -> Kernel:
     """Return the kernel of a plan, for a GPU."""
-    headers = "kernels/tsm2/streamed_columns.cuh", "apps/kmeans/nearest_of_many.cuh"
+    headers = "kernels/tsm2/gemm_wgmma_streamed.cuh", "apps/kmeans/assign/large_k.cuh"
     source = "".join(f'#include "{header}"\n' for header in headers)
     kernel = Kernel(source, [plan.kernel], plan.kernel, device)
     kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
@@ -54,7 +54,7 @@ class ManyCentres(Step):
         self._undecided = cupy.empty(blocks * self._capacity * UNDECIDED_BYTES, np.uint8)
         self._lengths = cupy.empty((blocks, 2), np.uint32)
         self._decide_grid = grid_of_lists(engine, blocks, DECIDE_BLOCKS)
-        (self._decide,) = load_kernels(engine, "decide_of_many.cuh", f"decide_of_many<{types_of(engine)}>")
+        (self._decide,) = load_kernels(engine, "assign/rescore_large_k.cuh", f"decide_of_many<{types_of(engine)}>")
         self._segments = Segments(self, "Change", blocks, self._undecided)
 
     def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:

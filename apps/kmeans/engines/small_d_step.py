@@ -1,6 +1,6 @@
 """Steps of the fused engine for few features and few clusters: X is read as it is.
 
-See short_rows.cuh, few_features.cuh and few_products.cuh, and with bounds few_until.cuh.
+See iteration_fma_d4.cuh, iteration_fma.cuh and iteration_mma.cuh, and with bounds iteration_bounded.cuh.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.bounds import Bounds
-from tsapps.apps.kmeans.bounds_plan import EXPIRING, most_of_few_listed
-from tsapps.apps.kmeans.few_plan import (
+from tsapps.apps.kmeans.assign.plan import tensor_error
+from tsapps.apps.kmeans.bounds.launch import Bounds
+from tsapps.apps.kmeans.bounds.plan import EXPIRING, most_of_few_listed
+from tsapps.apps.kmeans.data.half_copy import Placement, load_kernels
+from tsapps.apps.kmeans.engines.device_step import Step
+from tsapps.apps.kmeans.small_d.plan import (
     FEW_BYTES,
     FEW_NAME,
     FEW_ROUNDING,
@@ -28,20 +31,17 @@ from tsapps.apps.kmeans.few_plan import (
     few_scale,
     until_plan,
 )
-from tsapps.apps.kmeans.fused_plan import tensor_error
-from tsapps.apps.kmeans.fused_step import Step
-from tsapps.apps.kmeans.shadow import Placement, load_kernels
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.build import architecture, build
-from tsapps.kernels.packed import OverlappingLaunch, PackedLaunch
-from tsapps.kernels.plan import ELEMENT
+from tsapps.kernels.jit.compiler import architecture, build
+from tsapps.kernels.plan.mma import ELEMENT
+from tsapps.kernels.runtime.launch import OverlappingLaunch, PackedLaunch
 
 if TYPE_CHECKING:
-    from tsapps.apps.kmeans.fused import FusedEngine
+    from tsapps.apps.kmeans.engines.fused import FusedEngine
 
 __all__ = ["FewFeatures", "FewMultiplyAdds", "FewProducts", "few_step", "norms_of"]
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parents[1]
 _PLACE_THREADS = 128
 # As many blocks a multiprocessor as are resident.
 _WIDEN_THREADS, _WIDEN_BLOCKS = 256, 8
@@ -62,7 +62,7 @@ def few_step(engine: FusedEngine, plan: FewPlan | ProductsPlan, k: int) -> FewFe
 class FewFeatures(Step):
     """A step for few features and few clusters, of samples without weights in float32 or 16 bits."""
 
-    #: Those of few_until.cuh's product.
+    #: Those of small_d/iteration_bounded.cuh's product.
     columns = 8
     keeps_labels = True
 
@@ -79,7 +79,7 @@ class FewFeatures(Step):
         # A byte each, in whole words; and the array that they were given to, and are still those of.
         self._labels = cupy.empty(-(-engine.n_samples // 4) * 4, np.int8)
         self._given: Any = None
-        (self._widen,) = load_kernels(engine, "labels.cuh", "widen_labels")
+        (self._widen,) = load_kernels(engine, "data/labels.cuh", "widen_labels")
         self._threads, self._shared_bytes = (plan.threads,), plan.shared_bytes
         self._grid = (plan.grid(engine.n_samples, engine.gpu.multiprocessors),)
 
@@ -112,7 +112,7 @@ class FewFeatures(Step):
         return np.array((*addresses, self._scale, self._norm, tensor_error, rounding), PRODUCTS)[()]
 
     def _of_warps(self) -> Any:
-        """Return what few_warps.cuh is told of them, which rounds rows to float16."""
+        """Return what small_d/scores_mma.cuh is told of them, which rounds rows to float16."""
         exact = self.engine.rows_on_gpu.itemsize == 2 and not bool(self.engine.shift.any())
         return self._products(tensor_error(self._padded), 0.0 if exact else FEW_ROUNDING)
 
@@ -122,7 +122,7 @@ class FewFeatures(Step):
         plan = until_plan(engine.n_features, self.k, dtype, room)
         if plan is None:
             return None
-        (self._until,) = load_kernels(engine, "few_until.cuh", plan.kernel)
+        (self._until,) = load_kernels(engine, "small_d/iteration_bounded.cuh", plan.kernel)
         self._until.max_dynamic_shared_size_bytes = plan.shared_bytes
         self._until_plan, self._until_products = plan, self._of_warps()
         return Bounds(engine, self.k, most_of_few_listed(engine.n_samples), "kmeans::Label")
@@ -184,7 +184,7 @@ def _with_constants(engine: FusedEngine, plan: FewPlan) -> tuple[Any, Any, int]:
 
 
 class FewMultiplyAdds(FewFeatures):
-    """Scores by multiply-adds, centres in constant memory: few_features.cuh and short_rows.cuh."""
+    """Scores by multiply-adds, centres in constant memory: iteration_fma.cuh and iteration_fma_d4.cuh."""
 
     def __init__(self, engine: FusedEngine, plan: FewPlan, k: int) -> None:
         super().__init__(engine, plan, k)
@@ -208,13 +208,13 @@ class FewMultiplyAdds(FewFeatures):
 
 
 class FewProducts(FewFeatures):
-    """Scores by products on tensor cores: few_products.cuh."""
+    """Scores by products on tensor cores: small_d/iteration_mma.cuh."""
 
     comes_early = True
 
     def __init__(self, engine: FusedEngine, plan: ProductsPlan, k: int) -> None:
         super().__init__(engine, plan, k)
-        (self._assign,) = load_kernels(engine, "few_products.cuh", plan.kernel)
+        (self._assign,) = load_kernels(engine, "small_d/iteration_mma.cuh", plan.kernel)
         self._assign.max_dynamic_shared_size_bytes = plan.shared_bytes
         if plan.multiplier is Multiplier.WARPGROUPS:
             self._of = self._products(tensor_error(2 * plan.padded), PARTS_ROUNDING[plan.dtype])

@@ -17,11 +17,11 @@
 // these rows, so that a multiprocessor's 20 warps have 40 KB on their way at any time. No lane needs what another has
 // before a slice ends. Centres lie in shared memory where that leaves the level-1 cache room (kShared). A row of 128
 // float32 takes some 60 instructions of its warp, and a conversion to double for four squares, of which a multiprocessor
-// makes but 16 a clock. Where sums that are kept are compared with the rows (kept_sums.cuh), it takes some 100, about as many
+// makes but 16 a clock. Where sums that are kept are compared with the rows (protect/freivalds.cuh), it takes some 100, about as many
 // as there is time for; what does not fit the registers of so many threads has fewer of them.
 #pragma once
-#include "apps/kmeans/kept_sums.cuh"
-#include "apps/kmeans/packed.cuh"
+#include "apps/kmeans/protect/freivalds.cuh"
+#include "kernels/device/vector_load.cuh"
 
 namespace kmeans {
 

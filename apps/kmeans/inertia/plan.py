@@ -1,4 +1,4 @@
-"""How the inertia is added up on a GPU, chosen from sizes alone; see inertia.cuh."""
+"""How the inertia is added up on a GPU, chosen from sizes alone; see inertia/inertia.cuh."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.kmeans.fused_plan import NARROW, WIDE, log2_lanes
-from tsapps.kernels.device import Device
+from tsapps.apps.kmeans.assign.plan import NARROW, WIDE, log2_lanes
+from tsapps.kernels.gpu_specs import Device
 
 __all__ = [
     "KEPT_SUMS",
@@ -27,7 +27,7 @@ _MOST_SLICES = 1 << 16
 _VECTOR_BYTES = 16
 # Threads where sums are compared, by their digits and the bytes of an element of X: as many as have registers enough.
 _COMPARING = {(NARROW, 4): 640, (NARROW, 2): 512, (WIDE, 8): 512, (WIDE, 4): 384, (WIDE, 2): 384}
-#: The C++ class of sums that are compared with the rows (`KeptSums` in kept_sums.cuh).
+#: The C++ class of sums that are compared with the rows (`KeptSums` in protect/freivalds.cuh).
 KEPT_SUMS = np.dtype([(name, "u8") for name in ("sums", "scales", "of_clusters", "of_columns", "found")])
 #: The largest of the weights that compare them; and the last bits of an element of three digits, which are a number of
 #: their own (kLastBits).
@@ -36,7 +36,7 @@ MOST_WEIGHT, LAST_BITS = 2**31 - 1, 24
 
 @dataclass(frozen=True)
 class KeptSums:
-    """Sums that the kernel is to compare with the rows of the labels; see kept_sums.cuh.
+    """Sums that the kernel is to compare with the rows of the labels; see protect/freivalds.cuh.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class KeptSums:
 
 @dataclass(frozen=True)
 class InertiaPlan:
-    """How the kernel of inertia.cuh is instantiated and launched.
+    """How the kernel of inertia/inertia.cuh is instantiated and launched.
 
     Attributes
     ----------

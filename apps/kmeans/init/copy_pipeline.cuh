@@ -1,4 +1,4 @@
-// What a warp reads of X's copy in a step of k-means++ (seeding_screen.cuh), on its way to shared memory.
+// What a warp reads of X's copy in a step of k-means++ (init/plusplus_pruned.cuh), on its way to shared memory.
 //
 //   a unit, 16 rows of the copy       columns 0 … 7   8 … 15   16 … 23   24 … 31    a lane (g, t) = (lane / 4, lane % 4) copies
 //   and 32 columns                        t=0          t=1       t=2       t=3      8 columns of rows g and g + 8 to shared
@@ -11,9 +11,9 @@
 // Why it is fast: 4 KB lie together in global memory, and are asked for line by line. Where each lane copied what it reads, of
 // slabs 16 bytes of four lines at a time, a step took 1.7 times as long. What is read together lies in all banks.
 #pragma once
-#include "kernels/ptx.cuh"
-#include "kernels/tsm2/simt.cuh"
-#include "kernels/tsm2/slabs.cuh"
+#include "kernels/ptx/instructions.cuh"
+#include "kernels/device/simt.cuh"
+#include "kernels/tsm2/core_matrix_layout.cuh"
 
 namespace kmeans {
 

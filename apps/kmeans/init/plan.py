@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tsapps.apps.kmeans.fused_plan import tensor_error
-from tsapps.kernels.device import Device
+from tsapps.apps.kmeans.assign.plan import tensor_error
+from tsapps.kernels.gpu_specs import Device
 
 __all__ = [
     "COPY",
@@ -20,7 +20,7 @@ __all__ = [
 
 #: Candidates a step that the kernels have registers for: enough for 59,874 clusters.
 MOST_TRIALS = 12
-#: seeding_screen.cuh's `Copy`, as a NumPy structure.
+#: init/plusplus_pruned.cuh's `Copy`, as a NumPy structure.
 COPY = np.dtype(
     [("rows", "u8"), ("norms", "u8"), ("padded", "i4"), ("scale", "f4"), ("error", "f4"), ("of_distance", "f4")]
 )
@@ -45,7 +45,7 @@ _SCREEN_ROUNDINGS, _DISTANCE_ROUNDINGS = 2.0**-20, 2.0**-23
 
 @dataclass(frozen=True)
 class SeedingPlan:
-    """How the kernels of seeding.cuh are instantiated and launched.
+    """How the kernels of init/plusplus.cuh are instantiated and launched.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ def seeding_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, d
 
 @dataclass(frozen=True)
 class ScreenPlan:
-    """How the kernel of seeding_screen.cuh is instantiated and launched.
+    """How the kernel of init/plusplus_pruned.cuh is instantiated and launched.
 
     Attributes
     ----------

@@ -14,8 +14,8 @@ import numpy as np
 from sklearn.cluster import kmeans_plusplus as weighted_kmeans_plusplus
 from sklearn.utils.extmath import row_norms
 
-from tsapps.apps.kmeans.engine import Engine
-from tsapps.apps.kmeans.rows import ArrayRows
+from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["SMALL", "is_small", "kmeans_parallel", "kmeans_plusplus", "random_samples"]

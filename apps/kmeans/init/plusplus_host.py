@@ -7,7 +7,7 @@ import numpy as np
 from sklearn.metrics.pairwise import euclidean_distances
 
 if TYPE_CHECKING:
-    from tsapps.apps.kmeans.cpu import CpuEngine
+    from tsapps.apps.kmeans.engines.cpu import CpuEngine
 
 __all__ = ["draw_plus_plus"]
 

@@ -1,4 +1,4 @@
-"""Greedy k-means++ on a GPU, without the host until every centre is drawn; see seeding.cuh."""
+"""Greedy k-means++ on a GPU, without the host until every centre is drawn; see init/plusplus.cuh."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.seeding_plan import (
+from tsapps.apps.kmeans.data.half_copy import Shadow, load_kernels
+from tsapps.apps.kmeans.init.plan import (
     COPY,
     SeedingPlan,
     copy_error,
@@ -15,13 +16,12 @@ from tsapps.apps.kmeans.seeding_plan import (
     screen_plan,
     seeding_plan,
 )
-from tsapps.apps.kmeans.shadow import Shadow, load_kernels
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.packed import OverlappingLaunch
-from tsapps.kernels.plan import ELEMENT
+from tsapps.kernels.plan.mma import ELEMENT
+from tsapps.kernels.runtime.launch import OverlappingLaunch
 
 if TYPE_CHECKING:
-    from tsapps.apps.kmeans.fused import FusedEngine
+    from tsapps.apps.kmeans.engines.fused import FusedEngine
 
 __all__ = ["draw_plus_plus"]
 
@@ -69,7 +69,7 @@ def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.nda
     names = ("try_candidates", "draw_candidates")
     scalar = ELEMENT[engine.dtype.name]
     by_rows, draw = load_kernels(
-        engine, "seeding.cuh", *(plan.kernel(name, scalar, weighted=weights is not None) for name in names)
+        engine, "init/plusplus.cuh", *(plan.kernel(name, scalar, weighted=weights is not None) for name in names)
     )
     by_rows.max_dynamic_shared_size_bytes = plan.shared_bytes
     closest = cupy.full(n, np.inf, engine.dtype)
@@ -120,7 +120,9 @@ def _screening(
     plan = screen_plan(seeding, d, shadow.padded, size, slabs=slabs, weighted=weighted, device=engine.gpu)
     if plan is None:
         return None
-    (kernel,) = load_kernels(engine, "seeding_screen.cuh", plan.kernel(ELEMENT[engine.dtype.name], weighted=weighted))
+    (kernel,) = load_kernels(
+        engine, "init/plusplus_pruned.cuh", plan.kernel(ELEMENT[engine.dtype.name], weighted=weighted)
+    )
     kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
     errors = copy_error(d, shadow.padded, float(shadow.rounding))
     copy = shadow.rows.data.ptr, shadow.norms.data.ptr, shadow.padded, shadow.scale, *errors

@@ -1,8 +1,8 @@
-// A step of greedy k-means++ (seeding.cuh) that need not read X: of most rows, X's copy in float16 tells that no candidate is
+// A step of greedy k-means++ (init/plusplus.cuh) that need not read X: of most rows, X's copy in float16 tells that no candidate is
 // nearer than the nearest centre is.
 //
-//   copy (n × padded, float16, row by row or in slabs), norms (n)    shadow.cuh: x̂ and what bounds ‖x̂‖ and ρ⁻¹ ‖x·s − x̂‖
-//   closest (n)                                                      D², as seeding.cuh has it
+//   copy (n × padded, float16, row by row or in slabs), norms (n)    data/half_copy.cuh: x̂ and what bounds ‖x̂‖ and ρ⁻¹ ‖x·s − x̂‖
+//   closest (n)                                                      D², as init/plusplus.cuh has it
 //
 // With N the norms of a row and of a candidate, q = ‖x̂‖² and q_c = ‖ĉ‖² as computed, and a the product of both rows, all of them
 // by tensor cores that are off by γ of the product of the norms,
@@ -10,16 +10,16 @@
 //   (s D(x, c))² ≥ (‖x̂ − ĉ‖ − ρ (N + N_c))² ≥ q + q_c − 2 a − (2 ρ + γ) (N + N_c)²
 //
 // A row for which that is no less than s² D² for any candidate adds w·D² to the sums of all. The others wait in the warp's queue
-// and are compared with all candidates as in seeding.cuh, from X: `closest` has the same bits as if all had been, and so has
+// and are compared with all candidates as in init/plusplus.cuh, from X: `closest` has the same bits as if all had been, and so has
 // what each row adds to the sums.
 //
 // Why it is fast: when s centres have been drawn, a candidate is nearer to about 1 / (s + 1) of the rows, so that 7 points of the
 // 64 of k = 64 leave half of X unread at the seventh and nine tenths at the last. The copy is half of float32's bytes, a quarter
 // of float64's. Rows that wait are on their way to the level-2 cache meanwhile, and a warp's next tiles to shared memory.
 #pragma once
-#include "apps/kmeans/row_queue.cuh"
-#include "apps/kmeans/seeding.cuh"
-#include "apps/kmeans/seeding_ring.cuh"
+#include "kernels/device/warp_queue.cuh"
+#include "apps/kmeans/init/plusplus.cuh"
+#include "apps/kmeans/init/copy_pipeline.cuh"
 
 namespace kmeans {
 
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
     const float norm = copy.norms[samples[p]];
     most = norm <= most ? most : norm;
   }
-  // What a row loses that is next to zero beside the others is more than its norm tells, which may be zero (shadow.cuh).
+  // What a row loses that is next to zero beside the others is more than its norm tells, which may be zero (data/half_copy.cuh).
   most += 1e-15f;
   __syncthreads();
   for (int p = threadIdx.x / 32; p < kPoints; p += kWarps) {

@@ -1,4 +1,4 @@
-// Whether an iteration did what it should, by what it left: after `advance` (centers.cuh), before the next iteration.
+// Whether an iteration did what it should, by what it left: after `advance` (update/centers.cuh), before the next iteration.
 //
 //   sums (k × (d + 1))   integers, add up over the clusters to what they did before, the last to the samples' weight;
 //   next (k × d)         are the means of the sums, or the old centers of clusters without samples;
@@ -15,10 +15,10 @@
 // Why it is fast: it reads the k · (d + 1) sums and few rows, no block waits for another, and nothing is written where
 // nothing is wrong. A block has some columns of all sums; or a group of rows and a part of the centres, of which it
 // says whether one is nearer than a row's own. A thread adds up a piece of four rows and eight centres, 32 sums of 13
-// loads, in float32 where X is not float64; only what that does not prove is decided as in decide.cuh.
+// loads, in float32 where X is not float64; only what that does not prove is decided as in assign/rescore.cuh.
 #pragma once
-#include "apps/kmeans/decide.cuh"
-#include "apps/kmeans/packed.cuh"
+#include "apps/kmeans/assign/rescore.cuh"
+#include "kernels/device/vector_load.cuh"
 
 namespace kmeans {
 

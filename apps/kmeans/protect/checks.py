@@ -12,7 +12,7 @@ are kept from one iteration to the next, all labels are, and the sums are compar
 this finds for certain, what with which probability, and what not, is in docs/notes/abft.md.
 
 Here is what serves every engine that adds up all samples in every iteration; iterations on a GPU by kernels of our own
-are checked where they are, see `fused_check.py`.
+are checked where they are, see `protect/launch.py`.
 
 Source: K.-H. Huang and J. A. Abraham, "Algorithm-based fault tolerance for matrix operations", IEEE Trans. Computers 33
 (1984), for sums that a computation has to keep.
@@ -26,11 +26,11 @@ from zlib import crc32
 
 import numpy as np
 
-from tsapps.apps.kmeans.assignment import Assignment, square_shift
+from tsapps.apps.kmeans.results import Assignment, square_shift
 from tsapps.kernels.arrays import to_host
 
 if TYPE_CHECKING:
-    from tsapps.apps.kmeans.engine import Engine
+    from tsapps.apps.kmeans.engines.engine import Engine
 
 __all__ = ["MOST_AGAIN", "FaultError", "Kept", "Protection", "same_bits", "stride_of"]
 

@@ -1,4 +1,4 @@
-// Whether the clusters' sums, which are kept from one iteration to the next (integers.cuh), are those of the rows' labels: by
+// Whether the clusters' sums, which are kept from one iteration to the next (update/fixed_point.cuh), are those of the rows' labels: by
 // one number of each, where adding up all rows again would sort them first.
 //
 //   Σ r[c] · s[j] · sums[c, j]  over clusters c and columns j   =   Σ r[label of i] · Σ s[j] · element [i, j]  over rows i
@@ -12,10 +12,10 @@
 //
 // and what is wrong with more clusters is not seen with a probability below 2⁻³⁰.
 //
-// Why it is fast: the rows are at hand where their inertia is added up (inertia.cuh). An element is converted and multiplied
+// Why it is fast: the rows are at hand where their inertia is added up (inertia/inertia.cuh). An element is converted and multiplied
 // once, and a few of a row's are multiplied with r together.
 #pragma once
-#include "apps/kmeans/integers.cuh"
+#include "apps/kmeans/update/fixed_point.cuh"
 
 namespace kmeans {
 

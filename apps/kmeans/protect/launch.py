@@ -1,6 +1,6 @@
 """The checks of a protected fit on the fused engine.
 
-Of iterations, without the host: see protect.cuh. Of the sums of a run's result: see kept_sums.cuh.
+Of iterations, without the host: see check_iteration.cuh. Of the sums of a run's result: see freivalds.cuh.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import cupy
 import numpy as np
 from cupyx import empty_pinned
 
-from tsapps.apps.kmeans.inertia_plan import KEPT_SUMS, MOST_WEIGHT, KeptSums, difference_of
-from tsapps.apps.kmeans.protect_plan import CHECKED, HASHES, THREADS, check_plan, hash_of
-from tsapps.apps.kmeans.protection import stride_of
-from tsapps.apps.kmeans.shadow import aligned, load_kernels, types_of
+from tsapps.apps.kmeans.data.half_copy import aligned, load_kernels, types_of
+from tsapps.apps.kmeans.inertia.plan import KEPT_SUMS, MOST_WEIGHT, KeptSums, difference_of
+from tsapps.apps.kmeans.protect.checks import stride_of
+from tsapps.apps.kmeans.protect.plan import CHECKED, HASHES, THREADS, check_plan, hash_of
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.packed import OverlappingLaunch
+from tsapps.kernels.runtime.launch import OverlappingLaunch
 
 if TYPE_CHECKING:
-    from tsapps.apps.kmeans.fused_step import Step
+    from tsapps.apps.kmeans.engines.device_step import Step
 
 __all__ = ["FAULTS", "LOST", "StepCheck", "SumsCheck"]
 
@@ -71,7 +71,7 @@ class StepCheck:
         sizes = -(-n // self._stride), d, step.k, engine.dtype.itemsize, engine.gpu.multiprocessors
         self._log2_threads, self._each, self._blocks = check_plan(*sizes, whole=whole == "true")
         kernel = f"check<{whole}, {types_of(engine)}, {_LABELS[step.own_labels.dtype.name]}>"
-        (self._check,) = load_kernels(engine, "protect.cuh", kernel)
+        (self._check,) = load_kernels(engine, "protect/check_iteration.cuh", kernel)
 
     def forget(self) -> None:
         """Forget what sums add up to: the next iteration begins with no sample in any cluster."""

@@ -1,8 +1,8 @@
-"""The check of an iteration on a GPU: its launch, from sizes alone, and its hash of centers; see protect.cuh."""
+"""The launch of check_iteration.cuh, from sizes alone, and its hash of centers."""
 
 import numpy as np
 
-from tsapps.apps.kmeans.fused_plan import log2_lanes, vector_of
+from tsapps.apps.kmeans.assign.plan import log2_lanes, vector_of
 
 __all__ = ["CENTRES", "CHECKED", "COLUMNS", "HASHES", "HASH_FACTOR", "ROWS", "THREADS", "check_plan", "hash_of"]
 

@@ -4,10 +4,10 @@ from functools import partial
 
 import numpy as np
 
-from tsapps.apps.kmeans.assignment import Assignment, Iterated
-from tsapps.apps.kmeans.engine import Engine
-from tsapps.apps.kmeans.protection import Protection, same_bits
-from tsapps.apps.kmeans.relocation import without_empty_clusters
+from tsapps.apps.kmeans.empty_clusters import without_empty_clusters
+from tsapps.apps.kmeans.engines.engine import Engine
+from tsapps.apps.kmeans.protect.checks import Protection, same_bits
+from tsapps.apps.kmeans.results import Assignment, Iterated
 
 __all__ = ["checked_result", "filled_alike"]
 

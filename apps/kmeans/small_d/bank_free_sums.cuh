@@ -1,4 +1,4 @@
-// The integer sums of few features (integers.cuh) in shared memory, where the lanes of a warp take columns of some rows in turns.
+// The integer sums of few features (update/fixed_point.cuh) in shared memory, where the lanes of a warp take columns of some rows in turns.
 //
 //   a row      a lane v has columns 4·v … 4·v + 3, as one vector: kLanes lanes, the power of two that has room for the row;
 //              32 / kLanes rows at a time
@@ -13,7 +13,7 @@
 // memory, a lane's four columns by one instruction, and where a row's sums are is found once for all four. Nothing that is
 // added is waited for.
 #pragma once
-#include "apps/kmeans/few_rows.cuh"
+#include "apps/kmeans/small_d/rescore.cuh"
 
 namespace kmeans {
 

@@ -1,6 +1,6 @@
-// What few_features.cuh and short_rows.cuh compute every row with, in constant memory: centres, offsets and the bound.
+// What small_d/iteration_fma.cuh and small_d/iteration_fma_d4.cuh compute every row with, in constant memory: centres, offsets and the bound.
 #pragma once
-#include "apps/kmeans/centers.cuh"
+#include "apps/kmeans/update/centers.cuh"
 
 namespace kmeans {
 
@@ -30,7 +30,7 @@ __constant__ kmeans::FewConstants few_constants;
 
 namespace kmeans {
 
-// Makes the constants of centres that centers.cuh has placed, by one block; they are then copied to constant memory. `norm`
+// Makes the constants of centres that update/centers.cuh has placed, by one block; they are then copied to constant memory. `norm`
 // is no less than any ‖x − mean‖ · scale; if `folds`, `of_mean` is no less than ‖mean‖ · scale, and scores are of rows that
 // are not centred.
 //

@@ -1,15 +1,15 @@
-// Rows of X by their numbers, wherever they lie, on their way to shared memory: a ring of each warp, as tile_ring.cuh has of rows that
+// Rows of X by their numbers, wherever they lie, on their way to shared memory: a ring of each warp, as small_d/tile_pipeline.cuh has of rows that
 // lie one after the other.
 //
-//   stage 0   32 rows, as in tile_ring.cuh; their numbers; the words that their labels are in     computed now
+//   stage 0   32 rows, as in small_d/tile_pipeline.cuh; their numbers; the words that their labels are in     computed now
 //   stage 1   the warp's next rows                                                                on their way
 //   …
 //
 // Why it is fast: a row is whole units of 16 bytes, which lanes that are neighbours copy side by side, through no register; and the
 // numbers of the rows that are asked for next are on their way too.
 #pragma once
-#include "apps/kmeans/labels.cuh"
-#include "apps/kmeans/tile_ring.cuh"
+#include "apps/kmeans/data/labels.cuh"
+#include "apps/kmeans/small_d/tile_pipeline.cuh"
 
 namespace kmeans {
 

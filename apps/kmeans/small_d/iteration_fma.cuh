@@ -1,10 +1,10 @@
 // An iteration for few features and few clusters, by fused multiply-adds on X itself: the label of every row, and the rows
-// that change theirs moved from one cluster's sums to another's, in one launch. (Of up to four features: short_rows.cuh.)
+// that change theirs moved from one cluster's sums to another's, in one launch. (Of up to four features: small_d/iteration_fma_d4.cuh.)
 //
-//   X (n × d, float32 or 16 bits, row by row)   labels (n bytes)   sums (k × (d + 1)), 64-bit integers (integers.cuh)
+//   X (n × d, float32 or 16 bits, row by row)   labels (n bytes)   sums (k × (d + 1)), 64-bit integers (update/fixed_point.cuh)
 //
 //   a warp's tile       lane 0   1   2 …  31         tiles and their labels come through a ring in shared memory
-//     rows   0 …  31    ████████████████████         (tile_ring.cuh); a lane has kRows rows of one in its registers
+//     rows   0 …  31    ████████████████████         (small_d/tile_pipeline.cuh); a lane has kRows rows of one in its registers
 //     rows  32 …  63    ████████████████████
 //     …                                              rows in doubt or with another label → the warp's queue → 32 at a
 //                                                    time are decided, written and added to
@@ -16,9 +16,9 @@
 // for all rows, C = max ‖c − c₀‖ and O = max |offset|, a score is off by no more than
 //
 //   E = (d + 5) u (M C + O)      d roundings of what is no more than M C + O; of c − c₀; of the offset; of x − mean; and of
-//                                what scores are compared with (place_constants has one more, for short_rows.cuh)
+//                                what scores are compared with (place_constants has one more, for small_d/iteration_fma_d4.cuh)
 //
-// Candidates are, as in nearest.cuh, what is above the best score less 2 E, a bit each. A row with one candidate is decided;
+// Candidates are, as in assign/small_k.cuh, what is above the best score less 2 E, a bit each. A row with one candidate is decided;
 // others are compared in float64, from differences, the first of equals: labels are the float64 arg-min. Scores are in units
 // of the data's: all that is multiplied with x is scaled by a power of two squared, so that M is about 2¹⁰ and no score
 // overflows below; where centres are so far away that one could, the threshold is no number, and every row is compared in
@@ -45,9 +45,9 @@
 // away, is d more. A tile in which any row is not done costs some 65 instructions of the warp, and 45 for each further row of
 // one lane; settling 32 rows takes 215.
 #pragma once
-#include "apps/kmeans/few_scores.cuh"
-#include "apps/kmeans/few_sums.cuh"
-#include "apps/kmeans/tile_ring.cuh"
+#include "apps/kmeans/small_d/scores_fma.cuh"
+#include "apps/kmeans/small_d/replicated_sums.cuh"
+#include "apps/kmeans/small_d/tile_pipeline.cuh"
 
 namespace kmeans {
 

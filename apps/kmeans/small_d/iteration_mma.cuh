@@ -1,13 +1,13 @@
 // An iteration for few features and few clusters, by tensor cores on X itself: the label of every row, and the rows that
 // change theirs moved from one cluster's sums to another's, in one launch.
 //
-//   X (n × d, float32 or 16 bits, row by row)   centres (k × d, float32; centers.cuh)   labels (n)   sums (k × (d + 1))
+//   X (n × d, float32 or 16 bits, row by row)   centres (k × d, float32; update/centers.cuh)   labels (n)   sums (k × (d + 1))
 //
-//   tiles     of 32 rows, in a ring of each warp (tile_ring.cuh)
-//   scores    x·c − ‖c‖²/2 and a level, by the products of each warp (few_warps.cuh) or of warpgroups (few_warpgroups.cuh)
-//   labels    as in nearest.cuh: candidates by the best score and a bound, brought together for each lane to have a row
-//   moves     rows with one candidate that is not their label (column_sums.cuh): many of a tile at once, from the ring; few
-//             → a queue of the warp's (few_rows.cuh) → 32 at a time, from X; rows with several → another → decided in float64
+//   tiles     of 32 rows, in a ring of each warp (small_d/tile_pipeline.cuh)
+//   scores    x·c − ‖c‖²/2 and a level, by the products of each warp (small_d/scores_mma.cuh) or of warpgroups (small_d/scores_wgmma.cuh)
+//   labels    as in assign/small_k.cuh: candidates by the best score and a bound, brought together for each lane to have a row
+//   moves     rows with one candidate that is not their label (small_d/bank_free_sums.cuh): many of a tile at once, from the ring; few
+//             → a queue of the warp's (small_d/rescore.cuh) → 32 at a time, from X; rows with several → another → decided in float64
 //
 // Where centres are so far away that scores could overflow, the threshold is no number, and every row is compared in float64.
 //
@@ -15,10 +15,10 @@
 // change. Scores are not negative, so that the best is found as an integer, three at a time. A tile in which some row moves
 // takes 70 instructions of the warp more, and to move 32 rows of 32 features takes about 500.
 #pragma once
-#include "apps/kmeans/column_sums.cuh"
-#include "apps/kmeans/few_warpgroups.cuh"
-#include "apps/kmeans/few_warps.cuh"
-#include "apps/kmeans/tile_ring.cuh"
+#include "apps/kmeans/small_d/bank_free_sums.cuh"
+#include "apps/kmeans/small_d/scores_wgmma.cuh"
+#include "apps/kmeans/small_d/scores_mma.cuh"
+#include "apps/kmeans/small_d/tile_pipeline.cuh"
 
 namespace kmeans {
 

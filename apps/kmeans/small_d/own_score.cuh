@@ -1,4 +1,4 @@
-// By how much the score of a row's label is above all others, for up to four features; see short_rows.cuh.
+// By how much the score of a row's label is above all others, for up to four features; see small_d/iteration_fma_d4.cuh.
 //
 //   shared memory, a row for each label, −1 (none) the first:
 //
@@ -7,7 +7,7 @@
 //
 // Why it is fast: whatever the lanes' labels are, a lane reads banks that no other lane has at that time.
 #pragma once
-#include "apps/kmeans/few_scores.cuh"
+#include "apps/kmeans/small_d/scores_fma.cuh"
 
 namespace kmeans {
 

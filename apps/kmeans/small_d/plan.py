@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from tsapps.apps.kmeans.fused_plan import MOST_CLUSTERS, MOST_EXPONENT
-from tsapps.kernels.device import Device
-from tsapps.kernels.plan import ELEMENT
+from tsapps.apps.kmeans.assign.plan import MOST_CLUSTERS, MOST_EXPONENT
+from tsapps.kernels.gpu_specs import Device
+from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.problem import ITEMSIZE
 
 __all__ = [
@@ -30,14 +30,14 @@ __all__ = [
     "until_plan",
 ]
 
-#: The variable in constant memory of few_constants.cuh, and the bytes of its class, `FewConstants`.
+#: The variable in constant memory of small_d/constant_centers.cuh, and the bytes of its class, `FewConstants`.
 FEW_NAME, FEW_BYTES = "few_constants", 4 * (512 + 64 + 2 * 16 + 4)
-#: The C++ class `Products` of few_products.cuh, as a NumPy structure.
+#: The C++ class `Products` of small_d/iteration_mma.cuh, as a NumPy structure.
 PRODUCTS = np.dtype(
     [(name, "u8") for name in ("halves", "offsets", "extremes", "mean", "scales")]
     + [(name, "f4") for name in ("scale", "norm", "tensor_error", "rounding")]
 )
-#: Bytes that X begins at a multiple of: those that tile_ring.cuh copies at a time.
+#: Bytes that X begins at a multiple of: those that small_d/tile_pipeline.cuh copies at a time.
 ALIGNMENT = 16
 #: The most that float16 loses of an element, beside it.
 FEW_ROUNDING = 2.0**-11
@@ -45,16 +45,16 @@ FEW_ROUNDING = 2.0**-11
 PARTS_ROUNDING = {"float16": 2.0**-22, "bfloat16": 2.0**-18}
 # Up to so many features, the elements of centres that constant memory has (kMostFeatures, kMostElements).
 _FEW_ELEMENTS = ((8, 512), (16, 320))
-# Up to so many features, and elements of centres, rows are short_rows.cuh's, of a thread so many at a time. (Of more,
-# rows that move cost more there.) Those of few_features.cuh, of as few features and of more.
+# Up to so many features, and elements of centres, rows are iteration_fma_d4.cuh's, of a thread so many at a time. (Of
+# more, rows that move cost more there.) Those of small_d/iteration_fma.cuh, of as few features and of more.
 _SHORT, _SHORT_ELEMENTS, _SHORT_ROWS = 4, 128, 8
 _FOUR_ROWS, _TWO_ROWS = 4, 2
-# What few_margins.cuh has of a label, in bytes (kRow).
+# What small_d/own_score.cuh has of a label, in bytes (kRow).
 _OWN_BYTES = 384
 # The bytes of a block's sums, which leave the rings room.
 _FEW_BYTES = 72 * 1024
 # The exponents of the norm that the largest row of few features is scaled to, by warps and by warpgroups; and the most
-# of the scale by warpgroups, whose square a centre is multiplied by (few_warpgroups.cuh): float16 then has room for it.
+# of the scale by warpgroups, whose square a centre is multiplied by (scores_wgmma.cuh): float16 then has room for it.
 _FEW_NORM, _NORM_AS_IT_LIES, _MOST_SCALE = 10, 6, 7
 # Features and elements of centres from which on tensor cores were faster, though rows that move cost more there; and
 # the most features, by the bytes of one: of more, an iteration reads less of X's copy.
@@ -62,17 +62,17 @@ _LEAST_FOR_PRODUCTS, _LEAST_ELEMENTS = 5, 288
 _MOST_FOR_PRODUCTS = {4: 32, 2: 64}
 # The norm of the mean, beside the largest of what is left of rows, up to which warpgroups multiply rows as they are.
 _MOST_MEAN = 16.0
-# Steps of the product of which few_warps.cuh has room for the centres in registers, beside a tile's scores.
+# Steps of the product of which small_d/scores_mma.cuh has room for the centres in registers, beside a tile's scores.
 _STEPS_KEPT = 2
 # Bytes of a row from which on it has bounds.
 _LEAST_LEFT_OUT = 32
-# The threads of a block, those that are better first; and the most stages of a warp's ring in few_products.cuh.
+# The threads of a block, those that are better first; and the most stages of a warp's ring in iteration_mma.cuh.
 _THREADS, _STAGES = (512, 384, 256), 4
 
 
 @dataclass(frozen=True)
 class FewPlan:
-    """How few_features.cuh, or short_rows.cuh, computes an iteration: their template arguments.
+    """How small_d/iteration_fma.cuh, or small_d/iteration_fma_d4.cuh, computes an iteration: their template arguments.
 
     Attributes
     ----------
@@ -110,7 +110,7 @@ class FewPlan:
 
     @property
     def short(self) -> bool:
-        """Whether rows are short_rows.cuh's."""
+        """Whether rows are small_d/iteration_fma_d4.cuh's."""
         return self.features <= _SHORT and self.features * self.clusters <= _SHORT_ELEMENTS
 
     @property
@@ -128,7 +128,7 @@ class FewPlan:
     @property
     def file(self) -> str:
         """The file of the kernel."""
-        return "short_rows.cuh" if self.short else "few_features.cuh"
+        return "small_d/iteration_fma_d4.cuh" if self.short else "small_d/iteration_fma.cuh"
 
     @property
     def kernel(self) -> str:
@@ -143,7 +143,7 @@ class FewPlan:
 
 
 class Multiplier(Enum):
-    """What multiplies in few_products.cuh, and where it has the centres: the enumerators of its `Multiplier`."""
+    """What multiplies in iteration_mma.cuh, and where it has the centres: the enumerators of its `Multiplier`."""
 
     WARPS_KEEPING = "kWarpsKeeping"
     WARPS = "kWarps"
@@ -152,7 +152,7 @@ class Multiplier(Enum):
 
 @dataclass(frozen=True)
 class ProductsPlan:
-    """How few_products.cuh computes an iteration: its template arguments.
+    """How small_d/iteration_mma.cuh computes an iteration: its template arguments.
 
     Attributes
     ----------
@@ -225,7 +225,7 @@ class ProductsPlan:
 
 @dataclass(frozen=True)
 class UntilPlan(ProductsPlan):
-    """How few_until.cuh computes an iteration with bounds, of rows that are whole units of 16 bytes; by warps."""
+    """How iteration_bounded.cuh computes an iteration with bounds, by warps, of rows of whole 16-byte units."""
 
     @property
     def shared_bytes(self) -> int:
@@ -263,8 +263,8 @@ def few_plan(d: int, k: int, dtype: str, mean: float, norm: float, device: Devic
 
     Notes
     -----
-    By multiply-adds, a row takes clusters · (d + 3) instructions and some more; counts are in few_features.cuh,
-    short_rows.cuh, few_warps.cuh and few_warpgroups.cuh.
+    By multiply-adds, a row takes clusters · (d + 3) instructions and some more; counts are in iteration_fma.cuh,
+    small_d/iteration_fma_d4.cuh, small_d/scores_mma.cuh and small_d/scores_wgmma.cuh.
     """
     shared_memory = device.shared_memory_per_block
     if d < _LEAST_FOR_PRODUCTS or d * k < _LEAST_ELEMENTS:
@@ -278,7 +278,7 @@ def few_plan(d: int, k: int, dtype: str, mean: float, norm: float, device: Devic
 
 
 def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float, shared_memory: int) -> FewPlan | None:
-    """Return how few_features.cuh computes an iteration; None where it has no room for the centres or their sums."""
+    """Return how iteration_fma.cuh computes an iteration; None where it has no room for the centres or their sums."""
     clusters = -(-k // 4) * 4
     most = next((elements for features, elements in _FEW_ELEMENTS if d <= features), 0)
     if clusters > MOST_CLUSTERS or d * clusters > most:
@@ -300,7 +300,7 @@ def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float, sha
 
 
 def products_plan(d: int, k: int, dtype: str, shared_memory: int, *, warpgroups: bool = False) -> ProductsPlan | None:
-    """Return how few_products.cuh computes an iteration; for up to 64 features and 64 clusters.
+    """Return how small_d/iteration_mma.cuh computes an iteration; for up to 64 features and 64 clusters.
 
     `shared_memory` is what a block may have, in bytes: as many warps as registers allow for come first, then stages.
     None where there is too little. `warpgroups` take 16 bits.
@@ -321,7 +321,7 @@ def _first_that_fits(plan: P, shared_memory: int) -> P | None:
 
 
 def until_plan(d: int, k: int, dtype: str, shared_memory: int) -> UntilPlan | None:
-    """Return how few_until.cuh computes an iteration with bounds; None where a row has too little to be left out."""
+    """Return the plan of iteration_bounded.cuh; None where rows are too short for bounds to pay."""
     row = d * ITEMSIZE[dtype]
     if k < 2 or row < _LEAST_LEFT_OUT or row % ALIGNMENT:
         return None

@@ -3,9 +3,9 @@
 //
 //   tiles     of kTile rows; those of a block's warps lie one after the other, those of the next turn a whole grid further on
 #pragma once
-#include "apps/kmeans/decide.cuh"
-#include "apps/kmeans/integers.cuh"
-#include "apps/kmeans/row_queue.cuh"
+#include "apps/kmeans/assign/rescore.cuh"
+#include "apps/kmeans/update/fixed_point.cuh"
+#include "kernels/device/warp_queue.cuh"
 
 namespace kmeans {
 
@@ -83,7 +83,7 @@ __device__ __forceinline__ Sum square_distance(const T* row, const float* mean, 
 }
 
 // The nearest of a row's candidates, or of all centres if it has none: the first of equals. In float32 first, as in
-// decide.cuh: a square is off by (d + 3)·2⁻²⁴ of itself at most.
+// assign/rescore.cuh: a square is off by (d + 3)·2⁻²⁴ of itself at most.
 template <int kFeatures, typename T>
 __device__ __forceinline__ int nearest_of_row(const T* row, const float* mean, const float* centers, int k, unsigned low,
                                               unsigned high) {
@@ -172,7 +172,7 @@ class FewInDoubt {
     return sum;
   }
 
-  // In float32 first, as in decide.cuh; of no row if k is 0.
+  // In float32 first, as in assign/rescore.cuh; of no row if k is 0.
   __device__ static __forceinline__ int nearest(const float (&x)[4], const float* centers, int column, int k, const Entry& entry) {
     const bool all = (entry.low | entry.high) == 0;
     // Calls `take` of pairs of candidates, and of k where there is none; by all lanes, as often as any row has some left.

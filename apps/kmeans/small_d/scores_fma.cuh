@@ -1,13 +1,13 @@
-// The scores of few features by fused multiply-adds, and which centres can be a row's nearest by them; see few_features.cuh, and
-// short_rows.cuh.
+// The scores of few features by fused multiply-adds, and which centres can be a row's nearest by them; see small_d/iteration_fma.cuh, and
+// small_d/iteration_fma_d4.cuh.
 //
 //   found     of 16 clusters at a time, bit j for centre 16 · chunk + j, and the chunk from bit 16 on
 //
 // Why it is fast: centres are operands in constant memory, and candidates are counted in the mantissa of a float, by a
 // multiply-add that saturates, for several rows at a time.
 #pragma once
-#include "apps/kmeans/few_constants.cuh"
-#include "apps/kmeans/few_rows.cuh"
+#include "apps/kmeans/small_d/constant_centers.cuh"
+#include "apps/kmeans/small_d/rescore.cuh"
 
 namespace kmeans {
 

@@ -1,7 +1,7 @@
-// The scores of few features by the tensor cores of each warp (mma), of rows rounded to float16; see few_products.cuh.
+// The scores of few features by the tensor cores of each warp (mma), of rows rounded to float16; see small_d/iteration_mma.cuh.
 //
 //   a warp's tile, 32 rows,             columns 0 … 15        16 … 31       a lane (g, t) = (lane / 4, lane % 4) loads columns
-//   in its ring (tile_ring.cuh)         t=0 t=1 t=2 t=3    t=0 t=1 …        4·t … 4·t + 3 of each 16, of rows g and g + 8: the
+//   in its ring (small_d/tile_pipeline.cuh)         t=0 t=1 t=2 t=3    t=0 t=1 …        4·t … 4·t + 3 of each 16, of rows g and g + 8: the
 //     rows g                            ███ ███ ███ ███    ███ ███ …        quad reads a row, the warp eight. The product takes
 //     rows g + 8                        ███ ███ ███ ███    ███ ███ …        them for columns 2·t, 2·t + 1, 2·t + 8 and 2·t + 9;
 //     rows g + 16, g + 24               ███ ███ ███ ███    ███ ███ …        centres likewise
@@ -10,16 +10,16 @@
 //
 //   |x·c − x̂·ĉ| ≤ (ρ n / (1 − ρ) + a) C + n δ,   ρ = 2⁻¹¹, or 0 of data that float16 holds,   a = √d 2⁻²⁵
 //
-// and the tensor cores lose what nearest_of_many.cuh says. X is scaled for no row's norm to exceed 2¹⁰. On the benchmark's
+// and the tensor cores lose what assign/large_k.cuh says. X is scaled for no row's norm to exceed 2¹⁰. On the benchmark's
 // data 0.3 to 1.2 % of the rows are compared with their candidates, 16 × 16, and 0.7 to 2.5 %, 32 × 64. (With one bound for
 // all rows, of the largest norm there is, it would be five times as many.)
 //
 // Why it is fast: centres that are few stay in registers, and the norms of rows come from the product too. Of 32 × 64, a row
 // takes 456 lane instructions with its label, of 16 × 16 242, as compiled for sm_90a (424 by multiply-adds).
 #pragma once
-#include "apps/kmeans/few_centres.cuh"
-#include "apps/kmeans/few_rows.cuh"
-#include "apps/kmeans/nearest_until.cuh"
+#include "apps/kmeans/small_d/half_centers.cuh"
+#include "apps/kmeans/small_d/rescore.cuh"
+#include "apps/kmeans/bounds/assign.cuh"
 
 namespace kmeans {
 
@@ -112,7 +112,7 @@ class WarpScores {
   }
 
   // The same, and by how much row g + 8·t, if it has one candidate, is nearer to it than to any other centre, at least
-  // (nearest_until.cuh).
+  // (bounds/assign.cuh).
   template <typename Ring>
   __device__ __forceinline__ float find_gap(const Ring& ring, unsigned (&bits)[4]) const {
     const int t = threadIdx.x % 4;

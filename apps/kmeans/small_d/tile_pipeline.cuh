@@ -14,8 +14,8 @@
 // was what bounded these kernels), and through no register on its way; no warp waits for another; and whoever reads the rows,
 // in whatever order, finds no two lanes at one bank.
 #pragma once
-#include "apps/kmeans/labels.cuh"
-#include "kernels/ptx.cuh"
+#include "apps/kmeans/data/labels.cuh"
+#include "kernels/ptx/instructions.cuh"
 
 namespace kmeans {
 

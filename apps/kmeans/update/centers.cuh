@@ -1,25 +1,25 @@
-// The centres as `nearest.cuh` wants them, and from one iteration to the next without the host.
+// The centres as `assign/small_k.cuh` wants them, and from one iteration to the next without the host.
 //
 //   centers (k × d)  →  halves (k × padded, float16) = fl16(c · scale), offsets = −‖c · scale‖²/2, and the extremes
 //
 // place_centers   of centres that are given; offsets are −infinite past the last, up to the columns of the product; and what
 //                 scores may be off by, for each centre, where that is wanted (NearestOfLong)
-// advance         of the means of the sums (integers.cuh), which become the next centres; and whether there is to be a next
+// advance         of the means of the sums (update/fixed_point.cuh), which become the next centres; and whether there is to be a next
 //                 iteration: not if no label changed, if the centres moved by no more than `tolerance` in all (squared), or
 //                 if a cluster is empty, which the host has to fill. What would follow then does nothing.
-//                 With bounds (bounds.cuh), it keeps how far centres have moved too, and says what the next iteration does.
+//                 With bounds (bounds/state.cuh), it keeps how far centres have moved too, and says what the next iteration does.
 //
 // A centre far away would widen the bound of every row. Where all rows are within `reach` of the mean but for a few, a centre
 // more than 4·reach from it is the nearest of none of the others, as long as another centre is within 2·reach: it is
-// left out (its offset is −infinite), and rows beyond the reach are left to decide.cuh.
+// left out (its offset is −infinite), and rows beyond the reach are left to assign/rescore.cuh.
 //
 // A block a centre; the last block to arrive puts together what the others found, in their order: the same bits always.
 #pragma once
-#include "apps/kmeans/block_values.cuh"
-#include "apps/kmeans/bounds.cuh"
-#include "apps/kmeans/nearest.cuh"
-#include "apps/kmeans/shadow.cuh"
-#include "kernels/tsm2/slabs.cuh"
+#include "kernels/device/block_reduce.cuh"
+#include "apps/kmeans/bounds/state.cuh"
+#include "apps/kmeans/assign/small_k.cuh"
+#include "apps/kmeans/data/half_copy.cuh"
+#include "kernels/tsm2/core_matrix_layout.cuh"
 
 namespace kmeans {
 
@@ -51,8 +51,8 @@ __device__ __forceinline__ OfCentre block_sum(OfCentre mine) {
   return mine;
 }
 
-// Where centres in float16 go: `padded` columns a row, or slabs, of which there is one more, for −‖c‖²/2 (slabs.cuh). Of
-// rows there may be second parts (nearest.cuh), from row `second` on, if that is not 0.
+// Where centres in float16 go: `padded` columns a row, or slabs, of which there is one more, for −‖c‖²/2 (core_matrix_layout.cuh). Of
+// rows there may be second parts (assign/small_k.cuh), from row `second` on, if that is not 0.
 struct Halves {
   ptx::Half* to;
   int padded, slabs, height, second;  // 0 slabs: rows; `height` centres are a tile

@@ -7,7 +7,7 @@
 // bits, and after any number of rows that came and left the sums are those of the labels. An element has 16·kDigits − 1
 // bits and a sign: two digits are one 32-bit integer, which one conversion from float32 makes.
 #pragma once
-#include "kernels/tsm2/element.cuh"
+#include "kernels/device/element.cuh"
 
 namespace kmeans {
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.fused_plan import SEGMENTS, columns_of_block, log2_lanes, segments_plan
-from tsapps.apps.kmeans.shadow import load_kernels, types_of
-from tsapps.kernels.packed import OverlappingLaunch
+from tsapps.apps.kmeans.assign.plan import SEGMENTS, columns_of_block, log2_lanes, segments_plan
+from tsapps.apps.kmeans.data.half_copy import load_kernels, types_of
+from tsapps.kernels.runtime.launch import OverlappingLaunch
 
 if TYPE_CHECKING:
-    from tsapps.apps.kmeans.fused import FusedEngine
-    from tsapps.apps.kmeans.fused_step import Step
+    from tsapps.apps.kmeans.engines.device_step import Step
+    from tsapps.apps.kmeans.engines.fused import FusedEngine
 
 __all__ = ["Moves", "Segments", "grid_of_lists"]
 
@@ -32,7 +32,7 @@ def grid_of_lists(engine: FusedEngine, lists: int, blocks: int) -> tuple[int, in
 
 
 class Segments:
-    """Moves the rows of some lists from sum to sum, sorted by what they come to and leave; see changes.cuh.
+    """Moves the rows of some lists from sum to sum, sorted by what they come to and leave; see sort_reassigned.cuh.
 
     `item` is the C++ class of what is in the lists: each `Entry` has one place, by the pair of its clusters, and each
     `Change` two, which `places` is memory for.
@@ -51,9 +51,9 @@ class Segments:
         plan = segments_plan(X.itemsize, engine.n_features, X.data.ptr, digits, weighted=weighted)
         self._add_grid = (engine.gpu.multiprocessors * plan.blocks,)
         names = f"count_changes<kmeans::{item}>", f"sort_changes<kmeans::{item}>"
-        self._count, self._sort = load_kernels(engine, "changes.cuh", *names)
+        self._count, self._sort = load_kernels(engine, "update/sort_reassigned.cuh", *names)
         add = f"add_segments<{types_of(engine)}, {digits}, {step.weighted}, {plan.arguments}>"
-        (self._add,) = load_kernels(engine, "segments.cuh", add)
+        (self._add,) = load_kernels(engine, "update/segmented_sum.cuh", add)
 
     def bind(self, step: Step, lists: Any) -> list[Callable[[], None]]:
         """Return what moves the rows of `lists`, a `LISTS`."""
@@ -70,7 +70,7 @@ class Segments:
 
 
 class Moves:
-    """Moves the rows of some lists of `Entry` from sum to sum, in one launch; see move.cuh."""
+    """Moves the rows of some lists of `Entry` from sum to sum, in one launch; see update/scatter_add.cuh."""
 
     def __init__(self, step: Step, lists: int) -> None:
         engine, k, sums = step.engine, step.k, step.integers
@@ -80,7 +80,7 @@ class Moves:
         self._sizes = np.int32(k), np.int32(columns), np.int32(log2_lanes(min(engine.n_features, columns)))
         self._shared_bytes = sums.shared_bytes
         name = f"move<{types_of(engine)}, {sums.digits}, {step.weighted}>"
-        (self._move,) = load_kernels(engine, "move.cuh", name)
+        (self._move,) = load_kernels(engine, "update/scatter_add.cuh", name)
         self._move.max_dynamic_shared_size_bytes = self._shared_bytes
 
     def bind(self, step: Step, lists: Any) -> OverlappingLaunch:

@@ -1,8 +1,8 @@
 // Rows that change their label go from one cluster's sums to another's, as they are found: for few clusters and few such rows,
-// where sorting them (changes.cuh) would cost more than it saves.
+// where sorting them (update/sort_reassigned.cuh) would cost more than it saves.
 //
-//   entries   decided (decide.cuh): a row, its label, and its new one as a bit
-//   sums      (k × (d + 1)), 64-bit integers (integers.cuh)
+//   entries   decided (assign/rescore.cuh): a row, its label, and its new one as a bit
+//   sums      (k × (d + 1)), 64-bit integers (update/fixed_point.cuh)
 //
 // In shared memory each digit of an element, of which the lower ones are in 0 … 65535, is summed by itself in 32 bits, for
 // kFlush rows at most, and what they add up to goes to the 64-bit sums in global memory. A block has `columns` columns of the
@@ -10,10 +10,10 @@
 //
 // Why it is fast: it is one launch, where sorting takes three. Integer additions in shared memory need no lock and no order
 // (6·10¹² a second), and several rows of a warp are on their way at once. It is bound by instructions, of which sorted rows
-// take fewer; fused_plan.py chooses (sorts_rows).
+// take fewer; assign/plan.py chooses (sorts_rows).
 #pragma once
-#include "apps/kmeans/decide.cuh"
-#include "apps/kmeans/integers.cuh"
+#include "apps/kmeans/assign/rescore.cuh"
+#include "apps/kmeans/update/fixed_point.cuh"
 
 namespace kmeans {
 

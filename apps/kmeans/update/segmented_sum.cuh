@@ -1,8 +1,8 @@
 // Rows that change their label go from one cluster's sums to another's, by segments: rows of which all come to the same
 // cluster, and leave the same.
 //
-//   places     the rows of segment 0, of segment 1 …, as changes.cuh sorts them; `ends`, where each segment ends
-//   sums       (k × (d + 1)), 64-bit integers (integers.cuh)
+//   places     the rows of segment 0, of segment 1 …, as update/sort_reassigned.cuh sorts them; `ends`, where each segment ends
+//   sums       (k × (d + 1)), 64-bit integers (update/fixed_point.cuh)
 //
 //   share      of the places: a warp has some shares, for 32 / kGroups · kWide columns each
 //   step       of a share: kTogether rows for each of kGroups groups of lanes, one row after the other of each
@@ -18,9 +18,9 @@
 // a multiplication, a conversion and an addition of an element, whatever the clusters. Shares are as small as spreads few
 // rows over all warps.
 #pragma once
-#include "apps/kmeans/changes.cuh"
-#include "apps/kmeans/decide.cuh"
-#include "apps/kmeans/integers.cuh"
+#include "apps/kmeans/update/sort_reassigned.cuh"
+#include "apps/kmeans/assign/rescore.cuh"
+#include "apps/kmeans/update/fixed_point.cuh"
 
 namespace kmeans {
 
@@ -39,7 +39,7 @@ __device__ __forceinline__ int segment_of(unsigned place, const unsigned* ends, 
 }
 
 // kAligned: the elements that a lane takes by one load, as rows begin at multiples of so many and are whole ones; 0 if they
-// are not. What else can be chosen, fused_plan.py chooses (SegmentsPlan).
+// are not. What else can be chosen, assign/plan.py chooses (SegmentsPlan).
 template <typename T, typename Work, int kDigits, bool kWeighted, int kAligned, int kLanes, int kTogether, int kBlocks>
 __global__ void __launch_bounds__(256, kBlocks) add_segments(const Rows<T, Work> rows,
                                                              const typename Integer<kDigits>::Scale* scales,

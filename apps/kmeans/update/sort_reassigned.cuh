@@ -1,7 +1,7 @@
-// Rows that change their label, sorted into *segments* for segments.cuh: the rows of one come to the same cluster and leave
+// Rows that change their label, sorted into *segments* for update/segmented_sum.cuh: the rows of one come to the same cluster and leave
 // the same.
 //
-//   changes    lists of them: a row, its label, and its new one (or as decide.cuh leaves them, with rows that do not change)
+//   changes    lists of them: a row, its label, and its new one (or as assign/rescore.cuh leaves them, with rows that do not change)
 //   segments   of few clusters, one for each pair, (from + 1) · 2^bits + to, where a row that is in no cluster comes from −1;
 //              of many, two for each: c for what comes to cluster c, k + c for what leaves it
 //   places     the rows of segment 0, of segment 1 …, in no order: sums are exact. By pairs a row is there once, else twice
@@ -14,7 +14,7 @@
 // known, and one addition a segment tells where those of the block begin. Where a block has too few rows to clear and to
 // look through the counts of all segments, each is counted in the level-2 cache at once, and what is left is three launches.
 #pragma once
-#include "apps/kmeans/nearest_of_many.cuh"
+#include "apps/kmeans/assign/large_k.cuh"
 
 namespace kmeans {
 

@@ -13,7 +13,7 @@
 // Why it is fast: every load and store of a warp is 512 contiguous bytes, and per vector of A a thread has nothing to do but
 // multiply and add. Tensor cores would be given fragments that are mostly padding, by way of shared memory.
 #pragma once
-#include "kernels/tsm2/element.cuh"
+#include "kernels/device/element.cuh"
 
 namespace tsm2 {
 

@@ -11,7 +11,7 @@
 // given fragments that are mostly padding, and its neighbour's bytes follow its own. A thread has kAhead pieces on their way
 // before it multiplies the first: with those of the other threads, more bytes than latency times bandwidth needs.
 #pragma once
-#include "kernels/tsm2/element.cuh"
+#include "kernels/device/element.cuh"
 
 namespace tsm2 {
 

@@ -12,7 +12,7 @@
 // Why it is fast: nearly all bytes are written, 512 contiguous ones a warp, and for each vector a thread reads one or two
 // short rows of A, which its neighbours read too. Tensor cores would sum over depths that are mostly padding.
 #pragma once
-#include "kernels/tsm2/element.cuh"
+#include "kernels/device/element.cuh"
 
 namespace tsm2 {
 

@@ -16,7 +16,7 @@
 // The rows alone do not fill a GPU, so k is split over gridDim.y. The block that arrives last for its rows adds the
 // partial sums in the order of the splits: the same bits on every run, whoever is last.
 #pragma once
-#include "kernels/tsm2/element.cuh"
+#include "kernels/device/element.cuh"
 
 namespace tsm2 {
 

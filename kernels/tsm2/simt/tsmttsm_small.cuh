@@ -15,7 +15,7 @@
 // Why it is fast: all that a thread does between loads is to multiply and add, and neighbours load neighbouring vectors.
 // Tensor cores would multiply blocks of 16 × 8 that are mostly padding, by way of shared memory.
 #pragma once
-#include "kernels/tsm2/element.cuh"
+#include "kernels/device/element.cuh"
 
 namespace tsm2 {
 

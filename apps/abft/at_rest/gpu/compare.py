@@ -1,6 +1,6 @@
 """Which blocks of a matrix do not have a sidecar's exact sums, found on a GPU: of those alone sums come to the host.
 
-Sums are compared where the pass left them (differing.cuh). For that the sidecar's go there, too: piece by piece of a
+Sums are compared where the pass left them (compare.cuh). For that the sidecar's go there, too: piece by piece of a
 matrix in host memory, beside which they are small; of an array on the GPU at once, and a copy stays there, 2 % of the
 array, as long as the sidecar does, so that verifying it again is the pass alone.
 """
@@ -11,16 +11,16 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from tsapps.apps.abft.checksums_gpu import passes_on_gpu
-from tsapps.apps.abft.exact import SUMS
-from tsapps.apps.abft.layout import layout
-from tsapps.apps.abft.sidecar import Sidecar
-from tsapps.apps.abft.source import Progress, Source, whole_on_gpu
-from tsapps.kernels.build import Cubin, build, function
+from tsapps.apps.abft.at_rest.exact_code import SUMS
+from tsapps.apps.abft.at_rest.gpu.encode import passes_on_gpu
+from tsapps.apps.abft.at_rest.interleave import layout
+from tsapps.apps.abft.at_rest.sidecar import Sidecar
+from tsapps.apps.abft.at_rest.source import Progress, Source, whole_on_gpu
+from tsapps.kernels.jit.compiler import Cubin, build, function
 
 __all__ = ["KERNEL", "compiled", "differing", "differing_on_gpu", "places"]
 
-_SOURCE = Path(__file__).with_name("differing.cuh")
+_SOURCE = Path(__file__).with_name("compare.cuh")
 #: The name expression of the kernel, and threads of a block (kDifferingThreads).
 KERNEL, _THREADS = f"abft::list_differing<{SUMS}>", 256
 # Copies of sidecars' sums, by the number of the GPU.

@@ -1,4 +1,4 @@
-"""The checksums of a matrix on a GPU, in one pass over it (checksums.cuh)."""
+"""The checksums of a matrix on a GPU, in one pass over it (at_rest/gpu/encode.cuh)."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.abft.checksums_plan import ALIGNMENT, ChecksumsPlan, elements_plan, words_plan
-from tsapps.apps.abft.layout import ROWS, Layout, fold
-from tsapps.apps.abft.source import Progress, Source, whole_on_gpu
+from tsapps.apps.abft.at_rest.gpu.plan import ALIGNMENT, ChecksumsPlan, elements_plan, words_plan
+from tsapps.apps.abft.at_rest.interleave import ROWS, Layout, fold
+from tsapps.apps.abft.at_rest.source import Progress, Source, whole_on_gpu
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.build import Cubin, build, function
-from tsapps.kernels.device import live
-from tsapps.kernels.workspace import zeroed_counts
+from tsapps.kernels.gpu_specs import live
+from tsapps.kernels.jit.compiler import Cubin, build, function
+from tsapps.kernels.runtime.workspace import zeroed_counts
 
 __all__ = ["add_checksums", "compiled", "passes_on_gpu", "plans", "sums_on_gpu"]
 
-_SOURCE = Path(__file__).with_name("checksums.cuh")
+_SOURCE = Path(__file__).with_name("encode.cuh")
 # What the kernel's barriers and copies need.
 _LEAST_CAPABILITY = 9.0
 # Bytes of a matrix in host memory that go to a GPU at a time.
@@ -34,7 +34,7 @@ def plans(
 ) -> tuple[ChecksumsPlan, ...] | None:
     """Return the passes that make the checksums of a matrix; None where the kernel does not serve it.
 
-    One pass, or two where a row of words is no row of elements (`layout.py`: skinny matrices and short ones).
+    One pass, or two where a row of words is no row of elements (`interleave.py`: skinny matrices and short ones).
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-// The exact sums of words (exact.py) as products on tensor cores, of a strip by one warp.
+// The exact sums of words (at_rest/exact_code.py) as products on tensor cores, of a strip by one warp.
 //
 //   S_k = Σ w_k(r) · word,  r = words of the column's block from this on:   w = 1, r, C(r + 1, 2), C(r + 2, 3), last_weight(r)
 //
@@ -9,7 +9,7 @@
 // products with weights and sums of it are exact. Four instructions a word; by multiply-adds of 32 into 64 bits it was six, which
 // wait for each other.
 #pragma once
-#include "apps/abft/checksum_ring.cuh"
+#include "apps/abft/at_rest/gpu/tile_pipeline.cuh"
 
 namespace abft {
 

@@ -1,6 +1,6 @@
 // Weighted sums of the elements of a strip, of its rows and its columns, by one warp.
 //
-//   of a row      Σ (column of the segment + 1)^p · element     over the warp's 128 bytes; checksums.cuh adds up warps
+//   of a row      Σ (column of the segment + 1)^p · element     over the warp's 128 bytes; at_rest/gpu/encode.cuh adds up warps
 //   of a column   Σ (row of the stripe + 1)^p · element         over the stripe's rows
 //
 //   ElementSums<T, kWeights>::Sum, kParts        what is added up; and the parts that sums of rows have
@@ -21,7 +21,7 @@
 //
 // Why it is fast: six instructions for a float of two rows' and two columns' sums, two for two halves.
 #pragma once
-#include "apps/abft/checksum_ring.cuh"
+#include "apps/abft/at_rest/gpu/tile_pipeline.cuh"
 
 namespace abft {
 

@@ -1,13 +1,13 @@
-"""How checksums.cuh goes through a matrix, from its sizes alone."""
+"""How at_rest/gpu/encode.cuh goes through a matrix, from its sizes alone."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from tsapps.apps.abft.exact import SUMS
-from tsapps.apps.abft.layout import ROWS, WORD, Layout
-from tsapps.apps.abft.weighted import columns_shape, rows_shape, sums_dtype
-from tsapps.kernels.plan import ELEMENT
+from tsapps.apps.abft.at_rest.exact_code import SUMS
+from tsapps.apps.abft.at_rest.float_code import columns_shape, rows_shape, sums_dtype
+from tsapps.apps.abft.at_rest.interleave import ROWS, WORD, Layout
+from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.problem import ITEMSIZE
 
 __all__ = ["ALIGNMENT", "TASK", "ChecksumsPlan", "elements_plan", "words_plan"]
@@ -20,7 +20,7 @@ _STRIP, _WARPS, _PRODUCTS, _PITCH, _RING_ROWS, _STAGES = 1024, 8, 8, 1056, 32, 5
 _PARTS = {"float64": 2, "float32": 3}
 _MOST_UNITS, _MOST_WEIGHTS = 2**30, 2
 
-#: `Task` of checksum_ring.cuh.
+#: `Task` of at_rest/gpu/tile_pipeline.cuh.
 TASK = np.dtype(
     [
         *((name, "u8") for name in ("data", "exact", "row_sums", "column_sums")),

@@ -1,4 +1,4 @@
-// How a matrix comes to the warps that add it up (checksums.cuh): units, strips and stages, and the ring that they come by.
+// How a matrix comes to the warps that add it up (at_rest/gpu/encode.cuh): units, strips and stages, and the ring that they come by.
 //
 //            ←── 1 KB: a strip, 128 bytes a warp ──→
 //          ┌────────┬────────┬─── … ───┬────────┐     The matrix is row-major without gaps. A *stage* of the ring is 32 rows of a
@@ -12,9 +12,9 @@
 // Why it is fast: 100 KB and more are on their way at any time, in lines of which the level-2 cache reads all, and nobody waits
 // for all others.
 #pragma once
-#include "kernels/bulk.cuh"
-#include "kernels/tsm2/simt.cuh"
-#include "kernels/warpgroup.cuh"
+#include "kernels/ptx/bulk_copy.cuh"
+#include "kernels/device/simt.cuh"
+#include "kernels/ptx/wgmma.cuh"
 
 namespace abft {
 

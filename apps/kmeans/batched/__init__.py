@@ -1,0 +1,1 @@
+"""Many K-means problems of one shape at once."""

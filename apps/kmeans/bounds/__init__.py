@@ -1,0 +1,1 @@
+"""Hamerly's bounds: rows whose nearest center cannot have changed are skipped."""

@@ -1,0 +1,1 @@
+"""Fixed-point sums of the clusters, updated by reassigned rows, and new centers."""

@@ -1,0 +1,1 @@
+"""Vendor libraries: cuBLAS, cublasLt, and the BLAS of NumPy."""

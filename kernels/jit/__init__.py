@@ -1,0 +1,1 @@
+"""Kernels compiled by NVRTC, and kept between processes."""

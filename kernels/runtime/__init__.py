@@ -1,0 +1,1 @@
+"""Launches and scratch memory on a GPU."""
