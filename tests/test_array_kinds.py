@@ -140,9 +140,9 @@ def device(request, monkeypatch):
     for module in (open_engine, batched):
         monkeypatch.setattr(module, "choose_device", lambda request, resident=None: Choice("cuda:0", "it stands in"))
     stand_ins = {
-        "cuda": SimpleNamespace(CublasEngine=StandInEngine),
-        "fused": SimpleNamespace(FusedEngine=StandInEngine),
-        "batched_gpu": SimpleNamespace(fit_on_gpu=stand_in_batches),
+        "engines.cublas": SimpleNamespace(CublasEngine=StandInEngine),
+        "engines.fused": SimpleNamespace(FusedEngine=StandInEngine),
+        "batched.gpu": SimpleNamespace(fit_on_gpu=stand_in_batches),
     }
     for name, module in stand_ins.items():
         monkeypatch.setitem(sys.modules, f"tsapps.apps.kmeans.{name}", module)

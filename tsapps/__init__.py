@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         home = import_module(_HOMES[name])
-        value = home if home.__name__.endswith(f".{name}") else getattr(home, name)
+        value = home if name == "abft" else getattr(home, name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'tsapps' has no attribute {name!r}; it has {', '.join(__all__)}")

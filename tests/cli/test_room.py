@@ -29,7 +29,12 @@ def no_work(monkeypatch):
     def work(*_, **__):
         raise AssertionError("something was computed")
 
-    for name in ("apps.kmeans.open_engine.open_engine", "apps.abft.encode", "apps.abft.verify", "matrix.copy.copy_file"):
+    for name in (
+        "apps.kmeans.open_engine.open_engine",
+        "apps.abft.encode",
+        "apps.abft.verify",
+        "matrix.copy.copy_file",
+    ):
         monkeypatch.setattr(f"tsapps.{name}", work)
 
 

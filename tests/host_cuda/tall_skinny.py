@@ -12,7 +12,7 @@ import oracle
 from host_cuda import harness
 from tsapps.kernels import gemm, matmul
 from tsapps.kernels.arrays import DeviceMatrix
-from tsapps.kernels.plan.mma import SUM, Plan, instantiate
+from tsapps.kernels.plan.mma import SUM, Plan, WarpgroupPlan, instantiate
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -99,7 +99,7 @@ extern "C" void {name}(const void* A, const void* B, void* C, const long long* s
 
 #: The class that a kernel runs.
 PRODUCTS = {"tall_skinny": "Product", "tall_skinny_warpgroups": "WarpgroupProduct"}
-KERNEL, WARPGROUPS = (f"kernels/tsm2/{name}.cuh" for name in PRODUCTS)
+KERNEL, WARPGROUPS = Plan.header, WarpgroupPlan.header
 
 
 def source(instances, text=""):

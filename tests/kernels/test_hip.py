@@ -61,7 +61,7 @@ def compiled(header, kernels, arch, directory):
     """Compile kernels by their name expressions, and return what each of them takes."""
     source = directory / "kernels.hip"
     pointers = "".join(f"  reinterpret_cast<const void*>(&{kernel}),\n" for kernel in kernels)
-    source.write_text(f'#include "kernels/tsm2/{header}"\nconst void* const kernels[] = {{\n{pointers}}};\n')
+    source.write_text(f'#include "kernels/{header}"\nconst void* const kernels[] = {{\n{pointers}}};\n')
     command = ["hipcc", "-x", "hip", f"--offload-arch={arch}", "--cuda-device-only", "-S", "-O3", "-std=c++17"]
     done = subprocess.run(
         [*command, "-I", INCLUDE_ROOT, source, "-o", directory / "kernels.s"],
@@ -81,11 +81,11 @@ def compiled(header, kernels, arch, directory):
     ("header", "instances"),
     [
         ("ladder/tsm2_paper.cuh", published),
-        ("simt/tsm2r_columns.cuh", splits),
-        ("simt/tsm2l_columns.cuh", columns),
-        ("simt/tsm2l_rows.cuh", rows),
-        ("simt/tsm2l_wide.cuh", wide),
-        ("simt/tsmttsm_small.cuh", few),
+        ("tsm2/simt/tsm2r_columns.cuh", splits),
+        ("tsm2/simt/tsm2l_columns.cuh", columns),
+        ("tsm2/simt/tsm2l_rows.cuh", rows),
+        ("tsm2/simt/tsm2l_wide.cuh", wide),
+        ("tsm2/simt/tsmttsm_small.cuh", few),
     ],
     ids=["published", "tsm2r_columns", "tsm2l_columns", "tsm2l_rows", "tsm2l_wide", "tsmttsm_few"],
 )

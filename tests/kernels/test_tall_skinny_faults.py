@@ -10,7 +10,8 @@ from host_cuda.tall_skinny import KERNEL, Case, altered, check, check_in_any_ord
 from tsapps.kernels.plan.mma import Plan
 
 OPERAND, EPILOGUE, HAND_OVER, UNITS, SIMT = (
-    f"kernels/tsm2/{name}.cuh" for name in ("operand", "epilogue", "hand_over", "units", "simt")
+    f"kernels/{name}.cuh"
+    for name in ("tsm2/operand", "tsm2/epilogue", "tsm2/epilogue_staging", "tsm2/tile_scheduler", "device/simt")
 )
 BARRIER = "__syncthreads();"
 

@@ -58,7 +58,7 @@ extern "C" void {name_of(plan)}(const void* A, const void* B, long long b_row, l
 }}"""
         for plan in plans
     ]
-    return "\n".join([*(f'#include "kernels/tsm2/tsm2l_{kind}.cuh"' for kind in ("rows", "wide")), *entries])
+    return "\n".join([*(f'#include "kernels/tsm2/simt/tsm2l_{kind}.cuh"' for kind in ("rows", "wide")), *entries])
 
 
 @cache
