@@ -1,7 +1,7 @@
 """Digests of machine code: ``python tests/golden/machine_code.py CACHE`` prints those of every kernel compiled there.
 
-CACHE is a cache directory of this project after ``XDG_CACHE_HOME=… pytest -m compile``: it holds cubins, ELF files with a
-section ``.text.NAME`` for each kernel. A change that only moves or renames has the same digests as the commit before:
+CACHE is a cache directory of this project after ``XDG_CACHE_HOME=… pytest -m compile``: it holds cubins, ELF files with
+a section ``.text.NAME`` for each kernel. A change that only moves or renames has the same digests as the commit before:
 ``--compare FILE`` tells which of FILE, an earlier output, are gone and which are new. Names are for the reader: the
 digests alone are compared.
 """
