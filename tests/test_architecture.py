@@ -1,0 +1,233 @@
+"""The layout: which package may use which, how large files and functions are, and which names are gone for good.
+
+What does not hold yet stands in architecture_known.json, with numbers that may only go down. After a rename or a repair
+
+    python tests/test_architecture.py --write
+
+writes that file again and prints its totals before and after. A review refuses any number that went up, except where a
+new word was added to the tables below.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import architecture
+import pytest
+
+ROOT = Path(__file__).parent.parent
+KNOWN = Path(__file__).with_name("architecture_known.json")
+
+# The packages that each package may use besides itself. A package is a folder: subfolders have their own line.
+_CORE = {"kernels", "kernels/tsm2"}
+_APPS = {"apps/abft", "apps/kmeans"}
+ARROWS = {
+    "kernels": set(),
+    "kernels/tsm2": {"kernels"},
+    "apps": set(),
+    "apps/abft": _CORE,
+    "apps/kmeans": _CORE,
+    "tsapps/matrix": {"kernels", "tsapps"},
+    "tsapps/cli": {"kernels", *_APPS, "tsapps", "tsapps/matrix"},
+    "tsapps": {"kernels", *_APPS, "tsapps/matrix", "tsapps/cli"},
+    "bench": {"kernels", *_APPS, "tsapps"},
+}
+
+# Words that identifiers must not have, as whole words between underscores or capitals, and what to write instead.
+GLOSSARY = {
+    "centre": "center",
+    "centres": "centers",
+    "shadow": "half_copy",
+    "halves": "half, or HALF_TYPES",
+    "few": "small_d, small_k or small",
+    "of_many": "large_k",
+    "of_long": "large_d",
+    "short_rows": "d4",
+    "long_rows": "large_d",
+    "in_doubt": "ambiguous",
+    "undecided": "ambiguous",
+    "decided": "certified",
+    "decide": "rescore",
+    "extremes": "center_stats",
+    "margin": "error coefficient",
+    "margins": "error coefficients",
+    "reach": "norm limit",
+    "moved": "n_reassigned or reassigned",
+    "moves": "reassigned or scatter_update",
+    "count_changes": "count_reassigned",
+    "sort_changes": "sort_reassigned",
+    "add_segments": "segmented_sum",
+    "kept_sums": "running sums, or freivalds",
+    "advance": "update_centers",
+    "place_centers": "prepare_centers",
+    "until": "bounded, or with_bounds",
+    "expiry": "row_bound",
+    "expiries": "row_bounds",
+    "screen": "select_active_rows, or pruned",
+    "examine": "assign_active_rows",
+    "hopeless": "failed_drift",
+    "motion": "drift",
+    "seeding": "init",
+    "seeds": "initial centers",
+    "try_candidates": "evaluate_candidates",
+    "draw_candidates": "sample_candidates",
+    "proves": "certifies",
+    "proved": "certified",
+    "ring": "pipeline",
+    "rings": "pipeline",
+    "loaders": "producers",
+    "multipliers": "consumers",
+    "shares": "partition",
+    "cursor": "work_iterator",
+    "block_sums": "stream_k_fixup",
+    "hand_over": "epilogue_staging",
+    "slab": "core_matrix",
+    "slabs": "core_matrix_layout",
+    "streamed_columns": "gemm_wgmma_streamed",
+    "stretch": "accumulation interval",
+    "stretches": "accumulation intervals",
+    "apart": "split",
+    "overlapping_launch": "DependentLaunch",
+    "after_previous": "griddepcontrol_wait",
+    "next_may_begin": "griddepcontrol_launch_dependents",
+    "pick": "tuned configuration",
+    "picks": "tuned configurations",
+    "published": "tsm2_paper",
+    "suspect": "flagged row",
+    "suspected": "flagged",
+    "judge": "locate",
+    "false_alarm": "false_positive",
+    "false_alarms": "false_positives",
+    "differing": "syndrome, or mismatch",
+    "dealt": "interleaved",
+}
+
+# Words that are too common to forbid in identifiers, but that say nothing as a file's whole name.
+FILE_NAMES = {
+    "ahead": "precompile",
+    "banks": "bank_conflicts",
+    "bulk": "bulk_copy",
+    "ceilings": "roofline",
+    "changes": "sort_reassigned",
+    "checked": "detect",
+    "choose": "select, or open_engine",
+    "common": "what the file holds",
+    "fused": "the step's own name",
+    "helpers": "what the file holds",
+    "integers": "fixed_point",
+    "library": "cublas",
+    "misc": "what the file holds",
+    "move": "scatter_add",
+    "nearest": "small_k",
+    "order": "accumulation_order, or emulated_gemm",
+    "packed": "vector_load, or launch",
+    "rest": "verify",
+    "segments": "segmented_sum",
+    "simple": "simt",
+    "tables": "user_table",
+    "units": "tile_scheduler",
+    "utils": "what the file holds",
+    "walk": "rounding_model",
+    "weighted": "float_code",
+}
+
+GENERATED = ("data-kmeans",)  # what the README's commands write
+
+
+def circles(root: Path) -> dict[frozenset[str], int]:
+    found = architecture.circles(architecture.import_graph(root)) | architecture.circles(
+        architecture.include_graph(root)
+    )
+    return {circle: len(circle) for circle in found}
+
+
+@cache
+def places_of_old_words() -> dict[str, list[str]]:
+    return architecture.old_words(ROOT, GLOSSARY)
+
+
+TABLES: dict[str, Callable[[Path], dict]] = {
+    "circles": circles,
+    "long_files": architecture.long_files,
+    "long_functions": architecture.long_functions,
+    "long_lines": architecture.long_lines,
+    "old_words": lambda root: {word: len(places) for word, places in places_of_old_words().items()},
+    "old_file_names": lambda root: architecture.old_file_names(root, FILE_NAMES),
+    "repeated_classes": architecture.repeated_classes,
+}
+ADVICE = {
+    "circles": "let one of them take what it needs as an argument",
+    "long_files": f"at most {architecture.KERNEL_LINES} lines a .cuh file, {architecture.MODULE_LINES} a module",
+    "long_functions": f"at most {architecture.FUNCTION_LINES} lines without the docstring",
+    "long_lines": f"at most {architecture.LINE_LENGTH} characters; counted are the lines that are longer",
+    "old_words": "identifiers use the new word of GLOSSARY; counted are distinct identifiers a file",
+    "old_file_names": "FILE_NAMES says how to call the file",
+    "repeated_classes": "one class name has one meaning in a package; counted are the classes of that name",
+}
+
+
+def read_known() -> dict[str, dict]:
+    known = json.loads(KNOWN.read_text()) if KNOWN.exists() else {name: {} for name in TABLES}
+    return known | {"circles": {frozenset(circle): len(circle) for circle in known["circles"]}}
+
+
+def differences(known: dict, now: dict) -> list[str]:
+    """Return what is new, what grew, and what is known but gone; that a number went down is no difference."""
+
+    def say(key: str | frozenset) -> str:
+        return key if isinstance(key, str) else " ↔ ".join(sorted(key))
+
+    return sorted(
+        [f"new: {say(key)} ({now[key]})" for key in now.keys() - known.keys()]
+        + [
+            f"grew: {say(key)} ({known[key]} → {now[key]})"
+            for key in now.keys() & known.keys()
+            if now[key] > known[key]
+        ]
+        + [f"gone, so take it off the list (--write): {say(key)}" for key in known.keys() - now.keys()]
+    )
+
+
+def write() -> None:
+    """Write what does not hold now, and print the totals before and after."""
+    before, now = read_known(), {name: measure(ROOT) for name, measure in TABLES.items()}
+    for name, table in now.items():
+        print(f"{name}: {len(before.get(name, {}))} → {len(table)} entries, sum {sum(before.get(name, {}).values())} → "
+              f"{sum(table.values())}")  # fmt: skip
+    sorted_tables = {name: dict(sorted(table.items())) for name, table in now.items() if name != "circles"}
+    listed = sorted(sorted(circle) for circle in now["circles"])
+    KNOWN.write_text(json.dumps({"circles": listed, **sorted_tables}, indent=1) + "\n")
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_what_does_not_hold_yet_only_shrinks(table):
+    found = differences(read_known()[table], TABLES[table](ROOT))
+    if table == "old_words":
+        found = [f"{one}: {places_of_old_words().get(one.split()[1], '')}" for one in found]
+    assert not found, f"{ADVICE[table]}:\n" + "\n".join(found)
+
+
+def test_packages_use_only_what_the_table_allows():
+    assert architecture.forbidden_arrows(ROOT, ARROWS) == []
+
+
+def test_the_table_of_arrows_names_only_packages_that_exist():
+    folders = {architecture.folder(path) for path in architecture.files(ROOT, ".py", ".cuh")}
+    assert ARROWS.keys() | set().union(*ARROWS.values()) == folders
+
+
+def test_every_package_and_kernel_file_installs():
+    assert architecture.unpackaged(ROOT) == []
+
+
+@pytest.mark.parametrize("document", architecture.DOCUMENTS)
+def test_documents_name_files_that_exist(document):
+    assert architecture.missing_paths(ROOT, document, GENERATED) == []
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit("usage: python tests/test_architecture.py --write")
+    write()
