@@ -21,18 +21,58 @@ ROOT = Path(__file__).parent.parent
 KNOWN = Path(__file__).with_name("architecture_known.json")
 
 # The packages that each package may use besides itself. A package is a folder: subfolders have their own line.
-_CORE = {"kernels", "kernels/tsm2"}
-_APPS = {"apps/abft", "apps/kmeans"}
+_CORE = {
+    "kernels",
+    *(f"kernels/{name}" for name in ("blas", "device", "jit", "plan", "ptx", "runtime", "system", "tsm2", "tsm2/simt")),
+}
+_ABFT = {"apps/abft", "apps/abft/at_rest", "apps/abft/at_rest/gpu", "apps/abft/product"}
+
+
+def _stages(*names: str) -> set[str]:
+    return {f"apps/kmeans/{name}" for name in names}
+
+
 ARROWS = {
-    "kernels": set(),
-    "kernels/tsm2": {"kernels"},
+    "kernels": {f"kernels/{name}" for name in ("blas", "jit", "ladder", "plan", "runtime")},
+    "kernels/blas": {"kernels", "kernels/plan", "kernels/runtime"},
+    "kernels/device": {"kernels/ptx"},
+    "kernels/jit": {"kernels/system"},
+    "kernels/ladder": {"kernels/device"},
+    "kernels/plan": {"kernels", "kernels/system", "kernels/tsm2", "kernels/tsm2/simt"},
+    "kernels/ptx": set(),
+    "kernels/runtime": {"kernels"},
+    "kernels/system": set(),
+    "kernels/tsm2": {"kernels/device", "kernels/ptx"},
+    "kernels/tsm2/simt": {"kernels/device"},
     "apps": set(),
-    "apps/abft": _CORE,
-    "apps/kmeans": _CORE,
-    "tsapps/matrix": {"kernels", "tsapps"},
-    "tsapps/cli": {"kernels", *_APPS, "tsapps", "tsapps/matrix"},
-    "tsapps": {"kernels", *_APPS, "tsapps/matrix", "tsapps/cli"},
-    "bench": {"kernels", *_APPS, "tsapps"},
+    "apps/abft": _CORE | _ABFT,
+    "apps/abft/at_rest": {*_CORE, "apps/abft/at_rest/gpu"},
+    "apps/abft/at_rest/gpu": {*_CORE, "apps/abft/at_rest"},
+    "apps/abft/product": _CORE,
+    "apps/kmeans": {"kernels", "kernels/blas", *_stages("batched", "data", "engines", "init", "protect")},
+    # The stages, each of which uses those before it. What uses `engines`, which come last, takes a whole engine or step
+    # as an argument; the same goes for assign of data, and for bounds of update.
+    "apps/kmeans/data": _CORE | _stages("assign", "engines"),
+    "apps/kmeans/assign": _CORE | _stages("data"),
+    "apps/kmeans/bounds": _CORE | _stages("data", "assign", "engines"),
+    "apps/kmeans/update": _CORE | _stages("data", "assign", "bounds", "engines"),
+    "apps/kmeans/init": _CORE | _stages("data", "assign", "engines"),
+    "apps/kmeans/protect": {*_CORE, "apps/kmeans", *_stages("data", "assign", "update", "inertia", "engines")},
+    "apps/kmeans/inertia": _CORE | _stages("assign", "protect"),
+    "apps/kmeans/small_d": _CORE | _stages("data", "assign", "bounds", "update"),
+    "apps/kmeans/engines": {
+        *_CORE,
+        "apps/kmeans",
+        *_stages("data", "assign", "bounds", "update", "init", "protect", "inertia", "small_d"),
+    },
+    "apps/kmeans/batched": {*_CORE, "apps/kmeans", *_stages("data", "assign")},
+    "tsapps/matrix": {"kernels", "kernels/system", "tsapps"},
+    "tsapps/cli": {
+        *("kernels", "kernels/plan", "kernels/system", "tsapps", "tsapps/matrix"),
+        *("apps/abft", "apps/abft/at_rest", "apps/abft/product", "apps/kmeans", *_stages("data", "protect")),
+    },
+    "tsapps": {"kernels", "kernels/system", "apps/abft", "apps/kmeans", "tsapps/matrix", "tsapps/cli"},
+    "bench": {*_CORE, *_ABFT, "apps/kmeans", *_stages("batched", "data", "engines", "protect"), "tsapps"},
 }
 
 # Words that identifiers must not have, as whole words between underscores or capitals, and what to write instead.
