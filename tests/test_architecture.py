@@ -9,6 +9,7 @@ new word was added to the tables below.
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -265,6 +266,12 @@ def test_every_package_and_kernel_file_installs():
 @pytest.mark.parametrize("document", architecture.DOCUMENTS)
 def test_documents_name_files_that_exist(document):
     assert architecture.missing_paths(ROOT, document, GENERATED) == []
+
+
+@pytest.mark.parametrize("document", sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")))
+def test_links_between_documents_and_files(document):
+    links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text())
+    assert [link for link in links if not (ROOT / document).parent.joinpath(link).exists()] == []
 
 
 if __name__ == "__main__":
