@@ -276,11 +276,7 @@ def tsm2l_rows(plan: RowsPlan | WidePlan, problem: Problem, C: DeviceMatrix) -> 
     total = np.float64 if SUM[plan.dtype] == "double" else np.float32
     blocks = -(-problem.m // (plan.rows * plan.threads if isinstance(plan, RowsPlan) else plan.rows))
     grid, block = (max(1, min(blocks, _multiprocessors(C.device) * _ROWS_BLOCKS)),), (plan.threads,)
-    strides, m, kernel = (
-        _b_strides(problem),
-        np.int64(problem.m),
-        _kernel(plan.header, plan.kernel(), C.device),
-    )
+    strides, m, kernel = _b_strides(problem), np.int64(problem.m), _kernel(plan.header, plan.kernel(), C.device)
 
     def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
         kernel(grid, block, (np.uint64(A), np.uint64(B), *strides, np.uint64(C), m, total(alpha), total(beta)))

@@ -1,4 +1,4 @@
-// Bulk copies to shared memory, and the barriers that count their bytes (sm_90 and later). Inline PTX, as in ptx/instructions.cuh, with
+// Bulk copies to shared memory, and the barriers that count their bytes (sm_90 and later). Inline PTX, as in instructions.cuh, with
 // what it means on the CPU (TSA_HOST).
 #pragma once
 #include "kernels/ptx/instructions.cuh"
@@ -56,7 +56,7 @@ TSA_PTX void mbarrier_wait(Mbarrier* barrier, unsigned parity) {
       : "memory");
 }
 
-// cp.async.mbarrier.arrive ─ arrives once all copies that this thread has begun by cp_async (ptx/instructions.cuh) are there: one of the
+// cp.async.mbarrier.arrive ─ arrives once all copies that this thread has begun by cp_async (instructions.cuh) are there: one of the
 // arrivals that a phase expects. What the thread wrote otherwise is not visible by that.
 TSA_PTX void cp_async_arrive(Mbarrier* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
@@ -64,7 +64,7 @@ TSA_PTX void cp_async_arrive(Mbarrier* barrier) {
 
 // cp.async.bulk ─ a multiple of 16 bytes from global to shared memory, both at multiples of 16, begun by one thread; they
 // count at the barrier once they are there. Where ordinary loads read what lay there before, those threads have async_fence
-// (ptx/wgmma.cuh) ahead of the barrier that the copy waits for: without, it overtakes them (docs/notes/tsm2.md).
+// (wgmma.cuh) ahead of the barrier that the copy waits for: without, it overtakes them (docs/notes/tsm2.md).
 TSA_PTX void bulk_copy(void* shared, const void* global, int bytes, Mbarrier* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(shared)),

@@ -1,4 +1,4 @@
-// The only file with inline PTX, but for ptx/bulk_copy.cuh and ptx/wgmma.cuh: one inline function an instruction. Each has two
+// The only file with inline PTX, but for bulk_copy.cuh and wgmma.cuh: one inline function an instruction. Each has two
 // bodies: the instruction, and what it means in C++ (TSA_HOST), so that a kernel's own source runs on the CPU. Needs no
 // header under NVRTC.
 //

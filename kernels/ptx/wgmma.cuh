@@ -1,4 +1,4 @@
-// The instructions of warpgroups: four warps of a Hopper SM (sm_90a) that multiply together. Inline PTX, as in ptx/instructions.cuh,
+// The instructions of warpgroups: four warps of a Hopper SM (sm_90a) that multiply together. Inline PTX, as in instructions.cuh,
 // with what it means on the CPU (TSA_HOST).
 #pragma once
 #include "kernels/ptx/instructions.cuh"
@@ -44,7 +44,7 @@ TSA_PTX void fewer_registers() {
 // and d[j] is the warp's fragment of columns 8·j and on.
 //
 // B lies in shared memory, from a multiple of 16 bytes on: 256 bytes for 8 columns, in which 64 words of 32 bits lie lane
-// by lane: word i of B's fragment (ptx/instructions.cuh) in lane l at 4·(32·i + l).
+// by lane: word i of B's fragment (instructions.cuh) in lane l at 4·(32·i + l).
 //
 // Before the first wgmma that uses registers which were written: wgmma_fence of those of A. Before one that uses a B which
 // was stored: async_fence by those who stored it, then a barrier. What is begun is a group from wgmma_commit on; until

@@ -4,7 +4,7 @@ A change that must not change any result by a bit has the same digests as the co
 which of FILE, an earlier output, differ, are missing or are new. CPU results follow NumPy's BLAS and its choice of
 kernels, and GPU results cuBLAS, so that outputs of another processor or of other versions are not compared.
 
-Data is random with fixed seeds. Sizes are small; each reaches a regime of its own (apps/kmeans/*_plan.py). All runs on
+Data is random with fixed seeds. Sizes are small; each reaches a regime of its own (apps/kmeans/*/plan.py). All runs on
 one thread, as scikit-learn adds up the sums of threads in the order in which they end.
 """
 

@@ -1,9 +1,9 @@
 // A tall-and-skinny product whose rows are checked as they are computed, as an epilogue of it: C is stored, and the rows that
 // do not agree with what is added up beside them are listed.
 //
-// With the weights v and x of product/row_checksums.cuh, the kernel brings p = Σ_l a_il x_l of every row (weighted_row_sums.cuh); a row is suspected
+// With the weights v and x of row_checksums.cuh, the kernel brings p = Σ_l a_il x_l of every row (weighted_row_sums.cuh); a row is suspected
 // where |Σ_j v_j c_ij − p| is above max(row · |p|, row_size · Σ_j |c_ij|) + row_absolute, or any of them is no number
-// (product/thresholds.py). Of rows whose products cancel that is too little, and product/locate.cuh looks again.
+// (thresholds.py). Of rows whose products cancel that is too little, and locate.cuh looks again.
 //
 // Why it is fast: C is checked while it is in registers, as sums that have not been rounded to 16 bits, by two instructions an
 // element and twelve shuffles for the sixteen rows of a fragment. Beside them, p takes one multiply-add of every element of A,

@@ -3,7 +3,7 @@
 // Products and sums are kept with what they lose (T. Ogita, S. Rump and S. Oishi, Accurate sum and dot product, 2005), and Σ|ab|
 // beside them. Near the ends of a double's range mantissas are multiplied, exponents are added as integers, and an element is
 // sum · 2^exponent, with the exponent of its largest product or of what it is compared with: nothing overflows, and what underflows is
-// negligible (product/exact_products.py).
+// negligible (exact_products.py).
 #pragma once
 #include "apps/abft/product/row_checksums.cuh"
 

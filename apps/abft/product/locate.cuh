@@ -3,10 +3,10 @@
 //
 //   A (m × k), B (k × w), C (m × w), rows that are listed   →   the elements of C that are wrong, and what they should be
 //
-// At the second look a row has to be off by more than row · q + row_absolute (product/row_checksums.cuh). Then its elements are computed
+// At the second look a row has to be off by more than row · q + row_absolute (row_checksums.cuh). Then its elements are computed
 // again. Where the order of C's sums is known (emulated_gemm.cuh), to the bit: an element that has others is wrong. Else as exactly as two
-// doubles hold them (product/exact_products.cuh), Σ|ab| beside them, and by the statistical threshold how far roundings walk; and each is
-// judged by product/thresholds.py's bounds. What is wrong is repaired if that is wanted. If more rows are suspected than their list has room
+// doubles hold them (exact_products.cuh), Σ|ab| beside them, and by the statistical threshold how far roundings walk; and each is
+// judged by thresholds.py's bounds. What is wrong is repaired if that is wanted. If more rows are suspected than their list has room
 // for, all are looked at, with what C has kept.
 //
 // Why it is fast enough: it is launched for a handful of rows, most often for none. A warp has a row; or, where rows are fewer than
@@ -19,7 +19,7 @@ namespace abft {
 
 constexpr int kJudgeThreads = 256;
 
-// `Bounds` of product/thresholds.py, those of an element.
+// `Bounds` of thresholds.py, those of an element.
 struct Bounds {
   double magnitude, spread, absolute, lost, products, rounding, rounding_absolute, largest_sum, largest;
 
@@ -98,7 +98,7 @@ __device__ __forceinline__ Grain shuffle_up(const Grain& mine, int lanes) {
 // How far they walk at most: no partial sum is larger than Σ|ab|.
 __device__ __forceinline__ double most_walk(long long k, double size, double products) { return sqrt((1 + products) * k) * size; }
 
-// How far the roundings of an element's sum walk (product/rounding_model.py), of which Σ|ab| is `size` and ρ is `products`; for the warp's
+// How far the roundings of an element's sum walk (rounding_model.py), of which Σ|ab| is `size` and ρ is `products`; for the warp's
 // first lane.
 template <typename T>
 __device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, long long column, double size,

@@ -6,7 +6,7 @@
 //   y_l = Σ_j |b_lj|              or √(Σ_j b_lj² + x_l²)
 //
 // so that of a row of C = A · B, Σ_j v_j c_ij = Σ_l a_il x_l = p_i but for rounding, and q_i = √(Σ_l (a_il y_l)²) says of what size
-// that rounding is (product/thresholds.py).
+// that rounding is (thresholds.py).
 //
 // The weights are between 0.48 and 1, no two the same, so that +δ and −δ in one row do not cancel: with j = 8b + 2t + i and
 // n = 2b + i, v_j = (1 − n / 2N) · (1 − t / 8N), N a power of two, at least 16 and as many as there are n. They are numbers of
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   }
 }
 
-// What rows may be off by (product/thresholds.py).
+// What rows may be off by (thresholds.py).
 struct RowBounds {
   double row, row_size, row_absolute, rounding, rounding_absolute;
 };

@@ -1,6 +1,6 @@
-// The nearest of many centres: what assign/small_k.cuh does, where the centres stream by kColumns at a time (gemm_wgmma_streamed.cuh).
+// The nearest of many centres: what small_k.cuh does, where the centres stream by kColumns at a time (gemm_wgmma_streamed.cuh).
 //
-// The bound is that of assign/small_k.cuh, and γ H more, as the tensor cores add to −‖c‖²/2 (2.1 γ H + 1.1 γ C norm, where they add to
+// The bound is that of small_k.cuh, and γ H more, as the tensor cores add to −‖c‖²/2 (2.1 γ H + 1.1 γ C norm, where they add to
 // a level too), and 2⁻³² (core_matrix_layout.cuh): a centre can be the nearest only if its score is above the best one less 2 E. While
 // centres stream by, the best score so far is known, and centres near it are *candidates* so far. A lane has a quarter of a
 // row's scores; it keeps its candidates of the last few units, of 128 centres at most, that had any, as a mask of 32 bits
@@ -21,7 +21,7 @@ struct alignas(16) Change {
   int from, to, padding;
 };
 
-// As kLarge in assign/small_k.cuh, 2⁹⁶: scores with their level are below 2³¹, and 2⁻⁵⁶ apart or more, or the same.
+// As kLarge in small_k.cuh, 2⁹⁶: scores with their level are below 2³¹, and 2⁻⁵⁶ apart or more, or the same.
 constexpr float kSteep = 7.9228163e28f;
 
 // A row that is to be decided between some candidates: of all centres, if `count` is 0.
@@ -246,7 +246,7 @@ struct NearestOfMany {
   static __device__ __forceinline__ int larger(int a, int b) { return b > a ? b : a; }
   static __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
 
-  // As in assign/small_k.cuh: a bit for each score of a unit above a threshold, of which this is the opposite times kSteep. In parts of
+  // As in small_k.cuh: a bit for each score of a unit above a threshold, of which this is the opposite times kSteep. In parts of
   // eight bits, for one waits for the other.
   static __device__ __forceinline__ unsigned candidates(const float (&scores)[kFragments][4], int r, int unit,
                                                         float threshold) {

@@ -1,4 +1,4 @@
-// The rows that `assign/small_k.cuh` could not decide: the nearest of their candidates.
+// The rows that `small_k.cuh` could not decide: the nearest of their candidates.
 //
 //   entries   a list for each block of that kernel: a row, its label, and the centres that can be its nearest
 //   X         the rows themselves (n × d, any dtype), of which only these are read

@@ -1,4 +1,4 @@
-// The rows that `assign/large_k.cuh` could not decide, as assign/rescore.cuh does it: what changes joins the list of changes.
+// The rows that `large_k.cuh` could not decide, as rescore.cuh does it: what changes joins the list of changes.
 //
 // A warp takes a row with candidates; a row that has to be compared with all centres, the whole block, by what its
 // multiprocessor can read of the centres.

@@ -9,7 +9,7 @@
 //
 // norm being the row's, ρ what float16 loses (data/half_copy.cuh) and γ the tensor cores' error. So a centre can be the nearest only if its score is above the best one
 // less 2 E: the row's *candidates*, a bit each. A row with one candidate is decided, and nothing of it is written if that is
-// its label already. Every other row goes to a list, one a block, for `assign/rescore.cuh`. Where rows are long, and to decide one takes
+// its label already. Every other row goes to a list, one a block, for `rescore.cuh`. Where rows are long, and to decide one takes
 // much, each centre has an E of its own (NearestOfLong): of few samples, it may be several times as long as the others.
 //
 // Why it is fast: of each score a subtraction, a maximum and two multiply-adds, which count candidates in the mantissa of a

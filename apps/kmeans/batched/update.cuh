@@ -1,6 +1,6 @@
 // From the rows that changed their label to the next centres of every problem, without the host.
 //
-//   changes (batched/assign.cuh)  →  sums (b × k × (d + 1), 64-bit integers)  →  centers, halves, half_squares, extremes
+//   changes (assign.cuh)  →  sums (b × k × (d + 1), 64-bit integers)  →  centers, halves, half_squares, extremes
 //
 // An element is round((x − mean) · scale), so that sums are exact and do not depend on the order: the same bits for any
 // grid. Where k·(d + 1) of them fit shared memory, elements have 30 bits, added as two 16-bit digits in 32 bits for kFlush

@@ -1,5 +1,5 @@
 // The nearest centre of every row, as assign/small_k.cuh finds it, and how far centres may move until it has to be found again
-// (bounds/state.cuh).
+// (state.cuh).
 //
 // With s₁ and s₂ the best and the second best score of a row as computed, and E their bound (assign/small_k.cuh), squared distances
 // are ‖x‖² − 2 s: the row's nearest centre is within u, and the others are beyond it by g or more, where

@@ -13,11 +13,11 @@
 // is written. A row that is not decided when it is scored expires at once. Lengths are in the units that centres are scaled to (update/centers.cuh).
 //
 // Rounding. Movements are rounded up, by 2⁻¹⁸ of themselves and 10⁻¹⁸; gaps are less by 2⁻³⁰ of the distances that they lie
-// between (bounds/assign.cuh). So the two squared distances of a safe row still differ by more than 2⁻³³ of themselves, and
+// between (assign.cuh). So the two squared distances of a safe row still differ by more than 2⁻³³ of themselves, and
 // float64, which is what `assign/rescore.cuh` sums them in, could not find another label.
 //
 // What runs is decided here, for the host to ask nothing: `screen` counts the rows that are not safe and lists them. If
-// they are few, they alone are scored (`examine`, bounds/assign.cuh; small_d/iteration_bounded.cuh); else all rows are. Bounds begin where few
+// they are few, they alone are scored (`examine`, assign.cuh; small_d/iteration_bounded.cuh); else all rows are. Bounds begin where few
 // rows have moved, as more than those are not safe, and where they do not pay they turn themselves off: after the n-th screen in
 // a row that found too many, 2ⁿ iterations run without bounds, and more of them until the largest movement is a quarter less
 // than it was.

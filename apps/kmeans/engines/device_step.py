@@ -1,6 +1,6 @@
 """The steps of the fused engine: one iteration for k clusters, by the kernels for as many features and centres.
 
-    few features     few_features.py
+    few features     engines/small_d_step.py
     few (up to 64)   assign/small_k.cuh on gemm_mma.cuh → assign/rescore.cuh → rows that change → update/centers.cuh
     many             engines/large_k_step.py
 

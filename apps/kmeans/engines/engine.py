@@ -1,7 +1,7 @@
 """What a fit asks of the data: passes over its rows, written once for every array library.
 
 An engine holds X (n samples, d features), the sample weights and one label a sample, and answers each question of
-`lloyd.py` and `seeding.py` in one pass over blocks of rows. Distances are ranked by the score
+`lloyd.py` and `init/plusplus.py` in one pass over blocks of rows. Distances are ranked by the score
 
     score(x, c) = ‖c‖² − 2·x·c  =  ‖x − c‖² − ‖x‖²
 

@@ -5,7 +5,7 @@ the nearest centre of every row and, by a rigorous bound on what float16 rounds 
 sure. Those are decided in float64 from X itself, and rows whose label changes move from one cluster's sum to another's.
 So an iteration reads half of float32's bytes and a quarter of float64's; labels are the float64 arg-min; and sums are
 integers, the same bits on every run. `device_step.py` has the kernels of few centres, `large_k_step.py` those of many.
-Few features and few centres are multiplied from X itself, in the time of reading it (`few_features.py`): in float32
+Few features and few centres are multiplied from X itself, in the time of reading it (`small_d_step.py`): in float32
 (`iteration_fma_d4.cuh`, `iteration_fma.cuh`), or by tensor cores, with the same kind of bound (`iteration_mma.cuh`): as
 float16, or 16 bits as they lie.
 

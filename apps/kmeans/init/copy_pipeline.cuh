@@ -1,4 +1,4 @@
-// What a warp reads of X's copy in a step of k-means++ (init/plusplus_pruned.cuh), on its way to shared memory.
+// What a warp reads of X's copy in a step of k-means++ (plusplus_pruned.cuh), on its way to shared memory.
 //
 //   a unit, 16 rows of the copy       columns 0 … 7   8 … 15   16 … 23   24 … 31    a lane (g, t) = (lane / 4, lane % 4) copies
 //   and 32 columns                        t=0          t=1       t=2       t=3      8 columns of rows g and g + 8 to shared

@@ -12,7 +12,7 @@
 //   a warp:   kLanes lanes a row, 32 / kLanes rows side by side, kRows of them below one another
 //   a chunk:  of one warp, as many rows in turn as n alone decides; so the sums have the same bits for any grid
 //
-// Sums over samples are in double; distances are those of init/candidate_distances.cuh, the same bits at every step.
+// Sums over samples are in double; distances are those of candidate_distances.cuh, the same bits at every step.
 //
 // Why it is fast: it is bound by the read of X. A row of 128 float32 with 6 candidates, of 8 lanes, takes 2 · 7 · 128 = 1792
 // lane-instructions for differences and squares; 56 to load points from shared memory (each load serves 4 rows), 32 to load

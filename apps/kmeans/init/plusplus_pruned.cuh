@@ -1,8 +1,8 @@
-// A step of greedy k-means++ (init/plusplus.cuh) that need not read X: of most rows, X's copy in float16 tells that no candidate is
+// A step of greedy k-means++ (plusplus.cuh) that need not read X: of most rows, X's copy in float16 tells that no candidate is
 // nearer than the nearest centre is.
 //
 //   copy (n × padded, float16, row by row or in slabs), norms (n)    data/half_copy.cuh: x̂ and what bounds ‖x̂‖ and ρ⁻¹ ‖x·s − x̂‖
-//   closest (n)                                                      D², as init/plusplus.cuh has it
+//   closest (n)                                                      D², as plusplus.cuh has it
 //
 // With N the norms of a row and of a candidate, q = ‖x̂‖² and q_c = ‖ĉ‖² as computed, and a the product of both rows, all of them
 // by tensor cores that are off by γ of the product of the norms,
@@ -10,7 +10,7 @@
 //   (s D(x, c))² ≥ (‖x̂ − ĉ‖ − ρ (N + N_c))² ≥ q + q_c − 2 a − (2 ρ + γ) (N + N_c)²
 //
 // A row for which that is no less than s² D² for any candidate adds w·D² to the sums of all. The others wait in the warp's queue
-// and are compared with all candidates as in init/plusplus.cuh, from X: `closest` has the same bits as if all had been, and so has
+// and are compared with all candidates as in plusplus.cuh, from X: `closest` has the same bits as if all had been, and so has
 // what each row adds to the sums.
 //
 // Why it is fast: when s centres have been drawn, a candidate is nearer to about 1 / (s + 1) of the rows, so that 7 points of the

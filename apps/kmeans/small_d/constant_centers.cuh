@@ -1,4 +1,4 @@
-// What small_d/iteration_fma.cuh and small_d/iteration_fma_d4.cuh compute every row with, in constant memory: centres, offsets and the bound.
+// What iteration_fma.cuh and iteration_fma_d4.cuh compute every row with, in constant memory: centres, offsets and the bound.
 #pragma once
 #include "apps/kmeans/update/centers.cuh"
 

@@ -1,7 +1,7 @@
-// Rows of X by their numbers, wherever they lie, on their way to shared memory: a ring of each warp, as small_d/tile_pipeline.cuh has of rows that
+// Rows of X by their numbers, wherever they lie, on their way to shared memory: a ring of each warp, as tile_pipeline.cuh has of rows that
 // lie one after the other.
 //
-//   stage 0   32 rows, as in small_d/tile_pipeline.cuh; their numbers; the words that their labels are in     computed now
+//   stage 0   32 rows, as in tile_pipeline.cuh; their numbers; the words that their labels are in     computed now
 //   stage 1   the warp's next rows                                                                on their way
 //   …
 //

@@ -1,4 +1,4 @@
-// The centres as small_d/iteration_mma.cuh multiplies with them, and the bound of what that may be off by.
+// The centres as iteration_mma.cuh multiplies with them, and the bound of what that may be off by.
 //
 //   centres (8 · kColumns × 16 · kSteps, float16)   a lane (g, t) has of centre 8·j + g the columns 16·s + 4·t … 4·t + 3, which
 //                                                   the product takes for rows 2·t, 2·t + 1, 2·t + 8 and 2·t + 9 of step s
@@ -10,13 +10,13 @@
 
 namespace kmeans {
 
-// What small_d/iteration_mma.cuh is told of the centres and of the data.
+// What iteration_mma.cuh is told of the centres and of the data.
 struct Products {
   const ptx::Half* halves;  // of the centres, rows of kSteps · 16 (and of as many centres as the columns of the product)
   const float* offsets;     // −‖c‖²/2 of every column; −infinite past the last centre
   const Extremes* extremes;
   const float *mean, *scales;  // what is subtracted of rows; what integers are multiplied by
-  float scale, norm;             // what rows are multiplied by, or centres twice (small_d/scores_wgmma.cuh); what no row's norm
+  float scale, norm;             // what rows are multiplied by, or centres twice (scores_wgmma.cuh); what no row's norm
                                  // exceeds then
   float tensor_error, rounding;  // γ, ρ or r
 };

@@ -1,13 +1,13 @@
 // Few features with bounds (bounds/state.cuh): the labels of the rows that `screen` listed, or of all, and how far centres may move until
 // they have to be found again. Rows that change are moved from one cluster's sums to another's, in one launch.
 //
-//   list (or none)  →  rows, in a ring of each warp (small_d/gather_pipeline.cuh)  →  scores and gaps (small_d/scores_mma.cuh)  →  labels, expiries, sums
+//   list (or none)  →  rows, in a ring of each warp (gather_pipeline.cuh)  →  scores and gaps (scores_mma.cuh)  →  labels, expiries, sums
 //
-// What all rows are given without bounds is small_d/iteration_mma.cuh's, or that of multiply-adds; whichever has nothing to do in an iteration
+// What all rows are given without bounds is iteration_mma.cuh's, or that of multiply-adds; whichever has nothing to do in an iteration
 // returns at once. Labels are the same by all of them: of rows in doubt float64 decides, and those expire at once.
 //
 // Why it is fast: a row is read where few are listed, of 64 bytes and more whole lines or halves of one; what bounds take beside is four
-// bytes of a row and its label. All else is as in small_d/iteration_mma.cuh, but that rows which move are few, and all wait to be read again.
+// bytes of a row and its label. All else is as in iteration_mma.cuh, but that rows which move are few, and all wait to be read again.
 #pragma once
 #include "apps/kmeans/small_d/iteration_mma.cuh"
 #include "apps/kmeans/small_d/gather_pipeline.cuh"
@@ -22,7 +22,7 @@ struct Expiring {
   const Watch* watch;
 };
 
-// kColumns and kMostAdded as in small_d/iteration_mma.cuh; kKept as in small_d/scores_mma.cuh.
+// kColumns and kMostAdded as in iteration_mma.cuh; kKept as in scores_mma.cuh.
 template <typename T, int kFeatures, int kColumns, bool kKept, int kStages, int kThreads, int kMostAdded = 32768>
 __global__ void __launch_bounds__(kThreads, 1) assign_until(const T* X, const float* centers, int k, long long n,
                                                             const Products of, const Expiring until, Label* labels,

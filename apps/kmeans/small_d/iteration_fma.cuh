@@ -1,10 +1,10 @@
 // An iteration for few features and few clusters, by fused multiply-adds on X itself: the label of every row, and the rows
-// that change theirs moved from one cluster's sums to another's, in one launch. (Of up to four features: small_d/iteration_fma_d4.cuh.)
+// that change theirs moved from one cluster's sums to another's, in one launch. (Of up to four features: iteration_fma_d4.cuh.)
 //
 //   X (n × d, float32 or 16 bits, row by row)   labels (n bytes)   sums (k × (d + 1)), 64-bit integers (update/fixed_point.cuh)
 //
 //   a warp's tile       lane 0   1   2 …  31         tiles and their labels come through a ring in shared memory
-//     rows   0 …  31    ████████████████████         (small_d/tile_pipeline.cuh); a lane has kRows rows of one in its registers
+//     rows   0 …  31    ████████████████████         (tile_pipeline.cuh); a lane has kRows rows of one in its registers
 //     rows  32 …  63    ████████████████████
 //     …                                              rows in doubt or with another label → the warp's queue → 32 at a
 //                                                    time are decided, written and added to
@@ -16,7 +16,7 @@
 // for all rows, C = max ‖c − c₀‖ and O = max |offset|, a score is off by no more than
 //
 //   E = (d + 5) u (M C + O)      d roundings of what is no more than M C + O; of c − c₀; of the offset; of x − mean; and of
-//                                what scores are compared with (place_constants has one more, for small_d/iteration_fma_d4.cuh)
+//                                what scores are compared with (place_constants has one more, for iteration_fma_d4.cuh)
 //
 // Candidates are, as in assign/small_k.cuh, what is above the best score less 2 E, a bit each. A row with one candidate is decided;
 // others are compared in float64, from differences, the first of equals: labels are the float64 arg-min. Scores are in units

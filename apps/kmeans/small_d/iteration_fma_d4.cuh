@@ -1,10 +1,10 @@
-// An iteration for up to four features and few clusters, by fused multiply-adds on X itself, as small_d/iteration_fma.cuh, whose scores
+// An iteration for up to four features and few clusters, by fused multiply-adds on X itself, as iteration_fma.cuh, whose scores
 // and bound these are; but what is asked first of a row is no more than whether its label stands.
 //
 //   X (n × d, float32 or 16 bits, row by row)   labels (n bytes)   sums (k × (d + 1)), 64-bit integers (update/fixed_point.cuh)
 //
 //   a warp's tile       lane 0   1   2 …  31         tiles and their labels come through a ring in shared memory
-//     rows   0 …  31    ████████████████████         (small_d/tile_pipeline.cuh); a lane has kRows rows of one in its registers
+//     rows   0 …  31    ████████████████████         (tile_pipeline.cuh); a lane has kRows rows of one in its registers
 //     rows  32 …  63    ████████████████████
 //     …                                              rows whose label is not 2 E above all others → the warp's queue,
 //                                                    with their elements → of 32 at a time the candidates are found,
@@ -13,7 +13,7 @@
 //   sums in shared memory   [cluster][column, digit][replica]: a lane adds to its own replica, so in its own bank
 //
 // Why it is fast: X is read once, past the registers, and nothing is written but labels that change. That a label stands takes
-// its own score, by a centre that is loaded (small_d/own_score.cuh), and the largest of the others, where which is nearest takes the
+// its own score, by a centre that is loaded (own_score.cuh), and the largest of the others, where which is nearest takes the
 // largest and a mask of candidates, two multiply-adds for each. Scores are not kept, so a lane has room for eight rows, which
 // share the centres that constant memory gives to uniform registers, and the tile's loop. Lane instructions a row, as compiled
 // for sm_90a, with d = 4 and k = 16, eight rows a lane:
@@ -22,7 +22,7 @@
 //               centres to uniform registers, shared by rows              5
 //   others      k − 1 maxima at half rate, seven spared by one R2P       19
 //   the rest    copies, loads, two comparisons, the tile's loop          15
-//   in all                                                              103      132 by small_d/iteration_fma.cuh
+//   in all                                                              103      132 by iteration_fma.cuh
 //
 // Of 34·10¹² a second, 100M rows take 0.31 ms of instructions, beside 0.36 of reading.
 #pragma once

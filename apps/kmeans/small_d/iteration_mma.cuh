@@ -3,11 +3,11 @@
 //
 //   X (n × d, float32 or 16 bits, row by row)   centres (k × d, float32; update/centers.cuh)   labels (n)   sums (k × (d + 1))
 //
-//   tiles     of 32 rows, in a ring of each warp (small_d/tile_pipeline.cuh)
-//   scores    x·c − ‖c‖²/2 and a level, by the products of each warp (small_d/scores_mma.cuh) or of warpgroups (small_d/scores_wgmma.cuh)
+//   tiles     of 32 rows, in a ring of each warp (tile_pipeline.cuh)
+//   scores    x·c − ‖c‖²/2 and a level, by the products of each warp (scores_mma.cuh) or of warpgroups (scores_wgmma.cuh)
 //   labels    as in assign/small_k.cuh: candidates by the best score and a bound, brought together for each lane to have a row
-//   moves     rows with one candidate that is not their label (small_d/bank_free_sums.cuh): many of a tile at once, from the ring; few
-//             → a queue of the warp's (small_d/rescore.cuh) → 32 at a time, from X; rows with several → another → decided in float64
+//   moves     rows with one candidate that is not their label (bank_free_sums.cuh): many of a tile at once, from the ring; few
+//             → a queue of the warp's (rescore.cuh) → 32 at a time, from X; rows with several → another → decided in float64
 //
 // Where centres are so far away that scores could overflow, the threshold is no number, and every row is compared in float64.
 //

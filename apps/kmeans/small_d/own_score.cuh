@@ -1,4 +1,4 @@
-// By how much the score of a row's label is above all others, for up to four features; see small_d/iteration_fma_d4.cuh.
+// By how much the score of a row's label is above all others, for up to four features; see iteration_fma_d4.cuh.
 //
 //   shared memory, a row for each label, −1 (none) the first:
 //

@@ -1,5 +1,5 @@
-// The scores of few features by fused multiply-adds, and which centres can be a row's nearest by them; see small_d/iteration_fma.cuh, and
-// small_d/iteration_fma_d4.cuh.
+// The scores of few features by fused multiply-adds, and which centres can be a row's nearest by them; see iteration_fma.cuh, and
+// iteration_fma_d4.cuh.
 //
 //   found     of 16 clusters at a time, bit j for centre 16 · chunk + j, and the chunk from bit 16 on
 //

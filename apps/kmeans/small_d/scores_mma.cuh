@@ -1,7 +1,7 @@
-// The scores of few features by the tensor cores of each warp (mma), of rows rounded to float16; see small_d/iteration_mma.cuh.
+// The scores of few features by the tensor cores of each warp (mma), of rows rounded to float16; see iteration_mma.cuh.
 //
 //   a warp's tile, 32 rows,             columns 0 … 15        16 … 31       a lane (g, t) = (lane / 4, lane % 4) loads columns
-//   in its ring (small_d/tile_pipeline.cuh)         t=0 t=1 t=2 t=3    t=0 t=1 …        4·t … 4·t + 3 of each 16, of rows g and g + 8: the
+//   in its ring (tile_pipeline.cuh)         t=0 t=1 t=2 t=3    t=0 t=1 …        4·t … 4·t + 3 of each 16, of rows g and g + 8: the
 //     rows g                            ███ ███ ███ ███    ███ ███ …        quad reads a row, the warp eight. The product takes
 //     rows g + 8                        ███ ███ ███ ███    ███ ███ …        them for columns 2·t, 2·t + 1, 2·t + 8 and 2·t + 9;
 //     rows g + 16, g + 24               ███ ███ ███ ███    ███ ███ …        centres likewise

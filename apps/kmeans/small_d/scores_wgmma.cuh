@@ -1,7 +1,7 @@
-// The scores of few features in 16 bits by the tensor cores of warpgroups (wgmma), of rows as they lie; see small_d/iteration_mma.cuh.
+// The scores of few features in 16 bits by the tensor cores of warpgroups (wgmma), of rows as they lie; see iteration_mma.cuh.
 //
 //   rows       a warp's tile in its ring: the product's left operand, of which each warp of a warpgroup has 16 rows, as ldmatrix
-//              has it, four matrices of eight rows and columns together, or where rows are no whole vectors as in small_d/scores_mma.cuh;
+//              has it, four matrices of eight rows and columns together, or where rows are no whole vectors as in scores_mma.cuh;
 //              the warpgroup's four tiles are multiplied together
 //   centres    in two parts of X's type, c·s² ≈ high + low, in shared memory by fragments: part, step s, eight centres j
 //   offsets    a level − (mean·c + ‖c‖²/2)·s², so that nothing is subtracted from rows: in three parts, one step more, of
@@ -16,7 +16,7 @@
 //
 // Why it is fast: no element is converted, no norm is needed, and a warpgroup has 128 rows multiplied by all centres by a few
 // instructions, which read centres from shared memory for four warps at once. What is left is a maximum and two multiply-adds
-// of each score: 32 rows of 64 features and 64 clusters take a warp 400 instructions, where small_d/scores_mma.cuh takes 1,000.
+// of each score: 32 rows of 64 features and 64 clusters take a warp 400 instructions, where scores_mma.cuh takes 1,000.
 #pragma once
 #include "apps/kmeans/small_d/scores_mma.cuh"
 #include "kernels/ptx/wgmma.cuh"

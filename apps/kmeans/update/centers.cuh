@@ -4,7 +4,7 @@
 //
 // place_centers   of centres that are given; offsets are −infinite past the last, up to the columns of the product; and what
 //                 scores may be off by, for each centre, where that is wanted (NearestOfLong)
-// advance         of the means of the sums (update/fixed_point.cuh), which become the next centres; and whether there is to be a next
+// advance         of the means of the sums (fixed_point.cuh), which become the next centres; and whether there is to be a next
 //                 iteration: not if no label changed, if the centres moved by no more than `tolerance` in all (squared), or
 //                 if a cluster is empty, which the host has to fill. What would follow then does nothing.
 //                 With bounds (bounds/state.cuh), it keeps how far centres have moved too, and says what the next iteration does.

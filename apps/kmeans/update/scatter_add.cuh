@@ -1,8 +1,8 @@
 // Rows that change their label go from one cluster's sums to another's, as they are found: for few clusters and few such rows,
-// where sorting them (update/sort_reassigned.cuh) would cost more than it saves.
+// where sorting them (sort_reassigned.cuh) would cost more than it saves.
 //
 //   entries   decided (assign/rescore.cuh): a row, its label, and its new one as a bit
-//   sums      (k × (d + 1)), 64-bit integers (update/fixed_point.cuh)
+//   sums      (k × (d + 1)), 64-bit integers (fixed_point.cuh)
 //
 // In shared memory each digit of an element, of which the lower ones are in 0 … 65535, is summed by itself in 32 bits, for
 // kFlush rows at most, and what they add up to goes to the 64-bit sums in global memory. A block has `columns` columns of the

@@ -1,8 +1,8 @@
 // Rows that change their label go from one cluster's sums to another's, by segments: rows of which all come to the same
 // cluster, and leave the same.
 //
-//   places     the rows of segment 0, of segment 1 …, as update/sort_reassigned.cuh sorts them; `ends`, where each segment ends
-//   sums       (k × (d + 1)), 64-bit integers (update/fixed_point.cuh)
+//   places     the rows of segment 0, of segment 1 …, as sort_reassigned.cuh sorts them; `ends`, where each segment ends
+//   sums       (k × (d + 1)), 64-bit integers (fixed_point.cuh)
 //
 //   share      of the places: a warp has some shares, for 32 / kGroups · kWide columns each
 //   step       of a share: kTogether rows for each of kGroups groups of lanes, one row after the other of each

@@ -1,4 +1,4 @@
-// Rows that change their label, sorted into *segments* for update/segmented_sum.cuh: the rows of one come to the same cluster and leave
+// Rows that change their label, sorted into *segments* for segmented_sum.cuh: the rows of one come to the same cluster and leave
 // the same.
 //
 //   changes    lists of them: a row, its label, and its new one (or as assign/rescore.cuh leaves them, with rows that do not change)

@@ -1,11 +1,11 @@
 // Every checksum of a matrix in one pass over it: the exact code's sums of words (at_rest/exact_code.py), and the weighted sums of rows and
 // of columns (at_rest/float_code.py).
 //
-//   exact         (stripes, 5, words of a row)         at_rest/gpu/exact_sums.cuh
-//   row sums      (segments of a row, kWeights, rows)  at_rest/gpu/float_sums.cuh
+//   exact         (stripes, 5, words of a row)         exact_sums.cuh
+//   row sums      (segments of a row, kWeights, rows)  float_sums.cuh
 //   column sums   (stripes, kWeights, columns)
 //
-// Eight warps add up words, and eight others elements, of what comes by a ring in shared memory (at_rest/gpu/tile_pipeline.cuh). One adds up
+// Eight warps add up words, and eight others elements, of what comes by a ring in shared memory (tile_pipeline.cuh). One adds up
 // what those eight have of each row.
 //
 // Why it is fast: each byte is read once, and what is left to do is given to the tensor cores, float64's too, which are idle

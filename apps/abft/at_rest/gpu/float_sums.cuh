@@ -1,6 +1,6 @@
 // Weighted sums of the elements of a strip, of its rows and its columns, by one warp.
 //
-//   of a row      Σ (column of the segment + 1)^p · element     over the warp's 128 bytes; at_rest/gpu/encode.cuh adds up warps
+//   of a row      Σ (column of the segment + 1)^p · element     over the warp's 128 bytes; encode.cuh adds up warps
 //   of a column   Σ (row of the stripe + 1)^p · element         over the stripe's rows
 //
 //   ElementSums<T, kWeights>::Sum, kParts        what is added up; and the parts that sums of rows have

@@ -1,4 +1,4 @@
-// How a matrix comes to the warps that add it up (at_rest/gpu/encode.cuh): units, strips and stages, and the ring that they come by.
+// How a matrix comes to the warps that add it up (encode.cuh): units, strips and stages, and the ring that they come by.
 //
 //            ←── 1 KB: a strip, 128 bytes a warp ──→
 //          ┌────────┬────────┬─── … ───┬────────┐     The matrix is row-major without gaps. A *stage* of the ring is 32 rows of a
