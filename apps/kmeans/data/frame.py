@@ -4,14 +4,14 @@ A distance loses what its two points' norms lose to rounding. So both are taken 
 overflow or underflow, in units of a power of two, which rounds nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from tsapps.apps.kmeans.data.rows import Rows
+from tsapps.apps.kmeans.data.rows import RescaledRows, Rows
 
 __all__ = [
     "Frame",
@@ -174,29 +174,12 @@ class Placed:
         return self.worked if same else self.frame.centered(given)
 
 
-class ScaledRows:
-    """The rows of another matrix times 2^−exponent, in `dtype`; scaled anew whenever they are read."""
+class ScaledRows(RescaledRows):
+    """The rows of another matrix times 2^−exponent."""
 
     def __init__(self, source: Rows, exponent: int, dtype: np.dtype) -> None:
-        self.source = source
+        super().__init__(source, dtype)
         self.exponent = exponent
-        self.name = source.name
-        self.shape = source.shape
-        self.dtype = np.dtype(dtype)
-        self.device = source.device
 
-    def blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, block of at most `rows` scaled rows), in order."""
-        return self.scaled(self.source.blocks(rows))
-
-    def scaled(self, blocks: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-        """Scale blocks of the other matrix, on whichever device they are."""
-        for start, block in blocks:
-            yield start, self._scaled(block)
-
-    def rows(self, indices: np.ndarray) -> Any:
-        """Return the rows with these indices, scaled, in the order asked for."""
-        return self._scaled(self.source.rows(indices))
-
-    def _scaled(self, block: Any) -> Any:
-        return ldexp(block.astype(self.dtype, order="C", copy=False), -self.exponent)
+    def _scaled(self, block: Any, _: Sequence[int] | np.ndarray) -> Any:
+        return ldexp(block, -self.exponent)

@@ -3,6 +3,7 @@
 Anything with the members of `Rows` will do; `tsapps.open_matrix` gives one for a file of any size.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from importlib import import_module
@@ -16,6 +17,7 @@ from tsapps.kernels.arrays import as_array, kind_of, refuse_masked, to_host
 __all__ = [
     "ArrayRows",
     "Reader",
+    "RescaledRows",
     "Rows",
     "SparseRows",
     "UnitRows",
@@ -186,8 +188,8 @@ class SparseRows:
         return self.matrix[indices].toarray()
 
 
-class UnitRows:
-    """The rows of another matrix, each scaled to norm 1, in `dtype`.
+class RescaledRows(ABC):
+    """The rows of another matrix, each scaled, in `dtype`.
 
     Scaled anew whenever they are read: the other matrix is never written to, and a copy is the reader's to keep.
     """
@@ -200,26 +202,33 @@ class UnitRows:
         self.device = source.device
 
     def blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, block of at most `rows` unit rows), in order; see `scaled`."""
+        """Yield (first row, block of at most `rows` scaled rows), in order; see `scaled`."""
         return self.scaled(self.source.blocks(rows))
 
     def scaled(self, blocks: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-        """Scale blocks of the other matrix, on whichever device they are.
-
-        Raises
-        ------
-        ValueError
-            If a row is zero, which has no direction, or has a NaN or an infinity; names the first such row.
-        """
+        """Scale blocks of the other matrix, on whichever device they are."""
         for start, block in blocks:
-            yield start, self._unit(block, range(start, start + len(block)))
+            yield start, self._scaled(self._own(block), range(start, start + len(block)))
 
     def rows(self, indices: np.ndarray) -> Any:
         """Return the rows with these indices, scaled, in the order asked for."""
-        return self._unit(self.source.rows(indices), indices)
+        return self._scaled(self._own(self.source.rows(indices)), indices)
 
-    def _unit(self, block: Any, indices: Sequence[int] | np.ndarray) -> Any:
-        block = block.astype(self.dtype, order="C", copy=False)
+    def _own(self, block: Any) -> Any:
+        return block.astype(self.dtype, order="C", copy=False)
+
+    @abstractmethod
+    def _scaled(self, block: Any, indices: Sequence[int] | np.ndarray) -> Any:
+        """Scale a block in `dtype`, whose rows have these indices."""
+
+
+class UnitRows(RescaledRows):
+    """The rows of another matrix, each scaled to norm 1.
+
+    Reading raises ValueError if a row is zero, which has no direction, or has a NaN or an infinity; it names the first.
+    """
+
+    def _scaled(self, block: Any, indices: Sequence[int] | np.ndarray) -> Any:
         largest = abs(block).max(axis=1)
         usable = (largest > 0) & (largest < np.inf)
         if not bool(usable.all()):

@@ -20,8 +20,7 @@ import numpy as np
 from cupyx import empty_pinned
 
 from tsapps.apps.kmeans.assign.plan import log2_lanes, vector_of
-from tsapps.apps.kmeans.data.frame import ScaledRows
-from tsapps.apps.kmeans.data.rows import Reader, Rows, UnitRows, readers
+from tsapps.apps.kmeans.data.rows import Reader, RescaledRows, Rows, readers
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.inertia.plan import KeptSums, inertia_plan
 from tsapps.kernels.arrays import to_host
@@ -145,7 +144,7 @@ class CublasEngine(Engine):
         """Yield (first row, block) of the source on this GPU, in the source's own dtype, not centred."""
         if self.source.device is not None:
             return self.source.blocks(rows)
-        if isinstance(self.source, UnitRows | ScaledRows):  # rows are scaled here rather than by the host
+        if isinstance(self.source, RescaledRows):  # rows are scaled here rather than by the host
             return self.source.scaled(_stream_to_gpu(self.source.source, rows))
         return _stream_to_gpu(self.source, rows)
 
