@@ -7,8 +7,9 @@ they were: rows that are centered by the same mean get the same labels by the sa
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from typing import Any, TypeVar
 
@@ -190,6 +191,31 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads)
 
 
+def _by_threads(threads: int, work: Callable[[slice], T], parts: list[slice]) -> list[T]:
+    """Return what `work` makes of every part, in order; the caller's thread is one of the threads."""
+    left, results = deque(enumerate(parts)), dict[int, T]()
+
+    def take() -> None:
+        while True:
+            try:
+                place, part = left.popleft()
+            except IndexError:
+                return
+            results[place] = work(part)
+
+    helpers = [_pool(threads - 1).submit(take) for _ in range(min(threads, len(parts)) - 1)]
+    try:
+        take()
+    finally:
+        left.clear()
+        # Those that have not begun, for other calls' work, would find nothing left.
+        begun = [helper for helper in helpers if not helper.cancel()]
+        wait(begun)
+    for helper in begun:
+        helper.result()
+    return [results[place] for place in range(len(parts))]
+
+
 class Passes:
     """Passes over X, a checked NumPy array or sparse matrix by rows, about the mean of the fitted rows.
 
@@ -202,13 +228,17 @@ class Passes:
 
     def labels(self, X: Any) -> np.ndarray:
         """Return the label of the nearest center to every row, (n,), int32."""
+        labels = np.empty(X.shape[0], np.int32)
 
-        def work(block: np.ndarray, _: slice, size: float) -> np.ndarray:
+        def work(block: np.ndarray, part: slice, size: float) -> None:
             exponent = shrinking(block, self.centers, size)
-            labels: np.ndarray = self._assigned(ldexp(block, -exponent), ldexp(self.centers, -exponent))
-            return labels
+            labels[part] = self._assigned(ldexp(block, -exponent), ldexp(self.centers, -exponent))
 
-        return work(self._sparse(X), slice(None), 0.0) if issparse(X) else np.concatenate(self._each(X, work))
+        if issparse(X):
+            work(self._sparse(X), slice(None), 0.0)
+        else:
+            self._each(X, work)
+        return labels
 
     def inertia(self, X: Any, weights: np.ndarray | None) -> float:
         """Return Σ w·‖x − c‖² over the rows and their nearest centers."""
@@ -256,9 +286,7 @@ class Passes:
         parts = [slice(start, start + each) for start in range(0, len(X), each)]
         # One thread of BLAS for each of these.
         with one_blas_thread():
-            if len(parts) == 1:
-                return [center(parts[0])]
-            return list(_pool(self._threads).map(center, parts))
+            return _by_threads(self._threads, center, parts)
 
     def _sparse(self, X: Any) -> Any:
         return X.astype(self.frame.mean.dtype, copy=False)
@@ -271,5 +299,8 @@ class Passes:
         `KMeans.predict` and `score` do the same, but look at rows and parameters first, for as long as it takes to
         assign a block.
         """
-        weights = np.ones(rows.shape[0], rows.dtype) if weights is None else np.ascontiguousarray(weights, rows.dtype)
+        if weights is None:
+            # Labels do not depend on them, and to write them takes as long as to center rows of few features.
+            weights = (np.ones if with_inertia else np.empty)(rows.shape[0], rows.dtype)
+        weights = np.ascontiguousarray(weights, rows.dtype)
         return _labels_inertia(rows, weights, centers, self._threads if issparse(rows) else 1, with_inertia)

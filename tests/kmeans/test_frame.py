@@ -1,6 +1,7 @@
 """Results that hang together, wherever the data lies, however large or small, and whatever ties: on every path."""
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import adjusted_rand_score
 
 from tsapps import TSKMeans, kmeans_batched
+from tsapps.apps.kmeans import scikit_learn
 from tsapps.apps.kmeans.data.frame import Frame, exponent_of, frame_about, is_in_range, shrinking
 from tsapps.apps.kmeans.data.rows import ArrayRows
 
@@ -297,6 +299,39 @@ def test_sparse_matrices_with_wide_indices_and_other_dtypes(options, kind, fit_d
         model = TSKMeans(3, random_state=0, device="cpu", **options).fit(wide)
         np.testing.assert_array_equal(model.labels_, expected.labels_)
         np.testing.assert_array_equal(expected.predict(wide), expected.labels_)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Passes by many blocks of about 100 rows, and by several threads."""
+    monkeypatch.setattr(scikit_learn, "_BLOCK_BYTES", 1 << 11)
+    monkeypatch.setattr(scikit_learn, "_SMALL_BYTES", 0)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_passes_by_blocks_of_several_threads_at_once():
+    """Threads of several calls share helpers; no call gets a part of another's result."""
+    X, _ = blobs(np.random.default_rng(12), 5000, 6, 3, 2.0)
+    X += 1e5
+    model = TSKMeans(6, random_state=0, device="cpu").fit(X)
+    assert_hangs_together(model, X, X)
+    parts = [X[start:] for start in range(8)]
+    with ThreadPoolExecutor(len(parts)) as callers:
+        for start, labels in enumerate(callers.map(model.predict, parts)):
+            np.testing.assert_array_equal(labels, model.labels_[start:])
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("row", [0, 2499, 4999])
+def test_what_is_not_finite_is_found_in_any_block(row):
+    X, _ = blobs(np.random.default_rng(13), 5000, 4, 3, 2.0)
+    model = TSKMeans(4, random_state=0, device="cpu").fit(X)
+    wrong = X.copy()
+    wrong[row, 1] = np.nan
+    for call in (model.predict, model.score, model.transform):
+        with pytest.raises(ValueError, match="Input X contains NaN"):
+            call(wrong)
+    assert_hangs_together(model, X, X)
 
 
 def test_centers_that_a_caller_sets_are_used():
