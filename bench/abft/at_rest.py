@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.abft_campaign import (
+from bench.abft.campaign import (
     CLEAN,
     DISTRIBUTIONS,
     TRIALS,

@@ -1,6 +1,6 @@
 """The cells of the fault-injection campaign: what is damaged, how, and what became of it, in numbers.
 
-A cell is one target, code, dtype, distribution and fault. `abft_at_rest.py` and `abft_in_flight.py` try it; here is
+A cell is one target, code, dtype, distribution and fault. at_rest.py, product.py and kmeans.py try it; here is
 what they share: the distributions, the counts and their confidence intervals. All of it is pure.
 """
 

@@ -5,8 +5,8 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from bench.abft_campaign import Cell, Counts
-from bench.kmeans_faults import FAULTS, KINDS, WHEN, Seams, tried
+from bench.abft.campaign import Cell, Counts
+from bench.kmeans.faults import FAULTS, KINDS, WHEN, Seams, tried
 from tsapps.apps.kmeans.engines.cpu import CpuEngine
 
 __all__ = ["cells", "try_kmeans"]

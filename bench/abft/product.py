@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from bench.abft_campaign import (
+from bench.abft.campaign import (
     CLEAN,
     DEPTH,
     DISTRIBUTIONS,

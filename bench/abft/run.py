@@ -1,9 +1,9 @@
 """Try checksums by faults, thousands of every kind; and time them beside the library and beside no protection.
 
-    python bench/abft.py --campaign --device cpu --minutes 8
-    python bench/abft.py --campaign --device cuda --missing
-    python bench/abft.py --campaign --device cpu --target kmeans
-    python bench/abft.py --speed --job encode --job verify
+    python -m bench.abft --campaign --device cpu --minutes 8
+    python -m bench.abft --campaign --device cuda --missing
+    python -m bench.abft --campaign --device cpu --target kmeans
+    python -m bench.abft --speed --job encode --job verify
 
 The campaign makes one record a cell (`abft_campaign.Cell`) in bench/results/<device>/abft-campaign.json: how many
 faults were detected, located, repaired and miscorrected, how many false alarms there were, and the Clopper-Pearson
@@ -24,15 +24,13 @@ from pathlib import Path
 from secrets import randbelow
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from bench import abft_campaign as campaign
-from bench import record
-from bench.abft_at_rest import try_at_rest, try_sidecar
-from bench.abft_campaign import DTYPES, Cell
-from bench.abft_in_flight import try_judged, try_product
-from bench.abft_kmeans import cells as cells_of_kmeans
-from bench.abft_kmeans import try_kmeans
+from bench.abft import campaign
+from bench.abft.at_rest import try_at_rest, try_sidecar
+from bench.abft.campaign import DTYPES, Cell
+from bench.abft.kmeans import cells as cells_of_kmeans
+from bench.abft.kmeans import try_kmeans
+from bench.abft.product import try_judged, try_product
+from bench.common import record
 from tsapps.kernels.devices import gpus, why_no_gpu
 
 _TRY = {
@@ -171,12 +169,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     if options.campaign:
         return run_campaign(options)
-    from bench.abft_speed import KEY, run_speed
+    from bench.abft.speed import KEY, run_speed
 
     common = common_of(options, "abft")
     path = options.out or record.results_path(common["device"], "abft")
     return run_speed(options, common, path, recorded(path, common, KEY) if options.missing else set())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,12 +5,11 @@ encode   all checksums of a matrix by `add_checksums`, kernels alone; beside the
          whichever is faster (`library_ms` is their sum), and one read of the matrix
 verify   `tsapps.abft.verify` of a matrix on the GPU, by the wall clock; the first time, which sends the sidecar there,
          is not counted
-matmul   `tsapps.abft.matmul` beside `tsapps.matmul` (`unprotected_ms`), each queued behind a cold level-2 cache; nobody
-         waits for the report
+matmul   `tsapps.abft.matmul` and `tsapps.matmul` (`unprotected_ms`), L2 cold; the report is not waited for
 kmeans   the mean of the first 20 iterations of Lloyd's algorithm, protected and not; and whole fits
 
 Medians of nine. What is timed is checked first, in the same run: sums of some stripes in whole numbers and float64,
-products by rows in float64, labels and centres as bench/kmeans.py does. What is not right is not recorded.
+products by rows in float64, labels and centres as bench.kmeans does. What is not right is not recorded.
 """
 
 import argparse
@@ -26,13 +25,14 @@ from typing import Any
 
 import numpy as np
 
-from bench import ceilings, library_gemm, record
-from bench.gemm_grid import DTYPES, Cell, Pools, exact, largest_error, wide
-from bench.kmeans import free_memory
-from bench.kmeans_data import Shape, floor_ms
-from bench.kmeans_measure import NotRightError, Problem, check_step, time_peer
-from bench.kmeans_peers import PEERS
-from bench.timing import GpuClock, median
+from bench.common import record, roofline
+from bench.common.timing import GpuClock, median
+from bench.gemm import libraries
+from bench.gemm.grid import DTYPES, Cell, Pools, exact, largest_error, wide
+from bench.kmeans.measure import NotRightError, Problem, check_step, time_peer
+from bench.kmeans.peers import PEERS
+from bench.kmeans.problems import Shape, floor_ms
+from bench.kmeans.run import free_memory
 from tsapps.apps.abft.at_rest.exact_code import SUMS, last_weight
 from tsapps.apps.abft.at_rest.interleave import ROWS, Layout, layout
 
@@ -111,7 +111,7 @@ class Speed:
 
     def __init__(self, seed: int) -> None:
         self.seed, self.clock = seed, GpuClock()
-        self.streams = ceilings.measure_streams(self.clock)
+        self.streams = roofline.measure_streams(self.clock)
         self._tflops: dict[str, float] | None = None
         self._matrix: tuple[str, Any] | None = None
 
@@ -189,7 +189,7 @@ class Speed:
         out = out if order == "C" else out.swapaxes(-1, -2)
         check = partial(_library_error, A, W, out, dtype, trans_a)
         times = {"time_ms": self._median_ms, "quick_ms": self.clock.call_ms}
-        return library_gemm.best(A, W, out, dtype=dtype, trans_a=trans_a, check=check, **times)[1]
+        return libraries.best(A, W, out, dtype=dtype, trans_a=trans_a, check=check, **times)[1]
 
     def _verify(self, task: Task) -> Iterator[dict[str, Any]]:
         from tsapps import abft
@@ -232,7 +232,7 @@ class Speed:
 
         free_memory(cupy)
         if self._tflops is None:
-            self._tflops = ceilings.measure_matmul_tflops(self.clock)
+            self._tflops = roofline.measure_matmul_tflops(self.clock)
         shape = Shape(task.m, task.n, task.k or 0, task.dtype)
         problem, timings = Problem.draw(shape, self.seed, cupy), []
         for name in ("tsapps-protected", "tsapps"):
@@ -246,7 +246,7 @@ class Speed:
             "code": "protect",
             "weights": 0,
             "ms": protected.iter_ms,
-            "floor_ms": floor_ms(shape, ceilings.Ceilings(self.streams.points[0][1], self._tflops))[0],
+            "floor_ms": floor_ms(shape, roofline.Ceilings(self.streams.points[0][1], self._tflops))[0],
             "library_ms": None,
             "unprotected_ms": plain.iter_ms,
             "fit_ms": protected.fit_ms,
@@ -385,7 +385,7 @@ def run_speed(options: argparse.Namespace, common: dict[str, Any], path: Path, d
                 one = {**common, **name, **found, "seed": options.seed, "date": record.today()}
                 record.store(path, one, KEY, FIELDS)
                 print(_line(one), flush=True)
-        except (ValueError, NotRightError, library_gemm.LibraryError) as error:
+        except (ValueError, NotRightError, libraries.LibraryError) as error:
             failures += 1
             print(f"{task}: NOT RECORDED: {error}", flush=True)
     return 1 if failures else 0

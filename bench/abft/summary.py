@@ -1,6 +1,6 @@
 """What the campaign's records show, as a table: one row a target, code and fault, over all dtypes and distributions.
 
-python bench/abft_summary.py bench/results/<device>/abft-campaign.json
+python -m bench.abft.summary bench/results/<device>/abft-campaign.json
 """
 
 import argparse
@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from bench import record
-from bench.abft_campaign import DISTRIBUTIONS, interval
+from bench.abft.campaign import DISTRIBUTIONS, interval
+from bench.common import record
 
 __all__ = ["text"]
 

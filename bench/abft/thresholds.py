@@ -1,7 +1,7 @@
 """How far the statistical threshold is above the rounding errors that there are, by depth, type and distribution.
 
-    python bench/abft_ratios.py --device cpu --k 64 --k 1024
-    python bench/abft_ratios.py --device cuda
+    python -m bench.abft.thresholds --device cpu --k 64 --k 1024
+    python -m bench.abft.thresholds --device cuda
 
 It calibrates for p, and prints the root mean square of what elements may be off by over that of what sums are off by on
 the device, before they are rounded to 16 bits; "–" where no element is off. Then how many elements were beyond the
@@ -11,14 +11,11 @@ may be off by is what they are, and the ratio 1.
 
 import argparse
 import sys
-from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from bench.abft_campaign import COLUMNS_OF_C, DISTRIBUTIONS, DTYPES, P, draw
-from bench.abft_in_flight import allowed_of, calibrated_at, over_rounding
+from bench.abft.campaign import COLUMNS_OF_C, DISTRIBUTIONS, DTYPES, P, draw
+from bench.abft.product import allowed_of, calibrated_at, over_rounding
 from tsapps.apps.abft.product import calibrate, exact_products, thresholds
 
 __all__ = ["measure"]

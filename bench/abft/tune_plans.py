@@ -10,7 +10,6 @@ for the product; others stay as they are.
 
 import argparse
 import multiprocessing
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -19,9 +18,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from bench.timing import GpuClock, median
+from bench.common.timing import GpuClock, median
 from tsapps.apps.abft.product import thresholds
 from tsapps.apps.abft.product.plan import (
     MOST_SPILLED,

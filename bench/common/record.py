@@ -32,7 +32,7 @@ __all__ = [
     "today",
 ]
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 #: The fields of every record, with the types that each may have.
 COMMON: dict[str, tuple[type, ...]] = {

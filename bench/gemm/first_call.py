@@ -1,6 +1,6 @@
 """What the first call of `tsapps.matmul` costs: compiled, found in the cache on disk, prepared in this process.
 
-    python bench/first_call.py
+    python -m bench.gemm.first_call
 
 Each product is timed by the wall clock in processes of its own, once with an empty cache and then with a full one,
 from the call until the GPU is idle; imports and the GPU's context come before. Beside it stand CuPy's own first and
@@ -18,9 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from bench import record
+from bench.common import record
 from tsapps.kernels.devices import gpus, why_no_gpu
 
 FIELDS: dict[str, tuple[type, ...]] = {
@@ -71,8 +69,8 @@ def child(dtype: str, m: int, k: int, w: int) -> dict[str, Any]:
 def measure(index: int, cache: str) -> dict[str, Any]:
     """Run one product in a process whose caches are in a folder."""
     environment = {**os.environ, "XDG_CACHE_HOME": cache, "CUDA_CACHE_PATH": f"{cache}/nv"}
-    command = [sys.executable, __file__, "--child", str(index)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "bench.gemm.first_call", "--child", str(index)]
+    done = subprocess.run(command, env=environment, cwd=record.ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the process that times {PRODUCTS[index]} failed:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])

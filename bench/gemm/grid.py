@@ -1,10 +1,10 @@
-"""The grid of tall-and-skinny products that bench/gemm.py times, their operands, and their results in float64."""
+"""The grid of tall-and-skinny products that bench.gemm times, their operands, and their results in float64."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bench.ceilings import Streams
+from bench.common.roofline import Streams
 
 __all__ = ["DTYPES", "LAYOUTS", "SHAPES", "Cell", "Pools", "bound", "exact", "grid", "largest_error", "spoil"]
 

@@ -10,16 +10,12 @@ The numbers are those of `cublas_api.h`; they are the same in CUDA 12 and 13.
 
 import ctypes
 import os
-import sys
 import warnings
 from collections import namedtuple
 from collections.abc import Callable
 from ctypes import c_int, c_int64, c_void_p
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tsapps.kernels.blas.cublaslt import (
     ALIGNMENT,

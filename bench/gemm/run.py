@@ -1,7 +1,7 @@
 """Time tall-and-skinny products beside the best of cuBLAS and cublasLt: `tsapps.matmul`, and TSM2 as published.
 
-    python bench/gemm.py  # the whole grid, shared by all GPUs of the machine
-    python bench/gemm.py --shape tsm2l --dtype float32
+    python -m bench.gemm  # the whole grid, shared by all GPUs of the machine
+    python -m bench.gemm --shape tsm2l --dtype float32
 
 Every result is compared with float64 before it is timed, against the bound that `tsapps.matmul` states; what is not
 right is neither timed nor recorded. A timing is the median of CUDA event times of the kernel alone, queued behind a
@@ -22,11 +22,10 @@ from pathlib import Path
 from secrets import randbelow
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from bench import library_gemm, record
-from bench.gemm_grid import DTYPES, LAYOUTS, SHAPES, Cell, Pools, exact, grid, largest_error, spoil
-from bench.timing import GpuClock, median
+from bench.common import record
+from bench.common.timing import GpuClock, median
+from bench.gemm import libraries
+from bench.gemm.grid import DTYPES, LAYOUTS, SHAPES, Cell, Pools, exact, grid, largest_error, spoil
 from tsapps.kernels import gemm, matmul
 from tsapps.kernels.arrays import DeviceMatrix, device_matrix, gapless
 from tsapps.kernels.devices import gpus, why_no_gpu
@@ -58,11 +57,11 @@ class Bench:
     """
 
     def __init__(self, seed: int) -> None:
-        from bench import ceilings
+        from bench.common import roofline
 
         self.seed, self.clock = seed, GpuClock()
-        self.streams = ceilings.measure_streams(self.clock)
-        self.tflops = ceilings.measure_matmul_tflops(self.clock)
+        self.streams = roofline.measure_streams(self.clock)
+        self.tflops = roofline.measure_matmul_tflops(self.clock)
         self._pools: tuple[str, Pools] | None = None
 
     def pools(self, dtype: str, sizes: Sizes) -> Pools:
@@ -90,7 +89,7 @@ class Bench:
             errors["last"] = largest_error(cell, C, reference)
             return errors["last"]
 
-        library, library_ms = library_gemm.best(
+        library, library_ms = libraries.best(
             *(A, B, C),
             dtype=cell.dtype,
             trans_a=cell.shape == "tsmttsm",
@@ -164,10 +163,10 @@ def _measured(sizes: Sizes, cell: Cell) -> tuple[Cell, list[dict[str, Any]] | st
     """Return a cell's records, or what was wrong."""
     try:
         found = list(_bench.measure(cell, _bench.pools(cell.dtype, sizes)))
-    except (ValueError, library_gemm.LibraryError) as error:
+    except (ValueError, libraries.LibraryError) as error:
         return cell, str(error)
-    ceilings = {"stream_ceilings_gbs": _bench.streams.points, "matmul_ceiling_tflops": _bench.tflops}
-    return cell, [{**one, **ceilings} for one in found]
+    roofline = {"stream_ceilings_gbs": _bench.streams.points, "matmul_ceiling_tflops": _bench.tflops}
+    return cell, [{**one, **roofline} for one in found]
 
 
 def run(options: argparse.Namespace, cells: list[Cell]) -> int:
@@ -234,7 +233,3 @@ def main() -> int:
     if failed:
         print(f"{failed} of {len(cells)} cells were not recorded", file=sys.stderr)
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
-"""What the records of bench/gemm.py show, as text and as plots.
+"""What the records of bench.gemm show, as text and as plots.
 
-python bench/gemm_summary.py --plots docs
+python -m bench.gemm.summary --plots docs
 """
 
 import argparse
@@ -11,10 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from bench import record
-from bench.gemm_grid import DTYPES, LAYOUTS, SHAPES
+from bench.common import record
+from bench.gemm.grid import DTYPES, LAYOUTS, SHAPES
 
 __all__ = ["memory_bound", "of_floor", "ours", "over_library", "text"]
 

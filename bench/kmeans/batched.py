@@ -1,9 +1,9 @@
 """Time `kmeans_batched`, and others that take many K-means problems at once, on a GPU.
 
-    python bench/kmeans_batched.py --engine tsapps --engine flash-kmeans --engine flashlib
+    python -m bench.kmeans.batched --engine tsapps --engine flash-kmeans --engine flashlib
 
 Labels are first compared with the float64 arg-min, in every problem, and new centres with float64 means, in the first
-and the last; what is not right is neither timed nor recorded. Then, as in `bench/kmeans.py`:
+and the last; what is not right is neither timed nor recorded. Then, as in `python -m bench.kmeans`:
 
 iter_ms   one iteration of all problems: of ours the mean of the first 20, from no labels, the last assignment included
           ("mean of 20"; problems that converge early make fewer, and the time is divided by the mean of what they
@@ -22,18 +22,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from bench import kmeans_data as data
-from bench import record
-from bench.ahead import call_ahead
-from bench.ceilings import Ceilings, measure
-from bench.kmeans import FIELDS as FIELDS_OF_ONE
-from bench.kmeans import free_memory, versions_of
-from bench.kmeans_data import Shape
-from bench.kmeans_measure import LEAST_EQUAL, MOST_CENTERS_ERROR, NotRightError, Timing, time_peer
-from bench.kmeans_peers import FlashKmeans, Flashlib, Peer
-from bench.timing import GpuClock
+from bench.common import record
+from bench.common.precompile import call_ahead
+from bench.common.roofline import Ceilings, measure
+from bench.common.timing import GpuClock
+from bench.kmeans import problems as data
+from bench.kmeans.measure import LEAST_EQUAL, MOST_CENTERS_ERROR, NotRightError, Timing, time_peer
+from bench.kmeans.peers import FlashKmeans, Flashlib, Peer
+from bench.kmeans.problems import Shape
+from bench.kmeans.run import FIELDS as FIELDS_OF_ONE
+from bench.kmeans.run import free_memory, versions_of
 from tsapps.kernels.arrays import as_array, to_host
 from tsapps.kernels.devices import gpus, why_no_gpu
 
@@ -188,7 +186,7 @@ PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in (BatchedTsapps, Batc
 
 
 def draw(shape: BatchShape, seed: int, xp: Any) -> tuple[Any, Any]:
-    """Draw X (b, n, d) and first centres (b, k, d), each problem as `kmeans_data.draw` does."""
+    """Draw X (b, n, d) and first centres (b, k, d), each problem as `problems.draw` does."""
     rng, each = xp.random.default_rng(seed), shape.each
     dtype = data.numpy_dtype(each.dtype)
     X, centers = (xp.empty((shape.b, rows, each.d), dtype) for rows in (each.n, each.k))
@@ -315,7 +313,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="the records' file; bench/results/<device>/kmeans-batched.json")
     parser.add_argument("--repeats", type=int, default=9, help="timings of one thing at most (default 9)")
     parser.add_argument("--seconds-budget", type=float, default=4, help="for one engine on one shape (default 4)")
-    parser.add_argument("--ahead", type=int, default=0, help="as of bench/kmeans.py")
+    parser.add_argument("--ahead", type=int, default=0, help="as of bench.kmeans")
     parser.add_argument("--seed", type=int, default=randbelow(2**31), help="of the data; a fresh one if not given")
     parser.add_argument("--commit", help="what is measured, where there is no git to ask")
     options = parser.parse_args(arguments)

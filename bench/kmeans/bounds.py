@@ -1,11 +1,11 @@
 """Time fits with bounds (`algorithm="elkan"`) and without, on data where bounds pay and where they cannot.
 
-    python bench/kmeans_bounds.py --commit HASH
+    python -m bench.kmeans.bounds --commit HASH
 
 Of 10M × 128 and 20M × 32 float32 with 64 clusters, from the first samples as centres, for 100 iterations at most:
 
 separated   normal clusters some 24 standard deviations apart
-benchmark   the data of bench/kmeans.py
+benchmark   the data of bench.kmeans
 uniform     no clusters at all
 
 Both fits must end with the same bits, or nothing is recorded. `iter_ms` is the mean of an iteration from the second to
@@ -23,10 +23,8 @@ from secrets import randbelow
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from bench import record
-from bench.kmeans_data import Shape, draw
+from bench.common import record
+from bench.kmeans.problems import Shape, draw
 
 SHAPES = Shape(10_000_000, 128, 64, "float32"), Shape(20_000_000, 32, 64, "float32")
 ITERATIONS = 100
@@ -118,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     import cupy
 
-    from bench.kmeans import versions_of
+    from bench.kmeans.run import versions_of
 
     device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
     path = options.out or record.results_path(device, "kmeans-bounds")

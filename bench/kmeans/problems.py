@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.ceilings import Ceilings
+from bench.common.roofline import Ceilings
 
 __all__ = [
     "CPU_SHAPES",

@@ -1,9 +1,9 @@
 """Time K-means: one Lloyd iteration and a whole fit, by tsapps and by others, on named shapes.
 
-    python bench/kmeans.py --engine cublas --engine torch --shapes all
-    python bench/kmeans.py --engine tsapps --shapes 10M-128-64-f32,100M-4-16-f32 --repeats 15
-    python bench/kmeans.py --engine tsapps --engine flashlib --shapes grid --no-fit --ahead 8 --missing --minutes 8
-    python bench/kmeans.py --device cpu
+    python -m bench.kmeans --engine cublas --engine torch --shapes all
+    python -m bench.kmeans --engine tsapps --shapes 10M-128-64-f32,100M-4-16-f32 --repeats 15
+    python -m bench.kmeans --engine tsapps --engine flashlib --shapes grid --no-fit --ahead 8 --missing --minutes 8
+    python -m bench.kmeans --device cpu
 
 Data is drawn where it is used, fresh for every run (`--seed` repeats one). On a GPU the labels of one iteration are
 first compared with the float64 arg-min, and its new centres with float64 means; what is not right is neither timed nor
@@ -20,7 +20,7 @@ settled_ms  of our own engine, one of five iterations after those 20, in which f
 fit_ms    a whole fit of 20 iterations from given centres at tol=0, by the wall clock; left out where it does not fit in
           `--seconds-budget`, which bounds the timing of one engine on one shape, and by `--no-fit`
 seeded_fit_ms  likewise from centres drawn by greedy k-means++, of our own engine
-floor_ms  what the hardware allows, from rates measured in the same run; see `kmeans_data.floor_ms`
+floor_ms  what the hardware allows, from rates measured in the same run; see `problems.floor_ms`
 
 On a CPU, `TSKMeans(device="cpu")` and scikit-learn's `KMeans` fit the same data in turn; the ratio is printed.
 Every record is saved as soon as it is made. A run that `--minutes` end is gone on with by `--missing`, which leaves out
@@ -38,16 +38,14 @@ from pathlib import Path
 from secrets import randbelow
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from bench import kmeans_data as data
-from bench import record
-from bench.ahead import call_ahead
-from bench.ceilings import Ceilings, measure
-from bench.kmeans_data import CPU_SHAPES, GPU_SHAPES, GRIDS, Shape
-from bench.kmeans_measure import Problem, Timing, check_step, compare_on_cpu, time_peer
-from bench.kmeans_peers import PEERS
-from bench.timing import Clock, GpuClock
+from bench.common import record
+from bench.common.precompile import call_ahead
+from bench.common.roofline import Ceilings, measure
+from bench.common.timing import Clock, GpuClock
+from bench.kmeans import problems as data
+from bench.kmeans.measure import Problem, Timing, check_step, compare_on_cpu, time_peer
+from bench.kmeans.peers import PEERS
+from bench.kmeans.problems import CPU_SHAPES, GPU_SHAPES, GRIDS, Shape
 from tsapps.kernels.devices import gpus, why_no_gpu
 
 _TIME = (float, type(None))
@@ -294,7 +292,3 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"no GPU to time: {why_no_gpu()}; --device cpu needs none", file=sys.stderr)
         return 1
     return run_gpu(options)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Whole fits of small data on a GPU, as a user writes them: k-means++, default parameters, by the wall clock.
 
-    python bench/kmeans_small.py
+    python -m bench.kmeans.small
 
 There what counts is not the memory but how often the host is asked and how long it takes. `tsapps` is `TSKMeans` as it
 is, `cublas` with that engine, `scikit-learn` its `KMeans` on the machine's CPU. The fits that are timed are checked: in
@@ -14,13 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import numpy as np
 
-from bench import record
-from bench.kmeans_data import Shape, nearest_f64
-from bench.timing import Clock, GpuClock, median
+from bench.common import record
+from bench.common.timing import Clock, GpuClock, median
+from bench.kmeans.problems import Shape, nearest_f64
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.devices import gpus, why_no_gpu
 

@@ -1,6 +1,6 @@
-"""What the records of bench/kmeans.py show, as text and as a plot.
+"""What the records of bench.kmeans show, as text and as a plot.
 
-python bench/kmeans_summary.py --plot docs/kmeans-floor.png --grid docs/kmeans-grid.png
+python -m bench.kmeans.summary --plot docs/kmeans-floor.png --grid docs/kmeans-grid.png
 """
 
 import argparse
@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from bench import record
-from bench.kmeans_data import GPU_SHAPES, GRIDS, Shape
-from bench.timing import median
+from bench.common import record
+from bench.common.timing import median
+from bench.kmeans.problems import GPU_SHAPES, GRIDS, Shape
 
 __all__ = ["OURS", "OWN", "Cell", "by_shape", "grid_cells", "grid_text", "plot", "plot_grid", "text"]
 

@@ -10,7 +10,7 @@ import pytest
 from exhaustive import every
 from scipy.stats import norm
 
-from bench.abft_campaign import DISTRIBUTIONS, draw
+from bench.abft.campaign import DISTRIBUTIONS, draw
 from tsapps.apps.abft.product import calibrate as calibration
 from tsapps.apps.abft.product import cpu as product_cpu
 from tsapps.apps.abft.product import exact_products

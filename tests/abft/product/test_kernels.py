@@ -10,9 +10,9 @@ from host_cuda import harness
 from host_cuda.checked import Check, blocks_of, build_products, name_of, predicted
 from host_cuda.tall_skinny import DTYPES, result
 
-from bench import abft_in_flight
-from bench.abft_campaign import draw
-from bench.abft_in_flight import Limits
+from bench.abft import product as product_faults
+from bench.abft.campaign import draw
+from bench.abft.product import Limits
 from tsapps.apps.abft.product import cpu as product_cpu
 from tsapps.apps.abft.product import thresholds
 from tsapps.apps.abft.product.plan import half_step, summed
@@ -462,11 +462,11 @@ def test_what_the_campaign_calls_certain_is_found(dtype, fault):
         for i in first:
             damaged[i : i + 4, 3:7] = 0
     else:
-        abft_in_flight._rectangles(damaged, first, rng)
+        product_faults._rectangles(damaged, first, rng)
     off = damaged.astype(np.float64) - C.astype(np.float64)
     certain = Limits.of(A, B, rounded=True).certain
     on_gpu, on_cpu = (
-        np.flatnonzero(abs(off @ abft_in_flight._weights(w, device)).max(axis=1) > certain)
+        np.flatnonzero(abs(off @ product_faults._weights(w, device)).max(axis=1) > certain)
         for device in ("cuda", "cpu")
     )
     check = Check(A, B, dtype, thresholds.proven(k, w, dtype))

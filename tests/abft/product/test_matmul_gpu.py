@@ -9,7 +9,7 @@ import oracle
 import pytest
 from oracle import product_tolerance
 
-from bench.abft_campaign import DISTRIBUTIONS, draw
+from bench.abft.campaign import DISTRIBUTIONS, draw
 from tsapps.apps.abft.product import calibrate as calibration
 from tsapps.apps.abft.product import exact_products, thresholds
 from tsapps.apps.abft.product.calibrate import calibrate

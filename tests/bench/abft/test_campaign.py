@@ -5,10 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench import abft, abft_at_rest, abft_campaign, abft_in_flight, abft_kmeans, abft_ratios, abft_summary, record
-from bench.abft_at_rest import Damage, Matrix, judged, try_at_rest, try_sidecar
-from bench.abft_campaign import cells, draw, flipped, interval
-from bench.abft_in_flight import Limits, try_product
+from bench.abft import at_rest as abft_at_rest
+from bench.abft import campaign, thresholds
+from bench.abft import kmeans as abft_kmeans
+from bench.abft import product as product_faults
+from bench.abft import run as abft
+from bench.abft import summary as abft_summary
+from bench.abft.at_rest import Damage, Matrix, judged, try_at_rest, try_sidecar
+from bench.abft.campaign import cells, draw, flipped, interval
+from bench.abft.product import Limits, try_product
+from bench.common import record
 from tsapps.apps.abft import Verdict
 
 
@@ -104,9 +110,9 @@ def test_three_words_of_a_block_are_not_certain():
 
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
 @pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("shape", [abft_campaign.PLAIN, abft_campaign.FOLDED, abft_campaign.FLAT])
+@pytest.mark.parametrize("shape", [campaign.PLAIN, campaign.FOLDED, campaign.FLAT])
 def test_trials_share_no_unit(shape, exact, itemsize, rng):
-    if not exact and shape != abft_campaign.PLAIN:
+    if not exact and shape != campaign.PLAIN:
         pytest.skip("the float code has tiles of 256 × 256")
     matrix, trials = Matrix(shape, itemsize, exact), 100
     units = matrix.unit(matrix.elements(trials, 2, rng))
@@ -120,8 +126,8 @@ def test_trials_share_no_unit(shape, exact, itemsize, rng):
 @pytest.fixture
 def few(monkeypatch):
     monkeypatch.setattr(abft_at_rest, "CLEAN", 60_000)
-    monkeypatch.setattr(abft_in_flight, "CLEAN", 60_000)
-    monkeypatch.setattr(abft_in_flight, "_CLEAN_ROWS", 10_000)
+    monkeypatch.setattr(product_faults, "CLEAN", 60_000)
+    monkeypatch.setattr(product_faults, "_CLEAN_ROWS", 10_000)
 
 
 def cell(target, code, fault, dtype="float32", **change):
@@ -195,12 +201,12 @@ def test_a_fault_that_is_not_repaired_is_counted():
     """By an absolute threshold that is far too large, nothing is found."""
     one, blind = cell("product", "proven", "word"), 1e300
     with pytest.MonkeyPatch.context() as patch:
-        check = abft_in_flight.check_product
-        patch.setattr(abft_in_flight, "check_product", lambda *a, **k: check(*a, **k | {"threshold": blind}))
+        check = product_faults.check_product
+        patch.setattr(product_faults, "check_product", lambda *a, **k: check(*a, **k | {"threshold": blind}))
         found = try_product(one, 5, "cpu")
     assert found.certain > 100
     assert found.certain_detected < 100
-    assert abft.findings(abft_campaign.record_of(one, found, 5))
+    assert abft.findings(campaign.record_of(one, found, 5))
 
 
 @pytest.mark.parametrize("target", ["product", "mid-product"])
@@ -213,26 +219,26 @@ def test_clean_products(few, target):
 @pytest.mark.exhaustive
 def test_every_element_is_judged(few, monkeypatch):
     one = cell("judged", "statistical", "none")
-    found = abft_in_flight.try_judged(one, 5, "cpu")
+    found = product_faults.try_judged(one, 5, "cpu")
     assert (found.trials, found.clean) == (0, 10_000 * 16)
     assert found.false_alarms <= 4  # of a sixth that is expected, five are with probability 10⁻⁶
     # A calibration that says a tenth of what rounding is alarms at many.
-    right = abft_in_flight._calibrated("float32", "cpu")
+    right = product_faults._calibrated("float32", "cpu")
     depths = tuple(replace(depth, own=replace(depth.own, error=depth.own.error / 10)) for depth in right.depths)
-    monkeypatch.setattr(abft_in_flight, "_calibrated", lambda *_: replace(right, depths=depths))
-    found = abft_in_flight.try_judged(one, 5, "cpu")
+    monkeypatch.setattr(product_faults, "_calibrated", lambda *_: replace(right, depths=depths))
+    found = product_faults.try_judged(one, 5, "cpu")
     assert found.false_alarms > 1000
-    assert abft.findings(abft_campaign.record_of(one, found, 5))
+    assert abft.findings(campaign.record_of(one, found, 5))
 
 
 @pytest.mark.exhaustive
 def test_ratios(monkeypatch, capsys):
-    monkeypatch.setattr(abft_ratios, "_PRODUCTS", 1 << 20)
+    monkeypatch.setattr(thresholds, "_PRODUCTS", 1 << 20)
     monkeypatch.setattr("sys.argv", ["abft_ratios.py", "--device", "cpu", "--dtype", "float16", "--k", "64"])
-    assert abft_ratios.main() == 0
+    assert thresholds.main() == 0
     row = capsys.readouterr().out.splitlines()[2].split(" | ")
     assert row[:2] == ["| float16", "64"]
-    ratios = dict(zip(abft_campaign.DISTRIBUTIONS, row[3:9], strict=True))
+    ratios = dict(zip(campaign.DISTRIBUTIONS, row[3:9], strict=True))
     # One by one these add up exactly; by a BLAS of several accumulators they may not.
     ratios["cancelling"] = ratios["cancelling"].replace("–", "10")
     # No threshold for one in a million may be nearer than a Gaussian's 4.9; more than 20 is not what is promised.
@@ -247,14 +253,14 @@ def test_ratios(monkeypatch, capsys):
 def test_a_campaign_from_end_to_end(tmp_path, monkeypatch, capsys):
     some = [cell("sidecar", "sha256", "word"), cell("at-rest", "exact", "word"), cell("product", "proven", "word")]
     of_kmeans = next(abft_kmeans.cells())
-    monkeypatch.setattr(abft_campaign, "cells", lambda: iter(some))
+    monkeypatch.setattr(campaign, "cells", lambda: iter(some))
     monkeypatch.setattr(abft, "cells_of_kmeans", lambda: iter([of_kmeans]))
     arguments = ["--campaign", "--device", "cpu", "--seed", "5", "--commit", "abc", "--out", str(tmp_path / "out.json")]
     assert abft.main(arguments) == 0
     assert "4 cells tried, 0 findings" in capsys.readouterr().out
     records = record.load(tmp_path / "out.json")
     for one in records:
-        record.check(one, abft_campaign.FIELDS)
+        record.check(one, campaign.FIELDS)
     assert [(one["target"], one["trials"], one["detected"]) for one in records] == [
         ("at-rest", 800, 800),
         ("kmeans", 10, records[1]["detected"]),
@@ -325,7 +331,7 @@ def test_outcomes_of_kmeans_are_counted(outcome, harmless, detected, repaired, m
     counts = abft_kmeans.try_kmeans(cell, 0, "cpu")
     assert (counts.trials, counts.harmless, counts.detected, counts.repaired) == (10, harmless, detected, repaired)
     assert counts.miscorrected == miscorrected
-    assert abft.findings(abft_campaign.record_of(cell, counts, 0))[: len(found)] == found
+    assert abft.findings(campaign.record_of(cell, counts, 0))[: len(found)] == found
 
 
 def test_a_cell_of_kmeans_on_the_cpu():

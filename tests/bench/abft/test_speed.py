@@ -6,10 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench import abft, abft_campaign, abft_speed, record
-from bench.ceilings import Streams
-from bench.gemm_grid import wide
-from bench.timing import CpuClock
+from bench.abft import campaign
+from bench.abft import run as abft
+from bench.abft import speed as abft_speed
+from bench.common import record
+from bench.common.roofline import Streams
+from bench.common.timing import CpuClock
+from bench.gemm.grid import wide
 from tsapps.apps.abft.at_rest.interleave import layout
 from tsapps.apps.abft.at_rest.source import as_source
 from tsapps.apps.abft.at_rest.verify import sums_of
@@ -66,7 +69,7 @@ def test_records_of_timings(tmp_path, monkeypatch):
 @pytest.fixture
 def speed(numpy_for_cupy, monkeypatch):
     monkeypatch.setattr(abft_speed, "GpuClock", CpuClock)
-    monkeypatch.setattr(abft_speed.ceilings, "measure_streams", lambda _: Streams(((0.0, 4000.0), (1.0, 4000.0))))
+    monkeypatch.setattr(abft_speed.roofline, "measure_streams", lambda _: Streams(((0.0, 4000.0), (1.0, 4000.0))))
     asked = []
 
     def best(A, W, out, *, dtype, trans_a, time_ms, quick_ms, check):
@@ -82,7 +85,7 @@ def speed(numpy_for_cupy, monkeypatch):
         # Rows are faster by blocks, and columns as a whole.
         return "numpy", (2.0 if by_columns else 3.0) + 0.5 * ((A.shape == asked[0][1]) != trans_a)
 
-    monkeypatch.setattr(abft_speed.library_gemm, "best", best)
+    monkeypatch.setattr(abft_speed.libraries, "best", best)
     found = abft_speed.Speed(3)
     found.asked = asked
     return found
@@ -92,7 +95,7 @@ def speed(numpy_for_cupy, monkeypatch):
 def test_encoding_is_timed(dtype, speed, monkeypatch):
     def add_checksums(A, plan):
         code = ("both" if plan.weights else "exact") if plan.exact else "float"
-        return sums_of(as_source(A.view(abft_campaign.numpy_dtype(dtype))), code, plan.weights, 512)
+        return sums_of(as_source(A.view(campaign.numpy_dtype(dtype))), code, plan.weights, 512)
 
     monkeypatch.setattr("tsapps.apps.abft.at_rest.gpu.encode.add_checksums", add_checksums)
     side = 16384 // abft_speed.DTYPES[dtype]  # of rows of 16 KiB, which are not folded

@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bench.ahead import call_ahead
+from bench.common.precompile import call_ahead
 
 
 def touch(path, number):

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from bench import record
+from bench.common import record
 
 GOOD = {
     "what": "kmeans",

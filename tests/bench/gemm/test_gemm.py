@@ -1,12 +1,13 @@
-"""What needs no GPU of bench/gemm.py: the grid, the floors, the bound, the summary."""
+"""What needs no GPU of bench.gemm: the grid, the floors, the bound, the summary."""
 
 from collections import Counter
 
 import pytest
 
-from bench import gemm_summary, record
-from bench.ceilings import Streams
-from bench.gemm_grid import Cell, bound, grid
+from bench.common import record
+from bench.common.roofline import Streams
+from bench.gemm import summary as gemm_summary
+from bench.gemm.grid import Cell, bound, grid
 
 # Half of a stream's bytes written halves its rate.
 STREAMS = Streams(((0.0, 4000.0), (0.5, 2000.0), (1.0, 4000.0)))

@@ -1,4 +1,4 @@
-"""How `bench/library_gemm.py` calls the libraries: on the CPU by stand-ins that do what the libraries' manuals say."""
+"""How bench.gemm.libraries calls the libraries: on the CPU by stand-ins that do what the libraries' manuals say."""
 
 import sys
 from ctypes import c_double, c_void_p
@@ -10,7 +10,7 @@ import pytest
 from cublaslt_stand_in import FAILING, Lt
 from numpy.lib.stride_tricks import as_strided
 
-from bench import library_gemm as lg
+from bench.gemm import libraries as lg
 
 FLOAT64 = lg._TYPES["float64"]
 

@@ -1,16 +1,16 @@
-"""The checks and timings of `bench/kmeans_batched.py`, on tiny shapes, our kernels' own source run on the CPU."""
+"""The checks and timings of `bench/kmeans/batched.py`, on tiny shapes, our kernels' own source run on the CPU."""
 
 import numpy as np
 import pytest
 from host_cuda.batched_kmeans import HostMachine
 
-from bench import kmeans_batched as bench
-from bench import record
-from bench.ceilings import Ceilings
-from bench.kmeans_batched import PEERS, SHAPES, BatchedTsapps, BatchShape, Step
-from bench.kmeans_data import Shape
-from bench.kmeans_measure import NotRightError, Timing, time_peer
-from bench.timing import CpuClock
+from bench.common import record
+from bench.common.roofline import Ceilings
+from bench.common.timing import CpuClock
+from bench.kmeans import batched as bench
+from bench.kmeans.batched import PEERS, SHAPES, BatchedTsapps, BatchShape, Step
+from bench.kmeans.measure import NotRightError, Timing, time_peer
+from bench.kmeans.problems import Shape
 from tsapps.kernels.devices import gpus
 from tsapps.kernels.gpu_specs import KNOWN
 

@@ -1,12 +1,13 @@
-"""What bench/kmeans_bounds.py fits, with NumPy in CuPy's place, and what it refuses to record."""
+"""What bench/kmeans/bounds.py fits, with NumPy in CuPy's place, and what it refuses to record."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from bench import kmeans_bounds, record
-from bench.kmeans_data import Shape
+from bench.common import record
+from bench.kmeans import bounds as kmeans_bounds
+from bench.kmeans.problems import Shape
 
 SHAPE = Shape(3000, 128, 4, "float32")
 

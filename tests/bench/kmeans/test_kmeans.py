@@ -1,12 +1,13 @@
-"""The checks and timings of `bench/kmeans.py`, on the CPU and on tiny shapes."""
+"""The checks and timings of `python -m bench.kmeans`, on the CPU and on tiny shapes."""
 
 import numpy as np
 import pytest
 
-from bench import kmeans, record
-from bench.ceilings import Ceilings
-from bench.kmeans_data import Shape
-from bench.kmeans_measure import (
+from bench.common import record
+from bench.common.roofline import Ceilings
+from bench.common.timing import CpuClock
+from bench.kmeans import run as kmeans
+from bench.kmeans.measure import (
     NotRightError,
     Problem,
     Timing,
@@ -15,8 +16,8 @@ from bench.kmeans_measure import (
     compare_on_cpu,
     time_peer,
 )
-from bench.kmeans_peers import PEERS, Peer, ScikitLearn, Torch, Tsapps
-from bench.timing import CpuClock
+from bench.kmeans.peers import PEERS, Peer, ScikitLearn, Torch, Tsapps
+from bench.kmeans.problems import Shape
 from tsapps.kernels.devices import gpus
 
 

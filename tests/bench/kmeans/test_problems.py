@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from bench import kmeans_data as data
-from bench.ceilings import Ceilings
-from bench.kmeans_data import CPU_SHAPES, GPU_SHAPES, GRIDS, Shape
+from bench.common.roofline import Ceilings
+from bench.kmeans import problems as data
+from bench.kmeans.problems import CPU_SHAPES, GPU_SHAPES, GRIDS, Shape
 
 # What was measured on an H200 on 2026-11-21.
 H200 = Ceilings(4640, {"float64": 62.8, "tf32": 409, "float16": 754, "bfloat16": 784})

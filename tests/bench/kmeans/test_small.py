@@ -1,11 +1,11 @@
-"""What bench/kmeans_small.py fits, and which fits it refuses to record."""
+"""What bench/kmeans/small.py fits, and which fits it refuses to record."""
 
 import numpy as np
 import pytest
 from sklearn.cluster import KMeans
 
-from bench import kmeans_small
-from bench.kmeans_data import Shape
+from bench.kmeans import small as kmeans_small
+from bench.kmeans.problems import Shape
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -9,7 +9,6 @@ from functools import cache
 import ml_dtypes
 import numpy as np
 import pytest
-
 from host_cuda import harness
 
 KERNELS = """

@@ -7,7 +7,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-
 from host_cuda import harness
 
 KERNEL = """

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from forked import at_line, in_child
 
-from bench import record
+from bench.common import record
 from tsapps.apps.abft.at_rest.sidecar import write_sidecar
 from tsapps.apps.abft.at_rest.verify import encode
 from tsapps.cli import result

@@ -1,24 +1,18 @@
 """Faults of sums and centers, at every seam of a pass: a protected fit gives the result of a fit without them."""
 
-import sys
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
 from exhaustive import property_test
 from hypothesis import strategies as st
 
+from bench.kmeans import faults
 from tsapps import TSKMeans
 from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.engines.cpu import CpuEngine
 from tsapps.apps.kmeans.protect.checks import FaultError, Kept, same_bits
-
-# The benchmarks are no part of what installs.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from bench import kmeans_faults as faults
 
 
 class FaultyCpuEngine(faults.Seams, CpuEngine):
@@ -51,7 +45,7 @@ def test_no_fault_gives_another_result(fault, rng):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("fault", faults.FAULTS)
 def test_no_fault_of_many_gives_another_result(fault):
-    # More of them are tried by bench/abft.py --campaign --target kmeans.
+    # More of them are tried by bench.abft --campaign --target kmeans.
     rng = np.random.default_rng(list(fault.encode()))
     for number, (when, kind) in enumerate(product(faults.WHEN, faults.KINDS)):
         dtype = ("float32", "float64")[number % 2]

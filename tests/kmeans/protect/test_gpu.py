@@ -1,23 +1,17 @@
 """Protected fits on a GPU: faults are found and made good, and where there are none nothing changes by a bit."""
 
-import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import oracle
 import pytest
 from sklearn.datasets import make_blobs
 
+from bench.kmeans import faults
 from tsapps import TSKMeans
 from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.open_engine import open_engine
 from tsapps.apps.kmeans.protect.checks import MOST_AGAIN, FaultError
-
-# The benchmarks are no part of what installs.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from bench import kmeans_faults as faults
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
