@@ -62,7 +62,7 @@ TSA_PTX Bfloat16 to_bfloat16(float x) {
 }
 
 // The same of two, the first in the lower half.
-TSA_PTX unsigned to_halves(float lower, float upper) {
+TSA_PTX unsigned to_half_pair(float lower, float upper) {
 #if defined(TSA_HOST)
   return to_half(lower).bits | (unsigned)to_half(upper).bits << 16;
 #else
@@ -299,16 +299,16 @@ TSA_PTX void prefetch(const void* global) {
 
 // griddepcontrol ─ of kernels that are launched to overlap (kernels/runtime/launch.py).
 //
-// after_previous   the kernel ahead in the stream has ended, and what it wrote is there: of every such kernel, in all threads, so
+// griddepcontrol_wait   the kernel ahead in the stream has ended, and what it wrote is there: of every such kernel, in all threads, so
 //                  that one which ends has waited, the first statement, but for what reads nothing that may yet be written
-// next_may_begin   blocks of the next kernel may come, once all blocks of this one have said so or ended. For kernels that
+// griddepcontrol_launch_dependents   blocks of the next kernel may come, once all blocks of this one have said so or ended. For kernels that
 //                  fill the GPU: behind a small one, the blocks of a large one would come two to where there is room first
-TSA_PTX void after_previous() {
+TSA_PTX void griddepcontrol_wait() {
 #if !defined(TSA_HOST) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-TSA_PTX void next_may_begin() {
+TSA_PTX void griddepcontrol_launch_dependents() {
 #if !defined(TSA_HOST) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif

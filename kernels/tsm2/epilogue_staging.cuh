@@ -11,7 +11,7 @@ __device__ __forceinline__ Sum& sum_at(Sum (&sums)[kBlocks][kColumnBlocks][4], i
 }
 
 template <typename Sum, int kColumns, int kBlocks>
-struct HandOver {
+struct EpilogueStaging {
   static constexpr int kColumnBlocks = (kColumns + 7) / 8;
   // From a row of sums in shared memory to the next: no gap, if they are of one column block, or doubles; else, so that the
   // rows of a fragment fall in different banks, an odd number of column blocks. And how many blocks of 16 rows are handed

@@ -97,7 +97,7 @@ struct Tensor<float, kProducts> {
 
 // Halves: one product, float sums. A word is a pair, the first in its lower half.
 template <typename T>
-struct TensorOfHalves {
+struct TensorOfHalf {
   using Word = unsigned;
   using Sum = float;
   using Parts = unsigned;
@@ -112,14 +112,14 @@ struct TensorOfHalves {
 };
 
 template <int kProducts>
-struct Tensor<ptx::Half, kProducts> : TensorOfHalves<ptx::Half> {
+struct Tensor<ptx::Half, kProducts> : TensorOfHalf<ptx::Half> {
   static __device__ void multiply(int, float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     ptx::mma_m16n8k16_f16(d, a, b);
   }
 };
 
 template <int kProducts>
-struct Tensor<ptx::Bfloat16, kProducts> : TensorOfHalves<ptx::Bfloat16> {
+struct Tensor<ptx::Bfloat16, kProducts> : TensorOfHalf<ptx::Bfloat16> {
   static __device__ void multiply(int, float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     ptx::mma_m16n8k16_bf16(d, a, b);
   }

@@ -67,8 +67,8 @@ struct Operand {
 
   // A warp reads 8 lines at once, 4 words of each; or 4 lines, 8 words of each, whose numbers are kStride apart.
   static constexpr bool kEightLines = sizeof(T) == 2 || (kAlongDepth && sizeof(T) == 4);
-  static constexpr int kLineBytes = kLength * (int)sizeof(T), kApart = kEightLines || kAlongDepth ? 1 : kStride;
-  static constexpr int kPeriod = greatest_power_of_two(kLineBytes / 4 * kApart, 32);
+  static constexpr int kLineBytes = kLength * (int)sizeof(T), kSpacing = kEightLines || kAlongDepth ? 1 : kStride;
+  static constexpr int kPeriod = greatest_power_of_two(kLineBytes / 4 * kSpacing, 32);
   static constexpr bool kRotates = !kPacked && kLineBytes % (4 * kPeriod) == 0;
   // Whether four words come with one ldmatrix.
   static constexpr bool kMatrices =
@@ -77,7 +77,7 @@ struct Operand {
   // By how many bytes, as an exclusive or, a line is rotated.
   static __device__ int rotation(int line) {
     if (!kRotates) return 0;
-    return kEightLines ? line % 8 * kPeriod / 32 * 16 : line / kApart % 4 * kPeriod / 32 * 32;
+    return kEightLines ? line % 8 * kPeriod / 32 * 16 : line / kSpacing % 4 * kPeriod / 32 * 32;
   }
 
   static constexpr int kElements = kUnit / (int)sizeof(T);  // of a unit of copy
@@ -102,7 +102,7 @@ struct Operand {
     }
 
     // To the next tile along the depth.
-    __device__ __forceinline__ void advance() {
+    __device__ __forceinline__ void next() {
       const long long elements = kAlongDepth ? kDepth : kDepth * from_.leading;
       begin_ += elements;
       left_ -= elements;

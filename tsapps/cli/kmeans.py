@@ -330,7 +330,9 @@ def _open_column(path: str, n: int, *, allow_external: bool) -> "Matrix":
 
 def _describe(progress: "Progress") -> str:
     run = f"run {progress.run + 1}, " if progress.run else ""
-    return f"{run}iteration {progress.iteration}: inertia {progress.inertia:.6g}, {progress.moved:,} labels moved"
+    return (
+        f"{run}iteration {progress.iteration}: inertia {progress.inertia:.6g}, {progress.n_reassigned:,} labels moved"
+    )
 
 
 def _table(summary: dict[str, Any], data: str, out: Path, sizes: "np.ndarray") -> dict[str, str]:

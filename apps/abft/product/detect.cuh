@@ -38,23 +38,23 @@ struct StoreEach : tsm2::Scaled<T, Sum> {
 
 // How many rows are suspected, how many of them at a second look, and how many elements are wrong.
 struct Counts {
-  unsigned long long suspected, confirmed, wrong;
+  unsigned long long flagged, confirmed, wrong;
 };
 
 // A row, and by how much it does not agree.
-struct Suspect {
+struct FlaggedRow {
   long long row;
   double off;
 };
 
 // Where rows that are suspected are listed: the first `capacity` of them, in no order.
-struct Suspects {
-  Suspect* rows;
+struct FlaggedRows {
+  FlaggedRow* rows;
   Counts* counts;
   long long capacity;
 
   __device__ __forceinline__ void add(long long row, double off) const {
-    const unsigned long long place = atomicAdd(&counts->suspected, 1ull);
+    const unsigned long long place = atomicAdd(&counts->flagged, 1ull);
     if (place < (unsigned long long)capacity) rows[place] = {row, off};
   }
 };
@@ -88,7 +88,7 @@ struct Checked : Store {
   static constexpr tsm2::Takes kTakes = tsm2::Takes::kFragments;
 
   const Sum* row_weights;
-  Suspects suspects;
+  FlaggedRows suspects;
   Sum row, row_size, row_absolute;
 
   template <int kBlocks>

@@ -17,7 +17,7 @@
 
 namespace abft {
 
-constexpr int kJudgeThreads = 256;
+constexpr int kLocateThreads = 256;
 
 // `Bounds` of thresholds.py, those of an element.
 struct Bounds {
@@ -62,9 +62,9 @@ __device__ __forceinline__ double predicted(const Judged<T>& of, const tsm2::Ord
 
 // All elements before they are rounded to T, into `sums` (m × w).
 template <typename T>
-__global__ void __launch_bounds__(kJudgeThreads, 2) predict(Judged<T> of, tsm2::Order order, double* sums) {
+__global__ void __launch_bounds__(kLocateThreads, 2) predict(Judged<T> of, tsm2::Order order, double* sums) {
   const long long size = of.m * of.w;
-  for (long long i = blockIdx.x * (long long)kJudgeThreads + threadIdx.x; i < size; i += gridDim.x * (long long)kJudgeThreads)
+  for (long long i = blockIdx.x * (long long)kLocateThreads + threadIdx.x; i < size; i += gridDim.x * (long long)kLocateThreads)
     sums[i] = predicted(of, order, i / of.w, i % of.w);
 }
 
@@ -106,7 +106,7 @@ __device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, lo
   // Where partial sums begin anew, but for those that never do; and the lowest and the highest since.
   constexpr long long kAnew[] = {32, 512};
   constexpr int kRuns = 3;
-  constexpr bool kHalves = sizeof(T) == 2;
+  constexpr bool kHalf = sizeof(T) == 2;
   const int lane = threadIdx.x % 32;
   double before[kRuns] = {}, lowest[kRuns] = {}, highest[kRuns] = {}, grains[kRuns] = {}, square = 0, finest = size;
   for (long long first = 0; first < of.k; first += 32) {
@@ -134,7 +134,7 @@ __device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, lo
       }
       const double power = power_of(larger(partial - low, high - partial));
       bool loses = true;
-      if constexpr (kHalves) {
+      if constexpr (kHalf) {
         Grain grain{power * 0x1p-23, place};
 #pragma unroll
         for (int lanes = 1; lanes < 32; lanes *= 2) {
@@ -142,8 +142,8 @@ __device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, lo
           if (lane >= lanes) grain = grain.after(others);
         }
         const Grain others = shuffle_up(grain, 1);
-        const double until = lane > 0 ? others.of(grains[i]) : grains[i];
-        loses = smaller(until, place) < power * 0x1p-23;
+        const double nearest = lane > 0 ? others.of(grains[i]) : grains[i];
+        loses = smaller(nearest, place) < power * 0x1p-23;
         grains[i] = simt::shuffle(grain.of(grains[i]), 31);
       }
       if (loses) of_step = fma(power, power, of_step);
@@ -162,7 +162,7 @@ __device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, lo
     square += simt::shuffle_xor(square, bits);
   }
   // Products of 16-bit elements are exact in float32, and so are sums of 24 bits of their last places.
-  if (kHalves && size < 0x1p24 * finest) return 0;
+  if (kHalf && size < 0x1p24 * finest) return 0;
   // Squares of what is very large or small are lost.
   return size > 0x1p-480 && size < 0x1p480 ? sqrt(square) : most_walk(of.k, size, products);
 }
@@ -202,19 +202,19 @@ __device__ __forceinline__ bool is_confirmed(const Judged<T>& of, const Look<Sum
 
 // The first `room` that are wrong are listed. Two blocks a multiprocessor: for more, the compiler would spill.
 template <typename T, typename Sum>
-__global__ void __launch_bounds__(kJudgeThreads, 2)
-    judge(Judged<T> of, Look<Sum> look, Suspects suspects, Bounds bounds, tsm2::Order order, bool correct, Wrong* wrong,
+__global__ void __launch_bounds__(kLocateThreads, 2)
+    locate(Judged<T> of, Look<Sum> look, FlaggedRows suspects, Bounds bounds, tsm2::Order order, bool correct, Wrong* wrong,
           unsigned long long room) {
-  ptx::after_previous();
-  const unsigned long long count = suspects.counts->suspected;
+  ptx::griddepcontrol_wait();
+  const unsigned long long count = suspects.counts->flagged;
   if (count == 0) return;
   const int lane = threadIdx.x % 32;
   const bool every = count > (unsigned long long)suspects.capacity;
   const long long n = every ? of.m : (long long)count;
   // Where all rows are looked at, nobody else is to repair what C has kept.
-  const int warps = gridDim.x * (kJudgeThreads / 32), most = every || n > warps ? 1 : warps / (int)n;
+  const int warps = gridDim.x * (kLocateThreads / 32), most = every || n > warps ? 1 : warps / (int)n;
   const int parts = most < of.w ? most : (int)of.w, teams = warps / parts;
-  const int warp = blockIdx.x * (kJudgeThreads / 32) + threadIdx.x / 32, team = warp / parts, part = warp - team * parts;
+  const int warp = blockIdx.x * (kLocateThreads / 32) + threadIdx.x / 32, team = warp / parts, part = warp - team * parts;
   if (team == teams) return;
   for (long long place = team; place < n; place += teams) {
     const long long row = every ? place : suspects.rows[place].row;

@@ -105,7 +105,7 @@ struct RowBounds {
 template <typename T, typename Sum, int kLanes>
 __global__ void __launch_bounds__(kRowThreads)
     compare(Matrix<const T> C, long long m, long long w, const Sum* sums, double half_step, RowBounds bounds,
-            Suspects suspects) {
+            FlaggedRows suspects) {
   const int lane = threadIdx.x % kLanes;
   const long long rows = (long long)gridDim.x * (kRowThreads / kLanes);
   const long long begin = ((long long)blockIdx.x * kRowThreads + threadIdx.x) / kLanes;

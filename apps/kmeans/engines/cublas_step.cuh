@@ -2,16 +2,16 @@
 // what it reads once and coalesced, and none uses atomics: the same bits on every run.
 //
 // nearest         the arg-min of each row of scores
-//   scores (rows × k, row-major)   −2·x·c for every row x of X and every centre c, from cuBLAS
+//   scores (rows × k, row-major)   −2·x·c for every row x of X and every center c, from cuBLAS
 //   norms (k)                      ‖c‖², added here so that the scores are not read and written once more for it
 // segment_sums    the sum of the rows with each label
-// own_distances   ‖x − c‖² of each row and its own centre
+// own_distances   ‖x − c‖² of each row and its own center
 // point_distances ‖x − p‖² of each row and each of up to 8 points: the candidates of a k-means++ step
 // column_moments  Σ(x − o), Σ(x − o)² and max |x − o| of each column, about an origin o, of some rows each
 // fold_moments    those parts put together
 // add_in_order    Σ x, or Σ (x − o)², of each column, to the bit as NumPy adds up
 //
-// x is X's row less `mean`: zero, where X is centred already.
+// x is X's row less `mean`: zero, where X is centered already.
 //
 // `nearest` reads each score once and coalesced: a power-of-two group of lanes shares a row, so 16 clusters take half a
 // warp and 1000 take a whole one. Where a product with the one-hot label matrix is to follow (few clusters) it leaves

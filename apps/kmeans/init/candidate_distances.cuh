@@ -19,7 +19,7 @@ namespace kmeans {
 // (0: none).
 constexpr int kTogether = 1, kAhead = 4;
 // Rows that a whole warp shares are long; their sums of squares are in T for so many columns at a time.
-constexpr int kStretch = 1024;
+constexpr int kInterval = 1024;
 
 // The type that square distances are added up in.
 template <typename T, bool kLong>
@@ -55,8 +55,8 @@ class Distances {
   // Each row's successor, `below` elements after it, is read next; none if 0.
   __device__ __forceinline__ void add(const T* const (&x)[kRows], const T* points, int width, int begin, int end, int d,
                                       long long below) {
-    for (int part = begin; part < end; part += kStretch) {
-      const int stop = kLong && part + kStretch < end ? part + kStretch : end;
+    for (int part = begin; part < end; part += kInterval) {
+      const int stop = kLong && part + kInterval < end ? part + kInterval : end;
       T sums[kRows][kPadded] = {};
 #pragma unroll 1
       for (int j = part + kWide * member(); j < stop; j += kTogether * kStep) {

@@ -21,7 +21,7 @@ namespace kmeans {
 
 // The sums, what they are compared by, and what is found. The same in memory as on the host.
 template <int kDigits>
-struct KeptSums {
+struct RunningSums {
   const unsigned long long* sums;
   const typename Integer<kDigits>::Scale* scales;  // of the columns
   const int *of_clusters, *of_columns;             // r, s
@@ -57,7 +57,7 @@ struct Difference {
   __device__ __forceinline__ Difference(int, int) {}
   __device__ __forceinline__ int readable(int label) const { return label; }
   __device__ __forceinline__ int weight_of(int) const { return 0; }
-  template <int kFew>
+  template <int kVector>
   __device__ __forceinline__ Columns columns(int) const {
     return {};
   }
@@ -67,7 +67,7 @@ struct Difference {
 };
 
 template <typename Work, int kDigits>
-class Difference<Work, KeptSums<kDigits>> {
+class Difference<Work, RunningSums<kDigits>> {
  public:
   using Scale = typename Integer<kDigits>::Scale;
   // An element of three digits is two numbers, for the products of four to add up within 64 bits: its last 24 bits, and the
@@ -75,10 +75,10 @@ class Difference<Work, KeptSums<kDigits>> {
   static constexpr int kNumbers = kDigits - 1, kLastBits = 24;
 
   // What some columns have of every row: s and the scales; and those of the rows' weights, which go with column 0.
-  template <int kFew>
+  template <int kVector>
   struct Columns {
-    simt::Vector<Scale, kFew> scale;
-    simt::Vector<int, kFew> weight;
+    simt::Vector<Scale, kVector> scale;
+    simt::Vector<int, kVector> weight;
     Scale scale_of_weight;
     int weight_of_weight;
   };
@@ -87,12 +87,12 @@ class Difference<Work, KeptSums<kDigits>> {
   struct Row {
     long long sums[kNumbers] = {};
 
-    template <int kFew>
-    __device__ __forceinline__ void add(Work value, const Columns<kFew>& columns, int i) {
+    template <int kVector>
+    __device__ __forceinline__ void add(Work value, const Columns<kVector>& columns, int i) {
       add(value, columns.scale.at[i], columns.weight.at[i]);
     }
-    template <int kFew>
-    __device__ __forceinline__ void add_weight(Work value, const Columns<kFew>& columns) {
+    template <int kVector>
+    __device__ __forceinline__ void add_weight(Work value, const Columns<kVector>& columns) {
       add(value, columns.scale_of_weight, columns.weight_of_weight);
     }
 
@@ -108,7 +108,7 @@ class Difference<Work, KeptSums<kDigits>> {
     }
   };
 
-  __device__ __forceinline__ Difference(int k, int d, const KeptSums<kDigits>& kept) : kept_(kept), k_(k), d_(d) {
+  __device__ __forceinline__ Difference(int k, int d, const RunningSums<kDigits>& kept) : kept_(kept), k_(k), d_(d) {
     // A warp a cluster.
     const int warps = blockDim.x / 32, first = (int)blockIdx.x * warps + (int)threadIdx.x / 32;
     for (long long cluster = first; cluster < k; cluster += (long long)gridDim.x * warps) {
@@ -133,11 +133,11 @@ class Difference<Work, KeptSums<kDigits>> {
   }
   __device__ __forceinline__ int weight_of(int label) const { return kept_.of_clusters[label]; }
 
-  template <int kFew>
-  __device__ __forceinline__ Columns<kFew> columns(int first) const {
+  template <int kVector>
+  __device__ __forceinline__ Columns<kVector> columns(int first) const {
     const int of_weight = kept_.of_columns[d_];
-    return {*reinterpret_cast<const simt::Vector<Scale, kFew>*>(kept_.scales + first),
-            *reinterpret_cast<const simt::Vector<int, kFew>*>(kept_.of_columns + first), kept_.scales[d_],
+    return {*reinterpret_cast<const simt::Vector<Scale, kVector>*>(kept_.scales + first),
+            *reinterpret_cast<const simt::Vector<int, kVector>*>(kept_.of_columns + first), kept_.scales[d_],
             first == 0 ? of_weight : 0};
   }
 
@@ -161,7 +161,7 @@ class Difference<Work, KeptSums<kDigits>> {
   }
 
  private:
-  const KeptSums<kDigits>& kept_;
+  const RunningSums<kDigits>& kept_;
   const int k_, d_;
   Exact sums_[kNumbers] = {};
 };

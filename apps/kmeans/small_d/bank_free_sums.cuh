@@ -38,7 +38,7 @@ class alignas(8) Moving {
 template <typename T, int kFeatures>
 class ColumnSums {
  public:
-  static constexpr int kLanes = few_lanes<kFeatures>(), kWidth = 4 * kLanes, kTogether = 32 / kLanes;
+  static constexpr int kLanes = row_lanes<kFeatures>(), kWidth = 4 * kLanes, kTogether = 32 / kLanes;
   static_assert(kLanes <= 32, "a row is a warp's at most");
   static constexpr int kPlane = kWidth < 32 ? 32 : kWidth, kWords = 2 * kPlane + 32;  // of one word a column; of a cluster
   // Of `k` clusters, in shared memory, and of what lanes need to know.
@@ -76,9 +76,9 @@ class ColumnSums {
   }
 
   // The same of rows of the tile that a ring has waited for.
-  template <typename Ring>
-  __device__ __forceinline__ void move(const Ring& ring, const Moving* rows, int count) const {
-    move_rows<Ring, false>(nullptr, shared_place(ring.row(0)), shared_place(rows), count, shared_place(lanes_));
+  template <typename Pipeline>
+  __device__ __forceinline__ void move(const Pipeline& pipeline, const Moving* rows, int count) const {
+    move_rows<Pipeline, false>(nullptr, shared_place(pipeline.row(0)), shared_place(rows), count, shared_place(lanes_));
   }
 
   // To global memory, and zero again if it goes on; with all threads of the block.
@@ -177,7 +177,7 @@ class ColumnSums {
   };
 
   // A call of its own, so that what it takes of registers is not what the loop of tiles goes without.
-  template <typename Ring, bool kOfX>
+  template <typename Pipeline, bool kOfX>
   __device__ __noinline__ static void move_rows(const T* X, int tile, int items, int count, int lanes) {
     unsigned char* const shared = simt::dynamic_shared<unsigned char>();
     const auto* rows = reinterpret_cast<const Moving*>(shared + items);
@@ -193,7 +193,7 @@ class ColumnSums {
       Turns x;
       x.load(kOfX ? reinterpret_cast<const unsigned char*>(X + (long long)row * kFeatures)
                   : shared + tile + row * (kFeatures * (int)sizeof(T)),
-             Ring::swizzle(row), 4 * v);
+             Pipeline::swizzle(row), 4 * v);
       return x;
     };
     const auto add_row = [&](const Turns& x, const Moving& one) {

@@ -25,16 +25,16 @@ struct Numbered {
   }
 };
 
-// `kTogether` as for TileRing. Labels are in whole words.
+// `kTogether` as for TilePipeline. Labels are in whole words.
 template <typename T, int kFeatures, int kStages, int kTogether>
-class RowRing {
+class GatherPipeline {
  public:
   static constexpr int kTile = 32, kRow = kFeatures * (int)sizeof(T), kUnits = kRow / 16;
   static constexpr int kStage = kTile * (kRow + 8), kBytes = kStages * kStage;  // of a warp
   static_assert(kRow % 16 == 0, "a row is whole units of 16 bytes");
 
   // `shared` is the block's, for all of its warps.
-  __device__ RowRing(const T* X, const Label* labels, const Numbered& rows, void* shared)
+  __device__ GatherPipeline(const T* X, const Label* labels, const Numbered& rows, void* shared)
       : X_(reinterpret_cast<const unsigned char*>(X)),
         labels_(labels),
         rows_(rows),
@@ -84,7 +84,7 @@ class RowRing {
   }
 
  private:
-  using Tiles = TileRing<T, kFeatures, kTile, kStages, kTogether>;
+  using Tiles = TilePipeline<T, kFeatures, kTile, kStages, kTogether>;
 
   __device__ __forceinline__ unsigned* numbers(int stage) const {
     return reinterpret_cast<unsigned*>(own_ + stage + kTile * kRow);

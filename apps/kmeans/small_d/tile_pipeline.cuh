@@ -22,14 +22,14 @@ namespace kmeans {
 // `kTogether` bytes of a row, a power of two from 16 on, are read by lanes that are neighbours, or by one, at a time. If
 // `keeps`, registers hold what places are computed from (simt::kept).
 template <typename T, int kFeatures, int kTile, int kStages, int kTogether, bool keeps = false>
-class TileRing {
+class TilePipeline {
  public:
   static constexpr int kRow = kFeatures * (int)sizeof(T), kTileBytes = kTile * kRow, kStage = kTileBytes + kTile;
   static constexpr int kBytes = kStages * kStage;  // of a warp
   static_assert(kTile % 32 == 0 && kTileBytes % 16 == 0 && kStage % 16 == 0, "a tile is whole units of 16 bytes");
 
   // `shared` is the block's, for all of its warps. There are fewer than 2³² rows.
-  __device__ TileRing(const T* X, const Label* labels, long long n, void* shared)
+  __device__ TilePipeline(const T* X, const Label* labels, long long n, void* shared)
       : X_(kept(reinterpret_cast<const unsigned char*>(X) + 16 * (threadIdx.x % 32))),
         labels_(kept(labels + label_byte((int)threadIdx.x % 32))),
         n_((unsigned)n),

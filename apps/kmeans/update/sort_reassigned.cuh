@@ -6,8 +6,8 @@
 //              of many, two for each: c for what comes to cluster c, k + c for what leaves it
 //   places     the rows of segment 0, of segment 1 …, in no order: sums are exact. By pairs a row is there once, else twice
 //
-// count_changes   counts the rows of each segment; the last block to arrive makes of it where segments begin
-// sort_changes    puts every row into its segments; where a segment began is where it ends then
+// count_reassigned   counts the rows of each segment; the last block to arrive makes of it where segments begin
+// sort_reassigned    puts every row into its segments; where a segment began is where it ends then
 //
 // Why it is fast: a place is 4 bytes, so that what is scattered stays in the level-2 cache until its lines are whole. A list
 // is read twice, rows counted in shared memory: as a row is counted, its place among those of the block and its segment is
@@ -19,9 +19,9 @@
 namespace kmeans {
 
 // What either list says of a row.
-__device__ __forceinline__ Change change_of(const Change& change) { return change; }
-__device__ __forceinline__ Change change_of(const Entry& entry) {
-  return {entry.row, entry.label, first_centre(entry.low, entry.high), 0};
+__device__ __forceinline__ Reassignment change_of(const Reassignment& change) { return change; }
+__device__ __forceinline__ Reassignment change_of(const AmbiguousRow& entry) {
+  return {entry.row, entry.label, first_center(entry.low, entry.high), 0};
 }
 
 // Lists of T, a block's from its number times `capacity` on; their lengths are `step` words apart.
@@ -42,7 +42,7 @@ struct Lists {
     const unsigned length = lengths[blockIdx.x * step], together = gridDim.y * blockDim.x;
     for (unsigned begin = blockIdx.y * blockDim.x; begin < length; begin += kTogether * together) {
       const unsigned mine = begin + threadIdx.x;
-      Change changes[kTogether] = {};
+      Reassignment changes[kTogether] = {};
 #pragma unroll
       for (int j = 0; j < kTogether; ++j) {
         if (mine + j * together < length) changes[j] = change_of(items[blockIdx.x * capacity + mine + j * together]);
@@ -59,7 +59,7 @@ struct Segments {
 
   __device__ __forceinline__ int number() const { return bits < 0 ? 2 * k : (k + 1) << bits; }
   // Those that a change is in, of which none is negative.
-  __device__ __forceinline__ void of(const Change& change, int (&segments)[2]) const {
+  __device__ __forceinline__ void of(const Reassignment& change, int (&segments)[2]) const {
     const bool changes = change.from != change.to;
     segments[0] = !changes ? -1 : bits < 0 ? change.to : (change.from + 1) << bits | change.to;
     segments[1] = changes && bits < 0 && change.from >= 0 ? k + change.from : -1;
@@ -135,11 +135,11 @@ __device__ __forceinline__ unsigned begin_segments(unsigned* counts, unsigned* b
 
 // Writes the labels too. `counts` is zero before and after.
 template <typename T>
-__global__ void __launch_bounds__(kCountThreads, 2) count_changes(const Lists<T> lists, const Segments segments,
+__global__ void __launch_bounds__(kCountThreads, 2) count_reassigned(const Lists<T> lists, const Segments segments,
                                                                   int* labels, unsigned* counts, unsigned* begins,
-                                                                  unsigned* arrived, unsigned* all, unsigned* moved,
+                                                                  unsigned* arrived, unsigned* all, unsigned* n_reassigned,
                                                                   const int* stopped) {
-  ptx::after_previous();
+  ptx::griddepcontrol_wait();
   if (*stopped) return;
   __shared__ unsigned here[kCountedHere];
   const int number = segments.number();
@@ -147,9 +147,9 @@ __global__ void __launch_bounds__(kCountThreads, 2) count_changes(const Lists<T>
   unsigned *to = is_here ? here : counts, mine = 0;
   for (int i = threadIdx.x; is_here && i < number; i += kCountThreads) here[i] = 0;
   __syncthreads();
-  lists.template some<4>([&](const Change (&changes)[4]) {
+  lists.template some<4>([&](const Reassignment (&changes)[4]) {
 #pragma unroll
-    for (const Change& change : changes) {
+    for (const Reassignment& change : changes) {
       int of[2];
       segments.of(change, of);
       if (of[0] < 0) continue;
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kCountThreads, 2) count_changes(const Lists<T>
     }
   });
   mine = simt::warp_sum(mine);
-  if (threadIdx.x % 32 == 0 && mine) atomicAdd(moved, mine);
+  if (threadIdx.x % 32 == 0 && mine) atomicAdd(n_reassigned, mine);
   __syncthreads();
   for (int i = threadIdx.x; is_here && i < number; i += kCountThreads) {
     if (here[i]) atomicAdd(&counts[i], here[i]);
@@ -171,10 +171,10 @@ __global__ void __launch_bounds__(kCountThreads, 2) count_changes(const Lists<T>
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kCountThreads, 2) sort_changes(const Lists<T> lists, const Segments segments,
+__global__ void __launch_bounds__(kCountThreads, 2) sort_reassigned(const Lists<T> lists, const Segments segments,
                                                                  unsigned* begins, unsigned* places,
                                                                  const int* stopped) {
-  ptx::after_previous();
+  ptx::griddepcontrol_wait();
   if (*stopped) return;
   constexpr int kTogether = 8;
   // A segment, and the place among the block's rows of it, in one register.
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kCountThreads, 2) sort_changes(const Lists<T> 
   __shared__ unsigned here[kCountedHere];
   const int number = segments.number();
   const bool is_here = counts_here(lists.of_block(), number);
-  lists.template some<kTogether>([&](const Change (&changes)[kTogether]) {
+  lists.template some<kTogether>([&](const Reassignment (&changes)[kTogether]) {
     int of[kTogether][2];
 #pragma unroll
     for (int j = 0; j < kTogether; ++j) segments.of(changes[j], of[j]);

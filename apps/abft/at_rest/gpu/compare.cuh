@@ -9,20 +9,20 @@
 
 namespace abft {
 
-constexpr int kDifferingThreads = 256;
+constexpr int kCompareThreads = 256;
 
 // `count` is zero before.
 template <int kCount>
-__global__ void __launch_bounds__(kDifferingThreads)
-    list_differing(const unsigned long long* found, const unsigned long long* expected, long long width, long long blocks,
+__global__ void __launch_bounds__(kCompareThreads)
+    list_mismatches(const unsigned long long* found, const unsigned long long* expected, long long width, long long blocks,
                    long long* list, unsigned long long* count) {
-  const long long block = (long long)blockIdx.x * kDifferingThreads + threadIdx.x;
+  const long long block = (long long)blockIdx.x * kCompareThreads + threadIdx.x;
   if (block >= blocks) return;
   const long long first = block / width * kCount * width + block % width;
-  unsigned long long differing = 0;
+  unsigned long long mismatch = 0;
 #pragma unroll
-  for (int k = 0; k < kCount; ++k) differing |= found[first + k * width] ^ expected[first + k * width];
-  if (differing) list[atomicAdd(count, 1ull)] = block;
+  for (int k = 0; k < kCount; ++k) mismatch |= found[first + k * width] ^ expected[first + k * width];
+  if (mismatch) list[atomicAdd(count, 1ull)] = block;
 }
 
 }  // namespace abft

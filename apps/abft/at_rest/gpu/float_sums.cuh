@@ -134,7 +134,7 @@ class ElementSums {
   int present_[kChunks];
 };
 
-__device__ __forceinline__ unsigned pair(ptx::Half, float lower, float upper) { return ptx::to_halves(lower, upper); }
+__device__ __forceinline__ unsigned pair(ptx::Half, float lower, float upper) { return ptx::to_half_pair(lower, upper); }
 __device__ __forceinline__ unsigned pair(ptx::Bfloat16, float lower, float upper) { return ptx::to_bfloat16s(lower, upper); }
 __device__ __forceinline__ void multiply(ptx::Half, float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   ptx::mma_m16n8k16_f16(d, a, b);
@@ -210,9 +210,9 @@ class HalfSums {
       }
 #pragma unroll
       for (int column = 0; column < kColumns; ++column) {
-        const unsigned halves = column % 2 == 0 ? 0x5410 : 0x7632;
-        const unsigned b[2] = {__byte_perm(rows[0][column / 2], rows[1][column / 2], halves),
-                               __byte_perm(rows[2][column / 2], rows[3][column / 2], halves)};
+        const unsigned selector = column % 2 == 0 ? 0x5410 : 0x7632;
+        const unsigned b[2] = {__byte_perm(rows[0][column / 2], rows[1][column / 2], selector),
+                               __byte_perm(rows[2][column / 2], rows[3][column / 2], selector)};
         multiply(T(), columns_[column], a, b);
       }
     }

@@ -57,11 +57,11 @@ struct Strip {
 
 // `kTakes`: whether somebody reads what those that add up leave of each stage.
 template <typename Sum, int kAdders, bool kTakes>
-class ChecksumRing {
+class ChecksumPipeline {
  public:
   static constexpr int kBytes = kStages * (kStage + 3 * (int)sizeof(ptx::Mbarrier) + (int)sizeof(int));
 
-  __device__ ChecksumRing(unsigned char* shared, const Task<Sum>& task)
+  __device__ ChecksumPipeline(unsigned char* shared, const Task<Sum>& task)
       : task_(task), stages_(shared), full_(reinterpret_cast<ptx::Mbarrier*>(shared + kStages * kStage)),
         added_(full_ + kStages), taken_(added_ + kStages), units_(reinterpret_cast<int*>(taken_ + kStages)) {}
 
@@ -86,7 +86,7 @@ class ChecksumRing {
       int unit = 0;
       // Every block asks once in vain: then it is zero again.
       if (asks) unit = (int)atomicInc(task_.next, task_.units + gridDim.x - 1);
-      wait_until_free(place);
+      wait_for_free_stage(place);
       if (asks) units_[place.stage] = unit;
       ptx::barrier_sync(2, 32 * kCopiers);
       unit = simt::shuffle(units_[place.stage], 0);
@@ -99,7 +99,7 @@ class ChecksumRing {
         const bool whole = is_whole(strip);
 #pragma unroll 1
         for (int first = 0; first < strip.rows; first += kRows, place.next()) {
-          wait_until_free(place);  // a unit's first stage is
+          wait_for_free_stage(place);  // a unit's first stage is
           unsigned char* const to = stages_ + place.stage * kStage + in_strip;
           if (whole) {
             copy_stage<true>(to, from, strip, first, part);
@@ -161,7 +161,7 @@ class ChecksumRing {
 
   // By the warp that takes what others have of a stage. Every lane arrives, here and below: one of them behind a barrier of the
   // warp would do, and takes as long, but racecheck follows those alone that arrive themselves.
-  __device__ __forceinline__ void wait_until_added(const Place& place) const {
+  __device__ __forceinline__ void wait_for_sums(const Place& place) const {
     ptx::mbarrier_wait(added_ + place.stage, place.parity);
   }
   __device__ __forceinline__ void give_back(const Place& place) const {
@@ -201,7 +201,7 @@ class ChecksumRing {
     ptx::cp_async_arrive(full_ + place.stage);
     if (wrote) ptx::mbarrier_arrive(full_ + place.stage);
   }
-  __device__ __forceinline__ void wait_until_free(const Place& place) const {
+  __device__ __forceinline__ void wait_for_free_stage(const Place& place) const {
     ptx::mbarrier_wait(added_ + place.stage, place.parity ^ 1);
     if (kTakes) ptx::mbarrier_wait(taken_ + place.stage, place.parity ^ 1);
   }
