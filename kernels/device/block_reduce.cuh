@@ -11,7 +11,8 @@ struct Doubles {
   double at[count];
 };
 
-// `op` (of which number, and two of them) over the threads of a block, in an order that is always the same; for all of them.
+// `op` (of which number, and two of them) over the threads of a block, in an order that is always the same; for all of
+// them.
 template <int count, typename Op>
 __device__ __forceinline__ Doubles<count> over_block(Doubles<count> mine, Op op) {
   __shared__ Doubles<count> of_warp[kCenterThreads / 32];

@@ -1,14 +1,15 @@
-// Matrices of float16 as warpgroups multiply them from shared memory, kept so in global memory: what a block needs of one
-// lies together, and bulk copies bring it without a thread that computes addresses.
+// Matrices of float16 as warpgroups multiply them from shared memory, kept so in global memory: what a block needs of
+// one lies together, and bulk copies bring it without a thread that computes addresses.
 //
 //       16 columns
 //       ┌────┬────┬─       A tile is `height` rows, as panels of 16 columns, one after the other; in a panel, 8 rows after the
 //  tile │panel│panel│        other (256 bytes); of 8 rows, the first 8 columns and then the last; and of those, row by row.
 //       ├────┼────┼─
 //
-// The right side of a product may have one panel more, before the others: a number for each of its rows, to begin sums with.
-// It is kept in three parts of float16, which the tensor cores multiply by constants: exact to 2⁻³³ of itself, or 2⁻³³. And the
-// same constants, by which a number of each row of the left side can be added, kept there in three parts likewise.
+// The right side of a product may have one panel more, before the others: a number for each of its rows, to begin sums
+// with. It is kept in three parts of float16, which the tensor cores multiply by constants: exact to 2⁻³³ of itself, or
+// 2⁻³³. And the same constants, by which a number of each row of the left side can be added, kept there in three parts
+// likewise.
 #pragma once
 #include "kernels/ptx/instructions.cuh"
 
@@ -43,9 +44,7 @@ __device__ __forceinline__ void place_parts(ptx::Half* matrix, long long row, in
   ptx::Half parts[kParts];
   parts_of(number, parts);
   for (int i = 0; i < kPanelDepth; ++i) {
-    const ptx::Half one = i < kParts       ? parts[i]
-                          : i < 2 * kParts ? ptx::to_half(kPartScale[i - kParts])
-                                           : ptx::Half{0};
+    const ptx::Half one = i < kParts ? parts[i] : i < 2 * kParts ? ptx::to_half(kPartScale[i - kParts]) : ptx::Half{0};
     matrix[panel_offset(row, i, panels, height)] = one;
   }
 }

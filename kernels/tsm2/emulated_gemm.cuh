@@ -1,14 +1,16 @@
-// What an element of a product comes to before it is stored, to the bit: its products, added up once more in the order, and with the
-// arithmetic, in which the kernel of a plan does (gemm_mma.cuh, gemm_wgmma.cuh).
+// What an element of a product comes to before it is stored, to the bit: its products, added up once more in the order,
+// and with the arithmetic, in which the kernel of a plan does (gemm_mma.cuh, gemm_wgmma.cuh).
 //
 //   a block's share of the tile   units one after another; of each, `splits` warps have a part, and sums of their own
-//   a part                        pairs of words, what four lanes have of two words being one instruction's depth (operand.cuh)
+//   a part                        pairs of words, what four lanes have of two words being one instruction's depth
+//                                 (operand.cuh)
 //   an instruction                float64: products one after another, each rounded once; else ptx/emulated_mma.cuh
 //   `interval` words, if any       sums apart, then one rounded addition
 //   splits, blocks                their sums, as add_splits and stream_k_fixup.cuh add them
 //
-// A thread has an element. That takes some hundred times what the product does, for the few elements that are asked for. Loops are
-// not unrolled: one within another, in every copy of what they call, they took the compiler more than a minute.
+// A thread has an element. That takes some hundred times what the product does, for the few elements that are asked
+// for. Loops are not unrolled: one within another, in every copy of what they call, they took the compiler more than a
+// minute.
 #pragma once
 #include "kernels/ptx/emulated_mma.cuh"
 #include "kernels/tsm2/fragments.cuh"
@@ -58,7 +60,8 @@ class Predicted {
   __device__ Predicted(const Order& order, long long row, const A& a, const B& b)
       : order_(order), a_(a), b_(b), tile_(row / order.tile_rows * order.tile_units) {}
 
-  // The element; NaN where it has factors that are not finite, or too large or small for this to be the tensor cores' arithmetic.
+  // The element; NaN where it has factors that are not finite, or too large or small for this to be the tensor cores'
+  // arithmetic.
   __device__ double sum() {
     first_ = order_.block_of(tile_);
     blocks_ = order_.block_of(tile_ + order_.tile_units - 1) - first_ + 1;
@@ -103,7 +106,8 @@ class Predicted {
   __device__ double of_group(int group) {
     const int first = first_ + group * kGroup, left = blocks_ - group * kGroup;
     return gathered(left < kGroup ? left : kGroup, [this, first](int i) {
-      const long long begin = order_.begin(first + i), end = order_.begin(first + i + 1), last = tile_ + order_.tile_units;
+      const long long begin = order_.begin(first + i), end = order_.begin(first + i + 1),
+                      last = tile_ + order_.tile_units;
       return of_units(begin > tile_ ? begin : tile_, end < last ? end : last);
     });
   }

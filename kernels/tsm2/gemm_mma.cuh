@@ -1,5 +1,5 @@
-// C (m × n) = A (m × k) · B (k × n) with n small: TSM2R (m and k large), TSM2L (m large, k small) and TSMTTSM (m small, k
-// large: AᵀD). One kernel, instantiated by a plan.
+// C (m × n) = A (m × k) · B (k × n) with n small: TSM2R (m and k large), TSM2L (m large, k small) and TSMTTSM (m small,
+// k large: AᵀD). One kernel, instantiated by a plan.
 //
 //              k                    n          Both operands stream through a ring of stages in shared memory
 //      ┌────┬────┬────┐          ┌────┐        (operand.cuh), and warps multiply what a stage holds with the tensor
@@ -8,14 +8,16 @@
 //    m │    │    │    │     ×    │unit│        A *tile* is kTileM rows of C by kTileN columns. A *unit* is the part of a
 //      └────┴────┴────┘          └────┘        tile that one stage adds: `kDepth` of the sum over k.
 //
-// The units of all tiles, tile by tile, are dealt to the blocks in equal, contiguous shares: a block may have a part of a
-// tile (TSMTTSM), or the end of one and the beginning of the next (TSM2R). So every multiprocessor has the same work, and
-// the memory is kept busy to the end.
+// The units of all tiles, tile by tile, are dealt to the blocks in equal, contiguous shares: a block may have a part of
+// a tile (TSMTTSM), or the end of one and the beginning of the next (TSM2R). So every multiprocessor has the same work,
+// and the memory is kept busy to the end.
 //
-// Within a tile, kWarpsM × kWarpsN × kWarpsK warps share rows, columns and depth. Blocks may share a tile (stream_k_fixup.cuh).
+// Within a tile, kWarpsM × kWarpsN × kWarpsK warps share rows, columns and depth. Blocks may share a tile
+// (stream_k_fixup.cuh).
 //
-// Of a k that fits one stage, B stays in shared memory and tiles are dealt in turn (TSM2L). There a block is kTeams warps,
-// each with tiles and a ring of its own: they wait for no barrier, and while one stores, others load and multiply.
+// Of a k that fits one stage, B stays in shared memory and tiles are dealt in turn (TSM2L). There a block is kTeams
+// warps, each with tiles and a ring of its own: they wait for no barrier, and while one stores, others load and
+// multiply.
 //
 // Why it is fast: each operand is read once, with up to kStages − 1 stages on their way, more bytes than latency times
 // bandwidth needs; the tensor cores leave the arithmetic hidden behind the reads, and threads free to move data.
@@ -48,11 +50,12 @@ class Product {
   static constexpr int kSumBlocks = kColumnBlocks + kAddsRows, kRegisters = 4 * kBlocks * kSumBlocks;
   using Depths = Depth<Plan::kDepth / Plan::kWarpsK, A::kPerWord, Plan::kStride>;
   static_assert(Plan::kTileM % Plan::kWarpsM == 0 && Plan::kTileN % Plan::kWarpsN == 0 &&
-                Plan::kDepth % Plan::kWarpsK == 0 && (Plan::kWarpsM == 1 || kRows % 16 == 0) &&
-                (Plan::kWarpsN == 1 || kColumns % 8 == 0), "warps share a tile evenly");
+                    Plan::kDepth % Plan::kWarpsK == 0 && (Plan::kWarpsM == 1 || kRows % 16 == 0) &&
+                    (Plan::kWarpsN == 1 || kColumns % 8 == 0),
+                "warps share a tile evenly");
 
-  // Shared memory, in bytes: each team's ring, B as parts (once if it stays, else that of this unit and of the next), and
-  // sums on their way between warps and to the epilogue.
+  // Shared memory, in bytes: each team's ring, B as parts (once if it stays, else that of this unit and of the next),
+  // and sums on their way between warps and to the epilogue.
   static constexpr bool kOwnB = !Plan::kGram, kStreamsB = kOwnB && !Plan::kKeepB;
   static constexpr bool kPreparesB = Plan::kKeepB || Plan::kPrepareB;
   static_assert(!kPreparesB || (kOwnB && Plan::kWarpsK == 1), "warps share the parts of B");
@@ -61,10 +64,11 @@ class Product {
   static constexpr int kStage = kWeightsAt + (Plan::kKeepB ? 0 : kWeights), kPipelineBytes = Plan::kStages * kStage;
   static constexpr int kPipelinesBytes = Plan::kTeams * kPipelineBytes;
   static constexpr int kPairs = (Depths::kWords + 1) / 2, kTileColumnBlocks = (Plan::kTileN + 7) / 8;
-  static constexpr int kParts = kPreparesB ? kPairs * kTileColumnBlocks * 32 * 2 * (int)sizeof(typename Unit::Parts) : 0;
+  static constexpr int kParts =
+      kPreparesB ? kPairs * kTileColumnBlocks * 32 * 2 * (int)sizeof(typename Unit::Parts) : 0;
   static constexpr int kAllParts = (kStreamsB ? 2 : 1) * kParts;
-  // A B that is kept arrives beside the first stages of A, in the one that is filled last; or, if it is too large, before
-  // them, where the rings will be.
+  // A B that is kept arrives beside the first stages of A, in the one that is filled last; or, if it is too large,
+  // before them, where the rings will be.
   static constexpr bool kArrivesBeside = Plan::kKeepB && B::kBytes <= kStage;
   static constexpr int kArrivesAt = kArrivesBeside ? (Plan::kStages - 1) * kStage : 0;
   static_assert(!Plan::kKeepB || B::kBytes <= kPipelinesBytes, "B arrives where the rings will be");
@@ -96,7 +100,8 @@ class Product {
       typename B::template Reader<kThreads> b(b_, threadIdx.x);
       b.move_to(0, 0);
       b.copy(shared_ + kArrivesAt);
-      if constexpr (kAddsRows) Weights::template copy<kThreads>(shared_ + kKeptWeightsAt, epilogue_.row_weights, threadIdx.x);
+      if constexpr (kAddsRows)
+        Weights::template copy<kThreads>(shared_ + kKeptWeightsAt, epilogue_.row_weights, threadIdx.x);
       ptx::cp_async_commit();
       if (!kArrivesBeside) share_kept_b<0>();
     }
@@ -104,10 +109,12 @@ class Product {
     // memory does faster; and to all blocks before a block's next team, so that few tiles make all of them work.
     const long long teams = (long long)gridDim.x * Plan::kTeams;
     const long long begin = Plan::kKeepB ? team_ * (long long)gridDim.x + blockIdx.x : partition_.begin(blockIdx.x);
-    const long long end = Plan::kKeepB ? begin + (partition_.units - begin + teams - 1) / teams : partition_.begin(blockIdx.x + 1);
+    const long long end =
+        Plan::kKeepB ? begin + (partition_.units - begin + teams - 1) / teams : partition_.begin(blockIdx.x + 1);
     if (begin >= end && !kArrivesBeside) return;
     WorkIterator<Plan> now(work_, begin);
-    UnitReader<Plan, 32 * kTeam, kThreads, kStreamsB> reader(a_, b_, work_, begin, threadIdx.x % (32 * kTeam), threadIdx.x);
+    UnitReader<Plan, 32 * kTeam, kThreads, kStreamsB> reader(a_, b_, work_, begin, threadIdx.x % (32 * kTeam),
+                                                             threadIdx.x);
     long long fetched = begin;
     int free = 0;  // stage
     auto fetch = [&] {
@@ -206,7 +213,8 @@ class Product {
         typename A::Word words[4];
         A::template words<Depths, kEights>(words, a_tile, row, 2 * i, depth, q);
         if constexpr (kAddsRows) {
-          const auto* weights = reinterpret_cast<const Sum*>(Plan::kKeepB ? shared_ + kKeptWeightsAt : a_tile + kWeightsAt);
+          const auto* weights =
+              reinterpret_cast<const Sum*>(Plan::kKeepB ? shared_ + kKeptWeightsAt : a_tile + kWeightsAt);
           add_rows<Depths, T>(sums[i][kColumnBlocks], words, weights + depth, q);
         }
 #pragma unroll
@@ -252,7 +260,8 @@ class Product {
   }
 
   // Ends this block's part of a tile, the units from `begin` to `end`.
-  __device__ __forceinline__ void finish(const Place& at, long long begin, long long end, Sum (&sums)[kBlocks][kSumBlocks][4]) {
+  __device__ __forceinline__ void finish(const Place& at, long long begin, long long end,
+                                         Sum (&sums)[kBlocks][kSumBlocks][4]) {
     if (Plan::kWarpsK > 1) add_splits(sums);
     // Of a B that is kept, a unit is a whole tile.
     const bool shared = !Plan::kKeepB && end - begin < partition_.tile_units;

@@ -1,7 +1,8 @@
-// C (m × n) = A (m × k) · B (k × n) by warpgroups, on Hopper (sm_90a): TSM2R of many columns, TSM2L of a k of 33 to 64 and
-// TSMTTSM of many rows, where the tensor cores have as much to do as the memory. n is at most 64.
+// C (m × n) = A (m × k) · B (k × n) by warpgroups, on Hopper (sm_90a): TSM2R of many columns, TSM2L of a k of 33 to 64
+// and TSMTTSM of many rows, where the tensor cores have as much to do as the memory. n is at most 64.
 //
-//              k                  n        The units of work, the operands, sums that blocks share and epilogues are those
+//              k                  n        The units of work, the operands, sums that blocks share and epilogues are
+//                                 those
 //      ┌────┬────┬────┐        ┌────┐      of gemm_mma.cuh. What differs is who does what in a block, by warpgroups:
 //      │unit│unit│    │ tile  k│unit│
 //      ├────┼────┼────┤        ├────┤      *loaders* copy A and B of the units to come into a ring of stages, and take
@@ -14,16 +15,16 @@
 // the parts of B: `landed` (copied), and for every multiplier `full` (the parts are made) and `empty` (multiplied: the
 // unit's parts and its stage are free).
 //
-// A B that is kept is taken apart once, before the first unit; stages then hold A alone, units are whole tiles, and blocks
-// take them in turn, as in gemm_mma.cuh.
+// A B that is kept is taken apart once, before the first unit; stages then hold A alone, units are whole tiles, and
+// blocks take them in turn, as in gemm_mma.cuh.
 //
-// A unit is several *jobs*: the products of a matrix of 64 rows with some of the depth. While the tensor cores work on one,
-// the warpgroup loads the next job's words of A and adds up the sums of the last.
+// A unit is several *jobs*: the products of a matrix of 64 rows with some of the depth. While the tensor cores work on
+// one, the warpgroup loads the next job's words of A and adds up the sums of the last.
 //
 // Why it is fast: wgmma reads B once for 64 rows of A, where mma.sync reads it for every 16 or 32, and the tensor cores
-// always have a job waiting. There is no wgmma of doubles; they gain that no multiplier waits for a barrier of the whole
-// block. Tall tiles keep what is read of B from the level-2 cache, w · k for every tile, a fraction of A. setmaxnreg gives
-// the loaders' registers to the multipliers.
+// always have a job waiting. There is no wgmma of doubles; they gain that no multiplier waits for a barrier of the
+// whole block. Tall tiles keep what is read of B from the level-2 cache, w · k for every tile, a fraction of A.
+// setmaxnreg gives the loaders' registers to the multipliers.
 #pragma once
 #include "kernels/tsm2/stream_k_fixup.cuh"
 #include "kernels/tsm2/epilogue_staging.cuh"
@@ -43,9 +44,9 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
   using typename Block::Depths;
   using Sum = typename Unit::Sum;
   using Block::kGroup, Block::kGroups, Block::kRowGroups, Block::kSplits, Block::kConsumers, Block::kThreads;
-  using Block::kProducers, Block::kMatrices, Block::kColumns, Block::kColumnBlocks, Block::kGroupDepth;
   using Block::kGroupPairs, Block::kJobPairs, Block::kJobs, Block::kLoadsAhead, Block::kStage, Block::kPipelineBytes;
   using Block::kParts, Block::full, Block::empty, Block::next, Block::kFull, Block::kEmpty;
+  using Block::kProducers, Block::kMatrices, Block::kColumns, Block::kColumnBlocks, Block::kGroupDepth;
 
   // Shared memory, in bytes: that of WarpgroupBlock, what the epilogue needs, and the sums of the second split.
   static constexpr int kSumBlocks = kColumnBlocks + kAddsRows, kRegisters = 4 * kMatrices * kSumBlocks;
@@ -59,12 +60,14 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
   __device__ WarpgroupProduct(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
                               const Work& work, Sum* partial, unsigned* arrived, const Epilogue& epilogue)
       : shared_(shared), loader_(shared, a, b, work, weights_of(epilogue)), work_(work),
-        partition_(Partition::of<Plan>(work)), partial_(partial), arrived_(arrived), epilogue_(epilogue), group_(threadIdx.x / kGroup) {}
+        partition_(Partition::of<Plan>(work)), partial_(partial), arrived_(arrived), epilogue_(epilogue),
+        group_(threadIdx.x / kGroup) {}
 
   __device__ __forceinline__ void run() {
     // Tiles that are one unit each are dealt in turn, as in gemm_mma.cuh.
     const long long begin = Plan::kKeepB ? blockIdx.x : partition_.begin(blockIdx.x);
-    const long long all = Plan::kKeepB ? (partition_.units - begin + gridDim.x - 1) / gridDim.x : partition_.begin(blockIdx.x + 1) - begin;
+    const long long all = Plan::kKeepB ? (partition_.units - begin + gridDim.x - 1) / gridDim.x
+                                       : partition_.begin(blockIdx.x + 1) - begin;
     if (all <= 0) return;
     const int units = (int)all;
     // Loaders first: with the multipliers before them, the compiler spills registers of doubles.
@@ -177,8 +180,10 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
         const Register(&left)[4] = a[Unit::left(step)][pair];
         const int at = split() * kGroupPairs + job / kMatrices * kJobPairs + pair;
         const Register* right = Block::matrix(shared_, place, at, Unit::right(step));
-        if (kAlone && step == 0 && pair == 0) ptx::wgmma<true, T>(alone, left, right);
-        else ptx::wgmma<false, T>(kAlone ? alone : of_c(sums[job % kMatrices]), left, right);
+        if (kAlone && step == 0 && pair == 0)
+          ptx::wgmma<true, T>(alone, left, right);
+        else
+          ptx::wgmma<false, T>(kAlone ? alone : of_c(sums[job % kMatrices]), left, right);
       }
     ptx::wgmma_commit();
   }
@@ -201,7 +206,9 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
   }
 
   using SumsOfC = Sum[kColumnBlocks][4];
-  static __device__ __forceinline__ SumsOfC& of_c(Sum (&sums)[kSumBlocks][4]) { return reinterpret_cast<SumsOfC&>(sums); }
+  static __device__ __forceinline__ SumsOfC& of_c(Sum (&sums)[kSumBlocks][4]) {
+    return reinterpret_cast<SumsOfC&>(sums);
+  }
 
   static __device__ __forceinline__ const Sum* weights_of(const Epilogue& epilogue) {
     if constexpr (kAddsRows) return epilogue.row_weights;
@@ -279,7 +286,8 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
 template <typename Plan, typename Epilogue>
 __global__ void __launch_bounds__(WarpgroupProduct<Plan, Epilogue>::kThreads, Plan::kBlocksAMultiprocessor)
     tall_skinny_warpgroups(const typename Plan::A::Source a, const typename Plan::B::Source b, const Work work,
-                     typename WarpgroupProduct<Plan, Epilogue>::Sum* partial, unsigned* arrived, const Epilogue epilogue) {
+                           typename WarpgroupProduct<Plan, Epilogue>::Sum* partial, unsigned* arrived,
+                           const Epilogue epilogue) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   WarpgroupProduct<Plan, Epilogue>(simt::dynamic_shared<unsigned char>(), a, b, work, partial, arrived, epilogue).run();

@@ -1,23 +1,24 @@
-// S (m × n) = A (m × k) · Bᵀ (k × n) + a row of n numbers, in float16 with float32 sums, never stored: an epilogue takes
-// it out of the registers, some columns after the other. Hopper (sm_90a). For an n so large that the tensor cores are the
-// limit. The row of numbers is the first panel of B (core_matrix_layout.cuh), by which sums begin.
+// S (m × n) = A (m × k) · Bᵀ (k × n) + a row of n numbers, in float16 with float32 sums, never stored: an epilogue
+// takes it out of the registers, some columns after the other. Hopper (sm_90a). For an n so large that the tensor cores
+// are the limit. The row of numbers is the first panel of B (core_matrix_layout.cuh), by which sums begin.
 //
-//               k                     n            A and B lie in panels (core_matrix_layout.cuh). kGroups warpgroups have 64 rows of A
+//               k                     n            A and B lie in panels (core_matrix_layout.cuh). kGroups warpgroups
+//                                     have 64 rows of A
 //          ┌─────────┐         ┌────┬────┬────┐    each, a *tile*, while all of B streams by, over and over: kColumns columns,
 //  64 · kG │  stays  │   ×   k │    │ →  │ →  │    in *chunks* of kPanels panels, which all warpgroups multiply.
 //          └─────────┘         └────┴────┴────┘
 //                               streams by, kColumns
 //
-// One more warpgroup copies (streamed_pipeline.cuh). Where A stays, a warpgroup begins with its rows where B has gone on by a part,
-// so that not all end at a time.
+// One more warpgroup copies (streamed_pipeline.cuh). Where A stays, a warpgroup begins with its rows where B has gone
+// on by a part, so that not all end at a time.
 //
-// Why it is fast: while one half of the warpgroups have their epilogues of a column tile, the tensor cores work for the other
-// half. They take turns, as products that are begun are worked on together: else all would end at a time, and then all
-// have their epilogues. The slower the epilogue beside the products, the more warpgroups that takes; registers allow four.
-// Products read 6 KB of shared memory for 64 clocks of the tensor cores, of 8 KB that could be read: what more is read by
-// the multiprocessor has to be little, so that even the row of numbers comes with the products. Many rows a block keep down
-// what is read of the level-2 cache, n · k for each block's rows; where A streams by, it is the less the more columns are
-// multiplied at a time.
+// Why it is fast: while one half of the warpgroups have their epilogues of a column tile, the tensor cores work for the
+// other half. They take turns, as products that are begun are worked on together: else all would end at a time, and
+// then all have their epilogues. The slower the epilogue beside the products, the more warpgroups that takes; registers
+// allow four. Products read 6 KB of shared memory for 64 clocks of the tensor cores, of 8 KB that could be read: what
+// more is read by the multiprocessor has to be little, so that even the row of numbers comes with the products. Many
+// rows a block keep down what is read of the level-2 cache, n · k for each block's rows; where A streams by, it is the
+// less the more columns are multiplied at a time.
 #pragma once
 #include "kernels/device/simt.cuh"
 #include "kernels/tsm2/streamed_pipeline.cuh"
@@ -30,20 +31,24 @@ namespace tsm2 {
 //   idle()                               whether there is nothing to do at all
 //   open(), close()                      before and after all else, with a barrier of the block between
 //   fetch(Fetched&, row)                 some time before rows from `row` on are begun; they may be past the last
-//   begin(Rows&, Fetched, levels)        before the first columns of these rows are multiplied; if kLevels, what is added to
+//   begin(Rows&, Fetched, levels)        before the first columns of these rows are multiplied; if kLevels, what is
+//                                        added to
 //                                        all sums of this thread's two rows
 //   take(Rows&, column tile, sums)       kColumns columns: the fragments (ptx/instructions.cuh) of 16 rows, a warp's
 //   end(Rows&, row)                      after the last
 //
-// All threads of a multiplying warp take part in the last four, and all of the block in open and close. Column tiles come in
-// turn, from any on. The numbers are those of streamed_pipeline.cuh.
-template <int kColumns, int kPanels, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays, typename Epilogue>
+// All threads of a multiplying warp take part in the last four, and all of the block in open and close. Column tiles
+// come in turn, from any on. The numbers are those of streamed_pipeline.cuh.
+template <int kColumns, int kPanels, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays,
+          typename Epilogue>
 class GemmWgmmaStreamed {
-  using Pipelines = StreamedPipelines<kColumns, kPanels, kChunks, kGroups, kStagesA, kStagesB, kStays, Epilogue::kLevels>;
+  using Pipelines =
+      StreamedPipelines<kColumns, kPanels, kChunks, kGroups, kStagesA, kStagesB, kStays, Epilogue::kLevels>;
   using PlaceOfB = typename Pipelines::template Place<kStagesB>;
 
  public:
-  static constexpr int kConsumers = Pipelines::kConsumers, kThreads = Pipelines::kThreads, kSharedBytes = Pipelines::kSharedBytes;
+  static constexpr int kConsumers = Pipelines::kConsumers, kThreads = Pipelines::kThreads,
+                       kSharedBytes = Pipelines::kSharedBytes;
   // Registers of a thread: as all begin with; of those who copy; and of the others, who get the rest.
   static constexpr int kEqual = 65536 / kThreads / 8 * 8, kCopying = 40;
   static constexpr int kConsumerRegisters = (kEqual * kThreads - kCopying * 128) / kConsumers / 8 * 8;
@@ -52,7 +57,7 @@ class GemmWgmmaStreamed {
 
   // A has `row_tiles` tiles, B `column_tiles`.
   __device__ GemmWgmmaStreamed(unsigned char* shared, const ptx::Half* A, const ptx::Half* B, int row_tiles,
-                             int column_tiles, const Epilogue& epilogue)
+                               int column_tiles, const Epilogue& epilogue)
       : pipelines_(shared, A, B, row_tiles, column_tiles), epilogue_(epilogue) {}
 
   __device__ __forceinline__ void run() const {
@@ -182,9 +187,11 @@ class GemmWgmmaStreamed {
 };
 
 // `row_tiles` and `column_tiles` are at least 1.
-template <int kColumns, int kPanels, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays, typename Epilogue>
+template <int kColumns, int kPanels, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays,
+          typename Epilogue>
 __global__ void __launch_bounds__(128 * kGroups + 128, 1)
-    gemm_wgmma_streamed(const ptx::Half* A, const ptx::Half* B, int row_tiles, int column_tiles, const Epilogue epilogue) {
+    gemm_wgmma_streamed(const ptx::Half* A, const ptx::Half* B, int row_tiles, int column_tiles,
+                        const Epilogue epilogue) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   if (epilogue.idle()) return;

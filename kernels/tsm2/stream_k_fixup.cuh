@@ -1,5 +1,5 @@
-// Sums of tiles that several blocks share (tile_scheduler.cuh: Partition). Each writes its own to `partial`; the last to arrive adds
-// them in the order of the blocks, 16 at a time, so that nobody waits long: the same bits on every run.
+// Sums of tiles that several blocks share (tile_scheduler.cuh: Partition). Each writes its own to `partial`; the last
+// to arrive adds them in the order of the blocks, 16 at a time, so that nobody waits long: the same bits on every run.
 #pragma once
 #include "kernels/tsm2/epilogue_staging.cuh"
 #include "kernels/tsm2/tile_scheduler.cuh"

@@ -1,15 +1,17 @@
 // What shared memory holds of A and B while B streams by (gemm_wgmma_streamed.cuh), and how it comes there.
 //
-//   columns of B    0 1 2 3 4 5 6 7 0 1 2 3 4 5 6 7 0 1 …        four warpgroups and eight column tiles: each begins its rows
+//   columns of B    0 1 2 3 4 5 6 7 0 1 2 3 4 5 6 7 0 1 …        four warpgroups and eight column tiles: each begins
+//                   its rows
 //   warpgroup 0     ├─ rows ──────┤ ├─ rows ──────┤ ├─           where B has gone on by a quarter. So while one ends with some
 //   warpgroup 1         ├─ rows ──────┤ ├─ rows ──────┤          rows and begins with others, three multiply; and one tile
-//   …                                                            more than there are warpgroups has room, to be copied early.
+//   …                                                            more than there are warpgroups has room, to be copied
+//                                                                early.
 //
-// One thread copies, into a ring of A and one of B; mbarriers say what is there and what is free. If the ring of A has no room
-// for the tiles (kStays), A streams by too, once for every column tile.
+// One thread copies, into a ring of A and one of B; mbarriers say what is there and what is free. If the ring of A has
+// no room for the tiles (kStays), A streams by too, once for every column tile.
 //
-// Why it is fast: what a multiprocessor asks for is whole chunks, contiguous in global memory, by bulk copies that no other
-// thread waits for but where it uses them; and never do all warpgroups wait for new rows at a time.
+// Why it is fast: what a multiprocessor asks for is whole chunks, contiguous in global memory, by bulk copies that no
+// other thread waits for but where it uses them; and never do all warpgroups wait for new rows at a time.
 #pragma once
 #include "kernels/ptx/bulk_copy.cuh"
 #include "kernels/tsm2/core_matrix_layout.cuh"
@@ -17,8 +19,8 @@
 
 namespace tsm2 {
 
-// A and B have kPanels · kChunks panels, B one more. kStagesA are tiles of A, if kStays, kGroups to 2 · kGroups; or chunks.
-// kLevels: numbers of each row of A are multiplied too (core_matrix_layout.cuh).
+// A and B have kPanels · kChunks panels, B one more. kStagesA are tiles of A, if kStays, kGroups to 2 · kGroups; or
+// chunks. kLevels: numbers of each row of A are multiplied too (core_matrix_layout.cuh).
 template <int kColumns, int kPanels, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays, bool kLevels>
 class StreamedPipelines {
  public:
@@ -31,7 +33,8 @@ class StreamedPipelines {
   static constexpr int kPipelinesBytes = kPieces * kPiece + kStagesB * kStageB;
   // And the panel of A that multiplies it: every warpgroup's own, if it has levels.
   static constexpr int kPipelineBytes = kPipelinesBytes + (kLevels ? kGroups : 1) * kPanelA;
-  // Where A stays, a piece is waited for by its warpgroup, turn, even or odd, and chunk: what lay there before was another's.
+  // Where A stays, a piece is waited for by its warpgroup, turn, even or odd, and chunk: what lay there before was
+  // another's.
   static constexpr int kAwaited = kStays ? 2 * kGroups * kChunks : kPieces;
   static constexpr int kBarriers = 2 * (kAwaited + kStagesB) + kGroups;
   static constexpr int kSharedBytes = kPipelineBytes + kBarriers * (int)sizeof(ptx::Mbarrier);
@@ -79,7 +82,8 @@ class StreamedPipelines {
   };
 
   // A has `row_tiles` tiles, B `column_tiles`.
-  __device__ StreamedPipelines(unsigned char* shared, const ptx::Half* A, const ptx::Half* B, int row_tiles, int column_tiles)
+  __device__ StreamedPipelines(unsigned char* shared, const ptx::Half* A, const ptx::Half* B, int row_tiles,
+                               int column_tiles)
       : buffer_a(shared), buffer_b(shared + kPieces * kPiece), constants(shared + kPipelinesBytes),
         full_a(reinterpret_cast<ptx::Mbarrier*>(shared + kPipelineBytes)), empty_a(full_a + kAwaited),
         full_b(empty_a + kAwaited), empty_b(full_b + kStagesB), may_begin(empty_b + kStagesB),
@@ -150,7 +154,8 @@ class StreamedPipelines {
   }
   __device__ __forceinline__ int start_of(int group) const { return apart_ ? group * column_tiles / kGroups : 0; }
 
-  unsigned char *const buffer_a, *const buffer_b, *const constants;  // the last: of A, what multiplies the first panel of B
+  // The last: of A, what multiplies the first panel of B.
+  unsigned char *const buffer_a, *const buffer_b, *const constants;
   ptx::Mbarrier *const full_a, *const empty_a, *const full_b, *const empty_b;
   ptx::Mbarrier* const may_begin;  // of every warpgroup
   const int column_tiles, turns;

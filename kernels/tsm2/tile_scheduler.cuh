@@ -9,7 +9,8 @@ struct Work {
   long long m, n, k;
 };
 
-// How the units of all tiles are dealt to the blocks: in equal, contiguous shares, block b from ⌊units · b / gridDim.x⌋ on.
+// How the units of all tiles are dealt to the blocks: in equal, contiguous shares, block b from ⌊units · b / gridDim.x⌋
+// on.
 struct Partition {
   long long units, tile_units;
   long long each;  // units / gridDim.x, rounded down

@@ -32,22 +32,26 @@ struct WarpgroupBlock {
   static constexpr bool kLoadsAhead = kJobs % 2 == 0;
   static_assert(sizeof(T) == 8 || kGroupPairs % kJobPairs == 0, "a unit is whole jobs");
 
-  // The first of shared memory, in bytes: the ring, and two units' B as parts, or the one that is kept. Behind A and B, a
-  // stage has weights of rows; those that are kept are behind the parts.
+  // The first of shared memory, in bytes: the ring, and two units' B as parts, or the one that is kept. Behind A and B,
+  // a stage has weights of rows; those that are kept are behind the parts.
   using Weights = RowWeights<typename Unit::Sum, Plan::kDepth>;
   static constexpr bool kStreamsB = !(Plan::kGram || Plan::kKeepB);
   static constexpr int kWeights = kAddsRows ? Weights::kBytes : 0, kWeightsAt = A::kBytes + (kStreamsB ? B::kBytes : 0);
   static constexpr int kStage = kWeightsAt + (Plan::kKeepB ? 0 : kWeights), kPipelineBytes = Plan::kStages * kStage;
   static_assert(Plan::kStages >= 3, "a stage that is read, one that is taken apart, and one that is on its way");
-  static_assert(!Plan::kKeepB || (kProducers == 1 && kPipelineBytes >= B::kBytes), "B arrives in the ring, and one warpgroup has it");
+  static_assert(!Plan::kKeepB || (kProducers == 1 && kPipelineBytes >= B::kBytes),
+                "B arrives in the ring, and one warpgroup has it");
   static constexpr int kMatrixBytes = 64 * (int)sizeof(Register) * kColumnBlocks;
   static constexpr int kParts = kPairs * Unit::kParts * kMatrixBytes, kAllParts = (Plan::kKeepB ? 1 : 2) * kParts;
-  static constexpr int kKeptWeightsAt = kPipelineBytes + kAllParts, kShared = kKeptWeightsAt + (Plan::kKeepB ? kWeights : 0);
+  static constexpr int kKeptWeightsAt = kPipelineBytes + kAllParts,
+                       kShared = kKeptWeightsAt + (Plan::kKeepB ? kWeights : 0);
   static __device__ int next(int stage) { return stage + 1 == Plan::kStages ? 0 : stage + 1; }
-  // Where part `part` of words 2·pair and 2·pair + 1 of B lies: 64 registers a column block, word by word, lane by lane.
+  // Where part `part` of words 2·pair and 2·pair + 1 of B lies: 64 registers a column block, word by word, lane by
+  // lane.
   static __device__ Register* matrix(unsigned char* shared, int place, int pair, int part) {
     const int unit = Plan::kKeepB ? 0 : place;
-    return reinterpret_cast<Register*>(shared + kPipelineBytes + unit * kParts + (pair * Unit::kParts + part) * kMatrixBytes);
+    return reinterpret_cast<Register*>(shared + kPipelineBytes + unit * kParts +
+                                       (pair * Unit::kParts + part) * kMatrixBytes);
   }
 
   // Barriers, by place of the parts, and the threads that two of them are for; and one of all multipliers.

@@ -41,7 +41,8 @@ class WarpgroupLoader {
     for (int unit = 0; unit < units; ++unit) {
       const int place = unit % 2;
       if (unit >= 2) {
-        for (int group = 0; group < Block::kGroups; ++group) ptx::barrier_sync(Block::empty(place, group), Block::kEmpty);
+        for (int group = 0; group < Block::kGroups; ++group)
+          ptx::barrier_sync(Block::empty(place, group), Block::kEmpty);
       }
       if (kCopies) ptx::cp_async_wait<Plan::kStages - 3>();
       if (kPrepares) {
@@ -51,7 +52,8 @@ class WarpgroupLoader {
           now = Block::next(now);
           ptx::async_fence();
         }
-        for (int group = 0; group < Block::kGroups; ++group) ptx::barrier_arrive(Block::full(place, group), Block::kFull);
+        for (int group = 0; group < Block::kGroups; ++group)
+          ptx::barrier_arrive(Block::full(place, group), Block::kFull);
       } else {
         ptx::barrier_arrive(Block::landed(place), Block::kProducers * Block::kGroup);
       }
@@ -67,7 +69,8 @@ class WarpgroupLoader {
     typename B::template Reader<Block::kGroup> b(b_, thread);
     b.move_to(0, 0);
     b.copy(shared_);
-    if constexpr (kAddsRows) Block::Weights::template copy<Block::kGroup>(shared_ + Block::kKeptWeightsAt, weights_, thread);
+    if constexpr (kAddsRows)
+      Block::Weights::template copy<Block::kGroup>(shared_ + Block::kKeptWeightsAt, weights_, thread);
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
     ptx::barrier_sync(Block::landed(0), Block::kGroup);

@@ -24,11 +24,13 @@ extern "C" void select_active_rows_{d}_{k}(const float* row_bounds, const int* l
     kmeans::select_active_rows<int>(row_bounds, labels, n, limits, active, (unsigned)capacity, state, arrived, stopped);
   }});
 }}
-extern "C" void assign_active_rows_{d}_{k}(const void* half_copy, const void* centers_half, long long padded, const unsigned* active,
+extern "C" void assign_active_rows_{d}_{k}(const void* half_copy, const void* centers_half, long long padded,
+                                           const unsigned* active,
                                 const kmeans::ArgminEpilogueBounded* nearest, long long lists) {{
   const kmeans::ArgminEpilogueBounded bounds = *nearest;
   cuda_host::launch(dim3(lists, 2), kmeans::kActiveThreads, 0, [=] {{
-    kmeans::assign_active_rows<{-(-k // 8)}>(static_cast<const ptx::Half*>(half_copy), static_cast<const ptx::Half*>(centers_half),
+    kmeans::assign_active_rows<{-(-k // 8)}>(static_cast<const ptx::Half*>(half_copy),
+    static_cast<const ptx::Half*>(centers_half),
                                   (int)padded, active, bounds);
   }});
 }}"""

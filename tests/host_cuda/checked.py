@@ -8,9 +8,9 @@ from host_cuda import harness
 from host_cuda.tall_skinny import DTYPES, PRODUCTS
 from tsapps.apps.abft.product.plan import (
     COUNTS_BYTES,
+    FLAGGED_BYTES,
     JUDGED,
     ROWS_TOGETHER,
-    FLAGGED_BYTES,
     SUSPECTS,
     WRONG,
     checked_dtype,

@@ -56,7 +56,8 @@ extern "C" void screen(const float* row_bounds, const signed char* labels, long 
                        unsigned* active, long long capacity, kmeans::BoundsState* state, unsigned* arrived,
                        const int* stopped) {{
   cuda_host::launch(dim3({BLOCKS}), kmeans::kSelectThreads, 0, [=] {{
-    kmeans::select_active_rows<kmeans::Label>(row_bounds, labels, n, limits, active, (unsigned)capacity, state, arrived, stopped);
+    kmeans::select_active_rows<kmeans::Label>(row_bounds, labels, n, limits, active, (unsigned)capacity, state,
+    arrived, stopped);
   }});
 }}"""
 

@@ -62,11 +62,13 @@ def product_source(d, k, epilogue=None, header="assign/small_k.cuh"):
 namespace of_{name} {{
 {plan.struct()}
 using P = tsm2::Product<Plan, kmeans::{epilogue}>;
-extern "C" void assign_{name}(const void* half_copy, const void* centers_half, long long n, const kmeans::{epilogue}* nearest,
+extern "C" void assign_{name}(const void* half_copy, const void* centers_half, long long n,
+                              const kmeans::{epilogue}* nearest,
                               void* partial, unsigned* arrived, long long blocks) {{
   constexpr long long kPadded = {padded(d)};
   const Plan::A::Source a{{static_cast<const ptx::Half*>(half_copy), kPadded, n, kPadded, n * kPadded}};
-  const Plan::B::Source b{{static_cast<const ptx::Half*>(centers_half), kPadded, {columns}, kPadded, {columns} * kPadded}};
+  const Plan::B::Source b{{static_cast<const ptx::Half*>(centers_half), kPadded, {columns}, kPadded,
+  {columns} * kPadded}};
   const tsm2::Work work{{n, {columns}, kPadded}};
   const kmeans::{epilogue} epilogue = *nearest;
   auto* sums = static_cast<P::Sum*>(partial);
@@ -115,9 +117,11 @@ extern "C" void rescore_{name}(const void* rows, const void* centers, long long 
     kmeans::rescore<{T}, {W}>(of, static_cast<const {W}*>(centers), (int)k, entries, counts, capacity, stopped);
   }});
 }}
-extern "C" void scatter_add_{name}(const void* rows, const {scale}* scales, long long k, long long columns, long long chunks,
+extern "C" void scatter_add_{name}(const void* rows, const {scale}* scales, long long k, long long columns,
+                                   long long chunks,
                             long long log2_lanes, const kmeans::AmbiguousRow* entries, const unsigned* counts,
-                            long long capacity, long long lists, int* labels, unsigned long long* sums, unsigned* n_reassigned,
+                            long long capacity, long long lists, int* labels, unsigned long long* sums,
+                            unsigned* n_reassigned,
                             const int* stopped, long long shared_bytes) {{
   const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
   cuda_host::launch(dim3(lists, 2, chunks), 512, shared_bytes, [=] {{
@@ -130,8 +134,10 @@ extern "C" void scatter_add_{name}(const void* rows, const {scale}* scales, long
 def many_source(*kind):
     T, W, _, _, name = types_of(*kind)
     return f"""
-extern "C" void rescore_large_k_{name}(const void* rows, const void* centers, long long k, kmeans::Reassignment* changes,
-                                      const kmeans::AmbiguousLargeK* ambiguous, kmeans::Lengths* lengths, long long capacity,
+extern "C" void rescore_large_k_{name}(const void* rows, const void* centers, long long k,
+                                       kmeans::Reassignment* changes,
+                                      const kmeans::AmbiguousLargeK* ambiguous, kmeans::Lengths* lengths,
+                                      long long capacity,
                                       long long lists, const int* stopped) {{
   const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
   cuda_host::launch(dim3(lists, 2), 256, 0, [=] {{
@@ -145,7 +151,8 @@ void with_lists(const void* lists, bool pairs, Launch launch) {{
   else launch(*static_cast<const kmeans::Lists<kmeans::Reassignment>*>(lists));
 }}
 extern "C" void count_{name}(const void* lists, long long n_lists, const kmeans::Segments* segments, int* labels,
-                             unsigned* counts, unsigned* begins, unsigned* arrived, unsigned* all, unsigned* n_reassigned,
+                             unsigned* counts, unsigned* begins, unsigned* arrived, unsigned* all,
+                             unsigned* n_reassigned,
                              const int* stopped) {{
   const auto of = *segments;
   with_lists(lists, of.bits >= 0, [=](auto items) {{

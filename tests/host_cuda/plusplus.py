@@ -95,7 +95,8 @@ def screen_source(plan, d, dtype, weighted):
     )
     return f"""
 #include "apps/kmeans/init/plusplus_pruned.cuh"
-extern "C" void evaluate_candidates_pruned_{name}(const void* X, long long n, long long d, const void* weights, const long long* last,
+extern "C" void evaluate_candidates_pruned_{name}(const void* X, long long n, long long d, const void* weights,
+                                                  const long long* last,
                               const long long* candidates, long long chunk, long long chunks, long long window,
                               void* closest, double* sums, const kmeans::Copy* copy, long long panels,
                               long long stages, long long shared_bytes, long long blocks) {{

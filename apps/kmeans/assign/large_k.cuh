@@ -1,15 +1,17 @@
-// The nearest of many centers: what small_k.cuh does, where the centers stream by kColumns at a time (gemm_wgmma_streamed.cuh).
+// The nearest of many centers: what small_k.cuh does, where the centers stream by kColumns at a time
+// (gemm_wgmma_streamed.cuh).
 //
-// The bound is that of small_k.cuh, and γ H more, as the tensor cores add to −‖c‖²/2 (2.1 γ H + 1.1 γ C norm, where they add to
-// a level too), and 2⁻³² (core_matrix_layout.cuh): a center can be the nearest only if its score is above the best one less 2 E. While
-// centers stream by, the best score so far is known, and centers near it are *candidates* so far. A lane has a quarter of a
-// row's scores; it keeps its candidates of the last few units, of 128 centers at most, that had any, as a mask of 32 bits
-// each, with the best score as it then was: they are candidates still if that is within 2 E of the best of all.
+// The bound is that of small_k.cuh, and γ H more, as the tensor cores add to −‖c‖²/2 (2.1 γ H + 1.1 γ C norm, where
+// they add to a level too), and 2⁻³² (core_matrix_layout.cuh): a center can be the nearest only if its score is above
+// the best one less 2 E. While centers stream by, the best score so far is known, and centers near it are *candidates*
+// so far. A lane has a quarter of a row's scores; it keeps its candidates of the last few units, of 128 centers at
+// most, that had any, as a mask of 32 bits each, with the best score as it then was: they are candidates still if that
+// is within 2 E of the best of all.
 //
-// Why it is fast: of most scores nothing but half a maximum; −‖c‖²/2 and the level are where the products begin. Only where a
-// warp meets a score near its row's best so far are two more instructions spent on each, which count candidates in the
-// mantissa of a float; the more tiles, the less often. What can be done side by side is: beside the tensor cores, which take
-// half of what registers can give, an instruction is slow.
+// Why it is fast: of most scores nothing but half a maximum; −‖c‖²/2 and the level are where the products begin. Only
+// where a warp meets a score near its row's best so far are two more instructions spent on each, which count candidates
+// in the mantissa of a float; the more tiles, the less often. What can be done side by side is: beside the tensor
+// cores, which take half of what registers can give, an instruction is slow.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
 
@@ -38,9 +40,9 @@ struct Lengths {
   unsigned changes, ambiguous;
 };
 
-// kColumns: centers of a tile. kKept: units of which a lane keeps candidates, for want of registers.
-// kLevelled: whether scores, which norms have to bound, are made to be above zero, by what is added to all of a row: they are
-// then in order as integers too, of which the largest of three is found by one instruction.
+// kColumns: centers of a tile. kKept: units of which a lane keeps candidates, for want of registers. kLevelled: whether
+// scores, which norms have to bound, are made to be above zero, by what is added to all of a row: they are then in
+// order as integers too, of which the largest of three is found by one instruction.
 template <int kColumns, int kKept, bool kLevelled>
 struct StreamedArgminEpilogue {
   static constexpr bool kLevels = kLevelled;
@@ -65,8 +67,8 @@ struct StreamedArgminEpilogue {
   static constexpr int kFragments = kColumns / 8, kUnits = (kFragments + 15) / 16;
   static constexpr int kOfUnit = (kFragments + kUnits - 1) / kUnits;
 
-  // Some candidates: bit 2·j + i of the mask is column 8·j + 2·(lane % 4) + i of a unit. Which one is in the last bits of the
-  // best score as it then was, which is rounded up before.
+  // Some candidates: bit 2·j + i of the mask is column 8·j + 2·(lane % 4) + i of a unit. Which one is in the last bits
+  // of the best score as it then was, which is rounded up before.
   static constexpr unsigned numbers() {
     unsigned numbers = 1;
     while (numbers < (kMostCenters + kColumns - 1) / kColumns * kUnits) numbers *= 2;
@@ -82,7 +84,8 @@ struct StreamedArgminEpilogue {
 
   // Of rows g and g + 8 of this warp's 16; the best is the same in the four lanes of a row.
   struct Rows {
-    float best[2], twice_error[2], lost[2];  // the last: the best as it was when candidates were dropped for want of room
+    // The last: the best as it was when candidates were dropped for want of room.
+    float best[2], twice_error[2], lost[2];
     int label[2];
     bool within[2];
     Found found[2][kKept];  // latest first
@@ -154,7 +157,8 @@ struct StreamedArgminEpilogue {
   __device__ __forceinline__ void end(Rows& rows, long long first) const {
     const int lane = threadIdx.x % 4;
     const unsigned row = (unsigned)row_of(first, 0);
-    // The label that is new, negative if none is; candidates of a row that is undecided, or none; and those in lanes before.
+    // The label that is new, negative if none is; candidates of a row that is undecided, or none; and those in lanes
+    // before.
     int to[2], count[2], at[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -246,8 +250,8 @@ struct StreamedArgminEpilogue {
   static __device__ __forceinline__ int larger(int a, int b) { return b > a ? b : a; }
   static __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
 
-  // As in small_k.cuh: a bit for each score of a unit above a threshold, of which this is the opposite times kSteep. In parts of
-  // eight bits, for one waits for the other.
+  // As in small_k.cuh: a bit for each score of a unit above a threshold, of which this is the opposite times kSteep. In
+  // parts of eight bits, for one waits for the other.
   static __device__ __forceinline__ unsigned candidates(const float (&scores)[kFragments][4], int r, int unit,
                                                         float threshold) {
     constexpr float kNoBits = 1 << 23;

@@ -89,8 +89,8 @@ class StreamPlan:
 def stream_plan(d: int, k: int, device: Device, *, certifies: bool = True) -> StreamPlan | None:
     """Choose how k centers are multiplied; None where there are no warpgroups.
 
-    `certifies` says whether norms are what they are called, and labels are proved by them. Chunks are as large as leaves
-    room for a block's rows and some chunks of centers; what was measured is in docs/notes/lloyd.md. Rows that are too
+    `certifies` says whether norms are bounds, and labels are certified by them. Chunks are as large as leaves room
+    for a block's rows and some chunks of centers; what was measured is in docs/notes/lloyd.md. Rows that are too
     long stream by as the centers do.
     """
     if device.compute_capability != "9.0":

@@ -189,7 +189,7 @@ def sorts_rows(changing: int, d: int) -> bool:
 def tensor_error(d: int, interval: int = 0) -> float:
     """Return γ: what the sum of d products by tensor cores may be off by, relative to the product of the norms.
 
-    If `interval` is not 0, they add up so many products at a time, and what these come to is added by rounded additions.
+    If `interval` is not 0, they add up that many products at a time, and rounded additions add up the results.
     """
     together = min(d, interval) or d
     return (together / 16 + 2) * _TENSOR_ERROR + (ceil(d / together) - 1) * _ROUNDED

@@ -3,14 +3,15 @@
 //   entries   a list for each block of that kernel: a row, its label, and the centers that can be its nearest
 //   X         the rows themselves (n × d, any dtype), of which only these are read
 //
-// A row with several candidates keeps the one at the least distance, the first of equals; distances are summed in float64,
-// from differences, so that a label is the float64 arg-min. A row with no candidate (its scores were no numbers) is
-// compared with every center.
+// A row with several candidates keeps the one at the least distance, the first of equals; distances are summed in
+// float64, from differences, so that a label is the float64 arg-min. A row with no candidate (its scores were no
+// numbers) is compared with every center.
 //
-// Why it is fast: of float32, distances are summed in float32 first. They are off by (d / 32 + 12)·2⁻²⁴ of themselves at
-// most, a thousandth of what left the row undecided (long rows of 16 bits: about as much, but few are), so that nearly all rows
-// are decided by that; float64 would be bound by converting to it, a quarter of a thread's clock each. While a row is decided, the next one that has to be is on its way to
-// the level-2 cache, and so are the entries after the next.
+// Why it is fast: of float32, distances are summed in float32 first. They are off by (d / 32 + 12)·2⁻²⁴ of themselves
+// at most, a thousandth of what left the row undecided (long rows of 16 bits: about as much, but few are), so that
+// nearly all rows are decided by that; float64 would be bound by converting to it, a quarter of a thread's clock each.
+// While a row is decided, the next one that has to be is on its way to the level-2 cache, and so are the entries after
+// the next.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
 #include "apps/kmeans/data/half_copy.cuh"
@@ -34,8 +35,10 @@ constexpr int kMostEntries = 32;
 __device__ __forceinline__ int next_candidate(unsigned& low, unsigned& high, int k) {
   if ((low | high) == 0) return k;
   const int center = first_center(low, high);
-  if (low) low &= low - 1;
-  else high &= high - 1;
+  if (low)
+    low &= low - 1;
+  else
+    high &= high - 1;
   return center;
 }
 
@@ -134,8 +137,9 @@ __device__ __forceinline__ int nearest_of(const Rows<T, Work>& rows, const Work*
 
 // Block (x, y): part y of list x. Leaves one candidate in every entry.
 template <typename T, typename Work>
-__global__ void __launch_bounds__(256, 3) rescore(const Rows<T, Work> rows, const Work* centers, int k, AmbiguousRow* entries,
-                                              const unsigned* counts, long long capacity, const int* stopped) {
+__global__ void __launch_bounds__(256, 3)
+    rescore(const Rows<T, Work> rows, const Work* centers, int k, AmbiguousRow* entries, const unsigned* counts,
+            long long capacity, const int* stopped) {
   ptx::griddepcontrol_wait();
   if (*stopped) return;
   AmbiguousRow* list = entries + blockIdx.x * capacity;

@@ -56,10 +56,9 @@ __device__ __forceinline__ int nearest_of_all(const Rows<T, Work>& rows, const W
 
 // Block (x, y): part y of list x.
 template <typename T, typename Work>
-__global__ void __launch_bounds__(kRescoreThreads, 3) rescore_large_k(const Rows<T, Work> rows, const Work* centers, int k,
-                                                                  Reassignment* changes, const AmbiguousLargeK* ambiguous,
-                                                                  Lengths* lengths, long long capacity,
-                                                                  const int* stopped) {
+__global__ void __launch_bounds__(kRescoreThreads, 3)
+    rescore_large_k(const Rows<T, Work> rows, const Work* centers, int k, Reassignment* changes,
+                    const AmbiguousLargeK* ambiguous, Lengths* lengths, long long capacity, const int* stopped) {
   ptx::griddepcontrol_wait();
   if (*stopped) return;
   constexpr int kWarps = kRescoreThreads / 32;

@@ -1,20 +1,22 @@
-// The nearest center of every row, as the epilogue of a tall-and-skinny product: which centers can be the nearest, and the
-// rows that have to be looked at again.
+// The nearest center of every row, as the epilogue of a tall-and-skinny product: which centers can be the nearest, and
+// the rows that have to be looked at again.
 //
 //   sums (rows × k)   x̂ · ĉ of every row of the shadow (data/half_copy.cuh) and every center in float16, in float32
 //
-// The nearest center is the one of the largest x·c − ‖c‖²/2. What is known of x·c is x̂·ĉ ± E, where (data/half_copy.cuh)
+// The nearest center is the one of the largest x·c − ‖c‖²/2. What is known of x·c is x̂·ĉ ± E, where
+// (data/half_copy.cuh)
 //
 //   E = norm · (ρ C + δ + γ (C + δ)) + 2⁻²² H,   C = max ‖c‖, δ = max ‖c − ĉ‖, H = max ‖c‖²/2
 //
-// norm being the row's, ρ what float16 loses (data/half_copy.cuh) and γ the tensor cores' error. So a center can be the nearest only if its score is above the best one
-// less 2 E: the row's *candidates*, a bit each. A row with one candidate is decided, and nothing of it is written if that is
-// its label already. Every other row goes to a list, one a block, for `rescore.cuh`. Where rows are long, and to decide one takes
-// much, each center has an E of its own (ArgminEpilogueLargeD): of few samples, it may be several times as long as the others.
+// norm being the row's, ρ what float16 loses (data/half_copy.cuh) and γ the tensor cores' error. So a center can be the
+// nearest only if its score is above the best one less 2 E: the row's *candidates*, a bit each. A row with one
+// candidate is decided, and nothing of it is written if that is its label already. Every other row goes to a list, one
+// a block, for `rescore.cuh`. Where rows are long, and to decide one takes much, each center has an E of its own
+// (ArgminEpilogueLargeD): of few samples, it may be several times as long as the others.
 //
-// Why it is fast: of each score a subtraction, a maximum and two multiply-adds, which count candidates in the mantissa of a
-// float (a fused multiply-add that saturates is 1 above the threshold and 0 below it); then two shuffles bring the four
-// parts of a row's bits together. The labels, 4 bytes a row, are read and not written.
+// Why it is fast: of each score a subtraction, a maximum and two multiply-adds, which count candidates in the mantissa
+// of a float (a fused multiply-add that saturates is 1 above the threshold and 0 below it); then two shuffles bring the
+// four parts of a row's bits together. The labels, 4 bytes a row, are read and not written.
 #pragma once
 #include "kernels/tsm2/epilogue.cuh"
 
@@ -50,13 +52,13 @@ struct Candidates {
   }
 };
 
-// Of 32 rows, a lane has 16 bits each of four, in the lower half: of row g, of g + 8, and so on. Brings together those of
-// row 8·t + g.
+// Of 32 rows, a lane has 16 bits each of four, in the lower half: of row g, of g + 8, and so on. Brings together those
+// of row 8·t + g.
 __device__ __forceinline__ Candidates candidates_of_own_row(const unsigned (&bits)[4]) {
   const int t = threadIdx.x % 4;
   const unsigned two[2] = {__byte_perm(bits[0], bits[1], 0x5410), __byte_perm(bits[2], bits[3], 0x5410)};
-  // Each lane keeps what is of its own row, and of the row that it still has in hand for its neighbour, whose are the other
-  // halves.
+  // Each lane keeps what is of its own row, and of the row that it still has in hand for its neighbour, whose are the
+  // other halves.
   const unsigned kept = t < 2 ? two[0] : two[1];
   const unsigned got = simt::shuffle_xor(t < 2 ? two[1] : two[0], 2);
   const unsigned across = simt::shuffle_xor(__byte_perm(kept, got, t % 2 ? 0x5410 : 0x7632), 1);
@@ -77,7 +79,8 @@ struct Bound {
 };
 
 // γ is the tensor cores' error, ρ the shadow's rounding; `of_half_square` what a score loses beside, relative to H.
-__device__ __forceinline__ Bound bound_of(const CenterStats& most, float tensor_error, float rounding, float of_half_square) {
+__device__ __forceinline__ Bound bound_of(const CenterStats& most, float tensor_error, float rounding,
+                                          float of_half_square) {
   return {most.norm * (rounding + 1.0f / (1 << 22)) + most.lost + tensor_error * (most.norm + most.lost),
           most.half_square * of_half_square + 1e-18f};
 }
@@ -91,9 +94,9 @@ struct ArgminEpilogue {
   const CenterStats* center_stats;
   const float* norms;
   const int* labels;
-  AmbiguousRow* entries;    // block b's from b · capacity on
-  unsigned* counts;  // of every block's
-  const int* stopped;  // if set, there is nothing to do
+  AmbiguousRow* entries;  // block b's from b · capacity on
+  unsigned* counts;       // of every block's
+  const int* stopped;     // if set, there is nothing to do
   long long capacity;
   unsigned n, ahead;  // rows, and how many from a warp's tile to its next: their labels and norms are asked for early
   float tensor_error, rounding;  // γ, ρ
@@ -104,13 +107,15 @@ struct ArgminEpilogue {
   __device__ void tile(unsigned char*, long long row, int rows, long long, int,
                        const float (&d)[kBlocks][kColumnBlocks][4]) const {
     const Bound bound = bound_of(*center_stats, tensor_error, rounding, 1.0f / (1 << 22));
-    label_rows(row, rows, d, [&](float norm) { return 1.0001f * (norm * bound.of_norm + bound.always); },
-               [&](const float (&sums)[kColumnBlocks][4], int half, const float (&offset)[kColumnBlocks][2], float error) {
-                 return candidates(sums, half, offset, error);
-               });
+    label_rows(
+        row, rows, d, [&](float norm) { return 1.0001f * (norm * bound.of_norm + bound.always); },
+        [&](const float (&sums)[kColumnBlocks][4], int half, const float (&offset)[kColumnBlocks][2], float error) {
+          return candidates(sums, half, offset, error);
+        });
   }
 
-  // A block counts in shared memory what it lists: warps would wait for additions in global memory longer than for their rows.
+  // A block counts in shared memory what it lists: warps would wait for additions in global memory longer than for
+  // their rows.
   __device__ __forceinline__ void open() const {
     if (threadIdx.x == 0) *listed() = 0;
   }
@@ -139,7 +144,8 @@ struct ArgminEpilogue {
   template <int kBlocks, int kColumnBlocks, typename OfNorm, typename Find>
   __device__ __forceinline__ void label_rows(long long row, int rows, const float (&d)[kBlocks][kColumnBlocks][4],
                                              const OfNorm& of_norm, const Find& find) const {
-    static_assert(kBlocks % 2 == 0 && kColumnBlocks <= 8, "rows are dealt to lanes 32 at a time; a lane has up to 16 bits");
+    static_assert(kBlocks % 2 == 0 && kColumnBlocks <= 8,
+                  "rows are dealt to lanes 32 at a time; a lane has up to 16 bits");
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float offset[kColumnBlocks][2];
     load_columns(offsets, offset);
@@ -184,8 +190,8 @@ struct ArgminEpilogue {
   static __device__ __forceinline__ unsigned candidates_near(const float (&d)[kColumnBlocks][4], int half,
                                                              const float (&offset)[kColumnBlocks][2], float error,
                                                              float best) {
-    // Products are below 2²⁸ (update/centers.cuh), so that what overflows here is no candidate. Scores are 1e-18 apart or more, or
-    // the same. They are computed again, in another way, for the compiler not to keep them in registers.
+    // Products are below 2²⁸ (update/centers.cuh), so that what overflows here is no candidate. Scores are 1e-18 apart
+    // or more, or the same. They are computed again, in another way, for the compiler not to keep them in registers.
     const float threshold = (2 * error - best) * kLarge;
     float sum = 0;
 #pragma unroll
@@ -213,12 +219,12 @@ struct ArgminEpilogue {
 // Of what the first part of a center loses in float16, the second has 2¹¹ times (ArgminEpilogueLargeD).
 constexpr float kSecondScale = 2048.0f;  // 2¹¹
 
-// Of long rows. A row's score of center j is off by norm · e_j + 2⁻²¹ H at most, where e_j, which is behind the offsets, is E's
-// factor for this center's own ‖c‖ and ‖c − ĉ‖ (update/centers.cuh): so a center can be the nearest only if its score and its own E
-// come to the largest of all scores less theirs.
+// Of long rows. A row's score of center j is off by norm · e_j + 2⁻²¹ H at most, where e_j, which is behind the
+// offsets, is E's factor for this center's own ‖c‖ and ‖c − ĉ‖ (update/centers.cuh): so a center can be the nearest
+// only if its score and its own E come to the largest of all scores less theirs.
 //
-// Every center may have two columns: of the first half of them, ĉ has one whole, and of the second one times 2⁻¹¹. Then δ is next
-// to nothing.
+// Every center may have two columns: of the first half of them, ĉ has one whole, and of the second one times 2⁻¹¹. Then
+// δ is next to nothing.
 template <int kParts>
 struct ArgminEpilogueLargeD : ArgminEpilogue {
   template <int kBlocks, int kColumnBlocks>
@@ -248,18 +254,19 @@ struct ArgminEpilogueLargeD : ArgminEpilogue {
   }
 
  private:
-  // As `candidates`, where each center has a margin. The roundings here are five of a score's and eight of H's, of 2⁻²⁴ each: as many
-  // as margins and `always` have beside.
+  // As `candidates`, where each center has a margin. The roundings here are five of a score's and eight of H's, of 2⁻²⁴
+  // each: as many as margins and `always` have beside.
   template <int kColumnBlocks>
   static __device__ __forceinline__ unsigned candidates_of_own(const float (&d)[kColumnBlocks][4], int half,
                                                                const float (&offset)[kColumnBlocks][2],
-                                                               const float (&error_coefficient)[kColumnBlocks][2], float norm,
-                                                               float always) {
+                                                               const float (&error_coefficient)[kColumnBlocks][2],
+                                                               float norm, float always) {
     float least = -kInfinity;
 #pragma unroll
     for (int j = 0; j < kColumnBlocks; ++j)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) least = fmaxf(least, fmaf(-norm, error_coefficient[j][i], d[j][2 * half + i] + offset[j][i]));
+      for (int i = 0; i < 2; ++i)
+        least = fmaxf(least, fmaf(-norm, error_coefficient[j][i], d[j][2 * half + i] + offset[j][i]));
     least = fmaxf(least, simt::shuffle_xor(least, 1));
     least = fmaxf(least, simt::shuffle_xor(least, 2));
     const float threshold = (2 * always - least) * kLarge, scaled_norm = norm * kLarge;

@@ -8,17 +8,18 @@
 //     │ as the block runs                    │      │ memory; the next is on its way      │
 //     └──────────────────────────────────────┘      └─────────────────────────────────────┘
 //
-// A score is x̂·ĉ − ‖c‖²/2, known to ± E (assign/small_k.cuh has why):  E = norm·(2⁻¹² C + δ + γ(C + δ)) + (γ + 2⁻²¹) H, as sums
-// begin at −‖c‖²/2. The nearest center is among those above the best score less 2E: the row's candidates. Of each row four
-// chunks with candidates are kept, 16 bits in each of four lanes; a chunk whose best lies 2E above all before drops them,
-// one 2E below is dropped. A row with one candidate is decided; of one with several, the candidates' distances are compared
-// in float64 from X, ties to the lowest index; of one with candidates in five chunks, or whose E is no number, all centers'
-// are. That takes a warp longer than all its products, so that it must be rare (docs/notes/lloyd.md).
+// A score is x̂·ĉ − ‖c‖²/2, known to ± E (assign/small_k.cuh has why):  E = norm·(2⁻¹² C + δ + γ(C + δ)) + (γ + 2⁻²¹)
+// H, as sums begin at −‖c‖²/2. The nearest center is among those above the best score less 2E: the row's candidates. Of
+// each row four chunks with candidates are kept, 16 bits in each of four lanes; a chunk whose best lies 2E above all
+// before drops them, one 2E below is dropped. A row with one candidate is decided; of one with several, the candidates'
+// distances are compared in float64 from X, ties to the lowest index; of one with candidates in five chunks, or whose E
+// is no number, all centers' are. That takes a warp longer than all its products, so that it must be rare
+// (docs/notes/lloyd.md).
 //
-// Why it is fast: of a score, d/16 · 1/128 mma of a warp and a maximum; a comparison and a bit in chunks whose best is near
-// the row's. At d = 128 a warp's 32 rows by 64 centers are some 800 instructions: 176 of the products, 300 of the scores, 100
-// that begin the sums, 110 that copy the next chunk. FMA in float32 would be 8,192. Per 16-deep step a warp asks for
-// 2 + kWidth / 16 matrices of shared memory for kWidth / 4 mma.
+// Why it is fast: of a score, d/16 · 1/128 mma of a warp and a maximum; a comparison and a bit in chunks whose best is
+// near the row's. At d = 128 a warp's 32 rows by 64 centers are some 800 instructions: 176 of the products, 300 of the
+// scores, 100 that begin the sums, 110 that copy the next chunk. FMA in float32 would be 8,192. Per 16-deep step a warp
+// asks for 2 + kWidth / 16 matrices of shared memory for kWidth / 4 mma.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 
@@ -26,8 +27,8 @@ namespace batched {
 
 constexpr int kTileRows = 128, kAssignThreads = 128;
 
-// Copies `count` rows of the shadow's kind to shared memory, padded + 8 apart; those from `present` on are zeros. Quads of
-// eight lie in a row one after the other, in shared memory with one between rows.
+// Copies `count` rows of the shadow's kind to shared memory, padded + 8 apart; those from `present` on are zeros. Quads
+// of eight lie in a row one after the other, in shared memory with one between rows.
 template <bool kAllPresent>
 __device__ __forceinline__ void copy_rows(ptx::Half* to, const ptx::Half* from, int count, int present, int padded) {
   const int quads = padded / 8, down = kAssignThreads / quads, right = kAssignThreads % quads;
@@ -80,11 +81,12 @@ struct Nearest {
   }
 };
 
-// Chunks with candidates that are kept of a row beside the first; and what says that there are more, or that none is known.
+// Chunks with candidates that are kept of a row beside the first; and what says that there are more, or that none is
+// known.
 constexpr int kFurther = 3, kTooMany = kFurther + 1;
 
-// What is known of one row: its best score, and by the lane the candidates among the lane's columns, in the upper half the
-// chunk's number from 1 on; of chunks but the first they are in shared memory, as few rows have such.
+// What is known of one row: its best score, and by the lane the candidates among the lane's columns, in the upper half
+// the chunk's number from 1 on; of chunks but the first they are in shared memory, as few rows have such.
 struct Known {
   float best;
   unsigned first;
@@ -140,7 +142,8 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
   ptx::cp_async_commit();
 
   const CenterStats most = batch.center_stats[problem];
-  const float a_norm = most.norm * (1.0f / 4096 + 1.0f / (1 << 21)) + most.lost + batch.tensor_error * (most.norm + most.lost);
+  const float a_norm =
+      most.norm * (1.0f / 4096 + 1.0f / (1 << 21)) + most.lost + batch.tensor_error * (most.norm + most.lost);
   const float always = most.half_square * (batch.tensor_error + 1.0f / (1 << 21)) + 1e-18f;
   // Row r of a lane's four is 16·(r / 2) + 8·(r % 2) + g of its warp's.
   Known known[4];
@@ -160,7 +163,8 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
       centers_half += kWidth * padded;
       copy_rows<true>(buffers + (chunk + 1) % 2 * kWidth * stride, centers_half, kWidth, kWidth, padded);
       half_squares += kWidth;
-      if (threadIdx.x < kWidth / 4) ptx::cp_async<16>(offsets + (chunk + 1) % 2 * kWidth + 4 * threadIdx.x, half_squares);
+      if (threadIdx.x < kWidth / 4)
+        ptx::cp_async<16>(offsets + (chunk + 1) % 2 * kWidth + 4 * threadIdx.x, half_squares);
       ptx::cp_async_commit();
     }
     // One address for each matrix that is asked for, which go down the rows together.

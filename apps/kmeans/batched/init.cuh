@@ -1,16 +1,17 @@
-// The first centers of many problems by greedy k-means++, with scikit-learn's draws; and the inertia of their clusterings.
+// The first centers of many problems by greedy k-means++, with scikit-learn's draws; and the inertia of their
+// clusterings.
 //
 //   sample_candidates       of step s: the best of the candidates before is center s − 1; new ones are drawn, where
 //                         uniform · potential falls in the running sum of the squared distances
 //   candidate_distances   ‖x − candidate‖² or the least distance before, whichever is less, and its sums over the rows
 //   inertias              Σ ‖x − c‖² of the rows and their own centers
 //
-// Distances are summed in double and rounded to float, and the running sum is added up in float in the order of the rows, as
-// scikit-learn has both: which row a number falls on depends on the running sum's last bits.
+// Distances are summed in double and rounded to float, and the running sum is added up in float in the order of the
+// rows, as scikit-learn has both: which row a number falls on depends on the running sum's last bits.
 //
-// Why it is fast: two launches a step for all problems. The running sum is n additions one after the other, by one warp a
-// problem: 4 cycles each, 0.18 ms for 75,000 rows, as long as reading 6 rows of 128 features a problem for each of 132
-// problems takes. Distances: 4 lanes a row, 2·d double-precision instructions a candidate, 14·10¹² a second.
+// Why it is fast: two launches a step for all problems. The running sum is n additions one after the other, by one warp
+// a problem: 4 cycles each, 0.18 ms for 75,000 rows, as long as reading 6 rows of 128 features a problem for each of
+// 132 problems takes. Distances: 4 lanes a row, 2·d double-precision instructions a candidate, 14·10¹² a second.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 
@@ -37,7 +38,8 @@ struct PlusPlusArgs {
 
 // Block (0, problem), before step `step` (from 1 on); at step 1 there is one candidate, at step k none is drawn.
 template <typename T>
-__global__ void __launch_bounds__(256, 4) sample_candidates(const Batch<T> batch, const PlusPlusArgs plusplus, int step) {
+__global__ void __launch_bounds__(256, 4)
+    sample_candidates(const Batch<T> batch, const PlusPlusArgs plusplus, int step) {
   __shared__ double potentials[kMostTrials];
   const int problem = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32, trials = plusplus.trials;
   const int count = step == 1 ? 1 : trials;
@@ -51,7 +53,8 @@ __global__ void __launch_bounds__(256, 4) sample_candidates(const Batch<T> batch
   }
   __syncthreads();
   int best = 0;
-  for (int candidate = 1; candidate < count; ++candidate) best = potentials[candidate] < potentials[best] ? candidate : best;
+  for (int candidate = 1; candidate < count; ++candidate)
+    best = potentials[candidate] < potentials[best] ? candidate : best;
   const T* chosen = batch.row(problem, plusplus.candidates[problem * trials + best]);
   const float* mean = batch.means + (long long)problem * batch.d;
   float* center = batch.centers + ((long long)problem * batch.k + step - 1) * batch.d;
@@ -60,8 +63,8 @@ __global__ void __launch_bounds__(256, 4) sample_candidates(const Batch<T> batch
   __syncthreads();  // all have read the candidates
   if (step == batch.k || warp != 0) return;
 
-  // A lane has one draw, and counts the rows before it: those whose running sum is less. The least float that is not less than
-  // the draw is as good, for floats.
+  // A lane has one draw, and counts the rows before it: those whose running sum is less. The least float that is not
+  // less than the draw is as good, for floats.
   float draw = 0;
   if (lane < trials) {
     const long long row = (long long)problem * (batch.k - 1) + step - 1;
@@ -90,7 +93,8 @@ __global__ void __launch_bounds__(256, 4) sample_candidates(const Batch<T> batch
 
 // Block (x, problem): rows from kSeedRows · x on. Step 0: of the one candidate that there is.
 template <typename T>
-__global__ void __launch_bounds__(256, 2) candidate_distances(const Batch<T> batch, const PlusPlusArgs plusplus, int step) {
+__global__ void __launch_bounds__(256, 2)
+    candidate_distances(const Batch<T> batch, const PlusPlusArgs plusplus, int step) {
   __shared__ double of_warp[kSeedThreads / 32][kCandidates];
   double* points = simt::dynamic_shared<double>();  // kCandidates × d
   const int problem = blockIdx.y, lane = threadIdx.x % 4, d = batch.d, trials = plusplus.trials;

@@ -3,11 +3,11 @@
 //   X (b × n × d, any dtype)  →  moments (b × slices × 3 × d)   Σ(x − origin), Σ(x − origin)², max |x − origin|
 //                             →  shadow (b × n × padded, float16) = fl16((x − mean) · scale), and norms (b × n)
 //
-// The shadow and its norms are those of data/half_copy.cuh, with a mean and a scale a problem; `padded` is d rounded up to 16, what
-// one mma takes.
+// The shadow and its norms are those of data/half_copy.cuh, with a mean and a scale a problem; `padded` is d rounded up
+// to 16, what one mma takes.
 //
-// Why it is fast: blockIdx.y is the problem, so that each launch is one for all of them; X is read twice in all, and from
-// then on an iteration reads the shadow.
+// Why it is fast: blockIdx.y is the problem, so that each launch is one for all of them; X is read twice in all, and
+// from then on an iteration reads the shadow.
 #pragma once
 #include "kernels/ptx/instructions.cuh"
 #include "kernels/device/element.cuh"
@@ -41,23 +41,23 @@ struct CenterStats {
 template <typename T>
 struct Batch {
   const T* X;
-  const float* means;           // d
-  const float* half_copy_scales;   // 1
-  const double* sum_scales;     // d: what an element is multiplied by to be an integer
-  const double* sum_units;      // d: one over that, as exact
-  const double* tolerances;     // 1
-  ptx::Half* half_copy;            // n × padded
-  float* norms;                 // n
-  int* labels;                  // n
-  float* centers;               // k × d
-  ptx::Half* centers_half;            // columns × padded: centers · scale; zero past the last
-  float* half_squares;          // columns: ‖c · scale‖²/2; infinite past the last, and far away
-  CenterStats* center_stats;           // 1
-  unsigned long long* sums;     // k × (d + 1): of each cluster, and how many rows it has
-  Change* changes;              // n
-  unsigned *counts, *n_reassigned;     // 1: changes listed, and changes of the last iteration
-  unsigned* arrived;            // 1: blocks
-  int *status, *iterations;     // 1
+  const float* means;               // d
+  const float* half_copy_scales;    // 1
+  const double* sum_scales;         // d: what an element is multiplied by to be an integer
+  const double* sum_units;          // d: one over that, as exact
+  const double* tolerances;         // 1
+  ptx::Half* half_copy;             // n × padded
+  float* norms;                     // n
+  int* labels;                      // n
+  float* centers;                   // k × d
+  ptx::Half* centers_half;          // columns × padded: centers · scale; zero past the last
+  float* half_squares;              // columns: ‖c · scale‖²/2; infinite past the last, and far away
+  CenterStats* center_stats;        // 1
+  unsigned long long* sums;         // k × (d + 1): of each cluster, and how many rows it has
+  Change* changes;                  // n
+  unsigned *counts, *n_reassigned;  // 1: changes listed, and changes of the last iteration
+  unsigned* arrived;                // 1: blocks
+  int *status, *iterations;         // 1
   long long n;
   int d, k, padded, columns, max_iter;
   float tensor_error, norm_limit;
@@ -130,7 +130,8 @@ __global__ void __launch_bounds__(256, 4) make_half_copy(const Batch<T> batch) {
     }
     square = simt::warp_sum(square);
     lost = simt::warp_sum(lost);
-    // As in data/half_copy.cuh: where rounding cost more than 2⁻¹² of the norm, the norm is raised. What is no number is infinite.
+    // As in data/half_copy.cuh: where rounding cost more than 2⁻¹² of the norm, the norm is raised. What is no number
+    // is infinite.
     const float least = 4096 * sqrtf(lost), most = sqrtf(square);
     const float norm = 1.0002f * (least > most ? least : most);
     if (lane == 0) batch.norms[problem * batch.n + row] = norm < kInfinity ? norm : kInfinity;

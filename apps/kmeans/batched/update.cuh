@@ -3,9 +3,9 @@
 //   changes (assign.cuh)  →  sums (b × k × (d + 1), 64-bit integers)  →  centers, halves, half_squares, extremes
 //
 // An element is round((x − mean) · scale), so that sums are exact and do not depend on the order: the same bits for any
-// grid. Where k·(d + 1) of them fit shared memory, elements have 30 bits, added as two 16-bit digits in 32 bits for kFlush
-// rows at most; else 46 bits and straight to global memory. The last block of a problem to end makes the next centers, and
-// decides whether there is to be a next iteration.
+// grid. Where k·(d + 1) of them fit shared memory, elements have 30 bits, added as two 16-bit digits in 32 bits for
+// kFlush rows at most; else 46 bits and straight to global memory. The last block of a problem to end makes the next
+// centers, and decides whether there is to be a next iteration.
 //
 // Why it is fast: a row that stays where it is costs nothing, and after the first iterations few move. A row that moves
 // costs a read of X and 2·d additions (4·d of digits), some 10·d lane-instructions: 50 ps at d = 128 where all move.
@@ -76,8 +76,8 @@ struct Found {
   double least, shift;
 };
 
-// A problem's centers in float16 and what is to be known of them; kFromSums: the centers are the means of the sums, else
-// they are there. By a block; returns to thread 0 how far they moved, squared.
+// A problem's centers in float16 and what is to be known of them; kFromSums: the centers are the means of the sums,
+// else they are there. By a block; returns to thread 0 how far they moved, squared.
 template <typename T, bool kFromSums>
 __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
   __shared__ Found of_warp[kUpdateThreads / 32];
@@ -156,8 +156,9 @@ __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
     }
     const bool some = leaves_out && found.far.square > 0;
     if (!leaves_out) found.near.add(found.far);
-    batch.center_stats[problem] = {(float)(sqrt(found.near.square) * 1.000001), (float)(sqrt(found.near.lost) * 1.000001),
-                               (float)(found.near.square / 2 * 1.000001), some ? batch.norm_limit : kInfinity};
+    batch.center_stats[problem] = {(float)(sqrt(found.near.square) * 1.000001),
+                                   (float)(sqrt(found.near.lost) * 1.000001), (float)(found.near.square / 2 * 1.000001),
+                                   some ? batch.norm_limit : kInfinity};
   }
   return found.shift;
 }

@@ -1,23 +1,25 @@
-// The nearest center of every row, as assign/small_k.cuh finds it, and how far centers may move until it has to be found again
-// (state.cuh).
+// The nearest center of every row, as assign/small_k.cuh finds it, and how far centers may move until it has to be
+// found again (state.cuh).
 //
-// With s₁ and s₂ the best and the second best score of a row as computed, and E their bound (assign/small_k.cuh), squared distances
-// are ‖x‖² − 2 s: the row's nearest center is within u, and the others are beyond it by g or more, where
+// With s₁ and s₂ the best and the second best score of a row as computed, and E their bound (assign/small_k.cuh),
+// squared distances are ‖x‖² − 2 s: the row's nearest center is within u, and the others are beyond it by g or more,
+// where
 //
-//   u² = (1.001 norm)² − 2 s₁ + 4 E  ≥  d₁²,     D = 2 (s₁ − s₂) − 4 E  ≤  d₂² − d₁²,     g = √(u² + D) − u = D / (√(u² + D) + u)
+//   u² = (1.001 norm)² − 2 s₁ + 4 E  ≥  d₁²,     D = 2 (s₁ − s₂) − 4 E  ≤  d₂² − d₁²,     g = √(u² + D) − u = D / (√(u²
+//                                                + D) + u)
 //
-// as √(d₁² + D) − d₁ falls with d₁. norm is ‖x̂‖, and no less than what rounding took of x by the 2¹² that the shadow has
-// (data/half_copy.cuh). Centers that were left out (update/centers.cuh) are beyond 4.01 · reach of the mean.
+// as √(d₁² + D) − d₁ falls with d₁. norm is ‖x̂‖, and no less than what rounding took of x by the 2¹² that the shadow
+// has (data/half_copy.cuh). Centers that were left out (update/centers.cuh) are beyond 4.01 · reach of the mean.
 //
 //   ArgminEpilogueBounded   the epilogue of the product of all rows
 //   examine        scores the rows that `select_active_rows` listed, and them alone
 //
-// `assign_active_rows` multiplies as the product does, so that the bound is the same: a warp takes 32 listed rows, whose halves it reads
-// from where they lie, 16 bytes a lane. Lane t of four has columns 8·t to 8·t + 7 of 32, of rows and centers alike; in which
-// order a sum is taken does not matter.
+// `assign_active_rows` multiplies as the product does, so that the bound is the same: a warp takes 32 listed rows,
+// whose halves it reads from where they lie, 16 bytes a lane. Lane t of four has columns 8·t to 8·t + 7 of 32, of rows
+// and centers alike; in which order a sum is taken does not matter.
 //
-// Why it is fast: the second best score is two instructions more of each score, on the way to the best; and few rows are
-// examined, of which each is read once. Centers stay in the level-1 cache.
+// Why it is fast: the second best score is two instructions more of each score, on the way to the best; and few rows
+// are examined, of which each is read once. Centers stay in the level-1 cache.
 #pragma once
 #include "apps/kmeans/bounds/state.cuh"
 #include "apps/kmeans/assign/small_k.cuh"
@@ -29,7 +31,8 @@ __device__ __forceinline__ float gap_of(float norm, float best, float second, fl
   const float at_most = 1.001f * norm;
   const float square = fmaxf(at_most * at_most - 2 * best + 4 * error, 0.0f), nearest = sqrtf(square);
   // Finite, where there is no second; what is no number stays none, and a row expires by it.
-  const float most = 1e30f, difference = 1.999999f * (best - second) - 4 * error, ahead = difference > most ? most : difference;
+  const float most = 1e30f, difference = 1.999999f * (best - second) - 4 * error,
+              ahead = difference > most ? most : difference;
   const float other = sqrtf(square + fmaxf(ahead, 0.0f));
   const float between = ahead / (1.000001f * (other + nearest)), left_out = 4.01f * norm_limit - at_most - nearest;
   // Less what float64 may be mistaken by.
@@ -63,7 +66,8 @@ struct ArgminEpilogueBounded : ArgminEpilogue {
   template <int kBlocks, int kColumnBlocks, typename RowOf>
   __device__ __forceinline__ void score(const float (&d)[kBlocks][kColumnBlocks][4], int rows, RowOf row_of,
                                         unsigned* count) const {
-    static_assert(kBlocks % 2 == 0 && kColumnBlocks <= 8, "rows are dealt to lanes 32 at a time; a lane has up to 16 bits");
+    static_assert(kBlocks % 2 == 0 && kColumnBlocks <= 8,
+                  "rows are dealt to lanes 32 at a time; a lane has up to 16 bits");
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float offset[kColumnBlocks][2];
 #pragma unroll
@@ -137,10 +141,12 @@ constexpr int kActiveThreads = 128;
 // Columns of a row that are asked for early.
 constexpr int kAskedFor = 512;
 
-// Block (x, y) adds to list x, and tiles of 32 rows are dealt to all lists in turn. `padded` is a multiple of 8, and rows and centers begin at multiples of 16 bytes.
+// Block (x, y) adds to list x, and tiles of 32 rows are dealt to all lists in turn. `padded` is a multiple of 8, and
+// rows and centers begin at multiples of 16 bytes.
 template <int kColumnBlocks>
-__global__ void __launch_bounds__(kActiveThreads, 3) assign_active_rows(const ptx::Half* half_copy, const ptx::Half* centers_half, int padded,
-                                                              const unsigned* active, const ArgminEpilogueBounded nearest) {
+__global__ void __launch_bounds__(kActiveThreads, 3)
+    assign_active_rows(const ptx::Half* half_copy, const ptx::Half* centers_half, int padded, const unsigned* active,
+                       const ArgminEpilogueBounded nearest) {
   ptx::griddepcontrol_wait();
   if (*nearest.stopped || nearest.state->pass != kActive) return;
   const unsigned count = nearest.state->active;

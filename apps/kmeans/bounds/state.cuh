@@ -3,26 +3,28 @@
 //   expiries (n)   of every row, how far centers may move before its label has to be proved again
 //   limits (k)     how far they have moved: a row of label a is safe as long as its expiry is above limits[a]
 //
-// A row is scored once: its nearest center is then closer than any other by a gap g or more. Later its own center has moved by
-// ΔP at most, and every other center by ΔM at most, where P is the sum of all movements of that center and M the sum of the
-// largest movement of any, iteration by iteration. So its label stands while g > ΔP + ΔM, that is while
+// A row is scored once: its nearest center is then closer than any other by a gap g or more. Later its own center has
+// moved by ΔP at most, and every other center by ΔM at most, where P is the sum of all movements of that center and M
+// the sum of the largest movement of any, iteration by iteration. So its label stands while g > ΔP + ΔM, that is while
 //
 //   expiry = g + P(then) + M(then)  >  P(now) + M(now) = limits[label]
 //
-// (Hamerly, "Making k-means even faster", SDM 2010, with his two bounds in one number): 4 bytes of a row and its label are read and none
-// is written. A row that is not decided when it is scored expires at once. Lengths are in the units that centers are scaled to (update/centers.cuh).
+// (Hamerly, "Making k-means even faster", SDM 2010, with his two bounds in one number): 4 bytes of a row and its label
+// are read and none is written. A row that is not decided when it is scored expires at once. Lengths are in the units
+// that centers are scaled to (update/centers.cuh).
 //
-// Rounding. Movements are rounded up, by 2⁻¹⁸ of themselves and 10⁻¹⁸; gaps are less by 2⁻³⁰ of the distances that they lie
-// between (assign.cuh). So the two squared distances of a safe row still differ by more than 2⁻³³ of themselves, and
-// float64, which is what `assign/rescore.cuh` sums them in, could not find another label.
+// Rounding. Movements are rounded up, by 2⁻¹⁸ of themselves and 10⁻¹⁸; gaps are less by 2⁻³⁰ of the distances that they
+// lie between (assign.cuh). So the two squared distances of a safe row still differ by more than 2⁻³³ of themselves,
+// and float64, which is what `assign/rescore.cuh` sums them in, could not find another label.
 //
-// What runs is decided here, for the host to ask nothing: `select_active_rows` counts the rows that are not safe and lists them. If
-// they are few, they alone are scored (`assign_active_rows`, assign.cuh; small_d/iteration_bounded.cuh); else all rows are. Bounds begin where few
-// rows have moved, as more than those are not safe, and where they do not pay they turn themselves off: after the n-th screen in
-// a row that found too many, 2ⁿ iterations run without bounds, and more of them until the largest movement is a quarter less
-// than it was.
+// What runs is decided here, for the host to ask nothing: `select_active_rows` counts the rows that are not safe and
+// lists them. If they are few, they alone are scored (`assign_active_rows`, assign.cuh; small_d/iteration_bounded.cuh);
+// else all rows are. Bounds begin where few rows have moved, as more than those are not safe, and where they do not pay
+// they turn themselves off: after the n-th screen in a row that found too many, 2ⁿ iterations run without bounds, and
+// more of them until the largest movement is a quarter less than it was.
 //
-// Why it is fast: one pass over 5 or 8 bytes a row, with few registers, where the copy of a row is 256 bytes at 128 features.
+// Why it is fast: one pass over 5 or 8 bytes a row, with few registers, where the copy of a row is 256 bytes at 128
+// features.
 #pragma once
 #include "apps/kmeans/data/labels.cuh"
 #include "kernels/ptx/instructions.cuh"
@@ -32,10 +34,10 @@ namespace kmeans {
 
 // What gives rows their labels in an iteration.
 enum Pass : int {
-  kPlain,   // all rows are scored, without bounds
-  kWithBounds,   // all rows are scored, and their expiries written
-  kSelect,  // not known before they are screened: then kWithBounds, kPlain, or
-  kActive   // the rows that were listed are scored
+  kPlain,       // all rows are scored, without bounds
+  kWithBounds,  // all rows are scored, and their expiries written
+  kSelect,      // not known before they are screened: then kWithBounds, kPlain, or
+  kActive       // the rows that were listed are scored
 };
 
 // Iterations without bounds after a screen that found too many rows: twice as many after each, up to 2⁵.
@@ -45,12 +47,15 @@ constexpr double kLess = 0.75;
 
 // What is known of an iteration's rows, and what is to be done in it.
 struct BoundsState {
-  double most;              // M
-  double last_drift, failed_drift;  // the largest movement in the last iteration, and before the last screen that found too many
+  double most;  // M
+  // The largest movement in the last iteration, and before the last screen that found too many.
+  double last_drift, failed_drift;
   int pass;
-  unsigned active;           // rows that are not safe
-  int cooldown, failures, paid_off;  // iterations without bounds to come; screens in a row that found too many; whether one did not
-  int skip_full_assign;                // whether what scores all rows without bounds has nothing to do: others have, or nothing follows
+  unsigned active;  // rows that are not safe
+  // Iterations without bounds to come; screens in a row that found too many; whether one did not.
+  int cooldown, failures, paid_off;
+  // Whether what scores all rows without bounds has nothing to do: others have, or nothing follows.
+  int skip_full_assign;
   // In all, for who wants to know: screens after which only listed rows were scored, and those rows.
   unsigned long long screened, examined;
 
@@ -75,8 +80,8 @@ struct BoundsState {
     skip_full_assign = pass != kPlain;
   }
 
-  // After an iteration in which the center that moved most did so by `movement`: what the next is to do, if there `is_next`.
-  // Bounds may begin if `may_begin`.
+  // After an iteration in which the center that moved most did so by `movement`: what the next is to do, if there
+  // `is_next`. Bounds may begin if `may_begin`.
   __device__ __forceinline__ void plan_next(double movement, bool may_begin, bool is_next) {
     last_drift = movement;
     active = 0;
@@ -107,16 +112,16 @@ __device__ __forceinline__ float below_limit(float limit) { return limit * (1 - 
 
 constexpr int kSelectThreads = 256;
 
-// Rows of a vector, the vectors of a thread that are on their way together, and what a warp lists before it asks for room: so much,
-// as all who ask do so at one place.
+// Rows of a vector, the vectors of a thread that are on their way together, and what a warp lists before it asks for
+// room: so much, as all who ask do so at one place.
 constexpr int kSelectedAtOnce = 4, kVectors = 2, kListed = 1024;
 
-// Lists the rows that are not safe, in no order; beyond `capacity` of them it gives up. `row_bounds` and `labels` begin at
-// multiples of 16 bytes; labels are int, or Label.
+// Lists the rows that are not safe, in no order; beyond `capacity` of them it gives up. `row_bounds` and `labels` begin
+// at multiples of 16 bytes; labels are int, or Label.
 template <typename Labels>
-__global__ void __launch_bounds__(kSelectThreads, 6) select_active_rows(const float* row_bounds, const Labels* labels, long long rows,
-                                                            const float* limits, unsigned* active, unsigned capacity,
-                                                            BoundsState* state, unsigned* arrived, const int* stopped) {
+__global__ void __launch_bounds__(kSelectThreads, 6)
+    select_active_rows(const float* row_bounds, const Labels* labels, long long rows, const float* limits,
+                       unsigned* active, unsigned capacity, BoundsState* state, unsigned* arrived, const int* stopped) {
   ptx::griddepcontrol_wait();
   if (*stopped || state->pass != kSelect) return;
   __shared__ unsigned listed[kSelectThreads / 32][kListed];

@@ -51,9 +51,9 @@ class CpuEngine(Engine):
     """Passes over X with NumPy and BLAS; see `Engine`.
 
     X is held in memory where it and all else that a fit needs take at most half of what is available, and is read from
-    its source in every pass where they take more. It is held centered, in `dtype`; large X of a narrower type is held in
-    its own, and each pass converts it. Block bounds depend on shapes alone, so results do not depend on the number of
-    threads.
+    its source in every pass where they take more. It is held centered, in `dtype`; large X of a narrower type is held
+    in its own, and each pass converts it. Block bounds depend on shapes alone, so results do not depend on the number
+    of threads.
 
     Raises
     ------

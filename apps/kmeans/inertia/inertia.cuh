@@ -2,23 +2,24 @@
 //
 //   X (n × d, any dtype), mean (d), centers (k × d), labels (n), weights (n, or none)   →   total, one float64
 //
-// x is X's row less `mean`, rounded to `Work`, the type that K-means works in. Differences are in `Work` too, and so are
-// the sums of at most four squares; from there on all is in double. In float32 a square has two roundings from its
+// x is X's row less `mean`, rounded to `Work`, the type that K-means works in. Differences are in `Work` too, and so
+// are the sums of at most four squares; from there on all is in double. In float32 a square has two roundings from its
 // difference, up to four from its sum and one from its weight, all to nearest: the total is within 2⁻²¹ of it, and far
 // closer, as those of many rows cancel. The square of a difference beyond 10¹⁹ is infinite, as it is in scikit-learn.
 //
 //   a tile    kInertiaRows · 32 / lanes rows: a group of 2^log2_lanes lanes takes the same columns of kInertiaRows rows
 //   a slice   every `slices`-th tile, by one warp: a sum in double in each lane, added up over the lanes at the end
 //
-// Warps take slices in turn, and the last block to end adds up the slices' sums in their order. How many slices there are
-// depends on n and d alone: the same bits for any grid and on every GPU.
+// Warps take slices in turn, and the last block to end adds up the slices' sums in their order. How many slices there
+// are depends on n and d alone: the same bits for any grid and on every GPU.
 //
-// Why it is fast: what a warp reads next it asks for before it adds up what it has: 64 bytes of X a lane, and the labels of
-// these rows, so that a multiprocessor's 20 warps have 40 KB on their way at any time. No lane needs what another has
-// before a slice ends. Centers lie in shared memory where that leaves the level-1 cache room (kShared). A row of 128
-// float32 takes some 60 instructions of its warp, and a conversion to double for four squares, of which a multiprocessor
-// makes but 16 a clock. Where sums that are kept are compared with the rows (protect/freivalds.cuh), it takes some 100, about as many
-// as there is time for; what does not fit the registers of so many threads has fewer of them.
+// Why it is fast: what a warp reads next it asks for before it adds up what it has: 64 bytes of X a lane, and the
+// labels of these rows, so that a multiprocessor's 20 warps have 40 KB on their way at any time. No lane needs what
+// another has before a slice ends. Centers lie in shared memory where that leaves the level-1 cache room (kShared). A
+// row of 128 float32 takes some 60 instructions of its warp, and a conversion to double for four squares, of which a
+// multiprocessor makes but 16 a clock. Where sums that are kept are compared with the rows (protect/freivalds.cuh), it
+// takes some 100, about as many as there is time for; what does not fit the registers of so many threads has fewer of
+// them.
 #pragma once
 #include "apps/kmeans/protect/freivalds.cuh"
 #include "kernels/device/vector_load.cuh"

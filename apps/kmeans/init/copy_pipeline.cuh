@@ -1,15 +1,19 @@
 // What a warp reads of X's copy in a step of k-means++ (plusplus_pruned.cuh), on its way to shared memory.
 //
-//   a unit, 16 rows of the copy       columns 0 … 7   8 … 15   16 … 23   24 … 31    a lane (g, t) = (lane / 4, lane % 4) copies
-//   and 32 columns                        t=0          t=1       t=2       t=3      8 columns of rows g and g + 8 to shared
+//   a unit, 16 rows of the copy       columns 0 … 7   8 … 15   16 … 23   24 … 31    a lane (g, t) = (lane / 4, lane %
+//                                     4) copies
+//   and 32 columns                        t=0          t=1       t=2       t=3      8 columns of rows g and g + 8 to
+//                                         shared
 //     rows g                              ███          ███       ███       ███      memory: a product takes the first four for
 //     rows g + 8                          ███          ███       ███       ███      columns 2·t, 2·t + 1, 2·t + 8, 2·t + 9, the
-//                                                                                   next one the others; candidates alike
+//                                                                                   next one the others; candidates
+//                                                                                   alike
 //
 // Four units are copied at a time: side by side where rows lie one after the other, or below one another in panels.
 //
-// Why it is fast: 4 KB lie together in global memory, and are asked for line by line. Where each lane copied what it reads, of
-// panels 16 bytes of four lines at a time, a step took 1.7 times as long. What is read together lies in all banks.
+// Why it is fast: 4 KB lie together in global memory, and are asked for line by line. Where each lane copied what it
+// reads, of panels 16 bytes of four lines at a time, a step took 1.7 times as long. What is read together lies in all
+// banks.
 #pragma once
 #include "kernels/ptx/instructions.cuh"
 #include "kernels/device/simt.cuh"
@@ -17,8 +21,8 @@
 
 namespace kmeans {
 
-// X's copy. `error` is 2 ρ + γ and what the roundings here may come to; `of_distance` is 1 and what a computed distance may be
-// below the true one.
+// X's copy. `error` is 2 ρ + γ and what the roundings here may come to; `of_distance` is 1 and what a computed distance
+// may be below the true one.
 struct Copy {
   const ptx::Half* rows;
   const float* norms;
@@ -38,7 +42,9 @@ struct Chunks {
   int size, number;
 
   __device__ __forceinline__ long long first() const { return blockIdx.x + (long long)(threadIdx.x / 32) * gridDim.x; }
-  __device__ __forceinline__ long long next(long long chunk) const { return chunk + (long long)(blockDim.x / 32) * gridDim.x; }
+  __device__ __forceinline__ long long next(long long chunk) const {
+    return chunk + (long long)(blockDim.x / 32) * gridDim.x;
+  }
   __device__ __forceinline__ long long begin(long long chunk) const { return chunk * size; }
   // The rows of a chunk: none past the last.
   __device__ __forceinline__ int count(long long chunk) const {
@@ -129,8 +135,9 @@ class PrunedPipeline {
   __device__ __forceinline__ T weight(int row) const { return kWeighted ? of_rows<T>(kOfNorms + kOfNear)[row] : T(1); }
 
  private:
-  // Where this lane's part of a unit is. Lanes of four copy rows, or eight slots of 16 bytes, side by side, and eight lanes
-  // read of two rows: which these are changes places with others by the row, or by the column, for them to lie in all banks.
+  // Where this lane's part of a unit is. Lanes of four copy rows, or eight slots of 16 bytes, side by side, and eight
+  // lanes read of two rows: which these are changes places with others by the row, or by the column, for them to lie in
+  // all banks.
   static __device__ __forceinline__ int unit(int u, int half) {
     const int g = simt::lane() / 4, t = simt::lane() % 4;
     if (kPanels) return 2048 * (t / 2) + 256 * (2 * u + half) + 128 * (t % 2) + 16 * (g ^ 2 * t);

@@ -36,8 +36,8 @@ _SMALL_BATCH, _ROWS_OF_SMALL, _ROWS_OF_LARGE = 8, 4, 2
 _MOST_CHUNKS = 1 << 14
 # Bytes of shared memory that the system keeps of every block, and that kernels declare themselves.
 _RESERVED, _DECLARED = 1024, 256
-# Of evaluate_candidates_pruned: warps of a block; rows of a tile, where they lie one after the other and in panels; bytes of them
-# that a stage has (PrunedPipeline); and rows that may wait beside a tile's (Queue).
+# Of evaluate_candidates_pruned: warps of a block; rows of a tile, where they lie one after the other and in panels;
+# bytes of them that a stage has (PrunedPipeline); and rows that may wait beside a tile's (Queue).
 _WARPS, _TILE, _PANEL_TILE, _STAGE, _WAITING = 8, 16, 64, 4096, 32
 # What its own roundings come to, of the square of both norms; and a distance's, of each of its elements.
 _PRUNED_ROUNDINGS, _DISTANCE_ROUNDINGS = 2.0**-20, 2.0**-23
@@ -138,7 +138,8 @@ class PrunedPlan:
     def kernel(self, scalar: str, *, weighted: bool) -> str:
         """Return the kernel's name expression for data of the C++ type `scalar`."""
         flag = str(self.panels).lower()
-        return f"{self.plusplus.kernel('evaluate_candidates_pruned', scalar, weighted=weighted)[:-1]}, {flag}, {self.stages}>"
+        name = self.plusplus.kernel("evaluate_candidates_pruned", scalar, weighted=weighted)
+        return f"{name[:-1]}, {flag}, {self.stages}>"
 
 
 def first_screened(trials: int) -> int:

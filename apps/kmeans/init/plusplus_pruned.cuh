@@ -1,21 +1,23 @@
-// A step of greedy k-means++ (plusplus.cuh) that need not read X: of most rows, X's copy in float16 tells that no candidate is
-// nearer than the nearest center is.
+// A step of greedy k-means++ (plusplus.cuh) that need not read X: of most rows, X's copy in float16 tells that no
+// candidate is nearer than the nearest center is.
 //
-//   copy (n × padded, float16, row by row or in panels), norms (n)    data/half_copy.cuh: x̂ and what bounds ‖x̂‖ and ρ⁻¹ ‖x·s − x̂‖
+//   copy (n × padded, float16, row by row or in panels), norms (n)    data/half_copy.cuh: x̂ and what bounds ‖x̂‖ and
+//                                                                     ρ⁻¹ ‖x·s − x̂‖
 //   closest (n)                                                      D², as plusplus.cuh has it
 //
-// With N the norms of a row and of a candidate, q = ‖x̂‖² and q_c = ‖ĉ‖² as computed, and a the product of both rows, all of them
-// by tensor cores that are off by γ of the product of the norms,
+// With N the norms of a row and of a candidate, q = ‖x̂‖² and q_c = ‖ĉ‖² as computed, and a the product of both rows,
+// all of them by tensor cores that are off by γ of the product of the norms,
 //
 //   (s D(x, c))² ≥ (‖x̂ − ĉ‖ − ρ (N + N_c))² ≥ q + q_c − 2 a − (2 ρ + γ) (N + N_c)²
 //
-// A row for which that is no less than s² D² for any candidate adds w·D² to the sums of all. The others wait in the warp's queue
-// and are compared with all candidates as in plusplus.cuh, from X: `closest` has the same bits as if all had been, and so has
-// what each row adds to the sums.
+// A row for which that is no less than s² D² for any candidate adds w·D² to the sums of all. The others wait in the
+// warp's queue and are compared with all candidates as in plusplus.cuh, from X: `closest` has the same bits as if all
+// had been, and so has what each row adds to the sums.
 //
-// Why it is fast: when s centers have been drawn, a candidate is nearer to about 1 / (s + 1) of the rows, so that 7 points of the
-// 64 of k = 64 leave half of X unread at the seventh and nine tenths at the last. The copy is half of float32's bytes, a quarter
-// of float64's. Rows that wait are on their way to the level-2 cache meanwhile, and a warp's next tiles to shared memory.
+// Why it is fast: when s centers have been drawn, a candidate is nearer to about 1 / (s + 1) of the rows, so that 7
+// points of the 64 of k = 64 leave half of X unread at the seventh and nine tenths at the last. The copy is half of
+// float32's bytes, a quarter of float64's. Rows that wait are on their way to the level-2 cache meanwhile, and a warp's
+// next tiles to shared memory.
 #pragma once
 #include "kernels/device/warp_queue.cuh"
 #include "apps/kmeans/init/plusplus.cuh"
@@ -31,8 +33,9 @@ constexpr double kLeastExact<double> = 0x1p-900;
 
 template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted, bool kPanels, int kStages>
 __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
-    evaluate_candidates_pruned(const T* X, long long n, int d, const T* weights, const long long* last, const long long* candidates,
-                      int chunk, int chunks, int window, T* closest, double* sums, const Copy copy) {
+    evaluate_candidates_pruned(const T* X, long long n, int d, const T* weights, const long long* last,
+                               const long long* candidates, int chunk, int chunks, int window, T* closest, double* sums,
+                               const Copy copy) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   constexpr int kPoints = kTrials + 1, kBlocks = (kPoints + 7) / 8, kGroups = 32 / kLanes;
@@ -66,7 +69,8 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
   for (int i = threadIdx.x; i < 4 * parts * 8 * kBlocks; i += blockDim.x) {
     const int p = i / (4 * parts), of_p = i % (4 * parts), column = 8 * of_p;
     uint4 some = {};
-    if (p < kPoints && column < copy.padded) some = *reinterpret_cast<const uint4*>(copy.at<kPanels>(samples[p], column));
+    if (p < kPoints && column < copy.padded)
+      some = *reinterpret_cast<const uint4*>(copy.at<kPanels>(samples[p], column));
     words[word(of_p / 4, p / 8, p % 8 * 4 + of_p % 4)] = some;
   }
   float most = 0;
@@ -74,7 +78,8 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
     const float norm = copy.norms[samples[p]];
     most = norm <= most ? most : norm;
   }
-  // What a row loses that is next to zero beside the others is more than its norm tells, which may be zero (data/half_copy.cuh).
+  // What a row loses that is next to zero beside the others is more than its norm tells, which may be zero
+  // (data/half_copy.cuh).
   most += 1e-15f;
   __syncthreads();
   for (int p = threadIdx.x / 32; p < kPoints; p += kWarps) {
@@ -111,8 +116,8 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
 #pragma unroll
             for (int s = 0; s < 2; ++s) ptx::mma_m16n8k16_f16(products[r][j], a[s], b[s]);
           }
-          // Eight rows are a matrix's rows and another's columns in the same registers: squares are on the diagonals of the
-          // products of either eight, of which each leaves nothing where the other's are.
+          // Eight rows are a matrix's rows and another's columns in the same registers: squares are on the diagonals of
+          // the products of either eight, of which each leaves nothing where the other's are.
 #pragma unroll
           for (int s = 0; s < 2; ++s) {
             const unsigned lower[4] = {a[s][0], 0, a[s][2], 0}, upper[4] = {0, a[s][1], 0, a[s][3]};
@@ -154,7 +159,8 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const T* x = X + (begin + first + 8 * half) * d;
-            for (int i = t * (128 / (int)sizeof(T)); nearer[half] && i < d; i += 512 / (int)sizeof(T)) ptx::prefetch(x + i);
+            for (int i = t * (128 / (int)sizeof(T)); nearer[half] && i < d; i += 512 / (int)sizeof(T))
+              ptx::prefetch(x + i);
           }
         }
       }

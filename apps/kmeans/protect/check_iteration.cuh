@@ -1,16 +1,18 @@
-// Whether an iteration did what it should, by what it left: after `update_centers` (update/centers.cuh), before the next iteration.
+// Whether an iteration did what it should, by what it left: after `update_centers` (update/centers.cuh), before the
+// next iteration.
 //
 //   sums (k × (d + 1))   integers, add up over the clusters to what they did before, the last to the samples' weight;
 //   next (k × d)         are the means of the sums, or the old centers of clusters without samples;
-//   centers (k × d)      still are what the check of the iteration before found right as `next`, by a hash of each column;
+//   centers (k × d)      still are what the check of the iteration before found right as `next`, by a hash of each
+//                        column;
 //   labels (n)           of rows first, first + stride, … name a center than which none is nearer, in float64 of X.
 //
 // Sums are integers modulo 2⁶⁴, so that the first is exact: an addition that was lost, doubled or wrong changes the
 // total of a column, whatever came after it. The first iteration from no labels says what the totals are.
 //
-// If anything is wrong, `stopped` is set: `update_centers` of what was launched ahead does nothing, and the centers that the iteration
-// began with are still there. (With bounds, labels and sums may have gone on; they are made anew.) The host learns of it with the
-// iteration's outcome.
+// If anything is wrong, `stopped` is set: `update_centers` of what was launched ahead does nothing, and the centers
+// that the iteration began with are still there. (With bounds, labels and sums may have gone on; they are made anew.)
+// The host learns of it with the iteration's outcome.
 //
 // Why it is fast: it reads the k · (d + 1) sums and few rows, no block waits for another, and nothing is written where
 // nothing is wrong. A block has some columns of all sums; or a group of rows and a part of the centers, of which it
@@ -37,8 +39,9 @@ struct Checked {
   int k, log2_threads, each;
 };
 
-// One element's share of the hash of its column: Σ h(bits) · (2 · cluster + 1) · kHashFactor modulo 2⁶⁴, where h is one to one. Its
-// factor is odd, so that one element that changed changes the hash for certain, as do two of float32 that were exchanged.
+// One element's share of the hash of its column: Σ h(bits) · (2 · cluster + 1) · kHashFactor modulo 2⁶⁴, where h is one
+// to one. Its factor is odd, so that one element that changed changes the hash for certain, as do two of float32 that
+// were exchanged.
 constexpr unsigned long long kHashFactor = 0x9E3779B97F4A7C15ULL;
 __device__ __forceinline__ unsigned long long hash_word(float center, unsigned long long odd) {
   return (unsigned long long)__float_as_uint(center) * odd;
@@ -54,8 +57,8 @@ struct Hashes {
   unsigned long long* of_next;
 };
 
-// What is wrong of a block's columns of the sums, and of the centers. `totals` (d + 1) are what the sums are to add up to; if not
-// `known`, only the last is, and the others are written.
+// What is wrong of a block's columns of the sums, and of the centers. `totals` (d + 1) are what the sums are to add up
+// to; if not `known`, only the last is, and the others are written.
 template <typename Work>
 __device__ __forceinline__ unsigned wrong_columns(int begin, const unsigned long long* sums, const double* units,
                                                   const Work* centers, const Work* next, int k, int d, bool known,
@@ -151,7 +154,8 @@ __device__ __forceinline__ void share_pairs(Sum (&sums)[kPairs], int member, int
 template <typename T, typename Work, typename Label>
 class CheckedRows {
  public:
-  __device__ __forceinline__ CheckedRows(long long group, const Rows<T, Work>& rows, const Checked<Label>& of, long long first)
+  __device__ __forceinline__ CheckedRows(long long group, const Rows<T, Work>& rows, const Checked<Label>& of,
+                                         long long first)
       : rows_(rows), n_(of.n), stride_(of.stride), first_(first) {
     begin_ = (group * (kCheckThreads >> of.log2_threads) + (threadIdx.x >> of.log2_threads)) * kCheckRows;
   }
@@ -244,8 +248,10 @@ __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& 
   // Of float32 by twice what either is off by, (d / 32 + 20)·2⁻²⁴ of itself; squares may be too small to be as exact.
   // What is no number proves nothing.
   bool certified;
-  if constexpr (kNarrow) certified = of_own < best * (1 - (float)(rows.d / 32 + 20) / (1 << 23)) - 1e-30f;
-  else certified = of_own <= best * (1 + 1.0 / (1 << 30));
+  if constexpr (kNarrow)
+    certified = of_own < best * (1 - (float)(rows.d / 32 + 20) / (1 << 23)) - 1e-30f;
+  else
+    certified = of_own <= best * (1 + 1.0 / (1 << 30));
 
   const bool speaks = member < 32 && lane % (lanes / kCheckRows) == 0;
   const long long row_mine = samples.row(mine);
@@ -264,9 +270,9 @@ __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& 
   return wrong;
 }
 
-// A block for each group of rows and part of the centers, and then for each sixteen columns. Rows are `first` and every stride-th
-// after it. `number` counts checks, from 1 on; `over` is that of the check after which iterations ended, 0 if they did not. `seen`
-// is zeros at first.
+// A block for each group of rows and part of the centers, and then for each sixteen columns. Rows are `first` and every
+// stride-th after it. `number` counts checks, from 1 on; `over` is that of the check after which iterations ended, 0 if
+// they did not. `seen` is zeros at first.
 template <bool kAligned, typename T, typename Work, typename Label>
 __global__ void __launch_bounds__(kCheckThreads, sizeof(Work) == sizeof(float) ? 3 : 2)
     check(const Rows<T, Work> rows, const Work* centers, const Work* next, const Checked<Label> of,
@@ -281,8 +287,7 @@ __global__ void __launch_bounds__(kCheckThreads, sizeof(Work) == sizeof(float) ?
   if (ended != 0 && ended != number) return;
   unsigned wrong;
   if (strip >= 0) {
-    wrong = wrong_columns(strip * kCheckColumns, sums, units, centers, next, of.k, rows.d, known != 0, totals,
-                          hashes);
+    wrong = wrong_columns(strip * kCheckColumns, sums, units, centers, next, of.k, rows.d, known != 0, totals, hashes);
   } else {
     const int from = (int)blockIdx.x % parts * of.each, to = from + of.each < of.k ? from + of.each : of.k;
     wrong = wrong_labels<kAligned>(samples, from, to, rows, centers, of) ? kWrongLabels : 0;

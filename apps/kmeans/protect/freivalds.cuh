@@ -1,19 +1,21 @@
-// Whether the clusters' sums, which are kept from one iteration to the next (update/fixed_point.cuh), are those of the rows' labels: by
-// one number of each, where adding up all rows again would sort them first.
+// Whether the clusters' sums, which are kept from one iteration to the next (update/fixed_point.cuh), are those of the
+// rows' labels: by one number of each, where adding up all rows again would sort them first.
 //
-//   Σ r[c] · s[j] · sums[c, j]  over clusters c and columns j   =   Σ r[label of i] · Σ s[j] · element [i, j]  over rows i
+//   Σ r[c] · s[j] · sums[c, j]  over clusters c and columns j   =   Σ r[label of i] · Σ s[j] · element [i, j]  over
+//                                                               rows i
 //
-// r (k) and s (d + 1) are random: of 1 … 2³¹ − 1, no two alike, and of ±1 … ±(2³¹ − 1) (Freivalds, "Probabilistic machines can
-// use less running time", IFIP Congress 1977). Both sides are exact modulo 2¹²⁸; modulo 2⁶⁴, elements that end in many zeros, as
-// halves and whole numbers do, would leave few bits to differ in. What finds its way from cluster a to cluster b differs by
+// r (k) and s (d + 1) are random: of 1 … 2³¹ − 1, no two alike, and of ±1 … ±(2³¹ − 1) (Freivalds, "Probabilistic
+// machines can use less running time", IFIP Congress 1977). Both sides are exact modulo 2¹²⁸; modulo 2⁶⁴, elements that
+// end in many zeros, as halves and whole numbers do, would leave few bits to differ in. What finds its way from cluster
+// a to cluster b differs by
 //
 //   (r[a] − r[b]) · s[j] · e           of one column's sum e: never zero
 //   (r[a] − r[b]) · Σ s[j] · e[j]      of several columns, as of rows: zero for one s[j] of 2³² − 2
 //
 // and what is wrong with more clusters is not seen with a probability below 2⁻³⁰.
 //
-// Why it is fast: the rows are at hand where their inertia is added up (inertia/inertia.cuh). An element is converted and multiplied
-// once, and a few of a row's are multiplied with r together.
+// Why it is fast: the rows are at hand where their inertia is added up (inertia/inertia.cuh). An element is converted
+// and multiplied once, and a few of a row's are multiplied with r together.
 #pragma once
 #include "apps/kmeans/update/fixed_point.cuh"
 
@@ -25,8 +27,8 @@ struct RunningSums {
   const unsigned long long* sums;
   const typename Integer<kDigits>::Scale* scales;  // of the columns
   const int *of_clusters, *of_columns;             // r, s
-  // 1 if any label is none; then the words of the rows' side less the sums', 32 bits each, but not yet carried: four for each
-  // number that an element is.
+  // 1 if any label is none; then the words of the rows' side less the sums', 32 bits each, but not yet carried: four
+  // for each number that an element is.
   unsigned long long* found;
 };
 
@@ -70,8 +72,8 @@ template <typename Work, int kDigits>
 class Difference<Work, RunningSums<kDigits>> {
  public:
   using Scale = typename Integer<kDigits>::Scale;
-  // An element of three digits is two numbers, for the products of four to add up within 64 bits: its last 24 bits, and the
-  // others.
+  // An element of three digits is two numbers, for the products of four to add up within 64 bits: its last 24 bits, and
+  // the others.
   static constexpr int kNumbers = kDigits - 1, kLastBits = 24;
 
   // What some columns have of every row: s and the scales; and those of the rows' weights, which go with column 0.

@@ -1,4 +1,5 @@
-// What iteration_fma.cuh and iteration_fma_d4.cuh compute every row with, in constant memory: centers, offsets and the bound.
+// What iteration_fma.cuh and iteration_fma_d4.cuh compute every row with, in constant memory: centers, offsets and the
+// bound.
 #pragma once
 #include "apps/kmeans/update/centers.cuh"
 
@@ -10,13 +11,14 @@ constexpr int kMostElements = 512;
 
 // What every row is computed with.
 struct ConstantCenters {
-  float centers[kMostElements];  // (c − c₀) · scale², cluster by cluster
-  float offsets[kMostSmallK];     // in units of scale²; −infinite of what is no center
+  float centers[kMostElements];                      // (c − c₀) · scale², cluster by cluster
+  float offsets[kMostSmallK];                        // in units of scale²; −infinite of what is no center
   float mean[kMostFeatures], scales[kMostFeatures];  // what is subtracted; what integers are multiplied by
-  float bound, threshold;        // 2 E, and that times kLarge; no numbers if every row is to be compared
+  float bound, threshold;  // 2 E, and that times kLarge; no numbers if every row is to be compared
   float padding[2];
 };
-static_assert(sizeof(ConstantCenters) == 4 * (kMostElements + kMostSmallK + 2 * kMostFeatures + 4), "CONSTANT_CENTERS_BYTES");
+static_assert(sizeof(ConstantCenters) == 4 * (kMostElements + kMostSmallK + 2 * kMostFeatures + 4),
+              "CONSTANT_CENTERS_BYTES");
 
 }  // namespace kmeans
 
@@ -30,21 +32,20 @@ __constant__ kmeans::ConstantCenters constant_centers;
 
 namespace kmeans {
 
-// Makes the constants of centers that update/centers.cuh has placed, by one block; they are then copied to constant memory. `norm`
-// is no less than any ‖x − mean‖ · scale; if `folds`, `of_mean` is no less than ‖mean‖ · scale, and scores are of rows that
-// are not centered.
+// Makes the constants of centers that update/centers.cuh has placed, by one block; they are then copied to constant
+// memory. `norm` is no less than any ‖x − mean‖ · scale; if `folds`, `of_mean` is no less than ‖mean‖ · scale, and
+// scores are of rows that are not centered.
 //
-// Scores are less that of c₀, the first center that was not left out. So its own is zero, without a product where it is known
-// which it is; and the best is not negative, so that the best of float32 is the best of their bits as integers.
+// Scores are less that of c₀, the first center that was not left out. So its own is zero, without a product where it is
+// known which it is; and the best is not negative, so that the best of float32 is the best of their bits as integers.
 template <typename Work>
-__global__ void __launch_bounds__(128, 4) place_constants(const Work* centers, int k, int d, int clusters,
-                                                          const float* offsets, const Work* mean, const float* scales,
-                                                          float scale, float norm, float of_mean, bool folds,
-                                                          ConstantCenters* to) {
+__global__ void __launch_bounds__(128, 4)
+    place_constants(const Work* centers, int k, int d, int clusters, const float* offsets, const Work* mean,
+                    const float* scales, float scale, float norm, float of_mean, bool folds, ConstantCenters* to) {
   ptx::griddepcontrol_wait();
   __shared__ int first;
   __shared__ unsigned longest, largest;  // of all ‖c − c₀‖, and of all offsets, as their bits
-  const int own = threadIdx.x;  // the one center that a thread has
+  const int own = threadIdx.x;           // the one center that a thread has
   static_assert(kMostSmallK <= 128, "a thread a center");
   if (own == 0) first = k, longest = largest = 0;
   __syncthreads();

@@ -1,10 +1,12 @@
 // The centers as iteration_mma.cuh multiplies with them, and the bound of what that may be off by.
 //
-//   centers (8 · kColumns × 16 · kSteps, float16)   a lane (g, t) has of center 8·j + g the columns 16·s + 4·t … 4·t + 3, which
-//                                                   the product takes for rows 2·t, 2·t + 1, 2·t + 8 and 2·t + 9 of step s
+//   centers (8 · kColumns × 16 · kSteps, float16)   a lane (g, t) has of center 8·j + g the columns 16·s + 4·t … 4·t +
+//                                                   3, which
+//                                                   the product takes for rows 2·t, 2·t + 1, 2·t + 8 and 2·t + 9 of
+//                                                   step s
 //
-// Why it is fast: they are read once by a block. Few are kept in registers; of more, a lane reads 8 bytes of shared memory for
-// 2048 products of its warp, and where the sums of a block begin, 16.
+// Why it is fast: they are read once by a block. Few are kept in registers; of more, a lane reads 8 bytes of shared
+// memory for 2048 products of its warp, and where the sums of a block begin, 16.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
 
@@ -12,17 +14,18 @@ namespace kmeans {
 
 // What iteration_mma.cuh is told of the centers and of the data.
 struct Products {
-  const ptx::Half* centers_half;  // of the centers, rows of kSteps · 16 (and of as many centers as the columns of the product)
-  const float* offsets;     // −‖c‖²/2 of every column; −infinite past the last center
+  // Of the centers, rows of kSteps · 16 (and of as many centers as the columns of the product).
+  const ptx::Half* centers_half;
+  const float* offsets;  // −‖c‖²/2 of every column; −infinite past the last center
   const CenterStats* center_stats;
-  const float *mean, *scales;  // what is subtracted of rows; what integers are multiplied by
+  const float *mean, *scales;    // what is subtracted of rows; what integers are multiplied by
   float scale, norm;             // what rows are multiplied by, or centers twice (scores_wgmma.cuh); what no row's norm
                                  // exceeds then
   float tensor_error, rounding;  // γ, ρ or r
 };
 
-// What is added to every score, for none to be negative: such are in order as integers too, of which the largest of three is
-// found by one instruction of sm_90 and later.
+// What is added to every score, for none to be negative: such are in order as integers too, of which the largest of
+// three is found by one instruction of sm_90 and later.
 __device__ __forceinline__ float score_level(const Products& of) {
   const CenterStats most = *of.center_stats;
   return 1.01f * (of.norm * (most.norm + most.lost) + most.half_square);
@@ -41,8 +44,8 @@ __device__ __forceinline__ Bound small_d_error_bound(const Products& of, int fea
   return {twice * bound.of_norm, twice * (bound.always + least)};
 }
 
-// The centers' parts of the product, as a lane has them: of column block j and step s, and the level − ‖c‖²/2 of its columns of
-// a block, of rows g and g + 8. In shared memory, or (kKept) in registers.
+// The centers' parts of the product, as a lane has them: of column block j and step s, and the level − ‖c‖²/2 of its
+// columns of a block, of rows g and g + 8. In shared memory, or (kKept) in registers.
 template <int kSteps, int kColumns, bool kKept>
 class SharedCenters {
  public:

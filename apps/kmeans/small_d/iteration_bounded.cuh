@@ -1,13 +1,17 @@
-// Few features with bounds (bounds/state.cuh): the labels of the rows that `screen` listed, or of all, and how far centers may move until
-// they have to be found again. Rows that change are moved from one cluster's sums to another's, in one launch.
+// Few features with bounds (bounds/state.cuh): the labels of the rows that `screen` listed, or of all, and how far
+// centers may move until they have to be found again. Rows that change are moved from one cluster's sums to another's,
+// in one launch.
 //
-//   list (or none)  →  rows, in a ring of each warp (gather_pipeline.cuh)  →  scores and gaps (scores_mma.cuh)  →  labels, expiries, sums
+//   list (or none)  →  rows, in a ring of each warp (gather_pipeline.cuh)  →  scores and gaps (scores_mma.cuh)  →
+//   labels, expiries, sums
 //
-// What all rows are given without bounds is iteration_mma.cuh's, or that of multiply-adds; whichever has nothing to do in an iteration
-// returns at once. Labels are the same by all of them: of rows in doubt float64 decides, and those expire at once.
+// What all rows are given without bounds is iteration_mma.cuh's, or that of multiply-adds; whichever has nothing to do
+// in an iteration returns at once. Labels are the same by all of them: of rows in doubt float64 decides, and those
+// expire at once.
 //
-// Why it is fast: a row is read where few are listed, of 64 bytes and more whole lines or halves of one; what bounds take beside is four
-// bytes of a row and its label. All else is as in iteration_mma.cuh, but that rows which move are few, and all wait to be read again.
+// Why it is fast: a row is read where few are listed, of 64 bytes and more whole lines or halves of one; what bounds
+// take beside is four bytes of a row and its label. All else is as in iteration_mma.cuh, but that rows which move are
+// few, and all wait to be read again.
 #pragma once
 #include "apps/kmeans/small_d/iteration_mma.cuh"
 #include "apps/kmeans/small_d/gather_pipeline.cuh"
@@ -16,7 +20,7 @@ namespace kmeans {
 
 // What bounds are kept in, and the rows that were listed.
 struct RowBounds {
-  float* row_bounds;      // of every row
+  float* row_bounds;    // of every row
   const float* limits;  // of every cluster
   const unsigned* active;
   const BoundsState* state;
@@ -24,13 +28,14 @@ struct RowBounds {
 
 // kColumns and kMostAdded as in iteration_mma.cuh; kKept as in scores_mma.cuh.
 template <typename T, int kFeatures, int kColumns, bool kKept, int kStages, int kThreads, int kMostAdded = 32768>
-__global__ void __launch_bounds__(kThreads, 1) assign_bounded(const T* X, const float* centers, int k, long long n,
-                                                            const Products of, const RowBounds bounds, Label* labels,
-                                                            unsigned long long* sums, unsigned* n_reassigned, const int* stopped) {
+__global__ void __launch_bounds__(kThreads, 1)
+    assign_bounded(const T* X, const float* centers, int k, long long n, const Products of, const RowBounds bounds,
+                   Label* labels, unsigned long long* sums, unsigned* n_reassigned, const int* stopped) {
   ptx::griddepcontrol_wait();
   const int pass = bounds.state->pass;
   if (*stopped || (pass != kWithBounds && pass != kActive)) return;
-  const Numbered rows = pass == kWithBounds ? Numbered{nullptr, (unsigned)n} : Numbered{bounds.active, bounds.state->active};
+  const Numbered rows =
+      pass == kWithBounds ? Numbered{nullptr, (unsigned)n} : Numbered{bounds.active, bounds.state->active};
   constexpr int kWarps = kThreads / 32, kTile = 32;
   // A warp asks for the sums to be flushed when it has moved half of its share; it has at most 62 rows waiting.
   constexpr int kShare = kMostAdded / kWarps / 2, kTiles = (kShare - 62) / kTile;

@@ -1,19 +1,25 @@
-// An iteration for few features and few clusters, by tensor cores on X itself: the label of every row, and the rows that
-// change theirs moved from one cluster's sums to another's, in one launch.
+// An iteration for few features and few clusters, by tensor cores on X itself: the label of every row, and the rows
+// that change theirs moved from one cluster's sums to another's, in one launch.
 //
-//   X (n × d, float32 or 16 bits, row by row)   centers (k × d, float32; update/centers.cuh)   labels (n)   sums (k × (d + 1))
+//   X (n × d, float32 or 16 bits, row by row)   centers (k × d, float32; update/centers.cuh)   labels (n)   sums (k ×
+//                                               (d + 1))
 //
 //   tiles     of 32 rows, in a ring of each warp (tile_pipeline.cuh)
-//   scores    x·c − ‖c‖²/2 and a level, by the products of each warp (scores_mma.cuh) or of warpgroups (scores_wgmma.cuh)
-//   labels    as in assign/small_k.cuh: candidates by the best score and a bound, brought together for each lane to have a row
-//   moves     rows with one candidate that is not their label (bank_free_sums.cuh): many of a tile at once, from the ring; few
-//             → a queue of the warp's (rescore.cuh) → 32 at a time, from X; rows with several → another → decided in float64
+//   scores    x·c − ‖c‖²/2 and a level, by the products of each warp (scores_mma.cuh) or of warpgroups
+//             (scores_wgmma.cuh)
+//   labels    as in assign/small_k.cuh: candidates by the best score and a bound, brought together for each lane to
+//             have a row
+//   moves     rows with one candidate that is not their label (bank_free_sums.cuh): many of a tile at once, from the
+//             ring; few
+//             → a queue of the warp's (rescore.cuh) → 32 at a time, from X; rows with several → another → decided in
+//             float64
 //
-// Where centers are so far away that scores could overflow, the threshold is no number, and every row is compared in float64.
+// Where centers are so far away that scores could overflow, the threshold is no number, and every row is compared in
+// float64.
 //
-// Why it is fast: X is read once, each byte by one lane, while the next tile is on its way. Nothing is written but labels that
-// change. Scores are not negative, so that the best is found as an integer, three at a time. A tile in which some row moves
-// takes 70 instructions of the warp more, and to move 32 rows of 32 features takes about 500.
+// Why it is fast: X is read once, each byte by one lane, while the next tile is on its way. Nothing is written but
+// labels that change. Scores are not negative, so that the best is found as an integer, three at a time. A tile in
+// which some row moves takes 70 instructions of the warp more, and to move 32 rows of 32 features takes about 500.
 #pragma once
 #include "apps/kmeans/small_d/bank_free_sums.cuh"
 #include "apps/kmeans/small_d/scores_wgmma.cuh"
@@ -22,7 +28,8 @@
 
 namespace kmeans {
 
-// Rows of a tile that move from which on they are read from shared memory: where few rows are added at a time, rather at once.
+// Rows of a tile that move from which on they are read from shared memory: where few rows are added at a time, rather
+// at once.
 template <int kTogether>
 constexpr int kMany = kTogether <= 2 ? kTogether : 12;
 
@@ -38,11 +45,11 @@ struct ScoresBy<Multiplier::kWarpgroups, T, kFeatures, kColumns> {
   using Type = WarpgroupScores<T, kFeatures, kColumns>;
 };
 
-// By a warp: gives up to 32 rows in doubt the nearest of their candidates for a label, in the order of float64. Those that change
-// theirs join `leaving`.
+// By a warp: gives up to 32 rows in doubt the nearest of their candidates for a label, in the order of float64. Those
+// that change theirs join `leaving`.
 template <typename T, int kFeatures, typename Leaving>
-__device__ __forceinline__ void rescore_rows(const T* X, const float* mean, const float* centers, int k, const AmbiguousRow* items,
-                                            int count, Label* labels, Leaving& leaving) {
+__device__ __forceinline__ void rescore_rows(const T* X, const float* mean, const float* centers, int k,
+                                             const AmbiguousRow* items, int count, Label* labels, Leaving& leaving) {
   using Sums = ColumnSums<T, kFeatures>;
   const int lane = threadIdx.x % 32;
   const bool cooperative = count < 32;
@@ -52,7 +59,8 @@ __device__ __forceinline__ void rescore_rows(const T* X, const float* mean, cons
   if (lane < count) {
     const AmbiguousRow entry = items[lane];
     const T* row = X + (long long)entry.row * kFeatures;
-    const int to = cooperative ? (int)entry.low : nearest_of_row<kFeatures>(row, mean, centers, k, entry.low, entry.high);
+    const int to =
+        cooperative ? (int)entry.low : nearest_of_row<kFeatures>(row, mean, centers, k, entry.low, entry.high);
     one = {entry.row, Sums::place(entry.label), Sums::place(to)};
     reassigned = to != entry.label;
     if (reassigned) labels[entry.row] = (Label)to;
@@ -63,10 +71,9 @@ __device__ __forceinline__ void rescore_rows(const T* X, const float* mean, cons
 // kColumns is k / 8, rounded up. Digits of kMostAdded rows add up within 32 bits.
 template <typename T, int kFeatures, int kColumns, int kStages, Multiplier kBy, int kThreads, int kResident,
           int kMostAdded = 32768>
-__global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const T* X, const float* centers, int k,
-                                                                          long long n, const Products of, Label* labels,
-                                                                          unsigned long long* sums, unsigned* n_reassigned,
-                                                                          const int* stopped) {
+__global__ void __launch_bounds__(kThreads, kResident)
+    assign_by_products(const T* X, const float* centers, int k, long long n, const Products of, Label* labels,
+                       unsigned long long* sums, unsigned* n_reassigned, const int* stopped) {
   ptx::griddepcontrol_launch_dependents();
   static_assert(kColumns <= 8, "a lane has up to 16 bits of a row");
   constexpr int kWarps = kThreads / 32, kTile = 32;

@@ -1,5 +1,5 @@
-// The integer sums of few features and few clusters, in shared memory: a replica a lane, so that no two lanes of a warp add
-// to the same bank.
+// The integer sums of few features and few clusters, in shared memory: a replica a lane, so that no two lanes of a warp
+// add to the same bank.
 #pragma once
 #include "apps/kmeans/small_d/constant_centers.cuh"
 #include "apps/kmeans/update/fixed_point.cuh"

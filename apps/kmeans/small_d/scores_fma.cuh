@@ -1,5 +1,5 @@
-// The scores of few features by fused multiply-adds, and which centers can be a row's nearest by them; see iteration_fma.cuh, and
-// iteration_fma_d4.cuh.
+// The scores of few features by fused multiply-adds, and which centers can be a row's nearest by them; see
+// iteration_fma.cuh, and iteration_fma_d4.cuh.
 //
 //   found     of 16 clusters at a time, bit j for center 16 · chunk + j, and the chunk from bit 16 on
 //
@@ -11,8 +11,8 @@
 
 namespace kmeans {
 
-// Of the centers, in chunks of 16: the candidates of one chunk, bit j for center 16 · chunk + j, and the chunk from bit 16
-// on; no bit where several chunks have candidates.
+// Of the centers, in chunks of 16: the candidates of one chunk, bit j for center 16 · chunk + j, and the chunk from bit
+// 16 on; no bit where several chunks have candidates.
 constexpr int kChunk = 16;
 
 // A row less the mean; and as scores are of it.
@@ -40,8 +40,8 @@ __device__ __forceinline__ float score_of(const float (&x)[kFeatures], int j) {
   return sum;
 }
 
-// The largest of some scores and `other`. If `as_integers`, it is where that is not negative, and some score where all are:
-// then more are candidates, and none is lost. Three integers are compared by one instruction of sm_90 and later.
+// The largest of some scores and `other`. If `as_integers`, it is where that is not negative, and some score where all
+// are: then more are candidates, and none is lost. Three integers are compared by one instruction of sm_90 and later.
 template <bool as_integers>
 __device__ __forceinline__ float most_of(const float (&score)[kChunk], int count, float other) {
   if constexpr (as_integers) {

@@ -1,7 +1,9 @@
 // The scores of few features by the tensor cores of each warp (mma), of rows rounded to float16; see iteration_mma.cuh.
 //
-//   a warp's tile, 32 rows,             columns 0 … 15        16 … 31       a lane (g, t) = (lane / 4, lane % 4) loads columns
-//   in its ring (tile_pipeline.cuh)         t=0 t=1 t=2 t=3    t=0 t=1 …        4·t … 4·t + 3 of each 16, of rows g and g + 8: the
+//   a warp's tile, 32 rows,             columns 0 … 15        16 … 31       a lane (g, t) = (lane / 4, lane % 4) loads
+//                                       columns
+//   in its ring (tile_pipeline.cuh)         t=0 t=1 t=2 t=3    t=0 t=1 …        4·t … 4·t + 3 of each 16, of rows g and
+//                                           g + 8: the
 //     rows g                            ███ ███ ███ ███    ███ ███ …        quad reads a row, the warp eight. The product takes
 //     rows g + 8                        ███ ███ ███ ███    ███ ███ …        them for columns 2·t, 2·t + 1, 2·t + 8 and 2·t + 9;
 //     rows g + 16, g + 24               ███ ███ ███ ███    ███ ███ …        centers likewise
@@ -10,12 +12,12 @@
 //
 //   |x·c − x̂·ĉ| ≤ (ρ n / (1 − ρ) + a) C + n δ,   ρ = 2⁻¹¹, or 0 of data that float16 holds,   a = √d 2⁻²⁵
 //
-// and the tensor cores lose what assign/large_k.cuh says. X is scaled for no row's norm to exceed 2¹⁰. On the benchmark's
-// data 0.3 to 1.2 % of the rows are compared with their candidates, 16 × 16, and 0.7 to 2.5 %, 32 × 64. (With one bound for
-// all rows, of the largest norm there is, it would be five times as many.)
+// and the tensor cores lose what assign/large_k.cuh says. X is scaled for no row's norm to exceed 2¹⁰. On the
+// benchmark's data 0.3 to 1.2 % of the rows are compared with their candidates, 16 × 16, and 0.7 to 2.5 %, 32 × 64.
+// (With one bound for all rows, of the largest norm there is, it would be five times as many.)
 //
-// Why it is fast: centers that are few stay in registers, and the norms of rows come from the product too. Of 32 × 64, a row
-// takes 456 lane instructions with its label, of 16 × 16 242, as compiled for sm_90a (424 by multiply-adds).
+// Why it is fast: centers that are few stay in registers, and the norms of rows come from the product too. Of 32 × 64,
+// a row takes 456 lane instructions with its label, of 16 × 16 242, as compiled for sm_90a (424 by multiply-adds).
 #pragma once
 #include "apps/kmeans/small_d/half_centers.cuh"
 #include "apps/kmeans/small_d/rescore.cuh"
@@ -23,8 +25,8 @@
 
 namespace kmeans {
 
-// ‖x̂‖² of row g + 8·half. Eight rows are a matrix's rows and another's columns in the same registers, so that it is on the
-// diagonal of their product.
+// ‖x̂‖² of row g + 8·half. Eight rows are a matrix's rows and another's columns in the same registers, so that it is on
+// the diagonal of their product.
 template <int kSteps>
 __device__ __forceinline__ float square_norm(const unsigned (&a)[kSteps][4], int half) {
   const int g = threadIdx.x % 32 / 4;
@@ -42,8 +44,8 @@ struct Largest {
   float best, other;
 };
 
-// Which of a lane's scores of row g + 8·half can be the best: bit 2·j + i for column 8·j + 2·t + i, below others. The largest ones
-// go to `largest`, if it is to have them: as integers, as they are not negative.
+// Which of a lane's scores of row g + 8·half can be the best: bit 2·j + i for column 8·j + 2·t + i, below others. The
+// largest ones go to `largest`, if it is to have them: as integers, as they are not negative.
 template <int kColumns, bool kLargest = false>
 __device__ __forceinline__ unsigned candidates_of(const float (&scores)[kColumns][4], int half, float twice_error,
                                                   Largest* largest = nullptr) {
@@ -77,13 +79,15 @@ template <typename T, int kFeatures, int kColumns, bool kKept>
 class WarpScores {
  public:
   static constexpr int kSteps = (kFeatures + 15) / 16;
-  static constexpr int kTogether = 1;  // warps that multiply together
+  static constexpr int kTogether = 1;                        // warps that multiply together
   static constexpr int kReadTogether = 16 * (int)sizeof(T);  // bytes of a row
-  static constexpr bool kKeepsPlaces = sizeof(T) == 4 || kFeatures <= 16;  // in registers, of the ring: if there is room
+  // In registers, of the ring: if there is room.
+  static constexpr bool kKeepsPlaces = sizeof(T) == 4 || kFeatures <= 16;
   static constexpr int kBytes = SharedCenters<kSteps, kColumns, kKept>::kBytes;
 
   __device__ WarpScores(const Products& of, const float*, int, void* shared)
-      : centers_(of, shared), bound_(small_d_error_bound(of, kFeatures)), level_(score_level(of)), norm_limit_(of.center_stats->norm_limit), scale_(of.scale) {
+      : centers_(of, shared), bound_(small_d_error_bound(of, kFeatures)), level_(score_level(of)),
+        norm_limit_(of.center_stats->norm_limit), scale_(of.scale) {
 #pragma unroll
     for (int s = 0; s < kSteps; ++s)
 #pragma unroll
@@ -132,8 +136,8 @@ class WarpScores {
       }
       if (kColumns > 2) __syncwarp();
     }
-    // What a row next to zero loses is beside its norm. Scores have a level; that it is taken off again may cost a rounding, of
-    // which the bound has one more than it needs.
+    // What a row next to zero loses is beside its norm. Scores have a level; that it is taken off again may cost a
+    // rounding, of which the bound has one more than it needs.
     const float error = twice_error(own_norm) / (2 * kLarge), norm = own_norm + kNextToZero;
     return gap_of(norm, own.best - level_, own.other - level_, error, norm_limit_);
   }
@@ -145,7 +149,8 @@ class WarpScores {
 
   // The scores of rows g and g + 8 of block b, and the rows as they were multiplied.
   template <typename Pipeline>
-  __device__ __forceinline__ void multiply(const Pipeline& pipeline, int b, unsigned (&a)[kSteps][4], float (&scores)[kColumns][4]) const {
+  __device__ __forceinline__ void multiply(const Pipeline& pipeline, int b, unsigned (&a)[kSteps][4],
+                                           float (&scores)[kColumns][4]) const {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half)

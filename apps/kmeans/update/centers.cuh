@@ -2,16 +2,20 @@
 //
 //   centers (k × d)  →  halves (k × padded, float16) = fl16(c · scale), offsets = −‖c · scale‖²/2, and the extremes
 //
-// prepare_centers   of centers that are given; offsets are −infinite past the last, up to the columns of the product; and what
+// prepare_centers   of centers that are given; offsets are −infinite past the last, up to the columns of the product;
+//                   and what
 //                 scores may be off by, for each center, where that is wanted (ArgminEpilogueLargeD)
-// advance         of the means of the sums (fixed_point.cuh), which become the next centers; and whether there is to be a next
-//                 iteration: not if no label changed, if the centers moved by no more than `tolerance` in all (squared), or
+// advance         of the means of the sums (fixed_point.cuh), which become the next centers; and whether there is to be
+//                 a next
+//                 iteration: not if no label changed, if the centers moved by no more than `tolerance` in all
+//                 (squared), or
 //                 if a cluster is empty, which the host has to fill. What would follow then does nothing.
-//                 With bounds (bounds/state.cuh), it keeps how far centers have moved too, and says what the next iteration does.
+//                 With bounds (bounds/state.cuh), it keeps how far centers have moved too, and says what the next
+//                 iteration does.
 //
-// A center far away would widen the bound of every row. Where all rows are within `norm_limit` of the mean but for a few, a center
-// more than 4·reach from it is the nearest of none of the others, as long as another center is within 2·reach: it is
-// left out (its offset is −infinite), and rows beyond the reach are left to assign/rescore.cuh.
+// A center far away would widen the bound of every row. Where all rows are within `norm_limit` of the mean but for a
+// few, a center more than 4·reach from it is the nearest of none of the others, as long as another center is within
+// 2·reach: it is left out (its offset is −infinite), and rows beyond the reach are left to assign/rescore.cuh.
 //
 // A block a center; the last block to arrive puts together what the others found, in their order: the same bits always.
 #pragma once
@@ -51,8 +55,9 @@ __device__ __forceinline__ CenterFound block_sum(CenterFound mine) {
   return mine;
 }
 
-// Where centers in float16 go: `padded` columns a row, or panels, of which there is one more, for −‖c‖²/2 (core_matrix_layout.cuh). Of
-// rows there may be second parts (assign/small_k.cuh), from row `second` on, if that is not 0.
+// Where centers in float16 go: `padded` columns a row, or panels, of which there is one more, for −‖c‖²/2
+// (core_matrix_layout.cuh). Of rows there may be second parts (assign/small_k.cuh), from row `second` on, if that is
+// not 0.
 struct HalfCenters {
   ptx::Half* to;
   int padded, panels, height, second;  // 0 panels: rows; `height` centers are a tile
@@ -81,10 +86,11 @@ __device__ __forceinline__ void place(double c, float scale, ptx::Half* half, Ce
   found.lost += lost * lost;
 }
 
-// The second parts of a center, (d,), and the square of what both parts lose, of which a thread has some: by a block, of which each
-// thread has written the columns that it now reads.
+// The second parts of a center, (d,), and the square of what both parts lose, of which a thread has some: by a block,
+// of which each thread has written the columns that it now reads.
 template <typename Work>
-__device__ __forceinline__ double place_second(const Work* center, int d, float scale, const HalfCenters& centers_half, int j) {
+__device__ __forceinline__ double place_second(const Work* center, int d, float scale, const HalfCenters& centers_half,
+                                               int j) {
   double all = 0;
   constexpr int kAtOnce = 4;
   for (int begin = threadIdx.x; begin < d; begin += kAtOnce * kCenterThreads) {
@@ -110,8 +116,9 @@ __device__ __forceinline__ double place_second(const Work* center, int d, float 
 }
 
 // Of the centers that are not left out, where `least` is the least square norm of all; by a block.
-__device__ __forceinline__ void put_together(const CenterFound* found, int k, double least, float norm_limit, float* offsets,
-                                             const HalfCenters& centers_half, CenterStats* center_stats) {
+__device__ __forceinline__ void put_together(const CenterFound* found, int k, double least, float norm_limit,
+                                             float* offsets, const HalfCenters& centers_half,
+                                             CenterStats* center_stats) {
   const double far = 16.1 * norm_limit * norm_limit;  // norms of rows are of what was rounded
   double square = 0, lost = 0, some = 0;
 #pragma unroll 4
@@ -132,16 +139,17 @@ __device__ __forceinline__ void put_together(const CenterFound* found, int k, do
   if (threadIdx.x != 0) return;
   // Rounded up; an infinity stays one.
   const float norm = (float)(sqrt(square) * 1.000001), of_lost = (float)(sqrt(lost) * 1.000001);
-  // Products past 2²⁷ would overflow in the epilogue, and a center that is infinite in float16 has none; nor has −‖c‖²/2 of
-  // a norm past 2¹⁵ room in panels.
+  // Products past 2²⁷ would overflow in the epilogue, and a center that is infinite in float16 has none; nor has
+  // −‖c‖²/2 of a norm past 2¹⁵ room in panels.
   const bool holds = of_lost < kInfinity && (centers_half.panels == 0 || norm < (float)(1 << 15));
   const float within = holds ? (float)(1 << 27) / norm : -1.0f;
-  *center_stats = {norm, of_lost, (float)(square / 2 * 1.000001), some != 0 && norm_limit < within ? norm_limit : within};
+  *center_stats = {norm, of_lost, (float)(square / 2 * 1.000001),
+                   some != 0 && norm_limit < within ? norm_limit : within};
 }
 
-// An iteration's centers, sums and results, for both kernels here. `units` are what one stands for in each column of the sums,
-// powers of two. `outcome` is this iteration's; `stopped` is set with its `stop` and stays. A center's margin, if there is one, is
-// of_norm · ‖c‖ + of_lost · ‖c − ĉ‖.
+// An iteration's centers, sums and results, for both kernels here. `units` are what one stands for in each column of
+// the sums, powers of two. `outcome` is this iteration's; `stopped` is set with its `stop` and stays. A center's
+// margin, if there is one, is of_norm · ‖c‖ + of_lost · ‖c − ĉ‖.
 template <typename Work>
 struct UpdateCenters {
   const unsigned long long* sums;
@@ -159,7 +167,8 @@ struct UpdateCenters {
   double tolerance;
   int k, d, lists;
   float scale, norm_limit, of_norm, of_lost;
-  int lets_begin;  // whether blocks of the next kernel may come before `update_centers` ends: of one block a multiprocessor
+  // Whether blocks of the next kernel may come before `update_centers` ends: of one block a multiprocessor.
+  int lets_begin;
 
   // What a block found out about center j, or about a column that is none's.
   __device__ __forceinline__ void keep(int j, const CenterFound& mine) const {
@@ -171,9 +180,11 @@ struct UpdateCenters {
   }
 };
 
-// Begins: places centers that are given, which may lie with the host, and keeps them as `next`; nothing has moved or stopped.
+// Begins: places centers that are given, which may lie with the host, and keeps them as `next`; nothing has moved or
+// stopped.
 template <typename Work>
-__global__ void __launch_bounds__(kCenterThreads, 4) prepare_centers(const Work* __restrict__ given, const UpdateCenters<Work> of) {
+__global__ void __launch_bounds__(kCenterThreads, 4)
+    prepare_centers(const Work* __restrict__ given, const UpdateCenters<Work> of) {
   ptx::griddepcontrol_wait();
   const int j = blockIdx.x, k = of.k, d = of.d;
   CenterFound mine = {};
@@ -183,7 +194,8 @@ __global__ void __launch_bounds__(kCenterThreads, 4) prepare_centers(const Work*
     if (i < d) of.next[(long long)j * d + i] = c = given[(long long)j * d + i];
     place((double)c, of.scale, of.centers_half.at(j, i), mine);
   }
-  if (of.centers_half.second != 0 && j < k) mine.lost = place_second(of.next + (long long)j * d, d, of.scale, of.centers_half, j);
+  if (of.centers_half.second != 0 && j < k)
+    mine.lost = place_second(of.next + (long long)j * d, d, of.scale, of.centers_half, j);
   mine = block_sum(mine);
   if (threadIdx.x == 0) of.keep(j, mine);
   if (!simt::last_to_arrive(of.arrived, gridDim.x)) return;
@@ -197,10 +209,10 @@ __global__ void __launch_bounds__(kCenterThreads, 4) prepare_centers(const Work*
   for (int i = threadIdx.x; i < of.lists; i += blockDim.x) of.counts[i] = 0;
 }
 
-// What has moved, after the shifts of all centers were found; by a block, the last of its iteration. `rows` have moved, and the
-// iteration stops or not.
-__device__ __forceinline__ void follow(const DriftArgs& drift, const CenterFound* found, int k, double scale, unsigned rows,
-                                       bool stops) {
+// What has moved, after the shifts of all centers were found; by a block, the last of its iteration. `rows` have moved,
+// and the iteration stops or not.
+__device__ __forceinline__ void follow(const DriftArgs& drift, const CenterFound* found, int k, double scale,
+                                       unsigned rows, bool stops) {
   double movement = 0;
   for (int j = threadIdx.x; j < k; j += blockDim.x) {
     const double mine = sqrt(found[j].shift) * scale * (1 + 1.0 / (1 << 18)) + 1e-18;
@@ -258,7 +270,8 @@ __global__ void __launch_bounds__(kCenterThreads, 4) update_centers(const Update
     }
   }
   if (stopped) return;
-  if (of.centers_half.second != 0) mine.lost = place_second(of.next + (long long)j * d, d, of.scale, of.centers_half, j);
+  if (of.centers_half.second != 0)
+    mine.lost = place_second(of.next + (long long)j * d, d, of.scale, of.centers_half, j);
   mine = block_sum(mine);
   if (threadIdx.x == 0) of.keep(j, mine);
   if (!simt::last_to_arrive(of.arrived, gridDim.x)) return;

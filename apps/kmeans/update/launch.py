@@ -32,10 +32,10 @@ def grid_of_lists(engine: FusedEngine, lists: int, blocks: int) -> tuple[int, in
 
 
 class Segments:
-    """ScatterAdd the rows of some lists from sum to sum, sorted by what they come to and leave; see sort_reassigned.cuh.
+    """Moves rows of some lists from sum to sum, sorted by the clusters that they join and leave (sort_reassigned.cuh).
 
-    `item` is the C++ class of what is in the lists: each `AmbiguousRow` has one place, by the pair of its clusters, and each
-    `Reassignment` two, which `places` is memory for.
+    `item` is the C++ class of the lists' items: each `AmbiguousRow` has one place, by the pair of its clusters, and
+    each `Reassignment` two, which `places` is memory for.
     """
 
     def __init__(self, step: Step, item: str, lists: int, places: Any) -> None:
@@ -72,7 +72,7 @@ class Segments:
 
 
 class ScatterAdd:
-    """ScatterAdd the rows of some lists of `AmbiguousRow` from sum to sum, in one launch; see update/scatter_add.cuh."""
+    """Moves rows of some lists of `AmbiguousRow` from sum to sum, in one launch; see update/scatter_add.cuh."""
 
     def __init__(self, step: Step, lists: int) -> None:
         engine, k, sums = step.engine, step.k, step.integers

@@ -1,16 +1,16 @@
-// Rows that change their label go from one cluster's sums to another's, as they are found: for few clusters and few such rows,
-// where sorting them (sort_reassigned.cuh) would cost more than it saves.
+// Rows that change their label go from one cluster's sums to another's, as they are found: for few clusters and few
+// such rows, where sorting them (sort_reassigned.cuh) would cost more than it saves.
 //
 //   entries   decided (assign/rescore.cuh): a row, its label, and its new one as a bit
 //   sums      (k × (d + 1)), 64-bit integers (fixed_point.cuh)
 //
-// In shared memory each digit of an element, of which the lower ones are in 0 … 65535, is summed by itself in 32 bits, for
-// kFlush rows at most, and what they add up to goes to the 64-bit sums in global memory. A block has `columns` columns of the
-// sums.
+// In shared memory each digit of an element, of which the lower ones are in 0 … 65535, is summed by itself in 32 bits,
+// for kFlush rows at most, and what they add up to goes to the 64-bit sums in global memory. A block has `columns`
+// columns of the sums.
 //
-// Why it is fast: it is one launch, where sorting takes three. Integer additions in shared memory need no lock and no order
-// (6·10¹² a second), and several rows of a warp are on their way at once. It is bound by instructions, of which sorted rows
-// take fewer; assign/plan.py chooses (sorts_rows).
+// Why it is fast: it is one launch, where sorting takes three. Integer additions in shared memory need no lock and no
+// order (6·10¹² a second), and several rows of a warp are on their way at once. It is bound by instructions, of which
+// sorted rows take fewer; assign/plan.py chooses (sorts_rows).
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/update/fixed_point.cuh"
@@ -59,7 +59,8 @@ class Sums {
         sum = sum * 65536 + (int)digits_[digit * kPlane<kDigits> + i];
         digits_[digit * kPlane<kDigits> + i] = 0;
       }
-      if (sum != 0) atomicAdd(&sums_[(long long)(i / columns_) * width_ + first_ + i % columns_], (unsigned long long)sum);
+      if (sum != 0)
+        atomicAdd(&sums_[(long long)(i / columns_) * width_ + first_ + i % columns_], (unsigned long long)sum);
     }
     __syncthreads();
   }
@@ -73,10 +74,10 @@ class Sums {
 // Block (x, y, z): part y of list x, and columns from z · columns on. 2^log2_lanes lanes share a row. The blocks of the
 // first columns write the labels too, and add to `n_reassigned`; those of the last columns add up the weights.
 template <typename T, typename Work, int kDigits, bool kWeighted>
-__global__ void __launch_bounds__(512, 2) scatter_add(const Rows<T, Work> rows, const typename Integer<kDigits>::Scale* scales,
-                                               int k, int columns, int log2_lanes, const AmbiguousRow* entries,
-                                               const unsigned* counts, long long capacity, int* labels,
-                                               unsigned long long* sums, unsigned* n_reassigned, const int* stopped) {
+__global__ void __launch_bounds__(512, 2)
+    scatter_add(const Rows<T, Work> rows, const typename Integer<kDigits>::Scale* scales, int k, int columns,
+                int log2_lanes, const AmbiguousRow* entries, const unsigned* counts, long long capacity, int* labels,
+                unsigned long long* sums, unsigned* n_reassigned, const int* stopped) {
   ptx::griddepcontrol_wait();
   if (*stopped) return;
   struct Reassignment {

@@ -34,7 +34,7 @@ def test_sizes():
 
 
 def test_by_hand():
-    """SharedCenters 8 apart on a line: a row between them and 1 off its own is left out until both moved by 6 together."""
+    """Centers 8 apart on a line: a row between them and 1 off its own is left out until both moved by 6 together."""
     X = np.zeros((400, 16))
     X[:, 0] = np.tile([-5.0, -3.0, 3.0, 5.0], 100)
     centers = np.zeros((16, 16))

@@ -272,7 +272,8 @@ extern "C" void decide_{dtype}_{d}(const void* X, const float* mean, const float
     auto* here = simt::dynamic_shared<kmeans::AmbiguousRow>() + 16;
     for (int i = threadIdx.x; i < count; i += 32) here[i] = entries[i];
     __syncwarp();
-    kmeans::CooperativeRescore<{T}, {d}>::rescore(static_cast<const {T}*>(X), mean, centers, (int)k, kmeans::shared_place(here),
+    kmeans::CooperativeRescore<{T}, {d}>::rescore(static_cast<const {T}*>(X), mean, centers, (int)k,
+    kmeans::shared_place(here),
                                          (int)count);
     for (int i = threadIdx.x; i < count; i += 32) entries[i] = here[i];
   }});

@@ -31,7 +31,8 @@ COMMON = """
 #include "apps/kmeans/small_d/tile_pipeline.cuh"
 template <typename T, int kFeatures, int kTile, int kStages, int kTogether>
 __global__ void through(const T* X, const kmeans::Label* labels, long long n, T* rows_to, kmeans::Label* labels_to) {
-  kmeans::TilePipeline<T, kFeatures, kTile, kStages, kTogether> pipeline(X, labels, n, simt::dynamic_shared<unsigned char>());
+  kmeans::TilePipeline<T, kFeatures, kTile, kStages, kTogether> pipeline(X, labels, n,
+                                                                         simt::dynamic_shared<unsigned char>());
   const unsigned together = blockDim.x / 32 * kTile;
   unsigned first = threadIdx.x / 32 * kTile;
   for (int stage = 0; stage + 1 < kStages; ++stage) pipeline.ask(first + stage * together);

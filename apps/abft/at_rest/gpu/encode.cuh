@@ -1,15 +1,15 @@
-// Every checksum of a matrix in one pass over it: the exact code's sums of words (at_rest/exact_code.py), and the weighted sums of rows and
-// of columns (at_rest/float_code.py).
+// Every checksum of a matrix in one pass over it: the exact code's sums of words (at_rest/exact_code.py), and the
+// weighted sums of rows and of columns (at_rest/float_code.py).
 //
 //   exact         (stripes, 5, words of a row)         exact_sums.cuh
 //   row sums      (segments of a row, kWeights, rows)  float_sums.cuh
 //   column sums   (stripes, kWeights, columns)
 //
-// Eight warps add up words, and eight others elements, of what comes by a ring in shared memory (tile_pipeline.cuh). One adds up
-// what those eight have of each row.
+// Eight warps add up words, and eight others elements, of what comes by a ring in shared memory (tile_pipeline.cuh).
+// One adds up what those eight have of each row.
 //
-// Why it is fast: each byte is read once, and what is left to do is given to the tensor cores, float64's too, which are idle
-// otherwise: so 40 bytes a word's block and four sums an element cost no more time than reading them.
+// Why it is fast: each byte is read once, and what is left to do is given to the tensor cores, float64's too, which are
+// idle otherwise: so 40 bytes a word's block and four sums an element cost no more time than reading them.
 #pragma once
 #include "apps/abft/at_rest/gpu/float_sums.cuh"
 #include "apps/abft/at_rest/gpu/exact_sums.cuh"
@@ -31,8 +31,8 @@ class ChecksumPass {
   static constexpr int kParts = kWeights > 0 ? Elements::kParts : 0;
 
  public:
-  // Shared memory: weights of words; what warps have of the rows of each stage; sums of a stripe's rows over the strips of a
-  // segment; the ring, whose stages need not lie at multiples of anything but 16.
+  // Shared memory: weights of words; what warps have of the rows of each stage; sums of a stripe's rows over the strips
+  // of a segment; the ring, whose stages need not lie at multiples of anything but 16.
   static constexpr int kTable = kExact ? WordWeights::kBytes : 0;
   static constexpr int kOfWarps = kParts * kWarps * kRows, kTotals = kWeights * kStripe;
   static constexpr int kSharedBytes = kTable + (kStages * kOfWarps + kTotals) * (int)sizeof(Sum) + Pipeline::kBytes;
@@ -74,7 +74,8 @@ class ChecksumPass {
       pipeline_.each_stage(place, strip, [&](auto whole, const unsigned char* stage, int first) {
         sums.template add<decltype(whole)::value>(stage + in_strip, first);
       });
-      if (offset < task_.row_bytes) sums.store(task_.exact + strip.stripe * (long long)kSums * width + offset / 4, width);
+      if (offset < task_.row_bytes)
+        sums.store(task_.exact + strip.stripe * (long long)kSums * width + offset / 4, width);
     });
   }
 
@@ -82,7 +83,8 @@ class ChecksumPass {
     const int in_strip = warp * kWarpBytes;
     pipeline_.each_strip([&](Place& place, const Strip& strip) {
       const long long offset = strip.offset + in_strip, width = task_.row_bytes / (int)sizeof(T);
-      Elements sums((strip.number * kStrip + in_strip) / (int)sizeof(T), [&](int further) { return pipeline_.rows_at(strip, offset + further); });
+      Elements sums((strip.number * kStrip + in_strip) / (int)sizeof(T),
+                    [&](int further) { return pipeline_.rows_at(strip, offset + further); });
       pipeline_.each_stage(place, strip, [&](auto whole, const unsigned char* stage, int first) {
         Sum* rows = of_warps_ + place.stage * kOfWarps + warp * kRows;
         sums.template add<decltype(whole)::value>(stage + in_strip, first, rows);
