@@ -146,6 +146,10 @@ class Calibration:
     confidence: float
     depths: tuple[Depth, ...]
 
+    def __repr__(self) -> str:
+        ks = ", ".join(str(depth.k) for depth in self.depths)
+        return f"<Calibration: {self.dtype} on {self.device}, p {self.p:g}, confidence {self.confidence:g}, k {ks}>"
+
     @property
     def predicted(self) -> bool:
         """Whether sums of our own kernels on this GPU are known, to the bit."""
