@@ -368,7 +368,7 @@ def _in_order(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> I
 
 
 def _relative_errors(errors: np.ndarray, walked: np.ndarray, what: str) -> np.ndarray:
-    """Return |error| / walk of every element that need not be exact."""
+    """Return the absolute error / walk of every element that need not be exact."""
     exact = errors[walked == 0]
     if exact.any():
         raise ArithmeticError(
