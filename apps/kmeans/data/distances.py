@@ -1,6 +1,7 @@
-"""Square distances between points, with scikit-learn's bits: first centers are drawn by them.
+"""Square distances between points and rows, bit for bit as scikit-learn computes them, without importing it.
 
-scikit-learn itself takes a second to import, which is most of the time of a small run.
+k-means++ draws initial centers by these distances, and is to draw the same ones as scikit-learn. The import of
+scikit-learn takes a second, most of the time of a small run.
 """
 
 from math import sqrt
@@ -9,8 +10,8 @@ import numpy as np
 
 __all__ = ["square_distances", "square_norms"]
 
-# float32 is widened in pieces. The bits of a product depend on its shape, so that the pieces are scikit-learn's: they
-# take a tenth of the memory that there is of points and distances, and at least so many elements.
+# float32 is widened to float64 piece by piece. The bits of a product depend on its shape, so pieces have scikit-learn's
+# sizes: they take a tenth of the memory of points, rows and distances, and at least this many elements of float64.
 _LEAST_PIECE = 10 << 17
 
 
@@ -54,6 +55,6 @@ def _expanded(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _piece_rows(m: int, n: int, d: int) -> int:
-    """Return how many points and rows a piece has, b: b² distances and 2·b·d elements take the memory for pieces."""
+    """Return how many points and rows a piece has: b with b² + 2·b·d elements of memory for pieces."""
     most = max(((m + n) * d + m * n) / 10, _LEAST_PIECE)
     return max(int((sqrt(4 * d * d + 4 * most) - 2 * d) / 2), 1)
