@@ -1,25 +1,21 @@
-"""Write the README's tables of figures from the records: ``python bench/readme.py``. A test keeps the two the same."""
+"""Write the README's tables of figures from the records: ``python -m bench.readme``. A test keeps the two the same."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from bench import record
-from bench.gemm_summary import memory_bound, of_floor, ours, over_library
-from bench.kmeans_batched import PEERS as BATCHED_PEERS
-from bench.kmeans_batched import SHAPES as BATCHED_SHAPES
-from bench.kmeans_data import GPU_SHAPES
-from bench.kmeans_summary import by_shape, grid_text
+from bench.common import record
+from bench.gemm.summary import memory_bound, of_floor, ours, over_library
+from bench.kmeans.batched import PEERS as BATCHED_PEERS
+from bench.kmeans.batched import SHAPES as BATCHED_SHAPES
+from bench.kmeans.problems import GPU_SHAPES
+from bench.kmeans.summary import by_shape, grid_text
 
 __all__ = ["abft_table", "batched_table", "gemm_table", "kmeans_table", "small_table", "with_tables"]
 
 README = record.ROOT / "README.md"
 RECORDS = record.ROOT / "bench" / "results"
-#: What `python bench/kmeans_summary.py --grid` draws.
+#: What `python -m bench.kmeans.summary --grid` draws.
 GRID_PLOT = "docs/kmeans-grid.png"
 _END = "<!-- end of figures -->"
 #: Products of the README: shape, m, k, and widths w.

@@ -73,7 +73,17 @@ ARROWS = {
         *("apps/abft", "apps/abft/at_rest", "apps/abft/product", "apps/kmeans", *_stages("data", "protect")),
     },
     "tsapps": {"kernels", "kernels/system", "apps/abft", "apps/kmeans", "tsapps/matrix", "tsapps/cli"},
-    "bench": {*_CORE, *_ABFT, "apps/kmeans", *_stages("batched", "data", "engines", "protect"), "tsapps"},
+    "bench/common": {"kernels/system"},
+    "bench/gemm": {*_CORE, "tsapps", "bench/common"},
+    "bench/kmeans": {
+        *_CORE,
+        "apps/kmeans",
+        *_stages("batched", "data", "engines", "protect"),
+        "tsapps",
+        "bench/common",
+    },
+    "bench/abft": {*_CORE, *_ABFT, *_stages("engines"), "tsapps", "bench/common", "bench/gemm", "bench/kmeans"},
+    "bench": {"bench/common", "bench/gemm", "bench/kmeans"},
 }
 
 # Words that identifiers must not have, as whole words between underscores or capitals, and what to write instead.

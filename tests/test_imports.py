@@ -28,7 +28,7 @@ class Without:
         return None if hidden else self.finder.find_spec(name, *where)
 
 tests = Path(sys.argv[1])
-sys.path[:0] = [str(tests), str(tests / "golden")]  # as pyproject.toml has pytest's
+sys.path[:0] = [str(tests.parent), str(tests), str(tests / "golden")]  # as pyproject.toml has pytest's
 sys.meta_path[:] = map(Without, sys.meta_path)
 for path in sorted(tests.rglob("test_*.py")):
     name = "imported." + ".".join(path.relative_to(tests).with_suffix("").parts)

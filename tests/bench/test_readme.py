@@ -1,7 +1,7 @@
 from dataclasses import asdict
 
 from bench import readme
-from bench.kmeans_data import GRIDS
+from bench.kmeans.problems import GRIDS
 
 
 def test_the_figures_in_the_readme_are_the_records():

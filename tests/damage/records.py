@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from problems import problem
 
-from bench import record
+from bench.common import record
 from tsapps.apps.abft.at_rest.sidecar import SidecarError, _digest, dump_sidecar, read_sidecar
 from tsapps.apps.abft.at_rest.verify import encode
 from tsapps.apps.abft.product import calibration_file

@@ -137,7 +137,7 @@ def is_fused(m: int, k: int, w: int) -> bool:
 def checked_plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | None = None) -> Plan | None:
     """Choose how a product is computed beside which the rows of A are added up; None where no kernel of the core does.
 
-    By a table of picks that were measured so, if there is one for the device (bench/checked_plans.py). Else it is the
+    By a table of picks that were measured so, if there is one for the device (bench/abft/tune_plans.py). Else it is the
     plan of the product without, if its warps have all of a row's columns each; or, of those whose do, the one that is
     predicted to be the fastest.
     """

@@ -1,0 +1,1 @@
+"""Faults in protected data, products and fits, and what protecting costs."""

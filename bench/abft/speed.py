@@ -1,0 +1,400 @@
+"""Time what checksums cost on a GPU: encoding, verifying, products and K-means.
+
+encode   all checksums of a matrix by `add_checksums`, kernels alone; beside the best of cuBLAS and cublasLt, which make
+         row and column sums of two weights by two products, of all of the matrix or of blocks of 512 rows and columns,
+         whichever is faster (`library_ms` is their sum), and one read of the matrix
+verify   `tsapps.abft.verify` of a matrix on the GPU, by the wall clock; the first time, which sends the sidecar there,
+         is not counted
+matmul   `tsapps.abft.matmul` and `tsapps.matmul` (`unprotected_ms`), L2 cold; the report is not waited for
+kmeans   the mean of the first 20 iterations of Lloyd's algorithm, protected and not; and whole fits
+
+Medians of nine. What is timed is checked first, in the same run: sums of some stripes in whole numbers and float64,
+products by rows in float64, labels and centres as bench.kmeans does. What is not right is not recorded.
+"""
+
+import argparse
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from math import comb
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.common import record, roofline
+from bench.common.timing import GpuClock, median
+from bench.gemm import libraries
+from bench.gemm.grid import DTYPES, Cell, Pools, exact, largest_error, wide
+from bench.kmeans.measure import NotRightError, Problem, check_step, time_peer
+from bench.kmeans.peers import PEERS
+from bench.kmeans.problems import Shape, floor_ms
+from bench.kmeans.run import free_memory
+from tsapps.apps.abft.at_rest.exact_code import SUMS, last_weight
+from tsapps.apps.abft.at_rest.interleave import ROWS, Layout, layout
+
+__all__ = ["FIELDS", "KEY", "Speed", "Task", "check_sums", "run_speed", "tasks"]
+
+_TIME = (float, type(None))
+#: The fields of a record besides `record.COMMON`, and those that name it.
+FIELDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("job", "code", "dtype"), (str,)),
+    **dict.fromkeys(("m", "n", "weights", "seed"), (int,)),
+    "k": (int, type(None)),
+    "ms": (float,),
+    **dict.fromkeys(("floor_ms", "library_ms", "unprotected_ms"), _TIME),
+}
+KEY = ("what", "engine", "job", "code", "dtype", "m", "n", "k")
+_REPEATS = 9
+#: Sides of squares, of more than 1 GB each; products, m × k · w, besides those of squares; K-means.
+SIDES = {"float64": 20_480, "float32": 20_480, "float16": 30_720, "bfloat16": 30_720}
+PRODUCTS, WIDTHS = ((10_000_000, 64, 16), (10_000_000, 64, 64)), (2, 16, 32, 64)
+FITS = (
+    *("100M-4-16-f32", "50M-16-16-f32", "20M-32-64-f32", "10M-128-16-f32", "10M-128-64-f32", "262144-4096-16-f32"),
+    *("262144-4096-16-f64", "262144-4096-16-f16", "1M-64-64-bf16"),
+)
+# Seconds for one engine's iterations and fits.
+_SECONDS = 4.0
+# What a library's sums may be off by, relative to Σ|a||w|: of halves, parts of them may be kept in that type.
+_LIBRARY_ERROR = {"float64": 1e-12, "float32": 1e-4, "float16": 2e-3, "bfloat16": 1e-2}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is timed.
+
+    Attributes
+    ----------
+    job, dtype : str
+    m, n, k : int
+        Of a matrix that is encoded, rows and columns; of a product (m × k) · (k × n); of K-means samples, features and
+        clusters.
+    codes : tuple of str
+        Those of its records.
+    """
+
+    job: str
+    dtype: str
+    m: int
+    n: int
+    k: int | None
+    codes: tuple[str, ...]
+
+
+def tasks(jobs: Any = None, dtypes: Any = None) -> Iterator[Task]:
+    """Yield what is to be timed, those of one dtype after each other."""
+    for dtype in DTYPES:
+        n = SIDES[dtype]
+        every = [Task("encode", dtype, n, n, None, ("both", "exact", "float"))]
+        every += [Task("verify", dtype, n, n, None, ("exact",))]
+        products = *PRODUCTS, *((n, n, w) for w in WIDTHS)
+        if dtype != "bfloat16":
+            every += [Task("matmul", dtype, m, w, k, ("proven",)) for m, k, w in products]
+        shapes = (Shape.parse(name) for name in FITS)
+        every += [Task("kmeans", dtype, one.n, one.d, one.k, ("protect",)) for one in shapes if one.dtype == dtype]
+        for task in every:
+            if task.job in (jobs or [task.job]) and dtype in (dtypes or [dtype]):
+                yield task
+
+
+class Speed:
+    """Measures tasks on the current GPU.
+
+    Parameters
+    ----------
+    seed : int
+        Of the data.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.clock = seed, GpuClock()
+        self.streams = roofline.measure_streams(self.clock)
+        self._tflops: dict[str, float] | None = None
+        self._matrix: tuple[str, Any] | None = None
+
+    def measure(self, task: Task) -> Iterator[dict[str, Any]]:
+        """Yield the fields of a task's records.
+
+        Raises
+        ------
+        ValueError, NotRightError
+            If something is not right.
+        """
+        if task.job in ("matmul", "kmeans"):
+            self._matrix = None
+        yield from getattr(self, f"_{task.job}")(task)
+
+    def _median_ms(self, call: Callable[[], Any]) -> float:
+        call()
+        return float(median(self.clock.call_ms(call) for _ in range(_REPEATS)))
+
+    def _square(self, task: Task) -> Any:
+        """Return the matrix that is encoded, of normal numbers; bfloat16 as the uint16 of its bits."""
+        if self._matrix is None or self._matrix[0] != task.dtype:
+            import cupy
+
+            self._matrix = None  # before there is another
+            free_memory(cupy)
+            cell = Cell("tsm2r", task.dtype, "row", task.m, task.n, 1)
+            self._matrix = task.dtype, Pools(task.dtype, (task.m * task.n, task.n, task.m), self.seed).operands(cell)[0]
+        return self._matrix[1]
+
+    def _encode(self, task: Task) -> Iterator[dict[str, Any]]:
+        from tsapps.apps.abft.at_rest.gpu.encode import add_checksums
+
+        A = self._square(task)
+        library = self._library(A, task.dtype)
+        for code, passes in plans_of(task).items():
+
+            def run(passes: Any = passes) -> dict[str, Any]:
+                return {name: sums for plan in passes for name, sums in add_checksums(A, plan).items()}
+
+            check_sums(A, task.dtype, layout(A.shape, A.itemsize), run())
+            yield {
+                "code": code,
+                "weights": 0 if code == "exact" else 2,
+                "ms": self._median_ms(run),
+                "floor_ms": self.streams.milliseconds(A.nbytes, 0),
+                "library_ms": None if code == "exact" else library,
+                "unprotected_ms": None,
+            }
+
+    def _library(self, A: Any, dtype: str) -> float:
+        """Return the milliseconds of the libraries' best way to row sums, and to column sums, of two weights each.
+
+        Along whole rows and columns or, as ours, along blocks of 512 of them, which cuBLAS is mostly faster at.
+        """
+        of_rows = A, A.reshape(-1, ROWS)
+        of_columns = A, A.reshape(-1, ROWS, A.shape[1])
+        return sum(
+            min(self._library_sums(one, dtype, trans_a, order) for one in ways for order in "CF")
+            for trans_a, ways in ((False, of_rows), (True, of_columns))
+        )
+
+    def _library_sums(self, A: Any, dtype: str, trans_a: bool, order: str) -> float:
+        """Return the milliseconds of the libraries' best A · W, or Aᵀ · W of all matrices of A; W is of two weights."""
+        import cupy
+
+        m, n = A.shape[:-3:-1] if trans_a else A.shape
+        weights = cupy.stack([cupy.ones(n), cupy.arange(1, n + 1) / n], axis=1)
+        if dtype == "bfloat16":
+            W = cupy.asarray((weights.astype("f4").view("u4") >> 16).astype("u2"), order=order)
+        else:
+            W = cupy.asarray(weights.astype(dtype), order=order)
+        lines = (m, 2) if order == "C" else (2, m)
+        out = cupy.empty((*A.shape[:-2], *lines), A.dtype)
+        out = out if order == "C" else out.swapaxes(-1, -2)
+        check = partial(_library_error, A, W, out, dtype, trans_a)
+        times = {"time_ms": self._median_ms, "quick_ms": self.clock.call_ms}
+        return libraries.best(A, W, out, dtype=dtype, trans_a=trans_a, check=check, **times)[1]
+
+    def _verify(self, task: Task) -> Iterator[dict[str, Any]]:
+        from tsapps import abft
+
+        A = self._square(task)
+        sidecar = abft.encode(A, code="exact")
+        if not abft.verify(A, sidecar).clean:
+            raise ValueError("a matrix is not clean that nobody changed")
+        ms = median(self.clock.wall_ms(lambda: abft.verify(A, sidecar))[0] for _ in range(_REPEATS))
+        floor = self.streams.milliseconds(A.nbytes, 0)
+        yield {"code": "exact", "weights": 0, "ms": ms, "floor_ms": floor, "library_ms": None, "unprotected_ms": None}
+
+    def _matmul(self, task: Task) -> Iterator[dict[str, Any]]:
+        import cupy
+
+        import tsapps
+
+        m, k, w = task.m, task.k or 0, task.n
+        cell = Cell("tsm2r" if m == k else "tsm2l", task.dtype, "row", m, k, w)
+        free_memory(cupy)
+        A, B, _ = Pools(task.dtype, (m * k, k * w, m * w), self.seed).operands(cell)
+        reference = exact(cell, A, B)
+        found = tsapps.abft.matmul(A, B)
+        if not found.clean:
+            raise ValueError(f"{found.n_faults} elements of a product are said to be wrong")
+        largest_error(cell, found.C, reference)
+        largest_error(cell, tsapps.matmul(A, B), reference)
+        del found
+        yield {
+            "code": "proven",
+            "weights": 2,
+            "ms": self._median_ms(lambda: tsapps.abft.matmul(A, B)),
+            "floor_ms": self.streams.milliseconds(cell.read, cell.written),
+            "library_ms": None,
+            "unprotected_ms": self._median_ms(lambda: tsapps.matmul(A, B)),
+        }
+
+    def _kmeans(self, task: Task) -> Iterator[dict[str, Any]]:
+        import cupy
+
+        free_memory(cupy)
+        if self._tflops is None:
+            self._tflops = roofline.measure_matmul_tflops(self.clock)
+        shape = Shape(task.m, task.n, task.k or 0, task.dtype)
+        problem, timings = Problem.draw(shape, self.seed, cupy), []
+        for name in ("tsapps-protected", "tsapps"):
+            peer = PEERS[name](problem.X, problem.centers)
+            check_step(peer, problem, cupy)
+            timings.append(time_peer(peer, self.clock, _REPEATS, _SECONDS))
+            del peer
+            free_memory(cupy)
+        protected, plain = timings
+        yield {
+            "code": "protect",
+            "weights": 0,
+            "ms": protected.iter_ms,
+            "floor_ms": floor_ms(shape, roofline.Ceilings(self.streams.points[0][1], self._tflops))[0],
+            "library_ms": None,
+            "unprotected_ms": plain.iter_ms,
+            "fit_ms": protected.fit_ms,
+            "unprotected_fit_ms": plain.fit_ms,
+        }
+
+
+# --- What is right ----------------------------------------------------------------------------------------------------
+
+
+def plans_of(task: Task) -> dict[str, tuple[Any, ...]]:
+    """Return the passes that encode a task's matrix, by the code."""
+    from tsapps.apps.abft.at_rest.gpu.encode import plans
+
+    of, found = layout((task.m, task.n), DTYPES[task.dtype]), {}
+    for code in task.codes:
+        passes = plans(task.m, task.n, task.dtype, of, code=code, weights=2, block=ROWS)
+        if passes is None:
+            raise ValueError(f"no kernel makes the {code} checksums of {task.m} × {task.n} {task.dtype}")
+        found[code] = passes
+    return found
+
+
+def check_sums(A: Any, dtype: str, of: Layout, sums: dict[str, Any]) -> None:
+    """Compare sums of the first, a middle and the last stripe with their definitions, in whole numbers and float64.
+
+    Parameters
+    ----------
+    A : array of shape (m, n)
+        NumPy or CuPy, C-contiguous; bfloat16 as the uint16 of its bits. m and n are multiples of 512.
+    dtype : str
+    of : Layout
+    sums : dict of str to array
+        As `add_checksums` returns them, of two weights and blocks of 512.
+
+    Raises
+    ------
+    ValueError
+        If one differs; weighted ones by more than two orders of additions can.
+    """
+    if "exact" in sums:
+        words = A.reshape(-1).view(np.uint32).reshape(-1, of.width)
+        for stripe in sorted({0, of.stripes // 2, of.stripes - 1}):
+            _check_words(words[stripe * ROWS : (stripe + 1) * ROWS].astype(np.uint64), sums["exact"][stripe], stripe)
+    if "rows" in sums:
+        unit = 2.0**-53 if DTYPES[dtype] > 2 else 2.0**-24
+        bound = 2 * ROWS * unit / (1 - ROWS * unit)
+        for band in sorted({0, len(A) // ROWS - 1}):
+            here = slice(band * ROWS, (band + 1) * ROWS)
+            tiles = wide(A[here], dtype).reshape(ROWS, -1, ROWS)
+            for power in range(2):
+                w = _like(tiles, np.arange(1, ROWS + 1.0) ** power)
+                rows, columns = sums["rows"][:, power, here], sums["columns"][band, power]
+                _check_near("rows", rows, (tiles @ w).T, (abs(tiles) @ w).T, bound)
+                along = tiles.reshape(ROWS, -1)
+                _check_near("columns", columns, w @ along, w @ abs(along), bound)
+
+
+def _check_words(words: Any, found: Any, stripe: int) -> None:
+    left = len(words) - np.arange(len(words))
+    for k in range(SUMS):
+        weights = [comb(int(r) + k - 1, k) if k < SUMS - 1 else last_weight(int(r)) for r in left]
+        expected = (words * _like(words, np.array(weights, np.uint64))[:, None]).sum(axis=0)
+        if not bool((expected == found[k]).all()):
+            raise ValueError(f"sum {k} of words of stripe {stripe} is not what it should be")
+
+
+def _like(array: Any, values: np.ndarray) -> Any:
+    """Return values as an array of the same library."""
+    if isinstance(array, np.ndarray):
+        return values
+    import cupy
+
+    return cupy.asarray(values)
+
+
+def _check_near(name: str, found: Any, expected: Any, magnitude: Any, bound: float) -> None:
+    if not bool((abs(found - expected) <= bound * magnitude).all()):
+        raise ValueError(f"a sum of {name} is off by more than its rounding can be")
+
+
+def _library_error(A: Any, W: Any, out: Any, dtype: str, trans_a: bool) -> float:
+    """Return how far some of a library's sums are off, relative to Σ|a||w|; raise ValueError if too far."""
+    if A.ndim == 3:
+        A, out = A[-1], out[-1]
+    some, w = wide(A[:, :64].T if trans_a else A[:64], dtype), wide(W, dtype)
+    error = float((abs(wide(out[:64], dtype) - some @ w) / (abs(some) @ abs(w))).max())
+    if not error <= _LIBRARY_ERROR[dtype]:
+        raise ValueError(f"a library's sum is off by {error:.1e} of Σ|a||w|")
+    return error
+
+
+# --- A run ------------------------------------------------------------------------------------------------------------
+
+
+def compile_plans(some: list[Task]) -> None:
+    """Compile the kernels that encode, on several cores, so that the GPU does not wait for one after the other."""
+    from tsapps.apps.abft.at_rest.gpu.encode import compiled
+    from tsapps.kernels.jit.compiler import architecture
+
+    plans = {plan for task in some if task.job == "encode" for passes in plans_of(task).values() for plan in passes}
+    if len(plans) > 1:
+        with ProcessPoolExecutor(min(len(plans), 12), multiprocessing.get_context("spawn")) as pool:
+            list(pool.map(partial(compiled, arch=architecture(0)), plans))
+
+
+def run_speed(options: argparse.Namespace, common: dict[str, Any], path: Path, done: set[tuple[Any, ...]]) -> int:
+    """Time what is asked for; return the exit code.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        job, dtype, minutes and seed.
+    common : dict
+        The fields that all records share.
+    path : pathlib.Path
+        The records' file.
+    done : set of tuple
+        The keys of records that are not made again.
+    """
+    end = time.perf_counter() + 60 * options.minutes
+    asked = [
+        task
+        for task in tasks(options.job, options.dtype)
+        if any(("abft", "cuda", task.job, code, task.dtype, task.m, task.n, task.k) not in done for code in task.codes)
+    ]
+    compile_plans(asked)
+    bench, failures = Speed(options.seed), 0
+    for task in asked:
+        if time.perf_counter() > end:
+            print(f"{options.minutes:g} minutes are over; --missing goes on from here", flush=True)
+            break
+        name = {"job": task.job, "dtype": task.dtype, "m": task.m, "n": task.n, "k": task.k}
+        try:
+            for found in bench.measure(task):
+                one = {**common, **name, **found, "seed": options.seed, "date": record.today()}
+                record.store(path, one, KEY, FIELDS)
+                print(_line(one), flush=True)
+        except (ValueError, NotRightError, libraries.LibraryError) as error:
+            failures += 1
+            print(f"{task}: NOT RECORDED: {error}", flush=True)
+    return 1 if failures else 0
+
+
+def _line(one: dict[str, Any]) -> str:
+    shape = f"{one['m']} × {one['n']}" + (f" k {one['k']}" if one["k"] else "")
+    parts = [f"{one['job']:<7} {one['code']:<7} {one['dtype']:<9} {shape:<24} {one['ms']:.3f} ms"]
+    for name in ("floor_ms", "library_ms", "unprotected_ms"):
+        if one[name]:
+            parts.append(f"{one['ms'] / one[name]:.3f} of {name.removesuffix('_ms')} ({one[name]:.3f})")
+    return "; ".join(parts)

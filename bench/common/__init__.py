@@ -1,0 +1,1 @@
+"""What benchmarks share: records, timing, the roofline of the device, compiling ahead."""

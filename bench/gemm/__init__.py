@@ -1,0 +1,1 @@
+"""Times of products, by tsapps and by the libraries."""

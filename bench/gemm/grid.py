@@ -1,0 +1,200 @@
+"""The grid of tall-and-skinny products that bench.gemm times, their operands, and their results in float64."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bench.common.roofline import Streams
+
+__all__ = ["DTYPES", "LAYOUTS", "SHAPES", "Cell", "Pools", "bound", "exact", "grid", "largest_error", "spoil"]
+
+SHAPES = ("tsm2r", "tsm2l", "tsmttsm")
+DTYPES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+LAYOUTS = ("row", "col")
+# TSM2R: the squares of the paper, and the rectangles of its authors' later work.
+SIZES, SHARES, WIDTHS = (10_240, 20_480, 30_720), (8, 4, 2, 1), (1, 2, 3, 4, 8, 16, 17, 32, 33, 64)
+# TSM2L and TSMTTSM.
+LONG, SHORT = (10_000, 100_000, 1_000_000, 10_000_000, 20_000_000), (2, 4, 8, 16, 32, 33, 64)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One product.
+
+    Attributes
+    ----------
+    shape : {"tsm2r", "tsm2l", "tsmttsm"}
+        C (m × w) = A (m × k) · B (k × w); of "tsmttsm" C (k × w) = Aᵀ · B with A (m × k) and B (m × w).
+    dtype : str
+    layout : {"row", "col"}
+        Of all three matrices.
+    m, k, w : int
+    """
+
+    shape: str
+    dtype: str
+    layout: str
+    m: int
+    k: int
+    w: int
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+        """Shapes of A, B and C."""
+        if self.shape == "tsmttsm":
+            return (self.m, self.k), (self.m, self.w), (self.k, self.w)
+        return (self.m, self.k), (self.k, self.w), (self.m, self.w)
+
+    @property
+    def depth(self) -> int:
+        """Products that are summed for an element of C."""
+        return self.m if self.shape == "tsmttsm" else self.k
+
+    @property
+    def read(self) -> int:
+        """Bytes of A and B."""
+        (a, b), (c, d), _ = self.shapes
+        return (a * b + c * d) * DTYPES[self.dtype]
+
+    @property
+    def written(self) -> int:
+        """Bytes of C."""
+        rows, columns = self.shapes[2]
+        return rows * columns * DTYPES[self.dtype]
+
+    def floors_ms(self, streams: Streams, tflops: dict[str, float]) -> tuple[float, float]:
+        """Return the milliseconds of a plain stream of all operands, and of the arithmetic (0 where it is not known).
+
+        float32 is three products of tf32.
+        """
+        unit, products = ("tf32", 3) if self.dtype == "float32" else (self.dtype, 1)
+        flops = 2 * self.m * self.k * self.w * products
+        return streams.milliseconds(self.read, self.written), flops / tflops[unit] / 1e9 if unit in tflops else 0.0
+
+
+def grid() -> Iterator[Cell]:
+    """Yield every cell, those of one dtype after each other."""
+    for dtype in DTYPES:
+        for layout in LAYOUTS:
+            for m in SIZES:
+                for share in SHARES:
+                    for w in WIDTHS:
+                        yield Cell("tsm2r", dtype, layout, m, m // share, w)
+            for shape in ("tsm2l", "tsmttsm"):
+                for m in LONG:
+                    for k in SHORT:
+                        for w in SHORT:
+                            yield Cell(shape, dtype, layout, m, k, w)
+
+
+class Pools:
+    """Memory on the current GPU that the matrices of all cells of one dtype are views of, A and B fresh random numbers.
+
+    Parameters
+    ----------
+    dtype : str
+    sizes : tuple of int
+        Elements of A, B and C at most.
+    seed : int
+    """
+
+    def __init__(self, dtype: str, sizes: tuple[int, int, int], seed: int) -> None:
+        import cupy
+
+        a, b, c = sizes
+        random = cupy.random.default_rng(seed)
+        self._a, self._b = (_normal(random, size, dtype) for size in (a, b))
+        self._c = cupy.empty(c, self._a.dtype)
+
+    def operands(self, cell: Cell) -> tuple[Any, Any, Any]:
+        """Return A, B and C of a cell; bfloat16 as the uint16 of its bits. C's content is undefined."""
+        return tuple(
+            _matrix(pool, shape, cell.layout)
+            for pool, shape in zip((self._a, self._b, self._c), cell.shapes, strict=True)
+        )
+
+
+def _normal(random: Any, size: int, dtype: str) -> Any:
+    """Return numbers from a normal distribution, made 2²⁷ at a time."""
+    import cupy
+
+    kept = "uint16" if dtype == "bfloat16" else dtype
+    made = cupy.empty(size, kept)
+    for start in range(0, size, 1 << 27):
+        part = made[start : start + (1 << 27)]
+        wide = random.standard_normal(part.size, dtype="f8" if dtype == "float64" else "f4")
+        # Random bits below the sixteenth are cut off, which is as good a bfloat16 as any.
+        part[...] = wide.view("u4") >> 16 if dtype == "bfloat16" else wide
+    return made
+
+
+def _matrix(pool: Any, shape: tuple[int, int], layout: str) -> Any:
+    rows, columns = shape
+    flat = pool[: rows * columns]
+    return flat.reshape(rows, columns) if layout == "row" else flat.reshape(columns, rows).T
+
+
+def wide(x: Any, dtype: str) -> Any:
+    """Return a matrix in float64; bfloat16 comes as the uint16 of its bits."""
+    return (x.astype("u4") << 16).view("f4").astype("f8") if dtype == "bfloat16" else x.astype("f8")
+
+
+def spoil(C: Any) -> None:
+    """Fill a matrix with NaN, whatever its dtype; all bits set are one."""
+    (C if C.flags.c_contiguous else C.T).view(f"u{C.itemsize}").fill((1 << 8 * C.itemsize) - 1)
+
+
+def largest_error(cell: Cell, C: Any, reference: tuple[Any, Any, Any]) -> float:
+    """Return the largest ``|C − AB| / (|A||B|)``.
+
+    Parameters
+    ----------
+    cell : Cell
+    C : cupy.ndarray
+        As `Pools.operands` makes it.
+    reference : tuple
+        What `exact` returns.
+
+    Raises
+    ------
+    ValueError
+        If an element is off by more than the bound of `tsapps.matmul`.
+    """
+    rows, product, magnitude = reference
+    difference = abs(wide(C[rows], cell.dtype) - product)
+    allowed = bound(cell) * magnitude
+    if DTYPES[cell.dtype] == 2:  # the sum is rounded once
+        allowed += 2.0 ** {"float16": -11, "bfloat16": -8}[cell.dtype] * (abs(product) + allowed) + 2.0**-25
+    if not bool((difference <= allowed).all()):
+        raise ValueError(f"an element is off by {float((difference / magnitude).max()):.1e} of |A||B|")
+    return float((difference / magnitude).max())
+
+
+def bound(cell: Cell) -> float:
+    """Return the bound of ``|C − AB| / (|A||B|)`` before C is rounded to halves.
+
+    It is that of `tsapps.matmul` while that says something; of longer sums of random numbers, whose roundings are as
+    likely up as down, 8·√n·u instead of n·u (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019: it fails with a
+    probability of 2·exp(−32) for each element).
+    """
+    n, u = cell.depth + 4, 2.0**-53 if cell.dtype == "float64" else 2.0**-24
+    sums = n * u / (1 - n * u) if n * u < 0.01 else 8 * n**0.5 * u
+    # The reference itself is summed in float64.
+    return sums + (2.0**-21 if cell.dtype == "float32" else 0.0) + n * 2.0**-53
+
+
+def exact(cell: Cell, A: Any, B: Any) -> tuple[Any, Any, Any]:
+    """Return some rows of C, all where they are few, and of A·B and ``|A||B|`` in float64."""
+    import cupy
+
+    if cell.shape != "tsmttsm":
+        count = 64 if cell.shape == "tsm2r" else 1000
+        rows = cupy.unique(cupy.linspace(0, cell.m - 1, count).astype("i8"))
+        some, b = wide(A[rows], cell.dtype), wide(B, cell.dtype)
+        return rows, some @ b, abs(some) @ abs(b)
+    product, magnitude = (cupy.zeros(cell.shapes[2]) for _ in range(2))
+    for start in range(0, cell.m, 1 << 21):
+        a, b = (wide(x[start : start + (1 << 21)], cell.dtype) for x in (A, B))
+        product += a.T @ b
+        magnitude += abs(a).T @ abs(b)
+    return cupy.arange(cell.k), product, magnitude

@@ -1,0 +1,235 @@
+"""Time tall-and-skinny products beside the best of cuBLAS and cublasLt: `tsapps.matmul`, and TSM2 as published.
+
+    python -m bench.gemm  # the whole grid, shared by all GPUs of the machine
+    python -m bench.gemm --shape tsm2l --dtype float32
+
+Every result is compared with float64 before it is timed, against the bound that `tsapps.matmul` states; what is not
+right is neither timed nor recorded. A timing is the median of CUDA event times of the kernel alone, queued behind a
+read of more than the level-2 cache holds. The floor is a plain stream of every operand once with as many writes,
+or the arithmetic at the rate of large products, whichever is longer; both rates are measured in the same run.
+"""
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from secrets import randbelow
+from typing import Any
+
+from bench.common import record
+from bench.common.timing import GpuClock, median
+from bench.gemm import libraries
+from bench.gemm.grid import DTYPES, LAYOUTS, SHAPES, Cell, Pools, exact, grid, largest_error, spoil
+from tsapps.kernels import gemm, matmul
+from tsapps.kernels.arrays import DeviceMatrix, device_matrix, gapless
+from tsapps.kernels.devices import gpus, why_no_gpu
+from tsapps.kernels.gpu_specs import live
+from tsapps.kernels.jit.compiler import architecture
+from tsapps.kernels.plan.select import LIBRARY
+
+FIELDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("shape", "kernel", "plan", "dtype", "layout", "library", "bound"), (str,)),
+    **dict.fromkeys(("m", "k", "w", "seed"), (int,)),
+    **dict.fromkeys(("ms", "gbs", "floor_ms", "library_ms", "max_rel_err", "library_rel_err"), (float,)),
+}
+KEY = ("what", "shape", "dtype", "layout", "m", "k", "w")
+#: TSM2 as published, on squares: t1 = 128, t2 = w up to 8 and t3 = 4 lie between the paper's picks.
+PUBLISHED_WIDTHS, T1, MOST_T2, T3 = (1, 2, 4, 8, 16), 128, 8, 4
+# Elements of A, B and C.
+Sizes = tuple[int, int, int]
+# Cells whose records are written at a time.
+_TOGETHER = 200
+
+
+class Bench:
+    """Measures cells on the current GPU.
+
+    Parameters
+    ----------
+    seed : int
+        Of the operands.
+    """
+
+    def __init__(self, seed: int) -> None:
+        from bench.common import roofline
+
+        self.seed, self.clock = seed, GpuClock()
+        self.streams = roofline.measure_streams(self.clock)
+        self.tflops = roofline.measure_matmul_tflops(self.clock)
+        self._pools: tuple[str, Pools] | None = None
+
+    def pools(self, dtype: str, sizes: Sizes) -> Pools:
+        """Return the operands' memory, made anew for each dtype."""
+        if self._pools is None or self._pools[0] != dtype:
+            self._pools = None  # before there are others
+            import cupy
+
+            cupy.get_default_memory_pool().free_all_blocks()
+            self._pools = dtype, Pools(dtype, sizes, self.seed)
+        return self._pools[1]
+
+    def milliseconds(self, call: Callable[[], Any]) -> float:
+        """Return the median of as many timings as take some milliseconds."""
+        first = self.clock.call_ms(call)
+        return median([first, *(self.clock.call_ms(call) for _ in range(8 if first < 1 else 4 if first < 20 else 2))])
+
+    def measure(self, cell: Cell, pools: Pools) -> Iterator[dict[str, Any]]:
+        """Yield what is to be recorded of a cell: of `tsapps.matmul` first."""
+        A, B, C = pools.operands(cell)
+        reference = exact(cell, A, B)
+        errors: dict[str, float] = {}
+
+        def error() -> float:
+            errors["last"] = largest_error(cell, C, reference)
+            return errors["last"]
+
+        library, library_ms = libraries.best(
+            *(A, B, C),
+            dtype=cell.dtype,
+            trans_a=cell.shape == "tsmttsm",
+            time_ms=self.milliseconds,
+            quick_ms=self.clock.call_ms,
+            check=error,
+        )
+        stream_ms, arithmetic_ms = cell.floors_ms(self.streams, self.tflops)
+        common = {
+            **{name: getattr(cell, name) for name in KEY if name != "what"},
+            "floor_ms": max(stream_ms, arithmetic_ms),
+            "bound": "memory" if stream_ms >= arithmetic_ms else "arithmetic",
+            "library": library,
+            "library_ms": library_ms,
+            "library_rel_err": errors["last"],
+        }
+        for kernel, plan, call in calls(cell, A, B, C):
+            spoil(C)
+            made = call()
+            found = largest_error(cell, C if made is None else made, reference)
+            ms = self.milliseconds(call)
+            gbs = (cell.read + cell.written) / ms / 1e6
+            yield {**common, "kernel": kernel, "plan": plan, "ms": ms, "gbs": gbs, "max_rel_err": found}
+
+
+def calls(cell: Cell, A: Any, B: Any, C: Any) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+    """Yield what is timed beside the library: a kernel's name, its plan in words, and what computes the product."""
+    a, b, c = oriented(cell, *(device_matrix("a matrix", x)._replace(dtype=cell.dtype) for x in (A, B, C)))
+    plan = matmul.planned(matmul.problem_of(a, b, c), live(a.device))
+    name = plan if isinstance(plan, str) else plan.kernel_name
+    yield name, str(plan), partial(matmul.prepared(a, b, c), a.pointer, b.pointer, c.pointer, 1.0, 0.0)
+    square = cell.shape == "tsm2r" and cell.layout == "col" and cell.k == cell.m and cell.w in PUBLISHED_WIDTHS
+    if square and cell.dtype in ("float32", "float64"):
+        tiles = {"t1": T1, "t2": min(cell.w, MOST_T2), "t3": T3}
+        for name in gemm.PUBLISHED:
+            yield name, str(tiles), partial(gemm.published, name, A, B, **tiles)
+
+
+def oriented(cell: Cell, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> tuple[DeviceMatrix, ...]:
+    """Return the operands and the result as `tsapps.matmul` computes with them."""
+    return matmul.oriented(a.transposed if cell.shape == "tsmttsm" else a, b, c)
+
+
+def compile_plans(cells: Iterable[Cell]) -> None:
+    """Compile what the cells will need, on all cores, so that no GPU waits for it."""
+    device, plans = live(), set()
+    for cell in cells:
+        by_rows, size = cell.layout == "row", DTYPES[cell.dtype]
+        matrices = (gapless(shape, cell.dtype, size, by_rows=by_rows) for shape in cell.shapes)
+        plans.add(matmul.planned(matmul.problem_of(*oriented(cell, *matrices)), device))
+    compile_one = partial(gemm.compile_any, arch=architecture(0))
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compile_one, plans - {LIBRARY}, chunksize=4))
+
+
+# --- One process a GPU ------------------------------------------------------------------------------------------------
+
+_bench: Bench
+
+
+def _start(indices: Any, seed: int) -> None:
+    """Take a GPU of its own for this process, and measure what it can do."""
+    global _bench
+    import cupy
+
+    cupy.cuda.Device(indices.get()).use()
+    _bench = Bench(seed)
+
+
+def _measured(sizes: Sizes, cell: Cell) -> tuple[Cell, list[dict[str, Any]] | str]:
+    """Return a cell's records, or what was wrong."""
+    try:
+        found = list(_bench.measure(cell, _bench.pools(cell.dtype, sizes)))
+    except (ValueError, libraries.LibraryError) as error:
+        return cell, str(error)
+    roofline = {"stream_ceilings_gbs": _bench.streams.points, "matmul_ceiling_tflops": _bench.tflops}
+    return cell, [{**one, **roofline} for one in found]
+
+
+def run(options: argparse.Namespace, cells: list[Cell]) -> int:
+    """Measure cells on all GPUs, storing records as they come; return how many cells failed."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    devices = {runtime.getDeviceProperties(i)["name"].decode() for i in range(len(gpus()))}
+    if len(devices) > 1:
+        raise SystemExit(f"the GPUs are not alike ({', '.join(sorted(devices))}): choose by CUDA_VISIBLE_DEVICES")
+    (device,) = devices
+    path = options.out or record.results_path(device, "gemm")
+    versions = record.module_versions({"tsapps": "tsapps", "numpy": "numpy", "cupy": "cupy"})
+    versions |= {"cuda-runtime": str(runtime.runtimeGetVersion()), "cuda-driver": str(runtime.driverGetVersion())}
+    common = {**record.of_run("gemm", device, versions, options.commit), "engine": "tsapps", "seed": options.seed}
+    compile_plans(cells)
+    context = multiprocessing.get_context("spawn")
+    indices = context.Queue()
+    for i in range(len(gpus())):
+        indices.put(i)
+    failed, started = 0, time.monotonic()
+    waiting: list[dict[str, Any]] = []
+    with context.Pool(len(gpus()), _start, (indices, options.seed)) as pool:
+        for dtype, same in groupby(cells, lambda one: one.dtype):
+            alike = list(same)
+            a, b, c = (max(one.shapes[i][0] * one.shapes[i][1] for one in alike) for i in range(3))
+            for done, (cell, found) in enumerate(pool.imap_unordered(partial(_measured, (a, b, c)), alike), 1):
+                if isinstance(found, str):
+                    failed += 1
+                    print(f"{cell}: {found}", file=sys.stderr, flush=True)
+                    continue
+                waiting += [{**common, **one} for one in found]
+                if len(waiting) >= _TOGETHER or done == len(alike):
+                    record.store_sorted(path, waiting, KEY, FIELDS)
+                    print(f"{dtype}: {done} of {len(alike)} cells, {time.monotonic() - started:.0f} s", flush=True)
+                    waiting = []
+    return failed
+
+
+def main() -> int:
+    """Run the command line; return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--shape", choices=SHAPES, action="append", help="only this one; may be repeated")
+    parser.add_argument("--dtype", choices=DTYPES, action="append", help="only this one; may be repeated")
+    parser.add_argument("--layout", choices=LAYOUTS, action="append", help="only this one; may be repeated")
+    parser.add_argument("--w", type=int, action="append", help="only this width; may be repeated")
+    parser.add_argument("--every", type=int, default=1, help="only every such cell of the grid")
+    parser.add_argument("--out", type=Path, help="the records' file; bench/results/<device>/gemm.json if not given")
+    parser.add_argument("--seed", type=int, default=randbelow(2**31), help="of the data; a fresh one if not given")
+    parser.add_argument("--commit", help="what is measured, where there is no git to ask")
+    options = parser.parse_args()
+    if not gpus():
+        print(f"no GPU to time: {why_no_gpu()}", file=sys.stderr)
+        return 1
+    cells = [
+        one
+        for one in grid()
+        if one.shape in (options.shape or SHAPES)
+        and one.dtype in (options.dtype or DTYPES)
+        and one.layout in (options.layout or LAYOUTS)
+        and one.w in (options.w or [one.w])
+    ][:: options.every]
+    failed = run(options, cells)
+    if failed:
+        print(f"{failed} of {len(cells)} cells were not recorded", file=sys.stderr)
+    return 1 if failed else 0

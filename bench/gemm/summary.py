@@ -1,0 +1,137 @@
+"""What the records of bench.gemm show, as text and as plots.
+
+python -m bench.gemm.summary --plots docs
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.common import record
+from bench.gemm.grid import DTYPES, LAYOUTS, SHAPES
+
+__all__ = ["memory_bound", "of_floor", "ours", "over_library", "text"]
+
+#: What is large: a launch and the first bytes' way take a few hundredths of it.
+LARGE_BYTES = 256e6
+
+Record = dict[str, Any]
+
+
+def ours(records: Iterable[Record]) -> list[Record]:
+    """Return what `tsapps.matmul` ran: one record a cell, TSM2 as published left out."""
+    return [one for one in records if not one["kernel"].startswith("tsm2_v")]
+
+
+def large(cells: Iterable[Record]) -> list[Record]:
+    """Return the cells that are large."""
+    return [one for one in cells if one["gbs"] * one["ms"] * 1e6 >= LARGE_BYTES]
+
+
+def memory_bound(cells: Iterable[Record]) -> list[Record]:
+    """Return the large cells that are bound by the memory."""
+    return [one for one in large(cells) if one["bound"] == "memory"]
+
+
+def of_floor(one: Record) -> float:
+    """Return the fraction of the floor rate that was reached."""
+    return one["floor_ms"] / one["ms"]
+
+
+def over_library(one: Record) -> float:
+    """Return how many times faster than the library it was."""
+    return one["library_ms"] / one["ms"]
+
+
+def name(one: Record) -> str:
+    """Return a cell in words."""
+    return f"{one['shape']} {one['dtype']} {one['layout']} {one['m']:,} × {one['k']:,} × {one['w']}"
+
+
+def text(records: Sequence[Record], worst: int = 12) -> str:
+    """Return tables of what the records show, and the cells that are furthest behind."""
+    cells = ours(records)
+    streams = memory_bound(cells)
+    lines = [
+        "| shape | dtype | layout | cells | large | floor: median | worst | <85 % | library: median | worst | < 98 % |",
+        "|---|---|---|" + "---:|" * 8,
+    ]
+    for shape, dtype, layout in product(SHAPES, DTYPES, LAYOUTS):
+        key = {"shape": shape, "dtype": dtype, "layout": layout}
+        some = [one for one in cells if key.items() <= one.items()]
+        big = [of_floor(one) for one in streams if key.items() <= one.items()]
+        if not some or not big:
+            continue
+        ratios = [over_library(one) for one in some]
+        lines.append(
+            f"| {shape} | {dtype} | {layout} | {len(some)} | {len(big)} | {median(big):.3f} | {min(big):.3f} "
+            f"| {sum(one < 0.85 for one in big)} | {median(ratios):.2f} | {min(ratios):.2f} "
+            f"| {sum(one < 0.98 for one in ratios)} |"
+        )
+    for title, some, by in (
+        ("furthest from the floor", streams, of_floor),
+        ("furthest behind the library", cells, over_library),
+    ):
+        lines += ["", f"{title}:"]
+        lines += [
+            f"  {by(one):.3f}  {name(one)}: {one['kernel']} {one['ms']:.4f} ms, floor {one['floor_ms']:.4f}, "
+            f"{one['library']} {one['library_ms']:.4f}"
+            for one in sorted(some, key=by)[:worst]
+        ]
+    return "\n".join(lines)
+
+
+def plot(records: Sequence[Record], path: Path, by: Callable[[Record], float], label: str, log: bool) -> None:
+    """Draw a value of the large cells for each shape, a point a cell, dtypes beside each other, layouts in colours."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    cells = large(ours(records))
+    figure, axes = plt.subplots(1, len(SHAPES), figsize=(12, 4.2), sharey=True, constrained_layout=True)
+    for axis, shape in zip(axes, SHAPES, strict=True):
+        for place, (dtype, layout) in enumerate(product(DTYPES, LAYOUTS)):
+            some = [one for one in cells if (one["shape"], one["dtype"], one["layout"]) == (shape, dtype, layout)]
+            narrow = sorted(some, key=lambda one: max(one["w"], 0 if shape == "tsm2r" else one["k"]))
+            spread = [place + 0.7 * i / max(1, len(narrow) - 1) - 0.35 for i in range(len(narrow))]
+            colour = {"row": "tab:blue", "col": "tab:orange"}[layout]
+            axis.plot(spread, [by(one) for one in narrow], ".", color=colour, markersize=3)
+            if narrow:
+                axis.hlines(median(map(by, narrow)), place - 0.4, place + 0.4, color=colour)
+        axis.set_title({"tsm2r": "TSM2R", "tsm2l": "TSM2L", "tsmttsm": "TSMTTSM"}[shape])
+        axis.set_xticks([2 * i + 0.5 for i in range(len(DTYPES))], list(DTYPES), rotation=20)
+        axis.axhline(1, color="grey", linewidth=0.8)
+        axis.grid(axis="y", alpha=0.3)
+    if log:
+        axes[0].set_yscale("log", base=2)
+        axes[0].set_yticks([0.5, 1, 2, 4, 8, 16], ["0.5", "1", "2", "4", "8", "16"])
+    else:
+        axes[0].set_ylim(0, 1.1)
+    axes[0].set_ylabel(label)
+    figure.supxlabel("each point a product, from narrow to wide; row-major blue, column-major orange; lines: medians")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def main() -> int:
+    """Run the command line; return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--records", type=Path, default=record.results_path("NVIDIA H200", "gemm"))
+    parser.add_argument("--plots", type=Path, help="a folder to draw gemm-floor.png and gemm-library.png to")
+    parser.add_argument("--worst", type=int, default=12, help="how many of the worst cells to list")
+    options = parser.parse_args()
+    records = record.load(options.records)
+    print(text(records, options.worst))
+    if options.plots:
+        plot(records, options.plots / "gemm-floor.png", of_floor, "fraction of the floor rate", log=False)
+        plot(records, options.plots / "gemm-library.png", over_library, "times the library's rate", log=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

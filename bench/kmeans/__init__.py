@@ -1,0 +1,1 @@
+"""Times of K-means, by tsapps and by others."""

@@ -1,0 +1,340 @@
+"""Time `kmeans_batched`, and others that take many K-means problems at once, on a GPU.
+
+    python -m bench.kmeans.batched --engine tsapps --engine flash-kmeans --engine flashlib
+
+Labels are first compared with the float64 arg-min, in every problem, and new centres with float64 means, in the first
+and the last; what is not right is neither timed nor recorded. Then, as in `python -m bench.kmeans`:
+
+iter_ms   one iteration of all problems: of ours the mean of the first 20, from no labels, the last assignment included
+          ("mean of 20"; problems that converge early make fewer, and the time is divided by the mean of what they
+          made); of others, which make as many as they are told to, the time that an iteration adds to a fit ("slope")
+fit_ms    a whole fit of 20 iterations from given centres at tol=0, by the wall clock
+floor_ms  what the hardware allows for one iteration, as for one problem of as many samples
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from secrets import randbelow
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bench.common import record
+from bench.common.precompile import call_ahead
+from bench.common.roofline import Ceilings, measure
+from bench.common.timing import GpuClock
+from bench.kmeans import problems as data
+from bench.kmeans.measure import LEAST_EQUAL, MOST_CENTERS_ERROR, NotRightError, Timing, time_peer
+from bench.kmeans.peers import FlashKmeans, Flashlib, Peer
+from bench.kmeans.problems import Shape
+from bench.kmeans.run import FIELDS as FIELDS_OF_ONE
+from bench.kmeans.run import free_memory, versions_of
+from tsapps.kernels.arrays import as_array, to_host
+from tsapps.kernels.devices import gpus, why_no_gpu
+
+FIELDS: dict[str, tuple[type, ...]] = {**FIELDS_OF_ONE, "b": (int,)}
+KEY = ("what", "engine", "b", "n", "d", "k", "dtype")
+# Samples whose labels are compared, of all problems together.
+_MOST_ROWS = 1_000_000
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """b problems of one shape; named as 32x65536-128-1000-f32."""
+
+    b: int
+    each: Shape
+
+    @property
+    def name(self) -> str:
+        """The name that the command line takes."""
+        return f"{self.b}x{self.each.name}"
+
+    @classmethod
+    def parse(cls, name: str) -> "BatchShape":
+        """Read a name."""
+        problems, times, each = name.partition("x")
+        if not times or not problems.isdecimal() or int(problems) < 1:
+            raise ValueError(f"shape {name!r}: expected bxn-d-k-dtype, such as 32x65536-128-1000-f32")
+        return cls(int(problems), Shape.parse(each))
+
+    @property
+    def together(self) -> Shape:
+        """One problem of as many samples: what an iteration reads and multiplies is the same."""
+        return Shape(self.b * self.each.n, self.each.d, self.each.k, self.each.dtype)
+
+
+#: The shapes of record.
+SHAPES = tuple(
+    BatchShape.parse(f"{shape}-{dtype}")
+    for dtype in ("f32", "f16", "bf16")
+    for shape in ("32x65536-128-1000", "256x8192-64-256", "1024x2048-64-32", "32x16384-128-64")
+)
+
+
+class Step(NamedTuple):
+    """What one iteration gave: labels (b, n), the centres that they are of, and the new centres, both (b, k, d)."""
+
+    labels: Any
+    of: Any
+    new: Any
+
+
+class Batched(Peer):
+    """Lloyd iterations on X (b, n, d) from given centres (b, k, d)."""
+
+    def __init__(self, X: Any, centers: Any) -> None:
+        self.X, self.centers = X, centers
+        self.k = centers.shape[1]
+
+    def step(self) -> Step:
+        """Make one iteration."""
+        raise NotImplementedError
+
+
+class BatchedTsapps(Batched):
+    """Our own kernels; an error where they do not serve the shape."""
+
+    name, module = "tsapps", "tsapps"
+    dtypes = ("float32", "float16", "bfloat16")
+    steps = settles = True
+    device = "cuda"
+
+    def __init__(self, X: Any, centers: Any) -> None:
+        super().__init__(X, centers)
+        self.given = centers.astype(np.float32)  # where they lie, as the others have them
+        self._open: dict[int, Any] = {}
+
+    def _machine(self) -> tuple[Any, Any]:
+        """Return what runs kernels, and its description."""
+        from tsapps.apps.kmeans.batched.gpu import Gpu
+        from tsapps.kernels.gpu_specs import live
+
+        index = int(self.X.device.id)
+        return Gpu(index), live(index)
+
+    def _batch(self, iterations: int) -> Any:
+        """Return what holds X, as a fit of so many iterations does, with no labels yet."""
+        from tsapps.apps.kmeans.batched.lloyd import BatchedLloyd
+        from tsapps.apps.kmeans.batched.plan import STATUS, batch_plan
+
+        if iterations not in self._open:
+            machine, device = self._machine()
+            plan = batch_plan(*self.X.shape[1:], self.k, device)
+            if plan is None:
+                raise ValueError("no kernel of ours serves this shape: problems go to TSKMeans one by one")
+            self._open = {iterations: BatchedLloyd(machine, self.X, self.k, plan, max_iter=iterations, tol=0)}
+        batch = self._open[iterations]
+        batch.labels.fill(-1)
+        batch.status.fill(STATUS["place"])
+        for name in ("sums", "counts", "moved", "arrived", "iterations"):
+            batch.arrays[name].fill(0)
+        return batch
+
+    def iterate(self, iterations: int) -> float:
+        """Make so many iterations from no labels; return how many were made, in the mean of the problems."""
+        batch = self._batch(iterations)
+        batch.start_at(self.given)
+        batch.iterate()
+        return float(to_host(batch.arrays["iterations"]).mean())
+
+    def _fitted(self, iterations: int) -> Any:
+        from tsapps import kmeans_batched
+
+        return kmeans_batched(self.X, self.k, init=self.given, max_iter=iterations, tol=0, device=self.device)
+
+    def step(self) -> Step:
+        """Fit one iteration; its labels are those of the new centres."""
+        found = self._fitted(1)
+        return Step(found.labels, found.centers, found.centers)
+
+    def fit(self, iterations: int) -> int:
+        """Fit; return the most iterations of a problem."""
+        self._open = {}
+        return int(self._fitted(iterations).n_iter.max())
+
+
+class _BatchedFlash(FlashKmeans):
+    """What flash-kmeans' adapter and flashlib's have in common: they call the same with one problem."""
+
+    def __init__(self, X: Any, centers: Any) -> None:
+        super().__init__(X, centers)
+        self.X, self.centers = self.X[0], self.centers[0]
+        self.k = self.centers.shape[1]
+
+    def step(self) -> Step:
+        """Fit one iteration; it returns the labels that the iteration found."""
+        labels, new_centers, _ = self._fitted(1)
+        return Step(labels, self.centers, new_centers)
+
+
+class BatchedFlashKmeans(_BatchedFlash):
+    """flash-kmeans: `batch_kmeans_Euclid`."""
+
+
+class BatchedFlashlib(_BatchedFlash, Flashlib):
+    """flashlib: `flash_kmeans`, and the kernels that it chooses."""
+
+    name, module = Flashlib.name, Flashlib.module
+
+
+#: Every adapter by its name.
+PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in (BatchedTsapps, BatchedFlashKmeans, BatchedFlashlib)}
+
+
+def draw(shape: BatchShape, seed: int, xp: Any) -> tuple[Any, Any]:
+    """Draw X (b, n, d) and first centres (b, k, d), each problem as `problems.draw` does."""
+    rng, each = xp.random.default_rng(seed), shape.each
+    dtype = data.numpy_dtype(each.dtype)
+    X, centers = (xp.empty((shape.b, rows, each.d), dtype) for rows in (each.n, each.k))
+    for i in range(shape.b):
+        X[i], centers[i] = data.draw_from(rng, each, xp)
+    return X, centers
+
+
+def check(step: Step, X: Any, centers: Any, shape: BatchShape, seed: int, xp: Any) -> dict[str, Any]:
+    """Return how right an iteration is, as fields of the record.
+
+    Raises
+    ------
+    NotRightError
+        If too few labels are the float64 arg-min, or a new centre is too far from the mean of its samples.
+    """
+    each = shape.each
+    labels, of, new = (xp.asarray(as_array(one)) for one in step)
+    rows = data.compared_rows(each.n, max(1, _MOST_ROWS // shape.b), seed, xp)
+    shares = []
+    for i in range(shape.b):
+        expected = data.nearest_f64(X[i], of[i], rows, xp)
+        try:
+            shares.append(data.share_equal(labels[i], rows, expected, each.k))
+        except ValueError as error:
+            raise NotRightError(f"problem {i}: {error}") from error
+    share, least, worst = float(np.mean(shares)), LEAST_EQUAL[each.dtype], int(np.argmin(shares))
+    if share < least or shares[worst] < least - 0.01:
+        raise NotRightError(
+            f"{share:.4%} of the labels are the float64 arg-min, of problem {worst} {shares[worst]:.4%}; expected "
+            f"{least:.2%}"
+        )
+    errors = []
+    for i in {0, shape.b - 1}:
+        # The labels that the new centres are the means of.
+        mine = labels[i] if step.of is not step.new else data.nearest_f64(X[i], centers[i], xp.arange(each.n), xp)
+        errors.append(data.centers_error(X[i], mine, new[i]))
+    error = float(np.max(errors))
+    if not error <= MOST_CENTERS_ERROR[each.dtype]:
+        raise NotRightError(f"a new centre is off by {error:.1e}, more than {MOST_CENTERS_ERROR[each.dtype]:.0e}")
+    return {"labels_equal_f64": share, "rows_compared": shape.b * len(rows), "centers_error": error}
+
+
+def measured(engine: str, shape: BatchShape, timing: Timing, ceilings: Ceilings) -> dict[str, Any]:
+    """Return the fields of a record that tell what was timed, and how long it took."""
+    floor, set_by = data.floor_ms(shape.together, ceilings)
+    return {
+        "what": "kmeans-batched",
+        "engine": engine,
+        "b": shape.b,
+        **asdict(shape.each),
+        **asdict(timing),
+        "floor_ms": floor,
+        "floor_set_by": set_by,
+        "read_ceiling_gbs": ceilings.read_gbs,
+        "matmul_ceiling_tflops": ceilings.matmul_tflops,
+        "read_gbs": data.read_bytes(shape.together) / timing.iter_ms / 1e6,
+    }
+
+
+def one_step(name: str, shape: BatchShape) -> None:
+    """Make one iteration on some data, for what is compiled for it."""
+    import cupy
+
+    sizes = shape.b, shape.each.n, shape.each.d
+    X = cupy.random.default_rng(0).standard_normal(sizes, dtype=cupy.float32)
+    X = X.astype(data.numpy_dtype(shape.each.dtype), copy=False)
+    PEERS[name](X, X[:, : shape.each.k].copy()).step()
+    cupy.cuda.Device().synchronize()
+
+
+def run(options: argparse.Namespace) -> int:
+    """Time the asked engines on the asked shapes on the current GPU; return the exit code."""
+    import cupy
+
+    engines = [name for name in options.engine if PEERS[name].installed()]
+    for name in options.engine:
+        if name not in engines:
+            print(f"{name}: not installed")
+    device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+    path = options.out or record.results_path(device, "kmeans-batched")
+    clock = GpuClock()
+    ceilings = measure(clock)
+    common = {"device": device, "commit": options.commit or record.commit_of(), "seed": options.seed}
+    failures = 0
+    steps = [(name, shape) for shape in options.shapes for name in engines if PEERS[name].compiles]
+    free_memory(cupy)
+    call_ahead(one_step, steps, options.ahead)
+    for shape in options.shapes:
+        free_memory(cupy)
+        X, centers = draw(shape, options.seed, cupy)
+        for name in engines:
+            if shape.each.dtype not in PEERS[name].dtypes:
+                print(f"{shape.name:<24} {name:<13} does not take {shape.each.dtype}", flush=True)
+                continue
+            free_memory(cupy)
+            try:
+                peer = PEERS[name](X, centers)
+                checked = check(peer.step(), X, centers, shape, options.seed, cupy)
+                timing = time_peer(peer, clock, options.repeats, options.seconds_budget)
+            except Exception as error:  # noqa: BLE001 (a peer may raise anything: it is said, and nothing is recorded)
+                print(
+                    f"{shape.name:<24} {name:<13} NOT RECORDED: {type(error).__name__}: {str(error)[:160]}", flush=True
+                )
+                failures += 1
+                continue
+            one = {**measured(name, shape, timing, ceilings), **checked, **common}
+            one |= {"versions": versions_of(name, cupy), "date": record.today()}
+            record.store(path, one, KEY, FIELDS)
+            floor = f" ({timing.iter_ms / one['floor_ms']:.1f}× the floor)" if one["floor_ms"] else ""
+            fit = f"fit {timing.fit_ms:.1f} ms" if timing.fit_ms else "no time for a fit"
+            right = f"labels {checked['labels_equal_f64']:.4%} of {checked['rows_compared']}"
+            print(f"{shape.name:<24} {name:<13} iteration {timing.iter_ms:.3f} ms{floor}; {fit}; {right}", flush=True)
+        del X, centers
+    return 1 if failures or not engines else 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--engine", action="append", choices=list(PEERS), help="may be given again; all if not given")
+    parser.add_argument(
+        "--shapes", help="names such as 32x65536-128-1000-f32, with commas between; the shapes of record"
+    )
+    parser.add_argument("--out", type=Path, help="the records' file; bench/results/<device>/kmeans-batched.json")
+    parser.add_argument("--repeats", type=int, default=9, help="timings of one thing at most (default 9)")
+    parser.add_argument("--seconds-budget", type=float, default=4, help="for one engine on one shape (default 4)")
+    parser.add_argument("--ahead", type=int, default=0, help="as of bench.kmeans")
+    parser.add_argument("--seed", type=int, default=randbelow(2**31), help="of the data; a fresh one if not given")
+    parser.add_argument("--commit", help="what is measured, where there is no git to ask")
+    options = parser.parse_args(arguments)
+    options.engine = list(dict.fromkeys(options.engine or PEERS))
+    try:
+        options.shapes = [BatchShape.parse(name) for name in options.shapes.split(",")] if options.shapes else SHAPES
+    except ValueError as error:
+        parser.error(str(error))
+    if options.repeats < 1:
+        parser.error("--repeats must be at least 1")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    options = _parse(arguments)
+    if not gpus():
+        print(f"no GPU to time: {why_no_gpu()}", file=sys.stderr)
+        return 1
+    return run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

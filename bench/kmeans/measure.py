@@ -1,0 +1,245 @@
+"""Check and time one implementation of K-means on one problem. What is not right is not timed."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from bench.common.timing import Clock, CpuClock, median, repeats_within
+from bench.kmeans import problems as data
+from bench.kmeans.peers import Peer
+from bench.kmeans.problems import Shape
+from tsapps.kernels.arrays import as_array
+
+__all__ = ["FIT_ITERATIONS", "NotRightError", "Problem", "Timing", "check_step", "compare_on_cpu", "time_peer"]
+
+#: Iterations of a fit that is timed.
+FIT_ITERATIONS = 20
+# Iterations that are made more, in which labels have settled.
+_MORE = 5
+# Differences of runs that say what one of them takes, at most.
+_DIFFERENCES = 5
+# Rows whose labels are compared: the most; and the fewest, where more would take longer than what is timed.
+_MOST_ROWS, _FEWEST_ROWS, _MOST_PRODUCTS = 1_000_000, 1 << 16, 1 << 38
+#: The least share of labels equal to the float64 arg-min: peers score float32 in tf32, and halves with half centres.
+LEAST_EQUAL = {"float64": 0.9999, "float32": 0.98, "float16": 0.95, "bfloat16": 0.9}
+#: The largest error of a new centre, relative: peers sum in float32, and round what they return to X's dtype.
+MOST_CENTERS_ERROR = {"float64": 1e-4, "float32": 1e-3, "float16": 1e-2, "bfloat16": 2e-2}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What `time_peer` found; `n_iter` is the fit's. None is what there was no time for, or no way to find."""
+
+    iter_ms: float
+    iter_from: str
+    repeats: int
+    fit_ms: float | None = None
+    n_iter: int | None = None
+    seeded_fit_ms: float | None = None
+    settled_ms: float | None = None
+
+
+class NotRightError(Exception):
+    """An engine's labels or centres differ from the reference by more than its arithmetic explains."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """X and first centres on the GPU, and the float64 arg-min of some of the rows."""
+
+    shape: Shape
+    X: Any
+    centers: Any
+    rows: Any
+    expected: Any
+
+    @classmethod
+    def draw(cls, shape: Shape, seed: int, xp: Any) -> "Problem":
+        """Draw the data, and find what is right."""
+        X, centers = data.draw(shape, seed, xp)
+        rows = data.compared_rows(shape.n, _rows_to_compare(shape), seed, xp)
+        return cls(shape, X, centers, rows, data.nearest_f64(X, centers, rows, xp))
+
+
+def _rows_to_compare(shape: Shape) -> int:
+    return min(_MOST_ROWS, max(_FEWEST_ROWS, _MOST_PRODUCTS // (shape.d * shape.k)))
+
+
+def check_step(peer: Peer, problem: Problem, xp: Any) -> dict[str, Any]:
+    """Make one iteration and return how right it is, as fields of the record.
+
+    Raises
+    ------
+    NotRightError
+        If too few labels are the float64 arg-min, or a new centre is too far from the mean of its samples.
+    """
+    dtype = problem.shape.dtype
+    labels, new_centers = (_as(xp, array) for array in peer.step())
+    try:
+        share = data.share_equal(labels, problem.rows, problem.expected, problem.shape.k)
+    except ValueError as error:
+        raise NotRightError(str(error)) from error
+    if share < LEAST_EQUAL[dtype]:
+        raise NotRightError(f"{share:.4%} of the labels are the float64 arg-min, fewer than {LEAST_EQUAL[dtype]:.2%}")
+    error = data.centers_error(problem.X, labels, new_centers)
+    if not error <= MOST_CENTERS_ERROR[dtype]:
+        raise NotRightError(f"a new centre is off by {error:.1e}, more than {MOST_CENTERS_ERROR[dtype]:.0e}")
+    return {"labels_equal_f64": share, "rows_compared": len(problem.rows), "centers_error": error}
+
+
+def _as(xp: Any, array: Any) -> Any:
+    return xp.asarray(as_array(array))
+
+
+def time_peer(peer: Peer, clock: Clock, repeats: int, seconds: float, *, fits: bool = True) -> Timing:
+    """Time one iteration and, where `seconds` allow, fits of `FIT_ITERATIONS`. The peer has made one step already.
+
+    Without `fits`, those that a slope is taken of are the only ones.
+    """
+    if peer.steps:
+        return _time_steps(peer, clock, repeats, seconds, fits=fits)
+    return _time_slope(peer, clock, repeats, seconds)
+
+
+def _time_steps(peer: Peer, clock: Clock, repeats: int, seconds: float, *, fits: bool) -> Timing:
+    end = time.perf_counter() + seconds
+    iterations, made, kind = 1, 1.0, "step"
+    if peer.settles:
+        _mean_ms(peer, clock, 2)  # warms up what one step alone does not
+        iterations = repeats_within(seconds, _mean_ms(peer, clock, 2)[0], FIT_ITERATIONS)
+        _mean_ms(peer, clock, iterations)  # and what is compiled for later iterations
+
+    def one_ms() -> float:
+        nonlocal made
+        if not peer.settles:
+            return clock.call_ms(peer.step)
+        ms, made = _mean_ms(peer, clock, iterations)
+        return ms
+
+    first = one_ms()
+    # What takes longer than all timings may is warm: the check has made a step, and an iteration is long.
+    times = [first if iterations * first > 400 * seconds else one_ms()]
+    count = repeats_within(0.4 * seconds, iterations * times[0], repeats)
+    times += [one_ms() for _ in range(count - 1)]
+    iter_ms = median(times)
+    settled = None
+    if peer.settles:
+        kind = f"mean of {round(made)}"
+        differences = repeats_within(0.2 * seconds, 2 * iterations * iter_ms, _DIFFERENCES)
+        settled = _settled_ms(peer, clock, iterations, differences)
+    if not fits or time.perf_counter() + FIT_ITERATIONS * iter_ms / 1e3 > end:
+        return Timing(iter_ms, kind, count, settled_ms=settled)
+    peer.fit(1)  # warms up what only a fit does
+    found = [clock.wall_ms(lambda: peer.fit(FIT_ITERATIONS))]
+    while len(found) < min(repeats, 5) and time.perf_counter() + found[0][0] / 1e3 < end:
+        found.append(clock.wall_ms(lambda: peer.fit(FIT_ITERATIONS)))
+    fit_ms, n_iter = median(ms for ms, _ in found), int(found[0][1])
+    seeded = _seeded_fit_ms(peer, clock, fit_ms, end - time.perf_counter())
+    return Timing(iter_ms, kind, count, fit_ms, n_iter, seeded, settled)
+
+
+def _seeded_fit_ms(peer: Peer, clock: Clock, fit_ms: float, seconds: float) -> float | None:
+    """Return the milliseconds of a fit from centres of its own, by greedy k-means++: k passes more than `fit_ms`."""
+    if not peer.seeds or 4 * peer.k * fit_ms / FIT_ITERATIONS > 1e3 * seconds:
+        return None
+    peer.fit_seeded(FIT_ITERATIONS, 0)  # warms up what only this does
+    return median(clock.wall_ms(lambda seed=seed: peer.fit_seeded(FIT_ITERATIONS, seed))[0] for seed in (1, 2, 3))
+
+
+def _settled_ms(peer: Peer, clock: Clock, iterations: int, differences: int) -> float | None:
+    """Return the milliseconds of one of the iterations that follow the first `iterations`, or of the last of fewer.
+
+    By the difference of two runs, so that what begins and ends a run is not in it; the median of so many.
+    """
+    _, most = _mean_ms(peer, clock, iterations + _MORE)
+    least = round(most) - _MORE
+    if least < 1:
+        return None
+
+    def total_ms(count: int) -> float:
+        ms, made = _mean_ms(peer, clock, count)
+        return ms * made
+
+    return median((total_ms(round(most)) - total_ms(least)) / _MORE for _ in range(differences))
+
+
+def _mean_ms(peer: Peer, clock: Clock, iterations: int) -> tuple[float, float]:
+    """Return the mean of the first iterations, from no labels, and how many were made: fewer where it converges."""
+    made = 0.0
+
+    def iterate() -> None:
+        nonlocal made
+        made = peer.iterate(iterations)
+
+    ms = clock.call_ms(iterate)
+    return ms / made, made
+
+
+def _time_slope(peer: Peer, clock: Clock, repeats: int, seconds: float) -> Timing:
+    end = time.perf_counter() + seconds
+    short, _ = clock.wall_ms(lambda: peer.fit(1))
+    if 4 * short > 1e3 * seconds:
+        raise TimeoutError(f"a fit of one iteration takes {short / 1e3:.1f} s: too slow for {seconds:g} s")
+    iterations = min(FIT_ITERATIONS, 1 + repeats_within(seconds, short, FIT_ITERATIONS))
+    pairs: list[tuple[float, float, int]] = []
+    while not pairs or (len(pairs) < repeats and time.perf_counter() + (pairs[0][0] + pairs[0][1]) / 1e3 < end):
+        short, first = clock.wall_ms(lambda: peer.fit(1))
+        long, last = clock.wall_ms(lambda: peer.fit(iterations))
+        if last <= first:
+            raise NotRightError(f"a fit ended after {last} iterations: there is no slope to take")
+        pairs.append((short, long, last - first))
+    iter_ms = median((long - short) / more for short, long, more in pairs)
+    if iterations < FIT_ITERATIONS:
+        return Timing(iter_ms, "slope", len(pairs))
+    return Timing(iter_ms, "slope", len(pairs), median(long for _, long, _ in pairs), int(last))
+
+
+def compare_on_cpu(shape: Shape, seed: int, repeats: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fit the same data by both, in turn, and return the fields that they measured: ours, theirs.
+
+    The labels of a fit are compared with the float64 arg-min at its own final centres.
+    """
+    from sklearn.cluster import KMeans
+
+    from tsapps import TSKMeans
+
+    X, centers = data.draw(shape, seed, np)
+    options = {"n_clusters": shape.k, "init": centers, "n_init": 1, "max_iter": FIT_ITERATIONS, "tol": 0}
+    models = {"tsapps-cpu": TSKMeans(device="cpu", **options), "scikit-learn": KMeans(**options)}
+    rows = data.compared_rows(shape.n, _rows_to_compare(shape), seed, np)
+    shares = {}
+    for name, model in models.items():
+        model.fit(X)
+        expected = data.nearest_f64(X, model.cluster_centers_, rows, np)
+        shares[name] = data.share_equal(model.labels_, rows, expected, shape.k)
+        if shares[name] < LEAST_EQUAL[shape.dtype]:
+            raise NotRightError(f"{name} on {shape.name}: {shares[name]:.4%} of the labels are right")
+    clock, times = CpuClock(), {name: [] for name in models}
+    for turn in range(repeats):
+        for name in _alternating(models, turn):
+            times[name].append(clock.wall_ms(lambda name=name: models[name].fit(X))[0])
+    ours, theirs = (
+        {
+            "what": "kmeans",
+            "engine": name,
+            **asdict(shape),
+            "iter_ms": median(times[name]) / model.n_iter_,
+            "iter_from": "fit",
+            "repeats": repeats,
+            "fit_ms": median(times[name]),
+            "n_iter": int(model.n_iter_),
+            "floor_ms": None,
+            "read_gbs": None,
+            "labels_equal_f64": shares[name],
+            "rows_compared": len(rows),
+        }
+        for name, model in models.items()
+    )
+    return ours, theirs
+
+
+def _alternating(names: Mapping[str, Any], turn: int) -> Iterator[str]:
+    return iter(names) if turn % 2 == 0 else reversed(list(names))

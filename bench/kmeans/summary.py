@@ -1,0 +1,212 @@
+"""What the records of bench.kmeans show, as text and as a plot.
+
+python -m bench.kmeans.summary --plot docs/kmeans-floor.png --grid docs/kmeans-grid.png
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import log2
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.common import record
+from bench.common.timing import median
+from bench.kmeans.problems import GPU_SHAPES, GRIDS, Shape
+
+__all__ = ["OURS", "OWN", "Cell", "by_shape", "grid_cells", "grid_text", "plot", "plot_grid", "text"]
+
+Record = dict[str, Any]
+OURS = "tsapps"
+#: Engines of this package: no peers.
+OWN = (OURS, "tsapps-all-rows", "tsapps-tf32", "tsapps-protected", "cublas")
+_COLOURS = ("tab:red", "tab:blue", "tab:orange", "tab:green", "tab:purple", "black", "tab:brown", "tab:pink")
+
+
+def by_shape(records: Sequence[Record], shapes: Sequence[Shape] = GPU_SHAPES) -> list[tuple[Shape, dict[str, Record]]]:
+    """Return those of some shapes, by default those of record, that have records, each with its records by engine."""
+    found = []
+    for shape in shapes:
+        key = {"n": shape.n, "d": shape.d, "k": shape.k, "dtype": shape.dtype}
+        some = {one["engine"]: one for one in records if key.items() <= one.items() and one["iter_ms"] is not None}
+        if some:
+            found.append((shape, some))
+    return found
+
+
+def text(records: Sequence[Record]) -> str:
+    """Return a table of our times beside the floor and the best of all others but our own cuBLAS engine."""
+    lines = ["| shape | floor | ours | times the floor | best peer | times as fast |", "|---|" + "---:|" * 5]
+    for shape, engines in by_shape(records):
+        ours = engines.get(OURS)
+        peers = {name: one for name, one in engines.items() if name not in OWN}
+        if ours is None or not peers:
+            continue
+        best = min(peers, key=lambda name: peers[name]["iter_ms"])
+        mine, theirs, floor = ours["iter_ms"], peers[best]["iter_ms"], ours["floor_ms"]
+        lines.append(
+            f"| {shape.name} | {floor:.2f} | {mine:.2f} | {mine / floor:.2f} | {best} {theirs:.2f} "
+            f"| {theirs / mine:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def plot(records: Sequence[Record], path: Path) -> None:
+    """Draw each engine's time over the floor, a line a shape."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    shapes = by_shape(records)
+    engines = sorted({name for _, some in shapes for name in some}, key=lambda name: (name != OURS, name))
+    marks = dict(zip(engines, "oxs^dv<>", strict=False))
+    colours = dict(zip(engines, _COLOURS, strict=False))
+    figure, axis = plt.subplots(figsize=(9, 0.32 * len(shapes) + 1.4), constrained_layout=True)
+    for name, mark in marks.items():
+        points = [
+            (some[name]["iter_ms"] / some[name]["floor_ms"], i) for i, (_, some) in enumerate(shapes) if name in some
+        ]
+        axis.plot(*zip(*points, strict=True), mark, color=colours[name], label=name)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks([0.5, 1, 2, 4, 8, 16, 32, 64], ["0.5", "1", "2", "4", "8", "16", "32", "64"])
+    axis.set_yticks(range(len(shapes)), [shape.name for shape, _ in shapes])
+    axis.invert_yaxis()
+    axis.axvline(1, color="grey", linewidth=0.8)
+    axis.grid(axis="x", alpha=0.3)
+    axis.set_xlabel("time of an iteration over the floor: one read of the data, or its arithmetic (n-d-k-dtype)")
+    figure.legend(loc="outside upper center", ncols=len(engines))
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A shape of the grid: milliseconds of our engine and of the fastest peer, its name, and the floor."""
+
+    shape: Shape
+    ours: float
+    peer: str
+    theirs: float
+    floor: float
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast as the best peer we are."""
+        return self.theirs / self.ours
+
+
+def grid_cells(records: Sequence[Record]) -> list[Cell]:
+    """Return the grid's shapes that we and a peer have records of; none before we have one of every shape."""
+    shapes = by_shape(records, GRIDS["grid"])
+    if sum(OURS in engines for _, engines in shapes) < len(GRIDS["grid"]):
+        return []
+    cells = []
+    for shape, engines in shapes:
+        peers = {name: one["iter_ms"] for name, one in engines.items() if name not in OWN}
+        if peers:
+            best = min(peers, key=lambda name: peers[name])
+            cells.append(Cell(shape, engines[OURS]["iter_ms"], best, peers[best], engines[OURS]["floor_ms"]))
+    return cells
+
+
+def grid_text(records: Sequence[Record]) -> str:
+    """Return a sentence on the grid, empty where there are no cells of it."""
+    cells = grid_cells(records)
+    if not cells:
+        return ""
+    grid = GRIDS["grid"]
+    peers = sorted({name for _, engines in by_shape(records, grid) for name in engines if name not in OWN})
+    sizes = [f"{name.removeprefix('grid-')}" for name in GRIDS if name != "grid"]
+    speedups, of_floor = [cell.speedup for cell in cells], [cell.ours / cell.floor for cell in cells]
+    shapes = (
+        f"n = {_listed(sizes)}, d = {_range(shape.d for shape in grid)}, k = {_range(shape.k for shape in grid)} "
+        f"({len(grid)} shapes, float32)"
+    )
+    among = _listed(peers) if len(peers) == 1 else f"the fastest of {_listed(peers)}"
+    return (
+        f"Over a grid of {shapes}, `{OURS}` is faster than {among} on {sum(one > 1 for one in speedups)} of the "
+        f"{len(cells)} that one of them ran: {min(speedups):.2f} times as fast at least, {median(speedups):.2f} in the "
+        f"median, {max(speedups):.2f} at most. An iteration takes {min(of_floor):.2f} to {max(of_floor):.2f} times the "
+        f"floor, {median(of_floor):.2f} in the median."
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _range(values: Iterable[int]) -> str:
+    found = sorted(set(values))
+    return f"{found[0]:,} to {found[-1]:,}"
+
+
+def plot_grid(records: Sequence[Record], path: Path) -> bool:
+    """Draw our time over the floor, and how many times as fast as the best peer it is, a map of d and k for each n.
+
+    Returns whether there was anything to draw.
+    """
+    cells = grid_cells(records)
+    if not cells:
+        return False
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.colors import LogNorm, TwoSlopeNorm
+
+    sizes, features, clusters = (sorted({getattr(cell.shape, name) for cell in cells}) for name in "ndk")
+    figure, axes = plt.subplots(2, len(sizes), figsize=(11, 6), constrained_layout=True, squeeze=False)
+    speedups = [log2(cell.speedup) for cell in cells]
+    rows = (
+        # White where both are as fast.
+        (
+            "times as fast as the best peer",
+            lambda cell: cell.speedup,
+            log2,
+            "RdBu",
+            TwoSlopeNorm(0, min(-1, *speedups), max(1, *speedups)),
+        ),
+        ("times the floor", lambda cell: cell.ours / cell.floor, lambda value: value, "YlOrBr", LogNorm(0.5, 8)),
+    )
+    for of_row, (title, value_of, shade, colours, norm) in zip(axes, rows, strict=True):
+        for axis, n in zip(of_row, sizes, strict=True):
+            shades = np.full((len(features), len(clusters)), np.nan)
+            for cell in cells:
+                if cell.shape.n == n:
+                    row, column = features.index(cell.shape.d), clusters.index(cell.shape.k)
+                    shades[row, column] = shade(value_of(cell))
+                    axis.text(column, row, f"{value_of(cell):.2g}", ha="center", va="center", fontsize=8)
+            axis.imshow(shades, cmap=colours, norm=norm, alpha=0.7, aspect="auto")
+            axis.set_xticks(range(len(clusters)), [f"{k:,}" for k in clusters])
+            axis.set_yticks(range(len(features)), [str(d) for d in features])
+            axis.set_title(f"n = {n:,}: {title}", fontsize=9)
+            axis.set_xlabel("k")
+            axis.set_ylabel("d")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return True
+
+
+def main() -> int:
+    """Run the command line; return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--records", type=Path, default=record.results_path("NVIDIA H200", "kmeans"))
+    parser.add_argument("--plot", type=Path, help="a file to draw to")
+    parser.add_argument("--grid", type=Path, help="a file to draw the grid to")
+    options = parser.parse_args()
+    records = record.load(options.records)
+    print(text(records))
+    print(f"\n{grid_text(records) or 'There are not yet records of every shape of the grid.'}")
+    if options.grid and not plot_grid(records, options.grid):
+        print(f"{options.grid} was not drawn")
+    if options.plot:
+        plot(records, options.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

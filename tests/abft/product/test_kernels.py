@@ -1,0 +1,476 @@
+"""product/detect.cuh, row_checksums.cuh and locate.cuh, their own source run on the CPU, against float64 and cpu.py."""
+
+from dataclasses import replace
+
+import numpy as np
+import oracle
+import pytest
+from exhaustive import every
+from host_cuda import harness
+from host_cuda.checked import Check, blocks_of, build_products, name_of, predicted
+from host_cuda.tall_skinny import DTYPES, result
+
+from bench.abft import product as product_faults
+from bench.abft.campaign import draw
+from bench.abft.product import Limits
+from tsapps.apps.abft.product import cpu as product_cpu
+from tsapps.apps.abft.product import thresholds
+from tsapps.apps.abft.product.plan import half_step, summed
+from tsapps.apps.abft.product.rounding_model import Walk, walks
+from tsapps.kernels.plan.accumulation_order import UNKNOWN, order_of
+from tsapps.kernels.plan.mma import Plan, WarpgroupPlan, instantiate
+from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
+
+M, K = 203, 150
+LIES = {"C": "packed", "padded": "rows", "F": "columns", "strided": "any"}
+
+
+def problem_of(dtype, w, *, along=True, b_along=False, k=K, m=M):
+    def layout(along, lead):
+        return Layout(along, lead, int(np.gcd(16, lead * ITEMSIZE[dtype])), 16)
+
+    return Problem(m, k, w, dtype, layout(along, k if along else m), layout(b_along, k if b_along else w))
+
+
+def plan_of(dtype, w, *, kind=Plan, k=K, splits=1, products=3, **lies):
+    depth, problem = 64 // ITEMSIZE[dtype] * 2, problem_of(dtype, w, k=k, **lies)
+    if kind is WarpgroupPlan:
+        kept = k <= depth
+        one = WarpgroupPlan(
+            dtype, 128, w, depth, warps_m=8 // splits, warps_k=splits, stages=3, keep_b=kept, loaders=2 - kept
+        )
+    elif k <= depth:
+        one = Plan(dtype, 32, w, k, teams=2, stages=3, keep_b=True, products=products, stretch=4)
+    else:
+        one = Plan(dtype, 64, w, depth, warps_m=2, warps_k=splits, stages=3)
+    return replace(instantiate(one, problem), store="StorePairs", row_sums=True)
+
+
+#: A product's plan, its columns, how C lies, and k.
+CASES = [
+    *((plan_of(dtype, w), w, C, K) for dtype in DTYPES for w, C in ((16, "C"), (5, "F"), (9, "strided"))),
+    *((plan_of(dtype, 64), 64, "C", K) for dtype in ("float32", "bfloat16")),
+    *((plan_of(dtype, 3, along=False), 3, "C", K) for dtype in ("float64", "float16")),
+    *((plan_of(dtype, 16, k=12), 16, "padded", 12) for dtype in DTYPES),
+    (plan_of("float16", 7, k=5), 7, "C", 5),
+    (plan_of("float32", 7, k=29, products=6), 7, "C", 29),
+    *((plan_of(dtype, 12, b_along=True, splits=2), 12, "C", K) for dtype in ("float64", "float32", "bfloat16")),
+    *((plan_of(dtype, 24, kind=WarpgroupPlan), 24, "C", K) for dtype in ("float64", "float32", "float16")),
+    (plan_of("float32", 9, kind=WarpgroupPlan, splits=2), 9, "F", K),
+    *((plan_of(dtype, 24, kind=WarpgroupPlan, k=13), 24, "C", 13) for dtype in ("float64", "float32", "float16")),
+]
+
+
+def identify(case):
+    plan, w, C, k = case
+    orders = "".join("FC"[along] for along in (plan.a_along, not plan.b_along))
+    return f"{plan.kernel_name}-{plan.dtype}-{k}x{w}-{orders}{C}"
+
+
+@pytest.fixture(scope="module", name="libraries")
+def _libraries():
+    return build_products([(plan, w, LIES[C]) for plan, w, C, _ in [*CASES[::4], *CASES]])
+
+
+def operands(dtype, m, k, w, seed=0, *, along=True, b_along=False):
+    rng = np.random.default_rng(seed)
+    A, B = rng.standard_normal((m, k)).astype(DTYPES[dtype]), rng.standard_normal((k, w)).astype(DTYPES[dtype])
+    return A if along else np.asfortranarray(A), np.asfortranarray(B) if b_along else B
+
+
+def aligned(X):
+    """Return a copy from a multiple of 16 bytes on."""
+    memory = np.empty(X.size + 16, X.dtype)
+    first = -memory.ctypes.data % 16 // X.itemsize
+    copy = memory[first : first + X.size].reshape(X.shape, order="F" if X.flags.f_contiguous else "C")
+    copy[...] = X
+    return copy
+
+
+def checked(libraries, case, faults=(), seed=0, bounds=None, capacity=None, order=UNKNOWN):
+    plan, w, how, k = case
+    A, B = map(aligned, operands(plan.dtype, M, k, w, seed, along=plan.a_along, b_along=plan.b_along))
+    bounds = bounds or thresholds.proven(k, w, plan.dtype)
+    check = Check(A, B, plan.dtype, bounds, plan, capacity, order)
+    C, memory = result(M, w, A.dtype, how)
+    check.multiply(libraries, plan, LIES[how], C, faults)
+    return check, C, memory
+
+
+def assert_right(check, C):
+    a, b = check.A.astype(np.float64), check.B.astype(np.float64)
+    k, size = a.shape[1], abs(a) @ abs(b)
+    if check.dtype == "float64":
+        allowed = oracle.gamma(k + 8, np.float64) * size
+    else:
+        allowed = (oracle.gamma(2 * k + 8, np.float32) + 2.0**-18) * size
+        unit = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[check.dtype]
+        allowed = allowed * (1 + unit) + unit * abs(a @ b)
+    assert (abs(C.astype(np.float64) - a @ b) <= allowed).all()
+
+
+# --- What B's rows give -----------------------------------------------------------------------------------------
+
+
+def weights(w):
+    """As product/row_checksums.cuh says, of columns 8b + 2t + i."""
+    n_most = 16
+    while n_most < 2 * -(-w // 8):
+        n_most *= 2
+    return np.array([(1 - (j // 8 * 2 + j % 2) / (2 * n_most)) * (1 - j % 8 // 2 / (8 * n_most)) for j in range(w)])
+
+
+def test_weights_by_hand():
+    assert half_step(1) == half_step(64) == 1 / 32
+    assert half_step(65) == 1 / 64
+    assert weights(18).tolist()[:4] + weights(18).tolist()[16:] == [
+        1,
+        31 / 32,
+        127 / 128,
+        31 * 127 / 4096,
+        7 / 8,
+        27 / 32,
+    ]
+    for w in (64, 300, 4097):
+        v = weights(w)
+        assert v.max() == 1
+        assert v.min() > 0.48
+        assert len(set(v)) == w
+    assert (weights(64).astype(np.float32) == weights(64)).all()
+
+
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("by_spread", [False, True])
+@pytest.mark.parametrize("w", [1, 3, 8, 40, 200])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_of_rows(dtype, w, by_spread, order):
+    rng = np.random.default_rng(w)
+    B = np.asarray(rng.standard_normal((50, w)), order=order).astype(DTYPES[dtype])
+    B[7] = 0
+    bounds = replace(thresholds.proven(50, w, dtype), by_spread=by_spread)
+    check = Check(B, B, dtype, bounds, plan_of(dtype, w, k=50))
+    assert not check.counts.any()
+    assert len(check.x) >= 50 + 16
+    assert not check.x[50:].any()
+    wide = B.astype(np.float64)
+    x, size = wide @ weights(w), abs(wide).sum(axis=1)
+    y = np.sqrt((wide**2).sum(axis=1) + x**2) if by_spread else size
+    unit = 2.0**-53 if dtype == "float64" else 2.0**-24
+    kept = oracle.gamma(w + 4, np.float64)  # in which they are added up
+    assert (abs(check.x[:50] - x) <= unit * abs(x) + kept * size).all()
+    assert (abs(check.y - y) <= unit * y + 2 * kept * size).all()
+
+
+# --- Products -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", every(4, CASES), ids=identify)
+def test_clean_products(libraries, case):
+    check, C, memory = checked(libraries, case)
+    assert check.suspected == []
+    assert_right(check, C)
+    C[...] = -12345
+    assert (memory == memory.dtype.type(-12345)).all(), "memory around C was written"
+    assert check.judge(C, correct=False) == ([], 0)
+
+
+@pytest.mark.parametrize("case", every(4, CASES), ids=identify)
+def test_what_is_struck_is_found_and_repaired(libraries, case):
+    plan, w, _, k = case
+    clean = checked(libraries, case)[1].copy()
+    rows = [0, 7, 8, 31, 64, 130, 202]
+    columns = [0, w - 1, w // 2, 0, w - 1, w // 2, w - 1]
+    # What is found for certain, by weights of 0.48 or more: twice the bound of a row; of 16 bits, also more than is
+    # rounded away.
+    A, B = operands(plan.dtype, M, k, w)
+    size = abs(A.astype(np.float64)) @ abs(B.astype(np.float64)).sum(axis=1)
+    off = 4.3 * thresholds.proven(k, w, plan.dtype).row * size + 2 * thresholds.UNIT[plan.dtype] * size * (
+        A.itemsize == 2
+    )
+    faults = [(i, j, s * off[i]) for i, j, s in zip(rows, columns, [1, -1, 10, 1, -100, 1, np.nan], strict=True)]
+    check, C, _ = checked(libraries, case, faults)
+    assert check.suspected == rows
+    found, n_wrong = check.judge(C)
+    assert n_wrong == len(rows)
+    assert [one[:2] for one in found] == list(zip(rows, columns, strict=True))
+    assert_right(check, C)
+    others = np.ones(C.shape, bool)
+    others[rows, columns] = False
+    assert (C[others] == clean[others]).all()
+    assert [float(C[i, j]) for i, j in zip(rows, columns, strict=True)] == [one[3] for one in found]
+    assert np.isnan(found[-1][2])
+
+
+@pytest.mark.parametrize("case", CASES[:3], ids=identify)
+def test_checks_that_are_struck_alarm_nobody(libraries, case):
+    plan = case[0]
+    first = -(-plan.tile_n // 8) * 8  # p, of which four lanes have parts
+    faults = [(3, first, 1e3), (4, first + 2, np.nan), (5, first + 4, np.inf), (6, first + 6, -np.inf)]
+    check, C, _ = checked(libraries, case, faults)
+    assert check.suspected == [3, 4, 5, 6]
+    assert check.judge(C) == ([], 0)
+    assert_right(check, C)
+
+
+@pytest.mark.parametrize("case", CASES[:1], ids=identify)
+def test_errors_of_both_signs_do_not_cancel(libraries, case):
+    check, C, _ = checked(libraries, case, [(9, 2, 1.0), (9, 11, -1.0)])
+    assert check.suspected == [9]
+    assert [one[:2] for one in check.judge(C)[0]] == [(9, 2), (9, 11)]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case[1:] == (16, "C", K)], ids=identify)
+def test_lists_that_are_too_short(libraries, case):
+    check, C, _ = checked(libraries, case, [(row, row % 16, 100.0) for row in range(0, 200, 2)], capacity=20)
+    assert int(check.counts[0]) == 100
+    found, n_wrong = check.judge(C)
+    assert check.confirmed == 100
+    assert n_wrong == 100
+    assert len(found) == 64  # of which there is room for
+    assert_right(check, C)
+
+
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("capacity", [None, 20])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_cancel_are_dismissed_at_a_second_look(dtype, capacity, order):
+    """Their elements are but rounding, of which the size of C tells nothing; whether they are listed or too many."""
+    rng = np.random.default_rng(5)
+    A, B = rng.standard_normal((300, 80)).astype(DTYPES[dtype]), rng.standard_normal((80, 6)).astype(DTYPES[dtype])
+    A[:, 40:], B[40:] = -A[:, :40], B[:40]
+    unit = float(np.finfo(summed(dtype)).eps)
+    C = np.asarray(4 * unit * abs(rng.standard_normal((300, 6))), A.dtype, order=order)
+    C[7, 3] = C[250, 0] = 1
+    check = Check(A, B, dtype, thresholds.proven(80, 6, dtype), capacity=capacity)
+    check.compare(C)
+    assert int(check.counts[0]) > 250
+    assert [one[:2] for one in check.judge(C)[0]] == [(7, 3), (250, 0)]
+    assert check.confirmed == 2
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case[3] == K][::4], ids=identify)
+def test_products_that_cancel(libraries, case):
+    plan, w, how, k = case
+    A, B = operands(plan.dtype, M, k, w, along=plan.a_along, b_along=plan.b_along)
+    A[:, k // 2 :], B[k // 2 :] = -A[:, : k // 2], B[: k // 2]
+    A, B = aligned(A), aligned(B)
+    check = Check(A, B, plan.dtype, thresholds.proven(k, w, plan.dtype), plan)
+    C, _ = result(M, w, A.dtype, how)
+    check.multiply(libraries, plan, LIES[how], C, [(70, w - 1, 1.0)])
+    assert check.judge(C)[1] == 1
+    assert check.confirmed == 1
+    assert_right(check, C)
+
+
+@pytest.mark.parametrize("w", [16, 2500])
+def test_the_statistical_bound_suspects_what_is_beyond_it(w, libraries):
+    """The first look must not be coarser than the second, whatever the columns are."""
+    case = next(case for case in CASES if (case[0].dtype, *case[1:]) == ("float32", 16, "C", K))
+    bounds = thresholds.statistical(K, w, "float32", 1e-7, 1e-9)
+    A, B = operands("float32", M, K, w)
+    v = weights(w)
+    y = np.sqrt((B.astype(np.float64) ** 2).sum(axis=1) + (B.astype(np.float64) @ v) ** 2)
+    q = np.sqrt((A.astype(np.float64) ** 2) @ y**2)
+    # Twice what a row may be off by, whatever its own rounding is.
+    faults = [(row, 3, 2.2 * bounds.row * q[row] / v[3]) for row in range(0, M, 5)]
+    if w == 16:
+        check, _, _ = checked(libraries, case, faults, bounds=bounds)
+    else:
+        C = (A.astype(np.float64) @ B.astype(np.float64)).astype(np.float32)
+        for row, column, by in faults:
+            C[row, column] += np.float32(by)
+        check = Check(A, B, "float32", bounds)
+        check.compare(C)
+    # Of a size p alone may be larger than what is wrong here: few rows.
+    found = set(check.suspected) & {row for row, _, _ in faults}
+    assert len(found) >= 0.9 * len(faults)
+    assert len(check.suspected) - len(found) <= M // 4
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[-2]], ids=identify)
+def test_the_same_in_any_order(libraries, case):
+    faults = [(5, 3, 2.0), (150, 1, -4.0)]
+    expected = None
+    for seed, copies in ((0, "late"), (1, "early"), (2, "late"), (3, "early")):
+        with harness.schedule(seed=seed, copies=copies, threads=1 + seed % 2):
+            check, C, _ = checked(libraries, case, faults)
+            found = check.suspected, check.judge(C), C.tobytes()
+        assert expected is None or found == expected
+        expected = found
+    assert expected[0] == [5, 150]
+
+
+def test_names_are_of_one_product_each():
+    assert len({name_of(plan, w, LIES[C]) for plan, w, C, _ in CASES}) == len(CASES)
+
+
+# --- Products that are there already ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("w", [1, 7, 100])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_compare_and_judge(dtype, w, order):
+    A, B = operands(dtype, 101, 60, w)
+    C = np.asarray(A.astype(np.float64) @ B.astype(np.float64)).astype(A.dtype, order=order)
+    check = Check(A, B, dtype, thresholds.proven(60, w, dtype))
+    check.compare(C)
+    assert check.suspected == []
+    clean = C.copy()
+    C[0, 0] += DTYPES[dtype](20)
+    C[77, w - 1] = np.nan
+    C[100, w // 2] = -np.inf
+    check = Check(A, B, dtype, thresholds.proven(60, w, dtype))
+    check.compare(C)
+    assert check.suspected == [0, 77, 100]
+    found, n_wrong = check.judge(C, correct=False)
+    assert n_wrong == 3
+    assert [one[:2] for one in found] == [(0, 0), (77, w - 1), (100, w // 2)]
+    assert np.isnan(C[77, w - 1])
+    check.counts[1:] = 0
+    check.judge(C)
+    # What is repaired is exact, and rounded once; float64 was summed in another order.
+    assert set(zip(*np.nonzero(C != clean), strict=True)) <= {one[:2] for one in found if dtype == "float64"}
+    assert_right(check, C)
+
+
+@pytest.mark.parametrize(("dtype", "place"), [("float16", 2.0**-10), ("bfloat16", 2.0**-7)])
+def test_repairs_are_rounded_once(dtype, place):
+    # Just above the middle of 1 and its neighbour, and just below; float32 does not tell them from it.
+    A = np.array([[1, place / 2, 2.0**-24], [1, place / 2, -(2.0**-24)], [-1, -place / 2, -(2.0**-24)]], DTYPES[dtype])
+    B = np.array([[1], [1], [2.0**-14]], DTYPES[dtype])
+    check, C = Check(A, B, dtype, thresholds.proven(3, 1, dtype)), np.full((3, 1), 9, DTYPES[dtype])
+    check.suspect_all()
+    assert [one[3] for one in check.judge(C)[0]] == [1 + place, 1, -1 - place]
+    assert C.tolist() == [[1 + place], [1], [-1 - place]]
+
+
+def test_judged_as_on_the_cpu():
+    rng = np.random.default_rng(3)
+    A, B = rng.standard_normal((40, 77)), rng.standard_normal((77, 6))
+    A[3] *= 1e200  # its squares overflow
+    A[4, 5], A[5, 6] = np.nan, np.inf
+    A[6] *= 1e299
+    A[8, 40:] = -A[8, :37]
+    B[40:] = B[:37]
+    with np.errstate(invalid="ignore"):
+        C = A @ B
+    # Of every size: bounds are met by some, and not by others.
+    C *= 1 + np.sign(rng.standard_normal(C.shape)) * 2.0 ** rng.uniform(-56, -40, C.shape)
+    C[7, 2] = np.inf
+    for bounds in (
+        thresholds.proven(77, 6, "float64"),
+        thresholds.statistical(77, 6, "float64", 1e-15, 1e-6),
+        thresholds.absolute(77, 6, "float64", 1e-12),
+    ):
+        check = Check(A, B, "float64", bounds)
+        check.suspect_all()
+        n_wrong = check.judge(C, correct=False)[1]
+        assert check.confirmed == 40
+        expected = sum(len(rows) for rows, *_ in product_cpu.wrong(A, B, C, range(40), bounds))
+        assert 20 < n_wrong == expected < 200
+
+
+@pytest.mark.each_choice
+@pytest.mark.parametrize("products", [2.0, 25.0])
+@pytest.mark.parametrize("k", [1, 50, 700])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_walks_are_those_of_the_cpu(dtype, k, products):
+    rng = np.random.default_rng(k)
+    A, B = (np.ldexp(x, rng.integers(-6, 3, x.shape)).astype(x.dtype) for x in operands(dtype, 30, k, 3))
+    A[:, ::3] *= 0
+    B[-1] += 1
+    A[5], A[6, -1] = 0, A[6, 0] + 1
+    walked, exact = walks(A, B, Walk(products)), A.astype(np.float64) @ B.astype(np.float64)
+    assert (walked > 0).any() or (k == 1 and A.itemsize == 2)
+    # Of little but what rounding may walk, and one rounding to 16 bits: what is off by less is right, by more wrong.
+    alone = {"magnitude": 0.0, "spread": 1.0, "absolute": 1e-12}
+    bounds = replace(thresholds.statistical(k, 3, dtype, 1e-7, 1e-6, walk=Walk(products)), **alone)
+    for by, n_wrong in ((0.97, 0), (1.03, (walked > 0).sum())):
+        C = (exact + by * np.where(exact < 0, -1, 1) * walked).astype(A.dtype)
+        check = Check(A, B, dtype, bounds)
+        check.suspect_all()
+        assert check.judge(C, correct=False)[1] == n_wrong
+
+
+# --- Sums to the bit --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", every(4, CASES), ids=identify)
+def test_a_product_is_as_predicted(libraries, case):
+    check, C, _ = checked(libraries, case)
+    sums = predicted(check.A, check.B, check.dtype, order_of_case(case))
+    assert (C == sums.astype(summed(check.dtype)).astype(C.dtype)).all()
+
+
+def order_of_case(case):
+    plan, w, _, k = case
+    return order_of(plan, problem_of(plan.dtype, w, k=k), blocks_of(plan, M, k, plan.tile_n))
+
+
+@pytest.mark.parametrize("case", every(4, CASES), ids=identify)
+def test_what_is_off_by_a_bit_is_found_and_repaired(libraries, case):
+    plan, w, _, k = case
+    bounds = thresholds.statistical(k, w, plan.dtype, 1e-7, 1e-9, predicted=True)
+    check, C, _ = checked(libraries, case, bounds=bounds, order=order_of_case(case))
+    clean = C.copy()
+    check.suspect_all()
+    assert check.judge(C) == ([], 0)
+    struck = [(3, 0), (64, w - 1), (202, w // 2)]
+    for i, j in struck:
+        C[i, j] = np.nextafter(C[i, j], C.dtype.type(2e4))
+    found, n_wrong = check.judge(C)
+    assert n_wrong == 3
+    assert [one[:2] for one in found] == struck
+    assert (C == clean).all()
+
+
+@pytest.mark.parametrize(("dtype", "large"), [("float64", 1e200), ("float32", 1e20), ("bfloat16", 1e20)])
+def test_where_sums_are_not_known_the_proven_bound_judges(dtype, large):
+    A, B = operands(dtype, 40, 30, 4)
+    A[7, 5] = large
+    C = (A.astype(np.float64) @ B.astype(np.float64)).astype(A.dtype)
+    order = order_of_case((plan_of(dtype, 4, k=30), 4, "C", 30))
+    assert np.isnan(predicted(A, B, dtype, order)[7]).all()
+    check = Check(A, B, dtype, thresholds.statistical(30, 4, dtype, 1e-7, 1e-9, predicted=True), order=order)
+    check.suspect_all()
+    check.judge(C)
+    right = C.copy()
+    if C.itemsize > 2:  # by less than rounding may
+        C[7] = np.nextafter(C[7], C.dtype.type(0))
+    check.suspect_all()
+    assert check.judge(C) == ([], 0)
+    C[7] = right[7]
+    check.suspect_all()
+    C[7, 2] *= 2
+    C[8, 1] = np.nextafter(C[8, 1], C.dtype.type(0))
+    assert [one[:2] for one in check.judge(C)[0]] == [(7, 2), (8, 1)]
+    assert (C == right).all()
+
+
+@pytest.mark.parametrize("fault", ["rectangle", "tile"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_the_campaign_calls_certain_is_found(dtype, fault):
+    """Of errors that cancel in part, as the one sum of a row has them: the CPU's two would see more."""
+    m, k, w = 1200, 64, 16
+    rng = np.random.default_rng(7)
+    A, B = (draw("lognormal", shape, dtype, rng) for shape in ((m, k), (k, w)))
+    C = (A.astype(np.float64) @ B.astype(np.float64)).astype(A.dtype)
+    damaged = C.copy()
+    first = np.arange(0, m, 4)
+    if fault == "tile":
+        for i in first:
+            damaged[i : i + 4, 3:7] = 0
+    else:
+        product_faults._rectangles(damaged, first, rng)
+    off = damaged.astype(np.float64) - C.astype(np.float64)
+    certain = Limits.of(A, B, rounded=True).certain
+    on_gpu, on_cpu = (
+        np.flatnonzero(abs(off @ product_faults._weights(w, device)).max(axis=1) > certain)
+        for device in ("cuda", "cpu")
+    )
+    check = Check(A, B, dtype, thresholds.proven(k, w, dtype))
+    check.compare(damaged)
+    assert len(on_gpu) > 20
+    assert set(on_gpu.tolist()) <= set(check.suspected)
+    assert fault == "tile" or dtype == "float64" or len(on_cpu) > len(on_gpu)

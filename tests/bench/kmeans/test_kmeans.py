@@ -1,0 +1,334 @@
+"""The checks and timings of `python -m bench.kmeans`, on the CPU and on tiny shapes."""
+
+import numpy as np
+import pytest
+
+from bench.common import record
+from bench.common.roofline import Ceilings
+from bench.common.timing import CpuClock
+from bench.kmeans import run as kmeans
+from bench.kmeans.measure import (
+    NotRightError,
+    Problem,
+    Timing,
+    _rows_to_compare,
+    check_step,
+    compare_on_cpu,
+    time_peer,
+)
+from bench.kmeans.peers import PEERS, Peer, ScikitLearn, Torch, Tsapps
+from bench.kmeans.problems import Shape
+from tsapps.kernels.devices import gpus
+
+
+class OnCpu(Tsapps):
+    device = "cpu"
+
+
+@pytest.fixture(params=["float32", "float64"])
+def problem(request):
+    return Problem.draw(Shape(2000, 5, 4, request.param), 0, np)
+
+
+@pytest.mark.parametrize("adapter", [OnCpu, ScikitLearn, Torch], ids=lambda a: a.name)
+def test_adapters_make_right_steps_and_fits(adapter, problem):
+    if not adapter.installed():
+        pytest.skip(f"{adapter.name} is not installed")
+    peer = adapter(problem.X, problem.centers)
+    checked = check_step(peer, problem, np)
+    assert checked["labels_equal_f64"] > 0.999
+    assert checked["rows_compared"] == 2000
+    assert checked["centers_error"] < 1e-5
+    assert peer.fit(1) == 1
+    assert 2 <= peer.fit(5) <= 5
+    # A fit leaves the first centres as they were.
+    np.testing.assert_array_equal(problem.centers, problem.X[:4])
+    assert check_step(peer, problem, np) == checked
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("1M-64-64-f32", 1_000_000),
+        ("10M-128-1000-f32", 1_000_000),
+        ("10M-128-16384-f32", 2**17),
+        ("10M-256-65536-f32", 2**16),
+    ],
+)
+def test_fewer_rows_are_compared_where_centres_are_many(name, rows):
+    assert _rows_to_compare(Shape.parse(name)) == rows
+
+
+def test_every_adapter_is_listed_under_its_name():
+    ours = {"tsapps", "tsapps-all-rows", "tsapps-tf32", "tsapps-protected", "cublas"}
+    theirs = {"scikit-learn", "torch", "cuvs", "flash-kmeans", "flashlib"}
+    assert set(PEERS) == ours | theirs
+    assert all(name == peer.name for name, peer in PEERS.items())
+
+
+class Given(Peer):
+    """Returns what it is given, and sleeps in a fit."""
+
+    name, module = "given", "none_such"
+    labels = new_centers = None
+    most = 20
+
+    def step(self):
+        return self.labels, self.new_centers
+
+    def fit(self, iterations):
+        return min(iterations, self.most)
+
+
+@pytest.fixture
+def given_peer(problem):
+    peer = Given(problem.X, problem.centers)
+    right = OnCpu(problem.X, problem.centers).step()
+    peer.labels, peer.new_centers = right[0].copy(), right[1]
+    return peer
+
+
+def test_right_answers_pass(given_peer, problem):
+    assert check_step(given_peer, problem, np)["labels_equal_f64"] > 0.999
+
+
+def test_wrong_labels_do_not(given_peer, problem):
+    given_peer.labels[:100] = (given_peer.labels[:100] + 1) % 4
+    with pytest.raises(NotRightError, match=r"95\.\d+% of the labels"):
+        check_step(given_peer, problem, np)
+
+
+def test_labels_that_were_never_written_do_not(given_peer, problem):
+    given_peer.labels[-1] = -1
+    with pytest.raises(NotRightError, match="labels run from -1"):
+        check_step(given_peer, problem, np)
+
+
+@pytest.mark.parametrize("change", [1.01, np.nan])
+def test_wrong_centers_do_not(given_peer, problem, change):
+    given_peer.new_centers[0] *= change
+    with pytest.raises(NotRightError, match="a new centre is off"):
+        check_step(given_peer, problem, np)
+
+
+class SetClock(CpuClock):
+    """Says that an iteration takes 3 ms, and a fit 10 ms more."""
+
+    def call_ms(self, call):
+        super().call_ms(call)
+        return 3.0
+
+    def wall_ms(self, call):
+        _, iterations = super().wall_ms(call)
+        return 10.0 + 3 * (iterations if isinstance(iterations, int) else 1), iterations
+
+
+def test_time_of_steps(given_peer):
+    given_peer.steps = True
+    assert time_peer(given_peer, SetClock(), 5, 10) == Timing(3.0, "step", 5, 70.0, 20)
+    # 20 iterations take 60 ms.
+    assert time_peer(given_peer, SetClock(), 5, 0.05) == Timing(3.0, "step", 5)
+
+
+class SettlingClock(CpuClock):
+    """Says that a run takes 50 ms, its first two iterations 7 ms each and all others 3."""
+
+    def __init__(self):
+        self.runs = []
+
+    def call_ms(self, call):
+        call()
+        return 50.0 + 3 * self.runs[-1] + 4 * min(self.runs[-1], 2)
+
+
+@pytest.mark.parametrize(("converges", "expected"), [(99, 3.0), (15, 3.0), (6, (7 + 4 * 3) / 5), (5, None)])
+def test_time_of_what_has_settled(given_peer, converges, expected):
+    """Of the last five iterations; what a run takes beside them does not count."""
+    clock, given_peer.steps, given_peer.settles = SettlingClock(), True, True
+    given_peer.iterate = lambda iterations: clock.runs.append(min(iterations, converges)) or clock.runs[-1]
+    timing = time_peer(given_peer, clock, 3, 60, fits=False)
+    assert timing.settled_ms == (expected and pytest.approx(expected))
+    if expected:
+        most = min(25, converges)
+        assert clock.runs[-11:] == [most, *(5 * [most, most - 5])]
+
+
+def test_time_of_what_settles(given_peer):
+    given_peer.steps = given_peer.settles = True
+    given_peer.iterate = lambda iterations: min(iterations, 15)  # converged
+    assert time_peer(given_peer, SetClock(), 5, 10) == Timing(0.2, "mean of 15", 5, 70.0, 20, settled_ms=0.0)
+    assert time_peer(given_peer, SetClock(), 5, 10, fits=False) == Timing(0.2, "mean of 15", 5, settled_ms=0.0)
+
+
+def test_where_there_is_no_time_for_20_iterations(given_peer):
+    """An iteration takes 3 / 2 ms in the estimate, so that 0.012 s have room for eight."""
+    given_peer.steps = given_peer.settles = True
+    asked = []
+    given_peer.iterate = lambda iterations: asked.append(iterations) or iterations
+    timing = time_peer(given_peer, SetClock(), 5, 0.012, fits=False)
+    assert timing == Timing(3 / 8, "mean of 8", 1, settled_ms=0.0)
+    # And once what has settled: whether there are five more, and a difference.
+    assert asked == [2, 2, 8, 8, 8, 13, 13, 8]
+    # Of what takes longer than all timings may, one is enough.
+    asked.clear()
+    assert time_peer(given_peer, SetClock(), 5, 0.006, fits=False) == Timing(0.75, "mean of 4", 1, settled_ms=0.0)
+    assert asked == [2, 2, 4, 4, 9, 9, 4]
+
+
+def test_slow_steps_are_made_once(given_peer):
+    given_peer.steps = True
+    made = []
+    step, given_peer.step = given_peer.step, lambda: made.append(1) or step()
+    assert time_peer(given_peer, SetClock(), 9, 0.007) == Timing(3.0, "step", 1)
+    assert len(made) == 1
+    assert time_peer(given_peer, SetClock(), 9, 0.04, fits=False) == Timing(3.0, "step", 5)
+    assert len(made) == 1 + 6
+
+
+def test_time_of_a_slope(given_peer):
+    assert time_peer(given_peer, SetClock(), 5, 10) == Timing(3.0, "slope", 5, 70.0, 20)
+    given_peer.most = 7
+    assert time_peer(given_peer, SetClock(), 5, 10) == Timing(3.0, "slope", 5, 31.0, 7)
+    # Time for 1 + 0.1 s / 13 ms = 8 iterations: no fit to report.
+    given_peer.most = 20
+    timing = time_peer(given_peer, SetClock(), 5, 0.1)
+    assert (timing.iter_ms, timing.fit_ms, timing.n_iter) == (3.0, None, None)
+
+
+def test_no_slope_without_iterations_or_time(given_peer):
+    given_peer.most = 1
+    with pytest.raises(NotRightError, match="no slope"):
+        time_peer(given_peer, SetClock(), 5, 10)
+    with pytest.raises(TimeoutError, match="too slow"):
+        time_peer(given_peer, SetClock(), 5, 0.01)
+
+
+def test_a_gpu_record_has_every_field(problem):
+    ceilings = Ceilings(4640, {"tf32": 409, "float64": 62.8})
+    measured = kmeans._measured("cublas", problem.shape, Timing(2.0, "step", 9, 50.0, 20), ceilings)
+    checked = {"labels_equal_f64": 1.0, "rows_compared": 2000}
+    common = {"device": "d", "commit": "c", "seed": 1, "date": "2026-11-21", "versions": {}}
+    one = {**measured, **checked, **common}
+    record.check(one, kmeans.FIELDS)
+    assert one["read_gbs"] == pytest.approx((2000 * 5 * problem.X.itemsize + 8000) / 2e6)
+    assert "iteration 2.000 ms" in kmeans._line(one)
+    assert "no time for a fit" in kmeans._line({**one, "fit_ms": None})
+
+
+def test_what_is_missing(tmp_path, capsys):
+    path, device, commit = tmp_path / "kmeans.json", "NVIDIA H200", "c"
+    shapes = [Shape(1000, 16, 16, "float32"), Shape(1000, 16, 64, "float32"), Shape(1000, 16, 64, "float64")]
+    of_first = {"what": "kmeans", "n": 1000, "d": 16, "k": 16, "dtype": "float32", "device": device}
+    of_first |= {"versions": {}, "date": "2026-11-21"}
+    for one in (
+        {**of_first, "engine": "tsapps", "commit": commit},
+        {**of_first, "engine": "cublas", "commit": "another"},
+        {**of_first, "engine": "torch", "commit": commit, "device": "another"},
+    ):
+        record.store(path, one, kmeans.KEY, {})
+    engines = ["tsapps", "cublas", "torch", "tsapps-tf32"]
+    recorded = kmeans._recorded(path, {"device": device, "commit": commit})
+    plan = kmeans._to_be_timed(shapes, engines, recorded)
+    assert plan == dict(zip(shapes, (engines[1:], engines, engines[:3]), strict=True))
+    assert "tsapps-tf32   does not take float64" in capsys.readouterr().out
+    # A shape of which all is there is not drawn.
+    assert kmeans._to_be_timed(shapes[:1], ["tsapps"], recorded) == {}
+    assert kmeans._recorded(tmp_path / "none.json", {}) == set()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_comparison_on_the_cpu(dtype):
+    for one, engine in zip(compare_on_cpu(Shape(2000, 5, 4, dtype), 0, 2), ("tsapps-cpu", "scikit-learn"), strict=True):
+        assert one["engine"] == engine
+        assert one["labels_equal_f64"] > 0.999
+        assert 0 < one["iter_ms"] <= one["fit_ms"]
+
+
+def test_command_line_on_the_cpu(tmp_path, capsys):
+    out = tmp_path / "kmeans.json"
+    arguments = [
+        "--device",
+        "cpu",
+        "--shapes",
+        "2k-5-4-f32,1k-3-2-f64",
+        "--repeats",
+        "1",
+        "--out",
+        str(out),
+        "--commit",
+        "c",
+    ]
+    assert kmeans.main(arguments) == 0
+    assert kmeans.main(arguments) == 0
+    records = record.load(out)
+    assert [(one["engine"], one["n"]) for one in records] == [
+        ("tsapps-cpu", 2000),
+        ("scikit-learn", 2000),
+        ("tsapps-cpu", 1000),
+        ("scikit-learn", 1000),
+    ]
+    for one in records:
+        record.check(one, kmeans.FIELDS)
+        assert one["commit"] == "c"
+    assert "tsapps / scikit-learn: " in capsys.readouterr().out
+
+
+class Stopwatch:
+    """What `time.perf_counter` says: so many seconds later at every look."""
+
+    def __init__(self, step):
+        self.now, self.step = 0.0, step
+
+    def perf_counter(self):
+        self.now += self.step
+        return self.now
+
+
+@pytest.fixture
+def stand_in(monkeypatch, numpy_for_cupy, tmp_path):
+    """NumPy in CuPy's place, and our engine on the CPU; gives what runs the command line, and the records' file."""
+    monkeypatch.setitem(PEERS, "tsapps", OnCpu)
+    monkeypatch.setattr(OnCpu, "settles", False)
+    for name, value in (("gpus", lambda: (1,)), ("GpuClock", CpuClock), ("measure", lambda _: Ceilings(4640, {}))):
+        monkeypatch.setattr(kmeans, name, value)
+    out = tmp_path / "kmeans.json"
+    common = ["--no-fit", "--repeats", "2", "--commit", "c", "--seed", "1", "--out", str(out)]
+    return lambda *arguments: kmeans.main([*arguments, *common]), out
+
+
+def test_a_run_that_is_cut_short_and_gone_on_with(stand_in, monkeypatch, capsys):
+    run, out = stand_in
+    engines = ("--engine", "tsapps", "--engine", "scikit-learn", "--shapes", "2k-5-4-f32,1k-3-2-f32", "--missing")
+    monkeypatch.setattr(kmeans, "time", Stopwatch(7))
+    assert run(*engines, "--minutes", "0.3") == 0  # 18 s: over at the third look
+    assert [(one["engine"], one["n"]) for one in record.load(out)] == [("tsapps", 2000)]
+    assert "1k-3-2-f32: 0.3 minutes are over; --missing goes on from here" in capsys.readouterr().out
+    assert run(*engines) == 0
+    found = record.load(out)
+    assert [(one["engine"], one["n"]) for one in found] == [
+        ("tsapps", 2000),
+        ("scikit-learn", 2000),
+        ("tsapps", 1000),
+        ("scikit-learn", 1000),
+    ]
+    for one in found:
+        record.check(one, kmeans.FIELDS)
+    assert [one["iter_from"] for one in found] == ["step", "slope"] * 2
+    assert found[0]["fit_ms"] is None
+    kmeans.one_step("tsapps", Shape(2000, 5, 4, "float32"))
+    # There is nothing left.
+    capsys.readouterr()
+    assert run(*engines) == 0
+    assert "iteration" not in capsys.readouterr().out
+
+
+@pytest.mark.skipif(bool(gpus()), reason="there is a GPU")
+def test_without_a_gpu(capsys):
+    assert kmeans.main([]) == 1
+    assert "no GPU to time" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--shapes", "10M"], ["--engine", "none"], ["--repeats", "0"]])
+def test_wrong_arguments(arguments):
+    with pytest.raises(SystemExit, match="2"):
+        kmeans.main(arguments)
