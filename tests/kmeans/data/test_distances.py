@@ -19,6 +19,13 @@ def test_square_distances_by_hand():
     assert square_norms(rows).tolist() == [25, 100, 1]
 
 
+def test_rows_of_a_piece_by_hand():
+    # b² + 2·900·b = 10·2¹⁷, b = √(900² + 1,310,720) − 900; and b² + 2·10·b = (21,000·10 + 20,000·1,000) / 10.
+    assert _piece_rows(3, 5000, 900) == 556
+    assert _piece_rows(20_000, 1000, 10) == 1411
+    assert _piece_rows(1, 1, 10**7) == 1
+
+
 @property_test(
     60,
     2000,
