@@ -1,5 +1,5 @@
 # make demo      cluster the pixels of a photograph      make test      what every change must pass; no GPU needed
-# make lint      ruff and mypy                           make test-all  that, and all long tests and every kernel compiled
+# make lint      style and types                         make test-all  that, and all long tests and every kernel compiled
 # make clean     remove what the others made
 PYTHON ?= python3
 VENV   ?= .venv
@@ -38,6 +38,7 @@ test-all: test test-long
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	find kernels apps -name "*.cuh" -exec $(BIN)/clang-format --dry-run --Werror {} +
 	$(BIN)/mypy -p tsapps
 
 clean:

@@ -13,7 +13,7 @@ GAP, STRIP = 10, 40
 
 
 def paint(labels: np.ndarray, centers: np.ndarray) -> Image.Image:
-    """Return the picture for labels (273280,) and centres (16, 3) of china.jpg's pixels."""
+    """Return the picture for labels (273280,) and centers (16, 3) of china.jpg's pixels."""
     photograph = load_sample_image("china.jpg")
     height, width, _ = photograph.shape
     colours = centers.round().astype(np.uint8)

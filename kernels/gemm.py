@@ -13,20 +13,20 @@ from tsapps.kernels.arrays import DeviceMatrix
 from tsapps.kernels.blas import cublas
 from tsapps.kernels.jit.compiler import Cubin, Kernel, Resources, architecture, build
 from tsapps.kernels.plan.mma import SUM, LibraryAlgorithm, Plan, WarpgroupPlan
-from tsapps.kernels.plan.simt import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
+from tsapps.kernels.plan.simt import AnyPlan, ColumnsPlan, RowsPlan, SmallTsmttsmPlan, SplitPlan, WidePlan
 from tsapps.kernels.problem import Problem
-from tsapps.kernels.runtime.launch import OverlappingLaunch
+from tsapps.kernels.runtime.launch import DependentLaunch
 from tsapps.kernels.runtime.workspace import scratch, zeroed_counts
 
 __all__ = [
-    "PUBLISHED",
+    "PAPER_KERNELS",
     "Launch",
     "PlannedKernel",
     "blocks_of",
     "compile_any",
     "prepare",
-    "published",
     "tall_skinny",
+    "tsm2_paper",
     "tsm2l_columns",
     "tsm2l_rows",
     "tsm2r_columns",
@@ -38,7 +38,7 @@ Launch = Callable[[int, int, int, float, float], None]
 
 _SCALARS = {"float32": "float", "float64": "double"}
 #: TSM2 as published: its steps, by name.
-PUBLISHED = ("tsm2_v0", "tsm2_v1", "tsm2_v2", "tsm2_v3")
+PAPER_KERNELS = ("tsm2_v0", "tsm2_v1", "tsm2_v2", "tsm2_v3")
 
 
 @cache
@@ -69,7 +69,7 @@ def _check(A: Any, B: Any) -> tuple[int, int, int]:
     return *A.shape, B.shape[1]
 
 
-def published(variant: str, A: Any, B: Any, *, t1: int = 128, t2: int = 4, t3: int = 4) -> Any:
+def tsm2_paper(variant: str, A: Any, B: Any, *, t1: int = 128, t2: int = 4, t3: int = 4) -> Any:
     """Multiply by TSM2 as published.
 
     Parameters
@@ -91,8 +91,8 @@ def published(variant: str, A: Any, B: Any, *, t1: int = 128, t2: int = 4, t3: i
     """
     import cupy
 
-    if variant not in PUBLISHED:
-        raise ValueError(f"variant must be one of {', '.join(PUBLISHED)}, got {variant!r}")
+    if variant not in PAPER_KERNELS:
+        raise ValueError(f"variant must be one of {', '.join(PAPER_KERNELS)}, got {variant!r}")
     m, k, w = _check(A, B)
     if B.strides[0] != B.itemsize:
         raise ValueError(f"B has strides {B.strides}; expected column-major, (itemsize, leading dimension · itemsize)")
@@ -219,15 +219,15 @@ class PlannedKernel:
         arguments = self._arguments(A, B, self._workspace(), epilogue)
         self._kernel(self._grid, self._block, arguments, shared_mem=self._shared_bytes)
 
-    def packed(self, A: int, B: int, epilogue: Any) -> OverlappingLaunch:
+    def packed(self, A: int, B: int, epilogue: Any) -> DependentLaunch:
         """Return the launch of the same product again and again, on the stream that is current now."""
         return self._overlapping(A, B, self._workspace(), epilogue)
 
-    def unbound(self, epilogue: Any) -> OverlappingLaunch:
+    def unbound(self, epilogue: Any) -> DependentLaunch:
         """Return the launch of products that `run` tells it of; what is an address in the epilogue may be any."""
         return self._overlapping(0, 0, (np.uint64(0), np.uint64(0)), epilogue)
 
-    def run(self, launch: OverlappingLaunch, A: int, B: int, epilogue: Iterable[tuple[int, int]]) -> None:
+    def run(self, launch: DependentLaunch, A: int, B: int, epilogue: Iterable[tuple[int, int]]) -> None:
         """Compute one product by a launch from `unbound`; not by several threads at a time.
 
         `epilogue` tells which words of eight bytes of the epilogue are which addresses.
@@ -243,9 +243,9 @@ class PlannedKernel:
     def _workspace(self) -> tuple[Any, Any]:
         return _workspace(self._device, self._sums, self._counts)
 
-    def _overlapping(self, A: int, B: int, workspace: tuple[Any, Any], epilogue: Any) -> OverlappingLaunch:
+    def _overlapping(self, A: int, B: int, workspace: tuple[Any, Any], epilogue: Any) -> DependentLaunch:
         arguments = self._arguments(A, B, workspace, epilogue)
-        return OverlappingLaunch(self._kernel, self._grid, self._block, arguments, self._shared_bytes)
+        return DependentLaunch(self._kernel, self._grid, self._block, arguments, self._shared_bytes)
 
     def _arguments(self, A: int, B: int, workspace: tuple[Any, Any], epilogue: Any) -> tuple[Any, ...]:
         a, b = self._a.copy(), self._b.copy()  # as other threads may be launching the same
@@ -327,14 +327,14 @@ def tsm2r_columns(plan: SplitPlan, problem: Problem, C: DeviceMatrix) -> Launch:
 
 # --- tsmttsm_small.cuh -----------------------------------------------------------------------------------------------
 
-_FEW_BLOCKS = 4  # a multiprocessor
+_SMALL_BLOCKS = 4  # a multiprocessor
 
 
-def tsmttsm_few(plan: FewPlan, problem: Problem, C: DeviceMatrix) -> Launch:
+def tsmttsm_few(plan: SmallTsmttsmPlan, problem: Problem, C: DeviceMatrix) -> Launch:
     """Return what computes a product by simt/tsmttsm_small.cuh; arguments as for `tall_skinny`."""
     device, total = C.device, np.dtype(np.float64 if SUM[plan.dtype] == "double" else np.float32)
     blocks = -(-problem.k // (plan.depth * plan.threads))
-    grid, block = (min(blocks, _multiprocessors(device) * _FEW_BLOCKS),), (plan.threads,)
+    grid, block = (min(blocks, _multiprocessors(device) * _SMALL_BLOCKS),), (plan.threads,)
     sums, kernel = grid[0] * plan.m * plan.w * total.itemsize, _kernel(plan.header, plan.kernel(), device)
     lda, ldb, k = np.int64(problem.a.leading), np.int64(problem.b.leading), np.int64(problem.k)
     strides = tuple(np.int64(stride // C.itemsize) for stride in C.strides)
@@ -354,7 +354,7 @@ _LAUNCHERS: dict[str, Callable[..., Launch]] = {
     WidePlan.kernel_name: tsm2l_rows,
     ColumnsPlan.kernel_name: tsm2l_columns,
     SplitPlan.kernel_name: tsm2r_columns,
-    FewPlan.kernel_name: tsmttsm_few,
+    SmallTsmttsmPlan.kernel_name: tsmttsm_few,
     LibraryAlgorithm.kernel_name: cublas.algorithm,
 }
 

@@ -239,9 +239,9 @@ def from_attributes(attributes: Mapping[str, Any]) -> Device:
         name = name.decode() if isinstance(name, bytes) else name
         major, multiprocessors = attributes["major"], attributes["multiProcessorCount"]
         capability = f"{major}.{attributes['minor']}"
-        published = find(name)
-        if published is not None:
-            clock, bandwidth, peaks = published.clock_hz, published.bandwidth, published.peaks
+        datasheet = find(name)
+        if datasheet is not None:
+            clock, bandwidth, peaks = datasheet.clock_hz, datasheet.bandwidth, datasheet.peaks
         else:
             rates = {key: attributes[key] for key in ("clockRate", "memoryClockRate", "memoryBusWidth")}
             if min(rates.values()) <= 0:

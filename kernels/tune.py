@@ -28,7 +28,15 @@ from tsapps.kernels.jit import compiler
 from tsapps.kernels.jit.compiler import architecture
 from tsapps.kernels.matmul import problem_of
 from tsapps.kernels.plan.mma import LibraryAlgorithm
-from tsapps.kernels.plan.select import ALGORITHM, LIBRARY, VERSION, key_of, library_algorithms, pick_of, promising
+from tsapps.kernels.plan.select import (
+    ALGORITHM,
+    LIBRARY,
+    VERSION,
+    configuration_of,
+    key_of,
+    library_algorithms,
+    promising,
+)
 from tsapps.kernels.plan.simt import AnyPlan
 from tsapps.kernels.plan.user_table import user_path, user_table, write_table
 from tsapps.kernels.problem import ITEMSIZE, NARROW, Problem
@@ -36,7 +44,7 @@ from tsapps.kernels.problem import ITEMSIZE, NARROW, Problem
 __all__ = ["CELLS", "Cell", "own_cell", "promising", "tune", "user_path", "user_table", "write_table"]
 
 #: The library is called, or another of its algorithms, where it is faster by more than this.
-MARGIN = 1.02
+LEAST_GAIN = 1.02
 
 
 @dataclass(frozen=True)
@@ -248,12 +256,15 @@ def _row(problem: Problem, milliseconds: Mapping[AnyPlan, float], library_ms: fl
     ms = milliseconds[best]
     row = {
         **key_of(problem),
-        **pick_of(LIBRARY if library_ms * MARGIN < ms else best),
+        **configuration_of(LIBRARY if library_ms * LEAST_GAIN < ms else best),
         "ms": round(ms, 5),
         "library_ms": round(library_ms, 5),
     }
-    if algorithm is not None and (algorithm_ms := milliseconds[algorithm]) * MARGIN < min(ms, library_ms):
-        row[ALGORITHM] = pick_of(algorithm)[ALGORITHM] | {VERSION: cublaslt.version(), "ms": round(algorithm_ms, 5)}
+    if algorithm is not None and (algorithm_ms := milliseconds[algorithm]) * LEAST_GAIN < min(ms, library_ms):
+        row[ALGORITHM] = configuration_of(algorithm)[ALGORITHM] | {
+            VERSION: cublaslt.version(),
+            "ms": round(algorithm_ms, 5),
+        }
     return row
 
 

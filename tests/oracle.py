@@ -34,7 +34,7 @@ def square_distances(X, centers):
 
 
 def lloyd_step(X, centers, weights=None):
-    """Return (labels, new centres) of one Lloyd iteration in float64; an empty cluster keeps its centre."""
+    """Return (labels, new centers) of one Lloyd iteration in float64; an empty cluster keeps its center."""
     labels = square_distances(X, centers).argmin(axis=1)
     weights = np.ones(len(X)) if weights is None else np.asarray(weights, np.float64)
     new = np.array(centers, np.float64)
@@ -46,10 +46,10 @@ def lloyd_step(X, centers, weights=None):
 
 
 def assert_nearest(X, centers, labels, dtype, slack=0.0):
-    """Assert that every label is a nearest centre, up to the rounding of the score in `dtype`.
+    """Assert that every label is a nearest center, up to the rounding of the score in `dtype`.
 
     The score ‖c‖² − 2·x·c takes d + 2 roundings of terms no larger than ‖c‖² + 2‖x‖‖c‖ in all, about the mean of X;
-    centring rounds x and c once more. `slack` is how far the centres that gave the labels may lie from `centers`.
+    centering rounds x and c once more. `slack` is how far the centers that gave the labels may lie from `centers`.
     """
     X = np.asarray(X, np.float64)
     mean = X.mean(axis=0)

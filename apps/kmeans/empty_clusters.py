@@ -10,13 +10,13 @@ __all__ = ["relocate_empty_clusters", "without_empty_clusters"]
 
 
 def without_empty_clusters(engine: Engine, step: Assignment, centers: np.ndarray) -> np.ndarray:
-    """Return the next centres where `centers` (k, d) left a cluster empty."""
+    """Return the next centers where `centers` (k, d) left a cluster empty."""
     relocate_empty_clusters(engine, step, centers)
     return engine.next_centers(step, centers)
 
 
 def relocate_empty_clusters(engine: Engine, step: Assignment, centers: np.ndarray) -> None:
-    """Give each empty cluster the sample farthest from its own centre, taken from that centre's cluster.
+    """Give each empty cluster the sample farthest from its own center, taken from that center's cluster.
 
     The choice among equals is scikit-learn's: the order that `numpy.argpartition` leaves.
     """

@@ -49,25 +49,25 @@ class TSKMeans(KMeans):
     n_clusters : int, default=8
         The number k of clusters.
     init : {"k-means++", "k-means||", "random"}, callable or array of shape (k, d), default="k-means++"
-        The first centres. "k-means++" is the greedy form, as in scikit-learn. "k-means||" [1]_, which scikit-learn does
+        The first centers. "k-means++" is the greedy form, as in scikit-learn. "k-means||" [1]_, which scikit-learn does
         not have, draws 2k samples in each of five passes over X and chooses k of them; "k-means++" takes a pass for
-        each of the k. A callable is called with the centred X, k and ``random_state=``.
+        each of the k. A callable is called with the centered X, k and ``random_state=``.
     n_init : "auto" or int, default="auto"
-        Runs from different first centres, of which the best is kept; "auto" is 1 for "k-means++", "k-means||" and
+        Runs from different first centers, of which the best is kept; "auto" is 1 for "k-means++", "k-means||" and
         arrays, else 10.
     max_iter : int, default=300
         Iterations of one run at most.
     tol : float, default=1e-4
-        A run ends when the centres move less than this in all (squared, relative to the mean variance of the features),
+        A run ends when the centers move less than this in all (squared, relative to the mean variance of the features),
         or when no label changes.
     verbose : int, default=0
         Print the inertia of every iteration.
     random_state : int, RandomState or None, default=None
     copy_x : bool, default=True
-        On the CPU, False lets X be centred in place and restored afterwards. On a GPU X is never written.
+        On the CPU, False lets X be centered in place and restored afterwards. On a GPU X is never written.
     algorithm : {"lloyd", "elkan"}, default="lloyd"
         Both find the same clustering, on a GPU with the same bits. There a sample can be left out of an iteration whose
-        nearest centre cannot have changed (Hamerly's bounds [3]_, up to 7 more bytes a sample, where they fit): late
+        nearest center cannot have changed (Hamerly's bounds [3]_, up to 7 more bytes a sample, where they fit): late
         iterations over clusters that lie apart cost a fraction, and bounds that do not pay turn themselves off. "fused"
         has them for 2 to 64 clusters, but of few features (up to 32, or 64 of 16 bits) only where a sample is whole 16
         bytes and 32 at least, and not where `precision` is "tf32". By "elkan" whatever has bounds takes them, by
@@ -78,11 +78,11 @@ class TSKMeans(KMeans):
         What does the work on a GPU. "fused" is our own kernels, which "auto" takes for all but small data; "cublas" is
         Lloyd by cuBLAS products, to compare with.
     metric : {"euclidean", "cosine"}, default="euclidean"
-        "cosine" is spherical K-means [2]_: samples and centres are scaled to norm 1, and a sample goes to the centre of
-        the largest cosine. X is not written, nor centred.
+        "cosine" is spherical K-means [2]_: samples and centers are scaled to norm 1, and a sample goes to the center of
+        the largest cosine. X is not written, nor centered.
     precision : {"exact", "tf32"}, default="exact"
         "tf32" lets a GPU take the labels of float32 data as products of numbers with 11 significant bits (tf32's) have
-        them, and prove none: a sample about as near to two centres may get either, some in ten thousand. Centres and
+        them, and prove none: a sample about as near to two centers may get either, some in ten thousand. Centers and
         `inertia_` are exact for the labels, and the same bits come out on every run. It saves deciding such samples
         in float64. The CPU, ``engine="cublas"``, small data, other dtypes and few features (up to 16, of few clusters)
         are exact all the same.
@@ -99,9 +99,9 @@ class TSKMeans(KMeans):
         Of norm 1 where the metric is the cosine. Of float32 data in float64 where float32 would lose 2⁻¹² of their
         distances from the mean.
     labels_ : array of shape (n,), int32
-        The index of the nearest final centre, the lowest on a tie.
+        The index of the nearest final center, the lowest on a tie.
     inertia_ : float
-        Σ w·‖x − c‖² over the samples and their centres; by "cosine" Σ w·(1 − cos(x, c)), which is half of the former of
+        Σ w·‖x − c‖² over the samples and their centers; by "cosine" Σ w·(1 − cos(x, c)), which is half of the former of
         samples scaled to norm 1.
     n_iter_ : int
     n_features_in_ : int
@@ -248,7 +248,7 @@ class TSKMeans(KMeans):
             max_iter=self.max_iter,
             tol=self.tol,
             random_state=check_random_state(self.random_state),
-            centre=not is_sparse(X),
+            center=not is_sparse(X),
             progress=_print_progress if self.verbose else None,
             protect=self.protect,
         )
@@ -260,7 +260,7 @@ class TSKMeans(KMeans):
         self._n_features_out = self.n_clusters
 
     def predict(self, X: Any) -> Any:
-        """Return the index of the nearest centre for every sample.
+        """Return the index of the nearest center for every sample.
 
         Parameters
         ----------
@@ -280,11 +280,11 @@ class TSKMeans(KMeans):
             return like(engine.labels, X)
 
     def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """Compute the clustering and return the distance of every sample to every centre; see `transform`."""
+        """Compute the clustering and return the distance of every sample to every center; see `transform`."""
         return self.fit(X, y, sample_weight).transform(X)
 
     def transform(self, X: Any) -> Any:
-        """Return the distance of every sample to every centre.
+        """Return the distance of every sample to every center.
 
         Parameters
         ----------
@@ -310,7 +310,7 @@ class TSKMeans(KMeans):
         return to_host(distances) if self._gives_frames() else like(distances, X)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:  # noqa: ARG002
-        """Return the opposite of the inertia of X about the centres."""
+        """Return the opposite of the inertia of X about the centers."""
         check_is_fitted(self)
         placed = self._placed_now()
         if self._runs_scikit_learn(X):

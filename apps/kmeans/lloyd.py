@@ -1,6 +1,6 @@
 """Lloyd's algorithm: one loop for every engine, with scikit-learn's semantics to the letter.
 
-The loop holds the centres in host memory (k×d numbers) and asks an `Engine` for passes over the n samples. It never
+The loop holds the centers in host memory (k×d numbers) and asks an `Engine` for passes over the n samples. It never
 sees X. Random numbers are drawn from one `RandomState` in scikit-learn's order, so the same seed finds the same
 clustering as `sklearn.cluster.KMeans`.
 
@@ -29,7 +29,7 @@ from tsapps.kernels.arrays import to_host
 
 __all__ = ["Clustering", "Progress", "fit"]
 
-#: A way to choose the first centres: a name, an array of centres, or a function of (X, k, random_state).
+#: A way to choose the first centers: a name, an array of centers, or a function of (X, k, random_state).
 Init = Any
 
 # Labels are compared so many at a time: as indices they take eight bytes each.
@@ -47,7 +47,7 @@ class Progress:
     iteration : int
         From 1.
     inertia : float
-        Of the samples and the centres that they were just assigned to.
+        Of the samples and the centers that they were just assigned to.
     moved : int
         Samples whose label this iteration changed.
     """
@@ -55,7 +55,7 @@ class Progress:
     run: int
     iteration: int
     inertia: float
-    moved: int
+    n_reassigned: int
 
 
 @dataclass
@@ -102,7 +102,7 @@ def fit(
     max_iter: int = 300,
     tol: float = 1e-4,
     random_state: np.random.RandomState,
-    centre: bool = True,
+    center: bool = True,
     progress: Callable[[Progress], None] | None = None,
     protect: bool = False,
 ) -> Clustering:
@@ -114,12 +114,12 @@ def fit(
     n_clusters : int
         k, with 1 ≤ k ≤ n.
     init : {"k-means++", "k-means||", "random"}, array of shape (k, d), or callable
-        As in scikit-learn, and `seeding.kmeans_parallel`; a callable is given the centred X, a NumPy or CuPy array.
+        As in scikit-learn, and `seeding.kmeans_parallel`; a callable is given the centered X, a NumPy or CuPy array.
     n_init, max_iter, tol, random_state
         As in scikit-learn; `tol` is relative to the mean variance of the features.
-    centre : bool
+    center : bool
         Whether to subtract the mean of X while working (scikit-learn does, but for sparse X). An engine of unit rows is
-        never centred.
+        never centered.
     progress : callable, optional
         Called with a `Progress` after every iteration; costs the pass's best scores.
     protect : bool
@@ -132,14 +132,14 @@ def fit(
     Raises
     ------
     ValueError
-        If X has a NaN or an infinity, `init` gives centres of another shape, or labels are to be protected that are not
+        If X has a NaN or an infinity, `init` gives centers of another shape, or labels are to be protected that are not
         proved.
     FaultError
         If a step of a protected fit goes wrong again and again.
     """
     if engine.n_samples < n_clusters:
         raise ValueError(f"n_samples={engine.n_samples} should be >= n_clusters={n_clusters}.")
-    if protect and not engine.proves:
+    if protect and not engine.certifies:
         raise ValueError("protect=True needs precision='exact': of labels that are not proved none can be called wrong")
     runs = _number_of_runs(init, n_init)
     clock = _Clock()
@@ -153,9 +153,9 @@ def fit(
     best: Clustering | None = None
     engine.protection = Protection() if protect else None
     with engine:
-        if not centre or engine.spherical:
+        if not center or engine.spherical:
             mean = np.zeros_like(mean)
-        engine.centre(mean)
+        engine.center(mean)
         frame = Frame(to_host(engine.mean).copy(), exponent)
         square_norm = engine.square_norm() if progress else 0.0
         clock.lap("prepare")
@@ -163,10 +163,10 @@ def fit(
             centers = _first_centers(engine, n_clusters, init, random_state, frame)
             clock.lap("seed")
 
-            def report(iteration: int, moved: int, potential: float, run: int = run) -> None:
+            def report(iteration: int, n_reassigned: int, potential: float, run: int = run) -> None:
                 if progress is not None:
                     inertia = (square_norm + potential) / (2 if engine.spherical else 1)
-                    progress(Progress(run, iteration, float(ldexp(inertia, 2 * exponent)), moved))
+                    progress(Progress(run, iteration, float(ldexp(inertia, 2 * exponent)), n_reassigned))
 
             found = _single_run(engine, centers, max_iter, variance * tol, report if progress else None)
             clock.lap("iterate")
@@ -214,14 +214,14 @@ def _exponent(engine: Engine, variance: float) -> int:
     def extent(_: int, block: Any) -> tuple[float, float]:
         return float(abs(0.5 * block - first).max()), float(abs(block).max())
 
-    halves, sizes = zip(*engine.each_block(extent, engine.n_features), strict=True)
+    centers_half, sizes = zip(*engine.each_block(extent, engine.n_features), strict=True)
     # What is far from zero beside its spread cannot be scaled up as far.
     most = np.finfo(engine.dtype).maxexp - 2 - int(np.frexp(max(sizes))[1])
-    return max(exponent_of(max(halves)), -most)
+    return max(exponent_of(max(centers_half)), -most)
 
 
 def _number_of_runs(init: Init, n_init: int | str) -> int:
-    """Return how many runs `n_init` means: one from given centres, and "auto" as in scikit-learn."""
+    """Return how many runs `n_init` means: one from given centers, and "auto" as in scikit-learn."""
     given = not isinstance(init, str) and not callable(init)
     if n_init == "auto":
         return 1 if given or init in ("k-means++", "k-means||") else 10
@@ -270,7 +270,7 @@ def _first_centers(
         draw = {"k-means++": kmeans_plusplus, "k-means||": kmeans_parallel, "random": random_samples}[init]
         return draw(engine, n_clusters, random_state)
     if callable(init):
-        centers = init(engine.centred(), n_clusters, random_state=random_state)
+        centers = init(engine.centered(), n_clusters, random_state=random_state)
         centers = to_host(as_numbers(centers, "what init returned"))
     else:
         centers = to_host(as_numbers(init, "init"))

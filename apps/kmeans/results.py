@@ -17,7 +17,7 @@ class Assignment:
     moved : int
         Samples whose label changed.
     sums : numpy.ndarray of shape (k, d), float64
-        Weighted sum of the (centred) samples of each cluster.
+        Weighted sum of the (centered) samples of each cluster.
     weights : numpy.ndarray of shape (k,), float64
         Weight in each cluster.
     potential : float
@@ -28,7 +28,7 @@ class Assignment:
         Of a protected fit: whether the centers, or what the pass made of them, changed during the pass.
     """
 
-    moved: int
+    n_reassigned: int
     sums: np.ndarray
     weights: np.ndarray
     potential: float
@@ -61,7 +61,7 @@ class Iterated:
     empty : Assignment or None
         The last assignment, if it left a cluster empty.
     at : numpy.ndarray of shape (k, d) or None
-        The centres that the last labels are of; None from a GPU without protection.
+        The centers that the last labels are of; None from a GPU without protection.
     fault : str or None
         What was found wrong with the iteration after these `count`, which is to be made again, at `centers`.
     lost : bool

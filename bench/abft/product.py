@@ -58,7 +58,7 @@ class Limits:
     def of(cls, A: np.ndarray, B: np.ndarray, *, rounded: bool) -> "Limits":
         """Return the limits of A · B; `rounded` is whether its row is checked after it was rounded to A's dtype."""
         a, b = A.astype(np.float64), B.astype(np.float64)
-        (k, w), halves = B.shape, A.itemsize == 2
+        (k, w), is_half = B.shape, A.itemsize == 2
         magnitude = abs(a) @ abs(b)
         of_row = 2.1 * magnitude.sum(axis=1)
         # What is lost of numbers below the normal ones, of an element and of a row.
@@ -69,10 +69,10 @@ class Limits:
             of_certain = 2 * _gamma(k + 4, 2.0**-53) + _gamma(2 * w + 14, 2.0**-53)
             return cls(exact, _gamma(k + 8, 2.0**-53) * magnitude + lost, of_certain * of_row + lost_in_row)
         exact, unit = a @ b, 2.0**-24
-        of_sum = _gamma(2 * k + 8, unit) + 2.0**-18 if halves else _gamma(k + 4, unit) + 2.0**-21
+        of_sum = _gamma(2 * k + 8, unit) + 2.0**-18 if is_half else _gamma(k + 4, unit) + 2.0**-21
         of_certain = 2 * of_sum + _gamma(w + 10, unit) + 2.0**-21
         within = (_gamma(2 * k + 8, unit) + 2.0**-18) * magnitude + lost
-        if halves:
+        if is_half:
             import ml_dtypes
 
             kind = ml_dtypes.finfo(A.dtype)

@@ -9,7 +9,7 @@ matmul   `tsapps.abft.matmul` and `tsapps.matmul` (`unprotected_ms`), L2 cold; t
 kmeans   the mean of the first 20 iterations of Lloyd's algorithm, protected and not; and whole fits
 
 Medians of nine. What is timed is checked first, in the same run: sums of some stripes in whole numbers and float64,
-products by rows in float64, labels and centres as bench.kmeans does. What is not right is not recorded.
+products by rows in float64, labels and centers as bench.kmeans does. What is not right is not recorded.
 """
 
 import argparse

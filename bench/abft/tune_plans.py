@@ -31,7 +31,7 @@ from tsapps.kernels.gpu_specs import Device, file_name_of, live
 from tsapps.kernels.jit.compiler import architecture
 from tsapps.kernels.plan.candidates import candidates
 from tsapps.kernels.plan.mma import Plan, WarpgroupPlan
-from tsapps.kernels.plan.select import completed, key_of, pick_of, promising
+from tsapps.kernels.plan.select import completed, configuration_of, key_of, promising
 from tsapps.kernels.plan.user_table import write_table
 from tsapps.kernels.problem import ITEMSIZE, Problem
 from tsapps.kernels.system.strict_json import read_json
@@ -90,12 +90,12 @@ def measured_row(cell: Cell, plans: list[Plan], clock: GpuClock) -> dict[str, An
         call()
         if not float(abs(C.astype("f8") - expected).max()) <= allowed:
             raise ValueError(f"{plan} gives a wrong result for {cell}")
-        if (suspected := int(memory[:8].get().view("u8")[0])) > cell.m // 1000:
-            raise ValueError(f"{plan} suspects {suspected} rows of {cell}, which nobody changed")
+        if (flagged := int(memory[:8].get().view("u8")[0])) > cell.m // 1000:
+            raise ValueError(f"{plan} suspects {flagged} rows of {cell}, which nobody changed")
         times[plan] = median(clock.call_ms(call) for _ in range(5))
     best = min(times, key=times.__getitem__)
     print(f"{cell}: {times[best]:.4f} ms, {best.kernel_name}, of {len(plans)} plans", flush=True)
-    return key_of(cell.problem()) | pick_of(best) | {"ms": round(times[best], 5)}
+    return key_of(cell.problem()) | configuration_of(best) | {"ms": round(times[best], 5)}
 
 
 def main() -> int:

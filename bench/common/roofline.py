@@ -66,9 +66,11 @@ class Streams:
 
     def milliseconds(self, read: int, written: int) -> float:
         """Return how long a stream takes that reads and writes so many bytes: its time a byte lies between points."""
-        shares, rates = zip(*self.points, strict=True)
+        fractions, rates = zip(*self.points, strict=True)
         return (
-            float(np.interp(written / (read + written), shares, [1 / rate for rate in rates])) * (read + written) / 1e6
+            float(np.interp(written / (read + written), fractions, [1 / rate for rate in rates]))
+            * (read + written)
+            / 1e6
         )
 
 
@@ -118,10 +120,10 @@ def measure_streams(clock: GpuClock) -> Streams:
         flags = (f"-DREADS={reads}", f"-DWRITES={writes}")
         kernel = cupy.RawKernel(_MIXED_STREAM, "mixed_stream", options=flags)
         blocks = size // (max(reads, writes) * 256 * 16)
-        moved = blocks * (reads + writes) * 256 * 16
+        n_reassigned = blocks * (reads + writes) * 256 * 16
         kernel((blocks,), (256,), (data, out))
         ms = median(clock.call_ms(lambda: kernel((blocks,), (256,), (data, out))) for _ in range(_REPEATS))  # noqa: B023
-        points.append((writes / (reads + writes), moved / ms / 1e6))
+        points.append((writes / (reads + writes), n_reassigned / ms / 1e6))
     return Streams(tuple(points))
 
 

@@ -12,7 +12,7 @@ SHAPES = ("tsm2r", "tsm2l", "tsmttsm")
 DTYPES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 LAYOUTS = ("row", "col")
 # TSM2R: the squares of the paper, and the rectangles of its authors' later work.
-SIZES, SHARES, WIDTHS = (10_240, 20_480, 30_720), (8, 4, 2, 1), (1, 2, 3, 4, 8, 16, 17, 32, 33, 64)
+SIZES, FRACTIONS, WIDTHS = (10_240, 20_480, 30_720), (8, 4, 2, 1), (1, 2, 3, 4, 8, 16, 17, 32, 33, 64)
 # TSM2L and TSMTTSM.
 LONG, SHORT = (10_000, 100_000, 1_000_000, 10_000_000, 20_000_000), (2, 4, 8, 16, 32, 33, 64)
 
@@ -77,7 +77,7 @@ def grid() -> Iterator[Cell]:
     for dtype in DTYPES:
         for layout in LAYOUTS:
             for m in SIZES:
-                for share in SHARES:
+                for share in FRACTIONS:
                     for w in WIDTHS:
                         yield Cell("tsm2r", dtype, layout, m, m // share, w)
             for shape in ("tsm2l", "tsmttsm"):

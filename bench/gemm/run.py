@@ -40,7 +40,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
 }
 KEY = ("what", "shape", "dtype", "layout", "m", "k", "w")
 #: TSM2 as published, on squares: t1 = 128, t2 = w up to 8 and t3 = 4 lie between the paper's picks.
-PUBLISHED_WIDTHS, T1, MOST_T2, T3 = (1, 2, 4, 8, 16), 128, 8, 4
+PAPER_WIDTHS, T1, MOST_T2, T3 = (1, 2, 4, 8, 16), 128, 8, 4
 # Elements of A, B and C.
 Sizes = tuple[int, int, int]
 # Cells whose records are written at a time.
@@ -121,11 +121,11 @@ def calls(cell: Cell, A: Any, B: Any, C: Any) -> Iterator[tuple[str, str, Callab
     plan = matmul.planned(matmul.problem_of(a, b, c), live(a.device))
     name = plan if isinstance(plan, str) else plan.kernel_name
     yield name, str(plan), partial(matmul.prepared(a, b, c), a.pointer, b.pointer, c.pointer, 1.0, 0.0)
-    square = cell.shape == "tsm2r" and cell.layout == "col" and cell.k == cell.m and cell.w in PUBLISHED_WIDTHS
+    square = cell.shape == "tsm2r" and cell.layout == "col" and cell.k == cell.m and cell.w in PAPER_WIDTHS
     if square and cell.dtype in ("float32", "float64"):
         tiles = {"t1": T1, "t2": min(cell.w, MOST_T2), "t3": T3}
-        for name in gemm.PUBLISHED:
-            yield name, str(tiles), partial(gemm.published, name, A, B, **tiles)
+        for name in gemm.PAPER_KERNELS:
+            yield name, str(tiles), partial(gemm.tsm2_paper, name, A, B, **tiles)
 
 
 def oriented(cell: Cell, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> tuple[DeviceMatrix, ...]:

@@ -2,13 +2,13 @@
 
     python -m bench.kmeans.batched --engine tsapps --engine flash-kmeans --engine flashlib
 
-Labels are first compared with the float64 arg-min, in every problem, and new centres with float64 means, in the first
+Labels are first compared with the float64 arg-min, in every problem, and new centers with float64 means, in the first
 and the last; what is not right is neither timed nor recorded. Then, as in `python -m bench.kmeans`:
 
 iter_ms   one iteration of all problems: of ours the mean of the first 20, from no labels, the last assignment included
           ("mean of 20"; problems that converge early make fewer, and the time is divided by the mean of what they
           made); of others, which make as many as they are told to, the time that an iteration adds to a fit ("slope")
-fit_ms    a whole fit of 20 iterations from given centres at tol=0, by the wall clock
+fit_ms    a whole fit of 20 iterations from given centers at tol=0, by the wall clock
 floor_ms  what the hardware allows for one iteration, as for one problem of as many samples
 """
 
@@ -76,7 +76,7 @@ SHAPES = tuple(
 
 
 class Step(NamedTuple):
-    """What one iteration gave: labels (b, n), the centres that they are of, and the new centres, both (b, k, d)."""
+    """What one iteration gave: labels (b, n), the centers that they are of, and the new centers, both (b, k, d)."""
 
     labels: Any
     of: Any
@@ -84,7 +84,7 @@ class Step(NamedTuple):
 
 
 class Batched(Peer):
-    """Lloyd iterations on X (b, n, d) from given centres (b, k, d)."""
+    """Lloyd iterations on X (b, n, d) from given centers (b, k, d)."""
 
     def __init__(self, X: Any, centers: Any) -> None:
         self.X, self.centers = X, centers
@@ -130,7 +130,7 @@ class BatchedTsapps(Batched):
         batch = self._open[iterations]
         batch.labels.fill(-1)
         batch.status.fill(STATUS["place"])
-        for name in ("sums", "counts", "moved", "arrived", "iterations"):
+        for name in ("sums", "counts", "n_reassigned", "arrived", "iterations"):
             batch.arrays[name].fill(0)
         return batch
 
@@ -147,7 +147,7 @@ class BatchedTsapps(Batched):
         return kmeans_batched(self.X, self.k, init=self.given, max_iter=iterations, tol=0, device=self.device)
 
     def step(self) -> Step:
-        """Fit one iteration; its labels are those of the new centres."""
+        """Fit one iteration; its labels are those of the new centers."""
         found = self._fitted(1)
         return Step(found.labels, found.centers, found.centers)
 
@@ -186,7 +186,7 @@ PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in (BatchedTsapps, Batc
 
 
 def draw(shape: BatchShape, seed: int, xp: Any) -> tuple[Any, Any]:
-    """Draw X (b, n, d) and first centres (b, k, d), each problem as `problems.draw` does."""
+    """Draw X (b, n, d) and first centers (b, k, d), each problem as `problems.draw` does."""
     rng, each = xp.random.default_rng(seed), shape.each
     dtype = data.numpy_dtype(each.dtype)
     X, centers = (xp.empty((shape.b, rows, each.d), dtype) for rows in (each.n, each.k))
@@ -201,32 +201,32 @@ def check(step: Step, X: Any, centers: Any, shape: BatchShape, seed: int, xp: An
     Raises
     ------
     NotRightError
-        If too few labels are the float64 arg-min, or a new centre is too far from the mean of its samples.
+        If too few labels are the float64 arg-min, or a new center is too far from the mean of its samples.
     """
     each = shape.each
     labels, of, new = (xp.asarray(as_array(one)) for one in step)
     rows = data.compared_rows(each.n, max(1, _MOST_ROWS // shape.b), seed, xp)
-    shares = []
+    fractions = []
     for i in range(shape.b):
         expected = data.nearest_f64(X[i], of[i], rows, xp)
         try:
-            shares.append(data.share_equal(labels[i], rows, expected, each.k))
+            fractions.append(data.share_equal(labels[i], rows, expected, each.k))
         except ValueError as error:
             raise NotRightError(f"problem {i}: {error}") from error
-    share, least, worst = float(np.mean(shares)), LEAST_EQUAL[each.dtype], int(np.argmin(shares))
-    if share < least or shares[worst] < least - 0.01:
+    share, least, worst = float(np.mean(fractions)), LEAST_EQUAL[each.dtype], int(np.argmin(fractions))
+    if share < least or fractions[worst] < least - 0.01:
         raise NotRightError(
-            f"{share:.4%} of the labels are the float64 arg-min, of problem {worst} {shares[worst]:.4%}; expected "
+            f"{share:.4%} of the labels are the float64 arg-min, of problem {worst} {fractions[worst]:.4%}; expected "
             f"{least:.2%}"
         )
     errors = []
     for i in {0, shape.b - 1}:
-        # The labels that the new centres are the means of.
+        # The labels that the new centers are the means of.
         mine = labels[i] if step.of is not step.new else data.nearest_f64(X[i], centers[i], xp.arange(each.n), xp)
         errors.append(data.centers_error(X[i], mine, new[i]))
     error = float(np.max(errors))
     if not error <= MOST_CENTERS_ERROR[each.dtype]:
-        raise NotRightError(f"a new centre is off by {error:.1e}, more than {MOST_CENTERS_ERROR[each.dtype]:.0e}")
+        raise NotRightError(f"a new center is off by {error:.1e}, more than {MOST_CENTERS_ERROR[each.dtype]:.0e}")
     return {"labels_equal_f64": share, "rows_compared": shape.b * len(rows), "centers_error": error}
 
 

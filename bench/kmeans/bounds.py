@@ -2,7 +2,7 @@
 
     python -m bench.kmeans.bounds --commit HASH
 
-Of 10M × 128 and 20M × 32 float32 with 64 clusters, from the first samples as centres, for 100 iterations at most:
+Of 10M × 128 and 20M × 32 float32 with 64 clusters, from the first samples as centers, for 100 iterations at most:
 
 separated   normal clusters some 24 standard deviations apart
 benchmark   the data of bench.kmeans

@@ -102,9 +102,9 @@ def exchange(rng: np.random.Generator, *arrays: Any) -> None:
 
 def revert(rng: np.random.Generator, centers: Any, old: Any) -> None:
     """Give one center the place that it had in the iteration before."""
-    moved = np.flatnonzero((centers != old).any(axis=1))
-    if len(moved):
-        row = int(rng.choice(moved))
+    n_reassigned = np.flatnonzero((centers != old).any(axis=1))
+    if len(n_reassigned):
+        row = int(rng.choice(n_reassigned))
         centers[row] = old[row]
 
 
@@ -128,7 +128,7 @@ def _block(factor: int, *, weights: bool) -> Callable[..., None]:
 
 
 def _not_counted(_: np.random.Generator, step: Assignment) -> None:
-    step.moved = 0
+    step.n_reassigned = 0
 
 
 FAULTS: dict[str, Fault] = {

@@ -23,9 +23,9 @@ _MORE = 5
 _DIFFERENCES = 5
 # Rows whose labels are compared: the most; and the fewest, where more would take longer than what is timed.
 _MOST_ROWS, _FEWEST_ROWS, _MOST_PRODUCTS = 1_000_000, 1 << 16, 1 << 38
-#: The least share of labels equal to the float64 arg-min: peers score float32 in tf32, and halves with half centres.
+#: The least share of labels equal to the float64 arg-min: peers score float32 in tf32, and halves with half centers.
 LEAST_EQUAL = {"float64": 0.9999, "float32": 0.98, "float16": 0.95, "bfloat16": 0.9}
-#: The largest error of a new centre, relative: peers sum in float32, and round what they return to X's dtype.
+#: The largest error of a new center, relative: peers sum in float32, and round what they return to X's dtype.
 MOST_CENTERS_ERROR = {"float64": 1e-4, "float32": 1e-3, "float16": 1e-2, "bfloat16": 2e-2}
 
 
@@ -43,12 +43,12 @@ class Timing:
 
 
 class NotRightError(Exception):
-    """An engine's labels or centres differ from the reference by more than its arithmetic explains."""
+    """An engine's labels or centers differ from the reference by more than its arithmetic explains."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """X and first centres on the GPU, and the float64 arg-min of some of the rows."""
+    """X and first centers on the GPU, and the float64 arg-min of some of the rows."""
 
     shape: Shape
     X: Any
@@ -74,7 +74,7 @@ def check_step(peer: Peer, problem: Problem, xp: Any) -> dict[str, Any]:
     Raises
     ------
     NotRightError
-        If too few labels are the float64 arg-min, or a new centre is too far from the mean of its samples.
+        If too few labels are the float64 arg-min, or a new center is too far from the mean of its samples.
     """
     dtype = problem.shape.dtype
     labels, new_centers = (_as(xp, array) for array in peer.step())
@@ -86,7 +86,7 @@ def check_step(peer: Peer, problem: Problem, xp: Any) -> dict[str, Any]:
         raise NotRightError(f"{share:.4%} of the labels are the float64 arg-min, fewer than {LEAST_EQUAL[dtype]:.2%}")
     error = data.centers_error(problem.X, labels, new_centers)
     if not error <= MOST_CENTERS_ERROR[dtype]:
-        raise NotRightError(f"a new centre is off by {error:.1e}, more than {MOST_CENTERS_ERROR[dtype]:.0e}")
+        raise NotRightError(f"a new center is off by {error:.1e}, more than {MOST_CENTERS_ERROR[dtype]:.0e}")
     return {"labels_equal_f64": share, "rows_compared": len(problem.rows), "centers_error": error}
 
 
@@ -142,7 +142,7 @@ def _time_steps(peer: Peer, clock: Clock, repeats: int, seconds: float, *, fits:
 
 
 def _seeded_fit_ms(peer: Peer, clock: Clock, fit_ms: float, seconds: float) -> float | None:
-    """Return the milliseconds of a fit from centres of its own, by greedy k-means++: k passes more than `fit_ms`."""
+    """Return the milliseconds of a fit from centers of its own, by greedy k-means++: k passes more than `fit_ms`."""
     if not peer.seeds or 4 * peer.k * fit_ms / FIT_ITERATIONS > 1e3 * seconds:
         return None
     peer.fit_seeded(FIT_ITERATIONS, 0)  # warms up what only this does
@@ -200,7 +200,7 @@ def _time_slope(peer: Peer, clock: Clock, repeats: int, seconds: float) -> Timin
 def compare_on_cpu(shape: Shape, seed: int, repeats: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fit the same data by both, in turn, and return the fields that they measured: ours, theirs.
 
-    The labels of a fit are compared with the float64 arg-min at its own final centres.
+    The labels of a fit are compared with the float64 arg-min at its own final centers.
     """
     from sklearn.cluster import KMeans
 
@@ -210,13 +210,13 @@ def compare_on_cpu(shape: Shape, seed: int, repeats: int) -> tuple[dict[str, Any
     options = {"n_clusters": shape.k, "init": centers, "n_init": 1, "max_iter": FIT_ITERATIONS, "tol": 0}
     models = {"tsapps-cpu": TSKMeans(device="cpu", **options), "scikit-learn": KMeans(**options)}
     rows = data.compared_rows(shape.n, _rows_to_compare(shape), seed, np)
-    shares = {}
+    fractions = {}
     for name, model in models.items():
         model.fit(X)
         expected = data.nearest_f64(X, model.cluster_centers_, rows, np)
-        shares[name] = data.share_equal(model.labels_, rows, expected, shape.k)
-        if shares[name] < LEAST_EQUAL[shape.dtype]:
-            raise NotRightError(f"{name} on {shape.name}: {shares[name]:.4%} of the labels are right")
+        fractions[name] = data.share_equal(model.labels_, rows, expected, shape.k)
+        if fractions[name] < LEAST_EQUAL[shape.dtype]:
+            raise NotRightError(f"{name} on {shape.name}: {fractions[name]:.4%} of the labels are right")
     clock, times = CpuClock(), {name: [] for name in models}
     for turn in range(repeats):
         for name in _alternating(models, turn):
@@ -233,7 +233,7 @@ def compare_on_cpu(shape: Shape, seed: int, repeats: int) -> tuple[dict[str, Any
             "n_iter": int(model.n_iter_),
             "floor_ms": None,
             "read_gbs": None,
-            "labels_equal_f64": shares[name],
+            "labels_equal_f64": fractions[name],
             "rows_compared": len(rows),
         }
         for name, model in models.items()

@@ -1,6 +1,6 @@
 """Lloyd's algorithm by tsapps and by others, behind one small face.
 
-Each adapter is bound to one X and its first centres, both CuPy arrays. A peer's library is imported when the adapter is
+Each adapter is bound to one X and its first centers, both CuPy arrays. A peer's library is imported when the adapter is
 made; its own kernels are asked for by name where it would otherwise fall back to something else without a word.
 """
 
@@ -18,7 +18,7 @@ _ALL = ("float64", "float32", "float16", "bfloat16")
 
 
 class Peer(ABC):
-    """Lloyd iterations on X (n, d) from given centres (k, d)."""
+    """Lloyd iterations on X (n, d) from given centers (k, d)."""
 
     #: What the command line and the record call it.
     name: ClassVar[str]
@@ -28,7 +28,7 @@ class Peer(ABC):
     dtypes: ClassVar[tuple[str, ...]] = _ALL
     #: Whether `step` is one iteration alone; False where it is a whole fit of one iteration.
     steps: ClassVar[bool] = False
-    #: Whether it offers fits from centres of its own, by greedy k-means++.
+    #: Whether it offers fits from centers of its own, by greedy k-means++.
     seeds: ClassVar[bool] = False
     #: Whether an iteration costs less the fewer labels change, so that only the mean of many says what one costs.
     settles: ClassVar[bool] = False
@@ -46,11 +46,11 @@ class Peer(ABC):
 
     @abstractmethod
     def step(self) -> tuple[Any, Any]:
-        """Make one iteration: the labels at the given centres (n,), and the new centres (k, d)."""
+        """Make one iteration: the labels at the given centers (n,), and the new centers (k, d)."""
 
     @abstractmethod
     def fit(self, iterations: int) -> int:
-        """Fit from the given centres, at most so many iterations, and return how many were made."""
+        """Fit from the given centers, at most so many iterations, and return how many were made."""
 
 
 class Tsapps(Peer):
@@ -81,43 +81,43 @@ class Tsapps(Peer):
         return open_engine(self.X, device=self.device, **options)
 
     def _engine(self) -> Any:
-        """Return an engine that holds X as a fit does, centred."""
+        """Return an engine that holds X as a fit does, centered."""
         if self._open is None:
             from tsapps.apps.kmeans.protect.checks import Protection
 
             engine = self._opened()
             with engine:
-                engine.centre(engine.moments()[0])
+                engine.center(engine.moments()[0])
                 if self.settles and self.device == "cuda" and not engine.serves(self.k):
                     raise ValueError("no kernel of ours serves this shape: it goes to the cublas engine")
                 if self.protect:
                     engine.protection = Protection()
                 engine.forget_labels()
             self._open, self._mean = engine, to_host(engine.mean)
-            self._centred = self.given - self._mean
+            self._centered = self.given - self._mean
         return self._open
 
     def step(self) -> tuple[Any, Any]:
         """Assign on the device, and divide the sums on the host, as a fit does."""
         with self._engine() as engine:
-            found = engine.assign(self._centred)
+            found = engine.assign(self._centered)
         means = found.sums / np.maximum(found.weights, 1)[:, np.newaxis]
         return engine.labels, means.astype(engine.dtype) + self._mean
 
     def iterate(self, iterations: int) -> int:
-        """Make so many iterations from the given centres and no labels; return how many were made."""
+        """Make so many iterations from the given centers and no labels; return how many were made."""
         with self._engine() as engine:
             engine.forget_labels()
             if engine.protection is not None:
-                engine.protection.keep(self._centred)
-            return int(engine.iterate(self._centred, 0, iterations, 0.0, None).count)
+                engine.protection.keep(self._centered)
+            return int(engine.iterate(self._centered, 0, iterations, 0.0, None).count)
 
     def fit(self, iterations: int) -> int:
         """Fit a `TSKMeans`."""
         return self._fitted(iterations, init=self.given).n_iter_
 
     def fit_seeded(self, iterations: int, seed: int) -> None:
-        """Fit a `TSKMeans` from centres drawn by greedy k-means++."""
+        """Fit a `TSKMeans` from centers drawn by greedy k-means++."""
         self._fitted(iterations, random_state=seed)
 
     def _fitted(self, iterations: int, **options: Any) -> Any:
@@ -183,7 +183,7 @@ class ScikitLearn(Peer):
         return KMeans(self.k, init=self.centers, n_init=1, max_iter=iterations, tol=0).fit(self.X)
 
     def step(self) -> tuple[Any, Any]:
-        """Fit one iteration; the labels are those that predict gives at the first centres."""
+        """Fit one iteration; the labels are those that predict gives at the first centers."""
         model = self._fitted(1)
         new_centers, model.cluster_centers_ = model.cluster_centers_, self.centers.astype(model.cluster_centers_.dtype)
         return model.predict(self.X), new_centers
@@ -233,7 +233,7 @@ class Torch(Peer):
         return self._step_from(self.centers)
 
     def fit(self, iterations: int) -> int:
-        """Make so many iterations and an assignment to the last centres."""
+        """Make so many iterations and an assignment to the last centers."""
         centers = self.centers
         for _ in range(iterations):
             _, centers = self._step_from(centers)
@@ -255,7 +255,7 @@ class Cuvs(Peer):
         self.kmeans, self.resources = kmeans, Resources()
 
     def _fitted(self, iterations: int) -> tuple[Any, Any, int]:
-        """Return the parameters of a fit, its centres, and its iterations."""
+        """Return the parameters of a fit, its centers, and its iterations."""
         # It refuses tol=0; this one ends a fit only where the inertia does not fall.
         options = {"init_method": "Array", "max_iter": iterations, "tol": 1e-30, "n_init": 1}
         parameters = self.kmeans.KMeansParams(n_clusters=self.k, **options)
@@ -264,7 +264,7 @@ class Cuvs(Peer):
         return parameters, centers, int(count)
 
     def step(self) -> tuple[Any, Any]:
-        """Fit one iteration; the labels are those that predict gives at the first centres."""
+        """Fit one iteration; the labels are those that predict gives at the first centers."""
         parameters, centers, _ = self._fitted(1)
         labels, _ = self.kmeans.predict(parameters, self.X, self.centers, resources=self.resources)
         self.resources.sync()
@@ -298,7 +298,7 @@ class FlashKmeans(Peer):
         return labels[0], new_centers[0]
 
     def fit(self, iterations: int) -> int:
-        """Fit; the labels that it returns are those of the centres before the last."""
+        """Fit; the labels that it returns are those of the centers before the last."""
         return self._fitted(iterations)[2]
 
 

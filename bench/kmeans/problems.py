@@ -143,10 +143,10 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 def draw(shape: Shape, seed: int, xp: Any) -> tuple[Any, Any]:
-    """Draw X (n, d) and first centres (k, d), both of the shape's dtype.
+    """Draw X (n, d) and first centers (k, d), both of the shape's dtype.
 
-    k Gaussian clusters of variance 1 about centres that lie some 6 apart, so that neighbours overlap a little: the
-    labels mean something, and Lloyd takes tens of iterations. The first centres are k of the samples, exact in the
+    k Gaussian clusters of variance 1 about centers that lie some 6 apart, so that neighbours overlap a little: the
+    labels mean something, and Lloyd takes tens of iterations. The first centers are k of the samples, exact in the
     dtype.
     """
     return draw_from(xp.random.default_rng(seed), shape, xp)
@@ -174,7 +174,7 @@ def compared_rows(n: int, most: int, seed: int, xp: Any) -> Any:
 
 
 def nearest_f64(X: Any, centers: Any, rows: Any, xp: Any) -> Any:
-    """Return the index of the nearest centre of these rows of X, by float64 arithmetic, in blocks; (len(rows),)."""
+    """Return the index of the nearest center of these rows of X, by float64 arithmetic, in blocks; (len(rows),)."""
     centers = centers.astype(np.float64)
     norms = (centers * centers).sum(axis=1)
     labels = xp.empty(len(rows), np.int32)
@@ -200,7 +200,7 @@ def share_equal(labels: Any, rows: Any, expected: Any, k: int) -> float:
 
 
 def centers_error(X: Any, labels: Any, new_centers: Any) -> float:
-    """Return the largest ‖c − mean‖ / ‖mean‖ of the first and the last cluster's new centre, the mean in float64."""
+    """Return the largest ‖c − mean‖ / ‖mean‖ of the first and the last cluster's new center, the mean in float64."""
     errors = []
     for cluster in (0, len(new_centers) - 1):
         mean = X[labels == cluster].astype(np.float64).mean(axis=0)

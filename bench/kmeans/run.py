@@ -6,10 +6,10 @@
     python -m bench.kmeans --device cpu
 
 Data is drawn where it is used, fresh for every run (`--seed` repeats one). On a GPU the labels of one iteration are
-first compared with the float64 arg-min, and its new centres with float64 means; what is not right is neither timed nor
+first compared with the float64 arg-min, and its new centers with float64 means; what is not right is neither timed nor
 recorded. Then:
 
-iter_ms   one iteration from given centres, X on the GPU, L2 cold: the median of CUDA event timings around it, queued
+iter_ms   one iteration from given centers, X on the GPU, L2 cold: the median of CUDA event timings around it, queued
           behind what makes L2 cold, so that of the host's part what is ahead of the first kernel is not in it ("step");
           where an iteration costs less the fewer labels change, the mean of the first 20, the first with no labels at
           all ("mean of 20"; of as many as there are until it converges or a cluster is empty, or as `--seconds-budget`
@@ -17,9 +17,9 @@ iter_ms   one iteration from given centres, X on the GPU, L2 cold: the median of
           ("slope")
 settled_ms  of our own engine, one of five iterations after those 20, in which few labels change, or of the last five
           where it converges before: by the difference of two runs
-fit_ms    a whole fit of 20 iterations from given centres at tol=0, by the wall clock; left out where it does not fit in
+fit_ms    a whole fit of 20 iterations from given centers at tol=0, by the wall clock; left out where it does not fit in
           `--seconds-budget`, which bounds the timing of one engine on one shape, and by `--no-fit`
-seeded_fit_ms  likewise from centres drawn by greedy k-means++, of our own engine
+seeded_fit_ms  likewise from centers drawn by greedy k-means++, of our own engine
 floor_ms  what the hardware allows, from rates measured in the same run; see `problems.floor_ms`
 
 On a CPU, `TSKMeans(device="cpu")` and scikit-learn's `KMeans` fit the same data in turn; the ratio is printed.

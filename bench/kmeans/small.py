@@ -4,7 +4,7 @@
 
 There what counts is not the memory but how often the host is asked and how long it takes. `tsapps` is `TSKMeans` as it
 is, `cublas` with that engine, `scikit-learn` its `KMeans` on the machine's CPU. The fits that are timed are checked: in
-float64 no sample is nearer to another centre than to its own but for rounding, and the inertia is the sum over the
+float64 no sample is nearer to another center than to its own but for rounding, and the inertia is the sum over the
 samples. What is not right is not recorded.
 """
 
@@ -37,21 +37,21 @@ _REPEATS = {"tsapps": 9, "cublas": 5, "scikit-learn": 2}
 
 
 def draw(shape: Shape, seed: int) -> np.ndarray:
-    """Return samples around k centres, closer to each other than their spread: a fit takes some ten iterations."""
+    """Return samples around k centers, closer to each other than their spread: a fit takes some ten iterations."""
     rng = np.random.default_rng(seed)
     centers = 2 * rng.standard_normal((shape.k, shape.d))
     return (rng.standard_normal((shape.n, shape.d)) + centers[rng.integers(shape.k, size=shape.n)]).astype(shape.dtype)
 
 
 def check(X: np.ndarray, fitted: Any) -> None:
-    """Raise ValueError unless labels and inertia are those of the centres, in float64."""
+    """Raise ValueError unless labels and inertia are those of the centers, in float64."""
     rows, centers = X.astype(np.float64), to_host(fitted.cluster_centers_).astype(np.float64)
     nearest = nearest_f64(X, centers, np.arange(len(X)), np)
     own, best = (((rows - centers[labels]) ** 2).sum(axis=1) for labels in (to_host(fitted.labels_), nearest))
-    # X is centred in its own type, and far samples' scores are rounded there.
+    # X is centered in its own type, and far samples' scores are rounded there.
     allowed = 64 * X.shape[1] ** 0.5 * np.finfo(X.dtype).eps * (rows * rows).sum(axis=1).max()
     if not (own <= best + allowed).all():
-        raise ValueError(f"{int((own > best + allowed).sum())} samples are nearer to another centre")
+        raise ValueError(f"{int((own > best + allowed).sum())} samples are nearer to another center")
     if abs(fitted.inertia_ - own.sum()) > 1e-4 * own.sum():
         raise ValueError(f"the inertia is {fitted.inertia_}; expected {own.sum()}")
 

@@ -18,7 +18,7 @@ template <>
 struct Element<ptx::Half> {
   static __device__ ptx::Half from(float sum) { return ptx::to_half(sum); }
   static __device__ float value(ptx::Half x) { return ptx::to_float(x); }
-  static __device__ unsigned pair(float lower, float upper) { return ptx::to_halves(lower, upper); }
+  static __device__ unsigned pair(float lower, float upper) { return ptx::to_half_pair(lower, upper); }
 };
 template <>
 struct Element<ptx::Bfloat16> {

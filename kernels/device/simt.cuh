@@ -86,8 +86,8 @@ __device__ __forceinline__ void sync_warp() { __syncwarp(); }
 
 #endif
 
-// Where registers are scarce, the compiler computes anew in every turn of a loop what follows from the thread's number alone,
-// a dozen instructions for an address. It does not know that this is the lane's own value.
+// Where registers are scarce, the compiler computes anew in every turn of a loop what follows from the thread's number
+// alone, a dozen instructions for an address. It does not know that this is the lane's own value.
 template <typename T>
 __device__ __forceinline__ T kept(T value) {
   return shuffle(value, (int)threadIdx.x % warp_size);
@@ -191,9 +191,9 @@ __device__ __forceinline__ T* dynamic_shared() {
 #endif
 }
 
-// True in every thread of the block that arrives as the last of `expected`; what the others wrote before is then visible.
-// `arrived` is zero before the first, and zero again afterwards. All threads take part that `sync` is a barrier of, of
-// them the block's first.
+// True in every thread of the block that arrives as the last of `expected`; what the others wrote before is then
+// visible. `arrived` is zero before the first, and zero again afterwards. All threads take part that `sync` is a
+// barrier of, of them the block's first.
 template <typename Sync>
 __device__ inline bool last_to_arrive(unsigned* arrived, unsigned expected, Sync sync) {
   __shared__ bool last;

@@ -1,5 +1,5 @@
-// Elements of a row as they are read: kWide of them in as few registers as they have bytes for. Elements of 16 bits that
-// were taken apart where they are read would each take a register until they are used.
+// Elements of a row as they are read: kWide of them in as few registers as they have bytes for. Elements of 16 bits
+// that were taken apart where they are read would each take a register until they are used.
 #pragma once
 #include "kernels/device/element.cuh"
 
@@ -14,7 +14,7 @@ struct Word<2> {
 
 template <typename T, int kWide>
 struct Packed {
-  using Bits = typename Word<kWide * (int)sizeof(T)>::type;
+  using Bits = typename Word<kWide*(int)sizeof(T)>::type;
   Bits bits;
 
   // From a multiple of so many bytes, once: what others will read again stays in the caches.

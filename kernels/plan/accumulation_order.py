@@ -12,7 +12,7 @@ __all__ = ["ORDER", "UNKNOWN", "one_after_another", "order_of"]
 #: The C++ class `Order` as a NumPy structure.
 ORDER = np.dtype(
     [(name, "i8") for name in ("units", "tile_units", "tile_rows", "depth", "k")]
-    + [(name, "i4") for name in ("blocks", "splits", "stride", "stretch", "products", "by_steps")]
+    + [(name, "i4") for name in ("blocks", "splits", "stride", "interval", "products", "by_steps")]
 )
 #: The order of sums of which nobody knows it.
 UNKNOWN = np.zeros((), ORDER)[()]
@@ -30,15 +30,15 @@ def order_of(plan: Plan, problem: Problem, blocks: int) -> Any:
         raise ValueError(f"the plan has tiles of {plan.tile_n} columns and a fold of {plan.fold}; expected all, and 1")
     by_steps = isinstance(plan, WarpgroupPlan)
     # Of a warpgroup, a job of float32; a pair is two words.
-    stretch = plan.stretch
+    interval = plan.interval
     if isinstance(plan, WarpgroupPlan):
-        stretch = 2 * plan.job_pairs if plan.dtype == "float32" else 0
+        interval = 2 * plan.job_pairs if plan.dtype == "float32" else 0
     order = np.zeros((), ORDER)
     order["units"] = plan.units(problem.m, problem.k, problem.w)
     order["tile_units"] = -(-problem.k // plan.depth)
     order["tile_rows"], order["depth"], order["k"] = plan.tile_m, plan.depth, problem.k
     order["blocks"], order["splits"], order["stride"] = blocks, plan.warps_k, plan.stride
-    order["stretch"], order["products"], order["by_steps"] = stretch, plan.products, by_steps
+    order["interval"], order["products"], order["by_steps"] = interval, plan.products, by_steps
     return order[()]
 
 

@@ -17,11 +17,11 @@ _STATIC = 128
 # Tensor-core instructions that the kernel is made of came with compute capability 8.0; those of warpgroups are of 9.0.
 _LEAST_CAPABILITY, _WARPGROUPS = 8, "9.0"
 # Depth up to which float32 is multiplied in six products.
-_FEW = 4
+_SMALL = 4
 # Columns, rows of a TSMTTSM, and depth of a TSM2L up to which warpgroups have nothing to gain.
-_NARROW_FOR_WARPGROUPS, _FEW_FOR_WARPGROUPS, _SHALLOW_FOR_WARPGROUPS = 8, 32, 32
+_NARROW_FOR_WARPGROUPS, _SMALL_FOR_WARPGROUPS, _SHALLOW_FOR_WARPGROUPS = 8, 32, 32
 # Registers of a multiplier of gemm_wgmma.cuh beside its sums and words of A.
-_MULTIPLIERS_OTHER = 24
+_CONSUMERS_OTHER = 24
 # Registers of a thread beside its sums, by bytes of an element; and of an SM, and how many a thread may have.
 _OTHER_REGISTERS, _REGISTERS, _MOST_REGISTERS = {8: 64, 4: 48, 2: 48}, 65_536, 255
 
@@ -40,9 +40,9 @@ def registers(plan: Plan) -> int:
         # parts and adds up alone.
         jobs, alone = 2 * 4 * plan.job_pairs, 2 * 4 * -(-columns // 8)
         needed = {"float64": 2 * sums + -(-rows // 16) * 16, "float32": sums + alone + 2 * jobs}
-        return needed.get(plan.dtype, sums + jobs) + _MULTIPLIERS_OTHER
+        return needed.get(plan.dtype, sums + jobs) + _CONSUMERS_OTHER
     # float64 takes two registers; float32 holds a stretch's sums too.
-    times = 2 if plan.dtype == "float64" or plan.stretch else 1
+    times = 2 if plan.dtype == "float64" or plan.interval else 1
     return times * sums + _OTHER_REGISTERS[ITEMSIZE[plan.dtype]]
 
 
@@ -90,7 +90,7 @@ def candidates(problem: Problem, device: Device) -> list[AnyPlan]:
     return found
 
 
-def _stretch(problem: Problem) -> int:
+def _interval(problem: Problem) -> int:
     """Return how many words the tensor cores may add up before a rounded addition.
 
     They truncate. Of float32 that would show; of halves it is far below the rounding of the result.
@@ -104,7 +104,7 @@ def _products(problem: Problem) -> int:
     Three leave an error of up to 4·2⁻²⁴ in each product. Sums of a few products round less than twice that in plain
     float32, and get six.
     """
-    return 6 if problem.dtype == "float32" and problem.k <= _FEW else 3
+    return 6 if problem.dtype == "float32" and problem.k <= _SMALL else 3
 
 
 def _tsm2r(problem: Problem) -> Iterator[Plan]:
@@ -136,7 +136,7 @@ def _tsm2r(problem: Problem) -> Iterator[Plan]:
                 stages=stages,
                 blocks=blocks,
                 prepare_b=prepare_b,
-                stretch=_stretch(problem),
+                interval=_interval(problem),
             )
 
 
@@ -146,8 +146,8 @@ def _warpgroups(problem: Problem) -> Iterator[WarpgroupPlan]:
         return
     if problem.shape == "tsm2r":
         # Tall tiles, whose rows two warpgroups share. For float64, one that loads may do.
-        every_loaders = (1, 2) if problem.dtype == "float64" else (2,)
-        for tile_m, line_bytes, stages, loaders in product((128, 256), (256, 128, 64), (3, 4, 6), every_loaders):
+        every_producers = (1, 2) if problem.dtype == "float64" else (2,)
+        for tile_m, line_bytes, stages, loaders in product((128, 256), (256, 128, 64), (3, 4, 6), every_producers):
             yield WarpgroupPlan(
                 problem.dtype,
                 tile_m,
@@ -173,7 +173,7 @@ def _warpgroups(problem: Problem) -> Iterator[WarpgroupPlan]:
                 loaders=1,
                 job_pairs=job_pairs,
             )
-    if problem.shape == "tsmttsm" and problem.m > _FEW_FOR_WARPGROUPS:
+    if problem.shape == "tsmttsm" and problem.m > _SMALL_FOR_WARPGROUPS:
         # One tile, whose depth blocks and warpgroups share.
         depths, groups = (16, 32, 64, 128), ((1, 1, 2), (2, 2, 1))
         jobs = (2,) if problem.dtype == "float64" else (2, 4)
@@ -232,7 +232,7 @@ def _tsm2l(problem: Problem) -> Iterator[Plan]:
             keep_b=True,
             products=_products(problem),
             # Few products are summed: truncation would show beside a plain sum's few roundings.
-            stretch=_stretch(problem) // 2,
+            interval=_interval(problem) // 2,
         )
 
 
@@ -263,7 +263,7 @@ def _tsmttsm(problem: Problem) -> Iterator[Plan]:
                 blocks=blocks,
                 gram=problem.gram,
                 fold=fold,
-                stretch=_stretch(problem),
+                interval=_interval(problem),
             )
 
 

@@ -67,7 +67,7 @@ class Plan:
     prepare_b: bool = False
     gram: bool = False
     products: int = 3
-    stretch: int = 8
+    interval: int = 8
     fold: int = 1
     stride: int = 1
     a_along: bool = True
@@ -136,7 +136,7 @@ class Plan:
             "kStages": self.stages,
             "kBlocksAMultiprocessor": self.blocks,
             "kProducts": self.products,
-            "kStretch": self.stretch,
+            "kInterval": self.interval,
             "kStride": self.stride,
         }
 
@@ -153,11 +153,13 @@ class Plan:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block; the kernel's own arithmetic."""
-        ring = self._ring + ((1 + self._streams_b) * self._parts if self.shares_parts else 0)
+        pipeline_bytes = self._pipeline_bytes + ((1 + self._streams_b) * self._parts if self.shares_parts else 0)
         row_blocks, column_blocks = self._row_blocks, -(-self.tile_n // self.warps_n // 8) + self.row_sums
         sums = self.warps_m * self.warps_n * self.teams * self._handed_over(row_blocks)
         handed_over = self.warps // 2 * 32 * 4 * row_blocks * column_blocks * self._sum_bytes
-        return ring + max(sums, handed_over if self.warps_k > 1 else 0) + (self._weights if self.keep_b else 0)
+        return (
+            pipeline_bytes + max(sums, handed_over if self.warps_k > 1 else 0) + (self._weights if self.keep_b else 0)
+        )
 
     @property
     def _sum_bytes(self) -> int:
@@ -169,7 +171,7 @@ class Plan:
         return -(-self.tile_m // self.warps_m // 16)
 
     @property
-    def _ring(self) -> int:
+    def _pipeline_bytes(self) -> int:
         """Bytes of all stages."""
 
         def tile(outer: int) -> int:
@@ -254,7 +256,7 @@ class WarpgroupPlan(Plan):
         """Shared memory of a block; the kernel's own arithmetic."""
         handed_over = (self.warps_k - 1) * self.tile_sums * self._sum_bytes
         parts = (1 if self.keep_b else 2) * self.warps_k * self._parts + (self._weights if self.keep_b else 0)
-        return self._ring + parts + self.warps_m * self._handed_over(1) + handed_over
+        return self._pipeline_bytes + parts + self.warps_m * self._handed_over(1) + handed_over
 
     @property
     def registers(self) -> tuple[int, int, int]:
@@ -265,7 +267,7 @@ class WarpgroupPlan(Plan):
 
     @property
     def _integers(self) -> dict[str, int]:
-        return super()._integers | {"kLoaders": self.loaders, "kJobPairs": self.job_pairs}
+        return super()._integers | {"kProducers": self.loaders, "kJobPairs": self.job_pairs}
 
     @property
     def has_whole_jobs(self) -> bool:

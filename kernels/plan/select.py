@@ -16,7 +16,7 @@ from typing import Any
 from tsapps.kernels.gpu_specs import Device, file_name_of, measured_alike
 from tsapps.kernels.plan.candidates import candidates, stage_bytes
 from tsapps.kernels.plan.mma import LibraryAlgorithm, Plan, WarpgroupPlan
-from tsapps.kernels.plan.simt import AnyPlan, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
+from tsapps.kernels.plan.simt import AnyPlan, ColumnsPlan, RowsPlan, SmallTsmttsmPlan, SplitPlan, WidePlan
 from tsapps.kernels.problem import NARROW, Problem
 from tsapps.kernels.system.strict_json import read_json
 
@@ -28,10 +28,10 @@ __all__ = [
     "RANKED",
     "VERSION",
     "completed",
+    "configuration_of",
     "key_of",
     "key_of_row",
     "library_algorithms",
-    "pick_of",
     "plan",
     "predict",
     "promising",
@@ -89,8 +89,8 @@ def predict(plan: Plan, problem: Problem, device: Device) -> float:
     steps = plan.products if size == 4 else 1
     products = steps * row_blocks * column_blocks
     parts = 3 if size == 4 else 1
-    taking_apart = parts * a_words + b_words * (0.5 if plan.shares_parts else parts)
-    per_pair = taking_apart + products + (4 * row_blocks * column_blocks / 4 if size < 8 else 0)
+    splitting = parts * a_words + b_words * (0.5 if plan.shares_parts else parts)
+    per_pair = splitting + products + (4 * row_blocks * column_blocks / 4 if size < 8 else 0)
     warps = plan.warps
     copies = 4 * stage / 512
     epilogue = 6 * row_blocks * column_blocks * warps * plan.depth / max(k, plan.depth)
@@ -122,7 +122,7 @@ def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | 
 
     Returns
     -------
-    Plan, WarpgroupPlan, RowsPlan, WidePlan, ColumnsPlan, SplitPlan, FewPlan, LibraryAlgorithm or LIBRARY
+    Plan, WarpgroupPlan, RowsPlan, WidePlan, ColumnsPlan, SplitPlan, SmallTsmttsmPlan, LibraryAlgorithm or LIBRARY
     """
     found = candidates(problem, device)
     if not found:
@@ -130,20 +130,20 @@ def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | 
     rows = tuned_table(device.name) if table is None else table
     if (algorithm := _algorithm(rows, problem)) is not None:
         return algorithm
-    pick = _look_up(rows, problem, by_warpgroups=any(isinstance(one, WarpgroupPlan) for one in found))
-    if pick is None:
+    configuration = _look_up(rows, problem, by_warpgroups=any(isinstance(one, WarpgroupPlan) for one in found))
+    if configuration is None:
         simple = isinstance(found[0], SplitPlan) or problem.k * problem.w <= _SIMPLE
         return (
             found[0]
             if simple and not isinstance(found[0], Plan)
             else min(found, key=lambda one: _seconds(one, problem, device))
         )
-    if pick["kernel"] == LIBRARY:
+    if configuration["kernel"] == LIBRARY:
         return LIBRARY
-    alike = [one for one in found if one.kernel_name == pick["kernel"]]
+    alike = [one for one in found if one.kernel_name == configuration["kernel"]]
     if not alike:  # a kernel for other layouts than the problem's
         return min(found, key=lambda one: _seconds(one, problem, device))
-    return min(alike, key=lambda one: (_unlike(one, pick), _seconds(one, problem, device)))
+    return min(alike, key=lambda one: (_unlike(one, configuration), _seconds(one, problem, device)))
 
 
 def promising(problem: Problem, device: Device, most: int) -> list[AnyPlan]:
@@ -183,7 +183,7 @@ PICKED: Mapping[str, tuple[str, ...]] = {
     WidePlan.kernel_name: ("ahead",),
     ColumnsPlan.kernel_name: ("ahead", "threads", "streams"),
     SplitPlan.kernel_name: (),
-    FewPlan.kernel_name: (),
+    SmallTsmttsmPlan.kernel_name: (),
     LIBRARY: (),
 }
 #: Where a row says which of the library's algorithms was faster still, or nothing else, and what it says of it. That
@@ -203,7 +203,7 @@ def key_of(problem: Problem) -> dict[str, Any]:
     return about | sizes | {"c_by_rows": problem.c_by_rows}
 
 
-def pick_of(plan: AnyPlan | str) -> dict[str, Any]:
+def configuration_of(plan: AnyPlan | str) -> dict[str, Any]:
     """Return what a row says of a plan, or of `LIBRARY`."""
     if isinstance(plan, LibraryAlgorithm):
         return {ALGORITHM: {name: getattr(plan, name) for name in RANKED}}
@@ -216,11 +216,11 @@ def _parameter(plan: AnyPlan, name: str) -> int | bool:
     return stage_bytes(plan) if name == "stage" and isinstance(plan, Plan) else getattr(plan, name)
 
 
-def _unlike(plan: AnyPlan, pick: Mapping[str, Any]) -> tuple[int, float]:
+def _unlike(plan: AnyPlan, configuration: Mapping[str, Any]) -> tuple[int, float]:
     """Return how far a plan is from a table's row, whose k and w may be larger."""
     names = PICKED[plan.kernel_name]
-    differing = sum(_parameter(plan, name) != pick[name] for name in names if name != "stage")
-    return differing, abs(log2(_parameter(plan, "stage") / pick["stage"])) if "stage" in names else 0.0
+    different = sum(_parameter(plan, name) != configuration[name] for name in names if name != "stage")
+    return different, abs(log2(_parameter(plan, "stage") / configuration["stage"])) if "stage" in names else 0.0
 
 
 def _algorithm(table: Sequence[Mapping[str, Any]], problem: Problem) -> LibraryAlgorithm | None:

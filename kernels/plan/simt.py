@@ -10,12 +10,12 @@ from tsapps.kernels.problem import ITEMSIZE, Problem
 __all__ = [
     "AnyPlan",
     "ColumnsPlan",
-    "FewPlan",
     "RowsPlan",
+    "SmallTsmttsmPlan",
     "SplitPlan",
     "WidePlan",
-    "few_plan",
     "simple_plans",
+    "small_tsmttsm_plan",
     "split_plan",
 ]
 
@@ -199,7 +199,7 @@ def split_plan(problem: Problem, multiprocessors: int) -> SplitPlan:
 
 
 @dataclass(frozen=True)
-class FewPlan:
+class SmallTsmttsmPlan:
     """How simt/tsmttsm_small.cuh is instantiated.
 
     Attributes
@@ -230,7 +230,7 @@ class FewPlan:
         return f"tsm2::tsmttsm_few<{ELEMENT[self.dtype]}, {SUM[self.dtype]}, {sizes}>"
 
 
-def few_plan(problem: Problem) -> FewPlan | None:
+def small_tsmttsm_plan(problem: Problem) -> SmallTsmttsmPlan | None:
     """Return the plan of simt/tsmttsm_small.cuh, or None where the problem is none for it."""
     a, b, m, w, size = problem.a, problem.b, problem.m, problem.w, problem.itemsize
     if problem.shape != "tsmttsm" or m * w > _MOST_SUMS[size] or a.along_depth != b.along_depth:
@@ -244,18 +244,18 @@ def few_plan(problem: Problem) -> FewPlan | None:
         depth = lcm(vector // gcd(vector, m), vector // gcd(vector, w))
     if not aligned or depth * (m + w) > _MOST_VECTORS * vector:
         return None
-    return FewPlan(problem.dtype, m, w, a.along_depth, depth)
+    return SmallTsmttsmPlan(problem.dtype, m, w, a.along_depth, depth)
 
 
 #: How a kernel of ours is instantiated, or which of the library's algorithms runs.
-AnyPlan = Plan | RowsPlan | WidePlan | ColumnsPlan | SplitPlan | FewPlan | LibraryAlgorithm
+AnyPlan = Plan | RowsPlan | WidePlan | ColumnsPlan | SplitPlan | SmallTsmttsmPlan | LibraryAlgorithm
 
 
 def simple_plans(problem: Problem, multiprocessors: int) -> list[AnyPlan]:
     """Return the plans of the kernels without tensor cores, the most promising first; none where they do not apply."""
-    few = few_plan(problem)
-    if few is not None:
-        return [few]
+    small = small_tsmttsm_plan(problem)
+    if small is not None:
+        return [small]
     a, k, w, size = problem.a, problem.k, problem.w, problem.itemsize
     across = not a.along_depth and a.alignment == 16
     if problem.shape == "tsm2r" and across and w <= _WIDEST_SPLIT[size]:

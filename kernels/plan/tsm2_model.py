@@ -354,9 +354,9 @@ def _descent(objective: Callable[[float, float], float], lowest: float, highest:
         slope3 = (objective(t2, t3 + h) - objective(t2, t3 - h)) / (2 * h)
         next2 = min(max(t2 - step * slope2, lowest), highest)
         next3 = min(max(t3 - step * slope3, 1.0), float(T3_MAX))
-        moved = max(abs(next2 - t2), abs(next3 - t3))
+        change = max(abs(next2 - t2), abs(next3 - t3))
         t2, t3 = next2, next3
-        if moved < stop:
+        if change < stop:
             break
     return round(t2), round(t3)
 

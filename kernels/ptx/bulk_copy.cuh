@@ -1,5 +1,5 @@
-// Bulk copies to shared memory, and the barriers that count their bytes (sm_90 and later). Inline PTX, as in instructions.cuh, with
-// what it means on the CPU (TSA_HOST).
+// Bulk copies to shared memory, and the barriers that count their bytes (sm_90 and later). Inline PTX, as in
+// instructions.cuh, with what it means on the CPU (TSA_HOST).
 #pragma once
 #include "kernels/ptx/instructions.cuh"
 
@@ -17,7 +17,9 @@ struct Mbarrier {
 TSA_PTX void mbarrier_init(Mbarrier* barrier, int arrivals) { cuda_host::mbarrier_init(&barrier->state, arrivals); }
 TSA_PTX void mbarrier_init_fence() {}
 TSA_PTX void mbarrier_arrive(Mbarrier* barrier) { cuda_host::mbarrier_arrive(&barrier->state, 0); }
-TSA_PTX void mbarrier_arrive_expect(Mbarrier* barrier, int bytes) { cuda_host::mbarrier_arrive(&barrier->state, bytes); }
+TSA_PTX void mbarrier_arrive_expect(Mbarrier* barrier, int bytes) {
+  cuda_host::mbarrier_arrive(&barrier->state, bytes);
+}
 TSA_PTX void mbarrier_wait(Mbarrier* barrier, unsigned parity) { cuda_host::mbarrier_wait(&barrier->state, parity); }
 TSA_PTX void cp_async_arrive(Mbarrier* barrier) { cuda_host::arrive_with_copies(&barrier->state); }
 TSA_PTX void bulk_copy(void* shared, const void* global, int bytes, Mbarrier* barrier) {

@@ -1,13 +1,14 @@
-// What one instruction of the tensor cores adds to a float, to the bit: d + Σ a_i b_i over the products of its depth, 8 of tf32, 16
-// of halves, as an H200 was found to (docs/notes/tsm2.md).
+// What one instruction of the tensor cores adds to a float, to the bit: d + Σ a_i b_i over the products of its depth, 8
+// of tf32, 16 of halves, as an H200 was found to (docs/notes/tsm2.md).
 //
-//   E         the largest exponent of d and of the products that are not zero, of a product the sum of its factors' exponents;
+//   E         the largest exponent of d and of the products that are not zero, of a product the sum of its factors'
+//             exponents;
 //             of numbers of float16 that are below its normal ones, theirs
 //   2^(E−25)  two bits below a float's last place at E: there each addend is cut off, towards zero
 //   result    their sum, exact, cut off to the 24 bits of a float, towards zero
 //
-// As all is cut off at once, no order of the products matters. For numbers that are finite, and large enough for all of this
-// to be of normal floats.
+// As all is cut off at once, no order of the products matters. For numbers that are finite, and large enough for all of
+// this to be of normal floats.
 #pragma once
 
 #if defined(TSA_HOST)

@@ -62,7 +62,7 @@ TSA_PTX Bfloat16 to_bfloat16(float x) {
 }
 
 // The same of two, the first in the lower half.
-TSA_PTX unsigned to_halves(float lower, float upper) {
+TSA_PTX unsigned to_half_pair(float lower, float upper) {
 #if defined(TSA_HOST)
   return to_half(lower).bits | (unsigned)to_half(upper).bits << 16;
 #else
@@ -145,8 +145,9 @@ TSA_PTX int shared_byte(const signed char* at) {
 #endif
 }
 
-// What follows leaves one of many out of a largest: seven predicates are set by one R2P, if the seven places of a mask are the
-// lowest of a byte, and each then spares one `max`. (Comparing a number with each takes one more instruction for each.)
+// What follows leaves one of many out of a largest: seven predicates are set by one R2P, if the seven places of a mask
+// are the lowest of a byte, and each then spares one `max`. (Comparing a number with each takes one more instruction
+// for each.)
 //
 // spares ─ bit `one` − 1, for `one` of 1 … 31; below, none; above, the last.
 TSA_PTX unsigned spares(int one) {
@@ -299,16 +300,20 @@ TSA_PTX void prefetch(const void* global) {
 
 // griddepcontrol ─ of kernels that are launched to overlap (kernels/runtime/launch.py).
 //
-// after_previous   the kernel ahead in the stream has ended, and what it wrote is there: of every such kernel, in all threads, so
-//                  that one which ends has waited, the first statement, but for what reads nothing that may yet be written
-// next_may_begin   blocks of the next kernel may come, once all blocks of this one have said so or ended. For kernels that
-//                  fill the GPU: behind a small one, the blocks of a large one would come two to where there is room first
-TSA_PTX void after_previous() {
+// griddepcontrol_wait   the kernel ahead in the stream has ended, and what it wrote is there: of every such kernel, in
+//                       all threads, so
+//                  that one which ends has waited, the first statement, but for what reads nothing that may yet be
+//                  written
+// griddepcontrol_launch_dependents   blocks of the next kernel may come, once all blocks of this one have said so or
+//                                    ended. For kernels that
+//                  fill the GPU: behind a small one, the blocks of a large one would come two to where there is room
+//                  first
+TSA_PTX void griddepcontrol_wait() {
 #if !defined(TSA_HOST) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-TSA_PTX void next_may_begin() {
+TSA_PTX void griddepcontrol_launch_dependents() {
 #if !defined(TSA_HOST) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
@@ -409,7 +414,8 @@ inline float sum_on_host(float d, const float (&a)[K], const float (&b)[K]) {
 }
 
 // d += A·B for any shape above. `element(register, half)` reads one; a register holds `pack` elements along K.
-template <int M, int K, int pack, int kLeast = tensor::kLeastOfFloat, typename T, typename R, int NA, int NB, int ND, typename Element>
+template <int M, int K, int pack, int kLeast = tensor::kLeastOfFloat, typename T, typename R, int NA, int NB, int ND,
+          typename Element>
 inline void mma_on_host(T (&d)[ND], const R (&a)[NA], const R (&b)[NB], Element element) {
   static_assert(NA * pack == M * K / 32 && NB * pack == 8 * K / 32 && ND == M * 8 / 32);
   struct Fragments {
@@ -437,8 +443,7 @@ TSA_PTX void mma_m16n8k8(float (&d)[4], const float (&a)[4], const float (&b)[2]
 #if defined(TSA_HOST)
   mma_on_host<16, 8, 1>(d, a, b, [](float x, int) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); });
 #else
-  asm(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
@@ -452,8 +457,8 @@ TSA_PTX void mma_m8n8k4(double (&d)[2], const double (&a)[1], const double (&b)[
   mma_on_host<8, 4, 1>(d, a, b, [](double x, int) { return x; });
 #else
   asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
-               : "+d"(d[0]), "+d"(d[1])
-               : "d"(a[0]), "d"(b[0]));
+      : "+d"(d[0]), "+d"(d[1])
+      : "d"(a[0]), "d"(b[0]));
 #endif
 }
 
@@ -461,8 +466,7 @@ TSA_PTX void mma_m16n8k4(double (&d)[4], const double (&a)[2], const double (&b)
 #if defined(TSA_HOST)
   mma_on_host<16, 4, 1>(d, a, b, [](double x, int) { return x; });
 #else
-  asm(
-      "mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
       : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
       : "d"(a[0]), "d"(a[1]), "d"(b[0]));
 #endif
@@ -472,8 +476,7 @@ TSA_PTX void mma_m16n8k8(double (&d)[4], const double (&a)[4], const double (&b)
 #if defined(TSA_HOST)
   mma_on_host<16, 8, 1>(d, a, b, [](double x, int) { return x; });
 #else
-  asm(
-      "mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+  asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
       : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
       : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
@@ -484,8 +487,7 @@ TSA_PTX void mma_m16n8k16(double (&d)[4], const double (&a)[8], const double (&b
 #if defined(TSA_HOST)
   mma_on_host<16, 16, 1>(d, a, b, [](double x, int) { return x; });
 #else
-  asm(
-      "mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7, %8, %9, %10, %11}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7, %8, %9, %10, %11}, "
       "{%12, %13, %14, %15}, {%0, %1, %2, %3};"
       : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
       : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(a[4]), "d"(a[5]), "d"(a[6]), "d"(a[7]), "d"(b[0]), "d"(b[1]),
@@ -499,8 +501,7 @@ TSA_PTX void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsig
   mma_on_host<16, 16, 2, tensor::kLeastOfHalf>(
       d, a, b, [](unsigned x, int half) { return cuda_host::half_value(x >> 16 * half & 0xffff); });
 #else
-  asm(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -512,8 +513,7 @@ TSA_PTX void mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], const unsi
   mma_on_host<16, 16, 2>(d, a, b,
                          [](unsigned x, int half) { return cuda_host::bfloat16_value(x >> 16 * half & 0xffff); });
 #else
-  asm(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));

@@ -1,5 +1,5 @@
-// The instructions of warpgroups: four warps of a Hopper SM (sm_90a) that multiply together. Inline PTX, as in instructions.cuh,
-// with what it means on the CPU (TSA_HOST).
+// The instructions of warpgroups: four warps of a Hopper SM (sm_90a) that multiply together. Inline PTX, as in
+// instructions.cuh, with what it means on the CPU (TSA_HOST).
 #pragma once
 #include "kernels/ptx/instructions.cuh"
 
@@ -43,16 +43,17 @@ TSA_PTX void fewer_registers() {
 // 64 × 8 of tf32 or 64 × 16 of halves; each warp has 16 rows of it in registers, a fragment of mma m16n8k8 or m16n8k16,
 // and d[j] is the warp's fragment of columns 8·j and on.
 //
-// B lies in shared memory, from a multiple of 16 bytes on: 256 bytes for 8 columns, in which 64 words of 32 bits lie lane
-// by lane: word i of B's fragment (instructions.cuh) in lane l at 4·(32·i + l).
+// B lies in shared memory, from a multiple of 16 bytes on: 256 bytes for 8 columns, in which 64 words of 32 bits lie
+// lane by lane: word i of B's fragment (instructions.cuh) in lane l at 4·(32·i + l).
 //
-// Before the first wgmma that uses registers which were written: wgmma_fence of those of A. Before one that uses a B which
-// was stored: async_fence by those who stored it, then a barrier. What is begun is a group from wgmma_commit on; until
-// wgmma_wait (for all groups but the `pending` latest), their d is not read, and B not written.
+// Before the first wgmma that uses registers which were written: wgmma_fence of those of A. Before one that uses a B
+// which was stored: async_fence by those who stored it, then a barrier. What is begun is a group from wgmma_commit on;
+// until wgmma_wait (for all groups but the `pending` latest), their d is not read, and B not written.
 //
-// matrix_at tells where a B is, and matrix_after of it is what lies so many bytes further on: an addition, where pointers are
-// converted anew for every product. A may lie in shared memory as B does, of 16 bits, and is named likewise: of up to 64
-// columns, or (of halves) 104 to 200. The registers of d, if they were written, pass wgmma_fence first.
+// matrix_at tells where a B is, and matrix_after of it is what lies so many bytes further on: an addition, where
+// pointers are converted anew for every product. A may lie in shared memory as B does, of 16 bits, and is named
+// likewise: of up to 64 columns, or (of halves) 104 to 200. The registers of d, if they were written, pass wgmma_fence
+// first.
 template <typename T>
 inline constexpr bool is_half = false;
 template <>
@@ -83,7 +84,7 @@ inline void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b) 
   } work = {d, {a[0], a[1], a[2], a[3]}, static_cast<const unsigned*>(b)};
   cuda_host::begin_work([=] {
     for (int j = 0; j < blocks; ++j) {
-      float(&sums)[4] = work.d[j];
+      float (&sums)[4] = work.d[j];
       if (clears) sums[0] = sums[1] = sums[2] = sums[3] = 0;
       const unsigned words[2] = {work.b[64 * j + cuda_host::here.lane], work.b[64 * j + 32 + cuda_host::here.lane]};
       if constexpr (sizeof(T) == 2) {
@@ -203,24 +204,23 @@ TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {
 #define TSA_SUMS_22 TSA_SUMS_19, TSA_SUMS_OF(19), TSA_SUMS_OF(20), TSA_SUMS_OF(21)
 #define TSA_SUMS_25 TSA_SUMS_22, TSA_SUMS_OF(22), TSA_SUMS_OF(23), TSA_SUMS_OF(24)
 // The rest: A, the descriptor of B, whether d is added to; of halves, that B is not transposed.
-#define TSA_WGMMA(blocks, n, rest)                                                                                   \
-  if constexpr (sizeof(T) == 4)                                                                                      \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k8.f32.tf32.tf32 {" TSA_NAMES_##blocks "}, " rest ", 1, 1;"  \
-                 : TSA_SUMS_##blocks                                                                                 \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(from), "n"(!clears));                             \
-  else if constexpr (is_half<T>)                                                                                     \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32.f16.f16 {" TSA_NAMES_##blocks "}, " rest             \
-                 ", 1, 1, 0;"                                                                                        \
-                 : TSA_SUMS_##blocks                                                                                 \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(from), "n"(!clears));                             \
-  else                                                                                                               \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" TSA_NAMES_##blocks "}, " rest           \
-                 ", 1, 1, 0;"                                                                                        \
-                 : TSA_SUMS_##blocks                                                                                 \
+#define TSA_WGMMA(blocks, n, rest)                                                                                    \
+  if constexpr (sizeof(T) == 4)                                                                                       \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k8.f32.tf32.tf32 {" TSA_NAMES_##blocks "}, " rest ", 1, 1;"   \
+                 : TSA_SUMS_##blocks                                                                                  \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(from), "n"(!clears));                              \
+  else if constexpr (is_half<T>)                                                                                      \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32.f16.f16 {" TSA_NAMES_##blocks "}, " rest ", 1, 1, 0;" \
+                 : TSA_SUMS_##blocks                                                                                  \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(from), "n"(!clears));                              \
+  else                                                                                                                \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" TSA_NAMES_##blocks "}, " rest            \
+                                                                                                ", 1, 1, 0;"          \
+                 : TSA_SUMS_##blocks                                                                                  \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(from), "n"(!clears))
 
-// In units of 16 bytes: where a matrix begins, 128 bytes from word 0 of its fragments to word 1, 256 to the next 8 columns
-// (or rows).
+// In units of 16 bytes: where a matrix begins, 128 bytes from word 0 of its fragments to word 1, 256 to the next 8
+// columns (or rows).
 TSA_PTX unsigned long long matrix_at(const void* shared) {
   return ((unsigned)__cvta_generic_to_shared(shared) & 0x3ffffu) >> 4 | 8ull << 16 | 16ull << 32;
 }
@@ -254,15 +254,16 @@ TSA_PTX void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b)
   wgmma<clears, T>(d, a, matrix_at(b));
 }
 
-#define TSA_SHARED_WGMMA(blocks, n, rest)                                                                                 \
-  if constexpr (is_half<T>)                                                                                              \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32.f16.f16 {" TSA_NAMES_##blocks "}, " rest ", 1, 1, 0, 0;" \
-                 : TSA_SUMS_##blocks                                                                                     \
-                 : "l"(a), "l"(b), "n"(!clears));                                                                        \
-  else                                                                                                                   \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" TSA_NAMES_##blocks "}, " rest               \
-                 ", 1, 1, 0, 0;"                                                                                         \
-                 : TSA_SUMS_##blocks                                                                                     \
+#define TSA_SHARED_WGMMA(blocks, n, rest)                                                                       \
+  if constexpr (is_half<T>)                                                                                     \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32.f16.f16 {" TSA_NAMES_##blocks "}, " rest        \
+                                                                                              ", 1, 1, 0, 0;"   \
+                 : TSA_SUMS_##blocks                                                                            \
+                 : "l"(a), "l"(b), "n"(!clears));                                                               \
+  else                                                                                                          \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32.bf16.bf16 {" TSA_NAMES_##blocks "}, " rest      \
+                                                                                                ", 1, 1, 0, 0;" \
+                 : TSA_SUMS_##blocks                                                                            \
                  : "l"(a), "l"(b), "n"(!clears))
 
 template <bool clears, typename T = Half, int blocks>

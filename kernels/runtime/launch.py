@@ -16,7 +16,7 @@ import numpy as np
 
 from tsapps.kernels.gpu_specs import live
 
-__all__ = ["OverlappingLaunch", "PackedLaunch", "pack"]
+__all__ = ["DependentLaunch", "PackedLaunch", "pack"]
 
 # What every argument begins at a multiple of: as much as any type of CUDA C++ is aligned to.
 _ALIGNMENT = 16
@@ -122,10 +122,10 @@ class PackedLaunch:
         self._launch(self._stream().ptr)
 
 
-class OverlappingLaunch(PackedLaunch):
+class DependentLaunch(PackedLaunch):
     """A launch of a kernel that may begin before the one ahead of it in the stream has ended, and waits for it itself.
 
-    It has to begin with `ptx::after_previous` (instructions.cuh). GPUs before compute capability 9.0 launch it in
+    It has to begin with `ptx::griddepcontrol_wait` (instructions.cuh). GPUs before compute capability 9.0 launch it in
     order.
     """
 

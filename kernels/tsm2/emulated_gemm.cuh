@@ -1,14 +1,16 @@
-// What an element of a product comes to before it is stored, to the bit: its products, added up once more in the order, and with the
-// arithmetic, in which the kernel of a plan does (gemm_mma.cuh, gemm_wgmma.cuh).
+// What an element of a product comes to before it is stored, to the bit: its products, added up once more in the order,
+// and with the arithmetic, in which the kernel of a plan does (gemm_mma.cuh, gemm_wgmma.cuh).
 //
 //   a block's share of the tile   units one after another; of each, `splits` warps have a part, and sums of their own
-//   a part                        pairs of words, what four lanes have of two words being one instruction's depth (operand.cuh)
+//   a part                        pairs of words, what four lanes have of two words being one instruction's depth
+//                                 (operand.cuh)
 //   an instruction                float64: products one after another, each rounded once; else ptx/emulated_mma.cuh
-//   `stretch` words, if any       sums apart, then one rounded addition
+//   `interval` words, if any       sums apart, then one rounded addition
 //   splits, blocks                their sums, as add_splits and stream_k_fixup.cuh add them
 //
-// A thread has an element. That takes some hundred times what the product does, for the few elements that are asked for. Loops are
-// not unrolled: one within another, in every copy of what they call, they took the compiler more than a minute.
+// A thread has an element. That takes some hundred times what the product does, for the few elements that are asked
+// for. Loops are not unrolled: one within another, in every copy of what they call, they took the compiler more than a
+// minute.
 #pragma once
 #include "kernels/ptx/emulated_mma.cuh"
 #include "kernels/tsm2/fragments.cuh"
@@ -19,9 +21,9 @@ namespace tsm2 {
 struct Order {
   long long units, tile_units, tile_rows, depth, k;
   int blocks, splits, stride;
-  int stretch, products, by_steps;  // by_steps: all pairs of a stretch by one part of float32, then by the next
+  int interval, products, by_steps;  // by_steps: all pairs of a stretch by one part of float32, then by the next
 
-  // The first unit of a block's share, as Shares deals them (tile_scheduler.cuh).
+  // The first unit of a block's share, as Partition deals them (tile_scheduler.cuh).
   __device__ long long begin(unsigned block) const {
     const long long each = units / blocks;
     const unsigned rest = (unsigned)(units - each * blocks);
@@ -58,7 +60,8 @@ class Predicted {
   __device__ Predicted(const Order& order, long long row, const A& a, const B& b)
       : order_(order), a_(a), b_(b), tile_(row / order.tile_rows * order.tile_units) {}
 
-  // The element; NaN where it has factors that are not finite, or too large or small for this to be the tensor cores' arithmetic.
+  // The element; NaN where it has factors that are not finite, or too large or small for this to be the tensor cores'
+  // arithmetic.
   __device__ double sum() {
     first_ = order_.block_of(tile_);
     blocks_ = order_.block_of(tile_ + order_.tile_units - 1) - first_ + 1;
@@ -70,9 +73,9 @@ class Predicted {
   }
 
  private:
-  static constexpr bool kDoubles = sizeof(T) == 8, kHalves = sizeof(T) == 2;
-  static constexpr int kPerWord = kHalves ? 2 : 1, kPair = 8 * kPerWord;
-  static constexpr int kGroup = 16, kMostSplits = 16;  // BlockSums'; of a plan
+  static constexpr bool kDoubles = sizeof(T) == 8, kHalf = sizeof(T) == 2;
+  static constexpr int kPerWord = kHalf ? 2 : 1, kPair = 8 * kPerWord;
+  static constexpr int kGroup = 16, kMostSplits = 16;  // StreamKFixup'; of a plan
 
   // Elements of a pair of words: of the row, and of the column.
   template <typename Number>
@@ -103,7 +106,8 @@ class Predicted {
   __device__ double of_group(int group) {
     const int first = first_ + group * kGroup, left = blocks_ - group * kGroup;
     return gathered(left < kGroup ? left : kGroup, [this, first](int i) {
-      const long long begin = order_.begin(first + i), end = order_.begin(first + i + 1), last = tile_ + order_.tile_units;
+      const long long begin = order_.begin(first + i), end = order_.begin(first + i + 1),
+                      last = tile_ + order_.tile_units;
       return of_units(begin > tile_ ? begin : tile_, end < last ? end : last);
     });
   }
@@ -127,7 +131,7 @@ class Predicted {
       if constexpr (kDoubles) {
         sum = add_part(sum, of);
       } else {
-        sum = add_part_in_stretches(sum, of);
+        sum = add_part_in_intervals(sum, of);
       }
     }
     return sum;
@@ -151,25 +155,25 @@ class Predicted {
   }
 
   // The others, each pair by as many instructions as a product is made of.
-  __device__ double add_part_in_stretches(double sum, const Part& of) {
-    const int steps = kHalves ? 1 : order_.products, each = order_.stretch > 0 ? order_.stretch : of.words;
+  __device__ double add_part_in_intervals(double sum, const Part& of) {
+    const int steps = kHalf ? 1 : order_.products, each = order_.interval > 0 ? order_.interval : of.words;
     for (int from = 0; from < of.words; from += each) {
       const int left = of.words - from, pairs = ((left < each ? left : each) + 1) / 2;
-      float alone = order_.stretch > 0 ? 0.0f : (float)sum;
+      float alone = order_.interval > 0 ? 0.0f : (float)sum;
 #pragma unroll 1
       for (int i = 0; i < pairs * steps; ++i) {
         Pair<float> pair;
         load(pair, of, from + 2 * (order_.by_steps ? i % pairs : i / steps));
-        if (!kHalves) take_apart(pair, order_.by_steps ? i / pairs : i % steps);
+        if (!kHalf) split_tf32(pair, order_.by_steps ? i / pairs : i % steps);
         alone = tensor::sum<least_exponent<T>>(alone, pair.a, pair.b);
       }
-      sum = order_.stretch > 0 ? add(sum, alone) : alone;
+      sum = order_.interval > 0 ? add(sum, alone) : alone;
     }
     return sum;
   }
 
   // The parts of float32 that a step multiplies.
-  __device__ void take_apart(Pair<float>& pair, int step) const {
+  __device__ void split_tf32(Pair<float>& pair, int step) const {
     using Unit = Tensor<float, 6>;
     const int of_six = step + 6 - order_.products, parts = order_.products / 3 + 1;
 #pragma unroll
@@ -196,8 +200,8 @@ class Predicted {
 #pragma unroll
     for (int i = 0; i < kPair; ++i) {
       const int word = q + i / (kPair / 2), lane = i % (kPair / 2) / kPerWord, half = i % kPerWord;
-      const bool dealt = word < of.in_blocks || of.in_blocks == of.words;
-      const int stride = dealt ? order_.stride : 1;
+      const bool interleaved = word < of.in_blocks || of.in_blocks == of.words;
+      const int stride = interleaved ? order_.stride : 1;
       const int at = kPerWord * (word / stride * 4 * stride + word % stride + lane * stride) + half;
       const long long l = of.begin + at;
       const bool there = word < of.words && at < of.size && l < order_.k;

@@ -2,22 +2,26 @@
 //
 // An epilogue is a class that the kernel calls with complete sums, with all 32 lanes of a warp. By kTakes it says how:
 //
-// It may have `bool idle() const`: true where there is nothing to do at all. It may have `void open() const` and
-// `void close() const`, called by all threads of a block before its first sums, with a barrier between, and after its last. One that takes fragments may have
-// `const Sum* row_weights`: then it gets weighted sums of the rows of A, too (weighted_row_sums.cuh), as d[kBlocks − 1]: in [2·half],
-// what this lane has of row + 8·half + g; the four lanes of a row have parts of it. Weights are of every depth, from a multiple
-// of 16 bytes on, and zeros behind them, up to the end of the last tile and 16 more.
+// It may have `bool idle() const`: true where there is nothing to do at all. It may have `void open() const` and `void
+// close() const`, called by all threads of a block before its first sums, with a barrier between, and after its last.
+// One that takes fragments may have `const Sum* row_weights`: then it gets weighted sums of the rows of A, too
+// (weighted_row_sums.cuh), as d[kBlocks − 1]: in [2·half], what this lane has of row + 8·half + g; the four lanes of a
+// row have parts of it. Weights are of every depth, from a multiple of 16 bytes on, and zeros behind them, up to the
+// end of the last tile and 16 more.
 //
 //   kRows       template <typename Sums>
 //               void operator()(const Sums& sums, long long row, int rows, long long column, int columns) const;
 //
-//               `sums(i, j)` is the sum of row + i and column + j, for i < rows and j < columns, in shared memory: an app's
+//               `sums(i, j)` is the sum of row + i and column + j, for i < rows and j < columns, in shared memory: an
+//               app's
 //               own epilogue (an arg-min along a row, a checksum) may go through them in any order.
 //
 //   kFragments  template <int kBlocks>
-//               void fragments(long long row, int rows, long long column, int columns, const Sum (&d)[kBlocks][4]) const;
+//               void fragments(long long row, int rows, long long column, int columns, const Sum (&d)[kBlocks][4])
+//               const;
 //
-//               Registers, as the tensor cores leave them: with g = lane / 4 and t = lane % 4, d[j][2·half + i] is the sum
+//               Registers, as the tensor cores leave them: with g = lane / 4 and t = lane % 4, d[j][2·half + i] is the
+//               sum
 //               of row + 8·half + g and column + 8·j + 2·t + i, where that row and column are less than `rows` and
 //               `columns` away.
 //
@@ -85,8 +89,8 @@ struct Scaled {
   __device__ T scaled(Sum sum, const T* old) const { return Element<T>::from(total(sum, old)); }
 };
 
-// Any C. It is regular if it is row-major without gaps, as wide as the tile, from a multiple of 16 bytes on. `kColumns` is
-// how many columns a warp has.
+// Any C. It is regular if it is row-major without gaps, as wide as the tile, from a multiple of 16 bytes on. `kColumns`
+// is how many columns a warp has.
 template <typename T, typename Sum, int kColumns>
 struct Store : Scaled<T, Sum> {
   using Scaled<T, Sum>::C, Scaled<T, Sum>::row_stride, Scaled<T, Sum>::column_stride, Scaled<T, Sum>::beta;
@@ -128,7 +132,8 @@ struct Store : Scaled<T, Sum> {
       if constexpr (Sums::kPitch == kColumns || kColumns % kSums == 0) {
 #pragma unroll
         for (int v = 0; v < kVector; v += kSums) {
-          const Sum* from = Sums::kPitch == kColumns ? sums.first + i + v : &sums((i + v) / kColumns, (i + v) % kColumns);
+          const Sum* from =
+              Sums::kPitch == kColumns ? sums.first + i + v : &sums((i + v) / kColumns, (i + v) % kColumns);
           const auto some = *reinterpret_cast<const SumVector*>(from);
 #pragma unroll
           for (int j = 0; j < kSums; ++j) out.at[v + j] = this->scaled(some.at[j], &out.at[v + j]);
@@ -176,8 +181,8 @@ struct StorePairs : Scaled<T, Sum> {
           *to = out;
         }
       } else if constexpr (kBlocks % 2 == 0) {
-        // Two lanes that are neighbours swap a pair, so that each has four elements of one block, and a row's eight bytes
-        // a lane fill a sector of 32.
+        // Two lanes that are neighbours swap a pair, so that each has four elements of one block, and a row's eight
+        // bytes a lane fill a sector of 32.
         const bool odd = t % 2;
         struct alignas(8) Four {
           T at[4];
@@ -197,7 +202,8 @@ struct StorePairs : Scaled<T, Sum> {
           Four out;
           if (beta != Sum(0)) out = *to;
 #pragma unroll
-          for (int i = 0; i < 4; ++i) out.at[i] = this->scaled((i < 2) != odd ? mine[i % 2] : theirs[i % 2], &out.at[i]);
+          for (int i = 0; i < 4; ++i)
+            out.at[i] = this->scaled((i < 2) != odd ? mine[i % 2] : theirs[i % 2], &out.at[i]);
           *to = out;
         }
       }
@@ -282,7 +288,8 @@ struct StoreLines : Scaled<T, Sum> {
       for (int i = lane; i < 8 * kAcross * kPieces; i += 32) {
         const int c = i / kPieces, r = i % kPieces * kVector;
         if (c >= columns) continue;
-        *reinterpret_cast<ptx::Quad*>(to + r + c * to_stride) = *reinterpret_cast<const ptx::Quad*>(from + r + c * from_stride);
+        *reinterpret_cast<ptx::Quad*>(to + r + c * to_stride) =
+            *reinterpret_cast<const ptx::Quad*>(from + r + c * from_stride);
       }
       return;
     }

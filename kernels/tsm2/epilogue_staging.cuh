@@ -1,4 +1,5 @@
-// From the registers of a warp to an epilogue (epilogue.cuh): sums as fragments of kBlocks × 16 rows and kColumns columns.
+// From the registers of a warp to an epilogue (epilogue.cuh): sums as fragments of kBlocks × 16 rows and kColumns
+// columns.
 #pragma once
 #include "kernels/tsm2/epilogue.cuh"
 
@@ -11,11 +12,11 @@ __device__ __forceinline__ Sum& sum_at(Sum (&sums)[kBlocks][kColumnBlocks][4], i
 }
 
 template <typename Sum, int kColumns, int kBlocks>
-struct HandOver {
+struct EpilogueStaging {
   static constexpr int kColumnBlocks = (kColumns + 7) / 8;
-  // From a row of sums in shared memory to the next: no gap, if they are of one column block, or doubles; else, so that the
-  // rows of a fragment fall in different banks, an odd number of column blocks. And how many blocks of 16 rows are handed
-  // over at once.
+  // From a row of sums in shared memory to the next: no gap, if they are of one column block, or doubles; else, so that
+  // the rows of a fragment fall in different banks, an odd number of column blocks. And how many blocks of 16 rows are
+  // handed over at once.
   static constexpr bool kGapless = kColumns <= 8 || (sizeof(Sum) == 8 && kColumns % 16 != 0);
   static constexpr int kPitch = kGapless ? kColumns : 8 * (kColumnBlocks + (kColumnBlocks + 1) % 2);
   static constexpr int kFit = 4096 / (16 * kPitch * (int)sizeof(Sum));

@@ -1,7 +1,8 @@
 // What the tensor cores multiply, by element type: how the elements of an operand become words of a fragment, and one
 // 16 × 8 block of sums from them.
 //
-//   Tensor<T>::Word        what one register of a fragment holds: one element, or two halves that follow along the depth
+//   Tensor<T>::Word        what one register of a fragment holds: one element, or two halves that follow along the
+//                          depth
 //   Tensor<T>::Sum         what is summed in
 //   Tensor<T>::Parts       a word, ready to be multiplied: kParts of type Register, whose `bits` are those of one
 //   Tensor<T>::multiply    d (16 × 8) += a (16 × 2 words of four lanes) · b (2 words of four lanes × 8), one of the
@@ -12,8 +13,8 @@
 //
 // float is multiplied as tf32 in `kProducts` products. An element is the sum of tf32 parts, x = x₁ + x₂ (+ x₃), of 11
 // bits each, the first two rounded to nearest. Three products, x₁y₂ + x₂y₁ + x₁y₁, leave out no more than 2⁻²² of |xy|
-// for x₂y₂ and as much for what is below x₂; six products leave out less than 2⁻³¹. Tensor cores truncate as they add, so
-// sums stay in them only over a stretch of the depth, and are then added by ordinary rounded additions.
+// for x₂y₂ and as much for what is below x₂; six products leave out less than 2⁻³¹. Tensor cores truncate as they add,
+// so sums stay in them only over a stretch of the depth, and are then added by ordinary rounded additions.
 #pragma once
 #include "kernels/ptx/instructions.cuh"
 
@@ -74,7 +75,9 @@ struct Tensor<float, kProducts> {
     return parts;
   }
   // cvt.rna.tf32 takes two instructions more, for NaNs whose bits overflow here: of those, the next part is a NaN.
-  static __device__ float nearest_tf32(float x) { return __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u); }
+  static __device__ float nearest_tf32(float x) {
+    return __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u);
+  }
 
   static __device__ unsigned bits(const Parts& parts, int part) { return __float_as_uint(parts.at[part]); }
 
@@ -97,7 +100,7 @@ struct Tensor<float, kProducts> {
 
 // Halves: one product, float sums. A word is a pair, the first in its lower half.
 template <typename T>
-struct TensorOfHalves {
+struct TensorOfHalf {
   using Word = unsigned;
   using Sum = float;
   using Parts = unsigned;
@@ -112,14 +115,14 @@ struct TensorOfHalves {
 };
 
 template <int kProducts>
-struct Tensor<ptx::Half, kProducts> : TensorOfHalves<ptx::Half> {
+struct Tensor<ptx::Half, kProducts> : TensorOfHalf<ptx::Half> {
   static __device__ void multiply(int, float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     ptx::mma_m16n8k16_f16(d, a, b);
   }
 };
 
 template <int kProducts>
-struct Tensor<ptx::Bfloat16, kProducts> : TensorOfHalves<ptx::Bfloat16> {
+struct Tensor<ptx::Bfloat16, kProducts> : TensorOfHalf<ptx::Bfloat16> {
   static __device__ void multiply(int, float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     ptx::mma_m16n8k16_bf16(d, a, b);
   }

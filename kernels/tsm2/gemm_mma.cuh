@@ -1,5 +1,5 @@
-// C (m × n) = A (m × k) · B (k × n) with n small: TSM2R (m and k large), TSM2L (m large, k small) and TSMTTSM (m small, k
-// large: AᵀD). One kernel, instantiated by a plan.
+// C (m × n) = A (m × k) · B (k × n) with n small: TSM2R (m and k large), TSM2L (m large, k small) and TSMTTSM (m small,
+// k large: AᵀD). One kernel, instantiated by a plan.
 //
 //              k                    n          Both operands stream through a ring of stages in shared memory
 //      ┌────┬────┬────┐          ┌────┐        (operand.cuh), and warps multiply what a stage holds with the tensor
@@ -8,14 +8,16 @@
 //    m │    │    │    │     ×    │unit│        A *tile* is kTileM rows of C by kTileN columns. A *unit* is the part of a
 //      └────┴────┴────┘          └────┘        tile that one stage adds: `kDepth` of the sum over k.
 //
-// The units of all tiles, tile by tile, are dealt to the blocks in equal, contiguous shares: a block may have a part of a
-// tile (TSMTTSM), or the end of one and the beginning of the next (TSM2R). So every multiprocessor has the same work, and
-// the memory is kept busy to the end.
+// The units of all tiles, tile by tile, are dealt to the blocks in equal, contiguous shares: a block may have a part of
+// a tile (TSMTTSM), or the end of one and the beginning of the next (TSM2R). So every multiprocessor has the same work,
+// and the memory is kept busy to the end.
 //
-// Within a tile, kWarpsM × kWarpsN × kWarpsK warps share rows, columns and depth. Blocks may share a tile (stream_k_fixup.cuh).
+// Within a tile, kWarpsM × kWarpsN × kWarpsK warps share rows, columns and depth. Blocks may share a tile
+// (stream_k_fixup.cuh).
 //
-// Of a k that fits one stage, B stays in shared memory and tiles are dealt in turn (TSM2L). There a block is kTeams warps,
-// each with tiles and a ring of its own: they wait for no barrier, and while one stores, others load and multiply.
+// Of a k that fits one stage, B stays in shared memory and tiles are dealt in turn (TSM2L). There a block is kTeams
+// warps, each with tiles and a ring of its own: they wait for no barrier, and while one stores, others load and
+// multiply.
 //
 // Why it is fast: each operand is read once, with up to kStages − 1 stages on their way, more bytes than latency times
 // bandwidth needs; the tensor cores leave the arithmetic hidden behind the reads, and threads free to move data.
@@ -48,43 +50,45 @@ class Product {
   static constexpr int kSumBlocks = kColumnBlocks + kAddsRows, kRegisters = 4 * kBlocks * kSumBlocks;
   using Depths = Depth<Plan::kDepth / Plan::kWarpsK, A::kPerWord, Plan::kStride>;
   static_assert(Plan::kTileM % Plan::kWarpsM == 0 && Plan::kTileN % Plan::kWarpsN == 0 &&
-                Plan::kDepth % Plan::kWarpsK == 0 && (Plan::kWarpsM == 1 || kRows % 16 == 0) &&
-                (Plan::kWarpsN == 1 || kColumns % 8 == 0), "warps share a tile evenly");
+                    Plan::kDepth % Plan::kWarpsK == 0 && (Plan::kWarpsM == 1 || kRows % 16 == 0) &&
+                    (Plan::kWarpsN == 1 || kColumns % 8 == 0),
+                "warps share a tile evenly");
 
-  // Shared memory, in bytes: each team's ring, B as parts (once if it stays, else that of this unit and of the next), and
-  // sums on their way between warps and to the epilogue.
+  // Shared memory, in bytes: each team's ring, B as parts (once if it stays, else that of this unit and of the next),
+  // and sums on their way between warps and to the epilogue.
   static constexpr bool kOwnB = !Plan::kGram, kStreamsB = kOwnB && !Plan::kKeepB;
   static constexpr bool kPreparesB = Plan::kKeepB || Plan::kPrepareB;
   static_assert(!kPreparesB || (kOwnB && Plan::kWarpsK == 1), "warps share the parts of B");
   using Weights = RowWeights<Sum, Plan::kDepth>;  // behind B; where B stays, once
   static constexpr int kWeights = kAddsRows ? Weights::kBytes : 0, kWeightsAt = A::kBytes + (kStreamsB ? B::kBytes : 0);
-  static constexpr int kStage = kWeightsAt + (Plan::kKeepB ? 0 : kWeights), kRing = Plan::kStages * kStage;
-  static constexpr int kRings = Plan::kTeams * kRing;
+  static constexpr int kStage = kWeightsAt + (Plan::kKeepB ? 0 : kWeights), kPipelineBytes = Plan::kStages * kStage;
+  static constexpr int kPipelinesBytes = Plan::kTeams * kPipelineBytes;
   static constexpr int kPairs = (Depths::kWords + 1) / 2, kTileColumnBlocks = (Plan::kTileN + 7) / 8;
-  static constexpr int kParts = kPreparesB ? kPairs * kTileColumnBlocks * 32 * 2 * (int)sizeof(typename Unit::Parts) : 0;
+  static constexpr int kParts =
+      kPreparesB ? kPairs * kTileColumnBlocks * 32 * 2 * (int)sizeof(typename Unit::Parts) : 0;
   static constexpr int kAllParts = (kStreamsB ? 2 : 1) * kParts;
-  // A B that is kept arrives beside the first stages of A, in the one that is filled last; or, if it is too large, before
-  // them, where the rings will be.
+  // A B that is kept arrives beside the first stages of A, in the one that is filled last; or, if it is too large,
+  // before them, where the rings will be.
   static constexpr bool kArrivesBeside = Plan::kKeepB && B::kBytes <= kStage;
   static constexpr int kArrivesAt = kArrivesBeside ? (Plan::kStages - 1) * kStage : 0;
-  static_assert(!Plan::kKeepB || B::kBytes <= kRings, "B arrives where the rings will be");
-  using Over = HandOver<Sum, kAddsRows ? 8 * kSumBlocks : kColumns, kBlocks>;
+  static_assert(!Plan::kKeepB || B::kBytes <= kPipelinesBytes, "B arrives where the rings will be");
+  using Over = EpilogueStaging<Sum, kAddsRows ? 8 * kSumBlocks : kColumns, kBlocks>;
   static constexpr int kOver = Over::template kBytes<Epilogue>;
   static constexpr int kHandedOver = kWarps / 2 * 32 * kRegisters * (int)sizeof(Sum);
   static constexpr int kSums = kWarps / Plan::kWarpsK * kOver;
   static constexpr int kScratch = Plan::kWarpsK > 1 && kHandedOver > kSums ? kHandedOver : kSums;
-  static constexpr int kKeptWeightsAt = kRings + kAllParts + kScratch;
+  static constexpr int kKeptWeightsAt = kPipelinesBytes + kAllParts + kScratch;
   static constexpr int kSharedBytes = kKeptWeightsAt + (Plan::kKeepB ? kWeights : 0);
   // Sums of one tile in `partial`.
   static constexpr int kTileSums = Plan::kWarpsM * Plan::kWarpsN * 32 * kRegisters;
 
   __device__ Product(unsigned char* shared, const typename A::Source& a, const typename B::Source& b, const Work& work,
                      Sum* partial, unsigned* arrived, const Epilogue& epilogue)
-      : shared_(shared), a_(a), b_(b), work_(work), shares_(Shares::of<Plan>(work)), partial_(partial),
+      : shared_(shared), a_(a), b_(b), work_(work), partition_(Partition::of<Plan>(work)), partial_(partial),
         arrived_(arrived), epilogue_(epilogue) {
     const int warp = threadIdx.x / 32 % kTeam;
     team_ = threadIdx.x / 32 / kTeam;
-    ring_ = shared_ + team_ * kRing;
+    pipeline_ = shared_ + team_ * kPipelineBytes;
     warp_m_ = warp % Plan::kWarpsM;
     warp_n_ = warp / Plan::kWarpsM % Plan::kWarpsN;
     warp_k_ = warp / (Plan::kWarpsM * Plan::kWarpsN);
@@ -96,27 +100,30 @@ class Product {
       typename B::template Reader<kThreads> b(b_, threadIdx.x);
       b.move_to(0, 0);
       b.copy(shared_ + kArrivesAt);
-      if constexpr (kAddsRows) Weights::template copy<kThreads>(shared_ + kKeptWeightsAt, epilogue_.row_weights, threadIdx.x);
+      if constexpr (kAddsRows)
+        Weights::template copy<kThreads>(shared_ + kKeptWeightsAt, epilogue_.row_weights, threadIdx.x);
       ptx::cp_async_commit();
       if (!kArrivesBeside) share_kept_b<0>();
     }
     // Tiles that are one unit each are dealt in turn: at any time all blocks read and write near each other, which the
     // memory does faster; and to all blocks before a block's next team, so that few tiles make all of them work.
     const long long teams = (long long)gridDim.x * Plan::kTeams;
-    const long long begin = Plan::kKeepB ? team_ * (long long)gridDim.x + blockIdx.x : shares_.begin(blockIdx.x);
-    const long long end = Plan::kKeepB ? begin + (shares_.units - begin + teams - 1) / teams : shares_.begin(blockIdx.x + 1);
+    const long long begin = Plan::kKeepB ? team_ * (long long)gridDim.x + blockIdx.x : partition_.begin(blockIdx.x);
+    const long long end =
+        Plan::kKeepB ? begin + (partition_.units - begin + teams - 1) / teams : partition_.begin(blockIdx.x + 1);
     if (begin >= end && !kArrivesBeside) return;
-    Cursor<Plan> now(work_, begin);
-    UnitReader<Plan, 32 * kTeam, kThreads, kStreamsB> reader(a_, b_, work_, begin, threadIdx.x % (32 * kTeam), threadIdx.x);
+    WorkIterator<Plan> now(work_, begin);
+    UnitReader<Plan, 32 * kTeam, kThreads, kStreamsB> reader(a_, b_, work_, begin, threadIdx.x % (32 * kTeam),
+                                                             threadIdx.x);
     long long fetched = begin;
     int free = 0;  // stage
     auto fetch = [&] {
       if (fetched < end) {
         if constexpr (kAddsRows && !Plan::kKeepB) {
           const Sum* weights = epilogue_.row_weights + reader.depth();
-          Weights::template copy<kThreads>(ring_ + free * kStage + kWeightsAt, weights, threadIdx.x);
+          Weights::template copy<kThreads>(pipeline_ + free * kStage + kWeightsAt, weights, threadIdx.x);
         }
-        reader.copy(ring_ + free * kStage);
+        reader.copy(pipeline_ + free * kStage);
       }
       ++fetched;
       free = free + 1 == Plan::kStages ? 0 : free + 1;
@@ -143,9 +150,9 @@ class Product {
         __syncthreads();
       }
       fetch();
-      const unsigned char* stage = ring_ + slot * kStage;
+      const unsigned char* stage = pipeline_ + slot * kStage;
       slot = slot + 1 == Plan::kStages ? 0 : slot + 1;
-      if (kPreparesNext && unit + 1 < end) prepare(ring_ + slot * kStage + A::kBytes, parts(unit + 1 - begin));
+      if (kPreparesNext && unit + 1 < end) prepare(pipeline_ + slot * kStage + A::kBytes, parts(unit + 1 - begin));
       multiply(stage, Plan::kGram ? stage : stage + A::kBytes, parts(unit - begin), sums);
       if (now.ends_tile() || unit + 1 == end) {
         finish(*now, tile_begin, unit + 1, sums);
@@ -153,7 +160,7 @@ class Product {
 #pragma unroll
         for (int i = 0; i < kRegisters; ++i) sum_at(sums, i) = 0;
       }
-      now.advance();
+      now.next();
     }
   }
 
@@ -174,7 +181,7 @@ class Product {
 
   // Where the parts of a unit's B lie: words q and q + 1 of column block j, lane by lane, at (q / 2 · blocks + j) · 32.
   __device__ PartsOfTwo* parts(long long unit) const {
-    return reinterpret_cast<PartsOfTwo*>(shared_ + kRings + (kStreamsB && unit % 2 ? kParts : 0));
+    return reinterpret_cast<PartsOfTwo*>(shared_ + kPipelinesBytes + (kStreamsB && unit % 2 ? kParts : 0));
   }
 
   // Takes a tile of B apart, once for all warps.
@@ -196,8 +203,8 @@ class Product {
                                            const PartsOfTwo* b_parts, Sum (&sums)[kBlocks][kSumBlocks][4]) const {
     const int row = warp_m_ * kRows, column = warp_n_ * kColumns, depth = warp_k_ * (Plan::kDepth / Plan::kWarpsK);
     // Sums of a stretch, unless the tensor cores round as they add or their truncation does not matter.
-    constexpr bool kStretches = !Unit::kRounds && Plan::kStretch > 0;
-    Sum stretch[kBlocks][kColumnBlocks][4] = {};
+    constexpr bool kIntervals = !Unit::kRounds && Plan::kInterval > 0;
+    Sum interval[kBlocks][kColumnBlocks][4] = {};
 #pragma unroll
     for (int q = 0; q < Depths::kWords; q += 2) {
       Parts a[kBlocks][4];
@@ -206,7 +213,8 @@ class Product {
         typename A::Word words[4];
         A::template words<Depths, kEights>(words, a_tile, row, 2 * i, depth, q);
         if constexpr (kAddsRows) {
-          const auto* weights = reinterpret_cast<const Sum*>(Plan::kKeepB ? shared_ + kKeptWeightsAt : a_tile + kWeightsAt);
+          const auto* weights =
+              reinterpret_cast<const Sum*>(Plan::kKeepB ? shared_ + kKeptWeightsAt : a_tile + kWeightsAt);
           add_rows<Depths, T>(sums[i][kColumnBlocks], words, weights + depth, q);
         }
 #pragma unroll
@@ -236,46 +244,47 @@ class Product {
           for (int j = first; j < first + kTogether && j < kColumnBlocks; ++j)
 #pragma unroll
             for (int i = 0; i < kBlocks; ++i) {
-              Unit::multiply(step, kStretches ? stretch[i][j] : sums[i][j], a[i], b[j - first]);
+              Unit::multiply(step, kIntervals ? interval[i][j] : sums[i][j], a[i], b[j - first]);
             }
       }
-      if (kStretches && ((q + 2) % (kStretches ? Plan::kStretch : 1) == 0 || q + 2 >= Depths::kWords)) {
+      if (kIntervals && ((q + 2) % (kIntervals ? Plan::kInterval : 1) == 0 || q + 2 >= Depths::kWords)) {
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i)
 #pragma unroll
           for (int j = 0; j < 4 * kColumnBlocks; ++j) {
-            sums[i][j / 4][j % 4] += stretch[i][j / 4][j % 4];
-            stretch[i][j / 4][j % 4] = 0;
+            sums[i][j / 4][j % 4] += interval[i][j / 4][j % 4];
+            interval[i][j / 4][j % 4] = 0;
           }
       }
     }
   }
 
   // Ends this block's part of a tile, the units from `begin` to `end`.
-  __device__ __forceinline__ void finish(const Place& at, long long begin, long long end, Sum (&sums)[kBlocks][kSumBlocks][4]) {
+  __device__ __forceinline__ void finish(const Place& at, long long begin, long long end,
+                                         Sum (&sums)[kBlocks][kSumBlocks][4]) {
     if (Plan::kWarpsK > 1) add_splits(sums);
     // Of a B that is kept, a unit is a whole tile.
-    const bool shared = !Plan::kKeepB && end - begin < shares_.tile_units;
-    const BlockSums<Product, Sum, kTileSums> others(*this, shares_, partial_, arrived_);
+    const bool shared = !Plan::kKeepB && end - begin < partition_.tile_units;
+    const StreamKFixup<Product, Sum, kTileSums> others(*this, partition_, partial_, arrived_);
     if (shared && !others.add(end - 1 - at.depth / Plan::kDepth, sums)) return;
     if (warp_k_ != 0) return;
     const Place first = {at.row + warp_m_ * kRows, at.column + warp_n_ * kColumns, 0};
     const int rows = work_.m - first.row < kRows ? (int)(work_.m - first.row) : kRows;
     const int columns = work_.n - first.column < kColumns ? (int)(work_.n - first.column) : kColumns;
-    unsigned char* scratch = shared_ + kRings + kAllParts + threadIdx.x / 32 * kOver;
+    unsigned char* scratch = shared_ + kPipelinesBytes + kAllParts + threadIdx.x / 32 * kOver;
     Over::run(epilogue_, scratch, first.row, rows, first.column, columns, sums);
   }
 
-  // This block's threads as a team of BlockSums.
+  // This block's threads as a team of StreamKFixup.
   template <typename, typename, int>
-  friend class BlockSums;
+  friend class StreamKFixup;
   static constexpr int kSplits = Plan::kWarpsK;
   __device__ int split() const { return warp_k_; }
   __device__ void sync() const { __syncthreads(); }
 
   // Sums over the warps that share rows and columns, into those with warp_k_ 0: the upper half hands over to the lower.
   __device__ __forceinline__ void add_splits(Sum (&sums)[kBlocks][kSumBlocks][4]) {
-    Sum* handed_over = reinterpret_cast<Sum*>(shared_ + kRings + kAllParts);
+    Sum* handed_over = reinterpret_cast<Sum*>(shared_ + kPipelinesBytes + kAllParts);
     constexpr int kLanes = Plan::kWarpsM * Plan::kWarpsN * 32;
     const int thread = threadIdx.x % kLanes;
     for (int half = Plan::kWarpsK / 2; half > 0; half /= 2) {
@@ -298,21 +307,21 @@ class Product {
   const typename A::Source& a_;
   const typename B::Source& b_;
   const Work& work_;
-  const Shares shares_;
+  const Partition partition_;
   Sum* partial_;
   unsigned* arrived_;
   const Epilogue& epilogue_;
-  unsigned char* ring_;
+  unsigned char* pipeline_;
   int team_, warp_m_, warp_n_, warp_k_;
 };
 
-// partial and arrived are those of BlockSums, and not used where no tile is shared.
+// partial and arrived are those of StreamKFixup, and not used where no tile is shared.
 template <typename Plan, typename Epilogue>
 __global__ void __launch_bounds__(Product<Plan, Epilogue>::kThreads, Plan::kBlocksAMultiprocessor)
     tall_skinny(const typename Plan::A::Source a, const typename Plan::B::Source b, const Work work,
                 typename Product<Plan, Epilogue>::Sum* partial, unsigned* arrived, const Epilogue epilogue) {
-  ptx::next_may_begin();
-  ptx::after_previous();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   // Told of no rows, it returns at once; a return here would cost registers.
   const Work here{is_idle(epilogue) ? 0 : work.m, work.n, work.k};
   if constexpr (opens<Epilogue>) epilogue.open();

@@ -1,7 +1,8 @@
-// C (m × n) = A (m × k) · B (k × n) by warpgroups, on Hopper (sm_90a): TSM2R of many columns, TSM2L of a k of 33 to 64 and
-// TSMTTSM of many rows, where the tensor cores have as much to do as the memory. n is at most 64.
+// C (m × n) = A (m × k) · B (k × n) by warpgroups, on Hopper (sm_90a): TSM2R of many columns, TSM2L of a k of 33 to 64
+// and TSMTTSM of many rows, where the tensor cores have as much to do as the memory. n is at most 64.
 //
-//              k                  n        The units of work, the operands, sums that blocks share and epilogues are those
+//              k                  n        The units of work, the operands, sums that blocks share and epilogues are
+//                                 those
 //      ┌────┬────┬────┐        ┌────┐      of gemm_mma.cuh. What differs is who does what in a block, by warpgroups:
 //      │unit│unit│    │ tile  k│unit│
 //      ├────┼────┼────┤        ├────┤      *loaders* copy A and B of the units to come into a ring of stages, and take
@@ -14,16 +15,16 @@
 // the parts of B: `landed` (copied), and for every multiplier `full` (the parts are made) and `empty` (multiplied: the
 // unit's parts and its stage are free).
 //
-// A B that is kept is taken apart once, before the first unit; stages then hold A alone, units are whole tiles, and blocks
-// take them in turn, as in gemm_mma.cuh.
+// A B that is kept is taken apart once, before the first unit; stages then hold A alone, units are whole tiles, and
+// blocks take them in turn, as in gemm_mma.cuh.
 //
-// A unit is several *jobs*: the products of a matrix of 64 rows with some of the depth. While the tensor cores work on one,
-// the warpgroup loads the next job's words of A and adds up the sums of the last.
+// A unit is several *jobs*: the products of a matrix of 64 rows with some of the depth. While the tensor cores work on
+// one, the warpgroup loads the next job's words of A and adds up the sums of the last.
 //
 // Why it is fast: wgmma reads B once for 64 rows of A, where mma.sync reads it for every 16 or 32, and the tensor cores
-// always have a job waiting. There is no wgmma of doubles; they gain that no multiplier waits for a barrier of the whole
-// block. Tall tiles keep what is read of B from the level-2 cache, w · k for every tile, a fraction of A. setmaxnreg gives
-// the loaders' registers to the multipliers.
+// always have a job waiting. There is no wgmma of doubles; they gain that no multiplier waits for a barrier of the
+// whole block. Tall tiles keep what is read of B from the level-2 cache, w · k for every tile, a fraction of A.
+// setmaxnreg gives the loaders' registers to the multipliers.
 #pragma once
 #include "kernels/tsm2/stream_k_fixup.cuh"
 #include "kernels/tsm2/epilogue_staging.cuh"
@@ -42,14 +43,14 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
   using typename Block::A, typename Block::B, typename Block::T, typename Block::Unit, typename Block::Register;
   using typename Block::Depths;
   using Sum = typename Unit::Sum;
-  using Block::kGroup, Block::kGroups, Block::kRowGroups, Block::kSplits, Block::kMultipliers, Block::kThreads;
-  using Block::kLoaders, Block::kMatrices, Block::kColumns, Block::kColumnBlocks, Block::kGroupDepth;
-  using Block::kGroupPairs, Block::kJobPairs, Block::kJobs, Block::kLoadsAhead, Block::kStage, Block::kRing;
+  using Block::kGroup, Block::kGroups, Block::kRowGroups, Block::kSplits, Block::kConsumers, Block::kThreads;
+  using Block::kGroupPairs, Block::kJobPairs, Block::kJobs, Block::kLoadsAhead, Block::kStage, Block::kPipelineBytes;
   using Block::kParts, Block::full, Block::empty, Block::next, Block::kFull, Block::kEmpty;
+  using Block::kProducers, Block::kMatrices, Block::kColumns, Block::kColumnBlocks, Block::kGroupDepth;
 
   // Shared memory, in bytes: that of WarpgroupBlock, what the epilogue needs, and the sums of the second split.
   static constexpr int kSumBlocks = kColumnBlocks + kAddsRows, kRegisters = 4 * kMatrices * kSumBlocks;
-  using Over = HandOver<Sum, kAddsRows ? 8 * kSumBlocks : kColumns, 1>;
+  using Over = EpilogueStaging<Sum, kAddsRows ? 8 * kSumBlocks : kColumns, 1>;
   static constexpr int kOver = Over::template kBytes<Epilogue>;
   static constexpr int kLanes = kRowGroups * kGroup, kAllOver = kLanes / 32 * kOver;
   static constexpr int kTileSums = kLanes * kRegisters;  // in `partial`
@@ -59,16 +60,18 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
   __device__ WarpgroupProduct(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
                               const Work& work, Sum* partial, unsigned* arrived, const Epilogue& epilogue)
       : shared_(shared), loader_(shared, a, b, work, weights_of(epilogue)), work_(work),
-        shares_(Shares::of<Plan>(work)), partial_(partial), arrived_(arrived), epilogue_(epilogue), group_(threadIdx.x / kGroup) {}
+        partition_(Partition::of<Plan>(work)), partial_(partial), arrived_(arrived), epilogue_(epilogue),
+        group_(threadIdx.x / kGroup) {}
 
   __device__ __forceinline__ void run() {
     // Tiles that are one unit each are dealt in turn, as in gemm_mma.cuh.
-    const long long begin = Plan::kKeepB ? blockIdx.x : shares_.begin(blockIdx.x);
-    const long long all = Plan::kKeepB ? (shares_.units - begin + gridDim.x - 1) / gridDim.x : shares_.begin(blockIdx.x + 1) - begin;
+    const long long begin = Plan::kKeepB ? blockIdx.x : partition_.begin(blockIdx.x);
+    const long long all = Plan::kKeepB ? (partition_.units - begin + gridDim.x - 1) / gridDim.x
+                                       : partition_.begin(blockIdx.x + 1) - begin;
     if (all <= 0) return;
     const int units = (int)all;
     // Loaders first: with the multipliers before them, the compiler spills registers of doubles.
-    if (kLoaders == 1 && group_ == kGroups) {
+    if (kProducers == 1 && group_ == kGroups) {
       ptx::fewer_registers<Block::kLoading>();
       loader_.template run<true, true>(begin, units);
     } else if (group_ == kGroups) {
@@ -78,7 +81,7 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
       ptx::fewer_registers<Block::kLoading>();
       loader_.template run<false, true>(begin, units);
     } else {
-      ptx::more_registers<Block::kMultiplying>();
+      ptx::more_registers<Block::kConsumerRegisters>();
       multiply(begin, units);
     }
   }
@@ -87,9 +90,9 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
   using Parts = typename Unit::Parts;
 
   __device__ __forceinline__ void multiply(long long begin, int units) {
-    Cursor<Plan> tile(work_, begin);
+    WorkIterator<Plan> tile(work_, begin);
     int stage = 0;
-    for (int unit = 0; unit < units; Plan::kKeepB ? (void)tile.advance() : tile.next_tile()) {
+    for (int unit = 0; unit < units; Plan::kKeepB ? (void)tile.next() : tile.next_tile()) {
       const int first = unit, left = units - unit;
       const int last = unit + (tile.units_left() < left ? tile.units_left() : left);
       Sum sums[kMatrices][kSumBlocks][4] = {};
@@ -177,8 +180,10 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
         const Register(&left)[4] = a[Unit::left(step)][pair];
         const int at = split() * kGroupPairs + job / kMatrices * kJobPairs + pair;
         const Register* right = Block::matrix(shared_, place, at, Unit::right(step));
-        if (kAlone && step == 0 && pair == 0) ptx::wgmma<true, T>(alone, left, right);
-        else ptx::wgmma<false, T>(kAlone ? alone : of_c(sums[job % kMatrices]), left, right);
+        if (kAlone && step == 0 && pair == 0)
+          ptx::wgmma<true, T>(alone, left, right);
+        else
+          ptx::wgmma<false, T>(kAlone ? alone : of_c(sums[job % kMatrices]), left, right);
       }
     ptx::wgmma_commit();
   }
@@ -201,7 +206,9 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
   }
 
   using SumsOfC = Sum[kColumnBlocks][4];
-  static __device__ __forceinline__ SumsOfC& of_c(Sum (&sums)[kSumBlocks][4]) { return reinterpret_cast<SumsOfC&>(sums); }
+  static __device__ __forceinline__ SumsOfC& of_c(Sum (&sums)[kSumBlocks][4]) {
+    return reinterpret_cast<SumsOfC&>(sums);
+  }
 
   static __device__ __forceinline__ const Sum* weights_of(const Epilogue& epilogue) {
     if constexpr (kAddsRows) return epilogue.row_weights;
@@ -232,8 +239,8 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
   __device__ __forceinline__ void finish(const Place& at, long long begin, long long end,
                                          Sum (&sums)[kMatrices][kSumBlocks][4]) {
     if (kSplits > 1) add_splits(sums);
-    const BlockSums<WarpgroupProduct, Sum, kTileSums> others(*this, shares_, partial_, arrived_);
-    if (end - begin < shares_.tile_units && !others.add(begin - at.depth / Plan::kDepth, sums)) return;
+    const StreamKFixup<WarpgroupProduct, Sum, kTileSums> others(*this, partition_, partial_, arrived_);
+    if (end - begin < partition_.tile_units && !others.add(begin - at.depth / Plan::kDepth, sums)) return;
     if (split() != 0) return;
     const int columns = work_.n - at.column < kColumns ? (int)(work_.n - at.column) : kColumns;
 #pragma unroll
@@ -246,9 +253,9 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
     }
   }
 
-  // The multipliers as a team of BlockSums.
+  // The multipliers as a team of StreamKFixup.
   template <typename, typename, int>
-  friend class BlockSums;
+  friend class StreamKFixup;
   __device__ int split() const { return kSplits > 1 ? group_ / kRowGroups : 0; }
   __device__ __forceinline__ void add_splits(Sum (&sums)[kMatrices][kSumBlocks][4]) {
     Sum* second = reinterpret_cast<Sum*>(shared_ + Block::kShared + kAllOver) + threadIdx.x % kLanes;
@@ -263,25 +270,26 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
       for (int i = 0; i < kRegisters; ++i) sum_at(sums, i) += second[i * kLanes];
     }
   }
-  __device__ void sync() const { ptx::barrier_sync(Block::kOfMultipliers, kMultipliers); }
+  __device__ void sync() const { ptx::barrier_sync(Block::kConsumersBarrier, kConsumers); }
 
   unsigned char* shared_;
   const WarpgroupLoader<Plan, kAddsRows> loader_;
   const Work& work_;
-  const Shares shares_;
+  const Partition partition_;
   Sum* partial_;
   unsigned* arrived_;
   const Epilogue& epilogue_;
   const int group_;
 };
 
-// partial and arrived are those of BlockSums.
+// partial and arrived are those of StreamKFixup.
 template <typename Plan, typename Epilogue>
 __global__ void __launch_bounds__(WarpgroupProduct<Plan, Epilogue>::kThreads, Plan::kBlocksAMultiprocessor)
     tall_skinny_warpgroups(const typename Plan::A::Source a, const typename Plan::B::Source b, const Work work,
-                     typename WarpgroupProduct<Plan, Epilogue>::Sum* partial, unsigned* arrived, const Epilogue epilogue) {
-  ptx::next_may_begin();
-  ptx::after_previous();
+                           typename WarpgroupProduct<Plan, Epilogue>::Sum* partial, unsigned* arrived,
+                           const Epilogue epilogue) {
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   WarpgroupProduct<Plan, Epilogue>(simt::dynamic_shared<unsigned char>(), a, b, work, partial, arrived, epilogue).run();
 }
 

@@ -1,7 +1,8 @@
 // One operand of a product: how a tile of it comes to shared memory, and how a lane reads its words of it from there.
 //
-// Both operands of C = A · B are seen the same way: an operand has an *outer* index (the row of A and of C, or the column
-// of B and of C) and a *depth* index (the one that is summed over). In memory it is a set of lines, each contiguous:
+// Both operands of C = A · B are seen the same way: an operand has an *outer* index (the row of A and of C, or the
+// column of B and of C) and a *depth* index (the one that is summed over). In memory it is a set of lines, each
+// contiguous:
 //
 //        along the depth                     across the depth
 //        depth →                             outer →
@@ -10,12 +11,12 @@
 //      ├──────────────────┤       2        ├──────────────────┤       2
 //       a row-major A, Aᵀ's                 a column-major A, a row-major B
 //
-// A tile is copied as it lies, 16 bytes at a time where its alignment allows, by cp.async: a thread waits for no load and
-// holds none in registers. What lies beyond the operand is filled with zeros, which add nothing.
+// A tile is copied as it lies, 16 bytes at a time where its alignment allows, by cp.async: a thread waits for no load
+// and holds none in registers. What lies beyond the operand is filled with zeros, which add nothing.
 //
-// A lane (g = lane / 4, t = lane % 4) has outer indices 8·e + g and the depths of `Depth`. Two things keep its reads free
-// of bank conflicts. Depths are dealt to t in strides (kStride), and 16-byte pieces of a line lie rotated by an exclusive
-// or with the line's number (`rotation`), so that what a warp reads at once falls in all 32 banks.
+// A lane (g = lane / 4, t = lane % 4) has outer indices 8·e + g and the depths of `Depth`. Two things keep its reads
+// free of bank conflicts. Depths are dealt to t in strides (kStride), and 16-byte pieces of a line lie rotated by an
+// exclusive or with the line's number (`rotation`), so that what a warp reads at once falls in all 32 banks.
 //
 // An app that makes an operand of its own (labels as a one-hot matrix, a difference of two matrices) gives the kernel a
 // class with the same members: Source, kBytes, kPerWord, Reader and words().
@@ -35,8 +36,8 @@ constexpr int greatest_power_of_two(int divides, int at_most) {
 template <int kDepth, int kPerWord, int kStride>
 struct Depth {
   static constexpr int kTotal = (kDepth + kPerWord - 1) / kPerWord;
-  static constexpr int kInBlocks = kTotal / (4 * kStride) * kStride;               // words a lane
-  static constexpr int kWords = kInBlocks + (kTotal - 4 * kInBlocks + 3) / 4;      // words a lane
+  static constexpr int kInBlocks = kTotal / (4 * kStride) * kStride;           // words a lane
+  static constexpr int kWords = kInBlocks + (kTotal - 4 * kInBlocks + 3) / 4;  // words a lane
   static constexpr int step(int q) { return kPerWord * (in_blocks(q) ? kStride : 1); }
   static constexpr int first(int q) {
     return kPerWord * (in_blocks(q) ? q / kStride * 4 * kStride + q % kStride : 4 * q);
@@ -44,12 +45,13 @@ struct Depth {
   static constexpr bool in_blocks(int q) { return kInBlocks == kWords || q < kInBlocks; }
 };
 
-// kOuter × kDepth elements of type T. Copies are of `kUnit` bytes (16, 8, 4, or 2: by ordinary loads). With kPacked, the
-// operand's lines follow each other without a gap, and a tile is whole lines: one contiguous piece, whatever a line's
-// length. With kPrefetches, the next tiles go on along short lines: more of each is read into the level-2 cache at a time
-// (an H200 reads pieces of 64 bytes at half its rate, of 128 at nine tenths). With kStays, that cache keeps this operand before
-// all else: many tiles read it, and what they read besides passes by once. `kStride` is Depth's.
-template <typename T, bool kAlongDepth, int kOuter, int kDepth, int kUnit, bool kPacked, bool kPrefetches, bool kStays, int kStride>
+// kOuter × kDepth elements of type T. Copies are of `kUnit` bytes (16, 8, 4, or 2: by ordinary loads). With kPacked,
+// the operand's lines follow each other without a gap, and a tile is whole lines: one contiguous piece, whatever a
+// line's length. With kPrefetches, the next tiles go on along short lines: more of each is read into the level-2 cache
+// at a time (an H200 reads pieces of 64 bytes at half its rate, of 128 at nine tenths). With kStays, that cache keeps
+// this operand before all else: many tiles read it, and what they read besides passes by once. `kStride` is Depth's.
+template <typename T, bool kAlongDepth, int kOuter, int kDepth, int kUnit, bool kPacked, bool kPrefetches, bool kStays,
+          int kStride>
 struct Operand {
   using Word = typename Tensor<T, 3>::Word;
   static constexpr int kPerWord = sizeof(T) == 2 ? 2 : 1;
@@ -67,8 +69,8 @@ struct Operand {
 
   // A warp reads 8 lines at once, 4 words of each; or 4 lines, 8 words of each, whose numbers are kStride apart.
   static constexpr bool kEightLines = sizeof(T) == 2 || (kAlongDepth && sizeof(T) == 4);
-  static constexpr int kLineBytes = kLength * (int)sizeof(T), kApart = kEightLines || kAlongDepth ? 1 : kStride;
-  static constexpr int kPeriod = greatest_power_of_two(kLineBytes / 4 * kApart, 32);
+  static constexpr int kLineBytes = kLength * (int)sizeof(T), kSpacing = kEightLines || kAlongDepth ? 1 : kStride;
+  static constexpr int kPeriod = greatest_power_of_two(kLineBytes / 4 * kSpacing, 32);
   static constexpr bool kRotates = !kPacked && kLineBytes % (4 * kPeriod) == 0;
   // Whether four words come with one ldmatrix.
   static constexpr bool kMatrices =
@@ -77,7 +79,7 @@ struct Operand {
   // By how many bytes, as an exclusive or, a line is rotated.
   static __device__ int rotation(int line) {
     if (!kRotates) return 0;
-    return kEightLines ? line % 8 * kPeriod / 32 * 16 : line / kApart % 4 * kPeriod / 32 * 32;
+    return kEightLines ? line % 8 * kPeriod / 32 * 16 : line / kSpacing % 4 * kPeriod / 32 * 32;
   }
 
   static constexpr int kElements = kUnit / (int)sizeof(T);  // of a unit of copy
@@ -102,7 +104,7 @@ struct Operand {
     }
 
     // To the next tile along the depth.
-    __device__ __forceinline__ void advance() {
+    __device__ __forceinline__ void next() {
       const long long elements = kAlongDepth ? kDepth : kDepth * from_.leading;
       begin_ += elements;
       left_ -= elements;
@@ -153,7 +155,9 @@ struct Operand {
         long long present = left_ - offset;
         if (!kPacked && present > length_ - at) present = length_ - at;
         copy_unit(tile + place(line, at), present > 0 ? begin_ + offset : from_.data,
-                  present <= 0 ? 0 : present < kElements ? (int)present : kElements);
+                  present <= 0          ? 0
+                  : present < kElements ? (int)present
+                                        : kElements);
       }
     }
 
@@ -164,11 +168,12 @@ struct Operand {
     long long length_, left_;
   };
 
-  // Words q and q + 1 of Depths at eights e and e + 1 of the `kEights` that a warp has from first_outer on: to[i] is word
-  // q + i / 2 at outer index first_outer + 8·(e + i % 2) + g. Depths outside the tile are zeros; an outer index outside
-  // it gives sums that nobody reads; kBeyond: there may be more of those than fill an eight.
+  // Words q and q + 1 of Depths at eights e and e + 1 of the `kEights` that a warp has from first_outer on: to[i] is
+  // word q + i / 2 at outer index first_outer + 8·(e + i % 2) + g. Depths outside the tile are zeros; an outer index
+  // outside it gives sums that nobody reads; kBeyond: there may be more of those than fill an eight.
   template <typename Depths, int kEights, bool kBeyond = false>
-  static __device__ void words(Word (&to)[4], const unsigned char* tile, int first_outer, int e, int first_depth, int q) {
+  static __device__ void words(Word (&to)[4], const unsigned char* tile, int first_outer, int e, int first_depth,
+                               int q) {
     const int lane = threadIdx.x % 32;
     if constexpr (kMatrices) {
       const int eight = e + lane / 8 % 2 < kEights ? e + lane / 8 % 2 : e, row = lane % 8;
@@ -183,8 +188,10 @@ struct Operand {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         // Of even numbers nothing is missing, which the compiler does not see where it does not know e or q.
-        const bool present = (Depths::kWords % 2 == 0 || q + i / 2 < Depths::kWords) && (kEights % 2 == 0 || e + i % 2 < kEights);
-        to[i] = present ? word<Depths, kBeyond>(tile, first_outer + 8 * (e + i % 2) + lane / 4, first_depth, q + i / 2, lane % 4)
+        const bool present =
+            (Depths::kWords % 2 == 0 || q + i / 2 < Depths::kWords) && (kEights % 2 == 0 || e + i % 2 < kEights);
+        to[i] = present ? word<Depths, kBeyond>(tile, first_outer + 8 * (e + i % 2) + lane / 4, first_depth, q + i / 2,
+                                                lane % 4)
                         : Word(0);
       }
     }

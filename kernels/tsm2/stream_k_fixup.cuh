@@ -1,5 +1,5 @@
-// Sums of tiles that several blocks share (tile_scheduler.cuh: Shares). Each writes its own to `partial`; the last to arrive adds
-// them in the order of the blocks, 16 at a time, so that nobody waits long: the same bits on every run.
+// Sums of tiles that several blocks share (tile_scheduler.cuh: Partition). Each writes its own to `partial`; the last
+// to arrive adds them in the order of the blocks, 16 at a time, so that nobody waits long: the same bits on every run.
 #pragma once
 #include "kernels/tsm2/epilogue_staging.cuh"
 #include "kernels/tsm2/tile_scheduler.cuh"
@@ -13,18 +13,18 @@ namespace tsm2 {
 //   add_splits(s)  adds the sums of all splits to those of split 0
 //   sync()         a barrier of the team
 template <typename Team, typename Sum, int kTileSums>
-class BlockSums {
+class StreamKFixup {
  public:
   // partial: 2 · gridDim.x · kTileSums sums; arrived: 3 · gridDim.x zeros.
-  __device__ BlockSums(Team& team, const Shares& shares, Sum* partial, unsigned* arrived)
-      : team_(team), shares_(shares), partial_(partial), arrived_(arrived) {}
+  __device__ StreamKFixup(Team& team, const Partition& partition, Sum* partial, unsigned* arrived)
+      : team_(team), partition_(partition), partial_(partial), arrived_(arrived) {}
 
   // Adds those of the other blocks that share a tile, whose first unit is `tile`. True in the one block that then has
   // them all, in split 0 of its team.
   template <int kBlocks, int kColumnBlocks>
   __device__ __forceinline__ bool add(long long tile, Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
-    const int first = (int)shares_.block_of(tile);
-    const int blocks = (int)shares_.block_of(tile + shares_.tile_units - 1) - first + 1;
+    const int first = (int)partition_.block_of(tile);
+    const int blocks = (int)partition_.block_of(tile + partition_.tile_units - 1) - first + 1;
     const int mine = blockIdx.x - first, group = mine / kGroup, groups = (blocks + kGroup - 1) / kGroup;
     // A block has two places: for a tile that it begins, and for one that others began.
     auto place = [&](int i) { return partial_ + (2LL * (first + i) + (i == 0)) * kTileSums; };
@@ -84,7 +84,7 @@ class BlockSums {
   }
 
   Team& team_;
-  const Shares& shares_;
+  const Partition& partition_;
   Sum* partial_;
   unsigned* arrived_;
 };

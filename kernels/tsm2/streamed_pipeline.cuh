@@ -1,15 +1,17 @@
 // What shared memory holds of A and B while B streams by (gemm_wgmma_streamed.cuh), and how it comes there.
 //
-//   columns of B    0 1 2 3 4 5 6 7 0 1 2 3 4 5 6 7 0 1 …        four warpgroups and eight column tiles: each begins its rows
+//   columns of B    0 1 2 3 4 5 6 7 0 1 2 3 4 5 6 7 0 1 …        four warpgroups and eight column tiles: each begins
+//                   its rows
 //   warpgroup 0     ├─ rows ──────┤ ├─ rows ──────┤ ├─           where B has gone on by a quarter. So while one ends with some
 //   warpgroup 1         ├─ rows ──────┤ ├─ rows ──────┤          rows and begins with others, three multiply; and one tile
-//   …                                                            more than there are warpgroups has room, to be copied early.
+//   …                                                            more than there are warpgroups has room, to be copied
+//                                                                early.
 //
-// One thread copies, into a ring of A and one of B; mbarriers say what is there and what is free. If the ring of A has no room
-// for the tiles (kStays), A streams by too, once for every column tile.
+// One thread copies, into a ring of A and one of B; mbarriers say what is there and what is free. If the ring of A has
+// no room for the tiles (kStays), A streams by too, once for every column tile.
 //
-// Why it is fast: what a multiprocessor asks for is whole chunks, contiguous in global memory, by bulk copies that no other
-// thread waits for but where it uses them; and never do all warpgroups wait for new rows at a time.
+// Why it is fast: what a multiprocessor asks for is whole chunks, contiguous in global memory, by bulk copies that no
+// other thread waits for but where it uses them; and never do all warpgroups wait for new rows at a time.
 #pragma once
 #include "kernels/ptx/bulk_copy.cuh"
 #include "kernels/tsm2/core_matrix_layout.cuh"
@@ -17,24 +19,25 @@
 
 namespace tsm2 {
 
-// A and B have kSlabs · kChunks slabs, B one more. kStagesA are tiles of A, if kStays, kGroups to 2 · kGroups; or chunks.
-// kLevels: numbers of each row of A are multiplied too (core_matrix_layout.cuh).
-template <int kColumns, int kSlabs, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays, bool kLevels>
-class StreamedRings {
+// A and B have kPanels · kChunks panels, B one more. kStagesA are tiles of A, if kStays, kGroups to 2 · kGroups; or
+// chunks. kLevels: numbers of each row of A are multiplied too (core_matrix_layout.cuh).
+template <int kColumns, int kPanels, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays, bool kLevels>
+class StreamedPipelines {
  public:
-  static constexpr int kMultipliers = 128 * kGroups, kThreads = kMultipliers + 128;
-  static constexpr int kSlabA = kSlabRows / 8 * kSlabGroup, kSlabB = kColumns / 8 * kSlabGroup;
+  static constexpr int kConsumers = 128 * kGroups, kThreads = kConsumers + 128;
+  static constexpr int kPanelA = kPanelRows / 8 * kPanelGroup, kPanelB = kColumns / 8 * kPanelGroup;
   // Of A, a chunk of one tile; and how many there are.
-  static constexpr int kPiece = kSlabs * kSlabA, kPieces = kStagesA * (kStays ? kChunks : kGroups);
-  // A stage of B has room for its first slab too.
-  static constexpr int kChunkB = kSlabs * kSlabB, kStageB = kSlabB + kChunkB;
-  static constexpr int kRings = kPieces * kPiece + kStagesB * kStageB;
-  // And the slab of A that multiplies it: every warpgroup's own, if it has levels.
-  static constexpr int kRing = kRings + (kLevels ? kGroups : 1) * kSlabA;
-  // Where A stays, a piece is waited for by its warpgroup, turn, even or odd, and chunk: what lay there before was another's.
+  static constexpr int kPiece = kPanels * kPanelA, kPieces = kStagesA * (kStays ? kChunks : kGroups);
+  // A stage of B has room for its first panel too.
+  static constexpr int kChunkB = kPanels * kPanelB, kStageB = kPanelB + kChunkB;
+  static constexpr int kPipelinesBytes = kPieces * kPiece + kStagesB * kStageB;
+  // And the panel of A that multiplies it: every warpgroup's own, if it has levels.
+  static constexpr int kPipelineBytes = kPipelinesBytes + (kLevels ? kGroups : 1) * kPanelA;
+  // Where A stays, a piece is waited for by its warpgroup, turn, even or odd, and chunk: what lay there before was
+  // another's.
   static constexpr int kAwaited = kStays ? 2 * kGroups * kChunks : kPieces;
   static constexpr int kBarriers = 2 * (kAwaited + kStagesB) + kGroups;
-  static constexpr int kSharedBytes = kRing + kBarriers * (int)sizeof(ptx::Mbarrier);
+  static constexpr int kSharedBytes = kPipelineBytes + kBarriers * (int)sizeof(ptx::Mbarrier);
   // Turns of a block from which on it is little that warpgroups end one after the other.
   static constexpr int kManyTurns = 16;
   static_assert(kStagesB >= 2, "a chunk is multiplied while the next is copied");
@@ -79,9 +82,10 @@ class StreamedRings {
   };
 
   // A has `row_tiles` tiles, B `column_tiles`.
-  __device__ StreamedRings(unsigned char* shared, const ptx::Half* A, const ptx::Half* B, int row_tiles, int column_tiles)
-      : ring_a(shared), ring_b(shared + kPieces * kPiece), constants(shared + kRings),
-        full_a(reinterpret_cast<ptx::Mbarrier*>(shared + kRing)), empty_a(full_a + kAwaited),
+  __device__ StreamedPipelines(unsigned char* shared, const ptx::Half* A, const ptx::Half* B, int row_tiles,
+                               int column_tiles)
+      : buffer_a(shared), buffer_b(shared + kPieces * kPiece), constants(shared + kPipelinesBytes),
+        full_a(reinterpret_cast<ptx::Mbarrier*>(shared + kPipelineBytes)), empty_a(full_a + kAwaited),
         full_b(empty_a + kAwaited), empty_b(full_b + kStagesB), may_begin(empty_b + kStagesB),
         column_tiles(column_tiles),
         turns((row_tiles - (int)blockIdx.x * kGroups + (int)gridDim.x * kGroups - 1) / ((int)gridDim.x * kGroups)),
@@ -97,16 +101,16 @@ class StreamedRings {
       }
       for (int i = 0; i < kStagesB; ++i) {
         ptx::mbarrier_init(full_b + i, 1);
-        ptx::mbarrier_init(empty_b + i, kMultipliers / 32);
+        ptx::mbarrier_init(empty_b + i, kConsumers / 32);
       }
       for (int i = 0; i < kGroups; ++i) ptx::mbarrier_init(may_begin + i, 4);
       ptx::mbarrier_init_fence();
     }
     auto* of_a = reinterpret_cast<ptx::Half*>(constants);
-    for (int i = threadIdx.x; i < (kRing - kRings) / (int)sizeof(ptx::Half); i += kThreads) {
-      const int column = i % kSlabDepth;
+    for (int i = threadIdx.x; i < (kPipelineBytes - kPipelinesBytes) / (int)sizeof(ptx::Half); i += kThreads) {
+      const int column = i % kPanelDepth;
       const float value = column < kParts ? kPartScale[column] : 0.0f;
-      of_a[slab_offset(i / kSlabDepth, column, 1, kSlabRows)] = ptx::to_half(value);
+      of_a[panel_offset(i / kPanelDepth, column, 1, kPanelRows)] = ptx::to_half(value);
     }
     ptx::async_fence();
   }
@@ -150,7 +154,8 @@ class StreamedRings {
   }
   __device__ __forceinline__ int start_of(int group) const { return apart_ ? group * column_tiles / kGroups : 0; }
 
-  unsigned char *const ring_a, *const ring_b, *const constants;  // the last: of A, what multiplies the first slab of B
+  // The last: of A, what multiplies the first panel of B.
+  unsigned char *const buffer_a, *const buffer_b, *const constants;
   ptx::Mbarrier *const full_a, *const empty_a, *const full_b, *const empty_b;
   ptx::Mbarrier* const may_begin;  // of every warpgroup
   const int column_tiles, turns;
@@ -174,15 +179,15 @@ class StreamedRings {
     // Past the last, it is read again.
     const long long from = tile < row_tiles_ ? tile : row_tiles_ - 1;
     ptx::mbarrier_arrive_expect(full_a + to.barrier, kPiece);
-    ptx::bulk_copy(ring_a + to.at * kPiece, A_ + (from * kChunks + chunk) * kPiece, kPiece, full_a + to.barrier);
+    ptx::bulk_copy(buffer_a + to.at * kPiece, A_ + (from * kChunks + chunk) * kPiece, kPiece, full_a + to.barrier);
   }
 
   __device__ __forceinline__ void copy_b(const Place<kStagesB>& to, int column, int chunk) const {
-    const int more = chunk == 0 ? kSlabB : 0;
-    const long long from = column * (kChunks * (long long)kChunkB + kSlabB) + chunk * kChunkB + kSlabB - more;
+    const int more = chunk == 0 ? kPanelB : 0;
+    const long long from = column * (kChunks * (long long)kChunkB + kPanelB) + chunk * kChunkB + kPanelB - more;
     ptx::mbarrier_wait(empty_b + to.stage, to.parity ^ 1);
     ptx::mbarrier_arrive_expect(full_b + to.stage, kChunkB + more);
-    ptx::bulk_copy(ring_b + to.stage * kStageB + kSlabB - more, B_ + from, kChunkB + more, full_b + to.stage);
+    ptx::bulk_copy(buffer_b + to.stage * kStageB + kPanelB - more, B_ + from, kChunkB + more, full_b + to.stage);
   }
 
   const unsigned char *const A_, *const B_;

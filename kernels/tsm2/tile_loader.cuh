@@ -22,22 +22,22 @@ class UnitReader {
 
   // Starts copying the next unit.
   __device__ __forceinline__ void copy(unsigned char* stage) {
-    if (moves_) {
+    if (more_) {
       a_.move_to((*ahead_).row, (*ahead_).depth);
       if (kReadsB) b_.move_to((*ahead_).column, (*ahead_).depth);
     }
     a_.copy(stage);
     if (kReadsB) b_.copy(stage + A::kBytes);
-    moves_ = ahead_.advance();
-    a_.advance();
-    if (kReadsB) b_.advance();
+    more_ = ahead_.next();
+    a_.next();
+    if (kReadsB) b_.next();
   }
 
  private:
-  Cursor<Plan> ahead_;
+  WorkIterator<Plan> ahead_;
   typename A::template Reader<kThreadsA> a_;
   typename B::template Reader<kThreadsB> b_;
-  bool moves_ = true;
+  bool more_ = true;
 };
 
 }  // namespace tsm2

@@ -9,15 +9,16 @@ struct Work {
   long long m, n, k;
 };
 
-// How the units of all tiles are dealt to the blocks: in equal, contiguous shares, block b from ⌊units · b / gridDim.x⌋ on.
-struct Shares {
+// How the units of all tiles are dealt to the blocks: in equal, contiguous shares, block b from ⌊units · b / gridDim.x⌋
+// on.
+struct Partition {
   long long units, tile_units;
   long long each;  // units / gridDim.x, rounded down
   unsigned rest;   // what that leaves
   float blocks_a_unit;
 
   template <typename Plan>
-  static __device__ Shares of(const Work& work) {
+  static __device__ Partition of(const Work& work) {
     const long long depths = (work.k + Plan::kDepth - 1) / Plan::kDepth;
     const long long tiles = (work.m + Plan::kTileM - 1) / Plan::kTileM * ((work.n + Plan::kTileN - 1) / Plan::kTileN);
     const long long units = depths * tiles, each = units / gridDim.x;
@@ -41,9 +42,9 @@ struct Place {
 
 // Goes through the units of a block in order.
 template <typename Plan>
-class Cursor {
+class WorkIterator {
  public:
-  __device__ Cursor(const Work& work, long long unit) : work_(work) {
+  __device__ WorkIterator(const Work& work, long long unit) : work_(work) {
     const long long depths = (work.k + Plan::kDepth - 1) / Plan::kDepth;
     const long long tile = unit / depths, tiles = (work.m + Plan::kTileM - 1) / Plan::kTileM;
     at_ = {tile % tiles * Plan::kTileM, tile / tiles * Plan::kTileN, (unit - tile * depths) * Plan::kDepth};
@@ -52,7 +53,7 @@ class Cursor {
   // Whether this unit is the last one of its tile.
   __device__ bool ends_tile() const { return at_.depth + Plan::kDepth >= work_.k; }
   // True where this comes to another tile.
-  __device__ bool advance() {
+  __device__ bool next() {
     if (Plan::kKeepB) {
       at_.row += (long long)Plan::kTileM * gridDim.x * Plan::kTeams;
       return true;

@@ -1,16 +1,16 @@
 // Weighted sums of the rows of A beside a product: Σ_l a_il · x_l, with weights x that an epilogue gives (epilogue.cuh:
 // adds_rows). They are one more block of fragments behind those of C.
 //
-// Why it is fast: A is not read again, and it takes one ordinary multiply-add an element, while the tensor cores multiply. The
-// weights come with the tiles, by the same ring.
+// Why it is fast: A is not read again, and it takes one ordinary multiply-add an element, while the tensor cores
+// multiply. The weights come with the tiles, by the same ring.
 #pragma once
 #include "kernels/tsm2/epilogue.cuh"
 #include "kernels/tsm2/operand.cuh"
 
 namespace tsm2 {
 
-// The weights of a tile's depths in shared memory, and some more: a fragment's last word may lie beyond the tile, where A is
-// zero and a weight has to be a number.
+// The weights of a tile's depths in shared memory, and some more: a fragment's last word may lie beyond the tile, where
+// A is zero and a weight has to be a number.
 template <typename Sum, int kDepth>
 struct RowWeights {
   static constexpr int kUnit = 16 / (int)sizeof(Sum), kUnits = (kDepth + 8 + kUnit - 1) / kUnit;
@@ -40,8 +40,8 @@ __device__ __forceinline__ auto element_of(const Word& word, int i) {
   }
 }
 
-// Adds two words of two rows each, as Operand::words gives them: word q + i / 2 of row g + 8·(i % 2), to [2·half]. `weights` are
-// those from the words' first depth on.
+// Adds two words of two rows each, as Operand::words gives them: word q + i / 2 of row g + 8·(i % 2), to [2·half].
+// `weights` are those from the words' first depth on.
 template <typename Depths, typename T, typename Word, typename Sum>
 __device__ __forceinline__ void add_rows(Sum (&sums)[4], const Word (&words)[4], const Sum* weights, int q) {
   constexpr int kPerWord = (int)(sizeof(Word) / sizeof(T));

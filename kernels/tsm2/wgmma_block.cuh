@@ -16,8 +16,8 @@ struct WarpgroupBlock {
 
   // The first kGroups warpgroups multiply.
   static constexpr int kRowGroups = Plan::kWarpsM / 4, kSplits = Plan::kWarpsK, kGroups = kRowGroups * kSplits;
-  static constexpr int kGroup = 128, kLoaders = Plan::kLoaders;
-  static constexpr int kMultipliers = kGroups * kGroup, kThreads = kMultipliers + kLoaders * kGroup;
+  static constexpr int kGroup = 128, kProducers = Plan::kProducers;
+  static constexpr int kConsumers = kGroups * kGroup, kThreads = kConsumers + kProducers * kGroup;
   static constexpr int kMatrices = (Plan::kTileM + 64 * kRowGroups - 1) / (64 * kRowGroups), kColumns = Plan::kTileN;
   static constexpr int kColumnBlocks = (kColumns + 7) / 8;
   static_assert(Plan::kWarpsM % 4 == 0 && kGroups <= 3 && Plan::kWarpsN == 1 && kSplits <= 2 && kColumns <= 64,
@@ -32,37 +32,41 @@ struct WarpgroupBlock {
   static constexpr bool kLoadsAhead = kJobs % 2 == 0;
   static_assert(sizeof(T) == 8 || kGroupPairs % kJobPairs == 0, "a unit is whole jobs");
 
-  // The first of shared memory, in bytes: the ring, and two units' B as parts, or the one that is kept. Behind A and B, a
-  // stage has weights of rows; those that are kept are behind the parts.
+  // The first of shared memory, in bytes: the ring, and two units' B as parts, or the one that is kept. Behind A and B,
+  // a stage has weights of rows; those that are kept are behind the parts.
   using Weights = RowWeights<typename Unit::Sum, Plan::kDepth>;
   static constexpr bool kStreamsB = !(Plan::kGram || Plan::kKeepB);
   static constexpr int kWeights = kAddsRows ? Weights::kBytes : 0, kWeightsAt = A::kBytes + (kStreamsB ? B::kBytes : 0);
-  static constexpr int kStage = kWeightsAt + (Plan::kKeepB ? 0 : kWeights), kRing = Plan::kStages * kStage;
+  static constexpr int kStage = kWeightsAt + (Plan::kKeepB ? 0 : kWeights), kPipelineBytes = Plan::kStages * kStage;
   static_assert(Plan::kStages >= 3, "a stage that is read, one that is taken apart, and one that is on its way");
-  static_assert(!Plan::kKeepB || (kLoaders == 1 && kRing >= B::kBytes), "B arrives in the ring, and one warpgroup has it");
+  static_assert(!Plan::kKeepB || (kProducers == 1 && kPipelineBytes >= B::kBytes),
+                "B arrives in the ring, and one warpgroup has it");
   static constexpr int kMatrixBytes = 64 * (int)sizeof(Register) * kColumnBlocks;
   static constexpr int kParts = kPairs * Unit::kParts * kMatrixBytes, kAllParts = (Plan::kKeepB ? 1 : 2) * kParts;
-  static constexpr int kKeptWeightsAt = kRing + kAllParts, kShared = kKeptWeightsAt + (Plan::kKeepB ? kWeights : 0);
+  static constexpr int kKeptWeightsAt = kPipelineBytes + kAllParts,
+                       kShared = kKeptWeightsAt + (Plan::kKeepB ? kWeights : 0);
   static __device__ int next(int stage) { return stage + 1 == Plan::kStages ? 0 : stage + 1; }
-  // Where part `part` of words 2·pair and 2·pair + 1 of B lies: 64 registers a column block, word by word, lane by lane.
+  // Where part `part` of words 2·pair and 2·pair + 1 of B lies: 64 registers a column block, word by word, lane by
+  // lane.
   static __device__ Register* matrix(unsigned char* shared, int place, int pair, int part) {
     const int unit = Plan::kKeepB ? 0 : place;
-    return reinterpret_cast<Register*>(shared + kRing + unit * kParts + (pair * Unit::kParts + part) * kMatrixBytes);
+    return reinterpret_cast<Register*>(shared + kPipelineBytes + unit * kParts +
+                                       (pair * Unit::kParts + part) * kMatrixBytes);
   }
 
   // Barriers, by place of the parts, and the threads that two of them are for; and one of all multipliers.
   static __device__ int landed(int place) { return 1 + place; }
   static __device__ int full(int place, int group) { return 3 + 2 * group + place; }
   static __device__ int empty(int place, int group) { return 3 + 2 * kGroups + 2 * group + place; }
-  static constexpr int kFull = 2 * kGroup, kEmpty = kGroup + kLoaders * kGroup, kOfMultipliers = 3 + 4 * kGroups;
+  static constexpr int kFull = 2 * kGroup, kEmpty = kGroup + kProducers * kGroup, kConsumersBarrier = 3 + 4 * kGroups;
 
   // Registers of a thread: as all begin with, of 512 for a thread of every warpgroup of a multiprocessor; of a loader;
   // and of a multiplier, which gets the rest.
-  static constexpr int kEqual = 512 / Plan::kBlocksAMultiprocessor / (kGroups + kLoaders) / 8 * 8;
-  static constexpr int kLoading = kLoaders == 1 ? 88 : 64;
-  static constexpr int kMost = ((kGroups + kLoaders) * kEqual - kLoaders * kLoading) / kGroups / 8 * 8;
-  static constexpr int kMultiplying = kMost < 240 ? kMost : 240;
-  static_assert(kLoading <= kEqual && kEqual <= kMultiplying, "some warpgroups give, the others take");
+  static constexpr int kEqual = 512 / Plan::kBlocksAMultiprocessor / (kGroups + kProducers) / 8 * 8;
+  static constexpr int kLoading = kProducers == 1 ? 88 : 64;
+  static constexpr int kMost = ((kGroups + kProducers) * kEqual - kProducers * kLoading) / kGroups / 8 * 8;
+  static constexpr int kConsumerRegisters = kMost < 240 ? kMost : 240;
+  static_assert(kLoading <= kEqual && kEqual <= kConsumerRegisters, "some warpgroups give, the others take");
 };
 
 }  // namespace tsm2

@@ -41,19 +41,21 @@ class WarpgroupLoader {
     for (int unit = 0; unit < units; ++unit) {
       const int place = unit % 2;
       if (unit >= 2) {
-        for (int group = 0; group < Block::kGroups; ++group) ptx::barrier_sync(Block::empty(place, group), Block::kEmpty);
+        for (int group = 0; group < Block::kGroups; ++group)
+          ptx::barrier_sync(Block::empty(place, group), Block::kEmpty);
       }
       if (kCopies) ptx::cp_async_wait<Plan::kStages - 3>();
       if (kPrepares) {
         if (!Plan::kKeepB) {
-          ptx::barrier_sync(Block::landed(place), Block::kLoaders * Block::kGroup);
-          take_apart(shared_ + now * Block::kStage + (Plan::kGram ? 0 : A::kBytes), place, thread);
+          ptx::barrier_sync(Block::landed(place), Block::kProducers * Block::kGroup);
+          split_tf32(shared_ + now * Block::kStage + (Plan::kGram ? 0 : A::kBytes), place, thread);
           now = Block::next(now);
           ptx::async_fence();
         }
-        for (int group = 0; group < Block::kGroups; ++group) ptx::barrier_arrive(Block::full(place, group), Block::kFull);
+        for (int group = 0; group < Block::kGroups; ++group)
+          ptx::barrier_arrive(Block::full(place, group), Block::kFull);
       } else {
-        ptx::barrier_arrive(Block::landed(place), Block::kLoaders * Block::kGroup);
+        ptx::barrier_arrive(Block::landed(place), Block::kProducers * Block::kGroup);
       }
       if (kCopies) fetch();
     }
@@ -67,17 +69,18 @@ class WarpgroupLoader {
     typename B::template Reader<Block::kGroup> b(b_, thread);
     b.move_to(0, 0);
     b.copy(shared_);
-    if constexpr (kAddsRows) Block::Weights::template copy<Block::kGroup>(shared_ + Block::kKeptWeightsAt, weights_, thread);
+    if constexpr (kAddsRows)
+      Block::Weights::template copy<Block::kGroup>(shared_ + Block::kKeptWeightsAt, weights_, thread);
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
     ptx::barrier_sync(Block::landed(0), Block::kGroup);
-    take_apart(shared_, 0, thread);
+    split_tf32(shared_, 0, thread);
     ptx::async_fence();
     ptx::barrier_sync(Block::landed(0), Block::kGroup);
   }
 
   // Takes a unit's B apart.
-  __device__ __forceinline__ void take_apart(const unsigned char* b_tile, int place, int thread) const {
+  __device__ __forceinline__ void split_tf32(const unsigned char* b_tile, int place, int thread) const {
     constexpr int kTwos = (Block::kColumnBlocks + 1) / 2, kAll = Block::kPairs * kTwos, kWarps = Block::kGroup / 32;
 #pragma unroll 2
     for (int round = 0; round < (kAll + kWarps - 1) / kWarps; ++round) {

@@ -38,23 +38,23 @@ def test_says_what_it_did(fault, dtype, rng):
 def test_sizes(rng):
     A = rng.standard_normal((400, 50))
 
-    def differing(fault, size=None):
+    def mismatches(fault, size=None):
         damaged = A.copy()
         places = inject(damaged, fault, rng, size=size)
         return places, bits_of(damaged) != bits_of(A), damaged
 
-    assert differing("bit")[1].sum() == 1
-    assert differing("two-bits")[1].sum() == 2
-    assert differing("bit", 64)[1].sum() == 64
+    assert mismatches("bit")[1].sum() == 1
+    assert mismatches("two-bits")[1].sum() == 2
+    assert mismatches("bit", 64)[1].sum() == 64
     for fault, size, count in (("word", None, 1), ("words", None, 3), ("words", 40, 40)):
-        assert differing(fault, size)[1].reshape(-1, 32).any(axis=1).sum() == count
-    changed = np.flatnonzero(differing("burst", 1000)[1].reshape(-1, 8).any(axis=1))
+        assert mismatches(fault, size)[1].reshape(-1, 32).any(axis=1).sum() == count
+    changed = np.flatnonzero(mismatches("burst", 1000)[1].reshape(-1, 8).any(axis=1))
     assert len(changed) == 1000
     assert changed[-1] - changed[0] == 999
-    places, _, damaged = differing("tile", 10)
+    places, _, damaged = mismatches("tile", 10)
     assert len(places) == 100
     assert not damaged[tuple(np.transpose(places))].any()
-    places, _, damaged = differing("rectangle", 3)
+    places, _, damaged = mismatches("rectangle", 3)
     (a, b), (c, d), (e, f), (g, h) = places
     assert (a, e, b, d) == (c, g, f, h)
     assert np.abs((damaged - A)[tuple(np.transpose(places))] - [3, -3, -3, 3]).max() < 1e-14

@@ -75,7 +75,7 @@ def iris(directory):
 
 @pytest.fixture
 def blobs(directory):
-    """600 × 5 float32 about 6 centres, as .npy, .csv and .fbin."""
+    """600 × 5 float32 about 6 centers, as .npy, .csv and .fbin."""
     X = make_blobs(600, 5, centers=6, random_state=1)[0].astype(np.float32)
     np.save("blobs.npy", X)
     np.savetxt("blobs.csv", X, delimiter=",", header="a,b,c,d,e", comments="", fmt="%.17g")

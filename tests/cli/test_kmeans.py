@@ -46,7 +46,7 @@ def test_same_as_scikit_learn(succeed, directory, iris, init, seed):
     assert_same_as_scikit_learn(directory / "iris-kmeans", iris, n_clusters=5, init=init, random_state=seed)
 
 
-def test_first_centres_of_few_passes(succeed, directory, iris):
+def test_first_centers_of_few_passes(succeed, directory, iris):
     succeed("kmeans", "iris.npy", "--k", 5, "--init", "k-means||", "--seed", 3)
     expected = TSKMeans(5, init="k-means||", random_state=3, device="cpu").fit(iris)
     labels, _, summary = load(directory / "iris-kmeans")
@@ -104,7 +104,7 @@ def test_cosine(succeed, directory, iris):
     np.testing.assert_allclose(np.linalg.norm(centers, axis=1), 1)
     assert summary["metric"] == "cosine"
     assert summary["inertia"] == pytest.approx(expected.inertia_)
-    # And the centres are used as what they are.
+    # And the centers are used as what they are.
     found = json.loads(succeed("predict", "iris-kmeans", "iris.npy", "--json"))
     np.testing.assert_array_equal(np.load("iris-labels.npy"), labels)
     assert found["inertia"] == pytest.approx(expected.inertia_)

@@ -77,7 +77,7 @@ def test_never_replaces_the_data(refuse, model):
 def test_refuses_data_of_another_width(refuse, model):
     np.save("y.npy", np.zeros((10, 3)))
     line = refuse(ExitCode.USAGE, "predict", model, "y.npy")
-    assert "y.npy: has 3 columns, and the centres in model have 4" in line
+    assert "y.npy: has 3 columns, and the centers in model have 4" in line
 
 
 def test_refuses_nan(refuse, iris, model):

@@ -18,7 +18,7 @@ from tsapps.kernels.blas import cublaslt
 from tsapps.kernels.gpu_specs import KNOWN, live
 from tsapps.kernels.plan import user_table as tables
 from tsapps.kernels.plan.mma import LibraryAlgorithm, Plan
-from tsapps.kernels.plan.select import KEY, LIBRARY, key_of, pick_of, tuned_table
+from tsapps.kernels.plan.select import KEY, LIBRARY, configuration_of, key_of, tuned_table
 
 PROBE = devices._probe
 # A GPU for which no table comes with tsapps.
@@ -51,7 +51,7 @@ def gpu(monkeypatch):
 
 def row_of(cell, plan):
     """A row as `tune` makes them."""
-    return key_of(cell.problem()) | pick_of(plan) | {"ms": 1.0, "library_ms": 2.0}
+    return key_of(cell.problem()) | configuration_of(plan) | {"ms": 1.0, "library_ms": 2.0}
 
 
 def one_row(w=8, **changes):
@@ -143,7 +143,7 @@ def test_the_table_is_written_and_used(succeed, gpu):
     assert [path.name for path in own_file().parent.iterdir()] == [own_file().name]
     plan = product.planned(problem, DEVICE)
     assert isinstance(plan, Plan)
-    assert pick_of(plan).items() <= one_row().items()
+    assert configuration_of(plan).items() <= one_row().items()
     tables.keep(DEVICE.name, one_row(kernel=LIBRARY))
     assert product.planned(problem, DEVICE) == LIBRARY
     succeed("tune", "--reset")
@@ -351,12 +351,12 @@ def test_a_product_is_tuned_on_the_gpu_at_hand_and_its_table_used(succeed, monke
     assert row["ms"] > 0 < row["library_ms"]
     assert product._prepared.cache_info().currsize == 0
     row.pop("algorithm", None)
-    ranked = pick_of(LibraryAlgorithm(2))["algorithm"] | {"version": cublaslt.version()}
+    ranked = configuration_of(LibraryAlgorithm(2))["algorithm"] | {"version": cublaslt.version()}
     for pick in ({}, {"kernel": LIBRARY}, {"algorithm": ranked}):
         tables.keep(device.name, row | pick)
         plan = product.planned(problem, device)
         if pick.get("algorithm"):
             assert plan == LibraryAlgorithm(2)
         else:
-            assert pick_of(plan).items() <= (row | pick).items()
+            assert configuration_of(plan).items() <= (row | pick).items()
         assert (product.matmul(A, B) == 4096).all()

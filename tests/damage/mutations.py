@@ -108,9 +108,9 @@ def _insert(rng: np.random.Generator, content: bytearray) -> None:
 
 def _copy(rng: np.random.Generator, content: bytearray) -> None:
     begin, source = _place(rng, content), _place(rng, content)
-    stretch = content[source : source + _length(rng)]
-    stretch = stretch[: len(content) - begin]
-    content[begin : begin + len(stretch)] = stretch
+    interval = content[source : source + _length(rng)]
+    interval = interval[: len(content) - begin]
+    content[begin : begin + len(interval)] = interval
 
 
 def _number(rng: np.random.Generator, content: bytearray) -> None:

@@ -11,11 +11,11 @@ from tsapps.kernels.plan.mma import ELEMENT
 OPTIONS = {"assign": [", 16", ", 32", ", 64"], "update": [", true", ", false"]}
 ARGUMENTS = {
     "column_moments": ["double* moments"],
-    "draw_candidates": ["const batched::Seeding* seeding", "long long step"],
-    "candidate_distances": ["const batched::Seeding* seeding", "long long step"],
+    "sample_candidates": ["const batched::PlusPlusArgs* plusplus", "long long step"],
+    "candidate_distances": ["const batched::PlusPlusArgs* plusplus", "long long step"],
     "inertias": ["double* parts"],
 }
-GIVEN = {"moments": "moments", "seeding": "*seeding", "step": "(int)step", "parts": "parts"}
+GIVEN = {"moments": "moments", "plusplus": "*plusplus", "step": "(int)step", "parts": "parts"}
 
 
 def entry_name(kernel, template):

@@ -7,42 +7,44 @@ import oracle
 
 from host_cuda import harness
 from host_cuda.fused_kmeans import BLOCKS, Iterations, product_source
-from tsapps.apps.kmeans.assign.plan import MOTION, NEAREST
-from tsapps.apps.kmeans.bounds.plan import FRESH_BYTES, OTHERS, UNTIL, fresh_watch, most_listed
+from tsapps.apps.kmeans.assign.plan import ARGMIN, DRIFT
+from tsapps.apps.kmeans.bounds.plan import BOUNDED, FRESH_BYTES, SKIP_FULL_ASSIGN, fresh_bounds_state, most_listed
 
 PLAIN, UNTIL_PASS, SCREEN, ACTIVE = range(4)
-#: Features and clusters: short rows, rows of one and a half steps of `examine`, and long ones in pieces.
+#: Features and clusters: short rows, rows of one and a half steps of `assign_active_rows`, and long ones in pieces.
 SHAPES = [(3, 2), (16, 9), (40, 33), (130, 64), (300, 5)]
 
 
 def bounds_source(d, k):
     return f"""
-extern "C" void screen_{d}_{k}(const float* expiries, const int* labels, long long n, const float* limits,
-                               unsigned* active, long long capacity, kmeans::Watch* watch, unsigned* arrived,
+extern "C" void select_active_rows_{d}_{k}(const float* row_bounds, const int* labels, long long n, const float* limits,
+                               unsigned* active, long long capacity, kmeans::BoundsState* state, unsigned* arrived,
                                const int* stopped) {{
-  cuda_host::launch(dim3({BLOCKS}), kmeans::kScreenThreads, 0, [=] {{
-    kmeans::screen<int>(expiries, labels, n, limits, active, (unsigned)capacity, watch, arrived, stopped);
+  cuda_host::launch(dim3({BLOCKS}), kmeans::kSelectThreads, 0, [=] {{
+    kmeans::select_active_rows<int>(row_bounds, labels, n, limits, active, (unsigned)capacity, state, arrived, stopped);
   }});
 }}
-extern "C" void examine_{d}_{k}(const void* shadow, const void* halves, long long padded, const unsigned* active,
-                                const kmeans::NearestUntil* nearest, long long lists) {{
-  const kmeans::NearestUntil until = *nearest;
-  cuda_host::launch(dim3(lists, 2), kmeans::kExamineThreads, 0, [=] {{
-    kmeans::examine<{-(-k // 8)}>(static_cast<const ptx::Half*>(shadow), static_cast<const ptx::Half*>(halves),
-                                  (int)padded, active, until);
+extern "C" void assign_active_rows_{d}_{k}(const void* half_copy, const void* centers_half, long long padded,
+                                           const unsigned* active,
+                                const kmeans::ArgminEpilogueBounded* nearest, long long lists) {{
+  const kmeans::ArgminEpilogueBounded bounds = *nearest;
+  cuda_host::launch(dim3(lists, 2), kmeans::kActiveThreads, 0, [=] {{
+    kmeans::assign_active_rows<{-(-k // 8)}>(static_cast<const ptx::Half*>(half_copy),
+    static_cast<const ptx::Half*>(centers_half),
+                                  (int)padded, active, bounds);
   }});
 }}"""
 
 
 WATCH_SOURCE = """
-extern "C" void choose(kmeans::Watch* watch, long long found, long long capacity) {
-  watch->choose((unsigned)found, (unsigned)capacity);
+extern "C" void choose(kmeans::BoundsState* state, long long found, long long capacity) {
+  state->choose((unsigned)found, (unsigned)capacity);
 }
-extern "C" void plan_next(kmeans::Watch* watch, double movement, long long may_begin, long long is_next) {
-  watch->plan_next(movement, may_begin != 0, is_next != 0);
+extern "C" void plan_next(kmeans::BoundsState* state, double movement, long long may_begin, long long is_next) {
+  state->plan_next(movement, may_begin != 0, is_next != 0);
 }
-extern "C" void limit_of(double moved, double most, float* limits) {
-  limits[0] = kmeans::limit_of(moved, most);
+extern "C" void limit_of(double n_reassigned, double most, float* limits) {
+  limits[0] = kmeans::limit_of(n_reassigned, most);
   limits[1] = kmeans::below_limit(limits[0]);
 }
 """
@@ -54,42 +56,42 @@ def bounded():
 
 
 def source(d, k):
-    products = [product_source(d, k, name, "bounds/assign.cuh") for name in ("NearestUntil", "Nearest")]
+    products = [product_source(d, k, name, "bounds/assign.cuh") for name in ("ArgminEpilogueBounded", "ArgminEpilogue")]
     return "\n".join([*products, bounds_source(d, k), WATCH_SOURCE])
 
 
 class BoundedIterations(Iterations):
-    """Iterations with bounds; `watch` is what is known, `expiries` those of all rows."""
+    """Iterations with bounds; `state` is what is known, `row_bounds` those of all rows."""
 
     bounds = True
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
-        self.watch, self.expiries = fresh_watch().reshape(1), np.full(self.n, np.nan, np.float32)
+        self.state, self.row_bounds = fresh_bounds_state().reshape(1), np.full(self.n, np.nan, np.float32)
         self.moved_by, self.limits = np.zeros(self.k), np.zeros(self.k, np.float32)
         self.begins_with(self.n)
         self.passes = []
 
-    def begins_with(self, moved):
+    def begins_with(self, n_reassigned):
         """Let bounds begin where no more rows have moved."""
-        addresses = (one.ctypes.data for one in (self.moved_by, self.limits, self.watch))
-        self.motion = np.array((*addresses, moved + 1, 0), MOTION)
+        addresses = (one.ctypes.data for one in (self.moved_by, self.limits, self.state))
+        self.motion = np.array((*addresses, n_reassigned + 1, 0), DRIFT)
 
     def begin(self):
-        """Begin anew, as with centres that no iteration made."""
-        self.watch.view(np.uint8)[:FRESH_BYTES] = fresh_watch().reshape(1).view(np.uint8)[:FRESH_BYTES]
+        """Begin anew, as with centers that no iteration made."""
+        self.state.view(np.uint8)[:FRESH_BYTES] = fresh_bounds_state().reshape(1).view(np.uint8)[:FRESH_BYTES]
         self.moved_by[:], self.limits[:] = 0, 0
 
     def next_is(self, one):
         """Let the next iteration do what one of the passes is."""
-        self.watch["pass"], self.watch["others"] = one, one != PLAIN
+        self.state["pass"], self.state["skip_full_assign"] = one, one != PLAIN
 
-    def screen(self, listed):
+    def select_active_rows(self, listed):
         """List the rows that are not safe; return their numbers."""
         active, arrived = np.full(listed + 1, 2**32 - 1, np.uint32), np.zeros(1, np.uint32)
-        listed_in = active, listed, self.watch, arrived, self.stopped
+        listed_in = active, listed, self.state, arrived, self.stopped
         bounded()[self.d, self.k].call(
-            f"screen_{self.d}_{self.k}", self.expiries, self.labels, self.n, self.limits, *listed_in
+            f"select_active_rows_{self.d}_{self.k}", self.row_bounds, self.labels, self.n, self.limits, *listed_in
         )
         assert not arrived.any()
         assert active[listed] == 2**32 - 1
@@ -98,22 +100,24 @@ class BoundedIterations(Iterations):
     def score(self, nearest, workspace, lists, room):
         """Launch all of what may list rows; one of them does."""
         library, shape = bounded()[self.d, self.k], f"{self.d}_{self.k}"
-        watch = self.watch.ctypes.data
-        until = np.array((*nearest, self.expiries.ctypes.data, self.limits.ctypes.data, watch), UNTIL)
-        active = self.screen(most_listed(self.n, lists, room))
-        self.passes.append(int(self.watch["pass"][0]))
-        library.call(f"examine_{shape}", self.shadow, self.halves, self.padded, active, until, lists)
+        state = self.state.ctypes.data
+        bounds = np.array((*nearest, self.row_bounds.ctypes.data, self.limits.ctypes.data, state), BOUNDED)
+        active = self.select_active_rows(most_listed(self.n, lists, room))
+        self.passes.append(int(self.state["pass"][0]))
+        library.call(
+            f"assign_active_rows_{shape}", self.half_copy, self.centers_half, self.padded, active, bounds, lists
+        )
         # What scores all rows without bounds does something if no other does.
-        every = np.array(nearest, NEAREST)
-        every["stopped"] = self.watch.ctypes.data + OTHERS
-        for name, epilogue in (("NearestUntil", until), ("Nearest", every)):
-            product = self.shadow, self.halves, self.n, epilogue, *workspace, lists
+        every = np.array(nearest, ARGMIN)
+        every["stopped"] = self.state.ctypes.data + SKIP_FULL_ASSIGN
+        for name, epilogue in (("ArgminEpilogueBounded", bounds), ("ArgminEpilogue", every)):
+            product = self.half_copy, self.centers_half, self.n, epilogue, *workspace, lists
             library.call(f"assign_{name}_{shape}", *product)
 
 
 def gaps(of, centers):
-    """Return how much nearer each row is to its own centre than to any other, in float64 and scaled units."""
-    distances = np.sqrt(oracle.square_distances(of.centred, centers.astype(of.work)))
+    """Return how much nearer each row is to its own center than to any other, in float64 and scaled units."""
+    distances = np.sqrt(oracle.square_distances(of.centered, centers.astype(of.work)))
     rows = np.arange(of.n)
     own = distances[rows, of.labels]
     distances[rows, of.labels] = np.inf
@@ -136,16 +140,16 @@ def _assert_idle(of, centers):
 
 def run(of, centers, iterations):
     """Return the labels, the sums and the outcome of every iteration, as the engine makes them."""
-    found, moved = [], _moved(of.iterate(centers))
+    found, n_reassigned = [], _moved(of.iterate(centers))
     for _ in range(iterations):
         labels, sums = of.labels.copy(), of.sums.copy()
-        outcome, following = of.advance(centers, moved)
+        outcome, following = of.update_centers(centers, n_reassigned)
         found.append((labels, sums, outcome.copy(), following))
         if outcome["stop"]:
             _assert_idle(of, following)
             break
         centers = following
-        moved = _moved(of.move_rows(centers))
+        n_reassigned = _moved(of.move_rows(centers))
     return found
 
 
@@ -160,10 +164,10 @@ def assert_nothing_is_done(of, centers):
     """None of the passes that bounds have a part in does anything once iterations stop."""
     for now in (UNTIL_PASS, SCREEN, ACTIVE):
         of.next_is(now)
-        expiries = of.expiries.copy()
+        row_bounds = of.row_bounds.copy()
         _assert_idle(of, centers)
-        assert of.watch["pass"] == now
-        np.testing.assert_array_equal(of.expiries, expiries)
+        assert of.state["pass"] == now
+        np.testing.assert_array_equal(of.row_bounds, row_bounds)
 
 
 def assert_same(ours, theirs):

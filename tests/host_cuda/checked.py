@@ -8,9 +8,9 @@ from host_cuda import harness
 from host_cuda.tall_skinny import DTYPES, PRODUCTS
 from tsapps.apps.abft.product.plan import (
     COUNTS_BYTES,
+    FLAGGED_BYTES,
     JUDGED,
     ROWS_TOGETHER,
-    SUSPECT_BYTES,
     SUSPECTS,
     WRONG,
     checked_dtype,
@@ -112,31 +112,31 @@ extern "C" void row_checks_{dtype}(const void* B, long long k, long long w, long
 extern "C" void compare_{dtype}(const void* C, long long m, long long w, const void* sums, const double* step,
                                 const void* bounds, const void* suspects, long long lanes) {{
   const auto c = *static_cast<const abft::Matrix<const {T}>*>(C);
-  const auto found = *static_cast<const abft::Suspects*>(suspects);
+  const auto found = *static_cast<const abft::FlaggedRows*>(suspects);
   const auto limits = *static_cast<const abft::RowBounds*>(bounds);
   cuda_host::launch(dim3({BLOCKS}), abft::kRowThreads, 0, [=] {{
     auto* kernel = lanes == 8 ? abft::compare<{T}, {total}, 8> : abft::compare<{T}, {total}, 1>;
     kernel(c, m, w, static_cast<const {total}*>(sums), *step, limits, found);
   }});
 }}
-extern "C" void judge_{dtype}(const void* of, const void* look, const void* suspects, const void* bounds,
+extern "C" void locate_{dtype}(const void* of, const void* look, const void* suspects, const void* bounds,
                               const void* order, long long correct, void* wrong, long long room) {{
   const auto judged = *static_cast<const abft::Judged<{T}>*>(of);
   const auto with = *static_cast<const abft::Look<{total}>*>(look);
-  const auto found = *static_cast<const abft::Suspects*>(suspects);
+  const auto found = *static_cast<const abft::FlaggedRows*>(suspects);
   const auto limits = *static_cast<const abft::Bounds*>(bounds);
   const auto added = *static_cast<const tsm2::Order*>(order);
   static_assert(sizeof(tsm2::Order) == {ORDER.itemsize});
-  static_assert(sizeof(abft::Suspect) == {SUSPECT_BYTES} && sizeof(abft::Counts) == {COUNTS_BYTES});
+  static_assert(sizeof(abft::FlaggedRow) == {FLAGGED_BYTES} && sizeof(abft::Counts) == {COUNTS_BYTES});
   static_assert(sizeof(abft::Judged<{T}>) == {JUDGED.itemsize} && sizeof(abft::Wrong) == {WRONG.itemsize});
-  cuda_host::launch(dim3({BLOCKS}), abft::kJudgeThreads, 0, [=] {{
-    abft::judge<{T}, {total}>(judged, with, found, limits, added, correct, static_cast<abft::Wrong*>(wrong), room);
+  cuda_host::launch(dim3({BLOCKS}), abft::kLocateThreads, 0, [=] {{
+    abft::locate<{T}, {total}>(judged, with, found, limits, added, correct, static_cast<abft::Wrong*>(wrong), room);
   }});
 }}
 extern "C" void predict_{dtype}(const void* of, const void* order, double* sums) {{
   const auto judged = *static_cast<const abft::Judged<{T}>*>(of);
   const auto added = *static_cast<const tsm2::Order*>(order);
-  cuda_host::launch(dim3({BLOCKS}), abft::kJudgeThreads, 0, [=] {{ abft::predict<{T}>(judged, added, sums); }});
+  cuda_host::launch(dim3({BLOCKS}), abft::kLocateThreads, 0, [=] {{ abft::predict<{T}>(judged, added, sums); }});
 }}"""
 
 
@@ -248,14 +248,14 @@ class Check:
         self.counts[:] = n, 0, 0
 
     @property
-    def suspected(self):
+    def flagged(self):
         return sorted(self.suspect_rows[: int(self.counts[0]), 0].tolist())
 
     @property
     def confirmed(self):
         return int(self.counts[1])
 
-    def judge(self, C, *, correct=True):
+    def locate(self, C, *, correct=True):
         """As all that comes after a product: the second look, and what is wrong."""
         listed = np.zeros(LISTED, WRONG)
         of = judged(self.A, self.B, C)
@@ -263,6 +263,6 @@ class Check:
         look["x"], look["y"] = self.x.ctypes.data, self.y.ctypes.data
         limits = np.array(element_bounds(self.bounds))
         to = int(correct), listed, LISTED
-        rows_library().call(f"judge_{self.dtype}", of, look, self.suspects, limits, np.array(self.order), *to)
+        rows_library().call(f"locate_{self.dtype}", of, look, self.suspects, limits, np.array(self.order), *to)
         n = int(self.counts[2])
         return sorted(tuple(one) for one in listed[:n].tolist()), n

@@ -9,7 +9,7 @@ from host_cuda.fused_kmeans import KINDS, Iterations, types_of
 from tsapps.apps.kmeans.protect.plan import CHECKED, COLUMNS, HASH_FACTOR, HASHES, ROWS, THREADS, hash_of
 
 #: What a check may find wrong (kWrongSums, …), as bits.
-SUMS, CENTRES, LABELS, CHANGED = 1, 2, 4, 8
+SUMS, CENTERS, LABELS, CHANGED = 1, 2, 4, 8
 LABEL = {np.dtype(np.int32): "int", np.dtype(np.int8): "signed char"}
 
 

@@ -1,4 +1,4 @@
-"""Runs iterations for few features by the kernels' own source on the CPU, as `FewMultiplyAdds` does."""
+"""Runs iterations for few features by the kernels' own source on the CPU, as `SmallDFmaStep` does."""
 
 from dataclasses import replace
 from functools import cache
@@ -7,10 +7,10 @@ import numpy as np
 
 from host_cuda import harness
 from host_cuda.fused_kmeans import BLOCKS, H200, Iterations
-from tsapps.apps.kmeans.small_d.plan import few_scale, multiply_adds_plan
+from tsapps.apps.kmeans.small_d.plan import multiply_adds_plan, small_d_scale
 from tsapps.kernels.plan.mma import ELEMENT
 
-#: dtype, digits, whether samples have weights: those that `FewMultiplyAdds` serves.
+#: dtype, digits, whether samples have weights: those that `SmallDFmaStep` serves.
 KINDS = [("float32", 2, False), ("float16", 2, False), ("bfloat16", 2, False)]
 SHAPES = [
     (d, k)
@@ -27,10 +27,10 @@ def source(plan, most_added):
     kernel = f"{plan.kernel.removesuffix('>')}, {most_added}>"
     return f"""
 extern "C" void {name_of(plan, most_added)}(const void* X, const float* centers, long long k, long long n,
-                                            signed char* labels, unsigned long long* sums, unsigned* moved,
+                                            signed char* labels, unsigned long long* sums, unsigned* n_reassigned,
                                             const int* stopped, long long blocks) {{
   cuda_host::launch(dim3(blocks), {plan.threads}, {plan.shared_bytes}, [=] {{
-    kmeans::{kernel}(static_cast<const {T}*>(X), centers, (int)k, n, labels, sums, moved, stopped);
+    kmeans::{kernel}(static_cast<const {T}*>(X), centers, (int)k, n, labels, sums, n_reassigned, stopped);
   }});
 }}"""
 
@@ -43,7 +43,7 @@ extern "C" void place(const float* centers, long long k, long long d, long long 
                       long long folds) {
   cuda_host::launch(dim3(1), 128, 0, [=] {
     kmeans::place_constants<float>(centers, (int)k, (int)d, (int)clusters, offsets, mean, scales, (float)scale,
-                                   (float)norm, (float)of_mean, folds != 0, &few_constants);
+                                   (float)norm, (float)of_mean, folds != 0, &constant_centers);
   });
 }"""
 
@@ -67,11 +67,11 @@ def least_added(plan):
 def every_plan():
     """The plans that tests run, each with the rows that its digits add up for."""
     plans = [chosen(d, k, "float32", shifts, 0.5) for d, k in SHAPES for shifts in (0.0, 1.0)]
-    halves = [chosen(d, k, dtype, 1.0, 0.5) for d, k in SHAPES[-8:] for dtype in ("float16", "bfloat16")]
+    centers_half = [chosen(d, k, dtype, 1.0, 0.5) for d, k in SHAPES[-8:] for dtype in ("float16", "bfloat16")]
     one = replace(chosen(1, 1, "float32", 0.0, 1.0), replicas=1)
     few = [replace(plan, replicas=count) for plan in plans if plan.features in (4, 16) for count in (32, 16)]
     flushed = [(plan, least_added(plan)) for plan in few]
-    return dict.fromkeys([*flushed, *((plan, MOST_ADDED) for plan in (*plans, *halves, one))])
+    return dict.fromkeys([*flushed, *((plan, MOST_ADDED) for plan in (*plans, *centers_half, one))])
 
 
 @cache
@@ -82,7 +82,7 @@ def libraries():
 
 
 class FewIterations(Iterations):
-    """X and what iterations keep of it, as `FewMultiplyAdds` has them."""
+    """X and what iterations keep of it, as `SmallDFmaStep` has them."""
 
     columns = 4
 
@@ -94,22 +94,22 @@ class FewIterations(Iterations):
         plan = chosen(self.d, k, self.dtype, of_mean, norm)
         plan = replace(plan, shifts=plan.shifts if shifts is None else shifts, replicas=replicas or plan.replicas)
         self.plan, self.blocks, self.most_added = plan, blocks, least_added(plan) if flushes else MOST_ADDED
-        self.scale = few_scale(norm)
-        self.reach, self.of_mean = (1.000001 * self.scale * value for value in (norm, of_mean))
+        self.scale = small_d_scale(norm)
+        self.norm_limit, self.of_mean = (1.000001 * self.scale * value for value in (norm, of_mean))
         self.counts = np.zeros(0, np.uint32)
 
     def move_rows(self, centers, stopped=0):
-        """Run what follows of an iteration, at the centres that were placed."""
+        """Run what follows of an iteration, at the centers that were placed."""
         n, d, k, plan = self.n, self.d, self.k, self.plan
         self.stopped = np.array([stopped], np.int32)
-        library, moved = libraries()[plan, self.most_added], np.zeros(1, np.uint32)
+        library, n_reassigned = libraries()[plan, self.most_added], np.zeros(1, np.uint32)
         scales = self.scales.astype(np.float32)
-        norms = self.scale, self.reach, self.of_mean
+        norms = self.scale, self.norm_limit, self.of_mean
         library.call(
             "place",
             *(centers, k, d, plan.clusters, self.offsets, self.mean, scales, *norms),
             int(not plan.shifts),
         )
-        state = self.labels, self.sums, moved, self.stopped
+        state = self.labels, self.sums, n_reassigned, self.stopped
         library.call(name_of(plan, self.most_added), self.X, centers, k, n, *state, self.blocks)
-        return int(moved[0])
+        return int(n_reassigned[0])

@@ -1,4 +1,4 @@
-"""Runs iterations for few features by small_d/iteration_mma.cuh's own source on the CPU, as `FewProducts` does."""
+"""Runs iterations for few features by small_d/iteration_mma.cuh's own source on the CPU, as `SmallDMmaStep` does."""
 
 from dataclasses import replace
 from functools import cache
@@ -9,18 +9,18 @@ from host_cuda import harness
 from host_cuda.fused_kmeans import BLOCKS, H200, Iterations
 from tsapps.apps.kmeans.assign.plan import tensor_error
 from tsapps.apps.kmeans.small_d.plan import (
-    FEW_ROUNDING,
     PARTS_ROUNDING,
     PRODUCTS,
+    SMALL_D_ROUNDING,
     Multiplier,
-    few_scale,
     products_plan,
+    small_d_scale,
 )
 from tsapps.kernels.plan.mma import ELEMENT
 
-#: dtype, digits, whether samples have weights: those that `FewProducts` serves.
+#: dtype, digits, whether samples have weights: those that `SmallDMmaStep` serves.
 KINDS = [("float32", 2, False), ("float16", 2, False), ("bfloat16", 2, False)]
-#: Features and clusters: rows of every alignment, part of a product and several, one to eight blocks of centres.
+#: Features and clusters: rows of every alignment, part of a product and several, one to eight blocks of centers.
 SHAPES = [(1, 1), (3, 9), (5, 20), (8, 33), (14, 2), (16, 2), (16, 16), (20, 40), (32, 64), (33, 16), (64, 64)]
 #: Those of 16-bit data, and by warpgroups.
 HALF_SHAPES = [(5, 20), (16, 16), (32, 64), (64, 64)]
@@ -67,10 +67,10 @@ def source(plan, most_added):
     return f"""
 extern "C" void {name_of(plan, most_added)}(const void* X, const float* centers, long long k, long long n,
                                             const kmeans::Products* of, signed char* labels, unsigned long long* sums,
-                                            unsigned* moved, const int* stopped, long long blocks) {{
+                                            unsigned* n_reassigned, const int* stopped, long long blocks) {{
   const kmeans::Products products = *of;
   cuda_host::launch(dim3(blocks), {plan.threads}, {plan.shared_bytes}, [=] {{
-    kmeans::{kernel}(static_cast<const {T}*>(X), centers, (int)k, n, products, labels, sums, moved, stopped);
+    kmeans::{kernel}(static_cast<const {T}*>(X), centers, (int)k, n, products, labels, sums, n_reassigned, stopped);
   }});
 }}"""
 
@@ -83,7 +83,7 @@ def libraries():
 
 
 class ProductsIterations(Iterations):
-    """X and what iterations keep of it, as `FewProducts` has them."""
+    """X and what iterations keep of it, as `SmallDMmaStep` has them."""
 
     columns = 8
 
@@ -95,25 +95,25 @@ class ProductsIterations(Iterations):
         norm = float(np.linalg.norm(self.largest.astype(np.float64)))
         if warpgroups:
             norm += float(np.linalg.norm(self.mean.astype(np.float64)))
-        self.scale, self.padded = few_scale(norm, self.dtype, warpgroups=warpgroups), plan.padded
-        self.reach = 1.000001 * self.scale * norm
+        self.scale, self.padded = small_d_scale(norm, self.dtype, warpgroups=warpgroups), plan.padded
+        self.norm_limit = 1.000001 * self.scale * norm
         exact = self.X.itemsize == 2 and not self.mean.any()
-        self.lost = tensor_error(self.padded), 0.0 if exact else FEW_ROUNDING
+        self.lost = tensor_error(self.padded), 0.0 if exact else SMALL_D_ROUNDING
         if warpgroups:
             self.lost = tensor_error(2 * self.padded), PARTS_ROUNDING[self.dtype]
         self.counts = np.zeros(0, np.uint32)
         self.labels = self.labels.astype(np.int8)
 
     def move_rows(self, centers, stopped=0):
-        """Run what follows of an iteration, at the centres that were placed."""
-        library, moved = libraries()[self.plan, self.most_added], np.zeros(1, np.uint32)
+        """Run what follows of an iteration, at the centers that were placed."""
+        library, n_reassigned = libraries()[self.plan, self.most_added], np.zeros(1, np.uint32)
         scales, self.stopped = self.scales.astype(np.float32), np.array([stopped], np.int32)
-        # Past the last centre, where the GPU's memory is zero.
-        self.halves[self.k :] = 0
-        given = self.halves, self.offsets, self.extremes, self.mean, scales
-        bounds = self.scale, self.reach, *self.lost
+        # Past the last center, where the GPU's memory is zero.
+        self.centers_half[self.k :] = 0
+        given = self.centers_half, self.offsets, self.center_stats, self.mean, scales
+        bounds = self.scale, self.norm_limit, *self.lost
         of = np.array((*(one.ctypes.data for one in given), *bounds), PRODUCTS)
-        state = self.labels, self.sums, moved, self.stopped
+        state = self.labels, self.sums, n_reassigned, self.stopped
         name = name_of(self.plan, self.most_added)
         library.call(name, self.X, centers, self.k, self.n, of, *state, self.blocks)
-        return int(moved[0])
+        return int(n_reassigned[0])

@@ -80,8 +80,8 @@ T atomicCAS(T* at, std::type_identity_t<T> expected, std::type_identity_t<T> val
   std::atomic_ref<T>(*at).compare_exchange_strong(expected, value);
   return expected;
 }
-template <typename T, typename Change>
-T atomic_change(T* at, Change change) {
+template <typename T, typename Reassignment>
+T atomic_change(T* at, Reassignment change) {
   std::atomic_ref<T> cell(*at);
   T old = cell.load();
   while (!cell.compare_exchange_weak(old, change(old))) {

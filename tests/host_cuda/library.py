@@ -7,7 +7,7 @@ import numpy as np
 from host_cuda import harness
 from host_cuda.tall_skinny import DTYPES
 from tsapps.apps.kmeans.assign.plan import vector_of
-from tsapps.apps.kmeans.inertia.plan import KEPT_SUMS, difference_of, inertia_plan
+from tsapps.apps.kmeans.inertia.plan import RUNNING_SUMS, difference_of, inertia_plan
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.plan.mma import ELEMENT
 
@@ -33,8 +33,8 @@ extern "C" void compared_{digits}(long long which, const void* X, const void* me
                                   const int* labels, const void* weights, long long n, long long k, long long d,
                                   long long log2_lanes, long long slices, double* sums, unsigned* arrived,
                                   double* total, long long shared_bytes, long long blocks, const void* kept) {{
-  using Kept = kmeans::KeptSums<{digits}>;
-  static_assert(sizeof(Kept) == {KEPT_SUMS.itemsize});
+  using Kept = kmeans::RunningSums<{digits}>;
+  static_assert(sizeof(Kept) == {RUNNING_SUMS.itemsize});
   using Kernel = decltype(&kmeans::add_inertia<{T}, {W}, true, true, true, {threads}, Kept>);
   static const Kernel kernels[] = {{{kernels}}};
   const auto of = *static_cast<const Kept*>(kept);
@@ -125,7 +125,7 @@ class Passes:
         self.library = libraries()[dtype]
 
     @property
-    def centred(self):
+    def centered(self):
         """The rows less the mean, as kernels round them."""
         return self.X.astype(self.work) - self.mean
 
@@ -139,7 +139,7 @@ class Passes:
         found = np.zeros(1 + 4 * (digits - 1), np.uint64)
         given = sums, scales.astype(np.float32 if digits == 2 else np.float64), of_clusters, of_columns
         arrays = *(aligned_copy(one) for one in given), found
-        kept = np.array(tuple(one.ctypes.data for one in arrays), KEPT_SUMS)
+        kept = np.array(tuple(one.ctypes.data for one in arrays), RUNNING_SUMS)
         total = self.launch(f"compared_{digits}", plan, blocks, kept)
         stray, *words = map(int, found)
         return total, stray, difference_of(words)

@@ -40,9 +40,9 @@ def test_a_known_gpu_has_its_published_rates_and_its_own_sizes():
     reported = RTX_4090 | {"name": "NVIDIA H200", "major": 9, "minor": 0, "multiProcessorCount": 131}
     device = from_attributes(reported)
     assert device.multiprocessors == 131
-    published = KNOWN["H200"]
-    assert (device.bandwidth, device.peaks, device.clock_hz) == (4.8e12, published.peaks, published.clock_hz)
-    assert (device.memory_latency, device.compute_latency) == (published.memory_latency, published.compute_latency)
+    datasheet = KNOWN["H200"]
+    assert (device.bandwidth, device.peaks, device.clock_hz) == (4.8e12, datasheet.peaks, datasheet.clock_hz)
+    assert (device.memory_latency, device.compute_latency) == (datasheet.memory_latency, datasheet.compute_latency)
 
 
 def test_a_known_gpu_needs_no_reported_clocks():

@@ -8,7 +8,7 @@ from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.plan import user_table
 from tsapps.kernels.plan.candidates import candidates
 from tsapps.kernels.plan.mma import LibraryAlgorithm
-from tsapps.kernels.plan.select import ALGORITHM, KEY, LIBRARY, pick_of
+from tsapps.kernels.plan.select import ALGORITHM, KEY, LIBRARY, configuration_of
 
 CELL = tune.own_cell(10**6, 32, 32, "float32", along=True)
 OURS, OTHER = candidates(CELL.problem(), KNOWN["H200"])[:2]
@@ -57,12 +57,12 @@ def test_the_row_of_what_was_measured(ours, theirs, library, picked, ranked):
     times = {OTHER: 3.0, OURS: ours} | ({} if theirs is None else {FIRST: 2.5, SECOND: theirs})
     row = tune._row(CELL.problem(), times, library)
     assert tuple(row)[: len(KEY)] == KEY
-    assert pick_of(picked).items() <= row.items()
+    assert configuration_of(picked).items() <= row.items()
     assert (row["ms"], row["library_ms"]) == (ours, library)
     if ranked is None:
         assert ALGORITHM not in row
     else:
-        assert row[ALGORITHM] == {**pick_of(ranked)[ALGORITHM], "version": 130_100, "ms": theirs}
+        assert row[ALGORITHM] == {**configuration_of(ranked)[ALGORITHM], "version": 130_100, "ms": theirs}
     assert user_table._what_is_wrong(row) == ""
 
 
@@ -83,7 +83,7 @@ def test_the_version_is_asked_for_where_an_algorithm_was_faster_alone(monkeypatc
     assert matmul.planned(problem, device) == FIRST
     monkeypatch.setattr(cublaslt, "version", lambda: None)
     picked = matmul.planned(problem, device)
-    assert pick_of(picked).items() <= row.items()
+    assert configuration_of(picked).items() <= row.items()
     user_table.keep(device.name, {name: row[name] for name in row if name != ALGORITHM})
     monkeypatch.setattr(cublaslt, "version", lambda: pytest.fail("cublasLt is loaded for nothing"))
     assert matmul.planned(problem, device) == picked

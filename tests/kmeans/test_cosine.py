@@ -24,7 +24,7 @@ def unit(X):
 
 
 def spherical_kmeans(X, centers, iterations, weights=None):
-    """Spherical K-means from its definition: (labels, centres, Σ w·(1 − cos)), in float64."""
+    """Spherical K-means from its definition: (labels, centers, Σ w·(1 − cos)), in float64."""
     X, centers = unit(X), unit(centers)
     weights = np.ones(len(X)) if weights is None else weights
     labels = None
@@ -63,8 +63,8 @@ def test_by_hand():
     assert kmeans.score(X) == pytest.approx(-kmeans.inertia_)
 
 
-def test_samples_that_cancel_keep_their_centre():
-    # The first two lie 90° from both centres, go to the first, and have no direction in common.
+def test_samples_that_cancel_keep_their_center():
+    # The first two lie 90° from both centers, go to the first, and have no direction in common.
     X = np.array([[0.0, 1], [0, -3], [-2, 0]])
     kmeans = TSKMeans(2, init=[[5.0, 0], [-1, 0]], metric="cosine", device="cpu").fit(X)
     assert kmeans.labels_.tolist() == [0, 0, 1]

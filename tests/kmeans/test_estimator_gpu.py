@@ -35,7 +35,7 @@ def test_same_clustering_as_on_the_cpu(data_sets, name, dtype, weighted, seed, p
     actual = TSKMeans(k, random_state=seed, device="cuda").fit(place(X), sample_weight=given_weights)
     assert actual.device_ == "cuda:0"
     oracle.assert_same_fit(actual, expected, X)
-    # As in scikit-learn, fit centres X and predict does not, so that float32 scores differ in their last bits.
+    # As in scikit-learn, fit centers X and predict does not, so that float32 scores differ in their last bits.
     oracle.assert_nearest(X, oracle.host(actual.cluster_centers_), oracle.host(actual.predict(place(X))), dtype)
     assert actual.score(place(X), sample_weight=given_weights) == pytest.approx(-actual.inertia_, rel=1e-5)
     np.testing.assert_allclose(
@@ -193,7 +193,7 @@ def test_passes_are_the_references(n, d, k, seed):
     mean, variance = engine.moments()
     np.testing.assert_allclose(mean, X.mean(axis=0), rtol=1e-13)
     np.testing.assert_allclose(variance, X.var(axis=0).mean(), rtol=1e-9, atol=1e-13)
-    engine.centre(mean)
+    engine.center(mean)
     centers = rng.standard_normal((k, d))
     step = engine.assign(centers)
     labels = engine.labels.get()

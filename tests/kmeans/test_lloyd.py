@@ -33,8 +33,8 @@ def no_memory(monkeypatch):
 
 
 def test_four_points_by_hand():
-    # Two pairs on a line. From centres 0 and 10: labels 0 0 1 1, centres 0.5 and 10.5; the second iteration moves no
-    # label. Every sample lies 0.5 from its centre, so the inertia is 4 · 0.25.
+    # Two pairs on a line. From centers 0 and 10: labels 0 0 1 1, centers 0.5 and 10.5; the second iteration moves no
+    # label. Every sample lies 0.5 from its center, so the inertia is 4 · 0.25.
     X = np.array([[0.0], [1.0], [10.0], [11.0]])
     seen = []
     found = lloyd.fit(
@@ -50,8 +50,11 @@ def test_four_points_by_hand():
     assert found.n_iter == 2
     assert found.converged
     assert found.cluster_sizes.tolist() == [2, 2]
-    # Inertia about the centres before each update: 0 + 1 + 0 + 1, then 1.
-    assert [(p.iteration, p.moved, p.inertia) for p in seen] == [(1, 4, pytest.approx(2)), (2, 0, pytest.approx(1))]
+    # Inertia about the centers before each update: 0 + 1 + 0 + 1, then 1.
+    assert [(p.iteration, p.n_reassigned, p.inertia) for p in seen] == [
+        (1, 4, pytest.approx(2)),
+        (2, 0, pytest.approx(1)),
+    ]
 
 
 @pytest.mark.each_choice
@@ -119,7 +122,7 @@ def test_more_clusters_than_distinct_samples(order):
 def test_sparse_rows_cluster_as_dense():
     X = random_sparse(400, 30, 0.2, format="csr", random_state=5)
     expected = KMeans(5, random_state=0).fit(X)
-    found = lloyd.fit(open_engine(X, device="cpu"), 5, random_state=np.random.RandomState(0), centre=False)
+    found = lloyd.fit(open_engine(X, device="cpu"), 5, random_state=np.random.RandomState(0), center=False)
     np.testing.assert_array_equal(found.labels, expected.labels_)
     np.testing.assert_allclose(found.centers, expected.cluster_centers_, atol=1e-12)
 
@@ -168,15 +171,15 @@ def test_progress_is_the_inertia_and_never_rises(data_sets):
     found = lloyd.fit(engine, k, random_state=np.random.RandomState(0), tol=0, progress=seen.append)
     inertias = [p.inertia for p in seen]
     assert len(seen) == found.n_iter
-    assert seen[0].moved == len(X)
-    assert seen[-1].moved == 0
+    assert seen[0].n_reassigned == len(X)
+    assert seen[-1].n_reassigned == 0
     assert all(b <= a * (1 + 1e-12) for a, b in pairwise(inertias))
-    # The last iteration moved no label, so its centres are the final ones.
+    # The last iteration moved no label, so its centers are the final ones.
     assert inertias[-1] == pytest.approx(found.inertia, rel=1e-9)
 
 
-def test_far_off_centre_data_keeps_its_clusters(rng):
-    # 1e4 from the origin the uncentred float32 score rounds to steps of 8; the clusters are 1 wide and 10 apart.
+def test_far_off_center_data_keeps_its_clusters(rng):
+    # 1e4 from the origin the uncentered float32 score rounds to steps of 8; the clusters are 1 wide and 10 apart.
     truth = rng.integers(0, 4, 5000)
     X = (1e4 + 10 * np.eye(4)[truth] + rng.standard_normal((5000, 4))).astype(np.float32)
     found = lloyd.fit(open_engine(X, device="cpu"), 4, init=1e4 + 10 * np.eye(4), random_state=np.random.RandomState(0))
@@ -197,7 +200,7 @@ def test_moments_of_samples_farther_apart_than_their_type_holds():
 
 @st.composite
 def problems(draw):
-    """A matrix of any shape, dtype, order and stride, centres, weights or none."""
+    """A matrix of any shape, dtype, order and stride, centers, weights or none."""
     n, d = draw(st.integers(1, 60)), draw(st.integers(1, 9))
     dtype = draw(st.sampled_from([np.float64, np.float32, np.float16, np.int32, np.uint8, np.int64]))
     bound = 200 if dtype is np.uint8 else 1000
@@ -225,8 +228,8 @@ def test_one_step_is_the_references(problem, block):
     engine.forget_labels()
     step = engine.assign(centers.astype(engine.dtype), potential=True)
     labels, expected = oracle.lloyd_step(X, centers, weights)
-    assert step.moved == len(X)
-    # The engine was not centred: its scores round relative to the whole norms, which centring about 0 bounds.
+    assert step.n_reassigned == len(X)
+    # The engine was not centered: its scores round relative to the whole norms, which centering about 0 bounds.
     wide = np.concatenate([np.asarray(X, np.float64), -np.asarray(X, np.float64)])
     both = np.concatenate([engine.labels, oracle.square_distances(-np.asarray(X, np.float64), centers).argmin(axis=1)])
     oracle.assert_nearest(wide, centers, both, engine.dtype)

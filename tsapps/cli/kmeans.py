@@ -199,7 +199,9 @@ def _summary(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dic
 
 def _describe(progress: "Progress") -> str:
     run = f"run {progress.run + 1}, " if progress.run else ""
-    return f"{run}iteration {progress.iteration}: inertia {progress.inertia:.6g}, {progress.moved:,} labels moved"
+    return (
+        f"{run}iteration {progress.iteration}: inertia {progress.inertia:.6g}, {progress.n_reassigned:,} labels moved"
+    )
 
 
 def _table(summary: dict[str, Any], request: Request, sizes: "np.ndarray") -> dict[str, str]:

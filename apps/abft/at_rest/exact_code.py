@@ -137,8 +137,8 @@ def _add(sums: np.ndarray, words: np.ndarray, left: int) -> None:
             for begin in range(0, len(words), _TOGETHER):
                 some = words[begin : begin + _TOGETHER, column : column + _BESIDE]
                 # Below 2⁵³, as C(515, 4) · 2¹⁶ and 512 · 2²² · 2¹⁶ are: exact.
-                halves = some.view("<u2").astype(np.float64)
-                products = (_WEIGHTS[:, left - begin : left - begin - len(some) : -1] @ halves).astype(np.uint64)
+                digits = some.view("<u2").astype(np.float64)
+                products = (_WEIGHTS[:, left - begin : left - begin - len(some) : -1] @ digits).astype(np.uint64)
                 to += products[:, 0::2] + (products[:, 1::2] << np.uint64(16))
 
 
@@ -188,11 +188,11 @@ def _two(p0: int, p1: int, p2: int, p3: int) -> list[tuple[int, int]] | None:
     square = s * s - 4 * t
     if rest_s or rest_t or square <= 0 or isqrt(square) ** 2 != square:
         return None
-    apart = isqrt(square)
-    if (s + apart) % 2:
+    distance = isqrt(square)
+    if (s + distance) % 2:
         return None
-    high, low = (s + apart) // 2, (s - apart) // 2
-    delta, rest = divmod(p1 - low * p0, apart)
+    high, low = (s + distance) // 2, (s - distance) // 2
+    delta, rest = divmod(p1 - low * p0, distance)
     if rest or delta == 0 or delta == p0:
         return None
     return [(high, delta), (low, p0 - delta)]

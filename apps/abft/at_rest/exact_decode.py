@@ -3,7 +3,7 @@
 import numpy as np
 
 from tsapps.apps.abft.at_rest.exact_code import ExactSums, block_faults
-from tsapps.apps.abft.at_rest.gpu.compare import differing_on_gpu
+from tsapps.apps.abft.at_rest.gpu.compare import mismatches_on_gpu
 from tsapps.apps.abft.at_rest.interleave import ROWS, WORD, Layout, fold, layout
 from tsapps.apps.abft.at_rest.sidecar import Sidecar
 from tsapps.apps.abft.at_rest.source import Progress, Source, bytes_at, parts
@@ -23,8 +23,8 @@ def exact_verdict(
     of, expected = layout(sidecar.shape, sidecar.itemsize), sidecar.exact
     if expected is None:
         raise ValueError("the sidecar has no sums of the exact code")
-    look = differing_on_gpu(source, sidecar, gpu, progress)
-    suspects, sums = _differing(source, expected, of, progress) if look is None else look
+    look = mismatches_on_gpu(source, sidecar, gpu, progress)
+    suspects, sums = _mismatches(source, expected, of, progress) if look is None else look
     if not len(suspects):
         return Verdict()
     solved, refused = _solved(suspects, sums, expected, of)
@@ -41,7 +41,7 @@ def exact_verdict(
     return Verdict(faults, _regions(np.union1d(refused, impossible), sidecar, of))
 
 
-def _differing(
+def _mismatches(
     source: Source, expected: np.ndarray, of: Layout, progress: Progress | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the blocks whose sums differ from those of a sidecar, ascending, and these sums, (k, 5), by the CPU."""

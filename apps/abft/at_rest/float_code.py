@@ -42,7 +42,7 @@ __all__ = [
 BLOCKS, MOST_WEIGHTS = (256, 512, 1024), 4
 #: What sums of huge elements are multiplied by; a power of two, so that nothing is rounded.
 SCALE = 2.0**-64
-_HALVES = ("float16", "bfloat16")
+_HALF_TYPES = ("float16", "bfloat16")
 # Where a tile's sums reach the first number, they are added up again, with elements beyond the second one apart: the
 # others' are then less than 2⁸⁹⁰.
 _LARGE, _HUGE = 2.0**900, 2.0**850
@@ -68,7 +68,7 @@ def sums_dtype(dtype: str) -> np.dtype:
     """
     if dtype in ("longdouble", "float96", "float128"):
         raise ValueError(f"the float code's sums are float64, and cannot be of {dtype}: use the exact code")
-    return np.dtype(np.float32 if dtype in _HALVES else np.float64)
+    return np.dtype(np.float32 if dtype in _HALF_TYPES else np.float64)
 
 
 def rows_shape(shape: Sequence[int], weights: int, block: int) -> tuple[int, int, int]:
@@ -182,7 +182,7 @@ class WeightedSums:
             if elements.dtype == np.float64 and (_large(sums) or _large(of_rows)):
                 huge = np.abs(tile) > _HUGE
                 if huge.any():
-                    rows, here = self._apart()
+                    rows, here = self._scaled_apart()
                     here[:, across] += self._multiply(row, column, np.where(huge, tile * SCALE, 0.0), rows)
                     sums = self._multiply(row, column, np.where(huge, 0.0, tile), self.rows)
             self._here[:, across] += sums
@@ -196,7 +196,7 @@ class WeightedSums:
         inside = row % self._block
         return self._powers[:, inside : inside + len(tile)] @ tile
 
-    def _apart(self) -> tuple[np.ndarray, np.ndarray]:
+    def _scaled_apart(self) -> tuple[np.ndarray, np.ndarray]:
         """Return sums of huge elements: along rows, and along columns of the block of rows at hand."""
         if self.huge is None or self._huge_here is None:
             rows, columns, self._huge_here = self._zeros()

@@ -265,7 +265,7 @@ def _rebuilt(row: int, column: int, elements: np.ndarray, tile: _Tile, sidecar: 
         (elements[row], column, rows[tile.side, :, tile.band * sidecar.block + row]),
         (elements[:, column], row, columns[tile.band, :, tile.side * sidecar.block + column]),
     )
-    answers, margins = [], []
+    answers, tolerances = [], []
     for line, place, stored in lines:
         others = line.astype(np.float64)
         others[place] = 0
@@ -275,13 +275,13 @@ def _rebuilt(row: int, column: int, elements: np.ndarray, tile: _Tile, sidecar: 
             terms = np.arange(1.0, len(line) + 1) ** power * others
             answer = (total - terms.sum()) / (place + 1) ** power
             magnitude = np.abs(terms).sum() / (place + 1) ** power + abs(answer)
-            margin = 2 * gamma(sidecar.block, stored.dtype) * magnitude
-            if np.isfinite(margin):
+            tolerance = 2 * gamma(sidecar.block, stored.dtype) * magnitude
+            if np.isfinite(tolerance):
                 answers.append(answer)
-                margins.append(margin)
+                tolerances.append(tolerance)
     if not answers:
         return np.zeros(2, elements.dtype)
-    nearby = np.array(answers), np.array(margins)
+    nearby = np.array(answers), np.array(tolerances)
     found = _numbers(float((nearby[0] - 2 * nearby[1]).max()), float((nearby[0] + 2 * nearby[1]).min()), elements.dtype)
     if found is not None and found.size == 1 and (np.abs(nearby[0] - found.astype(np.float64)) > nearby[1]).any():
         return None

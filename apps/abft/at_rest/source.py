@@ -23,7 +23,7 @@ __all__ = [
 Progress = Callable[[int], None]
 
 # Rows are asked for by so many bytes; by more where that would be too few rows to multiply well.
-_PART_BYTES, _MOST_PART_BYTES, _FEW_ROWS = 1 << 24, 1 << 26, 32
+_PART_BYTES, _MOST_PART_BYTES, _LEAST_ROWS = 1 << 24, 1 << 26, 32
 # Of a row that is larger than that, so many elements at a time: a multiple of all blocks of weighted sums.
 _PART_COLUMNS = 1 << 20
 
@@ -158,7 +158,7 @@ def parts(source: Source, progress: Progress | None = None) -> Iterator[tuple[in
     if row_bytes > _MOST_PART_BYTES:
         pieces = source.pieces(_PART_COLUMNS)
     else:
-        rows = max(1, _PART_BYTES // row_bytes, min(_FEW_ROWS, _MOST_PART_BYTES // row_bytes))
+        rows = max(1, _PART_BYTES // row_bytes, min(_LEAST_ROWS, _MOST_PART_BYTES // row_bytes))
         pieces = ((start, 0, block) for start, block in source.blocks(rows))
     done = 0
     for row, column, piece in pieces:

@@ -30,9 +30,9 @@ __all__ = [
     "Wrong",
     "check_columns",
     "checked_blocks",
+    "flagged",
     "random_signs",
     "rounded",
-    "suspected",
     "wrong",
 ]
 
@@ -181,7 +181,7 @@ def _most_of_rows(checks: np.ndarray, bounds: Bounds) -> np.ndarray:
     return bounds.row * abs(checks).astype(np.float64).max(axis=1, initial=0) + bounds.row_absolute
 
 
-def suspected(sums: np.ndarray, checks: np.ndarray, bounds: Bounds, *, rounded: bool) -> np.ndarray:
+def flagged(sums: np.ndarray, checks: np.ndarray, bounds: Bounds, *, rounded: bool) -> np.ndarray:
     """Return which rows do not agree with their checks, or are not finite.
 
     Parameters

@@ -1,13 +1,15 @@
-// A tall-and-skinny product whose rows are checked as they are computed, as an epilogue of it: C is stored, and the rows that
-// do not agree with what is added up beside them are listed.
+// A tall-and-skinny product whose rows are checked as they are computed, as an epilogue of it: C is stored, and the
+// rows that do not agree with what is added up beside them are listed.
 //
-// With the weights v and x of row_checksums.cuh, the kernel brings p = Σ_l a_il x_l of every row (weighted_row_sums.cuh); a row is suspected
-// where |Σ_j v_j c_ij − p| is above max(row · |p|, row_size · Σ_j |c_ij|) + row_absolute, or any of them is no number
-// (thresholds.py). Of rows whose products cancel that is too little, and locate.cuh looks again.
+// With the weights v and x of row_checksums.cuh, the kernel brings p = Σ_l a_il x_l of every row
+// (weighted_row_sums.cuh); a row is suspected where |Σ_j v_j c_ij − p| is above max(row · |p|, row_size · Σ_j |c_ij|) +
+// row_absolute, or any of them is no number (thresholds.py). Of rows whose products cancel that is too little, and
+// locate.cuh looks again.
 //
-// Why it is fast: C is checked while it is in registers, as sums that have not been rounded to 16 bits, by two instructions an
-// element and twelve shuffles for the sixteen rows of a fragment. Beside them, p takes one multiply-add of every element of A,
-// which is there for the tensor cores: B has no further columns, and the product is computed as it would be without.
+// Why it is fast: C is checked while it is in registers, as sums that have not been rounded to 16 bits, by two
+// instructions an element and twelve shuffles for the sixteen rows of a fragment. Beside them, p takes one multiply-add
+// of every element of A, which is there for the tensor cores: B has no further columns, and the product is computed as
+// it would be without.
 #pragma once
 #include "kernels/tsm2/epilogue.cuh"
 
@@ -30,7 +32,8 @@ struct StoreEach : tsm2::Scaled<T, Sum> {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int c = 8 * j + 2 * t + i;
-          if (c < columns) line[c * this->column_stride] = this->scaled(d[j][2 * half + i], &line[c * this->column_stride]);
+          if (c < columns)
+            line[c * this->column_stride] = this->scaled(d[j][2 * half + i], &line[c * this->column_stride]);
         }
     }
   }
@@ -38,23 +41,23 @@ struct StoreEach : tsm2::Scaled<T, Sum> {
 
 // How many rows are suspected, how many of them at a second look, and how many elements are wrong.
 struct Counts {
-  unsigned long long suspected, confirmed, wrong;
+  unsigned long long flagged, confirmed, wrong;
 };
 
 // A row, and by how much it does not agree.
-struct Suspect {
+struct FlaggedRow {
   long long row;
   double off;
 };
 
 // Where rows that are suspected are listed: the first `capacity` of them, in no order.
-struct Suspects {
-  Suspect* rows;
+struct FlaggedRows {
+  FlaggedRow* rows;
   Counts* counts;
   long long capacity;
 
   __device__ __forceinline__ void add(long long row, double off) const {
-    const unsigned long long place = atomicAdd(&counts->suspected, 1ull);
+    const unsigned long long place = atomicAdd(&counts->flagged, 1ull);
     if (place < (unsigned long long)capacity) rows[place] = {row, off};
   }
 };
@@ -88,7 +91,7 @@ struct Checked : Store {
   static constexpr tsm2::Takes kTakes = tsm2::Takes::kFragments;
 
   const Sum* row_weights;
-  Suspects suspects;
+  FlaggedRows suspects;
   Sum row, row_size, row_absolute;
 
   template <int kBlocks>
@@ -97,7 +100,8 @@ struct Checked : Store {
     static_assert(1 <= kOfC && kOfC <= 8, "the weights are those of at most 64 columns");
     Store::fragments(from, rows, column, columns, reinterpret_cast<const Sum(&)[kOfC][4]>(d));
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    // Both halves before either is judged, and even columns beside odd ones, so that nothing waits for one thing after another.
+    // Both halves before either is judged, and even columns beside odd ones, so that nothing waits for one thing after
+    // another.
     Sum off[2][2] = {}, size[2][2] = {}, p[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -115,7 +119,8 @@ struct Checked : Store {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const Sum by = off[half][0] - p[half], limit = larger(row * size_of(p[half]), row_size * size[half][0]) + row_absolute;
+      const Sum by = off[half][0] - p[half],
+                limit = larger(row * size_of(p[half]), row_size * size[half][0]) + row_absolute;
       if (disagrees(by, limit) && t == 0 && 8 * half + g < rows) suspects.add(from + 8 * half + g, by);
     }
   }

@@ -1,9 +1,9 @@
 // Elements of a product as exactly as two doubles hold them, whatever the exponents of their factors.
 //
-// Products and sums are kept with what they lose (T. Ogita, S. Rump and S. Oishi, Accurate sum and dot product, 2005), and Σ|ab|
-// beside them. Near the ends of a double's range mantissas are multiplied, exponents are added as integers, and an element is
-// sum · 2^exponent, with the exponent of its largest product or of what it is compared with: nothing overflows, and what underflows is
-// negligible (exact_products.py).
+// Products and sums are kept with what they lose (T. Ogita, S. Rump and S. Oishi, Accurate sum and dot product, 2005),
+// and Σ|ab| beside them. Near the ends of a double's range mantissas are multiplied, exponents are added as integers,
+// and an element is sum · 2^exponent, with the exponent of its largest product or of what it is compared with: nothing
+// overflows, and what underflows is negligible (exact_products.py).
 #pragma once
 #include "apps/abft/product/row_checksums.cuh"
 
@@ -22,8 +22,8 @@ struct Judged {
   long long m, k, w;
 };
 
-// Σ ab of an element, and of Σ |ab|, both without a factor of 2^exponent, for the warp's first lane. `small` is of what small factors
-// may have lost (small_factors). `value` is Σ ab as a double.
+// Σ ab of an element, and of Σ |ab|, both without a factor of 2^exponent, for the warp's first lane. `small` is of what
+// small factors may have lost (small_factors). `value` is Σ ab as a double.
 struct Exact {
   double value = 0, sum = 0, size = 0, small = 0;
   int exponent = 0;
@@ -37,8 +37,8 @@ __device__ __forceinline__ double scaled(double x, int n) { return n == 0 ? x : 
 // Whether nothing overflowed, and nothing that underflowed matters, of an element whose Σ |ab| came to that.
 __device__ __forceinline__ bool is_ordinary(double size) { return size > 0x1p-900 && size < 0x1p990; }
 
-// Factors of less than this may have lost bits, or all of them, as tensor cores take parts of 11 bits of float32, of which the second
-// is below the normal numbers.
+// Factors of less than this may have lost bits, or all of them, as tensor cores take parts of 11 bits of float32, of
+// which the second is below the normal numbers.
 constexpr double kSmallFactor = 0x1p-100;
 
 // |ab| with small factors as large as that: 0 if no factor is small.
@@ -119,8 +119,8 @@ __device__ __forceinline__ double unscaled(double total, double lost, int expone
 
 // Of doubles of any exponent, with an exponent of at least `least`. One copy of it: it is long, and seldom run.
 template <typename T>
-__device__ __noinline__ Exact scaled_exact_of(Matrix<const T> A, Matrix<const T> B, long long k, long long row, long long column,
-                                              int least) {
+__device__ __noinline__ Exact scaled_exact_of(Matrix<const T> A, Matrix<const T> B, long long k, long long row,
+                                              long long column, int least) {
   int most = 2 * kNoExponent;
   for (long long l = threadIdx.x % 32; l < k; l += 32)
     most = max(most, parts_of(wide(A(row, l))).exponent + parts_of(wide(B(l, column))).exponent);

@@ -22,9 +22,9 @@ import numpy as np
 from tsapps.apps.abft.product.cpu import MOST_LISTED, Wrong
 from tsapps.apps.abft.product.plan import (
     COUNTS_BYTES,
+    FLAGGED_BYTES,
     JUDGED,
     ROWS_TOGETHER,
-    SUSPECT_BYTES,
     SUSPECTS,
     WRONG,
     checked_dtype,
@@ -51,7 +51,7 @@ from tsapps.kernels.plan import accumulation_order
 from tsapps.kernels.plan.mma import ELEMENT, SUM, Plan
 from tsapps.kernels.plan.user_table import user_table
 from tsapps.kernels.problem import Problem
-from tsapps.kernels.runtime.launch import OverlappingLaunch, PackedLaunch
+from tsapps.kernels.runtime.launch import DependentLaunch, PackedLaunch
 
 __all__ = ["Fused", "check", "matmul", "one_after_another", "predicted", "predicted_by", "sums", "sums_by"]
 
@@ -63,7 +63,7 @@ _THREADS = 256
 # Blocks a multiprocessor, of what compares, of what judges, and of what predicts all elements.
 _COMPARING, _JUDGING, _PREDICTING = 8, 2, 4
 # Rows that are suspected and listed, if that is more than a 64th of C's.
-_FEW = 1 << 14
+_LEAST_CAPACITY = 1 << 14
 # Lanes that share a row where it is contiguous, and where columns are.
 _OF_ROW, _OF_COLUMNS = 8, 1
 
@@ -93,10 +93,10 @@ class _Check:
         (m, k), w, element, total = a.shape, b.shape[1], ELEMENT[a.dtype], SUM[a.dtype]
         self.lock = Lock()
         self.device, self._bounds, self._look = a.device, row_bounds(bounds, w), second_look(bounds, w)
-        self.capacity = min(m, max(_FEW, m // 64))
+        self.capacity = min(m, max(_LEAST_CAPACITY, m // 64))
         itemsize, at = summed(a.dtype).itemsize, COUNTS_BYTES
         self._at = {"counts": 0}
-        lists = ("wrong", MOST_LISTED * WRONG.itemsize), ("suspects", SUSPECT_BYTES * self.capacity)
+        lists = ("wrong", MOST_LISTED * WRONG.itemsize), ("suspects", FLAGGED_BYTES * self.capacity)
         for name, size in (*lists, ("x", itemsize * padded), ("y", itemsize * k)):
             self._at[name] = at = -(-at // 16) * 16
             at += size
@@ -108,7 +108,7 @@ class _Check:
         self._row_checks = _kernel(
             "product/row_checksums.cuh", f"row_checks<{element}, {total}, {lanes}, {vector}>", self.device
         )
-        self._judge = _kernel("product/locate.cuh", f"judge<{element}, {total}>", self.device)
+        self._locate = _kernel("product/locate.cuh", f"locate<{element}, {total}>", self.device)
         self._sizes, self._step, self._limits = sizes, step, element_bounds(bounds)
         self._order = how if bounds.predicted else accumulation_order.UNKNOWN
         self._judged, self._b = _judged(a, b, c), _matrix(b)
@@ -120,11 +120,11 @@ class _Check:
         return PackedLaunch(self._row_checks, self._grid_of_rows, (_THREADS,), arguments)
 
     @cached_property
-    def _ends(self) -> OverlappingLaunch:
+    def _ends(self) -> DependentLaunch:
         listed = np.uint64(0), np.uint64(MOST_LISTED)
         suspects = np.array((0, 0, self.capacity), SUSPECTS)[()]
         judged = self._judged[()], self._look[()], suspects, self._limits, self._order, np.bool_(False), *listed
-        return OverlappingLaunch(self._judge, (_JUDGING * self._multiprocessors,), (_THREADS,), judged)
+        return DependentLaunch(self._locate, (_JUDGING * self._multiprocessors,), (_THREADS,), judged)
 
     def begin(self, b: DeviceMatrix) -> Any:
         """Return memory for the check of one product, with what B's rows give."""
@@ -151,7 +151,7 @@ class _Check:
         grid = (_COMPARING * self._multiprocessors,)
         kernel(grid, (_THREADS,), (_matrix(c), m, w, sums, self._step, self._bounds, suspects))
 
-    def judge(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, correct: bool) -> Report:
+    def locate(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, correct: bool) -> Report:
         """Look at rows that are suspected again, judge those that still are, and return what tells what was wrong."""
         with self.lock:
             for word, of in zip(_words(JUDGED, "A_data", "B_data", "C_data"), (a, b, c), strict=True):
@@ -204,7 +204,7 @@ class Fused:
         epilogue["capacity"] = self.check.capacity
 
     @cached_property
-    def _launch(self) -> OverlappingLaunch:
+    def _launch(self) -> DependentLaunch:
         return self._multiply.unbound(self._epilogue[()])
 
     def multiply(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> None:
@@ -231,7 +231,7 @@ def matmul(A: Any, B: Any, ours: Bounds, others: Bounds, index: int, *, correct:
             if fused is not None:
                 memory = fused.check.begin(b)
                 fused.multiply(memory, a, b, c)
-                return C, fused.check.judge(memory, a, b, c, correct=correct)
+                return C, fused.check.locate(memory, a, b, c, correct=correct)
     C = product.matmul(A, B)
     return C, check(A, B, C, others, index, correct=correct)
 
@@ -258,7 +258,7 @@ def check(A: Any, B: Any, C: Any, bounds: Bounds, index: int, *, correct: bool) 
         name = f"abft::StoreRowSums<{SUM[a.dtype]}>"
         PlannedKernel(plan, problem, a.device, name, "apps/abft/product/detect.cuh")(a.pointer, b.pointer, store)
         work.compare(memory, c, sums)
-        return work.judge(memory, a, b, c, correct=correct)
+        return work.locate(memory, a, b, c, correct=correct)
 
 
 @lru_cache(maxsize=4096)

@@ -1,23 +1,25 @@
-// The rows of a product that are suspected: a second look at each, and of those that are suspected then, too, the elements that
-// are wrong.
+// The rows of a product that are suspected: a second look at each, and of those that are suspected then, too, the
+// elements that are wrong.
 //
-//   A (m × k), B (k × w), C (m × w), rows that are listed   →   the elements of C that are wrong, and what they should be
+//   A (m × k), B (k × w), C (m × w), rows that are listed   →   the elements of C that are wrong, and what they should
+//                                                           be
 //
-// At the second look a row has to be off by more than row · q + row_absolute (row_checksums.cuh). Then its elements are computed
-// again. Where the order of C's sums is known (emulated_gemm.cuh), to the bit: an element that has others is wrong. Else as exactly as two
-// doubles hold them (exact_products.cuh), Σ|ab| beside them, and by the statistical threshold how far roundings walk; and each is
-// judged by thresholds.py's bounds. What is wrong is repaired if that is wanted. If more rows are suspected than their list has room
-// for, all are looked at, with what C has kept.
+// At the second look a row has to be off by more than row · q + row_absolute (row_checksums.cuh). Then its elements are
+// computed again. Where the order of C's sums is known (emulated_gemm.cuh), to the bit: an element that has others is
+// wrong. Else as exactly as two doubles hold them (exact_products.cuh), Σ|ab| beside them, and by the statistical
+// threshold how far roundings walk; and each is judged by thresholds.py's bounds. What is wrong is repaired if that is
+// wanted. If more rows are suspected than their list has room for, all are looked at, with what C has kept.
 //
-// Why it is fast enough: it is launched for a handful of rows, most often for none. A warp has a row; or, where rows are fewer than
-// warps, several have one, each for some of its columns, and look at it themselves: nobody waits for anybody.
+// Why it is fast enough: it is launched for a handful of rows, most often for none. A warp has a row; or, where rows
+// are fewer than warps, several have one, each for some of its columns, and look at it themselves: nobody waits for
+// anybody.
 #pragma once
 #include "apps/abft/product/exact_products.cuh"
 #include "kernels/tsm2/emulated_gemm.cuh"
 
 namespace abft {
 
-constexpr int kJudgeThreads = 256;
+constexpr int kLocateThreads = 256;
 
 // `Bounds` of thresholds.py, those of an element.
 struct Bounds {
@@ -54,7 +56,8 @@ __device__ __forceinline__ T rounded(double x) {
 
 // Σ ab of an element as the product's kernel adds it up, in this thread alone; NaN where that is not known.
 template <typename T>
-__device__ __forceinline__ double predicted(const Judged<T>& of, const tsm2::Order& order, long long row, long long column) {
+__device__ __forceinline__ double predicted(const Judged<T>& of, const tsm2::Order& order, long long row,
+                                            long long column) {
   const auto a = [&](long long l) { return wide(of.A(row, l)); };
   const auto b = [&](long long l) { return wide(of.B(l, column)); };
   return tsm2::Predicted<T, decltype(a), decltype(b)>(order, row, a, b).sum();
@@ -62,9 +65,10 @@ __device__ __forceinline__ double predicted(const Judged<T>& of, const tsm2::Ord
 
 // All elements before they are rounded to T, into `sums` (m × w).
 template <typename T>
-__global__ void __launch_bounds__(kJudgeThreads, 2) predict(Judged<T> of, tsm2::Order order, double* sums) {
+__global__ void __launch_bounds__(kLocateThreads, 2) predict(Judged<T> of, tsm2::Order order, double* sums) {
   const long long size = of.m * of.w;
-  for (long long i = blockIdx.x * (long long)kJudgeThreads + threadIdx.x; i < size; i += gridDim.x * (long long)kJudgeThreads)
+  for (long long i = blockIdx.x * (long long)kLocateThreads + threadIdx.x; i < size;
+       i += gridDim.x * (long long)kLocateThreads)
     sums[i] = predicted(of, order, i / of.w, i % of.w);
 }
 
@@ -81,8 +85,8 @@ __device__ __forceinline__ double last_place(double x) {
 
 __device__ __forceinline__ double smaller(double x, double y) { return x < y ? x : y; }
 
-// What an addition makes of what a sum is a multiple of: g → max(last, min(g, place)), with the last places of the sum and of the
-// product that is added. Several in a row are one again.
+// What an addition makes of what a sum is a multiple of: g → max(last, min(g, place)), with the last places of the sum
+// and of the product that is added. Several in a row are one again.
 struct Grain {
   double last = 0, place = __longlong_as_double(0x7ff0000000000000LL);
 
@@ -96,17 +100,19 @@ __device__ __forceinline__ Grain shuffle_up(const Grain& mine, int lanes) {
 }
 
 // How far they walk at most: no partial sum is larger than Σ|ab|.
-__device__ __forceinline__ double most_walk(long long k, double size, double products) { return sqrt((1 + products) * k) * size; }
+__device__ __forceinline__ double most_walk(long long k, double size, double products) {
+  return sqrt((1 + products) * k) * size;
+}
 
-// How far the roundings of an element's sum walk (rounding_model.py), of which Σ|ab| is `size` and ρ is `products`; for the warp's
-// first lane.
+// How far the roundings of an element's sum walk (rounding_model.py), of which Σ|ab| is `size` and ρ is `products`; for
+// the warp's first lane.
 template <typename T>
 __device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, long long column, double size,
                                           double products) {
   // Where partial sums begin anew, but for those that never do; and the lowest and the highest since.
   constexpr long long kAnew[] = {32, 512};
   constexpr int kRuns = 3;
-  constexpr bool kHalves = sizeof(T) == 2;
+  constexpr bool kHalf = sizeof(T) == 2;
   const int lane = threadIdx.x % 32;
   double before[kRuns] = {}, lowest[kRuns] = {}, highest[kRuns] = {}, grains[kRuns] = {}, square = 0, finest = size;
   for (long long first = 0; first < of.k; first += 32) {
@@ -134,7 +140,7 @@ __device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, lo
       }
       const double power = power_of(larger(partial - low, high - partial));
       bool loses = true;
-      if constexpr (kHalves) {
+      if constexpr (kHalf) {
         Grain grain{power * 0x1p-23, place};
 #pragma unroll
         for (int lanes = 1; lanes < 32; lanes *= 2) {
@@ -142,8 +148,8 @@ __device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, lo
           if (lane >= lanes) grain = grain.after(others);
         }
         const Grain others = shuffle_up(grain, 1);
-        const double until = lane > 0 ? others.of(grains[i]) : grains[i];
-        loses = smaller(until, place) < power * 0x1p-23;
+        const double nearest = lane > 0 ? others.of(grains[i]) : grains[i];
+        loses = smaller(nearest, place) < power * 0x1p-23;
         grains[i] = simt::shuffle(grain.of(grains[i]), 31);
       }
       if (loses) of_step = fma(power, power, of_step);
@@ -162,7 +168,7 @@ __device__ __forceinline__ double walk_of(const Judged<T>& of, long long row, lo
     square += simt::shuffle_xor(square, bits);
   }
   // Products of 16-bit elements are exact in float32, and so are sums of 24 bits of their last places.
-  if (kHalves && size < 0x1p24 * finest) return 0;
+  if (kHalf && size < 0x1p24 * finest) return 0;
   // Squares of what is very large or small are lost.
   return size > 0x1p-480 && size < 0x1p480 ? sqrt(square) : most_walk(of.k, size, products);
 }
@@ -175,10 +181,11 @@ struct Look {
   RowBounds bounds;
 };
 
-// Whether a row is suspected at a second look, too, for all lanes of a warp: one that is off by `off`, or, with `anew`, by what C has
-// kept.
+// Whether a row is suspected at a second look, too, for all lanes of a warp: one that is off by `off`, or, with `anew`,
+// by what C has kept.
 template <typename T, typename Sum>
-__device__ __forceinline__ bool is_confirmed(const Judged<T>& of, const Look<Sum>& look, long long row, double off, bool anew) {
+__device__ __forceinline__ bool is_confirmed(const Judged<T>& of, const Look<Sum>& look, long long row, double off,
+                                             bool anew) {
   const int lane = threadIdx.x % 32;
   double square = 0;
   for (long long l = lane; l < of.k; l += 32) {
@@ -202,19 +209,20 @@ __device__ __forceinline__ bool is_confirmed(const Judged<T>& of, const Look<Sum
 
 // The first `room` that are wrong are listed. Two blocks a multiprocessor: for more, the compiler would spill.
 template <typename T, typename Sum>
-__global__ void __launch_bounds__(kJudgeThreads, 2)
-    judge(Judged<T> of, Look<Sum> look, Suspects suspects, Bounds bounds, tsm2::Order order, bool correct, Wrong* wrong,
-          unsigned long long room) {
-  ptx::after_previous();
-  const unsigned long long count = suspects.counts->suspected;
+__global__ void __launch_bounds__(kLocateThreads, 2)
+    locate(Judged<T> of, Look<Sum> look, FlaggedRows suspects, Bounds bounds, tsm2::Order order, bool correct,
+           Wrong* wrong, unsigned long long room) {
+  ptx::griddepcontrol_wait();
+  const unsigned long long count = suspects.counts->flagged;
   if (count == 0) return;
   const int lane = threadIdx.x % 32;
   const bool every = count > (unsigned long long)suspects.capacity;
   const long long n = every ? of.m : (long long)count;
   // Where all rows are looked at, nobody else is to repair what C has kept.
-  const int warps = gridDim.x * (kJudgeThreads / 32), most = every || n > warps ? 1 : warps / (int)n;
+  const int warps = gridDim.x * (kLocateThreads / 32), most = every || n > warps ? 1 : warps / (int)n;
   const int parts = most < of.w ? most : (int)of.w, teams = warps / parts;
-  const int warp = blockIdx.x * (kJudgeThreads / 32) + threadIdx.x / 32, team = warp / parts, part = warp - team * parts;
+  const int warp = blockIdx.x * (kLocateThreads / 32) + threadIdx.x / 32, team = warp / parts,
+            part = warp - team * parts;
   if (team == teams) return;
   for (long long place = team; place < n; place += teams) {
     const long long row = every ? place : suspects.rows[place].row;

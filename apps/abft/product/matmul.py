@@ -155,7 +155,7 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
     c = np.empty((len(a), b.shape[1]), a.dtype)
     rows: list[np.ndarray] = []
     for first, sums, checks in product_cpu.checked_blocks(a, b, bounds, c):
-        rows.append(first + product_cpu.suspected(sums, checks, bounds, rounded=False))
+        rows.append(first + product_cpu.flagged(sums, checks, bounds, rounded=False))
     verdict = _judged(a, b, c, rows, bounds, correct=correct)
     return Checked(like(c, A), _name_of(threshold), lambda: verdict)
 
@@ -204,7 +204,7 @@ def check_product(
     if correct and not c.flags.writeable:
         raise ValueError("C is read-only; give an array that can be written, or correct=False")
     rows = [
-        first + product_cpu.suspected(c[first : first + len(checks)], checks, bounds, rounded=True)
+        first + product_cpu.flagged(c[first : first + len(checks)], checks, bounds, rounded=True)
         for first, _, checks in product_cpu.checked_blocks(a, b, bounds, None)
     ]
     verdict = _judged(a, b, c, rows, bounds, correct=correct)

@@ -18,11 +18,11 @@ from tsapps.kernels.problem import ITEMSIZE, NARROW, Lies, Problem
 
 __all__ = [
     "COUNTS_BYTES",
+    "FLAGGED_BYTES",
     "JUDGED",
     "MOST_SPILLED",
     "ROWS_TOGETHER",
     "SUSPECTS",
-    "SUSPECT_BYTES",
     "TUNED",
     "WRONG",
     "checked_dtype",
@@ -45,15 +45,15 @@ __all__ = [
 
 #: Where picks for products that carry their checks are, by the device.
 TUNED = Path(__file__).with_name("tuned")
-#: C++ classes that kernels take, as NumPy structures: `Judged`, `Suspects` and, of what they give, `Wrong`.
+#: C++ classes that kernels take, as NumPy structures: `Judged`, `FlaggedRows` and, of what they give, `Wrong`.
 JUDGED = np.dtype(
     [(f"{name}_{field}", kind) for name in "ABC" for field, kind in (("data", "u8"), ("row", "i8"), ("column", "i8"))]
     + [(name, "i8") for name in "mkw"]
 )
 WRONG = np.dtype([("row", "i8"), ("column", "i8"), ("found", "f8"), ("value", "f8")])
 SUSPECTS = np.dtype([("suspects", "u8"), ("counts", "u8"), ("capacity", "i8")])
-#: Bytes of `Suspect` and of `Counts`.
-SUSPECT_BYTES, COUNTS_BYTES = 16, 24
+#: Bytes of `FlaggedRow` and of `Counts`.
+FLAGGED_BYTES, COUNTS_BYTES = 16, 24
 #: Of B's rows, those that lanes have side by side (kRowsTogether).
 ROWS_TOGETHER = 4
 #: Bytes that a thread of a product that carries its checks may put away, once a tile, for its plan to be picked.

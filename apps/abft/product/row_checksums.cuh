@@ -1,19 +1,21 @@
-// What the rows of a product are checked by: two numbers for every row of B, and the check of a product that is there already.
+// What the rows of a product are checked by: two numbers for every row of B, and the check of a product that is there
+// already.
 //
 //   B (k × w)   →   x (k), with zeros behind it, and y (k)
 //
 //   x_l = Σ_j v_j b_lj            with the weights below
 //   y_l = Σ_j |b_lj|              or √(Σ_j b_lj² + x_l²)
 //
-// so that of a row of C = A · B, Σ_j v_j c_ij = Σ_l a_il x_l = p_i but for rounding, and q_i = √(Σ_l (a_il y_l)²) says of what size
-// that rounding is (thresholds.py).
+// so that of a row of C = A · B, Σ_j v_j c_ij = Σ_l a_il x_l = p_i but for rounding, and q_i = √(Σ_l (a_il y_l)²) says
+// of what size that rounding is (thresholds.py).
 //
-// The weights are between 0.48 and 1, no two the same, so that +δ and −δ in one row do not cancel: with j = 8b + 2t + i and
-// n = 2b + i, v_j = (1 − n / 2N) · (1 − t / 8N), N a power of two, at least 16 and as many as there are n. They are numbers of
-// float32 up to w = 64, and products of what is the same for a fragment's column and for a lane.
+// The weights are between 0.48 and 1, no two the same, so that +δ and −δ in one row do not cancel: with j = 8b + 2t + i
+// and n = 2b + i, v_j = (1 − n / 2N) · (1 − t / 8N), N a power of two, at least 16 and as many as there are n. They are
+// numbers of float32 up to w = 64, and products of what is the same for a fragment's column and for a lane.
 //
-// Why it is fast: B is small. Eight lanes have a row of a row-major B, 16 bytes at a time; where columns are contiguous, one has. Four
-// rows side by side share their weights, which take conversions, of which there are few a clock.
+// Why it is fast: B is small. Eight lanes have a row of a row-major B, 16 bytes at a time; where columns are
+// contiguous, one has. Four rows side by side share their weights, which take conversions, of which there are few a
+// clock.
 #pragma once
 #include "apps/abft/product/detect.cuh"
 
@@ -53,12 +55,12 @@ __device__ __forceinline__ double sum_of_lanes(double sum) {
 // Rows that lanes have side by side.
 constexpr int kRowsTogether = 4;
 
-// `padded`: of x, with its zeros. Counts are set to zero for what follows. kVector columns are loaded at once. Two blocks a
-// multiprocessor: for more, the compiler would spill.
+// `padded`: of x, with its zeros. Counts are set to zero for what follows. kVector columns are loaded at once. Two
+// blocks a multiprocessor: for more, the compiler would spill.
 template <typename T, typename Sum, int kLanes, int kVector>
 __global__ void __launch_bounds__(kRowThreads, 2)
-    row_checks(Matrix<const T> B, long long k, long long w, long long padded, bool by_spread, double half_step, Sum* x, Sum* y,
-               Counts* counts) {
+    row_checks(Matrix<const T> B, long long k, long long w, long long padded, bool by_spread, double half_step, Sum* x,
+               Sum* y, Counts* counts) {
   struct alignas(kVector * sizeof(T)) Together {
     T at[kVector];
   };
@@ -100,12 +102,11 @@ struct RowBounds {
   double row, row_size, row_absolute, rounding, rounding_absolute;
 };
 
-// Lists the rows of a C that is there already and do not agree with p. kLanes share a row: 8 where C is row-major, 1 where its
-// columns are contiguous.
+// Lists the rows of a C that is there already and do not agree with p. kLanes share a row: 8 where C is row-major, 1
+// where its columns are contiguous.
 template <typename T, typename Sum, int kLanes>
-__global__ void __launch_bounds__(kRowThreads)
-    compare(Matrix<const T> C, long long m, long long w, const Sum* sums, double half_step, RowBounds bounds,
-            Suspects suspects) {
+__global__ void __launch_bounds__(kRowThreads) compare(Matrix<const T> C, long long m, long long w, const Sum* sums,
+                                                       double half_step, RowBounds bounds, FlaggedRows suspects) {
   const int lane = threadIdx.x % kLanes;
   const long long rows = (long long)gridDim.x * (kRowThreads / kLanes);
   const long long begin = ((long long)blockIdx.x * kRowThreads + threadIdx.x) / kLanes;

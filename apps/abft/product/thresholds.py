@@ -198,7 +198,7 @@ def _bounds(
     **of_element: float,
 ) -> Bounds:
     summed = _summed(dtype)
-    halves = dtype in _HALF_SUBNORMAL
+    is_half = dtype in _HALF_SUBNORMAL
     given = {"magnitude": 0.0, "spread": 0.0, "absolute": 0.0, "lost": element_error(k, dtype)} | of_element
     # What products lose that fall below the normal numbers, and what the exact element itself is off by.
     given["absolute"] += k * _lost_of_product(dtype, flushes=flushes)
@@ -206,7 +206,7 @@ def _bounds(
     return Bounds(
         row=row,
         row_absolute=row_absolute,
-        rounding=UNIT[dtype] if halves else 0.0,
+        rounding=UNIT[dtype] if is_half else 0.0,
         rounding_absolute=_HALF_SUBNORMAL.get(dtype, 0.0),
         predicted=predicted,
         walk=walk,

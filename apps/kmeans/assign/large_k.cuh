@@ -1,22 +1,24 @@
-// The nearest of many centres: what small_k.cuh does, where the centres stream by kColumns at a time (gemm_wgmma_streamed.cuh).
+// The nearest of many centers: what small_k.cuh does, where the centers stream by kColumns at a time
+// (gemm_wgmma_streamed.cuh).
 //
-// The bound is that of small_k.cuh, and γ H more, as the tensor cores add to −‖c‖²/2 (2.1 γ H + 1.1 γ C norm, where they add to
-// a level too), and 2⁻³² (core_matrix_layout.cuh): a centre can be the nearest only if its score is above the best one less 2 E. While
-// centres stream by, the best score so far is known, and centres near it are *candidates* so far. A lane has a quarter of a
-// row's scores; it keeps its candidates of the last few units, of 128 centres at most, that had any, as a mask of 32 bits
-// each, with the best score as it then was: they are candidates still if that is within 2 E of the best of all.
+// The bound is that of small_k.cuh, and γ H more, as the tensor cores add to −‖c‖²/2 (2.1 γ H + 1.1 γ C norm, where
+// they add to a level too), and 2⁻³² (core_matrix_layout.cuh): a center can be the nearest only if its score is above
+// the best one less 2 E. While centers stream by, the best score so far is known, and centers near it are *candidates*
+// so far. A lane has a quarter of a row's scores; it keeps its candidates of the last few units, of 128 centers at
+// most, that had any, as a mask of 32 bits each, with the best score as it then was: they are candidates still if that
+// is within 2 E of the best of all.
 //
-// Why it is fast: of most scores nothing but half a maximum; −‖c‖²/2 and the level are where the products begin. Only where a
-// warp meets a score near its row's best so far are two more instructions spent on each, which count candidates in the
-// mantissa of a float; the more tiles, the less often. What can be done side by side is: beside the tensor cores, which take
-// half of what registers can give, an instruction is slow.
+// Why it is fast: of most scores nothing but half a maximum; −‖c‖²/2 and the level are where the products begin. Only
+// where a warp meets a score near its row's best so far are two more instructions spent on each, which count candidates
+// in the mantissa of a float; the more tiles, the less often. What can be done side by side is: beside the tensor
+// cores, which take half of what registers can give, an instruction is slow.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
 
 namespace kmeans {
 
 // A row whose label changes.
-struct alignas(16) Change {
+struct alignas(16) Reassignment {
   unsigned row;
   int from, to, padding;
 };
@@ -24,10 +26,10 @@ struct alignas(16) Change {
 // As kLarge in small_k.cuh, 2⁹⁶: scores with their level are below 2³¹, and 2⁻⁵⁶ apart or more, or the same.
 constexpr float kSteep = 7.9228163e28f;
 
-// A row that is to be decided between some candidates: of all centres, if `count` is 0.
-constexpr int kCandidates = 11, kMostCentres = 1 << 16;
-constexpr int kMore = kMostCentres;  // candidates that were dropped
-struct alignas(32) Undecided {
+// A row that is to be decided between some candidates: of all centers, if `count` is 0.
+constexpr int kCandidates = 11, kMostCenters = 1 << 16;
+constexpr int kMore = kMostCenters;  // candidates that were dropped
+struct alignas(32) AmbiguousLargeK {
   unsigned row;
   int label;
   unsigned short count, candidates[kCandidates];
@@ -35,21 +37,21 @@ struct alignas(32) Undecided {
 
 // How many of each a list has.
 struct Lengths {
-  unsigned changes, undecided;
+  unsigned changes, ambiguous;
 };
 
-// kColumns: centres of a tile. kKept: units of which a lane keeps candidates, for want of registers.
-// kLevelled: whether scores, which norms have to bound, are made to be above zero, by what is added to all of a row: they are
-// then in order as integers too, of which the largest of three is found by one instruction.
+// kColumns: centers of a tile. kKept: units of which a lane keeps candidates, for want of registers. kLevelled: whether
+// scores, which norms have to bound, are made to be above zero, by what is added to all of a row: they are then in
+// order as integers too, of which the largest of three is found by one instruction.
 template <int kColumns, int kKept, bool kLevelled>
-struct NearestOfMany {
+struct StreamedArgminEpilogue {
   static constexpr bool kLevels = kLevelled;
 
-  const Extremes* extremes;
+  const CenterStats* center_stats;
   const float* norms;
   const int* labels;
-  Change* changes;  // block b's from b · capacity on, and likewise
-  Undecided* undecided;
+  Reassignment* changes;  // block b's from b · capacity on, and likewise
+  AmbiguousLargeK* ambiguous;
   Lengths* lengths;  // of every block's
   const int* stopped;
   long long capacity;
@@ -65,11 +67,11 @@ struct NearestOfMany {
   static constexpr int kFragments = kColumns / 8, kUnits = (kFragments + 15) / 16;
   static constexpr int kOfUnit = (kFragments + kUnits - 1) / kUnits;
 
-  // Some candidates: bit 2·j + i of the mask is column 8·j + 2·(lane % 4) + i of a unit. Which one is in the last bits of the
-  // best score as it then was, which is rounded up before.
+  // Some candidates: bit 2·j + i of the mask is column 8·j + 2·(lane % 4) + i of a unit. Which one is in the last bits
+  // of the best score as it then was, which is rounded up before.
   static constexpr unsigned numbers() {
     unsigned numbers = 1;
-    while (numbers < (kMostCentres + kColumns - 1) / kColumns * kUnits) numbers *= 2;
+    while (numbers < (kMostCenters + kColumns - 1) / kColumns * kUnits) numbers *= 2;
     return numbers;
   }
   static constexpr unsigned kNumbers = numbers();
@@ -82,7 +84,8 @@ struct NearestOfMany {
 
   // Of rows g and g + 8 of this warp's 16; the best is the same in the four lanes of a row.
   struct Rows {
-    float best[2], twice_error[2], lost[2];  // the last: the best as it was when candidates were dropped for want of room
+    // The last: the best as it was when candidates were dropped for want of room.
+    float best[2], twice_error[2], lost[2];
     int label[2];
     bool within[2];
     Found found[2][kKept];  // latest first
@@ -108,7 +111,7 @@ struct NearestOfMany {
   }
 
   __device__ __forceinline__ void begin(Rows& rows, const Fetched& fetched, float (&levels)[2]) const {
-    const Extremes most = *extremes;
+    const CenterStats most = *center_stats;
     // What the tensor cores add to −‖c‖²/2, and to the level, of 1.1 (C norm + H) at most.
     const float of_sums = tensor_error + 1.0f / (1 << 22), of_level = kLevelled ? 1.1f * of_sums : 0.0f;
     const Bound bound = bound_of(most, tensor_error, rounding, of_sums + of_level);
@@ -116,7 +119,7 @@ struct NearestOfMany {
     for (int r = 0; r < 2; ++r) {
       const float norm = fetched.norm[r];
       rows.twice_error[r] = 2.0002f * (norm * (bound.of_norm + of_level * most.norm) + bound.always + 2.5e-10f);
-      rows.within[r] = norm <= most.reach;
+      rows.within[r] = norm <= most.norm_limit;
       rows.label[r] = fetched.label[r];
       rows.best[r] = rows.lost[r] = -kInfinity;
 #pragma unroll
@@ -154,7 +157,8 @@ struct NearestOfMany {
   __device__ __forceinline__ void end(Rows& rows, long long first) const {
     const int lane = threadIdx.x % 4;
     const unsigned row = (unsigned)row_of(first, 0);
-    // The label that is new, negative if none is; candidates of a row that is undecided, or none; and those in lanes before.
+    // The label that is new, negative if none is; candidates of a row that is undecided, or none; and those in lanes
+    // before.
     int to[2], count[2], at[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -165,7 +169,7 @@ struct NearestOfMany {
         Found& found = rows.found[r][i];
         if (!(found.best() > least)) found.mask = 0;
         mine += __popc(found.mask);
-        one = found.mask ? centre(found) : one;
+        one = found.mask ? center(found) : one;
       }
       // How many there are in the row's lanes, in those before this one, and whether there were more.
       int all = mine + (rows.lost[r] > least ? kMore : 0);
@@ -174,9 +178,9 @@ struct NearestOfMany {
       const int others = simt::shuffle_xor(all, 2);
       at[r] = (lane % 2 ? neighbour : 0) + (lane / 2 ? others : 0);
       all = rows.within[r] ? all + others : kMore;
-      const bool present = row + 8 * r < n, decided = all == 1;
-      to[r] = present && decided && mine == 1 && one != rows.label[r] ? one : -1;
-      count[r] = present && !decided ? all : 1;
+      const bool present = row + 8 * r < n, certified = all == 1;
+      to[r] = present && certified && mine == 1 && one != rows.label[r] ? one : -1;
+      count[r] = present && !certified ? all : 1;
     }
     if (!__any_sync(simt::every_lane, (to[0] & to[1]) >= 0 || count[0] != 1 || count[1] != 1)) return;
     unsigned place[2];
@@ -185,18 +189,18 @@ struct NearestOfMany {
     for (int r = 0; r < 2; ++r) {
       if (to[r] >= 0) changes[blockIdx.x * capacity + place[r]] = {row + 8 * r, rows.label[r], to[r], 0};
     }
-    places_of(lane == 0 && count[0] != 1, lane == 0 && count[1] != 1, &here()->undecided, place);
+    places_of(lane == 0 && count[0] != 1, lane == 0 && count[1] != 1, &here()->ambiguous, place);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const unsigned own = simt::shuffle(place[r], (int)(threadIdx.x & 28));
       if (count[r] == 1) continue;
       const bool known = 0 < count[r] && count[r] <= kCandidates;
-      Undecided& entry = undecided[blockIdx.x * capacity + own];
+      AmbiguousLargeK& entry = ambiguous[blockIdx.x * capacity + own];
       if (lane == 0) entry.row = row + 8 * r, entry.label = rows.label[r], entry.count = known ? count[r] : 0;
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {
         Found& found = rows.found[r][i];
-        for (; known && found.mask; found.mask &= found.mask - 1) entry.candidates[at[r]++] = centre(found);
+        for (; known && found.mask; found.mask &= found.mask - 1) entry.candidates[at[r]++] = center(found);
       }
     }
   }
@@ -213,7 +217,7 @@ struct NearestOfMany {
   }
 
   // The first of some candidates of this lane.
-  static __device__ __forceinline__ int centre(const Found& found) {
+  static __device__ __forceinline__ int center(const Found& found) {
     const int bit = __ffs(found.mask) - 1;
     const int fragment = found.unit() % kUnits * kOfUnit + bit / 2;
     return found.unit() / kUnits * kColumns + fragment * 8 + (int)threadIdx.x % 4 * 2 + bit % 2;
@@ -246,8 +250,8 @@ struct NearestOfMany {
   static __device__ __forceinline__ int larger(int a, int b) { return b > a ? b : a; }
   static __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
 
-  // As in small_k.cuh: a bit for each score of a unit above a threshold, of which this is the opposite times kSteep. In parts of
-  // eight bits, for one waits for the other.
+  // As in small_k.cuh: a bit for each score of a unit above a threshold, of which this is the opposite times kSteep. In
+  // parts of eight bits, for one waits for the other.
   static __device__ __forceinline__ unsigned candidates(const float (&scores)[kFragments][4], int r, int unit,
                                                         float threshold) {
     constexpr float kNoBits = 1 << 23;

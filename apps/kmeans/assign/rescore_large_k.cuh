@@ -1,14 +1,14 @@
 // The rows that `large_k.cuh` could not decide, as rescore.cuh does it: what changes joins the list of changes.
 //
-// A warp takes a row with candidates; a row that has to be compared with all centres, the whole block, by what its
-// multiprocessor can read of the centres.
+// A warp takes a row with candidates; a row that has to be compared with all centers, the whole block, by what its
+// multiprocessor can read of the centers.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/assign/large_k.cuh"
 
 namespace kmeans {
 
-constexpr int kDecideThreads = 256;
+constexpr int kRescoreThreads = 256;
 
 // What each of some warps has, put together for all threads of the block.
 template <int kWarps, typename Found, typename Take>
@@ -22,52 +22,51 @@ __device__ __forceinline__ Found of_all_warps(const Found& mine, Take take) {
   return all;
 }
 
-// The nearest of all centres, by a block of kWarps warps.
+// The nearest of all centers, by a block of kWarps warps.
 template <int kWarps, typename T, typename Work>
 __device__ __forceinline__ int nearest_of_all(const Rows<T, Work>& rows, const Work* centers, int k, long long row) {
-  // Calls `take` with the distances of this warp's, and what centres they are.
+  // Calls `take` with the distances of this warp's, and what centers they are.
   auto each = [&](auto zero, auto take) {
-    constexpr int kCentres = sizeof(zero) == sizeof(float) ? 4 : 2;
-    for (int first = threadIdx.x / 32; first < k; first += kCentres * kWarps) {
-      int which[kCentres];
-      decltype(zero) squares[kCentres];
+    constexpr int kCenters = sizeof(zero) == sizeof(float) ? 4 : 2;
+    for (int first = threadIdx.x / 32; first < k; first += kCenters * kWarps) {
+      int which[kCenters];
+      decltype(zero) squares[kCenters];
 #pragma unroll
-      for (int c = 0; c < kCentres; ++c) which[c] = first + c * kWarps < k ? first + c * kWarps : first;
+      for (int c = 0; c < kCenters; ++c) which[c] = first + c * kWarps < k ? first + c * kWarps : first;
       square_distances(rows, centers, row, which, squares);
 #pragma unroll
-      for (int c = 0; c < kCentres; ++c) {
+      for (int c = 0; c < kCenters; ++c) {
         if (first + c * kWarps < k) take(squares[c], which[c]);
       }
     }
   };
   if constexpr (sizeof(Work) == sizeof(float)) {
     Surely mine;
-    each(0.0f, [&](float square, int centre) { mine.take(square, centre); });
+    each(0.0f, [&](float square, int center) { mine.take(square, center); });
     const auto all = of_all_warps<kWarps>(mine, [](Surely& to, const Surely& other) {
-      to.take(other.best, other.centre);
+      to.take(other.best, other.center);
       to.next = fminf(to.next, other.next);
     });
-    if (all.is_so(rows.d)) return all.centre;
+    if (all.is_so(rows.d)) return all.center;
   }
   Distant mine = {kInfinity, 0};
-  each(0.0, [&](double square, int centre) { mine.take({square, centre}); });
-  return of_all_warps<kWarps>(mine, [](Distant& to, const Distant& other) { to.take(other); }).centre;
+  each(0.0, [&](double square, int center) { mine.take({square, center}); });
+  return of_all_warps<kWarps>(mine, [](Distant& to, const Distant& other) { to.take(other); }).center;
 }
 
 // Block (x, y): part y of list x.
 template <typename T, typename Work>
-__global__ void __launch_bounds__(kDecideThreads, 3) decide_of_many(const Rows<T, Work> rows, const Work* centers, int k,
-                                                                  Change* changes, const Undecided* undecided,
-                                                                  Lengths* lengths, long long capacity,
-                                                                  const int* stopped) {
-  ptx::after_previous();
+__global__ void __launch_bounds__(kRescoreThreads, 3)
+    rescore_large_k(const Rows<T, Work> rows, const Work* centers, int k, Reassignment* changes,
+                    const AmbiguousLargeK* ambiguous, Lengths* lengths, long long capacity, const int* stopped) {
+  ptx::griddepcontrol_wait();
   if (*stopped) return;
-  constexpr int kWarps = kDecideThreads / 32;
-  const unsigned count = lengths[blockIdx.x].undecided, share = (count + gridDim.y - 1) / gridDim.y;
+  constexpr int kWarps = kRescoreThreads / 32;
+  const unsigned count = lengths[blockIdx.x].ambiguous, share = (count + gridDim.y - 1) / gridDim.y;
   const unsigned first = blockIdx.y * share, last = first + share < count ? first + share : count;
-  const Undecided* list = undecided + blockIdx.x * capacity;
+  const AmbiguousLargeK* list = ambiguous + blockIdx.x * capacity;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  auto append = [&](bool wanted, const Change& change) {
+  auto append = [&](bool wanted, const Reassignment& change) {
     const unsigned all = __ballot_sync(simt::every_lane, wanted);
     unsigned place = 0;
     if (lane == 0 && all) place = atomicAdd(&lengths[blockIdx.x].changes, (unsigned)__popc(all));
@@ -75,9 +74,9 @@ __global__ void __launch_bounds__(kDecideThreads, 3) decide_of_many(const Rows<T
     if (wanted) changes[blockIdx.x * capacity + place] = change;
   };
   for (unsigned begin = first + warp; begin < last; begin += 32 * kWarps) {
-    Change mine = {};
+    Reassignment mine = {};
     for (int i = 0; i < 32 && begin + i * kWarps < last; ++i) {
-      const Undecided& entry = list[begin + i * kWarps];
+      const AmbiguousLargeK& entry = list[begin + i * kWarps];
       const int to = nearest_of(rows, centers, entry.row, entry.label, [&](auto take) {
         for (int j = 0; j < entry.count; j += 2) {
           take(entry.candidates[j], entry.candidates[j + 1 < entry.count ? j + 1 : j]);
@@ -90,7 +89,7 @@ __global__ void __launch_bounds__(kDecideThreads, 3) decide_of_many(const Rows<T
   for (unsigned begin = first; begin < last; begin += 32) {
     unsigned waiting = __ballot_sync(simt::every_lane, begin + lane < last && list[begin + lane].count == 0);
     for (; waiting; waiting &= waiting - 1) {
-      const Undecided& entry = list[begin + __ffs(waiting) - 1];
+      const AmbiguousLargeK& entry = list[begin + __ffs(waiting) - 1];
       const int to = nearest_of_all<kWarps>(rows, centers, k, entry.row);
       if (warp == 0) append(lane == 0 && to != entry.label, {entry.row, entry.label, to, 0});
     }

@@ -27,11 +27,11 @@ class BatchedClustering:
     Attributes
     ----------
     labels : array of shape (b, n), int32
-        The index of the nearest final centre of the sample's own problem, the lowest on a tie.
+        The index of the nearest final center of the sample's own problem, the lowest on a tie.
     centers : array of shape (b, k, d)
         float32 for float32 data, and on a GPU for float16 and bfloat16; else float64.
     inertia : array of shape (b,), float64
-        Σ ‖x − c‖² over the samples of a problem and their centres.
+        Σ ‖x − c‖² over the samples of a problem and their centers.
     n_iter : array of shape (b,), int32
         Iterations of every problem.
     """
@@ -77,11 +77,11 @@ def kmeans_batched(
     n_clusters : int
         The number k of clusters of each problem, at most n.
     init : {"k-means++", "random"} or array of shape (b, k, d), default="k-means++"
-        The first centres of every problem; see `TSKMeans`.
+        The first centers of every problem; see `TSKMeans`.
     max_iter : int, default=300
         Iterations of a problem at most.
     tol : float, default=1e-4
-        A problem has converged when its centres move less than this in all (squared, relative to the mean variance of
+        A problem has converged when its centers move less than this in all (squared, relative to the mean variance of
         its features), or when none of its labels changes.
     random_state : int, RandomState or None, default=None
     device : {"auto", "cpu", "cuda", "cuda:i"}, default="auto"
@@ -103,12 +103,12 @@ def kmeans_batched(
     -----
     On a GPU the kernels serve float32, float16 and bfloat16 of up to a few hundred features (what a block's shared
     memory holds: 432 on an H200 from 65 clusters on); all else goes to `TSKMeans` there, problem by problem. Labels are
-    the float64 arg-min of float32 centres, proved from a float16 copy or decided in float64; sums are integers: the
+    the float64 arg-min of float32 centers, proved from a float16 copy or decided in float64; sums are integers: the
     same bits come out on every run and for any number of problems. X in host memory goes to the GPU in as many parts as
     it takes.
 
     A GPU makes the same random draws as the CPU. Where scikit-learn's own float32 rounding decides, it may find another
-    clustering: on samples as far from one centre as from another, and where a draw of k-means++ falls between two
+    clustering: on samples as far from one center as from another, and where a draw of k-means++ falls between two
     samples, which is to be expected of many samples and clusters (n·k of more than about 10⁵).
 
     Examples
@@ -164,7 +164,7 @@ def _check_parameters(n_clusters: int, n: int, max_iter: int, tol: float) -> Non
 
 
 def _first_centers(init: Any, shape: tuple[int, int, int]) -> Any:
-    """Return `init` if it is a name, else the array of centres that it is."""
+    """Return `init` if it is a name, else the array of centers that it is."""
     if isinstance(init, str):
         if init not in _INITS:
             raise ValueError(f"init must be one of {', '.join(map(repr, _INITS))} or an array, got {init!r}")

@@ -1,24 +1,25 @@
-// The nearest centre of every row of many problems, and the list of rows whose label changed.
+// The nearest center of every row of many problems, and the list of rows whose label changed.
 //
 //   shadow (b × n × padded, float16)  ·  halves (b × columns × padded)ᵀ  →  labels (b × n), changes
 //
 //            a block: 128 rows of a problem               a warp: 32 rows
 //     ┌─────────────── padded ───────────────┐      ┌────────────── kWidth ───────────────┐
-//     │ rows, in shared memory for as long   │  ×   │ a chunk of centres, in shared       │ → scores in registers
+//     │ rows, in shared memory for as long   │  ×   │ a chunk of centers, in shared       │ → scores in registers
 //     │ as the block runs                    │      │ memory; the next is on its way      │
 //     └──────────────────────────────────────┘      └─────────────────────────────────────┘
 //
-// A score is x̂·ĉ − ‖c‖²/2, known to ± E (assign/small_k.cuh has why):  E = norm·(2⁻¹² C + δ + γ(C + δ)) + (γ + 2⁻²¹) H, as sums
-// begin at −‖c‖²/2. The nearest centre is among those above the best score less 2E: the row's candidates. Of each row four
-// chunks with candidates are kept, 16 bits in each of four lanes; a chunk whose best lies 2E above all before drops them,
-// one 2E below is dropped. A row with one candidate is decided; of one with several, the candidates' distances are compared
-// in float64 from X, ties to the lowest index; of one with candidates in five chunks, or whose E is no number, all centres'
-// are. That takes a warp longer than all its products, so that it must be rare (docs/notes/lloyd.md).
+// A score is x̂·ĉ − ‖c‖²/2, known to ± E (assign/small_k.cuh has why):  E = norm·(2⁻¹² C + δ + γ(C + δ)) + (γ + 2⁻²¹)
+// H, as sums begin at −‖c‖²/2. The nearest center is among those above the best score less 2E: the row's candidates. Of
+// each row four chunks with candidates are kept, 16 bits in each of four lanes; a chunk whose best lies 2E above all
+// before drops them, one 2E below is dropped. A row with one candidate is decided; of one with several, the candidates'
+// distances are compared in float64 from X, ties to the lowest index; of one with candidates in five chunks, or whose E
+// is no number, all centers' are. That takes a warp longer than all its products, so that it must be rare
+// (docs/notes/lloyd.md).
 //
-// Why it is fast: of a score, d/16 · 1/128 mma of a warp and a maximum; a comparison and a bit in chunks whose best is near
-// the row's. At d = 128 a warp's 32 rows by 64 centres are some 800 instructions: 176 of the products, 300 of the scores, 100
-// that begin the sums, 110 that copy the next chunk. FMA in float32 would be 8,192. Per 16-deep step a warp asks for
-// 2 + kWidth / 16 matrices of shared memory for kWidth / 4 mma.
+// Why it is fast: of a score, d/16 · 1/128 mma of a warp and a maximum; a comparison and a bit in chunks whose best is
+// near the row's. At d = 128 a warp's 32 rows by 64 centers are some 800 instructions: 176 of the products, 300 of the
+// scores, 100 that begin the sums, 110 that copy the next chunk. FMA in float32 would be 8,192. Per 16-deep step a warp
+// asks for 2 + kWidth / 16 matrices of shared memory for kWidth / 4 mma.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 
@@ -26,8 +27,8 @@ namespace batched {
 
 constexpr int kTileRows = 128, kAssignThreads = 128;
 
-// Copies `count` rows of the shadow's kind to shared memory, padded + 8 apart; those from `present` on are zeros. Quads of
-// eight lie in a row one after the other, in shared memory with one between rows.
+// Copies `count` rows of the shadow's kind to shared memory, padded + 8 apart; those from `present` on are zeros. Quads
+// of eight lie in a row one after the other, in shared memory with one between rows.
 template <bool kAllPresent>
 __device__ __forceinline__ void copy_rows(ptx::Half* to, const ptx::Half* from, int count, int present, int padded) {
   const int quads = padded / 8, down = kAssignThreads / quads, right = kAssignThreads % quads;
@@ -45,10 +46,10 @@ __device__ __forceinline__ void copy_rows(ptx::Half* to, const ptx::Half* from, 
   }
 }
 
-// Centres that a row is compared with together, where it is compared with all.
+// Centers that a row is compared with together, where it is compared with all.
 constexpr int kOfAll = 8;
 
-// The nearest of some centres to a row, by a warp.
+// The nearest of some centers to a row, by a warp.
 template <typename T>
 struct Nearest {
   const Batch<T>& batch;
@@ -62,7 +63,7 @@ struct Nearest {
   __device__ __forceinline__ void consider(const int (&some)[kTogether]) {
     double sums[kTogether] = {};
     for (int j = threadIdx.x % 32; j < batch.d; j += 32) {
-      const double value = batch.centred(x[j], mean[j]);
+      const double value = batch.centered(x[j], mean[j]);
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         const double delta = value - (double)centers[(long long)some[i] * batch.d + j];
@@ -80,11 +81,12 @@ struct Nearest {
   }
 };
 
-// Chunks with candidates that are kept of a row beside the first; and what says that there are more, or that none is known.
+// Chunks with candidates that are kept of a row beside the first; and what says that there are more, or that none is
+// known.
 constexpr int kFurther = 3, kTooMany = kFurther + 1;
 
-// What is known of one row: its best score, and by the lane the candidates among the lane's columns, in the upper half the
-// chunk's number from 1 on; of chunks but the first they are in shared memory, as few rows have such.
+// What is known of one row: its best score, and by the lane the candidates among the lane's columns, in the upper half
+// the chunk's number from 1 on; of chunks but the first they are in shared memory, as few rows have such.
 struct Known {
   float best;
   unsigned first;
@@ -93,15 +95,15 @@ struct Known {
 
 // The candidates of a chunk from this lane's scores of a row, bit 2·j + i for column 8·j + 2·t + i.
 template <int kBlocks>
-__device__ __forceinline__ void look(const float (&d)[kBlocks][4], int half, float margin, int chunk, Known& known,
+__device__ __forceinline__ void look(const float (&d)[kBlocks][4], int half, float error_bound, int chunk, Known& known,
                                      unsigned* further) {
   float best = -kInfinity;
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) best = fmaxf(best, fmaxf(d[j][2 * half], d[j][2 * half + 1]));
   best = fmaxf(best, simt::shuffle_xor(best, 1));
   best = fmaxf(best, simt::shuffle_xor(best, 2));
-  if (!(best >= known.best - margin)) return;
-  const float least = best - margin;
+  if (!(best >= known.best - error_bound)) return;
+  const float least = best - error_bound;
   unsigned bits = (unsigned)(chunk + 1) << 16;
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j)
@@ -131,43 +133,45 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
   unsigned* lists = simt::dynamic_shared<unsigned>();
   float* offsets = reinterpret_cast<float*>(lists + kFurther * 4 * kAssignThreads);  // of the chunks that are there
   ptx::Half* rows = reinterpret_cast<ptx::Half*>(offsets + 2 * kWidth);
-  ptx::Half* rings = rows + kTileRows * stride;
-  const ptx::Half* halves = batch.halves + (long long)problem * batch.columns * padded;
-  copy_rows<false>(rows, batch.shadow + from * padded, kTileRows, present, padded);
-  copy_rows<true>(rings, halves, kWidth, kWidth, padded);
+  ptx::Half* buffers = rows + kTileRows * stride;
+  const ptx::Half* centers_half = batch.centers_half + (long long)problem * batch.columns * padded;
+  copy_rows<false>(rows, batch.half_copy + from * padded, kTileRows, present, padded);
+  copy_rows<true>(buffers, centers_half, kWidth, kWidth, padded);
   const float* half_squares = batch.half_squares + (long long)problem * batch.columns + 4 * threadIdx.x;
   if (threadIdx.x < kWidth / 4) ptx::cp_async<16>(offsets + 4 * threadIdx.x, half_squares);
   ptx::cp_async_commit();
 
-  const Extremes most = batch.extremes[problem];
-  const float a_norm = most.norm * (1.0f / 4096 + 1.0f / (1 << 21)) + most.lost + batch.tensor_error * (most.norm + most.lost);
+  const CenterStats most = batch.center_stats[problem];
+  const float a_norm =
+      most.norm * (1.0f / 4096 + 1.0f / (1 << 21)) + most.lost + batch.tensor_error * (most.norm + most.lost);
   const float always = most.half_square * (batch.tensor_error + 1.0f / (1 << 21)) + 1e-18f;
   // Row r of a lane's four is 16·(r / 2) + 8·(r % 2) + g of its warp's.
   Known known[4];
-  float margin[4];
+  float error_bound[4];
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
     const int row = 32 * warp + 16 * (r / 2) + 8 * (r % 2) + g;
     const float norm = row < present ? batch.norms[from + row] : 0.0f;
-    margin[r] = norm <= most.reach ? 2.0002f * (norm * a_norm + always) : kInfinity;
-    known[r] = {-kInfinity, 0, margin[r] < kInfinity ? 0 : kTooMany};
+    error_bound[r] = norm <= most.norm_limit ? 2.0002f * (norm * a_norm + always) : kInfinity;
+    known[r] = {-kInfinity, 0, error_bound[r] < kInfinity ? 0 : kTooMany};
   }
   const ptx::Half* mine = rows + (32 * warp + lane % 16) * stride + lane / 16 * 8;
   for (int chunk = 0; chunk < chunks; ++chunk) {
     ptx::cp_async_wait<0>();
     __syncthreads();  // the chunk is here, and nobody reads the one before
     if (chunk + 1 < chunks) {
-      halves += kWidth * padded;
-      copy_rows<true>(rings + (chunk + 1) % 2 * kWidth * stride, halves, kWidth, kWidth, padded);
+      centers_half += kWidth * padded;
+      copy_rows<true>(buffers + (chunk + 1) % 2 * kWidth * stride, centers_half, kWidth, kWidth, padded);
       half_squares += kWidth;
-      if (threadIdx.x < kWidth / 4) ptx::cp_async<16>(offsets + (chunk + 1) % 2 * kWidth + 4 * threadIdx.x, half_squares);
+      if (threadIdx.x < kWidth / 4)
+        ptx::cp_async<16>(offsets + (chunk + 1) % 2 * kWidth + 4 * threadIdx.x, half_squares);
       ptx::cp_async_commit();
     }
     // One address for each matrix that is asked for, which go down the rows together.
     const ptx::Half *a_at[2] = {mine, mine + 16 * stride}, *b_at[kBlocks / 2];
 #pragma unroll
     for (int j = 0; j < kBlocks / 2; ++j) {
-      b_at[j] = rings + (chunk % 2 * kWidth + 16 * j + lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8;
+      b_at[j] = buffers + (chunk % 2 * kWidth + 16 * j + lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8;
     }
     const float* offset = offsets + chunk % 2 * kWidth + 2 * t;
     float d[2][kBlocks][4];
@@ -201,7 +205,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
     }
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      look(d[r / 2], r % 2, margin[r], chunk, known[r], lists + r * kAssignThreads + threadIdx.x);
+      look(d[r / 2], r % 2, error_bound[r], chunk, known[r], lists + r * kAssignThreads + threadIdx.x);
     }
   }
   simt::sync_warp();  // a warp reads the lists of its own lanes
@@ -209,28 +213,28 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
   // Lane (g, t) answers for row t of its four.
   const int own = 32 * warp + 16 * (t / 2) + 8 * (t % 2) + g;
   int label = 0;
-  bool decided = true;
+  bool certified = true;
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
     const unsigned bits = known[r].first & 0xffff;
-    int found = __popc(bits), centre = 0;
+    int found = __popc(bits), center = 0;
     if (bits) {
       const int bit = __ffs(bits) - 1;
-      centre = (int)((known[r].first >> 16) - 1) * kWidth + bit / 2 * 8 + 2 * t + bit % 2;
+      center = (int)((known[r].first >> 16) - 1) * kWidth + bit / 2 * 8 + 2 * t + bit % 2;
     }
 #pragma unroll
     for (int other = 1; other < 4; other *= 2) {
       found += simt::shuffle_xor(found, other);
-      centre += simt::shuffle_xor(centre, other);
+      center += simt::shuffle_xor(center, other);
     }
     if (r == t) {
-      label = centre;
-      decided = found == 1 && known[r].further == 0;
+      label = center;
+      certified = found == 1 && known[r].further == 0;
     }
   }
   const float* centers = batch.centers + (long long)problem * batch.k * batch.d;
   const float* mean = batch.means + (long long)problem * batch.d;
-  unsigned waiting = __ballot_sync(simt::every_lane, own < present && !decided);
+  unsigned waiting = __ballot_sync(simt::every_lane, own < present && !certified);
   for (; waiting; waiting &= waiting - 1) {
     const int one = __ffs(waiting) - 1, r = one % 4;
     unsigned first = 0;
@@ -243,10 +247,10 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
     const int row = 32 * warp + 16 * (r / 2) + 8 * (r % 2) + one / 4;
     Nearest<T> nearest{batch, batch.X + (from + row) * batch.d, mean, centers, kInfinity, 0};
     if (further == kTooMany) {
-      for (int centre = 0; centre < batch.k; centre += kOfAll) {
+      for (int center = 0; center < batch.k; center += kOfAll) {
         int some[kOfAll];
 #pragma unroll
-        for (int i = 0; i < kOfAll; ++i) some[i] = centre + i < batch.k ? centre + i : batch.k - 1;
+        for (int i = 0; i < kOfAll; ++i) some[i] = center + i < batch.k ? center + i : batch.k - 1;
         nearest.consider(some);
       }
     } else {
@@ -257,10 +261,10 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
                                         : lists[(part / 4 * 4 - 4 + r) * kAssignThreads + 32 * warp + source];
         for (unsigned bits = entry & 0xffff; bits; bits &= bits - 1) {
           const int bit = __ffs(bits) - 1;
-          const int centre = (int)((entry >> 16) - 1) * kWidth + bit / 2 * 8 + 2 * (part % 4) + bit % 2;
-          if (centre >= batch.k) continue;
-          if (waits >= 0) nearest.consider({waits, centre});
-          waits = waits < 0 ? centre : -1;
+          const int center = (int)((entry >> 16) - 1) * kWidth + bit / 2 * 8 + 2 * (part % 4) + bit % 2;
+          if (center >= batch.k) continue;
+          if (waits >= 0) nearest.consider({waits, center});
+          waits = waits < 0 ? center : -1;
         }
       }
       if (waits >= 0) nearest.consider({waits, waits});

@@ -91,7 +91,7 @@ def fit_on_gpu(
             elif init == "random":
                 batch.start_at_random(random_states(seeds[part]))
             else:
-                batch.start_at_seeds(random_states(seeds[part]))
+                batch.start_at_plusplus(random_states(seeds[part]))
             batch.iterate()
             batch.warn_of_lost_clusters()
             found.append((batch.labels, batch.final_centers(), batch.inertias(), batch.arrays["iterations"]))

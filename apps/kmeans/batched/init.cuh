@@ -1,16 +1,17 @@
-// The first centres of many problems by greedy k-means++, with scikit-learn's draws; and the inertia of their clusterings.
+// The first centers of many problems by greedy k-means++, with scikit-learn's draws; and the inertia of their
+// clusterings.
 //
-//   draw_candidates       of step s: the best of the candidates before is centre s − 1; new ones are drawn, where
+//   sample_candidates       of step s: the best of the candidates before is center s − 1; new ones are drawn, where
 //                         uniform · potential falls in the running sum of the squared distances
 //   candidate_distances   ‖x − candidate‖² or the least distance before, whichever is less, and its sums over the rows
-//   inertias              Σ ‖x − c‖² of the rows and their own centres
+//   inertias              Σ ‖x − c‖² of the rows and their own centers
 //
-// Distances are summed in double and rounded to float, and the running sum is added up in float in the order of the rows, as
-// scikit-learn has both: which row a number falls on depends on the running sum's last bits.
+// Distances are summed in double and rounded to float, and the running sum is added up in float in the order of the
+// rows, as scikit-learn has both: which row a number falls on depends on the running sum's last bits.
 //
-// Why it is fast: two launches a step for all problems. The running sum is n additions one after the other, by one warp a
-// problem: 4 cycles each, 0.18 ms for 75,000 rows, as long as reading 6 rows of 128 features a problem for each of 132
-// problems takes. Distances: 4 lanes a row, 2·d double-precision instructions a candidate, 14·10¹² a second.
+// Why it is fast: two launches a step for all problems. The running sum is n additions one after the other, by one warp
+// a problem: 4 cycles each, 0.18 ms for 75,000 rows, as long as reading 6 rows of 128 features a problem for each of
+// 132 problems takes. Distances: 4 lanes a row, 2·d double-precision instructions a candidate, 14·10¹² a second.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 
@@ -20,7 +21,7 @@ constexpr int kSeedThreads = 256, kSeedRows = 512, kMostTrials = 16;
 // Candidates that are compared with a row at a time.
 constexpr int kCandidates = 8;
 
-struct Seeding {
+struct PlusPlusArgs {
   const double* uniforms;  // b × (k − 1) × trials
   unsigned* candidates;    // b × trials: rows
   float* distances;        // 2 × b × trials × n: of a step, and of the one before
@@ -37,39 +38,41 @@ struct Seeding {
 
 // Block (0, problem), before step `step` (from 1 on); at step 1 there is one candidate, at step k none is drawn.
 template <typename T>
-__global__ void __launch_bounds__(256, 4) draw_candidates(const Batch<T> batch, const Seeding seeding, int step) {
+__global__ void __launch_bounds__(256, 4)
+    sample_candidates(const Batch<T> batch, const PlusPlusArgs plusplus, int step) {
   __shared__ double potentials[kMostTrials];
-  const int problem = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32, trials = seeding.trials;
+  const int problem = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32, trials = plusplus.trials;
   const int count = step == 1 ? 1 : trials;
   for (int candidate = warp; candidate < count; candidate += kSeedThreads / 32) {
     double sum = 0;
-    for (int tile = lane; tile < seeding.tiles; tile += 32) {
-      sum += seeding.potentials[((long long)problem * seeding.tiles + tile) * trials + candidate];
+    for (int tile = lane; tile < plusplus.tiles; tile += 32) {
+      sum += plusplus.potentials[((long long)problem * plusplus.tiles + tile) * trials + candidate];
     }
     sum = simt::warp_sum(sum);
     if (lane == 0) potentials[candidate] = sum;
   }
   __syncthreads();
   int best = 0;
-  for (int candidate = 1; candidate < count; ++candidate) best = potentials[candidate] < potentials[best] ? candidate : best;
-  const T* chosen = batch.row(problem, seeding.candidates[problem * trials + best]);
+  for (int candidate = 1; candidate < count; ++candidate)
+    best = potentials[candidate] < potentials[best] ? candidate : best;
+  const T* chosen = batch.row(problem, plusplus.candidates[problem * trials + best]);
   const float* mean = batch.means + (long long)problem * batch.d;
   float* center = batch.centers + ((long long)problem * batch.k + step - 1) * batch.d;
-  for (int j = threadIdx.x; j < batch.d; j += kSeedThreads) center[j] = batch.centred(chosen[j], mean[j]);
-  if (threadIdx.x == 0) seeding.best[problem] = best;
+  for (int j = threadIdx.x; j < batch.d; j += kSeedThreads) center[j] = batch.centered(chosen[j], mean[j]);
+  if (threadIdx.x == 0) plusplus.best[problem] = best;
   __syncthreads();  // all have read the candidates
   if (step == batch.k || warp != 0) return;
 
-  // A lane has one draw, and counts the rows before it: those whose running sum is less. The least float that is not less than
-  // the draw is as good, for floats.
+  // A lane has one draw, and counts the rows before it: those whose running sum is less. The least float that is not
+  // less than the draw is as good, for floats.
   float draw = 0;
   if (lane < trials) {
     const long long row = (long long)problem * (batch.k - 1) + step - 1;
-    const double wanted = seeding.uniforms[row * trials + lane] * (double)(float)potentials[best];
+    const double wanted = plusplus.uniforms[row * trials + lane] * (double)(float)potentials[best];
     draw = (float)wanted;
     if ((double)draw < wanted) draw = __uint_as_float(__float_as_uint(draw) + 1);
   }
-  const float* closest = seeding.distances_of(batch, step - 1, problem, best);
+  const float* closest = plusplus.distances_of(batch, step - 1, problem, best);
   float running = 0, next = lane < batch.n ? closest[lane] : 0.0f;
   long long before = 0;
   for (long long row = 0; row < batch.n; row += 32) {
@@ -84,19 +87,20 @@ __global__ void __launch_bounds__(256, 4) draw_candidates(const Batch<T> batch, 
   }
   if (lane < trials) {
     // Rounding can put a draw past the end of the running sum.
-    seeding.candidates[problem * trials + lane] = (unsigned)(before < batch.n ? before : batch.n - 1);
+    plusplus.candidates[problem * trials + lane] = (unsigned)(before < batch.n ? before : batch.n - 1);
   }
 }
 
 // Block (x, problem): rows from kSeedRows · x on. Step 0: of the one candidate that there is.
 template <typename T>
-__global__ void __launch_bounds__(256, 2) candidate_distances(const Batch<T> batch, const Seeding seeding, int step) {
+__global__ void __launch_bounds__(256, 2)
+    candidate_distances(const Batch<T> batch, const PlusPlusArgs plusplus, int step) {
   __shared__ double of_warp[kSeedThreads / 32][kCandidates];
   double* points = simt::dynamic_shared<double>();  // kCandidates × d
-  const int problem = blockIdx.y, lane = threadIdx.x % 4, d = batch.d, trials = seeding.trials;
+  const int problem = blockIdx.y, lane = threadIdx.x % 4, d = batch.d, trials = plusplus.trials;
   const int count = step == 0 ? 1 : trials;
   const float* mean = batch.means + (long long)problem * d;
-  const float* closest = step == 0 ? nullptr : seeding.distances_of(batch, step - 1, problem, seeding.best[problem]);
+  const float* closest = step == 0 ? nullptr : plusplus.distances_of(batch, step - 1, problem, plusplus.best[problem]);
   const long long begin = (long long)blockIdx.x * kSeedRows;
   const long long end = begin + kSeedRows < batch.n ? begin + kSeedRows : batch.n;
   for (int first = 0; first < count; first += kCandidates) {
@@ -105,8 +109,8 @@ __global__ void __launch_bounds__(256, 2) candidate_distances(const Batch<T> bat
     for (int i = threadIdx.x; i < kCandidates * d; i += kSeedThreads) {
       const int candidate = i / d, j = i % d;
       if (candidate < some) {
-        const unsigned row = seeding.candidates[problem * trials + first + candidate];
-        points[i] = batch.centred(batch.row(problem, row)[j], mean[j]);
+        const unsigned row = plusplus.candidates[problem * trials + first + candidate];
+        points[i] = batch.centered(batch.row(problem, row)[j], mean[j]);
       } else {
         points[i] = 0;
       }
@@ -119,7 +123,7 @@ __global__ void __launch_bounds__(256, 2) candidate_distances(const Batch<T> bat
       double sums[kCandidates] = {};
 #pragma unroll 2
       for (int j = lane; j < d; j += 4) {
-        const double value = batch.centred(x[j], mean[j]);
+        const double value = batch.centered(x[j], mean[j]);
 #pragma unroll
         for (int i = 0; i < kCandidates; ++i) {
           const double delta = value - points[i * d + j];
@@ -133,7 +137,7 @@ __global__ void __launch_bounds__(256, 2) candidate_distances(const Batch<T> bat
         sums[i] += simt::shuffle_xor(sums[i], 2);
         if (i % 4 != lane || i >= some || mine >= end) continue;
         const float distance = fminf((float)sums[i], least);
-        seeding.distances_of(batch, step, problem, first + i)[row] = distance;
+        plusplus.distances_of(batch, step, problem, first + i)[row] = distance;
         partial[i] += distance;
       }
     }
@@ -146,7 +150,7 @@ __global__ void __launch_bounds__(256, 2) candidate_distances(const Batch<T> bat
     if ((int)threadIdx.x < some) {
       double sum = 0;
       for (int warp = 0; warp < kSeedThreads / 32; ++warp) sum += of_warp[warp][threadIdx.x];
-      seeding.potentials[((long long)problem * gridDim.x + blockIdx.x) * trials + first + threadIdx.x] = sum;
+      plusplus.potentials[((long long)problem * gridDim.x + blockIdx.x) * trials + first + threadIdx.x] = sum;
     }
   }
 }
@@ -164,7 +168,7 @@ __global__ void __launch_bounds__(256, 4) inertias(const Batch<T> batch, double*
     const T* x = batch.row(problem, row);
     const float* center = batch.centers + ((long long)problem * batch.k + batch.labels[problem * batch.n + row]) * d;
     for (int j = lane; j < d; j += 4) {
-      const double delta = (double)batch.centred(x[j], mean[j]) - (double)center[j];
+      const double delta = (double)batch.centered(x[j], mean[j]) - (double)center[j];
       sum += delta * delta;
     }
   }

@@ -7,12 +7,12 @@ from typing import Any, Protocol
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from tsapps.apps.kmeans.assign.plan import shadow_reach, shadow_scales, tensor_error
+from tsapps.apps.kmeans.assign.plan import half_copy_scales, norm_limit_of, tensor_error
 from tsapps.apps.kmeans.batched.plan import (
     BATCH,
+    PLUSPLUS_ARGS,
     POINTERS,
     SEED_ROWS,
-    SEEDING,
     STATUS,
     TILE_ROWS,
     BatchPlan,
@@ -91,25 +91,25 @@ class BatchedLloyd:
             "means": xp.asarray(self.mean),
             **{name: xp.asarray(value) for name, value in scales.items()},
             "tolerances": xp.asarray(self.tolerances),
-            "shadow": xp.empty((b, n, plan.padded), np.float16),
+            "half_copy": xp.empty((b, n, plan.padded), np.float16),
             "norms": xp.empty((b, n), np.float32),
             "labels": xp.full((b, n), -1, np.int32),
             "centers": xp.empty((b, k, d), np.float32),
-            "halves": xp.zeros((b, plan.columns, plan.padded), np.float16),
+            "centers_half": xp.zeros((b, plan.columns, plan.padded), np.float16),
             "half_squares": xp.full((b, plan.columns), np.inf, np.float32),
-            "extremes": xp.empty((b, 4), np.float32),
+            "center_stats": xp.empty((b, 4), np.float32),
             "sums": xp.zeros((b, k, d + 1), np.int64),
             "changes": xp.empty((b, n, 2), np.int32),
-            **{name: xp.zeros(b, np.uint32) for name in ("counts", "moved", "arrived")},
+            **{name: xp.zeros(b, np.uint32) for name in ("counts", "n_reassigned", "arrived")},
             "status": xp.full(b, STATUS["place"], np.int32),
             "iterations": xp.zeros(b, np.int32),
         }
         self.arrays = arrays
         self.labels, self.centers, self.status = arrays["labels"], arrays["centers"], arrays["status"]
-        sizes = n, d, k, plan.padded, plan.columns, max_iter, tensor_error(d), shadow_reach(d), 0
+        sizes = n, d, k, plan.padded, plan.columns, max_iter, tensor_error(d), norm_limit_of(d), 0
         self._max_iter = max_iter
         self._batch = np.array((*map(machine.address, map(arrays.__getitem__, POINTERS)), *sizes), BATCH)
-        self._launch("make_shadow", (self._blocks(n), b))
+        self._launch("make_half_copy", (self._blocks(n), b))
 
     def _blocks(self, rows: int) -> int:
         """Return the blocks a problem of a kernel that goes over all rows, a warp each."""
@@ -138,7 +138,11 @@ class BatchedLloyd:
         middle = np.sqrt(variance + ((mean + off) ** 2).mean(axis=1))
         self.sum_scales, self._narrow = integers(n, largest + abs(off), middle)
         units = 1 / self.sum_scales
-        return rounded, {"shadow_scales": shadow_scales(middle), "sum_scales": self.sum_scales, "sum_units": units}
+        return rounded, {
+            "half_copy_scales": half_copy_scales(middle),
+            "sum_scales": self.sum_scales,
+            "sum_units": units,
+        }
 
     def _refuse(self, problem: int) -> None:
         rows = to_host(self.X[problem]).astype(np.float32)
@@ -149,7 +153,7 @@ class BatchedLloyd:
         )
 
     def start_at(self, centers: Any) -> None:
-        """Begin at these centres, (b, k, d), not centred."""
+        """Begin at these centers, (b, k, d), not centered."""
         self.centers[:] = self.xp.asarray(centers, dtype=np.float32) - self.arrays["means"][:, np.newaxis]
 
     def start_at_random(self, states: Iterable[np.random.RandomState]) -> None:
@@ -163,8 +167,8 @@ class BatchedLloyd:
         weights = np.ones(self.n, np.float32)
         return weights / weights.sum()
 
-    def start_at_seeds(self, states: Iterable[np.random.RandomState]) -> None:
-        """Begin at centres by greedy k-means++, drawn as scikit-learn draws them."""
+    def start_at_plusplus(self, states: Iterable[np.random.RandomState]) -> None:
+        """Begin at centers by greedy k-means++, drawn as scikit-learn draws them."""
         xp, b, k = self.xp, self.b, self.k
         trials = 2 + int(np.log(k))
         # What RandomState.choice makes of its one random number, for all problems at once.
@@ -183,17 +187,17 @@ class BatchedLloyd:
             xp.empty((b, tiles, trials)),
             xp.zeros(b, np.int32),
         )
-        seeding = np.array((*(self.machine.address(one) for one in arrays), trials, tiles), SEEDING)
+        plusplus = np.array((*(self.machine.address(one) for one in arrays), trials, tiles), PLUSPLUS_ARGS)
         for step in range(k):
-            self._launch("candidate_distances", (tiles, b), seeding, np.int32(step), shared=8 * 8 * self.d)
-            self._launch("draw_candidates", (1, b), seeding, np.int32(step + 1))
+            self._launch("candidate_distances", (tiles, b), plusplus, np.int32(step), shared=8 * 8 * self.d)
+            self._launch("sample_candidates", (1, b), plusplus, np.int32(step + 1))
 
     def iterate(self) -> None:
         """Iterate until every problem has converged or come to its last iteration."""
         tiles, parts = -(-self.n // TILE_ROWS), update_parts(self.n, self.b, self.machine.multiprocessors)
         shared = self._narrow and self.plan.sums_fit
         option, shared_bytes = (", true", self.plan.update_bytes) if shared else (", false", 0)
-        self._launch("place_centers", (1, self.b))
+        self._launch("prepare_centers", (1, self.b))
         while True:
             for _ in range(_AHEAD):
                 self._assign(tiles)
@@ -205,12 +209,12 @@ class BatchedLloyd:
             if empty:
                 self.status[:] = self.xp.asarray(status)
             if (status == STATUS["place"]).any():
-                self._launch("place_centers", (1, self.b))
+                self._launch("prepare_centers", (1, self.b))
             elif not (status == STATUS["running"]).any():
                 break
-        # So that the labels are those of the final centres.
+        # So that the labels are those of the final centers.
         self.status[:] = self.xp.asarray(np.where(status == STATUS["ended"], STATUS["place"], status))
-        self._launch("place_centers", (1, self.b))
+        self._launch("prepare_centers", (1, self.b))
         self._assign(tiles)
 
     def _assign(self, tiles: int) -> None:
@@ -220,18 +224,18 @@ class BatchedLloyd:
     def _fill_empty(self, problem: int) -> int:
         """Relocate a problem's empty clusters, as the host's loop does; return what becomes of the problem."""
         values = to_host(self.arrays["sums"][problem]).astype(np.float64)
-        moved = int(to_host(self.arrays["moved"])[problem])
-        step = Assignment(moved, values[:, :-1] / self.sum_scales[problem], values[:, -1], float("nan"))
+        n_reassigned = int(to_host(self.arrays["n_reassigned"])[problem])
+        step = Assignment(n_reassigned, values[:, :-1] / self.sum_scales[problem], values[:, -1], float("nan"))
         before = to_host(self.centers[problem])
         one: Any = _One(self, problem)
         relocate_empty_clusters(one, step, before)
         centers = step.means().astype(np.float32)
         shift = float(((centers.astype(np.float64) - before) ** 2).sum())
         self.centers[problem] = self.xp.asarray(centers)
-        if moved == 0 and shift == 0:
+        if n_reassigned == 0 and shift == 0:
             return STATUS["strict"]
         # Labels that stood are not of centers that moved: "ended" is assigned once more.
-        last = moved == 0 or int(to_host(self.arrays["iterations"])[problem]) >= self._max_iter
+        last = n_reassigned == 0 or int(to_host(self.arrays["iterations"])[problem]) >= self._max_iter
         return STATUS["ended" if last or shift <= self.tolerances[problem] else "place"]
 
     def inertias(self) -> Any:
@@ -242,7 +246,7 @@ class BatchedLloyd:
         return parts.sum(axis=1)
 
     def final_centers(self) -> Any:
-        """Return the centres, (b, k, d), float32, as X has them."""
+        """Return the centers, (b, k, d), float32, as X has them."""
         return self.centers + self.arrays["means"][:, np.newaxis]
 
     def warn_of_lost_clusters(self) -> None:
@@ -269,10 +273,10 @@ class _One:
         self._X, self._mean = of.X[problem], of.arrays["means"][problem]
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
-        """Return these samples, centred, in host memory."""
+        """Return these samples, centered, in host memory."""
         return to_host(self._X[self.xp.asarray(indices)].astype(np.float32) - self._mean)
 
     def own_distances(self, centers: np.ndarray) -> np.ndarray:
-        """Return ‖x − c‖² for every sample and its own centre, in host memory."""
+        """Return ‖x − c‖² for every sample and its own center, in host memory."""
         delta = self._X.astype(np.float32) - self._mean - self.xp.asarray(centers)[self.labels]
         return to_host((delta * delta).sum(axis=1))

@@ -12,8 +12,8 @@ __all__ = [
     "BATCH",
     "KERNELS",
     "MOST_PROBLEMS",
+    "PLUSPLUS_ARGS",
     "POINTERS",
-    "SEEDING",
     "SEED_ROWS",
     "STATUS",
     "TILE_ROWS",
@@ -25,27 +25,49 @@ __all__ = [
 
 #: Arrays that the C++ class `Batch` points to.
 POINTERS = (
-    *("X", "means", "shadow_scales", "sum_scales", "sum_units", "tolerances", "shadow", "norms", "labels", "centers"),
-    *("halves", "half_squares", "extremes", "sums", "changes", "counts", "moved", "arrived", "status", "iterations"),
+    *(
+        "X",
+        "means",
+        "half_copy_scales",
+        "sum_scales",
+        "sum_units",
+        "tolerances",
+        "half_copy",
+        "norms",
+        "labels",
+        "centers",
+    ),
+    *(
+        "centers_half",
+        "half_squares",
+        "center_stats",
+        "sums",
+        "changes",
+        "counts",
+        "n_reassigned",
+        "arrived",
+        "status",
+        "iterations",
+    ),
 )
-#: `Batch` and `Seeding` as NumPy structures.
+#: `Batch` and `PlusPlusArgs` as NumPy structures.
 BATCH = np.dtype(
     [(name, "u8") for name in POINTERS]
     + [("n", "i8"), ("d", "i4"), ("k", "i4"), ("padded", "i4"), ("columns", "i4"), ("max_iter", "i4")]
-    + [("tensor_error", "f4"), ("reach", "f4"), ("padding", "i4")]
+    + [("tensor_error", "f4"), ("norm_limit", "f4"), ("padding", "i4")]
 )
-SEEDING = np.dtype(
+PLUSPLUS_ARGS = np.dtype(
     [(name, "u8") for name in ("uniforms", "candidates", "distances", "potentials", "best")]
     + [("trials", "i4"), ("tiles", "i4")]
 )
 #: The file and the threads of a block of every kernel.
 KERNELS = {
     "column_moments": ("batched/problem.cuh", 256),
-    "make_shadow": ("batched/problem.cuh", 256),
+    "make_half_copy": ("batched/problem.cuh", 256),
     "assign": ("batched/assign.cuh", 128),
-    "place_centers": ("batched/update.cuh", 512),
+    "prepare_centers": ("batched/update.cuh", 512),
     "update": ("batched/update.cuh", 512),
-    "draw_candidates": ("batched/init.cuh", 256),
+    "sample_candidates": ("batched/init.cuh", 256),
     "candidate_distances": ("batched/init.cuh", 256),
     "inertias": ("batched/init.cuh", 256),
 }
@@ -55,7 +77,7 @@ STATUS = {"running": 0, "strict": 1, "ended": 2, "empty": 3, "place": 4}
 TILE_ROWS, SEED_ROWS = 128, 512
 #: What a grid's second dimension numbers.
 MOST_PROBLEMS = 65_535
-# Rows are numbered in 32 bits, chunks of centres in 16; and candidates of a step of k-means++ are 16 at most.
+# Rows are numbered in 32 bits, chunks of centers in 16; and candidates of a step of k-means++ are 16 at most.
 _MOST_ROWS, _MOST_CLUSTERS = 2**32 - 1, 1 << 20
 _LEAST_CAPABILITY = 8.0
 # Of `assign`: three further chunks of four rows a thread.
@@ -80,7 +102,7 @@ class BatchPlan:
     padded : int
         Elements of a row of the shadow.
     width, columns : int
-        Centres of a chunk, and k rounded up to whole chunks.
+        Centers of a chunk, and k rounded up to whole chunks.
     assign_bytes, update_bytes : int
         Dynamic shared memory of a block of `assign`, and of one of `update` that has its sums there.
     sums_fit : bool

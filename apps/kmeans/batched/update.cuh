@@ -1,11 +1,11 @@
-// From the rows that changed their label to the next centres of every problem, without the host.
+// From the rows that changed their label to the next centers of every problem, without the host.
 //
 //   changes (assign.cuh)  →  sums (b × k × (d + 1), 64-bit integers)  →  centers, halves, half_squares, extremes
 //
 // An element is round((x − mean) · scale), so that sums are exact and do not depend on the order: the same bits for any
-// grid. Where k·(d + 1) of them fit shared memory, elements have 30 bits, added as two 16-bit digits in 32 bits for kFlush
-// rows at most; else 46 bits and straight to global memory. The last block of a problem to end makes the next centres, and
-// decides whether there is to be a next iteration.
+// grid. Where k·(d + 1) of them fit shared memory, elements have 30 bits, added as two 16-bit digits in 32 bits for
+// kFlush rows at most; else 46 bits and straight to global memory. The last block of a problem to end makes the next
+// centers, and decides whether there is to be a next iteration.
 //
 // Why it is fast: a row that stays where it is costs nothing, and after the first iterations few move. A row that moves
 // costs a read of X and 2·d additions (4·d of digits), some 10·d lane-instructions: 50 ps at d = 128 where all move.
@@ -60,7 +60,7 @@ struct Sums {
   }
 };
 
-// The largest ‖c‖² and ‖c − ĉ‖² of some centres.
+// The largest ‖c‖² and ‖c − ĉ‖² of some centers.
 struct Largest {
   double square, lost;
 
@@ -70,29 +70,29 @@ struct Largest {
   }
 };
 
-// What a warp found out about its centres, and a block about all.
+// What a warp found out about its centers, and a block about all.
 struct Found {
   Largest near, far;
   double least, shift;
 };
 
-// A problem's centres in float16 and what is to be known of them; kFromSums: the centres are the means of the sums, else
-// they are there. By a block; returns to thread 0 how far they moved, squared.
+// A problem's centers in float16 and what is to be known of them; kFromSums: the centers are the means of the sums,
+// else they are there. By a block; returns to thread 0 how far they moved, squared.
 template <typename T, bool kFromSums>
 __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
   __shared__ Found of_warp[kUpdateThreads / 32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = batch.d;
-  const double scale = batch.shadow_scales[problem];
+  const double scale = batch.half_copy_scales[problem];
   const double* units = batch.sum_units + (long long)problem * d;
   // Norms of rows are of what was rounded.
-  const float beyond = 16.1f / 2 * batch.reach * batch.reach;
+  const float beyond = 16.1f / 2 * batch.norm_limit * batch.norm_limit;
   float* half_squares = batch.half_squares + (long long)problem * batch.columns;
   Found found = {{}, {}, kInfinity, 0};
   for (int j = warp; j < batch.k; j += kUpdateThreads / 32) {
     const long long which = (long long)problem * batch.k + j;
     const unsigned long long* sums = batch.sums + which * (d + 1);
     float* center = batch.centers + which * d;
-    ptx::Half* halves = batch.halves + ((long long)problem * batch.columns + j) * batch.padded;
+    ptx::Half* centers_half = batch.centers_half + ((long long)problem * batch.columns + j) * batch.padded;
     double inverse = 0, square = 0, lost = 0, shift = 0;
     if constexpr (kFromSums) inverse = 1 / (double)simt::load_from_other_block(sums + d);
     // All that some columns ask for is on its way before any of them is written.
@@ -121,7 +121,7 @@ __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
         shift += (c - before[at]) * (c - before[at]);
         const double scaled = c * scale;
         const ptx::Half half = ptx::to_half((float)scaled);
-        halves[i] = half;
+        centers_half[i] = half;
         const double rest = scaled - ptx::to_float(half);
         square += scaled * scaled;
         lost += rest * rest;
@@ -156,15 +156,16 @@ __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
     }
     const bool some = leaves_out && found.far.square > 0;
     if (!leaves_out) found.near.add(found.far);
-    batch.extremes[problem] = {(float)(sqrt(found.near.square) * 1.000001), (float)(sqrt(found.near.lost) * 1.000001),
-                               (float)(found.near.square / 2 * 1.000001), some ? batch.reach : kInfinity};
+    batch.center_stats[problem] = {(float)(sqrt(found.near.square) * 1.000001),
+                                   (float)(sqrt(found.near.lost) * 1.000001), (float)(found.near.square / 2 * 1.000001),
+                                   some ? batch.norm_limit : kInfinity};
   }
   return found.shift;
 }
 
-// Block (0, problem), where the centres are new.
+// Block (0, problem), where the centers are new.
 template <typename T>
-__global__ void __launch_bounds__(512, 2) place_centers(const Batch<T> batch) {
+__global__ void __launch_bounds__(512, 2) prepare_centers(const Batch<T> batch) {
   if (batch.status[blockIdx.y] != kPlace) return;
   place<T, false>(batch, blockIdx.y);
   __syncthreads();
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(512, 2) place_centers(const Batch<T> batch) {
 
 // The end of an iteration, by the last block of its problem.
 template <typename T>
-__device__ __forceinline__ void advance(const Batch<T>& batch, int problem) {
+__device__ __forceinline__ void update_centers(const Batch<T>& batch, int problem) {
   __shared__ bool empty;
   if (threadIdx.x == 0) empty = false;
   __syncthreads();
@@ -184,11 +185,11 @@ __device__ __forceinline__ void advance(const Batch<T>& batch, int problem) {
   __syncthreads();
   const double shift = empty ? 0.0 : place<T, true>(batch, problem);
   if (threadIdx.x != 0) return;
-  const unsigned moved = batch.counts[problem];
+  const unsigned n_reassigned = batch.counts[problem];
   const int iterations = ++batch.iterations[problem];
   const bool ends = shift <= batch.tolerances[problem] || iterations >= batch.max_iter;
-  batch.status[problem] = empty ? kEmpty : moved == 0 ? kStrict : ends ? kEnded : kRunning;
-  batch.moved[problem] = moved;
+  batch.status[problem] = empty ? kEmpty : n_reassigned == 0 ? kStrict : ends ? kEnded : kRunning;
+  batch.n_reassigned[problem] = n_reassigned;
   batch.counts[problem] = 0;
 }
 
@@ -235,7 +236,7 @@ __global__ void __launch_bounds__(512, kShared ? 2 : 1) update(const Batch<T> ba
           const double scale = scales[column];
           float value[kTogether];
 #pragma unroll
-          for (int j = 0; j < kTogether; ++j) value[j] = batch.centred(x[j][column], middle);
+          for (int j = 0; j < kTogether; ++j) value[j] = batch.centered(x[j][column], middle);
 #pragma unroll
           for (int j = 0; j < kTogether; ++j) {
             if (to[j] < 0) continue;
@@ -247,7 +248,7 @@ __global__ void __launch_bounds__(512, kShared ? 2 : 1) update(const Batch<T> ba
     }
     here.flush();
   }
-  if (simt::last_to_arrive(&batch.arrived[problem], gridDim.x)) advance(batch, problem);
+  if (simt::last_to_arrive(&batch.arrived[problem], gridDim.x)) update_centers(batch, problem);
 }
 
 }  // namespace batched

@@ -1,52 +1,55 @@
-// The nearest centre of every row, as assign/small_k.cuh finds it, and how far centres may move until it has to be found again
-// (state.cuh).
+// The nearest center of every row, as assign/small_k.cuh finds it, and how far centers may move until it has to be
+// found again (state.cuh).
 //
-// With s₁ and s₂ the best and the second best score of a row as computed, and E their bound (assign/small_k.cuh), squared distances
-// are ‖x‖² − 2 s: the row's nearest centre is within u, and the others are beyond it by g or more, where
+// With s₁ and s₂ the best and the second best score of a row as computed, and E their bound (assign/small_k.cuh),
+// squared distances are ‖x‖² − 2 s: the row's nearest center is within u, and the others are beyond it by g or more,
+// where
 //
-//   u² = (1.001 norm)² − 2 s₁ + 4 E  ≥  d₁²,     D = 2 (s₁ − s₂) − 4 E  ≤  d₂² − d₁²,     g = √(u² + D) − u = D / (√(u² + D) + u)
+//   u² = (1.001 norm)² − 2 s₁ + 4 E  ≥  d₁²,     D = 2 (s₁ − s₂) − 4 E  ≤  d₂² − d₁²,     g = √(u² + D) − u = D / (√(u²
+//                                                + D) + u)
 //
-// as √(d₁² + D) − d₁ falls with d₁. norm is ‖x̂‖, and no less than what rounding took of x by the 2¹² that the shadow has
-// (data/half_copy.cuh). Centres that were left out (update/centers.cuh) are beyond 4.01 · reach of the mean.
+// as √(d₁² + D) − d₁ falls with d₁. norm is ‖x̂‖, and no less than what rounding took of x by the 2¹² that the shadow
+// has (data/half_copy.cuh). Centers that were left out (update/centers.cuh) are beyond 4.01 · reach of the mean.
 //
-//   NearestUntil   the epilogue of the product of all rows
-//   examine        scores the rows that `screen` listed, and them alone
+//   ArgminEpilogueBounded   the epilogue of the product of all rows
+//   examine        scores the rows that `select_active_rows` listed, and them alone
 //
-// `examine` multiplies as the product does, so that the bound is the same: a warp takes 32 listed rows, whose halves it reads
-// from where they lie, 16 bytes a lane. Lane t of four has columns 8·t to 8·t + 7 of 32, of rows and centres alike; in which
-// order a sum is taken does not matter.
+// `assign_active_rows` multiplies as the product does, so that the bound is the same: a warp takes 32 listed rows,
+// whose halves it reads from where they lie, 16 bytes a lane. Lane t of four has columns 8·t to 8·t + 7 of 32, of rows
+// and centers alike; in which order a sum is taken does not matter.
 //
-// Why it is fast: the second best score is two instructions more of each score, on the way to the best; and few rows are
-// examined, of which each is read once. Centres stay in the level-1 cache.
+// Why it is fast: the second best score is two instructions more of each score, on the way to the best; and few rows
+// are examined, of which each is read once. Centers stay in the level-1 cache.
 #pragma once
 #include "apps/kmeans/bounds/state.cuh"
 #include "apps/kmeans/assign/small_k.cuh"
 
 namespace kmeans {
 
-// A lower bound of the gap between a row's nearest centre and all others, from scores `best` and `second`.
-__device__ __forceinline__ float gap_of(float norm, float best, float second, float error, float reach) {
+// A lower bound of the gap between a row's nearest center and all others, from scores `best` and `second`.
+__device__ __forceinline__ float gap_of(float norm, float best, float second, float error, float norm_limit) {
   const float at_most = 1.001f * norm;
   const float square = fmaxf(at_most * at_most - 2 * best + 4 * error, 0.0f), nearest = sqrtf(square);
   // Finite, where there is no second; what is no number stays none, and a row expires by it.
-  const float most = 1e30f, difference = 1.999999f * (best - second) - 4 * error, ahead = difference > most ? most : difference;
+  const float most = 1e30f, difference = 1.999999f * (best - second) - 4 * error,
+              ahead = difference > most ? most : difference;
   const float other = sqrtf(square + fmaxf(ahead, 0.0f));
-  const float between = ahead / (1.000001f * (other + nearest)), left_out = 4.01f * reach - at_most - nearest;
+  const float between = ahead / (1.000001f * (other + nearest)), left_out = 4.01f * norm_limit - at_most - nearest;
   // Less what float64 may be mistaken by.
   return (left_out < between ? left_out : between) - 1e-9f * (other + nearest);
 }
 
 // When a row's label expires that is now nearer by a gap; of the label's limit.
-__device__ __forceinline__ float expiry_of(float gap, float limit) {
+__device__ __forceinline__ float row_bound_of(float gap, float limit) {
   return (gap + below_limit(limit)) * (1 - 1.0f / (1 << 20));
 }
 
-struct NearestUntil : Nearest {
-  float* expiries;
+struct ArgminEpilogueBounded : ArgminEpilogue {
+  float* row_bounds;
   const float* limits;
-  const Watch* watch;
+  const BoundsState* state;
 
-  __device__ __forceinline__ bool idle() const { return *stopped || watch->pass != kUntil; }
+  __device__ __forceinline__ bool idle() const { return *stopped || state->pass != kWithBounds; }
 
   template <int kBlocks, int kColumnBlocks>
   __device__ void tile(unsigned char*, long long row, int rows, long long, int,
@@ -63,14 +66,15 @@ struct NearestUntil : Nearest {
   template <int kBlocks, int kColumnBlocks, typename RowOf>
   __device__ __forceinline__ void score(const float (&d)[kBlocks][kColumnBlocks][4], int rows, RowOf row_of,
                                         unsigned* count) const {
-    static_assert(kBlocks % 2 == 0 && kColumnBlocks <= 8, "rows are dealt to lanes 32 at a time; a lane has up to 16 bits");
+    static_assert(kBlocks % 2 == 0 && kColumnBlocks <= 8,
+                  "rows are dealt to lanes 32 at a time; a lane has up to 16 bits");
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float offset[kColumnBlocks][2];
 #pragma unroll
     for (int j = 0; j < kColumnBlocks; ++j)
 #pragma unroll
       for (int i = 0; i < 2; ++i) offset[j][i] = offsets[8 * j + 2 * t + i];
-    const Extremes most = *extremes;
+    const CenterStats most = *center_stats;
     const Bound bound = bound_of(most, tensor_error, rounding, 1.0f / (1 << 22));
 #pragma unroll
     for (int first = 0; first < kBlocks; first += 2) {
@@ -90,18 +94,18 @@ struct NearestUntil : Nearest {
         if (t == q) mine_of = two;
       }
       Candidates found = candidates_of_own_row(bits);
-      if (!(norm <= most.reach)) found = {0, 0};
-      const bool decided = __popc(found.low) + __popc(found.high) == 1;
-      const int nearest = decided ? first_centre(found.low, found.high) : label;
+      if (!(norm <= most.norm_limit)) found = {0, 0};
+      const bool certified = __popc(found.low) + __popc(found.high) == 1;
+      const int nearest = certified ? first_center(found.low, found.high) : label;
       if (present) {
-        float until = -kInfinity;
-        if (decided) {
-          const float gap = gap_of(norm, mine_of.best, mine_of.second, error, most.reach);
-          until = expiry_of(gap, limits[nearest]);
+        float row_bound = -kInfinity;
+        if (certified) {
+          const float gap = gap_of(norm, mine_of.best, mine_of.second, error, most.norm_limit);
+          row_bound = row_bound_of(gap, limits[nearest]);
         }
-        expiries[row] = until;
+        row_bounds[row] = row_bound;
       }
-      append(count, present && !(decided && nearest == label), {row, label, found.low, found.high});
+      append(count, present && !(certified && nearest == label), {row, label, found.low, found.high});
     }
   }
 
@@ -133,19 +137,21 @@ struct NearestUntil : Nearest {
   }
 };
 
-constexpr int kExamineThreads = 128;
+constexpr int kActiveThreads = 128;
 // Columns of a row that are asked for early.
 constexpr int kAskedFor = 512;
 
-// Block (x, y) adds to list x, and tiles of 32 rows are dealt to all lists in turn. `padded` is a multiple of 8, and rows and centres begin at multiples of 16 bytes.
+// Block (x, y) adds to list x, and tiles of 32 rows are dealt to all lists in turn. `padded` is a multiple of 8, and
+// rows and centers begin at multiples of 16 bytes.
 template <int kColumnBlocks>
-__global__ void __launch_bounds__(kExamineThreads, 3) examine(const ptx::Half* shadow, const ptx::Half* halves, int padded,
-                                                              const unsigned* active, const NearestUntil nearest) {
-  ptx::after_previous();
-  if (*nearest.stopped || nearest.watch->pass != kActive) return;
-  const unsigned count = nearest.watch->active;
+__global__ void __launch_bounds__(kActiveThreads, 3)
+    assign_active_rows(const ptx::Half* half_copy, const ptx::Half* centers_half, int padded, const unsigned* active,
+                       const ArgminEpilogueBounded nearest) {
+  ptx::griddepcontrol_wait();
+  if (*nearest.stopped || nearest.state->pass != kActive) return;
+  const unsigned count = nearest.state->active;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const unsigned step = 32 * gridDim.x * gridDim.y * (kExamineThreads / 32);
+  const unsigned step = 32 * gridDim.x * gridDim.y * (kActiveThreads / 32);
   const unsigned first = (threadIdx.x / 32 * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
   for (unsigned begin = 32 * first; begin < count; begin += step) {
     const int rows = count - begin < 32 ? (int)(count - begin) : 32;
@@ -157,12 +163,12 @@ __global__ void __launch_bounds__(kExamineThreads, 3) examine(const ptx::Half* s
       ptx::prefetch(nearest.norms + soon);
       ptx::prefetch(nearest.labels + soon);
       for (int column = 0; column < padded && column < kAskedFor; column += 64) {
-        ptx::prefetch(shadow + (long long)soon * padded + column);
+        ptx::prefetch(half_copy + (long long)soon * padded + column);
       }
     }
     const ptx::Half* from[4];
 #pragma unroll
-    for (int q = 0; q < 4; ++q) from[q] = shadow + (long long)simt::shuffle(mine, 8 * q + g) * padded;
+    for (int q = 0; q < 4; ++q) from[q] = half_copy + (long long)simt::shuffle(mine, 8 * q + g) * padded;
     float sums[2][kColumnBlocks][4] = {};
     for (int column = 8 * t; column - 8 * t < padded; column += 32) {
       const bool present = column < padded;
@@ -171,8 +177,8 @@ __global__ void __launch_bounds__(kExamineThreads, 3) examine(const ptx::Half* s
       for (int q = 0; q < 4; ++q) a[q] = present ? *reinterpret_cast<const ptx::Quad*>(from[q] + column) : ptx::Quad{};
 #pragma unroll
       for (int j = 0; j < kColumnBlocks; ++j) {
-        const ptx::Half* centre = halves + (long long)(8 * j + g) * padded;
-        const ptx::Quad b = present ? *reinterpret_cast<const ptx::Quad*>(centre + column) : ptx::Quad{};
+        const ptx::Half* center = centers_half + (long long)(8 * j + g) * padded;
+        const ptx::Quad b = present ? *reinterpret_cast<const ptx::Quad*>(center + column) : ptx::Quad{};
 #pragma unroll
         for (int word = 0; word < 4; word += 2) {
           const unsigned of_b[2] = {b.at[word], b.at[word + 1]};

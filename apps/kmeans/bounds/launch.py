@@ -1,4 +1,4 @@
-"""Rows that an iteration of the fused engine leaves out, as their nearest centre cannot have changed; see state.cuh.
+"""Rows that an iteration of the fused engine leaves out, as their nearest center cannot have changed; see state.cuh.
 
     screen (bounds/state.cuh) → what scores the rows that it listed, or all with their expiries; or all without
 
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.assign.plan import MOTION
+from tsapps.apps.kmeans.assign.plan import DRIFT
 from tsapps.apps.kmeans.bounds.plan import (
+    BOUNDED,
+    BOUNDS_STATE,
     FRESH_BYTES,
-    OTHERS,
-    UNTIL,
-    WATCH,
-    few_moved,
-    fresh_watch,
+    SKIP_FULL_ASSIGN,
+    begin_limit,
+    fresh_bounds_state,
     most_listed,
 )
 from tsapps.apps.kmeans.data.half_copy import load_kernels
@@ -28,17 +28,17 @@ from tsapps.kernels.arrays import to_host
 from tsapps.kernels.gemm import PlannedKernel
 from tsapps.kernels.plan.mma import Plan
 from tsapps.kernels.problem import Problem
-from tsapps.kernels.runtime.launch import OverlappingLaunch
+from tsapps.kernels.runtime.launch import DependentLaunch
 
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.engines.fused import FusedEngine
 
 __all__ = ["Bounds", "ProductBounds"]
 
-_SCREEN_THREADS, _EXAMINE_THREADS = 256, 128
+_SELECT_THREADS, _ACTIVE_THREADS = 256, 128
 # Blocks a multiprocessor, as many as are resident on Hopper GPUs; and the rows that a block screens at a time.
-_SCREEN_BLOCKS, _EXAMINE_BLOCKS = 6, 3
-_SCREENED = 8 * _SCREEN_THREADS
+_SELECT_BLOCKS, _ACTIVE_BLOCKS = 6, 3
+_SCREENED = 8 * _SELECT_THREADS
 
 
 class Bounds:
@@ -56,52 +56,55 @@ class Bounds:
     Attributes
     ----------
     expiries, limits, active, state : cupy.ndarray
-        Of every row and cluster, the rows that are listed, and a `WATCH`; see bounds/state.cuh.
+        Of every row and cluster, the rows that are listed, and a `BOUNDS_STATE`; see bounds/state.cuh.
     """
 
     def __init__(self, engine: FusedEngine, k: int, listed: int, labels: str) -> None:
         n = engine.n_samples
-        self.expiries, self.active = cupy.empty(n, np.float32), cupy.empty(listed, np.uint32)
+        self.row_bounds, self.active = cupy.empty(n, np.float32), cupy.empty(listed, np.uint32)
         self._arrived = cupy.zeros(1, np.uint32)
-        # How far centres have moved, limits and what is known lie side by side: what begins anew is one copy.
+        # How far centers have moved, limits and what is known lie side by side: what begins anew is one copy.
         before = 8 * k, 4 * (k + k % 2)
-        fresh = np.zeros(sum(before) + WATCH.itemsize, np.uint8)
-        fresh[sum(before) :] = fresh_watch().reshape(1).view(np.uint8)
+        fresh = np.zeros(sum(before) + BOUNDS_STATE.itemsize, np.uint8)
+        fresh[sum(before) :] = fresh_bounds_state().reshape(1).view(np.uint8)
         self._fresh = cupy.asarray(fresh)
         self._kept = self._fresh.copy()
-        self._moved, self.limits = self._kept[: before[0]].view(np.float64), self._kept[before[0] :][: 4 * k].view("f4")
+        self._center_drift, self.limits = (
+            self._kept[: before[0]].view(np.float64),
+            self._kept[before[0] :][: 4 * k].view("f4"),
+        )
         self.state = self._kept[sum(before) :]
         self._begun_bytes = sum(before) + FRESH_BYTES
-        self._few = few_moved(n)
-        self._screen_grid = (min(engine.gpu.multiprocessors * _SCREEN_BLOCKS, -(-n // _SCREENED)),)
-        (self._screen,) = load_kernels(engine, "bounds/state.cuh", f"screen<{labels}>")
+        self._begin_limit = begin_limit(n)
+        self._select_grid = (min(engine.gpu.multiprocessors * _SELECT_BLOCKS, -(-n // _SCREENED)),)
+        (self._select,) = load_kernels(engine, "bounds/state.cuh", f"select_active_rows<{labels}>")
 
     def begin(self) -> None:
-        """Begin anew: centres are others than those that the last iteration made, and no row is safe.
+        """Begin anew: centers are others than those that the last iteration made, and no row is safe.
 
         Expiries need not be reset: no row is screened before all have been given theirs.
         """
         self._kept.data.copy_from_device_async(self._fresh.data, self._begun_bytes)
 
-    def motion(self) -> Any:
-        """Return what `advance` (update/centers.cuh) is told of bounds, a `MOTION`."""
-        addresses = (one.data.ptr for one in (self._moved, self.limits, self.state))
-        return np.array((*addresses, self._few, 0), MOTION)[()]
+    def drift_args(self) -> Any:
+        """Return what `update_centers` (update/centers.cuh) is told of bounds, a `DRIFT`."""
+        addresses = (one.data.ptr for one in (self._center_drift, self.limits, self.state))
+        return np.array((*addresses, self._begin_limit, 0), DRIFT)[()]
 
     @property
-    def others(self) -> Any:
+    def skip_full_assign(self) -> Any:
         """On the GPU: whether what scores all rows without bounds has nothing to do, (1,), int32."""
-        return self.state[OTHERS : OTHERS + 4].view(np.int32)
+        return self.state[SKIP_FULL_ASSIGN : SKIP_FULL_ASSIGN + 4].view(np.int32)
 
     def screening(self, labels: Any, stopped: Any) -> Callable[[], None]:
         """Return what lists the rows that are not safe; if `stopped` is set, nothing is to be done."""
-        screened = self.expiries, labels, np.int64(len(self.expiries)), self.limits
+        screened = self.row_bounds, labels, np.int64(len(self.row_bounds)), self.limits
         listed = self.active, np.uint32(len(self.active)), self.state, self._arrived, stopped
-        return OverlappingLaunch(self._screen, self._screen_grid, (_SCREEN_THREADS,), (*screened, *listed))
+        return DependentLaunch(self._select, self._select_grid, (_SELECT_THREADS,), (*screened, *listed))
 
-    def watch(self) -> np.void:
-        """Return what is known on the GPU, a `WATCH`; waits for it."""
-        found: np.void = to_host(self.state).view(WATCH)[0]
+    def read_state(self) -> np.void:
+        """Return what is known on the GPU, a `BOUNDS_STATE`; waits for it."""
+        found: np.void = to_host(self.state).view(BOUNDS_STATE)[0]
         return found
 
 
@@ -121,31 +124,31 @@ class ProductBounds(Bounds):
 
     def __init__(self, engine: FusedEngine, plan: Plan, problem: Problem, lists: int, room: int) -> None:
         super().__init__(engine, problem.w, most_listed(problem.m, lists, room), "int")
-        self._examine_grid = lists, max(1, engine.gpu.multiprocessors * _EXAMINE_BLOCKS // lists)
-        (self._examine,) = load_kernels(engine, "bounds/assign.cuh", f"examine<{-(-problem.w // 8)}>")
+        self._assign_active_grid = lists, max(1, engine.gpu.multiprocessors * _ACTIVE_BLOCKS // lists)
+        (self._assign_active,) = load_kernels(engine, "bounds/assign.cuh", f"assign_active_rows<{-(-problem.w // 8)}>")
         header, index = "apps/kmeans/bounds/assign.cuh", engine.gpu_index
-        self._until = PlannedKernel(plan, problem, index, "kmeans::NearestUntil", header)
+        self._assign_bounded = PlannedKernel(plan, problem, index, "kmeans::ArgminEpilogueBounded", header)
 
     def bind(
-        self, shadow: Any, halves: Any, nearest: tuple[Any, ...], labels: Any, stopped: Any
+        self, half_copy: Any, centers_half: Any, nearest: tuple[Any, ...], labels: Any, stopped: Any
     ) -> list[Callable[[], None]]:
         """Return what lists the rows whose labels change or are not sure, where bounds have a part in that.
 
         Parameters
         ----------
-        shadow, halves : cupy.ndarray of float16
-            Rows and centres.
+        half_copy, centers_half : cupy.ndarray of float16
+            Rows and centers.
         nearest : tuple
-            The fields of a `NEAREST`.
+            The fields of a `ARGMIN`.
         labels : cupy.ndarray of shape (n,), int32
         stopped : cupy.ndarray
             If set, nothing is to be done.
         """
-        kept = (one.data.ptr for one in (self.expiries, self.limits, self.state))
-        until = np.array((*nearest, *kept), UNTIL)[()]
-        examined = shadow, halves, np.int32(shadow.shape[1]), self.active, until
+        kept = (one.data.ptr for one in (self.row_bounds, self.limits, self.state))
+        bounded = np.array((*nearest, *kept), BOUNDED)[()]
+        examined = half_copy, centers_half, np.int32(half_copy.shape[1]), self.active, bounded
         return [
             self.screening(labels, stopped),
-            OverlappingLaunch(self._examine, self._examine_grid, (_EXAMINE_THREADS,), examined),
-            self._until.packed(shadow.data.ptr, halves.data.ptr, until),
+            DependentLaunch(self._assign_active, self._assign_active_grid, (_ACTIVE_THREADS,), examined),
+            self._assign_bounded.packed(half_copy.data.ptr, centers_half.data.ptr, bounded),
         ]

@@ -2,68 +2,75 @@
 
 import numpy as np
 
-from tsapps.apps.kmeans.assign.plan import NEAREST
+from tsapps.apps.kmeans.assign.plan import ARGMIN
 
 __all__ = [
+    "BOUNDED",
     "BOUNDS_BYTES",
-    "EXPIRING",
+    "BOUNDS_STATE",
     "FRESH_BYTES",
-    "OTHERS",
-    "UNTIL",
-    "WATCH",
+    "ROW_BOUNDS",
+    "SKIP_FULL_ASSIGN",
+    "begin_limit",
     "begins_soon",
-    "few_moved",
-    "fresh_watch",
+    "fresh_bounds_state",
     "most_listed",
-    "most_of_few_listed",
+    "most_listed_small_d",
 ]
 
-#: C++ classes that kernels take and keep, as NumPy structures: `NearestUntil`, `Expiring` and `Watch`.
-UNTIL = np.dtype([*NEAREST.descr, *((name, "u8") for name in ("expiries", "limits", "watch"))])
-EXPIRING = np.dtype([(name, "u8") for name in ("expiries", "limits", "active", "watch")])
-WATCH = np.dtype(
+#: C++ classes that kernels take and keep, as NumPy structures: `ArgminEpilogueBounded`, `RowBounds` and `BoundsState`.
+BOUNDED = np.dtype([*ARGMIN.descr, *((name, "u8") for name in ("row_bounds", "limits", "state"))])
+ROW_BOUNDS = np.dtype([(name, "u8") for name in ("row_bounds", "limits", "active", "state")])
+BOUNDS_STATE = np.dtype(
     [
-        *((name, "f8") for name in ("most", "latest", "hopeless")),
-        *[("pass", "i4"), ("active", "u4"), ("wait", "i4"), ("failures", "i4"), ("paid", "i4"), ("others", "i4")],
+        *((name, "f8") for name in ("most", "last_drift", "failed_drift")),
+        *[
+            ("pass", "i4"),
+            ("active", "u4"),
+            ("cooldown", "i4"),
+            ("failures", "i4"),
+            ("paid_off", "i4"),
+            ("skip_full_assign", "i4"),
+        ],
         *[("screened", "u8"), ("examined", "u8")],
     ]
 )
-#: Bytes of a `Watch` that begin anew with an iteration; what was counted in all stays.
+#: Bytes of a `BoundsState` that begin anew with an iteration; what was counted in all stays.
 FRESH_BYTES = 48
-#: Where a `Watch` has `others`.
-OTHERS = 44
+#: Where a `BoundsState` has `skip_full_assign`.
+SKIP_FULL_ASSIGN = 44
 #: Bytes a row at most: its expiry, and a place in the list for some.
 BOUNDS_BYTES = 7
 # The part of the rows that are listed at most. Of X's copy, reading one by one, they cost some three times as much; of
 # few features little more.
-_MOST_PART, _MOST_OF_FEW = 0.25, 0.6
+_MOST_PART, _MOST_PART_SMALL_D = 0.25, 0.6
 # The part of the rows that may move in an iteration for bounds to begin, as some forty times as many are not safe; and
 # for what has to do with them to be launched, as the host knows of two iterations before.
-_FEW_PART, _SOON_PART = 64, 16
+_BEGIN_PART, _SOON_PART = 64, 16
 # Rows that a warp examines at a time.
 _TILE = 32
 
 
-def fresh_watch() -> np.ndarray:
-    """Return what is known before the first iteration, a `WATCH`: all rows are scored, without bounds."""
-    watch = np.zeros((), WATCH)
-    watch["hopeless"] = np.inf
-    return watch
+def fresh_bounds_state() -> np.ndarray:
+    """Return what is known before the first iteration, a `BOUNDS_STATE`: all rows are scored, without bounds."""
+    state = np.zeros((), BOUNDS_STATE)
+    state["failed_drift"] = np.inf
+    return state
 
 
-def few_moved(n: int) -> int:
+def begin_limit(n: int) -> int:
     """Return the fewest rows of n that move in an iteration for bounds not to begin in the next."""
-    return n // _FEW_PART + 1
+    return n // _BEGIN_PART + 1
 
 
-def begins_soon(n: int, moved: int) -> bool:
+def begins_soon(n: int, n_reassigned: int) -> bool:
     """Tell whether bounds may begin soon, as so many rows of n moved two iterations before."""
-    return moved <= n // _SOON_PART
+    return n_reassigned <= n // _SOON_PART
 
 
-def most_of_few_listed(n: int) -> int:
+def most_listed_small_d(n: int) -> int:
     """Return how many of n rows of few features are listed at most."""
-    return max(1, int(n * _MOST_OF_FEW))
+    return max(1, int(n * _MOST_PART_SMALL_D))
 
 
 def most_listed(n: int, lists: int, room: int) -> int:

@@ -57,7 +57,7 @@ class Blocks(ABC):
         return self.n_samples * self.n_features * self.dtype.itemsize
 
     def _hold(self) -> None:
-        """Hold a copy of X, not centred."""
+        """Hold a copy of X, not centered."""
         held = self.xp.empty(self.source.shape, self.dtype)
         for start, block in self.source_blocks(self.block_rows(self.n_features)):
             held[start : start + len(block)] = block
@@ -87,7 +87,7 @@ class Blocks(ABC):
         """Return the rows of a block whose widest temporary has `n_columns` columns."""
 
     def source_blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, block) of the source on this device, in the source's own dtype, not centred."""
+        """Yield (first row, block) of the source on this device, in the source's own dtype, not centered."""
         return self.reader.blocks(rows)
 
     def blocks(self, n_columns: int) -> Iterator[tuple[int, Any]]:
@@ -100,7 +100,7 @@ class Blocks(ABC):
             yield start, self.held[start : start + rows]
 
     def prepared(self, block: Any) -> Any:
-        """Return a block of `blocks` in `dtype`, row-major and centred."""
+        """Return a block of `blocks` in `dtype`, row-major and centered."""
         if self.held is not None:
             return block
         prepared = block.astype(self.dtype, order="C", copy=False)
@@ -109,7 +109,7 @@ class Blocks(ABC):
         prepared -= self.mean
         return prepared
 
-    def centre(self, mean: np.ndarray) -> None:
+    def center(self, mean: np.ndarray) -> None:
         """Subtract `mean` (d,) from every row read from here on. Never writes to an array of the caller's."""
         self.mean = self.xp.asarray(mean, dtype=self.dtype)
         if self.held is None or not mean.astype(self.dtype).any():
@@ -123,7 +123,7 @@ class Blocks(ABC):
 
     @abstractmethod
     def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
-        """Yield ``work(first row, block)`` for every block of centred rows in `dtype`, in row order.
+        """Yield ``work(first row, block)`` for every block of centered rows in `dtype`, in row order.
 
         `n_columns` is the width of the widest temporary that `work` makes for a block.
         """
@@ -133,7 +133,7 @@ class Blocks(ABC):
         return None if self.sample_weight is None else self.sample_weight[start : start + len(block)]
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
-        """Return these samples, centred, in host memory; shape (len(indices), d)."""
+        """Return these samples, centered, in host memory; shape (len(indices), d)."""
         rows = to_host(self.reader.rows(np.asarray(indices)))
         return rows.astype(self.dtype) - to_host(self.mean)
 
@@ -156,6 +156,6 @@ class Blocks(ABC):
         for _ in self.each_block(work, self.n_features):
             pass
 
-    def centred(self) -> Any:
-        """Return the whole of X, centred, as an array of `xp`; shape (n, d)."""
+    def centered(self) -> Any:
+        """Return the whole of X, centered, as an array of `xp`; shape (n, d)."""
         return self.xp.concatenate(list(self.each_block(lambda _, block: block.copy(), self.n_features)))

@@ -4,19 +4,20 @@
 //                                                    norms (n)  ‖shadow row‖, or more where rounding cost more
 //
 // `scale` is a power of two that brings the data to the middle of float16's range; `padded` is d rounded up to whole 16
-// bytes, filled with zeros; or, for many centres, it lies in slabs (core_matrix_layout.cuh). With e = ‖(x − mean)·scale − shadow‖ (the
-// two differ by 2⁻¹¹ of each element at most, by less than half of that in the mean), norms[i] is the larger of ‖shadow‖ and
-// e / ρ, where ρ is 2⁻¹², or 2⁻²⁰ of data that float16 holds: for every c and ĉ
+// bytes, filled with zeros; or, for many centers, it lies in panels (core_matrix_layout.cuh). With e = ‖(x −
+// mean)·scale − shadow‖ (the two differ by 2⁻¹¹ of each element at most, by less than half of that in the mean),
+// norms[i] is the larger of ‖shadow‖ and e / ρ, where ρ is 2⁻¹², or 2⁻²⁰ of data that float16 holds: for every c and ĉ
 //
 //   |(x − mean)·scale · c − shadow · ĉ|  ≤  norms[i] · (ρ ‖c‖ + ‖c − ĉ‖)
 //
 // What float16 cannot hold becomes infinite, and so does its norm: nothing is claimed of such a row.
 //
-// Why it is fast: one read of X and half a write of it, once in a fit, after which every iteration reads half as much (a
-// quarter, of float64). Groups of lanes share a row, so that short rows fill a warp too. A lane has a vector of each of
-// several rows, 64 bytes in all, and asks for the next ones before it converts those that came: 24 warps have 48 KB of a
-// multiprocessor's on their way. Of the sums over a row's lanes each lane ends with one of its own, so that the shuffles, the roots and
-// the rest of the norms are done once for all these rows: two sums in every lane took 10 shuffles a row in place of 2.5.
+// Why it is fast: one read of X and half a write of it, once in a fit, after which every iteration reads half as much
+// (a quarter, of float64). Groups of lanes share a row, so that short rows fill a warp too. A lane has a vector of each
+// of several rows, 64 bytes in all, and asks for the next ones before it converts those that came: 24 warps have 48 KB
+// of a multiprocessor's on their way. Of the sums over a row's lanes each lane ends with one of its own, so that the
+// shuffles, the roots and the rest of the norms are done once for all these rows: two sums in every lane took 10
+// shuffles a row in place of 2.5.
 #pragma once
 #include "kernels/device/vector_load.cuh"
 #include "kernels/ptx/instructions.cuh"
@@ -26,20 +27,21 @@ namespace kmeans {
 
 // x − mean, rounded to the type that K-means works in.
 template <typename T, typename Work>
-__device__ __forceinline__ Work centred(T x, Work mean) {
+__device__ __forceinline__ Work centered(T x, Work mean) {
   return (Work)tsm2::Element<T>::value(x) - mean;
 }
 
-// 2^log2_lanes lanes share a row, of which each takes kVector elements at a time: by one load, if kAligned (rows begin at
-// multiples of so many bytes, and are whole vectors).
+// 2^log2_lanes lanes share a row, of which each takes kVector elements at a time: by one load, if kAligned (rows begin
+// at multiples of so many bytes, and are whole vectors).
 template <typename T>
 constexpr int kVector = sizeof(T) == 8 ? 2 : 4;
 
 // Rows that a lane has together: 64 bytes of them, where one load takes a vector.
 template <typename T, bool kAligned>
-constexpr int kShadowRows = sizeof(T) == 2 && kAligned ? 8 : 4;
+constexpr int kHalfCopyRows = sizeof(T) == 2 && kAligned ? 8 : 4;
 
-// Of kCount sums each, a lane gives one half to the lane that is `lanes` / 2 from it, and adds up the other half of both.
+// Of kCount sums each, a lane gives one half to the lane that is `lanes` / 2 from it, and adds up the other half of
+// both.
 template <int kCount, typename Sum, int kAll>
 __device__ __forceinline__ void halve_sums(Sum (&values)[kAll], int member, int lanes) {
   const bool upper = member & lanes / 2;
@@ -50,8 +52,8 @@ __device__ __forceinline__ void halve_sums(Sum (&values)[kAll], int member, int 
   }
 }
 
-// Adds up over the first `lanes` of values' kCount, by halves while a lane has several. Of lanes ≥ kCount, lane i ends with
-// sum i · kCount / lanes, in values[0].
+// Adds up over the first `lanes` of values' kCount, by halves while a lane has several. Of lanes ≥ kCount, lane i ends
+// with sum i · kCount / lanes, in values[0].
 template <int kCount, int kAll>
 __device__ __forceinline__ void share_sums(float (&values)[kAll], int member, int lanes) {
   if constexpr (kCount > 1) {
@@ -71,17 +73,17 @@ __device__ __forceinline__ float norm_of(float square, float lost, float inverse
 
 template <typename T, typename Work, bool kAligned>
 __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 2 : 3)
-    make_shadow(const T* X, long long leading, long long rows, int d, int padded, int slabs, const Work* mean,
-                float scale, float rounding, int log2_lanes, ptx::Half* shadow, float* norms) {
-  constexpr int kWide = kVector<T>, kRows = kShadowRows<T, kAligned>, kLoads = kAligned ? 1 : kWide;
+    make_half_copy(const T* X, long long leading, long long rows, int d, int padded, int panels, const Work* mean,
+                   float scale, float rounding, int log2_lanes, ptx::Half* half_copy, float* norms) {
+  constexpr int kWide = kVector<T>, kRows = kHalfCopyRows<T, kAligned>, kLoads = kAligned ? 1 : kWide;
   using Some = Packed<T, kWide / kLoads>;
   const int lanes = 1 << log2_lanes, member = simt::lane() & (lanes - 1), groups = 32 >> log2_lanes;
   const int stride = kWide << log2_lanes, column = kWide * member;
   const float inverse = 1 / (rounding * rounding);  // powers of two
-  // A warp's tile is kRows rows of each group of lanes. What is less than one is done more than once: the last tile begins
-  // where it is whole, and where there are not as many rows, groups have but one, and again the last.
+  // A warp's tile is kRows rows of each group of lanes. What is less than one is done more than once: the last tile
+  // begins where it is whole, and where there are not as many rows, groups have but one, and again the last.
   const int below = rows < kRows * groups ? 0 : groups, tile = below == 0 ? groups : kRows * groups;
-  const long long last = rows < tile ? 0 : rows - tile, stretch = below * leading;
+  const long long last = rows < tile ? 0 : rows - tile, row_stride = below * leading;
   const long long warp = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
   const long long step = (long long)gridDim.x * blockDim.x / 32 * tile;
   int in_tile = simt::lane() >> log2_lanes;
@@ -91,7 +93,7 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 2 : 3)
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i) some[r][i].load(x + r * stretch + (j + i < d ? j + i : 0));
+      for (int i = 0; i < kLoads; ++i) some[r][i].load(x + r * row_stride + (j + i < d ? j + i : 0));
   };
 
   Some now[kRows][kLoads], next[kRows][kLoads];
@@ -130,20 +132,20 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 2 : 3)
           Work value[2];
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            value[e] = centred<T, Work>(x.at[i + e], middle.at[i + e]) * (Work)scale;
+            value[e] = centered<T, Work>(x.at[i + e], middle.at[i + e]) * (Work)scale;
             if (j + (kAligned ? 0 : i + e) >= d) value[e] = 0;
           }
-          const unsigned pair = pairs.at[i / 2] = ptx::to_halves((float)value[0], (float)value[1]);
+          const unsigned pair = pairs.at[i / 2] = ptx::to_half_pair((float)value[0], (float)value[1]);
           const float a = ptx::to_float(ptx::Half{(unsigned short)(pair & 0xffff)});
           const float b = ptx::to_float(ptx::Half{(unsigned short)(pair >> 16)});
           const float of_a = (float)(value[0] - a), of_b = (float)(value[1] - b);
           sums[r] += a * a + b * b;
           sums[kRows + r] += of_a * of_a + of_b * of_b;
         }
-        // A lane's elements lie together in slabs too.
-        const long long to = slabs ? tsm2::slab_offset(row + r * below, j, slabs, tsm2::kSlabRows)
-                                   : (row + r * below) * padded + j;
-        simt::store_streaming(reinterpret_cast<unsigned*>(shadow + to), pairs);
+        // A lane's elements lie together in panels too.
+        const long long to =
+            panels ? tsm2::panel_offset(row + r * below, j, panels, tsm2::kPanelRows) : (row + r * below) * padded + j;
+        simt::store_streaming(reinterpret_cast<unsigned*>(half_copy + to), pairs);
       }
     }
     if (ends) {

@@ -10,17 +10,17 @@ import numpy as np
 
 from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan
 from tsapps.apps.kmeans.assign.plan import (
-    CHANGE_BYTES,
-    ENTRY_BYTES,
+    AMBIGUOUS_BYTES,
+    AMBIGUOUS_LARGE_K_BYTES,
     EXACT,
     PLACE_BYTES,
+    REASSIGNMENT_BYTES,
     ROUNDING,
-    UNDECIDED_BYTES,
     UNPROVED,
+    half_copy_scale,
     log2_lanes,
+    norm_limit_of,
     padded,
-    shadow_reach,
-    shadow_scale,
     vector_of,
 )
 from tsapps.kernels.jit.compiler import function
@@ -29,7 +29,7 @@ from tsapps.kernels.plan.mma import ELEMENT
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.engines.fused import FusedEngine
 
-__all__ = ["Placement", "Shadow", "aligned", "load_kernels", "types_of"]
+__all__ = ["HalfCopy", "Placement", "aligned", "load_kernels", "types_of"]
 
 _FOLDER = Path(__file__).parents[1]
 # Blocks a multiprocessor: whole multiples of those that are resident.
@@ -55,49 +55,49 @@ def aligned(engine: FusedEngine) -> str:
 
 
 class Placement(NamedTuple):
-    """How centers.cuh places centres: elements of a row in float16, its slabs, the scale, and few rows' least norm."""
+    """How centers.cuh places centers: elements of a row in float16, its panels, the scale, and few rows' least norm."""
 
     padded: int
-    slabs: int
+    panels: int
     scale: np.float32
-    reach: np.float32
+    norm_limit: np.float32
 
 
-class Shadow:
+class HalfCopy:
     """The copy of X in float16, scaled, and the norms of its rows; see data/half_copy.cuh.
 
-    `slabs` of 16 columns a row, in tiles of 64 rows (core_matrix_layout.cuh); if 0, rows of `padded` elements.
+    `panels` of 16 columns a row, in tiles of 64 rows (core_matrix_layout.cuh); if 0, rows of `padded` elements.
     """
 
-    def __init__(self, engine: FusedEngine, slabs: int) -> None:
+    def __init__(self, engine: FusedEngine, panels: int) -> None:
         n, d = engine.source.shape
         self._features = d
-        self.slabs, self.padded = slabs, 16 * slabs or padded(d)
+        self.panels, self.padded = panels, 16 * panels or padded(d)
         _, middle = engine.spread()
-        self.scale = np.float32(shadow_scale(middle))
-        self.rows = cupy.empty((-(-n // StreamPlan.ROWS) * StreamPlan.ROWS if slabs else n, self.padded), np.float16)
+        self.scale = np.float32(half_copy_scale(middle))
+        self.rows = cupy.empty((-(-n // StreamPlan.ROWS) * StreamPlan.ROWS if panels else n, self.padded), np.float16)
         self.norms = cupy.empty(n, np.float32)
         X = engine.rows_on_gpu
         # What of a row float16 may lose beside its norm, but for few rows.
         exact = X.itemsize == 2 and not bool(engine.shift.any())
         self.rounding = np.float32(EXACT if exact else ROUNDING)
-        sizes = np.int64(d), np.int64(n), np.int32(d), np.int32(self.padded), np.int32(slabs)
+        sizes = np.int64(d), np.int64(n), np.int32(d), np.int32(self.padded), np.int32(panels)
         lanes = np.int32(log2_lanes(self.padded // vector_of(X.itemsize)))
-        (kernel,) = load_kernels(engine, "data/half_copy.cuh", f"make_shadow<{types_of(engine)}, {aligned(engine)}>")
+        (kernel,) = load_kernels(engine, "data/half_copy.cuh", f"make_half_copy<{types_of(engine)}, {aligned(engine)}>")
         arguments = (X, *sizes, engine.shift, self.scale, self.rounding, lanes, self.rows, self.norms)
         kernel((engine.gpu.multiprocessors * _BLOCKS,), (_THREADS,), arguments)
-        if not engine.proves:
-            # But of few rows, for which centres far away may have been left out.
-            self.norms[self.norms <= shadow_reach(d)] *= np.float32(UNPROVED)
+        if not engine.certifies:
+            # But of few rows, for which centers far away may have been left out.
+            self.norms[self.norms <= norm_limit_of(d)] *= np.float32(UNPROVED)
 
     @property
     def placement(self) -> Placement:
-        """How centres are placed for a product with this."""
-        return Placement(self.padded, self.slabs, self.scale, np.float32(shadow_reach(self._features)))
+        """How centers are placed for a product with this."""
+        return Placement(self.padded, self.panels, self.scale, np.float32(norm_limit_of(self._features)))
 
     @staticmethod
-    def size(n: int, d: int, k: int, slabs: int) -> int:
-        """Return about the bytes of a shadow, of an iteration's lists, and of what there is of every centre."""
-        lists = CHANGE_BYTES + UNDECIDED_BYTES if slabs else 2 * (ENTRY_BYTES + PLACE_BYTES)
-        width = 16 * slabs or padded(d)
+    def size(n: int, d: int, k: int, panels: int) -> int:
+        """Return about the bytes of a shadow, of an iteration's lists, and of what there is of every center."""
+        lists = REASSIGNMENT_BYTES + AMBIGUOUS_LARGE_K_BYTES if panels else 2 * (AMBIGUOUS_BYTES + PLACE_BYTES)
+        width = 16 * panels or padded(d)
         return n * (2 * width + 4 + lists) + k * (2 * width + 3 * 8 * (d + 1))

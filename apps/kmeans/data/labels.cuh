@@ -5,8 +5,8 @@
 // change_labels   new labels (n) in the place of old ones, and how many differ
 // count_labels    how many rows have each label
 //
-// Why it is fast: labels are read and written in whole lines, once. What is counted is added up by a block first: by its
-// threads, or in shared memory.
+// Why it is fast: labels are read and written in whole lines, once. What is counted is added up by a block first: by
+// its threads, or in shared memory.
 #pragma once
 #include "kernels/device/simt.cuh"
 
@@ -31,7 +31,8 @@ __global__ void __launch_bounds__(256, 8) widen_labels(const Label* from, long l
 }
 
 // Adds to `changed` how many differ.
-__global__ void __launch_bounds__(256, 8) change_labels(const int* from, long long n, int* to, unsigned long long* changed) {
+__global__ void __launch_bounds__(256, 8)
+    change_labels(const int* from, long long n, int* to, unsigned long long* changed) {
   const long long together = (long long)gridDim.x * blockDim.x;
   unsigned differ = 0;
   for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += together) {
@@ -47,7 +48,8 @@ __global__ void __launch_bounds__(256, 8) change_labels(const int* from, long lo
 constexpr int kMostCounted = 8192;
 
 // Adds to `counts` (k).
-__global__ void __launch_bounds__(256, 4) count_labels(const int* labels, long long n, int k, unsigned long long* counts) {
+__global__ void __launch_bounds__(256, 4)
+    count_labels(const int* labels, long long n, int k, unsigned long long* counts) {
   __shared__ unsigned here[kMostCounted];
   const bool is_here = k <= kMostCounted;
   for (int j = threadIdx.x; is_here && j < k; j += blockDim.x) here[j] = 0;

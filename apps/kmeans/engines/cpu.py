@@ -31,7 +31,7 @@ _TASK_ELEMENTS = 1 << 21
 _SCORE_ELEMENTS = 1 << 17
 _LEAST_ROWS = 256
 # Memory: temporaries of a task's size that a thread may need, its share of the blocks that wait among them; bytes a
-# sample for its label and for what draws of first centres and filled clusters keep of it; and the largest X that is
+# sample for its label and for what draws of first centers and filled clusters keep of it; and the largest X that is
 # held converted though its own type is narrower (to convert it in each pass may double the time of a fit). The README
 # states the sum of these.
 _THREAD_BLOCKS = 7
@@ -49,9 +49,9 @@ class CpuEngine(Engine):
     """Passes over X with NumPy and BLAS; see `Engine`.
 
     X is held in memory where it and all else that a fit needs take at most half of what is available, and is read from
-    its source in every pass where they take more. It is held centred, in `dtype`; large X of a narrower type is held in
-    its own, and each pass converts it. Block bounds depend on shapes alone, so results do not depend on the number of
-    threads.
+    its source in every pass where they take more. It is held centered, in `dtype`; large X of a narrower type is held
+    in its own, and each pass converts it. Block bounds depend on shapes alone, so results do not depend on the number
+    of threads.
 
     Raises
     ------
@@ -92,7 +92,7 @@ class CpuEngine(Engine):
         return self.n_samples * self.n_features * itemsize
 
     def _hold(self) -> None:
-        """Hold a copy of X, not centred; in its own type where that is narrow."""
+        """Hold a copy of X, not centered; in its own type where that is narrow."""
         if not self.is_narrow:
             super()._hold()
         elif not isinstance(self.source, ArrayRows):
@@ -106,7 +106,7 @@ class CpuEngine(Engine):
         return max(_LEAST_ROWS, _TASK_ELEMENTS // max(n_columns, self.n_features))
 
     def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
-        """Yield ``work(first row, block)`` for every block of centred rows in `dtype`, in row order."""
+        """Yield ``work(first row, block)`` for every block of centered rows in `dtype`, in row order."""
         waiting: deque[Future[T]] = deque()
         # One BLAS thread for each of ours: nested threads fight over the cores.
         with one_blas_thread():
@@ -118,7 +118,7 @@ class CpuEngine(Engine):
                 yield waiting.popleft().result()
 
     def prepared(self, block: Any) -> Any:
-        """Return a block of `blocks` in `dtype`, row-major and centred; see `Blocks.prepared`."""
+        """Return a block of `blocks` in `dtype`, row-major and centered; see `Blocks.prepared`."""
         if self.held is not None:
             return block
         rows = block.astype(self.dtype, order="C", copy=False)

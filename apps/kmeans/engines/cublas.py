@@ -22,7 +22,7 @@ from cupyx import empty_pinned
 from tsapps.apps.kmeans.assign.plan import log2_lanes, vector_of
 from tsapps.apps.kmeans.data.rows import Reader, RescaledRows, Rows, readers
 from tsapps.apps.kmeans.engines.engine import Engine
-from tsapps.apps.kmeans.inertia.plan import KeptSums, inertia_plan
+from tsapps.apps.kmeans.inertia.plan import RunningSums, inertia_plan
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.gpu_specs import Device, live
 from tsapps.kernels.jit.compiler import Kernel, function
@@ -82,7 +82,7 @@ def _pointer(array: Any | None) -> Any:
 class CublasEngine(Engine):
     """Passes over X with CuPy and cuBLAS; see `Engine`.
 
-    X is held on the GPU, centred, where a copy fits; where it does not it is read in every pass, from the GPU if it
+    X is held on the GPU, centered, where a copy fits; where it does not it is read in every pass, from the GPU if it
     lies there, else streamed from its source in host memory or in a file through two pinned buffers in turn.
     """
 
@@ -141,7 +141,7 @@ class CublasEngine(Engine):
         return max(1, min(rows, _MOST_ROWS))
 
     def source_blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, block) of the source on this GPU, in the source's own dtype, not centred."""
+        """Yield (first row, block) of the source on this GPU, in the source's own dtype, not centered."""
         if self.source.device is not None:
             return self.source.blocks(rows)
         if isinstance(self.source, RescaledRows):  # rows are scaled here rather than by the host
@@ -149,7 +149,7 @@ class CublasEngine(Engine):
         return _stream_to_gpu(self.source, rows)
 
     def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
-        """Yield ``work(first row, block)`` for every block of centred rows in `dtype`, in row order."""
+        """Yield ``work(first row, block)`` for every block of centered rows in `dtype`, in row order."""
         for start, block in self.blocks(n_columns):
             yield work(start, self.prepared(block))
 
@@ -247,7 +247,7 @@ class CublasEngine(Engine):
         return mean, float(np.mean(means(mean, squares=True)))
 
     def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
-        """Return ‖x − c‖² of each of a block's rows and the centre that its label names, in `dtype`."""
+        """Return ‖x − c‖² of each of a block's rows and the center that its label names, in `dtype`."""
         rows, d = block.shape
         distances = cupy.empty(rows, self.dtype)
         wide = vector_of(block.itemsize)
@@ -265,11 +265,11 @@ class CublasEngine(Engine):
             labels = self.labels[start : start + len(block)]
             return self._block_inertia(block, device_centers, labels, self.weights_of(start, block))
 
-        first, *others = self.each_block(work, self.temporary_columns)
-        return float(sum(others, first).item()) / (2 if self.spherical else 1)
+        first, *skip_full_assign = self.each_block(work, self.temporary_columns)
+        return float(sum(skip_full_assign, first).item()) / (2 if self.spherical else 1)
 
     def _block_inertia(
-        self, block: Any, centers: Any, labels: Any, weights: Any | None, kept: KeptSums | None = None
+        self, block: Any, centers: Any, labels: Any, weights: Any | None, kept: RunningSums | None = None
     ) -> Any:
         """Return Σ w·‖x − c‖² of a block's rows, an array of one float64; `kept` are sums of all of them."""
         (rows, d), k = block.shape, len(centers)

@@ -1,17 +1,17 @@
-// What the library Lloyd needs beside its cuBLAS products. X is a block of rows × d numbers, row-major; each kernel reads
-// what it reads once and coalesced, and none uses atomics: the same bits on every run.
+// What the library Lloyd needs beside its cuBLAS products. X is a block of rows × d numbers, row-major; each kernel
+// reads what it reads once and coalesced, and none uses atomics: the same bits on every run.
 //
 // nearest         the arg-min of each row of scores
-//   scores (rows × k, row-major)   −2·x·c for every row x of X and every centre c, from cuBLAS
+//   scores (rows × k, row-major)   −2·x·c for every row x of X and every center c, from cuBLAS
 //   norms (k)                      ‖c‖², added here so that the scores are not read and written once more for it
 // segment_sums    the sum of the rows with each label
-// own_distances   ‖x − c‖² of each row and its own centre
+// own_distances   ‖x − c‖² of each row and its own center
 // point_distances ‖x − p‖² of each row and each of up to 8 points: the candidates of a k-means++ step
 // column_moments  Σ(x − o), Σ(x − o)² and max |x − o| of each column, about an origin o, of some rows each
 // fold_moments    those parts put together
 // add_in_order    Σ x, or Σ (x − o)², of each column, to the bit as NumPy adds up
 //
-// x is X's row less `mean`: zero, where X is centred already.
+// x is X's row less `mean`: zero, where X is centered already.
 //
 // `nearest` reads each score once and coalesced: a power-of-two group of lanes shares a row, so 16 clusters take half a
 // warp and 1000 take a whole one. Where a product with the one-hot label matrix is to follow (few clusters) it leaves
@@ -67,8 +67,8 @@ __global__ void nearest(T* scores, const T* norms, const T* weights, long long r
   }
 }
 
-// Block (j, f): cluster j, features 32·f … 32·f + 31; 32 × 8 threads. Thread (x, y) adds rows y, y + 8, … of the cluster
-// in feature x, in double; the eight partial sums are then added in the order of y.
+// Block (j, f): cluster j, features 32·f … 32·f + 31; 32 × 8 threads. Thread (x, y) adds rows y, y + 8, … of the
+// cluster in feature x, in double; the eight partial sums are then added in the order of y.
 template <typename T>
 __global__ void segment_sums(const T* X, const T* weights, const long long* order, const long long* starts, int d,
                              double* sums, double* totals) {
@@ -169,15 +169,14 @@ __global__ void point_distances(const T* X, const T* mean, const double* points,
 }
 
 // Block (f, g): features from f·blockDim.x·kWide on, kWide a thread, and every (gridDim.y · blockDim.y)-th row from row
-// g·blockDim.y + threadIdx.y on. Each writes one row of partial results, (gridDim.y × d), for the caller to put together.
-// 256 threads.
+// g·blockDim.y + threadIdx.y on. Each writes one row of partial results, (gridDim.y × d), for the caller to put
+// together. 256 threads.
 //
-// Why it is fast: the next rows are asked for before those that came are added up, and an element is converted to double
-// once, of which a multiprocessor makes 16 a clock: x − o is in `Work`, which is as exact as x itself is.
+// Why it is fast: the next rows are asked for before those that came are added up, and an element is converted to
+// double once, of which a multiprocessor makes 16 a clock: x − o is in `Work`, which is as exact as x itself is.
 template <typename T, typename Work, bool kVectors>
-__global__ void __launch_bounds__(256, 3)
-    column_moments(const T* X, const Work* origin, long long rows, int d, double* sums, double* squares,
-                   double* largest) {
+__global__ void __launch_bounds__(256, 3) column_moments(const T* X, const Work* origin, long long rows, int d,
+                                                         double* sums, double* squares, double* largest) {
   // Of few bytes an element, more rows at a time.
   constexpr int kWide = kLibraryWide<T, kVectors>, kTogether = sizeof(T) == 2 ? 6 : 4;
   using P = kmeans::Packed<T, kWide>;
@@ -248,9 +247,9 @@ __global__ void __launch_bounds__(256, 3)
 #define FOLD_COLUMNS 32
 #define FOLD_ROWS 8
 
-// The `slices` parts of column_moments, planes of (slices × d) one behind the other: the sums to `totals` (2 × d), and the
-// largest, or what was there if it is larger, to `largest` (d).
-__global__ void __launch_bounds__(FOLD_COLUMNS * FOLD_ROWS)
+// The `slices` parts of column_moments, planes of (slices × d) one behind the other: the sums to `totals` (2 × d), and
+// the largest, or what was there if it is larger, to `largest` (d).
+__global__ void __launch_bounds__(FOLD_COLUMNS* FOLD_ROWS)
     fold_moments(const double* parts, int slices, int d, double* totals, double* largest) {
   __shared__ double partial[FOLD_ROWS][3][FOLD_COLUMNS];
   const int column = blockIdx.x * FOLD_COLUMNS + threadIdx.x;
@@ -281,12 +280,14 @@ __global__ void __launch_bounds__(FOLD_COLUMNS * FOLD_ROWS)
 __device__ __forceinline__ float rounded_square(float x) { return __fmul_rn(x, x); }
 __device__ __forceinline__ double rounded_square(double x) { return __dmul_rn(x, x); }
 
-// The sums of columns in their own type, one row after the other: of x, or (kSquares) of (x − about)². A thread a column.
+// The sums of columns in their own type, one row after the other: of x, or (kSquares) of (x − about)². A thread a
+// column.
 //
-// Why it is fast: rows are on their way, kAhead of them, while those before are added up. NumPy reads what it adds up once
-// for a mean, and four times for a variance.
+// Why it is fast: rows are on their way, kAhead of them, while those before are added up. NumPy reads what it adds up
+// once for a mean, and four times for a variance.
 template <typename Work, bool kSquares>
-__global__ void __launch_bounds__(32) add_in_order(const Work* X, const Work* about, long long rows, int d, Work* sums) {
+__global__ void __launch_bounds__(32)
+    add_in_order(const Work* X, const Work* about, long long rows, int d, Work* sums) {
   constexpr int kAhead = 256 / (int)sizeof(Work);
   const int column = blockIdx.x * 32 + threadIdx.x;
   if (column >= d) return;

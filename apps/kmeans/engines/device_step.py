@@ -1,10 +1,10 @@
-"""The steps of the fused engine: one iteration for k clusters, by the kernels for as many features and centres.
+"""The steps of the fused engine: one iteration for k clusters, by the kernels for as many features and centers.
 
     few features     engines/small_d_step.py
     few (up to 64)   assign/small_k.cuh on gemm_mma.cuh → assign/rescore.cuh → rows that change → update/centers.cuh
     many             engines/large_k_step.py
 
-Few features need no copy of X. Few centres stay in shared memory, and the product is bound by what is
+Few features need no copy of X. Few centers stay in shared memory, and the product is bound by what is
 read of X's copy. Rows that change are sorted and added up by sort_reassigned.cuh and segmented_sum.cuh or, where they
 and the clusters are few, added as they are by update/scatter_add.cuh.
 """
@@ -21,44 +21,44 @@ import numpy as np
 from cupyx import empty_pinned
 
 from tsapps.apps.kmeans.assign.plan import (
-    ADVANCE,
-    ENTRY_BYTES,
+    AMBIGUOUS_BYTES,
+    ARGMIN,
+    DRIFT,
     LISTS,
     MOST_PLACED,
-    MOTION,
-    NEAREST,
     OUTCOME,
     PLACE_BYTES,
     ROWS,
+    UPDATE_CENTERS,
     Integers,
     capacity,
     epilogue_of,
+    error_coefficients_of,
+    half_copy_problem,
     integers,
-    margins_of,
     parts_of,
     product_error,
-    shadow_problem,
     sorts_rows,
 )
 from tsapps.apps.kmeans.bounds.launch import Bounds, ProductBounds
 from tsapps.apps.kmeans.bounds.plan import BOUNDS_BYTES, begins_soon
-from tsapps.apps.kmeans.data.half_copy import Placement, Shadow, load_kernels, types_of
+from tsapps.apps.kmeans.data.half_copy import HalfCopy, Placement, load_kernels, types_of
 from tsapps.apps.kmeans.protect.launch import FAULTS, LOST, StepCheck
 from tsapps.apps.kmeans.results import Assignment, Iterated, Report
-from tsapps.apps.kmeans.update.launch import Moves, Segments, grid_of_lists
+from tsapps.apps.kmeans.update.launch import ScatterAdd, Segments, grid_of_lists
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.gemm import PlannedKernel, blocks_of
 from tsapps.kernels.plan.mma import ELEMENT, Plan
-from tsapps.kernels.runtime.launch import OverlappingLaunch
+from tsapps.kernels.runtime.launch import DependentLaunch
 
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.engines.fused import FusedEngine
 
-__all__ = ["DECIDE_BLOCKS", "DECIDE_THREADS", "FewCentres", "Step", "integers_of"]
+__all__ = ["RESCORE_BLOCKS", "RESCORE_THREADS", "SmallKStep", "Step", "integers_of"]
 
 #: Of kernels that decide: threads, and blocks a multiprocessor, more than are resident.
-DECIDE_THREADS, DECIDE_BLOCKS = 256, 8
-_CENTRE_THREADS = 256
+RESCORE_THREADS, RESCORE_BLOCKS = 256, 8
+_CENTER_THREADS = 256
 # Iterations that are launched before the outcome of the first of them is asked for.
 _AHEAD = 2
 
@@ -75,10 +75,10 @@ class Step(ABC):
 
     #: Columns of the product are whole multiples of this.
     columns: int
-    #: Of a centre, that the product has a column each of.
+    #: Of a center, that the product has a column each of.
     parts = 1
-    # Of centres that have margins of their own, what these are of a centre's norm, and of what float16 loses of it.
-    _margins: tuple[float, float] | None = None
+    # Of centers that have margins of their own, what these are of a center's norm, and of what float16 loses of it.
+    _error_coefficients: tuple[float, float] | None = None
     #: What leaves out rows whose labels stand: made where they may begin soon, as it takes seconds to compile.
     bounds: Bounds | None = None
     # Whether what has to do with bounds is launched, from then on.
@@ -93,21 +93,21 @@ class Step(ABC):
     def __init__(self, engine: FusedEngine, placement: Placement, k: int) -> None:
         self.engine, self.k = engine, k
         d = engine.n_features
-        self._may_have_bounds = engine.bounds and k > 1 and engine.proves
+        self._may_have_bounds = engine.bounds and k > 1 and engine.certifies
         # Rows that moved, blocks that arrived, whether to stop: zero before every iteration.
-        self.moved, self._arrived, self.stopped = cupy.zeros((3, 1), np.uint32)
-        self._counts = cupy.empty(0, np.uint32)  # of lists that `advance` is to empty
+        self.n_reassigned, self._arrived, self.stopped = cupy.zeros((3, 1), np.uint32)
+        self._counts = cupy.empty(0, np.uint32)  # of lists that `update_centers` is to empty
         self._centers = tuple(cupy.empty((2, k, d), engine.dtype))  # of an iteration, and of the next
         # What they pass through on their way: a copy from or to other memory of the host is several times slower.
         self._passing = empty_pinned((k, d), engine.dtype)
         self._host = c_void_p(self._passing.ctypes.data), self._passing.nbytes
-        self._passed: int | None = None  # which centres it holds
+        self._passed: int | None = None  # which centers it holds
         n_columns = self._n_columns = -(-k // self.columns) * self.columns
-        # Where centres lie in slabs, the first of them has their offsets.
-        width = placement.padded + (16 if placement.slabs else 0)
-        self._halves = cupy.zeros((self.parts * n_columns, width), np.float16)
+        # Where centers lie in panels, the first of them has their offsets.
+        width = placement.padded + (16 if placement.panels else 0)
+        self._centers_half = cupy.zeros((self.parts * n_columns, width), np.float16)
         self._offsets = cupy.empty(n_columns, np.float32)
-        self._extremes, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
+        self._center_stats, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
         # The GPU writes to it: a copy of 32 bytes would take as long as a kernel. And what tells that it has.
         self._seen = empty_pinned(_AHEAD, OUTCOME)
         self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(_AHEAD)]
@@ -120,8 +120,8 @@ class Step(ABC):
         self._placement = placement
         scalar = ELEMENT[engine.dtype.name]
         # Apart, as each takes longer to compile than most.
-        (self._place,) = load_kernels(engine, "update/centers.cuh", f"place_centers<{scalar}>")
-        (self._advance,) = load_kernels(engine, "update/centers.cuh", f"advance<{scalar}>")
+        (self._place,) = load_kernels(engine, "update/centers.cuh", f"prepare_centers<{scalar}>")
+        (self._update_centers,) = load_kernels(engine, "update/centers.cuh", f"update_centers<{scalar}>")
         self.weighted = str(engine.sample_weight is not None).lower()
         self.integers = integers_of(engine)
         self._scales = np.array(self.integers.scales)
@@ -130,7 +130,7 @@ class Step(ABC):
 
     @abstractmethod
     def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
-        """Return what gives every sample its label at the centres that were placed, and keeps the sums."""
+        """Return what gives every sample its label at the centers that were placed, and keeps the sums."""
 
     @property
     def _sorts(self) -> bool:
@@ -168,10 +168,10 @@ class Step(ABC):
         """Write to `labels` (n,), int32, the labels that a step keeps for itself."""
 
     def assign(self, centers: np.ndarray) -> int:
-        """Give every sample the label of its nearest centre; return how many labels changed."""
+        """Give every sample the label of its nearest center; return how many labels changed."""
         self._begin(centers)
         self._run(("rows", self._sorts), lambda: self._bind_rows(self._centers[0]))
-        self._changing = int(self.moved[0])
+        self._changing = int(self.n_reassigned[0])
         return self._changing
 
     def _made_bounds(self) -> Bounds | None:
@@ -210,15 +210,15 @@ class Step(ABC):
                 if fault is not None:
                     break
                 # Of two iterations before the one that is launched next, as the host runs ahead.
-                self._changing = int(outcome["moved"])
+                self._changing = int(outcome["n_reassigned"])
                 if report is not None:
-                    report(before + known + 1, int(outcome["moved"]), float(outcome["potential"]))
+                    report(before + known + 1, int(outcome["n_reassigned"]), float(outcome["potential"]))
                 if outcome["stop"]:
                     break
         finally:
             # What is ahead is still writing to memory of this step.
             cupy.cuda.get_current_stream().synchronize()
-        strict, now = bool(outcome["moved"] == 0), known % 2
+        strict, now = bool(outcome["n_reassigned"] == 0), known % 2
         stays = fault is not None or bool(outcome["empty"])
         at, next_centers = None, self._centers_on_host(now if stays else 1 - now)
         if self.check is not None and protection is not None:
@@ -231,17 +231,17 @@ class Step(ABC):
                 return Iterated(at, known, False, float("nan"), fault=fault or FAULTS[LOST], lost=lost)
             protection.keep(next_centers)
         if outcome["empty"]:
-            empty = self.assignment(int(outcome["moved"]), float(outcome["potential"]))
+            empty = self.assignment(int(outcome["n_reassigned"]), float(outcome["potential"]))
             return Iterated(next_centers, known + 1, strict, float("nan"), empty, at)
         return Iterated(next_centers, known + 1, strict, float(outcome["shift"]), at=at)
 
-    def assignment(self, moved: int, potential: float) -> Assignment:
+    def assignment(self, n_reassigned: int, potential: float) -> Assignment:
         """Return the sums as an assignment; of a protected fit, as they come to the host twice."""
-        again = None if self.check is None else Assignment(moved, *self.sums(), potential)
-        return Assignment(moved, *self.sums(), potential, again)
+        again = None if self.check is None else Assignment(n_reassigned, *self.sums(), potential)
+        return Assignment(n_reassigned, *self.sums(), potential, again)
 
     def _begin(self, centers: np.ndarray) -> None:
-        """Put centres where the first iteration expects them."""
+        """Put centers where the first iteration expects them."""
         stream = cupy.cuda.get_current_stream()
         made_for = stream.ptr, self.own_labels.data.ptr
         if made_for != self._made_for:
@@ -257,17 +257,17 @@ class Step(ABC):
         self._run("place", self._bind_place)
 
     def _bind_place(self) -> list[Callable[[], None]]:
-        """Return what places the first centres, which it takes from the host's memory."""
+        """Return what places the first centers, which it takes from the host's memory."""
         arguments = np.uint64(self._passing.ctypes.data), self._advancing(1, 0, 0.0)
-        return [OverlappingLaunch(self._place, (self._n_columns,), (_CENTRE_THREADS,), arguments)]
+        return [DependentLaunch(self._place, (self._n_columns,), (_CENTER_THREADS,), arguments)]
 
     def _pass(self, place: int) -> None:
-        """Copy centres to the host, once they are there."""
+        """Copy centers to the host, once they are there."""
         self._centers[place].data.copy_to_host_async(*self._host)
         self._passed = place
 
     def _centers_on_host(self, place: int) -> np.ndarray:
-        """Return centres as an array of the caller's own; where nothing is under way, as it may not wait."""
+        """Return centers as an array of the caller's own; where nothing is under way, as it may not wait."""
         if self._passed != place:
             self._pass(place)
             cupy.cuda.get_current_stream().synchronize()
@@ -286,26 +286,26 @@ class Step(ABC):
             self.check.launch(self._centers[now], self._centers[1 - now], place, now)
 
     def _bind_iteration(self, now: int, place: int, tol: float) -> list[Callable[[], None]]:
-        """Return what makes an iteration: labels and sums, centres of the sums, and an outcome for the host."""
+        """Return what makes an iteration: labels and sums, centers of the sums, and an outcome for the host."""
         arguments = (self._advancing(now, place, tol),)
-        advance = OverlappingLaunch(self._advance, (self.k,), (_CENTRE_THREADS,), arguments)
-        return [*self._bind_rows(self._centers[now]), advance]
+        update_centers = DependentLaunch(self._update_centers, (self.k,), (_CENTER_THREADS,), arguments)
+        return [*self._bind_rows(self._centers[now]), update_centers]
 
     def _advancing(self, now: int, place: int, tol: float) -> Any:
         """Return what the kernels of update/centers.cuh are told of an iteration."""
         placement, next_centers = self._placement, self._centers[1 - now]
-        margins = 0 if self._margins is None else self._offsets[self._n_columns :].data.ptr
+        error_coefficients = 0 if self._error_coefficients is None else self._offsets[self._n_columns :].data.ptr
         centers = self._centers[now], next_centers, self._found, self._offsets
-        state = self._extremes, self._arrived, self.moved, self._counts, self.stopped
+        state = self._center_stats, self._arrived, self.n_reassigned, self._counts, self.stopped
         before, after = ([one.data.ptr for one in some] for some in ((self.device_sums, self.units, *centers), state))
         second = self._n_columns if self.parts > 1 else 0
-        halves = self._halves.data.ptr, placement.padded, placement.slabs, self.columns, second
-        sizes = self.k, self.engine.n_features, self._counts.size, placement.scale, placement.reach
+        centers_half = self._centers_half.data.ptr, placement.padded, placement.panels, self.columns, second
+        sizes = self.k, self.engine.n_features, self._counts.size, placement.scale, placement.norm_limit
         outcome = self._seen[place:].ctypes.data
         # Without bounds, none is followed.
-        motion = self.bounds.motion() if self.bounds is not None and self._bounded else np.zeros((), MOTION)[()]
-        more = motion, tol, *sizes, *(self._margins or (0, 0)), self.comes_early
-        return np.array((*before, margins, *after, outcome, halves, *more), ADVANCE)[()]
+        drift_args = self.bounds.drift_args() if self.bounds is not None and self._bounded else np.zeros((), DRIFT)[()]
+        more = drift_args, tol, *sizes, *(self._error_coefficients or (0, 0)), self.comes_early
+        return np.array((*before, error_coefficients, *after, outcome, centers_half, *more), UPDATE_CENTERS)[()]
 
     def counts(self) -> np.ndarray:
         """Return how many samples each cluster has, (k,), int64, where none is weighted."""
@@ -317,35 +317,37 @@ class Step(ABC):
         return values[:, :-1], values[:, -1]
 
 
-class FewCentres(Step):
+class SmallKStep(Step):
     """A step for as many clusters as `assign/small_k.cuh` has room for."""
 
     columns = 8
 
-    def __init__(self, engine: FusedEngine, shadow: Shadow, plan: Plan, k: int) -> None:
+    def __init__(self, engine: FusedEngine, half_copy: HalfCopy, plan: Plan, k: int) -> None:
         self.parts = parts_of(plan, k)
-        super().__init__(engine, shadow.placement, k)
-        self._shadow, self._plan = shadow, plan
+        super().__init__(engine, half_copy.placement, k)
+        self._half_copy, self._plan = half_copy, plan
         n, d = engine.source.shape
         index = engine.gpu_index
-        problem = shadow_problem(n, d, k, self.parts)
+        problem = half_copy_problem(n, d, k, self.parts)
         epilogue = epilogue_of(plan, k)
         self._product = PlannedKernel(plan, problem, index, f"kmeans::{epilogue}", "apps/kmeans/assign/small_k.cuh")
-        if epilogue != "Nearest":  # margins are behind offsets
+        if epilogue != "ArgminEpilogue":  # margins are behind offsets
             self._offsets = cupy.empty(2 * self._n_columns, np.float32)
-            self._margins = margins_of(plan, d, k, float(shadow.rounding))
+            self._error_coefficients = error_coefficients_of(plan, d, k, float(half_copy.rounding))
         lists = blocks_of(plan, problem, index)
         self._capacity = capacity(plan, n, lists)
         self._bounds_of = plan, problem, lists, self._capacity
         self._ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
-        self._entries = cupy.empty(lists * self._capacity * ENTRY_BYTES, np.uint8)
+        self._entries = cupy.empty(lists * self._capacity * AMBIGUOUS_BYTES, np.uint8)
         self._counts = cupy.empty(lists, np.uint32)
-        self._moves = Moves(self, lists)
+        self._scatter_add = ScatterAdd(self, lists)
         self._segments: Segments | None = None
         if sorts_rows(n, d) and n <= MOST_PLACED:
-            self._segments = Segments(self, "Entry", lists, cupy.empty(lists * self._capacity * PLACE_BYTES, np.uint8))
-        self._decide_grid = grid_of_lists(engine, lists, DECIDE_BLOCKS)
-        (self._decide,) = load_kernels(engine, "assign/rescore.cuh", f"decide<{types_of(engine)}>")
+            self._segments = Segments(
+                self, "AmbiguousRow", lists, cupy.empty(lists * self._capacity * PLACE_BYTES, np.uint8)
+            )
+        self._rescore_grid = grid_of_lists(engine, lists, RESCORE_BLOCKS)
+        (self._rescore,) = load_kernels(engine, "assign/rescore.cuh", f"rescore<{types_of(engine)}>")
 
     def _made_bounds(self) -> ProductBounds:
         return ProductBounds(self.engine, *self._bounds_of)
@@ -355,23 +357,23 @@ class FewCentres(Step):
         return self._segments is not None and sorts_rows(self._changing, self.engine.n_features)
 
     def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
-        engine, shadow = self.engine, self._shadow
+        engine, half_copy = self.engine, self._half_copy
         n, d = engine.source.shape
-        pointers = self._offsets, self._extremes, shadow.norms, engine.labels, self._entries, self._counts
+        pointers = self._offsets, self._center_stats, half_copy.norms, engine.labels, self._entries, self._counts
         addresses = [one.data.ptr for one in pointers]
-        sizes = self._capacity, n, self._ahead, product_error(self._plan, d, self.k), shadow.rounding
+        sizes = self._capacity, n, self._ahead, product_error(self._plan, d, self.k), half_copy.rounding
         launches, idle = [], self.stopped
         if isinstance(self.bounds, ProductBounds) and self._bounded:
             nearest = *addresses, self.stopped.data.ptr, *sizes
-            launches = self.bounds.bind(shadow.rows, self._halves, nearest, engine.labels, self.stopped)
-            idle = self.bounds.others
-        every = np.array((*addresses, idle.data.ptr, *sizes), NEAREST)[()]
-        launches.append(self._product.packed(shadow.rows.data.ptr, self._halves.data.ptr, every))
+            launches = self.bounds.bind(half_copy.rows, self._centers_half, nearest, engine.labels, self.stopped)
+            idle = self.bounds.skip_full_assign
+        every = np.array((*addresses, idle.data.ptr, *sizes), ARGMIN)[()]
+        launches.append(self._product.packed(half_copy.rows.data.ptr, self._centers_half.data.ptr, every))
         lists = self._entries, self._counts, np.int64(self._capacity)
-        decided = self.rows(), centers, np.int32(self.k), *lists, self.stopped
-        launches.append(OverlappingLaunch(self._decide, self._decide_grid, (DECIDE_THREADS,), decided))
+        certified = self.rows(), centers, np.int32(self.k), *lists, self.stopped
+        launches.append(DependentLaunch(self._rescore, self._rescore_grid, (RESCORE_THREADS,), certified))
         # Either gives the same bits.
         if self._segments is None or not self._sorts:
-            return [*launches, self._moves.bind(self, lists)]
+            return [*launches, self._scatter_add.bind(self, lists)]
         changes = np.array((self._entries.data.ptr, self._counts.data.ptr, self._capacity, 1, 0), LISTS)[()]
         return launches + self._segments.bind(self, changes)

@@ -5,10 +5,10 @@ An engine holds X (n samples, d features), the sample weights and one label a sa
 
     score(x, c) = ‖c‖² − 2·x·c  =  ‖x − c‖² − ‖x‖²
 
-one matrix product a block, so that at most a block's scores exist at any time and never an n×k matrix. X is centred by
+one matrix product a block, so that at most a block's scores exist at any time and never an n×k matrix. X is centered by
 its mean as it is read: that shrinks the cancellation in the score. Sums over samples are carried in float64.
 
-Over `UnitRows` the metric is the cosine: centres have norm 1 too, ‖x − c‖²/2 is 1 − cos(x, c), and nothing is centred.
+Over `UnitRows` the metric is the cosine: centers have norm 1 too, ‖x − c‖²/2 is 1 − cos(x, c), and nothing is centered.
 
 `blocks.py` has the rows; `cpu.py` and `cublas.py` say how blocks are fed and how a block's rows are summed by label.
 """
@@ -36,7 +36,7 @@ class Engine(Blocks):
     #: What checks each iteration, if anything does.
     protection: Protection | None = None
     #: Whether labels are proved; whether sums are kept from one assignment to the next; and units they are rounded to.
-    proves, keeps_sums, sums_units = True, False, np.zeros(1)
+    certifies, keeps_sums, sums_units = True, False, np.zeros(1)
     #: Makes the same engine over other rows.
     over: Callable[[Rows], "Engine"]
     #: Brings an array to host memory, where it is valid until the next one is brought.
@@ -80,7 +80,7 @@ class Engine(Blocks):
             return delta.sum(axis=0), (delta * delta).sum(axis=0)
 
     def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
-        """Return ‖x − c‖² of each of a block's rows and the centre that its label names, in `dtype`."""
+        """Return ‖x − c‖² of each of a block's rows and the center that its label names, in `dtype`."""
         delta = block - centers[labels]
         delta *= delta
         return delta.sum(axis=1)
@@ -127,7 +127,7 @@ class Engine(Blocks):
 
     def _about(self, centers: np.ndarray, mean: np.ndarray) -> np.ndarray:
         """Subtract a mean from X, and return centers about it as those about what was subtracted."""
-        self.centre(mean)
+        self.center(mean)
         subtracted = to_host(self.mean)
         if (subtracted != mean).any():
             centers = centers + (mean.astype(np.float64) - subtracted)
@@ -140,7 +140,7 @@ class Engine(Blocks):
     def moments(self) -> tuple[np.ndarray, float]:
         """Return the mean of X (d,) and the mean over features of its variance, in one pass, in float64.
 
-        Sums are taken about the first sample, so that far-off-centre data does not cancel; about zero, where samples
+        Sums are taken about the first sample, so that far-off-center data does not cancel; about zero, where samples
         are farther from each other than their type holds. What overflows is not finite: see `Frame`.
 
         Raises
@@ -159,7 +159,7 @@ class Engine(Blocks):
             return total + self.origin, float(np.mean(square - total * total))
 
     def rounded_moments(self) -> tuple[np.ndarray, float] | None:
-        """Return `moments` as NumPy rounds them in `dtype`, of X not centred, where that takes no copy to the host."""
+        """Return `moments` as NumPy rounds them in `dtype`, of X not centered, where that takes no copy to the host."""
         return None
 
     def _sums_about(self, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -171,14 +171,14 @@ class Engine(Blocks):
         return to_host(total), to_host(square)
 
     def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:
-        """Give every sample the label of its nearest centre, the lowest index on a tie.
+        """Give every sample the label of its nearest center, the lowest index on a tie.
 
         Parameters
         ----------
         centers : numpy.ndarray of shape (k, d)
-            Centred as the rows are.
+            Centered as the rows are.
         update : bool
-            Also sum the samples of each cluster, for the next centres.
+            Also sum the samples of each cluster, for the next centers.
         potential : bool
             Also sum the scores.
         """
@@ -192,21 +192,21 @@ class Engine(Blocks):
             labels, scores, *sums = self.assign_block(block, weights, *operands, update=update, potential=potential)
             again = self.sum_block(block, weights, labels, k) if twice else ()
             held = self.labels[start : start + len(block)]
-            moved = self.relabel(held, labels)
+            n_reassigned = self.relabel(held, labels)
             if scores is not None:
                 scores = (scores if weights is None else scores * weights).sum(dtype=np.float64)
-            return moved, scores, *sums, *again
+            return n_reassigned, scores, *sums, *again
 
         shapes = ((k, self.n_features), k) if update else (0, 0)
         totals = [self.xp.zeros(shape) for shape in (1 + twice) * shapes]
-        moved, scores = [], []
+        n_reassigned, scores = [], []
         for part in self.each_block(work, k):
-            moved.append(part[0])
+            n_reassigned.append(part[0])
             scores.append(part[1])
             for total, of_block in zip(totals, part[2:], strict=True):
                 total += of_block
         score = float(sum(scores[1:], scores[0])) if potential else float("nan")
-        count = int(sum(moved[1:], moved[0]))
+        count = int(sum(n_reassigned[1:], n_reassigned[0]))
         step = Assignment(count, to_host(totals[0]), to_host(totals[1]), score)
         if twice:
             step.again = Assignment(count, to_host(totals[2]), to_host(totals[3]), score)
@@ -220,17 +220,17 @@ class Engine(Blocks):
 
     def relabel(self, held: Any, labels: Any) -> Any:
         """Give samples that have labels `held` (m,) others, and return how many differ: a number of `xp`."""
-        moved = self.xp.count_nonzero(held != labels)
+        n_reassigned = self.xp.count_nonzero(held != labels)
         held[:] = labels
-        return moved
+        return n_reassigned
 
     def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
-        """Iterate until no label changes, the centres move by `tol` at most in all (squared), or a cluster is empty.
+        """Iterate until no label changes, the centers move by `tol` at most in all (squared), or a cluster is empty.
 
         Parameters
         ----------
         centers : numpy.ndarray of shape (k, d)
-            Centred as the rows are.
+            Centered as the rows are.
         before, last : int
             How many iterations there were in this run, and how many there are to be at most.
         tol : float
@@ -242,32 +242,32 @@ class Engine(Blocks):
             fault = None if protection is None else protection.fault_of(self, step, centers, iteration)
             if fault is None:
                 if report is not None:
-                    report(iteration, step.moved, step.potential)
+                    report(iteration, step.n_reassigned, step.potential)
                 if (step.weights == 0).any():
-                    return Iterated(centers, iteration - before, step.moved == 0, float("nan"), step, centers)
+                    return Iterated(centers, iteration - before, step.n_reassigned == 0, float("nan"), step, centers)
                 new_centers = self.next_centers(step, centers)
                 shift = square_shift(centers, new_centers)
                 if protection is not None:
                     # The first of these iterations may be at centers that are no means.
-                    stood = step.moved == 0 and iteration > before + 1
+                    stood = step.n_reassigned == 0 and iteration > before + 1
                     fault = protection.fault_of_next(self, step, new_centers, shift, stood=stood)
             if protection is not None and fault is not None:
                 return Iterated(protection.intact(centers), iteration - 1 - before, False, float("nan"), fault=fault)
             at, centers = centers, new_centers
-            if step.moved == 0 or shift <= tol:
+            if step.n_reassigned == 0 or shift <= tol:
                 break
-        return Iterated(centers, iteration - before, step.moved == 0, shift, at=at)
+        return Iterated(centers, iteration - before, step.n_reassigned == 0, shift, at=at)
 
     def next_centers(self, step: Assignment, centers: np.ndarray) -> np.ndarray:
         """Return the means of the clusters that `centers` (k, d) gave, of norm 1 where the metric is the cosine."""
         means = step.means()
         if self.spherical:
-            # Samples that cancel out have no direction in common: their centre stays.
+            # Samples that cancel out have no direction in common: their center stays.
             means = unit(np.where(means.any(axis=1, keepdims=True), means, centers))
         return means.astype(self.dtype)
 
     def inertia(self, centers: np.ndarray) -> float:
-        """Return Σ w·‖x − c‖², or Σ w·(1 − cos), of the samples and their own centres: from differences, in float64."""
+        """Return Σ w·‖x − c‖², or Σ w·(1 − cos), of the samples and their own centers: from differences, in float64."""
         parts = self._each_own_distance(centers, weighted=True)
         total = sum(part.sum(dtype=np.float64) for part in parts)
         return float(total) / (2 if self.spherical else 1)
@@ -287,7 +287,7 @@ class Engine(Blocks):
         return to_host(self.xp.bincount(labels, minlength=k))
 
     def own_distances(self, centers: np.ndarray) -> np.ndarray:
-        """Return ‖x − c‖² for every sample and its own centre, in host memory; shape (n,)."""
+        """Return ‖x − c‖² for every sample and its own center, in host memory; shape (n,)."""
         distances, end = np.empty(self.n_samples, self.dtype), 0
         for part in self._each_own_distance(centers, weighted=False):
             distances[end : end + len(part)] = to_host(part)
@@ -305,7 +305,7 @@ class Engine(Blocks):
         return self.each_block(work, self.temporary_columns)
 
     def square_norm(self) -> float:
-        """Return Σ w·‖x‖² over the (centred) samples, in float64."""
+        """Return Σ w·‖x‖² over the (centered) samples, in float64."""
 
         def work(start: int, block: Any) -> Any:
             weights = self.weights_of(start, block)

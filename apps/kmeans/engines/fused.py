@@ -1,15 +1,15 @@
 """The fused engine: Lloyd on a float16 copy of X, or on few features themselves, with exact labels and exact sums.
 
-An iteration is one product of the core, of X's copy in float16 (`half_copy.cuh`) and the centres. Its epilogue finds
-the nearest centre of every row and, by a rigorous bound on what float16 rounds away, the few rows for which it is not
+An iteration is one product of the core, of X's copy in float16 (`half_copy.cuh`) and the centers. Its epilogue finds
+the nearest center of every row and, by a rigorous bound on what float16 rounds away, the few rows for which it is not
 sure. Those are decided in float64 from X itself, and rows whose label changes move from one cluster's sum to another's.
 So an iteration reads half of float32's bytes and a quarter of float64's; labels are the float64 arg-min; and sums are
-integers, the same bits on every run. `device_step.py` has the kernels of few centres, `large_k_step.py` those of many.
-Few features and few centres are multiplied from X itself, in the time of reading it (`small_d_step.py`): in float32
+integers, the same bits on every run. `device_step.py` has the kernels of few centers, `large_k_step.py` those of many.
+Few features and few centers are multiplied from X itself, in the time of reading it (`small_d_step.py`): in float32
 (`iteration_fma_d4.cuh`, `iteration_fma.cuh`), or by tensor cores, with the same kind of bound (`iteration_mma.cuh`): as
 float16, or 16 bits as they lie.
 
-What it cannot do it leaves to `CublasEngine`: many centres on GPUs other than Hopper's, X that does not fit the GPU,
+What it cannot do it leaves to `CublasEngine`: many centers on GPUs other than Hopper's, X that does not fit the GPU,
 small data in float64, where scikit-learn's own rounding decides, and single passes over small data, which are over
 before a copy of X would be made.
 """
@@ -21,19 +21,19 @@ import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan, stream_plan
-from tsapps.apps.kmeans.assign.plan import MOST_CENTRES, MOST_CLUSTERS, MOST_PLACED, NARROW, assign_plan
-from tsapps.apps.kmeans.data.half_copy import Shadow
+from tsapps.apps.kmeans.assign.plan import MOST_CLUSTERS, MOST_LARGE_K, MOST_PLACED, NARROW, assign_plan
+from tsapps.apps.kmeans.data.half_copy import HalfCopy
 from tsapps.apps.kmeans.data.rows import ArrayRows, Rows
 from tsapps.apps.kmeans.engines.cublas import CublasEngine
-from tsapps.apps.kmeans.engines.device_step import FewCentres, Step, integers_of
-from tsapps.apps.kmeans.engines.large_k_step import ManyCentres
-from tsapps.apps.kmeans.engines.small_d_step import few_step, norms_of
+from tsapps.apps.kmeans.engines.device_step import SmallKStep, Step, integers_of
+from tsapps.apps.kmeans.engines.large_k_step import LargeKStep
+from tsapps.apps.kmeans.engines.small_d_step import norms_of, small_d_step
 from tsapps.apps.kmeans.inertia.plan import inertia_from_sums
 from tsapps.apps.kmeans.init.plusplus import is_small
 from tsapps.apps.kmeans.init.plusplus_launch import draw_plus_plus
 from tsapps.apps.kmeans.protect.launch import SumsCheck
 from tsapps.apps.kmeans.results import Assignment, Iterated, Report
-from tsapps.apps.kmeans.small_d.plan import ALIGNMENT, FewPlan, ProductsPlan, few_plan
+from tsapps.apps.kmeans.small_d.plan import ALIGNMENT, FmaPlan, ProductsPlan, fma_plan
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan.mma import Plan
 
@@ -47,9 +47,9 @@ _MOST_SAMPLES, _MOST_FEATURES = 2**32 - 128, 2**18
 _LEAST_CAPABILITY = 8.0
 # By default, the features of rows that have bounds, and the elements of X: of less, launches cost what is saved.
 _MOST_BOUNDED, _LEAST_BOUNDED = 256, 1 << 26
-_HALVES = ("float16", "bfloat16")
-# The square of the mean beside that of the spread, up to which halves are not centred.
-_NEARLY_CENTRED = 0.25
+_HALF_TYPES = ("float16", "bfloat16")
+# The square of the mean beside that of the spread, up to which halves are not centered.
+_NEARLY_CENTERED = 0.25
 # The least weight beside the largest: sums have 46 bits for it (assign/plan.py).
 _LEAST_WEIGHT = 2.0**-16
 # The inertia of sums: how many times their bytes X is to have, as they are worked on by the host; what part of it may
@@ -67,7 +67,7 @@ class FusedEngine(CublasEngine):
     always : bool
         Whether small data is served too, in float64 and in single passes.
     precision : {"exact", "tf32"}
-        Whether labels of float32 data that is copied to float16 are proved; see `Shadow`.
+        Whether labels of float32 data that is copied to float16 are proved; see `HalfCopy`.
     bounds : bool, optional
         Whether iterations leave out rows whose labels stand, where that pays; see `bounds.Bounds`. Labels and sums
         are the same. Few features that are hardly more than their bound, more clusters than `MOST_CLUSTERS`, and labels
@@ -99,11 +99,11 @@ class FusedEngine(CublasEngine):
         served = self.dtype == np.float32 or not self._small
         self._applies = served and tensor_cores and room and self._weights_are_alike()
         # Whether kernels subtract the mean; whether it is subtracted before, from what they read.
-        self._shifts = self._centred = False
+        self._shifts = self._centered = False
         # The mean, the mean variance, and the largest |x − origin| of each feature; and what is subtracted of the mean.
         self._found: tuple[np.ndarray, float, np.ndarray] | None = None
         self._subtracted = np.zeros(self.n_features)
-        self._shadow: Shadow | None = None
+        self._half_copy: HalfCopy | None = None
         if not self._applies and self.held is None and super().copies():
             self._hold()
 
@@ -123,11 +123,11 @@ class FusedEngine(CublasEngine):
 
     @property
     def rows_on_gpu(self) -> Any:
-        """X on the GPU, row-major and not centred, as kernels read it: of any dtype; None where there is no such."""
-        return self.held if self.held is not None else self._halves()
+        """X on the GPU, row-major and not centered, as kernels read it: of any dtype; None where there is no such."""
+        return self.held if self.held is not None else self._half_x()
 
     @property
-    def proves(self) -> bool:  # type: ignore[override]
+    def certifies(self) -> bool:  # type: ignore[override]
         """Whether labels are proved: all but those of float32 data with precision="tf32"."""
         X = self.rows_on_gpu
         return self.precision == "exact" or X is None or bool(X.dtype != np.float32)
@@ -142,17 +142,17 @@ class FusedEngine(CublasEngine):
         """What one stands for in each column of the sums, (d + 1,), and elements of them are rounded to."""
         return np.zeros(1) if self._step is None else 1 / np.array(self._step.integers.scales)
 
-    def _halves(self) -> Any | None:
+    def _half_x(self) -> Any | None:
         """Return the source's own array, if it is one of halves that lies on the GPU row by row."""
         if not isinstance(self.source, ArrayRows) or self.source.device is None or self.dtype != np.float32:
             return None
         array = self.source.array
         here = self.source.device == self._gpu.id and array.flags.c_contiguous
-        return array if here and array.dtype.name in _HALVES else None
+        return array if here and array.dtype.name in _HALF_TYPES else None
 
     def copies(self) -> bool:
         """Tell whether to hold a copy of X where it cannot be borrowed; see `Engine.copies`."""
-        return self._halves() is None and super().copies()
+        return self._half_x() is None and super().copies()
 
     def prepared(self, block: Any) -> Any:
         """Return a block of `blocks` in `dtype`, from which kernels subtract `shift`; see `Engine.prepared`."""
@@ -165,11 +165,11 @@ class FusedEngine(CublasEngine):
 
         Where `work` makes no temporaries it is a kernel's, which takes halves as they are.
         """
-        halves = self._halves() if n_columns == 0 and self.held is None and not self._centred else None
-        if halves is None:
+        half_x = self._half_x() if n_columns == 0 and self.held is None and not self._centered else None
+        if half_x is None:
             yield from super().each_block(work, n_columns)
         else:
-            yield work(0, halves)
+            yield work(0, half_x)
 
     def _weights_are_alike(self) -> bool:
         """Tell whether integers of one scale hold every weight well."""
@@ -185,46 +185,46 @@ class FusedEngine(CublasEngine):
         self._found = mean, variance, to_host(self.largest)
         return mean, variance
 
-    def centre(self, mean: np.ndarray) -> None:
+    def center(self, mean: np.ndarray) -> None:
         """Subtract `mean` from every row read from here on, as it is read."""
         if not self._applies:
-            self._centred = True
-            super().centre(mean)
+            self._centered = True
+            super().center(mean)
             return
         if self.held is None and self._found is not None:
-            # Halves that are nearly centred are better left as they are: their copy is exact.
+            # Halves that are nearly centered are better left as they are: their copy is exact.
             variance = self._found[1]
-            if float(mean @ mean) <= _NEARLY_CENTRED * self.n_features * variance:
+            if float(mean @ mean) <= _NEARLY_CENTERED * self.n_features * variance:
                 mean = np.zeros_like(mean)
         self._drop_step()
-        self._shifts, self._centred, self._shadow = True, False, None
+        self._shifts, self._centered, self._half_copy = True, False, None
         self.mean = self.shift = cupy.asarray(mean, dtype=self.dtype)
         self._subtracted = mean.astype(self.dtype).astype(np.float64)
 
-    def _centre_held(self) -> None:
-        """Subtract the mean once for all, for passes that expect centred rows."""
+    def _center_held(self) -> None:
+        """Subtract the mean once for all, for passes that expect centered rows."""
         if self._shifts:
-            self._shifts, self._centred = False, True
+            self._shifts, self._centered = False, True
             self.shift = cupy.zeros_like(self.shift)
             if self.held is None and super().copies():
                 self._hold()
-            super().centre(self.mean)
+            super().center(self.mean)
             # What was made of X with the mean subtracted as it is read is of no more use.
             self._drop_step()
-            self._shadow = None
+            self._half_copy = None
             self._applies = self._applies and (self.held is not None or not bool(self.mean.any()))
 
     def square_norm(self) -> float:
-        """Return Σ w·‖x‖² over the (centred) samples, in float64."""
+        """Return Σ w·‖x‖² over the (centered) samples, in float64."""
         if self._applies and self._found is not None and self.sample_weight is None:
             return self.n_samples * self.n_features * self.spread()[1] ** 2
-        self._centre_held()
+        self._center_held()
         return super().square_norm()
 
-    def centred(self) -> Any:
-        """Return the whole of X, centred, as an array of `xp`; shape (n, d)."""
-        self._centre_held()
-        return super().centred()
+    def centered(self) -> Any:
+        """Return the whole of X, centered, as an array of `xp`; shape (n, d)."""
+        self._center_held()
+        return super().centered()
 
     def assign_block(
         self, block: Any, weights: Any | None, minus_2_centers: Any, norms: Any, *, update: bool, potential: bool
@@ -261,21 +261,21 @@ class FusedEngine(CublasEngine):
             self._step.forget()
 
     def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:
-        """Give every sample the label of its nearest centre; see `Engine.assign`."""
+        """Give every sample the label of its nearest center; see `Engine.assign`."""
         step = self._step_for(len(centers))
         if step is None:
             return super().assign(centers, update=update, potential=potential)
-        moved = step.assign(centers)
+        n_reassigned = step.assign(centers)
         if not (update or potential):
-            return Assignment(moved, np.zeros((0, 0)), np.zeros(0), float("nan"))
-        found, wide = step.assignment(moved, float("nan")), centers.astype(np.float64)
+            return Assignment(n_reassigned, np.zeros((0, 0)), np.zeros(0), float("nan"))
+        found, wide = step.assignment(n_reassigned, float("nan")), centers.astype(np.float64)
         found.potential = float(found.weights @ (wide * wide).sum(axis=1) - 2 * (found.sums * wide).sum())
         return found
 
     def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
         """Iterate on the GPU, without the host; see `Engine.iterate`."""
         step = self._step_for(len(centers))
-        if step is None or self.spherical:  # `advance` has means, of which none has norm 1
+        if step is None or self.spherical:  # `update_centers` has means, of which none has norm 1
             return super().iterate(centers, before, last, tol, report)
         return step.iterate(centers, before, last, tol, report)
 
@@ -326,8 +326,8 @@ class FusedEngine(CublasEngine):
     def examined(self) -> tuple[int, int]:
         """Return in how many iterations for this k bounds left out rows, and the rows that were scored in them."""
         bounds = None if self._step is None else self._step.bounds
-        watch = None if bounds is None else bounds.watch()
-        return (0, 0) if watch is None else (int(watch["screened"]), int(watch["examined"]))
+        state = None if bounds is None else bounds.read_state()
+        return (0, 0) if state is None else (int(state["screened"]), int(state["examined"]))
 
     def _step_for(self, k: int) -> Step | None:
         """Return what makes iterations for k clusters; None where `CublasEngine` is to."""
@@ -336,29 +336,29 @@ class FusedEngine(CublasEngine):
         self._drop_step()
         self._step = made = self._made_for(k) if self._applies else None
         if made is None:
-            self._centre_held()
+            self._center_held()
             return None
         self.forget_labels()
         return made
 
     def _made_for(self, k: int) -> Step | None:
-        few = self._few_plan_for(k)
-        if few is not None:
-            return few_step(self, few, k)
+        small_d = self._small_d_plan(k)
+        if small_d is not None:
+            return small_d_step(self, small_d, k)
         plan = self._plan_for(k)
-        shadow = self._shadow_for(plan, k) if plan is not None else None
-        if plan is None or shadow is None:
+        half_copy = self._half_copy_for(plan, k) if plan is not None else None
+        if plan is None or half_copy is None:
             return None
-        return FewCentres(self, shadow, plan, k) if isinstance(plan, Plan) else ManyCentres(self, shadow, plan, k)
+        return SmallKStep(self, half_copy, plan, k) if isinstance(plan, Plan) else LargeKStep(self, half_copy, plan, k)
 
-    def _few_plan_for(self, k: int) -> FewPlan | ProductsPlan | None:
+    def _small_d_plan(self, k: int) -> FmaPlan | ProductsPlan | None:
         """Return how iterations read few features from X itself; None where they do not."""
         if self.sample_weight is not None or self.dtype != np.float32:
             return None
         if self._found is None:
             self.moments()
         X = self.rows_on_gpu
-        plan = few_plan(self.n_features, k, X.dtype.name, *norms_of(self), self.gpu)
+        plan = fma_plan(self.n_features, k, X.dtype.name, *norms_of(self), self.gpu)
         served = plan is not None and integers_of(self).digits == NARROW and X.data.ptr % ALIGNMENT == 0
         return plan if served else None
 
@@ -366,22 +366,22 @@ class FusedEngine(CublasEngine):
         n, d = self.source.shape
         if k <= MOST_CLUSTERS:
             return assign_plan(n, d, k, self.gpu, bounds=self.bounds)
-        return stream_plan(d, k, self.gpu, proves=self.proves) if n <= MOST_PLACED and k <= MOST_CENTRES else None
+        return stream_plan(d, k, self.gpu, certifies=self.certifies) if n <= MOST_PLACED and k <= MOST_LARGE_K else None
 
-    def _shadow_for(self, plan: Plan | StreamPlan, k: int) -> Shadow | None:
+    def _half_copy_for(self, plan: Plan | StreamPlan, k: int) -> HalfCopy | None:
         """Return the copy that iterations read; None where there is none to be."""
-        slabs = plan.row_slabs if isinstance(plan, StreamPlan) else 0
-        if self._shadow is None or self._shadow.slabs != slabs:
-            self._shadow = None
+        panels = plan.row_panels if isinstance(plan, StreamPlan) else 0
+        if self._half_copy is None or self._half_copy.panels != panels:
+            self._half_copy = None
             if self._found is None:
                 self.moments()
-            self._applies = self.fits(Shadow.size(*self.source.shape, k, slabs))
-            self._shadow = Shadow(self, slabs) if self._applies else None
-        return self._shadow
+            self._applies = self.fits(HalfCopy.size(*self.source.shape, k, panels))
+            self._half_copy = HalfCopy(self, panels) if self._applies else None
+        return self._half_copy
 
-    def copy_for(self, k: int) -> Shadow | None:
-        """Return X's copy that iterations for k clusters read, proved; None where they read none. X may be centred."""
-        return self._shadow if self.proves and self.serves(k) else None
+    def copy_for(self, k: int) -> HalfCopy | None:
+        """Return X's copy that iterations for k clusters read, proved; None where they read none. X may be centered."""
+        return self._half_copy if self.certifies and self.serves(k) else None
 
     def spread(self) -> tuple[np.ndarray, float]:
         """Return no less than the largest ``|x − mean|`` of each feature, and the root mean square over all."""

@@ -16,30 +16,30 @@ import numpy as np
 
 from tsapps.apps.kmeans.assign.plan import tensor_error
 from tsapps.apps.kmeans.bounds.launch import Bounds
-from tsapps.apps.kmeans.bounds.plan import EXPIRING, most_of_few_listed
+from tsapps.apps.kmeans.bounds.plan import ROW_BOUNDS, most_listed_small_d
 from tsapps.apps.kmeans.data.half_copy import Placement, load_kernels
 from tsapps.apps.kmeans.engines.device_step import Step
 from tsapps.apps.kmeans.small_d.plan import (
-    FEW_BYTES,
-    FEW_NAME,
-    FEW_ROUNDING,
+    CONSTANT_CENTERS_BYTES,
+    CONSTANT_CENTERS_NAME,
     PARTS_ROUNDING,
     PRODUCTS,
-    FewPlan,
+    SMALL_D_ROUNDING,
+    FmaPlan,
     Multiplier,
     ProductsPlan,
-    few_scale,
-    until_plan,
+    bounded_plan,
+    small_d_scale,
 )
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.jit.compiler import architecture, build
 from tsapps.kernels.plan.mma import ELEMENT
-from tsapps.kernels.runtime.launch import OverlappingLaunch, PackedLaunch
+from tsapps.kernels.runtime.launch import DependentLaunch, PackedLaunch
 
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.engines.fused import FusedEngine
 
-__all__ = ["FewFeatures", "FewMultiplyAdds", "FewProducts", "few_step", "norms_of"]
+__all__ = ["SmallDFmaStep", "SmallDMmaStep", "SmallDStep", "norms_of", "small_d_step"]
 
 _FOLDER = Path(__file__).parents[1]
 _PLACE_THREADS = 128
@@ -54,24 +54,24 @@ def norms_of(engine: FusedEngine) -> tuple[float, float]:
     return float(np.linalg.norm(to_host(engine.shift).astype(np.float64))), float(np.linalg.norm(engine.spread()[0]))
 
 
-def few_step(engine: FusedEngine, plan: FewPlan | ProductsPlan, k: int) -> FewFeatures:
+def small_d_step(engine: FusedEngine, plan: FmaPlan | ProductsPlan, k: int) -> SmallDStep:
     """Return the step of a plan."""
-    return FewMultiplyAdds(engine, plan, k) if isinstance(plan, FewPlan) else FewProducts(engine, plan, k)
+    return SmallDFmaStep(engine, plan, k) if isinstance(plan, FmaPlan) else SmallDMmaStep(engine, plan, k)
 
 
-class FewFeatures(Step):
+class SmallDStep(Step):
     """A step for few features and few clusters, of samples without weights in float32 or 16 bits."""
 
     #: Those of small_d/iteration_bounded.cuh's product.
     columns = 8
     keeps_labels = True
 
-    def __init__(self, engine: FusedEngine, plan: FewPlan | ProductsPlan, k: int) -> None:
+    def __init__(self, engine: FusedEngine, plan: FmaPlan | ProductsPlan, k: int) -> None:
         of_mean, norm = norms_of(engine)
         warpgroups = isinstance(plan, ProductsPlan) and plan.multiplier is Multiplier.WARPGROUPS
         if warpgroups:  # they multiply rows from which no mean is subtracted
             norm += of_mean
-        self._scale = np.float32(few_scale(norm, plan.dtype, warpgroups=warpgroups))
+        self._scale = np.float32(small_d_scale(norm, plan.dtype, warpgroups=warpgroups))
         # No row is beyond the reach.
         self._of_mean, self._norm = (np.float32(_ROUNDED_UP * self._scale * value) for value in (of_mean, norm))
         self._padded = -(-plan.features // 16) * 16
@@ -106,39 +106,39 @@ class FewFeatures(Step):
         super()._begin(centers)
 
     def _products(self, tensor_error: float, rounding: float) -> Any:
-        """Return what kernels that multiply are told of centres and data, a `PRODUCTS`."""
-        given = self._halves, self._offsets, self._extremes, self.engine.shift, self.move_scales
+        """Return what kernels that multiply are told of centers and data, a `PRODUCTS`."""
+        given = self._centers_half, self._offsets, self._center_stats, self.engine.shift, self.move_scales
         addresses = (one.data.ptr for one in given)
         return np.array((*addresses, self._scale, self._norm, tensor_error, rounding), PRODUCTS)[()]
 
     def _of_warps(self) -> Any:
         """Return what small_d/scores_mma.cuh is told of them, which rounds rows to float16."""
         exact = self.engine.rows_on_gpu.itemsize == 2 and not bool(self.engine.shift.any())
-        return self._products(tensor_error(self._padded), 0.0 if exact else FEW_ROUNDING)
+        return self._products(tensor_error(self._padded), 0.0 if exact else SMALL_D_ROUNDING)
 
     def _made_bounds(self) -> Bounds | None:
         engine = self.engine
         dtype, room = engine.rows_on_gpu.dtype.name, engine.gpu.shared_memory_per_block
-        plan = until_plan(engine.n_features, self.k, dtype, room)
+        plan = bounded_plan(engine.n_features, self.k, dtype, room)
         if plan is None:
             return None
-        (self._until,) = load_kernels(engine, "small_d/iteration_bounded.cuh", plan.kernel)
-        self._until.max_dynamic_shared_size_bytes = plan.shared_bytes
-        self._until_plan, self._until_products = plan, self._of_warps()
-        return Bounds(engine, self.k, most_of_few_listed(engine.n_samples), "kmeans::Label")
+        (self._assign_bounded,) = load_kernels(engine, "small_d/iteration_bounded.cuh", plan.kernel)
+        self._assign_bounded.max_dynamic_shared_size_bytes = plan.shared_bytes
+        self._bounded_plan, self._bounded_products = plan, self._of_warps()
+        return Bounds(engine, self.k, most_listed_small_d(engine.n_samples), "kmeans::Label")
 
     def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
         bounds = self.bounds
         if bounds is None or not self._bounded:
             return self._bind_all_rows(centers, self.stopped)
-        plan, kept = self._until_plan, (bounds.expiries, bounds.limits, bounds.active, bounds.state)
-        until = np.array(tuple(one.data.ptr for one in kept), EXPIRING)[()]
+        plan, kept = self._bounded_plan, (bounds.row_bounds, bounds.limits, bounds.active, bounds.state)
+        row_bounds = np.array(tuple(one.data.ptr for one in kept), ROW_BOUNDS)[()]
         grid = (plan.grid(self.engine.n_samples, self.engine.gpu.multiprocessors),)
-        given = self._arguments(centers, self.stopped, self._until_products, until)
+        given = self._arguments(centers, self.stopped, self._bounded_products, row_bounds)
         return [
             bounds.screening(self._labels, self.stopped),
-            OverlappingLaunch(self._until, grid, (plan.threads,), given, plan.shared_bytes),
-            *self._bind_all_rows(centers, bounds.others),
+            DependentLaunch(self._assign_bounded, grid, (plan.threads,), given, plan.shared_bytes),
+            *self._bind_all_rows(centers, bounds.skip_full_assign),
         ]
 
     @abstractmethod
@@ -149,7 +149,7 @@ class FewFeatures(Step):
         """Return what kernels that give samples their labels are told; beside what all are, `more`."""
         engine = self.engine
         given = engine.rows_on_gpu, centers, np.int32(self.k), np.int64(engine.n_samples)
-        return *given, *more, self._labels, self.device_sums, self.moved, stopped
+        return *given, *more, self._labels, self.device_sums, self.n_reassigned, stopped
 
     def _bind_assign(
         self, launch: type[PackedLaunch], kernel: Any, centers: Any, stopped: Any, *more: Any
@@ -160,7 +160,7 @@ class FewFeatures(Step):
 
 
 @cache
-def _compiled(plan: FewPlan, scalar: str, device: int) -> tuple[str, str, str]:
+def _compiled(plan: FmaPlan, scalar: str, device: int) -> tuple[str, str, str]:
     """Return where the machine code of a plan is, and its kernels: that which places their constants the second."""
     names = [f"kmeans::{name}" for name in (plan.kernel, f"place_constants<{scalar}>")]
     cubin = build((_FOLDER / plan.file).read_text(encoding="utf-8"), names, architecture(device))
@@ -168,7 +168,7 @@ def _compiled(plan: FewPlan, scalar: str, device: int) -> tuple[str, str, str]:
     return str(cubin.path), assign, place
 
 
-def _with_constants(engine: FusedEngine, plan: FewPlan) -> tuple[Any, Any, int]:
+def _with_constants(engine: FusedEngine, plan: FmaPlan) -> tuple[Any, Any, int]:
     """Return the kernels of a plan as `_compiled`, and where their constants are.
 
     They are loaded for the caller alone, whose the constants are: CuPy's own modules of a file are one.
@@ -180,18 +180,18 @@ def _with_constants(engine: FusedEngine, plan: FewPlan) -> tuple[Any, Any, int]:
         assign, place = (module.get_function(name) for name in names)
         attribute = cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         cupy.cuda.driver.funcSetAttribute(assign.ptr, attribute, plan.shared_bytes)
-        return assign, place, module.get_global_var(FEW_NAME)
+        return assign, place, module.get_global_var(CONSTANT_CENTERS_NAME)
 
 
-class FewMultiplyAdds(FewFeatures):
-    """Scores by multiply-adds, centres in constant memory: iteration_fma.cuh and iteration_fma_d4.cuh."""
+class SmallDFmaStep(SmallDStep):
+    """Scores by multiply-adds, centers in constant memory: iteration_fma.cuh and iteration_fma_d4.cuh."""
 
-    def __init__(self, engine: FusedEngine, plan: FewPlan, k: int) -> None:
+    def __init__(self, engine: FusedEngine, plan: FmaPlan, k: int) -> None:
         super().__init__(engine, plan, k)
         self._plan = plan
         self._norms = self._scale, self._norm, self._of_mean, np.bool_(not plan.shifts)
         self._assign, self._place_constants, self._in_constant_memory = _with_constants(engine, plan)
-        self._constants = cupy.empty(FEW_BYTES, np.uint8)
+        self._constants = cupy.empty(CONSTANT_CENTERS_BYTES, np.uint8)
 
     def _bind_all_rows(self, centers: Any, stopped: Any) -> list[Callable[[], None]]:
         plan, k = self._plan, np.int32(self.k)
@@ -199,15 +199,15 @@ class FewMultiplyAdds(FewFeatures):
         given = self._offsets, self.engine.shift, self.move_scales
         placed = centers, k, d, clusters, *given, *self._norms, self._constants
         stream, kind = cupy.cuda.get_current_stream().ptr, cupy.cuda.runtime.memcpyDeviceToDevice
-        copied = self._in_constant_memory, self._constants.data.ptr, FEW_BYTES, kind, stream
+        copied = self._in_constant_memory, self._constants.data.ptr, CONSTANT_CENTERS_BYTES, kind, stream
         return [
-            OverlappingLaunch(self._place_constants, (1,), (_PLACE_THREADS,), placed),
+            DependentLaunch(self._place_constants, (1,), (_PLACE_THREADS,), placed),
             partial(cupy.cuda.runtime.memcpyAsync, *copied),
             self._bind_assign(PackedLaunch, self._assign, centers, stopped),
         ]
 
 
-class FewProducts(FewFeatures):
+class SmallDMmaStep(SmallDStep):
     """Scores by products on tensor cores: small_d/iteration_mma.cuh."""
 
     comes_early = True
@@ -222,4 +222,4 @@ class FewProducts(FewFeatures):
             self._of = self._of_warps()
 
     def _bind_all_rows(self, centers: Any, stopped: Any) -> list[Callable[[], None]]:
-        return [self._bind_assign(OverlappingLaunch, self._assign, centers, stopped, self._of)]
+        return [self._bind_assign(DependentLaunch, self._assign, centers, stopped, self._of)]

@@ -1,24 +1,25 @@
-// The inertia: Σ w·‖x − c‖² over all samples, c being the centre that a sample's label names.
+// The inertia: Σ w·‖x − c‖² over all samples, c being the center that a sample's label names.
 //
 //   X (n × d, any dtype), mean (d), centers (k × d), labels (n), weights (n, or none)   →   total, one float64
 //
-// x is X's row less `mean`, rounded to `Work`, the type that K-means works in. Differences are in `Work` too, and so are
-// the sums of at most four squares; from there on all is in double. In float32 a square has two roundings from its
+// x is X's row less `mean`, rounded to `Work`, the type that K-means works in. Differences are in `Work` too, and so
+// are the sums of at most four squares; from there on all is in double. In float32 a square has two roundings from its
 // difference, up to four from its sum and one from its weight, all to nearest: the total is within 2⁻²¹ of it, and far
 // closer, as those of many rows cancel. The square of a difference beyond 10¹⁹ is infinite, as it is in scikit-learn.
 //
 //   a tile    kInertiaRows · 32 / lanes rows: a group of 2^log2_lanes lanes takes the same columns of kInertiaRows rows
 //   a slice   every `slices`-th tile, by one warp: a sum in double in each lane, added up over the lanes at the end
 //
-// Warps take slices in turn, and the last block to end adds up the slices' sums in their order. How many slices there are
-// depends on n and d alone: the same bits for any grid and on every GPU.
+// Warps take slices in turn, and the last block to end adds up the slices' sums in their order. How many slices there
+// are depends on n and d alone: the same bits for any grid and on every GPU.
 //
-// Why it is fast: what a warp reads next it asks for before it adds up what it has: 64 bytes of X a lane, and the labels of
-// these rows, so that a multiprocessor's 20 warps have 40 KB on their way at any time. No lane needs what another has
-// before a slice ends. Centres lie in shared memory where that leaves the level-1 cache room (kShared). A row of 128
-// float32 takes some 60 instructions of its warp, and a conversion to double for four squares, of which a multiprocessor
-// makes but 16 a clock. Where sums that are kept are compared with the rows (protect/freivalds.cuh), it takes some 100, about as many
-// as there is time for; what does not fit the registers of so many threads has fewer of them.
+// Why it is fast: what a warp reads next it asks for before it adds up what it has: 64 bytes of X a lane, and the
+// labels of these rows, so that a multiprocessor's 20 warps have 40 KB on their way at any time. No lane needs what
+// another has before a slice ends. Centers lie in shared memory where that leaves the level-1 cache room (kShared). A
+// row of 128 float32 takes some 60 instructions of its warp, and a conversion to double for four squares, of which a
+// multiprocessor makes but 16 a clock. Where sums that are kept are compared with the rows (protect/freivalds.cuh), it
+// takes some 100, about as many as there is time for; what does not fit the registers of so many threads has fewer of
+// them.
 #pragma once
 #include "apps/kmeans/protect/freivalds.cuh"
 #include "kernels/device/vector_load.cuh"
@@ -54,7 +55,7 @@ struct InertiaStep {
   template <typename Difference>
   __device__ __forceinline__ double sum(const Work* mean, const Work* centers, long long n, int d, long long row,
                                         int groups, int column, Difference& difference) const {
-    constexpr int kFew = kWide < 4 ? kWide : 4;
+    constexpr int kVector = kWide < 4 ? kWide : 4;
     double found = 0;
     if (column >= d) return found;
     // No branch parts products from what is multiplied, for each to be one instruction.
@@ -65,11 +66,11 @@ struct InertiaStep {
       weight_of_row[r] = row + r * groups < n ? of_cluster : 0;
     }
 #pragma unroll
-    for (int part = 0; part < kWide; part += kFew) {
-      using Some = simt::Vector<Work, kFew>;
+    for (int part = 0; part < kWide; part += kVector) {
+      using Some = simt::Vector<Work, kVector>;
       const Some middle = *reinterpret_cast<const Some*>(mean + column + part);
-      const auto columns = difference.template columns<kFew>(column + part);
-      Work few = 0;
+      const auto columns = difference.template columns<kVector>(column + part);
+      Work partial = 0;
 #pragma unroll
       for (int r = 0; r < kInertiaRows; ++r) {
         const auto elements = x[r].elements();
@@ -78,7 +79,7 @@ struct InertiaStep {
         auto some = difference.row();
         if (part == 0) some.add_weight(kWeighted ? weight[r] : Work(1), columns);
 #pragma unroll
-        for (int i = 0; i < kFew; ++i) {
+        for (int i = 0; i < kVector; ++i) {
           const Work value = (Work)tsm2::Element<T>::value(elements.at[part + i]) - middle.at[i];
           const Work delta = value - center.at[i];
           squares += delta * delta;
@@ -86,11 +87,11 @@ struct InertiaStep {
         }
         difference.add(some, weight_of_row[r]);
         if (row + r * groups >= n) squares = 0;
-        few += kWeighted ? weight[r] * squares : squares;
+        partial += kWeighted ? weight[r] * squares : squares;
         // Single elements are added up over the rows.
-        if (kFew > 1 || r == kInertiaRows - 1) {
-          found += (double)few;
-          few = 0;
+        if (kVector > 1 || r == kInertiaRows - 1) {
+          found += (double)partial;
+          partial = 0;
         }
       }
     }
@@ -98,7 +99,7 @@ struct InertiaStep {
   }
 };
 
-// One block a multiprocessor, or fewer. `arrived` is zero, and is left so. `kept` is a KeptSums, or nothing.
+// One block a multiprocessor, or fewer. `arrived` is zero, and is left so. `kept` is a RunningSums, or nothing.
 template <typename T, typename Work, bool kVectors, bool kShared, bool kWeighted, int kThreads = kInertiaThreads,
           typename... Kept>
 __global__ void __launch_bounds__(kThreads, 1)

@@ -10,11 +10,11 @@ from tsapps.apps.kmeans.assign.plan import NARROW, WIDE, log2_lanes
 from tsapps.kernels.gpu_specs import Device
 
 __all__ = [
-    "KEPT_SUMS",
     "LAST_BITS",
     "MOST_WEIGHT",
+    "RUNNING_SUMS",
     "InertiaPlan",
-    "KeptSums",
+    "RunningSums",
     "difference_of",
     "inertia_from_sums",
     "inertia_plan",
@@ -27,15 +27,15 @@ _MOST_SLICES = 1 << 16
 _VECTOR_BYTES = 16
 # Threads where sums are compared, by their digits and the bytes of an element of X: as many as have registers enough.
 _COMPARING = {(NARROW, 4): 640, (NARROW, 2): 512, (WIDE, 8): 512, (WIDE, 4): 384, (WIDE, 2): 384}
-#: The C++ class of sums that are compared with the rows (`KeptSums` in protect/freivalds.cuh).
-KEPT_SUMS = np.dtype([(name, "u8") for name in ("sums", "scales", "of_clusters", "of_columns", "found")])
+#: The C++ class of sums that are compared with the rows (`RunningSums` in protect/freivalds.cuh).
+RUNNING_SUMS = np.dtype([(name, "u8") for name in ("sums", "scales", "of_clusters", "of_columns", "found")])
 #: The largest of the weights that compare them; and the last bits of an element of three digits, which are a number of
 #: their own (kLastBits).
 MOST_WEIGHT, LAST_BITS = 2**31 - 1, 24
 
 
 @dataclass(frozen=True)
-class KeptSums:
+class RunningSums:
     """Sums that the kernel is to compare with the rows of the labels; see protect/freivalds.cuh.
 
     Attributes
@@ -43,7 +43,7 @@ class KeptSums:
     digits : {2, 3}
         Of an element, see `Integers`.
     argument : NumPy structure
-        A `KEPT_SUMS`.
+        A `RUNNING_SUMS`.
     """
 
     digits: int
@@ -63,7 +63,7 @@ class InertiaPlan:
     slices : int
         Sums that are added up at the end.
     shared_bytes : int
-        Dynamic shared memory for the mean and the centres; 0 where they stay in global memory.
+        Dynamic shared memory for the mean and the centers; 0 where they stay in global memory.
     threads : int
         Of a block.
     digits : {2, 3}, optional
@@ -80,7 +80,7 @@ class InertiaPlan:
     def kernel(self, element: str, work: str, *, weighted: bool) -> str:
         """Return the name expression of the kernel for X of the C++ type `element`, worked on in `work`."""
         flags = (str(flag).lower() for flag in (self.vectors, self.shared_bytes > 0, weighted))
-        kept = "" if self.digits is None else f", {self.threads}, kmeans::KeptSums<{self.digits}>"
+        kept = "" if self.digits is None else f", {self.threads}, kmeans::RunningSums<{self.digits}>"
         return f"kmeans::add_inertia<{element}, {work}, {', '.join(flags)}{kept}>"
 
     def blocks(self, multiprocessors: int) -> int:
@@ -97,7 +97,7 @@ def inertia_plan(
     ----------
     n, d, k : int
     itemsize, work : int
-        Bytes of an element of X, and of a centre.
+        Bytes of an element of X, and of a center.
     aligned : bool
         Whether X begins at a multiple of 16 bytes.
     device : Device
@@ -147,6 +147,6 @@ def inertia_from_sums(
 
 
 def difference_of(words: Sequence[int]) -> int:
-    """Return by how much rows and sums differ, modulo 2¹²⁸, from `found` of a `KEPT_SUMS` but for the first."""
+    """Return by how much rows and sums differ, modulo 2¹²⁸, from `found` of a `RUNNING_SUMS` but for the first."""
     numbers = (sum(word << 32 * i for i, word in enumerate(words[at : at + 4])) for at in range(0, len(words), 4))
     return sum(number << LAST_BITS * i for i, number in enumerate(numbers)) % 2**128

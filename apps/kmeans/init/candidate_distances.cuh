@@ -4,11 +4,12 @@
 //   points (kPoints × width)          in shared memory, or wherever
 //   at[r][h]                          ‖x_r − p‖² of point p = first_point() + h, in each of a row's kLanes lanes
 //
-// Sums of squares of differences, so never below zero, in T; those of long rows 1024 columns at a time, and then in double.
-// The order of the additions does not depend on the number of points or rows: the same bits wherever it is computed.
+// Sums of squares of differences, so never below zero, in T; those of long rows 1024 columns at a time, and then in
+// double. The order of the additions does not depend on the number of points or rows: the same bits wherever it is
+// computed.
 //
-// Why it is fast: a point that is read serves kRows rows; and the sums are added up over the lanes so that each lane ends
-// with those of a point of its own, where kPoints sums in every lane would take three times the shuffles.
+// Why it is fast: a point that is read serves kRows rows; and the sums are added up over the lanes so that each lane
+// ends with those of a point of its own, where kPoints sums in every lane would take three times the shuffles.
 #pragma once
 #include "kernels/ptx/instructions.cuh"
 #include "kernels/device/simt.cuh"
@@ -19,7 +20,7 @@ namespace kmeans {
 // (0: none).
 constexpr int kTogether = 1, kAhead = 4;
 // Rows that a whole warp shares are long; their sums of squares are in T for so many columns at a time.
-constexpr int kStretch = 1024;
+constexpr int kInterval = 1024;
 
 // The type that square distances are added up in.
 template <typename T, bool kLong>
@@ -31,7 +32,8 @@ struct Total<T, true> {
   using type = double;
 };
 
-// Every lane adds up the squares of its columns; then each lane has the sums of kHeld points of its own, from `first_point` on.
+// Every lane adds up the squares of its columns; then each lane has the sums of kHeld points of its own, from
+// `first_point` on.
 template <typename T, int kPoints, int kRows, int kLanes, bool kAligned>
 class Distances {
  public:
@@ -51,12 +53,12 @@ class Distances {
   static __device__ __forceinline__ int member() { return simt::lane() & (kLanes - 1); }
   static __device__ __forceinline__ int first_point() { return member() / kAlike * kHeld; }
 
-  // Adds columns begin … end − 1, of which `points` has what is from `begin` on, each point's `width` numbers after the last.
-  // Each row's successor, `below` elements after it, is read next; none if 0.
+  // Adds columns begin … end − 1, of which `points` has what is from `begin` on, each point's `width` numbers after the
+  // last. Each row's successor, `below` elements after it, is read next; none if 0.
   __device__ __forceinline__ void add(const T* const (&x)[kRows], const T* points, int width, int begin, int end, int d,
                                       long long below) {
-    for (int part = begin; part < end; part += kStretch) {
-      const int stop = kLong && part + kStretch < end ? part + kStretch : end;
+    for (int part = begin; part < end; part += kInterval) {
+      const int stop = kLong && part + kInterval < end ? part + kInterval : end;
       T sums[kRows][kPadded] = {};
 #pragma unroll 1
       for (int j = part + kWide * member(); j < stop; j += kTogether * kStep) {
@@ -107,8 +109,8 @@ class Distances {
  private:
   static constexpr int kPadded = kHeld * taking(), kStep = kWide * kLanes;
 
-  // Adds up over the lanes of a row, in an order that does not depend on the points: while a lane has several left it gives
-  // one half of them away.
+  // Adds up over the lanes of a row, in an order that does not depend on the points: while a lane has several left it
+  // gives one half of them away.
   template <int kBits>
   static __device__ __forceinline__ void share(T (&sums)[kPadded]) {
     if constexpr (kBits >= kAlike) {

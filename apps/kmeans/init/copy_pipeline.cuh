@@ -1,15 +1,19 @@
 // What a warp reads of X's copy in a step of k-means++ (plusplus_pruned.cuh), on its way to shared memory.
 //
-//   a unit, 16 rows of the copy       columns 0 … 7   8 … 15   16 … 23   24 … 31    a lane (g, t) = (lane / 4, lane % 4) copies
-//   and 32 columns                        t=0          t=1       t=2       t=3      8 columns of rows g and g + 8 to shared
+//   a unit, 16 rows of the copy       columns 0 … 7   8 … 15   16 … 23   24 … 31    a lane (g, t) = (lane / 4, lane %
+//                                     4) copies
+//   and 32 columns                        t=0          t=1       t=2       t=3      8 columns of rows g and g + 8 to
+//                                         shared
 //     rows g                              ███          ███       ███       ███      memory: a product takes the first four for
 //     rows g + 8                          ███          ███       ███       ███      columns 2·t, 2·t + 1, 2·t + 8, 2·t + 9, the
-//                                                                                   next one the others; candidates alike
+//                                                                                   next one the others; candidates
+//                                                                                   alike
 //
-// Four units are copied at a time: side by side where rows lie one after the other, or below one another in slabs.
+// Four units are copied at a time: side by side where rows lie one after the other, or below one another in panels.
 //
-// Why it is fast: 4 KB lie together in global memory, and are asked for line by line. Where each lane copied what it reads, of
-// slabs 16 bytes of four lines at a time, a step took 1.7 times as long. What is read together lies in all banks.
+// Why it is fast: 4 KB lie together in global memory, and are asked for line by line. Where each lane copied what it
+// reads, of panels 16 bytes of four lines at a time, a step took 1.7 times as long. What is read together lies in all
+// banks.
 #pragma once
 #include "kernels/ptx/instructions.cuh"
 #include "kernels/device/simt.cuh"
@@ -17,18 +21,18 @@
 
 namespace kmeans {
 
-// X's copy. `error` is 2 ρ + γ and what the roundings here may come to; `of_distance` is 1 and what a computed distance may be
-// below the true one.
+// X's copy. `error` is 2 ρ + γ and what the roundings here may come to; `of_distance` is 1 and what a computed distance
+// may be below the true one.
 struct Copy {
   const ptx::Half* rows;
   const float* norms;
   int padded;
   float scale, error, of_distance;
 
-  template <bool kSlabs>
+  template <bool kPanels>
   __device__ __forceinline__ const ptx::Half* at(long long row, int column) const {
-    if (!kSlabs) return rows + row * padded + column;
-    return rows + tsm2::slab_offset(row, column, padded / tsm2::kSlabDepth, tsm2::kSlabRows);
+    if (!kPanels) return rows + row * padded + column;
+    return rows + tsm2::panel_offset(row, column, padded / tsm2::kPanelDepth, tsm2::kPanelRows);
   }
 };
 
@@ -38,7 +42,9 @@ struct Chunks {
   int size, number;
 
   __device__ __forceinline__ long long first() const { return blockIdx.x + (long long)(threadIdx.x / 32) * gridDim.x; }
-  __device__ __forceinline__ long long next(long long chunk) const { return chunk + (long long)(blockDim.x / 32) * gridDim.x; }
+  __device__ __forceinline__ long long next(long long chunk) const {
+    return chunk + (long long)(blockDim.x / 32) * gridDim.x;
+  }
   __device__ __forceinline__ long long begin(long long chunk) const { return chunk * size; }
   // The rows of a chunk: none past the last.
   __device__ __forceinline__ int count(long long chunk) const {
@@ -48,16 +54,16 @@ struct Chunks {
 };
 
 // A warp's tiles, four units at a time; and with a tile's last columns the norm, D² and weight of its rows.
-template <typename T, bool kSlabs, bool kWeighted, int kStages>
-class ScreenRing {
+template <typename T, bool kPanels, bool kWeighted, int kStages>
+class PrunedPipeline {
  public:
-  static constexpr int kUnits = 4, kHeight = kSlabs ? kUnits : 1;  // units, and those below one another
+  static constexpr int kUnits = 4, kHeight = kPanels ? kUnits : 1;  // units, and those below one another
   static constexpr int kTile = 16 * kHeight, kColumns = 32 * kUnits / kHeight;
   static constexpr int kOfRows = kTile * kColumns * (int)sizeof(ptx::Half), kOfNorms = kTile * (int)sizeof(float);
   static constexpr int kOfNear = kTile * (int)sizeof(T), kStage = kOfRows + kOfNorms + (kWeighted ? 2 : 1) * kOfNear;
   static constexpr int kBytes = kStages * kStage;  // of a warp
 
-  __device__ ScreenRing(void* shared) : own_(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * kBytes) {}
+  __device__ PrunedPipeline(void* shared) : own_(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * kBytes) {}
 
   // Begins with the first tiles of a warp's chunks.
   __device__ __forceinline__ void start(const Chunks& chunks, const Copy& copy, const T* closest, const T* weights) {
@@ -77,11 +83,11 @@ class ScreenRing {
       const int lane = simt::lane(), last = count_ - 1;
 #pragma unroll
       for (int i = 0; i < kOfRows / 512; ++i) {
-        if constexpr (kSlabs) {
-          // Two slabs' part of a tile as they lie; of slabs there are whole tiles. The place is that of `unit`.
-          const int slab = i / 4;
-          if (column_ + 16 * slab < copy.padded) {
-            const int place = 16 * (32 * i + (lane ^ 2 * (2 * slab + lane / 8 % 2)));
+        if constexpr (kPanels) {
+          // Two panels' part of a tile as they lie; of panels there are whole tiles. The place is that of `unit`.
+          const int panel = i / 4;
+          if (column_ + 16 * panel < copy.padded) {
+            const int place = 16 * (32 * i + (lane ^ 2 * (2 * panel + lane / 8 % 2)));
             ptx::cp_async<16>(to + place, copy.at<true>(begin + row_, column_) + 8 * (32 * i + lane));
           }
         } else {
@@ -129,11 +135,12 @@ class ScreenRing {
   __device__ __forceinline__ T weight(int row) const { return kWeighted ? of_rows<T>(kOfNorms + kOfNear)[row] : T(1); }
 
  private:
-  // Where this lane's part of a unit is. Lanes of four copy rows, or eight slots of 16 bytes, side by side, and eight lanes
-  // read of two rows: which these are changes places with others by the row, or by the column, for them to lie in all banks.
+  // Where this lane's part of a unit is. Lanes of four copy rows, or eight slots of 16 bytes, side by side, and eight
+  // lanes read of two rows: which these are changes places with others by the row, or by the column, for them to lie in
+  // all banks.
   static __device__ __forceinline__ int unit(int u, int half) {
     const int g = simt::lane() / 4, t = simt::lane() % 4;
-    if (kSlabs) return 2048 * (t / 2) + 256 * (2 * u + half) + 128 * (t % 2) + 16 * (g ^ 2 * t);
+    if (kPanels) return 2048 * (t / 2) + 256 * (2 * u + half) + 128 * (t % 2) + 16 * (g ^ 2 * t);
     return 256 * (g + 8 * half) + 16 * ((4 * u + t) ^ 4 * (g % 2));
   }
   template <typename Any>

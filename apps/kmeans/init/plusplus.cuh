@@ -1,25 +1,25 @@
 // A step of greedy k-means++: which candidate lowers the potential Σ w·D² most, and the candidates of the step after.
 //
-//   X (n × d, row-major)     the samples, centred or not: distances are the same
-//   closest (n)              D²: the square distance to the nearest centre of the steps before the last
-//   sums (kTrials × chunks)  Σ w·D² of each chunk of samples, were a candidate a centre
+//   X (n × d, row-major)     the samples, centered or not: distances are the same
+//   closest (n)              D²: the square distance to the nearest center of the steps before the last
+//   sums (kTrials × chunks)  Σ w·D² of each chunk of samples, were a candidate a center
 //
-// try_candidates reads X once: of each row the distances to the last step's centre, which goes into `closest`, and to all
-// candidates. draw_candidates adds up the sums, keeps the best candidate, and finds by bisection of the running sum, a
-// chunk and then a sample in it, where each uniform random number falls. Its rows are the chunk's alone: their distances
-// to the new centre are computed again rather than kept for every candidate and sample.
+// evaluate_candidates reads X once: of each row the distances to the last step's center, which goes into `closest`, and
+// to all candidates. sample_candidates adds up the sums, keeps the best candidate, and finds by bisection of the
+// running sum, a chunk and then a sample in it, where each uniform random number falls. Its rows are the chunk's alone:
+// their distances to the new center are computed again rather than kept for every candidate and sample.
 //
 //   a warp:   kLanes lanes a row, 32 / kLanes rows side by side, kRows of them below one another
 //   a chunk:  of one warp, as many rows in turn as n alone decides; so the sums have the same bits for any grid
 //
 // Sums over samples are in double; distances are those of candidate_distances.cuh, the same bits at every step.
 //
-// Why it is fast: it is bound by the read of X. A row of 128 float32 with 6 candidates, of 8 lanes, takes 2 · 7 · 128 = 1792
-// lane-instructions for differences and squares; 56 to load points from shared memory (each load serves 4 rows), 32 to load
-// X and 32 to have what comes next read into the level-2 cache; 8 · 28 to add up the 7 distances; and about 160 for
-// `closest`, sums and addresses: 2300, 0.8 ms for 10M rows were all issue slots of an H200 filled, beside the 1.11 ms of the
-// 512 + 4 bytes (4 more where D² changes). Writing the distances to all candidates, in place of those to the last centre
-// once more, would take 2050 and 540 bytes, and six numbers a sample to hold.
+// Why it is fast: it is bound by the read of X. A row of 128 float32 with 6 candidates, of 8 lanes, takes 2 · 7 · 128 =
+// 1792 lane-instructions for differences and squares; 56 to load points from shared memory (each load serves 4 rows),
+// 32 to load X and 32 to have what comes next read into the level-2 cache; 8 · 28 to add up the 7 distances; and about
+// 160 for `closest`, sums and addresses: 2300, 0.8 ms for 10M rows were all issue slots of an H200 filled, beside the
+// 1.11 ms of the 512 + 4 bytes (4 more where D² changes). Writing the distances to all candidates, in place of those to
+// the last center once more, would take 2050 and 540 bytes, and six numbers a sample to hold.
 #pragma once
 #include "apps/kmeans/init/candidate_distances.cuh"
 
@@ -30,11 +30,11 @@ constexpr int kTryThreads = 256, kTryBlocks = 2, kDrawThreads = 512;
 template <typename T, int kPoints>
 constexpr int kTryRows = (kPoints <= 8 ? 4 : 2) * (int)sizeof(float) / (int)sizeof(T);
 
-// The distances of kRows rows of each group of lanes become D² of their nearest centre and what each candidate leaves of their
-// chunk's sum. `place` gives row r's place in `closest`, negative if it is none.
+// The distances of kRows rows of each group of lanes become D² of their nearest center and what each candidate leaves
+// of their chunk's sum. `place` gives row r's place in `closest`, negative if it is none.
 template <typename Found, typename T, int kRows, typename Place>
-__device__ __forceinline__ void settle(const Found& found, T (&near)[kRows], const T (&weight)[kRows], Place place, T* closest,
-                                       double (&totals)[Found::kHeld]) {
+__device__ __forceinline__ void settle(const Found& found, T (&near)[kRows], const T (&weight)[kRows], Place place,
+                                       T* closest, double (&totals)[Found::kHeld]) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     T to_last = (T)found.at[r][0];
@@ -54,7 +54,8 @@ __device__ __forceinline__ void settle(const Found& found, T (&near)[kRows], con
 
 // Writes what a warp has added up of a chunk, and `alike` for every candidate, to each candidate's sum, `chunks` apart.
 template <typename Found>
-__device__ __forceinline__ void hand_in(double (&totals)[Found::kHeld], double alike, int trials, double* sums, int chunks) {
+__device__ __forceinline__ void hand_in(double (&totals)[Found::kHeld], double alike, int trials, double* sums,
+                                        int chunks) {
 #pragma unroll
   for (int h = 0; h < Found::kHeld; ++h) {
 #pragma unroll
@@ -65,10 +66,11 @@ __device__ __forceinline__ void hand_in(double (&totals)[Found::kHeld], double a
   }
 }
 
-// Columns from `begin` on of some rows of X, `window` of each, and zeros past the last; by all threads, so that all loads are on
-// their way together.
+// Columns from `begin` on of some rows of X, `window` of each, and zeros past the last; by all threads, so that all
+// loads are on their way together.
 template <int kPoints, typename T>
-__device__ __forceinline__ void fetch_points(const T* X, const long long* samples, int d, int begin, int window, T* points) {
+__device__ __forceinline__ void fetch_points(const T* X, const long long* samples, int d, int begin, int window,
+                                             T* points) {
 #pragma unroll 4
   for (int i = threadIdx.x; i < kPoints * window; i += blockDim.x) {
     const int p = i / window, column = begin + i - p * window;
@@ -76,14 +78,14 @@ __device__ __forceinline__ void fetch_points(const T* X, const long long* sample
   }
 }
 
-// Warps take chunks of `chunk` rows (whole tiles) in turn. `last` is the centre of the step before. Shared memory has
-// `window` columns of the points: all, or a multiple of kStretch, and then the block's warps go through them together.
+// Warps take chunks of `chunk` rows (whole tiles) in turn. `last` is the center of the step before. Shared memory has
+// `window` columns of the points: all, or a multiple of kInterval, and then the block's warps go through them together.
 template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted>
 __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
-    try_candidates(const T* X, long long n, int d, const T* weights, const long long* last, const long long* candidates,
-                   int chunk, int chunks, int window, T* closest, double* sums) {
-  ptx::next_may_begin();
-  ptx::after_previous();
+    evaluate_candidates(const T* X, long long n, int d, const T* weights, const long long* last,
+                        const long long* candidates, int chunk, int chunks, int window, T* closest, double* sums) {
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   constexpr int kPoints = kTrials + 1, kRows = kTryRows<T, kPoints>, kGroups = 32 / kLanes, kTile = kRows * kGroups;
   using Found = Distances<T, kPoints, kRows, kLanes, kAligned>;
   T* points = simt::dynamic_shared<T>();
@@ -161,10 +163,10 @@ __device__ __forceinline__ double running_sum(double value, double* of_warps, do
 // Block t makes draw t of the next step; all of them find the best candidate of this one. Without draws, one block.
 template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted>
 __global__ void __launch_bounds__(kDrawThreads, 1)
-    draw_candidates(const T* X, long long n, int d, const T* weights, const T* closest, int chunk, int chunks,
-                    const double* sums, const long long* candidates, const double* draws, long long* chosen,
-                    long long* next) {
-  ptx::after_previous();
+    sample_candidates(const T* X, long long n, int d, const T* weights, const T* closest, int chunk, int chunks,
+                      const double* sums, const long long* candidates, const double* draws, long long* chosen,
+                      long long* next) {
+  ptx::griddepcontrol_wait();
   constexpr int kWarps = kDrawThreads / 32, kNone = 0x7fffffff;
   static_assert(kTrials <= kWarps, "a warp adds up each candidate's sums");
   __shared__ double partial[kTrials][kWarps], potentials[kTrials], of_warps[kWarps], masses[kDrawThreads];
@@ -190,8 +192,8 @@ __global__ void __launch_bounds__(kDrawThreads, 1)
   __syncthreads();
   int best = 0;
   for (int t = 1; t < kTrials; ++t) best = potentials[t] < potentials[best] ? t : best;
-  const long long centre = candidates[best];
-  if (blockIdx.x == 0 && thread == 0) *chosen = centre;
+  const long long center = candidates[best];
+  if (blockIdx.x == 0 && thread == 0) *chosen = center;
   if (draws == nullptr) return;
 
   // Which chunk: the first that brings the running sum up to the target.
@@ -243,13 +245,13 @@ __global__ void __launch_bounds__(kDrawThreads, 1)
         at[r] = i + r * kGroups + thread / kLanes;
         x[r] = X + (first + (tile + at[r] < count ? tile + at[r] : count - 1)) * d;
       }
-      Found to_centre;
-      to_centre.add(x, X + centre * d, 0, 0, d, d, 0);
+      Found to_center;
+      to_center.add(x, X + center * d, 0, 0, d, d, 0);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         if (Found::member() != 0 || tile + at[r] >= count) continue;
         const long long row = first + tile + at[r];
-        const T there = (T)to_centre.at[r][0], near = closest[row];
+        const T there = (T)to_center.at[r][0], near = closest[row];
         masses[at[r]] = (double)(kWeighted ? weights[row] : T(1)) * (double)(there < near ? there : near);
       }
     }

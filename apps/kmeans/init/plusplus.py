@@ -1,4 +1,4 @@
-"""First centres: drawn as scikit-learn draws them, so that the same random state gives the same samples; and k-means‖.
+"""First centers: drawn as scikit-learn draws them, so that the same random state gives the same samples; and k-means‖.
 
 References
 ----------
@@ -66,16 +66,16 @@ def _rows_on_host(engine: Engine) -> Callable[[np.ndarray], np.ndarray]:
     X, mean = engine.source.on_host, to_host(engine.mean)
 
     def rows(indices: np.ndarray) -> np.ndarray:
-        centred: np.ndarray = X[indices].astype(engine.dtype) - mean
-        return centred
+        centered: np.ndarray = X[indices].astype(engine.dtype) - mean
+        return centered
 
     return rows
 
 
 def kmeans_plusplus(engine: Engine, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
-    """Draw centres by greedy k-means++.
+    """Draw centers by greedy k-means++.
 
-    Each step draws 2 + ⌊ln k⌋ candidates with probability in proportion to w·D² (D: distance to the nearest centre so
+    Each step draws 2 + ⌊ln k⌋ candidates with probability in proportion to w·D² (D: distance to the nearest center so
     far) and keeps the one that lowers the potential Σ w·D² most.
 
     Returns
@@ -130,12 +130,12 @@ def kmeans_plusplus(engine: Engine, n_clusters: int, random_state: np.random.Ran
 
 
 def kmeans_parallel(engine: Engine, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
-    """Draw centres by k-means‖: many samples in each of a few passes, of which k are then chosen.
+    """Draw centers by k-means‖: many samples in each of a few passes, of which k are then chosen.
 
     Five rounds draw 2k samples each, with probability in proportion to w·D² (D: distance to the nearest one drawn in
     the rounds before). Every sample then counts for the nearest one drawn, and greedy k-means++ chooses k of them by
     these weights, in memory. Where the rounds found fewer than k that are nearest to a sample, more follow; where no
-    sample is off those drawn, fewer than k are distinct, and the centres are these, again and again in their order.
+    sample is off those drawn, fewer than k are distinct, and the centers are these, again and again in their order.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Greedy k-means++ on a GPU, without the host until every centre is drawn; see init/plusplus.cuh."""
+"""Greedy k-means++ on a GPU, without the host until every center is drawn; see init/plusplus.cuh."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.data.half_copy import Shadow, load_kernels
+from tsapps.apps.kmeans.data.half_copy import HalfCopy, load_kernels
 from tsapps.apps.kmeans.init.plan import (
     COPY,
-    SeedingPlan,
+    PlusPlusPlan,
     copy_error,
     first_screened,
-    screen_plan,
-    seeding_plan,
+    plusplus_plan,
+    pruned_plan,
 )
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan.mma import ELEMENT
-from tsapps.kernels.runtime.launch import OverlappingLaunch
+from tsapps.kernels.runtime.launch import DependentLaunch
 
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.engines.fused import FusedEngine
 
 __all__ = ["draw_plus_plus"]
 
-# Threads and blocks a multiprocessor of try_candidates, and threads of draw_candidates.
+# Threads and blocks a multiprocessor of evaluate_candidates, and threads of sample_candidates.
 _TRY_THREADS, _TRY_BLOCKS, _DRAW_THREADS = 256, 2, 512
 # Bytes of X, as it is worked on, from which on steps read its copy, which iterations want too, but not of small data.
 _LEAST_SCREENED = 32 << 20
 # Of halves, how many times their bytes are to be free: for X in float32, the copy, and what iterations list.
-_BESIDE_HALVES = 4
+_BESIDE_HALF_COPY = 4
 
 
 def _reads_copy(engine: FusedEngine) -> bool:
@@ -38,20 +38,20 @@ def _reads_copy(engine: FusedEngine) -> bool:
     X = engine.rows_on_gpu
     if X is None or engine.n_samples * engine.n_features * engine.dtype.itemsize < _LEAST_SCREENED:
         return False
-    return engine.held is not None or engine.fits(_BESIDE_HALVES * X.nbytes)
+    return engine.held is not None or engine.fits(_BESIDE_HALF_COPY * X.nbytes)
 
 
 def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.ndarray | None:
     """Draw samples by greedy k-means++, see `Engine.draw_plus_plus`; None where X is not held or there is no plan.
 
-    X is read once for each centre, or its copy and a part of X where iterations will read the copy and some centres are
+    X is read once for each center, or its copy and a part of X where iterations will read the copy and some centers are
     drawn; beside it, n numbers are kept. By the copy sums are added up in another order, so that one draw in some 10¹⁰
     may be another.
     """
     steps, trials = draws.shape
     screened_from = first_screened(trials)
-    # First, as centring may change what is held.
-    shadow = engine.copy_for(steps + 1) if steps >= screened_from and _reads_copy(engine) else None
+    # First, as centering may change what is held.
+    half_copy = engine.copy_for(steps + 1) if steps >= screened_from and _reads_copy(engine) else None
     X = engine.held
     if X is None and engine.rows_on_gpu is not None and engine.fits(2 * engine.rows_on_gpu.nbytes):
         X = engine.rows_on_gpu.astype(engine.dtype)  # halves
@@ -62,18 +62,18 @@ def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.nda
     n, d = X.shape
     size = engine.dtype.itemsize
     aligned = d * size % 16 == 0 and X.data.ptr % 16 == 0
-    plan = seeding_plan(n, d, trials, size, aligned=aligned, device=engine.gpu)
+    plan = plusplus_plan(n, d, trials, size, aligned=aligned, device=engine.gpu)
     if plan is None:
         return None
     weights = engine.sample_weight
-    names = ("try_candidates", "draw_candidates")
+    names = ("evaluate_candidates", "sample_candidates")
     scalar = ELEMENT[engine.dtype.name]
     by_rows, draw = load_kernels(
         engine, "init/plusplus.cuh", *(plan.kernel(name, scalar, weighted=weights is not None) for name in names)
     )
     by_rows.max_dynamic_shared_size_bytes = plan.shared_bytes
     closest = cupy.full(n, np.inf, engine.dtype)
-    # Row s holds the candidates of centre s: for the first, itself.
+    # Row s holds the candidates of center s: for the first, itself.
     candidates, chosen = (cupy.asarray(np.full(shape, first, np.int64)) for shape in ((steps + 1, trials), steps + 1))
     sums = cupy.empty((trials, plan.chunks))
     numbers = cupy.asarray(draws, dtype=np.float64)
@@ -83,25 +83,25 @@ def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.nda
     blocks = min(engine.gpu.multiprocessors * _TRY_BLOCKS, plan.chunks)
     tried = *samples, chosen, candidates, *chunks, np.int32(plan.window), closest, sums
     drawn = *samples, closest, *chunks, sums, candidates, numbers, chosen, candidates
-    try_candidates = OverlappingLaunch(by_rows, (blocks,), (_TRY_THREADS,), tried, plan.shared_bytes)
-    draw_candidates = OverlappingLaunch(draw, (trials,), (_DRAW_THREADS,), drawn)
+    evaluate_candidates = DependentLaunch(by_rows, (blocks,), (_TRY_THREADS,), tried, plan.shared_bytes)
+    sample_candidates = DependentLaunch(draw, (trials,), (_DRAW_THREADS,), drawn)
     # The arguments that go on with every step: two behind the samples, and the last four.
     of_tried, of_drawn = len(samples), len(drawn) - 4
 
     def row(array: Any, step: int) -> int:
         return int(array.data.ptr) + step * int(array.strides[0])
 
-    screened = None if shadow is None else _screening(engine, shadow, plan, blocks, tried)
+    screened = None if half_copy is None else _screening(engine, half_copy, plan, blocks, tried)
     for step in range(steps + 1):
-        attempt = try_candidates if screened is None or step < screened_from else screened
+        attempt = evaluate_candidates if screened is None or step < screened_from else screened
         attempt.change(of_tried, row(chosen, max(step - 1, 0)))
         attempt.change(of_tried + 1, row(candidates, step))
         attempt()
         if step < steps:
             following = row(candidates, step), row(numbers, step), row(chosen, step), row(candidates, step + 1)
             for place, address in enumerate(following, of_drawn):
-                draw_candidates.change(place, address)
-            draw_candidates()
+                sample_candidates.change(place, address)
+            sample_candidates()
     # Of the last only the best is to be told.
     told = *drawn[:of_drawn], candidates[steps], nothing, chosen[steps:], nothing
     draw((1,), (_DRAW_THREADS,), told)
@@ -109,22 +109,22 @@ def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.nda
 
 
 def _screening(
-    engine: FusedEngine, shadow: Shadow, seeding: SeedingPlan, blocks: int, tried: tuple[Any, ...]
-) -> OverlappingLaunch | None:
+    engine: FusedEngine, half_copy: HalfCopy, plusplus: PlusPlusPlan, blocks: int, tried: tuple[Any, ...]
+) -> DependentLaunch | None:
     """Return the launch of a step that reads X's copy; None where there is no room.
 
-    `blocks` and the arguments `tried` are those of try_candidates.
+    `blocks` and the arguments `tried` are those of evaluate_candidates.
     """
     d, weighted, size = engine.n_features, engine.sample_weight is not None, engine.dtype.itemsize
-    slabs = shadow.slabs > 0
-    plan = screen_plan(seeding, d, shadow.padded, size, slabs=slabs, weighted=weighted, device=engine.gpu)
+    panels = half_copy.panels > 0
+    plan = pruned_plan(plusplus, d, half_copy.padded, size, panels=panels, weighted=weighted, device=engine.gpu)
     if plan is None:
         return None
     (kernel,) = load_kernels(
         engine, "init/plusplus_pruned.cuh", plan.kernel(ELEMENT[engine.dtype.name], weighted=weighted)
     )
     kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
-    errors = copy_error(d, shadow.padded, float(shadow.rounding))
-    copy = shadow.rows.data.ptr, shadow.norms.data.ptr, shadow.padded, shadow.scale, *errors
+    errors = copy_error(d, half_copy.padded, float(half_copy.rounding))
+    copy = half_copy.rows.data.ptr, half_copy.norms.data.ptr, half_copy.padded, half_copy.scale, *errors
     arguments = *tried, np.array(copy, COPY)[()]
-    return OverlappingLaunch(kernel, (blocks,), (_TRY_THREADS,), arguments, plan.shared_bytes)
+    return DependentLaunch(kernel, (blocks,), (_TRY_THREADS,), arguments, plan.shared_bytes)

@@ -1,21 +1,23 @@
-// A step of greedy k-means++ (plusplus.cuh) that need not read X: of most rows, X's copy in float16 tells that no candidate is
-// nearer than the nearest centre is.
+// A step of greedy k-means++ (plusplus.cuh) that need not read X: of most rows, X's copy in float16 tells that no
+// candidate is nearer than the nearest center is.
 //
-//   copy (n × padded, float16, row by row or in slabs), norms (n)    data/half_copy.cuh: x̂ and what bounds ‖x̂‖ and ρ⁻¹ ‖x·s − x̂‖
+//   copy (n × padded, float16, row by row or in panels), norms (n)    data/half_copy.cuh: x̂ and what bounds ‖x̂‖ and
+//                                                                     ρ⁻¹ ‖x·s − x̂‖
 //   closest (n)                                                      D², as plusplus.cuh has it
 //
-// With N the norms of a row and of a candidate, q = ‖x̂‖² and q_c = ‖ĉ‖² as computed, and a the product of both rows, all of them
-// by tensor cores that are off by γ of the product of the norms,
+// With N the norms of a row and of a candidate, q = ‖x̂‖² and q_c = ‖ĉ‖² as computed, and a the product of both rows,
+// all of them by tensor cores that are off by γ of the product of the norms,
 //
 //   (s D(x, c))² ≥ (‖x̂ − ĉ‖ − ρ (N + N_c))² ≥ q + q_c − 2 a − (2 ρ + γ) (N + N_c)²
 //
-// A row for which that is no less than s² D² for any candidate adds w·D² to the sums of all. The others wait in the warp's queue
-// and are compared with all candidates as in plusplus.cuh, from X: `closest` has the same bits as if all had been, and so has
-// what each row adds to the sums.
+// A row for which that is no less than s² D² for any candidate adds w·D² to the sums of all. The others wait in the
+// warp's queue and are compared with all candidates as in plusplus.cuh, from X: `closest` has the same bits as if all
+// had been, and so has what each row adds to the sums.
 //
-// Why it is fast: when s centres have been drawn, a candidate is nearer to about 1 / (s + 1) of the rows, so that 7 points of the
-// 64 of k = 64 leave half of X unread at the seventh and nine tenths at the last. The copy is half of float32's bytes, a quarter
-// of float64's. Rows that wait are on their way to the level-2 cache meanwhile, and a warp's next tiles to shared memory.
+// Why it is fast: when s centers have been drawn, a candidate is nearer to about 1 / (s + 1) of the rows, so that 7
+// points of the 64 of k = 64 leave half of X unread at the seventh and nine tenths at the last. The copy is half of
+// float32's bytes, a quarter of float64's. Rows that wait are on their way to the level-2 cache meanwhile, and a warp's
+// next tiles to shared memory.
 #pragma once
 #include "kernels/device/warp_queue.cuh"
 #include "apps/kmeans/init/plusplus.cuh"
@@ -29,17 +31,18 @@ constexpr T kLeastExact = 0x1p-100f;
 template <>
 constexpr double kLeastExact<double> = 0x1p-900;
 
-template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted, bool kSlabs, int kStages>
+template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted, bool kPanels, int kStages>
 __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
-    screen_candidates(const T* X, long long n, int d, const T* weights, const long long* last, const long long* candidates,
-                      int chunk, int chunks, int window, T* closest, double* sums, const Copy copy) {
-  ptx::next_may_begin();
-  ptx::after_previous();
+    evaluate_candidates_pruned(const T* X, long long n, int d, const T* weights, const long long* last,
+                               const long long* candidates, int chunk, int chunks, int window, T* closest, double* sums,
+                               const Copy copy) {
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
   constexpr int kPoints = kTrials + 1, kBlocks = (kPoints + 7) / 8, kGroups = 32 / kLanes;
   // Of long rows fewer than where all are read, for the registers.
   constexpr int kMost = kTryRows<T, kPoints>, kRows = kMost > 1 && kLanes == 32 ? kMost / 2 : kMost;
-  using Ring = ScreenRing<T, kSlabs, kWeighted, kStages>;
-  constexpr int kTile = Ring::kTile, kHeight = Ring::kHeight, kWarps = kTryThreads / 32;
+  using Pipeline = PrunedPipeline<T, kPanels, kWeighted, kStages>;
+  constexpr int kTile = Pipeline::kTile, kHeight = Pipeline::kHeight, kWarps = kTryThreads / 32;
   using Found = Distances<T, kPoints, kRows, kLanes, kAligned>;
   using Waiting = Queue<int, kTile>;
   // The points as X has them, and as the copy has them: of 32 columns and eight points, 16 bytes a lane.
@@ -52,21 +55,22 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
   // Where a lane's eight columns of 32 are, of eight points: lane 4·g + t has the t'th of point g.
   const auto word = [](int part, int block, int lane) { return (part * kBlocks + block) * 32 + lane; };
   shared += parts * kBlocks * 512;
-  Ring ring(shared);
-  Waiting waiting(shared + kWarps * Ring::kBytes);
+  Pipeline pipeline(shared);
+  Waiting waiting(shared + kWarps * Pipeline::kBytes);
   // ‖ĉ‖² of each; of what is no point infinite.
   __shared__ float squares[8 * kBlocks];
   __shared__ long long samples[kPoints];
   if (threadIdx.x < kPoints) samples[threadIdx.x] = threadIdx.x == 0 ? *last : candidates[threadIdx.x - 1];
   if (threadIdx.x < 8 * kBlocks) squares[threadIdx.x] = threadIdx.x < kPoints ? 0.0f : __int_as_float(0x7f800000);
   const Chunks of{n, chunk, chunks};
-  ring.start(of, copy, closest, weights);
+  pipeline.start(of, copy, closest, weights);
   __syncthreads();
   fetch_points<kPoints>(X, samples, d, 0, window, points);
   for (int i = threadIdx.x; i < 4 * parts * 8 * kBlocks; i += blockDim.x) {
     const int p = i / (4 * parts), of_p = i % (4 * parts), column = 8 * of_p;
     uint4 some = {};
-    if (p < kPoints && column < copy.padded) some = *reinterpret_cast<const uint4*>(copy.at<kSlabs>(samples[p], column));
+    if (p < kPoints && column < copy.padded)
+      some = *reinterpret_cast<const uint4*>(copy.at<kPanels>(samples[p], column));
     words[word(of_p / 4, p / 8, p % 8 * 4 + of_p % 4)] = some;
   }
   float most = 0;
@@ -74,7 +78,8 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
     const float norm = copy.norms[samples[p]];
     most = norm <= most ? most : norm;
   }
-  // What a row loses that is next to zero beside the others is more than its norm tells, which may be zero (data/half_copy.cuh).
+  // What a row loses that is next to zero beside the others is more than its norm tells, which may be zero
+  // (data/half_copy.cuh).
   most += 1e-15f;
   __syncthreads();
   for (int p = threadIdx.x / 32; p < kPoints; p += kWarps) {
@@ -95,14 +100,14 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
     double totals[Found::kHeld] = {}, alike = 0;
     for (int at = 0; at < count; at += kTile) {
       float products[kHeight][kBlocks][4] = {}, own[kHeight][4] = {};
-      for (int from = 0; from < copy.padded; from += Ring::kColumns) {
-        ring.wait();
+      for (int from = 0; from < copy.padded; from += Pipeline::kColumns) {
+        pipeline.wait();
 #pragma unroll
-        for (int u = 0; u < Ring::kUnits; ++u) {
-          const int r = kSlabs ? u : 0, column = from + (kSlabs ? 0 : 32 * u);
+        for (int u = 0; u < Pipeline::kUnits; ++u) {
+          const int r = kPanels ? u : 0, column = from + (kPanels ? 0 : 32 * u);
           if (column >= copy.padded) break;
           uint4 low = {}, high = {};
-          if (column + 8 * t < copy.padded) low = ring.columns(u, 0), high = ring.columns(u, 1);
+          if (column + 8 * t < copy.padded) low = pipeline.columns(u, 0), high = pipeline.columns(u, 1);
           const unsigned a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
 #pragma unroll
           for (int j = 0; j < kBlocks; ++j) {
@@ -111,8 +116,8 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
 #pragma unroll
             for (int s = 0; s < 2; ++s) ptx::mma_m16n8k16_f16(products[r][j], a[s], b[s]);
           }
-          // Eight rows are a matrix's rows and another's columns in the same registers: squares are on the diagonals of the
-          // products of either eight, of which each leaves nothing where the other's are.
+          // Eight rows are a matrix's rows and another's columns in the same registers: squares are on the diagonals of
+          // the products of either eight, of which each leaves nothing where the other's are.
 #pragma unroll
           for (int s = 0; s < 2; ++s) {
             const unsigned lower[4] = {a[s][0], 0, a[s][2], 0}, upper[4] = {0, a[s][1], 0, a[s][3]};
@@ -121,7 +126,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
             ptx::mma_m16n8k16_f16(own[r], upper, of_upper);
           }
         }
-        if (from + Ring::kColumns < copy.padded) ring.ask(of, copy, closest, weights);
+        if (from + Pipeline::kColumns < copy.padded) pipeline.ask(of, copy, closest, weights);
       }
 #pragma unroll
       for (int r = 0; r < kHeight; ++r) {
@@ -131,10 +136,10 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
         for (int half = 0; half < 2; ++half) {
           const int row = 16 * r + 8 * half + g;
           const float square = simt::shuffle(g % 2 ? own[r][2 * half + 1] : own[r][2 * half], 4 * g + g / 2);
-          near[half] = ring.near(row), weight[half] = ring.weight(row);
-          const float reach = ring.norm(row) + most;
+          near[half] = pipeline.near(row), weight[half] = pipeline.weight(row);
+          const float norm_sum = pipeline.norm(row) + most;
           const float scaled = (float)(near[half] * (T)copy.scale * (T)copy.scale);
-          const float beyond = square - copy.error * reach * reach - scaled * copy.of_distance;
+          const float beyond = square - copy.error * norm_sum * norm_sum - scaled * copy.of_distance;
           // Squares next to zero are not as exact as others; zero itself no candidate can lower.
           bool any = near[half] > 0 && near[half] < kLeastExact<T>;
 #pragma unroll
@@ -154,11 +159,12 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const T* x = X + (begin + first + 8 * half) * d;
-            for (int i = t * (128 / (int)sizeof(T)); nearer[half] && i < d; i += 512 / (int)sizeof(T)) ptx::prefetch(x + i);
+            for (int i = t * (128 / (int)sizeof(T)); nearer[half] && i < d; i += 512 / (int)sizeof(T))
+              ptx::prefetch(x + i);
           }
         }
       }
-      ring.ask(of, copy, closest, weights);
+      pipeline.ask(of, copy, closest, weights);
       waiting.drain(at + kTile < count ? 32 : 1, [&](const int* rows, int found) {
         for (int first = 0; first < found; first += kRows * kGroups) {
           const auto place = [&](int r) {

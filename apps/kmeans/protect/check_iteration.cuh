@@ -1,20 +1,22 @@
-// Whether an iteration did what it should, by what it left: after `advance` (update/centers.cuh), before the next iteration.
+// Whether an iteration did what it should, by what it left: after `update_centers` (update/centers.cuh), before the
+// next iteration.
 //
 //   sums (k × (d + 1))   integers, add up over the clusters to what they did before, the last to the samples' weight;
 //   next (k × d)         are the means of the sums, or the old centers of clusters without samples;
-//   centers (k × d)      still are what the check of the iteration before found right as `next`, by a hash of each column;
-//   labels (n)           of rows first, first + stride, … name a centre than which none is nearer, in float64 of X.
+//   centers (k × d)      still are what the check of the iteration before found right as `next`, by a hash of each
+//                        column;
+//   labels (n)           of rows first, first + stride, … name a center than which none is nearer, in float64 of X.
 //
 // Sums are integers modulo 2⁶⁴, so that the first is exact: an addition that was lost, doubled or wrong changes the
 // total of a column, whatever came after it. The first iteration from no labels says what the totals are.
 //
-// If anything is wrong, `stopped` is set: `advance` of what was launched ahead does nothing, and the centres that the iteration
-// began with are still there. (With bounds, labels and sums may have gone on; they are made anew.) The host learns of it with the
-// iteration's outcome.
+// If anything is wrong, `stopped` is set: `update_centers` of what was launched ahead does nothing, and the centers
+// that the iteration began with are still there. (With bounds, labels and sums may have gone on; they are made anew.)
+// The host learns of it with the iteration's outcome.
 //
 // Why it is fast: it reads the k · (d + 1) sums and few rows, no block waits for another, and nothing is written where
-// nothing is wrong. A block has some columns of all sums; or a group of rows and a part of the centres, of which it
-// says whether one is nearer than a row's own. A thread adds up a piece of four rows and eight centres, 32 sums of 13
+// nothing is wrong. A block has some columns of all sums; or a group of rows and a part of the centers, of which it
+// says whether one is nearer than a row's own. A thread adds up a piece of four rows and eight centers, 32 sums of 13
 // loads, in float32 where X is not float64; only what that does not prove is decided as in assign/rescore.cuh.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
@@ -23,13 +25,13 @@
 namespace kmeans {
 
 // What is wrong, as bits; bit i is told in seen[i].
-constexpr unsigned kWrongSums = 1, kWrongCentres = 2, kWrongLabels = 4, kChangedCenters = 8;
+constexpr unsigned kWrongSums = 1, kWrongCenters = 2, kWrongLabels = 4, kChangedCenters = 8;
 constexpr int kFaults = 4;
 constexpr int kCheckThreads = 128;
-// Columns of sums that a block has; rows and centres that a thread has at a time.
-constexpr int kCheckColumns = 16, kCheckRows = 4, kCheckCentres = 8, kPairs = kCheckRows * kCheckCentres;
+// Columns of sums that a block has; rows and centers that a thread has at a time.
+constexpr int kCheckColumns = 16, kCheckRows = 4, kCheckCenters = 8, kPairs = kCheckRows * kCheckCenters;
 
-// The labels that are checked, and how: 2^log2_threads threads (4 to all) share a row, and blocks have `each` centres.
+// The labels that are checked, and how: 2^log2_threads threads (4 to all) share a row, and blocks have `each` centers.
 template <typename Label>
 struct Checked {
   const Label* labels;
@@ -37,8 +39,9 @@ struct Checked {
   int k, log2_threads, each;
 };
 
-// One element's share of the hash of its column: Σ h(bits) · (2 · cluster + 1) · kHashFactor modulo 2⁶⁴, where h is one to one. Its
-// factor is odd, so that one element that changed changes the hash for certain, as do two of float32 that were exchanged.
+// One element's share of the hash of its column: Σ h(bits) · (2 · cluster + 1) · kHashFactor modulo 2⁶⁴, where h is one
+// to one. Its factor is odd, so that one element that changed changes the hash for certain, as do two of float32 that
+// were exchanged.
 constexpr unsigned long long kHashFactor = 0x9E3779B97F4A7C15ULL;
 __device__ __forceinline__ unsigned long long hash_word(float center, unsigned long long odd) {
   return (unsigned long long)__float_as_uint(center) * odd;
@@ -54,8 +57,8 @@ struct Hashes {
   unsigned long long* of_next;
 };
 
-// What is wrong of a block's columns of the sums, and of the centers. `totals` (d + 1) are what the sums are to add up to; if not
-// `known`, only the last is, and the others are written.
+// What is wrong of a block's columns of the sums, and of the centers. `totals` (d + 1) are what the sums are to add up
+// to; if not `known`, only the last is, and the others are written.
 template <typename Work>
 __device__ __forceinline__ unsigned wrong_columns(int begin, const unsigned long long* sums, const double* units,
                                                   const Work* centers, const Work* next, int k, int d, bool known,
@@ -73,13 +76,13 @@ __device__ __forceinline__ unsigned wrong_columns(int begin, const unsigned long
       const unsigned long long sum = of_cluster[column];
       total[0] += sum;
       if (column == d) continue;
-      // As `advance` has it, to the bit.
+      // As `update_centers` has it, to the bit.
       const double in_cluster = (double)(long long)of_cluster[d] * of_weight;
       const double inverse = 1 / (in_cluster != 0 ? in_cluster : 1.0);
       const long long place = (long long)cluster * d + column;
       const Work mean = (Work)((double)(long long)sum * unit * inverse);
       const Work now = centers[place], after = next[place];
-      if (after != (in_cluster != 0 ? mean : now)) wrong |= kWrongCentres;
+      if (after != (in_cluster != 0 ? mean : now)) wrong |= kWrongCenters;
       const unsigned long long odd = (2ULL * cluster + 1) * kHashFactor;
       total[1] += hash_word(now, odd);
       total[2] += hash_word(after, odd);
@@ -105,10 +108,10 @@ __device__ __forceinline__ unsigned wrong_columns(int begin, const unsigned long
   return total[0] == totals[column] ? wrong : wrong | kWrongSums;
 }
 
-// Adds up, over this thread's share of the columns, the squares of the differences of some rows and some centres.
+// Adds up, over this thread's share of the columns, the squares of the differences of some rows and some centers.
 template <bool kAligned, typename T, typename Work>
 __device__ __forceinline__ void add_squares(const T* const (&x)[kCheckRows], const Work* mean, const Work* centers,
-                                            const int (&which)[kCheckCentres], int d, int member, int threads,
+                                            const int (&which)[kCheckCenters], int d, int member, int threads,
                                             Work (&sums)[kPairs]) {
   constexpr int kWide = kAligned ? kVector<Work> : 1;
   using Some = simt::Vector<Work, kWide>;
@@ -121,17 +124,17 @@ __device__ __forceinline__ void add_squares(const T* const (&x)[kCheckRows], con
       using Read = Packed<T, kWide>;
       const auto value = Read{*reinterpret_cast<const typename Read::Bits*>(x[r] + j)}.elements();
 #pragma unroll
-      for (int i = 0; i < kWide; ++i) one[r].at[i] = centred<T, Work>(value.at[i], middle.at[i]);
+      for (int i = 0; i < kWide; ++i) one[r].at[i] = centered<T, Work>(value.at[i], middle.at[i]);
     }
 #pragma unroll
-    for (int c = 0; c < kCheckCentres; ++c) {
-      const Some of_centre = *reinterpret_cast<const Some*>(centers + (long long)which[c] * d + j);
+    for (int c = 0; c < kCheckCenters; ++c) {
+      const Some of_center = *reinterpret_cast<const Some*>(centers + (long long)which[c] * d + j);
 #pragma unroll
       for (int r = 0; r < kCheckRows; ++r)
 #pragma unroll
         for (int i = 0; i < kWide; ++i) {
-          const Work difference = one[r].at[i] - of_centre.at[i];
-          sums[kCheckCentres * r + c] += difference * difference;
+          const Work difference = one[r].at[i] - of_center.at[i];
+          sums[kCheckCenters * r + c] += difference * difference;
         }
     }
   }
@@ -151,7 +154,8 @@ __device__ __forceinline__ void share_pairs(Sum (&sums)[kPairs], int member, int
 template <typename T, typename Work, typename Label>
 class CheckedRows {
  public:
-  __device__ __forceinline__ CheckedRows(long long group, const Rows<T, Work>& rows, const Checked<Label>& of, long long first)
+  __device__ __forceinline__ CheckedRows(long long group, const Rows<T, Work>& rows, const Checked<Label>& of,
+                                         long long first)
       : rows_(rows), n_(of.n), stride_(of.stride), first_(first) {
     begin_ = (group * (kCheckThreads >> of.log2_threads) + (threadIdx.x >> of.log2_threads)) * kCheckRows;
   }
@@ -177,7 +181,7 @@ class CheckedRows {
   long long begin_;
 };
 
-// Whether a label of a group's rows is none, or names a centre than which one from `from` up to `to` is nearer. Centres
+// Whether a label of a group's rows is none, or names a center than which one from `from` up to `to` is nearer. Centers
 // are compared eight by eight, the first four being the rows' own.
 template <bool kAligned, typename T, typename Work, typename Label>
 __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& samples, int from, int to,
@@ -185,7 +189,7 @@ __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& 
   constexpr bool kNarrow = sizeof(Work) == sizeof(float);
   __shared__ Work of_warps[2][kCheckThreads];
   const int threads = 1 << of.log2_threads, member = threadIdx.x & (threads - 1), lanes = threads < 32 ? threads : 32;
-  const int lane = member % 32, pairs = kPairs / lanes, mine = lane * pairs / kCheckCentres;
+  const int lane = member % 32, pairs = kPairs / lanes, mine = lane * pairs / kCheckCenters;
   const T* x[kCheckRows];
   int label[kCheckRows], own = 0;
 #pragma unroll
@@ -202,17 +206,17 @@ __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& 
     if (r == mine) own = label[r];
   }
 
-  // Distances of the row whose pairs this lane ends with: the least of others' centres, no more than there are numbers,
+  // Distances of the row whose pairs this lane ends with: the least of others' centers, no more than there are numbers,
   // and its own, in one lane of those that share the row.
   Work best = kNarrow ? (Work)3.4e38 : (Work)1.7e308, of_own = 0;
-  auto centre_of = [&](int turn, int c) {
-    const int centre = from + kCheckCentres * turn + c - kCheckRows;
-    return centre < to ? centre : to - 1;
+  auto center_of = [&](int turn, int c) {
+    const int center = from + kCheckCenters * turn + c - kCheckRows;
+    return center < to ? center : to - 1;
   };
-  int which[kCheckCentres];
+  int which[kCheckCenters];
 #pragma unroll
-  for (int c = 0; c < kCheckCentres; ++c) which[c] = c < kCheckRows ? label[c % kCheckRows] : centre_of(0, c);
-  for (int turn = 0; kCheckCentres * turn < kCheckRows + to - from; ++turn) {
+  for (int c = 0; c < kCheckCenters; ++c) which[c] = c < kCheckRows ? label[c % kCheckRows] : center_of(0, c);
+  for (int turn = 0; kCheckCenters * turn < kCheckRows + to - from; ++turn) {
     Work sums[kPairs] = {};
     add_squares<kAligned>(x, rows.mean, centers, which, rows.d, member, threads, sums);
     share_pairs(sums, lane, lanes);
@@ -224,17 +228,17 @@ __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& 
       for (int other = 0; other < threads; other += 32) sums[0] += shared[threadIdx.x - member + other + lane];
     }
 #pragma unroll
-    for (int i = 0; i < kCheckCentres; ++i) {
+    for (int i = 0; i < kCheckCenters; ++i) {
       if (i >= pairs) break;
-      const int c = (lane * pairs + i) % kCheckCentres;
+      const int c = (lane * pairs + i) % kCheckCenters;
       if (turn == 0 && c < kCheckRows) {
         if (c == mine) of_own = sums[i];
-      } else if (centre_of(turn, c) != own) {
+      } else if (center_of(turn, c) != own) {
         best = sums[i] < best ? sums[i] : best;
       }
     }
 #pragma unroll
-    for (int c = 0; c < kCheckCentres; ++c) which[c] = centre_of(turn + 1, c);
+    for (int c = 0; c < kCheckCenters; ++c) which[c] = center_of(turn + 1, c);
   }
   for (int bits = lanes / (2 * kCheckRows); bits > 0; bits /= 2) {
     const Work other = simt::shuffle_xor(best, bits);
@@ -243,17 +247,19 @@ __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& 
   }
   // Of float32 by twice what either is off by, (d / 32 + 20)·2⁻²⁴ of itself; squares may be too small to be as exact.
   // What is no number proves nothing.
-  bool proved;
-  if constexpr (kNarrow) proved = of_own < best * (1 - (float)(rows.d / 32 + 20) / (1 << 23)) - 1e-30f;
-  else proved = of_own <= best * (1 + 1.0 / (1 << 30));
+  bool certified;
+  if constexpr (kNarrow)
+    certified = of_own < best * (1 - (float)(rows.d / 32 + 20) / (1 << 23)) - 1e-30f;
+  else
+    certified = of_own <= best * (1 + 1.0 / (1 << 30));
 
   const bool speaks = member < 32 && lane % (lanes / kCheckRows) == 0;
   const long long row_mine = samples.row(mine);
-  for (unsigned waiting = __ballot_sync(simt::every_lane, speaks && !proved); waiting; waiting &= waiting - 1) {
+  for (unsigned waiting = __ballot_sync(simt::every_lane, speaks && !certified); waiting; waiting &= waiting - 1) {
     const int one = __ffs(waiting) - 1, its = simt::shuffle(own, one);
     const long long row = simt::shuffle(row_mine, one);
     const int nearest = nearest_of(rows, centers, row, its, [&](auto take) {
-      for (int centre = from; centre < to; centre += 2) take(centre, centre + 1 < to ? centre + 1 : centre);
+      for (int center = from; center < to; center += 2) take(center, center + 1 < to ? center + 1 : center);
     });
     if (nearest == its) continue;
     double squares[2];
@@ -264,9 +270,9 @@ __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& 
   return wrong;
 }
 
-// A block for each group of rows and part of the centres, and then for each sixteen columns. Rows are `first` and every stride-th
-// after it. `number` counts checks, from 1 on; `over` is that of the check after which iterations ended, 0 if they did not. `seen`
-// is zeros at first.
+// A block for each group of rows and part of the centers, and then for each sixteen columns. Rows are `first` and every
+// stride-th after it. `number` counts checks, from 1 on; `over` is that of the check after which iterations ended, 0 if
+// they did not. `seen` is zeros at first.
 template <bool kAligned, typename T, typename Work, typename Label>
 __global__ void __launch_bounds__(kCheckThreads, sizeof(Work) == sizeof(float) ? 3 : 2)
     check(const Rows<T, Work> rows, const Work* centers, const Work* next, const Checked<Label> of,
@@ -276,13 +282,12 @@ __global__ void __launch_bounds__(kCheckThreads, sizeof(Work) == sizeof(float) ?
   const int parts = (of.k + of.each - 1) / of.each;
   const CheckedRows samples((long long)(blockIdx.x / parts), rows, of, first);
   if (strip < 0) samples.prefetch(of.log2_threads);
-  ptx::after_previous();
+  ptx::griddepcontrol_wait();
   const long long ended = *over;
   if (ended != 0 && ended != number) return;
   unsigned wrong;
   if (strip >= 0) {
-    wrong = wrong_columns(strip * kCheckColumns, sums, units, centers, next, of.k, rows.d, known != 0, totals,
-                          hashes);
+    wrong = wrong_columns(strip * kCheckColumns, sums, units, centers, next, of.k, rows.d, known != 0, totals, hashes);
   } else {
     const int from = (int)blockIdx.x % parts * of.each, to = from + of.each < of.k ? from + of.each : of.k;
     wrong = wrong_labels<kAligned>(samples, from, to, rows, centers, of) ? kWrongLabels : 0;

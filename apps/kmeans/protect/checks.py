@@ -36,7 +36,7 @@ __all__ = ["MOST_AGAIN", "FaultError", "Kept", "Protection", "same_bits", "strid
 
 #: How often one step is made again before the fault is called persistent.
 MOST_AGAIN = 3
-# Of the samples, how many are compared with all centres in an iteration, about: a share, and the fewest.
+# Of the samples, how many are compared with all centers in an iteration, about: a share, and the fewest.
 _ONE_IN, _FEWEST = 4096, 128
 # Scores in float64 that are made at a time.
 _SCORES = 1 << 22
@@ -146,7 +146,7 @@ class Protection:
             return "the centers changed while samples were assigned to them"
         if self.kept.differs(centers):
             return "the centers changed after they were computed"
-        if iteration == 1 and step.moved != engine.n_samples:
+        if iteration == 1 and step.n_reassigned != engine.n_samples:
             return "not every sample was counted that had its first label"
         if not (same_bits(step.sums, again.sums) and same_bits(step.weights, again.weights)):
             return "the clusters' sums did not add up to the same twice"
@@ -218,7 +218,7 @@ def _totals(engine: Engine) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _labels_are_nearest(engine: Engine, centers: np.ndarray, indices: np.ndarray) -> bool:
-    """Tell whether no other centre is nearer to these samples than their label's, by more than scores are rounded."""
+    """Tell whether no other center is nearer to these samples than their label's, by more than scores are rounded."""
     k, wide = len(centers), centers.astype(np.float64)
     # Two scores, each off by γ_{d+2}·(‖c‖² + 2·‖x‖·‖c‖) at most; and as much again for those that are made here. What
     # is too small for a number of the dtype is lost besides.

@@ -1,19 +1,21 @@
-// Whether the clusters' sums, which are kept from one iteration to the next (update/fixed_point.cuh), are those of the rows' labels: by
-// one number of each, where adding up all rows again would sort them first.
+// Whether the clusters' sums, which are kept from one iteration to the next (update/fixed_point.cuh), are those of the
+// rows' labels: by one number of each, where adding up all rows again would sort them first.
 //
-//   Σ r[c] · s[j] · sums[c, j]  over clusters c and columns j   =   Σ r[label of i] · Σ s[j] · element [i, j]  over rows i
+//   Σ r[c] · s[j] · sums[c, j]  over clusters c and columns j   =   Σ r[label of i] · Σ s[j] · element [i, j]  over
+//                                                               rows i
 //
-// r (k) and s (d + 1) are random: of 1 … 2³¹ − 1, no two alike, and of ±1 … ±(2³¹ − 1) (Freivalds, "Probabilistic machines can
-// use less running time", IFIP Congress 1977). Both sides are exact modulo 2¹²⁸; modulo 2⁶⁴, elements that end in many zeros, as
-// halves and whole numbers do, would leave few bits to differ in. What finds its way from cluster a to cluster b differs by
+// r (k) and s (d + 1) are random: of 1 … 2³¹ − 1, no two alike, and of ±1 … ±(2³¹ − 1) (Freivalds, "Probabilistic
+// machines can use less running time", IFIP Congress 1977). Both sides are exact modulo 2¹²⁸; modulo 2⁶⁴, elements that
+// end in many zeros, as halves and whole numbers do, would leave few bits to differ in. What finds its way from cluster
+// a to cluster b differs by
 //
 //   (r[a] − r[b]) · s[j] · e           of one column's sum e: never zero
 //   (r[a] − r[b]) · Σ s[j] · e[j]      of several columns, as of rows: zero for one s[j] of 2³² − 2
 //
 // and what is wrong with more clusters is not seen with a probability below 2⁻³⁰.
 //
-// Why it is fast: the rows are at hand where their inertia is added up (inertia/inertia.cuh). An element is converted and multiplied
-// once, and a few of a row's are multiplied with r together.
+// Why it is fast: the rows are at hand where their inertia is added up (inertia/inertia.cuh). An element is converted
+// and multiplied once, and a few of a row's are multiplied with r together.
 #pragma once
 #include "apps/kmeans/update/fixed_point.cuh"
 
@@ -21,12 +23,12 @@ namespace kmeans {
 
 // The sums, what they are compared by, and what is found. The same in memory as on the host.
 template <int kDigits>
-struct KeptSums {
+struct RunningSums {
   const unsigned long long* sums;
   const typename Integer<kDigits>::Scale* scales;  // of the columns
   const int *of_clusters, *of_columns;             // r, s
-  // 1 if any label is none; then the words of the rows' side less the sums', 32 bits each, but not yet carried: four for each
-  // number that an element is.
+  // 1 if any label is none; then the words of the rows' side less the sums', 32 bits each, but not yet carried: four
+  // for each number that an element is.
   unsigned long long* found;
 };
 
@@ -57,7 +59,7 @@ struct Difference {
   __device__ __forceinline__ Difference(int, int) {}
   __device__ __forceinline__ int readable(int label) const { return label; }
   __device__ __forceinline__ int weight_of(int) const { return 0; }
-  template <int kFew>
+  template <int kVector>
   __device__ __forceinline__ Columns columns(int) const {
     return {};
   }
@@ -67,18 +69,18 @@ struct Difference {
 };
 
 template <typename Work, int kDigits>
-class Difference<Work, KeptSums<kDigits>> {
+class Difference<Work, RunningSums<kDigits>> {
  public:
   using Scale = typename Integer<kDigits>::Scale;
-  // An element of three digits is two numbers, for the products of four to add up within 64 bits: its last 24 bits, and the
-  // others.
+  // An element of three digits is two numbers, for the products of four to add up within 64 bits: its last 24 bits, and
+  // the others.
   static constexpr int kNumbers = kDigits - 1, kLastBits = 24;
 
   // What some columns have of every row: s and the scales; and those of the rows' weights, which go with column 0.
-  template <int kFew>
+  template <int kVector>
   struct Columns {
-    simt::Vector<Scale, kFew> scale;
-    simt::Vector<int, kFew> weight;
+    simt::Vector<Scale, kVector> scale;
+    simt::Vector<int, kVector> weight;
     Scale scale_of_weight;
     int weight_of_weight;
   };
@@ -87,12 +89,12 @@ class Difference<Work, KeptSums<kDigits>> {
   struct Row {
     long long sums[kNumbers] = {};
 
-    template <int kFew>
-    __device__ __forceinline__ void add(Work value, const Columns<kFew>& columns, int i) {
+    template <int kVector>
+    __device__ __forceinline__ void add(Work value, const Columns<kVector>& columns, int i) {
       add(value, columns.scale.at[i], columns.weight.at[i]);
     }
-    template <int kFew>
-    __device__ __forceinline__ void add_weight(Work value, const Columns<kFew>& columns) {
+    template <int kVector>
+    __device__ __forceinline__ void add_weight(Work value, const Columns<kVector>& columns) {
       add(value, columns.scale_of_weight, columns.weight_of_weight);
     }
 
@@ -108,7 +110,7 @@ class Difference<Work, KeptSums<kDigits>> {
     }
   };
 
-  __device__ __forceinline__ Difference(int k, int d, const KeptSums<kDigits>& kept) : kept_(kept), k_(k), d_(d) {
+  __device__ __forceinline__ Difference(int k, int d, const RunningSums<kDigits>& kept) : kept_(kept), k_(k), d_(d) {
     // A warp a cluster.
     const int warps = blockDim.x / 32, first = (int)blockIdx.x * warps + (int)threadIdx.x / 32;
     for (long long cluster = first; cluster < k; cluster += (long long)gridDim.x * warps) {
@@ -133,11 +135,11 @@ class Difference<Work, KeptSums<kDigits>> {
   }
   __device__ __forceinline__ int weight_of(int label) const { return kept_.of_clusters[label]; }
 
-  template <int kFew>
-  __device__ __forceinline__ Columns<kFew> columns(int first) const {
+  template <int kVector>
+  __device__ __forceinline__ Columns<kVector> columns(int first) const {
     const int of_weight = kept_.of_columns[d_];
-    return {*reinterpret_cast<const simt::Vector<Scale, kFew>*>(kept_.scales + first),
-            *reinterpret_cast<const simt::Vector<int, kFew>*>(kept_.of_columns + first), kept_.scales[d_],
+    return {*reinterpret_cast<const simt::Vector<Scale, kVector>*>(kept_.scales + first),
+            *reinterpret_cast<const simt::Vector<int, kVector>*>(kept_.of_columns + first), kept_.scales[d_],
             first == 0 ? of_weight : 0};
   }
 
@@ -161,7 +163,7 @@ class Difference<Work, KeptSums<kDigits>> {
   }
 
  private:
-  const KeptSums<kDigits>& kept_;
+  const RunningSums<kDigits>& kept_;
   const int k_, d_;
   Exact sums_[kNumbers] = {};
 };

@@ -13,11 +13,11 @@ import numpy as np
 from cupyx import empty_pinned
 
 from tsapps.apps.kmeans.data.half_copy import aligned, load_kernels, types_of
-from tsapps.apps.kmeans.inertia.plan import KEPT_SUMS, MOST_WEIGHT, KeptSums, difference_of
+from tsapps.apps.kmeans.inertia.plan import MOST_WEIGHT, RUNNING_SUMS, RunningSums, difference_of
 from tsapps.apps.kmeans.protect.checks import stride_of
 from tsapps.apps.kmeans.protect.plan import CHECKED, HASHES, THREADS, check_plan, hash_of
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.runtime.launch import OverlappingLaunch
+from tsapps.kernels.runtime.launch import DependentLaunch
 
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.engines.device_step import Step
@@ -27,8 +27,8 @@ __all__ = ["FAULTS", "LOST", "StepCheck", "SumsCheck"]
 #: What a check finds wrong, in the order in which it tells the host.
 FAULTS = (
     "the clusters' sums did not add up to what they did before, or their weights to that of all samples",
-    "the next centres were not the means of the sums",
-    "samples had labels of centres that are not their nearest",
+    "the next centers were not the means of the sums",
+    "samples had labels of centers that are not their nearest",
     "the centers changed after they were computed",
 )
 #: Which of them leaves no centers to make the iteration again with; what a check says of centers that came to the host.
@@ -66,7 +66,7 @@ class StepCheck:
             scaled = engine.sample_weight.astype(np.float64) * step.integers.scales[-1]
             weight = int(cupy.rint(scaled).astype(np.int64).sum())
         self._totals[d] = np.uint64(weight % 2**64)
-        self._launches: dict[tuple[int, ...], OverlappingLaunch] = {}
+        self._launches: dict[tuple[int, ...], DependentLaunch] = {}
         whole = aligned(engine)
         sizes = -(-n // self._stride), d, step.k, engine.dtype.itemsize, engine.gpu.multiprocessors
         self._log2_threads, self._each, self._blocks = check_plan(*sizes, whole=whole == "true")
@@ -92,7 +92,7 @@ class StepCheck:
         Parameters
         ----------
         now, following : cupy.ndarray of shape (k, d)
-            The centres that it was of, and those that it made.
+            The centers that it was of, and those that it made.
         place : int
             Where it leaves what it finds for the host, below `ahead`.
         parity : {0, 1}
@@ -109,7 +109,7 @@ class StepCheck:
         self._turn += 1
         self._known = True
 
-    def _bind(self, now: Any, following: Any, place: int, parity: int) -> OverlappingLaunch:
+    def _bind(self, now: Any, following: Any, place: int, parity: int) -> DependentLaunch:
         """Return the launch of a check, of which some arguments are changed for each."""
         step = self._step
         labels = step.own_labels.data.ptr, step.engine.n_samples, self._stride
@@ -118,7 +118,7 @@ class StepCheck:
         counted = np.int64(0), np.int64(0), self._over, step.stopped, self._seen_at[place]
         hashes = np.array((self._hashes[parity].data.ptr, self._hashes[1 - parity].data.ptr), HASHES)[()]
         arguments = step.rows(), now, following, checked, *sums, *counted, hashes
-        return OverlappingLaunch(self._check, (self._blocks,), (THREADS,), arguments)
+        return DependentLaunch(self._check, (self._blocks,), (THREADS,), arguments)
 
     def fault(self, place: int) -> str | None:
         """Return what a check found wrong that has ended, or None."""
@@ -142,7 +142,7 @@ class SumsCheck:
 
     Attributes
     ----------
-    kept : KeptSums
+    kept : RunningSums
         What the pass that adds up the inertia is to compare with the rows.
     """
 
@@ -154,8 +154,8 @@ class SumsCheck:
         # Four words for each of the numbers that an element is: one of two digits, two of three.
         self._found = cupy.zeros(1 + 4 * (step.integers.digits - 1), np.uint64)
         pointers = step.device_sums, step.move_scales, *self._weights, self._found
-        argument = np.array(tuple(one.data.ptr for one in pointers), KEPT_SUMS)[()]
-        self.kept = KeptSums(step.integers.digits, argument)
+        argument = np.array(tuple(one.data.ptr for one in pointers), RUNNING_SUMS)[()]
+        self.kept = RunningSums(step.integers.digits, argument)
 
     def fault(self) -> str | None:
         """Return what was found wrong, after the pass; or None."""

@@ -4,10 +4,10 @@ import numpy as np
 
 from tsapps.apps.kmeans.assign.plan import log2_lanes, vector_of
 
-__all__ = ["CENTRES", "CHECKED", "COLUMNS", "HASHES", "HASH_FACTOR", "ROWS", "THREADS", "check_plan", "hash_of"]
+__all__ = ["CENTERS", "CHECKED", "COLUMNS", "HASHES", "HASH_FACTOR", "ROWS", "THREADS", "check_plan", "hash_of"]
 
-#: Threads of a block, the rows and centres that one has at a time, and columns of a block's sums (kCheckThreads, …).
-THREADS, ROWS, CENTRES, COLUMNS = 128, 4, 8, 16
+#: Threads of a block, the rows and centers that one has at a time, and columns of a block's sums (kCheckThreads, …).
+THREADS, ROWS, CENTERS, COLUMNS = 128, 4, 8, 16
 #: The C++ class of the labels that are checked, and how (Checked).
 CHECKED = np.dtype(
     [
@@ -21,7 +21,7 @@ HASHES = np.dtype([("of_centers", "u8"), ("of_next", "u8")])
 HASH_FACTOR = 0x9E3779B97F4A7C15
 # Threads that share a row at least, so that every lane ends with distances of one row.
 _FEWEST = 4
-# Blocks a multiprocessor, as many as are resident, by the bytes of a centre's element.
+# Blocks a multiprocessor, as many as are resident, by the bytes of a center's element.
 _BLOCKS = {4: 3, 8: 2}
 
 
@@ -35,7 +35,7 @@ def check_plan(
     samples, d, k : int
         Rows whose labels are checked at a time, their features, and the clusters.
     itemsize : int
-        Bytes of an element of a centre.
+        Bytes of an element of a center.
     multiprocessors : int
     whole : bool
         Whether rows are whole vectors, which a thread reads at a time.
@@ -46,7 +46,7 @@ def check_plan(
         Of the threads that share a row: its vectors, and more than a warp as long as there are multiprocessors with
         nothing to do.
     each : int
-        Centres that a block compares its rows with. With its rows' own, they are a multiple of `CENTRES`.
+        Centers that a block compares its rows with. With its rows' own, they are a multiple of `CENTERS`.
     blocks : int
         Of labels, and of columns.
     """
@@ -57,11 +57,11 @@ def check_plan(
 
     fewest, most = _FEWEST.bit_length() - 1, THREADS.bit_length() - 1
     log2_threads = max(fewest, log2_lanes(vectors))
-    most_parts = -(-k // (CENTRES - ROWS))
+    most_parts = -(-k // (CENTERS - ROWS))
     while log2_threads < most and vectors > 1 << log2_threads and groups(log2_threads) * most_parts < multiprocessors:
         log2_threads += 1
     parts = max(1, _BLOCKS[itemsize] * multiprocessors // groups(log2_threads))
-    each = -(-(-(-k // parts) + ROWS) // CENTRES) * CENTRES - ROWS
+    each = -(-(-(-k // parts) + ROWS) // CENTERS) * CENTERS - ROWS
     return log2_threads, each, groups(log2_threads) * -(-k // each) + d // COLUMNS + 1
 
 

@@ -36,17 +36,17 @@ def checked_result(
 
 
 def _fault_beside_sums(engine: Engine, found: Iterated, centers: np.ndarray) -> str | None:
-    """Give all samples their labels again, and make the centres again of the sums that are kept, if they are theirs.
+    """Give all samples their labels again, and make the centers again of the sums that are kept, if they are theirs.
 
-    Centres that came of other labels than the last were divided twice, after their iteration. Whether the sums are
+    Centers that came of other labels than the last were divided twice, after their iteration. Whether the sums are
     those of the labels, `Engine.checked_inertia` finds out.
     """
     if not found.strict:
-        return _OTHER_LABELS if engine.assign(centers, update=False).moved else None
-    again, moved = _last_step(engine, found)
-    if moved:
+        return _OTHER_LABELS if engine.assign(centers, update=False).n_reassigned else None
+    again, n_reassigned = _last_step(engine, found)
+    if n_reassigned:
         return _OTHER_LABELS
-    return None if np.array_equal(again, centers, equal_nan=True) else "its centres were not the means of its sums"
+    return None if np.array_equal(again, centers, equal_nan=True) else "its centers were not the means of its sums"
 
 
 def _fault_from_nothing(engine: Engine, found: Iterated, centers: np.ndarray) -> str | None:
@@ -55,7 +55,7 @@ def _fault_from_nothing(engine: Engine, found: Iterated, centers: np.ndarray) ->
     engine.forget_labels()
     again, _ = _last_step(engine, found)
     if not np.array_equal(again, centers, equal_nan=True):
-        return "its centres were not those of its last step, made from nothing"
+        return "its centers were not those of its last step, made from nothing"
     if not found.strict:
         engine.forget_labels()
         engine.assign(centers, update=False)
@@ -63,8 +63,8 @@ def _fault_from_nothing(engine: Engine, found: Iterated, centers: np.ndarray) ->
 
 
 def _last_step(engine: Engine, found: Iterated) -> tuple[np.ndarray, int]:
-    """Make the last iteration's step again; return the centres that follow from it, and how many labels it changed."""
+    """Make the last iteration's step again; return the centers that follow from it, and how many labels it changed."""
     assert found.at is not None  # as it is of a protected fit
     step = engine.assign(found.at)
     next_centers = engine.next_centers if found.empty is None else partial(without_empty_clusters, engine)
-    return next_centers(step, found.at), step.moved
+    return next_centers(step, found.at), step.n_reassigned

@@ -1,24 +1,27 @@
-// The integer sums of few features (update/fixed_point.cuh) in shared memory, where the lanes of a warp take columns of some rows in turns.
+// The integer sums of few features (update/fixed_point.cuh) in shared memory, where the lanes of a warp take columns of
+// some rows in turns.
 //
-//   a row      a lane v has columns 4·v … 4·v + 3, as one vector: kLanes lanes, the power of two that has room for the row;
+//   a row      a lane v has columns 4·v … 4·v + 3, as one vector: kLanes lanes, the power of two that has room for the
+//              row;
 //              32 / kLanes rows at a time
 //   a turn     lane v of row q adds column 4·v + (turn ^ q % 4): of four rows, 4 · kLanes sums that lie apart
 //
-//   sums of a cluster           word 0 … 31                               of 16 columns, two replicas; of 64, twice the words
+//   sums of a cluster           word 0 … 31                               of 16 columns, two replicas; of 64, twice the
+//                               words
 //     numbers, high digits      column 4·v + e at e · kLanes + v          (of 32 columns: 0, 4, 8 … 28, 1, 5 …)
 //     rows                      by whichever lane adds the row
 //
 // Why it is fast: what the lanes of a warp add to lies in as many banks, whatever clusters their rows are of, though a
-// cluster's sums are there once or twice: 64 clusters of 32 features take 24 KiB. Rows are read where their tile lies in shared
-// memory, a lane's four columns by one instruction, and where a row's sums are is found once for all four. Nothing that is
-// added is waited for.
+// cluster's sums are there once or twice: 64 clusters of 32 features take 24 KiB. Rows are read where their tile lies
+// in shared memory, a lane's four columns by one instruction, and where a row's sums are is found once for all four.
+// Nothing that is added is waited for.
 #pragma once
 #include "apps/kmeans/small_d/rescore.cuh"
 
 namespace kmeans {
 
-// A row that goes from one cluster to another: of its tile, or of X; and where the clusters' sums begin, in bytes side by side in
-// a register. Where there are none is the place kNowhere.
+// A row that goes from one cluster to another: of its tile, or of X; and where the clusters' sums begin, in bytes side
+// by side in a register. Where there are none is the place kNowhere.
 class alignas(8) Moving {
  public:
   static constexpr unsigned kNowhere = 0xffff;
@@ -38,14 +41,17 @@ class alignas(8) Moving {
 template <typename T, int kFeatures>
 class ColumnSums {
  public:
-  static constexpr int kLanes = few_lanes<kFeatures>(), kWidth = 4 * kLanes, kTogether = 32 / kLanes;
+  static constexpr int kLanes = row_lanes<kFeatures>(), kWidth = 4 * kLanes, kTogether = 32 / kLanes;
   static_assert(kLanes <= 32, "a row is a warp's at most");
-  static constexpr int kPlane = kWidth < 32 ? 32 : kWidth, kWords = 2 * kPlane + 32;  // of one word a column; of a cluster
+  // Of one word a column; of a cluster.
+  static constexpr int kPlane = kWidth < 32 ? 32 : kWidth, kWords = 2 * kPlane + 32;
   // Of `k` clusters, in shared memory, and of what lanes need to know.
   __host__ __device__ static constexpr int bytes(int k) { return 4 * k * kWords + 32 * (int)sizeof(OfLane); }
 
-  __device__ ColumnSums(unsigned long long* sums, void* shared, int clusters, int k, const float* mean, const float* scales)
-      : sums_(sums), lanes_(static_cast<Vector4*>(shared)), words_(reinterpret_cast<unsigned*>(lanes_ + 3 * 32)), k_(k) {
+  __device__ ColumnSums(unsigned long long* sums, void* shared, int clusters, int k, const float* mean,
+                        const float* scales)
+      : sums_(sums), lanes_(static_cast<Vector4*>(shared)), words_(reinterpret_cast<unsigned*>(lanes_ + 3 * 32)),
+        k_(k) {
     // By the last threads, as the first may be at other things.
     const int lane = (int)(blockDim.x - 1 - threadIdx.x), v = lane % kLanes, q = lane / kLanes;
     if (lane < 32) {
@@ -61,7 +67,8 @@ class ColumnSums {
       of.store(lanes_, lane);
     }
     static_assert(kWords % 4 == 0, "sums are whole vectors");
-    for (int i = threadIdx.x; i < clusters * kWords / 4; i += blockDim.x) reinterpret_cast<uint4*>(words_)[i] = {0, 0, 0, 0};
+    for (int i = threadIdx.x; i < clusters * kWords / 4; i += blockDim.x)
+      reinterpret_cast<uint4*>(words_)[i] = {0, 0, 0, 0};
   }
 
   // Where the sums of a cluster begin, if it is one.
@@ -76,9 +83,9 @@ class ColumnSums {
   }
 
   // The same of rows of the tile that a ring has waited for.
-  template <typename Ring>
-  __device__ __forceinline__ void move(const Ring& ring, const Moving* rows, int count) const {
-    move_rows<Ring, false>(nullptr, shared_place(ring.row(0)), shared_place(rows), count, shared_place(lanes_));
+  template <typename Pipeline>
+  __device__ __forceinline__ void move(const Pipeline& pipeline, const Moving* rows, int count) const {
+    move_rows<Pipeline, false>(nullptr, shared_place(pipeline.row(0)), shared_place(rows), count, shared_place(lanes_));
   }
 
   // To global memory, and zero again if it goes on; with all threads of the block.
@@ -100,8 +107,10 @@ class ColumnSums {
     }
 #pragma unroll 4
     for (int cluster = threadIdx.x / 32; cluster < k_; cluster += blockDim.x / 32) {
-      const int lane = threadIdx.x % 32, rows = simt::warp_sum(take<kGoesOn>(words_ + cluster * kWords + 2 * kPlane + lane));
-      if (lane == 0 && rows != 0) atomicAdd(&sums_[cluster * (kFeatures + 1) + kFeatures], (unsigned long long)(long long)rows);
+      const int lane = threadIdx.x % 32,
+                rows = simt::warp_sum(take<kGoesOn>(words_ + cluster * kWords + 2 * kPlane + lane));
+      if (lane == 0 && rows != 0)
+        atomicAdd(&sums_[cluster * (kFeatures + 1) + kFeatures], (unsigned long long)(long long)rows);
     }
     if (kGoesOn) __syncthreads();
   }
@@ -114,8 +123,8 @@ class ColumnSums {
 
   using Vector4 = simt::Vector<float, 4>;
 
-  // Of a lane's four turns, what its column is multiplied by and what is added then, and which byte of a cluster's sums it adds
-  // to. Computed once a block: to move a few rows takes no more instructions than that would.
+  // Of a lane's four turns, what its column is multiplied by and what is added then, and which byte of a cluster's sums
+  // it adds to. Computed once a block: to move a few rows takes no more instructions than that would.
   struct OfLane {
     float scales[4], shifts[4];
     unsigned places[4];
@@ -177,7 +186,7 @@ class ColumnSums {
   };
 
   // A call of its own, so that what it takes of registers is not what the loop of tiles goes without.
-  template <typename Ring, bool kOfX>
+  template <typename Pipeline, bool kOfX>
   __device__ __noinline__ static void move_rows(const T* X, int tile, int items, int count, int lanes) {
     unsigned char* const shared = simt::dynamic_shared<unsigned char>();
     const auto* rows = reinterpret_cast<const Moving*>(shared + items);
@@ -193,7 +202,7 @@ class ColumnSums {
       Turns x;
       x.load(kOfX ? reinterpret_cast<const unsigned char*>(X + (long long)row * kFeatures)
                   : shared + tile + row * (kFeatures * (int)sizeof(T)),
-             Ring::swizzle(row), 4 * v);
+             Pipeline::swizzle(row), 4 * v);
       return x;
     };
     const auto add_row = [&](const Turns& x, const Moving& one) {
@@ -241,9 +250,10 @@ class ColumnSums {
     return word;
   }
 
-  // The lower word has all of a number, modulo 2³², and the higher one its upper digit: what the lower digits add up to is the
-  // difference.
-  __device__ static __forceinline__ void add(const ptx::SharedWord (&of_turn)[4], unsigned place, const int (&numbers)[4], int sign) {
+  // The lower word has all of a number, modulo 2³², and the higher one its upper digit: what the lower digits add up to
+  // is the difference.
+  __device__ static __forceinline__ void add(const ptx::SharedWord (&of_turn)[4], unsigned place,
+                                             const int (&numbers)[4], int sign) {
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
       const ptx::SharedWord to = of_turn[s] + place;

@@ -1,54 +1,55 @@
-// What iteration_fma.cuh and iteration_fma_d4.cuh compute every row with, in constant memory: centres, offsets and the bound.
+// What iteration_fma.cuh and iteration_fma_d4.cuh compute every row with, in constant memory: centers, offsets and the
+// bound.
 #pragma once
 #include "apps/kmeans/update/centers.cuh"
 
 namespace kmeans {
 
-constexpr int kMostFeatures = 16, kMostOfFew = 64;
-// Elements of centres: 2 KiB, which the multiprocessor's first constant cache holds.
+constexpr int kMostFeatures = 16, kMostSmallK = 64;
+// Elements of centers: 2 KiB, which the multiprocessor's first constant cache holds.
 constexpr int kMostElements = 512;
 
 // What every row is computed with.
-struct FewConstants {
-  float centers[kMostElements];  // (c − c₀) · scale², cluster by cluster
-  float offsets[kMostOfFew];     // in units of scale²; −infinite of what is no centre
+struct ConstantCenters {
+  float centers[kMostElements];                      // (c − c₀) · scale², cluster by cluster
+  float offsets[kMostSmallK];                        // in units of scale²; −infinite of what is no center
   float mean[kMostFeatures], scales[kMostFeatures];  // what is subtracted; what integers are multiplied by
-  float bound, threshold;        // 2 E, and that times kLarge; no numbers if every row is to be compared
+  float bound, threshold;  // 2 E, and that times kLarge; no numbers if every row is to be compared
   float padding[2];
 };
-static_assert(sizeof(FewConstants) == 4 * (kMostElements + kMostOfFew + 2 * kMostFeatures + 4), "FEW_BYTES");
+static_assert(sizeof(ConstantCenters) == 4 * (kMostElements + kMostSmallK + 2 * kMostFeatures + 4),
+              "CONSTANT_CENTERS_BYTES");
 
 }  // namespace kmeans
 
 #if defined(TSA_HOST)
-static kmeans::FewConstants few_constants;
+static kmeans::ConstantCenters constant_centers;
 #else
 extern "C" {
-__constant__ kmeans::FewConstants few_constants;
+__constant__ kmeans::ConstantCenters constant_centers;
 }
 #endif
 
 namespace kmeans {
 
-// Makes the constants of centres that update/centers.cuh has placed, by one block; they are then copied to constant memory. `norm`
-// is no less than any ‖x − mean‖ · scale; if `folds`, `of_mean` is no less than ‖mean‖ · scale, and scores are of rows that
-// are not centred.
+// Makes the constants of centers that update/centers.cuh has placed, by one block; they are then copied to constant
+// memory. `norm` is no less than any ‖x − mean‖ · scale; if `folds`, `of_mean` is no less than ‖mean‖ · scale, and
+// scores are of rows that are not centered.
 //
-// Scores are less that of c₀, the first centre that was not left out. So its own is zero, without a product where it is known
-// which it is; and the best is not negative, so that the best of float32 is the best of their bits as integers.
+// Scores are less that of c₀, the first center that was not left out. So its own is zero, without a product where it is
+// known which it is; and the best is not negative, so that the best of float32 is the best of their bits as integers.
 template <typename Work>
-__global__ void __launch_bounds__(128, 4) place_constants(const Work* centers, int k, int d, int clusters,
-                                                          const float* offsets, const Work* mean, const float* scales,
-                                                          float scale, float norm, float of_mean, bool folds,
-                                                          FewConstants* to) {
-  ptx::after_previous();
+__global__ void __launch_bounds__(128, 4)
+    place_constants(const Work* centers, int k, int d, int clusters, const float* offsets, const Work* mean,
+                    const float* scales, float scale, float norm, float of_mean, bool folds, ConstantCenters* to) {
+  ptx::griddepcontrol_wait();
   __shared__ int first;
   __shared__ unsigned longest, largest;  // of all ‖c − c₀‖, and of all offsets, as their bits
-  const int own = threadIdx.x;  // the one centre that a thread has
-  static_assert(kMostOfFew <= 128, "a thread a centre");
+  const int own = threadIdx.x;           // the one center that a thread has
+  static_assert(kMostSmallK <= 128, "a thread a center");
   if (own == 0) first = k, longest = largest = 0;
   __syncthreads();
-  // A centre that was left out may be anywhere, and is no number here.
+  // A center that was left out may be anywhere, and is no number here.
   const bool present = own < k && offsets[own] > -kInfinity;
   if (present) atomicMin(&first, own);
   __syncthreads();

@@ -1,50 +1,53 @@
-// The centres as iteration_mma.cuh multiplies with them, and the bound of what that may be off by.
+// The centers as iteration_mma.cuh multiplies with them, and the bound of what that may be off by.
 //
-//   centres (8 · kColumns × 16 · kSteps, float16)   a lane (g, t) has of centre 8·j + g the columns 16·s + 4·t … 4·t + 3, which
-//                                                   the product takes for rows 2·t, 2·t + 1, 2·t + 8 and 2·t + 9 of step s
+//   centers (8 · kColumns × 16 · kSteps, float16)   a lane (g, t) has of center 8·j + g the columns 16·s + 4·t … 4·t +
+//                                                   3, which
+//                                                   the product takes for rows 2·t, 2·t + 1, 2·t + 8 and 2·t + 9 of
+//                                                   step s
 //
-// Why it is fast: they are read once by a block. Few are kept in registers; of more, a lane reads 8 bytes of shared memory for
-// 2048 products of its warp, and where the sums of a block begin, 16.
+// Why it is fast: they are read once by a block. Few are kept in registers; of more, a lane reads 8 bytes of shared
+// memory for 2048 products of its warp, and where the sums of a block begin, 16.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
 
 namespace kmeans {
 
-// What iteration_mma.cuh is told of the centres and of the data.
+// What iteration_mma.cuh is told of the centers and of the data.
 struct Products {
-  const ptx::Half* halves;  // of the centres, rows of kSteps · 16 (and of as many centres as the columns of the product)
-  const float* offsets;     // −‖c‖²/2 of every column; −infinite past the last centre
-  const Extremes* extremes;
-  const float *mean, *scales;  // what is subtracted of rows; what integers are multiplied by
-  float scale, norm;             // what rows are multiplied by, or centres twice (scores_wgmma.cuh); what no row's norm
+  // Of the centers, rows of kSteps · 16 (and of as many centers as the columns of the product).
+  const ptx::Half* centers_half;
+  const float* offsets;  // −‖c‖²/2 of every column; −infinite past the last center
+  const CenterStats* center_stats;
+  const float *mean, *scales;    // what is subtracted of rows; what integers are multiplied by
+  float scale, norm;             // what rows are multiplied by, or centers twice (scores_wgmma.cuh); what no row's norm
                                  // exceeds then
   float tensor_error, rounding;  // γ, ρ or r
 };
 
-// What is added to every score, for none to be negative: such are in order as integers too, of which the largest of three is
-// found by one instruction of sm_90 and later.
-__device__ __forceinline__ float few_level(const Products& of) {
-  const Extremes most = *of.extremes;
+// What is added to every score, for none to be negative: such are in order as integers too, of which the largest of
+// three is found by one instruction of sm_90 and later.
+__device__ __forceinline__ float score_level(const Products& of) {
+  const CenterStats most = *of.center_stats;
   return 1.01f * (of.norm * (most.norm + most.lost) + most.half_square);
 }
 
 // 2 E of a row of norm n, times kLarge: `of_norm` · n + `always`.
-__device__ __forceinline__ Bound few_bound(const Products& of, int features) {
-  const Extremes most = *of.extremes;
+__device__ __forceinline__ Bound small_d_error_bound(const Products& of, int features) {
+  const CenterStats most = *of.center_stats;
   const Bound bound = bound_of(most, of.tensor_error, of.rounding, of.tensor_error + 1.0f / (1 << 22));
   // Next to zero; of the level, what the tensor cores lose and its addition; and kLeast.
   const float least = sqrtf((float)features) / (1 << 25) * (most.norm + most.lost) +
-                      few_level(of) * (of.tensor_error + 1.0f / (1 << 22)) + 1.0f / (1ull << 40);
+                      score_level(of) * (of.tensor_error + 1.0f / (1 << 22)) + 1.0f / (1ull << 40);
   const bool fits = of.norm * most.norm + most.half_square <= (float)(1 << 26);
   // 0.1 % for 1 / (1 − ρ), and for roundings of the norm.
   const float twice = fits ? 2.002f * kLarge : kInfinity - kInfinity;
   return {twice * bound.of_norm, twice * (bound.always + least)};
 }
 
-// The centres' parts of the product, as a lane has them: of column block j and step s, and the level − ‖c‖²/2 of its columns of
-// a block, of rows g and g + 8. In shared memory, or (kKept) in registers.
+// The centers' parts of the product, as a lane has them: of column block j and step s, and the level − ‖c‖²/2 of its
+// columns of a block, of rows g and g + 8. In shared memory, or (kKept) in registers.
 template <int kSteps, int kColumns, bool kKept>
-class Centres {
+class SharedCenters {
  public:
   static constexpr int kBytes = (kKept ? 0 : kColumns * kSteps * 256) + kColumns * 64;
 
@@ -52,9 +55,9 @@ class Centres {
     unsigned at[2];
   };
 
-  __device__ Centres(const Products& of, void* shared) : shared_(static_cast<unsigned char*>(shared)) {
+  __device__ SharedCenters(const Products& of, void* shared) : shared_(static_cast<unsigned char*>(shared)) {
     const int lane = threadIdx.x % 32;
-    const float level = few_level(of);
+    const float level = score_level(of);
     for (int j = threadIdx.x / 32; j < kColumns; j += blockDim.x / 32) {
       if (lane < 4) {
         const float first = of.offsets[8 * j + 2 * lane] + level, second = of.offsets[8 * j + 2 * lane + 1] + level;
@@ -84,10 +87,10 @@ class Centres {
   }
 
  private:
-  // Of centre 8·j + g, the elements that go with this lane's columns.
+  // Of center 8·j + g, the elements that go with this lane's columns.
   __device__ static __forceinline__ Two fetch(const Products& of, int j, int s) {
     const int lane = threadIdx.x % 32;
-    const auto* from = of.halves + (8 * j + lane / 4) * (16 * kSteps) + 16 * s + 4 * (lane % 4);
+    const auto* from = of.centers_half + (8 * j + lane / 4) * (16 * kSteps) + 16 * s + 4 * (lane % 4);
     return *reinterpret_cast<const Two*>(from);
   }
 

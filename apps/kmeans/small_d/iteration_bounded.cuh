@@ -1,13 +1,17 @@
-// Few features with bounds (bounds/state.cuh): the labels of the rows that `screen` listed, or of all, and how far centres may move until
-// they have to be found again. Rows that change are moved from one cluster's sums to another's, in one launch.
+// Few features with bounds (bounds/state.cuh): the labels of the rows that `screen` listed, or of all, and how far
+// centers may move until they have to be found again. Rows that change are moved from one cluster's sums to another's,
+// in one launch.
 //
-//   list (or none)  →  rows, in a ring of each warp (gather_pipeline.cuh)  →  scores and gaps (scores_mma.cuh)  →  labels, expiries, sums
+//   list (or none)  →  rows, in a ring of each warp (gather_pipeline.cuh)  →  scores and gaps (scores_mma.cuh)  →
+//   labels, expiries, sums
 //
-// What all rows are given without bounds is iteration_mma.cuh's, or that of multiply-adds; whichever has nothing to do in an iteration
-// returns at once. Labels are the same by all of them: of rows in doubt float64 decides, and those expire at once.
+// What all rows are given without bounds is iteration_mma.cuh's, or that of multiply-adds; whichever has nothing to do
+// in an iteration returns at once. Labels are the same by all of them: of rows in doubt float64 decides, and those
+// expire at once.
 //
-// Why it is fast: a row is read where few are listed, of 64 bytes and more whole lines or halves of one; what bounds take beside is four
-// bytes of a row and its label. All else is as in iteration_mma.cuh, but that rows which move are few, and all wait to be read again.
+// Why it is fast: a row is read where few are listed, of 64 bytes and more whole lines or halves of one; what bounds
+// take beside is four bytes of a row and its label. All else is as in iteration_mma.cuh, but that rows which move are
+// few, and all wait to be read again.
 #pragma once
 #include "apps/kmeans/small_d/iteration_mma.cuh"
 #include "apps/kmeans/small_d/gather_pipeline.cuh"
@@ -15,41 +19,42 @@
 namespace kmeans {
 
 // What bounds are kept in, and the rows that were listed.
-struct Expiring {
-  float* expiries;      // of every row
+struct RowBounds {
+  float* row_bounds;    // of every row
   const float* limits;  // of every cluster
   const unsigned* active;
-  const Watch* watch;
+  const BoundsState* state;
 };
 
 // kColumns and kMostAdded as in iteration_mma.cuh; kKept as in scores_mma.cuh.
 template <typename T, int kFeatures, int kColumns, bool kKept, int kStages, int kThreads, int kMostAdded = 32768>
-__global__ void __launch_bounds__(kThreads, 1) assign_until(const T* X, const float* centers, int k, long long n,
-                                                            const Products of, const Expiring until, Label* labels,
-                                                            unsigned long long* sums, unsigned* moved, const int* stopped) {
-  ptx::after_previous();
-  const int pass = until.watch->pass;
-  if (*stopped || (pass != kUntil && pass != kActive)) return;
-  const Numbered rows = pass == kUntil ? Numbered{nullptr, (unsigned)n} : Numbered{until.active, until.watch->active};
+__global__ void __launch_bounds__(kThreads, 1)
+    assign_bounded(const T* X, const float* centers, int k, long long n, const Products of, const RowBounds bounds,
+                   Label* labels, unsigned long long* sums, unsigned* n_reassigned, const int* stopped) {
+  ptx::griddepcontrol_wait();
+  const int pass = bounds.state->pass;
+  if (*stopped || (pass != kWithBounds && pass != kActive)) return;
+  const Numbered rows =
+      pass == kWithBounds ? Numbered{nullptr, (unsigned)n} : Numbered{bounds.active, bounds.state->active};
   constexpr int kWarps = kThreads / 32, kTile = 32;
   // A warp asks for the sums to be flushed when it has moved half of its share; it has at most 62 rows waiting.
   constexpr int kShare = kMostAdded / kWarps / 2, kTiles = (kShare - 62) / kTile;
   static_assert(kTiles >= 1, "the digits of one tile would overflow");
   using Scores = WarpScores<T, kFeatures, kColumns, kKept>;
-  using Ring = RowRing<T, kFeatures, kStages, Scores::kReadTogether>;
+  using Pipeline = GatherPipeline<T, kFeatures, kStages, Scores::kReadTogether>;
   using Sums = ColumnSums<T, kFeatures>;
   // None is safe to be asked for where there is none.
   if (rows.count == 0) return;
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
-  Ring ring(X, labels, rows, shared);
-  shared += kWarps * Ring::kBytes;
+  Pipeline pipeline(X, labels, rows, shared);
+  shared += kWarps * Pipeline::kBytes;
   const unsigned together = gridDim.x * kThreads;
-  ring.ask_first(blockIdx.x * kThreads + threadIdx.x / 32 * 32, together);
+  pipeline.ask_first(blockIdx.x * kThreads + threadIdx.x / 32 * 32, together);
   const Scores scores(of, centers, k, shared);
   shared += Scores::kBytes;
   const Sums here(sums, shared, 8 * kColumns, k, of.mean, of.scales);
   shared += Sums::bytes(8 * kColumns);
-  Queue<Entry, kTile> doubtful(shared);
+  Queue<AmbiguousRow, kTile> doubtful(shared);
   Queue<Moving, 3 * kTile> leaving(shared + kWarps * doubtful.kBytes);
   __syncthreads();
   const int lane = threadIdx.x % 32;
@@ -60,8 +65,8 @@ __global__ void __launch_bounds__(kThreads, 1) assign_until(const T* X, const fl
     changed += count;
     added += count;
   };
-  const auto decide = [&](const Entry* items, int count) {
-    decide_rows<T, kFeatures>(X, of.mean, centers, k, items, count, labels, leaving);
+  const auto rescore = [&](const AmbiguousRow* items, int count) {
+    rescore_rows<T, kFeatures>(X, of.mean, centers, k, items, count, labels, leaving);
   };
   const auto flush = [&] {
     if (__syncthreads_or(added > kShare)) {
@@ -70,29 +75,29 @@ __global__ void __launch_bounds__(kThreads, 1) assign_until(const T* X, const fl
     }
   };
   each_tile<kTile, kWarps, kTiles>(rows.count, flush, [&](unsigned first) {
-    ring.wait();
-    ring.ask(first + (kStages - 1) * together, together);
+    pipeline.wait();
+    pipeline.ask(first + (kStages - 1) * together, together);
     const bool present = mine < rows.count - first;
-    const unsigned row = ring.number(mine);
-    const int label = ring.label(mine);
+    const unsigned row = pipeline.number(mine);
+    const int label = pipeline.label(mine);
     unsigned bits[4];
-    const float gap = scores.find_gap(ring, bits);
+    const float gap = scores.find_gap(pipeline, bits);
     const Candidates found = candidates_of_own_row(bits);
     const bool certain = __popc(found.low) + __popc(found.high) == 1;
-    const int to = certain ? first_centre(found.low, found.high) : label;
-    if (present) until.expiries[row] = certain ? expiry_of(gap, until.limits[to]) : -kInfinity;
-    const bool moves = present & (to != label);
-    if (moves) labels[row] = (Label)to;
-    leaving.add(moves, {row, here.place(label), here.place(to)});
+    const int to = certain ? first_center(found.low, found.high) : label;
+    if (present) bounds.row_bounds[row] = certain ? row_bound_of(gap, bounds.limits[to]) : -kInfinity;
+    const bool reassigned = present & (to != label);
+    if (reassigned) labels[row] = (Label)to;
+    leaving.add(reassigned, {row, here.place(label), here.place(to)});
     doubtful.add(present & !certain, {row, label, found.low, found.high});
     // The last of a warp's tiles leaves nothing.
     const bool more = rows.count - first > together;
-    doubtful.drain(more ? 32 : 1, decide);
+    doubtful.drain(more ? 32 : 1, rescore);
     leaving.drain(more ? 32 : 1, move);
   });
   ptx::cp_async_wait<0>();
   here.template flush<false>();
-  if (lane == 0 && changed) atomicAdd(moved, changed);
+  if (lane == 0 && changed) atomicAdd(n_reassigned, changed);
 }
 
 }  // namespace kmeans

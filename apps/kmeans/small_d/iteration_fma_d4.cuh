@@ -1,7 +1,8 @@
-// An iteration for up to four features and few clusters, by fused multiply-adds on X itself, as iteration_fma.cuh, whose scores
-// and bound these are; but what is asked first of a row is no more than whether its label stands.
+// An iteration for up to four features and few clusters, by fused multiply-adds on X itself, as iteration_fma.cuh,
+// whose scores and bound these are; but what is asked first of a row is no more than whether its label stands.
 //
-//   X (n × d, float32 or 16 bits, row by row)   labels (n bytes)   sums (k × (d + 1)), 64-bit integers (update/fixed_point.cuh)
+//   X (n × d, float32 or 16 bits, row by row)   labels (n bytes)   sums (k × (d + 1)), 64-bit integers
+//                                               (update/fixed_point.cuh)
 //
 //   a warp's tile       lane 0   1   2 …  31         tiles and their labels come through a ring in shared memory
 //     rows   0 …  31    ████████████████████         (tile_pipeline.cuh); a lane has kRows rows of one in its registers
@@ -12,14 +13,14 @@
 //
 //   sums in shared memory   [cluster][column, digit][replica]: a lane adds to its own replica, so in its own bank
 //
-// Why it is fast: X is read once, past the registers, and nothing is written but labels that change. That a label stands takes
-// its own score, by a centre that is loaded (own_score.cuh), and the largest of the others, where which is nearest takes the
-// largest and a mask of candidates, two multiply-adds for each. Scores are not kept, so a lane has room for eight rows, which
-// share the centres that constant memory gives to uniform registers, and the tile's loop. Lane instructions a row, as compiled
-// for sm_90a, with d = 4 and k = 16, eight rows a lane:
+// Why it is fast: X is read once, past the registers, and nothing is written but labels that change. That a label
+// stands takes its own score, by a center that is loaded (own_score.cuh), and the largest of the others, where which is
+// nearest takes the largest and a mask of candidates, two multiply-adds for each. Scores are not kept, so a lane has
+// room for eight rows, which share the centers that constant memory gives to uniform registers, and the tile's loop.
+// Lane instructions a row, as compiled for sm_90a, with d = 4 and k = 16, eight rows a lane:
 //
 //   scores      d (k − 1) multiply-adds, and d of the label's            64
-//               centres to uniform registers, shared by rows              5
+//               centers to uniform registers, shared by rows              5
 //   others      k − 1 maxima at half rate, seven spared by one R2P       19
 //   the rest    copies, loads, two comparisons, the tile's loop          15
 //   in all                                                              103      132 by iteration_fma.cuh
@@ -35,42 +36,42 @@ namespace kmeans {
 // A row whose label may not stand: its number, its label, and its elements.
 template <typename T, int kFeatures>
 struct Wavering {
-  static constexpr int kWide = few_wide<T, kFeatures, 8 / sizeof(T)>();
+  static constexpr int kWide = vector_width<T, kFeatures, 8 / sizeof(T)>();
   unsigned row;
   int label;
   simt::Vector<T, kWide> x[kFeatures / kWide];
 };
 
-// kClusters is k rounded up to whole fours. kShifts: scores are of centred rows. Digits of kMostAdded rows add up within 32
-// bits.
+// kClusters is k rounded up to whole fours. kShifts: scores are of centered rows. Digits of kMostAdded rows add up
+// within 32 bits.
 template <typename T, int kFeatures, int kClusters, int kRows, bool kShifts, int kReplicas, int kStages, int kThreads,
           int kBlocks, int kMostAdded = 32768>
-__global__ void __launch_bounds__(kThreads, kBlocks) assign_short_rows(const T* X, const float* centers, int k, long long n,
-                                                                       Label* labels, unsigned long long* sums,
-                                                                       unsigned* moved, const int* stopped) {
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    assign_d4(const T* X, const float* centers, int k, long long n, Label* labels, unsigned long long* sums,
+              unsigned* n_reassigned, const int* stopped) {
   constexpr int kWarps = kThreads / 32, kTile = 32 * kRows;
   // A warp settles no more than kRows times a tile, and once more; then at most 32 / kReplicas lanes add to the same.
   constexpr int kTiles = (kMostAdded / (kWarps * (32 / kReplicas)) - 1) / kRows;
   static_assert(kTiles >= 1, "the digits of one tile would overflow");
-  using Ring = TileRing<T, kFeatures, kTile, kStages, 16, true>;
+  using Pipeline = TilePipeline<T, kFeatures, kTile, kStages, 16, true>;
   using Item = Wavering<T, kFeatures>;
   if (*stopped) return;
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
-  Ring ring(X, labels, n, shared);
+  Pipeline pipeline(X, labels, n, shared);
   const unsigned together = gridDim.x * kWarps * kTile, begin = (blockIdx.x * kWarps + threadIdx.x / 32) * kTile;
 #pragma unroll
-  for (int stage = 0; stage + 1 < kStages; ++stage) ring.ask(begin + stage * together);
-  unsigned char* at = shared + kWarps * Ring::kBytes;
+  for (int stage = 0; stage + 1 < kStages; ++stage) pipeline.ask(begin + stage * together);
+  unsigned char* at = shared + kWarps * Pipeline::kBytes;
   Queue<Item, 32, true> queue(at);
   at += kWarps * queue.kBytes;
   const OwnScores<kFeatures, kClusters> own(at);
-  const FewSums<kFeatures, kReplicas> here(sums, reinterpret_cast<unsigned*>(at + own.kBytes), k);
+  const ReplicatedSums<kFeatures, kReplicas> here(sums, reinterpret_cast<unsigned*>(at + own.kBytes), k);
   here.clear();
   const unsigned lane = simt::kept(threadIdx.x % 32);
   unsigned changed = 0;
-  const auto settle_row = [&](unsigned row, int from, const T (&elements)[kFeatures]) {
+  const auto settle_row = [&](unsigned row, int from, const T(&elements)[kFeatures]) {
     float value[kFeatures], x[1][kFeatures];
-    centre_row(elements, value);
+    center_row(elements, value);
     scored_row<kShifts>(elements, x[0]);
     unsigned found[1] = {};
     find_candidates<kFeatures, kClusters, 1>(x, found);
@@ -89,61 +90,66 @@ __global__ void __launch_bounds__(kThreads, kBlocks) assign_short_rows(const T* 
     for (int i = 0; i < kFeatures; ++i) elements[i] = one.x[i / Item::kWide].at[i % Item::kWide];
     settle_row(one.row, one.label, elements);
   };
-  each_tile<kTile, kWarps, kTiles>((unsigned)n, [&] { here.flush(); }, [&](unsigned first) {
-    const unsigned left = (unsigned)n - first;
-    ring.wait();
-    ring.ask(first + (kStages - 1) * together);
-    const Label* const of_lane = ring.labels() + lane;
-    // Where no row has a label, as at first, none has to wait.
-    if (__all_sync(simt::every_lane, *of_lane < 0)) {
+  each_tile<kTile, kWarps, kTiles>(
+      (unsigned)n, [&] { here.flush(); },
+      [&](unsigned first) {
+        const unsigned left = (unsigned)n - first;
+        pipeline.wait();
+        pipeline.ask(first + (kStages - 1) * together);
+        const Label* const of_lane = pipeline.labels() + lane;
+        // Where no row has a label, as at first, none has to wait.
+        if (__all_sync(simt::every_lane, *of_lane < 0)) {
 #pragma unroll 1
-      for (int r = 0; r < kRows && 32 * r + lane < left; ++r) {
-        T elements[kFeatures];
-        load_row<kFeatures>(ring.row(32 * r + lane), ring.swizzle(lane), elements);
-        settle_row(first + 32 * r + lane, of_lane[32 * r], elements);
-      }
-      return;
-    }
-    float x[kRows][kFeatures], least[kRows], others[kRows];
-    int label[kRows];
+          for (int r = 0; r < kRows && 32 * r + lane < left; ++r) {
+            T elements[kFeatures];
+            load_row<kFeatures>(pipeline.row(32 * r + lane), pipeline.swizzle(lane), elements);
+            settle_row(first + 32 * r + lane, of_lane[32 * r], elements);
+          }
+          return;
+        }
+        float x[kRows][kFeatures], least[kRows], others[kRows];
+        int label[kRows];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      T elements[kFeatures];
-      load_row<kFeatures>(ring.row(32 * r + lane), ring.swizzle(lane), elements);
-      scored_row<kShifts>(elements, x[r]);
-      label[r] = ptx::shared_byte(of_lane + 32 * r);
-      least[r] = own.of(x[r], label[r], others[r]) - few_constants.bound;
-    }
-    raise_to_others<kFeatures, kClusters, kRows>(x, label, others);
-    bool any = false;
+        for (int r = 0; r < kRows; ++r) {
+          T elements[kFeatures];
+          load_row<kFeatures>(pipeline.row(32 * r + lane), pipeline.swizzle(lane), elements);
+          scored_row<kShifts>(elements, x[r]);
+          label[r] = ptx::shared_byte(of_lane + 32 * r);
+          least[r] = own.of(x[r], label[r], others[r]) - constant_centers.bound;
+        }
+        raise_to_others<kFeatures, kClusters, kRows>(x, label, others);
+        bool any = false;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) any |= !(others[r] < least[r]);
-    unsigned all = __ballot_sync(simt::every_lane, any);
-    if (all == 0) return;
-    // Bit r: the label of row r of this lane may not stand. Past the end there are zeros.
-    unsigned waits = 0;
+        for (int r = 0; r < kRows; ++r) any |= !(others[r] < least[r]);
+        unsigned all = __ballot_sync(simt::every_lane, any);
+        if (all == 0) return;
+        // Bit r: the label of row r of this lane may not stand. Past the end there are zeros.
+        unsigned waits = 0;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const bool there = left >= kTile || 32 * r + lane < left;
-      waits += (unsigned)(there && !(others[r] < least[r])) << r;
-    }
-    all = __ballot_sync(simt::every_lane, waits != 0);
-    // Mostly a lane has one such row or none, so that one turn does.
-    queue.add_while(all, waits, [&](Item& item) {
-      const int r = __ffs((int)waits) - 1;
-      waits &= waits - 1;
-      T elements[kFeatures];
-      load_row<kFeatures>(ring.row(32 * r + lane), ring.swizzle(lane), elements);
-      item.row = first + 32 * r + lane;
-      item.label = of_lane[32 * r];
+        for (int r = 0; r < kRows; ++r) {
+          const bool there = left >= kTile || 32 * r + lane < left;
+          waits += (unsigned)(there && !(others[r] < least[r])) << r;
+        }
+        all = __ballot_sync(simt::every_lane, waits != 0);
+        // Mostly a lane has one such row or none, so that one turn does.
+        queue.add_while(
+            all, waits,
+            [&](Item& item) {
+              const int r = __ffs((int)waits) - 1;
+              waits &= waits - 1;
+              T elements[kFeatures];
+              load_row<kFeatures>(pipeline.row(32 * r + lane), pipeline.swizzle(lane), elements);
+              item.row = first + 32 * r + lane;
+              item.label = of_lane[32 * r];
 #pragma unroll
-      for (int i = 0; i < kFeatures; ++i) item.x[i / Item::kWide].at[i % Item::kWide] = elements[i];
-    }, settle);
-  });
+              for (int i = 0; i < kFeatures; ++i) item.x[i / Item::kWide].at[i % Item::kWide] = elements[i];
+            },
+            settle);
+      });
   queue.drain(1, settle);
   here.flush();
   changed = simt::warp_sum(changed);
-  if (lane == 0 && changed) atomicAdd(moved, changed);
+  if (lane == 0 && changed) atomicAdd(n_reassigned, changed);
 }
 
 }  // namespace kmeans

@@ -1,19 +1,25 @@
-// An iteration for few features and few clusters, by tensor cores on X itself: the label of every row, and the rows that
-// change theirs moved from one cluster's sums to another's, in one launch.
+// An iteration for few features and few clusters, by tensor cores on X itself: the label of every row, and the rows
+// that change theirs moved from one cluster's sums to another's, in one launch.
 //
-//   X (n × d, float32 or 16 bits, row by row)   centres (k × d, float32; update/centers.cuh)   labels (n)   sums (k × (d + 1))
+//   X (n × d, float32 or 16 bits, row by row)   centers (k × d, float32; update/centers.cuh)   labels (n)   sums (k ×
+//                                               (d + 1))
 //
 //   tiles     of 32 rows, in a ring of each warp (tile_pipeline.cuh)
-//   scores    x·c − ‖c‖²/2 and a level, by the products of each warp (scores_mma.cuh) or of warpgroups (scores_wgmma.cuh)
-//   labels    as in assign/small_k.cuh: candidates by the best score and a bound, brought together for each lane to have a row
-//   moves     rows with one candidate that is not their label (bank_free_sums.cuh): many of a tile at once, from the ring; few
-//             → a queue of the warp's (rescore.cuh) → 32 at a time, from X; rows with several → another → decided in float64
+//   scores    x·c − ‖c‖²/2 and a level, by the products of each warp (scores_mma.cuh) or of warpgroups
+//             (scores_wgmma.cuh)
+//   labels    as in assign/small_k.cuh: candidates by the best score and a bound, brought together for each lane to
+//             have a row
+//   moves     rows with one candidate that is not their label (bank_free_sums.cuh): many of a tile at once, from the
+//             ring; few
+//             → a queue of the warp's (rescore.cuh) → 32 at a time, from X; rows with several → another → decided in
+//             float64
 //
-// Where centres are so far away that scores could overflow, the threshold is no number, and every row is compared in float64.
+// Where centers are so far away that scores could overflow, the threshold is no number, and every row is compared in
+// float64.
 //
-// Why it is fast: X is read once, each byte by one lane, while the next tile is on its way. Nothing is written but labels that
-// change. Scores are not negative, so that the best is found as an integer, three at a time. A tile in which some row moves
-// takes 70 instructions of the warp more, and to move 32 rows of 32 features takes about 500.
+// Why it is fast: X is read once, each byte by one lane, while the next tile is on its way. Nothing is written but
+// labels that change. Scores are not negative, so that the best is found as an integer, three at a time. A tile in
+// which some row moves takes 70 instructions of the warp more, and to move 32 rows of 32 features takes about 500.
 #pragma once
 #include "apps/kmeans/small_d/bank_free_sums.cuh"
 #include "apps/kmeans/small_d/scores_wgmma.cuh"
@@ -22,11 +28,12 @@
 
 namespace kmeans {
 
-// Rows of a tile that move from which on they are read from shared memory: where few rows are added at a time, rather at once.
+// Rows of a tile that move from which on they are read from shared memory: where few rows are added at a time, rather
+// at once.
 template <int kTogether>
 constexpr int kMany = kTogether <= 2 ? kTogether : 12;
 
-// What multiplies: each warp, with the centres in its registers or in shared memory; or warpgroups.
+// What multiplies: each warp, with the centers in its registers or in shared memory; or warpgroups.
 enum class Multiplier { kWarpsKeeping, kWarps, kWarpgroups };
 
 template <Multiplier kBy, typename T, int kFeatures, int kColumns>
@@ -38,50 +45,50 @@ struct ScoresBy<Multiplier::kWarpgroups, T, kFeatures, kColumns> {
   using Type = WarpgroupScores<T, kFeatures, kColumns>;
 };
 
-// By a warp: gives up to 32 rows in doubt the nearest of their candidates for a label, in the order of float64. Those that change
-// theirs join `leaving`.
+// By a warp: gives up to 32 rows in doubt the nearest of their candidates for a label, in the order of float64. Those
+// that change theirs join `leaving`.
 template <typename T, int kFeatures, typename Leaving>
-__device__ __forceinline__ void decide_rows(const T* X, const float* mean, const float* centers, int k, const Entry* items,
-                                            int count, Label* labels, Leaving& leaving) {
+__device__ __forceinline__ void rescore_rows(const T* X, const float* mean, const float* centers, int k,
+                                             const AmbiguousRow* items, int count, Label* labels, Leaving& leaving) {
   using Sums = ColumnSums<T, kFeatures>;
   const int lane = threadIdx.x % 32;
-  const bool few = count < 32;
-  if (few) FewInDoubt<T, kFeatures>::decide(X, mean, centers, k, shared_place(items), count);
+  const bool cooperative = count < 32;
+  if (cooperative) CooperativeRescore<T, kFeatures>::rescore(X, mean, centers, k, shared_place(items), count);
   Moving one;
-  bool moves = false;
+  bool reassigned = false;
   if (lane < count) {
-    const Entry entry = items[lane];
+    const AmbiguousRow entry = items[lane];
     const T* row = X + (long long)entry.row * kFeatures;
-    const int to = few ? (int)entry.low : nearest_of_row<kFeatures>(row, mean, centers, k, entry.low, entry.high);
+    const int to =
+        cooperative ? (int)entry.low : nearest_of_row<kFeatures>(row, mean, centers, k, entry.low, entry.high);
     one = {entry.row, Sums::place(entry.label), Sums::place(to)};
-    moves = to != entry.label;
-    if (moves) labels[entry.row] = (Label)to;
+    reassigned = to != entry.label;
+    if (reassigned) labels[entry.row] = (Label)to;
   }
-  leaving.add(moves, one);
+  leaving.add(reassigned, one);
 }
 
 // kColumns is k / 8, rounded up. Digits of kMostAdded rows add up within 32 bits.
 template <typename T, int kFeatures, int kColumns, int kStages, Multiplier kBy, int kThreads, int kResident,
           int kMostAdded = 32768>
-__global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const T* X, const float* centers, int k,
-                                                                          long long n, const Products of, Label* labels,
-                                                                          unsigned long long* sums, unsigned* moved,
-                                                                          const int* stopped) {
-  ptx::next_may_begin();
+__global__ void __launch_bounds__(kThreads, kResident)
+    assign_by_products(const T* X, const float* centers, int k, long long n, const Products of, Label* labels,
+                       unsigned long long* sums, unsigned* n_reassigned, const int* stopped) {
+  ptx::griddepcontrol_launch_dependents();
   static_assert(kColumns <= 8, "a lane has up to 16 bits of a row");
   constexpr int kWarps = kThreads / 32, kTile = 32;
   // A warp asks for the sums to be flushed when it has moved half of its share; it has at most 62 rows waiting.
   constexpr int kShare = kMostAdded / kWarps / 2, kTiles = (kShare - 62) / kTile;
   static_assert(kTiles >= 1, "the digits of one tile would overflow");
   using Scores = typename ScoresBy<kBy, T, kFeatures, kColumns>::Type;
-  using Ring = TileRing<T, kFeatures, kTile, kStages, Scores::kReadTogether, Scores::kKeepsPlaces>;
+  using Pipeline = TilePipeline<T, kFeatures, kTile, kStages, Scores::kReadTogether, Scores::kKeepsPlaces>;
   using Sums = ColumnSums<T, kFeatures>;
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
-  Ring ring(X, labels, n, shared);
-  shared += kWarps * Ring::kBytes;
-  // The first tiles come while the kernel before ends, which has no part in X, and while centres are made ready.
+  Pipeline pipeline(X, labels, n, shared);
+  shared += kWarps * Pipeline::kBytes;
+  // The first tiles come while the kernel before ends, which has no part in X, and while centers are made ready.
   const unsigned together = gridDim.x * kThreads, own = blockIdx.x * kThreads + threadIdx.x / 32 * 32;
-  ring.ask_first(own, together, [] { ptx::after_previous(); });
+  pipeline.ask_first(own, together, [] { ptx::griddepcontrol_wait(); });
   const bool stops = *stopped;
   const Scores scores(of, centers, k, shared);
   shared += Scores::kBytes;
@@ -89,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
   shared += Sums::bytes(8 * kColumns);
   // Of a tile, rows that move are settled at once if they are many. Few wait, with those that were decided.
   Queue<Moving, 0> moving(shared);
-  Queue<Entry, kTile> doubtful(shared + kWarps * moving.kBytes);
+  Queue<AmbiguousRow, kTile> doubtful(shared + kWarps * moving.kBytes);
   Queue<Moving, 3 * kTile> leaving(shared + kWarps * (moving.kBytes + doubtful.kBytes));
   if (stops) {
     ptx::cp_async_wait<0>();
@@ -103,8 +110,8 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
     changed += count;
     added += count;
   };
-  const auto decide = [&](const Entry* items, int count) {
-    decide_rows<T, kFeatures>(X, of.mean, centers, k, items, count, labels, leaving);
+  const auto rescore = [&](const AmbiguousRow* items, int count) {
+    rescore_rows<T, kFeatures>(X, of.mean, centers, k, items, count, labels, leaving);
   };
   const auto flush = [&] {
     if (__syncthreads_or(added > kShare)) {
@@ -115,34 +122,34 @@ __global__ void __launch_bounds__(kThreads, kResident) assign_by_products(const 
   each_tile<kTile, kWarps, kTiles, Scores::kTogether>((unsigned)n, flush, [&](unsigned first) {
     // A warpgroup's last tiles may have none.
     const unsigned left = Scores::kTogether == 1 || first < (unsigned)n ? (unsigned)n - first : 0;
-    ring.wait();
-    ring.ask(first + (kStages - 1) * together);
+    pipeline.wait();
+    pipeline.ask(first + (kStages - 1) * together);
     const unsigned mine = 8 * t + g;
-    const int label = ring.labels()[mine];
+    const int label = pipeline.labels()[mine];
     unsigned bits[4];
-    scores.find(ring, bits);
+    scores.find(pipeline, bits);
     const Candidates found = candidates_of_own_row(bits);
     const bool waits = !found.is(label) & (mine < left);
     if (__any_sync(simt::every_lane, waits)) {
-      const bool certain = __popc(found.low) + __popc(found.high) == 1, moves = waits & certain;
-      const int to = moves ? first_centre(found.low, found.high) : 0;
-      if (moves) labels[first + mine] = (Label)to;
+      const bool certain = __popc(found.low) + __popc(found.high) == 1, reassigned = waits & certain;
+      const int to = reassigned ? first_center(found.low, found.high) : 0;
+      if (reassigned) labels[first + mine] = (Label)to;
       const unsigned from_place = here.place(label), to_place = here.place(to);
-      if (__popc(__ballot_sync(simt::every_lane, moves)) >= kMany<Sums::kTogether>) {
-        moving.add(moves, {mine, from_place, to_place});
+      if (__popc(__ballot_sync(simt::every_lane, reassigned)) >= kMany<Sums::kTogether>) {
+        moving.add(reassigned, {mine, from_place, to_place});
       } else {
-        leaving.add(moves, {first + mine, from_place, to_place});
+        leaving.add(reassigned, {first + mine, from_place, to_place});
       }
       doubtful.add(waits & !certain, {first + mine, label, found.low, found.high});
     }
     // The last of a warp's tiles leaves nothing.
     const bool more = left > together;
-    doubtful.drain(more ? 32 : 1, decide);
-    moving.take(1, [&](const Moving* rows, int count) { move(ring, rows, count); });
+    doubtful.drain(more ? 32 : 1, rescore);
+    moving.take(1, [&](const Moving* rows, int count) { move(pipeline, rows, count); });
     leaving.drain(more ? 32 : 1, [&](const Moving* rows, int count) { move(X, rows, count); });
   });
   here.template flush<false>();
-  if (lane == 0 && changed) atomicAdd(moved, changed);
+  if (lane == 0 && changed) atomicAdd(n_reassigned, changed);
 }
 
 }  // namespace kmeans

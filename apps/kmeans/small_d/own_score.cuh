@@ -14,7 +14,7 @@ namespace kmeans {
 template <int kFeatures, int kClusters>
 class OwnScores {
  public:
-  static_assert(kFeatures <= 4, "a centre is four floats");
+  static_assert(kFeatures <= 4, "a center is four floats");
   static constexpr int kCenters = 128, kRow = kCenters + 256, kBytes = (kClusters + 1) * kRow;
 
   // `shared` is the block's; with all of its threads.
@@ -42,16 +42,16 @@ class OwnScores {
 
  private:
   __device__ static float center(int label, int i) {
-    return label >= 0 && i < kFeatures ? few_constants.centers[label * kFeatures + i] : 0.0f;
+    return label >= 0 && i < kFeatures ? constant_centers.centers[label * kFeatures + i] : 0.0f;
   }
-  __device__ static float offset(int label) { return label >= 0 ? few_constants.offsets[label] : -kInfinity; }
-  // The first centre is c₀, or has no score.
-  __device__ static float first(int label) { return label == 0 ? -kInfinity : few_constants.offsets[0]; }
+  __device__ static float offset(int label) { return label >= 0 ? constant_centers.offsets[label] : -kInfinity; }
+  // The first center is c₀, or has no score.
+  __device__ static float first(int label) { return label == 0 ? -kInfinity : constant_centers.offsets[0]; }
 
   const unsigned char *centers_, *offsets_;  // of this lane, where label 0 has them
 };
 
-// Raises `others` to the largest score of all centres from `kFirst` on but the row's label and the first.
+// Raises `others` to the largest score of all centers from `kFirst` on but the row's label and the first.
 template <int kFeatures, int kClusters, int kRows, int kFirst = 0>
 __device__ __forceinline__ void raise_to_others(const float (&x)[kRows][kFeatures], const int (&label)[kRows],
                                                 float (&others)[kRows]) {
@@ -67,14 +67,15 @@ __device__ __forceinline__ void raise_to_others(const float (&x)[kRows][kFeature
   for (int r = 0; r < kRows; ++r) {
     if (kFirst > 0) others[r] = ptx::max_unless(others[r], score[r][0], label[r], kFirst);
     if constexpr (kHere == 8) {
-      const float(&seven)[7] = reinterpret_cast<const float(&)[7]>(score[r][1]);
+      const float (&seven)[7] = reinterpret_cast<const float (&)[7]>(score[r][1]);
       others[r] = ptx::max_unless_spared<kFirst % 32 / 8>(others[r], seven, ptx::spares(label[r] - kFirst / 32 * 32));
     } else {
 #pragma unroll
       for (int j = 1; j < kHere; ++j) others[r] = ptx::max_unless(others[r], score[r][j], label[r], kFirst + j);
     }
   }
-  if constexpr (kFirst + kHere < kClusters) raise_to_others<kFeatures, kClusters, kRows, kFirst + kHere>(x, label, others);
+  if constexpr (kFirst + kHere < kClusters)
+    raise_to_others<kFeatures, kClusters, kRows, kFirst + kHere>(x, label, others);
 }
 
 }  // namespace kmeans

@@ -14,55 +14,55 @@ from tsapps.kernels.problem import ITEMSIZE
 
 __all__ = [
     "ALIGNMENT",
-    "FEW_BYTES",
-    "FEW_NAME",
-    "FEW_ROUNDING",
+    "CONSTANT_CENTERS_BYTES",
+    "CONSTANT_CENTERS_NAME",
     "PARTS_ROUNDING",
     "PRODUCTS",
-    "FewPlan",
+    "SMALL_D_ROUNDING",
+    "BoundedPlan",
+    "FmaPlan",
     "Multiplier",
     "ProductsPlan",
-    "UntilPlan",
-    "few_plan",
-    "few_scale",
+    "bounded_plan",
+    "fma_plan",
     "multiply_adds_plan",
     "products_plan",
-    "until_plan",
+    "small_d_scale",
 ]
 
-#: The variable in constant memory of small_d/constant_centers.cuh, and the bytes of its class, `FewConstants`.
-FEW_NAME, FEW_BYTES = "few_constants", 4 * (512 + 64 + 2 * 16 + 4)
+#: The variable in constant memory of small_d/constant_centers.cuh, and the bytes of its class, `ConstantCenters`.
+CONSTANT_CENTERS_NAME, CONSTANT_CENTERS_BYTES = "constant_centers", 4 * (512 + 64 + 2 * 16 + 4)
 #: The C++ class `Products` of small_d/iteration_mma.cuh, as a NumPy structure.
 PRODUCTS = np.dtype(
-    [(name, "u8") for name in ("halves", "offsets", "extremes", "mean", "scales")]
+    [(name, "u8") for name in ("centers_half", "offsets", "center_stats", "mean", "scales")]
     + [(name, "f4") for name in ("scale", "norm", "tensor_error", "rounding")]
 )
 #: Bytes that X begins at a multiple of: those that small_d/tile_pipeline.cuh copies at a time.
 ALIGNMENT = 16
 #: The most that float16 loses of an element, beside it.
-FEW_ROUNDING = 2.0**-11
+SMALL_D_ROUNDING = 2.0**-11
 #: The most that two parts of a type lose of an element, beside it.
 PARTS_ROUNDING = {"float16": 2.0**-22, "bfloat16": 2.0**-18}
-# Up to so many features, the elements of centres that constant memory has (kMostFeatures, kMostElements).
-_FEW_ELEMENTS = ((8, 512), (16, 320))
-# Up to so many features, and elements of centres, rows are iteration_fma_d4.cuh's, of a thread so many at a time. (Of
+# Up to so many features, the elements of centers that constant memory has (kMostFeatures, kMostElements).
+_MOST_ELEMENTS = ((8, 512), (16, 320))
+# Up to so many features, and elements of centers, rows are iteration_fma_d4.cuh's, of a thread so many at a time. (Of
 # more, rows that move cost more there.) Those of small_d/iteration_fma.cuh, of as few features and of more.
-_SHORT, _SHORT_ELEMENTS, _SHORT_ROWS = 4, 128, 8
+_SHORT, _SHORT_ELEMENTS, _D4_ROWS = 4, 128, 8
 _FOUR_ROWS, _TWO_ROWS = 4, 2
 # What small_d/own_score.cuh has of a label, in bytes (kRow).
 _OWN_BYTES = 384
 # The bytes of a block's sums, which leave the rings room.
-_FEW_BYTES = 72 * 1024
+_MOST_SUMS_BYTES = 72 * 1024
 # The exponents of the norm that the largest row of few features is scaled to, by warps and by warpgroups; and the most
-# of the scale by warpgroups, whose square a centre is multiplied by (scores_wgmma.cuh): float16 then has room for it.
-_FEW_NORM, _NORM_AS_IT_LIES, _MOST_SCALE = 10, 6, 7
-# Features and elements of centres from which on tensor cores were faster, though rows that move cost more there; and
+# of the scale by warpgroups, whose square a center is multiplied by (scores_wgmma.cuh): float16 then has room for it.
+_SMALL_D_NORM, _NORM_AS_IT_LIES, _MOST_SCALE = 10, 6, 7
+# Features and elements of centers from which on tensor cores were faster, though rows that move cost more there; and
 # the most features, by the bytes of one: of more, an iteration reads less of X's copy.
 _LEAST_FOR_PRODUCTS, _LEAST_ELEMENTS = 5, 288
 _MOST_FOR_PRODUCTS = {4: 32, 2: 64}
 # The norm of the mean, beside the largest of what is left of rows, up to which warpgroups multiply rows as they are.
 _MOST_MEAN = 16.0
-# Steps of the product of which small_d/scores_mma.cuh has room for the centres in registers, beside a tile's scores.
+# Steps of the product of which small_d/scores_mma.cuh has room for the centers in registers, beside a tile's scores.
 _STEPS_KEPT = 2
 # Bytes of a row from which on it has bounds.
 _LEAST_LEFT_OUT = 32
@@ -71,7 +71,7 @@ _THREADS, _STAGES = (512, 384, 256), 4
 
 
 @dataclass(frozen=True)
-class FewPlan:
+class FmaPlan:
     """How small_d/iteration_fma.cuh, or small_d/iteration_fma_d4.cuh, computes an iteration: their template arguments.
 
     Attributes
@@ -120,10 +120,10 @@ class FewPlan:
         Short rows wait with their elements; and of their labels, and of none, there are the score's constants.
         """
         row = self.features * ITEMSIZE[self.dtype]
-        ring = self.stages * self.rows * (row + 1)
+        pipeline = self.stages * self.rows * (row + 1)
         queue = 2 * (8 + (-(-row // 8) * 8 if self.short else 0))
         own = (self.clusters + 1) * _OWN_BYTES if self.short else 0
-        return self.sums_bytes + own + self.threads * (ring + queue)
+        return self.sums_bytes + own + self.threads * (pipeline + queue)
 
     @property
     def file(self) -> str:
@@ -133,7 +133,7 @@ class FewPlan:
     @property
     def kernel(self) -> str:
         """The name expression of the kernel, in its namespace."""
-        name = "assign_short_rows" if self.short else "assign_rows"
+        name = "assign_d4" if self.short else "assign_rows"
         numbers = f"{self.features}, {self.clusters}, {self.rows}, {str(self.shifts).lower()}, {self.replicas}"
         return f"{name}<{ELEMENT[self.dtype]}, {numbers}, {self.stages}, {self.threads}, {self.blocks}>"
 
@@ -143,7 +143,7 @@ class FewPlan:
 
 
 class Multiplier(Enum):
-    """What multiplies in iteration_mma.cuh, and where it has the centres: the enumerators of its `Multiplier`."""
+    """What multiplies in iteration_mma.cuh, and where it has the centers: the enumerators of its `Multiplier`."""
 
     WARPS_KEEPING = "kWarpsKeeping"
     WARPS = "kWarps"
@@ -160,7 +160,7 @@ class ProductsPlan:
         Of X.
     features : int
     columns : int
-        Blocks of eight centres.
+        Blocks of eight centers.
     stages : int
         Tiles of a warp that are in shared memory, or on their way there.
     multiplier : Multiplier
@@ -179,12 +179,12 @@ class ProductsPlan:
 
     @property
     def padded(self) -> int:
-        """Elements of a centre in float16."""
+        """Elements of a center in float16."""
         return -(-self.features // 16) * 16
 
     @property
-    def centres_bytes(self) -> int:
-        """Shared memory of what is multiplied by: offsets, and centres if they are not in registers."""
+    def centers_bytes(self) -> int:
+        """Shared memory of what is multiplied by: offsets, and centers if they are not in registers."""
         return {
             Multiplier.WARPS_KEEPING: 64 * self.columns,
             Multiplier.WARPS: (64 + 16 * self.padded) * self.columns,
@@ -208,9 +208,9 @@ class ProductsPlan:
         A ring a warp, of 32 rows and their labels; what is multiplied by; sums; and three queues a warp, of 32 rows, 64
         and 128.
         """
-        ring = self.stages * (self.features * ITEMSIZE[self.dtype] + 1)
+        pipeline = self.stages * (self.features * ITEMSIZE[self.dtype] + 1)
         queues = self.threads // 32 * (32 * 8 + 64 * 16 + 128 * 8)
-        return self.threads * ring + self.centres_bytes + self.sums_bytes + queues
+        return self.threads * pipeline + self.centers_bytes + self.sums_bytes + queues
 
     @property
     def kernel(self) -> str:
@@ -224,7 +224,7 @@ class ProductsPlan:
 
 
 @dataclass(frozen=True)
-class UntilPlan(ProductsPlan):
+class BoundedPlan(ProductsPlan):
     """How iteration_bounded.cuh computes an iteration with bounds, by warps, of rows of whole 16-byte units."""
 
     @property
@@ -234,22 +234,22 @@ class UntilPlan(ProductsPlan):
         A ring a warp, of 32 rows, their numbers and the words of their labels; what is multiplied by; sums; and two
         queues a warp, of 64 rows and 128.
         """
-        ring = self.stages * (self.features * ITEMSIZE[self.dtype] + 8)
+        pipeline = self.stages * (self.features * ITEMSIZE[self.dtype] + 8)
         queues = self.threads // 32 * (64 * 16 + 128 * 8)
-        return self.threads * ring + self.centres_bytes + self.sums_bytes + queues
+        return self.threads * pipeline + self.centers_bytes + self.sums_bytes + queues
 
     @property
     def kernel(self) -> str:
         """The name expression of the kernel, in its namespace."""
         keeps = str(self.multiplier is Multiplier.WARPS_KEEPING).lower()
         numbers = f"{self.features}, {self.columns}, {keeps}, {self.stages}, {self.threads}"
-        return f"assign_until<{ELEMENT[self.dtype]}, {numbers}>"
+        return f"assign_bounded<{ELEMENT[self.dtype]}, {numbers}>"
 
 
 P = TypeVar("P", bound=ProductsPlan)
 
 
-def few_plan(d: int, k: int, dtype: str, mean: float, norm: float, device: Device) -> FewPlan | ProductsPlan | None:
+def fma_plan(d: int, k: int, dtype: str, mean: float, norm: float, device: Device) -> FmaPlan | ProductsPlan | None:
     """Choose how an iteration for few features and few clusters is computed; None where they are too many.
 
     Parameters
@@ -277,17 +277,17 @@ def few_plan(d: int, k: int, dtype: str, mean: float, norm: float, device: Devic
     return products_plan(d, k, dtype, shared_memory, warpgroups=warpgroups)
 
 
-def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float, shared_memory: int) -> FewPlan | None:
-    """Return how iteration_fma.cuh computes an iteration; None where it has no room for the centres or their sums."""
+def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float, shared_memory: int) -> FmaPlan | None:
+    """Return how iteration_fma.cuh computes an iteration; None where it has no room for the centers or their sums."""
     clusters = -(-k // 4) * 4
-    most = next((elements for features, elements in _FEW_ELEMENTS if d <= features), 0)
+    most = next((elements for features, elements in _MOST_ELEMENTS if d <= features), 0)
     if clusters > MOST_CLUSTERS or d * clusters > most:
         return None
     # Scores of rows as they are, whose bound is up to twice as wide.
-    plan = FewPlan(dtype, d, clusters, _FOUR_ROWS if d <= _SHORT else _TWO_ROWS, 32, mean > norm)
+    plan = FmaPlan(dtype, d, clusters, _FOUR_ROWS if d <= _SHORT else _TWO_ROWS, 32, mean > norm)
     if plan.short:
-        plan = replace(plan, rows=_SHORT_ROWS)
-    while plan.sums_bytes > _FEW_BYTES:
+        plan = replace(plan, rows=_D4_ROWS)
+    while plan.sums_bytes > _MOST_SUMS_BYTES:
         plan = replace(plan, replicas=plan.replicas // 2)
     # Rather fewer replicas than fewer warps.
     sizes = ((3, 1), (2, 1), (2, 2), (2, 4))
@@ -320,17 +320,17 @@ def _first_that_fits(plan: P, shared_memory: int) -> P | None:
     return next((one for one in plans if one.shared_bytes <= shared_memory), None)
 
 
-def until_plan(d: int, k: int, dtype: str, shared_memory: int) -> UntilPlan | None:
+def bounded_plan(d: int, k: int, dtype: str, shared_memory: int) -> BoundedPlan | None:
     """Return the plan of iteration_bounded.cuh; None where rows are too short for bounds to pay."""
     row = d * ITEMSIZE[dtype]
     if k < 2 or row < _LEAST_LEFT_OUT or row % ALIGNMENT:
         return None
-    return _first_that_fits(UntilPlan(dtype, d, -(-k // 8), _STAGES, _by_warps(d)), shared_memory)
+    return _first_that_fits(BoundedPlan(dtype, d, -(-k // 8), _STAGES, _by_warps(d)), shared_memory)
 
 
-def few_scale(norm: float, dtype: str = "float32", *, warpgroups: bool = False) -> float:
+def small_d_scale(norm: float, dtype: str = "float32", *, warpgroups: bool = False) -> float:
     """Return the power of two that few features of `dtype` are scaled by; `norm` is what no row's norm exceeds."""
-    target = _NORM_AS_IT_LIES if warpgroups else _FEW_NORM
+    target = _NORM_AS_IT_LIES if warpgroups else _SMALL_D_NORM
     most = _MOST_SCALE if warpgroups and dtype == "float16" else MOST_EXPONENT
     exponent = target - ceil(log2(norm)) if 0 < norm < inf else 0
     return float(2.0 ** min(max(exponent, -MOST_EXPONENT), most))

@@ -1,5 +1,5 @@
-// The integer sums of few features and few clusters, in shared memory: a replica a lane, so that no two lanes of a warp add
-// to the same bank.
+// The integer sums of few features and few clusters, in shared memory: a replica a lane, so that no two lanes of a warp
+// add to the same bank.
 #pragma once
 #include "apps/kmeans/small_d/constant_centers.cuh"
 #include "apps/kmeans/update/fixed_point.cuh"
@@ -8,17 +8,17 @@ namespace kmeans {
 
 // The sums of a block, in shared memory.
 template <int kFeatures, int kReplicas>
-class FewSums {
+class ReplicatedSums {
  public:
   static constexpr int kPlanes = 2 * kFeatures + 1;  // two digits of every feature, and a count
 
-  __device__ FewSums(unsigned long long* sums, unsigned* digits, int k) : sums_(sums), digits_(digits), k_(k) {}
+  __device__ ReplicatedSums(unsigned long long* sums, unsigned* digits, int k) : sums_(sums), digits_(digits), k_(k) {}
 
-  // Adds a row, centred, to one cluster and subtracts it from another, if that is one.
+  // Adds a row, centered, to one cluster and subtracts it from another, if that is one.
   __device__ __forceinline__ void move(const float (&row)[kFeatures], int to, int from) const {
     int numbers[kFeatures];
 #pragma unroll
-    for (int i = 0; i < kFeatures; ++i) numbers[i] = as_integer<float>(row[i], few_constants.scales[i]);
+    for (int i = 0; i < kFeatures; ++i) numbers[i] = as_integer<float>(row[i], constant_centers.scales[i]);
     unsigned* own = digits_ + threadIdx.x % kReplicas;
     add(own + to * (kPlanes * kReplicas), numbers, 1);
     if (from >= 0) add(own + from * (kPlanes * kReplicas), numbers, -1);

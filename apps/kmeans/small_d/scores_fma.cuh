@@ -1,9 +1,9 @@
-// The scores of few features by fused multiply-adds, and which centres can be a row's nearest by them; see iteration_fma.cuh, and
-// iteration_fma_d4.cuh.
+// The scores of few features by fused multiply-adds, and which centers can be a row's nearest by them; see
+// iteration_fma.cuh, and iteration_fma_d4.cuh.
 //
-//   found     of 16 clusters at a time, bit j for centre 16 · chunk + j, and the chunk from bit 16 on
+//   found     of 16 clusters at a time, bit j for center 16 · chunk + j, and the chunk from bit 16 on
 //
-// Why it is fast: centres are operands in constant memory, and candidates are counted in the mantissa of a float, by a
+// Why it is fast: centers are operands in constant memory, and candidates are counted in the mantissa of a float, by a
 // multiply-add that saturates, for several rows at a time.
 #pragma once
 #include "apps/kmeans/small_d/constant_centers.cuh"
@@ -11,37 +11,37 @@
 
 namespace kmeans {
 
-// Of the centres, in chunks of 16: the candidates of one chunk, bit j for centre 16 · chunk + j, and the chunk from bit 16
-// on; no bit where several chunks have candidates.
+// Of the centers, in chunks of 16: the candidates of one chunk, bit j for center 16 · chunk + j, and the chunk from bit
+// 16 on; no bit where several chunks have candidates.
 constexpr int kChunk = 16;
 
 // A row less the mean; and as scores are of it.
 template <int kFeatures, typename T>
-__device__ __forceinline__ void centre_row(const T (&row)[kFeatures], float (&value)[kFeatures]) {
+__device__ __forceinline__ void center_row(const T (&row)[kFeatures], float (&value)[kFeatures]) {
 #pragma unroll
-  for (int i = 0; i < kFeatures; ++i) value[i] = centred<T, float>(row[i], few_constants.mean[i]);
+  for (int i = 0; i < kFeatures; ++i) value[i] = centered<T, float>(row[i], constant_centers.mean[i]);
 }
 template <bool kShifts, int kFeatures, typename T>
 __device__ __forceinline__ void scored_row(const T (&row)[kFeatures], float (&x)[kFeatures]) {
 #pragma unroll
   for (int i = 0; i < kFeatures; ++i) {
-    x[i] = kShifts ? centred<T, float>(row[i], few_constants.mean[i]) : tsm2::Element<T>::value(row[i]);
+    x[i] = kShifts ? centered<T, float>(row[i], constant_centers.mean[i]) : tsm2::Element<T>::value(row[i]);
   }
 }
 
-// The score of centre j. The first one is c₀, or is left out: it has no product.
+// The score of center j. The first one is c₀, or is left out: it has no product.
 template <int kFeatures>
 __device__ __forceinline__ float score_of(const float (&x)[kFeatures], int j) {
-  float sum = few_constants.offsets[j];
+  float sum = constant_centers.offsets[j];
 #pragma unroll
   for (int i = 0; i < kFeatures; ++i) {
-    if (j > 0) sum = fmaf(x[i], few_constants.centers[j * kFeatures + i], sum);
+    if (j > 0) sum = fmaf(x[i], constant_centers.centers[j * kFeatures + i], sum);
   }
   return sum;
 }
 
-// The largest of some scores and `other`. If `as_integers`, it is where that is not negative, and some score where all are:
-// then more are candidates, and none is lost. Three integers are compared by one instruction of sm_90 and later.
+// The largest of some scores and `other`. If `as_integers`, it is where that is not negative, and some score where all
+// are: then more are candidates, and none is lost. Three integers are compared by one instruction of sm_90 and later.
 template <bool as_integers>
 __device__ __forceinline__ float most_of(const float (&score)[kChunk], int count, float other) {
   if constexpr (as_integers) {
@@ -78,7 +78,7 @@ __device__ __forceinline__ void find_candidates(const float (&x)[kRows][kFeature
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const float most = most_of<kClusters <= kChunk>(score[r], here, first > 0 ? best[r] : -kInfinity);
-      const float threshold = fmaf(most, -kLarge, few_constants.threshold) - kLeast;
+      const float threshold = fmaf(most, -kLarge, constant_centers.threshold) - kLeast;
       float sum = kNoBits;
 #pragma unroll
       for (int j = 0; j < kChunk; ++j) {
@@ -113,7 +113,7 @@ __device__ __forceinline__ int cluster_of(unsigned found) {
   return bits != 0 && (bits & (bits - 1)) == 0 ? chunk + 31 - __clz((int)bits) : -1;
 }
 
-// The nearest, in float64, of the centres that were found, or of all if none was: the first of equals.
+// The nearest, in float64, of the centers that were found, or of all if none was: the first of equals.
 template <int kFeatures>
 __device__ __forceinline__ int nearest_of_found(const float (&x)[kFeatures], const float* centers, int k,
                                                 unsigned found) {
@@ -134,7 +134,7 @@ __device__ __forceinline__ int nearest_of_found(const float (&x)[kFeatures], con
     bits &= bits - 1;
     j = all ? j + 1 : bits != 0 ? first + __ffs(bits) - 1 : k;
   }
-  return nearest.centre;
+  return nearest.center;
 }
 
 }  // namespace kmeans

@@ -1,22 +1,28 @@
-// The scores of few features in 16 bits by the tensor cores of warpgroups (wgmma), of rows as they lie; see iteration_mma.cuh.
+// The scores of few features in 16 bits by the tensor cores of warpgroups (wgmma), of rows as they lie; see
+// iteration_mma.cuh.
 //
-//   rows       a warp's tile in its ring: the product's left operand, of which each warp of a warpgroup has 16 rows, as ldmatrix
-//              has it, four matrices of eight rows and columns together, or where rows are no whole vectors as in scores_mma.cuh;
+//   rows       a warp's tile in its ring: the product's left operand, of which each warp of a warpgroup has 16 rows, as
+//              ldmatrix
+//              has it, four matrices of eight rows and columns together, or where rows are no whole vectors as in
+//              scores_mma.cuh;
 //              the warpgroup's four tiles are multiplied together
-//   centres    in two parts of X's type, c·s² ≈ high + low, in shared memory by fragments: part, step s, eight centres j
-//   offsets    a level − (mean·c + ‖c‖²/2)·s², so that nothing is subtracted from rows: in three parts, one step more, of
+//   centers    in two parts of X's type, c·s² ≈ high + low, in shared memory by fragments: part, step s, eight centers
+//              j
+//   offsets    a level − (mean·c + ‖c‖²/2)·s², so that nothing is subtracted from rows: in three parts, one step more,
+//              of
 //              which the left operand is constant (`weight`), and in shared memory too
 //
-// s is the power of two by which no row's norm n, with the mean in it, exceeds `norm`. What the parts leave of a centre is
-// 2⁻²² of it in float16, 2⁻¹⁸ in bfloat16, and 2⁻²⁵ at most next to zero in float16:
+// s is the power of two by which no row's norm n, with the mean in it, exceeds `norm`. What the parts leave of a center
+// is 2⁻²² of it in float16, 2⁻¹⁸ in bfloat16, and 2⁻²⁵ at most next to zero in float16:
 //
 //   |x·c − x·(high + low)| ≤ n (r ‖c‖ + a),   r = 2⁻²² or 2⁻¹⁸,   a = √d 2⁻²⁵ or 0
 //
 // So near are scores to what they should be that one bound serves all rows.
 //
-// Why it is fast: no element is converted, no norm is needed, and a warpgroup has 128 rows multiplied by all centres by a few
-// instructions, which read centres from shared memory for four warps at once. What is left is a maximum and two multiply-adds
-// of each score: 32 rows of 64 features and 64 clusters take a warp 400 instructions, where scores_mma.cuh takes 1,000.
+// Why it is fast: no element is converted, no norm is needed, and a warpgroup has 128 rows multiplied by all centers by
+// a few instructions, which read centers from shared memory for four warps at once. What is left is a maximum and two
+// multiply-adds of each score: 32 rows of 64 features and 64 clusters take a warp 400 instructions, where
+// scores_mma.cuh takes 1,000.
 #pragma once
 #include "apps/kmeans/small_d/scores_mma.cuh"
 #include "kernels/ptx/wgmma.cuh"
@@ -28,8 +34,8 @@ class WarpgroupScores {
  public:
   static constexpr int kSteps = (kFeatures + 15) / 16, kParts = 2;
   static constexpr int kTogether = 4;  // warps that multiply together
-  // Whether ldmatrix loads rows, whose parts of 16 bytes then begin at multiples of it; and the bytes of a row that are read
-  // together.
+  // Whether ldmatrix loads rows, whose parts of 16 bytes then begin at multiples of it; and the bytes of a row that are
+  // read together.
   static constexpr bool kMatrices = kFeatures % 8 == 0;
   static constexpr int kReadTogether = kMatrices ? 16 : 16 * (int)sizeof(T);
   static constexpr bool kKeepsPlaces = true;  // in registers, of the ring's
@@ -38,15 +44,15 @@ class WarpgroupScores {
   __device__ WarpgroupScores(const Products& of, const float* centers, int k, void* shared)
       : matrix_(ptx::matrix_at(shared)) {
     const int lane = threadIdx.x % 32, t = lane % 4;
-    const Extremes most = *of.extremes;
+    const CenterStats most = *of.center_stats;
     // The norm of the mean is within that of rows.
     const float level = 1.01f * (2 * of.norm * most.norm + most.half_square);
     auto* words = static_cast<unsigned*>(shared);
-    // A warp has eight centres: a lane some columns of one, and in the end a pair of its offset's parts. All that is loaded is
-    // on its way before anything is waited for.
+    // A warp has eight centers: a lane some columns of one, and in the end a pair of its offset's parts. All that is
+    // loaded is on its way before anything is waited for.
     for (int j = threadIdx.x / 32; j < kColumns; j += blockDim.x / 32) {
-      const int centre = 8 * j + lane / 4;
-      const float found = of.offsets[centre];
+      const int center = 8 * j + lane / 4;
+      const float found = of.offsets[center];
       float c[kSteps][4] = {}, mean[kSteps][4];
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
@@ -59,10 +65,10 @@ class WarpgroupScores {
             to[2 * half] = pair[0], to[2 * half + 1] = pair[1];
           }
         };
-        if (centre < k) load(centers + centre * kFeatures, c[s]);
+        if (center < k) load(centers + center * kFeatures, c[s]);
         load(of.mean, mean[s]);
       }
-      const bool used = centre < k && found > -kInfinity;
+      const bool used = center < k && found > -kInfinity;
       double sum = 0;
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
@@ -89,7 +95,9 @@ class WarpgroupScores {
         parts[part] = tsm2::Element<T>::from(rest / weight(part));
         rest = used ? rest - tsm2::Element<T>::value(parts[part]) * weight(part) : 0.0f;
       }
-      words[word(kParts, 0, j, 0) + lane] = t == 0 ? word_of(parts[0], parts[1]) : t == 1 ? word_of(parts[2], parts[3]) : 0u;
+      words[word(kParts, 0, j, 0) + lane] = t == 0   ? word_of(parts[0], parts[1])
+                                            : t == 1 ? word_of(parts[2], parts[3])
+                                                     : 0u;
       words[word(kParts, 0, j, 1) + lane] = 0;
     }
     // Of a row, 16 weights: eight rows' first halves, then their second.
@@ -102,7 +110,7 @@ class WarpgroupScores {
     const float rounding = of.rounding + of.tensor_error + 1.0f / (1 << 22);
     const float least = kHalf ? sqrtf((float)kFeatures) / (1 << 25) * of.norm / of.scale : 0.0f;
     const float error = of.norm * most.norm * rounding + level * (of.tensor_error + 1.0f / (1 << 22)) + least;
-    // A centre that is infinite in float16 has no scores.
+    // A center that is infinite in float16 has no scores.
     const bool fits = of.norm * most.norm + most.half_square <= (float)(1 << 26) &&
                       (!kHalf || most.norm * of.scale <= (float)(1 << 15));
     // What three parts leave next to zero, and kLeast.
@@ -110,13 +118,13 @@ class WarpgroupScores {
   }
 
   // The candidates of a tile's rows: of row g + 8·i, this lane's 16 bits.
-  template <typename Ring>
-  __device__ __forceinline__ void find(const Ring& ring, unsigned (&bits)[4]) const {
+  template <typename Pipeline>
+  __device__ __forceinline__ void find(const Pipeline& pipeline, unsigned (&bits)[4]) const {
     unsigned a[kAtOnce][1][kSteps][4];
     float scores[kAtOnce][kColumns][4];
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
-      begin(ring, b, a[b % kAtOnce], scores[b % kAtOnce]);
+      begin(pipeline, b, a[b % kAtOnce], scores[b % kAtOnce]);
       if (b + 1 >= kAtOnce) end<kAtOnce - 1>(scores[0], bits[2 * (b + 1 - kAtOnce)], bits[2 * (b + 1 - kAtOnce) + 1]);
     }
     if (kAtOnce == 2) end<0>(scores[1 % kAtOnce], bits[2], bits[3]);
@@ -132,31 +140,32 @@ class WarpgroupScores {
     return !kHalf ? 1.0f : part == 0 ? (float)(1 << 12) : part == 1 ? 2.0f : 1.0f / (1 << 10);
   }
 
-  // Where the words of a fragment begin: of rows 2·t and 2·t + 1 of step s, or (`half`) of 2·t + 8 and 2·t + 9. Past the
-  // centres' parts is the step of the offsets.
+  // Where the words of a fragment begin: of rows 2·t and 2·t + 1 of step s, or (`half`) of 2·t + 8 and 2·t + 9. Past
+  // the centers' parts is the step of the offsets.
   __device__ static constexpr int word(int part, int s, int j, int half) {
     return ((part * kSteps + s) * kColumns + j) * 64 + half * 32;
   }
 
-  // The first of the two columns of a step that a lane has as one word: those of columns below or from eight on, as it is
-  // for ldmatrix, or of four that it loads together.
+  // The first of the two columns of a step that a lane has as one word: those of columns below or from eight on, as it
+  // is for ldmatrix, or of four that it loads together.
   __device__ static __forceinline__ int column_of(int s, int half) {
     const int t = threadIdx.x % 4;
     return 16 * s + (kMatrices ? 8 * half + 2 * t : 4 * t + 2 * half);
   }
 
   // Begins to multiply block b of a tile's rows.
-  template <typename Ring>
-  __device__ __forceinline__ void begin(const Ring& ring, int b, unsigned (&a)[1][kSteps][4],
+  template <typename Pipeline>
+  __device__ __forceinline__ void begin(const Pipeline& pipeline, int b, unsigned (&a)[1][kSteps][4],
                                         float (&scores)[kColumns][4]) const {
     if constexpr (kMatrices) {
-      // A lane points to a row of one of the four matrices: of rows below or from eight on, and of columns likewise. Past the
-      // last column it is any of the row, as X is finite and centres are zero.
+      // A lane points to a row of one of the four matrices: of rows below or from eight on, and of columns likewise.
+      // Past the last column it is any of the row, as X is finite and centers are zero.
       const int matrix = threadIdx.x % 32 / 8, row = 16 * b + matrix % 2 * 8 + threadIdx.x % 8;
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
         const int column = 16 * s + matrix / 2 * 8;
-        ptx::ldmatrix_x4(a[0][s], ring.row(row) + ((kWhole || column < kFeatures ? 2 * column : 0) ^ Ring::swizzle(row)));
+        ptx::ldmatrix_x4(
+            a[0][s], pipeline.row(row) + ((kWhole || column < kFeatures ? 2 * column : 0) ^ Pipeline::swizzle(row)));
       }
     } else {
 #pragma unroll
@@ -165,7 +174,8 @@ class WarpgroupScores {
         for (int s = 0; s < kSteps; ++s) {
           const int row = 16 * b + 8 * half + (int)threadIdx.x % 32 / 4;
           T raw[4];
-          load_some<kFeatures, kWhole ? Past::kNone : Past::kAny>(ring.row(row), Ring::swizzle(row), column_of(s, 0), raw);
+          load_some<kFeatures, kWhole ? Past::kNone : Past::kAny>(pipeline.row(row), Pipeline::swizzle(row),
+                                                                  column_of(s, 0), raw);
           a[0][s][half] = word_of(raw[0], raw[1]);
           a[0][s][half + 2] = word_of(raw[2], raw[3]);
         }

@@ -7,50 +7,47 @@
 //   a row of 64 bytes, whose four units of 16 are read by one lane, of which eight take turns with others:
 //
 //     row 0, 1    0 1 2 3   0 1 2 3       lane r reads unit u of row r: where the units of rows 2, 3 change places with
-//     row 2, 3    1 0 3 2   1 0 3 2       their neighbours', and so on, eight lanes read eight units of 128 bytes' banks
+//     row 2, 3    1 0 3 2   1 0 3 2       their neighbours', and so on, eight lanes read eight units of 128 bytes'
+//                 banks
 //     row 4, 5    2 3 0 1   2 3 0 1
 //
-// Why it is fast: a byte goes through the level-2 cache once (asking for lines early and loading them later goes twice, and
-// was what bounded these kernels), and through no register on its way; no warp waits for another; and whoever reads the rows,
-// in whatever order, finds no two lanes at one bank.
+// Why it is fast: a byte goes through the level-2 cache once (asking for lines early and loading them later goes twice,
+// and was what bounded these kernels), and through no register on its way; no warp waits for another; and whoever reads
+// the rows, in whatever order, finds no two lanes at one bank.
 #pragma once
 #include "apps/kmeans/data/labels.cuh"
 #include "kernels/ptx/instructions.cuh"
 
 namespace kmeans {
 
-// `kTogether` bytes of a row, a power of two from 16 on, are read by lanes that are neighbours, or by one, at a time. If
-// `keeps`, registers hold what places are computed from (simt::kept).
+// `kTogether` bytes of a row, a power of two from 16 on, are read by lanes that are neighbours, or by one, at a time.
+// If `keeps`, registers hold what places are computed from (simt::kept).
 template <typename T, int kFeatures, int kTile, int kStages, int kTogether, bool keeps = false>
-class TileRing {
+class TilePipeline {
  public:
   static constexpr int kRow = kFeatures * (int)sizeof(T), kTileBytes = kTile * kRow, kStage = kTileBytes + kTile;
   static constexpr int kBytes = kStages * kStage;  // of a warp
   static_assert(kTile % 32 == 0 && kTileBytes % 16 == 0 && kStage % 16 == 0, "a tile is whole units of 16 bytes");
 
   // `shared` is the block's, for all of its warps. There are fewer than 2³² rows.
-  __device__ TileRing(const T* X, const Label* labels, long long n, void* shared)
+  __device__ TilePipeline(const T* X, const Label* labels, long long n, void* shared)
       : X_(kept(reinterpret_cast<const unsigned char*>(X) + 16 * (threadIdx.x % 32))),
-        labels_(kept(labels + label_byte((int)threadIdx.x % 32))),
-        n_((unsigned)n),
-        lane_(kept((int)threadIdx.x % 32)),
+        labels_(kept(labels + label_byte((int)threadIdx.x % 32))), n_((unsigned)n), lane_(kept((int)threadIdx.x % 32)),
         place_(kept(16 * lane_ ^ swizzle(16 * lane_ / kRow))),
-        own_(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * kBytes),
-        asked_(0),
-        now_(kBytes - kStage) {
+        own_(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * kBytes), asked_(0), now_(kBytes - kStage) {
     if (keeps) own_ = simt::kept_shared(own_);
   }
 
-  // Begins to copy the tile whose first row is `first`, or nothing if that is past the end; by all lanes. Before the first
-  // wait kStages − 1 times, then once after each: what the stage had before has then been read.
+  // Begins to copy the tile whose first row is `first`, or nothing if that is past the end; by all lanes. Before the
+  // first wait kStages − 1 times, then once after each: what the stage had before has then been read.
   __device__ __forceinline__ void ask(unsigned first) {
     copy<true, true>(first, asked_);
     ptx::cp_async_commit();
     asked_ += kStage;
   }
 
-  // Asks for the first tiles, each `together` rows behind the one before; `between` is called while rows are on their way, and
-  // before labels are read.
+  // Asks for the first tiles, each `together` rows behind the one before; `between` is called while rows are on their
+  // way, and before labels are read.
   template <typename Between>
   __device__ __forceinline__ void ask_first(unsigned first, unsigned together, Between between) {
 #pragma unroll
@@ -64,7 +61,8 @@ class TileRing {
     asked_ = (kStages - 1) * kStage;
   }
 
-  // Waits for the tile that was asked for kStages − 1 times ago, for all lanes to read; and the last one has been read by all.
+  // Waits for the tile that was asked for kStages − 1 times ago, for all lanes to read; and the last one has been read
+  // by all.
   __device__ __forceinline__ void wait() {
     ptx::cp_async_wait<kStages - 2>();
     simt::sync_warp();
@@ -78,7 +76,9 @@ class TileRing {
     return kTurns > 1 ? (int)(row / kBefore % kTurns * kTogether) : 0;
   }
 
-  __device__ __forceinline__ const Label* labels() const { return reinterpret_cast<const Label*>(own_ + now_ + kTileBytes); }
+  __device__ __forceinline__ const Label* labels() const {
+    return reinterpret_cast<const Label*>(own_ + now_ + kTileBytes);
+  }
 
  private:
   static constexpr int kLine = 128;  // bytes that all banks have
@@ -90,8 +90,8 @@ class TileRing {
     return kRow % kTogether == 0 ? turns : 1;
   }
   static constexpr int kTurns = turns(), kBefore = kRows / kTurns;
-  // What a warp copies at a time, and whether that is whole rows: which are so many a power of two, and then what a place is
-  // combined with is that of the first one's row and of the lane's among them.
+  // What a warp copies at a time, and whether that is whole rows: which are so many a power of two, and then what a
+  // place is combined with is that of the first one's row and of the lane's among them.
   static constexpr int kAtATime = 32 * 16, kLabelsAtATime = 32 * 4;
   static constexpr bool kSame = kTurns == 1 || kAtATime % kRow == 0;
 
@@ -112,7 +112,8 @@ class TileRing {
       const int rows = (int)(n_ - first);
       // Zeros for the rest.
       copy<kRowsToo, kLabelsToo>(
-          first, stage, [rows](int byte) { return part(rows * kRow - byte, 16); }, [rows](int byte) { return part(rows - byte, 4); });
+          first, stage, [rows](int byte) { return part(rows * kRow - byte, 16); },
+          [rows](int byte) { return part(rows - byte, 4); });
     }
   }
 

@@ -1,16 +1,16 @@
-// Rows that change their label go from one cluster's sums to another's, as they are found: for few clusters and few such rows,
-// where sorting them (sort_reassigned.cuh) would cost more than it saves.
+// Rows that change their label go from one cluster's sums to another's, as they are found: for few clusters and few
+// such rows, where sorting them (sort_reassigned.cuh) would cost more than it saves.
 //
 //   entries   decided (assign/rescore.cuh): a row, its label, and its new one as a bit
 //   sums      (k × (d + 1)), 64-bit integers (fixed_point.cuh)
 //
-// In shared memory each digit of an element, of which the lower ones are in 0 … 65535, is summed by itself in 32 bits, for
-// kFlush rows at most, and what they add up to goes to the 64-bit sums in global memory. A block has `columns` columns of the
-// sums.
+// In shared memory each digit of an element, of which the lower ones are in 0 … 65535, is summed by itself in 32 bits,
+// for kFlush rows at most, and what they add up to goes to the 64-bit sums in global memory. A block has `columns`
+// columns of the sums.
 //
-// Why it is fast: it is one launch, where sorting takes three. Integer additions in shared memory need no lock and no order
-// (6·10¹² a second), and several rows of a warp are on their way at once. It is bound by instructions, of which sorted rows
-// take fewer; assign/plan.py chooses (sorts_rows).
+// Why it is fast: it is one launch, where sorting takes three. Integer additions in shared memory need no lock and no
+// order (6·10¹² a second), and several rows of a warp are on their way at once. It is bound by instructions, of which
+// sorted rows take fewer; assign/plan.py chooses (sorts_rows).
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/update/fixed_point.cuh"
@@ -59,7 +59,8 @@ class Sums {
         sum = sum * 65536 + (int)digits_[digit * kPlane<kDigits> + i];
         digits_[digit * kPlane<kDigits> + i] = 0;
       }
-      if (sum != 0) atomicAdd(&sums_[(long long)(i / columns_) * width_ + first_ + i % columns_], (unsigned long long)sum);
+      if (sum != 0)
+        atomicAdd(&sums_[(long long)(i / columns_) * width_ + first_ + i % columns_], (unsigned long long)sum);
     }
     __syncthreads();
   }
@@ -71,26 +72,26 @@ class Sums {
 };
 
 // Block (x, y, z): part y of list x, and columns from z · columns on. 2^log2_lanes lanes share a row. The blocks of the
-// first columns write the labels too, and add to `moved`; those of the last columns add up the weights.
+// first columns write the labels too, and add to `n_reassigned`; those of the last columns add up the weights.
 template <typename T, typename Work, int kDigits, bool kWeighted>
-__global__ void __launch_bounds__(512, 2) move(const Rows<T, Work> rows, const typename Integer<kDigits>::Scale* scales,
-                                               int k, int columns, int log2_lanes, const Entry* entries,
-                                               const unsigned* counts, long long capacity, int* labels,
-                                               unsigned long long* sums, unsigned* moved, const int* stopped) {
-  ptx::after_previous();
+__global__ void __launch_bounds__(512, 2)
+    scatter_add(const Rows<T, Work> rows, const typename Integer<kDigits>::Scale* scales, int k, int columns,
+                int log2_lanes, const AmbiguousRow* entries, const unsigned* counts, long long capacity, int* labels,
+                unsigned long long* sums, unsigned* n_reassigned, const int* stopped) {
+  ptx::griddepcontrol_wait();
   if (*stopped) return;
-  struct Change {
+  struct Reassignment {
     unsigned row;
     int from, to;
   };
-  __shared__ Change changes[16][32];
+  __shared__ Reassignment changes[16][32];
   const unsigned count = counts[blockIdx.x], together = blockDim.x, part = blockIdx.y * together;
   if (part >= count) return;
   const int first = blockIdx.z * columns, end = first + columns <= rows.d + 1 ? first + columns : rows.d + 1;
   const Sums<kDigits> here(sums, simt::dynamic_shared<unsigned>(), k, rows.d + 1, first, columns);
   here.clear();
   const int lane = threadIdx.x % 32, lanes = 1 << log2_lanes, groups = 32 >> log2_lanes;
-  Change* mine = changes[threadIdx.x / 32];
+  Reassignment* mine = changes[threadIdx.x / 32];
   unsigned changed = 0, since = 0;
   for (unsigned begin = part; begin < count; begin += gridDim.y * together) {
     if (since + together > kFlush) {
@@ -98,15 +99,15 @@ __global__ void __launch_bounds__(512, 2) move(const Rows<T, Work> rows, const t
       since = 0;
     }
     since += together;
-    Change change = {};
+    Reassignment change = {};
     if (begin + threadIdx.x < count) {
-      const Entry entry = entries[blockIdx.x * capacity + begin + threadIdx.x];
-      change = {entry.row, entry.label, first_centre(entry.low, entry.high)};
+      const AmbiguousRow entry = entries[blockIdx.x * capacity + begin + threadIdx.x];
+      change = {entry.row, entry.label, first_center(entry.low, entry.high)};
     }
-    const bool moves = change.from != change.to;
-    const unsigned all = __ballot_sync(simt::every_lane, moves);
+    const bool reassigned = change.from != change.to;
+    const unsigned all = __ballot_sync(simt::every_lane, reassigned);
     __syncwarp();  // the last changes are done
-    if (moves) {
+    if (reassigned) {
       mine[__popc(all & ((1u << lane) - 1))] = change;
       if (blockIdx.z == 0) labels[change.row] = change.to;
       if (end > rows.d) {
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(512, 2) move(const Rows<T, Work> rows, const t
 #pragma unroll
       for (int j = 0; j < kTogether; ++j) {
         const bool present = i + j * groups < waiting;
-        const Change one = present ? mine[i + j * groups] : Change{0, -1, -1};
+        const Reassignment one = present ? mine[i + j * groups] : Reassignment{0, -1, -1};
         x[j] = rows.X + one.row * rows.leading;
         to[j] = here.place(one.to);
         from[j] = here.place(one.from);
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(512, 2) move(const Rows<T, Work> rows, const t
         const auto scale = scales[column];
         Work value[kTogether];
 #pragma unroll
-        for (int j = 0; j < kTogether; ++j) value[j] = centred<T, Work>(x[j][column], mean);
+        for (int j = 0; j < kTogether; ++j) value[j] = centered<T, Work>(x[j][column], mean);
 #pragma unroll
         for (int j = 0; j < kTogether; ++j) {
           if (to[j] < 0) continue;
@@ -151,7 +152,7 @@ __global__ void __launch_bounds__(512, 2) move(const Rows<T, Work> rows, const t
     }
   }
   here.flush();
-  if (lane == 0 && blockIdx.z == 0 && changed) atomicAdd(moved, changed);
+  if (lane == 0 && blockIdx.z == 0 && changed) atomicAdd(n_reassigned, changed);
 }
 
 }  // namespace kmeans

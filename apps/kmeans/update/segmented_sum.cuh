@@ -1,7 +1,8 @@
 // Rows that change their label go from one cluster's sums to another's, by segments: rows of which all come to the same
 // cluster, and leave the same.
 //
-//   places     the rows of segment 0, of segment 1 …, as sort_reassigned.cuh sorts them; `ends`, where each segment ends
+//   places     the rows of segment 0, of segment 1 …, as sort_reassigned.cuh sorts them; `ends`, where each segment
+//              ends
 //   sums       (k × (d + 1)), 64-bit integers (fixed_point.cuh)
 //
 //   share      of the places: a warp has some shares, for 32 / kGroups · kWide columns each
@@ -10,13 +11,14 @@
 //      lanes   0 … kLanes − 1         kLanes … 2 · kLanes − 1    …
 //      rows    0, kGroups, …          1, kGroups + 1, …               a lane has kWide columns of its group's rows
 //
-// add_segments   adds up the rows of a segment in registers; where it or the share ends, what they add up to is added to
+// segmented_sum   adds up the rows of a segment in registers; where it or the share ends, what they add up to is added
+//                 to
 //                the sums of one cluster and subtracted from those of another
 //
-// Why it is fast: every changed row is read once, in whole lines, some rows while those before are added, and with no atomics
-// but where a segment or a warp's share ends. Nothing of a row says where it comes from: it costs a subtraction,
-// a multiplication, a conversion and an addition of an element, whatever the clusters. Shares are as small as spreads few
-// rows over all warps.
+// Why it is fast: every changed row is read once, in whole lines, some rows while those before are added, and with no
+// atomics but where a segment or a warp's share ends. Nothing of a row says where it comes from: it costs a
+// subtraction, a multiplication, a conversion and an addition of an element, whatever the clusters. Shares are as
+// small as spreads few rows over all warps.
 #pragma once
 #include "apps/kmeans/update/sort_reassigned.cuh"
 #include "apps/kmeans/assign/rescore.cuh"
@@ -38,15 +40,14 @@ __device__ __forceinline__ int segment_of(unsigned place, const unsigned* ends, 
   return segment;
 }
 
-// kAligned: the elements that a lane takes by one load, as rows begin at multiples of so many and are whole ones; 0 if they
-// are not. What else can be chosen, assign/plan.py chooses (SegmentsPlan).
+// kAligned: the elements that a lane takes by one load, as rows begin at multiples of so many and are whole ones; 0 if
+// they are not. What else can be chosen, assign/plan.py chooses (SegmentsPlan).
 template <typename T, typename Work, int kDigits, bool kWeighted, int kAligned, int kLanes, int kTogether, int kBlocks>
-__global__ void __launch_bounds__(256, kBlocks) add_segments(const Rows<T, Work> rows,
-                                                             const typename Integer<kDigits>::Scale* scales,
-                                                             const Segments segments, const unsigned* places,
-                                                             const unsigned* ends, const unsigned* count,
-                                                             unsigned long long* sums, const int* stopped) {
-  ptx::after_previous();
+__global__ void __launch_bounds__(256, kBlocks)
+    segmented_sum(const Rows<T, Work> rows, const typename Integer<kDigits>::Scale* scales, const Segments segments,
+                  const unsigned* places, const unsigned* ends, const unsigned* count, unsigned long long* sums,
+                  const int* stopped) {
+  ptx::griddepcontrol_wait();
   if (*stopped) return;
   constexpr int kWide = kAligned ? kAligned : kVector<T>, kGroups = 32 / kLanes, kStep = kTogether * kGroups;
   static_assert(32 % kStep == 0, "the rows of a step are known by the same lanes' places");
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(256, kBlocks) add_segments(const Rows<T, Work>
     const auto of_weight = kWeighted ? scales[rows.d] : 0;
     long long sum[kWide] = {}, weight_sum = 0;
     // Of the segment in hand, its first place here and its end.
-    unsigned since = begin, until = ends[segment_of(begin, ends, number)];
+    unsigned since = begin, segment_end = ends[segment_of(begin, ends, number)];
     auto flush = [&](unsigned place) {
       if (!kWeighted) weight_sum = (place - since) * (long long)as_integer<Work>(Work(1), scales[rows.d]);
 #pragma unroll
@@ -147,12 +148,12 @@ __global__ void __launch_bounds__(256, kBlocks) add_segments(const Rows<T, Work>
         // The rows of one segment after those of another, by their numbers in the step.
         const unsigned here = at + first, stop = end - here < kStep ? end - here : kStep;
         for (unsigned from = 0; from < stop;) {
-          if (here + from == until) {
-            flush(until);
-            since = until;
-            until = ends[segment_of(until, ends, number)];
+          if (here + from == segment_end) {
+            flush(segment_end);
+            since = segment_end;
+            segment_end = ends[segment_of(segment_end, ends, number)];
           }
-          const unsigned to = until - here < stop ? until - here : stop;
+          const unsigned to = segment_end - here < stop ? segment_end - here : stop;
 #pragma unroll
           for (int j = 0; j < kTogether; ++j) {
             const unsigned mine = j * kGroups + group;
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(256, kBlocks) add_segments(const Rows<T, Work>
             if (kWeighted) weight_sum += as_integer<Work>(some.weight[j], of_weight);
 #pragma unroll
             for (int i = 0; i < kWide; ++i) {
-              const Work value = centred<T, Work>(x.at[i], mean[i]);
+              const Work value = centered<T, Work>(x.at[i], mean[i]);
               sum[i] += as_integer<Work>(kWeighted ? some.weight[j] * value : value, scale[i]);
             }
           }

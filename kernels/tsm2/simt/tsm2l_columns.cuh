@@ -1,24 +1,25 @@
 // TSM2L for column-major matrices: C (m × w) = alpha · A (m × k) · B (k × w) + beta · C, where k or w is small.
 //
-//        k                  w             A column of A, and of C, is contiguous. A thread owns kRows rows: 16 bytes of each
+//        k                  w             A column of A, and of C, is contiguous. A thread owns kRows rows: 16 bytes of
+//                           each
 //      ┌─┬─┬─┐    w       ┌─┬─┬─┬─┐       column, next to its neighbour's.
 //      │▒│▒│▒│ ┌─────┐    │▒│▒│▒│▒│ kRows
 //      │ │ │ │ │  B  │ k  │ │ │ │ │       B lies in shared memory in float (or double); all threads read the same element of
 //    m │ │ │ │×└─────┘ =  │ │ │ │ │       it at a time, which is one access.
 //      └─┴─┴─┘            └─┴─┴─┴─┘
 //
-// The smaller of k and w decides what stays in registers: with k ≤ w the thread's rows of A, and the columns of C are made
-// one by one; else its rows of C, to which the columns of A are added kAhead at a time.
+// The smaller of k and w decides what stays in registers: with k ≤ w the thread's rows of A, and the columns of C are
+// made one by one; else its rows of C, to which the columns of A are added kAhead at a time.
 //
-// Why it is fast: every load and store of a warp is 512 contiguous bytes, and per vector of A a thread has nothing to do but
-// multiply and add. Tensor cores would be given fragments that are mostly padding, by way of shared memory.
+// Why it is fast: every load and store of a warp is 512 contiguous bytes, and per vector of A a thread has nothing to
+// do but multiply and add. Tensor cores would be given fragments that are mostly padding, by way of shared memory.
 #pragma once
 #include "kernels/device/element.cuh"
 
 namespace tsm2 {
 
-// Any grid, kThreads threads. A[i, j] is A[i + j·lda], B[j, c] is B[j·b_row + c·b_column], C[i, c] is C[i + c·ldc]. Columns of
-// A and of C begin at multiples of 16 bytes. With kStreams, C is stored as what nobody will read soon.
+// Any grid, kThreads threads. A[i, j] is A[i + j·lda], B[j, c] is B[j·b_row + c·b_column], C[i, c] is C[i + c·ldc].
+// Columns of A and of C begin at multiples of 16 bytes. With kStreams, C is stored as what nobody will read soon.
 template <typename T, typename Sum, int K, int W, int kAhead, int kThreads, bool kStreams>
 __global__ void __launch_bounds__(kThreads)
     tsm2l_columns(const T* A, long long lda, const T* B, long long b_row, long long b_column, T* C, long long ldc,
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int i = 0; i < kRows; ++i) some[i] = row + i < m ? from[i] : T{};
       return some;
     };
-    auto store = [&](int c, const Sum (&sums)[kRows]) {
+    auto store = [&](int c, const Sum(&sums)[kRows]) {
       T* to = C + row + c * ldc;
       Vector out;
       if (beta != Sum(0)) {

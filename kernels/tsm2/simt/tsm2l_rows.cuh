@@ -1,4 +1,5 @@
-// TSM2L for few columns: C (m × w) = alpha · A (m × k) · B (k × w) + beta · C, all of A's and C's rows one after the other.
+// TSM2L for few columns: C (m × w) = alpha · A (m × k) · B (k × w) + beta · C, all of A's and C's rows one after the
+// other.
 //
 //            k                 w            A and C, row-major without gaps: a thread's kRows rows are one piece of
 //        ┌───────┐    w      ┌────┐         memory, a whole number of 16-byte vectors of A.
@@ -8,8 +9,9 @@
 //        └───────┘           └────┘
 //
 // Why it is fast: per 16 bytes a thread issues one load, a few multiply-adds and a store, where tensor cores would be
-// given fragments that are mostly padding, and its neighbour's bytes follow its own. A thread has kAhead pieces on their way
-// before it multiplies the first: with those of the other threads, more bytes than latency times bandwidth needs.
+// given fragments that are mostly padding, and its neighbour's bytes follow its own. A thread has kAhead pieces on
+// their way before it multiplies the first: with those of the other threads, more bytes than latency times bandwidth
+// needs.
 #pragma once
 #include "kernels/device/element.cuh"
 
@@ -22,10 +24,10 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kIn = kRows * K, kOut = kRows * W, kVector = 16 / sizeof(T);
   static_assert(kIn % kVector == 0, "a piece of A is whole vectors");
   // The widest store that pieces of C are a multiple of.
-  constexpr int kStore = kOut % kVector == 0                 ? kVector
-                         : kOut % (kVector / 2) == 0         ? kVector / 2
+  constexpr int kStore = kOut % kVector == 0               ? kVector
+                         : kOut % (kVector / 2) == 0       ? kVector / 2
                          : sizeof(T) == 2 && kOut % 2 == 0 ? 2
-                                                             : 1;
+                                                           : 1;
   Sum b[K][W];
 #pragma unroll
   for (int i = 0; i < K * W; ++i) b[i / W][i % W] = Element<T>::value(B[i / W * b_row + i % W * b_column]);

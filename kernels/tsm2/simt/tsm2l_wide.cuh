@@ -9,8 +9,8 @@
 //       └───┘    │▓▓▓▓······│ a₁
 //                └──────────┘ m
 //
-// Why it is fast: nearly all bytes are written, 512 contiguous ones a warp, and for each vector a thread reads one or two
-// short rows of A, which its neighbours read too. Tensor cores would sum over depths that are mostly padding.
+// Why it is fast: nearly all bytes are written, 512 contiguous ones a warp, and for each vector a thread reads one or
+// two short rows of A, which its neighbours read too. Tensor cores would sum over depths that are mostly padding.
 #pragma once
 #include "kernels/device/element.cuh"
 
@@ -30,8 +30,8 @@ __device__ __forceinline__ void load_row(Sum (&to)[K], const T* A, long long row
   }
 }
 
-// Any grid, kThreads threads. B[j, c] is B[j·b_row + c·b_column]. A and C begin at multiples of 16 bytes. A thread loads
-// kAhead rows of A (or twice as many) before it multiplies the first.
+// Any grid, kThreads threads. B[j, c] is B[j·b_row + c·b_column]. A and C begin at multiples of 16 bytes. A thread
+// loads kAhead rows of A (or twice as many) before it multiplies the first.
 template <typename T, typename Sum, int K, int W, int kAhead, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     tsm2l_wide(const T* A, const T* B, long long b_row, long long b_column, T* C, long long m, Sum alpha, Sum beta) {
@@ -47,7 +47,8 @@ __global__ void __launch_bounds__(kThreads)
 
   using Vector = simt::Vector<T, kVector>;
   const long long stride = (long long)gridDim.x * kRows;
-  for (long long first = (long long)blockIdx.x * kRows + kVector * threadIdx.x / W; first < m; first += kAhead * stride) {
+  for (long long first = (long long)blockIdx.x * kRows + kVector * threadIdx.x / W; first < m;
+       first += kAhead * stride) {
     Sum a[kAhead][2][K] = {};
 #pragma unroll
     for (int slot = 0; slot < kAhead; ++slot) {

@@ -8,20 +8,20 @@
 //      │ ▒▒ │    │    │                    k │   │ │  │           whole vectors of 16 bytes.
 //      └────┴────┴────┘                      └───┘ └──┘
 //
-// A thread takes pieces in turn, and has all m · w sums in registers. Those of a block's threads are added by shuffles and
-// in shared memory; each block leaves its sums in `partial`, and the last to arrive adds them in the blocks' order: the same
-// bits on every run.
+// A thread takes pieces in turn, and has all m · w sums in registers. Those of a block's threads are added by shuffles
+// and in shared memory; each block leaves its sums in `partial`, and the last to arrive adds them in the blocks' order:
+// the same bits on every run.
 //
-// Why it is fast: all that a thread does between loads is to multiply and add, and neighbours load neighbouring vectors.
-// Tensor cores would multiply blocks of 16 × 8 that are mostly padding, by way of shared memory.
+// Why it is fast: all that a thread does between loads is to multiply and add, and neighbours load neighbouring
+// vectors. Tensor cores would multiply blocks of 16 × 8 that are mostly padding, by way of shared memory.
 #pragma once
 #include "kernels/device/element.cuh"
 
 namespace tsm2 {
 
-// Any grid, kThreads threads. Along the depth, line i of A begins at A + i·lda and line c of B at B + c·ldb, at multiples of
-// 16 bytes; else A[i, j] is A[j·M + i] and B[j, c] is B[j·W + c], and both begin at multiples of 16 bytes. partial:
-// gridDim.x · M · W sums; arrived: one zero.
+// Any grid, kThreads threads. Along the depth, line i of A begins at A + i·lda and line c of B at B + c·ldb, at
+// multiples of 16 bytes; else A[i, j] is A[j·M + i] and B[j, c] is B[j·W + c], and both begin at multiples of 16 bytes.
+// partial: gridDim.x · M · W sums; arrived: one zero.
 template <typename T, typename Sum, int M, int W, bool kAlong, int kDepth, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     tsmttsm_few(const T* A, long long lda, const T* B, long long ldb, T* C, long long c_row, long long c_column,

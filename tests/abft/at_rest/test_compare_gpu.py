@@ -5,8 +5,8 @@ import weakref
 
 import numpy as np
 import pytest
-from host_cuda import differing as emulated
 from host_cuda import harness
+from host_cuda import mismatches as emulated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +26,7 @@ def test_by_hand():
     expected = np.arange(2 * SUMS * 3, dtype=np.uint64).reshape(2, SUMS, 3)
     found = expected.copy()
     found[0, 4, 1], found[1, 0, 2] = 1000, 2000
-    blocks, sums = emulated.differing(found, expected)
+    blocks, sums = emulated.mismatches(found, expected)
     assert blocks.tolist() == [1, 5]
     assert sums.tolist() == [[1, 4, 7, 10, 1000], [2000, 20, 23, 26, 29]]
 
@@ -47,7 +47,7 @@ def test_blocks_that_differ_are_listed_once(stripes, width, share, seed):
     changes = wrong[:, None] & (np.arange(SUMS)[:, None] == which[:, None])
     found = np.where(changes, expected ^ (np.uint64(1) << bits[:, None]), expected)
     with harness.schedule(seed=seed):
-        blocks, sums = emulated.differing(found, expected)
+        blocks, sums = emulated.mismatches(found, expected)
     np.testing.assert_array_equal(blocks, np.flatnonzero(wrong))
     np.testing.assert_array_equal(sums, found.transpose(0, 2, 1)[wrong])
 
@@ -55,14 +55,14 @@ def test_blocks_that_differ_are_listed_once(stripes, width, share, seed):
 @pytest.fixture
 def comparisons(monkeypatch):
     """How many blocks differed, of every comparison."""
-    seen, compare = [], exact_gpu.differing
+    seen, compare = [], exact_gpu.mismatches
 
     def counted(found, expected):
-        blocks, sums = (emulated.differing if isinstance(found, np.ndarray) else compare)(found, expected)
+        blocks, sums = (emulated.mismatches if isinstance(found, np.ndarray) else compare)(found, expected)
         seen.append(len(blocks))
         return blocks, sums
 
-    monkeypatch.setattr(exact_gpu, "differing", counted)
+    monkeypatch.setattr(exact_gpu, "mismatches", counted)
     return seen
 
 
@@ -152,7 +152,7 @@ def test_sums_in_host_memory_decide(as_on_a_gpu, monkeypatch, rng):
         blocks = np.arange(found.shape[0] * found.shape[2])
         return blocks, found.transpose(0, 2, 1).reshape(-1, SUMS)
 
-    monkeypatch.setattr(exact_gpu, "differing", all_seem_to_differ)
+    monkeypatch.setattr(exact_gpu, "mismatches", all_seem_to_differ)
     assert verify(A, sidecar).clean
     A[1000, 3] += 1
     assert verify(A, sidecar).elements(sidecar) == [(1000, 3)]

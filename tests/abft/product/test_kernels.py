@@ -40,7 +40,7 @@ def plan_of(dtype, w, *, kind=Plan, k=K, splits=1, products=3, **lies):
             dtype, 128, w, depth, warps_m=8 // splits, warps_k=splits, stages=3, keep_b=kept, loaders=2 - kept
         )
     elif k <= depth:
-        one = Plan(dtype, 32, w, k, teams=2, stages=3, keep_b=True, products=products, stretch=4)
+        one = Plan(dtype, 32, w, k, teams=2, stages=3, keep_b=True, products=products, interval=4)
     else:
         one = Plan(dtype, 64, w, depth, warps_m=2, warps_k=splits, stages=3)
     return replace(instantiate(one, problem), store="StorePairs", row_sums=True)
@@ -167,11 +167,11 @@ def test_numbers_of_rows(dtype, w, by_spread, order):
 @pytest.mark.parametrize("case", every(4, CASES), ids=identify)
 def test_clean_products(libraries, case):
     check, C, memory = checked(libraries, case)
-    assert check.suspected == []
+    assert check.flagged == []
     assert_right(check, C)
     C[...] = -12345
     assert (memory == memory.dtype.type(-12345)).all(), "memory around C was written"
-    assert check.judge(C, correct=False) == ([], 0)
+    assert check.locate(C, correct=False) == ([], 0)
 
 
 @pytest.mark.parametrize("case", every(4, CASES), ids=identify)
@@ -189,8 +189,8 @@ def test_what_is_struck_is_found_and_repaired(libraries, case):
     )
     faults = [(i, j, s * off[i]) for i, j, s in zip(rows, columns, [1, -1, 10, 1, -100, 1, np.nan], strict=True)]
     check, C, _ = checked(libraries, case, faults)
-    assert check.suspected == rows
-    found, n_wrong = check.judge(C)
+    assert check.flagged == rows
+    found, n_wrong = check.locate(C)
     assert n_wrong == len(rows)
     assert [one[:2] for one in found] == list(zip(rows, columns, strict=True))
     assert_right(check, C)
@@ -207,23 +207,23 @@ def test_checks_that_are_struck_alarm_nobody(libraries, case):
     first = -(-plan.tile_n // 8) * 8  # p, of which four lanes have parts
     faults = [(3, first, 1e3), (4, first + 2, np.nan), (5, first + 4, np.inf), (6, first + 6, -np.inf)]
     check, C, _ = checked(libraries, case, faults)
-    assert check.suspected == [3, 4, 5, 6]
-    assert check.judge(C) == ([], 0)
+    assert check.flagged == [3, 4, 5, 6]
+    assert check.locate(C) == ([], 0)
     assert_right(check, C)
 
 
 @pytest.mark.parametrize("case", CASES[:1], ids=identify)
 def test_errors_of_both_signs_do_not_cancel(libraries, case):
     check, C, _ = checked(libraries, case, [(9, 2, 1.0), (9, 11, -1.0)])
-    assert check.suspected == [9]
-    assert [one[:2] for one in check.judge(C)[0]] == [(9, 2), (9, 11)]
+    assert check.flagged == [9]
+    assert [one[:2] for one in check.locate(C)[0]] == [(9, 2), (9, 11)]
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case[1:] == (16, "C", K)], ids=identify)
 def test_lists_that_are_too_short(libraries, case):
     check, C, _ = checked(libraries, case, [(row, row % 16, 100.0) for row in range(0, 200, 2)], capacity=20)
     assert int(check.counts[0]) == 100
-    found, n_wrong = check.judge(C)
+    found, n_wrong = check.locate(C)
     assert check.confirmed == 100
     assert n_wrong == 100
     assert len(found) == 64  # of which there is room for
@@ -244,7 +244,7 @@ def test_rows_that_cancel_are_dismissed_at_a_second_look(dtype, capacity, order)
     check = Check(A, B, dtype, thresholds.proven(80, 6, dtype), capacity=capacity)
     check.compare(C)
     assert int(check.counts[0]) > 250
-    assert [one[:2] for one in check.judge(C)[0]] == [(7, 3), (250, 0)]
+    assert [one[:2] for one in check.locate(C)[0]] == [(7, 3), (250, 0)]
     assert check.confirmed == 2
 
 
@@ -257,7 +257,7 @@ def test_products_that_cancel(libraries, case):
     check = Check(A, B, plan.dtype, thresholds.proven(k, w, plan.dtype), plan)
     C, _ = result(M, w, A.dtype, how)
     check.multiply(libraries, plan, LIES[how], C, [(70, w - 1, 1.0)])
-    assert check.judge(C)[1] == 1
+    assert check.locate(C)[1] == 1
     assert check.confirmed == 1
     assert_right(check, C)
 
@@ -282,9 +282,9 @@ def test_the_statistical_bound_suspects_what_is_beyond_it(w, libraries):
         check = Check(A, B, "float32", bounds)
         check.compare(C)
     # Of a size p alone may be larger than what is wrong here: few rows.
-    found = set(check.suspected) & {row for row, _, _ in faults}
+    found = set(check.flagged) & {row for row, _, _ in faults}
     assert len(found) >= 0.9 * len(faults)
-    assert len(check.suspected) - len(found) <= M // 4
+    assert len(check.flagged) - len(found) <= M // 4
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[-2]], ids=identify)
@@ -294,7 +294,7 @@ def test_the_same_in_any_order(libraries, case):
     for seed, copies in ((0, "late"), (1, "early"), (2, "late"), (3, "early")):
         with harness.schedule(seed=seed, copies=copies, threads=1 + seed % 2):
             check, C, _ = checked(libraries, case, faults)
-            found = check.suspected, check.judge(C), C.tobytes()
+            found = check.flagged, check.locate(C), C.tobytes()
         assert expected is None or found == expected
         expected = found
     assert expected[0] == [5, 150]
@@ -315,20 +315,20 @@ def test_compare_and_judge(dtype, w, order):
     C = np.asarray(A.astype(np.float64) @ B.astype(np.float64)).astype(A.dtype, order=order)
     check = Check(A, B, dtype, thresholds.proven(60, w, dtype))
     check.compare(C)
-    assert check.suspected == []
+    assert check.flagged == []
     clean = C.copy()
     C[0, 0] += DTYPES[dtype](20)
     C[77, w - 1] = np.nan
     C[100, w // 2] = -np.inf
     check = Check(A, B, dtype, thresholds.proven(60, w, dtype))
     check.compare(C)
-    assert check.suspected == [0, 77, 100]
-    found, n_wrong = check.judge(C, correct=False)
+    assert check.flagged == [0, 77, 100]
+    found, n_wrong = check.locate(C, correct=False)
     assert n_wrong == 3
     assert [one[:2] for one in found] == [(0, 0), (77, w - 1), (100, w // 2)]
     assert np.isnan(C[77, w - 1])
     check.counts[1:] = 0
-    check.judge(C)
+    check.locate(C)
     # What is repaired is exact, and rounded once; float64 was summed in another order.
     assert set(zip(*np.nonzero(C != clean), strict=True)) <= {one[:2] for one in found if dtype == "float64"}
     assert_right(check, C)
@@ -341,7 +341,7 @@ def test_repairs_are_rounded_once(dtype, place):
     B = np.array([[1], [1], [2.0**-14]], DTYPES[dtype])
     check, C = Check(A, B, dtype, thresholds.proven(3, 1, dtype)), np.full((3, 1), 9, DTYPES[dtype])
     check.suspect_all()
-    assert [one[3] for one in check.judge(C)[0]] == [1 + place, 1, -1 - place]
+    assert [one[3] for one in check.locate(C)[0]] == [1 + place, 1, -1 - place]
     assert C.tolist() == [[1 + place], [1], [-1 - place]]
 
 
@@ -365,7 +365,7 @@ def test_judged_as_on_the_cpu():
     ):
         check = Check(A, B, "float64", bounds)
         check.suspect_all()
-        n_wrong = check.judge(C, correct=False)[1]
+        n_wrong = check.locate(C, correct=False)[1]
         assert check.confirmed == 40
         expected = sum(len(rows) for rows, *_ in product_cpu.wrong(A, B, C, range(40), bounds))
         assert 20 < n_wrong == expected < 200
@@ -390,7 +390,7 @@ def test_walks_are_those_of_the_cpu(dtype, k, products):
         C = (exact + by * np.where(exact < 0, -1, 1) * walked).astype(A.dtype)
         check = Check(A, B, dtype, bounds)
         check.suspect_all()
-        assert check.judge(C, correct=False)[1] == n_wrong
+        assert check.locate(C, correct=False)[1] == n_wrong
 
 
 # --- Sums to the bit --------------------------------------------------------------------------------------------------
@@ -415,11 +415,11 @@ def test_what_is_off_by_a_bit_is_found_and_repaired(libraries, case):
     check, C, _ = checked(libraries, case, bounds=bounds, order=order_of_case(case))
     clean = C.copy()
     check.suspect_all()
-    assert check.judge(C) == ([], 0)
+    assert check.locate(C) == ([], 0)
     struck = [(3, 0), (64, w - 1), (202, w // 2)]
     for i, j in struck:
         C[i, j] = np.nextafter(C[i, j], C.dtype.type(2e4))
-    found, n_wrong = check.judge(C)
+    found, n_wrong = check.locate(C)
     assert n_wrong == 3
     assert [one[:2] for one in found] == struck
     assert (C == clean).all()
@@ -434,17 +434,17 @@ def test_where_sums_are_not_known_the_proven_bound_judges(dtype, large):
     assert np.isnan(predicted(A, B, dtype, order)[7]).all()
     check = Check(A, B, dtype, thresholds.statistical(30, 4, dtype, 1e-7, 1e-9, predicted=True), order=order)
     check.suspect_all()
-    check.judge(C)
+    check.locate(C)
     right = C.copy()
     if C.itemsize > 2:  # by less than rounding may
         C[7] = np.nextafter(C[7], C.dtype.type(0))
     check.suspect_all()
-    assert check.judge(C) == ([], 0)
+    assert check.locate(C) == ([], 0)
     C[7] = right[7]
     check.suspect_all()
     C[7, 2] *= 2
     C[8, 1] = np.nextafter(C[8, 1], C.dtype.type(0))
-    assert [one[:2] for one in check.judge(C)[0]] == [(7, 2), (8, 1)]
+    assert [one[:2] for one in check.locate(C)[0]] == [(7, 2), (8, 1)]
     assert (C == right).all()
 
 
@@ -472,5 +472,5 @@ def test_what_the_campaign_calls_certain_is_found(dtype, fault):
     check = Check(A, B, dtype, thresholds.proven(k, w, dtype))
     check.compare(damaged)
     assert len(on_gpu) > 20
-    assert set(on_gpu.tolist()) <= set(check.suspected)
+    assert set(on_gpu.tolist()) <= set(check.flagged)
     assert fault == "tile" or dtype == "float64" or len(on_cpu) > len(on_gpu)

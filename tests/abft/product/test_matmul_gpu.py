@@ -163,7 +163,7 @@ def test_sums_are_as_predicted(dtype, distribution):
 
 def kind(plan):
     """What makes a plan add in another order."""
-    ways = plan.keep_b, plan.prepare_b, plan.warps_n > 1, plan.warps_k, plan.stride, plan.products, plan.stretch
+    ways = plan.keep_b, plan.prepare_b, plan.warps_n > 1, plan.warps_k, plan.stride, plan.products, plan.interval
     return (plan.kernel_name, *ways, getattr(plan, "job_pairs", None))
 
 

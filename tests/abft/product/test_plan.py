@@ -25,7 +25,7 @@ from tsapps.kernels import gemm
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.jit.compiler import build
 from tsapps.kernels.plan.mma import ELEMENT, SUM
-from tsapps.kernels.plan.select import pick_of, tuned_table
+from tsapps.kernels.plan.select import configuration_of, tuned_table
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 from tsapps.kernels.tune import Cell
 
@@ -80,7 +80,7 @@ def test_measured_picks_are_picked():
     for row in rows:
         cell = Cell(row["shape"], row["dtype"], row["m"], row["depth"], row["w"], row["along"])
         plan = checked_plan(cell.problem(), device, ())
-        assert row.items() >= pick_of(plan).items(), row
+        assert row.items() >= configuration_of(plan).items(), row
         assert plan.row_sums
 
 
@@ -130,7 +130,7 @@ def test_other_kernels_compile_without_spills(arch):
     wanted = []
     for dtype, element in ELEMENT.items():
         total, vector = SUM[dtype], 16 // ITEMSIZE[dtype]
-        wanted.append(("product/locate.cuh", f"judge<{element}, {total}>"))
+        wanted.append(("product/locate.cuh", f"locate<{element}, {total}>"))
         wanted += [
             *(
                 ("product/row_checksums.cuh", f"row_checks<{element}, {total}, {how}>")
@@ -143,4 +143,4 @@ def test_other_kernels_compile_without_spills(arch):
         used = build((FOLDER / file).read_text(encoding="utf-8"), [name], arch).resources[name]
         assert used.spill_stores == used.spill_loads == 0, kernel
         # What judges has the sums of a plan's splits there (emulated_gemm.cuh).
-        assert used.stack == 0 or "judge" in kernel, kernel
+        assert used.stack == 0 or "locate" in kernel, kernel

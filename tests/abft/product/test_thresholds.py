@@ -50,8 +50,8 @@ def test_bounds_grow_with_the_product_and_are_of_one_order(dtype):
 
 def test_16_bits_lose_half_a_place():
     for dtype in DTYPES:
-        halves = dtype in ("float16", "bfloat16")
-        assert proven(10, 2, dtype).rounding == (thresholds.UNIT[dtype] if halves else 0)
+        is_half = dtype in ("float16", "bfloat16")
+        assert proven(10, 2, dtype).rounding == (thresholds.UNIT[dtype] if is_half else 0)
     # The number after the largest that float16 holds is rounded to infinity from 65520 on.
     assert proven(10, 2, "float16").largest == 65520
 

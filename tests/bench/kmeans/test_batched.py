@@ -84,7 +84,7 @@ def test_times(problem):
 
 @pytest.fixture
 def right(problem):
-    """Labels of the given centres, and their means, as other libraries give them."""
+    """Labels of the given centers, and their means, as other libraries give them."""
     _, X, centers = problem
     labels = np.stack([bench.data.nearest_f64(X[i], centers[i], np.arange(300), np) for i in range(3)])
     new = np.stack([[X[i][labels[i] == j].astype(np.float64).mean(axis=0) for j in range(4)] for i in range(3)])
@@ -114,17 +114,17 @@ def test_labels_that_were_never_written_do_not(problem, right):
 def test_wrong_centers_do_not(problem, right, change):
     shape, X, centers = problem
     right.new[2, 3] *= np.float16(change)
-    with pytest.raises(NotRightError, match="a new centre is off"):
+    with pytest.raises(NotRightError, match="a new center is off"):
         bench.check(right, X, centers, shape, 0, np)
 
 
 def test_our_new_centers_are_checked_too(problem):
     shape, X, centers = problem
     step = OnHost(X, centers).step()
-    moved = step.new.copy()
-    moved[0, 0] += 0.5
-    with pytest.raises(NotRightError, match="a new centre is off"):
-        bench.check(Step(step.labels, moved, moved), X, centers, shape, 0, np)
+    n_reassigned = step.new.copy()
+    n_reassigned[0, 0] += 0.5
+    with pytest.raises(NotRightError, match="a new center is off"):
+        bench.check(Step(step.labels, n_reassigned, n_reassigned), X, centers, shape, 0, np)
 
 
 def test_a_record_has_every_field(problem):

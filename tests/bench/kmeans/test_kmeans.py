@@ -41,7 +41,7 @@ def test_adapters_make_right_steps_and_fits(adapter, problem):
     assert checked["centers_error"] < 1e-5
     assert peer.fit(1) == 1
     assert 2 <= peer.fit(5) <= 5
-    # A fit leaves the first centres as they were.
+    # A fit leaves the first centers as they were.
     np.testing.assert_array_equal(problem.centers, problem.X[:4])
     assert check_step(peer, problem, np) == checked
 
@@ -55,7 +55,7 @@ def test_adapters_make_right_steps_and_fits(adapter, problem):
         ("10M-256-65536-f32", 2**16),
     ],
 )
-def test_fewer_rows_are_compared_where_centres_are_many(name, rows):
+def test_fewer_rows_are_compared_where_centers_are_many(name, rows):
     assert _rows_to_compare(Shape.parse(name)) == rows
 
 
@@ -107,7 +107,7 @@ def test_labels_that_were_never_written_do_not(given_peer, problem):
 @pytest.mark.parametrize("change", [1.01, np.nan])
 def test_wrong_centers_do_not(given_peer, problem, change):
     given_peer.new_centers[0] *= change
-    with pytest.raises(NotRightError, match="a new centre is off"):
+    with pytest.raises(NotRightError, match="a new center is off"):
         check_step(given_peer, problem, np)
 
 

@@ -98,7 +98,7 @@ def test_nearest_f64_by_hand():
     X = np.array([[0.0, 0], [3, 4], [2.9, 0], [3.1, 0], [3, 0]])
     centers = np.array([[0.0, 0], [6, 0], [3, 5]])
     rows = np.array([4, 3, 2, 1, 0])
-    # The point halfway between two centres goes to the first.
+    # The point halfway between two centers goes to the first.
     np.testing.assert_array_equal(data.nearest_f64(X, centers, rows, np), [0, 1, 0, 2, 0])
 
 

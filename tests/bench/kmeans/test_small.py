@@ -15,7 +15,7 @@ def test_a_fit_is_right_or_refused(dtype):
     fitted = KMeans(4, random_state=0).fit(X)
     kmeans_small.check(X, fitted)
     fitted.labels_[7] = (fitted.labels_[7] + 1) % 4
-    with pytest.raises(ValueError, match="1 samples are nearer to another centre"):
+    with pytest.raises(ValueError, match="1 samples are nearer to another center"):
         kmeans_small.check(X, fitted)
     fitted = KMeans(4, random_state=0).fit(X)
     fitted.inertia_ *= 1.001

@@ -11,8 +11,8 @@ from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.plan import select
 from tsapps.kernels.plan.candidates import candidates, fits, registers
 from tsapps.kernels.plan.mma import LibraryAlgorithm, Plan, WarpgroupPlan, instantiate
-from tsapps.kernels.plan.select import KEY, LIBRARY, key_of, pick_of, plan, promising
-from tsapps.kernels.plan.simt import FewPlan, RowsPlan, SplitPlan
+from tsapps.kernels.plan.select import KEY, LIBRARY, configuration_of, key_of, plan, promising
+from tsapps.kernels.plan.simt import RowsPlan, SmallTsmttsmPlan, SplitPlan
 from tsapps.kernels.problem import ITEMSIZE, NARROW
 
 DTYPES = list(ITEMSIZE)
@@ -76,7 +76,7 @@ def test_a_plan_covers_its_problem(problem, name):
             assert one.dtype == problem.dtype
             if isinstance(one, SplitPlan):
                 assert one.splits * one.per_split >= problem.k > (one.splits - 1) * one.per_split
-            elif isinstance(one, FewPlan):
+            elif isinstance(one, SmallTsmttsmPlan):
                 assert (one.m, one.w) == (problem.m, problem.w)
             else:
                 assert (one.k, one.w) == (problem.k, problem.w)
@@ -142,7 +142,7 @@ H200 = KNOWN["H200"]
 
 def row(one, picked):
     """Return a table's row for a problem."""
-    return key_of(one) | pick_of(picked)
+    return key_of(one) | configuration_of(picked)
 
 
 @pytest.mark.parametrize("one", [TSM2R, TSM2L, TSMTTSM], ids=lambda one: one.shape)
@@ -237,7 +237,7 @@ def test_of_equally_large_products_the_one_of_the_nearest_depth_is_taken():
 
 def test_an_algorithm_of_the_library_is_for_the_very_sizes_and_layouts():
     ours = candidates(TSM2R, H200)[0]
-    table = [row(TSM2R, ours) | pick_of(LibraryAlgorithm(3, True))]
+    table = [row(TSM2R, ours) | configuration_of(LibraryAlgorithm(3, True))]
     assert plan(TSM2R, H200, table) == LibraryAlgorithm(3, True)
     others = [
         *(problem(m, k, 8) for m, k in ((20_001, 20_000), (20_000, 20_001), (10_000, 40_000))),
@@ -257,7 +257,7 @@ def test_an_algorithm_of_the_library_is_for_the_very_sizes_and_layouts():
 def test_a_pick_for_float16_is_for_bfloat16_too_but_no_algorithm():
     half = problem(20_000, 20_000, 8, "float16")
     other = replace(half, dtype="bfloat16")
-    table = [row(half, LIBRARY) | pick_of(LibraryAlgorithm(2))]
+    table = [row(half, LIBRARY) | configuration_of(LibraryAlgorithm(2))]
     assert plan(other, H200, table) == LIBRARY
     # A row may say no more than that.
     assert plan(other, H200, [*table, row(other, LibraryAlgorithm(5))]) == LibraryAlgorithm(5, False)

@@ -17,7 +17,7 @@ from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.plan import select
 from tsapps.kernels.plan.candidates import RESERVED
 from tsapps.kernels.plan.mma import Plan, WarpgroupPlan
-from tsapps.kernels.plan.select import ALGORITHM, KEY, LIBRARY, pick_of
+from tsapps.kernels.plan.select import ALGORITHM, KEY, LIBRARY, configuration_of
 from tsapps.kernels.plan.user_table import write_table
 from tsapps.kernels.tune import Cell
 
@@ -112,9 +112,9 @@ def test_every_row_decides_what_it_is_for(table, step):
         assert "kernel" in row or ALGORITHM in row
         problem = problem_of(row)
         if "kernel" in row:
-            assert pick_of(select.plan(problem, device, picks)).items() <= row.items()
+            assert configuration_of(select.plan(problem, device, picks)).items() <= row.items()
         if ALGORITHM in row:
-            (algorithm,) = pick_of(select.plan(problem, device, rows)).values()
+            (algorithm,) = configuration_of(select.plan(problem, device, rows)).values()
             assert algorithm.items() <= row[ALGORITHM].items()
 
 

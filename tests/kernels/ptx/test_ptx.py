@@ -82,7 +82,7 @@ __global__ void matrices_back(const unsigned short* x, unsigned short* y) {
 }
 
 __global__ void pairs_of_halves(const float* x, unsigned* y) {
-  y[2 * threadIdx.x] = ptx::to_halves(x[2 * threadIdx.x], x[2 * threadIdx.x + 1]);
+  y[2 * threadIdx.x] = ptx::to_half_pair(x[2 * threadIdx.x], x[2 * threadIdx.x + 1]);
   y[2 * threadIdx.x + 1] = ptx::to_bfloat16s(x[2 * threadIdx.x], x[2 * threadIdx.x + 1]);
 }
 

@@ -11,7 +11,7 @@ from tsapps.kernels.jit.compiler import Kernel
 from tsapps.kernels.plan.mma import Plan, instantiate
 from tsapps.kernels.problem import Layout, Problem
 from tsapps.kernels.runtime import launch as packed_launches
-from tsapps.kernels.runtime.launch import OverlappingLaunch, PackedLaunch, pack
+from tsapps.kernels.runtime.launch import DependentLaunch, PackedLaunch, pack
 
 PAIR = np.dtype([("pointer", "u8"), ("count", "i4"), ("scale", "f4")])
 
@@ -118,7 +118,7 @@ def test_what_the_driver_is_told_of_a_launch_that_overlaps(monkeypatch):
     monkeypatch.setattr(packed_launches, "_launch_function", lambda device: launch)
     monkeypatch.setattr(cupy.cuda, "Device", lambda: type("Device", (), {"id": 0}))
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: type("Stream", (), {"ptr": 2**33 + 5}))
-    overlapping = OverlappingLaunch(type("Function", (), {"ptr": 77}), (3, 2), (64,), given, 128)
+    overlapping = DependentLaunch(type("Function", (), {"ptr": 77}), (3, 2), (64,), given, 128)
     overlapping()
     overlapping.change(1, 2**40 + 24)
     overlapping()
@@ -165,7 +165,7 @@ def test_launches_that_overlap_wait_for_each_other():
     source = """
     #include "kernels/ptx/instructions.cuh"
     __global__ void behind(const int* from, int* to) {
-      ptx::after_previous();
+      ptx::griddepcontrol_wait();
       const int i = blockIdx.x * blockDim.x + threadIdx.x, all = gridDim.x * blockDim.x;
       const int found = from[(i + blockDim.x) % all];
       for (long long end = clock64() + 1000 * (blockIdx.x % 7); clock64() < end;) {
@@ -175,7 +175,7 @@ def test_launches_that_overlap_wait_for_each_other():
     """
     kernel = Kernel(source, ["behind"], "behind", cupy.cuda.Device().id)
     numbers = cupy.arange(300 * 128, dtype=np.int32), cupy.zeros(300 * 128, np.int32)
-    there, back = (OverlappingLaunch(kernel, (300,), (128,), pair) for pair in (numbers, numbers[::-1]))
+    there, back = (DependentLaunch(kernel, (300,), (128,), pair) for pair in (numbers, numbers[::-1]))
     for _ in range(100):
         there()
         back()
@@ -186,7 +186,7 @@ def test_launches_that_overlap_wait_for_each_other():
 def test_a_launch_that_the_driver_refuses():
     cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
     kernel = cupy.RawKernel('extern "C" __global__ void nothing() {}', "nothing").kernel
-    for kind in (PackedLaunch, OverlappingLaunch):
+    for kind in (PackedLaunch, DependentLaunch):
         with pytest.raises(cupy.cuda.driver.CUDADriverError, match="INVALID_VALUE"):
             kind(kernel, (1,), (4096,), ())()
 

@@ -46,7 +46,7 @@ def tsm2r(dtype, products, orders):
     )
     plan = Plan(dtype, 64, 48, depth, warps_m=2, warps_n=2, stages=3, prepare_b=True, **common)
     yield Case(plan, 100, 99, 40, orders, C="strided", alpha=1.5, grid=4)
-    plan = Plan(dtype, 32, 33, 2 * depth, warps_m=1, stages=3, prepare_b=True, stretch=0, **common)
+    plan = Plan(dtype, 32, 33, 2 * depth, warps_m=1, stages=3, prepare_b=True, interval=0, **common)
     yield Case(plan, 77, 300, 33, orders, (5, 2), (1, 3), C="wide", beta=-1.0)
     yield Case(Plan(dtype, 32, 1, depth, warps_m=2, stages=2, **common), 65, 150, 1, orders, grid=3)
 
@@ -148,11 +148,11 @@ PLANS = [
         Plan("float32", 32, 9, 20, teams=3, stages=3, keep_b=True, b_unit=4),
         Plan("float32", 64, 3, 5, warps_m=2, stages=3, keep_b=True, a_packed=True, b_unit=4),
         Plan("float32", 12, 8, 32, warps_k=2, stages=3, fold=4, a_along=False, store="StoreFolded"),
-        Plan("float16", 32, 32, 32, warps_m=2, warps_n=2, b_along=True, stretch=0, store="StorePairs"),
+        Plan("float16", 32, 32, 32, warps_m=2, warps_n=2, b_along=True, interval=0, store="StorePairs"),
         Plan("float16", 32, 7, 8, teams=2, keep_b=True, a_unit=2, b_packed=True, b_unit=8, store="StoreLines"),
         Plan("float32", 64, 12, 16, warps_m=2, stages=2, keep_b=True, a_along=False, a_unit=4, store="StoreLines"),
         Plan("bfloat16", 16, 6, 32, warps_k=2, stages=3, a_along=False, a_unit=2, b_unit=2),
-        Plan("bfloat16", 64, 16, 64, warps_m=4, stages=3, stretch=0, a_unit=4, b_unit=8),
+        Plan("bfloat16", 64, 16, 64, warps_m=4, stages=3, interval=0, a_unit=4, b_unit=8),
         Plan("bfloat16", 6, 4, 64, warps_k=2, fold=2, a_along=False, a_packed=True, b_packed=True, store="StoreFolded"),
     )
 ]

@@ -210,7 +210,7 @@ STORED = Case(plan("float16", 64, 24, 1), 150, 600, 24, C="wide", grid=2)
 FAULTS = {
     "B is taken apart before it is whole": (
         LOADER,
-        "ptx::barrier_sync(Block::landed(place), Block::kLoaders * Block::kGroup);",
+        "ptx::barrier_sync(Block::landed(place), Block::kProducers * Block::kGroup);",
         "",
         0,
         STREAM,
@@ -277,7 +277,7 @@ FAULTS = {
     "sums of the last unit": (WARPGROUPS, "kAlone && step == 0 && pair == 0", "false", 0, STREAM),
     "told before all have handed over": (
         WARPGROUPS,
-        "ptx::barrier_sync(Block::kOfMultipliers, kMultipliers);",
+        "ptx::barrier_sync(Block::kConsumersBarrier, kConsumers);",
         "",
         0,
         SHARED,

@@ -10,7 +10,7 @@ import pytest
 
 from tsapps.kernels import gemm
 from tsapps.kernels.jit.compiler import INCLUDE_ROOT
-from tsapps.kernels.plan.simt import SPLIT_INSTANCES, ColumnsPlan, FewPlan, RowsPlan, SplitPlan, WidePlan
+from tsapps.kernels.plan.simt import SPLIT_INSTANCES, ColumnsPlan, RowsPlan, SmallTsmttsmPlan, SplitPlan, WidePlan
 from tsapps.kernels.problem import ITEMSIZE
 
 pytestmark = pytest.mark.skipif(shutil.which("hipcc") is None, reason="hipcc is not installed (apt-get install hipcc)")
@@ -21,7 +21,7 @@ _USED = re.compile(r"\.(name|private_segment_fixed_size|vgpr_spill_count|wavefro
 
 
 def published():
-    for variant in gemm.PUBLISHED:
+    for variant in gemm.PAPER_KERNELS:
         for scalar in SCALARS.values():
             yield from (f"tsm2::{variant}<{scalar}, 128, {t2}, 4>" for t2 in (1, 4, 16))
 
@@ -53,8 +53,8 @@ def wide():
 
 def few():
     for dtype, depth in (("float32", 4), ("float64", 2)):
-        yield from (FewPlan(dtype, m, w, True, depth).kernel() for m, w in ((1, 1), (2, 2), (5, 3), (8, 4)))
-        yield from (FewPlan(dtype, m, w, False, 4).kernel() for m, w in ((1, 1), (2, 2), (5, 3), (8, 4)))
+        yield from (SmallTsmttsmPlan(dtype, m, w, True, depth).kernel() for m, w in ((1, 1), (2, 2), (5, 3), (8, 4)))
+        yield from (SmallTsmttsmPlan(dtype, m, w, False, 4).kernel() for m, w in ((1, 1), (2, 2), (5, 3), (8, 4)))
 
 
 def compiled(header, kernels, arch, directory):

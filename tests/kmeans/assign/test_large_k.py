@@ -25,15 +25,15 @@ PLANS = [STAYS, STAYS_IN_PARTS, STREAMS]
 
 
 def test_by_hand():
-    """Centre j at j, on a line: a sample goes to the integer next to it, and of two as near to the lower."""
+    """Center j at j, on a line: a sample goes to the integer next to it, and of two as near to the lower."""
     k = 300
     centers, X = np.zeros((k, 3)), np.zeros((700, 3))
     centers[:, 1] = np.arange(k)
     X[:, 1] = np.arange(700) % k + np.where(np.arange(700) % 2, 0.25, -0.25)
     X[699, 1] = 41.5
     of = IterationsOfMany(X, k, KINDS[3], StreamPlan(1, 1, 2, 3, 2))
-    _, moved = of.iterate(centers)
-    assert moved == 700
+    _, n_reassigned = of.iterate(centers)
+    assert n_reassigned == 700
     expected = np.arange(700) % k
     expected[699] = 41
     assert of.labels.tolist() == expected.tolist()
@@ -43,7 +43,7 @@ def test_by_hand():
 
 
 def test_without_a_proof_by_hand():
-    # As in test_fused_kernels.py; the other centres lie on a circle about the line.
+    # As in test_fused_kernels.py; the other centers lie on a circle about the line.
     k, angles = 150, np.linspace(0, 6, 148)
     centers = np.zeros((k, 3))
     centers[:2, 0] = 1.6 * 2**-10, 2
@@ -53,8 +53,8 @@ def test_without_a_proof_by_hand():
     of.iterate(centers)
     assert of.labels.tolist() == [0, 0, 1, 70]
     of.prove_nothing()
-    undecided, moved = of.iterate(centers)
-    assert (undecided, moved, of.labels.tolist()) == (0, 1, [1, 0, 1, 70])
+    ambiguous, n_reassigned = of.iterate(centers)
+    assert (ambiguous, n_reassigned, of.labels.tolist()) == (0, 1, [1, 0, 1, 70])
 
 
 @pytest.mark.parametrize(("d", "plan"), PLANS, ids=["stays", "in parts", "streams"])
@@ -64,8 +64,8 @@ def test_without_a_proof_labels_are_the_best_float16_scores(d, plan, rng):
     of = IterationsOfMany(X, k, KINDS[0], plan, mean=X.mean(axis=0))
     of.prove_nothing()
     centers = centers - X.mean(axis=0)
-    undecided, _ = of.iterate(centers)
-    assert undecided < 10
+    ambiguous, _ = of.iterate(centers)
+    assert ambiguous < 10
     scores = of.float16_scores(centers)
     lost = scores.max(axis=1) - scores[np.arange(n), of.labels]
     assert lost.max() <= (d + 2) * 2**-23 * abs(scores).max()
@@ -84,10 +84,10 @@ def test_labels_and_sums(d, plan, kind, rng):
     for scale in (0, 0.05, 0.5):
         now = centers + scale * rng.standard_normal(centers.shape)
         before = of.labels.copy()
-        undecided, moved = of.iterate(now)
+        ambiguous, n_reassigned = of.iterate(now)
         of.assert_right(now)
-        assert moved == np.count_nonzero(before != of.labels)
-        assert undecided <= n // 4
+        assert n_reassigned == np.count_nonzero(before != of.labels)
+        assert ambiguous <= n // 4
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_labels_and_sums(d, plan, kind, rng):
     every(3, [(2, 1), (11, 1), (200, 1), (12, 1), (2, 128), (3, 128), (4, 128), (12, 128)], unpacked=True),
 )
 def test_ties(equal, step, rng):
-    """Centres that are the same, next to each other and 128 apart, where one lane has all of them: the lowest wins."""
+    """Centers that are the same, next to each other and 128 apart, where one lane has all of them: the lowest wins."""
     k = max(200, step * (equal - 1) + 40)
     d, plan = STAYS
     X, centers = blobs(150, d, k, rng, apart=0.5)
@@ -124,20 +124,20 @@ def test_what_float16_cannot_hold(rng):
 
 
 def test_scores_below_zero(rng):
-    """Of samples nearer to the mean than to any centre, no score x·c − ‖c‖²/2 is above zero but by its level."""
+    """Of samples nearer to the mean than to any center, no score x·c − ‖c‖²/2 is above zero but by its level."""
     d, plan = STAYS
     centers = rng.standard_normal((150, d))
     X = 0.3 * rng.standard_normal((300, d)) + 0.2 * centers[rng.integers(0, 150, 300)]
     of = IterationsOfMany(X, 150, KINDS[0], plan)
-    undecided, _ = of.iterate(centers)
+    ambiguous, _ = of.iterate(centers)
     assert (of.float16_scores(centers).max(axis=1) < 0).mean() > 0.9
-    assert undecided <= 30
+    assert ambiguous <= 30
     of.assert_right(centers)
 
 
 @pytest.mark.parametrize("largest", every(2, [22_820, 22_840, 22_900, 32_000]))
-def test_centres_so_large_that_scores_are_too(largest, rng):
-    """−‖c‖²/2 of one centre is 2²⁸ and more, and so are the levels; the nearest are two of much smaller ones."""
+def test_centers_so_large_that_scores_are_too(largest, rng):
+    """−‖c‖²/2 of one center is 2²⁸ and more, and so are the levels; the nearest are two of much smaller ones."""
     d, k = 50, 200
     X = rng.standard_normal((600, d))
     centers = rng.standard_normal((k, d))
@@ -151,18 +151,18 @@ def test_centres_so_large_that_scores_are_too(largest, rng):
 
 
 def test_without_a_proof_scores_below_zero(rng):
-    """Samples on the other side of all centres: no score is above zero, and few are compared with all centres."""
+    """Samples on the other side of all centers: no score is above zero, and few are compared with all centers."""
     d, k = 50, 200
     X = rng.standard_normal((400, d))
     X[:, 0] += np.where(np.arange(400) % 2, 20.0, -20.0)
     centers = rng.standard_normal((k, d))
     centers[:, 0] += 20
-    plan = stream_plan(d, k, H200, proves=False)
+    plan = stream_plan(d, k, H200, certifies=False)
     assert not plan.levels
     of = IterationsOfMany(X, k, KINDS[0], replace(plan, stages_a=4, stages_b=2))
     of.prove_nothing()
-    undecided, _ = of.iterate(centers)
-    assert undecided < 20
+    ambiguous, _ = of.iterate(centers)
+    assert ambiguous < 20
 
 
 @pytest.mark.parametrize("n", every(3, [1, 63, 64, 65, 255, 257, 900]))
@@ -191,7 +191,7 @@ def test_any_number_of_samples(n, rng):
     ),
 )
 def test_warpgroups_that_begin_apart(plan, k, copies, rng):
-    """Of many turns of a block, warpgroups begin with each where the centres have gone on by a part."""
+    """Of many turns of a block, warpgroups begin with each where the centers have gone on by a part."""
     n, d = 64 * plan.groups * BLOCKS * 17 + 100, 50
     X, centers = blobs(n, d, k, rng, apart=0.7)
     of = IterationsOfMany(X, k, KINDS[0], plan)
@@ -218,12 +218,12 @@ def test_iterations_without_the_host(kind, rng):
     weights = rng.random(n) + 0.5 if kind[2] else None
     of = IterationsOfMany(X, k, kind, plan, weights, X.mean(axis=0))
     centers = X[:k].astype(of.work) - of.mean
-    _, moved = of.iterate(centers)
+    _, n_reassigned = of.iterate(centers)
     for _ in range(3):
-        outcome, following = of.advance(centers, moved)
-        of.assert_advanced(centers, moved, outcome, following)
+        outcome, following = of.update_centers(centers, n_reassigned)
+        of.assert_advanced(centers, n_reassigned, outcome, following)
         centers = following
-        _, moved = of.move_rows(centers)
+        _, n_reassigned = of.move_rows(centers)
         of.assert_right(centers)
     labels, sums = of.labels.copy(), of.sums.copy()
     assert of.move_rows(centers + 5, stopped=1) == (0, 0)
@@ -258,7 +258,7 @@ def test_any_data(of, kind, n, k, grain, seed):
 @pytest.mark.parametrize("d", [1, 16, 17, 96, 128, 200, 256, 257, 500, 768, 4096])
 def test_plans(d, k):
     plan = stream_plan(d, k, H200)
-    assert d <= 16 * plan.row_slabs < d + 16 * plan.chunks
+    assert d <= 16 * plan.row_panels < d + 16 * plan.chunks
     assert plan.shared_bytes <= H200.shared_memory_per_block - 1024
     assert plan.stages_b >= 2
     assert plan.threads <= 1024
@@ -273,7 +273,7 @@ def test_plans(d, k):
 
 
 def test_columns_of_rows_that_stream_by():
-    # What is past the last centre is multiplied too; but wide tiles are read less often.
+    # What is past the last center is multiplied too; but wide tiles are read less often.
     columns = [stream_plan(768, k, H200).columns for k in (65, 104, 105, 1000, 1024, 16384)]
     assert columns == [104, 104, 128, 200, 176, 200]
 

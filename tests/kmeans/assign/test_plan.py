@@ -12,19 +12,19 @@ from host_cuda import harness
 
 from tsapps.apps.kmeans.assign.large_k_plan import stream_plan
 from tsapps.apps.kmeans.assign.plan import (
-    LONG_ROWS,
+    LARGE_D,
     MOST_CLUSTERS,
     assign_plan,
     capacity,
-    centre_parts,
+    center_parts,
     columns_of_block,
     epilogue_of,
+    error_coefficients_of,
+    half_copy_scale,
+    half_copy_scales,
     integers,
-    margins_of,
     product_error,
     segments_plan,
-    shadow_scale,
-    shadow_scales,
     sorts_rows,
     tensor_error,
 )
@@ -58,7 +58,7 @@ def test_there_is_a_plan_for_every_shape(device):
         for k in range(1, MOST_CLUSTERS + 1):
             plan = assign_plan(10**6, d, k, KNOWN[device])
             assert plan is not None
-            # What the epilogue asks for: 32 rows of a warp at a time, and all centres.
+            # What the epilogue asks for: 32 rows of a warp at a time, and all centers.
             assert plan.tile_m // plan.warps_m % 32 == 0
             assert plan.warps_n == 1
             assert plan.tile_n >= k
@@ -88,18 +88,18 @@ def test_lists_have_room_for_every_row_of_a_block(n, d, k, blocks):
 def test_shadow_scales_are_those_of_each():
     middles = np.concatenate([[0, np.inf, np.nan, 1e-300, 1e300, 1, 16], np.exp(np.linspace(-40, 40, 500))])
     with np.errstate(all="raise"):
-        found = shadow_scales(middles)
+        found = half_copy_scales(middles)
     assert found.dtype == np.float32
-    assert found.tolist() == [shadow_scale(float(one)) for one in middles]
+    assert found.tolist() == [half_copy_scale(float(one)) for one in middles]
 
 
 def test_shadow_scale():
-    assert shadow_scale(1.0) == 16.0
-    assert shadow_scale(16.0) == 1.0
-    assert shadow_scale(0.0) == 1.0
-    assert shadow_scale(1e300) == 2.0**-96
-    assert shadow_scale(1e-320) == 2.0**96
-    assert shadow_scale(np.inf) == 1.0
+    assert half_copy_scale(1.0) == 16.0
+    assert half_copy_scale(16.0) == 1.0
+    assert half_copy_scale(0.0) == 1.0
+    assert half_copy_scale(1e300) == 2.0**-96
+    assert half_copy_scale(1e-320) == 2.0**96
+    assert half_copy_scale(np.inf) == 1.0
 
 
 def test_integers_by_hand():
@@ -154,8 +154,8 @@ def test_many_elements_are_sorted_and_few_are_not():
     assert not sorts_rows(100_000, 64)
     assert not sorts_rows(2**20 - 1, 64)
     assert sorts_rows(2**20, 64)
-    assert not sorts_rows(10_000, LONG_ROWS - 1)
-    assert sorts_rows(0, LONG_ROWS)
+    assert not sorts_rows(10_000, LARGE_D - 1)
+    assert sorts_rows(0, LARGE_D)
 
 
 def test_error_of_tensor_cores_by_hand():
@@ -171,32 +171,32 @@ def test_error_of_tensor_cores_by_hand():
     for d, bounds in ((256, False), (4096, True)):
         plan = assign_plan(10**6, d, 16, KNOWN["H200"], bounds=bounds)
         assert product_error(plan, d, 16) == tensor_error(d)
-        assert epilogue_of(plan, 16) == "Nearest"
+        assert epilogue_of(plan, 16) == "ArgminEpilogue"
 
 
 @pytest.mark.parametrize(("d", "k", "parts"), [(257, 1, 1), (4096, 17, 1), (4096, 16, 2)])
-def test_long_rows_have_a_margin_of_each_centre(d, k, parts):
+def test_long_rows_have_a_margin_of_each_center(d, k, parts):
     plan = assign_plan(10**6, d, k, KNOWN["H200"])
-    assert epilogue_of(plan, k) == f"NearestOfLong<{parts}>"
-    of_norm, of_lost = margins_of(plan, d, k, 2.0**-12)
+    assert epilogue_of(plan, k) == f"ArgminEpilogueLargeD<{parts}>"
+    of_norm, of_lost = error_coefficients_of(plan, d, k, 2.0**-12)
     error = product_error(plan, d, k)
     assert (of_norm, of_lost) == (2.0**-12 + 2.0**-22 + error, 1 + error)
 
 
-def test_centres_have_two_parts_where_rows_are_long_and_they_are_few():
-    assert [centre_parts(d, 16) for d in (16, 2047, 2048, 10**5)] == [1, 1, 2, 2]
-    assert [centre_parts(4096, k) for k in (1, 16, 17, 64)] == [2, 2, 1, 1]
+def test_centers_have_two_parts_where_rows_are_long_and_they_are_few():
+    assert [center_parts(d, 16) for d in (16, 2047, 2048, 10**5)] == [1, 1, 2, 2]
+    assert [center_parts(4096, k) for k in (1, 16, 17, 64)] == [2, 2, 1, 1]
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize(
     ("epilogue", "header", "shapes"),
     [
-        ("Nearest", "assign/small_k.cuh", [shape for shape in SHAPES if shape[0] <= 256]),
-        ("NearestOfLong<1>", "assign/small_k.cuh", [(257, 1), (300, 33), (1024, 16), (4096, 24), (4096, 64)]),
-        ("NearestOfLong<2>", "assign/small_k.cuh", [(2048, 1), (4096, 16)]),
-        ("Nearest", "assign/small_k.cuh", LONG_WITH_BOUNDS),
-        ("NearestUntil", "bounds/assign.cuh", SHAPES),
+        ("ArgminEpilogue", "assign/small_k.cuh", [shape for shape in SHAPES if shape[0] <= 256]),
+        ("ArgminEpilogueLargeD<1>", "assign/small_k.cuh", [(257, 1), (300, 33), (1024, 16), (4096, 24), (4096, 64)]),
+        ("ArgminEpilogueLargeD<2>", "assign/small_k.cuh", [(2048, 1), (4096, 16)]),
+        ("ArgminEpilogue", "assign/small_k.cuh", LONG_WITH_BOUNDS),
+        ("ArgminEpilogueBounded", "bounds/assign.cuh", SHAPES),
     ],
 )
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -235,12 +235,12 @@ def test_other_kernels_compile_without_spills(scalar, arch):
     digits = (2, 3) if scalar == "float" else (3,)
     names = {
         "data/half_copy.cuh": [
-            f"make_shadow<{element}, {scalar}, {aligned}>"
+            f"make_half_copy<{element}, {scalar}, {aligned}>"
             for element in (("float", "ptx::Half", "ptx::Bfloat16") if scalar == "float" else ("double",))
             for aligned in ("true", "false")
         ],
-        "update/centers.cuh": [f"place_centers<{scalar}>", f"advance<{scalar}>"],
-        "assign/rescore.cuh": [f"decide<{scalar}, {scalar}>"],
+        "update/centers.cuh": [f"prepare_centers<{scalar}>", f"update_centers<{scalar}>"],
+        "assign/rescore.cuh": [f"rescore<{scalar}, {scalar}>"],
         "bounds/state.cuh": ["screen<int>", "screen<kmeans::Label>"],
         "bounds/assign.cuh": [f"examine<{blocks}>" for blocks in range(1, MOST_CLUSTERS // 8 + 1)],
         "update/scatter_add.cuh": [
@@ -252,12 +252,12 @@ def test_other_kernels_compile_without_spills(scalar, arch):
             for element in (("float", "ptx::Half", "ptx::Bfloat16") if scalar == "float" else ("double",))
             for label in ("int", "signed char")
         ],
-        "assign/rescore_large_k.cuh": [f"decide_of_many<{scalar}, {scalar}>"],
+        "assign/rescore_large_k.cuh": [f"rescore_large_k<{scalar}, {scalar}>"],
         "update/sort_reassigned.cuh": [
-            f"{name}_changes<kmeans::{item}>" for name in ("count", "sort") for item in ("Entry", "Change")
+            f"{name}_changes<kmeans::{item}>" for name in ("count", "sort") for item in ("AmbiguousRow", "Reassignment")
         ],
         "update/segmented_sum.cuh": [
-            f"add_segments<{element}, {scalar}, {count}, {str(weighted).lower()}, {arguments}>"
+            f"segmented_sum<{element}, {scalar}, {count}, {str(weighted).lower()}, {arguments}>"
             for element, size in (("float", 4), ("ptx::Half", 2), ("double", 8))
             if (element == "double") == (scalar == "double")
             for count in digits
@@ -279,15 +279,15 @@ def test_other_kernels_compile_without_spills(scalar, arch):
 def test_seeding_compiles_without_spills(scalar, arch):
     # Candidates, lanes and whether vectors are read; weights take a few registers more.
     kinds = [(6, 8, True), (7, 1, True), (7, 32, True), (12, 32, False)]
-    names = [f"try_candidates<{scalar}, {t}, {lanes}, {str(a).lower()}, true>" for t, lanes, a in kinds]
-    names.append(f"draw_candidates<{scalar}, 12, 32, true, true>")
+    names = [f"evaluate_candidates<{scalar}, {t}, {lanes}, {str(a).lower()}, true>" for t, lanes, a in kinds]
+    names.append(f"sample_candidates<{scalar}, 12, 32, true, true>")
     source = (FOLDER / "init/plusplus.cuh").read_text(encoding="utf-8")
     for kernel, used in build(source, [f"kmeans::{name}" for name in names], arch).resources.items():
         assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
-    # The copy lies in slabs on Hopper alone.
-    slabs = str(arch == "sm_90a").lower()
-    kinds = [(6, 8, "true, true, false"), (7, 32, f"true, true, {slabs}"), (12, 32, f"false, true, {slabs}")]
-    names = [f"screen_candidates<{scalar}, {trials}, {lanes}, {flags}, 3>" for trials, lanes, flags in kinds]
+    # The copy lies in panels on Hopper alone.
+    panels = str(arch == "sm_90a").lower()
+    kinds = [(6, 8, "true, true, false"), (7, 32, f"true, true, {panels}"), (12, 32, f"false, true, {panels}")]
+    names = [f"evaluate_candidates_pruned<{scalar}, {trials}, {lanes}, {flags}, 3>" for trials, lanes, flags in kinds]
     source = (FOLDER / "init/plusplus_pruned.cuh").read_text(encoding="utf-8")
     for kernel, used in build(source, [f"kmeans::{name}" for name in names], arch).resources.items():
         assert used.stack == used.spill_stores == used.spill_loads == 0, kernel

@@ -42,7 +42,7 @@ def test_each_is_what_tskmeans_finds(b, n, d, k, init):
     ("b", "n", "d", "k"),
     [(32, 5000, 64, 64), (16, 4000, 128, 1024), (64, 1000, 128, 100), (4, 3000, 256, 65), (1, 7, 1, 1)],
 )
-def test_labels_are_nearest_and_centres_means(b, n, d, k, dtype):
+def test_labels_are_nearest_and_centers_means(b, n, d, k, dtype):
     X = blobs(b, n, d, k, dtype, spread=2.0)
     found = kmeans_batched(cupy.asarray(X), k, init=X[:, :k].astype(np.float32), max_iter=6, tol=0)
     labels, centers = found.labels.get(), found.centers.get()

@@ -19,7 +19,7 @@ from tsapps.kernels.gpu_specs import KNOWN
 
 
 def blobs(b, n, d, k, rng, apart=3.0):
-    """Clusters that overlap, and centres among them."""
+    """Clusters that overlap, and centers among them."""
     middles = apart * rng.standard_normal((b, k, d))
     X = middles[np.arange(b)[:, np.newaxis], rng.integers(0, k, (b, n))] + rng.standard_normal((b, n, d))
     return X, middles + 0.3 * rng.standard_normal((b, k, d))
@@ -32,20 +32,20 @@ def batch_of(X, k, *, dtype="float32", max_iter=300, tol=1e-4, multiprocessors=2
 
 
 def one_iteration(X, centers, dtype="float32", multiprocessors=2):
-    """Labels and sums after an iteration whose centres stay where they are."""
+    """Labels and sums after an iteration whose centers stay where they are."""
     batch = batch_of(X, centers.shape[1], dtype=dtype, max_iter=1, multiprocessors=multiprocessors)
     batch.start_at(centers)
-    # An iteration that nothing follows: neither new centres nor labels of them.
-    batch._launch("place_centers", (1, batch.b))
+    # An iteration that nothing follows: neither new centers nor labels of them.
+    batch._launch("prepare_centers", (1, batch.b))
     batch._assign(-(-batch.n // 128))
     return batch
 
 
 def assert_nearest(batch):
-    """Labels are nearest centres to float64's last bits, the lowest of equals."""
+    """Labels are nearest centers to float64's last bits, the lowest of equals."""
     for i in range(batch.b):
-        centred = batch.X[i].astype(np.float32) - batch.mean[i]
-        distances = oracle.square_distances(centred, batch.centers[i])
+        centered = batch.X[i].astype(np.float32) - batch.mean[i]
+        distances = oracle.square_distances(centered, batch.centers[i])
         mine = distances[np.arange(batch.n), batch.labels[i]]
         assert (mine <= distances.min(axis=1) * (1 + 1e-12)).all()
 
@@ -53,8 +53,8 @@ def assert_nearest(batch):
 def assert_sums(batch):
     """Sums are those of the labels, to the last bit."""
     for i in range(batch.b):
-        centred = batch.X[i].astype(np.float32) - batch.mean[i]
-        integers = np.rint(centred.astype(np.float64) * batch.sum_scales[i]).astype(np.int64)
+        centered = batch.X[i].astype(np.float32) - batch.mean[i]
+        integers = np.rint(centered.astype(np.float64) * batch.sum_scales[i]).astype(np.int64)
         expected = np.zeros((batch.k, batch.d + 1), np.int64)
         np.add.at(expected, batch.labels[i], np.column_stack([integers, np.ones(batch.n, np.int64)]))
         np.testing.assert_array_equal(batch.arrays["sums"][i], expected)
@@ -73,7 +73,7 @@ def test_by_hand():
     assert batch.arrays["sums"][:, :, 1].tolist() == [[2, 2], [2, 2]]
 
 
-#: Features and clusters: one of each; less and more than a chunk of centres; several chunks; many features.
+#: Features and clusters: one of each; less and more than a chunk of centers; several chunks; many features.
 SHAPES = [(1, 1), (3, 2), (16, 16), (17, 19), (40, 33), (5, 64), (20, 65), (16, 200), (130, 150), (300, 3)]
 
 
@@ -125,10 +125,10 @@ def test_seeds(n, d, k, rng):
     # Sums over several blocks of rows; more candidates than fit a group would take more than e⁶ clusters.
     X, _ = blobs(2, n, d, k, rng)
     batch = batch_of(X, k)
-    batch.start_at_seeds([np.random.RandomState(i) for i in range(2)])
+    batch.start_at_plusplus([np.random.RandomState(i) for i in range(2)])
     for i in range(2):
-        centred = batch.X[i] - batch.mean[i]
-        expected = centred[seeds_in_order(centred, k, np.random.RandomState(i))]
+        centered = batch.X[i] - batch.mean[i]
+        expected = centered[seeds_in_order(centered, k, np.random.RandomState(i))]
         np.testing.assert_array_equal(batch.centers[i], expected)
 
 
@@ -136,9 +136,9 @@ def test_seeds_of_many_candidates(rng, monkeypatch):
     monkeypatch.setattr("tsapps.apps.kmeans.batched.lloyd.np.log", lambda k: 9.0)
     X, _ = blobs(1, 200, 3, 6, rng)
     batch = batch_of(X, 6)
-    batch.start_at_seeds([np.random.RandomState(0)])
-    centred = batch.X[0] - batch.mean[0]
-    np.testing.assert_array_equal(batch.centers[0], centred[seeds_in_order(centred, 6, np.random.RandomState(0))])
+    batch.start_at_plusplus([np.random.RandomState(0)])
+    centered = batch.X[0] - batch.mean[0]
+    np.testing.assert_array_equal(batch.centers[0], centered[seeds_in_order(centered, 6, np.random.RandomState(0))])
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_fit_is_tskmeans(n, d, k, init, rng):
     if init == "array":
         batch.start_at(centers)
     else:
-        {"k-means++": batch.start_at_seeds, "random": batch.start_at_random}[init](states)
+        {"k-means++": batch.start_at_plusplus, "random": batch.start_at_random}[init](states)
     batch.iterate()
     assert_nearest(batch)
     for i in range(3):
@@ -195,7 +195,7 @@ def test_empty_clusters_as_in_tskmeans(max_iter, rng):
         np.testing.assert_allclose(batch.final_centers()[i], one.cluster_centers_, atol=1e-5)
 
 
-@pytest.mark.parametrize("start", ["start_at", "start_at_seeds"])
+@pytest.mark.parametrize("start", ["start_at", "start_at_plusplus"])
 def test_launches_are_as_many_for_any_number_of_problems(start, rng, monkeypatch):
     X, centers = blobs(9, 200, 4, 5, rng, apart=0.5)
     launched, launch = [], HostMachine.launch
@@ -218,11 +218,11 @@ def test_problems_do_not_see_each_other(rng):
     X, _ = blobs(4, 300, 9, 5, rng)
     X[2] *= 1e4
     together = batch_of(X, 5)
-    together.start_at_seeds([np.random.RandomState(i) for i in range(4)])
+    together.start_at_plusplus([np.random.RandomState(i) for i in range(4)])
     together.iterate()
     for i in range(4):
         alone = batch_of(X[i : i + 1], 5, multiprocessors=7)
-        alone.start_at_seeds([np.random.RandomState(i)])
+        alone.start_at_plusplus([np.random.RandomState(i)])
         alone.iterate()
         np.testing.assert_array_equal(alone.labels[0], together.labels[i])
         np.testing.assert_array_equal(alone.centers[0], together.centers[i])
@@ -246,24 +246,24 @@ def test_what_float16_cannot_hold(rng):
 
 
 @pytest.mark.parametrize("away", [10.0, 30.0, 1e7])
-def test_a_centre_far_away_widens_no_bound(away, rng):
+def test_a_center_far_away_widens_no_bound(away, rng):
     X, centers = blobs(2, 300, 20, 70, rng)
     X[1, 5:7] = away * X[1, 6], -away * X[1, 6]  # so that the mean stays; one has a cluster of its own
     batch = batch_of(X, 70)
     # Scaled by what most rows are like.
-    batch.arrays["shadow_scales"][:] = 16 / X[0].std()
-    batch._launch("make_shadow", (1, 2))
+    batch.arrays["half_copy_scales"][:] = 16 / X[0].std()
+    batch._launch("make_half_copy", (1, 2))
     centers[1, 67] = X[1, 5]
     batch.start_at(centers)
-    batch._launch("place_centers", (1, 2))
-    norm, _, half_square, reach = batch.arrays["extremes"][1]
+    batch._launch("prepare_centers", (1, 2))
+    norm, _, half_square, norm_limit = batch.arrays["center_stats"][1]
     left_out = np.isinf(batch.arrays["half_squares"][1, :70])
     if away > 10:
         assert left_out.tolist() == [j == 67 for j in range(70)]
-        assert reach == batch._batch["reach"]
-        assert norm < 4.1 * reach
+        assert norm_limit == batch._batch["norm_limit"]
+        assert norm < 4.1 * norm_limit
         assert half_square == pytest.approx(norm**2 / 2, rel=1e-5)
-    assert np.isinf(batch.arrays["extremes"][0, 3])
+    assert np.isinf(batch.arrays["center_stats"][0, 3])
     batch._assign(3)
     assert_nearest(batch)
     assert batch.labels[1, 5] == 67
@@ -272,7 +272,7 @@ def test_a_centre_far_away_widens_no_bound(away, rng):
 @pytest.mark.each_choice
 @pytest.mark.parametrize("chunks", [2, 3, 4, 5, 7])
 @pytest.mark.parametrize("apart", [0.0, 1e-5])
-def test_nearly_equal_centres_everywhere(apart, chunks, rng):
+def test_nearly_equal_centers_everywhere(apart, chunks, rng):
     """Every chunk has candidates of every row: of four at most they are kept."""
     X, _ = blobs(1, 150, 8, 3, rng)
     k = 64 * chunks - 1
@@ -314,7 +314,7 @@ def test_states_seeded_again_draw_as_new_ones():
         state.randint(2**20, size=3)
 
 
-@pytest.mark.parametrize("start", ["start_at_seeds", "start_at_random"])
+@pytest.mark.parametrize("start", ["start_at_plusplus", "start_at_random"])
 def test_a_state_is_used_before_the_next_is_asked_for(start, rng):
     X, _ = blobs(3, 200, 4, 5, rng)
     batch, other = batch_of(X, 5), batch_of(X, 5)
@@ -334,7 +334,7 @@ def test_non_finite_numbers_are_named(bad, rng):
 def test_fewer_distinct_samples_than_clusters():
     X = np.array([[[1.0], [2], [3]], [[1], [5], [5]]])
     batch = batch_of(X, 3)
-    batch.start_at_seeds([np.random.RandomState(i) for i in range(2)])
+    batch.start_at_plusplus([np.random.RandomState(i) for i in range(2)])
     batch.iterate()
     with pytest.warns(ConvergenceWarning, match=r"in 1 problems, of which problem 1 is the first"):
         batch.warn_of_lost_clusters()

@@ -23,14 +23,14 @@ from host_cuda.fused_kmeans import KINDS, Iterations, blobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.apps.kmeans.assign.plan import NEAREST
-from tsapps.apps.kmeans.bounds.plan import FRESH_BYTES, UNTIL, WATCH, fresh_watch, most_listed
+from tsapps.apps.kmeans.assign.plan import ARGMIN
+from tsapps.apps.kmeans.bounds.plan import BOUNDED, BOUNDS_STATE, FRESH_BYTES, fresh_bounds_state, most_listed
 
 
 def test_sizes():
-    assert UNTIL.itemsize == NEAREST.itemsize + 24
-    assert WATCH.fields["screened"][1] == FRESH_BYTES
-    assert WATCH.itemsize == 64
+    assert BOUNDED.itemsize == ARGMIN.itemsize + 24
+    assert BOUNDS_STATE.fields["screened"][1] == FRESH_BYTES
+    assert BOUNDS_STATE.itemsize == 64
 
 
 def test_rows_that_are_listed_have_room():
@@ -45,7 +45,7 @@ def test_rows_that_are_listed_have_room():
 
 
 def test_by_hand():
-    """Centres 8 apart on a line: a row between them and 1 off its own is left out until both moved by 6 together."""
+    """Centers 8 apart on a line: a row between them and 1 off its own is left out until both moved by 6 together."""
     X = np.zeros((400, 3))
     X[:, 0] = np.tile([-5.0, -3.0, 3.0, 5.0], 100)
     centers = np.array([[-4.0, 0, 0], [4.0, 0, 0]])
@@ -53,17 +53,17 @@ def test_by_hand():
     of.next_is(UNTIL_PASS)
     of.iterate(centers)
     assert of.labels.tolist() == [0, 0, 1, 1] * 100
-    # The other centre is 9 or 7 away, the own 1; what norms and scores are rounded by makes it a little less.
+    # The other center is 9 or 7 away, the own 1; what norms and scores are rounded by makes it a little less.
     expected = np.tile([8.0, 6.0, 6.0, 8.0], 100) * of.scale
-    assert (of.expiries <= expected).all()
-    assert (of.expiries > 0.97 * expected).all()
-    for moved, safe in ((5.7, 400), (6.5, 200), (8.5, 0)):
-        of.limits[:] = moved * of.scale
+    assert (of.row_bounds <= expected).all()
+    assert (of.row_bounds > 0.97 * expected).all()
+    for n_reassigned, safe in ((5.7, 400), (6.5, 200), (8.5, 0)):
+        of.limits[:] = n_reassigned * of.scale
         of.next_is(SCREEN)
-        of.watch["active"] = 0
-        active = of.screen(400)
-        assert of.watch["active"] == 400 - safe
-        assert sorted(active[: 400 - safe]) == [i for i in range(400) if expected[i] < moved * of.scale]
+        of.state["active"] = 0
+        active = of.select_active_rows(400)
+        assert of.state["active"] == 400 - safe
+        assert sorted(active[: 400 - safe]) == [i for i in range(400) if expected[i] < n_reassigned * of.scale]
 
 
 @pytest.mark.each_choice
@@ -79,26 +79,26 @@ def test_expiries_are_below_gaps(d, k, kind, rng):
     of.iterate(centers)
     of.assert_right(centers)
     gap = gaps(of, centers)
-    assert (of.expiries <= gap).all()
+    assert (of.row_bounds <= gap).all()
     # Blobs lie apart: most gaps are of use.
-    assert np.median(of.expiries) > 0.5 * np.median(gap)
-    # The same by `examine`, of the rows of one cluster, and of a last tile that is not full.
-    before, first = of.expiries.copy(), of.labels.copy()
+    assert np.median(of.row_bounds) > 0.5 * np.median(gap)
+    # The same by `assign_active_rows`, of the rows of one cluster, and of a last tile that is not full.
+    before, first = of.row_bounds.copy(), of.labels.copy()
     chosen = first == first[0]
     of.next_is(SCREEN)
-    of.expiries[chosen] = np.nan
+    of.row_bounds[chosen] = np.nan
     centers = centers + 0.05 * rng.standard_normal(centers.shape)
     if np.count_nonzero(chosen) > n // 4:
         chosen[np.flatnonzero(chosen)[n // 4 :]] = False
-        of.expiries[:] = np.where(chosen, np.nan, before)
-    _, moved = of.iterate(centers)
+        of.row_bounds[:] = np.where(chosen, np.nan, before)
+    _, n_reassigned = of.iterate(centers)
     assert of.passes[-1] == ACTIVE
-    assert of.watch["examined"] == np.count_nonzero(chosen)
-    expected = np.where(chosen, oracle.square_distances(of.centred, centers.astype(of.work)).argmin(axis=1), first)
+    assert of.state["examined"] == np.count_nonzero(chosen)
+    expected = np.where(chosen, oracle.square_distances(of.centered, centers.astype(of.work)).argmin(axis=1), first)
     assert (of.labels == expected).all()
-    assert moved == np.count_nonzero(expected != first)
-    assert (of.expiries[~chosen] == before[~chosen]).all()
-    assert (of.expiries[chosen] <= gaps(of, centers)[chosen]).all()
+    assert n_reassigned == np.count_nonzero(expected != first)
+    assert (of.row_bounds[~chosen] == before[~chosen]).all()
+    assert (of.row_bounds[chosen] <= gaps(of, centers)[chosen]).all()
 
 
 def test_a_warp_examines_several_tiles(rng):
@@ -109,13 +109,13 @@ def test_a_warp_examines_several_tiles(rng):
     expected, expired = of.labels.copy(), rng.permutation(n)[:1000]
     assert len(expired) > 3 * 2 * 4 * 32  # lists, blocks of a list, warps, rows of a tile
     of.labels[expired] = (expected[expired] + 1) % k
-    of.expiries[:], of.expiries[expired] = np.inf, -np.inf
+    of.row_bounds[:], of.row_bounds[expired] = np.inf, -np.inf
     of.next_is(SCREEN)
-    _, moved = of.iterate(centers)
+    _, n_reassigned = of.iterate(centers)
     assert of.passes[-1] == ACTIVE
-    assert moved == of.watch["examined"] == 1000
+    assert n_reassigned == of.state["examined"] == 1000
     np.testing.assert_array_equal(of.labels, expected)
-    assert np.isfinite(of.expiries).sum() > 900
+    assert np.isfinite(of.row_bounds).sum() > 900
 
 
 @pytest.mark.each_choice
@@ -146,8 +146,8 @@ def test_rows_are_left_out(rng):
     assert ACTIVE in of.passes
     assert of.passes[:2] == [PLAIN, UNTIL_PASS]
     screened = of.passes.count(ACTIVE)
-    assert of.watch["screened"] == screened
-    assert of.watch["examined"] < 0.15 * n * screened
+    assert of.state["screened"] == screened
+    assert of.state["examined"] < 0.15 * n * screened
     of.assert_right(found[-2][3])
 
 
@@ -162,7 +162,7 @@ def test_what_float16_cannot_hold(rng):
 
 
 @pytest.mark.parametrize("away", every(3, [1e3, 30.0, 1e7]))
-def test_a_centre_far_away(away, rng):
+def test_a_center_far_away(away, rng):
     X, centers = blobs(700, 40, 33, rng)
     X -= X.mean(axis=0)
     X[5] = away * X[6]
@@ -171,10 +171,10 @@ def test_a_centre_far_away(away, rng):
     scale = float(16 / 2 ** np.round(np.log2(np.sqrt((X[:5] ** 2).mean()))))
     plain, bounds = Iterations(X, 33, KINDS[3]), BoundedIterations(X, 33, KINDS[3])
     for of in (plain, bounds):
-        of.make_shadow(scale)
+        of.make_half_copy(scale)
     bounds.next_is(UNTIL_PASS)
     bounds.iterate(centers)
-    assert (bounds.expiries <= gaps(bounds, centers)).all()
+    assert (bounds.row_bounds <= gaps(bounds, centers)).all()
     bounds.labels[:], bounds.sums[:] = -1, 0
     bounds.begin()
     assert_same(run(bounds, centers, 8), run(plain, centers, 8))
@@ -189,34 +189,34 @@ def test_nothing_is_done_once_it_stops(rng):
 
 def passes_of(found, movements, capacity=100):
     """Return what iterations do if the screen of iteration i finds found(i) rows, and how it went on."""
-    watch, library, passes = fresh_watch().reshape(1), bounded()[SHAPES[0]], []
+    state, library, passes = fresh_bounds_state().reshape(1), bounded()[SHAPES[0]], []
     for i, movement in enumerate(movements):
-        if watch["pass"] == SCREEN:
-            library.call("choose", watch, found(i), capacity)
-        passes.append(int(watch["pass"][0]))
-        assert watch["others"] == (passes[-1] != PLAIN)
-        library.call("plan_next", watch, float(movement), 1, 1)
-        assert watch["latest"] == movement
-        assert watch["active"] == 0
+        if state["pass"] == SCREEN:
+            library.call("choose", state, found(i), capacity)
+        passes.append(int(state["pass"][0]))
+        assert state["skip_full_assign"] == (passes[-1] != PLAIN)
+        library.call("plan_next", state, float(movement), 1, 1)
+        assert state["last_drift"] == movement
+        assert state["active"] == 0
     return passes
 
 
 def test_bounds_that_do_not_pay_turn_themselves_off():
-    # The centres move less from iteration to iteration, but never little enough.
+    # The centers move less from iteration to iteration, but never little enough.
     passes = passes_of(lambda _: 10**6, 0.8 ** np.arange(100))
     tries = [i for i, one in enumerate(passes) if one == UNTIL_PASS]
     assert passes.count(ACTIVE) == 0
     assert tries == [1, 4, 9, 18, 35, 68]
-    # Nor are they tried again while centres move as much as before.
+    # Nor are they tried again while centers move as much as before.
     assert passes_of(lambda _: 10**6, np.ones(100)).count(UNTIL_PASS) == 1
 
 
 def test_nothing_is_left_to_do_where_nothing_follows():
-    watch, library = fresh_watch().reshape(1), bounded()[SHAPES[0]]
-    for may_begin, is_next, others in ((0, 1, 0), (0, 0, 1), (1, 1, 1)):
-        library.call("plan_next", watch, 1.0, may_begin, is_next)
-        assert watch["others"] == others
-    assert watch["pass"] == UNTIL_PASS
+    state, library = fresh_bounds_state().reshape(1), bounded()[SHAPES[0]]
+    for may_begin, is_next, skip_full_assign in ((0, 1, 0), (0, 0, 1), (1, 1, 1)):
+        library.call("plan_next", state, 1.0, may_begin, is_next)
+        assert state["skip_full_assign"] == skip_full_assign
+    assert state["pass"] == UNTIL_PASS
 
 
 def test_bounds_that_pay_stay():
@@ -228,11 +228,11 @@ def test_bounds_that_pay_stay():
 
 
 @settings(max_examples=200)
-@given(moved=st.floats(1e-18, 1e12), most=st.floats(1e-18, 1e12))
-def test_limits_are_rounded_up(moved, most):
+@given(n_reassigned=st.floats(1e-18, 1e12), most=st.floats(1e-18, 1e12))
+def test_limits_are_rounded_up(n_reassigned, most):
     limits = np.zeros(2, np.float32)
-    bounded()[SHAPES[0]].call("limit_of", moved, most, limits)
-    exact = moved + most
+    bounded()[SHAPES[0]].call("limit_of", n_reassigned, most, limits)
+    exact = n_reassigned + most
     assert exact <= float(limits[0]) <= exact * (1 + 2.0**-21)
     assert float(limits[1]) <= exact
 

@@ -337,11 +337,11 @@ def test_what_is_not_finite_is_found_in_any_block(row):
 def test_centers_that_a_caller_sets_are_used():
     X, _ = blobs(np.random.default_rng(9), 300, 4, 2, 1)
     model = TSKMeans(4, random_state=0, device="cpu").fit(X)
-    moved = model.cluster_centers_[::-1].copy()
+    n_reassigned = model.cluster_centers_[::-1].copy()
     labels = model.predict(X)
-    model.cluster_centers_ = moved
+    model.cluster_centers_ = n_reassigned
     np.testing.assert_array_equal(model.predict(X), 3 - labels)
-    model.cluster_centers_[:] = moved[::-1]
+    model.cluster_centers_[:] = n_reassigned[::-1]
     np.testing.assert_array_equal(model.predict(X), labels)
 
 

@@ -34,7 +34,7 @@ def passes(n, d, k, dtype, rng, weighted=False, offset=0):
 
 def expected(of):
     """Return ‖x − c‖² of every row, from rows as they are rounded, and the weights, in float64."""
-    delta = of.centred.astype(np.float64) - of.centers.astype(np.float64)[of.labels]
+    delta = of.centered.astype(np.float64) - of.centers.astype(np.float64)[of.labels]
     weights = np.ones(of.n) if of.weights is None else of.weights.astype(np.float64)
     return (delta * delta).sum(axis=1), weights
 
@@ -45,7 +45,7 @@ def rounding(of):
 
 
 def test_three_rows_by_hand():
-    # (1, 2) and (3, 4) of centre (1, 1); (5, 6), twice, of centre (0, 0): 1 + 13 + 2 · 61.
+    # (1, 2) and (3, 4) of center (1, 1); (5, 6), twice, of center (0, 0): 1 + 13 + 2 · 61.
     X, centers = np.array([[1.0, 2], [3, 4], [5, 6]]), np.array([[1.0, 1], [0, 0]])
     of = Passes(X, "float32", np.zeros(2), centers, np.array([0, 0, 1]), np.array([1.0, 1, 2]))
     assert of.inertia() == 136.0
@@ -62,11 +62,11 @@ def test_three_rows_by_hand():
 def test_inertia(n, d, k, dtype, weighted, offset, rng):
     of = passes(n, d, k, dtype, rng, weighted, offset)
     distances, weights = expected(of)
-    for device in (H200, SMALL):  # centres in shared memory, and not
+    for device in (H200, SMALL):  # centers in shared memory, and not
         assert of.inertia(device=device) == pytest.approx(weights @ distances, rel=rounding(of), abs=0)
 
 
-def test_centres_stay_where_they_are_if_they_are_many():
+def test_centers_stay_where_they_are_if_they_are_many():
     assert plan_of(1000, 128, 64, "float32").shared_bytes == 65 * 128 * 4
     assert plan_of(1000, 128, 200, "float32").shared_bytes > 0
     assert plan_of(1000, 128, 1000, "float32").shared_bytes == 0
@@ -170,7 +170,7 @@ def test_inertia_of_grains_is_exact(n, d, k, dtype, seed):
 def kept(of, digits, rng):
     """Return the rows' elements and weights as integers (n, d + 1), their scales, and weights to compare them by."""
     bits, weights = 30 if digits == 2 else 46, np.ones(of.n, of.work) if of.weights is None else of.weights
-    rows = of.centred * weights[:, np.newaxis]  # rounded as kernels have it
+    rows = of.centered * weights[:, np.newaxis]  # rounded as kernels have it
     largest = abs(rows).max(axis=0, initial=2.0**-20).astype(np.float64)
     scales = np.exp2(np.append(bits - np.ceil(np.log2(largest)), 0 if of.weights is None else bits - 1))
     elements = np.rint(np.column_stack([rows, weights]).astype(np.float64) * scales).astype(np.int64)
@@ -266,7 +266,7 @@ def comparing(dtype):
 
 
 def test_inertia_from_sums_by_hand():
-    # (1, 2) and (3, 4) of centre (1, 1), (5, 6) of centre (0, 0): 1 + 13 + 61.
+    # (1, 2) and (3, 4) of center (1, 1), (5, 6) of center (0, 0): 1 + 13 + 61.
     sums, counts, centers = np.array([[4.0, 6], [5, 6]]), np.array([2.0, 1]), np.array([[1.0, 1], [0, 0]])
     inertia, error = inertia_plan.inertia_from_sums(91.0, sums, counts, np.array([0.5, 0.25]), centers)
     assert inertia == 75.0

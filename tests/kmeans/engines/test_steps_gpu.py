@@ -50,7 +50,7 @@ def test_iterations_are_those_of_float64(n, d, k, dtype, weighted):
         labels, centers = oracle.lloyd_step(X, centers, weights)
         assert len(set(labels.tolist())) == k, "the oracle keeps empty clusters where they are"
     work = np.float64 if dtype == np.float64 else np.float32
-    # Centres are rounded after each iteration, and a label at the border may follow.
+    # Centers are rounded after each iteration, and a label at the border may follow.
     found = oracle.host(model.cluster_centers_)
     np.testing.assert_allclose(found, centers, rtol=0, atol=1e-3 if work is np.float32 else 1e-9)
     oracle.assert_nearest(X, found, oracle.host(model.labels_), work)
@@ -59,15 +59,15 @@ def test_iterations_are_those_of_float64(n, d, k, dtype, weighted):
     assert model.inertia_ == pytest.approx(expected, rel=1e-5)
 
 
-def moved(X, k, weights, bounds, least_sorted, monkeypatch):
+def n_reassigned(X, k, weights, bounds, least_sorted, monkeypatch):
     """Return labels and integer sums after each of some passes, with rows sorted from so many elements on."""
     monkeypatch.setattr(fused_plan, "LEAST_SORTED", least_sorted)
-    monkeypatch.setattr(fused_plan, "LONG_ROWS", 2**31)
+    monkeypatch.setattr(fused_plan, "LARGE_D", 2**31)
     found = []
     with open_engine(cupy.asarray(X), engine="fused", sample_weight=weights, bounds=bounds) as engine:
-        engine._few_plan_for = lambda _: None  # which moves rows by itself
+        engine._small_d_plan = lambda _: None  # which moves rows by itself
         mean = engine.moments()[0]
-        engine.centre(mean)
+        engine.center(mean)
         centers = (X[:k] - mean).astype(engine.dtype)
         # All rows come, nearly all go to another cluster, and fewer and fewer follow.
         for passes in (
@@ -89,9 +89,9 @@ def test_rows_are_moved_to_the_same_bits_sorted_or_not(n, d, k, dtype, weighted,
     X = blobs(n, d, k, dtype, spread=3.0)
     weights = np.random.default_rng(1).random(n) + 0.1 if weighted else None
     # Never, always, and where half of all rows change.
-    ways = [moved(X, k, weights, bounds, least, monkeypatch) for least in (2**62, 0, X.size // 2)]
-    for expected, *others in zip(*ways, strict=True):
-        for labels, sums in others:
+    ways = [n_reassigned(X, k, weights, bounds, least, monkeypatch) for least in (2**62, 0, X.size // 2)]
+    for expected, *skip_full_assign in zip(*ways, strict=True):
+        for labels, sums in skip_full_assign:
             np.testing.assert_array_equal(labels, expected[0])
             np.testing.assert_array_equal(sums, expected[1])
 
@@ -106,7 +106,7 @@ def test_tf32_labels_are_nearly_all_exact_and_sums_are_theirs(n, d, k):
     assert (labels == oracle.square_distances(X, oracle.host(fast.cluster_centers_)).argmin(axis=1)).mean() >= 0.99
     with open_engine(cupy.asarray(X), device="cuda", engine="fused", precision="tf32") as engine:
         mean = engine.moments()[0]
-        engine.centre(mean)
+        engine.center(mean)
         found = engine.assign(X[:k] - mean)
         labels = oracle.host(engine.labels)
     expected = oracle.square_distances(X, X[:k]).argmin(axis=1)
@@ -212,7 +212,7 @@ def test_inertia_of_any_rows(n, d, k, dtype, weighted, offset):
             wide = values.astype(np.float64)
             np.testing.assert_allclose(mean, wide.mean(axis=0), rtol=1e-6 if engine.dtype == np.float32 else 1e-12)
             np.testing.assert_allclose(variance, wide.var(axis=0).mean(), rtol=1e-6, atol=1e-12)
-            engine.centre(mean)
+            engine.center(mean)
             centers = rng.standard_normal((k, d)).astype(engine.dtype)
             labels = rng.integers(0, k, n)
             engine.labels = cupy.asarray(labels, dtype=np.int32)
@@ -244,7 +244,7 @@ def test_inertia_of_a_result_is_that_of_its_rows(n, d, k, dtype, metric):
 def test_inertia_that_is_not_that_of_the_rows_is_a_fault():
     X = np.random.default_rng(6).standard_normal((200_000, 16)).astype(np.float32)
     with open_engine(cupy.asarray(X), engine="fused") as engine:
-        engine.centre(engine.moments()[0])
+        engine.center(engine.moments()[0])
         centers = X[:5] - oracle.host(engine.mean)
         engine.assign(centers, update=False)
         inertia, fault = engine.checked_inertia(centers)
@@ -278,7 +278,7 @@ def test_inertia_of_little_is_that_of_rows(first):
 def test_what_small_data_is_served_by(dtype, n, iterates, passes):
     X = blobs(n, 12, 9, dtype)
     with open_engine(cupy.asarray(X)) as engine:
-        engine.centre(engine.moments()[0])
+        engine.center(engine.moments()[0])
         assert engine.serves(9) == iterates
     with open_engine(cupy.asarray(X)) as engine:
         centers = engine.place(X[:9], np.zeros(12, dtype))
@@ -319,7 +319,7 @@ def test_tells_of_every_iteration():
     for ours, theirs in zip(*told, strict=True):
         assert ours.iteration == theirs.iteration
         assert ours.inertia == pytest.approx(theirs.inertia, rel=1e-5)
-        assert abs(ours.moved - theirs.moved) <= 5
+        assert abs(ours.n_reassigned - theirs.n_reassigned) <= 5
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-3, 1e6, 1e15])

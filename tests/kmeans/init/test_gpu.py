@@ -5,7 +5,7 @@ import pytest
 from sklearn.cluster import kmeans_plusplus
 from sklearn.datasets import make_blobs
 
-from tsapps.apps.kmeans.init import plan as seeding_plan
+from tsapps.apps.kmeans.init import plan as plusplus_plan
 from tsapps.apps.kmeans.init import plusplus
 from tsapps.apps.kmeans.open_engine import open_engine
 
@@ -29,10 +29,10 @@ def blobs(n, d, k, seed=0):
 
 
 def seeds(X, k, seed, weights=None, engine="fused", mean=None):
-    """Return the first centres, and whether the engine drew them itself."""
+    """Return the first centers, and whether the engine drew them itself."""
     with open_engine(cupy.asarray(X), engine=engine, sample_weight=weights) as opened:
         if mean is not None:
-            opened.centre(mean)
+            opened.center(mean)
         drawn = opened.draw_plus_plus(0, np.zeros((1, 2 + int(np.log(k)))))
         return plusplus.kmeans_plusplus(opened, k, np.random.RandomState(seed)), drawn is not None
 
@@ -77,7 +77,7 @@ def test_rows_that_are_not_aligned_and_a_mean(dtype, start):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("k", [24, 300])  # the copy in rows, and in slabs
+@pytest.mark.parametrize("k", [24, 300])  # the copy in rows, and in panels
 @pytest.mark.parametrize(("d", "dtype"), [(130, "float32"), (600, "float32"), (16, "float64"), (96, "float16")])
 def test_the_copy_draws_what_the_rows_do(d, dtype, k, weighted, monkeypatch):
     n = 30_011
@@ -90,7 +90,7 @@ def test_the_copy_draws_what_the_rows_do(d, dtype, k, weighted, monkeypatch):
         return screened[-1]
 
     monkeypatch.setattr(plusplus_launch, "_screening", screening)
-    monkeypatch.setattr(seeding_plan, "_MOST_CHUNKS", 400)  # as many as leave chunks of whole tiles of slabs
+    monkeypatch.setattr(plusplus_plan, "_MOST_CHUNKS", 400)  # as many as leave chunks of whole tiles of panels
     for least in (1 << 60, 0):
         monkeypatch.setattr(plusplus_launch, "_LEAST_SCREENED", least)
         found.append(seeds(X, k, 5, weights, mean=X.astype(np.float64).mean(axis=0))[0])
@@ -130,7 +130,7 @@ def test_parallel_draws_are_those_of_the_cpu(n, d, k, weighted, engine):
     for device, where in (("cpu", np.asarray), ("cuda", cupy.asarray)):
         name = engine if device == "cuda" else "auto"
         with open_engine(where(X), device=device, engine=name, sample_weight=weights) as opened:
-            opened.centre(mean)
+            opened.center(mean)
             found.append(plusplus.kmeans_parallel(opened, k, np.random.RandomState(2)))
     np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-12)
 

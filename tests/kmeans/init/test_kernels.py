@@ -7,17 +7,17 @@ import oracle
 import pytest
 from exhaustive import property_test
 from host_cuda import harness
-from host_cuda.seeding import SCREENED, SHAPES, Seeding, plan_of, trials_of
+from host_cuda.plusplus import SCREENED, SHAPES, Seeding, plan_of, trials_of
 from hypothesis import strategies as st
 from sklearn.datasets import make_blobs
 
 from tsapps.apps.kmeans.assign.plan import padded
-from tsapps.apps.kmeans.init.plan import MOST_TRIALS, first_screened, screen_plan, seeding_plan
+from tsapps.apps.kmeans.init.plan import MOST_TRIALS, first_screened, plusplus_plan, pruned_plan
 from tsapps.kernels.gpu_specs import KNOWN
 
 
 def potentials(closest, weights, distances):
-    """Return D² and Σ w·D² were each candidate a centre: shapes (trials, n) and (trials,)."""
+    """Return D² and Σ w·D² were each candidate a center: shapes (trials, n) and (trials,)."""
     lower = np.minimum(closest, distances)
     return lower, lower @ weights
 
@@ -46,7 +46,7 @@ class Reference:
 
 
 def test_three_points_by_hand():
-    # Points 0, 1 and 100 on a line, weights 2, 1 and 1, the first as the first centre: Σ w·D² = 0 + 1 + 10,000.
+    # Points 0, 1 and 100 on a line, weights 2, 1 and 1, the first as the first center: Σ w·D² = 0 + 1 + 10,000.
     of = Seeding(np.array([[0.0], [1], [100]]), 2, "float64", np.array([2.0, 1, 1]))
     of.begin(0)
     of.step(0, np.array([0.5 / 10_001, 1.5 / 10_001]))
@@ -54,7 +54,7 @@ def test_three_points_by_hand():
     assert of.chosen[0] == 0
     assert of.candidates[1].tolist() == [1, 2]
     of.step(1, None)
-    # With 1 a centre, 99² are left; with 100, the 1 of the point between.
+    # With 1 a center, 99² are left; with 100, the 1 of the point between.
     assert of.sums.sum(axis=1).tolist() == [99.0**2, 1.0]
     assert of.closest.tolist() == [0, 1, 10_000]
     assert of.chosen.tolist() == [0, 2]
@@ -171,7 +171,7 @@ def test_many_chunks_and_long_ones(chunk, rng):
 
 
 def test_columns_that_do_not_fit_shared_memory(rng):
-    # 2500 columns of 4 candidates and a centre, in windows of 1024: the same bits as with all of them.
+    # 2500 columns of 4 candidates and a center, in windows of 1024: the same bits as with all of them.
     d, k, dtype, weighted = SHAPES[10]
     assert weighted
     X, weights = rng.standard_normal((300, d)), rng.random(300)
@@ -216,7 +216,7 @@ def test_whole_seeding_of_grains(shape, n, grain, seed):
 
 
 def tiled(plan, n):
-    """Return the plan with chunks of whole tiles of slabs."""
+    """Return the plan with chunks of whole tiles of panels."""
     return replace(plan, chunk=128, chunks=-(-n // 128))
 
 
@@ -253,13 +253,13 @@ def assert_same_of_any_candidates(of, most, rng):
 
 @pytest.mark.each_choice
 @pytest.mark.parametrize("n", [1, 67, 700])
-@pytest.mark.parametrize("slabs", [0, 1])
+@pytest.mark.parametrize("panels", [0, 1])
 @pytest.mark.parametrize(("d", "k", "dtype", "weighted"), SCREENED)
-def test_steps_by_the_copy_are_as_exact(d, k, dtype, weighted, slabs, n, rng):
+def test_steps_by_the_copy_are_as_exact(d, k, dtype, weighted, panels, n, rng):
     X = blobs(n, d, k).astype(dtype) + 100  # far from the origin
-    plan = tiled(plan_of(n, d, k, dtype), n) if slabs else None
+    plan = tiled(plan_of(n, d, k, dtype), n) if panels else None
     of = Seeding(X, k, dtype, rng.random(n) if weighted else None, plan=plan, blocks=1 + n % 3)
-    of.make_copy(slabs, stages=2 if n % 2 else None)
+    of.make_copy(panels, stages=2 if n % 2 else None)
     of.begin(n // 2)
     for step in range(min(k, 6)):
         draws = rng.random(of.plan.trials)
@@ -352,7 +352,7 @@ def test_any_step_by_the_copy(shape, n, spread, seed):
 def test_plans(n, d, trials):
     for device in ("A100", "H200"):
         for itemsize in (4, 8):
-            plan = seeding_plan(n, d, trials, itemsize, aligned=d % 4 == 0, device=KNOWN[device])
+            plan = plusplus_plan(n, d, trials, itemsize, aligned=d % 4 == 0, device=KNOWN[device])
             assert plan.chunks <= 2**14
             assert (plan.chunks - 1) * plan.chunk < n <= plan.chunks * plan.chunk
             assert plan.shared_bytes == plan.window * (trials + 1) * itemsize
@@ -360,16 +360,16 @@ def test_plans(n, d, trials):
             assert plan.window >= d or (plan.window % 1024 == 0 and plan.lanes == 32)
 
 
-@pytest.mark.parametrize("slabs", [False, True])
+@pytest.mark.parametrize("panels", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("itemsize", [4, 8])
-def test_plans_of_screens(itemsize, weighted, slabs):
+def test_plans_of_screens(itemsize, weighted, panels):
     assert first_screened(6) == 7
     for d in (1, 16, 100, 128, 256, 511, 512, 768, 1500, 5000):
         for n in (1000, 600_000, 2**20, 10**7):
-            plan = seeding_plan(n, d, 6, itemsize, aligned=True, device=KNOWN["H200"])
-            screen = screen_plan(plan, d, padded(d), itemsize, slabs=slabs, weighted=weighted, device=KNOWN["H200"])
-            if d == 1 or (plan.chunk % 64 and slabs):
+            plan = plusplus_plan(n, d, 6, itemsize, aligned=True, device=KNOWN["H200"])
+            screen = pruned_plan(plan, d, padded(d), itemsize, panels=panels, weighted=weighted, device=KNOWN["H200"])
+            if d == 1 or (plan.chunk % 64 and panels):
                 assert d == 1 or n < 2**20
                 assert screen is None
                 continue
@@ -377,8 +377,8 @@ def test_plans_of_screens(itemsize, weighted, slabs):
             assert screen is not None or d >= (1500 if itemsize == 4 else 511)
             if screen is not None:
                 assert screen.shared_bytes <= 113 << 10
-                assert screen.stages == 3 if d <= 100 and not slabs else screen.stages >= 2
+                assert screen.stages == 3 if d <= 100 and not panels else screen.stages >= 2
 
 
 def test_no_plan_for_more_trials_than_there_are_registers_for():
-    assert seeding_plan(1000, 4, MOST_TRIALS + 1, 4, aligned=True, device=KNOWN["H200"]) is None
+    assert plusplus_plan(1000, 4, MOST_TRIALS + 1, 4, aligned=True, device=KNOWN["H200"]) is None

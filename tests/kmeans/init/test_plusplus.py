@@ -1,4 +1,4 @@
-"""The first centres: scikit-learn's draws, on small data to the last bit and on large data as real numbers."""
+"""The first centers: scikit-learn's draws, on small data to the last bit and on large data as real numbers."""
 
 import numpy as np
 import oracle
@@ -37,7 +37,7 @@ def test_the_samples_that_scikit_learn_draws(rng, monkeypatch, dtype, weighted, 
 
 
 def test_three_points_by_hand():
-    # Points 0, 1 and 100 on a line. Whatever comes first, the second of two centres is drawn among 2 candidates with
+    # Points 0, 1 and 100 on a line. Whatever comes first, the second of two centers is drawn among 2 candidates with
     # probability D² / ΣD², and the better kept: from 0 or 1 that is 100 unless both draws fall on the near point, which
     # has 1 chance in 10⁴ each; from 100, 0 and 1 leave the same potential, 1, and the first drawn is kept.
     X = np.array([[0.0], [1.0], [100.0]])
@@ -132,7 +132,7 @@ def test_further_rounds_where_five_find_too_few():
     assert len(set(found.ravel().tolist())) == 20
 
 
-def test_fewer_distinct_samples_than_centres():
+def test_fewer_distinct_samples_than_centers():
     X = np.repeat([[0.0, 1], [5, 5], [-2, 3]], 20, axis=0)
     found = drawn_in_parallel(X, 8, 0)
     assert sorted(set(map(tuple, found))) == [(-2, 3), (0, 1), (5, 5)]
@@ -155,7 +155,7 @@ def test_parallel_draws_are_distinct_samples(n, d, k, seed, float32):
     assert len(set(centers)) == min(k, len(samples))
 
 
-def test_one_centre_in_every_blob():
+def test_one_center_in_every_blob():
     X, labels = make_blobs(3000, 4, centers=25, center_box=(-100, 100), random_state=0)
     found = drawn_in_parallel(X, 25, 0)
     assert len({int(labels[i]) for i in seeds_of(found, X)}) == 25
@@ -172,13 +172,13 @@ def test_estimator(rng, kind, weighted, options):
     assert model.get_params() == before
     with open_engine(X, device="cpu", sample_weight=weights) as engine:
         state, runs = np.random.RandomState(4), options.get("n_init", "auto")
-        centred = kind is not csr_matrix
-        expected = lloyd.fit(engine, 7, init="k-means||", n_init=runs, random_state=state, centre=centred)
+        centered = kind is not csr_matrix
+        expected = lloyd.fit(engine, 7, init="k-means||", n_init=runs, random_state=state, center=centered)
     np.testing.assert_array_equal(model.labels_, expected.labels)
     np.testing.assert_allclose(model.cluster_centers_, expected.centers, atol=1e-9)
 
 
-def test_names_of_first_centres(rng):
+def test_names_of_first_centers(rng):
     X = rng.standard_normal((30, 2))
     with pytest.raises(ValueError, match=r"'init' parameter of TSKMeans must be a str among .*k-means\|\|"):
         TSKMeans(2, init="kmeans", device="cpu").fit(X)

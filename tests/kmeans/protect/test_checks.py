@@ -13,7 +13,7 @@ from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.engines.cpu import CpuEngine
 from tsapps.apps.kmeans.open_engine import open_engine
 from tsapps.apps.kmeans.protect.checks import MOST_AGAIN, FaultError, stride_of
-from tsapps.apps.kmeans.protect.plan import CENTRES, COLUMNS, ROWS, THREADS, check_plan
+from tsapps.apps.kmeans.protect.plan import CENTERS, COLUMNS, ROWS, THREADS, check_plan
 
 FOUR = np.array([[0.0], [1.0], [10.0], [11.0]])
 
@@ -83,7 +83,7 @@ FAULTS = [wrong_label, no_label, lost_sample, wrong_sum, no_number]
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_by_hand(fault):
-    # Labels 0 0 1 1 at centres 0 and 10, and again at 0.5 and 10.5; each is checked by all four samples.
+    # Labels 0 0 1 1 at centers 0 and 10, and again at 0.5 and 10.5; each is checked by all four samples.
     options = {"init": np.array([[0.0], [10.0]]), "tol": 0}
     expected = fitted(FOUR, 2, **options)
     assert expected.centers.tolist() == [[0.5], [10.5]]
@@ -117,7 +117,7 @@ def test_sums_of_other_samples_are_found_in_their_iteration(fault):
 
 def test_labels_that_are_not_counted_do_not_end_a_run():
     def not_counted(engine, step):
-        step.moved = 0
+        step.n_reassigned = 0
 
     # From 0 and 1: labels 0 1 1 1, means 0 and 22/3; then 0 0 1 1, which are the last.
     options = {"init": FOUR[:2], "tol": 0}
@@ -131,7 +131,7 @@ def test_labels_that_are_not_counted_do_not_end_a_run():
 @pytest.mark.parametrize("fault", [wrong_label, no_label])
 @pytest.mark.parametrize("when", [2, 4])
 def test_labels_of_the_result(fault, when):
-    # Ended by max_iter: the third assignment is of the final centres, the fourth makes the second once more, and the
+    # Ended by max_iter: the third assignment is of the final centers, the fourth makes the second once more, and the
     # fifth the third.
     options = {"init": np.array([[0.0], [1.0]]), "tol": 0, "max_iter": 2}
     expected = fitted(FOUR, 2, **options)
@@ -162,12 +162,12 @@ def kept(faulty, faulty_run=-1, **options):
 @pytest.mark.parametrize("options", [{"init": np.array([[0.0], [10.0]])}, {"init": FOUR[:2], "max_iter": 2}])
 def test_where_sums_are_kept(options):
     expected = fitted(FOUR, 2, **{"tol": 0} | options)
-    # Ended by itself after two iterations, or by max_iter, with the labels of the final centres: then labels once more.
+    # Ended by itself after two iterations, or by max_iter, with the labels of the final centers: then labels once more.
     last = 3 if expected.converged else 4
     engine, found = kept({}, **options)
     assert (engine.made, found.faults) == (last, 0)
     assert_same(found, expected)
-    # A final label that is wrong; sums that make other centres, which are asked for where no label changed.
+    # A final label that is wrong; sums that make other centers, which are asked for where no label changed.
     for when, fault in [(2, moved_sum)] if expected.converged else [(2, wrong_label), (2, no_label)]:
         engine, found = kept({when: fault}, **options)
         assert (engine.made, found.faults) == (2 * last, 1)
@@ -247,14 +247,14 @@ def test_checks_on_a_gpu_are_dealt_out_evenly(rng):
         # A row's vectors are a lane's or several; and a row has no more threads than it has use for.
         assert 1 << log2_threads >= min(32, d // vector)
         assert log2_threads <= 5 or vector << log2_threads < 2 * d
-        assert (each + ROWS) % CENTRES == 0
+        assert (each + ROWS) % CENTERS == 0
         groups, parts = -(-samples // (ROWS * THREADS >> log2_threads)), -(-k // each)
         assert blocks == groups * parts + -(-(d + 1) // COLUMNS)
         # No more than are resident at a time, but where groups alone are more.
         assert parts == 1 or groups * parts <= 132 * 3
 
 
-KINDS = ["blobs", "far off centre", "duplicates", "one feature", "wide range", "whole numbers"]
+KINDS = ["blobs", "far off center", "duplicates", "one feature", "wide range", "whole numbers"]
 
 
 @settings(max_examples=60, deadline=None)
@@ -272,7 +272,7 @@ def test_no_false_alarms_and_the_same_bits(kind, dtype, metric, weighted, k, see
     rng = np.random.default_rng(seed)
     n, d = int(rng.integers(k, 3000)), 1 if kind == "one feature" else int(rng.integers(2, 40))
     X = rng.standard_normal((n, d)) + 6 * rng.standard_normal((k, d))[rng.integers(0, k, n)]
-    if kind == "far off centre":
+    if kind == "far off center":
         X += 3e4 if dtype == np.float16 else 1e6
     elif kind == "duplicates":
         X = X[rng.integers(0, min(n, k + 2), n)]
@@ -312,6 +312,6 @@ def test_protect_is_a_parameter():
         TSKMeans(2, protect="yes", device="cpu").fit(FOUR)
     assert TSKMeans(2, protect=True).get_params()["protect"] is True
     engine = open_engine(FOUR, device="cpu")
-    engine.proves = False
+    engine.certifies = False
     with pytest.raises(ValueError, match="protect=True needs precision='exact'"):
         lloyd.fit(engine, 2, random_state=np.random.RandomState(0), protect=True)

@@ -48,7 +48,7 @@ def opened(X, weights=None, engine="fused", **options):
 def step_kind(X, k):
     """Return the class of what iterates; skip the test where that is the cublas engine."""
     with opened(X) as engine:
-        engine.centre(engine.moments()[0])
+        engine.center(engine.moments()[0])
         if not engine.serves(k):
             pytest.skip("no kernel of ours serves this shape here: it goes to the cublas engine")
         return type(engine._step)
@@ -123,7 +123,7 @@ def one_label(step):
 
 
 def inject(patch, kind, fault, when):
-    """Have a fault come upon those passes of a kind of step of which `when(which)` is true, before `advance`."""
+    """Have a fault come upon those passes of a kind of step of which `when(which)` is true, before `update_centers`."""
     bind, made = kind._bind_rows, 0
 
     def bound(step, centers):
@@ -167,7 +167,7 @@ def test_a_fault_where_rows_are_left_out(n, d, k, fault, monkeypatch):
         assert_same(found, expected)
 
 
-def test_wrong_centres_are_found(monkeypatch):
+def test_wrong_centers_are_found(monkeypatch):
     X = data(9_999, 40, 33, np.float32)
     expected = fitted(opened(X), X, 33, protect=False)
     engine, made = opened(X), 0
@@ -282,12 +282,12 @@ def test_no_fault_gives_another_result_of_the_cublas_engine(fault, rng):
 def test_sums_that_are_wrong_but_add_up_are_found_in_the_result(part, max_iter, monkeypatch):
     X = data(9_999, 40, 33, np.float32)
     expected = fitted(opened(X), X, 33, protect=False, max_iter=max_iter)
-    from tsapps.apps.kmeans.engines.device_step import FewCentres
+    from tsapps.apps.kmeans.engines.device_step import SmallKStep
 
     def wrong(step):
         step.device_sums[2:4, 3] += cupy.asarray([part, -part])
 
-    inject(monkeypatch, FewCentres, wrong, (4).__eq__)
+    inject(monkeypatch, SmallKStep, wrong, (4).__eq__)
     found = fitted(opened(X), X, 33, protect=True, max_iter=max_iter)
     assert found.faults == 1
     assert_same(found, expected)
@@ -308,12 +308,12 @@ def sum_elsewhere(step):
 
 def row_elsewhere(step):
     """As a row that has the right label, but was added to another cluster."""
-    moved = step.device_sums[1] // 7
-    step.device_sums[0] += moved
-    step.device_sums[1] -= moved
+    n_reassigned = step.device_sums[1] // 7
+    step.device_sums[0] += n_reassigned
+    step.device_sums[1] -= n_reassigned
 
 
-# Assignments that are no iteration's: after one iteration, which changes labels, that to the final centres, and its
+# Assignments that are no iteration's: after one iteration, which changes labels, that to the final centers, and its
 # second computation; where no label changes any more, only this. A label of no cluster comes after the last: another
 # pass would take its row away from where there are no sums.
 RESULTS = [(fault, *of) for fault in (another_label, sum_elsewhere, row_elsewhere) for of in ((1, 0), (1, 1), (300, 0))]
@@ -331,11 +331,11 @@ def test_a_fault_of_the_result_is_found(n, d, k, fault, max_iter, when, monkeypa
 
     def wrong(step, centers):
         nonlocal made
-        moved = assign(step, centers)
+        n_reassigned = assign(step, centers)
         if made == when:
             fault(step)
         made += 1
-        return moved
+        return n_reassigned
 
     monkeypatch.setattr(Step, "assign", wrong)
     found = fitted(engine, X, k, protect=True, max_iter=max_iter)
@@ -343,8 +343,8 @@ def test_a_fault_of_the_result_is_found(n, d, k, fault, max_iter, when, monkeypa
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("moved", [1, 5000])
-def test_labels_that_the_second_computation_says_were_others_are_made_again(moved, monkeypatch):
+@pytest.mark.parametrize("n_reassigned", [1, 5000])
+def test_labels_that_the_second_computation_says_were_others_are_made_again(n_reassigned, monkeypatch):
     from tsapps.apps.kmeans.engines.device_step import Step
 
     X = data(9_999, 40, 33, np.float32)
@@ -354,7 +354,7 @@ def test_labels_that_the_second_computation_says_were_others_are_made_again(move
     def wrong(step, centers):
         nonlocal made
         made += 1
-        return assign(step, centers) + (moved if made == 2 else 0)
+        return assign(step, centers) + (n_reassigned if made == 2 else 0)
 
     monkeypatch.setattr(Step, "assign", wrong)
     found = fitted(opened(X), X, 33, protect=True, max_iter=1)
@@ -370,7 +370,7 @@ def test_sums_are_compared_with_the_rows(n, d, k, dtype, weighted):
     rng = np.random.default_rng(n)
     weights = rng.random(n) + 0.1 if weighted else None
     with opened(X, weights) as engine:
-        engine.centre(engine.moments()[0])
+        engine.center(engine.moments()[0])
         if not engine.serves(k):
             pytest.skip("no kernel of ours serves this shape here: it goes to the cublas engine")
         centers = X[:k].astype(engine.dtype) - oracle.host(engine.mean)
@@ -392,9 +392,9 @@ def test_sums_are_compared_with_the_rows(n, d, k, dtype, weighted):
 
 def test_a_fault_that_persists_is_an_error(monkeypatch):
     X = data(9_999, 40, 33, np.float32)
-    from tsapps.apps.kmeans.engines.device_step import FewCentres
+    from tsapps.apps.kmeans.engines.device_step import SmallKStep
 
-    inject(monkeypatch, FewCentres, lost_row, lambda made: True)
+    inject(monkeypatch, SmallKStep, lost_row, lambda made: True)
     with pytest.raises(FaultError, match=f"iteration 1 went wrong {MOST_AGAIN + 1} times"):
         fitted(opened(X), X, 33, protect=True)
 

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from host_cuda.checked_kmeans import CENTRES, CHANGED, LABELS, SUMS, CheckedIterations
+from host_cuda.checked_kmeans import CENTERS, CHANGED, LABELS, SUMS, CheckedIterations
 from host_cuda.fused_kmeans import KINDS, SHAPES, blobs
 from host_cuda.tall_skinny import DTYPES
 
 from tsapps.apps.kmeans.protect.plan import ROWS, THREADS, hash_of
 
-#: Threads that share a row (as a power of two, more where it is longer), and centres of a block.
+#: Threads that share a row (as a power of two, more where it is longer), and centers of a block.
 SHARES = [(2, 4), (6, 12), (7, 1020)]
 
 
@@ -16,36 +16,36 @@ def test_by_hand():
     X = np.array([[0.0, 0, 0], [1, 0, 0], [4, 0, 0], [3, 0, 0], [2, 0, 0]])
     centers = np.array([[0.5, 0, 0], [3.5, 0, 0]])
     of = CheckedIterations(X, 2, KINDS[0])
-    _, moved = of.iterate(centers)
-    _, following = of.advance(centers, moved)
+    _, n_reassigned = of.iterate(centers)
+    _, following = of.update_centers(centers, n_reassigned)
     assert following.tolist() == [[1, 0, 0], [3.5, 0, 0]]
     assert of.check(centers, following) == 0
     assert (of.totals / of.scales).tolist() == [10, 0, 0, 5]
-    # The sample in the middle is as near to the other centre; the one beside it is not.
+    # The sample in the middle is as near to the other center; the one beside it is not.
     of.labels[4] = 1
     assert of.check(centers, following) == 0
     of.labels[3] = 0
     assert of.check(centers, following) == LABELS
     of.labels[3:] = 1, 0
     of.begin()
-    # One is lost; and one is added to the wrong cluster, which the totals do not know of, but the centres.
+    # One is lost; and one is added to the wrong cluster, which the totals do not know of, but the centers.
     of.sums[0, 1] -= 1
-    assert of.check(centers, following) == SUMS | CENTRES
+    assert of.check(centers, following) == SUMS | CENTERS
     of.sums[0, 1] += 1
     of.begin()
     of.sums[:, 0] += np.array([1, -1]) << 20
-    assert of.check(centers, following) == CENTRES
+    assert of.check(centers, following) == CENTERS
 
 
 def checked(d, k, kind, n, rng):
-    """Return iterations of some data, their centres, and those that follow."""
+    """Return iterations of some data, their centers, and those that follow."""
     X, centers = blobs(n, d, k, rng)
     X = X.astype(DTYPES[kind[0]]).astype(np.float64)
     weights = rng.random(n) * 3 if kind[2] else None
     mean = X.mean(axis=0)
     of, centers = CheckedIterations(X, k, kind, weights, mean), centers - mean
-    _, moved = of.iterate(centers)
-    _, following = of.advance(centers, moved)
+    _, n_reassigned = of.iterate(centers)
+    _, following = of.update_centers(centers, n_reassigned)
     return of, centers.astype(of.work), following
 
 
@@ -60,8 +60,8 @@ def test_what_is_right_is_found_right_and_every_fault_is_found(d, k, kind, share
     assert of.check(centers, following, **options) == 0
     totals = of.totals.copy()
     of.iterate(following)
-    moved = int(rng.integers(1, n))
-    _, later = of.advance(following, moved)
+    n_reassigned = int(rng.integers(1, n))
+    _, later = of.update_centers(following, n_reassigned)
     assert of.check(following, later, **options) == 0
     np.testing.assert_array_equal(of.totals, totals)
     np.testing.assert_array_equal(totals, of.sums.sum(axis=0).astype(np.uint64))
@@ -70,7 +70,7 @@ def test_what_is_right_is_found_right_and_every_fault_is_found(d, k, kind, share
         of.begin()
         return of.check(following, later, **options)
 
-    # A bit of a sum, of any place: what adds up is wrong, and the centre unless it is rounded away.
+    # A bit of a sum, of any place: what adds up is wrong, and the center unless it is rounded away.
     for _ in range(5):
         place = int(rng.integers(k)), int(rng.integers(d + 1))
         held = of.sums[place]
@@ -80,7 +80,7 @@ def test_what_is_right_is_found_right_and_every_fault_is_found(d, k, kind, share
     place = int(rng.integers(k)), int(rng.integers(d))
     held = later[place]
     later[place] = np.nextafter(held, np.inf)
-    assert found() == CENTRES
+    assert found() == CENTERS
     later[place] = held
     for label in {-1, k}:
         row = int(rng.integers(n))
@@ -89,7 +89,7 @@ def test_what_is_right_is_found_right_and_every_fault_is_found(d, k, kind, share
         of.labels[row] = held
     if k > 1:
         row = int(rng.integers(n))
-        away = ((of.centred[row].astype(np.float64) - following) ** 2).sum(axis=1)
+        away = ((of.centered[row].astype(np.float64) - following) ** 2).sum(axis=1)
         held, of.labels[row] = of.labels[row], away.argmax()
         assert found() == LABELS
         of.labels[row] = held
@@ -112,23 +112,23 @@ def test_labels_of_a_byte(rng):
     assert of.check(centers, following) == LABELS
 
 
-def test_a_cluster_without_samples_keeps_its_centre(rng):
+def test_a_cluster_without_samples_keeps_its_center(rng):
     X, _ = blobs(90, 16, 9, rng)
     centers = np.concatenate([X[:8], np.full((1, 16), 1e3)])
     of = CheckedIterations(X, 9, KINDS[0])
-    _, moved = of.iterate(centers)
-    outcome, following = of.advance(centers, moved)
+    _, n_reassigned = of.iterate(centers)
+    outcome, following = of.update_centers(centers, n_reassigned)
     assert outcome["empty"]
     assert of.check(centers, following) == 0
     following[8, 3] += 1
-    assert of.check(centers, following) == CENTRES
+    assert of.check(centers, following) == CENTERS
 
 
 def labelled(X, centers, kind=KINDS[0]):
-    """Return what checks labels alone: those of the nearest centres in float64, and no sums."""
+    """Return what checks labels alone: those of the nearest centers in float64, and no sums."""
     of = CheckedIterations(X, len(centers), kind)
     centers = centers.astype(of.work)
-    wide = of.centred.astype(np.float64)
+    wide = of.centered.astype(np.float64)
     of.labels[:] = [((centers.astype(np.float64) - row) ** 2).sum(axis=1).argmin() for row in wide]
     of.totals[-1] = 0
     return of, centers
@@ -175,7 +175,7 @@ def test_every_column_is_checked(d, rng):
             of.begin()
             held = following[cluster, column]
             following[cluster, column] = np.nextafter(held, np.float32(np.inf))
-            assert of.check(centers, following) == CENTRES, column
+            assert of.check(centers, following) == CENTERS, column
             following[cluster, column] = held
 
 
@@ -198,7 +198,7 @@ def test_what_float32_cannot_tell_is_told_by_float64():
 
 
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]], ids=lambda kind: kind[0])
-def test_any_of_equal_centres_will_do(kind, rng):
+def test_any_of_equal_centers_will_do(kind, rng):
     X, centers = blobs(90, 6, 5, rng)
     of, centers = labelled(X, np.concatenate([centers, centers]), kind)
     of.labels[::2] += 5
@@ -224,9 +224,11 @@ def test_what_follows_the_end_is_not_checked(rng):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_hash_by_hand(dtype):
     centers = np.array([[1.0, -2.0], [0.5, 0.0]], dtype)
-    halves = {np.float32: (0x3F800000, 0xC0000000, 0x3F000000), np.float64: (0x3FF00000, 0xC0000000, 0x3FE00000)}[dtype]
+    centers_half = {np.float32: (0x3F800000, 0xC0000000, 0x3F000000), np.float64: (0x3FF00000, 0xC0000000, 0x3FE00000)}[
+        dtype
+    ]
     # Of float64 the upper half is in the lower too, which is zero of these numbers.
-    one, minus_two, half = (bits if dtype == np.float32 else bits << 32 | bits for bits in halves)
+    one, minus_two, half = (bits if dtype == np.float32 else bits << 32 | bits for bits in centers_half)
     factor = 0x9E3779B97F4A7C15
     assert hash_of(centers).tolist() == [(one + 3 * half) * factor % 2**64, minus_two * factor % 2**64]
 
@@ -239,7 +241,7 @@ def test_centers_that_changed_after_their_check_are_found(d, k, kind, rng):
     assert of.check(centers, following) == 0
     np.testing.assert_array_equal(of.hashes[1], hash_of(following))
     of.iterate(following)
-    _, later = of.advance(following, 1)
+    _, later = of.update_centers(following, 1)
     assert of.check(following, later) == 0
 
     def found(changed):

@@ -21,7 +21,7 @@ from host_cuda.few_until import SHAPES, UntilIterations, libraries
 from host_cuda.fused_kmeans import blobs
 from hypothesis import strategies as st
 
-from tsapps.apps.kmeans.bounds.plan import EXPIRING, fresh_watch, most_of_few_listed
+from tsapps.apps.kmeans.bounds.plan import ROW_BOUNDS, fresh_bounds_state, most_listed_small_d
 
 
 def kind_of(dtype):
@@ -29,12 +29,12 @@ def kind_of(dtype):
 
 
 def test_sizes():
-    assert EXPIRING.itemsize == 32
-    assert [most_of_few_listed(n) for n in (1, 4, 10**7)] == [1, 2, 6_000_000]
+    assert ROW_BOUNDS.itemsize == 32
+    assert [most_listed_small_d(n) for n in (1, 4, 10**7)] == [1, 2, 6_000_000]
 
 
 def test_by_hand():
-    """Centres 8 apart on a line: a row between them and 1 off its own is left out until both moved by 6 together."""
+    """Centers 8 apart on a line: a row between them and 1 off its own is left out until both moved by 6 together."""
     X = np.zeros((400, 16))
     X[:, 0] = np.tile([-5.0, -3.0, 3.0, 5.0], 100)
     centers = np.zeros((16, 16))
@@ -45,17 +45,17 @@ def test_by_hand():
     assert of.iterate(centers) == 400
     assert of.labels.tolist() == [0, 0, 1, 1] * 100
     assert (of.sums[:2, 0] / of.scales[0]).tolist() == [-800, 800]
-    # The other centre is 9 or 7 away, the own 1; what norms and scores are rounded by makes it a little less.
+    # The other center is 9 or 7 away, the own 1; what norms and scores are rounded by makes it a little less.
     expected = np.tile([8.0, 6.0, 6.0, 8.0], 100) * of.scale
-    assert (of.expiries <= expected).all()
-    assert (of.expiries > 0.95 * expected).all()
-    for moved, safe in ((5.6, 400), (6.5, 200), (8.5, 0)):
-        of.limits[:] = moved * of.scale
+    assert (of.row_bounds <= expected).all()
+    assert (of.row_bounds > 0.95 * expected).all()
+    for n_reassigned, safe in ((5.6, 400), (6.5, 200), (8.5, 0)):
+        of.limits[:] = n_reassigned * of.scale
         of.next_is(SCREEN)
-        of.watch["active"] = 0
+        of.state["active"] = 0
         active = of.screen(400)
-        assert of.watch["active"] == 400 - safe
-        assert sorted(active[: 400 - safe]) == [i for i in range(400) if expected[i] < moved * of.scale]
+        assert of.state["active"] == 400 - safe
+        assert sorted(active[: 400 - safe]) == [i for i in range(400) if expected[i] < n_reassigned * of.scale]
 
 
 @pytest.mark.each_choice
@@ -76,23 +76,23 @@ def test_expiries_are_below_gaps(d, k, dtype, warpgroups, away, flushes, rng):
     assert of.iterate(centers) == n
     of.assert_right(centers)
     gap = gaps(of, centers)
-    assert (of.expiries <= gap).all()
-    assert np.median(of.expiries) > 0.5 * np.median(gap)
+    assert (of.row_bounds <= gap).all()
+    assert np.median(of.row_bounds) > 0.5 * np.median(gap)
     # The same of rows that are listed, in the order in which they are, and of a last tile that is not full.
     first, chosen = of.labels.copy(), np.zeros(n, bool)
     chosen[rng.permutation(n)[: n // 4 - 7]] = True
     of.next_is(SCREEN)
-    of.expiries[chosen] = np.nan
-    of.expiries[~chosen] = np.inf
+    of.row_bounds[chosen] = np.nan
+    of.row_bounds[~chosen] = np.inf
     centers = np.roll(centers, 1, axis=0) + 0.3 * rng.standard_normal(centers.shape)
-    moved = of.iterate(centers)
+    n_reassigned = of.iterate(centers)
     assert of.passes[-1] == ACTIVE
-    assert of.watch["examined"] == np.count_nonzero(chosen)
-    expected = np.where(chosen, oracle.square_distances(of.centred, centers.astype(of.work)).argmin(axis=1), first)
+    assert of.state["examined"] == np.count_nonzero(chosen)
+    expected = np.where(chosen, oracle.square_distances(of.centered, centers.astype(of.work)).argmin(axis=1), first)
     np.testing.assert_array_equal(of.labels, expected)
-    assert moved == np.count_nonzero(expected != first) > 0
-    assert np.isinf(of.expiries[~chosen]).all()
-    assert (of.expiries[chosen] <= gaps(of, centers)[chosen]).all()
+    assert n_reassigned == np.count_nonzero(expected != first) > 0
+    assert np.isinf(of.row_bounds[~chosen]).all()
+    assert (of.row_bounds[chosen] <= gaps(of, centers)[chosen]).all()
     assert (of.words[n:] == -1).all()
 
 
@@ -119,16 +119,16 @@ def test_rows_are_left_out(rng):
     assert not found[-1][2]["empty"]
     begun = of.passes.index(UNTIL_PASS)
     assert of.passes[:begun] == begun * [PLAIN]
-    assert found[begun - 1][2]["moved"] <= n // 10 < found[begun - 2][2]["moved"]
+    assert found[begun - 1][2]["n_reassigned"] <= n // 10 < found[begun - 2][2]["n_reassigned"]
     screened = of.passes.count(ACTIVE)
     assert screened > 3
-    assert of.watch["screened"] == screened
-    assert of.watch["examined"] < 0.3 * n * screened  # of more than 0.6 all are scored
+    assert of.state["screened"] == screened
+    assert of.state["examined"] < 0.3 * n * screened  # of more than 0.6 all are scored
     of.assert_right(found[-2][3])
 
 
 @pytest.mark.parametrize("away", every(3, [1e3, 30.0, 1e7]))
-def test_a_centre_far_away(away, rng):
+def test_a_center_far_away(away, rng):
     X, centers = blobs(700, 16, 16, rng)
     centers[7] = away * centers[6]
     for now in (centers, np.repeat(centers[:1], 16, axis=0)):
@@ -136,7 +136,7 @@ def test_a_centre_far_away(away, rng):
         of.next_is(UNTIL_PASS)
         of.iterate(now)
         of.assert_right(now)
-        assert (of.expiries <= gaps(of, now)).all()
+        assert (of.row_bounds <= gaps(of, now)).all()
 
 
 def test_next_to_zero(rng):
@@ -148,10 +148,10 @@ def test_next_to_zero(rng):
     of.next_is(UNTIL_PASS)
     of.iterate(centers)
     of.assert_right(centers)
-    assert (of.expiries <= gaps(of, centers)).all()
+    assert (of.row_bounds <= gaps(of, centers)).all()
 
 
-def test_a_centre_that_is_left_out():
+def test_a_center_that_is_left_out():
     # Rows as far away as any, on the way to it, of which scores would tell more of a gap than there is.
     X = np.zeros((200, 16))
     X[:100, 0], X[100:, 0] = 1.0, -1.0
@@ -162,7 +162,7 @@ def test_a_centre_that_is_left_out():
         of.next_is(UNTIL_PASS)
         of.iterate(centers)
         of.assert_right(centers)
-        assert (of.expiries <= gaps(of, centers)).all()
+        assert (of.row_bounds <= gaps(of, centers)).all()
 
 
 @pytest.mark.each_choice
@@ -174,22 +174,22 @@ def test_the_rows_that_are_listed(n, part, rng):
     words[:n] = rng.integers(0, k, n)
     limits = rng.random(k).astype(np.float32)
     limits_of = limits[words[:n]]
-    expiries = (limits_of + np.where(rng.random(n) < part, -0.01, 0.01)).astype(np.float32)
-    expiries[rng.random(n) < 0.01 * part] = np.nan
-    expected = np.flatnonzero(~(expiries > limits_of))
+    row_bounds = (limits_of + np.where(rng.random(n) < part, -0.01, 0.01)).astype(np.float32)
+    row_bounds[rng.random(n) < 0.01 * part] = np.nan
+    expected = np.flatnonzero(~(row_bounds > limits_of))
     for room in {max(1, int(0.3 * n)), max(1, len(expected)), n}:
-        watch, arrived, stopped = fresh_watch().reshape(1), np.zeros(1, np.uint32), np.zeros(1, np.int32)
-        watch["pass"], watch["others"] = SCREEN, 1
+        state, arrived, stopped = fresh_bounds_state().reshape(1), np.zeros(1, np.uint32), np.zeros(1, np.int32)
+        state["pass"], state["others"] = SCREEN, 1
         active = np.full(room + 1, 2**32 - 1, np.uint32)
-        state = active, room, watch, arrived, stopped
-        next(iter(libraries().values())).call("screen", expiries, words, n, limits, *state)
+        state = active, room, state, arrived, stopped
+        next(iter(libraries().values())).call("screen", row_bounds, words, n, limits, *state)
         assert active[room] == 2**32 - 1
         assert not arrived.any()
         if len(expected) <= room:
-            assert watch["pass"] == ACTIVE
-            assert sorted(active[: watch["active"][0]]) == expected.tolist()
+            assert state["pass"] == ACTIVE
+            assert sorted(active[: state["active"][0]]) == expected.tolist()
         else:
-            assert (watch["pass"], watch["others"]) == (PLAIN, 0)
+            assert (state["pass"], state["others"]) == (PLAIN, 0)
 
 
 def test_nothing_is_done_once_it_stops(rng):

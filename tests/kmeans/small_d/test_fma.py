@@ -29,14 +29,14 @@ def test_labels_and_sums(d, k, away, rng):
     X, centers = X + away, centers + away
     mean = X.mean(axis=0)
     of = FewIterations(X, k, KINDS[0], mean)
-    assert of.plan.shifts == (away == 1e4 or (away == 5.0 and of.of_mean > of.reach))
+    assert of.plan.shifts == (away == 1e4 or (away == 5.0 and of.of_mean > of.norm_limit))
     for step, scale in enumerate((0, 0.05, 0.5)):
         now = centers - mean + scale * rng.standard_normal(centers.shape)
         before = of.labels.copy()
-        moved = of.iterate(now)
+        n_reassigned = of.iterate(now)
         of.assert_right(now)
-        assert moved == np.count_nonzero(before != of.labels)
-        assert step or moved == of.n
+        assert n_reassigned == np.count_nonzero(before != of.labels)
+        assert step or n_reassigned == of.n
 
 
 @pytest.mark.each_choice
@@ -83,7 +83,7 @@ def test_digits_do_not_overflow(sign):
 
 @pytest.mark.parametrize("shifts", [False, True])
 def test_rows_at_the_borders(shifts, rng):
-    # Between two centres but for some last places, where scores in float32 cannot tell.
+    # Between two centers but for some last places, where scores in float32 cannot tell.
     centers = rng.standard_normal((16, 4)).astype(np.float32)
     middles = (centers[:, np.newaxis] + centers).reshape(-1, 4) / 2
     X = np.repeat(middles, 20, axis=0).astype(np.float32)
@@ -100,7 +100,7 @@ def test_a_score_next_to_the_threshold():
     hits = 0
     for power in range(-12, -4):
         c, square = 2.0**power, 2.0**18  # the data's scale, 2⁹, squared
-        # Scores are less the first centre's, which is zero.
+        # Scores are less the first center's, which is zero.
         centers = np.zeros((4, 2), np.float32)
         centers[1, 0], centers[2, 1], centers[3, 0] = c, 0.75 * 2.0**-100 / square, -1.0
         rounded_up = float(np.float32(1 + 2.0**-20))

@@ -25,13 +25,13 @@ def blobs(n, d, k, seed=0, away=0.0, spread=1.0):
 
 
 def opened(X, shadowed=False):
-    """An engine whose data is centred, and whether its steps read X's copy."""
+    """An engine whose data is centered, and whether its steps read X's copy."""
     engine = open_engine(cupy.asarray(X), engine="fused")
     with engine:
         mean, _ = engine.moments()
-        engine.centre(mean)
+        engine.center(mean)
     if shadowed:
-        engine._few_plan_for = lambda _: None
+        engine._small_d_plan = lambda _: None
     return engine
 
 
@@ -58,8 +58,8 @@ def few_and_shadowed(X, k, count=6):
 @pytest.mark.parametrize(("n", "d", "k"), SHAPES)
 def test_same_bits_as_from_the_copy(n, d, k, away):
     few, shadowed = few_and_shadowed(blobs(n, d, k, away=away, spread=2.0), k)
-    assert type(few[3]).__name__ == ("FewMultiplyAdds" if (n, d, k) in OF_MULTIPLY_ADDS else "FewProducts")
-    assert type(shadowed[3]).__name__ == "FewCentres"
+    assert type(few[3]).__name__ == ("SmallDFmaStep" if (n, d, k) in OF_MULTIPLY_ADDS else "SmallDMmaStep")
+    assert type(shadowed[3]).__name__ == "SmallKStep"
     for ours, theirs in zip(few[:3], shadowed[:3], strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -70,17 +70,17 @@ def test_labels_are_those_of_float64(n, d, k):
     centers = X[:k].copy()
     engine = opened(X)
     with engine:
-        centred = X - oracle.host(engine.mean)
+        centered = X - oracle.host(engine.mean)
         centers = centers - oracle.host(engine.mean)
-        moved = engine.assign(centers).moved
+        n_reassigned = engine.assign(centers).n_reassigned
         labels = oracle.host(engine.labels)
-        assert engine.assign(centers).moved == 0
-    assert moved == n
-    distances = oracle.square_distances(centred, centers)
+        assert engine.assign(centers).n_reassigned == 0
+    assert n_reassigned == n
+    distances = oracle.square_distances(centered, centers)
     assert (distances[np.arange(n), labels] <= distances.min(axis=1) * (1 + 1e-12)).all()
 
 
-def halves(n, d, k, dtype, away=0.0):
+def centers_half(n, d, k, dtype, away=0.0):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     return blobs(n, d, k, away=away, spread=2.0).astype(dtype if dtype == "float16" else ml_dtypes.bfloat16)
 
@@ -89,8 +89,8 @@ def halves(n, d, k, dtype, away=0.0):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("n", "d", "k"), [(300_001, 16, 20), (200_003, 64, 64), (150_001, 30, 40), (100_000, 63, 9)])
 def test_halves(n, d, k, dtype, away):
-    few, shadowed = few_and_shadowed(halves(n, d, k, dtype, away), k)
-    assert type(few[3]).__name__ == "FewProducts"
+    few, shadowed = few_and_shadowed(centers_half(n, d, k, dtype, away), k)
+    assert type(few[3]).__name__ == "SmallDMmaStep"
     for ours, theirs in zip(few[:3], shadowed[:3], strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -99,7 +99,7 @@ def test_halves(n, d, k, dtype, away):
 @pytest.mark.parametrize("changed", [{}, {"stages": 2}, {"threads": 128}, {"threads": 256, "stages": 2}], ids=str)
 def test_same_bits_by_warps_and_warpgroups(changed, dtype):
     n, d, k = 400_003, 32, 48
-    X = halves(n, d, k, dtype)
+    X = centers_half(n, d, k, dtype)
     engine = opened(X)
     if engine.gpu.compute_capability != "9.0":
         pytest.skip("needs warpgroups: a GPU of compute capability 9.0")
@@ -109,7 +109,7 @@ def test_same_bits_by_warps_and_warpgroups(changed, dtype):
         assert (plan.multiplier is Multiplier.WARPGROUPS) == warpgroups
         plan = replace(plan, **changed)
         engine = opened(X)
-        engine._few_plan_for = lambda _, plan=plan: plan
+        engine._small_d_plan = lambda _, plan=plan: plan
         with engine:
             mean = oracle.host(engine.mean)
         results.append(iterated(engine, X[:k].astype(np.float32) - mean, 6))
@@ -136,11 +136,11 @@ def test_same_bits_by_every_plan(changed):
     products, adds = products_plan(d, k, "float32", room), multiply_adds_plan(d, k, "float32", 0.0, 1.0, room)
     for plan in (products, replace(products, **changed), adds):
         engine = opened(X)
-        engine._few_plan_for = lambda _, plan=plan: plan
+        engine._small_d_plan = lambda _, plan=plan: plan
         with engine:
             mean = oracle.host(engine.mean)
         results.append(iterated(engine, X[:k] - mean, 6))
-    assert type(results[2][3]).__name__ == "FewMultiplyAdds"
+    assert type(results[2][3]).__name__ == "SmallDFmaStep"
     for others in results[1:]:
         for ours, theirs in zip(results[0][:3], others[:3], strict=True):
             np.testing.assert_array_equal(ours, theirs)
@@ -157,18 +157,18 @@ def test_one_huge_cluster_and_one_row_that_leaves_it():
         mean = oracle.host(engine.mean)
         centers = np.zeros((20, 16), np.float32)
         centers[1:] = 50
-        assert engine.assign(centers - mean).moved == n
-        assert type(engine._step).__name__ == "FewProducts"
+        assert engine.assign(centers - mean).n_reassigned == n
+        assert type(engine._step).__name__ == "SmallDMmaStep"
         assert engine._step.sums()[1].tolist() == [n] + 19 * [0]
         centers[1] = X[1234]
-        assert engine.assign(centers - mean).moved == 1
+        assert engine.assign(centers - mean).n_reassigned == 1
         sums, weights = engine._step.sums()
     assert weights.tolist() == [n - 1, 1] + 18 * [0]
     np.testing.assert_allclose(sums[1], X[1234] - mean, rtol=1e-6)
 
 
 def test_constants_are_an_engines_own():
-    # Two engines of one shape take turns, so that each would see the other's centres.
+    # Two engines of one shape take turns, so that each would see the other's centers.
     data = [blobs(60_000, 4, 16, seed=seed) for seed in (1, 2)]
     engines = [opened(X) for X in data]
     steps = [X[:16] - X.mean(axis=0) for X in data]
@@ -176,8 +176,8 @@ def test_constants_are_an_engines_own():
         for engine, X, centers in zip(engines, data, steps, strict=True):
             with engine:
                 engine.assign(centers)
-                centred = X - oracle.host(engine.mean)
-                distances = oracle.square_distances(centred, centers.astype(np.float32))
+                centered = X - oracle.host(engine.mean)
+                distances = oracle.square_distances(centered, centers.astype(np.float32))
                 mine = distances[np.arange(len(X)), oracle.host(engine.labels)]
             assert (mine <= distances.min(axis=1) * (1 + 1e-12)).all()
 
@@ -193,7 +193,7 @@ def test_what_it_does_not_serve():
         with engine:
             centers = oracle.host(data[:8]) - oracle.host(engine.mean)
             engine.assign(centers)
-            served = type(engine._step).__name__ == "FewMultiplyAdds"
+            served = type(engine._step).__name__ == "SmallDFmaStep"
             assert not served or engine.rows_on_gpu.data.ptr % ALIGNMENT == 0
 
 
@@ -213,7 +213,7 @@ def test_ties_on_a_grid(dtype):
     assert not (labels == 1).any()  # the lower of equals
 
 
-@pytest.mark.parametrize(("k", "step"), [(2, "FewMultiplyAdds"), (18, "FewProducts")])
+@pytest.mark.parametrize(("k", "step"), [(2, "SmallDFmaStep"), (18, "SmallDMmaStep")])
 def test_more_rows_than_32_bits_number_elements_of(k, step):
     n, d = (1 << 27) + 12_345, 16
     free, _ = cupy.cuda.runtime.memGetInfo()
@@ -226,7 +226,7 @@ def test_more_rows_than_32_bits_number_elements_of(k, step):
         centers = np.zeros((k, d), np.float32)
         centers[:2, 3] = -0.5, 0.5
         centers[2:, 4] = 10
-        assert engine.assign(centers).moved == n
+        assert engine.assign(centers).n_reassigned == n
         assert type(engine._step).__name__ == step
         sizes = engine._step.sums()[1]
         assert int(engine.labels[: n // 2].sum()) == 0

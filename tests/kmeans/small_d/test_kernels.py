@@ -54,7 +54,7 @@ def test_any_magnitude(made, d, magnitude, rng):
 @pytest.mark.parametrize("which", [0, 3])
 @pytest.mark.parametrize("away", [30.0, 1e4, 1e30])
 @pytest.mark.parametrize(("made", "d"), KERNELS)
-def test_a_centre_far_away(made, d, away, which, rng):
+def test_a_center_far_away(made, d, away, which, rng):
     X, centers = blobs(900, d, 16, rng)
     X[5], centers[7] = 100.0, 100.0  # an outlier, and its cluster
     of = made(X, 16)
@@ -66,7 +66,7 @@ def test_a_centre_far_away(made, d, away, which, rng):
 
 
 @pytest.mark.parametrize(("made", "d"), kernels(14))
-def test_no_centre_is_near(made, d, rng):
+def test_no_center_is_near(made, d, rng):
     X, centers = blobs(500, d, 2, rng)
     of = made(X, 2)
     for away in (1e3, 1e6, 1e12):
@@ -82,7 +82,7 @@ def test_no_centre_is_near(made, d, rng):
         *((_PRODUCTS, d, k) for d, k in ((3, 9), (16, 16), (20, 40), (64, 64))),
     ],
 )
-def test_far_off_centre_and_equal_centres(made, d, k, rng):
+def test_far_off_center_and_equal_centers(made, d, k, rng):
     X, centers = blobs(900, d, k, rng)
     X, centers = X + 1e4, centers + 1e4
     centers[5] = centers[2]
@@ -104,7 +104,7 @@ def test_many_moves_with_few_rows_moving_at_a_time(made, d, rng):
     centers[1, d // 2] = 5
     assert of.iterate(centers) == 3000
     centers[1, d // 2] = 0.5
-    expected = np.count_nonzero(of.centred[:, d // 2] > 0.25)
+    expected = np.count_nonzero(of.centered[:, d // 2] > 0.25)
     assert 20 < expected < 75
     assert of.iterate(centers) == expected
     of.assert_right(centers)
@@ -122,18 +122,18 @@ def test_iterations_without_the_host(made, d, k, rng):
     X, centers = blobs(n, d, k, rng, apart=1.0)
     of = made(X, k, mean=X.mean(axis=0))
     centers = (centers - X.mean(axis=0)).astype(np.float32)
-    moved = of.iterate(centers)
+    n_reassigned = of.iterate(centers)
     for _ in range(3):
-        outcome, following = of.advance(centers, moved)
+        outcome, following = of.update_centers(centers, n_reassigned)
         if outcome["empty"]:
             assert len(set(of.labels.tolist())) < k
             return
-        _, expected = oracle.lloyd_step(of.centred, centers, np.ones(n))
-        tolerance = 4 * np.finfo(np.float32).eps * abs(of.centred).max()
+        _, expected = oracle.lloyd_step(of.centered, centers, np.ones(n))
+        tolerance = 4 * np.finfo(np.float32).eps * abs(of.centered).max()
         np.testing.assert_allclose(following, expected, rtol=0, atol=tolerance)
-        assert outcome["moved"] == moved
+        assert outcome["n_reassigned"] == n_reassigned
         centers = following
-        moved = of.move_rows(centers)
+        n_reassigned = of.move_rows(centers)
         of.assert_right(centers)
 
 

@@ -50,20 +50,20 @@ def test_labels_and_sums(d, k, away, rng):
     for step, scale in enumerate((0, 0.05, 0.5)):
         now = centers - mean + scale * rng.standard_normal(centers.shape)
         before = of.labels.copy()
-        moved = of.iterate(now)
+        n_reassigned = of.iterate(now)
         of.assert_right(now)
-        assert moved == np.count_nonzero(before != of.labels)
-        assert step or moved == of.n
+        assert n_reassigned == np.count_nonzero(before != of.labels)
+        assert step or n_reassigned == of.n
 
 
 @pytest.mark.each_choice
-@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("centered", [False, True])
 @pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
 @pytest.mark.parametrize(("d", "k"), HALF_SHAPES)
-def test_halves(d, k, kind, centred, rng):
+def test_halves(d, k, kind, centered, rng):
     X, centers = blobs(700, d, k, rng)
-    of = ProductsIterations(X, k, kind, X.mean(axis=0) if centred else None)
-    assert (of.lost[1] == 0) != centred
+    of = ProductsIterations(X, k, kind, X.mean(axis=0) if centered else None)
+    assert (of.lost[1] == 0) != centered
     for now in (centers - of.mean, centers[::-1] - of.mean):
         of.iterate(now)
         of.assert_right(now)
@@ -81,10 +81,10 @@ def test_warpgroups(d, k, kind, away, rng):
     for step, scale in enumerate((0, 0.05, 0.5)):
         now = centers - of.mean + scale * rng.standard_normal(centers.shape)
         before = of.labels.copy()
-        moved = of.iterate(now)
+        n_reassigned = of.iterate(now)
         of.assert_right(now)
-        assert moved == np.count_nonzero(before != of.labels)
-        assert step or moved == of.n
+        assert n_reassigned == np.count_nonzero(before != of.labels)
+        assert step or n_reassigned == of.n
 
 
 def test_warpgroups_by_hand():
@@ -128,7 +128,7 @@ def test_sums_of_warpgroups_are_flushed(d, k, kind, rng):
 
 @pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
 def test_rows_at_the_borders_by_warpgroups(kind, rng):
-    # Between two centres, or a place of the data's own type beside, where scores can hardly tell: none is mistaken.
+    # Between two centers, or a place of the data's own type beside, where scores can hardly tell: none is mistaken.
     centers = np.round(16 * rng.standard_normal((16, 16))).astype(np.float32) / 8
     middles = (centers[:, np.newaxis] + centers).reshape(-1, 16) / 2
     X = np.repeat(middles, 10, axis=0).astype(np.float32)
@@ -143,7 +143,7 @@ def test_rows_at_the_borders_by_warpgroups(kind, rng):
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind[0])
 @pytest.mark.parametrize(("d", "k"), [(16, 16), (32, 64)])
 def test_few_rows_are_in_doubt(d, k, kind, rng):
-    # What is decided in float64 is decided by other centres here, so that of two candidates the wrong one is taken.
+    # What is decided in float64 is decided by other centers here, so that of two candidates the wrong one is taken.
     X, centers = blobs(8000, d, k, rng, apart=4 / np.sqrt(2 * d))
     of = ProductsIterations(X, k, kind)
     of.iterate(centers)
@@ -196,7 +196,7 @@ def test_digits_do_not_overflow(sign):
     of.assert_right(centers)
 
 
-def test_all_centres_are_equal(rng):
+def test_all_centers_are_equal(rng):
     X, _ = blobs(500, 32, 64, rng)
     of = ProductsIterations(X, 64, KINDS[0])
     of.iterate(np.ones((64, 32)))
@@ -228,7 +228,7 @@ def test_next_to_zero_in_float16(kind, rng):
 
 @pytest.mark.parametrize(("d", "k"), [(16, 16), (64, 64)])
 def test_rows_at_the_borders(d, k, rng):
-    # Between two centres but for some last places, where scores in float16 cannot tell.
+    # Between two centers but for some last places, where scores in float16 cannot tell.
     centers = rng.standard_normal((k, d)).astype(np.float32)
     middles = (centers[:16, np.newaxis] + centers[:16]).reshape(-1, d) / 2
     X = np.repeat(middles, 10, axis=0).astype(np.float32)
@@ -243,9 +243,9 @@ def test_rows_at_the_borders(d, k, rng):
 @pytest.mark.parametrize("small", [False, True], ids=["of ones", "of what is next to zero"])
 def test_roundings_that_add_up(small, sign):
     # Elements lie next to the middle between two numbers of float16, on that side that all errors have one sign: nearly
-    # the bound itself, which is what keeps the farther centre from being taken for the nearer.
+    # the bound itself, which is what keeps the farther center from being taken for the nearer.
     d, scale = 14, 2.0**10 if small else 2.0**8
-    base, half_place, centre = (0.0, 2.0**-25, 0.0025) if small else (scale, scale * 2.0**-11, scale)
+    base, half_place, center = (0.0, 2.0**-25, 0.0025) if small else (scale, scale * 2.0**-11, scale)
     low, high = base + half_place * (1 - 2.0**-9), base + half_place * (1 + 2.0**-9)
     X = np.repeat(sign * np.where(np.arange(d) % 2, -high, low)[np.newaxis], 64, axis=0)
     X[:, 0] += sign * half_place * np.arange(64) / 32
@@ -253,7 +253,7 @@ def test_roundings_that_add_up(small, sign):
         X = np.concatenate([X, [[0.9 * scale] + (d - 1) * [0]]])
     of = ProductsIterations(X / scale, 2, KINDS[0])
     assert of.scale == scale
-    centers = np.array([d * [centre / scale], d * [-centre / scale]])
+    centers = np.array([d * [center / scale], d * [-center / scale]])
     of.iterate(centers)
     of.assert_right(centers)
     assert of.labels[:64].tolist() == [int(sign > 0)] + 63 * [int(sign < 0)]
@@ -267,12 +267,13 @@ def in_doubt_source():
         T = ELEMENT[dtype]
         return f"""
 extern "C" void decide_{dtype}_{d}(const void* X, const float* mean, const float* centers, long long k,
-                                   kmeans::Entry* entries, long long count) {{
-  cuda_host::launch(dim3(1), 32, 64 * sizeof(kmeans::Entry), [=] {{
-    auto* here = simt::dynamic_shared<kmeans::Entry>() + 16;
+                                   kmeans::AmbiguousRow* entries, long long count) {{
+  cuda_host::launch(dim3(1), 32, 64 * sizeof(kmeans::AmbiguousRow), [=] {{
+    auto* here = simt::dynamic_shared<kmeans::AmbiguousRow>() + 16;
     for (int i = threadIdx.x; i < count; i += 32) here[i] = entries[i];
     __syncwarp();
-    kmeans::FewInDoubt<{T}, {d}>::decide(static_cast<const {T}*>(X), mean, centers, (int)k, kmeans::shared_place(here),
+    kmeans::CooperativeRescore<{T}, {d}>::rescore(static_cast<const {T}*>(X), mean, centers, (int)k,
+    kmeans::shared_place(here),
                                          (int)count);
     for (int i = threadIdx.x; i < count; i += 32) entries[i] = here[i];
   }});
@@ -293,7 +294,7 @@ def _in_doubt():
 @pytest.mark.parametrize("k", [1, 9, 64])
 @pytest.mark.parametrize(("dtype", "d"), IN_DOUBT)
 def test_the_nearest_of_a_few_rows_candidates(in_doubt, dtype, d, k, rng):
-    """Of the first of equals, and of all centres where a row has no candidates."""
+    """Of the first of equals, and of all centers where a row has no candidates."""
     X = (8 * rng.standard_normal((40, d))).round().astype(DTYPES[dtype])  # whole numbers, for there to be ties
     mean = rng.integers(-2, 3, d).astype(np.float32)
     centers = (8 * rng.standard_normal((k, d))).round().astype(np.float32)
@@ -304,7 +305,7 @@ def test_the_nearest_of_a_few_rows_candidates(in_doubt, dtype, d, k, rng):
         masks[::7] = False
         entries = np.zeros((count, 4), np.uint32)
         entries[:, 0], entries[:, 1] = rows, rng.integers(0, k, count)
-        for j in range(k):  # bit 16·s + p is centre 8·(p / 2) + 2·s + p % 2
+        for j in range(k):  # bit 16·s + p is center 8·(p / 2) + 2·s + p % 2
             bit = j % 8 // 2 * 16 + j // 8 * 2 + j % 2
             entries[:, 2 + bit // 32] |= np.where(masks[:, j], np.uint32(1 << bit % 32), np.uint32(0))
         given = entries.copy()

@@ -9,14 +9,14 @@ from host_cuda import harness
 from tsapps.apps.kmeans.assign.plan import MOST_CLUSTERS
 from tsapps.apps.kmeans.small_d.plan import (
     PRODUCTS,
-    FewPlan,
+    FmaPlan,
     Multiplier,
     ProductsPlan,
-    few_plan,
-    few_scale,
+    bounded_plan,
+    fma_plan,
     multiply_adds_plan,
     products_plan,
-    until_plan,
+    small_d_scale,
 )
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.jit.compiler import build
@@ -30,13 +30,13 @@ FOLDER = harness.ROOT / "apps" / "kmeans"
 @pytest.mark.parametrize(
     ("d", "k", "dtype", "found"),
     [
-        (4, 16, "float32", FewPlan),
-        (4, 64, "float32", FewPlan),
+        (4, 16, "float32", FmaPlan),
+        (4, 64, "float32", FmaPlan),
         (1, 65, "float32", None),
-        (5, 19, "float32", FewPlan),
-        (5, 57, "float32", FewPlan),
+        (5, 19, "float32", FmaPlan),
+        (5, 57, "float32", FmaPlan),
         (5, 58, "float32", ProductsPlan),
-        (16, 17, "float32", FewPlan),
+        (16, 17, "float32", FmaPlan),
         (16, 18, "float32", ProductsPlan),
         (17, 1, "float32", ProductsPlan),
         (32, 64, "float32", ProductsPlan),
@@ -47,7 +47,7 @@ FOLDER = harness.ROOT / "apps" / "kmeans"
     ],
 )
 def test_what_is_chosen(d, k, dtype, found):
-    plan = few_plan(d, k, dtype, 0.0, 1.0, H200)
+    plan = fma_plan(d, k, dtype, 0.0, 1.0, H200)
     assert plan is None if found is None else isinstance(plan, found)
 
 
@@ -63,7 +63,7 @@ def test_what_is_chosen(d, k, dtype, found):
     ],
 )
 def test_who_multiplies(device, dtype, mean, multiplier):
-    assert few_plan(32, 32, dtype, mean, 1.0, device).multiplier is multiplier
+    assert fma_plan(32, 32, dtype, mean, 1.0, device).multiplier is multiplier
 
 
 @pytest.mark.parametrize(
@@ -89,16 +89,16 @@ def test_multiply_adds(d, k, found):
     assert found == (plan and (plan.clusters, plan.rows, plan.replicas))
 
 
-def test_few_features_about_a_mean_far_away_are_centred():
-    assert not few_plan(4, 16, "float32", 1.0, 1.0, H200).shifts
-    assert few_plan(4, 16, "float32", 1.1, 1.0, H200).shifts
+def test_few_features_about_a_mean_far_away_are_centered():
+    assert not fma_plan(4, 16, "float32", 1.0, 1.0, H200).shifts
+    assert fma_plan(4, 16, "float32", 1.1, 1.0, H200).shifts
 
 
 def test_multiply_adds_by_hand():
-    plan = few_plan(4, 16, "float32", 0.0, 1.0, H200)
-    assert plan.kernel == "assign_short_rows<float, 4, 16, 8, false, 32, 2, 512, 1>"
+    plan = fma_plan(4, 16, "float32", 0.0, 1.0, H200)
+    assert plan.kernel == "assign_d4<float, 4, 16, 8, false, 32, 2, 512, 1>"
     assert plan.file == "small_d/iteration_fma_d4.cuh"
-    # Sums; of 17 labels a centre eight times and two numbers 32 times; two tiles of 256 rows and labels a warp, and 64
+    # Sums; of 17 labels a center eight times and two numbers 32 times; two tiles of 256 rows and labels a warp, and 64
     # rows with their numbers and labels.
     assert plan.shared_bytes == 16 * 9 * 32 * 4 + 17 * (8 * 16 + 32 * 8) + 16 * (2 * 256 * 17 + 64 * 24)
     assert [plan.grid(n, 132) for n in (1, 4096, 4097, 10**8)] == [1, 1, 2, 132]
@@ -110,22 +110,22 @@ def test_multiply_adds_by_hand():
 
 
 def test_products_by_hand():
-    plan = few_plan(16, 32, "float32", 0.0, 1.0, H200)
+    plan = fma_plan(16, 32, "float32", 0.0, 1.0, H200)
     assert plan.kernel == "assign_by_products<float, 16, 4, 4, kmeans::Multiplier::kWarpsKeeping, 512, 1>"
     assert plan.padded == 16
     # Four tiles a warp; offsets, twelve numbers a lane; of a cluster twice 32 words and 32 counts; 16 queues.
     queues = 32 * 8 + 64 * 16 + 128 * 8
     assert plan.shared_bytes == 16 * 4 * 32 * 65 + 4 * 64 + 32 * 48 + 32 * 96 * 4 + 16 * queues
     assert [plan.grid(n, 132) for n in (1, 512, 513, 10**8)] == [1, 1, 2, 132]
-    plan = few_plan(40, 60, "bfloat16", 0.0, 1.0, A100)
+    plan = fma_plan(40, 60, "bfloat16", 0.0, 1.0, A100)
     assert plan.kernel == "assign_by_products<ptx::Bfloat16, 40, 8, 2, kmeans::Multiplier::kWarps, 384, 1>"
     assert plan.padded == 48
-    # And the centres: 64 of 48 elements. Words are of 64 columns.
+    # And the centers: 64 of 48 elements. Words are of 64 columns.
     of_clusters = 64 * 48 * 2 + 64 * 160 * 4
     assert plan.shared_bytes == 12 * 2 * 32 * 81 + 8 * 64 + 32 * 48 + of_clusters + 12 * queues
-    plan = few_plan(40, 60, "bfloat16", 0.0, 1.0, H200)
+    plan = fma_plan(40, 60, "bfloat16", 0.0, 1.0, H200)
     assert plan.kernel == "assign_by_products<ptx::Bfloat16, 40, 8, 3, kmeans::Multiplier::kWarpgroups, 512, 1>"
-    # The centres in two parts and a step of offsets, and the 64 × 16 elements that those are multiplied by.
+    # The centers in two parts and a step of offsets, and the 64 × 16 elements that those are multiplied by.
     of_clusters = 64 * (2 * 48 + 16) * 2 + 64 * 16 * 2 + 64 * 160 * 4
     assert plan.shared_bytes == 16 * 3 * 32 * 81 + 32 * 48 + of_clusters + 16 * queues
     assert PRODUCTS.itemsize == 56
@@ -140,18 +140,18 @@ def test_a_gpu_with_little_shared_memory_has_fewer_stages_and_warps():
 
 
 def test_scale():
-    assert few_scale(1.0) == 1024.0
-    assert few_scale(1000.0) == 1.0
-    assert few_scale(0.0) == few_scale(np.inf) == 1.0
-    assert few_scale(1e-30) == 2.0**96
+    assert small_d_scale(1.0) == 1024.0
+    assert small_d_scale(1000.0) == 1.0
+    assert small_d_scale(0.0) == small_d_scale(np.inf) == 1.0
+    assert small_d_scale(1e-30) == 2.0**96
 
 
 def test_scale_by_warpgroups():
-    # A centre is multiplied by its square: float16 has room for 2⁷ · 2⁷ · ‖c‖, as long as ‖c‖ · 2⁷ is 2⁸ at most.
-    assert few_scale(1.0, "float16", warpgroups=True) == few_scale(1.0, "bfloat16", warpgroups=True) == 64.0
-    assert few_scale(1e-3, "float16", warpgroups=True) == 2.0**7
-    assert few_scale(1e-3, "bfloat16", warpgroups=True) == 2.0**15
-    assert few_scale(65504.0, "float16", warpgroups=True) == 2.0**-10
+    # A center is multiplied by its square: float16 has room for 2⁷ · 2⁷ · ‖c‖, as long as ‖c‖ · 2⁷ is 2⁸ at most.
+    assert small_d_scale(1.0, "float16", warpgroups=True) == small_d_scale(1.0, "bfloat16", warpgroups=True) == 64.0
+    assert small_d_scale(1e-3, "float16", warpgroups=True) == 2.0**7
+    assert small_d_scale(1e-3, "bfloat16", warpgroups=True) == 2.0**15
+    assert small_d_scale(65504.0, "float16", warpgroups=True) == 2.0**-10
 
 
 @pytest.mark.parametrize("device", [A100, H200], ids=lambda device: device.name)
@@ -159,7 +159,7 @@ def test_there_is_room(device):
     for dtype in ("float32", "bfloat16"):
         for d in range(1, 65):
             for k in range(1, MOST_CLUSTERS + 1):
-                plan = few_plan(d, k, dtype, 0.0, 1.0, device)
+                plan = fma_plan(d, k, dtype, 0.0, 1.0, device)
                 assert plan is None or plan.blocks * plan.shared_bytes <= device.shared_memory_per_block
                 # Whole warpgroups.
                 assert plan is None or plan.threads % 128 == 0
@@ -203,7 +203,7 @@ def test_products_compile_without_spills(d, arch):
 @pytest.mark.parametrize(("d", "dtype"), [(16, "float32"), (32, "float32"), (64, "float16")])
 def test_until_compiles_with_few_spills(d, dtype, arch):
     room = KNOWN["A100" if arch == "sm_80" else "H200"].shared_memory_per_block
-    plans = [until_plan(d, k, dtype, room) for k in (16, 64)]
+    plans = [bounded_plan(d, k, dtype, room) for k in (16, 64)]
     assert all(plan.threads == 512 for plan in plans if plan and arch != "sm_80")
     # Gaps take a few registers more than there are beside 64 clusters.
     assert_no_spills("small_d/iteration_bounded.cuh", [plan for plan in plans if plan], arch, but=48)
@@ -223,7 +223,7 @@ def test_until_compiles_with_few_spills(d, dtype, arch):
 )
 def test_rows_that_have_bounds(d, k, dtype, found):
     for device in (H200, A100):
-        plan = until_plan(d, k, dtype, device.shared_memory_per_block)
+        plan = bounded_plan(d, k, dtype, device.shared_memory_per_block)
         assert (plan is not None) == found
         assert plan is None or plan.shared_bytes <= device.shared_memory_per_block
 
@@ -236,6 +236,6 @@ def test_warpgroups_compile_without_spills(d):
 
 
 def test_knobs_are_in_the_name():
-    plan = few_plan(16, 32, "float32", 0.0, 1.0, H200)
+    plan = fma_plan(16, 32, "float32", 0.0, 1.0, H200)
     changed = [{"stages": 2}, {"multiplier": Multiplier.WARPS}, {"threads": 256}, {"blocks": 2}]
     assert len({plan.kernel, *(replace(plan, **one).kernel for one in changed)}) == 1 + len(changed)

@@ -31,18 +31,19 @@ COMMON = """
 #include "apps/kmeans/small_d/tile_pipeline.cuh"
 template <typename T, int kFeatures, int kTile, int kStages, int kTogether>
 __global__ void through(const T* X, const kmeans::Label* labels, long long n, T* rows_to, kmeans::Label* labels_to) {
-  kmeans::TileRing<T, kFeatures, kTile, kStages, kTogether> ring(X, labels, n, simt::dynamic_shared<unsigned char>());
+  kmeans::TilePipeline<T, kFeatures, kTile, kStages, kTogether> pipeline(X, labels, n,
+                                                                         simt::dynamic_shared<unsigned char>());
   const unsigned together = blockDim.x / 32 * kTile;
   unsigned first = threadIdx.x / 32 * kTile;
-  for (int stage = 0; stage + 1 < kStages; ++stage) ring.ask(first + stage * together);
+  for (int stage = 0; stage + 1 < kStages; ++stage) pipeline.ask(first + stage * together);
   for (; first < n; first += together) {
-    ring.wait();
-    ring.ask(first + (kStages - 1) * together);
+    pipeline.wait();
+    pipeline.ask(first + (kStages - 1) * together);
     for (int row = threadIdx.x % 32; row < kTile; row += 32) {
-      labels_to[first + row] = ring.labels()[row];
+      labels_to[first + row] = pipeline.labels()[row];
       for (int i = 0; i < kFeatures; ++i) {
-        const int byte = i * (int)sizeof(T) ^ ring.swizzle(row);
-        rows_to[(first + row) * kFeatures + i] = *reinterpret_cast<const T*>(ring.row(row) + byte);
+        const int byte = i * (int)sizeof(T) ^ pipeline.swizzle(row);
+        rows_to[(first + row) * kFeatures + i] = *reinterpret_cast<const T*>(pipeline.row(row) + byte);
       }
     }
   }
@@ -52,17 +53,17 @@ __global__ void through(const T* X, const kmeans::Label* labels, long long n, T*
 
 def source(which):
     size, *numbers = RINGS[which]
-    ring = ", ".join([TYPES[size], *map(str, numbers)])
+    pipeline = ", ".join([TYPES[size], *map(str, numbers)])
     return f"""
 extern "C" void through_{which}(const void* X, const signed char* labels, long long n, void* rows_to,
                                 signed char* labels_to) {{
   using T = {TYPES[size]};
-  cuda_host::launch(dim3(1), {32 * WARPS}, {WARPS} * kmeans::TileRing<{ring}>::kBytes, [=] {{
-    through<{ring}>(static_cast<const T*>(X), labels, n, static_cast<T*>(rows_to), labels_to);
+  cuda_host::launch(dim3(1), {32 * WARPS}, {WARPS} * kmeans::TilePipeline<{pipeline}>::kBytes, [=] {{
+    through<{pipeline}>(static_cast<const T*>(X), labels, n, static_cast<T*>(rows_to), labels_to);
   }});
 }}
 extern "C" void swizzles_{which}(long long rows, int* to) {{
-  for (int row = 0; row < rows; ++row) to[row] = kmeans::TileRing<{ring}>::swizzle(row);
+  for (int row = 0; row < rows; ++row) to[row] = kmeans::TilePipeline<{pipeline}>::swizzle(row);
 }}"""
 
 
@@ -103,7 +104,9 @@ def test_every_size_of_the_last_tile(rng):
         assert not rows_to[n:].any()
 
 
-@pytest.mark.parametrize("which", [i for i, ring in enumerate(RINGS) if ring[0] * ring[1] % ring[4] == 0])
+@pytest.mark.parametrize(
+    "which", [i for i, pipeline in enumerate(RINGS) if pipeline[0] * pipeline[1] % pipeline[4] == 0]
+)
 def test_rows_that_are_read_together_have_banks_of_their_own(which):
     size, features, tile, _, together = RINGS[which]
     row = size * features

@@ -25,12 +25,12 @@ class Sorting(Iterations):
         """Return the sums of labels in NumPy's integers, of those that are not negative."""
         one = np.ones(self.n, self.work) if self.weights is None else self.weights
         scales = self.work_scales
-        values = np.column_stack([self.centred * one[:, np.newaxis], one]).astype(scales.dtype)
+        values = np.column_stack([self.centered * one[:, np.newaxis], one]).astype(scales.dtype)
         sums = np.zeros((self.k, self.d + 1), np.int64)
         np.add.at(sums, labels[labels >= 0], np.rint(values * scales).astype(np.int64)[labels >= 0])
         return sums
 
-    def move(self, rows, to):
+    def scatter_add(self, rows, to):
         """Give some rows new labels, of which some may be the old ones; return how many moved, and the places."""
         parts = np.array_split(np.arange(len(rows)), LISTED)
         room = max(map(len, parts)) + 1
@@ -40,7 +40,7 @@ class Sorting(Iterations):
             length[0] = len(part)
             which = items_of[: len(part)]
             which[:, 0], which[:, 1] = rows[part], self.labels[rows[part]].view(np.uint32)
-            if self.pairs:  # an `Entry`: the new label is the one bit that is set
+            if self.pairs:  # an `AmbiguousRow`: the new label is the one bit that is set
                 bit = (to[part] % 8 // 2 * 16 + to[part] // 8 * 2 + to[part] % 2).astype(np.uint64)
                 mask = np.uint64(1) << bit
                 which[:, 2], which[:, 3] = mask & np.uint64(2**32 - 1), mask >> np.uint64(32)
@@ -53,18 +53,18 @@ class Sorting(Iterations):
     def assert_moves(self, rows, to):
         """Rows are in the segments of what they come to and leave, and labels and sums are those of the new labels."""
         before = self.labels.copy()
-        found, places = self.move(rows, to)
+        found, places = self.scatter_add(rows, to)
         after = before.copy()
         after[rows] = to
         np.testing.assert_array_equal(self.labels, after)
         np.testing.assert_array_equal(self.sums, self.sums_of(after))
-        moved = np.flatnonzero(before != after)
-        assert found == len(moved)
+        n_reassigned = np.flatnonzero(before != after)
+        assert found == len(n_reassigned)
         if self.pairs:
-            wanted = {((before[row] + 1) << (self.k - 1).bit_length() | after[row], row) for row in moved}
+            wanted = {((before[row] + 1) << (self.k - 1).bit_length() | after[row], row) for row in n_reassigned}
         else:
-            wanted = {(after[row], row) for row in moved}
-            wanted |= {(self.k + before[row], row) for row in moved if before[row] >= 0}
+            wanted = {(after[row], row) for row in n_reassigned}
+            wanted |= {(self.k + before[row], row) for row in n_reassigned if before[row] >= 0}
         assert (places[len(wanted) :] == 2**32 - 1).all()
         segments = np.repeat(np.arange(len(self.ends)), np.diff(self.ends, prepend=0))
         assert set(zip(segments.tolist(), places[: len(segments)].tolist(), strict=True)) == wanted
@@ -76,8 +76,8 @@ def test_by_hand(pairs):
     of = Sorting(X, 3, KINDS[0], [-1, 0, 0, 1, 2], pairs=pairs)
     assert (of.sums[:, 0] / of.scales[0]).tolist() == [6.0, 8.0, 16.0]
     # 0 comes to cluster 2, 1 and 2 go from 0 to 1, 3 stays where it is; 4 is in no list.
-    moved, places = of.move(np.arange(4), np.array([2, 1, 1, 1]))
-    assert moved == 3
+    n_reassigned, places = of.scatter_add(np.arange(4), np.array([2, 1, 1, 1]))
+    assert n_reassigned == 3
     assert of.labels.tolist() == [2, 1, 1, 1, 2]
     assert (of.sums[:, 0] / of.scales[0]).tolist() == [0.0, 14.0, 17.0]
     assert of.sums[:, 3].tolist() == [0, 3, 2]
@@ -129,8 +129,8 @@ def test_stopped(rng):
     of = Sorting(rng.standard_normal((50, 3)), 4, KINDS[0], np.zeros(50), pairs=True)
     of.stopped[:] = 1
     sums = of.sums.copy()
-    moved, places = of.move(np.arange(50), np.ones(50, int))
-    assert moved == 0
+    n_reassigned, places = of.scatter_add(np.arange(50), np.ones(50, int))
+    assert n_reassigned == 0
     assert not of.labels.any()
     np.testing.assert_array_equal(of.sums, sums)
     assert (places == 2**32 - 1).all()

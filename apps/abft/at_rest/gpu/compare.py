@@ -18,11 +18,11 @@ from tsapps.apps.abft.at_rest.sidecar import Sidecar
 from tsapps.apps.abft.at_rest.source import Progress, Source, whole_on_gpu
 from tsapps.kernels.jit.compiler import Cubin, build, function
 
-__all__ = ["KERNEL", "compiled", "differing", "differing_on_gpu", "places"]
+__all__ = ["KERNEL", "compiled", "mismatches", "mismatches_on_gpu", "places"]
 
 _SOURCE = Path(__file__).with_name("compare.cuh")
-#: The name expression of the kernel, and threads of a block (kDifferingThreads).
-KERNEL, _THREADS = f"abft::list_differing<{SUMS}>", 256
+#: The name expression of the kernel, and threads of a block (kCompareThreads).
+KERNEL, _THREADS = f"abft::list_mismatches<{SUMS}>", 256
 # Copies of sidecars' sums, by the number of the GPU.
 _kept: WeakKeyDictionary[Sidecar, dict[int, Any]] = WeakKeyDictionary()
 
@@ -32,7 +32,7 @@ def compiled(arch: str) -> Cubin:
     return build(_SOURCE.read_text(encoding="utf-8"), [KERNEL], arch)
 
 
-def differing_on_gpu(
+def mismatches_on_gpu(
     source: Source, sidecar: Sidecar, device: int | None, progress: Progress | None = None
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the blocks of a matrix whose exact sums seem to differ from a sidecar's; None where no pass serves it.
@@ -66,16 +66,16 @@ def differing_on_gpu(
     for tensors in passes:
         found = tensors["exact"]
         # Sent only now, while the pass is under way.
-        there = _kept_sums(sidecar, found.device) if stays else expected
+        there = _cached_sums(sidecar, found.device) if stays else expected
         end = stripe + len(found)
-        some, sums_of_some = differing(found, there[stripe:end])
+        some, sums_of_some = mismatches(found, there[stripe:end])
         blocks.append(stripe * of.width + some)
         sums.append(sums_of_some)
         stripe = end
     return np.concatenate(blocks), np.concatenate(sums)
 
 
-def _kept_sums(sidecar: Sidecar, device: Any) -> Any:
+def _cached_sums(sidecar: Sidecar, device: Any) -> Any:
     """Return a sidecar's sums on a GPU, sent there if it is the first time."""
     import cupy
 
@@ -87,7 +87,7 @@ def _kept_sums(sidecar: Sidecar, device: Any) -> Any:
     return copies[device.id]
 
 
-def differing(found: Any, expected: Any) -> tuple[np.ndarray, np.ndarray]:
+def mismatches(found: Any, expected: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the blocks whose sums differ, ascending, and those that were found, (k, 5); waits for the current stream.
 
     Parameters

@@ -1,15 +1,15 @@
-// Every checksum of a matrix in one pass over it: the exact code's sums of words (at_rest/exact_code.py), and the weighted sums of rows and
-// of columns (at_rest/float_code.py).
+// Every checksum of a matrix in one pass over it: the exact code's sums of words (at_rest/exact_code.py), and the
+// weighted sums of rows and of columns (at_rest/float_code.py).
 //
 //   exact         (stripes, 5, words of a row)         exact_sums.cuh
 //   row sums      (segments of a row, kWeights, rows)  float_sums.cuh
 //   column sums   (stripes, kWeights, columns)
 //
-// Eight warps add up words, and eight others elements, of what comes by a ring in shared memory (tile_pipeline.cuh). One adds up
-// what those eight have of each row.
+// Eight warps add up words, and eight others elements, of what comes by a ring in shared memory (tile_pipeline.cuh).
+// One adds up what those eight have of each row.
 //
-// Why it is fast: each byte is read once, and what is left to do is given to the tensor cores, float64's too, which are idle
-// otherwise: so 40 bytes a word's block and four sums an element cost no more time than reading them.
+// Why it is fast: each byte is read once, and what is left to do is given to the tensor cores, float64's too, which are
+// idle otherwise: so 40 bytes a word's block and four sums an element cost no more time than reading them.
 #pragma once
 #include "apps/abft/at_rest/gpu/float_sums.cuh"
 #include "apps/abft/at_rest/gpu/exact_sums.cuh"
@@ -27,22 +27,22 @@ class ChecksumPass {
   static constexpr int kThreads = 32 * (kAdders + kCopiers + 1);
 
  private:
-  using Ring = ChecksumRing<Sum, kAdders, (kWeights > 0)>;
+  using Pipeline = ChecksumPipeline<Sum, kAdders, (kWeights > 0)>;
   static constexpr int kParts = kWeights > 0 ? Elements::kParts : 0;
 
  public:
-  // Shared memory: weights of words; what warps have of the rows of each stage; sums of a stripe's rows over the strips of a
-  // segment; the ring, whose stages need not lie at multiples of anything but 16.
+  // Shared memory: weights of words; what warps have of the rows of each stage; sums of a stripe's rows over the strips
+  // of a segment; the ring, whose stages need not lie at multiples of anything but 16.
   static constexpr int kTable = kExact ? WordWeights::kBytes : 0;
   static constexpr int kOfWarps = kParts * kWarps * kRows, kTotals = kWeights * kStripe;
-  static constexpr int kSharedBytes = kTable + (kStages * kOfWarps + kTotals) * (int)sizeof(Sum) + Ring::kBytes;
+  static constexpr int kSharedBytes = kTable + (kStages * kOfWarps + kTotals) * (int)sizeof(Sum) + Pipeline::kBytes;
 
   __device__ ChecksumPass(unsigned char* shared, const Task<Sum>& task)
       : task_(task), weights_(shared), of_warps_(reinterpret_cast<Sum*>(shared + kTable)),
-        totals_(of_warps_ + kStages * kOfWarps), ring_(reinterpret_cast<unsigned char*>(totals_ + kTotals), task) {}
+        totals_(of_warps_ + kStages * kOfWarps), pipeline_(reinterpret_cast<unsigned char*>(totals_ + kTotals), task) {}
 
   __device__ __forceinline__ void run() {
-    if (threadIdx.x == 0) ring_.set_up();
+    if (threadIdx.x == 0) pipeline_.set_up();
     __syncthreads();
     // With both, 640 threads have 96 registers each.
     constexpr bool kBoth = kExact && kWeights > 0;
@@ -52,7 +52,7 @@ class ChecksumPass {
       if (warp == kAdders + kCopiers) {
         if constexpr (kWeights > 0) add_rows();
       } else {
-        ring_.copy(simt::shuffle(warp - kAdders, 0));
+        pipeline_.copy(simt::shuffle(warp - kAdders, 0));
       }
     } else if (warp < kWordWarps) {
       if constexpr (kBoth) ptx::fewer_registers<80>();
@@ -68,22 +68,24 @@ class ChecksumPass {
     weights_.set_up(32 * kWarps);
     ptx::barrier_sync(1, 32 * kWarps);  // the first rows are on their way meanwhile
     const int in_strip = warp * kWarpBytes + WordSums::offset();
-    ring_.each_strip([&](Place& place, const Strip& strip) {
+    pipeline_.each_strip([&](Place& place, const Strip& strip) {
       const long long offset = strip.offset + in_strip, width = task_.row_bytes / 4;
-      WordSums sums(weights_, strip.rows, ring_.rows_at(strip, offset));
-      ring_.each_stage(place, strip, [&](auto whole, const unsigned char* stage, int first) {
+      WordSums sums(weights_, strip.rows, pipeline_.rows_at(strip, offset));
+      pipeline_.each_stage(place, strip, [&](auto whole, const unsigned char* stage, int first) {
         sums.template add<decltype(whole)::value>(stage + in_strip, first);
       });
-      if (offset < task_.row_bytes) sums.store(task_.exact + strip.stripe * (long long)kSums * width + offset / 4, width);
+      if (offset < task_.row_bytes)
+        sums.store(task_.exact + strip.stripe * (long long)kSums * width + offset / 4, width);
     });
   }
 
   __device__ __forceinline__ void add_elements(int warp) const {
     const int in_strip = warp * kWarpBytes;
-    ring_.each_strip([&](Place& place, const Strip& strip) {
+    pipeline_.each_strip([&](Place& place, const Strip& strip) {
       const long long offset = strip.offset + in_strip, width = task_.row_bytes / (int)sizeof(T);
-      Elements sums((strip.number * kStrip + in_strip) / (int)sizeof(T), [&](int further) { return ring_.rows_at(strip, offset + further); });
-      ring_.each_stage(place, strip, [&](auto whole, const unsigned char* stage, int first) {
+      Elements sums((strip.number * kStrip + in_strip) / (int)sizeof(T),
+                    [&](int further) { return pipeline_.rows_at(strip, offset + further); });
+      pipeline_.each_stage(place, strip, [&](auto whole, const unsigned char* stage, int first) {
         Sum* rows = of_warps_ + place.stage * kOfWarps + warp * kRows;
         sums.template add<decltype(whole)::value>(stage + in_strip, first, rows);
       });
@@ -97,12 +99,12 @@ class ChecksumPass {
   __device__ __forceinline__ void add_rows() const {
     static_assert(kRows == 32, "a lane for each row");
     const int lane = threadIdx.x % 32;
-    ring_.each_strip([&](Place& place, const Strip& strip) {
+    pipeline_.each_strip([&](Place& place, const Strip& strip) {
 #pragma unroll 1
       for (int first = 0; first < strip.rows; first += kRows, place.next()) {
-        ring_.wait_until_added(place);
+        pipeline_.wait_for_sums(place);
         const Sum* from = of_warps_ + place.stage * kOfWarps + lane;
-        const long long row = Ring::first_row(strip) + first + lane;
+        const long long row = Pipeline::first_row(strip) + first + lane;
 #pragma unroll
         for (int p = 0; p < kWeights; ++p) {
           Sum& total = totals_[p * kStripe + first + lane];
@@ -115,7 +117,7 @@ class ChecksumPass {
             task_.row_sums[(strip.across * (long long)kWeights + p) * task_.rows + row] = sum;
           }
         }
-        ring_.give_back(place);
+        pipeline_.give_back(place);
       }
     });
   }
@@ -123,7 +125,7 @@ class ChecksumPass {
   const Task<Sum>& task_;
   const WordWeights weights_;
   Sum *const of_warps_, *const totals_;
-  const Ring ring_;
+  const Pipeline pipeline_;
 };
 
 template <typename T, bool kExact, int kWeights>

@@ -1,13 +1,14 @@
 // The exact sums of words (at_rest/exact_code.py) as products on tensor cores, of a strip by one warp.
 //
-//   S_k = Σ w_k(r) · word,  r = words of the column's block from this on:   w = 1, r, C(r + 1, 2), C(r + 2, 3), last_weight(r)
+//   S_k = Σ w_k(r) · word,  r = words of the column's block from this on:   w = 1, r, C(r + 1, 2), C(r + 2, 3),
+//                                                                           last_weight(r)
 //
-// The words are the left operand, 16 of a row, and 16 rows at a time; the right one has eight columns of weights, of which
-// those with many bits are two parts, so that every sum of 512 products is a whole number below 2⁵³.
+// The words are the left operand, 16 of a row, and 16 rows at a time; the right one has eight columns of weights, of
+// which those with many bits are two parts, so that every sum of 512 products is a whole number below 2⁵³.
 //
-// Why it is fast: whole numbers below 2⁵³ need no conversion. The double whose bits are n is n · 2⁻¹⁰⁷⁴, a denormal, and
-// products with weights and sums of it are exact. Four instructions a word; by multiply-adds of 32 into 64 bits it was six, which
-// wait for each other.
+// Why it is fast: whole numbers below 2⁵³ need no conversion. The double whose bits are n is n · 2⁻¹⁰⁷⁴, a denormal,
+// and products with weights and sums of it are exact. Four instructions a word; by multiply-adds of 32 into 64 bits it
+// was six, which wait for each other.
 #pragma once
 #include "apps/abft/at_rest/gpu/tile_pipeline.cuh"
 
@@ -34,7 +35,8 @@ class WordWeights {
   // By the block's first `threads` threads, with a barrier behind it.
   __device__ __forceinline__ void set_up(int threads) const {
     for (int i = threadIdx.x; i < kStripe; i += threads) {
-      const unsigned r = i + 1, of[kSums] = {1, r, r * (r + 1) / 2, (unsigned)(r * (r + 1ull) * (r + 2) / 6), last_weight(r)};
+      const unsigned r = i + 1,
+                     of[kSums] = {1, r, r * (r + 1) / 2, (unsigned)(r * (r + 1ull) * (r + 2) / 6), last_weight(r)};
       *of_row(i, 0) = of[0], *of_row(i, 1) = of[1];
 #pragma unroll
       for (int k = 2; k < kSums; ++k) {
@@ -43,8 +45,8 @@ class WordWeights {
       }
     }
   }
-  // That of a word that has `left` words after it; of one that has four more it is 4 · kProducts further. Banks are shared by
-  // four rows.
+  // That of a word that has `left` words after it; of one that has four more it is 4 · kProducts further. Banks are
+  // shared by four rows.
   __device__ __forceinline__ double* of_row(int left, int product) const {
     return at_ + kProducts * left + (product ^ (left / 2 % 2 * 4));
   }
@@ -105,7 +107,9 @@ class WordSums {
   }
 
  private:
-  static __device__ __forceinline__ double denormal(unsigned word) { return simt::bits_of<double>((unsigned long long)word); }
+  static __device__ __forceinline__ double denormal(unsigned word) {
+    return simt::bits_of<double>((unsigned long long)word);
+  }
 
   const WordWeights& weights_;
   const int rows_, present_;

@@ -9,15 +9,15 @@
 //       of_row(parts, p)                         a sum of its parts, from the row's first on
 //       store(...)                               the sums of columns
 //
-// A chunk is 16 bytes. Of a row, lanes t = 0 … 3 have chunks 0, 1, 4 and 5 of the 128 bytes, and then 2, 3, 6 and 7: so two rows
-// and four chunks are in all banks.
+// A chunk is 16 bytes. Of a row, lanes t = 0 … 3 have chunks 0, 1, 4 and 5 of the 128 bytes, and then 2, 3, 6 and 7: so
+// two rows and four chunks are in all banks.
 //
-// float and double: lane 4·g + t owns its chunks of each row g (mod 8), and adds up its columns in double. Sums of rows pass
-// across lanes: they are a product with (1, column) on the tensor cores.
+// float and double: lane 4·g + t owns its chunks of each row g (mod 8), and adds up its columns in double. Sums of rows
+// pass across lanes: they are a product with (1, column) on the tensor cores.
 //
-// float16 and bfloat16: both sums are products, in float. Weights are 16 · high + low, of which either type holds both. For sums of
-// columns, lane 4·g + t has chunk g of every fourth row from t on, as what adds up words has: a right operand's pairs are of rows
-// t and t + 4, and its eight columns are one of each chunk.
+// float16 and bfloat16: both sums are products, in float. Weights are 16 · high + low, of which either type holds both.
+// For sums of columns, lane 4·g + t has chunk g of every fourth row from t on, as what adds up words has: a right
+// operand's pairs are of rows t and t + 4, and its eight columns are one of each chunk.
 //
 // Why it is fast: six instructions for a float of two rows' and two columns' sums, two for two halves.
 #pragma once
@@ -35,7 +35,8 @@ __device__ __forceinline__ void widen(double (&to)[16 / sizeof(T)], const uint4&
   if constexpr (sizeof(T) == 8) {
     memcpy(to, &words, 16);
   } else {
-    const float values[4] = {__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z), __uint_as_float(words.w)};
+    const float values[4] = {__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z),
+                             __uint_as_float(words.w)};
 #pragma unroll
     for (int j = 0; j < 4; ++j) to[j] = values[j];
   }
@@ -49,7 +50,8 @@ class ElementSums {
   using Sum = double;
   static constexpr int kParts = 2;
 
-  // `column` is that of the segment of the warp's first element; `rows_at(offset)` says in how many rows 16 bytes are there.
+  // `column` is that of the segment of the warp's first element; `rows_at(offset)` says in how many rows 16 bytes are
+  // there.
   template <typename RowsAt>
   __device__ ElementSums(int column, const RowsAt& rows_at) : columns_{} {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -82,7 +84,7 @@ class ElementSums {
           const double weight = row + 1;
 #pragma unroll
           for (int j = 0; j < kElements; ++j) {
-            double(&sums)[kWeights] = columns_[chunk * kElements + j];
+            double (&sums)[kWeights] = columns_[chunk * kElements + j];
             sums[0] += x[j];
             if constexpr (kWeights > 1) sums[1] += weight * x[j];
             const int columns = place_of_chunk(0, chunk) / (int)sizeof(T) + j;
@@ -103,8 +105,8 @@ class ElementSums {
 
   static __device__ __forceinline__ Sum of_row(const Sum* parts, int p) { return parts[p * kWarps * kRows]; }
 
-  // `to` is the sum of the warp's first column, `columns` are how many there are from it on, and from a weight to the next it is
-  // `width`.
+  // `to` is the sum of the warp's first column, `columns` are how many there are from it on, and from a weight to the
+  // next it is `width`.
   __device__ __forceinline__ void store(Sum* to, int columns, long long width) {
     // Over the lanes g: each keeps half of its columns and hands over the others, while it has more than one.
     const int lane = threadIdx.x % 32;
@@ -134,8 +136,12 @@ class ElementSums {
   int present_[kChunks];
 };
 
-__device__ __forceinline__ unsigned pair(ptx::Half, float lower, float upper) { return ptx::to_halves(lower, upper); }
-__device__ __forceinline__ unsigned pair(ptx::Bfloat16, float lower, float upper) { return ptx::to_bfloat16s(lower, upper); }
+__device__ __forceinline__ unsigned pair(ptx::Half, float lower, float upper) {
+  return ptx::to_half_pair(lower, upper);
+}
+__device__ __forceinline__ unsigned pair(ptx::Bfloat16, float lower, float upper) {
+  return ptx::to_bfloat16s(lower, upper);
+}
 __device__ __forceinline__ void multiply(ptx::Half, float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   ptx::mma_m16n8k16_f16(d, a, b);
 }
@@ -159,7 +165,8 @@ class HalfSums {
       const int offset = place_of_chunk(t, chunk), at = column + offset / 2;
       present_of_lane_[chunk] = rows_at(offset);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) of_columns_[chunk][half] = pair(T(), part(g, at + 4 * half), part(g, at + 4 * half + 1));
+      for (int half = 0; half < 2; ++half)
+        of_columns_[chunk][half] = pair(T(), part(g, at + 4 * half), part(g, at + 4 * half + 1));
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -177,8 +184,8 @@ class HalfSums {
     to += 2 * t * kWarps * kRows + g;
 #pragma unroll
     for (int i = 0; i < kRows; i += 16) {
-      // Rows: a lane's four words are, as a left operand, of rows g and g + 8; here they are all of row g, of which words 1 and 3
-      // have columns two further than what they are multiplied by.
+      // Rows: a lane's four words are, as a left operand, of rows g and g + 8; here they are all of row g, of which
+      // words 1 and 3 have columns two further than what they are multiplied by.
 #pragma unroll
       for (int row = i; row < i + 16; row += 8) {
         float d[4] = {};
@@ -210,9 +217,9 @@ class HalfSums {
       }
 #pragma unroll
       for (int column = 0; column < kColumns; ++column) {
-        const unsigned halves = column % 2 == 0 ? 0x5410 : 0x7632;
-        const unsigned b[2] = {__byte_perm(rows[0][column / 2], rows[1][column / 2], halves),
-                               __byte_perm(rows[2][column / 2], rows[3][column / 2], halves)};
+        const unsigned selector = column % 2 == 0 ? 0x5410 : 0x7632;
+        const unsigned b[2] = {__byte_perm(rows[0][column / 2], rows[1][column / 2], selector),
+                               __byte_perm(rows[2][column / 2], rows[3][column / 2], selector)};
         multiply(T(), columns_[column], a, b);
       }
     }

@@ -16,7 +16,7 @@ __all__ = ["ALIGNMENT", "TASK", "ChecksumsPlan", "elements_plan", "words_plan"]
 ALIGNMENT = 16
 # Bytes of a strip; warps that share one; columns of products; the ring (kStrip, kWarps, kProducts, kPitch, kRows,
 # kStages); parts that sums of rows have.
-_STRIP, _WARPS, _PRODUCTS, _PITCH, _RING_ROWS, _STAGES = 1024, 8, 8, 1056, 32, 5
+_STRIP, _WARPS, _PRODUCTS, _PITCH, _PIPELINE_ROWS, _STAGES = 1024, 8, 8, 1056, 32, 5
 _PARTS = {"float64": 2, "float32": 3}
 _MOST_UNITS, _MOST_WEIGHTS = 2**30, 2
 
@@ -109,9 +109,9 @@ class ChecksumsPlan:
     def shared_bytes(self) -> int:
         """Dynamic shared memory (kSharedBytes)."""
         table = ROWS * _PRODUCTS * 8 if self.exact else 0
-        of_warps = _STAGES * _PARTS[self.sums.name] * _WARPS * _RING_ROWS if self.weights else 0
+        of_warps = _STAGES * _PARTS[self.sums.name] * _WARPS * _PIPELINE_ROWS if self.weights else 0
         sums = (of_warps + self.weights * ROWS) * self.sums.itemsize
-        return table + sums + _STAGES * (_RING_ROWS * _PITCH + 3 * 8 + 4)
+        return table + sums + _STAGES * (_PIPELINE_ROWS * _PITCH + 3 * 8 + 4)
 
     def task(self, data: int, tensors: dict[str, int], following: int) -> np.ndarray:
         """Return the kernel's argument, of the addresses of the data, of the tensors and of a count of units."""

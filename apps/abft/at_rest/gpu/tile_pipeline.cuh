@@ -1,4 +1,5 @@
-// How a matrix comes to the warps that add it up (encode.cuh): units, strips and stages, and the ring that they come by.
+// How a matrix comes to the warps that add it up (encode.cuh): units, strips and stages, and the ring that they come
+// by.
 //
 //            ←── 1 KB: a strip, 128 bytes a warp ──→
 //          ┌────────┬────────┬─── … ───┬────────┐     The matrix is row-major without gaps. A *stage* of the ring is 32 rows of a
@@ -6,11 +7,11 @@
 //          ├────────┼────────┼─── … ───┼────────┤     one *segment*, of which rows have a sum of their own.
 //          ┊        ┊        ┊         ┊        ┊
 //
-// Three warps copy, and barriers of shared memory say what is there and what is free. Units are dealt out as blocks ask for
-// them: some multiprocessors are nearer to the memory.
+// Three warps copy, and barriers of shared memory say what is there and what is free. Units are dealt out as blocks ask
+// for them: some multiprocessors are nearer to the memory.
 //
-// Why it is fast: 100 KB and more are on their way at any time, in lines of which the level-2 cache reads all, and nobody waits
-// for all others.
+// Why it is fast: 100 KB and more are on their way at any time, in lines of which the level-2 cache reads all, and
+// nobody waits for all others.
 #pragma once
 #include "kernels/ptx/bulk_copy.cuh"
 #include "kernels/device/simt.cuh"
@@ -57,11 +58,11 @@ struct Strip {
 
 // `kTakes`: whether somebody reads what those that add up leave of each stage.
 template <typename Sum, int kAdders, bool kTakes>
-class ChecksumRing {
+class ChecksumPipeline {
  public:
   static constexpr int kBytes = kStages * (kStage + 3 * (int)sizeof(ptx::Mbarrier) + (int)sizeof(int));
 
-  __device__ ChecksumRing(unsigned char* shared, const Task<Sum>& task)
+  __device__ ChecksumPipeline(unsigned char* shared, const Task<Sum>& task)
       : task_(task), stages_(shared), full_(reinterpret_cast<ptx::Mbarrier*>(shared + kStages * kStage)),
         added_(full_ + kStages), taken_(added_ + kStages), units_(reinterpret_cast<int*>(taken_ + kStages)) {}
 
@@ -75,8 +76,8 @@ class ChecksumRing {
     ptx::mbarrier_init_fence();
   }
 
-  // By copier `part`, a warp, of which each copies its share of the rows. The first asks for units, while those that add up
-  // still have the stage that comes next.
+  // By copier `part`, a warp, of which each copies its share of the rows. The first asks for units, while those that
+  // add up still have the stage that comes next.
   __device__ __forceinline__ void copy(int part) const {
     const int in_strip = threadIdx.x % 32 * kCopied;
     const bool asks = part == 0 && threadIdx.x % 32 == 0;
@@ -86,7 +87,7 @@ class ChecksumRing {
       int unit = 0;
       // Every block asks once in vain: then it is zero again.
       if (asks) unit = (int)atomicInc(task_.next, task_.units + gridDim.x - 1);
-      wait_until_free(place);
+      wait_for_free_stage(place);
       if (asks) units_[place.stage] = unit;
       ptx::barrier_sync(2, 32 * kCopiers);
       unit = simt::shuffle(units_[place.stage], 0);
@@ -99,7 +100,7 @@ class ChecksumRing {
         const bool whole = is_whole(strip);
 #pragma unroll 1
         for (int first = 0; first < strip.rows; first += kRows, place.next()) {
-          wait_until_free(place);  // a unit's first stage is
+          wait_for_free_stage(place);  // a unit's first stage is
           unsigned char* const to = stages_ + place.stage * kStage + in_strip;
           if (whole) {
             copy_stage<true>(to, from, strip, first, part);
@@ -126,8 +127,8 @@ class ChecksumRing {
     }
   }
 
-  // By warps that add up: calls `work(Whole, stage, first row)` for every stage of a strip, where Whole::value says that all of
-  // it is there.
+  // By warps that add up: calls `work(Whole, stage, first row)` for every stage of a strip, where Whole::value says
+  // that all of it is there.
   template <typename Work>
   __device__ __forceinline__ void each_stage(Place& place, const Strip& strip, const Work& work) const {
     if (is_whole(strip)) {
@@ -157,16 +158,16 @@ class ChecksumRing {
   __device__ __forceinline__ long long bytes_left(long long row, long long offset) const {
     return (row == task_.rows - 1 ? task_.last_bytes : task_.row_bytes) - offset;
   }
-  static __device__ __forceinline__ long long first_row(const Strip& strip) { return strip.stripe * (long long)kStripe; }
+  static __device__ __forceinline__ long long first_row(const Strip& strip) {
+    return strip.stripe * (long long)kStripe;
+  }
 
-  // By the warp that takes what others have of a stage. Every lane arrives, here and below: one of them behind a barrier of the
-  // warp would do, and takes as long, but racecheck follows those alone that arrive themselves.
-  __device__ __forceinline__ void wait_until_added(const Place& place) const {
+  // By the warp that takes what others have of a stage. Every lane arrives, here and below: one of them behind a
+  // barrier of the warp would do, and takes as long, but racecheck follows those alone that arrive themselves.
+  __device__ __forceinline__ void wait_for_sums(const Place& place) const {
     ptx::mbarrier_wait(added_ + place.stage, place.parity);
   }
-  __device__ __forceinline__ void give_back(const Place& place) const {
-    ptx::mbarrier_arrive(taken_ + place.stage);
-  }
+  __device__ __forceinline__ void give_back(const Place& place) const { ptx::mbarrier_arrive(taken_ + place.stage); }
 
  private:
   template <typename Work>
@@ -179,11 +180,11 @@ class ChecksumRing {
       work(Strip{stripe, rows, across, number, (across * (long long)task_.strips + number) * kStrip});
     }
   }
-  // Begins to copy the rows of a stage, from row `first` of the stripe on, that are copier `part`'s: every kCopiers-th. `to` and
-  // `from` are this lane's part of the stage's first row.
+  // Begins to copy the rows of a stage, from row `first` of the stripe on, that are copier `part`'s: every kCopiers-th.
+  // `to` and `from` are this lane's part of the stage's first row.
   template <bool kWhole>
-  __device__ __forceinline__ void copy_stage(unsigned char* to, const unsigned char* from, const Strip& strip, int first,
-                                             int part) const {
+  __device__ __forceinline__ void copy_stage(unsigned char* to, const unsigned char* from, const Strip& strip,
+                                             int first, int part) const {
     to += part * kPitch, from += part * task_.row_bytes;
 #pragma unroll(kWhole ? kRows : 1)
     for (int row = 0; row < kRows; row += kCopiers, from += kCopiers * task_.row_bytes) {
@@ -201,12 +202,13 @@ class ChecksumRing {
     ptx::cp_async_arrive(full_ + place.stage);
     if (wrote) ptx::mbarrier_arrive(full_ + place.stage);
   }
-  __device__ __forceinline__ void wait_until_free(const Place& place) const {
+  __device__ __forceinline__ void wait_for_free_stage(const Place& place) const {
     ptx::mbarrier_wait(added_ + place.stage, place.parity ^ 1);
     if (kTakes) ptx::mbarrier_wait(taken_ + place.stage, place.parity ^ 1);
   }
   template <typename Work, typename IsWhole>
-  __device__ __forceinline__ void each_stage_of(Place& place, const Strip& strip, const Work& work, IsWhole whole) const {
+  __device__ __forceinline__ void each_stage_of(Place& place, const Strip& strip, const Work& work,
+                                                IsWhole whole) const {
 #pragma unroll 1
     for (int first = 0; first < strip.rows; first += kRows, place.next()) {
       ptx::mbarrier_wait(full_ + place.stage, place.parity);

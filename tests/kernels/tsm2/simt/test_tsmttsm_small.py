@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsapps.kernels.plan.mma import ELEMENT, SUM, Plan
-from tsapps.kernels.plan.simt import few_plan
+from tsapps.kernels.plan.simt import small_tsmttsm_plan
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 
 SIZES = [(1, 1), (2, 2), (3, 1), (3, 2), (5, 3), (4, 4), (8, 4), (16, 2)]
@@ -20,7 +20,7 @@ THREADS = 64  # fewer than there are sums of the largest, and two warps
 def plan_of(dtype, m, w, along):
     size = ITEMSIZE[dtype]
     a, b = (Layout(along, 1 << 20 if along else n, 16 if along else size, 16) for n in (m, w))
-    plan = few_plan(Problem(m, 10_000, w, dtype, a, b))
+    plan = small_tsmttsm_plan(Problem(m, 10_000, w, dtype, a, b))
     assert plan is not None
     return plan.__class__(plan.dtype, m, w, along, plan.depth, THREADS)
 
@@ -170,7 +170,7 @@ def test_nothing_is_touched_out_of_bounds():
 
 def test_which_products_it_is_for():
     def plan(m, w, a, b, dtype="float32"):
-        return few_plan(Problem(m, 10_000, w, dtype, a, b))
+        return small_tsmttsm_plan(Problem(m, 10_000, w, dtype, a, b))
 
     across, along = Layout(False, 4, 16, 16), Layout(True, 10_000, 16, 16)
     assert plan(4, 4, across, across).depth == 1

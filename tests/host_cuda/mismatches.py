@@ -14,7 +14,7 @@ _THREADS = 256
 def _built():
     return harness.build(f"""
 #include "apps/abft/at_rest/gpu/compare.cuh"
-static_assert(abft::kDifferingThreads == {_THREADS}, "the launch's");
+static_assert(abft::kCompareThreads == {_THREADS}, "the launch's");
 extern "C" void run(const unsigned long long* found, const unsigned long long* expected, long long width,
                     long long blocks, long long* list, unsigned long long* count) {{
   cuda_host::launch(dim3((blocks + {_THREADS - 1}) / {_THREADS}), {_THREADS}, 0, [=] {{
@@ -23,8 +23,8 @@ extern "C" void run(const unsigned long long* found, const unsigned long long* e
 }}""")
 
 
-def differing(found, expected):
-    """Return what `exact_gpu.differing` does, of arrays in host memory."""
+def mismatches(found, expected):
+    """Return what `exact_gpu.mismatches` does, of arrays in host memory."""
     stripes, _, width = found.shape
     listed, count = np.full(stripes * width, -1), np.zeros(1, np.uint64)
     _built().call("run", found, np.ascontiguousarray(expected), width, listed.size, listed, count)

@@ -6,8 +6,8 @@ from functools import cache, partial
 import numpy as np
 
 from host_cuda import harness
-from tsapps.apps.kmeans.assign.plan import ROUNDING, padded, shadow_scale
-from tsapps.apps.kmeans.init.plan import COPY, copy_error, screen_plan, seeding_plan
+from tsapps.apps.kmeans.assign.plan import ROUNDING, half_copy_scale, padded
+from tsapps.apps.kmeans.init.plan import COPY, copy_error, plusplus_plan, pruned_plan
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.plan.mma import ELEMENT
 
@@ -39,17 +39,17 @@ def trials_of(k):
 
 def plan_of(n, d, k, dtype, device=H200):
     size = np.dtype(dtype).itemsize
-    return seeding_plan(n, d, trials_of(k), size, aligned=d * size % 16 == 0, device=device)
+    return plusplus_plan(n, d, trials_of(k), size, aligned=d * size % 16 == 0, device=device)
 
 
-def width_of(d, slabs):
+def width_of(d, panels):
     """Return the elements of a row of the copy."""
-    return -(-d // 16) * 16 if slabs else padded(d)
+    return -(-d // 16) * 16 if panels else padded(d)
 
 
-def screen_of(plan, d, dtype, weighted, slabs, stages=None):
+def screen_of(plan, d, dtype, weighted, panels, stages=None):
     size = np.dtype(dtype).itemsize
-    screen = screen_plan(plan, d, width_of(d, slabs), size, slabs=bool(slabs), weighted=weighted, device=H200)
+    screen = pruned_plan(plan, d, width_of(d, panels), size, panels=bool(panels), weighted=weighted, device=H200)
     return screen if stages is None else replace(screen, stages=stages)
 
 
@@ -65,7 +65,7 @@ extern "C" void try_{name}(const void* X, long long n, long long d, const void* 
                            const long long* candidates, long long chunk, long long chunks, long long window,
                            void* closest, double* sums, long long shared_bytes, long long blocks) {{
   cuda_host::launch(dim3(blocks), kmeans::kTryThreads, shared_bytes, [=] {{
-    kmeans::{plan.kernel("try_candidates", T, weighted=weighted)}(
+    kmeans::{plan.kernel("evaluate_candidates", T, weighted=weighted)}(
         static_cast<const {T}*>(X), n, (int)d, static_cast<const {T}*>(weights), last, candidates, (int)chunk,
         (int)chunks, (int)window, static_cast<{T}*>(closest), sums);
   }});
@@ -74,7 +74,7 @@ extern "C" void draw_{name}(const void* X, long long n, long long d, const void*
                             long long chunk, long long chunks, const double* sums, const long long* candidates,
                             const double* draws, long long* chosen, long long* next) {{
   cuda_host::launch(dim3(draws ? {plan.trials} : 1), kmeans::kDrawThreads, 0, [=] {{
-    kmeans::{plan.kernel("draw_candidates", T, weighted=weighted)}(
+    kmeans::{plan.kernel("sample_candidates", T, weighted=weighted)}(
         static_cast<const {T}*>(X), n, (int)d, static_cast<const {T}*>(weights), static_cast<const {T}*>(closest),
         (int)chunk, (int)chunks, sums, candidates, draws, chosen, next);
   }});
@@ -86,18 +86,19 @@ def screen_source(plan, d, dtype, weighted):
     tiles = replace(plan, chunk=64)
     kernels = "".join(
         f"""
-    if (stages == {stages} && slabs == {slabs})
-      kmeans::{screen_of(tiles, d, dtype, weighted, slabs, stages).kernel(T, weighted=weighted)}(
+    if (stages == {stages} && panels == {panels})
+      kmeans::{screen_of(tiles, d, dtype, weighted, panels, stages).kernel(T, weighted=weighted)}(
           static_cast<const {T}*>(X), n, (int)d, static_cast<const {T}*>(weights), last, candidates, (int)chunk,
           (int)chunks, (int)window, static_cast<{T}*>(closest), sums, *copy);"""
         for stages in (2, 3)
-        for slabs in (0, 1)
+        for panels in (0, 1)
     )
     return f"""
 #include "apps/kmeans/init/plusplus_pruned.cuh"
-extern "C" void screen_{name}(const void* X, long long n, long long d, const void* weights, const long long* last,
+extern "C" void evaluate_candidates_pruned_{name}(const void* X, long long n, long long d, const void* weights,
+                                                  const long long* last,
                               const long long* candidates, long long chunk, long long chunks, long long window,
-                              void* closest, double* sums, const kmeans::Copy* copy, long long slabs,
+                              void* closest, double* sums, const kmeans::Copy* copy, long long panels,
                               long long stages, long long shared_bytes, long long blocks) {{
   cuda_host::launch(dim3(blocks), kmeans::kTryThreads, shared_bytes, [=] {{{kernels}
   }});
@@ -150,12 +151,12 @@ class Seeding:
         arguments = last, self.candidates[step], plan.chunk, plan.chunks, plan.window, self.closest, self.sums
         self.library.call(f"try_{self.name}", *self.samples(), *arguments, plan.shared_bytes, self.blocks)
 
-    def make_copy(self, slabs=0, stages=None, raised=()):
+    def make_copy(self, panels=0, stages=None, raised=()):
         """Make the copy that `screen` reads; `raised` are rows whose norms are to be four times as large."""
         wide = self.X.astype(np.float64)
         rounded = (wide - wide.mean(axis=0).astype(self.X.dtype)).astype(self.X.dtype).astype(np.float64)
-        self.scale = shadow_scale(float(np.sqrt(np.mean(rounded**2))))
-        width = width_of(self.d, slabs)
+        self.scale = half_copy_scale(float(np.sqrt(np.mean(rounded**2))))
+        width = width_of(self.d, panels)
         rows = np.zeros((-(-self.n // 64) * 64, width), np.float16)
         with np.errstate(over="ignore"):
             scaled = (rounded * self.scale).astype(np.float32)
@@ -167,12 +168,12 @@ class Seeding:
             self.norms = np.float32(1.0002) * np.sqrt(np.maximum(lost, (found**2).sum(axis=1)))
         self.norms[~np.isfinite(self.norms)] = np.inf
         self.norms[list(raised)] *= 4
-        if slabs:
+        if panels:
             # Tiles of 64 rows, of which 16 columns at a time, eight rows of them, and of these eight columns.
             rows = rows.reshape(-1, 8, 8, width // 16, 2, 8).transpose(0, 3, 1, 4, 2, 5)
         # Past the last row nothing is to be read.
-        self.rows = np.ascontiguousarray(rows) if slabs else rows[: self.n].copy()
-        self.screened = screen_of(self.plan, self.d, self.X.dtype.name, self.weights is not None, slabs, stages)
+        self.rows = np.ascontiguousarray(rows) if panels else rows[: self.n].copy()
+        self.screened = screen_of(self.plan, self.d, self.X.dtype.name, self.weights is not None, panels, stages)
         error, of_distance = copy_error(self.d, width, ROUNDING)
         addresses = self.rows.ctypes.data, self.norms.ctypes.data
         self.copy = np.array([(*addresses, width, self.scale, error, of_distance)], COPY)
@@ -181,8 +182,10 @@ class Seeding:
         """Try the candidates of a step by the copy."""
         plan, last = self.plan, self.chosen[max(step - 1, 0) :]
         arguments = last, self.candidates[step], plan.chunk, plan.chunks, plan.window, self.closest, self.sums
-        found = self.copy, int(self.screened.slabs), self.screened.stages, self.screened.shared_bytes, self.blocks
-        libraries()[self.name, True].call(f"screen_{self.name}", *self.samples(), *arguments, *found)
+        found = self.copy, int(self.screened.panels), self.screened.stages, self.screened.shared_bytes, self.blocks
+        libraries()[self.name, True].call(
+            f"evaluate_candidates_pruned_{self.name}", *self.samples(), *arguments, *found
+        )
 
     def follow(self, step, draws):
         following = (np.intp(0), self.chosen[step:], np.intp(0))
