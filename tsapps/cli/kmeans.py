@@ -124,7 +124,7 @@ def _fit(request: Request, inputs: Inputs, clock: Clock, show: Callable[[str], N
         bounds=True if request.algorithm == kmeans_options.Algorithm.elkan else None,
     )
     clock.lap("read")
-    show(f"{request.init}: first centres")
+    show(f"{request.init}: first centers")
     try:
         best = lloyd.fit(
             engine,

@@ -61,7 +61,7 @@ Init = Annotated[
     str,
     typer.Option(
         metavar="k-means++|'k-means||'|random|FILE",
-        help="First centres: drawn by k-means++, by k-means|| (five passes over DATA, where k-means++ takes k), at "
+        help="First centers: drawn by k-means++, by k-means|| (five passes over DATA, where k-means++ takes k), at "
         "random from the rows, or a file of k rows.",
     ),
 ]
@@ -69,7 +69,7 @@ Runs = Annotated[
     str,
     typer.Option(
         metavar="auto|N",
-        help="Runs from different first centres, of which the best is kept; auto: 10 for random, else 1.",
+        help="Runs from different first centers, of which the best is kept; auto: 10 for random, else 1.",
     ),
 ]
 MaxIter = Annotated[int, typer.Option(min=1, help="Iterations of a run at most.")]
@@ -77,7 +77,7 @@ Tolerance = Annotated[
     float,
     typer.Option(
         min=0,
-        help="End a run when the centres move less than this in all: squared distance, relative to the mean "
+        help="End a run when the centers move less than this in all: squared distance, relative to the mean "
         "variance of the columns.",
     ),
 ]
@@ -87,11 +87,11 @@ Seed = Annotated[
 Weights = Annotated[
     str | None, typer.Option(metavar="FILE", help="One number ≥ 0 a row: its weight.  [default: all weigh 1]")
 ]
-MetricOption = Annotated[Metric, typer.Option(help="cosine: spherical K-means, of rows and centres scaled to norm 1.")]
+MetricOption = Annotated[Metric, typer.Option(help="cosine: spherical K-means, of rows and centers scaled to norm 1.")]
 AlgorithmOption = Annotated[
     Algorithm,
     typer.Option(
-        help="On a GPU, rows whose nearest centre cannot have changed are left out, with the same result; lloyd: "
+        help="On a GPU, rows whose nearest center cannot have changed are left out, with the same result; lloyd: "
         "where that is likely to pay; elkan: wherever it can be done."
     ),
 ]
@@ -99,7 +99,7 @@ PrecisionOption = Annotated[
     Precision,
     typer.Option(
         help="tf32: on a GPU, labels of float32 data are not proved; some rows in ten thousand, about as near to "
-        "two centres, may get either."
+        "two centers, may get either."
     ),
 ]
 Protect = Annotated[

@@ -111,7 +111,7 @@ def _read_first_centers(path: str, k: int, d: int, *, allow_external: bool) -> "
     matrix = open_fitting(path, lambda shape: shape == (k, d), allow_external=allow_external)
     if matrix.shape != (k, d):
         raise UsageError(
-            f"--init {path}: is {matrix.shape[0]} × {matrix.shape[1]}; expected k × d, {k} × {d}: one row a centre"
+            f"--init {path}: is {matrix.shape[0]} × {matrix.shape[1]}; expected k × d, {k} × {d}: one row a center"
         )
     return matrix.read()
 

@@ -1,4 +1,4 @@
-"""``tsapps predict``: the nearest centre of every row, by the centres that ``tsapps kmeans`` found."""
+"""``tsapps predict``: the nearest center of every row, by the centers that ``tsapps kmeans`` found."""
 
 import os
 from collections.abc import Callable
@@ -81,7 +81,7 @@ def predict(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Give every row of DATA the number of its nearest centre in MODEL_DIR.
+    """Give every row of DATA the number of its nearest center in MODEL_DIR.
 
     Writes the numbers as int32, one a row. Computes in the type that the model was computed in.
     """
@@ -100,7 +100,7 @@ def predict(
     n, d = matrix.shape
     if d != centers.shape[1]:
         raise UsageError(
-            f"{data}: has {d} columns, and the centres in {model} have {centers.shape[1]}: they must agree"
+            f"{data}: has {d} columns, and the centers in {model} have {centers.shape[1]}: they must agree"
         )
     check_room(out, 4 * n)
     inputs = _Inputs(data, matrix, choose(device, resident=matrix.device), model, centers, trained)
@@ -132,7 +132,7 @@ def _label(inputs: _Inputs, device: str, clock: Clock, show: Callable[[str], Non
     with open_engine(matrix, dtype=dtype, device=device, metric=metric, exponent=frame.exponent) as engine:
         centers = engine.place(frame.centered(inputs.centers), frame.mean)
         clock.lap("read")
-        show("nearest centres")
+        show("nearest centers")
         engine.assign(centers, update=False)
         inertia = float(ldexp(engine.inertia(centers), 2 * frame.exponent))
         labels = to_host(engine.labels)
