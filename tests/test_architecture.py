@@ -50,16 +50,15 @@ ARROWS = {
     "apps/abft/at_rest": {*_CORE, "apps/abft/at_rest/gpu"},
     "apps/abft/at_rest/gpu": {*_CORE, "apps/abft/at_rest"},
     "apps/abft/product": _CORE,
-    "apps/kmeans": {"kernels", "kernels/blas", *_stages("batched", "data", "engines", "init", "protect")},
-    # The stages, each of which uses those before it. What uses `engines`, which come last, takes a whole engine or step
-    # as an argument; the same goes for assign of data, and for bounds of update.
-    "apps/kmeans/data": _CORE | _stages("assign", "engines"),
+    "apps/kmeans": {"kernels", "kernels/blas", *_stages("batched", "data", "engines", "init", "protect", "update")},
+    # The stages, each of which uses those before it; assign has the plans of data, and inertia a pass over it.
+    "apps/kmeans/data": _CORE | _stages("assign", "inertia"),
     "apps/kmeans/assign": _CORE | _stages("data"),
-    "apps/kmeans/bounds": _CORE | _stages("data", "assign", "engines"),
-    "apps/kmeans/update": _CORE | _stages("data", "assign", "bounds", "engines"),
-    "apps/kmeans/init": _CORE | _stages("data", "assign", "engines"),
-    "apps/kmeans/protect": {*_CORE, "apps/kmeans", *_stages("data", "assign", "update", "inertia", "engines")},
-    "apps/kmeans/inertia": _CORE | _stages("assign", "protect"),
+    "apps/kmeans/bounds": _CORE | _stages("data", "assign"),
+    "apps/kmeans/update": {*_CORE, "apps/kmeans", *_stages("data", "assign", "bounds")},
+    "apps/kmeans/init": _CORE | _stages("data", "assign"),
+    "apps/kmeans/protect": {*_CORE, "apps/kmeans", *_stages("data", "assign", "update", "inertia")},
+    "apps/kmeans/inertia": _CORE | _stages("data", "assign", "protect"),
     "apps/kmeans/small_d": _CORE | _stages("data", "assign", "bounds", "update"),
     "apps/kmeans/engines": {
         *_CORE,
@@ -70,7 +69,7 @@ ARROWS = {
     "tsapps/matrix": {"kernels", "kernels/system", "tsapps"},
     "tsapps/cli": {
         *("kernels", "kernels/plan", "kernels/system", "tsapps", "tsapps/matrix"),
-        *("apps/abft", "apps/abft/at_rest", "apps/abft/product", "apps/kmeans", *_stages("data", "protect")),
+        *("apps/abft", "apps/abft/at_rest", "apps/abft/product", "apps/kmeans", *_stages("data", "engines", "protect")),
     },
     "tsapps": {"kernels", "kernels/system", "apps/abft", "apps/kmeans", "tsapps/matrix", "tsapps/cli"},
     "bench/common": {"kernels/system"},
@@ -82,7 +81,7 @@ ARROWS = {
         "tsapps",
         "bench/common",
     },
-    "bench/abft": {*_CORE, *_ABFT, *_stages("engines"), "tsapps", "bench/common", "bench/gemm", "bench/kmeans"},
+    "bench/abft": {*_CORE, *_ABFT, *_stages("data", "engines"), "tsapps", "bench/common", "bench/gemm", "bench/kmeans"},
     "bench": {"bench/common", "bench/gemm", "bench/kmeans"},
 }
 

@@ -20,7 +20,7 @@ from tsapps.apps.abft.at_rest.gpu import encode as checksums_gpu
 from tsapps.apps.kmeans import open_engine
 from tsapps.apps.kmeans.batched import api as batched
 from tsapps.apps.kmeans.data.rows import UnitRows
-from tsapps.apps.kmeans.engines.cpu import CpuEngine
+from tsapps.apps.kmeans.engines.engine import HostEngine
 from tsapps.kernels.arrays import as_array
 from tsapps.kernels.devices import Choice
 
@@ -116,14 +116,14 @@ def copied(array):
     return array
 
 
-class StandInEngine(CpuEngine):
-    def __init__(self, source, dtype, sample_weight, index, **options):
+class StandInEngine(HostEngine):
+    def __init__(self, source, dtype, sample_weight, index, options):
         for _, block in (source.source if isinstance(source, UnitRows) else source).blocks(10):
             copied(block)
         if sample_weight is not None:
             copied(sample_weight)
         super().__init__(source, dtype, sample_weight)
-        self.device = f"cuda:{index}"
+        self.data.device = f"cuda:{index}"
 
 
 def stand_in_batches(array, k, first, *_):
@@ -140,8 +140,7 @@ def device(request, monkeypatch):
     for module in (open_engine, batched):
         monkeypatch.setattr(module, "choose_device", lambda request, resident=None: Choice("cuda:0", "it stands in"))
     stand_ins = {
-        "engines.cublas": SimpleNamespace(CublasEngine=StandInEngine),
-        "engines.fused": SimpleNamespace(FusedEngine=StandInEngine),
+        "engines.device_engine": SimpleNamespace(DeviceEngine=StandInEngine),
         "batched.gpu": SimpleNamespace(fit_on_gpu=stand_in_batches),
     }
     for name, module in stand_ins.items():

@@ -276,8 +276,10 @@ class TSKMeans(KMeans):
         if self._runs_scikit_learn(X):
             return like(Passes(self, placed.frame, placed.worked).labels(self._validated_on_host(X)), X)
         with self._open(self._validated(X, reset=False), exponent=placed.frame.exponent) as engine:
-            engine.assign(engine.place(placed.worked, placed.frame.mean), update=False)
-            return like(engine.labels, X)
+            centers = engine.place(placed.worked, placed.frame.mean)
+            step = engine.step_for(len(centers))
+            step.assign(centers, update=False)
+            return like(step.labels, X)
 
     def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Compute the clustering and return the distance of every sample to every center; see `transform`."""
@@ -304,7 +306,7 @@ class TSKMeans(KMeans):
             distances = Passes(self, frame, centers).distances(self._validated_on_host(X))
         else:
             with self._open(self._validated(X, reset=False), exponent=exponent) as engine:
-                distances = engine.distances(engine.place(centers, frame.mean))
+                distances = engine.data.distances(engine.place(centers, frame.mean))
         distances = ldexp(distances, exponent)
         # A frame that set_output asks for is built from host memory.
         return to_host(distances) if self._gives_frames() else like(distances, X)
@@ -321,8 +323,9 @@ class TSKMeans(KMeans):
             X = self._validated(X, reset=False)
             with self._open(X, sample_weight, exponent=placed.frame.exponent) as engine:
                 centers = engine.place(placed.worked, placed.frame.mean)
-                engine.assign(centers, update=False)
-                inertia = engine.inertia(centers)
+                step = engine.step_for(len(centers))
+                step.assign(centers, update=False)
+                inertia = engine.data.inertia(centers, step.labels)
         return -float(ldexp(inertia, 2 * placed.frame.exponent))
 
     def _runs_scikit_learn(self, X: Any) -> bool:

@@ -1,6 +1,6 @@
 """Lloyd's algorithm: one loop for every engine, with scikit-learn's semantics to the letter.
 
-The loop holds the centers in host memory (k×d numbers) and asks an `Engine` for passes over the n samples. It never
+The loop holds the centers in host memory (k×d numbers) and asks a `Step` for iterations over the n samples. It never
 sees X. Random numbers are drawn from one `RandomState` in scikit-learn's order, so the same seed finds the same
 clustering as `sklearn.cluster.KMeans`.
 
@@ -13,24 +13,24 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from tsapps.apps.kmeans.data.blocks import Data
 from tsapps.apps.kmeans.data.frame import Frame, Placed, ScaledRows, exponent_of, is_in_range, ldexp
-from tsapps.apps.kmeans.data.rows import ArrayRows, as_numbers, unit
+from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.empty_clusters import without_empty_clusters
 from tsapps.apps.kmeans.engines.engine import Engine
-from tsapps.apps.kmeans.init.plusplus import is_small, kmeans_parallel, kmeans_plusplus, random_samples
+from tsapps.apps.kmeans.engines.step import Step
+from tsapps.apps.kmeans.initial_centers import Init, initial_centers
 from tsapps.apps.kmeans.protect.checks import Protection
-from tsapps.apps.kmeans.protect.result_check import checked_result, filled_alike
-from tsapps.apps.kmeans.results import Iterated, Report, square_shift
+from tsapps.apps.kmeans.result_check import checked_result, filled_alike
+from tsapps.apps.kmeans.results import IterationResult, Report, square_shift
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["Clustering", "Progress", "fit"]
-
-#: A way to choose the first centers: a name, an array of centers, or a function of (X, k, random_state).
-Init = Any
 
 # Labels are compared so many at a time: as indices they take eight bytes each.
 _LABELS_AT_ONCE = 1 << 21
@@ -48,7 +48,7 @@ class Progress:
         From 1.
     inertia : float
         Of the samples and the centers that they were just assigned to.
-    moved : int
+    n_reassigned : int
         Samples whose label this iteration changed.
     """
 
@@ -80,6 +80,8 @@ class Clustering:
         Steps of a protected fit that went wrong and were made again, in all runs.
     placed : Placed
         The centers as labels were found with them.
+    step, step_reason : str
+        The name of the step that iterated, and why it was selected; see `engines/select_step.py`.
     """
 
     labels: Any
@@ -91,6 +93,8 @@ class Clustering:
     seconds: dict[str, float] = field(default_factory=dict)
     faults: int = 0
     placed: Placed | None = None
+    step: str = ""
+    step_reason: str = ""
 
 
 def fit(
@@ -106,7 +110,7 @@ def fit(
     progress: Callable[[Progress], None] | None = None,
     protect: bool = False,
 ) -> Clustering:
-    """Cluster the samples that `engine` holds; keep the best of `n_init` runs.
+    """Cluster the samples of an engine; keep the best of `n_init` runs.
 
     Parameters
     ----------
@@ -114,7 +118,8 @@ def fit(
     n_clusters : int
         k, with 1 ≤ k ≤ n.
     init : {"k-means++", "k-means||", "random"}, array of shape (k, d), or callable
-        As in scikit-learn, and `seeding.kmeans_parallel`; a callable is given the centered X, a NumPy or CuPy array.
+        As in scikit-learn, and `init.plusplus.kmeans_parallel`; a callable is given the centered X, a NumPy or CuPy
+        array.
     n_init, max_iter, tol, random_state
         As in scikit-learn; `tol` is relative to the mean variance of the features.
     center : bool
@@ -137,51 +142,42 @@ def fit(
     FaultError
         If a step of a protected fit goes wrong again and again.
     """
-    if engine.n_samples < n_clusters:
-        raise ValueError(f"n_samples={engine.n_samples} should be >= n_clusters={n_clusters}.")
+    if engine.data.n_samples < n_clusters:
+        raise ValueError(f"n_samples={engine.data.n_samples} should be >= n_clusters={n_clusters}.")
     if protect and not engine.certifies:
         raise ValueError("protect=True needs precision='exact': of labels that are not proved none can be called wrong")
     runs = _number_of_runs(init, n_init)
     clock = _Clock()
-    with engine:
-        mean, variance = _moments(engine)
-        exponent = 0 if engine.spherical else _exponent(engine, variance)
-    if exponent:
-        engine = engine.over(ScaledRows(engine.source, exponent, engine.dtype))
-        with engine:
-            mean, variance = _moments(engine)
+    engine, mean, variance, exponent = _in_range(engine)
     best: Clustering | None = None
-    engine.protection = Protection() if protect else None
+    protection = Protection() if protect else None
     with engine:
-        if not center or engine.spherical:
-            mean = np.zeros_like(mean)
-        engine.center(mean)
-        frame = Frame(to_host(engine.mean).copy(), exponent)
-        square_norm = engine.square_norm() if progress else 0.0
+        data = engine.data
+        engine.center(mean if center and not data.spherical else np.zeros_like(mean), n_clusters)
+        frame = Frame(to_host(data.mean).copy(), exponent)
+        listener = None if progress is None else _Listener(progress, data, exponent)
         clock.lap("prepare")
         for run in range(runs):
-            centers = _first_centers(engine, n_clusters, init, random_state, frame)
+            centers = initial_centers(engine, n_clusters, init, random_state, frame)
             clock.lap("seed")
-
-            def report(iteration: int, n_reassigned: int, potential: float, run: int = run) -> None:
-                if progress is not None:
-                    inertia = (square_norm + potential) / (2 if engine.spherical else 1)
-                    progress(Progress(run, iteration, float(ldexp(inertia, 2 * exponent)), n_reassigned))
-
-            found = _single_run(engine, centers, max_iter, variance * tol, report if progress else None)
+            step = engine.step_for(n_clusters)
+            step.protection = protection
+            report = None if listener is None else partial(listener.report, run)
+            found = _single_run(step, centers, max_iter, variance * tol, report)
             clock.lap("iterate")
             if best is None or (
                 found.inertia < best.inertia and not _same_clustering(found.labels, best.labels, n_clusters)
             ):
-                best, kept = found, None if engine.protection is None else engine.protection.kept
+                best, kept = found, None if protection is None else protection.kept
                 if runs > 1:
-                    engine.labels = engine.xp.empty_like(found.labels)
+                    best.labels = found.labels.copy()
         assert best is not None  # there is at least one run
-        best.cluster_sizes = engine.cluster_sizes(best.labels, n_clusters)
-        if engine.protection is not None and kept is not None:
+        best.cluster_sizes = step.cluster_sizes(best.labels, n_clusters)
+        best.step, best.step_reason = engine.selection(n_clusters)
+        if protection is not None and kept is not None:
             # They were checked at the end of their run, and others may have come since.
             changed = kept.differs(best.centers)
-            best.faults = engine.protection.faults + changed
+            best.faults = protection.faults + changed
             best.centers = kept.intact(best.centers) if changed else best.centers
     given = frame.restored(best.centers)
     best.placed, best.centers = Placed(frame, best.centers, given), given
@@ -204,20 +200,55 @@ def _warn_of_duplicates(distinct: int, n_clusters: int) -> None:
     )
 
 
-def _exponent(engine: Engine, variance: float) -> int:
+def _in_range(engine: Engine) -> tuple[Engine, np.ndarray, float, int]:
+    """Return an engine over rows that are scaled so that no square of a distance overflows or underflows.
+
+    Returns
+    -------
+    engine : Engine
+    mean : numpy.ndarray of shape (d,)
+        The mean of its rows.
+    variance : float
+        The mean variance of its features.
+    exponent : int
+        Its rows are those of X times 2^−exponent; see `Frame`.
+    """
+    with engine:
+        mean, variance = _moments(engine.data)
+        exponent = 0 if engine.data.spherical else _exponent(engine.data, variance)
+    if exponent:
+        engine = engine.over(ScaledRows(engine.data.source, exponent, engine.data.dtype))
+        with engine:
+            mean, variance = _moments(engine.data)
+    return engine, mean, variance, exponent
+
+
+class _Listener:
+    """Reports iterations to the caller's function."""
+
+    def __init__(self, progress: Callable[[Progress], None], data: Data, exponent: int) -> None:
+        self._progress, self._spherical, self._exponent = progress, data.spherical, exponent
+        self._square_norm = data.square_norm()
+
+    def report(self, run: int, iteration: int, n_reassigned: int, potential: float) -> None:
+        inertia = (self._square_norm + potential) / (2 if self._spherical else 1)
+        self._progress(Progress(run, iteration, float(ldexp(inertia, 2 * self._exponent)), n_reassigned))
+
+
+def _exponent(data: Data, variance: float) -> int:
     """Return the exponent of the unit in which no square of a distance overflows or underflows; see `Frame`."""
-    square = engine.n_features * variance
-    if is_in_range(engine.dtype, square, engine.n_samples * square):
+    square = data.n_features * variance
+    if is_in_range(data.dtype, square, data.n_samples * square):
         return 0
-    first = engine.xp.asarray(0.5 * engine.rows(np.array([0]))[0])
+    first = data.xp.asarray(0.5 * data.rows(np.array([0]))[0])
 
     def extent(_: int, block: Any) -> tuple[float, float]:
         return float(abs(0.5 * block - first).max()), float(abs(block).max())
 
-    centers_half, sizes = zip(*engine.each_block(extent, engine.n_features), strict=True)
+    extents, sizes = zip(*data.each_block(extent, data.n_features), strict=True)
     # What is far from zero beside its spread cannot be scaled up as far.
-    most = np.finfo(engine.dtype).maxexp - 2 - int(np.frexp(max(sizes))[1])
-    return max(exponent_of(max(centers_half)), -most)
+    most = np.finfo(data.dtype).maxexp - 2 - int(np.frexp(max(sizes))[1])
+    return max(exponent_of(max(extents)), -most)
 
 
 def _number_of_runs(init: Init, n_init: int | str) -> int:
@@ -248,83 +279,55 @@ class _Clock:
         self._last = now
 
 
-def _moments(engine: Engine) -> tuple[np.ndarray, float]:
+def _moments(data: Data) -> tuple[np.ndarray, float]:
     """Return the mean of X (d,) and the mean variance of its features."""
-    found, source = engine.moments(), engine.source
-    if not isinstance(source, ArrayRows) or not is_small(engine):
+    found, source = data.moments(), data.source
+    if not isinstance(source, ArrayRows) or not data.is_small:
         return found
     # scikit-learn's own rounding; see SMALL.
-    rounded = engine.rounded_moments()
+    rounded = data.rounded_moments()
     if rounded is not None:
         return rounded
-    X = source.on_host.astype(engine.dtype, order="C", copy=False)
+    X = source.on_host.astype(data.dtype, order="C", copy=False)
     with np.errstate(over="ignore", invalid="ignore"):
         mean = X.mean(axis=0, keepdims=True)
         return mean[0], float(np.mean(np.var(X, axis=0, mean=mean)))
 
 
-def _first_centers(
-    engine: Engine, n_clusters: int, init: Init, random_state: np.random.RandomState, frame: Frame
-) -> np.ndarray:
-    if isinstance(init, str):
-        draw = {"k-means++": kmeans_plusplus, "k-means||": kmeans_parallel, "random": random_samples}[init]
-        return draw(engine, n_clusters, random_state)
-    if callable(init):
-        centers = init(engine.centered(), n_clusters, random_state=random_state)
-        centers = to_host(as_numbers(centers, "what init returned"))
-    else:
-        centers = to_host(as_numbers(init, "init"))
-    centers = np.array(centers, dtype=engine.dtype)  # never the caller's own
-    if centers.shape != (n_clusters, engine.n_features):
-        raise ValueError(
-            f"the initial centers have shape {centers.shape}; "
-            f"expected (n_clusters, n_features) = ({n_clusters}, {engine.n_features})"
-        )
-    if not np.isfinite(centers).all():
-        row, column = np.argwhere(~np.isfinite(centers))[0]
-        raise ValueError(f"initial center {row}, feature {column} is {centers[row, column]}; expected finite numbers")
-    if engine.spherical:
-        if not centers.any(axis=1).all():
-            index = int(np.flatnonzero(~centers.any(axis=1))[0])
-            raise ValueError(f"initial center {index} is zero, and has no direction: metric='cosine' needs another")
-        return unit(centers)
-    return centers if callable(init) else frame.centered(centers)
-
-
-def _single_run(engine: Engine, first: np.ndarray, max_iter: int, tol: float, report: Report | None) -> Clustering:
+def _single_run(step: Step, first: np.ndarray, max_iter: int, tol: float, report: Report | None) -> Clustering:
     """Iterate until no label changes, the centers move less than `tol` in all (squared), or `max_iter`.
 
     A protected run makes a step again that went wrong, and all of it where its result cannot be made twice.
     """
-    protection = engine.protection
+    protection = step.protection
     if protection is not None:
         protection.begin_run()
     while True:
-        ended = _iterated(engine, first, max_iter, tol, report)
+        ended = _iterated(step, first, max_iter, tol, report)
         if ended is None:
             continue
         found, centers, done, converged = ended
         if not found.strict:
             # So that the labels are those of the final centers.
-            engine.assign(centers, update=False)
+            step.assign(centers, update=False)
         if protection is None:
-            inertia = engine.result_inertia(centers)
+            inertia = step.inertia(centers)
             break
-        inertia, fault = checked_result(engine, protection, found, centers)
+        inertia, fault = checked_result(step, protection, found, centers)
         if fault is None:
             break
         protection.found(fault, "the result of a run")
-    return Clustering(engine.labels, centers, inertia, done, converged)
+    return Clustering(step.labels, centers, inertia, done, converged)
 
 
 def _iterated(
-    engine: Engine, first: np.ndarray, max_iter: int, tol: float, report: Report | None
-) -> tuple[Iterated, np.ndarray, int, bool] | None:
+    step: Step, first: np.ndarray, max_iter: int, tol: float, report: Report | None
+) -> tuple[IterationResult, np.ndarray, int, bool] | None:
     """Iterate from the first centers of a run, (k, d), which stay as they are.
 
     Returns
     -------
-    found : Iterated
+    found : IterationResult
         The last iterations.
     centers : numpy.ndarray of shape (k, d)
     done : int
@@ -332,26 +335,26 @@ def _iterated(
     converged : bool
         All are None if a protected run lost its centers, and is to begin again.
     """
-    protection = engine.protection
-    engine.forget_labels()
+    protection = step.protection
+    step.reset()
     centers, done, converged = first.copy(), 0, False
     if protection is not None:
         protection.keep(first)
     while done < max_iter and not converged:
-        found = engine.iterate(centers, done, max_iter, tol, report)
+        found = step.iterate(centers, done, max_iter, tol, report)
         done += found.count
         centers, shift = found.centers, found.shift
         if protection is not None and found.fault is not None:
             protection.found(found.fault, "the centers of a run" if found.lost else f"iteration {done + 1}")
             if found.lost:
                 return None
-            engine.forget_labels()
+            step.reset()
             continue
         converged = found.strict
         if found.empty is not None:
-            centers = without_empty_clusters(engine, found.empty, found.centers)
+            centers = without_empty_clusters(step.data, step.labels, found.empty, found.centers)
             shift = square_shift(found.centers, centers)
-            if protection is not None and not filled_alike(engine, protection, found.empty, centers):
+            if protection is not None and not filled_alike(step, protection, found.empty, centers):
                 protection.found("clusters that were empty were filled otherwise the second time", "a run")
                 return None
             # Labels may have stood, and yet not be those of the new centers.

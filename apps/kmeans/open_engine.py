@@ -7,7 +7,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.frame import ScaledRows
 from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, SparseRows, UnitRows, as_numbers, check_real
-from tsapps.apps.kmeans.engines.engine import Engine
+from tsapps.apps.kmeans.engines.engine import Engine, HostEngine
 from tsapps.kernels.arrays import gpu_index, to_host
 from tsapps.kernels.devices import Choice, choose_device
 
@@ -184,8 +184,8 @@ def open_engine(
     precision : {"exact", "tf32"}
         Whether the kernels of this package prove labels of float32 data, see `TSKMeans`; others always do.
     bounds : bool, optional
-        Whether the fused engine leaves out rows whose labels stand, by default where that is likely to pay; all others
-        take no notice.
+        Whether kernels of this package skip rows whose label cannot change, by default where that is likely to pay;
+        others ignore it.
     exponent : int
         Rows are worked on times 2^−exponent; see `Frame`.
 
@@ -210,18 +210,13 @@ def open_engine(
     def over(rows: Rows) -> Engine:
         made: Engine
         if not choice.is_gpu:
-            from tsapps.apps.kmeans.engines.cpu import CpuEngine
-
-            made = CpuEngine(rows, dtype, weights)
-        elif engine == "cublas":
-            from tsapps.apps.kmeans.engines.cublas import CublasEngine
-
-            made = CublasEngine(rows, dtype, weights, choice.index)
+            made = HostEngine(rows, dtype, weights)
         else:
-            from tsapps.apps.kmeans.engines.fused import FusedEngine
+            from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
+            from tsapps.apps.kmeans.engines.select_step import Options
 
-            options: dict[str, Any] = {"always": engine == "fused", "precision": precision, "bounds": bounds}
-            made = FusedEngine(rows, dtype, weights, choice.index, **options)
+            options = Options(engine != "cublas", engine == "fused", precision, bounds)
+            made = DeviceEngine(rows, dtype, weights, choice.index, options)
         made.over = over
         return made
 

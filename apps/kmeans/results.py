@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Assignment", "Iterated", "Report", "square_shift"]
+__all__ = ["Assignment", "IterationResult", "Report", "square_shift"]
 
 
 @dataclass
@@ -14,7 +14,7 @@ class Assignment:
 
     Attributes
     ----------
-    moved : int
+    n_reassigned : int
         Samples whose label changed.
     sums : numpy.ndarray of shape (k, d), float64
         Weighted sum of the (centered) samples of each cluster.
@@ -45,7 +45,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Iterated:
+class IterationResult:
     """Where some iterations ended.
 
     Attributes

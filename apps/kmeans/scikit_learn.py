@@ -21,10 +21,10 @@ from sklearn.cluster._kmeans import _labels_inertia
 from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils import assert_all_finite, check_random_state
 
+from tsapps.apps.kmeans.data.distances import distances_of
 from tsapps.apps.kmeans.data.frame import Frame, Placed, is_in_range, ldexp, length, shrinking
 from tsapps.apps.kmeans.data.rows import check_real
-from tsapps.apps.kmeans.engines.cpu import distances_of
-from tsapps.apps.kmeans.init.plusplus import kmeans_parallel
+from tsapps.apps.kmeans.initial_centers import draw_centers
 from tsapps.apps.kmeans.open_engine import check_weights, open_engine
 from tsapps.kernels.arrays import as_array, kind_of, refuse_masked, to_host
 from tsapps.kernels.blas.threads import one_blas_thread, threads_kept
@@ -169,7 +169,7 @@ def _init_for_scikit_learn(init: Any, n_init: Any, sample_weight: Any) -> dict[s
 
     def draw(X: Any, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
         with open_engine(X, sample_weight=sample_weight, device="cpu") as engine:
-            return kmeans_parallel(engine, n_clusters, random_state)
+            return draw_centers(engine, "k-means||", n_clusters, random_state)
 
     def unmasked(*arguments: Any, **options: Any) -> Any:
         centers = init(*arguments, **options)

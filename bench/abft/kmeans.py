@@ -1,15 +1,13 @@
 """Faults in protected K-means: cells of the campaign, a fault, a time and an engine each; see `kmeans_faults.py`."""
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import product
 from typing import Any
 
 from bench.abft.campaign import Cell, Counts
-from bench.kmeans.faults import FAULTS, KINDS, WHEN, Seams, tried
-from tsapps.apps.kmeans.engines.cpu import CpuEngine
+from bench.kmeans.faults import FAULTS, KINDS, WHEN, host_engine, tried, with_seams
 
-__all__ = ["cells", "try_kmeans"]
+__all__ = ["cells", "engine_of", "try_kmeans"]
 
 # Trials of a cell, each a fit with a fault and one without; samples and features at most.
 _TRIALS, _MOST = 10, (898, 8)
@@ -26,7 +24,7 @@ def try_kmeans(cell: Cell, seed: int, device: str) -> Counts:
     rng, counts = cell.generator(seed), Counts()
     fault, _, when = cell.fault.partition("; ")
     for _ in range(_TRIALS):
-        outcome = tried(_engine(device), FAULTS[fault], when, cell.distribution, cell.dtype, rng)
+        outcome = tried(engine_of(device), FAULTS[fault], when, cell.distribution, cell.dtype, rng)
         counts.trials += 1
         counts.harmless += outcome in ("no effect", "healed")
         counts.miscorrected += outcome.startswith("other")
@@ -38,9 +36,16 @@ def try_kmeans(cell: Cell, seed: int, device: str) -> Counts:
     return counts
 
 
-def _engine(device: str) -> Any:
+def engine_of(device: str) -> Any:
+    """Return what makes an engine on a device whose step has seams; see `faults.injected`."""
     if device == "cpu":
-        return type("FaultyCpuEngine", (Seams, CpuEngine), {})
-    from tsapps.apps.kmeans.engines.cublas import CublasEngine
+        return host_engine
+    from tsapps.apps.kmeans.data.device_data import DeviceData
+    from tsapps.apps.kmeans.engines.cublas_step import CublasStep
+    from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
+    from tsapps.apps.kmeans.engines.select_step import Options
 
-    return partial(type("FaultyCublasEngine", (Seams, CublasEngine), {}), index=0)
+    def cublas_engine(*given: Any) -> Any:
+        return with_seams(DeviceEngine(*given, 0, Options(kernels=False)), DeviceData, CublasStep, *given, 0)
+
+    return cublas_engine

@@ -78,7 +78,7 @@ def fit(X: Any, k: int, bounds: bool, iterations: int) -> tuple[Any, list[float]
     with open_engine(X, engine="fused", bounds=bounds) as engine:
         tell = {"progress": lambda _: times.append(time.perf_counter()), "random_state": np.random.RandomState(0)}
         found = lloyd.fit(engine, k, **options, **tell)
-        return found, times, engine.examined() if bounds else None
+        return found, times, engine.step_for(k).examined() if bounds else None
 
 
 def measure(shape: Shape, kind: str, seed: int, cupy: Any) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ with that of a fit without it:
     other noticed     another result, though something was found
     other unnoticed   another result
 
-A protected fit gives none of the last two. Seams are methods of `Engine`, so that one class serves every engine that
-shares `Engine.assign`; those of our own kernels, which iterate without the host, are in `kmeans_faults_gpu.py`.
+A protected fit gives none of the last two. Seams are methods of `BlockStep`: one class serves all of its
+subclasses.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans import lloyd
+from tsapps.apps.kmeans.data.host_data import HostData
 from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, UnitRows
-from tsapps.apps.kmeans.engines.engine import Engine
+from tsapps.apps.kmeans.engines.block_step import BlockStep
+from tsapps.apps.kmeans.engines.engine import Engine, HostEngine
+from tsapps.apps.kmeans.engines.host_step import HostStep
 from tsapps.apps.kmeans.protect.checks import FaultError
-from tsapps.apps.kmeans.results import Assignment, Iterated, Report
+from tsapps.apps.kmeans.results import Assignment, IterationResult, Report
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["FAULTS", "KINDS", "OUTCOMES", "WHEN", "Data", "Fault", "Trial", "draw", "injected", "outcome_of", "tried"]
@@ -165,8 +168,23 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-class Seams(Engine):
-    """An engine that injects one fault, and records which centers its assignments were given."""
+class SmallBlocks:
+    """Data in blocks of few rows, one after the other, so that trials can be repeated; to be put before `Data`."""
+
+    #: The first row of the block that is worked on.
+    start = 0
+
+    def block_rows(self, n_columns: int) -> int:  # noqa: ARG002 (of any width)
+        return _ROWS
+
+    def each_block(self, work: Callable[[int, Any], Any], n_columns: int) -> Iterator[Any]:
+        for start, block in self.blocks(n_columns):  # type: ignore[attr-defined]
+            self.start = start
+            yield work(start, self.prepared(block))  # type: ignore[attr-defined]
+
+
+class Seams(BlockStep):
+    """A step that injects one fault, and records which centers its assignments were given."""
 
     trial: Trial | None = None
     #: Assignments begun, and as many as the iterations of the first run took.
@@ -188,15 +206,6 @@ class Seams(Engine):
             self._done = True
             trial.fault.change(np.random.default_rng(trial.seed), *arrays)
 
-    def block_rows(self, n_columns: int) -> int:  # noqa: ARG002 (of any width)
-        return _ROWS
-
-    def each_block(self, work: Callable[[int, Any], Any], n_columns: int) -> Iterator[Any]:
-        # In order, for trials to be repeatable.
-        for start, block in self.blocks(n_columns):
-            self._start = start
-            yield work(start, self.prepared(block))
-
     def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:
         self._inject("before", centers, centers if self._old is None else self._old, made=self.made)
         if self.protection is not None and hasattr(self.protection, "kept"):
@@ -213,8 +222,8 @@ class Seams(Engine):
         self._inject("copy", columns, norms, made=self.made)
         labels, scores, sums, totals = super().assign_block(block, weights, columns, norms, **options)
         if options["update"] and self.trial is not None:
-            number = self.trial.seed % -(-self.n_samples // _ROWS)
-            if self._start == number * _ROWS:
+            number = self.trial.seed % -(-self.data.n_samples // _ROWS)
+            if self.data.start == number * _ROWS:
                 self._inject("block", sums, totals, made=self.made)
         return labels, scores, sums, totals
 
@@ -223,7 +232,9 @@ class Seams(Engine):
         self._inject("next", following, centers, made=self.made - 1)
         return following
 
-    def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
+    def iterate(
+        self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None
+    ) -> IterationResult:
         found = super().iterate(centers, before, last, tol, report)
         if found.fault is None and found.at is not None:
             self._inject("iterated", found)
@@ -235,9 +246,9 @@ class Seams(Engine):
         self._inject("result", centers)
         return super().checked_inertia(centers)
 
-    def result_inertia(self, centers: np.ndarray) -> float:
+    def inertia(self, centers: np.ndarray) -> float:
         self._result = centers
-        return super().result_inertia(centers)
+        return super().inertia(centers)
 
     def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
         self._inject("given", self._result)
@@ -264,25 +275,37 @@ def draw(kind: str, dtype: str, rng: np.random.Generator) -> Data:
     return Data(source, k, weights, {"init": init.astype(dtype), "tol": 0.0, "max_iter": max_iter})
 
 
-def injected(seams: Callable[..., Engine], of: Data, trial: Trial | None, *, protect: bool = True) -> tuple[Any, Any]:
-    """Fit once; return the engine, and the clustering or None where the fit raised a `FaultError`.
+def host_engine(source: Rows, dtype: np.dtype, weights: np.ndarray | None) -> Engine:
+    """Return an engine on the CPU whose step has seams."""
+    return with_seams(HostEngine(source, dtype, weights), HostData, HostStep, source, dtype, weights)
 
-    `seams` is called as an engine is, and takes a `trial`.
+
+def with_seams(engine: Engine, data: type, step: type, *arguments: Any) -> Engine:
+    """Give an engine data in small blocks, made of `arguments`, and a step with seams; return it."""
+    engine.data = type("SmallBlocksData", (SmallBlocks, data), {})(*arguments)
+    engine.blocks = type("FaultyStep", (Seams, step), {})(engine.data)
+    return engine
+
+
+def injected(seams: Callable[..., Engine], of: Data, trial: Trial | None, *, protect: bool = True) -> tuple[Any, Any]:
+    """Fit once; return the step, and the clustering or None where the fit raised a `FaultError`.
+
+    `seams` is called as an engine is, and its `blocks` take a `trial`.
     """
     engine: Any = seams(of.source, of.source.dtype, of.weights)
-    engine.trial = trial
+    engine.blocks.trial = trial
     options = {name: one.copy() if isinstance(one, np.ndarray) else one for name, one in of.options.items()}
     with np.errstate(all="ignore"):
         try:
             found = lloyd.fit(engine, of.k, protect=protect, random_state=np.random.RandomState(0), **options)
         except FaultError:
             found = None
-    return engine, found
+    return engine.blocks, found
 
 
 def outcome_of(clean: tuple[Any, Any], faulty: tuple[Any, Any]) -> str:
     """Return what became of a trial, one of `OUTCOMES`, from what `injected` returned without the fault and with it."""
-    (engine, expected), (tried_engine, found) = clean, faulty
+    (step, expected), (tried_step, found) = clean, faulty
     if found is None:
         return "raised"
     same = (
@@ -295,7 +318,7 @@ def outcome_of(clean: tuple[Any, Any], faulty: tuple[Any, Any]) -> str:
         return "other noticed" if found.faults else "other unnoticed"
     if found.faults:
         return "repaired"
-    return "no effect" if tried_engine.path == engine.path else "healed"
+    return "no effect" if tried_step.path == step.path else "healed"
 
 
 def _assignment(engine: Any, when: str, rng: np.random.Generator) -> int:

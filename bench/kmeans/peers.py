@@ -80,37 +80,39 @@ class Tsapps(Peer):
         options: dict[str, Any] = {"engine": self.engine, "precision": self.precision, "bounds": self.bounds}
         return open_engine(self.X, device=self.device, **options)
 
-    def _engine(self) -> Any:
-        """Return an engine that holds X as a fit does, centered."""
+    def _step(self) -> Any:
+        """Return the step of an engine that holds X as a fit does, centered."""
         if self._open is None:
             from tsapps.apps.kmeans.protect.checks import Protection
 
             engine = self._opened()
             with engine:
-                engine.center(engine.moments()[0])
+                engine.center(engine.data.moments()[0], self.k)
                 if self.settles and self.device == "cuda" and not engine.serves(self.k):
                     raise ValueError("no kernel of ours serves this shape: it goes to the cublas engine")
-                if self.protect:
-                    engine.protection = Protection()
-                engine.forget_labels()
-            self._open, self._mean = engine, to_host(engine.mean)
+                step = engine.step_for(self.k)
+                step.protection = Protection() if self.protect else None
+                step.reset()
+            self._open, self._mean = step, to_host(engine.data.mean)
             self._centered = self.given - self._mean
         return self._open
 
     def step(self) -> tuple[Any, Any]:
         """Assign on the device, and divide the sums on the host, as a fit does."""
-        with self._engine() as engine:
-            found = engine.assign(self._centered)
+        step = self._step()
+        with step.data:
+            found = step.assign(self._centered)
         means = found.sums / np.maximum(found.weights, 1)[:, np.newaxis]
-        return engine.labels, means.astype(engine.dtype) + self._mean
+        return step.labels, means.astype(step.data.dtype) + self._mean
 
     def iterate(self, iterations: int) -> int:
         """Make so many iterations from the given centers and no labels; return how many were made."""
-        with self._engine() as engine:
-            engine.forget_labels()
-            if engine.protection is not None:
-                engine.protection.keep(self._centered)
-            return int(engine.iterate(self._centered, 0, iterations, 0.0, None).count)
+        step = self._step()
+        with step.data:
+            step.reset()
+            if step.protection is not None:
+                step.protection.keep(self._centered)
+            return int(step.iterate(self._centered, 0, iterations, 0.0, None).count)
 
     def fit(self, iterations: int) -> int:
         """Fit a `TSKMeans`."""

@@ -49,8 +49,8 @@ base._BLOCK_BYTES = 1 << 16
 sys.argv = ["tsapps", *command]
 from tsapps.apps.abft.at_rest import source
 source._PART_BYTES = 1 << 16
-from tsapps.apps.kmeans.engines import cpu
-cpu._TASK_ELEMENTS = 1 << 14
+from tsapps.apps.kmeans.data import host_data
+host_data._TASK_ELEMENTS = 1 << 14
 from tsapps.__main__ import main
 main()
 """

@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 import tsapps
-from tsapps.kernels import devices
+from tsapps.kernels import devices, gpu_specs
 from tsapps.kernels.system.cache import cache_directory
 
 H100 = devices.Gpu(0, "NVIDIA H100", "9.0", 132, 80 << 30, 50 << 20)
@@ -27,12 +27,16 @@ def test_without_a_gpu_says_why(succeed):
 
 def test_with_a_gpu_names_it(succeed, monkeypatch):
     monkeypatch.setattr(devices, "_probe", lambda: ((H100,), ""))
+    monkeypatch.setattr(gpu_specs, "live", lambda _: gpu_specs.KNOWN["H100"])
     report = json.loads(succeed("info", "--json"))
     assert report["gpus"] == [H100.as_dict()]
     assert report["auto"]["device"] == "cuda:0"
     table = succeed("info")
     assert "NVIDIA H100, 80.0 GiB, compute capability 9.0, 132 multiprocessors" in table
     assert "cuda:0: NVIDIA H100 is available" in table
+    assert [of["step"] for of in report["kmeans_steps"]["cuda:0"]] == ["small_d", "small_k", "large_k"]
+    assert "cuda:0 K-means 1M × 128, k = 64" in table
+    assert "small_k: k = 64 <= 64: centers stay in shared memory" in table
 
 
 def test_table(succeed):

@@ -8,7 +8,7 @@ import pytest
 from sklearn.cluster import KMeans
 
 from tsapps import TSKMeans
-from tsapps.apps.kmeans.engines.cpu import CpuEngine
+from tsapps.apps.kmeans.engines.host_step import HostStep
 from tsapps.errors import ExitCode
 from tsapps.matrix import EXTENSIONS
 
@@ -81,14 +81,14 @@ def test_protect(succeed, directory, iris):
 
 
 def test_a_machine_that_computes_wrongly(run, directory, iris, monkeypatch):
-    assign = CpuEngine.assign
+    assign = HostStep.assign
 
     def wrong(self, *arguments, **options):
         step = assign(self, *arguments, **options)
         step.weights += 1
         return step
 
-    monkeypatch.setattr(CpuEngine, "assign", wrong)
+    monkeypatch.setattr(HostStep, "assign", wrong)
     result = run("kmeans", "iris.npy", "--k", 3, "--protect")
     assert result.exit_code == ExitCode.CORRUPTION
     assert "iteration 1 went wrong 4 times" in result.stderr
@@ -165,6 +165,7 @@ def test_summary(succeed, directory, iris):
     assert summary["input"] == str(directory / "iris.npy")
     assert summary["command"] == "tsapps kmeans iris.npy --k 3 --seed 5 --device cpu"
     assert summary["device"] == "cpu"
+    assert (summary["step"], summary["step_reason"]) == ("host", "the device is the CPU")
     assert summary["cluster_sizes"] == np.bincount(labels).tolist()
     assert set(summary["seconds"]) == {"start", "read", "prepare", "seed", "iterate", "write", "total"}
     assert {"tsapps", "python", "numpy", "scikit-learn"} <= set(summary["versions"])

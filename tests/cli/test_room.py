@@ -83,7 +83,7 @@ def test_what_is_damaged_is_repaired_in_place_only_with_room(files, flip, refuse
 
 @pytest.mark.parametrize("command", [["kmeans", "x.npy", "--k", 3], ["predict", "model", "x.npy"]])
 def test_memory_that_is_not_there(files, refuse, monkeypatch, command):
-    monkeypatch.setattr("tsapps.apps.kmeans.engines.cpu.available_host_memory", lambda: 4000)
+    monkeypatch.setattr("tsapps.apps.kmeans.data.host_data.available_host_memory", lambda: 4000)
     line = refuse(ExitCode.FAILURE, *command)
     assert line.startswith("tsapps: out of memory: x.npy: 0.00 GiB are needed besides the data, and 0.00 GiB are ")
 

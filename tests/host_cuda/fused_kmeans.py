@@ -1,4 +1,4 @@
-"""Runs iterations of the fused K-means engine by its kernels' own source on the CPU, as `FusedEngine` launches them."""
+"""Runs iterations of `SmallKStep` by its kernels' own source on the CPU, as it launches them."""
 
 from functools import cache, partial
 
@@ -214,7 +214,7 @@ def libraries():
 
 
 class Iterations:
-    """X and what iterations keep of it, as `FusedEngine` has them."""
+    """X and what iterations keep of it, as a step has them."""
 
     panels, columns, tile = 0, 8, 1
     #: Whether iterations may have bounds.

@@ -1,4 +1,4 @@
-"""Runs the source of inertia.cuh and cublas_step.cuh on the CPU, as `CublasEngine` launches them."""
+"""Runs the source of inertia.cuh and passes.cuh on the CPU, as `DeviceData` launches them."""
 
 from functools import cache, partial
 
@@ -52,7 +52,7 @@ def source(dtype):
     kernels = ", ".join(f"kmeans::add_inertia<{T}, {W}, {one}>" for one in flags)
     return f"""
 #include "apps/kmeans/inertia/inertia.cuh"
-#include "apps/kmeans/engines/cublas_step.cuh"
+#include "apps/kmeans/data/passes.cuh"
 using Kernel = decltype(&kmeans::add_inertia<{T}, {W}, true, true, true>);
 extern "C" void inertia(long long which, const void* X, const void* mean, const void* centers, const int* labels,
                         const void* weights, long long n, long long k, long long d, long long log2_lanes,

@@ -13,8 +13,8 @@ from sklearn.base import clone
 
 from tsapps import TSKMeans
 from tsapps.apps.kmeans import lloyd
+from tsapps.apps.kmeans.data.host_data import HostData
 from tsapps.apps.kmeans.data.rows import ArrayRows
-from tsapps.apps.kmeans.engines.cpu import CpuEngine
 from tsapps.apps.kmeans.open_engine import open_engine
 
 
@@ -142,11 +142,11 @@ def test_one_step_is_euclidean_on_unit_rows(X):
     """Where both are defined: labels, the cluster of every sample, and the inertia, which is half."""
     X = unit(X)
     euclidean, cosine = (open_engine(X, device="cpu", metric=metric) for metric in ("euclidean", "cosine"))
-    steps = [engine.assign(X[:12].copy()) for engine in (euclidean, cosine)]
-    np.testing.assert_array_equal(euclidean.labels, cosine.labels)
+    steps = [engine.step_for(12).assign(X[:12].copy()) for engine in (euclidean, cosine)]
+    np.testing.assert_array_equal(euclidean.blocks.labels, cosine.blocks.labels)
     np.testing.assert_allclose(steps[0].sums, steps[1].sums, atol=1e-11)
-    assert cosine.inertia(X[:12]) == pytest.approx(euclidean.inertia(X[:12]) / 2)
-    np.testing.assert_allclose(cosine.distances(X[:12]), euclidean.distances(X[:12]) ** 2 / 2, atol=1e-14)
+    assert cosine.blocks.inertia(X[:12]) == pytest.approx(euclidean.blocks.inertia(X[:12]) / 2)
+    np.testing.assert_allclose(cosine.data.distances(X[:12]), euclidean.data.distances(X[:12]) ** 2 / 2, atol=1e-14)
     final = TSKMeans(12, init=X[:12], tol=0, metric="cosine", device="cpu").fit(X)
     by_distance = oracle.square_distances(X, final.cluster_centers_).argmin(axis=1)
     np.testing.assert_array_equal(final.labels_, by_distance)
@@ -169,7 +169,7 @@ def test_blocks_frames_and_sparse_rows_as_arrays(X, monkeypatch):
     expected = clone(kmeans).fit(X)
     others = [ArrayRows(X), csr_matrix(X), X.tolist(), np.asfortranarray(X)]
     found = [clone(kmeans).fit(other) for other in others]
-    monkeypatch.setattr(CpuEngine, "fits", lambda self, size: False)
+    monkeypatch.setattr(HostData, "fits", lambda self, size: False)
     found.append(clone(kmeans).fit(ArrayRows(X)))  # read in every pass
     for model in found:
         np.testing.assert_array_equal(model.labels_, expected.labels_)

@@ -145,12 +145,12 @@ def test_halves_are_worked_on_in_float32(data_sets, dtype, place):
 @pytest.fixture
 def no_memory(monkeypatch):
     """Make the engine read X from its source in every pass, through small pinned buffers."""
-    from tsapps.apps.kmeans.engines import cublas
+    from tsapps.apps.kmeans.data import device_data, host_stream
 
-    monkeypatch.setattr(cublas.CublasEngine, "fits", lambda self, size: False)
-    monkeypatch.setattr(cublas.CublasEngine, "_borrow", lambda self: None)
-    monkeypatch.setattr(cublas, "_PINNED_BYTES", 1 << 16)
-    monkeypatch.setattr(cublas, "_BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr(device_data.DeviceData, "fits", lambda self, size: False)
+    monkeypatch.setattr(device_data.DeviceData, "_borrow", lambda self: None)
+    monkeypatch.setattr(host_stream, "_PINNED_BYTES", 1 << 16)
+    monkeypatch.setattr(device_data, "_BLOCK_BYTES", 1 << 20)
 
 
 @pytest.mark.parametrize("place", [np.asarray, cupy.asarray], ids=["host", "gpu"])
@@ -160,7 +160,7 @@ def test_moments_are_rounded_as_numpy_rounds_them(n, d, dtype, place, rng):
     X = (10.0 ** rng.integers(-3, 3, d) * (rng.standard_normal((n, d)) + 1)).astype(dtype)
     expected = X.mean(axis=0)
     with open_engine(place(X), device="cuda") as engine:
-        mean, variance = engine.rounded_moments()
+        mean, variance = engine.data.rounded_moments()
     np.testing.assert_array_equal(mean, expected)
     assert variance == float(np.mean(np.var(X, axis=0, mean=expected[np.newaxis])))
 
@@ -174,7 +174,7 @@ def test_moments_are_rounded_as_numpy_rounds_them(n, d, dtype, place, rng):
 def test_streamed_finds_the_same(no_memory, data_sets, dtype, place):
     X = (data_sets["china"][0][:60_000] * 255).astype(dtype)
     engine = open_engine(ArrayRows(place(X)), device="cuda")
-    assert engine.held is None
+    assert engine.data.held is None
     found = lloyd.fit(engine, 7, random_state=np.random.RandomState(0))
     expected = KMeans(7, random_state=0).fit(X)
     assert found.n_iter == expected.n_iter_
@@ -189,24 +189,24 @@ def test_passes_are_the_references(n, d, k, seed):
     X = rng.standard_normal((n, d)) + 100
     weights = rng.random(n)
     engine = open_engine(cupy.asarray(X), device="cuda", sample_weight=weights)
-    engine.block_rows = lambda n_columns: 700
-    mean, variance = engine.moments()
+    engine.data.block_rows = lambda n_columns: 700
+    mean, variance = engine.data.moments()
     np.testing.assert_allclose(mean, X.mean(axis=0), rtol=1e-13)
     np.testing.assert_allclose(variance, X.var(axis=0).mean(), rtol=1e-9, atol=1e-13)
-    engine.center(mean)
-    centers = rng.standard_normal((k, d))
-    step = engine.assign(centers)
-    labels = engine.labels.get()
+    engine.center(mean, k)
+    centers, step = rng.standard_normal((k, d)), engine.step_for(k)
+    found = step.assign(centers)
+    labels = step.labels.get()
     oracle.assert_nearest(X - mean, centers, labels, np.float64)
     for j in range(k):
         mine = labels == j
-        np.testing.assert_allclose(step.weights[j], weights[mine].sum(), rtol=1e-12)
-        np.testing.assert_allclose(step.sums[j], weights[mine] @ (X - mean)[mine], atol=1e-12 * n)
+        np.testing.assert_allclose(found.weights[j], weights[mine].sum(), rtol=1e-12)
+        np.testing.assert_allclose(found.sums[j], weights[mine] @ (X - mean)[mine], atol=1e-12 * n)
     own = oracle.square_distances(X - mean, centers)[np.arange(n), labels]
-    np.testing.assert_allclose(engine.own_distances(centers), own, rtol=1e-12)
-    assert engine.inertia(centers) == pytest.approx(own @ weights, rel=1e-12)
+    np.testing.assert_allclose(engine.data.own_distances(centers, step.labels), own, rtol=1e-12)
+    assert step.inertia(centers) == pytest.approx(own @ weights, rel=1e-12)
     every = oracle.square_distances(X - mean, centers[:20]).T
-    np.testing.assert_allclose(engine.square_distances(centers[:20]).get(), every, rtol=1e-12)
+    np.testing.assert_allclose(engine.data.square_distances(centers[:20]).get(), every, rtol=1e-12)
 
 
 def test_many_clusters(rng):
@@ -263,12 +263,13 @@ def test_one_step_is_the_references(n, d, k, seed, wide):
     X -= X.mean(axis=0)
     centers = rng.standard_normal((k, d)).astype(dtype)
     engine = open_engine(cupy.asarray(X), device="cuda")
-    step = engine.assign(centers)
+    step = engine.step_for(k)
+    found = step.assign(centers)
     labels, expected = oracle.lloyd_step(X, centers)
-    oracle.assert_nearest(X, centers, engine.labels.get(), dtype)
-    if np.array_equal(labels, engine.labels.get()):
-        filled = step.weights > 0
-        got = step.sums[filled] / step.weights[filled, np.newaxis]
+    oracle.assert_nearest(X, centers, step.labels.get(), dtype)
+    if np.array_equal(labels, step.labels.get()):
+        filled = found.weights > 0
+        got = found.sums[filled] / found.weights[filled, np.newaxis]
         np.testing.assert_allclose(got, expected[filled], rtol=0, atol=oracle.gamma(n + 3, dtype) * np.abs(X).max() * 4)
 
 

@@ -15,8 +15,8 @@ from sklearn.exceptions import ConvergenceWarning
 
 from tsapps import TSKMeans
 from tsapps.apps.kmeans import lloyd
+from tsapps.apps.kmeans.data.host_data import HostData
 from tsapps.apps.kmeans.data.rows import ArrayRows
-from tsapps.apps.kmeans.engines.cpu import CpuEngine
 from tsapps.apps.kmeans.open_engine import open_engine
 
 
@@ -28,8 +28,8 @@ def streamed(X, name="X"):
 @pytest.fixture
 def no_memory(monkeypatch):
     """Make the engine read X from its source in every pass."""
-    monkeypatch.setattr(CpuEngine, "fits", lambda self, size: False)
-    monkeypatch.setattr(CpuEngine, "_borrow", lambda self: None)
+    monkeypatch.setattr(HostData, "fits", lambda self, size: False)
+    monkeypatch.setattr(HostData, "_borrow", lambda self: None)
 
 
 def test_four_points_by_hand():
@@ -131,11 +131,11 @@ def test_sparse_rows_cluster_as_dense():
 def test_streamed_is_resident_bit_for_bit(no_memory, data_sets, dtype):
     X = (data_sets["china"][0][:60_000] * 255).astype(dtype)
     streaming = open_engine(streamed(X), device="cpu")
-    assert streaming.held is None
+    assert streaming.data.held is None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CpuEngine, "fits", lambda self, size: True)
+        patch.setattr(HostData, "fits", lambda self, size: True)
         resident = open_engine(streamed(X), device="cpu")
-    assert resident.held is not None
+    assert resident.data.held is not None
     one, other = (lloyd.fit(e, 5, random_state=np.random.RandomState(0)) for e in (streaming, resident))
     np.testing.assert_array_equal(one.labels, other.labels)
     np.testing.assert_array_equal(one.centers, other.centers)
@@ -144,12 +144,12 @@ def test_streamed_is_resident_bit_for_bit(no_memory, data_sets, dtype):
 
 def test_threads_do_not_change_a_bit(rng, monkeypatch):
     X = rng.standard_normal((200_000, 17)).astype(np.float32)
-    monkeypatch.setattr("tsapps.apps.kmeans.engines.cpu._TASK_ELEMENTS", 1 << 16)
+    monkeypatch.setattr("tsapps.apps.kmeans.data.host_data._TASK_ELEMENTS", 1 << 16)
     found = []
     for threads in (1, 5):
         monkeypatch.setattr("os.sched_getaffinity", lambda _, threads=threads: range(threads))
         engine = open_engine(X, device="cpu")
-        assert engine.threads == threads
+        assert engine.data.threads == threads
         found.append(lloyd.fit(engine, 9, max_iter=5, random_state=np.random.RandomState(0)))
     np.testing.assert_array_equal(found[0].labels, found[1].labels)
     np.testing.assert_array_equal(found[0].centers, found[1].centers)
@@ -188,14 +188,14 @@ def test_far_off_center_data_keeps_its_clusters(rng):
 
 def test_moments_of_samples_farther_apart_than_their_type_holds():
     X = np.array([[3e38, 1], [-3e38, 2], [1, 3], [2, 4]], np.float32)
-    mean, variance = open_engine(X, device="cpu").moments()
+    mean, variance = open_engine(X, device="cpu").data.moments()
     wide = X.astype(np.float64)
     # About zero; float32's largest numbers leave float64 room for squares.
     np.testing.assert_allclose(mean, wide.mean(axis=0), rtol=1e-12, atol=1e23)
     assert variance == pytest.approx(wide.var(axis=0).mean(), rel=1e-12)
     X[2, 1] = np.inf
     with pytest.raises(ValueError, match="row 2, column 1 is inf"):
-        open_engine(X, device="cpu").moments()
+        open_engine(X, device="cpu").data.moments()
 
 
 @st.composite
@@ -224,27 +224,28 @@ def problems(draw):
 def test_one_step_is_the_references(problem, block):
     X, centers, weights = problem
     engine = open_engine(X, device="cpu", sample_weight=weights)
-    engine.block_rows = lambda n_columns: block
-    engine.forget_labels()
-    step = engine.assign(centers.astype(engine.dtype), potential=True)
+    engine.data.block_rows = lambda n_columns: block
+    step = engine.step_for(len(centers))
+    step.reset()
+    found = step.assign(centers.astype(engine.data.dtype), potential=True)
     labels, expected = oracle.lloyd_step(X, centers, weights)
-    assert step.n_reassigned == len(X)
+    assert found.n_reassigned == len(X)
     # The engine was not centered: its scores round relative to the whole norms, which centering about 0 bounds.
     wide = np.concatenate([np.asarray(X, np.float64), -np.asarray(X, np.float64)])
-    both = np.concatenate([engine.labels, oracle.square_distances(-np.asarray(X, np.float64), centers).argmin(axis=1)])
-    oracle.assert_nearest(wide, centers, both, engine.dtype)
-    if np.array_equal(labels, engine.labels):
-        filled = step.weights > 0
+    both = np.concatenate([step.labels, oracle.square_distances(-np.asarray(X, np.float64), centers).argmin(axis=1)])
+    oracle.assert_nearest(wide, centers, both, engine.data.dtype)
+    if np.array_equal(labels, step.labels):
+        filled = found.weights > 0
         scale = 1 + np.abs(np.asarray(X, np.float64)).max()
-        got = step.sums[filled] / step.weights[filled, np.newaxis]
-        bound = oracle.gamma(len(X) + 3, engine.dtype) * scale * 70
+        got = found.sums[filled] / found.weights[filled, np.newaxis]
+        bound = oracle.gamma(len(X) + 3, engine.data.dtype) * scale * 70
         np.testing.assert_allclose(got, expected[filled], rtol=0, atol=bound)
-    own = oracle.square_distances(X, centers)[np.arange(len(X)), engine.labels]
+    own = oracle.square_distances(X, centers)[np.arange(len(X)), step.labels]
     weighted = (own if weights is None else own * weights).sum()
     magnitude = (weights.sum() if weights is not None else len(X)) * (1 + np.abs(np.asarray(X, np.float64)).max()) ** 2
-    tolerance = oracle.gamma(X.shape[1] + 6, engine.dtype) * 16 * X.shape[1] * magnitude
-    assert engine.inertia(centers.astype(engine.dtype)) == pytest.approx(weighted, abs=tolerance)
-    assert step.potential + engine.square_norm() == pytest.approx(weighted, abs=tolerance)
+    tolerance = oracle.gamma(X.shape[1] + 6, engine.data.dtype) * 16 * X.shape[1] * magnitude
+    assert step.inertia(centers.astype(engine.data.dtype)) == pytest.approx(weighted, abs=tolerance)
+    assert found.potential + engine.data.square_norm() == pytest.approx(weighted, abs=tolerance)
 
 
 @settings(max_examples=60, deadline=None)

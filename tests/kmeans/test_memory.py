@@ -8,9 +8,9 @@ from exhaustive import property_test
 from hypothesis import strategies as st
 from peak_memory import peak_of
 
-from tsapps.apps.kmeans import lloyd
+from tsapps.apps.kmeans import initial_centers, lloyd
+from tsapps.apps.kmeans.data import host_data
 from tsapps.apps.kmeans.data.rows import ArrayRows
-from tsapps.apps.kmeans.engines import cpu
 from tsapps.apps.kmeans.open_engine import open_engine
 from tsapps.matrix import open_matrix
 
@@ -34,27 +34,27 @@ def test_a_narrow_type_is_held_in_its_own(rng, monkeypatch, tmp_path, dtype):
     X = (100 * rng.random((3000, 4))).astype(dtype)
     np.savez(tmp_path / "x.npz", X)
     converted = open_engine(open_matrix(tmp_path / "x.npz"), device="cpu", dtype=np.float64)
-    assert converted.held.dtype == np.float64
+    assert converted.data.held.dtype == np.float64
     expected = fitted(converted)
-    monkeypatch.setattr(cpu, "_MOST_CONVERTED", 0)
+    monkeypatch.setattr(host_data, "_MOST_CONVERTED", 0)
     narrow = open_engine(open_matrix(tmp_path / "x.npz"), device="cpu", dtype=np.float64)
-    assert narrow.held is None
+    assert narrow.data.held is None
     (tmp_path / "x.npz").unlink()
     assert_same(fitted(narrow), expected)
 
 
 def test_a_type_that_is_no_narrower_is_held_as_it_is_computed_with(rng, monkeypatch, tmp_path):
-    monkeypatch.setattr(cpu, "_MOST_CONVERTED", 0)
+    monkeypatch.setattr(host_data, "_MOST_CONVERTED", 0)
     np.save(tmp_path / "x.npy", rng.integers(0, 9, (300, 4)))
-    assert open_engine(open_matrix(tmp_path / "x.npy"), device="cpu").held.dtype == np.float64
+    assert open_engine(open_matrix(tmp_path / "x.npy"), device="cpu").data.held.dtype == np.float64
 
 
 def test_an_array_in_memory_of_a_narrow_type_is_not_copied(rng, monkeypatch):
-    monkeypatch.setattr(cpu, "_MOST_CONVERTED", 0)
+    monkeypatch.setattr(host_data, "_MOST_CONVERTED", 0)
     X = rng.integers(0, 99, (300, 4), dtype=np.uint8)
     engine = open_engine(ArrayRows(X), device="cpu")
-    assert engine.held is None
-    assert engine.reader.array is X
+    assert engine.data.held is None
+    assert engine.data.reader.array is X
 
 
 @property_test(
@@ -69,12 +69,12 @@ def test_draws_with_one_distance_a_sample_are_those_with_all(n, d, k, weighted, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tsapps.apps.kmeans.init.plusplus_host._PIECE", 7)
         for most in (1 << 30, 0):
-            patch.setattr(cpu, "_MOST_DISTANCES", most)
+            patch.setattr("tsapps.apps.kmeans.init.plusplus_host._MOST_DISTANCES", most)
             engine = open_engine(X, device="cpu", sample_weight=weights)
             if most == 0:  # X is whole numbers, so that sums have no rounding
                 draws = np.random.RandomState(0).uniform(size=(k - 1, 2))
                 assert (engine.draw_plus_plus(0, draws) is None) == (2 * n * 8 <= X.nbytes // 4)
-            found.append(lloyd.kmeans_plusplus(engine, k, np.random.RandomState(seed)))
+            found.append(initial_centers.draw_centers(engine, "k-means++", k, np.random.RandomState(seed)))
     np.testing.assert_array_equal(*found)
 
 
@@ -82,34 +82,36 @@ def test_draws_of_many_samples(rng, monkeypatch):
     X = rng.standard_normal((70_000, 3)).astype(np.float32)
     found = []
     for most in (1 << 30, 0):
-        monkeypatch.setattr(cpu, "_MOST_DISTANCES", most)
-        monkeypatch.setattr("tsapps.apps.kmeans.init.plusplus.SMALL", 0)
-        found.append(lloyd.kmeans_plusplus(open_engine(X, device="cpu"), 30, np.random.RandomState(1)))
+        monkeypatch.setattr("tsapps.apps.kmeans.init.plusplus_host._MOST_DISTANCES", most)
+        monkeypatch.setattr("tsapps.apps.kmeans.data.blocks.SMALL", 0)
+        found.append(
+            initial_centers.draw_centers(open_engine(X, device="cpu"), "k-means++", 30, np.random.RandomState(1))
+        )
     np.testing.assert_array_equal(*found)
 
 
 class TestLittleMemory:
     @pytest.fixture
     def available(self, monkeypatch):
-        return lambda size: monkeypatch.setattr(cpu, "available_host_memory", lambda: size)
+        return lambda size: monkeypatch.setattr(host_data, "available_host_memory", lambda: size)
 
     def test_fewer_threads(self, available, monkeypatch, rng):
-        monkeypatch.setattr(cpu, "available_cores", lambda: 64)
+        monkeypatch.setattr(host_data, "available_cores", lambda: 64)
         X = rng.standard_normal((1 << 20, 2))
         available(64 << 30)
-        assert open_engine(X, device="cpu").threads == 64
+        assert open_engine(X, device="cpu").data.threads == 64
         available(1 << 30)
-        assert open_engine(X, device="cpu").threads == 2  # of 112 MiB each, in a fourth of it
+        assert open_engine(X, device="cpu").data.threads == 2  # of 112 MiB each, in a fourth of it
         available(200 * MIB)
-        assert open_engine(X, device="cpu").threads == 1
+        assert open_engine(X, device="cpu").data.threads == 1
 
     def test_labels_count_beside_the_data(self, available, monkeypatch, rng):
         """X of 16 MiB is half of what is available; its labels and distances are as much again."""
-        monkeypatch.setattr(cpu, "available_cores", lambda: 1)
+        monkeypatch.setattr(host_data, "available_cores", lambda: 1)
         X = ArrayRows(rng.standard_normal((1 << 20, 2)).astype(np.float32))
         for size, holds in ((2 * (16 + 40 + 112) * MIB, True), (2 * (16 + 40 + 112) * MIB - 2, False)):
             available(size)
-            assert (open_engine(X, device="cpu", dtype=np.float64).held is not None) == holds
+            assert (open_engine(X, device="cpu", dtype=np.float64).data.held is not None) == holds
 
     def test_too_little(self, available, rng):
         available(50 * MIB)
@@ -121,7 +123,7 @@ class TestLittleMemory:
 class TestPeak:
     SETUP = """
 import numpy as np
-from tsapps.apps.kmeans import lloyd
+from tsapps.apps.kmeans import initial_centers, lloyd
 from tsapps.apps.kmeans.open_engine import open_engine
 from tsapps.matrix import open_matrix
 def fit(name, k, **options):
@@ -161,11 +163,11 @@ resource.setrlimit(resource.RLIMIT_DATA, (used * 1024 + (240 << 20), -1))
         work = """
 engine = open_engine(open_matrix('x.npy'), device='cpu', dtype=np.dtype('f8'))
 found = lloyd.fit(engine, 3, random_state=np.random.RandomState(0), max_iter=2)
-result = [engine.held is not None, found.inertia]
+result = [engine.data.held is not None, found.inertia]
 """
         _, error, (held, inertia) = peak_of(self.SETUP + limit, work, tmp_path)
         assert error is None
         assert not held
         engine = open_engine(open_matrix(tmp_path / "x.npy"), device="cpu", dtype=np.dtype(np.float64))
-        assert engine.held is not None
+        assert engine.data.held is not None
         assert inertia == lloyd.fit(engine, 3, random_state=np.random.RandomState(0), max_iter=2).inertia

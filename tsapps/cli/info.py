@@ -12,6 +12,10 @@ __all__ = ["info", "versions"]
 _OPTIONAL = ("h5py", "ml_dtypes", "pyarrow", "safetensors", "pillow", "matplotlib", "pandas", "polars", "torch")
 
 
+# The data whose steps of K-means are shown: samples, and features and clusters.
+_SAMPLES, _SHAPES = 1_000_000, ((16, 16), (128, 64), (128, 1000))
+
+
 def versions() -> dict[str, str]:
     """Return the versions of what results depend on; CuPy's where it has been imported."""
     import platform
@@ -62,6 +66,19 @@ def _describe_picks(path: str | None, own: int, error: str | None, shipped: int)
     return f"{own} of yours, {path}; for the rest {f'the {shipped} that come with tsapps' if shipped else 'the model'}"
 
 
+def _kmeans_steps(index: int) -> list[dict[str, str]]:
+    """Return the steps of K-means that are selected on a GPU, for float32 data of some shapes, and why."""
+    from tsapps.apps.kmeans.engines.select_step import Facts, Norms, Options, select_step
+    from tsapps.kernels.gpu_specs import live
+
+    found = []
+    for d, k in _SHAPES:
+        facts = Facts(n=_SAMPLES, d=d, dtype="float32", x_dtype="float32", norms=Norms(0.0, 1.0, 2))
+        selected = select_step(facts, k, live(index), Options())
+        found.append({"shape": f"1M × {d}, k = {k}", "step": selected.step, "reason": selected.reason})
+    return found
+
+
 def info(as_json: Json = False) -> None:
     """Show versions, devices, memory, and the device that --device auto takes."""
     import platform
@@ -85,6 +102,7 @@ def info(as_json: Json = False) -> None:
         "picks": picks,
         "why_no_gpu": why_no_gpu() or None,
         "auto": {"device": choice.device, "reason": choice.reason},
+        "kmeans_steps": {f"cuda:{gpu.index}": _kmeans_steps(gpu.index) for gpu in gpus()},
         "cache": cache,
         "optional": _optional_versions(),
     }
@@ -100,6 +118,8 @@ def info(as_json: Json = False) -> None:
             f"{gpu.multiprocessors} multiprocessors"
         )
         rows[f"cuda:{gpu.index} picks"] = _describe_picks(**picks[f"cuda:{gpu.index}"])
+        for of in report["kmeans_steps"][f"cuda:{gpu.index}"]:
+            rows[f"cuda:{gpu.index} K-means {of['shape']}"] = f"{of['step']}: {of['reason']}"
     if not gpus():
         rows["gpu"] = f"none: {why_no_gpu()}"
     rows["auto"] = f"{choice.device}: {choice.reason}"

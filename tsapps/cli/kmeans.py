@@ -142,7 +142,7 @@ def _fit(request: Request, inputs: Inputs, clock: Clock, show: Callable[[str], N
     clock.seconds |= best.seconds
     if not np.isfinite(best.inertia):
         raise MatrixError(f"{request.data}: the inertia overflows float64: scale the data down")
-    return _Fit(best, str(engine.dtype), engine.device)
+    return _Fit(best, str(engine.data.dtype), engine.data.device)
 
 
 def _write(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dict[str, Any]:
@@ -188,6 +188,8 @@ def _summary(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dic
         "seed": request.seed,
         "device": found.device,
         "device_reason": inputs.choice.reason,
+        "step": best.step,
+        "step_reason": best.step_reason,
         "inertia": best.inertia,
         "iterations": best.n_iter,
         "converged": best.converged,

@@ -133,14 +133,15 @@ def _label(inputs: _Inputs, device: str, clock: Clock, show: Callable[[str], Non
         centers = engine.place(frame.centered(inputs.centers), frame.mean)
         clock.lap("read")
         show("nearest centers")
-        engine.assign(centers, update=False)
-        inertia = float(ldexp(engine.inertia(centers), 2 * frame.exponent))
-        labels = to_host(engine.labels)
-        sizes = engine.cluster_sizes(engine.labels, k).tolist()
+        step = engine.step_for(k)
+        step.assign(centers, update=False)
+        inertia = float(ldexp(engine.data.inertia(centers, step.labels), 2 * frame.exponent))
+        labels = to_host(step.labels)
+        sizes = step.cluster_sizes(step.labels, k).tolist()
     clock.lap("assign")
     if not np.isfinite(inertia):
         raise MatrixError(f"{inputs.data}: the inertia overflows float64: scale the data down")
-    return _Labels(labels, sizes, inertia, engine.device)
+    return _Labels(labels, sizes, inertia, engine.data.device)
 
 
 def _write(inputs: _Inputs, found: _Labels, out: Path, clock: Clock) -> None:

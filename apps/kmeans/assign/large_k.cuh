@@ -1,5 +1,4 @@
-// The nearest of many centers: what small_k.cuh does, where the centers stream by kColumns at a time
-// (gemm_wgmma_streamed.cuh).
+// Labels for large k: small_k.cuh's argmin, with centers streamed kColumns at a time (gemm_wgmma_streamed.cuh).
 //
 // The bound is that of small_k.cuh, and γ H more, as the tensor cores add to −‖c‖²/2 (2.1 γ H + 1.1 γ C norm, where
 // they add to a level too), and 2⁻³² (core_matrix_layout.cuh): a center can be the nearest only if its score is above

@@ -228,7 +228,7 @@ class BatchedLloyd:
         step = Assignment(n_reassigned, values[:, :-1] / self.sum_scales[problem], values[:, -1], float("nan"))
         before = to_host(self.centers[problem])
         one: Any = _One(self, problem)
-        relocate_empty_clusters(one, step, before)
+        relocate_empty_clusters(one, one.labels, step, before)
         centers = step.means().astype(np.float32)
         shift = float(((centers.astype(np.float64) - before) ** 2).sum())
         self.centers[problem] = self.xp.asarray(centers)
@@ -265,7 +265,7 @@ class BatchedLloyd:
 
 
 class _One:
-    """One of the problems, as `relocate_empty_clusters` asks for it."""
+    """The data of one of the problems, as `relocate_empty_clusters` reads it."""
 
     def __init__(self, of: BatchedLloyd, problem: int) -> None:
         self.xp, self.sample_weight = of.xp, None
@@ -276,7 +276,7 @@ class _One:
         """Return these samples, centered, in host memory."""
         return to_host(self._X[self.xp.asarray(indices)].astype(np.float32) - self._mean)
 
-    def own_distances(self, centers: np.ndarray) -> np.ndarray:
+    def own_distances(self, centers: np.ndarray, labels: Any) -> np.ndarray:
         """Return ‖x − c‖² for every sample and its own center, in host memory."""
-        delta = self._X.astype(np.float32) - self._mean - self.xp.asarray(centers)[self.labels]
+        delta = self._X.astype(np.float32) - self._mean - self.xp.asarray(centers)[labels]
         return to_host((delta * delta).sum(axis=1))

@@ -5,10 +5,8 @@
 Which of them does the work is decided on the GPU, iteration by iteration; the others return at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cupy
 import numpy as np
@@ -23,15 +21,13 @@ from tsapps.apps.kmeans.bounds.plan import (
     fresh_bounds_state,
     most_listed,
 )
-from tsapps.apps.kmeans.data.half_copy import load_kernels
+from tsapps.apps.kmeans.data.device_data import DeviceData
+from tsapps.apps.kmeans.data.load import load_kernels
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.gemm import PlannedKernel
 from tsapps.kernels.plan.mma import Plan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.runtime.launch import DependentLaunch
-
-if TYPE_CHECKING:
-    from tsapps.apps.kmeans.engines.fused import FusedEngine
 
 __all__ = ["Bounds", "ProductBounds"]
 
@@ -46,7 +42,7 @@ class Bounds:
 
     Parameters
     ----------
-    engine : FusedEngine
+    data : DeviceData
     k : int
     listed : int
         The rows that are listed at most.
@@ -59,8 +55,8 @@ class Bounds:
         Of every row and cluster, the rows that are listed, and a `BOUNDS_STATE`; see bounds/state.cuh.
     """
 
-    def __init__(self, engine: FusedEngine, k: int, listed: int, labels: str) -> None:
-        n = engine.n_samples
+    def __init__(self, data: DeviceData, k: int, listed: int, labels: str) -> None:
+        n = data.n_samples
         self.row_bounds, self.active = cupy.empty(n, np.float32), cupy.empty(listed, np.uint32)
         self._arrived = cupy.zeros(1, np.uint32)
         # How far centers have moved, limits and what is known lie side by side: what begins anew is one copy.
@@ -76,8 +72,8 @@ class Bounds:
         self.state = self._kept[sum(before) :]
         self._begun_bytes = sum(before) + FRESH_BYTES
         self._begin_limit = begin_limit(n)
-        self._select_grid = (min(engine.gpu.multiprocessors * _SELECT_BLOCKS, -(-n // _SCREENED)),)
-        (self._select,) = load_kernels(engine, "bounds/state.cuh", f"select_active_rows<{labels}>")
+        self._select_grid = (min(data.gpu.multiprocessors * _SELECT_BLOCKS, -(-n // _SCREENED)),)
+        (self._select,) = load_kernels(data.gpu_index, "bounds/state.cuh", f"select_active_rows<{labels}>")
 
     def begin(self) -> None:
         """Begin anew: centers are others than those that the last iteration made, and no row is safe.
@@ -113,7 +109,7 @@ class ProductBounds(Bounds):
 
     Parameters
     ----------
-    engine : FusedEngine
+    data : DeviceData
     plan : Plan
         Of the product of all rows.
     problem : Problem
@@ -122,11 +118,13 @@ class ProductBounds(Bounds):
         Lists that rows join whose labels change or are not sure, and the rows that each has room for.
     """
 
-    def __init__(self, engine: FusedEngine, plan: Plan, problem: Problem, lists: int, room: int) -> None:
-        super().__init__(engine, problem.w, most_listed(problem.m, lists, room), "int")
-        self._assign_active_grid = lists, max(1, engine.gpu.multiprocessors * _ACTIVE_BLOCKS // lists)
-        (self._assign_active,) = load_kernels(engine, "bounds/assign.cuh", f"assign_active_rows<{-(-problem.w // 8)}>")
-        header, index = "apps/kmeans/bounds/assign.cuh", engine.gpu_index
+    def __init__(self, data: DeviceData, plan: Plan, problem: Problem, lists: int, room: int) -> None:
+        super().__init__(data, problem.w, most_listed(problem.m, lists, room), "int")
+        self._assign_active_grid = lists, max(1, data.gpu.multiprocessors * _ACTIVE_BLOCKS // lists)
+        (self._assign_active,) = load_kernels(
+            data.gpu_index, "bounds/assign.cuh", f"assign_active_rows<{-(-problem.w // 8)}>"
+        )
+        header, index = "apps/kmeans/bounds/assign.cuh", data.gpu_index
         self._assign_bounded = PlannedKernel(plan, problem, index, "kmeans::ArgminEpilogueBounded", header)
 
     def bind(

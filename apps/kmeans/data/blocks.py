@@ -1,7 +1,14 @@
-"""The rows of X, block by block, on the device of an engine: held there, or read from their source in every pass."""
+"""X on one device, in blocks of rows, held there or read from its source; and passes that know no clusters.
+
+X is centered by its mean as it is read: that shrinks the cancellation in scores. Sums over samples are carried in
+float64. Over `UnitRows` the metric is the cosine: ‖x − c‖²/2 is 1 − cos(x, c), and nothing is centered.
+
+`host_data.py` and `device_data.py` say how blocks are read and added up.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -9,12 +16,17 @@ import numpy as np
 from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, UnitRows
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["Blocks"]
+__all__ = ["SMALL", "Data"]
 
 T = TypeVar("T")
 
+#: Up to this many bytes of X, sums over the samples follow scikit-learn's own rounding in float32, on the host: which
+#: sample a random number falls on depends on the last bits of a running sum. Above it they are carried in float64 where
+#: X is: scikit-learn's float32 running sum loses whole samples there (after 2²⁴ equal terms it stops growing).
+SMALL = 8 << 20
 
-class Blocks(ABC):
+
+class Data(ABC):
     """X on one device, less its mean.
 
     Parameters
@@ -29,7 +41,7 @@ class Blocks(ABC):
 
     #: The array library, `numpy` or `cupy`.
     xp: Any
-    #: Where the engine runs, "cpu" or "cuda:i".
+    #: Where X is worked on, "cpu" or "cuda:i".
     device: str
 
     def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None) -> None:
@@ -42,11 +54,18 @@ class Blocks(ABC):
         self.dtype = np.dtype(dtype)
         self.mean = self.xp.zeros(self.n_features, self.dtype)
         self.sample_weight = None if sample_weight is None else self.xp.asarray(sample_weight, dtype=self.dtype)
+        #: The point that `moments` took sums about: the first sample.
+        self.origin = np.zeros(self.n_features, self.dtype)
         #: X on this device in `dtype`, less the mean; None where it is read from its source in every pass.
         self.held: Any = self._borrow()
         self._borrowed: Any = self.held
         if self.held is None and self.copies():
             self._hold()
+
+    @property
+    def is_small(self) -> bool:
+        """Whether results that follow from the last bit of a sum follow scikit-learn's rounding; see `SMALL`."""
+        return self.n_samples * self.n_features * self.dtype.itemsize <= SMALL
 
     def copies(self) -> bool:
         """Tell whether to hold a copy of X where it cannot be borrowed."""
@@ -72,7 +91,7 @@ class Blocks(ABC):
         return array if usable else None
 
     def __enter__(self) -> Self:
-        """Make the engine's device the current one."""
+        """Make the device of the data the current one."""
         return self
 
     def __exit__(self, *_: object) -> None:  # noqa: B027 (on the CPU there is nothing to do)
@@ -121,6 +140,17 @@ class Blocks(ABC):
         else:
             self.held = None
 
+    def center_once(self, mean: np.ndarray) -> None:
+        """Check X, and subtract a mean from it for a single pass.
+
+        Raises
+        ------
+        ValueError
+            If X has a NaN or an infinity; names the row and column.
+        """
+        self.refuse_non_finite()
+        self.center(mean)
+
     @abstractmethod
     def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
         """Yield ``work(first row, block)`` for every block of centered rows in `dtype`, in row order.
@@ -159,3 +189,107 @@ class Blocks(ABC):
     def centered(self) -> Any:
         """Return the whole of X, centered, as an array of `xp`; shape (n, d)."""
         return self.xp.concatenate(list(self.each_block(lambda _, block: block.copy(), self.n_features)))
+
+    @property
+    def temporary_columns(self) -> int:
+        """Columns of what `block_moments` and `block_distances` make of a block beside their results."""
+        return 2 * self.n_features
+
+    def block_moments(self, block: Any, origin: Any) -> tuple[Any, Any]:
+        """Return Σ(x − origin) and Σ(x − origin)² over a block's rows, each of shape (d,), float64."""
+        with np.errstate(over="ignore", invalid="ignore"):  # `moments` sees to it
+            delta = (block - origin).astype(np.float64, copy=False)
+            return delta.sum(axis=0), (delta * delta).sum(axis=0)
+
+    def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
+        """Return ‖x − c‖² of each of a block's rows and the center that its label names, in `dtype`."""
+        delta = block - centers[labels]
+        delta *= delta
+        return delta.sum(axis=1)
+
+    @abstractmethod
+    def square_distances(self, points: np.ndarray) -> Any:
+        """Return ‖x − p‖² for every point p and sample x, shape (len(points), n), in `dtype`.
+
+        In float64 arithmetic, as scikit-learn has it for float32 data too, and never below zero.
+        """
+
+    def moments(self) -> tuple[np.ndarray, float]:
+        """Return the mean of X (d,) and the mean over features of its variance, in one pass, in float64.
+
+        Sums are taken about the first sample, so that far-off-center data does not cancel; about zero, where samples
+        are farther from each other than their type holds. What overflows is not finite: see `Frame`.
+
+        Raises
+        ------
+        ValueError
+            If X has a NaN or an infinity; names the row and column.
+        """
+        self.origin = self.rows(np.array([0]))[0]
+        total, square = self._sums_about(self.origin)
+        if not np.isfinite(total).all():
+            self.refuse_non_finite()
+            self.origin = np.zeros_like(self.origin)
+            total, square = self._sums_about(self.origin)
+        total, square = total / self.n_samples, square / self.n_samples
+        with np.errstate(over="ignore", invalid="ignore"):
+            return total + self.origin, float(np.mean(square - total * total))
+
+    def rounded_moments(self) -> tuple[np.ndarray, float] | None:
+        """Return `moments` as NumPy rounds them in `dtype`, of X not centered, where that takes no copy to the host."""
+        return None
+
+    def _sums_about(self, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return Σ(x − origin) and Σ(x − origin)² over the samples, each of shape (d,), float64."""
+        about = self.xp.asarray(origin)
+        parts = self.each_block(lambda _, block: self.block_moments(block, about), self.temporary_columns)
+        with np.errstate(over="ignore", invalid="ignore"):
+            total, square = reduce(lambda both, part: (both[0] + part[0], both[1] + part[1]), parts)
+        return to_host(total), to_host(square)
+
+    def brought(self, array: Any) -> np.ndarray:
+        """Return an array of this device in host memory, where it is valid until the next one is brought."""
+        return to_host(array)
+
+    def count_labels(self, labels: Any, k: int) -> np.ndarray:
+        """Return the number of samples with each of k labels, (k,), int64."""
+        return to_host(self.xp.bincount(labels, minlength=k))
+
+    def inertia(self, centers: np.ndarray, labels: Any) -> float:
+        """Return Σ w·‖x − c‖², or Σ w·(1 − cos), of the samples and their own centers: from differences, in float64."""
+        parts = self._each_own_distance(centers, labels, weighted=True)
+        total = sum(part.sum(dtype=np.float64) for part in parts)
+        return float(total) / (2 if self.spherical else 1)
+
+    def own_distances(self, centers: np.ndarray, labels: Any) -> np.ndarray:
+        """Return ‖x − c‖² of every sample and its own center, in host memory; shape (n,)."""
+        distances, end = np.empty(self.n_samples, self.dtype), 0
+        for part in self._each_own_distance(centers, labels, weighted=False):
+            distances[end : end + len(part)] = to_host(part)
+            end += len(part)
+        return distances
+
+    def _each_own_distance(self, centers: np.ndarray, labels: Any, *, weighted: bool) -> Iterator[Any]:
+        device_centers = self.xp.asarray(centers, dtype=self.dtype)
+
+        def work(start: int, block: Any) -> Any:
+            distances = self.block_distances(block, device_centers, labels[start : start + len(block)])
+            weights = self.weights_of(start, block) if weighted else None
+            return distances if weights is None else distances * weights
+
+        return self.each_block(work, self.temporary_columns)
+
+    def square_norm(self) -> float:
+        """Return Σ w·‖x‖² over the (centered) samples, in float64."""
+
+        def work(start: int, block: Any) -> Any:
+            weights = self.weights_of(start, block)
+            norms = (block * block).sum(axis=1)
+            return (norms if weights is None else norms * weights).sum(dtype=np.float64)
+
+        return float(sum(self.each_block(work, self.n_features)))
+
+    def distances(self, points: np.ndarray) -> Any:
+        """Return ‖x − p‖, or 1 − cos, for every sample and point, shape (n, len(points)): scikit-learn's transform."""
+        squares = self.square_distances(points)
+        return (squares / 2 if self.spherical else self.xp.sqrt(squares)).T

@@ -1,9 +1,8 @@
-"""X's copy in float16, which iterations of the fused engine read; and how kernels of this package are loaded."""
+"""X's copy in float16, which iterations on tensor cores read; see half_copy.cuh."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -23,35 +22,13 @@ from tsapps.apps.kmeans.assign.plan import (
     padded,
     vector_of,
 )
-from tsapps.kernels.jit.compiler import function
-from tsapps.kernels.plan.mma import ELEMENT
+from tsapps.apps.kmeans.data.load import is_whole, load_kernels, types_of
+from tsapps.kernels.gpu_specs import live
 
-if TYPE_CHECKING:
-    from tsapps.apps.kmeans.engines.fused import FusedEngine
+__all__ = ["HalfCopy", "Placement"]
 
-__all__ = ["HalfCopy", "Placement", "aligned", "load_kernels", "types_of"]
-
-_FOLDER = Path(__file__).parents[1]
 # Blocks a multiprocessor: whole multiples of those that are resident.
 _THREADS, _BLOCKS = 256, 6
-
-
-def load_kernels(engine: FusedEngine, file: str, *names: str) -> list[Any]:
-    """Return kernels of a file of this package, compiled together, for the engine's GPU."""
-    full = tuple(f"kmeans::{name}" for name in names)
-    return [function(_FOLDER / file, full, name, engine.gpu_index) for name in full]
-
-
-def types_of(engine: FusedEngine) -> str:
-    """Return the types of X and of what K-means works in, as template arguments."""
-    return f"{ELEMENT[engine.rows_on_gpu.dtype.name]}, {ELEMENT[engine.dtype.name]}"
-
-
-def aligned(engine: FusedEngine) -> str:
-    """Tell, as a template argument, whether every row of X begins with a whole vector, and is whole ones."""
-    X = engine.rows_on_gpu
-    vector = vector_of(X.itemsize)
-    return str(engine.n_features % vector == 0 and X.data.ptr % (vector * X.itemsize) == 0).lower()
 
 
 class Placement(NamedTuple):
@@ -64,31 +41,50 @@ class Placement(NamedTuple):
 
 
 class HalfCopy:
-    """The copy of X in float16, scaled, and the norms of its rows; see data/half_copy.cuh.
+    """The copy of X in float16, scaled, and the norms of its rows.
 
-    `panels` of 16 columns a row, in tiles of 64 rows (core_matrix_layout.cuh); if 0, rows of `padded` elements.
+    Parameters
+    ----------
+    X : cupy.ndarray of shape (n, d)
+    shift : cupy.ndarray of shape (d,)
+        The point that is subtracted from each row.
+    dtype : {float32, float64}
+        The type that K-means works in.
+    middle : float
+        The root of the mean square of all elements of X − shift.
+    panels : int
+        Panels of 16 columns a row, in tiles of 64 rows (core_matrix_layout.cuh); if 0, rows of `padded` elements.
+    gpu_index : int
+    certifies : bool
+        Whether norms are bounds, so that labels are certified by them.
     """
 
-    def __init__(self, engine: FusedEngine, panels: int) -> None:
-        n, d = engine.source.shape
+    def __init__(
+        self, X: Any, shift: Any, dtype: np.dtype, middle: float, panels: int, gpu_index: int, *, certifies: bool
+    ) -> None:
+        n, d = X.shape
         self._features = d
         self.panels, self.padded = panels, 16 * panels or padded(d)
-        _, middle = engine.spread()
         self.scale = np.float32(half_copy_scale(middle))
         self.rows = cupy.empty((-(-n // StreamPlan.ROWS) * StreamPlan.ROWS if panels else n, self.padded), np.float16)
         self.norms = cupy.empty(n, np.float32)
-        X = engine.rows_on_gpu
-        # What of a row float16 may lose beside its norm, but for few rows.
-        exact = X.itemsize == 2 and not bool(engine.shift.any())
+        # The part of a row's norm that float16 may lose, but for few rows.
+        exact = X.itemsize == 2 and not bool(shift.any())
         self.rounding = np.float32(EXACT if exact else ROUNDING)
         sizes = np.int64(d), np.int64(n), np.int32(d), np.int32(self.padded), np.int32(panels)
         lanes = np.int32(log2_lanes(self.padded // vector_of(X.itemsize)))
-        (kernel,) = load_kernels(engine, "data/half_copy.cuh", f"make_half_copy<{types_of(engine)}, {aligned(engine)}>")
-        arguments = (X, *sizes, engine.shift, self.scale, self.rounding, lanes, self.rows, self.norms)
-        kernel((engine.gpu.multiprocessors * _BLOCKS,), (_THREADS,), arguments)
-        if not engine.certifies:
+        name = f"make_half_copy<{types_of(X, dtype)}, {is_whole(X)}>"
+        (kernel,) = load_kernels(gpu_index, "data/half_copy.cuh", name)
+        arguments = (X, *sizes, shift, self.scale, self.rounding, lanes, self.rows, self.norms)
+        kernel((live(gpu_index).multiprocessors * _BLOCKS,), (_THREADS,), arguments)
+        if not certifies:
             # But of few rows, for which centers far away may have been left out.
             self.norms[self.norms <= norm_limit_of(d)] *= np.float32(UNPROVED)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the copy and the norms."""
+        return int(self.rows.nbytes + self.norms.nbytes)
 
     @property
     def placement(self) -> Placement:
@@ -97,7 +93,7 @@ class HalfCopy:
 
     @staticmethod
     def size(n: int, d: int, k: int, panels: int) -> int:
-        """Return about the bytes of a shadow, of an iteration's lists, and of what there is of every center."""
+        """Return about the bytes of a copy, of an iteration's lists, and of what there is of every center."""
         lists = REASSIGNMENT_BYTES + AMBIGUOUS_LARGE_K_BYTES if panels else 2 * (AMBIGUOUS_BYTES + PLACE_BYTES)
         width = 16 * panels or padded(d)
         return n * (2 * width + 4 + lists) + k * (2 * width + 3 * 8 * (d + 1))

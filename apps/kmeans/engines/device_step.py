@@ -1,132 +1,116 @@
-"""The steps of the fused engine: one iteration for k clusters, by the kernels for as many features and centers.
+"""Lloyd steps by kernels of this package: iterations on a GPU without the host, launched ahead of their outcomes.
 
-    few features     engines/small_d_step.py
-    few (up to 64)   assign/small_k.cuh on gemm_mma.cuh → assign/rescore.cuh → rows that change → update/centers.cuh
-    many             engines/large_k_step.py
+An iteration is a list of launches over `IterationBuffers`: assign → rescore → update → new centers → (check). Its sums
+are fixed-point numbers, the same bits on every run.
 
-Few features need no copy of X. Few centers stay in shared memory, and the product is bound by what is
-read of X's copy. Rows that change are sorted and added up by sort_reassigned.cuh and segmented_sum.cuh or, where they
-and the clusters are few, added as they are by update/scatter_add.cuh.
+    small d           small_d_step.py    X itself, read once
+    k <= 64           small_k_step.py    assign/small_k.cuh → assign/rescore.cuh → reassigned rows → update/centers.cuh
+    any k, on Hopper  large_k_step.py    assign/large_k.cuh → assign/rescore_large_k.cuh → ...
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Hashable
 from ctypes import c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cupy
 import numpy as np
 from cupyx import empty_pinned
 
-from tsapps.apps.kmeans.assign.plan import (
-    AMBIGUOUS_BYTES,
-    ARGMIN,
-    DRIFT,
-    LISTS,
-    MOST_PLACED,
-    OUTCOME,
-    PLACE_BYTES,
-    ROWS,
-    UPDATE_CENTERS,
-    Integers,
-    capacity,
-    epilogue_of,
-    error_coefficients_of,
-    half_copy_problem,
-    integers,
-    parts_of,
-    product_error,
-    sorts_rows,
-)
-from tsapps.apps.kmeans.bounds.launch import Bounds, ProductBounds
+from tsapps.apps.kmeans.assign.plan import DRIFT, OUTCOME, UPDATE_CENTERS, Integers, integers
+from tsapps.apps.kmeans.bounds.launch import Bounds
 from tsapps.apps.kmeans.bounds.plan import BOUNDS_BYTES, begins_soon
-from tsapps.apps.kmeans.data.half_copy import HalfCopy, Placement, load_kernels, types_of
-from tsapps.apps.kmeans.protect.launch import FAULTS, LOST, StepCheck
-from tsapps.apps.kmeans.results import Assignment, Iterated, Report
-from tsapps.apps.kmeans.update.launch import ScatterAdd, Segments, grid_of_lists
+from tsapps.apps.kmeans.data.device_data import DeviceData
+from tsapps.apps.kmeans.data.load import load_kernels
+from tsapps.apps.kmeans.engines.step import Step
+from tsapps.apps.kmeans.inertia.plan import inertia_from_sums
+from tsapps.apps.kmeans.protect.launch import FAULTS, LOST, StepCheck, SumsCheck
+from tsapps.apps.kmeans.results import Assignment, IterationResult, Report
+from tsapps.apps.kmeans.update.buffers import IterationBuffers, Layout
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.gemm import PlannedKernel, blocks_of
-from tsapps.kernels.plan.mma import ELEMENT, Plan
+from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.launch import DependentLaunch
 
-if TYPE_CHECKING:
-    from tsapps.apps.kmeans.engines.fused import FusedEngine
+__all__ = ["RESCORE_BLOCKS", "RESCORE_THREADS", "DeviceStep", "integers_of"]
 
-__all__ = ["RESCORE_BLOCKS", "RESCORE_THREADS", "SmallKStep", "Step", "integers_of"]
-
-#: Of kernels that decide: threads, and blocks a multiprocessor, more than are resident.
+#: Of kernels that rescore: threads, and blocks a multiprocessor, more than are resident.
 RESCORE_THREADS, RESCORE_BLOCKS = 256, 8
 _CENTER_THREADS = 256
 # Iterations that are launched before the outcome of the first of them is asked for.
 _AHEAD = 2
+# The inertia of sums: how many times their bytes X is to have, as they are worked on by the host; what part of it may
+# be in error, about that of adding up differences in float32; and what part of a sum of squares in float64.
+_ROWS_OVER_SUMS, _INERTIA_ERROR, _SQUARES_ERROR = 1024, 2.0**-20, 2.0**-40
 
 
-def integers_of(engine: FusedEngine) -> Integers:
-    """Return how sums are kept of an engine's data, whose moments have been taken."""
-    weights = engine.sample_weight
+def integers_of(data: DeviceData, subtracted: np.ndarray | None = None) -> Integers:
+    """Return the fixed-point format of the sums of some data, about `subtracted` (d,) if it is given."""
+    weights = data.sample_weight
     most_weight = None if weights is None else float(abs(weights).max())
-    return integers(engine.n_samples, engine.dtype, *engine.spread(), most_weight)
+    return integers(data.n_samples, data.dtype, *data.spread(subtracted), most_weight)
 
 
-class Step(ABC):
-    """One iteration for k clusters, and the clusters' sums as the labels are."""
+class DeviceStep(Step):
+    """Iterations for k clusters on a GPU, and the clusters' running sums.
 
-    #: Columns of the product are whole multiples of this.
-    columns: int
-    #: Of a center, that the product has a column each of.
-    parts = 1
-    # Of centers that have margins of their own, what these are of a center's norm, and of what float16 loses of it.
-    _error_coefficients: tuple[float, float] | None = None
-    #: What leaves out rows whose labels stand: made where they may begin soon, as it takes seconds to compile.
+    Parameters
+    ----------
+    data : DeviceData
+    k : int
+    layout : Layout
+    bounds : bool
+        Whether rows whose label cannot change are skipped, where that pays.
+    certifies : bool
+        Whether labels are certified.
+    """
+
+    data: DeviceData
+    keeps_sums = True
+    #: Skips rows whose label cannot change: made where they may begin soon, as it takes seconds to compile.
     bounds: Bounds | None = None
-    # Whether what has to do with bounds is launched, from then on.
+    # Whether the launches of bounds are made, from then on.
     _bounded = False
-    #: What checks iterations, in protected fits.
+    #: The check of iterations, in protected fits.
     check: StepCheck | None = None
     #: Whether its first kernel may come before the one ahead has ended: where it has a block a multiprocessor.
     comes_early = False
-    #: Whether it has labels of its own, which `give_labels` makes the engine's.
-    keeps_labels = False
 
-    def __init__(self, engine: FusedEngine, placement: Placement, k: int) -> None:
-        self.engine, self.k = engine, k
-        d = engine.n_features
-        self._may_have_bounds = engine.bounds and k > 1 and engine.certifies
-        # Rows that moved, blocks that arrived, whether to stop: zero before every iteration.
-        self.n_reassigned, self._arrived, self.stopped = cupy.zeros((3, 1), np.uint32)
-        self._counts = cupy.empty(0, np.uint32)  # of lists that `update_centers` is to empty
-        self._centers = tuple(cupy.empty((2, k, d), engine.dtype))  # of an iteration, and of the next
-        # What they pass through on their way: a copy from or to other memory of the host is several times slower.
-        self._passing = empty_pinned((k, d), engine.dtype)
+    def __init__(self, data: DeviceData, k: int, layout: Layout, *, bounds: bool, certifies: bool) -> None:
+        super().__init__(data)
+        self.k, self.layout, self.certifies = k, layout, certifies
+        d, dtype = data.n_features, data.dtype
+        self._may_have_bounds = bounds and k > 1 and certifies
+        # Centers pass through it on their way: a copy from or to other memory of the host is several times slower.
+        self._passing = empty_pinned((k, d), dtype)
         self._host = c_void_p(self._passing.ctypes.data), self._passing.nbytes
         self._passed: int | None = None  # which centers it holds
-        n_columns = self._n_columns = -(-k // self.columns) * self.columns
-        # Where centers lie in panels, the first of them has their offsets.
-        width = placement.padded + (16 if placement.panels else 0)
-        self._centers_half = cupy.zeros((self.parts * n_columns, width), np.float16)
-        self._offsets = cupy.empty(n_columns, np.float32)
-        self._center_stats, self._found = cupy.empty(4, np.float32), cupy.empty((k, 4))
-        # The GPU writes to it: a copy of 32 bytes would take as long as a kernel. And what tells that it has.
+        self._n_columns = layout.columns_of(k)
+        # The GPU writes to it: a copy of 32 bytes would take as long as a kernel. And the events that tell that it has.
         self._seen = empty_pinned(_AHEAD, OUTCOME)
         self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(_AHEAD)]
-        self.device_sums = cupy.empty((k, d + 1), np.int64)
         # Rows that are expected to change: as many as in the last pass that the host has seen.
-        self._changing = engine.n_samples
-        # What iterations launch again and again, by what tells them apart; and what all of it was made for.
+        self._changing = data.n_samples
+        # The launches of iterations, by what tells them apart; and the stream that they were made for.
         self._launches: dict[Hashable, list[Callable[[], None]]] = {}
-        self._made_for: Hashable = None
-        self._placement = placement
-        scalar = ELEMENT[engine.dtype.name]
+        self._made_for: int | None = None
+        self.integers = integers_of(data)
+        self.buffers = IterationBuffers.allocated(data, k, layout, self.integers)
+        scalar = ELEMENT[dtype.name]
         # Apart, as each takes longer to compile than most.
-        (self._place,) = load_kernels(engine, "update/centers.cuh", f"prepare_centers<{scalar}>")
-        (self._update_centers,) = load_kernels(engine, "update/centers.cuh", f"update_centers<{scalar}>")
-        self.weighted = str(engine.sample_weight is not None).lower()
-        self.integers = integers_of(engine)
-        self._scales = np.array(self.integers.scales)
-        self.move_scales = cupy.asarray(self._scales, np.float32 if self.integers.digits == 2 else np.float64)
-        self.units = cupy.asarray(1 / self._scales)
+        (self._place,) = load_kernels(data.gpu_index, "update/centers.cuh", f"prepare_centers<{scalar}>")
+        (self._update_centers,) = load_kernels(data.gpu_index, "update/centers.cuh", f"update_centers<{scalar}>")
+
+    @property
+    def labels(self) -> Any:
+        """The label of every sample, (n,), int32."""
+        return self.buffers.labels
+
+    @property
+    def sums_units(self) -> np.ndarray:  # type: ignore[override]
+        """The unit of each column of the sums, (d + 1,), which their elements are rounded to."""
+        return 1 / np.array(self.integers.scales)
 
     @abstractmethod
     def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
@@ -145,34 +129,24 @@ class Step(ABC):
         for launch in launches:
             launch()
 
-    def rows(self) -> Any:
-        """Return what kernels are told of X."""
-        engine = self.engine
-        weights = 0 if engine.sample_weight is None else engine.sample_weight.data.ptr
-        d = engine.n_features
-        return np.array((engine.rows_on_gpu.data.ptr, d, d, 0, engine.shift.data.ptr, weights), ROWS)[()]
-
-    def forget(self) -> None:
-        """Begin again, with no sample in any cluster."""
-        self.device_sums.data.memset_async(0, self.device_sums.nbytes)
-        self._changing = self.engine.n_samples
+    def reset(self) -> None:
+        """Begin again, with no sample in any cluster; see `Step.reset`."""
+        self.buffers.labels.data.memset_async(0xFF, self.buffers.labels.nbytes)
+        self.buffers.sums.data.memset_async(0, self.buffers.sums.nbytes)
+        self._changing = self.data.n_samples
         if self.check is not None:
             self.check.forget()
 
-    @property
-    def own_labels(self) -> Any:
-        """The labels as iterations keep them."""
-        return self.engine.labels
-
-    def give_labels(self, labels: Any) -> None:  # noqa: B027
-        """Write to `labels` (n,), int32, the labels that a step keeps for itself."""
-
-    def assign(self, centers: np.ndarray) -> int:
-        """Give every sample the label of its nearest center; return how many labels changed."""
+    def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:
+        """Give every sample the label of its nearest center; see `Step.assign`."""
         self._begin(centers)
-        self._run(("rows", self._sorts), lambda: self._bind_rows(self._centers[0]))
-        self._changing = int(self.n_reassigned[0])
-        return self._changing
+        self._run(("rows", self._sorts), lambda: self._bind_rows(self.buffers.centers[0]))
+        self._changing = int(self.buffers.n_reassigned[0])
+        if not (update or potential):
+            return Assignment(self._changing, np.zeros((0, 0)), np.zeros(0), float("nan"))
+        found, wide = self._assignment(self._changing, float("nan")), centers.astype(np.float64)
+        found.potential = float(found.weights @ (wide * wide).sum(axis=1) - 2 * (found.sums * wide).sum())
+        return found
 
     def _made_bounds(self) -> Bounds | None:
         """Return the bounds of iterations; None where there are none."""
@@ -180,9 +154,8 @@ class Step(ABC):
 
     def _begin_bounds(self) -> None:
         """Launch what has to do with bounds from the next iteration on, if there are any."""
-        engine = self.engine
         if self.bounds is None:
-            fits = engine.fits(BOUNDS_BYTES * engine.n_samples)
+            fits = self.data.fits(BOUNDS_BYTES * self.data.n_samples)
             self.bounds = self._made_bounds() if fits else None
         if self.bounds is None:
             self._may_have_bounds = False
@@ -190,10 +163,14 @@ class Step(ABC):
             self.bounds.begin()
             self._bounded = True
 
-    def iterate(self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None) -> Iterated:
-        """Launch iterations, some ahead of those whose outcome is known; see `Engine.iterate`."""
+    def iterate(
+        self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None
+    ) -> IterationResult:
+        """Launch iterations, some ahead of those whose outcome is known; see `Step.iterate`."""
+        if self.data.spherical:  # update/centers.cuh has means, of which none has norm 1
+            return super().iterate(centers, before, last, tol, report)
         self._begin(centers)
-        protection = self.engine.protection
+        protection = self.protection
         try:
             for count in range(last - before + _AHEAD - 1):
                 if before + count < last:
@@ -228,14 +205,14 @@ class Step(ABC):
             lost = self.check.lost(known % _AHEAD) or not right
             if fault is not None or lost:
                 protection.keep(at)
-                return Iterated(at, known, False, float("nan"), fault=fault or FAULTS[LOST], lost=lost)
+                return IterationResult(at, known, False, float("nan"), fault=fault or FAULTS[LOST], lost=lost)
             protection.keep(next_centers)
         if outcome["empty"]:
-            empty = self.assignment(int(outcome["n_reassigned"]), float(outcome["potential"]))
-            return Iterated(next_centers, known + 1, strict, float("nan"), empty, at)
-        return Iterated(next_centers, known + 1, strict, float(outcome["shift"]), at=at)
+            empty = self._assignment(int(outcome["n_reassigned"]), float(outcome["potential"]))
+            return IterationResult(next_centers, known + 1, strict, float("nan"), empty, at)
+        return IterationResult(next_centers, known + 1, strict, float(outcome["shift"]), at=at)
 
-    def assignment(self, n_reassigned: int, potential: float) -> Assignment:
+    def _assignment(self, n_reassigned: int, potential: float) -> Assignment:
         """Return the sums as an assignment; of a protected fit, as they come to the host twice."""
         again = None if self.check is None else Assignment(n_reassigned, *self.sums(), potential)
         return Assignment(n_reassigned, *self.sums(), potential, again)
@@ -243,16 +220,16 @@ class Step(ABC):
     def _begin(self, centers: np.ndarray) -> None:
         """Put centers where the first iteration expects them."""
         stream = cupy.cuda.get_current_stream()
-        made_for = stream.ptr, self.own_labels.data.ptr
-        if made_for != self._made_for:
+        if stream.ptr != self._made_for:
             self._launches.clear()
-            self._made_for = made_for
+            self._made_for = stream.ptr
         self._passing[...], self._passed = centers, None
         self._bounded = False
-        if self.engine.protection is None:
+        if self.protection is None:
             self.check = None
         else:
-            self.check = self.check or StepCheck(self, _AHEAD)
+            scale = self.integers.scales[-1]
+            self.check = self.check or StepCheck(self.data, self.buffers, self.k, scale, _AHEAD)
             self.check.begin()
         self._run("place", self._bind_place)
 
@@ -263,7 +240,7 @@ class Step(ABC):
 
     def _pass(self, place: int) -> None:
         """Copy centers to the host, once they are there."""
-        self._centers[place].data.copy_to_host_async(*self._host)
+        self.buffers.centers[place].data.copy_to_host_async(*self._host)
         self._passed = place
 
     def _centers_on_host(self, place: int) -> np.ndarray:
@@ -276,104 +253,98 @@ class Step(ABC):
     def _launch(self, count: int, tol: float) -> None:
         """Launch one iteration, which leaves its outcome with the host."""
         now, place = count % 2, count % _AHEAD
-        if not self._bounded and self._may_have_bounds and begins_soon(self.engine.n_samples, self._changing):
+        if not self._bounded and self._may_have_bounds and begins_soon(self.data.n_samples, self._changing):
             self._begin_bounds()
         key = "iteration", now, place, tol, self._sorts, self._bounded
         self._run(key, lambda: self._bind_iteration(now, place, tol))
         if self.check is not None:
-            if count == 0 and self.engine.protection is not None:  # while the first iteration is at work
-                self.check.expect(self.engine.protection.kept.centers)
-            self.check.launch(self._centers[now], self._centers[1 - now], place, now)
+            if count == 0 and self.protection is not None:  # while the first iteration is at work
+                self.check.expect(self.protection.kept.centers)
+            self.check.launch(self.buffers.centers[now], self.buffers.centers[1 - now], place, now)
 
     def _bind_iteration(self, now: int, place: int, tol: float) -> list[Callable[[], None]]:
         """Return what makes an iteration: labels and sums, centers of the sums, and an outcome for the host."""
         arguments = (self._advancing(now, place, tol),)
         update_centers = DependentLaunch(self._update_centers, (self.k,), (_CENTER_THREADS,), arguments)
-        return [*self._bind_rows(self._centers[now]), update_centers]
+        return [*self._bind_rows(self.buffers.centers[now]), update_centers]
 
     def _advancing(self, now: int, place: int, tol: float) -> Any:
-        """Return what the kernels of update/centers.cuh are told of an iteration."""
-        placement, next_centers = self._placement, self._centers[1 - now]
-        error_coefficients = 0 if self._error_coefficients is None else self._offsets[self._n_columns :].data.ptr
-        centers = self._centers[now], next_centers, self._found, self._offsets
-        state = self._center_stats, self._arrived, self.n_reassigned, self._counts, self.stopped
-        before, after = ([one.data.ptr for one in some] for some in ((self.device_sums, self.units, *centers), state))
-        second = self._n_columns if self.parts > 1 else 0
-        centers_half = self._centers_half.data.ptr, placement.padded, placement.panels, self.columns, second
-        sizes = self.k, self.engine.n_features, self._counts.size, placement.scale, placement.norm_limit
-        outcome = self._seen[place:].ctypes.data
-        # Without bounds, none is followed.
-        drift_args = self.bounds.drift_args() if self.bounds is not None and self._bounded else np.zeros((), DRIFT)[()]
-        more = drift_args, tol, *sizes, *(self._error_coefficients or (0, 0)), self.comes_early
-        return np.array((*before, error_coefficients, *after, outcome, centers_half, *more), UPDATE_CENTERS)[()]
-
-    def counts(self) -> np.ndarray:
-        """Return how many samples each cluster has, (k,), int64, where none is weighted."""
-        return to_host(self.device_sums[:, -1]) // np.int64(self._scales[-1])
+        """Return the arguments of the kernels of update/centers.cuh for an iteration, an `UPDATE_CENTERS`."""
+        of, layout, placement = self.buffers, self.layout, self.layout.placement
+        coefficients = layout.error_coefficients
+        given = np.zeros((), UPDATE_CENTERS)
+        addresses = {
+            "sums": of.sums,
+            "units": of.units,
+            "centers": of.centers[now],
+            "next": of.centers[1 - now],
+            "found": of.found,
+            "offsets": of.offsets,
+            "center_stats": of.center_stats,
+            "arrived": of.arrived,
+            "n_reassigned": of.n_reassigned,
+            "counts": of.counts,
+            "stopped": of.stopped,
+        }
+        for name, array in addresses.items():
+            given[name] = array.data.ptr
+        given["error_coefficients"] = 0 if coefficients is None else of.offsets[self._n_columns :].data.ptr
+        given["outcome"] = self._seen[place:].ctypes.data
+        half = given["centers_half"]
+        half["to"], half["padded"], half["panels"] = of.centers_half.data.ptr, placement.padded, placement.panels
+        half["height"], half["second"] = layout.columns, self._n_columns if layout.parts > 1 else 0
+        # Without bounds, no drift is followed.
+        given["drift"] = self.bounds.drift_args() if self.bounds is not None and self._bounded else np.zeros((), DRIFT)
+        given["tolerance"], given["k"], given["d"], given["lists"] = tol, self.k, self.data.n_features, layout.lists
+        given["scale"], given["norm_limit"] = placement.scale, placement.norm_limit
+        given["of_norm"], given["of_lost"] = coefficients or (0, 0)
+        given["lets_begin"] = self.comes_early
+        return given[()]
 
     def sums(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the clusters' weighted sums (k, d) and weights (k,), in float64."""
-        values = to_host(self.device_sums) / self._scales
+        values = to_host(self.buffers.sums) / np.array(self.integers.scales)
         return values[:, :-1], values[:, -1]
 
+    def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
+        """Return the number of samples with each label; see `Step.cluster_sizes`. The sums have those of now."""
+        if k != self.k or labels is not self.labels or self.data.sample_weight is not None:
+            return super().cluster_sizes(labels, k)
+        return to_host(self.buffers.sums[:, -1]) // np.int64(self.integers.scales[-1])
 
-class SmallKStep(Step):
-    """A step for as many clusters as `assign/small_k.cuh` has room for."""
+    def inertia(self, centers: np.ndarray) -> float:
+        """Return the inertia of a run's result, from the running sums where they are exact enough."""
+        found = self._inertia_of_sums(centers)
+        return super().inertia(centers) if found is None else found
 
-    columns = 8
+    def _inertia_of_sums(self, centers: np.ndarray) -> float | None:
+        """Return the inertia from the running sums; None where X is read sooner, or float32 is more exact."""
+        data = self.data
+        if data.dtype != np.float32 or data.sample_weight is not None:
+            return None
+        if data.rows_on_gpu.nbytes < _ROWS_OVER_SUMS * self.buffers.sums.nbytes:
+            return None
+        squares = data.n_samples * data.n_features * data.spread()[1] ** 2
+        inertia, error = inertia_from_sums(squares, *self.sums(), self.sums_units[:-1], centers)
+        # `squares` came of such about the origin, by a difference.
+        about_origin = squares + data.n_samples * float(np.square(data.known_moments[0] - data.origin).sum())
+        exact = error + _SQUARES_ERROR * about_origin <= _INERTIA_ERROR * inertia
+        return inertia / (2 if data.spherical else 1) if exact else None
 
-    def __init__(self, engine: FusedEngine, half_copy: HalfCopy, plan: Plan, k: int) -> None:
-        self.parts = parts_of(plan, k)
-        super().__init__(engine, half_copy.placement, k)
-        self._half_copy, self._plan = half_copy, plan
-        n, d = engine.source.shape
-        index = engine.gpu_index
-        problem = half_copy_problem(n, d, k, self.parts)
-        epilogue = epilogue_of(plan, k)
-        self._product = PlannedKernel(plan, problem, index, f"kmeans::{epilogue}", "apps/kmeans/assign/small_k.cuh")
-        if epilogue != "ArgminEpilogue":  # margins are behind offsets
-            self._offsets = cupy.empty(2 * self._n_columns, np.float32)
-            self._error_coefficients = error_coefficients_of(plan, d, k, float(half_copy.rounding))
-        lists = blocks_of(plan, problem, index)
-        self._capacity = capacity(plan, n, lists)
-        self._bounds_of = plan, problem, lists, self._capacity
-        self._ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
-        self._entries = cupy.empty(lists * self._capacity * AMBIGUOUS_BYTES, np.uint8)
-        self._counts = cupy.empty(lists, np.uint32)
-        self._scatter_add = ScatterAdd(self, lists)
-        self._segments: Segments | None = None
-        if sorts_rows(n, d) and n <= MOST_PLACED:
-            self._segments = Segments(
-                self, "AmbiguousRow", lists, cupy.empty(lists * self._capacity * PLACE_BYTES, np.uint8)
-            )
-        self._rescore_grid = grid_of_lists(engine, lists, RESCORE_BLOCKS)
-        (self._rescore,) = load_kernels(engine, "assign/rescore.cuh", f"rescore<{types_of(engine)}>")
+    def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
+        """Return what `inertia` does, and what is wrong with sums or with it; see `Step.checked_inertia`."""
+        data = self.data
+        check, device_centers = SumsCheck(self.buffers, self.integers), cupy.asarray(centers, dtype=data.dtype)
+        # X itself, as `each_block` has it too.
+        rows, weights = data.rows_on_gpu, data.sample_weight
+        total = data.block_inertia(rows, device_centers, self.labels, weights, check.kept)
+        of_rows, fault = float(total.item()) / (2 if data.spherical else 1), check.fault()
+        of_sums = self._inertia_of_sums(centers)
+        if fault is None and of_sums is not None and abs(of_sums - of_rows) > 2 * _INERTIA_ERROR * of_rows:
+            fault = "its inertia was not that of its rows"
+        return of_rows if of_sums is None else of_sums, fault
 
-    def _made_bounds(self) -> ProductBounds:
-        return ProductBounds(self.engine, *self._bounds_of)
-
-    @property
-    def _sorts(self) -> bool:
-        return self._segments is not None and sorts_rows(self._changing, self.engine.n_features)
-
-    def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
-        engine, half_copy = self.engine, self._half_copy
-        n, d = engine.source.shape
-        pointers = self._offsets, self._center_stats, half_copy.norms, engine.labels, self._entries, self._counts
-        addresses = [one.data.ptr for one in pointers]
-        sizes = self._capacity, n, self._ahead, product_error(self._plan, d, self.k), half_copy.rounding
-        launches, idle = [], self.stopped
-        if isinstance(self.bounds, ProductBounds) and self._bounded:
-            nearest = *addresses, self.stopped.data.ptr, *sizes
-            launches = self.bounds.bind(half_copy.rows, self._centers_half, nearest, engine.labels, self.stopped)
-            idle = self.bounds.skip_full_assign
-        every = np.array((*addresses, idle.data.ptr, *sizes), ARGMIN)[()]
-        launches.append(self._product.packed(half_copy.rows.data.ptr, self._centers_half.data.ptr, every))
-        lists = self._entries, self._counts, np.int64(self._capacity)
-        certified = self.rows(), centers, np.int32(self.k), *lists, self.stopped
-        launches.append(DependentLaunch(self._rescore, self._rescore_grid, (RESCORE_THREADS,), certified))
-        # Either gives the same bits.
-        if self._segments is None or not self._sorts:
-            return [*launches, self._scatter_add.bind(self, lists)]
-        changes = np.array((self._entries.data.ptr, self._counts.data.ptr, self._capacity, 1, 0), LISTS)[()]
-        return launches + self._segments.bind(self, changes)
+    def examined(self) -> tuple[int, int]:
+        """Return the number of iterations in which bounds skipped rows, and the rows that were scored in them."""
+        state = None if self.bounds is None else self.bounds.read_state()
+        return (0, 0) if state is None else (int(state["screened"]), int(state["examined"]))

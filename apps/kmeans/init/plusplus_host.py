@@ -1,41 +1,47 @@
 """Greedy k-means++ in host memory with one distance a sample, where those to all candidates would be too many."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tsapps.apps.kmeans.data.distances import square_distances
-
-if TYPE_CHECKING:
-    from tsapps.apps.kmeans.engines.cpu import CpuEngine
+from tsapps.apps.kmeans.data.host_data import HostData, check_room
+from tsapps.kernels.system.host_memory import available_host_memory
 
 __all__ = ["draw_plus_plus"]
 
 # Samples whose running sum is made at a time: it stays in a level-2 cache.
 _PIECE = 1 << 16
+# Distances of all samples to all candidates of a step are kept up to this size, or a fourth of X's.
+_MOST_DISTANCES = 64 << 20
 
 
-def draw_plus_plus(engine: "CpuEngine", first: int, draws: np.ndarray) -> np.ndarray:
-    """Draw samples by greedy k-means++; see `Engine.draw_plus_plus`.
+def draw_plus_plus(data: HostData, first: int, draws: np.ndarray) -> np.ndarray | None:
+    """Draw samples by greedy k-means++ with one distance a sample; None where those to all candidates are few.
 
     Each step reads X twice: once for the potential of every candidate, and once for the distances to the best of them.
-    The running sums have the bits of `numpy.cumsum`; potentials are added up block by block.
+    The running sums have the bits of `numpy.cumsum`; potentials are added up block by block. See `plusplus.Draw`.
     """
+    n, d = data.source.shape
+    distances = draws.shape[1] * n * data.dtype.itemsize
+    if distances <= max(_MOST_DISTANCES, n * d * data.source.dtype.itemsize // 4):
+        return None
+    check_room(data.source.name, n * data.dtype.itemsize, available_host_memory())
     samples = np.empty(len(draws) + 1, np.int64)
     samples[0] = first
-    closest = engine.square_distances(engine.rows(samples[:1]))[0]
-    potential = sum(float(part.sum(dtype=np.float64)) for part in _weighted(engine, closest))
+    closest = data.square_distances(data.rows(samples[:1]))[0]
+    potential = sum(float(part.sum(dtype=np.float64)) for part in _weighted(data, closest))
     for step, drawn in enumerate(draws, start=1):
-        candidates = _search(engine, closest, drawn * potential)
-        points = engine.rows(candidates)
-        best = int(_potentials(engine, closest, points).argmin())
+        candidates = _search(data, closest, drawn * potential)
+        points = data.rows(candidates)
+        best = int(_potentials(data, closest, points).argmin())
         samples[step] = candidates[best]
-        potential = float(_potentials(engine, closest, points[best : best + 1], update=True)[0])
+        potential = float(_potentials(data, closest, points[best : best + 1], update=True)[0])
     return samples
 
 
-def _potentials(engine: "CpuEngine", closest: np.ndarray, points: np.ndarray, *, update: bool = False) -> np.ndarray:
+def _potentials(data: HostData, closest: np.ndarray, points: np.ndarray, *, update: bool = False) -> np.ndarray:
     """Return Σ w·min(D², ‖x − p‖²) for each of some points, float64; `update` lowers D² to that of one point."""
 
     def work(start: int, block: Any) -> np.ndarray:
@@ -44,17 +50,17 @@ def _potentials(engine: "CpuEngine", closest: np.ndarray, points: np.ndarray, *,
         np.minimum(distances, own, out=distances)
         if update:
             own[:] = distances[0]
-        weights = engine.weights_of(start, block)
+        weights = data.weights_of(start, block)
         return (distances if weights is None else distances * weights).sum(axis=1, dtype=np.float64)
 
-    return sum(engine.each_block(work, len(points)), start=np.zeros(len(points)))
+    return sum(data.each_block(work, len(points)), start=np.zeros(len(points)))
 
 
-def _search(engine: "CpuEngine", closest: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+def _search(data: HostData, closest: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
     """Return where on the running sum of w·D² thresholds lie, as ``numpy.searchsorted`` does."""
     found = np.zeros(len(thresholds), np.int64)
     total = 0.0
-    for part in _weighted(engine, closest):
+    for part in _weighted(data, closest):
         running = part.astype(np.float64)
         running[0] += total
         np.cumsum(running, out=running)
@@ -63,12 +69,12 @@ def _search(engine: "CpuEngine", closest: np.ndarray, thresholds: np.ndarray) ->
         if (thresholds <= total).all():
             break
     # Rounding can put a draw past the end of the running sum.
-    return np.minimum(found, engine.n_samples - 1)
+    return np.minimum(found, data.n_samples - 1)
 
 
-def _weighted(engine: "CpuEngine", closest: np.ndarray) -> Iterator[np.ndarray]:
+def _weighted(data: HostData, closest: np.ndarray) -> Iterator[np.ndarray]:
     """Yield w·D² of the samples, some at a time."""
     for start in range(0, len(closest), _PIECE):
         part = closest[start : start + _PIECE]
-        weights = engine.weights_of(start, part)
+        weights = data.weights_of(start, part)
         yield part if weights is None else part * weights

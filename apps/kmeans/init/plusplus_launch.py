@@ -1,13 +1,14 @@
 """Greedy k-means++ on a GPU, without the host until every center is drawn; see init/plusplus.cuh."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.data.half_copy import HalfCopy, load_kernels
+from tsapps.apps.kmeans.data.device_data import DeviceData
+from tsapps.apps.kmeans.data.half_copy import HalfCopy
+from tsapps.apps.kmeans.data.load import load_kernels
 from tsapps.apps.kmeans.init.plan import (
     COPY,
     PlusPlusPlan,
@@ -20,9 +21,6 @@ from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.launch import DependentLaunch
 
-if TYPE_CHECKING:
-    from tsapps.apps.kmeans.engines.fused import FusedEngine
-
 __all__ = ["draw_plus_plus"]
 
 # Threads and blocks a multiprocessor of evaluate_candidates, and threads of sample_candidates.
@@ -33,46 +31,47 @@ _LEAST_SCREENED = 32 << 20
 _BESIDE_HALF_COPY = 4
 
 
-def _reads_copy(engine: FusedEngine) -> bool:
+def _reads_copy(data: DeviceData) -> bool:
     """Tell whether steps are to read X's copy, if iterations do."""
-    X = engine.rows_on_gpu
-    if X is None or engine.n_samples * engine.n_features * engine.dtype.itemsize < _LEAST_SCREENED:
+    X = data.rows_on_gpu
+    if X is None or data.n_samples * data.n_features * data.dtype.itemsize < _LEAST_SCREENED:
         return False
-    return engine.held is not None or engine.fits(_BESIDE_HALF_COPY * X.nbytes)
+    return data.held is not None or data.fits(_BESIDE_HALF_COPY * X.nbytes)
 
 
-def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.ndarray | None:
-    """Draw samples by greedy k-means++, see `Engine.draw_plus_plus`; None where X is not held or there is no plan.
+def draw_plus_plus(
+    data: DeviceData, copy_for: Callable[[int], HalfCopy | None], first: int, draws: np.ndarray
+) -> np.ndarray | None:
+    """Draw samples by greedy k-means++, see `plusplus.Draw`; None where X is not held or there is no plan.
 
     X is read once for each center, or its copy and a part of X where iterations will read the copy and some centers are
     drawn; beside it, n numbers are kept. By the copy sums are added up in another order, so that one draw in some 10¹⁰
-    may be another.
+    may be another. `copy_for(k)` is the half-precision copy that iterations for k clusters read, or None.
     """
     steps, trials = draws.shape
     screened_from = first_screened(trials)
-    # First, as centering may change what is held.
-    half_copy = engine.copy_for(steps + 1) if steps >= screened_from and _reads_copy(engine) else None
-    X = engine.held
-    if X is None and engine.rows_on_gpu is not None and engine.fits(2 * engine.rows_on_gpu.nbytes):
-        X = engine.rows_on_gpu.astype(engine.dtype)  # halves
+    half_copy = copy_for(steps + 1) if steps >= screened_from and _reads_copy(data) else None
+    X = data.held
+    if X is None and data.rows_on_gpu is not None and data.fits(2 * data.rows_on_gpu.nbytes):
+        X = data.rows_on_gpu.astype(data.dtype)  # halves
     if X is None:
         return None
     if steps == 0:
         return np.array([first])
-    n, d = X.shape
-    size = engine.dtype.itemsize
+    (n, d), size = X.shape, data.dtype.itemsize
     aligned = d * size % 16 == 0 and X.data.ptr % 16 == 0
-    plan = plusplus_plan(n, d, trials, size, aligned=aligned, device=engine.gpu)
+    plan = plusplus_plan(n, d, trials, size, aligned=aligned, device=data.gpu)
     if plan is None:
         return None
-    weights = engine.sample_weight
-    names = ("evaluate_candidates", "sample_candidates")
-    scalar = ELEMENT[engine.dtype.name]
+    weights = data.sample_weight
+    names, scalar = ("evaluate_candidates", "sample_candidates"), ELEMENT[data.dtype.name]
     by_rows, draw = load_kernels(
-        engine, "init/plusplus.cuh", *(plan.kernel(name, scalar, weighted=weights is not None) for name in names)
+        data.gpu_index,
+        "init/plusplus.cuh",
+        *(plan.kernel(name, scalar, weighted=weights is not None) for name in names),
     )
     by_rows.max_dynamic_shared_size_bytes = plan.shared_bytes
-    closest = cupy.full(n, np.inf, engine.dtype)
+    closest = cupy.full(n, np.inf, data.dtype)
     # Row s holds the candidates of center s: for the first, itself.
     candidates, chosen = (cupy.asarray(np.full(shape, first, np.int64)) for shape in ((steps + 1, trials), steps + 1))
     sums = cupy.empty((trials, plan.chunks))
@@ -80,7 +79,7 @@ def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.nda
     nothing = np.intp(0)
     samples = X, np.int64(n), np.int32(d), nothing if weights is None else weights
     chunks = np.int32(plan.chunk), np.int32(plan.chunks)
-    blocks = min(engine.gpu.multiprocessors * _TRY_BLOCKS, plan.chunks)
+    blocks = min(data.gpu.multiprocessors * _TRY_BLOCKS, plan.chunks)
     tried = *samples, chosen, candidates, *chunks, np.int32(plan.window), closest, sums
     drawn = *samples, closest, *chunks, sums, candidates, numbers, chosen, candidates
     evaluate_candidates = DependentLaunch(by_rows, (blocks,), (_TRY_THREADS,), tried, plan.shared_bytes)
@@ -91,7 +90,7 @@ def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.nda
     def row(array: Any, step: int) -> int:
         return int(array.data.ptr) + step * int(array.strides[0])
 
-    screened = None if half_copy is None else _screening(engine, half_copy, plan, blocks, tried)
+    screened = None if half_copy is None else _screening(data, half_copy, plan, blocks, tried)
     for step in range(steps + 1):
         attempt = evaluate_candidates if screened is None or step < screened_from else screened
         attempt.change(of_tried, row(chosen, max(step - 1, 0)))
@@ -109,19 +108,19 @@ def draw_plus_plus(engine: FusedEngine, first: int, draws: np.ndarray) -> np.nda
 
 
 def _screening(
-    engine: FusedEngine, half_copy: HalfCopy, plusplus: PlusPlusPlan, blocks: int, tried: tuple[Any, ...]
+    data: DeviceData, half_copy: HalfCopy, plusplus: PlusPlusPlan, blocks: int, tried: tuple[Any, ...]
 ) -> DependentLaunch | None:
     """Return the launch of a step that reads X's copy; None where there is no room.
 
     `blocks` and the arguments `tried` are those of evaluate_candidates.
     """
-    d, weighted, size = engine.n_features, engine.sample_weight is not None, engine.dtype.itemsize
+    d, weighted, size = data.n_features, data.sample_weight is not None, data.dtype.itemsize
     panels = half_copy.panels > 0
-    plan = pruned_plan(plusplus, d, half_copy.padded, size, panels=panels, weighted=weighted, device=engine.gpu)
+    plan = pruned_plan(plusplus, d, half_copy.padded, size, panels=panels, weighted=weighted, device=data.gpu)
     if plan is None:
         return None
     (kernel,) = load_kernels(
-        engine, "init/plusplus_pruned.cuh", plan.kernel(ELEMENT[engine.dtype.name], weighted=weighted)
+        data.gpu_index, "init/plusplus_pruned.cuh", plan.kernel(ELEMENT[data.dtype.name], weighted=weighted)
     )
     kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
     errors = copy_error(d, half_copy.padded, float(half_copy.rounding))

@@ -1,23 +1,18 @@
-// Whether an iteration did what it should, by what it left: after `update_centers` (update/centers.cuh), before the
-// next iteration.
+// Check of an iteration's results, after `update_centers` (update/centers.cuh) and before the next iteration.
 //
 //   sums (k × (d + 1))   integers, add up over the clusters to what they did before, the last to the samples' weight;
 //   next (k × d)         are the means of the sums, or the old centers of clusters without samples;
-//   centers (k × d)      still are what the check of the iteration before found right as `next`, by a hash of each
-//                        column;
+//   centers (k × d)      are what the check before found right as `next`, by a hash of each column;
 //   labels (n)           of rows first, first + stride, … name a center than which none is nearer, in float64 of X.
 //
-// Sums are integers modulo 2⁶⁴, so that the first is exact: an addition that was lost, doubled or wrong changes the
-// total of a column, whatever came after it. The first iteration from no labels says what the totals are.
+// Sums are integers modulo 2⁶⁴, so the first check is exact: a wrong addition changes the total of a column, whatever
+// came after it. The first iteration from no labels gives the totals.
+// A fault sets `stopped`: `update_centers` of later launches does nothing, and the centers of the iteration remain.
+// (With bounds, labels and sums may have gone on; they are recomputed.) The host learns of it with the outcome.
 //
-// If anything is wrong, `stopped` is set: `update_centers` of what was launched ahead does nothing, and the centers
-// that the iteration began with are still there. (With bounds, labels and sums may have gone on; they are made anew.)
-// The host learns of it with the iteration's outcome.
-//
-// Why it is fast: it reads the k · (d + 1) sums and few rows, no block waits for another, and nothing is written where
-// nothing is wrong. A block has some columns of all sums; or a group of rows and a part of the centers, of which it
-// says whether one is nearer than a row's own. A thread adds up a piece of four rows and eight centers, 32 sums of 13
-// loads, in float32 where X is not float64; only what that does not prove is decided as in assign/rescore.cuh.
+// Why it is fast: it reads the k · (d + 1) sums and few rows, no block waits for another, and a correct iteration writes
+// nothing. A block has some columns of all sums, or a group of rows and a part of the centers. A thread adds up four
+// rows by eight centers, 32 sums of 13 loads, in float32 unless X is float64; rescore.cuh decides the uncertified rest.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "kernels/device/vector_load.cuh"

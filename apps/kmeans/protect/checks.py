@@ -21,16 +21,15 @@ Source: K.-H. Huang and J. A. Abraham, "Algorithm-based fault tolerance for matr
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
+from tsapps.apps.kmeans.data.blocks import Data
 from tsapps.apps.kmeans.results import Assignment, square_shift
+from tsapps.apps.kmeans.update.means import next_centers
 from tsapps.kernels.arrays import to_host
-
-if TYPE_CHECKING:
-    from tsapps.apps.kmeans.engines.engine import Engine
 
 __all__ = ["MOST_AGAIN", "FaultError", "Kept", "Protection", "same_bits", "stride_of"]
 
@@ -137,55 +136,72 @@ class Protection:
         self.keep(centers)
         return centers
 
-    def fault_of(self, engine: Engine, step: Assignment, centers: np.ndarray, iteration: int) -> str | None:
-        """Return what is wrong with an assignment at `centers` (k, d), in an iteration of a run, or None."""
-        again = step.again
+    def fault_of(
+        self, data: Data, labels: Any, found: Assignment, centers: np.ndarray, iteration: int, units: np.ndarray
+    ) -> str | None:
+        """Return what is wrong with an assignment, or None.
+
+        Parameters
+        ----------
+        data : Data
+        labels : array of shape (n,), int32
+            The labels that were assigned.
+        found : Assignment
+        centers : numpy.ndarray of shape (k, d)
+            The centers of the assignment.
+        iteration : int
+            Its number in the run, from 1.
+        units : numpy.ndarray
+            The units that elements of the sums are rounded to.
+        """
+        again = found.again
         assert again is not None  # as of every protected fit
         turn, self._checked = self._checked, self._checked + 1
-        if step.changed:
+        if found.changed:
             return "the centers changed while samples were assigned to them"
         if self.kept.differs(centers):
             return "the centers changed after they were computed"
-        if iteration == 1 and step.n_reassigned != engine.n_samples:
+        if iteration == 1 and found.n_reassigned != data.n_samples:
             return "not every sample was counted that had its first label"
-        if not (same_bits(step.sums, again.sums) and same_bits(step.weights, again.weights)):
+        if not (same_bits(found.sums, again.sums) and same_bits(found.weights, again.weights)):
             return "the clusters' sums did not add up to the same twice"
-        stride = stride_of(engine.n_samples)
-        if not _labels_are_nearest(engine, centers, np.arange(turn % stride, engine.n_samples, stride)):
+        stride = stride_of(data.n_samples)
+        indices = np.arange(turn % stride, data.n_samples, stride)
+        if not _labels_are_nearest(data, labels, centers, indices):
             return "samples had labels of centers that are not their nearest"
         if self._totals is None:
-            self._totals = _totals(engine)
+            self._totals = _totals(data)
         totals, magnitudes = self._totals
         # The sum of a block's rows is off by γ_m of their magnitudes at most, in any order of the additions.
-        most_added = min(engine.n_samples, engine.block_rows(len(centers))) + 4
-        bound = most_added * float(np.finfo(engine.dtype).eps) * magnitudes + engine.n_samples / 2 * engine.sums_units
-        if engine.sample_weight is None:
+        most_added = min(data.n_samples, data.block_rows(len(centers))) + 4
+        bound = most_added * float(np.finfo(data.dtype).eps) * magnitudes + data.n_samples / 2 * units
+        if data.sample_weight is None:
             bound[-1] = 0  # whole numbers
-        found = np.append(step.sums.sum(axis=0), step.weights.sum())
+        of_clusters = np.append(found.sums.sum(axis=0), found.weights.sum())
         # What is no number is wrong too.
-        right = np.abs(found - totals) <= bound
+        right = np.abs(of_clusters - totals) <= bound
         if not right[-1]:
             return "the clusters' weights did not add up to the weight of all samples"
         return None if right.all() else "the clusters' sums did not add up to the sum of all samples"
 
     def fault_of_next(
-        self, engine: Engine, step: Assignment, following: np.ndarray, shift: float, *, stood: bool
+        self, data: Data, found: Assignment, following: np.ndarray, shift: float, *, stood: bool
     ) -> str | None:
         """Return what is wrong with the centers that follow a right assignment at those that are kept; keep the right.
 
         Parameters
         ----------
-        engine : Engine
-        step : Assignment
+        data : Data
+        found : Assignment
         following : numpy.ndarray of shape (k, d)
         shift : float
             By how much they moved; see `square_shift`.
         stood : bool
             Whether these are the same clusters that the centers which are kept are the means of.
         """
-        assert step.again is not None
+        assert found.again is not None
         at = self.kept.centers
-        again = engine.next_centers(step.again, at)
+        again = next_centers(data, found.again, at)
         if not same_bits(following, again):
             return "the next centers were not the means of the sums"
         if not np.array_equal(shift, square_shift(at, again), equal_nan=True):
@@ -196,46 +212,46 @@ class Protection:
         return None
 
 
-def _totals(engine: Engine) -> tuple[np.ndarray, np.ndarray]:
+def _totals(data: Data) -> tuple[np.ndarray, np.ndarray]:
     """Return Σ w·(x, 1) and ``Σ |w·(x, 1)|``, in one pass, in float64."""
-    d, weights = engine.n_features, engine.sample_weight
+    d, weights = data.n_features, data.sample_weight
     totals, magnitudes = np.zeros(d + 1), np.zeros(d + 1)
 
     def work(start: int, block: object) -> tuple[object, object]:
         wide = block.astype(np.float64)  # type: ignore[attr-defined]
-        of_block = engine.weights_of(start, wide)
+        of_block = data.weights_of(start, wide)
         if of_block is not None:
             wide *= of_block[:, np.newaxis]
         return wide.sum(axis=0), abs(wide).sum(axis=0)
 
-    for total, magnitude in engine.each_block(work, 4 * d):
+    for total, magnitude in data.each_block(work, 4 * d):
         totals[:d] += to_host(total)
         magnitudes[:d] += to_host(magnitude)
-    totals[d] = magnitudes[d] = engine.n_samples
+    totals[d] = magnitudes[d] = data.n_samples
     if weights is not None:
         totals[d], magnitudes[d] = (float(one.sum(dtype=np.float64)) for one in (weights, abs(weights)))
     return totals, magnitudes
 
 
-def _labels_are_nearest(engine: Engine, centers: np.ndarray, indices: np.ndarray) -> bool:
+def _labels_are_nearest(data: Data, labels: Any, centers: np.ndarray, indices: np.ndarray) -> bool:
     """Tell whether no other center is nearer to these samples than their label's, by more than scores are rounded."""
     k, wide = len(centers), centers.astype(np.float64)
     # Two scores, each off by γ_{d+2}·(‖c‖² + 2·‖x‖·‖c‖) at most; and as much again for those that are made here. What
     # is too small for a number of the dtype is lost besides.
-    operations, numbers = 4 * (engine.n_features + 8), np.finfo(engine.dtype)
-    each = max(1, _SCORES // max(k, engine.n_features))
+    operations, numbers = 4 * (data.n_features + 8), np.finfo(data.dtype)
+    each = max(1, _SCORES // max(k, data.n_features))
     for begin in range(0, len(indices), each):
         some = indices[begin : begin + each]
-        labels = to_host(engine.labels[engine.xp.asarray(some)])
-        if ((labels < 0) | (labels >= k)).any():
+        own = to_host(labels[data.xp.asarray(some)])
+        if ((own < 0) | (own >= k)).any():
             return False
-        rows = engine.rows(some).astype(np.float64)
+        rows = data.rows(some).astype(np.float64)
         # A power of two rounds nothing, and leaves no square that overflows.
         exponent = -int(np.frexp(max(abs(rows).max(), abs(wide).max()))[1])
         rows, scaled = np.ldexp(rows, exponent), np.ldexp(wide, exponent)
         norms = (scaled * scaled).sum(axis=1)
         scores = norms - 2 * rows @ scaled.T
-        lost = scores[np.arange(len(some)), labels] - scores.min(axis=1)
+        lost = scores[np.arange(len(some)), own] - scores.min(axis=1)
         largest = np.sqrt(norms.max())
         bound = float(numbers.eps) * largest * (largest + 2 * np.sqrt((rows * rows).sum(axis=1)))
         if not (lost <= operations * (bound + np.ldexp(float(numbers.tiny), min(2 * exponent, 1023)))).all():

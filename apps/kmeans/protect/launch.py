@@ -1,26 +1,24 @@
-"""The checks of a protected fit on the fused engine.
+"""The checks of a protected fit on a GPU.
 
 Of iterations, without the host: see check_iteration.cuh. Of the sums of a run's result: see freivalds.cuh.
 """
 
-from __future__ import annotations
-
 from ctypes import c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cupy
 import numpy as np
 from cupyx import empty_pinned
 
-from tsapps.apps.kmeans.data.half_copy import aligned, load_kernels, types_of
+from tsapps.apps.kmeans.assign.plan import Integers
+from tsapps.apps.kmeans.data.device_data import DeviceData
+from tsapps.apps.kmeans.data.load import is_whole, load_kernels, types_of
 from tsapps.apps.kmeans.inertia.plan import MOST_WEIGHT, RUNNING_SUMS, RunningSums, difference_of
 from tsapps.apps.kmeans.protect.checks import stride_of
 from tsapps.apps.kmeans.protect.plan import CHECKED, HASHES, THREADS, check_plan, hash_of
+from tsapps.apps.kmeans.update.buffers import IterationBuffers
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.runtime.launch import DependentLaunch
-
-if TYPE_CHECKING:
-    from tsapps.apps.kmeans.engines.device_step import Step
 
 __all__ = ["FAULTS", "LOST", "StepCheck", "SumsCheck"]
 
@@ -43,15 +41,18 @@ class StepCheck:
 
     Parameters
     ----------
-    step : Step
+    data : DeviceData
+    buffers : IterationBuffers
+    k : int
+    weight_scale : float
+        The scale of the weights in the sums.
     ahead : int
         Iterations that are launched before the outcome of the first of them is asked for.
     """
 
-    def __init__(self, step: Step, ahead: int) -> None:
-        engine = step.engine
-        n, d = engine.source.shape
-        self._step = step
+    def __init__(self, data: DeviceData, buffers: IterationBuffers, k: int, weight_scale: float, ahead: int) -> None:
+        n, d = data.source.shape
+        self._buffers, self._n, self._k = buffers, n, k
         self._stride, self._turn = stride_of(n), 0
         # What sums over the clusters are to be, and whether they are known but for the weight.
         self._totals, self._known = cupy.empty(d + 1, np.uint64), False
@@ -62,16 +63,17 @@ class StepCheck:
         self._seen = empty_pinned((ahead, len(FAULTS)), np.uint32)
         self._seen_at = [np.uint64(place.ctypes.data) for place in self._seen]
         weight = n  # each is the integer 1
-        if engine.sample_weight is not None:
-            scaled = engine.sample_weight.astype(np.float64) * step.integers.scales[-1]
+        if data.sample_weight is not None:
+            scaled = data.sample_weight.astype(np.float64) * weight_scale
             weight = int(cupy.rint(scaled).astype(np.int64).sum())
         self._totals[d] = np.uint64(weight % 2**64)
         self._launches: dict[tuple[int, ...], DependentLaunch] = {}
-        whole = aligned(engine)
-        sizes = -(-n // self._stride), d, step.k, engine.dtype.itemsize, engine.gpu.multiprocessors
+        whole = is_whole(data.rows_on_gpu)
+        sizes = -(-n // self._stride), d, k, data.dtype.itemsize, data.gpu.multiprocessors
         self._log2_threads, self._each, self._blocks = check_plan(*sizes, whole=whole == "true")
-        kernel = f"check<{whole}, {types_of(engine)}, {_LABELS[step.own_labels.dtype.name]}>"
-        (self._check,) = load_kernels(engine, "protect/check_iteration.cuh", kernel)
+        types = types_of(data.rows_on_gpu, data.dtype)
+        kernel = f"check<{whole}, {types}, {_LABELS[buffers.labels.dtype.name]}>"
+        (self._check,) = load_kernels(data.gpu_index, "protect/check_iteration.cuh", kernel)
 
     def forget(self) -> None:
         """Forget what sums add up to: the next iteration begins with no sample in any cluster."""
@@ -99,7 +101,7 @@ class StepCheck:
             Of the iterations since `expect`, 0 for the first.
         """
         self._seen[place] = 0  # it is written to where something is wrong
-        key = now.data.ptr, place, self._step.own_labels.data.ptr
+        key = now.data.ptr, place
         if key not in self._launches:
             self._launches[key] = self._bind(now, following, place, parity)
         launch = self._launches[key]
@@ -111,13 +113,13 @@ class StepCheck:
 
     def _bind(self, now: Any, following: Any, place: int, parity: int) -> DependentLaunch:
         """Return the launch of a check, of which some arguments are changed for each."""
-        step = self._step
-        labels = step.own_labels.data.ptr, step.engine.n_samples, self._stride
-        checked = np.array((*labels, step.k, self._log2_threads, self._each, 0), CHECKED)[()]
-        sums = step.device_sums, step.units, self._totals, np.int32(0)
-        counted = np.int64(0), np.int64(0), self._over, step.stopped, self._seen_at[place]
+        buffers = self._buffers
+        labels = buffers.labels.data.ptr, self._n, self._stride
+        checked = np.array((*labels, self._k, self._log2_threads, self._each, 0), CHECKED)[()]
+        sums = buffers.sums, buffers.units, self._totals, np.int32(0)
+        counted = np.int64(0), np.int64(0), self._over, buffers.stopped, self._seen_at[place]
         hashes = np.array((self._hashes[parity].data.ptr, self._hashes[1 - parity].data.ptr), HASHES)[()]
-        arguments = step.rows(), now, following, checked, *sums, *counted, hashes
+        arguments = buffers.rows, now, following, checked, *sums, *counted, hashes
         return DependentLaunch(self._check, (self._blocks,), (THREADS,), arguments)
 
     def fault(self, place: int) -> str | None:
@@ -138,7 +140,9 @@ class SumsCheck:
 
     Parameters
     ----------
-    step : Step
+    buffers : IterationBuffers
+    sums : Integers
+        The fixed-point format of the sums.
 
     Attributes
     ----------
@@ -146,16 +150,16 @@ class SumsCheck:
         What the pass that adds up the inertia is to compare with the rows.
     """
 
-    def __init__(self, step: Step) -> None:
-        d, generator = step.engine.n_features, np.random.default_rng()
-        of_clusters = 1 + generator.choice(MOST_WEIGHT, step.k, replace=False)
+    def __init__(self, buffers: IterationBuffers, sums: Integers) -> None:
+        (k, d), generator = buffers.centers[0].shape, np.random.default_rng()
+        of_clusters = 1 + generator.choice(MOST_WEIGHT, k, replace=False)
         of_columns = generator.integers(1, MOST_WEIGHT, d + 1, endpoint=True) * generator.choice((-1, 1), d + 1)
         self._weights = tuple(cupy.asarray(weights, np.int32) for weights in (of_clusters, of_columns))
         # Four words for each of the numbers that an element is: one of two digits, two of three.
-        self._found = cupy.zeros(1 + 4 * (step.integers.digits - 1), np.uint64)
-        pointers = step.device_sums, step.move_scales, *self._weights, self._found
+        self._found = cupy.zeros(1 + 4 * (sums.digits - 1), np.uint64)
+        pointers = buffers.sums, buffers.scales, *self._weights, self._found
         argument = np.array(tuple(one.data.ptr for one in pointers), RUNNING_SUMS)[()]
-        self.kept = RunningSums(step.integers.digits, argument)
+        self.kept = RunningSums(sums.digits, argument)
 
     def fault(self) -> str | None:
         """Return what was found wrong, after the pass; or None."""

@@ -1,21 +1,17 @@
-// The centers as `assign/small_k.cuh` wants them, and from one iteration to the next without the host.
+// The centers of an iteration as assign/small_k.cuh reads them, and the next centers from the sums, without the host.
 //
-//   centers (k × d)  →  halves (k × padded, float16) = fl16(c · scale), offsets = −‖c · scale‖²/2, and the extremes
+//   centers (k × d)  →  centers_half (k × padded, float16) = fl16(c · scale), offsets = −‖c · scale‖²/2, center_stats
 //
-// prepare_centers   of centers that are given; offsets are −infinite past the last, up to the columns of the product;
-//                   and what
-//                 scores may be off by, for each center, where that is wanted (ArgminEpilogueLargeD)
-// advance         of the means of the sums (fixed_point.cuh), which become the next centers; and whether there is to be
-//                 a next
-//                 iteration: not if no label changed, if the centers moved by no more than `tolerance` in all
-//                 (squared), or
-//                 if a cluster is empty, which the host has to fill. What would follow then does nothing.
-//                 With bounds (bounds/state.cuh), it keeps how far centers have moved too, and says what the next
-//                 iteration does.
+// prepare_centers  places given centers. Offsets are −infinite past the last, up to the columns of the product. It also
+//                  computes the error coefficient of each center, where that is wanted (ArgminEpilogueLargeD).
+// update_centers   computes the means of the sums (fixed_point.cuh), which become the next centers, and the stopping
+//                  test: no label changed, or the centers moved by no more than `tolerance` in all (squared), or a
+//                  cluster is empty, which the host has to fill. Later launches then do nothing. With bounds
+//                  (bounds/state.cuh), it adds up the drift of the centers and decides what the next iteration does.
 //
-// A center far away would widen the bound of every row. Where all rows are within `norm_limit` of the mean but for a
-// few, a center more than 4·reach from it is the nearest of none of the others, as long as another center is within
-// 2·reach: it is left out (its offset is −infinite), and rows beyond the reach are left to assign/rescore.cuh.
+// A center far away would widen the bound of every row. A center more than 4·norm_limit from the mean is the nearest of
+// no row within norm_limit, as long as another center is within 2·norm_limit. So it is excluded (its offset is
+// −infinite), and assign/rescore.cuh decides the few rows beyond norm_limit.
 //
 // A block a center; the last block to arrive puts together what the others found, in their order: the same bits always.
 #pragma once

@@ -114,7 +114,7 @@ def examined(X, k, max_iter=100, bounds=True):
     with open_engine(cupy.asarray(X), engine="fused", bounds=bounds) as engine:
         state, init = np.random.RandomState(0), X[:k].astype(np.float64)
         found = lloyd.fit(engine, k, init=init, n_init=1, tol=0, max_iter=max_iter, random_state=state)
-        return found, *engine.examined()
+        return found, *engine.step_for(k).examined()
 
 
 # Few features in float32 and float16, of multiply-adds and of products; and a copy.
@@ -143,12 +143,13 @@ def test_long_rows_have_bounds_where_they_are_asked_for():
 @pytest.mark.parametrize(("n", "d", "bounds"), [(1 << 21, 32, True), (1 << 20, 32, False), (1 << 17, 512, False)])
 def test_by_default_what_they_pay_for_has_bounds(n, d, bounds):
     with open_engine(cupy.zeros((n, d), np.float16), engine="fused") as engine:
-        assert engine.bounds is bounds
+        engine.center(np.zeros(d, np.float32), 16)
+        assert engine._selected[1].bounds is bounds
 
 
 def test_iterations_without_bounds_are_not_counted():
     with open_engine(cupy.asarray(blobs(20_000, 32, 4, np.float32)), engine="fused") as engine:
-        assert engine.examined() == (0, 0)
+        assert engine.step_for(4).examined() == (0, 0)
 
 
 def test_none_where_labels_are_not_proved():

@@ -9,7 +9,7 @@ import pytest
 from tsapps.apps.kmeans.data.rows import ArrayRows
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
-from tsapps.apps.kmeans.engines import cublas
+from tsapps.apps.kmeans.data import host_stream
 
 pytestmark = pytest.mark.compile
 
@@ -44,10 +44,10 @@ class Slot:
 def test_buffers_are_not_given_away_while_they_are_copied(rows, taken, monkeypatch):
     # Pinned memory that nobody holds is whoever's asks next: what was still to be copied from it would be theirs.
     made = []
-    monkeypatch.setattr(cublas, "_Slot", lambda shape, dtype: Slot(made))
-    monkeypatch.setattr(cublas, "cupy", SimpleNamespace(cuda=SimpleNamespace(Stream=lambda **_: None)))
+    monkeypatch.setattr(host_stream, "_Slot", lambda shape, dtype: Slot(made))
+    monkeypatch.setattr(host_stream, "cupy", SimpleNamespace(cuda=SimpleNamespace(Stream=lambda **_: None)))
     X = np.arange(20.0).reshape(10, 2)
-    blocks = cublas._stream_to_gpu(ArrayRows(X), rows)
+    blocks = host_stream.stream_to_gpu(ArrayRows(X), rows)
     found = []
     for start, block in blocks:
         assert any(slot.on_its_way for slot in made)

@@ -8,6 +8,7 @@ from sklearn.datasets import make_blobs
 from tsapps import TSKMeans
 from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.assign import plan as fused_plan
+from tsapps.apps.kmeans.engines import select_step
 from tsapps.apps.kmeans.open_engine import open_engine
 
 pytestmark = pytest.mark.gpu
@@ -64,20 +65,21 @@ def n_reassigned(X, k, weights, bounds, least_sorted, monkeypatch):
     monkeypatch.setattr(fused_plan, "LEAST_SORTED", least_sorted)
     monkeypatch.setattr(fused_plan, "LARGE_D", 2**31)
     found = []
+    monkeypatch.setattr(select_step, "fma_plan", lambda *_: None)  # which moves rows by itself
     with open_engine(cupy.asarray(X), engine="fused", sample_weight=weights, bounds=bounds) as engine:
-        engine._small_d_plan = lambda _: None  # which moves rows by itself
-        mean = engine.moments()[0]
-        engine.center(mean)
-        centers = (X[:k] - mean).astype(engine.dtype)
+        mean = engine.data.moments()[0]
+        engine.center(mean, k)
+        step = engine.step_for(k)
+        centers = (X[:k] - mean).astype(engine.data.dtype)
         # All rows come, nearly all go to another cluster, and fewer and fewer follow.
         for passes in (
-            lambda: engine.assign(centers),
-            lambda: engine.assign(centers[::-1].copy()),
-            lambda: engine.iterate(centers, 0, 8, 0.0, None),
+            lambda: step.assign(centers),
+            lambda: step.assign(centers[::-1].copy()),
+            lambda: step.iterate(centers, 0, 8, 0.0, None),
         ):
             passes()
-            found.append((oracle.host(engine.labels).copy(), cupy.asnumpy(engine._step.device_sums)))
-        assert (engine._step._segments is None) == (least_sorted > X.size)
+            found.append((oracle.host(step.labels).copy(), cupy.asnumpy(step.buffers.sums)))
+        assert (step._segments is None) == (least_sorted > X.size)
     return found
 
 
@@ -105,10 +107,11 @@ def test_tf32_labels_are_nearly_all_exact_and_sums_are_theirs(n, d, k):
     np.testing.assert_array_equal(labels, oracle.host(again.labels_))
     assert (labels == oracle.square_distances(X, oracle.host(fast.cluster_centers_)).argmin(axis=1)).mean() >= 0.99
     with open_engine(cupy.asarray(X), device="cuda", engine="fused", precision="tf32") as engine:
-        mean = engine.moments()[0]
-        engine.center(mean)
-        found = engine.assign(X[:k] - mean)
-        labels = oracle.host(engine.labels)
+        mean = engine.data.moments()[0]
+        engine.center(mean, k)
+        step = engine.step_for(k)
+        found = step.assign(X[:k] - mean)
+        labels = oracle.host(step.labels)
     expected = oracle.square_distances(X, X[:k]).argmin(axis=1)
     assert (labels == expected).mean() >= 0.99
     np.testing.assert_array_equal(found.weights, np.bincount(labels, minlength=k))
@@ -208,20 +211,21 @@ def test_inertia_of_any_rows(n, d, k, dtype, weighted, offset):
     weights = rng.random(n) + 0.1 if weighted else None
     for name in ("fused", "cublas"):
         with open_engine(X, engine=name, sample_weight=weights) as engine:
-            mean, variance = engine.moments()
+            mean, variance = engine.data.moments()
             wide = values.astype(np.float64)
-            np.testing.assert_allclose(mean, wide.mean(axis=0), rtol=1e-6 if engine.dtype == np.float32 else 1e-12)
+            np.testing.assert_allclose(mean, wide.mean(axis=0), rtol=1e-6 if engine.data.dtype == np.float32 else 1e-12)
             np.testing.assert_allclose(variance, wide.var(axis=0).mean(), rtol=1e-6, atol=1e-12)
-            engine.center(mean)
-            centers = rng.standard_normal((k, d)).astype(engine.dtype)
+            engine.center(mean, k)
+            centers = rng.standard_normal((k, d)).astype(engine.data.dtype)
             labels = rng.integers(0, k, n)
-            engine.labels = cupy.asarray(labels, dtype=np.int32)
-            rows = values.astype(engine.dtype) - oracle.host(engine.mean)
+            on_gpu = cupy.asarray(labels, dtype=np.int32)
+            rows = values.astype(engine.data.dtype) - oracle.host(engine.data.mean)
             distances = ((rows.astype(np.float64) - centers.astype(np.float64)[labels]) ** 2).sum(axis=1)
             expected = distances.sum() if weights is None else weights @ distances
-            assert engine.inertia(centers) == pytest.approx(expected, rel=2.0**-21)
-            assert engine.inertia(centers) == engine.inertia(centers)
-            np.testing.assert_allclose(engine.own_distances(centers), distances, rtol=1e-6)
+            inertia = engine.data.inertia(centers, on_gpu)
+            assert inertia == pytest.approx(expected, rel=2.0**-21)
+            assert inertia == engine.data.inertia(centers, on_gpu)
+            np.testing.assert_allclose(engine.data.own_distances(centers, on_gpu), distances, rtol=1e-6)
 
 
 @pytest.mark.parametrize("metric", ["euclidean", "cosine"])
@@ -231,7 +235,7 @@ def test_inertia_of_a_result_is_that_of_its_rows(n, d, k, dtype, metric):
     kind = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     X = (0.3 + np.random.default_rng(6).standard_normal((n, d))).astype(kind)
     with open_engine(cupy.asarray(X), engine="fused", metric=metric) as engine:
-        engine.inertia = lambda _: pytest.fail("X was read again")
+        engine.data.inertia = lambda *_: pytest.fail("X was read again")
         state = np.random.RandomState(1)
         found = lloyd.fit(engine, k, init="random", n_init=2, max_iter=5, tol=0, random_state=state)
     rows = X.astype(np.float64)
@@ -244,14 +248,14 @@ def test_inertia_of_a_result_is_that_of_its_rows(n, d, k, dtype, metric):
 def test_inertia_that_is_not_that_of_the_rows_is_a_fault():
     X = np.random.default_rng(6).standard_normal((200_000, 16)).astype(np.float32)
     with open_engine(cupy.asarray(X), engine="fused") as engine:
-        engine.center(engine.moments()[0])
-        centers = X[:5] - oracle.host(engine.mean)
-        engine.assign(centers, update=False)
-        inertia, fault = engine.checked_inertia(centers)
-        assert (inertia, fault) == (engine.result_inertia(centers), None)
-        mean, variance, largest = engine._found
-        engine._found = mean, variance * 1.001, largest
-        assert engine.checked_inertia(centers)[1] == "its inertia was not that of its rows"
+        engine.center(engine.data.moments()[0], 5)
+        centers, step = X[:5] - oracle.host(engine.data.mean), engine.step_for(5)
+        step.assign(centers, update=False)
+        inertia, fault = step.checked_inertia(centers)
+        assert (inertia, fault) == (step.inertia(centers), None)
+        mean, variance, largest = engine.data._moments
+        engine.data._moments = mean, variance * 1.001, largest
+        assert step.checked_inertia(centers)[1] == "its inertia was not that of its rows"
 
 
 @pytest.mark.parametrize("first", [0.0, 1e6])
@@ -260,8 +264,8 @@ def test_inertia_of_little_is_that_of_rows(first):
     X = blobs(300_000, 8, 4, np.float32, spread=1.0 if first else 1e-3)
     X[0] += first
     with open_engine(cupy.asarray(X), engine="fused") as engine:
-        inertia, read = engine.inertia, []
-        engine.inertia = lambda centers: read.append(inertia(centers)) or read[0]
+        inertia, read = engine.data.inertia, []
+        engine.data.inertia = lambda *of: read.append(inertia(*of)) or read[0]
         found = lloyd.fit(engine, 4, max_iter=5, random_state=np.random.RandomState(1))
     assert [found.inertia] == read
 
@@ -278,13 +282,14 @@ def test_inertia_of_little_is_that_of_rows(first):
 def test_what_small_data_is_served_by(dtype, n, iterates, passes):
     X = blobs(n, 12, 9, dtype)
     with open_engine(cupy.asarray(X)) as engine:
-        engine.center(engine.moments()[0])
+        engine.center(engine.data.moments()[0], 9)
         assert engine.serves(9) == iterates
     with open_engine(cupy.asarray(X)) as engine:
         centers = engine.place(X[:9], np.zeros(12, dtype))
         assert engine.serves(9) == passes
-        engine.assign(centers, update=False)
-        oracle.assert_nearest(X, X[:9], oracle.host(engine.labels), dtype)
+        step = engine.step_for(9)
+        step.assign(centers, update=False)
+        oracle.assert_nearest(X, X[:9], oracle.host(step.labels), dtype)
 
 
 def test_other_ways_in():

@@ -5,8 +5,8 @@ import pytest
 from sklearn.cluster import kmeans_plusplus
 from sklearn.datasets import make_blobs
 
+from tsapps.apps.kmeans import initial_centers
 from tsapps.apps.kmeans.init import plan as plusplus_plan
-from tsapps.apps.kmeans.init import plusplus
 from tsapps.apps.kmeans.open_engine import open_engine
 
 pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
@@ -21,7 +21,7 @@ SHAPES = [(20_000, 1, 2), (30_001, 3, 64), (20_000, 16, 16), (9_999, 40, 33), (8
 
 @pytest.fixture(autouse=True)
 def nothing_is_small(monkeypatch):
-    monkeypatch.setattr(plusplus, "SMALL", 0)
+    monkeypatch.setattr("tsapps.apps.kmeans.data.blocks.SMALL", 0)
 
 
 def blobs(n, d, k, seed=0):
@@ -32,9 +32,9 @@ def seeds(X, k, seed, weights=None, engine="fused", mean=None):
     """Return the first centers, and whether the engine drew them itself."""
     with open_engine(cupy.asarray(X), engine=engine, sample_weight=weights) as opened:
         if mean is not None:
-            opened.center(mean)
+            opened.center(mean, k)
         drawn = opened.draw_plus_plus(0, np.zeros((1, 2 + int(np.log(k)))))
-        return plusplus.kmeans_plusplus(opened, k, np.random.RandomState(seed)), drawn is not None
+        return initial_centers.draw_centers(opened, "k-means++", k, np.random.RandomState(seed)), drawn is not None
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -130,8 +130,8 @@ def test_parallel_draws_are_those_of_the_cpu(n, d, k, weighted, engine):
     for device, where in (("cpu", np.asarray), ("cuda", cupy.asarray)):
         name = engine if device == "cuda" else "auto"
         with open_engine(where(X), device=device, engine=name, sample_weight=weights) as opened:
-            opened.center(mean)
-            found.append(plusplus.kmeans_parallel(opened, k, np.random.RandomState(2)))
+            opened.center(mean, k)
+            found.append(initial_centers.draw_centers(opened, "k-means||", k, np.random.RandomState(2)))
     np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-12)
 
 

@@ -28,11 +28,11 @@ def test_the_samples_that_scikit_learn_draws(rng, monkeypatch, dtype, weighted, 
     X = rng.standard_normal((500, 5)).astype(dtype)
     weights = rng.random(500).astype(dtype) if weighted else None
     if not small:
-        monkeypatch.setattr(plusplus, "SMALL", 0)
+        monkeypatch.setattr("tsapps.apps.kmeans.data.blocks.SMALL", 0)
     for seed in range(5):
         _, expected = kmeans_plusplus(X, 12, sample_weight=weights, random_state=np.random.RandomState(seed))
         engine = open_engine(X, device="cpu", sample_weight=weights)
-        centers = plusplus.kmeans_plusplus(engine, 12, np.random.RandomState(seed))
+        centers = plusplus.kmeans_plusplus(engine.data, 12, np.random.RandomState(seed))
         assert seeds_of(centers, X) == expected.tolist()
 
 
@@ -43,7 +43,7 @@ def test_three_points_by_hand():
     X = np.array([[0.0], [1.0], [100.0]])
     engine = open_engine(X, device="cpu")
     for seed in range(20):
-        first, second = plusplus.kmeans_plusplus(engine, 2, np.random.RandomState(seed)).ravel()
+        first, second = plusplus.kmeans_plusplus(engine.data, 2, np.random.RandomState(seed)).ravel()
         assert (second == 100) == (first != 100)
 
 
@@ -54,7 +54,7 @@ def test_a_draw_past_the_end_is_the_last_sample(rng):
         def uniform(self, size):
             return np.full(size, 1 + 1e-9)
 
-    centers = plusplus.kmeans_plusplus(open_engine(X, device="cpu"), 2, AlmostOne(0))
+    centers = plusplus.kmeans_plusplus(open_engine(X, device="cpu").data, 2, AlmostOne(0))
     assert seeds_of(centers, X)[1] == 49
 
 
@@ -63,7 +63,7 @@ def test_random_samples_differ_and_follow_the_weights(rng):
     X = rng.standard_normal((40, 3))
     weights = np.where(np.arange(40) % 4 == 0, 1.0, 0.0)
     engine = open_engine(X, device="cpu", sample_weight=weights)
-    found = plusplus.random_samples(engine, 10, np.random.RandomState(7))
+    found = plusplus.random_samples(engine.data, 10, np.random.RandomState(7))
     assert sorted(seeds_of(found, X)) == list(range(0, 40, 4))
 
 
@@ -73,8 +73,8 @@ def test_random_samples_differ_and_follow_the_weights(rng):
 def drawn_in_parallel(X, k, seed, weights=None, block_rows=None):
     engine = open_engine(X, device="cpu", sample_weight=weights)
     if block_rows is not None:
-        engine.block_rows = lambda n_columns: block_rows
-    return plusplus.kmeans_parallel(engine, k, np.random.RandomState(seed))
+        engine.data.block_rows = lambda n_columns: block_rows
+    return plusplus.kmeans_parallel(engine.data, k, np.random.RandomState(seed), engine.blocks.nearest)
 
 
 def reference_in_parallel(X, k, seed, weights=None):

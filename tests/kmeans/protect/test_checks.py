@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tsapps import TSKMeans
 from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.data.rows import ArrayRows
-from tsapps.apps.kmeans.engines.cpu import CpuEngine
+from tsapps.apps.kmeans.engines.engine import HostEngine
+from tsapps.apps.kmeans.engines.host_step import HostStep
 from tsapps.apps.kmeans.open_engine import open_engine
 from tsapps.apps.kmeans.protect.checks import MOST_AGAIN, FaultError, stride_of
 from tsapps.apps.kmeans.protect.plan import CENTERS, COLUMNS, ROWS, THREADS, check_plan
@@ -18,18 +19,25 @@ from tsapps.apps.kmeans.protect.plan import CENTERS, COLUMNS, ROWS, THREADS, che
 FOUR = np.array([[0.0], [1.0], [10.0], [11.0]])
 
 
-class FaultyEngine(CpuEngine):
-    """An engine whose assignments number `faulty`, from 0, go wrong."""
+class FaultyStep(HostStep):
+    """A step whose assignments number `faulty`, from 0, go wrong."""
 
     faulty: ClassVar[dict] = {}
     made = 0
 
     def assign(self, centers, *, update=True, potential=False):
-        step = super().assign(centers, update=update, potential=potential)
+        found = super().assign(centers, update=update, potential=potential)
         if (fault := self.faulty.get(self.made)) is not None:
-            fault(self, step)
+            fault(self, found)
         self.made += 1
-        return step
+        return found
+
+
+def engine_of(step, X, weights=None):
+    """Return an engine whose step is of another class."""
+    engine = HostEngine(X, X.dtype, weights)
+    engine.blocks = step(engine.data)
+    return engine
 
 
 def fitted(X, k, faulty=None, weights=None, dtype=None, **options):
@@ -38,8 +46,8 @@ def fitted(X, k, faulty=None, weights=None, dtype=None, **options):
     if faulty is None:
         engine = open_engine(X, sample_weight=weights, device="cpu")
     else:
-        engine = FaultyEngine(X, X.dtype, weights)
-        engine.faulty = faulty
+        engine = engine_of(FaultyStep, X, weights)
+        engine.blocks.faulty = faulty
     options = {"init": X.array[:k], "random_state": np.random.RandomState(0)} | options
     return lloyd.fit(engine, k, protect=faulty is not None, **options)
 
@@ -106,12 +114,12 @@ def test_sums_of_other_samples_are_found_in_their_iteration(fault):
     options = {"init": np.array([[0.0], [10.0]]), "tol": 0}
     expected = fitted(FOUR, 2, **options)
     for when in (0, 1):
-        engine = FaultyEngine(ArrayRows(FOUR), FOUR.dtype, None)
-        engine.faulty = {when: fault}
+        engine = engine_of(FaultyStep, ArrayRows(FOUR))
+        engine.blocks.faulty = {when: fault}
         found = lloyd.fit(engine, 2, protect=True, random_state=np.random.RandomState(0), **options)
         # Three assignments, and one once more. Where labels were forgotten, the last says that all changed, and the
         # result takes two more: its labels at the final centers, and those a second time.
-        assert (found.faults, engine.made) == (1, 4 if when == 0 else 6)
+        assert (found.faults, engine.blocks.made) == (1, 4 if when == 0 else 6)
         assert_same(found, expected)
 
 
@@ -141,8 +149,8 @@ def test_labels_of_the_result(fault, when):
     assert_same(found, expected)
 
 
-class KeepingEngine(FaultyEngine):
-    """An engine that is asked as one is that keeps its sums, and says what is wrong with those of run `faulty_run`."""
+class KeepingStep(FaultyStep):
+    """A step that is asked as one is that keeps its sums, and says what is wrong with those of run `faulty_run`."""
 
     keeps_sums, faulty_run, runs = True, -1, 0
 
@@ -153,10 +161,10 @@ class KeepingEngine(FaultyEngine):
 
 
 def kept(faulty, faulty_run=-1, **options):
-    engine = KeepingEngine(ArrayRows(FOUR), FOUR.dtype, None)
-    engine.faulty, engine.faulty_run = faulty, faulty_run
+    engine = engine_of(KeepingStep, ArrayRows(FOUR))
+    engine.blocks.faulty, engine.blocks.faulty_run = faulty, faulty_run
     options = {"tol": 0, "random_state": np.random.RandomState(0)} | options
-    return engine, lloyd.fit(engine, 2, protect=True, **options)
+    return engine.blocks, lloyd.fit(engine, 2, protect=True, **options)
 
 
 @pytest.mark.parametrize("options", [{"init": np.array([[0.0], [10.0]])}, {"init": FOUR[:2], "max_iter": 2}])
@@ -164,16 +172,16 @@ def test_where_sums_are_kept(options):
     expected = fitted(FOUR, 2, **{"tol": 0} | options)
     # Ended by itself after two iterations, or by max_iter, with the labels of the final centers: then labels once more.
     last = 3 if expected.converged else 4
-    engine, found = kept({}, **options)
-    assert (engine.made, found.faults) == (last, 0)
+    step, found = kept({}, **options)
+    assert (step.made, found.faults) == (last, 0)
     assert_same(found, expected)
     # A final label that is wrong; sums that make other centers, which are asked for where no label changed.
     for when, fault in [(2, moved_sum)] if expected.converged else [(2, wrong_label), (2, no_label)]:
-        engine, found = kept({when: fault}, **options)
-        assert (engine.made, found.faults) == (2 * last, 1)
+        step, found = kept({when: fault}, **options)
+        assert (step.made, found.faults) == (2 * last, 1)
         assert_same(found, expected)
-    engine, found = kept({}, faulty_run=0, **options)
-    assert (engine.made, found.faults) == (2 * last, 1)
+    step, found = kept({}, faulty_run=0, **options)
+    assert (step.made, found.faults) == (2 * last, 1)
     assert_same(found, expected)
 
 
@@ -186,15 +194,21 @@ def test_a_fault_that_persists_is_an_error():
 
 
 def test_a_result_that_never_comes_out_the_same_is_an_error():
-    class Engine(CpuEngine):
+    class Step(HostStep):
         inertias = 0
 
-        def inertia(self, centers):
+        def checked_inertia(self, centers):
             self.inertias += 1
-            return super().inertia(centers) + self.inertias
+            wrong = self.data.inertia
+            self.data.inertia = lambda *of: wrong(*of) + self.again()
+            return super().checked_inertia(centers)
+
+        def again(self):
+            self.inertias += 1
+            return self.inertias
 
     with pytest.raises(FaultError, match=rf"the result of a run went wrong {MOST_AGAIN + 1} times, .* inertia"):
-        lloyd.fit(Engine(ArrayRows(FOUR), FOUR.dtype, None), 2, protect=True, random_state=np.random.RandomState(0))
+        lloyd.fit(engine_of(Step, ArrayRows(FOUR)), 2, protect=True, random_state=np.random.RandomState(0))
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 from bench.kmeans import faults
 from tsapps import TSKMeans
 from tsapps.apps.kmeans.data.rows import ArrayRows
-from tsapps.apps.kmeans.engines.cpu import CpuEngine
 from tsapps.apps.kmeans.protect.checks import FaultError, Kept, same_bits
-
-
-class FaultyCpuEngine(faults.Seams, CpuEngine):
-    """The engine of the CPU, with one fault."""
-
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 #: Trials in which each of these is the fault of every third run or so, without protection.
@@ -27,7 +21,7 @@ GROSS = ["sums exchanged", "centers exchanged before use", "next centers exchang
 @pytest.mark.parametrize("fault", GROSS)
 def test_without_protection_another_result_is_found(fault, rng):
     fault = faults.FAULTS[fault]
-    found = {faults.tried(FaultyCpuEngine, fault, "any", "blobs", "float64", rng, protect=False) for _ in range(12)}
+    found = {faults.tried(faults.host_engine, fault, "any", "blobs", "float64", rng, protect=False) for _ in range(12)}
     assert "other unnoticed" in found
 
 
@@ -37,7 +31,7 @@ def test_no_fault_gives_another_result(fault, rng):
     for when in (*faults.WHEN, "any"):
         kind = faults.KINDS[int(rng.integers(len(faults.KINDS)))]
         dtype = ("float32", "float64")[int(rng.integers(2))]
-        found.append(faults.tried(FaultyCpuEngine, faults.FAULTS[fault], when, kind, dtype, rng))
+        found.append(faults.tried(faults.host_engine, faults.FAULTS[fault], when, kind, dtype, rng))
     assert not {"other noticed", "other unnoticed", "raised"} & set(found)
     assert set(found) != {"no effect"}
 
@@ -49,7 +43,7 @@ def test_no_fault_of_many_gives_another_result(fault):
     rng = np.random.default_rng(list(fault.encode()))
     for number, (when, kind) in enumerate(product(faults.WHEN, faults.KINDS)):
         dtype = ("float32", "float64")[number % 2]
-        found = faults.tried(FaultyCpuEngine, faults.FAULTS[fault], when, kind, dtype, rng)
+        found = faults.tried(faults.host_engine, faults.FAULTS[fault], when, kind, dtype, rng)
         assert found in ("no effect", "healed", "repaired"), (when, kind, dtype)
 
 
@@ -57,11 +51,11 @@ def test_no_fault_of_many_gives_another_result(fault):
 def test_a_fault_in_any_of_several_runs(fault, rng):
     of = faults.draw("blobs", "float32", rng)
     of = replace(of, options={"init": "random", "n_init": 3, "tol": 0.0})
-    clean = faults.injected(FaultyCpuEngine, of, None)
+    clean = faults.injected(faults.host_engine, of, None)
     found = []
     for at in range(0, clean[0].made, max(1, clean[0].made // 8)):
         trial = faults.Trial(faults.FAULTS[fault], at, 5)
-        found.append(faults.outcome_of(clean, faults.injected(FaultyCpuEngine, of, trial)))
+        found.append(faults.outcome_of(clean, faults.injected(faults.host_engine, of, trial)))
     assert "repaired" in found
     assert set(found) <= {"no effect", "healed", "repaired"}
 

@@ -1,12 +1,11 @@
 """Protected fits on a GPU: faults are found and made good, and where there are none nothing changes by a bit."""
 
-from functools import partial
-
 import numpy as np
 import oracle
 import pytest
 from sklearn.datasets import make_blobs
 
+from bench.abft.kmeans import engine_of
 from bench.kmeans import faults
 from tsapps import TSKMeans
 from tsapps.apps.kmeans import lloyd
@@ -18,10 +17,8 @@ cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
 
 
 def faulty_cublas():
-    """Return the cublas engine with the seams of `kmeans_faults`, as that asks for engines."""
-    from tsapps.apps.kmeans.engines.cublas import CublasEngine
-
-    return partial(type("FaultyCublasEngine", (faults.Seams, CublasEngine), {}), index=0)
+    """Return what makes an engine whose cuBLAS step has the seams of bench.kmeans.faults."""
+    return engine_of("cuda")
 
 
 #: Few features by multiply-adds and by products, few clusters of short and of long rows, and many clusters.
@@ -48,10 +45,10 @@ def opened(X, weights=None, engine="fused", **options):
 def step_kind(X, k):
     """Return the class of what iterates; skip the test where that is the cublas engine."""
     with opened(X) as engine:
-        engine.center(engine.moments()[0])
+        engine.center(engine.data.moments()[0], k)
         if not engine.serves(k):
             pytest.skip("no kernel of ours serves this shape here: it goes to the cublas engine")
-        return type(engine._step)
+        return type(engine.step_for(k))
 
 
 def fitted(engine, X, k, protect, **options):
@@ -98,26 +95,26 @@ def test_no_false_alarms_of_other_kinds(n, d, k, kind):
 
 
 def lost_row(step):
-    step.device_sums[0, -1] -= 1
+    step.buffers.sums[0, -1] -= 1
 
 
 def wrong_bit(step):
-    step.device_sums[step.k - 1, 0] ^= 1 << 22
+    step.buffers.sums[step.k - 1, 0] ^= 1 << 22
 
 
 def wrong_labels(step):
     # More than are not checked in an iteration; wherever they are, none is checked in vain.
-    labels = step.own_labels
+    labels = step.buffers.labels
     labels[: len(labels) // 2] = step.k - 1
 
 
 def no_labels(step):
-    step.own_labels[:] = -1
+    step.buffers.labels[:] = -1
 
 
 def one_label(step):
     """One of those that this iteration's check looks at."""
-    labels, check = step.own_labels, step.check
+    labels, check = step.buffers.labels, step.check
     row = check._turn % check._stride + 7 * check._stride
     labels[row] = (int(labels[row]) + 1) % step.k
 
@@ -229,31 +226,31 @@ def test_centers_that_change_after_their_check_are_found(n, d, k, dtype, change,
 
 
 def test_first_centers_that_change_on_their_way_are_found(monkeypatch):
-    from tsapps.apps.kmeans.engines.device_step import Step
+    from tsapps.apps.kmeans.engines.device_step import DeviceStep
 
     X = data(9_999, 40, 33, np.float32)
     expected = fitted(opened(X), X, 33, protect=False)
-    begin, made = Step._begin, 0
+    begin, made = DeviceStep._begin, 0
 
     def wrong(step, centers):
         nonlocal made
         begin(step, centers)
         if made == 0:
-            lowest_bit(step._centers[0], None)
+            lowest_bit(step.buffers.centers[0], None)
         made += 1
 
-    monkeypatch.setattr(Step, "_begin", wrong)
+    monkeypatch.setattr(DeviceStep, "_begin", wrong)
     found = fitted(opened(X), X, 33, protect=True)
     assert found.faults == 1
     assert_same(found, expected)
 
 
 def test_centers_that_change_on_their_way_to_the_host_are_found(monkeypatch):
-    from tsapps.apps.kmeans.engines.device_step import Step
+    from tsapps.apps.kmeans.engines.device_step import DeviceStep
 
     X = data(9_999, 40, 33, np.float32)
     expected = fitted(opened(X), X, 33, protect=False)
-    brought, made = Step._centers_on_host, 0
+    brought, made = DeviceStep._centers_on_host, 0
 
     def wrong(step, place):
         nonlocal made
@@ -263,7 +260,7 @@ def test_centers_that_change_on_their_way_to_the_host_are_found(monkeypatch):
         made += 1
         return centers
 
-    monkeypatch.setattr(Step, "_centers_on_host", wrong)
+    monkeypatch.setattr(DeviceStep, "_centers_on_host", wrong)
     found = fitted(opened(X), X, 33, protect=True)
     assert found.faults == 1
     assert_same(found, expected)
@@ -282,10 +279,10 @@ def test_no_fault_gives_another_result_of_the_cublas_engine(fault, rng):
 def test_sums_that_are_wrong_but_add_up_are_found_in_the_result(part, max_iter, monkeypatch):
     X = data(9_999, 40, 33, np.float32)
     expected = fitted(opened(X), X, 33, protect=False, max_iter=max_iter)
-    from tsapps.apps.kmeans.engines.device_step import SmallKStep
+    from tsapps.apps.kmeans.engines.small_k_step import SmallKStep
 
     def wrong(step):
-        step.device_sums[2:4, 3] += cupy.asarray([part, -part])
+        step.buffers.sums[2:4, 3] += cupy.asarray([part, -part])
 
     inject(monkeypatch, SmallKStep, wrong, (4).__eq__)
     found = fitted(opened(X), X, 33, protect=True, max_iter=max_iter)
@@ -294,23 +291,23 @@ def test_sums_that_are_wrong_but_add_up_are_found_in_the_result(part, max_iter, 
 
 
 def another_label(step):
-    row = step.engine.n_samples * 2 // 3
-    step.own_labels[row] = (int(step.own_labels[row]) + 1) % step.k
+    row = step.data.n_samples * 2 // 3
+    step.buffers.labels[row] = (int(step.buffers.labels[row]) + 1) % step.k
 
 
 def label_of_none(step):
-    step.own_labels[step.engine.n_samples - 1] = 100 if step.own_labels.dtype == np.int8 else step.k + 5
+    step.buffers.labels[step.data.n_samples - 1] = 100 if step.buffers.labels.dtype == np.int8 else step.k + 5
 
 
 def sum_elsewhere(step):
-    step.device_sums[:2, -2] += cupy.asarray([1 << 12, -(1 << 12)])
+    step.buffers.sums[:2, -2] += cupy.asarray([1 << 12, -(1 << 12)])
 
 
 def row_elsewhere(step):
     """As a row that has the right label, but was added to another cluster."""
-    n_reassigned = step.device_sums[1] // 7
-    step.device_sums[0] += n_reassigned
-    step.device_sums[1] -= n_reassigned
+    n_reassigned = step.buffers.sums[1] // 7
+    step.buffers.sums[0] += n_reassigned
+    step.buffers.sums[1] -= n_reassigned
 
 
 # Assignments that are no iteration's: after one iteration, which changes labels, that to the final centers, and its
@@ -322,22 +319,22 @@ RESULTS = [(fault, *of) for fault in (another_label, sum_elsewhere, row_elsewher
 @pytest.mark.parametrize(("fault", "max_iter", "when"), [*RESULTS, (label_of_none, 1, 1)])
 @pytest.mark.parametrize(("n", "d", "k"), SHAPES)
 def test_a_fault_of_the_result_is_found(n, d, k, fault, max_iter, when, monkeypatch):
-    from tsapps.apps.kmeans.engines.device_step import Step
+    from tsapps.apps.kmeans.engines.device_step import DeviceStep
 
     X = data(n, d, k, np.float32)
     expected = fitted(opened(X), X, k, protect=False, max_iter=max_iter)
     step_kind(X, k)
-    engine, made, assign = opened(X), 0, Step.assign
+    engine, made, assign = opened(X), 0, DeviceStep.assign
 
-    def wrong(step, centers):
+    def wrong(step, centers, **options):
         nonlocal made
-        n_reassigned = assign(step, centers)
+        found = assign(step, centers, **options)
         if made == when:
             fault(step)
         made += 1
-        return n_reassigned
+        return found
 
-    monkeypatch.setattr(Step, "assign", wrong)
+    monkeypatch.setattr(DeviceStep, "assign", wrong)
     found = fitted(engine, X, k, protect=True, max_iter=max_iter)
     assert found.faults == 1
     assert_same(found, expected)
@@ -345,18 +342,20 @@ def test_a_fault_of_the_result_is_found(n, d, k, fault, max_iter, when, monkeypa
 
 @pytest.mark.parametrize("n_reassigned", [1, 5000])
 def test_labels_that_the_second_computation_says_were_others_are_made_again(n_reassigned, monkeypatch):
-    from tsapps.apps.kmeans.engines.device_step import Step
+    from tsapps.apps.kmeans.engines.device_step import DeviceStep
 
     X = data(9_999, 40, 33, np.float32)
     expected = fitted(opened(X), X, 33, protect=False, max_iter=1)
-    made, assign = 0, Step.assign
+    made, assign = 0, DeviceStep.assign
 
-    def wrong(step, centers):
+    def wrong(step, centers, **options):
         nonlocal made
         made += 1
-        return assign(step, centers) + (n_reassigned if made == 2 else 0)
+        found = assign(step, centers, **options)
+        found.n_reassigned += n_reassigned if made == 2 else 0
+        return found
 
-    monkeypatch.setattr(Step, "assign", wrong)
+    monkeypatch.setattr(DeviceStep, "assign", wrong)
     found = fitted(opened(X), X, 33, protect=True, max_iter=1)
     assert found.faults == 1
     assert_same(found, expected)
@@ -370,29 +369,29 @@ def test_sums_are_compared_with_the_rows(n, d, k, dtype, weighted):
     rng = np.random.default_rng(n)
     weights = rng.random(n) + 0.1 if weighted else None
     with opened(X, weights) as engine:
-        engine.center(engine.moments()[0])
+        engine.center(engine.data.moments()[0], k)
         if not engine.serves(k):
             pytest.skip("no kernel of ours serves this shape here: it goes to the cublas engine")
-        centers = X[:k].astype(engine.dtype) - oracle.host(engine.mean)
-        engine.assign(centers, update=False)
+        centers, step = X[:k].astype(engine.data.dtype) - oracle.host(engine.data.mean), engine.step_for(k)
+        step.assign(centers, update=False)
         # The same bits, and nothing wrong.
-        assert engine.checked_inertia(centers) == (engine.result_inertia(centers), None)
-        sums = engine._step.device_sums
+        assert step.checked_inertia(centers) == (step.inertia(centers), None)
+        sums = step.buffers.sums
         for _ in range(20):
             (a, b), j = rng.choice(k, 2, replace=False), int(rng.integers(d + 1))
             part = 1 << int(rng.integers(62))
             sums[int(a), j] += part
             sums[int(b), j] -= part
-            _, fault = engine.checked_inertia(centers)
+            _, fault = step.checked_inertia(centers)
             assert fault == "the sums of its clusters were not those of its labels"
             sums[int(a), j] -= part
             sums[int(b), j] += part
-        assert engine.checked_inertia(centers)[1] is None
+        assert step.checked_inertia(centers)[1] is None
 
 
 def test_a_fault_that_persists_is_an_error(monkeypatch):
     X = data(9_999, 40, 33, np.float32)
-    from tsapps.apps.kmeans.engines.device_step import SmallKStep
+    from tsapps.apps.kmeans.engines.small_k_step import SmallKStep
 
     inject(monkeypatch, SmallKStep, lost_row, lambda made: True)
     with pytest.raises(FaultError, match=f"iteration 1 went wrong {MOST_AGAIN + 1} times"):
@@ -406,7 +405,7 @@ def test_an_engine_that_was_protected_can_be_used_without():
     held = oracle.host(protected.labels).copy()
     plain = fitted(engine, X, 33, protect=False)
     np.testing.assert_array_equal(held, oracle.host(plain.labels))
-    assert engine._step.check is None
+    assert engine.step_for(33).check is None
 
 
 def test_the_estimator():

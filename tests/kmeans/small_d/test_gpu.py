@@ -7,6 +7,7 @@ import oracle
 import pytest
 from sklearn.datasets import make_blobs
 
+from tsapps.apps.kmeans.engines import select_step
 from tsapps.apps.kmeans.open_engine import open_engine
 from tsapps.apps.kmeans.small_d.plan import ALIGNMENT, Multiplier, multiply_adds_plan, products_plan
 
@@ -24,32 +25,32 @@ def blobs(n, d, k, seed=0, away=0.0, spread=1.0):
     return (X + away).astype(np.float32)
 
 
-def opened(X, shadowed=False):
-    """An engine whose data is centered, and whether its steps read X's copy."""
+def opened(X, k, *plan):
+    """Return an engine whose data is centered; of a plan for small d or, if that is None, one that reads X's copy."""
     engine = open_engine(cupy.asarray(X), engine="fused")
-    with engine:
-        mean, _ = engine.moments()
-        engine.center(mean)
-    if shadowed:
-        engine._small_d_plan = lambda _: None
+    with engine, pytest.MonkeyPatch.context() as patch:
+        if plan:
+            patch.setattr(select_step, "fma_plan", lambda *_: plan[0])
+        engine.center(engine.data.moments()[0], k)
     return engine
 
 
 def iterated(engine, centers, count):
     """Labels and sums after some iterations."""
     with engine:
-        engine.forget_labels()
-        found = engine.iterate(centers, 0, count, 0.0, None)
-        return oracle.host(engine.labels), engine._step.device_sums.get(), found.centers, engine._step
+        step = engine.step_for(len(centers))
+        step.reset()
+        found = step.iterate(centers, 0, count, 0.0, None)
+        return oracle.host(step.labels), step.buffers.sums.get(), found.centers, step
 
 
 def few_and_shadowed(X, k, count=6):
     centers = X[:k].astype(np.float32)
     results = []
     for shadowed in (False, True):
-        engine = opened(X, shadowed)
+        engine = opened(X, k, None) if shadowed else opened(X, k)
         with engine:
-            mean = oracle.host(engine.mean)
+            mean = oracle.host(engine.data.mean)
         results.append(iterated(engine, centers - mean, count))
     return results
 
@@ -68,13 +69,13 @@ def test_same_bits_as_from_the_copy(n, d, k, away):
 def test_labels_are_those_of_float64(n, d, k):
     X = blobs(n, d, k, spread=2.0)
     centers = X[:k].copy()
-    engine = opened(X)
+    engine = opened(X, k)
     with engine:
-        centered = X - oracle.host(engine.mean)
-        centers = centers - oracle.host(engine.mean)
-        n_reassigned = engine.assign(centers).n_reassigned
-        labels = oracle.host(engine.labels)
-        assert engine.assign(centers).n_reassigned == 0
+        centered, step = X - oracle.host(engine.data.mean), engine.step_for(k)
+        centers = centers - oracle.host(engine.data.mean)
+        n_reassigned = step.assign(centers).n_reassigned
+        labels = oracle.host(step.labels)
+        assert step.assign(centers).n_reassigned == 0
     assert n_reassigned == n
     distances = oracle.square_distances(centered, centers)
     assert (distances[np.arange(n), labels] <= distances.min(axis=1) * (1 + 1e-12)).all()
@@ -100,18 +101,17 @@ def test_halves(n, d, k, dtype, away):
 def test_same_bits_by_warps_and_warpgroups(changed, dtype):
     n, d, k = 400_003, 32, 48
     X = centers_half(n, d, k, dtype)
-    engine = opened(X)
-    if engine.gpu.compute_capability != "9.0":
+    engine = opened(X, k)
+    if engine.data.gpu.compute_capability != "9.0":
         pytest.skip("needs warpgroups: a GPU of compute capability 9.0")
-    room, results = engine.gpu.shared_memory_per_block, []
+    room, results = engine.data.gpu.shared_memory_per_block, []
     for warpgroups in (False, True):
         plan = products_plan(d, k, dtype, room, warpgroups=warpgroups)
         assert (plan.multiplier is Multiplier.WARPGROUPS) == warpgroups
         plan = replace(plan, **changed)
-        engine = opened(X)
-        engine._small_d_plan = lambda _, plan=plan: plan
+        engine = opened(X, k, plan)
         with engine:
-            mean = oracle.host(engine.mean)
+            mean = oracle.host(engine.data.mean)
         results.append(iterated(engine, X[:k].astype(np.float32) - mean, 6))
     for ours, theirs in zip(*(result[:3] for result in results), strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -132,13 +132,12 @@ def test_same_bits_by_every_plan(changed):
     n, d, k = 400_003, 16, 16
     X = blobs(n, d, k, spread=2.0)
     results = []
-    room = opened(X).gpu.shared_memory_per_block
+    room = opened(X, k).data.gpu.shared_memory_per_block
     products, adds = products_plan(d, k, "float32", room), multiply_adds_plan(d, k, "float32", 0.0, 1.0, room)
     for plan in (products, replace(products, **changed), adds):
-        engine = opened(X)
-        engine._small_d_plan = lambda _, plan=plan: plan
+        engine = opened(X, k, plan)
         with engine:
-            mean = oracle.host(engine.mean)
+            mean = oracle.host(engine.data.mean)
         results.append(iterated(engine, X[:k] - mean, 6))
     assert type(results[2][3]).__name__ == "SmallDFmaStep"
     for others in results[1:]:
@@ -152,17 +151,17 @@ def test_one_huge_cluster_and_one_row_that_leaves_it():
     X = np.full((n, 16), 1 - 2.0**-24, np.float32)
     X[n // 2 :] *= -1
     X[1234] = np.where(np.arange(16) % 2, 0.5, -0.5)
-    engine = opened(X)
+    engine = opened(X, 20)
     with engine:
-        mean = oracle.host(engine.mean)
+        mean, step = oracle.host(engine.data.mean), engine.step_for(20)
         centers = np.zeros((20, 16), np.float32)
         centers[1:] = 50
-        assert engine.assign(centers - mean).n_reassigned == n
-        assert type(engine._step).__name__ == "SmallDMmaStep"
-        assert engine._step.sums()[1].tolist() == [n] + 19 * [0]
+        assert step.assign(centers - mean).n_reassigned == n
+        assert type(step).__name__ == "SmallDMmaStep"
+        assert step.sums()[1].tolist() == [n] + 19 * [0]
         centers[1] = X[1234]
-        assert engine.assign(centers - mean).n_reassigned == 1
-        sums, weights = engine._step.sums()
+        assert step.assign(centers - mean).n_reassigned == 1
+        sums, weights = step.sums()
     assert weights.tolist() == [n - 1, 1] + 18 * [0]
     np.testing.assert_allclose(sums[1], X[1234] - mean, rtol=1e-6)
 
@@ -170,15 +169,16 @@ def test_one_huge_cluster_and_one_row_that_leaves_it():
 def test_constants_are_an_engines_own():
     # Two engines of one shape take turns, so that each would see the other's centers.
     data = [blobs(60_000, 4, 16, seed=seed) for seed in (1, 2)]
-    engines = [opened(X) for X in data]
+    engines = [opened(X, 16) for X in data]
     steps = [X[:16] - X.mean(axis=0) for X in data]
     for _ in range(3):
         for engine, X, centers in zip(engines, data, steps, strict=True):
             with engine:
-                engine.assign(centers)
-                centered = X - oracle.host(engine.mean)
+                step = engine.step_for(16)
+                step.assign(centers)
+                centered = X - oracle.host(engine.data.mean)
                 distances = oracle.square_distances(centered, centers.astype(np.float32))
-                mine = distances[np.arange(len(X)), oracle.host(engine.labels)]
+                mine = distances[np.arange(len(X)), oracle.host(step.labels)]
             assert (mine <= distances.min(axis=1) * (1 + 1e-12)).all()
 
 
@@ -189,12 +189,12 @@ def test_what_it_does_not_serve():
     unaligned = cupy.empty(X.size + 1, np.float32)[1:].reshape(X.shape)
     unaligned[:] = cupy.asarray(X)
     for data in (outlier, X.astype(np.float64), unaligned):
-        engine = opened(data)
+        engine = opened(data, 8)
         with engine:
-            centers = oracle.host(data[:8]) - oracle.host(engine.mean)
-            engine.assign(centers)
-            served = type(engine._step).__name__ == "SmallDFmaStep"
-            assert not served or engine.rows_on_gpu.data.ptr % ALIGNMENT == 0
+            centers, step = oracle.host(data[:8]) - oracle.host(engine.data.mean), engine.step_for(8)
+            step.assign(centers)
+            served = type(step).__name__ == "SmallDFmaStep"
+            assert not served or engine.data.rows_on_gpu.data.ptr % ALIGNMENT == 0
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -202,33 +202,33 @@ def test_ties_on_a_grid(dtype):
     rng = np.random.default_rng(0)
     X = rng.integers(0, 8, (200_000, 3)).astype(dtype)
     centers = np.array([[1, 1, 1], [1, 1, 1], [2, 1, 1], [6, 6, 6], [3, 3, 3], [4, 4, 4]], np.float32)
-    engine = opened(X)
+    engine = opened(X, 6)
     with engine:
-        mean = oracle.host(engine.mean)
-        engine.assign(centers - mean)
-        labels = oracle.host(engine.labels)
+        mean, step = oracle.host(engine.data.mean), engine.step_for(6)
+        step.assign(centers - mean)
+        labels = oracle.host(step.labels)
     distances = oracle.square_distances(X.astype(np.float32) - mean, centers - mean)
     mine = distances[np.arange(len(X)), labels]
     assert (mine <= distances.min(axis=1) * (1 + 1e-12)).all()
     assert not (labels == 1).any()  # the lower of equals
 
 
-@pytest.mark.parametrize(("k", "step"), [(2, "SmallDFmaStep"), (18, "SmallDMmaStep")])
-def test_more_rows_than_32_bits_number_elements_of(k, step):
+@pytest.mark.parametrize(("k", "kind"), [(2, "SmallDFmaStep"), (18, "SmallDMmaStep")])
+def test_more_rows_than_32_bits_number_elements_of(k, kind):
     n, d = (1 << 27) + 12_345, 16
     free, _ = cupy.cuda.runtime.memGetInfo()
     if free < 6 * n * d:
         pytest.skip(f"needs {6 * n * d >> 30} GiB of memory on the GPU, and {free >> 30} are free")
     X = cupy.zeros((n, d), np.float32)
     X[: n // 2, 3], X[n // 2 :, 3] = -1.0, 1.0
-    engine = opened(X)
+    engine = opened(X, k)
     with engine:
-        centers = np.zeros((k, d), np.float32)
+        centers, step = np.zeros((k, d), np.float32), engine.step_for(k)
         centers[:2, 3] = -0.5, 0.5
         centers[2:, 4] = 10
-        assert engine.assign(centers).n_reassigned == n
-        assert type(engine._step).__name__ == step
-        sizes = engine._step.sums()[1]
-        assert int(engine.labels[: n // 2].sum()) == 0
-        assert int(engine.labels[n // 2 :].min()) == int(engine.labels[n // 2 :].max()) == 1
+        assert step.assign(centers).n_reassigned == n
+        assert type(step).__name__ == kind
+        sizes = step.sums()[1]
+        assert int(step.labels[: n // 2].sum()) == 0
+        assert int(step.labels[n // 2 :].min()) == int(step.labels[n // 2 :].max()) == 1
     assert sizes.tolist() == [n // 2, n - n // 2] + (k - 2) * [0]

@@ -1,0 +1,401 @@
+"""X on a GPU: held there, lying there, or streamed to it; passes by kernels of this package.
+
+No float is added atomically and every reduction has a fixed order: the same bits on every run.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import cupy
+import numpy as np
+from cupyx import empty_pinned
+
+from tsapps.apps.kmeans.assign.plan import ROWS, log2_lanes, vector_of
+from tsapps.apps.kmeans.data.blocks import Data
+from tsapps.apps.kmeans.data.half_copy import HalfCopy
+from tsapps.apps.kmeans.data.host_stream import stream_to_gpu
+from tsapps.apps.kmeans.data.labels import launch_over_labels
+from tsapps.apps.kmeans.data.rows import ArrayRows, RescaledRows, Rows
+from tsapps.apps.kmeans.inertia.launch import add_inertia
+from tsapps.apps.kmeans.inertia.plan import RunningSums
+from tsapps.kernels.arrays import to_host
+from tsapps.kernels.gpu_specs import Device, live
+from tsapps.kernels.jit.compiler import Kernel, function
+from tsapps.kernels.plan.mma import ELEMENT
+
+__all__ = ["HALF_TYPES", "DeviceData", "row_groups"]
+
+T = TypeVar("T")
+
+#: The 16-bit types.
+HALF_TYPES = ("float16", "bfloat16")
+# Temporaries of a block: large enough that launches (about 5 µs each) do not show, small beside the memory of a GPU.
+_BLOCK_BYTES = 512 << 20
+# A count up to this is exact in float32.
+_MOST_ROWS = 1 << 24
+_PASSES = Path(__file__).with_name("passes.cuh")
+_THREADS = 256
+# The points that one launch of point_distances takes, and the rows that a group of lanes of own_distances does.
+_POINTS, _ROWS_TOGETHER = 8, 4
+# Blocks of column_moments, about; and the threads of a block that puts their parts together, columns and rows.
+_MOMENT_BLOCKS, _FOLDED = 4096, (32, 8)
+# The square of the mean beside that of the spread, up to which 16-bit X is not centered.
+_NEARLY_CENTERED = 0.25
+# The least weight beside the largest: sums have 46 bits for it (update/fixed_point.cuh).
+_LEAST_WEIGHT = 2.0**-16
+
+
+def row_groups(rows: int, columns: int) -> tuple[Any, tuple[int]]:
+    """Return log2 of the lanes that share a row, at most a warp, and the grid that covers the rows."""
+    shared_by = log2_lanes(columns)
+    return np.int32(shared_by), (-((-rows << shared_by) // _THREADS),)
+
+
+def _whole_vectors(array: Any, wide: int) -> bool:
+    """Tell whether an array's rows, or its one row, are whole vectors of `wide` elements, and begin where those may."""
+    here = array.data.ptr % (wide * array.itemsize) == 0
+    return here and array.shape[-1] % wide == 0 and array.flags.c_contiguous
+
+
+class DeviceData(Data):
+    """X for kernels of this package and cuBLAS; see `Data`.
+
+    X is held on the GPU in `dtype`, where a copy fits; where it does not it is read in every pass, from the GPU if it
+    lies there, else streamed from its source in host memory or in a file through two pinned buffers in turn.
+
+    Parameters
+    ----------
+    source, dtype, sample_weight
+        As for `Data`.
+    index : int
+        CUDA's number of the GPU.
+    takes_16_bit : bool
+        Whether X of a 16-bit type that lies on the GPU row by row is read as it lies, until `center` asks for a copy.
+
+    Attributes
+    ----------
+    on_read : bool
+        Whether kernels subtract the mean from the rows that they read, rather than that it is subtracted before.
+    shift : cupy.ndarray of shape (d,)
+        The point that kernels subtract from the rows that they are given: the mean, or zero where it is subtracted.
+    """
+
+    xp = cupy
+
+    def __init__(
+        self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None, index: int, *, takes_16_bit: bool = False
+    ) -> None:
+        self.device, self.gpu_index = f"cuda:{index}", index
+        self.gpu: Device = live(index)
+        self._gpu = cupy.cuda.Device(index)
+        self._takes_16_bit = takes_16_bit
+        self._passing: Any = None  # pinned memory that arrays pass through on their way to the host
+        self.on_read = self._centered = False
+        # The mean, the mean variance, and the largest |x − origin| of each feature; and the part of the mean that is
+        # subtracted.
+        self._moments: tuple[np.ndarray, float, np.ndarray] | None = None
+        self._subtracted = np.zeros(source.shape[1])
+        self._half_copy: HalfCopy | None = None
+        with self._gpu:
+            super().__init__(source, dtype, sample_weight)
+            self.shift = cupy.zeros(self.n_features, self.dtype)
+            self._largest = cupy.zeros(self.n_features)
+
+    def __enter__(self) -> Self:
+        """Make the GPU of the data the current one."""
+        self._gpu.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Give the GPU before back."""
+        self._gpu.__exit__(*exception)
+
+    def room(self) -> int:
+        """Return the bytes that X may take more, so that the GPU has room to work."""
+        # k-means++ holds the distances of 2 + ln k candidates a sample; 12 candidates are k = 22,000.
+        working = self.n_samples * self.dtype.itemsize * 16 + 2 * _BLOCK_BYTES
+        free, _ = cupy.cuda.runtime.memGetInfo()
+        return int(free + cupy.get_default_memory_pool().free_bytes() - working)
+
+    def fits(self, size: int) -> bool:
+        """Tell whether `size` more bytes for X leave the GPU room to work."""
+        return size <= self.room()
+
+    def copies(self) -> bool:
+        """Tell whether to hold a copy of X where it cannot be borrowed; see `Data.copies`."""
+        return not (self._takes_16_bit and self._half_x() is not None) and super().copies()
+
+    def brought(self, array: Any) -> np.ndarray:
+        """Return an array in host memory; see `Data.brought`. By way of pinned memory, a third of the time."""
+        if self._passing is None or self._passing.nbytes < array.nbytes:
+            self._passing = empty_pinned(array.nbytes, np.uint8)
+        host: np.ndarray = self._passing[: array.nbytes].view(array.dtype).reshape(array.shape)
+        array.get(out=host)
+        return host
+
+    def _half_x(self) -> Any | None:
+        """Return the source's own array, if it is of a 16-bit type and lies on this GPU row by row."""
+        if not isinstance(self.source, ArrayRows) or self.source.device is None or self.dtype != np.float32:
+            return None
+        array = self.source.array
+        here = self.source.device == self.gpu_index and array.flags.c_contiguous
+        return array if here and array.dtype.name in HALF_TYPES else None
+
+    @property
+    def rows_on_gpu(self) -> Any:
+        """X on the GPU, row-major, as kernels read it: of any dtype; None where there is none."""
+        return self.held if self.held is not None or not self._takes_16_bit else self._half_x()
+
+    @property
+    def rows_argument(self) -> Any:
+        """The description of X for kernels, a `ROWS`."""
+        weights, d = 0 if self.sample_weight is None else self.sample_weight.data.ptr, self.n_features
+        return np.array((self.rows_on_gpu.data.ptr, d, d, 0, self.shift.data.ptr, weights), ROWS)[()]
+
+    @property
+    def temporary_columns(self) -> int:
+        """Columns of what `block_moments` and `block_distances` make of a block beside their results: none."""
+        return 0
+
+    def block_rows(self, n_columns: int) -> int:
+        """Return the rows of a block whose widest temporary has `n_columns` columns."""
+        if n_columns == 0 and self.held is not None:
+            return self.n_samples
+        rows = _BLOCK_BYTES // (self.dtype.itemsize * max(n_columns, self.n_features))
+        return max(1, min(rows, _MOST_ROWS))
+
+    def source_blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
+        """Yield (first row, block) of the source on this GPU, in the source's own dtype, not centered."""
+        if self.source.device is not None:
+            return self.source.blocks(rows)
+        if isinstance(self.source, RescaledRows):  # rows are scaled here rather than by the host
+            return self.source.scaled(stream_to_gpu(self.source.source, rows))
+        return stream_to_gpu(self.source, rows)
+
+    def prepared(self, block: Any) -> Any:
+        """Return a block of `blocks` in `dtype`, from which kernels subtract `shift`; see `Data.prepared`."""
+        if self.held is None and self.on_read:
+            return block.astype(self.dtype, order="C")
+        return super().prepared(block)
+
+    def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
+        """Yield ``work(first row, block)`` for every block, in row order, less the mean but for `shift`.
+
+        Where `work` makes no temporaries it is a kernel's, which takes 16-bit types as they are.
+        """
+        if n_columns == 0 and self.held is None and not self._centered and self.rows_on_gpu is not None:
+            yield work(0, self.rows_on_gpu)
+            return
+        for start, block in self.blocks(n_columns):
+            yield work(start, self.prepared(block))
+
+    def moments(self) -> tuple[np.ndarray, float]:
+        """Return the mean of X and the mean variance of its features; see `Data.moments`."""
+        mean, variance = super().moments()
+        self._moments = mean, variance, to_host(self._largest)
+        return mean, variance
+
+    def _sums_about(self, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        self._largest = cupy.zeros(self.n_features)
+        return super()._sums_about(origin)
+
+    def subtracted(self, mean: np.ndarray) -> np.ndarray:
+        """Return the part of the mean that kernels are to subtract on read.
+
+        16-bit X that is nearly centered is better left as it is: its half-precision copy is exact.
+        """
+        if self.held is None and self._moments is not None:
+            variance = self._moments[1]
+            if float(mean @ mean) <= _NEARLY_CENTERED * self.n_features * variance:
+                return np.zeros_like(mean)
+        return mean
+
+    def center(self, mean: np.ndarray, *, on_read: bool = False) -> None:
+        """Subtract `mean` (d,) from every row read from here on.
+
+        Parameters
+        ----------
+        mean : numpy.ndarray of shape (d,)
+        on_read : bool
+            Whether kernels subtract it from what they read, by `shift`; else it is subtracted before, from a copy of X
+            if one fits.
+        """
+        self._half_copy = None
+        self.on_read, self._centered = on_read, not on_read
+        if on_read:
+            mean = self.subtracted(mean)
+            self.mean = self.shift = cupy.asarray(mean, dtype=self.dtype)
+            self._subtracted = mean.astype(self.dtype).astype(np.float64)
+            return
+        self.shift, self._subtracted = cupy.zeros(self.n_features, self.dtype), np.zeros(self.n_features)
+        if self.held is None and super().copies():
+            self._hold()
+        super().center(mean)
+
+    def centered(self) -> Any:
+        """Return the whole of X, centered; shape (n, d)."""
+        if not self.on_read:
+            return super().centered()
+        return cupy.concatenate(list(self.each_block(lambda _, block: block - self.shift, self.n_features)))
+
+    def square_norm(self) -> float:
+        """Return Σ w·‖x‖² over the (centered) samples, in float64."""
+        if not self.on_read:
+            return super().square_norm()
+        if self.sample_weight is None:
+            return self.n_samples * self.n_features * self.spread()[1] ** 2
+
+        def work(start: int, block: Any) -> Any:
+            rows = block - self.shift
+            return ((rows * rows).sum(axis=1) * self.weights_of(start, block)).sum(dtype=np.float64)
+
+        return float(sum(self.each_block(work, self.n_features)))
+
+    def spread(self, subtracted: np.ndarray | None = None) -> tuple[np.ndarray, float]:
+        """Return no less than the largest ``|x − mean|`` of each feature, and the root mean square over all.
+
+        About `subtracted` (d,) instead of what is subtracted from X on read, if it is given.
+        """
+        mean, variance, largest = self.known_moments
+        about = self._subtracted if subtracted is None else subtracted.astype(self.dtype).astype(np.float64)
+        with np.errstate(over="ignore"):  # infinite, nothing is certified by it
+            square = variance + float(np.mean((mean - about) ** 2))
+        return largest + np.abs(self.origin - about), square**0.5
+
+    @property
+    def known_moments(self) -> tuple[np.ndarray, float, np.ndarray]:
+        """The mean, the mean variance, and the largest ``|x − origin|`` of each feature."""
+        if self._moments is None:
+            self.moments()
+        assert self._moments is not None
+        return self._moments
+
+    @cached_property
+    def weights_alike(self) -> bool:
+        """Whether fixed-point numbers of one scale hold every weight well."""
+        if self.sample_weight is None:
+            return True
+        with self._gpu:
+            weights = abs(self.sample_weight[self.sample_weight != 0])
+            return not weights.size or float(weights.min()) >= _LEAST_WEIGHT * float(weights.max())
+
+    def half_copy(self, panels: int, *, certifies: bool) -> HalfCopy:
+        """Return the copy of X in float16, in panels or row by row (0), about what is subtracted now; it is kept."""
+        if self._half_copy is None or self._half_copy.panels != panels:
+            self._half_copy = None  # its memory, before the next is made
+            source, middle = (self.rows_on_gpu, self.shift), self.spread()[1]
+            self._half_copy = HalfCopy(*source, self.dtype, middle, panels, self.gpu_index, certifies=certifies)
+        return self._half_copy
+
+    @property
+    def half_copy_bytes(self) -> int:
+        """The bytes of the half-precision copy that is kept."""
+        return 0 if self._half_copy is None else self._half_copy.nbytes
+
+    def count_labels(self, labels: Any, k: int) -> np.ndarray:
+        """Return the number of samples with each of k labels, (k,), int64."""
+        counts = cupy.zeros(k, np.int64)
+        launch_over_labels(self.gpu_index, "count_labels", labels, np.int32(k), counts)
+        return to_host(counts)
+
+    def block_moments(self, block: Any, origin: Any) -> tuple[Any, Any]:
+        """Return Σ(x − origin) and Σ(x − origin)² over a block's rows, each of shape (d,), float64."""
+        rows, d = block.shape
+        wide = vector_of(block.itemsize)
+        vectors = _whole_vectors(block, wide)
+        wide = wide if vectors else 1
+        width = min(32, 1 << (-(-d // wide) - 1).bit_length())
+        columns = -(-d // (width * wide))
+        # Many blocks, so that their last wave does not show; their number is not the GPU's to decide, nor is the order.
+        slices = min(max(1, _MOMENT_BLOCKS // columns), -(-rows // 64))
+        parts = cupy.empty((3, slices, d))
+        arguments = (block, origin, np.int64(rows), np.int32(d), *parts)
+        add_up, fold = self._kernel_of_blocks("column_moments", block, vectors=vectors), self._kernel("fold_moments")
+        add_up((columns, slices), (width, _THREADS // width), arguments)
+        totals, sizes = cupy.empty((2, d)), (np.int32(slices), np.int32(d))
+        fold((-(-d // _FOLDED[0]),), _FOLDED, (parts, *sizes, totals, self._largest))
+        return totals[0], totals[1]
+
+    def rounded_moments(self) -> tuple[np.ndarray, float] | None:
+        """Return `moments` as NumPy rounds them; see `Data.rounded_moments`.
+
+        NumPy adds up the rows of several columns one after the other; what is one column, by pairs.
+        """
+        X, d = self.held, self.n_features
+        if X is None or d == 1:
+            return None
+
+        def means(about: np.ndarray, *, squares: bool) -> np.ndarray:
+            kernel = self._kernel("add_in_order", self._scalar, str(squares).lower())
+            sums = cupy.empty(d, self.dtype)
+            sizes = np.int64(self.n_samples), np.int32(d)
+            kernel((-(-d // 32),), (32,), (X, cupy.asarray(about), *sizes, sums))
+            return (to_host(sums) / np.intp(self.n_samples)).astype(self.dtype)
+
+        mean = means(np.zeros(d, self.dtype), squares=False)
+        return mean, float(np.mean(means(mean, squares=True)))
+
+    def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
+        """Return ‖x − c‖² of each of a block's rows and the center that its label names, in `dtype`."""
+        rows, d = block.shape
+        distances = cupy.empty(rows, self.dtype)
+        wide = vector_of(block.itemsize)
+        vectors = all(_whole_vectors(array, wide) for array in (block, self.shift, centers))
+        lanes, grid = row_groups(-(-rows // _ROWS_TOGETHER), d // wide if vectors else d)
+        arguments = (block, self.shift, centers, labels, np.int64(rows), np.int32(d), lanes, distances)
+        self._kernel_of_blocks("own_distances", block, vectors=vectors)(grid, (_THREADS,), arguments)
+        return distances
+
+    def inertia(self, centers: np.ndarray, labels: Any) -> float:
+        """Return Σ w·‖x − c‖²; see `Data.inertia`."""
+        device_centers = cupy.asarray(centers, dtype=self.dtype)
+
+        def work(start: int, block: Any) -> Any:
+            own = labels[start : start + len(block)]
+            return self.block_inertia(block, device_centers, own, self.weights_of(start, block))
+
+        first, *others = self.each_block(work, self.temporary_columns)
+        return float(sum(others, first).item()) / (2 if self.spherical else 1)
+
+    def block_inertia(
+        self, block: Any, centers: Any, labels: Any, weights: Any | None, kept: RunningSums | None = None
+    ) -> Any:
+        """Return Σ w·‖x − c‖² of a block's rows, an array of one float64; see `inertia.launch.add_inertia`."""
+        return add_inertia(block, self.shift, centers, labels, weights, kept, gpu=self.gpu, gpu_index=self.gpu_index)
+
+    def _kernel(self, name: str, *arguments: str) -> Kernel:
+        """Return a kernel of data/passes.cuh, by its name and template arguments."""
+        full = f"{name}<{', '.join(arguments)}>" if arguments else name
+        return function(_PASSES, (full,), full, self.gpu_index)
+
+    @property
+    def _scalar(self) -> str:
+        return ELEMENT[self.dtype.name]
+
+    def _kernel_of_blocks(self, name: str, block: Any, *, vectors: bool) -> Kernel:
+        """Return the one for `block`, of those that take blocks of any dtype."""
+        return self._kernel(name, ELEMENT[block.dtype.name], self._scalar, str(vectors).lower())
+
+    def square_distances(self, points: np.ndarray) -> Any:
+        """Return ‖x − p‖² for every point p and sample x, shape (len(points), n), in `dtype`."""
+        out = cupy.empty((len(points), self.n_samples), self.dtype)
+        groups = []
+        for first in range(0, len(points), _POINTS):
+            group = np.zeros((_POINTS, self.n_features))
+            wanted = points[first : first + _POINTS]
+            group[: len(wanted)] = wanted
+            groups.append((cupy.asarray(group), len(wanted), out[first:]))
+
+        def work(start: int, block: Any) -> None:
+            rows, d = block.shape
+            lanes, grid = row_groups(rows, d)
+            for group, count, distances in groups:
+                sizes = (np.int32(count), np.int64(rows), np.int32(d), lanes, np.int64(self.n_samples))
+                arguments = (block, self.shift, group, *sizes, distances[:, start:])
+                self._kernel("point_distances", self._scalar)(grid, (_THREADS,), arguments)
+
+        for _ in self.each_block(work, self.n_features):
+            pass
+        return out

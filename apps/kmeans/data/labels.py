@@ -1,0 +1,21 @@
+"""Launches of labels.cuh: labels that are counted and compared. CuPy's own kernels for it take seconds to compile."""
+
+from typing import Any
+
+import numpy as np
+
+from tsapps.apps.kmeans.data.load import load_kernels
+from tsapps.kernels.gpu_specs import live
+
+__all__ = ["launch_over_labels"]
+
+_NAMES = ("change_labels", "count_labels")
+# Threads of a block, and blocks a multiprocessor, as many as are resident.
+_THREADS, _BLOCKS = 256, 4
+
+
+def launch_over_labels(gpu_index: int, name: str, labels: Any, *arguments: Any) -> None:
+    """Launch a kernel of labels.cuh, by its name, over labels (n,), int32; `arguments` follow these and n."""
+    kernels = dict(zip(_NAMES, load_kernels(gpu_index, "data/labels.cuh", *_NAMES), strict=True))
+    blocks = min(-(-len(labels) // _THREADS), _BLOCKS * live(gpu_index).multiprocessors)
+    kernels[name]((blocks,), (_THREADS,), (labels, np.int64(len(labels)), *arguments))

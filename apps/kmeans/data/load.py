@@ -1,0 +1,38 @@
+"""Kernels of this package, compiled and loaded for the GPU of some data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tsapps.apps.kmeans.assign.plan import vector_of
+from tsapps.kernels.jit.compiler import function
+from tsapps.kernels.plan.mma import ELEMENT
+
+__all__ = ["is_whole", "load_kernels", "pointer", "types_of"]
+
+_FOLDER = Path(__file__).parents[1]
+
+
+def load_kernels(gpu: int, file: str, *names: str) -> list[Any]:
+    """Return kernels of a file of this package, compiled together, for a GPU."""
+    full = tuple(f"kmeans::{name}" for name in names)
+    return [function(_FOLDER / file, full, name, gpu) for name in full]
+
+
+def types_of(X: Any, dtype: Any) -> str:
+    """Return the types of X and of what K-means works in, as template arguments."""
+    return f"{ELEMENT[X.dtype.name]}, {ELEMENT[dtype.name]}"
+
+
+def is_whole(X: Any) -> str:
+    """Tell, as a template argument, whether every row of X begins with a whole vector, and is whole ones."""
+    vector = vector_of(X.itemsize)
+    return str(X.shape[1] % vector == 0 and X.data.ptr % (vector * X.itemsize) == 0).lower()
+
+
+def pointer(array: Any | None) -> Any:
+    """Return the argument that a kernel takes for an array that may be absent."""
+    return np.intp(0) if array is None else array

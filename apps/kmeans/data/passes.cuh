@@ -1,0 +1,240 @@
+// Passes over X that know no clusters but labels: moments of the columns, and distances. X is a block of rows × d
+// numbers, row-major; each kernel reads what it reads once and coalesced, and none uses atomics: the same bits on every
+// run.
+//
+// own_distances   ‖x − c‖² of each row and its own center
+// point_distances ‖x − p‖² of each row and each of up to 8 points: the candidates of a k-means++ step
+// column_moments  Σ(x − o), Σ(x − o)² and max |x − o| of each column, about an origin o, of some rows each
+// fold_moments    those parts put together
+// add_in_order    Σ x, or Σ (x − o)², of each column, to the bit as NumPy adds up
+//
+// x is X's row less `mean`: zero, where X is centered already. own_distances and column_moments take X of any dtype,
+// which they widen to `Work`, the type that K-means works in; kVectors says whether they read up to 16 bytes at a time:
+// rows that begin at multiples of them, and are whole ones.
+#pragma once
+#include "kernels/device/vector_load.cuh"
+
+#define FULL_WARP 0xffffffffu
+
+// Elements of T that a lane reads at a time.
+template <typename T, bool kVectors>
+constexpr int kPassWide = kVectors ? (sizeof(T) == 8 ? 2 : 4) : 1;
+
+// Groups of 2^log2_lanes lanes share a row, as in `nearest`, and take some rows at a time, `together` apart.
+#define ROWS_TOGETHER 4
+
+template <typename T, typename Work, bool kVectors>
+__global__ void __launch_bounds__(256, 2)
+    own_distances(const T* X, const Work* mean, const Work* centers, const int* labels, long long rows, int d,
+                  int log2_lanes, Work* distances) {
+  constexpr int kWide = kPassWide<T, kVectors>;
+  using P = simt::Vector<Work, kWide>;
+  const long long thread = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  const long long together = gridDim.x * (long long)blockDim.x >> log2_lanes, first = thread >> log2_lanes;
+  const int lanes = 1 << log2_lanes, lane = (int)thread & (lanes - 1);
+  const T* x[ROWS_TOGETHER];
+  const Work* center[ROWS_TOGETHER];
+  double sum[ROWS_TOGETHER] = {};
+#pragma unroll
+  for (int r = 0; r < ROWS_TOGETHER; ++r) {
+    const long long row = first + r * together < rows ? first + r * together : rows - 1;
+    x[r] = X + row * d;
+    center[r] = centers + (long long)labels[row] * d;
+  }
+  for (int j = kWide * lane; j < d; j += kWide * lanes) {
+    const P of_mean = *reinterpret_cast<const P*>(mean + j);
+    kmeans::Packed<T, kWide> value[ROWS_TOGETHER];
+    P of_center[ROWS_TOGETHER];
+#pragma unroll
+    for (int r = 0; r < ROWS_TOGETHER; ++r) {
+      value[r].load(x[r] + j);
+      of_center[r] = *reinterpret_cast<const P*>(center[r] + j);
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS_TOGETHER; ++r) {
+      const auto elements = value[r].elements();
+#pragma unroll
+      for (int i = 0; i < kWide; ++i) {
+        const Work element = (Work)tsm2::Element<T>::value(elements.at[i]);
+        const double delta = (double)(element - of_mean.at[i]) - (double)of_center[r].at[i];
+        sum[r] += delta * delta;
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < ROWS_TOGETHER; ++r) {
+    for (int offset = lanes / 2; offset > 0; offset /= 2) sum[r] += __shfl_xor_sync(FULL_WARP, sum[r], offset);
+    if (lane == 0 && first + r * together < rows) distances[first + r * together] = (Work)sum[r];
+  }
+}
+
+#define POINTS 8
+
+// points (POINTS × d): the `count` that are wanted, and zeros; in double, as converting costs more than the arithmetic.
+// Out: one row of `stride` numbers a point. Groups of 2^log2_lanes lanes share a row.
+template <typename T>
+__global__ void point_distances(const T* X, const T* mean, const double* points, int count, long long rows, int d,
+                                int log2_lanes, long long stride, T* distances) {
+  const long long thread = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  const int lanes = 1 << log2_lanes, lane = (int)thread & (lanes - 1);
+  const bool present = thread >> log2_lanes < rows;
+  const long long row = present ? thread >> log2_lanes : rows - 1;
+  double sums[POINTS] = {};
+  for (int j = lane; j < d; j += lanes) {
+    const double x = (double)(X[row * d + j] - mean[j]);
+#pragma unroll
+    for (int p = 0; p < POINTS; ++p) {
+      const double delta = x - points[p * d + j];
+      sums[p] += delta * delta;
+    }
+  }
+#pragma unroll
+  for (int p = 0; p < POINTS; ++p) {
+    for (int offset = lanes / 2; offset > 0; offset /= 2) sums[p] += __shfl_xor_sync(FULL_WARP, sums[p], offset);
+    if (present && lane == 0 && p < count) distances[p * stride + row] = (T)sums[p];
+  }
+}
+
+// Block (f, g): features from f·blockDim.x·kWide on, kWide a thread, and every (gridDim.y · blockDim.y)-th row from row
+// g·blockDim.y + threadIdx.y on. Each writes one row of partial results, (gridDim.y × d), for the caller to put
+// together. 256 threads.
+//
+// Why it is fast: the next rows are asked for before those that came are added up, and an element is converted to
+// double once, of which a multiprocessor makes 16 a clock: x − o is in `Work`, which is as exact as x itself is.
+template <typename T, typename Work, bool kVectors>
+__global__ void __launch_bounds__(256, 3) column_moments(const T* X, const Work* origin, long long rows, int d,
+                                                         double* sums, double* squares, double* largest) {
+  // Of few bytes an element, more rows at a time.
+  constexpr int kWide = kPassWide<T, kVectors>, kTogether = sizeof(T) == 2 ? 6 : 4;
+  using P = kmeans::Packed<T, kWide>;
+  __shared__ double partial[3][256];
+  const int feature = (blockIdx.x * blockDim.x + threadIdx.x) * kWide;
+  double sum[kWide] = {}, square[kWide] = {};
+  Work most[kWide] = {};
+  const long long step = (long long)gridDim.y * blockDim.y;
+  long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y;
+  if (feature < d && row < rows) {
+    Work about[kWide];
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) about[i] = origin[feature + i];
+    P now[kTogether], next[kTogether];
+    // Past the end, the first again, which is then left out.
+    const auto read = [&](P(&value)[kTogether], long long first) {
+#pragma unroll
+      for (int r = 0; r < kTogether; ++r) {
+        const long long here = first + r * step < rows ? first + r * step : first;
+        value[r].load(X + here * d + feature);
+      }
+    };
+    read(now, row);
+    while (row < rows) {
+      const long long later = row + kTogether * step;
+      // Without a branch, which the compiler would put after what it does not depend on.
+      read(next, later < rows ? later : row);
+#pragma unroll
+      for (int r = 0; r < kTogether; ++r) {
+        const bool present = row + r * step < rows;
+        const auto elements = now[r].elements();
+#pragma unroll
+        for (int i = 0; i < kWide; ++i) {
+          const Work element = (Work)tsm2::Element<T>::value(elements.at[i]);
+          const Work delta = present ? element - about[i] : Work(0), size = delta < 0 ? -delta : delta;
+          sum[i] += (double)delta;
+          square[i] += (double)delta * (double)delta;
+          most[i] = size > most[i] ? size : most[i];
+        }
+        now[r] = next[r];
+      }
+      row = later;
+    }
+  }
+  const int place = threadIdx.y * blockDim.x + threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < kWide; ++i) {
+    __syncthreads();
+    partial[0][place] = sum[i];
+    partial[1][place] = square[i];
+    partial[2][place] = most[i];
+    __syncthreads();
+    if (threadIdx.y != 0 || feature >= d) continue;
+    double greatest = most[i];
+    for (int y = 1; y < (int)blockDim.y; ++y) {
+      const int other = y * blockDim.x + threadIdx.x;
+      sum[i] += partial[0][other];
+      square[i] += partial[1][other];
+      greatest = partial[2][other] > greatest ? partial[2][other] : greatest;
+    }
+    sums[(long long)blockIdx.y * d + feature + i] = sum[i];
+    squares[(long long)blockIdx.y * d + feature + i] = square[i];
+    largest[(long long)blockIdx.y * d + feature + i] = greatest;
+  }
+}
+
+// Columns of a block, and the threads that share one.
+#define FOLD_COLUMNS 32
+#define FOLD_ROWS 8
+
+// The `slices` parts of column_moments, planes of (slices × d) one behind the other: the sums to `totals` (2 × d), and
+// the largest, or what was there if it is larger, to `largest` (d).
+__global__ void __launch_bounds__(FOLD_COLUMNS* FOLD_ROWS)
+    fold_moments(const double* parts, int slices, int d, double* totals, double* largest) {
+  __shared__ double partial[FOLD_ROWS][3][FOLD_COLUMNS];
+  const int column = blockIdx.x * FOLD_COLUMNS + threadIdx.x;
+  const long long plane = (long long)slices * d;
+  double sum = 0, square = 0, most = 0;
+#pragma unroll 4
+  for (int slice = threadIdx.y; slice < slices && column < d; slice += FOLD_ROWS) {
+    const double* part = parts + (long long)slice * d + column;
+    sum += part[0];
+    square += part[plane];
+    most = part[2 * plane] > most ? part[2 * plane] : most;
+  }
+  double* own = partial[threadIdx.y][0] + threadIdx.x;
+  own[0] = sum, own[FOLD_COLUMNS] = square, own[2 * FOLD_COLUMNS] = most;
+  __syncthreads();
+  if (threadIdx.y != 0 || column >= d) return;
+  for (int y = 1; y < FOLD_ROWS; ++y) {
+    const double* other = partial[y][0] + threadIdx.x;
+    sum += other[0];
+    square += other[FOLD_COLUMNS];
+    most = other[2 * FOLD_COLUMNS] > most ? other[2 * FOLD_COLUMNS] : most;
+  }
+  totals[column] = sum;
+  totals[d + column] = square;
+  if (most > largest[column]) largest[column] = most;
+}
+
+__device__ __forceinline__ float rounded_square(float x) { return __fmul_rn(x, x); }
+__device__ __forceinline__ double rounded_square(double x) { return __dmul_rn(x, x); }
+
+// The sums of columns in their own type, one row after the other: of x, or (kSquares) of (x − about)². A thread a
+// column.
+//
+// Why it is fast: rows are on their way, kAhead of them, while those before are added up. NumPy reads what it adds up
+// once for a mean, and four times for a variance.
+template <typename Work, bool kSquares>
+__global__ void __launch_bounds__(32)
+    add_in_order(const Work* X, const Work* about, long long rows, int d, Work* sums) {
+  constexpr int kAhead = 256 / (int)sizeof(Work);
+  const int column = blockIdx.x * 32 + threadIdx.x;
+  if (column >= d) return;
+  const Work middle = kSquares ? about[column] : Work(0);
+  const auto term = [&](Work x) { return kSquares ? rounded_square(x - middle) : x; };
+  const Work* x = X + column;
+  Work sum = term(*x), now[kAhead], next[kAhead];
+  const auto load = [&](Work(&to)[kAhead], long long row) {
+#pragma unroll
+    for (int r = 0; r < kAhead; ++r) to[r] = x[(row + r) * d];
+  };
+  long long row = 1;
+  if (row + kAhead <= rows) load(next, row);
+  for (; row + kAhead <= rows; row += kAhead) {
+#pragma unroll
+    for (int r = 0; r < kAhead; ++r) now[r] = next[r];
+    if (row + 2 * kAhead <= rows) load(next, row + kAhead);
+#pragma unroll
+    for (int r = 0; r < kAhead; ++r) sum += term(now[r]);
+  }
+  for (; row < rows; ++row) sum += term(x[row * d]);
+  sums[column] = sum;
+}

@@ -1,0 +1,137 @@
+"""The engine on a GPU: kernels of this package where `select_step` selects them, else cuBLAS."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tsapps.apps.kmeans.data.device_data import DeviceData
+from tsapps.apps.kmeans.data.half_copy import HalfCopy
+from tsapps.apps.kmeans.data.rows import Rows
+from tsapps.apps.kmeans.engines.cublas_step import CublasStep
+from tsapps.apps.kmeans.engines.device_step import DeviceStep, integers_of
+from tsapps.apps.kmeans.engines.engine import Engine
+from tsapps.apps.kmeans.engines.large_k_step import LargeKStep
+from tsapps.apps.kmeans.engines.select_step import Facts, Norms, Options, StepPlan, select_step, why_cublas
+from tsapps.apps.kmeans.engines.small_d_step import SmallDFmaStep, SmallDMmaStep, norms_of
+from tsapps.apps.kmeans.engines.small_k_step import SmallKStep
+from tsapps.apps.kmeans.engines.step import Step
+from tsapps.apps.kmeans.init.plusplus_launch import draw_plus_plus
+from tsapps.apps.kmeans.small_d.plan import FmaPlan
+
+__all__ = ["DeviceEngine"]
+
+
+class DeviceEngine(Engine):
+    """Data on a GPU, and the step that was selected for it.
+
+    Parameters
+    ----------
+    source, dtype, sample_weight, index
+        As for `DeviceData`.
+    options : Options
+    """
+
+    data: DeviceData
+
+    def __init__(
+        self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None, index: int, options: Options
+    ) -> None:
+        self.data = DeviceData(source, dtype, sample_weight, index, takes_16_bit=options.kernels)
+        self.blocks = CublasStep(self.data)
+        self.options = options
+        self._selected: tuple[int, StepPlan] | None = None
+        self._step: Step | None = None
+
+    @property
+    def certifies(self) -> bool:  # type: ignore[override]
+        """Whether labels are certified: all except those of float32 data with precision="tf32"."""
+        X = self.data.rows_on_gpu
+        return self.options.precision == "exact" or X is None or bool(X.dtype != np.float32)
+
+    def _facts(self, *, single_pass: bool = False) -> Facts:
+        """Return what is known of the data before its moments are."""
+        data, X = self.data, self.data.rows_on_gpu
+        return Facts(
+            n=data.n_samples,
+            d=data.n_features,
+            dtype=data.dtype.name,
+            x_dtype=None if X is None else X.dtype.name,
+            x_address=0 if X is None else X.data.ptr,
+            weighted=data.sample_weight is not None,
+            weights_alike=data.weights_alike,
+            small=data.is_small,
+            single_pass=single_pass,
+            room=data.room() + data.half_copy_bytes,
+        )
+
+    def _select(self, k: int, subtracted: np.ndarray | None = None, *, single_pass: bool = False) -> StepPlan:
+        """Select the step for k clusters, about a point that would be subtracted on read, or that is subtracted."""
+        facts = self._facts(single_pass=single_pass)
+        if why_cublas(facts, self.data.gpu, self.options) is None:
+            digits = integers_of(self.data, subtracted).digits
+            facts = replace(facts, norms=Norms(*norms_of(self.data, subtracted), digits))
+        selected = select_step(facts, k, self.data.gpu, self.options)
+        self._selected, self._step = (k, selected), None
+        return selected
+
+    def center(self, mean: np.ndarray, k: int) -> None:
+        """Subtract a mean (d,) from X; see `Engine.center`. Kernels of this package subtract it on read."""
+        selected = self._select(k, self.data.subtracted(mean))
+        self.data.center(mean, on_read=selected.step != "cublas")
+
+    def _center_once(self, mean: np.ndarray, k: int) -> None:
+        reason = why_cublas(self._facts(single_pass=True), self.data.gpu, self.options)
+        if reason is not None:
+            self._selected, self._step = (k, StepPlan("cublas", reason)), None
+            self.data.center_once(mean)
+            return
+        if self.data.spherical:
+            self.data.refuse_non_finite()  # names the row
+        self.data.moments()  # which check X
+        selected = self._select(k, self.data.subtracted(mean), single_pass=True)
+        self.data.center(mean, on_read=selected.step != "cublas")
+
+    def _plan_for(self, k: int) -> StepPlan:
+        if self._selected is None or self._selected[0] != k:
+            return self._select(k)
+        return self._selected[1]
+
+    def selection(self, k: int) -> tuple[str, str]:
+        """Return the name of the step for k clusters, and why it was selected; see `Engine.selection`."""
+        selected = self._plan_for(k)
+        return selected.step, selected.reason
+
+    def step_for(self, k: int) -> Step:
+        """Return the step for k clusters; see `Engine.step_for`."""
+        selected = self._plan_for(k)
+        if self._step is None:
+            self._step = self.blocks if selected.step == "cublas" else self._made(selected, k)
+        return self._step
+
+    def _made(self, selected: StepPlan, k: int) -> DeviceStep:
+        plan, flags = selected.plan, {"bounds": selected.bounds}
+        step: DeviceStep
+        if selected.step == "small_d":
+            step = (SmallDFmaStep if isinstance(plan, FmaPlan) else SmallDMmaStep)(self.data, plan, k, **flags)
+        elif selected.step == "small_k":
+            step = SmallKStep(self.data, plan, k, certifies=selected.certifies, **flags)
+        else:
+            step = LargeKStep(self.data, plan, k, certifies=selected.certifies)
+        step.reset()
+        return step
+
+    def serves(self, k: int) -> bool:
+        """Tell whether kernels of this package iterate for k clusters, rather than cuBLAS."""
+        return self._plan_for(k).step != "cublas"
+
+    def _copy_for(self, k: int) -> HalfCopy | None:
+        """Return X's half-precision copy that iterations for k clusters read, certified; None where they read none."""
+        step: Any = self.step_for(k) if self.certifies and self.serves(k) else None
+        return getattr(step, "half_copy", None)
+
+    def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
+        """Draw samples by greedy k-means++ on the GPU, without the host; see `Engine.draw_plus_plus`."""
+        return draw_plus_plus(self.data, self._copy_for, first, draws) if self.options.kernels else None

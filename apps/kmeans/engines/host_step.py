@@ -1,0 +1,89 @@
+"""Lloyd steps by NumPy and BLAS.
+
+`TSKMeans` on in-memory data uses scikit-learn's own compiled Lloyd instead, which is up to twice as fast where k and d
+are small; this step serves what scikit-learn cannot: data larger than memory, and progress after every iteration.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tsapps.apps.kmeans.data.frame import ldexp, shrinking
+from tsapps.apps.kmeans.data.host_data import HostData
+from tsapps.apps.kmeans.engines.block_step import BlockStep
+
+__all__ = ["HostStep"]
+
+# Scores are made 1 MiB at a time, so that the arg-min reads them from the level-2 cache.
+_SCORE_ELEMENTS = 1 << 17
+# Rows of one of scikit-learn's products, by which ties in small data are decided with the same rounding.
+_CHUNK_ROWS = 256
+
+
+class HostStep(BlockStep):
+    """A step over `HostData`."""
+
+    data: HostData
+
+    def __init__(self, data: HostData) -> None:
+        super().__init__(data)
+        # Loaded here, and not by a thread: `one_blas_thread` limits the libraries that are there when it begins.
+        self._product = _scipy_product(data.dtype) if data.is_small else None
+
+    def assign_block(
+        self, block: Any, weights: Any | None, minus_2_centers: Any, norms: Any, *, update: bool, potential: bool
+    ) -> tuple[Any, Any | None, Any, Any]:
+        """Assign a block's rows; see `BlockStep.assign_block`."""
+        labels = np.empty(len(block), np.int32)
+        lowest = np.empty(len(block), self.data.dtype) if potential else None
+        # A fit's rows are in range (`Frame`); those of `predict` may be farther away.
+        exponent = shrinking(block, minus_2_centers) if self.data.may_be_far else 0
+        block, minus_2_centers = ldexp(block, -exponent), ldexp(minus_2_centers, -exponent)
+        norms, product = ldexp(norms, -2 * exponent), self._product
+        if product is not None:
+            minus_2_centers = np.asfortranarray(minus_2_centers)
+        rows = _CHUNK_ROWS if product is not None else max(_CHUNK_ROWS, _SCORE_ELEMENTS // len(norms))
+        for start in range(0, len(block), rows):
+            part = slice(start, start + rows)
+            if product is not None:
+                scores = _scores_of_chunk(product, block[part], minus_2_centers, norms)
+            else:
+                scores = block[part] @ minus_2_centers
+                scores += norms
+            labels[part] = scores.argmin(axis=1)
+            if lowest is not None:
+                lowest[part] = scores.min(axis=1)
+        if not update:
+            return labels, lowest, 0, 0
+        return labels, lowest, *self.sum_block(block, weights, labels, len(norms))
+
+    def sum_block(self, block: Any, weights: Any | None, labels: Any, k: int) -> tuple[Any, Any]:
+        """Return the sums and weights of a block's rows by label; see `BlockStep.sum_block`."""
+        from scipy.sparse import csr_matrix
+
+        # The sums are the transpose of the weighted one-hot label matrix, times the rows.
+        entries = np.ones(len(block), self.data.dtype) if weights is None else weights
+        one_hot = csr_matrix((entries, labels, np.arange(len(block) + 1)), shape=(len(block), k))
+        return one_hot.T @ block, np.bincount(labels, weights=weights, minlength=k)
+
+
+def _scipy_product(dtype: np.dtype) -> Callable[..., np.ndarray]:
+    """Return the product of SciPy's BLAS, by which scikit-learn finds labels; NumPy may have another."""
+    from scipy.linalg import get_blas_funcs
+
+    return get_blas_funcs("gemm", dtype=dtype)
+
+
+def _scores_of_chunk(
+    product: Callable[..., np.ndarray], rows: np.ndarray, minus_2_centers: np.ndarray, norms: np.ndarray
+) -> np.ndarray:
+    """Return ‖c‖² − 2·x·c of a chunk's rows (m, d) and centers, (m, k), with scikit-learn's bits.
+
+    It is the same product of the same library, to which norms are added. No other thread of Python runs meanwhile.
+    """
+    scores = np.empty((len(rows), len(norms)), rows.dtype)
+    scores[:] = norms
+    # The transposes, by columns, of what is here by rows.
+    found = product(1.0, minus_2_centers, rows.T, beta=1.0, c=scores.T, trans_a=1, overwrite_c=1)
+    return found.T

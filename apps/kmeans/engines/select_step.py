@@ -1,0 +1,207 @@
+"""Selection of the step that iterates for k clusters on a GPU: pure, from facts about the data and the GPU."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tsapps.apps.kmeans.assign.large_k_plan import stream_plan
+from tsapps.apps.kmeans.assign.plan import (
+    AMBIGUOUS_BYTES,
+    AMBIGUOUS_LARGE_K_BYTES,
+    MOST_CLUSTERS,
+    MOST_LARGE_K,
+    MOST_PLACED,
+    NARROW,
+    PLACE_BYTES,
+    REASSIGNMENT_BYTES,
+    assign_plan,
+    padded,
+)
+from tsapps.apps.kmeans.small_d.plan import ALIGNMENT, fma_plan
+from tsapps.kernels.gpu_specs import Device
+
+__all__ = ["Facts", "Norms", "Options", "StepPlan", "half_copy_room", "select_step", "why_cublas"]
+
+# Rows that 32 bits number, with a warpgroup's tiles past the end; and features that a row's norm is summed over in
+# float32 (half_copy.cuh).
+_MOST_SAMPLES, _MOST_FEATURES = 2**32 - 128, 2**18
+_LEAST_CAPABILITY = 8.0
+# By default, the most features of rows that have bounds, and the fewest elements of X: of less, launches cost what is
+# saved.
+_MOST_BOUNDED, _LEAST_BOUNDED = 256, 1 << 26
+
+
+@dataclass(frozen=True)
+class Options:
+    """The caller's options.
+
+    Attributes
+    ----------
+    kernels : bool
+        Whether kernels of this package may iterate; else cuBLAS does.
+    always : bool
+        Whether they serve small data too, in float64 and in single passes.
+    precision : {"exact", "tf32"}
+    bounds : bool, optional
+        Whether rows whose label cannot change are skipped; by default where that is likely to pay.
+    """
+
+    kernels: bool = True
+    always: bool = False
+    precision: str = "exact"
+    bounds: bool | None = None
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Bounds of the data about the point that kernels would subtract on read.
+
+    Attributes
+    ----------
+    shift, rows : float
+        The norm of that point, and what no row's norm exceeds once it is subtracted.
+    digits : {2, 3}
+        Of the fixed-point sums, see `Integers`.
+    """
+
+    shift: float
+    rows: float
+    digits: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of the data.
+
+    Attributes
+    ----------
+    n, d : int
+    dtype : {"float32", "float64"}
+        The type that K-means works in.
+    x_dtype : str, optional
+        The type of X as it lies on the GPU row by row; None where it does not.
+    x_address : int
+        The address of X; 0 where it is not on the GPU.
+    weighted, weights_alike : bool
+        Whether samples have weights, and whether fixed-point numbers of one scale hold all of these.
+    small : bool
+        Whether X is so small that scikit-learn's own rounding is followed.
+    single_pass : bool
+        Whether labels are wanted once, as `predict` does.
+    room : int
+        Bytes that X may take more.
+    norms : Norms, optional
+        Once the moments of X are known.
+    """
+
+    n: int
+    d: int
+    dtype: str
+    x_dtype: str | None
+    x_address: int = 0
+    weighted: bool = False
+    weights_alike: bool = True
+    small: bool = False
+    single_pass: bool = False
+    room: int = 1 << 62
+    norms: Norms | None = None
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The selected step.
+
+    Attributes
+    ----------
+    step : {"cublas", "small_d", "small_k", "large_k"}
+    reason : str
+        Why it was selected.
+    plan : object
+        How its kernels are launched; None for cuBLAS.
+    bounds, certifies : bool
+        Whether bounds may skip rows, and whether labels are certified.
+    """
+
+    step: str
+    reason: str
+    plan: Any = None
+    bounds: bool = False
+    certifies: bool = True
+
+
+def why_cublas(facts: Facts, gpu: Device, options: Options) -> str | None:
+    """Return why cuBLAS iterates for any k, or None: from facts that are known before the moments of X are."""
+    if not options.kernels:
+        return "engine='cublas' was asked for"
+    if facts.small and not options.always:
+        if facts.dtype == "float64":
+            return "small float64 data follows scikit-learn's rounding"
+        if facts.single_pass:
+            return "a single pass over small data is over before a copy of X is made"
+    if float(gpu.compute_capability) < _LEAST_CAPABILITY:
+        return f"compute capability {gpu.compute_capability} has no tensor cores for this; it takes {_LEAST_CAPABILITY}"
+    if facts.x_dtype is None:
+        return "X is not held on the GPU"
+    if facts.n >= _MOST_SAMPLES:
+        return f"{facts.n} samples exceed 32-bit row numbers"
+    if facts.d > _MOST_FEATURES:
+        return f"{facts.d} features exceed {_MOST_FEATURES}"
+    if not facts.weights_alike:
+        return "weights differ by more than fixed-point sums hold"
+    return None
+
+
+def half_copy_room(n: int, d: int, k: int, panels: int) -> int:
+    """Return about the bytes of a half-precision copy, of an iteration's lists, and of the centers."""
+    lists = REASSIGNMENT_BYTES + AMBIGUOUS_LARGE_K_BYTES if panels else 2 * (AMBIGUOUS_BYTES + PLACE_BYTES)
+    width = 16 * panels or padded(d)
+    return n * (2 * width + 4 + lists) + k * (2 * width + 3 * 8 * (d + 1))
+
+
+def select_step(facts: Facts, k: int, gpu: Device, options: Options) -> StepPlan:
+    """Select the step for k clusters.
+
+    Parameters
+    ----------
+    facts : Facts
+        With `norms`, unless `why_cublas` has a reason.
+    k : int
+    gpu : Device
+    options : Options
+    """
+    reason = why_cublas(facts, gpu, options)
+    if reason is not None:
+        return StepPlan("cublas", reason)
+    if facts.norms is None:
+        raise ValueError("select_step needs the norms of the data; got facts without")
+    n, d = facts.n, facts.d
+    certifies = options.precision == "exact" or facts.x_dtype != "float32"
+    pays = d <= _MOST_BOUNDED and n * d >= _LEAST_BOUNDED
+    bounds = pays if options.bounds is None else options.bounds
+    if not facts.weighted and facts.dtype == "float32" and facts.x_dtype is not None:
+        plan = fma_plan(d, k, facts.x_dtype, facts.norms.shift, facts.norms.rows, gpu)
+        if plan is not None and facts.norms.digits == NARROW and facts.x_address % ALIGNMENT == 0:
+            return StepPlan("small_d", f"d = {d} and k = {k}: one launch reads X in place", plan, bounds, certifies)
+    if k <= MOST_CLUSTERS:
+        small_k = assign_plan(n, d, k, gpu, bounds=bounds)
+        if small_k is None:
+            return StepPlan("cublas", f"no kernel for d = {d} and k = {k} fits the GPU")
+        found = StepPlan(
+            "small_k", f"k = {k} <= {MOST_CLUSTERS}: centers stay in shared memory", small_k, bounds, certifies
+        )
+        return _if_it_fits(found, facts, k, 0)
+    if n > MOST_PLACED or k > MOST_LARGE_K:
+        return StepPlan("cublas", f"n = {n} and k = {k} exceed {MOST_PLACED} or {MOST_LARGE_K}")
+    large_k = stream_plan(d, k, gpu, certifies=certifies)
+    if large_k is None:
+        return StepPlan("cublas", f"k = {k} > {MOST_CLUSTERS} takes a Hopper GPU, and d = {d} that fits it")
+    found = StepPlan("large_k", f"k = {k} > {MOST_CLUSTERS}: centers are streamed", large_k, False, certifies)
+    return _if_it_fits(found, facts, k, large_k.row_panels)
+
+
+def _if_it_fits(found: StepPlan, facts: Facts, k: int, panels: int) -> StepPlan:
+    """Return a step that reads a half-precision copy, or cuBLAS where the copy does not fit."""
+    needed = half_copy_room(facts.n, facts.d, k, panels)
+    if needed <= facts.room:
+        return found
+    reason = f"a half-precision copy takes {needed} bytes, and {facts.room} are free"
+    return replace(found, step="cublas", reason=reason, plan=None, bounds=False, certifies=True)

@@ -1,0 +1,57 @@
+"""The launch of inertia.cuh: Σ w·‖x − c‖² over rows and the centers of their labels."""
+
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+
+from tsapps.apps.kmeans.data.load import pointer
+from tsapps.apps.kmeans.inertia.plan import RunningSums, inertia_plan
+from tsapps.kernels.gpu_specs import Device
+from tsapps.kernels.jit.compiler import function
+from tsapps.kernels.plan.mma import ELEMENT
+
+__all__ = ["add_inertia"]
+
+_SOURCE = Path(__file__).with_name("inertia.cuh")
+
+
+def add_inertia(
+    rows: Any,
+    shift: Any,
+    centers: Any,
+    labels: Any,
+    weights: Any | None,
+    kept: RunningSums | None,
+    *,
+    gpu: Device,
+    gpu_index: int,
+) -> Any:
+    """Return Σ w·‖x − shift − c‖² over rows, an array of one float64.
+
+    Parameters
+    ----------
+    rows, shift, centers : cupy.ndarray of shape (n, d), (d,) and (k, d)
+        Rows of any type; the others of the type that K-means works in.
+    labels : cupy.ndarray of shape (n,), int32
+    weights : cupy.ndarray of shape (n,), optional
+    kept : RunningSums, optional
+        The sums of all rows, which are compared with them.
+    gpu : Device
+    gpu_index : int
+    """
+    (n, d), k = rows.shape, len(centers)
+    sizes = n, d, k, rows.itemsize, centers.itemsize
+    aligned, digits = rows.data.ptr % 16 == 0, None if kept is None else kept.digits
+    plan = inertia_plan(*sizes, aligned=aligned, device=gpu, digits=digits)
+    name = plan.kernel(ELEMENT[rows.dtype.name], ELEMENT[centers.dtype.name], weighted=weights is not None)
+    kernel = function(_SOURCE, (name,), name, gpu_index)
+    kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
+    sums, arrived, total = cupy.empty(plan.slices), cupy.zeros(1, np.uint32), cupy.empty(())
+    counts = np.int64(n), np.int32(k), np.int32(d), np.int32(plan.log2_lanes), np.int32(plan.slices)
+    arguments = (rows, shift, centers, labels, pointer(weights), *counts, sums, arrived, total)
+    compared = () if kept is None else (kept.argument,)
+    grid = (plan.blocks(gpu.multiprocessors),)
+    kernel(grid, (plan.threads,), (*arguments, *compared), shared_mem=plan.shared_bytes)
+    return total

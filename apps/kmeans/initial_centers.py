@@ -1,0 +1,60 @@
+"""The initial centers of a fit: drawn, given, or made by the caller's function."""
+
+from typing import Any
+
+import numpy as np
+
+from tsapps.apps.kmeans.data.frame import Frame
+from tsapps.apps.kmeans.data.rows import as_numbers, unit
+from tsapps.apps.kmeans.engines.engine import Engine
+from tsapps.apps.kmeans.init.plusplus import kmeans_parallel, kmeans_plusplus, random_samples
+from tsapps.kernels.arrays import to_host
+
+__all__ = ["Init", "draw_centers", "initial_centers"]
+
+#: A way to choose the initial centers: a name, an array of centers, or a function of (X, k, random_state).
+Init = Any
+
+
+def draw_centers(engine: Engine, name: str, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
+    """Draw initial centers (n_clusters, d) by "k-means++", "k-means||" or "random"."""
+    if name == "k-means++":
+        return kmeans_plusplus(engine.data, n_clusters, random_state, engine.draw_plus_plus)
+    if name == "k-means||":
+        return kmeans_parallel(engine.data, n_clusters, random_state, engine.blocks.nearest)
+    return random_samples(engine.data, n_clusters, random_state)
+
+
+def initial_centers(
+    engine: Engine, n_clusters: int, init: Init, random_state: np.random.RandomState, frame: Frame
+) -> np.ndarray:
+    """Return the initial centers (n_clusters, d) of a fit, about what was subtracted from X.
+
+    Raises
+    ------
+    ValueError
+        If `init` gives centers of another shape, or numbers that are not finite.
+    """
+    if isinstance(init, str):
+        return draw_centers(engine, init, n_clusters, random_state)
+    data = engine.data
+    if callable(init):
+        centers = init(data.centered(), n_clusters, random_state=random_state)
+        centers = to_host(as_numbers(centers, "what init returned"))
+    else:
+        centers = to_host(as_numbers(init, "init"))
+    centers = np.array(centers, dtype=data.dtype)  # never the caller's own
+    if centers.shape != (n_clusters, data.n_features):
+        raise ValueError(
+            f"the initial centers have shape {centers.shape}; "
+            f"expected (n_clusters, n_features) = ({n_clusters}, {data.n_features})"
+        )
+    if not np.isfinite(centers).all():
+        row, column = np.argwhere(~np.isfinite(centers))[0]
+        raise ValueError(f"initial center {row}, feature {column} is {centers[row, column]}; expected finite numbers")
+    if data.spherical:
+        if not centers.any(axis=1).all():
+            index = int(np.flatnonzero(~centers.any(axis=1))[0])
+            raise ValueError(f"initial center {index} is zero, and has no direction: metric='cosine' needs another")
+        return unit(centers)
+    return centers if callable(init) else frame.centered(centers)
