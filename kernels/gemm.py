@@ -12,7 +12,7 @@ import numpy as np
 from tsapps.kernels.arrays import DeviceMatrix
 from tsapps.kernels.blas import cublas
 from tsapps.kernels.jit.compiler import Cubin, Kernel, Resources, architecture, build
-from tsapps.kernels.plan.mma import SUM, LibraryAlgorithm, Plan, WarpgroupPlan
+from tsapps.kernels.plan.mma import STORE_HEADER, SUM, LibraryAlgorithm, Plan, WarpgroupPlan
 from tsapps.kernels.plan.simt import AnyPlan, ColumnsPlan, RowsPlan, SmallTsmttsmPlan, SplitPlan, WidePlan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.runtime.launch import DependentLaunch
@@ -119,8 +119,7 @@ def _source_of(plan: Plan, epilogue: str = "", header: str = "") -> tuple[str, s
 
     `epilogue` is the class of an app's own, and `header` where it is; else it is the plan's, which stores C.
     """
-    include = f'#include "{header}"\n' if header else ""
-    source = f'#include "{plan.header}"\n{include}{plan.struct()}\n'
+    source = f'#include "{plan.header}"\n#include "{header or STORE_HEADER}"\n{plan.struct()}\n'
     return source, f"tsm2::{plan.kernel_name}<Plan, {epilogue or plan.epilogue()}>"
 
 

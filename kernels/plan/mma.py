@@ -7,11 +7,13 @@ from typing import ClassVar, TypeVar
 from tsapps.kernels.plan.bank_conflicts import STRIDES, turns
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
-__all__ = ["ELEMENT", "SUM", "LibraryAlgorithm", "Plan", "WarpgroupPlan", "instantiate"]
+__all__ = ["ELEMENT", "STORE_HEADER", "SUM", "LibraryAlgorithm", "Plan", "WarpgroupPlan", "instantiate"]
 
 #: What an element is called in C++, and what it is summed in.
 ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfloat16": "ptx::Bfloat16"}
 SUM = {"float64": "double", "float32": "float", "float16": "float", "bfloat16": "float"}
+#: The header of the epilogues that store C.
+STORE_HEADER = "kernels/tsm2/store.cuh"
 # Bytes that the level-2 cache prefetches at a time, and up to which it is told to keep a B that many tiles read.
 _PREFETCHED, _STAYING = 256, 16 << 20
 # Registers of a thread of gemm_wgmma.cuh that loads, by how many warpgroups do.
@@ -45,7 +47,7 @@ class Plan:
     fold : int
         Lines of packed operands that are taken as one.
     store : {"Store", "StorePairs", "StoreColumns", "StoreLines", "StoreFolded"}
-        The epilogue; they are told apart in epilogue.cuh.
+        The epilogue; store.cuh says which is for which C.
     row_sums : bool
         Whether an app's own epilogue takes sums of A's rows, too (weighted_row_sums.cuh); of plans with `warps_n` 1.
     """

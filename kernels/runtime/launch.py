@@ -125,8 +125,8 @@ class PackedLaunch:
 class DependentLaunch(PackedLaunch):
     """A launch of a kernel that may begin before the one ahead of it in the stream has ended, and waits for it itself.
 
-    It has to begin with `ptx::griddepcontrol_wait` (instructions.cuh). GPUs before compute capability 9.0 launch it in
-    order.
+    It has to begin with `ptx::griddepcontrol_wait` (ptx/dependent_launch.cuh). GPUs before compute capability 9.0
+    launch it in order.
     """
 
     @staticmethod

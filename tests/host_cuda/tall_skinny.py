@@ -12,7 +12,7 @@ import oracle
 from host_cuda import harness
 from tsapps.kernels import gemm, matmul
 from tsapps.kernels.arrays import DeviceMatrix
-from tsapps.kernels.plan.mma import SUM, Plan, WarpgroupPlan, instantiate
+from tsapps.kernels.plan.mma import STORE_HEADER, SUM, Plan, WarpgroupPlan, instantiate
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -98,18 +98,18 @@ extern "C" void {name}(const void* A, const void* B, void* C, const long long* s
 
 
 #: The class that a kernel runs.
-PRODUCTS = {"tall_skinny": "Product", "tall_skinny_warpgroups": "WarpgroupProduct"}
+PRODUCTS = {"tall_skinny": "GemmMma", "tall_skinny_warpgroups": "GemmWgmma"}
 KERNEL, WARPGROUPS = Plan.header, WarpgroupPlan.header
 
 
 def source(instances, text=""):
     """Return the entry points of some instances behind their kernels, or behind `text` in those kernels' place."""
-    kernels = {f'#include "{one.header}"': None for one in instances}
+    kernels = {f'#include "{header}"': None for header in (*(one.header for one in instances), STORE_HEADER)}
     return "\n".join(["#include <array>", *([text] if text else kernels), *map(entry, instances)])
 
 
 def altered(kernel, header, old, new, occurrence=0):
-    """Return a kernel with its headers in place, and in one of them `old` replaced by `new` at one occurrence."""
+    """Return a kernel and the epilogues that store C, headers in place, with `old` replaced by `new` in one of them."""
     included = set()
 
     def inlined(name):
@@ -124,7 +124,7 @@ def altered(kernel, header, old, new, occurrence=0):
             text = old.join(pieces[: occurrence + 1]) + new + old.join(pieces[occurrence + 1 :])
         return re.sub(r'#include "(kernels/.*)"\n', lambda match: inlined(match[1]), text)
 
-    text = inlined(kernel)
+    text = inlined(kernel) + inlined(STORE_HEADER)
     if header not in included:
         raise ValueError(f"{header} is no header of the kernel")
     return text

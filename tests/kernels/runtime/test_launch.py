@@ -163,7 +163,7 @@ def test_launches_that_overlap_wait_for_each_other():
     assert gpus()
     # Each adds 1 to what the block behind it has left, which takes its time.
     source = """
-    #include "kernels/ptx/instructions.cuh"
+    #include "kernels/ptx/dependent_launch.cuh"
     __global__ void behind(const int* from, int* to) {
       ptx::griddepcontrol_wait();
       const int i = blockIdx.x * blockDim.x + threadIdx.x, all = gridDim.x * blockDim.x;

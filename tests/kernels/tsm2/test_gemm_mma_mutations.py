@@ -9,9 +9,9 @@ from host_cuda.tall_skinny import KERNEL, Case, altered, check, check_in_any_ord
 
 from tsapps.kernels.plan.mma import Plan
 
-OPERAND, EPILOGUE, HAND_OVER, UNITS, SIMT = (
+OPERAND, STORE, STAGING, SCHEDULER, SIMT = (
     f"kernels/{name}.cuh"
-    for name in ("tsm2/operand", "tsm2/epilogue", "tsm2/epilogue_staging", "tsm2/tile_scheduler", "device/simt")
+    for name in ("tsm2/operand", "tsm2/store", "tsm2/epilogue_staging", "tsm2/tile_scheduler", "device/simt")
 )
 BARRIER = "__syncthreads();"
 
@@ -39,16 +39,16 @@ FAULTS = {
     "sums are taken before they are handed over": (KERNEL, BARRIER, "", 6, DEEP),
     "rows are handed over where sums are read": (KERNEL, BARRIER, "", 7, DEEP),
     "a warp's own stage is not whole": (KERNEL, "simt::sync_warp();", "", 0, TEAMS),
-    "rows are overwritten while they are stored": (HAND_OVER, "__syncwarp();", "", 0, WIDE),
-    "rows are stored before they are whole": (HAND_OVER, "__syncwarp();", "", 1, WIDE),
-    "lines are overwritten while they are stored": (EPILOGUE, "__syncwarp();", "", 0, replace(LINES, beta=0.0)),
-    "the old lines are not whole": (EPILOGUE, "__syncwarp();", "", 1, LINES),
-    "lines are stored before they are whole": (EPILOGUE, "__syncwarp();", "", 2, LINES),
+    "rows are overwritten while they are stored": (STAGING, "__syncwarp();", "", 0, WIDE),
+    "rows are stored before they are whole": (STAGING, "__syncwarp();", "", 1, WIDE),
+    "lines are overwritten while they are stored": (STORE, "__syncwarp();", "", 0, replace(LINES, beta=0.0)),
+    "the old lines are not whole": (STORE, "__syncwarp();", "", 1, LINES),
+    "lines are stored before they are whole": (STORE, "__syncwarp();", "", 2, LINES),
     "a wait for one stage too few": (KERNEL, "kPreparesNext ? 3 : 2", "kPreparesNext ? 2 : 1", 0, STREAM),
     "no wait for the B that stays": (KERNEL, "ptx::cp_async_wait<pending>();", "", 0, KEPT),
     "sums of the last tile": (KERNEL, "sum_at(sums, i) = 0;", "sum_at(sums, i) += 0;", 0, STREAM),
     "another block's place": (
-        UNITS,
+        SCHEDULER,
         "while (begin(block + 1) <= unit) ++block;",
         "--block;",
         0,
@@ -64,8 +64,8 @@ FAULTS = {
         STREAM,
     ),
     "depths beyond the tile": (OPERAND, "if (kMasks && depth >= kDepth) return Word(0);", "", 0, KEPT),
-    "rows that are not there": (EPILOGUE, "if (!present || c >= columns)", "if (c >= columns)", 0, STREAM),
-    "an old result that counts for nothing": (EPILOGUE, "beta == Sum(0) ? alpha * sum : alpha", "alpha", 0, WIDE),
+    "rows that are not there": (STORE, "if (!present || c >= columns)", "if (c >= columns)", 0, STREAM),
+    "an old result that counts for nothing": (STORE, "beta == Sum(0) ? alpha * sum : alpha", "alpha", 0, WIDE),
 }
 
 
