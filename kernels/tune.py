@@ -22,7 +22,7 @@ from tsapps.kernels.arrays import device_matrix, gapless
 from tsapps.kernels.blas import cublas, cublaslt
 from tsapps.kernels.blas.cublaslt import LibraryError
 from tsapps.kernels.devices import available_cores
-from tsapps.kernels.gemm import compile_any, prepare
+from tsapps.kernels.dispatch import compile_any, prepare
 from tsapps.kernels.gpu_specs import Device, live
 from tsapps.kernels.jit import compiler
 from tsapps.kernels.jit.compiler import architecture

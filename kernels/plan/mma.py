@@ -7,13 +7,20 @@ from typing import ClassVar, TypeVar
 from tsapps.kernels.plan.bank_conflicts import STRIDES, turns
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
-__all__ = ["ELEMENT", "STORE_HEADER", "SUM", "LibraryAlgorithm", "Plan", "WarpgroupPlan", "instantiate"]
+__all__ = ["ELEMENT", "STORE_HEADER", "SUM", "LibraryAlgorithm", "Plan", "WarpgroupPlan", "instantiate", "sum_dtype"]
 
 #: What an element is called in C++, and what it is summed in.
 ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfloat16": "ptx::Bfloat16"}
 SUM = {"float64": "double", "float32": "float", "float16": "float", "bfloat16": "float"}
 #: The header of the epilogues that store C.
 STORE_HEADER = "kernels/tsm2/store.cuh"
+
+
+def sum_dtype(dtype: str) -> str:
+    """Return the dtype that products of one dtype are summed in."""
+    return "float64" if SUM[dtype] == "double" else "float32"
+
+
 # Bytes that the level-2 cache prefetches at a time, and up to which it is told to keep a B that many tiles read.
 _PREFETCHED, _STAYING = 256, 16 << 20
 # Registers of a thread of gemm_wgmma.cuh that loads, by how many warpgroups do.

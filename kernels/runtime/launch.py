@@ -16,7 +16,10 @@ import numpy as np
 
 from tsapps.kernels.gpu_specs import live
 
-__all__ = ["DependentLaunch", "PackedLaunch", "pack"]
+__all__ = ["DependentLaunch", "PackedLaunch", "ProductLaunch", "pack"]
+
+#: Computes C ← alpha · A · B + beta · C on CuPy's current stream, of the addresses of A, B and C, and alpha and beta.
+ProductLaunch = Callable[[int, int, int, float, float], None]
 
 # What every argument begins at a multiple of: as much as any type of CUDA C++ is aligned to.
 _ALIGNMENT = 16
@@ -79,7 +82,7 @@ class PackedLaunch:
 
     Parameters
     ----------
-    kernel : tsapps.kernels.jit.compiler.Kernel or cupy.cuda.Function
+    kernel : tsapps.kernels.jit.kernel.Kernel or cupy.cuda.Function
         One of the current device.
     grid, block : sequence of int
         Up to three numbers each.

@@ -44,9 +44,9 @@ from tsapps.apps.abft.product.plan import (
 from tsapps.apps.abft.product.thresholds import Bounds
 from tsapps.kernels import matmul as product
 from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gapless, kind_of
-from tsapps.kernels.gemm import PlannedKernel, blocks_of
+from tsapps.kernels.gemm import Gemm, blocks_of
 from tsapps.kernels.gpu_specs import live
-from tsapps.kernels.jit.compiler import function
+from tsapps.kernels.jit.kernel import function
 from tsapps.kernels.plan import accumulation_order
 from tsapps.kernels.plan.mma import ELEMENT, SUM, Plan
 from tsapps.kernels.plan.user_table import user_table
@@ -198,7 +198,7 @@ class Fused:
         epilogue["row"], epilogue["row_absolute"] = bounds.row, bounds.row_absolute
         name = checked_epilogue(a.dtype, w, problem.c)
         self._epilogue, self._words = epilogue, _words(epilogue.dtype, "C", "row_weights", "suspects", "counts")
-        self._multiply = PlannedKernel(plan, problem, a.device, name, "apps/abft/product/detect.cuh")
+        self._multiply = Gemm(plan, problem, a.device, name, "apps/abft/product/detect.cuh")
         how = accumulation_order.order_of(plan, problem, blocks_of(plan, problem, a.device))
         self.check = _Check(a, b, c, bounds, padded_depth(problem.k, plan), how)
         epilogue["capacity"] = self.check.capacity
@@ -256,7 +256,7 @@ def check(A: Any, B: Any, C: Any, bounds: Bounds, index: int, *, correct: bool) 
         sums = cupy.empty(c.shape[0], summed(a.dtype))
         store = np.array((work.address(memory, "x"), sums.data.ptr), row_sums_dtype())[()]
         name = f"abft::StoreRowSums<{SUM[a.dtype]}>"
-        PlannedKernel(plan, problem, a.device, name, "apps/abft/product/detect.cuh")(a.pointer, b.pointer, store)
+        Gemm(plan, problem, a.device, name, "apps/abft/product/detect.cuh")(a.pointer, b.pointer, store)
         work.compare(memory, c, sums)
         return work.locate(memory, a, b, c, correct=correct)
 
@@ -304,7 +304,7 @@ def sums_by(plan: Plan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> n
     total, found = SUM[a.dtype], cupy.empty((problem.m, problem.w), summed(a.dtype))
     fields = [(name, checked_dtype(a.dtype)[name]) for name in ("C", "rows", "columns", "regular", "alpha", "beta")]
     store = np.array((found.data.ptr, found.shape[1], 1, 0, 1, 0), fields)[()]
-    PlannedKernel(plan, problem, a.device, f"tsm2::StorePairs<{total}, {total}>")(a.pointer, b.pointer, store)
+    Gemm(plan, problem, a.device, f"tsm2::StorePairs<{total}, {total}>")(a.pointer, b.pointer, store)
     return found.get()
 
 

@@ -25,7 +25,7 @@ from tsapps.apps.kmeans.bounds.plan import (
 )
 from tsapps.apps.kmeans.data.half_copy import load_kernels
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.gemm import PlannedKernel
+from tsapps.kernels.gemm import Gemm
 from tsapps.kernels.plan.mma import Plan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.runtime.launch import DependentLaunch
@@ -127,7 +127,7 @@ class ProductBounds(Bounds):
         self._assign_active_grid = lists, max(1, engine.gpu.multiprocessors * _ACTIVE_BLOCKS // lists)
         (self._assign_active,) = load_kernels(engine, "bounds/assign.cuh", f"assign_active_rows<{-(-problem.w // 8)}>")
         header, index = "apps/kmeans/bounds/assign.cuh", engine.gpu_index
-        self._assign_bounded = PlannedKernel(plan, problem, index, "kmeans::ArgminEpilogueBounded", header)
+        self._assign_bounded = Gemm(plan, problem, index, "kmeans::ArgminEpilogueBounded", header)
 
     def bind(
         self, half_copy: Any, centers_half: Any, nearest: tuple[Any, ...], labels: Any, stopped: Any

@@ -23,7 +23,7 @@ from tsapps.apps.kmeans.assign.plan import (
     padded,
     vector_of,
 )
-from tsapps.kernels.jit.compiler import function
+from tsapps.kernels.jit.kernel import function
 from tsapps.kernels.plan.mma import ELEMENT
 
 if TYPE_CHECKING:

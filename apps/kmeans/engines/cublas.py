@@ -25,7 +25,7 @@ from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.inertia.plan import RunningSums, inertia_plan
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.gpu_specs import Device, live
-from tsapps.kernels.jit.compiler import Kernel, function
+from tsapps.kernels.jit.kernel import Kernel, function
 from tsapps.kernels.plan.mma import ELEMENT
 
 __all__ = ["CublasEngine"]

@@ -47,7 +47,7 @@ from tsapps.apps.kmeans.protect.launch import FAULTS, LOST, StepCheck
 from tsapps.apps.kmeans.results import Assignment, Iterated, Report
 from tsapps.apps.kmeans.update.launch import ScatterAdd, Segments, grid_of_lists
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.gemm import PlannedKernel, blocks_of
+from tsapps.kernels.gemm import Gemm, blocks_of
 from tsapps.kernels.plan.mma import ELEMENT, Plan
 from tsapps.kernels.runtime.launch import DependentLaunch
 
@@ -330,7 +330,7 @@ class SmallKStep(Step):
         index = engine.gpu_index
         problem = half_copy_problem(n, d, k, self.parts)
         epilogue = epilogue_of(plan, k)
-        self._product = PlannedKernel(plan, problem, index, f"kmeans::{epilogue}", "apps/kmeans/assign/small_k.cuh")
+        self._product = Gemm(plan, problem, index, f"kmeans::{epilogue}", "apps/kmeans/assign/small_k.cuh")
         if epilogue != "ArgminEpilogue":  # margins are behind offsets
             self._offsets = cupy.empty(2 * self._n_columns, np.float32)
             self._error_coefficients = error_coefficients_of(plan, d, k, float(half_copy.rounding))

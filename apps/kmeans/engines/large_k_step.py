@@ -25,7 +25,7 @@ from tsapps.apps.kmeans.assign.plan import (
 from tsapps.apps.kmeans.data.half_copy import HalfCopy, load_kernels, types_of
 from tsapps.apps.kmeans.engines.device_step import RESCORE_BLOCKS, RESCORE_THREADS, Step
 from tsapps.apps.kmeans.update.launch import Segments, grid_of_lists
-from tsapps.kernels.jit.compiler import Kernel
+from tsapps.kernels.jit.kernel import Kernel
 from tsapps.kernels.runtime.launch import DependentLaunch
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from host_cuda import harness
 
-from tsapps.kernels import gemm
+from tsapps.kernels.dispatch import compile_any
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.plan import select
 from tsapps.kernels.plan.candidates import RESERVED
@@ -70,7 +70,7 @@ def unlike_planned(plan, device, used):
 def complaints(plans, device, arch):
     """Compile plans, each given with what it is for, and return what is wrong with which."""
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
-        running = {plan: pool.submit(gemm.compile_any, plan, arch) for plan in plans}
+        running = {plan: pool.submit(compile_any, plan, arch) for plan in plans}
     found = []
     for plan, future in running.items():
         wrong = str(future.exception() or unlike_planned(plan, device, future.result()))

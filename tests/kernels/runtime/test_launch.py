@@ -5,9 +5,10 @@ import ctypes
 import numpy as np
 import pytest
 
-from tsapps.kernels import gemm as planned_launches
+from tsapps.kernels import gemm
 from tsapps.kernels.devices import gpus
-from tsapps.kernels.jit.compiler import Kernel
+from tsapps.kernels.gpu_specs import KNOWN
+from tsapps.kernels.jit.kernel import Kernel
 from tsapps.kernels.plan.mma import Plan, instantiate
 from tsapps.kernels.problem import Layout, Problem
 from tsapps.kernels.runtime import launch as packed_launches
@@ -139,12 +140,12 @@ def test_a_product_that_is_run_is_told_what_one_that_was_packed_is(monkeypatch):
     monkeypatch.setattr(packed_launches, "_launch_function", lambda device: launch)
     monkeypatch.setattr(cupy.cuda, "Device", lambda: type("Device", (), {"id": 0}))
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: type("Stream", (), {"ptr": 0}))
-    monkeypatch.setattr(planned_launches, "_multiprocessors", lambda device: 3)
-    monkeypatch.setattr(planned_launches, "_workspace", lambda *_: next(workspaces))
-    monkeypatch.setattr(planned_launches, "_planned_kernel", lambda *_: type("Function", (), {"ptr": 77}))
+    monkeypatch.setattr(gemm, "live", lambda device: KNOWN["H200"])
+    monkeypatch.setattr(gemm, "workspace", lambda *_: next(workspaces))
+    monkeypatch.setattr(gemm, "_planned_kernel", lambda *_: type("Function", (), {"ptr": 77}))
     problem = Problem(900, 700, 16, "float32", Layout(True, 700, 16, 16), Layout(False, 16, 16, 16))
     plan = instantiate(Plan("float32", 64, 16, 32), problem)
-    product = planned_launches.PlannedKernel(plan, problem, 0)
+    product = gemm.Gemm(plan, problem, 0)
     epilogue = np.array((5, 6), [("size", "u8"), ("to", "u8")])
     products = (7 << 20, 8 << 20, 11 << 20), (9 << 20, 10 << 20, 12 << 20)
     one = product.unbound(epilogue[()])

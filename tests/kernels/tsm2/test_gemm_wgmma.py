@@ -26,7 +26,7 @@ from host_cuda.tall_skinny import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.kernels import gemm
+from tsapps.kernels.dispatch import compile_any
 from tsapps.kernels.plan.mma import WarpgroupPlan
 from tsapps.kernels.problem import ITEMSIZE
 
@@ -334,7 +334,7 @@ def test_nothing_is_touched_out_of_bounds():
 )
 def test_compiles_without_spills(dtype, tile_m, tile_n, groups, splits, loaders, line_bytes):
     made = plan(dtype, tile_m, tile_n, groups, splits=splits, loaders=loaders, line_bytes=line_bytes)
-    used = gemm.compile_any(Case(made, 20_480, 20_480, tile_n).instance, "sm_90a")
+    used = compile_any(Case(made, 20_480, 20_480, tile_n).instance, "sm_90a")
     assert used.stack == used.spill_stores == used.spill_loads == 0
     assert not used.waits
     # What setmaxnreg deals out again: with fewer, those who ask for more would wait for ever.

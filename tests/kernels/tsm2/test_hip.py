@@ -8,8 +8,8 @@ from math import gcd
 
 import pytest
 
-from tsapps.kernels import gemm
 from tsapps.kernels.jit.compiler import INCLUDE_ROOT
+from tsapps.kernels.ladder.launch import PAPER_KERNELS
 from tsapps.kernels.plan.simt import SPLIT_INSTANCES, ColumnsPlan, RowsPlan, SmallTsmttsmPlan, SplitPlan, WidePlan
 from tsapps.kernels.problem import ITEMSIZE
 
@@ -21,7 +21,7 @@ _USED = re.compile(r"\.(name|private_segment_fixed_size|vgpr_spill_count|wavefro
 
 
 def published():
-    for variant in gemm.PAPER_KERNELS:
+    for variant in PAPER_KERNELS:
         for scalar in SCALARS.values():
             yield from (f"tsm2::{variant}<{scalar}, 128, {t2}, 4>" for t2 in (1, 4, 16))
 
