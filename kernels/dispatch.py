@@ -7,7 +7,7 @@ from tsapps.kernels.blas import cublas
 from tsapps.kernels.gemm import compiled_plan, storing_gemm
 from tsapps.kernels.jit.cache import Resources
 from tsapps.kernels.jit.kernel import compile_header
-from tsapps.kernels.plan.mma import LibraryAlgorithm, Plan, WarpgroupPlan
+from tsapps.kernels.plan.mma import LibraryAlgorithm, MmaPlan, WgmmaPlan
 from tsapps.kernels.plan.simt import AnyPlan, ColumnsPlan, RowsPlan, SmallTsmttsmPlan, SplitPlan, WidePlan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.runtime.launch import ProductLaunch
@@ -16,8 +16,8 @@ from tsapps.kernels.simt_gemm import tsm2l_columns, tsm2l_rows, tsm2r_columns, t
 __all__ = ["compile_any", "prepare"]
 
 _LAUNCHERS: dict[str, Callable[..., ProductLaunch]] = {
-    Plan.kernel_name: storing_gemm,
-    WarpgroupPlan.kernel_name: storing_gemm,
+    MmaPlan.kernel_name: storing_gemm,
+    WgmmaPlan.kernel_name: storing_gemm,
     RowsPlan.kernel_name: tsm2l_rows,
     WidePlan.kernel_name: tsm2l_rows,
     ColumnsPlan.kernel_name: tsm2l_columns,
@@ -36,7 +36,7 @@ def compile_any(plan: AnyPlan, arch: str) -> Resources:
     """Compile the kernel of a plan for an architecture, and return what it uses; needs no GPU."""
     if isinstance(plan, LibraryAlgorithm):
         return Resources(0, 0, 0, 0, 0)
-    if isinstance(plan, Plan):
+    if isinstance(plan, MmaPlan):
         cubin, name = compiled_plan(plan, arch)
     else:
         name = plan.kernel()

@@ -14,7 +14,7 @@ from tsapps.kernels.gpu_specs import live
 from tsapps.kernels.jit.cache import Cubin
 from tsapps.kernels.jit.compiler import build
 from tsapps.kernels.jit.kernel import Kernel
-from tsapps.kernels.plan.mma import STORE_HEADER, Plan, sum_dtype
+from tsapps.kernels.plan.mma import STORE_HEADER, MmaPlan, sum_dtype
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.runtime.launch import DependentLaunch, ProductLaunch
 from tsapps.kernels.runtime.workspace import workspace
@@ -25,7 +25,7 @@ _SOURCE = np.dtype([("data", "u8"), ("leading", "i8"), ("outer", "i8"), ("depth"
 _WORK = np.dtype([("m", "i8"), ("n", "i8"), ("k", "i8")])
 
 
-def _source_of(plan: Plan, epilogue: str = "", header: str = "") -> tuple[str, str]:
+def _source_of(plan: MmaPlan, epilogue: str = "", header: str = "") -> tuple[str, str]:
     """Return the source of a plan's kernel, and its name expression.
 
     `epilogue` is the class of an app's own, and `header` where it is; else it is the plan's, which stores C.
@@ -34,7 +34,7 @@ def _source_of(plan: Plan, epilogue: str = "", header: str = "") -> tuple[str, s
     return source, f"tsm2::{plan.kernel_name}<Plan, {epilogue or plan.epilogue()}>"
 
 
-def compiled_plan(plan: Plan, arch: str, epilogue: str = "", header: str = "") -> tuple[Cubin, str]:
+def compiled_plan(plan: MmaPlan, arch: str, epilogue: str = "", header: str = "") -> tuple[Cubin, str]:
     """Compile the kernel of a plan for an architecture, and return it with its name expression; needs no GPU.
 
     `epilogue` and `header` as for `_source_of`.
@@ -44,7 +44,7 @@ def compiled_plan(plan: Plan, arch: str, epilogue: str = "", header: str = "") -
 
 
 @cache
-def _planned_kernel(plan: Plan, device: int, epilogue: str = "", header: str = "") -> Kernel:
+def _planned_kernel(plan: MmaPlan, device: int, epilogue: str = "", header: str = "") -> Kernel:
     """Return the kernel of a plan, for a GPU."""
     source, name = _source_of(plan, epilogue, header)
     kernel = Kernel(source, [name], name, device)
@@ -52,7 +52,7 @@ def _planned_kernel(plan: Plan, device: int, epilogue: str = "", header: str = "
     return kernel
 
 
-def blocks_of(plan: Plan, problem: Problem, device: int) -> int:
+def blocks_of(plan: MmaPlan, problem: Problem, device: int) -> int:
     """Return how many blocks a plan is launched with."""
     m, k, w = problem.m * plan.fold, -(-problem.k // plan.fold), problem.w * plan.fold
     return min(-(-plan.units(m, k, w) // plan.teams), live(device).multiprocessors * plan.blocks)
@@ -65,7 +65,7 @@ class Gemm:
 
     Parameters
     ----------
-    plan : Plan
+    plan : MmaPlan
         Made for `problem`.
     problem : Problem
     device : int
@@ -73,7 +73,7 @@ class Gemm:
         As for `compiled_plan`.
     """
 
-    def __init__(self, plan: Plan, problem: Problem, device: int, epilogue: str = "", header: str = "") -> None:
+    def __init__(self, plan: MmaPlan, problem: Problem, device: int, epilogue: str = "", header: str = "") -> None:
         total = np.dtype(sum_dtype(plan.dtype))
         m, k, w = problem.m * plan.fold, -(-problem.k // plan.fold), problem.w * plan.fold
         self._device, self._grid, self._block = device, (blocks_of(plan, problem, device),), (plan.threads,)
@@ -123,12 +123,12 @@ class Gemm:
         return a[()], b[()], self._work, *workspace, epilogue
 
 
-def storing_gemm(plan: Plan, problem: Problem, C: DeviceMatrix) -> ProductLaunch:
+def storing_gemm(plan: MmaPlan, problem: Problem, C: DeviceMatrix) -> ProductLaunch:
     """Return what computes a product by gemm_mma.cuh, or by gemm_wgmma.cuh.
 
     Parameters
     ----------
-    plan : Plan
+    plan : MmaPlan
         Made for `problem`.
     problem : Problem
     C : DeviceMatrix of shape (m, w)
@@ -148,7 +148,7 @@ def storing_gemm(plan: Plan, problem: Problem, C: DeviceMatrix) -> ProductLaunch
     return launch
 
 
-def _regular(plan: Plan, problem: Problem) -> bool:
+def _regular(plan: MmaPlan, problem: Problem) -> bool:
     """Return whether C lies as is best for the plan's epilogue (epilogue.cuh)."""
     if plan.store == "StoreLines":
         return problem.c == "aligned columns"

@@ -7,7 +7,7 @@ from typing import ClassVar, TypeVar
 from tsapps.kernels.plan.bank_conflicts import STRIDES, turns
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
-__all__ = ["ELEMENT", "STORE_HEADER", "SUM", "LibraryAlgorithm", "Plan", "WarpgroupPlan", "instantiate", "sum_dtype"]
+__all__ = ["ELEMENT", "STORE_HEADER", "SUM", "LibraryAlgorithm", "MmaPlan", "WgmmaPlan", "instantiate", "sum_dtype"]
 
 #: What an element is called in C++, and what it is summed in.
 ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfloat16": "ptx::Bfloat16"}
@@ -28,7 +28,7 @@ _LOADING = {1: 88, 2: 64}
 
 
 @dataclass(frozen=True)
-class Plan:
+class MmaPlan:
     """How gemm_mma.cuh is instantiated; the names are those of its comments.
 
     Attributes
@@ -237,7 +237,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class WarpgroupPlan(Plan):
+class WgmmaPlan(MmaPlan):
     """How gemm_wgmma.cuh is instantiated: `warps_m` · `warps_k` warps multiply.
 
     Attributes
@@ -303,7 +303,7 @@ class LibraryAlgorithm:
     own_orders: bool = False
 
 
-_AnyPlan = TypeVar("_AnyPlan", bound=Plan)
+_AnyPlan = TypeVar("_AnyPlan", bound=MmaPlan)
 
 
 def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
@@ -357,7 +357,7 @@ def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
     )
 
 
-def _store(plan: Plan, problem: Problem) -> str:
+def _store(plan: MmaPlan, problem: Problem) -> str:
     """Return the epilogue for the problem's C."""
     if plan.fold > 1:
         return "StoreFolded"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import gcd, lcm
 from typing import ClassVar
 
-from tsapps.kernels.plan.mma import ELEMENT, SUM, LibraryAlgorithm, Plan
+from tsapps.kernels.plan.mma import ELEMENT, SUM, LibraryAlgorithm, MmaPlan
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
 __all__ = [
@@ -248,7 +248,7 @@ def small_tsmttsm_plan(problem: Problem) -> SmallTsmttsmPlan | None:
 
 
 #: How a kernel of ours is instantiated, or which of the library's algorithms runs.
-AnyPlan = Plan | RowsPlan | WidePlan | ColumnsPlan | SplitPlan | SmallTsmttsmPlan | LibraryAlgorithm
+AnyPlan = MmaPlan | RowsPlan | WidePlan | ColumnsPlan | SplitPlan | SmallTsmttsmPlan | LibraryAlgorithm
 
 
 def simple_plans(problem: Problem, multiprocessors: int) -> list[AnyPlan]:

@@ -17,7 +17,7 @@ from tsapps.kernels import tune as tuning
 from tsapps.kernels.blas import cublaslt
 from tsapps.kernels.gpu_specs import KNOWN, live
 from tsapps.kernels.plan import user_table as tables
-from tsapps.kernels.plan.mma import LibraryAlgorithm, Plan
+from tsapps.kernels.plan.mma import LibraryAlgorithm, MmaPlan
 from tsapps.kernels.plan.select import KEY, LIBRARY, configuration_of, key_of, tuned_table
 
 PROBE = devices._probe
@@ -142,12 +142,12 @@ def test_the_table_is_written_and_used(succeed, gpu):
     assert (report["path"], report["rows"], report["left_out"]) == (str(own_file()), 1, 0)
     assert [path.name for path in own_file().parent.iterdir()] == [own_file().name]
     plan = product.planned(problem, DEVICE)
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, MmaPlan)
     assert configuration_of(plan).items() <= one_row().items()
     tables.keep(DEVICE.name, one_row(kernel=LIBRARY))
     assert product.planned(problem, DEVICE) == LIBRARY
     succeed("tune", "--reset")
-    assert isinstance(product.planned(problem, DEVICE), Plan)
+    assert isinstance(product.planned(problem, DEVICE), MmaPlan)
 
 
 def test_rows_with_the_same_key_are_replaced_and_others_stay(succeed, gpu):

@@ -12,7 +12,7 @@ import oracle
 from host_cuda import harness
 from tsapps.kernels import gemm, matmul
 from tsapps.kernels.arrays import DeviceMatrix
-from tsapps.kernels.plan.mma import STORE_HEADER, SUM, Plan, WarpgroupPlan, instantiate
+from tsapps.kernels.plan.mma import STORE_HEADER, SUM, MmaPlan, WgmmaPlan, instantiate
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -25,7 +25,7 @@ UNTOUCHED = -12345.0
 class Case:
     """A product and how it is computed: the plan, how the operands lie, and what becomes of C."""
 
-    plan: Plan
+    plan: MmaPlan
     m: int
     k: int
     w: int
@@ -99,7 +99,7 @@ extern "C" void {name}(const void* A, const void* B, void* C, const long long* s
 
 #: The class that a kernel runs.
 PRODUCTS = {"tall_skinny": "GemmMma", "tall_skinny_warpgroups": "GemmWgmma"}
-KERNEL, WARPGROUPS = Plan.header, WarpgroupPlan.header
+KERNEL, WARPGROUPS = MmaPlan.header, WgmmaPlan.header
 
 
 def source(instances, text=""):

@@ -12,7 +12,7 @@ from tsapps.kernels.dispatch import prepare
 from tsapps.kernels.gpu_specs import live
 from tsapps.kernels.matmul import problem_of
 from tsapps.kernels.plan.candidates import candidates
-from tsapps.kernels.plan.mma import Plan
+from tsapps.kernels.plan.mma import MmaPlan
 from tsapps.kernels.plan.select import library_algorithms
 from tsapps.kernels.problem import ITEMSIZE
 
@@ -40,7 +40,7 @@ ORDERS = {"float64": ["CC", "FF"], "float32": ["CC", "FF", "CF", "FC"], "float16
 
 def kind(plan):
     """What makes a plan take another way through its kernel."""
-    if not isinstance(plan, Plan):
+    if not isinstance(plan, MmaPlan):
         return (plan.kernel_name,)
     shared = plan.teams > 1, plan.warps_m > 1, plan.warps_n > 1, plan.warps_k > 1, plan.prepare_b, plan.fold > 1
     # Of a column stored from a whole tile, lines of up to 128 bytes.
@@ -87,8 +87,8 @@ def test_every_kind_of_plan(m, k, w, dtype, orders, pad):
             out = placed(before, order, pad)
             c = device_matrix("C", out)._replace(dtype=dtype)
             prepare(plan, problem, c)(matrices[0].pointer, matrices[1].pointer, c.pointer, alpha, beta)
-            products = plan.products if isinstance(plan, Plan) else 3
-            like = Plan(dtype, 16, 8, 8, products=products)
+            products = plan.products if isinstance(plan, MmaPlan) else 3
+            like = MmaPlan(dtype, 16, 8, 8, products=products)
             assert_product(numpy_of(out, dtype), A, B, like, alpha, beta, before.astype("f8"))
 
 
@@ -109,7 +109,7 @@ def test_every_kind_of_gram(w, dtype):
         out = placed(np.zeros((w, w), D.dtype), order, 0)
         c = device_matrix("C", out)._replace(dtype=dtype)
         prepare(plan, problem, c)(a.pointer, b.pointer, c.pointer, 1.0, 0.0)
-        like = Plan(dtype, 16, 8, 8, products=plan.products if isinstance(plan, Plan) else 3)
+        like = MmaPlan(dtype, 16, 8, 8, products=plan.products if isinstance(plan, MmaPlan) else 3)
         assert_product(numpy_of(out, dtype), D.T, D, like)
 
 
@@ -130,5 +130,5 @@ def test_every_algorithm_of_the_library(m, k, w, dtype, orders):
                 c = device_matrix("C", out)._replace(dtype=dtype)
                 prepare(plan, problem, c)(matrices[0].pointer, matrices[1].pointer, c.pointer, alpha, beta)
                 # In float32 as it is, without tf32.
-                like = Plan(dtype, 16, 8, 8, products=6)
+                like = MmaPlan(dtype, 16, 8, 8, products=6)
                 assert_product(numpy_of(out, dtype), A, B, like, alpha, beta, before.astype("f8"))

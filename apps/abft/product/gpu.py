@@ -48,7 +48,7 @@ from tsapps.kernels.gemm import Gemm, blocks_of
 from tsapps.kernels.gpu_specs import live
 from tsapps.kernels.jit.kernel import function
 from tsapps.kernels.plan import accumulation_order
-from tsapps.kernels.plan.mma import ELEMENT, SUM, Plan
+from tsapps.kernels.plan.mma import ELEMENT, SUM, MmaPlan
 from tsapps.kernels.plan.user_table import user_table
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.runtime.launch import DependentLaunch, PackedLaunch
@@ -190,7 +190,7 @@ class Fused:
         What the product's rows are checked with, before it and after it.
     """
 
-    def __init__(self, plan: Plan, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds) -> None:
+    def __init__(self, plan: MmaPlan, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds) -> None:
         problem = product.problem_of(a, b, c)
         epilogue, w = np.zeros((), checked_dtype(a.dtype)), problem.w
         epilogue["rows"], epilogue["columns"] = (stride // c.itemsize for stride in c.strides)
@@ -262,7 +262,7 @@ def check(A: Any, B: Any, C: Any, bounds: Bounds, index: int, *, correct: bool) 
 
 
 @lru_cache(maxsize=4096)
-def _checking(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds) -> tuple[_Check, Problem, Plan]:
+def _checking(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds) -> tuple[_Check, Problem, MmaPlan]:
     """Return what checks products that lie like these, and how A's rows are added up: beside B's first column."""
     column = b._replace(shape=(b.shape[0], 1))
     problem = product.problem_of(a, column, gapless((a.shape[0], 1), a.dtype, a.itemsize, by_rows=True))
@@ -299,7 +299,7 @@ def one_after_another(A: np.ndarray, B: np.ndarray, dtype: str, index: int) -> n
         return _added(accumulation_order.one_after_another(len(B)), a, b)
 
 
-def sums_by(plan: Plan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
+def sums_by(plan: MmaPlan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
     """Return A · B as a plan's kernel sums it, of as many columns as `sums`."""
     total, found = SUM[a.dtype], cupy.empty((problem.m, problem.w), summed(a.dtype))
     fields = [(name, checked_dtype(a.dtype)[name]) for name in ("C", "rows", "columns", "regular", "alpha", "beta")]
@@ -308,7 +308,7 @@ def sums_by(plan: Plan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> n
     return found.get()
 
 
-def predicted_by(plan: Plan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
+def predicted_by(plan: MmaPlan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
     """Return what `sums_by` should."""
     return _added(accumulation_order.order_of(plan, problem, blocks_of(plan, problem, a.device)), a, b)
 
@@ -330,7 +330,7 @@ def _sent(A: np.ndarray, B: np.ndarray, dtype: str) -> tuple[DeviceMatrix, Devic
     return a._replace(dtype=dtype), b._replace(dtype=dtype)
 
 
-def _summed(a: DeviceMatrix, b: DeviceMatrix) -> tuple[Plan, Problem]:
+def _summed(a: DeviceMatrix, b: DeviceMatrix) -> tuple[MmaPlan, Problem]:
     """Return how a product is computed whose sums are to be seen: without those of A's rows, which no check takes."""
     shape = a.shape[0], b.shape[1]
     problem = product.problem_of(a, b, gapless(shape, a.dtype, a.itemsize, by_rows=True))
@@ -340,7 +340,7 @@ def _summed(a: DeviceMatrix, b: DeviceMatrix) -> tuple[Plan, Problem]:
     return replace(plan, row_sums=False), problem
 
 
-def _planned(problem: Problem, index: int) -> Plan | None:
+def _planned(problem: Problem, index: int) -> MmaPlan | None:
     device = live(index)
     return checked_plan(problem, device, user_table(device.name))
 

@@ -26,7 +26,7 @@ from tsapps.apps.kmeans.bounds.plan import (
 from tsapps.apps.kmeans.data.half_copy import load_kernels
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.gemm import Gemm
-from tsapps.kernels.plan.mma import Plan
+from tsapps.kernels.plan.mma import MmaPlan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.runtime.launch import DependentLaunch
 
@@ -114,7 +114,7 @@ class ProductBounds(Bounds):
     Parameters
     ----------
     engine : FusedEngine
-    plan : Plan
+    plan : MmaPlan
         Of the product of all rows.
     problem : Problem
         That product.
@@ -122,7 +122,7 @@ class ProductBounds(Bounds):
         Lists that rows join whose labels change or are not sure, and the rows that each has room for.
     """
 
-    def __init__(self, engine: FusedEngine, plan: Plan, problem: Problem, lists: int, room: int) -> None:
+    def __init__(self, engine: FusedEngine, plan: MmaPlan, problem: Problem, lists: int, room: int) -> None:
         super().__init__(engine, problem.w, most_listed(problem.m, lists, room), "int")
         self._assign_active_grid = lists, max(1, engine.gpu.multiprocessors * _ACTIVE_BLOCKS // lists)
         (self._assign_active,) = load_kernels(engine, "bounds/assign.cuh", f"assign_active_rows<{-(-problem.w // 8)}>")

@@ -48,7 +48,7 @@ from tsapps.apps.kmeans.results import Assignment, Iterated, Report
 from tsapps.apps.kmeans.update.launch import ScatterAdd, Segments, grid_of_lists
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.gemm import Gemm, blocks_of
-from tsapps.kernels.plan.mma import ELEMENT, Plan
+from tsapps.kernels.plan.mma import ELEMENT, MmaPlan
 from tsapps.kernels.runtime.launch import DependentLaunch
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ class SmallKStep(Step):
 
     columns = 8
 
-    def __init__(self, engine: FusedEngine, half_copy: HalfCopy, plan: Plan, k: int) -> None:
+    def __init__(self, engine: FusedEngine, half_copy: HalfCopy, plan: MmaPlan, k: int) -> None:
         self.parts = parts_of(plan, k)
         super().__init__(engine, half_copy.placement, k)
         self._half_copy, self._plan = half_copy, plan

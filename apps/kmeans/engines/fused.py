@@ -35,7 +35,7 @@ from tsapps.apps.kmeans.protect.launch import SumsCheck
 from tsapps.apps.kmeans.results import Assignment, Iterated, Report
 from tsapps.apps.kmeans.small_d.plan import ALIGNMENT, FmaPlan, ProductsPlan, fma_plan
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.plan.mma import Plan
+from tsapps.kernels.plan.mma import MmaPlan
 
 __all__ = ["FusedEngine"]
 
@@ -349,7 +349,9 @@ class FusedEngine(CublasEngine):
         half_copy = self._half_copy_for(plan, k) if plan is not None else None
         if plan is None or half_copy is None:
             return None
-        return SmallKStep(self, half_copy, plan, k) if isinstance(plan, Plan) else LargeKStep(self, half_copy, plan, k)
+        return (
+            SmallKStep(self, half_copy, plan, k) if isinstance(plan, MmaPlan) else LargeKStep(self, half_copy, plan, k)
+        )
 
     def _small_d_plan(self, k: int) -> FmaPlan | ProductsPlan | None:
         """Return how iterations read few features from X itself; None where they do not."""
@@ -362,13 +364,13 @@ class FusedEngine(CublasEngine):
         served = plan is not None and integers_of(self).digits == NARROW and X.data.ptr % ALIGNMENT == 0
         return plan if served else None
 
-    def _plan_for(self, k: int) -> Plan | StreamPlan | None:
+    def _plan_for(self, k: int) -> MmaPlan | StreamPlan | None:
         n, d = self.source.shape
         if k <= MOST_CLUSTERS:
             return assign_plan(n, d, k, self.gpu, bounds=self.bounds)
         return stream_plan(d, k, self.gpu, certifies=self.certifies) if n <= MOST_PLACED and k <= MOST_LARGE_K else None
 
-    def _half_copy_for(self, plan: Plan | StreamPlan, k: int) -> HalfCopy | None:
+    def _half_copy_for(self, plan: MmaPlan | StreamPlan, k: int) -> HalfCopy | None:
         """Return the copy that iterations read; None where there is none to be."""
         panels = plan.row_panels if isinstance(plan, StreamPlan) else 0
         if self._half_copy is None or self._half_copy.panels != panels:

@@ -9,7 +9,7 @@ from tsapps.kernels import gemm
 from tsapps.kernels.devices import gpus
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.jit.kernel import Kernel
-from tsapps.kernels.plan.mma import Plan, instantiate
+from tsapps.kernels.plan.mma import MmaPlan, instantiate
 from tsapps.kernels.problem import Layout, Problem
 from tsapps.kernels.runtime import launch as packed_launches
 from tsapps.kernels.runtime.launch import DependentLaunch, PackedLaunch, pack
@@ -144,7 +144,7 @@ def test_a_product_that_is_run_is_told_what_one_that_was_packed_is(monkeypatch):
     monkeypatch.setattr(gemm, "workspace", lambda *_: next(workspaces))
     monkeypatch.setattr(gemm, "_planned_kernel", lambda *_: type("Function", (), {"ptr": 77}))
     problem = Problem(900, 700, 16, "float32", Layout(True, 700, 16, 16), Layout(False, 16, 16, 16))
-    plan = instantiate(Plan("float32", 64, 16, 32), problem)
+    plan = instantiate(MmaPlan("float32", 64, 16, 32), problem)
     product = gemm.Gemm(plan, problem, 0)
     epilogue = np.array((5, 6), [("size", "u8"), ("to", "u8")])
     products = (7 << 20, 8 << 20, 11 << 20), (9 << 20, 10 << 20, 12 << 20)

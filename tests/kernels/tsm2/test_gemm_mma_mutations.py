@@ -7,7 +7,7 @@ from exhaustive import every
 from host_cuda import harness
 from host_cuda.tall_skinny import KERNEL, Case, altered, check, check_in_any_order, entry_name, source
 
-from tsapps.kernels.plan.mma import Plan
+from tsapps.kernels.plan.mma import MmaPlan
 
 OPERAND, STORE, STAGING, SCHEDULER, SIMT = (
     f"kernels/{name}.cuh"
@@ -16,17 +16,17 @@ OPERAND, STORE, STAGING, SCHEDULER, SIMT = (
 BARRIER = "__syncthreads();"
 
 # Each has blocks that go through several tiles, edges that are ragged, and warps that share what a barrier guards.
-STREAM = Case(Plan("float32", 64, 16, 32, warps_m=4, stages=3), 150, 203, 16, pads=(5, 0), C="tall", grid=4)
-PREPARED = Case(Plan("float32", 64, 24, 32, warps_m=4, stages=3, prepare_b=True), 150, 299, 24, grid=4)
-KEPT = Case(Plan("float32", 64, 9, 21, warps_m=4, stages=3, keep_b=True), 400, 21, 9, C="wide", grid=3)
-LARGE = Case(Plan("float32", 16, 40, 21, teams=2, stages=3, keep_b=True), 400, 21, 40, grid=3)
-TEAMS = Case(Plan("float32", 16, 9, 21, teams=4, stages=3, keep_b=True), 600, 21, 9, "FC", C="F", grid=2)
-DEEP = Case(Plan("float32", 33, 16, 128, warps_n=2, warps_k=4, stages=3), 33, 900, 16, "FC", C="wide", grid=3)
-WIDE = Case(Plan("float32", 64, 40, 32, warps_m=2, stages=3), 200, 99, 40, C="wide", grid=3)
-FOLDED = Case(Plan("float32", 12, 8, 32, warps_k=2, stages=3, fold=4), 3, 1001, 2, "FC", grid=3)
-HALVES = Case(Plan("float16", 32, 32, 64, warps_m=2, stages=3), 77, 150, 32, pads=(2, 0), grid=3)
-DOUBLES = Case(Plan("float64", 32, 5, 16, stages=3), 77, 133, 5, "FF", (1, 3), C="F", grid=4)
-LINES = Case(Plan("float32", 16, 24, 9, teams=2, stages=2, keep_b=True), 328, 9, 24, C="F", beta=-0.5, grid=2)
+STREAM = Case(MmaPlan("float32", 64, 16, 32, warps_m=4, stages=3), 150, 203, 16, pads=(5, 0), C="tall", grid=4)
+PREPARED = Case(MmaPlan("float32", 64, 24, 32, warps_m=4, stages=3, prepare_b=True), 150, 299, 24, grid=4)
+KEPT = Case(MmaPlan("float32", 64, 9, 21, warps_m=4, stages=3, keep_b=True), 400, 21, 9, C="wide", grid=3)
+LARGE = Case(MmaPlan("float32", 16, 40, 21, teams=2, stages=3, keep_b=True), 400, 21, 40, grid=3)
+TEAMS = Case(MmaPlan("float32", 16, 9, 21, teams=4, stages=3, keep_b=True), 600, 21, 9, "FC", C="F", grid=2)
+DEEP = Case(MmaPlan("float32", 33, 16, 128, warps_n=2, warps_k=4, stages=3), 33, 900, 16, "FC", C="wide", grid=3)
+WIDE = Case(MmaPlan("float32", 64, 40, 32, warps_m=2, stages=3), 200, 99, 40, C="wide", grid=3)
+FOLDED = Case(MmaPlan("float32", 12, 8, 32, warps_k=2, stages=3, fold=4), 3, 1001, 2, "FC", grid=3)
+HALVES = Case(MmaPlan("float16", 32, 32, 64, warps_m=2, stages=3), 77, 150, 32, pads=(2, 0), grid=3)
+DOUBLES = Case(MmaPlan("float64", 32, 5, 16, stages=3), 77, 133, 5, "FF", (1, 3), C="F", grid=4)
+LINES = Case(MmaPlan("float32", 16, 24, 9, teams=2, stages=2, keep_b=True), 328, 9, 24, C="F", beta=-0.5, grid=2)
 
 #: What is changed in which file, at which occurrence, and a product that shows it.
 FAULTS = {
