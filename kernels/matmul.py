@@ -11,7 +11,7 @@ import numpy as np
 from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gpu_index, kind_of
 from tsapps.kernels.blas import cublas, cublaslt, host
 from tsapps.kernels.dispatch import prepare
-from tsapps.kernels.gpu_specs import Device, live
+from tsapps.kernels.gpu_specs import GpuSpec, live
 from tsapps.kernels.plan.mma import LibraryAlgorithm
 from tsapps.kernels.plan.select import LIBRARY, plan
 from tsapps.kernels.plan.simt import AnyPlan
@@ -251,7 +251,7 @@ def forget_plans() -> None:
     _prepared.cache_clear()
 
 
-def planned(problem: Problem, device: Device) -> AnyPlan | str:
+def planned(problem: Problem, device: GpuSpec) -> AnyPlan | str:
     """Return the plan of a problem on a device, by the user's own table of picks if there is one."""
     from tsapps.kernels.plan.user_table import of_version, user_table
 

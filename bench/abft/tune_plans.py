@@ -27,7 +27,7 @@ from tsapps.apps.abft.product.plan import (
     with_row_sums,
 )
 from tsapps.kernels.gemm import compiled_plan
-from tsapps.kernels.gpu_specs import Device, file_name_of, live
+from tsapps.kernels.gpu_specs import GpuSpec, file_name_of, live
 from tsapps.kernels.jit.compiler import architecture
 from tsapps.kernels.plan.candidates import candidates
 from tsapps.kernels.plan.mma import MmaPlan, WgmmaPlan
@@ -57,7 +57,7 @@ def cells() -> list[Cell]:
     return found
 
 
-def plans_of(problem: Problem, device: Device) -> list[MmaPlan]:
+def plans_of(problem: Problem, device: GpuSpec) -> list[MmaPlan]:
     """Return the plans of a problem that are worth measuring, with sums of A's rows."""
     some = [one for one in promising(problem, device, _MOST) if isinstance(one, MmaPlan)]
     some += [one for one in candidates(problem, device) if isinstance(one, WgmmaPlan)]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import product
 
-from tsapps.kernels.gpu_specs import Device
+from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.plan.mma import MmaPlan, WgmmaPlan, instantiate
 from tsapps.kernels.plan.simt import AnyPlan, simple_plans
 from tsapps.kernels.problem import ITEMSIZE, Problem
@@ -51,7 +51,7 @@ def most_registers(plan: MmaPlan) -> int:
     return min(_MOST_REGISTERS, _REGISTERS // (plan.blocks * plan.threads))
 
 
-def fits(plan: MmaPlan, device: Device) -> bool:
+def fits(plan: MmaPlan, device: GpuSpec) -> bool:
     """Whether a multiprocessor of the device holds the plan's blocks."""
     shared = plan.shared_bytes + _STATIC
     kept = plan.tile_n * plan.depth * ITEMSIZE[plan.dtype] if plan.keep_b else 0
@@ -70,7 +70,7 @@ def fits(plan: MmaPlan, device: Device) -> bool:
     )
 
 
-def candidates(problem: Problem, device: Device) -> list[AnyPlan]:
+def candidates(problem: Problem, device: GpuSpec) -> list[AnyPlan]:
     """Return every plan worth trying, as instances for the problem's layouts; none where no kernel of ours applies."""
     generators = {"tsm2r": _tsm2r, "tsm2l": _tsm2l, "tsmttsm": _tsmttsm}
     shape = problem.shape

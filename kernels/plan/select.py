@@ -13,7 +13,7 @@ from math import inf, log2
 from pathlib import Path
 from typing import Any
 
-from tsapps.kernels.gpu_specs import Device, file_name_of, measured_alike
+from tsapps.kernels.gpu_specs import GpuSpec, file_name_of, measured_alike
 from tsapps.kernels.plan.candidates import candidates, stage_bytes
 from tsapps.kernels.plan.mma import LibraryAlgorithm, MmaPlan, WgmmaPlan
 from tsapps.kernels.plan.simt import AnyPlan, ColumnsPlan, RowsPlan, SmallTsmttsmPlan, SplitPlan, WidePlan
@@ -50,7 +50,7 @@ _RANKS = 8
 _SIMPLE = 128
 
 
-def predict(plan: MmaPlan, problem: Problem, device: Device) -> float:
+def predict(plan: MmaPlan, problem: Problem, device: GpuSpec) -> float:
     """Return about how many seconds a plan takes, as the memory, the schedulers or the tensor cores bound it.
 
     Parameters
@@ -58,7 +58,7 @@ def predict(plan: MmaPlan, problem: Problem, device: Device) -> float:
     plan : MmaPlan
         Of `candidates`.
     problem : Problem
-    device : Device
+    device : GpuSpec
 
     Returns
     -------
@@ -110,13 +110,13 @@ def predict(plan: MmaPlan, problem: Problem, device: Device) -> float:
     return rounds * (max(memory, busiest / device.clock_hz) + 0.2 * (busiest + waiting) / device.clock_hz)
 
 
-def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | None = None) -> AnyPlan | str:
+def plan(problem: Problem, device: GpuSpec, table: Sequence[Mapping[str, Any]] | None = None) -> AnyPlan | str:
     """Choose how a product is computed.
 
     Parameters
     ----------
     problem : Problem
-    device : Device
+    device : GpuSpec
     table : sequence of mappings, optional
         Measured picks; those that come with tsapps for this device, if not given.
 
@@ -146,7 +146,7 @@ def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | 
     return min(alike, key=lambda one: (_unlike(one, configuration), _seconds(one, problem, device)))
 
 
-def promising(problem: Problem, device: Device, most: int) -> list[AnyPlan]:
+def promising(problem: Problem, device: GpuSpec, most: int) -> list[AnyPlan]:
     """Return the plans that are worth measuring: at most so many, the fastest by `predict`, and unlike each other."""
     found: list[AnyPlan] = []
     alike: Counter[tuple[int, ...]] = Counter()
@@ -167,7 +167,7 @@ def library_algorithms(problem: Problem) -> list[LibraryAlgorithm]:
     return [LibraryAlgorithm(rank, own) for own in (False, True) for rank in range(1, _RANKS + 1)]
 
 
-def _seconds(plan: AnyPlan, problem: Problem, device: Device) -> float:
+def _seconds(plan: AnyPlan, problem: Problem, device: GpuSpec) -> float:
     """Return `predict` of a plan, with those that it does not know after all others."""
     return predict(plan, problem, device) if type(plan) is MmaPlan else inf
 

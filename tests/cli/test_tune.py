@@ -40,7 +40,7 @@ def gpu(monkeypatch):
         report(f"{cell}: measured")
         return row_of(cell, plans[0])
 
-    here = devices.Gpu(0, DEVICE.name, "9.0", 132, 80 << 30, 50 << 20)
+    here = devices.InstalledGpu(0, DEVICE.name, "9.0", 132, 80 << 30, 50 << 20)
     monkeypatch.setattr(devices, "_probe", lambda: ((here,), ""))
     monkeypatch.setattr(tuning, "live", lambda index: DEVICE)
     monkeypatch.setattr(tuning, "architecture", lambda index: "sm_90a")
@@ -327,7 +327,9 @@ def test_info_says_which_table_is_in_use(succeed, gpu, monkeypatch):
     assert f"cuda:0 picks  1 of yours, {own_file()}; for the rest the model\n" in succeed("info")
     report = json.loads(succeed("info", "--json"))["picks"]
     assert report == {"cuda:0": {"path": str(own_file()), "own": 1, "error": None, "shipped": 0}}
-    monkeypatch.setattr(devices, "_probe", lambda: ((devices.Gpu(0, "NVIDIA H200", "9.0", 132, 1 << 37, 1),), ""))
+    monkeypatch.setattr(
+        devices, "_probe", lambda: ((devices.InstalledGpu(0, "NVIDIA H200", "9.0", 132, 1 << 37, 1),), "")
+    )
     shipped = len(tuned_table("NVIDIA H200"))
     assert f"cuda:0 picks  the {shipped} that come with tsapps\n" in succeed("info")
     tables.keep("NVIDIA H200", one_row())

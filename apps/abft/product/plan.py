@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.abft.product.thresholds import Bounds
-from tsapps.kernels.gpu_specs import Device
+from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.plan.candidates import candidates, fits, most_registers, registers
 from tsapps.kernels.plan.mma import ELEMENT, SUM, MmaPlan, WgmmaPlan
 from tsapps.kernels.plan.select import plan, predict, tuned_table
@@ -134,7 +134,7 @@ def is_fused(m: int, k: int, w: int) -> bool:
     return m > NARROW and k > 0 and 0 < w <= NARROW
 
 
-def checked_plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | None = None) -> MmaPlan | None:
+def checked_plan(problem: Problem, device: GpuSpec, table: Sequence[Mapping[str, Any]] | None = None) -> MmaPlan | None:
     """Choose how a product is computed beside which the rows of A are added up; None where no kernel of the core does.
 
     By a table of picks that were measured so, if there is one for the device (bench/abft/tune_plans.py). Else it is the
@@ -154,7 +154,7 @@ def measured(device_name: str) -> tuple[Mapping[str, Any], ...]:
     return tuned_table(device_name, TUNED)
 
 
-def with_row_sums(one: MmaPlan, device: Device, *, roomy: bool = False) -> MmaPlan | None:
+def with_row_sums(one: MmaPlan, device: GpuSpec, *, roomy: bool = False) -> MmaPlan | None:
     """Return a plan with sums of A's rows, if there is one that fits: `roomy`, with registers to spare."""
     if one.warps_n > 1 or one.fold > 1:
         return None

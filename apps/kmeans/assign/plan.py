@@ -5,7 +5,7 @@ from math import ceil, inf, log2, sqrt
 
 import numpy as np
 
-from tsapps.kernels.gpu_specs import Device
+from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.plan.candidates import fits
 from tsapps.kernels.plan.mma import MmaPlan, instantiate
 from tsapps.kernels.problem import Layout, Problem
@@ -255,7 +255,7 @@ def half_copy_problem(n: int, d: int, k: int, parts: int = 1) -> Problem:
     return Problem(n, padded(d), columns, "float16", layout, layout, False, "rows")
 
 
-def assign_plan(n: int, d: int, k: int, device: Device, *, bounds: bool = False) -> MmaPlan | None:
+def assign_plan(n: int, d: int, k: int, device: GpuSpec, *, bounds: bool = False) -> MmaPlan | None:
     """Choose how an iteration's product is computed; None where none of the core's kernels will do.
 
     Short rows are multiplied by warps that have a ring each, with the centers in shared memory; of long ones, pieces

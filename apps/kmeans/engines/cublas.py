@@ -24,7 +24,7 @@ from tsapps.apps.kmeans.data.rows import Reader, RescaledRows, Rows, readers
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.inertia.plan import RunningSums, inertia_plan
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.gpu_specs import Device, live
+from tsapps.kernels.gpu_specs import GpuSpec, live
 from tsapps.kernels.jit.kernel import Kernel, function
 from tsapps.kernels.plan.mma import ELEMENT
 
@@ -91,7 +91,7 @@ class CublasEngine(Engine):
     def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None, index: int) -> None:
         self.device = f"cuda:{index}"
         self._gpu = cupy.cuda.Device(index)
-        self.gpu: Device = live(index)
+        self.gpu: GpuSpec = live(index)
         self._passing: Any = None  # what arrays come to the host by
         with self._gpu:
             super().__init__(source, dtype, sample_weight)
