@@ -51,7 +51,7 @@ from tsapps.kernels.plan import accumulation_order
 from tsapps.kernels.plan.mma import ELEMENT, SUM, MmaPlan
 from tsapps.kernels.plan.user_table import user_table
 from tsapps.kernels.problem import Problem
-from tsapps.kernels.runtime.launch import DependentLaunch, PackedLaunch
+from tsapps.kernels.runtime.launch import BoundLaunch, DependentLaunch
 
 __all__ = ["Fused", "check", "matmul", "one_after_another", "predicted", "predicted_by", "sums", "sums_by"]
 
@@ -115,9 +115,9 @@ class _Check:
         self._multiprocessors = live(self.device).multiprocessors
 
     @cached_property
-    def _begins(self) -> PackedLaunch:
+    def _begins(self) -> BoundLaunch:
         arguments = self._b, *self._of_rows, *(np.uint64(0),) * 3
-        return PackedLaunch(self._row_checks, self._grid_of_rows, (_THREADS,), arguments)
+        return BoundLaunch(self._row_checks, self._grid_of_rows, (_THREADS,), arguments)
 
     @cached_property
     def _ends(self) -> DependentLaunch:

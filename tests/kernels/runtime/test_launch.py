@@ -12,7 +12,7 @@ from tsapps.kernels.jit.kernel import Kernel
 from tsapps.kernels.plan.mma import MmaPlan, instantiate
 from tsapps.kernels.problem import Layout, Problem
 from tsapps.kernels.runtime import launch as packed_launches
-from tsapps.kernels.runtime.launch import DependentLaunch, PackedLaunch, pack
+from tsapps.kernels.runtime.launch import BoundLaunch, DependentLaunch, pack
 
 PAIR = np.dtype([("pointer", "u8"), ("count", "i4"), ("scale", "f4")])
 
@@ -75,7 +75,7 @@ def test_an_argument_that_points_elsewhere(monkeypatch):
     monkeypatch.setattr(cupy.cuda.driver, "launchKernel", launch)
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: type("Stream", (), {"ptr": 5}))
     kernel = type("Function", (), {"ptr": 77})
-    packed = PackedLaunch(kernel, (3, 2), (64,), (np.int32(1), OnGpu(2**40), np.int32(-9)), 128)
+    packed = BoundLaunch(kernel, (3, 2), (64,), (np.int32(1), OnGpu(2**40), np.int32(-9)), 128)
     packed()
     packed.change(1, 2**40 + 24)
     packed()
@@ -95,7 +95,7 @@ def test_a_word_of_a_structure_that_is_another(monkeypatch):
     monkeypatch.setattr(cupy.cuda.driver, "launchKernel", launch)
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: type("Stream", (), {"ptr": 0}))
     pair = np.array((1, -2, 3), kind)[()]
-    packed = PackedLaunch(type("Function", (), {"ptr": 77}), (1,), (32,), (pair, behind))
+    packed = BoundLaunch(type("Function", (), {"ptr": 77}), (1,), (32,), (pair, behind))
     for word, value in ((2, 2**63 + 1), (0, 9)):
         packed.change(0, value, word)
         packed()
@@ -187,7 +187,7 @@ def test_launches_that_overlap_wait_for_each_other():
 def test_a_launch_that_the_driver_refuses():
     cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
     kernel = cupy.RawKernel('extern "C" __global__ void nothing() {}', "nothing").kernel
-    for kind in (PackedLaunch, DependentLaunch):
+    for kind in (BoundLaunch, DependentLaunch):
         with pytest.raises(cupy.cuda.driver.CUDADriverError, match="INVALID_VALUE"):
             kind(kernel, (1,), (4096,), ())()
 
@@ -210,7 +210,7 @@ def test_a_launch_is_that_of_cupy():
     given, found = cupy.arange(1000, dtype=np.float32), cupy.zeros(700, np.float32)
     cupy.cuda.Device().synchronize()  # a stream that does not block waits for no other
     pair = np.array((100, 700, 0.5), [("offset", "u8"), ("count", "i4"), ("scale", "f4")])[()]
-    launch = PackedLaunch(kernel, (3, 2), (128,), (given, pair, np.bool_(True), found), 4 * 128)
+    launch = BoundLaunch(kernel, (3, 2), (128,), (given, pair, np.bool_(True), found), 4 * 128)
     expected = -0.5 * np.arange(100, 800)
     for times in (1, 2, 3):
         with cupy.cuda.Stream(non_blocking=True) as stream:
