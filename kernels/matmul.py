@@ -54,10 +54,10 @@ def matmul(A: Any, B: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = 
 
     Notes
     -----
-    With u the unit roundoff and γ(k) = k·u / (1 − k·u), element by element, |C − AB| ≤ γ(k)·|A||B| in float64, and
-    (γ(k + 4) + 2⁻²¹)·|A||B| in float32, whose products are three of tf32 parts, summed in float32. float16 and bfloat16
-    are multiplied exactly and summed in float32, and the sum is rounded once. The same bits on every run on one device.
-    An infinity among float32 operands gives NaN where float32 arithmetic might give an infinity.
+    With u the unit roundoff and γ(k) = k·u / (1 − k·u), element by element, ``|C − AB| ≤ γ(k)·|A||B|`` in float64, and
+    ``(γ(k + 4) + 2⁻²¹)·|A||B|`` in float32, whose products are three of tf32 parts, summed in float32. float16 and
+    bfloat16 are multiplied exactly and summed in float32, and the sum is rounded once. The same bits on every run on
+    one device. An infinity among float32 operands gives NaN where float32 arithmetic might give an infinity.
 
     The kernels go back to TSM2 (Chen, Xiong, Xu, Li and Tao, "TSM2: optimizing tall-and-skinny matrix-matrix
     multiplication on GPUs", ICS 2019). Where cuBLAS was measured faster, or no side is narrow, it is called.
@@ -101,7 +101,7 @@ def gram(A: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = None, stre
 
     Notes
     -----
-    |G − AᵀA| ≤ γ(m)·|A|ᵀ|A| as for `matmul`, with m for k.
+    ``|G − AᵀA| ≤ γ(m)·|A|ᵀ|A|`` as for `matmul`, with m for k.
     """
     index = gpu_index(A)
     if index is None:

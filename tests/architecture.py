@@ -7,6 +7,7 @@ that root, with forward slashes. A package is a folder with modules or kernel fi
 import ast
 import os
 import re
+import sys
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -20,7 +21,13 @@ NAMESPACES = ("kernels", "apps/kmeans", "apps/abft", "tsapps")
 DOCUMENTS = ("pyproject.toml", "CONTRIBUTING.md", "README.md")
 KERNEL_LINES, MODULE_LINES, FUNCTION_LINES, LINE_LENGTH = 300, 400, 60, 120
 
+_IMPORTERS = ("import_module", "optional_module")
 _COMMENT_OR_STRING = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])'""", re.DOTALL)
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+# Between double backquotes; and an indented block after a line that ends in two colons.
+_LITERAL = re.compile(r"``(?:.|\n)+?``|(?<=::\n\n)( +)\S.*(?:\n+\1.*)*")
+# A bar that may begin a name: reStructuredText looks at the characters on both sides.
+_BAR = re.compile(r"(?<![\w|)\]])\|(?=[^\s|])")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+\.cuh)[">]', re.MULTILINE)
 _KERNEL_PATH = re.compile(r"(?:kernels|apps)/[\w/]+\.cuh")
 _PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
@@ -85,7 +92,7 @@ def imported_names(root: Path, path: str) -> Iterator[str]:
             base = package[: len(package) - node.level + 1] if node.level else []
             base = [*base, *([node.module] if node.module else [])]
             yield from (".".join([*base, alias.name]) for alias in node.names)
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "import_module":
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in _IMPORTERS:
             yield from (argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant))
 
 
@@ -309,6 +316,28 @@ def unpackaged(root: Path) -> list[str]:
         wrong
         + [f"{path} is not installed" for path in files(root, *DATA, tops=INSTALLED) if root / path not in installed]
     )
+
+
+def third_party(root: Path, *tops: str) -> set[str]:
+    """Return the top-level modules that files under `tops` import from neither Python nor this repository."""
+    paths = files(root, ".py", tops=tops)
+    imported = {name.partition(".")[0] for path in paths for name in imported_names(root, path)}
+    beside = {part for path in paths for part in path.removesuffix(".py").split("/")}
+    return imported - sys.stdlib_module_names - beside - {"tsapps", "bench"}
+
+
+def substitutions(root: Path) -> list[str]:
+    """Return the lines of docstrings in which reStructuredText takes ``|…|`` for the name of a substitution."""
+    found = []
+    for path in files(root, ".py"):
+        source = text(root / path).splitlines()
+        owners = [node for node in nodes(root / path) if isinstance(node, _DOCUMENTED) and ast.get_docstring(node)]
+        for docstring in (node.body[0] for node in owners):
+            lines = _LITERAL.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), docstring.value.value).split("\n")
+            found += [
+                f"{path}:{i}: {source[i - 1]}" for i, line in enumerate(lines, docstring.lineno) if _BAR.search(line)
+            ]
+    return found
 
 
 def missing_paths(root: Path, document: str, generated: tuple[str, ...] = ()) -> list[str]:

@@ -271,6 +271,10 @@ def test_every_package_and_kernel_file_installs():
     assert architecture.unpackaged(ROOT) == []
 
 
+def test_no_bar_of_a_docstring_names_a_substitution():
+    assert architecture.substitutions(ROOT) == [], "write ``|x|``, between double backquotes"
+
+
 @pytest.mark.parametrize("document", architecture.DOCUMENTS)
 def test_documents_name_files_that_exist(document):
     assert architecture.missing_paths(ROOT, document, GENERATED) == []

@@ -244,6 +244,36 @@ packages = ["tsapps", "tsapps.kernels", "tsapps.kernels.plan"]
     ]
 
 
+@pytest.mark.parametrize(
+    ("docstring", "lines"),
+    [
+        ("At most |x|.", [1]),
+        ("At most γ·|A||B|, or 2|x|,\n    and so (|x|).", [1, 2]),
+        ("Return x.\n\n    |C − AB| is small.\n", [3]),
+        ("Two literals, ``|x|`` and ``|a +\n    b|``: none; |y|: one.", [2]),
+        ("A block::\n\n        |x| > 1\n\n        |y| > 1\n\n    and |z|.", [7]),
+        ("No bar begins a name: Σ|x|, a | b, k-means||.", []),
+    ],
+)
+def test_substitutions(make, docstring, lines):
+    source = f'def f():\n    """{docstring}"""\n    return "|x|"  # |x|\n'
+    expected = [f"apps/a.py:{i + 1}: {source.splitlines()[i]}" for i in lines]
+    assert architecture.substitutions(make({"apps/a.py": source})) == expected
+
+
+def test_third_party(make):
+    root = make(
+        {
+            "tsapps/a.py": "import os, numpy as np\nfrom . import b\nfrom .b import c\nfrom tsapps import b",
+            "tsapps/b.py": "def f(path):\n    from rich.console import Console\n    optional_module('h5py.x', path)",
+            "tests/helper.py": "import pytest",
+            "tests/test_a.py": "import helper, scipy.linalg",
+        }
+    )
+    assert architecture.third_party(root, "tsapps") == {"numpy", "rich", "h5py"}
+    assert architecture.third_party(root, "tests") == {"pytest", "scipy"}
+
+
 def test_missing_paths(make):
     document = """`kernels/plan.py` and `kernels/gone.py`; plan.py, gone.py. [a link](docs/gone.png), (bench/*.json)
   plan/   tuned   gone/   out/   1/2   and/or   `python -m bench.gemm`   https://example.org/gone.py   kernels/

@@ -1,8 +1,12 @@
-"""Test modules import in an environment that has nothing but what ``make test`` installs."""
+"""Test modules import where nothing but the extra ``test`` is installed; commands import only what they use."""
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+
+import numpy as np
+import pytest
 
 TESTS = Path(__file__).parent
 
@@ -41,3 +45,48 @@ for path in sorted(tests.rglob("test_*.py")):
 def test_every_test_module_imports_without_cupy_torch_and_matplotlib():
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(TESTS)], capture_output=True, text=True, cwd=TESTS.parent)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# Packages that take a while to import.
+LARGE = {"numpy", "scipy", "sklearn", "joblib", "pandas", "polars", "pyarrow", "h5py", "rich", "cupy", "torch"}
+COMMAND = "import sys; sys.argv[0] = 'tsapps'; from tsapps.__main__ import main; main()"
+KMEANS = ["kmeans", "X.npy", "--k", "3", "--out", "model", "--device", "cpu"]
+
+
+def imported(code, *arguments, cwd):
+    """Run code in a Python of its own; return the modules that it imported."""
+    tell = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
+    command = [sys.executable, "-c", tell + code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    ("code", "allowed"),
+    [
+        ("import tsapps", set()),
+        ("import tsapps.apps.kmeans", set()),
+        ("from tsapps import abft, gram, matmul, open_matrix", {"numpy"}),
+        ("from tsapps.apps.kmeans import lloyd, open_engine", {"numpy"}),
+    ],
+)
+def test_the_package_imports_what_it_uses(code, allowed, tmp_path):
+    assert imported(code, cwd=tmp_path) & LARGE <= allowed
+
+
+@pytest.mark.parametrize("arguments", ["--help", "--version", "kmeans --help", "info"])
+def test_what_needs_no_data_imports_nothing_large(arguments, tmp_path):
+    # CuPy, which imports NumPy, says what GPUs there are.
+    allowed = {"numpy", "cupy"} if arguments == "info" and importlib.util.find_spec("cupy") else set()
+    assert imported(COMMAND, *arguments.split(), cwd=tmp_path) & LARGE <= allowed
+
+
+def test_commands_on_small_data_import_no_scikit_learn(tmp_path):
+    np.save(tmp_path / "X.npy", np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32))
+    found = imported(COMMAND, *KMEANS, cwd=tmp_path)
+    assert found & LARGE == {"numpy", "scipy"}
+    found = imported(COMMAND, "predict", "model", "X.npy", "--device", "cpu", cwd=tmp_path)
+    assert found & LARGE == {"numpy", "scipy"}
+    assert "scipy.sparse" not in found
+    assert imported(COMMAND, "abft-encode", "X.npy", "--device", "cpu", cwd=tmp_path) & LARGE == {"numpy"}

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from sklearn.exceptions import ConvergenceWarning
 
 from tsapps.apps.kmeans.data.frame import Frame, Placed, ScaledRows, exponent_of, is_in_range, ldexp
 from tsapps.apps.kmeans.data.rows import ArrayRows, as_numbers, unit
@@ -188,15 +187,21 @@ def fit(
     best.placed, best.centers = Placed(frame, best.centers, given), given
     best.inertia = float(ldexp(best.inertia, 2 * exponent))
     best.seconds = clock.seconds
-    distinct = np.count_nonzero(best.cluster_sizes)
+    distinct = int(np.count_nonzero(best.cluster_sizes))
     if distinct < n_clusters:
-        warnings.warn(
-            f"Number of distinct clusters ({distinct}) found smaller than n_clusters ({n_clusters}). "
-            "Possibly due to duplicate points in X.",
-            ConvergenceWarning,
-            stacklevel=2,
-        )
+        _warn_of_duplicates(distinct, n_clusters)
     return best
+
+
+def _warn_of_duplicates(distinct: int, n_clusters: int) -> None:
+    from sklearn.exceptions import ConvergenceWarning
+
+    warnings.warn(
+        f"Number of distinct clusters ({distinct}) found smaller than n_clusters ({n_clusters}). "
+        "Possibly due to duplicate points in X.",
+        ConvergenceWarning,
+        stacklevel=3,
+    )
 
 
 def _exponent(engine: Engine, variance: float) -> int:

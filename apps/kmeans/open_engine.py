@@ -1,9 +1,9 @@
 """From data of any kind to the engine that will work on it."""
 
+import sys
 from typing import Any
 
 import numpy as np
-from scipy.sparse import issparse
 
 from tsapps.apps.kmeans.data.frame import ScaledRows
 from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, SparseRows, UnitRows, as_numbers, check_real
@@ -75,7 +75,10 @@ def check_precision(precision: str) -> None:
 
 def is_sparse(X: Any) -> bool:
     """Tell whether X is a sparse matrix of SciPy or, on a GPU, of CuPy."""
-    return issparse(X) or type(X).__module__.startswith("cupyx.scipy.sparse")
+    if type(X).__module__.startswith("cupyx.scipy.sparse"):
+        return True
+    scipy_sparse = sys.modules.get("scipy.sparse")  # whoever has such a matrix has imported it
+    return scipy_sparse is not None and scipy_sparse.issparse(X)
 
 
 def resident(X: Any) -> int | None:

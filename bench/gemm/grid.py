@@ -145,7 +145,7 @@ def spoil(C: Any) -> None:
 
 
 def largest_error(cell: Cell, C: Any, reference: tuple[Any, Any, Any]) -> float:
-    """Return the largest |C − AB| / (|A||B|).
+    """Return the largest ``|C − AB| / (|A||B|)``.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def largest_error(cell: Cell, C: Any, reference: tuple[Any, Any, Any]) -> float:
 
 
 def bound(cell: Cell) -> float:
-    """Return the bound of |C − AB| / (|A||B|) before C is rounded to halves.
+    """Return the bound of ``|C − AB| / (|A||B|)`` before C is rounded to halves.
 
     It is that of `tsapps.matmul` while that says something; of longer sums of random numbers, whose roundings are as
     likely up as down, 8·√n·u instead of n·u (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019: it fails with a
@@ -184,7 +184,7 @@ def bound(cell: Cell) -> float:
 
 
 def exact(cell: Cell, A: Any, B: Any) -> tuple[Any, Any, Any]:
-    """Return some rows of C, all where they are few, and of A·B and |A||B| in float64."""
+    """Return some rows of C, all where they are few, and of A·B and ``|A||B|`` in float64."""
     import cupy
 
     if cell.shape != "tsmttsm":

@@ -5,20 +5,22 @@ Here calls are counted: the first to come keeps the numbers of threads, and the 
 """
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import lru_cache
+from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
 __all__ = ["is_forked", "one_blas_thread", "threads_kept"]
 
 
-@cache
-def _controller() -> ThreadpoolController:
-    # It looks through all libraries that are loaded: once is enough.
-    return ThreadpoolController().select(user_api="blas")
+@lru_cache(maxsize=1)
+def _libraries(modules: int) -> list[Any]:  # noqa: ARG001
+    """Return the BLAS libraries of this process; they are looked for again when more `modules` have been imported."""
+    return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
 class _Keeper:
@@ -27,14 +29,14 @@ class _Keeper:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls = 0
-        self._kept: list[int] = []
+        self._kept: dict[str, tuple[Any, int]] = {}
         self.forked = False
 
     def enter(self, limit: int | None) -> None:
         with self._lock:
-            libraries = _controller().lib_controllers
-            if self._calls == 0:
-                self._kept = [library.num_threads for library in libraries]
+            libraries = _libraries(len(sys.modules))
+            for library in libraries:  # some may have been loaded since the first call came
+                self._kept.setdefault(library.filepath, (library, library.num_threads))
             self._calls += 1
             if limit is not None:
                 for library in libraries:
@@ -55,9 +57,10 @@ class _Keeper:
             self._put_back()
 
     def _put_back(self) -> None:
-        for library, number in zip(_controller().lib_controllers, self._kept, strict=True):
+        for library, number in self._kept.values():
             if library.num_threads != number:
                 library.set_num_threads(number)
+        self._kept.clear()
 
 
 _keeper = _Keeper()

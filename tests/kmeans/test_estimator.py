@@ -54,6 +54,10 @@ def test_public_name():
         AttributeError, match="no attribute 'kmeans'; it has TSKMeans, abft, gram, kmeans_batched, matmul, open_matrix"
     ):
         tsapps.kmeans  # noqa: B018
+    assert tsapps.apps.kmeans.TSKMeans is TSKMeans
+    assert {"BatchedClustering", "TSKMeans", "kmeans_batched"} <= set(dir(tsapps.apps.kmeans))
+    with pytest.raises(AttributeError, match=r"module 'tsapps\.apps\.kmeans' has no attribute 'KMeans'"):
+        tsapps.apps.kmeans.KMeans  # noqa: B018
 
 
 def test_in_memory_is_scikit_learn_bit_for_bit(X, fitted):

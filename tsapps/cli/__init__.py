@@ -95,7 +95,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(short_help="Cluster the rows of a matrix.")(kmeans)
-app.command(short_help="Find the nearest centre of every row.")(predict)
+app.command(short_help="Find the nearest center of every row.")(predict)
 app.command(short_help="Write the checksums of a matrix.")(abft_encode)
 app.command(short_help="Find which numbers of a matrix went wrong.")(abft_verify)
 app.command(short_help="Repair the numbers that went wrong.")(abft_correct)

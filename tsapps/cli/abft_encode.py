@@ -5,7 +5,7 @@ import time
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,10 @@ from tsapps.cli.output import byte_bar, gigabytes, print_json, print_table
 from tsapps.errors import UsageError
 from tsapps.names import split_name
 
+if TYPE_CHECKING:
+    from tsapps.apps.abft import Sidecar
+    from tsapps.matrix import Matrix
+
 __all__ = ["abft_encode"]
 
 
@@ -46,21 +50,27 @@ class Block(StrEnum):
     b1024 = "1024"
 
 
+CodeOption = Annotated[
+    Code,
+    typer.Option(
+        help="exact: sums of words, which find every change of up to four words of a block and repair two, bit by "
+        "bit. float: row and column checksums in floating point, which carry over to products. both."
+    ),
+]
+Weights = Annotated[int, typer.Option(min=1, max=4, help="Float checksums of each row and column of a block.")]
+BlockOption = Annotated[Block, typer.Option(help="Rows, and columns, that a float checksum is of.")]
+OutSidecar = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="File to write.  [default: DATA.abft, beside DATA]")
+]
+
+
 def abft_encode(
     ctx: typer.Context,
     data: AnyData,
-    code: Annotated[
-        Code,
-        typer.Option(
-            help="exact: sums of words, which find every change of up to four words of a block and repair two, bit by "
-            "bit. float: row and column checksums in floating point, which carry over to products. both."
-        ),
-    ] = Code.exact,
-    weights: Annotated[int, typer.Option(min=1, max=4, help="Float checksums of each row and column of a block.")] = 2,
-    block: Annotated[Block, typer.Option(help="Rows, and columns, that a float checksum is of.")] = Block.b512,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File to write.  [default: DATA.abft, beside DATA]")
-    ] = None,
+    code: CodeOption = Code.exact,
+    weights: Weights = 2,
+    block: BlockOption = Block.b512,
+    out: OutSidecar = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
     device: Device = "auto",
     allow_external: AllowExternal = False,
@@ -84,9 +94,8 @@ def abft_encode(
     choose(device)
 
     from tsapps.apps.abft import encode
-    from tsapps.apps.abft.at_rest.sidecar import dump_sidecar, sidecar_bytes
-    from tsapps.matrix import open_matrix, replacing
-    from tsapps.permissions import mode_of_result
+    from tsapps.apps.abft.at_rest.sidecar import sidecar_bytes
+    from tsapps.matrix import open_matrix
 
     with byte_bar(quiet=quiet) as show:
         matrix = open_matrix(data, header=header, index=index, allow_external=allow_external)
@@ -100,35 +109,43 @@ def abft_encode(
             progress=lambda done: show(f"encoding {data}", done, matrix.nbytes),
         )
     check_output_file(out, force=force)  # again, for hours may have passed
+    _write(sidecar, matrix, out, file)
+    summary = {
+        "kind": "tsapps abft-encode",
+        "command": ctx.meta["tsapps.command"],
+        "input": os.path.abspath(data),
+        "output": os.path.abspath(out),
+        "n": matrix.shape[0],
+        "d": matrix.shape[1],
+        "dtype": matrix.dtype.name,
+        "bytes": matrix.nbytes,
+        "code": str(code),
+        "weights": weights if code != Code.exact else None,
+        "block": int(block) if code != Code.exact else None,
+        "sidecar_bytes": os.path.getsize(out),
+        "seconds": time.perf_counter() - began,
+    }
+    if as_json:
+        print_json(summary)
+    elif not quiet:
+        print_table(_table(summary, describe(data, matrix), out))
+
+
+def _write(sidecar: "Sidecar", matrix: "Matrix", out: Path, file: str) -> None:
+    """Write the sidecar of a matrix, unless the file of the matrix has changed."""
+    from tsapps.apps.abft.at_rest.sidecar import dump_sidecar
+    from tsapps.matrix import replacing
+    from tsapps.permissions import mode_of_result
+
     with replacing(out, commit=partial(placing_unless_changed, matrix), mode=mode_of_result(out, [file])) as to:
         dump_sidecar(to, sidecar)
-    seconds = time.perf_counter() - began
 
-    size = os.path.getsize(out)
-    if as_json:
-        print_json(
-            {
-                "kind": "tsapps abft-encode",
-                "command": ctx.meta["tsapps.command"],
-                "input": os.path.abspath(data),
-                "output": os.path.abspath(out),
-                "n": matrix.shape[0],
-                "d": matrix.shape[1],
-                "dtype": matrix.dtype.name,
-                "bytes": matrix.nbytes,
-                "code": str(code),
-                "weights": weights if code != Code.exact else None,
-                "block": int(block) if code != Code.exact else None,
-                "sidecar_bytes": size,
-                "seconds": seconds,
-            }
-        )
-    elif not quiet:
-        print_table(
-            {
-                "data": describe(data, matrix),
-                "code": str(code),
-                "seconds": f"{seconds:.2f} ({gigabytes(int(matrix.nbytes / seconds))} a second)",
-                "written": f"{out}: {gigabytes(size)}, {100 * size / matrix.nbytes:.1f} % of the data",
-            }
-        )
+
+def _table(summary: dict[str, Any], described: str, out: Path) -> dict[str, str]:
+    size, nbytes, seconds = summary["sidecar_bytes"], summary["bytes"], summary["seconds"]
+    return {
+        "data": described,
+        "code": summary["code"],
+        "seconds": f"{seconds:.2f} ({gigabytes(int(nbytes / seconds))} a second)",
+        "written": f"{out}: {gigabytes(size)}, {100 * size / nbytes:.1f} % of the data",
+    }

@@ -39,16 +39,19 @@ class Kind(StrEnum):
     rectangle = "rectangle"
 
 
+Fault = Annotated[
+    Kind,
+    typer.Option(
+        help="bit, two-bits: bits of one element flipped. word, words: one and three words of 32 bits overwritten. "
+        "burst: 4,096 bytes overwritten. tile: 32 × 32 elements zeroed. rectangle: 1 added to two corners of a "
+        "rectangle and taken from the others."
+    ),
+]
+
+
 def abft_inject(
     data: AnyData,
-    fault: Annotated[
-        Kind,
-        typer.Option(
-            help="bit, two-bits: bits of one element flipped. word, words: one and three words of 32 bits overwritten. "
-            "burst: 4,096 bytes overwritten. tile: 32 × 32 elements zeroed. rectangle: 1 added to two corners of a "
-            "rectangle and taken from the others."
-        ),
-    ] = Kind.bit,
+    fault: Fault = Kind.bit,
     count: Annotated[int, typer.Option(min=1, help="Faults, one after the other.")] = 1,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The same seed, the same faults.")] = 0,
     out: OutNpy = None,

@@ -77,7 +77,7 @@ def info(as_json: Json = False) -> None:
         cache = str(cache_directory())
     except OSError as error:
         cache = f"none: {error.strerror}"
-    report = {
+    report: dict[str, Any] = {
         "versions": versions(),
         "platform": platform.platform(),
         "cpu": {"cores": cores, "memory_available": available_host_memory()},
@@ -91,8 +91,8 @@ def info(as_json: Json = False) -> None:
     if as_json:
         print_json(report)
         return
-    rows = versions()
-    rows["platform"] = platform.platform()
+    rows = dict(report["versions"])
+    rows["platform"] = report["platform"]
     rows["cpu"] = f"{cores} cores, {gibibytes(available_host_memory())} of memory available"
     for gpu in gpus():
         rows[f"cuda:{gpu.index}"] = (
@@ -104,5 +104,5 @@ def info(as_json: Json = False) -> None:
         rows["gpu"] = f"none: {why_no_gpu()}"
     rows["auto"] = f"{choice.device}: {choice.reason}"
     rows["cache"] = cache
-    rows["optional"] = ", ".join(f"{name} {number or '–'}" for name, number in _optional_versions().items())
+    rows["optional"] = ", ".join(f"{name} {number or '–'}" for name, number in report["optional"].items())
     print_table(rows)

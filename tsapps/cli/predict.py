@@ -1,13 +1,15 @@
-"""``tsapps predict``: the nearest centre of every row, by the centres that ``tsapps kmeans`` found."""
+"""``tsapps predict``: the nearest center of every row, by the centers that ``tsapps kmeans`` found."""
 
 import os
-import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tsapps import signals
+from tsapps.cli.clock import Clock
 from tsapps.cli.info import versions
 from tsapps.cli.options import (
     AllowExternal,
@@ -28,7 +30,35 @@ from tsapps.cli.result import read_model
 from tsapps.errors import MatrixError, UsageError
 from tsapps.names import split_name
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tsapps.kernels.devices import Choice
+    from tsapps.matrix import Matrix
+
 __all__ = ["predict"]
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The data, the device for it, and the centers (k, d) with the summary of the fit that found them."""
+
+    data: str
+    matrix: "Matrix"
+    choice: "Choice"
+    model: Path
+    centers: "np.ndarray"
+    trained: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """The nearest center of every row, (n,) int32, and what is told of them."""
+
+    labels: "np.ndarray"
+    cluster_sizes: list[int]
+    inertia: float
+    device: str
 
 
 def predict(
@@ -51,11 +81,11 @@ def predict(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Give every row of DATA the number of its nearest centre in MODEL_DIR.
+    """Give every row of DATA the number of its nearest center in MODEL_DIR.
 
     Writes the numbers as int32, one a row. Computes in the type that the model was computed in.
     """
-    began = time.perf_counter()
+    clock = Clock()
     out = out or Path(f"{stem(data)}-labels.npy")
     check_input(data)
     check_output_file(out, force=force)
@@ -63,79 +93,96 @@ def predict(
         raise UsageError(f"{out}: is DATA itself: choose another --out")
     choose(device)  # before the imports, which take longer
 
+    from tsapps.matrix import open_matrix
+
+    centers, trained = read_model(model)
+    matrix = open_matrix(data, header=header, index=index, allow_external=allow_external)
+    n, d = matrix.shape
+    if d != centers.shape[1]:
+        raise UsageError(
+            f"{data}: has {d} columns, and the centers in {model} have {centers.shape[1]}: they must agree"
+        )
+    check_room(out, 4 * n)
+    inputs = _Inputs(data, matrix, choose(device, resident=matrix.device), model, centers, trained)
+
+    with live_line(quiet=quiet) as show:
+        found = _label(inputs, device, clock, show)
+        _write(inputs, found, out, clock)
+    summary = _summary(ctx.meta["tsapps.command"], inputs, found, out, clock)
+    if as_json:
+        print_json(summary)
+    elif not quiet:
+        print_table(_table(summary, inputs, out))
+
+
+def _label(inputs: _Inputs, device: str, clock: Clock, show: Callable[[str], None]) -> _Labels:
+    """Load the data to its device, and find the nearest center of every row."""
     import numpy as np
 
     from tsapps.apps.kmeans.data.frame import Frame, frame_about, ldexp
     from tsapps.apps.kmeans.open_engine import open_engine
     from tsapps.kernels.arrays import to_host
-    from tsapps.matrix import open_matrix, save_npy
+
+    clock.lap("start")
+    matrix, (k, d) = inputs.matrix, inputs.centers.shape
+    show(f"reading {inputs.data}: {matrix.shape[0]:,} × {d:,} {matrix.dtype}")
+    # The labels of a row do not depend on the other rows.
+    dtype, metric = np.dtype(inputs.trained["dtype"]), inputs.trained["metric"]
+    frame = Frame(np.zeros(d, dtype)) if metric == "cosine" else frame_about(inputs.centers, dtype)
+    with open_engine(matrix, dtype=dtype, device=device, metric=metric, exponent=frame.exponent) as engine:
+        centers = engine.place(frame.centered(inputs.centers), frame.mean)
+        clock.lap("read")
+        show("nearest centers")
+        engine.assign(centers, update=False)
+        inertia = float(ldexp(engine.inertia(centers), 2 * frame.exponent))
+        labels = to_host(engine.labels)
+        sizes = engine.cluster_sizes(engine.labels, k).tolist()
+    clock.lap("assign")
+    if not np.isfinite(inertia):
+        raise MatrixError(f"{inputs.data}: the inertia overflows float64: scale the data down")
+    return _Labels(labels, sizes, inertia, engine.device)
+
+
+def _write(inputs: _Inputs, found: _Labels, out: Path, clock: Clock) -> None:
+    from tsapps.matrix import save_npy
     from tsapps.permissions import mode_of_result
 
-    centers, trained = read_model(model)
-    matrix = open_matrix(data, header=header, index=index, allow_external=allow_external)
-    (n, d), k = matrix.shape, len(centers)
-    if d != centers.shape[1]:
-        raise UsageError(
-            f"{data}: has {d} columns, and the centres in {model} have {centers.shape[1]}: they must agree"
-        )
-    check_room(out, 4 * n)
-    choice = choose(device, resident=matrix.device)
-    metric = trained["metric"]
-    seconds = {"start": time.perf_counter() - began}
+    mode = mode_of_result(out, [split_name(inputs.data)[0], inputs.model / "centers.npy"])
+    save_npy(out, found.labels, commit=signals.placing, mode=mode)
+    clock.lap("write")
 
-    with live_line(quiet=quiet) as show:
-        show(f"reading {data}: {n:,} × {d:,} {matrix.dtype}")
-        lap = time.perf_counter()
-        # The labels of a row do not depend on the other rows.
-        dtype = np.dtype(trained["dtype"])
-        frame = Frame(np.zeros(d, dtype)) if metric == "cosine" else frame_about(centers, dtype)
-        with open_engine(matrix, dtype=dtype, device=device, metric=metric, exponent=frame.exponent) as engine:
-            centers = engine.place(frame.centered(centers), frame.mean)
-            seconds["read"] = time.perf_counter() - lap
-            show("nearest centres")
-            lap = time.perf_counter()
-            engine.assign(centers, update=False)
-            inertia = float(ldexp(engine.inertia(centers), 2 * frame.exponent))
-            labels = to_host(engine.labels)
-            sizes = engine.cluster_sizes(engine.labels, k).tolist()
-        seconds["assign"] = time.perf_counter() - lap
-        if not np.isfinite(inertia):
-            raise MatrixError(f"{data}: the inertia overflows float64: scale the data down")
-        lap = time.perf_counter()
-        mode = mode_of_result(out, [split_name(data)[0], model / "centers.npy"])
-        save_npy(out, labels, commit=signals.placing, mode=mode)
-        seconds["write"] = time.perf_counter() - lap
-    seconds["total"] = time.perf_counter() - began
 
-    summary: dict[str, Any] = {
+def _summary(command: str, inputs: _Inputs, found: _Labels, out: Path, clock: Clock) -> dict[str, Any]:
+    (n, d), k = inputs.matrix.shape, len(inputs.centers)
+    return {
         "kind": "tsapps predict",
-        "command": ctx.meta["tsapps.command"],
-        "model": os.path.abspath(model),
-        "input": os.path.abspath(data),
+        "command": command,
+        "model": os.path.abspath(inputs.model),
+        "input": os.path.abspath(inputs.data),
         "output": os.path.abspath(out),
         "n": n,
         "d": d,
         "k": k,
-        "data_dtype": str(matrix.dtype),
-        "dtype": trained["dtype"],
-        "metric": metric,
-        "device": engine.device,
-        "device_reason": choice.reason,
-        "inertia": inertia,
-        "cluster_sizes": sizes,
-        "seconds": seconds,
+        "data_dtype": str(inputs.matrix.dtype),
+        "dtype": inputs.trained["dtype"],
+        "metric": inputs.trained["metric"],
+        "device": found.device,
+        "device_reason": inputs.choice.reason,
+        "inertia": found.inertia,
+        "cluster_sizes": found.cluster_sizes,
+        "seconds": clock.seconds | {"total": clock.total()},
         "versions": versions(),
     }
-    if as_json:
-        print_json(summary)
-    elif not quiet:
-        print_table(
-            {
-                "data": f"{data}: {n:,} × {d:,} {matrix.dtype}, worked on in {engine.dtype}",
-                "clusters": f"{k:,}, of {min(sizes):,} to {max(sizes):,} rows",
-                "inertia": f"{inertia:.6g}",
-                "device": f"{engine.device}: {choice.reason}",
-                "seconds": seconds_by_phase(seconds),
-                "written": str(out),
-            }
-        )
+
+
+def _table(summary: dict[str, Any], inputs: _Inputs, out: Path) -> dict[str, str]:
+    sizes = summary["cluster_sizes"]
+    shape = f"{summary['n']:,} × {summary['d']:,}"
+    return {
+        "data": f"{inputs.data}: {shape} {summary['data_dtype']}, worked on in {summary['dtype']}",
+        "clusters": f"{summary['k']:,}, of {min(sizes):,} to {max(sizes):,} rows",
+        "inertia": f"{summary['inertia']:.6g}",
+        "device": f"{summary['device']}: {summary['device_reason']}",
+        "seconds": seconds_by_phase(summary["seconds"]),
+        "written": str(out),
+    }

@@ -110,7 +110,7 @@ def new_directory(directory: Path, *, force: bool, mode: int = 0o666) -> Iterato
 
 
 def read_model(directory: Path) -> tuple[Any, dict[str, Any]]:
-    """Return the centres, a `numpy.ndarray` of shape (k, d), and the summary of a result.
+    """Return the centers, a `numpy.ndarray` of shape (k, d), and the summary of a result.
 
     Raises
     ------

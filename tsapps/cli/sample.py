@@ -58,7 +58,7 @@ _SAMPLES = {
     "china": _Sample("the pixels of scikit-learn's photograph china.jpg, 427 × 640, as red, green, blue", _china),
     "digits": _Sample("scikit-learn's handwritten digits, 8 × 8 pixels each", _digits),
     "iris": _Sample("scikit-learn's iris flowers, four lengths in cm each", _iris),
-    "blobs": _Sample("made up: points about 32 centres, by scikit-learn's make_blobs with seed 0", _blobs),
+    "blobs": _Sample("made up: points about 32 centers, by scikit-learn's make_blobs with seed 0", _blobs),
 }
 
 

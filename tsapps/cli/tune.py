@@ -40,33 +40,39 @@ class Order(StrEnum):
     column = "col"
 
 
+Shapes = Annotated[
+    list[Shape] | None,
+    typer.Option("--shape", metavar="tsm2r|tsm2l|tsmttsm", help="Only products of this shape; may be repeated."),
+]
+Dtypes = Annotated[
+    list[Dtype] | None,
+    typer.Option(
+        "--dtype",
+        metavar="float64|float32|float16",
+        help="Only this type; may be repeated. bfloat16 goes by float16's picks.",
+    ),
+]
+Layouts = Annotated[
+    list[Order] | None,
+    typer.Option("--layout", metavar="row|col", help="Only a row- or a column-major A; may be repeated."),
+]
+Most = Annotated[
+    int,
+    typer.Option(
+        min=1, help="Plans a product that are measured, the most promising ones; the library's algorithms on top."
+    ),
+]
+
+
 def tune(
-    shapes: Annotated[
-        list[Shape] | None,
-        typer.Option("--shape", metavar="tsm2r|tsm2l|tsmttsm", help="Only products of this shape; may be repeated."),
-    ] = None,
-    dtypes: Annotated[
-        list[Dtype] | None,
-        typer.Option(
-            "--dtype",
-            metavar="float64|float32|float16",
-            help="Only this type; may be repeated. bfloat16 goes by float16's picks.",
-        ),
-    ] = None,
-    layouts: Annotated[
-        list[Order] | None,
-        typer.Option("--layout", metavar="row|col", help="Only a row- or a column-major A; may be repeated."),
-    ] = None,
+    shapes: Shapes = None,
+    dtypes: Dtypes = None,
+    layouts: Layouts = None,
     m: Annotated[int | None, typer.Option("--m", min=1, help="Rows of A and C, of one product of your own.")] = None,
     k: Annotated[int | None, typer.Option("--k", min=1, help="Columns of A and rows of B, likewise.")] = None,
     w: Annotated[int | None, typer.Option("--w", min=1, help="Columns of B and C, likewise.")] = None,
     device: Annotated[str, typer.Option("--device", metavar="cuda|cuda:i", help="The GPU to measure on.")] = "cuda",
-    most: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Plans a product that are measured, the most promising ones; the library's algorithms on top."
-        ),
-    ] = 18,
+    most: Most = 18,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be measured; needs no GPU.")] = False,
     reset: Annotated[bool, typer.Option("--reset", help="Remove your table for this GPU; measure nothing.")] = False,
     as_json: Json = False,
@@ -91,8 +97,11 @@ def tune(
     if dry_run:
         _list(cells, device, most, as_json=as_json)
         return
+    _measure(cells, *_gpu(device), most, as_json=as_json, quiet=quiet)
 
-    index, name = _gpu(device)
+
+def _measure(cells: list["Cell"], index: int, name: str, most: int, *, as_json: bool, quiet: bool) -> None:
+    """Measure plans for each product, and write what was fastest to the user's table."""
     from tsapps.kernels import tune as tuning
     from tsapps.kernels.plan import user_table
     from tsapps.kernels.system.cache import check_cache_writable

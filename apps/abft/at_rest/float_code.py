@@ -8,9 +8,9 @@ block of columns meet in a *tile* of block × block elements, which has its own 
 
 Sums are float64, of float16 and bfloat16 float32; here all are added up in float64, and those rounded at the end. The
 same sums made elsewhere are of another order of additions. Of two that are both sums of the same q numbers, with
-roundings u, neither is farther from the exact one than γ_q Σ |w x|, with γ_q = q·u / (1 − q·u): so they are not farther
-apart than twice that. Nothing is lost below the smallest normal number, where additions are exact. A stored sum that is
-not finite, of elements that are not or by overflow, says nothing.
+roundings u, neither is farther from the exact one than ``γ_q Σ |w x|``, with γ_q = q·u / (1 − q·u): so they are not
+farther apart than twice that. Nothing is lost below the smallest normal number, where additions are exact. A stored sum
+that is not finite, of elements that are not or by overflow, says nothing.
 
 Elements near the largest float64 overflow on the way to a sum that does not, in one order of additions and not in
 another. Where sums come near it, elements beyond 2⁸⁵⁰ are therefore added up apart, times 2⁻⁶⁴: an element's weights
@@ -101,7 +101,7 @@ class WeightedSums:
         The name of its elements' type.
     weights, block : int
     absolute : bool, optional
-        Whether these are sums of |w x|: what bounds of rounding are made of.
+        Whether these are sums of ``|w x|``: what bounds of rounding are made of.
 
     Attributes
     ----------

@@ -122,6 +122,14 @@ class Sidecar:
             found.flags.writeable = False
             object.__setattr__(self, name, found)
 
+    def __repr__(self) -> str:
+        sizes = [array.nbytes for array in (self.exact, self.rows, self.columns) if array is not None]
+        weighted = f", {self.weights} weights, blocks of {self.block}" if self.weights else ""
+        return (
+            f"<Sidecar of {self.shape[0]} × {self.shape[1]} {self.dtype}: code {self.code!r}{weighted}, "
+            f"{sum(sizes)} bytes of checksums>"
+        )
+
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""

@@ -131,6 +131,15 @@ class Verdict:
         """Whether everything is as it was."""
         return not self.faults and not self.refused
 
+    def __repr__(self) -> str:
+        if self.clean:
+            return "<Verdict: clean>"
+        faults, refused = len(self.faults), len(self.refused)
+        return (
+            f"<Verdict: {faults} fault{'' if faults == 1 else 's'}, "
+            f"{refused} refused region{'' if refused == 1 else 's'}>"
+        )
+
     def patches(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the offsets of all single bytes that are not what they were, ascending, and what they were.
 

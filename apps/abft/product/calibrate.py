@@ -146,6 +146,10 @@ class Calibration:
     confidence: float
     depths: tuple[Depth, ...]
 
+    def __repr__(self) -> str:
+        ks = ", ".join(str(depth.k) for depth in self.depths)
+        return f"<Calibration: {self.dtype} on {self.device}, p {self.p:g}, confidence {self.confidence:g}, k {ks}>"
+
     @property
     def predicted(self) -> bool:
         """Whether sums of our own kernels on this GPU are known, to the bit."""
@@ -364,7 +368,7 @@ def _in_order(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> I
 
 
 def _relative_errors(errors: np.ndarray, walked: np.ndarray, what: str) -> np.ndarray:
-    """Return |error| / walk of every element that need not be exact."""
+    """Return the absolute error / walk of every element that need not be exact."""
     exact = errors[walked == 0]
     if exact.any():
         raise ArithmeticError(

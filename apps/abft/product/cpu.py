@@ -52,7 +52,7 @@ MOST_LISTED = 1 << 16
 
 
 def random_signs(k: int, n: int) -> np.ndarray:
-    """Return z, (k, n) float64: ½ ≤ |z| ≤ 1 of either sign, a hash of 8·row + column (MurmurHash3's finalizer)."""
+    """Return z, (k, n) float64: ``½ ≤ |z| ≤ 1`` of either sign, hashes of 8·row + column (MurmurHash3's finalizer)."""
     x = (8 * np.arange(k, dtype=np.uint32)[:, np.newaxis] + np.arange(n, dtype=np.uint32)).astype(np.uint32)
     x ^= x >> np.uint32(16)
     x *= np.uint32(0x85EBCA6B)

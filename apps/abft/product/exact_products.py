@@ -71,7 +71,7 @@ def exact_product(A: np.ndarray, B: np.ndarray) -> ExactProduct:
 
 
 def exponents_of(x: np.ndarray, none: int = _NO_EXPONENT) -> np.ndarray:
-    """Return e with 2^(e−1) ≤ |x| < 2^e; `none` of zeros and of what is not finite."""
+    """Return e with ``2^(e−1) ≤ |x| < 2^e``; `none` of zeros and of what is not finite."""
     return np.where(np.isfinite(x) & (x != 0), np.frexp(x)[1], none)
 
 

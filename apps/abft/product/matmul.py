@@ -110,12 +110,12 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
     correct : bool
         Whether elements that are wrong are repaired in C, or only reported.
     threshold : {"proven", "statistical"}, float or Calibration
-        What an element may be off by. By "proven", what rounding can explain (Higham's bound, |C − AB| ≤ γ·|A||B|) is
-        never called wrong: no false alarms. By "statistical", or a calibration, some hundred times less, which rounding
-        exceeds with the calibration's false-alarm rate at most, an element, where rounding errors are random;
-        made by ``tsapps abft-calibrate`` or `calibrate`. On a GPU whose sums the calibration found to be known, tall
-        and narrow products are judged to the bit by it: what is called wrong is any other number. A number: that,
-        absolutely. To each is added what rounding to 16 bits may lose.
+        What an element may be off by. By "proven", what rounding can explain (Higham's bound,
+        ``|C − AB| ≤ γ·|A||B|``) is never called wrong: no false alarms. By "statistical", or a calibration, some
+        hundred times less, which rounding exceeds with the calibration's false-alarm rate at most, an element, where
+        rounding errors are random; made by ``tsapps abft-calibrate`` or `calibrate`. On a GPU whose sums the
+        calibration found to be known, tall and narrow products are judged to the bit by it: what is called wrong is any
+        other number. A number: that, absolutely. To each is added what rounding to 16 bits may lose.
 
     Returns
     -------

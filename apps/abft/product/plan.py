@@ -84,10 +84,10 @@ def padded_depth(k: int, one: MmaPlan) -> int:
 
 
 def row_size(bounds: Bounds, w: int) -> float:
-    """Return what a row of w columns may be off by, relative to Σ_j |c_ij|, for a second look to be worth while.
+    """Return what a row of w columns may be off by, relative to ``Σ_j |c_ij|``, for a second look to be worth while.
 
-    Σ_j |c_ij| is about q of `Bounds.row` for s_l = Σ_j |b_lj|; of √(Σ_j b_lj² + …), Σ_j |c_ij| / √w is, and never above
-    √(Σ_j c_ij²).
+    ``Σ_j |c_ij|`` is about q of `Bounds.row` for ``s_l = Σ_j |b_lj|``; of √(Σ_j b_lj² + …), ``Σ_j |c_ij| / √w`` is, and
+    never above √(Σ_j c_ij²).
     """
     return bounds.row / sqrt(w) if bounds.by_spread else bounds.row
 

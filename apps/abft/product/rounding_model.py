@@ -1,6 +1,6 @@
 """How far the roundings of a sum go if their signs are random: its walk, by which the statistical threshold is scaled.
 
-For C = A · B, in units of u, with ⌊x⌋₂ the greatest power of two that is no larger than |x|,
+For C = A · B, in units of u, with ⌊x⌋₂ the greatest power of two that is no larger than ``|x|``,
 
     walk² = Σ_l (⌊s_l⌋₂² + ρ ⌊a_il b_lj⌋₂²),    over the products that are not zero.
 
@@ -157,7 +157,7 @@ def _walk(a: np.ndarray, b: np.ndarray, walk: Walk, q: int, *, exact: bool) -> n
 
 
 def _power(x: np.ndarray) -> np.ndarray:
-    """Return the greatest power of two that is no larger than |x|; 0 of what is below the normal numbers."""
+    """Return the greatest power of two that is no larger than ``|x|``; 0 of what is below the normal numbers."""
     return (x.view(np.int64) & 0x7FF0000000000000).view(np.float64)
 
 

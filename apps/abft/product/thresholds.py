@@ -1,19 +1,20 @@
 """How far a product may be from what it should be: the bounds by which its rows are suspected and its elements judged.
 
-C (m × w) = A (m × k) · B (k × w). With S_i = Σ_l |a_il| s_l, s_l = Σ_j |b_lj|, the checks of a row are
+C (m × w) = A (m × k) · B (k × w). With ``S_i = Σ_l |a_il| s_l``, ``s_l = Σ_j |b_lj|``, the checks of a row are::
 
     d_i = Σ_j v_j c_ij − p_i,      p_i = Σ_l a_il (Σ_j v_j b_lj)      for vectors v of weights in (0, 1],
 
-which would be zero without rounding, and its magnitude q_i = √(Σ_l (a_il s_l)²) (detect.cuh), or |y_i| in its place,
-y_i = Σ_l a_il z_l s_l for some z of random numbers, ½ ≤ |z| ≤ 1 (product/cpu.py). None of |p_i|, q_i and |y_i| is above
-S_i. A row is *suspected* where
+which would be zero without rounding, and its magnitude q_i = √(Σ_l (a_il s_l)²) (detect.cuh), or ``|y_i|`` in its
+place, y_i = Σ_l a_il z_l s_l for some z of random numbers, ``½ ≤ |z| ≤ 1`` (product/cpu.py). None of ``|p_i|``, q_i and
+``|y_i|`` is above S_i. A row is *suspected* where::
 
     |d_i| > row · max(|p_i|, q_i) + row_absolute + rounding · Σ_j |c_ij|
 
-(on a GPU after a first look, by Σ_j |c_ij| in place of q_i, at most S_i, too; of the statistical bound by 1/√w of it).
+(on a GPU after a first look, by ``Σ_j |c_ij|`` in place of q_i, at most S_i, too; of the statistical bound by 1/√w of
+it).
 
 A suspected row is computed again, in float64 or better, from A and B:
-its exact elements r_ij, with Σ|ab| = Σ_l |a_il b_lj|. An element is *wrong* where
+its exact elements r_ij, with ``Σ|ab| = Σ_l |a_il b_lj|``. An element is *wrong* where::
 
     |c_ij − r_ij| > T + rounding · (|r_ij| + T) + rounding_absolute,
                     T = magnitude · Σ|ab| + spread · walk + absolute.
@@ -29,9 +30,10 @@ ever called wrong that rounding explains.
 
 At the ends of the number range, with η half the smallest number of what is summed in:
 
-- *Underflow.* A product loses u |ab| or η, and a sum of what is below the normal numbers loses nothing. So `absolute`
-  is at least k η, and a row loses (k w + k + w) η. The tensor cores of a GPU are trusted with less in float32 and
-  bfloat16: products, partial sums and factors below the normal numbers may count for zero (`flushes`, `lost`).
+- *Underflow.* A product loses ``u |ab|`` or η, and a sum of what is below the normal numbers loses nothing. So
+  `absolute` is at least k η, and a row loses (k w + k + w) η. The tensor cores of a GPU are trusted with less in
+  float32 and bfloat16: products, partial sums and factors below the normal numbers may count for zero (`flushes`,
+  `lost`).
 - *Overflow.* T and Σ|ab| may overflow where elements do not, and 0 · ∞ in T would call right elements wrong. float64 is
   judged without a factor of 2^e, e the exponent of the largest product, of c_ij or of `absolute` (exact_products.py):
   nothing overflows, and what underflows is below 2⁻¹⁰⁰⁰ of the largest. The others are judged in float64, with room.
@@ -107,7 +109,7 @@ def summed_unit(dtype: str) -> float:
 
 
 def element_error(k: int, dtype: str) -> float:
-    """Return e with |sum − Σ ab| ≤ e · Σ|ab|, for the sum of k products before it is rounded to its dtype.
+    """Return e with ``|sum − Σ ab| ≤ e · Σ|ab|``, for the sum of k products before it is rounded to its dtype.
 
     It is that of `tsapps.matmul`, on the CPU and on GPUs; sums of halves on tensor cores truncate, which is counted.
     Products that underflow are not (`Bounds.absolute`), nor on a GPU factors that are so small that parts of them are
@@ -159,13 +161,13 @@ class Bounds:
     predicted : bool
         Whether elements are judged by what they are known to come to, where they are, and by these numbers elsewhere.
     by_spread : bool
-        Whether rows are probed by s_l = √(Σ_j b_lj² + (Σ_j b_lj)²) in place of Σ_j |b_lj|.
+        Whether rows are probed by s_l = √(Σ_j b_lj² + (Σ_j b_lj)²) in place of ``Σ_j |b_lj|``.
     lost : float
         By what elements are judged on a GPU for factors that are lost in part, as they are small (`exclude` of
         product/locate.cuh).
     largest_sum, largest : float
-        Σ|ab| beyond which a sum may overflow on its way, and |r_ij| + T beyond which it may be rounded to infinity.
-        What is not finite there is not judged.
+        Σ|ab| beyond which a sum may overflow on its way, and ``|r_ij| + T`` beyond which it may be rounded to
+        infinity. What is not finite there is not judged.
     """
 
     row: float

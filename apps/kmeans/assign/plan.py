@@ -322,11 +322,11 @@ def integers(n: int, dtype: np.dtype, largest: np.ndarray, middle: float, most_w
     n : int
     dtype : {float32, float64}
     largest : numpy.ndarray of shape (d,)
-        No less than the largest |x − mean| of each feature.
+        No less than the largest ``|x − mean|`` of each feature.
     middle : float
         The root of the mean square of all x − mean.
     most_weight : float, optional
-        The largest |weight|; None where all are 1.
+        The largest ``|weight|``; None where all are 1.
 
     Notes
     -----

@@ -41,6 +41,14 @@ class BatchedClustering:
     inertia: Any
     n_iter: Any
 
+    def __repr__(self) -> str:
+        (b, n), (_, k, d) = self.labels.shape, self.centers.shape
+        inertia, n_iter = ((one.min().item(), one.max().item()) for one in (self.inertia, self.n_iter))
+        return (
+            f"<BatchedClustering: {b} problem{'' if b == 1 else 's'} of {n} × {d} into {k} clusters, "
+            f"inertia {inertia[0]:.6g} to {inertia[1]:.6g}, {n_iter[0]} to {n_iter[1]} iterations>"
+        )
+
 
 def kmeans_batched(
     X: Any,

@@ -139,7 +139,7 @@ def integers(n: int, largest: np.ndarray, middle: np.ndarray) -> tuple[np.ndarra
     ----------
     n : int
     largest : numpy.ndarray of shape (b, d)
-        No less than the largest |x − mean| of each feature.
+        No less than the largest ``|x − mean|`` of each feature.
     middle : numpy.ndarray of shape (b,)
         The root of the mean square of all x − mean of a problem.
 

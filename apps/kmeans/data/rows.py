@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from sklearn.utils import check_array
 
 from tsapps.kernels.arrays import as_array, kind_of, refuse_masked, to_host
 
@@ -82,6 +81,8 @@ def as_numbers(X: Any, name: str = "X") -> Any:
     """
     if is_plain(X, name):
         return as_array(X)
+    from sklearn.utils import check_array
+
     # NaN, shapes and sizes are their readers' to check.
     checks = {"ensure_all_finite": False, "ensure_2d": False, "allow_nd": True}
     least = {"ensure_min_samples": 0, "ensure_min_features": 0}

@@ -10,10 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
-from scipy.linalg import get_blas_funcs
-from scipy.sparse import csr_matrix
-from sklearn.metrics.pairwise import euclidean_distances
 
+from tsapps.apps.kmeans.data.distances import square_distances
 from tsapps.apps.kmeans.data.frame import ldexp, length, less, shrinking
 from tsapps.apps.kmeans.data.rows import ArrayRows, Rows
 from tsapps.apps.kmeans.engines.engine import Engine
@@ -75,6 +73,8 @@ class CpuEngine(Engine):
         self.pool = ThreadPoolExecutor(self.threads)
         self._is_placed = False
         super().__init__(source, dtype, sample_weight)
+        # Loaded here, and not by a thread: `one_blas_thread` limits the libraries that are there when it begins.
+        self._product = _scipy_product(self.dtype) if is_small(self) else None
 
     def fits(self, size: int) -> bool:
         """Tell whether `size` more bytes for X leave the machine room to work."""
@@ -145,14 +145,14 @@ class CpuEngine(Engine):
         # A fit's rows are in range (`Frame`); those of `predict` may be farther away.
         exponent = shrinking(block, minus_2_centers) if self._is_placed else 0
         block, minus_2_centers = ldexp(block, -exponent), ldexp(minus_2_centers, -exponent)
-        norms, small = ldexp(norms, -2 * exponent), is_small(self)
-        if small:
+        norms, product = ldexp(norms, -2 * exponent), self._product
+        if product is not None:
             minus_2_centers = np.asfortranarray(minus_2_centers)
-        rows = _CHUNK_ROWS if small else max(_CHUNK_ROWS, _SCORE_ELEMENTS // len(norms))
+        rows = _CHUNK_ROWS if product is not None else max(_CHUNK_ROWS, _SCORE_ELEMENTS // len(norms))
         for start in range(0, len(block), rows):
             part = slice(start, start + rows)
-            if small:
-                scores = _scores_of_chunk(block[part], minus_2_centers, norms)
+            if product is not None:
+                scores = _scores_of_chunk(product, block[part], minus_2_centers, norms)
             else:
                 scores = block[part] @ minus_2_centers
                 scores += norms
@@ -165,6 +165,8 @@ class CpuEngine(Engine):
 
     def sum_block(self, block: Any, weights: Any | None, labels: Any, k: int) -> tuple[Any, Any]:
         """Return the sums and weights of a block's rows by label; see `Engine.sum_block`."""
+        from scipy.sparse import csr_matrix
+
         # The sums are the transpose of the weighted one-hot label matrix, times the rows.
         entries = np.ones(len(block), self.dtype) if weights is None else weights
         one_hot = csr_matrix((entries, labels, np.arange(len(block) + 1)), shape=(len(block), k))
@@ -175,7 +177,7 @@ class CpuEngine(Engine):
         out = np.empty((len(points), self.n_samples), self.dtype)
 
         def work(start: int, block: Any) -> None:
-            out[:, start : start + len(block)] = euclidean_distances(points, block, squared=True)
+            out[:, start : start + len(block)] = square_distances(points, block)
 
         for _ in self.each_block(work, len(points)):
             pass
@@ -210,16 +212,24 @@ class CpuEngine(Engine):
         return sizes
 
 
-def _scores_of_chunk(rows: np.ndarray, minus_2_centers: np.ndarray, norms: np.ndarray) -> np.ndarray:
+def _scipy_product(dtype: np.dtype) -> Callable[..., np.ndarray]:
+    """Return the product of SciPy's BLAS, by which scikit-learn finds labels; NumPy may have another."""
+    from scipy.linalg import get_blas_funcs
+
+    return get_blas_funcs("gemm", dtype=dtype)
+
+
+def _scores_of_chunk(
+    product: Callable[..., np.ndarray], rows: np.ndarray, minus_2_centers: np.ndarray, norms: np.ndarray
+) -> np.ndarray:
     """Return ‖c‖² − 2·x·c of a chunk's rows (m, d) and centers, (m, k), with scikit-learn's bits.
 
     It is the same product of the same library, to which norms are added. No other thread of Python runs meanwhile.
     """
-    (product,) = get_blas_funcs(("gemm",), (rows,))
     scores = np.empty((len(rows), len(norms)), rows.dtype)
     scores[:] = norms
     # The transposes, by columns, of what is here by rows.
-    found: np.ndarray = product(1.0, minus_2_centers, rows.T, beta=1.0, c=scores.T, trans_a=1, overwrite_c=1)
+    found = product(1.0, minus_2_centers, rows.T, beta=1.0, c=scores.T, trans_a=1, overwrite_c=1)
     return found.T
 
 
@@ -228,7 +238,7 @@ def distances_of(rows: np.ndarray, centers: np.ndarray) -> np.ndarray:
     rows, centers = rows.astype(np.float64, copy=False), centers.astype(np.float64, copy=False)
     exponent = shrinking(rows, centers)
     rows, centers = ldexp(rows, -exponent), ldexp(centers, -exponent)
-    squares: np.ndarray = euclidean_distances(rows, centers, squared=True)
+    squares = square_distances(rows, centers)
     norms = (rows * rows).sum(axis=1)[:, np.newaxis] + (centers * centers).sum(axis=1)
     i, j = np.nonzero(squares < _CANCELLED * norms)
     each = max(1, _SCORE_ELEMENTS // rows.shape[1])

@@ -19,9 +19,9 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-from sklearn.utils.extmath import row_norms
 
 from tsapps.apps.kmeans.data.blocks import Blocks
+from tsapps.apps.kmeans.data.distances import square_norms
 from tsapps.apps.kmeans.data.rows import Rows, unit
 from tsapps.apps.kmeans.protect.checks import Protection, same_bits
 from tsapps.apps.kmeans.results import Assignment, Iterated, Report, square_shift
@@ -216,7 +216,7 @@ class Engine(Blocks):
     def _operands(self, centers: np.ndarray) -> tuple[Any, Any]:
         """Return −2·cᵀ (d, k) and ‖c‖² (k,) of centers, on this device, for `assign_block`."""
         minus_2_centers = np.ascontiguousarray(-2 * centers.T, dtype=self.dtype)
-        return self.xp.asarray(minus_2_centers), self.xp.asarray(row_norms(centers, squared=True))
+        return self.xp.asarray(minus_2_centers), self.xp.asarray(square_norms(centers))
 
     def relabel(self, held: Any, labels: Any) -> Any:
         """Give samples that have labels `held` (m,) others, and return how many differ: a number of `xp`."""

@@ -386,7 +386,7 @@ class FusedEngine(CublasEngine):
         return self._half_copy if self.certifies and self.serves(k) else None
 
     def spread(self) -> tuple[np.ndarray, float]:
-        """Return no less than the largest |x − mean| of each feature, and the root of the mean square over all."""
+        """Return no less than the largest ``|x − mean|`` of each feature, and the root mean square over all."""
         if self._found is None:
             raise RuntimeError("the moments of X have not been taken")
         mean, variance, largest = self._found

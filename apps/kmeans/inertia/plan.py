@@ -137,7 +137,7 @@ def inertia_from_sums(
     -------
     inertia, error : float
         Σ‖x − c‖² = Σ‖x‖² − 2·Σ c·s + Σ n·‖c‖², and no less than what rounding elements may have made of it: each to
-        float32, of which 2·|c·x| ≤ ‖c‖² + ‖x‖² gives a half of its ulp at most, and then by half a unit.
+        float32, of which ``2·|c·x| ≤ ‖c‖² + ‖x‖²`` gives a half of its ulp at most, and then by half a unit.
     """
     wide = centers.astype(np.float64)
     norms = float(counts @ (wide * wide).sum(axis=1))

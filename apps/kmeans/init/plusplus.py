@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from sklearn.cluster import kmeans_plusplus as weighted_kmeans_plusplus
-from sklearn.utils.extmath import row_norms
 
+from tsapps.apps.kmeans.data.distances import square_norms
 from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.kernels.arrays import to_host
@@ -185,6 +184,8 @@ def kmeans_parallel(engine: Engine, n_clusters: int, random_state: np.random.Ran
     points, weights = engine.rows(samples[weights > 0]), weights[weights > 0]
     if len(points) <= n_clusters:
         return np.resize(points, (n_clusters, engine.n_features))
+    from sklearn.cluster import kmeans_plusplus as weighted_kmeans_plusplus
+
     return weighted_kmeans_plusplus(points, n_clusters, sample_weight=weights, random_state=random_state)[0]
 
 
@@ -196,7 +197,7 @@ def _add_nearest(engine: Engine, points: np.ndarray, first: int, nearest: Any, c
     xp = engine.xp
     device_points = xp.asarray(points)
     minus_2_points = xp.asarray(np.ascontiguousarray(-2 * points.T))
-    norms = xp.asarray(row_norms(points, squared=True))
+    norms = xp.asarray(square_norms(points))
 
     def work(start: int, block: Any) -> None:
         labels = engine.assign_block(block, None, minus_2_points, norms, update=False, potential=False)[0]

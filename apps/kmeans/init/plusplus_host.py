@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sklearn.metrics.pairwise import euclidean_distances
+
+from tsapps.apps.kmeans.data.distances import square_distances
 
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.engines.cpu import CpuEngine
@@ -39,7 +40,7 @@ def _potentials(engine: "CpuEngine", closest: np.ndarray, points: np.ndarray, *,
 
     def work(start: int, block: Any) -> np.ndarray:
         own = closest[start : start + len(block)]
-        distances = euclidean_distances(points, block, squared=True)
+        distances = square_distances(points, block)
         np.minimum(distances, own, out=distances)
         if update:
             own[:] = distances[0]

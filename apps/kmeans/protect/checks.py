@@ -197,7 +197,7 @@ class Protection:
 
 
 def _totals(engine: Engine) -> tuple[np.ndarray, np.ndarray]:
-    """Return Σ w·(x, 1) and Σ |w·(x, 1)|, in one pass, in float64."""
+    """Return Σ w·(x, 1) and ``Σ |w·(x, 1)|``, in one pass, in float64."""
     d, weights = engine.n_features, engine.sample_weight
     totals, magnitudes = np.zeros(d + 1), np.zeros(d + 1)
 

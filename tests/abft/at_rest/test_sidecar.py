@@ -118,6 +118,18 @@ def test_what_was_does_not_change(path):
         encode(np.ones((3, 4))).exact[0] = 0
 
 
+def test_repr():
+    exact = np.zeros((1, 5, 1), np.uint64)
+    rows, columns = np.zeros((1, 2, 1)), np.zeros((1, 2, 4))
+    kind = (1, 4), "int8", 4
+    weighted = {"rows": rows, "columns": columns, "block": 512, "weights": 2}
+    assert repr(Sidecar(*kind, exact)) == "<Sidecar of 1 × 4 int8: code 'exact', 40 bytes of checksums>"
+    of_float = "<Sidecar of 1 × 4 int8: code 'float', 2 weights, blocks of 512, 80 bytes of checksums>"
+    assert repr(Sidecar(*kind, **weighted)) == of_float
+    of_both = "<Sidecar of 1 × 4 int8: code 'both', 2 weights, blocks of 512, 120 bytes of checksums>"
+    assert repr(Sidecar(*kind, exact, **weighted)) == of_both
+
+
 def test_sums_that_do_not_fit_are_refused():
     exact = np.zeros((1, 5, 1), np.uint64)
     rows, columns = np.zeros((1, 2, 1)), np.zeros((1, 2, 4))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tsapps.apps.abft.at_rest import source as sources
 from tsapps.apps.abft.at_rest.source import ArraySource
-from tsapps.apps.abft.at_rest.verdict import AmbiguousError, ChangedError, Region
+from tsapps.apps.abft.at_rest.verdict import AmbiguousError, ChangedError, Region, Verdict
 from tsapps.apps.abft.at_rest.verify import encode, repaired, verify
 from tsapps.matrix import open_matrix
 
@@ -56,6 +56,14 @@ def test_one_element_of_any_matrix(shape, dtype, rng):
         assert verdict.refused == []
         assert verdict.elements(sidecar) == [place]
         same_bits(np.frombuffer(b"".join(repaired(open_matrix(damaged), sidecar)), A.dtype).reshape(shape), A)
+
+
+def test_repr_of_a_verdict():
+    fault, region = (8, 1, 0), (0, 1, 2, 4)
+    assert repr(Verdict()) == "<Verdict: clean>"
+    assert repr(Verdict([fault])) == "<Verdict: 1 fault, 0 refused regions>"
+    assert repr(Verdict([fault] * 100_000, [region])) == "<Verdict: 100000 faults, 1 refused region>"
+    assert repr(Verdict((), [region] * 2, 8)) == "<Verdict: 0 faults, 2 refused regions>"
 
 
 def test_files_and_layouts_have_the_same_checksums(tmp_path, rng):

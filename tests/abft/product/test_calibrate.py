@@ -76,6 +76,10 @@ def test_error_of_a_depth_by_hand():
     assert [found.bounds(50, 8, own=own).walk for own in (True, False)] == [Walk(0.0, (1, 2), 256), Walk()]
 
 
+def test_repr():
+    assert repr(some()) == "<Calibration: float32 on cpu, p 1e-06, confidence 0.99, k 10, 100>"
+
+
 @pytest.mark.parametrize(("dtype", "products"), [("float32", 25), ("float64", 2), ("float16", 2)])
 def test_products_of_float32_on_tensor_cores_lose_more(dtype, products):
     assert of_products(dtype) == products

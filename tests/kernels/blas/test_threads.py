@@ -53,6 +53,36 @@ def test_an_exception_puts_them_back():
     assert threads() == before
 
 
+LATER = """
+from threadpoolctl import ThreadpoolController
+from tsapps.kernels.blas.threads import one_blas_thread
+
+def threads():
+    return {library.num_threads for library in ThreadpoolController().select(user_api="blas").lib_controllers}
+
+with one_blas_thread():
+    import numpy
+    ThreadpoolController().limit(limits=3, user_api="blas")
+    with one_blas_thread():
+        print(threads())
+        import scipy.linalg
+        ThreadpoolController().limit(limits=3, user_api="blas")
+        with one_blas_thread():
+            print(threads())
+    print(threads())
+print(threads())
+with one_blas_thread():
+    print(threads())
+"""
+
+
+def test_libraries_that_are_loaded_later():
+    # NumPy's is loaded within the first call, SciPy's within the second: their limits of 3 were set by others.
+    command = [sys.executable, "-c", LATER]
+    done = subprocess.run(command, capture_output=True, text=True, env={"OPENBLAS_NUM_THREADS": "4"})
+    assert (done.stdout.split("\n")[:5], done.stderr) == (["{1}", "{1}", "{1}", "{3}", "{1}"], "")
+
+
 X = np.random.default_rng(0).standard_normal((3000, 8))
 
 

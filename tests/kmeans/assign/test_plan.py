@@ -241,10 +241,12 @@ def test_other_kernels_compile_without_spills(scalar, arch):
         ],
         "update/centers.cuh": [f"prepare_centers<{scalar}>", f"update_centers<{scalar}>"],
         "assign/rescore.cuh": [f"rescore<{scalar}, {scalar}>"],
-        "bounds/state.cuh": ["screen<int>", "screen<kmeans::Label>"],
-        "bounds/assign.cuh": [f"examine<{blocks}>" for blocks in range(1, MOST_CLUSTERS // 8 + 1)],
+        "bounds/state.cuh": ["select_active_rows<int>", "select_active_rows<kmeans::Label>"],
+        "bounds/assign.cuh": [f"assign_active_rows<{blocks}>" for blocks in range(1, MOST_CLUSTERS // 8 + 1)],
         "update/scatter_add.cuh": [
-            f"move<{scalar}, {scalar}, {count}, {weighted}>" for count in digits for weighted in ("true", "false")
+            f"scatter_add<{scalar}, {scalar}, {count}, {weighted}>"
+            for count in digits
+            for weighted in ("true", "false")
         ],
         "protect/check_iteration.cuh": [
             f"check<{aligned}, {element}, {scalar}, {label}>"
@@ -254,7 +256,9 @@ def test_other_kernels_compile_without_spills(scalar, arch):
         ],
         "assign/rescore_large_k.cuh": [f"rescore_large_k<{scalar}, {scalar}>"],
         "update/sort_reassigned.cuh": [
-            f"{name}_changes<kmeans::{item}>" for name in ("count", "sort") for item in ("AmbiguousRow", "Reassignment")
+            f"{name}_reassigned<kmeans::{item}>"
+            for name in ("count", "sort")
+            for item in ("AmbiguousRow", "Reassignment")
         ],
         "update/segmented_sum.cuh": [
             f"segmented_sum<{element}, {scalar}, {count}, {str(weighted).lower()}, {arguments}>"

@@ -36,8 +36,23 @@ def test_by_hand():
     assert found.inertia.tolist() == [1.0, 2.0]
     assert found.n_iter.tolist() == [2, 2]
     assert (found.labels.dtype, found.inertia.dtype, found.n_iter.dtype) == (np.int32, np.float64, np.int32)
+    assert repr(found) == (
+        "<BatchedClustering: 2 problems of 4 × 1 into 2 clusters, inertia 1 to 2, 2 to 2 iterations>"
+    )
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.labels = None
+
+
+def test_repr():
+    labels, n_iter = np.zeros((2, 3000), np.int32), np.array([7, 12], np.int32)
+    found = batched.BatchedClustering(labels, np.zeros((2, 4, 16)), np.array([0.5, 1234567.0]), n_iter)
+    assert repr(found) == (
+        "<BatchedClustering: 2 problems of 3000 × 16 into 4 clusters, inertia 0.5 to 1.23457e+06, 7 to 12 iterations>"
+    )
+    one = batched.BatchedClustering(labels[:1], np.zeros((1, 4, 16)), np.array([0.5]), n_iter[:1])
+    assert repr(one) == (
+        "<BatchedClustering: 1 problem of 3000 × 16 into 4 clusters, inertia 0.5 to 0.5, 7 to 7 iterations>"
+    )
 
 
 @pytest.mark.each_choice

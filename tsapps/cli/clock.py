@@ -1,0 +1,26 @@
+"""Wall time of a command, by phase."""
+
+import time
+
+__all__ = ["Clock"]
+
+
+class Clock:
+    """Wall time by phase, and since the command began."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._began = self._lap = time.perf_counter()
+
+    def start_lap(self) -> None:
+        """Begin a phase here; the time since the last one counts for none."""
+        self._lap = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """End a phase, and begin the next."""
+        self.seconds[phase] = time.perf_counter() - self._lap
+        self.start_lap()
+
+    def total(self) -> float:
+        """Return the seconds since the command began."""
+        return time.perf_counter() - self._began

@@ -1,0 +1,147 @@
+"""The request of ``tsapps kmeans``: its arguments, their checks, and the files that they name."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tsapps.cli import result
+from tsapps.cli.options import check_input, check_room, choose, open_fitting
+from tsapps.errors import MatrixError, UsageError
+from tsapps.names import split_name
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tsapps.kernels.devices import Choice
+    from tsapps.matrix import Matrix
+
+__all__ = ["Inputs", "Request", "number_of_runs", "read_inputs"]
+
+# What outputs are larger by than their elements, about; and what summary.json says of a cluster, at most.
+_HEADER, _SUMMARY_BYTES = 4096, 24
+_INITS = ("k-means++", "k-means||", "random")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The arguments of the command, with the defaults of ``n_init`` and ``out`` filled in."""
+
+    command: str
+    data: str
+    k: int
+    init: str
+    n_init: int | str
+    max_iter: int
+    tol: float
+    seed: int
+    weights: str | None
+    metric: str
+    algorithm: str
+    precision: str
+    protect: bool
+    device: str
+    dtype: str | None
+    out: Path
+    force: bool
+    allow_external: bool
+    header: bool | None
+    index: bool | None
+
+    @property
+    def init_file(self) -> str | None:
+        """The file of the first centers, where they are not drawn."""
+        return None if self.init in _INITS else self.init
+
+    def input_files(self) -> list[str]:
+        """Return the files that the result is made from."""
+        return [split_name(path)[0] for path in (self.data, self.weights, self.init_file) if path]
+
+    def check(self) -> None:
+        """Raise `UsageError` for faults that show before any file is read."""
+        for path in (self.data, *filter(None, [self.weights])):
+            check_input(path)
+        if self.init_file is not None and not os.path.exists(split_name(self.init_file)[0]):
+            raise UsageError(
+                f"--init {self.init}: expected k-means++, k-means||, random or a file of k rows, and there is no such "
+                f"file"
+            )
+        if not self.tol < float("inf"):
+            raise UsageError(f"--tol {self.tol}: expected a finite number, at least 0")
+        result.check_place(self.out, force=self.force)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The opened data, the device for it, and the contents of the other files."""
+
+    matrix: "Matrix"
+    choice: "Choice"
+    first_centers: "str | np.ndarray"
+    sample_weight: "np.ndarray | None"
+
+
+def number_of_runs(n_init: str) -> int | str:
+    """Return what ``--n-init`` says: "auto", or a number."""
+    if n_init == "auto":
+        return n_init
+    if not n_init.isdecimal() or int(n_init) < 1:
+        raise UsageError(f"--n-init {n_init}: expected auto or a number of runs, at least 1")
+    return int(n_init)
+
+
+def read_inputs(request: Request) -> Inputs:
+    """Open the data; check it against k, the device and the disk; read first centers and weights from their files."""
+    from tsapps.matrix import open_matrix
+
+    data, k, external = request.data, request.k, request.allow_external
+    matrix = open_matrix(data, header=request.header, index=request.index, allow_external=external)
+    n, d = matrix.shape
+    choice = choose(request.device, resident=matrix.device)
+    if k > n:
+        raise UsageError(f"--k {k}: {data} has {n} rows, and there can be no more clusters than rows: lower --k")
+    check_room(request.out, _HEADER + 4 * n, _HEADER + 8 * k * d, _HEADER + _SUMMARY_BYTES * k)
+    path = request.init_file
+    first_centers = request.init if path is None else _read_first_centers(path, k, d, allow_external=external)
+    weights = None if request.weights is None else _read_weights(request.weights, n, allow_external=external)
+    return Inputs(matrix, choice, first_centers, weights)
+
+
+def _read_first_centers(path: str, k: int, d: int, *, allow_external: bool) -> "np.ndarray":
+    matrix = open_fitting(path, lambda shape: shape == (k, d), allow_external=allow_external)
+    if matrix.shape != (k, d):
+        raise UsageError(
+            f"--init {path}: is {matrix.shape[0]} × {matrix.shape[1]}; expected k × d, {k} × {d}: one row a center"
+        )
+    return matrix.read()
+
+
+def _read_weights(path: str, n: int, *, allow_external: bool) -> "np.ndarray":
+    matrix = _open_column(path, n, allow_external=allow_external)
+    if matrix.shape not in ((n, 1), (1, n)):
+        raise UsageError(
+            f"--weights {path}: is {matrix.shape[0]} × {matrix.shape[1]}; expected one number for each of the {n} rows"
+        )
+    found = matrix.read().ravel()
+    if found.min() < 0:
+        row = int(found.argmin())
+        raise MatrixError(f"{path}: the weight of row {row} is {found[row]}; expected numbers ≥ 0")
+    if not found.any():
+        raise MatrixError(f"{path}: every weight is 0; expected at least one row that counts")
+    return found
+
+
+def _open_column(path: str, n: int, *, allow_external: bool) -> "Matrix":
+    """Open a matrix of n numbers, or a .npy file of one dimension as a matrix of one column."""
+    from tsapps.matrix.binary import open_elements, read_npy_header
+    from tsapps.matrix.watch import FileState
+
+    if path.lower().endswith(".npy") and os.path.isfile(path):
+        state = FileState.of(path)
+        with open(path, "rb") as file:
+            shape, _, dtype = read_npy_header(file, path)
+            if len(shape) == 1:
+                column = open_elements(path, file.tell(), (shape[0], 1), dtype)
+                column.file_state = state
+                return column
+    return open_fitting(path, lambda shape: shape in ((n, 1), (1, n)), allow_external=allow_external)
