@@ -1,11 +1,12 @@
 """The plans that a device can run for a problem. Pure."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.plan.mma import MmaPlan, WgmmaPlan, instantiate
-from tsapps.kernels.plan.simt import AnyPlan, simple_plans
+from tsapps.kernels.plan.simt import AnyPlan, simt_plans
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
 __all__ = ["RESERVED", "candidates", "fits", "foldable", "most_registers", "registers", "stage_bytes"]
@@ -77,7 +78,7 @@ def candidates(problem: Problem, device: GpuSpec) -> list[AnyPlan]:
     tensor_cores = float(device.compute_capability) >= _LEAST_CAPABILITY
     if shape == "other" or (problem.dtype == "bfloat16" and not tensor_cores):
         return []
-    found: list[AnyPlan] = [*simple_plans(problem, device.multiprocessors)]
+    found: list[AnyPlan] = [*simt_plans(problem, device.multiprocessors)]
     if not tensor_cores:
         return found
     plans: list[MmaPlan] = [*generators[shape](problem)]
@@ -121,23 +122,17 @@ def _tsm2r(problem: Problem) -> Iterator[MmaPlan]:
         depth = line_bytes // problem.itemsize
         if warps_n > 1 and problem.w < 32:
             continue
-        tile_n = -(-problem.w // (8 * warps_n)) * 8 * warps_n if warps_n > 1 else problem.w
+        one = _of_tile(problem, tile_m, problem.w, depth, (warps_m, warps_n, warps_k))
         for stages, blocks, prepare_b in product((3, 4, 5), (1, 2, 3), (False, True)):
-            if prepare_b and warps_k > 1:
-                continue
-            yield MmaPlan(
-                problem.dtype,
-                tile_m,
-                tile_n,
-                depth,
-                warps_m=warps_m,
-                warps_n=warps_n,
-                warps_k=warps_k,
-                stages=stages,
-                blocks=blocks,
-                prepare_b=prepare_b,
-                interval=_interval(problem),
-            )
+            if not (prepare_b and warps_k > 1):
+                yield replace(one, stages=stages, blocks=blocks, prepare_b=prepare_b)
+
+
+def _of_tile(problem: Problem, tile_m: int, w: int, depth: int, warps: tuple[int, int, int]) -> MmaPlan:
+    """Return a plan of a tile with w columns, whose rows, columns and depth so many warps share."""
+    warps_m, warps_n, warps_k = warps
+    tile_n = -(-w // (8 * warps_n)) * 8 * warps_n if warps_n > 1 else w
+    return MmaPlan(problem.dtype, tile_m, tile_n, depth, warps_m, warps_n, warps_k, interval=_interval(problem))
 
 
 def _warpgroups(problem: Problem) -> Iterator[WgmmaPlan]:
@@ -244,27 +239,14 @@ def _tsmttsm(problem: Problem) -> Iterator[MmaPlan]:
     for warps_m, warps_n, warps_k in ((1, 1, 8), (1, 1, 4), (2, 1, 4), (2, 1, 2), (1, 2, 4), (1, 4, 2), (1, 1, 16)):
         if (warps_n > 1 and (fold > 1 or problem.gram or w <= 8)) or (warps_m > 1 and m % (16 * warps_m) != 0):
             continue
-        tile_n = -(-w // (8 * warps_n)) * 8 * warps_n if warps_n > 1 else w
         depths = {
             max(least, stage // line // least * least)
             for least in (warps_k * 128 // problem.itemsize, warps_k * 64 // problem.itemsize)
             for stage in (8192, 16_384, 32_768, 65_536)
         }
         for depth, stages, blocks in product(sorted(depths), (3, 4, 6), (1, 2)):
-            yield MmaPlan(
-                problem.dtype,
-                m,
-                tile_n,
-                depth,
-                warps_m=warps_m,
-                warps_n=warps_n,
-                warps_k=warps_k,
-                stages=stages,
-                blocks=blocks,
-                gram=problem.gram,
-                fold=fold,
-                interval=_interval(problem),
-            )
+            one = _of_tile(problem, m, w, depth, (warps_m, warps_n, warps_k))
+            yield replace(one, stages=stages, blocks=blocks, gram=problem.gram, fold=fold)
 
 
 def foldable(problem: Problem) -> int:
