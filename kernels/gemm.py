@@ -14,7 +14,7 @@ from tsapps.kernels.gpu_specs import live
 from tsapps.kernels.jit.cache import Cubin
 from tsapps.kernels.jit.compiler import build
 from tsapps.kernels.jit.kernel import Kernel
-from tsapps.kernels.plan.mma import STORE_HEADER, MmaPlan, sum_dtype
+from tsapps.kernels.plan.mma import STORE_HEADER, MmaPlan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.runtime.launch import DependentLaunch, ProductLaunch
 from tsapps.kernels.runtime.workspace import workspace
@@ -31,7 +31,7 @@ def _source_of(plan: MmaPlan, epilogue: str = "", header: str = "") -> tuple[str
     `epilogue` is the class of an app's own, and `header` where it is; else it is the plan's, which stores C.
     """
     source = f'#include "{plan.header}"\n#include "{header or STORE_HEADER}"\n{plan.struct()}\n'
-    return source, f"tsm2::{plan.kernel_name}<Plan, {epilogue or plan.epilogue()}>"
+    return source, f"{plan.function}<Plan, {epilogue or plan.epilogue()}>"
 
 
 def compiled_plan(plan: MmaPlan, arch: str, epilogue: str = "", header: str = "") -> tuple[Cubin, str]:
@@ -74,7 +74,7 @@ class Gemm:
     """
 
     def __init__(self, plan: MmaPlan, problem: Problem, device: int, epilogue: str = "", header: str = "") -> None:
-        total = np.dtype(sum_dtype(plan.dtype))
+        total = np.dtype(plan.sum_dtype)
         m, k, w = problem.m * plan.fold, -(-problem.k // plan.fold), problem.w * plan.fold
         self._device, self._grid, self._block = device, (blocks_of(plan, problem, device),), (plan.threads,)
         self._sums, self._counts = 2 * self._grid[0] * plan.tile_sums * total.itemsize, 3 * self._grid[0]
@@ -134,7 +134,7 @@ def storing_gemm(plan: MmaPlan, problem: Problem, C: DeviceMatrix) -> ProductLau
     C : DeviceMatrix of shape (m, w)
         The result, or one that lies like it: of the same strides, and aligned alike.
     """
-    total = np.dtype(sum_dtype(plan.dtype))
+    total = np.dtype(plan.sum_dtype)
     rows, columns = (stride // C.itemsize for stride in C.strides)
     fields = ("C", "u8"), ("rows", "i8"), ("columns", "i8"), ("regular", "i8"), ("alpha", total), ("beta", total)
     store = np.array((0, rows, columns, _regular(plan, problem), 0, 0), [*fields])

@@ -5,7 +5,6 @@ import numpy as np
 from tsapps.kernels.arrays import DeviceMatrix
 from tsapps.kernels.gpu_specs import live
 from tsapps.kernels.jit.kernel import load_from_header
-from tsapps.kernels.plan.mma import sum_dtype
 from tsapps.kernels.plan.simt import ColumnsPlan, RowsPlan, SmallTsmttsmPlan, SplitPlan, WidePlan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.runtime.launch import ProductLaunch
@@ -26,7 +25,7 @@ def _b_strides(problem: Problem) -> tuple[np.int64, np.int64]:
 
 def tsm2l_rows(plan: RowsPlan | WidePlan, problem: Problem, C: DeviceMatrix) -> ProductLaunch:
     """Return what computes a product by tsm2l_rows.cuh, or by tsm2l_wide.cuh; arguments as for `gemm.storing_gemm`."""
-    total = np.dtype(sum_dtype(plan.dtype)).type
+    total = np.dtype(plan.sum_dtype).type
     blocks = -(-problem.m // (plan.rows * plan.threads if isinstance(plan, RowsPlan) else plan.rows))
     grid, block = (max(1, min(blocks, live(C.device).multiprocessors * _ROWS_BLOCKS)),), (plan.threads,)
     strides, m, kernel = (
@@ -43,7 +42,7 @@ def tsm2l_rows(plan: RowsPlan | WidePlan, problem: Problem, C: DeviceMatrix) -> 
 
 def tsm2l_columns(plan: ColumnsPlan, problem: Problem, C: DeviceMatrix) -> ProductLaunch:
     """Return what computes a product by simt/tsm2l_columns.cuh; arguments as for `gemm.storing_gemm`."""
-    total = np.dtype(sum_dtype(plan.dtype)).type
+    total = np.dtype(plan.sum_dtype).type
     blocks = -(-problem.m // (16 // C.itemsize * plan.threads))
     grid, block = (min(blocks, live(C.device).multiprocessors * _COLUMNS_BLOCKS),), (plan.threads,)
     lda, ldc = np.int64(problem.a.leading), np.int64(C.strides[1] // C.itemsize)
@@ -65,7 +64,7 @@ def tsm2l_columns(plan: ColumnsPlan, problem: Problem, C: DeviceMatrix) -> Produ
 
 def tsm2r_columns(plan: SplitPlan, problem: Problem, C: DeviceMatrix) -> ProductLaunch:
     """Return what computes a product by simt/tsm2r_columns.cuh; arguments as for `gemm.storing_gemm`."""
-    device, size, total = C.device, C.itemsize, np.dtype(sum_dtype(plan.dtype))
+    device, size, total = C.device, C.itemsize, np.dtype(plan.sum_dtype)
     tiles = -(-problem.m // (plan.threads * 16 // size)), -(-problem.w // plan.width)
     grid, block = (tiles[0], plan.splits, tiles[1]), (plan.threads,)
     counts = tiles[0] * tiles[1] if plan.splits > 1 else 0
@@ -93,7 +92,7 @@ _SMALL_BLOCKS = 4  # a multiprocessor
 
 def tsmttsm_small(plan: SmallTsmttsmPlan, problem: Problem, C: DeviceMatrix) -> ProductLaunch:
     """Return what computes a product by simt/tsmttsm_small.cuh; arguments as for `gemm.storing_gemm`."""
-    device, total = C.device, np.dtype(sum_dtype(plan.dtype))
+    device, total = C.device, np.dtype(plan.sum_dtype)
     blocks = -(-problem.k // (plan.depth * plan.threads))
     grid, block = (min(blocks, live(device).multiprocessors * _SMALL_BLOCKS),), (plan.threads,)
     sums, kernel = grid[0] * plan.m * plan.w * total.itemsize, load_from_header(plan.header, plan.kernel(), device)

@@ -1,26 +1,20 @@
-"""The choice of a kernel: a pure function from a problem and a device to a plan."""
+"""Plans of the tensor-core kernels, and their instances for a problem's layouts. Pure."""
 
 from dataclasses import dataclass, replace
 from math import gcd
+from pathlib import PurePosixPath
 from typing import ClassVar, TypeVar
 
 from tsapps.kernels.plan.bank_conflicts import STRIDES, turns
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
-__all__ = ["ELEMENT", "STORE_HEADER", "SUM", "LibraryAlgorithm", "MmaPlan", "WgmmaPlan", "instantiate", "sum_dtype"]
+__all__ = ["ELEMENT", "STORE_HEADER", "SUM", "KernelPlan", "LibraryAlgorithm", "MmaPlan", "WgmmaPlan", "instantiate"]
 
 #: What an element is called in C++, and what it is summed in.
 ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfloat16": "ptx::Bfloat16"}
 SUM = {"float64": "double", "float32": "float", "float16": "float", "bfloat16": "float"}
 #: The header of the epilogues that store C.
 STORE_HEADER = "kernels/tsm2/store.cuh"
-
-
-def sum_dtype(dtype: str) -> str:
-    """Return the dtype that products of one dtype are summed in."""
-    return "float64" if SUM[dtype] == "double" else "float32"
-
-
 # Bytes that the level-2 cache prefetches at a time, and up to which it is told to keep a B that many tiles read.
 _PREFETCHED, _STAYING = 256, 16 << 20
 # Registers of a thread of gemm_wgmma.cuh that loads, by how many warpgroups do.
@@ -28,7 +22,36 @@ _LOADING = {1: 88, 2: 64}
 
 
 @dataclass(frozen=True)
-class MmaPlan:
+class KernelPlan:
+    """How a kernel of ours is instantiated for a dtype: in C++ it is named as its file is.
+
+    Attributes
+    ----------
+    kernel_name : str
+        The kernel in tables of tuned configurations.
+    header : str
+        Its file.
+    dtype : str
+    """
+
+    kernel_name: ClassVar[str]
+    header: ClassVar[str]
+
+    dtype: str
+
+    @property
+    def function(self) -> str:
+        """The kernel's name in C++."""
+        return f"tsm2::{PurePosixPath(self.header).stem}"
+
+    @property
+    def sum_dtype(self) -> str:
+        """The dtype that products are summed in."""
+        return "float64" if SUM[self.dtype] == "double" else "float32"
+
+
+@dataclass(frozen=True)
+class MmaPlan(KernelPlan):
     """How gemm_mma.cuh is instantiated; the names are those of its comments.
 
     Attributes
@@ -62,7 +85,6 @@ class MmaPlan:
     kernel_name: ClassVar[str] = "tall_skinny"
     header: ClassVar[str] = "kernels/tsm2/gemm_mma.cuh"
 
-    dtype: str
     tile_m: int
     tile_n: int
     depth: int
@@ -172,7 +194,7 @@ class MmaPlan:
 
     @property
     def _sum_bytes(self) -> int:
-        return 8 if SUM[self.dtype] == "double" else 4
+        return ITEMSIZE[self.sum_dtype]
 
     @property
     def _row_blocks(self) -> int:

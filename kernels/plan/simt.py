@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import gcd, lcm
 from typing import ClassVar
 
-from tsapps.kernels.plan.mma import ELEMENT, SUM, LibraryAlgorithm, MmaPlan
+from tsapps.kernels.plan.mma import ELEMENT, SUM, KernelPlan, LibraryAlgorithm, MmaPlan
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
 __all__ = [
@@ -22,13 +22,8 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class SimtPlan:
+class SimtPlan(KernelPlan):
     """How a kernel of tsm2/simt is instantiated: for a dtype, and with the template arguments of its own class."""
-
-    kernel_name: ClassVar[str]
-    header: ClassVar[str]
-
-    dtype: str
 
     @property
     def _template_arguments(self) -> tuple[int | str, ...]:
@@ -39,7 +34,7 @@ class SimtPlan:
         """Return the kernel's name expression."""
         given = ELEMENT[self.dtype], SUM[self.dtype], *self._template_arguments
         arguments = (str(one).lower() if isinstance(one, bool) else str(one) for one in given)
-        return f"tsm2::{self.kernel_name}<{', '.join(arguments)}>"
+        return f"{self.function}<{', '.join(arguments)}>"
 
 
 @dataclass(frozen=True)
@@ -292,5 +287,5 @@ def simt_plans(problem: Problem, multiprocessors: int) -> list[AnyPlan]:
 _MOST_OF_B, _MOST_OF_WIDE = 64, 8
 # Registers of A or of C that a thread of tsm2l_columns keeps, of 128 in a block and of 512.
 _MOST_KEPT, _KEPT_BY_MANY = 132, 64
-# Sums of a thread of tsmttsm_few, by bytes of an element, and vectors that it loads at a time.
+# Sums of a thread of tsmttsm_small, by bytes of an element, and vectors that it loads at a time.
 _MOST_SUMS, _MOST_VECTORS = {8: 32, 4: 64, 2: 64}, 20

@@ -278,8 +278,8 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
 // partial and arrived are those of StreamKFixup, and not used where no tile is shared.
 template <typename Plan, typename Epilogue>
 __global__ void __launch_bounds__(GemmMma<Plan, Epilogue>::kThreads, Plan::kBlocksAMultiprocessor)
-    tall_skinny(const typename Plan::A::Source a, const typename Plan::B::Source b, const Work work,
-                typename GemmMma<Plan, Epilogue>::Sum* partial, unsigned* arrived, const Epilogue epilogue) {
+    gemm_mma(const typename Plan::A::Source a, const typename Plan::B::Source b, const Work work,
+             typename GemmMma<Plan, Epilogue>::Sum* partial, unsigned* arrived, const Epilogue epilogue) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   // Told of no rows, it returns at once; a return here would cost registers.

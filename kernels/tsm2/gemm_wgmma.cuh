@@ -287,9 +287,8 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
 // partial and arrived are those of StreamKFixup.
 template <typename Plan, typename Epilogue>
 __global__ void __launch_bounds__(GemmWgmma<Plan, Epilogue>::kThreads, Plan::kBlocksAMultiprocessor)
-    tall_skinny_warpgroups(const typename Plan::A::Source a, const typename Plan::B::Source b, const Work work,
-                           typename GemmWgmma<Plan, Epilogue>::Sum* partial, unsigned* arrived,
-                           const Epilogue epilogue) {
+    gemm_wgmma(const typename Plan::A::Source a, const typename Plan::B::Source b, const Work work,
+               typename GemmWgmma<Plan, Epilogue>::Sum* partial, unsigned* arrived, const Epilogue epilogue) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   GemmWgmma<Plan, Epilogue>(simt::dynamic_shared<unsigned char>(), a, b, work, partial, arrived, epilogue).run();

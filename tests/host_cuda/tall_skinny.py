@@ -1,4 +1,4 @@
-"""Runs products by the own source of tall_skinny(_warpgroups).cuh on the CPU, and checks them against float64."""
+"""Runs products by the own source of gemm_mma.cuh and gemm_wgmma.cuh on the CPU, and checks them against float64."""
 
 import hashlib
 import re
@@ -91,7 +91,7 @@ extern "C" void {name}(const void* A, const void* B, void* C, const long long* s
   const E epilogue{{{{static_cast<T*>(C), rows, columns, regular, P::Sum(alpha), P::Sum(beta)}}}};
   auto* sums = static_cast<P::Sum*>(partial);
   cuda_host::launch(dim3(grid), P::kThreads, P::kSharedBytes, [=] {{
-    tsm2::{instance.kernel_name}<Plan, E>(a, b, work, sums, arrived, epilogue);
+    {instance.function}<Plan, E>(a, b, work, sums, arrived, epilogue);
   }});
 }}
 }}"""

@@ -87,7 +87,7 @@ def compiled(header, kernels, arch, directory):
         ("tsm2/simt/tsm2l_wide.cuh", wide),
         ("tsm2/simt/tsmttsm_small.cuh", few),
     ],
-    ids=["published", "tsm2r_columns", "tsm2l_columns", "tsm2l_rows", "tsm2l_wide", "tsmttsm_few"],
+    ids=["tsm2_paper", "tsm2r_columns", "tsm2l_columns", "tsm2l_rows", "tsm2l_wide", "tsmttsm_small"],
 )
 def test_compiles_for_wavefronts_of_64_without_spills(tmp_path, header, instances, arch):
     names = list(dict.fromkeys(instances()))
