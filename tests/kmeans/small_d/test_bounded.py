@@ -179,17 +179,17 @@ def test_the_rows_that_are_listed(n, part, rng):
     expected = np.flatnonzero(~(row_bounds > limits_of))
     for room in {max(1, int(0.3 * n)), max(1, len(expected)), n}:
         state, arrived, stopped = fresh_bounds_state().reshape(1), np.zeros(1, np.uint32), np.zeros(1, np.int32)
-        state["pass"], state["others"] = SCREEN, 1
+        state["pass"], state["skip_full_assign"] = SCREEN, 1
         active = np.full(room + 1, 2**32 - 1, np.uint32)
-        state = active, room, state, arrived, stopped
-        next(iter(libraries().values())).call("screen", row_bounds, words, n, limits, *state)
+        given = active, room, state, arrived, stopped
+        next(iter(libraries().values())).call("screen", row_bounds, words, n, limits, *given)
         assert active[room] == 2**32 - 1
         assert not arrived.any()
         if len(expected) <= room:
             assert state["pass"] == ACTIVE
             assert sorted(active[: state["active"][0]]) == expected.tolist()
         else:
-            assert (state["pass"], state["others"]) == (PLAIN, 0)
+            assert (state["pass"], state["skip_full_assign"]) == (PLAIN, 0)
 
 
 def test_nothing_is_done_once_it_stops(rng):
