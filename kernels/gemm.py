@@ -149,7 +149,7 @@ def storing_gemm(plan: MmaPlan, problem: Problem, C: DeviceMatrix) -> ProductLau
 
 
 def _regular(plan: MmaPlan, problem: Problem) -> bool:
-    """Return whether C lies as is best for the plan's epilogue (epilogue.cuh)."""
+    """Return whether C lies as is best for the plan's epilogue (store.cuh)."""
     if plan.store == "StoreLines":
         return problem.c == "aligned columns"
     return problem.c == "packed" and plan.tile_n == problem.w and plan.warps_n == 1

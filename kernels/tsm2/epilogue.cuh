@@ -28,13 +28,13 @@
 //
 //   bool idle() const      True where there is nothing to do at all.
 //   void open() const, void close() const
-//                          Called by all threads of a block before its first sums, with a barrier between, and after its
-//                          last.
+//                          Called by all threads of a block before its first sums, with a barrier between, and after
+//                          its last.
 //   const Sum* row_weights
 //                          Of one that takes fragments: it gets weighted sums of the rows of A, too
-//                          (weighted_row_sums.cuh), as d[kBlocks − 1]: in [2·half], what this lane has of row + 8·half +
-//                          g; the four lanes of a row have parts of it. Weights are of every depth, from a multiple of
-//                          16 bytes on, and zeros behind them, up to the end of the last tile and 16 more.
+//                          (weighted_row_sums.cuh), as d[kBlocks − 1]: in [2·half], what this lane has of row +
+//                          8·half + g; the four lanes of a row have parts of it. Weights are of every depth, from a
+//                          multiple of 16 bytes on, and zeros behind them, up to the end of the last tile and 16 more.
 #pragma once
 #include "kernels/device/simt.cuh"
 

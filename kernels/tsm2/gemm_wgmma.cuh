@@ -6,9 +6,9 @@
 //      │unit│unit│    │ tile  k│unit│
 //      ├────┼────┼────┤        ├────┤      *producers*, one warpgroup or two, copy A and B of the units to come into a
 //    m │    │    │    │   ×    │unit│      pipeline of stages, and split this unit's B into the parts that consumers
-//      └────┴────┴────┘        └────┘      read; *consumers*, kWarpsM / 4 times kWarpsK warpgroups, each with kMatrices ·
-//                                          64 rows of the tile and a part of every unit's depth, load their words of A,
-//                                          split them, and multiply.
+//      └────┴────┴────┘        └────┘      read; *consumers*, kWarpsM / 4 times kWarpsK warpgroups, each with
+//                                          kMatrices · 64 rows of the tile and a part of every unit's depth, load their
+//                                          words of A, split them, and multiply.
 //
 // They wait for each other at barriers, two of each kind, for even units and for odd ones, as there are two places for
 // the parts of B: `landed` (copied), and for every consumer `full` (the parts are made) and `empty` (multiplied: the
