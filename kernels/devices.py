@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = [
     "Choice",
-    "Gpu",
+    "InstalledGpu",
     "NoDeviceError",
     "available_cores",
     "choose_device",
@@ -25,7 +25,7 @@ class NoDeviceError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Gpu:
+class InstalledGpu:
     """One NVIDIA GPU that CuPy can reach.
 
     Attributes
@@ -73,7 +73,7 @@ class Choice:
 
 
 @cache
-def _probe() -> tuple[tuple[Gpu, ...], str]:
+def _probe() -> tuple[tuple[InstalledGpu, ...], str]:
     """Return the GPUs that CuPy can use, and why there is none where there is none."""
     if importlib.util.find_spec("cupy") is None:
         return (), "CuPy is not installed (pip install 'cupy-cuda13x[ctk]')"
@@ -87,7 +87,7 @@ def _probe() -> tuple[tuple[Gpu, ...], str]:
     for index in range(count):
         properties = cupy.cuda.runtime.getDeviceProperties(index)
         found.append(
-            Gpu(
+            InstalledGpu(
                 index,
                 properties["name"].decode(),
                 f"{properties['major']}.{properties['minor']}",
@@ -99,7 +99,7 @@ def _probe() -> tuple[tuple[Gpu, ...], str]:
     return tuple(found), "" if found else "CUDA finds no GPU"
 
 
-def gpus() -> tuple[Gpu, ...]:
+def gpus() -> tuple[InstalledGpu, ...]:
     """Return the GPUs that this process can use; empty where there is none."""
     return _probe()[0]
 

@@ -11,7 +11,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["KNOWN", "Device", "file_name_of", "find", "from_attributes", "live", "measured_alike"]
+__all__ = ["KNOWN", "GpuSpec", "file_name_of", "find", "from_attributes", "live", "measured_alike"]
 
 
 def file_name_of(device_name: str) -> str:
@@ -20,7 +20,7 @@ def file_name_of(device_name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Device:
+class GpuSpec:
     """One GPU: its sizes, its rates and its latencies.
 
     Attributes
@@ -95,27 +95,27 @@ def _latencies(float32: int, float64: int) -> tuple[tuple[str, int], ...]:
 # (arXiv:2402.13499), rounded. The fma of A100 and later is taken to be Volta's; the H200 to be the H100's.
 _RECORDS = (
     # 15 SMs of 192 + 64 units. Both peaks are at the base clock, 745 MHz, and not at the 875 MHz of its boost.
-    Device(
+    GpuSpec(
         "K40c", "3.5", 15, 65_536, 48 << 10, 48 << 10, 2048, 745e6, 288e9, 1536 << 10,
         (("float64", 1.43e12), ("float32", 4.29e12)), 331, _latencies(9, 10),
     ),
     # The float64 peak is 1/32 of the float32 one, 24 SMs of 4 units at 1114 MHz; the data sheet rounds it to 0.2.
-    Device(
+    GpuSpec(
         "M40", "5.2", 24, 65_536, 96 << 10, 48 << 10, 2048, 1114e6, 288e9, 3 << 20,
         (("float64", 0.2139e12), ("float32", 6.844e12)), 379, _latencies(6, 48),
     ),
     # The PCIe card of 16 GB. Its float16 is packed in the ordinary units, which is no tensor unit.
-    Device(
+    GpuSpec(
         "P100", "6.0", 56, 65_536, 64 << 10, 48 << 10, 2048, 1303e6, 732e9, 4 << 20,
         (("float64", 4.7e12), ("float32", 9.3e12)), 482, _latencies(6, 8),
     ),
     # SXM2.
-    Device(
+    GpuSpec(
         "V100", "7.0", 80, 65_536, 96 << 10, 96 << 10, 2048, 1530e6, 900e9, 6 << 20,
         (("float64", 7.8e12), ("float32", 15.7e12), ("float16", 125e12)), 362, _latencies(4, 8),
     ),
     # SXM4, 80 GB.
-    Device(
+    GpuSpec(
         "A100", "8.0", 108, 65_536, 164 << 10, 163 << 10, 2048, 1410e6, 2039e9, 40 << 20,
         (
             ("float64", 9.7e12), ("float32", 19.5e12), ("float64_tensor", 19.5e12),
@@ -123,7 +123,7 @@ _RECORDS = (
         ), 466, _latencies(4, 8),
     ),
     # SXM5, 80 GB. The tensor peaks are the dense ones: half of what the data sheet prints, which counts sparsity.
-    Device(
+    GpuSpec(
         "H100", "9.0", 132, 65_536, 228 << 10, 227 << 10, 2048, 1980e6, 3350e9, 50 << 20,
         (
             ("float64", 33.5e12), ("float32", 66.9e12), ("float64_tensor", 66.9e12),
@@ -133,7 +133,7 @@ _RECORDS = (
 )  # fmt: skip
 
 #: The published records, by the short name.
-KNOWN: Mapping[str, Device] = MappingProxyType(
+KNOWN: Mapping[str, GpuSpec] = MappingProxyType(
     # The H200 is the H100's processor with another memory; its level-2 cache is what the driver reports.
     {d.name: d for d in (*_RECORDS, replace(_RECORDS[-1], name="H200", bandwidth=4800e9, l2=60 << 20))}
 )
@@ -176,7 +176,7 @@ _FMA_UNITS: dict[str, dict[str, int]] = {
 _GENERATIONS = {3: "K40c", 5: "M40", 6: "P100", 7: "V100", 8: "A100", 9: "H100"}
 
 
-def find(name: str) -> Device | None:
+def find(name: str) -> GpuSpec | None:
     """Find the published record of a GPU.
 
     Parameters
@@ -186,7 +186,7 @@ def find(name: str) -> Device | None:
 
     Returns
     -------
-    Device or None
+    GpuSpec or None
         None where the name is of no known GPU, a form of one with other rates included.
     """
     for short, rest in _CALLED.items():
@@ -211,7 +211,7 @@ def measured_alike(name: str) -> str | None:
     return "NVIDIA H200" if re.fullmatch(r"NVIDIA G?H[1-9]\d+( .*)?", name) and name != "NVIDIA H200" else None
 
 
-def from_attributes(attributes: Mapping[str, Any]) -> Device:
+def from_attributes(attributes: Mapping[str, Any]) -> GpuSpec:
     """Make the record of a GPU from what CUDA reports of it; pure.
 
     Parameters
@@ -224,7 +224,7 @@ def from_attributes(attributes: Mapping[str, Any]) -> Device:
 
     Returns
     -------
-    Device
+    GpuSpec
         Sizes as reported. The rates of a known GPU (`find`) as published; of another, bandwidth = 2 · memory clock ·
         bus width / 8 and peak = 2 · units · multiprocessors · clock, with no peaks where the units of its compute
         capability are not known. The latencies are those measured on a GPU of its generation.
@@ -252,7 +252,7 @@ def from_attributes(attributes: Mapping[str, Any]) -> Device:
             units = _FMA_UNITS.get(capability, {})
             peaks = tuple((unit, 2 * each * multiprocessors * clock) for unit, each in units.items())
         kin = KNOWN[_GENERATIONS.get(major, "H100")]
-        return Device(
+        return GpuSpec(
             name,
             capability,
             multiprocessors,
@@ -272,7 +272,7 @@ def from_attributes(attributes: Mapping[str, Any]) -> Device:
 
 
 @cache
-def live(index: int = 0) -> Device:
+def live(index: int = 0) -> GpuSpec:
     """Read one GPU of this machine through CuPy.
 
     Parameters
@@ -282,7 +282,7 @@ def live(index: int = 0) -> Device:
 
     Returns
     -------
-    Device
+    GpuSpec
         As `from_attributes` makes it.
 
     Raises

@@ -10,14 +10,16 @@ import numpy as np
 
 from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gpu_index, kind_of
 from tsapps.kernels.blas import cublas, cublaslt, host
-from tsapps.kernels.gemm import Launch, prepare
-from tsapps.kernels.gpu_specs import Device, live
+from tsapps.kernels.dispatch import prepare
+from tsapps.kernels.gpu_specs import GpuSpec, live
 from tsapps.kernels.plan.mma import LibraryAlgorithm
 from tsapps.kernels.plan.select import LIBRARY, plan
 from tsapps.kernels.plan.simt import AnyPlan
+from tsapps.kernels.plan.user_table import of_version, on_change, user_table
 from tsapps.kernels.problem import ITEMSIZE, Layout, Lies, Problem
+from tsapps.kernels.runtime.launch import ProductLaunch
 
-__all__ = ["forget_plans", "gram", "matmul", "on_stream", "oriented", "planned", "prepared", "problem_of"]
+__all__ = ["gram", "matmul", "on_stream", "oriented", "planned", "prepared", "problem_of"]
 
 
 def matmul(A: Any, B: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = None, stream: Any = None) -> Any:
@@ -230,13 +232,13 @@ def oriented(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> tuple[DeviceM
     return (a, b, c) if a.shape[0] >= b.shape[1] else (b.transposed, a.transposed, c.transposed)
 
 
-def prepared(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, gram: bool = False) -> Launch:
+def prepared(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, gram: bool = False) -> ProductLaunch:
     """Return what computes the products of `oriented` matrices that lie like these: planned, compiled and loaded."""
     return _prepared(a.stand_in, b.stand_in, c.stand_in, gram)
 
 
 @lru_cache(maxsize=4096)
-def _prepared(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, gram: bool) -> Launch:
+def _prepared(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, gram: bool) -> ProductLaunch:
     problem = problem_of(a, b, c, gram=gram)
     found = planned(problem, live(a.device)) if problem.k else LIBRARY
     if isinstance(found, str):
@@ -245,15 +247,11 @@ def _prepared(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, gram: bool) -> 
     return prepare(found, problem, c)
 
 
-def forget_plans() -> None:
-    """Make plans anew from the next product on, as after a table has changed."""
-    _prepared.cache_clear()
+on_change(_prepared.cache_clear)
 
 
-def planned(problem: Problem, device: Device) -> AnyPlan | str:
+def planned(problem: Problem, device: GpuSpec) -> AnyPlan | str:
     """Return the plan of a problem on a device, by the user's own table of picks if there is one."""
-    from tsapps.kernels.plan.user_table import of_version, user_table
-
     table = user_table(device.name)
     found = plan(problem, device, table)
     # Only an algorithm makes the version matter, which takes loading the library.

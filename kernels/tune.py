@@ -22,8 +22,8 @@ from tsapps.kernels.arrays import device_matrix, gapless
 from tsapps.kernels.blas import cublas, cublaslt
 from tsapps.kernels.blas.cublaslt import LibraryError
 from tsapps.kernels.devices import available_cores
-from tsapps.kernels.gemm import compile_any, prepare
-from tsapps.kernels.gpu_specs import Device, live
+from tsapps.kernels.dispatch import compile_any, prepare
+from tsapps.kernels.gpu_specs import GpuSpec, live
 from tsapps.kernels.jit import compiler
 from tsapps.kernels.jit.compiler import architecture
 from tsapps.kernels.matmul import problem_of
@@ -209,7 +209,7 @@ def _is_sound(architectures: Sequence[str], plan: AnyPlan) -> bool:
 
 
 def _measured(
-    cell: Cell, plans: Sequence[AnyPlan], device: Device, index: int, report: Callable[[str], None]
+    cell: Cell, plans: Sequence[AnyPlan], device: GpuSpec, index: int, report: Callable[[str], None]
 ) -> dict[str, Any]:
     """Return a table's row for one cell, measured on a GPU."""
     import cupy

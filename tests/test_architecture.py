@@ -34,11 +34,11 @@ def _stages(*names: str) -> set[str]:
 
 
 ARROWS = {
-    "kernels": {f"kernels/{name}" for name in ("blas", "jit", "ladder", "plan", "runtime")},
+    "kernels": {f"kernels/{name}" for name in ("blas", "jit", "plan", "runtime")},
     "kernels/blas": {"kernels", "kernels/plan", "kernels/runtime"},
     "kernels/device": {"kernels/ptx"},
     "kernels/jit": {"kernels/system"},
-    "kernels/ladder": {"kernels/device"},
+    "kernels/ladder": {"kernels/device", "kernels/jit"},
     "kernels/plan": {"kernels", "kernels/system", "kernels/tsm2", "kernels/tsm2/simt"},
     "kernels/ptx": set(),
     "kernels/runtime": {"kernels"},
@@ -73,7 +73,7 @@ ARROWS = {
     },
     "tsapps": {"kernels", "kernels/system", "apps/abft", "apps/kmeans", "tsapps/matrix", "tsapps/cli"},
     "bench/common": {"kernels/system"},
-    "bench/gemm": {*_CORE, "tsapps", "bench/common"},
+    "bench/gemm": {*_CORE, "kernels/ladder", "tsapps", "bench/common"},
     "bench/kmeans": {
         *_CORE,
         "apps/kmeans",

@@ -27,10 +27,10 @@ from tsapps.apps.abft.product.plan import (
     with_row_sums,
 )
 from tsapps.kernels.gemm import compiled_plan
-from tsapps.kernels.gpu_specs import Device, file_name_of, live
+from tsapps.kernels.gpu_specs import GpuSpec, file_name_of, live
 from tsapps.kernels.jit.compiler import architecture
 from tsapps.kernels.plan.candidates import candidates
-from tsapps.kernels.plan.mma import Plan, WarpgroupPlan
+from tsapps.kernels.plan.mma import MmaPlan, WgmmaPlan
 from tsapps.kernels.plan.select import completed, configuration_of, key_of, promising
 from tsapps.kernels.plan.user_table import write_table
 from tsapps.kernels.problem import ITEMSIZE, Problem
@@ -57,20 +57,20 @@ def cells() -> list[Cell]:
     return found
 
 
-def plans_of(problem: Problem, device: Device) -> list[Plan]:
+def plans_of(problem: Problem, device: GpuSpec) -> list[MmaPlan]:
     """Return the plans of a problem that are worth measuring, with sums of A's rows."""
-    some = [one for one in promising(problem, device, _MOST) if isinstance(one, Plan)]
-    some += [one for one in candidates(problem, device) if isinstance(one, WarpgroupPlan)]
+    some = [one for one in promising(problem, device, _MOST) if isinstance(one, MmaPlan)]
+    some += [one for one in candidates(problem, device) if isinstance(one, WgmmaPlan)]
     return list(dict.fromkeys(filter(None, (with_row_sums(one, device) for one in some))))
 
 
-def is_sound(arch: str, wanted: tuple[Plan, str]) -> bool:
+def is_sound(arch: str, wanted: tuple[MmaPlan, str]) -> bool:
     """Whether a plan compiles with its epilogue and next to no spills."""
     cubin, name = compiled_plan(wanted[0], arch, wanted[1], _HEADER)
     return cubin.resources[name].spill_stores <= MOST_SPILLED
 
 
-def measured_row(cell: Cell, plans: list[Plan], clock: GpuClock) -> dict[str, Any]:
+def measured_row(cell: Cell, plans: list[MmaPlan], clock: GpuClock) -> dict[str, Any]:
     """Return a table's row for one product."""
     from tsapps import matmul
     from tsapps.apps.abft.product import gpu as product_gpu

@@ -26,11 +26,13 @@ from bench.common import record
 from bench.common.timing import GpuClock, median
 from bench.gemm import libraries
 from bench.gemm.grid import DTYPES, LAYOUTS, SHAPES, Cell, Pools, exact, grid, largest_error, spoil
-from tsapps.kernels import gemm, matmul
+from tsapps.kernels import matmul
 from tsapps.kernels.arrays import DeviceMatrix, device_matrix, gapless
 from tsapps.kernels.devices import gpus, why_no_gpu
+from tsapps.kernels.dispatch import compile_any
 from tsapps.kernels.gpu_specs import live
 from tsapps.kernels.jit.compiler import architecture
+from tsapps.kernels.ladder.launch import PAPER_KERNELS, tsm2_paper
 from tsapps.kernels.plan.select import LIBRARY
 
 FIELDS: dict[str, tuple[type, ...]] = {
@@ -124,8 +126,8 @@ def calls(cell: Cell, A: Any, B: Any, C: Any) -> Iterator[tuple[str, str, Callab
     square = cell.shape == "tsm2r" and cell.layout == "col" and cell.k == cell.m and cell.w in PAPER_WIDTHS
     if square and cell.dtype in ("float32", "float64"):
         tiles = {"t1": T1, "t2": min(cell.w, MOST_T2), "t3": T3}
-        for name in gemm.PAPER_KERNELS:
-            yield name, str(tiles), partial(gemm.tsm2_paper, name, A, B, **tiles)
+        for name in PAPER_KERNELS:
+            yield name, str(tiles), partial(tsm2_paper, name, A, B, **tiles)
 
 
 def oriented(cell: Cell, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> tuple[DeviceMatrix, ...]:
@@ -140,7 +142,7 @@ def compile_plans(cells: Iterable[Cell]) -> None:
         by_rows, size = cell.layout == "row", DTYPES[cell.dtype]
         matrices = (gapless(shape, cell.dtype, size, by_rows=by_rows) for shape in cell.shapes)
         plans.add(matmul.planned(matmul.problem_of(*oriented(cell, *matrices)), device))
-    compile_one = partial(gemm.compile_any, arch=architecture(0))
+    compile_one = partial(compile_any, arch=architecture(0))
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_one, plans - {LIBRARY}, chunksize=4))
 

@@ -1,7 +1,6 @@
 """The libraries' products: cuBLAS and cublasLt, called where one is faster, or where no kernel of ours applies."""
 
 import ctypes
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -12,6 +11,7 @@ from tsapps.kernels.blas import cublaslt
 from tsapps.kernels.blas.cublaslt import COL, ROW, LtProduct, Matrix, Product
 from tsapps.kernels.plan.mma import LibraryAlgorithm
 from tsapps.kernels.problem import Problem
+from tsapps.kernels.runtime.launch import ProductLaunch
 from tsapps.kernels.runtime.workspace import scratch
 
 __all__ = ["algorithm", "gemm"]
@@ -30,7 +30,7 @@ def _column_major(X: DeviceMatrix) -> tuple[bool, int]:
     return False, X.strides[0] // size if rows > 1 else columns
 
 
-def gemm(A: DeviceMatrix, B: DeviceMatrix, out: DeviceMatrix) -> Callable[[int, int, int, float, float], None]:
+def gemm(A: DeviceMatrix, B: DeviceMatrix, out: DeviceMatrix) -> ProductLaunch:
     """Return what computes a product by cublasGemmEx on CuPy's current stream.
 
     Parameters
@@ -82,9 +82,7 @@ def _cublas() -> Any:
 _IN_COMPUTE_TYPE = 2
 
 
-def algorithm(
-    plan: LibraryAlgorithm, problem: Problem, C: DeviceMatrix
-) -> Callable[[int, int, int, float, float], None]:
+def algorithm(plan: LibraryAlgorithm, problem: Problem, C: DeviceMatrix) -> ProductLaunch:
     """Return what computes a product by an algorithm of cublasLt on CuPy's current stream.
 
     Parameters

@@ -2,7 +2,7 @@
 #pragma once
 #include "kernels/device/simt.cuh"
 #if !defined(TSA_HIP)
-#include "kernels/ptx/instructions.cuh"
+#include "kernels/ptx/types.cuh"
 #endif
 
 namespace tsm2 {

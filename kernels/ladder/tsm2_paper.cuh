@@ -1,5 +1,5 @@
 // TSM2 as published (Chen et al., "TSM2: optimizing tall-and-skinny matrix-matrix multiplication on GPUs", ICS '19):
-// four kernels for C = A·B, each one step beyond the one before. The rest of this directory is measured against them.
+// four kernels for C = A·B, each one step beyond the one before. The kernels of tsm2/ are measured against them.
 //
 // Shapes: A (m × k) is large both ways, B (k × w) and C (m × w) are skinny, w ≪ k. All column-major: element (r, c) of
 // A is A[r + c·lda]. A block of t1 threads owns t1 rows of A and C; thread i owns row i and goes along it.
@@ -98,10 +98,14 @@ __device__ __forceinline__ void store_sums(T* C, long long ldc, long long row, l
   }
 }
 
+// What every kernel takes. (A structure would hide from the compiler that nothing else points to A, B and C.)
+#define TSM2_PARAMETERS                                                                                                \
+  const T *__restrict__ A, const T *__restrict__ B, T *__restrict__ C, long long m, long long k, int w, long long lda, \
+      long long ldb, long long ldc
+
 // t2 and t3 are not used.
 template <typename T, int t1, int t2, int t3>
-__global__ SIMT_BLOCK(t1) void tsm2_v0(const T* __restrict__ A, const T* __restrict__ B, T* __restrict__ C, long long m,
-                                       long long k, int w, long long lda, long long ldb, long long ldc) {
+__global__ SIMT_BLOCK(t1) void tsm2_v0(TSM2_PARAMETERS) {
   const long long row = (long long)blockIdx.x * t1 + threadIdx.x;
   if (row >= m) return;
   for (int p = 0; p < w; ++p) {
@@ -114,8 +118,7 @@ __global__ SIMT_BLOCK(t1) void tsm2_v0(const T* __restrict__ A, const T* __restr
 
 // t3 is not used.
 template <typename T, int t1, int t2, int t3>
-__global__ SIMT_BLOCK(t1) void tsm2_v1(const T* __restrict__ A, const T* __restrict__ B, T* __restrict__ C, long long m,
-                                       long long k, int w, long long lda, long long ldb, long long ldc) {
+__global__ SIMT_BLOCK(t1) void tsm2_v1(TSM2_PARAMETERS) {
   const long long row = (long long)blockIdx.x * t1 + threadIdx.x;
   if (row >= m) return;
   for (int p = 0; p < w; p += t2) {
@@ -133,8 +136,7 @@ __global__ SIMT_BLOCK(t1) void tsm2_v1(const T* __restrict__ A, const T* __restr
 }
 
 template <typename T, int t1, int t2, int t3>
-__global__ SIMT_BLOCK(t1) void tsm2_v2(const T* __restrict__ A, const T* __restrict__ B, T* __restrict__ C, long long m,
-                                       long long k, int w, long long lda, long long ldb, long long ldc) {
+__global__ SIMT_BLOCK(t1) void tsm2_v2(TSM2_PARAMETERS) {
   static_assert(t1 % t3 == 0, "a tile of B must hold whole steps of A");
   __shared__ T currB[t1 * t2];
   const long long row = (long long)blockIdx.x * t1 + threadIdx.x;
@@ -163,8 +165,7 @@ __global__ SIMT_BLOCK(t1) void tsm2_v2(const T* __restrict__ A, const T* __restr
 }
 
 template <typename T, int t1, int t2, int t3>
-__global__ SIMT_BLOCK(t1) void tsm2_v3(const T* __restrict__ A, const T* __restrict__ B, T* __restrict__ C, long long m,
-                                       long long k, int w, long long lda, long long ldb, long long ldc) {
+__global__ SIMT_BLOCK(t1) void tsm2_v3(TSM2_PARAMETERS) {
   static_assert(t1 % t3 == 0, "a tile of B must hold whole steps of A");
   __shared__ T currB[t1 * t2];
   const long long row = (long long)blockIdx.x * t1 + threadIdx.x;
@@ -196,5 +197,7 @@ __global__ SIMT_BLOCK(t1) void tsm2_v3(const T* __restrict__ A, const T* __restr
     store_sums(C, ldc, row, m, p, w, currC);
   }
 }
+
+#undef TSM2_PARAMETERS
 
 }  // namespace tsm2

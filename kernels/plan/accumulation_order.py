@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.kernels.plan.mma import Plan, WarpgroupPlan
+from tsapps.kernels.plan.mma import MmaPlan, WgmmaPlan
 from tsapps.kernels.problem import Problem
 
 __all__ = ["ORDER", "UNKNOWN", "one_after_another", "order_of"]
@@ -18,7 +18,7 @@ ORDER = np.dtype(
 UNKNOWN = np.zeros((), ORDER)[()]
 
 
-def order_of(plan: Plan, problem: Problem, blocks: int) -> Any:
+def order_of(plan: MmaPlan, problem: Problem, blocks: int) -> Any:
     """Return the C++ class `Order` of a product by a plan on tensor cores that is launched with some blocks.
 
     Raises
@@ -28,10 +28,10 @@ def order_of(plan: Plan, problem: Problem, blocks: int) -> Any:
     """
     if plan.tile_n < problem.w or plan.fold > 1:
         raise ValueError(f"the plan has tiles of {plan.tile_n} columns and a fold of {plan.fold}; expected all, and 1")
-    by_steps = isinstance(plan, WarpgroupPlan)
+    by_steps = isinstance(plan, WgmmaPlan)
     # Of a warpgroup, a job of float32; a pair is two words.
     interval = plan.interval
-    if isinstance(plan, WarpgroupPlan):
+    if isinstance(plan, WgmmaPlan):
         interval = 2 * plan.job_pairs if plan.dtype == "float32" else 0
     order = np.zeros((), ORDER)
     order["units"] = plan.units(problem.m, problem.k, problem.w)

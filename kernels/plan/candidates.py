@@ -1,11 +1,12 @@
 """The plans that a device can run for a problem. Pure."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
-from tsapps.kernels.gpu_specs import Device
-from tsapps.kernels.plan.mma import Plan, WarpgroupPlan, instantiate
-from tsapps.kernels.plan.simt import AnyPlan, simple_plans
+from tsapps.kernels.gpu_specs import GpuSpec
+from tsapps.kernels.plan.mma import MmaPlan, WgmmaPlan, instantiate
+from tsapps.kernels.plan.simt import AnyPlan, simt_plans
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
 __all__ = ["RESERVED", "candidates", "fits", "foldable", "most_registers", "registers", "stage_bytes"]
@@ -26,16 +27,16 @@ _CONSUMERS_OTHER = 24
 _OTHER_REGISTERS, _REGISTERS, _MOST_REGISTERS = {8: 64, 4: 48, 2: 48}, 65_536, 255
 
 
-def stage_bytes(plan: Plan) -> int:
+def stage_bytes(plan: MmaPlan) -> int:
     """Return the bytes of A in a stage."""
     return plan.tile_m * plan.depth * ITEMSIZE[plan.dtype]
 
 
-def registers(plan: Plan) -> int:
+def registers(plan: MmaPlan) -> int:
     """Return about how many registers a thread needs: its sums, and those of the stretch that is being added up."""
     rows, columns = plan.tile_m // plan.warps_m, plan.tile_n // plan.warps_n
     sums = 4 * -(-rows // 16) * (-(-columns // 8) + plan.row_sums)
-    if isinstance(plan, WarpgroupPlan):
+    if isinstance(plan, WgmmaPlan):
         # float64 takes two registers, and has two words of A; others have those of two jobs, which float32 takes in two
         # parts and adds up alone.
         jobs, alone = 2 * 4 * plan.job_pairs, 2 * 4 * -(-columns // 8)
@@ -46,17 +47,17 @@ def registers(plan: Plan) -> int:
     return times * sums + _OTHER_REGISTERS[ITEMSIZE[plan.dtype]]
 
 
-def most_registers(plan: Plan) -> int:
+def most_registers(plan: MmaPlan) -> int:
     """Return how many registers a thread may have, for a multiprocessor to hold the plan's blocks."""
     return min(_MOST_REGISTERS, _REGISTERS // (plan.blocks * plan.threads))
 
 
-def fits(plan: Plan, device: Device) -> bool:
+def fits(plan: MmaPlan, device: GpuSpec) -> bool:
     """Whether a multiprocessor of the device holds the plan's blocks."""
     shared = plan.shared_bytes + _STATIC
     kept = plan.tile_n * plan.depth * ITEMSIZE[plan.dtype] if plan.keep_b else 0
     most = most_registers(plan)
-    if isinstance(plan, WarpgroupPlan):
+    if isinstance(plan, WgmmaPlan):
         equal, loading, most = plan.registers
         if not (loading <= equal <= most and plan.has_whole_jobs):
             return False
@@ -70,17 +71,17 @@ def fits(plan: Plan, device: Device) -> bool:
     )
 
 
-def candidates(problem: Problem, device: Device) -> list[AnyPlan]:
+def candidates(problem: Problem, device: GpuSpec) -> list[AnyPlan]:
     """Return every plan worth trying, as instances for the problem's layouts; none where no kernel of ours applies."""
     generators = {"tsm2r": _tsm2r, "tsm2l": _tsm2l, "tsmttsm": _tsmttsm}
     shape = problem.shape
     tensor_cores = float(device.compute_capability) >= _LEAST_CAPABILITY
     if shape == "other" or (problem.dtype == "bfloat16" and not tensor_cores):
         return []
-    found: list[AnyPlan] = [*simple_plans(problem, device.multiprocessors)]
+    found: list[AnyPlan] = [*simt_plans(problem, device.multiprocessors)]
     if not tensor_cores:
         return found
-    plans: list[Plan] = [*generators[shape](problem)]
+    plans: list[MmaPlan] = [*generators[shape](problem)]
     if device.compute_capability == _WARPGROUPS:
         plans += _warpgroups(problem)
     for one in plans:
@@ -107,7 +108,7 @@ def _products(problem: Problem) -> int:
     return 6 if problem.dtype == "float32" and problem.k <= _SMALL else 3
 
 
-def _tsm2r(problem: Problem) -> Iterator[Plan]:
+def _tsm2r(problem: Problem) -> Iterator[MmaPlan]:
     """Yield plans of a tile of many rows, B beside A in every stage."""
     # Bytes of a line of A in a stage where lines run along the depth; and of its tile's rows, and warps m, n and k.
     wide = ((128, 4, 1, 1), (256, 8, 1, 1), (64, 4, 1, 1), (128, 8, 1, 1), (256, 16, 1, 1))
@@ -121,26 +122,20 @@ def _tsm2r(problem: Problem) -> Iterator[Plan]:
         depth = line_bytes // problem.itemsize
         if warps_n > 1 and problem.w < 32:
             continue
-        tile_n = -(-problem.w // (8 * warps_n)) * 8 * warps_n if warps_n > 1 else problem.w
+        one = _of_tile(problem, tile_m, problem.w, depth, (warps_m, warps_n, warps_k))
         for stages, blocks, prepare_b in product((3, 4, 5), (1, 2, 3), (False, True)):
-            if prepare_b and warps_k > 1:
-                continue
-            yield Plan(
-                problem.dtype,
-                tile_m,
-                tile_n,
-                depth,
-                warps_m=warps_m,
-                warps_n=warps_n,
-                warps_k=warps_k,
-                stages=stages,
-                blocks=blocks,
-                prepare_b=prepare_b,
-                interval=_interval(problem),
-            )
+            if not (prepare_b and warps_k > 1):
+                yield replace(one, stages=stages, blocks=blocks, prepare_b=prepare_b)
 
 
-def _warpgroups(problem: Problem) -> Iterator[WarpgroupPlan]:
+def _of_tile(problem: Problem, tile_m: int, w: int, depth: int, warps: tuple[int, int, int]) -> MmaPlan:
+    """Return a plan of a tile with w columns, whose rows, columns and depth so many warps share."""
+    warps_m, warps_n, warps_k = warps
+    tile_n = -(-w // (8 * warps_n)) * 8 * warps_n if warps_n > 1 else w
+    return MmaPlan(problem.dtype, tile_m, tile_n, depth, warps_m, warps_n, warps_k, interval=_interval(problem))
+
+
+def _warpgroups(problem: Problem) -> Iterator[WgmmaPlan]:
     """Yield plans of warpgroups, where there are products enough for them."""
     if problem.w <= _NARROW_FOR_WARPGROUPS:
         return
@@ -148,7 +143,7 @@ def _warpgroups(problem: Problem) -> Iterator[WarpgroupPlan]:
         # Tall tiles, whose rows two warpgroups share. For float64, one that loads may do.
         every_producers = (1, 2) if problem.dtype == "float64" else (2,)
         for tile_m, line_bytes, stages, loaders in product((128, 256), (256, 128, 64), (3, 4, 6), every_producers):
-            yield WarpgroupPlan(
+            yield WgmmaPlan(
                 problem.dtype,
                 tile_m,
                 problem.w,
@@ -160,7 +155,7 @@ def _warpgroups(problem: Problem) -> Iterator[WarpgroupPlan]:
     if problem.shape == "tsm2l" and problem.k > _SHALLOW_FOR_WARPGROUPS:
         # Tiles of whole rows, B kept.
         for (multiplying, blocks), rows, stages, job_pairs in product(_GROUPS, (64, 128), (3, 4), (2, 4)):
-            yield WarpgroupPlan(
+            yield WgmmaPlan(
                 problem.dtype,
                 rows * multiplying,
                 problem.w,
@@ -178,7 +173,7 @@ def _warpgroups(problem: Problem) -> Iterator[WarpgroupPlan]:
         depths, groups = (16, 32, 64, 128), ((1, 1, 2), (2, 2, 1))
         jobs = (2,) if problem.dtype == "float64" else (2, 4)
         for depth, stages, (splits, loaders, blocks), job_pairs in product(depths, (3, 4, 6, 8), groups, jobs):
-            yield WarpgroupPlan(
+            yield WgmmaPlan(
                 problem.dtype,
                 problem.m,
                 problem.w,
@@ -200,7 +195,7 @@ _TEAMS = ((8, 1), (12, 1), (16, 1), (4, 2), (8, 2), (16, 2), (4, 4), (8, 3))
 _WARPS = ((4, 1), (4, 2), (4, 3), (4, 4), (8, 1), (8, 2))
 
 
-def _tsm2l(problem: Problem) -> Iterator[Plan]:
+def _tsm2l(problem: Problem) -> Iterator[MmaPlan]:
     """Yield plans of tiles of whole rows, B kept in shared memory.
 
     A tile is a warp's own; or, as long lines are better read by several, a block's where lines run across the depth.
@@ -220,7 +215,7 @@ def _tsm2l(problem: Problem) -> Iterator[Plan]:
             if 4096 <= rows * warps * row <= 65_536
         ]
     for rows, warps, teams, blocks, stages in shapes:
-        yield Plan(
+        yield MmaPlan(
             problem.dtype,
             rows * warps,
             problem.w,
@@ -236,7 +231,7 @@ def _tsm2l(problem: Problem) -> Iterator[Plan]:
         )
 
 
-def _tsmttsm(problem: Problem) -> Iterator[Plan]:
+def _tsmttsm(problem: Problem) -> Iterator[MmaPlan]:
     """Yield plans of one tile, whose depth blocks and warps share."""
     fold = foldable(problem)
     m, w = problem.m * fold, problem.w * fold
@@ -244,27 +239,14 @@ def _tsmttsm(problem: Problem) -> Iterator[Plan]:
     for warps_m, warps_n, warps_k in ((1, 1, 8), (1, 1, 4), (2, 1, 4), (2, 1, 2), (1, 2, 4), (1, 4, 2), (1, 1, 16)):
         if (warps_n > 1 and (fold > 1 or problem.gram or w <= 8)) or (warps_m > 1 and m % (16 * warps_m) != 0):
             continue
-        tile_n = -(-w // (8 * warps_n)) * 8 * warps_n if warps_n > 1 else w
         depths = {
             max(least, stage // line // least * least)
             for least in (warps_k * 128 // problem.itemsize, warps_k * 64 // problem.itemsize)
             for stage in (8192, 16_384, 32_768, 65_536)
         }
         for depth, stages, blocks in product(sorted(depths), (3, 4, 6), (1, 2)):
-            yield Plan(
-                problem.dtype,
-                m,
-                tile_n,
-                depth,
-                warps_m=warps_m,
-                warps_n=warps_n,
-                warps_k=warps_k,
-                stages=stages,
-                blocks=blocks,
-                gram=problem.gram,
-                fold=fold,
-                interval=_interval(problem),
-            )
+            one = _of_tile(problem, m, w, depth, (warps_m, warps_n, warps_k))
+            yield replace(one, stages=stages, blocks=blocks, gram=problem.gram, fold=fold)
 
 
 def foldable(problem: Problem) -> int:

@@ -1,17 +1,20 @@
-"""The choice of a kernel: a pure function from a problem and a device to a plan."""
+"""Plans of the tensor-core kernels, and their instances for a problem's layouts. Pure."""
 
 from dataclasses import dataclass, replace
 from math import gcd
+from pathlib import PurePosixPath
 from typing import ClassVar, TypeVar
 
 from tsapps.kernels.plan.bank_conflicts import STRIDES, turns
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
-__all__ = ["ELEMENT", "SUM", "LibraryAlgorithm", "Plan", "WarpgroupPlan", "instantiate"]
+__all__ = ["ELEMENT", "STORE_HEADER", "SUM", "KernelPlan", "LibraryAlgorithm", "MmaPlan", "WgmmaPlan", "instantiate"]
 
 #: What an element is called in C++, and what it is summed in.
 ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfloat16": "ptx::Bfloat16"}
 SUM = {"float64": "double", "float32": "float", "float16": "float", "bfloat16": "float"}
+#: The header of the epilogues that store C.
+STORE_HEADER = "kernels/tsm2/store.cuh"
 # Bytes that the level-2 cache prefetches at a time, and up to which it is told to keep a B that many tiles read.
 _PREFETCHED, _STAYING = 256, 16 << 20
 # Registers of a thread of gemm_wgmma.cuh that loads, by how many warpgroups do.
@@ -19,7 +22,36 @@ _LOADING = {1: 88, 2: 64}
 
 
 @dataclass(frozen=True)
-class Plan:
+class KernelPlan:
+    """How a kernel of ours is instantiated for a dtype: in C++ it is named as its file is.
+
+    Attributes
+    ----------
+    kernel_name : str
+        The kernel in tables of tuned configurations.
+    header : str
+        Its file.
+    dtype : str
+    """
+
+    kernel_name: ClassVar[str]
+    header: ClassVar[str]
+
+    dtype: str
+
+    @property
+    def function(self) -> str:
+        """The kernel's name in C++."""
+        return f"tsm2::{PurePosixPath(self.header).stem}"
+
+    @property
+    def sum_dtype(self) -> str:
+        """The dtype that products are summed in."""
+        return "float64" if SUM[self.dtype] == "double" else "float32"
+
+
+@dataclass(frozen=True)
+class MmaPlan(KernelPlan):
     """How gemm_mma.cuh is instantiated; the names are those of its comments.
 
     Attributes
@@ -45,7 +77,7 @@ class Plan:
     fold : int
         Lines of packed operands that are taken as one.
     store : {"Store", "StorePairs", "StoreColumns", "StoreLines", "StoreFolded"}
-        The epilogue; they are told apart in epilogue.cuh.
+        The epilogue; store.cuh says which is for which C.
     row_sums : bool
         Whether an app's own epilogue takes sums of A's rows, too (weighted_row_sums.cuh); of plans with `warps_n` 1.
     """
@@ -53,7 +85,6 @@ class Plan:
     kernel_name: ClassVar[str] = "tall_skinny"
     header: ClassVar[str] = "kernels/tsm2/gemm_mma.cuh"
 
-    dtype: str
     tile_m: int
     tile_n: int
     depth: int
@@ -163,7 +194,7 @@ class Plan:
 
     @property
     def _sum_bytes(self) -> int:
-        return 8 if SUM[self.dtype] == "double" else 4
+        return ITEMSIZE[self.sum_dtype]
 
     @property
     def _row_blocks(self) -> int:
@@ -228,7 +259,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class WarpgroupPlan(Plan):
+class WgmmaPlan(MmaPlan):
     """How gemm_wgmma.cuh is instantiated: `warps_m` · `warps_k` warps multiply.
 
     Attributes
@@ -294,7 +325,7 @@ class LibraryAlgorithm:
     own_orders: bool = False
 
 
-_AnyPlan = TypeVar("_AnyPlan", bound=Plan)
+_AnyPlan = TypeVar("_AnyPlan", bound=MmaPlan)
 
 
 def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
@@ -348,7 +379,7 @@ def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
     )
 
 
-def _store(plan: Plan, problem: Problem) -> str:
+def _store(plan: MmaPlan, problem: Problem) -> str:
     """Return the epilogue for the problem's C."""
     if plan.fold > 1:
         return "StoreFolded"

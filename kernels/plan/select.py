@@ -13,9 +13,9 @@ from math import inf, log2
 from pathlib import Path
 from typing import Any
 
-from tsapps.kernels.gpu_specs import Device, file_name_of, measured_alike
+from tsapps.kernels.gpu_specs import GpuSpec, file_name_of, measured_alike
 from tsapps.kernels.plan.candidates import candidates, stage_bytes
-from tsapps.kernels.plan.mma import LibraryAlgorithm, Plan, WarpgroupPlan
+from tsapps.kernels.plan.mma import LibraryAlgorithm, MmaPlan, WgmmaPlan
 from tsapps.kernels.plan.simt import AnyPlan, ColumnsPlan, RowsPlan, SmallTsmttsmPlan, SplitPlan, WidePlan
 from tsapps.kernels.problem import NARROW, Problem
 from tsapps.kernels.system.strict_json import read_json
@@ -50,15 +50,15 @@ _RANKS = 8
 _SIMPLE = 128
 
 
-def predict(plan: Plan, problem: Problem, device: Device) -> float:
+def predict(plan: MmaPlan, problem: Problem, device: GpuSpec) -> float:
     """Return about how many seconds a plan takes, as the memory, the schedulers or the tensor cores bound it.
 
     Parameters
     ----------
-    plan : Plan
+    plan : MmaPlan
         Of `candidates`.
     problem : Problem
-    device : Device
+    device : GpuSpec
 
     Returns
     -------
@@ -110,19 +110,19 @@ def predict(plan: Plan, problem: Problem, device: Device) -> float:
     return rounds * (max(memory, busiest / device.clock_hz) + 0.2 * (busiest + waiting) / device.clock_hz)
 
 
-def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | None = None) -> AnyPlan | str:
+def plan(problem: Problem, device: GpuSpec, table: Sequence[Mapping[str, Any]] | None = None) -> AnyPlan | str:
     """Choose how a product is computed.
 
     Parameters
     ----------
     problem : Problem
-    device : Device
+    device : GpuSpec
     table : sequence of mappings, optional
         Measured picks; those that come with tsapps for this device, if not given.
 
     Returns
     -------
-    Plan, WarpgroupPlan, RowsPlan, WidePlan, ColumnsPlan, SplitPlan, SmallTsmttsmPlan, LibraryAlgorithm or LIBRARY
+    MmaPlan, WgmmaPlan, RowsPlan, WidePlan, ColumnsPlan, SplitPlan, SmallTsmttsmPlan, LibraryAlgorithm or LIBRARY
     """
     found = candidates(problem, device)
     if not found:
@@ -130,12 +130,12 @@ def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | 
     rows = tuned_table(device.name) if table is None else table
     if (algorithm := _algorithm(rows, problem)) is not None:
         return algorithm
-    configuration = _look_up(rows, problem, by_warpgroups=any(isinstance(one, WarpgroupPlan) for one in found))
+    configuration = _look_up(rows, problem, by_warpgroups=any(isinstance(one, WgmmaPlan) for one in found))
     if configuration is None:
         simple = isinstance(found[0], SplitPlan) or problem.k * problem.w <= _SIMPLE
         return (
             found[0]
-            if simple and not isinstance(found[0], Plan)
+            if simple and not isinstance(found[0], MmaPlan)
             else min(found, key=lambda one: _seconds(one, problem, device))
         )
     if configuration["kernel"] == LIBRARY:
@@ -146,12 +146,12 @@ def plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | 
     return min(alike, key=lambda one: (_unlike(one, configuration), _seconds(one, problem, device)))
 
 
-def promising(problem: Problem, device: Device, most: int) -> list[AnyPlan]:
+def promising(problem: Problem, device: GpuSpec, most: int) -> list[AnyPlan]:
     """Return the plans that are worth measuring: at most so many, the fastest by `predict`, and unlike each other."""
     found: list[AnyPlan] = []
     alike: Counter[tuple[int, ...]] = Counter()
     for one in sorted(candidates(problem, device), key=lambda one: _seconds(one, problem, device)):
-        if type(one) is Plan:
+        if type(one) is MmaPlan:
             kind = one.tile_m, one.depth, one.warps_m, one.warps_n, one.warps_k, one.teams * one.blocks
             if len(found) >= most or alike[kind] == _ALIKE:
                 continue
@@ -167,9 +167,9 @@ def library_algorithms(problem: Problem) -> list[LibraryAlgorithm]:
     return [LibraryAlgorithm(rank, own) for own in (False, True) for rank in range(1, _RANKS + 1)]
 
 
-def _seconds(plan: AnyPlan, problem: Problem, device: Device) -> float:
+def _seconds(plan: AnyPlan, problem: Problem, device: GpuSpec) -> float:
     """Return `predict` of a plan, with those that it does not know after all others."""
-    return predict(plan, problem, device) if type(plan) is Plan else inf
+    return predict(plan, problem, device) if type(plan) is MmaPlan else inf
 
 
 #: What tells one row of a table from another: `k` and `w` are the largest that its pick is for, `m` and `depth` the
@@ -177,8 +177,8 @@ def _seconds(plan: AnyPlan, problem: Problem, device: Device) -> float:
 KEY = ("shape", "dtype", "along", "k", "w", "m", "depth", "c_by_rows")
 #: What a row says of its pick, by the kernel's name; `stage` is the bytes of A in one.
 PICKED: Mapping[str, tuple[str, ...]] = {
-    Plan.kernel_name: ("tile_m", "warps_m", "warps_n", "warps_k", "teams", "stages", "blocks", "prepare_b", "stage"),
-    WarpgroupPlan.kernel_name: ("tile_m", "warps_m", "warps_k", "loaders", "job_pairs", "stages", "blocks", "stage"),
+    MmaPlan.kernel_name: ("tile_m", "warps_m", "warps_n", "warps_k", "teams", "stages", "blocks", "prepare_b", "stage"),
+    WgmmaPlan.kernel_name: ("tile_m", "warps_m", "warps_k", "loaders", "job_pairs", "stages", "blocks", "stage"),
     RowsPlan.kernel_name: ("rows", "ahead"),
     WidePlan.kernel_name: ("ahead",),
     ColumnsPlan.kernel_name: ("ahead", "threads", "streams"),
@@ -213,7 +213,7 @@ def configuration_of(plan: AnyPlan | str) -> dict[str, Any]:
 
 
 def _parameter(plan: AnyPlan, name: str) -> int | bool:
-    return stage_bytes(plan) if name == "stage" and isinstance(plan, Plan) else getattr(plan, name)
+    return stage_bytes(plan) if name == "stage" and isinstance(plan, MmaPlan) else getattr(plan, name)
 
 
 def _unlike(plan: AnyPlan, configuration: Mapping[str, Any]) -> tuple[int, float]:
@@ -261,7 +261,7 @@ def _look_up(
         if "kernel" in row and row["k"] >= own["k"] and row["w"] >= own["w"]
         if all(row[name] == own[name] for name in same)
         if row["kernel"] != LIBRARY or all(row[name] == own[name] for name in ("k", "w", "c_by_rows"))
-        if by_warpgroups or row["kernel"] != WarpgroupPlan.kernel_name
+        if by_warpgroups or row["kernel"] != WgmmaPlan.kernel_name
     ]
 
     def distance(row: Mapping[str, Any]) -> tuple[float, ...]:

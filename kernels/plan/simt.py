@@ -4,24 +4,47 @@ from dataclasses import dataclass
 from math import gcd, lcm
 from typing import ClassVar
 
-from tsapps.kernels.plan.mma import ELEMENT, SUM, LibraryAlgorithm, Plan
+from tsapps.kernels.plan.mma import ELEMENT, SUM, KernelPlan, LibraryAlgorithm, MmaPlan
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
 __all__ = [
     "AnyPlan",
     "ColumnsPlan",
     "RowsPlan",
+    "SimtPlan",
     "SmallTsmttsmPlan",
     "SplitPlan",
     "WidePlan",
-    "simple_plans",
+    "simt_plans",
     "small_tsmttsm_plan",
     "split_plan",
 ]
 
 
 @dataclass(frozen=True)
-class RowsPlan:
+class SimtPlan(KernelPlan):
+    """How a kernel of tsm2/simt is instantiated: for a dtype, and with the template arguments of its own class."""
+
+    @property
+    def _template_arguments(self) -> tuple[int | str, ...]:
+        """What the kernel is instantiated with behind the types of an element and of a sum."""
+        raise NotImplementedError
+
+    def kernel(self) -> str:
+        """Return the kernel's name expression."""
+        given = ELEMENT[self.dtype], SUM[self.dtype], *self._template_arguments
+        arguments = (str(one).lower() if isinstance(one, bool) else str(one) for one in given)
+        return f"{self.function}<{', '.join(arguments)}>"
+
+
+@dataclass(frozen=True)
+class _Tsm2lPlan(SimtPlan):
+    k: int
+    w: int
+
+
+@dataclass(frozen=True)
+class RowsPlan(_Tsm2lPlan):
     """How simt/tsm2l_rows.cuh is instantiated.
 
     Attributes
@@ -39,21 +62,17 @@ class RowsPlan:
     kernel_name: ClassVar[str] = "tsm2l_rows"
     header: ClassVar[str] = "kernels/tsm2/simt/tsm2l_rows.cuh"
 
-    dtype: str
-    k: int
-    w: int
     rows: int
     ahead: int = 1
     threads: int = 128
 
-    def kernel(self) -> str:
-        """Return the kernel's name expression."""
-        sizes = f"{self.k}, {self.w}, {self.rows}, {self.ahead}, {self.threads}"
-        return f"tsm2::tsm2l_rows<{ELEMENT[self.dtype]}, {SUM[self.dtype]}, {sizes}>"
+    @property
+    def _template_arguments(self) -> tuple[int | str, ...]:
+        return self.k, self.w, self.rows, self.ahead, self.threads
 
 
 @dataclass(frozen=True)
-class WidePlan:
+class WidePlan(_Tsm2lPlan):
     """How simt/tsm2l_wide.cuh is instantiated.
 
     Attributes
@@ -67,9 +86,6 @@ class WidePlan:
     kernel_name: ClassVar[str] = "tsm2l_wide"
     header: ClassVar[str] = "kernels/tsm2/simt/tsm2l_wide.cuh"
 
-    dtype: str
-    k: int
-    w: int
     ahead: int
 
     @property
@@ -83,14 +99,13 @@ class WidePlan:
         """Rows of C that a block has at a time."""
         return self.threads * (16 // ITEMSIZE[self.dtype]) // self.w
 
-    def kernel(self) -> str:
-        """Return the kernel's name expression."""
-        sizes = f"{self.k}, {self.w}, {self.ahead}, {self.threads}"
-        return f"tsm2::tsm2l_wide<{ELEMENT[self.dtype]}, {SUM[self.dtype]}, {sizes}>"
+    @property
+    def _template_arguments(self) -> tuple[int | str, ...]:
+        return self.k, self.w, self.ahead, self.threads
 
 
 @dataclass(frozen=True)
-class ColumnsPlan:
+class ColumnsPlan(_Tsm2lPlan):
     """How simt/tsm2l_columns.cuh is instantiated.
 
     Attributes
@@ -108,21 +123,17 @@ class ColumnsPlan:
     kernel_name: ClassVar[str] = "tsm2l_columns"
     header: ClassVar[str] = "kernels/tsm2/simt/tsm2l_columns.cuh"
 
-    dtype: str
-    k: int
-    w: int
     ahead: int = 8
     threads: int = 128
     streams: bool = False
 
-    def kernel(self) -> str:
-        """Return the kernel's name expression."""
-        sizes = f"{self.k}, {self.w}, {self.ahead}, {self.threads}, {str(self.streams).lower()}"
-        return f"tsm2::tsm2l_columns<{ELEMENT[self.dtype]}, {SUM[self.dtype]}, {sizes}>"
+    @property
+    def _template_arguments(self) -> tuple[int | str, ...]:
+        return self.k, self.w, self.ahead, self.threads, self.streams
 
 
 @dataclass(frozen=True)
-class SplitPlan:
+class SplitPlan(SimtPlan):
     """How simt/tsm2r_columns.cuh is instantiated and launched.
 
     Attributes
@@ -145,7 +156,6 @@ class SplitPlan:
     kernel_name: ClassVar[str] = "tsm2r_columns"
     header: ClassVar[str] = "kernels/tsm2/simt/tsm2r_columns.cuh"
 
-    dtype: str
     width: int
     unroll: int
     threads: int
@@ -154,11 +164,10 @@ class SplitPlan:
     splits: int
     per_split: int
 
-    def kernel(self) -> str:
-        """Return the kernel's name expression."""
-        element, total = ELEMENT[self.dtype], SUM[self.dtype]
-        sizes = f"{self.width}, {self.unroll}, {self.threads}, {self.blocks}, {str(self.vector).lower()}"
-        return f"tsm2::tsm2r_columns<{element}, {total}, {sizes}, tsm2::StoreElement<{element}, {total}>>"
+    @property
+    def _template_arguments(self) -> tuple[int | str, ...]:
+        store = f"tsm2::StoreElement<{ELEMENT[self.dtype]}, {SUM[self.dtype]}>"
+        return self.width, self.unroll, self.threads, self.blocks, self.vector, store
 
 
 # (unroll, threads, blocks a multiprocessor) by bytes of an element and width: of four and eight bytes, the fastest of
@@ -199,7 +208,7 @@ def split_plan(problem: Problem, multiprocessors: int) -> SplitPlan:
 
 
 @dataclass(frozen=True)
-class SmallTsmttsmPlan:
+class SmallTsmttsmPlan(SimtPlan):
     """How simt/tsmttsm_small.cuh is instantiated.
 
     Attributes
@@ -217,17 +226,15 @@ class SmallTsmttsmPlan:
     kernel_name: ClassVar[str] = "tsmttsm_few"
     header: ClassVar[str] = "kernels/tsm2/simt/tsmttsm_small.cuh"
 
-    dtype: str
     m: int
     w: int
     along: bool
     depth: int
     threads: int = 256
 
-    def kernel(self) -> str:
-        """Return the kernel's name expression."""
-        sizes = f"{self.m}, {self.w}, {str(self.along).lower()}, {self.depth}, {self.threads}"
-        return f"tsm2::tsmttsm_few<{ELEMENT[self.dtype]}, {SUM[self.dtype]}, {sizes}>"
+    @property
+    def _template_arguments(self) -> tuple[int | str, ...]:
+        return self.m, self.w, self.along, self.depth, self.threads
 
 
 def small_tsmttsm_plan(problem: Problem) -> SmallTsmttsmPlan | None:
@@ -248,10 +255,10 @@ def small_tsmttsm_plan(problem: Problem) -> SmallTsmttsmPlan | None:
 
 
 #: How a kernel of ours is instantiated, or which of the library's algorithms runs.
-AnyPlan = Plan | RowsPlan | WidePlan | ColumnsPlan | SplitPlan | SmallTsmttsmPlan | LibraryAlgorithm
+AnyPlan = MmaPlan | SimtPlan | LibraryAlgorithm
 
 
-def simple_plans(problem: Problem, multiprocessors: int) -> list[AnyPlan]:
+def simt_plans(problem: Problem, multiprocessors: int) -> list[AnyPlan]:
     """Return the plans of the kernels without tensor cores, the most promising first; none where they do not apply."""
     small = small_tsmttsm_plan(problem)
     if small is not None:
@@ -280,5 +287,5 @@ def simple_plans(problem: Problem, multiprocessors: int) -> list[AnyPlan]:
 _MOST_OF_B, _MOST_OF_WIDE = 64, 8
 # Registers of A or of C that a thread of tsm2l_columns keeps, of 128 in a block and of 512.
 _MOST_KEPT, _KEPT_BY_MANY = 132, 64
-# Sums of a thread of tsmttsm_few, by bytes of an element, and vectors that it loads at a time.
+# Sums of a thread of tsmttsm_small, by bytes of an element, and vectors that it loads at a time.
 _MOST_SUMS, _MOST_VECTORS = {8: 32, 4: 64, 2: 64}, 20

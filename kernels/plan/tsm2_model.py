@@ -40,7 +40,7 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.kernels.gpu_specs import Device
+from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = [
     "Prediction",
@@ -114,7 +114,7 @@ def _registers(itemsize: int, t2: float, t3: float) -> float:
     return SETUP_REGISTERS + (3 * t2 + 2 * t3) * itemsize / 4
 
 
-def _occupancy(device: Device, itemsize: int, t2: float, t3: float) -> float:
+def _occupancy(device: GpuSpec, itemsize: int, t2: float, t3: float) -> float:
     return min(
         device.max_threads,
         device.registers / _registers(itemsize, t2, t3),
@@ -122,12 +122,12 @@ def _occupancy(device: Device, itemsize: int, t2: float, t3: float) -> float:
     )
 
 
-def _memory_utilisation(device: Device, itemsize: int, threads: float, t3: float) -> float:
+def _memory_utilisation(device: GpuSpec, itemsize: int, threads: float, t3: float) -> float:
     need = device.memory_latency / device.clock_hz * device.bandwidth / device.multiprocessors
     return min(1.0, threads * t3 * itemsize / need)
 
 
-def _compute_utilisation(device: Device, name: str, threads: float, t2: float, t3: float, flops_per_fma: int) -> float:
+def _compute_utilisation(device: GpuSpec, name: str, threads: float, t2: float, t3: float, flops_per_fma: int) -> float:
     need = device.fma_latency(name) / device.clock_hz * device.peak(name) / device.multiprocessors
     return min(1.0, threads * t2 * t3 * flops_per_fma / need)
 
@@ -144,12 +144,12 @@ def shared_memory(dtype: Any, t2: int) -> int:
     return t2 * _itemsize(dtype)[1]
 
 
-def occupancy(device: Device, dtype: Any, t1: int, t2: int, t3: int) -> int:
+def occupancy(device: GpuSpec, dtype: Any, t1: int, t2: int, t3: int) -> int:
     """Return the threads that a multiprocessor holds at once.
 
     Parameters
     ----------
-    device : Device
+    device : GpuSpec
     dtype : {"float32", "float64"} or the like of a NumPy dtype
     t1, t2, t3 : int
         Threads a block, columns of C at a time, and elements of A fetched at a time; at least 1.
@@ -171,25 +171,25 @@ def occupancy(device: Device, dtype: Any, t1: int, t2: int, t3: int) -> int:
     return floor(_occupancy(device, itemsize, t2, t3) / t1) * t1
 
 
-def memory_utilisation(device: Device, dtype: Any, t1: int, t2: int, t3: int) -> float:
+def memory_utilisation(device: GpuSpec, dtype: Any, t1: int, t2: int, t3: int) -> float:
     """Return the part of the bandwidth that the loads in flight sustain, from 0 to 1; arguments as of `occupancy`."""
     threads = occupancy(device, dtype, t1, t2, t3)
     return _memory_utilisation(device, _itemsize(dtype)[1], threads, t3)
 
 
-def compute_utilisation(device: Device, dtype: Any, t1: int, t2: int, t3: int, *, flops_per_fma: int = 1) -> float:
+def compute_utilisation(device: GpuSpec, dtype: Any, t1: int, t2: int, t3: int, *, flops_per_fma: int = 1) -> float:
     """Return the part of the peak that the operations in flight sustain, from 0 to 1; arguments as of `occupancy`."""
     _check_convention(flops_per_fma)
     threads = occupancy(device, dtype, t1, t2, t3)
     return _compute_utilisation(device, _itemsize(dtype)[0], threads, t2, t3, flops_per_fma)
 
 
-def threshold(device: Device, dtype: Any, *, flops_per_fma: int = 1) -> float:
+def threshold(device: GpuSpec, dtype: Any, *, flops_per_fma: int = 1) -> float:
     """Return t2*, the columns at a time past which arithmetic takes longer than reading A.
 
     Parameters
     ----------
-    device : Device
+    device : GpuSpec
     dtype : {"float32", "float64"} or the like of a NumPy dtype
     flops_per_fma : {1, 2}
         What a multiply-add of the product counts against the peak: 1 as in the paper, 2 as in the peak itself.
@@ -209,7 +209,7 @@ def threshold(device: Device, dtype: Any, *, flops_per_fma: int = 1) -> float:
     return device.peak(name) * itemsize / (device.bandwidth * flops_per_fma)
 
 
-def memory_seconds(device: Device, m: int, k: int, w: int, dtype: Any, t1: int, t2: int, t3: int) -> float:
+def memory_seconds(device: GpuSpec, m: int, k: int, w: int, dtype: Any, t1: int, t2: int, t3: int) -> float:
     """Return f_mem, the seconds to read A ⌈w/t2⌉ times; infinite where no block fits. Arguments as of `predict`."""
     _check_sizes(m=m, k=k, w=w)
     utilisation = memory_utilisation(device, dtype, t1, t2, t3)
@@ -217,7 +217,7 @@ def memory_seconds(device: Device, m: int, k: int, w: int, dtype: Any, t1: int, 
 
 
 def compute_seconds(
-    device: Device, m: int, k: int, w: int, dtype: Any, t1: int, t2: int, t3: int, *, flops_per_fma: int = 1
+    device: GpuSpec, m: int, k: int, w: int, dtype: Any, t1: int, t2: int, t3: int, *, flops_per_fma: int = 1
 ) -> float:
     """Return f_comp, the seconds of the arithmetic; infinite where no block fits. Arguments as of `predict`."""
     _check_sizes(m=m, k=k, w=w)
@@ -226,7 +226,7 @@ def compute_seconds(
 
 
 def predict(
-    device: Device, m: int, k: int, w: int, dtype: Any, t1: int, t2: int, t3: int, *, flops_per_fma: int = 1
+    device: GpuSpec, m: int, k: int, w: int, dtype: Any, t1: int, t2: int, t3: int, *, flops_per_fma: int = 1
 ) -> Prediction:
     """Predict the time of TSM2 with prefetch.
 
@@ -235,7 +235,7 @@ def predict(
 
     Parameters
     ----------
-    device : Device
+    device : GpuSpec
     m, k, w : int
         A is m × k, B is k × w; at least 1.
     dtype : {"float32", "float64"} or the like of a NumPy dtype
@@ -263,7 +263,7 @@ def predict(
     return Prediction(compute, "compute") if compute > memory else Prediction(memory, "memory")
 
 
-def block_threads(device: Device, dtype: Any, t2: int, t3: int) -> int:
+def block_threads(device: GpuSpec, dtype: Any, t2: int, t3: int) -> int:
     """Return t1 for given tiles.
 
     The paper times every t1 that divides the occupancy. Here it is the t1 of `BLOCKS` that keeps the most threads
@@ -272,7 +272,7 @@ def block_threads(device: Device, dtype: Any, t2: int, t3: int) -> int:
     return max(BLOCKS, key=lambda t1: (occupancy(device, dtype, t1, t2, t3), t1))
 
 
-def choose(device: Device, m: int, k: int, w: int, dtype: Any, *, flops_per_fma: int = 1) -> tuple[int, int, int]:
+def choose(device: GpuSpec, m: int, k: int, w: int, dtype: Any, *, flops_per_fma: int = 1) -> tuple[int, int, int]:
     """Choose t1, t2 and t3 as Algorithm 5 does, by trying every one.
 
     With w ≤ t2* the product is bound by memory: the smallest f_mem over 1 ≤ t2 ≤ w. Else the faster of the smallest
@@ -308,7 +308,7 @@ def choose(device: Device, m: int, k: int, w: int, dtype: Any, *, flops_per_fma:
     return block_threads(device, dtype, t2, t3), t2, t3
 
 
-def descend(device: Device, w: int, dtype: Any, *, flops_per_fma: int = 1) -> tuple[int, int]:
+def descend(device: GpuSpec, w: int, dtype: Any, *, flops_per_fma: int = 1) -> tuple[int, int]:
     """Choose t2 and t3 by gradient descent, as printed: from t2 = t3 = 1, step 0.1, stop at 1e-4, round to the nearest.
 
     What the paper leaves open is decided so. The objective is the time relative to one pass over A, or to the
@@ -361,12 +361,12 @@ def _descent(objective: Callable[[float, float], float], lowest: float, highest:
     return round(t2), round(t3)
 
 
-def floor_seconds(device: Device, m: int, k: int, w: int, dtype: Any, unit: str) -> float:
+def floor_seconds(device: GpuSpec, m: int, k: int, w: int, dtype: Any, unit: str) -> float:
     """Return the roofline: the time that no kernel of a product can go below.
 
     Parameters
     ----------
-    device : Device
+    device : GpuSpec
     m, k, w : int
         A is m × k, B is k × w; at least 1.
     dtype : {"float64", "float32", "float16", "bfloat16"} or the like of a NumPy dtype

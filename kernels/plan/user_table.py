@@ -5,7 +5,7 @@ valid when kernels change. What a table leaves out, the one that comes with tsap
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tsapps.kernels.system.cache import cache_directory, read_cached, warn_once,
 from tsapps.kernels.system.printable import OneLineError
 from tsapps.kernels.system.strict_json import JsonError, parse_json
 
-__all__ = ["keep", "of_version", "own_table", "reset", "user_path", "user_table", "write_table"]
+__all__ = ["keep", "of_version", "on_change", "own_table", "reset", "user_path", "user_table", "write_table"]
 
 # What a row must say: one of a few words, or a value of a type.
 _WORDS = {
@@ -142,10 +142,17 @@ def reset(device_name: str) -> bool:
     return True
 
 
-def _forget_plans() -> None:
-    from tsapps.kernels import matmul
+def on_change(forget: Callable[[], object]) -> None:
+    """Have `forget` called whenever `keep` or `reset` has changed a table: it drops the plans made by the old one."""
+    _forgetting.append(forget)
 
-    matmul.forget_plans()
+
+_forgetting: list[Callable[[], object]] = []
+
+
+def _forget_plans() -> None:
+    for forget in _forgetting:
+        forget()
 
 
 def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -1,7 +1,6 @@
-// Bulk copies to shared memory, and the barriers that count their bytes (sm_90 and later). Inline PTX, as in
-// instructions.cuh, with what it means on the CPU (TSA_HOST).
+// cp.async.bulk: bulk copies to shared memory, and mbarriers that count their bytes (sm_90 and later).
 #pragma once
-#include "kernels/ptx/instructions.cuh"
+#include "kernels/ptx/types.cuh"
 
 namespace ptx {
 
@@ -58,15 +57,16 @@ TSA_PTX void mbarrier_wait(Mbarrier* barrier, unsigned parity) {
       : "memory");
 }
 
-// cp.async.mbarrier.arrive ─ arrives once all copies that this thread has begun by cp_async (instructions.cuh) are there: one of the
-// arrivals that a phase expects. What the thread wrote otherwise is not visible by that.
+// cp.async.mbarrier.arrive ─ arrives once all copies that this thread has begun by cp_async (cp_async.cuh) are there:
+// one of the arrivals that a phase expects. What the thread wrote otherwise is not visible by that.
 TSA_PTX void cp_async_arrive(Mbarrier* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// cp.async.bulk ─ a multiple of 16 bytes from global to shared memory, both at multiples of 16, begun by one thread; they
-// count at the barrier once they are there. Where ordinary loads read what lay there before, those threads have async_fence
-// (wgmma.cuh) ahead of the barrier that the copy waits for: without, it overtakes them (docs/notes/tsm2.md).
+// cp.async.bulk ─ a multiple of 16 bytes from global to shared memory, both at multiples of 16, begun by one thread;
+// they count at the barrier once they are there. Where ordinary loads read what lay there before, those threads have
+// async_fence (wgmma.cuh) ahead of the barrier that the copy waits for: without, it overtakes them
+// (docs/notes/tsm2.md).
 TSA_PTX void bulk_copy(void* shared, const void* global, int bytes, Mbarrier* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(shared)),

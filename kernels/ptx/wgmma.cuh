@@ -1,50 +1,15 @@
-// The instructions of warpgroups: four warps of a Hopper SM (sm_90a) that multiply together. Inline PTX, as in
-// instructions.cuh, with what it means on the CPU (TSA_HOST).
+// wgmma: matrix products of a warpgroup, four warps of a Hopper SM (sm_90a), on the tensor cores.
 #pragma once
-#include "kernels/ptx/instructions.cuh"
+#include "kernels/ptx/mma.cuh"
 
 namespace ptx {
-
-// barrier.sync, barrier.arrive ─ barrier `id` of a block, 1 to 15, for `threads` of it, whole warps. Those that sync wait
-// for all, those that arrive do not; what either wrote before is then visible to those that waited. Not the aligned forms
-// (bar.sync): warps may come from different places of the code.
-TSA_PTX void barrier_sync(int id, int threads) {
-#if defined(TSA_HOST)
-  cuda_host::wait_for_some(id, threads, true);
-#else
-  asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-#endif
-}
-
-TSA_PTX void barrier_arrive(int id, int threads) {
-#if defined(TSA_HOST)
-  cuda_host::wait_for_some(id, threads, false);
-#else
-  asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-#endif
-}
-
-// setmaxnreg ─ from here on, this warpgroup has so many registers a thread (a multiple of 8, 24 to 256): more, which the
-// other warpgroups of the block have to give first, or fewer.
-template <int registers>
-TSA_PTX void more_registers() {
-#if !defined(TSA_HOST)
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
-#endif
-}
-template <int registers>
-TSA_PTX void fewer_registers() {
-#if !defined(TSA_HOST)
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
-#endif
-}
 
 // wgmma ─ d (64 × 8·blocks) += A · B, begun by the four warps of a warpgroup and not awaited; `clears`: d = A · B. A is
 // 64 × 8 of tf32 or 64 × 16 of halves; each warp has 16 rows of it in registers, a fragment of mma m16n8k8 or m16n8k16,
 // and d[j] is the warp's fragment of columns 8·j and on.
 //
 // B lies in shared memory, from a multiple of 16 bytes on: 256 bytes for 8 columns, in which 64 words of 32 bits lie
-// lane by lane: word i of B's fragment (instructions.cuh) in lane l at 4·(32·i + l).
+// lane by lane: word i of B's fragment (mma.cuh) in lane l at 4·(32·i + l).
 //
 // Before the first wgmma that uses registers which were written: wgmma_fence of those of A. Before one that uses a B
 // which was stored: async_fence by those who stored it, then a barrier. What is begun is a group from wgmma_commit on;

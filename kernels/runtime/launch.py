@@ -16,7 +16,10 @@ import numpy as np
 
 from tsapps.kernels.gpu_specs import live
 
-__all__ = ["DependentLaunch", "PackedLaunch", "pack"]
+__all__ = ["BoundLaunch", "DependentLaunch", "ProductLaunch", "pack"]
+
+#: Computes C ← alpha · A · B + beta · C on CuPy's current stream, of the addresses of A, B and C, and alpha and beta.
+ProductLaunch = Callable[[int, int, int, float, float], None]
 
 # What every argument begins at a multiple of: as much as any type of CUDA C++ is aligned to.
 _ALIGNMENT = 16
@@ -74,12 +77,12 @@ def _launch_function(device: int) -> Any | None:
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1").cuLaunchKernelEx
 
 
-class PackedLaunch:
+class BoundLaunch:
     """A launch that takes no more than the current stream, as often as it is called.
 
     Parameters
     ----------
-    kernel : tsapps.kernels.jit.compiler.Kernel or cupy.cuda.Function
+    kernel : tsapps.kernels.jit.kernel.Kernel or cupy.cuda.Function
         One of the current device.
     grid, block : sequence of int
         Up to three numbers each.
@@ -122,11 +125,11 @@ class PackedLaunch:
         self._launch(self._stream().ptr)
 
 
-class DependentLaunch(PackedLaunch):
+class DependentLaunch(BoundLaunch):
     """A launch of a kernel that may begin before the one ahead of it in the stream has ended, and waits for it itself.
 
-    It has to begin with `ptx::griddepcontrol_wait` (instructions.cuh). GPUs before compute capability 9.0 launch it in
-    order.
+    It has to begin with `ptx::griddepcontrol_wait` (ptx/dependent_launch.cuh). GPUs before compute capability 9.0
+    launch it in order.
     """
 
     @staticmethod
@@ -135,7 +138,7 @@ class DependentLaunch(PackedLaunch):
 
         launch = _launch_function(cupy.cuda.Device().id)
         if launch is None:
-            return PackedLaunch._bound(function, sizes, addresses)
+            return BoundLaunch._bound(function, sizes, addresses)
         *of_grid_and_block, shared_mem = sizes
         config = _Config((c_uint * 6)(*of_grid_and_block), shared_mem, None, pointer(_OVERLAPS), 1)
         given = byref(config), c_void_p(function), c_void_p(addresses), None

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-__all__ = ["scratch", "zeroed_counts"]
+__all__ = ["scratch", "workspace", "zeroed_counts"]
 
 _scratch: dict[tuple[int, int], Any] = {}
 _counts: dict[tuple[int, int], Any] = {}
@@ -32,3 +32,11 @@ def zeroed_counts(device: int, stream: int, size: int) -> Any:
     if found is None or found.size < size:
         found = _counts[device, stream] = cupy.zeros(max(size, 4096), cupy.uint32)
     return found
+
+
+def workspace(device: int, size: int, counts: int) -> tuple[Any, Any]:
+    """Return `scratch` of so many bytes and so many `zeroed_counts`, for a launch on the current stream."""
+    import cupy
+
+    stream = cupy.cuda.get_current_stream().ptr
+    return scratch(device, stream, size), zeroed_counts(device, stream, counts)

@@ -11,7 +11,7 @@
 // 2⁻³³. And the same constants, by which a number of each row of the left side can be added, kept there in three parts
 // likewise.
 #pragma once
-#include "kernels/ptx/instructions.cuh"
+#include "kernels/ptx/types.cuh"
 
 namespace tsm2 {
 

@@ -14,6 +14,7 @@
 #pragma once
 #include "kernels/ptx/emulated_mma.cuh"
 #include "kernels/tsm2/fragments.cuh"
+#include "kernels/ptx/types.cuh"
 
 namespace tsm2 {
 

@@ -16,7 +16,8 @@
 // for x₂y₂ and as much for what is below x₂; six products leave out less than 2⁻³¹. Tensor cores truncate as they add,
 // so sums stay in them only over a stretch of the depth, and are then added by ordinary rounded additions.
 #pragma once
-#include "kernels/ptx/instructions.cuh"
+#include "kernels/ptx/mma.cuh"
+#include "kernels/ptx/types.cuh"
 
 template <typename T, int kProducts>
 struct Tensor;

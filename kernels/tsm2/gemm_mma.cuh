@@ -1,12 +1,12 @@
 // C (m × n) = A (m × k) · B (k × n) with n small: TSM2R (m and k large), TSM2L (m large, k small) and TSMTTSM (m small,
 // k large: AᵀD). One kernel, instantiated by a plan.
 //
-//              k                    n          Both operands stream through a ring of stages in shared memory
-//      ┌────┬────┬────┐          ┌────┐        (operand.cuh), and warps multiply what a stage holds with the tensor
-//      │unit│unit│    │ tile    k│unit│        cores (fragments.cuh).
+//              k                    n        Both operands stream through a pipeline of stages in shared memory
+//      ┌────┬────┬────┐          ┌────┐      (operand.cuh), and warps multiply what a stage holds with the tensor cores
+//      │unit│unit│    │ tile    k│unit│      (fragments.cuh).
 //      ├────┼────┼────┤          ├────┤
-//    m │    │    │    │     ×    │unit│        A *tile* is kTileM rows of C by kTileN columns. A *unit* is the part of a
-//      └────┴────┴────┘          └────┘        tile that one stage adds: `kDepth` of the sum over k.
+//    m │    │    │    │     ×    │unit│      A *tile* is kTileM rows of C by kTileN columns. A *unit* is the part of a tile
+//      └────┴────┴────┘          └────┘      that one stage adds: `kDepth` of the sum over k.
 //
 // The units of all tiles, tile by tile, are dealt to the blocks in equal, contiguous shares: a block may have a part of
 // a tile (TSMTTSM), or the end of one and the beginning of the next (TSM2R). So every multiprocessor has the same work,
@@ -16,73 +16,33 @@
 // (stream_k_fixup.cuh).
 //
 // Of a k that fits one stage, B stays in shared memory and tiles are dealt in turn (TSM2L). There a block is kTeams
-// warps, each with tiles and a ring of its own: they wait for no barrier, and while one stores, others load and
+// warps, each with tiles and a pipeline of its own: they wait for no barrier, and while one stores, others load and
 // multiply.
 //
 // Why it is fast: each operand is read once, with up to kStages − 1 stages on their way, more bytes than latency times
 // bandwidth needs; the tensor cores leave the arithmetic hidden behind the reads, and threads free to move data.
 #pragma once
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/tsm2/mma_block.cuh"
 #include "kernels/tsm2/stream_k_fixup.cuh"
-#include "kernels/tsm2/epilogue_staging.cuh"
-#include "kernels/tsm2/weighted_row_sums.cuh"
 #include "kernels/tsm2/tile_loader.cuh"
 
 namespace tsm2 {
 
 template <typename Plan, typename Epilogue>
-class Product {
+class GemmMma : MmaBlock<Plan, Epilogue> {
  public:
-  using A = typename Plan::A;
-  using B = typename Plan::B;
-  using T = typename Plan::Element;
-  using Unit = Tensor<T, Plan::kProducts>;
-  using Sum = typename Unit::Sum;
+  using Block = MmaBlock<Plan, Epilogue>;
+  using Block::kArrivesAt, Block::kOver, Block::kKeptWeightsAt, Block::kTileSums, Block::kSharedBytes;
+  using Block::kColumnBlocks, Block::kAddsRows, Block::kSumBlocks, Block::kRegisters, Block::kStreamsB;
+  using Block::kPairs, Block::kTileColumnBlocks, Block::kParts, Block::kAllParts, Block::kArrivesBeside;
+  using Block::kPreparesB, Block::kWeightsAt, Block::kStage, Block::kPipelineBytes, Block::kPipelinesBytes;
+  using Block::kTeam, Block::kWarps, Block::kThreads, Block::kRows, Block::kColumns, Block::kEights, Block::kBlocks;
+  using typename Block::A, typename Block::B, typename Block::T, typename Block::Unit, typename Block::Sum,
+      typename Block::Depths, typename Block::Weights, typename Block::Over;
 
-  // Warps of a team and of a block.
-  static constexpr int kTeam = Plan::kWarpsM * Plan::kWarpsN * Plan::kWarpsK, kWarps = kTeam * Plan::kTeams;
-  static constexpr int kThreads = 32 * kWarps;
-  static_assert(Plan::kTeams == 1 || (Plan::kKeepB && kTeam == 1), "a block of several teams is of single warps");
-  static constexpr int kRows = Plan::kTileM / Plan::kWarpsM, kColumns = Plan::kTileN / Plan::kWarpsN;  // of a warp
-  static constexpr int kEights = (kRows + 7) / 8, kBlocks = (kRows + 15) / 16, kColumnBlocks = (kColumns + 7) / 8;
-  // The sums of a lane: those of C and, behind them, those of A's rows.
-  static constexpr bool kAddsRows = adds_rows<Epilogue>;
-  static_assert(!kAddsRows || Plan::kWarpsN == 1, "warps that share rows would add them up twice");
-  static constexpr int kSumBlocks = kColumnBlocks + kAddsRows, kRegisters = 4 * kBlocks * kSumBlocks;
-  using Depths = Depth<Plan::kDepth / Plan::kWarpsK, A::kPerWord, Plan::kStride>;
-  static_assert(Plan::kTileM % Plan::kWarpsM == 0 && Plan::kTileN % Plan::kWarpsN == 0 &&
-                    Plan::kDepth % Plan::kWarpsK == 0 && (Plan::kWarpsM == 1 || kRows % 16 == 0) &&
-                    (Plan::kWarpsN == 1 || kColumns % 8 == 0),
-                "warps share a tile evenly");
-
-  // Shared memory, in bytes: each team's ring, B as parts (once if it stays, else that of this unit and of the next),
-  // and sums on their way between warps and to the epilogue.
-  static constexpr bool kOwnB = !Plan::kGram, kStreamsB = kOwnB && !Plan::kKeepB;
-  static constexpr bool kPreparesB = Plan::kKeepB || Plan::kPrepareB;
-  static_assert(!kPreparesB || (kOwnB && Plan::kWarpsK == 1), "warps share the parts of B");
-  using Weights = RowWeights<Sum, Plan::kDepth>;  // behind B; where B stays, once
-  static constexpr int kWeights = kAddsRows ? Weights::kBytes : 0, kWeightsAt = A::kBytes + (kStreamsB ? B::kBytes : 0);
-  static constexpr int kStage = kWeightsAt + (Plan::kKeepB ? 0 : kWeights), kPipelineBytes = Plan::kStages * kStage;
-  static constexpr int kPipelinesBytes = Plan::kTeams * kPipelineBytes;
-  static constexpr int kPairs = (Depths::kWords + 1) / 2, kTileColumnBlocks = (Plan::kTileN + 7) / 8;
-  static constexpr int kParts =
-      kPreparesB ? kPairs * kTileColumnBlocks * 32 * 2 * (int)sizeof(typename Unit::Parts) : 0;
-  static constexpr int kAllParts = (kStreamsB ? 2 : 1) * kParts;
-  // A B that is kept arrives beside the first stages of A, in the one that is filled last; or, if it is too large,
-  // before them, where the rings will be.
-  static constexpr bool kArrivesBeside = Plan::kKeepB && B::kBytes <= kStage;
-  static constexpr int kArrivesAt = kArrivesBeside ? (Plan::kStages - 1) * kStage : 0;
-  static_assert(!Plan::kKeepB || B::kBytes <= kPipelinesBytes, "B arrives where the rings will be");
-  using Over = EpilogueStaging<Sum, kAddsRows ? 8 * kSumBlocks : kColumns, kBlocks>;
-  static constexpr int kOver = Over::template kBytes<Epilogue>;
-  static constexpr int kHandedOver = kWarps / 2 * 32 * kRegisters * (int)sizeof(Sum);
-  static constexpr int kSums = kWarps / Plan::kWarpsK * kOver;
-  static constexpr int kScratch = Plan::kWarpsK > 1 && kHandedOver > kSums ? kHandedOver : kSums;
-  static constexpr int kKeptWeightsAt = kPipelinesBytes + kAllParts + kScratch;
-  static constexpr int kSharedBytes = kKeptWeightsAt + (Plan::kKeepB ? kWeights : 0);
-  // Sums of one tile in `partial`.
-  static constexpr int kTileSums = Plan::kWarpsM * Plan::kWarpsN * 32 * kRegisters;
-
-  __device__ Product(unsigned char* shared, const typename A::Source& a, const typename B::Source& b, const Work& work,
+  __device__ GemmMma(unsigned char* shared, const typename A::Source& a, const typename B::Source& b, const Work& work,
                      Sum* partial, unsigned* arrived, const Epilogue& epilogue)
       : shared_(shared), a_(a), b_(b), work_(work), partition_(Partition::of<Plan>(work)), partial_(partial),
         arrived_(arrived), epilogue_(epilogue) {
@@ -113,7 +73,7 @@ class Product {
         Plan::kKeepB ? begin + (partition_.units - begin + teams - 1) / teams : partition_.begin(blockIdx.x + 1);
     if (begin >= end && !kArrivesBeside) return;
     WorkIterator<Plan> now(work_, begin);
-    UnitReader<Plan, 32 * kTeam, kThreads, kStreamsB> reader(a_, b_, work_, begin, threadIdx.x % (32 * kTeam),
+    TileLoader<Plan, 32 * kTeam, kThreads, kStreamsB> reader(a_, b_, work_, begin, threadIdx.x % (32 * kTeam),
                                                              threadIdx.x);
     long long fetched = begin;
     int free = 0;  // stage
@@ -265,7 +225,7 @@ class Product {
     if (Plan::kWarpsK > 1) add_splits(sums);
     // Of a B that is kept, a unit is a whole tile.
     const bool shared = !Plan::kKeepB && end - begin < partition_.tile_units;
-    const StreamKFixup<Product, Sum, kTileSums> others(*this, partition_, partial_, arrived_);
+    const StreamKFixup<GemmMma, Sum, kTileSums> others(*this, partition_, partial_, arrived_);
     if (shared && !others.add(end - 1 - at.depth / Plan::kDepth, sums)) return;
     if (warp_k_ != 0) return;
     const Place first = {at.row + warp_m_ * kRows, at.column + warp_n_ * kColumns, 0};
@@ -317,15 +277,15 @@ class Product {
 
 // partial and arrived are those of StreamKFixup, and not used where no tile is shared.
 template <typename Plan, typename Epilogue>
-__global__ void __launch_bounds__(Product<Plan, Epilogue>::kThreads, Plan::kBlocksAMultiprocessor)
-    tall_skinny(const typename Plan::A::Source a, const typename Plan::B::Source b, const Work work,
-                typename Product<Plan, Epilogue>::Sum* partial, unsigned* arrived, const Epilogue epilogue) {
+__global__ void __launch_bounds__(GemmMma<Plan, Epilogue>::kThreads, Plan::kBlocksAMultiprocessor)
+    gemm_mma(const typename Plan::A::Source a, const typename Plan::B::Source b, const Work work,
+             typename GemmMma<Plan, Epilogue>::Sum* partial, unsigned* arrived, const Epilogue epilogue) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   // Told of no rows, it returns at once; a return here would cost registers.
   const Work here{is_idle(epilogue) ? 0 : work.m, work.n, work.k};
   if constexpr (opens<Epilogue>) epilogue.open();
-  Product<Plan, Epilogue>(simt::dynamic_shared<unsigned char>(), a, b, here, partial, arrived, epilogue).run();
+  GemmMma<Plan, Epilogue>(simt::dynamic_shared<unsigned char>(), a, b, here, partial, arrived, epilogue).run();
   if constexpr (opens<Epilogue>) epilogue.close();
 }
 

@@ -2,17 +2,16 @@
 // and TSMTTSM of many rows, where the tensor cores have as much to do as the memory. n is at most 64.
 //
 //              k                  n        The units of work, the operands, sums that blocks share and epilogues are
-//                                 those
-//      ┌────┬────┬────┐        ┌────┐      of gemm_mma.cuh. What differs is who does what in a block, by warpgroups:
+//      ┌────┬────┬────┐        ┌────┐      those of gemm_mma.cuh. What differs is who does what in a block:
 //      │unit│unit│    │ tile  k│unit│
-//      ├────┼────┼────┤        ├────┤      *loaders* copy A and B of the units to come into a ring of stages, and take
-//    m │    │    │    │   ×    │unit│        this unit's B apart into what multipliers read; two of them part that work;
-//      └────┴────┴────┘        └────┘      *multipliers*, kWarpsM / 4 times kWarpsK, each kMatrices · 64 rows of the tile
-//                                            and a part of every unit's depth, load their words of A, take them apart,
-//                                            and multiply.
+//      ├────┼────┼────┤        ├────┤      *producers*, one warpgroup or two, copy A and B of the units to come into a
+//    m │    │    │    │   ×    │unit│      pipeline of stages, and split this unit's B into the parts that consumers
+//      └────┴────┴────┘        └────┘      read; *consumers*, kWarpsM / 4 times kWarpsK warpgroups, each with
+//                                          kMatrices · 64 rows of the tile and a part of every unit's depth, load their
+//                                          words of A, split them, and multiply.
 //
 // They wait for each other at barriers, two of each kind, for even units and for odd ones, as there are two places for
-// the parts of B: `landed` (copied), and for every multiplier `full` (the parts are made) and `empty` (multiplied: the
+// the parts of B: `landed` (copied), and for every consumer `full` (the parts are made) and `empty` (multiplied: the
 // unit's parts and its stage are free).
 //
 // A B that is kept is taken apart once, before the first unit; stages then hold A alone, units are whole tiles, and
@@ -22,24 +21,27 @@
 // one, the warpgroup loads the next job's words of A and adds up the sums of the last.
 //
 // Why it is fast: wgmma reads B once for 64 rows of A, where mma.sync reads it for every 16 or 32, and the tensor cores
-// always have a job waiting. There is no wgmma of doubles; they gain that no multiplier waits for a barrier of the
+// always have a job waiting. There is no wgmma of doubles; they gain that no consumer waits for a barrier of the
 // whole block. Tall tiles keep what is read of B from the level-2 cache, w · k for every tile, a fraction of A.
-// setmaxnreg gives the loaders' registers to the multipliers.
+// setmaxnreg gives the producers' registers to the consumers.
 #pragma once
 #include "kernels/tsm2/stream_k_fixup.cuh"
 #include "kernels/tsm2/epilogue_staging.cuh"
 #include "kernels/tsm2/weighted_row_sums.cuh"
 #include "kernels/tsm2/wgmma_producer.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/warp_specialization.cuh"
+#include "kernels/ptx/wgmma.cuh"
 
 namespace tsm2 {
 
 template <typename Plan, typename Epilogue>
-class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
+class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
  public:
   // The sums of a lane: those of C and, behind them, those of A's rows.
   static constexpr bool kAddsRows = adds_rows<Epilogue>;
   static_assert(!opens<Epilogue>, "warpgroups open no epilogue");
-  using Block = WarpgroupBlock<Plan, kAddsRows>;
+  using Block = WgmmaBlock<Plan, kAddsRows>;
   using typename Block::A, typename Block::B, typename Block::T, typename Block::Unit, typename Block::Register;
   using typename Block::Depths;
   using Sum = typename Unit::Sum;
@@ -48,7 +50,7 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
   using Block::kParts, Block::full, Block::empty, Block::next, Block::kFull, Block::kEmpty;
   using Block::kProducers, Block::kMatrices, Block::kColumns, Block::kColumnBlocks, Block::kGroupDepth;
 
-  // Shared memory, in bytes: that of WarpgroupBlock, what the epilogue needs, and the sums of the second split.
+  // Shared memory, in bytes: that of WgmmaBlock, what the epilogue needs, and the sums of the second split.
   static constexpr int kSumBlocks = kColumnBlocks + kAddsRows, kRegisters = 4 * kMatrices * kSumBlocks;
   using Over = EpilogueStaging<Sum, kAddsRows ? 8 * kSumBlocks : kColumns, 1>;
   static constexpr int kOver = Over::template kBytes<Epilogue>;
@@ -57,9 +59,9 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
   static constexpr int kHandedOver = (kSplits - 1) * kTileSums * (int)sizeof(Sum);
   static constexpr int kSharedBytes = Block::kShared + kAllOver + kHandedOver;
 
-  __device__ WarpgroupProduct(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
-                              const Work& work, Sum* partial, unsigned* arrived, const Epilogue& epilogue)
-      : shared_(shared), loader_(shared, a, b, work, weights_of(epilogue)), work_(work),
+  __device__ GemmWgmma(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
+                       const Work& work, Sum* partial, unsigned* arrived, const Epilogue& epilogue)
+      : shared_(shared), producer_(shared, a, b, work, weights_of(epilogue)), work_(work),
         partition_(Partition::of<Plan>(work)), partial_(partial), arrived_(arrived), epilogue_(epilogue),
         group_(threadIdx.x / kGroup) {}
 
@@ -70,16 +72,16 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
                                        : partition_.begin(blockIdx.x + 1) - begin;
     if (all <= 0) return;
     const int units = (int)all;
-    // Loaders first: with the multipliers before them, the compiler spills registers of doubles.
+    // Producers first: with the consumers before them, the compiler spills registers of doubles.
     if (kProducers == 1 && group_ == kGroups) {
       ptx::fewer_registers<Block::kLoading>();
-      loader_.template run<true, true>(begin, units);
+      producer_.template run<true, true>(begin, units);
     } else if (group_ == kGroups) {
       ptx::fewer_registers<Block::kLoading>();
-      loader_.template run<true, false>(begin, units);
+      producer_.template run<true, false>(begin, units);
     } else if (group_ > kGroups) {
       ptx::fewer_registers<Block::kLoading>();
-      loader_.template run<false, true>(begin, units);
+      producer_.template run<false, true>(begin, units);
     } else {
       ptx::more_registers<Block::kConsumerRegisters>();
       multiply(begin, units);
@@ -239,7 +241,7 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
   __device__ __forceinline__ void finish(const Place& at, long long begin, long long end,
                                          Sum (&sums)[kMatrices][kSumBlocks][4]) {
     if (kSplits > 1) add_splits(sums);
-    const StreamKFixup<WarpgroupProduct, Sum, kTileSums> others(*this, partition_, partial_, arrived_);
+    const StreamKFixup<GemmWgmma, Sum, kTileSums> others(*this, partition_, partial_, arrived_);
     if (end - begin < partition_.tile_units && !others.add(begin - at.depth / Plan::kDepth, sums)) return;
     if (split() != 0) return;
     const int columns = work_.n - at.column < kColumns ? (int)(work_.n - at.column) : kColumns;
@@ -253,7 +255,7 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
     }
   }
 
-  // The multipliers as a team of StreamKFixup.
+  // The consumers as a team of StreamKFixup.
   template <typename, typename, int>
   friend class StreamKFixup;
   __device__ int split() const { return kSplits > 1 ? group_ / kRowGroups : 0; }
@@ -273,7 +275,7 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
   __device__ void sync() const { ptx::barrier_sync(Block::kConsumersBarrier, kConsumers); }
 
   unsigned char* shared_;
-  const WarpgroupLoader<Plan, kAddsRows> loader_;
+  const WgmmaProducer<Plan, kAddsRows> producer_;
   const Work& work_;
   const Partition partition_;
   Sum* partial_;
@@ -284,13 +286,12 @@ class WarpgroupProduct : WarpgroupBlock<Plan, adds_rows<Epilogue>> {
 
 // partial and arrived are those of StreamKFixup.
 template <typename Plan, typename Epilogue>
-__global__ void __launch_bounds__(WarpgroupProduct<Plan, Epilogue>::kThreads, Plan::kBlocksAMultiprocessor)
-    tall_skinny_warpgroups(const typename Plan::A::Source a, const typename Plan::B::Source b, const Work work,
-                           typename WarpgroupProduct<Plan, Epilogue>::Sum* partial, unsigned* arrived,
-                           const Epilogue epilogue) {
+__global__ void __launch_bounds__(GemmWgmma<Plan, Epilogue>::kThreads, Plan::kBlocksAMultiprocessor)
+    gemm_wgmma(const typename Plan::A::Source a, const typename Plan::B::Source b, const Work work,
+               typename GemmWgmma<Plan, Epilogue>::Sum* partial, unsigned* arrived, const Epilogue epilogue) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  WarpgroupProduct<Plan, Epilogue>(simt::dynamic_shared<unsigned char>(), a, b, work, partial, arrived, epilogue).run();
+  GemmWgmma<Plan, Epilogue>(simt::dynamic_shared<unsigned char>(), a, b, work, partial, arrived, epilogue).run();
 }
 
 }  // namespace tsm2

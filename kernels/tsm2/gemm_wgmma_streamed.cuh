@@ -22,6 +22,10 @@
 #pragma once
 #include "kernels/device/simt.cuh"
 #include "kernels/tsm2/streamed_pipeline.cuh"
+#include "kernels/ptx/bulk_copy.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/types.cuh"
+#include "kernels/ptx/warp_specialization.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
 namespace tsm2 {
@@ -34,7 +38,7 @@ namespace tsm2 {
 //   begin(Rows&, Fetched, levels)        before the first columns of these rows are multiplied; if kLevels, what is
 //                                        added to
 //                                        all sums of this thread's two rows
-//   take(Rows&, column tile, sums)       kColumns columns: the fragments (ptx/instructions.cuh) of 16 rows, a warp's
+//   take(Rows&, column tile, sums)       kColumns columns: the fragments (ptx/mma.cuh) of 16 rows, a warp's
 //   end(Rows&, row)                      after the last
 //
 // All threads of a multiplying warp take part in the last four, and all of the block in open and close. Column tiles

@@ -22,6 +22,9 @@
 // class with the same members: Source, kBytes, kPerWord, Reader and words().
 #pragma once
 #include "kernels/tsm2/fragments.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/ldmatrix.cuh"
+#include "kernels/ptx/memory.cuh"
 
 namespace tsm2 {
 

@@ -7,15 +7,16 @@
 //   …                                                            more than there are warpgroups has room, to be copied
 //                                                                early.
 //
-// One thread copies, into a ring of A and one of B; mbarriers say what is there and what is free. If the ring of A has
-// no room for the tiles (kStays), A streams by too, once for every column tile.
+// One thread copies, into a pipeline of A and one of B; mbarriers say what is there and what is free. If the pipeline
+// of A has no room for the tiles (kStays), A streams by too, once for every column tile.
 //
 // Why it is fast: what a multiprocessor asks for is whole chunks, contiguous in global memory, by bulk copies that no
 // other thread waits for but where it uses them; and never do all warpgroups wait for new rows at a time.
 #pragma once
 #include "kernels/ptx/bulk_copy.cuh"
-#include "kernels/tsm2/core_matrix_layout.cuh"
+#include "kernels/ptx/types.cuh"
 #include "kernels/ptx/wgmma.cuh"
+#include "kernels/tsm2/core_matrix_layout.cuh"
 
 namespace tsm2 {
 
@@ -43,7 +44,7 @@ class StreamedPipelines {
   static_assert(kStagesB >= 2, "a chunk is multiplied while the next is copied");
   static_assert(!kStays || (kGroups <= kStagesA && kStagesA <= 2 * kGroups), "a tile each, and another at most");
 
-  // Where a ring is, and the parity of the phase in which this stage is filled.
+  // Where a pipeline is, and the parity of the phase in which this stage is filled.
   template <int kStages>
   struct Place {
     int stage = 0;
@@ -53,7 +54,8 @@ class StreamedPipelines {
     }
   };
 
-  // A chunk of a tile of A: which piece of the ring, which barriers, and the parity of the phase in which it is filled.
+  // A chunk of a tile of A: which piece of the pipeline, which barriers, and the parity of the phase in which it is
+  // filled.
   struct Piece {
     int at, barrier;
     unsigned parity;

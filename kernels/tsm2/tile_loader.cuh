@@ -1,4 +1,4 @@
-// Copies units, one after another as Cursor goes through them, to the stages of a ring.
+// Copies units, one after another as WorkIterator goes through them, to the stages of a pipeline.
 #pragma once
 #include "kernels/tsm2/operand.cuh"
 #include "kernels/tsm2/tile_scheduler.cuh"
@@ -7,13 +7,13 @@ namespace tsm2 {
 
 // By kThreadsA and kThreadsB threads, A to the beginning of a stage and, with kReadsB, B behind it.
 template <typename Plan, int kThreadsA, int kThreadsB, bool kReadsB>
-class UnitReader {
+class TileLoader {
  public:
   using A = typename Plan::A;
   using B = typename Plan::B;
 
   // From a unit on.
-  __device__ UnitReader(const typename A::Source& a, const typename B::Source& b, const Work& work, long long unit,
+  __device__ TileLoader(const typename A::Source& a, const typename B::Source& b, const Work& work, long long unit,
                         int thread_of_a, int thread_of_b)
       : ahead_(work, unit), a_(a, thread_of_a), b_(b, thread_of_b) {}
 

@@ -2,10 +2,12 @@
 // adds_rows). They are one more block of fragments behind those of C.
 //
 // Why it is fast: A is not read again, and it takes one ordinary multiply-add an element, while the tensor cores
-// multiply. The weights come with the tiles, by the same ring.
+// multiply. The weights come with the tiles, by the same pipeline.
 #pragma once
+#include "kernels/device/element.cuh"
 #include "kernels/tsm2/epilogue.cuh"
 #include "kernels/tsm2/operand.cuh"
+#include "kernels/ptx/cp_async.cuh"
 
 namespace tsm2 {
 

@@ -1,13 +1,12 @@
 // What a block of gemm_wgmma.cuh is made of: warpgroups, jobs, shared memory and barriers.
 #pragma once
 #include "kernels/tsm2/weighted_row_sums.cuh"
-#include "kernels/ptx/wgmma.cuh"
 
 namespace tsm2 {
 
 // kAddsRows: whether A's rows are added up, too, so that weights come with the units.
 template <typename Plan, bool kAddsRows>
-struct WarpgroupBlock {
+struct WgmmaBlock {
   using A = typename Plan::A;
   using B = typename Plan::B;
   using T = typename Plan::Element;
@@ -32,15 +31,15 @@ struct WarpgroupBlock {
   static constexpr bool kLoadsAhead = kJobs % 2 == 0;
   static_assert(sizeof(T) == 8 || kGroupPairs % kJobPairs == 0, "a unit is whole jobs");
 
-  // The first of shared memory, in bytes: the ring, and two units' B as parts, or the one that is kept. Behind A and B,
-  // a stage has weights of rows; those that are kept are behind the parts.
+  // The first of shared memory, in bytes: the pipeline, and two units' B as parts, or the one that is kept. Behind A
+  // and B, a stage has weights of rows; those that are kept are behind the parts.
   using Weights = RowWeights<typename Unit::Sum, Plan::kDepth>;
   static constexpr bool kStreamsB = !(Plan::kGram || Plan::kKeepB);
   static constexpr int kWeights = kAddsRows ? Weights::kBytes : 0, kWeightsAt = A::kBytes + (kStreamsB ? B::kBytes : 0);
   static constexpr int kStage = kWeightsAt + (Plan::kKeepB ? 0 : kWeights), kPipelineBytes = Plan::kStages * kStage;
   static_assert(Plan::kStages >= 3, "a stage that is read, one that is taken apart, and one that is on its way");
   static_assert(!Plan::kKeepB || (kProducers == 1 && kPipelineBytes >= B::kBytes),
-                "B arrives in the ring, and one warpgroup has it");
+                "B arrives in the pipeline, and one warpgroup has it");
   static constexpr int kMatrixBytes = 64 * (int)sizeof(Register) * kColumnBlocks;
   static constexpr int kParts = kPairs * Unit::kParts * kMatrixBytes, kAllParts = (Plan::kKeepB ? 1 : 2) * kParts;
   static constexpr int kKeptWeightsAt = kPipelineBytes + kAllParts,
@@ -54,14 +53,14 @@ struct WarpgroupBlock {
                                        (pair * Unit::kParts + part) * kMatrixBytes);
   }
 
-  // Barriers, by place of the parts, and the threads that two of them are for; and one of all multipliers.
+  // Barriers, by place of the parts, and the threads that two of them are for; and one of all consumers.
   static __device__ int landed(int place) { return 1 + place; }
   static __device__ int full(int place, int group) { return 3 + 2 * group + place; }
   static __device__ int empty(int place, int group) { return 3 + 2 * kGroups + 2 * group + place; }
   static constexpr int kFull = 2 * kGroup, kEmpty = kGroup + kProducers * kGroup, kConsumersBarrier = 3 + 4 * kGroups;
 
-  // Registers of a thread: as all begin with, of 512 for a thread of every warpgroup of a multiprocessor; of a loader;
-  // and of a multiplier, which gets the rest.
+  // Registers of a thread: as all begin with, of 512 for a thread of every warpgroup of a multiprocessor; of a
+  // producer; and of a consumer, which gets the rest.
   static constexpr int kEqual = 512 / Plan::kBlocksAMultiprocessor / (kGroups + kProducers) / 8 * 8;
   static constexpr int kLoading = kProducers == 1 ? 88 : 64;
   static constexpr int kMost = ((kGroups + kProducers) * kEqual - kProducers * kLoading) / kGroups / 8 * 8;

@@ -2,28 +2,31 @@
 #pragma once
 #include "kernels/tsm2/tile_loader.cuh"
 #include "kernels/tsm2/wgmma_block.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/warp_specialization.cuh"
+#include "kernels/ptx/wgmma.cuh"
 
 namespace tsm2 {
 
 template <typename Plan, bool kAddsRows>
-class WarpgroupLoader {
+class WgmmaProducer {
  public:
-  using Block = WarpgroupBlock<Plan, kAddsRows>;
+  using Block = WgmmaBlock<Plan, kAddsRows>;
   using A = typename Block::A;
   using B = typename Block::B;
   using Unit = typename Block::Unit;
   using Sum = typename Unit::Sum;
 
   // `weights` of A's rows come with the units, if they are wanted.
-  __device__ WarpgroupLoader(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
-                             const Work& work, const Sum* weights)
+  __device__ WgmmaProducer(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
+                           const Work& work, const Sum* weights)
       : shared_(shared), a_(a), b_(b), work_(work), weights_(weights) {}
 
   template <bool kCopies, bool kPrepares>
   __device__ __forceinline__ void run(long long begin, int units) const {
     const int thread = threadIdx.x % Block::kGroup;
     if constexpr (Plan::kKeepB) keep_b(thread);
-    UnitReader<Plan, Block::kGroup, Block::kGroup, Block::kStreamsB> reader(a_, b_, work_, begin, thread, thread);
+    TileLoader<Plan, Block::kGroup, Block::kGroup, Block::kStreamsB> reader(a_, b_, work_, begin, thread, thread);
     int fetched = 0, free = 0, now = 0;  // units; stages
     auto fetch = [&] {
       unsigned char* stage = shared_ + free * Block::kStage;

@@ -9,7 +9,7 @@ import tsapps
 from tsapps.kernels import devices, gpu_specs
 from tsapps.kernels.system.cache import cache_directory
 
-H100 = devices.Gpu(0, "NVIDIA H100", "9.0", 132, 80 << 30, 50 << 20)
+H100 = devices.InstalledGpu(0, "NVIDIA H100", "9.0", 132, 80 << 30, 50 << 20)
 
 
 def test_without_a_gpu_says_why(succeed):

@@ -17,7 +17,7 @@ from tsapps.kernels import tune as tuning
 from tsapps.kernels.blas import cublaslt
 from tsapps.kernels.gpu_specs import KNOWN, live
 from tsapps.kernels.plan import user_table as tables
-from tsapps.kernels.plan.mma import LibraryAlgorithm, Plan
+from tsapps.kernels.plan.mma import LibraryAlgorithm, MmaPlan
 from tsapps.kernels.plan.select import KEY, LIBRARY, configuration_of, key_of, tuned_table
 
 PROBE = devices._probe
@@ -40,7 +40,7 @@ def gpu(monkeypatch):
         report(f"{cell}: measured")
         return row_of(cell, plans[0])
 
-    here = devices.Gpu(0, DEVICE.name, "9.0", 132, 80 << 30, 50 << 20)
+    here = devices.InstalledGpu(0, DEVICE.name, "9.0", 132, 80 << 30, 50 << 20)
     monkeypatch.setattr(devices, "_probe", lambda: ((here,), ""))
     monkeypatch.setattr(tuning, "live", lambda index: DEVICE)
     monkeypatch.setattr(tuning, "architecture", lambda index: "sm_90a")
@@ -142,12 +142,12 @@ def test_the_table_is_written_and_used(succeed, gpu):
     assert (report["path"], report["rows"], report["left_out"]) == (str(own_file()), 1, 0)
     assert [path.name for path in own_file().parent.iterdir()] == [own_file().name]
     plan = product.planned(problem, DEVICE)
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, MmaPlan)
     assert configuration_of(plan).items() <= one_row().items()
     tables.keep(DEVICE.name, one_row(kernel=LIBRARY))
     assert product.planned(problem, DEVICE) == LIBRARY
     succeed("tune", "--reset")
-    assert isinstance(product.planned(problem, DEVICE), Plan)
+    assert isinstance(product.planned(problem, DEVICE), MmaPlan)
 
 
 def test_rows_with_the_same_key_are_replaced_and_others_stay(succeed, gpu):
@@ -327,7 +327,9 @@ def test_info_says_which_table_is_in_use(succeed, gpu, monkeypatch):
     assert f"cuda:0 picks  1 of yours, {own_file()}; for the rest the model\n" in succeed("info")
     report = json.loads(succeed("info", "--json"))["picks"]
     assert report == {"cuda:0": {"path": str(own_file()), "own": 1, "error": None, "shipped": 0}}
-    monkeypatch.setattr(devices, "_probe", lambda: ((devices.Gpu(0, "NVIDIA H200", "9.0", 132, 1 << 37, 1),), ""))
+    monkeypatch.setattr(
+        devices, "_probe", lambda: ((devices.InstalledGpu(0, "NVIDIA H200", "9.0", 132, 1 << 37, 1),), "")
+    )
     shipped = len(tuned_table("NVIDIA H200"))
     assert f"cuda:0 picks  the {shipped} that come with tsapps\n" in succeed("info")
     tables.keep("NVIDIA H200", one_row())

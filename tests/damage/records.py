@@ -21,7 +21,7 @@ from tsapps.apps.abft.product.rounding_model import Walk
 from tsapps.cli.result import KIND, read_model
 from tsapps.errors import MatrixError
 from tsapps.kernels.gpu_specs import KNOWN
-from tsapps.kernels.jit import compiler
+from tsapps.kernels.jit import cache
 from tsapps.kernels.plan import select
 from tsapps.kernels.plan import user_table as tables
 
@@ -195,9 +195,9 @@ class CacheEntries(Sidecars):
     refusals = ()
 
     def make(self, directory: Path) -> bytes:
-        used = compiler.Resources(40, 0, 0, 0, 0)
-        cubin = compiler.Cubin(directory / "x.cubin", {"scale<float>": "_Z5scale"}, {"scale<float>": used}, 0.5)
-        compiler._write(directory / "x.json", cubin, b"\x7fELF and so on" * 9, ["-arch=sm_90"])
+        used = cache.Resources(40, 0, 0, 0, 0)
+        cubin = cache.Cubin(directory / "x.cubin", {"scale<float>": "_Z5scale"}, {"scale<float>": used}, 0.5)
+        cache._write(directory / "x.json", cubin, b"\x7fELF and so on" * 9, ["-arch=sm_90"])
         return (directory / self.damaged).read_bytes()
 
     def place(self, directory: Path, content: bytes) -> Path:
@@ -205,9 +205,9 @@ class CacheEntries(Sidecars):
         return directory / "x.json"
 
     def examine(self, path: Path, valid: bytes, content: bytes) -> str:
-        found = compiler._read(path)
+        found = cache._read(path)
         (path.parent / self.damaged).write_bytes(valid)
-        return "" if found in (None, compiler._read(path)) else "another entry than was written"
+        return "" if found in (None, cache._read(path)) else "another entry than was written"
 
 
 RECORDS: dict[str, Any] = {

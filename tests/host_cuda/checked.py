@@ -86,7 +86,7 @@ extern "C" void {name}(const void* A, const void* B, const long long* sizes, con
   checked.n_faults = n_faults;
   auto* sums = static_cast<P::Sum*>(partial);
   cuda_host::launch(dim3(blocks), P::kThreads, P::kSharedBytes, [=] {{
-    tsm2::{plan.kernel_name}<Plan, E>(a, b, work, sums, arrived, checked);
+    {plan.function}<Plan, E>(a, b, work, sums, arrived, checked);
   }});
 }}
 }}"""

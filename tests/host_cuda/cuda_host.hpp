@@ -6,8 +6,8 @@
 //   runtime.cpp     the runner: blocks, warps, barriers, the launch; what is varied, and what is found wrong
 //   fibers.hpp      switching between the threads of a block
 //
-// This file comes before a kernel's source (`-include`) and gives it CUDA's keywords. TSA_HOST tells kernels/ptx/instructions.cuh
-// and kernels/device/simt.cuh to use their host bodies. A test calls a kernel through a function of C linkage:
+// This file comes before a kernel's source (`-include`) and gives it CUDA's keywords. TSA_HOST tells kernels/ptx and
+// kernels/device/simt.cuh to use their host bodies. A test calls a kernel through a function of C linkage:
 //
 //   extern "C" void run(const float* x, float* y, long long n) {
 //     cuda_host::launch((n + 127) / 128, 128, 0, [=] { twice<float>(x, y, n); });

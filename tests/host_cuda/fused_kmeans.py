@@ -61,7 +61,7 @@ def product_source(d, k, epilogue=None, header="assign/small_k.cuh"):
 #include "apps/kmeans/{header}"
 namespace of_{name} {{
 {plan.struct()}
-using P = tsm2::Product<Plan, kmeans::{epilogue}>;
+using P = tsm2::GemmMma<Plan, kmeans::{epilogue}>;
 extern "C" void assign_{name}(const void* half_copy, const void* centers_half, long long n,
                               const kmeans::{epilogue}* nearest,
                               void* partial, unsigned* arrived, long long blocks) {{
@@ -73,7 +73,7 @@ extern "C" void assign_{name}(const void* half_copy, const void* centers_half, l
   const kmeans::{epilogue} epilogue = *nearest;
   auto* sums = static_cast<P::Sum*>(partial);
   cuda_host::launch(dim3(blocks), P::kThreads, P::kSharedBytes, [=] {{
-    tsm2::tall_skinny<Plan, kmeans::{epilogue}>(a, b, work, sums, arrived, epilogue);
+    tsm2::gemm_mma<Plan, kmeans::{epilogue}>(a, b, work, sums, arrived, epilogue);
   }});
 }}
 }}"""

@@ -1,4 +1,4 @@
-"""Runs products by the own source of tall_skinny(_warpgroups).cuh on the CPU, and checks them against float64."""
+"""Runs products by the own source of gemm_mma.cuh and gemm_wgmma.cuh on the CPU, and checks them against float64."""
 
 import hashlib
 import re
@@ -12,7 +12,7 @@ import oracle
 from host_cuda import harness
 from tsapps.kernels import gemm, matmul
 from tsapps.kernels.arrays import DeviceMatrix
-from tsapps.kernels.plan.mma import SUM, Plan, WarpgroupPlan, instantiate
+from tsapps.kernels.plan.mma import STORE_HEADER, SUM, MmaPlan, WgmmaPlan, instantiate
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -25,7 +25,7 @@ UNTOUCHED = -12345.0
 class Case:
     """A product and how it is computed: the plan, how the operands lie, and what becomes of C."""
 
-    plan: Plan
+    plan: MmaPlan
     m: int
     k: int
     w: int
@@ -91,25 +91,25 @@ extern "C" void {name}(const void* A, const void* B, void* C, const long long* s
   const E epilogue{{{{static_cast<T*>(C), rows, columns, regular, P::Sum(alpha), P::Sum(beta)}}}};
   auto* sums = static_cast<P::Sum*>(partial);
   cuda_host::launch(dim3(grid), P::kThreads, P::kSharedBytes, [=] {{
-    tsm2::{instance.kernel_name}<Plan, E>(a, b, work, sums, arrived, epilogue);
+    {instance.function}<Plan, E>(a, b, work, sums, arrived, epilogue);
   }});
 }}
 }}"""
 
 
 #: The class that a kernel runs.
-PRODUCTS = {"tall_skinny": "Product", "tall_skinny_warpgroups": "WarpgroupProduct"}
-KERNEL, WARPGROUPS = Plan.header, WarpgroupPlan.header
+PRODUCTS = {"tall_skinny": "GemmMma", "tall_skinny_warpgroups": "GemmWgmma"}
+KERNEL, WARPGROUPS = MmaPlan.header, WgmmaPlan.header
 
 
 def source(instances, text=""):
     """Return the entry points of some instances behind their kernels, or behind `text` in those kernels' place."""
-    kernels = {f'#include "{one.header}"': None for one in instances}
+    kernels = {f'#include "{header}"': None for header in (*(one.header for one in instances), STORE_HEADER)}
     return "\n".join(["#include <array>", *([text] if text else kernels), *map(entry, instances)])
 
 
 def altered(kernel, header, old, new, occurrence=0):
-    """Return a kernel with its headers in place, and in one of them `old` replaced by `new` at one occurrence."""
+    """Return a kernel and the epilogues that store C, headers in place, with `old` replaced by `new` in one of them."""
     included = set()
 
     def inlined(name):
@@ -124,7 +124,7 @@ def altered(kernel, header, old, new, occurrence=0):
             text = old.join(pieces[: occurrence + 1]) + new + old.join(pieces[occurrence + 1 :])
         return re.sub(r'#include "(kernels/.*)"\n', lambda match: inlined(match[1]), text)
 
-    text = inlined(kernel)
+    text = inlined(kernel) + inlined(STORE_HEADER)
     if header not in included:
         raise ValueError(f"{header} is no header of the kernel")
     return text

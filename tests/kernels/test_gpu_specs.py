@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tsapps.kernels.gpu_specs import KNOWN, Device, find, from_attributes, live, measured_alike
+from tsapps.kernels.gpu_specs import KNOWN, GpuSpec, find, from_attributes, live, measured_alike
 
 # An RTX 4090, which is not in KNOWN: 128 SMs, 2520 MHz, GDDR6X of 10 501 MHz on 384 bits.
 RTX_4090 = {
@@ -158,7 +158,7 @@ def test_unknown_units_and_dtypes():
 @pytest.mark.gpu
 def test_live():
     device = live()
-    assert isinstance(device, Device)
+    assert isinstance(device, GpuSpec)
     assert device.multiprocessors >= 1
     assert device.bandwidth > 1e10
     assert device.clock_hz > 1e8

@@ -11,7 +11,7 @@
 // of every element of A, which is there for the tensor cores: B has no further columns, and the product is computed as
 // it would be without.
 #pragma once
-#include "kernels/tsm2/epilogue.cuh"
+#include "kernels/tsm2/store.cuh"
 
 namespace abft {
 

@@ -44,14 +44,14 @@ from tsapps.apps.abft.product.plan import (
 from tsapps.apps.abft.product.thresholds import Bounds
 from tsapps.kernels import matmul as product
 from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gapless, kind_of
-from tsapps.kernels.gemm import PlannedKernel, blocks_of
+from tsapps.kernels.gemm import Gemm, blocks_of
 from tsapps.kernels.gpu_specs import live
-from tsapps.kernels.jit.compiler import function
+from tsapps.kernels.jit.kernel import function
 from tsapps.kernels.plan import accumulation_order
-from tsapps.kernels.plan.mma import ELEMENT, SUM, Plan
+from tsapps.kernels.plan.mma import ELEMENT, SUM, MmaPlan
 from tsapps.kernels.plan.user_table import user_table
 from tsapps.kernels.problem import Problem
-from tsapps.kernels.runtime.launch import DependentLaunch, PackedLaunch
+from tsapps.kernels.runtime.launch import BoundLaunch, DependentLaunch
 
 __all__ = ["Fused", "check", "matmul", "one_after_another", "predicted", "predicted_by", "sums", "sums_by"]
 
@@ -115,9 +115,9 @@ class _Check:
         self._multiprocessors = live(self.device).multiprocessors
 
     @cached_property
-    def _begins(self) -> PackedLaunch:
+    def _begins(self) -> BoundLaunch:
         arguments = self._b, *self._of_rows, *(np.uint64(0),) * 3
-        return PackedLaunch(self._row_checks, self._grid_of_rows, (_THREADS,), arguments)
+        return BoundLaunch(self._row_checks, self._grid_of_rows, (_THREADS,), arguments)
 
     @cached_property
     def _ends(self) -> DependentLaunch:
@@ -190,7 +190,7 @@ class Fused:
         What the product's rows are checked with, before it and after it.
     """
 
-    def __init__(self, plan: Plan, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds) -> None:
+    def __init__(self, plan: MmaPlan, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds) -> None:
         problem = product.problem_of(a, b, c)
         epilogue, w = np.zeros((), checked_dtype(a.dtype)), problem.w
         epilogue["rows"], epilogue["columns"] = (stride // c.itemsize for stride in c.strides)
@@ -198,7 +198,7 @@ class Fused:
         epilogue["row"], epilogue["row_absolute"] = bounds.row, bounds.row_absolute
         name = checked_epilogue(a.dtype, w, problem.c)
         self._epilogue, self._words = epilogue, _words(epilogue.dtype, "C", "row_weights", "suspects", "counts")
-        self._multiply = PlannedKernel(plan, problem, a.device, name, "apps/abft/product/detect.cuh")
+        self._multiply = Gemm(plan, problem, a.device, name, "apps/abft/product/detect.cuh")
         how = accumulation_order.order_of(plan, problem, blocks_of(plan, problem, a.device))
         self.check = _Check(a, b, c, bounds, padded_depth(problem.k, plan), how)
         epilogue["capacity"] = self.check.capacity
@@ -256,13 +256,13 @@ def check(A: Any, B: Any, C: Any, bounds: Bounds, index: int, *, correct: bool) 
         sums = cupy.empty(c.shape[0], summed(a.dtype))
         store = np.array((work.address(memory, "x"), sums.data.ptr), row_sums_dtype())[()]
         name = f"abft::StoreRowSums<{SUM[a.dtype]}>"
-        PlannedKernel(plan, problem, a.device, name, "apps/abft/product/detect.cuh")(a.pointer, b.pointer, store)
+        Gemm(plan, problem, a.device, name, "apps/abft/product/detect.cuh")(a.pointer, b.pointer, store)
         work.compare(memory, c, sums)
         return work.locate(memory, a, b, c, correct=correct)
 
 
 @lru_cache(maxsize=4096)
-def _checking(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds) -> tuple[_Check, Problem, Plan]:
+def _checking(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: Bounds) -> tuple[_Check, Problem, MmaPlan]:
     """Return what checks products that lie like these, and how A's rows are added up: beside B's first column."""
     column = b._replace(shape=(b.shape[0], 1))
     problem = product.problem_of(a, column, gapless((a.shape[0], 1), a.dtype, a.itemsize, by_rows=True))
@@ -299,16 +299,16 @@ def one_after_another(A: np.ndarray, B: np.ndarray, dtype: str, index: int) -> n
         return _added(accumulation_order.one_after_another(len(B)), a, b)
 
 
-def sums_by(plan: Plan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
+def sums_by(plan: MmaPlan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
     """Return A · B as a plan's kernel sums it, of as many columns as `sums`."""
     total, found = SUM[a.dtype], cupy.empty((problem.m, problem.w), summed(a.dtype))
     fields = [(name, checked_dtype(a.dtype)[name]) for name in ("C", "rows", "columns", "regular", "alpha", "beta")]
     store = np.array((found.data.ptr, found.shape[1], 1, 0, 1, 0), fields)[()]
-    PlannedKernel(plan, problem, a.device, f"tsm2::StorePairs<{total}, {total}>")(a.pointer, b.pointer, store)
+    Gemm(plan, problem, a.device, f"tsm2::StorePairs<{total}, {total}>")(a.pointer, b.pointer, store)
     return found.get()
 
 
-def predicted_by(plan: Plan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
+def predicted_by(plan: MmaPlan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
     """Return what `sums_by` should."""
     return _added(accumulation_order.order_of(plan, problem, blocks_of(plan, problem, a.device)), a, b)
 
@@ -330,7 +330,7 @@ def _sent(A: np.ndarray, B: np.ndarray, dtype: str) -> tuple[DeviceMatrix, Devic
     return a._replace(dtype=dtype), b._replace(dtype=dtype)
 
 
-def _summed(a: DeviceMatrix, b: DeviceMatrix) -> tuple[Plan, Problem]:
+def _summed(a: DeviceMatrix, b: DeviceMatrix) -> tuple[MmaPlan, Problem]:
     """Return how a product is computed whose sums are to be seen: without those of A's rows, which no check takes."""
     shape = a.shape[0], b.shape[1]
     problem = product.problem_of(a, b, gapless(shape, a.dtype, a.itemsize, by_rows=True))
@@ -340,7 +340,7 @@ def _summed(a: DeviceMatrix, b: DeviceMatrix) -> tuple[Plan, Problem]:
     return replace(plan, row_sums=False), problem
 
 
-def _planned(problem: Problem, index: int) -> Plan | None:
+def _planned(problem: Problem, index: int) -> MmaPlan | None:
     device = live(index)
     return checked_plan(problem, device, user_table(device.name))
 

@@ -16,6 +16,7 @@
 #pragma once
 #include "apps/abft/product/exact_products.cuh"
 #include "kernels/tsm2/emulated_gemm.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
 
 namespace abft {
 

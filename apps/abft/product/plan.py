@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.abft.product.thresholds import Bounds
-from tsapps.kernels.gpu_specs import Device
+from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.plan.candidates import candidates, fits, most_registers, registers
-from tsapps.kernels.plan.mma import ELEMENT, SUM, Plan, WarpgroupPlan
+from tsapps.kernels.plan.mma import ELEMENT, SUM, MmaPlan, WgmmaPlan
 from tsapps.kernels.plan.select import plan, predict, tuned_table
 from tsapps.kernels.plan.user_table import of_version
 from tsapps.kernels.problem import ITEMSIZE, NARROW, Lies, Problem
@@ -78,7 +78,7 @@ def half_step(w: int) -> float:
     return 0.5 / max(_LEAST_N, 2 ** ceil(log2(max(1, -(-w // 8) * 2))))
 
 
-def padded_depth(k: int, one: Plan) -> int:
+def padded_depth(k: int, one: MmaPlan) -> int:
     """Return how many weights a plan's kernel may read of a depth of k."""
     return -(-k // one.depth) * one.depth + _BEYOND
 
@@ -134,7 +134,7 @@ def is_fused(m: int, k: int, w: int) -> bool:
     return m > NARROW and k > 0 and 0 < w <= NARROW
 
 
-def checked_plan(problem: Problem, device: Device, table: Sequence[Mapping[str, Any]] | None = None) -> Plan | None:
+def checked_plan(problem: Problem, device: GpuSpec, table: Sequence[Mapping[str, Any]] | None = None) -> MmaPlan | None:
     """Choose how a product is computed beside which the rows of A are added up; None where no kernel of the core does.
 
     By a table of picks that were measured so, if there is one for the device (bench/abft/tune_plans.py). Else it is the
@@ -143,9 +143,9 @@ def checked_plan(problem: Problem, device: Device, table: Sequence[Mapping[str, 
     """
     for rows in (measured(device.name), of_version(tuned_table(device.name) if table is None else table, None)):
         picked = plan(problem, device, rows) if rows else None
-        if isinstance(picked, Plan) and (found := with_row_sums(picked, device)) is not None:
+        if isinstance(picked, MmaPlan) and (found := with_row_sums(picked, device)) is not None:
             return found
-    every = [with_row_sums(one, device, roomy=True) for one in candidates(problem, device) if type(one) is Plan]
+    every = [with_row_sums(one, device, roomy=True) for one in candidates(problem, device) if type(one) is MmaPlan]
     return min(filter(None, every), key=lambda one: predict(one, problem, device), default=None)
 
 
@@ -154,7 +154,7 @@ def measured(device_name: str) -> tuple[Mapping[str, Any], ...]:
     return tuned_table(device_name, TUNED)
 
 
-def with_row_sums(one: Plan, device: Device, *, roomy: bool = False) -> Plan | None:
+def with_row_sums(one: MmaPlan, device: GpuSpec, *, roomy: bool = False) -> MmaPlan | None:
     """Return a plan with sums of A's rows, if there is one that fits: `roomy`, with registers to spare."""
     if one.warps_n > 1 or one.fold > 1:
         return None
@@ -162,7 +162,7 @@ def with_row_sums(one: Plan, device: Device, *, roomy: bool = False) -> Plan | N
     made = replace(one, store="StorePairs", row_sums=True)
     if (
         roomy
-        and not isinstance(made, WarpgroupPlan)
+        and not isinstance(made, WgmmaPlan)
         and _ROOM[ITEMSIZE[made.dtype]] * registers(made) > most_registers(made)
     ):
         return None

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tsapps.kernels.gpu_specs import Device
+from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = ["StreamPlan", "stream_plan"]
 
@@ -86,7 +86,7 @@ class StreamPlan:
         return -(-n // (self.ROWS * self.groups * blocks)) * self.ROWS * self.groups
 
 
-def stream_plan(d: int, k: int, device: Device, *, certifies: bool = True) -> StreamPlan | None:
+def stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> StreamPlan | None:
     """Choose how k centers are multiplied; None where there are no warpgroups.
 
     `certifies` says whether norms are bounds, and labels are certified by them. Chunks are as large as leaves room

@@ -5,9 +5,9 @@ from math import ceil, inf, log2, sqrt
 
 import numpy as np
 
-from tsapps.kernels.gpu_specs import Device
+from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.plan.candidates import fits
-from tsapps.kernels.plan.mma import Plan, instantiate
+from tsapps.kernels.plan.mma import MmaPlan, instantiate
 from tsapps.kernels.problem import Layout, Problem
 
 __all__ = [
@@ -195,24 +195,24 @@ def tensor_error(d: int, interval: int = 0) -> float:
     return (together / 16 + 2) * _TENSOR_ERROR + (ceil(d / together) - 1) * _ROUNDED
 
 
-def parts_of(plan: Plan, k: int) -> int:
+def parts_of(plan: MmaPlan, k: int) -> int:
     """Return the parts that a plan's product has of each of k centers."""
     return plan.tile_n // columns_of(k)
 
 
-def product_error(plan: Plan, d: int, k: int) -> float:
+def product_error(plan: MmaPlan, d: int, k: int) -> float:
     """Return γ of the scores of `assign/small_k.cuh` by a plan."""
     # A word is two features, and four lanes have some of a row's. What a second part adds is rounded once more.
     return tensor_error(d, 8 * plan.interval) + (parts_of(plan, k) - 1) * 4 * _ROUNDED
 
 
-def epilogue_of(plan: Plan, k: int) -> str:
+def epilogue_of(plan: MmaPlan, k: int) -> str:
     """Return the class of small_k.cuh by which a plan's product has the nearest of k centers, in its namespace."""
     # Of long rows: by the stretch, as there are none with bounds (assign_plan).
     return f"ArgminEpilogueLargeD<{parts_of(plan, k)}>" if plan.interval else "ArgminEpilogue"
 
 
-def error_coefficients_of(plan: Plan, d: int, k: int, rounding: float) -> tuple[float, float]:
+def error_coefficients_of(plan: MmaPlan, d: int, k: int, rounding: float) -> tuple[float, float]:
     """Return what a score may be off by, beside norm · ‖c‖, and beside norm · ‖c − ĉ‖ (assign/small_k.cuh).
 
     `rounding` is what float16 loses of a row, beside its norm.
@@ -255,7 +255,7 @@ def half_copy_problem(n: int, d: int, k: int, parts: int = 1) -> Problem:
     return Problem(n, padded(d), columns, "float16", layout, layout, False, "rows")
 
 
-def assign_plan(n: int, d: int, k: int, device: Device, *, bounds: bool = False) -> Plan | None:
+def assign_plan(n: int, d: int, k: int, device: GpuSpec, *, bounds: bool = False) -> MmaPlan | None:
     """Choose how an iteration's product is computed; None where none of the core's kernels will do.
 
     Short rows are multiplied by warps that have a ring each, with the centers in shared memory; of long ones, pieces
@@ -266,13 +266,15 @@ def assign_plan(n: int, d: int, k: int, device: Device, *, bounds: bool = False)
     parts = 1 if bounds else center_parts(d, k)
     problem = half_copy_problem(n, d, k, parts)
     tile_n = parts * columns_of(k)
-    found: list[Plan] = []
+    found: list[MmaPlan] = []
     if problem.k <= _MOST_DEPTH:
         for tile_m in (64, 32) if problem.k <= _SHORT and tile_n <= _SMALL_TILE else (32,):
             for blocks, teams in ((2, 12), (1, 16), (1, 12), (1, 8), (1, 4)):
-                short = Plan("float16", tile_m, tile_n, problem.k, teams=teams, blocks=blocks, keep_b=True, interval=0)
+                short = MmaPlan(
+                    "float16", tile_m, tile_n, problem.k, teams=teams, blocks=blocks, keep_b=True, interval=0
+                )
                 found += [replace(short, stages=stages) for stages in ((3, 2) if problem.k <= _SHORT else (2,))]
-    long = Plan("float16", 128, tile_n, 128, warps_m=4, stages=3, interval=0 if bounds else 16)
+    long = MmaPlan("float16", 128, tile_n, 128, warps_m=4, stages=3, interval=0 if bounds else 16)
     found += [replace(long, tile_m=256, warps_m=8)] if parts > 1 else []
     found += [replace(long, blocks=blocks, stages=stages) for blocks, stages in ((2, 3), (2, 2), (1, 3))]
     for plan in found:
@@ -283,7 +285,7 @@ def assign_plan(n: int, d: int, k: int, device: Device, *, bounds: bool = False)
     return None
 
 
-def capacity(plan: Plan, n: int, blocks: int) -> int:
+def capacity(plan: MmaPlan, n: int, blocks: int) -> int:
     """Return the most rows that one of `blocks` blocks of a plan's kernel can be the one to end."""
     tiles = -(-n // plan.tile_m)
     if plan.keep_b:  # tiles are dealt in turn, to all blocks and then to their next team

@@ -15,6 +15,8 @@
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
 #include "apps/kmeans/data/half_copy.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/memory.cuh"
 
 namespace kmeans {
 

@@ -5,6 +5,7 @@
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/assign/large_k.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
 
 namespace kmeans {
 

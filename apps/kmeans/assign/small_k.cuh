@@ -19,6 +19,7 @@
 // four parts of a row's bits together. The labels, 4 bytes a row, are read and not written.
 #pragma once
 #include "kernels/tsm2/epilogue.cuh"
+#include "kernels/ptx/memory.cuh"
 
 namespace kmeans {
 

@@ -22,6 +22,10 @@
 // asks for 2 + kWidth / 16 matrices of shared memory for kWidth / 4 mma.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/ldmatrix.cuh"
+#include "kernels/ptx/mma.cuh"
+#include "kernels/ptx/types.cuh"
 
 namespace batched {
 

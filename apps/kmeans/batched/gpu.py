@@ -10,7 +10,7 @@ import numpy as np
 from tsapps.apps.kmeans.batched.lloyd import BatchedLloyd, random_states
 from tsapps.apps.kmeans.batched.plan import KERNELS, MOST_PROBLEMS, BatchPlan, batch_plan
 from tsapps.kernels.gpu_specs import live
-from tsapps.kernels.jit.compiler import function
+from tsapps.kernels.jit.kernel import function
 
 __all__ = ["Gpu", "fit_on_gpu"]
 

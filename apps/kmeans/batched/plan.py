@@ -6,7 +6,7 @@ from math import ceil, log2
 import numpy as np
 
 from tsapps.apps.kmeans.assign.plan import MOST_EXPONENT
-from tsapps.kernels.gpu_specs import Device
+from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = [
     "BATCH",
@@ -117,7 +117,7 @@ class BatchPlan:
     sums_fit: bool
 
 
-def batch_plan(n: int, d: int, k: int, device: Device) -> BatchPlan | None:
+def batch_plan(n: int, d: int, k: int, device: GpuSpec) -> BatchPlan | None:
     """Choose how problems are worked on; None where the kernels do not serve the shape or the GPU."""
     padded = -(-d // 16) * 16
     width = 16 if k <= 16 else 32 if k <= 32 else 64

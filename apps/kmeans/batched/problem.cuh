@@ -9,7 +9,7 @@
 // Why it is fast: blockIdx.y is the problem, so that each launch is one for all of them; X is read twice in all, and
 // from then on an iteration reads the shadow.
 #pragma once
-#include "kernels/ptx/instructions.cuh"
+#include "kernels/ptx/types.cuh"
 #include "kernels/device/element.cuh"
 
 namespace batched {

@@ -11,6 +11,7 @@
 // costs a read of X and 2·d additions (4·d of digits), some 10·d lane-instructions: 50 ps at d = 128 where all move.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
+#include "kernels/ptx/types.cuh"
 
 namespace batched {
 

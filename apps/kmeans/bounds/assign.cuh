@@ -23,6 +23,10 @@
 #pragma once
 #include "apps/kmeans/bounds/state.cuh"
 #include "apps/kmeans/assign/small_k.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/mma.cuh"
+#include "kernels/ptx/types.cuh"
 
 namespace kmeans {
 

@@ -24,8 +24,8 @@ from tsapps.apps.kmeans.bounds.plan import (
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.gemm import PlannedKernel
-from tsapps.kernels.plan.mma import Plan
+from tsapps.kernels.gemm import Gemm
+from tsapps.kernels.plan.mma import MmaPlan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.runtime.launch import DependentLaunch
 
@@ -110,7 +110,7 @@ class ProductBounds(Bounds):
     Parameters
     ----------
     data : DeviceData
-    plan : Plan
+    plan : MmaPlan
         Of the product of all rows.
     problem : Problem
         That product.
@@ -118,14 +118,14 @@ class ProductBounds(Bounds):
         Lists that rows join whose labels change or are not sure, and the rows that each has room for.
     """
 
-    def __init__(self, data: DeviceData, plan: Plan, problem: Problem, lists: int, room: int) -> None:
+    def __init__(self, data: DeviceData, plan: MmaPlan, problem: Problem, lists: int, room: int) -> None:
         super().__init__(data, problem.w, most_listed(problem.m, lists, room), "int")
         self._assign_active_grid = lists, max(1, data.gpu.multiprocessors * _ACTIVE_BLOCKS // lists)
         (self._assign_active,) = load_kernels(
             data.gpu_index, "bounds/assign.cuh", f"assign_active_rows<{-(-problem.w // 8)}>"
         )
         header, index = "apps/kmeans/bounds/assign.cuh", data.gpu_index
-        self._assign_bounded = PlannedKernel(plan, problem, index, "kmeans::ArgminEpilogueBounded", header)
+        self._assign_bounded = Gemm(plan, problem, index, "kmeans::ArgminEpilogueBounded", header)
 
     def bind(
         self, half_copy: Any, centers_half: Any, nearest: tuple[Any, ...], labels: Any, stopped: Any

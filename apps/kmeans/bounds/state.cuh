@@ -27,7 +27,7 @@
 // features.
 #pragma once
 #include "apps/kmeans/data/labels.cuh"
-#include "kernels/ptx/instructions.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/device/simt.cuh"
 
 namespace kmeans {

@@ -21,8 +21,8 @@ from tsapps.apps.kmeans.data.rows import ArrayRows, RescaledRows, Rows
 from tsapps.apps.kmeans.inertia.launch import add_inertia
 from tsapps.apps.kmeans.inertia.plan import RunningSums
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.gpu_specs import Device, live
-from tsapps.kernels.jit.compiler import Kernel, function
+from tsapps.kernels.gpu_specs import GpuSpec, live
+from tsapps.kernels.jit.kernel import Kernel, function
 from tsapps.kernels.plan.mma import ELEMENT
 
 __all__ = ["HALF_TYPES", "DeviceData", "row_groups"]
@@ -88,13 +88,12 @@ class DeviceData(Data):
         self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None, index: int, *, takes_16_bit: bool = False
     ) -> None:
         self.device, self.gpu_index = f"cuda:{index}", index
-        self.gpu: Device = live(index)
+        self.gpu: GpuSpec = live(index)
         self._gpu = cupy.cuda.Device(index)
         self._takes_16_bit = takes_16_bit
         self._passing: Any = None  # pinned memory that arrays pass through on their way to the host
         self.on_read = self._centered = False
-        # The mean, the mean variance, and the largest |x − origin| of each feature; and the part of the mean that is
-        # subtracted.
+        # The mean, the mean variance, and the largest |x − origin| of each feature; and what is subtracted of the mean.
         self._moments: tuple[np.ndarray, float, np.ndarray] | None = None
         self._subtracted = np.zeros(source.shape[1])
         self._half_copy: HalfCopy | None = None

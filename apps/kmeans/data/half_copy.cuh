@@ -20,7 +20,7 @@
 // shuffles a row in place of 2.5.
 #pragma once
 #include "kernels/device/vector_load.cuh"
-#include "kernels/ptx/instructions.cuh"
+#include "kernels/ptx/types.cuh"
 #include "kernels/tsm2/core_matrix_layout.cuh"
 
 namespace kmeans {

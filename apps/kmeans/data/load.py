@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.assign.plan import vector_of
-from tsapps.kernels.jit.compiler import function
+from tsapps.kernels.jit.kernel import function
 from tsapps.kernels.plan.mma import ELEMENT
 
 __all__ = ["is_whole", "load_kernels", "pointer", "types_of"]

@@ -18,7 +18,7 @@ from tsapps.apps.kmeans.data.device_data import DeviceData, row_groups
 from tsapps.apps.kmeans.data.labels import launch_over_labels
 from tsapps.apps.kmeans.data.load import pointer
 from tsapps.apps.kmeans.engines.block_step import BlockStep
-from tsapps.kernels.jit.compiler import Kernel, function
+from tsapps.kernels.jit.kernel import Kernel, function
 from tsapps.kernels.plan.mma import ELEMENT
 
 __all__ = ["CublasStep"]

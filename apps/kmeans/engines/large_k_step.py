@@ -27,7 +27,7 @@ from tsapps.apps.kmeans.data.load import load_kernels, types_of
 from tsapps.apps.kmeans.engines.device_step import RESCORE_BLOCKS, RESCORE_THREADS, DeviceStep
 from tsapps.apps.kmeans.update.buffers import Layout
 from tsapps.apps.kmeans.update.launch import Segments, grid_of_lists
-from tsapps.kernels.jit.compiler import Kernel
+from tsapps.kernels.jit.kernel import Kernel
 from tsapps.kernels.runtime.launch import DependentLaunch
 
 __all__ = ["LargeKStep"]

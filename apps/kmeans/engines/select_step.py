@@ -17,7 +17,7 @@ from tsapps.apps.kmeans.assign.plan import (
     padded,
 )
 from tsapps.apps.kmeans.small_d.plan import ALIGNMENT, fma_plan
-from tsapps.kernels.gpu_specs import Device
+from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = ["Facts", "Norms", "Options", "StepPlan", "half_copy_room", "select_step", "why_cublas"]
 
@@ -128,7 +128,7 @@ class StepPlan:
     certifies: bool = True
 
 
-def why_cublas(facts: Facts, gpu: Device, options: Options) -> str | None:
+def why_cublas(facts: Facts, gpu: GpuSpec, options: Options) -> str | None:
     """Return why cuBLAS iterates for any k, or None: from facts that are known before the moments of X are."""
     if not options.kernels:
         return "engine='cublas' was asked for"
@@ -157,7 +157,7 @@ def half_copy_room(n: int, d: int, k: int, panels: int) -> int:
     return n * (2 * width + 4 + lists) + k * (2 * width + 3 * 8 * (d + 1))
 
 
-def select_step(facts: Facts, k: int, gpu: Device, options: Options) -> StepPlan:
+def select_step(facts: Facts, k: int, gpu: GpuSpec, options: Options) -> StepPlan:
     """Select the step for k clusters.
 
     Parameters
@@ -165,7 +165,7 @@ def select_step(facts: Facts, k: int, gpu: Device, options: Options) -> StepPlan
     facts : Facts
         With `norms`, unless `why_cublas` has a reason.
     k : int
-    gpu : Device
+    gpu : GpuSpec
     options : Options
     """
     reason = why_cublas(facts, gpu, options)

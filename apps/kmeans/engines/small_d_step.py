@@ -37,7 +37,7 @@ from tsapps.apps.kmeans.update.buffers import Layout
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.jit.compiler import architecture, build
 from tsapps.kernels.plan.mma import ELEMENT
-from tsapps.kernels.runtime.launch import DependentLaunch, PackedLaunch
+from tsapps.kernels.runtime.launch import BoundLaunch, DependentLaunch
 
 __all__ = ["SmallDFmaStep", "SmallDMmaStep", "norms_of"]
 
@@ -148,8 +148,8 @@ class SmallDStep(DeviceStep):
         return *given, *more, of.labels, of.sums, of.n_reassigned, stopped
 
     def _bind_assign(
-        self, launch: type[PackedLaunch], kernel: Any, centers: Any, stopped: Any, *more: Any
-    ) -> PackedLaunch:
+        self, launch: type[BoundLaunch], kernel: Any, centers: Any, stopped: Any, *more: Any
+    ) -> BoundLaunch:
         """Return the launch that gives every sample its label; what it is told beside is `more`."""
         arguments = self._arguments(centers, stopped, *more)
         return launch(kernel, self._grid, self._threads, arguments, self._shared_bytes)
@@ -199,7 +199,7 @@ class SmallDFmaStep(SmallDStep):
         return [
             DependentLaunch(self._place_constants, (1,), (_PLACE_THREADS,), placed),
             partial(cupy.cuda.runtime.memcpyAsync, *copied),
-            self._bind_assign(PackedLaunch, self._assign, centers, stopped),
+            self._bind_assign(BoundLaunch, self._assign, centers, stopped),
         ]
 
 

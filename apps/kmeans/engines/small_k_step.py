@@ -34,8 +34,8 @@ from tsapps.apps.kmeans.data.load import load_kernels, types_of
 from tsapps.apps.kmeans.engines.device_step import RESCORE_BLOCKS, RESCORE_THREADS, DeviceStep
 from tsapps.apps.kmeans.update.buffers import Layout
 from tsapps.apps.kmeans.update.launch import ScatterAdd, Segments, grid_of_lists
-from tsapps.kernels.gemm import PlannedKernel, blocks_of
-from tsapps.kernels.plan.mma import Plan
+from tsapps.kernels.gemm import Gemm, blocks_of
+from tsapps.kernels.plan.mma import MmaPlan
 from tsapps.kernels.runtime.launch import DependentLaunch
 
 __all__ = ["SmallKStep"]
@@ -44,7 +44,7 @@ __all__ = ["SmallKStep"]
 class SmallKStep(DeviceStep):
     """A step for as many clusters as `assign/small_k.cuh` has room for."""
 
-    def __init__(self, data: DeviceData, plan: Plan, k: int, *, bounds: bool, certifies: bool) -> None:
+    def __init__(self, data: DeviceData, plan: MmaPlan, k: int, *, bounds: bool, certifies: bool) -> None:
         n, d = data.source.shape
         index, parts = data.gpu_index, parts_of(plan, k)
         problem = half_copy_problem(n, d, k, parts)
@@ -56,7 +56,7 @@ class SmallKStep(DeviceStep):
         layout = Layout(half_copy.placement, 8, parts, lists, error_coefficients=coefficients)
         super().__init__(data, k, layout, bounds=bounds, certifies=certifies)
         self.half_copy, self._plan = half_copy, plan
-        self._product = PlannedKernel(plan, problem, index, f"kmeans::{epilogue}", "apps/kmeans/assign/small_k.cuh")
+        self._product = Gemm(plan, problem, index, f"kmeans::{epilogue}", "apps/kmeans/assign/small_k.cuh")
         self._capacity = capacity(plan, n, lists)
         self._bounds_of = plan, problem, lists, self._capacity
         self._ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n

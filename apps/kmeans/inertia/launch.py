@@ -8,8 +8,8 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.load import pointer
 from tsapps.apps.kmeans.inertia.plan import RunningSums, inertia_plan
-from tsapps.kernels.gpu_specs import Device
-from tsapps.kernels.jit.compiler import function
+from tsapps.kernels.gpu_specs import GpuSpec
+from tsapps.kernels.jit.kernel import function
 from tsapps.kernels.plan.mma import ELEMENT
 
 __all__ = ["add_inertia"]
@@ -25,7 +25,7 @@ def add_inertia(
     weights: Any | None,
     kept: RunningSums | None,
     *,
-    gpu: Device,
+    gpu: GpuSpec,
     gpu_index: int,
 ) -> Any:
     """Return Σ w·‖x − shift − c‖² over rows, an array of one float64.
@@ -38,7 +38,7 @@ def add_inertia(
     weights : cupy.ndarray of shape (n,), optional
     kept : RunningSums, optional
         The sums of all rows, which are compared with them.
-    gpu : Device
+    gpu : GpuSpec
     gpu_index : int
     """
     (n, d), k = rows.shape, len(centers)

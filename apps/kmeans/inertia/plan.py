@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.assign.plan import NARROW, WIDE, log2_lanes
-from tsapps.kernels.gpu_specs import Device
+from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = [
     "LAST_BITS",
@@ -89,7 +89,7 @@ class InertiaPlan:
 
 
 def inertia_plan(
-    n: int, d: int, k: int, itemsize: int, work: int, *, aligned: bool, device: Device, digits: int | None = None
+    n: int, d: int, k: int, itemsize: int, work: int, *, aligned: bool, device: GpuSpec, digits: int | None = None
 ) -> InertiaPlan:
     """Choose how the inertia of n samples is added up.
 
@@ -100,7 +100,7 @@ def inertia_plan(
         Bytes of an element of X, and of a center.
     aligned : bool
         Whether X begins at a multiple of 16 bytes.
-    device : Device
+    device : GpuSpec
     digits : {2, 3}, optional
         Of sums that are to be compared with the rows.
 

@@ -11,7 +11,7 @@
 // Why it is fast: a point that is read serves kRows rows; and the sums are added up over the lanes so that each lane
 // ends with those of a point of its own, where kPoints sums in every lane would take three times the shuffles.
 #pragma once
-#include "kernels/ptx/instructions.cuh"
+#include "kernels/ptx/memory.cuh"
 #include "kernels/device/simt.cuh"
 
 namespace kmeans {

@@ -15,7 +15,8 @@
 // reads, of panels 16 bytes of four lines at a time, a step took 1.7 times as long. What is read together lies in all
 // banks.
 #pragma once
-#include "kernels/ptx/instructions.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/types.cuh"
 #include "kernels/device/simt.cuh"
 #include "kernels/tsm2/core_matrix_layout.cuh"
 

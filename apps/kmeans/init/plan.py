@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tsapps.apps.kmeans.assign.plan import tensor_error
-from tsapps.kernels.gpu_specs import Device
+from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = [
     "COPY",
@@ -77,7 +77,7 @@ class PlusPlusPlan:
         return f"{name}<{scalar}, {self.trials}, {self.lanes}, {flags}>"
 
 
-def plusplus_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, device: Device) -> PlusPlusPlan | None:
+def plusplus_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, device: GpuSpec) -> PlusPlusPlan | None:
     """Choose how a step is computed; None where the kernels have no room for it.
 
     Parameters
@@ -89,7 +89,7 @@ def plusplus_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, 
         Bytes of an element.
     aligned : bool
         Whether rows begin at multiples of 16 bytes.
-    device : Device
+    device : GpuSpec
 
     Notes
     -----
@@ -151,7 +151,7 @@ def first_screened(trials: int) -> int:
 
 
 def pruned_plan(
-    plan: PlusPlusPlan, d: int, padded: int, itemsize: int, *, panels: bool, weighted: bool, device: Device
+    plan: PlusPlusPlan, d: int, padded: int, itemsize: int, *, panels: bool, weighted: bool, device: GpuSpec
 ) -> PrunedPlan | None:
     """Choose how a step reads X's copy, of rows of `padded` elements; None where there is no room for two blocks.
 
@@ -180,7 +180,7 @@ def copy_error(d: int, padded: int, rounding: float) -> tuple[float, float]:
     return 2 * rounding + tensor_error(padded) + _PRUNED_ROUNDINGS, 1 + (d + 16) * _DISTANCE_ROUNDINGS
 
 
-def _window(d: int, column: int, device: Device) -> int | None:
+def _window(d: int, column: int, device: GpuSpec) -> int | None:
     """Return the columns, of `column` bytes each, that fit: in as many blocks as can be resident, else in one."""
     for room in (device.shared_memory // _BLOCKS - _RESERVED, device.shared_memory_per_block):
         fit = (min(room, device.shared_memory_per_block) - _DECLARED) // column

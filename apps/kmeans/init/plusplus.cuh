@@ -22,6 +22,7 @@
 // the last center once more, would take 2050 and 540 bytes, and six numbers a sample to hold.
 #pragma once
 #include "apps/kmeans/init/candidate_distances.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
 
 namespace kmeans {
 

@@ -22,6 +22,10 @@
 #include "kernels/device/warp_queue.cuh"
 #include "apps/kmeans/init/plusplus.cuh"
 #include "apps/kmeans/init/copy_pipeline.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/mma.cuh"
+#include "kernels/ptx/types.cuh"
 
 namespace kmeans {
 

@@ -17,6 +17,7 @@
 // Nothing that is added is waited for.
 #pragma once
 #include "apps/kmeans/small_d/rescore.cuh"
+#include "kernels/ptx/memory.cuh"
 
 namespace kmeans {
 

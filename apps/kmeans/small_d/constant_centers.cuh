@@ -2,6 +2,7 @@
 // bound.
 #pragma once
 #include "apps/kmeans/update/centers.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
 
 namespace kmeans {
 

@@ -10,6 +10,7 @@
 #pragma once
 #include "apps/kmeans/data/labels.cuh"
 #include "apps/kmeans/small_d/tile_pipeline.cuh"
+#include "kernels/ptx/cp_async.cuh"
 
 namespace kmeans {
 

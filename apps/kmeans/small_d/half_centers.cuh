@@ -9,6 +9,8 @@
 // memory for 2048 products of its warp, and where the sums of a block begin, 16.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
+#include "kernels/ptx/mma.cuh"
+#include "kernels/ptx/types.cuh"
 
 namespace kmeans {
 

@@ -15,6 +15,8 @@
 #pragma once
 #include "apps/kmeans/small_d/iteration_mma.cuh"
 #include "apps/kmeans/small_d/gather_pipeline.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
 
 namespace kmeans {
 

@@ -30,6 +30,7 @@
 #include "apps/kmeans/small_d/own_score.cuh"
 #include "apps/kmeans/small_d/replicated_sums.cuh"
 #include "apps/kmeans/small_d/tile_pipeline.cuh"
+#include "kernels/ptx/memory.cuh"
 
 namespace kmeans {
 

@@ -25,6 +25,8 @@
 #include "apps/kmeans/small_d/scores_wgmma.cuh"
 #include "apps/kmeans/small_d/scores_mma.cuh"
 #include "apps/kmeans/small_d/tile_pipeline.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
 
 namespace kmeans {
 

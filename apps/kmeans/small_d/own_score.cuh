@@ -8,6 +8,7 @@
 // Why it is fast: whatever the lanes' labels are, a lane reads banks that no other lane has at that time.
 #pragma once
 #include "apps/kmeans/small_d/scores_fma.cuh"
+#include "kernels/ptx/arithmetic.cuh"
 
 namespace kmeans {
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from tsapps.apps.kmeans.assign.plan import MOST_CLUSTERS, MOST_EXPONENT
-from tsapps.kernels.gpu_specs import Device
+from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.problem import ITEMSIZE
 
@@ -249,7 +249,7 @@ class BoundedPlan(ProductsPlan):
 P = TypeVar("P", bound=ProductsPlan)
 
 
-def fma_plan(d: int, k: int, dtype: str, mean: float, norm: float, device: Device) -> FmaPlan | ProductsPlan | None:
+def fma_plan(d: int, k: int, dtype: str, mean: float, norm: float, device: GpuSpec) -> FmaPlan | ProductsPlan | None:
     """Choose how an iteration for few features and few clusters is computed; None where they are too many.
 
     Parameters
@@ -259,7 +259,7 @@ def fma_plan(d: int, k: int, dtype: str, mean: float, norm: float, device: Devic
         Of X.
     mean, norm : float
         Of the mean that is subtracted; and what no row's norm exceeds once it is.
-    device : Device
+    device : GpuSpec
 
     Notes
     -----

@@ -22,6 +22,9 @@
 #include "apps/kmeans/small_d/half_centers.cuh"
 #include "apps/kmeans/small_d/rescore.cuh"
 #include "apps/kmeans/bounds/assign.cuh"
+#include "kernels/ptx/arithmetic.cuh"
+#include "kernels/ptx/mma.cuh"
+#include "kernels/ptx/types.cuh"
 
 namespace kmeans {
 

@@ -25,6 +25,7 @@
 // scores_mma.cuh takes 1,000.
 #pragma once
 #include "apps/kmeans/small_d/scores_mma.cuh"
+#include "kernels/ptx/ldmatrix.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
 namespace kmeans {

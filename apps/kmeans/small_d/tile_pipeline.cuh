@@ -16,7 +16,7 @@
 // the rows, in whatever order, finds no two lanes at one bank.
 #pragma once
 #include "apps/kmeans/data/labels.cuh"
-#include "kernels/ptx/instructions.cuh"
+#include "kernels/ptx/cp_async.cuh"
 
 namespace kmeans {
 

@@ -14,6 +14,7 @@
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/update/fixed_point.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
 
 namespace kmeans {
 

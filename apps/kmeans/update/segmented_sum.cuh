@@ -23,6 +23,7 @@
 #include "apps/kmeans/update/sort_reassigned.cuh"
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/update/fixed_point.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
 
 namespace kmeans {
 

@@ -19,6 +19,7 @@
 // is three launches.
 #pragma once
 #include "apps/kmeans/assign/large_k.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
 
 namespace kmeans {
 

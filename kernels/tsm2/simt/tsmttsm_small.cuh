@@ -24,8 +24,8 @@ namespace tsm2 {
 // partial: gridDim.x · M · W sums; arrived: one zero.
 template <typename T, typename Sum, int M, int W, bool kAlong, int kDepth, int kThreads>
 __global__ void __launch_bounds__(kThreads)
-    tsmttsm_few(const T* A, long long lda, const T* B, long long ldb, T* C, long long c_row, long long c_column,
-                long long k, Sum* partial, unsigned* arrived, Sum alpha, Sum beta) {
+    tsmttsm_small(const T* A, long long lda, const T* B, long long ldb, T* C, long long c_row, long long c_column,
+                  long long k, Sum* partial, unsigned* arrived, Sum alpha, Sum beta) {
   constexpr int kVector = 16 / sizeof(T), kSums = M * W, kWarps = kThreads / simt::warp_size;
   static_assert(kAlong ? kDepth == kVector : kDepth * M % kVector == 0 && kDepth * W % kVector == 0,
                 "a piece is whole vectors");

@@ -18,7 +18,7 @@ from tsapps.apps.abft.product import thresholds
 from tsapps.apps.abft.product.plan import half_step, summed
 from tsapps.apps.abft.product.rounding_model import Walk, walks
 from tsapps.kernels.plan.accumulation_order import UNKNOWN, order_of
-from tsapps.kernels.plan.mma import Plan, WarpgroupPlan, instantiate
+from tsapps.kernels.plan.mma import MmaPlan, WgmmaPlan, instantiate
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 
 M, K = 203, 150
@@ -32,17 +32,17 @@ def problem_of(dtype, w, *, along=True, b_along=False, k=K, m=M):
     return Problem(m, k, w, dtype, layout(along, k if along else m), layout(b_along, k if b_along else w))
 
 
-def plan_of(dtype, w, *, kind=Plan, k=K, splits=1, products=3, **lies):
+def plan_of(dtype, w, *, kind=MmaPlan, k=K, splits=1, products=3, **lies):
     depth, problem = 64 // ITEMSIZE[dtype] * 2, problem_of(dtype, w, k=k, **lies)
-    if kind is WarpgroupPlan:
+    if kind is WgmmaPlan:
         kept = k <= depth
-        one = WarpgroupPlan(
+        one = WgmmaPlan(
             dtype, 128, w, depth, warps_m=8 // splits, warps_k=splits, stages=3, keep_b=kept, loaders=2 - kept
         )
     elif k <= depth:
-        one = Plan(dtype, 32, w, k, teams=2, stages=3, keep_b=True, products=products, interval=4)
+        one = MmaPlan(dtype, 32, w, k, teams=2, stages=3, keep_b=True, products=products, interval=4)
     else:
-        one = Plan(dtype, 64, w, depth, warps_m=2, warps_k=splits, stages=3)
+        one = MmaPlan(dtype, 64, w, depth, warps_m=2, warps_k=splits, stages=3)
     return replace(instantiate(one, problem), store="StorePairs", row_sums=True)
 
 
@@ -55,9 +55,9 @@ CASES = [
     (plan_of("float16", 7, k=5), 7, "C", 5),
     (plan_of("float32", 7, k=29, products=6), 7, "C", 29),
     *((plan_of(dtype, 12, b_along=True, splits=2), 12, "C", K) for dtype in ("float64", "float32", "bfloat16")),
-    *((plan_of(dtype, 24, kind=WarpgroupPlan), 24, "C", K) for dtype in ("float64", "float32", "float16")),
-    (plan_of("float32", 9, kind=WarpgroupPlan, splits=2), 9, "F", K),
-    *((plan_of(dtype, 24, kind=WarpgroupPlan, k=13), 24, "C", 13) for dtype in ("float64", "float32", "float16")),
+    *((plan_of(dtype, 24, kind=WgmmaPlan), 24, "C", K) for dtype in ("float64", "float32", "float16")),
+    (plan_of("float32", 9, kind=WgmmaPlan, splits=2), 9, "F", K),
+    *((plan_of(dtype, 24, kind=WgmmaPlan, k=13), 24, "C", 13) for dtype in ("float64", "float32", "float16")),
 ]
 
 

@@ -108,9 +108,9 @@ def test_checks_by_hand():
     assert (abs(columns[:, 2:]) >= [[5.5], [7.5]]).all()
     checks = np.array([[1.0, 2.0], [3.0, 4.0]]) @ columns
     sums = np.array([[19.0, 22.0], [43.0, 50.0]])
-    assert product_cpu.suspected(sums, checks, bounds, rounded=False).tolist() == []
+    assert product_cpu.flagged(sums, checks, bounds, rounded=False).tolist() == []
     # +1 and −1 cancel in the first sum, and not in the second.
-    assert product_cpu.suspected(sums + np.array([[0, 0], [1, -1]]), checks, bounds, rounded=False).tolist() == [1]
+    assert product_cpu.flagged(sums + np.array([[0, 0], [1, -1]]), checks, bounds, rounded=False).tolist() == [1]
 
 
 def test_random_signs_are_random():

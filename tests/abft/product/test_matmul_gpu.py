@@ -19,7 +19,7 @@ from tsapps.kernels.arrays import device_matrix, gapless
 from tsapps.kernels.gpu_specs import live
 from tsapps.kernels.matmul import problem_of
 from tsapps.kernels.plan.candidates import candidates
-from tsapps.kernels.plan.mma import Plan
+from tsapps.kernels.plan.mma import MmaPlan
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
@@ -176,7 +176,7 @@ def test_every_kind_of_plan_adds_as_predicted(m, k, w, dtype, order):
         device_matrix(name, cupy.asarray(X, order=how)) for name, X, how in (("A", A, order[0]), ("B", B, order[1]))
     )
     problem = problem_of(a, b, gapless((m, w), dtype, a.itemsize, by_rows=True))
-    plans = {kind(one): one for one in candidates(problem, live(0)) if isinstance(one, Plan) and one.fold == 1}
+    plans = {kind(one): one for one in candidates(problem, live(0)) if isinstance(one, MmaPlan) and one.fold == 1}
     assert plans
     for plan in plans.values():
         one = replace(plan, store="StorePairs", row_sums=False)

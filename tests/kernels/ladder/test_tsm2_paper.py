@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsapps import kernels
+from tsapps.kernels.jit.compiler import build
+from tsapps.kernels.ladder.launch import PAPER_KERNELS, tsm2_paper
 
 SOURCE = (Path(kernels.__file__).parent / "ladder/tsm2_paper.cuh").read_text(encoding="utf-8")
 SCALARS = {"float": np.float32, "double": np.float64}
@@ -202,3 +204,57 @@ def test_out_of_bounds_is_caught(variant, old, new, message):
     assert run.returncode != 0
     assert message in run.stderr
     assert "kernels.cuh" in run.stderr, "the place in the source is missing"
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+def test_every_variant_compiles_without_spills(arch):
+    names = [
+        f"tsm2::{variant}<{scalar}, 128, {t2}, 4>"
+        for variant in PAPER_KERNELS
+        for scalar in ("float", "double")
+        for t2 in (1, 4, 16)
+    ]
+    for name, used in build('#include "kernels/ladder/tsm2_paper.cuh"\n', names, arch).resources.items():
+        assert used.stack == used.spill_stores == used.spill_loads == 0, name
+
+
+# --- On a GPU ---------------------------------------------------------------------------------------------------------
+
+
+def drawn(cupy, shape, dtype, lead):
+    """Return a column-major matrix of a leading dimension."""
+    rows, columns = shape
+    return cupy.random.default_rng(rows).standard_normal((columns, lead), dtype=dtype)[:, :rows].T
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("variant", PAPER_KERNELS)
+@pytest.mark.parametrize("shape", [(1000, 777, 5), (4096, 2048, 16), (1, 1, 1), (130, 3, 2)], ids=str)
+def test_launch(variant, dtype, shape):
+    cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+    m, k, w = shape
+    A, B = drawn(cupy, (m, k), dtype, lead=m + 3), drawn(cupy, (k, w), dtype, lead=k + 1)
+    C = tsm2_paper(variant, A, B)
+    A, B = A.astype(np.float64), B.astype(np.float64)
+    assert bool((abs(C - A @ B) <= oracle.gamma(k + 4, C.dtype) * (abs(A) @ abs(B))).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"A": lambda A: A.T.copy().T[:, :5]}, r"A has shape \(8, 5\) and B \(6, 2\)"),
+        ({"A": lambda A: A.copy(order="C")}, "expected column-major"),
+        ({"A": lambda A: A.astype(np.float16)}, "expected float32 or float64"),
+        ({"B": lambda B: B.astype(np.float64)}, "the same for both"),
+        ({"B": lambda B: B[:, 0]}, r"expected \(m, k\) and \(k, w\)"),
+    ],
+)
+def test_wrong_arguments(change, message):
+    cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+    A, B = drawn(cupy, (8, 6), np.float32, lead=8), drawn(cupy, (6, 2), np.float32, lead=6)
+    A, B = change.get("A", lambda x: x)(A), change.get("B", lambda x: x)(B)
+    with pytest.raises(ValueError, match=message):
+        tsm2_paper("tsm2_v3", A, B)

@@ -8,7 +8,7 @@ from host_cuda import harness
 from host_cuda.tall_skinny import DTYPES
 
 from tsapps.kernels.plan.bank_conflicts import STRIDES, turns
-from tsapps.kernels.plan.mma import ELEMENT, Plan, instantiate
+from tsapps.kernels.plan.mma import ELEMENT, MmaPlan, instantiate
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 
 
@@ -115,7 +115,7 @@ def test_thirty_three_is_no_cliff(dtype, along, best):
     layout = Layout(along, 33, size, 16)
     m, k, w = (10**6, 33, 16) if along else (33, 10**6, 33)
     problem = Problem(m, k, w, dtype, layout, Layout(not along if along else False, 16 if along else 33, size, 16))
-    plan = Plan(dtype, 64, 16, 33, keep_b=True) if along else Plan(dtype, 33, 33, 64)
+    plan = MmaPlan(dtype, 64, 16, 33, keep_b=True) if along else MmaPlan(dtype, 33, 33, 64)
     made = instantiate(plan, problem)
     assert made.stride == best[size]
     ideal = {8: 8 + 1, 4: 4 + 1, 2: 8 + 2}[size]

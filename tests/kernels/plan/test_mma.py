@@ -10,7 +10,7 @@ from problems import problem
 
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.plan.candidates import candidates, foldable
-from tsapps.kernels.plan.mma import Plan, instantiate
+from tsapps.kernels.plan.mma import MmaPlan, instantiate
 from tsapps.kernels.plan.simt import ColumnsPlan, RowsPlan, SplitPlan, WidePlan
 from tsapps.kernels.problem import ITEMSIZE, NARROW
 
@@ -19,7 +19,7 @@ DTYPES, H200 = list(ITEMSIZE), KNOWN["H200"]
 
 def simple(one):
     """Return the plans of the kernels without tensor cores."""
-    return [made for made in candidates(one, H200) if not isinstance(made, Plan)]
+    return [made for made in candidates(one, H200) if not isinstance(made, MmaPlan)]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_lines_are_folded_where_they_are_short_and_without_gaps(m, w, change, fo
     assert foldable(problem(m, 10**6, w, **{"a_along": False} | change)) == fold
 
 
-PLAN = Plan("float32", 64, 12, 32, warps_m=4)
+PLAN = MmaPlan("float32", 64, 12, 32, warps_m=4)
 
 
 @pytest.mark.parametrize(
@@ -100,32 +100,32 @@ PLAN = Plan("float32", 64, 12, 32, warps_m=4)
         (PLAN, problem(500, 1000, 12, bases=(8, 16)), {"a_unit": 8, "b_unit": 16}),
         # A stage is whole rows of A, of 5·4 bytes, and all of B: each is one piece.
         (
-            Plan("float32", 64, 3, 5, keep_b=True),
+            MmaPlan("float32", 64, 3, 5, keep_b=True),
             problem(500, 5, 3),
             {"a_unit": 16, "a_packed": True, "b_unit": 4, "b_packed": False},  # 60 bytes of B are no whole vectors
         ),
-        (Plan("float32", 64, 3, 8, keep_b=True), problem(500, 8, 3), {"b_unit": 16, "b_packed": True}),
-        (Plan("float32", 64, 3, 5, keep_b=True), problem(500, 5, 3, bases=(4, 4)), {"a_unit": 4, "a_packed": True}),
-        (Plan("float32", 64, 3, 5, keep_b=True), problem(500, 5, 3, pads=(1, 0)), {"a_unit": 4, "a_packed": False}),
+        (MmaPlan("float32", 64, 3, 8, keep_b=True), problem(500, 8, 3), {"b_unit": 16, "b_packed": True}),
+        (MmaPlan("float32", 64, 3, 5, keep_b=True), problem(500, 5, 3, bases=(4, 4)), {"a_unit": 4, "a_packed": True}),
+        (MmaPlan("float32", 64, 3, 5, keep_b=True), problem(500, 5, 3, pads=(1, 0)), {"a_unit": 4, "a_packed": False}),
         # The next unit goes on along rows of A of which this one has 128 bytes; not of 256, nor of whole rows.
         (PLAN, problem(500, 1000, 12), {"a_prefetches": True, "b_prefetches": False}),
         (replace(PLAN, depth=64), problem(500, 1000, 12), {"a_prefetches": False}),
         (PLAN, problem(500, 1000, 12, a_along=False, b_along=True), {"a_prefetches": False, "b_prefetches": True}),
-        (Plan("float32", 64, 3, 8, keep_b=True), problem(500, 8, 3), {"a_prefetches": False}),
-        (Plan("float32", 64, 3, 8, keep_b=True), problem(500, 8, 3, pads=(8, 0)), {"a_prefetches": False}),
+        (MmaPlan("float32", 64, 3, 8, keep_b=True), problem(500, 8, 3), {"a_prefetches": False}),
+        (MmaPlan("float32", 64, 3, 8, keep_b=True), problem(500, 8, 3, pads=(8, 0)), {"a_prefetches": False}),
         # Several tiles read B, of 16 MiB and no more; one tile does; none but as it begins; there is none.
         (PLAN, problem(65, 349_525, 12), {"b_stays": True}),
         (PLAN, problem(65, 349_526, 12), {"b_stays": False}),
         (PLAN, problem(64, 1000, 12), {"b_stays": False}),
-        (Plan("float32", 64, 3, 8, keep_b=True), problem(500, 8, 3), {"b_stays": False}),
+        (MmaPlan("float32", 64, 3, 8, keep_b=True), problem(500, 8, 3), {"b_stays": False}),
         (replace(PLAN, gram=True), problem(65, 1000, 65, gram=True), {"b_stays": False}),
         # Columns of 64 floats: lanes of one warp read rows of the depth that are two apart.
         (PLAN, problem(5000, 1000, 12, a_along=False), {"a_along": False, "stride": 8 // gcd(8, 64) * 2}),
         # Rows of 33 floats fall in banks one apart, and of 33 doubles as well.
-        (Plan("float32", 64, 33, 33, keep_b=True), problem(500, 33, 33), {"stride": 8, "a_packed": True}),
+        (MmaPlan("float32", 64, 33, 33, keep_b=True), problem(500, 33, 33), {"stride": 8, "a_packed": True}),
         # Four lines of 3 halves are taken as one of 24 bytes.
         (
-            Plan("float16", 12, 8, 64, fold=4),
+            MmaPlan("float16", 12, 8, 64, fold=4),
             problem(3, 4000, 2, "float16", a_along=False),
             {"a_unit": 16, "a_packed": True, "b_unit": 16, "b_packed": False, "store": "StoreFolded"},
         ),
@@ -152,16 +152,16 @@ def test_units_packing_and_stride_by_hand(made, one, expected):
     ],
 )
 def test_the_epilogue_follows_from_how_the_result_lies(w, tile_n, warps_n, dtype, c, store):
-    made = Plan(dtype, 64, tile_n, 32, warps_m=2, warps_n=warps_n)
+    made = MmaPlan(dtype, 64, tile_n, 32, warps_m=2, warps_n=warps_n)
     assert instantiate(made, problem(500, 1000, w, dtype, c=c)).store == store
 
 
 def test_columns_of_whole_tiles_are_stored_as_lines():
-    made = Plan("float16", 64, 16, 9, warps_m=2, keep_b=True)
+    made = MmaPlan("float16", 64, 16, 9, warps_m=2, keep_b=True)
     assert instantiate(made, problem(5000, 9, 16, "float16", c="columns")).store == "StoreLines"
 
 
 def test_an_operand_between_elements_is_an_error():
     one = problem(500, 1000, 12, "float64", bases=(4, 16))
     with pytest.raises(ValueError, match="float64 lies at a multiple of 4 bytes only"):
-        instantiate(Plan("float64", 64, 12, 16), one)
+        instantiate(MmaPlan("float64", 64, 12, 16), one)

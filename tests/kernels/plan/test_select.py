@@ -10,7 +10,7 @@ from problems import problem
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.plan import select
 from tsapps.kernels.plan.candidates import candidates, fits, registers
-from tsapps.kernels.plan.mma import LibraryAlgorithm, Plan, WarpgroupPlan, instantiate
+from tsapps.kernels.plan.mma import LibraryAlgorithm, MmaPlan, WgmmaPlan, instantiate
 from tsapps.kernels.plan.select import KEY, LIBRARY, configuration_of, key_of, plan, promising
 from tsapps.kernels.plan.simt import RowsPlan, SmallTsmttsmPlan, SplitPlan
 from tsapps.kernels.problem import ITEMSIZE, NARROW
@@ -47,7 +47,7 @@ def test_every_candidate_fits_and_the_choice_is_one_of_them(problem, name):
     device = KNOWN[name]
     found = candidates(problem, device)
     for one in found:
-        if isinstance(one, Plan):
+        if isinstance(one, MmaPlan):
             shared = one.shared_bytes
             assert fits(one, device)
             assert shared <= device.shared_memory_per_block
@@ -55,7 +55,7 @@ def test_every_candidate_fits_and_the_choice_is_one_of_them(problem, name):
             assert one.blocks * (shared + 1024) <= device.shared_memory
             assert one.blocks * one.threads <= device.max_threads
             assert one.threads <= 1024
-            if isinstance(one, WarpgroupPlan):
+            if isinstance(one, WgmmaPlan):
                 begin, loading, multiplying = one.registers
                 assert registers(one) <= multiplying
                 dealt = 32 * one.warps * multiplying + 128 * one.loaders * loading
@@ -72,7 +72,7 @@ def test_every_candidate_fits_and_the_choice_is_one_of_them(problem, name):
 @property_test(30, 100, problem=problems(), name=st.sampled_from(NEW))
 def test_a_plan_covers_its_problem(problem, name):
     for one in candidates(problem, KNOWN[name]):
-        if not isinstance(one, Plan):
+        if not isinstance(one, MmaPlan):
             assert one.dtype == problem.dtype
             if isinstance(one, SplitPlan):
                 assert one.splits * one.per_split >= problem.k > (one.splits - 1) * one.per_split
@@ -119,7 +119,7 @@ def test_without_tensor_cores_only_the_simple_kernels_run(name, dtype):
     """And not even they for bfloat16, whose conversions came with compute capability 8.0."""
     for one in (TSM2R, TSMTTSM, TSM2L, problem(10**6, 4, 4), problem(10**6, 4, 4, a_along=False, c="aligned columns")):
         chosen = plan(replace(one, dtype=dtype), KNOWN[name])
-        assert chosen == LIBRARY or (not isinstance(chosen, Plan) and dtype != "bfloat16")
+        assert chosen == LIBRARY or (not isinstance(chosen, MmaPlan) and dtype != "bfloat16")
     assert isinstance(plan(problem(10**6, 4, 4), KNOWN[name]), RowsPlan)
 
 
@@ -128,11 +128,11 @@ def test_promising_plans_are_the_candidates_that_are_predicted_fastest(one):
     device = KNOWN["H200"]
     few, found = promising(one, device, 5), candidates(one, device)
     assert set(few) <= set(found)
-    plans = [made for made in few if isinstance(made, Plan)]
+    plans = [made for made in few if isinstance(made, MmaPlan)]
     seconds = [select.predict(made, one, device) for made in plans]
     assert len(plans) == 5
     assert seconds == sorted(seconds)
-    assert seconds[0] == min(select.predict(made, one, device) for made in found if isinstance(made, Plan)) > 0
+    assert seconds[0] == min(select.predict(made, one, device) for made in found if isinstance(made, MmaPlan)) > 0
 
 
 # --- Tables ---------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def row(one, picked):
 
 @pytest.mark.parametrize("one", [TSM2R, TSM2L, TSMTTSM], ids=lambda one: one.shape)
 def test_a_row_decides(one):
-    found = [made for made in candidates(one, H200) if isinstance(made, Plan)]
+    found = [made for made in candidates(one, H200) if isinstance(made, MmaPlan)]
     for pick in (found[0], found[len(found) // 2], found[-1]):
         assert plan(one, H200, [row(one, pick)]) == pick
     assert plan(one, H200, [row(one, LIBRARY)]) == LIBRARY
@@ -161,7 +161,7 @@ def test_a_row_may_name_a_simple_kernel():
     for pick in rows:
         assert plan(one, H200, [row(one, pick)]) == pick
     # Where C lies otherwise, that kernel does not apply, and one that does is taken.
-    assert isinstance(plan(replace(one, c="any"), H200, [row(one, rows[0])]), Plan)
+    assert isinstance(plan(replace(one, c="any"), H200, [row(one, rows[0])]), MmaPlan)
 
 
 def test_bfloat16_takes_the_rows_of_float16():
@@ -185,7 +185,7 @@ def test_bfloat16_takes_the_rows_of_float16():
 )
 def test_the_smallest_row_that_holds_a_product_is_taken(k, w, taken):
     rows = [
-        row(one, next(made for made in candidates(one, H200) if isinstance(made, Plan)))
+        row(one, next(made for made in candidates(one, H200) if isinstance(made, MmaPlan)))
         for one in (problem(10**6, size, size) for size in (64, 16, 32))
     ]
     found = select._look_up(rows, problem(10**6, k, w))
@@ -204,12 +204,12 @@ def test_where_the_library_was_faster_says_nothing_of_other_sizes():
 
 def test_where_warpgroups_were_faster_says_nothing_of_what_they_do_not_take():
     fast = problem(10**6, 64, 64, "float32")
-    groups = next(one for one in candidates(fast, H200) if isinstance(one, WarpgroupPlan))
-    others = next(one for one in candidates(fast, H200) if type(one) is Plan)
+    groups = next(one for one in candidates(fast, H200) if isinstance(one, WgmmaPlan))
+    others = next(one for one in candidates(fast, H200) if type(one) is MmaPlan)
     table = [row(fast, groups), row(problem(10**7, 64, 64, "float32"), others)]
     assert plan(fast, H200, table) == groups
     odd = problem(10**6, 33, 64, "float32")
-    assert not any(isinstance(one, WarpgroupPlan) for one in candidates(odd, H200))
+    assert not any(isinstance(one, WgmmaPlan) for one in candidates(odd, H200))
     taken = plan(odd, H200, table)
     assert (taken.tile_m, taken.teams, taken.stages) == (others.tile_m, others.teams, others.stages)
 

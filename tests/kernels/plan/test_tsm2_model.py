@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsapps.kernels.gpu_specs import KNOWN, Device
+from tsapps.kernels.gpu_specs import KNOWN, GpuSpec
 from tsapps.kernels.plan import tsm2_model
 
 N = 10_240  # the smallest size of the paper's experiments
@@ -18,7 +18,7 @@ PAPER = {"K40c": (1430e9, 288e9), "M40": (213e9, 288e9), "P100": (4600e9, 720e9)
 PICKS = {"K40c": (128, 16, 4), "M40": (256, 8, 4), "P100": (128, 4, 4)}
 
 # Round figures, to work by hand: latency 400 cycles is 400 ns; a multiprocessor has 10 GB/s and 8 Gflop/s.
-ROUND = Device(
+ROUND = GpuSpec(
     name="round",
     compute_capability="0.0",
     multiprocessors=10,

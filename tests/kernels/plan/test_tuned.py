@@ -12,11 +12,11 @@ from dataclasses import replace
 import pytest
 from host_cuda import harness
 
-from tsapps.kernels import gemm
+from tsapps.kernels.dispatch import compile_any
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.plan import select
 from tsapps.kernels.plan.candidates import RESERVED
-from tsapps.kernels.plan.mma import Plan, WarpgroupPlan
+from tsapps.kernels.plan.mma import MmaPlan, WgmmaPlan
 from tsapps.kernels.plan.select import ALGORITHM, KEY, LIBRARY, configuration_of
 from tsapps.kernels.plan.user_table import write_table
 from tsapps.kernels.tune import Cell
@@ -53,9 +53,9 @@ def unlike_planned(plan, device, used):
         found.append(f"stack {used.stack}, spills {used.spill_stores} + {used.spill_loads} bytes")
     if used.waits:
         found.append("waits for products of warpgroups")
-    if isinstance(plan, WarpgroupPlan) and used.registers != plan.registers[0]:
+    if isinstance(plan, WgmmaPlan) and used.registers != plan.registers[0]:
         found.append(f"{used.registers} registers, which setmaxnreg takes to be {plan.registers[0]}")
-    blocks, dynamic = (plan.blocks, plan.shared_bytes) if isinstance(plan, Plan) else (1, 0)
+    blocks, dynamic = (plan.blocks, plan.shared_bytes) if isinstance(plan, MmaPlan) else (1, 0)
     registers = rounded_up(used.registers, REGISTERS_AT_ONCE) * plan.threads * blocks
     if registers > device.registers:
         found.append(f"{used.registers} registers a thread, {registers} of {device.registers} in all")
@@ -70,7 +70,7 @@ def unlike_planned(plan, device, used):
 def complaints(plans, device, arch):
     """Compile plans, each given with what it is for, and return what is wrong with which."""
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
-        running = {plan: pool.submit(gemm.compile_any, plan, arch) for plan in plans}
+        running = {plan: pool.submit(compile_any, plan, arch) for plan in plans}
     found = []
     for plan, future in running.items():
         wrong = str(future.exception() or unlike_planned(plan, device, future.result()))
@@ -93,7 +93,7 @@ def test_every_pick_compiles_without_spills_and_as_small_as_planned(monkeypatch,
     device, plans = device_of(table), {}
     for row in picks_of(table):
         plan = select.plan(problem_of(row), device, picks_of(table))
-        if plan != LIBRARY and not (isinstance(plan, WarpgroupPlan) and arch != WARPGROUPS):
+        if plan != LIBRARY and not (isinstance(plan, WgmmaPlan) and arch != WARPGROUPS):
             plans.setdefault(plan, []).append({name: row[name] for name in KEY})
     if not arch.startswith(f"sm_{device.compute_capability.replace('.', '')}"):  # where only other sizes are picked
         plans = dict(list(plans.items())[::5])

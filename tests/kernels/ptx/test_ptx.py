@@ -12,7 +12,11 @@ import pytest
 from host_cuda import harness
 
 KERNELS = """
-#include "kernels/ptx/instructions.cuh"
+#include "kernels/ptx/arithmetic.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/ldmatrix.cuh"
+#include "kernels/ptx/memory.cuh"
+#include "kernels/ptx/mma.cuh"
 
 // One element a register. A (M × K) and B (K × 8) are row-major; d = A·B + d.
 #define PRODUCT(name, T, M, K, instruction)                                                                           \\
@@ -86,13 +90,7 @@ __global__ void pairs_of_halves(const float* x, unsigned* y) {
   y[2 * threadIdx.x + 1] = ptx::to_bfloat16s(x[2 * threadIdx.x], x[2 * threadIdx.x + 1]);
 }
 
-__global__ void round_to_tf32(const float* x, float* y) { y[threadIdx.x] = ptx::to_tf32(x[threadIdx.x]); }
 __global__ void root(const float* x, float* y) { y[threadIdx.x] = ptx::square_root(x[threadIdx.x]); }
-
-__global__ void copy_quads(const float* x, float* y) {
-  ptx::store_no_allocate(y + 8 * threadIdx.x, ptx::load_no_allocate(x + 8 * threadIdx.x));
-  ptx::store_no_allocate(y + 8 * threadIdx.x + 4, ptx::load_evict_first(x + 8 * threadIdx.x + 4));
-}
 
 // The largest of the first number and of others but one, −2 … 29 by the lane: of 28 by a byte's bits, and of one.
 __global__ void largest_of_others(const float* x, float* y) {
@@ -148,9 +146,7 @@ PARAMETERS = {call: parameters for call, (_, _, _, parameters) in PRODUCTS.items
     "matrices<true>": "const unsigned short*, unsigned*",
     "matrices_back": "const unsigned short*, unsigned short*",
     "pairs_of_halves": "const float*, unsigned*",
-    "round_to_tf32": "const float*, float*",
     "root": "const float*, float*",
-    "copy_quads": "const float*, float*",
     "largest_of_others": "const float*, float*",
     "pipeline<4>": "const float*, float*, int",
     "pipeline<8>": "const float*, float*, int",
@@ -281,25 +277,6 @@ def test_square_root(on_machine):
     on_machine("root")(x, y)
     assert y[:4].tolist() == [0, 0, 1, np.inf]
     np.testing.assert_allclose(y[4:], np.sqrt(x[4:].astype(np.float64)), rtol=2.0**-22)
-
-
-def test_to_tf32_rounds_to_nearest_and_ties_away_from_zero(on_machine):
-    step = 2.0**-10
-    pairs = [(1, 1), (1 + step * 0.49, 1), (1 + step / 2, 1 + step), (-1 - step / 2, -1 - step)]
-    pairs += [(3 + step, 3 + 2 * step), (2 - step / 4, 2), (0, 0)]
-    pairs += [(np.inf, np.inf), (-np.inf, -np.inf), (np.nan, np.nan)]
-    x, expected = np.zeros((2, 32), np.float32)
-    x[: len(pairs)], expected[: len(pairs)] = np.transpose(pairs)
-    y = np.empty_like(x)
-    on_machine("round_to_tf32")(x, y)
-    np.testing.assert_array_equal(y, expected)
-
-
-def test_quads(on_machine):
-    x = np.arange(256, dtype=np.float32)
-    y = np.zeros_like(x)
-    on_machine("copy_quads")(x, y)
-    np.testing.assert_array_equal(y, x)
 
 
 def test_the_largest_of_others(on_machine, rng):

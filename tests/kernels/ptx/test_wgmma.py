@@ -10,6 +10,7 @@ import pytest
 from host_cuda import harness
 
 KERNEL = """
+#include "kernels/ptx/warp_specialization.cuh"
 #include "kernels/ptx/wgmma.cuh"
 
 // D (64 × 8·blocks) = 2 · A · B for `rounds` matrices B one after the other, added up. A word is 32 bits: of halves,

@@ -5,13 +5,14 @@ import ctypes
 import numpy as np
 import pytest
 
-from tsapps.kernels import gemm as planned_launches
+from tsapps.kernels import gemm
 from tsapps.kernels.devices import gpus
-from tsapps.kernels.jit.compiler import Kernel
-from tsapps.kernels.plan.mma import Plan, instantiate
+from tsapps.kernels.gpu_specs import KNOWN
+from tsapps.kernels.jit.kernel import Kernel
+from tsapps.kernels.plan.mma import MmaPlan, instantiate
 from tsapps.kernels.problem import Layout, Problem
 from tsapps.kernels.runtime import launch as packed_launches
-from tsapps.kernels.runtime.launch import DependentLaunch, PackedLaunch, pack
+from tsapps.kernels.runtime.launch import BoundLaunch, DependentLaunch, pack
 
 PAIR = np.dtype([("pointer", "u8"), ("count", "i4"), ("scale", "f4")])
 
@@ -74,7 +75,7 @@ def test_an_argument_that_points_elsewhere(monkeypatch):
     monkeypatch.setattr(cupy.cuda.driver, "launchKernel", launch)
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: type("Stream", (), {"ptr": 5}))
     kernel = type("Function", (), {"ptr": 77})
-    packed = PackedLaunch(kernel, (3, 2), (64,), (np.int32(1), OnGpu(2**40), np.int32(-9)), 128)
+    packed = BoundLaunch(kernel, (3, 2), (64,), (np.int32(1), OnGpu(2**40), np.int32(-9)), 128)
     packed()
     packed.change(1, 2**40 + 24)
     packed()
@@ -94,7 +95,7 @@ def test_a_word_of_a_structure_that_is_another(monkeypatch):
     monkeypatch.setattr(cupy.cuda.driver, "launchKernel", launch)
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: type("Stream", (), {"ptr": 0}))
     pair = np.array((1, -2, 3), kind)[()]
-    packed = PackedLaunch(type("Function", (), {"ptr": 77}), (1,), (32,), (pair, behind))
+    packed = BoundLaunch(type("Function", (), {"ptr": 77}), (1,), (32,), (pair, behind))
     for word, value in ((2, 2**63 + 1), (0, 9)):
         packed.change(0, value, word)
         packed()
@@ -139,12 +140,12 @@ def test_a_product_that_is_run_is_told_what_one_that_was_packed_is(monkeypatch):
     monkeypatch.setattr(packed_launches, "_launch_function", lambda device: launch)
     monkeypatch.setattr(cupy.cuda, "Device", lambda: type("Device", (), {"id": 0}))
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: type("Stream", (), {"ptr": 0}))
-    monkeypatch.setattr(planned_launches, "_multiprocessors", lambda device: 3)
-    monkeypatch.setattr(planned_launches, "_workspace", lambda *_: next(workspaces))
-    monkeypatch.setattr(planned_launches, "_planned_kernel", lambda *_: type("Function", (), {"ptr": 77}))
+    monkeypatch.setattr(gemm, "live", lambda device: KNOWN["H200"])
+    monkeypatch.setattr(gemm, "workspace", lambda *_: next(workspaces))
+    monkeypatch.setattr(gemm, "_planned_kernel", lambda *_: type("Function", (), {"ptr": 77}))
     problem = Problem(900, 700, 16, "float32", Layout(True, 700, 16, 16), Layout(False, 16, 16, 16))
-    plan = instantiate(Plan("float32", 64, 16, 32), problem)
-    product = planned_launches.PlannedKernel(plan, problem, 0)
+    plan = instantiate(MmaPlan("float32", 64, 16, 32), problem)
+    product = gemm.Gemm(plan, problem, 0)
     epilogue = np.array((5, 6), [("size", "u8"), ("to", "u8")])
     products = (7 << 20, 8 << 20, 11 << 20), (9 << 20, 10 << 20, 12 << 20)
     one = product.unbound(epilogue[()])
@@ -163,7 +164,7 @@ def test_launches_that_overlap_wait_for_each_other():
     assert gpus()
     # Each adds 1 to what the block behind it has left, which takes its time.
     source = """
-    #include "kernels/ptx/instructions.cuh"
+    #include "kernels/ptx/dependent_launch.cuh"
     __global__ void behind(const int* from, int* to) {
       ptx::griddepcontrol_wait();
       const int i = blockIdx.x * blockDim.x + threadIdx.x, all = gridDim.x * blockDim.x;
@@ -186,7 +187,7 @@ def test_launches_that_overlap_wait_for_each_other():
 def test_a_launch_that_the_driver_refuses():
     cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
     kernel = cupy.RawKernel('extern "C" __global__ void nothing() {}', "nothing").kernel
-    for kind in (PackedLaunch, DependentLaunch):
+    for kind in (BoundLaunch, DependentLaunch):
         with pytest.raises(cupy.cuda.driver.CUDADriverError, match="INVALID_VALUE"):
             kind(kernel, (1,), (4096,), ())()
 
@@ -209,7 +210,7 @@ def test_a_launch_is_that_of_cupy():
     given, found = cupy.arange(1000, dtype=np.float32), cupy.zeros(700, np.float32)
     cupy.cuda.Device().synchronize()  # a stream that does not block waits for no other
     pair = np.array((100, 700, 0.5), [("offset", "u8"), ("count", "i4"), ("scale", "f4")])[()]
-    launch = PackedLaunch(kernel, (3, 2), (128,), (given, pair, np.bool_(True), found), 4 * 128)
+    launch = BoundLaunch(kernel, (3, 2), (128,), (given, pair, np.bool_(True), found), 4 * 128)
     expected = -0.5 * np.arange(100, 800)
     for times in (1, 2, 3):
         with cupy.cuda.Stream(non_blocking=True) as stream:

@@ -1,5 +1,6 @@
 """The cache directory: private, never another user's, and no reason to stop where it cannot be used."""
 
+import json
 import os
 import stat
 import sys
@@ -10,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from tsapps.apps.abft.product.calibration_file import load_calibration
+from tsapps.kernels.jit import cache as kernel_cache
 from tsapps.kernels.jit import compiler
 from tsapps.kernels.plan import user_table as tables
 from tsapps.kernels.system import cache
@@ -49,7 +51,7 @@ def compiled(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
     monkeypatch.setattr(compiler, "_no_cache", lambda: ())
-    monkeypatch.setattr(compiler, "_not_kept", {})
+    monkeypatch.setattr(kernel_cache, "_not_kept", {})
     monkeypatch.setattr(compiler, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     return found
 
@@ -97,9 +99,7 @@ def of_another_version(entry):
     # With the right digest: a program that describes kernels otherwise has written it.
     description = {"names": {}, "resources": {"f": {"lanes": 3}}, "seconds": 1}
     code = entry.with_suffix(".cubin").read_bytes()
-    entry.with_suffix(".json").write_text(
-        compiler.json.dumps(description | {"digest": compiler._digest(description, code)})
-    )
+    entry.with_suffix(".json").write_text(json.dumps(description | {"digest": kernel_cache._digest(description, code)}))
 
 
 ODD = [writable, truncated, of_another_version, Path.unlink]
@@ -185,7 +185,7 @@ def test_a_full_or_read_only_cache(place, compiled, monkeypatch, reason):
             raise reason
         write(path, content)
 
-    monkeypatch.setattr(compiler, "write_cached", refuse)
+    monkeypatch.setattr(kernel_cache, "write_cached", refuse)
     with pytest.warns(UserWarning, match=f"cubin: cannot be written .{reason.strerror}.: compiled") as said:
         found = built()
     assert len(said) == 1

@@ -21,7 +21,7 @@ from host_cuda.tall_skinny import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.kernels.plan.mma import Plan, instantiate
+from tsapps.kernels.plan.mma import MmaPlan, instantiate
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 
 # Orders of A and B. Where the arithmetic is what differs from another, two will do.
@@ -40,15 +40,24 @@ def line(dtype):
 def tsm2r(dtype, products, orders):
     """m and k large: tiles of rows, some shared by blocks; w = 1, 5, 16, 33, 40; rows of 16 bytes and ragged ones."""
     depth, common = line(dtype), {"products": products}
-    yield Case(Plan(dtype, 64, 16, depth, warps_m=4, stages=3, **common), 150, 200, 16, orders)
+    yield Case(MmaPlan(dtype, 64, 16, depth, warps_m=4, stages=3, **common), 150, 200, 16, orders)
     yield Case(
-        Plan(dtype, 32, 5, depth, warps_m=2, **common), 70, 131, 5, orders, (3, 1), C="F", alpha=-0.5, beta=2.0, grid=9
+        MmaPlan(dtype, 32, 5, depth, warps_m=2, **common),
+        70,
+        131,
+        5,
+        orders,
+        (3, 1),
+        C="F",
+        alpha=-0.5,
+        beta=2.0,
+        grid=9,
     )
-    plan = Plan(dtype, 64, 48, depth, warps_m=2, warps_n=2, stages=3, prepare_b=True, **common)
+    plan = MmaPlan(dtype, 64, 48, depth, warps_m=2, warps_n=2, stages=3, prepare_b=True, **common)
     yield Case(plan, 100, 99, 40, orders, C="strided", alpha=1.5, grid=4)
-    plan = Plan(dtype, 32, 33, 2 * depth, warps_m=1, stages=3, prepare_b=True, interval=0, **common)
+    plan = MmaPlan(dtype, 32, 33, 2 * depth, warps_m=1, stages=3, prepare_b=True, interval=0, **common)
     yield Case(plan, 77, 300, 33, orders, (5, 2), (1, 3), C="wide", beta=-1.0)
-    yield Case(Plan(dtype, 32, 1, depth, warps_m=2, stages=2, **common), 65, 150, 1, orders, grid=3)
+    yield Case(MmaPlan(dtype, 32, 1, depth, warps_m=2, stages=2, **common), 65, 150, 1, orders, grid=3)
 
 
 def tsm2l(dtype, products, orders):
@@ -61,28 +70,28 @@ def tsm2l(dtype, products, orders):
         (24, 40, 64, 2, 1, (8, 8), "C", (1.0, 0.0)),
         (1, 1, 32, 2, 1, (0, 0), "C", (1.0, 0.0)),
     ):
-        plan = Plan(dtype, rows, w, k, warps_m=warps, teams=teams, stages=3, keep_b=True, products=products)
+        plan = MmaPlan(dtype, rows, w, k, warps_m=warps, teams=teams, stages=3, keep_b=True, products=products)
         yield Case(plan, 323, k, w, orders, pads, C=C, alpha=scale[0], beta=scale[1], grid=3)
     # Columns from multiples of 16 bytes on: a tile's rows in one line of them and in several, the last tile's not all.
     for k, w, rows, warps, beta in ((12, 33, 16, 1, 0.0), (33, 24, 128, 1, -0.5), (9, 5, 64, 2, 0.0)):
-        plan = Plan(dtype, rows, w, k, warps_m=warps, teams=2 // warps, stages=2, keep_b=True, products=products)
+        plan = MmaPlan(dtype, rows, w, k, warps_m=warps, teams=2 // warps, stages=2, keep_b=True, products=products)
         yield Case(plan, 328, k, w, orders, C="F", alpha=0.5, beta=beta, grid=2)
 
 
 def tsmttsm(dtype, products, orders):
     """Only k large: one tile that blocks and warps share; m and w = 2, 3, 5, 33, 48, 64."""
     depth, common = line(dtype), {"products": products, "stages": 3}
-    yield Case(Plan(dtype, 3, 2, 2 * depth, warps_k=2, **common), 3, 700, 2, orders)
+    yield Case(MmaPlan(dtype, 3, 2, 2 * depth, warps_k=2, **common), 3, 700, 2, orders)
     yield Case(
-        Plan(dtype, 33, 5, 4 * depth, warps_k=4, **common), 33, 999, 5, orders, (0, 3), C="F", alpha=3.0, beta=1.0
+        MmaPlan(dtype, 33, 5, 4 * depth, warps_k=4, **common), 33, 999, 5, orders, (0, 3), C="F", alpha=3.0, beta=1.0
     )
-    yield Case(Plan(dtype, 48, 64, 2 * depth, warps_n=2, warps_k=2, **common), 48, 500, 64, orders, (8, 0), C="wide")
+    yield Case(MmaPlan(dtype, 48, 64, 2 * depth, warps_n=2, warps_k=2, **common), 48, 500, 64, orders, (8, 0), C="wide")
 
 
 def folded(dtype, products):
     """AᵀD of few columns: lines taken as one."""
     for m, w, fold, k in ((4, 4, 4, 1000), (2, 3, 4, 900), (5, 3, 2, 640), (1, 1, 16, 4096)):
-        plan = Plan(dtype, m * fold, w * fold, line(dtype), warps_k=2, stages=3, products=products, fold=fold)
+        plan = MmaPlan(dtype, m * fold, w * fold, line(dtype), warps_k=2, stages=3, products=products, fold=fold)
         yield Case(plan, m, k, w, "FC", alpha=-1.0, beta=0.5, C="F")
 
 
@@ -90,7 +99,7 @@ def grams(dtype, products):
     """DᵀD with one copy of D in shared memory, row- and column-major."""
     for w, fold in ((12, 1), (33, 1), (4, 4)):
         for orders in ("FC", "CF") if fold == 1 else ("FC",):
-            plan = Plan(
+            plan = MmaPlan(
                 dtype,
                 w * fold,
                 w * fold,
@@ -105,7 +114,7 @@ def grams(dtype, products):
 
 
 def by_hand(dtype, products):
-    return Case(Plan(dtype, 16, 2, 2, stages=2, keep_b=True, products=products), 2, 2, 2)
+    return Case(MmaPlan(dtype, 16, 2, 2, stages=2, keep_b=True, products=products), 2, 2, 2)
 
 
 CASES = [
@@ -139,21 +148,23 @@ def with_stride(plan):
 PLANS = [
     with_stride(plan)
     for plan in (
-        Plan("float64", 32, 8, 16, warps_m=2, stages=3, a_unit=8, b_unit=8, store="StorePairs"),
-        Plan("float64", 12, 20, 32, warps_k=2, a_along=False),
-        Plan("float64", 33, 33, 16, warps_k=2, gram=True, a_along=False, a_unit=8, b_unit=8, store="StoreColumns"),
-        Plan("float32", 48, 24, 32, warps_m=3, stages=3, prepare_b=True, b_unit=4, store="StorePairs"),
-        Plan("float32", 64, 5, 16, warps_m=2, stages=2, a_along=False, b_along=True, a_unit=8, b_unit=8, products=6),
-        Plan("float32", 33, 7, 64, warps_k=4, stages=3, a_along=False, a_unit=4, b_unit=4, store="StoreColumns"),
-        Plan("float32", 32, 9, 20, teams=3, stages=3, keep_b=True, b_unit=4),
-        Plan("float32", 64, 3, 5, warps_m=2, stages=3, keep_b=True, a_packed=True, b_unit=4),
-        Plan("float32", 12, 8, 32, warps_k=2, stages=3, fold=4, a_along=False, store="StoreFolded"),
-        Plan("float16", 32, 32, 32, warps_m=2, warps_n=2, b_along=True, interval=0, store="StorePairs"),
-        Plan("float16", 32, 7, 8, teams=2, keep_b=True, a_unit=2, b_packed=True, b_unit=8, store="StoreLines"),
-        Plan("float32", 64, 12, 16, warps_m=2, stages=2, keep_b=True, a_along=False, a_unit=4, store="StoreLines"),
-        Plan("bfloat16", 16, 6, 32, warps_k=2, stages=3, a_along=False, a_unit=2, b_unit=2),
-        Plan("bfloat16", 64, 16, 64, warps_m=4, stages=3, interval=0, a_unit=4, b_unit=8),
-        Plan("bfloat16", 6, 4, 64, warps_k=2, fold=2, a_along=False, a_packed=True, b_packed=True, store="StoreFolded"),
+        MmaPlan("float64", 32, 8, 16, warps_m=2, stages=3, a_unit=8, b_unit=8, store="StorePairs"),
+        MmaPlan("float64", 12, 20, 32, warps_k=2, a_along=False),
+        MmaPlan("float64", 33, 33, 16, warps_k=2, gram=True, a_along=False, a_unit=8, b_unit=8, store="StoreColumns"),
+        MmaPlan("float32", 48, 24, 32, warps_m=3, stages=3, prepare_b=True, b_unit=4, store="StorePairs"),
+        MmaPlan("float32", 64, 5, 16, warps_m=2, stages=2, a_along=False, b_along=True, a_unit=8, b_unit=8, products=6),
+        MmaPlan("float32", 33, 7, 64, warps_k=4, stages=3, a_along=False, a_unit=4, b_unit=4, store="StoreColumns"),
+        MmaPlan("float32", 32, 9, 20, teams=3, stages=3, keep_b=True, b_unit=4),
+        MmaPlan("float32", 64, 3, 5, warps_m=2, stages=3, keep_b=True, a_packed=True, b_unit=4),
+        MmaPlan("float32", 12, 8, 32, warps_k=2, stages=3, fold=4, a_along=False, store="StoreFolded"),
+        MmaPlan("float16", 32, 32, 32, warps_m=2, warps_n=2, b_along=True, interval=0, store="StorePairs"),
+        MmaPlan("float16", 32, 7, 8, teams=2, keep_b=True, a_unit=2, b_packed=True, b_unit=8, store="StoreLines"),
+        MmaPlan("float32", 64, 12, 16, warps_m=2, stages=2, keep_b=True, a_along=False, a_unit=4, store="StoreLines"),
+        MmaPlan("bfloat16", 16, 6, 32, warps_k=2, stages=3, a_along=False, a_unit=2, b_unit=2),
+        MmaPlan("bfloat16", 64, 16, 64, warps_m=4, stages=3, interval=0, a_unit=4, b_unit=8),
+        MmaPlan(
+            "bfloat16", 6, 4, 64, warps_k=2, fold=2, a_along=False, a_packed=True, b_packed=True, store="StoreFolded"
+        ),
     )
 ]
 #: The results that an epilogue can store.

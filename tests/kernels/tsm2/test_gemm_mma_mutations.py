@@ -7,26 +7,26 @@ from exhaustive import every
 from host_cuda import harness
 from host_cuda.tall_skinny import KERNEL, Case, altered, check, check_in_any_order, entry_name, source
 
-from tsapps.kernels.plan.mma import Plan
+from tsapps.kernels.plan.mma import MmaPlan
 
-OPERAND, EPILOGUE, HAND_OVER, UNITS, SIMT = (
+OPERAND, STORE, STAGING, SCHEDULER, SIMT = (
     f"kernels/{name}.cuh"
-    for name in ("tsm2/operand", "tsm2/epilogue", "tsm2/epilogue_staging", "tsm2/tile_scheduler", "device/simt")
+    for name in ("tsm2/operand", "tsm2/store", "tsm2/epilogue_staging", "tsm2/tile_scheduler", "device/simt")
 )
 BARRIER = "__syncthreads();"
 
 # Each has blocks that go through several tiles, edges that are ragged, and warps that share what a barrier guards.
-STREAM = Case(Plan("float32", 64, 16, 32, warps_m=4, stages=3), 150, 203, 16, pads=(5, 0), C="tall", grid=4)
-PREPARED = Case(Plan("float32", 64, 24, 32, warps_m=4, stages=3, prepare_b=True), 150, 299, 24, grid=4)
-KEPT = Case(Plan("float32", 64, 9, 21, warps_m=4, stages=3, keep_b=True), 400, 21, 9, C="wide", grid=3)
-LARGE = Case(Plan("float32", 16, 40, 21, teams=2, stages=3, keep_b=True), 400, 21, 40, grid=3)
-TEAMS = Case(Plan("float32", 16, 9, 21, teams=4, stages=3, keep_b=True), 600, 21, 9, "FC", C="F", grid=2)
-DEEP = Case(Plan("float32", 33, 16, 128, warps_n=2, warps_k=4, stages=3), 33, 900, 16, "FC", C="wide", grid=3)
-WIDE = Case(Plan("float32", 64, 40, 32, warps_m=2, stages=3), 200, 99, 40, C="wide", grid=3)
-FOLDED = Case(Plan("float32", 12, 8, 32, warps_k=2, stages=3, fold=4), 3, 1001, 2, "FC", grid=3)
-HALVES = Case(Plan("float16", 32, 32, 64, warps_m=2, stages=3), 77, 150, 32, pads=(2, 0), grid=3)
-DOUBLES = Case(Plan("float64", 32, 5, 16, stages=3), 77, 133, 5, "FF", (1, 3), C="F", grid=4)
-LINES = Case(Plan("float32", 16, 24, 9, teams=2, stages=2, keep_b=True), 328, 9, 24, C="F", beta=-0.5, grid=2)
+STREAM = Case(MmaPlan("float32", 64, 16, 32, warps_m=4, stages=3), 150, 203, 16, pads=(5, 0), C="tall", grid=4)
+PREPARED = Case(MmaPlan("float32", 64, 24, 32, warps_m=4, stages=3, prepare_b=True), 150, 299, 24, grid=4)
+KEPT = Case(MmaPlan("float32", 64, 9, 21, warps_m=4, stages=3, keep_b=True), 400, 21, 9, C="wide", grid=3)
+LARGE = Case(MmaPlan("float32", 16, 40, 21, teams=2, stages=3, keep_b=True), 400, 21, 40, grid=3)
+TEAMS = Case(MmaPlan("float32", 16, 9, 21, teams=4, stages=3, keep_b=True), 600, 21, 9, "FC", C="F", grid=2)
+DEEP = Case(MmaPlan("float32", 33, 16, 128, warps_n=2, warps_k=4, stages=3), 33, 900, 16, "FC", C="wide", grid=3)
+WIDE = Case(MmaPlan("float32", 64, 40, 32, warps_m=2, stages=3), 200, 99, 40, C="wide", grid=3)
+FOLDED = Case(MmaPlan("float32", 12, 8, 32, warps_k=2, stages=3, fold=4), 3, 1001, 2, "FC", grid=3)
+HALVES = Case(MmaPlan("float16", 32, 32, 64, warps_m=2, stages=3), 77, 150, 32, pads=(2, 0), grid=3)
+DOUBLES = Case(MmaPlan("float64", 32, 5, 16, stages=3), 77, 133, 5, "FF", (1, 3), C="F", grid=4)
+LINES = Case(MmaPlan("float32", 16, 24, 9, teams=2, stages=2, keep_b=True), 328, 9, 24, C="F", beta=-0.5, grid=2)
 
 #: What is changed in which file, at which occurrence, and a product that shows it.
 FAULTS = {
@@ -39,16 +39,16 @@ FAULTS = {
     "sums are taken before they are handed over": (KERNEL, BARRIER, "", 6, DEEP),
     "rows are handed over where sums are read": (KERNEL, BARRIER, "", 7, DEEP),
     "a warp's own stage is not whole": (KERNEL, "simt::sync_warp();", "", 0, TEAMS),
-    "rows are overwritten while they are stored": (HAND_OVER, "__syncwarp();", "", 0, WIDE),
-    "rows are stored before they are whole": (HAND_OVER, "__syncwarp();", "", 1, WIDE),
-    "lines are overwritten while they are stored": (EPILOGUE, "__syncwarp();", "", 0, replace(LINES, beta=0.0)),
-    "the old lines are not whole": (EPILOGUE, "__syncwarp();", "", 1, LINES),
-    "lines are stored before they are whole": (EPILOGUE, "__syncwarp();", "", 2, LINES),
+    "rows are overwritten while they are stored": (STAGING, "__syncwarp();", "", 0, WIDE),
+    "rows are stored before they are whole": (STAGING, "__syncwarp();", "", 1, WIDE),
+    "lines are overwritten while they are stored": (STORE, "__syncwarp();", "", 0, replace(LINES, beta=0.0)),
+    "the old lines are not whole": (STORE, "__syncwarp();", "", 1, LINES),
+    "lines are stored before they are whole": (STORE, "__syncwarp();", "", 2, LINES),
     "a wait for one stage too few": (KERNEL, "kPreparesNext ? 3 : 2", "kPreparesNext ? 2 : 1", 0, STREAM),
     "no wait for the B that stays": (KERNEL, "ptx::cp_async_wait<pending>();", "", 0, KEPT),
     "sums of the last tile": (KERNEL, "sum_at(sums, i) = 0;", "sum_at(sums, i) += 0;", 0, STREAM),
     "another block's place": (
-        UNITS,
+        SCHEDULER,
         "while (begin(block + 1) <= unit) ++block;",
         "--block;",
         0,
@@ -64,8 +64,8 @@ FAULTS = {
         STREAM,
     ),
     "depths beyond the tile": (OPERAND, "if (kMasks && depth >= kDepth) return Word(0);", "", 0, KEPT),
-    "rows that are not there": (EPILOGUE, "if (!present || c >= columns)", "if (c >= columns)", 0, STREAM),
-    "an old result that counts for nothing": (EPILOGUE, "beta == Sum(0) ? alpha * sum : alpha", "alpha", 0, WIDE),
+    "rows that are not there": (STORE, "if (!present || c >= columns)", "if (c >= columns)", 0, STREAM),
+    "an old result that counts for nothing": (STORE, "beta == Sum(0) ? alpha * sum : alpha", "alpha", 0, WIDE),
 }
 
 

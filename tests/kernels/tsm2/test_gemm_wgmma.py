@@ -26,8 +26,8 @@ from host_cuda.tall_skinny import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.kernels import gemm
-from tsapps.kernels.plan.mma import WarpgroupPlan
+from tsapps.kernels.dispatch import compile_any
+from tsapps.kernels.plan.mma import WgmmaPlan
 from tsapps.kernels.problem import ITEMSIZE
 
 #: Where the arithmetic is what differs from another dtype, two orders of A and B will do.
@@ -37,7 +37,7 @@ ORDERS = {"float64": ["CC", "FF"], "float32": ["CC", "CF", "FC", "FF"], "float16
 def plan(dtype, tile_m, tile_n, groups, *, splits=1, loaders=1, job_pairs=2, line_bytes=128, stages=4, gram=False):
     """One group leaves room for a second block."""
     depth, blocks = line_bytes // ITEMSIZE[dtype], 2 if groups * splits == 1 else 1
-    return WarpgroupPlan(
+    return WgmmaPlan(
         dtype,
         tile_m,
         tile_n,
@@ -55,7 +55,7 @@ def plan(dtype, tile_m, tile_n, groups, *, splits=1, loaders=1, job_pairs=2, lin
 def kept(dtype, tile_m, w, k, groups, *, stages=4):
     """Return a plan of tiles of whole rows."""
     blocks = 2 if groups == 1 else 1
-    return WarpgroupPlan(dtype, tile_m, w, k, warps_m=4 * groups, stages=stages, blocks=blocks, keep_b=True, loaders=1)
+    return WgmmaPlan(dtype, tile_m, w, k, warps_m=4 * groups, stages=stages, blocks=blocks, keep_b=True, loaders=1)
 
 
 def cases_of(dtype, orders):
@@ -334,7 +334,7 @@ def test_nothing_is_touched_out_of_bounds():
 )
 def test_compiles_without_spills(dtype, tile_m, tile_n, groups, splits, loaders, line_bytes):
     made = plan(dtype, tile_m, tile_n, groups, splits=splits, loaders=loaders, line_bytes=line_bytes)
-    used = gemm.compile_any(Case(made, 20_480, 20_480, tile_n).instance, "sm_90a")
+    used = compile_any(Case(made, 20_480, 20_480, tile_n).instance, "sm_90a")
     assert used.stack == used.spill_stores == used.spill_loads == 0
     assert not used.waits
     # What setmaxnreg deals out again: with fewer, those who ask for more would wait for ever.

@@ -8,8 +8,8 @@ from math import gcd
 
 import pytest
 
-from tsapps.kernels import gemm
 from tsapps.kernels.jit.compiler import INCLUDE_ROOT
+from tsapps.kernels.ladder.launch import PAPER_KERNELS
 from tsapps.kernels.plan.simt import SPLIT_INSTANCES, ColumnsPlan, RowsPlan, SmallTsmttsmPlan, SplitPlan, WidePlan
 from tsapps.kernels.problem import ITEMSIZE
 
@@ -21,7 +21,7 @@ _USED = re.compile(r"\.(name|private_segment_fixed_size|vgpr_spill_count|wavefro
 
 
 def published():
-    for variant in gemm.PAPER_KERNELS:
+    for variant in PAPER_KERNELS:
         for scalar in SCALARS.values():
             yield from (f"tsm2::{variant}<{scalar}, 128, {t2}, 4>" for t2 in (1, 4, 16))
 
@@ -87,7 +87,7 @@ def compiled(header, kernels, arch, directory):
         ("tsm2/simt/tsm2l_wide.cuh", wide),
         ("tsm2/simt/tsmttsm_small.cuh", few),
     ],
-    ids=["published", "tsm2r_columns", "tsm2l_columns", "tsm2l_rows", "tsm2l_wide", "tsmttsm_few"],
+    ids=["tsm2_paper", "tsm2r_columns", "tsm2l_columns", "tsm2l_rows", "tsm2l_wide", "tsmttsm_small"],
 )
 def test_compiles_for_wavefronts_of_64_without_spills(tmp_path, header, instances, arch):
     names = list(dict.fromkeys(instances()))

@@ -181,8 +181,8 @@ def test_the_rows_that_are_listed(n, part, rng):
         state, arrived, stopped = fresh_bounds_state().reshape(1), np.zeros(1, np.uint32), np.zeros(1, np.int32)
         state["pass"], state["skip_full_assign"] = SCREEN, 1
         active = np.full(room + 1, 2**32 - 1, np.uint32)
-        state = active, room, state, arrived, stopped
-        next(iter(libraries().values())).call("screen", row_bounds, words, n, limits, *state)
+        given = active, room, state, arrived, stopped
+        next(iter(libraries().values())).call("screen", row_bounds, words, n, limits, *given)
         assert active[room] == 2**32 - 1
         assert not arrived.any()
         if len(expected) <= room:

@@ -16,7 +16,9 @@ from tsapps.apps.abft.at_rest.gpu.encode import passes_on_gpu
 from tsapps.apps.abft.at_rest.interleave import layout
 from tsapps.apps.abft.at_rest.sidecar import Sidecar
 from tsapps.apps.abft.at_rest.source import Progress, Source, whole_on_gpu
-from tsapps.kernels.jit.compiler import Cubin, build, function
+from tsapps.kernels.jit.cache import Cubin
+from tsapps.kernels.jit.compiler import build
+from tsapps.kernels.jit.kernel import function
 
 __all__ = ["KERNEL", "compiled", "mismatches", "mismatches_on_gpu", "places"]
 

@@ -13,6 +13,7 @@
 #pragma once
 #include "apps/abft/at_rest/gpu/float_sums.cuh"
 #include "apps/abft/at_rest/gpu/exact_sums.cuh"
+#include "kernels/ptx/warp_specialization.cuh"
 
 namespace abft {
 

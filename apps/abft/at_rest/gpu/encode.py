@@ -12,7 +12,9 @@ from tsapps.apps.abft.at_rest.interleave import ROWS, Layout, fold
 from tsapps.apps.abft.at_rest.source import Progress, Source, whole_on_gpu
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.gpu_specs import live
-from tsapps.kernels.jit.compiler import Cubin, build, function
+from tsapps.kernels.jit.cache import Cubin
+from tsapps.kernels.jit.compiler import build
+from tsapps.kernels.jit.kernel import function
 from tsapps.kernels.runtime.workspace import zeroed_counts
 
 __all__ = ["add_checksums", "compiled", "passes_on_gpu", "plans", "sums_on_gpu"]

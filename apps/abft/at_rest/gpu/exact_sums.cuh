@@ -11,6 +11,7 @@
 // was six, which wait for each other.
 #pragma once
 #include "apps/abft/at_rest/gpu/tile_pipeline.cuh"
+#include "kernels/ptx/mma.cuh"
 
 namespace abft {
 

@@ -22,6 +22,8 @@
 // Why it is fast: six instructions for a float of two rows' and two columns' sums, two for two halves.
 #pragma once
 #include "apps/abft/at_rest/gpu/tile_pipeline.cuh"
+#include "kernels/ptx/mma.cuh"
+#include "kernels/ptx/types.cuh"
 
 namespace abft {
 

@@ -14,8 +14,9 @@
 // nobody waits for all others.
 #pragma once
 #include "kernels/ptx/bulk_copy.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/warp_specialization.cuh"
 #include "kernels/device/simt.cuh"
-#include "kernels/ptx/wgmma.cuh"
 
 namespace abft {
 

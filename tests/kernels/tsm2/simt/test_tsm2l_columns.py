@@ -9,7 +9,7 @@ from host_cuda.tall_skinny import DTYPES, UNTOUCHED, assert_product, libraries_o
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.kernels.plan.mma import ELEMENT, SUM, Plan
+from tsapps.kernels.plan.mma import ELEMENT, SUM, MmaPlan
 from tsapps.kernels.plan.simt import ColumnsPlan
 from tsapps.kernels.problem import ITEMSIZE
 
@@ -72,7 +72,7 @@ def check(libraries, plan, m, seed=0, order="C", pads=(0, 0), alpha=1.0, beta=0.
     strides = (stride // B.itemsize for stride in B.strides)
     libraries[name_of(plan)].call(name_of(plan), A, lda, B, *strides, C, ldc, m, alpha, beta, grid)
     # float32 is not taken apart here: the bound of six products is the least that there is.
-    assert_product(C, A, B, Plan(plan.dtype, 16, 8, 8, products=6), alpha, beta, before)
+    assert_product(C, A, B, MmaPlan(plan.dtype, 16, 8, 8, products=6), alpha, beta, before)
     C[...] = UNTOUCHED
     assert (memory == dtype(UNTOUCHED)).all(), "memory between the columns of C was written"
 

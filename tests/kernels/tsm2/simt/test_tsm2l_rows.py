@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.plan.candidates import candidates
-from tsapps.kernels.plan.mma import ELEMENT, SUM, Plan
+from tsapps.kernels.plan.mma import ELEMENT, SUM, MmaPlan
 from tsapps.kernels.plan.simt import RowsPlan, WidePlan
 from tsapps.kernels.problem import Layout, Problem
 
@@ -97,7 +97,7 @@ def check(libraries, plan, m, seed=0, how="C", alpha=1.0, beta=0.0, grid=3):
     before = C.astype(np.float64)
     multiply(libraries, plan, A, B, C, alpha, beta, grid)
     # Float32 is not taken apart here: the bound of six products is larger than that of one.
-    assert_product(C, A, B, Plan(plan.dtype, 16, 8, 8, products=6), alpha, beta, before)
+    assert_product(C, A, B, MmaPlan(plan.dtype, 16, 8, 8, products=6), alpha, beta, before)
     assert (memory[m:] == dtype(UNTOUCHED)).all(), "memory beyond C was written"
 
 
@@ -147,7 +147,7 @@ def run_in_exact_memory():
             A, B = (rng.standard_normal(shape).astype(plan.dtype) for shape in ((m, plan.k), (plan.k, plan.w)))
             C = np.full((m, plan.w), np.nan, plan.dtype)
             multiply({name_of(plan): library}, plan, A, B, C)
-            assert_product(C, A, B, Plan(plan.dtype, 16, 8, 8, products=6))
+            assert_product(C, A, B, MmaPlan(plan.dtype, 16, 8, 8, products=6))
 
 
 @pytest.mark.exhaustive

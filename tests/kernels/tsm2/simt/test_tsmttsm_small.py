@@ -9,7 +9,7 @@ from host_cuda.tall_skinny import DTYPES, UNTOUCHED, assert_product, libraries_o
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.kernels.plan.mma import ELEMENT, SUM, Plan
+from tsapps.kernels.plan.mma import ELEMENT, SUM, MmaPlan
 from tsapps.kernels.plan.simt import small_tsmttsm_plan
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 
@@ -83,7 +83,7 @@ def check(libraries, plan, k, seed=0, pad=0, how="C", alpha=1.0, beta=0.0, grid=
     libraries[name].call(name, a, lda, b, ldb, C, *strides, k, partial, arrived, alpha, beta, grid)
     assert not arrived.any()
     # float32 is not taken apart here: the bound of six products is the least that there is.
-    assert_product(C, A, B.T, Plan(plan.dtype, 16, 8, 8, products=6), alpha, beta, before)
+    assert_product(C, A, B.T, MmaPlan(plan.dtype, 16, 8, 8, products=6), alpha, beta, before)
     bits = C.tobytes()
     C[...] = UNTOUCHED
     assert (memory == dtype(UNTOUCHED)).all(), "memory around C was written"

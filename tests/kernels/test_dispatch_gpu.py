@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from host_cuda.tall_skinny import DTYPES, assert_product
 
-from tsapps.kernels import gemm
 from tsapps.kernels.arrays import device_matrix
+from tsapps.kernels.dispatch import prepare
 from tsapps.kernels.gpu_specs import live
 from tsapps.kernels.matmul import problem_of
 from tsapps.kernels.plan.candidates import candidates
-from tsapps.kernels.plan.mma import Plan
+from tsapps.kernels.plan.mma import MmaPlan
 from tsapps.kernels.plan.select import library_algorithms
 from tsapps.kernels.problem import ITEMSIZE
 
@@ -40,7 +40,7 @@ ORDERS = {"float64": ["CC", "FF"], "float32": ["CC", "FF", "CF", "FC"], "float16
 
 def kind(plan):
     """What makes a plan take another way through its kernel."""
-    if not isinstance(plan, Plan):
+    if not isinstance(plan, MmaPlan):
         return (plan.kernel_name,)
     shared = plan.teams > 1, plan.warps_m > 1, plan.warps_n > 1, plan.warps_k > 1, plan.prepare_b, plan.fold > 1
     # Of a column stored from a whole tile, lines of up to 128 bytes.
@@ -86,9 +86,9 @@ def test_every_kind_of_plan(m, k, w, dtype, orders, pad):
         for alpha, beta in ((1.0, 0.0), (-0.5, 2.0)):
             out = placed(before, order, pad)
             c = device_matrix("C", out)._replace(dtype=dtype)
-            gemm.prepare(plan, problem, c)(matrices[0].pointer, matrices[1].pointer, c.pointer, alpha, beta)
-            products = plan.products if isinstance(plan, Plan) else 3
-            like = Plan(dtype, 16, 8, 8, products=products)
+            prepare(plan, problem, c)(matrices[0].pointer, matrices[1].pointer, c.pointer, alpha, beta)
+            products = plan.products if isinstance(plan, MmaPlan) else 3
+            like = MmaPlan(dtype, 16, 8, 8, products=products)
             assert_product(numpy_of(out, dtype), A, B, like, alpha, beta, before.astype("f8"))
 
 
@@ -108,8 +108,8 @@ def test_every_kind_of_gram(w, dtype):
     for (order, *_), (plan, problem) in plans.items():
         out = placed(np.zeros((w, w), D.dtype), order, 0)
         c = device_matrix("C", out)._replace(dtype=dtype)
-        gemm.prepare(plan, problem, c)(a.pointer, b.pointer, c.pointer, 1.0, 0.0)
-        like = Plan(dtype, 16, 8, 8, products=plan.products if isinstance(plan, Plan) else 3)
+        prepare(plan, problem, c)(a.pointer, b.pointer, c.pointer, 1.0, 0.0)
+        like = MmaPlan(dtype, 16, 8, 8, products=plan.products if isinstance(plan, MmaPlan) else 3)
         assert_product(numpy_of(out, dtype), D.T, D, like)
 
 
@@ -128,7 +128,7 @@ def test_every_algorithm_of_the_library(m, k, w, dtype, orders):
             for alpha, beta in ((1.0, 0.0), (-0.5, 2.0)):
                 out = placed(before, order, 0)
                 c = device_matrix("C", out)._replace(dtype=dtype)
-                gemm.prepare(plan, problem, c)(matrices[0].pointer, matrices[1].pointer, c.pointer, alpha, beta)
+                prepare(plan, problem, c)(matrices[0].pointer, matrices[1].pointer, c.pointer, alpha, beta)
                 # In float32 as it is, without tf32.
-                like = Plan(dtype, 16, 8, 8, products=6)
+                like = MmaPlan(dtype, 16, 8, 8, products=6)
                 assert_product(numpy_of(out, dtype), A, B, like, alpha, beta, before.astype("f8"))

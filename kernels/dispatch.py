@@ -1,0 +1,44 @@
+"""From a plan of any kind to its launch, and to its machine code."""
+
+from collections.abc import Callable
+
+from tsapps.kernels.arrays import DeviceMatrix
+from tsapps.kernels.blas import cublas
+from tsapps.kernels.gemm import compiled_plan, storing_gemm
+from tsapps.kernels.jit.cache import Resources
+from tsapps.kernels.jit.kernel import compile_header
+from tsapps.kernels.plan.mma import LibraryAlgorithm, MmaPlan, WgmmaPlan
+from tsapps.kernels.plan.simt import AnyPlan, ColumnsPlan, RowsPlan, SmallTsmttsmPlan, SplitPlan, WidePlan
+from tsapps.kernels.problem import Problem
+from tsapps.kernels.runtime.launch import ProductLaunch
+from tsapps.kernels.simt_gemm import tsm2l_columns, tsm2l_rows, tsm2r_columns, tsmttsm_small
+
+__all__ = ["compile_any", "prepare"]
+
+_LAUNCHERS: dict[str, Callable[..., ProductLaunch]] = {
+    MmaPlan.kernel_name: storing_gemm,
+    WgmmaPlan.kernel_name: storing_gemm,
+    RowsPlan.kernel_name: tsm2l_rows,
+    WidePlan.kernel_name: tsm2l_rows,
+    ColumnsPlan.kernel_name: tsm2l_columns,
+    SplitPlan.kernel_name: tsm2r_columns,
+    SmallTsmttsmPlan.kernel_name: tsmttsm_small,
+    LibraryAlgorithm.kernel_name: cublas.algorithm,
+}
+
+
+def prepare(plan: AnyPlan, problem: Problem, C: DeviceMatrix) -> ProductLaunch:
+    """Return what computes a product by the plan's kernel; arguments as for `storing_gemm`."""
+    return _LAUNCHERS[plan.kernel_name](plan, problem, C)
+
+
+def compile_any(plan: AnyPlan, arch: str) -> Resources:
+    """Compile the kernel of a plan for an architecture, and return what it uses; needs no GPU."""
+    if isinstance(plan, LibraryAlgorithm):
+        return Resources(0, 0, 0, 0, 0)
+    if isinstance(plan, MmaPlan):
+        cubin, name = compiled_plan(plan, arch)
+    else:
+        name = plan.kernel()
+        cubin = compile_header(plan.header, name, arch)
+    return cubin.resources[name]

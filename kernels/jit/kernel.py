@@ -1,0 +1,105 @@
+"""Kernels on a GPU: compiled in the background, loaded when they are first wanted."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from tsapps.kernels.jit.cache import Cubin
+from tsapps.kernels.jit.compiler import architecture, build
+
+__all__ = ["Kernel", "compile_header", "function", "load_from_header"]
+
+
+class Kernel:
+    """A kernel on a GPU: compiled from when it is made, beside others, and loaded when it is first wanted.
+
+    Parameters
+    ----------
+    source, kernels
+        As for `build`.
+    kernel : str
+        Which of them.
+    device : int
+    """
+
+    def __init__(self, source: str, kernels: Sequence[str], kernel: str, device: int) -> None:
+        self._given, self._kernel, self._device = (source, tuple(kernels), architecture(device)), kernel, device
+        self._most_shared = 0
+        self._built = _begun(*self._given)
+
+    @cached_property
+    def loaded(self) -> Any:
+        """The `cupy.RawKernel`.
+
+        Raises
+        ------
+        RuntimeError
+            If the source does not compile.
+        """
+        import cupy
+
+        # What went wrong is tried again, and said here, whenever it is wanted.
+        cubin = build(*self._given) if self._built.exception() else self._built.result()
+        with cupy.cuda.Device(self._device):
+            kernel = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[self._kernel])
+            if self._most_shared:
+                kernel.max_dynamic_shared_size_bytes = self._most_shared
+        return kernel
+
+    @property
+    def max_dynamic_shared_size_bytes(self) -> int:
+        """The most dynamic shared memory that it may be launched with; 0 if that was never said."""
+        return self._most_shared
+
+    @max_dynamic_shared_size_bytes.setter
+    def max_dynamic_shared_size_bytes(self, size: int) -> None:
+        self._most_shared = size
+        if "loaded" in vars(self):
+            self.loaded.max_dynamic_shared_size_bytes = size
+
+    @property
+    def ptr(self) -> int:
+        """What the driver knows it by."""
+        return int(self.loaded.kernel.ptr)
+
+    def __call__(
+        self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], shared_mem: int = 0
+    ) -> None:
+        """Launch it on the current stream, as a `cupy.RawKernel`."""
+        self.loaded(grid, block, arguments, shared_mem=shared_mem)
+
+
+@cache
+def _begun(source: str, kernels: tuple[str, ...], arch: str) -> Future[Cubin]:
+    """Begin to compile, once for all kernels of a source."""
+    return _compilers().submit(build, source, kernels, arch)
+
+
+@cache
+def _compilers() -> ThreadPoolExecutor:
+    """Return the threads that compile: NVRTC lets others run meanwhile."""
+    return ThreadPoolExecutor(os.cpu_count(), "tsapps-compiler")
+
+
+@cache
+def function(path: Path, kernels: tuple[str, ...], kernel: str, device: int) -> Kernel:
+    """Return a kernel of the source file at `path`, for GPU `device`."""
+    return Kernel(path.read_text(encoding="utf-8"), kernels, kernel, device)
+
+
+def compile_header(header: str, name: str, arch: str) -> Cubin:
+    """Compile one kernel of a header, by its name expression, for an architecture; needs no GPU."""
+    return build(f'#include "{header}"\n', [name], arch)
+
+
+@cache
+def load_from_header(header: str, name: str, device: int) -> Any:
+    """Return one kernel of a header, by its name expression, compiled and loaded on a GPU: a `cupy.RawKernel`."""
+    import cupy
+
+    cubin = compile_header(header, name, architecture(device))
+    with cupy.cuda.Device(device):
+        return cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[name])

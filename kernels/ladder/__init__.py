@@ -1,0 +1,1 @@
+"""The road to the kernels of today: TSM2 as published."""

@@ -1,0 +1,66 @@
+"""Launches TSM2 as published: V0 to V3 of tsm2_paper.cuh."""
+
+from typing import Any
+
+import numpy as np
+
+from tsapps.kernels.jit.kernel import load_from_header
+
+__all__ = ["PAPER_KERNELS", "tsm2_paper"]
+
+#: TSM2 as published: its steps, by name.
+PAPER_KERNELS = ("tsm2_v0", "tsm2_v1", "tsm2_v2", "tsm2_v3")
+
+_SCALARS = {"float32": "float", "float64": "double"}
+
+
+def tsm2_paper(variant: str, A: Any, B: Any, *, t1: int = 128, t2: int = 4, t3: int = 4) -> Any:
+    """Multiply by TSM2 as published.
+
+    Parameters
+    ----------
+    variant : {"tsm2_v0", "tsm2_v1", "tsm2_v2", "tsm2_v3"}
+    A : cupy.ndarray of shape (m, k), float32 or float64, column-major
+    B : cupy.ndarray of shape (k, w), of A's dtype, column-major
+    t1, t2, t3 : int
+        Threads a block, columns of C at a time, and elements of A fetched at a time.
+
+    Returns
+    -------
+    cupy.ndarray of shape (m, w), column-major
+
+    Raises
+    ------
+    ValueError
+        If an argument is none of these.
+    """
+    import cupy
+
+    if variant not in PAPER_KERNELS:
+        raise ValueError(f"variant must be one of {', '.join(PAPER_KERNELS)}, got {variant!r}")
+    m, k, w = _check(A, B)
+    if B.strides[0] != B.itemsize:
+        raise ValueError(f"B has strides {B.strides}; expected column-major, (itemsize, leading dimension · itemsize)")
+    C = cupy.empty((m, w), A.dtype, order="F")
+    name = f"tsm2::{variant}<{_SCALARS[A.dtype.name]}, {t1}, {t2}, {t3}>"
+    sizes = (np.int64(m), np.int64(k), np.int32(w), *(np.int64(_leading(X)) for X in (A, B, C)))
+    load_from_header("kernels/ladder/tsm2_paper.cuh", name, A.device.id)((-(-m // t1),), (t1,), (A, B, C, *sizes))
+    return C
+
+
+def _check(A: Any, B: Any) -> tuple[int, int, int]:
+    """Return m, k, w of a product of two CuPy matrices."""
+    if A.ndim != 2 or B.ndim != 2 or A.shape[1] != B.shape[0]:
+        raise ValueError(f"A has shape {A.shape} and B {B.shape}; expected (m, k) and (k, w)")
+    if 0 in (*A.shape, *B.shape):
+        raise ValueError(f"A has shape {A.shape} and B {B.shape}; expected at least one row and column")
+    if A.dtype != B.dtype or A.dtype.name not in _SCALARS:
+        raise ValueError(f"A has dtype {A.dtype} and B {B.dtype}; expected float32 or float64, the same for both")
+    if A.strides[0] != A.itemsize:
+        raise ValueError(f"A has strides {A.strides}; expected column-major, (itemsize, leading dimension · itemsize)")
+    return *A.shape, B.shape[1]
+
+
+def _leading(X: Any) -> int:
+    """Return the leading dimension of a column-major matrix; of a single column, its length."""
+    return X.strides[1] // X.itemsize if X.shape[1] > 1 else X.shape[0]

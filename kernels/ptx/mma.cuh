@@ -1,0 +1,145 @@
+// mma: matrix products of a warp on the tensor cores.
+//
+// Fragments of a matrix, as the PTX ISA deals them to the lanes of a warp; g = lane / 4, t = lane % 4:
+//
+//              A (M × K), row-major                 B (K × 8)            C and D (M × 8), M = 8 or 16
+//   f64, tf32  a[i]: row g + 8·(i % (M / 8)),       b[i]: row t + 4·i,   d[i]: row g + 8·(i / 2),
+//              column t + 4·(i / (M / 8))           column g             column 2·t + i % 2
+//   b16 pairs  a[i]: row g + 8·(i % 2), columns     b[i]: rows 2·t + 8·i the same
+//              2·t + 8·(i / 2) and the next         and the next, col. g
+//
+// The lower element of a pair is in the lower half of the register. All lanes of a warp take part.
+#pragma once
+#include "kernels/ptx/types.cuh"
+
+#if defined(TSA_HOST)
+#include "kernels/ptx/emulated_mma.cuh"
+#endif
+
+namespace ptx {
+
+#if defined(TSA_HOST)
+
+// d + Σ ab as the tensor cores add it: of float64 one product after another, each rounded once.
+template <int, int K>
+inline double sum_on_host(double d, const double (&a)[K], const double (&b)[K]) {
+  for (int k = 0; k < K; ++k) d = fma(a[k], b[k], d);
+  return d;
+}
+template <int kLeast, int K>
+inline float sum_on_host(float d, const float (&a)[K], const float (&b)[K]) {
+  bool is_finite = d - d == 0;
+  for (int k = 0; k < K; ++k) is_finite &= a[k] - a[k] == 0 && b[k] - b[k] == 0;
+  if (is_finite) return tensor::sum<kLeast>(d, a, b);
+  for (int k = 0; k < K; ++k) d += a[k] * b[k];
+  return d;
+}
+
+// d += A·B for any shape above. `element(register, half)` reads one; a register holds `pack` elements along K.
+template <int M, int K, int pack, int kLeast = tensor::kLeastOfFloat, typename T, typename R, int NA, int NB, int ND,
+          typename Element>
+inline void mma_on_host(T (&d)[ND], const R (&a)[NA], const R (&b)[NB], Element element) {
+  static_assert(NA * pack == M * K / 32 && NB * pack == 8 * K / 32 && ND == M * 8 / 32);
+  struct Fragments {
+    R a[NA], b[NB];
+  } mine;
+  memcpy(mine.a, a, sizeof a);
+  memcpy(mine.b, b, sizeof b);
+  const auto lanes = cuda_host::publish_to_warp(mine, "mma");
+  const int g = cuda_host::here.lane / 4, t = cuda_host::here.lane % 4, step = 4 * pack;
+  for (int i = 0; i < ND; ++i) {
+    const int row = g + 8 * (i / 2), column = 2 * t + i % 2;
+    T left[K], right[K];
+    for (int k = 0; k < K; ++k) {
+      left[k] = element(lanes[row % 8 * 4 + k % step / pack].a[row / 8 + M / 8 * (k / step)], k % pack);
+      right[k] = element(lanes[column * 4 + k % step / pack].b[k / step], k % pack);
+    }
+    d[i] = sum_on_host<kLeast>(d[i], left, right);
+  }
+}
+
+#endif
+
+// mma m16n8k8, tf32 ─ the bits below a tf32's are ignored.
+TSA_PTX void mma_m16n8k8(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
+#if defined(TSA_HOST)
+  mma_on_host<16, 8, 1>(d, a, b, [](float x, int) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); });
+#else
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
+        "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
+#endif
+}
+
+// mma m8n8k4, f64 (sm_80 and later); the next three: sm_90 and later.
+TSA_PTX void mma_m8n8k4(double (&d)[2], const double (&a)[1], const double (&b)[1]) {
+#if defined(TSA_HOST)
+  mma_on_host<8, 4, 1>(d, a, b, [](double x, int) { return x; });
+#else
+  asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+      : "+d"(d[0]), "+d"(d[1])
+      : "d"(a[0]), "d"(b[0]));
+#endif
+}
+
+TSA_PTX void mma_m16n8k4(double (&d)[4], const double (&a)[2], const double (&b)[1]) {
+#if defined(TSA_HOST)
+  mma_on_host<16, 4, 1>(d, a, b, [](double x, int) { return x; });
+#else
+  asm("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
+      : "d"(a[0]), "d"(a[1]), "d"(b[0]));
+#endif
+}
+
+TSA_PTX void mma_m16n8k8(double (&d)[4], const double (&a)[4], const double (&b)[2]) {
+#if defined(TSA_HOST)
+  mma_on_host<16, 8, 1>(d, a, b, [](double x, int) { return x; });
+#else
+  asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
+      : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
+#endif
+}
+
+TSA_PTX void mma_m16n8k16(double (&d)[4], const double (&a)[8], const double (&b)[4]) {
+#if defined(TSA_HOST)
+  mma_on_host<16, 16, 1>(d, a, b, [](double x, int) { return x; });
+#else
+  asm("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7, %8, %9, %10, %11}, "
+      "{%12, %13, %14, %15}, {%0, %1, %2, %3};"
+      : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
+      : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(a[4]), "d"(a[5]), "d"(a[6]), "d"(a[7]), "d"(b[0]), "d"(b[1]),
+        "d"(b[2]), "d"(b[3]));
+#endif
+}
+
+// mma m16n8k16 ─ f16 and bf16 with float sums.
+TSA_PTX void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+#if defined(TSA_HOST)
+  mma_on_host<16, 16, 2, tensor::kLeastOfHalf>(
+      d, a, b, [](unsigned x, int half) { return cuda_host::half_value(x >> 16 * half & 0xffff); });
+#else
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+TSA_PTX void mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+#if defined(TSA_HOST)
+  mma_on_host<16, 16, 2>(d, a, b,
+                         [](unsigned x, int half) { return cuda_host::bfloat16_value(x >> 16 * half & 0xffff); });
+#else
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+}  // namespace ptx

@@ -1,0 +1,61 @@
+// What a block of gemm_mma.cuh is made of: teams of warps, their pipelines, and shared memory.
+#pragma once
+#include "kernels/tsm2/epilogue_staging.cuh"
+#include "kernels/tsm2/weighted_row_sums.cuh"
+
+namespace tsm2 {
+
+template <typename Plan, typename Epilogue>
+struct MmaBlock {
+  using A = typename Plan::A;
+  using B = typename Plan::B;
+  using T = typename Plan::Element;
+  using Unit = Tensor<T, Plan::kProducts>;
+  using Sum = typename Unit::Sum;
+
+  // Warps of a team and of a block.
+  static constexpr int kTeam = Plan::kWarpsM * Plan::kWarpsN * Plan::kWarpsK, kWarps = kTeam * Plan::kTeams;
+  static constexpr int kThreads = 32 * kWarps;
+  static_assert(Plan::kTeams == 1 || (Plan::kKeepB && kTeam == 1), "a block of several teams is of single warps");
+  static constexpr int kRows = Plan::kTileM / Plan::kWarpsM, kColumns = Plan::kTileN / Plan::kWarpsN;  // of a warp
+  static constexpr int kEights = (kRows + 7) / 8, kBlocks = (kRows + 15) / 16, kColumnBlocks = (kColumns + 7) / 8;
+  // The sums of a lane: those of C and, behind them, those of A's rows.
+  static constexpr bool kAddsRows = adds_rows<Epilogue>;
+  static_assert(!kAddsRows || Plan::kWarpsN == 1, "warps that share rows would add them up twice");
+  static constexpr int kSumBlocks = kColumnBlocks + kAddsRows, kRegisters = 4 * kBlocks * kSumBlocks;
+  using Depths = Depth<Plan::kDepth / Plan::kWarpsK, A::kPerWord, Plan::kStride>;
+  static_assert(Plan::kTileM % Plan::kWarpsM == 0 && Plan::kTileN % Plan::kWarpsN == 0 &&
+                    Plan::kDepth % Plan::kWarpsK == 0 && (Plan::kWarpsM == 1 || kRows % 16 == 0) &&
+                    (Plan::kWarpsN == 1 || kColumns % 8 == 0),
+                "warps share a tile evenly");
+
+  // Shared memory, in bytes: each team's pipeline, B as parts (once if it stays, else that of this unit and of the
+  // next), and sums on their way between warps and to the epilogue.
+  static constexpr bool kOwnB = !Plan::kGram, kStreamsB = kOwnB && !Plan::kKeepB;
+  static constexpr bool kPreparesB = Plan::kKeepB || Plan::kPrepareB;
+  static_assert(!kPreparesB || (kOwnB && Plan::kWarpsK == 1), "warps share the parts of B");
+  using Weights = RowWeights<Sum, Plan::kDepth>;  // behind B; where B stays, once
+  static constexpr int kWeights = kAddsRows ? Weights::kBytes : 0, kWeightsAt = A::kBytes + (kStreamsB ? B::kBytes : 0);
+  static constexpr int kStage = kWeightsAt + (Plan::kKeepB ? 0 : kWeights), kPipelineBytes = Plan::kStages * kStage;
+  static constexpr int kPipelinesBytes = Plan::kTeams * kPipelineBytes;
+  static constexpr int kPairs = (Depths::kWords + 1) / 2, kTileColumnBlocks = (Plan::kTileN + 7) / 8;
+  static constexpr int kParts =
+      kPreparesB ? kPairs * kTileColumnBlocks * 32 * 2 * (int)sizeof(typename Unit::Parts) : 0;
+  static constexpr int kAllParts = (kStreamsB ? 2 : 1) * kParts;
+  // A B that is kept arrives beside the first stages of A, in the one that is filled last; or, if it is too large,
+  // before them, where the pipelines will be.
+  static constexpr bool kArrivesBeside = Plan::kKeepB && B::kBytes <= kStage;
+  static constexpr int kArrivesAt = kArrivesBeside ? (Plan::kStages - 1) * kStage : 0;
+  static_assert(!Plan::kKeepB || B::kBytes <= kPipelinesBytes, "B arrives where the pipelines will be");
+  using Over = EpilogueStaging<Sum, kAddsRows ? 8 * kSumBlocks : kColumns, kBlocks>;
+  static constexpr int kOver = Over::template kBytes<Epilogue>;
+  static constexpr int kHandedOver = kWarps / 2 * 32 * kRegisters * (int)sizeof(Sum);
+  static constexpr int kSums = kWarps / Plan::kWarpsK * kOver;
+  static constexpr int kScratch = Plan::kWarpsK > 1 && kHandedOver > kSums ? kHandedOver : kSums;
+  static constexpr int kKeptWeightsAt = kPipelinesBytes + kAllParts + kScratch;
+  static constexpr int kSharedBytes = kKeptWeightsAt + (Plan::kKeepB ? kWeights : 0);
+  // Sums of one tile in `partial`.
+  static constexpr int kTileSums = Plan::kWarpsM * Plan::kWarpsN * 32 * kRegisters;
+};
+
+}  // namespace tsm2
