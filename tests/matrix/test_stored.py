@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tsapps.matrix import open_matrix
+from tsapps.matrix.stored import matrix_of
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -58,7 +59,7 @@ def test_another_file_of_the_same_layout(tmp_path, rng):
         copy = tmp_path / ".copy.tmp"
         copy.write_bytes((tmp_path / matrix.stored.path).read_bytes())
         matrix.stored.map(copy)[2, 3] = 7
-        found = matrix.stored.matrix(copy, "the copy")
+        found = matrix_of(matrix.stored, copy, "the copy")
         assert (found.name, found.shape, found.dtype) == ("the copy", matrix.shape, matrix.dtype)
         expected = np.concatenate([block for _, block in matrix.blocks(100)]).copy()
         expected[2, 3] = 7

@@ -154,6 +154,7 @@ def _write(
     from tsapps.apps.abft import verify
     from tsapps.matrix import replacing
     from tsapps.matrix.copy import copy_as_npy, copy_file
+    from tsapps.matrix.stored import matrix_of
 
     check_copy_room(data, matrix, out)
     mode = mode_of_copy(data, out, sidecar)
@@ -161,7 +162,7 @@ def _write(
         stored = (copy_file if out is None else copy_as_npy)(matrix, file, report("copying"))
         for offset, was in zip(*(part.tolist() for part in verdict.patches()), strict=True):
             os.pwrite(file.fileno(), bytes([was]), stored.place(offset))
-        again = verify(stored.matrix(file.name, data), checksums, progress=report("verifying the copy of"))
+        again = verify(matrix_of(stored, file.name, data), checksums, progress=report("verifying the copy of"))
         if not again.clean:
             raise CorruptionError(
                 f"{data}: its repaired copy has not the checksums that it should have, and was thrown away: memory or "

@@ -76,6 +76,7 @@ def abft_inject(
     from tsapps.apps.abft.inject import inject
     from tsapps.matrix import open_matrix, replacing
     from tsapps.matrix.copy import copy_as_npy, copy_file
+    from tsapps.matrix.stored import matrix_of
 
     matrix = open_matrix(data, header=header, index=index, allow_external=allow_external)
     check_copy(data, matrix, out)
@@ -90,7 +91,7 @@ def abft_inject(
         stored = (copy_file if out is None else copy_as_npy)(matrix, file, report)
         array = stored.map(file.name)
         places = sorted({place for _ in range(count) for place in inject(array, str(fault), rng)})
-        found = list(differences(places, stored.matrix(file.name, data), matrix))
+        found = list(differences(places, matrix_of(stored, file.name, data), matrix))
     if as_json:
         for change in found:
             print_line(change.as_json())

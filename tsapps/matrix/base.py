@@ -20,9 +20,9 @@ from tsapps.matrix.checks import (
     damaged,
     is_floating,
 )
+from tsapps.matrix.layout import Stored
 
 if TYPE_CHECKING:
-    from tsapps.matrix.stored import Stored
     from tsapps.matrix.watch import FileState
 
 __all__ = ["ConvertedMatrix", "Matrix"]
@@ -53,7 +53,7 @@ class Matrix(ABC):
         The state of the file when it was opened; None for memory.
     """
 
-    stored: "Stored | None" = None
+    stored: Stored | None = None
     file_state: "FileState | None" = None
 
     def __init__(self, name: str, shape: Sequence[int], dtype: np.dtype, device: int | None = None) -> None:

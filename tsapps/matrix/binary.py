@@ -15,7 +15,8 @@ import numpy as np
 
 from tsapps.errors import MatrixError
 from tsapps.matrix.checks import check_dtype, check_shape
-from tsapps.matrix.stored import Stored, StoredMatrix
+from tsapps.matrix.layout import Stored
+from tsapps.matrix.stored import StoredMatrix
 
 __all__ = [
     "BIN_TYPES",

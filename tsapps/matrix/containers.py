@@ -17,8 +17,9 @@ from tsapps.kernels.system.strict_json import JsonError, parse_json
 from tsapps.matrix.base import Matrix
 from tsapps.matrix.binary import check_size, read_npy_header
 from tsapps.matrix.checks import changed, check_dtype, check_memory, check_shape, readable
+from tsapps.matrix.layout import Stored
 from tsapps.matrix.optional import optional_module
-from tsapps.matrix.stored import Stored, StoredMatrix
+from tsapps.matrix.stored import StoredMatrix
 from tsapps.names import shell_spelling
 
 __all__ = ["choose_array", "open_npz", "open_safetensors"]

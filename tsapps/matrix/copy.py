@@ -10,7 +10,7 @@ import numpy as np
 
 from tsapps.errors import UsageError
 from tsapps.matrix.base import Matrix
-from tsapps.matrix.stored import Stored
+from tsapps.matrix.layout import Stored
 
 __all__ = ["copy_as_npy", "copy_file"]
 

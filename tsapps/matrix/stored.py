@@ -7,15 +7,16 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike, fspath
 
 import numpy as np
 
 from tsapps.matrix.base import Matrix
 from tsapps.matrix.checks import changed
+from tsapps.matrix.layout import Stored
 
-__all__ = ["Stored", "StoredMatrix"]
+__all__ = ["StoredMatrix", "matrix_of"]
 
 # Columns of a matrix in Fortran order are read whole where they are shorter than this, and so many bytes at a time.
 _SHORT_COLUMN_BYTES, _COLUMNS_BYTES = 1 << 16, 1 << 24
@@ -23,56 +24,6 @@ _SHORT_COLUMN_BYTES, _COLUMNS_BYTES = 1 << 16, 1 << 24
 _LEAST_AHEAD = 1 << 20
 # Single rows are read one by one where that takes fewer reads than one for each of so many bytes of the matrix.
 _BYTES_PER_READ, _FEW_READS = 1 << 13, 64
-
-
-@dataclass(frozen=True)
-class Stored:
-    """Where the elements of a matrix lie in a file, as plain bytes.
-
-    Attributes
-    ----------
-    path : str
-        The file.
-    offset : int
-        Where the element in row 0, column 0 begins, in bytes.
-    shape : tuple of int
-        (n, d).
-    strides : tuple of int
-        Bytes from a row, and from a column, to the next.
-    dtype : numpy.dtype
-        In the file's byte order.
-    """
-
-    path: str
-    offset: int
-    shape: tuple[int, int]
-    strides: tuple[int, int]
-    dtype: np.dtype
-
-    @property
-    def by_rows(self) -> bool:
-        """Whether the elements of a row lie side by side."""
-        return self.strides[1] == self.dtype.itemsize or self.shape[1] == 1
-
-    def map(self, path: str | PathLike[str]) -> np.ndarray:
-        """Map the elements of another file that is laid out as this one, shape (n, d), for writing.
-
-        Only for files that no other program writes to.
-        """
-        content = np.memmap(path, np.uint8, "r+").view(np.ndarray)
-        return np.ndarray(self.shape, self.dtype, content, self.offset, self.strides)
-
-    def matrix(self, path: str | PathLike[str], name: str) -> "StoredMatrix":
-        """Open another file that is laid out as this one."""
-        return StoredMatrix(replace(self, path=fspath(path)), name)
-
-    def place(self, byte: int) -> int:
-        """Return where in the file a byte lies, counted through the elements row by row, all in little-endian order."""
-        element, inner = divmod(byte, self.dtype.itemsize)
-        row, column = divmod(element, self.shape[1])
-        swapped = self.dtype != self.dtype.newbyteorder("<")
-        inner = self.dtype.itemsize - 1 - inner if swapped else inner
-        return self.offset + row * self.strides[0] + column * self.strides[1] + inner
 
 
 class StoredMatrix(Matrix):
@@ -137,7 +88,7 @@ class StoredMatrix(Matrix):
     def held(self) -> Iterator[Matrix]:
         """Lend the matrix as it is now, also when another file takes the name of its own."""
         with self._opened() as file:
-            yield self.stored.matrix(f"/dev/fd/{file}", self.name)
+            yield matrix_of(self.stored, f"/dev/fd/{file}", self.name)
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
@@ -226,3 +177,8 @@ def _ahead(blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
             following = reader.submit(next, blocks, None)
             yield block
             del block  # the caller may be done with it
+
+
+def matrix_of(layout: Stored, path: str | PathLike[str], name: str) -> StoredMatrix:
+    """Return the matrix of a file that is laid out like another."""
+    return StoredMatrix(replace(layout, path=fspath(path)), name)

@@ -1,0 +1,54 @@
+"""The layout of a matrix that a file holds as plain bytes."""
+
+from dataclasses import dataclass
+from os import PathLike
+
+import numpy as np
+
+__all__ = ["Stored"]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where the elements of a matrix lie in a file, as plain bytes.
+
+    Attributes
+    ----------
+    path : str
+        The file.
+    offset : int
+        Where the element in row 0, column 0 begins, in bytes.
+    shape : tuple of int
+        (n, d).
+    strides : tuple of int
+        Bytes from a row, and from a column, to the next.
+    dtype : numpy.dtype
+        In the file's byte order.
+    """
+
+    path: str
+    offset: int
+    shape: tuple[int, int]
+    strides: tuple[int, int]
+    dtype: np.dtype
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether the elements of a row lie side by side."""
+        return self.strides[1] == self.dtype.itemsize or self.shape[1] == 1
+
+    def map(self, path: str | PathLike[str]) -> np.ndarray:
+        """Map the elements of another file that is laid out as this one, shape (n, d), for writing.
+
+        Only for files that no other program writes to.
+        """
+        content = np.memmap(path, np.uint8, "r+").view(np.ndarray)
+        return np.ndarray(self.shape, self.dtype, content, self.offset, self.strides)
+
+    def place(self, byte: int) -> int:
+        """Return where in the file a byte lies, counted through the elements row by row, all in little-endian order."""
+        element, inner = divmod(byte, self.dtype.itemsize)
+        row, column = divmod(element, self.shape[1])
+        swapped = self.dtype != self.dtype.newbyteorder("<")
+        inner = self.dtype.itemsize - 1 - inner if swapped else inner
+        return self.offset + row * self.strides[0] + column * self.strides[1] + inner
