@@ -58,7 +58,7 @@ ARROWS = {
     "apps/kmeans/update": {*_CORE, "apps/kmeans", *_stages("data", "assign", "bounds")},
     "apps/kmeans/init": _CORE | _stages("data", "assign"),
     "apps/kmeans/protect": {*_CORE, "apps/kmeans", *_stages("data", "assign", "update", "inertia")},
-    "apps/kmeans/inertia": _CORE | _stages("data", "assign", "protect"),
+    "apps/kmeans/inertia": _CORE | _stages("data", "protect", "update"),
     "apps/kmeans/small_d": _CORE | _stages("data", "assign", "bounds", "update"),
     "apps/kmeans/engines": {
         *_CORE,

@@ -7,8 +7,15 @@ import oracle
 
 from host_cuda import harness
 from host_cuda.fused_kmeans import BLOCKS, Iterations, product_source
-from tsapps.apps.kmeans.assign.plan import ARGMIN, DRIFT
-from tsapps.apps.kmeans.bounds.plan import BOUNDED, FRESH_BYTES, SKIP_FULL_ASSIGN, fresh_bounds_state, most_listed
+from tsapps.apps.kmeans.assign.plan import ARGMIN
+from tsapps.apps.kmeans.bounds.plan import (
+    BOUNDED,
+    DRIFT,
+    FRESH_BYTES,
+    SKIP_FULL_ASSIGN,
+    fresh_bounds_state,
+    most_listed,
+)
 
 PLAIN, UNTIL_PASS, SCREEN, ACTIVE = range(4)
 #: Features and clusters: short rows, rows of one and a half steps of `assign_active_rows`, and long ones in pieces.

@@ -11,32 +11,28 @@ from host_cuda.tall_skinny import DTYPES
 from tsapps.apps.kmeans.assign.plan import (
     AMBIGUOUS_BYTES,
     ARGMIN,
-    DRIFT,
-    EXACT,
-    LISTS,
-    OUTCOME,
-    PLACE_BYTES,
-    ROUNDING,
-    ROWS,
-    SEGMENTS,
-    UNPROVED,
-    UPDATE_CENTERS,
     assign_plan,
     capacity,
-    columns_of_block,
     epilogue_of,
     error_coefficients_of,
     half_copy_problem,
+    parts_of,
+    product_error,
+)
+from tsapps.apps.kmeans.bounds.plan import DRIFT
+from tsapps.apps.kmeans.data.plan import (
+    EXACT,
+    ROUNDING,
+    ROWS,
+    UNPROVED,
     half_copy_scale,
-    integers,
     log2_lanes,
     norm_limit_of,
     padded,
-    parts_of,
-    product_error,
-    segments_plan,
     vector_of,
 )
+from tsapps.apps.kmeans.update.fixed_point import columns_of_block, integers
+from tsapps.apps.kmeans.update.plan import LISTS, OUTCOME, PLACE_BYTES, SEGMENTS, UPDATE_CENTERS, segments_plan
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.plan.mma import ELEMENT
 

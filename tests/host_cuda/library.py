@@ -6,7 +6,7 @@ import numpy as np
 
 from host_cuda import harness
 from host_cuda.tall_skinny import DTYPES
-from tsapps.apps.kmeans.assign.plan import vector_of
+from tsapps.apps.kmeans.data.plan import vector_of
 from tsapps.apps.kmeans.inertia.plan import RUNNING_SUMS, difference_of, inertia_plan
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.plan.mma import ELEMENT

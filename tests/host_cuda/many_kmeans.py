@@ -7,13 +7,8 @@ import numpy as np
 from host_cuda import harness
 from host_cuda.fused_kmeans import BLOCKS, Iterations
 from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan
-from tsapps.apps.kmeans.assign.plan import (
-    AMBIGUOUS_LARGE_K_BYTES,
-    LISTS,
-    REASSIGNMENT_BYTES,
-    STREAMED_ARGMIN,
-    tensor_error,
-)
+from tsapps.apps.kmeans.assign.plan import AMBIGUOUS_LARGE_K_BYTES, REASSIGNMENT_BYTES, STREAMED_ARGMIN, tensor_error
+from tsapps.apps.kmeans.update.plan import LISTS
 
 
 def streamed_source(plan):

@@ -6,7 +6,7 @@ from functools import cache, partial
 import numpy as np
 
 from host_cuda import harness
-from tsapps.apps.kmeans.assign.plan import ROUNDING, half_copy_scale, padded
+from tsapps.apps.kmeans.data.plan import ROUNDING, half_copy_scale, padded
 from tsapps.apps.kmeans.init.plan import COPY, copy_error, plusplus_plan, pruned_plan
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.plan.mma import ELEMENT

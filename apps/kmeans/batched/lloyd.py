@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from tsapps.apps.kmeans.assign.plan import half_copy_scales, norm_limit_of, tensor_error
+from tsapps.apps.kmeans.assign.plan import tensor_error
 from tsapps.apps.kmeans.batched.plan import (
     BATCH,
     PLUSPLUS_ARGS,
@@ -19,6 +19,7 @@ from tsapps.apps.kmeans.batched.plan import (
     integers,
     update_parts,
 )
+from tsapps.apps.kmeans.data.plan import half_copy_scales, norm_limit_of
 from tsapps.apps.kmeans.empty_clusters import relocate_empty_clusters
 from tsapps.apps.kmeans.results import Assignment
 from tsapps.kernels.arrays import to_host

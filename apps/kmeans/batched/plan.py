@@ -5,7 +5,7 @@ from math import ceil, log2
 
 import numpy as np
 
-from tsapps.apps.kmeans.assign.plan import MOST_EXPONENT
+from tsapps.apps.kmeans.data.plan import MOST_EXPONENT
 from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = [

@@ -11,10 +11,10 @@ from typing import Any
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.assign.plan import DRIFT
 from tsapps.apps.kmeans.bounds.plan import (
     BOUNDED,
     BOUNDS_STATE,
+    DRIFT,
     FRESH_BYTES,
     SKIP_FULL_ASSIGN,
     begin_limit,

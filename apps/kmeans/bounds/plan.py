@@ -8,6 +8,7 @@ __all__ = [
     "BOUNDED",
     "BOUNDS_BYTES",
     "BOUNDS_STATE",
+    "DRIFT",
     "FRESH_BYTES",
     "ROW_BOUNDS",
     "SKIP_FULL_ASSIGN",
@@ -18,6 +19,9 @@ __all__ = [
     "most_listed_small_d",
 ]
 
+DRIFT = np.dtype(
+    [*((name, "u8") for name in ("center_drift", "limits", "state")), ("begin_limit", "u4"), ("padding", "u4")]
+)
 #: C++ classes that kernels take and keep, as NumPy structures: `ArgminEpilogueBounded`, `RowBounds` and `BoundsState`.
 BOUNDED = np.dtype([*ARGMIN.descr, *((name, "u8") for name in ("row_bounds", "limits", "state"))])
 ROW_BOUNDS = np.dtype([(name, "u8") for name in ("row_bounds", "limits", "active", "state")])

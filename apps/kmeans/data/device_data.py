@@ -12,11 +12,11 @@ import cupy
 import numpy as np
 from cupyx import empty_pinned
 
-from tsapps.apps.kmeans.assign.plan import ROWS, log2_lanes, vector_of
 from tsapps.apps.kmeans.data.blocks import Data
 from tsapps.apps.kmeans.data.half_copy import HalfCopy
 from tsapps.apps.kmeans.data.host_stream import stream_to_gpu
 from tsapps.apps.kmeans.data.labels import launch_over_labels
+from tsapps.apps.kmeans.data.plan import ROWS, log2_lanes, vector_of
 from tsapps.apps.kmeans.data.rows import ArrayRows, RescaledRows, Rows
 from tsapps.apps.kmeans.inertia.launch import add_inertia
 from tsapps.apps.kmeans.inertia.plan import RunningSums

@@ -8,12 +8,9 @@ import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan
-from tsapps.apps.kmeans.assign.plan import (
-    AMBIGUOUS_BYTES,
-    AMBIGUOUS_LARGE_K_BYTES,
+from tsapps.apps.kmeans.data.load import is_whole, load_kernels, types_of
+from tsapps.apps.kmeans.data.plan import (
     EXACT,
-    PLACE_BYTES,
-    REASSIGNMENT_BYTES,
     ROUNDING,
     UNPROVED,
     half_copy_scale,
@@ -22,7 +19,6 @@ from tsapps.apps.kmeans.assign.plan import (
     padded,
     vector_of,
 )
-from tsapps.apps.kmeans.data.load import is_whole, load_kernels, types_of
 from tsapps.kernels.gpu_specs import live
 
 __all__ = ["HalfCopy", "Placement"]
@@ -90,10 +86,3 @@ class HalfCopy:
     def placement(self) -> Placement:
         """How centers are placed for a product with this."""
         return Placement(self.padded, self.panels, self.scale, np.float32(norm_limit_of(self._features)))
-
-    @staticmethod
-    def size(n: int, d: int, k: int, panels: int) -> int:
-        """Return about the bytes of a copy, of an iteration's lists, and of what there is of every center."""
-        lists = REASSIGNMENT_BYTES + AMBIGUOUS_LARGE_K_BYTES if panels else 2 * (AMBIGUOUS_BYTES + PLACE_BYTES)
-        width = 16 * panels or padded(d)
-        return n * (2 * width + 4 + lists) + k * (2 * width + 3 * 8 * (d + 1))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.kmeans.assign.plan import vector_of
+from tsapps.apps.kmeans.data.plan import vector_of
 from tsapps.kernels.jit.kernel import function
 from tsapps.kernels.plan.mma import ELEMENT
 

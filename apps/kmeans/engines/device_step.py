@@ -19,9 +19,8 @@ import cupy
 import numpy as np
 from cupyx import empty_pinned
 
-from tsapps.apps.kmeans.assign.plan import DRIFT, OUTCOME, UPDATE_CENTERS, Integers, integers
 from tsapps.apps.kmeans.bounds.launch import Bounds
-from tsapps.apps.kmeans.bounds.plan import BOUNDS_BYTES, begins_soon
+from tsapps.apps.kmeans.bounds.plan import BOUNDS_BYTES, DRIFT, begins_soon
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels
 from tsapps.apps.kmeans.engines.step import Step
@@ -29,6 +28,8 @@ from tsapps.apps.kmeans.inertia.plan import inertia_from_sums
 from tsapps.apps.kmeans.protect.launch import FAULTS, LOST, StepCheck, SumsCheck
 from tsapps.apps.kmeans.results import Assignment, IterationResult, Report
 from tsapps.apps.kmeans.update.buffers import IterationBuffers, Layout
+from tsapps.apps.kmeans.update.fixed_point import Integers, integers
+from tsapps.apps.kmeans.update.plan import OUTCOME, UPDATE_CENTERS
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.launch import DependentLaunch

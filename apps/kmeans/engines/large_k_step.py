@@ -15,18 +15,13 @@ import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan
-from tsapps.apps.kmeans.assign.plan import (
-    AMBIGUOUS_LARGE_K_BYTES,
-    LISTS,
-    REASSIGNMENT_BYTES,
-    STREAMED_ARGMIN,
-    tensor_error,
-)
+from tsapps.apps.kmeans.assign.plan import AMBIGUOUS_LARGE_K_BYTES, REASSIGNMENT_BYTES, STREAMED_ARGMIN, tensor_error
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels, types_of
 from tsapps.apps.kmeans.engines.device_step import RESCORE_BLOCKS, RESCORE_THREADS, DeviceStep
 from tsapps.apps.kmeans.update.buffers import Layout
 from tsapps.apps.kmeans.update.launch import Segments, grid_of_lists
+from tsapps.apps.kmeans.update.plan import LISTS
 from tsapps.kernels.jit.kernel import Kernel
 from tsapps.kernels.runtime.launch import DependentLaunch
 

@@ -9,14 +9,13 @@ from tsapps.apps.kmeans.assign.plan import (
     AMBIGUOUS_LARGE_K_BYTES,
     MOST_CLUSTERS,
     MOST_LARGE_K,
-    MOST_PLACED,
-    NARROW,
-    PLACE_BYTES,
     REASSIGNMENT_BYTES,
     assign_plan,
-    padded,
 )
+from tsapps.apps.kmeans.data.plan import padded
 from tsapps.apps.kmeans.small_d.plan import ALIGNMENT, fma_plan
+from tsapps.apps.kmeans.update.fixed_point import NARROW
+from tsapps.apps.kmeans.update.plan import MOST_PLACED, PLACE_BYTES
 from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = ["Facts", "Norms", "Options", "StepPlan", "half_copy_room", "select_step", "why_cublas"]

@@ -17,16 +17,12 @@ import numpy as np
 from tsapps.apps.kmeans.assign.plan import (
     AMBIGUOUS_BYTES,
     ARGMIN,
-    LISTS,
-    MOST_PLACED,
-    PLACE_BYTES,
     capacity,
     epilogue_of,
     error_coefficients_of,
     half_copy_problem,
     parts_of,
     product_error,
-    sorts_rows,
 )
 from tsapps.apps.kmeans.bounds.launch import ProductBounds
 from tsapps.apps.kmeans.data.device_data import DeviceData
@@ -34,6 +30,7 @@ from tsapps.apps.kmeans.data.load import load_kernels, types_of
 from tsapps.apps.kmeans.engines.device_step import RESCORE_BLOCKS, RESCORE_THREADS, DeviceStep
 from tsapps.apps.kmeans.update.buffers import Layout
 from tsapps.apps.kmeans.update.launch import ScatterAdd, Segments, grid_of_lists
+from tsapps.apps.kmeans.update.plan import LISTS, MOST_PLACED, PLACE_BYTES, sorts_rows
 from tsapps.kernels.gemm import Gemm, blocks_of
 from tsapps.kernels.plan.mma import MmaPlan
 from tsapps.kernels.runtime.launch import DependentLaunch

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.kmeans.assign.plan import NARROW, WIDE, log2_lanes
+from tsapps.apps.kmeans.data.plan import log2_lanes
+from tsapps.apps.kmeans.update.fixed_point import NARROW, WIDE
 from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = [

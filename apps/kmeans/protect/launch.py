@@ -10,13 +10,13 @@ import cupy
 import numpy as np
 from cupyx import empty_pinned
 
-from tsapps.apps.kmeans.assign.plan import Integers
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import is_whole, load_kernels, types_of
 from tsapps.apps.kmeans.inertia.plan import MOST_WEIGHT, RUNNING_SUMS, RunningSums, difference_of
 from tsapps.apps.kmeans.protect.checks import stride_of
 from tsapps.apps.kmeans.protect.plan import CHECKED, HASHES, THREADS, check_plan, hash_of
 from tsapps.apps.kmeans.update.buffers import IterationBuffers
+from tsapps.apps.kmeans.update.fixed_point import Integers
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.runtime.launch import DependentLaunch
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tsapps.apps.kmeans.assign.plan import log2_lanes, vector_of
+from tsapps.apps.kmeans.data.plan import log2_lanes, vector_of
 
 __all__ = ["CENTERS", "CHECKED", "COLUMNS", "HASHES", "HASH_FACTOR", "ROWS", "THREADS", "check_plan", "hash_of"]
 

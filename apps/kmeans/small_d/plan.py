@@ -7,7 +7,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from tsapps.apps.kmeans.assign.plan import MOST_CLUSTERS, MOST_EXPONENT
+from tsapps.apps.kmeans.assign.plan import MOST_CLUSTERS
+from tsapps.apps.kmeans.data.plan import MOST_EXPONENT
 from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.problem import ITEMSIZE

@@ -8,9 +8,9 @@ from typing import Any
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.assign.plan import NARROW, Integers
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.half_copy import Placement
+from tsapps.apps.kmeans.update.fixed_point import NARROW, Integers
 
 __all__ = ["IterationBuffers", "Layout"]
 

@@ -9,10 +9,12 @@ from typing import Any
 import cupy
 import numpy as np
 
-from tsapps.apps.kmeans.assign.plan import SEGMENTS, Integers, columns_of_block, log2_lanes, segments_plan
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels, types_of
+from tsapps.apps.kmeans.data.plan import log2_lanes
 from tsapps.apps.kmeans.update.buffers import IterationBuffers
+from tsapps.apps.kmeans.update.fixed_point import Integers, columns_of_block
+from tsapps.apps.kmeans.update.plan import SEGMENTS, segments_plan
 from tsapps.kernels.runtime.launch import DependentLaunch
 
 __all__ = ["ScatterAdd", "Segments", "grid_of_lists"]

@@ -10,7 +10,7 @@
 //
 // Why it is fast: it is one launch, where sorting takes three. Integer additions in shared memory need no lock and no
 // order (6·10¹² a second), and several rows of a warp are on their way at once. It is bound by instructions, of which
-// sorted rows take fewer; assign/plan.py chooses (sorts_rows).
+// sorted rows take fewer; plan.py chooses (sorts_rows).
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/update/fixed_point.cuh"

@@ -42,7 +42,7 @@ __device__ __forceinline__ int segment_of(unsigned place, const unsigned* ends, 
 }
 
 // kAligned: the elements that a lane takes by one load, as rows begin at multiples of so many and are whole ones; 0 if
-// they are not. What else can be chosen, assign/plan.py chooses (SegmentsPlan).
+// they are not. What else can be chosen, plan.py chooses (SegmentsPlan).
 template <typename T, typename Work, int kDigits, bool kWeighted, int kAligned, int kLanes, int kTogether, int kBlocks>
 __global__ void __launch_bounds__(256, kBlocks)
     segmented_sum(const Rows<T, Work> rows, const typename Integer<kDigits>::Scale* scales, const Segments segments,

@@ -12,22 +12,18 @@ from host_cuda import harness
 
 from tsapps.apps.kmeans.assign.large_k_plan import stream_plan
 from tsapps.apps.kmeans.assign.plan import (
-    LARGE_D,
     MOST_CLUSTERS,
     assign_plan,
     capacity,
     center_parts,
-    columns_of_block,
     epilogue_of,
     error_coefficients_of,
-    half_copy_scale,
-    half_copy_scales,
-    integers,
     product_error,
-    segments_plan,
-    sorts_rows,
     tensor_error,
 )
+from tsapps.apps.kmeans.data.plan import half_copy_scale, half_copy_scales
+from tsapps.apps.kmeans.update.fixed_point import columns_of_block, integers
+from tsapps.apps.kmeans.update.plan import LARGE_D, segments_plan, sorts_rows
 from tsapps.kernels import gemm
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.jit.compiler import build

@@ -10,7 +10,8 @@ from host_cuda.fused_kmeans import KINDS, SHAPES, Iterations, blobs
 from host_cuda.tall_skinny import DTYPES
 from hypothesis import strategies as st
 
-from tsapps.apps.kmeans.assign.plan import error_coefficients_of, half_copy_scale
+from tsapps.apps.kmeans.assign.plan import error_coefficients_of
+from tsapps.apps.kmeans.data.plan import half_copy_scale
 
 
 def test_by_hand():

@@ -7,9 +7,9 @@ from sklearn.datasets import make_blobs
 
 from tsapps import TSKMeans
 from tsapps.apps.kmeans import lloyd
-from tsapps.apps.kmeans.assign import plan as fused_plan
 from tsapps.apps.kmeans.engines import select_step
 from tsapps.apps.kmeans.open_engine import open_engine
+from tsapps.apps.kmeans.update import plan as update_plan
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
@@ -62,8 +62,8 @@ def test_iterations_are_those_of_float64(n, d, k, dtype, weighted):
 
 def n_reassigned(X, k, weights, bounds, least_sorted, monkeypatch):
     """Return labels and integer sums after each of some passes, with rows sorted from so many elements on."""
-    monkeypatch.setattr(fused_plan, "LEAST_SORTED", least_sorted)
-    monkeypatch.setattr(fused_plan, "LARGE_D", 2**31)
+    monkeypatch.setattr(update_plan, "LEAST_SORTED", least_sorted)
+    monkeypatch.setattr(update_plan, "LARGE_D", 2**31)
     found = []
     monkeypatch.setattr(select_step, "fma_plan", lambda *_: None)  # which moves rows by itself
     with open_engine(cupy.asarray(X), engine="fused", sample_weight=weights, bounds=bounds) as engine:

@@ -11,7 +11,7 @@ from host_cuda.plusplus import SCREENED, SHAPES, Seeding, plan_of, trials_of
 from hypothesis import strategies as st
 from sklearn.datasets import make_blobs
 
-from tsapps.apps.kmeans.assign.plan import padded
+from tsapps.apps.kmeans.data.plan import padded
 from tsapps.apps.kmeans.init.plan import MOST_TRIALS, first_screened, plusplus_plan, pruned_plan
 from tsapps.kernels.gpu_specs import KNOWN
 

@@ -7,7 +7,7 @@ from host_cuda.fused_kmeans import FEATURES, KINDS, Iterations, types_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.apps.kmeans.assign.plan import LISTS
+from tsapps.apps.kmeans.update.plan import LISTS
 
 LISTED = 3
 
