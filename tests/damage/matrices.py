@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -284,27 +285,32 @@ def _hdf5(**options: Any) -> Callable[[Path, np.ndarray], None]:
     return write
 
 
-def _expected_hdf5(valid: bytes, content: bytes) -> np.ndarray | None:
-    """What the bytes say where only elements were damaged; a compressed or checked element cannot be."""
+@cache
+def _hdf5_storage(valid: bytes) -> tuple[bool, list[tuple[int, int]]]:
+    """Return whether the dataset of a file is chunked, and the offset and size of each piece of its elements."""
     import h5py
 
     with h5py.File(io.BytesIO(valid)) as file:
         dataset = file["group/X"]
-        if dataset.chunks:
-            chunks = [dataset.id.get_chunk_info(number) for number in range(dataset.id.get_num_chunks())]
-            places = [(chunk.byte_offset, chunk.size) for chunk in chunks]
-        else:
-            places = [(dataset.id.get_offset(), dataset.id.get_storage_size())]
-        if len(valid) != len(content):
-            return None
-        elements = np.zeros(len(valid), bool)
-        for begin, size in places:
-            elements[begin : begin + size] = True
-        differing = np.frombuffer(valid, np.uint8) != np.frombuffer(content, np.uint8)
-        if (differing & ~elements).any():
-            return None
-        if dataset.chunks:
-            return _data("<f4")
+        if not dataset.chunks:
+            return False, [(dataset.id.get_offset(), dataset.id.get_storage_size())]
+        chunks = [dataset.id.get_chunk_info(number) for number in range(dataset.id.get_num_chunks())]
+        return True, [(chunk.byte_offset, chunk.size) for chunk in chunks]
+
+
+def _expected_hdf5(valid: bytes, content: bytes) -> np.ndarray | None:
+    """What the bytes say where only elements were damaged; a compressed or checked element cannot be."""
+    chunked, places = _hdf5_storage(valid)
+    if len(valid) != len(content):
+        return None
+    elements = np.zeros(len(valid), bool)
+    for begin, size in places:
+        elements[begin : begin + size] = True
+    mismatch = np.frombuffer(valid, np.uint8) != np.frombuffer(content, np.uint8)
+    if (mismatch & ~elements).any():
+        return None
+    if chunked:
+        return _data("<f4")
     return np.frombuffer(content[places[0][0] :][: places[0][1]], "<f4").reshape(_SHAPE)
 
 

@@ -349,7 +349,7 @@ def check_by_kernels(dtype):
         bounds = _bounds_of(*B.shape, dtype, threshold, own=False, flushes=True)
         one = Check(A, B, dtype, bounds)
         one.compare(C)
-        found, n_wrong = one.judge(C)
+        found, n_wrong = one.locate(C)
         return SimpleNamespace(clean=n_wrong == 0, faults=[ProductFault(*each) for each in found])
 
     return check
@@ -524,7 +524,7 @@ def test_any_exponents_by_kernels(data, dtype, threshold):
 @pytest.mark.parametrize("threshold", THRESHOLDS)
 @pytest.mark.parametrize(("dtype", "name"), CASES)
 def test_products_of_every_magnitude_at_length(dtype, name, threshold):
-    for seed in range(1, 6):
+    for seed in range(1, 4):
         A, B = drawn(dtype, name, seed)
         assert_judged_right(A, B, dtype, threshold, check_on_cpu, multiply=multiplied_on_cpu, seed=seed)
         assert_judged_right(A, B, dtype, threshold, check_by_kernels(dtype), flushes=True, seed=seed)

@@ -207,7 +207,7 @@ def test_what_is_off_by_a_bit_is_found_and_repaired(dtype):
     corrupted = clean.copy()
     corrupted[struck] = np.nextafter(clean[struck], np.dtype(dtype).type(6e4))
     C[...] = cupy.asarray(corrupted)
-    _, n_wrong, found = fused.check.judge(memory, a, b, c, correct=True)()
+    _, n_wrong, found = fused.check.locate(memory, a, b, c, correct=True)()
     assert n_wrong == 500
     assert sorted(one[:2] for one in found) == sorted(zip(*(x.tolist() for x in struck), strict=True))
     np.testing.assert_array_equal(C.get(), clean)

@@ -56,13 +56,14 @@ def walk_by(row, column, kind, q):
         turn = range(mine, k, q)
         until = [Fraction(0), *accumulate(products[i] for i in turn)]
         for run in runs:
-            begin, grain = 0, float("inf")
+            begin, grain, lowest, highest = 0, float("inf"), until[0], until[0]
             for n, i in enumerate(turn):
                 if n and i // run > turn[n - 1] // run:
-                    begin, grain = n, float("inf")
+                    begin, grain, lowest, highest = n, float("inf"), until[n], until[n]
+                lowest, highest = min(lowest, until[n]), max(highest, until[n])
                 if products[i]:
                     # Wherever since the run's beginning it is that a partial sum begins.
-                    largest = max(abs(until[n + 1] - one) for one in until[begin : n + 1])
+                    largest = max(until[n + 1] - lowest, highest - until[n + 1])
                     grain = sums.add(largest, min(grain, places[i]), len(runs))
                 if run == runs[-1]:
                     ends[i // run, mine] = until[n + 1] - until[begin], grain

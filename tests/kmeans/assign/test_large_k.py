@@ -177,7 +177,7 @@ def test_any_number_of_samples(n, rng):
 
 @pytest.mark.each_choice
 @pytest.mark.parametrize("copies", ["early", "late"])
-@pytest.mark.parametrize("k", every(2, [70, 300]))
+@pytest.mark.parametrize("k", every(2, [70, 150]))
 @pytest.mark.parametrize(
     "plan",
     every(
@@ -202,7 +202,7 @@ def test_warpgroups_that_begin_apart(plan, k, copies, rng):
 
 @pytest.mark.exhaustive
 def test_more_clusters_than_shared_memory_counts(rng):
-    X = rng.standard_normal((400, 3))
+    X = rng.standard_normal((150, 3))
     centers = rng.standard_normal((5000, 3))
     of = IterationsOfMany(X, 5000, KINDS[3], StreamPlan(1, 1, 2, 3, 2))
     for now in (centers, centers[::-1].copy()):
@@ -233,7 +233,7 @@ def test_iterations_without_the_host(kind, rng):
 
 @property_test(
     6,
-    25,
+    15,
     of=st.sampled_from(PLANS),
     kind=st.sampled_from([KINDS[0], KINDS[3]]),
     n=st.integers(1, 300),

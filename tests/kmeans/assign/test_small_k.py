@@ -299,7 +299,7 @@ def test_more_rows_of_a_block_than_digits_add_up_in_32_bits():
 
 @property_test(
     8,
-    40,
+    25,
     shape=st.sampled_from(SHAPES),
     kind=st.sampled_from([kind for kind in KINDS if not kind[2]]),
     n=st.integers(1, 300),
