@@ -1,7 +1,8 @@
 // Freivalds check: verifies the running cluster sums (update/fixed_point.cuh) against X and the labels with one random
 // projection. Recomputing the sums would sort all rows.
 //
-//   Σ r[c] · s[j] · sums[c, j]  over clusters c and columns j   =   Σ r[label of i] · Σ s[j] · element [i, j]  over rows i
+//   Σ r[c] · s[j] · sums[c, j]  over clusters c and columns j
+//       =  Σ r[label of i] · Σ s[j] · element [i, j]  over rows i
 //
 // r (k) and s (d + 1) are random: distinct values in 1 … 2³¹ − 1, and values in ±1 … ±(2³¹ − 1) (Freivalds,
 // "Probabilistic machines can use less running time", IFIP Congress 1977). Both sides are exact modulo 2¹²⁸. Modulo
