@@ -1,7 +1,7 @@
 // Rescoring of the ambiguous rows of `large_k.cuh`, as in rescore.cuh. Appends reassigned rows to the list of changes.
 //
-// A warp rescores a row with candidates. A whole block rescores a row without: the multiprocessor's bandwidth limits
-// reading all centers.
+// Why it is fast: a warp rescores a row with candidates. A whole block rescores a row without, at the rate at which its
+// multiprocessor can read all centers.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/assign/large_k.cuh"

@@ -16,13 +16,13 @@
 // Candidates are centers with scores above the best score less 2E. A row keeps up to four chunks with candidates, 16
 // bits in each of four lanes. A chunk whose best is 2E above all before drops them; one 2E below is dropped. One
 // candidate certifies the label. Several candidates are compared by float64 distances from X, ties to the lowest index.
-// If five chunks have candidates, or E is NaN, all centers are compared. That takes a warp longer than all its
+// If five chunks have candidates, or E is NaN, all centers are compared. Such a row takes a warp longer than all its
 // products, so it must be rare (docs/notes/lloyd.md).
 //
-// Why it is fast: a score costs d/16 · 1/128 mma of a warp and a maximum. Chunks whose best is near the row's cost a
-// comparison and a bit more. At d = 128, a warp takes about 800 instructions for 32 rows by 64 centers: 176 for
-// products, 300 for scores, 100 to start the sums, 110 to copy the next chunk. Float32 FMA would take 8,192. Per
-// 16-deep step, a warp loads 2 + kWidth / 16 matrices from shared memory for kWidth / 4 mma.
+// Why it is fast: a score costs d/16 · 1/128 mma of a warp and a maximum. In chunks whose best is near the row's, it
+// also costs a comparison and a mask bit. At d = 128, a warp takes about 800 instructions for 32 rows by 64 centers:
+// 176 for products, 300 for scores, 100 to start the sums, 110 to copy the next chunk. Float32 FMA would take 8,192.
+// Per 16-deep step, a warp loads 2 + kWidth / 16 matrices from shared memory for kWidth / 4 mma.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 #include "kernels/ptx/cp_async.cuh"
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
         ptx::cp_async<16>(offsets + (chunk + 1) % 2 * kWidth + 4 * threadIdx.x, half_squares);
       ptx::cp_async_commit();
     }
-    // One address per loaded matrix; all advance together along the depth.
+    // One address per loaded matrix; all step along the depth together.
     const ptx::Half *a_at[2] = {mine, mine + 16 * stride}, *b_at[kBlocks / 2];
 #pragma unroll
     for (int j = 0; j < kBlocks / 2; ++j) {

@@ -9,7 +9,7 @@
 // as in scikit-learn: its last bits determine the row of a draw.
 //
 // Why it is fast: two launches a step for all problems. The running sum is n sequential additions, by one warp a
-// problem, at 4 cycles each: 0.18 ms for 75,000 rows. That equals the time to read 6 rows of 128 features a problem for
+// problem, at 4 cycles each: 0.18 ms for 75,000 rows. This equals the time to read 6 rows of 128 features a problem for
 // each of 132 problems. Distances: 4 lanes a row, 2·d double-precision instructions a candidate, 14·10¹² a second.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"

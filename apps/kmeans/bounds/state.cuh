@@ -9,7 +9,7 @@
 //
 //   row bound = g + P(then) + M(then)  >  P(now) + M(now) = limits[label]
 //
-// (Hamerly, "Making k-means even faster", SDM 2010, with both bounds in one number.) The test reads 4 bytes of a row
+// (Hamerly, "Making k-means even faster", SDM 2010; here one number holds both bounds.) The test reads 4 bytes of a row
 // and its label, and writes nothing. An ambiguous row is active in the next iteration. Lengths are in the scaled units
 // of the centers (update/centers.cuh).
 //

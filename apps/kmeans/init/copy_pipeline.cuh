@@ -2,15 +2,15 @@
 //
 //   a unit, 16 rows and 32 columns of the half copy
 //
-//                   columns 0 … 7   8 … 15   16 … 23   24 … 31    a lane (g, t) = (lane / 4, lane % 4) copies 8 columns
-//                       t=0          t=1       t=2       t=3      of rows g and g + 8 to shared memory: an mma takes the
-//     rows g            ███          ███       ███       ███      first four for columns 2·t, 2·t + 1, 2·t + 8, 2·t + 9,
-//     rows g + 8        ███          ███       ███       ███      the next mma the others; candidates alike
+//                 columns 0 … 7   8 … 15   16 … 23   24 … 31    a lane (g, t) = (lane / 4, lane % 4) copies 8 columns
+//                     t=0          t=1       t=2       t=3      of rows g and g + 8 to shared memory. An mma takes the
+//     rows g          ███          ███       ███       ███      first four for columns 2·t, 2·t + 1, 2·t + 8, 2·t + 9,
+//     rows g + 8      ███          ███       ███       ███      the next mma the others; candidates alike
 //
 // A copy takes four units: four times 32 columns for a row-major layout, four times 16 rows for panels.
 //
 // Why it is fast: 4 KB are contiguous in global memory, and are copied line by line. If each lane copied what it reads
-// (for panels 16 bytes of four lines at a time), a step took 1.7 times as long. Elements that are read together lie in
+// (for panels 16 bytes of four lines at a time), a step took 1.7 times as long. Elements that are read together are in
 // different banks.
 #pragma once
 #include "kernels/ptx/cp_async.cuh"

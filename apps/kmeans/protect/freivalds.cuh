@@ -72,8 +72,8 @@ template <typename Work, int kDigits>
 class Difference<Work, RunningSums<kDigits>> {
  public:
   using Scale = typename Integer<kDigits>::Scale;
-  // An element of three limbs has two parts, its last 24 bits and the rest, so that the products of four add up within
-  // 64 bits.
+  // An element of three limbs has two parts: its last 24 bits and the rest. The products of four then add up within 64
+  // bits.
   static constexpr int kNumbers = kDigits - 1, kLastBits = 24;
 
   // Per-column data: s and the scales; those of the weights go with column 0.

@@ -11,7 +11,7 @@
 //
 // Why it is fast: the lanes of a warp add to different banks, whatever their rows' clusters, with only one or two
 // replicas of a cluster's sums. 64 clusters of 32 features take 24 KiB. A lane reads its four columns from the tile in
-// shared memory with one instruction, and computes the address of its sums once for all four. No addition returns a
+// shared memory with one instruction. It computes the address of a row's sums once for all four. No addition returns a
 // value.
 #pragma once
 #include "apps/kmeans/small_d/rescore.cuh"

@@ -1,4 +1,6 @@
 // Constant-memory operands of iteration_fma.cuh and iteration_fma_d4.cuh: centers, biases and the score error bound.
+//
+// Why it is fast: arithmetic instructions read them through uniform registers, without a wait for shared memory.
 #pragma once
 #include "apps/kmeans/update/centers.cuh"
 #include "kernels/ptx/dependent_launch.cuh"

@@ -4,7 +4,7 @@
 //                                                   mma takes them for rows 2·t, 2·t + 1, 2·t + 8 and 2·t + 9 of step s
 //
 // Why it is fast: a block reads the centers once. A small k stays in registers. For a larger one, a lane reads 8 bytes
-// of shared memory for 2048 products of its warp, and 16 bytes to start the sums of a block.
+// of shared memory per 2048 products of its warp. To start the sums of a block it reads 16 bytes.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
 #include "kernels/ptx/mma.cuh"

@@ -29,8 +29,8 @@
 //
 // Why it is fast: it reads X once, bypassing registers, and writes only labels that change. Centers are constant-memory
 // operands in uniform registers, so no score waits for shared memory. M covers all rows, so no row norm is computed.
-// For k ≤ 16, one instruction compares three scores as integers to find the best. (It is not negative, as the score of
-// c₀ is zero.) Lane instructions a row, as compiled for sm_90a, with d = 16, k = 16 and two rows a lane:
+// For k ≤ 16, one instruction compares three scores as integers to find the best. (The best is not negative, since the
+// score of c₀ is zero.) Lane instructions a row, as compiled for sm_90a, for d = 16, k = 16, two rows a lane:
 //
 //   scores        d (k − 1) multiply-adds                          240
 //                 centers to uniform registers, shared by rows      77

@@ -1,5 +1,6 @@
-// Fixed-point cluster sums for small d and small k, in shared memory with one replica a lane, so that no two lanes of a
-// warp add to the same bank.
+// Replicated fixed-point cluster sums for small d and small k, in shared memory.
+//
+// Why it is fast: lane l adds to replica l % kReplicas. With 32 replicas, no two lanes of a warp add to the same bank.
 #pragma once
 #include "apps/kmeans/small_d/constant_centers.cuh"
 #include "apps/kmeans/update/fixed_point.cuh"

@@ -26,8 +26,8 @@
 
 namespace kmeans {
 
-// ‖x̂‖² of row g + 8·half. The same registers serve as eight rows of one operand and eight columns of the other, so
-// squared norms are on the diagonal of the product.
+// ‖x̂‖² of row g + 8·half. The same registers serve as eight rows of one operand and eight columns of the other.
+// Squared norms are on the diagonal of the product.
 template <int kSteps>
 __device__ __forceinline__ float square_norm(const unsigned (&a)[kSteps][4], int half) {
   const int g = threadIdx.x % 32 / 4;

@@ -5,7 +5,9 @@
 //
 // Integer sums are exact, so the order of additions does not matter. Any number of blocks gives the same bits. After
 // any number of reassigned rows, the running sums equal those of the labels. An element has 16·kDigits − 1 bits and a
-// sign. Two limbs fit one 32-bit integer, which one conversion from float32 produces.
+// sign.
+//
+// Why it is fast: two limbs fit one 32-bit integer, which one conversion from float32 produces.
 #pragma once
 #include "kernels/device/element.cuh"
 
