@@ -1,16 +1,17 @@
-// Labels for large k: small_k.cuh's argmin, with centers streamed kColumns at a time (gemm_wgmma_streamed.cuh).
+// Labels for large k: small_k.cuh's arg-min epilogue, with B streamed kColumns centers at a time
+// (gemm_wgmma_streamed.cuh).
 //
-// The bound is that of small_k.cuh, and γ H more, as the tensor cores add to −‖c‖²/2 (2.1 γ H + 1.1 γ C norm, where
-// they add to a level too), and 2⁻³² (core_matrix_layout.cuh): a center can be the nearest only if its score is above
-// the best one less 2 E. While centers stream by, the best score so far is known, and centers near it are *candidates*
-// so far. A lane has a quarter of a row's scores; it keeps its candidates of the last few units, of 128 centers at
-// most, that had any, as a mask of 32 bits each, with the best score as it then was: they are candidates still if that
-// is within 2 E of the best of all.
+// The score error bound E is that of small_k.cuh plus two terms. The tensor cores also add to −‖c‖²/2, which costs γ H
+// (with a level: 2.1 γ H + 1.1 γ C norm). The core-matrix layout costs 2⁻³² (core_matrix_layout.cuh). A center can be
+// the nearest only if its score exceeds the best score less 2 E. While centers stream by, centers near the best score
+// so far are *candidates*. A lane holds a quarter of a row's scores. It keeps the candidates of the latest units (128
+// centers or fewer) that had any: a 32-bit mask each, and the best score at that time. They remain candidates if that
+// score is within 2 E of the final best.
 //
-// Why it is fast: of most scores nothing but half a maximum; −‖c‖²/2 and the level are where the products begin. Only
-// where a warp meets a score near its row's best so far are two more instructions spent on each, which count candidates
-// in the mantissa of a float; the more tiles, the less often. What can be done side by side is: beside the tensor
-// cores, which take half of what registers can give, an instruction is slow.
+// Why it is fast: most scores cost half a maximum; accumulators start at −‖c‖²/2 and the level. Only when a warp meets
+// a score near its row's best does it spend two more instructions per score. These count candidates in the mantissa of
+// a float; more tiles make them rarer. Independent chains run in parallel: the tensor cores take half the register
+// bandwidth, so each instruction is slow.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
 
@@ -22,26 +23,26 @@ struct alignas(16) Reassignment {
   int from, to, padding;
 };
 
-// As kLarge in small_k.cuh, 2⁹⁶: scores with their level are below 2³¹, and 2⁻⁵⁶ apart or more, or the same.
+// As kLarge in small_k.cuh, 2⁹⁶. Scores with their level are below 2³¹; two of them are equal or at least 2⁻⁵⁶ apart.
 constexpr float kSteep = 7.9228163e28f;
 
-// A row that is to be decided between some candidates: of all centers, if `count` is 0.
+// An ambiguous row and its candidates; `count` 0 means all centers.
 constexpr int kCandidates = 11, kMostCenters = 1 << 16;
-constexpr int kMore = kMostCenters;  // candidates that were dropped
+constexpr int kMore = kMostCenters;  // candidates were dropped
 struct alignas(32) AmbiguousLargeK {
   unsigned row;
   int label;
   unsigned short count, candidates[kCandidates];
 };
 
-// How many of each a list has.
+// List lengths of one block.
 struct Lengths {
   unsigned changes, ambiguous;
 };
 
-// kColumns: centers of a tile. kKept: units of which a lane keeps candidates, for want of registers. kLevelled: whether
-// scores, which norms have to bound, are made to be above zero, by what is added to all of a row: they are then in
-// order as integers too, of which the largest of three is found by one instruction.
+// kColumns: centers of a tile. kKept: units whose candidates a lane keeps, limited by registers. kLevelled: adds a
+// level per row that makes all scores positive; norms must bound the scores. Positive floats order like integers, and
+// one instruction finds the largest of three integers.
 template <int kColumns, int kKept, bool kLevelled>
 struct StreamedArgminEpilogue {
   static constexpr bool kLevels = kLevelled;
@@ -49,9 +50,9 @@ struct StreamedArgminEpilogue {
   const CenterStats* center_stats;
   const float* norms;
   const int* labels;
-  Reassignment* changes;  // block b's from b · capacity on, and likewise
+  Reassignment* changes;  // block b's list starts at b · capacity; `ambiguous` likewise
   AmbiguousLargeK* ambiguous;
-  Lengths* lengths;  // of every block's
+  Lengths* lengths;  // one per block
   const int* stopped;
   long long capacity;
   unsigned n;
@@ -62,12 +63,12 @@ struct StreamedArgminEpilogue {
     int label[2];
   };
 
-  // A tile's scores are looked at by units of 128 columns or fewer, for which a mask has room.
+  // Scores of a tile are processed in units of at most 128 columns, as many as a mask holds.
   static constexpr int kFragments = kColumns / 8, kUnits = (kFragments + 15) / 16;
   static constexpr int kOfUnit = (kFragments + kUnits - 1) / kUnits;
 
-  // Some candidates: bit 2·j + i of the mask is column 8·j + 2·(lane % 4) + i of a unit. Which one is in the last bits
-  // of the best score as it then was, which is rounded up before.
+  // Candidates of a unit: mask bit 2·j + i is column 8·j + 2·(lane % 4) + i. The unit number replaces the last bits of
+  // the best score at that time, which is rounded up first.
   static constexpr unsigned numbers() {
     unsigned numbers = 1;
     while (numbers < (kMostCenters + kColumns - 1) / kColumns * kUnits) numbers *= 2;
@@ -81,9 +82,9 @@ struct StreamedArgminEpilogue {
     __device__ __forceinline__ int unit() const { return best_and_unit % kNumbers; }
   };
 
-  // Of rows g and g + 8 of this warp's 16; the best is the same in the four lanes of a row.
+  // State of rows g and g + 8 of this warp's 16; the four lanes of a row hold the same best.
   struct Rows {
-    // The last: the best as it was when candidates were dropped for want of room.
+    // `lost`: the best score when candidates were last dropped for want of room.
     float best[2], twice_error[2], lost[2];
     int label[2];
     bool within[2];
@@ -111,7 +112,7 @@ struct StreamedArgminEpilogue {
 
   __device__ __forceinline__ void begin(Rows& rows, const Fetched& fetched, float (&levels)[2]) const {
     const CenterStats most = *center_stats;
-    // What the tensor cores add to −‖c‖²/2, and to the level, of 1.1 (C norm + H) at most.
+    // Tensor-core error of adding −‖c‖²/2 and the level, which is at most 1.1 (C norm + H).
     const float of_sums = tensor_error + 1.0f / (1 << 22), of_level = kLevelled ? 1.1f * of_sums : 0.0f;
     const Bound bound = bound_of(most, tensor_error, rounding, of_sums + of_level);
 #pragma unroll
@@ -123,7 +124,7 @@ struct StreamedArgminEpilogue {
       rows.best[r] = rows.lost[r] = -kInfinity;
 #pragma unroll
       for (int i = 0; i < kKept; ++i) rows.found[r][i] = {0, 0};
-      // No score is below zero.
+      // The level keeps every score above zero.
       levels[r] = rows.within[r] ? 1.02f * (norm * most.norm + most.half_square) + 2 * rows.twice_error[r] : 0.0f;
     }
   }
@@ -156,8 +157,7 @@ struct StreamedArgminEpilogue {
   __device__ __forceinline__ void end(Rows& rows, long long first) const {
     const int lane = threadIdx.x % 4;
     const unsigned row = (unsigned)row_of(first, 0);
-    // The label that is new, negative if none is; candidates of a row that is undecided, or none; and those in lanes
-    // before.
+    // New label, or negative; candidates of an ambiguous row, or 1; candidates in earlier lanes of the row.
     int to[2], count[2], at[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -170,7 +170,7 @@ struct StreamedArgminEpilogue {
         mine += __popc(found.mask);
         one = found.mask ? center(found) : one;
       }
-      // How many there are in the row's lanes, in those before this one, and whether there were more.
+      // Candidates in the row's lanes, in earlier lanes, and whether any were dropped.
       int all = mine + (rows.lost[r] > least ? kMore : 0);
       const int neighbour = simt::shuffle_xor(all, 1);
       all += neighbour;
@@ -215,14 +215,14 @@ struct StreamedArgminEpilogue {
     return first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
   }
 
-  // The first of some candidates of this lane.
+  // The first of this lane's candidates.
   static __device__ __forceinline__ int center(const Found& found) {
     const int bit = __ffs(found.mask) - 1;
     const int fragment = found.unit() % kUnits * kOfUnit + bit / 2;
     return found.unit() / kUnits * kColumns + fragment * 8 + (int)threadIdx.x % 4 * 2 + bit % 2;
   }
 
-  // The largest of this lane's scores of a row: of some at a time, for one waits for the other.
+  // The largest of this lane's scores of a row, by several independent chains.
   static __device__ __forceinline__ float most(const float (&scores)[kFragments][4], int r) {
     if constexpr (kLevelled) {
       return __int_as_float(largest<int>(scores, r));
@@ -249,8 +249,8 @@ struct StreamedArgminEpilogue {
   static __device__ __forceinline__ int larger(int a, int b) { return b > a ? b : a; }
   static __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
 
-  // As in small_k.cuh: a bit for each score of a unit above a threshold, of which this is the opposite times kSteep. In
-  // parts of eight bits, for one waits for the other.
+  // As in small_k.cuh: one bit per score of a unit above a threshold; `threshold` is its negative times kSteep. Four
+  // independent chains of eight bits.
   static __device__ __forceinline__ unsigned candidates(const float (&scores)[kFragments][4], int r, int unit,
                                                         float threshold) {
     constexpr float kNoBits = 1 << 23;
@@ -270,7 +270,7 @@ struct StreamedArgminEpilogue {
     return __byte_perm(low, high, 0x5410);
   }
 
-  // Keeps candidates, if there are any, in place of the latest, if those are none any more.
+  // Keeps candidates, if any. They replace the latest if those are no longer candidates.
   static __device__ __forceinline__ void add(Rows& rows, int r, int unit, unsigned mask) {
     Found(&kept)[kKept] = rows.found[r];
     const float above = rows.best[r] + fabsf(rows.best[r]) * (2.0f / (1 << 23) * kNumbers);
@@ -283,7 +283,7 @@ struct StreamedArgminEpilogue {
     if (any) kept[0] = {(__float_as_uint(above) & ~(kNumbers - 1)) | unit, mask};
   }
 
-  // A place in a list for each lane that wants one, or two.
+  // List positions for the lanes that append one or two items.
   static __device__ __forceinline__ void places_of(bool one, bool other, unsigned* length, unsigned (&place)[2]) {
     const unsigned ones = __ballot_sync(simt::every_lane, one), others = __ballot_sync(simt::every_lane, other);
     const unsigned before = (1u << threadIdx.x % 32) - 1;

@@ -1,17 +1,16 @@
-// The rows that `small_k.cuh` could not decide: the nearest of their candidates.
+// Rescoring of ambiguous rows (small_k.cuh): the arg-min over their candidates, by exact distances.
 //
-//   entries   a list for each block of that kernel: a row, its label, and the centers that can be its nearest
-//   X         the rows themselves (n × d, any dtype), of which only these are read
+// entries  a list per block of that kernel: a row, its label, and its candidate centers
+// X        the rows (n × d, any dtype); only ambiguous rows are read
 //
-// A row with several candidates keeps the one at the least distance, the first of equals; distances are summed in
-// float64, from differences, so that a label is the float64 arg-min. A row with no candidate (its scores were no
-// numbers) is compared with every center.
+// The nearest candidate wins, the first of equals. Distances are float64 sums of squared differences, so a label is the
+// float64 arg-min. A row without candidates (its scores were NaN) is compared with every center.
 //
-// Why it is fast: of float32, distances are summed in float32 first. They are off by (d / 32 + 12)·2⁻²⁴ of themselves
-// at most, a thousandth of what left the row undecided (long rows of 16 bits: about as much, but few are), so that
-// nearly all rows are decided by that; float64 would be bound by converting to it, a quarter of a thread's clock each.
-// While a row is decided, the next one that has to be is on its way to the level-2 cache, and so are the entries after
-// the next.
+// Why it is fast: for float32, distances are summed in float32 first. Their relative error is at most (d / 32 +
+// 12)·2⁻²⁴, a thousandth of the gap that made the row ambiguous. (For large d and 16-bit types it is about as large,
+// but such rows are few.) So float32 certifies nearly all rows. Float64 would be bound by conversions, each a quarter
+// of a thread's clock. The warp prefetches its next ambiguous row to L2 while it rescores one; it loads list entries
+// two steps ahead.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
 #include "apps/kmeans/data/half_copy.cuh"
@@ -20,7 +19,7 @@
 
 namespace kmeans {
 
-// What is read of X.
+// The rows of X, their mean and weights.
 template <typename T, typename Work>
 struct Rows {
   const T* X;
@@ -30,10 +29,10 @@ struct Rows {
   const Work* weights;  // null: all 1
 };
 
-// The most entries that a warp takes at a time.
+// Entries that a warp takes at a time, at most.
 constexpr int kMostEntries = 32;
 
-// Takes a candidate; k if there is none left.
+// Removes and returns a candidate; k if none is left.
 __device__ __forceinline__ int next_candidate(unsigned& low, unsigned& high, int k) {
   if ((low | high) == 0) return k;
   const int center = first_center(low, high);
@@ -44,7 +43,7 @@ __device__ __forceinline__ int next_candidate(unsigned& low, unsigned& high, int
   return center;
 }
 
-// ‖x − c‖² of a row and some centers in Sum, by a warp: the same bits in every lane.
+// ‖x − c‖² of one row and some centers in type Sum, by a warp. All lanes get the same bits.
 template <typename Sum, int kCenters, typename T, typename Work>
 __device__ __forceinline__ void square_distances(const Rows<T, Work>& rows, const Work* centers, long long row,
                                                  const int (&which)[kCenters], Sum (&squares)[kCenters]) {
@@ -56,7 +55,7 @@ __device__ __forceinline__ void square_distances(const Rows<T, Work>& rows, cons
     sum[c] += difference * difference;
   };
   int begin = 0;
-  // Whole vectors, where every row and center begins with one.
+  // Vector loads, if every row and center is aligned and whole.
   if (rows.d % kWide == 0 && rows.leading % kWide == 0 &&
       reinterpret_cast<unsigned long long>(rows.X) % (kWide * sizeof(T)) == 0) {
     begin = rows.d;
@@ -87,7 +86,7 @@ __device__ __forceinline__ void square_distances(const Rows<T, Work>& rows, cons
   for (int c = 0; c < kCenters; ++c) squares[c] = simt::warp_sum(sum[c]);
 }
 
-// A center and how far it is; the nearer of two, the first of equals.
+// A center and its squared distance. `take` keeps the nearer of two, the first of equals.
 struct Distant {
   double square;
   int center;
@@ -97,7 +96,7 @@ struct Distant {
   }
 };
 
-// The nearest by distances in float32, and the next: whether the first is so for certain.
+// The least and second least float32 distances; `is_so` certifies the first.
 struct Surely {
   float best = kInfinity, next = kInfinity;
   int center = 0;
@@ -106,14 +105,14 @@ struct Surely {
     next = fminf(next, fmaxf(best, square));
     if (square < best) best = square, center = other;
   }
-  // By twice what either is off by; and squares may be too small to be as exact.
+  // The gap exceeds twice the error of either distance. The constant covers squares too small for that relative error.
   __device__ __forceinline__ bool is_so(int d) const {
     return next - best > next * ((float)(d / 32 + 16) / (1 << 23)) + 1e-30f;
   }
 };
 
-// The nearest of a row's candidates, by a warp. `pairs` calls what it is given with two of them at a time, of which the
-// second may be the first again; if there is none, the label is `otherwise`.
+// The nearest of a row's candidates, by a warp. `pairs` calls its argument with two candidates at a time; the second
+// may repeat the first. Without candidates the label is `otherwise`.
 template <typename T, typename Work, typename Pairs>
 __device__ __forceinline__ int nearest_of(const Rows<T, Work>& rows, const Work* centers, long long row, int otherwise,
                                           const Pairs& pairs) {
@@ -147,14 +146,14 @@ __global__ void __launch_bounds__(256, 3)
   AmbiguousRow* list = entries + blockIdx.x * capacity;
   const unsigned count = counts[blockIdx.x], warps = blockDim.x / 32 * gridDim.y, lane = threadIdx.x % 32;
   const unsigned even = (count + warps - 1) / warps, each = even < kMostEntries ? even : kMostEntries;
-  // This lane's entry of those that begin there; past the last, one that is decided.
+  // This lane's entry of the batch at `begin`; past the end, a certified one.
   auto entry_of = [&](unsigned begin) {
     return lane < each && begin < count && begin + lane < count ? list[begin + lane] : AmbiguousRow{0, 0, 1, 0};
   };
   auto ambiguous = [&](const AmbiguousRow& entry) {
     return __ballot_sync(simt::every_lane, __popc(entry.low) + __popc(entry.high) != 1);
   };
-  // Asks for the row that is the first of some to be decided, for it to be in the level-2 cache.
+  // Prefetches the first ambiguous row of a batch to L2.
   auto ask_for = [&](const AmbiguousRow& entry, unsigned waiting) {
     if (waiting == 0) return;
     const long long row = simt::shuffle(entry.row, __ffs(waiting) - 1);

@@ -1,7 +1,7 @@
-// The rows that `large_k.cuh` could not decide, as rescore.cuh does it: what changes joins the list of changes.
+// Rescoring of the ambiguous rows of `large_k.cuh`, as in rescore.cuh. Appends reassigned rows to the list of changes.
 //
-// A warp takes a row with candidates; a row that has to be compared with all centers, the whole block, by what its
-// multiprocessor can read of the centers.
+// Why it is fast: a warp rescores a row with candidates. A whole block rescores a row without, at the rate at which its
+// multiprocessor can read all centers.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/assign/large_k.cuh"
@@ -11,11 +11,11 @@ namespace kmeans {
 
 constexpr int kRescoreThreads = 256;
 
-// What each of some warps has, put together for all threads of the block.
+// Reduces one value per warp over the block, for all threads.
 template <int kWarps, typename Found, typename Take>
 __device__ __forceinline__ Found of_all_warps(const Found& mine, Take take) {
   __shared__ Found of_warp[kWarps];
-  __syncthreads();  // the last have been read
+  __syncthreads();  // earlier reads of of_warp are done
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
   __syncthreads();
   Found all = of_warp[0];
@@ -26,7 +26,7 @@ __device__ __forceinline__ Found of_all_warps(const Found& mine, Take take) {
 // The nearest of all centers, by a block of kWarps warps.
 template <int kWarps, typename T, typename Work>
 __device__ __forceinline__ int nearest_of_all(const Rows<T, Work>& rows, const Work* centers, int k, long long row) {
-  // Calls `take` with the distances of this warp's, and what centers they are.
+  // Calls `take` with the distance and index of each of this warp's centers.
   auto each = [&](auto zero, auto take) {
     constexpr int kCenters = sizeof(zero) == sizeof(float) ? 4 : 2;
     for (int first = threadIdx.x / 32; first < k; first += kCenters * kWarps) {

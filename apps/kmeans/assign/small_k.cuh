@@ -1,22 +1,21 @@
-// The nearest center of every row, as the epilogue of a tall-and-skinny product: which centers can be the nearest, and
-// the rows that have to be looked at again.
+// Labels for small k: arg-min epilogue of a tall-and-skinny GEMM. Finds the candidates of each row and lists ambiguous
+// rows.
 //
-//   sums (rows × k)   x̂ · ĉ of every row of the shadow (data/half_copy.cuh) and every center in float16, in float32
+//   sums (rows × k)   x̂ · ĉ of every row of the half-precision copy and every float16 center, in float32
 //
-// The nearest center is the one of the largest x·c − ‖c‖²/2. What is known of x·c is x̂·ĉ ± E, where
-// (data/half_copy.cuh)
+// The nearest center has the largest x·c − ‖c‖²/2. The GEMM gives x·c as x̂·ĉ ± E (data/half_copy.cuh), where
 //
 //   E = norm · (ρ C + δ + γ (C + δ)) + 2⁻²² H,   C = max ‖c‖, δ = max ‖c − ĉ‖, H = max ‖c‖²/2
 //
-// norm being the row's, ρ what float16 loses (data/half_copy.cuh) and γ the tensor cores' error. So a center can be the
-// nearest only if its score is above the best one less 2 E: the row's *candidates*, a bit each. A row with one
-// candidate is decided, and nothing of it is written if that is its label already. Every other row goes to a list, one
-// a block, for `rescore.cuh`. Where rows are long, and to decide one takes much, each center has an E of its own
-// (ArgminEpilogueLargeD): of few samples, it may be several times as long as the others.
+// norm is the row's, ρ the float16 rounding error (data/half_copy.cuh) and γ the tensor-core error. A center can be the
+// nearest only if its score exceeds the best score less 2 E. These centers are the row's *candidates*, one bit each. A
+// row with one candidate is certified; if that is its label already, the kernel writes nothing. Every other row goes to
+// its block's list, for `rescore.cuh`. For large d, where rescoring is costly, each center has an E of its own
+// (ArgminEpilogueLargeD). With few samples, a center's error may be several times the others'.
 //
-// Why it is fast: of each score a subtraction, a maximum and two multiply-adds, which count candidates in the mantissa
-// of a float (a fused multiply-add that saturates is 1 above the threshold and 0 below it); then two shuffles bring the
-// four parts of a row's bits together. The labels, 4 bytes a row, are read and not written.
+// Why it is fast: a score costs a subtraction, a maximum and two multiply-adds, which count candidates in the mantissa
+// of a float. A saturating fused multiply-add gives 1 above the threshold and 0 below it. Two shuffles then join the
+// four parts of a row's bits. Labels, 4 bytes a row, are read and not written.
 #pragma once
 #include "kernels/tsm2/epilogue.cuh"
 #include "kernels/ptx/memory.cuh"
@@ -26,10 +25,10 @@ namespace kmeans {
 #define kInfinity __uint_as_float(0x7f800000u)
 constexpr float kLarge = 1.2676506e30f;  // 2¹⁰⁰
 
-// What is to be decided of one row. Bit 16·s + p of the candidates is center 8·(p / 2) + 2·s + p % 2.
+// An ambiguous row, or a row with a new label. Candidate bit 16·s + p is center 8·(p / 2) + 2·s + p % 2.
 struct alignas(16) AmbiguousRow {
   unsigned row;
-  int label;  // the one it has
+  int label;  // the current one
   unsigned low, high;
 };
 
@@ -46,40 +45,40 @@ __device__ __forceinline__ int first_center(unsigned low, unsigned high) {
 struct Candidates {
   unsigned low, high;
 
-  // Whether there is one, and it is the row's label.
+  // True if `label` is the only candidate.
   __device__ __forceinline__ bool is(int label) const {
     const unsigned long long one = 1ull << (bit_of_center((unsigned)label) & 63);
     return (label >= 0) & (low == (unsigned)one) & (high == (unsigned)(one >> 32));
   }
 };
 
-// Of 32 rows, a lane has 16 bits each of four, in the lower half: of row g, of g + 8, and so on. Brings together those
-// of row 8·t + g.
+// Transposes candidate bits within the four lanes of a row. A lane holds 16 bits of each of rows g, g + 8, g + 16 and g
+// + 24, in the lower half. It returns all bits of row 8·t + g.
 __device__ __forceinline__ Candidates candidates_of_own_row(const unsigned (&bits)[4]) {
   const int t = threadIdx.x % 4;
   const unsigned two[2] = {__byte_perm(bits[0], bits[1], 0x5410), __byte_perm(bits[2], bits[3], 0x5410)};
-  // Each lane keeps what is of its own row, and of the row that it still has in hand for its neighbour, whose are the
-  // other halves.
+  // Each lane keeps the bits of its own row and of its neighbour's row; it exchanges the others.
   const unsigned kept = t < 2 ? two[0] : two[1];
   const unsigned got = simt::shuffle_xor(t < 2 ? two[1] : two[0], 2);
   const unsigned across = simt::shuffle_xor(__byte_perm(kept, got, t % 2 ? 0x5410 : 0x7632), 1);
-  // Of lanes t and t ^ 1, then of t ^ 2 and t ^ 3, the lower lane's in the lower half.
+  // Bits of lanes t and t ^ 1, then of t ^ 2 and t ^ 3; the lower lane's are in the lower half.
   const unsigned ours = __byte_perm(kept, across, t % 2 ? 0x3254 : 0x5410);
   const unsigned theirs = __byte_perm(got, across, t % 2 ? 0x3276 : 0x7610);
   return {t < 2 ? ours : theirs, t < 2 ? theirs : ours};
 }
 
-// What update/centers.cuh finds out of all centers: C, δ and H; and the norm from which on a row is not decided here.
+// Maxima over all centers (update/centers.cuh): C, δ and H. Rows with a norm beyond norm_limit are ambiguous here.
 struct CenterStats {
   float norm, lost, half_square, norm_limit;
 };
 
-// The bound E of a row of norm x: `of_norm` · x + `always`.
+// The score error bound E of a row of norm x: `of_norm` · x + `always`.
 struct Bound {
   float of_norm, always;
 };
 
-// γ is the tensor cores' error, ρ the shadow's rounding; `of_half_square` what a score loses beside, relative to H.
+// γ is the tensor-core error, ρ the rounding error of the half-precision copy. `of_half_square` is the remaining score
+// error, relative to H.
 __device__ __forceinline__ Bound bound_of(const CenterStats& most, float tensor_error, float rounding,
                                           float of_half_square) {
   return {most.norm * (rounding + 1.0f / (1 << 22)) + most.lost + tensor_error * (most.norm + most.lost),
@@ -95,11 +94,11 @@ struct ArgminEpilogue {
   const CenterStats* center_stats;
   const float* norms;
   const int* labels;
-  AmbiguousRow* entries;  // block b's from b · capacity on
-  unsigned* counts;       // of every block's
-  const int* stopped;     // if set, there is nothing to do
+  AmbiguousRow* entries;  // block b's list starts at b · capacity
+  unsigned* counts;       // one per block
+  const int* stopped;     // if set, the kernel does nothing
   long long capacity;
-  unsigned n, ahead;  // rows, and how many from a warp's tile to its next: their labels and norms are asked for early
+  unsigned n, ahead;             // rows; rows from a warp's tile to its next, whose labels and norms it prefetches
   float tensor_error, rounding;  // γ, ρ
 
   __device__ __forceinline__ bool idle() const { return *stopped; }
@@ -115,8 +114,7 @@ struct ArgminEpilogue {
         });
   }
 
-  // A block counts in shared memory what it lists: warps would wait for additions in global memory longer than for
-  // their rows.
+  // A block counts its list in shared memory: warps would wait longer for atomics in global memory than for their rows.
   __device__ __forceinline__ void open() const {
     if (threadIdx.x == 0) *listed() = 0;
   }
@@ -131,7 +129,7 @@ struct ArgminEpilogue {
     return &count;
   }
 
-  // This lane's numbers of every column, column 8·j + 2·t + i.
+  // This lane's value of every column 8·j + 2·t + i.
   template <int kColumnBlocks>
   static __device__ __forceinline__ void load_columns(const float* from, float (&to)[kColumnBlocks][2]) {
 #pragma unroll
@@ -140,8 +138,8 @@ struct ArgminEpilogue {
       for (int i = 0; i < 2; ++i) to[j][i] = from[8 * j + 2 * (threadIdx.x % 4) + i];
   }
 
-  // Lists what is to be decided of a tile. `find` gives a lane's candidates by some sums, by which half of them, by the
-  // columns' offsets and by what `of_norm` makes of the row's norm.
+  // Lists a tile's new labels and ambiguous rows. `find` returns a lane's candidates from sums, their half, the column
+  // biases, and `of_norm` of the row's norm.
   template <int kBlocks, int kColumnBlocks, typename OfNorm, typename Find>
   __device__ __forceinline__ void label_rows(long long row, int rows, const float (&d)[kBlocks][kColumnBlocks][4],
                                              const OfNorm& of_norm, const Find& find) const {
@@ -157,7 +155,7 @@ struct ArgminEpilogue {
     const float norm_limit = center_stats->norm_limit;
 #pragma unroll
     for (int first = 0; first < kBlocks; first += 2) {
-      // This lane decides row 8·t + g of these 32; of the others' rows it has some of the scores.
+      // This lane labels row 8·t + g of these 32; it holds some scores of the other lanes' rows.
       const int mine = 16 * first + 8 * t + g;
       const bool present = mine < rows;
       const int label = present ? labels[from + mine] : 0;
@@ -172,7 +170,7 @@ struct ArgminEpilogue {
     }
   }
 
-  // Which of this lane's centers of row 8·half + g can be the nearest, bit 2·j + i for column 8·j + 2·t + i.
+  // Which of this lane's centers of row 8·half + g are candidates: bit 2·j + i for column 8·j + 2·t + i.
   template <int kColumnBlocks>
   __device__ __forceinline__ unsigned candidates(const float (&d)[kColumnBlocks][4], int half,
                                                  const float (&offset)[kColumnBlocks][2], float error) const {
@@ -186,13 +184,13 @@ struct ArgminEpilogue {
     return candidates_near(d, half, offset, error, best);
   }
 
-  // The same where the best score of the row is known.
+  // The same for a known best score.
   template <int kColumnBlocks>
   static __device__ __forceinline__ unsigned candidates_near(const float (&d)[kColumnBlocks][4], int half,
                                                              const float (&offset)[kColumnBlocks][2], float error,
                                                              float best) {
-    // Products are below 2²⁸ (update/centers.cuh), so that what overflows here is no candidate. Scores are 1e-18 apart
-    // or more, or the same. They are computed again, in another way, for the compiler not to keep them in registers.
+    // Products are below 2²⁸ (update/centers.cuh), so a score that overflows here is no candidate. Two scores are equal
+    // or at least 1e-18 apart. Another formula recomputes them, so that the compiler does not keep them in registers.
     const float threshold = (2 * error - best) * kLarge;
     float sum = 0;
 #pragma unroll
@@ -205,7 +203,7 @@ struct ArgminEpilogue {
     return (unsigned)sum;
   }
 
-  // Lists a lane's row behind the `count` that are listed.
+  // Appends a lane's row to the list, after its `count` entries.
   __device__ __forceinline__ void append(unsigned* count, bool wanted, const AmbiguousRow& entry) const {
     const unsigned all = __ballot_sync(simt::every_lane, wanted);
     if (all == 0) return;
@@ -217,15 +215,15 @@ struct ArgminEpilogue {
   }
 };
 
-// Of what the first part of a center loses in float16, the second has 2¹¹ times (ArgminEpilogueLargeD).
+// The second part of a center holds 2¹¹ times the float16 rounding error of the first (ArgminEpilogueLargeD).
 constexpr float kSecondScale = 2048.0f;  // 2¹¹
 
-// Of long rows. A row's score of center j is off by norm · e_j + 2⁻²¹ H at most, where e_j, which is behind the
-// offsets, is E's factor for this center's own ‖c‖ and ‖c − ĉ‖ (update/centers.cuh): so a center can be the nearest
-// only if its score and its own E come to the largest of all scores less theirs.
+// Epilogue for large d. The score of center j has an error of at most norm · e_j + 2⁻²¹ H. e_j, stored after the
+// biases, is E's factor for this center's own ‖c‖ and ‖c − ĉ‖ (update/centers.cuh). A center can be the nearest only if
+// its score plus its own E reaches the largest of all scores less theirs.
 //
-// Every center may have two columns: of the first half of them, ĉ has one whole, and of the second one times 2⁻¹¹. Then
-// δ is next to nothing.
+// A center may have two columns: one in the first half of the columns with weight 1, one in the second with weight
+// 2⁻¹¹. Then δ is almost zero.
 template <int kParts>
 struct ArgminEpilogueLargeD : ArgminEpilogue {
   template <int kBlocks, int kColumnBlocks>
@@ -255,8 +253,8 @@ struct ArgminEpilogueLargeD : ArgminEpilogue {
   }
 
  private:
-  // As `candidates`, where each center has a margin. The roundings here are five of a score's and eight of H's, of 2⁻²⁴
-  // each: as many as margins and `always` have beside.
+  // As `candidates`, with an error coefficient per center. Roundings here: five of a score and eight of H, each 2⁻²⁴.
+  // Error coefficients and `always` include them.
   template <int kColumnBlocks>
   static __device__ __forceinline__ unsigned candidates_of_own(const float (&d)[kColumnBlocks][4], int half,
                                                                const float (&offset)[kColumnBlocks][2],

@@ -1,25 +1,28 @@
-// The nearest center of every row of many problems, and the list of rows whose label changed.
+// Batched assignment: labels of all rows of many problems by GEMM with an arg-min epilogue, and the list of reassigned
+// rows.
 //
-//   shadow (b × n × padded, float16)  ·  halves (b × columns × padded)ᵀ  →  labels (b × n), changes
+//   half copy (b × n × padded, float16)  ·  centers_half (b × columns × padded)ᵀ  →  labels (b × n), changes
 //
 //            a block: 128 rows of a problem               a warp: 32 rows
 //     ┌─────────────── padded ───────────────┐      ┌────────────── kWidth ───────────────┐
 //     │ rows, in shared memory for as long   │  ×   │ a chunk of centers, in shared       │ → scores in registers
-//     │ as the block runs                    │      │ memory; the next is on its way      │
+//     │ as the block runs                    │      │ memory; the next is in flight       │
 //     └──────────────────────────────────────┘      └─────────────────────────────────────┘
 //
-// A score is x̂·ĉ − ‖c‖²/2, known to ± E (assign/small_k.cuh has why):  E = norm·(2⁻¹² C + δ + γ(C + δ)) + (γ + 2⁻²¹)
-// H, as sums begin at −‖c‖²/2. The nearest center is among those above the best score less 2E: the row's candidates. Of
-// each row four chunks with candidates are kept, 16 bits in each of four lanes; a chunk whose best lies 2E above all
-// before drops them, one 2E below is dropped. A row with one candidate is decided; of one with several, the candidates'
-// distances are compared in float64 from X, ties to the lowest index; of one with candidates in five chunks, or whose E
-// is no number, all centers' are. That takes a warp longer than all its products, so that it must be rare
-// (docs/notes/lloyd.md).
+// A score is x̂·ĉ − ‖c‖²/2, with an error of at most E (derived in assign/small_k.cuh); accumulators start at −‖c‖²/2:
 //
-// Why it is fast: of a score, d/16 · 1/128 mma of a warp and a maximum; a comparison and a bit in chunks whose best is
-// near the row's. At d = 128 a warp's 32 rows by 64 centers are some 800 instructions: 176 of the products, 300 of the
-// scores, 100 that begin the sums, 110 that copy the next chunk. FMA in float32 would be 8,192. Per 16-deep step a warp
-// asks for 2 + kWidth / 16 matrices of shared memory for kWidth / 4 mma.
+//   E = norm·(2⁻¹² C + δ + γ(C + δ)) + (γ + 2⁻²¹) H
+//
+// Candidates are centers with scores above the best score less 2E. A row keeps up to four chunks with candidates, 16
+// bits in each of four lanes. A chunk whose best is 2E above all before drops them; one 2E below is dropped. One
+// candidate certifies the label. Several candidates are compared by float64 distances from X, ties to the lowest index.
+// If five chunks have candidates, or E is NaN, all centers are compared. Such a row takes a warp longer than all its
+// products, so it must be rare (docs/notes/lloyd.md).
+//
+// Why it is fast: a score costs d/16 · 1/128 mma of a warp and a maximum. In chunks whose best is near the row's, it
+// also costs a comparison and a mask bit. At d = 128, a warp takes about 800 instructions for 32 rows by 64 centers:
+// 176 for products, 300 for scores, 100 to start the sums, 110 to copy the next chunk. Float32 FMA would take 8,192.
+// Per 16-deep step, a warp loads 2 + kWidth / 16 matrices from shared memory for kWidth / 4 mma.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 #include "kernels/ptx/cp_async.cuh"
@@ -31,8 +34,8 @@ namespace batched {
 
 constexpr int kTileRows = 128, kAssignThreads = 128;
 
-// Copies `count` rows of the shadow's kind to shared memory, padded + 8 apart; those from `present` on are zeros. Quads
-// of eight lie in a row one after the other, in shared memory with one between rows.
+// Copies `count` float16 rows to shared memory, padded + 8 apart; rows from `present` on become zeros. Units of eight
+// elements are consecutive; shared memory has one more between rows.
 template <bool kAllPresent>
 __device__ __forceinline__ void copy_rows(ptx::Half* to, const ptx::Half* from, int count, int present, int padded) {
   const int quads = padded / 8, down = kAssignThreads / quads, right = kAssignThreads % quads;
@@ -50,10 +53,10 @@ __device__ __forceinline__ void copy_rows(ptx::Half* to, const ptx::Half* from, 
   }
 }
 
-// Centers that a row is compared with together, where it is compared with all.
+// Centers compared at a time, if all centers are compared.
 constexpr int kOfAll = 8;
 
-// The nearest of some centers to a row, by a warp.
+// Float64 arg-min over given centers for one row, by a warp.
 template <typename T>
 struct Nearest {
   const Batch<T>& batch;
@@ -62,7 +65,7 @@ struct Nearest {
   double least;
   int label;
 
-  // Some together, as each is a chain of additions.
+  // Several at a time, since each is a chain of additions.
   template <int kTogether>
   __device__ __forceinline__ void consider(const int (&some)[kTogether]) {
     double sums[kTogether] = {};
@@ -85,19 +88,18 @@ struct Nearest {
   }
 };
 
-// Chunks with candidates that are kept of a row beside the first; and what says that there are more, or that none is
-// known.
+// Chunks with candidates that a row keeps after the first. kTooMany: more were found, or the error bound is unknown.
 constexpr int kFurther = 3, kTooMany = kFurther + 1;
 
-// What is known of one row: its best score, and by the lane the candidates among the lane's columns, in the upper half
-// the chunk's number from 1 on; of chunks but the first they are in shared memory, as few rows have such.
+// State of one row: its best score, and the candidates among this lane's columns of the first chunk. The upper half
+// holds the chunk's number from 1 on. Further chunks, which few rows have, are in shared memory.
 struct Known {
   float best;
   unsigned first;
   int further;
 };
 
-// The candidates of a chunk from this lane's scores of a row, bit 2·j + i for column 8·j + 2·t + i.
+// Finds the candidates of a chunk among this lane's scores of a row: bit 2·j + i for column 8·j + 2·t + i.
 template <int kBlocks>
 __device__ __forceinline__ void look(const float (&d)[kBlocks][4], int half, float error_bound, int chunk, Known& known,
                                      unsigned* further) {
@@ -130,12 +132,12 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
   if (batch.status[problem] != kRunning) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int padded = batch.padded, chunks = batch.columns / kWidth;
-  const int stride = padded + 8;  // eight rows of a matrix lie in different banks
+  const int stride = padded + 8;  // eight rows of a matrix are in different banks
   const long long begin = (long long)blockIdx.x * kTileRows, from = problem * batch.n + begin;
   const int present = batch.n - begin < kTileRows ? (int)(batch.n - begin) : kTileRows;
-  // Of each row of a thread's four, kFurther times.
+  // kFurther entries for each of a thread's four rows.
   unsigned* lists = simt::dynamic_shared<unsigned>();
-  float* offsets = reinterpret_cast<float*>(lists + kFurther * 4 * kAssignThreads);  // of the chunks that are there
+  float* offsets = reinterpret_cast<float*>(lists + kFurther * 4 * kAssignThreads);  // biases of both buffers
   ptx::Half* rows = reinterpret_cast<ptx::Half*>(offsets + 2 * kWidth);
   ptx::Half* buffers = rows + kTileRows * stride;
   const ptx::Half* centers_half = batch.centers_half + (long long)problem * batch.columns * padded;
@@ -162,7 +164,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
   const ptx::Half* mine = rows + (32 * warp + lane % 16) * stride + lane / 16 * 8;
   for (int chunk = 0; chunk < chunks; ++chunk) {
     ptx::cp_async_wait<0>();
-    __syncthreads();  // the chunk is here, and nobody reads the one before
+    __syncthreads();  // the chunk has arrived, and the one before has been read
     if (chunk + 1 < chunks) {
       centers_half += kWidth * padded;
       copy_rows<true>(buffers + (chunk + 1) % 2 * kWidth * stride, centers_half, kWidth, kWidth, padded);
@@ -171,7 +173,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
         ptx::cp_async<16>(offsets + (chunk + 1) % 2 * kWidth + 4 * threadIdx.x, half_squares);
       ptx::cp_async_commit();
     }
-    // One address for each matrix that is asked for, which go down the rows together.
+    // One address per loaded matrix; all step along the depth together.
     const ptx::Half *a_at[2] = {mine, mine + 16 * stride}, *b_at[kBlocks / 2];
 #pragma unroll
     for (int j = 0; j < kBlocks / 2; ++j) {
@@ -199,7 +201,8 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
         }
       }
     };
-    // Left in the middle, not unrolled with a rest: each loop that may make no step has its first sums copied.
+    // Exits from the middle, instead of an unrolled loop with a remainder: the compiler copies the first sums of each
+    // loop that may be empty.
 #pragma unroll 1
     for (int depth = 0;; depth += 32) {
       step(depth);
@@ -212,9 +215,9 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
       look(d[r / 2], r % 2, error_bound[r], chunk, known[r], lists + r * kAssignThreads + threadIdx.x);
     }
   }
-  simt::sync_warp();  // a warp reads the lists of its own lanes
+  simt::sync_warp();  // a warp reads only its own lanes' lists
 
-  // Lane (g, t) answers for row t of its four.
+  // Lane (g, t) labels row t of its four.
   const int own = 32 * warp + 16 * (t / 2) + 8 * (t % 2) + g;
   int label = 0;
   bool certified = true;

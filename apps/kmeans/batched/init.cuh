@@ -1,32 +1,31 @@
-// The first centers of many problems by greedy k-means++, with scikit-learn's draws; and the inertia of their
-// clusterings.
+// Batched init: greedy k-means++ of many problems with scikit-learn's draws; and the inertia of their clusterings.
 //
-//   sample_candidates       of step s: the best of the candidates before is center s − 1; new ones are drawn, where
-//                         uniform · potential falls in the running sum of the squared distances
-//   candidate_distances   ‖x − candidate‖² or the least distance before, whichever is less, and its sums over the rows
-//   inertias              Σ ‖x − c‖² of the rows and their own centers
+// sample_candidates    before step s: the best previous candidate becomes center s − 1. Draws new candidates at uniform
+//                      · potential in the running sum of the squared distances.
+// candidate_distances  minimum of ‖x − candidate‖² and the previous squared distance, and its sums over the rows
+// inertias             Σ ‖x − c‖² of the rows and their own centers
 //
-// Distances are summed in double and rounded to float, and the running sum is added up in float in the order of the
-// rows, as scikit-learn has both: which row a number falls on depends on the running sum's last bits.
+// Distances are summed in double and rounded to float. The running sum accumulates in float in the order of the rows,
+// as in scikit-learn: its last bits determine the row of a draw.
 //
-// Why it is fast: two launches a step for all problems. The running sum is n additions one after the other, by one warp
-// a problem: 4 cycles each, 0.18 ms for 75,000 rows, as long as reading 6 rows of 128 features a problem for each of
-// 132 problems takes. Distances: 4 lanes a row, 2·d double-precision instructions a candidate, 14·10¹² a second.
+// Why it is fast: two launches a step for all problems. The running sum is n sequential additions, by one warp a
+// problem, at 4 cycles each: 0.18 ms for 75,000 rows. This equals the time to read 6 rows of 128 features a problem for
+// each of 132 problems. Distances: 4 lanes a row, 2·d double-precision instructions a candidate, 14·10¹² a second.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 
 namespace batched {
 
 constexpr int kSeedThreads = 256, kSeedRows = 512, kMostTrials = 16;
-// Candidates that are compared with a row at a time.
+// Candidates compared with a row at a time.
 constexpr int kCandidates = 8;
 
 struct PlusPlusArgs {
   const double* uniforms;  // b × (k − 1) × trials
-  unsigned* candidates;    // b × trials: rows
-  float* distances;        // 2 × b × trials × n: of a step, and of the one before
+  unsigned* candidates;    // b × trials: row indices
+  float* distances;        // 2 × b × trials × n: of this step, and of the one before
   double* potentials;      // b × tiles × trials: sums of the distances of kSeedRows rows
-  int* best;               // b: of the candidates before
+  int* best;               // b: index of the best previous candidate
   int trials, tiles;
 
   template <typename T>
@@ -36,7 +35,7 @@ struct PlusPlusArgs {
   }
 };
 
-// Block (0, problem), before step `step` (from 1 on); at step 1 there is one candidate, at step k none is drawn.
+// Block (0, problem), before step `step` (from 1 on). Step 1 has one candidate; step k draws none.
 template <typename T>
 __global__ void __launch_bounds__(256, 4)
     sample_candidates(const Batch<T> batch, const PlusPlusArgs plusplus, int step) {
@@ -60,11 +59,11 @@ __global__ void __launch_bounds__(256, 4)
   float* center = batch.centers + ((long long)problem * batch.k + step - 1) * batch.d;
   for (int j = threadIdx.x; j < batch.d; j += kSeedThreads) center[j] = batch.centered(chosen[j], mean[j]);
   if (threadIdx.x == 0) plusplus.best[problem] = best;
-  __syncthreads();  // all have read the candidates
+  __syncthreads();  // all threads have read the candidates
   if (step == batch.k || warp != 0) return;
 
-  // A lane has one draw, and counts the rows before it: those whose running sum is less. The least float that is not
-  // less than the draw is as good, for floats.
+  // A lane has one draw, and counts the rows whose running sum is less. The draw is rounded up to a float, which
+  // compares the same with floats.
   float draw = 0;
   if (lane < trials) {
     const long long row = (long long)problem * (batch.k - 1) + step - 1;
@@ -91,7 +90,7 @@ __global__ void __launch_bounds__(256, 4)
   }
 }
 
-// Block (x, problem): rows from kSeedRows · x on. Step 0: of the one candidate that there is.
+// Block (x, problem): rows from kSeedRows · x on. Step 0 has a single candidate.
 template <typename T>
 __global__ void __launch_bounds__(256, 2)
     candidate_distances(const Batch<T> batch, const PlusPlusArgs plusplus, int step) {
@@ -155,7 +154,7 @@ __global__ void __launch_bounds__(256, 2)
   }
 }
 
-// Block (x, problem): rows from kSeedRows · x on; their part of the sum goes to parts (b × gridDim.x).
+// Block (x, problem): rows from kSeedRows · x on; writes their part of the sum to parts (b × gridDim.x).
 template <typename T>
 __global__ void __launch_bounds__(256, 4) inertias(const Batch<T> batch, double* parts) {
   __shared__ double of_warp[kSeedThreads / 32];

@@ -1,13 +1,13 @@
-// Many problems of one shape: what they hold, and what is made of X before the first iteration.
+// Batched K-means: state of many problems of one shape; moments and half-precision copies of their X.
 //
 //   X (b × n × d, any dtype)  →  moments (b × slices × 3 × d)   Σ(x − origin), Σ(x − origin)², max |x − origin|
-//                             →  shadow (b × n × padded, float16) = fl16((x − mean) · scale), and norms (b × n)
+//                             →  half copy (b × n × padded, float16) = fl16((x − mean) · scale), and norms (b × n)
 //
-// The shadow and its norms are those of data/half_copy.cuh, with a mean and a scale a problem; `padded` is d rounded up
-// to 16, what one mma takes.
+// The half copy and its norms are those of data/half_copy.cuh, with a mean and a scale per problem. `padded` is d
+// rounded up to a multiple of 16, the depth of one mma.
 //
-// Why it is fast: blockIdx.y is the problem, so that each launch is one for all of them; X is read twice in all, and
-// from then on an iteration reads the shadow.
+// Why it is fast: blockIdx.y is the problem, so one launch serves all of them. X is read twice in all; from then on, an
+// iteration reads the half copy.
 #pragma once
 #include "kernels/ptx/types.cuh"
 #include "kernels/device/element.cuh"
@@ -16,47 +16,47 @@ namespace batched {
 
 #define kInfinity __uint_as_float(0x7f800000u)
 
-// What is to become of a problem. The host sets kPlace; kernels but prepare_centers serve problems that are running.
+// The status of a problem. The host sets kPlace; all kernels except prepare_centers process only running problems.
 enum Status : int {
   kRunning = 0,
-  kStrict = 1,  // no label changed: the labels are those of the centers
-  kEnded = 2,   // centers moved by the tolerance at most, or max_iter
-  kEmpty = 3,   // a cluster is empty, which the host has to fill
+  kStrict = 1,  // no label changed (strict convergence): the labels belong to the centers
+  kEnded = 2,   // the center shift is within the tolerance, or max_iter is reached
+  kEmpty = 3,   // a cluster is empty; the host fills it
   kPlace = 4,   // the centers are new
 };
 
-// A row that changed its label, and the one it had.
+// A reassigned row, and its old label.
 struct Change {
   unsigned row;
   int from;
 };
 
-// Of the centers of a problem, scaled: max ‖c‖, max ‖c − ĉ‖ and max ‖c‖²/2; and the norm from which on a row has to be
-// compared with all of them, as centers far away were left out (update/centers.cuh has why).
+// Statistics of a problem's scaled centers: max ‖c‖, max ‖c − ĉ‖ and max ‖c‖²/2. Rows with norms beyond norm_limit are
+// compared with all centers, since distant centers are excluded (update/centers.cuh).
 struct CenterStats {
   float norm, lost, half_square, norm_limit;
 };
 
-// b problems, each array by problem first.
+// b problems; the problem is the first index of each array.
 template <typename T>
 struct Batch {
   const T* X;
   const float* means;               // d
   const float* half_copy_scales;    // 1
-  const double* sum_scales;         // d: what an element is multiplied by to be an integer
-  const double* sum_units;          // d: one over that, as exact
+  const double* sum_scales;         // d: fixed-point scales
+  const double* sum_units;          // d: their inverses, exact
   const double* tolerances;         // 1
   ptx::Half* half_copy;             // n × padded
   float* norms;                     // n
   int* labels;                      // n
   float* centers;                   // k × d
   ptx::Half* centers_half;          // columns × padded: centers · scale; zero past the last
-  float* half_squares;              // columns: ‖c · scale‖²/2; infinite past the last, and far away
+  float* half_squares;              // columns: ‖c · scale‖²/2; infinite past the last, and for excluded centers
   CenterStats* center_stats;        // 1
-  unsigned long long* sums;         // k × (d + 1): of each cluster, and how many rows it has
+  unsigned long long* sums;         // k × (d + 1): of each cluster, and its number of rows
   Change* changes;                  // n
-  unsigned *counts, *n_reassigned;  // 1: changes listed, and changes of the last iteration
-  unsigned* arrived;                // 1: blocks
+  unsigned *counts, *n_reassigned;  // 1: length of the list; reassigned rows of the last iteration
+  unsigned* arrived;                // 1: blocks that have arrived
   int *status, *iterations;         // 1
   long long n;
   int d, k, padded, columns, max_iter;
@@ -64,7 +64,7 @@ struct Batch {
   int padding;
 
   __device__ __forceinline__ const T* row(int problem, long long index) const { return X + (problem * n + index) * d; }
-  // One element, less the mean, in float: what all distances and sums are of.
+  // One element less the mean, in float: the operand of all distances and sums.
   __device__ __forceinline__ float centered(T x, float mean) const { return (float)tsm2::Element<T>::value(x) - mean; }
 };
 
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(256, 4) column_moments(const Batch<T> batch, d
   }
 }
 
-// A warp a row; a lane two elements at a time.
+// One warp a row; a lane takes two elements at a time.
 template <typename T>
 __global__ void __launch_bounds__(256, 4) make_half_copy(const Batch<T> batch) {
   const int problem = blockIdx.y, lane = threadIdx.x % 32, warps = kPrepareThreads / 32 * gridDim.x, d = batch.d;
@@ -130,8 +130,7 @@ __global__ void __launch_bounds__(256, 4) make_half_copy(const Batch<T> batch) {
     }
     square = simt::warp_sum(square);
     lost = simt::warp_sum(lost);
-    // As in data/half_copy.cuh: where rounding cost more than 2⁻¹² of the norm, the norm is raised. What is no number
-    // is infinite.
+    // As in data/half_copy.cuh: if rounding cost more than 2⁻¹² of the norm, the norm is raised. NaN becomes infinite.
     const float least = 4096 * sqrtf(lost), most = sqrtf(square);
     const float norm = 1.0002f * (least > most ? least : most);
     if (lane == 0) batch.norms[problem * batch.n + row] = norm < kInfinity ? norm : kInfinity;

@@ -1,14 +1,17 @@
-// From the rows that changed their label to the next centers of every problem, without the host.
+// Batched update: fixed-point cluster sums of reassigned rows, and the next centers of every problem, without host
+// synchronisation.
 //
-//   changes (assign.cuh)  →  sums (b × k × (d + 1), 64-bit integers)  →  centers, halves, half_squares, extremes
+//   changes (assign.cuh)  →  sums (b × k × (d + 1), 64-bit integers)
+//                         →  centers, centers_half, half_squares, center_stats
 //
-// An element is round((x − mean) · scale), so that sums are exact and do not depend on the order: the same bits for any
-// grid. Where k·(d + 1) of them fit shared memory, elements have 30 bits, added as two 16-bit digits in 32 bits for
-// kFlush rows at most; else 46 bits and straight to global memory. The last block of a problem to end makes the next
-// centers, and decides whether there is to be a next iteration.
+// An element is round((x − mean) · scale). Sums are exact and do not depend on the order: the same bits for any grid.
+// If k·(d + 1) sums fit in shared memory, elements have 30 bits. A block then adds two 16-bit limbs in 32 bits for at
+// most kFlush rows. Otherwise elements have 46 bits and go straight to global memory. The last block of a problem to
+// end computes the next centers and the stopping test.
 //
-// Why it is fast: a row that stays where it is costs nothing, and after the first iterations few move. A row that moves
-// costs a read of X and 2·d additions (4·d of digits), some 10·d lane-instructions: 50 ps at d = 128 where all move.
+// Why it is fast: a row that keeps its label costs nothing, and after the first iterations few are reassigned. A
+// reassigned row costs a read of X and 2·d additions (4·d of limbs), about 10·d lane instructions: 50 ps at d = 128 if
+// all are reassigned.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 #include "kernels/ptx/types.cuh"
@@ -18,11 +21,11 @@ namespace batched {
 constexpr int kUpdateThreads = 512;
 constexpr unsigned kFlush = 32768, kLeastShare = 256;
 
-// Integers added to the sums of a problem's clusters: in shared memory, or straight.
+// Fixed-point additions to the sums of a problem's clusters: in shared memory, or straight to global memory.
 template <bool kShared>
 struct Sums {
   unsigned long long* sums;
-  unsigned* digits;  // two planes of k × (d + 1)
+  unsigned* digits;  // limbs: two planes of k × (d + 1)
   int width, size;
 
   __device__ __forceinline__ void add(int cluster, int column, float value, double scale) const {
@@ -71,21 +74,21 @@ struct Largest {
   }
 };
 
-// What a warp found out about its centers, and a block about all.
+// Results of a warp for its centers, and of a block for all.
 struct Found {
   Largest near, far;
   double least, shift;
 };
 
-// A problem's centers in float16 and what is to be known of them; kFromSums: the centers are the means of the sums,
-// else they are there. By a block; returns to thread 0 how far they moved, squared.
+// Converts a problem's centers to float16 and computes their statistics; kFromSums: first computes the centers as means
+// of the sums. By a block; returns the squared center shift to thread 0.
 template <typename T, bool kFromSums>
 __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
   __shared__ Found of_warp[kUpdateThreads / 32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = batch.d;
   const double scale = batch.half_copy_scales[problem];
   const double* units = batch.sum_units + (long long)problem * d;
-  // Norms of rows are of what was rounded.
+  // Norms of rows are those of rounded values.
   const float beyond = 16.1f / 2 * batch.norm_limit * batch.norm_limit;
   float* half_squares = batch.half_squares + (long long)problem * batch.columns;
   Found found = {{}, {}, kInfinity, 0};
@@ -96,7 +99,7 @@ __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
     ptx::Half* centers_half = batch.centers_half + ((long long)problem * batch.columns + j) * batch.padded;
     double inverse = 0, square = 0, lost = 0, shift = 0;
     if constexpr (kFromSums) inverse = 1 / (double)simt::load_from_other_block(sums + d);
-    // All that some columns ask for is on its way before any of them is written.
+    // Loads all columns of a group before it writes any.
     constexpr int kColumns = 4;
     for (int first = lane; first < batch.padded; first += 32 * kColumns) {
       float before[kColumns];
@@ -164,7 +167,7 @@ __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
   return found.shift;
 }
 
-// Block (0, problem), where the centers are new.
+// Block (0, problem): prepares new centers.
 template <typename T>
 __global__ void __launch_bounds__(512, 2) prepare_centers(const Batch<T> batch) {
   if (batch.status[blockIdx.y] != kPlace) return;
@@ -194,7 +197,7 @@ __device__ __forceinline__ void update_centers(const Batch<T>& batch, int proble
   batch.counts[problem] = 0;
 }
 
-// Block (x, problem): a share of the problem's changes.
+// Block (x, problem): a part of the problem's changes.
 template <typename T, bool kShared>
 __global__ void __launch_bounds__(512, kShared ? 2 : 1) update(const Batch<T> batch) {
   const int problem = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32, d = batch.d;
@@ -220,7 +223,7 @@ __global__ void __launch_bounds__(512, kShared ? 2 : 1) update(const Batch<T> ba
         here.add_integer(label, d, 1);
         if (change.from >= 0) here.add_integer(change.from, d, -1);
       }
-      // Some rows at a time, so that they are on their way together.
+      // Several rows are in flight at a time.
       constexpr int kTogether = kShared ? 4 : 2;
       for (int i = 0; i < rows; i += kTogether) {
         const T* x[kTogether];

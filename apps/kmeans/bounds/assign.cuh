@@ -1,25 +1,26 @@
-// The nearest center of every row, as assign/small_k.cuh finds it, and how far centers may move until it has to be
-// found again (state.cuh).
+// Assignment with Hamerly bounds: labels as in assign/small_k.cuh, and the row bound: how far centers may drift before
+// a row needs a new label (state.cuh).
 //
-// With s₁ and s₂ the best and the second best score of a row as computed, and E their bound (assign/small_k.cuh),
-// squared distances are ‖x‖² − 2 s: the row's nearest center is within u, and the others are beyond it by g or more,
+// s₁ and s₂ are the best and second-best computed scores of a row, E their error bound (assign/small_k.cuh). Squared
+// distances are ‖x‖² − 2 s. The nearest center is within u of the row. All others are farther by at least the gap g,
 // where
 //
-//   u² = (1.001 norm)² − 2 s₁ + 4 E  ≥  d₁²,     D = 2 (s₁ − s₂) − 4 E  ≤  d₂² − d₁²,     g = √(u² + D) − u = D / (√(u²
-//                                                + D) + u)
+//   u² = (1.001 norm)² − 2 s₁ + 4 E  ≥  d₁²,     D = 2 (s₁ − s₂) − 4 E  ≤  d₂² − d₁²,
+//   g = √(u² + D) − u = D / (√(u² + D) + u)
 //
-// as √(d₁² + D) − d₁ falls with d₁. norm is ‖x̂‖, and no less than what rounding took of x by the 2¹² that the shadow
-// has (data/half_copy.cuh). Centers that were left out (update/centers.cuh) are beyond 4.01 · reach of the mean.
+// since √(d₁² + D) − d₁ falls with d₁. norm is at least ‖x̂‖, and at least 2¹² times the rounding error of the
+// half-precision copy (data/half_copy.cuh). Excluded centers (update/centers.cuh) are beyond 4.01 · norm_limit from the
+// mean.
 //
-//   ArgminEpilogueBounded   the epilogue of the product of all rows
-//   examine        scores the rows that `select_active_rows` listed, and them alone
+// ArgminEpilogueBounded  GEMM epilogue over all rows
+// assign_active_rows     scores only the rows that `select_active_rows` listed
 //
-// `assign_active_rows` multiplies as the product does, so that the bound is the same: a warp takes 32 listed rows,
-// whose halves it reads from where they lie, 16 bytes a lane. Lane t of four has columns 8·t to 8·t + 7 of 32, of rows
-// and centers alike; in which order a sum is taken does not matter.
+// `assign_active_rows` multiplies like the GEMM, so the same error bound holds. A warp takes 32 listed rows and reads
+// their half-precision copies in place, 16 bytes a lane. Lane t of four has columns 8·t to 8·t + 7 of 32, for rows and
+// centers alike; the summation order does not matter.
 //
-// Why it is fast: the second best score is two instructions more of each score, on the way to the best; and few rows
-// are examined, of which each is read once. Centers stay in the level-1 cache.
+// Why it is fast: the second-best score costs two more instructions a score. Few rows are active, and each is read
+// once. Centers stay in L1.
 #pragma once
 #include "apps/kmeans/bounds/state.cuh"
 #include "apps/kmeans/assign/small_k.cuh"
@@ -30,20 +31,20 @@
 
 namespace kmeans {
 
-// A lower bound of the gap between a row's nearest center and all others, from scores `best` and `second`.
+// Lower bound of the gap between a row's nearest center and all others, from scores `best` and `second`.
 __device__ __forceinline__ float gap_of(float norm, float best, float second, float error, float norm_limit) {
   const float at_most = 1.001f * norm;
   const float square = fmaxf(at_most * at_most - 2 * best + 4 * error, 0.0f), nearest = sqrtf(square);
-  // Finite, where there is no second; what is no number stays none, and a row expires by it.
+  // Finite without a second center. NaN stays NaN, and a NaN row bound makes the row active.
   const float most = 1e30f, difference = 1.999999f * (best - second) - 4 * error,
               ahead = difference > most ? most : difference;
   const float other = sqrtf(square + fmaxf(ahead, 0.0f));
   const float between = ahead / (1.000001f * (other + nearest)), left_out = 4.01f * norm_limit - at_most - nearest;
-  // Less what float64 may be mistaken by.
+  // Less the error of float64.
   return (left_out < between ? left_out : between) - 1e-9f * (other + nearest);
 }
 
-// When a row's label expires that is now nearer by a gap; of the label's limit.
+// The row bound of a row with the given gap; `limit` is the drift limit of its label.
 __device__ __forceinline__ float row_bound_of(float gap, float limit) {
   return (gap + below_limit(limit)) * (1 - 1.0f / (1 << 20));
 }
@@ -66,7 +67,7 @@ struct ArgminEpilogueBounded : ArgminEpilogue {
     score(d, rows, [=](int i) { return from + i; }, listed());
   }
 
-  // Of the rows that `row_of` numbers, the first `rows`; `count` are listed.
+  // Processes the first `rows` of the rows that `row_of` numbers; `count` counts listed rows.
   template <int kBlocks, int kColumnBlocks, typename RowOf>
   __device__ __forceinline__ void score(const float (&d)[kBlocks][kColumnBlocks][4], int rows, RowOf row_of,
                                         unsigned* count) const {
@@ -94,7 +95,7 @@ struct ArgminEpilogueBounded : ArgminEpilogue {
       for (int q = 0; q < 4; ++q) {
         const Two two = best_two(d[first + q / 2], q % 2, offset);
         bits[q] = candidates_near(d[first + q / 2], q % 2, offset, simt::shuffle(error, 4 * g + q), two.best);
-        // Row 8·q + g of these 32 is lane q's of the four that have it.
+        // Row 8·q + g of these 32 belongs to lane q of its four.
         if (t == q) mine_of = two;
       }
       Candidates found = candidates_of_own_row(bits);
@@ -118,7 +119,7 @@ struct ArgminEpilogueBounded : ArgminEpilogue {
     float best, second;
   };
 
-  // The two best scores of row 8·half + g, in all four lanes that have it.
+  // The two best scores of row 8·half + g, in all four lanes that share it.
   template <int kColumnBlocks>
   static __device__ __forceinline__ Two best_two(const float (&d)[kColumnBlocks][4], int half,
                                                  const float (&offset)[kColumnBlocks][2]) {
@@ -142,11 +143,11 @@ struct ArgminEpilogueBounded : ArgminEpilogue {
 };
 
 constexpr int kActiveThreads = 128;
-// Columns of a row that are asked for early.
+// Columns of a row that are prefetched.
 constexpr int kAskedFor = 512;
 
-// Block (x, y) adds to list x, and tiles of 32 rows are dealt to all lists in turn. `padded` is a multiple of 8, and
-// rows and centers begin at multiples of 16 bytes.
+// Block (x, y) adds to list x; tiles of 32 rows go to all lists in turn. `padded` is a multiple of 8. Rows and centers
+// are aligned to 16 bytes.
 template <int kColumnBlocks>
 __global__ void __launch_bounds__(kActiveThreads, 3)
     assign_active_rows(const ptx::Half* half_copy, const ptx::Half* centers_half, int padded, const unsigned* active,
@@ -159,10 +160,10 @@ __global__ void __launch_bounds__(kActiveThreads, 3)
   const unsigned first = (threadIdx.x / 32 * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
   for (unsigned begin = 32 * first; begin < count; begin += step) {
     const int rows = count - begin < 32 ? (int)(count - begin) : 32;
-    // Past the end, the last row again, of which nothing is kept.
+    // Past the end: the last row again, which is not stored.
     const unsigned mine = active[begin + (lane < rows ? lane : rows - 1)];
     if (begin + step + lane < count) {
-      // The warp's next rows are asked for, a lane one.
+      // Prefetches the warp's next rows, one a lane.
       const unsigned soon = active[begin + step + lane];
       ptx::prefetch(nearest.norms + soon);
       ptx::prefetch(nearest.labels + soon);

@@ -1,30 +1,30 @@
-// Rows that need not be looked at: those whose nearest center cannot have changed since they were last scored.
+// Hamerly bounds: select the active rows, whose nearest center may have changed since they were last scored.
 //
-//   expiries (n)   of every row, how far centers may move before its label has to be proved again
-//   limits (k)     how far they have moved: a row of label a is safe as long as its expiry is above limits[a]
+// row bounds (n)  how far centers may drift before a row needs a new label
+// limits (k)      drift so far: a row with label a is safe while its row bound exceeds limits[a]
 //
-// A row is scored once: its nearest center is then closer than any other by a gap g or more. Later its own center has
-// moved by ΔP at most, and every other center by ΔM at most, where P is the sum of all movements of that center and M
-// the sum of the largest movement of any, iteration by iteration. So its label stands while g > ΔP + ΔM, that is while
+// When a row is scored, its nearest center is closer than any other by a gap of at least g. Later its own center has
+// drifted by ΔP at most and every other by ΔM at most. P sums all shifts of that center; M sums the largest shift of
+// any center per iteration. The label holds while g > ΔP + ΔM, that is while
 //
-//   expiry = g + P(then) + M(then)  >  P(now) + M(now) = limits[label]
+//   row bound = g + P(then) + M(then)  >  P(now) + M(now) = limits[label]
 //
-// (Hamerly, "Making k-means even faster", SDM 2010, with his two bounds in one number): 4 bytes of a row and its label
-// are read and none is written. A row that is not decided when it is scored expires at once. Lengths are in the units
-// that centers are scaled to (update/centers.cuh).
+// (Hamerly, "Making k-means even faster", SDM 2010; here one number holds both bounds.) The test reads 4 bytes of a row
+// and its label, and writes nothing. An ambiguous row is active in the next iteration. Lengths are in the scaled units
+// of the centers (update/centers.cuh).
 //
-// Rounding. Movements are rounded up, by 2⁻¹⁸ of themselves and 10⁻¹⁸; gaps are less by 2⁻³⁰ of the distances that they
-// lie between (assign.cuh). So the two squared distances of a safe row still differ by more than 2⁻³³ of themselves,
-// and float64, which is what `assign/rescore.cuh` sums them in, could not find another label.
+// Rounding. Drifts are rounded up, by a relative 2⁻¹⁸ and by 10⁻¹⁸. Gaps are reduced by 2⁻³⁰ of the distances that they
+// separate (assign.cuh). So the two squared distances of a safe row differ by more than a relative 2⁻³³. Float64
+// distances (`assign/rescore.cuh`) could not give another label.
 //
-// What runs is decided here, for the host to ask nothing: `select_active_rows` counts the rows that are not safe and
-// lists them. If they are few, they alone are scored (`assign_active_rows`, assign.cuh; small_d/iteration_bounded.cuh);
-// else all rows are. Bounds begin where few rows have moved, as more than those are not safe, and where they do not pay
-// they turn themselves off: after the n-th screen in a row that found too many, 2ⁿ iterations run without bounds, and
-// more of them until the largest movement is a quarter less than it was.
+// The device selects the pass, without host synchronisation. `select_active_rows` counts and lists the active rows. If
+// they are few, only they are scored (`assign_active_rows`, assign.cuh; small_d/iteration_bounded.cuh); otherwise all
+// rows are. Bounds start when few rows were reassigned, because more than those are active. They turn off when they do
+// not pay. After the n-th failed selection in a row, 2ⁿ iterations run without bounds. Then bounds wait until the
+// largest drift is a quarter smaller.
 //
-// Why it is fast: one pass over 5 or 8 bytes a row, with few registers, where the copy of a row is 256 bytes at 128
-// features.
+// Why it is fast: one pass reads 5 or 8 bytes a row with few registers. The half-precision copy of a row has 256 bytes
+// at d = 128.
 #pragma once
 #include "apps/kmeans/data/labels.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
@@ -32,34 +32,34 @@
 
 namespace kmeans {
 
-// What gives rows their labels in an iteration.
+// The pass that labels the rows in an iteration.
 enum Pass : int {
-  kPlain,       // all rows are scored, without bounds
-  kWithBounds,  // all rows are scored, and their expiries written
-  kSelect,      // not known before they are screened: then kWithBounds, kPlain, or
-  kActive       // the rows that were listed are scored
+  kPlain,       // scores all rows without bounds
+  kWithBounds,  // scores all rows and writes their row bounds
+  kSelect,      // unknown until rows are selected; then kWithBounds, kPlain, or
+  kActive       // scores the listed rows
 };
 
-// Iterations without bounds after a screen that found too many rows: twice as many after each, up to 2⁵.
+// Cap of the cooldown after failed selections: it doubles with each, up to 2⁵ iterations.
 constexpr int kMostFailures = 5;
-// The part of the movement at the last such screen that the largest movement has to fall to.
+// After a failed selection, the largest drift must fall to this fraction.
 constexpr double kLess = 0.75;
 
-// What is known of an iteration's rows, and what is to be done in it.
+// State of bounds, and the pass of the iteration.
 struct BoundsState {
   double most;  // M
-  // The largest movement in the last iteration, and before the last screen that found too many.
+  // Largest drift in the last iteration, and before the last failed selection.
   double last_drift, failed_drift;
   int pass;
   unsigned active;  // rows that are not safe
-  // Iterations without bounds to come; screens in a row that found too many; whether one did not.
+  // Iterations left without bounds; failed selections in a row; whether one succeeded.
   int cooldown, failures, paid_off;
-  // Whether what scores all rows without bounds has nothing to do: others have, or nothing follows.
+  // Tells the pass over all rows without bounds to do nothing: other kernels label the rows, or the fit ended.
   int skip_full_assign;
-  // In all, for who wants to know: screens after which only listed rows were scored, and those rows.
+  // Totals for reports: selections after which only listed rows were scored, and those rows.
   unsigned long long screened, examined;
 
-  // After a screen: whether listed rows are scored, of which there is room for `capacity`.
+  // After a selection: scores only the listed rows if they fit `capacity`.
   __device__ __forceinline__ void choose(unsigned found, unsigned capacity) {
     if (found <= capacity) {
       examined += found;
@@ -68,7 +68,7 @@ struct BoundsState {
       paid_off = 1;
       pass = kActive;
     } else if (paid_off) {
-      // Expiries were of use, and are renewed.
+      // Row bounds paid off, and are renewed.
       paid_off = 0;
       pass = kWithBounds;
     } else {
@@ -80,8 +80,8 @@ struct BoundsState {
     skip_full_assign = pass != kPlain;
   }
 
-  // After an iteration in which the center that moved most did so by `movement`: what the next is to do, if there
-  // `is_next`. Bounds may begin if `may_begin`.
+  // Plans the next iteration after one with largest drift `movement`; `is_next`: there is one. Bounds may start if
+  // `may_begin`.
   __device__ __forceinline__ void plan_next(double movement, bool may_begin, bool is_next) {
     last_drift = movement;
     active = 0;
@@ -95,16 +95,16 @@ struct BoundsState {
   }
 };
 
-// How far centers have moved, and what follows from it; without bounds, `state` is null.
+// Drift of the centers and derived limits; without bounds, `state` is null.
 struct DriftArgs {
-  double* center_drift;  // of every center, P
+  double* center_drift;  // P of every center
   float* limits;
   BoundsState* state;
-  // Of how many rows that moved on bounds may not begin.
+  // Bounds do not start with this many reassigned rows or more.
   unsigned begin_limit, padding;
 };
 
-// No less than P + M of a center, nor more by 2⁻²¹; and no more than it, of such a limit.
+// limit_of: P + M of a center, rounded up by at most a relative 2⁻²¹. below_limit: at most P + M, from that limit.
 __device__ __forceinline__ float limit_of(double center_drift, double most) {
   return (float)((center_drift + most) * (1 + 1.0 / (1 << 22)));
 }
@@ -112,12 +112,12 @@ __device__ __forceinline__ float below_limit(float limit) { return limit * (1 - 
 
 constexpr int kSelectThreads = 256;
 
-// Rows of a vector, the vectors of a thread that are on their way together, and what a warp lists before it asks for
-// room: so much, as all who ask do so at one place.
+// Rows of a vector; vectors of a thread in flight; rows that a warp lists before it reserves space. Reservations are
+// batched because all warps use one atomic counter.
 constexpr int kSelectedAtOnce = 4, kVectors = 2, kListed = 1024;
 
-// Lists the rows that are not safe, in no order; beyond `capacity` of them it gives up. `row_bounds` and `labels` begin
-// at multiples of 16 bytes; labels are int, or Label.
+// Lists the active rows, unordered; stops beyond `capacity`. `row_bounds` and `labels` are aligned to 16 bytes; labels
+// are int or Label.
 template <typename Labels>
 __global__ void __launch_bounds__(kSelectThreads, 6)
     select_active_rows(const float* row_bounds, const Labels* labels, long long rows, const float* limits,
@@ -127,10 +127,10 @@ __global__ void __launch_bounds__(kSelectThreads, 6)
   __shared__ unsigned listed[kSelectThreads / 32][kListed];
   unsigned* mine = listed[threadIdx.x / 32];
   const int lane = threadIdx.x % 32;
-  constexpr int kVectorStride = kSelectThreads * kSelectedAtOnce;  // from vector to vector of a thread
+  constexpr int kVectorStride = kSelectThreads * kSelectedAtOnce;  // between vectors of a thread
   const long long each = (long long)gridDim.x * kVectorStride * kVectors;
   unsigned waiting = 0;
-  // Returns whether there is room for more.
+  // Returns true if there is space for more.
   auto list_active = [&] {
     unsigned begin = 0;
     if (lane == 0) begin = atomicAdd(&state->active, waiting);

@@ -1,23 +1,23 @@
-// What a fit reads in X's place: a copy in float16, with what the rounding may have cost.
+// Half-precision copy of X: float16 rows that every iteration reads instead of X, and norms that bound the rounding
+// error.
 //
-//   X (n × d, any dtype, rows `leading` apart)   →   shadow (n × padded, float16) = fl16((x − mean) · scale)
-//                                                    norms (n)  ‖shadow row‖, or more where rounding cost more
+//   X (n × d, any dtype, rows `leading` apart)   →   half copy x̂ (n × padded, float16) = fl16((x − mean) · scale)
+//                                                    norms (n)  ‖x̂‖, or more where rounding cost more
 //
-// `scale` is a power of two that brings the data to the middle of float16's range; `padded` is d rounded up to whole 16
-// bytes, filled with zeros; or, for many centers, it lies in panels (core_matrix_layout.cuh). With e = ‖(x −
-// mean)·scale − shadow‖ (the two differ by 2⁻¹¹ of each element at most, by less than half of that in the mean),
-// norms[i] is the larger of ‖shadow‖ and e / ρ, where ρ is 2⁻¹², or 2⁻²⁰ of data that float16 holds: for every c and ĉ
+// `scale` is a power of two that brings the data to the middle of float16's range. `padded` is d rounded up to a
+// multiple of 16 bytes and filled with zeros. For large k, the copy is in panels (core_matrix_layout.cuh). Let e = ‖(x
+// − mean)·scale − x̂‖; elements differ by 2⁻¹¹ of themselves at most, by less than half of that on average. norms[i] is
+// the larger of ‖x̂‖ and e / ρ, where ρ is 2⁻¹², or 2⁻²⁰ for data that float16 represents exactly. For every c and ĉ
 //
-//   |(x − mean)·scale · c − shadow · ĉ|  ≤  norms[i] · (ρ ‖c‖ + ‖c − ĉ‖)
+//   |(x − mean)·scale · c − x̂ · ĉ|  ≤  norms[i] · (ρ ‖c‖ + ‖c − ĉ‖)
 //
-// What float16 cannot hold becomes infinite, and so does its norm: nothing is claimed of such a row.
+// Values beyond float16 become infinite, and so does the row's norm: such a row has no error bound.
 //
-// Why it is fast: one read of X and half a write of it, once in a fit, after which every iteration reads half as much
-// (a quarter, of float64). Groups of lanes share a row, so that short rows fill a warp too. A lane has a vector of each
-// of several rows, 64 bytes in all, and asks for the next ones before it converts those that came: 24 warps have 48 KB
-// of a multiprocessor's on their way. Of the sums over a row's lanes each lane ends with one of its own, so that the
-// shuffles, the roots and the rest of the norms are done once for all these rows: two sums in every lane took 10
-// shuffles a row in place of 2.5.
+// Why it is fast: one read of X and half a write of it per fit; then every iteration reads half as much (a quarter for
+// float64). Groups of lanes share a row, so that short rows fill a warp too. A lane holds a vector of each of several
+// rows, 64 bytes in all, and loads the next ones before it converts these. So 24 warps have 48 KB per multiprocessor in
+// flight. The reduction over a row's lanes leaves one sum per lane, so shuffles, square roots and norms run once for
+// all these rows. This takes 2.5 shuffles a row instead of 10 with two sums in every lane.
 #pragma once
 #include "kernels/device/vector_load.cuh"
 #include "kernels/ptx/types.cuh"
@@ -25,23 +25,23 @@
 
 namespace kmeans {
 
-// x − mean, rounded to the type that K-means works in.
+// x − mean, rounded to the working type.
 template <typename T, typename Work>
 __device__ __forceinline__ Work centered(T x, Work mean) {
   return (Work)tsm2::Element<T>::value(x) - mean;
 }
 
-// 2^log2_lanes lanes share a row, of which each takes kVector elements at a time: by one load, if kAligned (rows begin
-// at multiples of so many bytes, and are whole vectors).
+// 2^log2_lanes lanes share a row; each takes kVector elements at a time. kAligned uses one load for them: rows are
+// aligned and whole vectors.
 template <typename T>
 constexpr int kVector = sizeof(T) == 8 ? 2 : 4;
 
-// Rows that a lane has together: 64 bytes of them, where one load takes a vector.
+// Rows that a lane holds at a time: 64 bytes, if one load takes a vector.
 template <typename T, bool kAligned>
 constexpr int kHalfCopyRows = sizeof(T) == 2 && kAligned ? 8 : 4;
 
-// Of kCount sums each, a lane gives one half to the lane that is `lanes` / 2 from it, and adds up the other half of
-// both.
+// One butterfly step over kCount sums: a lane gives one half to the lane at distance `lanes` / 2 and adds up the other
+// half.
 template <int kCount, typename Sum, int kAll>
 __device__ __forceinline__ void halve_sums(Sum (&values)[kAll], int member, int lanes) {
   const bool upper = member & lanes / 2;
@@ -52,8 +52,8 @@ __device__ __forceinline__ void halve_sums(Sum (&values)[kAll], int member, int 
   }
 }
 
-// Adds up over the first `lanes` of values' kCount, by halves while a lane has several. Of lanes ≥ kCount, lane i ends
-// with sum i · kCount / lanes, in values[0].
+// Sums the first kCount of `values` over `lanes` lanes, by halving while a lane has several. If lanes ≥ kCount, lane i
+// ends with sum i · kCount / lanes, in values[0].
 template <int kCount, int kAll>
 __device__ __forceinline__ void share_sums(float (&values)[kAll], int member, int lanes) {
   if constexpr (kCount > 1) {
@@ -64,8 +64,8 @@ __device__ __forceinline__ void share_sums(float (&values)[kAll], int member, in
   }
 }
 
-// A row's norm, or what it lost by `rounding` if that is more; and more than the additions may have rounded away. An
-// infinity minus itself is no number, and then the norm is infinite.
+// A row's norm: ‖x̂‖ or the rounding error over `rounding`, whichever is larger, plus the error of the additions.
+// Infinity minus itself is NaN; the norm is then infinite.
 __device__ __forceinline__ float norm_of(float square, float lost, float inverse) {
   const float least = lost * inverse;
   return 1.0002f * sqrtf(least > square ? least : square);
@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 2 : 3)
   const int lanes = 1 << log2_lanes, member = simt::lane() & (lanes - 1), groups = 32 >> log2_lanes;
   const int stride = kWide << log2_lanes, column = kWide * member;
   const float inverse = 1 / (rounding * rounding);  // powers of two
-  // A warp's tile is kRows rows of each group of lanes. What is less than one is done more than once: the last tile
-  // begins where it is whole, and where there are not as many rows, groups have but one, and again the last.
+  // A warp's tile is kRows rows of each group of lanes. Partial tiles overlap others: the last tile begins early enough
+  // to be whole. With too few rows for one tile, groups have one row each and repeat the last.
   const int below = rows < kRows * groups ? 0 : groups, tile = below == 0 ? groups : kRows * groups;
   const long long last = rows < tile ? 0 : rows - tile, row_stride = below * leading;
   const long long warp = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 2 : 3)
   };
 
   Some now[kRows][kLoads], next[kRows][kLoads];
-  // Squares of the shadow's rows, and of what they lost.
+  // Squares of the rows of x̂, and of their rounding errors.
   float sums[2 * kRows] = {};
   long long first = warp * tile;
   int from = 0;
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 2 : 3)
           sums[r] += a * a + b * b;
           sums[kRows + r] += of_a * of_a + of_b * of_b;
         }
-        // A lane's elements lie together in panels too.
+        // A lane's elements are contiguous in panels too.
         const long long to =
             panels ? tsm2::panel_offset(row + r * below, j, panels, tsm2::kPanelRows) : (row + r * below) * padded + j;
         simt::store_streaming(reinterpret_cast<unsigned*>(half_copy + to), pairs);

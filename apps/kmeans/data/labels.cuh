@@ -1,18 +1,18 @@
-// What is done with labels alone.
+// Label arrays: widen, replace and count.
 //
-// widen_labels    labels of a byte (n, in whole words), which iterations for few features keep, as the 32 bits that the
-//                 engine has: 4 of a word → 16 bytes a thread
-// change_labels   new labels (n) in the place of old ones, and how many differ
-// count_labels    how many rows have each label
+// widen_labels   8-bit labels (n, in whole words) of small-d iterations → the engine's 32-bit labels; 4 a word → 16
+//                bytes a thread
+// change_labels  replaces old labels by new ones (n), and counts how many differ
+// count_labels   counts the rows of each label
 //
-// Why it is fast: labels are read and written in whole lines, once. What is counted is added up by a block first: by
-// its threads, or in shared memory.
+// Why it is fast: labels are read and written once, in whole lines. A block adds up its counts first, over its threads
+// or in shared memory.
 #pragma once
 #include "kernels/device/simt.cuh"
 
 namespace kmeans {
 
-// Of up to 64 clusters; negative of none.
+// 8-bit label of up to 64 clusters; negative: none.
 using Label = signed char;
 
 __global__ void __launch_bounds__(256, 8) widen_labels(const Label* from, long long n, int* to) {
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(256, 8) widen_labels(const Label* from, long l
   }
 }
 
-// Adds to `changed` how many differ.
+// Adds the number of differences to `changed`.
 __global__ void __launch_bounds__(256, 8)
     change_labels(const int* from, long long n, int* to, unsigned long long* changed) {
   const long long together = (long long)gridDim.x * blockDim.x;
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(256, 8)
   if (simt::lane() == 0 && differ != 0) atomicAdd(changed, (unsigned long long)differ);
 }
 
-// Clusters that a block counts in shared memory.
+// Largest k for which a block counts in shared memory.
 constexpr int kMostCounted = 8192;
 
 // Adds to `counts` (k).

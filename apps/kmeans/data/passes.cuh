@@ -1,16 +1,16 @@
-// Passes over X that know no clusters but labels: moments of the columns, and distances. X is a block of rows × d
-// numbers, row-major; each kernel reads what it reads once and coalesced, and none uses atomics: the same bits on every
-// run.
+// Passes over X: moments of the columns, and distances. X is a row-major block of rows × d numbers.
 //
-// own_distances   ‖x − c‖² of each row and its own center
-// point_distances ‖x − p‖² of each row and each of up to 8 points: the candidates of a k-means++ step
-// column_moments  Σ(x − o), Σ(x − o)² and max |x − o| of each column, about an origin o, of some rows each
-// fold_moments    those parts put together
-// add_in_order    Σ x, or Σ (x − o)², of each column, to the bit as NumPy adds up
+// own_distances    ‖x − c‖² of each row and its own center
+// point_distances  ‖x − p‖² of each row and each of up to 8 points: the candidates of a k-means++ step
+// column_moments   partial Σ(x − o), Σ(x − o)² and max |x − o| of each column, about an origin o
+// fold_moments     reduction of these partial moments
+// add_in_order     Σ x, or Σ (x − o)², of each column, bit for bit as NumPy sums
 //
-// x is X's row less `mean`: zero, where X is centered already. own_distances and column_moments take X of any dtype,
-// which they widen to `Work`, the type that K-means works in; kVectors says whether they read up to 16 bytes at a time:
-// rows that begin at multiples of them, and are whole ones.
+// x is X's row less `mean`; the mean is zero if X is centered already. own_distances and column_moments read X of any
+// dtype and widen it to `Work`, the working type. kVectors selects loads of up to 16 bytes: rows are aligned to them
+// and whole vectors.
+//
+// Why it is fast: each kernel reads its input once, coalesced. None uses atomics: the same bits on every run.
 #pragma once
 #include "kernels/device/vector_load.cuh"
 
@@ -20,7 +20,7 @@
 template <typename T, bool kVectors>
 constexpr int kPassWide = kVectors ? (sizeof(T) == 8 ? 2 : 4) : 1;
 
-// Groups of 2^log2_lanes lanes share a row, as in `nearest`, and take some rows at a time, `together` apart.
+// Groups of 2^log2_lanes lanes share a row, as in `nearest`, and take several rows at a time, `together` apart.
 #define ROWS_TOGETHER 4
 
 template <typename T, typename Work, bool kVectors>
@@ -70,8 +70,8 @@ __global__ void __launch_bounds__(256, 2)
 
 #define POINTS 8
 
-// points (POINTS × d): the `count` that are wanted, and zeros; in double, as converting costs more than the arithmetic.
-// Out: one row of `stride` numbers a point. Groups of 2^log2_lanes lanes share a row.
+// points (POINTS × d): the first `count` are used, the others are zero. They are in double, because conversion costs
+// more than the arithmetic. Output: one row of `stride` numbers a point. Groups of 2^log2_lanes lanes share a row.
 template <typename T>
 __global__ void point_distances(const T* X, const T* mean, const double* points, int count, long long rows, int d,
                                 int log2_lanes, long long stride, T* distances) {
@@ -95,16 +95,15 @@ __global__ void point_distances(const T* X, const T* mean, const double* points,
   }
 }
 
-// Block (f, g): features from f·blockDim.x·kWide on, kWide a thread, and every (gridDim.y · blockDim.y)-th row from row
-// g·blockDim.y + threadIdx.y on. Each writes one row of partial results, (gridDim.y × d), for the caller to put
-// together. 256 threads.
+// Block (f, g) of 256 threads: features from f·blockDim.x·kWide on, kWide a thread. It takes every (gridDim.y ·
+// blockDim.y)-th row from row g·blockDim.y + threadIdx.y on. Each g writes one row of partial results, (gridDim.y × d).
 //
-// Why it is fast: the next rows are asked for before those that came are added up, and an element is converted to
-// double once, of which a multiprocessor makes 16 a clock: x − o is in `Work`, which is as exact as x itself is.
+// Why it is fast: it loads the next rows before it adds up the current ones. It converts each element to double once; a
+// multiprocessor makes 16 such conversions a clock. x − o is in `Work`, which is as exact as x itself.
 template <typename T, typename Work, bool kVectors>
 __global__ void __launch_bounds__(256, 3) column_moments(const T* X, const Work* origin, long long rows, int d,
                                                          double* sums, double* squares, double* largest) {
-  // Of few bytes an element, more rows at a time.
+  // Small elements: more rows at a time.
   constexpr int kWide = kPassWide<T, kVectors>, kTogether = sizeof(T) == 2 ? 6 : 4;
   using P = kmeans::Packed<T, kWide>;
   __shared__ double partial[3][256];
@@ -118,7 +117,7 @@ __global__ void __launch_bounds__(256, 3) column_moments(const T* X, const Work*
 #pragma unroll
     for (int i = 0; i < kWide; ++i) about[i] = origin[feature + i];
     P now[kTogether], next[kTogether];
-    // Past the end, the first again, which is then left out.
+    // Past the end, the first row again, which is not added.
     const auto read = [&](P(&value)[kTogether], long long first) {
 #pragma unroll
       for (int r = 0; r < kTogether; ++r) {
@@ -129,7 +128,7 @@ __global__ void __launch_bounds__(256, 3) column_moments(const T* X, const Work*
     read(now, row);
     while (row < rows) {
       const long long later = row + kTogether * step;
-      // Without a branch, which the compiler would put after what it does not depend on.
+      // No branch: the compiler would move it behind independent code.
       read(next, later < rows ? later : row);
 #pragma unroll
       for (int r = 0; r < kTogether; ++r) {
@@ -174,8 +173,8 @@ __global__ void __launch_bounds__(256, 3) column_moments(const T* X, const Work*
 #define FOLD_COLUMNS 32
 #define FOLD_ROWS 8
 
-// The `slices` parts of column_moments, planes of (slices × d) one behind the other: the sums to `totals` (2 × d), and
-// the largest, or what was there if it is larger, to `largest` (d).
+// Reduces the `slices` partial results of column_moments, consecutive planes of (slices × d). Writes the sums to
+// `totals` (2 × d). `largest` (d) keeps the larger of its old value and the new maximum.
 __global__ void __launch_bounds__(FOLD_COLUMNS* FOLD_ROWS)
     fold_moments(const double* parts, int slices, int d, double* totals, double* largest) {
   __shared__ double partial[FOLD_ROWS][3][FOLD_COLUMNS];
@@ -207,11 +206,10 @@ __global__ void __launch_bounds__(FOLD_COLUMNS* FOLD_ROWS)
 __device__ __forceinline__ float rounded_square(float x) { return __fmul_rn(x, x); }
 __device__ __forceinline__ double rounded_square(double x) { return __dmul_rn(x, x); }
 
-// The sums of columns in their own type, one row after the other: of x, or (kSquares) of (x − about)². A thread a
-// column.
+// Column sums in the input type, one row after the other: of x, or (kSquares) of (x − about)². One thread a column.
 //
-// Why it is fast: rows are on their way, kAhead of them, while those before are added up. NumPy reads what it adds up
-// once for a mean, and four times for a variance.
+// Why it is fast: kAhead rows are in flight while those before are added up. NumPy reads its input once for a mean and
+// four times for a variance.
 template <typename Work, bool kSquares>
 __global__ void __launch_bounds__(32)
     add_in_order(const Work* X, const Work* about, long long rows, int d, Work* sums) {

@@ -1,15 +1,15 @@
-// Lloyd beside cuBLAS products: the arg-min of scores, and sums of rows sorted by label. Both read what they read once
-// and coalesced, and neither uses atomics: the same bits on every run.
+// Lloyd step on cuBLAS products: arg-min of score rows, and sums of rows sorted by label. Each kernel reads its input
+// once, coalesced, without atomics: the same bits on every run.
 //
 // nearest       the arg-min of each row of scores
 //   scores (rows × k, row-major)   −2·x·c for every row x of X and every center c, from cuBLAS
-//   norms (k)                      ‖c‖², added here so that the scores are not read and written once more for it
+//   norms (k)                      ‖c‖², added here to save one read and write of the scores
 // segment_sums  the sum of the rows with each label; X is a block of rows × d numbers, row-major
 //
-// `nearest`: a power-of-two group of lanes shares a row, so 16 clusters take half a warp and 1000 take a whole one.
-// Where a product with the one-hot label matrix follows (small k), it leaves that matrix in the place of the scores.
-// `segment_sums` serves large k, where a one-hot product would double the arithmetic: the rows come sorted by label,
-// and a block of threads adds up one cluster's rows in their order.
+// Why it is fast: in `nearest`, a power-of-two group of lanes shares a row: 16 clusters take half a warp, 1000 a whole
+// one. For small k it overwrites the scores with the one-hot label matrix of the product that follows. `segment_sums`
+// serves large k, where a one-hot product would double the arithmetic. Rows come sorted by label, and a block adds up
+// one cluster's rows in order.
 #pragma once
 
 #define FULL_WARP 0xffffffffu
@@ -52,15 +52,15 @@ __global__ void nearest(T* scores, const T* norms, const T* weights, long long r
   }
 }
 
-// Block (j, f): cluster j, features 32·f … 32·f + 31; 32 × 8 threads. Thread (x, y) adds rows y, y + 8, … of the
-// cluster in feature x, in double; the eight partial sums are then added in the order of y.
+// Block (j, f) of 32 × 8 threads: cluster j, features 32·f … 32·f + 31. Thread (x, y) adds rows y, y + 8, … of the
+// cluster in feature x, in double. The eight partial sums are then added in the order of y.
 template <typename T>
 __global__ void segment_sums(const T* X, const T* weights, const long long* order, const long long* starts, int d,
                              double* sums, double* totals) {
   __shared__ double partial[8][33];
   const int cluster = blockIdx.x, feature = blockIdx.y * 32 + threadIdx.x;
   double sum = 0;
-  if (feature <= d) {  // one feature more than X has: the weights themselves
+  if (feature <= d) {  // column d of the output: the weights
     for (long long i = starts[cluster] + threadIdx.y; i < starts[cluster + 1]; i += 8) {
       const long long row = order[i];
       const double weight = weights ? (double)weights[row] : 1.0;

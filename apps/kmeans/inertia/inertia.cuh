@@ -1,25 +1,25 @@
-// The inertia: Σ w·‖x − c‖² over all samples, c being the center that a sample's label names.
+// Inertia: Σ w·‖x − c‖² over all samples, c being the center of a sample's label.
 //
 //   X (n × d, any dtype), mean (d), centers (k × d), labels (n), weights (n, or none)   →   total, one float64
 //
-// x is X's row less `mean`, rounded to `Work`, the type that K-means works in. Differences are in `Work` too, and so
-// are the sums of at most four squares; from there on all is in double. In float32 a square has two roundings from its
-// difference, up to four from its sum and one from its weight, all to nearest: the total is within 2⁻²¹ of it, and far
-// closer, as those of many rows cancel. The square of a difference beyond 10¹⁹ is infinite, as it is in scikit-learn.
+// x is X's row less `mean`, rounded to `Work`, the working type. Differences and sums of at most four squares are in
+// `Work`, all further sums in double. In float32, a square has two roundings from its difference, up to four from its
+// sum and one from its weight. All round to nearest, so the relative error of the total is at most 2⁻²¹. It is far
+// smaller in practice, since the errors of many rows cancel. A difference beyond 10¹⁹ has an infinite square, as in
+// scikit-learn.
 //
-//   a tile    kInertiaRows · 32 / lanes rows: a group of 2^log2_lanes lanes takes the same columns of kInertiaRows rows
-//   a slice   every `slices`-th tile, by one warp: a sum in double in each lane, added up over the lanes at the end
+// a tile   kInertiaRows · 32 / lanes rows: a group of 2^log2_lanes lanes takes the same columns of kInertiaRows rows
+// a slice  every `slices`-th tile, by one warp: a sum in double in each lane, added up over the lanes at the end
 //
-// Warps take slices in turn, and the last block to end adds up the slices' sums in their order. How many slices there
-// are depends on n and d alone: the same bits for any grid and on every GPU.
+// Warps take slices in turn. The last block to end adds up the slices' sums in order. The number of slices depends on n
+// and d alone: the same bits for any grid and on every GPU.
 //
-// Why it is fast: what a warp reads next it asks for before it adds up what it has: 64 bytes of X a lane, and the
-// labels of these rows, so that a multiprocessor's 20 warps have 40 KB on their way at any time. No lane needs what
-// another has before a slice ends. Centers lie in shared memory where that leaves the level-1 cache room (kShared). A
-// row of 128 float32 takes some 60 instructions of its warp, and a conversion to double for four squares, of which a
-// multiprocessor makes but 16 a clock. Where sums that are kept are compared with the rows (protect/freivalds.cuh), it
-// takes some 100, about as many as there is time for; what does not fit the registers of so many threads has fewer of
-// them.
+// Why it is fast: a warp loads the next step before it adds up the current one, 64 bytes of X a lane and the rows'
+// labels. So the 20 warps of a multiprocessor keep 40 KB in flight. Lanes do not communicate within a slice. Centers
+// are in shared memory if that leaves L1 enough room (kShared). A row of 128 float32 takes about 60 warp instructions,
+// and one conversion to double per four squares. A multiprocessor makes only 16 such conversions a clock. The Freivalds
+// check of the running sums (protect/freivalds.cuh) raises this to about 100, about as many as memory time allows.
+// Variants that exceed the registers of so many threads use fewer threads.
 #pragma once
 #include "apps/kmeans/protect/freivalds.cuh"
 #include "kernels/device/vector_load.cuh"
@@ -28,7 +28,7 @@ namespace kmeans {
 
 constexpr int kInertiaThreads = 640, kInertiaRows = 4;
 
-// What a lane reads of one step: a vector of each of its rows, and what goes with these rows.
+// Data of one step of a lane: a vector of each of its rows, and the label and weight of these rows.
 template <typename T, typename Work, bool kVectors, bool kWeighted>
 struct InertiaStep {
   static constexpr int kWide = kVectors ? 16 / (int)sizeof(T) : 1;
@@ -36,7 +36,7 @@ struct InertiaStep {
   int label[kInertiaRows];
   Work weight[kInertiaRows];
 
-  // Of rows `row`, `row` + groups, …, from `column` on: past the end of either, of one that is there.
+  // Reads rows `row`, `row` + groups, …, from `column` on. Past the end of rows or columns it reads valid ones.
   __device__ __forceinline__ void read(const T* X, const int* labels, const Work* weights, long long n, int d,
                                        long long row, int groups, int column) {
     row = row < n ? row : n - 1;
@@ -51,14 +51,14 @@ struct InertiaStep {
     }
   }
 
-  // Returns Σ w·(x − mean − c)² of the rows before `n`, and adds them to a difference from sums that are kept.
+  // Returns Σ w·(x − mean − c)² of the rows before `n`, and adds the rows to the difference of the Freivalds check.
   template <typename Difference>
   __device__ __forceinline__ double sum(const Work* mean, const Work* centers, long long n, int d, long long row,
                                         int groups, int column, Difference& difference) const {
     constexpr int kVector = kWide < 4 ? kWide : 4;
     double found = 0;
     if (column >= d) return found;
-    // No branch parts products from what is multiplied, for each to be one instruction.
+    // No branch separates a product from its operands, so that each stays one instruction.
     int weight_of_row[kInertiaRows];
 #pragma unroll
     for (int r = 0; r < kInertiaRows; ++r) {
@@ -99,7 +99,7 @@ struct InertiaStep {
   }
 };
 
-// One block a multiprocessor, or fewer. `arrived` is zero, and is left so. `kept` is a RunningSums, or nothing.
+// At most one block a multiprocessor. `arrived` is zero before and after. `kept` is a RunningSums, or empty.
 template <typename T, typename Work, bool kVectors, bool kShared, bool kWeighted, int kThreads = kInertiaThreads,
           typename... Kept>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   difference.tell();
   if (!simt::last_to_arrive(arrived, gridDim.x)) return;
-  // Of all slices as kInertiaThreads threads add them up, whatever kThreads is.
+  // Adds up all slices in the order of kInertiaThreads threads, whatever kThreads is.
   constexpr int kParts = kInertiaThreads / 32;
   __shared__ double of_parts[kParts];
   const auto sum_of_part = [&](int first) {

@@ -1,28 +1,27 @@
-// The square distances of rows to a few points: Σ (x − p)², by groups of lanes that share a row.
+// Squared distances of rows to a few points, Σ (x − p)², by groups of lanes that share a row.
 //
 //   x (kRows rows of d elements)      read once, in place
 //   points (kPoints × width)          in shared memory, or wherever
 //   at[r][h]                          ‖x_r − p‖² of point p = first_point() + h, in each of a row's kLanes lanes
 //
-// Sums of squares of differences, so never below zero, in T; those of long rows 1024 columns at a time, and then in
-// double. The order of the additions does not depend on the number of points or rows: the same bits wherever it is
+// Distances are sums of squared differences in T, so never negative. Large d: T sums 1024 columns at a time, double
+// sums these. The order of additions does not depend on the number of points or rows: the same bits wherever they are
 // computed.
 //
-// Why it is fast: a point that is read serves kRows rows; and the sums are added up over the lanes so that each lane
-// ends with those of a point of its own, where kPoints sums in every lane would take three times the shuffles.
+// Why it is fast: a load of a point serves kRows rows. The reduction over lanes leaves each lane with the sums of its
+// own points; kPoints sums in every lane would take three times the shuffles.
 #pragma once
 #include "kernels/ptx/memory.cuh"
 #include "kernels/device/simt.cuh"
 
 namespace kmeans {
 
-// Vectors of each row that a lane has on their way at a time, and how many later ones it asks the level-2 cache to read
-// (0: none).
+// Vectors of each row that a lane has in flight at a time; later vectors that it prefetches to L2 (0: none).
 constexpr int kTogether = 1, kAhead = 4;
-// Rows that a whole warp shares are long; their sums of squares are in T for so many columns at a time.
+// A whole warp shares a row of large d. T accumulates squares over an interval of this many columns.
 constexpr int kInterval = 1024;
 
-// The type that square distances are added up in.
+// The accumulation type of squared distances.
 template <typename T, bool kLong>
 struct Total {
   using type = T;
@@ -32,15 +31,14 @@ struct Total<T, true> {
   using type = double;
 };
 
-// Every lane adds up the squares of its columns; then each lane has the sums of kHeld points of its own, from
-// `first_point` on.
+// Every lane adds up the squares of its columns; then each lane has the sums of kHeld points, from `first_point` on.
 template <typename T, int kPoints, int kRows, int kLanes, bool kAligned>
 class Distances {
  public:
   static constexpr bool kLong = kLanes == 32;
   static constexpr int kOfRow = kLanes;  // lanes that share a row
   static constexpr int kWide = kAligned ? 16 / (int)sizeof(T) : 1;
-  // The lanes that end with different points: a power of two.
+  // Lanes that end with different points: a power of two.
   static constexpr int taking() {
     int lanes = 1;
     while (lanes < kLanes && lanes < kPoints) lanes *= 2;
@@ -53,8 +51,8 @@ class Distances {
   static __device__ __forceinline__ int member() { return simt::lane() & (kLanes - 1); }
   static __device__ __forceinline__ int first_point() { return member() / kAlike * kHeld; }
 
-  // Adds columns begin … end − 1, of which `points` has what is from `begin` on, each point's `width` numbers after the
-  // last. Each row's successor, `below` elements after it, is read next; none if 0.
+  // Adds columns begin … end − 1. `points` starts at column `begin`; points are `width` elements apart. Prefetches each
+  // row's successor, `below` elements further on; none if 0.
   __device__ __forceinline__ void add(const T* const (&x)[kRows], const T* points, int width, int begin, int end, int d,
                                       long long below) {
     for (int part = begin; part < end; part += kInterval) {
@@ -109,8 +107,8 @@ class Distances {
  private:
   static constexpr int kPadded = kHeld * taking(), kStep = kWide * kLanes;
 
-  // Adds up over the lanes of a row, in an order that does not depend on the points: while a lane has several left it
-  // gives one half of them away.
+  // Reduces over the lanes of a row, in an order that does not depend on the points. A lane with several sums gives one
+  // half of them away.
   template <int kBits>
   static __device__ __forceinline__ void share(T (&sums)[kPadded]) {
     if constexpr (kBits >= kAlike) {

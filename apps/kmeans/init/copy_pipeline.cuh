@@ -1,19 +1,17 @@
-// What a warp reads of X's copy in a step of k-means++ (plusplus_pruned.cuh), on its way to shared memory.
+// Multistage pipeline of half-precision rows to shared memory, for a step of pruned k-means++ (plusplus_pruned.cuh).
 //
-//   a unit, 16 rows of the copy       columns 0 … 7   8 … 15   16 … 23   24 … 31    a lane (g, t) = (lane / 4, lane %
-//                                     4) copies
-//   and 32 columns                        t=0          t=1       t=2       t=3      8 columns of rows g and g + 8 to
-//                                         shared
-//     rows g                              ███          ███       ███       ███      memory: a product takes the first four for
-//     rows g + 8                          ███          ███       ███       ███      columns 2·t, 2·t + 1, 2·t + 8, 2·t + 9, the
-//                                                                                   next one the others; candidates
-//                                                                                   alike
+//   a unit, 16 rows and 32 columns of the half copy
 //
-// Four units are copied at a time: side by side where rows lie one after the other, or below one another in panels.
+//                 columns 0 … 7   8 … 15   16 … 23   24 … 31    a lane (g, t) = (lane / 4, lane % 4) copies 8 columns
+//                     t=0          t=1       t=2       t=3      of rows g and g + 8 to shared memory. An mma takes the
+//     rows g          ███          ███       ███       ███      first four for columns 2·t, 2·t + 1, 2·t + 8, 2·t + 9,
+//     rows g + 8      ███          ███       ███       ███      the next mma the others; candidates alike
 //
-// Why it is fast: 4 KB lie together in global memory, and are asked for line by line. Where each lane copied what it
-// reads, of panels 16 bytes of four lines at a time, a step took 1.7 times as long. What is read together lies in all
-// banks.
+// A copy takes four units: four times 32 columns for a row-major layout, four times 16 rows for panels.
+//
+// Why it is fast: 4 KB are contiguous in global memory, and are copied line by line. If each lane copied what it reads
+// (for panels 16 bytes of four lines at a time), a step took 1.7 times as long. Elements that are read together are in
+// different banks.
 #pragma once
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/types.cuh"
@@ -22,8 +20,8 @@
 
 namespace kmeans {
 
-// X's copy. `error` is 2 ρ + γ and what the roundings here may come to; `of_distance` is 1 and what a computed distance
-// may be below the true one.
+// The half copy. `error` is 2 ρ + γ plus the roundings of this kernel. `of_distance` is 1 plus the relative error by
+// which a computed distance may be too small.
 struct Copy {
   const ptx::Half* rows;
   const float* norms;
@@ -37,7 +35,7 @@ struct Copy {
   }
 };
 
-// The chunks of rows that a warp has in turn: neighbours go to different blocks, and the last few to all of them.
+// The chunks of rows of a warp, in turn. Adjacent chunks go to different blocks, and the last few to all blocks.
 struct Chunks {
   long long rows;
   int size, number;
@@ -54,19 +52,19 @@ struct Chunks {
   }
 };
 
-// A warp's tiles, four units at a time; and with a tile's last columns the norm, D² and weight of its rows.
+// The tiles of a warp, four units at a time. The last columns of a tile come with the norm, D² and weight of its rows.
 template <typename T, bool kPanels, bool kWeighted, int kStages>
 class PrunedPipeline {
  public:
-  static constexpr int kUnits = 4, kHeight = kPanels ? kUnits : 1;  // units, and those below one another
+  static constexpr int kUnits = 4, kHeight = kPanels ? kUnits : 1;  // units of a copy, and those below one another
   static constexpr int kTile = 16 * kHeight, kColumns = 32 * kUnits / kHeight;
   static constexpr int kOfRows = kTile * kColumns * (int)sizeof(ptx::Half), kOfNorms = kTile * (int)sizeof(float);
   static constexpr int kOfNear = kTile * (int)sizeof(T), kStage = kOfRows + kOfNorms + (kWeighted ? 2 : 1) * kOfNear;
-  static constexpr int kBytes = kStages * kStage;  // of a warp
+  static constexpr int kBytes = kStages * kStage;  // per warp
 
   __device__ PrunedPipeline(void* shared) : own_(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * kBytes) {}
 
-  // Begins with the first tiles of a warp's chunks.
+  // Starts with the first tiles of a warp's chunks.
   __device__ __forceinline__ void start(const Chunks& chunks, const Copy& copy, const T* closest, const T* weights) {
     row_ = column_ = asked_ = 0;
     now_ = kBytes - kStage;
@@ -76,7 +74,7 @@ class PrunedPipeline {
     for (int stage = 0; stage + 1 < kStages; ++stage) ask(chunks, copy, closest, weights);
   }
 
-  // Asks for the next columns, rows or chunk; nothing past the last.
+  // Starts to copy the next columns, rows or chunk; nothing past the last.
   __device__ __forceinline__ void ask(const Chunks& chunks, const Copy& copy, const T* closest, const T* weights) {
     if (count_ > 0) {
       const long long begin = chunks.begin(chunk_);
@@ -85,7 +83,7 @@ class PrunedPipeline {
 #pragma unroll
       for (int i = 0; i < kOfRows / 512; ++i) {
         if constexpr (kPanels) {
-          // Two panels' part of a tile as they lie; of panels there are whole tiles. The place is that of `unit`.
+          // Two panels' part of a tile, contiguous; panels hold whole tiles. The destination is that of `unit`.
           const int panel = i / 4;
           if (column_ + 16 * panel < copy.padded) {
             const int place = 16 * (32 * i + (lane ^ 2 * (2 * panel + lane / 8 % 2)));
@@ -120,7 +118,7 @@ class PrunedPipeline {
     asked_ = asked_ == kBytes - kStage ? 0 : asked_ + kStage;
   }
 
-  // Waits for what was asked for kStages − 1 times ago; what came before has been read by all lanes.
+  // Waits for the copy of kStages − 1 calls ago; all lanes have read the previous tile.
   __device__ __forceinline__ void wait() {
     ptx::cp_async_wait<kStages - 2>();
     simt::sync_warp();
@@ -136,9 +134,8 @@ class PrunedPipeline {
   __device__ __forceinline__ T weight(int row) const { return kWeighted ? of_rows<T>(kOfNorms + kOfNear)[row] : T(1); }
 
  private:
-  // Where this lane's part of a unit is. Lanes of four copy rows, or eight slots of 16 bytes, side by side, and eight
-  // lanes read of two rows: which these are changes places with others by the row, or by the column, for them to lie in
-  // all banks.
+  // Swizzled offset of this lane's part of a unit. Units are stored as four adjacent half-copy rows, or as eight slots
+  // of 16 bytes. Eight lanes read from two rows at a time; XOR with the row or column spreads them over all banks.
   static __device__ __forceinline__ int unit(int u, int half) {
     const int g = simt::lane() / 4, t = simt::lane() % 4;
     if (kPanels) return 2048 * (t / 2) + 256 * (2 * u + half) + 128 * (t % 2) + 16 * (g ^ 2 * t);
@@ -150,7 +147,7 @@ class PrunedPipeline {
   }
 
   unsigned char* own_;
-  long long chunk_;  // of which rows are asked for, `count_` in all, from `row_` on, and columns from `column_`
+  long long chunk_;  // the chunk in flight: its `count_` rows from `row_` on, and columns from `column_`
   int count_, row_, column_, asked_, now_;
 };
 

@@ -1,25 +1,31 @@
-// A step of greedy k-means++: which candidate lowers the potential Σ w·D² most, and the candidates of the step after.
+// Greedy k-means++ step: selects the candidate with the lowest potential Σ w·D², and samples the next candidates.
 //
 //   X (n × d, row-major)     the samples, centered or not: distances are the same
-//   closest (n)              D²: the square distance to the nearest center of the steps before the last
+//   closest (n)              D²: the squared distance to the nearest center of the steps before the last
 //   sums (kTrials × chunks)  Σ w·D² of each chunk of samples, were a candidate a center
 //
-// evaluate_candidates reads X once: of each row the distances to the last step's center, which goes into `closest`, and
-// to all candidates. sample_candidates adds up the sums, keeps the best candidate, and finds by bisection of the
-// running sum, a chunk and then a sample in it, where each uniform random number falls. Its rows are the chunk's alone:
-// their distances to the new center are computed again rather than kept for every candidate and sample.
+// evaluate_candidates reads X once. It computes each row's distances to all candidates and to the last step's center,
+// which updates `closest`. sample_candidates adds up the sums and keeps the best candidate. For each uniform random
+// number, it bisects the running sum for a chunk, then for a sample in it. It recomputes the distances of the chunk's
+// rows to the new center; to keep them for every candidate and sample would cost more.
 //
 //   a warp:   kLanes lanes a row, 32 / kLanes rows side by side, kRows of them below one another
-//   a chunk:  of one warp, as many rows in turn as n alone decides; so the sums have the same bits for any grid
+//   a chunk:  consecutive rows of one warp; n alone sets their number, so the sums have the same bits for any grid
 //
 // Sums over samples are in double; distances are those of candidate_distances.cuh, the same bits at every step.
 //
-// Why it is fast: it is bound by the read of X. A row of 128 float32 with 6 candidates, of 8 lanes, takes 2 · 7 · 128 =
-// 1792 lane-instructions for differences and squares; 56 to load points from shared memory (each load serves 4 rows),
-// 32 to load X and 32 to have what comes next read into the level-2 cache; 8 · 28 to add up the 7 distances; and about
-// 160 for `closest`, sums and addresses: 2300, 0.8 ms for 10M rows were all issue slots of an H200 filled, beside the
-// 1.11 ms of the 512 + 4 bytes (4 more where D² changes). Writing the distances to all candidates, in place of those to
-// the last center once more, would take 2050 and 540 bytes, and six numbers a sample to hold.
+// Why it is fast: the read of X bounds it. A row of 128 float32 with 6 candidates, shared by 8 lanes, takes 2300 lane
+// instructions:
+//
+//   differences and squares, 2 · 7 · 128                                  1792
+//   loads of points from shared memory (each load serves 4 rows)            56
+//   loads of X, and prefetches of the next rows to L2                  32 + 32
+//   reduction of the 7 distances, 8 · 28                                   224
+//   `closest`, sums and addresses                                    about 160
+//
+// For 10M rows this is 0.8 ms if all issue slots of an H200 are filled. To read 512 + 4 bytes a row takes 1.11 ms (4
+// bytes more where D² changes). The alternative is to write the distances to all candidates. It saves those to the last
+// center, but takes 2050 instructions, 540 bytes and six stored numbers a row.
 #pragma once
 #include "apps/kmeans/init/candidate_distances.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
@@ -27,12 +33,12 @@
 namespace kmeans {
 
 constexpr int kTryThreads = 256, kTryBlocks = 2, kDrawThreads = 512;
-// Rows that a lane takes below one another, so that their sums fit the registers.
+// Rows of a lane below one another, limited by registers for their sums.
 template <typename T, int kPoints>
 constexpr int kTryRows = (kPoints <= 8 ? 4 : 2) * (int)sizeof(float) / (int)sizeof(T);
 
-// The distances of kRows rows of each group of lanes become D² of their nearest center and what each candidate leaves
-// of their chunk's sum. `place` gives row r's place in `closest`, negative if it is none.
+// Updates D² of kRows rows of each group of lanes, and adds each candidate's potential to the chunk's sums. `place`
+// returns row r's position in `closest`, negative if it has none.
 template <typename Found, typename T, int kRows, typename Place>
 __device__ __forceinline__ void settle(const Found& found, T (&near)[kRows], const T (&weight)[kRows], Place place,
                                        T* closest, double (&totals)[Found::kHeld]) {
@@ -53,7 +59,7 @@ __device__ __forceinline__ void settle(const Found& found, T (&near)[kRows], con
   }
 }
 
-// Writes what a warp has added up of a chunk, and `alike` for every candidate, to each candidate's sum, `chunks` apart.
+// Writes a warp's sums over a chunk plus `alike`, which all candidates share, to each candidate's sums, `chunks` apart.
 template <typename Found>
 __device__ __forceinline__ void hand_in(double (&totals)[Found::kHeld], double alike, int trials, double* sums,
                                         int chunks) {
@@ -67,8 +73,8 @@ __device__ __forceinline__ void hand_in(double (&totals)[Found::kHeld], double a
   }
 }
 
-// Columns from `begin` on of some rows of X, `window` of each, and zeros past the last; by all threads, so that all
-// loads are on their way together.
+// Loads `window` columns from `begin` on of some rows of X, zeros past the last; by all threads, so that all loads are
+// in flight together.
 template <int kPoints, typename T>
 __device__ __forceinline__ void fetch_points(const T* X, const long long* samples, int d, int begin, int window,
                                              T* points) {
@@ -79,8 +85,9 @@ __device__ __forceinline__ void fetch_points(const T* X, const long long* sample
   }
 }
 
-// Warps take chunks of `chunk` rows (whole tiles) in turn. `last` is the center of the step before. Shared memory has
-// `window` columns of the points: all, or a multiple of kInterval, and then the block's warps go through them together.
+// Warps take chunks of `chunk` rows (whole tiles) in turn. `last` is the center of the step before. Shared memory holds
+// `window` columns of the points. Either these are all columns, or a multiple of kInterval through which the block's
+// warps go together.
 template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted>
 __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
     evaluate_candidates(const T* X, long long n, int d, const T* weights, const long long* last,
@@ -100,7 +107,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
   };
   const bool whole = d <= window;
   if (whole) fetch(0);
-  // Neighbouring chunks go to different blocks, and the last few to all of them.
+  // Adjacent chunks go to different blocks, and the last few to all blocks.
   for (long long turn = blockIdx.x; turn < chunks; turn += (long long)warps * gridDim.x) {
     const long long mine = turn + (long long)warp * gridDim.x;
     if (whole && mine >= chunks) break;
@@ -112,7 +119,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
       T near[kRows], weight[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        // Every lane takes part in the shuffles: past the end, in those of the last row.
+        // Every lane takes part in the shuffles; past the end, with the last row.
         const int here = at + r * kGroups + lane / kLanes;
         const long long row = here < count ? begin + here : n - 1;
         x[r] = X + row * d;
@@ -123,7 +130,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
       Found found;
       for (int from = 0; from < d; from += window) {
         if (Found::kLong && !whole) {
-          __syncthreads();  // the last columns are done
+          __syncthreads();  // earlier columns are done
           fetch(from);
         }
         found.add(x, points, window, from, from + window < d ? from + window : d, d, full ? (long long)kTile * d : 0);
@@ -139,7 +146,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
   }
 }
 
-// The running sum over the block's threads, and what is before this one's.
+// Inclusive running sum over the block's threads; `before` is the sum before this thread.
 __device__ __forceinline__ double running_sum(double value, double* of_warps, double& before, double& all) {
   const int lane = simt::lane(), warp = threadIdx.x / 32, warps = blockDim.x / 32;
 #pragma unroll
@@ -161,7 +168,7 @@ __device__ __forceinline__ double running_sum(double value, double* of_warps, do
   return base + value;
 }
 
-// Block t makes draw t of the next step; all of them find the best candidate of this one. Without draws, one block.
+// Block t makes draw t of the next step; every block finds the best candidate of this one. Without draws, one block.
 template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted>
 __global__ void __launch_bounds__(kDrawThreads, 1)
     sample_candidates(const T* X, long long n, int d, const T* weights, const T* closest, int chunk, int chunks,
@@ -197,7 +204,7 @@ __global__ void __launch_bounds__(kDrawThreads, 1)
   if (blockIdx.x == 0 && thread == 0) *chosen = center;
   if (draws == nullptr) return;
 
-  // Which chunk: the first that brings the running sum up to the target.
+  // The chunk: the first whose running sum reaches the target.
   const double* of_best = sums + (long long)best * chunks;
   const int run = (chunks + kDrawThreads - 1) / kDrawThreads, begin = thread * run;
   const int end = begin + run < chunks ? begin + run : chunks;
@@ -227,7 +234,8 @@ __global__ void __launch_bounds__(kDrawThreads, 1)
   }
   __syncthreads();
 
-  // Which sample of it. Rounded otherwise, its sum may just miss the target: then the last that can be drawn.
+  // The sample within the chunk. Its sum rounds differently and may just miss the target: then the last sample with a
+  // positive weight.
   using Found = Distances<T, 1, (kLanes > 1 ? 2 : 1), kLanes, kAligned>;
   constexpr int kRows = kLanes > 1 ? 2 : 1, kGroups = kDrawThreads / kLanes;
   const long long first = (long long)place * chunk;

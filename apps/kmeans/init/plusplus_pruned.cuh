@@ -1,23 +1,22 @@
-// A step of greedy k-means++ (plusplus.cuh) that need not read X: of most rows, X's copy in float16 tells that no
-// candidate is nearer than the nearest center is.
+// Pruned greedy k-means++ step (plusplus.cuh): the half-precision copy of X rules out all candidates for most rows,
+// whose X is not read.
 //
-//   copy (n × padded, float16, row by row or in panels), norms (n)    data/half_copy.cuh: x̂ and what bounds ‖x̂‖ and
-//                                                                     ρ⁻¹ ‖x·s − x̂‖
-//   closest (n)                                                      D², as plusplus.cuh has it
+//   copy (n × padded, float16, row-major or in panels), norms (n)    data/half_copy.cuh: x̂, and a bound of ‖x̂‖ and of
+//                                                                    ρ⁻¹ ‖x·s − x̂‖
+//   closest (n)                                                      D², as in plusplus.cuh
 //
-// With N the norms of a row and of a candidate, q = ‖x̂‖² and q_c = ‖ĉ‖² as computed, and a the product of both rows,
-// all of them by tensor cores that are off by γ of the product of the norms,
+// N and N_c are the norms of a row and of a candidate, q = ‖x̂‖² and q_c = ‖ĉ‖² as computed, and a their inner product.
+// Tensor cores compute all of these, with an error of γ times the product of the norms:
 //
 //   (s D(x, c))² ≥ (‖x̂ − ĉ‖ − ρ (N + N_c))² ≥ q + q_c − 2 a − (2 ρ + γ) (N + N_c)²
 //
-// A row for which that is no less than s² D² for any candidate adds w·D² to the sums of all. The others wait in the
-// warp's queue and are compared with all candidates as in plusplus.cuh, from X: `closest` has the same bits as if all
-// had been, and so has what each row adds to the sums.
+// If this is at least s² D² for all candidates, the row adds w·D² to the sums of all. Other rows wait in the warp's
+// queue and are compared with all candidates as in plusplus.cuh, from X. So `closest` and each row's contribution to
+// the sums have the same bits as without pruning.
 //
-// Why it is fast: when s centers have been drawn, a candidate is nearer to about 1 / (s + 1) of the rows, so that 7
-// points of the 64 of k = 64 leave half of X unread at the seventh and nine tenths at the last. The copy is half of
-// float32's bytes, a quarter of float64's. Rows that wait are on their way to the level-2 cache meanwhile, and a warp's
-// next tiles to shared memory.
+// Why it is fast: after s centers, a candidate is nearer to about 1 / (s + 1) of the rows. At k = 64 with 7 points,
+// half of X stays unread at the seventh step and nine tenths at the last. The half copy has half the bytes of float32,
+// a quarter of float64. Queued rows are prefetched to L2, and a warp's next tiles are in flight to shared memory.
 #pragma once
 #include "kernels/device/warp_queue.cuh"
 #include "apps/kmeans/init/plusplus.cuh"
@@ -29,7 +28,7 @@
 
 namespace kmeans {
 
-// Square distances below it may be off by more than of_distance tells.
+// Smaller squared distances may have a larger error than of_distance covers.
 template <typename T>
 constexpr T kLeastExact = 0x1p-100f;
 template <>
@@ -43,25 +42,25 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   constexpr int kPoints = kTrials + 1, kBlocks = (kPoints + 7) / 8, kGroups = 32 / kLanes;
-  // Of long rows fewer than where all are read, for the registers.
+  // For large d, fewer rows at a time than plusplus.cuh, to save registers.
   constexpr int kMost = kTryRows<T, kPoints>, kRows = kMost > 1 && kLanes == 32 ? kMost / 2 : kMost;
   using Pipeline = PrunedPipeline<T, kPanels, kWeighted, kStages>;
   constexpr int kTile = Pipeline::kTile, kHeight = Pipeline::kHeight, kWarps = kTryThreads / 32;
   using Found = Distances<T, kPoints, kRows, kLanes, kAligned>;
   using Waiting = Queue<int, kTile>;
-  // The points as X has them, and as the copy has them: of 32 columns and eight points, 16 bytes a lane.
+  // The points from X, and from the half copy in blocks of 32 columns and eight points, 16 bytes a lane.
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   T* points = reinterpret_cast<T*>(shared);
   const int lane = simt::lane(), g = lane / 4, t = lane % 4;
   shared += (kPoints * window * (int)sizeof(T) + 15) / 16 * 16;
   uint4* words = reinterpret_cast<uint4*>(shared);
   const int parts = (copy.padded + 31) / 32;
-  // Where a lane's eight columns of 32 are, of eight points: lane 4·g + t has the t'th of point g.
+  // Index of a lane's eight columns of 32, of eight points: lane 4·g + t has the t-th part of point g.
   const auto word = [](int part, int block, int lane) { return (part * kBlocks + block) * 32 + lane; };
   shared += parts * kBlocks * 512;
   Pipeline pipeline(shared);
   Waiting waiting(shared + kWarps * Pipeline::kBytes);
-  // ‖ĉ‖² of each; of what is no point infinite.
+  // ‖ĉ‖² of each point; infinite past the last.
   __shared__ float squares[8 * kBlocks];
   __shared__ long long samples[kPoints];
   if (threadIdx.x < kPoints) samples[threadIdx.x] = threadIdx.x == 0 ? *last : candidates[threadIdx.x - 1];
@@ -82,8 +81,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
     const float norm = copy.norms[samples[p]];
     most = norm <= most ? most : norm;
   }
-  // What a row loses that is next to zero beside the others is more than its norm tells, which may be zero
-  // (data/half_copy.cuh).
+  // Covers subnormal rounding errors of a row, which its norm does not include: it may be zero (data/half_copy.cuh).
   most += 1e-15f;
   __syncthreads();
   for (int p = threadIdx.x / 32; p < kPoints; p += kWarps) {
@@ -120,8 +118,8 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
 #pragma unroll
             for (int s = 0; s < 2; ++s) ptx::mma_m16n8k16_f16(products[r][j], a[s], b[s]);
           }
-          // Eight rows are a matrix's rows and another's columns in the same registers: squares are on the diagonals of
-          // the products of either eight, of which each leaves nothing where the other's are.
+          // The same registers serve as eight rows of one operand and eight columns of the other, so squared norms are
+          // on the diagonal. Each of the two products leaves zeros where the other has its squares.
 #pragma unroll
           for (int s = 0; s < 2; ++s) {
             const unsigned lower[4] = {a[s][0], 0, a[s][2], 0}, upper[4] = {0, a[s][1], 0, a[s][3]};
@@ -144,7 +142,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
           const float norm_sum = pipeline.norm(row) + most;
           const float scaled = (float)(near[half] * (T)copy.scale * (T)copy.scale);
           const float beyond = square - copy.error * norm_sum * norm_sum - scaled * copy.of_distance;
-          // Squares next to zero are not as exact as others; zero itself no candidate can lower.
+          // Squared distances near zero are less exact; no candidate can lower zero itself.
           bool any = near[half] > 0 && near[half] < kLeastExact<T>;
 #pragma unroll
           for (int j = 0; j < kBlocks; ++j)
@@ -154,7 +152,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
             }
           nearer[half] = __ballot_sync(simt::every_lane, any & (at + row < count)) >> 4 * g & 15;
         }
-        // Two lanes of four have a row each.
+        // Two of a row pair's four lanes handle a row each.
         const int first = at + 16 * r + g, row = first + 8 * (t % 2);
         const bool has = t < 2 && row < count, waits = has && (t ? nearer[1] : nearer[0]) != 0;
         if (has && !waits) alike += (double)(t ? weight[1] : weight[0]) * (double)(t ? near[1] : near[0]);

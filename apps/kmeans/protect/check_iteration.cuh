@@ -1,32 +1,33 @@
-// Check of an iteration's results, after `update_centers` (update/centers.cuh) and before the next iteration.
+// ABFT check of an iteration's results, after `update_centers` (update/centers.cuh) and before the next iteration.
 //
-//   sums (k × (d + 1))   integers, add up over the clusters to what they did before, the last to the samples' weight;
-//   next (k × d)         are the means of the sums, or the old centers of clusters without samples;
-//   centers (k × d)      are what the check before found right as `next`, by a hash of each column;
-//   labels (n)           of rows first, first + stride, … name a center than which none is nearer, in float64 of X.
+// sums (k × (d + 1))  fixed-point: their totals over the clusters stay constant, the last one the samples' weight
+// next (k × d)        are the means of the sums, or the old centers of clusters without samples
+// centers (k × d)     are what the previous check accepted as `next`, by a hash of each column
+// labels (n)          of rows first, first + stride, …: no center is nearer than the label's, in float64 from X
 //
-// Sums are integers modulo 2⁶⁴, so the first check is exact: a wrong addition changes the total of a column, whatever
-// came after it. The first iteration from no labels gives the totals.
-// A fault sets `stopped`: `update_centers` of later launches does nothing, and the centers of the iteration remain.
-// (With bounds, labels and sums may have gone on; they are recomputed.) The host learns of it with the outcome.
+// Sums are integers modulo 2⁶⁴, so the first check is exact: a wrong addition changes the total of a column for good.
+// The first iteration from no labels gives the totals. A fault sets `stopped`: `update_centers` of later launches does
+// nothing, and the iteration's centers remain. (With bounds, labels and sums may have gone on; they are recomputed.)
+// The outcome tells the host.
 //
-// Why it is fast: it reads the k · (d + 1) sums and few rows, no block waits for another, and a correct iteration writes
-// nothing. A block has some columns of all sums, or a group of rows and a part of the centers. A thread adds up four
-// rows by eight centers, 32 sums of 13 loads, in float32 unless X is float64; rescore.cuh decides the uncertified rest.
+// Why it is fast: it reads the k · (d + 1) sums and few rows, no block waits for another, and a correct iteration
+// writes nothing. A block has some columns of all sums, or a group of rows and a part of the centers. A thread computes
+// four rows by eight centers: 32 sums of 13 loads, in float32 unless X is float64. A warp rescores uncertified rows as
+// rescore.cuh does.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "kernels/device/vector_load.cuh"
 
 namespace kmeans {
 
-// What is wrong, as bits; bit i is told in seen[i].
+// Fault bits; bit i is reported in seen[i].
 constexpr unsigned kWrongSums = 1, kWrongCenters = 2, kWrongLabels = 4, kChangedCenters = 8;
 constexpr int kFaults = 4;
 constexpr int kCheckThreads = 128;
-// Columns of sums that a block has; rows and centers that a thread has at a time.
+// Columns of sums of a block; rows and centers of a thread at a time.
 constexpr int kCheckColumns = 16, kCheckRows = 4, kCheckCenters = 8, kPairs = kCheckRows * kCheckCenters;
 
-// The labels that are checked, and how: 2^log2_threads threads (4 to all) share a row, and blocks have `each` centers.
+// The checked labels. 2^log2_threads threads (4 to all) share a row; a block compares with `each` centers.
 template <typename Label>
 struct Checked {
   const Label* labels;
@@ -34,9 +35,8 @@ struct Checked {
   int k, log2_threads, each;
 };
 
-// One element's share of the hash of its column: Σ h(bits) · (2 · cluster + 1) · kHashFactor modulo 2⁶⁴, where h is one
-// to one. Its factor is odd, so that one element that changed changes the hash for certain, as do two of float32 that
-// were exchanged.
+// One element's share of the hash of its column: Σ h(bits) · (2 · cluster + 1) · kHashFactor modulo 2⁶⁴, h one to one.
+// The factor is odd, so one changed element always changes the hash. So does an exchange of two float32 elements.
 constexpr unsigned long long kHashFactor = 0x9E3779B97F4A7C15ULL;
 __device__ __forceinline__ unsigned long long hash_word(float center, unsigned long long odd) {
   return (unsigned long long)__float_as_uint(center) * odd;
@@ -46,14 +46,14 @@ __device__ __forceinline__ unsigned long long hash_word(double center, unsigned 
   return (bits ^ bits >> 32) * odd;
 }
 
-// The hashes of the centers' columns (d): of those of an iteration, and of the next ones, which are written.
+// Hashes of the center columns (d): of this iteration's centers, and of the next ones, which are written.
 struct Hashes {
   const unsigned long long* of_centers;
   unsigned long long* of_next;
 };
 
-// What is wrong of a block's columns of the sums, and of the centers. `totals` (d + 1) are what the sums are to add up
-// to; if not `known`, only the last is, and the others are written.
+// Checks a block's columns of the sums and of the centers. `totals` (d + 1) are the expected column totals. If not
+// `known`, only the last is; the others are written.
 template <typename Work>
 __device__ __forceinline__ unsigned wrong_columns(int begin, const unsigned long long* sums, const double* units,
                                                   const Work* centers, const Work* next, int k, int d, bool known,
@@ -61,7 +61,7 @@ __device__ __forceinline__ unsigned wrong_columns(int begin, const unsigned long
   __shared__ unsigned long long of_warp[3][kCheckThreads / 32][kCheckColumns];
   const int column = begin + threadIdx.x % kCheckColumns;
   unsigned wrong = 0;
-  // Of the sums, and the hashes of both centers.
+  // Column total of the sums, and hashes of both centers.
   unsigned long long total[3] = {};
   if (column <= d) {
     const double of_weight = units[d], unit = units[column];
@@ -71,7 +71,7 @@ __device__ __forceinline__ unsigned wrong_columns(int begin, const unsigned long
       const unsigned long long sum = of_cluster[column];
       total[0] += sum;
       if (column == d) continue;
-      // As `update_centers` has it, to the bit.
+      // Bit for bit as in `update_centers`.
       const double in_cluster = (double)(long long)of_cluster[d] * of_weight;
       const double inverse = 1 / (in_cluster != 0 ? in_cluster : 1.0);
       const long long place = (long long)cluster * d + column;
@@ -103,7 +103,7 @@ __device__ __forceinline__ unsigned wrong_columns(int begin, const unsigned long
   return total[0] == totals[column] ? wrong : wrong | kWrongSums;
 }
 
-// Adds up, over this thread's share of the columns, the squares of the differences of some rows and some centers.
+// Adds up squared differences of some rows and some centers, over this thread's columns.
 template <bool kAligned, typename T, typename Work>
 __device__ __forceinline__ void add_squares(const T* const (&x)[kCheckRows], const Work* mean, const Work* centers,
                                             const int (&which)[kCheckCenters], int d, int member, int threads,
@@ -135,7 +135,7 @@ __device__ __forceinline__ void add_squares(const T* const (&x)[kCheckRows], con
   }
 }
 
-// Sums of all pairs over 4 to 32 lanes: lane i ends with those from i · kPairs / lanes on, which are the first.
+// Sums all pairs over 4 to 32 lanes. Lane i ends with those from i · kPairs / lanes on, at the front.
 template <int kCount = kPairs, typename Sum>
 __device__ __forceinline__ void share_pairs(Sum (&sums)[kPairs], int member, int lanes) {
   if constexpr (kCount > 1) {
@@ -161,7 +161,7 @@ class CheckedRows {
   }
   __device__ __forceinline__ const T* at(int r) const { return rows_.X + row(r) * rows_.leading; }
 
-  // Has the rows read into the level-2 cache, by 2^log2_threads threads.
+  // Prefetches the rows to L2, by 2^log2_threads threads.
   __device__ __forceinline__ void prefetch(int log2_threads) const {
     const int threads = 1 << log2_threads, member = threadIdx.x & (threads - 1);
 #pragma unroll
@@ -176,8 +176,8 @@ class CheckedRows {
   long long begin_;
 };
 
-// Whether a label of a group's rows is none, or names a center than which one from `from` up to `to` is nearer. Centers
-// are compared eight by eight, the first four being the rows' own.
+// True if a row of the group has no label, or a nearer center from `from` up to `to`. Centers are compared eight by
+// eight; the first four are the rows' own.
 template <bool kAligned, typename T, typename Work, typename Label>
 __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& samples, int from, int to,
                                              const Rows<T, Work>& rows, const Work* centers, const Checked<Label>& of) {
@@ -201,8 +201,8 @@ __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& 
     if (r == mine) own = label[r];
   }
 
-  // Distances of the row whose pairs this lane ends with: the least of others' centers, no more than there are numbers,
-  // and its own, in one lane of those that share the row.
+  // Distances of this lane's row: the least to other centers, initially huge, and the row's own. One lane of the row
+  // holds the latter.
   Work best = kNarrow ? (Work)3.4e38 : (Work)1.7e308, of_own = 0;
   auto center_of = [&](int turn, int c) {
     const int center = from + kCheckCenters * turn + c - kCheckRows;
@@ -240,8 +240,8 @@ __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& 
     best = other < best ? other : best;
     of_own += simt::shuffle_xor(of_own, bits);
   }
-  // Of float32 by twice what either is off by, (d / 32 + 20)·2⁻²⁴ of itself; squares may be too small to be as exact.
-  // What is no number proves nothing.
+  // The float32 gap must exceed twice the error of either distance, (d / 32 + 20)·2⁻²⁴ of itself. The constant covers
+  // squares too small for that. NaN certifies nothing.
   bool certified;
   if constexpr (kNarrow)
     certified = of_own < best * (1 - (float)(rows.d / 32 + 20) / (1 << 23)) - 1e-30f;
@@ -259,15 +259,15 @@ __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& 
     if (nearest == its) continue;
     double squares[2];
     square_distances(rows, centers, row, {its, nearest}, squares);
-    // Of two that are as near, as far as float64 can tell, either will do.
+    // Either of two centers is right if float64 cannot tell their distances apart.
     if (!(squares[0] <= squares[1] * (1 + 1.0 / (1 << 30)))) wrong = true;
   }
   return wrong;
 }
 
 // A block for each group of rows and part of the centers, and then for each sixteen columns. Rows are `first` and every
-// stride-th after it. `number` counts checks, from 1 on; `over` is that of the check after which iterations ended, 0 if
-// they did not. `seen` is zeros at first.
+// stride-th after it. `number` counts checks from 1. `over` is the last check of the fit, 0 if there is none yet.
+// `seen` is zeros at first.
 template <bool kAligned, typename T, typename Work, typename Label>
 __global__ void __launch_bounds__(kCheckThreads, sizeof(Work) == sizeof(float) ? 3 : 2)
     check(const Rows<T, Work> rows, const Work* centers, const Work* next, const Checked<Label> of,
@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(kCheckThreads, sizeof(Work) == sizeof(float) ?
   }
   if (blockIdx.x == 0 && threadIdx.x == 0 && *stopped) *over = number;
   if (wrong == 0) return;
-  // Whoever finds something writes the same.
+  // All writers store the same value.
   *stopped = 1;
   *over = number;
   for (int i = 0; i < kFaults; ++i) {

@@ -1,34 +1,34 @@
-// Whether the clusters' sums, which are kept from one iteration to the next (update/fixed_point.cuh), are those of the
-// rows' labels: by one number of each, where adding up all rows again would sort them first.
+// Freivalds check: verifies the running cluster sums (update/fixed_point.cuh) against X and the labels with one random
+// projection. Recomputing the sums would sort all rows.
 //
-//   Σ r[c] · s[j] · sums[c, j]  over clusters c and columns j   =   Σ r[label of i] · Σ s[j] · element [i, j]  over
-//                                                               rows i
+//   Σ r[c] · s[j] · sums[c, j]  over clusters c and columns j
+//       =  Σ r[label of i] · Σ s[j] · element [i, j]  over rows i
 //
-// r (k) and s (d + 1) are random: of 1 … 2³¹ − 1, no two alike, and of ±1 … ±(2³¹ − 1) (Freivalds, "Probabilistic
-// machines can use less running time", IFIP Congress 1977). Both sides are exact modulo 2¹²⁸; modulo 2⁶⁴, elements that
-// end in many zeros, as halves and whole numbers do, would leave few bits to differ in. What finds its way from cluster
-// a to cluster b differs by
+// r (k) and s (d + 1) are random: distinct values in 1 … 2³¹ − 1, and values in ±1 … ±(2³¹ − 1) (Freivalds,
+// "Probabilistic machines can use less running time", IFIP Congress 1977). Both sides are exact modulo 2¹²⁸. Modulo
+// 2⁶⁴, elements with many trailing zeros (16-bit types, whole numbers) would leave few bits to differ in. A value in
+// the sums of cluster b instead of a makes them differ by
 //
-//   (r[a] − r[b]) · s[j] · e           of one column's sum e: never zero
-//   (r[a] − r[b]) · Σ s[j] · e[j]      of several columns, as of rows: zero for one s[j] of 2³² − 2
+//   (r[a] − r[b]) · s[j] · e           one column's sum e: never zero
+//   (r[a] − r[b]) · Σ s[j] · e[j]      several columns, as of rows: zero for one s[j] of 2³² − 2
 //
-// and what is wrong with more clusters is not seen with a probability below 2⁻³⁰.
+// An error in more clusters escapes with a probability below 2⁻³⁰.
 //
-// Why it is fast: the rows are at hand where their inertia is added up (inertia/inertia.cuh). An element is converted
-// and multiplied once, and a few of a row's are multiplied with r together.
+// Why it is fast: it shares the read of X with the inertia (inertia/inertia.cuh). Each element is converted and
+// multiplied once. Partial sums of a row are multiplied by r together.
 #pragma once
 #include "apps/kmeans/update/fixed_point.cuh"
 
 namespace kmeans {
 
-// The sums, what they are compared by, and what is found. The same in memory as on the host.
+// Running sums, random factors, and the difference found. Mirrored on the host, byte for byte.
 template <int kDigits>
 struct RunningSums {
   const unsigned long long* sums;
   const typename Integer<kDigits>::Scale* scales;  // of the columns
   const int *of_clusters, *of_columns;             // r, s
-  // 1 if any label is none; then the words of the rows' side less the sums', 32 bits each, but not yet carried: four
-  // for each number that an element is.
+  // 1 if any label is none. Then the rows' side less the sums' side in words of 32 bits with carries pending: four
+  // words per part of an element.
   unsigned long long* found;
 };
 
@@ -48,7 +48,7 @@ struct Exact {
   }
 };
 
-// What a thread's rows, and its share of the sums, add to the difference; nothing, where no sums are kept.
+// Adds a thread's rows and its share of the sums to the difference; empty without running sums.
 template <typename Work, typename... Kept>
 struct Difference {
   struct Columns {};
@@ -72,11 +72,11 @@ template <typename Work, int kDigits>
 class Difference<Work, RunningSums<kDigits>> {
  public:
   using Scale = typename Integer<kDigits>::Scale;
-  // An element of three digits is two numbers, for the products of four to add up within 64 bits: its last 24 bits, and
-  // the others.
+  // An element of three limbs has two parts: its last 24 bits and the rest. The products of four then add up within 64
+  // bits.
   static constexpr int kNumbers = kDigits - 1, kLastBits = 24;
 
-  // What some columns have of every row: s and the scales; and those of the rows' weights, which go with column 0.
+  // Per-column data: s and the scales; those of the weights go with column 0.
   template <int kVector>
   struct Columns {
     simt::Vector<Scale, kVector> scale;
@@ -111,7 +111,7 @@ class Difference<Work, RunningSums<kDigits>> {
   };
 
   __device__ __forceinline__ Difference(int k, int d, const RunningSums<kDigits>& kept) : kept_(kept), k_(k), d_(d) {
-    // A warp a cluster.
+    // One warp a cluster.
     const int warps = blockDim.x / 32, first = (int)blockIdx.x * warps + (int)threadIdx.x / 32;
     for (long long cluster = first; cluster < k; cluster += (long long)gridDim.x * warps) {
       const int of_cluster = kept.of_clusters[cluster];
@@ -127,7 +127,7 @@ class Difference<Work, RunningSums<kDigits>> {
     }
   }
 
-  // A label to read by; one that is none is told of.
+  // Returns a label that is safe as an index; reports one that is none.
   __device__ __forceinline__ int readable(int label) const {
     if ((unsigned)label < (unsigned)k_) return label;
     kept_.found[0] = 1;
@@ -149,7 +149,7 @@ class Difference<Work, RunningSums<kDigits>> {
     for (int i = 0; i < kNumbers; ++i) sums_[i].add_product(row.sums[i], weight);
   }
 
-  // Adds it to what is found, by all lanes of the warp.
+  // Adds the warp's difference to `found`, by all lanes.
   __device__ __forceinline__ void tell() const {
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i) {

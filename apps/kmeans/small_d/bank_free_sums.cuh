@@ -1,28 +1,26 @@
-// The integer sums of few features (update/fixed_point.cuh) in shared memory, where the lanes of a warp take columns of
-// some rows in turns.
+// Fixed-point cluster sums for small d (update/fixed_point.cuh) in shared memory, added without bank conflicts: the
+// lanes of a warp add the columns of several rows in rotated order.
 //
-//   a row      a lane v has columns 4·v … 4·v + 3, as one vector: kLanes lanes, the power of two that has room for the
-//              row;
+//   a row      lane v has columns 4·v … 4·v + 3, as one vector; kLanes lanes, the power of two that has room for it;
 //              32 / kLanes rows at a time
-//   a turn     lane v of row q adds column 4·v + (turn ^ q % 4): of four rows, 4 · kLanes sums that lie apart
+//   a turn     lane v of row q adds column 4·v + (turn ^ q % 4): of four rows, 4 · kLanes sums in different banks
 //
-//   sums of a cluster           word 0 … 31                               of 16 columns, two replicas; of 64, twice the
-//                               words
-//     numbers, high digits      column 4·v + e at e · kLanes + v          (of 32 columns: 0, 4, 8 … 28, 1, 5 …)
+//   sums of a cluster           word 0 … 31                             16 columns: two replicas; 64: twice the words
+//     numbers, high limbs       column 4·v + e at e · kLanes + v        (32 columns: 0, 4, 8 … 28, 1, 5 …)
 //     rows                      by whichever lane adds the row
 //
-// Why it is fast: what the lanes of a warp add to lies in as many banks, whatever clusters their rows are of, though a
-// cluster's sums are there once or twice: 64 clusters of 32 features take 24 KiB. Rows are read where their tile lies
-// in shared memory, a lane's four columns by one instruction, and where a row's sums are is found once for all four.
-// Nothing that is added is waited for.
+// Why it is fast: the lanes of a warp add to different banks, whatever their rows' clusters, with only one or two
+// replicas of a cluster's sums. 64 clusters of 32 features take 24 KiB. A lane reads its four columns from the tile in
+// shared memory with one instruction. It computes the address of a row's sums once for all four. No addition returns a
+// value.
 #pragma once
 #include "apps/kmeans/small_d/rescore.cuh"
 #include "kernels/ptx/memory.cuh"
 
 namespace kmeans {
 
-// A row that goes from one cluster to another: of its tile, or of X; and where the clusters' sums begin, in bytes side
-// by side in a register. Where there are none is the place kNowhere.
+// A reassigned row, numbered within its tile or within X. One register holds the byte offsets of the sums of both
+// clusters; kNowhere stands for none.
 class alignas(8) Moving {
  public:
   static constexpr unsigned kNowhere = 0xffff;
@@ -44,23 +42,23 @@ class ColumnSums {
  public:
   static constexpr int kLanes = row_lanes<kFeatures>(), kWidth = 4 * kLanes, kTogether = 32 / kLanes;
   static_assert(kLanes <= 32, "a row is a warp's at most");
-  // Of one word a column; of a cluster.
+  // Words of one plane, one a column at least; words of a cluster.
   static constexpr int kPlane = kWidth < 32 ? 32 : kWidth, kWords = 2 * kPlane + 32;
-  // Of `k` clusters, in shared memory, and of what lanes need to know.
+  // Bytes of shared memory for `k` clusters and the per-lane tables.
   __host__ __device__ static constexpr int bytes(int k) { return 4 * k * kWords + 32 * (int)sizeof(OfLane); }
 
   __device__ ColumnSums(unsigned long long* sums, void* shared, int clusters, int k, const float* mean,
                         const float* scales)
       : sums_(sums), lanes_(static_cast<Vector4*>(shared)), words_(reinterpret_cast<unsigned*>(lanes_ + 3 * 32)),
         k_(k) {
-    // By the last threads, as the first may be at other things.
+    // The last threads do this, since the first may be busy.
     const int lane = (int)(blockDim.x - 1 - threadIdx.x), v = lane % kLanes, q = lane / kLanes;
     if (lane < 32) {
       OfLane of;
 #pragma unroll
       for (int s = 0; s < 4; ++s) {
         const int turned = s ^ q % 4, column = 4 * v + turned;
-        // Past the last column there is nothing to add.
+        // Past the last column, zero is added.
         of.scales[s] = column < kFeatures ? scales[column] : 0.0f;
         of.shifts[s] = column < kFeatures ? -mean[column] * scales[column] : 0.0f;
         of.places[s] = 4u * (q / 4 * kWidth % 32 + turned * kLanes + v);
@@ -72,7 +70,7 @@ class ColumnSums {
       reinterpret_cast<uint4*>(words_)[i] = {0, 0, 0, 0};
   }
 
-  // Where the sums of a cluster begin, if it is one.
+  // Byte offset of a cluster's sums; kNowhere for no cluster.
   __device__ static __forceinline__ unsigned place(int cluster) {
     static_assert(4 * 64 * kWords <= (int)Moving::kNowhere, "a place of 64 clusters is 16 bits");
     return cluster < 0 ? Moving::kNowhere : 4 * kWords * (unsigned)cluster;
@@ -83,13 +81,13 @@ class ColumnSums {
     move_rows<Everywhere, true>(X, 0, shared_place(rows), count, shared_place(lanes_));
   }
 
-  // The same of rows of the tile that a ring has waited for.
+  // The same for rows of the current tile of a pipeline.
   template <typename Pipeline>
   __device__ __forceinline__ void move(const Pipeline& pipeline, const Moving* rows, int count) const {
     move_rows<Pipeline, false>(nullptr, shared_place(pipeline.row(0)), shared_place(rows), count, shared_place(lanes_));
   }
 
-  // To global memory, and zero again if it goes on; with all threads of the block.
+  // Adds the sums to global memory, and clears them if kGoesOn; with all threads of the block.
   template <bool kGoesOn = true>
   __device__ __forceinline__ void flush() const {
     __syncthreads();
@@ -117,15 +115,15 @@ class ColumnSums {
   }
 
  private:
-  // Rows of X, in place of a ring's.
+  // Stands for a pipeline if rows come from X.
   struct Everywhere {
     __device__ static __forceinline__ int swizzle(unsigned) { return 0; }
   };
 
   using Vector4 = simt::Vector<float, 4>;
 
-  // Of a lane's four turns, what its column is multiplied by and what is added then, and which byte of a cluster's sums
-  // it adds to. Computed once a block: to move a few rows takes no more instructions than that would.
+  // For a lane's four turns: scale and shift of its column, and its byte offset within a cluster's sums. Computed once
+  // a block, since for a few rows it would cost as much as the additions.
   struct OfLane {
     float scales[4], shifts[4];
     unsigned places[4];
@@ -153,7 +151,7 @@ class ColumnSums {
       load_some<kFeatures, kWidth == kFeatures ? Past::kNone : Past::kAny>(row, swizzle, column, at_);
     }
 
-    // As integers, of row q.
+    // Converts the columns of row q to fixed point.
     __device__ __forceinline__ void to_integers(int q, const OfLane& of, int (&numbers)[4]) const {
       float x[4];
       if constexpr (sizeof(T) == 2) {
@@ -171,7 +169,7 @@ class ColumnSums {
         if (kTogether > 1 && q % 2) exchange(x[0], x[1]), exchange(x[2], x[3]);
         if (kTogether > 2 && q / 2 % 2) exchange(x[0], x[2]), exchange(x[1], x[3]);
       }
-      // as_integer of x − mean, to the bit: the scale is a power of two.
+      // Bit for bit as_integer of x − mean: the scale is a power of two.
 #pragma unroll
       for (int s = 0; s < 4; ++s) numbers[s] = __float2int_rn(fmaf(x[s], of.scales[s], of.shifts[s]));
     }
@@ -186,7 +184,7 @@ class ColumnSums {
     T at_[4];
   };
 
-  // A call of its own, so that what it takes of registers is not what the loop of tiles goes without.
+  // Not inlined, so that its registers do not burden the loop over tiles.
   template <typename Pipeline, bool kOfX>
   __device__ __noinline__ static void move_rows(const T* X, int tile, int items, int count, int lanes) {
     unsigned char* const shared = simt::dynamic_shared<unsigned char>();
@@ -214,7 +212,7 @@ class ColumnSums {
     };
     const auto item = [&](int i) { return rows[i < count ? i : 0]; };
     if constexpr (kOfX && kTogether < 16) {
-      // Of rows that come from far several are on their way.
+      // Rows of X have a long latency: several are in flight.
       constexpr int kAtOnce = 8 / (int)sizeof(T);
 #pragma unroll 1
       for (int i = q; i < count; i += kAtOnce * kTogether) {
@@ -251,8 +249,8 @@ class ColumnSums {
     return word;
   }
 
-  // The lower word has all of a number, modulo 2³², and the higher one its upper digit: what the lower digits add up to
-  // is the difference.
+  // The low word sums whole numbers modulo 2³², the high word their upper limbs; the difference is the sum of the lower
+  // limbs.
   __device__ static __forceinline__ void add(const ptx::SharedWord (&of_turn)[4], unsigned place,
                                              const int (&numbers)[4], int sign) {
 #pragma unroll
@@ -264,7 +262,7 @@ class ColumnSums {
   }
 
   unsigned long long* sums_;
-  Vector4* lanes_;  // OfLane of each
+  Vector4* lanes_;  // one OfLane a lane
   unsigned* words_;
   const int k_;
 };

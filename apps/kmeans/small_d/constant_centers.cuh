@@ -1,5 +1,6 @@
-// What iteration_fma.cuh and iteration_fma_d4.cuh compute every row with, in constant memory: centers, offsets and the
-// bound.
+// Constant-memory operands of iteration_fma.cuh and iteration_fma_d4.cuh: centers, biases and the score error bound.
+//
+// Why it is fast: arithmetic instructions read them through uniform registers, without a wait for shared memory.
 #pragma once
 #include "apps/kmeans/update/centers.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
@@ -7,15 +8,15 @@
 namespace kmeans {
 
 constexpr int kMostFeatures = 16, kMostSmallK = 64;
-// Elements of centers: 2 KiB, which the multiprocessor's first constant cache holds.
+// Elements of centers: 2 KiB, which the first-level constant cache holds.
 constexpr int kMostElements = 512;
 
-// What every row is computed with.
+// Per-iteration constants.
 struct ConstantCenters {
   float centers[kMostElements];                      // (c − c₀) · scale², cluster by cluster
-  float offsets[kMostSmallK];                        // in units of scale²; −infinite of what is no center
-  float mean[kMostFeatures], scales[kMostFeatures];  // what is subtracted; what integers are multiplied by
-  float bound, threshold;  // 2 E, and that times kLarge; no numbers if every row is to be compared
+  float offsets[kMostSmallK];                        // in units of scale²; −infinite past the last center
+  float mean[kMostFeatures], scales[kMostFeatures];  // mean of the rows; fixed-point scales
+  float bound, threshold;                            // 2 E, and that times kLarge; NaN makes every row ambiguous
   float padding[2];
 };
 static_assert(sizeof(ConstantCenters) == 4 * (kMostElements + kMostSmallK + 2 * kMostFeatures + 4),
@@ -33,24 +34,24 @@ __constant__ kmeans::ConstantCenters constant_centers;
 
 namespace kmeans {
 
-// Makes the constants of centers that update/centers.cuh has placed, by one block; they are then copied to constant
-// memory. `norm` is no less than any ‖x − mean‖ · scale; if `folds`, `of_mean` is no less than ‖mean‖ · scale, and
-// scores are of rows that are not centered.
+// Computes the constants from the centers of update/centers.cuh, by one block; a copy to constant memory follows.
+// `norm` bounds every ‖x − mean‖ · scale. With `folds`, `of_mean` bounds ‖mean‖ · scale, and scores are of rows that
+// are not centered.
 //
-// Scores are less that of c₀, the first center that was not left out. So its own is zero, without a product where it is
-// known which it is; and the best is not negative, so that the best of float32 is the best of their bits as integers.
+// Scores are relative to that of c₀, the first center that is not excluded. So the score of c₀ is zero, and costs no
+// product if its index is known. The best score is not negative, so floats compare as their bits do as integers.
 template <typename Work>
 __global__ void __launch_bounds__(128, 4)
     place_constants(const Work* centers, int k, int d, int clusters, const float* offsets, const Work* mean,
                     const float* scales, float scale, float norm, float of_mean, bool folds, ConstantCenters* to) {
   ptx::griddepcontrol_wait();
   __shared__ int first;
-  __shared__ unsigned longest, largest;  // of all ‖c − c₀‖, and of all offsets, as their bits
-  const int own = threadIdx.x;           // the one center that a thread has
+  __shared__ unsigned longest, largest;  // maxima of ‖c − c₀‖ and of the biases, as float bits
+  const int own = threadIdx.x;           // the center of this thread
   static_assert(kMostSmallK <= 128, "a thread a center");
   if (own == 0) first = k, longest = largest = 0;
   __syncthreads();
-  // A center that was left out may be anywhere, and is no number here.
+  // An excluded center may be anywhere, even NaN; here it counts as zero.
   const bool present = own < k && offsets[own] > -kInfinity;
   if (present) atomicMin(&first, own);
   __syncthreads();
@@ -76,7 +77,8 @@ __global__ void __launch_bounds__(128, 4)
   if (threadIdx.x != 0) return;
   const double rows = norm + (folds ? (double)of_mean : 0.0);
   const double large = rows * __uint_as_float(longest) + __uint_as_float(largest);
-  // 1 % for higher powers of u; the last is for what is too small for float32, and for the threshold's own last step.
+  // 1 % covers higher powers of u. The last term covers underflow in float32 and the last step of the threshold,
+  // kLeast.
   const double error = 1.01 * (d + 6) / (1 << 24) * large + 1.0 / (1ull << 40);
   const bool fits = large <= (double)(1 << 26);
   to->bound = fits ? (float)(2 * error) : kInfinity - kInfinity;

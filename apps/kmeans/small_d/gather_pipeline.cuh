@@ -1,12 +1,12 @@
-// Rows of X by their numbers, wherever they lie, on their way to shared memory: a ring of each warp, as
-// tile_pipeline.cuh has of rows that lie one after the other.
+// Gather pipeline: listed rows of X copied to shared memory by asynchronous copies, a multistage pipeline per warp.
+// tile_pipeline.cuh is its counterpart for consecutive rows.
 //
-//   stage 0   32 rows, as in tile_pipeline.cuh; their numbers; the words that their labels are in     computed now
-//   stage 1   the warp's next rows                                                                on their way
+//   stage 0   32 rows, as in tile_pipeline.cuh; their indices; the words that hold their labels           computed now
+//   stage 1   the warp's next rows                                                                        in flight
 //   …
 //
-// Why it is fast: a row is whole units of 16 bytes, which lanes that are neighbours copy side by side, through no
-// register; and the numbers of the rows that are asked for next are on their way too.
+// Why it is fast: a row is whole units of 16 bytes. Adjacent lanes copy adjacent units, bypassing registers. The
+// indices of the next rows are in flight too.
 #pragma once
 #include "apps/kmeans/data/labels.cuh"
 #include "apps/kmeans/small_d/tile_pipeline.cuh"
@@ -14,12 +14,12 @@
 
 namespace kmeans {
 
-// Rows that are numbered by a list, or all rows in their order.
+// Row indices from a list, or all rows in order.
 struct Numbered {
   const unsigned* list;  // null: all
   unsigned count;
 
-  // Of no row, the last.
+  // Past the end, the last row.
   __device__ __forceinline__ unsigned at(unsigned i) const {
     const unsigned here = i < count ? i : count - 1;
     return list == nullptr ? here : list[here];
@@ -31,7 +31,7 @@ template <typename T, int kFeatures, int kStages, int kTogether>
 class GatherPipeline {
  public:
   static constexpr int kTile = 32, kRow = kFeatures * (int)sizeof(T), kUnits = kRow / 16;
-  static constexpr int kStage = kTile * (kRow + 8), kBytes = kStages * kStage;  // of a warp
+  static constexpr int kStage = kTile * (kRow + 8), kBytes = kStages * kStage;  // per warp
   static_assert(kRow % 16 == 0, "a row is whole units of 16 bytes");
 
   // `shared` is the block's, for all of its warps.
@@ -39,14 +39,14 @@ class GatherPipeline {
       : X_(reinterpret_cast<const unsigned char*>(X)), labels_(labels), rows_(rows),
         own_(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * kBytes) {}
 
-  // Asks for the first tiles, each `together` places of the list behind the one before.
+  // Starts the first kStages − 1 copies, `together` list entries apart.
   __device__ __forceinline__ void ask_first(unsigned first, unsigned together) {
     soon_ = rows_.at(first + threadIdx.x % 32);
     for (int stage = 0; stage + 1 < kStages; ++stage) ask(first + stage * together, together);
   }
 
-  // Begins to copy the rows from place `first` of the list on, or none if that is past the end; by all lanes. The next
-  // call is for those `together` places behind them.
+  // Starts to copy the rows from entry `first` of the list on; past the end, nothing. By all lanes. The next call must
+  // be for the entry `together` further on.
   __device__ __forceinline__ void ask(unsigned first, unsigned together) {
     const int lane = threadIdx.x % 32;
     const unsigned row = soon_;
@@ -66,16 +66,15 @@ class GatherPipeline {
     asked_ = asked_ == kBytes - kStage ? 0 : asked_ + kStage;
   }
 
-  // Waits for the rows that were asked for kStages − 1 times ago, for all lanes to read; and the last ones have been
-  // read by all.
+  // Waits for the tile of kStages − 1 copies ago, for all lanes. All lanes have then read the previous tile.
   __device__ __forceinline__ void wait() {
     ptx::cp_async_wait<kStages - 2>();
     simt::sync_warp();
     now_ = now_ == kBytes - kStage ? 0 : now_ + kStage;
   }
 
-  // Of the rows that were waited for: one, and what to combine, by exclusive or, with a byte's place in it; its number
-  // in X; and its label when it was asked for.
+  // The current tile: a row, and the swizzle that is XORed with a byte offset in it; the row's index in X; its label
+  // when it was copied.
   __device__ __forceinline__ const unsigned char* row(int row) const { return own_ + now_ + row * kRow; }
   __device__ static __forceinline__ int swizzle(unsigned row) { return Tiles::swizzle(row); }
   __device__ __forceinline__ unsigned number(int row) const { return numbers(now_)[row]; }
@@ -94,8 +93,8 @@ class GatherPipeline {
   const Label* const labels_;
   const Numbered rows_;
   unsigned char* const own_;
-  unsigned soon_ = 0;                      // the lane's row of the tile that is asked for next
-  int asked_ = 0, now_ = kBytes - kStage;  // bytes to stages
+  unsigned soon_ = 0;                      // this lane's row of the next tile
+  int asked_ = 0, now_ = kBytes - kStage;  // byte offsets of stages
 };
 
 }  // namespace kmeans

@@ -1,12 +1,10 @@
-// The centers as iteration_mma.cuh multiplies with them, and the bound of what that may be off by.
+// Float16 centers as mma operands of iteration_mma.cuh, and the score error bound of these products.
 //
-//   centers (8 · kColumns × 16 · kSteps, float16)   a lane (g, t) has of center 8·j + g the columns 16·s + 4·t … 4·t +
-//                                                   3, which
-//                                                   the product takes for rows 2·t, 2·t + 1, 2·t + 8 and 2·t + 9 of
-//                                                   step s
+//   centers (8 · kColumns × 16 · kSteps, float16)   lane (g, t) has columns 16·s + 4·t … 4·t + 3 of center 8·j + g;
+//                                                   mma takes them for rows 2·t, 2·t + 1, 2·t + 8 and 2·t + 9 of step s
 //
-// Why it is fast: they are read once by a block. Few are kept in registers; of more, a lane reads 8 bytes of shared
-// memory for 2048 products of its warp, and where the sums of a block begin, 16.
+// Why it is fast: a block reads the centers once. A small k stays in registers. For a larger one, a lane reads 8 bytes
+// of shared memory per 2048 products of its warp. To start the sums of a block it reads 16 bytes.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
 #include "kernels/ptx/mma.cuh"
@@ -14,20 +12,19 @@
 
 namespace kmeans {
 
-// What iteration_mma.cuh is told of the centers and of the data.
+// Centers and scaling for the products of iteration_mma.cuh.
 struct Products {
-  // Of the centers, rows of kSteps · 16 (and of as many centers as the columns of the product).
+  // Rows of kSteps · 16 columns, as many as the product has columns.
   const ptx::Half* centers_half;
   const float* offsets;  // −‖c‖²/2 of every column; −infinite past the last center
   const CenterStats* center_stats;
-  const float *mean, *scales;    // what is subtracted of rows; what integers are multiplied by
-  float scale, norm;             // what rows are multiplied by, or centers twice (scores_wgmma.cuh); what no row's norm
-                                 // exceeds then
+  const float *mean, *scales;    // mean of the rows; fixed-point scales
+  float scale, norm;             // row scale, squared for centers in scores_wgmma.cuh; bound of scaled row norms
   float tensor_error, rounding;  // γ, ρ or r
 };
 
-// What is added to every score, for none to be negative: such are in order as integers too, of which the largest of
-// three is found by one instruction of sm_90 and later.
+// The level added to every score so that none is negative. Such floats order like integers, and sm_90 finds the largest
+// of three integers with one instruction.
 __device__ __forceinline__ float score_level(const Products& of) {
   const CenterStats most = *of.center_stats;
   return 1.01f * (of.norm * (most.norm + most.lost) + most.half_square);
@@ -37,7 +34,7 @@ __device__ __forceinline__ float score_level(const Products& of) {
 __device__ __forceinline__ Bound small_d_error_bound(const Products& of, int features) {
   const CenterStats most = *of.center_stats;
   const Bound bound = bound_of(most, of.tensor_error, of.rounding, of.tensor_error + 1.0f / (1 << 22));
-  // Next to zero; of the level, what the tensor cores lose and its addition; and kLeast.
+  // Subnormal rounding; tensor-core error and rounding of the level; kLeast.
   const float least = sqrtf((float)features) / (1 << 25) * (most.norm + most.lost) +
                       score_level(of) * (of.tensor_error + 1.0f / (1 << 22)) + 1.0f / (1ull << 40);
   const bool fits = of.norm * most.norm + most.half_square <= (float)(1 << 26);
@@ -46,8 +43,8 @@ __device__ __forceinline__ Bound small_d_error_bound(const Products& of, int fea
   return {twice * bound.of_norm, twice * (bound.always + least)};
 }
 
-// The centers' parts of the product, as a lane has them: of column block j and step s, and the level − ‖c‖²/2 of its
-// columns of a block, of rows g and g + 8. In shared memory, or (kKept) in registers.
+// The B fragments of column block j and step s, and the biases with level of the lane's columns, for rows g and g + 8.
+// In shared memory, or (kKept) in registers.
 template <int kSteps, int kColumns, bool kKept>
 class SharedCenters {
  public:
@@ -89,7 +86,7 @@ class SharedCenters {
   }
 
  private:
-  // Of center 8·j + g, the elements that go with this lane's columns.
+  // The elements of center 8·j + g for this lane's columns.
   __device__ static __forceinline__ Two fetch(const Products& of, int j, int s) {
     const int lane = threadIdx.x % 32;
     const auto* from = of.centers_half + (8 * j + lane / 4) * (16 * kSteps) + 16 * s + 4 * (lane % 4);

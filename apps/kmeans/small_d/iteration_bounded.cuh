@@ -1,17 +1,16 @@
-// Few features with bounds (bounds/state.cuh): the labels of the rows that `screen` listed, or of all, and how far
-// centers may move until they have to be found again. Rows that change are moved from one cluster's sums to another's,
-// in one launch.
+// Small-d Lloyd iteration with Hamerly bounds (bounds/state.cuh), fused in one launch. It computes labels and row
+// bounds of the active rows, or of all rows, and updates the cluster sums.
 //
-//   list (or none)  →  rows, in a ring of each warp (gather_pipeline.cuh)  →  scores and gaps (scores_mma.cuh)  →
-//   labels, expiries, sums
+//   list (or none)  →  rows, in a pipeline of each warp (gather_pipeline.cuh)  →  scores and gaps (scores_mma.cuh)
+//                   →  labels, row bounds, sums
 //
-// What all rows are given without bounds is iteration_mma.cuh's, or that of multiply-adds; whichever has nothing to do
-// in an iteration returns at once. Labels are the same by all of them: of rows in doubt float64 decides, and those
-// expire at once.
+// Without bounds, iteration_mma.cuh or iteration_fma.cuh labels all rows; a kernel whose pass is not selected returns
+// at once. All of them give the same labels: float64 rescoring labels ambiguous rows, which are active again in the
+// next iteration.
 //
-// Why it is fast: a row is read where few are listed, of 64 bytes and more whole lines or halves of one; what bounds
-// take beside is four bytes of a row and its label. All else is as in iteration_mma.cuh, but that rows which move are
-// few, and all wait to be read again.
+// Why it is fast: it reads only listed rows if they are few. Rows of 64 bytes and more are whole cache lines or halves
+// of one. Bounds add four bytes of a row and its label. All else is as in iteration_mma.cuh, except that reassigned
+// rows are few, and all of them wait to be read again.
 #pragma once
 #include "apps/kmeans/small_d/iteration_mma.cuh"
 #include "apps/kmeans/small_d/gather_pipeline.cuh"
@@ -20,10 +19,10 @@
 
 namespace kmeans {
 
-// What bounds are kept in, and the rows that were listed.
+// Row bounds, drift limits, and the list of active rows.
 struct RowBounds {
-  float* row_bounds;    // of every row
-  const float* limits;  // of every cluster
+  float* row_bounds;    // one per row
+  const float* limits;  // one per cluster
   const unsigned* active;
   const BoundsState* state;
 };
@@ -39,13 +38,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Numbered rows =
       pass == kWithBounds ? Numbered{nullptr, (unsigned)n} : Numbered{bounds.active, bounds.state->active};
   constexpr int kWarps = kThreads / 32, kTile = 32;
-  // A warp asks for the sums to be flushed when it has moved half of its share; it has at most 62 rows waiting.
+  // A warp requests a flush of the sums after half of its share of additions; at most 62 of its rows wait.
   constexpr int kShare = kMostAdded / kWarps / 2, kTiles = (kShare - 62) / kTile;
   static_assert(kTiles >= 1, "the digits of one tile would overflow");
   using Scores = WarpScores<T, kFeatures, kColumns, kKept>;
   using Pipeline = GatherPipeline<T, kFeatures, kStages, Scores::kReadTogether>;
   using Sums = ColumnSums<T, kFeatures>;
-  // None is safe to be asked for where there is none.
+  // Without active rows there is no valid row to copy.
   if (rows.count == 0) return;
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   Pipeline pipeline(X, labels, rows, shared);
@@ -92,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (reassigned) labels[row] = (Label)to;
     leaving.add(reassigned, {row, here.place(label), here.place(to)});
     doubtful.add(present & !certain, {row, label, found.low, found.high});
-    // The last of a warp's tiles leaves nothing.
+    // A warp's last tile drains the queues.
     const bool more = rows.count - first > together;
     doubtful.drain(more ? 32 : 1, rescore);
     leaving.drain(more ? 32 : 1, move);

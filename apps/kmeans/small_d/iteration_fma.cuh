@@ -1,40 +1,36 @@
-// An iteration for few features and few clusters, by fused multiply-adds on X itself: the label of every row, and the
-// rows that change theirs moved from one cluster's sums to another's, in one launch. (Of up to four features:
-// iteration_fma_d4.cuh.)
+// Small-d, small-k Lloyd iteration by fused multiply-adds on X itself, fused in one launch: labels of all rows, and
+// incremental update of the cluster sums. (For d ≤ 4: iteration_fma_d4.cuh.)
 //
 //   X (n × d, float32 or 16 bits, row by row)   labels (n bytes)   sums (k × (d + 1)), 64-bit integers
 //                                               (update/fixed_point.cuh)
 //
-//   a warp's tile       lane 0   1   2 …  31         tiles and their labels come through a ring in shared memory
+//   a warp's tile       lane 0   1   2 …  31         tiles and their labels come through a pipeline in shared memory
 //     rows   0 …  31    ████████████████████         (tile_pipeline.cuh); a lane has kRows rows of one in its registers
 //     rows  32 …  63    ████████████████████
-//     …                                              rows in doubt or with another label → the warp's queue → 32 at a
-//                                                    time are decided, written and added to
+//     …                                              ambiguous rows or with another label → the warp's queue → 32 at a
+//                                                    time are rescored, written and added to the sums
 //
-//   sums in shared memory   [cluster][column, digit][replica]: a lane adds to its own replica, so in its own bank
+//   sums in shared memory   [cluster][column, limb][replica]: a lane adds to its own replica, so in its own bank
 //
-// The nearest center is the one of the largest score x·c − ‖c‖²/2. What is computed is by how much it is above that of
-// one center c₀, x·(c − c₀) − (‖c‖² − ‖c₀‖²)/2: d fused multiply-adds, of which the first adds the offset. With u =
-// 2⁻²⁴, ‖x‖ ≤ M for all rows, C = max ‖c − c₀‖ and O = max |offset|, a score is off by no more than
+// The nearest center has the largest score x·c − ‖c‖²/2. Scores here are relative to one center c₀: x·(c − c₀) − (‖c‖²
+// − ‖c₀‖²)/2. A score takes d fused multiply-adds, the first of which adds the bias. With u = 2⁻²⁴, ‖x‖ ≤ M for all
+// rows, C = max ‖c − c₀‖ and O = max |bias|, the score error bound is
 //
-//   E = (d + 5) u (M C + O)      d roundings of what is no more than M C + O; of c − c₀; of the offset; of x − mean;
-//                                and of
-//                                what scores are compared with (place_constants has one more, for iteration_fma_d4.cuh)
+//   E = (d + 5) u (M C + O)      d roundings of values up to M C + O; of c − c₀; of the bias; of x − mean; and of the
+//                                threshold (place_constants has one more, for iteration_fma_d4.cuh)
 //
-// Candidates are, as in assign/small_k.cuh, what is above the best score less 2 E, a bit each. A row with one candidate
-// is decided; others are compared in float64, from differences, the first of equals: labels are the float64 arg-min.
-// Scores are in units of the data's: all that is multiplied with x is scaled by a power of two squared, so that M is
-// about 2¹⁰ and no score overflows below; where centers are so far away that one could, the threshold is no number, and
-// every row is compared in float64.
+// As in assign/small_k.cuh, candidates have scores above the best score less 2 E, one bit each. One candidate certifies
+// the label. Other rows compare exact float64 distances, the first of equals: labels are the float64 arg-min. Operands
+// of x are scaled by a squared power of two, so that M is about 2¹⁰ and no score underflows. If a center is so far away
+// that scores could overflow, the threshold is NaN, and every row is compared in float64.
 //
-// Where the mean is small beside the data, what the scores have of it is in the offsets, less mean·(c − c₀), and x is
-// not centered (M is then a bound of ‖x‖ as it is). What is compared and added up in the queue is centered, always.
+// If the mean is small next to the data, biases absorb it as −mean·(c − c₀), and x is not centered. (M then bounds ‖x‖
+// itself.) Rows in the queue are always centered.
 //
-// Why it is fast: X is read once, past the registers, and nothing is written but labels that change. Centers are
-// operands in constant memory, which go through uniform registers, so that no score waits for shared memory. M is of
-// all rows, so no row's norm is computed. Up to 16 clusters, the best score is the largest as an integer, of which one
-// instruction compares three (it is not negative, as c₀ has a score of zero). Lane instructions a row, as compiled for
-// sm_90a, with d = 16, k = 16 and two rows a lane:
+// Why it is fast: it reads X once, bypassing registers, and writes only labels that change. Centers are constant-memory
+// operands in uniform registers, so no score waits for shared memory. M covers all rows, so no row norm is computed.
+// For k ≤ 16, one instruction compares three scores as integers to find the best. (The best is not negative, since the
+// score of c₀ is zero.) Lane instructions a row, as compiled for sm_90a, for d = 16, k = 16, two rows a lane:
 //
 //   scores        d (k − 1) multiply-adds                          240
 //                 centers to uniform registers, shared by rows      77
@@ -44,9 +40,9 @@
 //   the rest      copies, loads, one comparison, the tile's loop    36
 //   in all                                                         395
 //
-// Of 34·10¹² a second, 50M rows take 0.58 ms of instructions, beside 0.73 of reading. Subtracting the mean, where it is
-// far away, is d more. A tile in which any row is not done costs some 65 instructions of the warp, and 45 for each
-// further row of one lane; settling 32 rows takes 215.
+// At 34·10¹² a second, 50M rows take 0.58 ms of instructions and 0.73 ms of reading. Subtracting a large mean adds d. A
+// tile with any unfinished row costs about 65 warp instructions more, and 45 for each further row of one lane.
+// Processing 32 queued rows takes 215.
 #pragma once
 #include "apps/kmeans/small_d/scores_fma.cuh"
 #include "apps/kmeans/small_d/replicated_sums.cuh"
@@ -54,12 +50,12 @@
 
 namespace kmeans {
 
-// Of a row that is not done: its number; its candidates as they were found, and its label above them.
+// A queued row: its index; its candidates as found, with its label above them.
 using Waiting = simt::Vector<unsigned, 2>;
 constexpr int kLabelBit = 24;
 
-// kClusters is k rounded up to whole fours. kShifts: scores are of centered rows. Digits of kMostAdded rows add up
-// within 32 bits.
+// kClusters is k rounded up to a multiple of four. kShifts: scores are of centered rows. Limbs of kMostAdded rows add
+// up within 32 bits.
 template <typename T, int kFeatures, int kClusters, int kRows, bool kShifts, int kReplicas, int kStages, int kThreads,
           int kBlocks, int kMostAdded = 32768>
 __global__ void __launch_bounds__(kThreads, kBlocks)
@@ -67,7 +63,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
                 unsigned* n_reassigned, const int* stopped) {
   static_assert(kFeatures <= kMostFeatures && kClusters <= kMostSmallK && kFeatures * kClusters <= kMostElements);
   constexpr int kWarps = kThreads / 32, kTile = 32 * kRows;
-  // A warp settles no more than kRows times a tile, and once more; then at most 32 / kReplicas lanes add to the same.
+  // A warp drains its queue at most kRows times a tile, and once more; then at most 32 / kReplicas lanes add to one
+  // word.
   constexpr int kTiles = (kMostAdded / (kWarps * (32 / kReplicas)) - 1) / kRows;
   static_assert(kTiles >= 1, "the digits of one tile would overflow");
   using Pipeline = TilePipeline<T, kFeatures, kTile, kStages, 16, true>;
@@ -126,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         for (int r = 0; r < kRows; ++r) any |= found[r] != found_of<kClusters>(label[r]);
         unsigned all = __ballot_sync(simt::every_lane, any);
         if (all == 0) return;
-        // Bit r: row r of this lane is not done. Past the end there are zeros.
+        // Bit r: row r of this lane joins the queue. Past the end there are zeros.
         unsigned waits = 0;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
@@ -140,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           }
           all = __ballot_sync(simt::every_lane, waits != 0);
         }
-        // Where every row comes to a cluster, as all do at first, none has to wait.
+        // If every row joins a cluster, as in the first iteration, none is queued.
         if (__all_sync(simt::every_lane, waits == (1u << kRows) - 1)) {
           bool sure = true;
 #pragma unroll
@@ -157,7 +154,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
             return;
           }
         }
-        // Mostly a lane has one such row or none, so that one turn does.
+        // Usually a lane has at most one such row, so one turn suffices.
         queue.add_while(
             all, waits,
             [&](Waiting& to) {

@@ -1,23 +1,23 @@
-// An iteration for up to four features and few clusters, by fused multiply-adds on X itself, as iteration_fma.cuh,
-// whose scores and bound these are; but what is asked first of a row is no more than whether its label stands.
+// Lloyd iteration for d ≤ 4 and small k by fused multiply-adds on X itself, fused in one launch. Scores and error bound
+// are those of iteration_fma.cuh, but it first tests only whether a row's label is still certified.
 //
 //   X (n × d, float32 or 16 bits, row by row)   labels (n bytes)   sums (k × (d + 1)), 64-bit integers
 //                                               (update/fixed_point.cuh)
 //
-//   a warp's tile       lane 0   1   2 …  31         tiles and their labels come through a ring in shared memory
+//   a warp's tile       lane 0   1   2 …  31         tiles and their labels come through a pipeline in shared memory
 //     rows   0 …  31    ████████████████████         (tile_pipeline.cuh); a lane has kRows rows of one in its registers
 //     rows  32 …  63    ████████████████████
 //     …                                              rows whose label is not 2 E above all others → the warp's queue,
-//                                                    with their elements → of 32 at a time the candidates are found,
-//                                                    and those that move are written and added to
+//                                                    with their elements → 32 at a time get candidates; reassigned rows
+//                                                    are written and added to the sums
 //
-//   sums in shared memory   [cluster][column, digit][replica]: a lane adds to its own replica, so in its own bank
+//   sums in shared memory   [cluster][column, limb][replica]: a lane adds to its own replica, so in its own bank
 //
-// Why it is fast: X is read once, past the registers, and nothing is written but labels that change. That a label
-// stands takes its own score, by a center that is loaded (own_score.cuh), and the largest of the others, where which is
-// nearest takes the largest and a mask of candidates, two multiply-adds for each. Scores are not kept, so a lane has
-// room for eight rows, which share the centers that constant memory gives to uniform registers, and the tile's loop.
-// Lane instructions a row, as compiled for sm_90a, with d = 4 and k = 16, eight rows a lane:
+// Why it is fast: it reads X once, bypassing registers, and writes only labels that change. Certifying a label takes
+// its own score, from a loaded center (own_score.cuh), and the maximum of the others. Finding the nearest center would
+// take the maximum and a candidate mask, two multiply-adds a center. Scores are not kept, so a lane has room for eight
+// rows. These share the loads of centers from constant memory to uniform registers, and the tile's loop. Lane
+// instructions a row, as compiled for sm_90a, with d = 4 and k = 16, eight rows a lane:
 //
 //   scores      d (k − 1) multiply-adds, and d of the label's            64
 //               centers to uniform registers, shared by rows              5
@@ -25,7 +25,7 @@
 //   the rest    copies, loads, two comparisons, the tile's loop          15
 //   in all                                                              103      132 by iteration_fma.cuh
 //
-// Of 34·10¹² a second, 100M rows take 0.31 ms of instructions, beside 0.36 of reading.
+// At 34·10¹² a second, 100M rows take 0.31 ms of instructions and 0.36 ms of reading.
 #pragma once
 #include "apps/kmeans/small_d/own_score.cuh"
 #include "apps/kmeans/small_d/replicated_sums.cuh"
@@ -34,7 +34,7 @@
 
 namespace kmeans {
 
-// A row whose label may not stand: its number, its label, and its elements.
+// A row whose label is uncertified: its index, its label, and its elements.
 template <typename T, int kFeatures>
 struct Wavering {
   static constexpr int kWide = vector_width<T, kFeatures, 8 / sizeof(T)>();
@@ -43,15 +43,16 @@ struct Wavering {
   simt::Vector<T, kWide> x[kFeatures / kWide];
 };
 
-// kClusters is k rounded up to whole fours. kShifts: scores are of centered rows. Digits of kMostAdded rows add up
-// within 32 bits.
+// kClusters is k rounded up to a multiple of four. kShifts: scores are of centered rows. Limbs of kMostAdded rows add
+// up within 32 bits.
 template <typename T, int kFeatures, int kClusters, int kRows, bool kShifts, int kReplicas, int kStages, int kThreads,
           int kBlocks, int kMostAdded = 32768>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     assign_d4(const T* X, const float* centers, int k, long long n, Label* labels, unsigned long long* sums,
               unsigned* n_reassigned, const int* stopped) {
   constexpr int kWarps = kThreads / 32, kTile = 32 * kRows;
-  // A warp settles no more than kRows times a tile, and once more; then at most 32 / kReplicas lanes add to the same.
+  // A warp drains its queue at most kRows times a tile, and once more; then at most 32 / kReplicas lanes add to one
+  // word.
   constexpr int kTiles = (kMostAdded / (kWarps * (32 / kReplicas)) - 1) / kRows;
   static_assert(kTiles >= 1, "the digits of one tile would overflow");
   using Pipeline = TilePipeline<T, kFeatures, kTile, kStages, 16, true>;
@@ -98,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         pipeline.wait();
         pipeline.ask(first + (kStages - 1) * together);
         const Label* const of_lane = pipeline.labels() + lane;
-        // Where no row has a label, as at first, none has to wait.
+        // If no row has a label, as in the first iteration, none is queued.
         if (__all_sync(simt::every_lane, *of_lane < 0)) {
 #pragma unroll 1
           for (int r = 0; r < kRows && 32 * r + lane < left; ++r) {
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         for (int r = 0; r < kRows; ++r) any |= !(others[r] < least[r]);
         unsigned all = __ballot_sync(simt::every_lane, any);
         if (all == 0) return;
-        // Bit r: the label of row r of this lane may not stand. Past the end there are zeros.
+        // Bit r: the label of row r of this lane is uncertified. Past the end there are zeros.
         unsigned waits = 0;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           waits += (unsigned)(there && !(others[r] < least[r])) << r;
         }
         all = __ballot_sync(simt::every_lane, waits != 0);
-        // Mostly a lane has one such row or none, so that one turn does.
+        // Usually a lane has at most one such row, so one turn suffices.
         queue.add_while(
             all, waits,
             [&](Item& item) {

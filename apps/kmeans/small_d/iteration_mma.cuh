@@ -1,25 +1,23 @@
-// An iteration for few features and few clusters, by tensor cores on X itself: the label of every row, and the rows
-// that change theirs moved from one cluster's sums to another's, in one launch.
+// Small-d, small-k Lloyd iteration by tensor cores on X itself, fused in one launch: labels of all rows, and
+// incremental update of the cluster sums.
 //
-//   X (n × d, float32 or 16 bits, row by row)   centers (k × d, float32; update/centers.cuh)   labels (n)   sums (k ×
-//                                               (d + 1))
+//   X (n × d, float32 or 16 bits, row by row)   centers (k × d, float32; update/centers.cuh)   labels (n)
+//   sums (k × (d + 1))
 //
-//   tiles     of 32 rows, in a ring of each warp (tile_pipeline.cuh)
-//   scores    x·c − ‖c‖²/2 and a level, by the products of each warp (scores_mma.cuh) or of warpgroups
-//             (scores_wgmma.cuh)
-//   labels    as in assign/small_k.cuh: candidates by the best score and a bound, brought together for each lane to
-//             have a row
-//   moves     rows with one candidate that is not their label (bank_free_sums.cuh): many of a tile at once, from the
-//             ring; few
-//             → a queue of the warp's (rescore.cuh) → 32 at a time, from X; rows with several → another → decided in
-//             float64
+// tiles      32 rows each, in a multistage pipeline per warp (tile_pipeline.cuh)
+// scores     x·c − ‖c‖²/2 plus a level, by mma of each warp (scores_mma.cuh) or by wgmma of warpgroups
+//            (scores_wgmma.cuh)
+// labels     as in assign/small_k.cuh: candidates from the best score and a score error bound, transposed so that each
+//            lane has a row
+// sums       certified reassigned rows (bank_free_sums.cuh): many of one tile at once from the pipeline, few through a
+//            queue of the warp (rescore.cuh), 32 at a time from X
+// rescoring  ambiguous rows, through another queue, in float64
 //
-// Where centers are so far away that scores could overflow, the threshold is no number, and every row is compared in
-// float64.
+// If a center is so far away that scores could overflow, the threshold is NaN, and every row is compared in float64.
 //
-// Why it is fast: X is read once, each byte by one lane, while the next tile is on its way. Nothing is written but
-// labels that change. Scores are not negative, so that the best is found as an integer, three at a time. A tile in
-// which some row moves takes 70 instructions of the warp more, and to move 32 rows of 32 features takes about 500.
+// Why it is fast: it reads X once, each byte by one lane, while the next tile is in flight. It writes only labels that
+// change. Scores are not negative, so integer instructions find the best, three scores at a time. A tile with a
+// reassigned row costs 70 warp instructions more. Moving 32 rows of 32 features between sums takes about 500.
 #pragma once
 #include "apps/kmeans/small_d/bank_free_sums.cuh"
 #include "apps/kmeans/small_d/scores_wgmma.cuh"
@@ -30,12 +28,12 @@
 
 namespace kmeans {
 
-// Rows of a tile that move from which on they are read from shared memory: where few rows are added at a time, rather
-// at once.
+// From this many reassigned rows of a tile on, they are read from shared memory at once; lower if few rows are added at
+// a time.
 template <int kTogether>
 constexpr int kMany = kTogether <= 2 ? kTogether : 12;
 
-// What multiplies: each warp, with the centers in its registers or in shared memory; or warpgroups.
+// The multiplier: warps with centers in registers or in shared memory, or warpgroups.
 enum class Multiplier { kWarpsKeeping, kWarps, kWarpgroups };
 
 template <Multiplier kBy, typename T, int kFeatures, int kColumns>
@@ -47,8 +45,7 @@ struct ScoresBy<Multiplier::kWarpgroups, T, kFeatures, kColumns> {
   using Type = WarpgroupScores<T, kFeatures, kColumns>;
 };
 
-// By a warp: gives up to 32 rows in doubt the nearest of their candidates for a label, in the order of float64. Those
-// that change theirs join `leaving`.
+// Rescores up to 32 ambiguous rows in float64, by a warp. Reassigned rows join `leaving`.
 template <typename T, int kFeatures, typename Leaving>
 __device__ __forceinline__ void rescore_rows(const T* X, const float* mean, const float* centers, int k,
                                              const AmbiguousRow* items, int count, Label* labels, Leaving& leaving) {
@@ -70,7 +67,7 @@ __device__ __forceinline__ void rescore_rows(const T* X, const float* mean, cons
   leaving.add(reassigned, one);
 }
 
-// kColumns is k / 8, rounded up. Digits of kMostAdded rows add up within 32 bits.
+// kColumns is k / 8, rounded up. Limbs of kMostAdded rows add up within 32 bits.
 template <typename T, int kFeatures, int kColumns, int kStages, Multiplier kBy, int kThreads, int kResident,
           int kMostAdded = 32768>
 __global__ void __launch_bounds__(kThreads, kResident)
@@ -79,7 +76,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
   ptx::griddepcontrol_launch_dependents();
   static_assert(kColumns <= 8, "a lane has up to 16 bits of a row");
   constexpr int kWarps = kThreads / 32, kTile = 32;
-  // A warp asks for the sums to be flushed when it has moved half of its share; it has at most 62 rows waiting.
+  // A warp requests a flush of the sums after half of its share of additions; at most 62 of its rows wait.
   constexpr int kShare = kMostAdded / kWarps / 2, kTiles = (kShare - 62) / kTile;
   static_assert(kTiles >= 1, "the digits of one tile would overflow");
   using Scores = typename ScoresBy<kBy, T, kFeatures, kColumns>::Type;
@@ -88,7 +85,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   Pipeline pipeline(X, labels, n, shared);
   shared += kWarps * Pipeline::kBytes;
-  // The first tiles come while the kernel before ends, which has no part in X, and while centers are made ready.
+  // The first tiles load during the end of the previous kernel, which does not write X, and during the preparation of
+  // centers.
   const unsigned together = gridDim.x * kThreads, own = blockIdx.x * kThreads + threadIdx.x / 32 * 32;
   pipeline.ask_first(own, together, [] { ptx::griddepcontrol_wait(); });
   const bool stops = *stopped;
@@ -96,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
   shared += Scores::kBytes;
   const Sums here(sums, shared, 8 * kColumns, k, of.mean, of.scales);
   shared += Sums::bytes(8 * kColumns);
-  // Of a tile, rows that move are settled at once if they are many. Few wait, with those that were decided.
+  // Many reassigned rows of a tile are processed at once. Few wait in the queue, with the rescored ones.
   Queue<Moving, 0> moving(shared);
   Queue<AmbiguousRow, kTile> doubtful(shared + kWarps * moving.kBytes);
   Queue<Moving, 3 * kTile> leaving(shared + kWarps * (moving.kBytes + doubtful.kBytes));
@@ -122,7 +120,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
     }
   };
   each_tile<kTile, kWarps, kTiles, Scores::kTogether>((unsigned)n, flush, [&](unsigned first) {
-    // A warpgroup's last tiles may have none.
+    // A warp of a warpgroup may have no rows in its last tile.
     const unsigned left = Scores::kTogether == 1 || first < (unsigned)n ? (unsigned)n - first : 0;
     pipeline.wait();
     pipeline.ask(first + (kStages - 1) * together);
@@ -144,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
       }
       doubtful.add(waits & !certain, {first + mine, label, found.low, found.high});
     }
-    // The last of a warp's tiles leaves nothing.
+    // A warp's last tile drains the queues.
     const bool more = left > together;
     doubtful.drain(more ? 32 : 1, rescore);
     moving.take(1, [&](const Moving* rows, int count) { move(pipeline, rows, count); });

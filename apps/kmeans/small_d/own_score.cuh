@@ -1,11 +1,11 @@
-// By how much the score of a row's label is above all others, for up to four features; see iteration_fma_d4.cuh.
+// Score gap between a row's label and all other centers, for d ≤ 4; see iteration_fma_d4.cuh.
 //
 //   shared memory, a row for each label, −1 (none) the first:
 //
 //     c − c₀, four floats, for each of eight lanes     128 bytes     lane l reads part l % 8
-//     its offset, and the score of c₀, for each lane   256 bytes     or −∞ where c₀ is the label itself
+//     its bias, and the score of c₀, for each lane     256 bytes     or −∞ where c₀ is the label itself
 //
-// Why it is fast: whatever the lanes' labels are, a lane reads banks that no other lane has at that time.
+// Why it is fast: whatever their labels, lanes read different banks.
 #pragma once
 #include "apps/kmeans/small_d/scores_fma.cuh"
 #include "kernels/ptx/arithmetic.cuh"
@@ -30,7 +30,7 @@ class OwnScores {
     __syncthreads();
   }
 
-  // The score of a row's label; `others` becomes that of c₀, if it is another.
+  // The score of a row's label. `others` becomes the score of c₀, unless that is the label.
   __device__ __forceinline__ float of(const float (&x)[kFeatures], int label, float& others) const {
     const auto c = *reinterpret_cast<const simt::Vector<float, 4>*>(centers_ + label * kRow);
     const auto two = *reinterpret_cast<const simt::Vector<float, 2>*>(offsets_ + label * kRow);
@@ -49,10 +49,10 @@ class OwnScores {
   // The first center is c₀, or has no score.
   __device__ static float first(int label) { return label == 0 ? -kInfinity : constant_centers.offsets[0]; }
 
-  const unsigned char *centers_, *offsets_;  // of this lane, where label 0 has them
+  const unsigned char *centers_, *offsets_;  // this lane's copies for label 0
 };
 
-// Raises `others` to the largest score of all centers from `kFirst` on but the row's label and the first.
+// Raises `others` to the largest score of all centers from `kFirst` on, except the row's label and the first center.
 template <int kFeatures, int kClusters, int kRows, int kFirst = 0>
 __device__ __forceinline__ void raise_to_others(const float (&x)[kRows][kFeatures], const int (&label)[kRows],
                                                 float (&others)[kRows]) {

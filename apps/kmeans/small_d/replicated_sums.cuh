@@ -1,5 +1,6 @@
-// The integer sums of few features and few clusters, in shared memory: a replica a lane, so that no two lanes of a warp
-// add to the same bank.
+// Replicated fixed-point cluster sums for small d and small k, in shared memory.
+//
+// Why it is fast: lane l adds to replica l % kReplicas. With 32 replicas, no two lanes of a warp add to the same bank.
 #pragma once
 #include "apps/kmeans/small_d/constant_centers.cuh"
 #include "apps/kmeans/update/fixed_point.cuh"
@@ -10,11 +11,11 @@ namespace kmeans {
 template <int kFeatures, int kReplicas>
 class ReplicatedSums {
  public:
-  static constexpr int kPlanes = 2 * kFeatures + 1;  // two digits of every feature, and a count
+  static constexpr int kPlanes = 2 * kFeatures + 1;  // two limbs of every feature, and a count
 
   __device__ ReplicatedSums(unsigned long long* sums, unsigned* digits, int k) : sums_(sums), digits_(digits), k_(k) {}
 
-  // Adds a row, centered, to one cluster and subtracts it from another, if that is one.
+  // Adds a centered row to one cluster; subtracts it from another, if `from` is one.
   __device__ __forceinline__ void move(const float (&row)[kFeatures], int to, int from) const {
     int numbers[kFeatures];
 #pragma unroll
@@ -29,7 +30,7 @@ class ReplicatedSums {
     __syncthreads();
   }
 
-  // To global memory, and zero again; with all threads of the block, a warp a sum.
+  // Adds the sums to global memory and clears them, with all threads of the block, a warp a sum.
   __device__ __forceinline__ void flush() const {
     constexpr int kWidth = kFeatures + 1;
     const int lane = threadIdx.x % 32;

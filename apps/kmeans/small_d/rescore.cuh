@@ -1,8 +1,8 @@
-// What kernels that read few features from X itself have in common: the tiles of a warp, how rows are loaded, and how
-// those are decided that several centers may be nearest to.
+// Row tiles for small d, and float64 rescoring of ambiguous rows, by a lane or by a warp.
 //
-//   tiles     of kTile rows; those of a block's warps lie one after the other, those of the next turn a whole grid
-//             further on
+// tiles  kTile rows each; a block's warps take consecutive tiles; those of the next turn are a whole grid further on
+//
+// Why it is fast: a lane rescores a row of its own if 32 wait; lanes share rows if few do.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/update/fixed_point.cuh"
@@ -10,15 +10,15 @@
 
 namespace kmeans {
 
-// Subtracted from the threshold, so that it is never zero: next to zero, scores differ by less than 1 / kLarge, and one
-// above the threshold by so little would add a part of its bit. The bound has room for it: 2⁻⁴⁰ (place_constants,
+// Subtracted from the threshold, so that it is never zero. Near zero, scores differ by less than 1 / kLarge, and one
+// just above the threshold would add a part of its bit. The error bound includes kLeast in its 2⁻⁴⁰ (place_constants,
 // small_d_error_bound).
 constexpr float kLeast = (float)(1 << 26);
-// A float whose last places are a mask, with no bit set.
+// A float whose last mantissa bits are a mask, with no bit set.
 constexpr float kNoBits = (float)(1 << 23);
 #define kNoBitsAsInteger 0x4b000000u
 
-// The elements of a row that one load has: 16 bytes, or kMost elements, where rows are whole ones.
+// Elements of a row that one load reads: 16 bytes or kMost elements, if rows are whole vectors.
 template <typename T, int kFeatures, int kMost = 16 / sizeof(T)>
 constexpr int vector_width() {
   int wide = kMost;
@@ -26,7 +26,7 @@ constexpr int vector_width() {
   return wide;
 }
 
-// Loads a row; `swizzle` is combined with a byte's place in it, by exclusive or (TilePipeline).
+// Loads a row; `swizzle` is XORed with the byte offsets in it (TilePipeline).
 template <int kFeatures, typename T>
 __device__ __forceinline__ void load_row(const void* row, int swizzle, T (&to)[kFeatures]) {
   constexpr int kWide = vector_width<T, kFeatures>();
@@ -39,7 +39,7 @@ __device__ __forceinline__ void load_row(const void* row, int swizzle, T (&to)[k
   }
 }
 
-// What load_some gives of columns past the last, where there may be any: zero, or what the row has elsewhere.
+// Value that load_some returns past the last column: zero, or any of the row.
 enum class Past { kNone, kZero, kAny };
 
 // Some columns of a row, from `column` on: two or four.
@@ -59,7 +59,7 @@ __device__ __forceinline__ void load_some(const unsigned char* row, int swizzle,
   }
 }
 
-// Two elements of 16 bits as a word of a product's operand.
+// Packs two 16-bit elements into a word of an operand.
 template <typename T>
 __device__ __forceinline__ unsigned word_of(T lower, T upper) {
   return lower.bits | (unsigned)upper.bits << 16;
@@ -84,8 +84,8 @@ __device__ __forceinline__ Sum square_distance(const T* row, const float* mean, 
   return sum;
 }
 
-// The nearest of a row's candidates, or of all centers if it has none: the first of equals. In float32 first, as in
-// assign/rescore.cuh: a square is off by (d + 3)·2⁻²⁴ of itself at most.
+// The nearest of a row's candidates, or of all centers if it has none: the first of equals. Float32 first, as in
+// assign/rescore.cuh; the relative error of a squared distance is at most (d + 3)·2⁻²⁴.
 template <int kFeatures, typename T>
 __device__ __forceinline__ int nearest_of_row(const T* row, const float* mean, const float* centers, int k,
                                               unsigned low, unsigned high) {
@@ -113,20 +113,19 @@ constexpr int row_lanes() {
   return lanes;
 }
 
-// Bytes from where the block's shared memory begins: a pointer that is handed on would be to any memory.
+// Byte offset from the start of shared memory. A pointer argument would be a generic address.
 __device__ __forceinline__ int shared_place(const void* at) {
   return (int)(static_cast<const unsigned char*>(at) - simt::dynamic_shared<unsigned char>());
 }
 
-// The same of a few rows, by a warp: a row by as many lanes as share it, two candidates at a time, while the next rows
-// are on their way. A lane by itself would take 64 columns of a candidate at the latency of a cache each time, and for
-// a warp's last rows the whole kernel waits; of 32 rows it is instructions that count, and they are a third as many by
-// a lane each.
+// Rescoring of few rows by a warp: several lanes share a row and take two candidates at a time; the next rows are in
+// flight. A single lane would load 64 columns of a candidate at cache latency each, and the whole kernel waits for a
+// warp's last rows. For 32 rows, instructions dominate, and one lane a row needs a third as many.
 template <typename T, int kFeatures>
 class CooperativeRescore {
  public:
-  // Of up to 32 entries at a place in shared memory the lower half becomes the nearest of the candidates, or of all
-  // centers where there are none: the first of equals. A call of its own, for the registers of the loop of tiles.
+  // Replaces the lower half of up to 32 entries in shared memory by the nearest candidate. Entries without candidates
+  // compare all centers; the first of equals wins. Not inlined, to save registers of the loop over tiles.
   __device__ __noinline__ static void rescore(const T* X, const float* mean, const float* centers, int k, int items,
                                               int count) {
     auto* entries = reinterpret_cast<AmbiguousRow*>(simt::dynamic_shared<unsigned char>() + items);
@@ -148,7 +147,7 @@ class CooperativeRescore {
         load(X, soon.row, column, next);
       }
       const int to = nearest(x, centers, column, i < count ? k : 0, entry);
-      __syncwarp();  // entries are read that are now written
+      __syncwarp();  // all lanes have read the entries
       if (i < count && column == 0) entries[i].low = (unsigned)to;
     }
     __syncwarp();
@@ -164,7 +163,7 @@ class CooperativeRescore {
                                 to);
   }
 
-  // ‖x − c‖², where a lane has four columns; in each of a row's lanes the same.
+  // ‖x − c‖² of four columns a lane, summed over the row's lanes; the same value in each.
   template <typename Sum>
   __device__ static __forceinline__ Sum square(const float (&x)[4], const float (&c)[4]) {
     Sum sum = 0;
@@ -178,12 +177,11 @@ class CooperativeRescore {
     return sum;
   }
 
-  // In float32 first, as in assign/rescore.cuh; of no row if k is 0.
+  // Float32 first, as in assign/rescore.cuh; no row if k is 0.
   __device__ static __forceinline__ int nearest(const float (&x)[4], const float* centers, int column, int k,
                                                 const AmbiguousRow& entry) {
     const bool all = (entry.low | entry.high) == 0;
-    // Calls `take` of pairs of candidates, and of k where there is none; by all lanes, as often as any row has some
-    // left.
+    // Calls `take` with pairs of candidates, k standing for none; by all lanes, until no row has any left.
     const auto each_two = [&](auto take) {
       unsigned low = entry.low, high = entry.high;
       const auto after = [&](int j) { return j >= k ? k : all ? j + 1 : next_candidate(low, high, k); };
@@ -215,9 +213,9 @@ class CooperativeRescore {
   }
 };
 
-// What the warps of a block do with their tiles: `body` of a tile's first row. `between` is called by all threads of
-// the block, before any warp has more than kTurns tiles since the last time. kTogether warps, neighbours, have as many
-// tiles as each other, of which the last may begin past the end. That is below 2³², wherever they begin.
+// Calls `body` with the first row of each tile of a warp. `between` runs on all threads of the block, at least once
+// every kTurns tiles. kTogether adjacent warps have equally many tiles; the last ones may begin past the end, but below
+// 2³².
 template <int kTile, int kWarps, int kTurns, int kTogether = 1, typename Between, typename Body>
 __device__ __forceinline__ void each_tile(unsigned n, Between between, Body body) {
   static_assert(kWarps % kTogether == 0, "warps that go together are of one block");

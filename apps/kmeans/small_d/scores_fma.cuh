@@ -1,21 +1,20 @@
-// The scores of few features by fused multiply-adds, and which centers can be a row's nearest by them; see
-// iteration_fma.cuh, and iteration_fma_d4.cuh.
+// Scores for small d by fused multiply-adds, and the candidates of each row; see iteration_fma.cuh and
+// iteration_fma_d4.cuh.
 //
-//   found     of 16 clusters at a time, bit j for center 16 · chunk + j, and the chunk from bit 16 on
+// found  candidates of one chunk of 16 centers: bit j for center 16 · chunk + j, and the chunk from bit 16 on
 //
-// Why it is fast: centers are operands in constant memory, and candidates are counted in the mantissa of a float, by a
-// multiply-add that saturates, for several rows at a time.
+// Why it is fast: centers are constant-memory operands. A saturating multiply-add counts candidates in the mantissa of
+// a float, for several rows at a time.
 #pragma once
 #include "apps/kmeans/small_d/constant_centers.cuh"
 #include "apps/kmeans/small_d/rescore.cuh"
 
 namespace kmeans {
 
-// Of the centers, in chunks of 16: the candidates of one chunk, bit j for center 16 · chunk + j, and the chunk from bit
-// 16 on; no bit where several chunks have candidates.
+// Centers per chunk. `found` has no bit set if several chunks have candidates.
 constexpr int kChunk = 16;
 
-// A row less the mean; and as scores are of it.
+// A row less the mean; and the row as scores use it.
 template <int kFeatures, typename T>
 __device__ __forceinline__ void center_row(const T (&row)[kFeatures], float (&value)[kFeatures]) {
 #pragma unroll
@@ -29,7 +28,7 @@ __device__ __forceinline__ void scored_row(const T (&row)[kFeatures], float (&x)
   }
 }
 
-// The score of center j. The first one is c₀, or is left out: it has no product.
+// The score of center j. The first center is c₀ or excluded: it needs no product.
 template <int kFeatures>
 __device__ __forceinline__ float score_of(const float (&x)[kFeatures], int j) {
   float sum = constant_centers.offsets[j];
@@ -40,8 +39,8 @@ __device__ __forceinline__ float score_of(const float (&x)[kFeatures], int j) {
   return sum;
 }
 
-// The largest of some scores and `other`. If `as_integers`, it is where that is not negative, and some score where all
-// are: then more are candidates, and none is lost. Three integers are compared by one instruction of sm_90 and later.
+// The largest of some scores and `other`. As integers, exact if the result is not negative. If all scores are negative
+// it returns one of them: candidates may be added, never lost. sm_90 compares three integers with one instruction.
 template <bool as_integers>
 __device__ __forceinline__ float most_of(const float (&score)[kChunk], int count, float other) {
   if constexpr (as_integers) {
@@ -66,7 +65,7 @@ __device__ __forceinline__ void find_candidates(const float (&x)[kRows][kFeature
   float best[kRows] = {};
 #pragma unroll
   for (int first = 0; first < kClusters; first += kChunk) {
-    constexpr int kLast = (kClusters - 1) % kChunk + 1;  // in the last chunk
+    constexpr int kLast = (kClusters - 1) % kChunk + 1;  // centers of the last chunk
     float score[kRows][kChunk];
 #pragma unroll
     for (int j = 0; j < kChunk; ++j) {
@@ -97,15 +96,15 @@ __device__ __forceinline__ void find_candidates(const float (&x)[kRows][kFeature
   }
 }
 
-// What was found of a row that has one candidate, which is its label.
+// `found` of a row whose only candidate is `label`.
 template <int kClusters>
 __device__ __forceinline__ unsigned found_of(int label) {
-  // Of no cluster, what no row has.
+  // No cluster: a value that no row has.
   if (kClusters <= kChunk) return 1u << (label & 31);
   return 1u << (label & (kChunk - 1)) | (unsigned)(label >> 4) << 16;
 }
 
-// The cluster that was found; negative if it is in doubt.
+// The certified cluster; negative if the row is ambiguous.
 template <int kClusters>
 __device__ __forceinline__ int cluster_of(unsigned found) {
   const unsigned bits = found & 0xffff;
@@ -113,7 +112,7 @@ __device__ __forceinline__ int cluster_of(unsigned found) {
   return bits != 0 && (bits & (bits - 1)) == 0 ? chunk + 31 - __clz((int)bits) : -1;
 }
 
-// The nearest, in float64, of the centers that were found, or of all if none was: the first of equals.
+// The float64 nearest of the found centers, or of all centers if none was found; the first of equals.
 template <int kFeatures>
 __device__ __forceinline__ int nearest_of_found(const float (&x)[kFeatures], const float* centers, int k,
                                                 unsigned found) {

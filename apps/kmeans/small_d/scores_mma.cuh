@@ -1,23 +1,21 @@
-// The scores of few features by the tensor cores of each warp (mma), of rows rounded to float16; see iteration_mma.cuh.
+// Scores for small d by mma, the tensor cores of each warp, on rows rounded to float16; see iteration_mma.cuh.
 //
-//   a warp's tile, 32 rows,             columns 0 … 15        16 … 31       a lane (g, t) = (lane / 4, lane % 4) loads
-//                                       columns
-//   in its ring (tile_pipeline.cuh)         t=0 t=1 t=2 t=3    t=0 t=1 …        4·t … 4·t + 3 of each 16, of rows g and
-//                                           g + 8: the
-//     rows g                            ███ ███ ███ ███    ███ ███ …        quad reads a row, the warp eight. The product takes
-//     rows g + 8                        ███ ███ ███ ███    ███ ███ …        them for columns 2·t, 2·t + 1, 2·t + 8 and 2·t + 9;
-//     rows g + 16, g + 24               ███ ███ ███ ███    ███ ███ …        centers likewise
+//   a warp's tile            columns 0 … 15     16 … 31       a lane (g, t) = (lane / 4, lane % 4) loads columns
+//   of 32 rows               t=0 t=1 t=2 t=3    t=0 t=1 …     4·t … 4·t + 3 of each 16, of rows g and g + 8: the
+//     rows g                 ███ ███ ███ ███    ███ ███ …     quad reads a row, the warp eight. mma takes them for
+//     rows g + 8             ███ ███ ███ ███    ███ ███ …     columns 2·t, 2·t + 1, 2·t + 8 and 2·t + 9;
+//     rows g + 16, g + 24    ███ ███ ███ ███    ███ ███ …     centers likewise. The tile is in tile_pipeline.cuh.
 //
-// With x̂ and ĉ rounded to float16, n = ‖x̂‖ and a the most that is lost next to zero,
+// With x̂ and ĉ rounded to float16, n = ‖x̂‖ and a the largest subnormal rounding error,
 //
-//   |x·c − x̂·ĉ| ≤ (ρ n / (1 − ρ) + a) C + n δ,   ρ = 2⁻¹¹, or 0 of data that float16 holds,   a = √d 2⁻²⁵
+//   |x·c − x̂·ĉ| ≤ (ρ n / (1 − ρ) + a) C + n δ,   ρ = 2⁻¹¹, or 0 for data that float16 holds exactly,   a = √d 2⁻²⁵
 //
-// and the tensor cores lose what assign/large_k.cuh says. X is scaled for no row's norm to exceed 2¹⁰. On the
-// benchmark's data 0.3 to 1.2 % of the rows are compared with their candidates, 16 × 16, and 0.7 to 2.5 %, 32 × 64.
-// (With one bound for all rows, of the largest norm there is, it would be five times as many.)
+// assign/large_k.cuh states the tensor-core error. X is scaled so that no row norm exceeds 2¹⁰. On the benchmark's data
+// (d × k), 0.3 to 1.2 % of the rows are ambiguous at 16 × 16, and 0.7 to 2.5 % at 32 × 64. (One bound for all rows,
+// from the largest norm, would make five times as many ambiguous.)
 //
-// Why it is fast: centers that are few stay in registers, and the norms of rows come from the product too. Of 32 × 64,
-// a row takes 456 lane instructions with its label, of 16 × 16 242, as compiled for sm_90a (424 by multiply-adds).
+// Why it is fast: for small k, centers stay in registers. Row norms come from mma too. As compiled for sm_90a, a row
+// and its label take 456 lane instructions at 32 × 64, and 242 at 16 × 16 (424 by multiply-adds).
 #pragma once
 #include "apps/kmeans/small_d/half_centers.cuh"
 #include "apps/kmeans/small_d/rescore.cuh"
@@ -28,8 +26,8 @@
 
 namespace kmeans {
 
-// ‖x̂‖² of row g + 8·half. Eight rows are a matrix's rows and another's columns in the same registers, so that it is on
-// the diagonal of their product.
+// ‖x̂‖² of row g + 8·half. The same registers serve as eight rows of one operand and eight columns of the other.
+// Squared norms are on the diagonal of the product.
 template <int kSteps>
 __device__ __forceinline__ float square_norm(const unsigned (&a)[kSteps][4], int half) {
   const int g = threadIdx.x % 32 / 4;
@@ -42,13 +40,13 @@ __device__ __forceinline__ float square_norm(const unsigned (&a)[kSteps][4], int
   return simt::shuffle(g % 2 ? squares[2 * half + 1] : squares[2 * half], 4 * g + g / 2);
 }
 
-// The largest scores of a row: the best, and of those that cannot be it, or zero where there is none.
+// The best score of a row, and the largest score of a center that is no candidate; zero if there is none.
 struct Largest {
   float best, other;
 };
 
-// Which of a lane's scores of row g + 8·half can be the best: bit 2·j + i for column 8·j + 2·t + i, below others. The
-// largest ones go to `largest`, if it is to have them: as integers, as they are not negative.
+// Candidates of row g + 8·half among a lane's scores: bit 2·j + i for column 8·j + 2·t + i in the low bits. Optionally
+// stores the largest scores in `largest`. Maxima are of integers, as scores are not negative.
 template <int kColumns, bool kLargest = false>
 __device__ __forceinline__ unsigned candidates_of(const float (&scores)[kColumns][4], int half, float twice_error,
                                                   Largest* largest = nullptr) {
@@ -82,9 +80,9 @@ template <typename T, int kFeatures, int kColumns, bool kKept>
 class WarpScores {
  public:
   static constexpr int kSteps = (kFeatures + 15) / 16;
-  static constexpr int kTogether = 1;                        // warps that multiply together
+  static constexpr int kTogether = 1;                        // warps of one product
   static constexpr int kReadTogether = 16 * (int)sizeof(T);  // bytes of a row
-  // In registers, of the ring: if there is room.
+  // Keeps pipeline addresses in registers, if there is room.
   static constexpr bool kKeepsPlaces = sizeof(T) == 4 || kFeatures <= 16;
   static constexpr int kBytes = SharedCenters<kSteps, kColumns, kKept>::kBytes;
 
@@ -113,12 +111,12 @@ class WarpScores {
         const float norm = ptx::square_root(square_norm<kSteps>(a, half));
         bits[2 * b + half] = candidates_of<kColumns>(scores, half, twice_error(norm));
       }
-      // For the scores of no more blocks to be in registers at a time.
+      // Limits the blocks whose scores are in registers at once.
       if (kColumns > 2) __syncwarp();
     }
   }
 
-  // The same, and by how much row g + 8·t, if it has one candidate, is nearer to it than to any other center, at least
+  // As `find`; also returns a lower bound of the gap between a sole candidate of row g + 8·t and all other centers
   // (bounds/assign.cuh).
   template <typename Pipeline>
   __device__ __forceinline__ float find_gap(const Pipeline& pipeline, unsigned (&bits)[4]) const {
@@ -139,8 +137,8 @@ class WarpScores {
       }
       if (kColumns > 2) __syncwarp();
     }
-    // What a row next to zero loses is beside its norm. Scores have a level; that it is taken off again may cost a
-    // rounding, of which the bound has one more than it needs.
+    // kNextToZero adds subnormal rounding errors to the norm. Subtracting the level may cost a rounding; the error
+    // bound includes one rounding more than it needs.
     const float error = twice_error(own_norm) / (2 * kLarge), norm = own_norm + kNextToZero;
     return gap_of(norm, own.best - level_, own.other - level_, error, norm_limit_);
   }
@@ -150,7 +148,7 @@ class WarpScores {
 
   __device__ __forceinline__ float twice_error(float norm) const { return fmaf(norm, bound_.of_norm, bound_.always); }
 
-  // The scores of rows g and g + 8 of block b, and the rows as they were multiplied.
+  // The scores of rows g and g + 8 of block b, and the rows as operands.
   template <typename Pipeline>
   __device__ __forceinline__ void multiply(const Pipeline& pipeline, int b, unsigned (&a)[kSteps][4],
                                            float (&scores)[kColumns][4]) const {
@@ -179,7 +177,7 @@ class WarpScores {
 
   const SharedCenters<kSteps, kColumns, kKept> centers_;
   const Bound bound_;
-  const float level_, norm_limit_;  // of gaps alone
+  const float level_, norm_limit_;  // for gaps only
   const float scale_;
   float shift_[kSteps][4];
 };

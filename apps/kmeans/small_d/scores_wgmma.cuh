@@ -1,28 +1,23 @@
-// The scores of few features in 16 bits by the tensor cores of warpgroups (wgmma), of rows as they lie; see
-// iteration_mma.cuh.
+// Scores for small d and 16-bit types by wgmma, on rows in place; see iteration_mma.cuh.
 //
-//   rows       a warp's tile in its ring: the product's left operand, of which each warp of a warpgroup has 16 rows, as
-//              ldmatrix
-//              has it, four matrices of eight rows and columns together, or where rows are no whole vectors as in
-//              scores_mma.cuh;
-//              the warpgroup's four tiles are multiplied together
-//   centers    in two parts of X's type, c·s² ≈ high + low, in shared memory by fragments: part, step s, eight centers
-//              j
-//   offsets    a level − (mean·c + ‖c‖²/2)·s², so that nothing is subtracted from rows: in three parts, one step more,
-//              of
-//              which the left operand is constant (`weight`), and in shared memory too
+//   rows       left operand: a warp's tile in its pipeline; each warp of a warpgroup has 16 rows, loaded by ldmatrix,
+//              four matrices of 8 × 8 at a time (or as in scores_mma.cuh, where rows are not whole vectors); one wgmma
+//              multiplies the warpgroup's four tiles
+//   centers    two parts of X's type, c·s² ≈ high + low, in shared memory by fragments: part, step s, eight centers j
+//   biases     a level − (mean·c + ‖c‖²/2)·s², so that nothing is subtracted from rows: three parts in shared memory;
+//              one more step, whose left operand is constant (`weight`)
 //
-// s is the power of two by which no row's norm n, with the mean in it, exceeds `norm`. What the parts leave of a center
-// is 2⁻²² of it in float16, 2⁻¹⁸ in bfloat16, and 2⁻²⁵ at most next to zero in float16:
+// s is a power of two such that no row norm n, including the mean, exceeds `norm`. The parts lose at most 2⁻²² of a
+// center in float16 and 2⁻¹⁸ in bfloat16. In float16 they also lose at most 2⁻²⁵ near zero:
 //
 //   |x·c − x·(high + low)| ≤ n (r ‖c‖ + a),   r = 2⁻²² or 2⁻¹⁸,   a = √d 2⁻²⁵ or 0
 //
-// So near are scores to what they should be that one bound serves all rows.
+// Scores are so exact that one error bound serves all rows.
 //
-// Why it is fast: no element is converted, no norm is needed, and a warpgroup has 128 rows multiplied by all centers by
-// a few instructions, which read centers from shared memory for four warps at once. What is left is a maximum and two
-// multiply-adds of each score: 32 rows of 64 features and 64 clusters take a warp 400 instructions, where
-// scores_mma.cuh takes 1,000.
+// Why it is fast: it converts no element and computes no norm. A few instructions multiply 128 rows of a warpgroup by
+// all centers, which they read from shared memory once for four warps. A score then costs a maximum and two
+// multiply-adds. 32 rows of 64 features and 64 clusters take 400 warp instructions, compared with 1,000 in
+// scores_mma.cuh.
 #pragma once
 #include "apps/kmeans/small_d/scores_mma.cuh"
 #include "kernels/ptx/ldmatrix.cuh"
@@ -34,23 +29,23 @@ template <typename T, int kFeatures, int kColumns>
 class WarpgroupScores {
  public:
   static constexpr int kSteps = (kFeatures + 15) / 16, kParts = 2;
-  static constexpr int kTogether = 4;  // warps that multiply together
-  // Whether ldmatrix loads rows, whose parts of 16 bytes then begin at multiples of it; and the bytes of a row that are
-  // read together.
+  static constexpr int kTogether = 4;  // warps of one product
+  // True if ldmatrix loads rows: their 16-byte parts are then aligned. kReadTogether: bytes of a row that are read
+  // together.
   static constexpr bool kMatrices = kFeatures % 8 == 0;
   static constexpr int kReadTogether = kMatrices ? 16 : 16 * (int)sizeof(T);
-  static constexpr bool kKeepsPlaces = true;  // in registers, of the ring's
+  static constexpr bool kKeepsPlaces = true;  // keeps pipeline addresses in registers
   static constexpr int kBytes = (kParts * kSteps + 1) * kColumns * 256 + 64 * 16 * (int)sizeof(T);
 
   __device__ WarpgroupScores(const Products& of, const float* centers, int k, void* shared)
       : matrix_(ptx::matrix_at(shared)) {
     const int lane = threadIdx.x % 32, t = lane % 4;
     const CenterStats most = *of.center_stats;
-    // The norm of the mean is within that of rows.
+    // The norm of the mean is at most that of rows.
     const float level = 1.01f * (2 * of.norm * most.norm + most.half_square);
     auto* words = static_cast<unsigned*>(shared);
-    // A warp has eight centers: a lane some columns of one, and in the end a pair of its offset's parts. All that is
-    // loaded is on its way before anything is waited for.
+    // A warp prepares eight centers: a lane has some columns of one, and finally a pair of its bias parts. All loads
+    // are in flight before the first use.
     for (int j = threadIdx.x / 32; j < kColumns; j += blockDim.x / 32) {
       const int center = 8 * j + lane / 4;
       const float found = of.offsets[center];
@@ -101,7 +96,7 @@ class WarpgroupScores {
                                                      : 0u;
       words[word(kParts, 0, j, 1) + lane] = 0;
     }
-    // Of a row, 16 weights: eight rows' first halves, then their second.
+    // 16 weights a row: the first halves of eight rows, then their second halves.
     for (int i = threadIdx.x; i < 64 * 16; i += blockDim.x) {
       const int part = i % 8;
       reinterpret_cast<T*>(words + word(kParts, 1, 0, 0))[i] =
@@ -111,10 +106,10 @@ class WarpgroupScores {
     const float rounding = of.rounding + of.tensor_error + 1.0f / (1 << 22);
     const float least = kHalf ? sqrtf((float)kFeatures) / (1 << 25) * of.norm / of.scale : 0.0f;
     const float error = of.norm * most.norm * rounding + level * (of.tensor_error + 1.0f / (1 << 22)) + least;
-    // A center that is infinite in float16 has no scores.
+    // A center that is infinite in float16 has no valid scores.
     const bool fits = of.norm * most.norm + most.half_square <= (float)(1 << 26) &&
                       (!kHalf || most.norm * of.scale <= (float)(1 << 15));
-    // What three parts leave next to zero, and kLeast.
+    // Subnormal rounding of the three bias parts, and kLeast.
     twice_error_ = (fits ? 2.002f * kLarge : kInfinity - kInfinity) * (error + (kHalf ? 0x1p-34f : 0.0f) + 0x1p-40f);
   }
 
@@ -133,34 +128,34 @@ class WarpgroupScores {
 
  private:
   static constexpr bool kHalf = ptx::is_half<T>, kWhole = 16 * kSteps == kFeatures;
-  // Blocks of 16 rows that are multiplied at the same time: two, where registers have room for them.
+  // Blocks of 16 rows in flight: two, if registers have room for them.
   static constexpr int kAtOnce = 8 * (kColumns + kSteps) <= 64 ? 2 : 1;
 
-  // What a part of an offset is multiplied by: float16 has few exponents. Each leaves 2⁻¹¹ of what it is of, or 2⁻⁸.
+  // Weight of a bias part, because float16 has few exponents. Each part leaves a relative 2⁻¹¹ (float16) or 2⁻⁸.
   __device__ static constexpr float weight(int part) {
     return !kHalf ? 1.0f : part == 0 ? (float)(1 << 12) : part == 1 ? 2.0f : 1.0f / (1 << 10);
   }
 
-  // Where the words of a fragment begin: of rows 2·t and 2·t + 1 of step s, or (`half`) of 2·t + 8 and 2·t + 9. Past
-  // the centers' parts is the step of the offsets.
+  // First word of a fragment: rows 2·t and 2·t + 1 of step s, or (`half`) 2·t + 8 and 2·t + 9. The bias step follows
+  // the centers' parts.
   __device__ static constexpr int word(int part, int s, int j, int half) {
     return ((part * kSteps + s) * kColumns + j) * 64 + half * 32;
   }
 
-  // The first of the two columns of a step that a lane has as one word: those of columns below or from eight on, as it
-  // is for ldmatrix, or of four that it loads together.
+  // First of the two columns of a step in one word of this lane: columns 0 … 7 or 8 … 15 as ldmatrix orders them, or
+  // pairs of four loaded together.
   __device__ static __forceinline__ int column_of(int s, int half) {
     const int t = threadIdx.x % 4;
     return 16 * s + (kMatrices ? 8 * half + 2 * t : 4 * t + 2 * half);
   }
 
-  // Begins to multiply block b of a tile's rows.
+  // Starts the product of block b of a tile's rows.
   template <typename Pipeline>
   __device__ __forceinline__ void begin(const Pipeline& pipeline, int b, unsigned (&a)[1][kSteps][4],
                                         float (&scores)[kColumns][4]) const {
     if constexpr (kMatrices) {
-      // A lane points to a row of one of the four matrices: of rows below or from eight on, and of columns likewise.
-      // Past the last column it is any of the row, as X is finite and centers are zero.
+      // A lane addresses a row of one of the four matrices: rows 0 … 7 or 8 … 15, columns likewise. Past the last
+      // column it addresses any column: X is finite and centers are zero there.
       const int matrix = threadIdx.x % 32 / 8, row = 16 * b + matrix % 2 * 8 + threadIdx.x % 8;
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
@@ -191,7 +186,7 @@ class WarpgroupScores {
     ptx::wgmma_commit();
   }
 
-  // Waits for all but the `pending` latest blocks, and finds the candidates of one, of its rows g and g + 8.
+  // Waits for all but the `pending` latest blocks, and finds candidates of rows g and g + 8 of one block.
   template <int pending>
   __device__ __forceinline__ void end(float (&scores)[kColumns][4], unsigned& first, unsigned& second) const {
     ptx::wgmma_wait<pending>(scores);

@@ -1,32 +1,32 @@
-// The tiles of X and of its labels that a warp is about to compute, on their way to shared memory: a ring of its own.
+// Tile pipeline: consecutive tiles of X and their labels, copied to shared memory by asynchronous copies; a multistage
+// pipeline per warp.
 //
-//   stage 0   rows first … first + kTile − 1 of X as they lie, row by row; their labels, a byte each     computed now
-//   stage 1   the warp's next tile                                                                       on its way
+//   stage 0   rows first … first + kTile − 1 of X in place, row by row; their labels, a byte each        computed now
+//   stage 1   the warp's next tile                                                                       in flight
 //   …
 //
-//   a row of 64 bytes, whose four units of 16 are read by one lane, of which eight take turns with others:
+//   Swizzle: a row of 64 bytes has four units of 16. One lane reads one row, and eight lanes read at a time:
 //
-//     row 0, 1    0 1 2 3   0 1 2 3       lane r reads unit u of row r: where the units of rows 2, 3 change places with
-//     row 2, 3    1 0 3 2   1 0 3 2       their neighbours', and so on, eight lanes read eight units of 128 bytes'
-//                 banks
+//     row 0, 1    0 1 2 3   0 1 2 3       lane r reads unit u of row r; swapping the units of rows 2, 3 with their
+//     row 2, 3    1 0 3 2   1 0 3 2       neighbours, and so on, spreads the eight units over 128 bytes of banks
 //     row 4, 5    2 3 0 1   2 3 0 1
 //
-// Why it is fast: a byte goes through the level-2 cache once (asking for lines early and loading them later goes twice,
-// and was what bounded these kernels), and through no register on its way; no warp waits for another; and whoever reads
-// the rows, in whatever order, finds no two lanes at one bank.
+// Why it is fast: a byte crosses L2 once and bypasses registers. (Prefetching lines and loading them later crosses L2
+// twice, which used to bound these kernels.) No warp waits for another. Readers meet no bank conflicts, whatever their
+// order.
 #pragma once
 #include "apps/kmeans/data/labels.cuh"
 #include "kernels/ptx/cp_async.cuh"
 
 namespace kmeans {
 
-// `kTogether` bytes of a row, a power of two from 16 on, are read by lanes that are neighbours, or by one, at a time.
-// If `keeps`, registers hold what places are computed from (simt::kept).
+// Adjacent lanes, or one lane, read `kTogether` bytes of a row at a time: a power of two from 16 on. `keeps` holds the
+// operands of addresses in registers (simt::kept).
 template <typename T, int kFeatures, int kTile, int kStages, int kTogether, bool keeps = false>
 class TilePipeline {
  public:
   static constexpr int kRow = kFeatures * (int)sizeof(T), kTileBytes = kTile * kRow, kStage = kTileBytes + kTile;
-  static constexpr int kBytes = kStages * kStage;  // of a warp
+  static constexpr int kBytes = kStages * kStage;  // per warp
   static_assert(kTile % 32 == 0 && kTileBytes % 16 == 0 && kStage % 16 == 0, "a tile is whole units of 16 bytes");
 
   // `shared` is the block's, for all of its warps. There are fewer than 2³² rows.
@@ -38,16 +38,15 @@ class TilePipeline {
     if (keeps) own_ = simt::kept_shared(own_);
   }
 
-  // Begins to copy the tile whose first row is `first`, or nothing if that is past the end; by all lanes. Before the
-  // first wait kStages − 1 times, then once after each: what the stage had before has then been read.
+  // Starts to copy the tile at row `first`; past the end, nothing. By all lanes. Called kStages − 1 times before the
+  // first wait, then once after each wait, when the stage's old tile has been read.
   __device__ __forceinline__ void ask(unsigned first) {
     copy<true, true>(first, asked_);
     ptx::cp_async_commit();
     asked_ += kStage;
   }
 
-  // Asks for the first tiles, each `together` rows behind the one before; `between` is called while rows are on their
-  // way, and before labels are read.
+  // Starts the first copies, `together` rows apart. `between` runs while rows are in flight, before labels are read.
   template <typename Between>
   __device__ __forceinline__ void ask_first(unsigned first, unsigned together, Between between) {
 #pragma unroll
@@ -61,8 +60,7 @@ class TilePipeline {
     asked_ = (kStages - 1) * kStage;
   }
 
-  // Waits for the tile that was asked for kStages − 1 times ago, for all lanes to read; and the last one has been read
-  // by all.
+  // Waits for the tile of kStages − 1 copies ago, for all lanes. All lanes have then read the previous tile.
   __device__ __forceinline__ void wait() {
     ptx::cp_async_wait<kStages - 2>();
     simt::sync_warp();
@@ -70,7 +68,7 @@ class TilePipeline {
     now_ = now_ == kBytes - kStage ? 0 : now_ + kStage;
   }
 
-  // Of the tile that was waited for: a row, and what to combine, by exclusive or, with a byte's place in it.
+  // The current tile: a row, and the swizzle that is XORed with a byte offset in it.
   __device__ __forceinline__ const unsigned char* row(int row) const { return own_ + now_ + row * kRow; }
   __device__ static __forceinline__ int swizzle(unsigned row) {
     return kTurns > 1 ? (int)(row / kBefore % kTurns * kTogether) : 0;
@@ -81,8 +79,8 @@ class TilePipeline {
   }
 
  private:
-  static constexpr int kLine = 128;  // bytes that all banks have
-  // Rows that are read at a time, and how many of them would begin at the same bank.
+  static constexpr int kLine = 128;  // bytes of all banks
+  // Rows that are read at a time, and how many of them would begin in the same bank.
   static constexpr int kRows = kTogether < kLine ? kLine / kTogether : 1;
   static constexpr int turns() {
     int turns = 1;
@@ -90,8 +88,8 @@ class TilePipeline {
     return kRow % kTogether == 0 ? turns : 1;
   }
   static constexpr int kTurns = turns(), kBefore = kRows / kTurns;
-  // What a warp copies at a time, and whether that is whole rows: which are so many a power of two, and then what a
-  // place is combined with is that of the first one's row and of the lane's among them.
+  // Bytes that a warp copies at a time. kSame: these are whole rows, a power of two of them. The swizzle is then that
+  // of the first row combined with that of the lane's row.
   static constexpr int kAtATime = 32 * 16, kLabelsAtATime = 32 * 4;
   static constexpr bool kSame = kTurns == 1 || kAtATime % kRow == 0;
 
@@ -103,21 +101,21 @@ class TilePipeline {
 
   __device__ static __forceinline__ int part(int left, int most) { return left <= 0 ? 0 : left < most ? left : most; }
 
-  // Rows, labels or both of a tile to a stage.
+  // Copies rows, labels or both of a tile to a stage.
   template <bool kRowsToo, bool kLabelsToo>
   __device__ __forceinline__ void copy(unsigned first, int stage) const {
     if (first < n_ / kTile * kTile) {
       copy<kRowsToo, kLabelsToo>(first, stage, [](int) { return 16; }, [](int) { return 4; });
     } else if (first < n_) {
       const int rows = (int)(n_ - first);
-      // Zeros for the rest.
+      // Zero-fills the rest.
       copy<kRowsToo, kLabelsToo>(
           first, stage, [rows](int byte) { return part(rows * kRow - byte, 16); },
           [rows](int byte) { return part(rows - byte, 4); });
     }
   }
 
-  // `of_rows` and `of_labels` say how much of some bytes there is.
+  // `of_rows` and `of_labels` return how many bytes at an offset exist.
   template <bool kRowsToo, bool kLabelsToo, typename OfRows, typename OfLabels>
   __device__ __forceinline__ void copy(unsigned first, int stage, OfRows of_rows, OfLabels of_labels) const {
     const unsigned char* from = X_ + (unsigned long long)first * kRow;
@@ -127,7 +125,7 @@ class TilePipeline {
       const int byte = begin + 16 * lane_;
       if (begin + kAtATime > kTileBytes && byte >= kTileBytes) break;
       const int read = of_rows(byte);
-      // Of a lane that reads nothing, the address is any of the tile.
+      // A lane that reads nothing passes any address of the tile.
       ptx::cp_async<16>(kSame ? to + (place_ ^ swizzle(begin / kRow)) + begin : to + (byte ^ swizzle(byte / kRow)),
                         read > 0 ? from + begin : from - 16 * lane_, read);
     }
@@ -140,15 +138,15 @@ class TilePipeline {
     }
   }
 
-  // Of a tile of fewer than 128 labels, not every lane has some.
+  // In a tile of fewer than 128 labels, some lanes have none.
   __device__ static __forceinline__ int label_byte(int lane) { return 4 * lane % kTile; }
 
-  const unsigned char* const X_;  // of this lane's units, and labels
+  const unsigned char* const X_;  // this lane's first unit; its labels
   const Label* const labels_;
   const unsigned n_;
-  const int lane_, place_;  // where the first unit that a lane copies goes to
+  const int lane_, place_;  // offset of the first unit that a lane copies
   unsigned char* own_;
-  int asked_, now_;  // bytes to stages
+  int asked_, now_;  // byte offsets of stages
 };
 
 }  // namespace kmeans

@@ -1,19 +1,21 @@
-// The centers of an iteration as assign/small_k.cuh reads them, and the next centers from the sums, without the host.
+// New centers from the fixed-point cluster sums, the stopping test, and the float16 centers of the next assignment,
+// without host synchronisation.
 //
 //   centers (k × d)  →  centers_half (k × padded, float16) = fl16(c · scale), offsets = −‖c · scale‖²/2, center_stats
 //
-// prepare_centers  places given centers. Offsets are −infinite past the last, up to the columns of the product. It also
-//                  computes the error coefficient of each center, where that is wanted (ArgminEpilogueLargeD).
-// update_centers   computes the means of the sums (fixed_point.cuh), which become the next centers, and the stopping
-//                  test: no label changed, or the centers moved by no more than `tolerance` in all (squared), or a
-//                  cluster is empty, which the host has to fill. Later launches then do nothing. With bounds
-//                  (bounds/state.cuh), it adds up the drift of the centers and decides what the next iteration does.
+// prepare_centers  converts given centers. Offsets are −infinite past the last center, up to the columns of the
+//                  product. Computes an error coefficient per center, if wanted (ArgminEpilogueLargeD).
+// update_centers   computes the cluster means (fixed_point.cuh), which become the next centers, and the stopping test.
+//                  An iteration stops if no label changed, if the squared center shift is at most `tolerance`, or if a
+//                  cluster is empty. The host fills empty clusters. Later launches then do nothing. With bounds
+//                  (bounds/state.cuh), it accumulates the drift of the centers and selects the next pass.
 //
-// A center far away would widen the bound of every row. A center more than 4·norm_limit from the mean is the nearest of
-// no row within norm_limit, as long as another center is within 2·norm_limit. So it is excluded (its offset is
-// −infinite), and assign/rescore.cuh decides the few rows beyond norm_limit.
+// A distant center would widen the error bound of every row. A center more than 4·norm_limit from the mean is the
+// nearest of no row within norm_limit, if another center is within 2·norm_limit. So it is excluded (its bias is
+// −infinite), and assign/rescore.cuh labels the few rows beyond norm_limit.
 //
-// A block a center; the last block to arrive puts together what the others found, in their order: the same bits always.
+// Why it is fast: one block a center; the last block to arrive reduces their results in a fixed order: always the same
+// bits.
 #pragma once
 #include "kernels/device/block_reduce.cuh"
 #include "apps/kmeans/bounds/state.cuh"
@@ -23,15 +25,15 @@
 
 namespace kmeans {
 
-// What the host learns of an iteration.
+// The result of an iteration that the host reads.
 struct Outcome {
   int stop, empty;
   unsigned n_reassigned;
   int padding;
-  double shift, potential;  // Σ ‖new c − c‖²; Σ w·(‖c‖² − 2 x·c), at the centers that the labels are of
+  double shift, potential;  // Σ ‖new c − c‖²; Σ w·(‖c‖² − 2 x·c), c being the old centers
 };
 
-// What one block found out about its center.
+// Results of one block for its center.
 struct CenterFound {
   double square, lost, shift, potential;
 };
@@ -51,12 +53,11 @@ __device__ __forceinline__ CenterFound block_sum(CenterFound mine) {
   return mine;
 }
 
-// Where centers in float16 go: `padded` columns a row, or panels, of which there is one more, for −‖c‖²/2
-// (core_matrix_layout.cuh). Of rows there may be second parts (assign/small_k.cuh), from row `second` on, if that is
-// not 0.
+// Destination of float16 centers. Either rows of `padded` columns, or panels with one more panel for −‖c‖²/2
+// (core_matrix_layout.cuh). If `second` is not 0, second parts of centers (assign/small_k.cuh) start at that row.
 struct HalfCenters {
   ptx::Half* to;
-  int padded, panels, height, second;  // 0 panels: rows; `height` centers are a tile
+  int padded, panels, height, second;  // 0 panels: rows; `height` centers a tile
 
   __device__ __forceinline__ ptx::Half* at(int center, int column) const {
     if (panels == 0) return to + (long long)center * padded + column;
@@ -64,7 +65,7 @@ struct HalfCenters {
   }
 };
 
-// −‖c‖²/2 of a center.
+// Stores the bias −‖c‖²/2 of a center.
 __device__ __forceinline__ void set_offset(float* offsets, const HalfCenters& centers_half, int center, float value) {
   if (centers_half.panels) {
     tsm2::place_parts(centers_half.to, center, centers_half.panels + 1, centers_half.height, value);
@@ -73,7 +74,7 @@ __device__ __forceinline__ void set_offset(float* offsets, const HalfCenters& ce
   }
 }
 
-// One element of a center to float16.
+// Converts one element of a center to float16.
 __device__ __forceinline__ void place(double c, float scale, ptx::Half* half, CenterFound& found) {
   const double scaled = c * scale;
   *half = ptx::to_half((float)scaled);
@@ -82,8 +83,8 @@ __device__ __forceinline__ void place(double c, float scale, ptx::Half* half, Ce
   found.lost += lost * lost;
 }
 
-// The second parts of a center, (d,), and the square of what both parts lose, of which a thread has some: by a block,
-// of which each thread has written the columns that it now reads.
+// Writes the second parts of a center (d,). Returns this thread's share of the squared error that both parts leave. By
+// a block; each thread reads the columns that it wrote.
 template <typename Work>
 __device__ __forceinline__ double place_second(const Work* center, int d, float scale, const HalfCenters& centers_half,
                                                int j) {
@@ -101,7 +102,7 @@ __device__ __forceinline__ double place_second(const Work* center, int d, float 
       const int i = begin + r * kCenterThreads;
       if (i >= d) break;
       const double scaled = (double)some[r] * scale, rest = scaled - ptx::to_float(ptx::to_half((float)scaled));
-      // Of what is infinite in float16 there is no rest.
+      // An element that is infinite in float16 has no second part.
       const ptx::Half second = ptx::to_half(fabs(rest) < kInfinity ? (float)(rest * kSecondScale) : 0.0f);
       *centers_half.at(centers_half.second + j, i) = second;
       const double lost = rest - ptx::to_float(second) / kSecondScale;
@@ -111,18 +112,19 @@ __device__ __forceinline__ double place_second(const Work* center, int d, float 
   return all;
 }
 
-// Of the centers that are not left out, where `least` is the least square norm of all; by a block.
+// Reduces the statistics of all centers and excludes distant ones; `least` is the least squared norm of all. By a
+// block.
 __device__ __forceinline__ void put_together(const CenterFound* found, int k, double least, float norm_limit,
                                              float* offsets, const HalfCenters& centers_half,
                                              CenterStats* center_stats) {
-  const double far = 16.1 * norm_limit * norm_limit;  // norms of rows are of what was rounded
+  const double far = 16.1 * norm_limit * norm_limit;  // rows have norms of rounded values
   double square = 0, lost = 0, some = 0;
 #pragma unroll 4
   for (int j = threadIdx.x; j < k; j += blockDim.x) {
-    // What is no number is far.
+    // NaN counts as far.
     if (!(found[j].square <= far) && least <= far / 4) {
       set_offset(offsets, centers_half, j, -kInfinity);
-      // Its scores would be no numbers, where it is infinite in float16.
+      // If it is infinite in float16, its scores would be NaN.
       for (int i = 0; centers_half.panels && i < centers_half.padded; ++i) *centers_half.at(j, i) = {0};
       some = 1;
       continue;
@@ -133,19 +135,19 @@ __device__ __forceinline__ void put_together(const CenterFound* found, int k, do
   const Doubles<3> most = over_block(Doubles<3>{square, lost, some}, most_of);
   square = most.at[0], lost = most.at[1], some = most.at[2];
   if (threadIdx.x != 0) return;
-  // Rounded up; an infinity stays one.
+  // Rounded up; infinity stays.
   const float norm = (float)(sqrt(square) * 1.000001), of_lost = (float)(sqrt(lost) * 1.000001);
-  // Products past 2²⁷ would overflow in the epilogue, and a center that is infinite in float16 has none; nor has
-  // −‖c‖²/2 of a norm past 2¹⁵ room in panels.
+  // Products past 2²⁷ would overflow in the epilogue; a center that is infinite in float16 has none. Panels cannot hold
+  // −‖c‖²/2 of a norm past 2¹⁵.
   const bool holds = of_lost < kInfinity && (centers_half.panels == 0 || norm < (float)(1 << 15));
   const float within = holds ? (float)(1 << 27) / norm : -1.0f;
   *center_stats = {norm, of_lost, (float)(square / 2 * 1.000001),
                    some != 0 && norm_limit < within ? norm_limit : within};
 }
 
-// An iteration's centers, sums and results, for both kernels here. `units` are what one stands for in each column of
-// the sums, powers of two. `outcome` is this iteration's; `stopped` is set with its `stop` and stays. A center's
-// margin, if there is one, is of_norm · ‖c‖ + of_lost · ‖c − ĉ‖.
+// Centers, sums and results of an iteration, for both kernels. `units` (powers of two) are the values of one in each
+// column of the sums. `outcome` belongs to this iteration; `stopped` is set with its `stop` and stays set. A center's
+// error coefficient, if wanted, is of_norm · ‖c‖ + of_lost · ‖c − ĉ‖.
 template <typename Work>
 struct UpdateCenters {
   const unsigned long long* sums;
@@ -163,10 +165,11 @@ struct UpdateCenters {
   double tolerance;
   int k, d, lists;
   float scale, norm_limit, of_norm, of_lost;
-  // Whether blocks of the next kernel may come before `update_centers` ends: of one block a multiprocessor.
+  // Lets blocks of a dependent kernel start before `update_centers` ends, if that kernel has one block a
+  // multiprocessor.
   int lets_begin;
 
-  // What a block found out about center j, or about a column that is none's.
+  // Stores the results of center j, or of a column past the last center.
   __device__ __forceinline__ void keep(int j, const CenterFound& mine) const {
     const bool there = j < k;
     if (there) found[j] = mine;
@@ -176,8 +179,8 @@ struct UpdateCenters {
   }
 };
 
-// Begins: places centers that are given, which may lie with the host, and keeps them as `next`; nothing has moved or
-// stopped.
+// Prepares given centers, which may be in host memory, and keeps them as `next`. Resets the change count and the stop
+// flag.
 template <typename Work>
 __global__ void __launch_bounds__(kCenterThreads, 4)
     prepare_centers(const Work* __restrict__ given, const UpdateCenters<Work> of) {
@@ -205,8 +208,8 @@ __global__ void __launch_bounds__(kCenterThreads, 4)
   for (int i = threadIdx.x; i < of.lists; i += blockDim.x) of.counts[i] = 0;
 }
 
-// What has moved, after the shifts of all centers were found; by a block, the last of its iteration. `rows` have moved,
-// and the iteration stops or not.
+// Updates the drift after all center shifts are known, in the last block of an iteration. `rows` were reassigned;
+// `stops`: the iteration is the last.
 __device__ __forceinline__ void follow(const DriftArgs& drift, const CenterFound* found, int k, double scale,
                                        unsigned rows, bool stops) {
   double movement = 0;
@@ -218,7 +221,7 @@ __device__ __forceinline__ void follow(const DriftArgs& drift, const CenterFound
   movement = over_block(Doubles<1>{movement}, most_of).at[0];
   const double most = drift.state->most + movement;
   for (int j = threadIdx.x; j < k; j += blockDim.x) drift.limits[j] = limit_of(drift.center_drift[j], most);
-  __syncthreads();  // the last sum has been read
+  __syncthreads();  // earlier reads of the reduction are done
   if (threadIdx.x != 0) return;
   drift.state->most = most;
   drift.state->plan_next(movement, rows < drift.begin_limit, !stops);
@@ -230,13 +233,13 @@ __global__ void __launch_bounds__(kCenterThreads, 4) update_centers(const Update
   ptx::griddepcontrol_wait();
   const int j = blockIdx.x, k = of.k, d = of.d;
   const unsigned long long *sums = of.sums + (long long)j * (d + 1), weights = sums[d];
-  // Looked at when the first columns have been asked for too.
+  // Tested after the first columns are loaded too.
   const bool stopped = *of.stopped;
   const unsigned n_reassigned = *of.n_reassigned;
   const double weight = (double)(long long)weights * of.units[d];
   const double inverse = 1 / (weight != 0 ? weight : 1.0);
   CenterFound mine = {};
-  // Columns are loaded before any is written.
+  // Loads columns before it writes any.
   constexpr int kAtOnce = 4;
   for (int begin = threadIdx.x; begin < of.centers_half.padded; begin += kAtOnce * kCenterThreads) {
     unsigned long long column[kAtOnce] = {};
@@ -283,7 +286,7 @@ __global__ void __launch_bounds__(kCenterThreads, 4) update_centers(const Update
   const Doubles<4> of_all = over_block(Doubles<4>{shift, potential, empty, least}, op);
   shift = of_all.at[0], potential = of_all.at[1], empty = of_all.at[2];
   const bool stops = empty != 0 || n_reassigned == 0 || shift <= of.tolerance;
-  // On its way to the host while the others go on.
+  // Sent to the host while the others continue.
   if (threadIdx.x == blockDim.x - 1) {
     *of.outcome = {stops, empty != 0, n_reassigned, 0, shift, potential};
     *of.stopped = stops;

@@ -1,17 +1,19 @@
-// The integers that clusters' sums are added up of.
+// Fixed-point elements of the cluster sums.
 //
 //   sums   (k × (d + 1)), 64-bit integers: Σ round(w · (x − mean)[j] · scales[j]) of each cluster, and in column d
 //          Σ round(w · scales[d])
 //
-// Sums are integers, so they are exact and the order of additions does not matter: any number of blocks gives the same
-// bits, and after any number of rows that came and left the sums are those of the labels. An element has 16·kDigits − 1
-// bits and a sign: two digits are one 32-bit integer, which one conversion from float32 makes.
+// Integer sums are exact, so the order of additions does not matter. Any number of blocks gives the same bits. After
+// any number of reassigned rows, the running sums equal those of the labels. An element has 16·kDigits − 1 bits and a
+// sign.
+//
+// Why it is fast: two limbs fit one 32-bit integer, which one conversion from float32 produces.
 #pragma once
 #include "kernels/device/element.cuh"
 
 namespace kmeans {
 
-// What an element is as an integer, and what it is multiplied by.
+// Types of a fixed-point element and of its scale.
 template <int kDigits>
 struct Integer {
   using Number = long long;
@@ -23,7 +25,8 @@ struct Integer<2> {
   using Scale = float;
 };
 
-// An element as an integer: of two digits in float32, where the scale is a power of two, so that the product is exact.
+// Converts an element to fixed point. Two limbs convert in float32: the scale is a power of two, so the product is
+// exact.
 template <typename Work>
 __device__ __forceinline__ int as_integer(Work value, float scale) {
   return __float2int_rn((float)value * scale);

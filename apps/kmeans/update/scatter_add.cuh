@@ -1,16 +1,15 @@
-// Rows that change their label go from one cluster's sums to another's, as they are found: for few clusters and few
-// such rows, where sorting them (sort_reassigned.cuh) would cost more than it saves.
+// Incremental update of the cluster sums: scatter-add of reassigned rows, for small k and few reassigned rows. Sorting
+// them (sort_reassigned.cuh) would cost more there than it saves.
 //
-//   entries   decided (assign/rescore.cuh): a row, its label, and its new one as a bit
-//   sums      (k × (d + 1)), 64-bit integers (fixed_point.cuh)
+// entries  rescored rows (assign/rescore.cuh): a row, its label, and its new label as a bit
+// sums     (k × (d + 1)), 64-bit integers (fixed_point.cuh)
 //
-// In shared memory each digit of an element, of which the lower ones are in 0 … 65535, is summed by itself in 32 bits,
-// for kFlush rows at most, and what they add up to goes to the 64-bit sums in global memory. A block has `columns`
-// columns of the sums.
+// Shared memory holds a 32-bit sum of each limb of an element; the lower limbs are in 0 … 65535. After at most kFlush
+// rows, a block adds them to the 64-bit sums in global memory. A block has `columns` columns of the sums.
 //
-// Why it is fast: it is one launch, where sorting takes three. Integer additions in shared memory need no lock and no
-// order (6·10¹² a second), and several rows of a warp are on their way at once. It is bound by instructions, of which
-// sorted rows take fewer; plan.py chooses (sorts_rows).
+// Why it is fast: it takes one launch, sorting takes three. Integer additions in shared memory need no lock and no
+// order (6·10¹² a second). A warp has several rows in flight. It is bound by instructions, of which sorted rows take
+// fewer; plan.py selects (sorts_rows).
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/update/fixed_point.cuh"
@@ -18,19 +17,19 @@
 
 namespace kmeans {
 
-// Rows whose digits add up within 32 bits; and the sums of one digit that a block has room for.
+// Rows whose limbs add up within 32 bits; sums of one limb that fit a block.
 constexpr unsigned kFlush = 32768;
 template <int kDigits>
 constexpr int kPlane = 66 * 256 / kDigits;
 
-// The sums of some columns.
+// The sums of some columns, in shared memory.
 template <int kDigits>
 class Sums {
  public:
   __device__ Sums(unsigned long long* sums, unsigned* digits, int k, int width, int first, int columns)
       : sums_(sums), digits_(digits), k_(k), width_(width), first_(first), columns_(columns) {}
 
-  // Where a cluster's begin; negative if it is none.
+  // Start of a cluster's sums; negative for no cluster.
   __device__ __forceinline__ int place(int cluster) const { return cluster * columns_; }
 
   __device__ __forceinline__ void add(int place, int column, typename Integer<kDigits>::Number number) const {
@@ -49,7 +48,7 @@ class Sums {
     __syncthreads();
   }
 
-  // To global memory, and zero again; with all threads of the block.
+  // Adds the sums to global memory and clears them, with all threads of the block.
   __device__ __forceinline__ void flush() const {
     const int size = k_ * columns_;
     __syncthreads();
@@ -73,7 +72,7 @@ class Sums {
 };
 
 // Block (x, y, z): part y of list x, and columns from z · columns on. 2^log2_lanes lanes share a row. The blocks of the
-// first columns write the labels too, and add to `n_reassigned`; those of the last columns add up the weights.
+// first columns also write the labels and add to `n_reassigned`. Those of the last columns add up the weights.
 template <typename T, typename Work, int kDigits, bool kWeighted>
 __global__ void __launch_bounds__(512, 2)
     scatter_add(const Rows<T, Work> rows, const typename Integer<kDigits>::Scale* scales, int k, int columns,
@@ -107,7 +106,7 @@ __global__ void __launch_bounds__(512, 2)
     }
     const bool reassigned = change.from != change.to;
     const unsigned all = __ballot_sync(simt::every_lane, reassigned);
-    __syncwarp();  // the last changes are done
+    __syncwarp();  // additions of earlier entries are done
     if (reassigned) {
       mine[__popc(all & ((1u << lane) - 1))] = change;
       if (blockIdx.z == 0) labels[change.row] = change.to;
@@ -120,7 +119,7 @@ __global__ void __launch_bounds__(512, 2)
     __syncwarp();
     const int waiting = __popc(all);
     changed += waiting;
-    // Some rows at a time, so that they are on their way together; past the last, nothing of row 0 is added.
+    // Several rows are in flight; past the last, row 0 is loaded and not added.
     constexpr int kTogether = kDigits == 2 ? 4 : 2;
     for (int i = lane >> log2_lanes; i < waiting; i += kTogether * groups) {
       const T* x[kTogether];

@@ -1,24 +1,21 @@
-// Rows that change their label go from one cluster's sums to another's, by segments: rows of which all come to the same
-// cluster, and leave the same.
+// Incremental update of the cluster sums: segmented reduction over sorted reassigned rows. All rows of a segment leave
+// one cluster and join one cluster.
 //
-//   places     the rows of segment 0, of segment 1 …, as sort_reassigned.cuh sorts them; `ends`, where each segment
-//              ends
-//   sums       (k × (d + 1)), 64-bit integers (fixed_point.cuh)
-//
-//   share      of the places: a warp has some shares, for 32 / kGroups · kWide columns each
-//   step       of a share: kTogether rows for each of kGroups groups of lanes, one row after the other of each
+// places  sorted row indices: the rows of segment 0, of segment 1 … (sort_reassigned.cuh); `ends`: the end of each
+//         segment
+// sums    (k × (d + 1)), 64-bit integers (fixed_point.cuh)
+// share   partition of the sorted indices: a warp has one or more, each for 32 / kGroups · kWide columns
+// step    kTogether rows for each of kGroups groups of lanes, interleaved over the groups
 //
 //      lanes   0 … kLanes − 1         kLanes … 2 · kLanes − 1    …
 //      rows    0, kGroups, …          1, kGroups + 1, …               a lane has kWide columns of its group's rows
 //
-// segmented_sum   adds up the rows of a segment in registers; where it or the share ends, what they add up to is added
-//                 to
-//                the sums of one cluster and subtracted from those of another
+// segmented_sum sums the rows of a segment in registers. At the end of a segment or share, it adds the result to one
+// cluster's sums and subtracts it from the other's.
 //
-// Why it is fast: every changed row is read once, in whole lines, some rows while those before are added, and with no
-// atomics but where a segment or a warp's share ends. Nothing of a row says where it comes from: it costs a
-// subtraction, a multiplication, a conversion and an addition of an element, whatever the clusters. Shares are as
-// small as spreads few rows over all warps.
+// Why it is fast: it reads every reassigned row once, in whole lines, and loads the next rows while it adds these. It
+// needs atomics only where a segment or a share ends. The cost does not depend on the clusters: a subtraction, a
+// multiplication, a conversion and an addition an element. Shares are small enough to spread few rows over all warps.
 #pragma once
 #include "apps/kmeans/update/sort_reassigned.cuh"
 #include "apps/kmeans/assign/rescore.cuh"
@@ -27,10 +24,10 @@
 
 namespace kmeans {
 
-// The least places of a warp's share but for whole steps, and the most.
+// The least share of a warp, up to whole steps, and the largest.
 constexpr unsigned kLeastShare = 8, kMostShare = 1024;
 
-// The segment that a place is in, by a warp: how many end at it or before.
+// The segment of a position, by a warp: the number of segments that end at or before it.
 __device__ __forceinline__ int segment_of(unsigned place, const unsigned* ends, int segments) {
   int segment = 0, stride = 1;
   while (stride < segments) stride *= 32;
@@ -41,8 +38,8 @@ __device__ __forceinline__ int segment_of(unsigned place, const unsigned* ends, 
   return segment;
 }
 
-// kAligned: the elements that a lane takes by one load, as rows begin at multiples of so many and are whole ones; 0 if
-// they are not. What else can be chosen, plan.py chooses (SegmentsPlan).
+// kAligned: elements that one load reads, if rows are aligned to them and whole; otherwise 0. plan.py selects
+// the other parameters (SegmentsPlan).
 template <typename T, typename Work, int kDigits, bool kWeighted, int kAligned, int kLanes, int kTogether, int kBlocks>
 __global__ void __launch_bounds__(256, kBlocks)
     segmented_sum(const Rows<T, Work> rows, const typename Integer<kDigits>::Scale* scales, const Segments segments,
@@ -61,12 +58,12 @@ __global__ void __launch_bounds__(256, kBlocks)
   const long long even = ((long long)all * slices + warps - 1) / warps;
   const unsigned share = even < kMostShare ? (unsigned)(even + kLeast - 1) / kLeast * kLeast : kMostShare;
   const unsigned items = (all + share - 1) / share * slices;
-  // The same in all lanes, and the compiler may know it.
+  // Equal in all lanes; the shuffle tells the compiler.
   const int warp = simt::shuffle((int)threadIdx.x / 32, 0);
   for (unsigned item = blockIdx.x * (blockDim.x / 32) + warp; item < items; item += warps) {
     const int slice = item % slices;
     const unsigned begin = item / slices * share, end = all - begin < share ? all : begin + share;
-    // Past the last column, column 0 again, of which nothing is added.
+    // Past the last column: column 0 again, which is not added.
     const int first_column = kLanes * kWide * slice + (kAligned ? kWide : 1) * member;
     auto column = [&](int i) {
       if (kAligned) return first_column < rows.d ? first_column + i : i;
@@ -81,7 +78,7 @@ __global__ void __launch_bounds__(256, kBlocks)
     }
     const auto of_weight = kWeighted ? scales[rows.d] : 0;
     long long sum[kWide] = {}, weight_sum = 0;
-    // Of the segment in hand, its first place here and its end.
+    // First position in this share, and end, of the current segment.
     unsigned since = begin, segment_end = ends[segment_of(begin, ends, number)];
     auto flush = [&](unsigned place) {
       if (!kWeighted) weight_sum = (place - since) * (long long)as_integer<Work>(Work(1), scales[rows.d]);
@@ -91,7 +88,8 @@ __global__ void __launch_bounds__(256, kBlocks)
 #pragma unroll
         for (int i = 0; i < kWide; ++i) sum[i] += simt::shuffle_xor(sum[i], bits);
       }
-      // One cluster after the other, in the same registers, of which the segment's number would take one all the time.
+      // The two clusters in turn, in the same registers; to hold the segment's number would take one more register
+      // throughout.
 #pragma unroll 1
       for (int side = 0; side < 2; ++side) {
         const int segment = segment_of(since, ends, number);
@@ -112,16 +110,16 @@ __global__ void __launch_bounds__(256, kBlocks)
       for (int i = 0; i < kWide; ++i) sum[i] = 0;
       weight_sum = 0;
     };
-    // A lane has one of 32 places, and the one 32 after; past the end, the last place again, which is not added.
+    // A lane holds one of 32 row indices and one of the next 32. Past the end it repeats the last, which is not added.
     auto place_at = [&](unsigned at) { return places[at + lane < end ? at + lane : end - 1]; };
     unsigned now = place_at(begin), soon = place_at(begin + 32);
-    // As it was loaded: taken apart, halves would be moved one by one.
+    // Loaded as words: the compiler would move 16-bit elements one by one.
     using Loaded = simt::Vector<unsigned, kWide * sizeof(T) / 4>;
     struct Some {
       Loaded x[kTogether];
       Work weight[kTogether];
     };
-    // Rows `first` … of these 64 places.
+    // Loads the rows from `first` on of these 64 indices.
     auto load = [&](Some& some, int first) {
 #pragma unroll
       for (int j = 0; j < kTogether; ++j) {
@@ -146,7 +144,7 @@ __global__ void __launch_bounds__(256, kBlocks)
         if (at + first >= end) break;
         Some next;
         if (at + first + kStep < end) load(next, first + kStep);
-        // The rows of one segment after those of another, by their numbers in the step.
+        // Rows of the step, segment by segment.
         const unsigned here = at + first, stop = end - here < kStep ? end - here : kStep;
         for (unsigned from = 0; from < stop;) {
           if (here + from == segment_end) {

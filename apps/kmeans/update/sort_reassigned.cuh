@@ -1,35 +1,33 @@
-// Rows that change their label, sorted into *segments* for segmented_sum.cuh: the rows of one come to the same cluster
-// and leave the same.
+// Counting sort of reassigned rows into *segments* for segmented_sum.cuh. All rows of a segment leave one cluster and
+// join one cluster.
 //
-//   changes    lists of them: a row, its label, and its new one (or as assign/rescore.cuh leaves them, with rows that
-//              do not change)
-//   segments   of few clusters, one for each pair, (from + 1) · 2^bits + to, where a row that is in no cluster comes
-//              from −1;
-//              of many, two for each: c for what comes to cluster c, k + c for what leaves it
-//   places     the rows of segment 0, of segment 1 …, in no order: sums are exact. By pairs a row is there once, else
-//              twice
+// changes   lists of reassigned rows: a row, its label, and its new label. Lists of assign/rescore.cuh also hold rows
+//           that keep their label.
+// segments  small k: one per pair of labels, (from + 1) · 2^bits + to; a row without a cluster has from = −1. Large k:
+//           two per cluster, c for rows that join cluster c, k + c for rows that leave it.
+// places    sorted row indices, segment by segment, unordered within one: sums are exact. A row appears once with
+//           pairs, otherwise twice.
 //
-// count_reassigned   counts the rows of each segment; the last block to arrive makes of it where segments begin
-// sort_reassigned    puts every row into its segments; where a segment began is where it ends then
+// count_reassigned  counts the rows of each segment; the last block to arrive computes the start of each
+// sort_reassigned   scatters row indices to their segments; the start of a segment ends up at its end
 //
-// Why it is fast: a place is 4 bytes, so that what is scattered stays in the level-2 cache until its lines are whole. A
-// list is read twice, rows counted in shared memory: as a row is counted, its place among those of the block and its
-// segment is known, and one addition a segment tells where those of the block begin. Where a block has too few rows to
-// clear and to look through the counts of all segments, each is counted in the level-2 cache at once, and what is left
-// is three launches.
+// Why it is fast: an index has 4 bytes, so scattered lines stay in L2 until they are whole. Each kernel reads a list
+// once and counts in shared memory. The count at a row's turn is its position within the block and segment. One atomic
+// per segment then reserves the block's range. A block with too few rows to clear and scan the counts of all segments
+// counts each row in L2 directly. The cost is then three launches.
 #pragma once
 #include "apps/kmeans/assign/large_k.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
 
 namespace kmeans {
 
-// What either list says of a row.
+// A reassignment from an entry of either list.
 __device__ __forceinline__ Reassignment change_of(const Reassignment& change) { return change; }
 __device__ __forceinline__ Reassignment change_of(const AmbiguousRow& entry) {
   return {entry.row, entry.label, first_center(entry.low, entry.high), 0};
 }
 
-// Lists of T, a block's from its number times `capacity` on; their lengths are `step` words apart.
+// Lists of T; block b's starts at b · capacity. Their lengths are `step` words apart.
 template <typename T>
 struct Lists {
   const T* items;
@@ -37,11 +35,11 @@ struct Lists {
   long long capacity;
   int step, padding;
 
-  // Those of this block's list that are this block's, about.
+  // Approximate number of items of this block.
   __device__ __forceinline__ unsigned of_block() const { return lengths[blockIdx.x * step] / gridDim.y; }
 
-  // Block (x, y) has part y of list x: `work` of some of them for each thread, by all threads, until there are no more.
-  // Past the last are changes from and to cluster 0.
+  // Block (x, y) processes part y of list x. All threads call `work` with kTogether items each until none is left.
+  // Items past the end stay in cluster 0.
   template <int kTogether, typename Work>
   __device__ __forceinline__ void some(Work work) const {
     const unsigned length = lengths[blockIdx.x * step], together = gridDim.y * blockDim.x;
@@ -57,19 +55,19 @@ struct Lists {
   }
 };
 
-// Which segments there are. The same in memory as on the host.
+// The segments. Mirrored on the host, byte for byte.
 struct Segments {
   int k;
-  int bits;  // of a cluster in a pair; negative if segments are of clusters
+  int bits;  // bits of a cluster in a pair; negative: segments of one cluster
 
   __device__ __forceinline__ int number() const { return bits < 0 ? 2 * k : (k + 1) << bits; }
-  // Those that a change is in, of which none is negative.
+  // The segments of a reassignment; −1: none.
   __device__ __forceinline__ void of(const Reassignment& change, int (&segments)[2]) const {
     const bool changes = change.from != change.to;
     segments[0] = !changes ? -1 : bits < 0 ? change.to : (change.from + 1) << bits | change.to;
     segments[1] = changes && bits < 0 && change.from >= 0 ? k + change.from : -1;
   }
-  // The cluster that rows of a segment come to, and the one that they leave; none is negative.
+  // The cluster that rows of a segment join, and the one that they leave; negative: none.
   __device__ __forceinline__ int to(int segment) const {
     return bits < 0 ? segment < k ? segment : -1 : segment & ((1 << bits) - 1);
   }
@@ -77,16 +75,16 @@ struct Segments {
 };
 
 constexpr int kCountThreads = 512;
-// Segments that a thread sees to at a time; and those that are counted in shared memory, if there are no more.
+// Segments that a thread handles at a time; most segments that a block counts in shared memory.
 constexpr int kEach = 9, kCountedHere = 2 * kEach * kCountThreads;
 
-// Whether a block with so many rows counts them in shared memory. Fewer wait little for each other in the level-2
-// cache, even if all are of one segment.
+// True if a block with `rows` rows counts in shared memory. Fewer rows contend little in L2, even if all are in one
+// segment.
 __device__ __forceinline__ bool counts_here(unsigned rows, int segments) {
   return segments <= kCountedHere && rows >= (unsigned)segments / 16;
 }
 
-// Exclusive prefix sums of `counts` to `begins`, by one block; clears `counts`, and returns the sum. `tile` is shared
+// Exclusive prefix sum of `counts` into `begins`, by one block. Clears `counts` and returns the total. `tile` is shared
 // memory.
 __device__ __forceinline__ unsigned begin_segments(unsigned* counts, unsigned* begins, int segments,
                                                    unsigned (&tile)[kCountedHere]) {
@@ -105,7 +103,7 @@ __device__ __forceinline__ unsigned begin_segments(unsigned* counts, unsigned* b
 #pragma unroll
     for (int i = 0; i < kEach; ++i) tile[i * kCountThreads + threadIdx.x] = mine[i];
     __syncthreads();
-    // A thread adds up segments that lie together.
+    // A thread adds up adjacent segments.
     unsigned sum = 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
@@ -139,7 +137,7 @@ __device__ __forceinline__ unsigned begin_segments(unsigned* counts, unsigned* b
   return all;
 }
 
-// Writes the labels too. `counts` is zero before and after.
+// Also writes the labels. `counts` is zero before and after.
 template <typename T>
 __global__ void __launch_bounds__(kCountThreads, 2)
     count_reassigned(const Lists<T> lists, const Segments segments, int* labels, unsigned* counts, unsigned* begins,
@@ -182,7 +180,7 @@ __global__ void __launch_bounds__(kCountThreads, 2)
   ptx::griddepcontrol_wait();
   if (*stopped) return;
   constexpr int kTogether = 8;
-  // A segment, and the place among the block's rows of it, in one register.
+  // Packs a segment and the row's position among the block's rows of it into one register.
   constexpr int kSegmentBits = 14;
   static_assert(kCountedHere <= 1 << kSegmentBits && (long long)kTogether * kCountThreads << kSegmentBits < 1ll << 32);
   __shared__ unsigned here[kCountedHere];
@@ -214,7 +212,7 @@ __global__ void __launch_bounds__(kCountThreads, 2)
           found[j][i] = ~0u;
       }
     __syncthreads();
-    // Some at a time, so that they are on their way together.
+    // Several atomics are in flight.
     for (int first = threadIdx.x; first < number; first += kEach * kCountThreads) {
       unsigned begin[kEach];
 #pragma unroll
