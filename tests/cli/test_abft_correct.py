@@ -117,8 +117,8 @@ def test_three_words_of_a_block_are_refused(succeed, stop):
         result = stop("abft-correct", "x.npy", *target)
         assert result.stdout == ""
         assert result.stderr == (
-            "tsapps: x.npy: more was changed than can be repaired for certain, in rows 0 to 49, columns 0 to 9 (tsapps "
-            "abft-verify prints all): restore these from a copy\n"
+            "tsapps: x.npy: has more corruption than can be repaired, in rows 0 to 49, columns 0 to 9 (tsapps "
+            "abft-verify lists all): restore these from a copy\n"
         )
 
 
@@ -136,7 +136,7 @@ def test_where_nothing_is_wrong_nothing_is_written_in_place(succeed, directory, 
     table = succeed("abft-correct", "blobs.npy", "--in-place")
     after = os.stat("blobs.npy")
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert "nothing: all is as it was" in table
+    assert "nothing: no element is corrupted" in table
     (summary,) = map(json.loads, succeed("abft-correct", "blobs.npy", "--in-place", "--json").splitlines())
     assert (summary["elements"], summary["output"]) == (0, None)
     succeed("abft-correct", "blobs.npy", "--out", "copy.npy")
@@ -206,7 +206,7 @@ def test_no_bfloat16_in_npy(succeed, refuse, directory, flip):
     succeed("abft-encode", "x.safetensors")
     flip("x.safetensors", -1)
     line = refuse(ExitCode.USAGE, "abft-correct", "x.safetensors", "--out", "y.npy")
-    assert "y.npy: .npy holds no bfloat16: give --in-place" in line
+    assert "y.npy: .npy does not support bfloat16: give --in-place" in line
     succeed("abft-correct", "x.safetensors", "--in-place")
     assert (directory / "x.safetensors").read_bytes() == right
 

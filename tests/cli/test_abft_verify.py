@@ -15,7 +15,7 @@ def lines_of(result):
 def test_by_hand(succeed, stop, flip, directory):
     np.save("x.npy", np.array([[1.0, 2.0], [3.0, 4.0]]))
     succeed("abft-encode", "x.npy")
-    assert "verdict  clean: every bit is as it was" in succeed("abft-verify", "x.npy")
+    assert "verdict  clean: every bit is unchanged" in succeed("abft-verify", "x.npy")
     # The last byte of 3.0 = 0x4008…, row 1, column 0: 0xC0 makes it −3.
     flip("x.npy", 128 + 16 + 7, 0x80)
     result = stop("abft-verify", "x.npy")
@@ -197,7 +197,7 @@ def test_quiet_prints_one_line_for_each_corrupted_file(succeed, stop, flip, blob
     flip("blobs.npy", 200)
     result = stop("abft-verify", "blobs.npy", "--quiet")
     assert result.stdout == ""
-    assert result.stderr == ("tsapps: blobs.npy: corrupted: 1 element that can be repaired, 0 regions that cannot\n")
+    assert result.stderr == ("tsapps: blobs.npy: corrupted: 1 repairable element, 0 regions that cannot be repaired\n")
 
 
 @pytest.mark.parametrize("byte", [3, 40, -1])

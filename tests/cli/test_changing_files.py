@@ -238,7 +238,7 @@ def test_a_shape_of_true(directory, refuse):
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (True, True), }".ljust(117) + b"\n"
     content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(4)
     (directory / "x.npy").write_bytes(content)
-    assert "x.npy: is no valid .npy data (the shape (True, True)" in refuse(1, "kmeans", "x.npy", "-k", "1")
+    assert "x.npy: is not valid .npy data (the shape (True, True)" in refuse(1, "kmeans", "x.npy", "-k", "1")
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="open files are not listed here")

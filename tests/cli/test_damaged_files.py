@@ -141,7 +141,7 @@ def test_models(refuse, model, iris, damage):
 
 def test_a_damaged_result_is_not_replaced(refuse, model, iris):
     (model / "summary.json").write_bytes(DEEP)
-    assert "model: is no kmeans result" in refuse(
+    assert "model: is not a kmeans result" in refuse(
         ExitCode.USAGE, "kmeans", "iris.npy", "--k", 2, "--out", "model", "--force"
     )
 

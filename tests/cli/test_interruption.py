@@ -67,7 +67,7 @@ def test_leaves_nothing_behind(directory, number, code, last_line):
     np.save("x.npy", np.random.default_rng(0).random((100_000, 8), np.float32))
     # Ten runs of at most 300 iterations, none of which can end early: minutes.
     process = Process("kmeans", "x.npy", "--k", "300", "--init", "random", "--tol", "0", "--device", "cpu", "--json")
-    process.wait_for("labels moved")
+    process.wait_for("labels changed")
     process.process.send_signal(number)
     stdout = process.end()
     assert process.process.returncode == code

@@ -189,7 +189,7 @@ def test_quiet_changes_no_bit(succeed, directory, blobs):
 
 def test_table_says_why_the_cpu(succeed, iris):
     table = succeed("kmeans", "iris.npy", "--k", 3)
-    assert "iris.npy: 150 × 4 float64, worked on in float64" in table
+    assert "iris.npy: 150 × 4 float64, computed in float64" in table
     assert "cpu: CuPy is not installed (pip install 'cupy-cuda13x[ctk]')" in table
     assert not any(line.endswith(" ") for line in table.splitlines())
 
@@ -347,14 +347,14 @@ BAD = {
         USAGE,
         ["mine: already exists", "--force"],
     ),
-    "existing file": (plain_file, "iris.npy --k 3 --out mine --force", USAGE, ["mine: exists and is no directory"]),
+    "existing file": (plain_file, "iris.npy --k 3 --out mine --force", USAGE, ["mine: exists and is not a directory"]),
     "foreign directory": (
         foreign_directory,
         "iris.npy --k 3 --out mine --force",
         USAGE,
-        ["mine: holds 'thesis.tex', which is no part of a kmeans result"],
+        ["mine: holds 'thesis.tex', which does not belong to a kmeans result"],
     ),
-    "foreign summary": (foreign_summary, "iris.npy --k 3 --out mine --force", USAGE, ["mine: is no kmeans result"]),
+    "foreign summary": (foreign_summary, "iris.npy --k 3 --out mine --force", USAGE, ["mine: is not a kmeans result"]),
     "current directory": (
         lambda: (os.mkdir("empty"), os.chdir("empty")),
         "../iris.npy --k 3 --out . --force",

@@ -97,7 +97,7 @@ def test_refuses_a_gpu_that_is_not_there(refuse, model):
 @pytest.mark.parametrize("place", ["missing", "empty", "iris.npy"])
 def test_refuses_what_is_no_model(refuse, directory, iris, place):
     (directory / "empty").mkdir()
-    assert f"{place}: is no result of tsapps kmeans" in refuse(ExitCode.USAGE, "predict", place, "iris.npy")
+    assert f"{place}: is not a result of tsapps kmeans" in refuse(ExitCode.USAGE, "predict", place, "iris.npy")
 
 
 def test_refuses_a_model_whose_files_do_not_go_together(refuse, model):

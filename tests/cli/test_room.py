@@ -117,6 +117,6 @@ def test_a_limit_of_the_process(files, refuse, no_work, monkeypatch):
     monkeypatch.setattr(
         "resource.getrlimit", lambda limit: (3000, 3000) if limit == resource.RLIMIT_FSIZE else (-1, -1)
     )
-    assert "r: 8.10 kB are to be written there, and this process may write files of 3.00 kB" in refuse(
+    assert "r: the output takes 8.10 kB, but this process may only write files of 3.00 kB" in refuse(
         ExitCode.FAILURE, "kmeans", "x.npy", "--k", 3, "--out", "r"
     )

@@ -9,8 +9,10 @@ import pytest
 from tsapps import abft
 
 X = np.array([[0, 1, 5], [40, 2, 7], [41, 3, 9], [1, 9, 3]])
-NAMES = "tsapps: x.csv: line 1: it may be names of columns or numbers: say that it is names with --header, or numbers "
-INDEX = "tsapps: x.csv: line 1: the first column counts the rows 0, 1, 2, …: it may be an index or a feature: leave it "
+NAMES = (
+    "tsapps: x.csv: line 1: it may be names of columns or numbers: give --header for names, --no-header for numbers "
+)
+INDEX = "tsapps: x.csv: line 1: the first column counts the rows 0, 1, 2, …: it may be an index or a feature: skip it "
 
 
 def write(text, path="x.csv"):
@@ -43,7 +45,7 @@ def test_an_index_of_pandas(refuse, succeed, run):
     assert result.exit_code == 0
     assert (json.loads(result.stdout)["n"], json.loads(result.stdout)["d"]) == (4, 3)
     assert result.stderr == (
-        "tsapps: warning: x.csv: the first column is left out, an index by its form: it has no name and counts the "
+        "tsapps: warning: x.csv: the first column is skipped as an index: it has no name and counts the "
         "rows 0, 1, 2, …; keep it with --no-index (index=False)\n"
     )
     assert shape_of(succeed, "--no-index", "--header") == (4, 4)
@@ -106,7 +108,7 @@ def test_weights_of_another_number_are_refused(refuse):
 @pytest.mark.parametrize("option", ["--header", "--no-header", "--index", "--no-index"])
 def test_other_formats_have_no_such_options(refuse, iris, option):
     line = refuse(2, "kmeans", "iris.npy", "-k", "2", option)
-    assert "iris.npy: is no file of text; --header and --index are for .csv, .tsv, .txt: leave them out" in line
+    assert "iris.npy: is not a text table; --header and --index apply to .csv, .tsv, .txt: omit them" in line
 
 
 @pytest.mark.parametrize("command", ["kmeans", "predict", "abft-encode", "abft-verify", "abft-correct", "abft-inject"])

@@ -82,7 +82,7 @@ def test_without_a_gpu_there_is_nothing_to_measure_on(refuse, arguments):
         (("--device", "cpu"), "--device cpu: plans are measured on a GPU: give cuda or cuda:<number>"),
         (("--device", "3"), "--device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>', got '3'"),
         (("--m", 10, "--w", 4), "--k is missing: a product of your own takes --m, --k and --w"),
-        ((*OWN, "--shape", "tsm2r"), "--shape is for the usual products; that of your own follows from --m, --k"),
+        ((*OWN, "--shape", "tsm2r"), "--shape applies to the default products only: --m, --k"),
         (("--m", 10, "--k", 900, "--w", 40), "C is 10 × 40; expected w ≤ m: give Cᵀ = Bᵀ · Aᵀ, with m and w exchanged"),
         (("--m", 900, "--k", 9, "--w", 65), "C is 900 × 65; expected w ≤ 64: wider products are always the library's"),
         (("--reset", "--shape", "tsm2r"), "--reset removes the whole table for the GPU: give nothing with it"),
@@ -196,9 +196,12 @@ def test_products_that_cannot_be_measured_are_left_out_and_named(run, gpu, monke
     warning = f"tsapps: warning: {product_of_mine} is left out: Out of memory allocating 9 bytes\n"
     done = run("tune", *OWN, "--dtype", "float32")
     assert (done.exit_code, done.stderr) == (0, warning)
-    assert "products  1, and 1 left out; fastest by kernels of tsapps: 1, by cuBLAS: 0\n" in done.stdout
+    assert "products  1, and 1 skipped; fastest by kernels of tsapps: 1, by cuBLAS: 0\n" in done.stdout
     done = run("tune", *ONE)
-    assert (done.exit_code, done.stderr) == (1, f"{warning}tsapps: nothing was measured, and no table written\n")
+    assert (done.exit_code, done.stderr) == (
+        1,
+        f"{warning}tsapps: no product could be measured, and no table was written: see the warnings\n",
+    )
 
 
 def test_plans_that_spill_are_not_measured(run, gpu, monkeypatch):
@@ -322,16 +325,18 @@ def test_reset_of_nothing(succeed, gpu):
 
 
 def test_info_says_which_table_is_in_use(succeed, gpu, monkeypatch):
-    assert "cuda:0 picks  none: the model decides (tsapps tune measures)\n" in succeed("info")
+    assert "cuda:0 tuned configurations  none: plans are chosen by the model (see tsapps tune)\n" in succeed("info")
     tables.keep(DEVICE.name, one_row())
-    assert f"cuda:0 picks  1 of yours, {own_file()}; for the rest the model\n" in succeed("info")
+    assert f"cuda:0 tuned configurations  1 of yours, {own_file()}; for the rest the model\n" in succeed("info")
     report = json.loads(succeed("info", "--json"))["picks"]
     assert report == {"cuda:0": {"path": str(own_file()), "own": 1, "error": None, "shipped": 0}}
     monkeypatch.setattr(devices, "_probe", lambda: ((devices.Gpu(0, "NVIDIA H200", "9.0", 132, 1 << 37, 1),), ""))
     shipped = len(tuned_table("NVIDIA H200"))
-    assert f"cuda:0 picks  the {shipped} that come with tsapps\n" in succeed("info")
+    assert f"cuda:0 tuned configurations  {shipped} shipped with tsapps\n" in succeed("info")
     tables.keep("NVIDIA H200", one_row())
-    assert f"1 of yours, {tables.user_path('NVIDIA H200')}; for the rest the {shipped} that come" in succeed("info")
+    assert f"1 of yours, {tables.user_path('NVIDIA H200')}; for the rest {shipped} shipped with tsapps" in succeed(
+        "info"
+    )
 
 
 # --- On a GPU ------------------------------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ class TestPathsThatNameNoMatrix:
             ("x.xyz", "unknown extension '.xyz'"),
             ("several.npz", "holds several arrays, A, B: name one, for example several.npz:A"),
             ("several.npz:C", "holds no array 'C'"),
-            ("x.npy:X", "a .npy file holds one matrix: leave out ':X'"),
+            ("x.npy:X", "a .npy file holds one matrix: omit ':X'"),
         ],
     )
     def test_wrong_use(self, refuse, path, message):

@@ -179,7 +179,7 @@ class TestHdf5:
         dataset[:32] = 1
         path = file.filename
         file.close()
-        refused(path, "which take 62500000000 chunks, and the file holds 2: it was never written to the end, or is")
+        refused(path, "which take 62500000000 chunks, and the file holds 2: it was not completely written, or is")
 
     def test_nothing_was_written(self, file):
         file.create_dataset("X", (40, 3), "f4")
@@ -213,8 +213,8 @@ class TestHdf5:
         file.create_dataset("E", (40, 3), "f4", external=[(str(tmp_path / "missing.raw"), 0, 480)])
         path = file.filename
         file.close()
-        refused(f"{path}:V", "has its elements in other files")
-        refused(f"{path}:E", "has its elements in other files")
+        refused(f"{path}:V", "stores elements in other files")
+        refused(f"{path}:E", "stores elements in other files")
 
     @pytest.mark.parametrize("name", ["loop", "missing", "elsewhere", "reference", "compound", "bits"])
     def test_no_matrix(self, file, name):
@@ -267,8 +267,8 @@ class TestText:
             ('1,2\n3,"4\n5,6\n', "cell 2 is|cannot be read|has 1 cells"),
             ("1,2\n3,1e999\n", "row 1, column 1 is inf"),
             ("1,2\n١,2\n", "line 2, cell 1 is '١'; expected a number"),
-            ("1,2\n" + "3" * 200_000 + ",4\n5,x\n", "is no text table .field larger than field limit"),
-            (b"1,2\n\xed\xa0\x80,4\n", "is no UTF-8 text"),
+            ("1,2\n" + "3" * 200_000 + ",4\n5,x\n", "is not a text table .field larger than field limit"),
+            (b"1,2\n\xed\xa0\x80,4\n", "is not UTF-8 text"),
         ],
     )
     def test_lines(self, tmp_path, text, message):

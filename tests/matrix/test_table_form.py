@@ -142,7 +142,7 @@ def test_what_the_caller_says(table, text, options, rows):
         ("i,a\nx,5,6\n", {"index": True}, "line 2 has 3 cells; expected 2, as in the first line"),
         ("i,a\nx,5\ny,6,7\n", {"index": True}, "line 3 has 3 cells; expected 2"),
         ("i,a\nx,5\ny,z\n", {"index": True}, "line 3, cell 2 is 'z'; expected a number"),
-        ("1\n2\n", {"index": True}, "has one column, which --index leaves out"),
+        ("1\n2\n", {"index": True}, "has a single column, which --index skips"),
         ("a,b\n", {"header": True}, "is empty, 0 × 2"),
         (",a\n", {}, "is empty, 0 × 1"),
         (",2.5\n0,1.5\n", {}, "line 1, cell 1 is empty"),

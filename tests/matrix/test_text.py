@@ -110,5 +110,5 @@ def test_bad_table(table, tmp_path, text, message):
 
 @pytest.mark.parametrize(("text", "encoding"), [("1,2\n3,4\n", "utf-16"), ("1,2\n" * 9000 + "ü,4\n", "latin-1")])
 def test_encoding(table, text, encoding):
-    with pytest.raises(MatrixError, match=r"x.csv: is no UTF-8 text .*: save it as UTF-8"):
+    with pytest.raises(MatrixError, match=r"x.csv: is not UTF-8 text .*: save it as UTF-8"):
         table(text, encoding).read()

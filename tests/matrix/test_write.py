@@ -113,7 +113,7 @@ def test_in_the_current_directory(tmp_path, monkeypatch):
     [
         (".", "is a directory: name a file in it"),
         ("absent/x.npy", "cannot be written: No such file or directory"),
-        ("pipe", "is no regular file: name one"),
+        ("pipe", "is not a regular file: name one"),
     ],
 )
 def test_refused_paths(tmp_path, name, message):
@@ -149,7 +149,7 @@ def test_over_the_file_that_is_being_read(tmp_path):
 def test_refused_types(tmp_path, dtype):
     if dtype == "bfloat16":
         dtype = pytest.importorskip("ml_dtypes").bfloat16
-    with pytest.raises(UsageError, match=r"x.npy: .npy holds no (bfloat16|object): convert it"):
+    with pytest.raises(UsageError, match=r"x.npy: .npy does not support (bfloat16|object): convert it"):
         save_npy(tmp_path / "x.npy", np.ones((2, 2)).astype(dtype))
     assert os.listdir(tmp_path) == []
 
