@@ -45,9 +45,9 @@ def test_every_type_and_the_table(succeed, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--p", 0), 2, "--p 0: give a number between 1e-12 and 1"),
-        (("--p", "1e-13"), 2, "--p 1e-13: give a number between 1e-12 and 1"),
-        (("--confidence", 1), 2, "--confidence 1: give a number between 0 and 1"),
+        (("--p", 0), 2, "--p 0: expected a number between 1e-12 and 1"),
+        (("--p", "1e-13"), 2, "--p 1e-13: expected a number between 1e-12 and 1"),
+        (("--confidence", 1), 2, "--confidence 1: expected a number between 0 and 1"),
         (("--device", "cuda"), 4, "device 'cuda' was asked for, but"),
         (("--device", "tpu"), 2, "--device must be"),
     ],

@@ -166,9 +166,9 @@ def test_the_owner_stays(succeed, flip, protected):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "give --out FILE.npy for a copy, or --in-place"),
-        (["--out", "y.npy", "--in-place"], "give --out FILE.npy for a copy, or --in-place"),
-        (["--in-place", "--force"], "--force is for --out"),
+        ([], "expected one of --out FILE.npy, to write a copy, and --in-place"),
+        (["--out", "y.npy", "--in-place"], "expected one of --out FILE.npy, to write a copy, and --in-place"),
+        (["--in-place", "--force"], "--force applies to --out only"),
         (["--out", "blobs.npy", "--force"], "blobs.npy: is DATA itself: give --in-place"),
         (["--out", "y.fbin"], "y.fbin: expected a name that ends in .npy"),
         (["--out", "blobs.fbin/y.npy"], "there is no directory"),
@@ -223,7 +223,7 @@ def test_what_was_written_is_verified(stop, flip, protected, monkeypatch):
     flip("blobs.npy", 1000)
     monkeypatch.setattr(os, "pwrite", lambda descriptor, data, place: len(data))
     for target in (["--in-place"], ["--out", "y.npy"]):
-        assert "was thrown away" in stop("abft-correct", "blobs.npy", *target).stderr
+        assert "fails verification and was removed" in stop("abft-correct", "blobs.npy", *target).stderr
 
 
 def test_force_replaces_a_file(succeed, protected):

@@ -60,7 +60,7 @@ def test_is_found_and_repaired(succeed, stop, directory, blobs):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "give --out FILE.npy for a copy, or --in-place"),
+        ([], "expected one of --out FILE.npy, to write a copy, and --in-place"),
         (["--out", "blobs.npy", "--force"], "blobs.npy: is DATA itself"),
         (["--out", "blobs.csv"], "expected a name that ends in .npy"),
     ],

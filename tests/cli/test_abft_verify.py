@@ -117,7 +117,7 @@ def test_a_table_shows_the_first_twenty(succeed, stop):
     X[2, 777 : 777 + 45] = 2
     np.save("x.npy", X)
     table = stop("abft-verify", "x.npy").stdout
-    assert "corrupted: 45 elements that can be repaired" in table
+    assert "corrupted: 45 repairable elements" in table
     shown = [line.split()[:2] for line in table.splitlines() if line.endswith("1.0")]
     assert shown == [["2", str(777 + place)] for place in range(20)]
     assert "and 25 more (--json prints all)" in table
@@ -181,7 +181,7 @@ def test_neighbours_are_one_region(succeed, stop):
 
 def test_the_float_code_alone(succeed, stop, blobs):
     succeed("abft-encode", "blobs.npy", "--code", "float")
-    assert "within rounding of the checksums" in succeed("abft-verify", "blobs.npy")
+    assert "within the rounding of the checksums" in succeed("abft-verify", "blobs.npy")
     damaged = blobs.copy()
     damaged[123, 4] = np.inf
     np.save("blobs.npy", damaged)
@@ -290,4 +290,4 @@ def test_several_files_as_json(run, several):
 
 def test_one_sidecar_is_of_one_file(refuse, several):
     line = refuse(ExitCode.USAGE, "abft-verify", "a.npy", "b.npy", "--sidecar", "a.npy.abft")
-    assert "--sidecar a.npy.abft: holds the checksums of one DATA, and 2 are given" in line
+    assert "--sidecar a.npy.abft: holds the checksums of one DATA, but 2 are given" in line

@@ -77,7 +77,7 @@ def test_never_replaces_the_data(refuse, model):
 def test_refuses_data_of_another_width(refuse, model):
     np.save("y.npy", np.zeros((10, 3)))
     line = refuse(ExitCode.USAGE, "predict", model, "y.npy")
-    assert "y.npy: has 3 columns, and the centers in model have 4" in line
+    assert "y.npy: has 3 columns; expected 4, like the centers in model" in line
 
 
 def test_refuses_nan(refuse, iris, model):
@@ -103,4 +103,4 @@ def test_refuses_what_is_no_model(refuse, directory, iris, place):
 def test_refuses_a_model_whose_files_do_not_go_together(refuse, model):
     np.save("model/centers.npy", np.zeros((3, 4)))
     line = refuse(ExitCode.FAILURE, "predict", model, "iris.npy")
-    assert "model/centers.npy: is 3 × 4 float64, and summary.json beside it says 4 × 4 float64" in line
+    assert "model/centers.npy: is 3 × 4 float64, but summary.json next to it says 4 × 4 float64" in line

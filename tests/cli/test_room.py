@@ -75,7 +75,9 @@ def test_room_enough(files, succeed, room, command, output, size):
 def test_what_is_damaged_is_repaired_in_place_only_with_room(files, flip, refuse, succeed, room, monkeypatch):
     flip("x.npy", 300)
     room(16_000)
-    assert refuse(ExitCode.FAILURE, "abft-correct", "x.npy", "--in-place").startswith("tsapps: x.npy: 16.13 kB are to")
+    assert refuse(ExitCode.FAILURE, "abft-correct", "x.npy", "--in-place").startswith(
+        "tsapps: x.npy: the output takes 16.13 kB"
+    )
     flip("x.npy", 300)
     room(0)
     succeed("abft-correct", "x.npy", "--in-place")  # nothing is wrong, and nothing is written
@@ -96,7 +98,7 @@ def test_a_file_system_that_tells_nothing(room, directory):
 def test_all_files_together(room, directory):
     room(1000)
     check_room(directory / "x", 400, 600)
-    with pytest.raises(OSError, match=r"1\.00 kB are to be written"):
+    with pytest.raises(OSError, match=r"the output takes 1\.00 kB"):
         check_room(directory / "x", 400, 601)
 
 

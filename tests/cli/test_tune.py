@@ -79,14 +79,14 @@ def test_without_a_gpu_there_is_nothing_to_measure_on(refuse, arguments):
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (("--device", "cpu"), "--device cpu: plans are measured on a GPU: give cuda or cuda:<number>"),
+        (("--device", "cpu"), "--device cpu: expected cuda or cuda:<number>: plans are measured on a GPU"),
         (("--device", "3"), "--device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>', got '3'"),
-        (("--m", 10, "--w", 4), "--k is missing: a product of your own takes --m, --k and --w"),
+        (("--m", 10, "--w", 4), "--k is missing: a single product needs --m, --k and --w"),
         ((*OWN, "--shape", "tsm2r"), "--shape applies to the default products only: --m, --k"),
         (("--m", 10, "--k", 900, "--w", 40), "C is 10 × 40; expected w ≤ m: give Cᵀ = Bᵀ · Aᵀ, with m and w exchanged"),
         (("--m", 900, "--k", 9, "--w", 65), "C is 900 × 65; expected w ≤ 64: wider products are always the library's"),
-        (("--reset", "--shape", "tsm2r"), "--reset removes the whole table for the GPU: give nothing with it"),
-        (("--reset", "--dry-run"), "--reset removes the whole table for the GPU: give nothing with it"),
+        (("--reset", "--shape", "tsm2r"), "--reset removes the whole table of the GPU: it takes no other option"),
+        (("--reset", "--dry-run"), "--reset removes the whole table of the GPU: it takes no other option"),
     ],
 )
 def test_wrong_use(refuse, gpu, arguments, what):

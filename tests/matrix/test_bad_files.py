@@ -39,7 +39,7 @@ class TestPaths:
 
     def test_pipe(self, tmp_path):
         os.mkfifo(tmp_path / "x.npy")
-        refused(tmp_path / "x.npy", "no regular file.*save it to one first")
+        refused(tmp_path / "x.npy", "not a regular file.*save it to one first")
 
     @pytest.mark.parametrize("name", ["x.jpg", "x", "x.npy.gz"])
     def test_extension(self, tmp_path, name):

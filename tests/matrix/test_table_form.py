@@ -36,7 +36,7 @@ def read(table, text, **options):
     rows = matrix.read().tolist()
     assert [row for _, block in matrix.blocks(2) for row in block.tolist()] == rows
     assert all(one.filename == __file__ for one in said)  # where the matrix is opened
-    assert all("first column is left out" in str(one.message) and "--no-index" in str(one.message) for one in said)
+    assert all("first column is skipped" in str(one.message) and "--no-index" in str(one.message) for one in said)
     return rows, len(said) == 1
 
 
@@ -127,7 +127,7 @@ def test_two_ways_to_read_are_refused(table, tmp_path, text, message):
         (",0,1\n0,1.5,2\n", {"header": True}, [[1.5, 2]]),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*first column is left out")
+@pytest.mark.filterwarnings("ignore:.*first column is skipped")
 def test_what_the_caller_says(table, text, options, rows):
     assert read(table, text, **options)[0] == rows
     matrix = table(text, **options)
@@ -147,7 +147,7 @@ def test_what_the_caller_says(table, text, options, rows):
         (",a\n", {}, "is empty, 0 × 1"),
         (",2.5\n0,1.5\n", {}, "line 1, cell 1 is empty"),
         (",2.5\n0,1.5\n", {"index": True}, HEADER),
-        ("id,2019\n1,2\n", {}, "line 1, cell 1 is 'id'; .*names.*--header"),
+        ("id,2019\n1,2\n", {}, "line 1, cell 1 is 'id'; .*detected as a header: give --header"),
     ],
 )
 def test_what_the_caller_says_is_wrong(table, text, options, message):
@@ -161,12 +161,12 @@ def test_options_of_text_tables_are_for_these_alone(tmp_path, options):
     np.save(tmp_path / "x.npy", X)
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     for source in (X, tmp_path / "x.npy", open_matrix(tmp_path / "x.csv")):
-        with pytest.raises(UsageError, match=r"--header and --index are for \.csv, \.tsv, \.txt: leave them out"):
+        with pytest.raises(UsageError, match=r"--header and --index apply to \.csv, \.tsv, \.txt: omit them"):
             open_matrix(source, **options)
 
 
 def test_a_table_without_an_index_is_clustered(table):
-    with pytest.warns(UserWarning, match="first column is left out"):
+    with pytest.warns(UserWarning, match="first column is skipped"):
         matrix = table(pd.DataFrame([[0.0, 1], [0, 2], [9, 1], [9, 2]]).to_csv())
     assert TSKMeans(2, n_init=1, random_state=0, device="cpu").fit(matrix).cluster_centers_.shape == (2, 2)
 

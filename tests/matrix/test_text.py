@@ -89,7 +89,7 @@ def test_is_streamed(table, monkeypatch):
         ("a,b\n1,2\n\n# remark\n3,x\n", "line 5, cell 2 is 'x'; expected a number"),
         ("1,2\n3,\n", "line 2, cell 2 is empty; expected a number: fill it in, or drop the line"),
         ("1,,3\n4,5,6\n", "line 1, cell 2 is empty; expected a number"),
-        ("id,2019,2020\n1,2,3\n", "line 1, cell 1 is 'id'; .*if the line is names, none of them may be a number"),
+        ("id,2019,2020\n1,2,3\n", "line 1, cell 1 is 'id'; .*only a line without numbers is detected as a header"),
         ("1,2\n3,4,5\n", "line 2 has 3 cells; expected 2, as in the first line: correct or drop it"),
         ("a,b,c\n1,2\n", "line 2 has 2 cells; expected 3, as in the first line"),
         ("1,2\n3,4\n5\n", "line 3 has 1 cells; expected 2"),

@@ -155,7 +155,7 @@ def open_protected(
     try:
         sidecar = read_sidecar(path)
     except SidecarError as error:
-        raise CorruptionError(f"the sidecar, not the matrix, is corrupted: {error}") from error
+        raise CorruptionError(f"the sidecar, not the matrix: {error}") from error
     if (header, index) == (None, None):
         return open_fitting(data, lambda shape: shape == sidecar.shape, allow_external=allow_external), sidecar
     return open_matrix(data, header=header, index=index, allow_external=allow_external), sidecar
