@@ -1,18 +1,18 @@
-"""Faults of K-means, injected into the passes of an engine: sums, centers, and the copies that a pass makes of them.
+"""Fault injection into K-means: sums, centers, and the copies of centers that an engine's passes use.
 
-A `Fault` is a seam, where it is injected, and a change of arrays in place. A `Trial` says which fault, at which
-assignment of a run, and by which random numbers. `injected` fits once with it, and `outcome_of` compares the result
-with that of a fit without it:
+A `Fault` is an injection point (seam) and an in-place change of arrays. A `Trial` selects the fault, the assignment of
+a run and the random numbers. `injected` runs one fit with the fault; `outcome_of` compares the result with that of
+a fit without it:
 
-    no effect         the same iterations, nothing found
-    healed            other iterations, the same bits of the result, nothing found
-    repaired          found, and the same bits of the result
-    raised            found, and no result
-    other noticed     another result, though something was found
-    other unnoticed   another result
+    no effect         the same iterations, nothing detected
+    healed            other iterations, the same bits of the result, nothing detected
+    repaired          detected, and the same bits of the result
+    raised            detected, and no result
+    other noticed     another result, but detected
+    other unnoticed   another result, not detected
 
-A protected fit gives none of the last two. Seams are methods of `Engine`, so that one class serves every engine that
-shares `Engine.assign`; those of our own kernels, which iterate without the host, are in `kmeans_faults_gpu.py`.
+A protected fit never ends in one of the last two. Seams are methods of `Engine`, so one class serves all engines that
+share `Engine.assign`. For our kernels, which iterate without the host, see `kmeans_faults_gpu.py`.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from tsapps.kernels.arrays import to_host
 __all__ = ["FAULTS", "KINDS", "OUTCOMES", "WHEN", "Data", "Fault", "Trial", "draw", "injected", "outcome_of", "tried"]
 
 OUTCOMES = ("no effect", "healed", "repaired", "raised", "other noticed", "other unnoticed")
-#: Where a trial's assignment lies in a run: its first iteration, any, its last, or what follows the last.
+#: Assignment of a run at which a trial injects: the first, any, the last, or after the last.
 WHEN = ("first", "any", "last", "after")
-#: Of data: clusters that overlap; pairs x, −x next to each other, so that blocks add up to nothing; samples that are
-#: equal, and first centers far away, so that clusters are empty; and rows of norm 1.
+#: Data: overlapping clusters; adjacent pairs x, −x, so that blocks sum to zero; equal samples and distant initial
+#: centers, so that clusters are empty; rows of norm 1.
 KINDS = ("blobs", "pairs", "empty", "cosine")
-# Rows of a block, so that few rows are several blocks.
+# Rows per block: small, so that small data has several blocks.
 _ROWS = 128
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A change at a seam.
+    """A change of arrays at a seam.
 
     Attributes
     ----------
     name : str
     seam : str
-        "step" after `assign`, "block" after one block of it, "copy" of the centers, before the first block, "before",
-        the centers of an assignment, "kept", their copy, "next", the centers that follow, "iterated", what `iterate`
-        returns, "result", the centers of a run before their inertia is computed, "given", those of all runs.
+        "step": after `assign`. "block": after one block of it. "copy": the copy of the centers, before the first block.
+        "before": the centers of an assignment. "kept": their saved copy. "next": the next centers. "iterated": the
+        result of `iterate`. "result": the centers of a run, before its inertia. "given": the centers of all runs.
     change : callable
-        Called with random numbers and the arrays at the seam, which it changes in place.
+        Called with a random generator and the arrays at the seam, which it changes in place.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Trial:
-    """One fault of a fit: at the assignment number `at`, from 0, by the random numbers of `seed`."""
+    """One fault in a fit, at assignment `at` (from 0), with the random numbers of `seed`."""
 
     fault: Fault
     at: int
@@ -73,7 +73,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Data:
-    """Samples, and how they are clustered."""
+    """Samples and the parameters of their clustering."""
 
     source: Rows
     k: int
@@ -92,7 +92,7 @@ def flip(rng: np.random.Generator, *arrays: Any) -> None:
 
 
 def exchange(rng: np.random.Generator, *arrays: Any) -> None:
-    """Exchange two rows, the same ones of all arrays."""
+    """Swap two rows, the same ones in all arrays."""
     a, b = (int(one) for one in rng.choice(len(arrays[0]), 2, replace=False))
     for array in arrays:
         held = array[a].copy()
@@ -101,15 +101,15 @@ def exchange(rng: np.random.Generator, *arrays: Any) -> None:
 
 
 def revert(rng: np.random.Generator, centers: Any, old: Any) -> None:
-    """Give one center the place that it had in the iteration before."""
-    n_reassigned = np.flatnonzero((centers != old).any(axis=1))
-    if len(n_reassigned):
-        row = int(rng.choice(n_reassigned))
+    """Reset one center to its position in the previous iteration."""
+    shifted = np.flatnonzero((centers != old).any(axis=1))
+    if len(shifted):
+        row = int(rng.choice(shifted))
         centers[row] = old[row]
 
 
 def _scaled(factor: float) -> Callable[..., None]:
-    """Return a fault that multiplies one cluster's sums."""
+    """Return a fault that scales the sums of one cluster."""
 
     def change(rng: np.random.Generator, step: Assignment) -> None:
         step.sums[int(rng.integers(len(step.sums)))] *= factor
@@ -118,7 +118,7 @@ def _scaled(factor: float) -> Callable[..., None]:
 
 
 def _block(factor: int, *, weights: bool) -> Callable[..., None]:
-    """Return a fault that counts what a block adds to the sums so many times."""
+    """Return a fault that adds a block to the sums `factor` times."""
 
     def change(_: np.random.Generator, sums: Any, totals: Any) -> None:
         for array in (sums, totals) if weights else (sums,):
@@ -166,10 +166,10 @@ FAULTS: dict[str, Fault] = {
 
 
 class Seams(Engine):
-    """An engine that injects one fault, and records which centers its assignments were given."""
+    """An engine that injects one fault and records the centers of its assignments."""
 
     trial: Trial | None = None
-    #: Assignments begun, and as many as the iterations of the first run took.
+    #: Number of assignments so far; number of assignments in the first run.
     made = ended = 0
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -180,7 +180,7 @@ class Seams(Engine):
         self._done = False
 
     def _inject(self, seam: str, *arrays: Any, made: int | None = None) -> None:
-        """Change the arrays once, the first time that the trial says so."""
+        """Change the arrays once, at the first opportunity that matches the trial."""
         trial = self.trial
         if trial is None or self._done or trial.fault.seam != seam:
             return
@@ -188,11 +188,11 @@ class Seams(Engine):
             self._done = True
             trial.fault.change(np.random.default_rng(trial.seed), *arrays)
 
-    def block_rows(self, n_columns: int) -> int:  # noqa: ARG002 (of any width)
+    def block_rows(self, n_columns: int) -> int:  # noqa: ARG002 (independent of the width)
         return _ROWS
 
     def each_block(self, work: Callable[[int, Any], Any], n_columns: int) -> Iterator[Any]:
-        # In order, for trials to be repeatable.
+        # In order, so that trials are reproducible.
         for start, block in self.blocks(n_columns):
             self._start = start
             yield work(start, self.prepared(block))
@@ -245,7 +245,7 @@ class Seams(Engine):
 
 
 def draw(kind: str, dtype: str, rng: np.random.Generator) -> Data:
-    """Draw samples of a kind, of which runs from other centers end elsewhere."""
+    """Draw samples of a kind on which runs from different centers end differently."""
     n, d, k = int(rng.integers(150, 450)), int(rng.integers(2, 9)), int(rng.integers(3, 9))
     X = rng.standard_normal((n, d)) + 2 * rng.standard_normal((k, d))[rng.integers(0, k, n)]
     init = X[:k].copy()
@@ -265,9 +265,9 @@ def draw(kind: str, dtype: str, rng: np.random.Generator) -> Data:
 
 
 def injected(seams: Callable[..., Engine], of: Data, trial: Trial | None, *, protect: bool = True) -> tuple[Any, Any]:
-    """Fit once; return the engine, and the clustering or None where the fit raised a `FaultError`.
+    """Run one fit; return the engine, and the clustering or None if the fit raised a `FaultError`.
 
-    `seams` is called as an engine is, and takes a `trial`.
+    `seams` takes the arguments of an engine and a `trial`.
     """
     engine: Any = seams(of.source, of.source.dtype, of.weights)
     engine.trial = trial
@@ -281,7 +281,7 @@ def injected(seams: Callable[..., Engine], of: Data, trial: Trial | None, *, pro
 
 
 def outcome_of(clean: tuple[Any, Any], faulty: tuple[Any, Any]) -> str:
-    """Return what became of a trial, one of `OUTCOMES`, from what `injected` returned without the fault and with it."""
+    """Compare the results of `injected` without and with the fault; return one of `OUTCOMES`."""
     (engine, expected), (tried_engine, found) = clean, faulty
     if found is None:
         return "raised"
@@ -299,7 +299,7 @@ def outcome_of(clean: tuple[Any, Any], faulty: tuple[Any, Any]) -> str:
 
 
 def _assignment(engine: Any, when: str, rng: np.random.Generator) -> int:
-    """Return the number of an assignment of a run like this engine's."""
+    """Choose an assignment index for `when`, given the run of this engine."""
     last = engine.ended - 1
     if when == "after":
         return int(rng.integers(engine.ended, max(engine.made, engine.ended + 1)))
@@ -316,7 +316,7 @@ def tried(
     *,
     protect: bool = True,
 ) -> str:
-    """Try a fault once, on data of its own; return what became of it, one of `OUTCOMES`."""
+    """Run one trial on new data; return its outcome, one of `OUTCOMES`."""
     of = draw(kind, dtype, rng)
     clean = injected(seams, of, None, protect=protect)
     trial = Trial(fault, _assignment(clean[0], when, rng), int(rng.integers(2**31)))
