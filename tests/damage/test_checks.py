@@ -1,4 +1,4 @@
-"""Each kind of damage by hand: what is announced must be delivered, and every fault of a library is one line."""
+"""Damaged files by hand: readers check announced sizes, and report every error of a library in one line."""
 
 import json
 import os
@@ -62,7 +62,7 @@ class TestJson:
 
 
 class Announced(Matrix):
-    """A reader that delivers what it is given, whatever it announced."""
+    """A reader that delivers given blocks, whatever it announced."""
 
     def __init__(self, *blocks):
         super().__init__("x.any", (10, 3), np.dtype("f4"))
@@ -118,7 +118,7 @@ class TestNpy:
     @pytest.mark.parametrize(
         "header",
         [
-            "{'descr': '<f4', 'fortran_order': False, 'shape': (40, 3), 5: 6}",  # names of several types
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (40, 3), 5: 6}",  # keys of several types
             "{'descr': '<f4', 'fortran_order': False, 'shape': " + "(" * 300 + ")" * 300 + "}",
             "{'descr': '<f4', 'fortran_order': False, 'shape': " + "-" * 9000 + "1}",
             "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "9" * 4300 + ", 3)}",
@@ -195,7 +195,7 @@ class TestHdf5:
 
     def test_elements_that_are_narrower_in_the_file(self, file):
         h5py = pytest.importorskip("h5py")
-        kind = h5py.h5t.IEEE_F32LE.copy()  # bfloat16, which h5py reads as another type
+        kind = h5py.h5t.IEEE_F32LE.copy()  # bfloat16, which h5py converts to another type
         kind.set_fields(15, 7, 8, 0, 7)
         kind.set_size(2)
         kind.set_ebias(127)
@@ -285,7 +285,7 @@ class TestText:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited as Linux does")
-def test_memory_that_is_not_there_is_told_with_the_name(tmp_path):
+def test_memory_errors_name_the_file(tmp_path):
     resource = pytest.importorskip("resource")
     path = tmp_path / "x.fbin"
     with path.open("wb") as file:

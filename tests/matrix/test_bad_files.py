@@ -1,4 +1,4 @@
-"""Files that hold no matrix: each gives one line that names the file, says what was found and what to do."""
+"""Files without a valid matrix: one line that names the file, the fault and the remedy."""
 
 import importlib
 import os
@@ -46,7 +46,7 @@ class TestPaths:
         (tmp_path / name).write_bytes(b"content")
         refused(tmp_path / name, r"unknown extension '(\.\w+)?'; expected one of \.npy, .*\.safetensors: convert it")
 
-    @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root can read every file")
     def test_permissions(self, tmp_path):
         np.save(tmp_path / "x.npy", X)
         (tmp_path / "x.npy").chmod(0)
@@ -176,7 +176,7 @@ class TestVecs:
         rows[2] = struct.pack("<i3f", 4, 1, 2, 3)
         path = tmp_path / "x.fvecs"
         path.write_bytes(b"".join(rows))
-        matrix = open_matrix(path)  # as long as it should be, so that only a reader of row 2 can know
+        matrix = open_matrix(path)  # the size is right, so only reading row 2 can detect it
         message = "row 2 says that it has 4 values, row 0 has 3; all rows .*: write it again"
         refused(path, message, read)
         with pytest.raises(MatrixError, match=message):

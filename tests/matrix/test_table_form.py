@@ -1,4 +1,4 @@
-"""Names and an index in text tables: told by their form, decided by the caller, or refused; never taken for data."""
+"""Header and index of text tables: inferred, given by the caller, or rejected as ambiguous; never read as data."""
 
 import csv
 import tempfile
@@ -29,7 +29,7 @@ def table(tmp_path):
 
 
 def read(table, text, **options):
-    """Return the rows, and whether it was said that an index was left out."""
+    """Return the rows, and whether a warning said that an index was skipped."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         matrix = table(text, **options)
@@ -63,7 +63,7 @@ def read(table, text, **options):
         ("\ta\n0\t5\n1\t6\n", [[5], [6]], True),
         (" a b\n0 1 2\n1 3 4\n", [[1, 2], [3, 4]], True),
         (" 0 1\n0 1 2\n1 3 4\n", [[1, 2], [3, 4]], True),
-        # Numbers, as before.
+        # All numbers.
         ('"5"\n"6"\n', [[5], [6]], False),
         ('"length of it"\n5\n', [[5]], False),
         ('"a" "b c"\n5 6\n', [[5, 6]], False),
@@ -99,7 +99,7 @@ def test_form(table, text, rows, left_out):
         (",2,3\n4,5,6\n", INDEX),
     ],
 )
-def test_two_ways_to_read_are_refused(table, tmp_path, text, message):
+def test_ambiguous_tables_are_rejected(table, tmp_path, text, message):
     with pytest.raises(MatrixUsageError, match=message) as error:
         table(text)
     assert str(error.value).startswith(f"{tmp_path}/x.csv: line 1: ")
@@ -128,7 +128,7 @@ def test_two_ways_to_read_are_refused(table, tmp_path, text, message):
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*first column is skipped")
-def test_what_the_caller_says(table, text, options, rows):
+def test_header_and_index_options(table, text, options, rows):
     assert read(table, text, **options)[0] == rows
     matrix = table(text, **options)
     assert matrix.rows([len(rows) - 1, 0]).tolist() == [rows[-1], rows[0]]
@@ -150,13 +150,13 @@ def test_what_the_caller_says(table, text, options, rows):
         ("id,2019\n1,2\n", {}, "line 1, cell 1 is 'id'; .*detected as a header: give --header"),
     ],
 )
-def test_what_the_caller_says_is_wrong(table, text, options, message):
+def test_options_that_contradict_the_table(table, text, options, message):
     with pytest.raises(MatrixError, match=message):
         table(text, **options).read()
 
 
 @pytest.mark.parametrize("options", [{"header": True}, {"header": False}, {"index": True}, {"index": False}], ids=str)
-def test_options_of_text_tables_are_for_these_alone(tmp_path, options):
+def test_options_need_a_text_table(tmp_path, options):
     X = np.ones((2, 2))
     np.save(tmp_path / "x.npy", X)
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
@@ -204,7 +204,7 @@ def frames(draw):
     quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC]),
     encoding=st.sampled_from(["utf-8", "utf-8-sig"]),
 )
-def test_frames_of_pandas_come_back_or_are_refused(frame, header, index, sep, end, quoting, encoding):
+def test_pandas_frames_round_trip_or_are_rejected(frame, header, index, sep, end, quoting, encoding):
     text = frame.to_csv(header=header, index=index, sep=sep, lineterminator=end, quoting=quoting)
     expected = frame.to_numpy(np.float64).tolist()
     with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings():
@@ -221,6 +221,6 @@ def test_frames_of_pandas_come_back_or_are_refused(frame, header, index, sep, en
 
 @pytest.mark.parametrize("index", [False, True])
 @pytest.mark.parametrize("named", [False, True])
-def test_decimals_of_pandas_with_names_are_never_refused(table, named, index):
+def test_named_decimals_of_pandas_are_never_rejected(table, named, index):
     frame = pd.DataFrame(np.random.default_rng(0).standard_normal((30, 3)), columns=list("abc") if named else None)
     assert read(table, frame.to_csv(index=index)) == (frame.to_numpy().tolist(), index)

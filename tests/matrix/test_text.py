@@ -1,4 +1,4 @@
-"""Text tables: names or none, delimiters, and errors that name the line."""
+"""Text tables: header lines, delimiters, and errors that name the line."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ ONE_TO_FOUR = [[1, 2], [3, 4]]
 
 @pytest.fixture
 def table(tmp_path):
-    """Write a text and open it."""
+    """Write a text file and open it."""
 
     def table(text, encoding="utf-8"):
         path = tmp_path / "x.csv"

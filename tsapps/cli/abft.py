@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tsapps import signals
-from tsapps.cli.options import check_input, check_output_file, check_room, check_writable, open_fitting
+from tsapps.cli.options import check_disk_space, check_input, check_output_file, check_writable, open_fitting
 from tsapps.errors import CorruptionError, UsageError
 from tsapps.names import split_name
 
@@ -26,7 +26,7 @@ __all__ = [
     "SeveralData",
     "SidecarFile",
     "check_copy",
-    "check_copy_room",
+    "check_copy_space",
     "check_target",
     "mode_of_copy",
     "open_protected",
@@ -122,10 +122,10 @@ def check_copy(data: str, matrix: "Matrix", out: Path | None) -> None:
         raise UsageError(f"{out}: .npy does not support bfloat16: give --in-place instead of --out")
 
 
-def check_copy_room(data: str, matrix: "Matrix", out: Path | None) -> None:
+def check_copy_space(data: str, matrix: "Matrix", out: Path | None) -> None:
     """Raise `OSError` unless the disk has space for a copy of the matrix: as .npy, or next to its own file."""
     target = out or Path(split_name(data)[0])
-    check_room(target, os.path.getsize(target) if out is None else matrix.nbytes)
+    check_disk_space(target, os.path.getsize(target) if out is None else matrix.nbytes)
 
 
 def open_protected(

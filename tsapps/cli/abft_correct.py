@@ -16,7 +16,7 @@ from tsapps.cli.abft import (
     OutNpy,
     SidecarFile,
     check_copy,
-    check_copy_room,
+    check_copy_space,
     check_target,
     mode_of_copy,
     open_protected,
@@ -61,7 +61,7 @@ def abft_correct(
     matrix, checksums = open_protected(data, path, header, index, allow_external=allow_external)
     check_copy(data, matrix, out)
     if out is not None:
-        check_copy_room(data, matrix, out)
+        check_copy_space(data, matrix, out)
 
     from tsapps.apps.abft import verify
 
@@ -157,7 +157,7 @@ def _write(
     from tsapps.matrix import replacing
     from tsapps.matrix.copy import copy_as_npy, copy_file
 
-    check_copy_room(data, matrix, out)
+    check_copy_space(data, matrix, out)
     mode = mode_of_copy(data, out, sidecar)
     with replacing(out or split_name(data)[0], commit=partial(placing_unless_changed, matrix), mode=mode) as file:
         stored = (copy_file if out is None else copy_as_npy)(matrix, file, report("copying"))

@@ -18,9 +18,9 @@ from tsapps.cli.options import (
     Index,
     Json,
     Quiet,
+    check_disk_space,
     check_input,
     check_output_file,
-    check_room,
     choose,
 )
 from tsapps.cli.output import byte_bar, gigabytes, print_json, print_table
@@ -99,7 +99,7 @@ def abft_encode(
 
     with byte_bar(quiet=quiet) as show:
         matrix = open_matrix(data, header=header, index=index, allow_external=allow_external)
-        check_room(out, sidecar_bytes(matrix.shape, matrix.dtype, str(code), weights, int(block)))
+        check_disk_space(out, sidecar_bytes(matrix.shape, matrix.dtype, str(code), weights, int(block)))
         sidecar = encode(
             matrix,
             code=str(code),

@@ -14,7 +14,7 @@ from tsapps.cli.abft import (
     JsonLines,
     OutNpy,
     check_copy,
-    check_copy_room,
+    check_copy_space,
     check_target,
     mode_of_copy,
     placing_unless_changed,
@@ -80,7 +80,7 @@ def abft_inject(
 
     matrix = open_matrix(data, header=header, index=index, allow_external=allow_external)
     check_copy(data, matrix, out)
-    check_copy_room(data, matrix, out)
+    check_copy_space(data, matrix, out)
     rng = np.random.default_rng(seed)
     target, commit, mode = out or split_name(data)[0], partial(placing_unless_changed, matrix), mode_of_copy(data, out)
     with byte_bar(quiet=quiet) as show, replacing(target, commit=commit, mode=mode) as file:

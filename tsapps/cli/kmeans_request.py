@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tsapps.cli import result
-from tsapps.cli.options import check_input, check_room, choose, open_fitting
+from tsapps.cli.options import check_disk_space, check_input, choose, open_fitting
 from tsapps.errors import MatrixError, UsageError
 from tsapps.names import split_name
 
@@ -100,7 +100,7 @@ def read_inputs(request: Request) -> Inputs:
     choice = choose(request.device, resident=matrix.device)
     if k > n:
         raise UsageError(f"--k {k}: {data} has {n} rows; expected at most as many clusters as rows: lower --k")
-    check_room(request.out, _HEADER + 4 * n, _HEADER + 8 * k * d, _HEADER + _SUMMARY_BYTES * k)
+    check_disk_space(request.out, _HEADER + 4 * n, _HEADER + 8 * k * d, _HEADER + _SUMMARY_BYTES * k)
     path = request.init_file
     first_centers = request.init if path is None else _read_first_centers(path, k, d, allow_external=external)
     weights = None if request.weights is None else _read_weights(request.weights, n, allow_external=external)

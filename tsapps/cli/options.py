@@ -26,9 +26,9 @@ __all__ = [
     "Index",
     "Json",
     "Quiet",
+    "check_disk_space",
     "check_input",
     "check_output_file",
-    "check_room",
     "check_writable",
     "choose",
     "open_fitting",
@@ -109,7 +109,7 @@ def check_writable(path: Path) -> None:
         raise UsageError(f"{path}: the directory {parent} is not writable: choose another one")
 
 
-def check_room(path: Path, *sizes: int) -> None:
+def check_disk_space(path: Path, *sizes: int) -> None:
     """Raise `OSError` unless the file system of `path` has space for files of these sizes in bytes.
 
     Commands call this first: running out of disk space after hours would lose the result. `os.statvfs` does not know

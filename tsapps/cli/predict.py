@@ -19,9 +19,9 @@ from tsapps.cli.options import (
     Index,
     Json,
     Quiet,
+    check_disk_space,
     check_input,
     check_output_file,
-    check_room,
     choose,
     stem,
 )
@@ -103,7 +103,7 @@ def predict(
             f"{data}: has {d} columns; expected {centers.shape[1]}, like the centers in {model}: name other "
             f"data or another model"
         )
-    check_room(out, 4 * n)
+    check_disk_space(out, 4 * n)
     inputs = _Inputs(data, matrix, choose(device, resident=matrix.device), model, centers, trained)
 
     with live_line(quiet=quiet) as show:
