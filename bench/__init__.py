@@ -1,1 +1,1 @@
-"""Benchmarks, and the records that they leave in `results/`."""
+"""Benchmarks; their records are in `results/`."""

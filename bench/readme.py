@@ -1,4 +1,4 @@
-"""Write the README's tables of figures from the records: ``python -m bench.readme``. A test keeps the two the same."""
+"""Generate the README's tables of figures from the records: ``python -m bench.readme``. A test compares the two."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,10 +15,10 @@ __all__ = ["abft_table", "batched_table", "gemm_table", "kmeans_table", "small_t
 
 README = record.ROOT / "README.md"
 RECORDS = record.ROOT / "bench" / "results"
-#: What `python -m bench.kmeans.summary --grid` draws.
+#: File that `python -m bench.kmeans.summary --grid` plots.
 GRID_PLOT = "docs/kmeans-grid.png"
 _END = "<!-- end of figures -->"
-#: Products of the README: shape, m, k, and widths w.
+#: Products in the README: shape, m, k, and widths w.
 PRODUCTS = (
     ("tsm2r", 20_480, 20_480, (2, 8, 16, 32, 64)),
     ("tsm2l", 10_000_000, 4, (4,)),
@@ -33,7 +33,7 @@ _DRAWN = {"tsm2r": "{m:,} × {k:,} · {w}", "tsm2l": "{m:,} × {k} · {w}", "tsm
 
 
 def gemm_table(records: Sequence[dict[str, Any]]) -> str:
-    """Return milliseconds of row-major products as a Markdown table, floor, ours and library's, and how many lag."""
+    """Return a Markdown table of row-major products in ms (floor, ours, best library), and how many are slower."""
     cells = ours(records)
     found = {
         tuple(one[name] for name in ("shape", "m", "k", "w", "dtype")): one for one in cells if one["layout"] == "row"
@@ -61,9 +61,9 @@ def gemm_table(records: Sequence[dict[str, Any]]) -> str:
 
 
 def kmeans_table(records: Sequence[dict[str, Any]]) -> str:
-    """Return milliseconds an iteration as a Markdown table, a row a shape, a column an engine; then of the grid."""
+    """Return a Markdown table of ms per iteration, one row per shape and one column per engine; then the grid."""
     of_table = {name for _, some in by_shape(records) for name in some}
-    # In the order of the file, ours first.
+    # In file order, ours first.
     engines = [name for name in dict.fromkeys(one["engine"] for one in records) if name in of_table]
     engines.sort(key=lambda name: not name.startswith("tsapps"))
     lines = [
@@ -85,7 +85,7 @@ def kmeans_table(records: Sequence[dict[str, Any]]) -> str:
 
 
 def batched_table(records: Sequence[dict[str, Any]]) -> str:
-    """Return milliseconds an iteration of many problems at once as a Markdown table; empty without records."""
+    """Return a Markdown table of ms per iteration of batched problems; empty without records."""
     if not records:
         return ""
     engines = [name for name in BATCHED_PEERS if any(one["engine"] == name for one in records)]
@@ -107,7 +107,7 @@ def batched_table(records: Sequence[dict[str, Any]]) -> str:
 
 
 def small_table(records: Sequence[dict[str, Any]]) -> str:
-    """Return milliseconds of whole fits of small data as a Markdown table."""
+    """Return a Markdown table of whole fits of small data in ms."""
     engines = list(dict.fromkeys(one["engine"] for one in records))
     rows: dict[tuple[Any, ...], dict[str, float]] = {}
     for one in records:
@@ -119,7 +119,7 @@ def small_table(records: Sequence[dict[str, Any]]) -> str:
 
 
 def abft_table(records: Sequence[dict[str, Any]]) -> str:
-    """Return what checksums cost as Markdown tables: at rest, in products, in K-means."""
+    """Return Markdown tables of the overhead of checksums: at rest, in products, in K-means."""
     found = {tuple(one[name] for name in ("job", "code", "dtype", "m", "n", "k")): one for one in records}
     lines = [
         "| matrix | one read | `encode`, both codes | cuBLAS, the float code | `verify`, its sidecar there |",
@@ -150,7 +150,7 @@ def abft_table(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _beside(one: dict[str, Any]) -> str:
-    """Return a record's milliseconds, and what they are more than without protection."""
+    """Return a record's time in ms with its overhead relative to no protection."""
     return f"{one['ms']:.3f} ({100 * (one['ms'] / one['unprotected_ms'] - 1):+.1f} %)"
 
 
@@ -165,7 +165,7 @@ TABLES = {
 
 
 def with_tables(text: str) -> str:
-    """Return a README's text with its tables made anew."""
+    """Return a README's text with regenerated tables."""
     for file, table in TABLES.items():
         begin = f"<!-- figures: bench/results/{file} -->"
         before, _, rest = text.partition(begin)

@@ -1,6 +1,6 @@
-"""Checkers of the layout: imports, sizes, names and packaging, read from the source text alone.
+"""Checkers of the architecture: imports, sizes, names and packaging, all from the source text.
 
-Every checker takes the root of a repository, so that tests can give it a small one made by hand. Paths are relative to
+Every checker takes the root of a repository, so that tests can pass a small one made by hand. Paths are relative to
 that root, with forward slashes. A package is a folder with modules or kernel files. Links to folders are not followed.
 """
 
@@ -24,9 +24,9 @@ KERNEL_LINES, MODULE_LINES, FUNCTION_LINES, LINE_LENGTH = 300, 400, 60, 120
 _IMPORTERS = ("import_module", "optional_module")
 _COMMENT_OR_STRING = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])'""", re.DOTALL)
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-# Between double backquotes; and an indented block after a line that ends in two colons.
+# A literal: text in double backquotes, or an indented block after a line that ends in two colons.
 _LITERAL = re.compile(r"``(?:.|\n)+?``|(?<=::\n\n)( +)\S.*(?:\n+\1.*)*")
-# A bar that may begin a name: reStructuredText looks at the characters on both sides.
+# A bar that may start a substitution: reStructuredText checks the characters on both sides.
 _BAR = re.compile(r"(?<![\w|)\]])\|(?=[^\s|])")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+\.cuh)[">]', re.MULTILINE)
 _KERNEL_PATH = re.compile(r"(?:kernels|apps)/[\w/]+\.cuh")
@@ -38,7 +38,7 @@ _SCOPE_OR_CLASS = re.compile(
 
 
 def files(root: Path, *suffixes: str, tops: tuple[str, ...] = CODE) -> list[str]:
-    """Return the files under the folders `tops` that end in one of `suffixes`, sorted."""
+    """Return the sorted files in the folders `tops` that end in one of `suffixes`."""
     found = []
     for top in tops:
         for folder, subfolders, names in os.walk(root / top):
@@ -75,13 +75,13 @@ def folder(path: str) -> str:
 
 
 def module_name(path: str) -> str:
-    """Return the dotted name under which a module is imported: kernels/plan.py is tsapps.kernels.plan."""
+    """Return the dotted name of a module: kernels/plan.py is tsapps.kernels.plan."""
     parts = path.removesuffix(".py").removesuffix("/__init__").split("/")
     return ".".join(parts if parts[0] in ("tsapps", "bench") else ["tsapps", *parts])
 
 
 def imported_names(root: Path, path: str) -> Iterator[str]:
-    """Yield the absolute dotted names that a module imports, at its top level or anywhere inside."""
+    """Yield the absolute dotted names that a module imports, at the top level or inside functions."""
     package = module_name(path).split(".")
     if not path.endswith("/__init__.py"):
         package.pop()
@@ -111,7 +111,7 @@ def import_graph(root: Path) -> dict[str, set[str]]:
 
 
 def include_graph(root: Path) -> dict[str, set[str]]:
-    """Return the .cuh files that each .cuh file includes, by a path from the root or from its own folder."""
+    """Return the .cuh files that each .cuh file includes, by paths from the root or from its own folder."""
     graph = {}
     for path in files(root, ".cuh"):
         beside = {name: f"{folder(path)}/{name}" for name in _INCLUDE.findall(text(root / path))}
@@ -120,7 +120,7 @@ def include_graph(root: Path) -> dict[str, set[str]]:
 
 
 def named_kernels(root: Path) -> dict[str, set[str]]:
-    """Return the .cuh files that each module names in a string that is not a docstring, as a launcher does."""
+    """Return the .cuh files that each module names in a string outside docstrings, as launchers do."""
     graph = {}
     for path in files(root, ".py"):
         docstrings = {id(node.value) for node in nodes(root / path) if isinstance(node, ast.Expr)}
@@ -133,7 +133,7 @@ def named_kernels(root: Path) -> dict[str, set[str]]:
 
 
 def forbidden_arrows(root: Path, arrows: dict[str, set[str]]) -> list[str]:
-    """Return what one package uses of another that the table `arrows` does not allow, and lines the table lacks."""
+    """Return uses between packages that the table `arrows` does not allow, and packages without a line in it."""
     graphs = [import_graph(root), include_graph(root), named_kernels(root)]
     packages = sorted({folder(path) for graph in graphs for path in graph})
     wrong = [f"{package} has no line in the table of arrows" for package in packages if package not in arrows]
@@ -168,7 +168,7 @@ def circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
 
 
 def long_files(root: Path) -> dict[str, int]:
-    """Return the lines of every kernel file above 300 and of every module above 400."""
+    """Return the length of every kernel file of more than 300 lines and of every module of more than 400."""
     sizes = {path: len(text(root / path).splitlines()) for path in files(root, ".cuh", ".py")}
     return {
         path: size for path, size in sizes.items() if size > (KERNEL_LINES if path.endswith(".cuh") else MODULE_LINES)
@@ -176,7 +176,7 @@ def long_files(root: Path) -> dict[str, int]:
 
 
 def long_functions(root: Path) -> dict[str, int]:
-    """Return the lines, without the docstring, of every Python function that has more than 60 of them."""
+    """Return the length, without the docstring, of every Python function of more than 60 lines."""
     found: dict[str, int] = {}
 
     def visit(node: ast.AST, path: str, scope: tuple[str, ...]) -> None:
@@ -195,7 +195,7 @@ def long_functions(root: Path) -> dict[str, int]:
 
 
 def function_lines(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return the lines of a function without its decorators and its docstring; 0 for a class."""
+    """Return the number of lines of a function without decorators and docstring; 0 for a class."""
     if isinstance(node, ast.ClassDef):
         return 0
     size = node.end_lineno - node.lineno + 1
@@ -205,7 +205,7 @@ def function_lines(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) 
 
 
 def long_lines(root: Path) -> dict[str, int]:
-    """Return the lines over 120 characters of each file; Markdown may have long tables and links."""
+    """Return the number of lines over 120 characters in each file; tables and links in Markdown are exempt."""
     markdown = sorted(path.name for path in root.glob("*.md"))
     found = {}
     for path in [*files(root, ".cuh", ".py", ".md", tops=(*CODE, "tests", "docs")), *markdown]:
@@ -229,7 +229,7 @@ def python_identifiers(path: Path) -> set[str]:
 
 
 def identifiers(root: Path, path: str) -> set[str]:
-    """Return the distinct identifiers of a file, its own name among them."""
+    """Return the distinct identifiers of a file, including its own name."""
     source = root / path
     found = (
         python_identifiers(source)
@@ -240,12 +240,12 @@ def identifiers(root: Path, path: str) -> set[str]:
 
 
 def words(identifier: str) -> str:
-    """Return the words of an identifier between underscores: kFewCentres is _k_few_centres_."""
+    """Split an identifier into words with underscores between: kFewCentres becomes _k_few_centres_."""
     return f"_{'_'.join(part.lower() for part in _PART.findall(identifier))}_"
 
 
 def old_words(root: Path, glossary: dict[str, str]) -> dict[str, list[str]]:
-    """Return, for every old word of the glossary, `path:identifier` of each identifier of each file that has it."""
+    """Return `path:identifier` for each identifier that contains an old word of the glossary, by word."""
     found = defaultdict(list)
     for path in files(root, ".py", ".cuh"):
         for identifier in sorted(identifiers(root, path)):
@@ -257,12 +257,12 @@ def old_words(root: Path, glossary: dict[str, str]) -> dict[str, list[str]]:
 
 
 def old_file_names(root: Path, forbidden: dict[str, str]) -> dict[str, int]:
-    """Return the files whose whole name, without its ending, is forbidden."""
+    """Return the files whose name without its ending is forbidden."""
     return {path: 1 for path in files(root, ".py", ".cuh") if Path(path).stem in forbidden}
 
 
 def classes(root: Path, path: str) -> list[str]:
-    """Return the classes of a file that stand in no other class or function."""
+    """Return the classes of a file that are not inside another class or function."""
     if path.endswith(".py"):
         return [node.name for node in tree(root / path).body if isinstance(node, ast.ClassDef)]
     found, depth = [], []
@@ -277,7 +277,7 @@ def classes(root: Path, path: str) -> list[str]:
 
 
 def repeated_classes(root: Path) -> dict[str, int]:
-    """Return how often a class name stands in one package, Python and C++ together, where more than once."""
+    """Return the class names that occur more than once in a package, Python and C++ together, with their counts."""
     counts = Counter(
         f"{package} {name}"
         for package in NAMESPACES
@@ -291,7 +291,7 @@ def repeated_classes(root: Path) -> dict[str, int]:
 
 
 def unpackaged(root: Path) -> list[str]:
-    """Return folders and files that pyproject.toml does not install, and entries of it that nothing matches."""
+    """Return folders and files that pyproject.toml does not install, and its entries that match nothing."""
     setup = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
     homes = {package: root / package.removeprefix("tsapps.").replace(".", "/") for package in setup["packages"]}
     homes |= {
@@ -319,7 +319,7 @@ def unpackaged(root: Path) -> list[str]:
 
 
 def third_party(root: Path, *tops: str) -> set[str]:
-    """Return the top-level modules that files under `tops` import from neither Python nor this repository."""
+    """Return the top-level modules imported under `tops` that belong neither to Python nor to this repository."""
     paths = files(root, ".py", tops=tops)
     imported = {name.partition(".")[0] for path in paths for name in imported_names(root, path)}
     beside = {part for path in paths for part in path.removesuffix(".py").split("/")}
@@ -327,7 +327,7 @@ def third_party(root: Path, *tops: str) -> set[str]:
 
 
 def substitutions(root: Path) -> list[str]:
-    """Return the lines of docstrings in which reStructuredText takes ``|…|`` for the name of a substitution."""
+    """Return the docstring lines in which reStructuredText would parse ``|…|`` as a substitution."""
     found = []
     for path in files(root, ".py"):
         source = text(root / path).splitlines()
@@ -343,9 +343,9 @@ def substitutions(root: Path) -> list[str]:
 def missing_paths(root: Path, document: str, generated: tuple[str, ...] = ()) -> list[str]:
     """Return the paths that a document names and the repository lacks.
 
-    A path is a word that begins with a top folder of the repository, or ends in a slash or as sources and documents do.
-    Words with a slash inside are paths from the root. Any file or folder may have the name of another word.
-    Skipped are words with characters of a pattern, and those that begin as one of `generated`.
+    A path is a word that begins with a top folder of the repository, or has the ending of a folder, source or document.
+    Words with a slash inside are paths from the root; other words may name any file or folder. Skipped are words with
+    pattern characters, and words that begin with one of `generated`.
     """
     tops = (*CODE, "tests", "docs")
     known = {path.name for path in root.iterdir()}

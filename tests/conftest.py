@@ -9,12 +9,12 @@ from hypothesis import settings
 
 from tsapps.kernels.devices import gpus, why_no_gpu
 
-# A test that is slow on a busy machine is no failure.
+# A slow test on a busy machine is not a failure.
 settings.register_profile("tsapps", deadline=None)
 settings.load_profile("tsapps")
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m selects
+@pytest.hookimpl(tryfirst=True)  # before pytest applies -m
 def pytest_collection_modifyitems(config, items):
     parametrised = defaultdict(list)
     for item in items:
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def _freed(request):
-    """Give a GPU's memory back after a test: every worker of a run keeps what it once had, and all share the GPU."""
+    """Free GPU memory after each test: all workers share the GPU, and each would keep its largest allocation."""
     yield
     if "gpu" in request.keywords:
         import cupy

@@ -1,4 +1,4 @@
-"""cublasLt on the CPU, for float64: it notes what it is told of, and multiplies."""
+"""Stand-in for cublasLt on the CPU, for float64: records the calls and computes the products."""
 
 from ctypes import c_double, sizeof
 
@@ -9,23 +9,23 @@ from tsapps.kernels.blas import cublaslt
 
 __all__ = ["FAILING", "Lt"]
 
-#: The algorithm that does not run.
+#: An algorithm that fails.
 FAILING = 9
 
 
 class Lt:
-    """What `blas/cublaslt.py` calls.
+    """The functions of cublasLt that `blas/cublaslt.py` calls.
 
     Attributes
     ----------
     offered : sequence of (int, int, int)
-        The heuristics' algorithms: each a number, its workspace and its state.
+        Algorithms that the heuristics return: number, workspace and state of each.
     made : dict
-        By a descriptor's handle: what it is, what it was made of, and its attributes.
+        By handle: the kind of a descriptor, its arguments, and its attributes.
     destroyed : list of int
-        Handles.
+        Handles that were destroyed.
     runs : list of tuple
-        The arguments of each cublasLtMatmul.
+        Arguments of each call of cublasLtMatmul.
     """
 
     def __init__(self, offered):
@@ -65,15 +65,15 @@ class Lt:
 
     @property
     def ran(self):
-        """The algorithm, the address and the size of the workspace, and the stream of each run."""
+        """Return the algorithm, the address and size of the workspace, and the stream of each run."""
         return [(run[12]._obj[0], run[13].value or 0, run[14].value, run[15].value or 0) for run in self.runs]
 
     def attributes(self, what):
-        """Return the attributes of each descriptor of a kind."""
+        """Return the attributes of all descriptors of a kind."""
         return [attributes for kind, _, attributes in self.made.values() if kind == what]
 
     def _matrix(self, layout, pointer):
-        """The matrix at an address, not an element more."""
+        """Return the matrix at an address, with exactly its elements."""
         _, (_, rows, cols, ld), attributes = self.made[layout.value]
         by_rows = attributes[cublaslt.LAYOUT_ORDER] == cublaslt.ROW
         length, lines = (cols, rows) if by_rows else (rows, cols)

@@ -1,7 +1,7 @@
-"""What ``make test`` runs of long tests. The rest has the marker ``exhaustive``: CI and ``make test-all`` run it.
+"""Selection of long tests: ``make test`` runs a part, ``make test-all`` and CI run those marked ``exhaustive`` too.
 
-`pytest.mark.each_choice` on a parametrised test is resolved in conftest.py by `covering`: ``make test`` runs cases with
-every value of every parameter, the exhaustive ones are those with every pair of values, and no other is run.
+conftest.py resolves `pytest.mark.each_choice` on a parametrised test by `covering`: ``make test`` runs cases with every
+value of every parameter, exhaustive runs have every pair of values, and other cases never run.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,9 +15,9 @@ __all__ = ["covering", "every", "property_test"]
 
 
 def every(step: int, cases: Iterable[Any], *, unpacked: bool = False) -> list[Any]:
-    """Return cases to parametrise a test by, of which all but every step-th are exhaustive.
+    """Return parametrised cases in which all except every step-th are marked exhaustive.
 
-    `unpacked` cases are tuples with a value for each of several parameters.
+    `unpacked` cases are tuples with one value per parameter.
     """
     return [
         pytest.param(*(case if unpacked else (case,)), marks=() if number % step == 0 else pytest.mark.exhaustive)
@@ -26,10 +26,10 @@ def every(step: int, cases: Iterable[Any], *, unpacked: bool = False) -> list[An
 
 
 def covering(cases: Sequence[Mapping[str, Any]], strength: int) -> set[int]:
-    """Return the numbers of a few cases in which any values of `strength` parameters that stand together at all, do.
+    """Return the indices of a few cases that cover every occurring combination of values of `strength` parameters.
 
-    Greedy: the case with most of them that none before it has, the first of several (each-choice and pair-wise
-    coverage; M. Grindal, J. Offutt and S. Andler, "Combination testing strategies: a survey", 2005).
+    Greedy: selects the case with the most combinations not yet covered, the first one on a tie (each-choice and
+    pair-wise coverage; M. Grindal, J. Offutt and S. Andler, "Combination testing strategies: a survey", 2005).
     """
     together = [
         set(combinations(((name, str(value)) for name, value in sorted(case.items())), min(strength, len(case))))
@@ -45,7 +45,7 @@ def covering(cases: Sequence[Mapping[str, Any]], strength: int) -> set[int]:
 
 
 def property_test(examples: int, exhaustive: int, *strategies: Any, **named: Any) -> Callable[[Any], Any]:
-    """Make a hypothesis test of a function that takes what strategies draw: of some examples, or of many."""
+    """Make a hypothesis test of a function: `examples` by default, `exhaustive` examples in exhaustive runs."""
 
     def decorate(body: Callable[..., None]) -> Callable[[int], None]:
         @pytest.mark.parametrize("examples", [examples, pytest.param(exhaustive, marks=pytest.mark.exhaustive)])

@@ -1,4 +1,4 @@
-"""Child processes that stop at a line of some modules, for tests of what a stop at any moment leaves behind."""
+"""Child processes that stop at a given line of some modules, for tests of interruption at any moment."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ __all__ = ["at_line", "in_child"]
 
 
 def in_child(work: Callable[[], object]) -> int:
-    """Do `work` in a fork of this process; return its exit status, negative if a signal ended it, 99 if it raised."""
+    """Run `work` in a fork; return its exit status: negative after a signal, 99 after an exception."""
     child = os.fork()
     if child == 0:
         try:
@@ -21,7 +21,7 @@ def in_child(work: Callable[[], object]) -> int:
 
 
 def at_line(n: int, modules: Iterable[ModuleType], stop: Callable[[], object]) -> None:
-    """Call `stop` before the nth line of modules that this thread executes from here on."""
+    """Call `stop` before the nth line of `modules` that this thread executes from now on."""
     files, left = {module.__file__ for module in modules}, n
 
     def trace(frame, event, _):

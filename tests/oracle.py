@@ -1,17 +1,17 @@
-"""References and tolerances that tests share: plain float64 NumPy, written apart from the code under test."""
+"""Shared references and tolerances of tests: float64 NumPy, independent of the code under test."""
 
 import ml_dtypes
 import numpy as np
 
 
 def gamma(operations: int, dtype) -> float:
-    """Return Higham's γ_q = q·u / (1 − q·u), the bound on the relative error of q roundings in a row."""
+    """Return Higham's γ_q = q·u / (1 − q·u), the relative error bound of q successive roundings."""
     q_u = operations * np.finfo(dtype).eps / 2
     return q_u / (1 - q_u)
 
 
 def product_tolerance(A, B):
-    """Return what the elements of A · B may be off by (m, w): Higham's bound, and of 16 bits one rounding to them."""
+    """Return the error bound of each element of A · B, (m, w): Higham's, plus one rounding for 16-bit types."""
     a, b = A.astype(np.float64), B.astype(np.float64)
     magnitude, k = abs(a) @ abs(b), A.shape[1]
     if A.dtype == np.float64:
@@ -24,7 +24,7 @@ def product_tolerance(A, B):
 
 
 def square_distances(X, centers):
-    """Return ‖x − c‖² (n, k) from differences, in float64."""
+    """Return ‖x − c‖² (n, k) computed from differences in float64."""
     X, centers = np.asarray(X, np.float64), np.asarray(centers, np.float64)
     return (
         ((X[:, np.newaxis, :] - centers) ** 2).sum(axis=2)
@@ -48,8 +48,8 @@ def lloyd_step(X, centers, weights=None):
 def assert_nearest(X, centers, labels, dtype, slack=0.0):
     """Assert that every label is a nearest center, up to the rounding of the score in `dtype`.
 
-    The score ‖c‖² − 2·x·c takes d + 2 roundings of terms no larger than ‖c‖² + 2‖x‖‖c‖ in all, about the mean of X;
-    centering rounds x and c once more. `slack` is how far the centers that gave the labels may lie from `centers`.
+    With X centered, the score ‖c‖² − 2·x·c has d + 2 roundings of terms of at most ‖c‖² + 2‖x‖‖c‖; centering rounds x
+    and c once more. `slack` is the maximum distance of the centers used for the labels from `centers`.
     """
     X = np.asarray(X, np.float64)
     mean = X.mean(axis=0)
@@ -67,12 +67,12 @@ def assert_nearest(X, centers, labels, dtype, slack=0.0):
 
 
 def assert_same_fit(actual, expected, X):
-    """Assert that two fitted estimators (any array kind) found the same clustering, up to the dtype's rounding.
+    """Assert that two fitted estimators (arrays of any library) found the same clustering, up to rounding in the dtype.
 
-    In float64, and in float32 on small data, the iterations and every label must be the same. Over many samples
-    scikit-learn's own float32 result depends on its number of threads: it adds up to n numbers in float32, in as many
-    partial sums as there are threads. On china.jpg (273,280 samples, k = 16) one thread and two differ by an iteration
-    for two of twelve seeds, and by up to 2e-4 in inertia; TSKMeans, which adds in float64, must lie as close.
+    In float64, and in float32 on small data, iterations and all labels must be equal. Over many samples scikit-learn's
+    float32 result depends on its number of threads: each thread has its own float32 partial sum of up to n numbers. On
+    china.jpg (273,280 samples, k = 16), one thread and two differ by an iteration for two of twelve seeds, and by up to
+    2e-4 in inertia. TSKMeans sums in float64 and must be as close as that.
     """
     dtype = np.asarray(expected.cluster_centers_).dtype
     labels, centers = np.asarray(host(actual.labels_)), np.asarray(host(actual.cluster_centers_))
@@ -89,12 +89,12 @@ def assert_same_fit(actual, expected, X):
     assert actual.n_iter_ == expected.n_iter_
     np.testing.assert_array_equal(labels, expected.labels_)
     scale = np.abs(np.asarray(X, np.float64)).max()
-    # The rounding of a sum of n terms grows as its square root, as signs vary.
+    # Rounding errors have random signs: the error of a sum of n terms grows as √n.
     tolerance = 4 * np.sqrt(len(X)) * np.finfo(dtype).eps
     np.testing.assert_allclose(centers, expected.cluster_centers_, rtol=0, atol=tolerance * scale)
     np.testing.assert_allclose(actual.inertia_, expected.inertia_, rtol=tolerance)
 
 
 def host(array):
-    """Return an array of NumPy, CuPy or torch in host memory."""
+    """Copy a NumPy, CuPy or torch array to host memory."""
     return array.get() if hasattr(array, "get") else array.cpu() if hasattr(array, "cpu") else array

@@ -1,4 +1,4 @@
-"""Peak memory of a piece of work, in a process of its own."""
+"""Peak memory of a piece of Python code, measured in a separate process."""
 
 import json
 import subprocess
@@ -8,8 +8,8 @@ from typing import Any
 
 __all__ = ["peak_of"]
 
-# The peak is that of the process since it began: what came before the work is taken off. A limit far above every bound
-# keeps a test that fails from taking the machine.
+# The peak covers the whole process, so the peak before the work is subtracted. A limit far above all bounds keeps a
+# failing test from exhausting the machine.
 _SCRIPT = """
 import json, os, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
@@ -29,7 +29,7 @@ print(json.dumps([peak() - before, error, result]))
 
 
 def peak_of(setup: str, work: str, directory: Path) -> tuple[int, list[str] | None, Any]:
-    """Run Python text on one core; return the bytes of memory that `work` took, its exception and its `result`."""
+    """Run Python text on one core; return the bytes that `work` used, its exception and its `result`."""
     script = _SCRIPT.format(setup=setup, work="".join(f"    {line}\n" for line in work.strip().splitlines()))
     ended = subprocess.run([sys.executable, "-c", script], cwd=directory, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

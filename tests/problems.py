@@ -1,4 +1,4 @@
-"""Problems by their sizes and orders."""
+"""Product problems by sizes, layouts and alignment."""
 
 from math import gcd
 
@@ -8,7 +8,7 @@ __all__ = ["layout", "problem"]
 
 
 def layout(along, outer, depth, size, pad=0, base=16):
-    """Return the layout of an operand with `pad` elements between its lines, which begins at a multiple of `base`."""
+    """Return an operand layout with `pad` elements between its lines, starting at a multiple of `base`."""
     leading = (depth if along else outer) + pad
     return Layout(along, leading, gcd(base, leading * size), base)
 

@@ -1,15 +1,15 @@
-"""Trials of signals: ``python tests/signal_trials.py 1000`` stops every command at random moments and counts the harm.
+"""Signal trials: ``python tests/signal_trials.py 1000`` interrupts every command at random moments and counts faults.
 
 Each trial runs one command on small data and sends SIGINT, SIGTERM, SIGKILL, or SIGINT or SIGTERM twice, at a random
-moment between the start of the process and its usual end. Then
+moment between the start of the process and its usual end. Then:
 
-- the output is the old one or the new one, whole, and the input is as it was;
-- after SIGINT and SIGTERM, the exit code is that of the finished command and the new output is there, or it is 130 or
-  143, the old output is there, and stderr is the one line;
-- if the trial left a temporary, one more run of the command removes it.
+- the output is either the old one or the new one, complete, and the input is unchanged;
+- after SIGINT and SIGTERM, either the exit code is that of the finished command and the new output exists, or it is 130
+  or 143, the old output is unchanged, and stderr has the one line;
+- if the trial left a temporary file, one more run of the command removes it.
 
-A signal that comes before tsapps has installed its handlers finds Python's own. Such trials are counted apart, as
-`before_tsapps`: the process died by the signal itself, or its traceback names no function of tsapps.
+Signals that come before tsapps installs its handlers reach Python's own handlers. Such trials are counted separately as
+`before_tsapps`: the signal killed the process, or the traceback names no function of tsapps.
 """
 
 import argparse
@@ -39,13 +39,13 @@ KINDS = {
 }
 
 
-# A line of a traceback: a file of tsapps, but those that are imported before the handlers are installed.
+# A line of a traceback with a file of tsapps, except files imported before the handlers are installed.
 OWN = re.compile(r'File ".*/(tsapps|kernels|apps)/((?!__init__|__main__|signals)[^"]*\.py|.*, in (?!<module>))')
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command, and the file or directory that it writes; None if it writes nothing."""
+    """A command, and the file or directory that it writes, or None."""
 
     arguments: tuple[str, ...]
     output: str | None = None
@@ -72,7 +72,7 @@ COMMANDS = {
 
 @dataclass
 class Counts:
-    """What trials came to."""
+    """Outcome counts of trials."""
 
     trials: int = 0
     before_tsapps: int = 0
@@ -103,30 +103,30 @@ def start(folder, command, program=USUAL):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # What starts trials in the background may have them, and so their children, ignore Ctrl-C.
+        # A program that starts the trials in the background may ignore Ctrl-C, and so may its child processes.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
 def temporaries(folder):
-    """Every name below the folder that starts with a dot."""
+    """Return every name below the folder that starts with a dot."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob(".*"))
 
 
 def content(path):
-    """The bytes of a file, or of every file of a directory; of a JSON file, what does not tell of time."""
+    """Return the bytes of a file, or of every file of a directory; JSON without its times."""
     if path.is_dir():
         return {entry.name: content(entry) for entry in path.iterdir()}
     if not path.exists():
         return None
     if path.suffix == ".json":
-        # Whole, or this raises; times differ from run to run.
+        # Raises unless the file is complete; times differ between runs.
         return {name: value for name, value in json.loads(path.read_bytes()).items() if name != "seconds"}
     return path.read_bytes()
 
 
 class Trials:
-    """Commands on small data in a folder, whose usual times and outputs are known."""
+    """Commands on small data in a folder, with known running times and outputs."""
 
     def __init__(self, folder, seed, *, named):
         self.program = NAMED if named else USUAL
@@ -150,7 +150,7 @@ class Trials:
             self.new[name] = content(work / command.output) if command.output else None
 
     def _prepare(self):
-        """Write the data, a model, a sidecar, and then a fault into the data."""
+        """Write the data, a model, a sidecar, and then a fault in the data."""
         rng = np.random.default_rng(0)
         np.save(self.pristine / "x.npy", rng.random((20_000, 16), np.float32))
         for arguments in (
@@ -163,7 +163,7 @@ class Trials:
             assert process.returncode == 0, stderr
 
     def _work(self, command, *, old):
-        """A fresh copy of the data, with an earlier output where there is to be one."""
+        """Return a fresh copy of the data, with an earlier output if `old`."""
         work = self.folder / "work"
         shutil.rmtree(work, ignore_errors=True)
         shutil.copytree(self.pristine, work)
@@ -193,7 +193,7 @@ class Trials:
         try:
             found = content(work / command.output) if command.output else None
             whole = found in (old, self.new[name]) and all(content(work / path) == before[path] for path in inputs)
-        except ValueError:  # half a JSON file
+        except ValueError:  # an incomplete JSON file
             found, whole = "half", False
         self._count("harm", not whole, facts)
         is_new = command.output is not None and found == self.new[name] and found != old
@@ -207,7 +207,7 @@ class Trials:
             self._count("leftovers", bool(temporaries(work)), facts | {"left": temporaries(work)})
 
     def _judge(self, code, stderr, number, command, is_new, facts):
-        """Count how the process ended."""
+        """Count the outcome of a trial."""
         counts = self.counts
         lines = stderr.splitlines()
         ours = any(OWN.search(line) for line in lines)
@@ -234,7 +234,7 @@ class Trials:
 
 
 def trials(folder, count, *, seed=0, named=False):
-    """Make trials in a folder, all commands and kinds in turn; abft-calibrate, which takes long, less often."""
+    """Run trials in a folder, cycling through commands and kinds; the slow abft-calibrate runs less often."""
     made = Trials(folder, seed, named=named)
     names = [name for name in COMMANDS if name != "abft-calibrate"] * 4 + ["abft-calibrate"]
     kinds = list(KINDS)
@@ -247,7 +247,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("count", type=int)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--named", action="store_true", help="as on a file system without O_TMPFILE")
+    parser.add_argument(
+        "--named", action="store_true", help="use named temporary files, as on a file system without O_TMPFILE"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(vars(trials(Path(folder), given.count, seed=given.seed, named=given.named)), indent=1))

@@ -1,11 +1,11 @@
-"""The layout: which package may use which, how large files and functions are, and which names are gone for good.
+"""Architecture rules: allowed uses between packages, sizes of files and functions, and forbidden names.
 
-What does not hold yet stands in architecture_known.json, with numbers that may only go down. After a rename or a repair
+Known violations are in architecture_known.json; their numbers may only decrease. After renaming or fixing something,
 
     python tests/test_architecture.py --write
 
-writes that file again and prints its totals before and after. A review refuses any number that went up, except where a
-new word was added to the tables below.
+rewrites that file and prints the totals before and after. Reviews reject any number that increased, unless a new word
+was added to the tables below.
 """
 
 import json
@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 KNOWN = Path(__file__).with_name("architecture_known.json")
 
-# The packages that each package may use besides itself. A package is a folder: subfolders have their own line.
+# Packages that each package may use besides itself. A package is one folder; its subfolders have separate lines.
 _CORE = {
     "kernels",
     *(f"kernels/{name}" for name in ("blas", "device", "jit", "plan", "ptx", "runtime", "system", "tsm2", "tsm2/simt")),
@@ -85,7 +85,7 @@ ARROWS = {
     "bench": {"bench/common", "bench/gemm", "bench/kmeans"},
 }
 
-# Words that identifiers must not have, as whole words between underscores or capitals, and what to write instead.
+# Words forbidden in identifiers, as whole words between underscores or capitals, and their replacements.
 GLOSSARY = {
     "centre": "center",
     "centres": "centers",
@@ -152,7 +152,7 @@ GLOSSARY = {
     "dealt": "interleaved",
 }
 
-# Words that are too common to forbid in identifiers, but that say nothing as a file's whole name.
+# Words that are too common to forbid in identifiers, but meaningless as the whole name of a file.
 FILE_NAMES = {
     "ahead": "precompile",
     "banks": "bank_conflicts",
@@ -181,7 +181,7 @@ FILE_NAMES = {
     "weighted": "float_code",
 }
 
-GENERATED = ("data-kmeans",)  # what the README's commands write
+GENERATED = ("data-kmeans",)  # output of the README's commands
 
 
 def circles(root: Path) -> dict[frozenset[str], int]:
@@ -222,7 +222,7 @@ def read_known() -> dict[str, dict]:
 
 
 def differences(known: dict, now: dict) -> list[str]:
-    """Return what is new, what grew, and what is known but gone; that a number went down is no difference."""
+    """Return new, increased and obsolete entries; a decreased number is not a difference."""
 
     def say(key: str | frozenset) -> str:
         return key if isinstance(key, str) else " ↔ ".join(sorted(key))
@@ -234,12 +234,12 @@ def differences(known: dict, now: dict) -> list[str]:
             for key in now.keys() & known.keys()
             if now[key] > known[key]
         ]
-        + [f"gone, so take it off the list (--write): {say(key)}" for key in known.keys() - now.keys()]
+        + [f"gone, so remove it from the list (--write): {say(key)}" for key in known.keys() - now.keys()]
     )
 
 
 def write() -> None:
-    """Write what does not hold now, and print the totals before and after."""
+    """Write the present violations, and print the totals before and after."""
     before, now = read_known(), {name: measure(ROOT) for name, measure in TABLES.items()}
     for name, table in now.items():
         print(f"{name}: {len(before.get(name, {}))} → {len(table)} entries, sum {sum(before.get(name, {}).values())} → "
@@ -250,18 +250,18 @@ def write() -> None:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_what_does_not_hold_yet_only_shrinks(table):
+def test_known_violations_only_decrease(table):
     found = differences(read_known()[table], TABLES[table](ROOT))
     if table == "old_words":
         found = [f"{one}: {places_of_old_words().get(one.split()[1], '')}" for one in found]
     assert not found, f"{ADVICE[table]}:\n" + "\n".join(found)
 
 
-def test_packages_use_only_what_the_table_allows():
+def test_packages_use_only_allowed_packages():
     assert architecture.forbidden_arrows(ROOT, ARROWS) == []
 
 
-def test_the_table_of_arrows_names_only_packages_that_exist():
+def test_allowed_packages_exist():
     folders = {architecture.folder(path) for path in architecture.files(ROOT, ".py", ".cuh")}
     assert ARROWS.keys() | set().union(*ARROWS.values()) == folders
 
@@ -270,12 +270,12 @@ def test_every_package_and_kernel_file_installs():
     assert architecture.unpackaged(ROOT) == []
 
 
-def test_no_bar_of_a_docstring_names_a_substitution():
+def test_docstrings_have_no_substitutions():
     assert architecture.substitutions(ROOT) == [], "write ``|x|``, between double backquotes"
 
 
 @pytest.mark.parametrize("document", architecture.DOCUMENTS)
-def test_documents_name_files_that_exist(document):
+def test_documents_name_existing_files(document):
     assert architecture.missing_paths(ROOT, document, GENERATED) == []
 
 

@@ -1,4 +1,4 @@
-"""Each checker of the layout on a few files made by hand: it finds the fault and nothing else."""
+"""Architecture checkers on small repositories made by hand: each finds the violation and nothing else."""
 
 import architecture
 import pytest
@@ -37,7 +37,7 @@ def test_names_of_modules():
         "import importlib\nimportlib.import_module('tsapps.apps.kmeans.data.rows')",
     ],
 )
-def test_every_way_to_import_is_an_arrow(make, line):
+def test_every_form_of_import_is_found(make, line):
     root = make(
         {
             "apps/kmeans/data/__init__.py": "",
@@ -53,7 +53,7 @@ def test_every_way_to_import_is_an_arrow(make, line):
     ]
 
 
-def test_an_unknown_module_counts_for_the_package_that_would_have_it(make):
+def test_an_unknown_module_belongs_to_its_parent_package(make):
     root = make({"tsapps/__init__.py": "", "kernels/plan.py": "from tsapps.missing import name"})
     assert architecture.forbidden_arrows(root, {"tsapps": set(), "kernels": set()}) == [
         "kernels/plan.py must not use tsapps/__init__.py"
@@ -67,7 +67,7 @@ def test_a_package_itself_is_used_by_its_own_modules(make):
     assert architecture.import_graph(root)["kernels/a.py"] == {"kernels/__init__.py", "kernels/b.py"}
 
 
-def test_includes_and_names_of_kernel_files_are_arrows(make):
+def test_includes_and_named_kernel_files_are_found(make):
     root = make(
         {
             "kernels/ptx/mma.cuh": '// #include "apps/no.cuh"\n#  include "kernels/device/simt.cuh"\n',
@@ -84,7 +84,7 @@ def test_includes_and_names_of_kernel_files_are_arrows(make):
     ]
 
 
-def test_a_package_without_a_line_is_found(make):
+def test_a_package_missing_from_the_table(make):
     root = make({"kernels/plan/mma.py": ""})
     assert architecture.forbidden_arrows(root, {}) == ["kernels/plan has no line in the table of arrows"]
 
@@ -285,15 +285,15 @@ def test_missing_paths(make):
     ]  # fmt: skip
 
 
-def test_known_numbers_only_shrink():
+def test_differences_from_known_numbers():
     known = {"a": 3, "b": 2, "c": 1}
     assert differences(known, {"a": 3, "b": 1, "c": 1}) == []
     assert differences(known, {"a": 4, "b": 2, "d": 1}) == [
-        "gone, so take it off the list (--write): c",
+        "gone, so remove it from the list (--write): c",
         "grew: a (3 → 4)",
         "new: d (1)",
     ]
     assert differences({frozenset("ab"): 2}, {frozenset("abc"): 3}) == [
-        "gone, so take it off the list (--write): a ↔ b",
+        "gone, so remove it from the list (--write): a ↔ b",
         "new: a ↔ b ↔ c (3)",
     ]

@@ -1,6 +1,6 @@
-"""Arrays of every kind at every entry point: what scikit-learn takes on the CPU, a GPU takes, with the same result.
+"""Arrays of every kind at every entry point: a GPU accepts what scikit-learn accepts on the CPU, with equal results.
 
-The device "stand-in" needs no GPU: its engines compute on the CPU, and refuse what CuPy refuses to copy to a GPU.
+The device "stand-in" needs no GPU: its engines compute on the CPU and reject arrays that CuPy cannot copy to a GPU.
 """
 
 import re
@@ -26,7 +26,7 @@ from tsapps.kernels.devices import Choice
 
 K = 3
 RNG = np.random.default_rng(40)
-# Whole numbers, which every dtype holds, of three clusters that lie apart; the first three rows are one of each.
+# Integers, which every dtype represents, in three separate clusters; the first three rows belong to different ones.
 CENTERS = np.array([[1, 2, 3, 4], [40, 2, 50, 3], [9, 90, 1, 60]])
 X = np.float64(CENTERS[np.arange(60) % K] + RNG.integers(0, 5, (60, 4)))
 WEIGHTS = np.float64(RNG.integers(1, 6, 60))
@@ -38,7 +38,7 @@ def polars():
 
 
 class Shared:
-    """What a library that only speaks DLPack offers."""
+    """An array of a library that only supports DLPack."""
 
     def __init__(self, array):
         self._array, self.shape = array, array.shape
@@ -66,7 +66,7 @@ def mixed(array):
 
 
 DTYPES = ["f8", "f4", "f2", "i8", "u1", ">f8", ">f4", ">f2", ">i4"]
-# Of any shape.
+# Arrays of any shape.
 ARRAYS = {
     **{dtype: lambda array, dtype=dtype: array.astype(dtype) for dtype in DTYPES},
     "reversed": lambda array: array[::-1].copy()[::-1],
@@ -98,7 +98,7 @@ SERIES = {
     "nullable series": lambda array: pd.Series(pd.array(array.astype(int), dtype="Int16")),
     "polars series": lambda array: polars().Series(array),
 }
-# ValueErrors, in the same words everywhere.
+# ValueErrors with the same message everywhere.
 MASKED = r"is masked; expected a number everywhere: fill the gaps with X\.filled\(value\)"
 REFUSED = {
     "masked": (lambda array: np.ma.masked_equal(array, array.flat[0]), MASKED),
@@ -110,7 +110,7 @@ REFUSED = {
 
 
 def copied(array):
-    """Refuse what CuPy refuses to copy to a GPU, in its words."""
+    """Reject arrays that CuPy cannot copy to a GPU, with its message."""
     if array.dtype.name != "bfloat16" and (not array.dtype.isnative or array.dtype.char not in "?bhilqBHILQefdFD"):
         raise ValueError(f"Unsupported dtype {array.dtype}")
     return array
@@ -127,7 +127,7 @@ class StandInEngine(HostEngine):
 
 
 def stand_in_batches(array, k, first, *_):
-    """Take no problem of several, so that each goes to an engine."""
+    """Decline batched problems, so that each goes to an engine."""
     copied(array)
     if not isinstance(first, str):
         copied(first)
@@ -149,13 +149,13 @@ def device(request, monkeypatch):
 
 
 def engines(device):
-    """Options that reach all code: on the CPU, fits are scikit-learn's own or, protected, an engine's of ours."""
+    """Return options that reach all code: on the CPU, scikit-learn fits unless `protect` selects an engine of ours."""
     return [{}, {"protect": True}] if device == "cpu" else [{}]
 
 
 @cache
 def expected(metric="euclidean", init="k-means++", seed=0, weighted=False, halved=False):
-    """What scikit-learn finds for plain numbers; of another metric, an engine on the CPU."""
+    """Return scikit-learn's result for a plain array; for other metrics, that of an engine on the CPU."""
     of = KMeans if metric == "euclidean" else partial(TSKMeans, metric=metric, device="cpu")
     first = X[:K] if init == "rows" else init
     weights = {"sample_weight": WEIGHTS} if weighted else {}
@@ -172,7 +172,7 @@ class TestTSKMeans:
     @pytest.mark.parametrize("kind", [*KINDS, *FRAMES])
     def test_data(self, device, kind):
         given = (KINDS | FRAMES)[kind](X)
-        # As scikit-learn has it: float32 in another byte order is worked on in float64.
+        # As in scikit-learn, float32 in another byte order is computed in float64.
         narrow = kind in ("f4", "pandas float32") or (kind == "f2" and device == "cuda")
         for options in engines(device):
             kmeans = TSKMeans(K, n_init=1, random_state=0, device=device, **options).fit(given)
@@ -189,7 +189,7 @@ class TestTSKMeans:
         assert_same(kmeans, expected("cosine"), 1e-5)
 
     @pytest.mark.parametrize("kind", [">f4", ">i4", "reversed", "list", "objects", "text"])
-    def test_what_plain_numbers_were_fitted_to_predicts(self, device, kind):
+    def test_predict_after_fitting_plain_arrays(self, device, kind):
         kmeans = TSKMeans(K, n_init=1, random_state=0, device=device).fit(X)
         np.testing.assert_array_equal(kmeans.predict(KINDS[kind](X)), expected().labels_)
 
@@ -210,7 +210,7 @@ class TestTSKMeans:
             assert_same(kmeans, expected(init="rows"))
 
     @pytest.mark.parametrize("kind", ["f4", ">f4", ">f8", "list", "objects", "reversed"])
-    def test_what_a_callable_init_returns(self, device, kind):
+    def test_callable_init(self, device, kind):
         def init(given, k, random_state):
             return KINDS[kind](np.float64(oracle.host(given)[:k]))
 
@@ -223,12 +223,12 @@ class TestTSKMeans:
             assert_same(kmeans.fit(X > 8), expected(halved=True))
             kmeans.fit(X, sample_weight=WEIGHTS > 2)
             inertia = KMeans(K, n_init=1, random_state=0).fit(X, None, np.float64(WEIGHTS > 2)).inertia_
-            # A sum of N · D squares, in any order.
+            # A sum of N · D squares in any order.
             assert kmeans.inertia_ == pytest.approx(inertia, rel=X.size * 2.0**-52)
 
     @pytest.mark.parametrize("options", [{}, {"protect": True}, {"metric": "cosine"}], ids=str)
     @pytest.mark.parametrize("kind", REFUSED)
-    def test_refused(self, device, kind, options):
+    def test_rejected(self, device, kind, options):
         make, message = REFUSED[kind]
         fitted = TSKMeans(K, n_init=1, random_state=0, device=device, **options).fit(X)
         attempts = [
@@ -250,7 +250,7 @@ class TestTSKMeans:
         [np.matrix(X), pd.DataFrame(X).astype(str) + "x", [["a", "b"]] * 5, np.zeros(9, "f4,f4"), [[1j], [2]], [[{}]]],
         ids=["matrix", "frame of text", "text", "records", "complex list", "objects"],
     )
-    def test_in_the_words_of_scikit_learn(self, device, given):
+    def test_messages_of_scikit_learn(self, device, given):
         with pytest.raises((TypeError, ValueError)) as theirs:
             KMeans(1).fit(given)
         for options in engines(device):
@@ -280,7 +280,7 @@ class TestBatched:
         np.testing.assert_array_equal(found.labels[0], expected(init="rows").labels_)
 
     @pytest.mark.parametrize("kind", REFUSED)
-    def test_refused(self, device, kind):
+    def test_rejected(self, device, kind):
         make, message = REFUSED[kind]
         with pytest.raises(ValueError, match=message):
             kmeans_batched(make(PROBLEMS), K, device=device)
@@ -289,7 +289,7 @@ class TestBatched:
 
 
 class TestChecksums:
-    """Of the bytes of the elements in the machine's byte order."""
+    """Checksums cover the bytes of elements in the machine's byte order."""
 
     @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
     @pytest.mark.parametrize("kind", [*ARRAYS, "float128", "bfloat16"])
@@ -308,7 +308,7 @@ class TestChecksums:
 
     @pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "bfloat16", "longdouble", "i1", "u2", "i4", "u8"])
     @pytest.mark.parametrize("columns", [1, 4])
-    def test_whatever_has_checksums_can_be_copied_to_a_gpu(self, monkeypatch, dtype, columns):
+    def test_encoded_arrays_can_be_copied_to_a_gpu(self, monkeypatch, dtype, columns):
         cupy = SimpleNamespace(asarray=copied, cuda=SimpleNamespace(Device=lambda index: nullcontext()))
         monkeypatch.setitem(sys.modules, "cupy", cupy)
         dtype = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype
@@ -317,7 +317,7 @@ class TestChecksums:
         assert (len(there), there.tobytes()) == (len(part), part.tobytes())
 
     @pytest.mark.parametrize("kind", ["masked", "nothing masked"])
-    def test_refused(self, kind):
+    def test_rejected(self, kind):
         make, message = REFUSED[kind]
         sidecar = abft.encode(X)
         for function in (abft.encode, lambda X: abft.verify(X, sidecar), lambda X: abft.correct(X, sidecar)):
@@ -343,7 +343,7 @@ class TestChecksums:
     ],
 )
 @pytest.mark.parametrize("kind", ["masked", "nothing masked"])
-def test_masked_arrays_are_refused_everywhere(function, kind):
+def test_masked_arrays_are_rejected_everywhere(function, kind):
     make, message = REFUSED[kind]
     with pytest.raises(ValueError, match=message):
         function(make(X @ X.T))
@@ -357,7 +357,7 @@ def test_products_of_any_byte_order_and_strides(kind):
     np.testing.assert_allclose(gram(A), plain.T @ plain, rtol=rtol)
 
 
-def test_big_endian_numbers_that_lie_on_a_gpu(monkeypatch):
+def test_big_endian_numbers_on_a_gpu(monkeypatch):
     interface = {"typestr": ">f4", "shape": (2, 2), "data": (0, False), "version": 3}
     foreign = type("Foreign", (), {"__cuda_array_interface__": interface})()
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())
@@ -365,7 +365,7 @@ def test_big_endian_numbers_that_lie_on_a_gpu(monkeypatch):
         as_array(foreign)
 
 
-# Arrays that hold masked numbers, out of a masked matrix.
+# Containers of masked numbers, made from a masked matrix.
 HOLDING = {
     "list of rows": list,
     "tuple of rows": tuple,

@@ -1,4 +1,4 @@
-"""Data frames of every numeric type, with missing values, and frames that have no rows yet, at every entry point."""
+"""Data frames with every numeric type, with missing values, and lazy frames, at every entry point."""
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ def polars():
     return pytest.importorskip("polars")
 
 
-# What pandas and polars give as Python objects, or refuse to give; of whole numbers of any kind.
+# Frames that pandas and polars convert to Python objects or refuse to convert; numbers of any type.
 NUMERIC_FRAMES = {
     "Int64": lambda array: pd.DataFrame(array.astype(int)).astype("Int64"),
     "nullable mixed": lambda array: pd.DataFrame(array, columns=list("wxyz")).astype({"w": "Float64", "x": "Int16"}),
@@ -42,7 +42,7 @@ MISSING = {
 
 
 def columns_of(frame):
-    """Every column as float64, by itself."""
+    """Return every column as float64."""
     columns = [frame[name].to_list() for name in frame.columns]
     return np.array([[float(value) for value in column] for column in columns]).T
 
@@ -66,7 +66,7 @@ def test_frames_of_every_numeric_type(kind, part):
     "kind", ["Int64", "Float32", "int64[pyarrow]", "bool", "boolean", "bool[pyarrow]", "polars bool"]
 )
 def test_frames_of_one_column(kind):
-    """Of which scikit-learn makes an array that it cannot write to."""
+    """scikit-learn converts these to an array that it cannot write to."""
     frame = NUMERIC_FRAMES[kind](X[:, :1])
     kmeans = TSKMeans(2, n_init=1, random_state=0, device="cpu").fit(frame)
     plain = KMeans(2, n_init=1, random_state=0).fit(columns_of(frame))
@@ -107,7 +107,7 @@ def test_missing_values_are_nan(kind):
         lambda frame: TSKMeans(2, device="cpu").fit(X).score(frame),
     ],
 )
-def test_lazy_frames_are_to_be_collected(function):
+def test_lazy_frames_are_rejected(function):
     lazy = polars().DataFrame(X).lazy()
     with pytest.raises(TypeError, match=r"a polars LazyFrame, which has no rows yet; .*call collect\(\)"):
         function(lazy)

@@ -1,4 +1,4 @@
-"""Test modules import where nothing but the extra ``test`` is installed; commands import only what they use."""
+"""Imports: test modules need only the extra ``test``, and commands import only what they use."""
 
 import importlib.util
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 
-# Imports every test module as pytest does, where CuPy, torch and matplotlib cannot be imported.
+# Imports every test module like pytest, with CuPy, torch and matplotlib hidden.
 SCRIPT = """
 import importlib.util, sys, traceback
 from pathlib import Path
@@ -47,14 +47,14 @@ def test_every_test_module_imports_without_cupy_torch_and_matplotlib():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-# Packages that take a while to import.
+# Packages with slow imports.
 LARGE = {"numpy", "scipy", "sklearn", "joblib", "pandas", "polars", "pyarrow", "h5py", "rich", "cupy", "torch"}
 COMMAND = "import sys; sys.argv[0] = 'tsapps'; from tsapps.__main__ import main; main()"
 KMEANS = ["kmeans", "X.npy", "--k", "3", "--out", "model", "--device", "cpu"]
 
 
 def imported(code, *arguments, cwd):
-    """Run code in a Python of its own; return the modules that it imported."""
+    """Run code in a new Python process; return the modules that it imported."""
     tell = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
     command = [sys.executable, "-c", tell + code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd)
@@ -71,13 +71,13 @@ def imported(code, *arguments, cwd):
         ("from tsapps.apps.kmeans import lloyd, open_engine", {"numpy"}),
     ],
 )
-def test_the_package_imports_what_it_uses(code, allowed, tmp_path):
+def test_imports_of_the_package(code, allowed, tmp_path):
     assert imported(code, cwd=tmp_path) & LARGE <= allowed
 
 
 @pytest.mark.parametrize("arguments", ["--help", "--version", "kmeans --help", "info"])
-def test_what_needs_no_data_imports_nothing_large(arguments, tmp_path):
-    # CuPy, which imports NumPy, says what GPUs there are.
+def test_commands_without_data_have_fast_imports(arguments, tmp_path):
+    # info finds GPUs through CuPy, which imports NumPy.
     allowed = {"numpy", "cupy"} if arguments == "info" and importlib.util.find_spec("cupy") else set()
     assert imported(COMMAND, *arguments.split(), cwd=tmp_path) & LARGE <= allowed
 

@@ -1,4 +1,4 @@
-"""What pyproject.toml states of a version and of extras is what the code says."""
+"""Packaging: versions and dependencies in pyproject.toml match the code."""
 
 import re
 import tomllib
@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCES = architecture.files(ROOT, ".py", tops=architecture.INSTALLED)
-# What is imported by another name than its project has.
+# Import names that differ from the project's name.
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "PIL": "pillow"} | dict.fromkeys(
     ("cupy", "cupyx", "cupy_backends"), "cupy-cuda13x"
 )
@@ -24,7 +24,7 @@ def test_one_version():
 
 
 def projects(*extras):
-    """The projects that tsapps depends on, with these extras and those that they name."""
+    """Return the projects that tsapps depends on, with these extras and the extras that they name."""
     optional = PROJECT["project"]["optional-dependencies"]
     names = set()
     for one in [*PROJECT["project"]["dependencies"], *(one for extra in extras for one in optional[extra])]:
@@ -40,15 +40,15 @@ def imported_projects(*tops):
 @pytest.mark.parametrize(
     ("tops", "extras", "others"),
     [
-        # Whoever passes an array of polars or torch has it.
+        # Callers who pass arrays of polars or torch have these installed.
         (architecture.INSTALLED, ("cuda13", "io"), {"polars", "torch"}),
         (("docs",), ("demo",), set()),
         (("tests",), ("test", "cuda13"), set()),
-        # What is measured beside tsapps, where it is installed.
+        # Libraries measured for comparison, if installed.
         (("bench",), ("cuda13", "plot", "io"), {"torch", "cuvs", "flash_kmeans", "flashlib"}),
     ],
 )
-def test_every_import_is_of_a_declared_project(tops, extras, others):
+def test_every_import_is_declared(tops, extras, others):
     assert imported_projects(*tops) - projects(*extras) == others
 
 
@@ -58,7 +58,7 @@ def test_every_dependency_is_imported():
 
 @pytest.mark.parametrize("path", SOURCES)
 def test_install_advice_names_projects_that_an_index_has(path):
-    """The dependencies themselves, with one command: tsapps is on no index, so that none has its extras."""
+    """Advice installs the dependencies themselves: tsapps is not on an index, so its extras are not either."""
     optional = PROJECT["project"]["optional-dependencies"]
     source = (ROOT / path).read_text()
     known = {re.match(r"[\w-]+(\[\w+\])?", one)[0] for extra in optional.values() for one in extra}

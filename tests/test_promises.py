@@ -1,4 +1,4 @@
-"""Every promise of docs/promises.md names tests, and these are there."""
+"""Every promise of docs/promises.md names existing tests."""
 
 import re
 from pathlib import Path
@@ -17,6 +17,6 @@ def test_every_promise_names_a_test():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_test_is_there(name):
+def test_named_tests_exist(name):
     path, function = name.split("::")
     assert re.search(rf"^(    )?def {function}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)

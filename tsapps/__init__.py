@@ -1,17 +1,17 @@
-"""tsapps: applications on one fast tall-and-skinny matrix product.
+"""tsapps: exact K-means and checksums on one tall-and-skinny matrix product.
 
-The public face, imported lazily so that ``import tsapps`` and ``tsapps --help`` cost nothing.
+The public API. Names are imported on first use, so that ``import tsapps`` and ``tsapps --help`` are fast.
 
 TSKMeans
     scikit-learn's ``KMeans``, on the CPU and on NVIDIA GPUs.
 kmeans_batched
     Many K-means problems of one shape at once.
 abft
-    Checksums that find and repair numbers that went wrong, in arrays and in files of any size.
+    Checksums that detect and repair corrupted elements, in arrays and in files of any size.
 matmul, gram
-    Tall-and-skinny products A · B and Aᵀ · A, of NumPy, CuPy or torch arrays.
+    Tall-and-skinny products A · B and Aᵀ · A of NumPy, CuPy or torch arrays.
 open_matrix
-    Any supported file or array as a shape, a dtype and blocks of rows.
+    A reader of any supported file or array: shape, dtype and blocks of rows.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["TSKMeans", "abft", "gram", "kmeans_batched", "matmul", "open_matrix"
 
 _HOMES = {
     "TSKMeans": "tsapps.apps.kmeans",
-    "abft": "tsapps.apps.abft",  # a module itself
+    "abft": "tsapps.apps.abft",  # the module itself
     "gram": "tsapps.kernels.matmul",
     "kmeans_batched": "tsapps.apps.kmeans",
     "matmul": "tsapps.kernels.matmul",
     "open_matrix": "tsapps.matrix",
 }
 
-# Not typing's own, whose import takes longer than the rest: the command line is to hear signals before that.
+# Instead of typing.TYPE_CHECKING: importing typing takes longer than the rest and delays the signal handlers.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

@@ -1,4 +1,4 @@
-"""``python -m tsapps`` and the installed ``tsapps``: signal handlers first, then the command line."""
+"""Entry point of ``python -m tsapps`` and the installed ``tsapps``: signal handlers first, then the command line."""
 
 from tsapps import signals
 
@@ -6,7 +6,7 @@ from tsapps import signals
 def main() -> None:
     """Run the command line."""
     signals.install()
-    from tsapps import streams  # nothing stands before the handlers
+    from tsapps import streams  # imported only after the signal handlers are installed
 
     try:
         streams.prepare()

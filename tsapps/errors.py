@@ -1,4 +1,4 @@
-"""The errors that users see at the command line, and the exit code of each."""
+"""Error classes of the command line, each with its exit code."""
 
 from enum import IntEnum
 
@@ -17,7 +17,7 @@ __all__ = [
 
 
 class ExitCode(IntEnum):
-    """What a `tsapps` command tells the shell."""
+    """Exit code of a `tsapps` command."""
 
     DONE = 0
     FAILURE = 1
@@ -31,12 +31,12 @@ class MatrixError(OneLineError):
 
 
 class CorruptionError(OneLineError):
-    """Data or checksums are not what they were, or computations are wrong, and what is right is not known."""
+    """Data or checksums are corrupted, or a computation is wrong, and it cannot be repaired."""
 
 
 class UsageError(OneLineError):
-    """What was asked for cannot be done with what was given (an existing output, k larger than n, …)."""
+    """The request cannot be met with the given inputs (an existing output, k larger than n, …)."""
 
 
 class MatrixUsageError(MatrixError, UsageError):
-    """A path names no matrix: there is no such file, its extension is unknown, it has no array of that name, …."""
+    """A path does not name a matrix: the file is missing, or its extension or the array's name is unknown."""

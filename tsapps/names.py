@@ -1,4 +1,4 @@
-"""``FILE:NAME``: how it is taken apart, and how it is spelled for a shell."""
+"""``FILE:NAME`` arguments: how to split them, and how to quote them for a shell."""
 
 import os
 import shlex
@@ -7,9 +7,9 @@ __all__ = ["shell_spelling", "split_name"]
 
 
 def split_name(path: str) -> tuple[str, str | None]:
-    """Split ``FILE:NAME`` at the last colon that a path of something existing precedes.
+    """Split ``FILE:NAME`` at the last colon before which the path exists.
 
-    Names may contain colons and slashes, and so may files' own names: a path that exists as a whole has no name.
+    Names and paths may both contain colons and slashes; a path that exists as a whole has no name.
 
     Parameters
     ----------
@@ -18,9 +18,9 @@ def split_name(path: str) -> tuple[str, str | None]:
     Returns
     -------
     file : str
-        All of `path` where nothing exists at any part of it that ends before a colon.
+        The whole `path` if nothing exists at any part of it that ends before a colon.
     name : str or None
-        None where `path` has none; empty for ``FILE:``.
+        None if `path` has no name; empty for ``FILE:``.
 
     Examples
     --------
@@ -37,10 +37,10 @@ def split_name(path: str) -> tuple[str, str | None]:
 
 
 def shell_spelling(argument: str) -> str | None:
-    r"""Return an argument as it can be pasted into a shell, in printable characters; None where no argument can be so.
+    r"""Return an argument quoted for a shell in printable characters; None if that is impossible.
 
-    Quoted only where it must be; control characters and bytes that are no UTF-8 as ``$'\x1b'``, which bash, zsh and
-    ksh know.
+    Quotes are used only if needed. Control characters and bytes that are not UTF-8 become ``$'\x1b'``, which bash,
+    zsh and ksh support.
     """
     if "\0" in argument:
         return None

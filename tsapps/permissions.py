@@ -1,4 +1,4 @@
-"""Permissions of results: readable by no more people than the files that they are made from."""
+"""Permissions of output files: readable by no more users than the inputs."""
 
 import os
 import stat
@@ -6,22 +6,23 @@ from collections.abc import Iterable
 
 __all__ = ["PRIVATE", "directory_mode", "mode_of_result"]
 
-#: Permissions of a file that is for its owner alone.
+#: Permissions of a file that only its owner may read.
 PRIVATE = 0o600
 
 _ACCESS_LIST = "system.posix_acl_access"
 
 
 def mode_of_result(out: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str]]) -> int:
-    """Return the permissions of a result, before the umask: 0o666 less those who may not read every one of the inputs.
+    """Return the permissions of an output before the umask: 0o666 minus classes that may not read every input.
 
-    A file that the result replaces counts as an input. The group keeps its permission only where the result gets the
-    same group as the input, or where everybody may read the input; an input with an access control list gives none.
+    A file that the output replaces counts as an input. The group keeps its permission only if the output gets the same
+    group as the input, or if everybody may read the input. An input with an access control list removes the permission
+    of the group.
 
     Parameters
     ----------
     out : path-like
-        The result; it need not exist.
+        The output; it need not exist.
     inputs : iterable of path-like
         Existing files.
     """
@@ -43,8 +44,8 @@ def directory_mode(mode: int) -> int:
 
 
 def _has_access_list(path: str | os.PathLike[str]) -> bool:
-    """Return whether permissions of a file are more than its mode says."""
+    """Return whether a file has an access control list, which its mode does not show."""
     try:
         return hasattr(os, "listxattr") and _ACCESS_LIST in os.listxattr(path)
     except OSError:
-        return False  # this file system has no such lists
+        return False  # this file system does not support access control lists

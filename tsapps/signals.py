@@ -1,20 +1,20 @@
-"""SIGINT and SIGTERM at the command line: one line on stderr and exit code 130 or 143, at whatever moment they come.
+"""SIGINT and SIGTERM at the command line: one line on stderr and exit code 130 or 143, at any moment.
 
-Handlers are installed before anything large is imported. What they do depends on how far the command is:
+Handlers are installed before any large import. Their action depends on the phase of the command:
 
 starting
-    Nothing is written yet: they write the line and end the process.
+    Nothing is written yet: print the line and end the process.
 working
-    They raise `Stopped`, so that temporaries are removed; `finish` then writes the line.
+    Raise `Stopped`, so that temporary files are removed; `finish` then prints the line.
 placing, placed
-    A result takes its place, or has it: the command finishes, with its own exit code.
+    A result is being renamed, or is in place: let the command finish with its own exit code.
 ending
-    The last line is being written: they do nothing.
+    The last line is being printed: do nothing.
 ended
-    The exit code is settled, and what is printed is printed: they end the process with it.
+    The exit code is final and all output is printed: end the process with that code.
 
-A second signal within `GRACE_SECONDS` is taken for the first one, which programs that start others pass on twice. One
-that comes later ends the process at once; the next writer to the same path removes what then may be left.
+A second signal within `GRACE_SECONDS` counts as the first one: programs that start others pass a signal on twice. A
+later signal ends the process at once; the next command that writes to the same path removes what is left over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 
-TYPE_CHECKING = False  # without the import of typing, which takes longer than all others here
+TYPE_CHECKING = False  # importing typing would take longer than all other imports of this module
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, NoReturn
@@ -38,11 +38,11 @@ _LINES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 class Stopped(BaseException):
-    """A signal asks the command to stop. Not KeyboardInterrupt, for which typer has words of its own."""
+    """A signal stops the command. Not a KeyboardInterrupt, which typer handles with its own message."""
 
 
 class _State:
-    """How far the command is; `stopped`: the first signal, and when it came."""
+    """Phase of the command; `stopped` is the first signal and the time it came."""
 
     phase = "starting"
     stopped: tuple[int, float] | None = None
@@ -74,35 +74,35 @@ def _handle(number: int, _frame: object) -> None:
 
 
 def _leave(number: int) -> NoReturn:
-    """End the process at once, with the line."""
+    """Print the line and end the process at once."""
     after = " after the result was written" if _State.phase == "placed" else ""
     _State.phase = "ending"  # a signal that comes now is ignored
-    with suppress(OSError):  # nobody reads stderr
+    with suppress(OSError):  # stderr has no reader
         os.write(2, f"tsapps: {_LINES[signal.Signals(number)]}{after}\n".encode())
     os._exit(128 + number)
 
 
 def _unraisable(found: Any) -> None:
-    """Python may run a handler where no exception can leave, as while an object is deleted."""
+    """Handle `Stopped` raised where Python cannot propagate exceptions, such as while an object is deleted."""
     if isinstance(found.exc_value, Stopped) and _State.stopped is not None:
         _leave(_State.stopped[0])
     sys.__unraisablehook__(found)
 
 
 def _ignore() -> None:
-    """Ignore signals from here on: Python restores the default handlers when it is about to end."""
+    """Ignore signals from now on: Python restores the default handlers just before it exits."""
     for number in _LINES:
         signal.signal(number, signal.SIG_IGN)
 
 
 def begin() -> None:
-    """From here on, there may be something to remove: handlers raise `Stopped`."""
+    """Start the phase in which temporary files may exist: handlers raise `Stopped`."""
     _State.phase = "working"
 
 
 @contextmanager
 def placing(*, last: bool = True) -> Iterator[None]:
-    """Hold signals back while a result takes its place; if it is the `last` one, the command finishes then."""
+    """Delay signals while a result is renamed into place; after the `last` result, the command finishes."""
     _State.phase = "placing"
     try:
         yield
@@ -115,30 +115,30 @@ def placing(*, last: bool = True) -> Iterator[None]:
 
 
 def placed() -> None:
-    """All results are in place: the command finishes."""
+    """Mark all results as in place: the command finishes."""
     _State.phase = "placed"
 
 
 def check() -> None:
-    """Raise `Stopped` if a signal came and was held back, or was lost in code that ends with another error."""
+    """Raise `Stopped` if a signal was delayed, or was lost in code that raised another error."""
     if _State.stopped is not None and _State.phase == "working":
         raise Stopped
 
 
 def end_with(message: str, code: int) -> None:
-    """Write one line to stderr as the command's last; the exit code is settled."""
+    """Print the last line of the command to stderr; the exit code is final."""
     _State.phase = "ending"
     print(f"tsapps: {message}", file=sys.stderr, flush=True)
     end(code)
 
 
 def end(code: int) -> None:
-    """Settle the exit code; everything is printed."""
+    """Make the exit code final; all output is printed."""
     _State.code, _State.phase = code, "ended"
 
 
 def finish() -> None:
-    """Write the line and exit, if the command was stopped by a signal."""
+    """Print the line and exit, if a signal stopped the command."""
     if _State.stopped is not None and _State.phase == "working":
         number = _State.stopped[0]
         end_with(_LINES[signal.Signals(number)], 128 + number)

@@ -1,7 +1,7 @@
-"""The standard streams of a command, and its warnings, whatever the process was started with.
+"""Standard streams and warnings of a command, made safe for any environment.
 
-A daemon may start a command with a stream closed, a shell with a pipe that nobody reads, and a test run with warnings
-made errors. None of these is a reason not to do the work.
+A daemon may start a command with a closed stream, a shell with a pipe that has no reader, and a test run with warnings
+as errors. The command does its work all the same.
 """
 
 import io
@@ -12,15 +12,15 @@ from contextlib import suppress
 
 __all__ = ["prepare"]
 
-# Those that Python does not show, unless it is asked to.
+# Warnings that Python hides by default.
 _SILENT = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 
 
 def prepare() -> None:
-    """Open closed streams, and see to it that neither what is printed to stderr nor a warning ends the command."""
+    """Open closed streams, and prevent that a failed write to stderr or a warning ends the command."""
     _open_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may hold what the terminal's encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may not be encodable for the terminal
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr = _Messages(sys.stderr.detach(), sys.stderr.encoding, "backslashreplace", line_buffering=True)
     if any(action == "error" for action, *_ in warnings.filters):
@@ -28,19 +28,19 @@ def prepare() -> None:
 
 
 def _open_closed() -> None:
-    """Open the null device where a stream is closed; else the next file that is opened would get its messages."""
+    """Open the null device for each closed stream; else the next opened file would receive its output."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor, which is this one
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 (until the end)
 
 
 def _show_warnings() -> None:
-    """Restore Python's own treatment of warnings, for this process and those that it starts."""
+    """Restore Python's default warning filters, for this process and its child processes."""
     os.environ.pop("PYTHONWARNINGS", None)
     sys.warnoptions.clear()
     warnings.resetwarnings()
@@ -49,7 +49,7 @@ def _show_warnings() -> None:
 
 
 class _Messages(io.TextIOWrapper):
-    """A stream for messages that may be lost: its reader may have gone, or its disk be full."""
+    """A stream that ignores write errors: its reader may be gone, or its disk full."""
 
     def write(self, text: str, /) -> int:
         with suppress(OSError):

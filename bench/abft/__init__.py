@@ -1,1 +1,1 @@
-"""Faults in protected data, products and fits, and what protecting costs."""
+"""Fault-injection campaign for checksums, and the overhead of protection."""

@@ -1,7 +1,7 @@
-"""Faults in matrices at rest and in sidecars: thousands in one matrix at once, each in blocks or a tile of its own.
+"""Fault injection into matrices at rest and into sidecars: thousands of faults per matrix, each in a separate block.
 
-One matrix is encoded, damaged and verified; what the verdict would write is held against the bytes that were there. So
-one pass is as many trials as there are faults in it, and the rest of its blocks are clean ones.
+A trial encodes a matrix, injects faults and verifies it; the verdict's patches are compared with the original bytes.
+One pass gives as many trials as it has faults, and its other blocks count as clean ones.
 """
 
 import io
@@ -29,13 +29,13 @@ from tsapps.apps.abft.at_rest.sidecar import dump_sidecar
 
 __all__ = ["Damage", "Matrix", "judged", "try_at_rest", "try_sidecar"]
 
-# The float code's block; elements of the side of a tile of zeros; columns that one has to itself in the exact code;
-# bytes of a sidecar that are zeroed.
+# Block size of the float code; side of a zeroed square; columns reserved per square in the exact code; zeroed bytes of
+# a sidecar.
 _BLOCK, _TILE, _BESIDE, _RUN = 256, 16, 16, 64
 
 
 class Damage(NamedTuple):
-    """Bytes that are changed: the trial of each, its offset, and the bits that are flipped."""
+    """Corrupted bytes: the trial of each, its offset, and the flipped bits."""
 
     trials: np.ndarray
     offsets: np.ndarray
@@ -44,14 +44,14 @@ class Damage(NamedTuple):
 
 @dataclass(frozen=True)
 class Matrix:
-    """How a matrix at rest is divided into what is repaired by itself: blocks of words, or tiles of elements.
+    """Partition of a matrix at rest into independently repaired units: blocks of words, or tiles of elements.
 
     Attributes
     ----------
     shape : (int, int)
     itemsize : int
     exact : bool
-        Whether it is by the exact code.
+        True for the exact code, False for the float code.
     """
 
     shape: tuple[int, int]
@@ -60,14 +60,14 @@ class Matrix:
 
     @property
     def units(self) -> int:
-        """Blocks or tiles."""
+        """Number of blocks or tiles."""
         if self.exact:
             of = layout(self.shape, self.itemsize)
             return of.stripes * of.width
         return (self.shape[0] // _BLOCK) * (self.shape[1] // _BLOCK)
 
     def unit(self, offsets: np.ndarray) -> np.ndarray:
-        """Return the blocks or tiles of bytes."""
+        """Return the block or tile of each byte offset."""
         if self.exact:
             width = layout(self.shape, self.itemsize).width
             rows, columns = np.divmod(offsets // WORD, width)
@@ -76,7 +76,7 @@ class Matrix:
         return rows // _BLOCK * (self.shape[1] // _BLOCK) + columns // _BLOCK
 
     def elements(self, trials: int, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Return the offsets of `count` elements of each trial, in different rows of its own unit, (trials, count)."""
+        """Return the offsets of `count` elements per trial, in different rows of the trial's unit, (trials, count)."""
         if self.exact:
             width = layout(self.shape, self.itemsize).width * WORD
             size = max(self.itemsize, WORD)
@@ -90,9 +90,9 @@ class Matrix:
         return (rows * self.shape[1] + columns) * self.itemsize
 
     def boxes(self, trials: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int, int]:
-        """Return the first rows and columns of boxes of elements of which no two share a unit, and their sizes."""
+        """Return the first rows and columns of boxes that share no unit, and the boxes' height and width."""
         if self.exact and fold(self.shape, self.itemsize) != 1:
-            raise ValueError(f"rows of {self.shape[1]} elements are no rows of words: take a matrix that is not folded")
+            raise ValueError(f"rows of {self.shape[1]} elements are folded; expected a matrix whose rows are not")
         height, width = (ROWS, _BESIDE) if self.exact else (_BLOCK, _BLOCK)
         across = self.shape[1] // width
         rows, columns = np.divmod(_some(self.shape[0] // height * across, trials, rng), across)
@@ -101,17 +101,17 @@ class Matrix:
 
 def _some(of: int, count: int, rng: np.random.Generator) -> np.ndarray:
     if count > of:
-        raise ValueError(f"{count} trials do not fit into {of} places: take a larger matrix")
+        raise ValueError(f"{count} trials do not fit into {of} units: use a larger matrix")
     return rng.permutation(of)[:count]
 
 
 def _different(of: int, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
-    """Return numbers below `of`, no two of a row alike."""
+    """Return random integers below `of`, distinct within each row."""
     return rng.permuted(np.broadcast_to(np.arange(of), (shape[0], of)), axis=1)[:, : shape[1]]
 
 
 def damage(cell: Cell, matrix: Matrix, A: np.ndarray, rng: np.random.Generator) -> tuple[Damage, set[int]]:
-    """Return a cell's faults, and the bits that they flip."""
+    """Return the faults of a cell, and the bits that they flip."""
     trials, bits = trials_of(cell), set[int]()
     if cell.fault in ("tile", "rectangle"):
         elements, values = (_tiles if cell.fault == "tile" else _rectangles)(A, matrix, trials, rng)
@@ -132,21 +132,21 @@ def damage(cell: Cell, matrix: Matrix, A: np.ndarray, rng: np.random.Generator) 
 
 
 def trials_of(cell: Cell) -> int:
-    """Return how many trials a cell has at rest: of each bit as many, of the float code as many as there are tiles."""
+    """Return the number of trials of a cell at rest: per bit for flips; one per tile for the float code."""
     if cell.code == "float":
         return (cell.m // _BLOCK) * (cell.n // _BLOCK)
     return TRIALS * bits_of(cell.dtype) if cell.fault == "bit" else 4 * TRIALS
 
 
 def _bytes(first: np.ndarray, flips: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the offsets of the bytes of words, and what is flipped in each."""
+    """Return the byte offsets of words, and the bits to flip in each byte."""
     shifts = np.arange(size, dtype=np.uint64) * np.uint64(8)
     masks = (flips[..., np.newaxis] >> shifts & np.uint64(0xFF)).astype(np.uint8)
     return first[..., np.newaxis] + np.arange(size), masks
 
 
 def _tiles(A: np.ndarray, matrix: Matrix, trials: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Return the elements of squares, and zeros."""
+    """Return the elements of squares, and zeros to replace them."""
     rows, columns, height, width = matrix.boxes(trials, rng)
     rows = rows + rng.integers(0, height - _TILE + 1, trials)
     columns = columns + rng.integers(0, width - _TILE + 1, trials)
@@ -156,7 +156,7 @@ def _tiles(A: np.ndarray, matrix: Matrix, trials: int, rng: np.random.Generator)
 
 
 def _rectangles(A: np.ndarray, matrix: Matrix, trials: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Return the corners of rectangles, and what they become: δ is 1, and the sums of rows and columns stay."""
+    """Return the corners of rectangles and their new values: +1 and −1, so that row and column sums are unchanged."""
     rows, columns, height, width = matrix.boxes(trials, rng)
     rows = rows[:, np.newaxis] + np.sort(_different(height, (trials, 2), rng), axis=1)
     columns = columns[:, np.newaxis] + np.sort(_different(width, (trials, 2), rng), axis=1)
@@ -165,21 +165,21 @@ def _rectangles(A: np.ndarray, matrix: Matrix, trials: int, rng: np.random.Gener
     return elements, (A.reshape(-1)[elements].astype(np.float64) + signs).astype(A.dtype)
 
 
-# --- What became of it ------------------------------------------------------------------------------------------------
+# --- Outcomes ---------------------------------------------------------------------------------------------------------
 
 
 def judged(matrix: Matrix, before: np.ndarray, verdict: Verdict, faults: Damage) -> Counts:
-    """Return what became of the faults of one matrix.
+    """Count the outcomes of the faults in one matrix.
 
     Parameters
     ----------
     matrix : Matrix
     before : numpy.ndarray of shape (bytes,), uint8
-        What it was.
+        The original bytes.
     verdict : Verdict
-        What was said of it once it was damaged.
+        Verdict on the corrupted matrix.
     faults : Damage
-        Of trials that share no unit.
+        Faults whose trials share no unit.
     """
     size = matrix.itemsize
     owner = np.full(matrix.units, -1)
@@ -221,7 +221,7 @@ def judged(matrix: Matrix, before: np.ndarray, verdict: Verdict, faults: Damage)
         located=int(located.sum()),
         repaired=int(repaired.sum()),
         miscorrected=int(miscorrected.sum()),
-        # By the float code sums are what is counted, of matrices without a fault.
+        # The float code counts weighted sums of matrices without a fault instead.
         clean=int((owner < 0).sum()) if matrix.exact else 0,
         false_alarms=alarms,
     )
@@ -231,7 +231,7 @@ def judged(matrix: Matrix, before: np.ndarray, verdict: Verdict, faults: Damage)
 
 
 def _count_certain(found: Counts, matrix: Matrix, faults: Damage, detected: np.ndarray, repaired: np.ndarray) -> None:
-    """Count the trials of which no block has more than two words that were changed: those are repaired for certain."""
+    """Count the trials with at most two corrupted words per block: their repair is guaranteed."""
     words = np.unique(faults.offsets // WORD)
     in_unit = np.bincount(matrix.unit(words * WORD), minlength=matrix.units)
     certain = np.zeros(len(detected), bool)
@@ -243,12 +243,12 @@ def _count_certain(found: Counts, matrix: Matrix, faults: Damage, detected: np.n
 
 # --- Cells ------------------------------------------------------------------------------------------------------------
 
-# The matrix that the cells before had, and its sidecar: by what it was drawn from.
+# Matrix and sidecar of the previous cells, keyed by the parameters they were drawn from.
 _last: dict[Any, tuple[np.ndarray, Sidecar]] = {}
 
 
 def try_at_rest(cell: Cell, seed: int, device: str) -> Counts:
-    """Try a cell with target "at-rest"; on a GPU, both sums are added up there."""
+    """Run a cell with target "at-rest"; on a GPU, the GPU computes both kinds of sums."""
     if cell.fault == "none":
         return _try_clean(cell, seed, device)
     key = seed, device, cell.code, cell.dtype, cell.distribution, cell.m, cell.n
@@ -268,7 +268,7 @@ def try_at_rest(cell: Cell, seed: int, device: str) -> Counts:
 
 
 class _OtherParts:
-    """A matrix that comes in parts of other sizes than an array does, so that it is added up in another order."""
+    """A matrix read in blocks of other sizes than an array's, so that sums accumulate in another order."""
 
     name = "the matrix"
 
@@ -276,7 +276,7 @@ class _OtherParts:
         self._array, self.shape, self.dtype = array, array.shape, array.dtype
 
     def blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (first row, rows), two thirds as many as are asked for."""
+        """Yield (first row, rows), with two thirds of the requested number of rows."""
         step = max(1, rows * 2 // 3)
         for first in range(0, len(self._array), step):
             yield first, self._array[first : first + step]
@@ -287,7 +287,7 @@ class _OtherParts:
 
 
 def _try_clean(cell: Cell, seed: int, device: str) -> Counts:
-    """Encode matrices and verify them, by other parts than they were encoded by; if on a GPU, then on the CPU."""
+    """Encode matrices and verify them in blocks of other sizes; after encoding on a GPU, verify on the CPU."""
     rng, found = cell.generator(seed), Counts()
     while found.clean < CLEAN / len(DISTRIBUTIONS):
         A = draw(cell.distribution, (cell.m, cell.n), cell.dtype, rng)
@@ -304,7 +304,7 @@ def _sums(sidecar: Sidecar) -> int:
 
 
 def try_sidecar(cell: Cell, seed: int, _device: str) -> Counts:
-    """Try a cell with target "sidecar": half of the faults in the header, where they are not in words of the sums."""
+    """Run a cell with target "sidecar"; half of the faults hit the header, except faults in words of the sums."""
     sidecar = encode(draw(cell.distribution, (cell.m, cell.n), cell.dtype, cell.generator(seed, data=True)))
     file = io.BytesIO()
     dump_sidecar(file, sidecar)
@@ -338,13 +338,13 @@ def try_sidecar(cell: Cell, seed: int, _device: str) -> Counts:
             else:
                 found.harmless += same
                 found.miscorrected += not same
-    # What is refused is said to be the sidecar and not the matrix, which is all that there is to locate.
+    # A rejected sidecar is reported as such, not as a corrupted matrix: that locates the fault.
     found.located, found.bits = found.detected, bits
     return found
 
 
 def _same(one: Sidecar, other: Sidecar) -> bool:
-    """Return whether two sidecars say the same."""
+    """Return whether two sidecars have the same content."""
     tensors = one.tensors, other.tensors
     return (
         one.metadata == other.metadata

@@ -1,7 +1,6 @@
-"""The cells of the fault-injection campaign: what is damaged, how, and what became of it, in numbers.
+"""Cells of the fault-injection campaign: distributions, outcome counts and confidence intervals. All of it is pure.
 
-A cell is one target, code, dtype, distribution and fault. at_rest.py, product.py and kmeans.py try it; here is
-what they share: the distributions, the counts and their confidence intervals. All of it is pure.
+A cell is one target, code, dtype, distribution and fault. at_rest.py, product.py and kmeans.py run the cells.
 """
 
 from collections.abc import Iterator
@@ -33,21 +32,21 @@ __all__ = [
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 DISTRIBUTIONS = ("normal", "uniform", "lognormal", "sparse", "cancelling", "wide")
-#: Trials of a cell, or of each bit where one is flipped; units that are clean, over the distributions of a dtype.
+#: Trials of a cell, or per bit for bit flips; clean units per dtype, summed over the distributions.
 TRIALS, CLEAN = 200, 1_000_000
-#: The confidence of every interval; the false-alarm rate of an element that statistical thresholds are calibrated for.
+#: Confidence level of all intervals; false-positive rate per element for which statistical thresholds are calibrated.
 LEVEL, P = 0.95, 1e-6
 
-#: Shapes at rest: blocks in the matrix's own columns; rows folded; words dealt out, with a million columns
+#: Shapes at rest: blocks of the matrix's own columns; folded rows; words interleaved over a million columns
 #: (interleave.py).
 PLAIN, FOLDED, FLAT = (1024, 8192), (524_288, 16), (8, 1_048_576)
-#: Of the float code: 256 tiles of 256 × 256.
+#: Shape for the float code: 256 tiles of 256 × 256.
 TILED = (4096, 4096)
-#: Of a small matrix is the sidecar; of C are rows, columns and the depth.
+#: Shape of the matrix for sidecars; rows, columns and depth of C.
 SMALL, ROWS_OF_C, COLUMNS_OF_C, DEPTH = (700, 40), 16_384, 16, 64
 
 _COUNT = (int,)
-#: The fields of a record besides `record.COMMON`, and those that name it.
+#: Fields of a record in addition to `record.COMMON`, and the fields that identify it.
 FIELDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("target", "code", "dtype", "distribution", "fault"), (str,)),
     **dict.fromkeys(("m", "n", "seed"), _COUNT),
@@ -64,24 +63,25 @@ KEY = ("what", "engine", "target", "code", "dtype", "distribution", "fault", "m"
 
 @dataclass(frozen=True)
 class Cell:
-    """What is tried.
+    """One experiment of the campaign.
 
     Attributes
     ----------
     target : {"at-rest", "sidecar", "product", "mid-product", "judged", "kmeans"}
-        A matrix after it was encoded; the file of its checksums; C = A · B after it was computed, by `check_product`;
-        its sums before they are rounded, by `matmul`; elements without a fault, of which all are judged, as are those
-        of rows that are suspected; a protected fit.
+        "at-rest": a matrix after encoding. "sidecar": the file of its checksums. "product": C = A · B after it is
+        computed, checked by `check_product`. "mid-product": the sums of C before rounding, checked by `matmul`.
+        "judged": elements of a product without a fault, all tested as those of flagged rows are. "kmeans": a protected
+        fit.
     code : str
-        "exact" or "float"; of a sidecar "sha256"; of products the threshold, "proven" or "statistical"; of K-means the
-        engine, "numpy" or "cublas".
+        "exact" or "float"; "sha256" for a sidecar; the threshold for products, "proven" or "statistical"; the engine
+        for K-means, "numpy" or "cublas".
     dtype, distribution : str
     fault : {"none", "bit", "two-bits", "word", "two-words", "tile", "rectangle"}
-        One bit or two of an element; 32 bits by any others, of products an element by any other; two such words in one
-        block or tile; a square of zeros; +δ −δ −δ +δ. "none" looks for false alarms. Of K-means those of
-        `kmeans_faults`, and when they come.
+        "bit", "two-bits": flips in one element. "word": 32 random bits, or a random element of a product.
+        "two-words": two of these in one block or tile. "tile": a square of zeros. "rectangle": +δ −δ −δ +δ at its
+        corners. "none": a clean run, which counts false positives. K-means: a fault of `kmeans_faults` and its time.
     m, n : int
-        Of the matrix at rest, or of C.
+        Shape of the matrix at rest, or of C.
     """
 
     target: str
@@ -94,14 +94,14 @@ class Cell:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """Where it can be tried: the float code verifies on the CPU, and sums are within reach only there."""
+        """Devices that can run it: the float code verifies on the CPU, where alone faults can reach running sums."""
         if self.target == "kmeans":
             return ("cpu",) if self.code == "numpy" else ("cuda",)
         anywhere = self.code == "exact" or self.target == "product" or (self.target, self.fault) == NO_FAULT_ON_ITS_WAY
         return ("cpu", "cuda") if anywhere else ("cpu",)
 
     def generator(self, seed: int, *, data: bool = False) -> np.random.Generator:
-        """Return the random numbers of this cell, of its faults or of what cells with the same data share."""
+        """Return a random generator for the faults of this cell, or for the data shared by cells on the same matrix."""
         name = (self.target, self.code, self.dtype, self.distribution, self.m, self.n)
         return np.random.default_rng([seed, crc32(repr(name if data else (*name, self.fault)).encode())])
 
@@ -111,29 +111,28 @@ NO_FAULT_ON_ITS_WAY = ("mid-product", "none")
 
 @dataclass
 class Counts:
-    """What became of the trials of a cell.
+    """Outcome counts of a cell.
 
     Attributes
     ----------
     trials : int
-        Faults by which some bit changed.
+        Faults that changed at least one bit.
     detected, located, repaired, miscorrected : int
-        Trials that were seen; of which just the wrong elements were named; whose bytes are as they were (of products:
-        off by no more than rounding); of which something was replaced by what it was not.
+        Trials that were detected; that named exactly the corrupted elements; that restored the bytes (products: to
+        within rounding); that replaced an element by a wrong value.
     harmless : int
-        Trials that left all that counts as it should be: a product within the proven bound, a sidecar that says the
-        same.
+        Trials without consequences: a product within the proven bound, or a sidecar with the same content.
     certain, certain_detected, certain_repaired : int
-        Trials that must be detected by what is proved, and those of them that were, and were repaired. At rest, by the
-        exact code: one word or two of a block.
+        Trials whose detection is guaranteed, and how many of them were detected and repaired. At rest with the exact
+        code: one or two corrupted words in a block.
     clean, false_alarms : int
-        What was not damaged, and what of it was reported. At rest: blocks; of matrices without a fault, by the float
-        code, weighted sums. Of products: elements; beside faults only those of rows in which something was named, as
-        each of these was judged by itself.
+        Clean units, and those reported as corrupted. At rest: blocks; for the float code, weighted sums of matrices
+        without a fault. Products: elements; next to faults, only elements of rows in which an element was named, since
+        each element of these was tested.
     bits : set of int
-        That were flipped.
+        Flipped bits.
     threshold_ratio : float or None
-        What elements of a clean product may be off by, over what they are off by: root mean squares of both.
+        Ratio of root mean squares in a clean product: allowed error over actual error of elements.
     """
 
     trials: int = 0
@@ -152,7 +151,7 @@ class Counts:
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """The confidence interval of every rate."""
+        """Return the confidence interval of every rate."""
         of_trials = {
             name: interval(getattr(self, name), self.trials)
             for name in ("detected", "located", "repaired", "miscorrected")
@@ -164,7 +163,7 @@ class Counts:
 
 
 def record_of(cell: Cell, counts: Counts, seed: int) -> dict[str, Any]:
-    """Return the fields of a cell's record, `record.COMMON` apart."""
+    """Return the fields of a cell's record, without `record.COMMON`."""
     k = DEPTH if cell.target in ("product", "mid-product", "judged") else None
     intervals = {name: list(ends) for name, ends in counts.intervals.items()}
     of_counts = asdict(counts) | {"bits": sorted(counts.bits), "intervals": intervals}
@@ -172,7 +171,7 @@ def record_of(cell: Cell, counts: Counts, seed: int) -> dict[str, Any]:
 
 
 def interval(successes: int, trials: int, level: float = LEVEL) -> tuple[float, float]:
-    """Return the interval that holds a rate with a confidence of at least `level`.
+    """Return the Clopper-Pearson interval of a binomial rate with a confidence of at least `level`.
 
     Source: C. Clopper and E. Pearson, "The use of confidence or fiducial limits illustrated in the case of the
     binomial", Biometrika (1934).
@@ -180,7 +179,7 @@ def interval(successes: int, trials: int, level: float = LEVEL) -> tuple[float, 
     Raises
     ------
     ValueError
-        If there are more successes than trials, or fewer than none.
+        If `successes` is negative or greater than `trials`.
     """
     if not 0 <= successes <= trials:
         raise ValueError(f"{successes} successes of {trials} trials; expected 0 to {trials}")
@@ -193,7 +192,7 @@ def interval(successes: int, trials: int, level: float = LEVEL) -> tuple[float, 
 
 
 def cells() -> Iterator[Cell]:
-    """Yield every cell, those with the same data after each other."""
+    """Yield every cell; cells on the same data are consecutive."""
     for dtype in DTYPES:
         for distribution in DISTRIBUTIONS:
             for target, code, faults, (m, n) in _KINDS:
@@ -219,7 +218,7 @@ _KINDS: tuple[tuple[str, str, tuple[str, ...], tuple[int, int]], ...] = (
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """Return a dtype by its name, bfloat16 too."""
+    """Return a dtype by name, including bfloat16."""
     if name == "bfloat16":
         import ml_dtypes
 
@@ -228,19 +227,20 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 def bits_of(name: str) -> int:
-    """Return how many bits an element of a dtype has."""
+    """Return the number of bits of an element."""
     return 8 * numpy_dtype(name).itemsize
 
 
 def draw(distribution: str, shape: tuple[int, int], dtype: str, rng: np.random.Generator) -> np.ndarray:
-    """Return a matrix.
+    """Draw a random matrix.
 
     Parameters
     ----------
     distribution : str
-        "normal" and "uniform" (0 to 1); "lognormal", positive with a long tail; "sparse", normal but nine of ten zero;
-        "cancelling", about 1 and −1 in turn along a row, so that sums are small beside what they are of: within 10⁻³,
-        in 16 bits, which have few numbers nearer, 0.3; "wide", normal times 2⁻⁸ … 2³.
+        "normal" and "uniform" (0 to 1). "lognormal": positive with a long tail. "sparse": normal with nine of ten
+        elements zero. "cancelling": alternating values near 1 and −1 along a row, so that sums are small relative to
+        their terms; they deviate by 10⁻³, or by 0.3 in 16-bit types, which are coarse there. "wide": normal times
+        2⁻⁸ … 2³.
     shape : (int, int)
     dtype : str
     rng : numpy.random.Generator
@@ -261,9 +261,9 @@ def draw(distribution: str, shape: tuple[int, int], dtype: str, rng: np.random.G
 
 
 def flipped(fault: str, width: int, trials: int, rng: np.random.Generator) -> tuple[np.ndarray, set[int]]:
-    """Return what is flipped in words of `width` bits, (trials,) uint64, and the bits of "bit" and "two-bits".
+    """Return random flip masks for words of `width` bits, (trials,) uint64, and the bits of "bit" and "two-bits".
 
-    All bits come in turn. A "word" is any other.
+    All bits occur in turn. A "word" mask is any nonzero number.
     """
     if fault == "word":
         return rng.integers(1, 2**width - 1, trials, np.uint64, endpoint=True), set()

@@ -1,4 +1,4 @@
-"""Faults in protected K-means: cells of the campaign, a fault, a time and an engine each; see `kmeans_faults.py`."""
+"""Fault injection into protected K-means: campaign cells of a fault, a time and an engine each (`kmeans_faults.py`)."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -9,18 +9,18 @@ from bench.kmeans.faults import FAULTS, KINDS, WHEN, host_engine, tried, with_se
 
 __all__ = ["cells", "engine_of", "try_kmeans"]
 
-# Trials of a cell, each a fit with a fault and one without; samples and features at most.
+# Trials per cell, each a fit with a fault and one without; maximum samples and features.
 _TRIALS, _MOST = 10, (898, 8)
 
 
 def cells() -> Iterator[Cell]:
-    """Yield a cell for every engine that adds up floats, dtype, kind of data, fault and time."""
+    """Yield a cell for each engine with floating-point sums, dtype, kind of data, fault and time."""
     for dtype, kind, code, fault, when in product(("float64", "float32"), KINDS, ("numpy", "cublas"), FAULTS, WHEN):
         yield Cell("kmeans", code, dtype, kind, f"{fault}; {when}", *_MOST)
 
 
 def try_kmeans(cell: Cell, seed: int, device: str) -> Counts:
-    """Try a cell: a trial with nothing found is harmless if the result has the same bits; any other result is wrong."""
+    """Run a cell; an undetected trial is harmless if the result has the same bits, and wrong otherwise."""
     rng, counts = cell.generator(seed), Counts()
     fault, _, when = cell.fault.partition("; ")
     for _ in range(_TRIALS):

@@ -1,7 +1,7 @@
-"""Faults in products: of C once it was computed (`check_product`), and of its sums on their way (`matmul`, on the CPU).
+"""Fault injection into products: into C after its computation (`check_product`) or into its sums (`matmul`, CPU).
 
-One product is damaged in many rows at once, each trial in rows of its own. What rounding may do, and what is found for
-certain, is written here apart from the code that is tried, as in the tests.
+One product carries many trials at once, each in separate rows. The rounding bounds and the guaranteed detections are
+derived here independently of the code under test, as in the tests.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,21 +33,21 @@ from tsapps.apps.abft.product.rounding_model import walks
 
 __all__ = ["Limits", "allowed_of", "calibrated_at", "over_rounding", "try_judged", "try_product"]
 
-# Rows that a trial has to itself; rows of a product that is clean; those of which threshold_ratio is.
+# Rows per trial; rows of a clean product; rows from which threshold_ratio is computed.
 _TOGETHER, _CLEAN_ROWS, _LOOKED_AT = 4, 60_000, 500
 
 
 @dataclass(frozen=True)
 class Limits:
-    """A product as it should be.
+    """Expected values and error limits of a product.
 
     Attributes
     ----------
     exact : numpy.ndarray of shape (m, w), float64
     within : numpy.ndarray of shape (m, w)
-        What elements may be off by for rounding, by Higham's bound and one rounding to 16 bits.
+        Largest error by rounding: Higham's bound and one rounding to 16 bits.
     certain : numpy.ndarray of shape (m,)
-        What an element of a row must be off by to be found: twice what its row may be.
+        Smallest error of an element whose detection is guaranteed: twice the row's threshold.
     """
 
     exact: np.ndarray
@@ -56,12 +56,12 @@ class Limits:
 
     @classmethod
     def of(cls, A: np.ndarray, B: np.ndarray, *, rounded: bool) -> "Limits":
-        """Return the limits of A · B; `rounded` is whether its row is checked after it was rounded to A's dtype."""
+        """Return the limits of A · B; `rounded`: the row is checked after rounding to A's dtype."""
         a, b = A.astype(np.float64), B.astype(np.float64)
         (k, w), is_half = B.shape, A.itemsize == 2
         magnitude = abs(a) @ abs(b)
         of_row = 2.1 * magnitude.sum(axis=1)
-        # What is lost of numbers below the normal ones, of an element and of a row.
+        # Underflow: loss per element and per row.
         tiny = 2.0**-1022 if A.dtype == np.float64 else 2.0**-126
         lost, lost_in_row = k * tiny, 4.2 * (k + w) * tiny
         if A.dtype == np.float64:
@@ -88,12 +88,12 @@ def _gamma(q: float, u: float) -> float:
 
 
 def try_product(cell: Cell, seed: int, device: str) -> Counts:
-    """Try a cell with target "product" or "mid-product".
+    """Run a cell with target "product" or "mid-product".
 
     Raises
     ------
     ImportError
-        If bfloat16 is to be tried on a GPU, and torch is not installed.
+        If bfloat16 is requested on a GPU and torch is not installed.
     """
     threshold = _calibrated(cell.dtype, device) if cell.code == "statistical" else "proven"
     if cell.fault == "none":
@@ -125,7 +125,7 @@ def try_product(cell: Cell, seed: int, device: str) -> Counts:
 
 @contextmanager
 def _struck(strike: Callable[[np.ndarray], None], w: int) -> Iterator[None]:
-    """Let the next product on the CPU go wrong: `strike` changes its sums, the first `w` columns of what is carried."""
+    """Corrupt the next product on the CPU: `strike` changes its sums, which are the first `w` columns of the result."""
     multiply = product_cpu.multiply
 
     def wrong(A: np.ndarray, B: np.ndarray) -> np.ndarray:
@@ -138,7 +138,7 @@ def _struck(strike: Callable[[np.ndarray], None], w: int) -> Iterator[None]:
 
 
 def _damage(cell: Cell, C: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, set[int]]:
-    """Change elements of a product, in place; return the trial of each row, or −1, and the bits that were flipped."""
+    """Corrupt elements of a product in place; return the trial of each row, or −1, and the flipped bits."""
     m, w = C.shape
     width, owner, bits = 8 * C.itemsize, np.full(m, -1), set[int]()
     if cell.fault in ("tile", "rectangle"):
@@ -162,7 +162,7 @@ def _damage(cell: Cell, C: np.ndarray, rng: np.random.Generator) -> tuple[np.nda
 
 
 def _rectangles(C: np.ndarray, first: np.ndarray, rng: np.random.Generator) -> None:
-    """Add δ to two opposite corners of a rectangle and take it from the others; δ from 10⁻⁶ to 10 times C's size."""
+    """Add δ to two opposite corners of a rectangle and subtract it from the others; δ is 10⁻⁶ to 10 times C's size."""
     with np.errstate(all="ignore"):
         size = np.sqrt((C.astype(np.float64) ** 2).mean())
         for i in first.tolist():
@@ -174,11 +174,11 @@ def _rectangles(C: np.ndarray, first: np.ndarray, rng: np.random.Generator) -> N
 
 
 def _weights(w: int, device: str) -> np.ndarray:
-    """Return the weights that rows are summed with, (w, checks): two checks on the CPU, and one on a GPU."""
+    """Return the weights of row sums, (w, checks): two checks on the CPU, one on a GPU."""
     j = np.arange(w)
     if device == "cpu":
         return np.stack([np.ones(w), (j + 1) / w], axis=1)
-    # Of eight columns, pairs by a quarter of a step: as product/row_checksums.cuh says.
+    # Within eight columns, pairs differ by a quarter of a step: see product/row_checksums.cuh.
     step = 0.5 / max(16, 2 ** int(np.ceil(np.log2(2 * -(-w // 8)))))
     return ((1 - (j // 8 * 2 + j % 2) * step) * (1 - j % 8 // 2 * step / 4))[:, np.newaxis]
 
@@ -191,23 +191,23 @@ def _judged(
     products: tuple[np.ndarray, np.ndarray, np.ndarray],
     found: Checked,
 ) -> Counts:
-    """Return what became of the faults of one product.
+    """Count the outcomes of the faults in one product.
 
     Parameters
     ----------
     limits : Limits
     weights : numpy.ndarray of shape (w, checks)
-        Of the sums that rows are checked by.
+        Weights of the row sums that check the product.
     owner : numpy.ndarray of shape (m,)
-        The trial of each row; −1 of rows that are clean.
+        The trial of each row; −1 for clean rows.
     bits : set of int
     products : three numpy.ndarray of shape (m, w)
-        C without a fault; by how much what was checked was changed; C as it is without a repair.
+        C without a fault; the change made to the checked values; C without repair.
     found : Checked
     """
     clean, off, damaged = products
     after, words = _here(found.C, clean.dtype), f"u{clean.itemsize}"
-    changed = off != 0  # true of what is no number
+    changed = off != 0  # also true for NaN
     named = np.zeros(clean.shape, bool)
     if found.faults:
         named[tuple(np.array([(one.row, one.column) for one in found.faults]).T)] = True
@@ -218,7 +218,7 @@ def _judged(
     replaced: np.ndarray = after.view(words) != damaged.view(words)
 
     def of_trials(rows: np.ndarray) -> np.ndarray:
-        """Return the trials that have one of these rows."""
+        """Return the trials that own one of these rows."""
         flags = np.zeros(owner.max(initial=0) + 1, bool)
         flags[owner[rows & (owner >= 0)]] = True
         return flags
@@ -270,9 +270,9 @@ def _try_clean(cell: Cell, seed: int, device: str, threshold: str | Calibration)
 
 
 def try_judged(cell: Cell, seed: int, _device: str) -> Counts:
-    """Judge every element of clean products by the statistical threshold: its false-alarm rate, by itself.
+    """Test every element of clean products against the statistical threshold; gives its false-positive rate.
 
-    Beside faults, the elements of rows that are suspected are judged so; in clean products hardly any row is.
+    Faults cause the same test for elements of flagged rows; in clean products hardly any row is flagged.
     """
     rng, found = cell.generator(seed), Counts()
     calibrated = _calibrated(cell.dtype, "cpu")
@@ -286,14 +286,14 @@ def try_judged(cell: Cell, seed: int, _device: str) -> Counts:
 
 
 def _ratio(A: np.ndarray, B: np.ndarray, dtype: str, bounds: thresholds.Bounds, device: str) -> float | None:
-    """Return what elements may be off by, over what they are before they are rounded; None if by nothing."""
+    """Return the ratio of allowed to actual errors of unrounded elements; None if no element is off."""
     some, index = A[:_LOOKED_AT], 0 if device == "cuda" else None
     off = calibration.sums_of(some, B, dtype, index) - exact_products.exact_rows(some, B)[0]
     return over_rounding(allowed_of(some, B, dtype, bounds, index), off)
 
 
 def allowed_of(A: np.ndarray, B: np.ndarray, dtype: str, bounds: thresholds.Bounds, device: int | None) -> np.ndarray:
-    """Return what sums of a device may be off by: where they are known to the bit, just what they are."""
+    """Return the allowed error of each sum: where a device's sums are emulated bit for bit, their actual error."""
     exact, magnitude = exact_products.exact_rows(A, B)
     if bounds.predicted and device is not None:
         return abs(calibration.predicted_sums_of(A, B, dtype, device) - exact)
@@ -302,7 +302,7 @@ def allowed_of(A: np.ndarray, B: np.ndarray, dtype: str, bounds: thresholds.Boun
 
 
 def over_rounding(allowed: np.ndarray, off: np.ndarray) -> float | None:
-    """Return the root mean square of what elements may be off by over that of what they are; None if by nothing."""
+    """Return the root mean square of allowed errors over that of actual errors; None if no element is off."""
     size = np.sqrt((off**2).mean())
     return float(np.sqrt((allowed**2).mean()) / size) if size else None
 
@@ -317,18 +317,18 @@ def _operands(cell: Cell, rows: int, rng: np.random.Generator) -> tuple[np.ndarr
 
 @cache
 def _calibrated(dtype: str, device: str) -> Calibration:
-    """Return what `tsapps abft-calibrate` measures, of the depth that is tried alone."""
+    """Return the calibration of `tsapps abft-calibrate` for the tested depth only."""
     return calibrated_at(DEPTH, dtype, 0 if device == "cuda" else None, p=P)
 
 
 def calibrated_at(k: int, dtype: str, device: int | None, **how: Any) -> Calibration:
-    """Return what `calibrate` measures of one depth alone."""
+    """Return the result of `calibrate` for one depth only."""
     with patch.object(calibration, "DEPTHS", (k,)):
         return calibrate(dtype, device, **how)
 
 
 def _there(array: np.ndarray, device: str) -> Any:
-    """Return an array where it is tried; bfloat16 on a GPU as torch has it."""
+    """Return an array on the tested device; bfloat16 on a GPU as a torch tensor."""
     if device == "cpu":
         return array
     if array.dtype.name == "bfloat16":
@@ -341,7 +341,7 @@ def _there(array: np.ndarray, device: str) -> Any:
 
 
 def _here(array: Any, dtype: np.dtype) -> np.ndarray:
-    """Return an array in host memory."""
+    """Copy an array to host memory."""
     if isinstance(array, np.ndarray):
         return array
     if dtype.name == "bfloat16":

@@ -1,17 +1,17 @@
-"""Try checksums by faults, thousands of every kind; and time them beside the library and beside no protection.
+"""Fault-injection campaign for checksums, and their overhead relative to cuBLAS and to unprotected operations.
 
     python -m bench.abft --campaign --device cpu --minutes 8
     python -m bench.abft --campaign --device cuda --missing
     python -m bench.abft --campaign --device cpu --target kmeans
     python -m bench.abft --speed --job encode --job verify
 
-The campaign makes one record a cell (`abft_campaign.Cell`) in bench/results/<device>/abft-campaign.json: how many
-faults were detected, located, repaired and miscorrected, how many false alarms there were, and the Clopper-Pearson
-interval of each rate. It ends with what should not be (`findings`), and exit code 1 if there was any. A cell's faults
-are drawn from `--seed` and the cell alone.
+The campaign writes one record per cell (`abft_campaign.Cell`) to bench/results/<device>/abft-campaign.json: counts of
+detected, located, repaired and miscorrected faults and of false positives, and the Clopper-Pearson interval of each
+rate. It prints violations at the end (`findings`) and exits with 1 if there are any. The faults of a cell depend on
+`--seed` and the cell alone.
 
-What is timed needs a GPU; see `abft_speed.py`. A run that `--minutes` end is gone on with by `--missing`, which leaves
-out what the records' file has of the same device and commit.
+`--speed` needs a GPU; see `abft_speed.py`. `--missing` continues a run that `--minutes` ended: it skips cells that have
+a record of the same device and commit.
 """
 
 import argparse
@@ -42,12 +42,12 @@ _TRY = {
     "kmeans": try_kmeans,
 }
 JOBS = ("encode", "verify", "matmul", "kmeans")
-# Records that are written at a time.
+# Records written at a time.
 _TOGETHER = 50
 
 
 def run_campaign(options: argparse.Namespace) -> int:
-    """Try every cell that is asked for; return the exit code."""
+    """Run all requested cells; return the exit code."""
     end = time.perf_counter() + 60 * options.minutes
     common = common_of(options, "abft-campaign")
     path = options.out or record.results_path(common["device"], "abft-campaign")
@@ -80,12 +80,12 @@ def run_campaign(options: argparse.Namespace) -> int:
 
 
 def _asked(options: argparse.Namespace) -> Iterator[Cell]:
-    """Yield the cells that are asked for and can be tried on the device."""
+    """Yield the requested cells that the device can run."""
     for cell in chain(campaign.cells(), cells_of_kmeans()):
         asked = cell.dtype in (options.dtype or DTYPES) and cell.target in (options.target or _TRY)
         if not asked or options.device not in cell.engines:
             continue
-        # An array of bfloat16 on a GPU is torch's.
+        # bfloat16 arrays on a GPU are torch tensors.
         needs_torch = options.device == "cuda" and cell.dtype == "bfloat16" and "product" in cell.target
         if needs_torch and not find_spec("torch"):
             continue
@@ -93,22 +93,22 @@ def _asked(options: argparse.Namespace) -> Iterator[Cell]:
 
 
 def findings(one: Mapping[str, Any]) -> list[str]:
-    """Return what a record says that should not be, in words; nothing if all is well."""
+    """Return descriptions of the violations in a record; empty if there are none."""
     found = []
     if one["miscorrected"]:
         found.append(f"{one['miscorrected']} of {one['trials']} miscorrected")
     for name in ("certain_detected", "certain_repaired"):
         if one[name] < one["certain"]:
             found.append(f"{one[name]} of {one['certain']} {name.replace('_', ' to be ')}")
-    # Of statistical thresholds, some are expected: it is too many if even the rate's lower end is above what was asked.
+    # Statistical thresholds have some false positives: too many if the lower end of the rate's interval exceeds `P`.
     allowed = campaign.P if one["code"] == "statistical" else 0.0
     if one["false_alarms"] and one["intervals"]["false_alarms"][0] > allowed:
-        found.append(f"{one['false_alarms']} false alarms of {one['clean']}")
+        found.append(f"{one['false_alarms']} false positives among {one['clean']}")
     return found
 
 
 def title(one: Mapping[str, Any]) -> str:
-    """Return what was tried, as one line for people."""
+    """Return a one-line description of a cell."""
     parts = (one[name] for name in ("target", "code", "dtype", "distribution", "fault"))
     return f"{' '.join(parts)} {one['m']} × {one['n']}"
 
@@ -117,7 +117,7 @@ def title(one: Mapping[str, Any]) -> str:
 
 
 def common_of(options: argparse.Namespace, what: str) -> dict[str, Any]:
-    """Return the fields that all records of a run share."""
+    """Return the fields shared by all records of a run."""
     versions = record.module_versions({"tsapps": "tsapps", "numpy": "numpy"})
     device = record.cpu_name()
     if options.device == "cuda":
@@ -132,7 +132,7 @@ def common_of(options: argparse.Namespace, what: str) -> dict[str, Any]:
 
 
 def recorded(path: Path, common: Mapping[str, Any], key: tuple[str, ...]) -> set[tuple[Any, ...]]:
-    """Return the keys of a file's records that are of the device and the commit in hand."""
+    """Return the keys of a file's records with the present device and commit."""
     same = [one for one in record.load(path) if all(one[name] == common[name] for name in ("device", "commit"))]
     return {tuple(one[name] for name in key) for one in same}
 
@@ -140,24 +140,20 @@ def recorded(path: Path, common: Mapping[str, Any], key: tuple[str, ...]) -> set
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     task = parser.add_mutually_exclusive_group(required=True)
-    task.add_argument("--campaign", action="store_true", help="try faults of every kind")
-    task.add_argument("--speed", action="store_true", help="time the jobs, on a GPU")
+    task.add_argument("--campaign", action="store_true", help="run the fault-injection campaign")
+    task.add_argument("--speed", action="store_true", help="time encoding, verification, products and K-means on a GPU")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--dtype", choices=DTYPES, action="append", help="only this one; may be repeated")
-    parser.add_argument(
-        "--target", choices=list(_TRY), action="append", help="of the campaign, only this one; likewise"
-    )
-    parser.add_argument("--job", choices=JOBS, action="append", help="of --speed, only this one; likewise")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing more after so long")
-    parser.add_argument("--missing", action="store_true", help="leave out what there is a record of, of this commit")
-    parser.add_argument("--out", type=Path, help="the records' file; one in bench/results/<device> if not given")
-    parser.add_argument(
-        "--seed", type=int, default=randbelow(2**31), help="of faults and data; a fresh one if not given"
-    )
-    parser.add_argument("--commit", help="what is tried, where there is no git to ask")
+    parser.add_argument("--dtype", choices=DTYPES, action="append", help="element type; may be repeated")
+    parser.add_argument("--target", choices=list(_TRY), action="append", help="target of the campaign; may be repeated")
+    parser.add_argument("--job", choices=JOBS, action="append", help="job of --speed; may be repeated")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start nothing new after this time")
+    parser.add_argument("--missing", action="store_true", help="skip cells that have a record of this commit")
+    parser.add_argument("--out", type=Path, help="file of records (default: in bench/results/<device>)")
+    parser.add_argument("--seed", type=int, default=randbelow(2**31), help="seed of faults and data (default: random)")
+    parser.add_argument("--commit", help="tested commit, if git is not available")
     options = parser.parse_args(arguments)
     if options.speed and options.device == "cpu":
-        parser.error("--speed times a GPU: leave out --device cpu")
+        parser.error("--speed times a GPU: omit --device cpu")
     return options
 
 

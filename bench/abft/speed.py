@@ -1,15 +1,14 @@
-"""Time what checksums cost on a GPU: encoding, verifying, products and K-means.
+"""Benchmark of checksums on a GPU: encoding, verification, protected products and protected K-means.
 
-encode   all checksums of a matrix by `add_checksums`, kernels alone; beside the best of cuBLAS and cublasLt, which make
-         row and column sums of two weights by two products, of all of the matrix or of blocks of 512 rows and columns,
-         whichever is faster (`library_ms` is their sum), and one read of the matrix
-verify   `tsapps.abft.verify` of a matrix on the GPU, by the wall clock; the first time, which sends the sidecar there,
-         is not counted
-matmul   `tsapps.abft.matmul` and `tsapps.matmul` (`unprotected_ms`), L2 cold; the report is not waited for
-kmeans   the mean of the first 20 iterations of Lloyd's algorithm, protected and not; and whole fits
+encode   kernel time of all checksums of a matrix by `add_checksums`. Compared with the faster of cuBLAS and cublasLt,
+         which compute row and column sums for two weights by two products, over the whole matrix or over blocks of 512
+         rows and columns (`library_ms` is the sum), and with one read of the matrix
+verify   wall time of `tsapps.abft.verify` for a matrix on the GPU, without the first call, which uploads the sidecar
+matmul   `tsapps.abft.matmul` and `tsapps.matmul` (`unprotected_ms`), with cold L2, not waiting for the report
+kmeans   mean of the first 20 iterations of Lloyd's algorithm, protected and unprotected; and whole fits
 
-Medians of nine. What is timed is checked first, in the same run: sums of some stripes in whole numbers and float64,
-products by rows in float64, labels and centers as bench.kmeans does. What is not right is not recorded.
+Times are medians of nine. Results are checked first, in the same run: sums of some stripes in integers and float64,
+products by rows in float64, labels and centers as in bench.kmeans. Wrong results are not recorded.
 """
 
 import argparse
@@ -39,7 +38,7 @@ from tsapps.apps.abft.at_rest.interleave import ROWS, Layout, layout
 __all__ = ["FIELDS", "KEY", "Speed", "Task", "check_sums", "run_speed", "tasks"]
 
 _TIME = (float, type(None))
-#: The fields of a record besides `record.COMMON`, and those that name it.
+#: Fields of a record in addition to `record.COMMON`, and the fields that identify it.
 FIELDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("job", "code", "dtype"), (str,)),
     **dict.fromkeys(("m", "n", "weights", "seed"), (int,)),
@@ -49,31 +48,31 @@ FIELDS: dict[str, tuple[type, ...]] = {
 }
 KEY = ("what", "engine", "job", "code", "dtype", "m", "n", "k")
 _REPEATS = 9
-#: Sides of squares, of more than 1 GB each; products, m × k · w, besides those of squares; K-means.
+#: Sides of squares, of more than 1 GB each; products, m × k · w, in addition to squares; K-means.
 SIDES = {"float64": 20_480, "float32": 20_480, "float16": 30_720, "bfloat16": 30_720}
 PRODUCTS, WIDTHS = ((10_000_000, 64, 16), (10_000_000, 64, 64)), (2, 16, 32, 64)
 FITS = (
     *("100M-4-16-f32", "50M-16-16-f32", "20M-32-64-f32", "10M-128-16-f32", "10M-128-64-f32", "262144-4096-16-f32"),
     *("262144-4096-16-f64", "262144-4096-16-f16", "1M-64-64-bf16"),
 )
-# Seconds for one engine's iterations and fits.
+# Time budget in seconds for the iterations and fits of one engine.
 _SECONDS = 4.0
-# What a library's sums may be off by, relative to Σ|a||w|: of halves, parts of them may be kept in that type.
+# Largest accepted error of a vendor library's sums, relative to Σ|a||w|; partial sums may have a 16-bit type.
 _LIBRARY_ERROR = {"float64": 1e-12, "float32": 1e-4, "float16": 2e-3, "bfloat16": 1e-2}
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is timed.
+    """One benchmark.
 
     Attributes
     ----------
     job, dtype : str
     m, n, k : int
-        Of a matrix that is encoded, rows and columns; of a product (m × k) · (k × n); of K-means samples, features and
+        encode: rows and columns of a matrix. matmul: the product (m × k) · (k × n). kmeans: samples, features and
         clusters.
     codes : tuple of str
-        Those of its records.
+        Codes of its records.
     """
 
     job: str
@@ -85,7 +84,7 @@ class Task:
 
 
 def tasks(jobs: Any = None, dtypes: Any = None) -> Iterator[Task]:
-    """Yield what is to be timed, those of one dtype after each other."""
+    """Yield the requested benchmarks; those of one dtype are consecutive."""
     for dtype in DTYPES:
         n = SIDES[dtype]
         every = [Task("encode", dtype, n, n, None, ("both", "exact", "float"))]
@@ -101,12 +100,12 @@ def tasks(jobs: Any = None, dtypes: Any = None) -> Iterator[Task]:
 
 
 class Speed:
-    """Measures tasks on the current GPU.
+    """Runs benchmarks on the current GPU.
 
     Parameters
     ----------
     seed : int
-        Of the data.
+        Seed of the data.
     """
 
     def __init__(self, seed: int) -> None:
@@ -116,12 +115,12 @@ class Speed:
         self._matrix: tuple[str, Any] | None = None
 
     def measure(self, task: Task) -> Iterator[dict[str, Any]]:
-        """Yield the fields of a task's records.
+        """Yield the fields of a benchmark's records.
 
         Raises
         ------
         ValueError, NotRightError
-            If something is not right.
+            If a result is wrong.
         """
         if task.job in ("matmul", "kmeans"):
             self._matrix = None
@@ -132,11 +131,11 @@ class Speed:
         return float(median(self.clock.call_ms(call) for _ in range(_REPEATS)))
 
     def _square(self, task: Task) -> Any:
-        """Return the matrix that is encoded, of normal numbers; bfloat16 as the uint16 of its bits."""
+        """Return the matrix to encode, of normal numbers; bfloat16 as the uint16 of its bits."""
         if self._matrix is None or self._matrix[0] != task.dtype:
             import cupy
 
-            self._matrix = None  # before there is another
+            self._matrix = None  # free the old one first
             free_memory(cupy)
             cell = Cell("tsm2r", task.dtype, "row", task.m, task.n, 1)
             self._matrix = task.dtype, Pools(task.dtype, (task.m * task.n, task.n, task.m), self.seed).operands(cell)[0]
@@ -163,9 +162,9 @@ class Speed:
             }
 
     def _library(self, A: Any, dtype: str) -> float:
-        """Return the milliseconds of the libraries' best way to row sums, and to column sums, of two weights each.
+        """Return the best time in ms of cuBLAS and cublasLt for row sums and column sums, with two weights each.
 
-        Along whole rows and columns or, as ours, along blocks of 512 of them, which cuBLAS is mostly faster at.
+        The sums cover whole rows and columns or blocks of 512, like ours; the latter is mostly faster by cuBLAS.
         """
         of_rows = A, A.reshape(-1, ROWS)
         of_columns = A, A.reshape(-1, ROWS, A.shape[1])
@@ -175,7 +174,7 @@ class Speed:
         )
 
     def _library_sums(self, A: Any, dtype: str, trans_a: bool, order: str) -> float:
-        """Return the milliseconds of the libraries' best A · W, or Aᵀ · W of all matrices of A; W is of two weights."""
+        """Return the best time in ms of the vendor libraries for A · W or Aᵀ · W; W holds two weights."""
         import cupy
 
         m, n = A.shape[:-3:-1] if trans_a else A.shape
@@ -197,7 +196,7 @@ class Speed:
         A = self._square(task)
         sidecar = abft.encode(A, code="exact")
         if not abft.verify(A, sidecar).clean:
-            raise ValueError("a matrix is not clean that nobody changed")
+            raise ValueError("verification reports corruption in an unchanged matrix")
         ms = median(self.clock.wall_ms(lambda: abft.verify(A, sidecar))[0] for _ in range(_REPEATS))
         floor = self.streams.milliseconds(A.nbytes, 0)
         yield {"code": "exact", "weights": 0, "ms": ms, "floor_ms": floor, "library_ms": None, "unprotected_ms": None}
@@ -214,7 +213,7 @@ class Speed:
         reference = exact(cell, A, B)
         found = tsapps.abft.matmul(A, B)
         if not found.clean:
-            raise ValueError(f"{found.n_faults} elements of a product are said to be wrong")
+            raise ValueError(f"protected product reports {found.n_faults} faults without one")
         largest_error(cell, found.C, reference)
         largest_error(cell, tsapps.matmul(A, B), reference)
         del found
@@ -254,11 +253,11 @@ class Speed:
         }
 
 
-# --- What is right ----------------------------------------------------------------------------------------------------
+# --- Checks -----------------------------------------------------------------------------------------------------------
 
 
 def plans_of(task: Task) -> dict[str, tuple[Any, ...]]:
-    """Return the passes that encode a task's matrix, by the code."""
+    """Return the passes that encode a matrix, by code."""
     from tsapps.apps.abft.at_rest.gpu.encode import plans
 
     of, found = layout((task.m, task.n), DTYPES[task.dtype]), {}
@@ -271,7 +270,7 @@ def plans_of(task: Task) -> dict[str, tuple[Any, ...]]:
 
 
 def check_sums(A: Any, dtype: str, of: Layout, sums: dict[str, Any]) -> None:
-    """Compare sums of the first, a middle and the last stripe with their definitions, in whole numbers and float64.
+    """Compare sums of the first, a middle and the last stripe with their definitions, in integers and float64.
 
     Parameters
     ----------
@@ -280,12 +279,12 @@ def check_sums(A: Any, dtype: str, of: Layout, sums: dict[str, Any]) -> None:
     dtype : str
     of : Layout
     sums : dict of str to array
-        As `add_checksums` returns them, of two weights and blocks of 512.
+        Result of `add_checksums` for two weights and blocks of 512.
 
     Raises
     ------
     ValueError
-        If one differs; weighted ones by more than two orders of additions can.
+        If an integer sum differs, or a weighted one differs by more than two summation orders can.
     """
     if "exact" in sums:
         words = A.reshape(-1).view(np.uint32).reshape(-1, of.width)
@@ -311,7 +310,7 @@ def _check_words(words: Any, found: Any, stripe: int) -> None:
         weights = [comb(int(r) + k - 1, k) if k < SUMS - 1 else last_weight(int(r)) for r in left]
         expected = (words * _like(words, np.array(weights, np.uint64))[:, None]).sum(axis=0)
         if not bool((expected == found[k]).all()):
-            raise ValueError(f"sum {k} of words of stripe {stripe} is not what it should be")
+            raise ValueError(f"integer checksum {k} of stripe {stripe} is wrong")
 
 
 def _like(array: Any, values: np.ndarray) -> Any:
@@ -325,17 +324,17 @@ def _like(array: Any, values: np.ndarray) -> Any:
 
 def _check_near(name: str, found: Any, expected: Any, magnitude: Any, bound: float) -> None:
     if not bool((abs(found - expected) <= bound * magnitude).all()):
-        raise ValueError(f"a sum of {name} is off by more than its rounding can be")
+        raise ValueError(f"a sum of {name} is off by more than rounding explains")
 
 
 def _library_error(A: Any, W: Any, out: Any, dtype: str, trans_a: bool) -> float:
-    """Return how far some of a library's sums are off, relative to Σ|a||w|; raise ValueError if too far."""
+    """Return the error of some sums of a vendor library, relative to Σ|a||w|; raise ValueError if it is too large."""
     if A.ndim == 3:
         A, out = A[-1], out[-1]
     some, w = wide(A[:, :64].T if trans_a else A[:64], dtype), wide(W, dtype)
     error = float((abs(wide(out[:64], dtype) - some @ w) / (abs(some) @ abs(w))).max())
     if not error <= _LIBRARY_ERROR[dtype]:
-        raise ValueError(f"a library's sum is off by {error:.1e} of Σ|a||w|")
+        raise ValueError(f"a vendor library's sum is off by {error:.1e} of Σ|a||w|")
     return error
 
 
@@ -343,7 +342,7 @@ def _library_error(A: Any, W: Any, out: Any, dtype: str, trans_a: bool) -> float
 
 
 def compile_plans(some: list[Task]) -> None:
-    """Compile the kernels that encode, on several cores, so that the GPU does not wait for one after the other."""
+    """Compile the encoding kernels on several cores, so that the GPU does not wait for them."""
     from tsapps.apps.abft.at_rest.gpu.encode import compiled
     from tsapps.kernels.jit.compiler import architecture
 
@@ -354,18 +353,18 @@ def compile_plans(some: list[Task]) -> None:
 
 
 def run_speed(options: argparse.Namespace, common: dict[str, Any], path: Path, done: set[tuple[Any, ...]]) -> int:
-    """Time what is asked for; return the exit code.
+    """Run the requested benchmarks; return the exit code.
 
     Parameters
     ----------
     options : argparse.Namespace
         job, dtype, minutes and seed.
     common : dict
-        The fields that all records share.
+        Fields shared by all records.
     path : pathlib.Path
-        The records' file.
+        File of records.
     done : set of tuple
-        The keys of records that are not made again.
+        Keys of records to skip.
     """
     end = time.perf_counter() + 60 * options.minutes
     asked = [

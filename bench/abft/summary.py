@@ -1,4 +1,4 @@
-"""What the campaign's records show, as a table: one row a target, code and fault, over all dtypes and distributions.
+"""Table of the campaign's records: one row per target, code and fault, over all dtypes and distributions.
 
 python -m bench.abft.summary bench/results/<device>/abft-campaign.json
 """
@@ -18,7 +18,7 @@ _COUNTS = ("trials", "detected", "repaired", "miscorrected", "certain", "certain
 
 
 def text(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return Markdown tables: of faults, of what was clean, and of how far thresholds are above rounding errors."""
+    """Return Markdown tables: faults, clean units, and thresholds relative to rounding errors."""
     faults: dict[tuple[str, ...], dict[str, int]] = {}
     clean: dict[tuple[str, ...], dict[str, int]] = {}
     for one in records:
@@ -26,7 +26,7 @@ def text(records: Sequence[Mapping[str, Any]]) -> str:
         if one["fault"] != "none":
             _add(faults.setdefault(names, dict.fromkeys(_COUNTS, 0)), one)
         if one["clean"]:
-            beside = "clean" if one["fault"] == "none" else "beside faults"
+            beside = "clean" if one["fault"] == "none" else "next to faults"
             _add(clean.setdefault((*names[:2], beside), dict.fromkeys(_COUNTS, 0)), one)
     lines = ["| target | code | fault | trials | detected | repaired | certain | of them repaired | miscorrected | ≤ |"]
     lines.append("|---|---|---|--:|--:|--:|--:|--:|--:|--:|")
@@ -38,7 +38,7 @@ def text(records: Sequence[Mapping[str, Any]]) -> str:
         counts = f"{sums['certain']:,} | {certain} | {sums['miscorrected']}"
         most = interval(sums["miscorrected"], sums["trials"])[1]
         lines.append(f"| {' | '.join(names)} | {sums['trials']:,} | {' | '.join(rates)} | {counts} | {most:.1e} |")
-    lines += ["", "| target | code | | looked at | false alarms | ≤ |", "|---|---|---|--:|--:|--:|"]
+    lines += ["", "| target | code | | checked | false positives | ≤ |", "|---|---|---|--:|--:|--:|"]
     for names, sums in clean.items():
         most = interval(sums["false_alarms"], sums["clean"])[1]
         lines.append(f"| {' | '.join(names)} | {sums['clean']:,} | {sums['false_alarms']} | {most:.1e} |")
@@ -46,7 +46,7 @@ def text(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _ratios(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the table of thresholds over rounding errors, the larger of both targets; no lines if there are none."""
+    """Return the table of thresholds over rounding errors, the larger of both targets; empty without records."""
     found: dict[tuple[str, str], dict[str, float]] = {}
     for one in records:
         if one["threshold_ratio"] is not None:
@@ -57,7 +57,7 @@ def _ratios(records: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = ["", f"| threshold | over rounding errors of | {' | '.join(DISTRIBUTIONS)} |"]
     lines.append("|---|---|" + "--:|" * len(DISTRIBUTIONS))
     for names, row in found.items():
-        # Without a number are those that lose nothing.
+        # Distributions without rounding errors have no ratio.
         ratios = (f"{row[name]:.1f}" if name in row else "–" for name in DISTRIBUTIONS)
         lines.append(f"| {' | '.join(names)} | {' | '.join(ratios)} |")
     return lines

@@ -1,12 +1,12 @@
-"""How far the statistical threshold is above the rounding errors that there are, by depth, type and distribution.
+"""Ratio of the statistical threshold to actual rounding errors, by depth, type and distribution.
 
     python -m bench.abft.thresholds --device cpu --k 64 --k 1024
     python -m bench.abft.thresholds --device cuda
 
-It calibrates for p, and prints the root mean square of what elements may be off by over that of what sums are off by on
-the device, before they are rounded to 16 bits; "–" where no element is off. Then how many elements were beyond the
-threshold, of all. (The campaign's records have the same of k = 64.) Where a GPU's sums are known to the bit, what they
-may be off by is what they are, and the ratio 1.
+Calibrates for p and prints the ratio of root mean squares: allowed error over actual error of the device's sums before
+rounding to 16 bits; "–" if no element is off. It also prints how many elements exceeded the threshold. (The campaign's
+records have the same for k = 64.) If a GPU's sums are emulated bit for bit, the allowed error equals the actual one and
+the ratio is 1.
 """
 
 import argparse
@@ -20,14 +20,14 @@ from tsapps.apps.abft.product import calibrate, exact_products, thresholds
 
 __all__ = ["measure"]
 
-# Products that are added up of each, and rows at most.
+# Number of multiply-adds per distribution; maximum rows.
 _PRODUCTS, _MOST_ROWS = 1 << 25, 1 << 15
 
 
 def measure(
     dtype: str, distribution: str, k: int, bounds: thresholds.Bounds, device: int | None, seed: int
 ) -> tuple[float | None, int, int]:
-    """Return the ratio, or None if no element is off, and how many elements of how many were beyond the threshold."""
+    """Return the ratio, or None if no element is off; the number of elements above the threshold; and their total."""
     rng = np.random.default_rng(seed)
     rows = min(_MOST_ROWS, _PRODUCTS // (k * COLUMNS_OF_C))
     A, B = draw(distribution, (rows, k), dtype, rng), draw(distribution, (k, COLUMNS_OF_C), dtype, rng)
@@ -41,10 +41,10 @@ def main() -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--dtype", choices=DTYPES, action="append", help="only this one; may be repeated")
-    parser.add_argument("--k", type=int, action="append", help="only this depth; likewise")
-    parser.add_argument("--p", type=float, default=P, help="the false-alarm rate of an element")
-    parser.add_argument("--others", action="store_true", help="as products are judged that others computed on a GPU")
+    parser.add_argument("--dtype", choices=DTYPES, action="append", help="element type; may be repeated")
+    parser.add_argument("--k", type=int, action="append", help="depth; may be repeated")
+    parser.add_argument("--p", type=float, default=P, help="false-positive rate per element")
+    parser.add_argument("--others", action="store_true", help="use the threshold for products of other libraries")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     device = 0 if options.device == "cuda" else None

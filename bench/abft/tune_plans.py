@@ -1,11 +1,11 @@
-"""Measure how products that carry their checks are best computed on a GPU, and write the table of picks.
+"""Autotuner for products with checksums on a GPU; writes the tuning table.
 
     python checked_plans.py [--minutes 4] [--shape tsm2r] [--w 64] [--out apps/abft/product/tuned/nvidia-h200.json]
 
-Of each product, the plans that are predicted to be the fastest and all that warpgroups have are compiled, on every
-core; those with next to no spills are run with the checks of `tsapps.abft.matmul`, held against the result without, and
-timed behind a cold level-2 cache. The fastest becomes a row, as those of kernels/tuned/ are, in place of what there was
-for the product; others stay as they are.
+For each product, it compiles the plans predicted to be the fastest and all wgmma plans on all cores. It runs those that
+hardly spill registers with the checks of `tsapps.abft.matmul`, compares them with the unprotected result, and times
+them with a cold level-2 cache. The fastest becomes a row like those of kernels/plan/tuned/ and replaces an earlier row
+of the product; other rows are kept.
 """
 
 import argparse
@@ -38,14 +38,14 @@ from tsapps.kernels.system.strict_json import read_json
 from tsapps.kernels.tune import Cell
 
 _HEADER = "apps/abft/product/detect.cuh"
-# Plans of gemm_mma.cuh for each product.
+# Number of gemm_mma.cuh plans per product.
 _MOST = 12
 _WIDTHS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
 _PAIRS = ((2, 2), (4, 4), (8, 8), (16, 16), (32, 32), (64, 64), (64, 16), (64, 32), (16, 64))
 
 
 def cells() -> list[Cell]:
-    """Return the products that are measured, of up to 2 GB."""
+    """Return the products to measure, of up to 2 GB."""
     found = []
     for dtype in ("float64", "float32", "float16"):
         size = ITEMSIZE[dtype]
@@ -91,7 +91,7 @@ def measured_row(cell: Cell, plans: list[MmaPlan], clock: GpuClock) -> dict[str,
         if not float(abs(C.astype("f8") - expected).max()) <= allowed:
             raise ValueError(f"{plan} gives a wrong result for {cell}")
         if (flagged := int(memory[:8].get().view("u8")[0])) > cell.m // 1000:
-            raise ValueError(f"{plan} suspects {flagged} rows of {cell}, which nobody changed")
+            raise ValueError(f"{plan} flags {flagged} rows of {cell}, which is not corrupted")
         times[plan] = median(clock.call_ms(call) for _ in range(5))
     best = min(times, key=times.__getitem__)
     print(f"{cell}: {times[best]:.4f} ms, {best.kernel_name}, of {len(plans)} plans", flush=True)
@@ -99,12 +99,12 @@ def measured_row(cell: Cell, plans: list[MmaPlan], clock: GpuClock) -> dict[str,
 
 
 def main() -> int:
-    """Measure and write; return the exit code."""
+    """Measure plans and write the table; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing more after so long")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start nothing new after this time")
     parser.add_argument("--shape", action="append", choices=("tsm2r", "tsm2l"), help="only these")
-    parser.add_argument("--w", action="append", type=int, help="only of so many columns")
-    parser.add_argument("--out", type=Path, help="the table; by default that of this device")
+    parser.add_argument("--w", action="append", type=int, help="number of columns of B; may be repeated")
+    parser.add_argument("--out", type=Path, help="file of the table (default: that of this device)")
     options = parser.parse_args()
     end = time.perf_counter() + 60 * options.minutes
     device, arch = live(0), architecture(0)
@@ -121,7 +121,7 @@ def main() -> int:
     clock, rows = GpuClock(), []
     for cell, plans, epilogue in jobs:
         if time.perf_counter() > end:
-            print(f"{len(jobs) - len(rows)} products are left out: no time")
+            print(f"{len(jobs) - len(rows)} products were skipped: the time is over")
             break
         kept = [plan for plan in plans if sound[plan, epilogue]]
         if kept:

@@ -1,1 +1,1 @@
-"""What benchmarks share: records, timing, the roofline of the device, compiling ahead."""
+"""Shared parts of benchmarks: records, timing, the device's roofline, precompilation."""

@@ -1,6 +1,6 @@
-"""Calls made ahead of a run in several processes, for what they compile to lie in caches on disk.
+"""Precompilation: calls made in several processes before a benchmark, to fill compile caches on disk.
 
-Triton compiles kernels for each shape anew, a few seconds each on one core: of a grid, longer than all that is timed.
+Triton compiles kernels for each shape, a few seconds each on one core: over a grid, that exceeds the timed work.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,19 +15,19 @@ __all__ = ["call_ahead"]
 def call_ahead(
     call: Callable[..., None], arguments: Sequence[tuple[Any, ...]], processes: int, pool: Executor | None = None
 ) -> int:
-    """Make a call with each of some arguments, side by side; return how many of them went well.
+    """Make a call with each tuple of arguments, in parallel; return how many succeeded.
 
-    What fails here fails again where it is timed, and is said there.
+    Failures are not reported: the timed call fails again and is reported then.
 
     Parameters
     ----------
     call : callable
-        Of a module, as new processes import it.
+        A function of a module, importable by new processes.
     arguments : sequence of tuple
     processes : int
-        How many at most, each with a GPU context of its own.
+        Maximum number of processes, each with its own GPU context.
     pool : Executor, optional
-        Where they run; so many new processes, if not given.
+        Executor to use; by default a pool of new processes.
     """
     if not arguments or processes < 1:
         return 0
@@ -35,5 +35,5 @@ def call_ahead(
         found = [running.submit(call, *one) for one in arguments]
         errors = [one.exception() for one in found]
     if any(isinstance(error, BrokenProcessPool) for error in errors):
-        print("a process that compiled ahead came to an end; what is missing is compiled later", flush=True)
+        print("a precompiling process died; missing kernels will be compiled later", flush=True)
     return sum(error is None for error in errors)

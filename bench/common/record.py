@@ -1,7 +1,7 @@
-"""What a benchmark leaves behind: one JSON object a measurement, in `bench/results/<device>/<what>.json`.
+"""Records of benchmarks: one JSON object per measurement, in `bench/results/<device>/<what>.json`.
 
-A file holds a list, one object a line, so that a new measurement is one changed line in a diff. A record takes the
-place of the older one with the same key. A file is replaced whole: a run cut short never leaves half of one.
+A file holds a list with one object per line, so that a new measurement changes one line of a diff. A record replaces
+the older one with the same key. Files are replaced atomically: an interrupted run leaves no partial file.
 """
 
 import json
@@ -34,7 +34,7 @@ __all__ = [
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: The fields of every record, with the types that each may have.
+#: Fields of every record, with their allowed types.
 COMMON: dict[str, tuple[type, ...]] = {
     "what": (str,),
     "engine": (str,),
@@ -44,12 +44,12 @@ COMMON: dict[str, tuple[type, ...]] = {
     "date": (str,),
 }
 
-# Words of a device's name that tell no two devices apart.
+# Parts of a device name that do not distinguish devices.
 _NOISE = re.compile(r"\((r|tm)\)|\bnvidia\b|\bgeforce\b|\bcpu\b|\bprocessor\b|@.*$", re.IGNORECASE)
 
 
 def slug(device: str) -> str:
-    """Return a device's name as a folder's name: "NVIDIA H200" is h200."""
+    """Return a device's name as a folder name: "NVIDIA H200" becomes h200."""
     return "-".join(re.findall(r"[a-z0-9]+", _NOISE.sub(" ", device).lower()))
 
 
@@ -64,7 +64,7 @@ def cpu_name() -> str:
 
 
 def results_path(device: str, what: str) -> Path:
-    """Return where the records of benchmark `what` on `device` are kept."""
+    """Return the file of the records of benchmark `what` on `device`."""
     return ROOT / "bench" / "results" / slug(device) / f"{what}.json"
 
 
@@ -74,9 +74,9 @@ def today() -> str:
 
 
 def commit_of(root: Path = ROOT) -> str:
-    """Return the commit that is measured, with "-dirty" where the tree differs from it.
+    """Return the measured commit, with "-dirty" appended if the working tree differs from it.
 
-    Records that a run has just written are no difference. "unknown" where there is no commit to name.
+    Changed records do not count as a difference. Returns "unknown" if there is no commit.
     """
     commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
     if not commit:
@@ -94,13 +94,13 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 def of_run(what: str, device: str, versions: Mapping[str, str], commit: str | None) -> dict[str, Any]:
-    """Return the fields that all records of a run share; the commit is that of the tree if it is not given."""
+    """Return the fields shared by all records of a run; the default commit is that of the working tree."""
     shared = {"what": what, "device": device, "versions": dict(versions)}
     return {**shared, "commit": commit or commit_of(), "date": today()}
 
 
 def module_versions(modules: Mapping[str, str]) -> dict[str, str]:
-    """Return Python's version and that of each module, under the name that `modules` gives it."""
+    """Return the versions of Python and of each module, under the names given in `modules`."""
     versions = {"python": platform.python_version()}
     for name, module in modules.items():
         versions[name] = str(getattr(import_module(module), "__version__", "unknown"))
@@ -108,13 +108,13 @@ def module_versions(modules: Mapping[str, str]) -> dict[str, str]:
 
 
 def check(record: Mapping[str, Any], fields: Mapping[str, tuple[type, ...]]) -> None:
-    """Raise ValueError unless `record` has the `COMMON` fields and `fields`, each of a type that it may have.
+    """Raise ValueError unless `record` has the fields of `COMMON` and `fields`, each with an allowed type.
 
-    Further fields are free. Numbers must be finite; `date` must be a date.
+    Other fields are allowed. Numbers must be finite; `date` must be a date.
     """
     for name, types in {**COMMON, **fields}.items():
         if name not in record:
-            raise ValueError(f"the record has no {name!r}")
+            raise ValueError(f"the record lacks the field {name!r}")
         if not isinstance(record[name], types) or (isinstance(record[name], bool) and bool not in types):
             expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in types)
             raise ValueError(f"{name!r} is {record[name]!r}; expected {expected}")
@@ -126,7 +126,7 @@ def check(record: Mapping[str, Any], fields: Mapping[str, tuple[type, ...]]) -> 
 
 
 def load(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file; none where there is no such file. Raises ValueError if it holds anything else."""
+    """Return the records of a file, or none if it does not exist. Raises ValueError for any other content."""
     if not path.exists():
         return []
     records = read_json(path)
@@ -139,9 +139,9 @@ def load(path: Path) -> list[dict[str, Any]]:
 
 
 def store(path: Path, record: Mapping[str, Any], key: Sequence[str], fields: Mapping[str, tuple[type, ...]]) -> None:
-    """Put a record into a file, in the place of the one whose fields named in `key` are the same.
+    """Store a record in a file; it replaces the record with the same values of the fields in `key`.
 
-    Raises ValueError unless the record is one that `check` lets pass.
+    Raises ValueError unless the record passes `check`.
     """
     check(record, fields)
     records = load(path)
@@ -156,9 +156,9 @@ def store(path: Path, record: Mapping[str, Any], key: Sequence[str], fields: Map
 def store_sorted(
     path: Path, new: Sequence[Mapping[str, Any]], key: Sequence[str], fields: Mapping[str, tuple[type, ...]]
 ) -> None:
-    """Put records into a file, in the place of all older ones that agree with one of them in `key`; sorted by `key`.
+    """Store records in a file sorted by `key`; they replace all older records with the same key.
 
-    Raises ValueError, and writes nothing, unless `check` lets all of them pass.
+    Raises ValueError, and writes nothing, unless all of them pass `check`.
     """
     for one in new:
         check(one, fields)

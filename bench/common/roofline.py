@@ -1,6 +1,6 @@
-"""What the GPU can do at most: the rate of a read stream, and of large matrix products, measured where they are used.
+"""Roofline of the GPU: bandwidth of a read stream and throughput of large matrix products, measured in each run.
 
-A benchmark's floor is the larger of its bytes over the one and its flops over the other.
+The floor of a benchmark is the larger of bytes ÷ bandwidth and flops ÷ throughput.
 """
 
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ _STREAM_BYTES = 16 << 30
 _MATMUL_SIZE = 8192
 _REPEATS = 7
 
-# Each thread has four 16-byte loads in flight and is done: on an H200 this reads 5 % faster than a grid-strided loop.
-# The sum is used, in a branch that is almost never taken, so that no load is dropped.
+# Each thread issues four 16-byte loads and exits: on an H200 this reads 5 % faster than a grid-strided loop. A branch
+# that is almost never taken uses the sum, so that the compiler keeps every load.
 _READ_STREAM = r"""
 extern "C" __global__ void __launch_bounds__(256)
 read_stream(const uint4* __restrict__ data, size_t count, unsigned* out)
@@ -34,7 +34,7 @@ read_stream(const uint4* __restrict__ data, size_t count, unsigned* out)
 """
 
 
-# Each thread reads and writes so many 16-byte vectors, and is done.
+# Each thread reads READS and writes WRITES 16-byte vectors and exits.
 _MIXED_STREAM = r"""
 extern "C" __global__ void __launch_bounds__(256) mixed_stream(const uint4* __restrict__ data, uint4* __restrict__ out)
 {
@@ -48,24 +48,24 @@ extern "C" __global__ void __launch_bounds__(256) mixed_stream(const uint4* __re
     for (int j = 0; j < WRITES; ++j) out[(size_t)blockIdx.x * (WRITES * 256) + j * 256 + threadIdx.x] = sum;
 }
 """
-# Vectors that a thread reads and writes.
+# Vectors that a thread reads and writes, by mix.
 _MIXES = ((8, 1), (4, 1), (4, 2), (4, 4), (2, 4), (1, 4), (1, 8), (0, 4))
 
 
 @dataclass(frozen=True)
 class Streams:
-    """Rates of plain streams of one GPU, which depend on how much of them is written.
+    """Measured bandwidth of one GPU as a function of the share of writes.
 
     Attributes
     ----------
     points : tuple of (float, float)
-        The share of writes, from 0 to 1 in order, and 10⁹ bytes a second.
+        Share of writes, ascending from 0 to 1, and bandwidth in 10⁹ bytes per second.
     """
 
     points: tuple[tuple[float, float], ...]
 
     def milliseconds(self, read: int, written: int) -> float:
-        """Return how long a stream takes that reads and writes so many bytes: its time a byte lies between points."""
+        """Return the time of a stream with these bytes read and written; interpolates the time per byte."""
         fractions, rates = zip(*self.points, strict=True)
         return (
             float(np.interp(written / (read + written), fractions, [1 / rate for rate in rates]))
@@ -76,14 +76,14 @@ class Streams:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Rates of one GPU.
+    """Measured peak rates of one GPU.
 
     Attributes
     ----------
     read_gbs : float
-        Read-only stream over several GB, in 10⁹ bytes a second.
+        Bandwidth of a read-only stream over several GB, in 10⁹ bytes per second.
     matmul_tflops : dict of str to float
-        Products of 8192³ by unit: "float64", "tf32", "float16", "bfloat16". Empty where torch is not installed.
+        Throughput of 8192³ products by unit: "float64", "tf32", "float16", "bfloat16". Empty without torch.
     """
 
     read_gbs: float
@@ -91,12 +91,12 @@ class Ceilings:
 
 
 def measure(clock: GpuClock) -> Ceilings:
-    """Measure the ceilings of the current GPU."""
+    """Measure the peak rates of the current GPU."""
     return Ceilings(measure_read_gbs(clock), measure_matmul_tflops(clock))
 
 
 def measure_read_gbs(clock: GpuClock) -> float:
-    """Measure the rate of a read stream on the current GPU, in 10⁹ bytes a second."""
+    """Measure the bandwidth of a read stream on the current GPU, in 10⁹ bytes per second."""
     import cupy
 
     size = min(_STREAM_BYTES, cupy.cuda.runtime.memGetInfo()[0] // 4 // 16 * 16)
@@ -110,7 +110,7 @@ def measure_read_gbs(clock: GpuClock) -> float:
 
 
 def measure_streams(clock: GpuClock) -> Streams:
-    """Measure streams with several shares of writes on the current GPU."""
+    """Measure the bandwidth of streams with several shares of writes on the current GPU."""
     import cupy
 
     size = min(_STREAM_BYTES, cupy.cuda.runtime.memGetInfo()[0] // 4) // 2
@@ -120,22 +120,22 @@ def measure_streams(clock: GpuClock) -> Streams:
         flags = (f"-DREADS={reads}", f"-DWRITES={writes}")
         kernel = cupy.RawKernel(_MIXED_STREAM, "mixed_stream", options=flags)
         blocks = size // (max(reads, writes) * 256 * 16)
-        n_reassigned = blocks * (reads + writes) * 256 * 16
+        n_bytes = blocks * (reads + writes) * 256 * 16
         kernel((blocks,), (256,), (data, out))
         ms = median(clock.call_ms(lambda: kernel((blocks,), (256,), (data, out))) for _ in range(_REPEATS))  # noqa: B023
-        points.append((writes / (reads + writes), n_reassigned / ms / 1e6))
+        points.append((writes / (reads + writes), n_bytes / ms / 1e6))
     return Streams(tuple(points))
 
 
 def measure_matmul_tflops(clock: GpuClock) -> dict[str, float]:
-    """Measure large matrix products on the current GPU, in 10¹² flop/s by unit; none where torch is not installed."""
+    """Measure the throughput of large products on the current GPU, in 10¹² flop/s by unit; empty without torch."""
     try:
         import torch
     except ImportError:
-        print("ceilings: torch is not installed, so the matrix rates are not measured and floor_ms is left out")
+        print("roofline: torch is not installed, so the throughput of products and floor_ms are not measured")
         return {}
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")  # f32 operands go to the tensor cores as tf32
+    torch.set_float32_matmul_precision("high")  # float32 operands use the tensor cores as tf32
     try:
         return {
             "float64": _rate(clock, torch, torch.float64),

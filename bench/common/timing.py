@@ -1,7 +1,7 @@
-"""Clocks for work on a GPU and on the CPU, and how often to repeat what they time.
+"""Clocks for the GPU and the CPU, and the number of repetitions of a timing.
 
-On a GPU every timing starts with a cold level-2 cache: a buffer larger than the cache is read before the clock starts.
-(Written, it would leave the cache full of what has yet to go to memory, at the cost of what is timed.)
+Every GPU timing starts with a cold level-2 cache: a buffer larger than the cache is read first. (Writing the buffer
+would leave dirty lines in the cache, whose write-back would slow down the timed work.)
 """
 
 import time
@@ -12,18 +12,18 @@ from typing import Any, Protocol
 __all__ = ["Clock", "CpuClock", "GpuClock", "median", "repeats_within"]
 
 
-# Bytes that are read before the clock starts: by one launch, as long as the host then takes for several.
+# Bytes read by one launch before the clock starts; the read takes as long as the host needs for several launches.
 _FLUSHED = 1 << 30
 
 
 class Clock(Protocol):
-    """What times a call."""
+    """A timer of calls."""
 
     def call_ms(self, call: Callable[[], Any]) -> float:
-        """Return the milliseconds of a call, by the most exact clock of the device."""
+        """Return the time of a call in ms, by the most exact clock of the device."""
 
     def wall_ms(self, call: Callable[[], Any]) -> tuple[float, Any]:
-        """Return the milliseconds of a call by the wall clock, until the device is idle, and what it returns."""
+        """Return the wall time of a call in ms, until the device is idle, and the call's result."""
 
 
 class GpuClock:
@@ -42,10 +42,10 @@ class GpuClock:
         self._cupy.max(self._flush, out=self._largest)
 
     def call_ms(self, call: Callable[[], Any]) -> float:
-        """Return the milliseconds of what a call launches, between two events: it is queued behind the flush.
+        """Return the time between two CUDA events around a call's launches, queued behind the cache flush, in ms.
 
-        So what the host does before the first launch is not in it; what it does between launches and after the last one
-        is, where the device waits for it.
+        This excludes host work before the first launch. It includes host work between and after launches if the device
+        waits for it.
         """
         self._read_flush()
         self._start.record()
@@ -55,7 +55,7 @@ class GpuClock:
         return float(self._cupy.cuda.get_elapsed_time(self._start, self._stop))
 
     def wall_ms(self, call: Callable[[], Any]) -> tuple[float, Any]:
-        """Return the milliseconds of a call by the wall clock, until the device is idle, and what it returns."""
+        """Return the wall time of a call in ms, until the device is idle, and the call's result."""
         self._read_flush()
         self._cupy.cuda.Device().synchronize()
         start = time.perf_counter()
@@ -68,16 +68,16 @@ class CpuClock:
     """The wall clock."""
 
     def call_ms(self, call: Callable[[], Any]) -> float:
-        """Return the milliseconds of a call."""
+        """Return the time of a call in ms."""
         return self.wall_ms(call)[0]
 
     def wall_ms(self, call: Callable[[], Any]) -> tuple[float, Any]:
-        """Return the milliseconds of a call, and what it returns."""
+        """Return the time of a call in ms, and its result."""
         start = time.perf_counter()
         result = call()
         return 1e3 * (time.perf_counter() - start), result
 
 
 def repeats_within(seconds: float, each_ms: float, most: int) -> int:
-    """Return how often to repeat what takes about `each_ms`: as often as `seconds` allow, from 1 to `most` times."""
+    """Return how many repetitions of `each_ms` fit in `seconds`: at least 1, at most `most`."""
     return max(1, min(most, int(1e3 * seconds / max(each_ms, 1e-3))))

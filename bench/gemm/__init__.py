@@ -1,1 +1,1 @@
-"""Times of products, by tsapps and by the libraries."""
+"""Benchmarks of tall-and-skinny products: tsapps, cuBLAS and cublasLt."""

@@ -1,10 +1,10 @@
-"""What the first call of `tsapps.matmul` costs: compiled, found in the cache on disk, prepared in this process.
+"""Latency of the first call of `tsapps.matmul`: with an empty compile cache, with a full one, and in a warm process.
 
     python -m bench.gemm.first_call
 
-Each product is timed by the wall clock in processes of its own, once with an empty cache and then with a full one,
-from the call until the GPU is idle; imports and the GPU's context come before. Beside it stand CuPy's own first and
-later calls.
+Each product runs in separate processes, once with an empty cache and then with a full one. The wall time is taken from
+the call until the GPU is idle, without imports and creation of the GPU context. CuPy's first and later calls are
+measured for comparison.
 """
 
 import argparse
@@ -27,19 +27,19 @@ FIELDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("ms", "cupy_ms"), (float,)),
 }
 KEY = ("what", "shape", "dtype", "m", "k", "w", "stage")
-#: TSM2R, TSM2L and TSMTTSM as m, k, w of C (m × w) = A (m × k) · B (k × w), small enough that the host's part shows.
+#: TSM2R, TSM2L and TSMTTSM as m, k, w of C (m × w) = A (m × k) · B (k × w), small enough to show the host's share.
 PRODUCTS = (
     ("tsm2r", "float32", 10_240, 10_240, 16),
     ("tsm2l", "float32", 1_000_000, 16, 16),
     ("tsmttsm", "float32", 16, 1_000_000, 16),
     ("tsm2l", "float64", 1_000_000, 4, 4),
 )
-#: The stages: nothing is cached; the machine code is; and so is the choice, in the same process.
+#: Stages: nothing is cached; machine code is cached on disk; the plan is also cached in the process.
 STAGES = ("compile", "cached", "prepared")
 
 
 def child(dtype: str, m: int, k: int, w: int) -> dict[str, Any]:
-    """Time a first and later calls in this process."""
+    """Time the first and later calls in this process."""
     import cupy
 
     import tsapps
@@ -67,7 +67,7 @@ def child(dtype: str, m: int, k: int, w: int) -> dict[str, Any]:
 
 
 def measure(index: int, cache: str) -> dict[str, Any]:
-    """Run one product in a process whose caches are in a folder."""
+    """Measure one product in a process with its caches in a given folder."""
     environment = {**os.environ, "XDG_CACHE_HOME": cache, "CUDA_CACHE_PATH": f"{cache}/nv"}
     command = [sys.executable, "-m", "bench.gemm.first_call", "--child", str(index)]
     done = subprocess.run(command, env=environment, cwd=record.ROOT, capture_output=True, text=True, check=False)
@@ -79,10 +79,8 @@ def measure(index: int, cache: str) -> dict[str, Any]:
 def main() -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--out", type=Path, help="the records' file; bench/results/<device>/first-call.json if not given"
-    )
-    parser.add_argument("--commit", help="what is measured, where there is no git to ask")
+    parser.add_argument("--out", type=Path, help="file of records (default: bench/results/<device>/first-call.json)")
+    parser.add_argument("--commit", help="measured commit, if git is not available")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not gpus():

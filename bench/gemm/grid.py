@@ -1,4 +1,4 @@
-"""The grid of tall-and-skinny products that bench.gemm times, their operands, and their results in float64."""
+"""Grid of tall-and-skinny products for bench.gemm: operands, float64 references and error bounds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ __all__ = ["DTYPES", "LAYOUTS", "SHAPES", "Cell", "Pools", "bound", "exact", "gr
 SHAPES = ("tsm2r", "tsm2l", "tsmttsm")
 DTYPES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 LAYOUTS = ("row", "col")
-# TSM2R: the squares of the paper, and the rectangles of its authors' later work.
+# TSM2R: the squares of the paper, and the rectangles of the authors' later paper.
 SIZES, FRACTIONS, WIDTHS = (10_240, 20_480, 30_720), (8, 4, 2, 1), (1, 2, 3, 4, 8, 16, 17, 32, 33, 64)
-# TSM2L and TSMTTSM.
+# Dimensions of TSM2L and TSMTTSM.
 LONG, SHORT = (10_000, 100_000, 1_000_000, 10_000_000, 20_000_000), (2, 4, 8, 16, 32, 33, 64)
 
 
@@ -24,10 +24,10 @@ class Cell:
     Attributes
     ----------
     shape : {"tsm2r", "tsm2l", "tsmttsm"}
-        C (m × w) = A (m × k) · B (k × w); of "tsmttsm" C (k × w) = Aᵀ · B with A (m × k) and B (m × w).
+        C (m × w) = A (m × k) · B (k × w); for "tsmttsm", C (k × w) = Aᵀ · B with A (m × k) and B (m × w).
     dtype : str
     layout : {"row", "col"}
-        Of all three matrices.
+        Layout of all three matrices.
     m, k, w : int
     """
 
@@ -40,32 +40,32 @@ class Cell:
 
     @property
     def shapes(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-        """Shapes of A, B and C."""
+        """Return the shapes of A, B and C."""
         if self.shape == "tsmttsm":
             return (self.m, self.k), (self.m, self.w), (self.k, self.w)
         return (self.m, self.k), (self.k, self.w), (self.m, self.w)
 
     @property
     def depth(self) -> int:
-        """Products that are summed for an element of C."""
+        """Return the number of products summed per element of C."""
         return self.m if self.shape == "tsmttsm" else self.k
 
     @property
     def read(self) -> int:
-        """Bytes of A and B."""
+        """Return the bytes of A and B."""
         (a, b), (c, d), _ = self.shapes
         return (a * b + c * d) * DTYPES[self.dtype]
 
     @property
     def written(self) -> int:
-        """Bytes of C."""
+        """Return the bytes of C."""
         rows, columns = self.shapes[2]
         return rows * columns * DTYPES[self.dtype]
 
     def floors_ms(self, streams: Streams, tflops: dict[str, float]) -> tuple[float, float]:
-        """Return the milliseconds of a plain stream of all operands, and of the arithmetic (0 where it is not known).
+        """Return the time in ms of a plain stream of all operands, and of the arithmetic (0 if unknown).
 
-        float32 is three products of tf32.
+        float32 counts as three tf32 products.
         """
         unit, products = ("tf32", 3) if self.dtype == "float32" else (self.dtype, 1)
         flops = 2 * self.m * self.k * self.w * products
@@ -73,7 +73,7 @@ class Cell:
 
 
 def grid() -> Iterator[Cell]:
-    """Yield every cell, those of one dtype after each other."""
+    """Yield every cell; cells of one dtype are consecutive."""
     for dtype in DTYPES:
         for layout in LAYOUTS:
             for m in SIZES:
@@ -88,13 +88,13 @@ def grid() -> Iterator[Cell]:
 
 
 class Pools:
-    """Memory on the current GPU that the matrices of all cells of one dtype are views of, A and B fresh random numbers.
+    """Pools on the current GPU from which all cells of one dtype take matrix views; A and B are fresh random numbers.
 
     Parameters
     ----------
     dtype : str
     sizes : tuple of int
-        Elements of A, B and C at most.
+        Maximum number of elements of A, B and C.
     seed : int
     """
 
@@ -115,7 +115,7 @@ class Pools:
 
 
 def _normal(random: Any, size: int, dtype: str) -> Any:
-    """Return numbers from a normal distribution, made 2²⁷ at a time."""
+    """Return normally distributed numbers, generated 2²⁷ at a time."""
     import cupy
 
     kept = "uint16" if dtype == "bfloat16" else dtype
@@ -123,7 +123,7 @@ def _normal(random: Any, size: int, dtype: str) -> Any:
     for start in range(0, size, 1 << 27):
         part = made[start : start + (1 << 27)]
         wide = random.standard_normal(part.size, dtype="f8" if dtype == "float64" else "f4")
-        # Random bits below the sixteenth are cut off, which is as good a bfloat16 as any.
+        # Truncation instead of rounding to bfloat16: the bits are random anyway.
         part[...] = wide.view("u4") >> 16 if dtype == "bfloat16" else wide
     return made
 
@@ -135,12 +135,12 @@ def _matrix(pool: Any, shape: tuple[int, int], layout: str) -> Any:
 
 
 def wide(x: Any, dtype: str) -> Any:
-    """Return a matrix in float64; bfloat16 comes as the uint16 of its bits."""
+    """Return a matrix in float64; bfloat16 is given as the uint16 of its bits."""
     return (x.astype("u4") << 16).view("f4").astype("f8") if dtype == "bfloat16" else x.astype("f8")
 
 
 def spoil(C: Any) -> None:
-    """Fill a matrix with NaN, whatever its dtype; all bits set are one."""
+    """Fill a matrix with NaN: all bits set are a NaN in every dtype."""
     (C if C.flags.c_contiguous else C.T).view(f"u{C.itemsize}").fill((1 << 8 * C.itemsize) - 1)
 
 
@@ -151,19 +151,19 @@ def largest_error(cell: Cell, C: Any, reference: tuple[Any, Any, Any]) -> float:
     ----------
     cell : Cell
     C : cupy.ndarray
-        As `Pools.operands` makes it.
+        A matrix of `Pools.operands`.
     reference : tuple
-        What `exact` returns.
+        Result of `exact`.
 
     Raises
     ------
     ValueError
-        If an element is off by more than the bound of `tsapps.matmul`.
+        If an error exceeds the bound of `tsapps.matmul`.
     """
     rows, product, magnitude = reference
     difference = abs(wide(C[rows], cell.dtype) - product)
     allowed = bound(cell) * magnitude
-    if DTYPES[cell.dtype] == 2:  # the sum is rounded once
+    if DTYPES[cell.dtype] == 2:  # the final rounding to 16 bits
         allowed += 2.0 ** {"float16": -11, "bfloat16": -8}[cell.dtype] * (abs(product) + allowed) + 2.0**-25
     if not bool((difference <= allowed).all()):
         raise ValueError(f"an element is off by {float((difference / magnitude).max()):.1e} of |A||B|")
@@ -171,20 +171,20 @@ def largest_error(cell: Cell, C: Any, reference: tuple[Any, Any, Any]) -> float:
 
 
 def bound(cell: Cell) -> float:
-    """Return the bound of ``|C − AB| / (|A||B|)`` before C is rounded to halves.
+    """Return the bound of ``|C − AB| / (|A||B|)`` before C is rounded to 16 bits.
 
-    It is that of `tsapps.matmul` while that says something; of longer sums of random numbers, whose roundings are as
-    likely up as down, 8·√n·u instead of n·u (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019: it fails with a
-    probability of 2·exp(−32) for each element).
+    It is the bound of `tsapps.matmul` if that is meaningful. For longer sums of random numbers, whose rounding errors
+    have random signs, it is 8·√n·u instead of n·u (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019: it fails with a
+    probability of 2·exp(−32) per element).
     """
     n, u = cell.depth + 4, 2.0**-53 if cell.dtype == "float64" else 2.0**-24
     sums = n * u / (1 - n * u) if n * u < 0.01 else 8 * n**0.5 * u
-    # The reference itself is summed in float64.
+    # Rounding of the float64 reference itself.
     return sums + (2.0**-21 if cell.dtype == "float32" else 0.0) + n * 2.0**-53
 
 
 def exact(cell: Cell, A: Any, B: Any) -> tuple[Any, Any, Any]:
-    """Return some rows of C, all where they are few, and of A·B and ``|A||B|`` in float64."""
+    """Return sampled rows of C (all rows if there are few), and of A·B and ``|A||B|`` in float64."""
     import cupy
 
     if cell.shape != "tsmttsm":

@@ -1,11 +1,11 @@
-"""The best that the libraries offer for one product: cuBLAS, and every algorithm of cublasLt's heuristics.
+"""The fastest way to compute one product with cuBLAS or any cublasLt algorithm found by its heuristics.
 
     name, ms = best(A, B, out, dtype="float32", time_ms=many, quick_ms=few, check=error)
 
-The arithmetic is native: float64 in float64, all else in float32, with neither TF32 nor emulation. As cuBLAS does by
-default, partial sums of float16 and bfloat16 products may be added up in their own type.
+The arithmetic is native: float64 in float64, all other types in float32, without TF32 and emulation. Partial sums of
+float16 and bfloat16 products may be rounded to these types, as cuBLAS does by default.
 
-The numbers are those of `cublas_api.h`; they are the same in CUDA 12 and 13.
+Enumeration values are those of `cublas_api.h`; they are the same in CUDA 12 and 13.
 """
 
 import ctypes
@@ -34,20 +34,20 @@ from tsapps.kernels.blas.cublaslt import (
 
 __all__ = ["LibraryError", "best", "candidates", "stripes"]
 
-#: How many algorithms are timed at length.
+#: Number of algorithms that are timed accurately.
 FINALISTS = 3
 
 DEFAULT_MATH, GEMM_DEFAULT = 0, c_int(-1)
-#: 1 switches emulation on whatever a program asks for, and no call switches it off; cublasSetEmulationStrategy says
-#: only when to emulate. In float32 from compute capability 10.0 on, in float64 from 8.0 on (CUDA 13.0 update 2).
+#: The value 1 enables emulation in every program, and no call disables it: cublasSetEmulationStrategy only selects when
+#: to emulate. Float32 from compute capability 10.0 on, float64 from 8.0 on (CUDA 13.0 update 2).
 EMULATION = ("CUBLAS_EMULATE_SINGLE_PRECISION", "CUBLAS_EMULATE_DOUBLE_PRECISION")
 
 Run = Callable[[], None]
 Clock, Check = Callable[[Run], float], Callable[[], float] | None
 
-# Products of one shape: how many elements each matrix of one is from the next one's, and how many products there are.
+# Batched products: elements between consecutive matrices, and number of products.
 Strides = namedtuple("Strides", "apart count")
-# CuPy's name, cudaDataType_t, cublasComputeType_t and cudaDataType_t of the scalars, alpha and beta, NaN in an array.
+# CuPy's name, cudaDataType_t, cublasComputeType_t and cudaDataType_t of the scalars, alpha and beta, a NaN.
 _Type = namedtuple("_Type", "array data compute scale alpha beta gemv nan")
 _FLOAT, _DOUBLE = ((kind(1), kind(0)) for kind in (ctypes.c_float, ctypes.c_double))
 _TYPES = {
@@ -59,10 +59,10 @@ _TYPES = {
 
 
 def layout(name: str, array: Any, prefer: int = COL) -> Matrix:
-    """Return how an array lies in memory; `prefer` settles the order where both hold, as for a single column."""
+    """Return the memory layout of an array; `prefer` decides if both orders apply, as for a single column."""
     (rows, cols), size = array.shape, array.itemsize
     down, right = (stride / size for stride in array.strides)
-    # The stride of a dimension of one is never taken and may be anything.
+    # The stride of a dimension of size one is never used and may be arbitrary.
     found = {
         COL: (rows == 1 or down == 1, right if cols > 1 else rows, rows),
         ROW: (cols == 1 or right == 1, down if rows > 1 else cols, cols),
@@ -78,9 +78,9 @@ def layout(name: str, array: Any, prefer: int = COL) -> Matrix:
 
 
 def formulations(A: Any, B: Any, out: Any, trans_a: bool = False) -> dict[str, Product]:
-    """Return the ways to put a product: with column-major matrices alone, and with each matrix in its own order.
+    """Return the formulations of a product: with column-major matrices only, and with each matrix in its own order.
 
-    A vector is read as a column, then as rows of one: a library may take another kernel for it.
+    A vector is passed as a column, then as rows of one element: a library may select another kernel.
     """
     found: dict[str, Product] = {}
     for prefer, suffix in ((COL, ""), (ROW, ", vectors as rows")):
@@ -93,7 +93,7 @@ def formulations(A: Any, B: Any, out: Any, trans_a: bool = False) -> dict[str, P
 
 
 def check_operands(A: Any, B: Any, out: Any, dtype: str, trans_a: bool) -> _Type:
-    """Return what the libraries call `dtype`; raise ValueError unless all operands have it and their shapes fit."""
+    """Return the libraries' codes for `dtype`; raise ValueError unless all operands have it and their shapes match."""
     if dtype not in _TYPES:
         raise ValueError(f"dtype is {dtype!r}; expected {', '.join(_TYPES)}")
     for name, array in (("A", A), ("B", B), ("out", out)):
@@ -109,7 +109,7 @@ def check_operands(A: Any, B: Any, out: Any, dtype: str, trans_a: bool) -> _Type
 
 
 def pin_native() -> None:
-    """Make sure that no environment variable replaces native arithmetic; raise LibraryError where one does."""
+    """Raise LibraryError if an environment variable replaces native arithmetic."""
     for name in (*EMULATION, "NVIDIA_TF32_OVERRIDE"):
         if os.environ.get(name, "0") not in ("", "0"):
             raise LibraryError(f"{name} is {os.environ[name]!r}; expected 0 or unset, for native arithmetic")
@@ -117,7 +117,7 @@ def pin_native() -> None:
 
 
 def gemm(library: Any, handle: int, product: Product, kind: _Type, strides: Strides | None = None) -> None:
-    """Call cublasGemmEx for a column-major product, or cublasGemmStridedBatchedEx for several that are so far apart."""
+    """Call cublasGemmEx for a column-major product, or cublasGemmStridedBatchedEx for several at given strides."""
     first, second, out = product.first, product.second, product.out
     k = first.rows if product.trans_first else first.cols
     sizes = map(c_int, (product.trans_first, product.trans_second, out.rows, out.cols, k))
@@ -148,7 +148,7 @@ def gemv(library: Any, handle: int, product: Product, kind: _Type) -> None:
 
 @cache
 def _workspace(_device: int) -> tuple[Any, int]:
-    """Return memory for algorithms on the current device, kept as long as the process, and its aligned address."""
+    """Return a workspace on the current device, allocated once per process, and its aligned address."""
     import cupy
 
     memory = cupy.empty(WORKSPACE + ALIGNMENT, cupy.uint8)
@@ -156,7 +156,7 @@ def _workspace(_device: int) -> tuple[Any, int]:
 
 
 def _by_cublas(library: Any, function: Callable[..., None], *given: Any) -> None:
-    """Call one of the functions above, on CuPy's current stream and with cuBLAS' default arithmetic."""
+    """Call one of the functions above on CuPy's current stream, with the default arithmetic of cuBLAS."""
     import cupy
     from cupy_backends.cuda.libs import cublas as modes
 
@@ -171,21 +171,21 @@ def _by_cublas(library: Any, function: Callable[..., None], *given: Any) -> None
 
 
 def candidates(A: Any, B: Any, out: Any, *, dtype: str, trans_a: bool = False) -> list[tuple[str, Run]]:
-    """Return every way the libraries offer to write A·B, or Aᵀ·B, to `out`.
+    """Return all ways of the libraries to compute A·B, or Aᵀ·B, into `out`.
 
     Parameters
     ----------
     A, B, out : cupy.ndarray
         Row-major or column-major matrices of any leading dimension.
     dtype : {"float64", "float32", "float16", "bfloat16"}
-        Of all three; bfloat16 matrices hold uint16.
+        Type of all three; bfloat16 matrices hold uint16.
 
     Returns
     -------
     list of (str, callable)
-        "cublas", "cublas (gemv)" for a width of one, and "cublasLt[i] (…)" with an algorithm's rank and the way that
-        the product is put. A call enqueues on CuPy's current stream, allocates nothing, and raises `LibraryError` on
-        a status. All share one workspace: use one stream at a time.
+        "cublas", "cublas (gemv)" for a width of one, and "cublasLt[i] (…)" with the algorithm's rank and the
+        formulation of the product. A call enqueues work on CuPy's current stream, allocates nothing, and raises
+        `LibraryError` for an error status. All share one workspace: use one stream at a time.
     """
     kind = check_operands(A, B, out, dtype, trans_a)
     products = formulations(A, B, out, trans_a)
@@ -207,30 +207,30 @@ def candidates(A: Any, B: Any, out: Any, *, dtype: str, trans_a: bool = False) -
         pointers, memory = (one.first.ptr, one.second.ptr, one.out.ptr), _workspace(index)[1]
         described.run(algo, lt_handle, pointers, (kind.alpha, kind.beta), (memory, WORKSPACE), stream)
 
-    _workspace(index)  # made here, as calls are timed
+    _workspace(index)  # allocated here, because the calls are timed
     for name, product in products.items():
         try:
             described = LtProduct(lt, product, kind.data, kind.compute, kind.scale)
             algos = described.algorithms(lt_handle)
         except LibraryError as error:
-            warnings.warn(f"cublasLt ({name}) is left out: {error}", stacklevel=2)  # as a mix of orders may be
+            warnings.warn(f"cublasLt ({name}) is skipped: {error}", stacklevel=2)  # such as mixed orders
             continue
         found += [(f"cublasLt[{i}] ({name})", partial(by_lt, described, algo)) for i, algo, _ in algos]
     return found
 
 
 def stripes(A: Any, B: Any, out: Any, *, dtype: str) -> list[tuple[str, Run]]:
-    """Return how cuBLAS writes Aᵢᵀ · B to outᵢ for every i, in one call; as `candidates` does.
+    """Return the ways of cuBLAS to compute outᵢ = Aᵢᵀ · B for all i in one call, as `candidates` does.
 
     Parameters
     ----------
     A, out : cupy.ndarray
-        Of three dimensions: matrices one behind the other.
+        Three-dimensional arrays: a stack of matrices.
     """
     kind = check_operands(A[0], B, out[0], dtype, True)
     product = formulations(A[0], B, out[0], trans_a=True)["column-major"]
     pin_native()
-    # One B for all of A.
+    # All matrices of A share one B.
     apart = [A.strides[0] // A.itemsize if one.ptr == A.data.ptr else 0 for one in (product.first, product.second)]
     strides = Strides((*apart, out.strides[0] // out.itemsize), len(A))
     return [("cublas (strided batched)", partial(_by_cublas, find("cublas"), gemm, product, kind, strides))]
@@ -239,17 +239,17 @@ def stripes(A: Any, B: Any, out: Any, *, dtype: str) -> list[tuple[str, Run]]:
 def best(
     A: Any, B: Any, out: Any, *, dtype: str, trans_a: bool = False, time_ms: Clock, quick_ms: Clock, check: Check = None
 ) -> tuple[str, float]:
-    """Return the name and the milliseconds of the fastest candidate; LibraryError is raised where all fail.
+    """Return the name and the time in ms of the fastest candidate; raise LibraryError if all fail.
 
     Parameters
     ----------
     A, B, out : cupy.ndarray
-        As those of `candidates`, or, of three dimensions, of `stripes`.
+        As for `candidates`; three-dimensional arrays as for `stripes`.
     time_ms, quick_ms : callable
-        Time a call by many and by few repetitions: each candidate by `quick_ms`, the fastest three by `time_ms`.
+        Timers with many and with few repetitions: `quick_ms` times all candidates, `time_ms` the fastest three.
     check : callable, optional
-        Returns the error of what `out` holds, or raises ValueError if it is not right. Those three are checked, each
-        after `out` was filled with NaN; the next fastest takes the place of one that is not right.
+        Returns the error of `out`, or raises ValueError if it is wrong. The fastest three are checked, each with `out`
+        filled with NaN before; the next fastest replaces a wrong one.
     """
     quick, timed, failed = [], [], []
     ways = stripes(A, B, out, dtype=dtype) if out.ndim == 3 else candidates(A, B, out, dtype=dtype, trans_a=trans_a)

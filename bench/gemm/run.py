@@ -1,12 +1,12 @@
-"""Time tall-and-skinny products beside the best of cuBLAS and cublasLt: `tsapps.matmul`, and TSM2 as published.
+"""Benchmark of tall-and-skinny products: `tsapps.matmul` and TSM2 as published, compared with cuBLAS and cublasLt.
 
-    python -m bench.gemm  # the whole grid, shared by all GPUs of the machine
+    python -m bench.gemm  # the whole grid, on all GPUs of the machine
     python -m bench.gemm --shape tsm2l --dtype float32
 
-Every result is compared with float64 before it is timed, against the bound that `tsapps.matmul` states; what is not
-right is neither timed nor recorded. A timing is the median of CUDA event times of the kernel alone, queued behind a
-read of more than the level-2 cache holds. The floor is a plain stream of every operand once with as many writes,
-or the arithmetic at the rate of large products, whichever is longer; both rates are measured in the same run.
+Every result is first compared with float64 against the error bound stated by `tsapps.matmul`; wrong results are neither
+timed nor recorded. A time is the median of CUDA event times of the kernel alone, queued behind a read that flushes the
+level-2 cache. The floor is the larger of the time of a plain stream with the same reads and writes and the time of the
+arithmetic at the throughput of large products; both rates are measured in the same run.
 """
 
 import argparse
@@ -41,11 +41,11 @@ FIELDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("ms", "gbs", "floor_ms", "library_ms", "max_rel_err", "library_rel_err"), (float,)),
 }
 KEY = ("what", "shape", "dtype", "layout", "m", "k", "w")
-#: TSM2 as published, on squares: t1 = 128, t2 = w up to 8 and t3 = 4 lie between the paper's picks.
+#: TSM2 as published, on squares: t1 = 128, t2 = w up to 8 and t3 = 4 lie between the paper's configurations.
 PAPER_WIDTHS, T1, MOST_T2, T3 = (1, 2, 4, 8, 16), 128, 8, 4
-# Elements of A, B and C.
+# Number of elements of A, B and C.
 Sizes = tuple[int, int, int]
-# Cells whose records are written at a time.
+# Number of cells whose records are written at a time.
 _TOGETHER = 200
 
 
@@ -55,7 +55,7 @@ class Bench:
     Parameters
     ----------
     seed : int
-        Of the operands.
+        Seed of the operands.
     """
 
     def __init__(self, seed: int) -> None:
@@ -67,9 +67,9 @@ class Bench:
         self._pools: tuple[str, Pools] | None = None
 
     def pools(self, dtype: str, sizes: Sizes) -> Pools:
-        """Return the operands' memory, made anew for each dtype."""
+        """Return the memory pools of the operands, reallocated for each dtype."""
         if self._pools is None or self._pools[0] != dtype:
-            self._pools = None  # before there are others
+            self._pools = None  # free the old ones first
             import cupy
 
             cupy.get_default_memory_pool().free_all_blocks()
@@ -77,12 +77,12 @@ class Bench:
         return self._pools[1]
 
     def milliseconds(self, call: Callable[[], Any]) -> float:
-        """Return the median of as many timings as take some milliseconds."""
+        """Return the median time; repeats the call for some milliseconds."""
         first = self.clock.call_ms(call)
         return median([first, *(self.clock.call_ms(call) for _ in range(8 if first < 1 else 4 if first < 20 else 2))])
 
     def measure(self, cell: Cell, pools: Pools) -> Iterator[dict[str, Any]]:
-        """Yield what is to be recorded of a cell: of `tsapps.matmul` first."""
+        """Yield the records of a cell, that of `tsapps.matmul` first."""
         A, B, C = pools.operands(cell)
         reference = exact(cell, A, B)
         errors: dict[str, float] = {}
@@ -118,7 +118,7 @@ class Bench:
 
 
 def calls(cell: Cell, A: Any, B: Any, C: Any) -> Iterator[tuple[str, str, Callable[[], Any]]]:
-    """Yield what is timed beside the library: a kernel's name, its plan in words, and what computes the product."""
+    """Yield the kernels to compare with the libraries: name, plan as text, and a call that computes the product."""
     a, b, c = oriented(cell, *(device_matrix("a matrix", x)._replace(dtype=cell.dtype) for x in (A, B, C)))
     plan = matmul.planned(matmul.problem_of(a, b, c), live(a.device))
     name = plan if isinstance(plan, str) else plan.kernel_name
@@ -131,12 +131,12 @@ def calls(cell: Cell, A: Any, B: Any, C: Any) -> Iterator[tuple[str, str, Callab
 
 
 def oriented(cell: Cell, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> tuple[DeviceMatrix, ...]:
-    """Return the operands and the result as `tsapps.matmul` computes with them."""
+    """Return operands and result in the orientation in which `tsapps.matmul` computes them."""
     return matmul.oriented(a.transposed if cell.shape == "tsmttsm" else a, b, c)
 
 
 def compile_plans(cells: Iterable[Cell]) -> None:
-    """Compile what the cells will need, on all cores, so that no GPU waits for it."""
+    """Compile the kernels of all cells on all cores, so that no GPU waits for them."""
     device, plans = live(), set()
     for cell in cells:
         by_rows, size = cell.layout == "row", DTYPES[cell.dtype]
@@ -147,13 +147,13 @@ def compile_plans(cells: Iterable[Cell]) -> None:
         list(pool.map(compile_one, plans - {LIBRARY}, chunksize=4))
 
 
-# --- One process a GPU ------------------------------------------------------------------------------------------------
+# --- One process per GPU ----------------------------------------------------------------------------------------------
 
 _bench: Bench
 
 
 def _start(indices: Any, seed: int) -> None:
-    """Take a GPU of its own for this process, and measure what it can do."""
+    """Claim a GPU for this process and measure its peak rates."""
     global _bench
     import cupy
 
@@ -162,7 +162,7 @@ def _start(indices: Any, seed: int) -> None:
 
 
 def _measured(sizes: Sizes, cell: Cell) -> tuple[Cell, list[dict[str, Any]] | str]:
-    """Return a cell's records, or what was wrong."""
+    """Return the records of a cell, or an error message."""
     try:
         found = list(_bench.measure(cell, _bench.pools(cell.dtype, sizes)))
     except (ValueError, libraries.LibraryError) as error:
@@ -172,13 +172,13 @@ def _measured(sizes: Sizes, cell: Cell) -> tuple[Cell, list[dict[str, Any]] | st
 
 
 def run(options: argparse.Namespace, cells: list[Cell]) -> int:
-    """Measure cells on all GPUs, storing records as they come; return how many cells failed."""
+    """Measure cells on all GPUs and store records as they come; return the number of failed cells."""
     import cupy
 
     runtime = cupy.cuda.runtime
     devices = {runtime.getDeviceProperties(i)["name"].decode() for i in range(len(gpus()))}
     if len(devices) > 1:
-        raise SystemExit(f"the GPUs are not alike ({', '.join(sorted(devices))}): choose by CUDA_VISIBLE_DEVICES")
+        raise SystemExit(f"the GPUs differ ({', '.join(sorted(devices))}): select equal ones by CUDA_VISIBLE_DEVICES")
     (device,) = devices
     path = options.out or record.results_path(device, "gemm")
     versions = record.module_versions({"tsapps": "tsapps", "numpy": "numpy", "cupy": "cupy"})
@@ -211,14 +211,14 @@ def run(options: argparse.Namespace, cells: list[Cell]) -> int:
 def main() -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--shape", choices=SHAPES, action="append", help="only this one; may be repeated")
-    parser.add_argument("--dtype", choices=DTYPES, action="append", help="only this one; may be repeated")
-    parser.add_argument("--layout", choices=LAYOUTS, action="append", help="only this one; may be repeated")
-    parser.add_argument("--w", type=int, action="append", help="only this width; may be repeated")
-    parser.add_argument("--every", type=int, default=1, help="only every such cell of the grid")
-    parser.add_argument("--out", type=Path, help="the records' file; bench/results/<device>/gemm.json if not given")
-    parser.add_argument("--seed", type=int, default=randbelow(2**31), help="of the data; a fresh one if not given")
-    parser.add_argument("--commit", help="what is measured, where there is no git to ask")
+    parser.add_argument("--shape", choices=SHAPES, action="append", help="shape class; may be repeated")
+    parser.add_argument("--dtype", choices=DTYPES, action="append", help="element type; may be repeated")
+    parser.add_argument("--layout", choices=LAYOUTS, action="append", help="memory layout; may be repeated")
+    parser.add_argument("--w", type=int, action="append", help="width w; may be repeated")
+    parser.add_argument("--every", type=int, default=1, help="measure only every n-th cell of the grid")
+    parser.add_argument("--out", type=Path, help="file of records (default: bench/results/<device>/gemm.json)")
+    parser.add_argument("--seed", type=int, default=randbelow(2**31), help="seed of the data (default: random)")
+    parser.add_argument("--commit", help="measured commit, if git is not available")
     options = parser.parse_args()
     if not gpus():
         print(f"no GPU to time: {why_no_gpu()}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What the records of bench.gemm show, as text and as plots.
+"""Text summary and plots of the records of bench.gemm.
 
 python -m bench.gemm.summary --plots docs
 """
@@ -16,44 +16,44 @@ from bench.gemm.grid import DTYPES, LAYOUTS, SHAPES
 
 __all__ = ["memory_bound", "of_floor", "ours", "over_library", "text"]
 
-#: What is large: a launch and the first bytes' way take a few hundredths of it.
+#: Smallest product that counts as large: launch and memory latency are a few hundredths of its time.
 LARGE_BYTES = 256e6
 
 Record = dict[str, Any]
 
 
 def ours(records: Iterable[Record]) -> list[Record]:
-    """Return what `tsapps.matmul` ran: one record a cell, TSM2 as published left out."""
+    """Return the records of `tsapps.matmul`: one per cell, without TSM2 as published."""
     return [one for one in records if not one["kernel"].startswith("tsm2_v")]
 
 
 def large(cells: Iterable[Record]) -> list[Record]:
-    """Return the cells that are large."""
+    """Return the large cells."""
     return [one for one in cells if one["gbs"] * one["ms"] * 1e6 >= LARGE_BYTES]
 
 
 def memory_bound(cells: Iterable[Record]) -> list[Record]:
-    """Return the large cells that are bound by the memory."""
+    """Return the large memory-bound cells."""
     return [one for one in large(cells) if one["bound"] == "memory"]
 
 
 def of_floor(one: Record) -> float:
-    """Return the fraction of the floor rate that was reached."""
+    """Return the achieved fraction of the floor rate."""
     return one["floor_ms"] / one["ms"]
 
 
 def over_library(one: Record) -> float:
-    """Return how many times faster than the library it was."""
+    """Return the speedup over the best vendor library."""
     return one["library_ms"] / one["ms"]
 
 
 def name(one: Record) -> str:
-    """Return a cell in words."""
+    """Return a description of a cell."""
     return f"{one['shape']} {one['dtype']} {one['layout']} {one['m']:,} × {one['k']:,} × {one['w']}"
 
 
 def text(records: Sequence[Record], worst: int = 12) -> str:
-    """Return tables of what the records show, and the cells that are furthest behind."""
+    """Return tables that summarize the records, and the cells with the largest deficits."""
     cells = ours(records)
     streams = memory_bound(cells)
     lines = [
@@ -86,7 +86,7 @@ def text(records: Sequence[Record], worst: int = 12) -> str:
 
 
 def plot(records: Sequence[Record], path: Path, by: Callable[[Record], float], label: str, log: bool) -> None:
-    """Draw a value of the large cells for each shape, a point a cell, dtypes beside each other, layouts in colours."""
+    """Plot a value of the large cells by shape: one point per cell, dtypes side by side, layouts in colors."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -113,7 +113,7 @@ def plot(records: Sequence[Record], path: Path, by: Callable[[Record], float], l
     else:
         axes[0].set_ylim(0, 1.1)
     axes[0].set_ylabel(label)
-    figure.supxlabel("each point a product, from narrow to wide; row-major blue, column-major orange; lines: medians")
+    figure.supxlabel("one point per product, from narrow to wide; row-major blue, column-major orange; lines: medians")
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -122,8 +122,8 @@ def main() -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--records", type=Path, default=record.results_path("NVIDIA H200", "gemm"))
-    parser.add_argument("--plots", type=Path, help="a folder to draw gemm-floor.png and gemm-library.png to")
-    parser.add_argument("--worst", type=int, default=12, help="how many of the worst cells to list")
+    parser.add_argument("--plots", type=Path, help="folder for gemm-floor.png and gemm-library.png")
+    parser.add_argument("--worst", type=int, default=12, help="number of worst cells to list")
     options = parser.parse_args()
     records = record.load(options.records)
     print(text(records, options.worst))

@@ -1,1 +1,1 @@
-"""Times of K-means, by tsapps and by others."""
+"""Benchmarks of K-means: tsapps and other libraries."""

@@ -1,4 +1,4 @@
-"""``python -m bench.kmeans``: the command of run.py, whose functions worker processes import by its name."""
+"""``python -m bench.kmeans``: runs run.py, which worker processes must be able to import by name."""
 
 import sys
 

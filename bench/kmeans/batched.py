@@ -1,15 +1,15 @@
-"""Time `kmeans_batched`, and others that take many K-means problems at once, on a GPU.
+"""Benchmark of batched K-means on a GPU: `kmeans_batched` and other libraries.
 
     python -m bench.kmeans.batched --engine tsapps --engine flash-kmeans --engine flashlib
 
-Labels are first compared with the float64 arg-min, in every problem, and new centers with float64 means, in the first
-and the last; what is not right is neither timed nor recorded. Then, as in `python -m bench.kmeans`:
+The labels of every problem are first compared with the float64 arg-min, and the new centers of the first and the last
+problem with float64 means; wrong results are neither timed nor recorded. Then, as in `python -m bench.kmeans`:
 
-iter_ms   one iteration of all problems: of ours the mean of the first 20, from no labels, the last assignment included
-          ("mean of 20"; problems that converge early make fewer, and the time is divided by the mean of what they
-          made); of others, which make as many as they are told to, the time that an iteration adds to a fit ("slope")
-fit_ms    a whole fit of 20 iterations from given centers at tol=0, by the wall clock
-floor_ms  what the hardware allows for one iteration, as for one problem of as many samples
+iter_ms   time of one iteration of all problems. Ours: the mean of the first 20, starting without labels, with the final
+          assignment ("mean of 20"); problems that converge early make fewer iterations, and the time is divided by the
+          mean of these numbers. Others, which make a given number: the time that one more iteration adds ("slope")
+fit_ms    wall time of a whole fit of 20 iterations from given centers with tol=0
+floor_ms  roofline time of one iteration, equal to that of one problem with the same number of samples
 """
 
 import argparse
@@ -37,25 +37,25 @@ from tsapps.kernels.devices import gpus, why_no_gpu
 
 FIELDS: dict[str, tuple[type, ...]] = {**FIELDS_OF_ONE, "b": (int,)}
 KEY = ("what", "engine", "b", "n", "d", "k", "dtype")
-# Samples whose labels are compared, of all problems together.
+# Maximum number of samples whose labels are compared, over all problems.
 _MOST_ROWS = 1_000_000
 
 
 @dataclass(frozen=True)
 class BatchShape:
-    """b problems of one shape; named as 32x65536-128-1000-f32."""
+    """Shape of b problems; its name is, for example, 32x65536-128-1000-f32."""
 
     b: int
     each: Shape
 
     @property
     def name(self) -> str:
-        """The name that the command line takes."""
+        """Return the name used on the command line."""
         return f"{self.b}x{self.each.name}"
 
     @classmethod
     def parse(cls, name: str) -> "BatchShape":
-        """Read a name."""
+        """Parse a name."""
         problems, times, each = name.partition("x")
         if not times or not problems.isdecimal() or int(problems) < 1:
             raise ValueError(f"shape {name!r}: expected bxn-d-k-dtype, such as 32x65536-128-1000-f32")
@@ -63,11 +63,11 @@ class BatchShape:
 
     @property
     def together(self) -> Shape:
-        """One problem of as many samples: what an iteration reads and multiplies is the same."""
+        """Return the shape of one problem with as many samples: an iteration has the same bytes and flops."""
         return Shape(self.b * self.each.n, self.each.d, self.each.k, self.each.dtype)
 
 
-#: The shapes of record.
+#: The shapes with published records.
 SHAPES = tuple(
     BatchShape.parse(f"{shape}-{dtype}")
     for dtype in ("f32", "f16", "bf16")
@@ -76,7 +76,7 @@ SHAPES = tuple(
 
 
 class Step(NamedTuple):
-    """What one iteration gave: labels (b, n), the centers that they are of, and the new centers, both (b, k, d)."""
+    """Result of one iteration: labels (b, n), the centers they refer to, and the new centers, both (b, k, d)."""
 
     labels: Any
     of: Any
@@ -91,12 +91,12 @@ class Batched(Peer):
         self.k = centers.shape[1]
 
     def step(self) -> Step:
-        """Make one iteration."""
+        """Run one iteration."""
         raise NotImplementedError
 
 
 class BatchedTsapps(Batched):
-    """Our own kernels; an error where they do not serve the shape."""
+    """Kernels of tsapps; raises an error for shapes that they do not support."""
 
     name, module = "tsapps", "tsapps"
     dtypes = ("float32", "float16", "bfloat16")
@@ -105,11 +105,11 @@ class BatchedTsapps(Batched):
 
     def __init__(self, X: Any, centers: Any) -> None:
         super().__init__(X, centers)
-        self.given = centers.astype(np.float32)  # where they lie, as the others have them
+        self.given = centers.astype(np.float32)  # on the same device, as for the other libraries
         self._open: dict[int, Any] = {}
 
     def _machine(self) -> tuple[Any, Any]:
-        """Return what runs kernels, and its description."""
+        """Return the machine that runs kernels, and its description."""
         from tsapps.apps.kmeans.batched.gpu import Gpu
         from tsapps.kernels.gpu_specs import live
 
@@ -117,7 +117,7 @@ class BatchedTsapps(Batched):
         return Gpu(index), live(index)
 
     def _batch(self, iterations: int) -> Any:
-        """Return what holds X, as a fit of so many iterations does, with no labels yet."""
+        """Return a batch that holds X for a fit of `iterations`, without labels."""
         from tsapps.apps.kmeans.batched.lloyd import BatchedLloyd
         from tsapps.apps.kmeans.batched.plan import STATUS, batch_plan
 
@@ -125,7 +125,7 @@ class BatchedTsapps(Batched):
             machine, device = self._machine()
             plan = batch_plan(*self.X.shape[1:], self.k, device)
             if plan is None:
-                raise ValueError("no kernel of ours serves this shape: problems go to TSKMeans one by one")
+                raise ValueError("no batched kernel supports this shape: TSKMeans would fit the problems one by one")
             self._open = {iterations: BatchedLloyd(machine, self.X, self.k, plan, max_iter=iterations, tol=0)}
         batch = self._open[iterations]
         batch.labels.fill(-1)
@@ -135,7 +135,7 @@ class BatchedTsapps(Batched):
         return batch
 
     def iterate(self, iterations: int) -> float:
-        """Make so many iterations from no labels; return how many were made, in the mean of the problems."""
+        """Run iterations, starting without labels; return the number of iterations, averaged over the problems."""
         batch = self._batch(iterations)
         batch.start_at(self.given)
         batch.iterate()
@@ -147,18 +147,18 @@ class BatchedTsapps(Batched):
         return kmeans_batched(self.X, self.k, init=self.given, max_iter=iterations, tol=0, device=self.device)
 
     def step(self) -> Step:
-        """Fit one iteration; its labels are those of the new centers."""
+        """Fit one iteration; its labels refer to the new centers."""
         found = self._fitted(1)
         return Step(found.labels, found.centers, found.centers)
 
     def fit(self, iterations: int) -> int:
-        """Fit; return the most iterations of a problem."""
+        """Fit; return the largest number of iterations of a problem."""
         self._open = {}
         return int(self._fitted(iterations).n_iter.max())
 
 
 class _BatchedFlash(FlashKmeans):
-    """What flash-kmeans' adapter and flashlib's have in common: they call the same with one problem."""
+    """Common part of the adapters of flash-kmeans and flashlib, which also serve single problems."""
 
     def __init__(self, X: Any, centers: Any) -> None:
         super().__init__(X, centers)
@@ -166,7 +166,7 @@ class _BatchedFlash(FlashKmeans):
         self.k = self.centers.shape[1]
 
     def step(self) -> Step:
-        """Fit one iteration; it returns the labels that the iteration found."""
+        """Fit one iteration; the labels are those found by the iteration."""
         labels, new_centers, _ = self._fitted(1)
         return Step(labels, self.centers, new_centers)
 
@@ -176,17 +176,17 @@ class BatchedFlashKmeans(_BatchedFlash):
 
 
 class BatchedFlashlib(_BatchedFlash, Flashlib):
-    """flashlib: `flash_kmeans`, and the kernels that it chooses."""
+    """flashlib: `flash_kmeans`, with the kernels that it selects."""
 
     name, module = Flashlib.name, Flashlib.module
 
 
-#: Every adapter by its name.
+#: All adapters by name.
 PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in (BatchedTsapps, BatchedFlashKmeans, BatchedFlashlib)}
 
 
 def draw(shape: BatchShape, seed: int, xp: Any) -> tuple[Any, Any]:
-    """Draw X (b, n, d) and first centers (b, k, d), each problem as `problems.draw` does."""
+    """Draw X (b, n, d) and initial centers (b, k, d), each problem by `problems.draw`."""
     rng, each = xp.random.default_rng(seed), shape.each
     dtype = data.numpy_dtype(each.dtype)
     X, centers = (xp.empty((shape.b, rows, each.d), dtype) for rows in (each.n, each.k))
@@ -196,12 +196,12 @@ def draw(shape: BatchShape, seed: int, xp: Any) -> tuple[Any, Any]:
 
 
 def check(step: Step, X: Any, centers: Any, shape: BatchShape, seed: int, xp: Any) -> dict[str, Any]:
-    """Return how right an iteration is, as fields of the record.
+    """Compare an iteration with the float64 reference; return the fields of the record.
 
     Raises
     ------
     NotRightError
-        If too few labels are the float64 arg-min, or a new center is too far from the mean of its samples.
+        If too few labels equal the float64 arg-min, or a new center is too far from the mean of its samples.
     """
     each = shape.each
     labels, of, new = (xp.asarray(as_array(one)) for one in step)
@@ -221,7 +221,7 @@ def check(step: Step, X: Any, centers: Any, shape: BatchShape, seed: int, xp: An
         )
     errors = []
     for i in {0, shape.b - 1}:
-        # The labels that the new centers are the means of.
+        # Labels to which the new centers are the means.
         mine = labels[i] if step.of is not step.new else data.nearest_f64(X[i], centers[i], xp.arange(each.n), xp)
         errors.append(data.centers_error(X[i], mine, new[i]))
     error = float(np.max(errors))
@@ -231,7 +231,7 @@ def check(step: Step, X: Any, centers: Any, shape: BatchShape, seed: int, xp: An
 
 
 def measured(engine: str, shape: BatchShape, timing: Timing, ceilings: Ceilings) -> dict[str, Any]:
-    """Return the fields of a record that tell what was timed, and how long it took."""
+    """Return the timing fields of a record."""
     floor, set_by = data.floor_ms(shape.together, ceilings)
     return {
         "what": "kmeans-batched",
@@ -248,7 +248,7 @@ def measured(engine: str, shape: BatchShape, timing: Timing, ceilings: Ceilings)
 
 
 def one_step(name: str, shape: BatchShape) -> None:
-    """Make one iteration on some data, for what is compiled for it."""
+    """Run one iteration on some data, to compile its kernels."""
     import cupy
 
     sizes = shape.b, shape.each.n, shape.each.d
@@ -259,7 +259,7 @@ def one_step(name: str, shape: BatchShape) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Time the asked engines on the asked shapes on the current GPU; return the exit code."""
+    """Time the requested engines on the requested shapes on the current GPU; return the exit code."""
     import cupy
 
     engines = [name for name in options.engine if PEERS[name].installed()]
@@ -280,14 +280,14 @@ def run(options: argparse.Namespace) -> int:
         X, centers = draw(shape, options.seed, cupy)
         for name in engines:
             if shape.each.dtype not in PEERS[name].dtypes:
-                print(f"{shape.name:<24} {name:<13} does not take {shape.each.dtype}", flush=True)
+                print(f"{shape.name:<24} {name:<13} does not support {shape.each.dtype}", flush=True)
                 continue
             free_memory(cupy)
             try:
                 peer = PEERS[name](X, centers)
                 checked = check(peer.step(), X, centers, shape, options.seed, cupy)
                 timing = time_peer(peer, clock, options.repeats, options.seconds_budget)
-            except Exception as error:  # noqa: BLE001 (a peer may raise anything: it is said, and nothing is recorded)
+            except Exception as error:  # noqa: BLE001 (a peer may raise anything; nothing is recorded)
                 print(
                     f"{shape.name:<24} {name:<13} NOT RECORDED: {type(error).__name__}: {str(error)[:160]}", flush=True
                 )
@@ -306,16 +306,20 @@ def run(options: argparse.Namespace) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--engine", action="append", choices=list(PEERS), help="may be given again; all if not given")
     parser.add_argument(
-        "--shapes", help="names such as 32x65536-128-1000-f32, with commas between; the shapes of record"
+        "--engine", action="append", choices=list(PEERS), help="engine to time; may be repeated (default: all)"
     )
-    parser.add_argument("--out", type=Path, help="the records' file; bench/results/<device>/kmeans-batched.json")
-    parser.add_argument("--repeats", type=int, default=9, help="timings of one thing at most (default 9)")
-    parser.add_argument("--seconds-budget", type=float, default=4, help="for one engine on one shape (default 4)")
-    parser.add_argument("--ahead", type=int, default=0, help="as of bench.kmeans")
-    parser.add_argument("--seed", type=int, default=randbelow(2**31), help="of the data; a fresh one if not given")
-    parser.add_argument("--commit", help="what is measured, where there is no git to ask")
+    parser.add_argument(
+        "--shapes", help="comma-separated names such as 32x65536-128-1000-f32 (default: the recorded shapes)"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="file of records (default: bench/results/<device>/kmeans-batched.json)"
+    )
+    parser.add_argument("--repeats", type=int, default=9, help="maximum number of timings (default 9)")
+    parser.add_argument("--seconds-budget", type=float, default=4, help="time limit per engine and shape (default 4)")
+    parser.add_argument("--ahead", type=int, default=0, help="number of precompiling processes, as in bench.kmeans")
+    parser.add_argument("--seed", type=int, default=randbelow(2**31), help="seed of the data (default: random)")
+    parser.add_argument("--commit", help="measured commit, if git is not available")
     options = parser.parse_args(arguments)
     options.engine = list(dict.fromkeys(options.engine or PEERS))
     try:

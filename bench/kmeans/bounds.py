@@ -1,16 +1,16 @@
-"""Time fits with bounds (`algorithm="elkan"`) and without, on data where bounds pay and where they cannot.
+"""Benchmark of Hamerly bounds (`algorithm="elkan"`), on data where bounds save time and where they cannot.
 
     python -m bench.kmeans.bounds --commit HASH
 
-Of 10M × 128 and 20M × 32 float32 with 64 clusters, from the first samples as centers, for 100 iterations at most:
+10M × 128 and 20M × 32 float32, 64 clusters, the first samples as initial centers, at most 100 iterations:
 
 separated   normal clusters some 24 standard deviations apart
-benchmark   the data of bench.kmeans
-uniform     no clusters at all
+benchmark   data of bench.kmeans
+uniform     no clusters
 
-Both fits must end with the same bits, or nothing is recorded. `iter_ms` is the mean of an iteration from the second to
-the last, by the wall clock, as a listener is told of them; `late_ms` is the median of the last five. `examined` is how
-many rows were scored in iterations that bounds cut short, `cut_short` how many those were.
+Both fits must end with the same bits, otherwise nothing is recorded. `iter_ms` is the mean wall time of the second to
+the last iteration, from the times of a progress callback; `late_ms` is the median of the last five. `examined` is the
+number of rows scored in iterations that used bounds; `cut_short` is the number of these iterations.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from bench.kmeans.problems import Shape, draw
 
 SHAPES = Shape(10_000_000, 128, 64, "float32"), Shape(20_000_000, 32, 64, "float32")
 ITERATIONS = 100
-#: The fields of a record besides `record.COMMON`, and those that name it.
+#: Fields of a record in addition to `record.COMMON`, and the fields that identify it.
 FIELDS: dict[str, tuple[type, ...]] = {
     "data": (str,),
     "n": (int,),
@@ -66,7 +66,7 @@ def data_of(shape: Shape, kind: str, seed: int, cupy: Any) -> Any:
 
 
 def fit(X: Any, k: int, bounds: bool, iterations: int) -> tuple[Any, list[float], tuple[int, int] | None]:
-    """Return the clustering, when each iteration was known, and what bounds did: iterations cut short, rows scored."""
+    """Return the clustering, the time of each iteration, and counts: iterations with bounds, rows scored in them."""
     import numpy as np
 
     from tsapps.apps.kmeans import lloyd
@@ -82,7 +82,7 @@ def fit(X: Any, k: int, bounds: bool, iterations: int) -> tuple[Any, list[float]
 
 
 def measure(shape: Shape, kind: str, seed: int, cupy: Any) -> list[dict[str, Any]]:
-    """Return what was measured without bounds and with them.
+    """Return the measurements without and with bounds.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def measure(shape: Shape, kind: str, seed: int, cupy: Any) -> list[dict[str, Any
     X = data_of(shape, kind, seed, cupy)
     measured, fits = [], []
     for engine, bounds in (("tsapps", False), ("tsapps-bounds", True)):
-        fit(X, shape.k, bounds, ITERATIONS)  # compiles, and warms up
+        fit(X, shape.k, bounds, ITERATIONS)  # compiles kernels and warms up
         found, times, examined = fit(X, shape.k, bounds, ITERATIONS)
         steps = [1e3 * (after - before) for before, after in pairwise(times)]
         cut_short, rows = examined or (None, None)
@@ -110,9 +110,9 @@ def measure(shape: Shape, kind: str, seed: int, cupy: Any) -> list[dict[str, Any
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, help="the records' file; bench/results/<device>/kmeans-bounds.json")
-    parser.add_argument("--seed", type=int, default=randbelow(2**31), help="of the data; a fresh one if not given")
-    parser.add_argument("--commit", help="what is measured, where there is no git to ask")
+    parser.add_argument("--out", type=Path, help="file of records (default: bench/results/<device>/kmeans-bounds.json)")
+    parser.add_argument("--seed", type=int, default=randbelow(2**31), help="seed of the data (default: random)")
+    parser.add_argument("--commit", help="measured commit, if git is not available")
     options = parser.parse_args(arguments)
     import cupy
 
@@ -127,8 +127,8 @@ def main(arguments: list[str] | None = None) -> int:
             one |= common | {"versions": versions_of("tsapps", cupy), "date": record.today()}
             record.store(path, one, KEY, FIELDS)
             print(
-                f"{shape.name} {kind:<10} {one['engine']:<14} {one['iter_ms']:.3f} ms an iteration, "
-                f"late {one['late_ms']:.3f}; {one['n_iter']} iterations, {one['cut_short']} cut short",
+                f"{shape.name} {kind:<10} {one['engine']:<14} {one['iter_ms']:.3f} ms per iteration, "
+                f"late {one['late_ms']:.3f}; {one['n_iter']} iterations, {one['cut_short']} with bounds",
                 flush=True,
             )
     return 0

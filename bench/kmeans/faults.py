@@ -1,15 +1,15 @@
-"""Faults of K-means, injected into the passes of an engine: sums, centers, and the copies that a pass makes of them.
+"""Fault injection into K-means: sums, centers, and the copies of centers that an engine's passes use.
 
-A `Fault` is a seam, where it is injected, and a change of arrays in place. A `Trial` says which fault, at which
-assignment of a run, and by which random numbers. `injected` fits once with it, and `outcome_of` compares the result
-with that of a fit without it:
+A `Fault` is an injection point (seam) and an in-place change of arrays. A `Trial` selects the fault, the assignment of
+a run and the random numbers. `injected` runs one fit with the fault; `outcome_of` compares the result with that of
+a fit without it:
 
-    no effect         the same iterations, nothing found
-    healed            other iterations, the same bits of the result, nothing found
-    repaired          found, and the same bits of the result
-    raised            found, and no result
-    other noticed     another result, though something was found
-    other unnoticed   another result
+    no effect         the same iterations, nothing detected
+    healed            other iterations, the same bits of the result, nothing detected
+    repaired          detected, and the same bits of the result
+    raised            detected, and no result
+    other noticed     another result, but detected
+    other unnoticed   another result, not detected
 
 A protected fit gives none of the last two. Seams are methods of `BlockStep`: one class serves all of its
 subclasses.
@@ -36,28 +36,28 @@ from tsapps.kernels.arrays import to_host
 __all__ = ["FAULTS", "KINDS", "OUTCOMES", "WHEN", "Data", "Fault", "Trial", "draw", "injected", "outcome_of", "tried"]
 
 OUTCOMES = ("no effect", "healed", "repaired", "raised", "other noticed", "other unnoticed")
-#: Where a trial's assignment lies in a run: its first iteration, any, its last, or what follows the last.
+#: Assignment of a run at which a trial injects: the first, any, the last, or after the last.
 WHEN = ("first", "any", "last", "after")
-#: Of data: clusters that overlap; pairs x, −x next to each other, so that blocks add up to nothing; samples that are
-#: equal, and first centers far away, so that clusters are empty; and rows of norm 1.
+#: Data: overlapping clusters; adjacent pairs x, −x, so that blocks sum to zero; equal samples and distant initial
+#: centers, so that clusters are empty; rows of norm 1.
 KINDS = ("blobs", "pairs", "empty", "cosine")
-# Rows of a block, so that few rows are several blocks.
+# Rows per block: small, so that small data has several blocks.
 _ROWS = 128
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A change at a seam.
+    """A change of arrays at a seam.
 
     Attributes
     ----------
     name : str
     seam : str
-        "step" after `assign`, "block" after one block of it, "copy" of the centers, before the first block, "before",
-        the centers of an assignment, "kept", their copy, "next", the centers that follow, "iterated", what `iterate`
-        returns, "result", the centers of a run before their inertia is computed, "given", those of all runs.
+        "step": after `assign`. "block": after one block of it. "copy": the copy of the centers, before the first block.
+        "before": the centers of an assignment. "kept": their saved copy. "next": the next centers. "iterated": the
+        result of `iterate`. "result": the centers of a run, before its inertia. "given": the centers of all runs.
     change : callable
-        Called with random numbers and the arrays at the seam, which it changes in place.
+        Called with a random generator and the arrays at the seam, which it changes in place.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Trial:
-    """One fault of a fit: at the assignment number `at`, from 0, by the random numbers of `seed`."""
+    """One fault in a fit, at assignment `at` (from 0), with the random numbers of `seed`."""
 
     fault: Fault
     at: int
@@ -76,7 +76,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Data:
-    """Samples, and how they are clustered."""
+    """Samples and the parameters of their clustering."""
 
     source: Rows
     k: int
@@ -95,7 +95,7 @@ def flip(rng: np.random.Generator, *arrays: Any) -> None:
 
 
 def exchange(rng: np.random.Generator, *arrays: Any) -> None:
-    """Exchange two rows, the same ones of all arrays."""
+    """Swap two rows, the same ones in all arrays."""
     a, b = (int(one) for one in rng.choice(len(arrays[0]), 2, replace=False))
     for array in arrays:
         held = array[a].copy()
@@ -104,15 +104,15 @@ def exchange(rng: np.random.Generator, *arrays: Any) -> None:
 
 
 def revert(rng: np.random.Generator, centers: Any, old: Any) -> None:
-    """Give one center the place that it had in the iteration before."""
-    n_reassigned = np.flatnonzero((centers != old).any(axis=1))
-    if len(n_reassigned):
-        row = int(rng.choice(n_reassigned))
+    """Reset one center to its position in the previous iteration."""
+    shifted = np.flatnonzero((centers != old).any(axis=1))
+    if len(shifted):
+        row = int(rng.choice(shifted))
         centers[row] = old[row]
 
 
 def _scaled(factor: float) -> Callable[..., None]:
-    """Return a fault that multiplies one cluster's sums."""
+    """Return a fault that scales the sums of one cluster."""
 
     def change(rng: np.random.Generator, step: Assignment) -> None:
         step.sums[int(rng.integers(len(step.sums)))] *= factor
@@ -121,7 +121,7 @@ def _scaled(factor: float) -> Callable[..., None]:
 
 
 def _block(factor: int, *, weights: bool) -> Callable[..., None]:
-    """Return a fault that counts what a block adds to the sums so many times."""
+    """Return a fault that adds a block to the sums `factor` times."""
 
     def change(_: np.random.Generator, sums: Any, totals: Any) -> None:
         for array in (sums, totals) if weights else (sums,):
@@ -187,7 +187,7 @@ class Seams(BlockStep):
     """A step that injects one fault, and records which centers its assignments were given."""
 
     trial: Trial | None = None
-    #: Assignments begun, and as many as the iterations of the first run took.
+    #: Number of assignments so far; number of assignments in the first run.
     made = ended = 0
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -198,7 +198,7 @@ class Seams(BlockStep):
         self._done = False
 
     def _inject(self, seam: str, *arrays: Any, made: int | None = None) -> None:
-        """Change the arrays once, the first time that the trial says so."""
+        """Change the arrays once, at the first opportunity that matches the trial."""
         trial = self.trial
         if trial is None or self._done or trial.fault.seam != seam:
             return
@@ -256,7 +256,7 @@ class Seams(BlockStep):
 
 
 def draw(kind: str, dtype: str, rng: np.random.Generator) -> Data:
-    """Draw samples of a kind, of which runs from other centers end elsewhere."""
+    """Draw samples of a kind on which runs from different centers end differently."""
     n, d, k = int(rng.integers(150, 450)), int(rng.integers(2, 9)), int(rng.integers(3, 9))
     X = rng.standard_normal((n, d)) + 2 * rng.standard_normal((k, d))[rng.integers(0, k, n)]
     init = X[:k].copy()
@@ -322,7 +322,7 @@ def outcome_of(clean: tuple[Any, Any], faulty: tuple[Any, Any]) -> str:
 
 
 def _assignment(engine: Any, when: str, rng: np.random.Generator) -> int:
-    """Return the number of an assignment of a run like this engine's."""
+    """Choose an assignment index for `when`, given the run of this engine."""
     last = engine.ended - 1
     if when == "after":
         return int(rng.integers(engine.ended, max(engine.made, engine.ended + 1)))
@@ -339,7 +339,7 @@ def tried(
     *,
     protect: bool = True,
 ) -> str:
-    """Try a fault once, on data of its own; return what became of it, one of `OUTCOMES`."""
+    """Run one trial on new data; return its outcome, one of `OUTCOMES`."""
     of = draw(kind, dtype, rng)
     clean = injected(seams, of, None, protect=protect)
     trial = Trial(fault, _assignment(clean[0], when, rng), int(rng.integers(2**31)))

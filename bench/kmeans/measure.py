@@ -1,4 +1,4 @@
-"""Check and time one implementation of K-means on one problem. What is not right is not timed."""
+"""Validation and timing of one K-means implementation on one problem. Wrong results are not timed."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -15,23 +15,25 @@ from tsapps.kernels.arrays import as_array
 
 __all__ = ["FIT_ITERATIONS", "NotRightError", "Problem", "Timing", "check_step", "compare_on_cpu", "time_peer"]
 
-#: Iterations of a fit that is timed.
+#: Number of iterations of a timed fit.
 FIT_ITERATIONS = 20
-# Iterations that are made more, in which labels have settled.
+# Additional iterations, in which few labels change.
 _MORE = 5
-# Differences of runs that say what one of them takes, at most.
+# Maximum number of differences of two runs from which the time of one iteration is computed.
 _DIFFERENCES = 5
-# Rows whose labels are compared: the most; and the fewest, where more would take longer than what is timed.
+# Rows whose labels are compared: at most; at least, if comparing takes longer than timing; limit of the comparison's
+# products.
 _MOST_ROWS, _FEWEST_ROWS, _MOST_PRODUCTS = 1_000_000, 1 << 16, 1 << 38
-#: The least share of labels equal to the float64 arg-min: peers score float32 in tf32, and halves with half centers.
+#: Minimum share of labels equal to the float64 arg-min: peers score float32 in tf32, and 16-bit types with rounded
+#: centers.
 LEAST_EQUAL = {"float64": 0.9999, "float32": 0.98, "float16": 0.95, "bfloat16": 0.9}
-#: The largest error of a new center, relative: peers sum in float32, and round what they return to X's dtype.
+#: Maximum relative error of a new center: peers sum in float32 and round the result to the dtype of X.
 MOST_CENTERS_ERROR = {"float64": 1e-4, "float32": 1e-3, "float16": 1e-2, "bfloat16": 2e-2}
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What `time_peer` found; `n_iter` is the fit's. None is what there was no time for, or no way to find."""
+    """Result of `time_peer`; `n_iter` is that of the fit. None means not measured, for lack of time or support."""
 
     iter_ms: float
     iter_from: str
@@ -43,12 +45,12 @@ class Timing:
 
 
 class NotRightError(Exception):
-    """An engine's labels or centers differ from the reference by more than its arithmetic explains."""
+    """Labels or centers of an engine differ from the reference by more than its arithmetic explains."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """X and first centers on the GPU, and the float64 arg-min of some of the rows."""
+    """X and initial centers on the GPU, and the float64 arg-min of some rows."""
 
     shape: Shape
     X: Any
@@ -58,7 +60,7 @@ class Problem:
 
     @classmethod
     def draw(cls, shape: Shape, seed: int, xp: Any) -> "Problem":
-        """Draw the data, and find what is right."""
+        """Draw the data and compute the reference labels."""
         X, centers = data.draw(shape, seed, xp)
         rows = data.compared_rows(shape.n, _rows_to_compare(shape), seed, xp)
         return cls(shape, X, centers, rows, data.nearest_f64(X, centers, rows, xp))
@@ -69,12 +71,12 @@ def _rows_to_compare(shape: Shape) -> int:
 
 
 def check_step(peer: Peer, problem: Problem, xp: Any) -> dict[str, Any]:
-    """Make one iteration and return how right it is, as fields of the record.
+    """Run one iteration and compare it with the reference; return the fields of the record.
 
     Raises
     ------
     NotRightError
-        If too few labels are the float64 arg-min, or a new center is too far from the mean of its samples.
+        If too few labels equal the float64 arg-min, or a new center is too far from the mean of its samples.
     """
     dtype = problem.shape.dtype
     labels, new_centers = (_as(xp, array) for array in peer.step())
@@ -95,9 +97,9 @@ def _as(xp: Any, array: Any) -> Any:
 
 
 def time_peer(peer: Peer, clock: Clock, repeats: int, seconds: float, *, fits: bool = True) -> Timing:
-    """Time one iteration and, where `seconds` allow, fits of `FIT_ITERATIONS`. The peer has made one step already.
+    """Time one iteration and, if `seconds` allow, fits of `FIT_ITERATIONS`. The peer has already run one step.
 
-    Without `fits`, those that a slope is taken of are the only ones.
+    Without `fits`, only the fits that a slope needs are run.
     """
     if peer.steps:
         return _time_steps(peer, clock, repeats, seconds, fits=fits)
@@ -108,9 +110,9 @@ def _time_steps(peer: Peer, clock: Clock, repeats: int, seconds: float, *, fits:
     end = time.perf_counter() + seconds
     iterations, made, kind = 1, 1.0, "step"
     if peer.settles:
-        _mean_ms(peer, clock, 2)  # warms up what one step alone does not
+        _mean_ms(peer, clock, 2)  # warms up parts that a single step does not use
         iterations = repeats_within(seconds, _mean_ms(peer, clock, 2)[0], FIT_ITERATIONS)
-        _mean_ms(peer, clock, iterations)  # and what is compiled for later iterations
+        _mean_ms(peer, clock, iterations)  # compiles the kernels of later iterations
 
     def one_ms() -> float:
         nonlocal made
@@ -120,7 +122,7 @@ def _time_steps(peer: Peer, clock: Clock, repeats: int, seconds: float, *, fits:
         return ms
 
     first = one_ms()
-    # What takes longer than all timings may is warm: the check has made a step, and an iteration is long.
+    # If one timing exceeds all the time there is, it counts as warm: the check ran a step, and iterations are long.
     times = [first if iterations * first > 400 * seconds else one_ms()]
     count = repeats_within(0.4 * seconds, iterations * times[0], repeats)
     times += [one_ms() for _ in range(count - 1)]
@@ -132,7 +134,7 @@ def _time_steps(peer: Peer, clock: Clock, repeats: int, seconds: float, *, fits:
         settled = _settled_ms(peer, clock, iterations, differences)
     if not fits or time.perf_counter() + FIT_ITERATIONS * iter_ms / 1e3 > end:
         return Timing(iter_ms, kind, count, settled_ms=settled)
-    peer.fit(1)  # warms up what only a fit does
+    peer.fit(1)  # warms up parts that only a fit uses
     found = [clock.wall_ms(lambda: peer.fit(FIT_ITERATIONS))]
     while len(found) < min(repeats, 5) and time.perf_counter() + found[0][0] / 1e3 < end:
         found.append(clock.wall_ms(lambda: peer.fit(FIT_ITERATIONS)))
@@ -142,17 +144,17 @@ def _time_steps(peer: Peer, clock: Clock, repeats: int, seconds: float, *, fits:
 
 
 def _seeded_fit_ms(peer: Peer, clock: Clock, fit_ms: float, seconds: float) -> float | None:
-    """Return the milliseconds of a fit from centers of its own, by greedy k-means++: k passes more than `fit_ms`."""
+    """Return the time in ms of a fit with init by greedy k-means++: k passes more than `fit_ms`."""
     if not peer.seeds or 4 * peer.k * fit_ms / FIT_ITERATIONS > 1e3 * seconds:
         return None
-    peer.fit_seeded(FIT_ITERATIONS, 0)  # warms up what only this does
+    peer.fit_seeded(FIT_ITERATIONS, 0)  # warms up parts that only this call uses
     return median(clock.wall_ms(lambda seed=seed: peer.fit_seeded(FIT_ITERATIONS, seed))[0] for seed in (1, 2, 3))
 
 
 def _settled_ms(peer: Peer, clock: Clock, iterations: int, differences: int) -> float | None:
-    """Return the milliseconds of one of the iterations that follow the first `iterations`, or of the last of fewer.
+    """Return the time in ms of one iteration after the first `iterations`, or of the last ones if there are fewer.
 
-    By the difference of two runs, so that what begins and ends a run is not in it; the median of so many.
+    Takes the difference of two runs, which cancels their start and end; returns the median of `differences`.
     """
     _, most = _mean_ms(peer, clock, iterations + _MORE)
     least = round(most) - _MORE
@@ -167,7 +169,7 @@ def _settled_ms(peer: Peer, clock: Clock, iterations: int, differences: int) -> 
 
 
 def _mean_ms(peer: Peer, clock: Clock, iterations: int) -> tuple[float, float]:
-    """Return the mean of the first iterations, from no labels, and how many were made: fewer where it converges."""
+    """Return the mean time of the first iterations, starting without labels, and their number (fewer if converged)."""
     made = 0.0
 
     def iterate() -> None:
@@ -198,7 +200,7 @@ def _time_slope(peer: Peer, clock: Clock, repeats: int, seconds: float) -> Timin
 
 
 def compare_on_cpu(shape: Shape, seed: int, repeats: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Fit the same data by both, in turn, and return the fields that they measured: ours, theirs.
+    """Fit the same data by tsapps and scikit-learn alternately; return the fields measured for each.
 
     The labels of a fit are compared with the float64 arg-min at its own final centers.
     """

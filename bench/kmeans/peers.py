@@ -1,7 +1,7 @@
-"""Lloyd's algorithm by tsapps and by others, behind one small face.
+"""Adapters for Lloyd's algorithm in tsapps and other libraries, with one interface.
 
-Each adapter is bound to one X and its first centers, both CuPy arrays. A peer's library is imported when the adapter is
-made; its own kernels are asked for by name where it would otherwise fall back to something else without a word.
+Each adapter is bound to one X and its initial centers, both CuPy arrays. It imports the library when it is created. If
+the library could silently fall back to another implementation, the adapter names its kernels explicitly.
 """
 
 from abc import ABC, abstractmethod
@@ -20,19 +20,19 @@ _ALL = ("float64", "float32", "float16", "bfloat16")
 class Peer(ABC):
     """Lloyd iterations on X (n, d) from given centers (k, d)."""
 
-    #: What the command line and the record call it.
+    #: Name on the command line and in records.
     name: ClassVar[str]
-    #: The module to import, whose version is recorded.
+    #: Module to import; its version is recorded.
     module: ClassVar[str]
-    #: The dtypes that it takes.
+    #: Supported dtypes.
     dtypes: ClassVar[tuple[str, ...]] = _ALL
-    #: Whether `step` is one iteration alone; False where it is a whole fit of one iteration.
+    #: True if `step` runs one iteration alone; False if it runs a whole fit of one iteration.
     steps: ClassVar[bool] = False
-    #: Whether it offers fits from centers of its own, by greedy k-means++.
+    #: True if it offers fits with its own greedy k-means++ init.
     seeds: ClassVar[bool] = False
-    #: Whether an iteration costs less the fewer labels change, so that only the mean of many says what one costs.
+    #: True if an iteration is faster when fewer labels change: only the mean over many gives its cost.
     settles: ClassVar[bool] = False
-    #: Whether it compiles kernels for each shape.
+    #: True if it compiles kernels for each shape.
     compiles: ClassVar[bool] = False
 
     def __init__(self, X: Any, centers: Any) -> None:
@@ -41,27 +41,27 @@ class Peer(ABC):
 
     @classmethod
     def installed(cls) -> bool:
-        """Whether its library can be found."""
+        """Return whether its library is installed."""
         return find_spec(cls.module) is not None
 
     @abstractmethod
     def step(self) -> tuple[Any, Any]:
-        """Make one iteration: the labels at the given centers (n,), and the new centers (k, d)."""
+        """Run one iteration; return the labels at the given centers (n,) and the new centers (k, d)."""
 
     @abstractmethod
     def fit(self, iterations: int) -> int:
-        """Fit from the given centers, at most so many iterations, and return how many were made."""
+        """Fit from the given centers with at most `iterations` iterations; return the number made."""
 
 
 class Tsapps(Peer):
-    """Our own kernels; an error where they do not serve the shape."""
+    """Kernels of tsapps; raises an error for shapes that they do not support."""
 
     name, module = "tsapps", "tsapps"
     steps = settles = seeds = True
     engine = "auto"
     precision = "exact"
     protect = False
-    #: Whether rows are left out of iterations; where that is likely to pay.
+    #: Hamerly bounds: True, False, or None to use them where they are likely to save time.
     bounds: bool | None = None
     device = "cuda"
 
@@ -69,12 +69,12 @@ class Tsapps(Peer):
         super().__init__(X, centers)
         from tsapps.apps.kmeans.open_engine import compute_dtype
 
-        # The host's copy, in the dtype that the fit works in.
+        # Copy on the host, in the dtype of the computation.
         self.given = to_host(centers).astype(compute_dtype(X.dtype, on_gpu=self.device == "cuda"))
         self._open: Any = None
 
     def _opened(self) -> Any:
-        """Return an engine of X, as a fit begins with."""
+        """Return a new engine of X, in the state in which a fit starts."""
         from tsapps.apps.kmeans.open_engine import open_engine
 
         options: dict[str, Any] = {"engine": self.engine, "precision": self.precision, "bounds": self.bounds}
@@ -89,7 +89,7 @@ class Tsapps(Peer):
             with engine:
                 engine.center(engine.data.moments()[0], self.k)
                 if self.settles and self.device == "cuda" and not engine.serves(self.k):
-                    raise ValueError("no kernel of ours serves this shape: it goes to the cublas engine")
+                    raise ValueError("no tsapps kernel supports this shape: cuBLAS would run")
                 step = engine.step_for(self.k)
                 step.protection = Protection() if self.protect else None
                 step.reset()
@@ -119,7 +119,7 @@ class Tsapps(Peer):
         return self._fitted(iterations, init=self.given).n_iter_
 
     def fit_seeded(self, iterations: int, seed: int) -> None:
-        """Fit a `TSKMeans` from centers drawn by greedy k-means++."""
+        """Fit a `TSKMeans` with init by greedy k-means++."""
         self._fitted(iterations, random_state=seed)
 
     def _fitted(self, iterations: int, **options: Any) -> Any:
@@ -131,7 +131,7 @@ class Tsapps(Peer):
 
 
 class TsappsAllRows(Tsapps):
-    """Our own kernels with all rows in every iteration: without bounds."""
+    """Kernels of tsapps without bounds: every iteration scores all rows."""
 
     name = "tsapps-all-rows"
     bounds = False
@@ -147,7 +147,7 @@ class TsappsAllRows(Tsapps):
 
 
 class TsappsTf32(Tsapps):
-    """Our own kernels without proofs, `TSKMeans(precision="tf32")`: of float32 alone, as the others are exact."""
+    """Kernels of tsapps without certification, `TSKMeans(precision="tf32")`; float32 only, other dtypes are exact."""
 
     name = "tsapps-tf32"
     dtypes = ("float32",)
@@ -155,14 +155,14 @@ class TsappsTf32(Tsapps):
 
 
 class TsappsProtected(Tsapps):
-    """Our own kernels with every step checked, and the result of a fit as well: `TSKMeans(protect=True)`."""
+    """Kernels of tsapps with all steps and the result checked: `TSKMeans(protect=True)`."""
 
     name = "tsapps-protected"
     protect = True
 
 
 class Cublas(Tsapps):
-    """The library Lloyd of `TSKMeans(engine="cublas")`."""
+    """Lloyd's algorithm on cuBLAS: `TSKMeans(engine="cublas")`."""
 
     name = "cublas"
     engine = "cublas"
@@ -170,7 +170,7 @@ class Cublas(Tsapps):
 
 
 class ScikitLearn(Peer):
-    """scikit-learn on the host's CPU; X is copied there once, outside of every timing."""
+    """scikit-learn on the CPU; X is copied to the host once, outside all timings."""
 
     name, module = "scikit-learn", "sklearn"
 
@@ -185,7 +185,7 @@ class ScikitLearn(Peer):
         return KMeans(self.k, init=self.centers, n_init=1, max_iter=iterations, tol=0).fit(self.X)
 
     def step(self) -> tuple[Any, Any]:
-        """Fit one iteration; the labels are those that predict gives at the first centers."""
+        """Fit one iteration; the labels are those of predict at the initial centers."""
         model = self._fitted(1)
         new_centers, model.cluster_centers_ = model.cluster_centers_, self.centers.astype(model.cluster_centers_.dtype)
         return model.predict(self.X), new_centers
@@ -196,7 +196,7 @@ class ScikitLearn(Peer):
 
 
 class Torch(Peer):
-    """Lloyd as torch users write it, a block of rows at a time: product, argmin, index_add."""
+    """Lloyd's algorithm as usual in torch, one block of rows at a time: matmul, argmin, index_add."""
 
     name, module = "torch", "torch"
     steps = True
@@ -231,11 +231,11 @@ class Torch(Peer):
         return labels, torch.where(counts[:, None] > 0, new_centers.to(centers.dtype), centers)
 
     def step(self) -> tuple[Any, Any]:
-        """Make one iteration."""
+        """Run one iteration."""
         return self._step_from(self.centers)
 
     def fit(self, iterations: int) -> int:
-        """Make so many iterations and an assignment to the last centers."""
+        """Run iterations and an assignment to the final centers."""
         centers = self.centers
         for _ in range(iterations):
             _, centers = self._step_from(centers)
@@ -257,28 +257,28 @@ class Cuvs(Peer):
         self.kmeans, self.resources = kmeans, Resources()
 
     def _fitted(self, iterations: int) -> tuple[Any, Any, int]:
-        """Return the parameters of a fit, its centers, and its iterations."""
-        # It refuses tol=0; this one ends a fit only where the inertia does not fall.
+        """Return the parameters, the centers and the number of iterations of a fit."""
+        # cuVS rejects tol=0; this value ends a fit only if the inertia does not decrease.
         options = {"init_method": "Array", "max_iter": iterations, "tol": 1e-30, "n_init": 1}
         parameters = self.kmeans.KMeansParams(n_clusters=self.k, **options)
-        # A named tuple, or as 26.10 returns it, one without names.
+        # A named tuple; a plain one in version 26.10.
         centers, _, count = self.kmeans.fit(parameters, self.X, self.centers.copy(), resources=self.resources)
         return parameters, centers, int(count)
 
     def step(self) -> tuple[Any, Any]:
-        """Fit one iteration; the labels are those that predict gives at the first centers."""
+        """Fit one iteration; the labels are those of predict at the initial centers."""
         parameters, centers, _ = self._fitted(1)
         labels, _ = self.kmeans.predict(parameters, self.X, self.centers, resources=self.resources)
         self.resources.sync()
         return labels, centers
 
     def fit(self, iterations: int) -> int:
-        """Fit; its n_iter is one more than max_iter where a fit does not end early."""
+        """Fit; its n_iter is max_iter + 1 unless the fit ends early."""
         return min(iterations, self._fitted(iterations)[2])
 
 
 class FlashKmeans(Peer):
-    """flash-kmeans, its Triton kernels."""
+    """flash-kmeans and its Triton kernels."""
 
     name, module = "flash-kmeans", "flash_kmeans"
     compiles = True
@@ -295,17 +295,17 @@ class FlashKmeans(Peer):
         return self.run(self.X, self.k, max_iters=iterations, tol=0.0, init_centroids=self.centers.clone())
 
     def step(self) -> tuple[Any, Any]:
-        """Fit one iteration; it returns the labels that the iteration found."""
+        """Fit one iteration; the labels are those found by the iteration."""
         labels, new_centers, _ = self._fitted(1)
         return labels[0], new_centers[0]
 
     def fit(self, iterations: int) -> int:
-        """Fit; the labels that it returns are those of the centers before the last."""
+        """Fit; the returned labels refer to the centers before the last update."""
         return self._fitted(iterations)[2]
 
 
 class Flashlib(FlashKmeans):
-    """flashlib, the kernels that it chooses itself."""
+    """flashlib, with the kernels that it selects."""
 
     name, module = "flashlib", "flashlib"
 
@@ -318,7 +318,7 @@ class Flashlib(FlashKmeans):
         self.run = flash_kmeans
 
 
-#: Every adapter by its name.
+#: All adapters by name.
 PEERS: dict[str, type[Peer]] = {
     peer.name: peer
     for peer in (

@@ -1,6 +1,6 @@
-"""The shapes that K-means is timed on, their data, what the hardware allows, and what is right.
+"""Benchmark problems of K-means: shapes, random data, roofline times and float64 references.
 
-Everything here is written once for NumPy and CuPy: `xp` is either.
+Functions take `xp`, which is NumPy or CuPy.
 """
 
 from dataclasses import dataclass
@@ -29,16 +29,16 @@ __all__ = [
 
 _SHORT = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-# The fastest unit that takes operands of a dtype.
+# Fastest arithmetic unit for each dtype.
 _UNIT = {"float64": "float64", "float32": "tf32", "float16": "float16", "bfloat16": "bfloat16"}
 _SUFFIXES = {"M": 1_000_000, "k": 1_000}
-# Temporaries of a block of rows.
+# Size of temporaries per block of rows.
 _BLOCK_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class Shape:
-    """n samples of d features in k clusters, of one dtype; named as 10M-128-64-f32."""
+    """Shape of a problem: n samples, d features, k clusters and a dtype; its name is, for example, 10M-128-64-f32."""
 
     n: int
     d: int
@@ -47,7 +47,7 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """The name that the command line takes."""
+        """Return the name used on the command line."""
         for suffix, size in _SUFFIXES.items():
             if self.n % size == 0:
                 n = f"{self.n // size}{suffix}"
@@ -59,7 +59,7 @@ class Shape:
 
     @classmethod
     def parse(cls, name: str) -> "Shape":
-        """Read a name, of a shape in the tables or of any other."""
+        """Parse a name, of a shape in the tables or any other."""
         try:
             n, d, k, short = name.split("-")
             size = _SUFFIXES.get(n[-1:], 1)
@@ -74,7 +74,7 @@ class Shape:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one number."""
+        """Return the bytes per number."""
         return _ITEMSIZE[self.dtype]
 
 
@@ -82,7 +82,7 @@ def _shapes(text: str) -> tuple[Shape, ...]:
     return tuple(Shape.parse(name) for name in text.split())
 
 
-#: The shapes of record on a GPU.
+#: Recorded shapes on a GPU.
 GPU_SHAPES = _shapes(
     """
     100M-4-16-f32 50M-16-16-f32 20M-32-64-f32 1M-64-64-f32 262144-4096-16-f32
@@ -92,7 +92,7 @@ GPU_SHAPES = _shapes(
     1M-64-64-bf16
     """
 )
-#: The shapes of record on a CPU: the pixels of a photograph, a table, handwritten digits.
+#: Recorded shapes on a CPU: pixels of a photograph, a table, handwritten digits.
 CPU_SHAPES = _shapes("273280-3-16-f64 273280-3-16-f32 100k-64-64-f64 100k-64-64-f32 20k-784-10-f64 20k-784-10-f32")
 
 _GRID_SIZES = {"1M": 1_000_000, "3M": 3_000_000, "10M": 10_000_000}
@@ -102,12 +102,12 @@ _GRID = {
     )
     for name, n in _GRID_SIZES.items()
 }
-#: The shapes of the grid, all of them and by n, under the names that the command line takes.
+#: Shapes of the grid, all together and by n, under their names on the command line.
 GRIDS: dict[str, tuple[Shape, ...]] = {"grid": tuple(shape for part in _GRID.values() for shape in part), **_GRID}
 
 
 def shapes_named(names: str) -> list[Shape]:
-    """Return the shapes of some names with commas between: each a shape's or a grid's."""
+    """Return the shapes of comma-separated names of shapes or grids."""
     found: list[Shape] = []
     for name in names.split(","):
         found += GRIDS[name] if name in GRIDS else (Shape.parse(name),)
@@ -115,15 +115,15 @@ def shapes_named(names: str) -> list[Shape]:
 
 
 def read_bytes(shape: Shape) -> int:
-    """Return the fewest bytes that an iteration moves: X read once, one int32 label a sample written."""
+    """Return the minimum traffic of an iteration: X read once, one int32 label per sample written."""
     return shape.n * shape.d * shape.itemsize + 4 * shape.n
 
 
 def floor_ms(shape: Shape, ceilings: Ceilings) -> tuple[float | None, str | None]:
-    """Return the least time of an iteration, and what sets it, "read" or "math"; None where a rate is not known.
+    """Return the roofline time of an iteration and its limit, "read" or "math"; None if a rate is unknown.
 
-    One read of X and one write of the labels at the rate of a read stream, or the 2·n·d·k flops at the rate of the
-    fastest unit for the dtype, whichever is larger.
+    The larger of two times: reading X and writing the labels at the bandwidth of a read stream, and 2·n·d·k flops at
+    the throughput of the fastest unit for the dtype.
     """
     rate = ceilings.matmul_tflops.get(_UNIT[shape.dtype])
     if rate is None:
@@ -134,7 +134,7 @@ def floor_ms(shape: Shape, ceilings: Ceilings) -> tuple[float | None, str | None
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """Return the dtype of this name; bfloat16 is the one of ml_dtypes."""
+    """Return the dtype of a name; bfloat16 is that of ml_dtypes."""
     if name == "bfloat16":
         import ml_dtypes
 
@@ -143,17 +143,17 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 def draw(shape: Shape, seed: int, xp: Any) -> tuple[Any, Any]:
-    """Draw X (n, d) and first centers (k, d), both of the shape's dtype.
+    """Draw X (n, d) and initial centers (k, d), both in the dtype of the shape.
 
-    k Gaussian clusters of variance 1 about centers that lie some 6 apart, so that neighbours overlap a little: the
-    labels mean something, and Lloyd takes tens of iterations. The first centers are k of the samples, exact in the
-    dtype.
+    k Gaussian clusters of variance 1, with centers some 6 apart, so that neighboring clusters overlap slightly: labels
+    are meaningful, and Lloyd's algorithm takes tens of iterations. The initial centers are the first k samples, exact
+    in the dtype.
     """
     return draw_from(xp.random.default_rng(seed), shape, xp)
 
 
 def draw_from(rng: Any, shape: Shape, xp: Any) -> tuple[Any, Any]:
-    """Draw what `draw` does, from a generator."""
+    """Draw X and initial centers as `draw` does, from a given generator."""
     work = np.float64 if shape.dtype == "float64" else np.float32
     means = rng.standard_normal((shape.k, shape.d), dtype=work)
     means *= work(6 / np.sqrt(2 * shape.d))
@@ -166,7 +166,7 @@ def draw_from(rng: Any, shape: Shape, xp: Any) -> tuple[Any, Any]:
 
 
 def compared_rows(n: int, most: int, seed: int, xp: Any) -> Any:
-    """Return the rows whose labels are compared: all, or about `most` at random and the last 4096, where tails are."""
+    """Return the rows to compare: all, or about `most` random ones and the last 4096, which include partial tiles."""
     if n <= most:
         return xp.arange(n)
     rows = xp.random.default_rng(seed + 1).integers(0, n, most)
@@ -174,7 +174,7 @@ def compared_rows(n: int, most: int, seed: int, xp: Any) -> Any:
 
 
 def nearest_f64(X: Any, centers: Any, rows: Any, xp: Any) -> Any:
-    """Return the index of the nearest center of these rows of X, by float64 arithmetic, in blocks; (len(rows),)."""
+    """Return the nearest center of each of these rows of X by blocked float64 arithmetic; (len(rows),)."""
     centers = centers.astype(np.float64)
     norms = (centers * centers).sum(axis=1)
     labels = xp.empty(len(rows), np.int32)
@@ -191,7 +191,7 @@ def share_equal(labels: Any, rows: Any, expected: Any, k: int) -> float:
     Raises
     ------
     ValueError
-        If a sample anywhere has a label that is no cluster's: a label that was never written, for one.
+        If any label is out of range, for example because it was never written.
     """
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= k:
@@ -206,7 +206,7 @@ def centers_error(X: Any, labels: Any, new_centers: Any) -> float:
         mean = X[labels == cluster].astype(np.float64).mean(axis=0)
         delta = new_centers[cluster].astype(np.float64) - mean
         errors.append(float((delta * delta).sum() / (mean * mean).sum()) ** 0.5)
-    return float(np.max(errors))  # of no number, no number
+    return float(np.max(errors))  # NaN if an error is NaN
 
 
 def _blocks(n: int, row_bytes: int) -> list[tuple[int, int]]:

@@ -1,30 +1,29 @@
-"""Time K-means: one Lloyd iteration and a whole fit, by tsapps and by others, on named shapes.
+"""Benchmark of K-means: one Lloyd iteration and a whole fit, by tsapps and other libraries, on named shapes.
 
     python -m bench.kmeans --engine cublas --engine torch --shapes all
     python -m bench.kmeans --engine tsapps --shapes 10M-128-64-f32,100M-4-16-f32 --repeats 15
     python -m bench.kmeans --engine tsapps --engine flashlib --shapes grid --no-fit --ahead 8 --missing --minutes 8
     python -m bench.kmeans --device cpu
 
-Data is drawn where it is used, fresh for every run (`--seed` repeats one). On a GPU the labels of one iteration are
-first compared with the float64 arg-min, and its new centers with float64 means; what is not right is neither timed nor
-recorded. Then:
+The benchmark draws fresh data for every run (`--seed` repeats one). On a GPU, it first compares the labels of one
+iteration with the float64 arg-min and its new centers with float64 means; wrong results are neither timed nor recorded.
+Then:
 
-iter_ms   one iteration from given centers, X on the GPU, L2 cold: the median of CUDA event timings around it, queued
-          behind what makes L2 cold, so that of the host's part what is ahead of the first kernel is not in it ("step");
-          where an iteration costs less the fewer labels change, the mean of the first 20, the first with no labels at
-          all ("mean of 20"; of as many as there are until it converges or a cluster is empty, or as `--seconds-budget`
-          allows, if fewer); for a library that offers only whole fits, the time that an iteration adds to a fit
-          ("slope")
-settled_ms  of our own engine, one of five iterations after those 20, in which few labels change, or of the last five
-          where it converges before: by the difference of two runs
-fit_ms    a whole fit of 20 iterations from given centers at tol=0, by the wall clock; left out where it does not fit in
-          `--seconds-budget`, which bounds the timing of one engine on one shape, and by `--no-fit`
-seeded_fit_ms  likewise from centers drawn by greedy k-means++, of our own engine
-floor_ms  what the hardware allows, from rates measured in the same run; see `problems.floor_ms`
+iter_ms   time of one iteration from given centers, X on the GPU, L2 cold: median of CUDA event times, queued behind the
+          cache flush to exclude host work before the first kernel ("step"). If iterations get faster as fewer labels
+          change, the mean of the first 20, starting without labels ("mean of 20"); fewer if the fit converges, a
+          cluster becomes empty, or `--seconds-budget` ends. For a library with whole fits only, the time that one more
+          iteration adds ("slope")
+settled_ms  our engines only: time of one of five iterations after those 20, in which few labels change, or of the last
+          five if it converges earlier; by the difference of two runs
+fit_ms    wall time of a whole fit of 20 iterations from given centers with tol=0; skipped if it exceeds
+          `--seconds-budget`, which limits the timing of one engine on one shape, and by `--no-fit`
+seeded_fit_ms  the same with init by greedy k-means++, our engines only
+floor_ms  roofline time, from rates measured in the same run; see `problems.floor_ms`
 
-On a CPU, `TSKMeans(device="cpu")` and scikit-learn's `KMeans` fit the same data in turn; the ratio is printed.
-Every record is saved as soon as it is made. A run that `--minutes` end is gone on with by `--missing`, which leaves out
-what the records' file has of the same commit.
+On a CPU, `TSKMeans(device="cpu")` and scikit-learn's `KMeans` fit the same data alternately; the ratio is printed.
+Every record is saved immediately. `--missing` continues a run that `--minutes` ended: it skips records of the same
+commit.
 """
 
 import argparse
@@ -49,7 +48,7 @@ from bench.kmeans.problems import CPU_SHAPES, GPU_SHAPES, GRIDS, Shape
 from tsapps.kernels.devices import gpus, why_no_gpu
 
 _TIME = (float, type(None))
-#: The fields of a record besides `record.COMMON`, and those that name it.
+#: Fields of a record in addition to `record.COMMON`, and the fields that identify it.
 FIELDS: dict[str, tuple[type, ...]] = {
     "n": (int,),
     "d": (int,),
@@ -70,7 +69,7 @@ KEY = ("what", "engine", "n", "d", "k", "dtype")
 
 
 def run_gpu(options: argparse.Namespace) -> int:
-    """Time the asked engines on the asked shapes on the current GPU; return the exit code."""
+    """Time the requested engines on the requested shapes on the current GPU; return the exit code."""
     end = time.perf_counter() + 60 * options.minutes
     engines = [name for name in options.engine if _installed(name)]
     if not engines:
@@ -92,7 +91,7 @@ def run_gpu(options: argparse.Namespace) -> int:
     for shape, names in plan.items():
         free_memory(cupy)
         if time.perf_counter() > end:
-            print(f"{shape.name}: {options.minutes:g} minutes are over; --missing goes on from here", flush=True)
+            print(f"{shape.name}: {options.minutes:g} minutes are over; continue with --missing", flush=True)
             break
         needed, free = _needed(shape), cupy.cuda.runtime.memGetInfo()[0]
         if needed > free:
@@ -109,7 +108,7 @@ def run_gpu(options: argparse.Namespace) -> int:
                 break
             try:
                 checked, timing = _check_and_time(name, problem, clock, options, cupy)
-            except Exception as error:  # noqa: BLE001 (a peer may raise anything: it is said, and nothing is recorded)
+            except Exception as error:  # noqa: BLE001 (a peer may raise anything; nothing is recorded)
                 failures += _say_failed(shape, name, error)
                 continue
             one = {**_measured(name, shape, timing, ceilings), **checked, **common, "versions": versions_of(name, cupy)}
@@ -120,7 +119,7 @@ def run_gpu(options: argparse.Namespace) -> int:
 
 
 def one_step(name: str, shape: Shape) -> None:
-    """Make one iteration on some data, for what is compiled for it."""
+    """Run one iteration on some data, to compile its kernels."""
     import cupy
 
     X = cupy.random.default_rng(0).standard_normal((shape.n, shape.d), dtype=cupy.float32)
@@ -136,13 +135,13 @@ def _check_and_time(
 ) -> tuple[dict[str, Any], Timing]:
     peer = PEERS[name](problem.X, problem.centers)
     checked = check_step(peer, problem, xp)
-    # The shapes of record keep the fits that their records have.
+    # The recorded shapes keep the fits of their records.
     fits = not options.no_fit or problem.shape in GPU_SHAPES
     return checked, time_peer(peer, clock, options.repeats, options.seconds_budget, fits=fits)
 
 
 def _recorded(path: Path, common: Mapping[str, Any]) -> set[tuple[Any, ...]]:
-    """Return the keys of a file's records that are of the device and the commit in hand."""
+    """Return the keys of a file's records with the present device and commit."""
     same = [one for one in record.load(path) if all(one[name] == common[name] for name in ("device", "commit"))]
     return {tuple(one[name] for name in KEY) for one in same}
 
@@ -150,12 +149,12 @@ def _recorded(path: Path, common: Mapping[str, Any]) -> set[tuple[Any, ...]]:
 def _to_be_timed(
     shapes: Sequence[Shape], engines: Sequence[str], recorded: set[tuple[Any, ...]]
 ) -> dict[Shape, list[str]]:
-    """Return the engines to time by shape: those that take its dtype and have no record yet."""
+    """Return the engines to time for each shape: those that support its dtype and have no record yet."""
     plan: dict[Shape, list[str]] = {}
     for shape in shapes:
         for name in engines:
             if shape.dtype not in PEERS[name].dtypes:
-                print(f"{shape.name:<22} {name:<13} does not take {shape.dtype}", flush=True)
+                print(f"{shape.name:<22} {name:<13} does not support {shape.dtype}", flush=True)
             elif ("kmeans", name, shape.n, shape.d, shape.k, shape.dtype) not in recorded:
                 plan.setdefault(shape, []).append(name)
     return plan
@@ -175,12 +174,12 @@ def _installed(name: str) -> bool:
 
 
 def _needed(shape: Shape) -> int:
-    """Bytes on the GPU: X, a copy of it in the dtype worked in, a label and its check a sample, and temporaries."""
+    """Return the bytes needed on the GPU: X, a copy in the computing dtype, a label and a check per sample, buffers."""
     return shape.n * (shape.d * (shape.itemsize + max(4, shape.itemsize)) + 32) + (6 << 30)
 
 
 def free_memory(cupy: Any) -> None:
-    """Give back what the pools of CuPy and torch hold."""
+    """Free the memory pools of CuPy and torch."""
     gc.collect()
     cupy.get_default_memory_pool().free_all_blocks()
     if "torch" in sys.modules:
@@ -188,7 +187,7 @@ def free_memory(cupy: Any) -> None:
 
 
 def versions_of(engine: str = "tsapps", cupy: Any = None) -> dict[str, str]:
-    """Return the versions of an engine and of what it stands on; of the CPU's, without CuPy."""
+    """Return the versions of an engine and its dependencies; without CuPy, those of the CPU engines."""
     known = {"tsapps": "tsapps", "numpy": "numpy", "scikit-learn": "sklearn"}
     if cupy is None:
         return record.module_versions(known)
@@ -222,7 +221,7 @@ def _save(path: Path, one: dict[str, Any]) -> None:
 
 
 def _line(one: Mapping[str, Any]) -> str:
-    """Return a record as one line for people."""
+    """Return a one-line description of a record."""
     shape = Shape(one["n"], one["d"], one["k"], one["dtype"])
     parts = [f"{shape.name:<22} {one['engine']:<13}"]
     if one["iter_from"] != "fit":
@@ -234,7 +233,7 @@ def _line(one: Mapping[str, Any]) -> str:
 
 
 def run_cpu(options: argparse.Namespace) -> int:
-    """Time scikit-learn and TSKMeans on the CPU, in turn; return the exit code."""
+    """Time scikit-learn and TSKMeans on the CPU alternately; return the exit code."""
     path = options.out or record.results_path(record.cpu_name(), "kmeans")
     common = {"device": record.cpu_name(), "commit": options.commit or record.commit_of(), "seed": options.seed}
     for shape in options.shapes or CPU_SHAPES:
@@ -251,27 +250,27 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
-        "--engine", action="append", choices=list(PEERS), help="may be given again; cublas if not given"
+        "--engine", action="append", choices=list(PEERS), help="engine to time; may be repeated (default: cublas)"
     )
     parser.add_argument(
         "--shapes",
         default="all",
-        help=f"all, or names such as 10M-128-64-f32, with commas between; or {', '.join(GRIDS)}",
+        help=f"all, or comma-separated names such as 10M-128-64-f32, or {', '.join(GRIDS)}",
     )
-    parser.add_argument("--out", type=Path, help="the records' file; bench/results/<device>/kmeans.json if not given")
-    parser.add_argument("--repeats", type=int, default=9, help="timings of one thing at most (default 9)")
-    parser.add_argument("--seconds-budget", type=float, default=8, help="for one engine on one shape (default 8)")
-    parser.add_argument("--no-fit", action="store_true", help="time iterations alone, but of the shapes of `all`")
-    parser.add_argument("--missing", action="store_true", help="leave out what there is a record of, of this commit")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing more after so long")
+    parser.add_argument("--out", type=Path, help="file of records (default: bench/results/<device>/kmeans.json)")
+    parser.add_argument("--repeats", type=int, default=9, help="maximum number of timings (default 9)")
+    parser.add_argument("--seconds-budget", type=float, default=8, help="time limit per engine and shape (default 8)")
+    parser.add_argument("--no-fit", action="store_true", help="time only iterations, except on the shapes of `all`")
+    parser.add_argument("--missing", action="store_true", help="skip shapes that have a record of this commit")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start nothing new after this time")
     parser.add_argument(
         "--ahead",
         type=int,
         default=0,
-        help="processes that first make an iteration of each shape by engines that compile for each (default 0: none)",
+        help="number of processes that precompile the kernels of engines that compile per shape (default 0)",
     )
-    parser.add_argument("--seed", type=int, default=randbelow(2**31), help="of the data; a fresh one if not given")
-    parser.add_argument("--commit", help="what is measured, where there is no git to ask")
+    parser.add_argument("--seed", type=int, default=randbelow(2**31), help="seed of the data (default: random)")
+    parser.add_argument("--commit", help="measured commit, if git is not available")
     options = parser.parse_args(arguments)
     options.engine = list(dict.fromkeys(options.engine or ["cublas"]))
     try:

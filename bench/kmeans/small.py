@@ -1,11 +1,11 @@
-"""Whole fits of small data on a GPU, as a user writes them: k-means++, default parameters, by the wall clock.
+"""Benchmark of whole fits of small data on a GPU: k-means++, default parameters, wall time.
 
     python -m bench.kmeans.small
 
-There what counts is not the memory but how often the host is asked and how long it takes. `tsapps` is `TSKMeans` as it
-is, `cublas` with that engine, `scikit-learn` its `KMeans` on the machine's CPU. The fits that are timed are checked: in
-float64 no sample is nearer to another center than to its own but for rounding, and the inertia is the sum over the
-samples. What is not right is not recorded.
+Small fits depend on the number and latency of host synchronizations, not on bandwidth. `tsapps` is `TSKMeans` with
+default parameters, `cublas` uses that engine, `scikit-learn` is its `KMeans` on the machine's CPU. The timed fits are
+checked in float64: except for rounding, no sample is nearer to another center, and the inertia is the sum over the
+samples. Wrong results are not recorded.
 """
 
 import argparse
@@ -37,18 +37,18 @@ _REPEATS = {"tsapps": 9, "cublas": 5, "scikit-learn": 2}
 
 
 def draw(shape: Shape, seed: int) -> np.ndarray:
-    """Return samples around k centers, closer to each other than their spread: a fit takes some ten iterations."""
+    """Draw samples around k centers that are closer than the clusters' spread: a fit takes some ten iterations."""
     rng = np.random.default_rng(seed)
     centers = 2 * rng.standard_normal((shape.k, shape.d))
     return (rng.standard_normal((shape.n, shape.d)) + centers[rng.integers(shape.k, size=shape.n)]).astype(shape.dtype)
 
 
 def check(X: np.ndarray, fitted: Any) -> None:
-    """Raise ValueError unless labels and inertia are those of the centers, in float64."""
+    """Raise ValueError unless labels and inertia match the centers, in float64."""
     rows, centers = X.astype(np.float64), to_host(fitted.cluster_centers_).astype(np.float64)
     nearest = nearest_f64(X, centers, np.arange(len(X)), np)
     own, best = (((rows - centers[labels]) ** 2).sum(axis=1) for labels in (to_host(fitted.labels_), nearest))
-    # X is centered in its own type, and far samples' scores are rounded there.
+    # X is centered in its own dtype, which rounds the scores of distant samples.
     allowed = 64 * X.shape[1] ** 0.5 * np.finfo(X.dtype).eps * (rows * rows).sum(axis=1).max()
     if not (own <= best + allowed).all():
         raise ValueError(f"{int((own > best + allowed).sum())} samples are nearer to another center")
@@ -57,8 +57,8 @@ def check(X: np.ndarray, fitted: Any) -> None:
 
 
 def timed(fit: Callable[[], Any], repeats: int, clock: Clock) -> tuple[float, Any]:
-    """Return the milliseconds of a fit by the wall clock, the median of some, and the last one."""
-    fit()  # compiles
+    """Return the median wall time of a fit in ms, and the last fit."""
+    fit()  # compiles kernels
     found = [clock.wall_ms(fit) for _ in range(repeats)]
     return median(ms for ms, _ in found), found[-1][1]
 
@@ -66,11 +66,9 @@ def timed(fit: Callable[[], Any], repeats: int, clock: Clock) -> tuple[float, An
 def main() -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--out", type=Path, help="the records' file; bench/results/<device>/kmeans-small.json if not given"
-    )
-    parser.add_argument("--commit", help="what is measured, where there is no git to ask")
-    parser.add_argument("--seed", type=int, default=0, help="of the data (default 0)")
+    parser.add_argument("--out", type=Path, help="file of records (default: bench/results/<device>/kmeans-small.json)")
+    parser.add_argument("--commit", help="measured commit, if git is not available")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the data (default 0)")
     options = parser.parse_args()
     if not gpus():
         print(f"no GPU to time: {why_no_gpu()}", file=sys.stderr)

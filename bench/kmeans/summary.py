@@ -1,4 +1,4 @@
-"""What the records of bench.kmeans show, as text and as a plot.
+"""Text summary and plots of the records of bench.kmeans.
 
 python -m bench.kmeans.summary --plot docs/kmeans-floor.png --grid docs/kmeans-grid.png
 """
@@ -21,13 +21,13 @@ __all__ = ["OURS", "OWN", "Cell", "by_shape", "grid_cells", "grid_text", "plot",
 
 Record = dict[str, Any]
 OURS = "tsapps"
-#: Engines of this package: no peers.
+#: Engines of this package, which are not peers.
 OWN = (OURS, "tsapps-all-rows", "tsapps-tf32", "tsapps-protected", "cublas")
 _COLOURS = ("tab:red", "tab:blue", "tab:orange", "tab:green", "tab:purple", "black", "tab:brown", "tab:pink")
 
 
 def by_shape(records: Sequence[Record], shapes: Sequence[Shape] = GPU_SHAPES) -> list[tuple[Shape, dict[str, Record]]]:
-    """Return those of some shapes, by default those of record, that have records, each with its records by engine."""
+    """Return the shapes that have records (by default, among the recorded shapes), each with its records by engine."""
     found = []
     for shape in shapes:
         key = {"n": shape.n, "d": shape.d, "k": shape.k, "dtype": shape.dtype}
@@ -38,7 +38,7 @@ def by_shape(records: Sequence[Record], shapes: Sequence[Shape] = GPU_SHAPES) ->
 
 
 def text(records: Sequence[Record]) -> str:
-    """Return a table of our times beside the floor and the best of all others but our own cuBLAS engine."""
+    """Return a table of our times, the floor, and the best peer (our cuBLAS engine excluded)."""
     lines = ["| shape | floor | ours | times the floor | best peer | times as fast |", "|---|" + "---:|" * 5]
     for shape, engines in by_shape(records):
         ours = engines.get(OURS)
@@ -55,7 +55,7 @@ def text(records: Sequence[Record]) -> str:
 
 
 def plot(records: Sequence[Record], path: Path) -> None:
-    """Draw each engine's time over the floor, a line a shape."""
+    """Plot each engine's time over the floor, one line per shape."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -85,7 +85,7 @@ def plot(records: Sequence[Record], path: Path) -> None:
 
 @dataclass(frozen=True)
 class Cell:
-    """A shape of the grid: milliseconds of our engine and of the fastest peer, its name, and the floor."""
+    """A shape of the grid: times in ms of our engine and of the fastest peer, the peer's name, and the floor."""
 
     shape: Shape
     ours: float
@@ -95,12 +95,12 @@ class Cell:
 
     @property
     def speedup(self) -> float:
-        """How many times as fast as the best peer we are."""
+        """Return our speedup over the best peer."""
         return self.theirs / self.ours
 
 
 def grid_cells(records: Sequence[Record]) -> list[Cell]:
-    """Return the grid's shapes that we and a peer have records of; none before we have one of every shape."""
+    """Return the grid shapes with records of our engine and a peer; empty until all shapes have one of ours."""
     shapes = by_shape(records, GRIDS["grid"])
     if sum(OURS in engines for _, engines in shapes) < len(GRIDS["grid"]):
         return []
@@ -114,7 +114,7 @@ def grid_cells(records: Sequence[Record]) -> list[Cell]:
 
 
 def grid_text(records: Sequence[Record]) -> str:
-    """Return a sentence on the grid, empty where there are no cells of it."""
+    """Return a sentence on the grid; empty without cells."""
     cells = grid_cells(records)
     if not cells:
         return ""
@@ -145,9 +145,9 @@ def _range(values: Iterable[int]) -> str:
 
 
 def plot_grid(records: Sequence[Record], path: Path) -> bool:
-    """Draw our time over the floor, and how many times as fast as the best peer it is, a map of d and k for each n.
+    """Plot our time over the floor and our speedup over the best peer as maps of d and k, one for each n.
 
-    Returns whether there was anything to draw.
+    Returns False if there is nothing to plot.
     """
     cells = grid_cells(records)
     if not cells:
@@ -162,7 +162,7 @@ def plot_grid(records: Sequence[Record], path: Path) -> bool:
     figure, axes = plt.subplots(2, len(sizes), figsize=(11, 6), constrained_layout=True, squeeze=False)
     speedups = [log2(cell.speedup) for cell in cells]
     rows = (
-        # White where both are as fast.
+        # White: equally fast.
         (
             "times as fast as the best peer",
             lambda cell: cell.speedup,
@@ -195,8 +195,8 @@ def main() -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--records", type=Path, default=record.results_path("NVIDIA H200", "kmeans"))
-    parser.add_argument("--plot", type=Path, help="a file to draw to")
-    parser.add_argument("--grid", type=Path, help="a file to draw the grid to")
+    parser.add_argument("--plot", type=Path, help="file of the plot")
+    parser.add_argument("--grid", type=Path, help="file of the grid's plot")
     options = parser.parse_args()
     records = record.load(options.records)
     print(text(records))

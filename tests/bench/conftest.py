@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def numpy_for_cupy(monkeypatch):
-    """Put a module of NumPy's functions in CuPy's place, with what benchmarks ask of an H200."""
+    """Replace CuPy by a module of NumPy functions with the device properties of an H200."""
     runtime = SimpleNamespace(
         getDeviceProperties=lambda _: {"name": b"NVIDIA H200"},
         memGetInfo=lambda: (1 << 40, 1 << 40),

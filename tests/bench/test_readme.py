@@ -4,7 +4,7 @@ from bench import readme
 from bench.kmeans.problems import GRIDS
 
 
-def test_the_figures_in_the_readme_are_the_records():
+def test_readme_matches_the_records():
     text = readme.README.read_text(encoding="utf-8")
     assert all(f"<!-- figures: bench/results/{file} -->" in text for file in readme.TABLES)
     assert readme.with_tables(text) == text
@@ -37,12 +37,12 @@ def test_table_of_iterations_by_hand():
     assert readme.kmeans_table(records).splitlines()[2:] == ["| 1,000,000 | 64 | 64 | float32 | 0.06 | 1.12 | 1.81 |"]
 
 
-def test_table_of_many_problems_by_hand():
+def test_table_of_batched_problems_by_hand():
     common = {"b": 32, "n": 65_536, "d": 128, "k": 1000, "dtype": "float32", "floor_ms": 1.3}
     records = [
         {**common, "engine": "flash-kmeans", "iter_ms": 3.456},
         {**common, "engine": "tsapps", "iter_ms": 1.25},
-        {**common, "engine": "tsapps", "iter_ms": 9.0, "b": 33},  # a shape of no table
+        {**common, "engine": "tsapps", "iter_ms": 9.0, "b": 33},  # not a recorded shape
     ]
     assert readme.batched_table(records).splitlines()[2:] == [
         "| problems | n | d | k | dtype | floor | tsapps | flash-kmeans |",
@@ -62,7 +62,7 @@ def test_table_of_small_data_by_hand():
     ]
 
 
-def test_what_the_grid_shows_follows_the_table():
+def test_grid_summary_follows_the_table():
     shape = {"floor_ms": 0.06}
     records = [
         {**shape, **asdict(one), "engine": engine, "iter_ms": ms}
@@ -70,7 +70,7 @@ def test_what_the_grid_shows_follows_the_table():
         for one in GRIDS["grid"]
     ]
     lines = readme.kmeans_table([*records, {**records[0], "engine": "of no shape of record"}]).splitlines()
-    # Shapes that are of the table too, and their engines.
+    # Shapes of the grid that are also in the table, with their engines.
     assert lines[0] == "| n | d | k | dtype | floor | tsapps | cuvs |"
     assert lines[2] == "| 1,000,000 | 64 | 64 | float32 | 0.06 | 1.00 | 3.00 |"
     assert lines[-3].startswith("Over a grid of n = 1M, 3M and 10M, ")
@@ -82,9 +82,9 @@ def test_tables_of_checksums_by_hand():
     common |= {"library_ms": None, "unprotected_ms": None}
     records = [
         {**common, "job": "encode", "ms": 0.4, "library_ms": 1.0},
-        {**common, "job": "encode", "code": "exact", "ms": 0.35},  # of no table
+        {**common, "job": "encode", "code": "exact", "ms": 0.35},  # not in a table
         {**common, "job": "verify", "code": "exact", "ms": 0.5},
-        {**common, "job": "encode", "dtype": "float64", "ms": 0.4, "library_ms": 1.0},  # never verified
+        {**common, "job": "encode", "dtype": "float64", "ms": 0.4, "library_ms": 1.0},  # no verification
         {**common, "job": "matmul", "code": "proven", "n": 16, "k": 2048, "ms": 1.02, "unprotected_ms": 1.0},
         {**common, "job": "kmeans", "code": "protect", "n": 8, "k": 4, "ms": 1.98, "unprotected_ms": 2.0},
     ]

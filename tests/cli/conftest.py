@@ -1,4 +1,4 @@
-"""A command line without a GPU, run in an empty directory of its own."""
+"""Fixtures of the command line: an empty current directory, and a machine without a GPU."""
 
 import struct
 
@@ -16,7 +16,7 @@ NO_GPU = "CuPy is not installed (pip install 'cupy-cuda13x[ctk]')"
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path, monkeypatch):
-    """The current directory: empty, and on a machine without a GPU."""
+    """Change to an empty directory; pretend that the machine has no GPU."""
     monkeypatch.setattr(devices, "_probe", lambda: ((), NO_GPU))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -34,7 +34,7 @@ def run():
 
 @pytest.fixture
 def succeed(run):
-    """Run a command that must exit 0, and return its stdout."""
+    """Run a command that must exit with 0; return its stdout."""
 
     def succeed(*args):
         result = run(*args)
@@ -62,7 +62,7 @@ def refuse(run, directory):
 
 
 def snapshot(directory):
-    """Every path below a directory, with its bytes."""
+    """Return every path below a directory, with its bytes."""
     return {path: path.read_bytes() if path.is_file() else None for path in directory.rglob("*")}
 
 
@@ -75,7 +75,7 @@ def iris(directory):
 
 @pytest.fixture
 def blobs(directory):
-    """600 × 5 float32 about 6 centers, as .npy, .csv and .fbin."""
+    """Write 600 × 5 float32 around 6 centers, as .npy, .csv and .fbin."""
     X = make_blobs(600, 5, centers=6, random_state=1)[0].astype(np.float32)
     np.save("blobs.npy", X)
     np.savetxt("blobs.csv", X, delimiter=",", header="a,b,c,d,e", comments="", fmt="%.17g")

@@ -1,4 +1,4 @@
-"""`tsapps abft-calibrate`: what it measures is kept, and is what the statistical threshold then takes."""
+"""`tsapps abft-calibrate`: the calibration is stored, and the statistical threshold uses it."""
 
 import json
 from pathlib import Path
@@ -16,10 +16,10 @@ from tsapps.errors import ExitCode
 @pytest.fixture(autouse=True)
 def _own_cache(directory, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
-    monkeypatch.setattr(calibrate, "_CHOSEN_AT", (64,))  # the command is what is tried, not how well it measures
+    monkeypatch.setattr(calibrate, "_CHOSEN_AT", (64,))  # one depth is enough to test the command
 
 
-def test_measures_and_keeps(succeed, directory):
+def test_calibration_is_stored(succeed, directory):
     report = json.loads(succeed("abft-calibrate", "--dtype", "float32", "--rows", 16, "--p", "1e-6", "--json"))
     assert report["device"] == "cpu"
     (found,) = report["calibrations"]
@@ -45,9 +45,9 @@ def test_every_type_and_the_table(succeed, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--p", 0), 2, "--p 0: give a number between 1e-12 and 1"),
-        (("--p", "1e-13"), 2, "--p 1e-13: give a number between 1e-12 and 1"),
-        (("--confidence", 1), 2, "--confidence 1: give a number between 0 and 1"),
+        (("--p", 0), 2, "--p 0: expected a number between 1e-12 and 1"),
+        (("--p", "1e-13"), 2, "--p 1e-13: expected a number between 1e-12 and 1"),
+        (("--confidence", 1), 2, "--confidence 1: expected a number between 0 and 1"),
         (("--device", "cuda"), 4, "device 'cuda' was asked for, but"),
         (("--device", "tpu"), 2, "--device must be"),
     ],
@@ -56,7 +56,7 @@ def test_wrong_use(refuse, arguments, code, message):
     assert message in refuse(code, "abft-calibrate", *arguments)
 
 
-def test_a_place_that_cannot_be_written_is_said_before_measuring(directory, refuse, monkeypatch):
+def test_unwritable_cache_is_reported_before_measuring(directory, refuse, monkeypatch):
     def measure(*_, **__):
         raise AssertionError("measured first")
 

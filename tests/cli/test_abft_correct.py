@@ -1,4 +1,4 @@
-"""`tsapps abft-correct`: files as they were, byte for byte, and what it refuses."""
+"""`tsapps abft-correct`: byte-for-byte repairs, and errors."""
 
 import json
 import os
@@ -14,13 +14,13 @@ from tsapps.errors import ExitCode
 
 @pytest.fixture
 def protected(succeed, blobs):
-    """600 × 5 float32 in blobs.npy, with its sidecar."""
+    """Write 600 × 5 float32 to blobs.npy, with its sidecar."""
     succeed("abft-encode", "blobs.npy")
     return blobs
 
 
 def write(kind, X):
-    """Write a matrix to a file that holds it as plain bytes; return its name."""
+    """Write a matrix to a file of plain bytes; return its name."""
     if kind in ("fbin", "fvecs"):
         head = np.array(X.shape, "<u4").tobytes() if kind == "fbin" else b""
         each = b"" if kind == "fbin" else np.int32(X.shape[1]).tobytes()
@@ -36,7 +36,7 @@ def write(kind, X):
 
 
 @pytest.mark.parametrize("kind", ["c", "fortran", "swapped", "fbin", "fvecs", "safetensors"])
-def test_a_file_is_as_it_was(succeed, stop, directory, blobs, rng, kind):
+def test_files_are_restored_byte_for_byte(succeed, stop, directory, blobs, rng, kind):
     name = write(kind, blobs)
     file = directory / name.split(":")[0]
     right = file.read_bytes()
@@ -44,7 +44,7 @@ def test_a_file_is_as_it_was(succeed, stop, directory, blobs, rng, kind):
     damaged = blobs.copy()
     damaged[[5, 300], [0, 4]] = [np.nan, -blobs[300, 4]]
     write(kind, damaged)
-    if kind == "safetensors":  # what the checksums are not of stays as it is found
+    if kind == "safetensors":  # parts without checksums stay unchanged
         safetensors = pytest.importorskip("safetensors.numpy")
         safetensors.save_file({"a": blobs[:2], "weight": damaged, "z": -blobs}, file)
     assert file.read_bytes() != right
@@ -57,7 +57,7 @@ def test_a_file_is_as_it_was(succeed, stop, directory, blobs, rng, kind):
 
 
 @pytest.mark.parametrize("kind", ["csv", "npz", "fortran", "swapped"])
-def test_a_copy_is_the_matrix_as_it_was(succeed, directory, blobs, kind):
+def test_copies_hold_the_original_matrix(succeed, directory, blobs, kind):
     def write_any(X):
         if kind == "csv":
             np.savetxt("x.csv", X, delimiter=",", fmt="%.17g")
@@ -107,7 +107,7 @@ def test_two_words_of_a_block(succeed, directory):
     assert (directory / "x.npy").read_bytes() == right
 
 
-def test_three_words_of_a_block_are_refused(succeed, stop):
+def test_three_words_of_a_block_are_not_repaired(succeed, stop):
     X = np.arange(500, dtype=np.int32).reshape(50, 10)
     np.save("x.npy", X)
     succeed("abft-encode", "x.npy")
@@ -117,8 +117,8 @@ def test_three_words_of_a_block_are_refused(succeed, stop):
         result = stop("abft-correct", "x.npy", *target)
         assert result.stdout == ""
         assert result.stderr == (
-            "tsapps: x.npy: more was changed than can be repaired for certain, in rows 0 to 49, columns 0 to 9 (tsapps "
-            "abft-verify prints all): restore these from a copy\n"
+            "tsapps: x.npy: has more corruption than can be repaired, in rows 0 to 49, columns 0 to 9 (tsapps "
+            "abft-verify lists all): restore these from a copy\n"
         )
 
 
@@ -131,19 +131,19 @@ def test_other_codes(succeed, directory, flip, blobs, code):
     assert (directory / "blobs.npy").read_bytes() == right
 
 
-def test_where_nothing_is_wrong_nothing_is_written_in_place(succeed, directory, protected):
+def test_in_place_writes_nothing_if_nothing_is_corrupted(succeed, directory, protected):
     before = os.stat("blobs.npy")
     table = succeed("abft-correct", "blobs.npy", "--in-place")
     after = os.stat("blobs.npy")
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-    assert "nothing: all is as it was" in table
+    assert "nothing: no element is corrupted" in table
     (summary,) = map(json.loads, succeed("abft-correct", "blobs.npy", "--in-place", "--json").splitlines())
     assert (summary["elements"], summary["output"]) == (0, None)
     succeed("abft-correct", "blobs.npy", "--out", "copy.npy")
     np.testing.assert_array_equal(np.load("copy.npy"), protected)
 
 
-def test_permissions_and_links_stay(succeed, directory, flip, protected):
+def test_permissions_and_links_are_kept(succeed, directory, flip, protected):
     right = (directory / "blobs.npy").read_bytes()
     os.chmod("blobs.npy", 0o640)
     os.symlink("blobs.npy", "link.npy")
@@ -155,7 +155,7 @@ def test_permissions_and_links_stay(succeed, directory, flip, protected):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
-def test_the_owner_stays(succeed, flip, protected):
+def test_the_owner_is_kept(succeed, flip, protected):
     os.chown("blobs.npy", 12_345, 54_321)
     flip("blobs.npy", 1000)
     succeed("abft-correct", "blobs.npy", "--in-place")
@@ -166,9 +166,9 @@ def test_the_owner_stays(succeed, flip, protected):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "give --out FILE.npy for a copy, or --in-place"),
-        (["--out", "y.npy", "--in-place"], "give --out FILE.npy for a copy, or --in-place"),
-        (["--in-place", "--force"], "--force is for --out"),
+        ([], "expected one of --out FILE.npy, to write a copy, and --in-place"),
+        (["--out", "y.npy", "--in-place"], "expected one of --out FILE.npy, to write a copy, and --in-place"),
+        (["--in-place", "--force"], "--force applies to --out only"),
         (["--out", "blobs.npy", "--force"], "blobs.npy: is DATA itself: give --in-place"),
         (["--out", "y.fbin"], "y.fbin: expected a name that ends in .npy"),
         (["--out", "blobs.fbin/y.npy"], "there is no directory"),
@@ -183,7 +183,7 @@ def test_wrong_use(refuse, flip, protected, arguments, line):
 
 
 @pytest.mark.parametrize("name", ["blobs.csv", "x.npz", "x.h5", "x.parquet"])
-def test_not_in_place_where_bytes_are_not_plain(succeed, refuse, blobs, name):
+def test_in_place_needs_plain_bytes(succeed, refuse, blobs, name):
     if name == "x.npz":
         np.savez(name, X=blobs)
     elif name == "x.h5":
@@ -198,7 +198,7 @@ def test_not_in_place_where_bytes_are_not_plain(succeed, refuse, blobs, name):
     assert "--out FILE.npy" in line
 
 
-def test_no_bfloat16_in_npy(succeed, refuse, directory, flip):
+def test_npy_does_not_support_bfloat16(succeed, refuse, directory, flip):
     safetensors = pytest.importorskip("safetensors.numpy")
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
     safetensors.save_file({"weight": np.ones((8, 5), bfloat16)}, "x.safetensors")
@@ -206,7 +206,7 @@ def test_no_bfloat16_in_npy(succeed, refuse, directory, flip):
     succeed("abft-encode", "x.safetensors")
     flip("x.safetensors", -1)
     line = refuse(ExitCode.USAGE, "abft-correct", "x.safetensors", "--out", "y.npy")
-    assert "y.npy: .npy holds no bfloat16: give --in-place" in line
+    assert "y.npy: .npy does not support bfloat16: give --in-place" in line
     succeed("abft-correct", "x.safetensors", "--in-place")
     assert (directory / "x.safetensors").read_bytes() == right
 
@@ -218,12 +218,12 @@ def test_a_damaged_sidecar_repairs_nothing(stop, flip, protected):
         assert line.startswith("tsapps: the sidecar, not the matrix: blobs.npy.abft: ")
 
 
-def test_what_was_written_is_verified(stop, flip, protected, monkeypatch):
-    """A repair that does not reach the file."""
+def test_the_written_copy_is_verified(stop, flip, protected, monkeypatch):
+    """A repair that does not reach the file is an error."""
     flip("blobs.npy", 1000)
     monkeypatch.setattr(os, "pwrite", lambda descriptor, data, place: len(data))
     for target in (["--in-place"], ["--out", "y.npy"]):
-        assert "was thrown away" in stop("abft-correct", "blobs.npy", *target).stderr
+        assert "fails verification and was removed" in stop("abft-correct", "blobs.npy", *target).stderr
 
 
 def test_force_replaces_a_file(succeed, protected):

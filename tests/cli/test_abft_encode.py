@@ -1,4 +1,4 @@
-"""`tsapps abft-encode`: the sidecar, where it lies, and what is refused."""
+"""`tsapps abft-encode`: the sidecar, its place, and errors."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tsapps.errors import ExitCode
 def test_by_hand(succeed, directory):
     np.save("x.npy", np.array([[7], [0], [5]], np.int32))
     table = succeed("abft-encode", "x.npy")
-    # 7 + 0 + 5; then weights r, r(r + 1)/2, … and the last sum's, of r = 3 for the first word and 1 for the last.
+    # 7 + 0 + 5; then weights r, r(r + 1)/2, … and the weights of the last sum, with r = 3 and 1 for the two words.
     sums = [12, 3 * 7 + 5, 6 * 7 + 5, 10 * 7 + 5, 7 * last_weight(3) + 5 * last_weight(1)]
     sidecar = read_sidecar("x.npy.abft")
     assert (sidecar.shape, sidecar.dtype, sidecar.exact.ravel().tolist()) == ((3, 1), "int32", sums)
@@ -45,7 +45,7 @@ def _matrix(array):
     return open_matrix(array)
 
 
-def test_lies_beside_the_data(succeed, directory):
+def test_default_sidecar_is_next_to_the_data(succeed, directory):
     h5py = pytest.importorskip("h5py")
     (directory / "below").mkdir()
     with h5py.File("below/x.h5", "w") as file:
@@ -97,18 +97,18 @@ def test_never_replaces_the_data(refuse, blobs):
     assert "blobs.npy: is DATA itself" in line
 
 
-def test_refuses_what_is_not_there(refuse, blobs):
+def test_rejects_missing_files(refuse, blobs):
     assert "no.npy: no such file" in refuse(ExitCode.USAGE, "abft-encode", "no.npy")
     line = refuse(ExitCode.USAGE, "abft-encode", "blobs.npy", "--out", "no/x.abft")
     assert "there is no directory" in line
 
 
-def test_refuses_what_is_no_matrix(refuse, directory):
+def test_rejects_files_without_a_matrix(refuse, directory):
     (directory / "x.npy").write_bytes(b"\x93NUMPY")
     assert "x.npy: " in refuse(ExitCode.FAILURE, "abft-encode", "x.npy")
 
 
-def test_data_that_change_meanwhile_have_no_checksums(run, directory, blobs, monkeypatch):
+def test_changing_data_get_no_sidecar(run, directory, blobs, monkeypatch):
     encode = abft.encode
 
     def slowly(*args, **kwargs):

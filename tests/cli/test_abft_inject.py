@@ -1,4 +1,4 @@
-"""`tsapps abft-inject`: faults where it says, the same for the same seed, and found by abft-verify."""
+"""`tsapps abft-inject`: reported faults, reproducible by seed, found by abft-verify."""
 
 import json
 
@@ -28,7 +28,7 @@ def test_bits_of_one_element(succeed, blobs, fault, most):
 
 @pytest.mark.parametrize("fault", ["bit", "two-bits", "word", "words", "burst", "tile", "rectangle"])
 @pytest.mark.parametrize("order", ["c", "fortran", "swapped"])
-def test_says_what_was_changed(succeed, blobs, fault, order):
+def test_reports_the_changed_elements(succeed, blobs, fault, order):
     X = {"c": blobs, "fortran": np.asfortranarray(blobs), "swapped": blobs.astype(">f4")}[order]
     np.save("x.npy", X)
     stdout = succeed(
@@ -46,7 +46,7 @@ def test_says_what_was_changed(succeed, blobs, fault, order):
     assert places_of(other) != places_of(stdout)
 
 
-def test_is_found_and_repaired(succeed, stop, directory, blobs):
+def test_faults_are_found_and_repaired(succeed, stop, directory, blobs):
     right = (directory / "blobs.npy").read_bytes()
     succeed("abft-encode", "blobs.npy")
     table = succeed("abft-inject", "blobs.npy", "--in-place", "--seed", 3)
@@ -60,7 +60,7 @@ def test_is_found_and_repaired(succeed, stop, directory, blobs):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "give --out FILE.npy for a copy, or --in-place"),
+        ([], "expected one of --out FILE.npy, to write a copy, and --in-place"),
         (["--out", "blobs.npy", "--force"], "blobs.npy: is DATA itself"),
         (["--out", "blobs.csv"], "expected a name that ends in .npy"),
     ],

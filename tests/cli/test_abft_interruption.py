@@ -1,4 +1,4 @@
-"""Checksums and repairs that are stopped from outside, at any moment: no harm to the data, and nothing half written."""
+"""Interruption of encoding and repair at any moment: data stay intact, and no file is half written."""
 
 import os
 import random
@@ -19,7 +19,7 @@ def start(*args):
         [sys.executable, "-m", "tsapps", *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # What starts tests in the background may have them, and so their children, ignore Ctrl-C.
+        # A test runner started in the background may ignore Ctrl-C, and so may its child processes.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
@@ -38,12 +38,12 @@ def names(directory):
 
 
 def wait_for_temporary(directory, process):
-    """Wait until the process writes a temporary file, which may have no name, or has ended; return whether it does."""
+    """Wait until the process writes a temporary file, with or without a name; return False if it ended before."""
 
     def writes():
         try:
             opened = [os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
-        except OSError:  # the process has ended, or has just closed one
+        except OSError:  # the process has ended, or has just closed a file
             opened = []
         return any(path.startswith(f"{directory}/#") for path in opened) or bool(temporaries(directory))
 
@@ -61,7 +61,7 @@ def clean(directory):
 
 @pytest.fixture
 def large(directory):
-    """32 MB, of which a pass takes a while."""
+    """Write a matrix of 32 MB, for which a pass takes some time."""
     X = np.random.default_rng(0).random((62_500, 128), np.float32)
     np.save("x.npy", X)
     return (directory / "x.npy").read_bytes()
@@ -69,7 +69,7 @@ def large(directory):
 
 @pytest.fixture
 def damaged(succeed, directory, flip, large):
-    """The same with its sidecar, and one bit flipped: the bytes as they were, and as they are."""
+    """Flip one bit of the large matrix after encoding; return the original bytes and the corrupted ones."""
     succeed("abft-encode", "x.npy")
     flip("x.npy", 20_000_000)
     return large, (directory / "x.npy").read_bytes()

@@ -1,4 +1,4 @@
-"""`tsapps abft-verify`: what it finds, how it tells of it, and its exit codes."""
+"""`tsapps abft-verify`: detection, reports and exit codes."""
 
 import json
 
@@ -15,9 +15,9 @@ def lines_of(result):
 def test_by_hand(succeed, stop, flip, directory):
     np.save("x.npy", np.array([[1.0, 2.0], [3.0, 4.0]]))
     succeed("abft-encode", "x.npy")
-    assert "verdict  clean: every bit is as it was" in succeed("abft-verify", "x.npy")
+    assert "verdict  clean: every bit is unchanged" in succeed("abft-verify", "x.npy")
     # The last byte of 3.0 = 0x4008…, row 1, column 0: 0xC0 makes it −3.
-    flip("x.npy", 128 + 16 + 7, 0x80)
+    # The last byte of 3.0 = 0x4008… in row 1, column 0: 0xC0 makes it −3.
     result = stop("abft-verify", "x.npy")
     assert result.stderr == ""
     table = [line.split() for line in result.stdout.splitlines()]
@@ -85,7 +85,7 @@ def test_any_format(succeed, stop, blobs, directory, kind):
         ("u8", 0xFFFFFFFFFFFFFFFF, 63, "0x7fffffffffffffff"),
     ],
 )
-def test_bits_are_taken_as_they_are(succeed, stop, flip, dtype, was, bit, found):
+def test_all_bit_patterns_are_compared(succeed, stop, flip, dtype, was, bit, found):
     size = np.dtype(dtype).itemsize
     X = np.full((30, 7), was, f"<u{size}").view(dtype)
     np.save("x.npy", X)
@@ -105,19 +105,19 @@ def test_bfloat16_in_safetensors(succeed, stop, flip, directory):
     X = np.arange(40, dtype=np.float32).reshape(8, 5).astype(bfloat16)
     safetensors.save_file({"bias": np.zeros(3, np.float32), "weight": X}, "x.safetensors")
     succeed("abft-encode", "x.safetensors:weight")
-    flip("x.safetensors", -1, 0x80)  # the sign of the last element of what comes last
+    flip("x.safetensors", -1, 0x80)  # the sign of the last element of the last tensor
     (element, _) = lines_of(stop("abft-verify", "x.safetensors:weight", "--json"))
     assert (element["row"], element["column"], element["found_value"], element["was_value"]) == (7, 4, -39, 39)
 
 
-def test_a_table_shows_the_first_twenty(succeed, stop):
+def test_a_table_shows_twenty_elements(succeed, stop):
     X = np.ones((4, 50_000), np.float32)
     np.save("x.npy", X)
     succeed("abft-encode", "x.npy")
     X[2, 777 : 777 + 45] = 2
     np.save("x.npy", X)
     table = stop("abft-verify", "x.npy").stdout
-    assert "corrupted: 45 elements that can be repaired" in table
+    assert "corrupted: 45 repairable elements" in table
     shown = [line.split()[:2] for line in table.splitlines() if line.endswith("1.0")]
     assert shown == [["2", str(777 + place)] for place in range(20)]
     assert "and 25 more (--json prints all)" in table
@@ -128,7 +128,7 @@ def test_a_table_shows_the_first_twenty(succeed, stop):
 @pytest.mark.parametrize(
     ("shape", "dtype"), [((3000, 200), "f4"), ((5000, 6), "f8"), ((90, 4000), "f2"), ((3000, 7), "i1"), ((40, 9), "f8")]
 )
-def test_regions_hold_what_cannot_be_repaired(succeed, stop, rng, shape, dtype):
+def test_regions_cover_unrepairable_elements(succeed, stop, rng, shape, dtype):
     X = rng.integers(1, 100, shape).astype(dtype)
     np.save("x.npy", X)
     succeed("abft-encode", "x.npy")
@@ -148,7 +148,7 @@ def test_regions_hold_what_cannot_be_repaired(succeed, stop, rng, shape, dtype):
 
 
 def test_a_region_by_hand(succeed, stop, directory):
-    """Of 600 rows of 5,000 float32, blocks are 512 rows of a column: three elements of one cannot be repaired."""
+    """In 600 rows of 5,000 float32, a block is 512 rows of one column: three corrupted elements are not repairable."""
     X = np.ones((600, 5000), np.float32)
     np.save("x.npy", X)
     succeed("abft-encode", "x.npy")
@@ -162,7 +162,7 @@ def test_a_region_by_hand(succeed, stop, directory):
     assert rows[-1] == ["0 to 511", "17 to 17"]
 
 
-def test_neighbours_are_one_region(succeed, stop):
+def test_adjacent_regions_are_merged(succeed, stop):
     X = np.ones((600, 5000), np.float32)
     np.save("x.npy", X)
     succeed("abft-encode", "x.npy")
@@ -181,7 +181,7 @@ def test_neighbours_are_one_region(succeed, stop):
 
 def test_the_float_code_alone(succeed, stop, blobs):
     succeed("abft-encode", "blobs.npy", "--code", "float")
-    assert "within rounding of the checksums" in succeed("abft-verify", "blobs.npy")
+    assert "within the rounding of the checksums" in succeed("abft-verify", "blobs.npy")
     damaged = blobs.copy()
     damaged[123, 4] = np.inf
     np.save("blobs.npy", damaged)
@@ -197,11 +197,11 @@ def test_quiet_prints_one_line_for_each_corrupted_file(succeed, stop, flip, blob
     flip("blobs.npy", 200)
     result = stop("abft-verify", "blobs.npy", "--quiet")
     assert result.stdout == ""
-    assert result.stderr == ("tsapps: blobs.npy: corrupted: 1 element that can be repaired, 0 regions that cannot\n")
+    assert result.stderr == ("tsapps: blobs.npy: corrupted: 1 repairable element, 0 regions that cannot be repaired\n")
 
 
 @pytest.mark.parametrize("byte", [3, 40, -1])
-def test_a_damaged_sidecar_is_told_apart(succeed, stop, flip, directory, blobs, byte):
+def test_a_damaged_sidecar_is_reported_as_such(succeed, stop, flip, directory, blobs, byte):
     succeed("abft-encode", "blobs.npy")
     flip("blobs.npy.abft", byte)
     result = stop("abft-verify", "blobs.npy")
@@ -212,14 +212,14 @@ def test_a_damaged_sidecar_is_told_apart(succeed, stop, flip, directory, blobs, 
     assert (line["what"], line["sidecar"]) == ("sidecar", str(directory / "blobs.npy.abft"))
 
 
-def test_refuses_what_is_not_there(refuse, blobs):
+def test_rejects_missing_files(refuse, blobs):
     assert "no.npy: no such file" in refuse(ExitCode.USAGE, "abft-verify", "no.npy")
     line = refuse(ExitCode.USAGE, "abft-verify", "blobs.npy")
     assert "blobs.npy.abft: no such file" in line
     assert "tsapps abft-encode" in line
 
 
-def test_refuses_a_sidecar_of_another_matrix(succeed, refuse, blobs):
+def test_rejects_a_sidecar_of_another_matrix(succeed, refuse, blobs):
     np.save("other.npy", blobs[:10])
     succeed("abft-encode", "other.npy")
     line = refuse(ExitCode.FAILURE, "abft-verify", "blobs.npy", "--sidecar", "other.npy.abft")
@@ -228,7 +228,7 @@ def test_refuses_a_sidecar_of_another_matrix(succeed, refuse, blobs):
 
 @pytest.fixture
 def several(succeed, flip, directory):
-    """Files by what abft-verify is to say of them; "a" and "b" are clean."""
+    """Write files named by the expected verdict; "a" and "b" are clean."""
     for name in ("a", "b", "flipped", "sidecar", "lost", "truncated"):
         np.save(f"{name}.npy", np.arange(600.0).reshape(100, 6))
         succeed("abft-encode", f"{name}.npy")
@@ -240,7 +240,7 @@ def several(succeed, flip, directory):
 
 
 def told(result):
-    """The verdict of each table, and the file that each line on stderr names."""
+    """Return the verdict in each table, and the file named in each line on stderr."""
     verdicts = [line.split()[1].rstrip(":") for line in result.stdout.splitlines() if line.startswith("verdict")]
     lines = result.stderr.splitlines()
     assert all(line.startswith("tsapps: ") for line in lines)
@@ -288,6 +288,6 @@ def test_several_files_as_json(run, several):
     assert (error["code"], error["message"]) == (ExitCode.USAGE, "none.npy: no such file: check the path")
 
 
-def test_one_sidecar_is_of_one_file(refuse, several):
+def test_sidecar_option_needs_a_single_file(refuse, several):
     line = refuse(ExitCode.USAGE, "abft-verify", "a.npy", "b.npy", "--sidecar", "a.npy.abft")
-    assert "--sidecar a.npy.abft: holds the checksums of one DATA, and 2 are given" in line
+    assert "--sidecar a.npy.abft: holds the checksums of one DATA, but 2 are given" in line

@@ -1,4 +1,4 @@
-"""Files that another program writes to while a command reads them: one line that names the file, exit code 1."""
+"""Files that another program modifies while a command reads them: one line that names the file, exit code 1."""
 
 import os
 import struct
@@ -15,7 +15,7 @@ from tsapps.matrix import copy, open_matrix
 
 N, D = 20_000, 8
 
-# Runs the command line; another program changes the file after the first block of pass `at` (from 0) of any matrix.
+# Runs the command line; changes the file after the first block of pass `at` (from 0) over any matrix.
 CHANGING = """
 import os, sys
 from tsapps.matrix import base, open_matrix
@@ -57,7 +57,7 @@ main()
 
 
 def write(path, X):
-    """Write a matrix in a format of plain bytes."""
+    """Write a matrix in a format that stores plain bytes."""
     if path.suffix == ".npy":
         np.save(path, np.asfortranarray(X) if "fortran" in path.name else X)
     elif path.suffix == ".fbin":
@@ -83,7 +83,7 @@ def data(directory, rng, succeed):
     def data(name):
         write(directory / name, rng.standard_normal((N, D), dtype=np.float32))
         succeed("abft-encode", name, "-q", "--device", "cpu")
-        with open(directory / name, "r+b") as file:  # something to correct
+        with open(directory / name, "r+b") as file:  # a fault to correct
             file.seek(-4000, 2)
             file.write(b"?")
         return directory / name
@@ -105,7 +105,7 @@ def refused(found, name):
     assert "has changed" in found.stderr
 
 
-# Every command, format and kind of change at least once; every pair of these is for `exhaustive`.
+# Each command, format and kind of change at least once; all pairs of these are `exhaustive`.
 CASES = [
     ("kmeans", "x.npy", "truncated", 0),
     ("abft-encode", "fortran.npy", "truncated", 0),
@@ -117,7 +117,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("command", "name", "how", "at"), CASES)
-def test_a_change_is_said(data, directory, command, name, how, at):
+def test_a_change_is_reported(data, directory, command, name, how, at):
     path = data(name)
     sidecar = (directory / f"{name}.abft").read_bytes()
     refused(changed(how, at, path, command), name)
@@ -126,13 +126,13 @@ def test_a_change_is_said(data, directory, command, name, how, at):
 
 
 HOW = ["truncated", "rewritten", "replaced"]
-# Every pair of a command and a format, of a command and a kind, and of a format and a kind.
+# All pairs of command and format, of command and kind of change, and of format and kind of change.
 PAIRS = [(one, name, HOW[(i + j) % 3]) for i, one in enumerate(COMMANDS) for j, name in enumerate(NAMES)]
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("command", "name", "how"), PAIRS)
-def test_every_change_is_said(data, command, name, how):
+def test_every_change_is_reported(data, command, name, how):
     refused(changed(how, 0, data(name), command), name)
 
 
@@ -167,7 +167,7 @@ def test_between_two_passes(directory, rng, name, how):
             read()
 
 
-def test_a_write_before_the_repaired_copy_is_placed_is_kept(data, directory, run, monkeypatch):
+def test_a_write_before_the_rename_is_kept(data, directory, run, monkeypatch):
     path = data("x.npy")
     original = os.fsync
 
@@ -186,7 +186,7 @@ def test_a_write_before_the_repaired_copy_is_placed_is_kept(data, directory, run
     assert {entry.name for entry in directory.iterdir()} == {"x.npy", "x.npy.abft"}
 
 
-def test_a_file_that_shrinks_while_it_is_copied(data, directory, monkeypatch):
+def test_a_file_truncated_during_the_copy(data, directory, monkeypatch):
     path = data("x.npy")
     monkeypatch.setattr(copy, "_PIECE_BYTES", 1 << 16)
     matrix = open_matrix(path)
@@ -197,8 +197,8 @@ def test_a_file_that_shrinks_while_it_is_copied(data, directory, monkeypatch):
         copy.copy_file(matrix, file, lambda done: os.truncate(path, 1 << 16))
 
 
-def test_rows_too_long_to_be_held(directory, rng, monkeypatch):
-    # A row of more than 64 MiB is read in pieces, of each format as its elements lie.
+def test_rows_longer_than_memory(directory, rng, monkeypatch):
+    # Rows of more than 64 MiB are read in pieces, according to the layout of each format.
     monkeypatch.setattr(source, "_PART_BYTES", 1 << 10)
     monkeypatch.setattr(source, "_MOST_PART_BYTES", 1 << 12)
     monkeypatch.setattr(source, "_PART_COLUMNS", 256)
@@ -238,11 +238,11 @@ def test_a_shape_of_true(directory, refuse):
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (True, True), }".ljust(117) + b"\n"
     content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(4)
     (directory / "x.npy").write_bytes(content)
-    assert "x.npy: is no valid .npy data (the shape (True, True)" in refuse(1, "kmeans", "x.npy", "-k", "1")
+    assert "x.npy: is not valid .npy data (the shape (True, True)" in refuse(1, "kmeans", "x.npy", "-k", "1")
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="open files are not listed here")
-def test_a_pass_that_is_given_up_closes_the_file(directory):
+def test_an_abandoned_pass_closes_the_file(directory):
     np.save("x.npy", np.zeros((1 << 16, 8), np.float32))
     before = len(os.listdir("/proc/self/fd"))
     blocks = open_matrix("x.npy").blocks(1 << 15)

@@ -1,4 +1,4 @@
-"""Damaged files at the command line: one line that names the file, exit 1, and nothing written."""
+"""Damaged files at the command line: one line that names the file, exit 1, no output."""
 
 import io
 import json
@@ -53,7 +53,7 @@ def description_of_a_frame(path):
 def fewer_rows_than_announced(path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.table({"a": X[:, 0], "b": X[:, 1]}), path)
-    # The file's number of rows, before the list of row groups: 40 and 44 as variable-length integers.
+    # The file's number of rows, which precedes the list of row groups: 40 and 44 as variable-length integers.
     path.write_bytes(path.read_bytes().replace(b"\x16\x50\x19", b"\x16\x58\x19"))
     assert parquet.read_metadata(path).num_rows == 44
 
@@ -141,7 +141,7 @@ def test_models(refuse, model, iris, damage):
 
 def test_a_damaged_result_is_not_replaced(refuse, model, iris):
     (model / "summary.json").write_bytes(DEEP)
-    assert "model: is no kmeans result" in refuse(
+    assert "model: is not a kmeans result" in refuse(
         ExitCode.USAGE, "kmeans", "iris.npy", "--k", 2, "--out", "model", "--force"
     )
 
@@ -156,7 +156,7 @@ def test_sidecars(stop, succeed, iris, header):
 
 
 def test_sidecars_with_an_infinite_size(stop, succeed, iris):
-    """As another program could write them: the digest is right."""
+    """Such a sidecar may come from another program: its digest is correct."""
     from tsapps.apps.abft.at_rest.sidecar import _digest, dump_sidecar
     from tsapps.apps.abft.at_rest.verify import encode
 

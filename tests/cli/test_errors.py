@@ -1,4 +1,4 @@
-"""What errors of every kind look like to the shell."""
+"""Errors of every kind at the command line: messages and exit codes."""
 
 import errno
 import shlex
@@ -22,7 +22,7 @@ def fail_with(monkeypatch, error):
 
 
 class OutOfOrderError(RuntimeError):
-    """As CuPy raises them."""
+    """An error like those that CuPy raises."""
 
 
 OutOfOrderError.__module__ = "cupy_backends.cuda.api.runtime"
@@ -75,7 +75,7 @@ def test_a_full_disk_leaves_the_old_result(directory, succeed):
     assert {path.name for path in directory.iterdir()} == {"x.npy", "x-kmeans"}
 
 
-def test_a_reader_that_leaves_early_is_no_error(directory):
+def test_a_closed_pipe_is_not_an_error(directory):
     command = f"{shlex.quote(sys.executable)} -m tsapps info 2>errors | true"
     subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], check=False)
     assert (directory / "errors").read_text() == ""

@@ -1,4 +1,4 @@
-"""`tsapps info`: what is here, and what would be used."""
+"""`tsapps info`: installed versions, devices, and the default device."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A fit that is stopped from outside, in the middle of its work."""
+"""Interruption of a fit by signals."""
 
 import os
 import pty
@@ -13,14 +13,14 @@ import pytest
 
 
 class Process:
-    """`tsapps` with a terminal as its stderr, which is read as it comes."""
+    """A `tsapps` process with a terminal as stderr, which is read continuously."""
 
     def __init__(self, *args):
         self.seen = ""
         self.terminal, end = pty.openpty()
         self.changed = threading.Condition()
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-        # What starts tests in the background may have them, and so their children, ignore Ctrl-C.
+        # A test runner started in the background may ignore Ctrl-C, and so may its child processes.
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tsapps", *args],
             stdout=subprocess.PIPE,
@@ -36,7 +36,7 @@ class Process:
         while True:
             try:
                 piece = os.read(self.terminal, 4096)
-            except OSError:  # Linux: the other end is closed
+            except OSError:  # on Linux: the other end is closed
                 return
             if not piece:
                 return
@@ -65,9 +65,9 @@ class Process:
 )
 def test_leaves_nothing_behind(directory, number, code, last_line):
     np.save("x.npy", np.random.default_rng(0).random((100_000, 8), np.float32))
-    # Ten runs of at most 300 iterations, none of which can end early: minutes.
+    # Ten runs of up to 300 iterations that cannot end early: this takes minutes.
     process = Process("kmeans", "x.npy", "--k", "300", "--init", "random", "--tol", "0", "--device", "cpu", "--json")
-    process.wait_for("labels moved")
+    process.wait_for("labels changed")
     process.process.send_signal(number)
     stdout = process.end()
     assert process.process.returncode == code

@@ -1,4 +1,4 @@
-"""`tsapps kmeans`: the result, its files, and what it refuses."""
+"""`tsapps kmeans`: results, output files and errors."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def test_same_as_scikit_learn(succeed, directory, iris, init, seed):
     assert_same_as_scikit_learn(directory / "iris-kmeans", iris, n_clusters=5, init=init, random_state=seed)
 
 
-def test_first_centers_of_few_passes(succeed, directory, iris):
+def test_init_by_kmeans_parallel(succeed, directory, iris):
     succeed("kmeans", "iris.npy", "--k", 5, "--init", "k-means||", "--seed", 3)
     expected = TSKMeans(5, init="k-means||", random_state=3, device="cpu").fit(iris)
     labels, _, summary = load(directory / "iris-kmeans")
@@ -62,7 +62,7 @@ def test_same_as_scikit_learn_from_any_format(succeed, directory, blobs, file):
 
 
 @pytest.mark.parametrize(("option", "values"), [("precision", ("exact", "tf32")), ("algorithm", ("lloyd", "elkan"))])
-def test_what_is_for_gpus_is_said_and_changes_nothing_on_the_cpu(succeed, directory, iris, option, values):
+def test_gpu_options_change_nothing_on_the_cpu(succeed, directory, iris, option, values):
     for value in values:
         succeed("kmeans", "iris.npy", "--k", 3, f"--{option}", value, "--device", "cpu", "--out", value)
     (labels, _, said), (others, _, also_said) = (load(directory / value) for value in values)
@@ -80,7 +80,7 @@ def test_protect(succeed, directory, iris):
     assert (also_said["protect"], also_said["faults"]) == (True, 0)
 
 
-def test_a_machine_that_computes_wrongly(run, directory, iris, monkeypatch):
+def test_a_faulty_machine_is_detected(run, directory, iris, monkeypatch):
     assign = HostStep.assign
 
     def wrong(self, *arguments, **options):
@@ -104,13 +104,13 @@ def test_cosine(succeed, directory, iris):
     np.testing.assert_allclose(np.linalg.norm(centers, axis=1), 1)
     assert summary["metric"] == "cosine"
     assert summary["inertia"] == pytest.approx(expected.inertia_)
-    # And the centers are used as what they are.
+    # predict uses the same metric.
     found = json.loads(succeed("predict", "iris-kmeans", "iris.npy", "--json"))
     np.testing.assert_array_equal(np.load("iris-labels.npy"), labels)
     assert found["inertia"] == pytest.approx(expected.inertia_)
 
 
-def test_cosine_refuses_a_row_of_zeros(refuse, iris):
+def test_cosine_rejects_zero_rows(refuse, iris):
     np.save("zero.npy", np.concatenate([iris, np.zeros((1, 4))]))
     line = refuse(ExitCode.FAILURE, "kmeans", "zero.npy", "--k", 3, "--metric", "cosine")
     assert "zero.npy: row 150 is zero" in line
@@ -134,7 +134,7 @@ def test_weights(succeed, directory, iris, shape):
     assert summary["weights"] == str(directory / "w.npy")
 
 
-def test_first_centers_from_a_file(succeed, directory, iris):
+def test_initial_centers_from_a_file(succeed, directory, iris):
     np.save("first.npy", iris[[3, 70, 140]])
     succeed("kmeans", "iris.npy", "--k", 3, "--init", "first.npy")
     assert_same_as_scikit_learn(directory / "iris-kmeans", iris, n_clusters=3, init=iris[[3, 70, 140]], n_init=1)
@@ -171,7 +171,7 @@ def test_summary(succeed, directory, iris):
     assert {"tsapps", "python", "numpy", "scikit-learn"} <= set(summary["versions"])
 
 
-def test_json_is_all_there_is_on_stdout(succeed, directory, iris):
+def test_stdout_is_json_only(succeed, directory, iris):
     printed = succeed("kmeans", "iris.npy", "--k", 3, "--json")
     assert json.loads(printed) == load(directory / "iris-kmeans")[2]
 
@@ -188,9 +188,9 @@ def test_quiet_changes_no_bit(succeed, directory, blobs):
         assert (directory / "a" / file).read_bytes() == (directory / "b" / file).read_bytes()
 
 
-def test_table_says_why_the_cpu(succeed, iris):
+def test_table_gives_the_reason_for_the_cpu(succeed, iris):
     table = succeed("kmeans", "iris.npy", "--k", 3)
-    assert "iris.npy: 150 × 4 float64, worked on in float64" in table
+    assert "iris.npy: 150 × 4 float64, computed in float64" in table
     assert "cpu: CuPy is not installed (pip install 'cupy-cuda13x[ctk]')" in table
     assert not any(line.endswith(" ") for line in table.splitlines())
 
@@ -223,7 +223,7 @@ def test_force_replaces_an_earlier_result(succeed, directory, iris):
     assert {path.name for path in directory.iterdir()} == {"iris.npy", "iris-kmeans"}
 
 
-def test_an_earlier_result_may_give_the_first_centers_of_the_one_that_replaces_it(succeed, directory, iris):
+def test_initial_centers_from_the_result_being_replaced(succeed, directory, iris):
     succeed("kmeans", "iris.npy", "--k", 3, "--max-iter", 1)
     succeed("kmeans", "iris.npy", "--k", 3, "--init", "iris-kmeans/centers.npy", "--force")
     assert load(directory / "iris-kmeans")[2]["converged"] is True
@@ -237,7 +237,7 @@ def test_force_fills_an_empty_directory_and_follows_a_link(succeed, directory, i
     assert load(directory / "real")[2]["k"] == 3
 
 
-# Every case has iris.npy (150 × 4) beside it.
+# Every case has iris.npy (150 × 4) in the current directory.
 def nothing():
     pass
 
@@ -348,14 +348,14 @@ BAD = {
         USAGE,
         ["mine: already exists", "--force"],
     ),
-    "existing file": (plain_file, "iris.npy --k 3 --out mine --force", USAGE, ["mine: exists and is no directory"]),
+    "existing file": (plain_file, "iris.npy --k 3 --out mine --force", USAGE, ["mine: exists and is not a directory"]),
     "foreign directory": (
         foreign_directory,
         "iris.npy --k 3 --out mine --force",
         USAGE,
-        ["mine: holds 'thesis.tex', which is no part of a kmeans result"],
+        ["mine: holds 'thesis.tex', which does not belong to a kmeans result"],
     ),
-    "foreign summary": (foreign_summary, "iris.npy --k 3 --out mine --force", USAGE, ["mine: is no kmeans result"]),
+    "foreign summary": (foreign_summary, "iris.npy --k 3 --out mine --force", USAGE, ["mine: is not a kmeans result"]),
     "current directory": (
         lambda: (os.mkdir("empty"), os.chdir("empty")),
         "../iris.npy --k 3 --out . --force",
@@ -367,7 +367,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("prepare", "arguments", "code", "says"), BAD.values(), ids=BAD.keys())
-def test_refuses(refuse, iris, prepare, arguments, code, says):
+def test_rejects(refuse, iris, prepare, arguments, code, says):
     prepare()
     line = refuse(code, "kmeans", *arguments.split())
     for part in says:
@@ -387,7 +387,7 @@ def test_refuses(refuse, iris, prepare, arguments, code, says):
         ("--k 3 --bogus", "--bogus"),
     ],
 )
-def test_wrong_options_are_wrong_use(run, directory, iris, arguments, says):
+def test_wrong_options_are_usage_errors(run, directory, iris, arguments, says):
     result = run("kmeans", "iris.npy", *arguments.split())
     assert result.exit_code == USAGE
     assert result.stdout == ""
@@ -396,13 +396,13 @@ def test_wrong_options_are_wrong_use(run, directory, iris, arguments, says):
     assert [path.name for path in directory.iterdir()] == ["iris.npy"]
 
 
-def test_refuses_before_reading_the_data(refuse, monkeypatch):
+def test_usage_errors_come_before_reading_the_data(refuse, monkeypatch):
     np.save("nan.npy", np.full((10, 2), np.nan))
     assert "--k 11" in refuse(USAGE, "kmeans", "nan.npy", "--k", 11)
     np.save("w.npy", np.ones(9))
     assert "w.npy" in refuse(USAGE, "kmeans", "nan.npy", "--k", 2, "--weights", "w.npy")
 
 
-def test_refuses_an_inertia_that_overflows(refuse):
+def test_rejects_an_overflowing_inertia(refuse):
     np.save("x.npy", np.array([[0.0], [1e200], [-1e200]]))
     assert "x.npy: the inertia overflows float64" in refuse(FAILURE, "kmeans", "x.npy", "--k", 1)

@@ -1,4 +1,4 @@
-"""Names from outside: ``FILE:NAME`` is taken apart in one way, and nothing foreign reaches the terminal raw."""
+"""Names from files and users: ``FILE:NAME`` is split in one way, and no foreign name reaches the terminal unescaped."""
 
 import io
 import json
@@ -129,21 +129,21 @@ def test_a_missing_file_with_a_name(refuse, path):
 
 
 def said(read, path):
-    """What the library calls a matrix, with all its warnings, or its error."""
+    """Return the matrix's name and all warnings, or the error."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             found = repr(read(path))
         except (MatrixError, abft.SidecarError) as error:
             found = str(error)
-        except ValueError as error:  # of the system, which has no such path
+        except ValueError as error:  # the operating system does not support such a path
             found = str(error)
     return "\n".join([found, *(str(one.message) for one in caught)])
 
 
 @st.composite
 def foreign_names(draw):
-    """Draw any text, of the characters that terminals act on above all."""
+    """Draw text, with many characters that terminals interpret."""
     acting = st.sampled_from("\x1b\x07\r\n\t\x00\x7f\x85\x9b\u200b\u202e\u2066\u2028\ufeff:/'\"\\ $!\u0301\udcff\ud800")
     return draw(st.text(st.one_of(acting, st.characters()), min_size=1, max_size=draw(st.sampled_from([3, 12, 400]))))
 
@@ -154,16 +154,16 @@ def assert_printable(text):
 
 
 def written(kind, names):
-    """Write a file of arrays with these names in the current directory, or give the names up if it cannot be."""
+    """Write a file with arrays of these names in the current directory; skip the example if that fails."""
     try:
         WRITERS[kind](f"x.{kind}", names)
-    except (ValueError, TypeError, OSError, RuntimeError, KeyError):  # the format has no such names
+    except (ValueError, TypeError, OSError, RuntimeError, KeyError):  # the format does not support such names
         assume(False)
     return f"x.{kind}"
 
 
 @property_test(15, 80, st.sampled_from(list(WRITERS)), foreign_names(), foreign_names())
-def test_no_name_of_an_array_is_printed_raw(kind, one, other):
+def test_array_names_are_escaped(kind, one, other):
     with tempfile.TemporaryDirectory() as directory, chdir(directory), patch.object(output, "_LOG_SECONDS", 0):
         path = written(kind, [one, other])
         for data in (path, f"{path}:{one}", f"{path}:{one}:"):
@@ -178,7 +178,7 @@ def test_no_name_of_an_array_is_printed_raw(kind, one, other):
 
 
 @property_test(10, 60, foreign_names(), st.sampled_from(["npy", "csv", "npz", "abft", "parquet", "h5", "none"]))
-def test_no_name_of_a_file_is_printed_raw(name, kind):
+def test_file_names_are_escaped(name, kind):
     name = re.sub("[\0/]", "", name)[:60].encode("utf-8", "replace")[:200].decode("utf-8", "ignore")
     with tempfile.TemporaryDirectory() as directory, chdir(directory), patch.object(output, "_LOG_SECONDS", 0):
         path = f"./{name}.{kind}"
@@ -205,7 +205,7 @@ def test_no_name_of_a_file_is_printed_raw(name, kind):
             assert_printable(said(read, path))
 
 
-def test_bytes_that_are_no_text_in_the_name_of_a_file(succeed):
+def test_undecodable_bytes_in_a_file_name(succeed):
     path = os.fsdecode(b"x\xff\x1b.npz")
     write_npz(path, ["a"])
     assert r"x\udcff\x1b.npz: 3 × 2" in succeed("abft-encode", path)

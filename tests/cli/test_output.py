@@ -1,4 +1,4 @@
-"""What is shown while a command works."""
+"""Progress output of commands, and formatting of results."""
 
 import io
 import sys
@@ -28,7 +28,7 @@ def test_a_terminal_sees_one_live_line(monkeypatch):
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_a_log_sees_nothing_of_a_short_run(monkeypatch, quiet):
+def test_a_short_run_logs_nothing(monkeypatch, quiet):
     log = io.StringIO()
     monkeypatch.setattr(sys, "stderr", log)
     with output.live_line(quiet=quiet) as show:
@@ -37,7 +37,7 @@ def test_a_log_sees_nothing_of_a_short_run(monkeypatch, quiet):
     assert log.getvalue() == ""
 
 
-def test_a_log_sees_sparse_lines_of_a_long_run(monkeypatch):
+def test_a_long_run_logs_sparse_lines(monkeypatch):
     log = io.StringIO()
     monkeypatch.setattr(sys, "stderr", log)
     now = iter(range(0, 1000, 4))
@@ -62,7 +62,7 @@ def test_a_terminal_sees_a_bar(monkeypatch):
     assert "3.0/4.0 MB" in terminal.getvalue()
 
 
-def test_a_log_sees_how_much_is_done(monkeypatch):
+def test_a_log_shows_the_bytes_done(monkeypatch):
     log = io.StringIO()
     monkeypatch.setattr(sys, "stderr", log)
     now = iter(range(0, 1000, 6))
@@ -84,10 +84,10 @@ def test_a_quiet_bar_shows_nothing(monkeypatch):
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.00 kB"), (20_480_000_000, "20.48 GB")]
 )
-def test_bytes_for_people(count, text):
+def test_formatting_of_bytes(count, text):
     assert output.gigabytes(count) == text
 
 
-def test_json_refuses_what_json_has_not():
+def test_json_rejects_infinity():
     with pytest.raises(ValueError, match="JSON"):
         output.print_json({"inertia": float("inf")})

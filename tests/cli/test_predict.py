@@ -1,4 +1,4 @@
-"""`tsapps predict`: the labels, their file, and what it refuses."""
+"""`tsapps predict`: labels, output file and errors."""
 
 import json
 
@@ -26,7 +26,7 @@ def test_labels_of_the_training_data(succeed, directory, model):
 
 
 def test_far_from_the_origin_in_float32(succeed):
-    # 10⁴ away from the origin, ‖c‖² has seven digits before those that tell the clusters apart.
+    # At a distance of 10⁴ from the origin, the first seven digits of ‖c‖² are equal for all clusters.
     X = (make_blobs(2000, 6, centers=8, cluster_std=0.5, random_state=3)[0] + 1e4).astype(np.float32)
     np.save("far.npy", X)
     succeed("kmeans", "far.npy", "--k", 8, "--out", "model")
@@ -50,7 +50,7 @@ def test_the_label_of_a_row_does_not_depend_on_the_others(succeed, iris, model):
     np.testing.assert_array_equal(np.load("few-labels.npy"), np.load("model/labels.npy")[100:110])
 
 
-def test_computes_in_the_type_of_the_model(succeed, directory, blobs):
+def test_computes_in_the_dtype_of_the_model(succeed, directory, blobs):
     succeed("kmeans", "blobs.npy", "--k", 6, "--out", "model")
     np.save("wide.npy", blobs.astype(np.float64))
     summary = json.loads(succeed("predict", "model", "wide.npy", "--json"))
@@ -74,33 +74,33 @@ def test_never_replaces_the_data(refuse, model):
     assert "iris.npy: is DATA itself" in line
 
 
-def test_refuses_data_of_another_width(refuse, model):
+def test_rejects_data_of_another_width(refuse, model):
     np.save("y.npy", np.zeros((10, 3)))
     line = refuse(ExitCode.USAGE, "predict", model, "y.npy")
-    assert "y.npy: has 3 columns, and the centers in model have 4" in line
+    assert "y.npy: has 3 columns; expected 4, like the centers in model" in line
 
 
-def test_refuses_nan(refuse, iris, model):
+def test_rejects_nan(refuse, iris, model):
     iris[7, 1] = np.nan
     np.save("y.npy", iris)
     assert "y.npy: row 7, column 1 is nan" in refuse(ExitCode.FAILURE, "predict", model, "y.npy")
 
 
-def test_refuses_missing_data(refuse, model):
+def test_rejects_missing_data(refuse, model):
     assert "no.npy: no such file" in refuse(ExitCode.USAGE, "predict", model, "no.npy")
 
 
-def test_refuses_a_gpu_that_is_not_there(refuse, model):
+def test_rejects_a_missing_gpu(refuse, model):
     assert "'cuda' was asked for" in refuse(ExitCode.NO_DEVICE, "predict", model, "iris.npy", "--device", "cuda")
 
 
 @pytest.mark.parametrize("place", ["missing", "empty", "iris.npy"])
-def test_refuses_what_is_no_model(refuse, directory, iris, place):
+def test_rejects_a_directory_without_a_model(refuse, directory, iris, place):
     (directory / "empty").mkdir()
-    assert f"{place}: is no result of tsapps kmeans" in refuse(ExitCode.USAGE, "predict", place, "iris.npy")
+    assert f"{place}: is not a result of tsapps kmeans" in refuse(ExitCode.USAGE, "predict", place, "iris.npy")
 
 
-def test_refuses_a_model_whose_files_do_not_go_together(refuse, model):
+def test_rejects_a_model_with_inconsistent_files(refuse, model):
     np.save("model/centers.npy", np.zeros((3, 4)))
     line = refuse(ExitCode.FAILURE, "predict", model, "iris.npy")
-    assert "model/centers.npy: is 3 × 4 float64, and summary.json beside it says 4 × 4 float64" in line
+    assert "model/centers.npy: is 3 × 4 float64, but summary.json next to it says 4 × 4 float64" in line

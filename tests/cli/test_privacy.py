@@ -1,4 +1,4 @@
-"""Private data stay private: results, sidecars and temporaries are readable by no more people than their inputs."""
+"""Privacy: results, sidecars and temporary files are readable by no more users than their inputs."""
 
 import os
 import stat
@@ -27,7 +27,7 @@ def umask(bits):
 
 @pytest.fixture
 def temporary_modes(monkeypatch):
-    """The permissions of every temporary, whenever anything was written or copied to it."""
+    """Record the permissions of every temporary file, at every write and copy."""
     seen = set()
     original = os.fsync
 
@@ -80,7 +80,7 @@ def test_another_group(tmp_path):
 @pytest.mark.parametrize("bits", [0o600, 0o640, 0o644])
 @pytest.mark.parametrize("named", [True, False])
 def test_results_of_every_command(directory, succeed, iris, bits, named, monkeypatch, temporary_modes):
-    if named:  # as where the file system has no files without a name
+    if named:  # as on file systems without O_TMPFILE
         monkeypatch.setattr(os, "O_TMPFILE", None, raising=False)
         monkeypatch.delattr(os, "O_TMPFILE")
     np.save("weights.npy", np.ones((150, 1)))
@@ -101,7 +101,7 @@ def test_results_of_every_command(directory, succeed, iris, bits, named, monkeyp
     assert temporary_modes == {0o600, bits}
 
 
-def test_private_weights_alone_are_enough(succeed, iris):
+def test_private_weights_make_the_result_private(succeed, iris):
     np.save("weights.npy", np.ones((150, 1)))
     os.chmod("weights.npy", 0o600)
     succeed("kmeans", "iris.npy", "-k", "3", "-q", "--out", "model", "--weights", "weights.npy")
@@ -139,7 +139,7 @@ def test_extended_attributes_are_kept(directory, succeed, run, iris, monkeypatch
 
 
 def test_access_lists_of_the_directory_do_not_widen(directory, iris, monkeypatch):
-    # A copy inherits the directory's list, which the original does not have.
+    # A copy inherits the access list of the directory, which the original does not have.
     lists, removed = {"original": ["user.a"], "copy": ["system.posix_acl_access"]}, []
     with open("iris.npy", "rb") as original, open("copy", "w+b") as made:
         names = {original.fileno(): "original", made.fileno(): "copy"}

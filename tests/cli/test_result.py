@@ -1,4 +1,4 @@
-"""The directory of a result: there whole or not at all, and nobody else's files touched."""
+"""Output directories of `kmeans`: written atomically, without touching foreign files."""
 
 import os
 
@@ -16,7 +16,7 @@ def write(directory, text):
 
 @pytest.fixture
 def place(directory):
-    """An earlier result."""
+    """Write an earlier result."""
     place = directory / "place"
     place.mkdir()
     write(place, "old")
@@ -33,7 +33,7 @@ def assert_old_and_alone(place):
 
 
 def replace(place, *, force, then=lambda: None):
-    """Write a new result to `place`, and do `then` before it is done."""
+    """Write a new result to `place`; call `then` before it is complete."""
     with new_directory(place, force=force) as temporary:
         write(temporary, "new")
         then()
@@ -59,14 +59,14 @@ def test_an_interruption_keeps_the_old_result(place):
     assert_old_and_alone(place)
 
 
-def test_the_old_result_is_there_until_the_new_one_is_complete(place):
+def test_the_old_result_stays_until_the_new_one_is_complete(place):
     seen = []
     replace(place, force=True, then=lambda: seen.append((place / "labels.npy").read_text()))
     assert seen == ["old"]
     assert (place / "labels.npy").read_text() == "new"
 
 
-def test_a_failed_exchange_puts_the_old_result_back(place, monkeypatch):
+def test_a_failed_rename_restores_the_old_result(place, monkeypatch):
     rename = os.rename
 
     def fail(source, target):
@@ -89,14 +89,14 @@ def test_force_replaces_all_of_it(place):
     assert [path.name for path in place.parent.iterdir()] == ["place"]
 
 
-def test_files_that_came_meanwhile_are_kept(place):
+def test_new_foreign_files_are_kept(place):
     with pytest.raises(UsageError, match=r"holds 'notes\.txt'"):
         replace(place, force=True, then=lambda: (place / "notes.txt").write_text("mine"))
     assert (place / "notes.txt").read_text() == "mine"
     assert (place / "labels.npy").read_text() == "old"
 
 
-def test_a_directory_that_came_meanwhile_is_kept(directory):
+def test_a_new_foreign_directory_is_kept(directory):
     with pytest.raises(UsageError, match="already exists"):
         replace(directory / "new", force=False, then=lambda: (directory / "new").mkdir())
     assert [path.name for path in directory.iterdir()] == ["new"]
@@ -109,7 +109,7 @@ def test_permissions_are_those_of_any_new_directory(directory):
     assert (directory / "new").stat().st_mode == (directory / "other").stat().st_mode
 
 
-def test_the_next_run_removes_what_a_killed_one_left_and_says_so(directory, run, iris):
+def test_the_next_run_removes_leftovers_of_a_killed_one(directory, run, iris):
     (directory / ".out.npy.0123456789abcdef.tmp").write_bytes(b"half")
     left = directory / ".iris-kmeans.0123456789abcdef.tmp"
     left.mkdir()
@@ -123,7 +123,7 @@ def test_the_next_run_removes_what_a_killed_one_left_and_says_so(directory, run,
     assert {path.name for path in directory.iterdir()} == {"iris.npy", "out.npy", "iris-kmeans"}
 
 
-def test_a_result_that_a_killed_run_had_moved_away_is_found_again(place):
+def test_a_result_moved_away_by_a_killed_run_is_restored(place):
     os.rename(place, place.with_name(".place.0123456789abcdef.old"))
     with pytest.warns(UserWarning, match="restored from"):
         check_place(place, force=True)

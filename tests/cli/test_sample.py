@@ -1,4 +1,4 @@
-"""`tsapps sample`: the data sets, and what it refuses."""
+"""`tsapps sample`: data sets and errors."""
 
 import importlib.util
 
@@ -45,17 +45,17 @@ def test_replaces_only_with_force(succeed, refuse):
     assert np.load("x.npy").shape == (1797, 64)
 
 
-def test_refuses_an_unknown_name(refuse):
+def test_rejects_an_unknown_name(refuse):
     line = refuse(ExitCode.USAGE, "sample", "irises", "x.npy")
     assert "irises: no such data set: expected one of china, digits, iris, blobs" in line
 
 
 @pytest.mark.parametrize("out", ["x.csv", "x"])
-def test_refuses_another_format(refuse, out):
+def test_rejects_other_formats(refuse, out):
     assert f"{out}: expected a name that ends in .npy" in refuse(ExitCode.USAGE, "sample", "iris", out)
 
 
-def test_refuses_a_place_that_is_not_there(refuse, directory):
+def test_rejects_a_missing_directory(refuse, directory):
     assert "there is no directory" in refuse(ExitCode.USAGE, "sample", "iris", "no/x.npy")
     (directory / "x.npy").mkdir()
     assert "x.npy: is a directory" in refuse(ExitCode.USAGE, "sample", "iris", "x.npy", "--force")

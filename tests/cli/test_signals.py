@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM at every phase of a command: one line and 130 or 143, or a result and 0."""
+"""SIGINT and SIGTERM in every phase of a command: one line and exit code 130 or 143, or a result and exit code 0."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ from tsapps.matrix import write
 LINES = {signal.SIGINT: (130, "tsapps: interrupted\n"), signal.SIGTERM: (143, "tsapps: terminated\n")}
 BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 
-# tsapps, with a signal to itself when a module is first looked for, or at the end: `NUMBER WHEN ARGUMENTS…`.
+# Runs tsapps; signals itself when a given module is first searched for, or at exit: `NUMBER WHEN ARGUMENTS…`.
 AT = """
 import atexit, os, runpy, sys
 number, when = int(sys.argv[1]), sys.argv[2]
@@ -44,7 +44,7 @@ def python(program, *args, before=signal.SIG_DFL):
         capture_output=True,
         text=True,
         check=False,
-        # What starts tests in the background may have them, and so their children, ignore Ctrl-C.
+        # A test runner started in the background may ignore Ctrl-C, and so may its child processes.
         preexec_fn=lambda: signal.signal(signal.SIGINT, before),
     )
 
@@ -52,7 +52,7 @@ def python(program, *args, before=signal.SIG_DFL):
 @BOTH
 @pytest.mark.each_choice
 @pytest.mark.parametrize("module", ["tsapps.cli", "typer", "tsapps.cli.kmeans", "sklearn"])
-def test_before_and_while_the_command_begins(directory, number, module):
+def test_signal_during_startup(directory, number, module):
     done = python(AT, int(number), module, "sample", "iris", "x.npy")
     assert (done.returncode, done.stderr) == LINES[number]
     assert done.stdout == ""
@@ -60,13 +60,13 @@ def test_before_and_while_the_command_begins(directory, number, module):
 
 
 @BOTH
-def test_while_python_ends(directory, number):
+def test_signal_during_shutdown(directory, number):
     done = python(AT, int(number), "atexit", "info", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("}\n")
 
 
-# The phases, by hand: what a process does, and its exit code and stderr. No command is imported.
+# Phases by hand: a program, its exit code and stderr. It imports no command.
 PHASE = """
 import os, sys, threading
 from tsapps import signals
@@ -79,7 +79,7 @@ def come(times=1):
 """
 
 
-# A program of `PHASE`, the exit code (None: 130 or 143), and what stderr says (None: nothing).
+# Program (appended to `PHASE`), exit code (None: 130 or 143), and stderr (None: empty).
 PROGRAMS = {
     "starting": ("come()", None, ""),
     "while the line is written": (
@@ -87,7 +87,7 @@ PROGRAMS = {
         None,
         "",
     ),
-    # Cleaning up is not disturbed by a signal that came twice, and ended by one that comes later.
+    # A signal delivered twice does not disturb cleaning up; a later one ends it.
     "twice": (
         "signals.begin()\ntry:\n come()\nfinally:\n come(); print('clean'); signals.finish()",
         None,
@@ -98,7 +98,7 @@ PROGRAMS = {
         None,
         "",
     ),
-    # A signal while a result takes its place, and one after that, are too late.
+    # Signals while a result is renamed into place, and after that, are too late.
     "placing": ("signals.begin()\nwith signals.placing():\n come()\nprint('clean')", 0, None),
     "placed": ("signals.begin()\nwith signals.placing():\n pass\ncome(2); print('clean')", 0, None),
     "placed, again": (
@@ -160,7 +160,7 @@ def test_a_signal_that_is_ignored_from_the_start_stays_ignored():
 
 @pytest.fixture
 def handlers(monkeypatch):
-    """The handlers of a command, in this process."""
+    """Install the handlers of a command in this process."""
     before = {number: signal.signal(number, signals._handle) for number in LINES}
     monkeypatch.setattr(signals._State, "stopped", None)
     yield
@@ -171,7 +171,7 @@ def handlers(monkeypatch):
 
 @cache
 def calibrated():
-    """What abft-calibrate writes; one depth is measured in an instant."""
+    """Return the files that abft-calibrate writes; measuring one depth is fast."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "DEPTHS", (16,))
         patch.setattr(calibration, "_CHOSEN_AT", (16,))
@@ -201,8 +201,8 @@ COMMANDS = {
 @pytest.mark.each_choice
 @pytest.mark.parametrize("old", [False, True], ids=["new", "replaced"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_from_the_moment_the_result_is_in_place(directory, succeed, handlers, monkeypatch, command, old, number):
-    """The command finishes, prints what it has to say and exits 0."""
+def test_signal_after_the_result_is_in_place(directory, succeed, handlers, monkeypatch, command, old, number):
+    """The command finishes, prints its output and exits with 0."""
     np.save("x.npy", np.random.default_rng(0).random((20, 3)))
     succeed("kmeans", "x.npy", "--k", 2, "--out", "model", "--device", "cpu", "--quiet")
     succeed("abft-encode", "x.npy", "--quiet")
@@ -237,9 +237,9 @@ OWN = [signals, __main__, cli, atomic_write, write, result]
 
 
 def stopped_at(n, number, arguments):
-    """Run tsapps in a child that gets a signal at the nth line of `OWN`; return its exit code and stderr.
+    """Run tsapps in a child that receives a signal at the nth line of `OWN`; return its exit code and stderr.
 
-    The signal is sent if there is a file `came` then.
+    The signal is sent only if a file `came` exists at that line.
     """
 
     def send():
@@ -252,7 +252,7 @@ def stopped_at(n, number, arguments):
         sys.stdout, sys.stderr = (open(descriptor, "w") for descriptor in (1, 2))  # noqa: SIM115 the process ends
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv[1:] = arguments
-        signals.install()  # from here on
+        signals.install()  # handlers exist from here on
         at_line(n, OWN, send)
         try:
             __main__.main()
@@ -280,7 +280,7 @@ KMEANS = "out", ("kmeans", "iris.npy", "--k", "2", "--force", "--device", "cpu",
 )
 @pytest.mark.parametrize("old", [False, True], ids=["new", "replaced"])
 def test_at_every_line(directory, succeed, iris, monkeypatch, number, step, output, arguments, old):
-    """The output is the old one and the exit code 130 or 143, or it is the new one and 0; every step-th line."""
+    """Either the old output and exit code 130 or 143, or the new output and 0; tests every step-th line."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(signals._State, "phase", "starting")
     where, came = directory / output, directory / "came"
@@ -294,7 +294,7 @@ def test_at_every_line(directory, succeed, iris, monkeypatch, number, step, outp
 
     n, codes = 1, set()
     came.touch()
-    while came.exists():  # there was such a line
+    while came.exists():  # the previous run reached its line
         came.unlink()
         if not old and where.exists():
             shutil.rmtree(where) if where.is_dir() else where.unlink()
@@ -318,7 +318,7 @@ def test_at_every_line(directory, succeed, iris, monkeypatch, number, step, outp
 
 @pytest.mark.exhaustive
 def test_signals_at_random_moments(directory):
-    """The trials of signal_trials.py, some of them."""
+    """A sample of the trials of signal_trials.py."""
     counts = trials(directory, 20, seed=1)
     assert counts.trials == 20
     assert (counts.harm, counts.tracebacks, counts.leftovers, counts.undocumented) == (0, 0, 0, 0), counts.examples

@@ -1,4 +1,4 @@
-"""Standard streams that are closed or that nobody reads, and warnings that are made errors."""
+"""Closed standard streams, streams without a reader, and warnings as errors."""
 
 import os
 import shlex
@@ -12,7 +12,7 @@ from tsapps.errors import ExitCode
 
 TSAPPS = f"{shlex.quote(sys.executable)} -m tsapps"
 CLOSED = [">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"]
-# Each with what it writes and its exit code.
+# Commands with their output and exit code.
 COMMANDS = {
     "sample iris out.npy": ("out.npy", 0),
     "kmeans x.npy -k 2 --device cpu": ("x-kmeans/labels.npy", 0),
@@ -80,15 +80,15 @@ def test_every_command_with_every_stream_closed(shell, directory, command, strea
     check_works(shell, directory, command, streams)
 
 
-def test_results_are_written_where_nobody_reads_the_report(shell, directory):
+def test_results_are_written_to_a_closed_pipe(shell, directory):
     found = shell("sample iris out.npy", "| head -c0")
     assert (found.returncode, found.stdout, found.stderr) == (ExitCode.FAILURE, "", "")
     assert np.load(directory / "out.npy").shape == (150, 4)
 
 
 @pytest.mark.parametrize("action", ["error", "error::UserWarning"])
-def test_warnings_are_no_errors(shell, directory, action):
-    # A warning of our own: another writer to the same path was killed.
+def test_warnings_do_not_fail_the_command(shell, directory, action):
+    # Provokes one of our warnings: another writer to the same path was killed.
     (directory / ".out.npy.0123456789abcdef.tmp").write_bytes(b"half")
     found = shell("sample iris out.npy", "", PYTHONWARNINGS=action)
     assert found.returncode == 0

@@ -1,4 +1,4 @@
-"""`tsapps tune`: the user's own table of picks, made on a GPU, or by stand-ins for what needs one."""
+"""`tsapps tune`: the user's tuning table, measured on a GPU or by stand-ins for one."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tsapps.kernels.plan.mma import LibraryAlgorithm, MmaPlan
 from tsapps.kernels.plan.select import KEY, LIBRARY, configuration_of, key_of, tuned_table
 
 PROBE = devices._probe
-# A GPU for which no table comes with tsapps.
+# A GPU without a shipped tuning table.
 DEVICE = replace(KNOWN["H100"], name="Some H100")
 OWN = ("--m", 4096, "--k", 4096, "--w", 8)
 ONE = (*OWN, "--dtype", "float32", "--layout", "row")
@@ -34,7 +34,7 @@ def cache(directory, monkeypatch):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A GPU on which the most promising plan of every product takes 1 ms, and the library 2."""
+    """A stand-in GPU on which the best predicted plan of every product takes 1 ms, and cuBLAS 2 ms."""
 
     def measured(cell, plans, device, index, report):
         report(f"{cell}: measured")
@@ -50,7 +50,7 @@ def gpu(monkeypatch):
 
 
 def row_of(cell, plan):
-    """A row as `tune` makes them."""
+    """Return a table row as `tune` writes it."""
     return key_of(cell.problem()) | configuration_of(plan) | {"ms": 1.0, "library_ms": 2.0}
 
 
@@ -68,32 +68,32 @@ def write(text):
     own_file().write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
-# --- What is measured ----------------------------------------------------------------------------------------------
+# --- Measuring -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arguments", [(), ("--reset",), ("--device", "cuda:1"), ("--device", "auto")])
-def test_without_a_gpu_there_is_nothing_to_measure_on(refuse, arguments):
+def test_tune_needs_a_gpu(refuse, arguments):
     assert "CuPy is not installed" in refuse(ExitCode.NO_DEVICE, "tune", *arguments)
 
 
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (("--device", "cpu"), "--device cpu: plans are measured on a GPU: give cuda or cuda:<number>"),
+        (("--device", "cpu"), "--device cpu: expected cuda or cuda:<number>: plans are measured on a GPU"),
         (("--device", "3"), "--device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>', got '3'"),
-        (("--m", 10, "--w", 4), "--k is missing: a product of your own takes --m, --k and --w"),
-        ((*OWN, "--shape", "tsm2r"), "--shape is for the usual products; that of your own follows from --m, --k"),
+        (("--m", 10, "--w", 4), "--k is missing: a single product needs --m, --k and --w"),
+        ((*OWN, "--shape", "tsm2r"), "--shape applies to the default products only: --m, --k"),
         (("--m", 10, "--k", 900, "--w", 40), "C is 10 × 40; expected w ≤ m: give Cᵀ = Bᵀ · Aᵀ, with m and w exchanged"),
         (("--m", 900, "--k", 9, "--w", 65), "C is 900 × 65; expected w ≤ 64: wider products are always the library's"),
-        (("--reset", "--shape", "tsm2r"), "--reset removes the whole table for the GPU: give nothing with it"),
-        (("--reset", "--dry-run"), "--reset removes the whole table for the GPU: give nothing with it"),
+        (("--reset", "--shape", "tsm2r"), "--reset removes the whole table of the GPU: it takes no other option"),
+        (("--reset", "--dry-run"), "--reset removes the whole table of the GPU: it takes no other option"),
     ],
 )
 def test_wrong_use(refuse, gpu, arguments, what):
     assert what in refuse(ExitCode.USAGE, "tune", *arguments)
 
 
-def test_a_dry_run_without_a_gpu_lists_what_would_be_measured(succeed, directory):
+def test_a_dry_run_without_a_gpu_lists_the_products(succeed, directory):
     lines = succeed("tune", "--dry-run", "--most", 5).splitlines()
     assert len(lines) == len(tuning.CELLS) + 1
     assert lines[0] == "tsm2r float64 20,480 × 20,480 × 1, A row-major: up to 5 plans"
@@ -127,12 +127,12 @@ def test_filters(succeed, gpu, arguments, expected):
     ("sizes", "shape"),
     [((10**6, 900, 64), "tsm2r"), ((10**6, 64, 3), "tsm2l"), ((64, 10**6, 3), "tsmttsm"), ((2, 1, 1), "tsmttsm")],
 )
-def test_a_product_of_ones_own_has_the_shape_that_its_problem_has(sizes, shape):
+def test_shape_of_a_single_product(sizes, shape):
     cell = tuning.own_cell(*sizes, "float32", along=False)
     assert cell.shape == cell.problem().shape == shape
 
 
-# --- What is kept --------------------------------------------------------------------------------------------------
+# --- Tables --------------------------------------------------------------------------------------------------------
 
 
 def test_the_table_is_written_and_used(succeed, gpu):
@@ -150,7 +150,7 @@ def test_the_table_is_written_and_used(succeed, gpu):
     assert isinstance(product.planned(problem, DEVICE), MmaPlan)
 
 
-def test_rows_with_the_same_key_are_replaced_and_others_stay(succeed, gpu):
+def test_rows_with_the_same_key_are_replaced(succeed, gpu):
     narrow, old = one_row(w=1, ms=7.0), one_row(ms=9.0)
     write(json.dumps([narrow, old]))
     table = succeed("tune", *OWN, "--dtype", "float32")
@@ -167,7 +167,7 @@ def test_quiet(run, gpu):
     assert own_file().exists()
 
 
-def test_what_was_measured_before_an_interruption_is_kept(run, gpu, monkeypatch):
+def test_an_interruption_keeps_earlier_measurements(run, gpu, monkeypatch):
     measured, done = tuning._measured, []
 
     def third_fails(cell, *others):
@@ -183,7 +183,7 @@ def test_what_was_measured_before_an_interruption_is_kept(run, gpu, monkeypatch)
     assert [path.name for path in own_file().parent.iterdir()] == [own_file().name]
 
 
-def test_products_that_cannot_be_measured_are_left_out_and_named(run, gpu, monkeypatch):
+def test_products_that_fail_are_skipped_with_a_warning(run, gpu, monkeypatch):
     measured = tuning._measured
 
     def no_memory(cell, *others):
@@ -196,9 +196,12 @@ def test_products_that_cannot_be_measured_are_left_out_and_named(run, gpu, monke
     warning = f"tsapps: warning: {product_of_mine} is left out: Out of memory allocating 9 bytes\n"
     done = run("tune", *OWN, "--dtype", "float32")
     assert (done.exit_code, done.stderr) == (0, warning)
-    assert "products  1, and 1 left out; fastest by kernels of tsapps: 1, by cuBLAS: 0\n" in done.stdout
+    assert "products  1, and 1 skipped; fastest by kernels of tsapps: 1, by cuBLAS: 0\n" in done.stdout
     done = run("tune", *ONE)
-    assert (done.exit_code, done.stderr) == (1, f"{warning}tsapps: nothing was measured, and no table written\n")
+    assert (done.exit_code, done.stderr) == (
+        1,
+        f"{warning}tsapps: no product could be measured, and no table was written: see the warnings\n",
+    )
 
 
 def test_plans_that_spill_are_not_measured(run, gpu, monkeypatch):
@@ -242,18 +245,18 @@ if __name__ == "__main__":
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # Where the tests run in the background, Ctrl-C is ignored.
+        # If the tests run in the background, Ctrl-C is ignored by default.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     for _ in range(8):
         assert process.stdout.readline() == "done\n"
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the compilers as well
+    os.killpg(process.pid, signal.SIGINT)  # like a terminal, also signals the compilers
     stdout, stderr = process.communicate(timeout=30)
     assert stdout.splitlines()[-1] == "interrupted"
     assert (process.returncode, stderr) == (0, "")
 
 
-# --- A table that holds other things -------------------------------------------------------------------------------
+# --- Malformed tables ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -297,12 +300,12 @@ def test_a_malformed_table_is_an_error_in_one_line(refuse, succeed, gpu, text, w
     assert tuning.user_table(DEVICE.name) == []
 
 
-def test_a_row_may_say_more_than_is_asked():
+def test_rows_may_have_other_fields():
     write(json.dumps([one_row(comment="measured in winter")]))
     assert tables.own_table(DEVICE.name) == [one_row(comment="measured in winter")]
 
 
-def test_the_users_rows_go_before_those_that_come_with_tsapps():
+def test_user_rows_override_shipped_rows():
     shipped = tuned_table("NVIDIA H200")
     theirs = next(row for row in shipped if "kernel" in row)
     mine = one_row(**{name: theirs[name] for name in KEY})
@@ -313,38 +316,40 @@ def test_the_users_rows_go_before_those_that_come_with_tsapps():
     assert theirs not in both
 
 
-# --- Reset, and what info says -------------------------------------------------------------------------------------
+# --- Reset and info ------------------------------------------------------------------------------------------------
 
 
-def test_reset_of_nothing(succeed, gpu):
+def test_reset_without_a_table(succeed, gpu):
     assert succeed("tune", "--reset") == f"removed  nothing: there is no {own_file()}\n"
     assert json.loads(succeed("tune", "--reset", "--json"))["removed"] is False
 
 
-def test_info_says_which_table_is_in_use(succeed, gpu, monkeypatch):
-    assert "cuda:0 picks  none: the model decides (tsapps tune measures)\n" in succeed("info")
+def test_info_shows_the_table_in_use(succeed, gpu, monkeypatch):
+    assert "cuda:0 tuned configurations  none: plans are chosen by the model (see tsapps tune)\n" in succeed("info")
     tables.keep(DEVICE.name, one_row())
-    assert f"cuda:0 picks  1 of yours, {own_file()}; for the rest the model\n" in succeed("info")
+    assert f"cuda:0 tuned configurations  1 of yours, {own_file()}; for the rest the model\n" in succeed("info")
     report = json.loads(succeed("info", "--json"))["picks"]
     assert report == {"cuda:0": {"path": str(own_file()), "own": 1, "error": None, "shipped": 0}}
     monkeypatch.setattr(
         devices, "_probe", lambda: ((devices.InstalledGpu(0, "NVIDIA H200", "9.0", 132, 1 << 37, 1),), "")
     )
     shipped = len(tuned_table("NVIDIA H200"))
-    assert f"cuda:0 picks  the {shipped} that come with tsapps\n" in succeed("info")
+    assert f"cuda:0 tuned configurations  {shipped} shipped with tsapps\n" in succeed("info")
     tables.keep("NVIDIA H200", one_row())
-    assert f"1 of yours, {tables.user_path('NVIDIA H200')}; for the rest the {shipped} that come" in succeed("info")
+    assert f"1 of yours, {tables.user_path('NVIDIA H200')}; for the rest {shipped} shipped with tsapps" in succeed(
+        "info"
+    )
 
 
 # --- On a GPU ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu
-def test_a_product_is_tuned_on_the_gpu_at_hand_and_its_table_used(succeed, monkeypatch):
+def test_tuning_on_a_gpu(succeed, monkeypatch):
     cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
     monkeypatch.setattr(devices, "_probe", PROBE)
     A, B = cupy.ones((4096, 4096), "f4"), cupy.ones((4096, 8), "f4")
-    product.matmul(A, B)  # by the tables that there are before
+    product.matmul(A, B)  # with the present tables
     assert product._prepared.cache_info().currsize > 0
     report = json.loads(succeed("tune", *ONE, "--most", 2, "--json"))
     device, problem = live(0), tuning.own_cell(4096, 4096, 8, "float32", along=True).problem()

@@ -1,4 +1,4 @@
-"""Wrong use: of every command, in every way, one line on stderr and exit code 2."""
+"""Usage errors of every command: one line on stderr and exit code 2."""
 
 from typing import ClassVar
 
@@ -8,7 +8,7 @@ import pytest
 from tsapps.cli import app
 from tsapps.errors import ExitCode
 
-# What each command needs to be called as it should.
+# Arguments of a correct call of each command.
 COMMANDS = {
     "kmeans": ["iris.npy", "--k", "3"],
     "predict": ["model", "iris.npy"],
@@ -22,7 +22,7 @@ COMMANDS = {
     "tune": ["--dry-run"],
 }
 WITH_ARGUMENTS = [command for command, arguments in COMMANDS.items() if arguments and command != "tune"]
-# An option that takes a value, and a value that it does not take.
+# An option with a value that it does not accept.
 BAD_VALUES = {
     "kmeans": ["--k=many", "--k=0", "--tol=-1", "--metric=cosin", "--max-iter=1.5", "--seed=-1", "--precision="],
     "abft-encode": ["--weights=5", "--code=exactly", "--block=100"],
@@ -32,7 +32,7 @@ BAD_VALUES = {
 }
 
 
-def test_the_commands_are_all():
+def test_every_command_is_listed():
     assert set(COMMANDS) == {one.name or one.callback.__name__.replace("_", "-") for one in app.registered_commands}
 
 
@@ -62,7 +62,7 @@ class TestEveryCommand:
         refused(refuse, command, [*COMMANDS[command], f"{flag}=yes"], flag, "does not take a value")
 
 
-@pytest.mark.parametrize("command", [one for one in COMMANDS if one != "abft-verify"])  # which takes any number
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one != "abft-verify"])  # it takes any number
 def test_an_argument_too_many(refuse, command):
     refused(refuse, command, [*COMMANDS[command], "one-too-many"], "unexpected extra argument", "one-too-many")
 
@@ -112,7 +112,7 @@ def test_no_arguments_print_the_help(run):
 
 
 class TestPathsThatNameNoMatrix:
-    """Of every command that reads one: its path is wrong, not its bytes."""
+    """Wrong paths, for every command that reads a matrix."""
 
     COMMANDS: ClassVar = {
         "kmeans": ["PATH", "--k", "1"],
@@ -143,7 +143,7 @@ class TestPathsThatNameNoMatrix:
             ("x.xyz", "unknown extension '.xyz'"),
             ("several.npz", "holds several arrays, A, B: name one, for example several.npz:A"),
             ("several.npz:C", "holds no array 'C'"),
-            ("x.npy:X", "a .npy file holds one matrix: leave out ':X'"),
+            ("x.npy:X", "a .npy file holds one matrix: omit ':X'"),
         ],
     )
     def test_wrong_use(self, refuse, path, message):

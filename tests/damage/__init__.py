@@ -1,1 +1,1 @@
-"""Damaged files of every format that the project reads: mutations, formats, and the campaign that counts outcomes."""
+"""Fuzzing of all file formats that the project reads: mutations, formats, and a campaign that counts outcomes."""

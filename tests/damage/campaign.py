@@ -1,11 +1,11 @@
-"""A campaign of damaged files: each is read, and what comes of it is counted. Run it from the repository's root:
+"""Fuzzing campaign: reads damaged files and counts the outcomes. Run it from the repository's root:
 
     python tests/damage/campaign.py --count 10000 [--format hdf5 …] [--first 0] [--keep DIRECTORY]
 
-Prints a line of JSON for each format: files that were refused by one line with their name, files that were accepted as
-what their bytes say, and faults. A fault is another exception, a message of several lines or without the name, other
-content than the bytes say, more than 10 s, or a crash. Files are read in processes of their own, one for many files,
-whose memory is limited. A file depends on the format and its number alone; --keep writes those with faults.
+Prints one line of JSON per format: files rejected by one line with their name, files accepted with the content that
+their bytes have, and faults. A fault is another exception, a message of several lines or without the name, other
+content than the bytes have, more than 10 s, or a crash. Worker processes with limited memory read many files each. A
+file depends only on the format and its number; --keep saves those with faults.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from unicodedata import category
 import numpy as np
 
 _TESTS = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(_TESTS), str(_TESTS.parent)]  # where this is a program
+sys.path[:0] = [str(_TESTS), str(_TESTS.parent)]  # for use as a program
 
 from damage.matrices import MATRICES  # noqa: E402
 from damage.mutations import mutate  # noqa: E402
@@ -40,18 +40,18 @@ __all__ = ["FORMATS", "missing_library", "run"]
 FORMATS: dict[str, Any] = MATRICES | RECORDS
 _SECONDS, _MEMORY = 10, 1 << 30
 _MOST_KEPT = 20
-# Control characters, surrogates and what breaks a line.
+# Control characters, surrogates and line separators.
 _BREAKS = ("Cc", "Cs", "Zl", "Zp")
 
 
 def missing_library(name: str) -> str:
-    """Return the library that a format needs and that is not installed, or the empty string."""
+    """Return the missing library that a format needs, or an empty string."""
     library = getattr(FORMATS[name], "library", "")
     return library if library and find_spec(library) is None else ""
 
 
 def damaged_file(name: str, number: int, valid: bytes) -> bytes:
-    """Return the content of a format's damaged file of this number."""
+    """Return the content of the damaged file with this number."""
     rng = np.random.default_rng([zlib.crc32(name.encode()), number])
     part, rest = FORMATS[name].split(valid)
     while (content := FORMATS[name].join(mutate(rng, part), rest)) == valid:
@@ -60,7 +60,7 @@ def damaged_file(name: str, number: int, valid: bytes) -> bytes:
 
 
 def run(names: Iterable[str], count: int, first: int = 0, keep: Path | None = None) -> dict[str, dict[str, Any]]:
-    """Read damaged files of some formats and return for each how many were refused and accepted, and the faults."""
+    """Read damaged files of some formats; return the numbers of rejected and accepted files and the faults of each."""
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as directory:
         for name in names:
@@ -82,7 +82,7 @@ def run(names: Iterable[str], count: int, first: int = 0, keep: Path | None = No
                     if tasks[0][1] == first + count:
                         del tasks[0]
                 complaint = process.stderr.read()
-            if tasks:  # it died of the file that is the next
+            if tasks:  # the next file killed the process
                 name, number = tasks[0]
                 if process.returncode >= 0:
                     raise RuntimeError(f"the worker ended with {process.returncode} at {name} {number}: {complaint}")
@@ -109,12 +109,12 @@ def _keep(found: dict[str, dict[str, Any]], directory: Path, keep: Path) -> None
 def _work(directory: Path, tasks: list[tuple[str, int]], end: int) -> None:
     """Read the files and print an outcome for each; a file that takes too long ends the process."""
     valid = {}
-    for name, _ in tasks:  # before the limit, with all that is imported for it
+    for name, _ in tasks:  # import everything before the memory limit is set
         path = directory / f"{name}.valid"
         if not path.exists():
             path.write_bytes(FORMATS[name].make(directory))
         valid[name] = path.read_bytes()
-        FORMATS[name].make(directory)  # files beside the one that is damaged
+        FORMATS[name].make(directory)  # the files next to the damaged one
         outcome = _outcome(name, directory, valid[name], valid[name])
         if outcome != "accepted":
             raise RuntimeError(f"the valid file of {name} is not accepted: {outcome}")
@@ -149,15 +149,15 @@ def _outcome(name: str, directory: Path, valid: bytes, content: bytes) -> str:
         if str(path) in message and not any(category(c) in _BREAKS for c in message):
             return "refused"
         return f"a message without the name, or of several lines: {message!r}"
-    except MemoryError as error:  # the command line says so in one line
+    except MemoryError as error:  # the command line reports it in one line
         return "refused" if str(path) in str(error) else f"MemoryError without the name: {error}"
-    except BaseException as error:  # noqa: BLE001 what comes out of a reader is what is asked
+    except BaseException as error:  # noqa: BLE001 (any exception of a reader is an outcome)
         return f"{type(error).__module__}.{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return f"accepted wrongly: {wrong}" if wrong else "accepted"
 
 
 def main() -> None:
-    """Run the campaign, or, as a worker, read files of it."""
+    """Run the campaign, or its files as a worker process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--first", type=int, default=0)

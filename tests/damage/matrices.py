@@ -1,4 +1,4 @@
-"""Matrices in files of every format: a valid file, and what a file that is accepted must hold."""
+"""Matrix formats for fuzzing: how to write a valid file, and the expected content of an accepted one."""
 
 import ast
 import io
@@ -20,7 +20,7 @@ from tsapps.matrix import open_matrix
 __all__ = ["MATRICES", "MatrixFormat"]
 
 _SHAPE = 40, 3
-# Matrices larger than this are only streamed.
+# Larger matrices are only streamed.
 _MOST_BYTES = 1 << 24
 
 
@@ -30,7 +30,7 @@ def _data(dtype: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class MatrixFormat:
-    """A format of matrices.
+    """A matrix format.
 
     Attributes
     ----------
@@ -38,14 +38,13 @@ class MatrixFormat:
     write : callable
         Writes an array to a path.
     expected : callable
-        Returns what a file holds by an independent reading: given the bytes of the valid file and those of the damaged
-        one, an array; None where nothing can be said.
+        Reads a file independently: takes the bytes of the valid file and of the damaged one; returns an array, or None
+        if nothing can be said.
     split, join : callable
-        Take the file apart into what is mutated and the rest, and put it together, with lengths and checksums made
-        right again.
+        Split the file into the part to mutate and the rest, and join them with corrected lengths and checksums.
     dtype : str
     library : str
-        What the format needs.
+        Library that the format needs.
     """
 
     suffix: str
@@ -71,7 +70,7 @@ class MatrixFormat:
         return path
 
     def examine(self, path: Path, valid: bytes, content: bytes) -> str:
-        """Read a file in every way; return what is wrong with what was delivered, or the empty string."""
+        """Read a file in every way; return an error description, or an empty string."""
         matrix = open_matrix(path)
         n, d = matrix.shape
         small, delivered, rows = matrix.nbytes <= _MOST_BYTES, [], 0
@@ -148,7 +147,7 @@ def _expected_inner(valid: bytes, content: bytes) -> np.ndarray | None:
 
 
 def _expected_valid_npz(valid: bytes, content: bytes) -> np.ndarray | None:
-    return _expected_inner(b"", valid)  # the CRC is of all that it holds
+    return _expected_inner(b"", valid)  # the CRC covers the whole content
 
 
 def _bin(path: Path, array: np.ndarray) -> None:
@@ -196,7 +195,7 @@ def _expected_text(delimiter: str | None) -> Callable[[bytes, bytes], np.ndarray
                 rows.append([float(cell) for cell in cells])
             except ValueError:
                 if number or any(_is_float(cell) for cell in cells):
-                    return np.empty((0, 0))  # a cell that is no number: it should have been refused
+                    return np.empty((0, 0))  # a cell that is not a number: must be rejected
         return np.array(rows)
 
     return expected

@@ -1,4 +1,4 @@
-"""Mutations of a file's bytes: flips, numbers overwritten, truncation, splices, and words of its text exchanged."""
+"""Mutations of a file's bytes: bit flips, overwritten numbers, truncation, splices, and swapped words of its text."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import numpy as np
 
 __all__ = ["mutate"]
 
-# Values that sizes, counts and offsets break on.
+# Values that often break sizes, counts and offsets.
 _INTEGERS = (0, 1, 2, 3, 7, 255, 256, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 _NUMBERS = (
     *map(str, _INTEGERS),
@@ -30,12 +30,12 @@ _NUMBERS = (
 _VALUES = (None, True, 0, 1, -1, 2**31, 2**63, 2**64, 10**400, 0.5, 1e308, float("inf"), "", "1", "word", [], [1], {})
 _WORD = re.compile(rb"[A-Za-z_]\w*|-?\d+(?:\.\d+)?(?:e-?\d+)?|\"[^\"]*\"|'[^']*'")
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:e-?\d+)?")
-# Headers stand at the beginning or the end.
+# Headers are at the beginning or the end.
 _HEADER = 200
 
 
 def mutate(rng: np.random.Generator, content: bytes) -> bytes:
-    """Return other content: one to four mutations, one more often than more."""
+    """Return mutated content: one to four mutations, most often one."""
     found = bytearray(content)
     for _ in range(min(4, int(rng.geometric(0.5)))):
         if not found:
@@ -114,7 +114,7 @@ def _copy(rng: np.random.Generator, content: bytearray) -> None:
 
 
 def _number(rng: np.random.Generator, content: bytearray) -> None:
-    """Another number in the place of one that is written in digits."""
+    """Replace a decimal number by another one."""
     words = list(_NUMBER.finditer(content))
     if words:
         begin, end = words[rng.integers(len(words))].span()
@@ -122,7 +122,7 @@ def _number(rng: np.random.Generator, content: bytearray) -> None:
 
 
 def _word(rng: np.random.Generator, content: bytearray) -> None:
-    """A word of the text in the place of another, or nothing."""
+    """Replace a word of the text by another one or delete it."""
     words = list(_WORD.finditer(content))
     if words:
         begin, end = words[rng.integers(len(words))].span()
@@ -130,7 +130,7 @@ def _word(rng: np.random.Generator, content: bytearray) -> None:
 
 
 def _node(rng: np.random.Generator, content: bytearray) -> None:
-    """Another value in the place of one anywhere in JSON."""
+    """Replace a value anywhere in JSON."""
     try:
         whole = json.loads(content)
     except (ValueError, RecursionError):
@@ -147,7 +147,7 @@ def _node(rng: np.random.Generator, content: bytearray) -> None:
         holder, key = places[rng.integers(len(places))]
         other, name = places[rng.integers(len(places))]
         holder[key] = (*_VALUES, other[name])[rng.integers(len(_VALUES) + 1)]
-        with suppress(ValueError, RecursionError):  # it may now hold itself
+        with suppress(ValueError, RecursionError):  # it may now contain itself
             content[:] = json.dumps(whole).encode()
 
 

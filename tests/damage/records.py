@@ -1,4 +1,4 @@
-"""What else the project reads: sidecars, models, tables, calibrations, bench records, the cache of machine code."""
+"""Other formats for fuzzing: sidecars, models, tables, calibrations, bench records, the cache of machine code."""
 
 import dataclasses
 import io
@@ -39,7 +39,7 @@ _PROBLEMS = [
 
 
 class Sidecars:
-    """Sidecars, whose digest finds any damage."""
+    """Sidecars; the digest detects any damage."""
 
     refusals: tuple[type[Exception], ...] = (SidecarError,)
 
@@ -70,7 +70,7 @@ class Sidecars:
 
 
 class SealedSidecars(Sidecars):
-    """Sidecars with a header that is damaged, and lengths and a digest that are right again."""
+    """Sidecars with a damaged header and corrected lengths and digest."""
 
     def split(self, content: bytes) -> tuple[bytes, Any]:
         (length,) = struct.unpack_from("<Q", content)
@@ -101,7 +101,7 @@ class SealedSidecars(Sidecars):
 
 @dataclass(frozen=True)
 class Models(Sidecars):
-    """Directories of ``tsapps kmeans``, of which one file is damaged."""
+    """Directories of ``tsapps kmeans`` in which one file is damaged."""
 
     damaged: str = "summary.json"
     refusals = (MatrixError,)
@@ -131,7 +131,7 @@ def _candidates(of: Problem, device: GpuSpec) -> list[AnyPlan]:
 
 
 class Tables(Sidecars):
-    """The user's tables of picks: plans are made by those that are accepted."""
+    """The user's tuning tables; accepted rows must give plans."""
 
     refusals = (ValueError,)
 
@@ -157,7 +157,7 @@ class Tables(Sidecars):
 
 
 class Calibrations(Sidecars):
-    """The user's calibrations: bounds are made of those that are accepted."""
+    """The user's calibrations; accepted ones must give bounds."""
 
     refusals = (ValueError,)
 
@@ -201,7 +201,7 @@ class BenchRecords(Sidecars):
 
 @dataclass(frozen=True)
 class CacheEntries(Sidecars):
-    """Entries of the cache of machine code: what is damaged is as if it were not there."""
+    """Entries of the cache of machine code; a damaged entry must count as missing."""
 
     damaged: str = "x.json"
     refusals = ()

@@ -1,4 +1,4 @@
-"""Whatever bytes a file has, it is refused by one line with its name, or is what its bytes say. See campaign.py."""
+"""Fuzzing: a file with any bytes is rejected by one line with its name, or read as its bytes say. See campaign.py."""
 
 import sys
 
@@ -9,10 +9,10 @@ from damage.campaign import FORMATS, missing_library, run
 from damage.matrices import MATRICES
 from damage.mutations import mutate
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is limited as Linux does")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory limits need Linux")
 
 LIBRARIES = sorted({one.library for one in MATRICES.values()})
-# Formats that one process reads, which imports what they need once.
+# Formats that one process reads: their libraries are imported once.
 GROUPS = {
     **{library or "numpy": [name for name, one in MATRICES.items() if one.library == library] for library in LIBRARIES},
     "records": [name for name in FORMATS if name not in MATRICES],
@@ -22,12 +22,12 @@ GROUPS = {
 def assert_no_faults(names, count):
     names = [name for name in names if not missing_library(name)]
     if not names:
-        pytest.skip("the library of the format is not installed")
+        pytest.skip("the format's library is not installed")
     found = run(names, count)
     assert {name: one["faults"] for name, one in found.items() if one["faults"]} == {}
     for one in found.values():
         assert one["refused"] + one["accepted"] == count
-        # Most damage is in what a format is told by; a cache, which is compiled again, refuses nothing.
+        # Most damage hits the header. The cache is an exception: it recompiles instead of rejecting.
         assert one["refused"] > count / 4 or one["format"].startswith("cache-")
     return found
 
@@ -37,7 +37,7 @@ def test_hundreds_of_files(group):
     assert_no_faults(GROUPS[group], 200)
 
 
-# Variants of one format, which one reader reads.
+# Variants of a format with the same reader.
 ALIKE = {"u8bin": "fbin", "bvecs": "fvecs", "tsv": "csv", "txt": "csv"}
 READERS: dict[str, list[str]] = {}
 for _name in FORMATS:
@@ -50,7 +50,7 @@ def test_ten_thousand_files(reader):
     assert_no_faults(READERS[reader], -(-10_000 // len(READERS[reader])))
 
 
-def test_mutations_are_of_every_kind_and_repeat_themselves():
+def test_mutations_cover_every_kind_and_are_reproducible():
     valid = bytes(range(256)) * 8
     found = [mutate(np.random.default_rng(seed), valid) for seed in range(300)]
     assert found == [mutate(np.random.default_rng(seed), valid) for seed in range(300)]
@@ -62,7 +62,7 @@ def test_mutations_are_of_every_kind_and_repeat_themselves():
 
 
 class TestTheCampaignItself:
-    """It reports what a reader does wrong: each stand-in for a reader makes one fault."""
+    """The campaign reports faults of a reader: each stand-in has one."""
 
     @pytest.fixture
     def outcome(self, tmp_path, monkeypatch):

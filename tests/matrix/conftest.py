@@ -1,4 +1,4 @@
-"""A writer for every format, apart from the readers under test."""
+"""Writers of every format, independent of the readers under test."""
 
 import struct
 from pathlib import Path
@@ -24,7 +24,7 @@ def _vecs(path, array):
 
 
 def _csv(path, array):
-    # repr is the shortest text that is read back as the same number.
+    # repr gives the shortest text that reads back as the same number.
     path.write_text("".join(",".join(repr(value) for value in row) + "\n" for row in array.tolist()))
 
 
@@ -70,7 +70,7 @@ WRITERS = {
 
 @pytest.fixture
 def write(tmp_path):
-    """Write an array in a format of `WRITERS` and return the path."""
+    """Write an array in a format of `WRITERS`; return the path."""
 
     def write(kind: str, array: np.ndarray) -> Path:
         suffix, writer = WRITERS[kind]

@@ -1,4 +1,4 @@
-"""Files that hold no matrix: each gives one line that names the file, says what was found and what to do."""
+"""Files without a valid matrix: one line that names the file, the fault and the remedy."""
 
 import importlib
 import os
@@ -39,18 +39,18 @@ class TestPaths:
 
     def test_pipe(self, tmp_path):
         os.mkfifo(tmp_path / "x.npy")
-        refused(tmp_path / "x.npy", "no regular file.*save it to one first")
+        refused(tmp_path / "x.npy", "not a regular file.*save it to one first")
 
     @pytest.mark.parametrize("name", ["x.jpg", "x", "x.npy.gz"])
     def test_extension(self, tmp_path, name):
         (tmp_path / name).write_bytes(b"content")
         refused(tmp_path / name, r"unknown extension '(\.\w+)?'; expected one of \.npy, .*\.safetensors: convert it")
 
-    @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root can read every file")
     def test_permissions(self, tmp_path):
         np.save(tmp_path / "x.npy", X)
         (tmp_path / "x.npy").chmod(0)
-        refused(tmp_path / "x.npy", "may not be read by this user: change its permissions")
+        refused(tmp_path / "x.npy", "is not readable by this user: change its permissions")
 
     @pytest.mark.parametrize("name", ["none.npy", ".", "x.jpg", "x.npy:X", "x.npz", "x.npz:C"])
     def test_a_path_that_names_no_matrix_is_wrong_use(self, tmp_path, name):
@@ -62,7 +62,7 @@ class TestPaths:
 
     def test_name_for_a_file_of_one_array(self, write):
         path = write("npy", X)
-        refused(f"{path}:X", "a .npy file holds one matrix: leave out ':X'")
+        refused(f"{path}:X", "a .npy file holds one matrix: omit ':X'")
 
 
 class TestSizes:
@@ -89,7 +89,7 @@ class TestSizes:
     def test_no_bytes_at_all(self, write, kind):
         path = write(kind, X)
         os.truncate(path, 0)
-        refused(path, "is truncated|is no valid .npy data|is empty|cannot be read")
+        refused(path, "is truncated|is not valid .npy data|is empty|cannot be read")
 
     @pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
     @pytest.mark.parametrize("kind", ["npy", "npz", "fbin", "hdf5", "safetensors"])
@@ -127,19 +127,19 @@ class TestNpy:
 
     def test_magic(self, tmp_path):
         (tmp_path / "x.npy").write_bytes(b"PK\x03\x04" + bytes(100))
-        refused(tmp_path / "x.npy", r"is no valid .npy data \(the magic string .*\): write it again with numpy.save")
+        refused(tmp_path / "x.npy", r"is not valid .npy data \(the magic string .*\): write it again with numpy.save")
 
     @pytest.mark.parametrize(
         ("header", "message"),
         [
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (-4, 3)}", "-4 × 3; a size cannot be negative: write"),
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (4000000000000, 3000000000)}", "is truncated"),
-            ("{'descr': '<f4', 'fortran_order': False, 'shape': 4}", "is no valid .npy data .*shape"),
-            ("{'descr': '<f4', 'fortran_order': False}", "is no valid .npy data .*keys"),
-            ("{'descr': 'nonsense', 'fortran_order': False, 'shape': (4, 3)}", "is no valid .npy data .*descr"),
-            ("{'descr': '<f4', 'fortran_order': __import__('os'), 'shape': (4, 3)}", "is no valid .npy data"),
-            ("{'descr': (", "is no valid .npy data"),
-            ("", "is no valid .npy data"),
+            ("{'descr': '<f4', 'fortran_order': False, 'shape': 4}", "is not valid .npy data .*shape"),
+            ("{'descr': '<f4', 'fortran_order': False}", "is not valid .npy data .*keys"),
+            ("{'descr': 'nonsense', 'fortran_order': False, 'shape': (4, 3)}", "is not valid .npy data .*descr"),
+            ("{'descr': '<f4', 'fortran_order': __import__('os'), 'shape': (4, 3)}", "is not valid .npy data"),
+            ("{'descr': (", "is not valid .npy data"),
+            ("", "is not valid .npy data"),
         ],
     )
     def test_header(self, tmp_path, header, message):
@@ -176,7 +176,7 @@ class TestVecs:
         rows[2] = struct.pack("<i3f", 4, 1, 2, 3)
         path = tmp_path / "x.fvecs"
         path.write_bytes(b"".join(rows))
-        matrix = open_matrix(path)  # as long as it should be, so that only a reader of row 2 can know
+        matrix = open_matrix(path)  # the size is right, so only reading row 2 can detect it
         message = "row 2 says that it has 4 values, row 0 has 3; all rows .*: write it again"
         refused(path, message, read)
         with pytest.raises(MatrixError, match=message):

@@ -1,4 +1,4 @@
-"""Small files that claim, or expand to, more than memory: read in bounded memory, or refused before they are read."""
+"""Small files that announce or decompress to more than memory: bounded memory, or rejection before reading."""
 
 import io
 import json
@@ -23,7 +23,7 @@ from tsapps.matrix import checks, containers, open_matrix, text
 
 MIB = 1 << 20
 
-measured = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured as Linux does")
+measured = pytest.mark.skipif(sys.platform != "linux", reason="memory measurement needs Linux")
 
 
 def npy_header(shape, descr="<f4", fortran=False):
@@ -63,7 +63,7 @@ def one_row_h5(directory):
 
 
 def chunk_that_expands_h5(directory):
-    """96 bytes of elements, stored as 64 KB that expand to 64 MiB."""
+    """Write 96 bytes of elements, stored as 64 KB that decompress to 64 MiB."""
     with pytest.importorskip("h5py").File(directory / "x.h5", "w") as file:
         X = file.create_dataset("X", (4, 3), "f8", chunks=(4, 3), compression="gzip")
         X.id.write_direct_chunk((0, 0), zlib.compress(bytes(64 * MIB), 1))
@@ -89,13 +89,13 @@ def endless_line_csv(directory):
 
 
 ENCODE = "encode(open_matrix(name), code='exact')"
-# What a format needs, which does not count.
+# Libraries of formats, whose memory does not count.
 LIBRARIES = {
     ".h5": "import h5py",
     ".parquet": "import pyarrow.parquet",
     ".safetensors": "import safetensors",
 }
-# A file, what is done with it, the error that it ends in, and the most memory that it takes.
+# File, operation, expected error, and memory limit.
 BOMBS = [
     (header_of_2_gib, ENCODE, "MatrixError", 48 * MIB),
     (one_row_npz, ENCODE, None, 96 * MIB),
@@ -156,7 +156,7 @@ def test_npz_of_any_order_in_any_memory(n, d, dtype, order, compressed, rows, av
 
 
 @measured
-def test_fortran_order_is_read_in_parts_of_memory(tmp_path):
+def test_fortran_order_is_read_in_several_passes(tmp_path):
     zeros_npz(tmp_path / "x.npz", npy_header((2048, 8192), fortran=True), 64 * MIB)
     setup = """
 from tsapps.matrix import containers, open_matrix
@@ -168,15 +168,15 @@ containers.available_host_memory = lambda: 64 << 20
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_a_member_that_goes_on(tmp_path, method):
-    """Its directory and its header agree on 10 rows, and the stream has 4,000."""
+def test_a_member_longer_than_announced(tmp_path, method):
+    """The archive's directory and the header agree on 10 rows, but the stream has 4,000."""
     content = npy_header((10, 3)) + np.arange(12_000, dtype="<f4").tobytes()
     announced = content[: len(npy_header((10, 3))) + 120]
     path = tmp_path / "x.npz"
     with zipfile.ZipFile(path, "w", method) as archive:
         archive.writestr("X.npy", content)
     forged = path.read_bytes().replace(struct.pack("<I", zlib.crc32(content)), struct.pack("<I", zlib.crc32(announced)))
-    # Only the last of the two sizes that an entry has, which are the same where nothing is compressed.
+    # Only the second size field of an entry; without compression, both sizes are equal.
     size, claim = struct.pack("<I", len(content)), struct.pack("<I", len(announced))
     for place in (forged.index(b"PK\x03\x04") + 22, forged.index(b"PK\x01\x02") + 24):
         assert forged[place : place + 4] == size
@@ -203,7 +203,7 @@ def test_a_chunk_larger_than_memory(tmp_path, monkeypatch):
 
 @measured
 def test_rows_of_chunks_of_all_rows(tmp_path):
-    """HDF5 reads them by pieces of some MiB, not the whole."""
+    """HDF5 reads pieces of some MiB, not the whole dataset."""
     with pytest.importorskip("h5py").File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("X", data=np.full((1 << 14, 1 << 13), 7, np.uint8), chunks=(1 << 14, 64))
     setup = "import h5py\nfrom tsapps.matrix import open_matrix"
@@ -229,7 +229,7 @@ def test_blocks_larger_than_memory(tmp_path, monkeypatch, work, name):
 
 
 def test_float_checksums_larger_than_memory(monkeypatch):
-    """Of a matrix of one row they are larger than it."""
+    """For a matrix of one row, the checksums are larger than the matrix."""
     X = np.zeros((1, 10_000), np.float32)
     monkeypatch.setattr("tsapps.apps.abft.at_rest.verify.available_host_memory", lambda: 100_000)
     with pytest.raises(MemoryError, match="its checksums take 160,"):
@@ -237,7 +237,7 @@ def test_float_checksums_larger_than_memory(monkeypatch):
     encode(X, code="exact")
 
 
-def test_lines_of_a_block_are_fewer_where_they_are_long(tmp_path, monkeypatch):
+def test_blocks_of_long_lines_have_fewer_lines(tmp_path, monkeypatch):
     X = np.arange(60.0).reshape(20, 3)
     lines = [", ".join(map(str, row)) + " " * (100 * (number % 3)) for number, row in enumerate(X)]
     (tmp_path / "x.csv").write_text("\n".join(lines))
@@ -267,7 +267,7 @@ def test_json_beyond_its_limit_is_not_read(tmp_path):
     assert peak < 48 * MIB
 
 
-def test_json_of_the_largest_size(tmp_path):
+def test_json_of_maximum_size(tmp_path):
     (tmp_path / "x.json").write_text("[123]")
     assert read_json(tmp_path / "x.json", 5) == [123]
     with pytest.raises(JsonError, match="more than 4 bytes"):

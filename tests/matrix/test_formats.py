@@ -1,4 +1,4 @@
-"""Every format gives back the matrix that was written, in blocks, by row numbers and whole."""
+"""Round trips of every format: in blocks, by row indices and as a whole."""
 
 import json
 import os
@@ -26,7 +26,7 @@ CASES = [
 
 
 def assert_is(matrix, expected):
-    """Assert that `matrix` is `expected` by every way of reading it, twice."""
+    """Assert that every way of reading `matrix` gives `expected`, twice."""
     n, d = expected.shape
     dtype = expected.dtype.newbyteorder("=")
     assert matrix.shape == (n, d)
@@ -57,7 +57,7 @@ def assert_is(matrix, expected):
     np.testing.assert_array_equal(whole, expected)
 
 
-# Two rows, three columns: 1 2 3 / 4 5 6, spelled out byte by byte.
+# Two rows and three columns, 1 2 3 / 4 5 6, byte by byte.
 ONE_TO_SIX_F4 = bytes.fromhex("0000803f 00000040 00004040 00008040 0000a040 0000c040")
 NPY_HEADER = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }"
 
@@ -124,7 +124,7 @@ def test_parquet_with_columns_of_several_types(tmp_path):
     pytest.importorskip("pyarrow")
     frame = pandas.DataFrame({"a": np.int32([1, 2]), "b.c": np.float32([3, 4])}, index=["first", "second"])
     frame.to_parquet(tmp_path / "x.parquet")
-    matrix = open_matrix(tmp_path / "x.parquet")  # without the index
+    matrix = open_matrix(tmp_path / "x.parquet")  # the index is skipped
     assert matrix.dtype == np.float64
     assert matrix.read().tolist() == [[1, 3], [2, 4]]
 
@@ -192,7 +192,7 @@ class TestColonsInPaths:
 
 
 class TestOnlyHeadersAreReadAtOpening:
-    """A file of 100 GB that takes no room on the disk opens at once, and so does its first block."""
+    """A sparse file of 100 GB opens at once, and its first block is read at once."""
 
     N, D = 250_000_000, 100
 
@@ -221,7 +221,7 @@ class TestOnlyHeadersAreReadAtOpening:
             try:
                 file.truncate(file.tell() + self.N * row)
             except OSError as error:
-                pytest.skip(f"this file system has no sparse files of 100 GB: {error}")
+                pytest.skip(f"this file system does not support sparse files of 100 GB: {error}")
         return path
 
     def test_instant(self, path):

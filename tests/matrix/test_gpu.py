@@ -1,4 +1,4 @@
-"""Matrices on a GPU: blocks are CuPy arrays on the same GPU, without a copy where none is needed."""
+"""Matrices on a GPU: blocks are CuPy arrays on the same GPU, and are copied only if necessary."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""HDF5 files that name other files: refused unless the caller allows it, and then complete or refused."""
+"""HDF5 files that name other files: rejected unless allowed, and then either complete or rejected."""
 
 import json
 import os
@@ -16,7 +16,7 @@ X = np.arange(60.0).reshape(20, 3)
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path, monkeypatch):
-    """The current directory, with another's file of secrets."""
+    """Change to a directory next to a file that must not be read."""
     monkeypatch.chdir(tmp_path)
     with h5py.File("secret.h5", "w") as file:
         file["X"] = X
@@ -85,7 +85,7 @@ def test_allowed(make):
 @pytest.mark.parametrize("make", [storage, storage_without_an_end, virtual])
 @pytest.mark.parametrize("damage", ["missing", "short"])
 def test_allowed_and_incomplete(make, damage):
-    """HDF5 would give fill values."""
+    """HDF5 would return fill values."""
     path = make()
     if damage == "missing":
         os.unlink("secret.bin")
@@ -98,7 +98,7 @@ def test_allowed_and_incomplete(make, damage):
         open_matrix(path, allow_external=True)
 
 
-def test_elements_that_no_other_file_has():
+def test_elements_missing_from_all_files():
     layout = h5py.VirtualLayout(X.shape, X.dtype)
     layout[:10] = h5py.VirtualSource("secret.h5", "X", X.shape)[:10]
     with h5py.File("x.h5", "w") as file:
@@ -108,7 +108,7 @@ def test_elements_that_no_other_file_has():
 
 
 @pytest.mark.parametrize(("make", "variable"), [(storage, "HDF5_EXTFILE_PREFIX"), (virtual, "HDF5_VDS_PREFIX")])
-def test_other_directories_by_the_environment(make, variable, monkeypatch):
+def test_directories_from_the_environment_are_rejected(make, variable, monkeypatch):
     monkeypatch.setenv(variable, "/elsewhere")
     with pytest.raises(MatrixError, match=f"unset {variable}"):
         open_matrix(make(), allow_external=True)
@@ -140,7 +140,7 @@ class TestLinksWithinAFile:
             file["a"], file["b"] = h5py.SoftLink("/b"), h5py.SoftLink("a")
             file["up"], file["c"] = h5py.SoftLink("/"), h5py.SoftLink("c/c")
             file["X"] = X
-        with pytest.raises(MatrixError, match=rf"^x\.h5:/{name}: is a link to a link, and so on"):
+        with pytest.raises(MatrixError, match=rf"^x\.h5:/{name}: is a chain of more than 16 soft links"):
             open_matrix(f"x.h5:{name}")
 
     def test_soft_links(self):
@@ -191,7 +191,7 @@ def test_every_command(command):
     arguments = [argument.format(storage()) for argument in command]
     refused = run(*arguments)
     assert refused.exit_code == 1, refused.output
-    assert refused.stderr.startswith("tsapps: x.h5:/E: has its elements in other files")
+    assert refused.stderr.startswith("tsapps: x.h5:/E: stores elements in other files")
     assert refused.stderr.count("\n") == 1
     allowed = run(*arguments, "--allow-external")
     assert allowed.exit_code == 0, allowed.output

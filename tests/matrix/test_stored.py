@@ -1,4 +1,4 @@
-"""Where elements lie in files that hold them as plain bytes."""
+"""Positions of elements in files of plain bytes."""
 
 import numpy as np
 import pytest
@@ -19,16 +19,16 @@ def test_by_hand(tmp_path):
     write_vecs(tmp_path / "x.fvecs", X, "<f4")
     stored = open_matrix(tmp_path / "x.fvecs").stored
     assert (stored.offset, stored.shape, stored.strides) == (4, (4, 3), (16, 4))
-    # Row 1 begins after two headers and three elements; its column 2 is the sixth element.
+    # Row 1 follows two headers and three elements; its column 2 is the sixth element.
     assert [stored.place(byte) for byte in (0, 11, 12, 20)] == [4, 15, 20, 28]
     np.save(tmp_path / "swapped.npy", X.astype(">f4"))
     stored = open_matrix(tmp_path / "swapped.npy").stored
-    # The least significant byte comes first among the elements, and last in the file.
+    # Byte 0 of an element is the least significant one; big-endian files store it last.
     assert [stored.place(byte) - stored.offset for byte in (0, 3, 4)] == [3, 0, 7]
 
 
 def files(directory, rng):
-    """One file of each kind that holds elements as plain bytes, with what is in it."""
+    """Write one file of each format of plain bytes; return them with their contents."""
     A = rng.standard_normal((7, 5))
     np.save(directory / "c.npy", A)
     np.save(directory / "fortran.npy", np.asfortranarray(A))
@@ -45,7 +45,7 @@ def files(directory, rng):
     return [directory / name for name in names] + [f"{directory}/x.safetensors:A", directory / "half.safetensors"]
 
 
-def test_every_byte_lies_where_it_is_said_to(tmp_path, rng):
+def test_position_of_every_byte(tmp_path, rng):
     for path in files(tmp_path, rng):
         matrix = open_matrix(path)
         logical = np.concatenate([block for _, block in matrix.blocks(3)]).tobytes()
@@ -66,7 +66,7 @@ def test_another_file_of_the_same_layout(tmp_path, rng):
         np.testing.assert_array_equal(np.concatenate([block for _, block in found.blocks(2)]), expected)
 
 
-def test_elsewhere_there_is_no_place(tmp_path):
+def test_other_matrices_are_not_stored(tmp_path):
     np.savez_compressed(tmp_path / "x.npz", X=X)
     np.savetxt(tmp_path / "x.csv", X, delimiter=",")
     for source in (X, tmp_path / "x.npz", tmp_path / "x.csv"):

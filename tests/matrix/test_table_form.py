@@ -1,4 +1,4 @@
-"""Names and an index in text tables: told by their form, decided by the caller, or refused; never taken for data."""
+"""Header and index of text tables: inferred, given by the caller, or rejected as ambiguous; never read as data."""
 
 import csv
 import tempfile
@@ -29,14 +29,14 @@ def table(tmp_path):
 
 
 def read(table, text, **options):
-    """Return the rows, and whether it was said that an index was left out."""
+    """Return the rows, and whether a warning said that an index was skipped."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         matrix = table(text, **options)
     rows = matrix.read().tolist()
     assert [row for _, block in matrix.blocks(2) for row in block.tolist()] == rows
     assert all(one.filename == __file__ for one in said)  # where the matrix is opened
-    assert all("first column is left out" in str(one.message) and "--no-index" in str(one.message) for one in said)
+    assert all("first column is skipped" in str(one.message) and "--no-index" in str(one.message) for one in said)
     return rows, len(said) == 1
 
 
@@ -63,7 +63,7 @@ def read(table, text, **options):
         ("\ta\n0\t5\n1\t6\n", [[5], [6]], True),
         (" a b\n0 1 2\n1 3 4\n", [[1, 2], [3, 4]], True),
         (" 0 1\n0 1 2\n1 3 4\n", [[1, 2], [3, 4]], True),
-        # Numbers, as before.
+        # All numbers.
         ('"5"\n"6"\n', [[5], [6]], False),
         ('"length of it"\n5\n', [[5]], False),
         ('"a" "b c"\n5 6\n', [[5, 6]], False),
@@ -99,7 +99,7 @@ def test_form(table, text, rows, left_out):
         (",2,3\n4,5,6\n", INDEX),
     ],
 )
-def test_two_ways_to_read_are_refused(table, tmp_path, text, message):
+def test_ambiguous_tables_are_rejected(table, tmp_path, text, message):
     with pytest.raises(MatrixUsageError, match=message) as error:
         table(text)
     assert str(error.value).startswith(f"{tmp_path}/x.csv: line 1: ")
@@ -127,8 +127,8 @@ def test_two_ways_to_read_are_refused(table, tmp_path, text, message):
         (",0,1\n0,1.5,2\n", {"header": True}, [[1.5, 2]]),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*first column is left out")
-def test_what_the_caller_says(table, text, options, rows):
+@pytest.mark.filterwarnings("ignore:.*first column is skipped")
+def test_header_and_index_options(table, text, options, rows):
     assert read(table, text, **options)[0] == rows
     matrix = table(text, **options)
     assert matrix.rows([len(rows) - 1, 0]).tolist() == [rows[-1], rows[0]]
@@ -142,31 +142,31 @@ def test_what_the_caller_says(table, text, options, rows):
         ("i,a\nx,5,6\n", {"index": True}, "line 2 has 3 cells; expected 2, as in the first line"),
         ("i,a\nx,5\ny,6,7\n", {"index": True}, "line 3 has 3 cells; expected 2"),
         ("i,a\nx,5\ny,z\n", {"index": True}, "line 3, cell 2 is 'z'; expected a number"),
-        ("1\n2\n", {"index": True}, "has one column, which --index leaves out"),
+        ("1\n2\n", {"index": True}, "has a single column, which --index skips"),
         ("a,b\n", {"header": True}, "is empty, 0 × 2"),
         (",a\n", {}, "is empty, 0 × 1"),
         (",2.5\n0,1.5\n", {}, "line 1, cell 1 is empty"),
         (",2.5\n0,1.5\n", {"index": True}, HEADER),
-        ("id,2019\n1,2\n", {}, "line 1, cell 1 is 'id'; .*names.*--header"),
+        ("id,2019\n1,2\n", {}, "line 1, cell 1 is 'id'; .*detected as a header: give --header"),
     ],
 )
-def test_what_the_caller_says_is_wrong(table, text, options, message):
+def test_options_that_contradict_the_table(table, text, options, message):
     with pytest.raises(MatrixError, match=message):
         table(text, **options).read()
 
 
 @pytest.mark.parametrize("options", [{"header": True}, {"header": False}, {"index": True}, {"index": False}], ids=str)
-def test_options_of_text_tables_are_for_these_alone(tmp_path, options):
+def test_options_need_a_text_table(tmp_path, options):
     X = np.ones((2, 2))
     np.save(tmp_path / "x.npy", X)
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     for source in (X, tmp_path / "x.npy", open_matrix(tmp_path / "x.csv")):
-        with pytest.raises(UsageError, match=r"--header and --index are for \.csv, \.tsv, \.txt: leave them out"):
+        with pytest.raises(UsageError, match=r"--header and --index apply to \.csv, \.tsv, \.txt: omit them"):
             open_matrix(source, **options)
 
 
 def test_a_table_without_an_index_is_clustered(table):
-    with pytest.warns(UserWarning, match="first column is left out"):
+    with pytest.warns(UserWarning, match="first column is skipped"):
         matrix = table(pd.DataFrame([[0.0, 1], [0, 2], [9, 1], [9, 2]]).to_csv())
     assert TSKMeans(2, n_init=1, random_state=0, device="cpu").fit(matrix).cluster_centers_.shape == (2, 2)
 
@@ -204,7 +204,7 @@ def frames(draw):
     quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC]),
     encoding=st.sampled_from(["utf-8", "utf-8-sig"]),
 )
-def test_frames_of_pandas_come_back_or_are_refused(frame, header, index, sep, end, quoting, encoding):
+def test_pandas_frames_round_trip_or_are_rejected(frame, header, index, sep, end, quoting, encoding):
     text = frame.to_csv(header=header, index=index, sep=sep, lineterminator=end, quoting=quoting)
     expected = frame.to_numpy(np.float64).tolist()
     with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings():
@@ -221,6 +221,6 @@ def test_frames_of_pandas_come_back_or_are_refused(frame, header, index, sep, en
 
 @pytest.mark.parametrize("index", [False, True])
 @pytest.mark.parametrize("named", [False, True])
-def test_decimals_of_pandas_with_names_are_never_refused(table, named, index):
+def test_named_decimals_of_pandas_are_never_rejected(table, named, index):
     frame = pd.DataFrame(np.random.default_rng(0).standard_normal((30, 3)), columns=list("abc") if named else None)
     assert read(table, frame.to_csv(index=index)) == (frame.to_numpy().tolist(), index)

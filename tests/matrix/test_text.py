@@ -1,4 +1,4 @@
-"""Text tables: names or none, delimiters, and errors that name the line."""
+"""Text tables: header lines, delimiters, and errors that name the line."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ ONE_TO_FOUR = [[1, 2], [3, 4]]
 
 @pytest.fixture
 def table(tmp_path):
-    """Write a text and open it."""
+    """Write a text file and open it."""
 
     def table(text, encoding="utf-8"):
         path = tmp_path / "x.csv"
@@ -89,7 +89,7 @@ def test_is_streamed(table, monkeypatch):
         ("a,b\n1,2\n\n# remark\n3,x\n", "line 5, cell 2 is 'x'; expected a number"),
         ("1,2\n3,\n", "line 2, cell 2 is empty; expected a number: fill it in, or drop the line"),
         ("1,,3\n4,5,6\n", "line 1, cell 2 is empty; expected a number"),
-        ("id,2019,2020\n1,2,3\n", "line 1, cell 1 is 'id'; .*if the line is names, none of them may be a number"),
+        ("id,2019,2020\n1,2,3\n", "line 1, cell 1 is 'id'; .*only a line without numbers is detected as a header"),
         ("1,2\n3,4,5\n", "line 2 has 3 cells; expected 2, as in the first line: correct or drop it"),
         ("a,b,c\n1,2\n", "line 2 has 2 cells; expected 3, as in the first line"),
         ("1,2\n3,4\n5\n", "line 3 has 1 cells; expected 2"),
@@ -110,5 +110,5 @@ def test_bad_table(table, tmp_path, text, message):
 
 @pytest.mark.parametrize(("text", "encoding"), [("1,2\n3,4\n", "utf-16"), ("1,2\n" * 9000 + "ü,4\n", "latin-1")])
 def test_encoding(table, text, encoding):
-    with pytest.raises(MatrixError, match=r"x.csv: is no UTF-8 text .*: save it as UTF-8"):
+    with pytest.raises(MatrixError, match=r"x.csv: is not UTF-8 text .*: save it as UTF-8"):
         table(text, encoding).read()

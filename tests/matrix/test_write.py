@@ -1,4 +1,4 @@
-"""Files are written whole or not at all."""
+"""Atomic writes: files are replaced as a whole or left unchanged."""
 
 import errno
 import os
@@ -21,11 +21,11 @@ def test_by_hand(tmp_path):
 
 
 class Stopped(BaseException):
-    """Not an Exception, as KeyboardInterrupt is not."""
+    """Like KeyboardInterrupt, not an Exception."""
 
 
 def interrupt():
-    # What starts tests in the background may have them ignore Ctrl-C.
+    # A test runner started in the background may ignore Ctrl-C.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         signal.raise_signal(signal.SIGINT)
@@ -83,7 +83,7 @@ def test_full_disk_is_named(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-def test_permissions_are_those_of_any_new_file(tmp_path):
+def test_permissions_follow_the_umask(tmp_path):
     (tmp_path / "plain").write_bytes(b"")
     save_npy(tmp_path / "x.npy", np.ones(3))
     assert stat.S_IMODE((tmp_path / "x.npy").stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
@@ -113,10 +113,10 @@ def test_in_the_current_directory(tmp_path, monkeypatch):
     [
         (".", "is a directory: name a file in it"),
         ("absent/x.npy", "cannot be written: No such file or directory"),
-        ("pipe", "is no regular file: name one"),
+        ("pipe", "is not a regular file: name one"),
     ],
 )
-def test_refused_paths(tmp_path, name, message):
+def test_rejected_paths(tmp_path, name, message):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match=f"^{tmp_path}/?.*: {message}"):
         save_npy(tmp_path / name, np.ones(3))
@@ -134,7 +134,7 @@ def test_round_trip(tmp_path, shape, dtype, order):
     np.testing.assert_array_equal(loaded, array)
 
 
-def test_over_the_file_that_is_being_read(tmp_path):
+def test_replacing_the_file_being_read(tmp_path):
     save_npy(tmp_path / "x.npy", np.ones((4, 2)))
     matrix = open_matrix(tmp_path / "x.npy")
     blocks = matrix.blocks(1)
@@ -146,14 +146,14 @@ def test_over_the_file_that_is_being_read(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "object"])
-def test_refused_types(tmp_path, dtype):
+def test_rejected_dtypes(tmp_path, dtype):
     if dtype == "bfloat16":
         dtype = pytest.importorskip("ml_dtypes").bfloat16
-    with pytest.raises(UsageError, match=r"x.npy: .npy holds no (bfloat16|object): convert it"):
+    with pytest.raises(UsageError, match=r"x.npy: .npy does not support (bfloat16|object): convert it"):
         save_npy(tmp_path / "x.npy", np.ones((2, 2)).astype(dtype))
     assert os.listdir(tmp_path) == []
 
 
-def test_what_is_no_array(tmp_path):
+def test_rejected_objects(tmp_path):
     with pytest.raises(TypeError, match="expected an array"):
         save_npy(tmp_path / "x.npy", [1, 2])

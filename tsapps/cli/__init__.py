@@ -1,7 +1,7 @@
-"""The command line: one module a command, each of which parses, calls and prints.
+"""The command line: one module per command, each of which parses arguments, calls the package and prints.
 
-NumPy and everything behind it is imported inside the commands, so that ``tsapps --help`` answers at once. Every error
-that a user can bring about ends in one line on stderr and a code of `ExitCode`.
+NumPy and modules that need it are imported inside the commands, so that ``tsapps --help`` is fast. Every error that a
+user can cause prints one line on stderr and exits with an `ExitCode`.
 """
 
 import shlex
@@ -33,7 +33,7 @@ __all__ = ["app"]
 
 
 class _Commands(TyperGroup):
-    """The commands, and what becomes of their errors and warnings."""
+    """The group of all commands; reports their errors and warnings."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta["tsapps.command"] = shlex.join(["tsapps", *args])
@@ -52,7 +52,7 @@ class _Commands(TyperGroup):
                 sys.stdout.flush()
                 return result
         except BrokenPipeError:
-            raise  # typer ends quietly: who read our output wanted no more of it
+            raise  # the reader of our output closed the pipe: typer exits without a message
         except KeyboardInterrupt:
             _fail("interrupted", 128 + signal.SIGINT)
         except ParameterError as error:
@@ -73,13 +73,13 @@ def _fail(message: object, code: int) -> NoReturn:
 
 @contextmanager
 def _one_line_warnings() -> Iterator[None]:
-    """Show warnings as one line each, without the place in the source that raised them."""
+    """Print each warning as one line, without its place in the source."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         print(f"tsapps: warning: {one_line(message)}", file=sys.stderr)
 
     with warnings.catch_warnings():
-        # What is not finite is refused by name and place; NumPy's hints on the way there say less.
+        # Non-finite values are reported by row and column; NumPy's warnings before that say less.
         warnings.filterwarnings("ignore", "(overflow|invalid value|divide by zero) encountered", RuntimeWarning)
         warnings.showwarning = show
         yield
@@ -91,19 +91,19 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # plain help, which needs no import of rich
-    pretty_exceptions_enable=False,  # an error that is not expected is a bug: its whole traceback belongs in the report
+    pretty_exceptions_enable=False,  # an unexpected error is a bug: the report needs its full traceback
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(short_help="Cluster the rows of a matrix.")(kmeans)
 app.command(short_help="Find the nearest center of every row.")(predict)
 app.command(short_help="Write the checksums of a matrix.")(abft_encode)
-app.command(short_help="Find which numbers of a matrix went wrong.")(abft_verify)
-app.command(short_help="Repair the numbers that went wrong.")(abft_correct)
-app.command(short_help="Damage a matrix, to try things out.")(abft_inject)
-app.command("abft-calibrate", short_help="Measure rounding errors, for thresholds of protected products.")(
+app.command(short_help="Detect and locate corrupted elements of matrices.")(abft_verify)
+app.command(short_help="Repair the corrupted elements of a matrix.")(abft_correct)
+app.command(short_help="Corrupt a copy of a matrix, for tests.")(abft_inject)
+app.command("abft-calibrate", short_help="Measure rounding errors, for the thresholds of protected products.")(
     abft_calibrate
 )
-app.command(short_help="Write a data set to try things on.")(sample)
+app.command(short_help="Write a sample data set.")(sample)
 app.command(short_help="Show versions, devices and memory.")(info)
 app.command(short_help="Measure which kernels are fastest on this GPU.")(tune)
 
@@ -120,12 +120,12 @@ def _tsapps(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Exact K-means for large matrices, on the CPU and on NVIDIA GPUs; checksums that find and repair wrong numbers.
+    """Exact K-means for large matrices on the CPU and on NVIDIA GPUs, and checksums that detect and repair corruption.
 
-    Exit codes: 0 done, 1 failure (bad data, full disk, closed pipe), 2 wrong use (bad option, existing output, missing
-    file, unknown format), 3 corruption found, 4 no GPU where one was asked for, 130 interrupted (Ctrl-C), 143
+    Exit codes: 0 success, 1 failure (bad data, full disk, closed pipe), 2 usage error (bad option, existing output,
+    missing file, unknown format), 3 corruption found, 4 requested GPU not available, 130 interrupted (Ctrl-C), 143
     terminated.
 
-    After 130 and 143 the output is what it was before. A signal that comes once the result is in place is too late: the
-    command finishes and exits 0. tune and abft-calibrate keep what was measured before the signal.
+    After 130 and 143 the output is unchanged. If a signal comes once the result is in place, the command finishes and
+    exits with 0. tune and abft-calibrate keep the measurements made before the signal.
     """

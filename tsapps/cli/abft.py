@@ -1,4 +1,4 @@
-"""What the commands about checksums share: options, where a sidecar lies, and how it is read."""
+"""Shared parts of the checksum commands: options, sidecar paths, and reading a matrix with its sidecar."""
 
 import os
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tsapps import signals
-from tsapps.cli.options import check_input, check_output_file, check_room, check_writable, open_fitting
+from tsapps.cli.options import check_disk_space, check_input, check_output_file, check_writable, open_fitting
 from tsapps.errors import CorruptionError, UsageError
 from tsapps.names import split_name
 
@@ -26,7 +26,7 @@ __all__ = [
     "SeveralData",
     "SidecarFile",
     "check_copy",
-    "check_copy_room",
+    "check_copy_space",
     "check_target",
     "mode_of_copy",
     "open_protected",
@@ -37,89 +37,95 @@ __all__ = [
 
 AnyData = Annotated[
     str,
-    typer.Argument(metavar="DATA", show_default=False, help="Matrix in a file, as tsapps kmeans --help says."),
+    typer.Argument(
+        metavar="DATA", show_default=False, help="File of a matrix, in a format that tsapps kmeans --help lists."
+    ),
 ]
 SeveralData = Annotated[
     list[str],
     typer.Argument(
-        metavar="DATA", show_default=False, help="Matrices in files, as tsapps kmeans --help says, one or several."
+        metavar="DATA",
+        show_default=False,
+        help="One or more files of matrices, in formats that tsapps kmeans --help lists.",
     ),
 ]
 SidecarFile = Annotated[
     Path | None,
-    typer.Option("--sidecar", metavar="FILE", help="File with its checksums.  [default: DATA.abft, beside DATA]"),
+    typer.Option(
+        "--sidecar", metavar="FILE", help="File with the checksums of DATA.  [default: DATA.abft, next to DATA]"
+    ),
 ]
 OutNpy = Annotated[Path | None, typer.Option("--out", metavar="FILE.npy", help="File to write, a copy of DATA.")]
 InPlace = Annotated[
     bool,
     typer.Option(
         "--in-place",
-        help="Replace DATA by a copy of the whole file: .npy, .safetensors, .fbin, .fvecs and their kin.",
+        help="Replace DATA by a changed copy of the file: .npy, .safetensors, the .fbin and .fvecs families.",
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace FILE.npy if it exists.")]
 JsonLines = Annotated[
-    bool, typer.Option("--json", help="Print lines of JSON to stdout, a summary the last, and nothing else there.")
+    bool, typer.Option("--json", help="Print only lines of JSON to stdout; the last one is a summary.")
 ]
 
 
 def sidecar_path(data: str) -> Path:
-    """Return where checksums lie: ``x.npy.abft`` for ``x.npy``, ``x.h5-a-b.abft`` for ``x.h5:a/b``."""
+    """Return the default path of a sidecar: ``x.npy.abft`` for ``x.npy``, ``x.h5-a-b.abft`` for ``x.h5:a/b``."""
     file, name = split_name(data)
     return Path("-".join([file, *filter(None, (name or "").split("/"))]) + ".abft")
 
 
 def same_file(one: Path, other: str) -> bool:
-    """Return whether two paths are those of one file."""
+    """Return whether two paths lead to the same file."""
     return one.exists() and os.path.exists(other) and os.path.samefile(one, other)
 
 
 def check_target(data: str, out: Path | None, *, in_place: bool, force: bool) -> None:
-    """Raise `UsageError` unless a copy of DATA may be written where it was asked for."""
+    """Raise `UsageError` unless a copy of DATA may be written to the requested file."""
     if (out is not None) == in_place:
-        raise UsageError("give --out FILE.npy for a copy, or --in-place to replace DATA: one of the two")
+        raise UsageError("expected one of --out FILE.npy, to write a copy, and --in-place, to replace DATA")
     if out is None:
         if force:
-            raise UsageError("--force is for --out: --in-place replaces DATA without it")
+            raise UsageError("--force applies to --out only: leave it out, --in-place replaces DATA without it")
         check_writable(Path(split_name(data)[0]))
         return
     if same_file(out, split_name(data)[0]):
         raise UsageError(f"{out}: is DATA itself: give --in-place to replace it")
     if out.suffix.lower() != ".npy":
-        raise UsageError(f"{out}: expected a name that ends in .npy, the format that is written")
+        raise UsageError(f"{out}: expected a name that ends in .npy, the output format")
     check_output_file(out, force=force)
 
 
 @contextmanager
 def placing_unless_changed(matrix: "Matrix") -> Iterator[None]:
-    """Hold signals back while a result takes its place, unless another program wrote to DATA meanwhile."""
+    """Delay signals while a result is renamed into place; raise if another program wrote to DATA meanwhile."""
     matrix.check_unchanged()
     with signals.placing():
         yield
 
 
 def mode_of_copy(data: str, out: Path | None, sidecar: Path | None = None) -> int:
-    """Return the permissions that a copy of DATA is written with: private, where it is to get those of DATA itself."""
+    """Return the permissions of a new copy of DATA: private if it will be given those of DATA itself."""
     from tsapps.permissions import PRIVATE, mode_of_result
 
     return PRIVATE if out is None else mode_of_result(out, [split_name(data)[0], *filter(None, [sidecar])])
 
 
 def check_copy(data: str, matrix: "Matrix", out: Path | None) -> None:
-    """Raise `UsageError` unless a copy of the matrix can be made: as .npy, or of its own file."""
+    """Raise `UsageError` unless the matrix can be copied: as .npy, or by a copy of its file."""
     if out is None and matrix.stored is None:
         raise UsageError(
-            f"{data}: does not hold its elements as plain bytes that could be replaced one by one: give --out FILE.npy "
-            f"in place of --in-place"
+            f"{data}: does not hold its elements as plain bytes, so --in-place cannot replace single elements: give "
+            f"--out FILE.npy instead"
         )
     if out is not None and matrix.dtype.name == "bfloat16":
-        raise UsageError(f"{out}: .npy holds no bfloat16: give --in-place in place of --out")
+        raise UsageError(f"{out}: .npy does not support bfloat16: give --in-place instead of --out")
 
 
-def check_copy_room(data: str, matrix: "Matrix", out: Path | None) -> None:
-    """Raise `OSError` unless the disk has room for a copy of the matrix: as .npy, or of its own file beside it."""
+def check_copy_space(data: str, matrix: "Matrix", out: Path | None) -> None:
+    """Raise `OSError` unless the disk has space for a copy of the matrix: as .npy, or next to its own file."""
     target = out or Path(split_name(data)[0])
-    check_room(target, os.path.getsize(target) if out is None else matrix.nbytes)
+    check_disk_space(target, os.path.getsize(target) if out is None else matrix.nbytes)
 
 
 def open_protected(
@@ -139,8 +145,8 @@ def open_protected(
     check_input(data)
     if not path.is_file():
         raise UsageError(
-            f"{path}: no such file, which would hold the checksums of {data}: name it with --sidecar; or write it with "
-            f"tsapps abft-encode, if {data} is known to be right"
+            f"{path}: no such file; expected the checksums of {data}: name their file with --sidecar, or, if {data} is "
+            f"known to be correct, write them with tsapps abft-encode"
         )
 
     from tsapps.apps.abft import SidecarError, read_sidecar

@@ -1,4 +1,4 @@
-"""``tsapps abft-calibrate``: measure rounding errors on a device, and keep what the statistical threshold stands on."""
+"""``tsapps abft-calibrate``: measure rounding errors on a device and store them for the statistical threshold."""
 
 import time
 from dataclasses import asdict
@@ -16,7 +16,7 @@ __all__ = ["abft_calibrate"]
 
 
 class Dtype(StrEnum):
-    """The types of products that are protected."""
+    """Element types of protected products."""
 
     float64 = "float64"
     float32 = "float32"
@@ -28,29 +28,32 @@ def abft_calibrate(
     dtypes: Annotated[
         list[Dtype] | None,
         typer.Option(
-            "--dtype", metavar="float64|float32|float16|bfloat16", help="Only this type; may be repeated. Else all."
+            "--dtype",
+            metavar="float64|float32|float16|bfloat16",
+            help="Element type to measure; may be repeated.  [default: all]",
         ),
     ] = None,
     device: Device = "auto",
-    p: Annotated[float, typer.Option("--p", help="The false-alarm rate of an element.")] = 1e-9,
-    level: Annotated[float, typer.Option("--confidence", help="Of the interval of what is measured.")] = 0.99,
-    rows: Annotated[int, typer.Option(min=16, help="Rows of each product that is measured.")] = 4096,
-    seed: Annotated[int, typer.Option(min=0, help="What the products are drawn by.")] = 0,
+    p: Annotated[float, typer.Option("--p", help="False-positive rate per element.")] = 1e-9,
+    level: Annotated[
+        float, typer.Option("--confidence", help="Confidence level of the calibrated error bounds.")
+    ] = 0.99,
+    rows: Annotated[int, typer.Option(min=16, help="Rows of each measured product.")] = 4096,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random products.")] = 0,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Measure rounding errors on this device, for the statistical threshold of protected products.
 
-    Products of several depths, of six distributions, are computed as tsapps.abft.matmul computes them, and held
-    against exact ones. What is found is kept in your cache directory, in place of what was there, and used for
-    threshold="statistical" on every device of this name. It is written after each type: Ctrl-C loses only the type
-    that is being measured.
+    Computes products of several depths and six distributions as tsapps.abft.matmul does, and compares them with exact
+    ones. The result replaces an earlier one in your cache directory; threshold="statistical" uses it on every device
+    of this name. It is written after each type: Ctrl-C loses only the type being measured.
     """
     from tsapps.apps.abft.product.thresholds import RAREST
 
     for name, value, least in (("--p", p, RAREST), ("--confidence", level, 0)):
         if not least <= value < 1 or value == 0:
-            raise UsageError(f"{name} {value:g}: give a number between {least:g} and 1")
+            raise UsageError(f"{name} {value:g}: expected a number between {least:g} and 1")
     choice = choose(device)
     from tsapps.apps.abft.product.calibrate import Calibration, calibrate, device_name
     from tsapps.apps.abft.product.calibration_file import calibration_path, save_calibration
@@ -60,7 +63,7 @@ def abft_calibrate(
     found: list[tuple[Calibration, str]] = []
     index = choice.index if choice.is_gpu else None
     wanted = list(dtypes or Dtype)
-    for dtype in wanted:  # measuring takes long, and is for nothing where the result cannot be kept
+    for dtype in wanted:  # before the long measurements: their results must be storable
         check_cache_writable(calibration_path(device_name(index), str(dtype)))
     with live_line(quiet=quiet) as show:
         for number, dtype in enumerate(wanted, 1):
@@ -76,7 +79,7 @@ def abft_calibrate(
         lines["threshold"] = f"exceeded by rounding with probability {p:g}; intervals of confidence {level:g}"
         for one, path in found:
             errors = ", ".join(f"{depth.own.error:.2g} (k = {depth.k})" for depth in one.depths)
-            lines[one.dtype] = errors + ("; sums of tall products are known to the bit" if one.predicted else "")
+            lines[one.dtype] = errors + ("; sums of tall products are emulated bit for bit" if one.predicted else "")
             lines[f"{one.dtype} written"] = path
         print_table(lines)
 

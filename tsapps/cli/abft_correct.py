@@ -1,4 +1,4 @@
-"""``tsapps abft-correct``: a matrix as it was when its sidecar was written."""
+"""``tsapps abft-correct``: repair a matrix bit by bit from its sidecar."""
 
 import os
 import time
@@ -16,7 +16,7 @@ from tsapps.cli.abft import (
     OutNpy,
     SidecarFile,
     check_copy,
-    check_copy_room,
+    check_copy_space,
     check_target,
     mode_of_copy,
     open_protected,
@@ -48,12 +48,12 @@ def abft_correct(
     as_json: JsonLines = False,
     quiet: Quiet = False,
 ) -> None:
-    """Repair DATA bit by bit: write it as it was when abft-encode wrote its sidecar.
+    """Restore DATA bit by bit to its state when abft-encode wrote its sidecar.
 
-    Repairs what is certain: two words of 32 bits of every block of 512. If more was changed anywhere, or the sidecar
-    itself is damaged, it exits with 3 and writes nothing. A copy is written beside the file that it replaces, verified,
-    and only then given its name: whenever the work is stopped, DATA is as it was found, or repaired. If nothing is
-    wrong, --in-place writes nothing.
+    Repairs up to two corrupted 32-bit words in every block of 512 words. If a block has more, or the sidecar itself is
+    damaged, the command exits with 3 and writes nothing. --in-place writes a copy next to DATA, verifies it, and only
+    then renames it: DATA is either unchanged or repaired, whenever the command is stopped. If nothing is corrupted,
+    --in-place writes nothing.
     """
     began = time.perf_counter()
     check_target(data, out, in_place=in_place, force=force)
@@ -61,11 +61,11 @@ def abft_correct(
     matrix, checksums = open_protected(data, path, header, index, allow_external=allow_external)
     check_copy(data, matrix, out)
     if out is not None:
-        check_copy_room(data, matrix, out)
+        check_copy_space(data, matrix, out)
 
     from tsapps.apps.abft import verify
 
-    # What was found is read again for the report, when DATA may have been replaced.
+    # The report reads the corrupted elements again, when DATA may already be replaced.
     with matrix.held() if in_place else nullcontext(matrix) as found:
         with byte_bar(quiet=quiet) as show:
 
@@ -86,13 +86,13 @@ def abft_correct(
 
 
 def _check_repairable(data: str, verdict: "Verdict") -> None:
-    """Raise `CorruptionError` if more was changed than can be repaired."""
+    """Raise `CorruptionError` if there is more corruption than can be repaired."""
     if lost := regions(verdict):
-        others = f" and {len(lost) - 1:,} regions more" if len(lost) > 1 else ""
+        others = f" and {len(lost) - 1:,} other regions" if len(lost) > 1 else ""
         raise CorruptionError(
-            f"{data}: more was changed than can be repaired for certain, in rows {lost[0].row:,} to "
+            f"{data}: has more corruption than can be repaired, in rows {lost[0].row:,} to "
             f"{lost[0].row_end - 1:,}, columns {lost[0].column:,} to {lost[0].column_end - 1:,}{others} (tsapps "
-            f"abft-verify prints all): restore these from a copy"
+            f"abft-verify lists all): restore these from a copy"
         )
 
 
@@ -132,7 +132,9 @@ def _print(
         {
             "data": describe(data, found),
             "sidecar": str(sidecar),
-            "repaired": f"{count:,} element{'s' if count != 1 else ''}" if count else "nothing: all is as it was",
+            "repaired": f"{count:,} element{'s' if count != 1 else ''}"
+            if count
+            else "nothing: no element is corrupted",
             "seconds": f"{seconds:.2f}",
             "written": "nothing" if place is None else f"{place}, and verified",
         }
@@ -150,13 +152,13 @@ def _write(
     out: Path | None,
     report: Callable[[str], Callable[[int], None]],
 ) -> None:
-    """Write the matrix as it was, over its own file or to another, having verified what was written."""
+    """Write the repaired matrix over its own file or to another; verify it before it is renamed."""
     from tsapps.apps.abft import verify
     from tsapps.matrix import replacing
     from tsapps.matrix.copy import copy_as_npy, copy_file
     from tsapps.matrix.stored import matrix_of
 
-    check_copy_room(data, matrix, out)
+    check_copy_space(data, matrix, out)
     mode = mode_of_copy(data, out, sidecar)
     with replacing(out or split_name(data)[0], commit=partial(placing_unless_changed, matrix), mode=mode) as file:
         stored = (copy_file if out is None else copy_as_npy)(matrix, file, report("copying"))
@@ -165,6 +167,6 @@ def _write(
         again = verify(matrix_of(stored, file.name, data), checksums, progress=report("verifying the copy of"))
         if not again.clean:
             raise CorruptionError(
-                f"{data}: its repaired copy has not the checksums that it should have, and was thrown away: memory or "
-                f"disk of this machine fail, or another program writes to {data}: try again, or on another machine"
+                f"{data}: the repaired copy fails verification and was removed: memory or disk of this machine is "
+                f"faulty, or another program writes to {data}: try again, or on another machine"
             )

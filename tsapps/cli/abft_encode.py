@@ -1,4 +1,4 @@
-"""``tsapps abft-encode``: write the checksums of a matrix to a sidecar."""
+"""``tsapps abft-encode``: encode a matrix and write its checksums to a sidecar."""
 
 import os
 import time
@@ -18,9 +18,9 @@ from tsapps.cli.options import (
     Index,
     Json,
     Quiet,
+    check_disk_space,
     check_input,
     check_output_file,
-    check_room,
     choose,
 )
 from tsapps.cli.output import byte_bar, gigabytes, print_json, print_table
@@ -35,7 +35,7 @@ __all__ = ["abft_encode"]
 
 
 class Code(StrEnum):
-    """What is written."""
+    """Kind of checksums."""
 
     exact = "exact"
     float = "float"
@@ -43,7 +43,7 @@ class Code(StrEnum):
 
 
 class Block(StrEnum):
-    """Rows or columns that a float checksum is of."""
+    """Rows or columns per float checksum."""
 
     b256 = "256"
     b512 = "512"
@@ -53,14 +53,14 @@ class Block(StrEnum):
 CodeOption = Annotated[
     Code,
     typer.Option(
-        help="exact: sums of words, which find every change of up to four words of a block and repair two, bit by "
-        "bit. float: row and column checksums in floating point, which carry over to products. both."
+        help="exact: integer checksums, which detect every change of up to four 32-bit words per block and repair two, "
+        "bit by bit. float: floating-point row and column checksums, which carry over to products. both: the two."
     ),
 ]
-Weights = Annotated[int, typer.Option(min=1, max=4, help="Float checksums of each row and column of a block.")]
-BlockOption = Annotated[Block, typer.Option(help="Rows, and columns, that a float checksum is of.")]
+Weights = Annotated[int, typer.Option(min=1, max=4, help="Float checksums per row and per column of a block.")]
+BlockOption = Annotated[Block, typer.Option(help="Rows and columns per float checksum.")]
 OutSidecar = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="File to write.  [default: DATA.abft, beside DATA]")
+    Path | None, typer.Option(metavar="FILE", help="File to write.  [default: DATA.abft, next to DATA]")
 ]
 
 
@@ -79,10 +79,10 @@ def abft_encode(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write the checksums of DATA to a sidecar, by which abft-verify and abft-correct find and repair what goes wrong.
+    """Write the checksums of DATA to a sidecar, from which abft-verify and abft-correct detect and repair corruption.
 
-    DATA is read once, of any size; its elements are taken bit by bit (NaN payloads, negative zeros and denormals are
-    kept). The exact code takes 2 % of the size of DATA. The sidecar is written whole or not at all.
+    Reads DATA once, whatever its size, and takes elements bit by bit (NaN payloads, negative zeros and denormals are
+    kept). The exact code takes 2 % of the size of DATA. The sidecar is written as a whole or not at all.
     """
     began = time.perf_counter()
     out = out or sidecar_path(data)
@@ -99,7 +99,7 @@ def abft_encode(
 
     with byte_bar(quiet=quiet) as show:
         matrix = open_matrix(data, header=header, index=index, allow_external=allow_external)
-        check_room(out, sidecar_bytes(matrix.shape, matrix.dtype, str(code), weights, int(block)))
+        check_disk_space(out, sidecar_bytes(matrix.shape, matrix.dtype, str(code), weights, int(block)))
         sidecar = encode(
             matrix,
             code=str(code),
@@ -108,7 +108,7 @@ def abft_encode(
             device=device,
             progress=lambda done: show(f"encoding {data}", done, matrix.nbytes),
         )
-    check_output_file(out, force=force)  # again, for hours may have passed
+    check_output_file(out, force=force)  # again: encoding may have taken hours
     _write(sidecar, matrix, out, file)
     summary = {
         "kind": "tsapps abft-encode",
@@ -132,7 +132,7 @@ def abft_encode(
 
 
 def _write(sidecar: "Sidecar", matrix: "Matrix", out: Path, file: str) -> None:
-    """Write the sidecar of a matrix, unless the file of the matrix has changed."""
+    """Write the sidecar of a matrix, unless the matrix's file has changed."""
     from tsapps.apps.abft.at_rest.sidecar import dump_sidecar
     from tsapps.matrix import replacing
     from tsapps.permissions import mode_of_result

@@ -1,4 +1,4 @@
-"""``tsapps abft-inject``: damage a matrix, to try out what finds and repairs it."""
+"""``tsapps abft-inject``: inject faults into a matrix, to test detection and repair."""
 
 import os
 from enum import StrEnum
@@ -14,7 +14,7 @@ from tsapps.cli.abft import (
     JsonLines,
     OutNpy,
     check_copy,
-    check_copy_room,
+    check_copy_space,
     check_target,
     mode_of_copy,
     placing_unless_changed,
@@ -28,7 +28,7 @@ __all__ = ["abft_inject"]
 
 
 class Kind(StrEnum):
-    """What is done to the elements."""
+    """Kind of fault."""
 
     bit = "bit"
     two_bits = "two-bits"
@@ -42,9 +42,9 @@ class Kind(StrEnum):
 Fault = Annotated[
     Kind,
     typer.Option(
-        help="bit, two-bits: bits of one element flipped. word, words: one and three words of 32 bits overwritten. "
-        "burst: 4,096 bytes overwritten. tile: 32 × 32 elements zeroed. rectangle: 1 added to two corners of a "
-        "rectangle and taken from the others."
+        help="bit, two-bits: flip bits of one element. word, words: overwrite one or three 32-bit words. "
+        "burst: overwrite 4,096 bytes. tile: zero 32 × 32 elements. rectangle: add 1 to two corners of a "
+        "rectangle and subtract it from the others."
     ),
 ]
 
@@ -52,8 +52,10 @@ Fault = Annotated[
 def abft_inject(
     data: AnyData,
     fault: Fault = Kind.bit,
-    count: Annotated[int, typer.Option(min=1, help="Faults, one after the other.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The same seed, the same faults.")] = 0,
+    count: Annotated[int, typer.Option(min=1, help="Number of faults, injected one after the other.")] = 1,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="Seed of the random faults: the same seed, the same faults.")
+    ] = 0,
     out: OutNpy = None,
     in_place: InPlace = False,
     force: Force = False,
@@ -63,10 +65,9 @@ def abft_inject(
     as_json: JsonLines = False,
     quiet: Quiet = False,
 ) -> None:
-    """Damage DATA, to try out what abft-verify and abft-correct do.
+    """Inject faults into DATA, to try out abft-verify and abft-correct.
 
-    Writes a damaged copy, with --in-place over DATA: have another copy then. Prints which elements are not what they
-    were.
+    Writes a corrupted copy, or with --in-place replaces DATA: keep another copy then. Prints the changed elements.
     """
     check_target(data, out, in_place=in_place, force=force)
     check_input(data)
@@ -80,7 +81,7 @@ def abft_inject(
 
     matrix = open_matrix(data, header=header, index=index, allow_external=allow_external)
     check_copy(data, matrix, out)
-    check_copy_room(data, matrix, out)
+    check_copy_space(data, matrix, out)
     rng = np.random.default_rng(seed)
     target, commit, mode = out or split_name(data)[0], partial(placing_unless_changed, matrix), mode_of_copy(data, out)
     with byte_bar(quiet=quiet) as show, replacing(target, commit=commit, mode=mode) as file:

@@ -1,4 +1,4 @@
-"""What was changed in a matrix, element by element and region by region, as tables and as lines of JSON."""
+"""Reports of corrupted elements and regions, as tables and as lines of JSON."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -26,28 +26,28 @@ __all__ = [
     "regions",
 ]
 
-# What tables for people show; --json prints all.
+# Maximum number of rows in a printed table; --json prints all.
 _MOST_SHOWN = 20
-# Rows with changed elements are read again by so many bytes.
+# Bytes per pass when rows with corrupted elements are read again.
 _ROWS_BYTES = 1 << 24
 
 
 def describe(data: str, matrix: "Matrix") -> str:
-    """Return what a table says of a matrix."""
+    """Return the description of a matrix in tables."""
     return f"{data}: {matrix.shape[0]:,} × {matrix.shape[1]:,} {matrix.dtype}, {gigabytes(matrix.nbytes)}"
 
 
 @dataclass(frozen=True)
 class Change:
-    """An element that is not what it was.
+    """An element that differs from its encoded value.
 
     Attributes
     ----------
     row, column : int
     offset : int
-        Of its first byte among the elements, row by row.
+        Byte offset of the element, counted row by row.
     found, was : numpy.generic
-        What it is, and what it was; of the matrix's dtype.
+        The present value and the encoded one, of the matrix's dtype.
     """
 
     row: int
@@ -57,7 +57,7 @@ class Change:
     was: "np.generic"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the change as an object of JSON."""
+        """Return the change as a JSON object."""
         return {
             "what": "element",
             "row": self.row,
@@ -71,7 +71,7 @@ class Change:
 
 
 def changes(matrix: "Matrix", verdict: "Verdict", sidecar: "Sidecar") -> Iterator[Change]:
-    """Yield the elements that can be repaired, in order; their rows are read again, some MiB at a time."""
+    """Yield the repairable elements in order; reads their rows again, a few MiB at a time."""
     import numpy as np
 
     offsets, was = verdict.patches()
@@ -88,7 +88,7 @@ def changes(matrix: "Matrix", verdict: "Verdict", sidecar: "Sidecar") -> Iterato
 
 
 def differences(places: Iterable[tuple[int, int]], now: "Matrix", then: "Matrix") -> Iterator[Change]:
-    """Yield which of some elements differ between two matrices of one shape, in the order of their rows."""
+    """Yield the elements at `places` that differ between two matrices of one shape, ordered by row."""
     size, d = now.dtype.itemsize, now.shape[1]
     by_row = _by_row(places)
     for some in _some_rows(by_row, d * size):
@@ -99,7 +99,7 @@ def differences(places: Iterable[tuple[int, int]], now: "Matrix", then: "Matrix"
 
 
 def _by_row(places: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
-    """Return the columns of places by their rows."""
+    """Group the columns of `places` by row."""
     found: dict[int, list[int]] = {}
     for row, column in places:
         found.setdefault(row, []).append(column)
@@ -107,14 +107,14 @@ def _by_row(places: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
 
 
 def _some_rows(rows: Iterable[int], row_bytes: int) -> Iterator[list[int]]:
-    """Yield rows, as many at a time as are some MiB."""
+    """Yield rows in groups of a few MiB."""
     waiting = iter(rows)
     while some := list(islice(waiting, max(1, _ROWS_BYTES // row_bytes))):
         yield some
 
 
 def regions(verdict: "Verdict") -> list["Region"]:
-    """Return where something was changed and cannot be repaired; what lies side by side is one region."""
+    """Return the regions with corruption that cannot be repaired; adjacent ones are merged."""
     found: list[Region] = []
     for region in sorted(verdict.refused):
         last = found[-1] if found else None
@@ -126,7 +126,7 @@ def regions(verdict: "Verdict") -> list["Region"]:
 
 
 def region_as_json(region: "Region") -> dict[str, Any]:
-    """Return a region as an object of JSON; the last row and column are part of it."""
+    """Return a region as a JSON object; its last row and column are inclusive."""
     return {
         "what": "region",
         "first_row": region.row,
@@ -137,12 +137,12 @@ def region_as_json(region: "Region") -> dict[str, Any]:
 
 
 def print_line(line: dict[str, Any]) -> None:
-    """Print an object of JSON as one line."""
+    """Print a JSON object as one line."""
     print(json.dumps(line, allow_nan=False))
 
 
 def print_changes(found: Iterable[Change], count: int, heads: tuple[str, str] = ("found", "was")) -> None:
-    """Print the first of so many changed elements as a table."""
+    """Print the first of `count` changed elements as a table."""
     table = [["row", "column", "byte", *heads]]
     for change in islice(found, _MOST_SHOWN):
         values = [f"{_bits(value)}  {value!s}" for value in (change.found, change.was)]
@@ -163,7 +163,7 @@ def print_regions(found: "list[Region]") -> None:
         columns = f"{region.column:,} to {region.column_end - 1:,}"
         table.append([f"{region.row:,} to {region.row_end - 1:,}", columns])
     width = max(len(rows) for rows, _ in table)
-    print("\nmore was changed than can be repaired for certain, somewhere in each of these:")
+    print("\neach of these regions has more corruption than can be repaired:")
     for rows, columns in table:
         print(f"{rows.rjust(width)}  {columns}")
     if len(found) > _MOST_SHOWN:
@@ -176,7 +176,7 @@ def _bits(value: "np.generic") -> str:
 
 
 def _json_number(value: "np.generic") -> float | int | str:
-    """Return a number for JSON, which knows no NaN and no infinities: these as text."""
+    """Return a number for JSON; NaN and infinities, which JSON does not support, become text."""
     import numpy as np
 
     if value.dtype.kind in "iu":

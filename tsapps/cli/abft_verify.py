@@ -1,4 +1,4 @@
-"""``tsapps abft-verify``: find which numbers of matrices are not what they were when their sidecars were written."""
+"""``tsapps abft-verify``: detect and locate corrupted elements of matrices from their sidecars."""
 
 import os
 import sys
@@ -26,9 +26,9 @@ from tsapps.names import split_name
 
 __all__ = ["abft_verify"]
 
-# Where there are sums of words, they alone decide.
-_CLEAN = dict.fromkeys(["exact", "both"], "clean: every bit is as it was") | {
-    "float": "clean: what was changed, if anything, is within rounding of the checksums"
+# If a sidecar has integer checksums, only they give the verdict.
+_CLEAN = dict.fromkeys(["exact", "both"], "clean: every bit is unchanged") | {
+    "float": "clean: changes, if any, are within the rounding of the checksums"
 }
 
 
@@ -42,16 +42,16 @@ def abft_verify(
     as_json: JsonLines = False,
     quiet: Quiet = False,
 ) -> None:
-    """Find which numbers of each DATA are not what they were when abft-encode wrote its sidecar.
+    """Detect and locate the elements of each DATA that changed since abft-encode wrote its sidecar.
 
-    Prints where they are, what they are and, where that is certain, what they were; abft-correct writes that. Each DATA
-    is read once, and nothing is written. With --json, a summary ends the lines of each DATA.
+    Prints their positions, their values and, where that is certain, the original values, which abft-correct restores.
+    Reads each DATA once and writes nothing. With --json, a summary ends the lines of each DATA.
 
-    Every DATA is verified, whatever is wrong with the others. Exits with 3 if numbers of one are not what they were or
-    its sidecar is damaged; else with the code of the first DATA that cannot be verified (1 or 2); else with 0.
+    Every DATA is verified, even if others fail. Exits with 3 if an element changed or a sidecar is damaged. Otherwise
+    exits with the code of the first DATA that cannot be verified (1 or 2), or with 0.
     """
     if sidecar is not None and len(data) > 1:
-        raise UsageError(f"--sidecar {sidecar}: holds the checksums of one DATA, and {len(data)} are given: name one")
+        raise UsageError(f"--sidecar {sidecar}: holds the checksums of one DATA, but {len(data)} are given: name one")
     choose(device)
     codes = []
     for number, one in enumerate(data):
@@ -61,12 +61,12 @@ def abft_verify(
         codes.append(_told(one, sidecar or sidecar_path(one), device, reading, as_json=as_json, quiet=quiet))
     code = ExitCode.CORRUPTION if ExitCode.CORRUPTION in codes else next(filter(None, codes), ExitCode.DONE)
     if code:
-        sys.stdout.flush()  # who reads no more of it ends the command as others are ended
+        sys.stdout.flush()  # a closed pipe must end this command as it ends others
         raise typer.Exit(code)
 
 
 def _told(data: str, sidecar: Path, device: str, reading: dict[str, Any], *, as_json: bool, quiet: bool) -> ExitCode:
-    """Verify one DATA and print what was found, errors too; return its exit code. `reading` is for `open_protected`."""
+    """Verify one DATA, print the result or the error, and return its exit code; `reading` is for `open_protected`."""
     try:
         return _verify(data, sidecar, device, reading, as_json=as_json, quiet=quiet)
     except BrokenPipeError:
@@ -87,7 +87,7 @@ def _told(data: str, sidecar: Path, device: str, reading: dict[str, Any], *, as_
 
 
 def _verify(data: str, sidecar: Path, device: str, reading: dict[str, Any], *, as_json: bool, quiet: bool) -> ExitCode:
-    """Verify one DATA and print what was found; return its exit code."""
+    """Verify one DATA, print the result, and return its exit code."""
     began = time.perf_counter()
     matrix, checksums = open_protected(data, sidecar, **reading)
 
@@ -141,6 +141,6 @@ def _verify(data: str, sidecar: Path, device: str, reading: dict[str, Any], *, a
 
 
 def _found(count: int, lost: int) -> str:
-    """Return a line on what was found."""
-    elements = f"{count:,} element{'s' if count != 1 else ''} that can be repaired"
-    return f"corrupted: {elements}, {lost:,} region{'s' if lost != 1 else ''} that cannot"
+    """Return a one-line summary of the corruption."""
+    elements = f"{count:,} repairable element{'s' if count != 1 else ''}"
+    return f"corrupted: {elements}, {lost:,} region{'s' if lost != 1 else ''} that cannot be repaired"

@@ -6,18 +6,18 @@ __all__ = ["Clock"]
 
 
 class Clock:
-    """Wall time by phase, and since the command began."""
+    """Wall time of each phase, and since the command began."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._began = self._lap = time.perf_counter()
 
     def start_lap(self) -> None:
-        """Begin a phase here; the time since the last one counts for none."""
+        """Start a phase now; the time since the last phase is counted for none."""
         self._lap = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """End a phase, and begin the next."""
+        """End a phase and start the next one."""
         self.seconds[phase] = time.perf_counter() - self._lap
         self.start_lap()
 

@@ -1,4 +1,4 @@
-"""Errors as the command line tells them: one line, which begins with ``tsapps:``, and an exit code."""
+"""Conversion of exceptions to one line of stderr, which begins with ``tsapps:``, and an exit code."""
 
 import sys
 from typing import Any
@@ -9,15 +9,15 @@ from tsapps.errors import CorruptionError, ExitCode, NoDeviceError, UsageError, 
 
 __all__ = ["REPORTED", "ParameterError", "explain", "explain_usage", "print_error"]
 
-#: What users can bring about; `explain` says which of these are bugs all the same.
+#: Exceptions that users can cause; `explain` decides which of them are bugs all the same.
 REPORTED = (ValueError, TypeError, MemoryError, OSError, RuntimeError)
 
-#: The base class of typer's own usage errors, which typer exports under no name.
+#: The base class of typer's usage errors, which typer does not export.
 ParameterError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def explain(error: BaseException) -> tuple[str, ExitCode] | None:
-    """Return the message and the exit code of an error; None for a bug, whose traceback is worth more."""
+    """Return the message and the exit code of an error; None for a bug, which needs a traceback."""
     if isinstance(error, UsageError):
         return str(error), ExitCode.USAGE
     if isinstance(error, CorruptionError):
@@ -43,7 +43,7 @@ def explain_usage(error: Any, command: str) -> str:
     ----------
     error : ParameterError
     command : str
-        The command that it is about, where the error does not say that.
+        The command in question, if the error does not name it.
     """
     text = " ".join(error.format_message().split()).rstrip(".")
     command = error.ctx.command_path if error.ctx is not None else command

@@ -1,4 +1,4 @@
-"""``tsapps info``: what is installed, which devices there are, and which one would do the work."""
+"""``tsapps info``: show installed versions, devices, memory, and the default device."""
 
 import sys
 from typing import Any
@@ -17,7 +17,7 @@ _SAMPLES, _SHAPES = 1_000_000, ((16, 16), (128, 64), (128, 1000))
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what results depend on; CuPy's where it has been imported."""
+    """Return the versions of dependencies that affect results; CuPy's only if it is imported."""
     import platform
     from importlib.metadata import version
 
@@ -41,9 +41,9 @@ def _optional_versions() -> dict[str, str | None]:
 
 
 def _picks(device_name: str) -> dict[str, Any]:
-    """Return whence the plans of products on a GPU come: the user's table, the one that comes with tsapps, or neither.
+    """Return the source of a GPU's tuned configurations: the user's table, the shipped one, or neither.
 
-    A table that cannot be read is told of here, where people look for what is wrong.
+    An unreadable table is reported here, where users look for the cause of a problem.
     """
     from tsapps.kernels.plan.select import tuned_table
     from tsapps.kernels.plan.user_table import own_table, user_path
@@ -62,8 +62,8 @@ def _describe_picks(path: str | None, own: int, error: str | None, shipped: int)
     if error:
         return error
     if not path:
-        return f"the {shipped} that come with tsapps" if shipped else "none: the model decides (tsapps tune measures)"
-    return f"{own} of yours, {path}; for the rest {f'the {shipped} that come with tsapps' if shipped else 'the model'}"
+        return f"{shipped} shipped with tsapps" if shipped else "none: plans are chosen by the model (see tsapps tune)"
+    return f"{own} of yours, {path}; for the rest {f'{shipped} shipped with tsapps' if shipped else 'the model'}"
 
 
 def _kmeans_steps(index: int) -> list[dict[str, str]]:
@@ -80,7 +80,7 @@ def _kmeans_steps(index: int) -> list[dict[str, str]]:
 
 
 def info(as_json: Json = False) -> None:
-    """Show versions, devices, memory, and the device that --device auto takes."""
+    """Show versions, devices, memory, and the device that --device auto selects."""
     import platform
 
     from tsapps.kernels.devices import available_cores, choose_device, gpus, why_no_gpu
@@ -117,7 +117,7 @@ def info(as_json: Json = False) -> None:
             f"{gpu.name}, {gibibytes(gpu.memory)}, compute capability {gpu.compute_capability}, "
             f"{gpu.multiprocessors} multiprocessors"
         )
-        rows[f"cuda:{gpu.index} picks"] = _describe_picks(**picks[f"cuda:{gpu.index}"])
+        rows[f"cuda:{gpu.index} tuned configurations"] = _describe_picks(**picks[f"cuda:{gpu.index}"])
         for of in report["kmeans_steps"][f"cuda:{gpu.index}"]:
             rows[f"cuda:{gpu.index} K-means {of['shape']}"] = f"{of['step']}: {of['reason']}"
     if not gpus():

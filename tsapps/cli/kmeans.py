@@ -27,7 +27,7 @@ __all__ = ["kmeans"]
 
 @dataclass(frozen=True)
 class _Fit:
-    """The clustering that was found, and the type and the device that it was computed in."""
+    """A clustering, with the dtype and the device it was computed in."""
 
     clustering: "Clustering"
     dtype: str
@@ -60,10 +60,10 @@ def kmeans(
 ) -> None:
     """Cluster the rows of DATA into k clusters by exact K-means (Lloyd's algorithm).
 
-    The same seed finds the same clustering as scikit-learn's KMeans. Writes DIR/labels.npy (int32), DIR/centers.npy and
-    DIR/summary.json, all of them or none.
+    The same seed gives the same clustering as scikit-learn's KMeans. Writes DIR/labels.npy (int32), DIR/centers.npy and
+    DIR/summary.json: all of them or none.
 
-    DATA is a matrix of n rows (samples) and d columns (features), which need not fit in memory: .npy .npz .csv .tsv
+    DATA is a matrix of n rows (samples) and d columns (features), and may be larger than memory: .npy .npz .csv .tsv
     .txt .parquet .h5 .hdf5 .safetensors .fbin .f16bin .u8bin .i8bin .ibin .fvecs .bvecs .ivecs; FILE:NAME is an array
     of a file that has several.
     """
@@ -104,7 +104,7 @@ def kmeans(
 
 
 def _fit(request: Request, inputs: Inputs, clock: Clock, show: Callable[[str], None], *, report: bool) -> _Fit:
-    """Load the data to its device, and cluster it."""
+    """Load the data to its device and cluster it."""
     import numpy as np
 
     from tsapps.apps.kmeans import lloyd
@@ -124,7 +124,7 @@ def _fit(request: Request, inputs: Inputs, clock: Clock, show: Callable[[str], N
         bounds=True if request.algorithm == kmeans_options.Algorithm.elkan else None,
     )
     clock.lap("read")
-    show(f"{request.init}: first centers")
+    show(f"{request.init}: initial centers")
     try:
         best = lloyd.fit(
             engine,
@@ -146,7 +146,7 @@ def _fit(request: Request, inputs: Inputs, clock: Clock, show: Callable[[str], N
 
 
 def _write(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dict[str, Any]:
-    """Write the directory, and return its summary."""
+    """Write the output directory and return its summary."""
     from tsapps.kernels.arrays import to_host
     from tsapps.matrix import replacing, save_npy
     from tsapps.permissions import mode_of_result
@@ -202,7 +202,7 @@ def _summary(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dic
 def _describe(progress: "Progress") -> str:
     run = f"run {progress.run + 1}, " if progress.run else ""
     return (
-        f"{run}iteration {progress.iteration}: inertia {progress.inertia:.6g}, {progress.n_reassigned:,} labels moved"
+        f"{run}iteration {progress.iteration}: inertia {progress.inertia:.6g}, {progress.n_reassigned:,} labels changed"
     )
 
 
@@ -213,7 +213,7 @@ def _table(summary: dict[str, Any], request: Request, sizes: "np.ndarray") -> di
     ended = "converged" if summary["converged"] else "not converged: raise --max-iter"
     shape = f"{summary['n']:,} × {summary['d']:,}"
     return {
-        "data": f"{request.data}: {shape} {summary['data_dtype']}, worked on in {summary['dtype']}",
+        "data": f"{request.data}: {shape} {summary['data_dtype']}, computed in {summary['dtype']}",
         "clusters": f"{summary['k']:,}, of {low:,} to {high:,} rows (median {middle:,})",
         "inertia": f"{summary['inertia']:.6g}",
         "iterations": f"{summary['iterations']}, {ended}",

@@ -1,4 +1,4 @@
-"""Options of ``tsapps kmeans`` that no other command has."""
+"""Options that only ``tsapps kmeans`` has."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -29,28 +29,28 @@ __all__ = [
 
 
 class Dtype(StrEnum):
-    """The types that K-means can work in."""
+    """Floating-point type that K-means computes in."""
 
     float32 = "float32"
     float64 = "float64"
 
 
 class Algorithm(StrEnum):
-    """How iterations are made."""
+    """Variant of Lloyd's algorithm."""
 
     lloyd = "lloyd"
     elkan = "elkan"
 
 
 class Metric(StrEnum):
-    """What K-means compares rows by."""
+    """Distance that K-means minimizes."""
 
     euclidean = "euclidean"
     cosine = "cosine"
 
 
 class Precision(StrEnum):
-    """How labels are found."""
+    """Certification of labels."""
 
     exact = "exact"
     tf32 = "tf32"
@@ -61,23 +61,23 @@ Init = Annotated[
     str,
     typer.Option(
         metavar="k-means++|'k-means||'|random|FILE",
-        help="First centers: drawn by k-means++, by k-means|| (five passes over DATA, where k-means++ takes k), at "
-        "random from the rows, or a file of k rows.",
+        help="Initial centers: k-means++, k-means|| (five passes over DATA instead of k), random rows, or a file of k "
+        "rows.",
     ),
 ]
 Runs = Annotated[
     str,
     typer.Option(
         metavar="auto|N",
-        help="Runs from different first centers, of which the best is kept; auto: 10 for random, else 1.",
+        help="Number of runs with different initial centers, of which the best is kept; auto: 10 for random, else 1.",
     ),
 ]
-MaxIter = Annotated[int, typer.Option(min=1, help="Iterations of a run at most.")]
+MaxIter = Annotated[int, typer.Option(min=1, help="Maximum number of iterations of a run.")]
 Tolerance = Annotated[
     float,
     typer.Option(
         min=0,
-        help="End a run when the centers move less than this in all: squared distance, relative to the mean "
+        help="Tolerance: a run ends when the sum of squared center shifts is less than this times the mean "
         "variance of the columns.",
     ),
 ]
@@ -85,29 +85,31 @@ Seed = Annotated[
     int, typer.Option(min=0, max=2**32 - 1, help="Seed of the random draws: the same seed, the same result.")
 ]
 Weights = Annotated[
-    str | None, typer.Option(metavar="FILE", help="One number ≥ 0 a row: its weight.  [default: all weigh 1]")
+    str | None, typer.Option(metavar="FILE", help="Weights of the rows, one number ≥ 0 per row.  [default: all are 1]")
 ]
-MetricOption = Annotated[Metric, typer.Option(help="cosine: spherical K-means, of rows and centers scaled to norm 1.")]
+MetricOption = Annotated[
+    Metric, typer.Option(help="Distance; cosine: spherical K-means, with rows and centers scaled to norm 1.")
+]
 AlgorithmOption = Annotated[
     Algorithm,
     typer.Option(
-        help="On a GPU, rows whose nearest center cannot have changed are left out, with the same result; lloyd: "
-        "where that is likely to pay; elkan: wherever it can be done."
+        help="Bounds on a GPU skip rows whose nearest center cannot have changed; results are identical. lloyd: use "
+        "bounds when they are likely to save time; elkan: use them whenever they are supported."
     ),
 ]
 PrecisionOption = Annotated[
     Precision,
     typer.Option(
-        help="tf32: on a GPU, labels of float32 data are not proved; some rows in ten thousand, about as near to "
-        "two centers, may get either."
+        help="Certification of labels; tf32: on a GPU, labels of float32 data are not certified, and some in ten "
+        "thousand, of rows almost equally near two centers, may be wrong."
     ),
 ]
 Protect = Annotated[
     bool,
     typer.Option(
         "--protect",
-        help="Check every step, make again what went wrong, and compute the result twice; exit code 3 if the same "
-        "step goes wrong again and again.",
+        help="Check every step, recompute corrupted ones, and compute the result twice; exits with 3 if the same step "
+        "fails repeatedly.",
     ),
 ]
 ComputeType = Annotated[
@@ -115,6 +117,6 @@ ComputeType = Annotated[
 ]
 OutDirectory = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Directory to write.  [default: <name of DATA>-kmeans, in the current one]"),
+    typer.Option(metavar="DIR", help="Output directory.  [default: <name of DATA>-kmeans, in the current directory]"),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an earlier result in DIR.")]

@@ -1,4 +1,4 @@
-"""The request of ``tsapps kmeans``: its arguments, their checks, and the files that they name."""
+"""Arguments of ``tsapps kmeans``: validation, and the files that they name."""
 
 import os
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tsapps.cli import result
-from tsapps.cli.options import check_input, check_room, choose, open_fitting
+from tsapps.cli.options import check_disk_space, check_input, choose, open_fitting
 from tsapps.errors import MatrixError, UsageError
 from tsapps.names import split_name
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Inputs", "Request", "number_of_runs", "read_inputs"]
 
-# What outputs are larger by than their elements, about; and what summary.json says of a cluster, at most.
+# Approximate size of an output besides its elements; maximum size of summary.json per cluster.
 _HEADER, _SUMMARY_BYTES = 4096, 24
 _INITS = ("k-means++", "k-means||", "random")
 
@@ -50,15 +50,15 @@ class Request:
 
     @property
     def init_file(self) -> str | None:
-        """The file of the first centers, where they are not drawn."""
+        """Return the file of the initial centers; None if they are drawn."""
         return None if self.init in _INITS else self.init
 
     def input_files(self) -> list[str]:
-        """Return the files that the result is made from."""
+        """Return the input files of the result."""
         return [split_name(path)[0] for path in (self.data, self.weights, self.init_file) if path]
 
     def check(self) -> None:
-        """Raise `UsageError` for faults that show before any file is read."""
+        """Raise `UsageError` for errors that can be found without reading a file."""
         for path in (self.data, *filter(None, [self.weights])):
             check_input(path)
         if self.init_file is not None and not os.path.exists(split_name(self.init_file)[0]):
@@ -73,7 +73,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The opened data, the device for it, and the contents of the other files."""
+    """The opened data, its device, and the contents of the other files."""
 
     matrix: "Matrix"
     choice: "Choice"
@@ -82,7 +82,7 @@ class Inputs:
 
 
 def number_of_runs(n_init: str) -> int | str:
-    """Return what ``--n-init`` says: "auto", or a number."""
+    """Parse ``--n-init``: "auto", or a number of runs."""
     if n_init == "auto":
         return n_init
     if not n_init.isdecimal() or int(n_init) < 1:
@@ -91,7 +91,7 @@ def number_of_runs(n_init: str) -> int | str:
 
 
 def read_inputs(request: Request) -> Inputs:
-    """Open the data; check it against k, the device and the disk; read first centers and weights from their files."""
+    """Open the data; check it against k, the device and the disk; read initial centers and weights from their files."""
     from tsapps.matrix import open_matrix
 
     data, k, external = request.data, request.k, request.allow_external
@@ -99,8 +99,8 @@ def read_inputs(request: Request) -> Inputs:
     n, d = matrix.shape
     choice = choose(request.device, resident=matrix.device)
     if k > n:
-        raise UsageError(f"--k {k}: {data} has {n} rows, and there can be no more clusters than rows: lower --k")
-    check_room(request.out, _HEADER + 4 * n, _HEADER + 8 * k * d, _HEADER + _SUMMARY_BYTES * k)
+        raise UsageError(f"--k {k}: {data} has {n} rows; expected at most as many clusters as rows: lower --k")
+    check_disk_space(request.out, _HEADER + 4 * n, _HEADER + 8 * k * d, _HEADER + _SUMMARY_BYTES * k)
     path = request.init_file
     first_centers = request.init if path is None else _read_first_centers(path, k, d, allow_external=external)
     weights = None if request.weights is None else _read_weights(request.weights, n, allow_external=external)
@@ -132,7 +132,7 @@ def _read_weights(path: str, n: int, *, allow_external: bool) -> "np.ndarray":
 
 
 def _open_column(path: str, n: int, *, allow_external: bool) -> "Matrix":
-    """Open a matrix of n numbers, or a .npy file of one dimension as a matrix of one column."""
+    """Open a matrix of n numbers, or a one-dimensional .npy file as a matrix of one column."""
     from tsapps.matrix.binary import open_elements, read_npy_header
     from tsapps.matrix.watch import FileState
 

@@ -1,4 +1,4 @@
-"""Options that commands share, and the checks of files and devices that come before any data is read."""
+"""Shared options of commands, and checks of files and devices that run before any data is read."""
 
 import errno
 import os
@@ -26,9 +26,9 @@ __all__ = [
     "Index",
     "Json",
     "Quiet",
+    "check_disk_space",
     "check_input",
     "check_output_file",
-    "check_room",
     "check_writable",
     "choose",
     "open_fitting",
@@ -40,7 +40,7 @@ Data = Annotated[
     typer.Argument(
         metavar="DATA",
         show_default=False,
-        help="Matrix of n rows (samples) and d columns (features), as tsapps kmeans --help says.",
+        help="Matrix of n rows (samples) and d columns (features), in a format that tsapps kmeans --help lists.",
     ),
 ]
 Device = Annotated[
@@ -48,14 +48,14 @@ Device = Annotated[
     typer.Option(
         "--device",
         metavar="auto|cpu|cuda|cuda:i",
-        help="Where to compute; auto takes a GPU if there is one, else the CPU.",
+        help="Device to compute on; auto: a GPU if there is one, else the CPU.",
     ),
 ]
 AllowExternal = Annotated[
     bool,
     typer.Option(
         "--allow-external",
-        help="Read other files that an HDF5 file names, by links or as parts of a dataset: any file of this machine.",
+        help="Allow an HDF5 file to name other files, by links or as parts of a dataset: any file of this machine.",
     ),
 ]
 Header = Annotated[
@@ -63,7 +63,7 @@ Header = Annotated[
     typer.Option(
         "--header/--no-header",
         show_default=False,
-        help="Text tables: the first line of DATA is names, or numbers.  [default: as its form says]",
+        help="Text tables: whether the first line of DATA holds names.  [default: inferred]",
     ),
 ]
 Index = Annotated[
@@ -71,30 +71,28 @@ Index = Annotated[
     typer.Option(
         "--index/--no-index",
         show_default=False,
-        help="Text tables: leave out the first column of DATA, or keep it.  [default: leave it out if it has no name "
-        "and counts the rows 0, 1, 2, …]",
+        help="Text tables: whether to skip the first column of DATA.  [default: skip it if it has no name and counts "
+        "the rows 0, 1, 2, …]",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON to stdout, and nothing else there.")]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print no progress and no table; warnings, errors and --json still are.")
-]
+Json = Annotated[bool, typer.Option("--json", help="Print only the summary to stdout, as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings, errors and the output of --json.")]
 
 
 def stem(path: str) -> str:
-    """Return what outputs are named after: ``x`` for ``some/x.npy``, ``x-train-images`` for ``x.h5:train/images``."""
+    """Return the base name of outputs: ``x`` for ``some/x.npy``, ``x-train-images`` for ``x.h5:train/images``."""
     file, name = split_name(path)
     return "-".join([Path(file).stem, *filter(None, (name or "").split("/"))])
 
 
 def check_input(path: str) -> None:
-    """Raise `UsageError` unless there is such a file."""
+    """Raise `UsageError` unless the file exists."""
     if not os.path.exists(split_name(path)[0]):
         raise UsageError(f"{path}: no such file: check the path")
 
 
 def check_output_file(path: Path, *, force: bool) -> None:
-    """Raise `UsageError` unless a file may be written there."""
+    """Raise `UsageError` unless a file may be written at `path`."""
     if path.is_dir():
         raise UsageError(f"{path}: is a directory: name a file in it")
     if os.path.lexists(path) and not force:
@@ -103,49 +101,49 @@ def check_output_file(path: Path, *, force: bool) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise `UsageError` unless the directory that `path` is to lie in can be written to."""
+    """Raise `UsageError` unless the parent directory of `path` is writable."""
     parent = Path(os.path.realpath(path)).parent
     if not parent.is_dir():
-        raise UsageError(f"{path}: there is no directory {parent}: make it first (mkdir -p)")
+        raise UsageError(f"{path}: there is no directory {parent}: create it first (mkdir -p)")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise UsageError(f"{path}: the directory {parent} may not be written to: choose another place")
+        raise UsageError(f"{path}: the directory {parent} is not writable: choose another one")
 
 
-def check_room(path: Path, *sizes: int) -> None:
-    """Raise `OSError` unless files of these bytes have room on the file system that `path` is to lie on.
+def check_disk_space(path: Path, *sizes: int) -> None:
+    """Raise `OSError` unless the file system of `path` has space for files of these sizes in bytes.
 
-    Commands call it before the work: an output that finds no room would cost hours. `os.statvfs` knows nothing of
-    quotas; writing still says so.
+    Commands call this first: running out of disk space after hours would lose the result. `os.statvfs` does not know
+    quotas; exceeding one raises an error when the file is written.
     """
     parent = os.path.dirname(os.path.realpath(path))
     system = os.statvfs(parent)
     free = system.f_bavail * system.f_frsize
-    if system.f_blocks and sum(sizes) > free:  # some network file systems tell neither
+    if system.f_blocks and sum(sizes) > free:  # some network file systems report neither
         raise OSError(
             errno.ENOSPC,
-            f"{gigabytes(sum(sizes))} are to be written there, and its disk has {gigabytes(free)} free: make room, or "
-            f"choose another place",
+            f"the output takes {gigabytes(sum(sizes))}, but its disk has {gigabytes(free)} free: free some space, or "
+            f"choose another disk",
             os.fspath(path),
         )
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if most != resource.RLIM_INFINITY and max(sizes) > most:
         raise OSError(
             errno.EFBIG,
-            f"{gigabytes(max(sizes))} are to be written there, and this process may write files of {gigabytes(most)}: "
+            f"the output takes {gigabytes(max(sizes))}, but this process may only write files of {gigabytes(most)}: "
             f"raise ulimit -f",
             os.fspath(path),
         )
 
 
 def choose(device: str, *, resident: int | None = None) -> Choice:
-    """Choose the device as `choose_device` does; what is no device is wrong use.
+    """Choose the device as `choose_device` does; raise `UsageError` for an unknown name.
 
     Raises
     ------
     UsageError
-        If `device` is no device's name.
+        If `device` is not the name of a device.
     NoDeviceError
-        If a GPU is asked for that is not there.
+        If the requested GPU is not available.
     """
     try:
         return choose_device(device, resident=resident)
@@ -154,20 +152,20 @@ def choose(device: str, *, resident: int | None = None) -> Choice:
 
 
 def open_fitting(path: str, fits: Callable[[tuple[int, int]], bool], *, allow_external: bool = False) -> "Matrix":
-    """Open a matrix whose shape is known; of a text table that can be read in two ways, the shape says which.
+    """Open a matrix of known shape; the shape resolves a text table that can be read in several ways.
 
     Parameters
     ----------
     path : str
     fits : callable
-        Returns whether a shape is the one that is expected.
+        Returns True for the expected shape.
     allow_external : bool
         As for `open_matrix`.
 
     Raises
     ------
     MatrixError
-        As `open_matrix`; if a table can be read in several ways, and none fits.
+        As `open_matrix`; also if no way to read the table gives the expected shape.
     """
     from tsapps.matrix import open_matrix
     from tsapps.matrix.table_form import AmbiguousTableError
@@ -179,7 +177,7 @@ def open_fitting(path: str, fits: Callable[[tuple[int, int]], bool], *, allow_ex
             try:
                 matrix = open_matrix(path, header=header, index=index)
             except MatrixError:
-                continue  # names that are read as numbers, for example
+                continue  # for example, names that are read as numbers
             if fits(matrix.shape):
                 return matrix
         raise ambiguous

@@ -1,4 +1,4 @@
-"""What commands print: one live line or a bar while they work, and a table or JSON when they are done."""
+"""Terminal output of commands: a progress line or bar during work, then a table or JSON."""
 
 import json
 import sys
@@ -20,13 +20,13 @@ __all__ = [
     "seconds_by_phase",
 ]
 
-# Where nobody watches, a log gets a line this many seconds apart: a sign of life, and none from a short run.
+# Seconds between progress lines if stderr is not a terminal: a log shows activity, and short runs log none.
 _LOG_SECONDS = 10.0
 
 
 @contextmanager
 def live_line(*, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Lend a function that shows on stderr what is going on: one line, rewritten, or sparse lines of a log."""
+    """Lend a function that shows progress on stderr: one rewritten line, or sparse lines of a log."""
     if quiet:
         yield lambda _: None
     elif not sys.stderr.isatty():
@@ -45,7 +45,7 @@ def live_line(*, quiet: bool) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def byte_bar(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """Lend a function that shows on stderr what is done, and how many bytes of how many: a bar, or lines of a log."""
+    """Lend a function that shows progress in bytes on stderr: a bar, or sparse lines of a log."""
     if quiet:
         yield lambda *_: None
     elif not sys.stderr.isatty():
@@ -63,7 +63,7 @@ def byte_bar(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
 
             def update(what: str, done: int, total: int) -> None:
                 what = one_line(what)
-                if progress.tasks[0].description != what:  # rates are those of one kind of work
+                if progress.tasks[0].description != what:  # each phase has its own rate
                     progress.reset(task, description=what, total=total)
                 progress.update(task, completed=done)
 
@@ -88,12 +88,12 @@ def print_json(summary: Mapping[str, Any]) -> None:
 
 
 def print_text(line: object) -> None:
-    """Print a line to stdout: what other programs and people named is escaped."""
+    """Print a line to stdout, with names from files and users escaped."""
     print(one_line(line))
 
 
 def print_table(rows: Mapping[str, str]) -> None:
-    """Print a table of two columns to stdout: what, and its value."""
+    """Print a table of two columns, name and value, to stdout."""
     width = max(map(len, rows))
     for what, value in rows.items():
         print_text(f"{what:{width}}  {value}")
@@ -106,7 +106,7 @@ def seconds_by_phase(seconds: Mapping[str, float]) -> str:
 
 
 def gigabytes(count: int) -> str:
-    """Return a number of bytes of a file for people: ``20.48 GB``, ``1.3 MB``, ``512 bytes``."""
+    """Format a file size in decimal units: ``20.48 GB``, ``1.3 MB``, ``512 bytes``."""
     for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if count >= unit:
             return f"{count / unit:,.2f} {name}"
@@ -114,5 +114,5 @@ def gigabytes(count: int) -> str:
 
 
 def gibibytes(count: int) -> str:
-    """Return a number of bytes in GiB, for people."""
+    """Format a memory size in GiB."""
     return f"{count / 2**30:,.1f} GiB"

@@ -1,4 +1,4 @@
-"""``tsapps predict``: the nearest center of every row, by the centers that ``tsapps kmeans`` found."""
+"""``tsapps predict``: label every row by its nearest center in a result of ``tsapps kmeans``."""
 
 import os
 from collections.abc import Callable
@@ -19,9 +19,9 @@ from tsapps.cli.options import (
     Index,
     Json,
     Quiet,
+    check_disk_space,
     check_input,
     check_output_file,
-    check_room,
     choose,
     stem,
 )
@@ -41,7 +41,7 @@ __all__ = ["predict"]
 
 @dataclass(frozen=True)
 class _Inputs:
-    """The data, the device for it, and the centers (k, d) with the summary of the fit that found them."""
+    """The data, its device, and the centers (k, d) with the summary of their fit."""
 
     data: str
     matrix: "Matrix"
@@ -53,7 +53,7 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _Labels:
-    """The nearest center of every row, (n,) int32, and what is told of them."""
+    """Labels (n,) int32, the nearest center of every row, and figures to report about them."""
 
     labels: "np.ndarray"
     cluster_sizes: list[int]
@@ -81,9 +81,9 @@ def predict(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Give every row of DATA the number of its nearest center in MODEL_DIR.
+    """Label every row of DATA by its nearest center in MODEL_DIR.
 
-    Writes the numbers as int32, one a row. Computes in the type that the model was computed in.
+    Writes one int32 label per row. Computes in the dtype of the model.
     """
     clock = Clock()
     out = out or Path(f"{stem(data)}-labels.npy")
@@ -100,9 +100,10 @@ def predict(
     n, d = matrix.shape
     if d != centers.shape[1]:
         raise UsageError(
-            f"{data}: has {d} columns, and the centers in {model} have {centers.shape[1]}: they must agree"
+            f"{data}: has {d} columns; expected {centers.shape[1]}, like the centers in {model}: name other "
+            f"data or another model"
         )
-    check_room(out, 4 * n)
+    check_disk_space(out, 4 * n)
     inputs = _Inputs(data, matrix, choose(device, resident=matrix.device), model, centers, trained)
 
     with live_line(quiet=quiet) as show:
@@ -116,7 +117,7 @@ def predict(
 
 
 def _label(inputs: _Inputs, device: str, clock: Clock, show: Callable[[str], None]) -> _Labels:
-    """Load the data to its device, and find the nearest center of every row."""
+    """Load the data to its device and find the nearest center of every row."""
     import numpy as np
 
     from tsapps.apps.kmeans.data.frame import Frame, frame_about, ldexp
@@ -126,7 +127,7 @@ def _label(inputs: _Inputs, device: str, clock: Clock, show: Callable[[str], Non
     clock.lap("start")
     matrix, (k, d) = inputs.matrix, inputs.centers.shape
     show(f"reading {inputs.data}: {matrix.shape[0]:,} × {d:,} {matrix.dtype}")
-    # The labels of a row do not depend on the other rows.
+    # The label of a row does not depend on other rows.
     dtype, metric = np.dtype(inputs.trained["dtype"]), inputs.trained["metric"]
     frame = Frame(np.zeros(d, dtype)) if metric == "cosine" else frame_about(inputs.centers, dtype)
     with open_engine(matrix, dtype=dtype, device=device, metric=metric, exponent=frame.exponent) as engine:
@@ -180,7 +181,7 @@ def _table(summary: dict[str, Any], inputs: _Inputs, out: Path) -> dict[str, str
     sizes = summary["cluster_sizes"]
     shape = f"{summary['n']:,} × {summary['d']:,}"
     return {
-        "data": f"{inputs.data}: {shape} {summary['data_dtype']}, worked on in {summary['dtype']}",
+        "data": f"{inputs.data}: {shape} {summary['data_dtype']}, computed in {summary['dtype']}",
         "clusters": f"{summary['k']:,}, of {min(sizes):,} to {max(sizes):,} rows",
         "inertia": f"{summary['inertia']:.6g}",
         "device": f"{summary['device']}: {summary['device_reason']}",

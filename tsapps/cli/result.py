@@ -1,11 +1,11 @@
-"""The directory that `kmeans` writes and `predict` reads, which is there whole or not at all.
+"""The output directory of `kmeans`, which `predict` reads; it is written as a whole or not at all.
 
 labels.npy
     int32, shape (n,): the cluster of every row.
 centers.npy
-    Shape (k, d), in the dtype that they were computed in; in float64 where float32 would hold them too coarsely.
+    Shape (k, d), in the dtype of the computation; float64 if float32 would round them too coarsely.
 summary.json
-    How they were found, and how good they are.
+    Parameters of the run, and the quality of the clustering.
 """
 
 import os
@@ -23,10 +23,10 @@ from tsapps.permissions import directory_mode
 
 __all__ = ["KIND", "check_place", "new_directory", "read_model"]
 
-#: What summary.json says that it is.
+#: Value of "kind" in summary.json.
 KIND = "tsapps kmeans"
 
-# It has some ten bytes for each cluster.
+# Maximum size of summary.json in bytes: it has some ten bytes per cluster.
 _MOST_SUMMARY = 1 << 26
 
 _FILES = {"labels.npy", "centers.npy", "summary.json"}
@@ -38,15 +38,15 @@ def check_place(directory: Path, *, force: bool) -> None:
     Raises
     ------
     UsageError
-        If it exists and `force` is not set, or it is anything but an earlier result or an empty directory, or its
-        parent cannot be written to.
+        If it exists and `force` is not set, if it is neither an earlier result nor an empty directory, or if its parent
+        is not writable.
     """
     check_writable(directory)
-    remove_leftovers(directory, _FILES)  # and restore a result that a killed run had moved away
+    remove_leftovers(directory, _FILES)  # also restores a result that a killed run had moved away
     if not os.path.lexists(directory):
         return
     if not directory.is_dir():
-        raise UsageError(f"{directory}: exists and is no directory: choose another --out")
+        raise UsageError(f"{directory}: exists and is not a directory: choose another --out")
     if not force:
         raise UsageError(f"{directory}: already exists: choose another --out, or replace it with --force")
     if os.path.samefile(directory, os.curdir):
@@ -54,15 +54,15 @@ def check_place(directory: Path, *, force: bool) -> None:
     held = {entry.name for entry in os.scandir(directory)}
     if foreign := sorted(held - _FILES):
         raise UsageError(
-            f"{directory}: holds {foreign[0]!r}, which is no part of a kmeans result: "
+            f"{directory}: holds {foreign[0]!r}, which does not belong to a kmeans result: "
             "--force replaces only such results; choose another --out"
         )
     if held and not _is_result(directory):
-        raise UsageError(f"{directory}: is no kmeans result (by its summary.json): choose another --out")
+        raise UsageError(f"{directory}: is not a kmeans result (by its summary.json): choose another --out")
 
 
 def _is_result(directory: Path) -> bool:
-    """Return whether a directory is a result, by its summary."""
+    """Return whether a directory is a result, according to its summary."""
     try:
         return _read_summary(directory) is not None
     except MatrixError:
@@ -70,7 +70,7 @@ def _is_result(directory: Path) -> bool:
 
 
 def _read_summary(directory: Path) -> dict[str, Any] | None:
-    """Return the summary of a result; None where there is none; `MatrixError` if it is damaged or of something else."""
+    """Return the summary of a result, or None; raise `MatrixError` if it is damaged or of another kind."""
     path = directory / "summary.json"
     try:
         summary = read_json(path, _MOST_SUMMARY)
@@ -79,22 +79,21 @@ def _read_summary(directory: Path) -> dict[str, Any] | None:
     except JsonError as error:
         raise MatrixError(f"{error}: it is damaged: run tsapps kmeans again") from error
     if not isinstance(summary, dict) or summary.get("kind") != KIND:
-        raise MatrixError(f'{path}: is no summary of tsapps kmeans (it says no "kind": "{KIND}"): name its --out')
+        raise MatrixError(f'{path}: is not a summary of tsapps kmeans (its "kind" is not "{KIND}"): name its --out')
     return summary
 
 
 @contextmanager
 def new_directory(directory: Path, *, force: bool, mode: int = 0o666) -> Iterator[Path]:
-    """Make a directory that gets the name `directory` once the ``with`` block has ended without an exception.
+    """Create a directory that is renamed to `directory` when the ``with`` block ends without an exception.
 
-    Its permissions are those for files of the permissions `mode`.
-
-    After any exception, Ctrl-C included, it is gone and `directory` is what it was.
+    Its permissions are those of a directory for files with permissions `mode`. After any exception, Ctrl-C included,
+    the new directory is removed and `directory` is unchanged.
 
     Raises
     ------
     UsageError
-        See `check_place`; it is checked again at the end, for hours may have passed.
+        See `check_place`, which is called again at the end: hours may have passed.
     OSError
         If the disk is full or fails.
     """
@@ -117,7 +116,7 @@ def read_model(directory: Path) -> tuple[Any, dict[str, Any]]:
     UsageError
         If `directory` holds no summary.json.
     MatrixError
-        If that is not one of ``tsapps kmeans``, or is damaged, or the files do not go together.
+        If summary.json is not one of ``tsapps kmeans`` or is damaged, or the files do not match.
     """
     import numpy as np
 
@@ -126,14 +125,14 @@ def read_model(directory: Path) -> tuple[Any, dict[str, Any]]:
 
     summary = _read_summary(directory)
     if summary is None:
-        raise UsageError(f"{directory}: is no result of tsapps kmeans (it has no summary.json by it): name its --out")
+        raise UsageError(f"{directory}: is not a result of tsapps kmeans (it has no summary.json): name its --out")
     matrix = open_matrix(directory / "centers.npy")
     expected = (summary.get("k"), summary.get("d"), summary.get("dtype"))
     narrow = expected[2] == "float32" and matrix.dtype == np.float64
     found = (*matrix.shape, "float32" if narrow else str(matrix.dtype))
     if found != expected or matrix.dtype not in (np.float32, np.float64):
         raise MatrixError(
-            f"{matrix.name}: is {matrix.shape[0]} × {matrix.shape[1]} {matrix.dtype}, and summary.json beside it says "
+            f"{matrix.name}: is {matrix.shape[0]} × {matrix.shape[1]} {matrix.dtype}, but summary.json next to it says "
             f"{f'{expected[0]} × {expected[1]} {expected[2]}'[:80]}: run tsapps kmeans again"
         )
     if summary.setdefault("metric", METRICS[0]) not in METRICS:

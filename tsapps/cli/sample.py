@@ -1,4 +1,4 @@
-"""``tsapps sample``: a data set to try things on, from what is installed anyway."""
+"""``tsapps sample``: write a sample data set made by installed packages."""
 
 import importlib.util
 from collections.abc import Callable
@@ -21,7 +21,7 @@ __all__ = ["sample"]
 
 @dataclass(frozen=True)
 class _Sample:
-    """A data set, where it comes from, and how to make it."""
+    """A data set: its source, and a function that creates it."""
 
     source: str
     make: Callable[[], "np.ndarray"]
@@ -58,7 +58,7 @@ _SAMPLES = {
     "china": _Sample("the pixels of scikit-learn's photograph china.jpg, 427 × 640, as red, green, blue", _china),
     "digits": _Sample("scikit-learn's handwritten digits, 8 × 8 pixels each", _digits),
     "iris": _Sample("scikit-learn's iris flowers, four lengths in cm each", _iris),
-    "blobs": _Sample("made up: points about 32 centers, by scikit-learn's make_blobs with seed 0", _blobs),
+    "blobs": _Sample("synthetic: points around 32 centers, by scikit-learn's make_blobs with seed 0", _blobs),
 }
 
 
@@ -70,22 +70,22 @@ def _print_list(wanted: bool) -> None:
 
 
 def sample(
-    name: Annotated[str, typer.Argument(metavar="|".join(_SAMPLES), show_default=False, help="Which data set.")],
+    name: Annotated[str, typer.Argument(metavar="|".join(_SAMPLES), show_default=False, help="Name of the data set.")],
     out: Annotated[Path, typer.Argument(metavar="OUT.npy", show_default=False, help="File to write.")],
     force: Annotated[bool, typer.Option("--force", help="Replace OUT.npy if it exists.")] = False,
     _list: Annotated[
         bool, typer.Option("--list", callback=_print_list, is_eager=True, help="Print the data sets and exit.")
     ] = False,
 ) -> None:
-    """Write a data set to try things on.
+    """Write a sample data set.
 
-    china: pixels of a photograph, 273,280 × 3 uint8. digits: 1,797 × 64 float64. iris: 150 × 4 float64. blobs: made up,
-    100,000 × 16 float32.
+    china: pixels of a photograph, 273,280 × 3 uint8. digits: 1,797 × 64 float64. iris: 150 × 4 float64. blobs:
+    synthetic, 100,000 × 16 float32.
     """
     if name not in _SAMPLES:
         raise UsageError(f"{name}: no such data set: expected one of {', '.join(_SAMPLES)}")
     if out.suffix.lower() != ".npy":
-        raise UsageError(f"{out}: expected a name that ends in .npy, the format that is written")
+        raise UsageError(f"{out}: expected a name that ends in .npy, the output format")
     check_output_file(out, force=force)
 
     from tsapps.matrix import save_npy

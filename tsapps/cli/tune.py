@@ -1,4 +1,4 @@
-"""``tsapps tune``: measure which plans are fastest on the GPU at hand, and keep them in a table of the user's own."""
+"""``tsapps tune``: measure kernel plans on a GPU and store the fastest in the user's tuning table."""
 
 import time
 from enum import StrEnum
@@ -18,7 +18,7 @@ __all__ = ["tune"]
 
 
 class Shape(StrEnum):
-    """The shapes of products that tables are made for."""
+    """Shape classes of products in tuning tables."""
 
     tsm2r = "tsm2r"
     tsm2l = "tsm2l"
@@ -26,7 +26,7 @@ class Shape(StrEnum):
 
 
 class Dtype(StrEnum):
-    """The types that tables are made for; bfloat16 goes by float16's."""
+    """Element types in tuning tables; bfloat16 uses the configurations of float16."""
 
     float64 = "float64"
     float32 = "float32"
@@ -34,7 +34,7 @@ class Dtype(StrEnum):
 
 
 class Order(StrEnum):
-    """How A lies in memory."""
+    """Memory layout of A."""
 
     row = "row"
     column = "col"
@@ -42,24 +42,24 @@ class Order(StrEnum):
 
 Shapes = Annotated[
     list[Shape] | None,
-    typer.Option("--shape", metavar="tsm2r|tsm2l|tsmttsm", help="Only products of this shape; may be repeated."),
+    typer.Option("--shape", metavar="tsm2r|tsm2l|tsmttsm", help="Shape of products to measure; may be repeated."),
 ]
 Dtypes = Annotated[
     list[Dtype] | None,
     typer.Option(
         "--dtype",
         metavar="float64|float32|float16",
-        help="Only this type; may be repeated. bfloat16 goes by float16's picks.",
+        help="Element type to measure; may be repeated. bfloat16 uses float16's configurations.",
     ),
 ]
 Layouts = Annotated[
     list[Order] | None,
-    typer.Option("--layout", metavar="row|col", help="Only a row- or a column-major A; may be repeated."),
+    typer.Option("--layout", metavar="row|col", help="Layout of A to measure, row- or column-major; may be repeated."),
 ]
 Most = Annotated[
     int,
     typer.Option(
-        min=1, help="Plans a product that are measured, the most promising ones; the library's algorithms on top."
+        min=1, help="Number of plans measured per product, best predicted first; algorithms of cuBLAS come on top."
     ),
 ]
 
@@ -68,12 +68,14 @@ def tune(
     shapes: Shapes = None,
     dtypes: Dtypes = None,
     layouts: Layouts = None,
-    m: Annotated[int | None, typer.Option("--m", min=1, help="Rows of A and C, of one product of your own.")] = None,
-    k: Annotated[int | None, typer.Option("--k", min=1, help="Columns of A and rows of B, likewise.")] = None,
-    w: Annotated[int | None, typer.Option("--w", min=1, help="Columns of B and C, likewise.")] = None,
-    device: Annotated[str, typer.Option("--device", metavar="cuda|cuda:i", help="The GPU to measure on.")] = "cuda",
+    m: Annotated[int | None, typer.Option("--m", min=1, help="Rows of A and C, for a single product.")] = None,
+    k: Annotated[
+        int | None, typer.Option("--k", min=1, help="Columns of A and rows of B, for a single product.")
+    ] = None,
+    w: Annotated[int | None, typer.Option("--w", min=1, help="Columns of B and C, for a single product.")] = None,
+    device: Annotated[str, typer.Option("--device", metavar="cuda|cuda:i", help="GPU to measure on.")] = "cuda",
     most: Most = 18,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be measured; needs no GPU.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the products to measure; needs no GPU.")] = False,
     reset: Annotated[bool, typer.Option("--reset", help="Remove your table for this GPU; measure nothing.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -81,16 +83,16 @@ def tune(
     """Measure which kernels are fastest on this GPU, for tsapps.matmul and tsapps.gram.
 
     C (m × w) = A (m × k) · B (k × w), w ≤ 64: tsm2r has m and k large, tsm2l only m, tsmttsm only k. Without options,
-    some 190 products of up to 2 GB are measured, which takes minutes; give --m, --k and --w for one of your own. B lies
-    as A does, for tsmttsm the other way.
+    measures some 190 products of up to 2 GB, which takes minutes; --m, --k and --w give a single product. B has the
+    layout of A; for tsmttsm, the other one.
 
-    A pick holds for every product of its shape, type and layout that is no wider, up to the next narrower pick. Your
-    table goes before the one that comes with tsapps, for every GPU of this name. It is written after each product: what
-    was measured before Ctrl-C is kept.
+    A tuned configuration applies to every product of its shape, type and layout that is no wider, down to the next
+    narrower configuration. Your table overrides the one shipped with tsapps on every GPU of this name. It is written
+    after each product: Ctrl-C keeps the measurements made so far.
     """
     if reset:
         if shapes or dtypes or layouts or dry_run or (m, k, w) != (None, None, None):
-            raise UsageError("--reset removes the whole table for the GPU: give nothing with it but --device")
+            raise UsageError("--reset removes the whole table of the GPU: it takes no other option than --device")
         _reset(device, as_json=as_json, quiet=quiet)
         return
     cells = _cells(shapes, dtypes, layouts, (m, k, w))
@@ -101,13 +103,13 @@ def tune(
 
 
 def _measure(cells: list["Cell"], index: int, name: str, most: int, *, as_json: bool, quiet: bool) -> None:
-    """Measure plans for each product, and write what was fastest to the user's table."""
+    """Measure plans for each product and write the fastest to the user's table."""
     from tsapps.kernels import tune as tuning
     from tsapps.kernels.plan import user_table
     from tsapps.kernels.system.cache import check_cache_writable
 
     path = user_table.user_path(name)
-    user_table.own_table(name)  # what is wrong with it is said before anything is measured
+    user_table.own_table(name)  # reports errors in the table before any measurement
     check_cache_writable(path)
     began = time.perf_counter()
     found: list[dict[str, Any]] = []
@@ -121,7 +123,7 @@ def _measure(cells: list["Cell"], index: int, name: str, most: int, *, as_json: 
             found.append(row)
             rows = user_table.keep(name, row)
     if not found:
-        raise ValueError("nothing was measured, and no table written")
+        raise ValueError("no product could be measured, and no table was written: see the warnings")
     signals.placed()
     seconds = time.perf_counter() - began
     if as_json:
@@ -129,7 +131,7 @@ def _measure(cells: list["Cell"], index: int, name: str, most: int, *, as_json: 
         print_json(summary | {"left_out": len(cells) - len(found), "measured": found})
     elif not quiet:
         ours = sum(row["kernel"] != "library" and "algorithm" not in row for row in found)
-        count = f"{len(found)}, and {len(cells) - len(found)} left out" if len(found) < len(cells) else f"{len(found)}"
+        count = f"{len(found)}, and {len(cells) - len(found)} skipped" if len(found) < len(cells) else f"{len(found)}"
         print_table(
             {
                 "device": f"cuda:{index}: {name}",
@@ -146,7 +148,7 @@ def _cells(
     layouts: list[Order] | None,
     sizes: tuple[int | None, int | None, int | None],
 ) -> list["Cell"]:
-    """Return the products that were asked for."""
+    """Return the requested products."""
     from tsapps.kernels.tune import CELLS, own_cell
 
     kinds, alongs = list(dtypes or Dtype), [order == Order.row for order in layouts or Order]
@@ -156,9 +158,11 @@ def _cells(
         return [cell for cell in CELLS if cell.shape in wanted and cell.dtype in kinds and cell.along in alongs]
     if m is None or k is None or w is None:
         missing = ", ".join(name for name, size in zip(("--m", "--k", "--w"), sizes, strict=True) if size is None)
-        raise UsageError(f"{missing} is missing: a product of your own takes --m, --k and --w")
+        raise UsageError(f"{missing} is missing: a single product needs --m, --k and --w")
     if shapes:
-        raise UsageError("--shape is for the usual products; that of your own follows from --m, --k and --w")
+        raise UsageError(
+            "--shape applies to the default products only: --m, --k and --w determine that of a single product"
+        )
     try:
         return [own_cell(m, k, w, str(dtype), along=along) for dtype in kinds for along in alongs]
     except ValueError as error:
@@ -166,12 +170,12 @@ def _cells(
 
 
 def _gpu(device: str) -> tuple[int, str]:
-    """Return the number and the name of the GPU that was asked for."""
+    """Return the index and the name of the requested GPU."""
     from tsapps.kernels.devices import gpus
 
     choice = choose("cuda" if device == "auto" else device)
     if not choice.is_gpu:
-        raise UsageError(f"--device {device}: plans are measured on a GPU: give cuda or cuda:<number>")
+        raise UsageError(f"--device {device}: expected cuda or cuda:<number>: plans are measured on a GPU")
     return choice.index, gpus()[choice.index].name
 
 
@@ -189,7 +193,7 @@ def _reset(device: str, *, as_json: bool, quiet: bool) -> None:
 
 
 def _list(cells: list["Cell"], device: str, most: int, *, as_json: bool) -> None:
-    """List products, with the number of plans that would be measured; without a GPU, the most that it can be."""
+    """List products with the number of plans to measure; without a GPU, with an upper limit of that number."""
     from tsapps.kernels import tune as tuning
 
     try:

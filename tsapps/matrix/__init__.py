@@ -1,13 +1,13 @@
-"""Matrices from files and from memory, and files written whole or not at all.
+"""Matrices from files and from memory, and atomic writes of files.
 
 open_matrix
     Any supported file or array as a `Matrix`: a name, a shape, a dtype, and blocks of rows.
 check_finite
-    The error that names the row and column of the first NaN or infinity.
+    Raises an error that names the row and column of the first NaN or infinity.
 replacing, save_npy
-    Writers that leave nothing half written.
+    Writers that replace a file as a whole or leave it unchanged.
 
-Rows and columns are counted from 0; the lines of a text file, as editors do, from 1.
+Rows and columns are counted from 0. Lines of a text file are counted from 1, as in editors.
 """
 
 from tsapps.matrix.base import Matrix

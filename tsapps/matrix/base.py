@@ -1,4 +1,4 @@
-"""What every matrix offers, whatever holds its elements: a name, a shape, a dtype, and its rows; in any dtype."""
+"""Base class of matrices: name, shape, dtype and blocks of rows; conversion to another dtype."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -29,26 +29,26 @@ __all__ = ["ConvertedMatrix", "Matrix"]
 
 T = TypeVar("T")
 
-# Rows are read this many bytes at a time where the caller does not say how many: it fits a CPU's last-level cache.
+# Size of a block of rows unless the caller gives one: fits the last-level cache of a CPU.
 _BLOCK_BYTES = 1 << 24
 
 
 class Matrix(ABC):
-    """n rows (samples) of d numbers (features), read as blocks of rows as often as one likes.
+    """n rows (samples) of d numbers (features), read in blocks of rows; every pass can be repeated.
 
     Attributes
     ----------
     name : str
-        What messages call it: the path, or "the array in memory"; printable, whatever the file's name is.
+        Name in messages: the path, or "the array in memory". Always printable, even if the file's name is not.
     shape : tuple of int
         (n, d), both at least 1.
     dtype : numpy.dtype
         An integer or floating-point type, or bfloat16, in the machine's byte order.
     device : int or None
-        The GPU on which the elements lie; None for host memory and files.
+        The GPU that holds the elements; None for host memory and files.
     stored : Stored or None
-        Where the elements lie in a file; None for memory, and for files that do not hold them as plain bytes (but as
-        text, compressed, in pieces).
+        Position of the elements in a file. None for memory, and for files that store them as text, compressed or in
+        chunks.
     file_state : FileState or None
         The state of the file when it was opened; None for memory.
     """
@@ -71,58 +71,58 @@ class Matrix(ABC):
 
     @property
     def nbytes(self) -> int:
-        """The bytes that the whole matrix takes in memory."""
+        """Size of the whole matrix in memory, in bytes."""
         return self.shape[0] * self.shape[1] * self.dtype.itemsize
 
     def blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
-        """Yield the matrix from its first row to its last, some rows at a time; each call begins afresh.
+        """Yield the matrix in blocks of rows, from the first row to the last; each call starts from row 0.
 
         Parameters
         ----------
         rows : int
-            The most rows in one block, at least 1.
+            Maximum number of rows in a block, at least 1.
 
         Yields
         ------
         start : int
-            The number of the block's first row.
+            Index of the block's first row.
         block : numpy.ndarray or cupy.ndarray of shape (at most rows, d)
-            C-contiguous, of the matrix's own dtype, not checked for NaN. It may be a view: do not write to it.
+            C-contiguous, in the matrix's dtype, not checked for NaN. It may be a view: do not write to it.
 
         Raises
         ------
         ValueError
             If `rows` is less than 1.
         MatrixError
-            If the file turns out, on reading, not to hold what it claims: rows or columns too few or too many. If it
-            has changed since it was opened, which is found out at the end of the pass at the latest.
+            If the file does not hold the rows and columns that its header announces. If the file has changed since it
+            was opened; this is detected at the end of the pass at the latest.
         """
         if rows < 1:
             raise ValueError(f"rows must be at least 1, got {rows}")
         return self._unchanged(self._complete(self._blocks(rows)))
 
     def check_unchanged(self) -> None:
-        """Raise `MatrixError` if the file has changed since it was opened; memory is not looked at."""
+        """Raise `MatrixError` if the file has changed since it was opened. Arrays in memory are not checked."""
         if self.file_state is not None:
             self.file_state.check(self.name)
 
     @contextmanager
     def held(self) -> "Iterator[Matrix]":
-        """Lend the matrix as it is now, also when another file takes the name of its own."""
+        """Lend the matrix in its present state, even if another file replaces its path meanwhile."""
         yield self
 
     def _unchanged(self, blocks: Iterator[T]) -> Iterator[T]:
-        """Yield what is read of the file; raise `MatrixError` if it has changed since it was opened."""
+        """Yield the blocks read from the file; raise `MatrixError` if it has changed since it was opened."""
         self.check_unchanged()
         try:
             yield from blocks
         except MatrixError:
-            self.check_unchanged()  # which says more than that the elements make no sense
+            self.check_unchanged()  # its message says more than one about invalid elements
             raise
         self.check_unchanged()
 
     def _complete(self, blocks: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-        """Yield a reader's blocks, and raise `MatrixError` unless they are the rows and columns that it announced."""
+        """Yield a reader's blocks; raise `MatrixError` unless they cover all announced rows and columns."""
         n, d = self.shape
         done = 0
         for start, block in blocks:
@@ -131,61 +131,61 @@ class Matrix(ABC):
                 raise damaged(self.name, self.shape, f"rows {start} to {end - 1} of shape {block.shape} {block.dtype}")
             done = end
             yield start, block
-            del block  # the reader may need the memory for the next one
+            del block  # free the memory for the next block
         if done != n:
             raise damaged(self.name, self.shape, f"{done} rows")
 
     @abstractmethod
     def _blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
-        """Read the blocks; `rows` has been checked. Only `blocks` calls it, which checks that nothing is missing."""
+        """Yield the blocks; `rows` is valid. Called by `blocks` only, which checks that the blocks are complete."""
 
     def rows(self, indices: Any) -> Any:
-        """Return the rows with these numbers, in this order; a number may stand there more than once.
+        """Return the rows with these indices, in this order; an index may occur more than once.
 
         Parameters
         ----------
         indices : array-like of int, shape (m,)
-            Row numbers from 0 to n - 1.
+            Row indices from 0 to n - 1.
 
         Returns
         -------
         numpy.ndarray or cupy.ndarray of shape (m, d)
-            A C-contiguous copy in the matrix's own dtype.
+            A C-contiguous copy in the matrix's dtype.
 
         Raises
         ------
         IndexError
-            If a number is no row's, or `indices` is no one-dimensional array of integers.
+            If an index is out of range, or `indices` is not a one-dimensional array of integers.
         """
         numbers = check_indices(indices, self.shape[0], self.name)
         (found,) = self._unchanged(self._rows(numbers) for _ in range(1))
         return found
 
     def pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
-        """Yield (row, column, elements) of every row in pieces: for rows that memory should not hold whole.
+        """Yield every row in pieces of at most `columns` elements, for rows that are too long for memory.
 
         Parameters
         ----------
         columns : int
-            The most columns in one piece, at least 1.
+            Maximum number of columns in a piece, at least 1.
 
         Yields
         ------
         row, column : int
-            Of the first element.
+            Index of the first element.
         elements : numpy.ndarray or cupy.ndarray of shape (1, at most columns)
-            As a block of `blocks`.
+            Like a block of `blocks`.
         """
         for row, block in self.blocks(1):
             for column in range(0, self.shape[1], columns):
                 yield row, column, block[:, column : column + columns]
 
     def _rows(self, numbers: np.ndarray) -> Any:
-        """Return the rows; `numbers` has been checked. Here by one pass, for those that cannot go to a row at once."""
+        """Return the rows; `numbers` are valid. This default makes one pass, for formats without random access."""
         return self._gather(self.blocks(self._default_rows()), numbers)
 
     def _gather(self, blocks: Iterator[tuple[int, np.ndarray]], numbers: np.ndarray) -> np.ndarray:
-        """Pick rows out of ascending host blocks that hold them, not a block further than the last of them."""
+        """Select rows from ascending host blocks; stop after the block that holds the last of them."""
         out = np.empty((len(numbers), self.shape[1]), self.dtype)
         order = np.argsort(numbers, kind="stable")
         ascending = numbers[order]
@@ -200,29 +200,29 @@ class Matrix(ABC):
         return out
 
     def read(self, dtype: DTypeLike | None = None) -> Any:
-        """Return the whole matrix, having checked that every element is finite.
+        """Return the whole matrix; check that every element is finite.
 
         Parameters
         ----------
         dtype : numpy dtype, optional
-            Another dtype for the result, as for `open_matrix`.
+            Dtype of the result, as for `open_matrix`.
 
         Returns
         -------
         numpy.ndarray or cupy.ndarray of shape (n, d)
-            C-contiguous. For an array in memory that is so already, that array itself.
+            C-contiguous. An array in memory that already is C-contiguous is returned itself, not copied.
 
         Raises
         ------
         MatrixError
-            If an element is NaN or infinite, in the file or in `dtype`.
+            If an element is NaN or infinite in the file or after conversion to `dtype`.
         """
         if dtype is not None and np.dtype(dtype) != self.dtype:
             return ConvertedMatrix(self, np.dtype(dtype)).read()
         return self._read()
 
     def _read(self) -> Any:
-        """Return the whole in the matrix's own dtype, checked."""
+        """Return the whole matrix in its own dtype, with finite elements checked."""
         whole = self._empty(self.dtype)
         with current_device(whole):
             for start, block in self.blocks(self._default_rows()):
@@ -231,7 +231,7 @@ class Matrix(ABC):
         return whole
 
     def _empty(self, dtype: np.dtype) -> Any:
-        """Return an array of the matrix's shape, where its elements lie."""
+        """Return an uninitialized array of the matrix's shape, on the device of its elements."""
         n, d = self.shape
         check_memory(self.name, n * d * dtype.itemsize, f"{n} × {d} {dtype}")
         try:
@@ -250,12 +250,12 @@ class Matrix(ABC):
 
 
 class ConvertedMatrix(Matrix):
-    """Another matrix's elements in `dtype`.
+    """The elements of another matrix, converted to `dtype`.
 
     Raises
     ------
     UsageError
-        If `dtype` is neither floating-point nor wide enough for every value of the source's dtype.
+        If `dtype` is not floating-point and cannot hold every value of the source's dtype.
     """
 
     def __init__(self, source: Matrix, dtype: np.dtype) -> None:
@@ -284,8 +284,8 @@ class ConvertedMatrix(Matrix):
         return self._source._empty(dtype)
 
     def _convert(self, block: Any, numbers: Sequence[int] | np.ndarray) -> Any:
-        """Return the block in `dtype`; `numbers` are its rows' numbers, for the message."""
-        with current_device(block), np.errstate(over="ignore"):  # numbers too large are refused below, by name
+        """Return the block in `dtype`; error messages name rows by `numbers`."""
+        with current_device(block), np.errstate(over="ignore"):  # overflow is reported below, by row and column
             converted = block.astype(self.dtype)
             if np.can_cast(block.dtype, self.dtype, "safe"):
                 return converted

@@ -1,6 +1,6 @@
-"""Formats that are a header and the elements as they lie in memory: .npy, the .fbin family, the .fvecs family.
+"""Binary formats that are a header and the raw elements: .npy, the .fbin family, the .fvecs family.
 
-Opening reads the header alone, and a block its own bytes.
+Opening a file reads only its header; reading a block reads only the bytes of that block.
 """
 
 import io
@@ -36,15 +36,15 @@ VECS_TYPES = {".fvecs": "<f4", ".bvecs": "u1", ".ivecs": "<i4"}
 
 _VECS_ROWS_AT_ONCE = 1 << 16
 
-# Of the .npy versions that hold plain numbers: how the header's length is written, and what parses it. NumPy refuses
-# longer headers too, but reads them first.
+# Supported .npy versions: struct format of the header's length, and its parser. NumPy rejects longer headers too, but
+# only after reading them.
 _NPY_VERSIONS = {
     (1, 0): (struct.Struct("<H"), np.lib.format.read_array_header_1_0),
     (2, 0): (struct.Struct("<I"), np.lib.format.read_array_header_2_0),
 }
 _MOST_NPY_HEADER = 10_000
 
-# What ast.literal_eval, tokenize and numpy.dtype raise for headers that are damaged.
+# Exceptions that ast.literal_eval, tokenize and numpy.dtype raise for damaged headers.
 _NPY_ERRORS = (
     LookupError,
     MemoryError,
@@ -57,7 +57,7 @@ _NPY_ERRORS = (
 
 
 def open_npy(path: str) -> StoredMatrix:
-    """Open NumPy's own format, in C or Fortran order and either byte order."""
+    """Open a .npy file, in C or Fortran order and either byte order."""
     with open(path, "rb") as file:
         shape, order, dtype = read_npy_header(file, path)
         offset = file.tell()
@@ -65,7 +65,7 @@ def open_npy(path: str) -> StoredMatrix:
 
 
 def open_bin(path: str) -> StoredMatrix:
-    """Open a file of big-ann-benchmarks: n and d as 32-bit integers, then the rows."""
+    """Open a file in the big-ann-benchmarks format: n and d as 32-bit integers, then the rows."""
     with open(path, "rb") as file:
         header = file.read(8)
     if len(header) < 8:
@@ -77,7 +77,7 @@ def open_bin(path: str) -> StoredMatrix:
 
 
 def open_vecs(path: str) -> StoredMatrix:
-    """Open a file of TEXMEX: every row is d as a 32-bit integer, then d values."""
+    """Open a file in the TEXMEX format: each row is d as a 32-bit integer, then d values."""
     with open(path, "rb") as file:
         header = file.read(4)
         size = os.fstat(file.fileno()).st_size
@@ -96,7 +96,7 @@ def open_vecs(path: str) -> StoredMatrix:
     n = size // row_bytes
     matrix = VecsMatrix(Stored(path, 4, (n, d), (row_bytes, element.itemsize), element), path)
     if size % row_bytes:
-        for _ in matrix.blocks(_VECS_ROWS_AT_ONCE):  # it may be a row of another d that makes the size odd
+        for _ in matrix.blocks(_VECS_ROWS_AT_ONCE):  # reports a row with another d, if that is why the size is odd
             pass
         raise MatrixError(
             f"{path}: is truncated: {size % row_bytes} bytes are left after {n} rows of {d} values: copy it again"
@@ -105,7 +105,7 @@ def open_vecs(path: str) -> StoredMatrix:
 
 
 class VecsMatrix(StoredMatrix):
-    """Rows that each carry their own d, which is checked as they are read."""
+    """Rows that each store their own d; every read checks it."""
 
     def _read_rows(self, file: int, start: int, out: np.ndarray) -> None:
         row_bytes = self.stored.strides[0]
@@ -124,7 +124,7 @@ class VecsMatrix(StoredMatrix):
 
 
 def _check_row_headers(found: np.ndarray, numbers: Sequence[int] | np.ndarray, d: int, name: str) -> None:
-    """Raise `MatrixError` unless the rows with these `numbers`, whose headers are `found`, all have d values."""
+    """Raise `MatrixError` unless all row headers in `found` are d; `numbers` are the indices of these rows."""
     differing = np.flatnonzero(found != d)
     if len(differing):
         first = int(differing[0])
@@ -135,7 +135,7 @@ def _check_row_headers(found: np.ndarray, numbers: Sequence[int] | np.ndarray, d
 
 
 def read_npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype]:
-    """Read the header of a .npy file or .npz member, leaving `file` at the first element.
+    """Read the header of a .npy file or .npz member; leave `file` positioned at the first element.
 
     Returns
     -------
@@ -147,12 +147,12 @@ def read_npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], Litera
     Raises
     ------
     MatrixError
-        If it is no such header. What it says is not judged here.
+        If it is not a valid .npy header. Shape and dtype are not checked here.
     """
     try:
         version = np.lib.format.read_magic(file)
         if version not in _NPY_VERSIONS:
-            # Version 3 differs only in allowing any letter in the names of record fields.
+            # Version 3 differs only in that names of record fields may be any Unicode text.
             raise MatrixError(
                 f"{name}: is .npy version {version[0]}.{version[1]}, used for records; expected plain numbers: "
                 f"save the fields as columns"
@@ -162,25 +162,25 @@ def read_npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], Litera
         if len(size) == length.size and length.unpack(size)[0] > _MOST_NPY_HEADER:
             raise ValueError(f"a header of {length.unpack(size)[0]} bytes, expected at most {_MOST_NPY_HEADER}")
         text = file.read(length.unpack(size)[0]) if len(size) == length.size else b""
-        with warnings.catch_warnings():  # of Python's compiler, of text that is then refused
+        with warnings.catch_warnings():  # SyntaxWarning for text that is rejected anyway
             warnings.simplefilter("ignore", SyntaxWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
             shape, fortran, dtype = parse(io.BytesIO(size + text))
-        if any(type(count) is not int for count in shape):  # NumPy's parser takes True for a whole number
+        if any(type(count) is not int for count in shape):  # NumPy's parser accepts True as an integer
             raise ValueError(f"the shape {shape}, expected whole numbers")
     except MatrixError:
         raise
     except _NPY_ERRORS as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise MatrixError(f"{name}: is no valid .npy data ({reason}): write it again with numpy.save") from error
+        raise MatrixError(f"{name}: is not valid .npy data ({reason}): write it again with numpy.save") from error
     return shape, "F" if fortran else "C", dtype
 
 
 def open_elements(
     path: str, offset: int, shape: tuple[int, ...], dtype: np.dtype, order: Literal["C", "F"] = "C"
 ) -> StoredMatrix:
-    """Open a matrix whose elements start at `offset` of a file and are its last bytes."""
-    check_dtype(dtype, path)  # before the size, which tells nothing for Python objects
+    """Open a matrix whose elements fill the file from byte `offset` to its end."""
+    check_dtype(dtype, path)  # before the size, which has no meaning for Python objects
     check_shape(shape, path)
     check_size(path, os.path.getsize(path), offset, shape, dtype)
     n, d = shape
@@ -189,8 +189,8 @@ def open_elements(
 
 
 def check_size(name: str, found: int, header: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Raise `MatrixError` unless `found` bytes are a header and the elements of `shape`, no less and no more."""
-    # Python's integers: n·d of a nonsensical header overflows no machine word here.
+    """Raise `MatrixError` unless `found` bytes are exactly the header and the elements of `shape`."""
+    # Python integers: n·d of a corrupted header cannot overflow.
     expected = header + shape[0] * shape[1] * dtype.itemsize
     claim = f"its header says {shape[0]} × {shape[1]} {dtype}, {expected} bytes in all, and it has {found}"
     if found < expected:

@@ -1,4 +1,4 @@
-"""What is refused, and in which words: each check raises a `MatrixError` that says what to do."""
+"""Validation of matrices: each check raises a `MatrixError` that says how to fix the input."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -75,26 +75,26 @@ def check_shape(shape: Sequence[int], name: str) -> None:
 
 
 def check_finite(block: Any, start: int, name: str) -> None:
-    """Raise `MatrixError` for the first NaN or infinity of a block.
+    """Raise `MatrixError` for the first NaN or infinity in a block.
 
     Parameters
     ----------
     block : numpy.ndarray or cupy.ndarray of shape (m, d)
-        Integers pass unread.
+        Integer blocks pass without being read.
     start : int
-        The number of the block's first row in the matrix.
+        Index of the block's first row in the matrix.
     name : str
-        What the message calls the matrix.
+        Name of the matrix in the message.
 
     Raises
     ------
     MatrixError
-        Naming the row and the column, both counted from 0.
+        Names the row and the column, both counted from 0.
     """
     if not is_floating(block.dtype):
         return
     with current_device(block):
-        finite = np.isfinite(block)  # CuPy answers for its own arrays
+        finite = np.isfinite(block)  # dispatches to CuPy for CuPy arrays
         if bool(finite.all()):
             return
         row, column = divmod(int(finite.argmin()), block.shape[1])
@@ -106,12 +106,12 @@ def check_finite(block: Any, start: int, name: str) -> None:
 
 
 def current_device(block: Any) -> AbstractContextManager[Any]:
-    """Return a context in which a CuPy block's own GPU is the current one; for host blocks, one that does nothing."""
+    """Return a context that makes the GPU of a CuPy block current; for host blocks, a context without effect."""
     return nullcontext() if isinstance(block, np.ndarray) else block.device
 
 
 def check_indices(indices: Any, n: int, name: str) -> np.ndarray:
-    """Return row numbers as a one-dimensional NumPy array, having checked that they lie in 0 to n - 1."""
+    """Return row indices as a one-dimensional NumPy array; raise unless they lie in 0 to n - 1."""
     numbers = np.asarray(indices) if kind_of(indices) is None else to_host(as_array(indices))
     if numbers.ndim == 1 and numbers.size == 0:
         return np.empty(0, np.intp)
@@ -121,19 +121,19 @@ def check_indices(indices: Any, n: int, name: str) -> np.ndarray:
         )
     for number in (int(numbers.min()), int(numbers.max())):
         if not 0 <= number < n:
-            raise IndexError(f"{name}: row {number} was asked for, but its rows are 0 to {n - 1}")
+            raise IndexError(f"{name}: row {number} is out of range: expected 0 to {n - 1}")
     return numbers.astype(np.intp, copy=False)
 
 
 def check_memory(name: str, size: int, what: str) -> None:
-    """Raise `MemoryError` if `what` takes `size` bytes and they are not available: the system would end the process."""
+    """Raise `MemoryError` if `size` bytes for `what` are not available: the system would kill the process."""
     available = available_host_memory()
     if size > available:
         raise MemoryError(f"{name}: {what} takes {size:,} bytes of memory, and {available:,} are available")
 
 
 def unreadable(name: str, error: Exception) -> MatrixError:
-    """Return the error for a file that its format's library refuses, with the library's reason in one line."""
+    """Return the error for a file that the format's library rejects; the library's reason is one line of it."""
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     return MatrixError(
         f"{name}: cannot be read ({reason}): it is truncated, damaged or of another format: copy it again"
@@ -142,14 +142,14 @@ def unreadable(name: str, error: Exception) -> MatrixError:
 
 @contextmanager
 def readable(name: str, errors: tuple[type[Exception], ...]) -> Iterator[None]:
-    """Turn what a format's library raises for damaged bytes into `unreadable`; errors of our own pass.
+    """Convert exceptions that a format's library raises for damaged bytes by `unreadable`; our own errors pass.
 
     Parameters
     ----------
     name : str
-        What the message calls the file.
+        Name of the file in the message.
     errors : tuple of exception types
-        Those that the library is known to raise.
+        Exceptions that the library is known to raise.
     """
     try:
         yield
@@ -165,7 +165,7 @@ def changed(name: str) -> MatrixError:
 
 
 def damaged(name: str, shape: tuple[int, int], found: str) -> MatrixError:
-    """Return the error for a file that does not give the rows and columns that it announced."""
+    """Return the error for a file that does not contain the rows and columns that it announced."""
     return MatrixError(
         f"{name}: has changed or is damaged: its header says {shape[0]} × {shape[1]}, and reading it gave {found}: "
         f"copy it again"

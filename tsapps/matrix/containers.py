@@ -1,4 +1,4 @@
-"""Formats that hold several named arrays in one file: .npz and safetensors; hdf5.py. `file.npz:name` says which."""
+"""Formats that hold several named arrays in one file: .npz and safetensors. `file.npz:name` selects one array."""
 
 import copy
 import struct
@@ -24,7 +24,7 @@ from tsapps.names import shell_spelling
 
 __all__ = ["choose_array", "open_npz", "open_safetensors"]
 
-# What zipfile and its decompressors raise for damaged, encrypted or exotic archives.
+# Exceptions that zipfile and its decompressors raise for damaged, encrypted or unsupported archives.
 _ZIP_ERRORS = (
     zipfile.BadZipFile,
     zlib.error,
@@ -34,9 +34,9 @@ _ZIP_ERRORS = (
     RuntimeError,
     ValueError,
 )
-# What numpy.savez writes, and the largest ratio by which each method can compress (zlib's FAQ says 1032 for deflate).
+# Compression methods that numpy.savez uses, and the maximum ratio of each (1032 for deflate, by zlib's FAQ).
 _MOST_COMPRESSED = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
-# safetensors' element types; those that are no numbers of ours are here to be refused with the right words.
+# Element types of safetensors. Unsupported types are listed so that their error message can name them.
 _SAFETENSORS_TYPES = {
     "F64": "<f8",
     "F32": "<f4",
@@ -53,21 +53,21 @@ _SAFETENSORS_TYPES = {
     "C64": "<c8",
 }
 
-# A header has about a hundred bytes for a tensor; parsed, they take some twenty times as much.
+# A header takes about a hundred bytes per tensor; parsed, it takes some twenty times as much memory.
 _MOST_SAFETENSORS_HEADER = 1 << 24
 
-# Elements are decompressed so many bytes at a time; a matrix in Fortran order is read once for each part of its rows
-# that takes one part in so many of available memory.
+# Bytes decompressed at a time. A matrix in Fortran order is read in several passes, each for a part of its rows that
+# takes 1 / `_PART_OF_MEMORY` of available memory.
 _PIECE_BYTES = 1 << 24
 _PART_OF_MEMORY = 4
 
 _MOST_NAMES = 10
-# Whoever would paste an example that is longer copies the name elsewhere.
+# A longer example would not be copied and pasted.
 _LONGEST_EXAMPLE = 400
 
 
 def open_npz(path: str, wanted: str | None) -> Matrix:
-    """Open an array of NumPy's archive format, compressed or not; only headers are read."""
+    """Open an array of a .npz archive, compressed or not; only headers are read."""
     with readable(path, _ZIP_ERRORS), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
 
@@ -86,7 +86,7 @@ def open_npz(path: str, wanted: str | None) -> Matrix:
 
 
 def _check_member(member: zipfile.ZipInfo, name: str) -> None:
-    """Raise `MatrixError` unless a member can have the size that the archive's directory says."""
+    """Raise `MatrixError` unless a member can have the size that the archive's directory states."""
     most = _MOST_COMPRESSED.get(member.compress_type)
     if most is None:
         raise MatrixError(
@@ -101,7 +101,7 @@ def _check_member(member: zipfile.ZipInfo, name: str) -> None:
 
 
 class NpzMatrix(Matrix):
-    """An array that every pass decompresses from its beginning; several times if it is in Fortran order and large."""
+    """An array in a .npz archive; each pass decompresses it from the start, and large Fortran arrays several times."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class NpzMatrix(Matrix):
                     yield row, column, piece.reshape(1, -1)
 
     def _transposed(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Read blocks of rows of which each column lies together: in one pass where memory allows it."""
+        """Yield blocks of rows of an array in Fortran order, in one pass if memory is large enough."""
         n, d = self.shape
         most = available_host_memory() // _PART_OF_MEMORY
         together = min(n, max(rows, most // (d * self.dtype.itemsize)))
@@ -173,7 +173,7 @@ class NpzMatrix(Matrix):
 
     @contextmanager
     def _opened(self) -> Iterator[IO[bytes]]:
-        """Open the member behind its header, as one that may hold a byte more than was announced."""
+        """Open the member just after its header; reading past the announced size is possible, to detect extra bytes."""
         with readable(self.name, _ZIP_ERRORS), zipfile.ZipFile(self._path) as archive:
             member = copy.copy(archive.getinfo(self._member))
             member.file_size = self._size + 1
@@ -183,7 +183,7 @@ class NpzMatrix(Matrix):
                 yield file
 
     def _elements(self, file: IO[bytes], count: int) -> np.ndarray:
-        """Read so many elements, in the machine's byte order."""
+        """Read `count` elements and convert them to the machine's byte order."""
         size = count * self.dtype.itemsize
         if size <= _PIECE_BYTES:
             return np.frombuffer(_read(file, size), self._stored_dtype).astype(self.dtype, copy=False)
@@ -195,14 +195,14 @@ class NpzMatrix(Matrix):
         return elements.astype(self.dtype, copy=False)
 
     def _skip(self, file: IO[bytes], count: int) -> None:
-        """Read so many elements and drop them: the archive's checksum is that of all."""
+        """Read and drop `count` elements: the archive's CRC covers all of them."""
         left = count * self.dtype.itemsize
         while left:
             left -= len(_read(file, min(left, _PIECE_BYTES)))
 
 
 def _read(file: IO[bytes], size: int) -> bytes:
-    """Read so many bytes, and not fewer."""
+    """Read exactly `size` bytes."""
     content = file.read(size)
     if len(content) < size:
         raise EOFError(f"{size - len(content)} bytes are missing")
@@ -210,7 +210,7 @@ def _read(file: IO[bytes], size: int) -> bytes:
 
 
 def _check_end(file: IO[bytes]) -> None:
-    """Raise an error unless a member ends here."""
+    """Raise an error unless the member ends here."""
     if file.read(1):
         raise ValueError("it holds more than its header says")
 
@@ -218,7 +218,8 @@ def _check_end(file: IO[bytes]) -> None:
 def open_safetensors(path: str, wanted: str | None) -> Matrix:
     """Open a tensor of a safetensors file.
 
-    The library checks the file; its own slices take no row numbers, and it maps files, so the elements are read here.
+    The safetensors library checks the file. Its slices do not select rows by index and it maps files, so this module
+    reads the elements.
     """
     safetensors = optional_module("safetensors", path)
     with open(path, "rb") as file:
@@ -244,7 +245,7 @@ def open_safetensors(path: str, wanted: str | None) -> Matrix:
 
 
 def _check_header_length(file: BinaryIO, path: str) -> None:
-    """Raise `MatrixError` unless a header is of a length that its readers may take into memory, many times over."""
+    """Raise `MatrixError` if the header is longer than can be parsed in a reasonable amount of memory."""
     length = int.from_bytes(file.read(8), "little")
     if length > _MOST_SAFETENSORS_HEADER:
         raise MatrixError(
@@ -254,7 +255,7 @@ def _check_header_length(file: BinaryIO, path: str) -> None:
 
 
 def _safetensors_offset(file: BinaryIO, name: str) -> int:
-    """Return where a tensor begins: the file is a length in 8 bytes, as much JSON, and then the elements."""
+    """Return the offset of a tensor in the file: 8 bytes of header length, the JSON header, then the elements."""
     (length,) = struct.unpack("<Q", file.read(8))
     header = parse_json(file.read(length))
     return 8 + length + int(header[name]["data_offsets"][0])
@@ -263,7 +264,7 @@ def _safetensors_offset(file: BinaryIO, name: str) -> int:
 def choose_array(
     path: str, wanted: str | None, names: Sequence[str], shape_of: Callable[[str], tuple[int, ...]]
 ) -> str:
-    """Return the name of the array that was asked for: without a name, the only matrix among the arrays."""
+    """Return the name of the requested array; without a request, the name of the only matrix among the arrays."""
     if not names:
         raise MatrixError(f"{path}: holds no array: check what wrote it")
     if wanted is not None:

@@ -1,4 +1,4 @@
-"""Copies of a matrix that are to be changed in some places: as a .npy file, or of its own file byte for byte."""
+"""Copies of a matrix in which elements will be replaced: as .npy, or as a byte-for-byte copy of the file."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from tsapps.matrix.layout import Stored
 __all__ = ["copy_as_npy", "copy_file"]
 
 _PIECE_BYTES = 1 << 24
-# Extended attributes by which file systems of Linux keep lists of who may read a file.
+# Extended attributes in which Linux file systems store access control lists.
 _ACCESS_LISTS = ("system.posix_acl_access", "system.nfs4_acl")
 
 
@@ -25,26 +25,26 @@ def copy_as_npy(matrix: Matrix, file: BinaryIO, progress: Callable[[int], None])
     Parameters
     ----------
     matrix : Matrix
-        In host memory or a file; its elements are taken bit by bit.
+        In host memory or a file; elements are copied bit by bit.
     file : binary file
-        Open for writing, at its beginning, by a name.
+        A named file, open for writing, at its beginning.
     progress : callable
-        Is told how many bytes of elements have been written.
+        Called with the number of bytes of elements written so far.
 
     Returns
     -------
     Stored
-        Where the elements lie in `file`, all of which have been given to the system.
+        Position of the elements in `file`; all of them have been flushed to the system.
 
     Raises
     ------
     UsageError
-        If the format has no such dtype (bfloat16).
+        If .npy does not support the dtype (bfloat16).
     OSError
         If the disk is full or fails.
     """
     if matrix.dtype.kind == "V":
-        raise UsageError(f"{matrix.name}: .npy holds no {matrix.dtype}: copy the file as it is")
+        raise UsageError(f"{matrix.name}: .npy does not support {matrix.dtype}: copy the file instead")
     header = {"descr": np.lib.format.dtype_to_descr(matrix.dtype), "fortran_order": False, "shape": matrix.shape}
     np.lib.format.write_array_header_1_0(file, header)
     offset, size = file.tell(), matrix.dtype.itemsize
@@ -59,7 +59,7 @@ def copy_as_npy(matrix: Matrix, file: BinaryIO, progress: Callable[[int], None])
 
 
 def _pieces(matrix: Matrix) -> Iterator[np.ndarray]:
-    """Yield the elements of a matrix row by row, some MiB at a time, however long a row is."""
+    """Yield the elements of a matrix row by row, a few MiB at a time, whatever the length of a row."""
     row_bytes = matrix.shape[1] * matrix.dtype.itemsize
     if row_bytes > _PIECE_BYTES:
         for *_, piece in matrix.pieces(_PIECE_BYTES // matrix.dtype.itemsize):
@@ -70,32 +70,32 @@ def _pieces(matrix: Matrix) -> Iterator[np.ndarray]:
 
 
 def copy_file(matrix: Matrix, file: BinaryIO, progress: Callable[[int], None]) -> Stored:
-    """Copy the whole file in which a matrix is stored, with its owner, permissions and extended attributes.
+    """Copy the file of a matrix with its owner, permissions and extended attributes.
 
-    What of these the copy cannot have is said in a warning.
+    Warns of attributes that the copy cannot have.
 
     Parameters
     ----------
     matrix : Matrix
-        Whose file holds its elements as plain bytes.
+        A matrix whose file holds its elements as plain bytes.
     file : binary file
         Open for writing, at its beginning.
     progress : callable
-        Is told how many bytes have been written.
+        Called with the number of bytes written so far.
 
     Returns
     -------
     Stored
-        Where the elements lie in `file`, all of which have been given to the system.
+        Position of the elements in `file`; all of them have been flushed to the system.
 
     Raises
     ------
     UsageError
-        If the file holds elements in another way.
+        If the file does not hold its elements as plain bytes.
     MatrixError
         If the file has changed since the matrix was opened.
     OSError
-        If the disk is full or fails, or the copy may not be given to the owner of the original.
+        If the disk is full or fails, or the owner of the copy cannot be set to that of the original.
     """
     if matrix.stored is None:
         raise UsageError(f"{matrix.name}: does not hold its elements as plain bytes: write a copy as .npy")
@@ -113,12 +113,12 @@ def copy_file(matrix: Matrix, file: BinaryIO, progress: Callable[[int], None]) -
 
 
 def _copy_attributes(path: str, original: int, copy: int) -> None:
-    """Give a copy the owner, the extended attributes and, last, the permissions of the original.
+    """Set the owner, the extended attributes and, last, the permissions of a copy to those of the original.
 
     Raises
     ------
     OSError
-        If the copy may not be given to the owner of the original.
+        If the owner of the copy cannot be set.
     """
     found, has = os.fstat(original), os.fstat(copy)
     if (found.st_uid, found.st_gid) != (has.st_uid, has.st_gid):
@@ -129,7 +129,7 @@ def _copy_attributes(path: str, original: int, copy: int) -> None:
 
 
 def _copy_extended_attributes(path: str, original: int, copy: int) -> None:
-    """Give a copy the extended attributes of the original, and warn of those that it cannot have."""
+    """Copy the extended attributes of the original; warn of those that the copy cannot have."""
     try:
         wanted, inherited = os.listxattr(original), os.listxattr(copy)
     except OSError as error:
@@ -137,7 +137,7 @@ def _copy_extended_attributes(path: str, original: int, copy: int) -> None:
             return
         raise
     for name in inherited:
-        if name in _ACCESS_LISTS and name not in wanted:  # of the directory: it may let more people in
+        if name in _ACCESS_LISTS and name not in wanted:  # inherited from the directory: may grant access to more users
             os.removexattr(copy, name)
     for name in wanted:
         value = os.getxattr(original, name)

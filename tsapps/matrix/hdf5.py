@@ -1,4 +1,4 @@
-"""HDF5: a dataset of a file. Elements and links to other files are refused unless the caller allows them."""
+"""HDF5 datasets. Data and links in other files are rejected unless the caller allows them."""
 
 import math
 import os
@@ -18,18 +18,18 @@ from tsapps.matrix.optional import optional_module
 
 __all__ = ["open_hdf5"]
 
-# What h5py raises: each error of HDF5's stack as one of these, by the tables in its _errors.pyx; names that are no
-# text; types that NumPy does not have.
+# Exceptions of h5py: the tables in its _errors.pyx map each HDF5 error to one of these. Names that are not text and
+# types that NumPy lacks raise them too.
 _HDF5_ERRORS = (LookupError, OSError, RuntimeError, TypeError, ValueError)
 
-# Rows are picked out by pieces of at least and at most so many bytes: a disk reads no less, and a chunk of many rows
-# may be as large as the whole.
+# Minimum and maximum bytes per read for row selection: a disk reads no less than the minimum, and one chunk of many
+# rows may be as large as the whole dataset.
 _LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 1 << 16, 1 << 26
-# Soft links one after the other, as HDF5 follows them itself.
+# Maximum length of a chain of soft links, equal to HDF5's own limit.
 _MOST_LINKS = 16
-# By these, HDF5 finds other files in other directories than is checked here.
+# These variables make HDF5 look for external files in directories other than those checked here.
 _PREFIXES = ("HDF5_EXTFILE_PREFIX", "HDF5_VDS_PREFIX")
-# A filter may make a chunk larger by so much, by a header or where nothing can be compressed.
+# A filter may enlarge a chunk by this much: its header, or incompressible data.
 _MOST_EXPANDED, _FILTER_BYTES = 1.05, 4096
 
 
@@ -40,15 +40,15 @@ def open_hdf5(path: str, wanted: str | None, *, allow_external: bool = False) ->
     ----------
     path : str
     wanted : str or None
-        The dataset's path in the file.
+        Path of the dataset in the file.
     allow_external : bool
-        Whether to follow external links, and to read elements that lie in other files (external storage, virtual
-        datasets). The author of the file names these, and may name any file of the machine.
+        If True, follow external links and read elements stored in other files (external storage, virtual datasets).
+        The author of the file chooses these paths, which may name any file on the machine.
     """
     h5py = optional_module("h5py", path)
     with readable(path, _HDF5_ERRORS), h5py.File(path, "r") as file:
         names: list[str] = []
-        # Hard links only, and each object once.
+        # Follows hard links only, and visits each object once.
         file.visititems(lambda name, thing: names.append(name) if isinstance(thing, h5py.Dataset) else None)
         if wanted is not None:
             wanted = wanted.strip("/")
@@ -56,7 +56,7 @@ def open_hdf5(path: str, wanted: str | None, *, allow_external: bool = False) ->
                 names.append(wanted)
 
         def shape_of(name: str) -> tuple[int, ...]:
-            # HDF5 may open the source files of a virtual dataset to tell its shape.
+            # HDF5 may open the source files of a virtual dataset to determine its shape.
             dataset = file[name]
             return (0, 0) if dataset.is_virtual and not allow_external else dataset.shape or ()
 
@@ -71,12 +71,12 @@ def open_hdf5(path: str, wanted: str | None, *, allow_external: bool = False) ->
 
 
 def _find(h5py: Any, file: Any, path: str, member: str, *, allow_external: bool) -> Any:
-    """Return what a path in a file leads to, or None; links are followed one at a time.
+    """Return the object at a path in a file, or None; follow links one at a time.
 
     Raises
     ------
     MatrixError
-        If it leads to another file and may not, or soft links lead in a circle.
+        If the path leads to another file and that is not allowed, or soft links form a cycle.
     """
     if allow_external:
         return file.get(member)
@@ -94,7 +94,9 @@ def _find(h5py: Any, file: Any, path: str, member: str, *, allow_external: bool)
         if isinstance(link, h5py.SoftLink):
             links += 1
             if links > _MOST_LINKS:
-                raise MatrixError(f"{path}:/{member}: is a link to a link, and so on: name the dataset itself")
+                raise MatrixError(
+                    f"{path}:/{member}: is a chain of more than {_MOST_LINKS} soft links: name the dataset itself"
+                )
             steps.extendleft(reversed(link.path.split("/")))
             here = file if link.path.startswith("/") else here
         elif link is None:
@@ -105,19 +107,19 @@ def _find(h5py: Any, file: Any, path: str, member: str, *, allow_external: bool)
 
 
 def _check_external(h5py: Any, dataset: Any, name: str, *, allow_external: bool) -> None:
-    """Raise `MatrixError` unless elements in other files are allowed, and all are there: HDF5 fills up what is missing.
+    """Raise `MatrixError` unless external elements are allowed and complete: HDF5 replaces missing ones by fill values.
 
-    External storage is named relative to the current directory, sources of a virtual dataset to that of its file.
+    Paths of external storage are relative to the current directory; sources of a virtual dataset, to its file.
     """
     if not allow_external:
         raise MatrixError(
-            f"{name}: has its elements in other files, which its author names: give --allow-external "
+            f"{name}: stores elements in other files, which its author chose: give --allow-external "
             f"(allow_external=True), or copy them into a dataset of one file"
         )
     for variable in _PREFIXES:
         if os.environ.get(variable):
             raise MatrixError(
-                f"{name}: has its elements in other files: unset {variable}, by which HDF5 looks elsewhere"
+                f"{name}: stores elements in other files: unset {variable}, which makes HDF5 search elsewhere"
             )
     size = math.prod(dataset.shape or ())
     if dataset.is_virtual:
@@ -140,7 +142,7 @@ def _check_external(h5py: Any, dataset: Any, name: str, *, allow_external: bool)
 
 
 def _check_source(h5py: Any, dataset: Any, file_name: str, source: Any, name: str) -> None:
-    """Raise `MatrixError` unless one source of a virtual dataset holds every element that is taken from it."""
+    """Raise `MatrixError` unless a source of a virtual dataset holds every element that is mapped from it."""
     if source.file_name == ".":
         found = dataset.file.get(source.dset_name)
         stored = isinstance(found, h5py.Dataset) and _is_stored(found)
@@ -159,7 +161,7 @@ def _missing(name: str, file: str, what: str) -> MatrixError:
 
 
 def _expected_and_found(dataset: Any) -> tuple[str, int, int]:
-    """Return what a dataset is stored in, how many of these it has, and how many its file holds."""
+    """Return the unit of a dataset's storage (bytes, chunks, …), its expected count and the count found in the file."""
     if dataset.chunks:
         expected = math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape, dataset.chunks, strict=True))
         return "chunks", expected, dataset.id.get_num_chunks()
@@ -168,34 +170,33 @@ def _expected_and_found(dataset: Any) -> tuple[str, int, int]:
 
 
 def _is_stored(dataset: Any) -> bool:
-    """Return whether a file holds every element of a dataset itself."""
+    """Return whether a dataset stores all of its elements in its own file."""
     _, expected, found = _expected_and_found(dataset)
     return expected == found and not dataset.is_virtual and not dataset.external
 
 
 def _check_stored(dataset: Any, matrix: "Hdf5Matrix") -> None:
-    """Raise `MatrixError` unless a dataset's file holds every one of its elements, in chunks that memory can hold.
+    """Raise `MatrixError` unless a dataset's file holds all of its elements, in chunks that fit in memory.
 
-    HDF5 gives a fill value for elements that it finds nowhere: chunks that were never written, or whose index is
-    damaged.
+    HDF5 returns a fill value for elements of chunks that were never written or whose index is damaged.
     """
     if dataset.is_virtual or dataset.external:
-        return  # see `_check_external`
+        return  # checked by `_check_external`
     what, expected, found = _expected_and_found(dataset)
     if found != expected:
         n, d = matrix.shape
         raise MatrixError(
             f"{matrix.name}: is {n} × {d} {matrix.dtype}, which take {expected} {what}, and "
-            f"the file holds {found}: it was never written to the end, or is damaged: write it again"
+            f"the file holds {found}: it was not completely written, or is damaged: write it again"
         )
     if dataset.chunks:
         _check_chunks(dataset, matrix.name)
 
 
 def _check_chunks(dataset: Any, name: str) -> None:
-    """Raise an error if a chunk is larger than memory, or stored in more bytes than it can have.
+    """Raise an error if a chunk is larger than memory, or its stored size is impossible for its filters.
 
-    HDF5 reads a chunk whole; its gzip filter expands what is stored of one without a limit.
+    HDF5 reads whole chunks, and its gzip filter decompresses a stored chunk without a size limit.
     """
     size = math.prod(dataset.chunks) * dataset.id.get_type().get_size()
     check_memory(name, 2 * size, "a chunk")
@@ -211,7 +212,7 @@ def _check_chunks(dataset: Any, name: str) -> None:
 
 
 class Hdf5Matrix(Matrix):
-    """A dataset of an HDF5 file, which is open only while it is read."""
+    """A dataset of an HDF5 file; the file is open only while it is read."""
 
     def __init__(self, path: str, member: str, shape: Sequence[int], dtype: np.dtype, *, allow_external: bool) -> None:
         super().__init__(f"{path}:/{shown(member)}", shape, dtype)
@@ -227,7 +228,7 @@ class Hdf5Matrix(Matrix):
             chunks = dataset.chunks
         row_bytes = self.shape[1] * self.dtype.itemsize
         step = max(1, min(chunks[0], _MOST_PIECE_BYTES // row_bytes) if chunks else _LEAST_PIECE_BYTES // row_bytes)
-        starts = np.unique(numbers // step) * step  # HDF5's own selection by numbers is slow for more than a few
+        starts = np.unique(numbers // step) * step  # HDF5's selection by index is slow for more than a few rows
         return self._gather(self._pieces(step, starts.tolist()), numbers)
 
     def pieces(self, columns: int) -> Iterator[tuple[int, int, np.ndarray]]:

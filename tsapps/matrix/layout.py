@@ -10,20 +10,20 @@ __all__ = ["Stored"]
 
 @dataclass(frozen=True)
 class Stored:
-    """Where the elements of a matrix lie in a file, as plain bytes.
+    """Position and layout of a matrix that is stored in a file as plain bytes.
 
     Attributes
     ----------
     path : str
         The file.
     offset : int
-        Where the element in row 0, column 0 begins, in bytes.
+        Byte offset of the element in row 0, column 0.
     shape : tuple of int
         (n, d).
     strides : tuple of int
-        Bytes from a row, and from a column, to the next.
+        Byte strides between rows and between columns.
     dtype : numpy.dtype
-        In the file's byte order.
+        Dtype in the file's byte order.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""Matrices in memory: arrays of the host, and arrays on a GPU."""
+"""Matrices in memory: host arrays and GPU arrays."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,14 +14,14 @@ __all__ = ["GpuMatrix", "HostMatrix", "open_array"]
 
 
 def open_array(array: Any) -> Matrix:
-    """View an array or data frame as a matrix, without a copy where its library allows it.
+    """View an array or data frame as a matrix, without a copy where its library allows that.
 
     Raises
     ------
     TypeError
-        If `array` is an array of no known kind.
+        If the type of `array` is unknown.
     MatrixError
-        If it is no matrix of numbers.
+        If it is not a numeric matrix.
     """
     name = "the data frame in memory" if kind_of(array) == "frame" else "the array in memory"
     try:
@@ -33,11 +33,11 @@ def open_array(array: Any) -> Matrix:
 
 
 class HostMatrix(Matrix):
-    """A NumPy array of any strides and byte order."""
+    """A NumPy array with any strides and byte order."""
 
     def __init__(self, array: np.ndarray, name: str) -> None:
         super().__init__(name, array.shape, array.dtype)
-        self._array = np.asarray(array)  # an np.matrix or np.memmap would answer slices with its own kind
+        self._array = np.asarray(array)  # slices of np.matrix and np.memmap keep their own class
 
     def _blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
         for start in range(0, self.shape[0], rows):
@@ -55,12 +55,12 @@ class HostMatrix(Matrix):
         return self._array
 
     def _plain(self, part: np.ndarray) -> np.ndarray:
-        """Return C-contiguous, aligned rows in the machine's byte order: `part` itself where it is so already."""
+        """Return C-contiguous, aligned rows in the machine's byte order; `part` itself if it already is so."""
         return np.require(part, self.dtype, ["C", "A"])
 
 
 class GpuMatrix(Matrix):
-    """A CuPy array of any strides; its blocks are CuPy arrays on the same GPU."""
+    """A CuPy array with any strides; its blocks are CuPy arrays on the same GPU."""
 
     def __init__(self, array: Any, name: str) -> None:
         super().__init__(name, array.shape, np.dtype(array.dtype), int(array.device.id))
@@ -70,7 +70,7 @@ class GpuMatrix(Matrix):
         import cupy
 
         for start in range(0, self.shape[0], rows):
-            with self._array.device:  # not around the yield: the caller's own device must stay current there
+            with self._array.device:  # not around the yield: the caller's current device must not change there
                 block = cupy.ascontiguousarray(self._array[start : start + rows])
             yield start, block
 

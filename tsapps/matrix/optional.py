@@ -1,4 +1,4 @@
-"""The libraries behind some formats, which only those who open such files need."""
+"""Optional dependencies: libraries that only some formats need."""
 
 from importlib import import_module
 from typing import Any
@@ -14,12 +14,12 @@ def optional_module(module: str, path: str) -> Any:
     Raises
     ------
     MatrixError
-        Saying how to install it, if it is not there.
+        If the library is not installed; the message says how to install it.
     """
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
         library = module.partition(".")[0]
         if error.name != library:
-            raise  # it is there, and something that it needs is not: its own message says more
+            raise  # installed, but one of its own dependencies is missing: its message says more
         raise MatrixError(f"{path}: needs {library}, which is not installed: pip install {library}") from error

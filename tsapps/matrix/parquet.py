@@ -1,4 +1,4 @@
-"""Parquet: a table whose columns are the features. Row groups are streamed."""
+"""Parquet files: a table whose columns are the features, streamed in batches of rows."""
 
 from collections.abc import Iterator
 
@@ -13,14 +13,14 @@ from tsapps.matrix.optional import optional_module
 
 __all__ = ["ParquetMatrix"]
 
-# Bytes that are read ahead of each column.
+# Bytes read ahead per column.
 _LEAST_BUFFER, _MOST_BUFFER, _MOST_BUFFERS = 1 << 16, 1 << 20, 1 << 26
 
 
 class ParquetMatrix(Matrix):
     """The numeric columns of a Parquet file, in the narrowest dtype that holds every one of them.
 
-    An index that pandas stored beside the columns is left out, as ``DataFrame.to_numpy`` does.
+    Skips an index that pandas stored with the columns, as ``DataFrame.to_numpy`` does.
     """
 
     def __init__(self, path: str) -> None:
@@ -48,7 +48,7 @@ class ParquetMatrix(Matrix):
         super().__init__(
             path, (metadata.num_rows, len(types)), np.result_type(*types) if types else np.dtype(np.float64)
         )
-        # Their columns are not asked: pyarrow ends the process where the metadata of one are damaged.
+        # Column metadata is not read: pyarrow aborts the process if it is damaged.
         found = sum(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
         if found != self.shape[0]:
             raise damaged(path, self.shape, f"row groups of {found} rows")
@@ -61,7 +61,7 @@ class ParquetMatrix(Matrix):
             parquet.ParquetFile(
                 self._path,
                 page_checksum_verification=True,
-                pre_buffer=False,  # which reads a row group whole
+                pre_buffer=False,  # True would read whole row groups
                 buffer_size=max(_LEAST_BUFFER, min(_MOST_BUFFER, _MOST_BUFFERS // len(self._columns))),
             ) as file,
         ):
@@ -90,7 +90,7 @@ class ParquetMatrix(Matrix):
 
 
 def _index_columns(description: bytes, path: str) -> set[str]:
-    """Return the columns that are a data frame's index, by what pandas wrote beside the columns."""
+    """Return the index columns of a data frame, from the metadata that pandas stored."""
     found = parse_json(description)
     columns = found.get("index_columns", []) if isinstance(found, dict) else None
     if not isinstance(columns, list):

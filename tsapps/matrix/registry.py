@@ -1,4 +1,4 @@
-"""The door: which reader a path or an array goes to."""
+"""`open_matrix`: selects the reader of a path or an array."""
 
 import os
 from collections.abc import Callable
@@ -21,8 +21,8 @@ from tsapps.names import split_name
 
 __all__ = ["EXTENSIONS", "open_matrix"]
 
-# A reader of a format takes a path, and for files of several arrays the wanted one's name or None. It reads no more
-# than the header (a text file has none: its lines are counted) and raises MatrixError or OSError.
+# A reader takes a path; readers of files with several arrays also take the name of one, or None. It reads only the
+# header (for a text file, which has none, it counts the lines) and raises MatrixError or OSError.
 _SINGLE: dict[str, Callable[[str], Matrix]] = {
     ".npy": open_npy,
     **dict.fromkeys(BIN_TYPES, open_bin),
@@ -38,7 +38,7 @@ _SEVERAL: dict[str, Callable[..., Matrix]] = {
 }
 
 EXTENSIONS: tuple[str, ...] = (*_SINGLE, *_TEXT, *_SEVERAL)
-"""The extensions that `open_matrix` knows."""
+"""Extensions that `open_matrix` supports."""
 
 
 def open_matrix(
@@ -54,40 +54,40 @@ def open_matrix(
     Parameters
     ----------
     source : path-like, array or Matrix
-        A file, its format told by its extension (`EXTENSIONS`); for .npz, HDF5 and safetensors the path may end in
-        ``:name``, which says which array, and need not where only one array is a matrix. Or an array in memory: NumPy,
-        CuPy, torch, an object with ``__cuda_array_interface__`` or DLPack, a pandas or polars frame of numbers
-        and bools (missing values are NaN). Masked arrays are refused, even where nothing is masked.
+        A file, whose extension selects the format (`EXTENSIONS`). For .npz, HDF5 and safetensors the path may end in
+        ``:name``, which selects an array; this is optional if only one array is a matrix. Or an array in memory:
+        NumPy, CuPy, torch, an object with ``__cuda_array_interface__`` or DLPack, a pandas or polars frame of numbers
+        and bools (missing values become NaN). Masked arrays are rejected, even if no element is masked.
     dtype : numpy dtype, optional
-        The dtype that the elements are given in; by default the one they have (float64 for text). Floating-point, or
-        wide enough for every value of the dtype that they have.
+        Dtype to convert the elements to; by default their own (float64 for text). It must be floating-point, or able
+        to hold every value of their own dtype.
     allow_external : bool
-        Whether to read other files that an HDF5 file names: by external links, and for elements of its datasets. Its
-        author may name any file of the machine.
+        If True, read other files that an HDF5 file names in external links or as storage of its datasets. The author
+        of the file may name any file on the machine.
     header : bool, optional
-        Whether the first line of a text table is names. By default its form says so: text, or 0, 1, 2, … above numbers
-        with a decimal point.
+        True if the first line of a text table holds column names. By default the reader infers it: names are text, or
+        0, 1, 2, … above numbers with a decimal point.
     index : bool, optional
-        Whether to leave out the first column of a text table: row numbers or labels. By default it is left out, with a
-        warning, if it has no name and counts the rows 0, 1, 2, ….
+        True to skip the first column of a text table: row numbers or labels. By default, a first column without a name
+        that counts the rows 0, 1, 2, … is skipped with a warning.
 
     Returns
     -------
     Matrix
-        Files are read when their rows are asked for, not before.
+        Rows are read on request, not when the file is opened.
 
     Raises
     ------
     MatrixUsageError
-        If the path names no matrix: no such file, an unknown extension, no such array in the file, several and no name.
-        If a text table can be read in two ways, and `header` or `index` does not say which. It is both a `MatrixError`
-        and a `UsageError`.
+        If the path does not name a matrix: the file is missing, the extension is unknown, or the array's name is
+        missing or ambiguous. If a text table is ambiguous and neither `header` nor `index` is given. This error is
+        both a `MatrixError` and a `UsageError`.
     MatrixError
-        If the file holds no matrix of numbers. Both messages name the file and say what to do.
+        If the file does not hold a numeric matrix. Both messages name the file and say what to do.
     UsageError
-        If the elements cannot be given in `dtype`, or `header` or `index` is given for anything but a text table.
+        If the elements cannot be converted to `dtype`, or `header` or `index` is given for a file that is not text.
     TypeError
-        If `source` is neither a path nor an array of a known kind.
+        If `source` is neither a path nor a supported array.
 
     Examples
     --------
@@ -106,7 +106,7 @@ def open_matrix(
         matrix = open_array(source)
     if (header, index) != (None, None) and (matrix is source or not isinstance(matrix, TextMatrix)):
         raise UsageError(
-            f"{matrix.name}: is no file of text; --header and --index are for {', '.join(_TEXT)}: leave them out"
+            f"{matrix.name}: is not a text table; --header and --index apply to {', '.join(_TEXT)}: omit them"
         )
     if dtype is None or np.dtype(dtype) == matrix.dtype:
         return matrix
@@ -122,15 +122,17 @@ def _open_path(path: str, header: bool | None, index: bool | None, *, allow_exte
     if os.path.isdir(file):
         raise MatrixUsageError(f"{path}: is a directory: name a file in it ({known})")
     if not os.path.isfile(file):
-        raise MatrixUsageError(f"{path}: is no regular file: matrices are read more than once, so save it to one first")
+        raise MatrixUsageError(
+            f"{path}: is not a regular file: matrices are read more than once, so save it to one first"
+        )
     if not os.access(file, os.R_OK):
-        raise MatrixUsageError(f"{path}: may not be read by this user: change its permissions")
+        raise MatrixUsageError(f"{path}: is not readable by this user: change its permissions")
     if extension not in EXTENSIONS:
         raise MatrixUsageError(f"{path}: has the unknown extension {extension!r}; expected one of {known}: convert it")
     if extension not in _SEVERAL and wanted is not None:
-        raise MatrixUsageError(f"{path}: a {extension} file holds one matrix: leave out ':{shown(wanted)}'")
+        raise MatrixUsageError(f"{path}: a {extension} file holds one matrix: omit ':{shown(wanted)}'")
     try:
-        state = FileState.of(file)  # before anything is read of it
+        state = FileState.of(file)  # before the first read
         if extension in _SEVERAL:
             options = {"allow_external": allow_external} if _SEVERAL[extension] is open_hdf5 else {}
             matrix = _SEVERAL[extension](file, wanted, **options)

@@ -1,6 +1,6 @@
 """Matrices that a file holds as plain bytes, read block by block into buffers.
 
-Nothing is mapped for reading: a mapped file that another program truncates ends the process by SIGBUS.
+Files are never mapped for reading: if another program truncates a mapped file, SIGBUS kills the process.
 """
 
 import os
@@ -18,16 +18,16 @@ from tsapps.matrix.layout import Stored
 
 __all__ = ["StoredMatrix", "matrix_of"]
 
-# Columns of a matrix in Fortran order are read whole where they are shorter than this, and so many bytes at a time.
+# Fortran order: columns shorter than the first size are read whole; each read gathers columns of the second size.
 _SHORT_COLUMN_BYTES, _COLUMNS_BYTES = 1 << 16, 1 << 24
-# Blocks of fewer bytes are not read ahead: handing them over takes longer.
+# Smaller blocks are not read ahead: passing them between threads costs more than it saves.
 _LEAST_AHEAD = 1 << 20
-# Single rows are read one by one where that takes fewer reads than one for each of so many bytes of the matrix.
+# Rows are read one by one if that takes fewer reads than one per `_BYTES_PER_READ` bytes of the matrix.
 _BYTES_PER_READ, _FEW_READS = 1 << 13, 64
 
 
 class StoredMatrix(Matrix):
-    """A matrix whose elements lie in a file as plain bytes; each pass opens the file.
+    """A matrix stored in a file as plain bytes; each pass opens the file.
 
     Parameters
     ----------
@@ -50,13 +50,13 @@ class StoredMatrix(Matrix):
             yield from zip(range(0, n, rows), blocks, strict=True)
 
     def _block(self, file: int, start: int, rows: int) -> np.ndarray:
-        """Read at most so many rows."""
+        """Read at most `rows` rows."""
         block = np.empty((min(rows, self.shape[0] - start), self.shape[1]), self.dtype)
         self._read_rows(file, start, block)
         return block
 
     def _rows(self, numbers: np.ndarray) -> np.ndarray:
-        # Neighbours that are asked for one after the other are read at once.
+        # Consecutive indices are read at once.
         ends = np.append(np.flatnonzero(np.diff(numbers) != 1) + 1, len(numbers)).tolist()
         reads = len(ends) * (1 if self.stored.by_rows else self.shape[1])
         if reads > _FEW_READS and reads * _BYTES_PER_READ > self.nbytes:
@@ -69,12 +69,12 @@ class StoredMatrix(Matrix):
         return out
 
     def read_into(self, start: int, out: np.ndarray) -> None:
-        """Read the rows from `start` on into a C-contiguous array of this dtype; threads may do so side by side."""
+        """Read rows from `start` on into a C-contiguous array of this dtype; safe to call from several threads."""
         with self._opened() as file:
             self._read_rows(file, start, out)
 
     def pieces(self, columns: int) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yield (row, first column, elements of shape (1, at most `columns`)), for rows too long to be read at once."""
+        """Yield (row, first column, elements of shape (1, at most `columns`)), for rows too long to read at once."""
         self.check_unchanged()
         with self._opened() as file:
             for row in range(self.shape[0]):
@@ -86,13 +86,13 @@ class StoredMatrix(Matrix):
 
     @contextmanager
     def held(self) -> Iterator[Matrix]:
-        """Lend the matrix as it is now, also when another file takes the name of its own."""
+        """Lend the matrix in its present state, even if another file replaces its path meanwhile."""
         with self._opened() as file:
             yield matrix_of(self.stored, f"/dev/fd/{file}", self.name)
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """Lend a descriptor of the file as it was when the matrix was opened."""
+        """Lend a descriptor of the same file that was opened as the matrix, unchanged."""
         file = os.open(self.stored.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         try:
             if self.file_state is not None:
@@ -126,7 +126,7 @@ class StoredMatrix(Matrix):
         self._to_native(out)
 
     def _gather_columns(self, file: int, start: int, column: int, out: np.ndarray) -> None:
-        """Read rows and columns of a matrix in Fortran order: short columns whole, parts of long ones."""
+        """Read a block of a matrix in Fortran order: short columns whole, long columns in part."""
         n, size = self.shape[0], self.dtype.itemsize
         rows, columns = out.shape
         if 2 * rows >= n or n * size <= _SHORT_COLUMN_BYTES:
@@ -143,19 +143,19 @@ class StoredMatrix(Matrix):
         self._to_native(out)
 
     def _to_native(self, out: np.ndarray) -> None:
-        """Swap the bytes of elements that were read from the file, unless they are in the machine's order."""
+        """Swap the bytes of elements read from the file, unless they are in the machine's order."""
         if self.stored.dtype != self.dtype:
             out.byteswap(inplace=True)
 
     def _fill(self, file: int, place: int, out: np.ndarray) -> None:
-        """Read the bytes of a C-contiguous array from a place of the file on.
+        """Fill a C-contiguous array with the bytes of the file from `place` on.
 
         Raises
         ------
         MatrixError
-            If the file ends before.
+            If the file ends too early.
         OSError
-            If it cannot be read; says which file.
+            If the file cannot be read; the error names it.
         """
         buffer = out.reshape(-1).view(np.uint8).data
         try:
@@ -170,7 +170,7 @@ class StoredMatrix(Matrix):
 
 
 def _ahead(blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield blocks, each read by a thread while the caller works on the one before."""
+    """Yield blocks; a thread reads the next one while the caller uses the current one."""
     with ThreadPoolExecutor(1, "tsapps-reader") as reader:
         following = reader.submit(next, blocks, None)
         while (block := following.result()) is not None:

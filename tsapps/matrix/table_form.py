@@ -1,9 +1,9 @@
-"""The form of a text table, by its cells: whether its first line is names, and its first column an index.
+"""Detection of a text table's header line and index column, from its cells.
 
-A first line is names if no cell of it is a number, or if it alone stands in quotation marks. It also is if it reads
-0, 1, 2, …, as pandas names columns, and of the columns below some hold numbers with a decimal point or an exponent, and
-none holds both these and integers. A first column is an index if it has no name and counts the rows 0, 1, 2, ….
-Tables that can be read in two ways are refused: the caller has to say which.
+A first line is a header if no cell of it is a number, or if only this line is quoted. It is also a header if it reads
+0, 1, 2, …, as pandas numbers columns, if some columns hold numbers with a decimal point or an exponent and no
+column mixes these with integers. A first column is an index if it has no name and counts the rows 0, 1, 2, ….
+Ambiguous tables are rejected: the caller must say how to read them.
 """
 
 import re
@@ -15,35 +15,35 @@ from tsapps.errors import MatrixUsageError
 
 __all__ = ["AmbiguousTableError", "FirstLine", "Form", "are_numbered", "is_number"]
 
-# Integers as names are written: no sign, no zero in front; and few digits, so that they can be compared.
+# Integers as in names: no sign, no leading zero, and few enough digits to be compared.
 _PLAIN_INTEGER = re.compile(r"0|[1-9][0-9]{,17}")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
-# In a line, between any delimiters.
+# An integer in a line, between any delimiters.
 _ANY_INTEGER = re.compile(r'(?<![^,;\t "])[+-]?[0-9]+(?![^,;\t "\n])')
 
-# What pandas calls a column without a name when it reads, and writes again.
+# Name that pandas gives to a column without one when it reads a table, and writes again.
 _UNNAMED = ("", "Unnamed: 0")
 
 _INDEX = (
-    "it may be an index or a feature: leave it out with --index, or keep it with --no-index "
+    "it may be an index or a feature: skip it with --index, or keep it with --no-index "
     "(in Python: open_matrix with index=True or index=False)"
 )
-_HEADER = "say that it is names with --header, or numbers with --no-header (in Python: header=True or header=False)"
+_HEADER = "give --header for names, --no-header for numbers (in Python: header=True or header=False)"
 
 
 class AmbiguousTableError(MatrixUsageError):
-    """A text table can be read in two ways, and the caller has to say which."""
+    """A text table is ambiguous: the caller must say whether it has a header or an index."""
 
 
 class Form(NamedTuple):
-    """How a table is read.
+    """Detected form of a table.
 
     Attributes
     ----------
     named : bool
-        Whether the first line is names.
+        True if the first line is a header.
     indexed : bool
-        Whether the first column is left out.
+        True if the first column is an index, which is skipped.
     """
 
     named: bool
@@ -52,21 +52,21 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True)
 class FirstLine:
-    """The first line of a table, and what the caller says of the table.
+    """The first line of a table, with the options that the caller gave.
 
     Attributes
     ----------
     where : str
-        The file and the line, for messages.
+        File and line number, for messages.
     cells : list of str
     delimiter : str or None
         None for spaces.
     split : callable
-        Takes a line apart.
+        Splits a line into cells.
     quoted : bool
-        Whether its cells stand in quotation marks, and none of the second line does.
+        True if all cells of this line are quoted and none of the second line is.
     header, index : bool or None
-        Whether it is names, and whether the first column is an index; None for what is to be told by the cells.
+        Values that the caller gave for header and index; None to infer them.
     """
 
     where: str
@@ -78,17 +78,17 @@ class FirstLine:
     index: bool | None
 
     def form(self, below: Callable[[], Iterator[str]]) -> Form:
-        """Tell the form of the table.
+        """Infer the form of the table.
 
         Parameters
         ----------
         below : callable
-            Yields the lines below, as often as it is called; they are read only as far as they matter.
+            Returns an iterator over the following lines; may be called repeatedly, and is read only as far as needed.
 
         Raises
         ------
         AmbiguousTableError
-            If there are two.
+            If the table is ambiguous.
         """
         unnamed = len(self.cells) > 1 and self.cells[0] in _UNNAMED
         names = self.cells[1:] if self.index or unnamed else self.cells
@@ -106,7 +106,7 @@ class FirstLine:
         return Form(named=header, indexed=bool(self.index))
 
     def _count(self, lines: Iterator[str], start: int) -> bool:
-        """Return whether the first cells of lines are `start`, `start` + 1, …."""
+        """Return whether the first cells of the lines are `start`, `start` + 1, …."""
         mark = self.delimiter
         firsts = (
             line.partition(mark)[0].strip(' "\n') if mark else line.split(None, 1)[0].strip('"') for line in lines
@@ -114,17 +114,17 @@ class FirstLine:
         return all(cell == str(number) for number, cell in enumerate(firsts, start))
 
     def _are_names(self, names: Sequence[str], below: Callable[[], Iterator[str]]) -> bool:
-        """Tell whether the cells, all of the first line but what is above an index, are names."""
+        """Return whether `names`, the cells of the first line without the one above an index, are column names."""
         if self.quoted or not any(map(is_number, names)):
             return True
         if not _increase(names):
             return False
-        # pandas writes every number of a column in one form: above a column of decimals, an integer is no number.
+        # pandas writes all numbers of a column in one form: above decimals, an integer must be a name.
         numbered = are_numbered(names)
         integers, decimals = [False] * len(names), [False] * len(names)
         for line in below():
             if all(decimals) and not any(integers) and not _ANY_INTEGER.search(line):
-                continue  # as most lines are, which need not be taken apart
+                continue  # most lines: no need to split them
             for column, cell in enumerate(self.split(line)[len(self.cells) - len(names) : len(self.cells)]):
                 if _INTEGER.fullmatch(cell):
                     integers[column] = True
@@ -145,12 +145,12 @@ class FirstLine:
 
 
 def are_numbered(cells: Sequence[str]) -> bool:
-    """Return whether cells are 0, 1, 2, …, as pandas names columns."""
+    """Return whether cells are 0, 1, 2, …, as pandas numbers columns."""
     return list(cells) == [str(number) for number in range(len(cells))]
 
 
 def is_number(cell: str) -> bool:
-    """Return whether NumPy's text reader takes `cell` for a number: Python's rule, in ASCII, without underscores."""
+    """Return whether NumPy's text reader accepts `cell` as a number: Python syntax in ASCII, without underscores."""
     try:
         float(cell)
     except ValueError:
@@ -159,7 +159,7 @@ def is_number(cell: str) -> bool:
 
 
 def _increase(cells: Sequence[str]) -> bool:
-    """Return whether cells are integers in order, as names of numbered columns are; one alone, whether it is 0."""
+    """Return whether cells are increasing integers, as names of numbered columns are; a single cell must be 0."""
     if not all(map(_PLAIN_INTEGER.fullmatch, cells)):
         return False
     numbers = [int(cell) for cell in cells]
@@ -167,6 +167,6 @@ def _increase(cells: Sequence[str]) -> bool:
 
 
 def _may_be_names(cells: Sequence[str]) -> bool:
-    """Return whether cells may be names of columns: text, or integers of which no two are equal."""
+    """Return whether cells can be column names: text, or distinct integers."""
     numbers = [cell for cell in cells if is_number(cell)]
     return all(map(_PLAIN_INTEGER.fullmatch, numbers)) and len(set(numbers)) == len(numbers)

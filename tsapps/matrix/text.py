@@ -1,4 +1,4 @@
-"""Text tables: .csv and its kin, with or without a line of names, streamed through `numpy.loadtxt`."""
+"""Text tables (.csv, .tsv, .txt), with or without a header line, streamed through `numpy.loadtxt`."""
 
 import csv
 import re
@@ -18,10 +18,10 @@ from tsapps.matrix.table_form import FirstLine, Form, are_numbered, is_number
 
 __all__ = ["TextMatrix"]
 
-# In this order: a tab is part of no number, and where semicolons stand between cells, commas may stand inside them.
+# In order of precedence: no number contains a tab, and if semicolons separate cells, commas may occur inside them.
 _DELIMITERS = "\t;,"
 
-# Characters of a line, which has about ten for a number; and of the lines of a block, from which no more are taken.
+# Maximum characters of a line, and of the lines of a block. A number takes about ten.
 _MOST_LINE, _MOST_BLOCK = 1 << 24, 1 << 26
 
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+")
@@ -30,22 +30,22 @@ _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+")
 class TextMatrix(Matrix):
     """A text table of float64 numbers, one row a line.
 
-    Tabs, semicolons, commas or spaces stand between the cells, whichever is found first in that order. Empty lines and
-    lines that begin with ``#`` do not count. `table_form` says whether the first line is names and the first column an
-    index. Opening the file counts its lines without keeping them; every pass parses them again.
+    Cells are separated by tabs, semicolons, commas or spaces: the first of these that occurs. Empty lines and lines
+    that begin with ``#`` are skipped. `table_form` detects a header line and an index column. Opening the file counts
+    its lines without keeping them; every pass parses them again.
 
     Parameters
     ----------
     path : str
     header : bool, optional
-        Whether the first line is names, where the caller knows.
+        True if the first line is a header; None to infer it.
     index : bool, optional
-        Whether the first column is to be left out.
+        True to skip the first column; None to infer it.
 
     Raises
     ------
     AmbiguousTableError
-        If that is needed.
+        If the table is ambiguous and `header` or `index` is needed.
     """
 
     def __init__(self, path: str, header: bool | None = None, index: bool | None = None) -> None:
@@ -60,26 +60,26 @@ class TextMatrix(Matrix):
         self._names = int(named)
         columns = self._n_cells - int(self._index)
         if columns == 0:
-            raise MatrixUsageError(f"{path}: has one column, which --index leaves out: give --no-index (index=False)")
+            raise MatrixUsageError(f"{path}: has a single column, which --index skips: give --no-index (index=False)")
         with self._lines() as lines:
             rows = sum(1 for _ in lines) - self._names
         super().__init__(path, (rows, columns), np.dtype(np.float64))
         if self._index and index is None:
             warnings.warn(
-                f"{self.name}: the first column is left out, an index by its form: it has no name and counts the rows "
+                f"{self.name}: the first column is skipped as an index: it has no name and counts the rows "
                 f"0, 1, 2, …; keep it with --no-index (index=False)",
                 stacklevel=4,
             )
-        for number, line in beginning[self._names :]:  # names and numbers that differ in count are found here
+        for number, line in beginning[self._names :]:  # detects a header and a row with different numbers of cells
             self._check_line(number, line, first_number)
 
     def _form(self, beginning: list[tuple[int, str]], header: bool | None, index: bool | None) -> Form:
-        """Tell the form by the first two lines, and by all others where that takes them."""
+        """Infer the form from the first two lines, and from the others if needed."""
         (number, line), (_, second) = beginning[0], beginning[-1]
         cells = self._cells(line)
         one_less = self._delimiter is None and len(cells) == len(self._cells(second)) - 1
         if one_less and (header or are_numbered(cells) or not any(map(is_number, cells))):
-            cells = ["", *cells]  # an empty name, which spaces cannot show
+            cells = ["", *cells]  # an empty name: with spaces as delimiter it leaves no cell
         self._n_cells = len(cells)
         quoted = len(beginning) > 1 and '"' not in second and line.count('"') == 2 * len(cells)
 
@@ -105,7 +105,7 @@ class TextMatrix(Matrix):
     def _parse(self, lines: list[str], start: int) -> np.ndarray:
         rows = len(lines)
         try:
-            converters: Any = {0: _zero} if self._index else None  # of an index, which may be text, none is looked at
+            converters: Any = {0: _zero} if self._index else None  # index cells may be text; they are not parsed
             block = np.loadtxt(
                 lines,
                 np.float64,
@@ -120,7 +120,7 @@ class TextMatrix(Matrix):
             block, reason = None, str(error)
         if block is not None and block.shape == (rows, self._n_cells):
             return np.ascontiguousarray(block[:, 1:]) if self._index else block
-        with self._lines() as numbered:  # a second, slower look, which knows the line and the cell
+        with self._lines() as numbered:  # a second, slower pass that finds the line and the cell
             for number, line in islice(numbered, self._names + start, self._names + start + rows):
                 self._check_line(number, line)
         raise MatrixError(
@@ -129,7 +129,7 @@ class TextMatrix(Matrix):
 
     @contextmanager
     def _lines(self) -> Iterator[Iterator[tuple[int, str]]]:
-        """Open the file as the lines that count, each with its number as an editor counts."""
+        """Open the file as an iterator of its non-empty, non-comment lines with their line numbers (from 1)."""
         try:
             with open(self._path, encoding="utf-8-sig") as file:
                 yield (
@@ -138,10 +138,10 @@ class TextMatrix(Matrix):
                     if not line.isspace() and not line.startswith("#")
                 )
         except UnicodeDecodeError as error:
-            raise MatrixError(f"{self.name}: is no UTF-8 text ({error.reason}): save it as UTF-8") from error
+            raise MatrixError(f"{self.name}: is not UTF-8 text ({error.reason}): save it as UTF-8") from error
 
     def _bounded(self, file: TextIO) -> Iterator[str]:
-        """Yield the lines of a file, none of which is read beyond the length that one may have."""
+        """Yield the lines of a file; no more than the maximum length of a line is read at a time."""
         number = 1
         while line := file.readline(_MOST_LINE):
             if len(line) == _MOST_LINE and not line.endswith("\n"):
@@ -160,7 +160,7 @@ class TextMatrix(Matrix):
             return [cell.strip() for cell in cells]
         except csv.Error as error:
             raise MatrixError(
-                f"{self.name}: the line {line[:40]!r}… is no text table ({error}): save it again"
+                f"{self.name}: the line {line[:40]!r}… is not a text table ({error}): save it again"
             ) from error
 
     def _check_line(self, number: int, line: str, first: int | None = None) -> None:
@@ -173,7 +173,7 @@ class TextMatrix(Matrix):
                 raise MatrixError(f"{where} is empty; expected a number: fill it in, or drop the line")
             if _DECIMAL_COMMA.fullmatch(cell):
                 raise MatrixError(f"{where} is {cell!r}: write numbers with a decimal point")
-            advice = " (if the line is names, none of them may be a number: else --header says so)"
+            advice = " (only a line without numbers is detected as a header: give --header for this one)"
             advice = advice if number == first else ""
             raise MatrixError(f"{where} is {cell[:40]!r}; expected a number{advice}: keep numeric columns only")
         if len(cells) != self._n_cells:
@@ -184,7 +184,7 @@ class TextMatrix(Matrix):
 
 
 def _taken(lines: Iterator[str], most: int) -> list[str]:
-    """Take so many lines at most; fewer where they are long."""
+    """Return at most `most` lines; fewer if they are long."""
     block, size = [], 0
     for line in islice(lines, most):
         block.append(line)

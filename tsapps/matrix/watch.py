@@ -1,4 +1,4 @@
-"""The state of a file when it was opened, by which a later write to it is noticed."""
+"""Detection of changes to an open file, by its identity, size and time of modification."""
 
 import os
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ __all__ = ["FileState"]
 
 @dataclass(frozen=True)
 class FileState:
-    """Identity, size and time of a file.
+    """Identity, size and modification time of a file.
 
     Attributes
     ----------
@@ -26,11 +26,11 @@ class FileState:
 
     @classmethod
     def of(cls, path: str) -> Self:
-        """Return the state of a file now."""
+        """Return the present state of a file."""
         return cls(path, _state(os.stat(path)))
 
     def check(self, name: str) -> None:
-        """Raise `MatrixError`, which says `name`, if the path leads to another file or the file was written to."""
+        """Raise `MatrixError` about `name` if the path leads to another file or the file was modified."""
         try:
             now = os.stat(self.path)
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -38,7 +38,7 @@ class FileState:
         self._compare(now, name)
 
     def check_open(self, descriptor: int, name: str) -> None:
-        """Raise `MatrixError`, which says `name`, if an open file is another one or was written to."""
+        """Raise `MatrixError` about `name` if an open file is another one or was modified."""
         self._compare(os.fstat(descriptor), name)
 
     def _compare(self, now: os.stat_result, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Files written whole or not at all."""
+"""Atomic writes: a file is replaced as a whole or left unchanged."""
 
 import os
 from collections.abc import Iterator
@@ -18,20 +18,20 @@ __all__ = ["replacing", "save_npy"]
 def replacing(
     path: str | os.PathLike[str], *, commit: atomic_write.Commit = nullcontext, mode: int = 0o666
 ) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of `path` once the ``with`` block has ended without an exception.
+    """Open a temporary file that replaces `path` when the ``with`` block ends without an exception.
 
-    The bytes go to a temporary file beside `path`, reach the disk, and only then get its name, in one step. After any
-    exception, Ctrl-C included, `path` is what it was and the temporary file is gone.
+    The bytes go to a temporary file next to `path` and are flushed to the disk. Only then is the file renamed to
+    `path`. After any exception, Ctrl-C included, `path` is unchanged and the temporary file is removed.
 
     Parameters
     ----------
     path : path-like
-        A symbolic link is followed: the file that it points to is replaced.
+        A symbolic link is followed: its target is replaced.
     commit : callable, optional
-        Returns a context manager that is entered after the bytes have reached the disk and left as soon as the file
-        has its name.
+        Returns a context manager that is entered once the bytes are on the disk and left as soon as the file is
+        renamed.
     mode : int, optional
-        Permissions of the file, less the umask; `permissions.mode_of_result` gives those of results.
+        Permissions of the file before the umask; `permissions.mode_of_result` gives those of results.
 
     Yields
     ------
@@ -53,7 +53,7 @@ def replacing(
     if os.path.isdir(target):
         raise UsageError(f"{os.fspath(path)}: is a directory: name a file in it")
     if os.path.exists(target) and not os.path.isfile(target):
-        raise UsageError(f"{os.fspath(path)}: is no regular file: name one")
+        raise UsageError(f"{os.fspath(path)}: is not a regular file: name one")
     with ExitStack() as stack:
         try:
             file = stack.enter_context(atomic_write.replacing(path, commit=commit, mode=mode))
@@ -65,35 +65,35 @@ def replacing(
 def save_npy(
     path: str | os.PathLike[str], array: Any, *, commit: atomic_write.Commit = nullcontext, mode: int = 0o666
 ) -> None:
-    """Write an array to a .npy file, whole or not at all.
+    """Write an array to a .npy file atomically.
 
     Parameters
     ----------
     path : path-like
-        Taken as it is: no extension is added.
+        Used unchanged: no extension is added.
     array : array of any library
-        Of numbers, of any shape; copied to the host if it lies on a GPU.
+        Numbers in any shape; an array on a GPU is copied to the host.
     commit, mode : optional
         As for `replacing`.
 
     Raises
     ------
     UsageError
-        If the format has no such dtype (bfloat16, Python objects), or `path` cannot be written.
+        If .npy does not support the dtype (bfloat16, Python objects), or `path` cannot be written.
     TypeError
-        If `array` is an array of no known kind.
+        If the type of `array` is unknown.
     OSError
         If the disk is full or fails.
     """
     host = to_host(as_array(array))
     if host.dtype.kind in "OV":
         raise UsageError(
-            f"{os.fspath(path)}: .npy holds no {host.dtype}: convert it, for example with astype('float32')"
+            f"{os.fspath(path)}: .npy does not support {host.dtype}: convert it, for example with astype('float32')"
         )
     if not (host.flags.c_contiguous or host.flags.f_contiguous):
         host = np.ascontiguousarray(host)
     elements = host if host.flags.c_contiguous else host.T
     with replacing(path, commit=commit, mode=mode) as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(host))
-        # Not numpy's write_array: its error for a full disk has no errno, so no name and no reason.
+        # numpy's write_array raises an error without errno for a full disk, so its message has no name and no reason.
         file.write(elements.reshape(-1).view(np.uint8).data)

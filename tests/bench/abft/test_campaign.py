@@ -1,4 +1,4 @@
-"""The fault campaign: intervals and verdicts by hand, and whole cells on the CPU."""
+"""Fault-injection campaign: confidence intervals and outcomes by hand, and whole cells on the CPU."""
 
 from dataclasses import replace
 
@@ -21,11 +21,11 @@ from tsapps.apps.abft import Verdict
 @pytest.mark.parametrize(
     ("successes", "trials", "low", "high"),
     [
-        # None of n: 1 − high is the n-th root of 2.5 %; all of n: likewise from below.
+        # 0 of n: 1 − high is the n-th root of 2.5 %. n of n: the same for low.
         (0, 200, 0.0, 1 - 0.025 ** (1 / 200)),
         (200, 200, 0.025 ** (1 / 200), 1.0),
         (1, 1, 0.025, 1.0),
-        # One of two: (1 − low)² = 97.5 %, and high² likewise.
+        # 1 of 2: (1 − low)² = 97.5 % = high².
         (1, 2, 1 - 0.975**0.5, 0.975**0.5),
         (0, 0, 0.0, 1.0),
     ],
@@ -34,7 +34,7 @@ def test_intervals_by_hand(successes, trials, low, high):
     assert interval(successes, trials) == pytest.approx((low, high), abs=1e-12)
 
 
-def test_an_interval_holds_the_binomial_tails():
+def test_interval_ends_match_binomial_tails():
     low, high = interval(7, 50)
     from scipy.stats import binom
 
@@ -43,12 +43,12 @@ def test_an_interval_holds_the_binomial_tails():
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(-1, 5), (6, 5)])
-def test_no_rate(successes, trials):
+def test_invalid_successes_are_rejected(successes, trials):
     with pytest.raises(ValueError, match="successes of 5 trials"):
         interval(successes, trials)
 
 
-def test_every_combination_is_a_cell_once():
+def test_every_combination_is_one_cell():
     every = list(cells())
     assert len(set(every)) == len(every)
     assert {cell.target for cell in every} == {"at-rest", "sidecar", "product", "mid-product", "judged"}
@@ -60,7 +60,7 @@ def test_every_combination_is_a_cell_once():
     assert {target for target, fault in on_gpu if fault != "none"} == {"at-rest"}
 
 
-def test_flips_take_every_bit_in_turn():
+def test_every_bit_is_flipped_in_turn():
     rng = np.random.default_rng(0)
     masks, bits = flipped("bit", 16, 40, rng)
     assert masks[:16].tolist() == [1 << i for i in range(16)]
@@ -71,7 +71,7 @@ def test_flips_take_every_bit_in_turn():
     assert flipped("word", 16, 1000, rng)[0].max() < 1 << 16
 
 
-def test_a_cancelling_product_cancels():
+def test_cancelling_products_have_small_sums():
     rng = np.random.default_rng(0)
     A, B = draw("cancelling", (10, 64), "float64", rng), draw("cancelling", (64, 16), "float64", rng)
     assert (abs(A @ B) < 0.01 * (abs(A) @ abs(B))).all()
@@ -80,7 +80,7 @@ def test_a_cancelling_product_cancels():
 
 # --- At rest ----------------------------------------------------------------------------------------------------------
 
-# Two stripes of 512 rows; 16 KiB a row, so that none are folded: block 4096·s + j is of stripe s and column j.
+# Two stripes of 512 rows; rows have 16 KiB and are not folded: block 4096·s + j has stripe s and column j.
 SHAPE = (1024, 4096)
 
 
@@ -91,8 +91,8 @@ def test_outcomes_by_hand():
     faults = Damage(np.arange(5), offsets, np.full(5, 1, np.uint8))
     was, now, other = 0x07070707, 0x07070706, 0x07070701
     verdict = Verdict(
-        [(0, now, was), (4, now, other), (40, was, other)],  # repaired; miscorrected; nobody touched it
-        [(0, 512, 2, 3), (512, 1024, 9, 10)],  # refused; nobody touched it
+        [(0, now, was), (4, now, other), (40, was, other)],  # repaired; miscorrected; not corrupted
+        [(0, 512, 2, 3), (512, 1024, 9, 10)],  # not repairable; not corrupted
     )
     found = judged(Matrix(SHAPE, 4, True), before, verdict, faults)
     assert (found.trials, found.detected, found.located) == (5, 3, 2)
@@ -101,7 +101,7 @@ def test_outcomes_by_hand():
     assert (found.certain, found.certain_detected, found.certain_repaired) == (5, 3, 1)
 
 
-def test_three_words_of_a_block_are_not_certain():
+def test_three_words_of_a_block_have_no_guarantee():
     offsets = np.array([0, 1, 2, 3]) * SHAPE[1] * 4
     faults = Damage(np.array([0, 0, 0, 1]), np.append(offsets[:3], 4), np.full(4, 1, np.uint8))
     found = judged(Matrix(SHAPE, 4, True), np.zeros(SHAPE[0] * SHAPE[1] * 4, np.uint8), Verdict(), faults)
@@ -118,7 +118,7 @@ def test_trials_share_no_unit(shape, exact, itemsize, rng):
     units = matrix.unit(matrix.elements(trials, 2, rng))
     assert units.min() >= 0
     assert units.max() < matrix.units
-    # Both of a trial are in one, and no two trials in the same.
+    # Both elements of a trial share a unit, and no two trials do.
     assert (units[:, 0] == units[:, 1]).all()
     assert len(np.unique(units)) == trials
 
@@ -136,7 +136,7 @@ def cell(target, code, fault, dtype="float32", **change):
 
 
 @pytest.mark.parametrize("fault", ["bit", "two-bits", "word", "two-words", "rectangle"])
-def test_at_rest_all_is_repaired_that_is_promised(fault):
+def test_guaranteed_repairs_at_rest(fault):
     found = try_at_rest(cell("at-rest", "exact", fault), 5, "cpu")
     assert found.trials == (32 * 200 if fault == "bit" else 800)
     assert (found.detected, found.located, found.repaired, found.certain) == (found.trials,) * 4
@@ -145,12 +145,12 @@ def test_at_rest_all_is_repaired_that_is_promised(fault):
     assert found.clean > 0
 
 
-def test_at_rest_more_than_two_words_are_refused():
+def test_more_than_two_words_at_rest_are_not_repaired():
     found = try_at_rest(cell("at-rest", "exact", "tile", m=1024), 5, "cpu")
     assert (found.trials, found.detected, found.repaired, found.miscorrected, found.certain) == (800, 800, 0, 0, 0)
 
 
-def test_the_float_code_repairs_no_less_than_large_changes():
+def test_float_code_repairs_large_changes():
     found = try_at_rest(cell("at-rest", "float", "bit", m=1024, n=1024), 5, "cpu")
     assert found.trials == 16
     assert 8 <= found.repaired <= found.located <= found.detected <= 16
@@ -173,14 +173,14 @@ def test_sidecars(fault):
     assert found.miscorrected == 0
 
 
-# --- In flight --------------------------------------------------------------------------------------------------------
+# --- During computation -----------------------------------------------------------------------------------------------
 
 
 def test_limits_by_hand():
     A, B = np.array([[1.0, -2.0]]), np.array([[3.0], [0.5]])
     found = Limits.of(A, B, rounded=True)
     assert found.exact.tolist() == [[2.0]]
-    # Σ|ab| is 4; ten roundings, and for what is certain 2 · 6 + 16 of them, 2.1 times.
+    # Σ|ab| is 4, with ten roundings; guaranteed detection: 2.1 times 2 · 6 + 16 roundings.
     assert found.within[0, 0] == pytest.approx(4 * 10 * 2.0**-53)
     assert found.certain[0] == pytest.approx(2.1 * 4 * 28 * 2.0**-53)
 
@@ -197,8 +197,8 @@ def test_products(target, dtype, fault):
     assert fault != "bit" or found.bits == set(range(64))
 
 
-def test_a_fault_that_is_not_repaired_is_counted():
-    """By an absolute threshold that is far too large, nothing is found."""
+def test_undetected_faults_are_counted():
+    """An absolute threshold that is far too large detects nothing."""
     one, blind = cell("product", "proven", "word"), 1e300
     with pytest.MonkeyPatch.context() as patch:
         check = product_faults.check_product
@@ -217,12 +217,12 @@ def test_clean_products(few, target):
 
 
 @pytest.mark.exhaustive
-def test_every_element_is_judged(few, monkeypatch):
+def test_every_element_is_tested(few, monkeypatch):
     one = cell("judged", "statistical", "none")
     found = product_faults.try_judged(one, 5, "cpu")
     assert (found.trials, found.clean) == (0, 10_000 * 16)
-    assert found.false_alarms <= 4  # of a sixth that is expected, five are with probability 10⁻⁶
-    # A calibration that says a tenth of what rounding is alarms at many.
+    assert found.false_alarms <= 4  # 1/6 is expected; five have probability 10⁻⁶
+    # A calibration with a tenth of the actual rounding error gives many false positives.
     right = product_faults._calibrated("float32", "cpu")
     depths = tuple(replace(depth, own=replace(depth.own, error=depth.own.error / 10)) for depth in right.depths)
     monkeypatch.setattr(product_faults, "_calibrated", lambda *_: replace(right, depths=depths))
@@ -232,16 +232,16 @@ def test_every_element_is_judged(few, monkeypatch):
 
 
 @pytest.mark.exhaustive
-def test_ratios(monkeypatch, capsys):
+def test_threshold_ratios(monkeypatch, capsys):
     monkeypatch.setattr(thresholds, "_PRODUCTS", 1 << 20)
     monkeypatch.setattr("sys.argv", ["abft_ratios.py", "--device", "cpu", "--dtype", "float16", "--k", "64"])
     assert thresholds.main() == 0
     row = capsys.readouterr().out.splitlines()[2].split(" | ")
     assert row[:2] == ["| float16", "64"]
     ratios = dict(zip(campaign.DISTRIBUTIONS, row[3:9], strict=True))
-    # One by one these add up exactly; by a BLAS of several accumulators they may not.
+    # One by one these add up exactly; a BLAS with several accumulators may round them.
     ratios["cancelling"] = ratios["cancelling"].replace("–", "10")
-    # No threshold for one in a million may be nearer than a Gaussian's 4.9; more than 20 is not what is promised.
+    # A threshold for 10⁻⁶ cannot be below a Gaussian's 4.9; above 20 would contradict the documentation.
     assert all(4.9 < float(ratio) < 20 for ratio in ratios.values())
     beyond, _, n = row[9].split()[:3]
     assert (int(beyond) <= 1, n) == (True, "98,304")
@@ -250,7 +250,7 @@ def test_ratios(monkeypatch, capsys):
 # --- The command line -------------------------------------------------------------------------------------------------
 
 
-def test_a_campaign_from_end_to_end(tmp_path, monkeypatch, capsys):
+def test_campaign_end_to_end(tmp_path, monkeypatch, capsys):
     some = [cell("sidecar", "sha256", "word"), cell("at-rest", "exact", "word"), cell("product", "proven", "word")]
     of_kmeans = next(abft_kmeans.cells())
     monkeypatch.setattr(campaign, "cells", lambda: iter(some))
@@ -282,7 +282,7 @@ def test_findings_by_hand():
     assert abft.findings(well | {"miscorrected": 1}) == ["1 of 10 miscorrected"]
     assert abft.findings(well | {"certain_repaired": 9}) == ["9 of 10 certain to be repaired"]
     alarmed = well | {"false_alarms": 1, "intervals": {"false_alarms": [2e-7, 1e-6]}}
-    assert abft.findings(alarmed) == ["1 false alarms of 100"]
+    assert abft.findings(alarmed) == ["1 false positives among 100"]
     assert abft.findings(alarmed | {"code": "statistical"}) == []
 
 
@@ -299,7 +299,7 @@ def test_the_summary_by_hand():
     lines = abft_summary.text([one, one, one | {"fault": "none", "trials": 0}]).splitlines()
     high = 1 - 0.025 ** (1 / 16)
     assert lines[2] == f"| product | proven | bit | 16 | 62.5 % | 50 % | 8 | 75 % | 0 | {high:.1e} |"
-    assert [line.split(" | ")[2:5] for line in lines[-2:]] == [["beside faults", "200", "2"], ["clean", "100", "1"]]
+    assert [line.split(" | ")[2:5] for line in lines[-2:]] == [["next to faults", "200", "2"], ["clean", "100", "1"]]
     measured = [one | {"threshold_ratio": ratio} for ratio in (6.0, 7.25, 7.0)]
     assert abft_summary.text([*measured, one | {"distribution": "wide"}]).splitlines()[-3:] == [
         "| threshold | over rounding errors of | normal | uniform | lognormal | sparse | cancelling | wide |",
@@ -308,7 +308,7 @@ def test_the_summary_by_hand():
     ]
 
 
-def test_cells_of_kmeans_are_a_fault_and_a_time_each():
+def test_kmeans_cells_are_pairs_of_fault_and_time():
     every = list(abft_kmeans.cells())
     assert len(set(every)) == len(every)
     assert {cell.engines for cell in every} == {("cpu",), ("cuda",)}
@@ -325,7 +325,7 @@ def test_cells_of_kmeans_are_a_fault_and_a_time_each():
         ("other unnoticed", 0, 0, 0, 10, ["10 of 10 miscorrected", "0 of 10 certain to be detected"]),
     ],
 )
-def test_outcomes_of_kmeans_are_counted(outcome, harmless, detected, repaired, miscorrected, found, monkeypatch):
+def test_kmeans_outcomes_are_counted(outcome, harmless, detected, repaired, miscorrected, found, monkeypatch):
     monkeypatch.setattr(abft_kmeans, "tried", lambda *_: outcome)
     cell = next(cell for cell in abft_kmeans.cells() if cell.code == "numpy")
     counts = abft_kmeans.try_kmeans(cell, 0, "cpu")
@@ -334,7 +334,7 @@ def test_outcomes_of_kmeans_are_counted(outcome, harmless, detected, repaired, m
     assert abft.findings(campaign.record_of(cell, counts, 0))[: len(found)] == found
 
 
-def test_a_cell_of_kmeans_on_the_cpu():
+def test_kmeans_cell_on_the_cpu():
     cell = next(cell for cell in abft_kmeans.cells() if cell.fault == "next centers exchanged; any")
     counts = abft_kmeans.try_kmeans(replace(cell, code="numpy"), 1, "cpu")
     assert counts.repaired > 5

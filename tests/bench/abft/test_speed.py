@@ -1,4 +1,4 @@
-"""Timings of checksums: what is right and what is recorded, and what of them needs no GPU."""
+"""Benchmarks of checksums: result checks and records that need no GPU."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ def test_sums_are_checked(dtype, rng):
             abft_speed.check_sums(A, dtype, of, wrong)
 
 
-def test_what_is_timed_is_served():
+def test_every_benchmark_has_kernels():
     every = list(abft_speed.tasks())
     assert {task.job for task in every} == set(abft.JOBS)
     for task in abft_speed.tasks(["encode"]):
@@ -41,7 +41,7 @@ def test_what_is_timed_is_served():
     assert [fits.count(dtype) for dtype in abft_speed.DTYPES] == [1, 6, 1, 1]
 
 
-def test_records_of_timings(tmp_path, monkeypatch):
+def test_only_correct_results_are_recorded(tmp_path, monkeypatch):
     measured = {"code": "exact", "weights": 0, "ms": 1.5, "floor_ms": 1.0, "library_ms": None, "unprotected_ms": None}
 
     class Fake:
@@ -50,7 +50,7 @@ def test_records_of_timings(tmp_path, monkeypatch):
 
         def measure(self, task):
             if task.dtype == "float64":
-                raise ValueError("this is not right")
+                raise ValueError("wrong result")
             yield measured
 
     monkeypatch.setattr(abft_speed, "Speed", Fake)
@@ -78,11 +78,11 @@ def speed(numpy_for_cupy, monkeypatch):
         out[...] = (product.astype("f4").view("u4") >> 16) if dtype == "bfloat16" else product
         assert check() >= 0
         out[..., 3, 1] = 0x7000 if dtype == "bfloat16" else 6e4
-        with pytest.raises(ValueError, match="a library's sum is off by"):
+        with pytest.raises(ValueError, match="a vendor library's sum is off by"):
             check()
         by_columns = out.strides[-1] > out.strides[-2]
         asked.append((trans_a, A.shape, by_columns))
-        # Rows are faster by blocks, and columns as a whole.
+        # Row sums are faster by blocks, column sums over whole columns.
         return "numpy", (2.0 if by_columns else 3.0) + 0.5 * ((A.shape == asked[0][1]) != trans_a)
 
     monkeypatch.setattr(abft_speed.libraries, "best", best)
@@ -98,7 +98,7 @@ def test_encoding_is_timed(dtype, speed, monkeypatch):
         return sums_of(as_source(A.view(campaign.numpy_dtype(dtype))), code, plan.weights, 512)
 
     monkeypatch.setattr("tsapps.apps.abft.at_rest.gpu.encode.add_checksums", add_checksums)
-    side = 16384 // abft_speed.DTYPES[dtype]  # of rows of 16 KiB, which are not folded
+    side = 16384 // abft_speed.DTYPES[dtype]  # rows of 16 KiB, which are not folded
     task = abft_speed.Task("encode", dtype, 1024, side, None, ("both", "exact", "float"))
     found = {one["code"]: one for one in speed.measure(task)}
     assert list(found) == ["both", "exact", "float"]

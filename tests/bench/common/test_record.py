@@ -35,9 +35,9 @@ def test_slug(device, expected):
     assert record.results_path(device, "kmeans").parts[-4:] == ("bench", "results", expected, "kmeans.json")
 
 
-def test_a_whole_record_passes():
+def test_a_complete_record_passes():
     record.check(GOOD, FIELDS)
-    record.check({**GOOD, "ms": None, "note": "more is free"}, FIELDS)
+    record.check({**GOOD, "ms": None, "note": "other fields are allowed"}, FIELDS)
 
 
 @pytest.mark.parametrize(
@@ -52,14 +52,14 @@ def test_a_whole_record_passes():
         ({"note": object()}, "cannot be kept"),
     ],
 )
-def test_a_wrong_record_does_not(change, message):
+def test_an_invalid_record_is_rejected(change, message):
     with pytest.raises(ValueError, match=message):
         record.check({**GOOD, **change}, FIELDS)
 
 
 @pytest.mark.parametrize("name", ["versions", "n"])
-def test_a_field_is_missing(name):
-    with pytest.raises(ValueError, match=f"no '{name}'"):
+def test_a_missing_field_is_rejected(name):
+    with pytest.raises(ValueError, match=f"lacks the field '{name}'"):
         record.check({key: value for key, value in GOOD.items() if key != name}, FIELDS)
 
 
@@ -74,7 +74,7 @@ def test_store_replaces_by_key_and_appends(tmp_path):
     assert (lines[0], lines[-1], len(lines)) == ("[", "]", 4)
 
 
-def test_a_wrong_record_is_not_stored(tmp_path):
+def test_an_invalid_record_is_not_stored(tmp_path):
     path = tmp_path / "kmeans.json"
     record.store(path, GOOD, KEY, FIELDS)
     with pytest.raises(ValueError, match="'ms' is '1'"):
@@ -82,7 +82,7 @@ def test_a_wrong_record_is_not_stored(tmp_path):
     assert record.load(path) == [GOOD]
 
 
-def test_a_store_that_fails_leaves_the_file(tmp_path, monkeypatch):
+def test_a_failed_store_leaves_the_file_unchanged(tmp_path, monkeypatch):
     path = tmp_path / "kmeans.json"
     record.store(path, GOOD, KEY, FIELDS)
 
@@ -96,14 +96,14 @@ def test_a_store_that_fails_leaves_the_file(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["kmeans.json"]
 
 
-def test_load_refuses_what_is_no_list(tmp_path):
+def test_load_rejects_anything_but_a_list(tmp_path):
     path = tmp_path / "kmeans.json"
     path.write_text(json.dumps(GOOD))
     with pytest.raises(ValueError, match="holds a dict; expected a list"):
         record.load(path)
 
 
-def test_commit_is_dirty_by_any_change_but_records(tmp_path):
+def test_commit_is_dirty_after_any_change_except_records(tmp_path):
     def git(*arguments):
         identity = ["-c", "user.name=n", "-c", "user.email=e@e", "-c", "commit.gpgsign=false"]
         subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)

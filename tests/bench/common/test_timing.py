@@ -30,6 +30,6 @@ def test_gpu_clock():
     array.sum()
     event = min(clock.call_ms(array.sum) for _ in range(5))
     wall = min(clock.wall_ms(array.sum)[0] for _ in range(5))
-    # Its bytes at no more than 20 TB/s, and both clocks of one mind.
+    # Not faster than 20 TB/s, and both clocks agree.
     assert event > array.nbytes / 20e9
     assert event == pytest.approx(wall, rel=0.5)

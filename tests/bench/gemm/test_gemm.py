@@ -1,4 +1,4 @@
-"""What needs no GPU of bench.gemm: the grid, the floors, the bound, the summary."""
+"""Parts of bench.gemm that need no GPU: grid, floors, error bound, summary."""
 
 from collections import Counter
 
@@ -9,14 +9,14 @@ from bench.common.roofline import Streams
 from bench.gemm import summary as gemm_summary
 from bench.gemm.grid import Cell, bound, grid
 
-# Half of a stream's bytes written halves its rate.
+# A stream that writes half of its bytes has half the bandwidth.
 STREAMS = Streams(((0.0, 4000.0), (0.5, 2000.0), (1.0, 4000.0)))
 
 
-def test_the_grid_holds_every_cell_once():
+def test_grid_has_no_duplicates():
     cells = list(grid())
     assert len(set(cells)) == len(cells)
-    # Three sizes by four rectangles by ten widths; five lengths by seven by seven; in four dtypes and two layouts.
+    # 3 sizes × 4 rectangles × 10 widths; 5 lengths × 7 × 7; each in four dtypes and two layouts.
     assert Counter(cell.shape for cell in cells) == {
         "tsm2r": 3 * 4 * 10 * 8,
         "tsm2l": 5 * 7 * 7 * 8,
@@ -28,25 +28,25 @@ def test_the_grid_holds_every_cell_once():
     ("shape", "read", "written"),
     [("tsm2r", 4 * (100 * 10 + 10 * 2), 4 * 100 * 2), ("tsmttsm", 4 * (100 * 10 + 100 * 2), 4 * 10 * 2)],
 )
-def test_every_operand_counts_once(shape, read, written):
+def test_bytes_read_and_written(shape, read, written):
     cell = Cell(shape, "float32", "row", 100, 10, 2)
     assert (cell.read, cell.written) == (read, written)
 
 
 def test_floors_by_hand():
-    # 10⁹ bytes read and as many written: 2 · 10⁹ at 2000 GB/s are one millisecond. Between the points, the time a byte
-    # is between theirs: at a quarter, (1/4000 + 1/2000) / 2 ms a 10⁶ bytes.
+    # 10⁹ bytes read and 10⁹ written: 2 · 10⁹ at 2000 GB/s take one millisecond. The time per byte is interpolated: at a
+    # quarter of writes, it is (1/4000 + 1/2000) / 2 ms per 10⁶ bytes.
     assert STREAMS.milliseconds(10**9, 10**9) == pytest.approx(1.0)
     assert STREAMS.milliseconds(750 * 10**6, 250 * 10**6) == pytest.approx(0.375)
     cell = Cell("tsm2l", "float32", "row", 10**6, 32, 32)
     stream, arithmetic = cell.floors_ms(STREAMS, {"tf32": 300.0})
     assert stream == pytest.approx(2 * 4 * 32 * 1e6 / 2000e6, rel=1e-4)
-    # Three products of tf32 for one of float32.
+    # A float32 product counts as three tf32 products.
     assert arithmetic == pytest.approx(2 * 1e6 * 32 * 32 * 3 / 300e9)
     assert cell.floors_ms(STREAMS, {})[1] == 0
 
 
-def test_the_bound_is_that_of_matmul_and_stays_below_one():
+def test_error_bound_matches_matmul_and_is_below_one():
     short = Cell("tsm2l", "float64", "row", 10**6, 28, 4)
     assert bound(short) == pytest.approx(32 * 2.0**-53 + 32 * 2.0**-53)
     long = Cell("tsmttsm", "float16", "row", 2 * 10**7, 4, 4)
@@ -63,7 +63,7 @@ def test_the_summary_by_hand():
     records = [
         cell_record(0.3, 0.6),
         cell_record(0.4, 0.39, k=32),
-        cell_record(1.0, 9.9, kernel="tsm2_v3"),  # no product of tsapps.matmul
+        cell_record(1.0, 9.9, kernel="tsm2_v3"),  # not a product of tsapps.matmul
         cell_record(0.003, 0.006, m=10**5, gbs=4000.0),  # small
     ]
     text = gemm_summary.text(records, worst=1)
@@ -81,7 +81,7 @@ def test_plots_are_drawn(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_records_of_a_cell_take_the_place_of_all_older_ones(tmp_path):
+def test_new_records_of_a_cell_replace_all_older_ones(tmp_path):
     path, given = tmp_path / "gemm.json", (("shape", "m"), {"shape": (str,), "m": (int,)})
     common = record.of_run("gemm", "a GPU", {"numpy": "2"}, "0123abc")
 

@@ -1,4 +1,4 @@
-"""How bench.gemm.libraries calls the libraries: on the CPU by stand-ins that do what the libraries' manuals say."""
+"""Calls of cuBLAS and cublasLt in bench.gemm.libraries; on the CPU, stand-ins follow the libraries' manuals."""
 
 import sys
 from ctypes import c_double, c_void_p
@@ -16,7 +16,7 @@ FLOAT64 = lg._TYPES["float64"]
 
 
 class OnHost:
-    """A NumPy array with the address where CuPy has it."""
+    """A NumPy array that has its address in the attribute that CuPy uses."""
 
     def __init__(self, array):
         self.array = array
@@ -35,7 +35,7 @@ class OnHost:
 
 
 def stored(pointer, rows, cols, ld):
-    """The column-major matrix at an address, not an element more."""
+    """Return the column-major matrix at an address, with exactly its elements."""
     count = (cols - 1) * ld + rows
     flat = np.ctypeslib.as_array((c_double * count).from_address(pointer.value))
     return as_strided(flat, (rows, cols), (8, 8 * ld))
@@ -46,7 +46,7 @@ def op(matrix, transposed):
 
 
 class Blas:
-    """cublasGemmEx, cublasGemmStridedBatchedEx and cublasDgemv, by their reference, on the host."""
+    """Reference implementations of cublasGemmEx, cublasGemmStridedBatchedEx and cublasDgemv on the host."""
 
     def cublasGemmEx(self, handle, ta, tb, m, n, k, alpha, a, at, lda, b, bt, ldb, beta, c, ct, ldc, compute, algo):  # noqa: N802
         assert (at.value, bt.value, ct.value, compute.value, algo.value) == (1, 1, 1, 70, -1)
@@ -73,7 +73,7 @@ class Blas:
 
 
 def laid(rows, cols, order, draw):
-    """A matrix in an order, with gaps between its rows or columns, or none."""
+    """Return a matrix in a given order, with gaps between its rows or columns, or none."""
     if order == "row":
         return draw((rows, cols + 3))[:, :cols]
     return draw((rows, cols)) if order == "full row" else draw((cols, rows + 2))[:, :rows].T
@@ -102,7 +102,7 @@ def check_formulations(orders, shape, trans_a):
     assert len(set(products.values())) == len(products)
     if m > 1 and n > 1 and k > 1:
         assert not any("vectors" in name for name in products)
-        # Where all are column-major the two ways are one.
+        # If all matrices are column-major, the two formulations are the same.
         assert len(products) == (1 if set(orders) == {"column"} else 2)
     for name, put in products.items():
         all_columns = {put.first.order, put.second.order, put.out.order} == {lg.COL}
@@ -113,7 +113,7 @@ def check_formulations(orders, shape, trans_a):
             np.testing.assert_allclose(out, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_own_orders_keep_each_matrix_as_it_is():
+def test_own_orders_do_not_transpose_matrices():
     A, B, out = np.zeros((7, 5)), np.zeros((3, 5)).T, np.zeros((7, 4))[:, :3]
     own = lg.formulations(*map(OnHost, (A, B, out)))["own orders"]
     assert [(one.rows, one.cols, one.order, one.ld) for one in (own.first, own.second, own.out)] == [
@@ -128,12 +128,12 @@ def test_own_orders_keep_each_matrix_as_it_is():
     [np.zeros((8, 8))[::2, ::2], np.zeros((4, 4))[::-1], np.broadcast_to(np.zeros(3), (2, 3))],
     ids=["both strided", "backwards", "broadcast"],
 )
-def test_other_strides_are_refused(array):
+def test_other_strides_are_rejected(array):
     with pytest.raises(ValueError, match=r"A has strides of .* expected a row-major or a column-major matrix"):
         lg.layout("A", OnHost(array))
 
 
-def test_sizes_over_32_bits_are_refused():
+def test_sizes_over_32_bits_are_rejected():
     array = OnHost(np.zeros((1, 2)))
     array.shape, array.strides = (2**31, 2), (16, 8)
     with pytest.raises(ValueError, match="below 2³¹"):
@@ -152,19 +152,19 @@ def test_sizes_over_32_bits_are_refused():
         (((3, 0), (0, 2), (3, 2)), "float32", "float32", r"A has shape \(3, 0\); expected two dimensions"),
     ],
 )
-def test_wrong_operands_are_refused(shapes, array, dtype, message):
+def test_wrong_operands_are_rejected(shapes, array, dtype, message):
     operands = [np.zeros(shape, array) for shape in shapes]
     with pytest.raises(ValueError, match=message):
         lg.candidates(*operands, dtype=dtype)
 
 
-def test_arithmetic_is_pinned():
+def test_arithmetic_is_native():
     types = {name: (kind.data, kind.compute, kind.scale) for name, kind in lg._TYPES.items()}
     assert types == {"float64": (1, 70, 1), "float32": (0, 68, 0), "float16": (2, 68, 0), "bfloat16": (14, 68, 0)}
 
 
 @pytest.mark.parametrize("name", [*lg.EMULATION, "NVIDIA_TF32_OVERRIDE"])
-def test_an_environment_that_emulates_is_refused(name, monkeypatch):
+def test_emulation_by_environment_is_rejected(name, monkeypatch):
     for one in (*lg.EMULATION, "NVIDIA_TF32_OVERRIDE"):
         monkeypatch.setenv(one, "0")
     lg.pin_native()
@@ -174,7 +174,7 @@ def test_an_environment_that_emulates_is_refused(name, monkeypatch):
 
 
 class Modes:
-    """What CuPy has for the modes of its handle, and a note of what is set."""
+    """CuPy's functions for the modes of a cuBLAS handle; records which are set."""
 
     def __init__(self):
         self.set = []
@@ -192,7 +192,7 @@ class Modes:
 @pytest.fixture
 def libraries(monkeypatch):
     """Stand-ins for CuPy, cuBLAS and cublasLt."""
-    # One is offered twice, one wants too much memory, one is refused, and one does not run.
+    # One algorithm is listed twice, one needs too much memory, one is rejected, and one fails.
     offered = (5, 0, 0), (5, 0, 0), (6, lg.WORKSPACE + 1, 0), (7, lg.WORKSPACE, 0), (8, 0, 15), (FAILING, 0, 0)
     modes, library = Modes(), Lt(offered)
     device = SimpleNamespace(get_cublas_handle=lambda: 1)
@@ -222,7 +222,7 @@ def test_candidates(libraries):
         out[:] = 0
         found[name]()
         assert (out == 5).all()
-        # As CuPy had it, afterwards.
+        # Restored to CuPy's mode afterwards.
         assert modes.set == [("stream", 77), ("math", lg.DEFAULT_MATH), ("math", 3)]
     out[:] = 0
     found["cublasLt[3] (own orders)"]()
@@ -242,19 +242,19 @@ def test_stripes(libraries, orders):
     assert modes.set == [("stream", 77), ("math", lg.DEFAULT_MATH), ("math", 3)]
 
 
-def test_a_way_that_is_refused_is_seen(libraries):
+def test_a_rejected_formulation_warns(libraries):
     _, library = libraries
     library.cublasLtMatmulAlgoGetHeuristic = lambda *_: 15
     operands = [OnHost(one) for one in (np.ones((7, 5)), np.ones((5, 2)), np.zeros((7, 2)))]
     with pytest.warns(UserWarning, match="returned CUBLAS_STATUS_NOT_SUPPORTED") as seen:
         assert [name for name, _ in lg.candidates(*operands, dtype="float64")] == ["cublas"]
-    assert [str(one.message).partition(" is left out")[0] for one in seen] == [
+    assert [str(one.message).partition(" is skipped")[0] for one in seen] == [
         *("cublasLt (column-major)", "cublasLt (own orders)"),
     ]
 
 
 def given_candidates(monkeypatch, **times):
-    """Let there be candidates that write their time to `out`; those of no time fail."""
+    """Define candidates that write their time to `out`; those without a time fail."""
     out = np.zeros((1, 1))
 
     def run(ms):
@@ -278,7 +278,7 @@ def test_best_is_the_fastest(monkeypatch):
     assert lg.best(None, None, out, **given) == ("c", 2)
 
 
-def test_best_is_timed_at_length_among_three(monkeypatch):
+def test_only_the_fastest_three_are_timed_accurately(monkeypatch):
     out, given = given_candidates(monkeypatch, a=3, b=1, c=2, d=4)
     at_length = []
     assert lg.best(None, None, out, **{**given, "time_ms": lambda call: at_length.append(call) or -len(at_length)}) == (
@@ -286,7 +286,7 @@ def test_best_is_timed_at_length_among_three(monkeypatch):
     )
 
 
-def test_best_is_right(monkeypatch):
+def test_wrong_results_are_not_best(monkeypatch):
     out, given = given_candidates(monkeypatch, a=1, b=2, c=3, d=4, e=5)
 
     def check():
@@ -327,7 +327,7 @@ def test_all_candidates_on_a_gpu(orders, shape, dtype, trans_a):
 
     A = laid(*((k, m) if trans_a else (m, k)), orders[0], draw)
     B, out = laid(k, n, orders[1], draw), laid(m, n, orders[2], draw)
-    # Every sum of up to 256 signs is a number of bfloat16: whatever the order of summation, the product is exact.
+    # Any sum of up to 256 signs is exact in bfloat16: the product is exact in any order of summation.
     expected = (read(A).T if trans_a else read(A)).astype(np.float64) @ read(B)
     found = lg.candidates(A, B, out, dtype=dtype, trans_a=trans_a)
     names = [name for name, _ in found]
@@ -351,7 +351,7 @@ def test_arithmetic_is_native_on_a_gpu(dtype, n):
     out = cupy.empty((4096, n), dtype)
     wide = A.get().astype(np.longdouble), B.get().astype(np.longdouble)
     expected, scale = wide[0] @ wide[1], abs(wide[0]) @ abs(wide[1])
-    # The bound of any order of summation; TF32 is off by some twenty times as much.
+    # The bound for any order of summation; the error of TF32 is some twenty times as large.
     k_u = 32 * np.finfo(dtype).eps / 2
     for name, call in lg.candidates(A, B, out, dtype=dtype):
         call()

@@ -1,4 +1,4 @@
-"""The checks and timings of `bench/kmeans/batched.py`, on tiny shapes, our kernels' own source run on the CPU."""
+"""Checks and timings of `bench/kmeans/batched.py` on tiny shapes; our kernels' source runs on the CPU."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def problem(request):
     return shape, *bench.draw(shape, 0, np)
 
 
-def test_names_read_back():
+def test_names_round_trip():
     assert len(set(SHAPES)) == 12
     assert all(BatchShape.parse(shape.name) == shape for shape in SHAPES)
     assert BatchShape.parse("32x65536-128-1000-f32").together == Shape(32 * 65536, 128, 1000, "float32")
@@ -37,7 +37,7 @@ def test_names_read_back():
 @pytest.mark.parametrize(
     "name", ["32", "65536-128-1000-f32", "x5-2-1-f32", "0x5-2-1-f32", "ax5-2-1-f32", "3x5-2-6-f32"]
 )
-def test_other_names_are_refused(name):
+def test_invalid_names_are_rejected(name):
     with pytest.raises(ValueError, match="expected"):
         BatchShape.parse(name)
 
@@ -53,7 +53,7 @@ def test_draw(problem):
     assert (X.shape, centers.shape) == ((3, 300, 5), (3, 4, 5))
     assert X.dtype.name == centers.dtype.name == shape.each.dtype
     np.testing.assert_array_equal(centers, X[:, :4])
-    assert (X[0] != X[1]).mean() > 0.9  # no problem twice
+    assert (X[0] != X[1]).mean() > 0.9  # problems differ
 
 
 def test_our_steps_and_iterations(problem):
@@ -67,7 +67,7 @@ def test_our_steps_and_iterations(problem):
     most = peer.fit(20)
     assert 2 < most <= 20
     assert 2 < peer.iterate(20) <= most
-    # From no labels every time, with what a fit finds.
+    # Each call starts without labels and gives the result of a fit.
     found = peer._fitted(20)
     np.testing.assert_array_equal(peer._open[20].labels, found.labels)
     np.testing.assert_array_equal(centers, X[:, :4])
@@ -84,26 +84,26 @@ def test_times(problem):
 
 @pytest.fixture
 def right(problem):
-    """Labels of the given centers, and their means, as other libraries give them."""
+    """Labels at the given centers and their means, as other libraries return them."""
     _, X, centers = problem
     labels = np.stack([bench.data.nearest_f64(X[i], centers[i], np.arange(300), np) for i in range(3)])
     new = np.stack([[X[i][labels[i] == j].astype(np.float64).mean(axis=0) for j in range(4)] for i in range(3)])
     return Step(labels, centers, new.astype(X.dtype))
 
 
-def test_right_answers_pass(problem, right):
+def test_correct_results_pass(problem, right):
     shape, X, centers = problem
     assert bench.check(right, X, centers, shape, 0, np)["labels_equal_f64"] == 1
 
 
-def test_wrong_labels_of_one_problem_do_not(problem, right):
+def test_wrong_labels_of_one_problem_fail(problem, right):
     shape, X, centers = problem
     right.labels[1, :45] = (right.labels[1, :45] + 1) % 4
     with pytest.raises(NotRightError, match=r"of problem 1 85\.\d+%"):
         bench.check(right, X, centers, shape, 0, np)
 
 
-def test_labels_that_were_never_written_do_not(problem, right):
+def test_unwritten_labels_fail(problem, right):
     shape, X, centers = problem
     right.labels[2, -1] = -1
     with pytest.raises(NotRightError, match="problem 2: labels run from -1"):
@@ -111,20 +111,20 @@ def test_labels_that_were_never_written_do_not(problem, right):
 
 
 @pytest.mark.parametrize("change", [1.1, np.nan])
-def test_wrong_centers_do_not(problem, right, change):
+def test_wrong_centers_fail(problem, right, change):
     shape, X, centers = problem
     right.new[2, 3] *= np.float16(change)
     with pytest.raises(NotRightError, match="a new center is off"):
         bench.check(right, X, centers, shape, 0, np)
 
 
-def test_our_new_centers_are_checked_too(problem):
+def test_new_centers_of_our_step_are_checked(problem):
     shape, X, centers = problem
     step = OnHost(X, centers).step()
-    n_reassigned = step.new.copy()
-    n_reassigned[0, 0] += 0.5
+    shifted = step.new.copy()
+    shifted[0, 0] += 0.5
     with pytest.raises(NotRightError, match="a new center is off"):
-        bench.check(Step(step.labels, n_reassigned, n_reassigned), X, centers, shape, 0, np)
+        bench.check(Step(step.labels, shifted, shifted), X, centers, shape, 0, np)
 
 
 def test_a_record_has_every_field(problem):
@@ -151,7 +151,7 @@ def test_a_run(monkeypatch, numpy_for_cupy, tmp_path, capsys):
     assert (one["b"], one["n"], one["dtype"], one["iter_from"][:8]) == (3, 300, "float32", "mean of ")
     said = capsys.readouterr().out
     assert "3x300-5-4-f32            tsapps        iteration " in said
-    assert "3x300-5-4-f64            tsapps        does not take float64" in said
+    assert "3x300-5-4-f64            tsapps        does not support float64" in said
     bench.one_step("tsapps", BatchShape.parse("3x300-5-4-f32"))
 
 

@@ -1,4 +1,4 @@
-"""What bench/kmeans/bounds.py fits, with NumPy in CuPy's place, and what it refuses to record."""
+"""Fits of bench/kmeans/bounds.py with NumPy in place of CuPy, and results that it does not record."""
 
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ def small(monkeypatch):
 def test_separated_clusters_are_far_apart():
     X = kmeans_bounds.data_of(SHAPE, "separated", 0, np)
     distances = np.linalg.norm(X[:200, np.newaxis] - X[np.newaxis, :200], axis=2)
-    # Two of a cluster are √(2·128) = 16 apart, two of others some 29.
+    # Two points of a cluster are √(2·128) = 16 apart, points of different clusters some 29.
     near = distances < 21
     assert (near == (near.astype(int) @ near.astype(int) > 1)).all()
     assert 200 < near.sum() < 200 * 200
@@ -38,7 +38,7 @@ def fitted(labels):
     return SimpleNamespace(labels=np.array(labels), centers=np.zeros((4, 2)), n_iter=4, inertia=1.0)
 
 
-def test_a_record_of_each(monkeypatch):
+def test_one_record_with_and_one_without_bounds(monkeypatch):
     times = [0.0, 0.002, 0.003, 0.0035]
     monkeypatch.setattr(
         kmeans_bounds, "fit", lambda X, k, bounds, iterations: (fitted([1]), times, (2, 30) if bounds else None)

@@ -1,4 +1,4 @@
-"""The checks and timings of `python -m bench.kmeans`, on the CPU and on tiny shapes."""
+"""Checks and timings of `python -m bench.kmeans`, on the CPU and on tiny shapes."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def problem(request):
 
 
 @pytest.mark.parametrize("adapter", [OnCpu, ScikitLearn, Torch], ids=lambda a: a.name)
-def test_adapters_make_right_steps_and_fits(adapter, problem):
+def test_steps_and_fits_of_adapters(adapter, problem):
     if not adapter.installed():
         pytest.skip(f"{adapter.name} is not installed")
     peer = adapter(problem.X, problem.centers)
@@ -41,7 +41,7 @@ def test_adapters_make_right_steps_and_fits(adapter, problem):
     assert checked["centers_error"] < 1e-5
     assert peer.fit(1) == 1
     assert 2 <= peer.fit(5) <= 5
-    # A fit leaves the first centers as they were.
+    # A fit leaves the initial centers unchanged.
     np.testing.assert_array_equal(problem.centers, problem.X[:4])
     assert check_step(peer, problem, np) == checked
 
@@ -55,7 +55,7 @@ def test_adapters_make_right_steps_and_fits(adapter, problem):
         ("10M-256-65536-f32", 2**16),
     ],
 )
-def test_fewer_rows_are_compared_where_centers_are_many(name, rows):
+def test_fewer_rows_are_compared_for_large_k(name, rows):
     assert _rows_to_compare(Shape.parse(name)) == rows
 
 
@@ -67,7 +67,7 @@ def test_every_adapter_is_listed_under_its_name():
 
 
 class Given(Peer):
-    """Returns what it is given, and sleeps in a fit."""
+    """A peer that returns given results, and sleeps in a fit."""
 
     name, module = "given", "none_such"
     labels = new_centers = None
@@ -88,31 +88,31 @@ def given_peer(problem):
     return peer
 
 
-def test_right_answers_pass(given_peer, problem):
+def test_correct_results_pass(given_peer, problem):
     assert check_step(given_peer, problem, np)["labels_equal_f64"] > 0.999
 
 
-def test_wrong_labels_do_not(given_peer, problem):
+def test_wrong_labels_fail(given_peer, problem):
     given_peer.labels[:100] = (given_peer.labels[:100] + 1) % 4
     with pytest.raises(NotRightError, match=r"95\.\d+% of the labels"):
         check_step(given_peer, problem, np)
 
 
-def test_labels_that_were_never_written_do_not(given_peer, problem):
+def test_unwritten_labels_fail(given_peer, problem):
     given_peer.labels[-1] = -1
     with pytest.raises(NotRightError, match="labels run from -1"):
         check_step(given_peer, problem, np)
 
 
 @pytest.mark.parametrize("change", [1.01, np.nan])
-def test_wrong_centers_do_not(given_peer, problem, change):
+def test_wrong_centers_fail(given_peer, problem, change):
     given_peer.new_centers[0] *= change
     with pytest.raises(NotRightError, match="a new center is off"):
         check_step(given_peer, problem, np)
 
 
 class SetClock(CpuClock):
-    """Says that an iteration takes 3 ms, and a fit 10 ms more."""
+    """A clock on which an iteration takes 3 ms, and a fit 10 ms more."""
 
     def call_ms(self, call):
         super().call_ms(call)
@@ -131,7 +131,7 @@ def test_time_of_steps(given_peer):
 
 
 class SettlingClock(CpuClock):
-    """Says that a run takes 50 ms, its first two iterations 7 ms each and all others 3."""
+    """A clock on which a run takes 50 ms, plus 7 ms for each of the first two iterations and 3 ms for others."""
 
     def __init__(self):
         self.runs = []
@@ -142,8 +142,8 @@ class SettlingClock(CpuClock):
 
 
 @pytest.mark.parametrize(("converges", "expected"), [(99, 3.0), (15, 3.0), (6, (7 + 4 * 3) / 5), (5, None)])
-def test_time_of_what_has_settled(given_peer, converges, expected):
-    """Of the last five iterations; what a run takes beside them does not count."""
+def test_settled_time(given_peer, converges, expected):
+    """Measures the last five iterations, without the constant time of a run."""
     clock, given_peer.steps, given_peer.settles = SettlingClock(), True, True
     given_peer.iterate = lambda iterations: clock.runs.append(min(iterations, converges)) or clock.runs[-1]
     timing = time_peer(given_peer, clock, 3, 60, fits=False)
@@ -153,29 +153,29 @@ def test_time_of_what_has_settled(given_peer, converges, expected):
         assert clock.runs[-11:] == [most, *(5 * [most, most - 5])]
 
 
-def test_time_of_what_settles(given_peer):
+def test_mean_time_of_converging_iterations(given_peer):
     given_peer.steps = given_peer.settles = True
     given_peer.iterate = lambda iterations: min(iterations, 15)  # converged
     assert time_peer(given_peer, SetClock(), 5, 10) == Timing(0.2, "mean of 15", 5, 70.0, 20, settled_ms=0.0)
     assert time_peer(given_peer, SetClock(), 5, 10, fits=False) == Timing(0.2, "mean of 15", 5, settled_ms=0.0)
 
 
-def test_where_there_is_no_time_for_20_iterations(given_peer):
-    """An iteration takes 3 / 2 ms in the estimate, so that 0.012 s have room for eight."""
+def test_fewer_than_20_iterations_in_a_short_budget(given_peer):
+    """An iteration takes 3 / 2 ms in the estimate, so that 0.012 s suffice for eight."""
     given_peer.steps = given_peer.settles = True
     asked = []
     given_peer.iterate = lambda iterations: asked.append(iterations) or iterations
     timing = time_peer(given_peer, SetClock(), 5, 0.012, fits=False)
     assert timing == Timing(3 / 8, "mean of 8", 1, settled_ms=0.0)
-    # And once what has settled: whether there are five more, and a difference.
+    # And once for the settled time: five more iterations, and one difference.
     assert asked == [2, 2, 8, 8, 8, 13, 13, 8]
-    # Of what takes longer than all timings may, one is enough.
+    # One timing suffices if it takes longer than the whole budget.
     asked.clear()
     assert time_peer(given_peer, SetClock(), 5, 0.006, fits=False) == Timing(0.75, "mean of 4", 1, settled_ms=0.0)
     assert asked == [2, 2, 4, 4, 9, 9, 4]
 
 
-def test_slow_steps_are_made_once(given_peer):
+def test_slow_steps_run_once(given_peer):
     given_peer.steps = True
     made = []
     step, given_peer.step = given_peer.step, lambda: made.append(1) or step()
@@ -185,11 +185,11 @@ def test_slow_steps_are_made_once(given_peer):
     assert len(made) == 1 + 6
 
 
-def test_time_of_a_slope(given_peer):
+def test_slope(given_peer):
     assert time_peer(given_peer, SetClock(), 5, 10) == Timing(3.0, "slope", 5, 70.0, 20)
     given_peer.most = 7
     assert time_peer(given_peer, SetClock(), 5, 10) == Timing(3.0, "slope", 5, 31.0, 7)
-    # Time for 1 + 0.1 s / 13 ms = 8 iterations: no fit to report.
+    # Time for 1 + 0.1 s / 13 ms = 8 iterations: too few for a fit of 20.
     given_peer.most = 20
     timing = time_peer(given_peer, SetClock(), 5, 0.1)
     assert (timing.iter_ms, timing.fit_ms, timing.n_iter) == (3.0, None, None)
@@ -215,7 +215,7 @@ def test_a_gpu_record_has_every_field(problem):
     assert "no time for a fit" in kmeans._line({**one, "fit_ms": None})
 
 
-def test_what_is_missing(tmp_path, capsys):
+def test_recorded_engines_are_skipped(tmp_path, capsys):
     path, device, commit = tmp_path / "kmeans.json", "NVIDIA H200", "c"
     shapes = [Shape(1000, 16, 16, "float32"), Shape(1000, 16, 64, "float32"), Shape(1000, 16, 64, "float64")]
     of_first = {"what": "kmeans", "n": 1000, "d": 16, "k": 16, "dtype": "float32", "device": device}
@@ -230,8 +230,8 @@ def test_what_is_missing(tmp_path, capsys):
     recorded = kmeans._recorded(path, {"device": device, "commit": commit})
     plan = kmeans._to_be_timed(shapes, engines, recorded)
     assert plan == dict(zip(shapes, (engines[1:], engines, engines[:3]), strict=True))
-    assert "tsapps-tf32   does not take float64" in capsys.readouterr().out
-    # A shape of which all is there is not drawn.
+    assert "tsapps-tf32   does not support float64" in capsys.readouterr().out
+    # A shape with all records is not drawn.
     assert kmeans._to_be_timed(shapes[:1], ["tsapps"], recorded) == {}
     assert kmeans._recorded(tmp_path / "none.json", {}) == set()
 
@@ -274,7 +274,7 @@ def test_command_line_on_the_cpu(tmp_path, capsys):
 
 
 class Stopwatch:
-    """What `time.perf_counter` says: so many seconds later at every look."""
+    """A `time.perf_counter` that advances by a fixed step at every call."""
 
     def __init__(self, step):
         self.now, self.step = 0.0, step
@@ -286,7 +286,7 @@ class Stopwatch:
 
 @pytest.fixture
 def stand_in(monkeypatch, numpy_for_cupy, tmp_path):
-    """NumPy in CuPy's place, and our engine on the CPU; gives what runs the command line, and the records' file."""
+    """Replace CuPy by NumPy and our engine by that on the CPU; return the command line and the records' file."""
     monkeypatch.setitem(PEERS, "tsapps", OnCpu)
     monkeypatch.setattr(OnCpu, "settles", False)
     for name, value in (("gpus", lambda: (1,)), ("GpuClock", CpuClock), ("measure", lambda _: Ceilings(4640, {}))):
@@ -296,13 +296,13 @@ def stand_in(monkeypatch, numpy_for_cupy, tmp_path):
     return lambda *arguments: kmeans.main([*arguments, *common]), out
 
 
-def test_a_run_that_is_cut_short_and_gone_on_with(stand_in, monkeypatch, capsys):
+def test_a_run_ended_by_minutes_is_continued_by_missing(stand_in, monkeypatch, capsys):
     run, out = stand_in
     engines = ("--engine", "tsapps", "--engine", "scikit-learn", "--shapes", "2k-5-4-f32,1k-3-2-f32", "--missing")
     monkeypatch.setattr(kmeans, "time", Stopwatch(7))
-    assert run(*engines, "--minutes", "0.3") == 0  # 18 s: over at the third look
+    assert run(*engines, "--minutes", "0.3") == 0  # 18 s: over at the third call of the clock
     assert [(one["engine"], one["n"]) for one in record.load(out)] == [("tsapps", 2000)]
-    assert "1k-3-2-f32: 0.3 minutes are over; --missing goes on from here" in capsys.readouterr().out
+    assert "1k-3-2-f32: 0.3 minutes are over; continue with --missing" in capsys.readouterr().out
     assert run(*engines) == 0
     found = record.load(out)
     assert [(one["engine"], one["n"]) for one in found] == [
@@ -316,7 +316,7 @@ def test_a_run_that_is_cut_short_and_gone_on_with(stand_in, monkeypatch, capsys)
     assert [one["iter_from"] for one in found] == ["step", "slope"] * 2
     assert found[0]["fit_ms"] is None
     kmeans.one_step("tsapps", Shape(2000, 5, 4, "float32"))
-    # There is nothing left.
+    # Nothing is missing now.
     capsys.readouterr()
     assert run(*engines) == 0
     assert "iteration" not in capsys.readouterr().out

@@ -5,12 +5,12 @@ from bench.common.roofline import Ceilings
 from bench.kmeans import problems as data
 from bench.kmeans.problems import CPU_SHAPES, GPU_SHAPES, GRIDS, Shape
 
-# What was measured on an H200 on 2026-11-21.
+# Measured on an H200 on 2026-11-21.
 H200 = Ceilings(4640, {"float64": 62.8, "tf32": 409, "float16": 754, "bfloat16": 784})
 
 
 @pytest.mark.parametrize("shape", [*GPU_SHAPES, *CPU_SHAPES, Shape(7, 1, 7, "bfloat16")], ids=lambda s: s.name)
-def test_names_read_back(shape):
+def test_names_round_trip(shape):
     assert Shape.parse(shape.name) == shape
 
 
@@ -23,7 +23,7 @@ def test_names_are_short():
 @pytest.mark.parametrize(
     "name", ["", "10M-128-64", "10M-128-64-f8", "x-1-1-f32", "10M-0-1-f32", "5-2-6-f32", "5-2-0-f32"]
 )
-def test_other_names_are_refused(name):
+def test_invalid_names_are_rejected(name):
     with pytest.raises(ValueError, match="expected"):
         Shape.parse(name)
 
@@ -68,11 +68,11 @@ def test_floors(name, expected, set_by):
     assert (round(floor, 3), by) == (expected, set_by)
 
 
-def test_no_floor_without_the_matrix_rates():
+def test_no_floor_without_matmul_throughput():
     assert data.floor_ms(Shape.parse("10M-128-64-f32"), Ceilings(4640)) == (None, None)
 
 
-def test_an_iteration_reads_x_and_writes_a_label_a_sample():
+def test_minimum_traffic_of_an_iteration():
     assert data.read_bytes(Shape(10, 3, 2, "float16")) == 10 * 3 * 2 + 10 * 4
 
 
@@ -85,12 +85,12 @@ def test_draw(dtype, monkeypatch):
     X, centers = data.draw(shape, 0, np)
     assert (X.shape, X.dtype.name) == ((1000, 5), dtype)
     np.testing.assert_array_equal(centers, X[:4])
-    assert len(np.unique(X.astype(np.float64), axis=0)) > 900  # no block twice
+    assert len(np.unique(X.astype(np.float64), axis=0)) > 900  # blocks differ
     again, _ = data.draw(shape, 0, np)
     np.testing.assert_array_equal(again, X)
     other, _ = data.draw(shape, 1, np)
     assert (other != X).mean() > 0.9
-    # Clusters: a variance of several within-cluster ones.
+    # The total variance is several times the variance within clusters.
     assert X.astype(np.float64).var(axis=0).sum() > 2 * shape.d
 
 
@@ -98,7 +98,7 @@ def test_nearest_f64_by_hand():
     X = np.array([[0.0, 0], [3, 4], [2.9, 0], [3.1, 0], [3, 0]])
     centers = np.array([[0.0, 0], [6, 0], [3, 5]])
     rows = np.array([4, 3, 2, 1, 0])
-    # The point halfway between two centers goes to the first.
+    # A point halfway between two centers belongs to the first.
     np.testing.assert_array_equal(data.nearest_f64(X, centers, rows, np), [0, 1, 0, 2, 0])
 
 
@@ -116,7 +116,7 @@ def test_share_equal():
 
 
 @pytest.mark.parametrize("wrong", [-1, 3])
-def test_a_label_that_is_no_clusters(wrong):
+def test_labels_out_of_range(wrong):
     with pytest.raises(ValueError, match="labels run from"):
         data.share_equal(np.array([0, 1, wrong], np.int32), np.array([0]), np.array([0]), 3)
 

@@ -1,4 +1,4 @@
-"""What bench/kmeans/small.py fits, and which fits it refuses to record."""
+"""Fits of bench/kmeans/small.py, and results that it does not record."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from bench.kmeans.problems import Shape
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_fit_is_right_or_refused(dtype):
+def test_wrong_fits_are_rejected(dtype):
     X = kmeans_small.draw(Shape(1000, 5, 4, dtype), seed=3)
     assert (X.shape, X.dtype) == ((1000, 5), dtype)
     fitted = KMeans(4, random_state=0).fit(X)
@@ -23,7 +23,7 @@ def test_a_fit_is_right_or_refused(dtype):
         kmeans_small.check(X, fitted)
 
 
-def test_the_first_of_a_kind_is_not_counted():
+def test_first_fit_is_not_timed():
     made, times = [], iter([1.0, 3.0, 2.0])
 
     class Clock:
@@ -35,6 +35,6 @@ def test_the_first_of_a_kind_is_not_counted():
     assert (last, next(times, None)) == (4, None)
 
 
-def test_there_is_each_shape_in_both_types():
+def test_each_shape_has_both_dtypes():
     assert len(set(kmeans_small.SHAPES)) == len(kmeans_small.SHAPES) == 12
     assert np.unique([one.dtype for one in kmeans_small.SHAPES], return_counts=True)[1].tolist() == [6, 6]

@@ -12,7 +12,7 @@ RECORDS = [
     {**SHAPE, "engine": "flashlib", "iter_ms": 3.5},
     {**SHAPE, "engine": "torch", "iter_ms": None},
     {**SHAPE, "engine": "tsapps", "iter_ms": 1.25},
-    {**SHAPE, "engine": "tsapps", "iter_ms": 9.0, "k": 65},  # a shape of no table
+    {**SHAPE, "engine": "tsapps", "iter_ms": 9.0, "k": 65},  # not a recorded shape
 ]
 
 
@@ -49,14 +49,14 @@ def test_the_grid_by_hand(tmp_path):
     cells = kmeans_summary.grid_cells(records)
     assert [cell.peer for cell in cells[24:26]] == ["flashlib", "flash-kmeans"]
     assert (cells[25].theirs, cells[25].speedup) == (1.5, 1.5)
-    # A shape that no peer ran is no cell.
+    # A shape without a peer's record is not a cell.
     only_3M = [*ours, *of_grid(1.5, "flash-kmeans", GRIDS["grid-3M"])]
     assert len(kmeans_summary.grid_cells(only_3M)) == 25
     assert "is faster than flash-kmeans on 25 of the 25" in kmeans_summary.grid_text(only_3M)
 
 
 @pytest.mark.parametrize("records", [[], RECORDS, [*of_grid(1.0)[1:], *of_grid(2.0, "flashlib")]])
-def test_nothing_is_said_of_a_grid_that_is_not_whole(records, tmp_path):
+def test_an_incomplete_grid_has_no_sentence(records, tmp_path):
     assert kmeans_summary.grid_text(records) == ""
     assert not kmeans_summary.plot_grid(records, tmp_path / "grid.png")
     assert not (tmp_path / "grid.png").exists()
@@ -70,7 +70,7 @@ def test_the_grid_is_drawn(tmp_path, theirs):
     assert (tmp_path / "grid.png").stat().st_size > 10_000
 
 
-def test_every_engine_has_a_colour(tmp_path):
+def test_every_engine_has_a_color(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     kmeans_summary.plot([{**SHAPE, "engine": name, "iter_ms": 1.0} for name in PEERS], tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000

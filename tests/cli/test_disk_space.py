@@ -1,4 +1,4 @@
-"""The disk is asked for room before the work: one line, exit 1, and nothing computed or written."""
+"""Disk space is checked before the work: one line, exit 1, nothing computed and nothing written."""
 
 import os
 import resource
@@ -7,24 +7,24 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tsapps.cli.options import check_room
+from tsapps.cli.options import check_disk_space
 from tsapps.errors import ExitCode
 
 
 @pytest.fixture
-def room(monkeypatch):
-    """Let every file system have so many bytes free."""
+def free_bytes(monkeypatch):
+    """Set the free bytes of every file system."""
 
-    def room(free, blocks=100):
+    def free_bytes(free, blocks=100):
         system = SimpleNamespace(f_bavail=free, f_frsize=1, f_blocks=blocks)
         monkeypatch.setattr("os.statvfs", lambda path: system)
 
-    return room
+    return free_bytes
 
 
 @pytest.fixture
 def no_work(monkeypatch):
-    """Let work be a fault."""
+    """Fail the test if any work starts."""
 
     def work(*_, **__):
         raise AssertionError("something was computed")
@@ -38,7 +38,7 @@ def no_work(monkeypatch):
         monkeypatch.setattr(f"tsapps.{name}", work)
 
 
-# Outputs and their least bytes, of 1000 × 4 float32.
+# Outputs of each command and their minimum sizes, for 1000 × 4 float32.
 COMMANDS = [
     (["kmeans", "x.npy", "--k", 3, "--out", "r"], "r", 4 * 1000),
     (["predict", "model", "x.npy", "--out", "r.npy"], "r.npy", 4 * 1000),
@@ -58,65 +58,67 @@ def files(succeed, rng):
 
 
 @pytest.mark.parametrize(("command", "output", "size"), COMMANDS)
-def test_a_full_disk(files, refuse, room, no_work, command, output, size):
-    room(size - 1)
+def test_a_full_disk(files, refuse, free_bytes, no_work, command, output, size):
+    free_bytes(size - 1)
     line = refuse(ExitCode.FAILURE, *command)
     assert line.startswith(f"tsapps: {output}: ")
     assert "its disk has" in line
 
 
 @pytest.mark.parametrize(("command", "output", "size"), COMMANDS)
-def test_room_enough(files, succeed, room, command, output, size):
-    room(size + 20_000)
+def test_enough_space(files, succeed, free_bytes, command, output, size):
+    free_bytes(size + 20_000)
     succeed(*command)
     assert os.path.exists(output)
 
 
-def test_what_is_damaged_is_repaired_in_place_only_with_room(files, flip, refuse, succeed, room, monkeypatch):
+def test_in_place_repair_needs_space(files, flip, refuse, succeed, free_bytes, monkeypatch):
     flip("x.npy", 300)
-    room(16_000)
-    assert refuse(ExitCode.FAILURE, "abft-correct", "x.npy", "--in-place").startswith("tsapps: x.npy: 16.13 kB are to")
+    free_bytes(16_000)
+    assert refuse(ExitCode.FAILURE, "abft-correct", "x.npy", "--in-place").startswith(
+        "tsapps: x.npy: the output takes 16.13 kB"
+    )
     flip("x.npy", 300)
-    room(0)
-    succeed("abft-correct", "x.npy", "--in-place")  # nothing is wrong, and nothing is written
+    free_bytes(0)
+    succeed("abft-correct", "x.npy", "--in-place")  # nothing is corrupted, so nothing is written
 
 
 @pytest.mark.parametrize("command", [["kmeans", "x.npy", "--k", 3], ["predict", "model", "x.npy"]])
-def test_memory_that_is_not_there(files, refuse, monkeypatch, command):
+def test_not_enough_memory(files, refuse, monkeypatch, command):
     monkeypatch.setattr("tsapps.apps.kmeans.data.host_data.available_host_memory", lambda: 4000)
     line = refuse(ExitCode.FAILURE, *command)
     assert line.startswith("tsapps: out of memory: x.npy: 0.00 GiB are needed besides the data, and 0.00 GiB are ")
 
 
-def test_a_file_system_that_tells_nothing(room, directory):
-    room(0, blocks=0)
-    check_room(directory / "x", 1000)
+def test_a_file_system_that_reports_no_size(free_bytes, directory):
+    free_bytes(0, blocks=0)
+    check_disk_space(directory / "x", 1000)
 
 
-def test_all_files_together(room, directory):
-    room(1000)
-    check_room(directory / "x", 400, 600)
-    with pytest.raises(OSError, match=r"1\.00 kB are to be written"):
-        check_room(directory / "x", 400, 601)
+def test_all_files_together(free_bytes, directory):
+    free_bytes(1000)
+    check_disk_space(directory / "x", 400, 600)
+    with pytest.raises(OSError, match=r"the output takes 1\.00 kB"):
+        check_disk_space(directory / "x", 400, 601)
 
 
-def test_a_missing_file_on_another_disk_by_a_link(directory, monkeypatch):
-    """The disk is that of the file that a link points to."""
+def test_a_dangling_link_to_another_disk(directory, monkeypatch):
+    """The check uses the disk of the link's target."""
     (directory / "far").mkdir()
     (directory / "x").symlink_to("far/x")
     asked = []
     monkeypatch.setattr(
         "os.statvfs", lambda path: asked.append(path) or SimpleNamespace(f_blocks=0, f_bavail=0, f_frsize=1)
     )
-    check_room(directory / "x", 1000)
+    check_disk_space(directory / "x", 1000)
     assert asked == [str(directory / "far")]
 
 
 def test_a_limit_of_the_process(files, refuse, no_work, monkeypatch):
-    """As by ulimit -f."""
+    """A limit as set by ulimit -f."""
     monkeypatch.setattr(
         "resource.getrlimit", lambda limit: (3000, 3000) if limit == resource.RLIMIT_FSIZE else (-1, -1)
     )
-    assert "r: 8.10 kB are to be written there, and this process may write files of 3.00 kB" in refuse(
+    assert "r: the output takes 8.10 kB, but this process may only write files of 3.00 kB" in refuse(
         ExitCode.FAILURE, "kmeans", "x.npy", "--k", 3, "--out", "r"
     )
