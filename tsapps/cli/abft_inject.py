@@ -85,11 +85,8 @@ def abft_inject(
     rng = np.random.default_rng(seed)
     target, commit, mode = out or split_name(data)[0], partial(placing_unless_changed, matrix), mode_of_copy(data, out)
     with byte_bar(quiet=quiet) as show, replacing(target, commit=commit, mode=mode) as file:
-
-        def report(done: int) -> None:
-            show(f"copying {data}", done, matrix.nbytes)
-
-        stored = (copy_file if out is None else copy_as_npy)(matrix, file, report)
+        write = copy_file if out is None else copy_as_npy
+        stored = write(matrix, file, lambda done: show(f"copying {data}", done, matrix.nbytes))
         array = stored.map(file.name)
         places = sorted({place for _ in range(count) for place in inject(array, str(fault), rng)})
         found = list(differences(places, matrix_of(stored, file.name, data), matrix))
