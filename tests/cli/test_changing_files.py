@@ -126,8 +126,8 @@ def test_a_change_is_reported(data, directory, command, name, how, at):
 
 
 HOW = ["truncated", "rewritten", "replaced"]
-# All pairs of command and format, of command and kind of change, and of format and kind of change.
-PAIRS = [(one, name, HOW[(i + j) % 3]) for i, one in enumerate(COMMANDS) for j, name in enumerate(NAMES)]
+# All pairs of command and kind of change, and of format and kind of change.
+PAIRS = [(one, NAMES[(i + j) % 5], how) for i, one in enumerate(COMMANDS) for j, how in enumerate(HOW)]
 
 
 @pytest.mark.exhaustive
