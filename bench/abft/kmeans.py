@@ -1,4 +1,4 @@
-"""Fault injection into protected K-means: campaign cells of a fault, a time and an engine each (`kmeans_faults.py`)."""
+"""Fault injection into protected K-means: campaign cells of a fault (bench.kmeans.faults), a time and an engine."""
 
 from collections.abc import Iterator
 from itertools import product
