@@ -58,20 +58,20 @@ def cells() -> list[Cell]:
 
 
 def plans_of(problem: Problem, device: GpuSpec) -> list[MmaPlan]:
-    """Return the plans of a problem that are worth measuring, with sums of A's rows."""
+    """Return the candidate plans of a problem, with weighted row sums of A."""
     some = [one for one in promising(problem, device, _MOST) if isinstance(one, MmaPlan)]
     some += [one for one in candidates(problem, device) if isinstance(one, WgmmaPlan)]
     return list(dict.fromkeys(filter(None, (with_row_sums(one, device) for one in some))))
 
 
 def is_sound(arch: str, wanted: tuple[MmaPlan, str]) -> bool:
-    """Whether a plan compiles with its epilogue and next to no spills."""
+    """Return whether a plan compiles with its epilogue and almost no register spills."""
     cubin, name = compiled_plan(wanted[0], arch, wanted[1], _HEADER)
     return cubin.resources[name].spill_stores <= MOST_SPILLED
 
 
 def measured_row(cell: Cell, plans: list[MmaPlan], clock: GpuClock) -> dict[str, Any]:
-    """Return a table's row for one product."""
+    """Return the table row of one product."""
     from tsapps import matmul
     from tsapps.apps.abft.product import gpu as product_gpu
     from tsapps.kernels.arrays import device_matrix

@@ -176,9 +176,9 @@ def _ahead(blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         while (block := following.result()) is not None:
             following = reader.submit(next, blocks, None)
             yield block
-            del block  # the caller may be done with it
+            del block  # the caller may have released it
 
 
 def matrix_of(layout: Stored, path: str | PathLike[str], name: str) -> StoredMatrix:
-    """Return the matrix of a file that is laid out like another."""
+    """Return the matrix of another file with the same layout."""
     return StoredMatrix(replace(layout, path=fspath(path)), name)
