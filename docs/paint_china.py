@@ -1,4 +1,4 @@
-"""Paint what `make demo` found: the photograph, the same in its 16 colours, and how much of each there is.
+"""Plot the result of `make demo`: the photograph, the photograph in its 16 colors, and the share of each color.
 
 Usage: ``python docs/paint_china.py data-kmeans china-16.png``
 """

@@ -51,7 +51,7 @@ ARROWS = {
     "apps/abft/at_rest/gpu": {*_CORE, "apps/abft/at_rest"},
     "apps/abft/product": _CORE,
     "apps/kmeans": {"kernels", "kernels/blas", *_stages("batched", "data", "engines", "init", "protect", "update")},
-    # The stages, each of which uses those before it; assign has the plans of data, and inertia a pass over it.
+    # Stages, each of which may use those before it; assign has the plans of data, and inertia a pass over it.
     "apps/kmeans/data": _CORE | _stages("assign", "inertia"),
     "apps/kmeans/assign": _CORE | _stages("data"),
     "apps/kmeans/bounds": _CORE | _stages("data", "assign"),

@@ -1,4 +1,4 @@
-"""Structures that Python packs for kernels: each field has the place and the size of the C++ member of its name."""
+"""Structures that Python packs for kernels: offsets and sizes of fields match the C++ members of the same names."""
 
 from functools import cache
 
@@ -45,7 +45,7 @@ STRUCTURES = {
 
 
 def leaves(dtype, path="", offset=0):
-    """Yield (member, offset, size) of the fields of a structure and of those in it; gaps are named padding."""
+    """Yield (member, offset, size) of all fields of a structure, including nested ones; gaps are named padding."""
     for name, (kind, place, *_) in dtype.fields.items():
         if name.startswith("padding"):
             continue
@@ -57,7 +57,7 @@ def leaves(dtype, path="", offset=0):
 
 @cache
 def library():
-    """Return a library that has, for every structure, its size, and the place and the size of its members."""
+    """Return a compiled library with the size of every structure and the offset and size of its members."""
     parts = [f'#include "{header}"\n' for header in dict.fromkeys(header for header, _ in STRUCTURES.values())]
     for number, (name, (_, dtype)) in enumerate(STRUCTURES.items()):
         members = "".join(

@@ -1,4 +1,4 @@
-"""Every writer of whole files makes them reach the disk."""
+"""Durability of atomic writes: every writer flushes files and directories to the disk."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tsapps.kernels.system import atomic_write
 from tsapps.matrix import save_npy
 
 
-# Every writer of whole files: `write(path, value)`.
+# Every atomic writer as `write(path, value)`.
 def write_record(path, value):
     common = {name: "2026-11-26" if name == "date" else types[0]() for name, types in record.COMMON.items()}
     record.store(path, common | {"value": value}, ["value"], {})
@@ -39,7 +39,7 @@ WRITERS = {
 @pytest.mark.parametrize("old", [True, False])
 @pytest.mark.parametrize("writer", WRITERS)
 def test_every_writer_is_durable(tmp_path, monkeypatch, writer, old):
-    """The content reaches the disk, then it gets its name, and then the directory of the name reaches the disk."""
+    """The content is flushed to the disk, then renamed, and then the directory is flushed."""
     path, events = tmp_path / "x", []
     if old:
         WRITERS[writer](path, 1.0)

@@ -1,4 +1,4 @@
-"""A directory of two files, written as a whole, for tests of what replaces directories."""
+"""A directory of two files that is written atomically, for tests of replacing directories."""
 
 from tsapps.kernels.system.atomic_write import replacing_directory
 

@@ -18,7 +18,7 @@ def split_name(path: str) -> tuple[str, str | None]:
     Returns
     -------
     file : str
-        The whole `path` if nothing exists at any part of it that ends before a colon.
+        The whole `path` if no part of it that ends before a colon exists.
     name : str or None
         None if `path` has no name; empty for ``FILE:``.
 

@@ -13,7 +13,7 @@ ending
 ended
     The exit code is final and all output is printed: end the process with that code.
 
-A second signal within `GRACE_SECONDS` counts as the first one: programs that start others pass a signal on twice. A
+A second signal within `GRACE_SECONDS` counts as the first one: process managers may pass a signal on twice. A
 later signal ends the process at once; the next command that writes to the same path removes what is left over.
 """
 

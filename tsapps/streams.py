@@ -17,7 +17,7 @@ _SILENT = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, Resourc
 
 
 def prepare() -> None:
-    """Open closed streams, and prevent that a failed write to stderr or a warning ends the command."""
+    """Open closed streams, and keep failed writes to stderr and warnings from ending the command."""
     _open_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may not be encodable for the terminal

@@ -70,7 +70,7 @@ class Cell:
     target : {"at-rest", "sidecar", "product", "mid-product", "judged", "kmeans"}
         "at-rest": a matrix after encoding. "sidecar": the file of its checksums. "product": C = A · B after it is
         computed, checked by `check_product`. "mid-product": the sums of C before rounding, checked by `matmul`.
-        "judged": elements of a product without a fault, all tested as those of flagged rows are. "kmeans": a protected
+        "judged": all elements of a product without a fault, tested like those of flagged rows. "kmeans": a protected
         fit.
     code : str
         "exact" or "float"; "sha256" for a sidecar; the threshold for products, "proven" or "statistical"; the engine
@@ -79,7 +79,7 @@ class Cell:
     fault : {"none", "bit", "two-bits", "word", "two-words", "tile", "rectangle"}
         "bit", "two-bits": flips in one element. "word": 32 random bits, or a random element of a product.
         "two-words": two of these in one block or tile. "tile": a square of zeros. "rectangle": +δ −δ −δ +δ at its
-        corners. "none": a clean run, which counts false positives. K-means: a fault of `kmeans_faults` and its time.
+        corners. "none": a clean run, which counts false positives. K-means: a fault of `bench.kmeans.faults`, its time.
     m, n : int
         Shape of the matrix at rest, or of C.
     """
@@ -128,7 +128,7 @@ class Counts:
     clean, false_alarms : int
         Clean units, and those reported as corrupted. At rest: blocks; for the float code, weighted sums of matrices
         without a fault. Products: elements; next to faults, only elements of rows in which an element was named, since
-        each element of these was tested.
+        the check tests each element of such a row.
     bits : set of int
         Flipped bits.
     threshold_ratio : float or None

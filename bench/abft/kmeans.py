@@ -1,4 +1,4 @@
-"""Fault injection into protected K-means: campaign cells of a fault, a time and an engine each (`kmeans_faults.py`)."""
+"""Fault injection into protected K-means: campaign cells of a fault (bench.kmeans.faults), a time and an engine."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -37,7 +37,7 @@ def try_kmeans(cell: Cell, seed: int, device: str) -> Counts:
 
 
 def engine_of(device: str) -> Any:
-    """Return what makes an engine on a device whose step has seams; see `faults.injected`."""
+    """Return a factory of engines on a device whose step has seams; see `faults.injected`."""
     if device == "cpu":
         return host_engine
     from tsapps.apps.kmeans.data.device_data import DeviceData

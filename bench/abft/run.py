@@ -5,12 +5,12 @@
     python -m bench.abft --campaign --device cpu --target kmeans
     python -m bench.abft --speed --job encode --job verify
 
-The campaign writes one record per cell (`abft_campaign.Cell`) to bench/results/<device>/abft-campaign.json: counts of
+The campaign writes one record per cell (`campaign.Cell`) to bench/results/<device>/abft-campaign.json: counts of
 detected, located, repaired and miscorrected faults and of false positives, and the Clopper-Pearson interval of each
 rate. It prints violations at the end (`findings`) and exits with 1 if there are any. The faults of a cell depend on
 `--seed` and the cell alone.
 
-`--speed` needs a GPU; see `abft_speed.py`. `--missing` continues a run that `--minutes` ended: it skips cells that have
+`--speed` needs a GPU; see speed.py. `--missing` continues a run that `--minutes` ended: it skips cells that have
 a record of the same device and commit.
 """
 

@@ -162,7 +162,7 @@ class Speed:
             }
 
     def _library(self, A: Any, dtype: str) -> float:
-        """Return the best time in ms of cuBLAS and cublasLt for row sums and column sums, with two weights each.
+        """Return the best time in ms of cuBLAS and cublasLt for row sums and column sums with two weights each.
 
         The sums cover whole rows and columns or blocks of 512, like ours; the latter is mostly faster by cuBLAS.
         """
@@ -376,7 +376,7 @@ def run_speed(options: argparse.Namespace, common: dict[str, Any], path: Path, d
     bench, failures = Speed(options.seed), 0
     for task in asked:
         if time.perf_counter() > end:
-            print(f"{options.minutes:g} minutes are over; --missing goes on from here", flush=True)
+            print(f"{options.minutes:g} minutes are over; continue with --missing", flush=True)
             break
         name = {"job": task.job, "dtype": task.dtype, "m": task.m, "n": task.n, "k": task.k}
         try:

@@ -5,8 +5,8 @@
 
 Calibrates for p and prints the ratio of root mean squares: allowed error over actual error of the device's sums before
 rounding to 16 bits; "–" if no element is off. It also prints how many elements exceeded the threshold. (The campaign's
-records have the same for k = 64.) If a GPU's sums are emulated bit for bit, the allowed error equals the actual one and
-the ratio is 1.
+records hold the same ratio for k = 64.) If a GPU's sums are emulated bit for bit, the allowed error equals the actual
+one and the ratio is 1.
 """
 
 import argparse

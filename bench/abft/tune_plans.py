@@ -1,6 +1,6 @@
 """Autotuner for products with checksums on a GPU; writes the tuning table.
 
-    python checked_plans.py [--minutes 4] [--shape tsm2r] [--w 64] [--out apps/abft/product/tuned/nvidia-h200.json]
+    python -m bench.abft.tune_plans --minutes 4 --shape tsm2r --w 64 --out apps/abft/product/tuned/nvidia-h200.json
 
 For each product, it compiles the plans predicted to be the fastest and all wgmma plans on all cores. It runs those that
 hardly spill registers with the checks of `tsapps.abft.matmul`, compares them with the unprotected result, and times
@@ -58,20 +58,20 @@ def cells() -> list[Cell]:
 
 
 def plans_of(problem: Problem, device: GpuSpec) -> list[MmaPlan]:
-    """Return the plans of a problem that are worth measuring, with sums of A's rows."""
+    """Return the candidate plans of a problem, with weighted row sums of A."""
     some = [one for one in promising(problem, device, _MOST) if isinstance(one, MmaPlan)]
     some += [one for one in candidates(problem, device) if isinstance(one, WgmmaPlan)]
     return list(dict.fromkeys(filter(None, (with_row_sums(one, device) for one in some))))
 
 
 def is_sound(arch: str, wanted: tuple[MmaPlan, str]) -> bool:
-    """Whether a plan compiles with its epilogue and next to no spills."""
+    """Return whether a plan compiles with its epilogue and almost no register spills."""
     cubin, name = compiled_plan(wanted[0], arch, wanted[1], _HEADER)
     return cubin.resources[name].spill_stores <= MOST_SPILLED
 
 
 def measured_row(cell: Cell, plans: list[MmaPlan], clock: GpuClock) -> dict[str, Any]:
-    """Return a table's row for one product."""
+    """Return the table row of one product."""
     from tsapps import matmul
     from tsapps.apps.abft.product import gpu as product_gpu
     from tsapps.kernels.arrays import device_matrix
@@ -102,7 +102,7 @@ def main() -> int:
     """Measure plans and write the table; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start nothing new after this time")
-    parser.add_argument("--shape", action="append", choices=("tsm2r", "tsm2l"), help="only these")
+    parser.add_argument("--shape", action="append", choices=("tsm2r", "tsm2l"), help="shape class; may be repeated")
     parser.add_argument("--w", action="append", type=int, help="number of columns of B; may be repeated")
     parser.add_argument("--out", type=Path, help="file of the table (default: that of this device)")
     options = parser.parse_args()
@@ -121,7 +121,7 @@ def main() -> int:
     clock, rows = GpuClock(), []
     for cell, plans, epilogue in jobs:
         if time.perf_counter() > end:
-            print(f"{len(jobs) - len(rows)} products were skipped: the time is over")
+            print(f"{len(jobs) - len(rows)} products were skipped: --minutes is over")
             break
         kept = [plan for plan in plans if sound[plan, epilogue]]
         if kept:

@@ -2,7 +2,7 @@
 
     python -m bench.gemm.first_call
 
-Each product runs in separate processes, once with an empty cache and then with a full one. The wall time is taken from
+Each product runs in separate processes, once with an empty cache and then with a full one. The wall time runs from
 the call until the GPU is idle, without imports and creation of the GPU context. CuPy's first and later calls are
 measured for comparison.
 """

@@ -11,7 +11,7 @@ a fit without it:
     other noticed     another result, but detected
     other unnoticed   another result, not detected
 
-A protected fit gives none of the last two. Seams are methods of `BlockStep`: one class serves all of its
+A protected fit never ends in one of the last two. Seams are methods of `BlockStep`, so one class serves all of its
 subclasses.
 """
 
@@ -169,9 +169,9 @@ FAULTS: dict[str, Fault] = {
 
 
 class SmallBlocks:
-    """Data in blocks of few rows, one after the other, so that trials can be repeated; to be put before `Data`."""
+    """Mixin before `Data`: small blocks of rows, processed in order, so that trials are reproducible."""
 
-    #: The first row of the block that is worked on.
+    #: First row of the block being processed.
     start = 0
 
     def block_rows(self, n_columns: int) -> int:  # noqa: ARG002 (of any width)
@@ -184,7 +184,7 @@ class SmallBlocks:
 
 
 class Seams(BlockStep):
-    """A step that injects one fault, and records which centers its assignments were given."""
+    """A step that injects one fault and records the centers of its assignments."""
 
     trial: Trial | None = None
     #: Number of assignments so far; number of assignments in the first run.
@@ -276,19 +276,19 @@ def draw(kind: str, dtype: str, rng: np.random.Generator) -> Data:
 
 
 def host_engine(source: Rows, dtype: np.dtype, weights: np.ndarray | None) -> Engine:
-    """Return an engine on the CPU whose step has seams."""
+    """Return a CPU engine whose step has seams."""
     return with_seams(HostEngine(source, dtype, weights), HostData, HostStep, source, dtype, weights)
 
 
 def with_seams(engine: Engine, data: type, step: type, *arguments: Any) -> Engine:
-    """Give an engine data in small blocks, made of `arguments`, and a step with seams; return it."""
+    """Replace an engine's data by small blocks made from `arguments`, and its step by one with seams; return it."""
     engine.data = type("SmallBlocksData", (SmallBlocks, data), {})(*arguments)
     engine.blocks = type("FaultyStep", (Seams, step), {})(engine.data)
     return engine
 
 
 def injected(seams: Callable[..., Engine], of: Data, trial: Trial | None, *, protect: bool = True) -> tuple[Any, Any]:
-    """Fit once; return the step, and the clustering or None where the fit raised a `FaultError`.
+    """Run one fit; return the step, and the clustering or None if the fit raised a `FaultError`.
 
     `seams` is called as an engine is, and its `blocks` take a `trial`.
     """
@@ -304,7 +304,7 @@ def injected(seams: Callable[..., Engine], of: Data, trial: Trial | None, *, pro
 
 
 def outcome_of(clean: tuple[Any, Any], faulty: tuple[Any, Any]) -> str:
-    """Return what became of a trial, one of `OUTCOMES`, from what `injected` returned without the fault and with it."""
+    """Compare the results of `injected` without and with the fault; return one of `OUTCOMES`."""
     (step, expected), (tried_step, found) = clean, faulty
     if found is None:
         return "raised"

@@ -122,7 +122,7 @@ def _time_steps(peer: Peer, clock: Clock, repeats: int, seconds: float, *, fits:
         return ms
 
     first = one_ms()
-    # If one timing exceeds all the time there is, it counts as warm: the check ran a step, and iterations are long.
+    # A timing that exceeds the whole budget counts as warm: the check ran a step, and iterations are long.
     times = [first if iterations * first > 400 * seconds else one_ms()]
     count = repeats_within(0.4 * seconds, iterations * times[0], repeats)
     times += [one_ms() for _ in range(count - 1)]

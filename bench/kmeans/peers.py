@@ -81,7 +81,7 @@ class Tsapps(Peer):
         return open_engine(self.X, device=self.device, **options)
 
     def _step(self) -> Any:
-        """Return the step of an engine that holds X as a fit does, centered."""
+        """Return the step of an engine with X centered, as in a fit."""
         if self._open is None:
             from tsapps.apps.kmeans.protect.checks import Protection
 
@@ -98,7 +98,7 @@ class Tsapps(Peer):
         return self._open
 
     def step(self) -> tuple[Any, Any]:
-        """Assign on the device, and divide the sums on the host, as a fit does."""
+        """Assign on the device and divide the sums on the host, as a fit does."""
         step = self._step()
         with step.data:
             found = step.assign(self._centered)
@@ -106,7 +106,7 @@ class Tsapps(Peer):
         return step.labels, means.astype(step.data.dtype) + self._mean
 
     def iterate(self, iterations: int) -> int:
-        """Make so many iterations from the given centers and no labels; return how many were made."""
+        """Run iterations from the given centers, starting without labels; return the number made."""
         step = self._step()
         with step.data:
             step.reset()

@@ -16,8 +16,8 @@ def test_by_hand(succeed, stop, flip, directory):
     np.save("x.npy", np.array([[1.0, 2.0], [3.0, 4.0]]))
     succeed("abft-encode", "x.npy")
     assert "verdict  clean: every bit is unchanged" in succeed("abft-verify", "x.npy")
-    # The last byte of 3.0 = 0x4008…, row 1, column 0: 0xC0 makes it −3.
-    # The last byte of 3.0 = 0x4008… in row 1, column 0: 0xC0 makes it −3.
+    # The sign bit of 3.0 = 0x4008…, in row 1, column 0: the last byte becomes 0xC0, the value −3.
+    flip("x.npy", 128 + 16 + 7, 0x80)
     result = stop("abft-verify", "x.npy")
     assert result.stderr == ""
     table = [line.split() for line in result.stdout.splitlines()]

@@ -121,7 +121,7 @@ def _work(directory: Path, tasks: list[tuple[str, int]], end: int) -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY, used + _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Reading what the machine and its control groups leave takes longer than most files do. The limit above is lower.
+    # Querying available memory takes longer than reading most files, and the limit above is lower.
     for name in ("_machine_memory", "_cgroup_memory"):
         setattr(host_memory, name, cache(partial(_once, getattr(host_memory, name))))
     for name, first in tasks:

@@ -286,7 +286,7 @@ def _hdf5(**options: Any) -> Callable[[Path, np.ndarray], None]:
 
 @cache
 def _hdf5_storage(valid: bytes) -> tuple[bool, list[tuple[int, int]]]:
-    """Return whether the dataset of a file is chunked, and the offset and size of each piece of its elements."""
+    """Return whether a file's dataset is chunked, and the offset and size of each piece of its elements."""
     import h5py
 
     with h5py.File(io.BytesIO(valid)) as file:
@@ -298,7 +298,7 @@ def _hdf5_storage(valid: bytes) -> tuple[bool, list[tuple[int, int]]]:
 
 
 def _expected_hdf5(valid: bytes, content: bytes) -> np.ndarray | None:
-    """What the bytes say where only elements were damaged; a compressed or checked element cannot be."""
+    """Return the content of the bytes if only elements were damaged; impossible for compressed or checked elements."""
     chunked, places = _hdf5_storage(valid)
     if len(valid) != len(content):
         return None

@@ -126,7 +126,7 @@ class Models(Sidecars):
 
 @cached
 def _candidates(of: Problem, device: GpuSpec) -> list[AnyPlan]:
-    """All plans, which do not depend on a table."""
+    """Return all plans; they do not depend on a table."""
     return candidates(of, device)
 
 

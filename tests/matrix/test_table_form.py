@@ -50,7 +50,7 @@ def read(table, text, **options):
         ("0 1\n0.5 1.5\n", [[0.5, 1.5]], False),
         ('"0","1"\n"0.5","1.5"\n', [[0.5, 1.5]], False),
         ("0\n0.5\n1.5\n", [[0.5], [1.5]], False),
-        ("0,1\n5,0.5\n7,1.5\n", [[5, 0.5], [7, 1.5]], False),  # a column of integers beside one of decimals
+        ("0,1\n5,0.5\n7,1.5\n", [[5, 0.5], [7, 1.5]], False),  # a column of integers next to one of decimals
         ('"2019","2020"\n5,7\n', [[5, 7]], False),  # only the names are in quotation marks
         (",a,b\n0,1,2\n1,3,4\n", [[1, 2], [3, 4]], True),
         (",0,1\n0,1,2\n1,3,4\n", [[1, 2], [3, 4]], True),

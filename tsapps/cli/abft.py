@@ -105,7 +105,7 @@ def placing_unless_changed(matrix: "Matrix") -> Iterator[None]:
 
 
 def mode_of_copy(data: str, out: Path | None, sidecar: Path | None = None) -> int:
-    """Return the permissions of a new copy of DATA: private if it will be given those of DATA itself."""
+    """Return the permissions of a new copy of DATA: private for --in-place, until it gets those of DATA."""
     from tsapps.permissions import PRIVATE, mode_of_result
 
     return PRIVATE if out is None else mode_of_result(out, [split_name(data)[0], *filter(None, [sidecar])])

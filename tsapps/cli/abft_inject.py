@@ -53,9 +53,7 @@ def abft_inject(
     data: AnyData,
     fault: Fault = Kind.bit,
     count: Annotated[int, typer.Option(min=1, help="Number of faults, injected one after the other.")] = 1,
-    seed: Annotated[
-        int, typer.Option(min=0, max=2**32 - 1, help="Seed of the random faults: the same seed, the same faults.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the random faults.")] = 0,
     out: OutNpy = None,
     in_place: InPlace = False,
     force: Force = False,

@@ -12,7 +12,7 @@ __all__ = ["info", "versions"]
 _OPTIONAL = ("h5py", "ml_dtypes", "pyarrow", "safetensors", "pillow", "matplotlib", "pandas", "polars", "torch")
 
 
-# The data whose steps of K-means are shown: samples, and features and clusters.
+# Shapes for which the selected K-means step is shown: samples, and features and clusters.
 _SAMPLES, _SHAPES = 1_000_000, ((16, 16), (128, 64), (128, 1000))
 
 
@@ -67,7 +67,7 @@ def _describe_picks(path: str | None, own: int, error: str | None, shipped: int)
 
 
 def _kmeans_steps(index: int) -> list[dict[str, str]]:
-    """Return the steps of K-means that are selected on a GPU, for float32 data of some shapes, and why."""
+    """Return the K-means steps selected on a GPU for float32 data of some shapes, with the reasons."""
     from tsapps.apps.kmeans.engines.select_step import Facts, Norms, Options, select_step
     from tsapps.kernels.gpu_specs import live
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Inputs", "Request", "number_of_runs", "read_inputs"]
 
-# Approximate size of an output besides its elements; maximum size of summary.json per cluster.
+# Approximate size of an output without its elements; maximum size of summary.json per cluster.
 _HEADER, _SUMMARY_BYTES = 4096, 24
 _INITS = ("k-means++", "k-means||", "random")
 
@@ -127,7 +127,7 @@ def _read_weights(path: str, n: int, *, allow_external: bool) -> "np.ndarray":
         row = int(found.argmin())
         raise MatrixError(f"{path}: the weight of row {row} is {found[row]}; expected numbers ≥ 0")
     if not found.any():
-        raise MatrixError(f"{path}: every weight is 0; expected at least one row that counts")
+        raise MatrixError(f"{path}: every weight is 0; expected at least one positive weight")
     return found
 
 

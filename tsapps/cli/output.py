@@ -26,7 +26,7 @@ _LOG_SECONDS = 10.0
 
 @contextmanager
 def live_line(*, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Lend a function that shows progress on stderr: one rewritten line, or sparse lines of a log."""
+    """Yield a function that shows progress on stderr: one rewritten line, or sparse lines of a log."""
     if quiet:
         yield lambda _: None
     elif not sys.stderr.isatty():
@@ -45,7 +45,7 @@ def live_line(*, quiet: bool) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def byte_bar(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """Lend a function that shows progress in bytes on stderr: a bar, or sparse lines of a log."""
+    """Yield a function that shows progress in bytes on stderr: a bar, or sparse lines of a log."""
     if quiet:
         yield lambda *_: None
     elif not sys.stderr.isatty():

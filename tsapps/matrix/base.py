@@ -108,7 +108,7 @@ class Matrix(ABC):
 
     @contextmanager
     def held(self) -> "Iterator[Matrix]":
-        """Lend the matrix in its present state, even if another file replaces its path meanwhile."""
+        """Yield the matrix in its present state, even if another file replaces its path meanwhile."""
         yield self
 
     def _unchanged(self, blocks: Iterator[T]) -> Iterator[T]:

@@ -161,7 +161,7 @@ def readable(name: str, errors: tuple[type[Exception], ...]) -> Iterator[None]:
 
 def changed(name: str) -> MatrixError:
     """Return the error for a file that another program rewrote between two passes."""
-    return MatrixError(f"{name}: has changed since it was opened: leave it alone until the work is done")
+    return MatrixError(f"{name}: has changed since it was opened: do not write to it while tsapps reads it")
 
 
 def damaged(name: str, shape: tuple[int, int], found: str) -> MatrixError:

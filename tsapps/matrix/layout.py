@@ -1,4 +1,4 @@
-"""The layout of a matrix that a file holds as plain bytes."""
+"""Position and strides of a matrix that a file stores as plain bytes."""
 
 from dataclasses import dataclass
 from os import PathLike
@@ -34,11 +34,11 @@ class Stored:
 
     @property
     def by_rows(self) -> bool:
-        """Whether the elements of a row lie side by side."""
+        """True if the elements of a row are contiguous."""
         return self.strides[1] == self.dtype.itemsize or self.shape[1] == 1
 
     def map(self, path: str | PathLike[str]) -> np.ndarray:
-        """Map the elements of another file that is laid out as this one, shape (n, d), for writing.
+        """Map the elements of another file with the same layout, shape (n, d), for writing.
 
         Only for files that no other program writes to.
         """
@@ -46,7 +46,7 @@ class Stored:
         return np.ndarray(self.shape, self.dtype, content, self.offset, self.strides)
 
     def place(self, byte: int) -> int:
-        """Return where in the file a byte lies, counted through the elements row by row, all in little-endian order."""
+        """Return the file offset of a byte, counted through the elements in row-major, little-endian order."""
         element, inner = divmod(byte, self.dtype.itemsize)
         row, column = divmod(element, self.shape[1])
         swapped = self.dtype != self.dtype.newbyteorder("<")

@@ -86,13 +86,13 @@ class StoredMatrix(Matrix):
 
     @contextmanager
     def held(self) -> Iterator[Matrix]:
-        """Lend the matrix in its present state, even if another file replaces its path meanwhile."""
+        """Yield the matrix in its present state, even if another file replaces its path meanwhile."""
         with self._opened() as file:
             yield matrix_of(self.stored, f"/dev/fd/{file}", self.name)
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """Lend a descriptor of the same file that was opened as the matrix, unchanged."""
+        """Yield a descriptor of the file that was opened as the matrix; raise if the file has changed."""
         file = os.open(self.stored.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         try:
             if self.file_state is not None:
@@ -176,9 +176,9 @@ def _ahead(blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         while (block := following.result()) is not None:
             following = reader.submit(next, blocks, None)
             yield block
-            del block  # the caller may be done with it
+            del block  # the caller may have released it
 
 
 def matrix_of(layout: Stored, path: str | PathLike[str], name: str) -> StoredMatrix:
-    """Return the matrix of a file that is laid out like another."""
+    """Return the matrix of another file with the same layout."""
     return StoredMatrix(replace(layout, path=fspath(path)), name)
