@@ -33,15 +33,14 @@ def cache(directory, monkeypatch):
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def gpu(monkeypatch, stand_in_gpu):
     """A stand-in GPU on which the best predicted plan of every product takes 1 ms, and cuBLAS 2 ms."""
 
     def measured(cell, plans, device, index, report):
         report(f"{cell}: measured")
         return row_of(cell, plans[0])
 
-    here = devices.InstalledGpu(0, DEVICE.name, "9.0", 132, 80 << 30, 50 << 20)
-    monkeypatch.setattr(devices, "_probe", lambda: ((here,), ""))
+    stand_in_gpu(DEVICE)
     monkeypatch.setattr(tuning, "live", lambda index: DEVICE)
     monkeypatch.setattr(tuning, "architecture", lambda index: "sm_90a")
     monkeypatch.setattr(tuning, "_compilers", lambda: ThreadPoolExecutor(1))
@@ -324,15 +323,13 @@ def test_reset_without_a_table(succeed, gpu):
     assert json.loads(succeed("tune", "--reset", "--json"))["removed"] is False
 
 
-def test_info_shows_the_table_in_use(succeed, gpu, monkeypatch):
+def test_info_shows_the_table_in_use(succeed, gpu, stand_in_gpu):
     assert "cuda:0 tuned configurations  none: plans are chosen by the model (see tsapps tune)\n" in succeed("info")
     tables.keep(DEVICE.name, one_row())
     assert f"cuda:0 tuned configurations  1 of yours, {own_file()}; for the rest the model\n" in succeed("info")
     report = json.loads(succeed("info", "--json"))["picks"]
     assert report == {"cuda:0": {"path": str(own_file()), "own": 1, "error": None, "shipped": 0}}
-    monkeypatch.setattr(
-        devices, "_probe", lambda: ((devices.InstalledGpu(0, "NVIDIA H200", "9.0", 132, 1 << 37, 1),), "")
-    )
+    stand_in_gpu(replace(KNOWN["H200"], name="NVIDIA H200"))
     shipped = len(tuned_table("NVIDIA H200"))
     assert f"cuda:0 tuned configurations  {shipped} shipped with tsapps\n" in succeed("info")
     tables.keep("NVIDIA H200", one_row())
