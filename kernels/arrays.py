@@ -10,6 +10,7 @@ import numpy as np
 
 __all__ = [
     "DeviceMatrix",
+    "address",
     "as_array",
     "device_matrix",
     "gapless",
@@ -185,6 +186,11 @@ def gpu_index(obj: Any) -> int | None:
         device_type, index = obj.__dlpack_device__()
         return int(index) if device_type == _DLPACK_CUDA else None
     return None
+
+
+def address(array: Any) -> int:
+    """Return where the memory of a NumPy or CuPy array begins."""
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 
 def to_host(array: Any) -> np.ndarray:

@@ -40,6 +40,7 @@ from tsapps.kernels.plan.select import (
 from tsapps.kernels.plan.simt import AnyPlan
 from tsapps.kernels.plan.user_table import user_path, user_table, write_table
 from tsapps.kernels.problem import ITEMSIZE, NARROW, Problem
+from tsapps.kernels.runtime.machine import cuda_machine
 
 __all__ = ["CELLS", "Cell", "own_cell", "promising", "tune", "user_path", "user_table", "write_table"]
 
@@ -235,7 +236,7 @@ def _fastest(cell: Cell, plans: Sequence[AnyPlan], flush: Any, report: Callable[
     for plan in (*plans, *library_algorithms(problem)):
         C.fill(float("nan"))
         try:
-            call = partial(prepare(plan, problem, c), *operands)
+            call = partial(prepare(plan, problem, c, cuda_machine(c.device)), *operands)
             call()
         except LibraryError:  # not every algorithm that is offered runs, and none may be for a mix of orders
             continue

@@ -8,13 +8,15 @@ from typing import ClassVar, TypeVar
 from tsapps.kernels.plan.bank_conflicts import STRIDES, turns
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
-__all__ = ["ELEMENT", "STORE_HEADER", "SUM", "KernelPlan", "LibraryAlgorithm", "MmaPlan", "WgmmaPlan", "instantiate"]
+__all__ = ["ELEMENT", "OWN_EPILOGUE", "STORE_HEADER", "SUM", "KernelPlan", "LibraryAlgorithm", "MmaPlan", "WgmmaPlan", "instantiate"]
 
 #: What an element is called in C++, and what it is summed in.
 ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfloat16": "ptx::Bfloat16"}
 SUM = {"float64": "double", "float32": "float", "float16": "float", "bfloat16": "float"}
 #: The header of the epilogues that store C.
 STORE_HEADER = "kernels/tsm2/store.cuh"
+#: What a plan has in place of an epilogue that stores C, for a kernel with an application's `Epilogue`.
+OWN_EPILOGUE = "own"
 # Bytes that the level-2 cache prefetches at a time, and up to which it is told to keep a B that many tiles read.
 _PREFETCHED, _STAYING = 256, 16 << 20
 # Registers of a thread of gemm_wgmma.cuh that loads, by how many warpgroups do.
@@ -76,8 +78,8 @@ class MmaPlan(KernelPlan):
         Words a lane that are summed in the tensor cores before a rounded addition; 0 is never.
     fold : int
         Lines of packed operands that are taken as one.
-    store : {"Store", "StorePairs", "StoreColumns", "StoreLines", "StoreFolded"}
-        The epilogue; store.cuh says which is for which C.
+    store : {"Store", "StorePairs", "StoreColumns", "StoreLines", "StoreFolded", OWN_EPILOGUE}
+        The epilogue: store.cuh says which is for which C. An application's own takes no shared memory.
     row_sums : bool
         Whether an app's own epilogue takes sums of A's rows, too (weighted_row_sums.cuh); of plans with `warps_n` 1.
     """
