@@ -28,7 +28,12 @@ def _b_strides(problem: Problem) -> tuple[np.int64, np.int64]:
     return np.int64(1 if along else leading), np.int64(leading if along else 1)
 
 
-def tsm2l_rows(plan: RowsPlan | WidePlan, problem: Problem, C: DeviceMatrix, machine: Machine) -> ProductLaunch:
+def tsm2l_rows(
+    plan: RowsPlan | WidePlan,
+    problem: Problem,
+    C: DeviceMatrix,  # noqa: ARG001 (C is without gaps)
+    machine: Machine,
+) -> ProductLaunch:
     """Return what computes a product by tsm2l_rows.cuh, or by tsm2l_wide.cuh; arguments as for `gemm.storing_gemm`."""
     total = np.dtype(plan.sum_dtype).type
     blocks = -(-problem.m // (plan.rows * plan.threads if isinstance(plan, RowsPlan) else plan.rows))

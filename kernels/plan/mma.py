@@ -8,7 +8,17 @@ from typing import ClassVar, TypeVar
 from tsapps.kernels.plan.bank_conflicts import STRIDES, turns
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
-__all__ = ["ELEMENT", "OWN_EPILOGUE", "STORE_HEADER", "SUM", "KernelPlan", "LibraryAlgorithm", "MmaPlan", "WgmmaPlan", "instantiate"]
+__all__ = [
+    "ELEMENT",
+    "OWN_EPILOGUE",
+    "STORE_HEADER",
+    "SUM",
+    "KernelPlan",
+    "LibraryAlgorithm",
+    "MmaPlan",
+    "WgmmaPlan",
+    "instantiate",
+]
 
 #: What an element is called in C++, and what it is summed in.
 ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfloat16": "ptx::Bfloat16"}

@@ -67,7 +67,7 @@ class Machine(Protocol):
         """
 
     def private_kernels(self, source: Path | str, names: Sequence[str], variable: str) -> tuple[list[Any], int]:
-        """Return kernels as `kernels` does, and the address of a global variable of the source, for the caller alone."""
+        """Return kernels of a source and the address of a global variable of it, loaded for the caller alone."""
 
     def bind(
         self,
@@ -165,9 +165,7 @@ class CudaMachine:
     def bind_copy(self, to: int, source: int, size: int) -> Callable[[], None]:
         """Return what copies bytes between two addresses of the GPU; see `Machine.bind_copy`."""
         runtime = self.xp.cuda.runtime
-        return partial(
-            runtime.memcpyAsync, to, source, size, runtime.memcpyDeviceToDevice, self.current_stream().ptr
-        )
+        return partial(runtime.memcpyAsync, to, source, size, runtime.memcpyDeviceToDevice, self.current_stream().ptr)
 
     def fill(self, array: Any, byte: int) -> None:
         """Set every byte of an array, without waiting; see `Machine.fill`."""

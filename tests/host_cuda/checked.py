@@ -69,9 +69,9 @@ def product_source(plan, w, c):
     return f"""
 namespace of_{name} {{
 {plan.struct()}
-using E = struck::Struck<{total}, {checked_epilogue(plan.dtype, w, c)}>;
+using E = struck::Struck<{total}, {checked_epilogue(plan.dtype, w, c).name}>;
 using P = tsm2::{PRODUCTS[plan.kernel_name]}<Plan, E>;
-static_assert(sizeof({checked_epilogue(plan.dtype, w, c)}) == {checked_dtype(plan.dtype).itemsize});
+static_assert(sizeof({checked_epilogue(plan.dtype, w, c).name}) == {checked_dtype(plan.dtype).itemsize});
 extern "C" void {name}(const void* A, const void* B, const long long* sizes, const void* epilogue, const void* faults,
                        long long n_faults, void* partial, unsigned* arrived, long long blocks) {{
   static_assert(P::kSharedBytes == {plan.shared_bytes}, "a plan knows the kernel's own sizes");

@@ -37,21 +37,22 @@ from tsapps.apps.abft.product.plan import (
     padded_depth,
     row_bounds,
     row_size,
-    row_sums_dtype,
+    row_sums_epilogue,
     second_look,
     summed,
 )
 from tsapps.apps.abft.product.thresholds import Bounds
 from tsapps.kernels import matmul as product
 from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gapless, kind_of
-from tsapps.kernels.gemm import Gemm, blocks_of
+from tsapps.kernels.gemm import Gemm, blocks_of, store_epilogue
 from tsapps.kernels.gpu_specs import live
-from tsapps.kernels.jit.kernel import function
+from tsapps.kernels.jit.kernel import kernel_of
 from tsapps.kernels.plan import accumulation_order
 from tsapps.kernels.plan.mma import ELEMENT, SUM, MmaPlan
 from tsapps.kernels.plan.user_table import user_table
 from tsapps.kernels.problem import Problem
-from tsapps.kernels.runtime.launch import BoundLaunch, DependentLaunch
+from tsapps.kernels.runtime.launch import BoundLaunch, DependentLaunch, structure
+from tsapps.kernels.runtime.machine import Launch, cuda_machine
 
 __all__ = ["Fused", "check", "matmul", "one_after_another", "predicted", "predicted_by", "sums", "sums_by"]
 
@@ -196,15 +197,16 @@ class Fused:
         epilogue["rows"], epilogue["columns"] = (stride // c.itemsize for stride in c.strides)
         epilogue["alpha"], epilogue["row_size"] = 1, row_size(bounds, w)
         epilogue["row"], epilogue["row_absolute"] = bounds.row, bounds.row_absolute
-        name = checked_epilogue(a.dtype, w, problem.c)
         self._epilogue, self._words = epilogue, _words(epilogue.dtype, "C", "row_weights", "suspects", "counts")
-        self._multiply = Gemm(plan, problem, a.device, name, "apps/abft/product/detect.cuh")
-        how = accumulation_order.order_of(plan, problem, blocks_of(plan, problem, a.device))
+        machine = cuda_machine(a.device)
+        self._multiply = Gemm(plan, problem, machine, checked_epilogue(a.dtype, w, problem.c))
+        blocks = blocks_of(plan, problem, machine.gpu.multiprocessors)
+        how = accumulation_order.order_of(plan, problem, blocks)
         self.check = _Check(a, b, c, bounds, padded_depth(problem.k, plan), how)
         epilogue["capacity"] = self.check.capacity
 
     @cached_property
-    def _launch(self) -> DependentLaunch:
+    def _launch(self) -> Launch:
         return self._multiply.unbound(self._epilogue[()])
 
     def multiply(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> None:
@@ -254,9 +256,9 @@ def check(A: Any, B: Any, C: Any, bounds: Bounds, index: int, *, correct: bool) 
         work, problem, plan = _checking(a.stand_in, b.stand_in, c.stand_in, bounds)
         memory = work.begin(b)
         sums = cupy.empty(c.shape[0], summed(a.dtype))
-        store = np.array((work.address(memory, "x"), sums.data.ptr), row_sums_dtype())[()]
-        name = f"abft::StoreRowSums<{SUM[a.dtype]}>"
-        Gemm(plan, problem, a.device, name, "apps/abft/product/detect.cuh")(a.pointer, b.pointer, store)
+        epilogue = row_sums_epilogue(a.dtype)
+        store = np.array((work.address(memory, "x"), sums.data.ptr), epilogue.arguments)[()]
+        Gemm(plan, problem, cuda_machine(a.device), epilogue)(a.pointer, b.pointer, store)
         work.compare(memory, c, sums)
         return work.locate(memory, a, b, c, correct=correct)
 
@@ -302,15 +304,17 @@ def one_after_another(A: np.ndarray, B: np.ndarray, dtype: str, index: int) -> n
 def sums_by(plan: MmaPlan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
     """Return A · B as a plan's kernel sums it, of as many columns as `sums`."""
     total, found = SUM[a.dtype], cupy.empty((problem.m, problem.w), summed(a.dtype))
-    fields = [(name, checked_dtype(a.dtype)[name]) for name in ("C", "rows", "columns", "regular", "alpha", "beta")]
-    store = np.array((found.data.ptr, found.shape[1], 1, 0, 1, 0), fields)[()]
-    Gemm(plan, problem, a.device, f"tsm2::StorePairs<{total}, {total}>")(a.pointer, b.pointer, store)
+    epilogue = replace(store_epilogue(plan), name=f"tsm2::StorePairs<{total}, {total}>")
+    store = structure(epilogue.arguments, C=found, rows=found.shape[1], columns=1, regular=0, alpha=1, beta=0)
+    Gemm(plan, problem, cuda_machine(a.device), epilogue)(a.pointer, b.pointer, store)
     return found.get()
 
 
 def predicted_by(plan: MmaPlan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
     """Return what `sums_by` should."""
-    return _added(accumulation_order.order_of(plan, problem, blocks_of(plan, problem, a.device)), a, b)
+    return _added(
+        accumulation_order.order_of(plan, problem, blocks_of(plan, problem, live(a.device).multiprocessors)), a, b
+    )
 
 
 def _added(how: Any, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
@@ -347,7 +351,7 @@ def _planned(problem: Problem, index: int) -> MmaPlan | None:
 
 def _kernel(file: str, name: str, device: int) -> Any:
     name = f"abft::{name}"
-    return function(_FOLDER / file, (name,), name, device)
+    return kernel_of(_FOLDER / file, (name,), name, device)
 
 
 def _words(of: np.dtype, *names: str) -> list[int]:

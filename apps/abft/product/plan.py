@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.abft.product.thresholds import Bounds
+from tsapps.kernels.epilogue import Epilogue
 from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.plan.candidates import candidates, fits, most_registers, registers
-from tsapps.kernels.plan.mma import ELEMENT, SUM, MmaPlan, WgmmaPlan
+from tsapps.kernels.plan.mma import ELEMENT, OWN_EPILOGUE, SUM, MmaPlan, WgmmaPlan
 from tsapps.kernels.plan.select import plan, predict, tuned_table
 from tsapps.kernels.plan.user_table import of_version
 from tsapps.kernels.problem import ITEMSIZE, NARROW, Lies, Problem
@@ -37,6 +38,7 @@ __all__ = [
     "row_bounds",
     "row_size",
     "row_sums_dtype",
+    "row_sums_epilogue",
     "second_look",
     "store_of",
     "summed",
@@ -52,6 +54,8 @@ JUDGED = np.dtype(
 )
 WRONG = np.dtype([("row", "i8"), ("column", "i8"), ("found", "f8"), ("value", "f8")])
 SUSPECTS = np.dtype([("suspects", "u8"), ("counts", "u8"), ("capacity", "i8")])
+#: The header of epilogues that check rows.
+_DETECT = "apps/abft/product/detect.cuh"
 #: Bytes of `FlaggedRow` and of `Counts`.
 FLAGGED_BYTES, COUNTS_BYTES = 16, 24
 #: Of B's rows, those that lanes have side by side (kRowsTogether).
@@ -158,8 +162,7 @@ def with_row_sums(one: MmaPlan, device: GpuSpec, *, roomy: bool = False) -> MmaP
     """Return a plan with sums of A's rows, if there is one that fits: `roomy`, with registers to spare."""
     if one.warps_n > 1 or one.fold > 1:
         return None
-    # The epilogue takes no shared memory, as StorePairs does not.
-    made = replace(one, store="StorePairs", row_sums=True)
+    made = replace(one, store=OWN_EPILOGUE, row_sums=True)
     if (
         roomy
         and not isinstance(made, WgmmaPlan)
@@ -180,6 +183,11 @@ def store_of(dtype: str, w: int, c: Lies) -> str:
     return f"{name}<{ELEMENT[dtype]}, {SUM[dtype]}>"
 
 
-def checked_epilogue(dtype: str, w: int, c: Lies) -> str:
-    """Return the C++ class by which a product that carries its checks is stored and checked."""
-    return f"abft::Checked<{SUM[dtype]}, {store_of(dtype, w, c)}>"
+def checked_epilogue(dtype: str, w: int, c: Lies) -> Epilogue:
+    """Return the epilogue that stores a product and checks its rows."""
+    return Epilogue(_DETECT, f"abft::Checked<{SUM[dtype]}, {store_of(dtype, w, c)}>", checked_dtype(dtype))
+
+
+def row_sums_epilogue(dtype: str) -> Epilogue:
+    """Return the epilogue that stores the weighted sums of A's rows alone."""
+    return Epilogue(_DETECT, f"abft::StoreRowSums<{SUM[dtype]}>", row_sums_dtype())

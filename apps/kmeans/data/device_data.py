@@ -108,7 +108,7 @@ class DeviceData(Data):
         self._context.__enter__()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *exception: Any) -> None:
         """Give the GPU before back."""
         self._context.__exit__(*exception)
 

@@ -11,7 +11,7 @@ are fixed-point numbers, the same bits on every run.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from tsapps.apps.kmeans.results import Assignment, IterationResult, Report
 from tsapps.apps.kmeans.update.buffers import IterationBuffers, Layout
 from tsapps.apps.kmeans.update.fixed_point import Integers, integers
 from tsapps.apps.kmeans.update.plan import HALF_CENTERS, OUTCOME, UPDATE_CENTERS
-from tsapps.kernels.arrays import address, to_host
+from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.launch import structure
 
@@ -90,7 +90,7 @@ class DeviceStep(Step):
         # Rows that are expected to change: as many as in the last pass that the host has seen.
         self._changing = data.n_samples
         # The launches of iterations, by what tells them apart; and the stream that they were made for.
-        self._launches: dict[Hashable, list[Callable[[], None]]] = {}
+        self._launches: dict[Hashable, Sequence[Callable[[], None]]] = {}
         self._made_for: int | None = None
         self.integers = integers_of(data)
         self.buffers = IterationBuffers.allocated(data, k, layout, self.integers)
@@ -110,7 +110,7 @@ class DeviceStep(Step):
         return 1 / np.array(self.integers.scales)
 
     @abstractmethod
-    def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
+    def _bind_rows(self, centers: Any) -> Sequence[Callable[[], None]]:
         """Return what gives every sample its label at the centers that were placed, and keeps the sums."""
 
     @property
@@ -118,7 +118,7 @@ class DeviceStep(Step):
         """Whether rows that change are sorted before they are moved, where there is a choice."""
         return False
 
-    def _run(self, key: Hashable, bind: Callable[[], list[Callable[[], None]]]) -> None:
+    def _run(self, key: Hashable, bind: Callable[[], Sequence[Callable[[], None]]]) -> None:
         """Launch what `bind` returns; it is asked once."""
         launches = self._launches.get(key)
         if launches is None:
@@ -230,7 +230,7 @@ class DeviceStep(Step):
             self.check.begin()
         self._run("place", self._bind_place)
 
-    def _bind_place(self) -> list[Callable[[], None]]:
+    def _bind_place(self) -> Sequence[Callable[[], None]]:
         """Return what places the first centers, which it takes from the host's memory."""
         arguments = self._passing, self._update_args(1, 0, 0.0)
         return [self.data.machine.bind(self._place, (self._n_columns,), (_CENTER_THREADS,), arguments)]
@@ -259,7 +259,7 @@ class DeviceStep(Step):
                 self.check.expect(self.protection.kept.centers)
             self.check.launch(self.buffers.centers[now], self.buffers.centers[1 - now], place, now)
 
-    def _bind_iteration(self, now: int, place: int, tol: float) -> list[Callable[[], None]]:
+    def _bind_iteration(self, now: int, place: int, tol: float) -> Sequence[Callable[[], None]]:
         """Return what makes an iteration: labels and sums, centers of the sums, and an outcome for the host."""
         arguments = (self._update_args(now, place, tol),)
         update_centers = self.data.machine.bind(self._update_centers, (self.k,), (_CENTER_THREADS,), arguments)
@@ -339,7 +339,10 @@ class DeviceStep(Step):
     def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
         """Return what `inertia` does, and what is wrong with sums or with it; see `Step.checked_inertia`."""
         data = self.data
-        check, device_centers = SumsCheck(data.xp, self.buffers, self.integers), data.xp.asarray(centers, dtype=data.dtype)
+        check, device_centers = (
+            SumsCheck(data.xp, self.buffers, self.integers),
+            data.xp.asarray(centers, dtype=data.dtype),
+        )
         # X itself, as `each_block` has it too.
         rows, weights = data.rows_on_gpu, data.sample_weight
         total = data.block_inertia(rows, device_centers, self.labels, weights, check.kept)

@@ -6,7 +6,7 @@ See iteration_fma_d4.cuh, iteration_fma.cuh and iteration_mma.cuh, and with boun
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,9 @@ def norms_of(data: DeviceData, subtracted: np.ndarray | None = None) -> tuple[fl
 
 class SmallDStep(DeviceStep):
     """A step for small d and small k, over samples without weights in float32 or a 16-bit type."""
+
+    # The kernel that gives every sample its label.
+    _assign: Any
 
     def __init__(self, data: DeviceData, plan: FmaPlan | ProductsPlan, k: int, *, bounds: bool) -> None:
         of_mean, norm = norms_of(data)
@@ -130,7 +133,7 @@ class SmallDStep(DeviceStep):
         self._bounded_plan, self._bounded_products = plan, self._of_warps()
         return Bounds(data, self.k, most_listed_small_d(data.n_samples), "kmeans::Label")
 
-    def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
+    def _bind_rows(self, centers: Any) -> Sequence[Callable[[], None]]:
         bounds, stopped = self.bounds, self.buffers.stopped
         if bounds is None or not self._bounded:
             return self._bind_all_rows(centers, stopped)
@@ -145,7 +148,7 @@ class SmallDStep(DeviceStep):
         ]
 
     @abstractmethod
-    def _bind_all_rows(self, centers: Any, stopped: Any) -> list[Callable[[], None]]:
+    def _bind_all_rows(self, centers: Any, stopped: Any) -> Sequence[Callable[[], None]]:
         """Return what scores all rows, without bounds, if `stopped` is not set."""
 
     def _arguments(self, centers: Any, stopped: Any, *more: Any) -> tuple[Any, ...]:
@@ -158,9 +161,7 @@ class SmallDStep(DeviceStep):
         """Return the launch that gives every sample its label; arguments as for `_arguments`."""
         arguments = self._arguments(centers, stopped, *more)
         grid, threads = self._grid, self._threads
-        return self.data.machine.bind(
-            self._assign, grid, threads, arguments, self._shared_bytes, dependent=dependent
-        )
+        return self.data.machine.bind(self._assign, grid, threads, arguments, self._shared_bytes, dependent=dependent)
 
 
 class SmallDFmaStep(SmallDStep):
@@ -178,7 +179,7 @@ class SmallDFmaStep(SmallDStep):
         self._assign.max_dynamic_shared_size_bytes = plan.shared_bytes
         self._constants = data.xp.empty(CONSTANT_CENTERS_BYTES, np.uint8)
 
-    def _bind_all_rows(self, centers: Any, stopped: Any) -> list[Callable[[], None]]:
+    def _bind_all_rows(self, centers: Any, stopped: Any) -> Sequence[Callable[[], None]]:
         plan, k = self._plan, np.int32(self.k)
         d, clusters = np.int32(plan.features), np.int32(plan.clusters)
         given = self.buffers.offsets, self.data.shift, self.buffers.scales
@@ -205,5 +206,5 @@ class SmallDMmaStep(SmallDStep):
         else:
             self._of = self._of_warps()
 
-    def _bind_all_rows(self, centers: Any, stopped: Any) -> list[Callable[[], None]]:
+    def _bind_all_rows(self, centers: Any, stopped: Any) -> Sequence[Callable[[], None]]:
         return [self._bind_assign(centers, stopped, self._of, dependent=True)]

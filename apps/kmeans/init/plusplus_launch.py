@@ -98,8 +98,8 @@ def draw_plus_plus(
         attempt()
         if step < steps:
             following = row(candidates, step), row(numbers, step), row(chosen, step), row(candidates, step + 1)
-            for place, address in enumerate(following, of_drawn):
-                sample_candidates.change(place, address)
+            for place, at in enumerate(following, of_drawn):
+                sample_candidates.change(place, at)
             sample_candidates()
     # Of the last only the best is to be told.
     told = *drawn[:of_drawn], candidates[steps], nothing, chosen[steps:], nothing
