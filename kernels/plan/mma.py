@@ -23,10 +23,8 @@ __all__ = [
 #: What an element is called in C++, and what it is summed in.
 ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfloat16": "ptx::Bfloat16"}
 SUM = {"float64": "double", "float32": "float", "float16": "float", "bfloat16": "float"}
-#: The header of the epilogues that store C.
-STORE_HEADER = "kernels/tsm2/store.cuh"
-#: What a plan has in place of an epilogue that stores C, for a kernel with an application's `Epilogue`.
-OWN_EPILOGUE = "own"
+#: The header of the epilogues that store C; what stands for the epilogue of an application in a plan.
+STORE_HEADER, OWN_EPILOGUE = "kernels/tsm2/store.cuh", "own"
 # Bytes that the level-2 cache prefetches at a time, and up to which it is told to keep a B that many tiles read.
 _PREFETCHED, _STAYING = 256, 16 << 20
 # Registers of a thread of gemm_wgmma.cuh that loads, by how many warpgroups do.
@@ -89,7 +87,7 @@ class MmaPlan(KernelPlan):
     fold : int
         Lines of packed operands that are taken as one.
     store : {"Store", "StorePairs", "StoreColumns", "StoreLines", "StoreFolded", OWN_EPILOGUE}
-        The epilogue: store.cuh says which is for which C. An application's own takes no shared memory.
+        The epilogue, of store.cuh for each kind of C; an application's own takes no shared memory.
     row_sums : bool
         Whether an app's own epilogue takes sums of A's rows, too (weighted_row_sums.cuh); of plans with `warps_n` 1.
     """

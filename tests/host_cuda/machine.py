@@ -107,10 +107,10 @@ class HostMachine:
     # NumPy, whose uninitialised arrays can be told.
     xp = SimpleNamespace(**{**vars(np), "empty": _empty})
     index = 0
+    pinned, stream, current_stream, event = staticmethod(_empty), _Stream, _Stream, _Event
 
     def __init__(self, multiprocessors=2, gpu="H200", memory=1 << 34):
         self.gpu, self.memory = replace(KNOWN[gpu], multiprocessors=multiprocessors), memory
-        self.pinned, self.stream, self.current_stream, self.event = _empty, _Stream, _Stream, _Event
 
     def current(self):
         return contextlib.nullcontext()
