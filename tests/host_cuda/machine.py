@@ -29,7 +29,7 @@ class HostKernel:
     """A kernel built for the CPU when it is first launched."""
 
     def __init__(self, source, names, name):
-        self._given, self._at = (source, names), names.index(name)
+        self.name, self._given, self._at = name, (source, names), names.index(name)
         self.max_dynamic_shared_size_bytes = 0
 
     def __call__(self, grid, block, arguments, shared_mem=0):
@@ -44,7 +44,7 @@ class HostKernel:
         sizes = np.zeros(64, np.uint64)
         count = library[f"sizes_kernel_{self._at}"](sizes.ctypes.data_as(ctypes.c_void_p))
         given = [one.nbytes if isinstance(one, np.generic) else 8 for one in arguments]
-        assert given == sizes[:count].tolist(), f"{self._given[1][self._at]} has parameters of other sizes"
+        assert given == sizes[:count].tolist(), f"{self.name} has parameters of other sizes"
         dimensions = np.array((*grid, 1, 1)[:3] + (*block, 1, 1)[:3], np.uint32)
         library.call(f"launch_kernel_{self._at}", dimensions, int(shared_mem), addresses)
 
