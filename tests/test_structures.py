@@ -28,7 +28,7 @@ STRUCTURES = {
     "kmeans::BoundsState": ("apps/kmeans/bounds/state.cuh", BOUNDS_STATE),
     "kmeans::DriftArgs": ("apps/kmeans/bounds/state.cuh", DRIFT),
     "kmeans::RowBounds": ("apps/kmeans/small_d/iteration_bounded.cuh", ROW_BOUNDS),
-    "kmeans::Rows<float, float>": ("apps/kmeans/assign/rescore.cuh", ROWS),
+    "kmeans::CenteredRows<float, float>": ("apps/kmeans/assign/rescore.cuh", ROWS),
     "kmeans::RunningSums<2>": ("apps/kmeans/protect/freivalds.cuh", RUNNING_SUMS),
     "kmeans::Copy": ("apps/kmeans/init/copy_pipeline.cuh", COPY),
     "kmeans::Checked<int>": ("apps/kmeans/protect/check_iteration.cuh", CHECKED),
