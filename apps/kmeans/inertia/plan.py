@@ -37,7 +37,7 @@ MOST_WEIGHT, LAST_BITS = 2**31 - 1, 24
 
 @dataclass(frozen=True)
 class RunningSums:
-    """Sums that the kernel is to compare with the rows of the labels; see protect/freivalds.cuh.
+    """The C++ class of protect/freivalds.cuh: running sums that the kernel compares with the rows of the labels.
 
     Attributes
     ----------
