@@ -217,7 +217,8 @@ ADVICE = {
     "long_lines": f"at most {architecture.LINE_LENGTH} characters; counted are the lines that are longer",
     "old_words": "identifiers use the new word of GLOSSARY; counted are distinct identifiers a file",
     "old_file_names": "FILE_NAMES says how to call the file",
-    "repeated_classes": "one class name has one meaning in a package; counted are the classes of that name",
+    "repeated_classes": "one class name has one meaning in a package; a Python class that mirrors a C++ class "
+    "says in its docstring `C++ class of`, or `C++ enum of`, and the file; counted are the other classes of that name",
 }
 
 
