@@ -1,1 +1,2 @@
-"""Which kernel computes a product and with which parameters, from sizes alone. Nothing here needs a GPU."""
+"""Selection of a kernel and its parameters from problem sizes, layouts and GPU data alone. Arrays, CuPy and launches
+are never here."""

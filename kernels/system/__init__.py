@@ -1,1 +1,2 @@
-"""The operating system: files written whole, the cache, JSON, printable text, memory limits."""
+"""Operating-system services: atomic file writes, the user's cache, strict JSON, printable text, memory limits. Matrix
+products and GPUs are never here."""
