@@ -174,8 +174,8 @@ def tune(
         report(f"{len(cells) - len(waiting)} of {len(cells)} products run only by cuBLAS on {device.name}")
     if not waiting:
         raise ValueError(
-            f"tsapps has no kernel for these products on {device.name} (compute capability "
-            f"{device.compute_capability}); expected 8.0 or later: there is nothing to tune, cuBLAS is used"
+            f"no kernel of tsapps runs these products on {device.name} (compute capability "
+            f"{device.compute_capability}); expected 8.0 or later: cuBLAS computes them, there is nothing to tune"
         )
     # Compilation dominates the time and would disturb the measurements. So each batch is compiled first, with enough
     # cells to occupy all cores, and measured afterwards.

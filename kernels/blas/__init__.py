@@ -1,2 +1,4 @@
-"""Vendor libraries: cuBLAS and cublasLt on a GPU, NumPy's BLAS and its threads on the CPU. Kernels of our own are never
-here."""
+"""Vendor libraries: cuBLAS and cublasLt on a GPU, NumPy's BLAS and its threads on the CPU.
+
+The kernels of tsapps are never here.
+"""

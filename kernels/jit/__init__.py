@@ -1,2 +1,4 @@
-"""Compilation by NVRTC: compiler, disk cache of machine code, kernels compiled in the background. Kernel source and the
-choice of a kernel are never here."""
+"""Compilation by NVRTC: the compiler, the disk cache of machine code, and background compilation.
+
+Kernel source and the choice of a kernel are never here.
+"""
