@@ -192,10 +192,10 @@ class MmaPlan(KernelPlan):
         """Bytes of shared memory per block, computed as in the kernel."""
         pipeline_bytes = self._pipeline_bytes + ((1 + self._streams_b) * self._parts if self.shares_parts else 0)
         row_blocks, column_blocks = self._row_blocks, -(-self.tile_n // self.warps_n // 8) + self.row_sums
-        sums = self.warps_m * self.warps_n * self.teams * self._handed_over(row_blocks)
-        handed_over = self.warps // 2 * 32 * 4 * row_blocks * column_blocks * self._sum_bytes
+        sums = self.warps_m * self.warps_n * self.teams * self._staging_bytes(row_blocks)
+        split_sums = self.warps // 2 * 32 * 4 * row_blocks * column_blocks * self._sum_bytes
         return (
-            pipeline_bytes + max(sums, handed_over if self.warps_k > 1 else 0) + (self._weights if self.keep_b else 0)
+            pipeline_bytes + max(sums, split_sums if self.warps_k > 1 else 0) + (self._weights if self.keep_b else 0)
         )
 
     @property
@@ -232,7 +232,7 @@ class MmaPlan(KernelPlan):
         part = {"float64": 8, "float32": 4 * (self.products // 3 + 1)}.get(self.dtype, 4)
         return -(-self._words // 2) * -(-self.tile_n // 8) * 32 * 2 * part
 
-    def _handed_over(self, row_blocks: int) -> int:
+    def _staging_bytes(self, row_blocks: int) -> int:
         """Return the bytes of epilogue staging of a warp with so many blocks of 16 rows (EpilogueStaging)."""
         if self.store == "StoreLines":
             size = ITEMSIZE[self.dtype]
@@ -291,9 +291,9 @@ class WgmmaPlan(MmaPlan):
     @property
     def shared_bytes(self) -> int:
         """Bytes of shared memory per block, computed as in the kernel."""
-        handed_over = (self.warps_k - 1) * self.tile_sums * self._sum_bytes
+        split_sums = (self.warps_k - 1) * self.tile_sums * self._sum_bytes
         parts = (1 if self.keep_b else 2) * self.warps_k * self._parts + (self._weights if self.keep_b else 0)
-        return self._pipeline_bytes + parts + self.warps_m * self._handed_over(1) + handed_over
+        return self._pipeline_bytes + parts + self.warps_m * self._staging_bytes(1) + split_sums
 
     @property
     def registers(self) -> tuple[int, int, int]:

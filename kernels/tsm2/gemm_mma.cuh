@@ -34,13 +34,13 @@ template <typename Plan, typename Epilogue>
 class GemmMma : MmaBlock<Plan, Epilogue> {
  public:
   using Block = MmaBlock<Plan, Epilogue>;
-  using Block::kArrivesAt, Block::kOver, Block::kKeptWeightsAt, Block::kTileSums, Block::kSharedBytes;
+  using Block::kArrivesAt, Block::kStagingBytes, Block::kKeptWeightsAt, Block::kTileSums, Block::kSharedBytes;
   using Block::kColumnBlocks, Block::kAddsRows, Block::kSumBlocks, Block::kRegisters, Block::kStreamsB;
   using Block::kPairs, Block::kTileColumnBlocks, Block::kParts, Block::kAllParts, Block::kArrivesBeside;
   using Block::kPreparesB, Block::kWeightsAt, Block::kStage, Block::kPipelineBytes, Block::kPipelinesBytes;
   using Block::kTeam, Block::kWarps, Block::kThreads, Block::kRows, Block::kColumns, Block::kEights, Block::kBlocks;
   using typename Block::A, typename Block::B, typename Block::T, typename Block::Unit, typename Block::Sum,
-      typename Block::Depths, typename Block::Weights, typename Block::Over;
+      typename Block::Depths, typename Block::Weights, typename Block::Staging;
 
   __device__ GemmMma(unsigned char* shared, const typename A::Source& a, const typename B::Source& b, const Work& work,
                      Sum* partial, unsigned* arrived, const Epilogue& epilogue)
@@ -234,8 +234,8 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
     const Place first = {at.row + warp_m_ * kRows, at.column + warp_n_ * kColumns, 0};
     const int rows = work_.m - first.row < kRows ? (int)(work_.m - first.row) : kRows;
     const int columns = work_.n - first.column < kColumns ? (int)(work_.n - first.column) : kColumns;
-    unsigned char* scratch = shared_ + kPipelinesBytes + kAllParts + threadIdx.x / 32 * kOver;
-    Over::run(epilogue_, scratch, first.row, rows, first.column, columns, sums);
+    unsigned char* scratch = shared_ + kPipelinesBytes + kAllParts + threadIdx.x / 32 * kStagingBytes;
+    Staging::run(epilogue_, scratch, first.row, rows, first.column, columns, sums);
   }
 
   // The interface of a StreamKFixup team: all threads of this block.
@@ -248,12 +248,12 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
   // Reduces over the warps that share rows and columns, into those with warp_k_ 0: the upper half passes its sums to
   // the lower half in shared memory.
   __device__ __forceinline__ void add_splits(Sum (&sums)[kBlocks][kSumBlocks][4]) {
-    Sum* handed_over = reinterpret_cast<Sum*>(shared_ + kPipelinesBytes + kAllParts);
+    Sum* upper_sums = reinterpret_cast<Sum*>(shared_ + kPipelinesBytes + kAllParts);
     constexpr int kLanes = Plan::kWarpsM * Plan::kWarpsN * 32;
     const int thread = threadIdx.x % kLanes;
     for (int half = Plan::kWarpsK / 2; half > 0; half /= 2) {
       __syncthreads();
-      Sum* mine = handed_over + warp_k_ % half * (kLanes * kRegisters) + thread;
+      Sum* mine = upper_sums + warp_k_ % half * (kLanes * kRegisters) + thread;
       if (warp_k_ >= half && warp_k_ < 2 * half) {
 #pragma unroll
         for (int i = 0; i < kRegisters; ++i) mine[i * kLanes] = sum_at(sums, i);

@@ -21,10 +21,9 @@
 // A unit is several *jobs*: products of a 64-row matrix with part of the depth. While the tensor cores run one job, the
 // warpgroup loads A for the next job and adds up the sums of the previous one.
 //
-// Why it is fast: wgmma reads B once per 64 rows of A, mma.sync once per 16 or 32, and the tensor cores always have a
-// job queued. wgmma does not support doubles; they gain because no consumer waits for a block-wide barrier. Tall tiles
-// limit reads of B from the level-2 cache (w · k per tile) to a fraction of A. setmaxnreg moves registers from
-// producers to consumers.
+// Why it is fast: wgmma reads B once per 64 rows of A, mma.sync once per 16 or 32, and the tensor cores always have a job
+// queued. wgmma does not support doubles; they gain because no consumer waits for a block-wide barrier. Tall tiles limit
+// reads of B from the level-2 cache to a fraction of A. setmaxnreg moves registers from producers to consumers.
 #pragma once
 #include "kernels/tsm2/stream_k_fixup.cuh"
 #include "kernels/tsm2/epilogue_staging.cuh"
@@ -53,12 +52,12 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
 
   // Shared memory, in bytes: that of WgmmaBlock, the epilogue's scratch, and the sums of the second split.
   static constexpr int kSumBlocks = kColumnBlocks + kAddsRows, kRegisters = 4 * kMatrices * kSumBlocks;
-  using Over = EpilogueStaging<Sum, kAddsRows ? 8 * kSumBlocks : kColumns, 1>;
-  static constexpr int kOver = Over::template kBytes<Epilogue>;
-  static constexpr int kLanes = kRowGroups * kGroup, kAllOver = kLanes / 32 * kOver;
+  using Staging = EpilogueStaging<Sum, kAddsRows ? 8 * kSumBlocks : kColumns, 1>;
+  static constexpr int kStagingBytes = Staging::template kBytes<Epilogue>;
+  static constexpr int kLanes = kRowGroups * kGroup, kAllStagingBytes = kLanes / 32 * kStagingBytes;
   static constexpr int kTileSums = kLanes * kRegisters;  // in `partial`
-  static constexpr int kHandedOver = (kSplits - 1) * kTileSums * (int)sizeof(Sum);
-  static constexpr int kSharedBytes = Block::kShared + kAllOver + kHandedOver;
+  static constexpr int kSplitSumBytes = (kSplits - 1) * kTileSums * (int)sizeof(Sum);
+  static constexpr int kSharedBytes = Block::kShared + kAllStagingBytes + kSplitSumBytes;
 
   __device__ GemmWgmma(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
                        const Work& work, Sum* partial, unsigned* arrived, const Epilogue& epilogue)
@@ -75,13 +74,13 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
     const int units = (int)all;
     // The producers' branch comes first: otherwise the compiler spills registers of doubles.
     if (kProducers == 1 && group_ == kGroups) {
-      ptx::fewer_registers<Block::kLoading>();
+      ptx::fewer_registers<Block::kProducerRegisters>();
       producer_.template run<true, true>(begin, units);
     } else if (group_ == kGroups) {
-      ptx::fewer_registers<Block::kLoading>();
+      ptx::fewer_registers<Block::kProducerRegisters>();
       producer_.template run<true, false>(begin, units);
     } else if (group_ > kGroups) {
-      ptx::fewer_registers<Block::kLoading>();
+      ptx::fewer_registers<Block::kProducerRegisters>();
       producer_.template run<false, true>(begin, units);
     } else {
       ptx::more_registers<Block::kConsumerRegisters>();
@@ -254,7 +253,8 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
       const int in_tile = Plan::kTileM - first_row(i) < 16 ? Plan::kTileM - first_row(i) : 16;
       const int rows = work_.m - row < in_tile ? (int)(work_.m - row) : in_tile;
       const Sum(&one)[1][kSumBlocks][4] = reinterpret_cast<const Sum(&)[1][kSumBlocks][4]>(sums[i]);
-      Over::run(epilogue_, shared_ + Block::kShared + threadIdx.x / 32 * kOver, row, rows, at.column, columns, one);
+      Staging::run(epilogue_, shared_ + Block::kShared + threadIdx.x / 32 * kStagingBytes, row, rows, at.column,
+                   columns, one);
     }
   }
 
@@ -263,7 +263,7 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
   friend class StreamKFixup;
   __device__ int split() const { return kSplits > 1 ? group_ / kRowGroups : 0; }
   __device__ __forceinline__ void add_splits(Sum (&sums)[kMatrices][kSumBlocks][4]) {
-    Sum* second = reinterpret_cast<Sum*>(shared_ + Block::kShared + kAllOver) + threadIdx.x % kLanes;
+    Sum* second = reinterpret_cast<Sum*>(shared_ + Block::kShared + kAllStagingBytes) + threadIdx.x % kLanes;
     sync();
     if (split() == 1) {
 #pragma unroll

@@ -54,10 +54,11 @@ class GemmWgmmaStreamed {
   static constexpr int kConsumers = Pipelines::kConsumers, kThreads = Pipelines::kThreads,
                        kSharedBytes = Pipelines::kSharedBytes;
   // Registers per thread: at launch, of the copying warpgroup, and of the consumers, which take the rest.
-  static constexpr int kEqual = 65536 / kThreads / 8 * 8, kCopying = 40;
-  static constexpr int kConsumerRegisters = (kEqual * kThreads - kCopying * 128) / kConsumers / 8 * 8;
+  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8, kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters =
+      (kLaunchRegisters * kThreads - kProducerRegisters * 128) / kConsumers / 8 * 8;
   // Whether the halves take turns: a warpgroup ahead of the others must hold all chunks of a column tile.
-  static constexpr bool kInTurn = kStays && kChunks <= kStagesB;
+  static constexpr bool kTakesTurns = kStays && kChunks <= kStagesB;
 
   // A has `row_tiles` tiles, B has `column_tiles`.
   __device__ GemmWgmmaStreamed(unsigned char* shared, const ptx::Half* A, const ptx::Half* B, int row_tiles,
@@ -69,7 +70,7 @@ class GemmWgmmaStreamed {
     epilogue_.open();
     __syncthreads();
     if (threadIdx.x >= kConsumers) {
-      ptx::fewer_registers<kCopying>();
+      ptx::fewer_registers<kProducerRegisters>();
       if (threadIdx.x == kConsumers) pipelines_.copy();
     } else {
       ptx::more_registers<kConsumerRegisters>();
@@ -94,7 +95,7 @@ class GemmWgmmaStreamed {
     unsigned char* const constants = pipelines_.constants + (Epilogue::kLevels ? group * Pipelines::kPanelA : 0);
     typename Epilogue::Fetched fetched;
     epilogue_.fetch(fetched, first_row_of(0, group));
-    let_pass(group, column_tile, b, parity);
+    skip_column_tiles(group, column_tile, b, parity);
     for (int turn = 0; turn < pipelines_.turns; ++turn, a.next_turn()) {
       typename Epilogue::Rows rows;
       float levels[2];
@@ -104,7 +105,7 @@ class GemmWgmmaStreamed {
       for (int column = 0; column < pipelines_.column_tiles; ++column) {
         float sums[kColumns / 8][4];
         const bool comes = !kStays || column == 0, goes = !kStays || column == pipelines_.column_tiles - 1;
-        if (kInTurn) ptx::mbarrier_wait(pipelines_.may_begin + group, parity), parity ^= 1;
+        if (kTakesTurns) ptx::mbarrier_wait(pipelines_.may_begin + group, parity), parity ^= 1;
         int before_a = 0, before_b = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -124,21 +125,21 @@ class GemmWgmmaStreamed {
           // Wait for the previous chunk, and release its stages.
           if (chunk > 0) {
             ptx::wgmma_wait<1>();
-            give_back(before_a, before_b, goes);
+            release_stages(before_a, before_b, goes);
           }
           before_a = piece.barrier, before_b = b.stage;
           a.next_chunk(), b.next();
         }
         ptx::wgmma_wait<0>(sums);
-        if (kInTurn) stage_epilogue(group);
-        give_back(before_a, before_b, goes);
+        if (kTakesTurns) pass_turn(group);
+        release_stages(before_a, before_b, goes);
         epilogue_.take(rows, column_tile, sums);
         if (++column_tile == pipelines_.column_tiles) column_tile = 0;
       }
       epilogue_.fetch(fetched, first_row_of(turn + 1, group));
       epilogue_.end(rows, first_row_of(turn, group));
     }
-    let_pass(group, pipelines_.start_of(kGroups - 1) - pipelines_.start_of(group), b, parity);
+    skip_column_tiles(group, pipelines_.start_of(kGroups - 1) - pipelines_.start_of(group), b, parity);
   }
 
   // Stores the numbers that the epilogue adds to this thread's rows, split into parts, for the warpgroup to multiply.
@@ -159,25 +160,25 @@ class GemmWgmmaStreamed {
   }
 
   // Skips column tiles: takes part in their synchronization without multiplying.
-  __device__ __forceinline__ void let_pass(int group, int steps, PlaceOfB& b, unsigned& parity) const {
+  __device__ __forceinline__ void skip_column_tiles(int group, int steps, PlaceOfB& b, unsigned& parity) const {
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      if (kInTurn) ptx::mbarrier_wait(pipelines_.may_begin + group, parity), parity ^= 1;
+      if (kTakesTurns) ptx::mbarrier_wait(pipelines_.may_begin + group, parity), parity ^= 1;
       for (int chunk = 0; chunk < kChunks; ++chunk, b.next()) {
         ptx::mbarrier_wait(pipelines_.full_b + b.stage, b.parity);
-        give_back(0, b.stage, false);
+        release_stages(0, b.stage, false);
       }
-      if (kInTurn) stage_epilogue(group);
+      if (kTakesTurns) pass_turn(group);
       simt::sync_warp();  // as products do, so that no lane misses a phase
     }
   }
 
   // Lets the warpgroup of the other half begin its products.
-  __device__ __forceinline__ void stage_epilogue(int group) const {
+  __device__ __forceinline__ void pass_turn(int group) const {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(pipelines_.may_begin + (group + kHalf) % kGroups);
   }
 
-  __device__ __forceinline__ void give_back(int a, int b, bool goes) const {
+  __device__ __forceinline__ void release_stages(int a, int b, bool goes) const {
     if (threadIdx.x % 32 != 0) return;
     ptx::mbarrier_arrive(pipelines_.empty_b + b);
     if (goes) ptx::mbarrier_arrive(pipelines_.empty_a + a);

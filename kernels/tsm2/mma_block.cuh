@@ -47,11 +47,11 @@ struct MmaBlock {
   static constexpr bool kArrivesBeside = Plan::kKeepB && B::kBytes <= kStage;
   static constexpr int kArrivesAt = kArrivesBeside ? (Plan::kStages - 1) * kStage : 0;
   static_assert(!Plan::kKeepB || B::kBytes <= kPipelinesBytes, "B is first copied to the memory of the pipelines");
-  using Over = EpilogueStaging<Sum, kAddsRows ? 8 * kSumBlocks : kColumns, kBlocks>;
-  static constexpr int kOver = Over::template kBytes<Epilogue>;
-  static constexpr int kHandedOver = kWarps / 2 * 32 * kRegisters * (int)sizeof(Sum);
-  static constexpr int kSums = kWarps / Plan::kWarpsK * kOver;
-  static constexpr int kScratch = Plan::kWarpsK > 1 && kHandedOver > kSums ? kHandedOver : kSums;
+  using Staging = EpilogueStaging<Sum, kAddsRows ? 8 * kSumBlocks : kColumns, kBlocks>;
+  static constexpr int kStagingBytes = Staging::template kBytes<Epilogue>;
+  static constexpr int kSplitSumBytes = kWarps / 2 * 32 * kRegisters * (int)sizeof(Sum);
+  static constexpr int kSums = kWarps / Plan::kWarpsK * kStagingBytes;
+  static constexpr int kScratch = Plan::kWarpsK > 1 && kSplitSumBytes > kSums ? kSplitSumBytes : kSums;
   static constexpr int kKeptWeightsAt = kPipelinesBytes + kAllParts + kScratch;
   static constexpr int kSharedBytes = kKeptWeightsAt + (Plan::kKeepB ? kWeights : 0);
   // Sums of one tile in `partial`.

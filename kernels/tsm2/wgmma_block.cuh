@@ -61,13 +61,15 @@ struct WgmmaBlock {
   static __device__ int empty(int place, int group) { return 3 + 2 * kGroups + 2 * group + place; }
   static constexpr int kFull = 2 * kGroup, kEmpty = kGroup + kProducers * kGroup, kConsumersBarrier = 3 + 4 * kGroups;
 
-  // Registers per thread. kEqual: at launch, an equal share of a multiprocessor's registers. kLoading: of a producer,
-  // after it releases some. kConsumerRegisters: of a consumer, which takes the released ones.
-  static constexpr int kEqual = 512 / Plan::kBlocksAMultiprocessor / (kGroups + kProducers) / 8 * 8;
-  static constexpr int kLoading = kProducers == 1 ? 88 : 64;
-  static constexpr int kMost = ((kGroups + kProducers) * kEqual - kProducers * kLoading) / kGroups / 8 * 8;
+  // Registers per thread: at launch (an equal share of a multiprocessor's registers), of a producer, which releases
+  // some, and of a consumer, which takes them.
+  static constexpr int kLaunchRegisters = 512 / Plan::kBlocksAMultiprocessor / (kGroups + kProducers) / 8 * 8;
+  static constexpr int kProducerRegisters = kProducers == 1 ? 88 : 64;
+  static constexpr int kMost =
+      ((kGroups + kProducers) * kLaunchRegisters - kProducers * kProducerRegisters) / kGroups / 8 * 8;
   static constexpr int kConsumerRegisters = kMost < 240 ? kMost : 240;
-  static_assert(kLoading <= kEqual && kEqual <= kConsumerRegisters, "producers release registers, consumers take them");
+  static_assert(kProducerRegisters <= kLaunchRegisters && kLaunchRegisters <= kConsumerRegisters,
+                "producers release registers, consumers take them");
 };
 
 }  // namespace tsm2
