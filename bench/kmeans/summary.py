@@ -1,6 +1,6 @@
 """Text summary and plots of the records of bench.kmeans.
 
-python -m bench.kmeans.summary --plot docs/kmeans-floor.png --grid docs/kmeans-grid.png
+python -m bench.kmeans.summary --plot docs/kmeans-floor.png --grid docs/kmeans-grid.png --fits docs/kmeans-fits.png
 """
 
 import argparse
@@ -17,12 +17,27 @@ from bench.common import record
 from bench.common.timing import median
 from bench.kmeans.problems import GPU_SHAPES, GRIDS, Shape
 
-__all__ = ["OURS", "OWN", "Cell", "by_shape", "grid_cells", "grid_text", "plot", "plot_grid", "text"]
+__all__ = [
+    "OURS",
+    "OWN",
+    "Cell",
+    "by_shape",
+    "fits",
+    "grid_cells",
+    "grid_text",
+    "plot",
+    "plot_fits",
+    "plot_grid",
+    "text",
+]
 
 Record = dict[str, Any]
 OURS = "tsapps"
 #: Engines of this package, which are not peers.
 OWN = (OURS, "tsapps-all-rows", "tsapps-tf32", "tsapps-protected", "cublas")
+#: Shapes whose whole fits are drawn, and the engines beside ours.
+FITS = tuple(Shape.parse(name) for name in ("50M-16-16-f32", "10M-128-64-f32", "1M-768-1000-f32", "262144-4096-16-f32"))
+PEERS = ("flashlib", "flash-kmeans", "torch", "cuvs")
 _COLOURS = ("tab:red", "tab:blue", "tab:orange", "tab:green", "tab:purple", "black", "tab:brown", "tab:pink")
 
 
@@ -78,8 +93,39 @@ def plot(records: Sequence[Record], path: Path) -> None:
     axis.axvline(1, color="grey", linewidth=0.8)
     axis.grid(axis="x", alpha=0.3)
     axis.set_xlabel("time of an iteration over the floor: one read of the data, or its arithmetic (n-d-k-dtype)")
-    figure.legend(loc="outside upper center", ncols=len(engines))
+    figure.legend(loc="outside upper center", ncols=4)
     figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def fits(records: Sequence[Record]) -> list[tuple[Shape, dict[str, float]]]:
+    """Return the times in ms of whole fits, ours first, of the shapes that are drawn."""
+    found = []
+    for shape, engines in by_shape(records, FITS):
+        times = {name: engines[name]["fit_ms"] for name in (OURS, *PEERS) if name in engines}
+        found.append((shape, {name: ms for name, ms in times.items() if ms is not None}))
+    return found
+
+
+def plot_fits(records: Sequence[Record], path: Path) -> None:
+    """Plot whole fits as bars, one panel for each shape."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    shapes = fits(records)
+    figure, axes = plt.subplots(2, 2, figsize=(9, 4.4), constrained_layout=True)
+    for axis, (shape, times) in zip(axes.flat, shapes, strict=True):
+        names = list(times)
+        bars = axis.barh(names, list(times.values()), color=["tab:red", *["silver"] * (len(names) - 1)])
+        axis.bar_label(bars, [f"{ms:,.0f} ms" for ms in times.values()], padding=3, fontsize=8)
+        axis.margins(x=0.2)
+        axis.invert_yaxis()
+        axis.set_xticks([])
+        axis.spines[["top", "right", "bottom"]].set_visible(False)
+        axis.set_title(f"{shape.n:,} × {shape.d:,} {shape.dtype}, k = {shape.k:,}", fontsize=9, loc="left")
+    figure.savefig(path, dpi=160)
     plt.close(figure)
 
 
@@ -197,12 +243,15 @@ def main() -> int:
     parser.add_argument("--records", type=Path, default=record.results_path("NVIDIA H200", "kmeans"))
     parser.add_argument("--plot", type=Path, help="file of the plot")
     parser.add_argument("--grid", type=Path, help="file of the grid's plot")
+    parser.add_argument("--fits", type=Path, help="file of the plot of whole fits")
     options = parser.parse_args()
     records = record.load(options.records)
     print(text(records))
     print(f"\n{grid_text(records) or 'There are not yet records of every shape of the grid.'}")
     if options.grid and not plot_grid(records, options.grid):
         print(f"{options.grid} was not drawn")
+    if options.fits:
+        plot_fits(records, options.fits)
     if options.plot:
         plot(records, options.plot)
     return 0

@@ -1,0 +1,67 @@
+"""Configuration of the documentation site: ``make docs`` builds it into build/docs."""
+
+import sys
+from pathlib import Path
+
+import typer
+from typer.cli import get_docs_for_click
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT)]  # bench is imported, not installed
+
+from tsapps import __version__  # noqa: E402
+from tsapps.cli import app  # noqa: E402
+
+project, author, copyright = "tsapps", "the tsapps developers", "2026, the tsapps developers"  # noqa: A001
+release = version = __version__
+
+extensions = [
+    "myst_parser",
+    "numpydoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "sphinx_design",
+    "sphinx_gallery.gen_gallery",
+]
+exclude_patterns = ["tutorials/README*", "tutorials/*.py"]
+myst_enable_extensions = ["colon_fence", "dollarmath", "substitution"]
+myst_heading_anchors = 4
+# Transcripts have elided output and prompts, which no lexer takes.
+highlight_language = "python"
+
+autosummary_generate = True
+numpydoc_class_members_toctree = False
+numpydoc_show_class_members = False
+autodoc_typehints = "none"
+default_role = "literal"
+
+sphinx_gallery_conf = {
+    "examples_dirs": "tutorials",
+    "gallery_dirs": "_generated/tutorials",
+    "filename_pattern": r"plot_",
+    "download_all_examples": False,
+    "show_memory": False,
+    "show_signature": False,
+    "min_reported_time": 1000,
+}
+
+html_theme = "pydata_sphinx_theme"
+html_title = "tsapps"
+html_theme_options = {"show_prev_next": False, "navigation_with_keys": False, "secondary_sidebar_items": ["page-toc"]}
+html_show_sourcelink = False
+
+
+def write_command_line(folder: Path) -> None:
+    """Write one page per command from its help, and the index of these pages."""
+    folder.mkdir(parents=True, exist_ok=True)
+    group = typer.main.get_command(app)
+    context = typer.Context(group, info_name="tsapps")
+    names = group.list_commands(context)
+    for name in names:
+        text = get_docs_for_click(obj=group.get_command(context, name), ctx=context, call_prefix="tsapps")
+        (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    index = "\n".join(["```{toctree}", ":maxdepth: 1", "", *names, "```", ""])
+    (folder / "index.md").write_text(f"# Commands\n\n{index}", encoding="utf-8")
+
+
+write_command_line(Path(__file__).parent / "_generated" / "commands")

@@ -1,0 +1,8 @@
+"""
+Color quantization
+==================
+
+A photograph in 32 colors.
+"""
+import matplotlib.pyplot as plt
+plt.plot([1,2])

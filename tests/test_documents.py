@@ -1,0 +1,85 @@
+"""README.md and the pages of docs/ are true: Python blocks and shell transcripts run, links lead somewhere."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import transcripts
+from sybil.document import Document
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.myst import CodeBlockParser, SkipParser
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_generated" not in path.parts)]
+_LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch):
+    """Return a directory for a document's files and the environment of its commands: this tsapps, no GPU."""
+    monkeypatch.chdir(tmp_path)
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+    environment["COLUMNS"] = "120"
+    return tmp_path, environment
+
+
+def run_document(page, directory, environment):
+    """Run the blocks of a page in their order."""
+
+    def console(example):
+        differences = transcripts.run(example.parsed, directory, environment)
+        return "\n\n".join(differences) or None
+
+    parsers = [CodeBlockParser("python", PythonEvaluator()), CodeBlockParser("console", console), SkipParser()]
+    document = Document.parse(str(page), *parsers)
+    for example in document.examples():
+        example.evaluate()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_blocks_run(page, shell):
+    run_document(page, *shell)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_files(page):
+    missing = []
+    for match in _LINK.finditer(page.read_text(encoding="utf-8")):
+        target = match[1]
+        if "://" not in target and not target.startswith("mailto:") and not (page.parent / target).exists():
+            missing.append(target)
+    assert not missing
+
+
+def test_a_page_that_is_wrong_is_found(shell):
+    directory, environment = shell
+    page = directory / "page.md"
+    page.write_text("```console\n$ echo 1\n2\n```\n", encoding="utf-8")
+    with pytest.raises(Exception, match="expected"):
+        run_document(page, directory, environment)
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "same"),
+    [
+        (["a"], ["a"], True),
+        (["a"], ["b"], False),
+        (["a"], ["a", "b"], False),
+        (["a", "…"], ["a", "b", "c"], True),
+        (["…", "c"], ["a", "b", "c"], True),
+        (["…", "d"], ["a", "b", "c"], False),
+        (["took … s"], ["took 1.5 s"], True),
+        (["took … s"], ["took 1.5 ms"], False),
+        (["seconds  0.90 (568.32 MB a second)"], ["seconds  12.1 (3.1 MB a second)"], True),
+        (["rows  12"], ["rows  13"], False),
+    ],
+)
+def test_transcripts_match(expected, printed, same):
+    assert transcripts.matches(expected, printed) == same
