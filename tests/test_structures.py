@@ -1,4 +1,7 @@
-"""Structures that Python packs for kernels: offsets and sizes of fields match the C++ members of the same names."""
+"""Structures that Python packs for kernels: offsets and sizes of fields match the C++ members of the same names.
+
+Sizes of C++ classes that Python only makes room for match, too.
+"""
 
 from functools import cache
 
@@ -8,14 +11,20 @@ from host_cuda import harness
 
 from tsapps.apps.abft.at_rest.gpu.plan import TASK
 from tsapps.apps.abft.product.plan import WRONG
-from tsapps.apps.kmeans.assign.plan import ARGMIN, STREAMED_ARGMIN
+from tsapps.apps.kmeans.assign.plan import (
+    AMBIGUOUS_BYTES,
+    AMBIGUOUS_LARGE_K_BYTES,
+    ARGMIN,
+    REASSIGNMENT_BYTES,
+    STREAMED_ARGMIN,
+)
 from tsapps.apps.kmeans.batched.plan import BATCH, PLUSPLUS_ARGS
 from tsapps.apps.kmeans.bounds.plan import BOUNDED, BOUNDS_STATE, DRIFT, ROW_BOUNDS
 from tsapps.apps.kmeans.data.plan import ROWS
 from tsapps.apps.kmeans.inertia.plan import RUNNING_SUMS
 from tsapps.apps.kmeans.init.plan import COPY
 from tsapps.apps.kmeans.protect.plan import CHECKED, HASHES
-from tsapps.apps.kmeans.small_d.plan import PRODUCTS
+from tsapps.apps.kmeans.small_d.plan import CONSTANT_CENTERS_BYTES, PRODUCTS
 from tsapps.apps.kmeans.update.plan import LISTS, OUTCOME, SEGMENTS, UPDATE_CENTERS
 from tsapps.kernels.plan.accumulation_order import ORDER
 
@@ -28,7 +37,7 @@ STRUCTURES = {
     "kmeans::BoundsState": ("apps/kmeans/bounds/state.cuh", BOUNDS_STATE),
     "kmeans::DriftArgs": ("apps/kmeans/bounds/state.cuh", DRIFT),
     "kmeans::RowBounds": ("apps/kmeans/small_d/iteration_bounded.cuh", ROW_BOUNDS),
-    "kmeans::Rows<float, float>": ("apps/kmeans/assign/rescore.cuh", ROWS),
+    "kmeans::CenteredRows<float, float>": ("apps/kmeans/assign/rescore.cuh", ROWS),
     "kmeans::RunningSums<2>": ("apps/kmeans/protect/freivalds.cuh", RUNNING_SUMS),
     "kmeans::Copy": ("apps/kmeans/init/copy_pipeline.cuh", COPY),
     "kmeans::Checked<int>": ("apps/kmeans/protect/check_iteration.cuh", CHECKED),
@@ -41,6 +50,13 @@ STRUCTURES = {
     "batched::Batch<float>": ("apps/kmeans/batched/problem.cuh", BATCH),
     "batched::PlusPlusArgs": ("apps/kmeans/batched/init.cuh", PLUSPLUS_ARGS),
     "tsm2::Order": ("kernels/tsm2/emulated_gemm.cuh", ORDER),
+}
+
+SIZES = {
+    "kmeans::AmbiguousRow": ("apps/kmeans/assign/small_k.cuh", AMBIGUOUS_BYTES),
+    "kmeans::Reassignment": ("apps/kmeans/assign/large_k.cuh", REASSIGNMENT_BYTES),
+    "kmeans::AmbiguousLargeK": ("apps/kmeans/assign/large_k.cuh", AMBIGUOUS_LARGE_K_BYTES),
+    "kmeans::ConstantCenters": ("apps/kmeans/small_d/constant_centers.cuh", CONSTANT_CENTERS_BYTES),
 }
 
 
@@ -58,7 +74,10 @@ def leaves(dtype, path="", offset=0):
 @cache
 def library():
     """Return a compiled library with the size of every structure and the offset and size of its members."""
-    parts = [f'#include "{header}"\n' for header in dict.fromkeys(header for header, _ in STRUCTURES.values())]
+    headers = dict.fromkeys(header for header, _ in (*STRUCTURES.values(), *SIZES.values()))
+    parts = [f'#include "{header}"\n' for header in headers]
+    sizes = ", ".join(f"sizeof({name})" for name in SIZES)
+    parts.append(f'extern "C" void sizes(long long* to) {{ for (long long size : {{{sizes}}}) *to++ = size; }}\n')
     for number, (name, (_, dtype)) in enumerate(STRUCTURES.items()):
         members = "".join(
             f"  *to++ = (char*)&one->{path} - (char*)one; *to++ = sizeof one->{path};\n" for path, *_ in leaves(dtype)
@@ -70,6 +89,12 @@ def library():
             f"  *to++ = sizeof({name});\n{members}}}\n"
         )
     return harness.build("".join(parts))
+
+
+def test_sizes():
+    found = np.zeros(len(SIZES), np.int64)
+    library().call("sizes", found)
+    assert dict(zip(SIZES, found.tolist(), strict=True)) == {name: size for name, (_, size) in SIZES.items()}
 
 
 @pytest.mark.parametrize("name", STRUCTURES)

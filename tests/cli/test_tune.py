@@ -17,7 +17,8 @@ from tsapps.kernels import tune as tuning
 from tsapps.kernels.blas import cublaslt
 from tsapps.kernels.gpu_specs import KNOWN, live
 from tsapps.kernels.plan import user_table as tables
-from tsapps.kernels.plan.mma import LibraryAlgorithm, MmaPlan
+from tsapps.kernels.plan.library_algorithm import LibraryAlgorithm
+from tsapps.kernels.plan.mma import MmaPlan
 from tsapps.kernels.plan.select import KEY, LIBRARY, configuration_of, key_of, tuned_table
 
 PROBE = devices._probe
@@ -83,7 +84,7 @@ def test_tune_needs_a_gpu(refuse, arguments):
         (("--m", 10, "--w", 4), "--k is missing: a single product needs --m, --k and --w"),
         ((*OWN, "--shape", "tsm2r"), "--shape applies to the default products only: --m, --k"),
         (("--m", 10, "--k", 900, "--w", 40), "C is 10 × 40; expected w ≤ m: give Cᵀ = Bᵀ · Aᵀ, with m and w exchanged"),
-        (("--m", 900, "--k", 9, "--w", 65), "C is 900 × 65; expected w ≤ 64: wider products are always the library's"),
+        (("--m", 900, "--k", 9, "--w", 65), "C is 900 × 65; expected w ≤ 64: cuBLAS computes all wider products"),
         (("--reset", "--shape", "tsm2r"), "--reset removes the whole table of the GPU: it takes no other option"),
         (("--reset", "--dry-run"), "--reset removes the whole table of the GPU: it takes no other option"),
     ],
@@ -192,7 +193,7 @@ def test_products_that_fail_are_skipped_with_a_warning(run, gpu, monkeypatch):
 
     monkeypatch.setattr(tuning, "_measured", no_memory)
     product_of_mine = "tsm2r float32 4,096 × 4,096 × 8, A row-major"
-    warning = f"tsapps: warning: {product_of_mine} is left out: Out of memory allocating 9 bytes\n"
+    warning = f"tsapps: warning: skipped {product_of_mine}: Out of memory allocating 9 bytes\n"
     done = run("tune", *OWN, "--dtype", "float32")
     assert (done.exit_code, done.stderr) == (0, warning)
     assert "products  1, and 1 skipped; fastest by kernels of tsapps: 1, by cuBLAS: 0\n" in done.stdout
@@ -211,7 +212,7 @@ def test_plans_that_spill_are_not_measured(run, gpu, monkeypatch):
     assert tables.own_table(DEVICE.name) == [row_of(cell, second)]
     done = run("tune", *ONE, "--most", 1)
     assert done.exit_code == 1
-    assert "is left out: no plan fits Some H100 without spills" in done.stderr
+    assert ": all its plans spill registers on Some H100" in done.stderr
 
 
 def test_a_gpu_that_is_too_old(run, gpu, monkeypatch):
@@ -219,7 +220,7 @@ def test_a_gpu_that_is_too_old(run, gpu, monkeypatch):
     done = run("tune", *ONE, "--quiet")
     assert done.exit_code == ExitCode.FAILURE
     assert done.stderr.startswith(
-        "tsapps: V100 (compute capability 7.0) runs none of these products by a kernel of ours"
+        "tsapps: no kernel of tsapps runs these products on V100 (compute capability 7.0); expected 8.0 or later"
     )
     assert done.stderr.count("\n") == 1
     assert not own_file().exists()
@@ -261,10 +262,10 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("", "is no table of picks (Expecting value: line 1 column 1 (char 0))"),
-        ('[{"shape": "tsm2r"', "is no table of picks (Expecting ',' delimiter: line 1 column 19 (char 18))"),
-        (b"\xff\xfe", "is no table of picks ('utf-8' codec can't decode byte 0xff in position 0: invalid start byte)"),
-        ("{}", "is no table of picks (a dict, expected a list)"),
+        ("", "is not a tuning table (Expecting value: line 1 column 1 (char 0))"),
+        ('[{"shape": "tsm2r"', "is not a tuning table (Expecting ',' delimiter: line 1 column 19 (char 18))"),
+        (b"\xff\xfe", "is not a tuning table ('utf-8' codec can't decode byte 0xff in position 0: invalid start byte)"),
+        ("{}", "is not a tuning table (a dict, expected a list)"),
         ("[7]", "row 0 is 7, expected an object"),
         (json.dumps([one_row(), {"shape": "tsm2r"}]), "row 1 has no 'dtype' (made by another version of tsapps?)"),
         (json.dumps([one_row()]).replace("stages", "steps"), "row 0 has no 'stages' (made by another version"),
@@ -290,7 +291,7 @@ def test_a_malformed_table_is_an_error_in_one_line(refuse, succeed, gpu, text, w
     write(text)
     line = refuse(ExitCode.FAILURE, "tune", *ONE).removeprefix("tsapps: ").rstrip("\n")
     assert line.startswith(f"{own_file()}: {what}")
-    assert line.endswith(": mend it, or remove it with tsapps tune --reset")
+    assert line.endswith(": correct it, or remove it with tsapps tune --reset")
     with pytest.raises(ValueError, match="tsapps tune --reset"):
         tuning.user_table(DEVICE.name)
     assert line in succeed("info")

@@ -25,15 +25,6 @@ def _empty(shape, dtype=np.float64, order="C"):
     return array
 
 
-def placed(array, offset=0):
-    """Return a copy that begins some elements after where memory of a GPU may: at a multiple of 256 bytes."""
-    room = np.zeros(array.nbytes + 256 + offset * array.itemsize, np.uint8)
-    begin = -room.ctypes.data % 256 + offset * array.itemsize
-    copy = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
-
-
 class HostKernel:
     """A kernel built for the CPU when it is first launched."""
 
@@ -107,8 +98,8 @@ class HostMachine:
     ----------
     multiprocessors : int
         Which decide grids.
-    gpu : GpuSpec
-        The others of its properties.
+    gpu : str
+        A key of `KNOWN`.
     memory : int
         The bytes that arrays may take.
     """
@@ -116,10 +107,10 @@ class HostMachine:
     # NumPy, whose uninitialised arrays can be told.
     xp = SimpleNamespace(**{**vars(np), "empty": _empty})
     index = 0
+    pinned, stream, current_stream, event = staticmethod(_empty), _Stream, _Stream, _Event
 
-    def __init__(self, multiprocessors=2, gpu=KNOWN["H200"], memory=1 << 34):
-        self.gpu, self.memory = replace(gpu, multiprocessors=multiprocessors), memory
-        self.pinned, self.stream, self.current_stream, self.event = _empty, _Stream, _Stream, _Event
+    def __init__(self, multiprocessors=2, gpu="H200", memory=1 << 34):
+        self.gpu, self.memory = replace(KNOWN[gpu], multiprocessors=multiprocessors), memory
 
     def current(self):
         return contextlib.nullcontext()

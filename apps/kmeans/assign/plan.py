@@ -36,7 +36,7 @@ __all__ = [
 MOST_CLUSTERS = 64
 #: And what that has room for (kMostCenters).
 MOST_LARGE_K = 1 << 16
-#: The C++ classes that kernels take and give, as NumPy structures: `ArgminEpilogue`, `Rows`, `Outcome` and so on.
+#: The C++ classes `ArgminEpilogue` and `StreamedArgminEpilogue`, as NumPy structures.
 ARGMIN = np.dtype(
     [(name, "u8") for name in ("offsets", "center_stats", "norms", "labels", "entries", "counts", "stopped")]
     + [("capacity", "i8"), ("n", "u4"), ("ahead", "u4"), ("tensor_error", "f4"), ("rounding", "f4")]

@@ -81,13 +81,7 @@ class DeviceData(Data):
     """
 
     def __init__(
-        self,
-        source: Rows,
-        dtype: np.dtype,
-        sample_weight: np.ndarray | None,
-        machine: Machine,
-        *,
-        takes_16_bit: bool = False,
+        self, source: Rows, dtype: np.dtype, sample_weight: Any, machine: Machine, *, takes_16_bit: bool = False
     ) -> None:
         self.machine, self.xp, self.gpu, self.device = machine, machine.xp, machine.gpu, f"cuda:{machine.index}"
         self._context = machine.current()

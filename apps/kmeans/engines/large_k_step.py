@@ -17,7 +17,7 @@ from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels, types_of
 from tsapps.apps.kmeans.engines.device_step import RESCORE_BLOCKS, RESCORE_THREADS, DeviceStep
 from tsapps.apps.kmeans.update.buffers import Layout
-from tsapps.apps.kmeans.update.launch import Segments, grid_of_lists
+from tsapps.apps.kmeans.update.launch import SegmentedSum, grid_of_lists
 from tsapps.apps.kmeans.update.plan import LISTS
 from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Launch
@@ -47,7 +47,7 @@ class LargeKStep(DeviceStep):
         self._rescore_grid = grid_of_lists(gpu.multiprocessors, blocks, RESCORE_BLOCKS)
         name = f"rescore_large_k<{types_of(data.rows_on_gpu, data.dtype)}>"
         (self._rescore,) = load_kernels(data.machine, "assign/rescore_large_k.cuh", name)
-        self._segments = Segments(data, k, self.integers.digits, "Reassignment", blocks, self._ambiguous)
+        self._segments = SegmentedSum(data, k, self.integers.digits, "Reassignment", blocks, self._ambiguous)
 
     def _bind_rows(self, centers: Any) -> list[Launch]:
         half_copy, plan, k, of = self.half_copy, self._plan, np.int32(self.k), self.buffers

@@ -27,7 +27,7 @@ from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels, types_of
 from tsapps.apps.kmeans.engines.device_step import RESCORE_BLOCKS, RESCORE_THREADS, DeviceStep
 from tsapps.apps.kmeans.update.buffers import Layout
-from tsapps.apps.kmeans.update.launch import ScatterAdd, Segments, grid_of_lists
+from tsapps.apps.kmeans.update.launch import ScatterAdd, SegmentedSum, grid_of_lists
 from tsapps.apps.kmeans.update.plan import LISTS, MOST_PLACED, PLACE_BYTES, sorts_rows
 from tsapps.kernels.arrays import address
 from tsapps.kernels.gemm import Gemm, blocks_of
@@ -59,10 +59,10 @@ class SmallKStep(DeviceStep):
         self._ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
         self._entries = data.xp.empty(lists * self._capacity * AMBIGUOUS_BYTES, np.uint8)
         self._scatter_add = ScatterAdd(data, k, self.integers, lists)
-        self._segments: Segments | None = None
+        self._segments: SegmentedSum | None = None
         if sorts_rows(n, d) and n <= MOST_PLACED:
             places = data.xp.empty(lists * self._capacity * PLACE_BYTES, np.uint8)
-            self._segments = Segments(data, k, self.integers.digits, "AmbiguousRow", lists, places)
+            self._segments = SegmentedSum(data, k, self.integers.digits, "AmbiguousRow", lists, places)
         self._rescore_grid = grid_of_lists(data.gpu.multiprocessors, lists, RESCORE_BLOCKS)
         (self._rescore,) = load_kernels(
             machine, "assign/rescore.cuh", f"rescore<{types_of(data.rows_on_gpu, data.dtype)}>"

@@ -17,7 +17,7 @@ from tsapps.kernels.arrays import address
 from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Launch
 
-__all__ = ["ScatterAdd", "Segments", "grid_of_lists"]
+__all__ = ["ScatterAdd", "SegmentedSum", "grid_of_lists"]
 
 _MOVE_THREADS, _LIST_THREADS, _SEGMENT_THREADS = 512, 512, 256
 # Blocks a multiprocessor, as many as are resident: of what moves rows, and of what sorts lists.
@@ -29,7 +29,7 @@ def grid_of_lists(multiprocessors: int, lists: int, blocks: int) -> tuple[int, i
     return lists, max(1, multiprocessors * blocks // lists)
 
 
-class Segments:
+class SegmentedSum:
     """Moves rows of some lists from sum to sum, sorted by the clusters that they join and leave (sort_reassigned.cuh).
 
     `item` is the C++ class of the lists' items: each `AmbiguousRow` has one place, by the pair of its clusters, and
