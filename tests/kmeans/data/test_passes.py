@@ -1,21 +1,33 @@
 """Moments of columns and distances of rows, by `DeviceData`'s launches on the CPU, against float64 and NumPy."""
 
+from pathlib import Path
+
 import numpy as np
 import oracle
 import pytest
-from host_cuda.machine import HostMachine, placed
+from host_cuda.machine import HostMachine, build_together, placed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsapps.apps.kmeans.data import device_data
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.kernels.plan.mma import ELEMENT
 
 WORK = {"float32": np.float32, "float64": np.float64, "float16": np.float32, "bfloat16": np.float32}
 #: Rows, features, clusters: of one lane, of several, of a warp, of several steps; whole vectors and not; of few
 #: columns more blocks than have rows.
 SHAPES = [(1, 1, 1), (700, 1, 2), (300, 3, 5), (1000, 4, 16), (77, 8, 3), (501, 40, 33), (260, 128, 9), (90, 130, 64)]
 SHAPES += [(7, 300, 4), (40, 520, 3)]
+# What runs together of each dtype, and of all.
+PASSES = Path(device_data.__file__).with_name("passes.cuh")
+for each, work in WORK.items():
+    types = f"{ELEMENT[each]}, {ELEMENT[np.dtype(work).name]}"
+    kernels = [f"{name}<{types}, {v}>" for name in ("column_moments", "own_distances") for v in ("true", "false")]
+    build_together(PASSES, kernels)
+build_together(
+    PASSES, ["fold_moments", *(f"add_in_order<{T}, {flag}>" for T in ("float", "double") for flag in ("true", "false"))]
+)
 
 
 def data_of(X, dtype="float32", offset=0):
@@ -48,11 +60,14 @@ def test_moments_and_distances(n, d, k, dtype, offset, rng):
     X, unit = data.rows_on_gpu, np.finfo(data.dtype).eps / 2
     # A difference is rounded once, a sum in double for every row.
     each = unit + oracle.gamma(n + 8, np.float64)
+    largest = 0
     for origin in (X[0], X[n // 2]):
         delta = X.astype(np.float64) - origin.astype(np.float64)
         total, square = data.block_moments(X, origin.astype(data.dtype))
         np.testing.assert_allclose(total, delta.sum(axis=0), rtol=0, atol=each * abs(delta).sum(axis=0).max())
         np.testing.assert_allclose(square, (delta * delta).sum(axis=0), rtol=3 * each)
+        largest = np.maximum(largest, abs(delta).max(axis=0))
+        np.testing.assert_allclose(data._largest, largest, rtol=unit)
     mean, variance = data.moments()
     wide = X.astype(np.float64)
     np.testing.assert_allclose(mean, wide.mean(axis=0), rtol=1e-6)
@@ -70,7 +85,7 @@ def test_moments_and_distances(n, d, k, dtype, offset, rng):
 
 @pytest.mark.parametrize("slices", [1, 7, 9, 100])
 def test_moments_of_few_columns_in_many_slices(slices, rng):
-    # Blocks of 256 rows, of which a slice has 64 or fewer: the last slices have none.
+    # A block takes 128 rows at a time, and there is one for every 64: the last have none.
     data = data_of(rng.standard_normal((64 * slices - 3, 2)))
     total, _ = data.block_moments(data.held, np.zeros(2, np.float32))
     np.testing.assert_allclose(total, data.held.astype(np.float64).sum(axis=0), rtol=1e-6, atol=1e-6)

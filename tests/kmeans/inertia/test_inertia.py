@@ -9,7 +9,7 @@ import numpy as np
 import oracle
 import pytest
 from host_cuda import harness
-from host_cuda.machine import HostMachine, placed
+from host_cuda.machine import HostMachine, build_together, placed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -90,6 +90,21 @@ def rounding(of):
 def plan_of(n, d, k, dtype, *, aligned=True, device=H200, digits=None):
     sizes = np.dtype(dtype).itemsize, np.dtype(WORK[dtype]).itemsize
     return inertia_plan.inertia_plan(n, d, k, *sizes, aligned=aligned, device=device, digits=digits)
+
+
+def kernels_of(dtype):
+    """Return the kernels of X's dtype: the plan of each by its name, and whether there are weights."""
+    plans = [plan_of(1000, 128, 9, dtype, aligned=a, device=device) for a in (True, False) for device in (H200, SMALL)]
+    for digits in DIGITS[dtype]:
+        threads = plan_of(1, 1, 1, dtype, digits=digits).threads
+        plans += [replace(plan, digits=digits, threads=threads) for plan in plans[:4]]
+    types = ELEMENT[dtype], ELEMENT[WORK[dtype]]
+    every = [(plan, weighted) for plan in plans for weighted in (True, False)]
+    return {plan.kernel(*types, weighted=weighted): (plan, weighted) for plan, weighted in every}
+
+
+for each in WORK:
+    build_together(FOLDER / "inertia/inertia.cuh", kernels_of(each))
 
 
 def test_three_rows_by_hand():
@@ -252,11 +267,6 @@ def test_sums_are_compared_by_any_grid(dtype, digits, blocks, rng):
     assert found == (of.inertia(), 0, expected)
 
 
-def comparing(dtype):
-    """Return what plans have where sums are compared."""
-    return [{"digits": of, "threads": plan_of(1, 1, 1, dtype, digits=of).threads} for of in DIGITS[dtype]]
-
-
 def test_inertia_from_sums_by_hand():
     # (1, 2) and (3, 4) of center (1, 1), (5, 6) of center (0, 0): 1 + 13 + 61.
     sums, counts, centers = np.array([[4.0, 6], [5, 6]]), np.array([2.0, 1]), np.array([[1.0, 1], [0, 0]])
@@ -286,15 +296,9 @@ def test_error_of_inertia_from_sums(n, d, k, seed, bits):
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("dtype", WORK)
 def test_inertia_compiles_without_spills(dtype, arch):
-    element, work = ELEMENT[dtype], ELEMENT[WORK[dtype]]
-    plans = [plan_of(1000, 128, 9, dtype, aligned=a, device=device) for a in (True, False) for device in (H200, SMALL)]
     # Sums of two digits are of samples without weights.
-    plans += [replace(plan, **of) for plan in plans for of in comparing(dtype)]
-    kernels = {
-        plan.kernel(element, work, weighted=weighted): plan
-        for plan in plans
-        for weighted in ((True, False) if plan.digits != 2 else (False,))
-    }
+    every = kernels_of(dtype).items()
+    kernels = {name: plan for name, (plan, weighted) in every if plan.digits != 2 or not weighted}
     assert len(kernels) == 8 + sum(4 if digits == 2 else 8 for digits in DIGITS[dtype])
     source = (FOLDER / "inertia/inertia.cuh").read_text(encoding="utf-8")
     for kernel, used in build(source, list(kernels), arch).resources.items():
