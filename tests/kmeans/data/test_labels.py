@@ -1,4 +1,4 @@
-"""What is done with labels alone, by the launches of data/labels.cuh on the CPU."""
+"""Label arrays: widen, replace and count, by the launches of data/labels.cuh on the CPU."""
 
 import numpy as np
 import pytest

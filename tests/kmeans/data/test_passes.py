@@ -1,4 +1,4 @@
-"""Moments of columns and distances of rows, by `DeviceData`'s launches on the CPU, against float64 and NumPy."""
+"""Column moments and distances to own centers: `DeviceData` launches them on the CPU; float64 and NumPy check them."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ WORK = {"float32": np.float32, "float64": np.float64, "float16": np.float32, "bf
 #: columns more blocks than have rows.
 SHAPES = [(1, 1, 1), (700, 1, 2), (300, 3, 5), (1000, 4, 16), (77, 8, 3), (501, 40, 33), (260, 128, 9), (90, 130, 64)]
 SHAPES += [(7, 300, 4), (40, 520, 3)]
-# What runs together of each dtype, and of all.
+# A library for each dtype of X, and one for the kernels that do not depend on it.
 PASSES = Path(device_data.__file__).with_name("passes.cuh")
 for each, work in WORK.items():
     types = f"{ELEMENT[each]}, {ELEMENT[np.dtype(work).name]}"

@@ -1,4 +1,4 @@
-"""The inertia over rows, and running sums that are compared with the rows: the real launcher on the CPU."""
+"""Inertia, and the check of running sums against the rows: their launcher on the CPU, against float64."""
 
 import re
 from dataclasses import replace

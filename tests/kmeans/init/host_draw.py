@@ -50,9 +50,9 @@ class Seeding(GreedyDraw):
     first : int
     plan : PlusPlusPlan, optional
     panels : bool, optional
-        How X's copy lies, if there is one.
+        Whether the half-precision copy of X is stored in panels; None: there is no copy.
     raised : sequence of int
-        Rows whose norms in the copy are four times as large.
+        Rows whose norms in the copy are multiplied by four.
     machine
         Of `HostMachine`.
     """
@@ -73,6 +73,7 @@ class Seeding(GreedyDraw):
         self.follow(step, draws)
 
     def follow(self, step, draws=None):
+        """Draw the candidates of the next step."""
         if draws is not None:
             self.draws[step] = draws
         self.sample(step)

@@ -1,4 +1,4 @@
-"""Steps of greedy k-means++ that read X's copy in float16, on the CPU: D² of the same bits as by X."""
+"""Pruned steps of greedy k-means++, which read the float16 copy of X: their launcher on the CPU finds the bits of X's."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from tsapps.apps.kmeans.init.plan import first_screened, pruned_plan
 from tsapps.apps.kmeans.init.plusplus_launch import GreedyDraw
 from tsapps.kernels.plan.mma import ELEMENT
 
-#: Those by which X's copy may be read.
+#: Shapes that have pruned steps.
 SCREENED = [*SHAPES[4:9], (600, 60, "float32", False)]
 
 
@@ -27,7 +27,7 @@ def tiled(plan, n):
 
 
 def pruned_kernels(d, k, dtype, weighted):
-    """Return the kernels of steps that read X's copy, row by row and in panels, with the plan's stages and with two."""
+    """Return the pruned kernels of a shape: the copy in rows and in panels, with the plan's stages and with two."""
     found, plan = set(), tiled(plan_of(1000, d, k, dtype), 1000)
     for panels, width in ((False, padded(d)), (True, -(-d // 16) * 16)):
         size = np.dtype(dtype).itemsize
