@@ -1,4 +1,4 @@
-"""Pruned steps of greedy k-means++, which read the float16 copy of X: their launcher on the CPU finds the bits of X's."""
+"""Pruned steps of greedy k-means++: from the float16 copy, their launcher on the CPU finds the bits that X gives."""
 
 from dataclasses import replace
 from pathlib import Path
