@@ -12,19 +12,26 @@ from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
 from tsapps.apps.kmeans.engines.engine import HostEngine
+from tsapps.apps.kmeans.engines.large_k_step import LargeKStep
 from tsapps.apps.kmeans.engines.select_step import Options
+from tsapps.apps.kmeans.engines.small_d_step import SmallDFmaStep, SmallDMmaStep
+from tsapps.apps.kmeans.engines.small_k_step import SmallKStep
 
 
 class Case(NamedTuple):
     """A problem, and the step that it is for."""
 
-    step: str
+    step: type
     n: int
     d: int
     k: int
     dtype: str = "float32"
     weighted: bool = False
     bounds: bool = False
+
+    def __str__(self):
+        flags = [name for name in ("weighted", "bounds") if getattr(self, name)]
+        return "-".join(map(str, (self.step.__name__, self.n, self.d, self.k, self.dtype, *flags)))
 
     @property
     def work(self):
@@ -38,17 +45,20 @@ class Case(NamedTuple):
 
 
 CASES = [
-    Case("small_d", 900, 3, 5),
-    Case("small_d", 900, 16, 12, "float16"),
-    Case("small_d", 2000, 16, 8, bounds=True),
-    Case("small_k", 500, 100, 9),
-    Case("small_k", 500, 20, 33, weighted=True),
-    Case("small_k", 500, 70, 6, "float64"),
-    Case("small_k", 500, 70, 6, "bfloat16"),
-    Case("small_k", 400, 1100, 4),
-    Case("small_k", 2000, 80, 7, bounds=True),
-    Case("large_k", 700, 20, 70),
-    Case("large_k", 700, 90, 80, "float64", weighted=True),
+    Case(SmallDFmaStep, 900, 3, 5),
+    Case(SmallDFmaStep, 900, 8, 12, "bfloat16"),
+    Case(SmallDFmaStep, 2000, 16, 8, bounds=True),
+    Case(SmallDMmaStep, 900, 32, 10, "float16"),
+    Case(SmallDMmaStep, 900, 16, 24),
+    Case(SmallDMmaStep, 2000, 32, 8, bounds=True),
+    Case(SmallKStep, 500, 100, 9),
+    Case(SmallKStep, 500, 20, 33, weighted=True),
+    Case(SmallKStep, 500, 70, 6, "float64"),
+    Case(SmallKStep, 500, 70, 6, "bfloat16"),
+    Case(SmallKStep, 400, 1100, 4),
+    Case(SmallKStep, 2000, 80, 7, bounds=True),
+    Case(LargeKStep, 700, 20, 70),
+    Case(LargeKStep, 700, 90, 80, "float64", weighted=True),
 ]
 
 
@@ -80,7 +90,7 @@ def center_tolerance(X, work, digits):
     return np.finfo(work).eps / 2 * (2 * spread + largest) + 2.0 ** (-29 if digits == 2 else -44) * spread
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_fits_are_those_of_float64(case, rng):
     X, weights = case.data(rng)
     first = X[: case.k].astype(np.float64)
@@ -88,10 +98,10 @@ def test_fits_are_those_of_float64(case, rng):
     assert n_iter > 2, "choose data that takes more iterations"
     engine = engine_of(case, X, weights)
     found = lloyd.fit(engine, case.k, init=first, n_init=1, tol=0, random_state=np.random.RandomState(0))
-    assert found.step == case.step
     np.testing.assert_array_equal(found.labels, labels)
     assert (found.n_iter, found.converged) == (n_iter, True)
     step = engine.step_for(case.k)
+    assert type(step) is case.step
     np.testing.assert_allclose(
         found.centers, centers, rtol=0, atol=center_tolerance(X, case.work, step.integers.digits)
     )
@@ -107,13 +117,13 @@ def test_fits_are_those_of_float64(case, rng):
 @pytest.mark.parametrize(
     ("case", "init"),
     [
-        (Case("small_d", 400, 3, 5), "k-means++"),
-        (Case("small_d", 400, 3, 5), "k-means||"),
-        (Case("small_k", 300, 100, 9), "k-means++"),
-        (Case("small_k", 300, 20, 9, weighted=True), "random"),
-        (Case("large_k", 500, 20, 70), "random"),
+        (Case(SmallDFmaStep, 400, 3, 5), "k-means++"),
+        (Case(SmallDFmaStep, 400, 3, 5), "k-means||"),
+        (Case(SmallKStep, 300, 100, 9), "k-means++"),
+        (Case(SmallKStep, 300, 20, 9, weighted=True), "random"),
+        (Case(LargeKStep, 500, 20, 70), "random"),
     ],
-    ids=lambda some: getattr(some, "step", some),
+    ids=str,
 )
 def test_fits_are_those_of_the_cpu(case, init, rng):
     """Several runs from drawn centers, some of which are cut short: the same draws, iterations and best run."""
