@@ -62,14 +62,14 @@ def bound(dtype, products, k):
     """
     if dtype == "float64":
         return oracle.gamma(k + 4, np.float64)
-    parts = {3: 2.0**-21, 6: 2.0**-31}[products] if dtype == "float32" else 0.0
+    parts = {None: 0.0, 3: 2.0**-21, 6: 2.0**-31}[products] if dtype == "float32" else 0.0
     return oracle.gamma(k + 4, np.float32) + parts
 
 
-def assert_product(C, A, B, alpha=1.0, beta=0.0, before=0.0, *, products=6):
+def assert_product(C, A, B, alpha=1.0, beta=0.0, before=0.0, *, products=None):
     """Assert the bound above for alpha·AB + beta·C; a half is the rounded sum, with a subnormal's absolute error.
 
-    `products` is 6 for float32 that is not taken apart, too: that bound is the least that there is.
+    `products`: of tf32 for one of float32; None where float32 is not taken apart.
     """
     dtype, k = C.dtype, A.shape[1]
     A, B = A.astype(np.float64), B.astype(np.float64)
@@ -99,6 +99,11 @@ def multiply(plan, A, B, C, alpha=1.0, beta=0.0, *, problem=None, **machine):
     on = HostMachine(**machine)
     prepare(plan, problem or matmul.problem_of(a, b, c), c, on)(a.pointer, b.pointer, c.pointer, alpha, beta)
     assert not on.counts.any()
+
+
+def build_simt_together(plans, share=8):
+    """See `build_together`."""
+    build_together(((f'#include "{plan.header}"\n', (plan.kernel(),)) for plan in plans), share)
 
 
 # --- Tensor cores -----------------------------------------------------------------------------------------------------
