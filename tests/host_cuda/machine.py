@@ -23,7 +23,7 @@ _SHARED_BYTES = 48 << 10
 def _empty(shape, dtype=np.float64, order="C"):
     """Return an array of bytes 0xFF: NaN in floats, −1 in integers, as what was never written may be anything."""
     array = np.empty(shape, dtype, order)
-    array.view(np.uint8).fill(0xFF) if array.ndim and array.flags.c_contiguous else array.fill(-1)
+    ctypes.memset(array.ctypes.data, 0xFF, array.nbytes)
     return array
 
 
@@ -233,7 +233,7 @@ class HostMachine:
         return HostLaunch(kernel, grid, block, arguments, shared_mem)
 
     def copy(self, to, source, stream=None):
-        assert to.nbytes == source.nbytes
+        assert to.nbytes == source.nbytes, f"a copy of {source.nbytes} bytes to {to.nbytes}"
         ctypes.memmove(address(to), address(source), source.nbytes)
 
     def bind_copy(self, to, source, size):
