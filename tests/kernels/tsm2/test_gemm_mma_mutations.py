@@ -1,12 +1,11 @@
 """gemm_mma.cuh on the CPU: nothing is touched out of bounds, and bugs that are put into it are found."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 from exhaustive import every
+from faults import fault
 from host_cuda import harness
-from host_cuda.machine import altered
 from products import Case, build_plans_together, check, check_in_any_order
 
 from tsapps.kernels.plan.mma import MmaPlan
@@ -71,9 +70,13 @@ FAULTS = {
 }
 
 
-def with_fault(header, old, new, occurrence, _):
-    """Return what puts a fault into a source."""
-    return partial(altered, header=header, old=old, new=new, occurrence=occurrence)
+def test_a_change_that_changes_nothing_is_refused():
+    source = f'#include "{KERNEL}"\n'
+    assert fault(KERNEL, BARRIER, "// none")(source).count("// none") == 1
+    with pytest.raises(ValueError, match="'no such text' is not in"):
+        fault(KERNEL, "no such text")(source)
+    with pytest.raises(ValueError, match="no header of the kernel"):
+        fault("kernels/tsm2/simt/tsm2l_rows.cuh", BARRIER)(source)
 
 
 @pytest.mark.parametrize("case", every(3, dict.fromkeys(case for *_, case in FAULTS.values())), ids=str)
@@ -83,8 +86,10 @@ def test_without_a_fault_nothing_is_found(case):
 
 @pytest.mark.parametrize("name", every(6, FAULTS))
 def test_a_fault_is_found(name):
+    *change, case = FAULTS[name]
+    edit = fault(*change)
     with pytest.raises((AssertionError, harness.KernelError)):
-        check_in_any_order(FAULTS[name][-1], edit=with_fault(*FAULTS[name]))
+        check_in_any_order(case, edit=edit)
 
 
 # --- Out of bounds --------------------------------------------------------------------------------------------------
@@ -120,7 +125,8 @@ def run_in_exact_memory():
 
 def run_with_fault(name):
     """For a process under AddressSanitizer, which it ends."""
-    check(OUTSIDE[name][-1], flags=harness.SANITIZE, edit=with_fault(*OUTSIDE[name]))
+    *change, case = OUTSIDE[name]
+    check(case, flags=harness.SANITIZE, edit=fault(*change))
 
 
 def sanitized(function, *arguments):

@@ -1,13 +1,13 @@
 """gemm_wgmma.cuh, its own source run on the CPU, against float64; and bugs that are put into it."""
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pytest
 from exhaustive import every
+from faults import fault
 from host_cuda import harness
-from host_cuda.machine import altered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import (
@@ -292,8 +292,8 @@ def test_without_a_fault_nothing_is_found(case):
 
 @pytest.mark.parametrize("name", every(4, FAULTS))
 def test_a_fault_is_found(name):
-    header, old, new, occurrence, case = FAULTS[name]
-    edit = partial(altered, header=header, old=old, new=new, occurrence=occurrence)
+    *change, case = FAULTS[name]
+    edit = fault(*change)
     with pytest.raises((AssertionError, harness.KernelError)):
         check_in_any_order(case, edit=edit)
 

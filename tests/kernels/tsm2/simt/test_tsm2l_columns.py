@@ -1,11 +1,9 @@
 """simt/tsm2l_columns.cuh, its own source run on the CPU, against float64."""
 
-from functools import partial
-
 import numpy as np
 import pytest
+from faults import fault
 from host_cuda import harness
-from host_cuda.machine import altered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import UNTOUCHED, assert_only_written, assert_product, build_simt_together, multiply
@@ -94,7 +92,7 @@ def test_any_rows_leading_dimensions_and_grid(plan, m, order, pads, scale, grid,
 
 def test_a_missing_barrier_is_caught():
     plan = ColumnsPlan("float32", 12, 5, ahead=3, threads=64)
-    edit = partial(altered, header=plan.header, old="__syncthreads();", new="")
+    edit = fault(plan.header, "__syncthreads();")
     with pytest.raises(AssertionError, match="elements are off"), harness.schedule(seed=1):
         check(plan, 200, edit=edit)
 

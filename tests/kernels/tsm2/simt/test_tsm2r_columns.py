@@ -1,11 +1,9 @@
 """simt/tsm2r_columns.cuh, its own source run on the CPU, against float64."""
 
-from functools import partial
-
 import numpy as np
 import pytest
+from faults import fault
 from host_cuda import harness
-from host_cuda.machine import altered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import assert_product, build_simt_together, multiply
@@ -108,7 +106,7 @@ def test_same_bits_whoever_is_last():
 
 def test_a_missing_barrier_is_caught():
     before_use = "    __syncthreads();\n#pragma unroll 1\n    for (int j = 0"
-    edit = partial(altered, header=SplitPlan.header, old=before_use, new=before_use.split("\n", 1)[1])
+    edit = fault(SplitPlan.header, before_use, before_use.split("\n", 1)[1])
     rng = np.random.default_rng(4)
     A = aligned((128, 200), np.float64)
     A[:] = rng.standard_normal(A.shape)

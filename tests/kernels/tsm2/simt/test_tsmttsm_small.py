@@ -1,11 +1,9 @@
 """simt/tsmttsm_small.cuh, its own source run on the CPU, against float64."""
 
-from functools import partial
-
 import numpy as np
 import pytest
+from faults import fault
 from host_cuda import harness
-from host_cuda.machine import altered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import assert_only_written, assert_product, build_simt_together, multiply, result
@@ -113,7 +111,7 @@ def test_the_same_bits_whoever_is_last(plan):
 @pytest.mark.parametrize("barrier", range(2))
 def test_a_missing_barrier_is_caught(barrier):
     plan = plan_of("float32", 8, 4, True)
-    edit = partial(altered, header=plan.header, old="__syncthreads();", new="", occurrence=barrier)
+    edit = fault(plan.header, "__syncthreads();", occurrence=barrier)
     with pytest.raises(AssertionError, match="elements are off"):
         check_in_schedules(plan, edit)
 
