@@ -24,10 +24,9 @@ PASSES = Path(device_data.__file__).with_name("passes.cuh")
 for each, work in WORK.items():
     types = f"{ELEMENT[each]}, {ELEMENT[np.dtype(work).name]}"
     kernels = [f"{name}<{types}, {v}>" for name in ("column_moments", "own_distances") for v in ("true", "false")]
-    build_together(PASSES, kernels)
-build_together(
-    PASSES, ["fold_moments", *(f"add_in_order<{T}, {flag}>" for T in ("float", "double") for flag in ("true", "false"))]
-)
+    build_together([(PASSES, kernels)])
+sums = [f"add_in_order<{T}, {flag}>" for T in ("float", "double") for flag in ("true", "false")]
+build_together([(PASSES, ["fold_moments", *sums])])
 
 
 def data_of(X, dtype="float32", offset=0):

@@ -104,7 +104,7 @@ def kernels_of(dtype):
 
 
 for each in WORK:
-    build_together(FOLDER / "inertia/inertia.cuh", kernels_of(each))
+    build_together([(FOLDER / "inertia/inertia.cuh", kernels_of(each))])
 
 
 def test_three_rows_by_hand():

@@ -38,7 +38,7 @@ def pruned_kernels(d, k, dtype, weighted):
 
 
 for shape in SCREENED:
-    build_together(Path(plusplus_launch.__file__).with_name("plusplus_pruned.cuh"), pruned_kernels(*shape))
+    build_together([(Path(plusplus_launch.__file__).with_name("plusplus_pruned.cuh"), pruned_kernels(*shape))])
 
 
 def assert_same_by_the_copy(of, step):
