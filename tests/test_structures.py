@@ -1,13 +1,14 @@
 """Structures that Python packs for kernels: offsets and sizes of fields match the C++ members of the same names."""
 
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
 from host_cuda import harness
 
 from tsapps.apps.abft.at_rest.gpu.plan import TASK
-from tsapps.apps.abft.product.plan import WRONG
+from tsapps.apps.abft.product import plan as abft
 from tsapps.apps.kmeans.assign.plan import ARGMIN, STREAMED_ARGMIN
 from tsapps.apps.kmeans.batched.plan import BATCH, PLUSPLUS_ARGS
 from tsapps.apps.kmeans.bounds.plan import BOUNDED, BOUNDS_STATE, DRIFT, ROW_BOUNDS
@@ -21,7 +22,20 @@ from tsapps.kernels.plan.accumulation_order import ORDER
 
 STRUCTURES = {
     "abft::Task<double>": ("apps/abft/at_rest/gpu/tile_pipeline.cuh", TASK),
-    "abft::Wrong": ("apps/abft/product/locate.cuh", WRONG),
+    "abft::Matrix<float>": ("apps/abft/product/row_checksums.cuh", abft.MATRIX),
+    "abft::Operands<float>": ("apps/abft/product/exact_products.cuh", abft.OPERANDS),
+    "abft::Counts": ("apps/abft/product/detect.cuh", abft.COUNTS),
+    "abft::FlaggedRow": ("apps/abft/product/detect.cuh", abft.FLAGGED_ROW),
+    "abft::FlaggedRows": ("apps/abft/product/detect.cuh", abft.FLAGGED_ROWS),
+    "abft::StoreRowSums<float>": ("apps/abft/product/detect.cuh", abft.ROW_SUMS),
+    "abft::RowBounds": ("apps/abft/product/row_checksums.cuh", abft.ROW_BOUNDS),
+    "abft::ElementBounds": ("apps/abft/product/locate.cuh", abft.ELEMENT_BOUNDS),
+    "abft::RecheckArgs<double>": ("apps/abft/product/locate.cuh", abft.RECHECK_ARGS),
+    "abft::WrongElement": ("apps/abft/product/locate.cuh", abft.WRONG_ELEMENT),
+    **{
+        abft.epilogue_name(dtype, 16, lies): ("apps/abft/product/detect.cuh", abft.epilogue_dtype(dtype))
+        for dtype, lies in product(("float64", "float32", "float16"), ("packed", "columns", "any"))
+    },
     "kmeans::ArgminEpilogue": ("apps/kmeans/assign/small_k.cuh", ARGMIN),
     "kmeans::StreamedArgminEpilogue<128, 4, true>": ("apps/kmeans/assign/large_k.cuh", STREAMED_ARGMIN),
     "kmeans::ArgminEpilogueBounded": ("apps/kmeans/bounds/assign.cuh", BOUNDED),

@@ -23,7 +23,7 @@ from tsapps.apps.abft.product import thresholds
 from tsapps.apps.abft.product.plan import (
     MOST_SPILLED,
     TUNED,
-    checked_epilogue,
+    epilogue_name,
     with_row_sums,
 )
 from tsapps.kernels.gemm import compiled_plan
@@ -84,7 +84,7 @@ def measured_row(cell: Cell, plans: list[MmaPlan], clock: GpuClock) -> dict[str,
     times = {}
     for plan in plans:
         C.fill(float("nan"))
-        fused = product_gpu.Fused(plan, a, b, c, bounds)
+        fused = product_gpu.ProtectedProduct(plan, a, b, c, bounds)
         memory = fused.check.begin(b)
         call = partial(fused.multiply, memory, a, b, c)
         call()
@@ -113,7 +113,7 @@ def main() -> int:
         if cell.shape not in (options.shape or [cell.shape]) or cell.w not in (options.w or [cell.w]):
             continue
         problem = cell.problem()
-        jobs.append((cell, plans_of(problem, device), checked_epilogue(cell.dtype, cell.w, problem.c)))
+        jobs.append((cell, plans_of(problem, device), epilogue_name(cell.dtype, cell.w, problem.c)))
     wanted = list(dict.fromkeys((plan, epilogue) for _, plans, epilogue in jobs for plan in plans))
     with ProcessPoolExecutor(None, multiprocessing.get_context("spawn")) as pool:
         sound = dict(zip(wanted, pool.map(partial(is_sound, arch), wanted, chunksize=4), strict=True))

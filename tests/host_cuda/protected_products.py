@@ -1,4 +1,4 @@
-"""Runs protected products by their kernels' own source on the CPU, as product/gpu.py launches them."""
+"""Protected products by their kernels' own source on the CPU, launched as by product/gpu.py."""
 
 from functools import cache
 
@@ -7,35 +7,35 @@ import numpy as np
 from host_cuda import harness
 from host_cuda.tall_skinny import DTYPES, PRODUCTS
 from tsapps.apps.abft.product.plan import (
-    COUNTS_BYTES,
-    FLAGGED_BYTES,
-    JUDGED,
-    ROWS_TOGETHER,
-    SUSPECTS,
-    WRONG,
-    checked_dtype,
-    checked_epilogue,
+    COUNTS,
+    FLAGGED_ROW,
+    FLAGGED_ROWS,
+    MATRIX,
+    OPERANDS,
+    ROWS_PER_LANE,
+    WRONG_ELEMENT,
     element_bounds,
+    epilogue_dtype,
+    epilogue_name,
     half_step,
-    matrix_dtype,
     padded_depth,
+    recheck_args,
     row_bounds,
     row_size,
-    second_look,
     store_of,
     summed,
 )
-from tsapps.kernels.plan.accumulation_order import ORDER, UNKNOWN
+from tsapps.kernels.plan.accumulation_order import UNKNOWN
 from tsapps.kernels.plan.mma import ELEMENT, SUM
 
 BLOCKS = 3
 LISTED = 64
-#: As product/detect.cuh has it, but that what one lane has is changed before it is stored and checked.
-STRUCK = """
-namespace struck {
+#: The epilogue of product/detect.cuh, after faults are added to the sums of a lane.
+FAULTY = """
+namespace faulty {
 struct Fault { long long row, column; double by; };
 template <typename Sum, typename Epilogue>
-struct Struck : Epilogue {
+struct Faulty : Epilogue {
   const Fault* faults;
   long long n_faults;
   template <int kBlocks>
@@ -64,14 +64,13 @@ def name_of(plan, w, c):
 
 
 def product_source(plan, w, c):
-    """The entry point of a product that carries its checks, whose sums may be struck."""
+    """The entry point of a protected product into whose sums faults are injected."""
     name, total = name_of(plan, w, c), SUM[plan.dtype]
     return f"""
 namespace of_{name} {{
 {plan.struct()}
-using E = struck::Struck<{total}, {checked_epilogue(plan.dtype, w, c)}>;
+using E = faulty::Faulty<{total}, {epilogue_name(plan.dtype, w, c)}>;
 using P = tsm2::{PRODUCTS[plan.kernel_name]}<Plan, E>;
-static_assert(sizeof({checked_epilogue(plan.dtype, w, c)}) == {checked_dtype(plan.dtype).itemsize});
 extern "C" void {name}(const void* A, const void* B, const long long* sizes, const void* epilogue, const void* faults,
                        long long n_faults, void* partial, unsigned* arrived, long long blocks) {{
   static_assert(P::kSharedBytes == {plan.shared_bytes}, "a plan knows the kernel's own sizes");
@@ -81,8 +80,8 @@ extern "C" void {name}(const void* A, const void* B, const long long* sizes, con
   const Plan::B::Source b{{static_cast<const T*>(B), sizes[5], n, k, sizes[6]}};
   const tsm2::Work work{{m, n, k}};
   E checked;
-  memcpy(static_cast<void*>(&checked), epilogue, {checked_dtype(plan.dtype).itemsize});
-  checked.faults = static_cast<const struck::Fault*>(faults);
+  memcpy(static_cast<void*>(&checked), epilogue, {epilogue_dtype(plan.dtype).itemsize});
+  checked.faults = static_cast<const faulty::Fault*>(faults);
   checked.n_faults = n_faults;
   auto* sums = static_cast<P::Sum*>(partial);
   cuda_host::launch(dim3(blocks), P::kThreads, P::kSharedBytes, [=] {{
@@ -95,48 +94,46 @@ extern "C" void {name}(const void* A, const void* B, const long long* sizes, con
 def rows_source(dtype):
     T, total = ELEMENT[dtype], SUM[dtype]
     return f"""
-extern "C" void row_checks_{dtype}(const void* B, long long k, long long w, long long padded, long long spread,
-                                   const double* step, void* x, void* y, void* counts, long long lanes,
-                                   long long vector) {{
+extern "C" void row_checksums_{dtype}(const void* B, long long k, long long w, long long padded, long long spread,
+                                      const double* step, void* x, void* y, void* counts, long long lanes,
+                                      long long vector) {{
   const auto b = *static_cast<const abft::Matrix<const {T}>*>(B);
-  constexpr int kEach = {ROWS_TOGETHER} * abft::kRowThreads;
-  static_assert(abft::kRowsTogether == {ROWS_TOGETHER});
+  constexpr int kEach = {ROWS_PER_LANE} * abft::kRowThreads;
+  static_assert(abft::kRowsPerLane == {ROWS_PER_LANE});
   cuda_host::launch(dim3((padded * lanes + kEach - 1) / kEach), abft::kRowThreads, 0, [=] {{
-    auto* kernel = lanes == 1 ? abft::row_checks<{T}, {total}, 1, 1>
-                 : vector == 1 ? abft::row_checks<{T}, {total}, 8, 1>
-                               : abft::row_checks<{T}, {total}, 8, 16 / sizeof({T})>;
+    auto* kernel = lanes == 1 ? abft::row_checksums<{T}, {total}, 1, 1>
+                 : vector == 1 ? abft::row_checksums<{T}, {total}, 8, 1>
+                               : abft::row_checksums<{T}, {total}, 8, 16 / sizeof({T})>;
     kernel(b, k, w, padded, spread, *step, static_cast<{total}*>(x), static_cast<{total}*>(y),
            static_cast<abft::Counts*>(counts));
   }});
 }}
-extern "C" void compare_{dtype}(const void* C, long long m, long long w, const void* sums, const double* step,
-                                const void* bounds, const void* suspects, long long lanes) {{
+extern "C" void check_rows_{dtype}(const void* C, long long m, long long w, const void* sums, const double* step,
+                                   const void* bounds, const void* flagged, long long lanes) {{
   const auto c = *static_cast<const abft::Matrix<const {T}>*>(C);
-  const auto found = *static_cast<const abft::FlaggedRows*>(suspects);
+  const auto rows = *static_cast<const abft::FlaggedRows*>(flagged);
   const auto limits = *static_cast<const abft::RowBounds*>(bounds);
   cuda_host::launch(dim3({BLOCKS}), abft::kRowThreads, 0, [=] {{
-    auto* kernel = lanes == 8 ? abft::compare<{T}, {total}, 8> : abft::compare<{T}, {total}, 1>;
-    kernel(c, m, w, static_cast<const {total}*>(sums), *step, limits, found);
+    auto* kernel = lanes == 8 ? abft::check_rows<{T}, {total}, 8> : abft::check_rows<{T}, {total}, 1>;
+    kernel(c, m, w, static_cast<const {total}*>(sums), *step, limits, rows);
   }});
 }}
-extern "C" void locate_{dtype}(const void* of, const void* look, const void* suspects, const void* bounds,
-                              const void* order, long long correct, void* wrong, long long room) {{
-  const auto judged = *static_cast<const abft::Judged<{T}>*>(of);
-  const auto with = *static_cast<const abft::Look<{total}>*>(look);
-  const auto found = *static_cast<const abft::FlaggedRows*>(suspects);
-  const auto limits = *static_cast<const abft::Bounds*>(bounds);
+extern "C" void locate_{dtype}(const void* of, const void* recheck, const void* flagged, const void* bounds,
+                               const void* order, long long correct, void* wrong, long long room) {{
+  const auto operands = *static_cast<const abft::Operands<{T}>*>(of);
+  const auto args = *static_cast<const abft::RecheckArgs<{total}>*>(recheck);
+  const auto rows = *static_cast<const abft::FlaggedRows*>(flagged);
+  const auto limits = *static_cast<const abft::ElementBounds*>(bounds);
   const auto added = *static_cast<const tsm2::Order*>(order);
-  static_assert(sizeof(tsm2::Order) == {ORDER.itemsize});
-  static_assert(sizeof(abft::FlaggedRow) == {FLAGGED_BYTES} && sizeof(abft::Counts) == {COUNTS_BYTES});
-  static_assert(sizeof(abft::Judged<{T}>) == {JUDGED.itemsize} && sizeof(abft::Wrong) == {WRONG.itemsize});
+  auto* to = static_cast<abft::WrongElement*>(wrong);
   cuda_host::launch(dim3({BLOCKS}), abft::kLocateThreads, 0, [=] {{
-    abft::locate<{T}, {total}>(judged, with, found, limits, added, correct, static_cast<abft::Wrong*>(wrong), room);
+    abft::locate<{T}, {total}>(operands, args, rows, limits, added, correct, to, room);
   }});
 }}
-extern "C" void predict_{dtype}(const void* of, const void* order, double* sums) {{
-  const auto judged = *static_cast<const abft::Judged<{T}>*>(of);
+extern "C" void emulate_{dtype}(const void* of, const void* order, double* sums) {{
+  const auto operands = *static_cast<const abft::Operands<{T}>*>(of);
   const auto added = *static_cast<const tsm2::Order*>(order);
-  cuda_host::launch(dim3({BLOCKS}), abft::kLocateThreads, 0, [=] {{ abft::predict<{T}>(judged, added, sums); }});
+  cuda_host::launch(dim3({BLOCKS}), abft::kLocateThreads, 0, [=] {{ abft::emulate<{T}>(operands, added, sums); }});
 }}"""
 
 
@@ -146,36 +143,40 @@ def rows_library():
 
 
 def build_products(wanted):
-    """Return the library of every product, of (plan, w, how C lies), by the name of its entry point."""
+    """Return the library of each product (plan, w, layout of C) by the name of its entry point."""
     named = {name_of(*one): one for one in wanted}
 
     def source(names):
         kernels = sorted({f'#include "{named[name][0].header}"' for name in names})
         return "\n".join(
-            [*kernels, '#include "apps/abft/product/detect.cuh"', STRUCK, *(product_source(*named[n]) for n in names)]
+            [*kernels, '#include "apps/abft/product/detect.cuh"', FAULTY, *(product_source(*named[n]) for n in names)]
         )
 
     return harness.Libraries(harness.in_shares(named, source))
 
 
 def matrix(X):
-    down, right = (stride // X.itemsize for stride in X.strides)
-    return np.array((X.ctypes.data, down, right), matrix_dtype())
+    found = np.zeros((), MATRIX)
+    found["data"] = X.ctypes.data
+    found["row_stride"], found["column_stride"] = (stride // X.itemsize for stride in X.strides)
+    return found
 
 
 def lanes_of(X):
     return 8 if X.strides[1] <= X.strides[0] else 1
 
 
-def judged(A, B, C):
-    parts = (part for X in (A, B, C) for part in matrix(X).item())
-    return np.array((*parts, *A.shape, B.shape[1]), JUDGED)
+def operands_of(A, B, C):
+    found = np.zeros((), OPERANDS)
+    found["A"], found["B"], found["C"] = map(matrix, (A, B, C))
+    found["m"], found["k"], found["w"] = *A.shape, B.shape[1]
+    return found
 
 
-def predicted(A, B, dtype, order):
-    """What sums in this order come to."""
+def emulated(A, B, dtype, order):
+    """A · B by emulated_gemm.cuh in this accumulation order."""
     sums = np.zeros((len(A), B.shape[1]))
-    rows_library().call(f"predict_{dtype}", judged(A, B, B), np.array(order), sums)
+    rows_library().call(f"emulate_{dtype}", operands_of(A, B, B), np.array(order), sums)
     return sums
 
 
@@ -184,13 +185,12 @@ def blocks_of(plan, m, k, w):
 
 
 class Check:
-    """As `product_gpu._Check`, with weights for a plan, or just as many as B has rows."""
+    """The row check of product/gpu.py, with checksums padded for a plan, or unpadded."""
 
     def __init__(self, A, B, dtype, bounds, plan=None, capacity=None, order=UNKNOWN):
         self.A, self.B, self.dtype, self.bounds, self.order = A, B, dtype, bounds, order
-        self.counts = np.full(3, 2**60, np.uint64)  # of a product before this one
-        self.capacity = len(A) if capacity is None else capacity
-        self.suspect_rows = np.full((self.capacity, 2), -1, np.int64)
+        self.counts = np.full((), 2**60, COUNTS)  # left by an earlier product
+        self.rows = np.full(len(A) if capacity is None else capacity, -1, FLAGGED_ROW)
         k, w = B.shape
         padded = k if plan is None else padded_depth(k, plan)
         total = summed(dtype)
@@ -203,19 +203,21 @@ class Check:
         whole = (B.ctypes.data | B.strides[0] | w * B.itemsize) % 16 == 0
         vector = 16 // B.itemsize if whole and B.strides[1] == B.itemsize else 1
         to = self.x, self.y, self.counts, lanes_of(B), vector
-        rows_library().call(f"row_checks_{dtype}", matrix(B), *sizes, *to)
+        rows_library().call(f"row_checksums_{dtype}", matrix(B), *sizes, *to)
 
     @property
-    def suspects(self):
-        return np.array((self.suspect_rows.ctypes.data, self.counts.ctypes.data, self.capacity), SUSPECTS)
+    def flagged_rows(self):
+        found = np.zeros((), FLAGGED_ROWS)
+        found["rows"], found["counts"] = self.rows.ctypes.data, self.counts.ctypes.data
+        found["capacity"] = len(self.rows)
+        return found
 
     def multiply(self, libraries, plan, c, C, faults=()):
         (m, k), n = self.A.shape, plan.tile_n
-        epilogue = np.zeros((), checked_dtype(self.dtype))
-        down, right = (stride // C.itemsize for stride in C.strides)
-        epilogue["C"], epilogue["rows"], epilogue["columns"], epilogue["alpha"] = C.ctypes.data, down, right, 1
-        epilogue["suspects"], epilogue["counts"], epilogue["capacity"] = self.suspects.item()
-        epilogue["row_weights"] = self.x.ctypes.data
+        epilogue = np.zeros((), epilogue_dtype(self.dtype))
+        epilogue["row_stride"], epilogue["column_stride"] = (stride // C.itemsize for stride in C.strides)
+        epilogue["C"], epilogue["alpha"] = C.ctypes.data, 1
+        epilogue["flagged_rows"], epilogue["row_weights"] = self.flagged_rows, self.x.ctypes.data
         epilogue["row"], epilogue["row_absolute"] = self.bounds.row, self.bounds.row_absolute
         epilogue["row_size"] = row_size(self.bounds, C.shape[1])
         sides = []
@@ -227,42 +229,41 @@ class Check:
         partial = np.full(2 * blocks * plan.tile_sums, np.nan, summed(self.dtype))
         arrived = np.zeros(3 * blocks, np.uint32)
         sizes = np.array([m, k, n, *sides], np.int64)
-        struck = np.array(list(faults), FAULT)
+        given = np.array(list(faults), FAULT)
         name = name_of(plan, C.shape[1], c)
-        libraries[name].call(name, self.A, self.B, sizes, epilogue, struck, len(struck), partial, arrived, blocks)
+        libraries[name].call(name, self.A, self.B, sizes, epilogue, given, len(given), partial, arrived, blocks)
         assert not arrived.any()
 
-    def compare(self, C):
-        # p in the order of NumPy: any will do.
+    def check_rows(self, C):
+        # p by NumPy: its accumulation order does not matter.
         with np.errstate(over="ignore", invalid="ignore"):
             sums = (self.A.astype(np.float64) @ self.x[: len(self.B)].astype(np.float64)).astype(summed(self.dtype))
         limits = np.array(row_bounds(self.bounds, self.B.shape[1]))
         rows_library().call(
-            f"compare_{self.dtype}", matrix(C), *C.shape, sums, self.step, limits, self.suspects, lanes_of(C)
+            f"check_rows_{self.dtype}", matrix(C), *C.shape, sums, self.step, limits, self.flagged_rows, lanes_of(C)
         )
 
-    def suspect_all(self):
-        """List all rows, by what is no number, so that they are confirmed."""
+    def flag_all(self):
+        """Flag all rows with a residual of NaN, which the re-check confirms."""
         n = len(self.A)
-        self.suspect_rows[:, 0], self.suspect_rows[:, 1] = np.arange(n), np.float64(np.nan).view("i8")
-        self.counts[:] = n, 0, 0
+        self.rows["row"], self.rows["residual"] = np.arange(n), np.nan
+        self.counts["flagged"], self.counts["confirmed"], self.counts["wrong"] = n, 0, 0
 
     @property
     def flagged(self):
-        return sorted(self.suspect_rows[: int(self.counts[0]), 0].tolist())
+        return sorted(self.rows["row"][: int(self.counts["flagged"])].tolist())
 
     @property
     def confirmed(self):
-        return int(self.counts[1])
+        return int(self.counts["confirmed"])
 
     def locate(self, C, *, correct=True):
-        """As all that comes after a product: the second look, and what is wrong."""
-        listed = np.zeros(LISTED, WRONG)
-        of = judged(self.A, self.B, C)
-        look = second_look(self.bounds, C.shape[1])
-        look["x"], look["y"] = self.x.ctypes.data, self.y.ctypes.data
-        limits = np.array(element_bounds(self.bounds))
+        """Re-check flagged rows, and return their wrong elements and how many there are."""
+        listed = np.zeros(LISTED, WRONG_ELEMENT)
+        recheck = recheck_args(self.bounds, C.shape[1])
+        recheck["x"], recheck["y"] = self.x.ctypes.data, self.y.ctypes.data
+        structures = operands_of(self.A, self.B, C), recheck, self.flagged_rows, np.array(element_bounds(self.bounds))
         to = int(correct), listed, LISTED
-        rows_library().call(f"locate_{self.dtype}", of, look, self.suspects, limits, np.array(self.order), *to)
-        n = int(self.counts[2])
+        rows_library().call(f"locate_{self.dtype}", *structures, np.array(self.order), *to)
+        n = int(self.counts["wrong"])
         return sorted(tuple(one) for one in listed[:n].tolist()), n
